@@ -1,0 +1,123 @@
+// The CUDA runtime behind base/cuda.h.
+#include <cuda_runtime.h>
+
+#include <cstring>
+
+#include "base/bytes.h"
+#include "base/check_cuda.h"
+#include "base/cuda.h"
+
+namespace lm {
+namespace {
+
+cudaStream_t stream_of(StreamView view) { return static_cast<cudaStream_t>(view.handle); }
+
+}  // namespace
+
+void check_cuda(const char* expression, int status, const char* file, int line) {
+  if (status == cudaSuccess) return;
+  const auto error = static_cast<cudaError_t>(status);
+  const char* name = std::strrchr(file, '/');
+  throw Error(error == cudaErrorMemoryAllocation ? Exit::kDeviceMemory : Exit::kInternal,
+              {.area = error == cudaErrorMemoryAllocation ? "MEM-15" : "GPU-34",
+               .what = std::string(expression) + ": " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error),
+               .place = std::string(name ? name + 1 : file) + ":" + std::to_string(line),
+               .next = "run lmlaunch doctor", .kept = ""});
+}
+
+Stream::Stream(DeviceType device, int threads) : view_{device, nullptr, threads} {
+  if (device == DeviceType::kCpu) return;
+  cudaStream_t stream = nullptr;
+  LM_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  view_.handle = stream;
+}
+Stream::~Stream() {
+  if (view_.handle != nullptr) cudaStreamDestroy(stream_of(view_));
+}
+void Stream::synchronize() const {
+  if (view_.device == DeviceType::kCuda) LM_CUDA(cudaStreamSynchronize(stream_of(view_)));
+}
+
+Event::Event(DeviceType device) : device_(device) {
+  if (device == DeviceType::kCpu) return;
+  cudaEvent_t event = nullptr;
+  LM_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  handle_ = event;
+}
+Event::~Event() {
+  if (handle_ != nullptr) cudaEventDestroy(static_cast<cudaEvent_t>(handle_));
+}
+void Event::record(StreamView stream) {
+  if (device_ == DeviceType::kCuda) LM_CUDA(cudaEventRecord(static_cast<cudaEvent_t>(handle_), stream_of(stream)));
+}
+void Event::wait(StreamView stream) const {
+  if (device_ == DeviceType::kCuda) {
+    LM_CUDA(cudaStreamWaitEvent(stream_of(stream), static_cast<cudaEvent_t>(handle_), 0));
+  }
+}
+void Event::synchronize() const {
+  if (device_ == DeviceType::kCuda) LM_CUDA(cudaEventSynchronize(static_cast<cudaEvent_t>(handle_)));
+}
+
+bool cuda_built() { return true; }
+
+int cuda_device_count(std::string* reason) {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaSuccess) return count;
+  cudaGetLastError();  // the failed query must not surface in a later call
+  if (reason != nullptr) *reason = cudaGetErrorString(status);
+  return 0;
+}
+
+GpuInfo cuda_device(int index) {
+  cudaDeviceProp properties{};
+  LM_CUDA(cudaGetDeviceProperties(&properties, index));
+  LM_CUDA(cudaSetDevice(index));
+  size_t free_bytes = 0, total_bytes = 0;
+  LM_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
+  return {.name = properties.name, .major = properties.major, .minor = properties.minor,
+          .total_bytes = static_cast<int64_t>(total_bytes), .free_bytes = static_cast<int64_t>(free_bytes),
+          .multiprocessors = properties.multiProcessorCount};
+}
+
+void cuda_select(int index) { LM_CUDA(cudaSetDevice(index)); }
+
+int cuda_driver_version() {
+  int version = 0;
+  return cudaDriverGetVersion(&version) == cudaSuccess ? version : 0;
+}
+int cuda_runtime_version() {
+  int version = 0;
+  return cudaRuntimeGetVersion(&version) == cudaSuccess ? version : 0;
+}
+
+void* cuda_allocate(int64_t bytes) {
+  void* memory = nullptr;
+  if (cudaMalloc(&memory, static_cast<size_t>(bytes)) == cudaSuccess) return memory;
+  cudaGetLastError();
+  size_t free_bytes = 0, total_bytes = 0;
+  cudaMemGetInfo(&free_bytes, &total_bytes);
+  throw Error(Exit::kDeviceMemory,
+              {.area = "MEM-15", .what = "GPU memory: asked for " + format_bytes(bytes) + ", " +
+                                         format_bytes(static_cast<int64_t>(free_bytes)) + " free",
+               .place = "", .next = "lower train.micro_batch, or set train.recompute = \"block\"", .kept = ""});
+}
+void cuda_free(void* memory) noexcept { cudaFree(memory); }
+
+void copy_bytes(void* to, const void* from, int64_t bytes, StreamView stream) {
+  if (stream.device == DeviceType::kCpu) {
+    std::memcpy(to, from, static_cast<size_t>(bytes));
+    return;
+  }
+  LM_CUDA(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, stream_of(stream)));
+}
+void zero_bytes(void* memory, int64_t bytes, StreamView stream) {
+  if (stream.device == DeviceType::kCpu) {
+    std::memset(memory, 0, static_cast<size_t>(bytes));
+    return;
+  }
+  LM_CUDA(cudaMemsetAsync(memory, 0, static_cast<size_t>(bytes), stream_of(stream)));
+}
+
+}  // namespace lm

@@ -1,0 +1,79 @@
+// Devices, streams, events and copies as small move-only types. `cuda.cpp` implements them with the CUDA
+// runtime, `no_cuda.cpp` for executables without it; a program links one of the two. On the CPU a stream does
+// its work at once and an event is always complete, so the same code runs on both.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/dtype.h"
+
+namespace lm {
+
+// Borrowed handle of a stream, passed last, by value. The CPU's stream works at once, on `threads` threads
+// (the calling one included); its handle is null.
+struct StreamView {
+  DeviceType device = DeviceType::kCpu;
+  void* handle = nullptr;  // cudaStream_t
+  int threads = 1;
+};
+
+// Owns a non-blocking stream of the current device; on the CPU, nothing.
+class Stream {
+ public:
+  explicit Stream(DeviceType device, int threads = 1);
+  ~Stream();
+  Stream(Stream&& other) noexcept : view_(other.view_) { other.view_.handle = nullptr; }
+  Stream& operator=(Stream&&) = delete;
+  StreamView view() const { return view_; }
+  // Blocks the caller until everything enqueued so far is done.
+  void synchronize() const;
+
+ private:
+  StreamView view_;
+};
+
+// Marks a point in a stream. Any thread may wait; recording belongs to the stream's issuing thread.
+class Event {
+ public:
+  explicit Event(DeviceType device);
+  ~Event();
+  Event(Event&& other) noexcept : device_(other.device_), handle_(other.handle_) { other.handle_ = nullptr; }
+  Event& operator=(Event&&) = delete;
+  void record(StreamView stream);
+  // Work enqueued in `stream` after this call starts only after the recorded point.
+  void wait(StreamView stream) const;
+  // Blocks the calling host thread.
+  void synchronize() const;
+
+ private:
+  DeviceType device_;
+  void* handle_ = nullptr;  // cudaEvent_t
+};
+
+// What the survey wants to know of one GPU.
+struct GpuInfo {
+  std::string name;
+  int major = 0, minor = 0;  // compute capability
+  int64_t total_bytes = 0, free_bytes = 0;
+  int multiprocessors = 0;
+};
+
+// True in executables that carry CUDA code, whether or not a device is present.
+bool cuda_built();
+// 0 without a driver or a device; `reason` (may be null) then says why.
+int cuda_device_count(std::string* reason = nullptr);
+GpuInfo cuda_device(int index);
+void cuda_select(int index);
+int cuda_driver_version();   // 13000 for 13.0; 0 when there is none
+int cuda_runtime_version();
+
+// Device memory, one allocation per call; throws Error(30) with the bytes asked and free.
+void* cuda_allocate(int64_t bytes);
+void cuda_free(void* memory) noexcept;
+// Copies in stream order; `to` and `from` may be host or device memory. On the CPU: memcpy.
+void copy_bytes(void* to, const void* from, int64_t bytes, StreamView stream);
+void zero_bytes(void* memory, int64_t bytes, StreamView stream);
+
+}  // namespace lm

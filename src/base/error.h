@@ -1,0 +1,67 @@
+// The one family of errors. Whatever goes wrong is an `Error` that says where, what, why and what to type
+// next; it carries the process's exit code. Libraries throw it, `main` alone turns it into an exit.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace lm {
+
+// Process exit codes; all below 126, so that mpirun hands them on unchanged.
+enum class Exit : int {
+  kDone = 0,
+  kUsage = 2,           // bad command line
+  kConfig = 10,         // configuration
+  kInput = 11,          // model, tokenizer or data file invalid
+  kDoesNotFit = 12,     // plan or machine does not fit, refused before step 0
+  kInUse = 13,          // run directory in use by a live run
+  kIncompatible = 14,   // directory or checkpoint of another config
+  kNoSpace = 20,
+  kIo = 21,
+  kIntegrity = 22,
+  kDeviceMemory = 30,
+  kHostMemory = 31,
+  kPeerLost = 40,
+  kNoProgress = 41,
+  kNumerics = 50,
+  kInternal = 70,
+  kStopped = 75,        // stopped on request, state saved
+};
+
+// `area` is a short tag such as "FILE-21" (the numbers are the failure catalogue's); `place` is a
+// file:line:col, a path with an offset, or a rank and step; `kept` and `next` may be empty.
+struct ErrorText {
+  std::string area;
+  std::string what;
+  std::string place;
+  std::string next;
+  std::string kept;
+};
+
+class Error : public std::runtime_error {
+ public:
+  Error(Exit code, ErrorText text);
+  Exit code() const { return code_; }
+  const ErrorText& text() const { return text_; }
+  // The whole message as it is printed on stderr, control characters escaped:
+  //   lmlaunch: error <area> (exit <code>): <what> at <place>
+  //     kept: ...
+  //     next: ...
+  std::string report() const;
+
+ private:
+  Exit code_;
+  ErrorText text_;
+};
+
+// An `Error` with exit code 70 when a programmer's assumption does not hold; checked in every build.
+[[noreturn]] void fail_check(const char* expression, const char* file, int line, const std::string& detail);
+#define LM_CHECK(condition, detail)                                              \
+  do {                                                                           \
+    if (!(condition)) ::lm::fail_check(#condition, __FILE__, __LINE__, detail); \
+  } while (false)
+
+// Replaces control characters by \xNN, so that a hostile name cannot steer a terminal.
+std::string escape_controls(const std::string& text);
+
+}  // namespace lm

@@ -1,0 +1,67 @@
+// The model's parameters as a list of blocks: embedding, L transformer blocks, final norm + head. A parameter
+// is a tensor of ours; projections that share an input are one tensor (q, k, v; gate, up), so that they are
+// one GEMM, and remember the rows of each Hugging Face tensor in it. Torch-free values.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "spec/model_spec.h"
+
+namespace lm {
+
+enum class ParameterKind : uint8_t { kEmbedding, kMatrix, kBias, kNorm, kLoraA, kLoraB };
+
+// One Hugging Face tensor inside a parameter of ours: rows [first, first + rows).
+struct ParameterPart {
+  std::string name;    // e.g. "model.layers.3.self_attn.q_proj.weight"
+  int64_t first = 0;
+  int64_t rows = 0;
+};
+
+struct Parameter {
+  std::string name;             // ours, unique in the model: "layers.3.attn.qkv", "embed", "head", "norm"
+  ParameterKind kind = ParameterKind::kMatrix;
+  int64_t rows = 0;             // a vector has rows = its length and columns = 1
+  int64_t columns = 1;
+  std::vector<ParameterPart> parts;  // in row order, covering all rows
+  int64_t elements() const { return rows * columns; }
+  bool vector() const { return kind == ParameterKind::kBias || kind == ParameterKind::kNorm; }
+};
+
+// LoRA as the parameter list needs it.
+struct AdapterSpec {
+  int64_t r = 0;
+  double alpha = 0;
+  bool rslora = false;
+  double dropout = 0;
+  // Names of adapted HF modules within a block, e.g. {"q_proj", "k_proj", ..., "down_proj"}; resolved.
+  std::vector<std::string> targets;
+  double scale() const;         // alpha / r, or alpha / sqrt(r)
+};
+
+struct BlockParameters {
+  std::string name;                   // "embedding", "block 3", "head"
+  std::vector<Parameter> trainable;   // order of the flat array: decayed first, then norms and biases
+  std::vector<Parameter> frozen;      // order of the frozen bytes
+};
+
+// Ours, per block b in 0 .. L+1:
+//   block 0:        embed [V, H]
+//   block 1 + i:    layers.i.attn.qkv [n_h d + 2 n_kv d, H], layers.i.attn.out [H, n_h d],
+//                   layers.i.mlp.gate_up [2F, H], layers.i.mlp.down [H, F], then
+//                   layers.i.attn.norm [H], layers.i.mlp.norm [H], (layers.i.attn.q_norm, .k_norm [d]),
+//                   (layers.i.attn.qkv_bias, .out_bias, layers.i.mlp.gate_up_bias, .down_bias)
+//   block L + 1:    (head [V, H] unless tied), norm [H]
+// With an adapter every one of these is frozen, and per target module of block i, in the order q, k, v, o,
+// gate, up, down, the trainable part has layers.i.<module>.lora_A [r, in] and .lora_B [out, r].
+std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const AdapterSpec* adapter);
+
+// Every Hugging Face tensor name the model consists of (no adapters), each exactly once, in block order.
+std::vector<std::string> hf_names(const ModelSpec& spec);
+
+// "all-linear" and suffixes -> module names in block order; throws Error(10) naming an unknown target.
+std::vector<std::string> resolve_targets(const std::vector<std::string>& targets, const std::string& place);
+
+}  // namespace lm
