@@ -43,7 +43,7 @@ class Builder {
     for (int64_t block = 0; block <= last_; ++block) add(OperationKind::kUpdate, block, 0);
   }
 
-  Schedule take() { return std::move(schedule_); }
+  StepSchedule take() { return std::move(schedule_); }
 
  private:
   void add(OperationKind kind, int64_t block, int64_t micro) { schedule_.operations.push_back({kind, block, micro}); }
@@ -61,12 +61,12 @@ class Builder {
 
   const ScheduleShape& shape_;
   int64_t last_;
-  Schedule schedule_;
+  StepSchedule schedule_;
 };
 
 }  // namespace
 
-Schedule make_schedule(const ScheduleShape& shape) {
+StepSchedule make_schedule(const ScheduleShape& shape) {
   Builder builder(shape);
   for (int64_t micro = 0; micro < shape.micro_batches; ++micro) {
     builder.forward(micro);
@@ -77,7 +77,7 @@ Schedule make_schedule(const ScheduleShape& shape) {
   return builder.take();
 }
 
-std::string schedule_fault(const Schedule& schedule, const ScheduleShape& shape) {
+std::string schedule_fault(const StepSchedule& schedule, const ScheduleShape& shape) {
   const int64_t last = shape.layers + 1;
   std::vector<std::pair<int64_t, int64_t>> open;  // (micro, block) forwards without a backward yet
   std::map<int64_t, int64_t> loans, backwards;

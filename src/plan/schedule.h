@@ -30,7 +30,7 @@ struct Operation {
   bool operator==(const Operation&) const = default;
 };
 
-struct Schedule {
+struct StepSchedule {
   std::vector<Operation> operations;
 };
 
@@ -44,11 +44,11 @@ struct ScheduleShape {
 
 // With everything at home each micro-batch runs through all blocks before the next (G = 1). Under global clipping
 // every update waits for the check; otherwise a block is updated as soon as its gradient is final.
-Schedule make_schedule(const ScheduleShape& shape);
+StepSchedule make_schedule(const ScheduleShape& shape);
 
 // Empty, or the first rule that `schedule` breaks: every forward has its backward in reverse order, micro-batches
 // ascend, loans are balanced and held by every use, each block is reduced once after its last backward, updates
 // follow their reduce (and the check, under global clipping) with no loan open.
-std::string schedule_fault(const Schedule& schedule, const ScheduleShape& shape);
+std::string schedule_fault(const StepSchedule& schedule, const ScheduleShape& shape);
 
 }  // namespace lm
