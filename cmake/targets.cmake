@@ -22,13 +22,61 @@ function(lm_library name)
   target_link_libraries(${name} PUBLIC lm_flags ${ARG_DEPENDS})
 endfunction()
 
-# lm_test(name SOURCES a_test.cpp ... DEPENDS lm_base ...): one executable, one ctest entry of that name.
+# lm_test(name [LONG] SOURCES a_test.cpp ... DEPENDS lm_base ...): one executable, one ctest entry of that name. LONG:
+# only `./dev test --full` runs it. A test that links lm_device_cuda also runs in gpu_checks.sh.
 function(lm_test name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
+  cmake_parse_arguments(ARG "LONG" "" "SOURCES;DEPENDS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE lm_flags ${ARG_DEPENDS} GTest::gtest GTest::gtest_main)
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES TIMEOUT 600)
+  if(ARG_LONG)
+    set_tests_properties(${name} PROPERTIES LABELS long)
+  endif()
+  if(lm_device_cuda IN_LIST ARG_DEPENDS)
+    set_property(GLOBAL APPEND PROPERTY LM_GPU_TESTS ${name})
+  endif()
+endfunction()
+
+# lm_python_test(name [LONG] [THREADS n] COMMAND args...): a ctest entry that runs LM_PYTHON with args.
+function(lm_python_test name)
+  cmake_parse_arguments(ARG "LONG" "THREADS" "COMMAND" ${ARGN})
+  add_test(NAME ${name} COMMAND ${LM_PYTHON} ${ARG_COMMAND} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  set_tests_properties(${name} PROPERTIES TIMEOUT 600
+    ENVIRONMENT "LM_BIN=${CMAKE_RUNTIME_OUTPUT_DIRECTORY};LMLAUNCH_PYTHON=${LM_PYTHON};PYTHONDONTWRITEBYTECODE=1")
+  if(ARG_THREADS)
+    set_tests_properties(${name} PROPERTIES PROCESSORS ${ARG_THREADS})
+  endif()
+  if(ARG_LONG)
+    set_tests_properties(${name} PROPERTIES LABELS long)
+  endif()
+endfunction()
+
+# lm_benchmark(name SOURCES ... DEPENDS ...): an executable that `./dev bench` runs; on a machine with a GPU,
+# gpu_checks.sh runs those that link lm_device_cuda.
+function(lm_benchmark name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE lm_flags ${ARG_DEPENDS})
+  set_property(GLOBAL APPEND PROPERTY LM_BENCHMARKS ${name})
+  if(lm_device_cuda IN_LIST ARG_DEPENDS)
+    set_property(GLOBAL APPEND PROPERTY LM_GPU_BENCHMARKS ${name})
+  endif()
+endfunction()
+
+# lm_python_benchmark(name.py): benchmarks/name.py, run by `./dev bench` with LM_PYTHON (comparisons with peers).
+function(lm_python_benchmark name)
+  set_property(GLOBAL APPEND PROPERTY LM_BENCHMARKS ${name})
+endfunction()
+
+# Writes the lists that ./dev and cmake/bundle.py read; called last.
+function(lm_write_lists)
+  foreach(list GPU_TESTS BENCHMARKS GPU_BENCHMARKS)
+    get_property(names GLOBAL PROPERTY LM_${list})
+    string(TOLOWER ${list} file)
+    list(JOIN names "\n" text)
+    file(WRITE ${PROJECT_BINARY_DIR}/${file}.txt "${text}\n")
+  endforeach()
 endfunction()
 
 find_package(GTest REQUIRED)

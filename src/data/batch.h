@@ -1,5 +1,6 @@
 // What the model is given: micro-batches without padding. All documents of a micro-batch lie side by side in
-// one list of tokens; attention stays inside a document and positions restart at 0. Plain values, host memory.
+// one list of tokens; attention stays inside a document and positions restart at 0. Plain values, host
+// memory.
 #pragma once
 
 #include <cstdint>
@@ -8,17 +9,17 @@
 namespace lm {
 
 struct Batch {
-  std::vector<int32_t> token;           // [tokens]
-  std::vector<int32_t> position;        // [tokens], from 0 in each document
-  std::vector<int32_t> target;          // [tokens]: the next token of the document, or -1 where nothing is learnt
-  std::vector<int32_t> sample;          // [tokens]: index of the example in the data set
+  std::vector<int32_t> token;     // [tokens]
+  std::vector<int32_t> position;  // [tokens], from 0 in each document
+  std::vector<int32_t> target;    // [tokens]: the next token of the document, or -1 where nothing is learnt
+  std::vector<int32_t> sample;    // [tokens]: index of the example in the data set
   std::vector<int32_t> document_start;  // [documents + 1], ending with tokens
   int64_t tokens() const { return static_cast<int64_t>(token.size()); }
   int64_t documents() const { return static_cast<int64_t>(document_start.size()) - 1; }
 };
 
-// The micro-batches of one optimizer step. `target_tokens` counts targets >= 0 over all of them (and all ranks):
-// the loss is the sum of nll divided by it, known before the step starts.
+// The micro-batches of one optimizer step. `target_tokens` counts targets >= 0 over all of them (and all
+// ranks): the loss is the sum of nll divided by it, known before the step starts.
 struct StepBatches {
   std::vector<Batch> micro;
   int64_t target_tokens = 0;

@@ -120,6 +120,15 @@ struct GatherRows {
   DType dtype = DType::kF32;
 };
 
+// out = 0 except out[index[r]] = source[r]; indices are distinct: the gradient of a gather of distinct rows.
+struct ScatterRows {
+  const void* source = nullptr;    // [rows, width]
+  const int32_t* index = nullptr;  // [rows], ascending
+  void* out = nullptr;             // [out_rows, width], overwritten
+  int64_t rows = 0, out_rows = 0, width = 0;
+  DType dtype = DType::kF32;
+};
+
 // sums[s] += source[order[k]] for k in [start[s], start[s + 1]) in that order, in fp32: the gradient of a gather,
 // one row of `sums` per distinct index.
 struct SumRows {
@@ -267,6 +276,7 @@ struct Kernels {
   void (*softmax_gradient)(const SoftmaxGradient&, StreamView);
   void (*softmax_loss)(const SoftmaxLoss&, StreamView);
   void (*gather_rows)(const GatherRows&, StreamView);
+  void (*scatter_rows)(const ScatterRows&, StreamView);
   void (*sum_rows)(const SumRows&, StreamView);
   void (*add_rows)(const AddRows&, StreamView);
   void (*accumulate)(const Accumulate&, StreamView);

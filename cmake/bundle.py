@@ -1,0 +1,57 @@
+"""Makes BUILD/bundle: everything gpu_checks.sh needs on a machine that has a driver and a Python with the same torch.
+
+Run: python cmake/bundle.py BUILD. Executables (tests and benchmarks too) are stripped into bin/, shared libraries that
+come neither with torch nor with every Linux into lib/. Fails when the whole is over 60 MiB: more is not carried there.
+"""
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+MAX_MIB = 60
+# Part of every Linux, or of torch and the CUDA wheels beside it: taken from the machine, since two copies of a run-time
+# library in one process are worse than an older one.
+ON_THE_MACHINE = re.compile(r"^(ld-linux|libc\.|libm\.|libdl\.|librt\.|libpthread\.|libresolv\.|libutil\.|libstdc\+\+|libgcc_s|"
+                            r"libgomp|libtorch|libc10|libcu|libnv|libnccl|libshm|libaoti|linux-vdso)")
+
+
+def shared_libraries(executable):
+    """Paths of the libraries that `executable` loads, as this machine resolves them."""
+    out = subprocess.run(["ldd", executable], capture_output=True, text=True, check=True).stdout
+    for line in out.splitlines():
+        match = re.match(r"\s*(\S+)(?: => (\S+))? \(0x", line)
+        if match:
+            yield Path(match[1]).name, match[2]
+
+
+def main():
+    build = Path(sys.argv[1])
+    root = Path(__file__).resolve().parent.parent
+    bundle = build / "bundle"
+    shutil.rmtree(bundle, ignore_errors=True)
+    (bundle / "bin").mkdir(parents=True)
+    (bundle / "lib").mkdir()
+    for file in sorted((build / "bin").iterdir()):
+        if not file.is_file() or not os.access(file, os.X_OK):
+            continue
+        for name, path in shared_libraries(file):
+            if path and not ON_THE_MACHINE.match(name):
+                shutil.copy(path, bundle / "lib" / name)
+        subprocess.run(["strip", "-s", "-o", bundle / "bin" / file.name, file], check=True)
+    for name in ("gpu_tests.txt", "gpu_benchmarks.txt"):
+        shutil.copy(build / name, bundle / name)
+    script = bundle / "gpu_checks.sh"
+    shutil.copy(root / "cmake" / "gpu_checks.sh", script)
+    script.chmod(script.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+    size = sum(file.stat().st_size for file in bundle.rglob("*") if file.is_file()) / 2**20
+    print(f"{bundle}: {size:.1f} MiB of at most {MAX_MIB}, {len(list((bundle / 'bin').iterdir()))} executables, "
+          f"{len((bundle / 'gpu_tests.txt').read_text().split())} GPU tests")
+    return 0 if size <= MAX_MIB else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+#include "config/config_check.h"
+
+#include <cmath>
+
+#include "config/config_text.h"
+
+namespace lm {
+namespace {
+
+using KeyTest = std::function<bool(const std::string&)>;
+
+class Checks {
+ public:
+  Checks(const Config& config, const KeyTest& given, const KeyTest& usable)
+      : config_(config), given_(given), usable_(usable) {}
+
+  std::vector<Conflict> run() {
+    length_of_run();
+    batch();
+    evaluation();
+    schedule();
+    types();
+    return std::move(out_);
+  }
+
+ private:
+  // Blames `key` unless it or `other` could not be read.
+  void require(bool holds, const std::string& key, const std::string& other, const std::string& text) {
+    if (!holds && usable_(key) && usable_(other)) out_.push_back({key, text});
+  }
+
+  void length_of_run() {
+    const TrainConfig& train = config_.train;
+    if (train.epochs && train.steps) {
+      require(false, "train.steps", "train.epochs",
+              "train.steps = " + value_text(train.steps) + " and train.epochs = " + value_text(train.epochs) +
+                  " exclude each other: leave one out or set it to \"auto\"");
+    }
+    if (train.steps && config_.optimizer.warmup >= 1) {
+      require(config_.optimizer.warmup <= static_cast<double>(*train.steps), "optimizer.warmup",
+              "train.steps",
+              "optimizer.warmup = " + value_text(static_cast<int64_t>(config_.optimizer.warmup)) +
+                  " steps is more than train.steps = " + value_text(train.steps));
+    }
+    const double warmup = config_.optimizer.warmup;
+    require(warmup < 1 || warmup == std::floor(warmup), "optimizer.warmup", "optimizer.warmup",
+            "optimizer.warmup = " + value_text(warmup) +
+                " is neither a fraction of all steps (less than 1) nor a whole number of steps");
+  }
+
+  void batch() {
+    const TrainConfig& train = config_.train;
+    if (!train.micro_batch) return;
+    const int64_t rest = train.global_batch % *train.micro_batch;
+    const std::string sizes = "train.global_batch = " + value_text(train.global_batch) +
+                              " is not divisible by train.micro_batch = " + value_text(train.micro_batch);
+    require(rest == 0, "train.micro_batch", "train.global_batch",
+            sizes + ": " + std::to_string(train.global_batch) + " = " +
+                std::to_string(train.global_batch / *train.micro_batch) + " x " +
+                std::to_string(*train.micro_batch) + " + " + std::to_string(rest));
+  }
+
+  void evaluation() {
+    const DataConfig& data = config_.data;
+    require(data.eval.empty() || data.eval_fraction == 0, "data.eval_fraction", "data.eval",
+            "data.eval names files, and data.eval_fraction = " + value_text(data.eval_fraction) +
+                " holds out training examples: leave one out");
+    const bool has_eval = !data.eval.empty() || data.eval_fraction > 0;
+    if (usable_("data.eval_fraction")) {
+      require(config_.train.eval_every == 0 || has_eval, "train.eval_every", "data.eval",
+              "train.eval_every = " + value_text(config_.train.eval_every) +
+                  " needs something to evaluate: set data.eval or data.eval_fraction");
+    }
+    if (config_.optimizer.schedule == Schedule::kReduceLrOnPlateau && usable_("data.eval_fraction")) {
+      require(has_eval && config_.train.eval_every > 0, "optimizer.schedule", "train.eval_every",
+              "optimizer.schedule = \"reduce_lr_on_plateau\" follows the evaluation loss: set "
+              "train.eval_every (now " +
+                  value_text(config_.train.eval_every) + ") and data.eval or data.eval_fraction");
+    }
+  }
+
+  void schedule() {
+    const OptimizerConfig& optimizer = config_.optimizer;
+    require(optimizer.schedule != Schedule::kConstant || optimizer.warmup == 0, "optimizer.warmup",
+            "optimizer.schedule",
+            "optimizer.schedule = \"constant\" has no warm-up, and optimizer.warmup = " +
+                value_text(optimizer.warmup) + ": \"constant_with_warmup\" has one");
+  }
+
+  void types() {
+    if (config_.model.dtype != ModelDType::kF32) return;
+    const std::string fp32 = "model.dtype = \"fp32\": ";
+    require(!given_("optimizer.master") || config_.optimizer.master == Master::kF32, "optimizer.master",
+            "model.dtype",
+            "optimizer.master = " + value_text(config_.optimizer.master) + " is of bf16 weights, and " +
+                fp32 + "fp32 weights are their own master (leave the key out)");
+    require(config_.train.gradients == GradientDType::kF32, "train.gradients", "model.dtype",
+            "train.gradients = \"bf16\" and " + fp32 + "gradients of fp32 weights are added in fp32");
+  }
+
+  const Config& config_;
+  const KeyTest& given_;
+  const KeyTest& usable_;
+  std::vector<Conflict> out_;
+};
+
+}  // namespace
+
+std::vector<Conflict> find_conflicts(const Config& config, const KeyTest& given, const KeyTest& usable) {
+  return Checks(config, given, usable).run();
+}
+
+}  // namespace lm

@@ -1,0 +1,109 @@
+// The spelling of every choice of the configuration: enum value <-> the word in the TOML file. Pure tables.
+#pragma once
+
+#include <optional>
+#include <string_view>
+
+#include "config/config.h"
+
+namespace lm {
+
+template <class E>
+struct EnumName {
+  E value;
+  std::string_view name;
+};
+
+template <class E>
+struct EnumNames;  // one specialisation per enum, each with an array `kAll`
+
+template <>
+struct EnumNames<DeviceChoice> {
+  static constexpr EnumName<DeviceChoice> kAll[] = {
+      {DeviceChoice::kAuto, "auto"}, {DeviceChoice::kCuda, "cuda"}, {DeviceChoice::kCpu, "cpu"}};
+};
+template <>
+struct EnumNames<ModelDType> {
+  static constexpr EnumName<ModelDType> kAll[] = {{ModelDType::kBF16, "bf16"}, {ModelDType::kF32, "fp32"}};
+};
+template <>
+struct EnumNames<ModelInit> {
+  static constexpr EnumName<ModelInit> kAll[] = {{ModelInit::kPretrained, "pretrained"},
+                                                 {ModelInit::kRandom, "random"}};
+};
+template <>
+struct EnumNames<DataFormat> {
+  static constexpr EnumName<DataFormat> kAll[] = {
+      {DataFormat::kAuto, "auto"},     {DataFormat::kText, "text"},
+      {DataFormat::kChat, "chat"},     {DataFormat::kShareGpt, "sharegpt"},
+      {DataFormat::kAlpaca, "alpaca"}, {DataFormat::kPromptCompletion, "prompt-completion"},
+      {DataFormat::kTokens, "tokens"},
+  };
+};
+template <>
+struct EnumNames<TooLong> {
+  static constexpr EnumName<TooLong> kAll[] = {
+      {TooLong::kCut, "cut"}, {TooLong::kSplit, "split"}, {TooLong::kDrop, "drop"}};
+};
+template <>
+struct EnumNames<LossOn> {
+  static constexpr EnumName<LossOn> kAll[] = {{LossOn::kCompletion, "completion"}, {LossOn::kAll, "all"}};
+};
+template <>
+struct EnumNames<Method> {
+  static constexpr EnumName<Method> kAll[] = {{Method::kFull, "full"}, {Method::kLora, "lora"}};
+};
+template <>
+struct EnumNames<GradientDType> {
+  static constexpr EnumName<GradientDType> kAll[] = {{GradientDType::kF32, "fp32"},
+                                                     {GradientDType::kBF16, "bf16"}};
+};
+template <>
+struct EnumNames<Recompute> {
+  static constexpr EnumName<Recompute> kAll[] = {
+      {Recompute::kAuto, "auto"}, {Recompute::kNone, "none"}, {Recompute::kBlock, "block"}};
+};
+template <>
+struct EnumNames<Clip> {
+  static constexpr EnumName<Clip> kAll[] = {
+      {Clip::kGlobal, "global"}, {Clip::kBlock, "block"}, {Clip::kNone, "none"}};
+};
+template <>
+struct EnumNames<Master> {
+  static constexpr EnumName<Master> kAll[] = {
+      {Master::kSplit, "split"}, {Master::kF32, "fp32"}, {Master::kNone, "none"}};
+};
+template <>
+struct EnumNames<Schedule> {
+  static constexpr EnumName<Schedule> kAll[] = {
+      {Schedule::kConstant, "constant"},
+      {Schedule::kConstantWithWarmup, "constant_with_warmup"},
+      {Schedule::kLinear, "linear"},
+      {Schedule::kCosine, "cosine"},
+      {Schedule::kCosineWithMinLr, "cosine_with_min_lr"},
+      {Schedule::kCosineWithRestarts, "cosine_with_restarts"},
+      {Schedule::kCosineWarmupWithMinLr, "cosine_warmup_with_min_lr"},
+      {Schedule::kPolynomial, "polynomial"},
+      {Schedule::kInverseSqrt, "inverse_sqrt"},
+      {Schedule::kWarmupStableDecay, "warmup_stable_decay"},
+      {Schedule::kReduceLrOnPlateau, "reduce_lr_on_plateau"},
+  };
+};
+
+template <class E>
+constexpr std::string_view name_of(E value) {
+  for (const auto& entry : EnumNames<E>::kAll) {
+    if (entry.value == value) return entry.name;
+  }
+  return "?";
+}
+
+template <class E>
+constexpr std::optional<E> parse_name(std::string_view name) {
+  for (const auto& entry : EnumNames<E>::kAll) {
+    if (entry.name == name) return entry.value;
+  }
+  return std::nullopt;
+}
+
+}  // namespace lm

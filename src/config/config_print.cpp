@@ -1,0 +1,73 @@
+#include "config/config_print.h"
+
+#include <algorithm>
+
+#include "config/config_text.h"
+
+namespace lm {
+namespace {
+
+struct Printer {
+  std::string out;
+  void table(const char* name, const char* help) {
+    out += std::string(out.empty() ? "" : "\n") + "[" + name + "]  # " + help + "\n";
+  }
+  template <class T>
+  void key(const char*, const char* name, const T& field, const KeyInfo& info) {
+    std::string line = std::string(name) + " = " + value_text(field);
+    // 34: the column that leaves most values on one line with their comment.
+    line.resize(std::max<size_t>(line.size() + 2, 34), ' ');
+    out += line + "# " + info.help + " (" + expected_text(static_cast<const T*>(nullptr), info) + ")\n";
+  }
+};
+
+struct Lister {
+  std::vector<KeyText> keys;
+  void table(const char*, const char*) {}
+  template <class T>
+  void key(const char* table, const char* name, const T& field, const KeyInfo& info) {
+    keys.push_back({table, name, value_text(field), info.tag});
+  }
+};
+
+bool matters(const KeyText& key, const Config& config) {
+  if (key.table == "lora" && config.train.method != Method::kLora) return false;
+  const bool evaluation = (key.table == "data" && key.name == "eval") || key.name == "eval_every";
+  if (evaluation && config.optimizer.schedule == Schedule::kReduceLrOnPlateau) return true;
+  return key.tag == KeyTag::kNumerics;
+}
+
+}  // namespace
+
+std::string print_config(const Config& config) {
+  Printer printer;
+  visit_config(config, printer);
+  return printer.out;
+}
+
+std::vector<KeyText> list_keys(const Config& config) {
+  Lister lister;
+  visit_config(config, lister);
+  return std::move(lister.keys);
+}
+
+std::vector<KeyDifference> config_difference(const Config& recorded, const Config& asked) {
+  const std::vector<KeyText> before = list_keys(recorded), after = list_keys(asked);
+  std::vector<KeyDifference> out;
+  for (size_t i = 0; i < after.size(); ++i) {
+    const bool resolved_once = after[i].value == quote("auto");
+    if (before[i].value == after[i].value || resolved_once || !matters(after[i], asked)) continue;
+    out.push_back({after[i].table + "." + after[i].name, before[i].value, after[i].value});
+  }
+  return out;
+}
+
+bool same_config(const Config& a, const Config& b) {
+  const std::vector<KeyText> left = list_keys(a), right = list_keys(b);
+  for (size_t i = 0; i < left.size(); ++i) {
+    if (left[i].value != right[i].value) return false;
+  }
+  return true;
+}
+
+}  // namespace lm

@@ -1,0 +1,35 @@
+// The configuration as text: the whole of it as commented TOML (a run's config.toml, a preset to start from),
+// and what differs between two of them. Pure.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "config/config_visit.h"
+
+namespace lm {
+
+// Every key with its value, each with its help and what it accepts as a comment. Reading it back gives an
+// equal Config.
+std::string print_config(const Config& config);
+
+// One key as text, e.g. {"train", "steps", "100"}; the value as in TOML.
+struct KeyText {
+  std::string table, name, value;
+  KeyTag tag = KeyTag::kNumerics;
+};
+std::vector<KeyText> list_keys(const Config& config);
+
+struct KeyDifference {
+  std::string key;              // "train.steps"
+  std::string recorded, asked;  // values as TOML text
+};
+
+// The numerics keys in which `asked` differs from what a run recorded. "auto" in `asked` differs from
+// nothing: a run keeps what auto was resolved to. [lora] counts only where adapters are trained, and the
+// evaluation only where the schedule follows it.
+std::vector<KeyDifference> config_difference(const Config& recorded, const Config& asked);
+
+bool same_config(const Config& a, const Config& b);
+
+}  // namespace lm

@@ -1,0 +1,57 @@
+#include "config/config_text.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+
+namespace lm {
+namespace {
+
+// Bounds beyond 1e15 only keep sizes computable; no one needs to read them.
+constexpr double kUnspoken = 1e15;
+
+// 1000000 rather than 1e+06.
+std::string bound_text(double bound) {
+  return bound == std::floor(bound) ? std::to_string(static_cast<int64_t>(bound)) : number_text(bound);
+}
+
+}  // namespace
+
+std::string quote(std::string_view text) {
+  std::string out = "\"";
+  for (unsigned char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += static_cast<char>(c);
+    } else if (c < 0x20 || c == 0x7f) {
+      char hex[8];
+      std::snprintf(hex, sizeof hex, "\\u%04x", c);
+      out += hex;
+    } else {
+      out += static_cast<char>(c);
+    }
+  }
+  return out + "\"";
+}
+
+std::string number_text(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
+  char buffer[40];
+  const auto end = std::to_chars(buffer, buffer + sizeof buffer, value).ptr;
+  std::string text(buffer, end);
+  if (text.find_first_of(".e") == std::string::npos) text += ".0";
+  return text;
+}
+
+std::string range_text(const Range& range) {
+  const bool low = std::isfinite(range.low), high = range.high < kUnspoken;
+  if (!low && !high) return "";
+  const std::string from = low ? bound_text(range.low) : "", to = high ? bound_text(range.high) : "";
+  if (low && high && !range.low_open && !range.high_open) return " from " + from + " to " + to;
+  const std::string above = (range.low_open ? " greater than " : " of at least ") + from;
+  const std::string below = (range.high_open ? " less than " : " at most ") + to;
+  return (low ? above : "") + (low && high ? " and" : "") + (high ? below : "");
+}
+
+}  // namespace lm

@@ -1,0 +1,89 @@
+// Fields as TOML text, and what a field accepts as words: "an integer from 1 to 4096, or "auto"". Pure; used
+// by error messages, help and printing, so that they cannot disagree.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "config/config_visit.h"
+
+namespace lm {
+
+template <class T>
+struct IsOptional : std::false_type {};
+template <class T>
+struct IsOptional<std::optional<T>> : std::true_type {};
+
+// A TOML basic string, quoted and escaped.
+std::string quote(std::string_view text);
+// The shortest decimal that reads back to the same value, always with a point or an exponent.
+std::string number_text(double value);
+
+inline std::string value_text(int64_t value) {
+  return std::to_string(value);
+}
+inline std::string value_text(bool value) {
+  return value ? "true" : "false";
+}
+inline std::string value_text(double value) {
+  return number_text(value);
+}
+inline std::string value_text(const std::string& value) {
+  return quote(value);
+}
+template <class E>
+requires std::is_enum_v<E> std::string value_text(E value) {
+  return quote(name_of(value));
+}
+template <class T>
+std::string value_text(const std::optional<T>& value) {
+  return value ? value_text(*value) : quote("auto");
+}
+template <class T>
+std::string value_text(const std::vector<T>& values) {
+  std::string out = "[";
+  for (const T& value : values) out += (out.size() > 1 ? ", " : "") + value_text(value);
+  return out + "]";
+}
+
+// " from 1 to 4096", " greater than 0", " of at least 0 and less than 1", "" when unlimited.
+std::string range_text(const Range& range);
+
+inline std::string expected_text(const bool*, const KeyInfo&) {
+  return "true or false";
+}
+inline std::string expected_text(const int64_t*, const KeyInfo& info) {
+  return "an integer" + range_text(info.range);
+}
+inline std::string expected_text(const double*, const KeyInfo& info) {
+  return "a number" + range_text(info.range);
+}
+inline std::string expected_text(const std::string*, const KeyInfo& info) {
+  return info.required ? "a string that is not empty" : "a string";
+}
+inline std::string expected_text(const std::vector<std::string>*, const KeyInfo& info) {
+  return std::string("a list of ") + (info.required ? "one or more " : "") + "strings";
+}
+inline std::string expected_text(const std::vector<double>*, const KeyInfo& info) {
+  return "a list of " + std::to_string(info.range.count) + " numbers, each" + range_text(info.range);
+}
+template <class E>
+requires std::is_enum_v<E> std::string expected_text(const E*, const KeyInfo&) {
+  std::string out = "one of";
+  const char* separator = " ";
+  for (const auto& entry : EnumNames<E>::kAll) {
+    out += separator + quote(entry.name);
+    separator = ", ";
+  }
+  return out;
+}
+template <class T>
+std::string expected_text(const std::optional<T>*, const KeyInfo& info) {
+  return expected_text(static_cast<const T*>(nullptr), info) + ", or \"auto\"";
+}
+
+}  // namespace lm

@@ -1,0 +1,417 @@
+#include "config/config_toml.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <set>
+
+#include "base/error.h"
+#include "config/config_check.h"
+#include "config/config_print.h"
+#include "config/config_text.h"
+#include "config/config_words.h"
+#include "config/nearest.h"
+#include "config/toml_text.h"
+
+namespace lm {
+namespace {
+
+constexpr const char* kNext = "correct it; `lmlaunch presets` lists commented configurations to start from";
+
+Error config_error(std::string what, std::string place, std::string next) {
+  return Error(Exit::kConfig, {.area = "CONF-20",
+                               .what = std::move(what),
+                               .place = std::move(place),
+                               .next = std::move(next),
+                               .kept = ""});
+}
+
+// One value that was given for a key, and where.
+struct Entry {
+  const toml::node* node = nullptr;
+  Problem where;    // text unused
+  std::string raw;  // command line: the text after '='
+  bool command_line = false;
+};
+
+// Where a node begins in its file.
+Problem at(const toml::source_region& source, const std::string& file) {
+  return {file, static_cast<int>(source.begin.line), static_cast<int>(source.begin.column), ""};
+}
+
+std::string shorten(std::string text) {
+  if (text.size() > 60) text = text.substr(0, 57) + "...";
+  return text;
+}
+
+// "a string "abc"", "1.5", "a list": what stands there instead of what was expected.
+std::string got_text(const toml::node& node) {
+  if (const auto* text = node.as_string()) return "the string " + quote(shorten(text->get()));
+  if (const auto* number = node.as_integer()) return std::to_string(number->get());
+  if (const auto* number = node.as_floating_point()) return number_text(number->get());
+  if (const auto* flag = node.as_boolean()) return flag->get() ? "true" : "false";
+  if (node.is_array()) return "a list";
+  if (node.is_table()) return "a table";
+  return "a date or time";
+}
+
+bool in_range(double value, const Range& range) {
+  if (!std::isfinite(value)) return false;
+  if (range.low_open ? value <= range.low : value < range.low) return false;
+  return range.high_open ? value < range.high : value <= range.high;
+}
+
+bool printable(const std::string& text) {
+  return std::none_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+}
+
+// Names come from the file: a newline in one must not look like a line of ours.
+std::string one_line(const std::string& text) {
+  std::string out;
+  for (char c : escape_controls(text)) out += c == '\n' ? "\\n" : std::string(1, c);
+  return out;
+}
+
+// read(entry, field, info): true when the value is of the type and in the range.
+bool read(const Entry& entry, bool& field, const KeyInfo&) {
+  const auto* flag = entry.node->as_boolean();
+  if (flag) field = flag->get();
+  return flag != nullptr;
+}
+bool read(const Entry& entry, int64_t& field, const KeyInfo& info) {
+  const auto* number = entry.node->as_integer();
+  if (!number || !in_range(static_cast<double>(number->get()), info.range)) return false;
+  field = number->get();
+  return true;
+}
+bool read(const Entry& entry, double& field, const KeyInfo& info) {
+  const auto number = entry.node->is_number() ? entry.node->value<double>() : std::nullopt;
+  if (!number || !in_range(*number, info.range)) return false;
+  field = *number;
+  return true;
+}
+// A bare word of the command line that TOML takes for a date or a number is still a word where one is
+// expected.
+std::optional<std::string> word(const Entry& entry) {
+  if (const auto* text = entry.node->as_string()) return text->get();
+  if (entry.command_line && !entry.node->is_array() && !entry.node->is_table()) return entry.raw;
+  return std::nullopt;
+}
+bool read(const Entry& entry, std::string& field, const KeyInfo& info) {
+  const std::optional<std::string> text = word(entry);
+  if (!text || !printable(*text) || (info.required && text->empty())) return false;
+  field = *text;
+  return true;
+}
+template <class E>
+requires std::is_enum_v<E>
+bool read(const Entry& entry, E& field, const KeyInfo&) {
+  const std::optional<std::string> text = word(entry);
+  const std::optional<E> value = text ? parse_name<E>(*text) : std::nullopt;
+  if (value) field = *value;
+  return value.has_value();
+}
+template <class T>
+bool read(const Entry& entry, std::optional<T>& field, const KeyInfo& info) {
+  const auto* text = entry.node->as_string();
+  T value{};
+  if (text && text->get() == "auto") {
+    field.reset();
+  } else if (read(entry, value, info)) {
+    field = value;
+  } else {
+    return false;
+  }
+  return true;
+}
+template <class T>
+bool read(const Entry& entry, std::vector<T>& field, const KeyInfo& info) {
+  std::vector<T> values;
+  KeyInfo each = info;
+  each.required = true;  // an empty string names nothing
+  if (const auto* list = entry.node->as_array()) {
+    for (const toml::node& node : *list) {
+      values.emplace_back();
+      if (!read(Entry{&node, entry.where, "", false}, values.back(), each)) return false;
+    }
+  } else if (std::is_same_v<T, std::string>) {  // one word stands for a list of one
+    values.emplace_back();
+    if (!read(entry, values.back(), each)) return false;
+  } else {
+    return false;
+  }
+  if (info.range.count != 0 && values.size() != static_cast<size_t>(info.range.count)) return false;
+  if (info.required && values.empty()) return false;
+  field = std::move(values);
+  return true;
+}
+
+// For words that are not one of a choice.
+template <class T>
+std::string word_hint(const Entry&, const T*) {
+  return "";
+}
+template <class E>
+requires std::is_enum_v<E> std::string word_hint(const Entry& entry, const E*) {
+  std::vector<std::string> names;
+  for (const auto& known : EnumNames<E>::kAll) names.emplace_back(known.name);
+  const auto text = word(entry);
+  const auto hit = text ? nearest(*text, names) : std::nullopt;
+  return hit ? "; did you mean " + quote(*hit) + "?" : "";
+}
+
+class Loader {
+ public:
+  explicit Loader(std::string place) : place_(std::move(place)), known_(list_keys(Config{})) {
+    for (const KeyText& key : known_) {
+      if (tables_.empty() || tables_.back() != key.table) tables_.push_back(key.table);
+    }
+  }
+
+  Config load(std::string text, const std::vector<std::string>& overrides) {
+    file_ = parse_toml(std::move(text), place_);
+    for (Problem& found : file_.problems) problem(found, found.text);
+    for (auto&& [key, node] : file_.table) collect_table(key, node);
+    for (const std::string& override_text : overrides) collect_override(override_text);
+    visit_config(config_, *this);
+    check();
+    if (!problems_.empty()) fail();
+    return std::move(config_);
+  }
+
+  void table(const char*, const char*) {}
+
+  template <class T>
+  void key(const char* table, const char* name, T& field, const KeyInfo& info) {
+    const std::string full = std::string(table) + "." + name;
+    const auto found = entries_.find(full);
+    if (found == entries_.end()) {
+      if (info.required && value_text(field).size() <= 2 && file_.complete) {
+        problem({place_, 0, 0, ""}, "`" + full + "` is missing: " + info.help);
+        unusable_.insert(full);
+      }
+      return;
+    }
+    for (const Entry& entry : found->second) {  // the command line last
+      if (read(entry, field, info)) continue;
+      unusable_.insert(full);
+      problem(entry.where, refusal(full, entry, static_cast<const T*>(nullptr), info));
+    }
+  }
+
+ private:
+  void problem(Problem where, std::string text) {
+    where.text = one_line(text);
+    problems_.push_back(std::move(where));
+  }
+
+  template <class T>
+  std::string refusal(const std::string& full, const Entry& entry, const T* type, const KeyInfo& info) const {
+    const auto text = word(entry);
+    for (const LaterValue& later : kLaterValues) {
+      if (text && later.key == full && later.value == *text)
+        return "`" + full + "`: " + std::string(later.sentence);
+    }
+    std::string got = got_text(*entry.node);
+    const auto unfit = file_.unfit_numbers.find({entry.where.line, entry.where.column});
+    if (unfit != file_.unfit_numbers.end()) got = shorten(unfit->second);
+    if (const auto* list = entry.node->as_array(); list && list->size() < 9) {
+      got = "[";
+      for (const toml::node& node : *list) got += (got.size() > 1 ? ", " : "") + got_text(node);
+      got += "]";
+    }
+    if (text && !printable(*text)) got += " with control characters";
+    return "`" + full + "`: expected " + expected_text(type, info) + ", got " + got + word_hint(entry, type);
+  }
+
+  void collect_table(const toml::key& key, const toml::node& node) {
+    std::string name(key.str());
+    const Problem where = at(key.source(), place_);
+    if (const auto again = file_.repeated_tables.find(name); again != file_.repeated_tables.end()) {
+      name = again->second;
+    }
+    for (const LaterTable& later : kLaterTables) {
+      if (later.name == name) return problem(where, "[" + name + "]: " + std::string(later.sentence));
+    }
+    const bool known = std::find(tables_.begin(), tables_.end(), name) != tables_.end();
+    const toml::table* table = node.as_table();
+    if (!known && table) return problem(where, "unknown table [" + shorten(name) + "]" + nearest_table(name));
+    if (!known)
+      return problem(where, "unknown key `" + shorten(name) + "` outside of a table" + nearest_key("", name));
+    if (!table)
+      return problem(where, "`" + name + "`: expected a table, [" + name + "], got " + got_text(node));
+    for (auto&& [inner, value] : *table) {
+      if (!knows(name, std::string(inner.str()))) {
+        problem(at(inner.source(), place_), "unknown key `" + shorten(std::string(inner.str())) + "` in [" +
+                                                name + "]" + nearest_key(name, std::string(inner.str())));
+        continue;
+      }
+      std::vector<Entry>& entries = entries_[name + "." + std::string(inner.str())];
+      if (!entries.empty()) {
+        problem(at(inner.source(), place_),
+                "key `" + std::string(inner.str()) + "` of [" + name + "] is given twice");
+      }
+      entries.push_back({&value, at(value.source(), place_), "", false});
+    }
+  }
+
+  // "train.steps=100": the value as TOML, else as a bare word.
+  void collect_override(const std::string& text) {
+    const Problem where{"command line", 0, 0, ""};
+    const size_t equals = text.find('='), dot = text.find('.');
+    if (equals == std::string::npos || dot == std::string::npos || dot > equals) {
+      return problem(where, "`" + shorten(text) + "`: expected table.key=value");
+    }
+    const std::string table = text.substr(0, dot), name = text.substr(dot + 1, equals - dot - 1);
+    for (const LaterTable& later : kLaterTables) {
+      if (later.name == table)
+        return problem(where, "`" + table + "." + shorten(name) + "`: " + std::string(later.sentence));
+    }
+    if (!knows(table, name)) {
+      const bool known_table = std::find(tables_.begin(), tables_.end(), table) != tables_.end();
+      return problem(where, "unknown key `" + shorten(table + "." + name) + "`" +
+                                (known_table ? nearest_key(table, name) : nearest_table(table)));
+    }
+    if (!overridden_.insert(table + "." + name).second) {
+      return problem(where, "`" + table + "." + name + "` is given twice");
+    }
+    const std::string raw = text.substr(equals + 1);
+    TomlText parsed = parse_toml("v = " + raw + "\n", "");
+    auto value = std::make_unique<toml::table>();
+    if (parsed.complete && parsed.problems.empty() && parsed.table.size() == 1) {
+      *value = std::move(parsed.table);
+    } else {
+      value->insert("v", raw);
+    }
+    entries_[table + "." + name].push_back({value->get("v"), where, raw, true});
+    override_values_.push_back(std::move(value));
+  }
+
+  bool knows(const std::string& table, const std::string& name) const {
+    return std::any_of(known_.begin(), known_.end(),
+                       [&](const KeyText& key) { return key.table == table && key.name == name; });
+  }
+
+  std::string nearest_table(const std::string& name) const {
+    std::vector<std::string> names = tables_;
+    for (const LaterTable& later : kLaterTables) names.emplace_back(later.name);
+    const auto hit = nearest(name, names);
+    if (hit) return "; did you mean [" + *hit + "]?";
+    std::string all = "; there are";
+    for (const std::string& table : tables_) all += " [" + table + "]";
+    return all;
+  }
+
+  // In this order: the same key of another table, a known word for it, the nearest key here, the nearest
+  // anywhere.
+  std::string nearest_key(const std::string& table, const std::string& name) const {
+    std::string elsewhere;
+    std::vector<std::string> here, anywhere;
+    for (const KeyText& key : known_) {
+      if (key.name == name)
+        elsewhere += (elsewhere.empty() ? "; it belongs to [" : " or [") + key.table + "]";
+      if (key.table == table) here.push_back(key.name);
+      anywhere.push_back(key.name);
+    }
+    if (!elsewhere.empty()) return elsewhere;
+    for (const OtherName& other : kOtherNames) {
+      if (other.theirs == name) return "; did you mean `" + std::string(other.ours) + "`?";
+    }
+    if (const auto hit = nearest(name, here)) return "; did you mean `" + *hit + "`?";
+    if (const auto hit = nearest(name, anywhere)) {
+      const auto key =
+          std::find_if(known_.begin(), known_.end(), [&](const KeyText& k) { return k.name == *hit; });
+      return "; did you mean `" + key->table + "." + *hit + "`?";
+    }
+    return "";
+  }
+
+  void check() {
+    if (!file_.complete) return;
+    const auto given = [&](const std::string& key) { return entries_.count(key) != 0; };
+    const auto usable = [&](const std::string& key) { return unusable_.count(key) == 0; };
+    if (usable("optimizer.name") && config_.optimizer.name != "adamw") {
+      blame("optimizer.name",
+            "optimizer.name = " + quote(shorten(config_.optimizer.name)) + " is not supported yet: adamw is");
+    }
+    if (config_.model.dtype == ModelDType::kF32 && !given("optimizer.master")) {
+      config_.optimizer.master = Master::kF32;
+    }
+    for (const Conflict& conflict : find_conflicts(config_, given, usable))
+      blame(conflict.key, conflict.text);
+  }
+
+  void blame(const std::string& key, const std::string& text) {
+    const auto found = entries_.find(key);
+    problem(found == entries_.end() ? Problem{place_, 0, 0, ""} : found->second.back().where, text);
+  }
+
+  [[noreturn]] void fail() {
+    std::stable_sort(problems_.begin(), problems_.end(), [](const Problem& a, const Problem& b) {
+      const auto order = [](const Problem& p) {
+        return std::make_pair(p.line == 0 ? 1 << 30 : p.line, p.column);
+      };
+      return order(a) < order(b);
+    });
+    if (problems_.size() == 1) throw config_error(problems_[0].text, problems_[0].place(), kNext);
+    std::string what = std::to_string(problems_.size()) + " mistakes:";
+    for (const Problem& one : problems_) what += "\n  " + one.place() + ": " + one.text;
+    throw config_error(what, "", kNext);
+  }
+
+  std::string place_;
+  std::vector<KeyText> known_;
+  std::vector<std::string> tables_;
+  TomlText file_;
+  std::map<std::string, std::vector<Entry>> entries_;  // "train.steps" -> file first, command line last
+  std::vector<std::unique_ptr<toml::table>> override_values_;
+  std::set<std::string> overridden_, unusable_;
+  std::vector<Problem> problems_;
+  Config config_;
+};
+
+// Opened without blocking: a FIFO named as a config is refused instead of waiting for a writer.
+std::string read_file(const std::string& path) {
+  const auto refuse = [&](const std::string& why) {
+    return config_error("cannot read the configuration: " + why, path,
+                        "give the path of a TOML file; `lmlaunch presets` prints some to start from");
+  };
+  const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  if (fd < 0) throw refuse(std::strerror(errno));
+  struct stat info {};
+  std::string text;
+  bool regular = fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
+  int error = 0;
+  while (regular && text.size() <= kConfigMostBytes) {
+    char buffer[16384];
+    const ssize_t n = ::read(fd, buffer, sizeof buffer);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) error = errno;
+    if (n <= 0) break;
+    text.append(buffer, static_cast<size_t>(n));
+  }
+  close(fd);
+  if (!regular) throw refuse("it is not a regular file");
+  if (error != 0) throw refuse(std::strerror(error));
+  return text;
+}
+
+}  // namespace
+
+Config load_config(const std::string& path, const std::vector<std::string>& overrides) {
+  return parse_config(read_file(path), path, overrides);
+}
+
+Config parse_config(const std::string& text, const std::string& place,
+                    const std::vector<std::string>& overrides) {
+  return Loader(place).load(text, overrides);
+}
+
+}  // namespace lm

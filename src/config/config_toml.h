@@ -1,0 +1,22 @@
+// A run's TOML file, strictly: unknown keys and tables, wrong types, duplicates and values out of range are
+// all reported at once, each with file:line:col, the nearest key and what is accepted. Any thread may call;
+// nothing is created or written.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+
+namespace lm {
+
+// Reads `path` and then applies `overrides`, each "table.key=value" with a TOML value or a bare word; throws
+// Error(10) with every problem found. The result is valid: each key in its range, and the keys agree.
+// With model.dtype = "fp32" and optimizer.master not given, master becomes "fp32".
+Config load_config(const std::string& path, const std::vector<std::string>& overrides = {});
+
+// The same from a text; `place` names it in messages.
+Config parse_config(const std::string& text, const std::string& place,
+                    const std::vector<std::string>& overrides = {});
+
+}  // namespace lm

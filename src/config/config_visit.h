@@ -1,0 +1,171 @@
+// One visitor over the configuration: key, field, tag, allowed range and a line of help, in the order in
+// which they are printed. Parsing, printing, help and the comparison at resume all ride on it, so that a key
+// cannot be half-supported. Pure; `Config` may be const.
+//
+// A visitor has `template <class T> void key(const char* table, const char* name, T& field, const KeyInfo&)`
+// and `void table(const char* name, const char* help)`, which is called before the keys of that table.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "config/config.h"
+#include "config/config_names.h"
+
+namespace lm {
+
+// What a difference in the key means at resume: numerics refuses, placement and reporting may change.
+enum class KeyTag : uint8_t { kNumerics, kPlacement, kReporting };
+
+// Of numbers. Lists: of each element. `count` is the exact length of a list (0: any).
+struct Range {
+  double low = -std::numeric_limits<double>::infinity();
+  double high = std::numeric_limits<double>::infinity();
+  bool low_open = false;  // low itself is not allowed
+  bool high_open = false;
+  int count = 0;
+};
+
+struct KeyInfo {
+  KeyTag tag;
+  const char* help;
+  Range range = {};
+  bool required = false;  // a string or list that must not be empty
+};
+
+inline constexpr Range kCountFromOne = {.low = 1, .high = 1e15};
+inline constexpr Range kCountFromZero = {.low = 0, .high = 1e15};
+inline constexpr Range kThreads = {.low = 1, .high = 4096};
+inline constexpr Range kFraction = {.low = 0, .high = 1, .high_open = true};
+inline constexpr Range kPositive = {.low = 0, .high = 1e300, .low_open = true};
+
+template <class RunT, class V>
+void visit_run(RunT& run, V& v) {
+  using enum KeyTag;
+  v.table("run", "where the run writes and computes");
+  v.key("run", "dir", run.dir, {kReporting, "the run's directory; \"\" = runs/<config's name>"});
+  v.key("run", "seed", run.seed,
+        {kNumerics, "of shuffling, initialisation, dropout and rounding", {.low = 0}});
+  v.key("run", "device", run.device, {kNumerics, "auto: one GPU if present, else the CPU with a note"});
+  v.key("run", "threads", run.threads,
+        {kNumerics, "compute threads on the CPU; auto: the cores this process may use", kThreads});
+  v.key("run", "deterministic", run.deterministic,
+        {kNumerics, "deterministic attention and reductions on GPUs"});
+}
+
+template <class ModelT, class V>
+void visit_model(ModelT& model, V& v) {
+  using enum KeyTag;
+  v.table("model", "what is trained");
+  v.key("model", "path", model.path,
+        {kNumerics, "a Hugging Face directory, or ORG/NAME in the local hub cache", {}, true});
+  v.key("model", "dtype", model.dtype, {kNumerics, "of weights and activations"});
+  v.key("model", "init", model.init,
+        {kNumerics, "random: fresh weights of the config's shape, for benchmarks"});
+}
+
+template <class DataT, class V>
+void visit_data(DataT& data, V& v) {
+  using enum KeyTag;
+  v.table("data", "what it is trained on");
+  v.key("data", "train", data.train,
+        {kNumerics, "files or globs: JSONL, JSON, Parquet, CSV, text", {}, true});
+  v.key("data", "eval", data.eval, {kReporting, "the same, for evaluation; empty: see eval_fraction"});
+  v.key("data", "eval_fraction", data.eval_fraction,
+        {kNumerics, "share of the training examples held out when eval is empty", kFraction});
+  v.key("data", "format", data.format, {kNumerics, "of the examples; auto: by their columns"});
+  v.key("data", "max_length", data.max_length,
+        {kNumerics, "tokens per sequence; activation memory grows with it", {.low = 2, .high = 16777216}});
+  v.key("data", "too_long", data.too_long, {kNumerics, "what becomes of longer examples"});
+  v.key("data", "packing", data.packing,
+        {kNumerics, "fill sequences with several examples; attention stays inside each"});
+  v.key("data", "loss_on", data.loss_on, {kNumerics, "train on answers only, or on every token"});
+  v.key("data", "cache_dir", data.cache_dir,
+        {kPlacement, "of token caches; \"\" = lmlaunch/tokens in the user's cache directory"});
+}
+
+template <class TrainT, class V>
+void visit_train(TrainT& train, V& v) {
+  using enum KeyTag;
+  v.table("train", "how it is trained");
+  v.key("train", "method", train.method, {kNumerics, "all weights, or low-rank adapters: see [lora]"});
+  v.key("train", "epochs", train.epochs,
+        {kNumerics,
+         "passes over the data; exclusive with steps (neither: 1)",
+         {.low = 0, .high = 1e6, .low_open = true}});
+  v.key("train", "steps", train.steps, {kNumerics, "optimizer steps; exclusive with epochs", kCountFromOne});
+  v.key("train", "global_batch", train.global_batch,
+        {kNumerics, "sequences per optimizer step, over all ranks", {.low = 1, .high = 1e9}});
+  v.key("train", "micro_batch", train.micro_batch,
+        {kNumerics, "sequences at once on a rank; auto: the most that fits", {.low = 1, .high = 1e9}});
+  v.key("train", "gradients", train.gradients,
+        {kNumerics, "type of accumulated gradients; bf16 halves their bytes"});
+  v.key("train", "recompute", train.recompute,
+        {kPlacement, "block: keep block inputs only, at one more forward in backward"});
+  v.key("train", "max_grad_norm", train.max_grad_norm,
+        {kNumerics, "clipping threshold; used unless optimizer.clip = \"none\"", kPositive});
+  v.key("train", "eval_every", train.eval_every,
+        {kReporting, "steps between evaluations; 0: before and after only", kCountFromZero});
+}
+
+template <class OptimizerT, class V>
+void visit_optimizer(OptimizerT& optimizer, V& v) {
+  using enum KeyTag;
+  v.table("optimizer", "how weights are updated");
+  v.key("optimizer", "name", optimizer.name, {kNumerics, "adamw", {}, true});
+  v.key("optimizer", "lr", optimizer.lr, {kNumerics, "peak learning rate", {.low = 0, .high = 1e6}});
+  v.key("optimizer", "betas", optimizer.betas,
+        {kNumerics,
+         "decay of the first and second moment",
+         {.low = 0, .high = 1, .high_open = true, .count = 2}});
+  v.key("optimizer", "eps", optimizer.eps, {kNumerics, "added to the root of the second moment", kPositive});
+  v.key("optimizer", "weight_decay", optimizer.weight_decay,
+        {kNumerics, "per step, times lr; not applied to norms and biases", {.low = 0, .high = 1e6}});
+  v.key("optimizer", "clip", optimizer.clip,
+        {kNumerics, "by the norm of all gradients, of each block's, or not at all"});
+  v.key("optimizer", "schedule", optimizer.schedule, {kNumerics, "of the learning rate"});
+  v.key("optimizer", "warmup", optimizer.warmup,
+        {kNumerics, "steps if >= 1, else a fraction of all steps", {.low = 0, .high = 1e15}});
+  v.key("optimizer", "min_lr_ratio", optimizer.min_lr_ratio,
+        {kNumerics, "floor of the schedules that have one, as a share of lr", {.low = 0, .high = 1}});
+  v.key("optimizer", "master", optimizer.master,
+        {kNumerics,
+         "of bf16 weights: split and fp32 give the same bits, split costs 2 bytes per weight less; "
+         "none: stochastic rounding"});
+  v.key("optimizer", "threads", optimizer.threads,
+        {kPlacement, "of the update on the CPU; auto: run.threads", kThreads});
+}
+
+template <class LoraT, class V>
+void visit_lora(LoraT& lora, V& v) {
+  using enum KeyTag;
+  v.table("lora", "low-rank adapters; used with train.method = \"lora\"");
+  v.key("lora", "r", lora.r, {kNumerics, "rank", {.low = 1, .high = 65536}});
+  v.key("lora", "alpha", lora.alpha,
+        {kNumerics, "the adapter's output is scaled by alpha / r (rslora: alpha / sqrt(r))", kPositive});
+  v.key("lora", "dropout", lora.dropout, {kNumerics, "on the adapter's input", kFraction});
+  v.key("lora", "targets", lora.targets,
+        {kNumerics, "\"all-linear\", or names such as q_proj, v_proj", {}, true});
+  v.key("lora", "rslora", lora.rslora, {kNumerics, "scale by the square root of the rank"});
+  v.key("lora", "init", lora.init, {kNumerics, "a PEFT adapter directory to continue; \"\" = fresh"});
+}
+
+template <class LogT, class V>
+void visit_log(LogT& log, V& v) {
+  v.table("log", "what is printed");
+  v.key("log", "every", log.every,
+        {KeyTag::kReporting, "steps between lines when stderr is not a terminal", kCountFromOne});
+}
+
+template <class ConfigT, class V>
+void visit_config(ConfigT& config, V& v) {
+  visit_run(config.run, v);
+  visit_model(config.model, v);
+  visit_data(config.data, v);
+  visit_train(config.train, v);
+  visit_optimizer(config.optimizer, v);
+  visit_lora(config.lora, v);
+  visit_log(config.log, v);
+}
+
+}  // namespace lm

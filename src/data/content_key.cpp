@@ -1,0 +1,164 @@
+#include "data/content_key.h"
+
+#include <fcntl.h>
+#include <glob.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <memory>
+
+#include "base/bytes.h"
+#include "base/error.h"
+
+namespace lm {
+namespace {
+
+constexpr int64_t kRemembered = kMiB;  // smaller files are read faster than looked up
+constexpr size_t kTableLines = 4096;   // the oldest go first
+constexpr size_t kBufferBytes = 1 << 20;
+
+[[noreturn]] void refuse(const std::string& what, const std::string& place) {
+  throw Error(Exit::kInput, {.area = "DATA-24",
+                             .what = what,
+                             .place = place,
+                             .next = "check data.train, data.eval and model.path",
+                             .kept = ""});
+}
+
+ContentKey digest(XXH3_state_t* state) {
+  XXH128_canonical_t canonical;
+  XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(state));
+  ContentKey key;
+  std::copy_n(canonical.digest, key.size(), key.begin());
+  return key;
+}
+
+std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> new_state() {
+  std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(), XXH3_freeState);
+  LM_CHECK(state != nullptr, "no memory for a hash");
+  XXH3_128bits_reset(state.get());
+  return state;
+}
+
+ContentKey read_and_hash(int fd, const std::string& path) {
+  const auto state = new_state();
+  std::vector<char> buffer(kBufferBytes);
+  for (;;) {
+    const ssize_t got = ::read(fd, buffer.data(), buffer.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) refuse(std::string("cannot read: ") + std::strerror(errno), path);
+    if (got == 0) return digest(state.get());
+    XXH3_128bits_update(state.get(), buffer.data(), static_cast<size_t>(got));
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> expand_files(const std::vector<std::string>& patterns) {
+  std::vector<std::string> files;
+  for (const std::string& pattern : patterns) {
+    struct stat info {};
+    if (::stat(pattern.c_str(), &info) == 0) {  // a name may hold [ or *
+      files.push_back(pattern);
+      continue;
+    }
+    glob_t found{};
+    const int status = ::glob(pattern.c_str(), GLOB_TILDE | GLOB_BRACE, nullptr, &found);
+    for (size_t i = 0; status == 0 && i < found.gl_pathc; ++i) files.emplace_back(found.gl_pathv[i]);
+    ::globfree(&found);
+    if (status != 0) refuse("no such data file", pattern);
+  }
+  if (files.empty()) refuse("no data file is named", "data.train");
+  for (const std::string& file : files) {
+    struct stat info {};
+    if (::stat(file.c_str(), &info) != 0) refuse(std::string("cannot open: ") + std::strerror(errno), file);
+    if (S_ISDIR(info.st_mode))
+      refuse("a directory instead of a data file (write a glob such as dir/*.jsonl)", file);
+    if (!S_ISREG(info.st_mode)) refuse("not a regular file", file);
+  }
+  return files;
+}
+
+ContentHasher::ContentHasher(std::string table_path) : table_path_(std::move(table_path)) {
+  std::ifstream table(table_path_);
+  for (std::string line; std::getline(table, line) && lines_.size() < 2 * kTableLines;)
+    lines_.push_back(line);
+}
+
+ContentKey ContentHasher::hash_file(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) refuse(std::string("cannot open: ") + std::strerror(errno), path);
+  const auto close_later =
+      std::unique_ptr<const int, void (*)(const int*)>(&fd, [](const int* f) { ::close(*f); });
+  struct stat info {};
+  if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) refuse("not a regular file", path);
+  const std::string stamp = std::to_string(info.st_size) + " " +
+                            std::to_string(int64_t{info.st_mtim.tv_sec} * 1000000000 + info.st_mtim.tv_nsec) +
+                            " " + std::to_string(info.st_ino) + " ";
+  char absolute[PATH_MAX];
+  const std::string full = ::realpath(path.c_str(), absolute) != nullptr ? absolute : path;
+  const bool remember = info.st_size >= kRemembered && full.find('\n') == std::string::npos;
+  const size_t hex = 2 * sizeof(ContentKey);
+  for (const std::string& line : lines_) {
+    if (!remember || line.size() != stamp.size() + hex + 1 + full.size()) continue;
+    if (line.compare(0, stamp.size(), stamp) != 0 ||
+        line.compare(stamp.size() + hex + 1, full.size(), full) != 0)
+      continue;
+    ContentKey key;
+    bool good = true;
+    for (size_t i = 0; i < key.size(); ++i) {
+      good = good && std::sscanf(line.c_str() + stamp.size() + 2 * i, "%2hhx", &key[i]) == 1;
+    }
+    if (good) return key;
+  }
+  const ContentKey key = read_and_hash(fd, path);
+  if (remember) {
+    lines_.push_back(stamp + to_hex(key) + " " + full);
+    changed_ = true;
+  }
+  return key;
+}
+
+void ContentHasher::save() const {
+  if (!changed_) return;
+  const std::string temporary = table_path_ + ".tmp-" + std::to_string(::getpid());
+  {
+    std::ofstream out(temporary);
+    for (size_t i = lines_.size() > kTableLines ? lines_.size() - kTableLines : 0; i < lines_.size(); ++i) {
+      out << lines_[i] << '\n';
+    }
+    if (!out.flush()) {
+      ::unlink(temporary.c_str());
+      return;
+    }
+  }
+  if (::rename(temporary.c_str(), table_path_.c_str()) != 0) ::unlink(temporary.c_str());
+}
+
+ContentKey combine(const std::vector<std::string>& parts) {
+  const auto state = new_state();
+  for (const std::string& part : parts) {
+    const uint64_t size = part.size();
+    XXH3_128bits_update(state.get(), &size, sizeof size);
+    XXH3_128bits_update(state.get(), part.data(), part.size());
+  }
+  return digest(state.get());
+}
+
+std::string to_hex(const ContentKey& key) {
+  std::string text;
+  for (const uint8_t byte : key) {
+    char two[3];
+    std::snprintf(two, sizeof two, "%02x", byte);
+    text += two;
+  }
+  return text;
+}
+
+}  // namespace lm

@@ -1,0 +1,35 @@
+// Names the content of a preparation: the key of its token cache. Two runs with the same bytes in their data
+// files, tokenizer, template and options get the same key, whatever the files are called.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "data/token_file.h"
+
+namespace lm {
+
+// Expands names and globs in the order given; the matches of a glob are sorted. Throws Error(11) for a name
+// that matches nothing or is no regular file.
+std::vector<std::string> expand_files(const std::vector<std::string>& patterns);
+
+// Hashes file contents. Hashes of large files are remembered in `table_path` under (path, size, mtime,
+// inode), so that an unchanged file is not read again; a lost or damaged table costs only time.
+class ContentHasher {
+ public:
+  explicit ContentHasher(std::string table_path);
+  ContentKey hash_file(const std::string& path);
+  // Writes the table when it has changed; failing to is not an error.
+  void save() const;
+
+ private:
+  std::string table_path_;
+  std::vector<std::string> lines_;  // "<size> <mtime_ns> <inode> <hash> <path>"
+  bool changed_ = false;
+};
+
+// Combines parts in order, each with its length, so that no two lists of parts run together.
+ContentKey combine(const std::vector<std::string>& parts);
+std::string to_hex(const ContentKey& key);
+
+}  // namespace lm

@@ -1,0 +1,201 @@
+#include "data/loader.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "data/shuffle.h"
+
+namespace lm {
+namespace {
+
+[[noreturn]] void refuse(const std::string& what, const std::string& place, const std::string& next) {
+  throw Error(Exit::kInput, {.area = "DATA-24", .what = what, .place = place, .next = next, .kept = ""});
+}
+
+// How many of `examples` are held out: the rounded share, but neither all nor none.
+int64_t held_out(int64_t examples, double fraction) {
+  if (fraction <= 0.0) return 0;
+  const auto wanted = static_cast<int64_t>(std::llround(fraction * static_cast<double>(examples)));
+  return std::clamp<int64_t>(wanted, 1, std::max<int64_t>(examples - 1, 0));
+}
+
+std::string percent(int64_t part, int64_t whole) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f %%", 100.0 * static_cast<double>(part) / static_cast<double>(whole));
+  return text;
+}
+
+// Nothing to learn is an error; hardly anything may be meant (one-word answers to long documents).
+void check_share(const DataSource& source, const PieceCounts& counts) {
+  const std::string place = source.name();
+  if (counts.examples == 0)
+    refuse("there is no training example", place, "look at data.train and data.eval_fraction");
+  if (counts.targets == 0) {
+    refuse("not one token is a training target in " + std::to_string(counts.examples) + " examples (" +
+               std::to_string(counts.without_target) + " without a target, " +
+               std::to_string(counts.too_long) + " longer than data.max_length)",
+           place, "check the format of the data, data.loss_on, data.max_length and data.too_long");
+  }
+  if (counts.targets * 100 < counts.tokens) {
+    log_warning("DATA-24", "only " + percent(counts.targets, counts.tokens) + " of the tokens in " + place +
+                               " are training targets; check the format of the data and data.loss_on");
+  }
+}
+
+}  // namespace
+
+Loader::Loader(const DataSource& train, const DataSource* eval, const LoaderOptions& options)
+    : train_(train),
+      eval_(eval),
+      options_(options),
+      fingerprint_(static_cast<int64_t>(train.fingerprint())),
+      data_(fingerprint_) {
+  LM_CHECK(options.global_batch >= 1 && options.micro_batch >= 1, "batch sizes");
+  LM_CHECK(options.vocab >= 1, "vocabulary");
+  LM_CHECK(options.world >= 1 && options.rank >= 0 && options.rank < options.world, "ranks");
+  const int64_t examples = train.examples();
+  const int64_t held = eval == nullptr ? held_out(examples, options.eval_fraction) : 0;
+  const Permutation draw(examples, options.seed, 0, ShufflePurpose::kHeldOut);
+  pieces_ = cut_pieces(
+      train, options.max_length, options.too_long,
+      [&](int64_t index) { return held == 0 || draw(index) >= held; }, train_counts_);
+  check_share(train, train_counts_);
+  if (eval == nullptr && held == 0) return;
+  const DataSource& from = eval != nullptr ? *eval : train;
+  eval_pieces_ = cut_pieces(
+      from, options.max_length, options.too_long,
+      [&](int64_t index) { return eval != nullptr || draw(index) < held; }, eval_counts_);
+  check_share(from, eval_counts_);
+}
+
+const SequenceList& Loader::sequences_of(int64_t epoch) {
+  if (planned_ != epoch) {
+    const Permutation order(static_cast<int64_t>(pieces_.size()), options_.seed, epoch,
+                            ShufflePurpose::kEpoch);
+    plan_ = pack_sequences(pieces_, order, options_.packing, options_.max_length);
+    planned_ = epoch;
+  }
+  return plan_;
+}
+
+int64_t Loader::steps_in_epoch(int64_t epoch) {
+  LM_CHECK(epoch >= 0, "epoch");
+  if (!options_.packing) epoch = 0;  // every epoch has the same number of sequences
+  const auto slot = static_cast<size_t>(epoch);
+  if (slot >= steps_.size()) steps_.resize(slot + 1);
+  if (!steps_[slot]) {
+    const int64_t sequences =
+        options_.packing ? sequences_of(epoch).sequences() : static_cast<int64_t>(pieces_.size());
+    steps_[slot] = (sequences + options_.global_batch - 1) / options_.global_batch;
+  }
+  return *steps_[slot];
+}
+
+int64_t Loader::total_steps(double epochs) {
+  LM_CHECK(epochs > 0.0 && std::isfinite(epochs), "train.epochs");
+  const double whole = std::floor(epochs);
+  const auto full = static_cast<int64_t>(whole);
+  int64_t steps = 0;
+  if (!options_.packing) {
+    steps = full * steps_per_epoch();
+  } else {
+    for (int64_t epoch = 0; epoch < full; ++epoch) steps += steps_in_epoch(epoch);
+  }
+  if (epochs > whole)
+    steps += static_cast<int64_t>(std::ceil((epochs - whole) * static_cast<double>(steps_in_epoch(full))));
+  return steps;
+}
+
+StepBatches Loader::next() {
+  if (data_ != fingerprint_) {
+    refuse("the data is not the data with which this run began", train_.name(),
+           "restore the files of data.train, or start a new run directory");
+  }
+  if (epoch_ < 0 || step_ < 0 || step_ >= steps_in_epoch(epoch_)) {
+    throw Error(Exit::kIncompatible,
+                {.area = "CKPT-26",
+                 .what = "the saved data position is outside the epoch",
+                 .place = "epoch " + std::to_string(epoch_) + " step " + std::to_string(step_),
+                 .next = "resume with the batch size and data options of the run",
+                 .kept = ""});
+  }
+  const SequenceList& list = sequences_of(epoch_);
+  const int64_t first = step_ * options_.global_batch;
+  const int64_t count = std::min(options_.global_batch, list.sequences() - first);
+  StepBatches batches;
+  for (int64_t s = first; s < first + count; ++s) {
+    for (const int32_t piece : list.sequence(s)) {
+      batches.target_tokens += pieces_[static_cast<size_t>(piece)].targets;
+    }
+  }
+  const int64_t begin = first + count * options_.rank / options_.world;
+  const int64_t end = first + count * (options_.rank + 1) / options_.world;
+  for (int64_t s = begin; s < end; s += options_.micro_batch) {
+    batches.micro.push_back(assemble(train_, pieces_, list, s, std::min(end, s + options_.micro_batch)));
+  }
+  if (++step_ == steps_in_epoch(epoch_)) {
+    ++epoch_;
+    step_ = 0;
+  }
+  return batches;
+}
+
+std::vector<Batch> Loader::eval_batches() const {
+  std::vector<Batch> batches;
+  if (eval_pieces_.empty()) return batches;
+  const SequenceList list = pack_sequences(
+      eval_pieces_, [](int64_t i) { return i; }, options_.packing, options_.max_length);
+  const DataSource& source = eval_ != nullptr ? *eval_ : train_;
+  for (int64_t s = 0; s < list.sequences(); s += options_.micro_batch) {
+    batches.push_back(
+        assemble(source, eval_pieces_, list, s, std::min(list.sequences(), s + options_.micro_batch)));
+  }
+  return batches;
+}
+
+void Loader::visit_state(StateVisitor& visitor) {
+  visitor.number("data.epoch", epoch_);
+  visitor.number("data.step_in_epoch", step_);
+  visitor.number("data.fingerprint", data_);
+}
+
+Batch Loader::assemble(const DataSource& source, const std::vector<Piece>& pieces, const SequenceList& list,
+                       int64_t begin, int64_t end) const {
+  Batch batch;
+  for (int64_t s = begin; s < end; ++s) {
+    for (const int32_t piece : list.sequence(s)) append(source, pieces[static_cast<size_t>(piece)], batch);
+  }
+  batch.document_start.push_back(static_cast<int32_t>(batch.tokens()));
+  return batch;
+}
+
+void Loader::append(const DataSource& source, const Piece& piece, Batch& batch) const {
+  const ExampleView view = source.example(piece.example, piece.begin, piece.length, buffer_);
+  const auto n = static_cast<size_t>(piece.length), at = batch.token.size();
+  // As unsigned numbers, so that a negative id is too large as well.
+  uint32_t largest = 0;
+  for (const int32_t id : view.tokens) largest = std::max(largest, static_cast<uint32_t>(id));
+  if (largest >= static_cast<uint64_t>(options_.vocab)) {
+    const auto bad = std::ranges::find_if(view.tokens, [&](int32_t id) {
+      return static_cast<uint32_t>(id) >= static_cast<uint64_t>(options_.vocab);
+    });
+    const int64_t position = source.first_token(piece.example) + piece.begin + (bad - view.tokens.begin());
+    refuse("token " + std::to_string(position) + " = " + std::to_string(*bad) +
+               " is outside the model's vocabulary of " + std::to_string(options_.vocab),
+           source.name(), "use the tokenizer that belongs to model.path");
+  }
+  batch.document_start.push_back(static_cast<int32_t>(at));
+  batch.token.insert(batch.token.end(), view.tokens.begin(), view.tokens.end());
+  batch.sample.insert(batch.sample.end(), n, piece.example);
+  batch.position.resize(at + n);
+  batch.target.resize(at + n);
+  for (size_t i = 0; i < n; ++i) {
+    batch.position[at + i] = static_cast<int32_t>(i);
+    batch.target[at + i] = i + 1 < n && view.trained[i + 1] != 0 ? view.tokens[i + 1] : -1;
+  }
+}
+
+}  // namespace lm

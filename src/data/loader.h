@@ -1,0 +1,79 @@
+// Hands the trainer one optimizer step after another: shuffled, packed or padding-free, with the step's
+// number of targets known before it starts. The only state is (epoch, step in epoch): restoring it continues
+// exactly, since everything else follows from the seed and the data. Owned and called by one thread of a
+// rank; the sources are borrowed and must outlive it. Throws Error(11) for data from which nothing can be
+// learnt, ids outside the vocabulary, and data other than that of the restored state.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/state.h"
+#include "config/config.h"
+#include "data/batch.h"
+#include "data/packing.h"
+#include "data/source.h"
+
+namespace lm {
+
+struct LoaderOptions {
+  int64_t seed = 42;
+  int64_t max_length = 2048;  // tokens per sequence
+  TooLong too_long = TooLong::kCut;
+  bool packing = false;
+  int64_t global_batch = 8;    // sequences per step, over all ranks
+  int64_t micro_batch = 1;     // sequences per micro-batch
+  int64_t vocab = 0;           // the model's: every id must be below it
+  double eval_fraction = 0.0;  // of the training examples held out; used without an eval source
+  int rank = 0, world = 1;     // a step's sequences are dealt to the ranks as equal, contiguous runs
+};
+
+class Loader {
+ public:
+  // `eval` may be null.
+  Loader(const DataSource& train, const DataSource* eval, const LoaderOptions& options);
+
+  // The next step's micro-batches of this rank; moves the position. The last step of an epoch may be short.
+  StepBatches next();
+
+  // Of the first epoch; with packing epochs may differ by a few sequences.
+  int64_t steps_per_epoch() { return steps_in_epoch(0); }
+  int64_t steps_in_epoch(int64_t epoch);
+  // Whole epochs plus a fraction of the next, rounded up.
+  int64_t total_steps(double epochs);
+
+  // The held-out examples in file order, never shuffled: micro_batch sequences each. Empty without held-out
+  // data.
+  std::vector<Batch> eval_batches() const;
+  bool has_eval() const { return !eval_pieces_.empty(); }
+
+  const PieceCounts& train_counts() const { return train_counts_; }
+  const PieceCounts& eval_counts() const { return eval_counts_; }
+  int64_t epoch() const { return epoch_; }
+  int64_t step_in_epoch() const { return step_; }
+  void visit_state(StateVisitor& visitor);
+
+ private:
+  const SequenceList& sequences_of(int64_t epoch);
+  Batch assemble(const DataSource& source, const std::vector<Piece>& pieces, const SequenceList& list,
+                 int64_t begin, int64_t end) const;
+  void append(const DataSource& source, const Piece& piece, Batch& batch) const;
+
+  const DataSource& train_;
+  const DataSource* eval_;
+  LoaderOptions options_;
+  std::vector<Piece> pieces_, eval_pieces_;
+  PieceCounts train_counts_, eval_counts_;
+  SequenceList plan_;  // of epoch planned_
+  int64_t planned_ = -1;
+  std::vector<std::optional<int64_t>> steps_;  // per epoch, once counted
+  mutable ExampleBuffer buffer_;
+  const int64_t fingerprint_;  // of train_
+
+  int64_t epoch_ = 0, step_ = 0;  // the position: what next() will give
+  int64_t data_ = 0;              // fingerprint of the data that the position belongs to
+};
+
+}  // namespace lm

@@ -1,0 +1,104 @@
+#include "data/packing.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "base/error.h"
+
+namespace lm {
+namespace {
+
+// 97 % full for lengths uniform up to the sequence, 99.6 % for short ones, at under 1 us per piece; 64 gives 95 %.
+constexpr int64_t kOpen = 256;
+
+int32_t count_targets(std::span<const uint8_t> trained) {
+  return trained.empty() ? 0 : static_cast<int32_t>(std::ranges::count_if(trained.subspan(1), [](uint8_t t) {
+    return t != 0;
+  }));
+}
+
+// Marks of one example from `begin` on, at most `length`.
+std::span<const uint8_t> part(std::span<const uint8_t> trained, int64_t begin, int64_t length) {
+  return trained.subspan(static_cast<size_t>(begin),
+                         static_cast<size_t>(std::min(length, static_cast<int64_t>(trained.size()) - begin)));
+}
+
+}  // namespace
+
+std::vector<Piece> cut_pieces(const DataSource& source, int64_t max_length, TooLong too_long,
+                              const std::function<bool(int64_t)>& wanted, PieceCounts& counts) {
+  LM_CHECK(max_length >= 2 && max_length <= std::numeric_limits<int32_t>::max(), "data.max_length");
+  LM_CHECK(source.examples() < std::numeric_limits<int32_t>::max(), "too many examples for 32-bit indices");
+  std::vector<Piece> pieces;
+  ExampleBuffer buffer;
+  for (int64_t index = 0; index < source.examples(); ++index) {
+    if (!wanted(index)) continue;
+    ++counts.examples;
+    const int64_t length = source.length(index);
+    if (length > max_length) {
+      ++counts.too_long;
+      if (too_long == TooLong::kDrop) counts.lost_tokens += length;
+      if (too_long == TooLong::kDrop) continue;
+      if (too_long == TooLong::kCut) counts.lost_tokens += length - max_length;
+    }
+    const std::span<const uint8_t> trained = source.trained(index, buffer);
+    const int64_t stop = too_long == TooLong::kSplit ? length : std::min(length, max_length);
+    bool used = false;
+    for (int64_t begin = 0; begin + 1 < stop; begin += max_length - 1) {
+      const std::span<const uint8_t> marks =
+          part(trained.first(static_cast<size_t>(stop)), begin, max_length);
+      const int32_t targets = count_targets(marks);
+      if (targets == 0) continue;
+      used = true;
+      pieces.push_back({.example = static_cast<int32_t>(index),
+                        .length = static_cast<int32_t>(marks.size()),
+                        .begin = begin,
+                        .targets = targets});
+      counts.tokens += pieces.back().length;
+      counts.targets += targets;
+    }
+    if (!used) ++counts.without_target;
+  }
+  LM_CHECK(static_cast<int64_t>(pieces.size()) < std::numeric_limits<int32_t>::max(), "too many pieces");
+  return pieces;
+}
+
+std::span<const int32_t> SequenceList::sequence(int64_t index) const {
+  const auto begin = static_cast<size_t>(start[static_cast<size_t>(index)]);
+  return std::span(order).subspan(begin, static_cast<size_t>(start[static_cast<size_t>(index) + 1]) - begin);
+}
+
+SequenceList pack_sequences(std::span<const Piece> pieces, const std::function<int64_t(int64_t)>& at,
+                            bool packing, int64_t max_length) {
+  const auto count = static_cast<int64_t>(pieces.size());
+  // Pass 1: the sequence of each piece, in visiting order. room[s % kOpen] is what is left in sequence s, for
+  // the newest kOpen ones; older sequences are closed.
+  std::vector<int32_t> visited(pieces.size()), sequence_of(pieces.size());
+  std::vector<int64_t> room(kOpen, 0);
+  int64_t sequences = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t piece = at(i);
+    const int64_t length = pieces[static_cast<size_t>(piece)].length;
+    LM_CHECK(length <= max_length, "a piece is longer than a sequence");
+    int64_t home = packing ? std::max<int64_t>(0, sequences - kOpen) : sequences;
+    while (home < sequences && room[static_cast<size_t>(home % kOpen)] < length) ++home;
+    if (home == sequences) room[static_cast<size_t>(sequences++ % kOpen)] = max_length;
+    room[static_cast<size_t>(home % kOpen)] -= length;
+    visited[static_cast<size_t>(i)] = static_cast<int32_t>(piece);
+    sequence_of[static_cast<size_t>(i)] = static_cast<int32_t>(home);
+  }
+  // Pass 2: gather by sequence, keeping the visiting order inside each.
+  SequenceList list;
+  list.start.assign(static_cast<size_t>(sequences) + 1, 0);
+  for (const int32_t s : sequence_of) ++list.start[static_cast<size_t>(s) + 1];
+  for (size_t s = 1; s < list.start.size(); ++s) list.start[s] += list.start[s - 1];
+  std::vector<int64_t> next(list.start.begin(), list.start.end() - 1);
+  list.order.resize(pieces.size());
+  for (size_t i = 0; i < visited.size(); ++i) {
+    list.order[static_cast<size_t>(next[static_cast<size_t>(sequence_of[i])]++)] = visited[i];
+  }
+  return list;
+}
+
+}  // namespace lm

@@ -1,0 +1,56 @@
+// From examples to sequences: what becomes of examples that are too long, and which examples share a
+// sequence. Plain values and functions of lengths alone, so that a run can be counted and resumed without
+// reading tokens.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "config/config.h"
+#include "data/source.h"
+
+namespace lm {
+
+// A document as the model sees it: a part of one example, at most max_length tokens.
+struct Piece {
+  int32_t example;
+  int32_t length;   // tokens, >= 2
+  int64_t begin;    // of the part in its example
+  int32_t targets;  // marked tokens that have a predecessor in this piece, > 0
+};
+
+struct PieceCounts {
+  int64_t examples = 0;        // considered
+  int64_t tokens = 0;          // of the pieces
+  int64_t targets = 0;         // of the pieces
+  int64_t without_target = 0;  // examples of which nothing was left to learn
+  int64_t too_long = 0;        // examples over max_length: cut, split or dropped
+  int64_t lost_tokens = 0;     // cut off, or in the examples dropped as too long
+};
+
+// The pieces of the examples that `wanted` accepts, in the source's order.
+//   cut    the first max_length tokens
+//   split  parts of max_length; a part begins with the last token of the one before it, as context only, so
+//          that each target is learnt exactly once
+//   drop   nothing
+std::vector<Piece> cut_pieces(const DataSource& source, int64_t max_length, TooLong too_long,
+                              const std::function<bool(int64_t)>& wanted, PieceCounts& counts);
+
+// Which pieces make up each sequence of an epoch. Sequence s holds order[start[s]] .. order[start[s + 1] -
+// 1].
+struct SequenceList {
+  std::vector<int32_t> order;  // indices into the pieces
+  std::vector<int64_t> start;  // sequences + 1 entries
+  int64_t sequences() const { return static_cast<int64_t>(start.size()) - 1; }
+  std::span<const int32_t> sequence(int64_t index) const;
+};
+
+// One piece per sequence, or with `packing` as many whole pieces as fit into max_length: first fit among the
+// 64 newest unfinished sequences, taking pieces in the order at(0), at(1), ...; sequences leave in the order
+// in which they were begun.
+SequenceList pack_sequences(std::span<const Piece> pieces, const std::function<int64_t(int64_t)>& at,
+                            bool packing, int64_t max_length);
+
+}  // namespace lm

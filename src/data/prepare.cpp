@@ -1,0 +1,242 @@
+#include "data/prepare.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "data/child_process.h"
+#include "data/content_key.h"
+
+namespace lm {
+namespace {
+
+using Json = nlohmann::json;
+namespace fs = std::filesystem;
+
+[[noreturn]] void refuse(Exit code, const std::string& what, const std::string& place,
+                         const std::string& next) {
+  throw Error(code, {.area = "DATA-24", .what = what, .place = place, .next = next, .kept = ""});
+}
+
+const char* format_name(DataFormat format) {
+  switch (format) {
+    case DataFormat::kAuto:
+      return "auto";
+    case DataFormat::kText:
+      return "text";
+    case DataFormat::kChat:
+      return "chat";
+    case DataFormat::kShareGpt:
+      return "sharegpt";
+    case DataFormat::kPromptCompletion:
+      return "prompt_completion";
+    case DataFormat::kAlpaca:
+      return "alpaca";
+    case DataFormat::kTokens:
+      return "tokens";
+  }
+  return "auto";
+}
+
+const char* loss_name(LossOn loss_on) {
+  return loss_on == LossOn::kAll ? "all" : "completion";
+}
+
+// Made with the user's rights alone: the caches hold the training text.
+std::string make_cache_dir(const std::string& wanted) {
+  std::string dir = wanted;
+  if (dir.empty()) {
+    const char* home = std::getenv("HOME");
+    dir = std::string(home != nullptr ? home : ".") + "/.cache/lmlaunch/tokens";
+  }
+  std::error_code error;
+  const bool made = fs::create_directories(dir, error);
+  if (error)
+    refuse(Exit::kIo, "cannot make the cache directory: " + error.message(), dir, "set data.cache_dir");
+  if (made) ::chmod(dir.c_str(), 0700);
+  return dir;
+}
+
+// Everything that the tokens depend on.
+ContentKey key_of(const PrepareOptions& options, const std::vector<std::string>& files,
+                  ContentHasher& hasher) {
+  std::vector<std::string> parts{"tokens " + std::to_string(kTokenFileVersion), format_name(options.format),
+                                 loss_name(options.loss_on)};
+  const auto add = [&](const std::string& name, const std::string& path) {
+    parts.push_back(name + " " + (fs::exists(path) ? to_hex(hasher.hash_file(path)) : "-"));
+  };
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+                           "generation_config.json", "chat_template.jinja"}) {
+    add(name, options.model_dir + "/" + name);
+  }
+  for (const std::string& folder : {options.model_dir + "/additional_chat_templates", options.program_dir}) {
+    std::vector<fs::path> entries;
+    std::error_code absent;
+    for (const auto& entry : fs::directory_iterator(folder, absent)) {
+      if (entry.is_regular_file()) entries.push_back(entry.path());
+    }
+    std::sort(entries.begin(), entries.end());
+    for (const fs::path& entry : entries) add(entry.filename(), entry);
+  }
+  // The kind of a file follows from its suffix, so that belongs to its content.
+  for (const std::string& file : files) add(fs::path(file).extension(), file);
+  return combine(parts);
+}
+
+// Held while a cache is made, so that of several runs one tokenises and the others wait for it.
+class CacheLock {
+ public:
+  CacheLock(const std::string& path, const std::function<bool()>& stopped) {
+    fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd_ < 0)
+      refuse(Exit::kIo, std::string("cannot make the lock: ") + std::strerror(errno), path,
+             "set data.cache_dir");
+    for (bool told = false; ::flock(fd_, LOCK_EX | LOCK_NB) != 0; told = true) {
+      if (!told) log_note("DATA-24", "another run is tokenising the same data; waiting for it");
+      ::usleep(100000);
+      if (stopped && stopped()) {
+        ::close(fd_);
+        refuse(Exit::kStopped, "stopped while waiting for another run's tokens", path, "start again");
+      }
+    }
+  }
+  ~CacheLock() { ::close(fd_); }
+  CacheLock(const CacheLock&) = delete;
+  CacheLock& operator=(const CacheLock&) = delete;
+
+ private:
+  int fd_;
+};
+
+void run_python(const PrepareOptions& options, const std::vector<std::string>& files, const std::string& out,
+                const ContentKey& key) {
+  const std::string program = options.program_dir + "/prepare.py";
+  if (!fs::exists(program))
+    refuse(Exit::kInternal, "the data program is not installed", program, "build again");
+  const Json request{{"files", files},
+                     {"format", format_name(options.format)},
+                     {"model_dir", options.model_dir},
+                     {"loss_on", loss_name(options.loss_on)},
+                     {"workers", options.workers},
+                     {"out", out},
+                     {"key", to_hex(key)}};
+  // -I: no environment variable and no folder of the user's changes what runs; -B: no bytecode beside the
+  // program.
+  const ChildResult result =
+      run_child({options.python, "-I", "-B", program},
+                request.dump(-1, ' ', false, Json::error_handler_t::replace), log_line, options.stopped);
+  const Json answer = Json::parse(result.output, nullptr, false);
+  if (answer.is_object() && answer.contains("error")) {
+    const Json& error = answer["error"];
+    throw Error(Exit::kInput, {.area = error.value("area", "DATA-24"),
+                               .what = error.value("what", "unknown"),
+                               .place = error.value("place", ""),
+                               .next = error.value("next", ""),
+                               .kept = ""});
+  }
+  if (result.status != 0 || !answer.is_object()) {
+    const int s = result.status;
+    refuse(Exit::kInput,
+           std::string("the data program ended with ") + (WIFSIGNALED(s)
+                                                              ? "signal " + std::to_string(WTERMSIG(s))
+                                                              : "status " + std::to_string(WEXITSTATUS(s))),
+           program, "its own message stands above");
+  }
+}
+
+Prepared describe(const TokenFile& file, bool from_cache) {
+  Prepared prepared{.path = file.name(),
+                    .from_cache = from_cache,
+                    .examples = file.examples(),
+                    .tokens = file.tokens(),
+                    .trained_tokens = file.trained_tokens(),
+                    .dropped = 0,
+                    .notes = {},
+                    .sample = {}};
+  const Json summary = Json::parse(file.summary(), nullptr, false);
+  if (!summary.is_object())
+    refuse(Exit::kInput, "damaged token file: its summary is not JSON", file.name(), "delete it");
+  prepared.dropped = summary.value("dropped", int64_t{0});
+  prepared.notes = summary.value("notes", std::vector<std::string>{});
+  for (const Json& piece : summary.value("sample", Json::array())) {
+    prepared.sample.push_back({piece.value("text", ""), piece.value("trained", false)});
+  }
+  return prepared;
+}
+
+// The cache under `path`, if it is there, whole and of this key; a damaged one is told and made again.
+bool usable(const std::string& path, const ContentKey& key) {
+  if (!fs::exists(path)) return false;
+  try {
+    if (TokenFile(path).key() == key) return true;
+    log_warning("DATA-24", path + " belongs to other data; tokenising again");
+  } catch (const Error& error) {
+    log_warning(error.text().area, std::string(error.what()) + "; tokenising again");
+  }
+  return false;
+}
+
+}  // namespace
+
+Prepared prepare_tokens(const PrepareOptions& options) {
+  const std::vector<std::string> files = expand_files(options.files);
+  const std::string dir = make_cache_dir(options.cache_dir);
+  ContentHasher hasher(dir + "/hashes");
+  const ContentKey key = key_of(options, files, hasher);
+  hasher.save();
+  const std::string path = dir + "/" + to_hex(key) + ".tokens";
+  if (usable(path, key)) return describe(TokenFile(path), true);
+
+  const CacheLock lock(dir + "/" + to_hex(key) + ".lock", options.stopped);
+  if (usable(path, key)) return describe(TokenFile(path), true);  // made while we waited
+  const std::string temporary = path + ".tmp";                    // ours alone: we hold the lock
+  try {
+    run_python(options, files, temporary, key);
+    const Prepared prepared = describe(TokenFile(temporary), false);
+    if (prepared.examples == 0) {
+      refuse(Exit::kInput,
+             "not one token is a training target in " + std::to_string(prepared.dropped) + " examples",
+             files.front(), "check the format of the data and data.loss_on");
+    }
+  } catch (...) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
+  if (::rename(temporary.c_str(), path.c_str()) != 0) {
+    refuse(Exit::kIo, std::string("cannot publish the token cache: ") + std::strerror(errno), path,
+           "check data.cache_dir");
+  }
+  return describe(TokenFile(path), false);
+}
+
+std::string sample_view(const Prepared& prepared, bool terminal) {
+  char head[256];
+  const double share = prepared.tokens > 0 ? 100.0 * static_cast<double>(prepared.trained_tokens) /
+                                                 static_cast<double>(prepared.tokens)
+                                           : 0.0;
+  std::snprintf(head, sizeof head, "data: %lld examples, %lld tokens, %.1f %% of them trained%s\n",
+                static_cast<long long>(prepared.examples), static_cast<long long>(prepared.tokens), share,
+                prepared.from_cache ? " (from the cache)" : "");
+  std::string view = head;
+  for (const std::string& note : prepared.notes) view += "data: " + note + "\n";
+  view += terminal ? "one example, trained text in green:\n" : "one example, trained text between « and »:\n";
+  for (const SamplePiece& piece : prepared.sample) {
+    // The text may steer a terminal; our own colours are added after it has been made harmless.
+    const std::string text = escape_controls(piece.text);
+    view += !piece.trained ? text : terminal ? "\x1b[32m" + text + "\x1b[0m" : "«" + text + "»";
+  }
+  return view + "\n";
+}
+
+}  // namespace lm

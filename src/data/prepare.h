@@ -1,0 +1,51 @@
+// Turns training files into a token file, once: the result lies in a cache under a key made of everything it
+// depends on, and a second start finds it without running anything. Tokenising itself is a Python program
+// (prepare/), started without a shell; it dies with this process, and its progress goes to the log.
+// Called by one thread before training starts; blocks. Throws Error(11) for data, tokenizer or template that
+// cannot be used, Error(10) for an interpreter that cannot be started, Error(75) when `stopped` says so.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "data/token_file.h"
+
+namespace lm {
+
+struct PrepareOptions {
+  std::vector<std::string> files;  // names or globs
+  DataFormat format = DataFormat::kAuto;
+  LossOn loss_on = LossOn::kCompletion;
+  std::string model_dir;          // holds tokenizer.json, tokenizer_config.json, chat_template.jinja
+  std::string cache_dir;          // "" = ~/.cache/lmlaunch/tokens; made when missing
+  std::string python;             // interpreter, by path or looked up in PATH
+  std::string program_dir;        // the folder prepare/
+  int workers = 1;                // processes
+  std::function<bool()> stopped;  // asked about ten times per second while Python runs; may be empty
+};
+
+// Runs of text of one example, told apart by whether the model shall learn to write them.
+struct SamplePiece {
+  std::string text;
+  bool trained = false;
+};
+
+struct Prepared {
+  std::string path;  // of the token file
+  bool from_cache = false;
+  int64_t examples = 0, tokens = 0, trained_tokens = 0;
+  int64_t dropped = 0;             // examples in which nothing is trained
+  std::vector<std::string> notes;  // what the user should know of the data
+  std::vector<SamplePiece> sample;
+};
+
+Prepared prepare_tokens(const PrepareOptions& options);
+
+// What a run prints before it trains: the share of trained tokens, the notes, and the sample. On a terminal
+// trained text is green, elsewhere it stands between « and ».
+std::string sample_view(const Prepared& prepared, bool terminal);
+
+}  // namespace lm

@@ -1,0 +1,57 @@
+"""Writes the token cache; its grammar stands in token_file.h."""
+
+import array
+import json
+import os
+import shutil
+import struct
+import tempfile
+import zlib
+
+VERSION = 1
+HEADER = struct.Struct("<8sII6Q16s12x")
+
+
+class TokenFileWriter:
+    """Streams: memory holds the offsets only."""
+
+    def __init__(self, path, vocab, key):
+        self.path, self.vocab, self.key = path, vocab, key
+        # Files are read with the user's rights alone: they hold the training text.
+        self.file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
+        self.file.write(bytes(HEADER.size + 4))
+        self.marks = tempfile.TemporaryFile(dir=os.path.dirname(path) or ".")
+        self.offsets = array.array("Q", [0])
+        self.trained = 0
+
+    def add(self, lengths, tokens, marks, trained):
+        """Several examples at once: their lengths, int32 tokens and uint8 marks as bytes, and the sum of the marks."""
+        for length in lengths:
+            self.offsets.append(self.offsets[-1] + length)
+        self.file.write(tokens)
+        self.marks.write(marks)
+        self.trained += trained
+
+    @property
+    def examples(self):
+        return len(self.offsets) - 1
+
+    @property
+    def tokens(self):
+        return self.offsets[-1]
+
+    def finish(self, summary):
+        self.marks.seek(0)
+        shutil.copyfileobj(self.marks, self.file, 1 << 20)
+        self.marks.close()
+        self.file.write(bytes(-self.file.tell() % 8))
+        self.file.write(self.offsets.tobytes())
+        text = json.dumps(summary, ensure_ascii=False).encode()
+        self.file.write(text)
+        header = HEADER.pack(b"LMTOKENS", VERSION, HEADER.size + 4, self.vocab, self.tokens, self.trained,
+                             self.examples, len(text), self.file.tell(), self.key)
+        self.file.seek(0)
+        self.file.write(header + struct.pack("<I", zlib.crc32(header)))
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()

@@ -1,0 +1,65 @@
+#include "data/shuffle.h"
+
+#include "base/error.h"
+
+namespace lm {
+namespace {
+
+using Words = std::array<uint32_t, 4>;
+
+// Philox4x32-10, the program's random numbers.
+Words philox(Words counter, uint32_t key0, uint32_t key1) {
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t a = uint64_t{0xD2511F53} * counter[0], b = uint64_t{0xCD9E8D57} * counter[2];
+    counter = {static_cast<uint32_t>(b >> 32) ^ counter[1] ^ key0, static_cast<uint32_t>(b),
+               static_cast<uint32_t>(a >> 32) ^ counter[3] ^ key1, static_cast<uint32_t>(a)};
+    key0 += 0x9E3779B9;
+    key1 += 0xBB67AE85;
+  }
+  return counter;
+}
+
+// Scatters 32 bits (a finaliser whose every input bit moves half of the output bits).
+uint32_t scatter(uint32_t x) {
+  x = (x ^ (x >> 16)) * 0x7feb352dU;
+  x = (x ^ (x >> 15)) * 0x846ca68bU;
+  return x ^ (x >> 16);
+}
+
+}  // namespace
+
+Permutation::Permutation(int64_t size, int64_t seed, int64_t epoch, ShufflePurpose purpose) : size_(size) {
+  LM_CHECK(size >= 0 && size < (int64_t{1} << 60), "size of a permutation");
+  // At least 256 values: on narrower halves eight rounds do not mix.
+  half_bits_ = 4;
+  while ((int64_t{1} << (2 * half_bits_)) < size) ++half_bits_;
+  const auto s = static_cast<uint64_t>(seed), e = static_cast<uint64_t>(epoch);
+  for (int i = 0; i < kRounds; i += 4) {
+    const Words words = philox({static_cast<uint32_t>(e), static_cast<uint32_t>(e >> 32),
+                                static_cast<uint32_t>(purpose), static_cast<uint32_t>(i)},
+                               static_cast<uint32_t>(s), static_cast<uint32_t>(s >> 32));
+    for (int j = 0; j < 4; ++j) keys_[static_cast<size_t>(i + j)] = words[static_cast<size_t>(j)];
+  }
+}
+
+uint64_t Permutation::feistel(uint64_t value) const {
+  const uint64_t mask = (uint64_t{1} << half_bits_) - 1;
+  uint64_t left = value >> half_bits_, right = value & mask;
+  for (const uint32_t key : keys_) {
+    const uint64_t next = left ^ (scatter(static_cast<uint32_t>(right) ^ key) & mask);
+    left = right;
+    right = next;
+  }
+  return (left << half_bits_) | right;
+}
+
+int64_t Permutation::operator()(int64_t index) const {
+  LM_CHECK(index >= 0 && index < size_, "index of a permutation");
+  auto value = static_cast<uint64_t>(index);
+  do {
+    value = feistel(value);
+  } while (value >= static_cast<uint64_t>(size_));
+  return static_cast<int64_t>(value);
+}
+
+}  // namespace lm

@@ -1,0 +1,183 @@
+#include "data/token_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <optional>
+
+#include "base/bytes.h"
+#include "base/error.h"
+
+namespace lm {
+namespace {
+
+constexpr int64_t kHeaderBytes = 96, kCrcAt = 92;
+constexpr int64_t kMaxExamples = std::numeric_limits<int32_t>::max() - 1;  // batches name examples by 32 bits
+constexpr int64_t kMaxSummary = 16 * kMiB;
+constexpr int64_t kTrainedWindow = 4 * kMiB;  // one system call per window when all marks are walked
+
+uint32_t crc32(const unsigned char* data, int64_t bytes) {
+  uint32_t crc = 0xffffffffU;
+  for (int64_t i = 0; i < bytes; ++i) {
+    crc ^= data[i];
+    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ (0xedb88320U & (0U - (crc & 1U)));
+  }
+  return ~crc;
+}
+
+template <class T>
+T load(const unsigned char* header, int64_t at) {
+  T value;
+  std::memcpy(&value, header + at, sizeof value);
+  return value;
+}
+
+// Where the sections lie, if the counts of a header make sense.
+struct Layout {
+  int64_t trained, offsets, summary, end;
+};
+
+std::optional<Layout> layout(int64_t tokens, int64_t examples, int64_t summary) {
+  if (examples < 0 || examples > kMaxExamples || summary < 0 || summary > kMaxSummary) return std::nullopt;
+  // 2^60 tokens are far beyond any disk and keep the sums below from overflowing.
+  if (tokens < 0 || tokens > (int64_t{1} << 60)) return std::nullopt;
+  Layout at{};
+  at.trained = kHeaderBytes + 4 * tokens;
+  at.offsets = round_up(at.trained + tokens, 8);
+  at.summary = at.offsets + 8 * (examples + 1);
+  at.end = at.summary + summary;
+  return at;
+}
+
+}  // namespace
+
+void TokenFile::refuse(const std::string& what) const {
+  throw Error(Exit::kInput, {.area = "DATA-24",
+                             .what = "damaged token file: " + what,
+                             .place = path_,
+                             .next = "delete it; the next start makes it anew",
+                             .kept = ""});
+}
+
+TokenFile::TokenFile(const std::string& path) : path_(path) {
+  // Without O_NONBLOCK a FIFO of that name would hang here.
+  fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd_ < 0) {
+    throw Error(Exit::kInput, {.area = "DATA-24",
+                               .what = std::string("cannot open the token file: ") + std::strerror(errno),
+                               .place = path,
+                               .next = "check data.cache_dir",
+                               .kept = ""});
+  }
+  try {
+    struct stat info {};
+    if (::fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode)) refuse("not a regular file");
+    read_header(info.st_size);
+  } catch (...) {
+    ::close(fd_);
+    throw;
+  }
+}
+
+TokenFile::~TokenFile() {
+  ::close(fd_);
+}
+
+void TokenFile::read_header(int64_t file_bytes) {
+  if (file_bytes < kHeaderBytes) refuse("only " + std::to_string(file_bytes) + " bytes");
+  unsigned char header[kHeaderBytes];
+  read_at(0, header, kHeaderBytes);
+  if (std::memcmp(header, "LMTOKENS", 8) != 0) refuse("it does not begin with LMTOKENS");
+  if (load<uint32_t>(header, kCrcAt) != crc32(header, kCrcAt)) refuse("the header's checksum is wrong");
+  if (load<uint32_t>(header, 8) != kTokenFileVersion || load<uint32_t>(header, 12) != kHeaderBytes) {
+    refuse("version " + std::to_string(load<uint32_t>(header, 8)) + " instead of " +
+           std::to_string(kTokenFileVersion));
+  }
+  // A value beyond int64 becomes negative and is refused with the others.
+  vocab_ = load<int64_t>(header, 16);
+  tokens_ = load<int64_t>(header, 24);
+  trained_tokens_ = load<int64_t>(header, 32);
+  const auto examples = load<int64_t>(header, 40), summary_bytes = load<int64_t>(header, 48);
+  const std::optional<Layout> at = layout(tokens_, examples, summary_bytes);
+  if (!at || vocab_ < 0 || trained_tokens_ < 0 || trained_tokens_ > tokens_)
+    refuse("impossible counts in the header");
+  if (at->end != file_bytes || load<int64_t>(header, 56) != file_bytes) {
+    refuse(std::to_string(file_bytes) + " bytes instead of " + std::to_string(at->end));
+  }
+  std::copy_n(header + 64, key_.size(), key_.begin());
+  if (std::any_of(header + 80, header + kCrcAt, [](unsigned char c) { return c != 0; }))
+    refuse("reserved bytes in use");
+  trained_at_ = at->trained;
+  offsets_at_ = at->offsets;
+  // The sizes are those of the file itself by now, so these allocations are bounded by what is on disk.
+  offsets_.resize(static_cast<size_t>(examples) + 1);
+  read_at(offsets_at_, offsets_.data(), 8 * (examples + 1));
+  if (offsets_.front() != 0 || offsets_.back() != static_cast<uint64_t>(tokens_) ||
+      !std::ranges::is_sorted(offsets_)) {
+    refuse("the examples' offsets do not rise from 0 to " + std::to_string(tokens_));
+  }
+  summary_.resize(static_cast<size_t>(summary_bytes));
+  read_at(at->summary, summary_.data(), summary_bytes);
+}
+
+void TokenFile::read_at(int64_t offset, void* out, int64_t bytes) const {
+  auto* to = static_cast<char*>(out);
+  while (bytes > 0) {
+    const ssize_t got = ::pread(fd_, to, static_cast<size_t>(bytes), offset);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0)
+      refuse(std::string("cannot read at ") + std::to_string(offset) + ": " + std::strerror(errno));
+    if (got == 0)
+      refuse("it ends at " + std::to_string(offset) + ", " + std::to_string(bytes) + " bytes too early");
+    to += got;
+    offset += got;
+    bytes -= got;
+  }
+}
+
+int64_t TokenFile::first_token(int64_t index) const {
+  LM_CHECK(index >= 0 && index < examples(), "example " + std::to_string(index));
+  return static_cast<int64_t>(offsets_[static_cast<size_t>(index)]);
+}
+
+int64_t TokenFile::length(int64_t index) const {
+  return static_cast<int64_t>(offsets_[static_cast<size_t>(index) + 1]) - first_token(index);
+}
+
+ExampleView TokenFile::example(int64_t index, int64_t begin, int64_t count, ExampleBuffer& buffer) const {
+  LM_CHECK(begin >= 0 && count >= 0 && begin <= length(index) - count,
+           "range of example " + std::to_string(index));
+  const int64_t first = first_token(index) + begin;
+  buffer.tokens.resize(static_cast<size_t>(count));
+  buffer.trained.resize(static_cast<size_t>(count));
+  buffer.trained_first = first;
+  read_at(kHeaderBytes + 4 * first, buffer.tokens.data(), 4 * count);
+  read_at(trained_at_ + first, buffer.trained.data(), count);
+  return {buffer.tokens, buffer.trained};
+}
+
+std::span<const uint8_t> TokenFile::trained(int64_t index, ExampleBuffer& buffer) const {
+  const int64_t first = first_token(index), count = length(index);
+  const int64_t held = buffer.trained_first + static_cast<int64_t>(buffer.trained.size());
+  if (first < buffer.trained_first || first + count > held) {
+    const int64_t window = std::min(std::max(count, kTrainedWindow), tokens_ - first);
+    buffer.trained.resize(static_cast<size_t>(window));
+    buffer.trained_first = first;
+    read_at(trained_at_ + first, buffer.trained.data(), window);
+  }
+  return std::span<const uint8_t>(buffer.trained)
+      .subspan(static_cast<size_t>(first - buffer.trained_first), static_cast<size_t>(count));
+}
+
+uint64_t TokenFile::fingerprint() const {
+  uint64_t low;
+  std::memcpy(&low, key_.data(), sizeof low);
+  return low;
+}
+
+}  // namespace lm

@@ -1,0 +1,13 @@
+// Attention with the instructions that every 64-bit machine has.
+#include "kernels/attention_portable.h"
+
+namespace lm::attention {
+
+const Path kBaseline = {.name = "baseline",
+                        .usable = [] { return true; },
+                        .forward_f32 = forward_tile<Portable<4, float>>,
+                        .forward_bf16 = forward_tile<Portable<4, BFloat16>>,
+                        .backward_f32 = backward_tile<Portable<4, float>>,
+                        .backward_bf16 = backward_tile<Portable<4, BFloat16>>};
+
+}  // namespace lm::attention

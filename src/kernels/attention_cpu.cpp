@@ -1,0 +1,227 @@
+// Attention on the CPU: the choice of instructions, the list of tiles and the threads that take from it. The
+// mathematics is in attention_forward.h and attention_backward.h.
+#include <sched.h>
+
+#include <atomic>
+#include <cstring>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "base/parallel.h"
+#include "kernels/attention_path.h"
+
+namespace lm::attention {
+namespace {
+
+// Hands out 64-byte aligned pieces of the caller's scratch; with a null base it only counts.
+class Pieces {
+ public:
+  explicit Pieces(std::byte* base) : base_(base) {}
+  template <class T>
+  void take(T*& piece, int64_t count, int64_t element = sizeof(T)) {
+    piece = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
+    used_ += round_up(count * element, 64);
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  int64_t used_ = 0;
+};
+
+int64_t lay_out(ForwardScratch& s, std::byte* base, int64_t head_dim) {
+  const int64_t width = padded(head_dim);
+  Pieces pieces(base);
+  pieces.take(s.q, kForwardRows * head_dim, 4);
+  pieces.take(s.key_t, head_dim * kKeys, 4);
+  pieces.take(s.value, kKeys * width, 4);
+  pieces.take(s.p, kRowBlock * kKeys, 4);
+  pieces.take(s.score, kRowBlock * kKeys);
+  pieces.take(s.out, kForwardRows * width);
+  pieces.take(s.sum, kForwardRows * 16);
+  pieces.take(s.top, kForwardRows);
+  pieces.take(s.limit, kForwardRows);
+  pieces.take(s.position, kForwardRows);
+  pieces.take(s.row, kForwardRows);
+  return pieces.used();
+}
+
+int64_t lay_out(BackwardScratch& s, std::byte* base, int64_t head_dim) {
+  const int64_t width = padded(head_dim);
+  Pieces pieces(base);
+  for (std::byte** rows : {&s.q, &s.dout}) pieces.take(*rows, kBackwardRows * head_dim, 4);
+  for (std::byte** rows : {&s.q_pairs, &s.dout_pairs}) pieces.take(*rows, kBackwardRows * width, 4);
+  for (std::byte** keys : {&s.key_t, &s.value_t}) pieces.take(*keys, head_dim * kKeys, 4);
+  pieces.take(s.key, kKeys * width, 4);
+  pieces.take(s.ds, kRowBlock * kKeys, 4);
+  for (std::byte** pairs : {&s.p_pairs, &s.ds_pairs}) pieces.take(*pairs, kBackwardRows * kKeys, 4);
+  for (float** rows : {&s.score, &s.dp}) pieces.take(*rows, kRowBlock * kKeys);
+  pieces.take(s.dq, kBackwardRows * width);
+  pieces.take(s.lse, kBackwardRows);
+  pieces.take(s.delta, kBackwardRows);
+  pieces.take(s.position, kBackwardRows);
+  pieces.take(s.row, kBackwardRows);
+  return pieces.used();
+}
+
+int64_t lay_out(BackwardShared& s, std::byte* base, int64_t tokens, int64_t kv_heads, int64_t head_dim) {
+  Pieces pieces(base);
+  pieces.take(s.dk, kv_heads * tokens * padded(head_dim));
+  pieces.take(s.dv, kv_heads * tokens * padded(head_dim));
+  pieces.take(s.turn, kv_heads * tokens);
+  return pieces.used();
+}
+
+// The tiles in document order, then row order (last first where `descending`: the long ones, so that threads
+// end together), then key heads. A thread takes ever higher numbers, so finding one is a walk that never
+// turns back.
+class TileList {
+ public:
+  TileList(const int32_t* document_start, int64_t documents, int64_t group, int64_t kv_heads,
+           int64_t tile_rows, bool descending)
+      : start_(document_start),
+        documents_(documents),
+        group_(group),
+        kv_heads_(kv_heads),
+        tile_rows_(tile_rows),
+        descending_(descending) {}
+
+  // False past the end.
+  bool find(int64_t number, Tile& tile) {
+    while (document_ < documents_ && number >= first_ + in_document()) {
+      first_ += in_document();
+      ++document_;
+    }
+    if (document_ == documents_) return false;
+    const int64_t rows = length() * group_;
+    int64_t index = (number - first_) / kv_heads_;
+    if (descending_) index = ceil_div(rows, tile_rows_) - 1 - index;
+    tile = {.document_begin = start_[document_],
+            .document_length = length(),
+            .kv_head = (number - first_) % kv_heads_,
+            .row_begin = index * tile_rows_,
+            .row_end = std::min(rows, (index + 1) * tile_rows_)};
+    return true;
+  }
+
+ private:
+  int64_t length() const { return start_[document_ + 1] - start_[document_]; }
+  int64_t in_document() const { return ceil_div(length() * group_, tile_rows_) * kv_heads_; }
+
+  const int32_t* start_;
+  int64_t documents_, group_, kv_heads_, tile_rows_;
+  bool descending_;
+  int64_t document_ = 0, first_ = 0;  // number of the first tile of document_
+};
+
+// Work is taken tile by tile, in order: with dK and dV a tile waits only for tiles taken before it, so some
+// thread can always go on, however many threads really run.
+template <class Work>
+void run_tiles(const TileList& tiles, int threads, const Work& work) {
+  std::atomic<int64_t> next = 0;
+#pragma omp parallel num_threads(threads) firstprivate(tiles)
+  {
+    TileList list = tiles;
+    Tile tile;
+    while (list.find(next.fetch_add(1, std::memory_order_relaxed), tile)) work(omp_get_thread_num(), tile);
+  }
+}
+
+template <class Args>
+void check_arguments(const Args& a, StreamView stream) {
+  LM_CHECK(stream.device == DeviceType::kCpu && stream.threads >= 1, "attention on a CPU stream");
+  LM_CHECK(a.dtype == DType::kF32 || a.dtype == DType::kBF16, dtype_name(a.dtype));
+  LM_CHECK(a.head_dim >= 2 && a.head_dim <= kMaxHeadDim && a.head_dim % 2 == 0, std::to_string(a.head_dim));
+  LM_CHECK(a.kv_heads >= 1 && a.heads % a.kv_heads == 0,
+           std::to_string(a.heads) + " query heads, " + std::to_string(a.kv_heads) + " key heads");
+  LM_CHECK(a.scale > 0 && a.window >= 0, std::to_string(a.scale) + ", " + std::to_string(a.window));
+  LM_CHECK(reinterpret_cast<uintptr_t>(a.scratch) % 64 == 0, "scratch is not aligned");
+  LM_CHECK(a.documents >= 1 && a.document_start[0] == 0 && a.document_start[a.documents] == a.tokens,
+           "documents do not cover the tokens");
+}
+
+}  // namespace
+
+void wait_turn(const int32_t* turn, int32_t value) {
+  for (int spins = 0; __atomic_load_n(turn, __ATOMIC_ACQUIRE) != value; ++spins) {
+    if (spins < 1000)
+      __builtin_ia32_pause();
+    else
+      sched_yield();  // fewer cores than threads: let the one that is awaited run
+  }
+}
+
+const Path* find_path(const char* name, DType dtype) {
+  for (const Path* path : {&kAvx512Bf16, &kAvx512, &kAvx2, &kBaseline}) {
+    if (name != nullptr && std::strcmp(name, path->name) != 0) continue;
+    const bool serves = dtype == DType::kF32 ? path->forward_f32 != nullptr : path->forward_bf16 != nullptr;
+    if (serves && path->usable()) return path;
+  }
+  return nullptr;
+}
+
+const Path& best_path(DType dtype) {
+  return *find_path(nullptr, dtype);
+}
+
+void forward(const Path& path, const AttentionForward& args, StreamView stream) {
+  check_arguments(args, stream);
+  ForwardScratch layout;
+  const int64_t bytes = lay_out(layout, nullptr, args.head_dim);
+  const auto tile = args.dtype == DType::kF32 ? path.forward_f32 : path.forward_bf16;
+  run_tiles(
+      TileList(args.document_start, args.documents, args.heads / args.kv_heads, args.kv_heads, kForwardRows,
+               /*descending=*/true),
+      stream.threads, [&](int thread, const Tile& item) {
+        ForwardScratch scratch;
+        lay_out(scratch, static_cast<std::byte*>(args.scratch) + thread * bytes, args.head_dim);
+        tile(args, item, scratch);
+      });
+}
+
+void backward(const Path& path, const AttentionBackward& args, StreamView stream) {
+  check_arguments(args, stream);
+  auto* base = static_cast<std::byte*>(args.scratch);
+  BackwardShared shared;
+  const int64_t shared_bytes = lay_out(shared, base, args.tokens, args.kv_heads, args.head_dim);
+  BackwardScratch layout;
+  const int64_t bytes = lay_out(layout, nullptr, args.head_dim);
+  std::memset(shared.turn, 0, sizeof(int32_t) * args.kv_heads * args.tokens);
+  const auto tile = args.dtype == DType::kF32 ? path.backward_f32 : path.backward_bf16;
+  run_tiles(
+      TileList(args.document_start, args.documents, args.heads / args.kv_heads, args.kv_heads, kBackwardRows,
+               /*descending=*/false),
+      stream.threads, [&](int thread, const Tile& item) {
+        BackwardScratch scratch;
+        lay_out(scratch, base + shared_bytes + thread * bytes, args.head_dim);
+        tile(args, item, scratch, shared);
+      });
+}
+
+}  // namespace lm::attention
+
+namespace lm {
+
+void attention_forward_cpu(const AttentionForward& args, StreamView stream) {
+  attention::forward(attention::best_path(args.dtype), args, stream);
+}
+
+void attention_backward_cpu(const AttentionBackward& args, StreamView stream) {
+  attention::backward(attention::best_path(args.dtype), args, stream);
+}
+
+// The same on every machine and for both element types: a plan made elsewhere holds here.
+int64_t attention_forward_scratch(int64_t head_dim, int64_t threads, DType) {
+  attention::ForwardScratch layout;
+  return threads * attention::lay_out(layout, nullptr, head_dim);
+}
+
+int64_t attention_backward_scratch(int64_t tokens, int64_t, int64_t kv_heads, int64_t head_dim,
+                                   int64_t threads, DType) {
+  attention::BackwardShared shared;
+  attention::BackwardScratch layout;
+  return attention::lay_out(shared, nullptr, tokens, kv_heads, head_dim) +
+         threads * attention::lay_out(layout, nullptr, head_dim);
+}
+
+}  // namespace lm

@@ -1,0 +1,69 @@
+// Which CPU table a processor gets.
+#include "kernels/cpu_features.h"
+
+#include <string>
+
+#include "base/error.h"
+
+namespace lm {
+
+namespace baseline {
+extern const Kernels kTable;
+}
+#if defined(LM_X86_LEVELS)
+namespace avx2 {
+extern const Kernels kTable;
+}
+namespace avx512 {
+extern const Kernels kTable;
+}
+#endif
+
+CpuLevel cpu_level() {
+#if defined(LM_X86_LEVELS)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+    return CpuLevel::kAvx512;
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return CpuLevel::kAvx2;
+#endif
+  return CpuLevel::kBaseline;
+}
+
+const char* cpu_level_name(CpuLevel level) {
+  switch (level) {
+    case CpuLevel::kAvx512:
+      return "avx512";
+    case CpuLevel::kAvx2:
+      return "avx2";
+    default:
+      return "baseline";
+  }
+}
+
+const Kernels& cpu_kernels(CpuLevel level) {
+  if (level > cpu_level()) {
+    throw Error(Exit::kDoesNotFit, {.area = "CPU-35",
+                                    .what = std::string("kernels for ") + cpu_level_name(level) +
+                                            " on a processor with " + cpu_level_name(cpu_level()),
+                                    .place = "",
+                                    .next = "ask for cpu_level() or less",
+                                    .kept = ""});
+  }
+#if defined(LM_X86_LEVELS)
+  if (level == CpuLevel::kAvx512) return avx512::kTable;
+  if (level == CpuLevel::kAvx2) return avx2::kTable;
+#endif
+  return baseline::kTable;
+}
+
+void refuse_dtype(const char* kernel, DType type) {
+  throw Error(Exit::kInternal,
+              {.area = "TYPE-70",
+               .what = std::string("kernel ") + kernel + " has no form for " + dtype_name(type),
+               .place = "",
+               .next = "this is a mistake of the program; please report it",
+               .kept = ""});
+}
+
+}  // namespace lm

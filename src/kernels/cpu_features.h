@@ -1,0 +1,19 @@
+// The instruction sets that the CPU kernels are compiled for, and the launchers of each. `kernels(kCpu)` is
+// cpu_kernels(cpu_level()); tests and benchmarks ask for another level to compare. Any thread.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/kernels.h"
+
+namespace lm {
+
+enum class CpuLevel : uint8_t { kBaseline, kAvx2, kAvx512 };
+
+// The highest level that this executable was built with and this processor has.
+CpuLevel cpu_level();
+const char* cpu_level_name(CpuLevel level);
+// Throws Error(12) for a level above cpu_level().
+const Kernels& cpu_kernels(CpuLevel level);
+
+}  // namespace lm

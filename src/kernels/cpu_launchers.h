@@ -1,0 +1,74 @@
+// The CPU launchers of one instruction set (namespace LM_ISA), and what their sources share. Private to
+// src/kernels; everybody else calls through the table of kernels.h.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "base/parallel.h"
+#include "kernels/kernels.h"
+#include "kernels/lanes.h"
+
+namespace lm {
+
+// Out of line and compiled once: throws Error(70) for an element type that a kernel does not have.
+[[noreturn]] void refuse_dtype(const char* kernel, DType type);
+
+namespace LM_ISA {
+
+void rms_norm_forward(const RmsNormForward&, StreamView);
+void rms_norm_backward(const RmsNormBackward&, StreamView);
+void rope(const Rope&, StreamView);
+void swiglu_forward(const SwigluForward&, StreamView);
+void swiglu_backward(const SwigluBackward&, StreamView);
+void softmax_statistics(const SoftmaxStatistics&, StreamView);
+void softmax_gradient(const SoftmaxGradient&, StreamView);
+void softmax_loss(const SoftmaxLoss&, StreamView);
+void gather_rows(const GatherRows&, StreamView);
+void sum_rows(const SumRows&, StreamView);
+void add_rows(const AddRows&, StreamView);
+void accumulate(const Accumulate&, StreamView);
+void sum_columns(const SumColumns&, StreamView);
+void add_bias(const AddBias&, StreamView);
+void dropout(const Dropout&, StreamView);
+void granule_norms(const GranuleNorms&, StreamView);
+void adamw(const AdamW&, StreamView);
+
+// Calls body(T{}) for the element type T of `type`.
+template <class Body>
+LM_INLINE void with_dtype(const char* kernel, DType type, const Body& body) {
+  if (type == DType::kF32) return body(float{});
+  if (type == DType::kBF16) return body(Bf16{});
+  refuse_dtype(kernel, type);
+}
+
+// Below this many elements a thread costs more than it saves (waking one takes some microseconds).
+inline constexpr int64_t kGrainElements = 16384;
+
+// Rows per thread so that each has at least kGrainElements.
+LM_INLINE int64_t row_grain(int64_t width) {
+  return kGrainElements / (width > 0 ? width : 1) + 1;
+}
+
+// body(begin, end) on ranges of elements that start at multiples of 64: threads share no cache line, and the
+// 64-number blocks of philox.h stay whole.
+template <class Body>
+LM_INLINE void parallel_elements(int threads, int64_t n, const Body& body) {
+  parallel_for(threads, (n + 63) / 64, kGrainElements / 64,
+               [&](int64_t begin, int64_t end) { body(begin * 64, end * 64 < n ? end * 64 : n); });
+}
+
+// Reductions over rows add this many rows in order, then those partial sums in order (kernels.h).
+inline constexpr int64_t kRowBlock = 64;
+
+// sums[j] = sum of partial[b, j] over b in order.
+LM_INLINE void sum_partials(const float* partial, int64_t blocks, int64_t width, float* sums) {
+  each_vector(width, [&](int64_t j, auto count) {
+    F32 sum = load(partial + j, count);
+    for (int64_t b = 1; b < blocks; ++b) sum = sum + load(partial + b * width + j, count);
+    store(sums + j, sum, count);
+  });
+}
+
+}  // namespace LM_ISA
+}  // namespace lm

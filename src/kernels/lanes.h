@@ -1,0 +1,321 @@
+// Sixteen fp32 lanes for the CPU kernels. A source that includes this is compiled once per instruction set
+// into its own namespace (LM_ISA: baseline, avx2, avx512); sixteen lanes are one register on AVX-512, two on
+// AVX2, four on the baseline, so every reduction adds in the same order and gives the same bits on each.
+//
+// Values only, no memory is owned. Loads and stores take any alignment; `Part` is the tail of an array.
+#pragma once
+
+#include "kernels/host_device.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+#ifndef LM_ISA
+#define LM_ISA baseline
+#endif
+
+namespace lm::LM_ISA {
+
+inline constexpr int kLanes = 16;
+#if defined(__AVX512F__)
+inline constexpr int kNative = 16;
+#elif defined(__AVX2__)
+inline constexpr int kNative = 8;
+#else
+inline constexpr int kNative = 4;
+#endif
+inline constexpr int kParts = kLanes / kNative;
+
+typedef float NativeF32 __attribute__((vector_size(4 * kNative)));
+typedef int32_t NativeI32 __attribute__((vector_size(4 * kNative)));
+typedef uint32_t NativeU32 __attribute__((vector_size(4 * kNative)));
+typedef uint64_t NativeU64 __attribute__((vector_size(4 * kNative)));
+typedef uint16_t NativeU16 __attribute__((vector_size(2 * kNative)));
+
+struct U32 {
+  NativeU32 part[kParts];
+  U32() = default;
+  explicit U32(uint32_t s) {
+    for (auto& p : part) p = NativeU32{} + s;
+  }
+};
+struct F32 {
+  NativeF32 part[kParts];
+  F32() = default;
+  explicit F32(float s) {
+    for (auto& p : part) p = NativeF32{} + s;  // -0 becomes 0: no formula broadcasts it
+  }
+};
+
+LM_INLINE F32 operator+(F32 a, F32 b) {
+  for (int p = 0; p < kParts; ++p) a.part[p] += b.part[p];
+  return a;
+}
+LM_INLINE F32 operator-(F32 a, F32 b) {
+  for (int p = 0; p < kParts; ++p) a.part[p] -= b.part[p];
+  return a;
+}
+LM_INLINE F32 operator*(F32 a, F32 b) {
+  for (int p = 0; p < kParts; ++p) a.part[p] *= b.part[p];
+  return a;
+}
+LM_INLINE F32 operator/(F32 a, F32 b) {
+  for (int p = 0; p < kParts; ++p) a.part[p] /= b.part[p];
+  return a;
+}
+LM_INLINE U32 operator+(U32 a, U32 b) {
+  for (int p = 0; p < kParts; ++p) a.part[p] += b.part[p];
+  return a;
+}
+LM_INLINE U32 operator-(U32 a, U32 b) {
+  for (int p = 0; p < kParts; ++p) a.part[p] -= b.part[p];
+  return a;
+}
+LM_INLINE U32 operator*(U32 a, U32 b) {
+  for (int p = 0; p < kParts; ++p) a.part[p] *= b.part[p];
+  return a;
+}
+LM_INLINE U32 operator&(U32 a, U32 b) {
+  for (int p = 0; p < kParts; ++p) a.part[p] &= b.part[p];
+  return a;
+}
+LM_INLINE U32 operator|(U32 a, U32 b) {
+  for (int p = 0; p < kParts; ++p) a.part[p] |= b.part[p];
+  return a;
+}
+LM_INLINE U32 operator^(U32 a, U32 b) {
+  for (int p = 0; p < kParts; ++p) a.part[p] ^= b.part[p];
+  return a;
+}
+LM_INLINE U32 operator<<(U32 a, int n) {
+  for (int p = 0; p < kParts; ++p) a.part[p] <<= n;
+  return a;
+}
+LM_INLINE U32 operator>>(U32 a, int n) {
+  for (int p = 0; p < kParts; ++p) a.part[p] >>= n;
+  return a;
+}
+
+// 0, 1, ... 15.
+LM_INLINE U32 lane_numbers() {
+  uint32_t lane[kLanes];
+  for (uint32_t l = 0; l < kLanes; ++l) lane[l] = l;
+  U32 r;
+  memcpy(&r, lane, sizeof r);
+  return r;
+}
+
+LM_INLINE U32 bits_of(F32 a) {
+  U32 r;
+  for (int p = 0; p < kParts; ++p) r.part[p] = (NativeU32)a.part[p];
+  return r;
+}
+LM_INLINE F32 float_of(U32 a) {
+  F32 r;
+  for (int p = 0; p < kParts; ++p) r.part[p] = (NativeF32)a.part[p];
+  return r;
+}
+
+// a < b ? x : y; a comparison with NaN is false.
+LM_INLINE F32 select_less(F32 a, F32 b, F32 x, F32 y) {
+  for (int p = 0; p < kParts; ++p) x.part[p] = a.part[p] < b.part[p] ? x.part[p] : y.part[p];
+  return x;
+}
+// a < b ? x : y for 31-bit numbers.
+LM_INLINE F32 select_less(U32 a, U32 b, F32 x, F32 y) {
+  for (int p = 0; p < kParts; ++p) {
+    x.part[p] = (NativeI32)a.part[p] < (NativeI32)b.part[p] ? x.part[p] : y.part[p];
+  }
+  return x;
+}
+// NaN ? x : y.
+LM_INLINE F32 select_nan(F32 a, F32 x, F32 y) {
+  for (int p = 0; p < kParts; ++p) x.part[p] = a.part[p] != a.part[p] ? x.part[p] : y.part[p];
+  return x;
+}
+LM_INLINE F32 max(F32 a, F32 b) {
+  return select_less(a, b, b, a);
+}
+LM_INLINE F32 one_nan(F32 a) {
+  return select_nan(a, float_of(U32(kNan)), a);
+}
+
+LM_INLINE F32 fused(F32 a, F32 b, F32 c) {
+#if defined(__AVX512F__)
+  c.part[0] = _mm512_fmadd_ps(a.part[0], b.part[0], c.part[0]);
+#elif defined(__AVX2__)
+  for (int p = 0; p < kParts; ++p) c.part[p] = _mm256_fmadd_ps(a.part[p], b.part[p], c.part[p]);
+#else  // libm's exact one: the bits matter more here than the time
+  for (int p = 0; p < kParts; ++p) {
+    for (int l = 0; l < kNative; ++l) c.part[p][l] = __builtin_fmaf(a.part[p][l], b.part[p][l], c.part[p][l]);
+  }
+#endif
+  return c;
+}
+// (All-ones mask: as in mul_high.)
+LM_INLINE F32 root(F32 a) {
+#if defined(__AVX512F__)
+  a.part[0] = _mm512_maskz_sqrt_ps(0xFFFF, a.part[0]);
+#elif defined(__AVX2__)
+  for (int p = 0; p < kParts; ++p) a.part[p] = _mm256_sqrt_ps(a.part[p]);
+#else
+  for (int p = 0; p < kParts; ++p) {
+    for (int l = 0; l < kNative; ++l) a.part[p][l] = __builtin_sqrtf(a.part[p][l]);
+  }
+#endif
+  return a;
+}
+
+// The upper halves of the 64-bit products. (The all-ones mask folds away; without it gcc 12 warns of an
+// uninitialised operand.)
+LM_INLINE U32 mul_high(U32 a, U32 b) {
+  for (int p = 0; p < kParts; ++p) {
+#if defined(__AVX512F__)
+    const NativeU64 x = (NativeU64)a.part[p], y = (NativeU64)b.part[p];
+    const NativeU64 even = (NativeU64)_mm512_maskz_mul_epu32(0xFF, (__m512i)x, (__m512i)y);
+    const NativeU64 odd = (NativeU64)_mm512_maskz_mul_epu32(0xFF, (__m512i)(x >> 32), (__m512i)(y >> 32));
+    a.part[p] = (NativeU32)_mm512_mask_blend_epi32(0xAAAA, (__m512i)(even >> 32), (__m512i)odd);
+#elif defined(__AVX2__)
+    const NativeU64 x = (NativeU64)a.part[p], y = (NativeU64)b.part[p];
+    const NativeU64 even = (NativeU64)_mm256_mul_epu32((__m256i)x, (__m256i)y);
+    const NativeU64 odd = (NativeU64)_mm256_mul_epu32((__m256i)(x >> 32), (__m256i)(y >> 32));
+    a.part[p] = (NativeU32)_mm256_blend_epi32((__m256i)(even >> 32), (__m256i)odd, 0xAA);
+#else
+    for (int l = 0; l < kNative; ++l)
+      a.part[p][l] = lm::mul_high(uint32_t{a.part[p][l]}, uint32_t{b.part[p][l]});
+#endif
+  }
+  return a;
+}
+
+// How many lanes a load or store touches.
+struct Whole {};
+struct Part {
+  int n;  // 1..15; the other lanes load as 0
+};
+
+LM_INLINE U32 load_u16(const uint16_t* from, Whole) {
+  U32 r;
+  for (int p = 0; p < kParts; ++p) {
+    NativeU16 v;
+    memcpy(&v, from + p * kNative, sizeof v);
+    r.part[p] = __builtin_convertvector(v, NativeU32);
+  }
+  return r;
+}
+LM_INLINE void store_u16(uint16_t* to, U32 a, Whole) {
+  for (int p = 0; p < kParts; ++p) {
+    const NativeU16 v = __builtin_convertvector(a.part[p], NativeU16);
+    memcpy(to + p * kNative, &v, sizeof v);
+  }
+}
+LM_INLINE U32 load_u16(const uint16_t* from, Part count) {
+  uint16_t whole[kLanes] = {};
+  memcpy(whole, from, sizeof(uint16_t) * static_cast<size_t>(count.n));
+  return load_u16(whole, Whole{});
+}
+LM_INLINE void store_u16(uint16_t* to, U32 a, Part count) {
+  uint16_t whole[kLanes];
+  store_u16(whole, a, Whole{});
+  memcpy(to, whole, sizeof(uint16_t) * static_cast<size_t>(count.n));
+}
+
+LM_INLINE F32 load(const float* from, Whole) {
+  F32 r;
+  memcpy(&r, from, sizeof r);
+  return r;
+}
+LM_INLINE void store(float* to, F32 a, Whole) {
+  memcpy(to, &a, sizeof a);
+}
+LM_INLINE F32 load(const float* from, Part count) {
+  float whole[kLanes] = {};
+  memcpy(whole, from, sizeof(float) * static_cast<size_t>(count.n));
+  return load(whole, Whole{});
+}
+LM_INLINE void store(float* to, F32 a, Part count) {
+  float whole[kLanes];
+  store(whole, a, Whole{});
+  memcpy(to, whole, sizeof(float) * static_cast<size_t>(count.n));
+}
+
+// bf16 bits of each lane, to nearest even, NaN as 0x7FC0.
+LM_INLINE U32 bf16_bits(F32 a) {
+  const U32 bits = bits_of(a);
+  const U32 rounded = bits + U32(0x7FFF) + ((bits >> 16) & U32(1));
+  return bits_of(select_nan(a, float_of(U32(kNan)), float_of(rounded))) >> 16;
+}
+template <class Count>
+LM_INLINE F32 load(const Bf16* from, Count count) {
+  return float_of(load_u16(&from->bits, count) << 16);
+}
+template <class Count>
+LM_INLINE void store(Bf16* to, F32 a, Count count) {
+  store_u16(&to->bits, bf16_bits(a), count);
+}
+
+// The value that a store of type T would leave.
+template <class T>
+LM_INLINE F32 round_as(F32 a) {
+  if constexpr (sizeof(T) == sizeof(Bf16)) return float_of(bf16_bits(a) << 16);
+  return a;
+}
+
+// Calls body(first, Whole) for whole vectors and body(first, Part) for the rest of n elements.
+template <class Body>
+LM_INLINE void each_vector(int64_t n, const Body& body) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) body(i, Whole{});
+  if (i < n) body(i, Part{static_cast<int>(n - i)});
+}
+
+// `a`, with `rest` in the lanes that a Part does not have.
+LM_INLINE F32 tail_or(F32 a, Part count, float rest) {
+  float lane[kLanes];
+  store(lane, a, Whole{});
+  for (int l = count.n; l < kLanes; ++l) lane[l] = rest;
+  return load(lane, Whole{});
+}
+LM_INLINE F32 tail_or(F32 a, Whole, float) {
+  return a;
+}
+
+// Lanes added by the tree (l, l + 8), (l, l + 4), (l, l + 2), (0, 1).
+LM_INLINE float sum_lanes(F32 a) {
+  float lane[kLanes];
+  store(lane, a, Whole{});
+  for (int step = kLanes / 2; step > 0; step /= 2) {
+    for (int l = 0; l < step; ++l) lane[l] += lane[l + step];
+  }
+  return lane[0];
+}
+LM_INLINE float max_lanes(F32 a) {
+  float lane[kLanes];
+  store(lane, a, Whole{});
+  for (int step = kLanes / 2; step > 0; step /= 2) {
+    for (int l = 0; l < step; ++l) lane[l] = lane[l] < lane[l + step] ? lane[l + step] : lane[l];
+  }
+  return lane[0];
+}
+
+// exp to about one unit in the last place: 2^n * poly(r), r = x - n ln 2 in [-0.35, 0.35] (the coefficients
+// are Cephes's). Results below the normal range are 0, exp(NaN) is NaN.
+LM_INLINE F32 exponential(F32 x) {
+  const F32 shift(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+  const F32 t = x * F32(1.44269504088896341f) + shift;
+  const F32 n = t - shift;
+  const F32 r = (x - n * F32(0.693359375f)) + n * F32(2.12194440e-4f);
+  F32 y = F32(1.9875691500e-4f);
+  y = y * r + F32(1.3981999507e-3f);
+  y = y * r + F32(8.3334519073e-3f);
+  y = y * r + F32(4.1665795894e-2f);
+  y = y * r + F32(1.6666665459e-1f);
+  y = y * r + F32(5.0000001201e-1f);
+  y = (y * (r * r) + r) + F32(1.f);
+  y = float_of(bits_of(y) + (bits_of(t) << 23));
+  y = select_less(x, F32(-87.3365402f), F32(0.f), y);
+  y = select_less(F32(88.7228394f), x, float_of(U32(0x7F800000)), y);
+  return select_nan(x, x, y);
+}
+
+}  // namespace lm::LM_ISA

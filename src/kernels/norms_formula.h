@@ -1,0 +1,23 @@
+// The order in which the squares of a granule are added, shared by both launchers.
+#pragma once
+
+#include "kernels/host_device.h"
+
+namespace lm {
+
+inline constexpr int kGranuleElements = 4096;
+inline constexpr int kNormLanes = 64;
+
+// The tree (l, l + 32), (l, l + 16), ... (0, 1). A NaN sum has one spelling.
+LM_HOST_DEVICE double add_norm_lanes(double (&lane)[kNormLanes]) {
+  for (int step = kNormLanes / 2; step > 0; step /= 2) {
+    for (int l = 0; l < step; ++l) lane[l] += lane[l + step];
+  }
+  if (lane[0] == lane[0]) return lane[0];
+  const uint64_t bits = 0x7FF8000000000000u;
+  double nan;
+  memcpy(&nan, &bits, sizeof nan);
+  return nan;
+}
+
+}  // namespace lm

@@ -1,0 +1,50 @@
+// Rows by index on the CPU: the embedding's gather and the two halves of its gradient.
+#include <cstring>
+
+#include "kernels/cpu_launchers.h"
+
+namespace lm::LM_ISA {
+
+void gather_rows(const GatherRows& a, StreamView stream) {
+  const size_t bytes = static_cast<size_t>(a.width) * dtype_size(a.dtype);
+  parallel_for(stream.threads, a.rows, row_grain(a.width), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      memcpy(static_cast<char*>(a.out) + static_cast<size_t>(r) * bytes,
+             static_cast<const char*>(a.table) + static_cast<size_t>(a.index[r]) * bytes, bytes);
+    }
+  });
+}
+
+void sum_rows(const SumRows& a, StreamView stream) {
+  with_dtype("sum_rows", a.dtype, [&](auto t) {
+    using T = decltype(t);
+    parallel_for(stream.threads, a.slots, row_grain(a.width), [&](int64_t begin, int64_t end) {
+      for (int64_t s = begin; s < end; ++s) {
+        float* sums = a.sums + s * a.width;
+        for (int32_t k = a.start[s]; k < a.start[s + 1]; ++k) {
+          const T* row = static_cast<const T*>(a.source) + a.order[k] * a.width;
+          each_vector(a.width, [&](int64_t j, auto count) {
+            store(sums + j, load(sums + j, count) + load(row + j, count), count);
+          });
+        }
+      }
+    });
+  });
+}
+
+void add_rows(const AddRows& a, StreamView stream) {
+  with_dtype("add_rows", a.gradient_dtype, [&](auto t) {
+    using T = decltype(t);
+    parallel_for(stream.threads, a.slots, row_grain(a.width), [&](int64_t begin, int64_t end) {
+      for (int64_t s = begin; s < end; ++s) {
+        const float* sums = a.sums + s * a.width;
+        T* row = static_cast<T*>(a.gradient) + a.row[s] * a.width;
+        each_vector(a.width, [&](int64_t j, auto count) {
+          store(row + j, load(row + j, count) + load(sums + j, count), count);
+        });
+      }
+    });
+  });
+}
+
+}  // namespace lm::LM_ISA

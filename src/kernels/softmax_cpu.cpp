@@ -1,0 +1,75 @@
+// Softmax cross-entropy on the CPU, a vocabulary segment at a time. The two passes of the statistics read a
+// row of a segment (16 KB in bf16) once from memory, once from L1.
+#include <cmath>
+
+#include "kernels/cpu_launchers.h"
+
+namespace lm::LM_ISA {
+namespace {
+
+template <class T>
+void statistics_row(const SoftmaxStatistics& a, int64_t r) {
+  const T* x = static_cast<const T*>(a.logits) + r * a.stride;
+  const float infinity = __builtin_inff();
+  F32 largest(-infinity);
+  each_vector(a.columns, [&](int64_t j, auto count) {
+    largest = max(largest, tail_or(load(x + j, count), count, -infinity));
+  });
+  const float old_max = a.first_segment ? -infinity : a.max[r];
+  const float segment_max = max_lanes(largest);
+  const float new_max = old_max < segment_max ? segment_max : old_max;
+  const F32 shift(new_max);
+  F32 sums(0.f);
+  each_vector(a.columns, [&](int64_t j, auto count) {
+    sums = sums + tail_or(exponential(load(x + j, count) - shift), count, 0.f);
+  });
+  const float carried = a.first_segment ? 0.f : a.sum[r] * std::exp(old_max - new_max);
+  a.max[r] = new_max;
+  a.sum[r] = carried + sum_lanes(sums);
+  const int64_t column = a.target[r] - a.first_column;
+  if (column >= 0 && column < a.columns) a.target_logit[r] = to_float(x[column]);
+}
+
+template <class T>
+void gradient_row(const SoftmaxGradient& a, int64_t r) {
+  T* x = static_cast<T*>(a.logits) + r * a.stride;
+  const F32 lse(a.max[r] + std::log(a.sum[r])), scale(a.scale);
+  const int64_t column = a.target[r] - a.first_column;
+  const bool here = column >= 0 && column < a.columns;
+  const float target = here ? to_float(x[column]) : 0.f;
+  each_vector(a.columns, [&](int64_t j, auto count) {
+    store(x + j, exponential(load(x + j, count) - lse) * scale, count);
+  });
+  if (!here) return;
+  float lane[kLanes];
+  store(lane, (exponential(F32(target) - lse) - F32(1.f)) * scale, Whole{});
+  x[column] = round_to<T>(lane[0]);
+}
+
+}  // namespace
+
+void softmax_statistics(const SoftmaxStatistics& a, StreamView stream) {
+  with_dtype("softmax_statistics", a.dtype, [&](auto t) {
+    parallel_for(stream.threads, a.rows, row_grain(a.columns), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) statistics_row<decltype(t)>(a, r);
+    });
+  });
+}
+
+void softmax_gradient(const SoftmaxGradient& a, StreamView stream) {
+  with_dtype("softmax_gradient", a.dtype, [&](auto t) {
+    parallel_for(stream.threads, a.rows, row_grain(a.columns), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) gradient_row<decltype(t)>(a, r);
+    });
+  });
+}
+
+void softmax_loss(const SoftmaxLoss& a, StreamView) {
+  double total = 0;
+  for (int64_t r = 0; r < a.rows; ++r) {
+    total += static_cast<double>(a.max[r] + std::log(a.sum[r]) - a.target_logit[r]);
+  }
+  *a.total += total;
+}
+
+}  // namespace lm::LM_ISA

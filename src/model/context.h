@@ -1,0 +1,55 @@
+// What every layer needs beside its own arguments: the device's kernels and stream, the arena, the micro-batch
+// in device memory. Owned by the rank; used by its compute thread alone.
+#pragma once
+
+#include <cstdint>
+
+#include "base/arena.h"
+#include "base/cuda.h"
+#include "data/batch.h"
+#include "kernels/kernels.h"
+#include "model/tensor.h"
+#include "spec/model_spec.h"
+
+namespace lm {
+
+// cos and sin of every position a run can meet, fp32 [positions, d/2], rounded to the activation type as the
+// reference implementation does.
+class RopeTable {
+ public:
+  RopeTable(const ModelSpec& spec, int64_t positions, DType dtype, DeviceType device, StreamView stream);
+  const float* cos() const { return reinterpret_cast<const float*>(memory_.data()); }
+  const float* sin() const { return cos() + elements_; }
+  int64_t positions() const { return positions_; }
+
+ private:
+  int64_t positions_, elements_;
+  Memory memory_;  // cos, then sin
+};
+
+// A micro-batch as the layers see it. Pointers are device memory but `host`.
+struct DeviceBatch {
+  const Batch* host = nullptr;
+  const int32_t* token = nullptr;     // [T]
+  const int32_t* position = nullptr;  // [T]
+  const int32_t* sample = nullptr;    // [T]
+  int64_t tokens() const { return host->tokens(); }
+};
+
+struct Context {
+  const ModelSpec& spec;
+  DType dtype;               // of weights and activations
+  DeviceType device;
+  const Kernels& kernels;
+  StreamView stream;         // also ATen's current stream
+  Arena& arena;
+  const RopeTable& rope;
+
+  at::Tensor tensor(at::IntArrayRef shape) const { return arena_tensor(arena, shape, dtype, device); }
+  at::Tensor tensor(at::IntArrayRef shape, DType type) const { return arena_tensor(arena, shape, type, device); }
+};
+
+// The batch's arrays where the device can read them: on the CPU the batch itself, on a GPU copies in the arena.
+DeviceBatch place_batch(const Context& context, const Batch& batch);
+
+}  // namespace lm

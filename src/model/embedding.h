@@ -1,0 +1,43 @@
+// The embedding: a gather of rows forward; backward, the sum of gradients per distinct token of the whole
+// optimizer step, in position order, added to the block's gradient once at the step's end (for a tied weight
+// that is after the head's gradient). Memory for the sums is owned here, sized for the longest step.
+#pragma once
+
+#include <vector>
+
+#include "model/linear.h"
+
+namespace lm {
+
+// x [T, H] = table[token].
+void embedding_forward(const Context& context, const at::Tensor& table, const DeviceBatch& batch,
+                       const at::Tensor& x);
+
+class EmbeddingGradient {
+ public:
+  // `max_rows` distinct tokens at most: min(V, tokens per step).
+  EmbeddingGradient(const ModelSpec& spec, int64_t max_rows, int64_t max_tokens, DeviceType device);
+
+  // Numbers the distinct tokens of the step's micro-batches and zeroes their sums.
+  void begin(const Context& context, const std::vector<Batch>& micro_batches);
+  // Adds dx [T, H] of micro-batch `micro`, in position order. Micro-batches come in ascending order.
+  void add(const Context& context, size_t micro, const at::Tensor& dx);
+  // gradient[token] += sum, once per step. Without a tied head the caller has zeroed `gradient` before.
+  void finish(const Context& context, const at::Tensor& gradient);
+
+ private:
+  struct Slots {  // of one micro-batch: positions grouped by slot
+    std::vector<int32_t> order;
+    std::vector<int32_t> start;
+  };
+
+  const ModelSpec& spec_;
+  int64_t max_rows_;
+  std::vector<int32_t> slot_of_token_;  // [V], -1 outside a step
+  std::vector<int32_t> rows_;           // distinct tokens in order of appearance
+  std::vector<Slots> micro_;
+  Memory sums_;                         // fp32 [max_rows, H]
+  Memory index_;                        // on a GPU: order, start and rows of the call in flight
+};
+
+}  // namespace lm

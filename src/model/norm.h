@@ -1,0 +1,28 @@
+// RMSNorm over rows (of H, or of each head's d), forward and explicit backward.
+#pragma once
+
+#include "model/linear.h"
+
+namespace lm {
+
+// Neighbouring vectors of `width` elements in a row: the whole row (groups = 1), or the heads of q and k in qkv.
+struct Groups {
+  int64_t groups = 1;
+  int64_t width = 0;
+};
+
+// out [T, groups * width] = w * x * rstd; strides come from the tensors. `rstd` [T, groups] fp32 may be undefined.
+void norm_forward(const Context& context, const Param& norm, const at::Tensor& x, const at::Tensor& out,
+                  const at::Tensor& rstd, Groups groups);
+
+// sum = x + residual, out = norm(sum).
+void norm_forward_residual(const Context& context, const Param& norm, const at::Tensor& x,
+                           const at::Tensor& residual, const at::Tensor& sum, const at::Tensor& out,
+                           const at::Tensor& rstd);
+
+// dx = norm'(dy) (+ dresidual, when defined); the weight's gradient is added. dx may be dy or dresidual.
+void norm_backward(const Context& context, const Param& norm, const at::Tensor& dy, const at::Tensor& x,
+                   const at::Tensor& rstd, const at::Tensor& dresidual, const at::Tensor& dx, Groups groups,
+                   bool first);
+
+}  // namespace lm

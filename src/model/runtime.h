@@ -1,0 +1,17 @@
+// LibTorch as one rank uses it: threads, determinism and the current stream, set once before the first tensor.
+// runtime_cpu.cpp | runtime_cuda.cpp, chosen by the executable.
+#pragma once
+
+#include "base/cuda.h"
+
+namespace lm {
+
+// Sets ATen's threads, turns autograd's bookkeeping off for this thread, asks for deterministic kernels where
+// wanted (without their NaN-filling of empty tensors), and returns the stream on which ATen and our kernels
+// enqueue. Call once per process, on the compute thread.
+StreamView start_torch(DeviceType device, int threads, bool deterministic);
+
+// Waits until the stream is idle.
+void synchronize(StreamView stream);
+
+}  // namespace lm

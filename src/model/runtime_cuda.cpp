@@ -1,0 +1,29 @@
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime.h>
+
+#include "base/check_cuda.h"
+#include "model/runtime.h"
+
+namespace lm {
+
+StreamView start_torch(DeviceType device, int threads, bool deterministic) {
+  static const c10::InferenceMode no_autograd(true);
+  at::set_num_threads(threads);
+  at::globalContext().setDeterministicAlgorithms(deterministic, false);
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
+  if (device == DeviceType::kCpu) return {DeviceType::kCpu, nullptr, threads};
+  const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool(true);
+  c10::cuda::setCurrentCUDAStream(stream);
+  return {DeviceType::kCuda, stream.stream(), threads};
+}
+
+void synchronize(StreamView stream) {
+  if (stream.device == DeviceType::kCuda) {
+    LM_CUDA(cudaStreamSynchronize(static_cast<cudaStream_t>(stream.handle)));
+  }
+}
+
+}  // namespace lm

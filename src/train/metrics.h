@@ -1,0 +1,50 @@
+// metrics.jsonl: one object per optimizer step, numbers with enough digits to round-trip, flushed row by row; and
+// the process's resident memory, which plan and metrics mean by host_bytes.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <string>
+
+namespace lm {
+
+struct StepRow {
+  int64_t step = 0;
+  double loss = 0;
+  double grad_norm = 0;
+  double lr = 0;
+  bool skipped = false;
+  int64_t target_tokens = 0;
+  int64_t tokens = 0;
+  double step_ms = 0;
+  double tokens_per_s = 0;
+  double sol_pct = 0;            // share of the speed of light: GEMM-bound time / measured time
+  int64_t device_bytes = 0;
+  int64_t host_bytes = 0;
+  int64_t read_bytes = 0, written_bytes = 0;  // by offloading
+  double hidden_pct = 100;       // of that I/O, hidden behind compute
+};
+
+class MetricsFile {
+ public:
+  // Starts the file anew. Throws Error(21) when it cannot be written.
+  explicit MetricsFile(std::string path);
+  ~MetricsFile();
+  MetricsFile(const MetricsFile&) = delete;
+  MetricsFile& operator=(const MetricsFile&) = delete;
+
+  void write(const StepRow& row);
+  void write_eval(int64_t step, double eval_loss, int64_t target_tokens);
+
+ private:
+  void write_line(const std::string& line);
+  std::string path_;
+  std::FILE* file_;
+};
+
+// Resident memory of this process now, and at its peak.
+int64_t resident_bytes();
+int64_t peak_resident_bytes();
+
+}  // namespace lm

@@ -1,0 +1,59 @@
+// A rank: the object that owns a device's stream, weights, gradients, optimizer state and arena, and the step
+// that works on them. Nothing in it is global. One thread, the compute thread, constructs and uses it.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "config/config.h"
+#include "plan/plan.h"
+#include "train/step.h"
+
+namespace lm {
+
+// What a rank is made from; the referenced values outlive it.
+struct RankSetup {
+  const ModelSpec& spec;
+  const ModelLayout& layout;
+  const AdapterSpec* adapter = nullptr;  // null: full fine-tuning
+  const OptimizerConfig& optimizer;
+  const Plan& plan;
+  int64_t seed = 42;
+  int64_t max_length = 2048;             // tokens of a document: the RoPE table's length
+  int64_t tokens_per_step = 0;           // at most; 0: no training (evaluation, generation)
+  double max_grad_norm = 1.0;
+};
+
+class Rank {
+ public:
+  // Allocates everything the rank will ever use. `stream` is start_torch's.
+  Rank(const RankSetup& setup, StreamView stream);
+  Rank(const Rank&) = delete;
+  Rank& operator=(const Rank&) = delete;
+
+  WeightStore& weights() { return weights_; }
+  ShardedOptimizer& optimizer() { return *optimizer_; }
+  Gradients& gradients() { return *gradients_; }
+  TrainStep& step() { return *step_; }
+  const Context& context() const { return context_; }
+  const Arena& arena() const { return arena_; }
+
+  // The weights have been loaded or initialised: masters take their values.
+  void weights_ready();
+  void visit_state(StateVisitor& visitor);
+
+ private:
+  const RankSetup setup_;
+  DeviceType device_;
+  WeightStore weights_;
+  Arena arena_;
+  RopeTable rope_;
+  Context context_;
+  // Absent without training: nothing is allocated for what does not happen.
+  std::unique_ptr<Gradients> gradients_;
+  std::unique_ptr<ShardedOptimizer> optimizer_;
+  std::unique_ptr<EmbeddingGradient> embedding_gradient_;
+  std::unique_ptr<TrainStep> step_;
+};
+
+}  // namespace lm

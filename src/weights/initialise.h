@@ -1,0 +1,15 @@
+// Fresh weights, a pure function of (seed, tensor, index): for `model.init = "random"` and for new adapters.
+#pragma once
+
+#include <cstdint>
+
+#include "base/dtype.h"
+#include "spec/block_layout.h"
+
+namespace lm {
+
+// Fills `memory` (host, elements of `dtype`) for one tensor: matrices and embeddings N(0, 0.02), norms 1, biases 0,
+// LoRA A uniform in ±1/sqrt(in) (Kaiming with a = sqrt(5)), LoRA B 0. `tensor` numbers the tensor in the model.
+void initialise(const Parameter& parameter, uint64_t seed, uint32_t tensor, DType dtype, std::byte* memory);
+
+}  // namespace lm

@@ -1,0 +1,326 @@
+// Every key of the configuration against every kind of mistake, generated from the visitor, so that a new key
+// is tested the day it is added.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <set>
+
+#include "base/error.h"
+#include "config/config_print.h"
+#include "config/config_text.h"
+#include "config/config_toml.h"
+#include "config/nearest.h"
+
+namespace lm {
+namespace {
+
+enum class Kind { kText, kTexts, kInteger, kNumber, kNumbers, kFlag, kChoice };
+
+struct KeyCase {
+  std::string table, name, good;  // good: a value it accepts, as TOML
+  Kind kind;
+  KeyInfo info;
+  bool optional = false;
+};
+
+Kind kind_of(const std::string*) {
+  return Kind::kText;
+}
+Kind kind_of(const std::vector<std::string>*) {
+  return Kind::kTexts;
+}
+Kind kind_of(const int64_t*) {
+  return Kind::kInteger;
+}
+Kind kind_of(const double*) {
+  return Kind::kNumber;
+}
+Kind kind_of(const std::vector<double>*) {
+  return Kind::kNumbers;
+}
+Kind kind_of(const bool*) {
+  return Kind::kFlag;
+}
+template <class E>
+requires std::is_enum_v<E> Kind kind_of(const E*) {
+  return Kind::kChoice;
+}
+template <class T>
+Kind kind_of(const std::optional<T>*) {
+  return kind_of(static_cast<const T*>(nullptr));
+}
+
+struct Collector {
+  std::vector<KeyCase> keys;
+  void table(const char*, const char*) {}
+  template <class T>
+  void key(const char* table, const char* name, const T& field, const KeyInfo& info) {
+    keys.push_back({table, name, value_text(field), kind_of(static_cast<const T*>(nullptr)), info,
+                    IsOptional<T>::value});
+  }
+};
+
+std::vector<KeyCase> all_keys() {
+  Config config;
+  config.model.path = "m";
+  config.data.train = {"t.jsonl"};
+  Collector collector;
+  visit_config(config, collector);
+  return std::move(collector.keys);
+}
+
+// The text of a valid file in which the line of `key` is `line`; `number` becomes that line's number.
+std::string file_with(const KeyCase& key, const std::string& line, int* number) {
+  std::string out;
+  int lines = 0;
+  const auto add = [&](const std::string& text) {
+    out += text + "\n";
+    lines += 1 + static_cast<int>(std::count(text.begin(), text.end(), '\n'));
+  };
+  std::string table;
+  for (const KeyCase& other : all_keys()) {
+    const bool needed = other.info.required || (other.table == key.table && other.name == key.name);
+    if (!needed) continue;
+    if (table != other.table) add("[" + (table = other.table) + "]");
+    if (other.table == key.table && other.name == key.name) {
+      *number = lines + 1;
+      add(line);
+    } else {
+      add(other.name + " = " + other.good);
+    }
+  }
+  return out;
+}
+
+struct Outcome {
+  std::string report;
+  double ms = 0;
+};
+std::vector<double> g_times;
+
+std::string report_of(const std::string& text) {
+  const auto start = std::chrono::steady_clock::now();
+  std::string report;
+  try {
+    parse_config(text, "f.toml");
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Exit::kConfig);
+    report = error.report();
+  }
+  g_times.push_back(
+      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
+  return report;
+}
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// Every deletion, swap, and a few substitutions and insertions; twice for distance 2.
+std::set<std::string> typos(const std::string& word) {
+  std::set<std::string> out;
+  for (size_t i = 0; i < word.size(); ++i) {
+    std::string less = word, other = word, more = word;
+    out.insert(less.erase(i, 1));
+    other[i] = other[i] == 'q' ? 'w' : 'q';
+    out.insert(other);
+    out.insert(more.insert(i, 1, word[i]));
+    if (i + 1 < word.size()) {
+      std::string swapped = word;
+      std::swap(swapped[i], swapped[i + 1]);
+      out.insert(swapped);
+    }
+  }
+  out.erase(word);
+  out.erase("");
+  return out;
+}
+
+TEST(ConfigGenerated, EveryTypoIsFoundAtItsPlaceWithTheRightSuggestion) {
+  int cases = 0, right = 0;
+  std::string wrong;
+  for (const KeyCase& key : all_keys()) {
+    std::set<std::string> words = typos(key.name);
+    // Distance 2: one more mistake in every third of them.
+    int turn = 0;
+    for (const std::string& once : std::set<std::string>(words)) {
+      if (turn++ % 3 == 0) {
+        for (const std::string& twice : typos(once)) words.insert(twice);
+      }
+    }
+    for (const std::string& word : words) {
+      const int distance = edit_distance(word, key.name);
+      if (distance == 0 || distance > 2) continue;
+      // A key of this name exists: then it is no typo. One-letter keys leave nothing to recognise at
+      // distance 2.
+      bool exists = false;
+      for (const KeyCase& other : all_keys()) exists |= other.name == word;
+      if (exists || (key.name.size() < 2 && distance > 1)) continue;
+      int line = 0;
+      const std::string report = report_of(file_with(key, word + " = " + key.good, &line));
+      ++cases;
+      EXPECT_TRUE(has(report, "f.toml:" + std::to_string(line) + ":1")) << word << "\n" << report;
+      EXPECT_TRUE(has(report, "unknown key `" + word + "` in [" + key.table + "]")) << report;
+      const bool good = has(report, "did you mean `" + key.name + "`?");
+      right += good;
+      if (!good) wrong += " " + key.table + "." + word;
+    }
+  }
+  EXPECT_GE(cases, 2000);
+  EXPECT_GE(right, cases * 95 / 100) << right << " of " << cases << ":" << wrong;
+  RecordProperty("typos", cases);
+  RecordProperty("right", right);
+  std::printf("%d typos, %d right suggestions (%.2f %%)\n", cases, right, 100.0 * right / cases);
+}
+
+// A value, and whether a key of each kind must refuse it.
+bool accepts(const KeyCase& key, const std::string& value) {
+  const bool text = value.starts_with('"');
+  const bool whole = !text && value.find_first_not_of("-0123456789") == std::string::npos;
+  switch (key.kind) {
+    case Kind::kText:
+      return text && !(key.info.required && value == "\"\"");
+    case Kind::kTexts:
+      return (text && value != "\"\"") || value == "[\"a\"]";
+    case Kind::kFlag:
+      return value == "true";
+    case Kind::kInteger:
+      return whole && value[0] != '-' && value.size() < 15;
+    case Kind::kNumber:
+      return !text && (whole || value == "0.5") && value[0] != '-' && value.size() < 15;
+    default:
+      return false;
+  }
+}
+
+TEST(ConfigGenerated, EveryWrongValueIsRefusedAtItsPlaceWithWhatIsExpected) {
+  const char* const values[] = {"true",
+                                "\"\"",
+                                "nan",
+                                "inf",
+                                "-inf",
+                                "-1",
+                                "-0.5",
+                                "1979-05-27",
+                                "{ a = 1 }",
+                                "[[1]]",
+                                "[true]",
+                                "9223372036854775808",
+                                "-9223372036854775809",
+                                "1e999",
+                                "[]",
+                                "[\"\"]",
+                                "[nan, nan]",
+                                "[0.5, 9223372036854775808]",
+                                "\"a\\tb\""};
+  for (const KeyCase& key : all_keys()) {
+    for (const std::string value : values) {
+      if (accepts(key, value)) continue;
+      if (key.kind == Kind::kTexts && value == "[]" && !key.info.required) continue;
+      int line = 0;
+      const std::string report = report_of(file_with(key, key.name + "   = " + value, &line));
+      const std::string place = "f.toml:" + std::to_string(line) + ":" + std::to_string(key.name.size() + 6);
+      EXPECT_TRUE(has(report, place)) << key.table << "." << key.name << " = " << value << "\n" << report;
+      EXPECT_TRUE(has(report, "`" + key.table + "." + key.name + "`: expected ")) << report;
+    }
+  }
+}
+
+TEST(ConfigGenerated, AStringWhereANumberIsAskedIsRefusedAndViceVersa) {
+  for (const KeyCase& key : all_keys()) {
+    const bool words = key.kind == Kind::kText || key.kind == Kind::kTexts;
+    int line = 0;
+    const std::string report = report_of(file_with(key, key.name + " = " + (words ? "17" : "\"17\""), &line));
+    EXPECT_TRUE(has(report, "f.toml:" + std::to_string(line) + ":" + std::to_string(key.name.size() + 4)))
+        << key.name << "\n"
+        << report;
+  }
+}
+
+TEST(ConfigGenerated, ValuesJustOutsideEachRangeAreRefusedAndJustInsideAccepted) {
+  for (const KeyCase& key : all_keys()) {
+    const Range& range = key.info.range;
+    if (key.kind != Kind::kInteger && key.kind != Kind::kNumber) continue;
+    const bool whole = key.kind == Kind::kInteger;
+    const auto spell = [&](double v) {
+      return whole ? std::to_string(static_cast<int64_t>(v)) : number_text(v);
+    };
+    const auto refused = [&](const std::string& value) {
+      int line = 0;
+      return has(report_of(file_with(key, key.name + " = " + value, &line)), "`: expected");
+    };
+    if (std::isfinite(range.low)) {
+      const double below = whole ? range.low - 1 : std::nextafter(range.low, -1e308);
+      EXPECT_TRUE(refused(spell(range.low_open ? range.low : below))) << key.name;
+      EXPECT_FALSE(refused(spell(range.low_open ? std::nextafter(range.low, 1e308) : range.low))) << key.name;
+    }
+    if (std::isfinite(range.high)) {
+      const double above = whole ? range.high + 1 : std::nextafter(range.high, 1e308);
+      EXPECT_TRUE(refused(spell(range.high_open ? range.high : above))) << key.name;
+      EXPECT_FALSE(refused(spell(range.high_open ? std::nextafter(range.high, -1e308) : range.high)))
+          << key.name;
+    }
+  }
+}
+
+TEST(ConfigGenerated, EveryDuplicateIsReportedWithItsFirstLine) {
+  for (const KeyCase& key : all_keys()) {
+    int line = 0;
+    const std::string twice = key.name + " = " + key.good;
+    const std::string report = report_of(file_with(key, twice + "\n  " + twice, &line));
+    EXPECT_TRUE(has(report, "key `" + key.name + "` of [" + key.table + "] is given twice; first in line " +
+                                std::to_string(line) + " at f.toml:" + std::to_string(line + 1) + ":3"))
+        << report;
+  }
+}
+
+TEST(ConfigGenerated, AKeyInAnotherTableIsToldWhereItBelongs) {
+  const std::vector<KeyCase> keys = all_keys();
+  for (const KeyCase& key : keys) {
+    for (const char* table : {"run", "model", "data", "train", "optimizer", "lora", "log"}) {
+      const bool exists = std::any_of(keys.begin(), keys.end(), [&](const KeyCase& other) {
+        return other.table == table && other.name == key.name;
+      });
+      if (exists) continue;
+      KeyCase place = key;
+      std::string text;
+      for (const KeyCase& other : keys) {
+        if (other.info.required && other.table != table)
+          text += other.table + "." + other.name + " = " + other.good + "\n";
+      }
+      text += "[" + std::string(table) + "]\n";
+      for (const KeyCase& other : keys) {
+        if (other.info.required && other.table == table) text += other.name + " = " + other.good + "\n";
+      }
+      const int line = static_cast<int>(std::count(text.begin(), text.end(), '\n')) + 1;
+      const std::string report = report_of(text + key.name + " = " + key.good + "\n");
+      EXPECT_TRUE(has(report, "f.toml:" + std::to_string(line) + ":1")) << report;
+      EXPECT_TRUE(has(report, "[" + key.table + "]")) << report;
+      EXPECT_TRUE(has(report, "it belongs to [")) << report;
+    }
+  }
+}
+
+TEST(ConfigGenerated, EveryDefaultIsAcceptedAlone) {
+  for (const KeyCase& key : all_keys()) {
+    int line = 0;
+    EXPECT_EQ(report_of(file_with(key, key.name + " = " + key.good, &line)), "");
+    if (!key.optional) continue;
+    EXPECT_EQ(report_of(file_with(key, key.name + " = \"auto\"", &line)), "");
+  }
+}
+
+TEST(ConfigGenerated, AnAnswerComesWithin100Milliseconds) {
+  // After the tests above; alone it measures the defaults.
+  for (int i = 0; i < 100; ++i) report_of("[model]\npaht = 1\n");
+  std::sort(g_times.begin(), g_times.end());
+  const double p99 = g_times[g_times.size() * 99 / 100];
+  std::printf("%zu files, median %.3f ms, p99 %.3f ms, worst %.3f ms\n", g_times.size(),
+              g_times[g_times.size() / 2], p99, g_times.back());
+  EXPECT_LT(p99, 100.0);
+}
+
+}  // namespace
+}  // namespace lm

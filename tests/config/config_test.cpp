@@ -1,0 +1,282 @@
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "base/error.h"
+#include "config/config_print.h"
+#include "config/config_toml.h"
+#include "config/nearest.h"
+#include "config/toml_text.h"
+
+namespace lm {
+namespace {
+
+constexpr const char* kLeast = "[model]\npath = \"m\"\n[data]\ntrain = [\"t.jsonl\"]\n";
+
+std::string failure(const std::string& text, const std::vector<std::string>& overrides = {}) {
+  try {
+    parse_config(text, "c.toml", overrides);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Exit::kConfig);
+    return error.report();
+  }
+  return "";
+}
+
+#define EXPECT_HAS(text, part) \
+  EXPECT_NE((text).find(part), std::string::npos) << "no <" << (part) << "> in\n" << (text)
+
+TEST(Config, DefaultsHoldWhereNothingIsSaid) {
+  const Config config = parse_config(kLeast, "c.toml");
+  EXPECT_EQ(config.model.path, "m");
+  EXPECT_EQ(config.data.train, std::vector<std::string>{"t.jsonl"});
+  EXPECT_EQ(config.train.global_batch, 8);
+  EXPECT_FALSE(config.train.micro_batch.has_value());
+}
+
+TEST(Config, ReadsEveryKindOfValue) {
+  const Config config = parse_config(std::string(kLeast) + R"(
+[train]
+epochs = 3            # an integer where a number is asked
+micro_batch = "auto"
+recompute = "block"
+[optimizer]
+betas = [0.9, 0.95]
+schedule = "cosine_warmup_with_min_lr"
+lr = 1e-4
+[lora]
+targets = "all-linear"
+rslora = true
+)",
+                                     "c.toml");
+  EXPECT_EQ(config.train.epochs, 3.0);
+  EXPECT_EQ(config.train.recompute, Recompute::kBlock);
+  EXPECT_EQ(config.optimizer.betas, (std::vector<double>{0.9, 0.95}));
+  EXPECT_EQ(config.optimizer.schedule, Schedule::kCosineWarmupWithMinLr);
+  EXPECT_EQ(config.optimizer.lr, 1e-4);
+  EXPECT_EQ(config.lora.targets, std::vector<std::string>{"all-linear"});
+  EXPECT_TRUE(config.lora.rslora);
+}
+
+TEST(Config, ReportsEveryMistakeAtOnceInFileOrder) {
+  const std::string text = failure(
+      "[model]\npath = \"m\"\n[data]\ntrain = [\"t\"]\n[train]\nstpes = 3\nglobal_batch = \"8\"\n"
+      "[optimizer]\nlr = -1\nlr = 2\n[wrong]\nx = 1\n",
+      {"train.epoch=1"});
+  const char* const expected[] = {
+      "6 mistakes:",
+      "c.toml:6:1: unknown key `stpes` in [train]; did you mean `steps`?",
+      "c.toml:7:16: `train.global_batch`: expected an integer from 1 to 1000000000, got the string \"8\"",
+      "c.toml:9:6: `optimizer.lr`: expected a number from 0 to 1000000, got -1",
+      "c.toml:10:1: key `lr` of [optimizer] is given twice; first in line 9",
+      "c.toml:11:2: unknown table [wrong]",
+      "command line: unknown key `train.epoch`; did you mean `epochs`?",
+  };
+  size_t from = 0;
+  for (const char* part : expected) {
+    const size_t hit = text.find(part, from);
+    EXPECT_NE(hit, std::string::npos) << part << "\n" << text;
+    if (hit != std::string::npos) from = hit;
+  }
+}
+
+TEST(Config, OneMistakeIsOneLineWithItsPlace) {
+  EXPECT_EQ(
+      failure(std::string(kLeast) + "[train]\nsteps = 0\n"),
+      "lmlaunch: error CONF-20 (exit 10): `train.steps`: expected an integer of at least 1, or \"auto\", "
+      "got 0 at c.toml:6:9\n"
+      "  next: correct it; `lmlaunch presets` lists commented configurations to start from\n");
+}
+
+TEST(Config, NamesWhatIsNotSupportedYet) {
+  EXPECT_HAS(failure(std::string(kLeast) + "[train]\nmethod = \"qlora\"\n"),
+             "qlora is not supported yet: full and lora are");
+  EXPECT_HAS(failure(std::string(kLeast) + "[optimizer]\nname = \"sgd\"\n"),
+             "optimizer.name = \"sgd\" is not supported yet: adamw is");
+  for (const char* table : {"offload", "zero", "checkpoint", "io"}) {
+    const std::string text = failure(std::string(kLeast) + "[" + table + "]\nx = 1\n");
+    EXPECT_HAS(text, "not supported yet");
+    EXPECT_HAS(text, "c.toml:5:2");
+  }
+}
+
+TEST(Config, KnowsTheWordsPeopleBring) {
+  EXPECT_HAS(failure(std::string(kLeast) + "[train]\nlearning_rate = 1\n"), "did you mean `optimizer.lr`?");
+  EXPECT_HAS(failure(std::string(kLeast) + "[train]\nlr = 1\n"), "it belongs to [optimizer]");
+  EXPECT_HAS(failure("steps = 3\n" + std::string(kLeast)), "outside of a table; it belongs to [train]");
+  EXPECT_HAS(failure(std::string(kLeast) + "[trian]\nsteps = 1\n"), "did you mean [train]?");
+}
+
+TEST(Config, MissingKeysAreNamed) {
+  const std::string text = failure("");
+  EXPECT_HAS(text, "`model.path` is missing");
+  EXPECT_HAS(text, "`data.train` is missing");
+}
+
+TEST(Config, KeysThatContradictEachOtherAreBothNamed) {
+  const auto conflict = [](const std::string& rest) { return failure(kLeast + rest); };
+  EXPECT_HAS(conflict("[train]\nepochs = 1\nsteps = 10\n"), "train.steps = 10 and train.epochs = 1.0");
+  EXPECT_HAS(
+      conflict("[train]\nglobal_batch = 10\nmicro_batch = 4\n"),
+      "train.global_batch = 10 is not divisible by train.micro_batch = 4: 10 = 2 x 4 + 2 at c.toml:7:15");
+  EXPECT_HAS(conflict("[train]\nsteps = 10\n[optimizer]\nwarmup = 11\n"),
+             "optimizer.warmup = 11 steps is more than train.steps = 10");
+  EXPECT_HAS(conflict("[optimizer]\nwarmup = 1.5\n"), "neither a fraction");
+  EXPECT_HAS(conflict("[optimizer]\nwarmup = 5\nschedule = \"constant\"\n"), "constant_with_warmup");
+  EXPECT_HAS(conflict("eval = [\"e\"]\neval_fraction = 0.1\n"), "data.eval names files");
+  EXPECT_HAS(conflict("[train]\neval_every = 5\n"), "data.eval");
+  EXPECT_HAS(conflict("[optimizer]\nschedule = \"reduce_lr_on_plateau\"\n"), "train.eval_every (now 0)");
+  EXPECT_HAS(
+      failure("[model]\npath=\"m\"\ndtype=\"fp32\"\n[data]\ntrain=\"t\"\n[optimizer]\nmaster=\"split\"\n"),
+      "fp32 weights are their own master");
+  EXPECT_HAS(
+      failure("[model]\npath=\"m\"\ndtype=\"fp32\"\n[data]\ntrain=\"t\"\n[train]\ngradients=\"bf16\"\n"),
+      "train.gradients");
+  EXPECT_HAS(conflict("[optimizer]\nbetas = [0.9, 1.0]\n"),
+             "a list of 2 numbers, each of at least 0 and less than 1");
+  EXPECT_HAS(conflict("[optimizer]\nbetas = [0.9]\n"), "a list of 2 numbers");
+}
+
+TEST(Config, OverridesWinAndTakeBareWords) {
+  const Config config = parse_config(std::string(kLeast) + "[train]\nsteps = 5\n", "c.toml",
+                                     {"train.steps=7", "model.path=some/dir", "run.dir=2024-01-01",
+                                      "optimizer.betas=[0.8, 0.9]", "data.train=a.jsonl", "train.method=lora",
+                                      "run.threads=auto", "optimizer.lr=1e-3", "lora.targets=[\"q_proj\"]"});
+  EXPECT_EQ(config.train.steps, 7);
+  EXPECT_EQ(config.model.path, "some/dir");
+  EXPECT_EQ(config.run.dir, "2024-01-01");
+  EXPECT_EQ(config.optimizer.betas, (std::vector<double>{0.8, 0.9}));
+  EXPECT_EQ(config.data.train, std::vector<std::string>{"a.jsonl"});
+  EXPECT_EQ(config.train.method, Method::kLora);
+  EXPECT_FALSE(config.run.threads.has_value());
+  EXPECT_EQ(config.lora.targets, std::vector<std::string>{"q_proj"});
+}
+
+TEST(Config, OverridesAreAsStrictAsTheFile) {
+  EXPECT_HAS(failure(kLeast, {"train.stepz=7"}), "did you mean `steps`?");
+  EXPECT_HAS(failure(kLeast, {"train.steps=many"}), "`train.steps`: expected an integer");
+  EXPECT_HAS(failure(kLeast, {"train.steps=many"}), "at command line");
+  EXPECT_HAS(failure(kLeast, {"steps=7"}), "expected table.key=value");
+  EXPECT_HAS(failure(kLeast, {"train.steps=7", "train.steps=8"}), "is given twice");
+  EXPECT_HAS(failure(kLeast, {"run.seed=1\n[optimizer]\nlr=1"}), "`run.seed`: expected an integer");
+  EXPECT_HAS(failure(kLeast, {"zero.stage=3"}), "not supported yet");
+}
+
+TEST(Config, KeysBeforeASyntaxErrorAreStillChecked) {
+  const std::string text = failure("[train]\nstpes = 1\n[model]\npath = \"m\n[data]\n");
+  EXPECT_HAS(text, "2 mistakes");
+  EXPECT_HAS(text, "c.toml:2:1: unknown key `stpes`");
+  EXPECT_HAS(text, "c.toml:4:10: the string is not closed in its line");
+}
+
+TEST(Config, NumbersTooLargeForTheMachineAreRefusedAsWritten) {
+  const std::string text =
+      failure(std::string(kLeast) + "[train]\nsteps = 9_223_372_036_854_775_808\n[optimizer]\nlr = 1e999\n");
+  EXPECT_HAS(text,
+             "c.toml:6:9: `train.steps`: expected an integer of at least 1, or \"auto\", got "
+             "9_223_372_036_854_775_808");
+  EXPECT_HAS(text, "c.toml:8:6: `optimizer.lr`: expected a number from 0 to 1000000, got 1e999");
+}
+
+TEST(Config, ATableGivenTwiceIsReportedAndItsKeysChecked) {
+  const std::string text = failure(std::string(kLeast) + "[train]\nsteps = 1\n[train]\nepoch = 1\n");
+  EXPECT_HAS(text, "c.toml:7:1: table [train] is given twice; first in line 5");
+  EXPECT_HAS(text, "c.toml:8:1: unknown key `epoch` in [train]; did you mean `epochs`?");
+}
+
+TEST(Config, HostileTextIsRefusedBeforeItIsParsed) {
+  for (const std::string& deep :
+       {"x = " + std::string(200000, '['), "x = " + std::string(200000, '{'), "[" + [] {
+          std::string s;
+          for (int i = 0; i < 100000; ++i) s += "a.";
+          return s;
+        }() + "a]"}) {
+    EXPECT_HAS(failure(deep), "nested deeper than 32 levels");
+  }
+  EXPECT_HAS(failure(std::string(2 << 20, '#')), "at most 1048576 are read");
+  EXPECT_HAS(failure(std::string("a = 1\0", 6)), "at c.toml:1:6");
+  EXPECT_HAS(failure(std::string(kLeast) + "[run]\ndir = \"a\\u0000b\"\n"), "control characters");
+  // A string that looks deep is not.
+  EXPECT_EQ(failure(std::string(kLeast) + "[run]\ndir = \"" + std::string(100, '[') + std::string(100, '.') +
+                    "\"\n"),
+            "");
+}
+
+TEST(Config, MessagesCannotBeForgedByNames) {
+  const std::string text = failure("\"a\\nlmlaunch: stop code=0\" = 1\n" + std::string(kLeast));
+  EXPECT_EQ(text.find("\nlmlaunch: stop"), std::string::npos) << text;
+}
+
+TEST(Config, AFileThatCannotBeReadIsNamed) {
+  try {
+    load_config("no/such.toml");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Exit::kConfig);
+    EXPECT_HAS(error.report(), "No such file or directory at no/such.toml");
+  }
+  EXPECT_THROW(load_config("/dev/zero"), Error);
+  EXPECT_THROW(load_config("/"), Error);
+}
+
+TEST(Config, Fp32WeightsAreTheirOwnMaster) {
+  const Config config =
+      parse_config(std::string("[model]\npath = \"m\"\ndtype = \"fp32\"\n[data]\ntrain = \"t\"\n"), "c.toml");
+  EXPECT_EQ(config.optimizer.master, Master::kF32);
+}
+
+TEST(Config, WhatIsPrintedReadsBackEqual) {
+  Config config =
+      parse_config(kLeast, "c.toml",
+                   {"optimizer.lr=3.3333333333333335e-05", "train.epochs=0.1", "optimizer.eps=1e-300",
+                    "run.seed=9223372036854775807", "data.packing=true", "train.method=lora",
+                    "lora.targets=[q_proj, \"a\\\"b\\\\c\"]", "optimizer.warmup=0.03"});
+  config.model.path = "a \"quoted\" \\ path/\xc3\xa9";
+  const Config back = parse_config(print_config(config), "printed");
+  EXPECT_TRUE(same_config(config, back)) << print_config(config);
+  EXPECT_EQ(back.optimizer.lr, config.optimizer.lr);
+  EXPECT_EQ(back.model.path, config.model.path);
+  EXPECT_EQ(back.run.seed, config.run.seed);
+  config.train.micro_batch = 2;
+  EXPECT_FALSE(same_config(config, back));
+}
+
+TEST(Config, OnlyNumericsDiffer) {
+  const Config a = parse_config(kLeast, "a");
+  Config b = a;
+  b.run.dir = "elsewhere";
+  b.log.every = 10;
+  b.optimizer.threads = 2;
+  b.train.recompute = Recompute::kBlock;
+  b.lora.r = 99;  // no adapters are trained
+  EXPECT_TRUE(config_difference(a, b).empty());
+  b.optimizer.lr = 1;
+  b.train.steps = 3;
+  const auto difference = config_difference(a, b);
+  ASSERT_EQ(difference.size(), 2u);
+  EXPECT_EQ(difference[0].key, "train.steps");
+  EXPECT_EQ(difference[1].key, "optimizer.lr");
+  EXPECT_EQ(difference[1].recorded, "5e-05");
+  EXPECT_EQ(difference[1].asked, "1.0");
+}
+
+TEST(Config, AutoDiffersFromNothingThatItWasResolvedTo) {
+  const Config asked = parse_config(kLeast, "a");
+  Config recorded = asked;
+  recorded.train.micro_batch = 2;
+  recorded.run.threads = 4;
+  recorded.run.device = DeviceChoice::kCpu;
+  EXPECT_TRUE(config_difference(recorded, asked).empty());
+  EXPECT_EQ(config_difference(asked, recorded).size(), 3u);
+}
+
+TEST(Nearest, CountsSwapsAsOne) {
+  EXPECT_EQ(edit_distance("stpes", "steps"), 1);
+  EXPECT_EQ(edit_distance("kitten", "sitting"), 3);
+  EXPECT_EQ(edit_distance("", "abc"), 3);
+  EXPECT_EQ(nearest("epoch", {"steps", "epochs"}), "epochs");
+  EXPECT_FALSE(nearest("completely_else", {"steps", "epochs"}).has_value());
+}
+
+}  // namespace
+}  // namespace lm

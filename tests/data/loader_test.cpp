@@ -1,0 +1,321 @@
+#include "data/loader.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+
+#include "base/error.h"
+
+namespace lm {
+namespace {
+
+// Example i: `length` tokens i * 100, i * 100 + 1, ...; the first `untrained` of them are prompt.
+void add_example(MemorySource& source, int64_t length, int64_t untrained = 1) {
+  const auto i = static_cast<int32_t>(source.examples());
+  std::vector<int32_t> tokens(static_cast<size_t>(length));
+  std::iota(tokens.begin(), tokens.end(), i * 100);
+  std::vector<uint8_t> trained(tokens.size(), 1);
+  std::fill_n(trained.begin(), std::min<int64_t>(untrained, length), uint8_t{0});
+  source.add(std::move(tokens), std::move(trained));
+}
+
+MemorySource many(int64_t examples) {
+  MemorySource source;
+  for (int64_t i = 0; i < examples; ++i) add_example(source, 5 + i * 7 % 29, 1 + i % 3);
+  return source;
+}
+
+LoaderOptions small() {
+  return {.seed = 7,
+          .max_length = 32,
+          .too_long = TooLong::kCut,
+          .packing = false,
+          .global_batch = 4,
+          .micro_batch = 2,
+          .vocab = 100000,
+          .eval_fraction = 0.0,
+          .rank = 0,
+          .world = 1};
+}
+
+// Everything a model would see of a step, flat.
+std::vector<int32_t> flat(const StepBatches& step) {
+  std::vector<int32_t> out;
+  for (const Batch& batch : step.micro) {
+    for (const auto* list : {&batch.token, &batch.position, &batch.target, &batch.sample}) {
+      out.insert(out.end(), list->begin(), list->end());
+    }
+    out.insert(out.end(), batch.document_start.begin(), batch.document_start.end());
+  }
+  return out;
+}
+
+// One entry per document of a step: its tokens, in order.
+std::vector<std::vector<int32_t>> documents(const StepBatches& step) {
+  std::vector<std::vector<int32_t>> out;
+  for (const Batch& batch : step.micro) {
+    for (size_t d = 0; d + 1 < batch.document_start.size(); ++d) {
+      out.emplace_back(batch.token.begin() + batch.document_start[d],
+                       batch.token.begin() + batch.document_start[d + 1]);
+    }
+  }
+  return out;
+}
+
+// Restores what another visitor has read.
+class Numbers : public StateVisitor {
+ public:
+  void tensor(const std::string&, DType, const std::vector<int64_t>&, std::span<std::byte>) override {}
+  void number(const std::string& name, int64_t& value) override {
+    if (restoring) value = values.at(name);
+    values[name] = value;
+  }
+  std::map<std::string, int64_t> values;
+  bool restoring = false;
+};
+
+TEST(Loader, ShiftsTargetsInsideEachDocument) {
+  MemorySource source;
+  source.add({5, 6, 7, 8}, {0, 0, 1, 1});
+  source.add({11, 12}, {1, 1});
+  LoaderOptions options = small();
+  options.micro_batch = 4;
+  Loader loader(source, nullptr, options);
+  const StepBatches step = loader.next();
+  ASSERT_EQ(step.micro.size(), 1u);
+  const Batch& batch = step.micro[0];
+  EXPECT_EQ(step.target_tokens, 3);
+  ASSERT_EQ(batch.documents(), 2);
+  EXPECT_EQ(batch.document_start.back(), 6);
+  const bool first_is_long = batch.document_start[1] == 4;
+  using List = std::vector<int32_t>;
+  EXPECT_EQ(batch.token, first_is_long ? (List{5, 6, 7, 8, 11, 12}) : (List{11, 12, 5, 6, 7, 8}));
+  EXPECT_EQ(batch.target, first_is_long ? (List{-1, 7, 8, -1, 12, -1}) : (List{12, -1, -1, 7, 8, -1}));
+  EXPECT_EQ(batch.position, first_is_long ? (List{0, 1, 2, 3, 0, 1}) : (List{0, 1, 0, 1, 2, 3}));
+  EXPECT_EQ(batch.sample, first_is_long ? (List{0, 0, 0, 0, 1, 1}) : (List{1, 1, 0, 0, 0, 0}));
+}
+
+TEST(Loader, GivesEachExampleExactlyOncePerEpoch) {
+  const MemorySource source = many(37);
+  for (const bool packing : {false, true}) {
+    LoaderOptions options = small();
+    options.packing = packing;
+    Loader loader(source, nullptr, options);
+    std::vector<std::vector<int32_t>> orders;
+    for (int64_t epoch = 0; epoch < 3; ++epoch) {
+      std::vector<int32_t> seen;
+      for (int64_t s = 0; s < loader.steps_in_epoch(epoch); ++s) {
+        EXPECT_EQ(loader.epoch(), epoch);
+        for (const Batch& batch : loader.next().micro) {
+          for (size_t d = 0; d + 1 < batch.document_start.size(); ++d) {
+            seen.push_back(batch.sample[static_cast<size_t>(batch.document_start[d])]);
+          }
+        }
+      }
+      orders.push_back(seen);
+      std::ranges::sort(seen);
+      std::vector<int32_t> all(37);
+      std::iota(all.begin(), all.end(), 0);
+      EXPECT_EQ(seen, all);
+    }
+    EXPECT_NE(orders[0], orders[1]);
+    EXPECT_NE(orders[1], orders[2]);
+  }
+}
+
+TEST(Loader, CountsTargetsBeforeTheStep) {
+  const MemorySource source = many(23);
+  Loader loader(source, nullptr, small());
+  int64_t targets = 0;
+  for (int64_t s = 0; s < loader.steps_per_epoch(); ++s) {
+    const StepBatches step = loader.next();
+    int64_t counted = 0;
+    for (const Batch& batch : step.micro)
+      counted += std::ranges::count_if(batch.target, [](int32_t t) { return t >= 0; });
+    EXPECT_EQ(step.target_tokens, counted);
+    targets += counted;
+  }
+  EXPECT_EQ(targets, loader.train_counts().targets);
+}
+
+TEST(Loader, RepeatsForTheSameSeedAndDiffersForAnother) {
+  const MemorySource source = many(40);
+  LoaderOptions other = small();
+  other.seed = 8;
+  Loader a(source, nullptr, small()), b(source, nullptr, small()), c(source, nullptr, other);
+  bool differs = false;
+  for (int i = 0; i < 25; ++i) {
+    const auto step = flat(a.next());
+    EXPECT_EQ(step, flat(b.next()));
+    differs = differs || step != flat(c.next());
+  }
+  EXPECT_TRUE(differs);
+}
+
+TEST(Loader, ContinuesExactlyFromARestoredPosition) {
+  const MemorySource source = many(21);
+  for (const bool packing : {false, true}) {
+    LoaderOptions options = small();
+    options.packing = packing;
+    Loader reference(source, nullptr, options);
+    std::vector<std::vector<int32_t>> steps;
+    std::vector<Numbers> saved;
+    for (int i = 0; i < 15; ++i) {
+      saved.emplace_back();
+      reference.visit_state(saved.back());
+      steps.push_back(flat(reference.next()));
+    }
+    for (size_t i = 0; i < steps.size(); ++i) {
+      Loader resumed(source, nullptr, options);
+      if (i % 2 == 1) resumed.next();  // whatever it did before must not matter
+      saved[i].restoring = true;
+      resumed.visit_state(saved[i]);
+      for (size_t j = i; j < steps.size(); ++j) EXPECT_EQ(flat(resumed.next()), steps[j]) << i << " " << j;
+    }
+  }
+}
+
+TEST(Loader, RefusesAPositionOfOtherData) {
+  const MemorySource source = many(21), other = many(22);
+  Loader before(source, nullptr, small());
+  Numbers saved;
+  before.visit_state(saved);
+  Loader after(other, nullptr, small());
+  saved.restoring = true;
+  after.visit_state(saved);
+  try {
+    after.next();
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Exit::kInput);
+  }
+}
+
+TEST(Loader, GivesTheSameSequencesForEveryMicroBatchAndWorldSize) {
+  const MemorySource source = many(45);
+  for (const bool packing : {false, true}) {
+    LoaderOptions options = small();
+    options.packing = packing;
+    options.global_batch = 8;
+    options.micro_batch = 8;
+    Loader whole(source, nullptr, options);
+    options.micro_batch = 1;
+    Loader single(source, nullptr, options);
+    options.micro_batch = 3;
+    options.world = 2;
+    Loader first(source, nullptr, options);
+    options.rank = 1;
+    Loader second(source, nullptr, options);
+    for (int i = 0; i < 12; ++i) {
+      const StepBatches step = whole.next(), ones = single.next(), left = first.next(), right = second.next();
+      EXPECT_LE(step.micro.size(), 1u);
+      EXPECT_LE(ones.micro.size(), 8u);
+      EXPECT_EQ(documents(step), documents(ones));
+      auto joined = documents(left);
+      for (auto& document : documents(right)) joined.push_back(document);
+      EXPECT_EQ(documents(step), joined);
+      for (const StepBatches* other : {&ones, &left, &right})
+        EXPECT_EQ(other->target_tokens, step.target_tokens);
+    }
+  }
+}
+
+TEST(Loader, EndsAnEpochWithAShortStep) {
+  const MemorySource source = many(10);
+  Loader loader(source, nullptr, small());
+  EXPECT_EQ(loader.steps_per_epoch(), 3);
+  EXPECT_EQ(loader.total_steps(1.0), 3);
+  EXPECT_EQ(loader.total_steps(2.5), 8);
+  EXPECT_EQ(loader.total_steps(0.1), 1);
+  EXPECT_EQ(loader.next().micro.size(), 2u);
+  EXPECT_EQ(loader.next().micro.size(), 2u);
+  const StepBatches last = loader.next();
+  ASSERT_EQ(last.micro.size(), 1u);
+  EXPECT_EQ(last.micro[0].documents(), 2);
+  EXPECT_EQ(loader.epoch(), 1);
+}
+
+TEST(Loader, CountsStepsOfPackedEpochsAsTheyWillCome) {
+  const MemorySource source = many(200);
+  LoaderOptions options = small();
+  options.packing = true;
+  Loader counting(source, nullptr, options), walking(source, nullptr, options);
+  const int64_t expected = counting.total_steps(4.0);
+  int64_t steps = 0;
+  while (walking.epoch() < 4) {
+    walking.next();
+    ++steps;
+  }
+  EXPECT_EQ(steps, expected);
+}
+
+TEST(Loader, HoldsOutExamplesThatAreNeverTrainedOn) {
+  const MemorySource source = many(50);
+  LoaderOptions options = small();
+  options.eval_fraction = 0.2;
+  Loader loader(source, nullptr, options), again(source, nullptr, options);
+  std::set<int32_t> held, trained;
+  for (const Batch& batch : loader.eval_batches()) held.insert(batch.sample.begin(), batch.sample.end());
+  for (int64_t s = 0; s < loader.steps_per_epoch(); ++s) {
+    for (const Batch& batch : loader.next().micro) trained.insert(batch.sample.begin(), batch.sample.end());
+  }
+  EXPECT_EQ(held.size(), 10u);
+  EXPECT_EQ(trained.size(), 40u);
+  for (const int32_t sample : held) EXPECT_FALSE(trained.contains(sample));
+  std::set<int32_t> repeated;
+  for (const Batch& batch : again.eval_batches()) repeated.insert(batch.sample.begin(), batch.sample.end());
+  EXPECT_EQ(held, repeated);
+}
+
+TEST(Loader, EvaluatesASecondSourceInFileOrder) {
+  const MemorySource train = many(8), eval = many(5);
+  Loader loader(train, &eval, small());
+  const std::vector<Batch> batches = loader.eval_batches();
+  ASSERT_EQ(batches.size(), 3u);
+  std::vector<int32_t> order;
+  for (const Batch& batch : batches) {
+    for (size_t d = 0; d + 1 < batch.document_start.size(); ++d) {
+      order.push_back(batch.sample[static_cast<size_t>(batch.document_start[d])]);
+    }
+  }
+  EXPECT_EQ(order, (std::vector<int32_t>{0, 1, 2, 3, 4}));
+}
+
+TEST(Loader, RefusesIdsOutsideTheVocabulary) {
+  for (const int32_t bad : {1000, -1}) {
+    MemorySource source;
+    source.add({1, 2, 3});
+    source.add({4, bad, 5});
+    LoaderOptions options = small();
+    options.vocab = 1000;
+    Loader loader(source, nullptr, options);
+    try {
+      loader.next();
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Exit::kInput);
+      EXPECT_EQ(error.text().area, "DATA-24");
+      EXPECT_NE(error.text().what.find("token 4 = " + std::to_string(bad)), std::string::npos)
+          << error.text().what;
+    }
+  }
+}
+
+TEST(Loader, StopsWhenThereIsNothingToLearn) {
+  MemorySource empty, untrained;
+  untrained.add({1, 2, 3}, {1, 0, 0});  // a first token has no predecessor
+  for (const MemorySource* source : {&empty, &untrained}) {
+    try {
+      Loader loader(*source, nullptr, small());
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Exit::kInput);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lm

@@ -1,0 +1,77 @@
+// Gathering rows, and the gradient of that: sums per distinct row in a fixed order, then added once.
+#include "tests/kernels/support.h"
+
+namespace lm {
+namespace {
+
+TEST(Rows, GatherSumAndAddAreExact) {
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    for (int64_t width : {1, 3, 64, 577}) {
+      SCOPED_TRACE(dtype_text(dtype) + " width " + std::to_string(width));
+      const int64_t vocabulary = 23, tokens = 140;
+      const Values table = Values::random(dtype, vocabulary * width, 21),
+                   dx = Values::random(dtype, tokens * width, 22);
+      std::vector<int32_t> token, order, start, row;
+      for (int32_t t = 0; t < tokens; ++t) token.push_back(t * t % 11);
+      for (int32_t v = 0; v < vocabulary; ++v) {
+        const size_t before = order.size();
+        for (int32_t t = 0; t < tokens; ++t) {
+          if (token[static_cast<size_t>(t)] == v) order.push_back(t);
+        }
+        if (order.size() == before) continue;
+        row.push_back(v);
+        start.push_back(static_cast<int32_t>(before));
+      }
+      start.push_back(static_cast<int32_t>(order.size()));
+      const int64_t slots = static_cast<int64_t>(row.size());
+      const Values before = Values::random(DType::kF32, slots * width, 23);
+      const Outputs got = same_everywhere([&](const Kernels& k, StreamView stream) {
+        Values out(dtype, tokens * width), sums = before, gradient = table;
+        k.gather_rows({.table = table.data(),
+                       .index = token.data(),
+                       .out = out.data(),
+                       .rows = tokens,
+                       .width = width,
+                       .dtype = dtype},
+                      stream);
+        k.sum_rows({.source = dx.data(),
+                    .order = order.data(),
+                    .start = start.data(),
+                    .sums = static_cast<float*>(sums.data()),
+                    .slots = slots,
+                    .width = width,
+                    .dtype = dtype},
+                   stream);
+        k.add_rows({.sums = static_cast<const float*>(sums.data()),
+                    .row = row.data(),
+                    .gradient = gradient.data(),
+                    .slots = slots,
+                    .width = width,
+                    .gradient_dtype = dtype},
+                   stream);
+        return Outputs{out, sums, gradient};
+      });
+      Values out(dtype, tokens * width), sums = before, gradient = table;
+      for (int64_t t = 0; t < tokens; ++t) {
+        for (int64_t j = 0; j < width; ++j)
+          out.set(t * width + j, table[token[static_cast<size_t>(t)] * width + j]);
+      }
+      for (int64_t s = 0; s < slots; ++s) {
+        for (int64_t j = 0; j < width; ++j) {
+          for (int32_t t = 0; t < tokens; ++t) {  // position order
+            if (token[static_cast<size_t>(t)] != row[static_cast<size_t>(s)]) continue;
+            sums.set(s * width + j, static_cast<float>(sums[s * width + j] + dx[t * width + j]));
+          }
+          const int64_t g = row[static_cast<size_t>(s)] * width + j;
+          gradient.set(g, static_cast<float>(table[g] + sums[s * width + j]));
+        }
+      }
+      EXPECT_TRUE(got[0] == out);
+      EXPECT_TRUE(got[1] == sums);
+      EXPECT_TRUE(got[2] == gradient);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lm

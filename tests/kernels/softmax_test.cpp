@@ -1,0 +1,102 @@
+// Softmax cross-entropy over vocabulary segments against fp64 over the whole vocabulary.
+#include "tests/kernels/support.h"
+
+namespace lm {
+namespace {
+
+struct Problem {
+  int64_t rows, vocabulary, segment;
+  Values logits;
+  std::vector<int32_t> target;
+};
+
+Problem make_problem(DType dtype, int64_t rows, int64_t vocabulary, int64_t segment, double scale) {
+  Problem p{rows, vocabulary, segment, Values::random(dtype, rows * vocabulary, 11, scale), {}};
+  for (int64_t r = 0; r < rows; ++r) p.target.push_back(static_cast<int32_t>(r * 37 % vocabulary));
+  return p;
+}
+
+// Statistics over the segments in order, then the loss, then the gradient in place.
+Outputs run(const Problem& p, float scale) {
+  return same_everywhere([&](const Kernels& k, StreamView stream) {
+    Values logits = p.logits, max(DType::kF32, p.rows), sum(DType::kF32, p.rows), chosen(DType::kF32, p.rows);
+    float* m = static_cast<float*>(max.data());
+    float* s = static_cast<float*>(sum.data());
+    float* c = static_cast<float*>(chosen.data());
+    const auto at = [&](int64_t column) {
+      return static_cast<char*>(logits.data()) + column * static_cast<int64_t>(dtype_size(p.logits.dtype()));
+    };
+    for (int64_t first = 0; first < p.vocabulary; first += p.segment) {
+      k.softmax_statistics({.logits = at(first),
+                            .target = p.target.data(),
+                            .max = m,
+                            .sum = s,
+                            .target_logit = c,
+                            .rows = p.rows,
+                            .columns = std::min(p.segment, p.vocabulary - first),
+                            .stride = p.vocabulary,
+                            .first_column = first,
+                            .first_segment = first == 0,
+                            .dtype = p.logits.dtype()},
+                           stream);
+    }
+    double total = 1;
+    k.softmax_loss({.max = m, .sum = s, .target_logit = c, .total = &total, .rows = p.rows}, stream);
+    for (int64_t first = 0; first < p.vocabulary; first += p.segment) {
+      k.softmax_gradient({.logits = at(first),
+                          .target = p.target.data(),
+                          .max = m,
+                          .sum = s,
+                          .rows = p.rows,
+                          .columns = std::min(p.segment, p.vocabulary - first),
+                          .stride = p.vocabulary,
+                          .first_column = first,
+                          .scale = scale,
+                          .dtype = p.logits.dtype()},
+                         stream);
+    }
+    Values loss(DType::kF32, 1);
+    loss.set(0, total - 1);
+    return Outputs{logits, loss, max, chosen};
+  });
+}
+
+TEST(Softmax, LossAndGradientAreThoseOfTheWholeVocabulary) {
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const auto& [rows, vocabulary, segment] :
+         {std::array<int64_t, 3>{1, 1, 1}, {7, 3, 2}, {9, 577, 577}, {67, 577, 64}, {3, 20000, 8192}}) {
+      for (double spread : {1.0, 30.0}) {
+        SCOPED_TRACE(dtype_text(dtype) + " vocabulary " + std::to_string(vocabulary));
+        const Problem p = make_problem(dtype, rows, vocabulary, segment, spread);
+        const float scale = 0.25f;
+        const Outputs got = run(p, scale);
+        std::vector<double> gradient;
+        double loss = 0;
+        for (int64_t r = 0; r < rows; ++r) {
+          double largest = -1e300, sum = 0;
+          for (int64_t j = 0; j < vocabulary; ++j) largest = std::max(largest, p.logits[r * vocabulary + j]);
+          for (int64_t j = 0; j < vocabulary; ++j) sum += std::exp(p.logits[r * vocabulary + j] - largest);
+          const double lse = largest + std::log(sum);
+          const int64_t target = p.target[static_cast<size_t>(r)];
+          loss += lse - p.logits[r * vocabulary + target];
+          for (int64_t j = 0; j < vocabulary; ++j) {
+            gradient.push_back((std::exp(p.logits[r * vocabulary + j] - lse) - (j == target ? 1 : 0)) *
+                               scale);
+          }
+        }
+        // exp(x - lse): an error of 1e-5 in lse of 100 is relative in the gradient.
+        expect_near(got[0], gradient, dtype == DType::kBF16 ? 1.0 / 128 : 2e-5, 1e-6, "gradient");
+        EXPECT_NEAR(got[1][0], loss, 1e-6 * std::abs(loss) + 1e-5 * static_cast<double>(rows));
+      }
+    }
+  }
+}
+
+TEST(Softmax, ANanLogitReachesTheLoss) {
+  Problem p = make_problem(DType::kF32, 3, 40, 16, 1);
+  p.logits.set(40 + 35, std::nan(""));
+  EXPECT_TRUE(std::isnan(run(p, 1)[1][0]));
+}
+
+}  // namespace
+}  // namespace lm

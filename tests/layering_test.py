@@ -1,0 +1,166 @@
+"""Keeps the include rules of the design true: reads the #include lines of src/, offload/, comm/ and launcher/ and checks
+who may include whom, who may see torch and CUDA, and that no file or function has grown past what can be held in the head.
+
+Run: python tests/layering_test.py [ROOT]. Prints one line per breach and exits 1 if there is any.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+MAX_FILE_LINES = 600
+MAX_FUNCTION_LINES = 80
+SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
+
+# Folder -> what it may include (besides itself). Kept in the order of the design's table.
+MAY_INCLUDE = {
+    "src/base": set(),
+    "src/config": {"src/base"},
+    "src/spec": {"src/base"},
+    "src/plan": {"src/base", "src/config", "src/spec"},
+    "offload": {"src/base"},
+    "comm": {"src/base"},
+    "src/kernels": {"src/base"},
+    "src/model": {"src/base", "src/config", "src/spec", "src/kernels"},
+    "src/data": {"src/base", "src/config"},
+    "src/weights": {"src/base", "src/spec", "src/plan", "src/model", "comm", "offload"},
+    "src/optim": {"src/base", "src/config", "src/spec", "src/plan", "src/kernels", "comm", "offload"},
+    "src/checkpoint": {"src/base", "src/config", "src/spec", "src/plan", "src/weights", "comm", "offload"},
+}
+EVERYTHING_BELOW = set(MAY_INCLUDE)
+MAY_INCLUDE["src/train"] = EVERYTHING_BELOW
+MAY_INCLUDE["launcher"] = {"src/base", "src/config", "src/spec", "src/plan", "offload"}  # the door
+RANK_PARTS = re.compile(r"launcher/(run\b|rank\b|commands/)")  # the rank's executable: everything below
+MAY_INCLUDE["launcher's rank"] = EVERYTHING_BELOW | {"src/train"}
+
+SEES_TORCH = {"src/model", "src/data", "src/weights", "src/optim", "src/checkpoint", "src/train", "launcher's rank"}
+SEES_CUDA = SEES_TORCH | {"offload", "comm"}
+
+TORCH = re.compile(r"^(torch|ATen|c10)/")
+CUDA = re.compile(r"^(cuda|cublas|cudnn|cupti|curand|nccl|nvtx|cub/|thrust/|cooperative_groups|mma\.h|ATen/cuda|c10/cuda)")
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
+
+
+def folder_of(path):
+    """The row of the table that a file (relative, posix) belongs to, or None."""
+    if path.startswith("launcher/"):
+        return "launcher's rank" if RANK_PARTS.match(path) else "launcher"
+    parts = path.split("/")
+    name = "/".join(parts[:2]) if parts[0] == "src" else parts[0]
+    return name if name in MAY_INCLUDE else None
+
+
+def may_see_cuda(path, folder):
+    if folder == "src/base":
+        return "cuda" in Path(path).name
+    if folder == "src/kernels":
+        return path.endswith((".cu", ".cuh"))
+    return folder in SEES_CUDA
+
+
+def resolve(root, path, name):
+    """The repository's file that `#include "name"` in `path` means, relative to the root; None if it is not ours."""
+    for base in (Path(path).parent, Path("src"), Path(".")):
+        if (root / base / name).is_file():
+            return (root / base / name).resolve().relative_to(root).as_posix()
+    return None
+
+
+def include_breaches(root, path, text):
+    folder = folder_of(path)
+    if folder is None:
+        yield f"{path}: its folder has no row in the design's table of who may include whom"
+        return
+    for match in INCLUDE.finditer(text):
+        name, line = match[2], text.count("\n", 0, match.start()) + 1
+        if CUDA.match(name):
+            if not may_see_cuda(path, folder):
+                yield f"{path}:{line}: {folder} may not see CUDA: {name}"
+        if TORCH.match(name):
+            if folder not in SEES_TORCH:
+                yield f"{path}:{line}: {folder} may not see torch: {name}"
+        target = resolve(root, path, name) if match[1] == '"' else None
+        if match[1] == '"' and target is None:
+            yield f"{path}:{line}: {name} is not in this repository: write <{name}>"
+        if target is None:
+            continue
+        to = folder_of(target)
+        same = to == folder or {to, folder} == {"launcher", "launcher's rank"}
+        if not same and to not in MAY_INCLUDE[folder]:
+            yield f"{path}:{line}: {folder} may not include {to}: {name}"
+
+
+def blank_comments_and_strings(text):
+    """The same text with comments, strings and character literals as blanks, line breaks kept."""
+    token = re.compile(
+        r'//[^\n]*|/\*.*?\*/|R"(?P<d>[^(\s]*)\(.*?\)(?P=d)"|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])\'(?:\\.|[^\'\\\n])*\'', re.S)
+    return token.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+
+
+def functions(text):
+    """(first line, length in lines, name) of every function body, approximately: a brace at namespace or class level
+    that follows a parameter list."""
+    text = re.sub(r"^\s*#.*(?:\\\n.*)*$", lambda m: re.sub(r"[^\n]", " ", m[0]), blank_comments_and_strings(text), flags=re.M)
+    stack, start = [], 0  # kinds of the open braces; where the text after the last brace or semicolon begins
+    for match in re.finditer(r"[{};]", text):
+        inside = any(kind[0] == "function" for kind in stack)
+        if match[0] == "{":
+            head = text[start:match.start()]
+            if inside or not re.search(r"\)[\s\w:&<>,*()\[\]-]*$", head) or re.search(r"\b(namespace|enum)\b[^()]*$", head):
+                kind = ("other", 0, "")
+            else:
+                name = re.search(r"([\w~:]+|operator\W+)\s*\(", head)
+                first = text.count("\n", 0, start + len(head) - len(head.lstrip())) + 1
+                kind = ("function", first, name[1] if name else "?")
+            stack.append(kind)
+        elif match[0] == "}" and stack:
+            kind = stack.pop()
+            if kind[0] == "function":
+                yield kind[1], text.count("\n", 0, match.start()) + 2 - kind[1], kind[2]
+        if not any(kind[0] == "function" for kind in stack):
+            start = match.end()
+
+
+def size_breaches(path, text):
+    lines = text.count("\n")
+    if lines > MAX_FILE_LINES:
+        yield f"{path}: {lines} lines, at most {MAX_FILE_LINES}: split it"
+    for line, length, name in functions(text):
+        if length > MAX_FUNCTION_LINES:
+            yield f"{path}:{line}: {name} has {length} lines, at most {MAX_FUNCTION_LINES}: split it"
+
+
+def self_test():
+    """The checks find what they are for, so that silence means something."""
+    body = "  work();\n" * 90
+    text = 'namespace lm {\nstruct A {\n  int size() const { return 1; }\n};\nint big(int x) {\n' + body + "}\n}\n"
+    found = list(functions(text))
+    assert [(name, length) for _, length, name in found] == [("size", 1), ("big", 92)], found
+    assert list(size_breaches("src/base/a.cpp", text)) != []
+    root = Path(__file__).resolve().parent.parent
+    assert any("torch" in b for b in include_breaches(root, "src/plan/a.h", "#include <ATen/ATen.h>\n"))
+    assert any("CUDA" in b for b in include_breaches(root, "src/kernels/a.h", "#include <cuda_runtime.h>\n"))
+    assert any("may not include src/spec" in b
+               for b in include_breaches(root, "src/base/a.h", '#include "spec/parameter.h"\n'))
+    assert not list(include_breaches(root, "src/spec/a.h", '#include "base/error.h"\n#include <vector>\n'))
+
+
+def main():
+    root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent).resolve()
+    self_test()
+    breaches, files = [], 0
+    for top in ("src", "offload", "comm", "launcher", "tests", "benchmarks"):
+        for file in sorted((root / top).rglob("*")):
+            if file.suffix not in SUFFIXES:
+                continue
+            files += 1
+            path, text = file.relative_to(root).as_posix(), file.read_text()
+            breaches += size_breaches(path, text)
+            if top not in ("tests", "benchmarks"):
+                breaches += include_breaches(root, path, text)
+    print("\n".join(breaches + [f"{files} files, {len(breaches)} breaches of the design's rules"]))
+    return 1 if breaches or not files else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,216 @@
+#include "spec/block_layout.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "base/error.h"
+
+namespace lm {
+namespace {
+
+ModelSpec llama_1b() {
+  ModelSpec spec;
+  spec.model_type = "llama";
+  spec.hidden = 2048;
+  spec.ffn = 8192;
+  spec.layers = 16;
+  spec.heads = 32;
+  spec.kv_heads = 8;
+  spec.head_dim = 64;
+  spec.vocab = 128256;
+  spec.tied = true;
+  spec.window.assign(16, 0);
+  return spec;
+}
+
+ModelSpec smollm2_135m() {
+  ModelSpec spec = llama_1b();
+  spec.hidden = 576;
+  spec.ffn = 1536;
+  spec.layers = 30;
+  spec.heads = 9;
+  spec.kv_heads = 3;
+  spec.vocab = 49152;
+  spec.window.assign(30, 0);
+  return spec;
+}
+
+// Odd sizes and everything a family can have.
+ModelSpec odd() {
+  ModelSpec spec = llama_1b();
+  spec.hidden = 77;
+  spec.ffn = 131;
+  spec.layers = 3;
+  spec.heads = 6;
+  spec.kv_heads = 2;
+  spec.head_dim = 22;
+  spec.vocab = 501;
+  spec.tied = false;
+  spec.qkv_bias = spec.o_bias = spec.mlp_bias = spec.qk_norm = true;
+  spec.window.assign(3, 0);
+  return spec;
+}
+
+AdapterSpec adapter(int64_t r, const std::vector<std::string>& targets) {
+  return {.r = r, .alpha = 32, .rslora = false, .dropout = 0, .targets = resolve_targets(targets, "test")};
+}
+
+void check_layout(const ModelSpec& spec, const AdapterSpec* lora, DType dtype) {
+  const ModelLayout layout = make_layout(spec, lora, dtype);
+  ASSERT_EQ(layout.blocks.size(), static_cast<size_t>(spec.layers + 2));
+  int64_t trainable = 0, frozen = 0, flat = 0, frozen_bytes = 0;
+  std::set<std::string> names;
+  for (const BlockLayout& block : layout.blocks) {
+    int64_t end = 0, frozen_end = 0, covered = 0, elements = 0, frozen_elements = 0;
+    for (const DecayRange& range : block.ranges) {
+      EXPECT_EQ(range.first, covered);
+      EXPECT_EQ(range.elements % kGranule, 0);
+      EXPECT_GT(range.elements, 0);
+      covered += range.elements;
+    }
+    EXPECT_EQ(covered, block.flat_elements);
+    for (const TensorPlace& place : block.tensors) {
+      const Parameter& parameter = place.parameter;
+      EXPECT_TRUE(names.insert(parameter.name).second) << parameter.name;
+      EXPECT_EQ(block.find(parameter.name), &place);
+      int64_t row = 0;
+      for (const ParameterPart& part : parameter.parts) {
+        EXPECT_EQ(part.first, row) << parameter.name;
+        row += part.rows;
+      }
+      EXPECT_EQ(row, parameter.rows) << parameter.name;
+      if (place.frozen) {
+        EXPECT_EQ(place.offset % 512, 0);
+        EXPECT_GE(place.offset, frozen_end);
+        frozen_end = place.offset + parameter.elements() * static_cast<int64_t>(dtype_size(dtype));
+        frozen_elements += parameter.elements();
+        continue;
+      }
+      EXPECT_EQ(frozen_end, 0) << "trainable tensors come first";
+      EXPECT_EQ(place.offset % kTensorStart, 0);
+      EXPECT_GE(place.offset, end);
+      end = place.offset + parameter.elements();
+      elements += parameter.elements();
+      for (const DecayRange& range : block.ranges) {
+        const bool inside = place.offset >= range.first && end <= range.first + range.elements;
+        const bool outside = end <= range.first || place.offset >= range.first + range.elements;
+        EXPECT_TRUE(inside || outside) << parameter.name;
+        EXPECT_TRUE(outside || range.decay == !parameter.vector()) << parameter.name;
+      }
+    }
+    EXPECT_LE(end, block.flat_elements);
+    EXPECT_LT(block.flat_elements - end, kGranule);
+    EXPECT_LE(frozen_end, block.frozen_bytes);
+    EXPECT_EQ(elements, block.parameter_elements);
+    EXPECT_EQ(frozen_elements, block.frozen_elements);
+    trainable += elements;
+    frozen += frozen_elements;
+    flat += block.flat_elements;
+    frozen_bytes += block.frozen_bytes;
+  }
+  EXPECT_EQ(layout.trainable_elements, trainable);
+  EXPECT_EQ(layout.frozen_elements, frozen);
+  EXPECT_EQ(layout.flat_elements, flat);
+  EXPECT_EQ(layout.frozen_bytes, frozen_bytes);
+}
+
+TEST(BlockLayout, AlignsCoversAndNeverOverlaps) {
+  const AdapterSpec all = adapter(5, {"all-linear"}), some = adapter(8, {"v_proj", "q_proj"});
+  for (const ModelSpec& spec : {llama_1b(), smollm2_135m(), odd()}) {
+    for (const AdapterSpec* lora : {static_cast<const AdapterSpec*>(nullptr), &all, &some}) {
+      check_layout(spec, lora, DType::kBF16);
+      check_layout(spec, lora, DType::kF32);
+    }
+  }
+}
+
+TEST(BlockLayout, CountsTheElementsOfKnownModels) {
+  EXPECT_EQ(make_layout(llama_1b(), nullptr, DType::kBF16).trainable_elements, 1235814400);
+  EXPECT_EQ(make_layout(smollm2_135m(), nullptr, DType::kBF16).trainable_elements, 134515008);
+  const AdapterSpec lora = adapter(16, {"all-linear"});
+  const ModelLayout layout = make_layout(llama_1b(), &lora, DType::kBF16);
+  EXPECT_EQ(layout.trainable_elements, 11272192);
+  EXPECT_EQ(layout.frozen_elements, 1235814400);
+  EXPECT_EQ(layout.frozen_bytes,
+            2 * int64_t{1235814400});  // every tensor of this model is a multiple of 512 bytes
+}
+
+TEST(Parameters, AreNamedAndOrderedAsDocumented) {
+  const auto blocks = list_parameters(odd(), nullptr);
+  ASSERT_EQ(blocks.size(), 5u);
+  EXPECT_EQ(blocks[0].name, "embedding");
+  EXPECT_EQ(blocks[2].name, "block 1");
+  EXPECT_EQ(blocks[4].name, "head");
+  std::vector<std::string> names;
+  for (const Parameter& parameter : blocks[2].trainable) names.push_back(parameter.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"layers.1.attn.qkv", "layers.1.attn.out", "layers.1.mlp.gate_up",
+                                             "layers.1.mlp.down", "layers.1.attn.norm", "layers.1.mlp.norm",
+                                             "layers.1.attn.q_norm", "layers.1.attn.k_norm",
+                                             "layers.1.attn.qkv_bias", "layers.1.attn.out_bias",
+                                             "layers.1.mlp.gate_up_bias", "layers.1.mlp.down_bias"}));
+  const Parameter& qkv = blocks[2].trainable[0];
+  EXPECT_EQ(qkv.rows, 6 * 22 + 2 * 2 * 22);
+  EXPECT_EQ(qkv.columns, 77);
+  ASSERT_EQ(qkv.parts.size(), 3u);
+  EXPECT_EQ(qkv.parts[1].name, "model.layers.1.self_attn.k_proj.weight");
+  EXPECT_EQ(qkv.parts[1].first, 132);
+  EXPECT_EQ(qkv.parts[1].rows, 44);
+  EXPECT_EQ(blocks[2].trainable[11].parts[0].name, "model.layers.1.mlp.down_proj.bias");
+  EXPECT_EQ(blocks[4].trainable[0].parts[0].name, "lm_head.weight");
+  EXPECT_EQ(blocks[4].trainable[1].parts[0].name, "model.norm.weight");
+}
+
+TEST(Parameters, AnAdapterFreezesTheModelAndFollowsThePeftNames) {
+  const AdapterSpec lora = adapter(4, {"self_attn.o_proj", "q_proj"});
+  const auto blocks = list_parameters(odd(), &lora);
+  EXPECT_TRUE(blocks[0].trainable.empty());
+  EXPECT_EQ(blocks[0].frozen.size(), 1u);
+  ASSERT_EQ(blocks[1].trainable.size(), 4u);
+  const Parameter& b = blocks[1].trainable[3];
+  EXPECT_EQ(b.name, "layers.0.o_proj.lora_B");
+  EXPECT_EQ(b.kind, ParameterKind::kLoraB);
+  EXPECT_EQ(b.rows, 77);
+  EXPECT_EQ(b.columns, 4);
+  EXPECT_EQ(b.parts[0].name, "base_model.model.model.layers.0.self_attn.o_proj.lora_B.weight");
+  EXPECT_EQ(blocks[1].trainable[2].columns, 132);
+}
+
+TEST(Parameters, EveryHuggingFaceNameStandsOnce) {
+  const std::vector<std::string> names = hf_names(odd());
+  const std::set<std::string> unique(names.begin(), names.end());
+  EXPECT_EQ(unique.size(), names.size());
+  EXPECT_EQ(names.size(), 3u + 3 * (7 + 7 + 4));
+  EXPECT_EQ(names.front(), "model.embed_tokens.weight");
+  ModelSpec tied = odd();
+  tied.tied = true;
+  EXPECT_EQ(hf_names(tied).size(), names.size() - 1);
+}
+
+TEST(Targets, AreResolvedInBlockOrderAndUnknownOnesNamed) {
+  EXPECT_EQ(resolve_targets({"down_proj", "mlp.up_proj", "q_proj", "q_proj"}, "x"),
+            (std::vector<std::string>{"q_proj", "up_proj", "down_proj"}));
+  EXPECT_EQ(resolve_targets({"all-linear"}, "x").size(), 7u);
+  for (const char* wrong : {"qproj", "proj", "lm_head", "layers.0.self_attn.q_proj", "mlp.q_proj", ""}) {
+    try {
+      resolve_targets({"q_proj", wrong}, "train.toml:7:3");
+      ADD_FAILURE() << wrong;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Exit::kConfig);
+      EXPECT_NE(std::string(error.what()).find(std::string("\"") + wrong + "\""), std::string::npos);
+      EXPECT_EQ(error.text().place, "train.toml:7:3");
+    }
+  }
+  EXPECT_THROW(resolve_targets({}, "x"), Error);
+}
+
+TEST(Targets, TheScaleIsAlphaOverTheRankOrItsRoot) {
+  AdapterSpec lora = adapter(16, {"q_proj"});
+  EXPECT_EQ(lora.scale(), 2.0);
+  lora.rslora = true;
+  EXPECT_EQ(lora.scale(), 8.0);
+}
+
+}  // namespace
+}  // namespace lm
