@@ -21,7 +21,7 @@ enum class GradientDType : uint8_t { kF32, kBF16 };
 enum class Recompute : uint8_t { kAuto, kNone, kBlock };
 enum class Clip : uint8_t { kGlobal, kBlock, kNone };
 enum class Master : uint8_t { kSplit, kF32, kNone };
-enum class Schedule : uint8_t {
+enum class LrSchedule : uint8_t {
   kConstant, kConstantWithWarmup, kLinear, kCosine, kCosineWithMinLr, kCosineWithRestarts,
   kCosineWarmupWithMinLr, kPolynomial, kInverseSqrt, kWarmupStableDecay, kReduceLrOnPlateau,
 };
@@ -71,7 +71,7 @@ struct OptimizerConfig {
   double eps = 1e-8;
   double weight_decay = 0.0;                // not applied to norms and biases
   Clip clip = Clip::kGlobal;                // by the norm of all gradients, of each block's, or not at all
-  Schedule schedule = Schedule::kLinear;
+  LrSchedule schedule = LrSchedule::kLinear;
   double warmup = 0.0;                      // steps if >= 1, else a fraction of all steps
   double min_lr_ratio = 0.0;                // floor of the cosine schedules, as a share of lr
   Master master = Master::kSplit;           // bf16 only; see DESIGN of split master. none: stochastic rounding

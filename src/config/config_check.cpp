@@ -71,7 +71,7 @@ class Checks {
               "train.eval_every = " + value_text(config_.train.eval_every) +
                   " needs something to evaluate: set data.eval or data.eval_fraction");
     }
-    if (config_.optimizer.schedule == Schedule::kReduceLrOnPlateau && usable_("data.eval_fraction")) {
+    if (config_.optimizer.schedule == LrSchedule::kReduceLrOnPlateau && usable_("data.eval_fraction")) {
       require(has_eval && config_.train.eval_every > 0, "optimizer.schedule", "train.eval_every",
               "optimizer.schedule = \"reduce_lr_on_plateau\" follows the evaluation loss: set "
               "train.eval_every (now " +
@@ -81,7 +81,7 @@ class Checks {
 
   void schedule() {
     const OptimizerConfig& optimizer = config_.optimizer;
-    require(optimizer.schedule != Schedule::kConstant || optimizer.warmup == 0, "optimizer.warmup",
+    require(optimizer.schedule != LrSchedule::kConstant || optimizer.warmup == 0, "optimizer.warmup",
             "optimizer.schedule",
             "optimizer.schedule = \"constant\" has no warm-up, and optimizer.warmup = " +
                 value_text(optimizer.warmup) + ": \"constant_with_warmup\" has one");

@@ -74,19 +74,19 @@ struct EnumNames<Master> {
       {Master::kSplit, "split"}, {Master::kF32, "fp32"}, {Master::kNone, "none"}};
 };
 template <>
-struct EnumNames<Schedule> {
-  static constexpr EnumName<Schedule> kAll[] = {
-      {Schedule::kConstant, "constant"},
-      {Schedule::kConstantWithWarmup, "constant_with_warmup"},
-      {Schedule::kLinear, "linear"},
-      {Schedule::kCosine, "cosine"},
-      {Schedule::kCosineWithMinLr, "cosine_with_min_lr"},
-      {Schedule::kCosineWithRestarts, "cosine_with_restarts"},
-      {Schedule::kCosineWarmupWithMinLr, "cosine_warmup_with_min_lr"},
-      {Schedule::kPolynomial, "polynomial"},
-      {Schedule::kInverseSqrt, "inverse_sqrt"},
-      {Schedule::kWarmupStableDecay, "warmup_stable_decay"},
-      {Schedule::kReduceLrOnPlateau, "reduce_lr_on_plateau"},
+struct EnumNames<LrSchedule> {
+  static constexpr EnumName<LrSchedule> kAll[] = {
+      {LrSchedule::kConstant, "constant"},
+      {LrSchedule::kConstantWithWarmup, "constant_with_warmup"},
+      {LrSchedule::kLinear, "linear"},
+      {LrSchedule::kCosine, "cosine"},
+      {LrSchedule::kCosineWithMinLr, "cosine_with_min_lr"},
+      {LrSchedule::kCosineWithRestarts, "cosine_with_restarts"},
+      {LrSchedule::kCosineWarmupWithMinLr, "cosine_warmup_with_min_lr"},
+      {LrSchedule::kPolynomial, "polynomial"},
+      {LrSchedule::kInverseSqrt, "inverse_sqrt"},
+      {LrSchedule::kWarmupStableDecay, "warmup_stable_decay"},
+      {LrSchedule::kReduceLrOnPlateau, "reduce_lr_on_plateau"},
   };
 };
 

@@ -20,10 +20,10 @@ int64_t warmup_steps(const OptimizerConfig& config, int64_t total) {
 }
 
 double schedule_factor(const OptimizerConfig& config, int64_t t, int64_t total) {
-  const int64_t warmup = config.schedule == Schedule::kConstant ? 0 : warmup_steps(config, total);
+  const int64_t warmup = config.schedule == LrSchedule::kConstant ? 0 : warmup_steps(config, total);
   const auto step = static_cast<double>(t), w = static_cast<double>(warmup), n = static_cast<double>(total);
   const double floor = config.min_lr_ratio;
-  if (config.schedule == Schedule::kCosineWarmupWithMinLr) {
+  if (config.schedule == LrSchedule::kCosineWarmupWithMinLr) {
     if (t < warmup) return (step + 1) / std::max(1.0, w);
     const double q = (step - w + 1) / std::max(1.0, n - w);
     return std::max(0.0, 0.5 * (1 + std::cos(kPi * q)) * (1 - floor) + floor);
@@ -31,20 +31,20 @@ double schedule_factor(const OptimizerConfig& config, int64_t t, int64_t total) 
   if (t < warmup) return step / std::max(1.0, w);
   const double q = (step - w) / std::max(1.0, n - w);
   switch (config.schedule) {
-    case Schedule::kLinear: return std::max(0.0, 1 - q);
-    case Schedule::kCosine: return std::max(0.0, 0.5 * (1 + std::cos(kPi * q)));
-    case Schedule::kCosineWithMinLr:
+    case LrSchedule::kLinear: return std::max(0.0, 1 - q);
+    case LrSchedule::kCosine: return std::max(0.0, 0.5 * (1 + std::cos(kPi * q)));
+    case LrSchedule::kCosineWithMinLr:
       return std::max(0.0, 0.5 * (1 + std::cos(kPi * q)) * (1 - floor) + floor);
-    case Schedule::kCosineWithRestarts:
+    case LrSchedule::kCosineWithRestarts:
       return q >= 1 ? 0.0 : std::max(0.0, 0.5 * (1 + std::cos(kPi * std::fmod(q, 1.0))));
-    case Schedule::kPolynomial:
+    case LrSchedule::kPolynomial:
       if (t > total) return kPolynomialEnd / config.lr;
       return ((config.lr - kPolynomialEnd) * (1 - q) + kPolynomialEnd) / config.lr;
-    case Schedule::kInverseSqrt: {
+    case LrSchedule::kInverseSqrt: {
       const double timescale = warmup > 0 ? w : static_cast<double>(kInverseSqrtTimescale);
       return 1 / std::sqrt((step + timescale - w) / timescale);
     }
-    case Schedule::kWarmupStableDecay: {
+    case LrSchedule::kWarmupStableDecay: {
       const double decay = std::ceil(n * kDecayShare);
       if (step < n - decay) return 1;
       const double x = std::min(1.0, (step - (n - decay)) / std::max(1.0, decay));

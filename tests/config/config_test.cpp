@@ -52,7 +52,7 @@ rslora = true
   EXPECT_EQ(config.train.epochs, 3.0);
   EXPECT_EQ(config.train.recompute, Recompute::kBlock);
   EXPECT_EQ(config.optimizer.betas, (std::vector<double>{0.9, 0.95}));
-  EXPECT_EQ(config.optimizer.schedule, Schedule::kCosineWarmupWithMinLr);
+  EXPECT_EQ(config.optimizer.schedule, LrSchedule::kCosineWarmupWithMinLr);
   EXPECT_EQ(config.optimizer.lr, 1e-4);
   EXPECT_EQ(config.lora.targets, std::vector<std::string>{"all-linear"});
   EXPECT_TRUE(config.lora.rslora);
