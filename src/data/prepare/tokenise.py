@@ -142,7 +142,7 @@ class Model:
             group = [i for i, r in enumerate(rendered) if r.plain is plain]
             try:
                 encodings = self.tokenizer.encode_batch([rendered[i].text for i in group], add_special_tokens=plain)
-            except UnicodeEncodeError:
+            except (UnicodeEncodeError, TypeError):
                 raise _no_unicode([rendered[i] for i in group]) from None
             for i, encoding in zip(group, encodings):
                 out[i] = self._finish(rendered[i], encoding.ids, encoding.offsets)
