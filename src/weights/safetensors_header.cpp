@@ -106,7 +106,7 @@ bool Parser::number_unsigned(number_unsigned_t value) {
 }
 
 bool Parser::string(string_t& value) {
-  if (state_ == State::kMetadata) {
+  if (state_ == State::kMetadata && metadata_seen_) {
     header_.metadata[metadata_key_] = std::move(value);
     return true;
   }
@@ -236,6 +236,7 @@ void check_entry(const SafetensorsEntry& entry, int64_t data_bytes, const std::s
 SafetensorsHeader parse_safetensors_header(std::string_view text, int64_t data_bytes,
                                            const std::string& place) {
   if (text.empty() || text.front() != '{') fail_json("the header does not start with {", place, 8);
+  refuse_nul(text, place, 8);
   const char* position = text.data();
   const CountingIterator begin(text.data(), &position), end(text.data() + text.size(), nullptr);
   Parser parser(text.data(), &position, place);
