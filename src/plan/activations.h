@@ -1,5 +1,6 @@
-// How much arena a step needs: the allocations of the model's code (src/model) for one micro-batch, repeated as
-// plain sizes in the same order and the same frames. A test holds the two against each other, byte for byte.
+// How much arena a step needs: the allocations of the model's code (src/model) for one micro-batch, repeated
+// as plain sizes in the same order and the same frames. A test holds the two against each other, byte for
+// byte.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +12,9 @@
 namespace lm {
 
 struct ActivationShape {
-  int64_t tokens = 0;            // of the longest micro-batch
-  int64_t documents = 1;         // in it, at most
-  int64_t row_chunk = 0;         // rows of logits at once
+  int64_t tokens = 0;     // of the longest micro-batch
+  int64_t documents = 1;  // in it, at most
+  int64_t row_chunk = 0;  // rows of logits at once
   bool recompute = false;
   bool train_embedding = true;
   DType dtype = DType::kBF16;
@@ -23,9 +24,9 @@ struct ActivationShape {
 };
 
 struct ArenaNeed {
-  int64_t bytes = 0;             // high water of the whole step
-  int64_t saved = 0;             // activations kept from forward to backward, boundaries included
-  int64_t logits = 0;            // of one chunk of rows
+  int64_t bytes = 0;   // high water of the whole step
+  int64_t saved = 0;   // activations kept from forward to backward, boundaries included
+  int64_t logits = 0;  // of one chunk of rows
 };
 
 // `adapter` null: full fine-tuning.

@@ -1,5 +1,6 @@
-// What the plan knows of a machine, as a value: measured by the survey, or imagined on the command line. Rates
-// are per second; 0 means "not measured", and the plan then takes the documented default.
+// What the plan knows of a machine, as a value: measured by the survey, or imagined on the command line.
+// Sizes in bytes, rates per second; 0 means "not known", and the plan then takes the documented default.
+// Capacities (memory, limits) may steer numerics; what happens to be free now and the rates never do.
 #pragma once
 
 #include <cstdint>
@@ -10,25 +11,31 @@ namespace lm {
 
 struct Gpu {
   std::string name;
-  int64_t memory_bytes = 0;
-  double bf16_flops = 0;        // dense peak
+  int64_t memory_bytes = 0;  // total
+  double bf16_flops = 0;     // dense peak
   double fp32_flops = 0;
-  double bandwidth = 0;         // bytes/s
+  double bandwidth = 0;    // bytes/s
+  int64_t free_bytes = 0;  // now, before our process has a context
 };
 
 struct Machine {
-  int cores = 1;                // that this process may use
+  int cores = 1;  // that this process may use
   std::string cpu_model;
   bool avx512_bf16 = false;
-  int64_t host_memory = 0;      // physical
-  int64_t host_available = 0;   // MemAvailable, or less under a cgroup limit or RLIMIT_AS
-  double gemm_bf16_flops = 0;   // of all cores together
+  int64_t host_memory = 0;     // physical
+  int64_t host_available = 0;  // MemAvailable, or less under a cgroup limit or RLIMIT_AS
+  double gemm_bf16_flops = 0;  // of all cores together
   double gemm_fp32_flops = 0;
   double memory_bandwidth = 0;
   std::vector<Gpu> gpus;
+  int64_t host_limit = 0;  // the smallest of cgroup limit and RLIMIT_AS; 0: none
+
+  // The most host memory that this process can ever have; 0: not known.
+  int64_t host_capacity() const;
 };
 
-// Dense peaks and sizes of known GPUs by (part of) their name; all zero when unknown.
+// Dense peaks and sizes of known GPUs by (part of) their name, in any case; all zero but the name when
+// unknown.
 Gpu known_gpu(const std::string& name);
 
 }  // namespace lm

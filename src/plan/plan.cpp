@@ -16,12 +16,14 @@ constexpr int64_t kCudaBase = 900 * kMiB;
 constexpr int64_t kGpuReserve = 1 * kGiB;
 // Defaults where nothing was measured, per core.
 constexpr double kGemmBf16PerCore = 150e9, kGemmFp32PerCore = 60e9, kBandwidthPerCore = 12e9;
-constexpr double kUsableShare = 0.9;           // of the memory that is available
-constexpr int64_t kCpuMicroTokens = 2048;      // GEMMs gain nothing from more at once, activations grow
+constexpr double kUsableShare = 0.9;       // of the memory that is available
+constexpr int64_t kCpuMicroTokens = 2048;  // GEMMs gain nothing from more at once, activations grow
 constexpr int64_t kGpuMicroTokens = 16384;
-constexpr int64_t kRowChunk = 512;             // 512 x 49152 bf16 logits: 48 MiB
+constexpr int64_t kRowChunk = 512;  // 512 x 49152 bf16 logits: 48 MiB
 
-int64_t size_of(DType type) { return static_cast<int64_t>(dtype_size(type)); }
+int64_t size_of(DType type) {
+  return static_cast<int64_t>(dtype_size(type));
+}
 
 struct Costing {
   const Config& config;
@@ -35,18 +37,26 @@ struct Costing {
 ActivationShape activation_shape(const Costing& in, const NumericsPlan& numerics) {
   const int64_t tokens = numerics.micro_batch * in.config.data.max_length;
   // A document has at least two tokens; without packing a sequence is one document.
-  return {.tokens = tokens, .documents = in.config.data.packing ? tokens / 2 : numerics.micro_batch,
-          .row_chunk = numerics.row_chunk, .recompute = numerics.recompute,
-          .train_embedding = in.adapter == nullptr, .dtype = numerics.dtype,
-          .gradient_dtype = numerics.gradient_dtype, .device = in.device, .threads = numerics.threads};
+  return {.tokens = tokens,
+          .documents = in.config.data.packing ? tokens / 2 : numerics.micro_batch,
+          .row_chunk = numerics.row_chunk,
+          .recompute = numerics.recompute,
+          .train_embedding = in.adapter == nullptr,
+          .dtype = numerics.dtype,
+          .gradient_dtype = numerics.gradient_dtype,
+          .device = in.device,
+          .threads = numerics.threads};
 }
 
 int64_t master_bytes(const Costing& in, DType dtype) {
   if (dtype == DType::kF32) return 0;
   switch (in.config.optimizer.master) {
-    case Master::kSplit: return 2;
-    case Master::kF32: return 4;
-    case Master::kNone: return 0;
+    case Master::kSplit:
+      return 2;
+    case Master::kF32:
+      return 4;
+    case Master::kNone:
+      return 0;
   }
   return 0;
 }
@@ -68,7 +78,9 @@ void fill_bytes(const Costing& in, Plan& plan) {
       {state_class_name(StateClass::kGradients), flat * size_of(n.gradient_dtype),
        note(size_of(n.gradient_dtype), n.gradient_dtype)},
       {state_class_name(StateClass::kMaster), flat * master,
-       master == 2 ? "low half beside the weight" : master == 4 ? "fp32" : "none"},
+       master == 2   ? "low half beside the weight"
+       : master == 4 ? "fp32"
+                     : "none"},
       {state_class_name(StateClass::kFirstMoment), flat * 4, "fp32"},
       {state_class_name(StateClass::kSecondMoment), flat * 4, "fp32"},
       {state_class_name(StateClass::kActivations), plan.arena.saved,
@@ -76,14 +88,17 @@ void fill_bytes(const Costing& in, Plan& plan) {
       {"temporaries", plan.arena.bytes - plan.arena.saved,
        "logits of " + std::to_string(n.row_chunk) + " rows at once: " + format_bytes(plan.arena.logits)},
       {"embedding rows", rows, "fp32 sums of a step's distinct tokens"},
-      {"libraries", base, in.device == DeviceType::kCpu ? "LibTorch and GEMM workspaces" : "CUDA context, cuBLAS"},
+      {"libraries", base,
+       in.device == DeviceType::kCpu ? "LibTorch and GEMM workspaces" : "CUDA context, cuBLAS"},
   };
   int64_t total = 0;
   for (const ClassBytes& row : plan.classes) total += row.bytes;
   plan.peak = in.device == DeviceType::kCpu ? PeakBytes{0, total, 0} : PeakBytes{total, kCudaBase, 0};
 }
 
-double rate_or(double measured, double fallback) { return measured > 0 ? measured : fallback; }
+double rate_or(double measured, double fallback) {
+  return measured > 0 ? measured : fallback;
+}
 
 void fill_times(const Costing& in, Plan& plan) {
   const bool lora = in.adapter != nullptr, bf16 = plan.numerics.dtype == DType::kBF16;
@@ -106,18 +121,21 @@ void fill_times(const Costing& in, Plan& plan) {
   const double compute = tokens * plan.sol_seconds_per_token * again;
   // Per token and layer some 40 H + 12 F elements pass through norms, RoPE, SwiGLU and attention's edges; per
   // parameter the fused update reads and writes 28 B and a gradient is added once per micro-batch.
-  const double elements = static_cast<double>(in.spec.layers * (40 * in.spec.hidden + 12 * in.spec.ffn) +
-                                              3 * in.spec.vocab);
-  const double adds = static_cast<double>(plan.numerics.micro_batches * (2 * size_of(plan.numerics.gradient_dtype) + 2));
+  const double elements =
+      static_cast<double>(in.spec.layers * (40 * in.spec.hidden + 12 * in.spec.ffn) + 3 * in.spec.vocab);
+  const double adds =
+      static_cast<double>(plan.numerics.micro_batches * (2 * size_of(plan.numerics.gradient_dtype) + 2));
   const double memory = (tokens * elements * static_cast<double>(size_of(plan.numerics.dtype)) +
-                         static_cast<double>(in.layout.flat_elements) * (28 + adds)) / bandwidth;
+                         static_cast<double>(in.layout.flat_elements) * (28 + adds)) /
+                        bandwidth;
   plan.links = {{"GEMM and attention", compute}, {"memory", memory}};
   plan.step_seconds = compute + memory;
   plan.binding = compute >= memory ? "compute" : "memory bandwidth";
 }
 
 int64_t budget(const Costing& in) {
-  const int64_t have = in.device == DeviceType::kCpu ? in.machine.host_available : in.machine.gpus.front().memory_bytes;
+  const int64_t have =
+      in.device == DeviceType::kCpu ? in.machine.host_available : in.machine.gpus.front().memory_bytes;
   return static_cast<int64_t>(kUsableShare * static_cast<double>(have));
 }
 
@@ -126,7 +144,8 @@ int64_t need(const Plan& plan, DeviceType device) {
 }
 
 // The plan with one setting changed, to tell how many bytes it would save.
-int64_t need_with(const Costing& in, const Plan& plan, int64_t micro_batch, bool recompute, DType gradient_dtype) {
+int64_t need_with(const Costing& in, const Plan& plan, int64_t micro_batch, bool recompute,
+                  DType gradient_dtype) {
   Plan other = plan;
   other.numerics.micro_batch = micro_batch;
   other.numerics.recompute = recompute;
@@ -169,9 +188,11 @@ int64_t need_with(const Costing& in, const Plan& plan, int64_t micro_batch, bool
   throw Error(Exit::kDoesNotFit,
               {.area = in.device == DeviceType::kCpu ? "MEM-16" : "MEM-15",
                .what = std::string("the run does not fit: it needs ") + format_bytes(wanted) + " of " +
-                       (in.device == DeviceType::kCpu ? "host" : "GPU") + " memory, " + format_bytes(budget(in)) +
-                       " may be used" + table,
-               .place = "", .next = next.empty() ? "use a machine with more memory" : next, .kept = ""});
+                       (in.device == DeviceType::kCpu ? "host" : "GPU") + " memory, " +
+                       format_bytes(budget(in)) + " may be used" + table,
+               .place = "",
+               .next = next.empty() ? "use a machine with more memory" : next,
+               .kept = ""});
 }
 
 bool fits(const Costing& in, Plan& plan) {
@@ -201,9 +222,9 @@ void choose_micro_batch(const Costing& in, Plan& plan) {
       if (m > 1 && m * length > wanted_tokens) continue;
       n.micro_batch = m;
       if (!fits(in, plan)) continue;
-      plan.choices.push_back({"train.micro_batch", std::to_string(m),
-                              "divides global_batch, up to " + std::to_string(wanted_tokens) +
-                                  " tokens at once, and fits"});
+      plan.choices.push_back(
+          {"train.micro_batch", std::to_string(m),
+           "divides global_batch, up to " + std::to_string(wanted_tokens) + " tokens at once, and fits"});
       return;
     }
   }
@@ -247,8 +268,8 @@ double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, bool lo
   return lora ? 4 * (blocks + head) + 6 * adapters + 6 * attention : 6 * (blocks + head + attention);
 }
 
-Plan make_plan(const Config& config, const ModelSpec& spec, const AdapterSpec* adapter, const ModelLayout& layout,
-               const Machine& machine, DeviceType device) {
+Plan make_plan(const Config& config, const ModelSpec& spec, const AdapterSpec* adapter,
+               const ModelLayout& layout, const Machine& machine, DeviceType device) {
   const Costing in{config, spec, adapter, layout, machine, device};
   Plan plan;
   NumericsPlan& n = plan.numerics;

@@ -35,9 +35,11 @@ std::string print_plan(const Plan& plan) {
   out += format("  %-16s %12s   %s\n", "peak", format_bytes(cpu ? plan.peak.host : plan.peak.device),
                 cpu ? "resident memory of the rank's process" : "of the GPU");
   const NumericsPlan& n = plan.numerics;
-  out += "  step: " + std::to_string(n.micro_batches) + " x " + std::to_string(n.micro_batch) + " sequences, at most " +
-         std::to_string(plan.micro_tokens) + " tokens at once, recompute " + (n.recompute ? "block" : "none") + "\n";
-  for (const LinkTime& link : plan.links) out += format("  %-18s %10s %s\n", link.name, seconds(link.seconds), "");
+  out += "  step: " + std::to_string(n.micro_batches) + " x " + std::to_string(n.micro_batch) +
+         " sequences, at most " + std::to_string(plan.micro_tokens) + " tokens at once, recompute " +
+         (n.recompute ? "block" : "none") + "\n";
+  for (const LinkTime& link : plan.links)
+    out += format("  %-18s %10s %s\n", link.name, seconds(link.seconds), "");
   char line[160];
   std::snprintf(line, sizeof line, "  predicted step     %10s   %.0f tokens/s, bound by %s\n",
                 seconds(plan.step_seconds).c_str(), tokens_per_second(plan), plan.binding.c_str());
@@ -61,23 +63,24 @@ std::string plan_json(const Plan& plan) {
   const bool cpu = plan.placement.device == DeviceType::kCpu;
   const NumericsPlan& n = plan.numerics;
   const Json tiers = Json::array({{{"name", cpu ? "host" : "device"}, {"classes", classes}}});
-  return Json{{"fits", true},
-              {"peak",
-               {{"device_bytes", plan.peak.device}, {"host_bytes", plan.peak.host}, {"disk_bytes", plan.peak.disk}}},
-              {"step_seconds", plan.step_seconds},
-              {"tokens_per_s", tokens_per_second(plan)},
-              {"binding", plan.binding},
-              {"tiers", tiers},
-              {"links", links},
-              {"numerics",
-               {{"dtype", dtype_name(n.dtype)},
-                {"gradients", dtype_name(n.gradient_dtype)},
-                {"micro_batch", n.micro_batch},
-                {"micro_batches", n.micro_batches},
-                {"row_chunk", n.row_chunk},
-                {"recompute", n.recompute ? "block" : "none"},
-                {"threads", n.threads}}},
-              {"choices", choices}}
+  return Json{
+      {"fits", true},
+      {"peak",
+       {{"device_bytes", plan.peak.device}, {"host_bytes", plan.peak.host}, {"disk_bytes", plan.peak.disk}}},
+      {"step_seconds", plan.step_seconds},
+      {"tokens_per_s", tokens_per_second(plan)},
+      {"binding", plan.binding},
+      {"tiers", tiers},
+      {"links", links},
+      {"numerics",
+       {{"dtype", dtype_name(n.dtype)},
+        {"gradients", dtype_name(n.gradient_dtype)},
+        {"micro_batch", n.micro_batch},
+        {"micro_batches", n.micro_batches},
+        {"row_chunk", n.row_chunk},
+        {"recompute", n.recompute ? "block" : "none"},
+        {"threads", n.threads}}},
+      {"choices", choices}}
       .dump(2);
 }
 

@@ -1,6 +1,6 @@
-// The step as a value: a list of operations that the executor walks, the predictor times and tests inspect. The
-// order is known beforehand because the model's code is ours. Blocks: 0 embedding, 1 .. L transformer blocks,
-// L + 1 final norm and head.
+// The step as a value: a list of operations that the executor walks, the predictor times and tests inspect.
+// The order is known beforehand because the model's code is ours. Blocks: 0 embedding, 1 .. L transformer
+// blocks, L + 1 final norm and head.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,17 @@
 namespace lm {
 
 enum class OperationKind : uint8_t {
-  kAcquire,    // the block's weights are borrowed
-  kForward,    // of a micro-batch through a block (the head's forward is part of kHead)
+  kAcquire,  // the block's weights are borrowed
+  kForward,  // of a micro-batch through a block (the head's forward is part of kHead)
   kRelease,
-  kHead,       // loss forward and backward in chunks
+  kHead,       // loss in chunks of rows; in a step also its backward
   kRecompute,  // the block's saved activations once more from its input
   kBackward,
-  kReduce,     // the block's gradient is final
-  kCheck,      // loss, norm and finiteness are known: the step's one wait
+  kReduce,  // the block's gradient is final
+  kCheck,   // loss, norm and finiteness are known: the step's one wait
   kUpdate,
 };
+const char* operation_name(OperationKind kind);
 
 struct Operation {
   OperationKind kind;
@@ -30,7 +31,7 @@ struct Operation {
   bool operator==(const Operation&) const = default;
 };
 
-struct StepSchedule {
+struct Schedule {
   std::vector<Operation> operations;
 };
 
@@ -40,15 +41,25 @@ struct ScheduleShape {
   bool tied = false;
   bool recompute = false;
   Clip clip = Clip::kGlobal;
+  // Micro-batches that run through a block before the next block (G). 1 while weights are resident; with
+  // streamed weights each byte crosses its link once per pass and group.
+  int64_t group = 1;
 };
 
-// With everything at home each micro-batch runs through all blocks before the next (G = 1). Under global clipping
-// every update waits for the check; otherwise a block is updated as soon as its gradient is final.
-StepSchedule make_schedule(const ScheduleShape& shape);
+// Under global clipping every update waits for the check; otherwise a block is updated as soon as its
+// gradient is final.
+Schedule make_schedule(const ScheduleShape& shape);
 
-// Empty, or the first rule that `schedule` breaks: every forward has its backward in reverse order, micro-batches
-// ascend, loans are balanced and held by every use, each block is reduced once after its last backward, updates
-// follow their reduce (and the check, under global clipping) with no loan open.
-std::string schedule_fault(const StepSchedule& schedule, const ScheduleShape& shape);
+// Forward and loss alone, `micro_batches` of them.
+Schedule make_evaluation_schedule(const ScheduleShape& shape);
+
+// Empty, or the first rule that `schedule` breaks: a micro-batch passes the blocks in order and returns
+// through them in reverse, micro-batches ascend in every block (so every accumulator adds in order), loans
+// are balanced and held by every use, recomputation stands right before its backward, each block is reduced
+// once after its last backward, updates follow their reduce (and the check, under global clipping) with no
+// loan open and nothing uses an updated block.
+std::string schedule_fault(const Schedule& schedule, const ScheduleShape& shape);
+// The same for an evaluation's list.
+std::string evaluation_fault(const Schedule& schedule, const ScheduleShape& shape);
 
 }  // namespace lm
