@@ -1,0 +1,100 @@
+// Our side of train_step.py: one optimizer step per line of input, on random weights and tokens.
+//
+//   train_step_bench SHAPE_JSON full|lora fp32|bf16 THREADS SEQUENCES LENGTH
+//
+// Prints "ready", then per step one JSON line {ms, loss, peak_rss}.
+#include <cstdio>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "kernels/philox.h"
+#include "model/runtime.h"
+#include "train/metrics.h"
+#include "train/rank.h"
+#include "weights/load_store.h"
+
+namespace {
+
+using namespace lm;
+
+// The peer learns every position but the last of a sequence, so these are the targets here.
+StepBatches random_batches(int64_t sequences, int64_t length, int64_t vocab) {
+  Batch batch;
+  const uint64_t key = philox_key(1, Purpose::kInit, 0, 0);
+  for (int64_t s = 0; s < sequences; ++s) {
+    batch.document_start.push_back(static_cast<int32_t>(s * length));
+    for (int64_t p = 0; p < length; ++p) {
+      const auto index = static_cast<uint64_t>(s * length + p);
+      batch.token.push_back(static_cast<int32_t>(philox_at(key, index, 0, 0) % static_cast<uint32_t>(vocab)));
+      batch.position.push_back(static_cast<int32_t>(p));
+      batch.sample.push_back(static_cast<int32_t>(s));
+    }
+  }
+  batch.document_start.push_back(static_cast<int32_t>(sequences * length));
+  for (size_t i = 0; i < batch.token.size(); ++i) {
+    const bool last = (static_cast<int64_t>(i) + 1) % length == 0;
+    batch.target.push_back(last ? -1 : batch.token[i + 1]);
+  }
+  return {{batch}, sequences * (length - 1)};
+}
+
+void run(char** argv) {
+  const ModelSpec spec = parse_model_spec(argv[1], "the command line");
+  const bool lora = std::string(argv[2]) == "lora";
+  Config config;
+  config.train.method = lora ? Method::kLora : Method::kFull;
+  config.train.gradients = std::string(argv[3]) == "bf16" ? GradientDType::kBF16 : GradientDType::kF32;
+  config.run.threads = std::stoll(argv[4]);
+  config.train.global_batch = std::stoll(argv[5]);
+  config.train.micro_batch = config.train.global_batch;
+  config.data.max_length = std::stoll(argv[6]);
+  const AdapterSpec adapter{.r = 16, .alpha = 16, .rslora = false, .dropout = 0,
+                            .targets = resolve_targets({"all-linear"}, "lora.targets")};
+  const AdapterSpec* const trained = lora ? &adapter : nullptr;
+  const ModelLayout layout = make_layout(spec, trained, DType::kBF16);
+  Machine machine;
+  machine.cores = static_cast<int>(*config.run.threads);
+  machine.host_memory = machine.host_available = int64_t{1} << 40;
+  const Plan plan = make_plan(config, spec, trained, layout, machine, DeviceType::kCpu);
+  const StreamView stream = start_torch(DeviceType::kCpu, plan.numerics.threads, true);
+  Rank rank({.spec = spec, .layout = layout, .adapter = trained, .optimizer = config.optimizer, .plan = plan,
+             .seed = 1, .max_length = config.data.max_length,
+             .tokens_per_step = config.train.global_batch * config.data.max_length, .max_grad_norm = 1.0},
+            stream);
+  const LoadSetup load{spec, layout, DType::kBF16, stream, plan.numerics.threads};
+  initialise_weights(load, 1, rank.weights());
+  if (lora) initialise_adapter(load, 1, rank.weights());
+  rank.weights_ready();
+  const StepBatches batches = random_batches(config.train.global_batch, config.data.max_length, spec.vocab);
+  const Schedule schedule = make_schedule({.layers = spec.layers, .micro_batches = 1, .tied = spec.tied,
+                                           .recompute = plan.numerics.recompute, .clip = Clip::kGlobal});
+  std::printf("ready\n");
+  std::fflush(stdout);
+  std::string line;
+  for (int64_t step = 1; std::getline(std::cin, line); ++step) {
+    const double start = monotonic_seconds();
+    const StepResult result = rank.step().run(schedule, batches, step, 1e-5);
+    const double seconds = monotonic_seconds() - start;
+    std::printf("%s\n", nlohmann::json{{"ms", seconds * 1e3}, {"loss", result.loss},
+                                       {"peak_rss", peak_resident_bytes()}}.dump().c_str());
+    std::fflush(stdout);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 7) {
+    std::fprintf(stderr, "usage: train_step_bench SHAPE_JSON full|lora fp32|bf16 THREADS SEQUENCES LENGTH\n");
+    return 2;
+  }
+  try {
+    run(argv);
+    return 0;
+  } catch (const lm::Error& error) {
+    std::fputs(error.report().c_str(), stderr);
+    return static_cast<int>(error.code());
+  }
+}
