@@ -8,6 +8,28 @@ namespace {
 
 using Master = AdamW::Master;
 
+// The division and root of one vector fill the time of its cache misses, so the next ones are asked for
+// early: with a split master, 92 % of a same-traffic loop without this, 102 % with (Zen 4, one thread; 128 to
+// 256 ahead are alike, 512 is worse). A prefetch past the end of an array is harmless.
+inline constexpr int64_t kAhead = 128;
+template <class T>
+LM_INLINE void prefetch(const T* array, int64_t i) {
+  __builtin_prefetch(array + i + kAhead, 1);
+}
+template <class G, Master mode>
+LM_INLINE void prefetch_all(const AdamW& a, int64_t i) {
+  prefetch(static_cast<const G*>(a.gradient), i);
+  prefetch(a.m, i);
+  prefetch(a.v, i);
+  if constexpr (mode == Master::kWeight) {
+    prefetch(static_cast<const float*>(a.weight), i);
+  } else {
+    prefetch(static_cast<const uint16_t*>(a.weight), i);
+  }
+  if constexpr (mode == Master::kF32) prefetch(static_cast<const float*>(a.master), i);
+  if constexpr (mode == Master::kSplit) prefetch(static_cast<const uint16_t*>(a.master), i);
+}
+
 template <Master mode, class Count>
 LM_INLINE F32 load_weight(const AdamW& a, int64_t i, Count count) {
   if constexpr (mode == Master::kWeight) return load(static_cast<const float*>(a.weight) + i, count);
@@ -38,6 +60,7 @@ void update_range(const AdamW& a, int64_t begin, int64_t end) {
   const AdamWConstants<F32> constants = adamw_constants<F32>(a);
   const G* gradient = static_cast<const G*>(a.gradient);
   const auto update = [&](int64_t i, U32 random, auto count) {
+    prefetch_all<G, mode>(a, i);
     F32 m = load(a.m + i, count), v = load(a.v + i, count), p = load_weight<mode>(a, i, count);
     adamw_update(constants, load(gradient + i, count), m, v, p);
     store(a.m + i, m, count);
