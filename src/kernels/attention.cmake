@@ -1,9 +1,9 @@
 # CPU attention: one template, compiled once per instruction set; attention_cpu.cpp picks at run time. Only these
 # files get wider instructions, so nothing they define may be linked into code for smaller machines: their
-# headers keep everything in an anonymous namespace.
-add_library(lm_attention STATIC attention_cpu.cpp attention_baseline.cpp attention_avx2.cpp attention_avx512.cpp
-            attention_avx512_bf16.cpp)
-target_link_libraries(lm_attention PUBLIC lm_flags lm_base)
+# headers keep everything in an anonymous namespace, and -O3 in every build type leaves no inline function of
+# another header behind as a shared copy.
+lm_library(lm_attention SOURCES attention_cpu.cpp attention_baseline.cpp attention_avx2.cpp attention_avx512.cpp
+           attention_avx512_bf16.cpp DEPENDS lm_base)
 # Attention is not one of the kernels whose every operation is fixed: a * b + c may become fma.
 set_source_files_properties(attention_baseline.cpp PROPERTIES COMPILE_OPTIONS "-O3;-ffp-contract=fast")
 set_source_files_properties(attention_avx2.cpp PROPERTIES COMPILE_OPTIONS "-O3;-ffp-contract=fast;-mavx2;-mfma")

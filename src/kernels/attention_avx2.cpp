@@ -1,10 +1,9 @@
-// Attention with the AVX2 and fma.
+// Attention with AVX2 and fma.
 #include "kernels/attention_portable.h"
 
 namespace lm::attention {
 
 const Path kAvx2 = {.name = "avx2",
-                    .usable = [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); },
                     .forward_f32 = forward_tile<Portable<8, float>>,
                     .forward_bf16 = forward_tile<Portable<8, BFloat16>>,
                     .backward_f32 = backward_tile<Portable<8, float>>,

@@ -3,12 +3,10 @@
 
 namespace lm::attention {
 
-const Path kAvx512 = {
-    .name = "avx512",
-    .usable = [] { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("fma"); },
-    .forward_f32 = forward_tile<Portable<16, float>>,
-    .forward_bf16 = forward_tile<Portable<16, BFloat16>>,
-    .backward_f32 = backward_tile<Portable<16, float>>,
-    .backward_bf16 = backward_tile<Portable<16, BFloat16>>};
+const Path kAvx512 = {.name = "avx512",
+                      .forward_f32 = forward_tile<Portable<16, float>>,
+                      .forward_bf16 = forward_tile<Portable<16, BFloat16>>,
+                      .backward_f32 = backward_tile<Portable<16, float>>,
+                      .backward_bf16 = backward_tile<Portable<16, BFloat16>>};
 
 }  // namespace lm::attention

@@ -164,14 +164,6 @@ struct Avx512Bf16 : Portable<16, BFloat16> {
 }  // namespace
 
 const Path kAvx512Bf16 = {.name = "avx512_bf16",
-                          .usable =
-                              [] {
-                                return __builtin_cpu_supports("avx512f") &&
-                                       __builtin_cpu_supports("avx512bw") &&
-                                       __builtin_cpu_supports("avx512vl") &&
-                                       __builtin_cpu_supports("avx512dq") &&
-                                       __builtin_cpu_supports("avx512bf16");
-                              },
                           .forward_f32 = nullptr,
                           .forward_bf16 = forward_tile<Avx512Bf16>,
                           .backward_f32 = nullptr,

@@ -4,7 +4,6 @@
 namespace lm::attention {
 
 const Path kBaseline = {.name = "baseline",
-                        .usable = [] { return true; },
                         .forward_f32 = forward_tile<Portable<4, float>>,
                         .forward_bf16 = forward_tile<Portable<4, BFloat16>>,
                         .backward_f32 = backward_tile<Portable<4, float>>,

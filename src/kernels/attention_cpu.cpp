@@ -127,6 +127,18 @@ void run_tiles(const TileList& tiles, int threads, const Work& work) {
   }
 }
 
+// Asked here, in code that every machine can run.
+bool usable(const Path& path) {
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f");
+  if (&path == &kAvx512Bf16) {
+    return avx512 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bf16");
+  }
+  if (&path == &kAvx512) return avx512;
+  return &path == &kBaseline || avx2;
+}
+
 template <class Args>
 void check_arguments(const Args& a, StreamView stream) {
   LM_CHECK(stream.device == DeviceType::kCpu && stream.threads >= 1, "attention on a CPU stream");
@@ -155,7 +167,7 @@ const Path* find_path(const char* name, DType dtype) {
   for (const Path* path : {&kAvx512Bf16, &kAvx512, &kAvx2, &kBaseline}) {
     if (name != nullptr && std::strcmp(name, path->name) != 0) continue;
     const bool serves = dtype == DType::kF32 ? path->forward_f32 != nullptr : path->forward_bf16 != nullptr;
-    if (serves && path->usable()) return path;
+    if (serves && usable(*path)) return path;
   }
   return nullptr;
 }

@@ -76,7 +76,6 @@ void wait_turn(const int32_t* turn, int32_t value);
 
 struct Path {
   const char* name;
-  bool (*usable)();
   // Null where the path does not serve the element type.
   void (*forward_f32)(const AttentionForward&, const Tile&, const ForwardScratch&);
   void (*forward_bf16)(const AttentionForward&, const Tile&, const ForwardScratch&);

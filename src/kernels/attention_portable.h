@@ -40,16 +40,19 @@ template <>
 struct Vectors<4> {
   typedef float Float __attribute__((vector_size(16)));
   typedef int32_t Int __attribute__((vector_size(16)));
+  typedef uint32_t Unsigned __attribute__((vector_size(16)));
 };
 template <>
 struct Vectors<8> {
   typedef float Float __attribute__((vector_size(32)));
   typedef int32_t Int __attribute__((vector_size(32)));
+  typedef uint32_t Unsigned __attribute__((vector_size(32)));
 };
 template <>
 struct Vectors<16> {
   typedef float Float __attribute__((vector_size(64)));
   typedef int32_t Int __attribute__((vector_size(64)));
+  typedef uint32_t Unsigned __attribute__((vector_size(64)));
 };
 
 template <int kWidthValue, class ElementType>
@@ -106,7 +109,8 @@ struct Portable {
     const V shifted = x + 0x1.8p23f;  // the integer part, to nearest, in the low bits
     const V f = x - (shifted - 0x1.8p23f);
     V y = exp2_fraction(f);
-    I bits, exponent;
+    // Unsigned, as it wraps where x is too large: such lanes are masked later.
+    typename Vectors<kWidth>::Unsigned bits, exponent;
     std::memcpy(&bits, &y, sizeof bits);
     std::memcpy(&exponent, &shifted, sizeof exponent);
     bits += exponent << 23;
