@@ -34,21 +34,25 @@ const FlagRow kJson{"--json", Takes::kNothing, "", "one JSON object on stdout"};
 const FlagRow kGpus{"--gpus", Takes::kCount, "N",
                     "0: the CPU; default: 1 if there is a GPU, else the CPU with a note"};
 
+CommandRow training() {
+  return {"train",
+          "CONFIG.toml [table.key=value ...]",
+          "fine-tune; `train` itself may be left out",
+          1,
+          1,
+          true,
+          true,
+          {kGpus,
+           {"--ranks", Takes::kCount, "N", "processes on the CPU"},
+           {"--dry-run", Takes::kNothing, "", "print the plan and stop"},
+           {"--run-dir", Takes::kText, "DIR", "", true},
+           {"--control-fd", Takes::kCount, "FD", "", true},
+           {"--lock-fd", Takes::kCount, "FD", "", true}}};
+}
+
 const std::vector<CommandRow>& commands() {
   static const std::vector<CommandRow> rows = {
-      {"train",
-       "CONFIG.toml [table.key=value ...]",
-       "fine-tune; `train` itself may be left out",
-       1,
-       1,
-       true,
-       true,
-       {kGpus,
-        {"--ranks", Takes::kCount, "N", "processes on the CPU"},
-        {"--dry-run", Takes::kNothing, "", "print the plan and stop"},
-        {"--run-dir", Takes::kText, "DIR", "", true},
-        {"--control-fd", Takes::kCount, "FD", "", true},
-        {"--lock-fd", Takes::kCount, "FD", "", true}}},
+      training(),
       {"plan",
        "CONFIG.toml [table.key=value ...]",
        "memory and time, for this machine or an imagined one",

@@ -38,11 +38,13 @@ DeviceDecision decide_device(const CommandLine& line, DeviceChoice configured, c
   const std::string missing = obstacle(facts);
   if (missing.empty()) return {.cuda = true, .note = ""};
   if (wants_gpu || configured == DeviceChoice::kCuda) {
-    throw Error(Exit::kDoesNotFit, {.area = "DEV-34",
-                                    .what = "a GPU is asked for, and " + missing,
-                                    .place = wants_gpu ? "--gpus 1" : "run.device = \"cuda\"",
-                                    .next = "`lmlaunch doctor` tells more; --gpus 0 uses the CPU",
-                                    .kept = ""});
+    throw Error(Exit::kDoesNotFit,
+                {.area = "DEV-34",
+                 .what = "a GPU is asked for, and " + missing,
+                 .place = wants_gpu ? "--gpus 1" : "run.device = \"cuda\"",
+                 .next = line.command == "plan" ? "--gpu-memory SIZE plans for a GPU that is not here"
+                                                : "`lmlaunch doctor` tells more; --gpus 0 uses the CPU",
+                 .kept = ""});
   }
   return {.cuda = false, .note = missing + ": using the CPU (--gpus 0 says so without this note)"};
 }

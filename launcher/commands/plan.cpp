@@ -40,7 +40,15 @@ AdapterSpec adapter_spec(const LoraConfig& lora, const std::string& config_path)
 // A GPU that --gpu-memory imagines is as good as one that is there.
 bool plan_for_gpu(const CommandLine& line, DeviceChoice configured, const Machine& machine) {
   const DeviceFacts facts{.gpus = static_cast<int>(machine.gpus.size()), .cuda_program = true};
-  return decide_device(line, configured, facts).cuda;
+  const bool gpu = decide_device(line, configured, facts).cuda;
+  if (line.has("--gpu-memory") && !gpu) {
+    throw Error(Exit::kUsage, {.area = "USE-20",
+                               .what = "--gpu-memory plans for a GPU, and the run is to use the CPU",
+                               .place = "the command line",
+                               .next = "leave out --gpus 0, or set run.device = \"cuda\"",
+                               .kept = ""});
+  }
+  return gpu;
 }
 
 Plan plan_of(const CommandLine& line) {

@@ -12,48 +12,55 @@ bool word_character(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-';
 }
 
-// Walks the text as a TOML lexer would (strings and comments skipped) and finds what would drive the parser's
-// recursion too deep: brackets, or dots in one key. toml++ overflows the stack at 256 under a sanitizer.
-class DepthScan {
+// Walks the text as a TOML lexer would (strings and comments skipped) and finds what the parser must not see:
+// nesting that drives its recursion too deep (brackets, or dots in one key; toml++ overflows the stack at 256
+// under a sanitizer), and characters outside of ASCII where TOML has none (toml++ 3.3 then runs into code
+// that it has declared unreachable).
+class TextScan {
  public:
-  explicit DepthScan(std::string_view text) : text_(text) {}
-  // The line of the first excess, 0 if none.
-  int first_excess() {
-    while (at_ < text_.size()) {
+  explicit TextScan(std::string_view text) : text_(text), at_(text.starts_with("\xEF\xBB\xBF") ? 3 : 0) {}
+  // The first trouble; "" if there is none. It is at byte `at` of line `line`.
+  std::string first_trouble(size_t* at, int* line) {
+    std::string trouble;
+    while (at_ < text_.size() && trouble.empty()) {
       const char c = text_[at_];
       if (c == '"' || c == '\'') {
         skip_string(c);
-        continue;
-      }
-      if (c == '#') {
+      } else if (c == '#') {
         at_ = std::min(text_.find('\n', at_), text_.size());
-        continue;
+      } else {
+        trouble = step(c);
+        if (trouble.empty()) ++at_;
       }
-      step(c);
-      if (brackets_ > kConfigMostNesting || dots_ > kConfigMostNesting) return line_;
-      ++at_;
     }
-    return 0;
+    *at = at_;
+    *line = line_;
+    return trouble;
   }
 
  private:
-  void step(char c) {
+  std::string step(char c) {
+    if (static_cast<unsigned char>(c) >= 0x80) return "a character that is not ASCII, outside of a string";
     if (c == '\n') ++line_;
     if (c == '[' || c == '{') ++brackets_;
     if (c == ']' || c == '}') brackets_ = std::max(0, brackets_ - 1);
     if (c == '.') ++dots_;
     if (c == '\n' || c == '=' || c == ',') dots_ = 0;
+    const bool deep = brackets_ > kConfigMostNesting || dots_ > kConfigMostNesting;
+    return deep ? "nested deeper than " + std::to_string(kConfigMostNesting) + " levels" : "";
   }
-  void skip_string(char quote_mark) {
-    const std::string triple(3, quote_mark);
+  void skip_string(char mark) {
+    const std::string triple(3, mark);
     const bool many_lines = text_.substr(at_, 3) == triple;
     at_ += many_lines ? 3 : 1;
     while (at_ < text_.size()) {
-      if (text_[at_] == '\\' && quote_mark == '"') {
+      if (text_[at_] == '\\' && mark == '"') {
         line_ += at_ + 1 < text_.size() && text_[at_ + 1] == '\n';
         at_ = std::min(at_ + 2, text_.size());
-      } else if (many_lines ? text_.substr(at_, 3) == triple : text_[at_] == quote_mark) {
+      } else if (many_lines ? text_.substr(at_, 3) == triple : text_[at_] == mark) {
         at_ += many_lines ? 3 : 1;
+        // Up to two more marks belong to the string that they end.
+        for (int more = 0; many_lines && more < 2 && at_ < text_.size() && text_[at_] == mark; ++more) ++at_;
         return;
       } else if (text_[at_] == '\n' && !many_lines) {
         return;  // a syntax error; the parser says so
@@ -216,9 +223,12 @@ TomlText Parser::parse() {
                std::to_string(kConfigMostBytes) + " are read");
     return std::move(out_);
   }
-  if (const int line = DepthScan(text_).first_excess()) {
-    out_.complete = false;
-    report(line, 1, "nested deeper than " + std::to_string(kConfigMostNesting) + " levels");
+  size_t at = 0;
+  int line = 0;
+  const std::string trouble = TextScan(text_).first_trouble(&at, &line);
+  if (!trouble.empty()) {
+    report(line, column_of(text_, line_bounds(text_, line).first, at), trouble);
+    keep_what_parses(line);
     return std::move(out_);
   }
   for (int round = 0;; ++round) {

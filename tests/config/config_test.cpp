@@ -196,6 +196,12 @@ TEST(Config, HostileTextIsRefusedBeforeItIsParsed) {
   EXPECT_HAS(failure(std::string(2 << 20, '#')), "at most 1048576 are read");
   EXPECT_HAS(failure(std::string("a = 1\0", 6)), "at c.toml:1:6");
   EXPECT_HAS(failure(std::string(kLeast) + "[run]\ndir = \"a\\u0000b\"\n"), "control characters");
+  EXPECT_HAS(failure("[{["), "c.toml:1:");  // trips an assertion of the parser
+  EXPECT_HAS(failure("x = [{["), "c.toml:1:");
+  EXPECT_HAS(failure("# \xc3\xa9\nx = \xc3\xa9\n"),
+             "a character that is not ASCII, outside of a string at c.toml:2:5");
+  EXPECT_HAS(failure("x = \"\"\"a\"\"\"\"\ny = \xc3\xa9\n"), "c.toml:2:5");
+  EXPECT_EQ(failure("\xEF\xBB\xBF" + std::string(kLeast) + "# \xc3\xa9\n[run]\ndir = \"\xc3\xa9\"\n"), "");
   // A string that looks deep is not.
   EXPECT_EQ(failure(std::string(kLeast) + "[run]\ndir = \"" + std::string(100, '[') + std::string(100, '.') +
                     "\"\n"),

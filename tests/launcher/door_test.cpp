@@ -281,6 +281,30 @@ TEST(Door, DoctorReportsAsTextAndAsOneJsonObject) {
   }
 }
 
+TEST(Door, PlansForThisMachineAndForImaginedOnes) {
+  Door door;
+  door.write_config("c.toml", "train.steps = 10\n");
+  door.write("model/config.json",
+             R"({"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_size":576,
+    "intermediate_size":1536,"num_hidden_layers":30,"num_attention_heads":9,"num_key_value_heads":3,"vocab_size":49152,
+    "tie_word_embeddings":true,"max_position_embeddings":8192,"hidden_act":"silu","rms_norm_eps":1e-5})");
+  const DoorResult text = door.run({"plan", "c.toml", "--gpus", "0", "--host-memory", "64GiB"});
+  EXPECT_EQ(text.code, 0) << text.err;
+  EXPECT_HAS(text.out, "weights");
+  EXPECT_LT(text.ms, 300.0);
+  EXPECT_EQ(door.run({"--dry-run", "--gpus", "0", "c.toml"}).err.find("lmlaunch: stop"), std::string::npos);
+  const Json gpu =
+      Json::parse(door.run({"plan", "c.toml", "--json", "--gpu-memory", "24GiB", "train.method=lora"}).out);
+  EXPECT_EQ(gpu["fits"], true);
+  EXPECT_GT(gpu["peak"]["device_bytes"].get<int64_t>(), int64_t{270} << 20);  // the frozen weights alone
+  EXPECT_LE(gpu["peak"]["device_bytes"].get<int64_t>(), int64_t{24} << 30);
+  const DoorResult small = door.run({"plan", "c.toml", "--json", "--gpus", "0", "--host-memory", "512MiB"});
+  EXPECT_EQ(small.code, 12);
+  EXPECT_EQ(Json::parse(small.out)["fits"], false);
+  EXPECT_EQ(door.run({"plan", "c.toml", "--gpus", "0", "--gpu-memory", "8GiB"}).code, 2);
+  EXPECT_FALSE(door.exists("run"));
+}
+
 TEST(Door, TheRunsNameIsTheConfigurationsWithoutItsEnding) {
   Door door;
   door.write("my.first.toml", "model.path = \"model\"\ndata.train = [\"t.jsonl\"]\n");
