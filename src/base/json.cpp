@@ -80,6 +80,7 @@ Json parse_json(std::string_view text, const std::string& place, const JsonLimit
                   std::to_string(limits.bytes) + " are accepted",
               place, 0);
   }
+  refuse_nul(text, place, 0);
   const char* position = text.data();
   const CountingIterator begin(text.data(), &position), end(text.data() + text.size(), nullptr);
   Builder builder(text.data(), &position, place, limits.depth);
@@ -97,6 +98,11 @@ void fail_json(const std::string& what, const std::string& place, int64_t offset
                              .place = place + ", byte " + std::to_string(offset),
                              .next = "the file is damaged or not what its name says: get it again",
                              .kept = ""});
+}
+
+void refuse_nul(std::string_view text, const std::string& place, int64_t offset) {
+  const size_t at = text.find('\0');
+  if (at != std::string_view::npos) fail_json("a NUL byte", place, offset + static_cast<int64_t>(at));
 }
 
 std::string json_reason(const nlohmann::detail::exception& error) {

@@ -23,6 +23,8 @@ Json read_json_file(const std::string& path, const JsonLimits& limits = {});
 
 // Error(11) about `place` at byte `offset`; also for parsers of their own (safetensors).
 [[noreturn]] void fail_json(const std::string& what, const std::string& place, int64_t offset);
+// The library takes a NUL for the end of the text and would not see what follows. `offset` is the text's own.
+void refuse_nul(std::string_view text, const std::string& place, int64_t offset);
 // The reason out of the library's message: without its tag, and short however long the hostile token is.
 std::string json_reason(const nlohmann::detail::exception& error);
 

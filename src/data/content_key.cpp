@@ -8,8 +8,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <fstream>
 #include <memory>
 
@@ -103,7 +105,9 @@ ContentKey ContentHasher::hash_file(const std::string& path) {
                             " " + std::to_string(info.st_ino) + " ";
   char absolute[PATH_MAX];
   const std::string full = ::realpath(path.c_str(), absolute) != nullptr ? absolute : path;
-  const bool remember = info.st_size >= kRemembered && full.find('\n') == std::string::npos;
+  // Within one tick of the file system's clock a file may change and keep its stamp.
+  const bool settled = ::time(nullptr) - info.st_mtim.tv_sec > 2;
+  const bool remember = settled && info.st_size >= kRemembered && full.find('\n') == std::string::npos;
   const size_t hex = 2 * sizeof(ContentKey);
   for (const std::string& line : lines_) {
     if (!remember || line.size() != stamp.size() + hex + 1 + full.size()) continue;

@@ -1,17 +1,20 @@
 #include "data/prepare.h"
 
 #include <fcntl.h>
+#include <pwd.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <stdexcept>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -57,8 +60,8 @@ const char* loss_name(LossOn loss_on) {
 std::string make_cache_dir(const std::string& wanted) {
   std::string dir = wanted;
   if (dir.empty()) {
-    const char* home = std::getenv("HOME");
-    dir = std::string(home != nullptr ? home : ".") + "/.cache/lmlaunch/tokens";
+    const passwd* user = ::getpwuid(::getuid());
+    dir = std::string(user != nullptr ? user->pw_dir : ".") + "/.cache/lmlaunch/tokens";
   }
   std::error_code error;
   const bool made = fs::create_directories(dir, error);
@@ -68,13 +71,18 @@ std::string make_cache_dir(const std::string& wanted) {
   return dir;
 }
 
+bool exists(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
 // Everything that the tokens depend on.
 ContentKey key_of(const PrepareOptions& options, const std::vector<std::string>& files,
                   ContentHasher& hasher) {
   std::vector<std::string> parts{"tokens " + std::to_string(kTokenFileVersion), format_name(options.format),
                                  loss_name(options.loss_on)};
   const auto add = [&](const std::string& name, const std::string& path) {
-    parts.push_back(name + " " + (fs::exists(path) ? to_hex(hasher.hash_file(path)) : "-"));
+    parts.push_back(name + " " + (exists(path) ? to_hex(hasher.hash_file(path)) : "-"));
   };
   for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
                            "generation_config.json", "chat_template.jinja"}) {
@@ -122,8 +130,7 @@ class CacheLock {
 void run_python(const PrepareOptions& options, const std::vector<std::string>& files, const std::string& out,
                 const ContentKey& key) {
   const std::string program = options.program_dir + "/prepare.py";
-  if (!fs::exists(program))
-    refuse(Exit::kInternal, "the data program is not installed", program, "build again");
+  if (!exists(program)) refuse(Exit::kInternal, "the data program is not installed", program, "build again");
   const Json request{{"files", files},
                      {"format", format_name(options.format)},
                      {"model_dir", options.model_dir},
@@ -164,27 +171,36 @@ Prepared describe(const TokenFile& file, bool from_cache) {
                     .dropped = 0,
                     .notes = {},
                     .sample = {}};
-  const Json summary = Json::parse(file.summary(), nullptr, false);
-  if (!summary.is_object())
-    refuse(Exit::kInput, "damaged token file: its summary is not JSON", file.name(), "delete it");
-  prepared.dropped = summary.value("dropped", int64_t{0});
-  prepared.notes = summary.value("notes", std::vector<std::string>{});
-  for (const Json& piece : summary.value("sample", Json::array())) {
-    prepared.sample.push_back({piece.value("text", ""), piece.value("trained", false)});
+  // Deeply nested JSON parses, and ends the process when it is copied.
+  const auto shallow = [](int depth, Json::parse_event_t, Json&) {
+    if (depth > 8) throw std::length_error("nested too deeply");
+    return true;
+  };
+  try {
+    const Json summary = Json::parse(file.summary(), shallow);
+    prepared.dropped = summary.at("dropped").get<int64_t>();
+    prepared.notes = summary.at("notes").get<std::vector<std::string>>();
+    for (const Json& piece : summary.at("sample")) {
+      prepared.sample.push_back({piece.at("text").get<std::string>(), piece.at("trained").get<bool>()});
+    }
+  } catch (const std::exception& error) {
+    refuse(Exit::kInput, std::string("damaged token file: its summary: ") + error.what(), file.name(),
+           "delete it");
   }
   return prepared;
 }
 
-// The cache under `path`, if it is there, whole and of this key; a damaged one is told and made again.
-bool usable(const std::string& path, const ContentKey& key) {
-  if (!fs::exists(path)) return false;
+// The cache under `path`, if it is there, whole and of this key. A damaged one is told and made again.
+std::optional<Prepared> cached(const std::string& path, const ContentKey& key) {
+  if (!exists(path)) return std::nullopt;
   try {
-    if (TokenFile(path).key() == key) return true;
+    const TokenFile file(path);
+    if (file.key() == key) return describe(file, true);
     log_warning("DATA-24", path + " belongs to other data; tokenising again");
   } catch (const Error& error) {
     log_warning(error.text().area, std::string(error.what()) + "; tokenising again");
   }
-  return false;
+  return std::nullopt;
 }
 
 }  // namespace
@@ -196,11 +212,11 @@ Prepared prepare_tokens(const PrepareOptions& options) {
   const ContentKey key = key_of(options, files, hasher);
   hasher.save();
   const std::string path = dir + "/" + to_hex(key) + ".tokens";
-  if (usable(path, key)) return describe(TokenFile(path), true);
+  if (auto found = cached(path, key)) return *found;
 
   const CacheLock lock(dir + "/" + to_hex(key) + ".lock", options.stopped);
-  if (usable(path, key)) return describe(TokenFile(path), true);  // made while we waited
-  const std::string temporary = path + ".tmp";                    // ours alone: we hold the lock
+  if (auto found = cached(path, key)) return *found;  // made while we waited
+  const std::string temporary = path + ".tmp";        // ours alone: we hold the lock
   try {
     run_python(options, files, temporary, key);
     const Prepared prepared = describe(TokenFile(temporary), false);

@@ -83,6 +83,7 @@ void update(const AdamW& a, int64_t begin, int64_t end) {
 void adamw(const AdamW& a, StreamView stream) {
   const DType weight = a.mode == Master::kWeight ? DType::kF32 : DType::kBF16;
   if (a.weight_dtype != weight) refuse_dtype("adamw (weight)", a.weight_dtype);
+  if (a.first_index % 64 != 0) refuse_arguments("adamw", "first_index is no multiple of 64");
   with_dtype("adamw", a.gradient_dtype, [&](auto t) {
     parallel_elements(stream.threads, a.elements,
                       [&](int64_t begin, int64_t end) { update<decltype(t)>(a, begin, end); });

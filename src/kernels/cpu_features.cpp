@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "kernels/cpu_launchers.h"
 
 namespace lm {
 
@@ -57,13 +58,15 @@ const Kernels& cpu_kernels(CpuLevel level) {
   return baseline::kTable;
 }
 
+void refuse_arguments(const char* kernel, const char* why) {
+  throw Error(Exit::kInternal, {.area = "KERNEL-70",
+                                .what = std::string("kernel ") + kernel + ": " + why,
+                                .place = "",
+                                .next = "this is a mistake of the program; please report it",
+                                .kept = ""});
+}
 void refuse_dtype(const char* kernel, DType type) {
-  throw Error(Exit::kInternal,
-              {.area = "TYPE-70",
-               .what = std::string("kernel ") + kernel + " has no form for " + dtype_name(type),
-               .place = "",
-               .next = "this is a mistake of the program; please report it",
-               .kept = ""});
+  refuse_arguments(kernel, (std::string("no form for ") + dtype_name(type)).c_str());
 }
 
 }  // namespace lm

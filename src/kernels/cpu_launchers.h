@@ -11,8 +11,9 @@
 
 namespace lm {
 
-// Out of line and compiled once: throws Error(70) for an element type that a kernel does not have.
+// Out of line and compiled once: throw Error(70) for what a kernel has no form for.
 [[noreturn]] void refuse_dtype(const char* kernel, DType type);
+[[noreturn]] void refuse_arguments(const char* kernel, const char* why);
 
 namespace LM_ISA {
 
@@ -25,6 +26,7 @@ void softmax_statistics(const SoftmaxStatistics&, StreamView);
 void softmax_gradient(const SoftmaxGradient&, StreamView);
 void softmax_loss(const SoftmaxLoss&, StreamView);
 void gather_rows(const GatherRows&, StreamView);
+void scatter_rows(const ScatterRows&, StreamView);
 void sum_rows(const SumRows&, StreamView);
 void add_rows(const AddRows&, StreamView);
 void accumulate(const Accumulate&, StreamView);

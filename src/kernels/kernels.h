@@ -190,7 +190,7 @@ struct Dropout {
 };
 
 // sums[g] = sum of squares of granule g (4096 elements) in fp64: element i of a granule goes to lane i mod 64 in
-// order, then lanes are added by the tree (l, l + 32), (l, l + 16), ... (0, 1).
+// order, then lanes are added by the tree (l, l + 32), (l, l + 16), ... (0, 1). A NaN is 0x7FF8000000000000.
 struct GranuleNorms {
   const void* x = nullptr;
   double* sums = nullptr;          // [granules]
@@ -204,7 +204,7 @@ struct GranuleNorms {
 //   m = fma(1 - beta1, g - m, m);  v = fma(beta2, v, (1 - beta2) * g * g)
 //   p = p * (1 - lr * weight_decay);  p = p - step_size * m / (sqrt(v) * rsqrt_correction2 + eps)
 // where step_size = lr / c1 and rsqrt_correction2 = 1 / sqrt(c2), c_i = 1 - beta_i^t, are computed once in fp64 and
-// rounded to fp32 by the caller, and 1 - beta likewise.
+// rounded to fp32 by the caller, and 1 - beta likewise. Every NaN that is stored is 0x7FC00000.
 struct AdamW {
   const void* gradient = nullptr;  // [elements], gradient_dtype
   void* weight = nullptr;          // working weight, weight_dtype
@@ -223,7 +223,7 @@ struct AdamW {
   float step_size = 0, rsqrt_correction2 = 1, eps = 0;
   float decay = 1;                 // 1 - lr * weight_decay, fp32
   uint64_t rounding_key = 0;       // kStochastic: from (seed, purpose, step, tensor)
-  int64_t first_index = 0;         // kStochastic: index of element 0 in that key's sequence
+  int64_t first_index = 0;         // kStochastic: index of element 0 in that key's sequence; a multiple of 64
 };
 
 // Causal attention inside documents, grouped heads, never a T x T matrix. Query head h reads key head

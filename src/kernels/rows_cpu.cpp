@@ -15,6 +15,23 @@ void gather_rows(const GatherRows& a, StreamView stream) {
   });
 }
 
+void scatter_rows(const ScatterRows& a, StreamView stream) {
+  const size_t bytes = static_cast<size_t>(a.width) * dtype_size(a.dtype);
+  auto* const out = static_cast<char*>(a.out);
+  parallel_for(stream.threads, a.out_rows, row_grain(a.width), [&](int64_t begin, int64_t end) {
+    const int32_t* next = std::lower_bound(a.index, a.index + a.rows, begin);
+    for (int64_t r = begin; r < end; ++r) {
+      char* const row = out + static_cast<size_t>(r) * bytes;
+      if (next < a.index + a.rows && *next == r) {
+        memcpy(row, static_cast<const char*>(a.source) + static_cast<size_t>(next - a.index) * bytes, bytes);
+        ++next;
+      } else {
+        memset(row, 0, bytes);
+      }
+    }
+  });
+}
+
 void sum_rows(const SumRows& a, StreamView stream) {
   with_dtype("sum_rows", a.dtype, [&](auto t) {
     using T = decltype(t);

@@ -14,6 +14,7 @@ const Kernels kTable = {
     .softmax_gradient = softmax_gradient,
     .softmax_loss = softmax_loss,
     .gather_rows = gather_rows,
+    .scatter_rows = scatter_rows,
     .sum_rows = sum_rows,
     .add_rows = add_rows,
     .accumulate = accumulate,

@@ -3,7 +3,6 @@
 #include <ATen/ops/empty.h>
 
 #include <cmath>
-#include <memory>
 
 #include "base/error.h"
 
@@ -24,13 +23,15 @@ struct TrainStep::MicroBatch {
   std::vector<int64_t> mark;         // of the arena, before the block's saved activations
 };
 
-TrainStep::TrainStep(const Context& context, const ModelLayout& layout, WeightStore& weights, Gradients& gradients,
-                     ShardedOptimizer& optimizer, EmbeddingGradient* embedding_gradient, const StepSettings& settings)
+TrainStep::TrainStep(const Context& context, const ModelLayout& layout, WeightStore& weights, Gradients* gradients,
+                     ShardedOptimizer* optimizer, EmbeddingGradient* embedding_gradient, const StepSettings& settings)
     : context_(context), layout_(layout), weights_(weights), gradients_(gradients), optimizer_(optimizer),
       embedding_gradient_(embedding_gradient), settings_(settings), layers_(context.spec.layers),
       loans_(layout.blocks.size()), nll_(context.device, sizeof(double)) {}
 
-StepResult TrainStep::run(const Schedule& schedule, const StepBatches& batches, int64_t step, double lr) {
+TrainStep::~TrainStep() = default;
+
+StepResult TrainStep::run(const StepSchedule& schedule, const StepBatches& batches, int64_t step, double lr) {
   step_ = step;
   result_ = {};
   update_begun_ = false;
@@ -39,7 +40,7 @@ StepResult TrainStep::run(const Schedule& schedule, const StepBatches& batches, 
   if (embedding_gradient_ != nullptr) {
     embedding_gradient_->begin(context_, batches.micro);
     // A tied embedding's gradient is begun by the head; an untied one consists of the step's rows alone.
-    if (!context_.spec.tied) gradients_.zero(0);
+    if (!context_.spec.tied) gradients_->zero(0);
   }
   for (const Operation& operation : schedule.operations) execute(operation, batches, lr);
   return result_;
@@ -68,7 +69,7 @@ bool TrainStep::trained(int64_t block) const { return layout_.blocks[static_cast
 BlockMemory TrainStep::borrow(int64_t block) {
   const std::optional<Loan>& loan = loans_[static_cast<size_t>(block)];
   LM_CHECK(loan.has_value(), "block " + std::to_string(block) + " is used without a loan");
-  return {loan->trainable(), loan->frozen(), trained(block) ? gradients_.block(block) : nullptr};
+  return {loan->trainable(), loan->frozen(), gradients_ != nullptr && trained(block) ? gradients_->block(block) : nullptr};
 }
 
 BindOptions TrainStep::bind_options(bool training) const {
@@ -145,10 +146,10 @@ void TrainStep::backward(int64_t block, int64_t micro) {
 void TrainStep::reduce(int64_t block) {
   if (!trained(block)) return;
   if (block == 0) {
-    const BlockMemory memory{nullptr, nullptr, gradients_.block(0)};
+    const BlockMemory memory{nullptr, nullptr, gradients_->block(0)};
     embedding_gradient_->finish(context_, bind_param(layout_.blocks[0], "embed", memory, bind_options(true)).gradient);
   }
-  gradients_.reduce(block);
+  gradients_->reduce(block);
 }
 
 void TrainStep::check(const StepBatches& batches) {
@@ -156,7 +157,7 @@ void TrainStep::check(const StepBatches& batches) {
   // Pageable host memory: the copy returns when everything before it in the stream is done. The step's one wait.
   copy_bytes(&nll, nll_.data(), sizeof nll, context_.stream);
   result_.loss = batches.target_tokens > 0 ? nll / static_cast<double>(batches.target_tokens) : 0.0;
-  result_.grad_norm = std::sqrt(gradients_.total_square());
+  result_.grad_norm = std::sqrt(gradients_->total_square());
   result_.skipped = !std::isfinite(result_.loss) || !std::isfinite(result_.grad_norm);
   if (settings_.clip == Clip::kGlobal) gradient_scale_ = clip_factor(result_.grad_norm, settings_.max_grad_norm);
 }
@@ -164,12 +165,12 @@ void TrainStep::check(const StepBatches& batches) {
 void TrainStep::update(int64_t block, double lr) {
   if (result_.skipped || !trained(block)) return;
   if (!update_begun_) {
-    optimizer_.begin_update();
+    optimizer_->begin_update();
     update_begun_ = true;
   }
   float scale = gradient_scale_;
   if (settings_.clip != Clip::kGlobal) {
-    const double norm = std::sqrt(gradients_.block_square(block));
+    const double norm = std::sqrt(gradients_->block_square(block));
     if (!std::isfinite(norm)) {
       throw Error(Exit::kNumerics, {.area = "NUM-12",
                                     .what = "the gradient of " + layout_.blocks[static_cast<size_t>(block)].name +
@@ -181,8 +182,8 @@ void TrainStep::update(int64_t block, double lr) {
     }
     scale = settings_.clip == Clip::kBlock ? clip_factor(norm, settings_.max_grad_norm) : 1.0F;
   }
-  optimizer_.update(block, {.weights = weights_.trainable_home(block), .gradients = gradients_.block(block),
-                            .gradient_dtype = gradients_.dtype(), .gradient_scale = scale, .lr = lr, .step = step_});
+  optimizer_->update(block, {.weights = weights_.trainable_home(block), .gradients = gradients_->block(block),
+                            .gradient_dtype = gradients_->dtype(), .gradient_scale = scale, .lr = lr, .step = step_});
   weights_.advance(block);
 }
 

@@ -2,6 +2,7 @@
 // a step but the accumulators; weights, gradients and optimizer state belong to their stores.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -31,11 +32,13 @@ struct StepResult {
 
 class TrainStep {
  public:
-  TrainStep(const Context& context, const ModelLayout& layout, WeightStore& weights, Gradients& gradients,
-            ShardedOptimizer& optimizer, EmbeddingGradient* embedding_gradient, const StepSettings& settings);
+  // `gradients` and `optimizer` are null where nothing is trained: then `run` must not be called.
+  TrainStep(const Context& context, const ModelLayout& layout, WeightStore& weights, Gradients* gradients,
+            ShardedOptimizer* optimizer, EmbeddingGradient* embedding_gradient, const StepSettings& settings);
+  ~TrainStep();
 
   // `step` counts from 1 and keys the randomness; `schedule` is the one of batches.micro.size() micro-batches.
-  StepResult run(const Schedule& schedule, const StepBatches& batches, int64_t step, double lr);
+  StepResult run(const StepSchedule& schedule, const StepBatches& batches, int64_t step, double lr);
 
   // Sum of nll over the batch's targets, without gradients.
   double evaluate(const Batch& batch);
@@ -63,8 +66,8 @@ class TrainStep {
   const Context& context_;
   const ModelLayout& layout_;
   WeightStore& weights_;
-  Gradients& gradients_;
-  ShardedOptimizer& optimizer_;
+  Gradients* gradients_;                    // null, as the next, where nothing is trained
+  ShardedOptimizer* optimizer_;
   EmbeddingGradient* embedding_gradient_;   // null when the embedding is frozen
   StepSettings settings_;
   int64_t layers_;

@@ -10,7 +10,8 @@ TEST(Rope, RotatesSplitHalvesByThePositionsAngleAndBack) {
   for (DType dtype : kBoth) {
     for (int64_t head_dim : {2, 6, 64, 128}) {
       SCOPED_TRACE(dtype_text(dtype) + " head_dim " + std::to_string(head_dim));
-      const int64_t rows = 37, heads = 3, half = head_dim / 2, stride = heads * head_dim + 10, positions = 50;
+      const int64_t rows = 150, heads = 3, half = head_dim / 2, stride = heads * head_dim + 10,
+                    positions = 50;
       const Values x = Values::random(dtype, rows * stride, 1);
       Values cos(DType::kF32, positions * half), sin(DType::kF32, positions * half);
       for (int64_t p = 0; p < positions; ++p) {

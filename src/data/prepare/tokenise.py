@@ -13,7 +13,7 @@ import mask
 from errors import InputError
 from template import load_template
 
-SAMPLE_CHARACTERS = 4000
+SAMPLE_TOKENS = 1000
 
 # The text of Stanford Alpaca, for models without a chat template.
 PREAMBLE = ("Below is an instruction that describes a task. Write a response that appropriately completes the "
@@ -140,7 +140,10 @@ class Model:
         out = [None] * len(rendered)
         for plain in (True, False):
             group = [i for i, r in enumerate(rendered) if r.plain is plain]
-            encodings = self.tokenizer.encode_batch([rendered[i].text for i in group], add_special_tokens=plain)
+            try:
+                encodings = self.tokenizer.encode_batch([rendered[i].text for i in group], add_special_tokens=plain)
+            except (UnicodeEncodeError, TypeError):
+                raise _no_unicode([rendered[i] for i in group]) from None
             for i, encoding in zip(group, encodings):
                 out[i] = self._finish(rendered[i], encoding.ids, encoding.offsets)
         return out
@@ -199,16 +202,15 @@ class Model:
 
     def sample(self, ids, marks):
         """Text of the tokens in runs of equal mark, for people."""
-        pieces, start, budget = [], 0, SAMPLE_CHARACTERS
+        # A run is what it adds to the text before it: decoded alone, it may lose the blank that it begins with.
+        pieces, start, before, ids = [], 0, "", ids[:SAMPLE_TOKENS]
         for i in range(1, len(ids) + 1):
             if i == len(ids) or marks[i] != marks[start]:
-                text = self.tokenizer.decode(ids[start:i], skip_special_tokens=False)
-                pieces.append({"text": text[:budget] + (" ..." if len(text) > budget else ""),
-                               "trained": bool(marks[start])})
-                budget -= min(len(text), budget)
-                start = i
-                if budget == 0:
-                    break
+                text = self.tokenizer.decode(ids[:i], skip_special_tokens=False)
+                pieces.append({"text": text[len(before):], "trained": bool(marks[start])})
+                start, before = i, text
+        if len(ids) < len(marks):
+            pieces.append({"text": f" ... ({len(marks) - len(ids)} more tokens)", "trained": False})
         return pieces
 
 
@@ -229,6 +231,16 @@ class IdsOnly(Model):
 
     def sample(self, ids, marks):
         return [{"text": f"{t} ", "trained": bool(m)} for t, m in zip(ids[:200], marks)]
+
+
+def _no_unicode(rendered):
+    """JSON can spell half of a surrogate pair, which is no character."""
+    for r in rendered:
+        try:
+            r.text.encode()
+        except UnicodeEncodeError:
+            return InputError("the text holds half of a surrogate pair", r.place, "correct or remove this row")
+    return InputError("the text is not Unicode", rendered[0].place, "correct or remove this row")
 
 
 def _special_tokens(config):

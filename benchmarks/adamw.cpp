@@ -1,0 +1,138 @@
+// How much of the memory's speed does AdamW reach? Its ceiling is a loop that reads and writes the same
+// arrays and computes next to nothing. Both run in turn, on 1 and 2 threads; medians of the rounds.
+//
+//   adamw [million elements = 16] [rounds = 9]
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/parallel.h"
+#include "kernels/cpu_features.h"
+
+namespace {
+
+using namespace lm;
+
+#if defined(__x86_64__)
+#define FOR_EVERY_LEVEL __attribute__((target_clones("default", "avx2", "arch=x86-64-v4")))
+#else
+#define FOR_EVERY_LEVEL
+#endif
+
+// 4 arrays read, 3 of them written back.
+FOR_EVERY_LEVEL void twin_fp32(int64_t n, const float* g, float* m, float* v, float* p) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {
+    m[i] += g[i];
+    v[i] += g[i];
+    p[i] += g[i];
+  }
+}
+// 5 arrays read, 4 of them written back.
+FOR_EVERY_LEVEL void twin_split(int64_t n, const uint16_t* g, float* m, float* v, uint16_t* w,
+                                uint16_t* low) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {
+    const float x = static_cast<float>(static_cast<int16_t>(g[i]));
+    m[i] += x;
+    v[i] += x;
+    w[i] = static_cast<uint16_t>(w[i] ^ g[i]);
+    low[i] = static_cast<uint16_t>(low[i] + g[i]);
+  }
+}
+
+struct Arrays {
+  std::vector<float> g32, m, v, p;
+  std::vector<uint16_t> g16, w, low;
+  explicit Arrays(size_t n)
+      : g32(n, 0.01f), m(n, 0.01f), v(n, 0.01f), p(n, 1.f), g16(n, 0x3C00), w(n, 0x3F80), low(n, 0) {}
+};
+
+AdamW arguments(Arrays& a, bool split) {
+  return {.gradient = split ? static_cast<const void*>(a.g16.data()) : a.g32.data(),
+          .weight = split ? static_cast<void*>(a.w.data()) : a.p.data(),
+          .master = split ? a.low.data() : nullptr,
+          .m = a.m.data(),
+          .v = a.v.data(),
+          .elements = static_cast<int64_t>(a.m.size()),
+          .gradient_dtype = split ? DType::kBF16 : DType::kF32,
+          .weight_dtype = split ? DType::kBF16 : DType::kF32,
+          .mode = split ? AdamW::Master::kSplit : AdamW::Master::kWeight,
+          .gradient_scale = 1,
+          .one_minus_beta1 = 0.1f,
+          .beta2 = 0.999f,
+          .one_minus_beta2 = 0.001f,
+          .step_size = 1e-5f,
+          .rsqrt_correction2 = 1,
+          .eps = 1e-8f,
+          .decay = 0.99999f};
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+template <class Work>
+double seconds(const Work& work) {
+  const double start = monotonic_seconds();
+  work();
+  return monotonic_seconds() - start;
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  const int64_t n = (count > 1 ? std::atoll(words[1]) : 16) << 20;
+  const int rounds = count > 2 ? std::atoi(words[2]) : 9;
+  Arrays a(static_cast<size_t>(n));
+  std::printf("AdamW against a loop with the same memory traffic: %lld Mi elements, %s, medians of %d\n",
+              static_cast<long long>(n >> 20), cpu_level_name(cpu_level()), rounds);
+  std::printf("%-28s %8s %14s %14s %10s\n", "form", "threads", "AdamW GB/s", "ceiling GB/s", "achieved");
+  std::string json = "{\"benchmark\": \"adamw\", \"rows\": [";
+  for (bool split : {false, true}) {
+    const double bytes = static_cast<double>(n) * (split ? 2 + 2 * 8 + 2 * 4 : 4 + 2 * 12);
+    for (int threads : {1, 2}) {
+      const StreamView stream{DeviceType::kCpu, nullptr, threads};
+      const auto twin = [&] {
+        parallel_for(threads, n, 1, [&](int64_t begin, int64_t end) {
+          if (split) {
+            twin_split(end - begin, &a.g16[static_cast<size_t>(begin)], &a.m[static_cast<size_t>(begin)],
+                       &a.v[static_cast<size_t>(begin)], &a.w[static_cast<size_t>(begin)],
+                       &a.low[static_cast<size_t>(begin)]);
+          } else {
+            twin_fp32(end - begin, &a.g32[static_cast<size_t>(begin)], &a.m[static_cast<size_t>(begin)],
+                      &a.v[static_cast<size_t>(begin)], &a.p[static_cast<size_t>(begin)]);
+          }
+        });
+      };
+      const AdamW args = arguments(a, split);
+      const auto ours = [&] { kernels(DeviceType::kCpu).adamw(args, stream); };
+      std::vector<double> twin_seconds, our_seconds;
+      for (int round = 0; round <= rounds; ++round) {
+        const double t = seconds(twin), o = seconds(ours);
+        if (round == 0) continue;  // page faults and thread start
+        twin_seconds.push_back(t);
+        our_seconds.push_back(o);
+      }
+      // The twin leaves large values behind; they must not become infinite in the next form.
+      std::fill(a.m.begin(), a.m.end(), 0.01f);
+      std::fill(a.v.begin(), a.v.end(), 0.01f);
+      const double achieved = median(twin_seconds) / median(our_seconds);
+      const char* name = split ? "bf16 gradient, split master" : "fp32 gradient, fp32 weight";
+      std::printf("%-28s %8d %14.2f %14.2f %9.1f%%\n", name, threads, bytes / median(our_seconds) / 1e9,
+                  bytes / median(twin_seconds) / 1e9, achieved * 100);
+      char row[200];
+      std::snprintf(row, sizeof row,
+                    "%s{\"form\": \"%s\", \"threads\": %d, \"gbps\": %.3f, \"ceiling_gbps\": %.3f}",
+                    json.back() == '[' ? "" : ", ", name, threads, bytes / median(our_seconds) / 1e9,
+                    bytes / median(twin_seconds) / 1e9);
+      json += row;
+    }
+  }
+  std::printf("%s]}\n", json.c_str());
+}

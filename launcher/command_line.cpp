@@ -1,0 +1,349 @@
+#include "launcher/command_line.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "config/nearest.h"
+
+namespace lm {
+namespace {
+
+enum class Takes : uint8_t { kNothing, kText, kCount, kBytes };
+
+struct FlagRow {
+  const char* name;
+  Takes takes;
+  const char* value;  // its name in help
+  const char* help;
+  bool hidden = false;  // between the door and the rank
+};
+
+struct CommandRow {
+  const char* name;
+  const char* arguments;  // as in help
+  const char* help;
+  size_t least, most;  // positional arguments
+  bool overrides;
+  bool torch;
+  std::vector<FlagRow> flags;
+};
+
+const FlagRow kJson{"--json", Takes::kNothing, "", "one JSON object on stdout"};
+const FlagRow kGpus{"--gpus", Takes::kCount, "N",
+                    "0: the CPU; default: 1 if there is a GPU, else the CPU with a note"};
+
+const std::vector<CommandRow>& commands() {
+  static const std::vector<CommandRow> rows = {
+      {"train",
+       "CONFIG.toml [table.key=value ...]",
+       "fine-tune; `train` itself may be left out",
+       1,
+       1,
+       true,
+       true,
+       {kGpus,
+        {"--ranks", Takes::kCount, "N", "processes on the CPU"},
+        {"--dry-run", Takes::kNothing, "", "print the plan and stop"},
+        {"--run-dir", Takes::kText, "DIR", "", true},
+        {"--control-fd", Takes::kCount, "FD", "", true},
+        {"--lock-fd", Takes::kCount, "FD", "", true}}},
+      {"plan",
+       "CONFIG.toml [table.key=value ...]",
+       "memory and time, for this machine or an imagined one",
+       1,
+       1,
+       true,
+       false,
+       {kJson,
+        {"--gpu-memory", Takes::kBytes, "SIZE", "plan for a GPU of this memory, e.g. 24GiB"},
+        {"--host-memory", Takes::kBytes, "SIZE", "plan for this much host memory"},
+        kGpus}},
+      {"export",
+       "RUN|CHECKPOINT -o DIR",
+       "a Hugging Face directory, or a PEFT adapter",
+       1,
+       1,
+       false,
+       true,
+       {{"-o", Takes::kText, "DIR", "where to"},
+        {"--merge", Takes::kNothing, "", "add the adapter into the weights"},
+        kJson}},
+      {"generate",
+       "RUN|MODEL --prompt TEXT",
+       "a quick look at the result (greedy)",
+       1,
+       1,
+       false,
+       true,
+       {{"--prompt", Takes::kText, "TEXT", "what to answer or continue"},
+        {"--max-tokens", Takes::kCount, "N", "stop after this many"},
+        kGpus,
+        kJson}},
+      {"eval",
+       "CONFIG|RUN [table.key=value ...]",
+       "loss and perplexity on the evaluation set",
+       1,
+       1,
+       true,
+       true,
+       {kGpus, kJson}},
+      {"verify",
+       "RUN|CHECKPOINT|MODEL",
+       "check every checksum, print one hash of the weights",
+       1,
+       1,
+       false,
+       true,
+       {kJson}},
+      {"doctor",
+       "",
+       "what this machine has, and what to do about what it lacks",
+       0,
+       0,
+       false,
+       false,
+       {kJson}},
+      {"presets",
+       "[NAME]",
+       "list, or print one as a commented TOML to start from",
+       0,
+       1,
+       false,
+       false,
+       {kJson}},
+  };
+  return rows;
+}
+
+const CommandRow* find_command(const std::string& name) {
+  for (const CommandRow& row : commands()) {
+    if (row.name == name) return &row;
+  }
+  return nullptr;
+}
+
+Error usage_error(const std::string& what, const std::string& next) {
+  return Error(Exit::kUsage,
+               {.area = "USE-20", .what = what, .place = "the command line", .next = next, .kept = ""});
+}
+
+std::string see_help(const CommandRow* row) {
+  return row == nullptr ? "see `lmlaunch --help`" : std::string("see `lmlaunch ") + row->name + " --help`";
+}
+
+std::optional<int64_t> parse_count(const std::string& text) {
+  int64_t value = 0;
+  const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (result.ec != std::errc() || result.ptr != text.data() + text.size() || value < 0) return std::nullopt;
+  return value;
+}
+
+void check_value(const FlagRow& flag, const std::string& value, const CommandRow& row) {
+  const auto refuse = [&](const char* expected) {
+    throw usage_error(std::string(flag.name) + ": expected " + expected + ", got \"" + value + "\"",
+                      see_help(&row));
+  };
+  if (flag.takes == Takes::kCount && !parse_count(value)) refuse("a number of 0 or more");
+  if (flag.takes == Takes::kBytes && parse_bytes(value).value_or(0) <= 0) refuse("a size such as 24GiB");
+  if (flag.takes == Takes::kText && value.empty() && std::string(flag.name) != "--prompt") refuse("a value");
+}
+
+// True where a mistyped command is likelier than a configuration's path.
+bool looks_like_command(const std::string& word) {
+  return word.find_first_of("./") == std::string::npos;
+}
+
+class Reading {
+ public:
+  Reading(const std::vector<std::string>& arguments, Reader reader) : rest_(arguments), reader_(reader) {}
+
+  CommandLine read() {
+    if (rest_.empty()) {
+      throw usage_error("nothing to do: lmlaunch needs a configuration or a command", see_help(nullptr));
+    }
+    choose_command();
+    if (row_ == nullptr) return std::move(line_);
+    bool only_positional = false;
+    for (; at_ < rest_.size(); ++at_) {
+      const std::string& word = rest_[at_];
+      if (!only_positional && word == "--") {
+        only_positional = true;
+      } else if (!only_positional && (word == "--help" || word == "-h")) {
+        return CommandLine{"help", {row_->name}, {}, {}};
+      } else if (!only_positional && word.size() > 1 && word[0] == '-') {
+        take_flag(word);
+      } else {
+        take_positional(word);
+      }
+    }
+    check_counts();
+    return std::move(line_);
+  }
+
+ private:
+  // The first word that is no flag names the command; flags of training may stand before the configuration.
+  void choose_command() {
+    const std::string& first = rest_[0];
+    if (first == "--help" || first == "-h" || first == "help") {
+      line_.command = "help";
+      if (rest_.size() > 1 && find_command(rest_[1])) line_.positional = {rest_[1]};
+      return;
+    }
+    if (first == "--version") {
+      line_.command = "version";
+      return;
+    }
+    row_ = find_command(first);
+    if (row_ != nullptr) {
+      at_ = 1;
+    } else if (first[0] != '-' && looks_like_command(first)) {
+      std::vector<std::string> names;
+      for (const CommandRow& row : commands()) names.emplace_back(row.name);
+      const auto hit = nearest(first, names);
+      throw usage_error("unknown command `" + first + "`" + (hit ? "; did you mean `" + *hit + "`?" : ""),
+                        "see `lmlaunch --help`; a configuration's name ends in .toml");
+    } else {
+      row_ = find_command("train");
+    }
+    line_.command = row_->name;
+  }
+
+  void take_flag(const std::string& word) {
+    const size_t equals = word.starts_with("--") ? word.find('=') : std::string::npos;
+    const std::string name = word.substr(0, equals);
+    const FlagRow* flag = nullptr;
+    std::vector<std::string> names = {"--help"};
+    for (const FlagRow& row : row_->flags) {
+      if (row.hidden && reader_ == Reader::kDoor) continue;
+      if (row.name == name) flag = &row;
+      names.emplace_back(row.name);
+    }
+    if (flag == nullptr) {
+      const auto hit = nearest(name, names);
+      throw usage_error(
+          "unknown flag `" + name + "` of " + row_->name + (hit ? "; did you mean `" + *hit + "`?" : ""),
+          see_help(row_));
+    }
+    std::string value;
+    if (flag->takes == Takes::kNothing) {
+      if (equals != std::string::npos) throw usage_error(name + " takes no value", see_help(row_));
+    } else if (equals != std::string::npos) {
+      value = word.substr(equals + 1);
+    } else if (at_ + 1 < rest_.size()) {
+      value = rest_[++at_];
+    } else {
+      throw usage_error(name + " needs a value: " + flag->value, see_help(row_));
+    }
+    check_value(*flag, value, *row_);
+    if (!line_.flags.emplace(name, value).second) throw usage_error(name + " is given twice", see_help(row_));
+  }
+
+  void take_positional(const std::string& word) {
+    if (line_.positional.size() < row_->most) {
+      line_.positional.push_back(word);
+    } else if (row_->overrides && word.find('=') != std::string::npos) {
+      line_.overrides.push_back(word);
+    } else {
+      throw usage_error(
+          "unexpected argument `" + word + "`" + (row_->overrides ? "; keys are set as table.key=value" : ""),
+          see_help(row_));
+    }
+  }
+
+  void check_counts() const {
+    const auto need = [&](bool there, const std::string& what) {
+      if (!there) throw usage_error(line_.command + " needs " + what, see_help(row_));
+    };
+    need(line_.positional.size() >= row_->least, row_->arguments);
+    if (line_.command == "export") need(line_.has("-o"), "-o DIR");
+    if (line_.command == "generate") need(line_.has("--prompt"), "--prompt TEXT");
+    if (line_.has("--gpus") && line_.has("--ranks")) {
+      throw usage_error("--gpus and --ranks exclude each other", see_help(row_));
+    }
+  }
+
+  const std::vector<std::string>& rest_;
+  Reader reader_;
+  const CommandRow* row_ = nullptr;
+  size_t at_ = 0;
+  CommandLine line_;
+};
+
+std::string flag_help(const CommandRow& row) {
+  std::string out;
+  for (const FlagRow& flag : row.flags) {
+    if (flag.hidden) continue;
+    std::string left = std::string("  ") + flag.name + (*flag.value ? " " : "") + flag.value;
+    left.resize(std::max<size_t>(left.size() + 2, 24), ' ');
+    out += left + flag.help + "\n";
+  }
+  return out;
+}
+
+}  // namespace
+
+std::optional<std::string> CommandLine::value(const std::string& flag) const {
+  const auto found = flags.find(flag);
+  return found == flags.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::optional<int64_t> CommandLine::integer(const std::string& flag) const {
+  const auto text = value(flag);
+  return text ? parse_count(*text) : std::nullopt;
+}
+
+std::optional<int64_t> CommandLine::bytes(const std::string& flag) const {
+  const auto text = value(flag);
+  return text ? parse_bytes(*text) : std::nullopt;
+}
+
+CommandLine parse_command_line(const std::vector<std::string>& arguments, Reader reader) {
+  return Reading(arguments, reader).read();
+}
+
+std::vector<std::string> to_arguments(const CommandLine& line) {
+  std::vector<std::string> out = {line.command};
+  for (const auto& [flag, value] : line.flags) {
+    out.push_back(flag);
+    const CommandRow* row = find_command(line.command);
+    const auto known =
+        std::find_if(row->flags.begin(), row->flags.end(), [&](const FlagRow& f) { return f.name == flag; });
+    if (known != row->flags.end() && known->takes != Takes::kNothing) out.push_back(value);
+  }
+  out.push_back("--");  // a path may begin with a dash
+  out.insert(out.end(), line.positional.begin(), line.positional.end());
+  out.insert(out.end(), line.overrides.begin(), line.overrides.end());
+  return out;
+}
+
+std::string help_text(const std::string& command) {
+  const CommandRow* one = find_command(command);
+  if (one != nullptr) {
+    return std::string("lmlaunch ") + one->name + " " + one->arguments + "\n  " + one->help + "\n\n" +
+           flag_help(*one);
+  }
+  std::string out =
+      "lmlaunch: exact, fast fine-tuning of language models\n\n"
+      "  lmlaunch [--gpus N | --ranks N] [--dry-run] CONFIG.toml [table.key=value ...]\n\n";
+  for (const CommandRow& row : commands()) {
+    std::string left = std::string("  ") + row.name + " " + row.arguments;
+    left.resize(std::max<size_t>(left.size() + 2, 44), ' ');
+    out += left + row.help + "\n";
+  }
+  out += "\n" + flag_help(*find_command("train")) +
+         "\n`lmlaunch COMMAND --help` tells a command's flags, `lmlaunch presets NAME` prints a commented\n"
+         "configuration, `lmlaunch --version` the version. Exit codes: 0 done, 2 command line, 10 "
+         "configuration,\n"
+         "11 model or data, 12 does not fit, 13 directory in use, 14 directory of another run, 75 stopped on "
+         "request.\n";
+  return out;
+}
+
+bool needs_torch(const std::string& command) {
+  const CommandRow* row = find_command(command);
+  return row != nullptr && row->torch;
+}
+
+}  // namespace lm

@@ -1,0 +1,41 @@
+// The command line as a value: one table of commands and flags serves parsing, help and the nearest spelling
+// of what was mistyped. The door parses what the user typed; the rank's executable parses what the door hands
+// on
+// (`<command> <arguments>`, with the hidden flags) with the same function. Pure; errors are Error(2).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lm {
+
+enum class Reader : uint8_t { kDoor, kRank };
+
+struct CommandLine {
+  std::string command;                       // "train", "plan", ..., "help", "version"
+  std::vector<std::string> positional;       // e.g. the configuration's path
+  std::vector<std::string> overrides;        // "table.key=value", in order
+  std::map<std::string, std::string> flags;  // "--gpus" -> "1", "--json" -> ""
+
+  bool has(const std::string& flag) const { return flags.count(flag) != 0; }
+  std::optional<std::string> value(const std::string& flag) const;
+  std::optional<int64_t> integer(const std::string& flag) const;  // checked when it was parsed
+  std::optional<int64_t> bytes(const std::string& flag) const;    // the same, of sizes such as 24GiB
+};
+
+// `arguments` without the program's name.
+CommandLine parse_command_line(const std::vector<std::string>& arguments, Reader reader);
+
+// The other direction: `line` as arguments that parse to the same value.
+std::vector<std::string> to_arguments(const CommandLine& line);
+
+// Of the whole program ("") or of one command.
+std::string help_text(const std::string& command);
+
+// Commands that the rank's executable carries out.
+bool needs_torch(const std::string& command);
+
+}  // namespace lm

@@ -1,0 +1,192 @@
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+#include "base/bytes.h"
+#include "launcher/child.h"
+#include "launcher/commands/commands.h"
+#include "launcher/environment.h"
+#include "launcher/probe.h"
+#include "launcher/survey.h"
+#include "nlohmann/json.hpp"
+
+namespace lm {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// One line of the report: `ok` false is something a run may miss, and `next` says what to do about it.
+struct Check {
+  std::string name;
+  bool ok = true;
+  std::string value;
+  std::string next;
+};
+
+Check check_cpu(const CpuFacts& cpu) {
+  const char* simd = cpu.avx512_bf16 ? "AVX-512 with bf16"
+                     : cpu.avx512    ? "AVX-512"
+                     : cpu.avx2      ? "AVX2"
+                                     : "no AVX2";
+  return {
+      "cpu", cpu.avx2,
+      cpu.model + ", " + std::to_string(cpu.cores) + " cores usable, " + simd + (cpu.amx_bf16 ? ", AMX" : ""),
+      cpu.avx2 ? "" : "training works, several times slower than with AVX2"};
+}
+
+Check check_memory(const HostFacts& host) {
+  return {"memory", host.available_memory > kGiB,
+          format_bytes(host.memory) + ", " + format_bytes(host.available_memory) + " available",
+          host.available_memory > kGiB ? "" : "free some memory: even a small model needs 1 GiB"};
+}
+
+Check check_limit(const MemoryLimit& limit) {
+  if (limit.bytes == 0) return {"memory limit", true, "none", ""};
+  return {"memory limit", limit.bytes > kGiB, format_bytes(limit.bytes) + " (" + limit.source + ")",
+          limit.bytes > kGiB ? "" : "raise the limit of the container or the shell"};
+}
+
+std::vector<Check> check_gpus() {
+  std::vector<Check> out;
+  const std::string driver = gpu_driver();
+  const int count = count_gpus();
+  if (count == 0) {
+    out.push_back({"gpus", true, "none",
+                   driver.empty() ? ""
+                                  : "the driver is there, /dev/nvidia0 is not: in a container, "
+                                    "start it with the GPUs"});
+  }
+  for (const GpuFacts& gpu : survey_gpus()) {
+    const std::string memory =
+        gpu.memory > 0 ? ", " + format_bytes(gpu.memory) + ", " + format_bytes(gpu.free_memory) + " free"
+                       : "";
+    out.push_back(
+        {"gpu", gpu.memory > 0, gpu.name + memory,
+         gpu.memory > 0 ? "" : "NVML (libnvidia-ml.so.1) does not answer: reinstall the driver's libraries"});
+  }
+  if (count > 0 || !driver.empty()) {
+    // CUDA 13 runs on drivers from 580 on.
+    const bool new_enough = std::atoi(driver.c_str()) >= 580;
+    out.push_back({"gpu driver", new_enough, driver.empty() ? "not found" : driver,
+                   new_enough ? "" : "CUDA 13 needs driver 580 or newer"});
+  }
+  return out;
+}
+
+Check check_executable(const std::string& name, bool needed) {
+  const std::string path = beside_this_program(name);
+  if (path.empty()) return {name, !needed, "not built", needed ? "./dev build" : ""};
+  std::string missing;
+  for (const std::string& library : missing_libraries(path))
+    missing += (missing.empty() ? "" : ", ") + library;
+  if (missing.empty()) return {name, true, path, ""};
+  return {name, false, path + " misses " + missing,
+          "./dev build in this environment, or install what is missing"};
+}
+
+Check check_io_uring() {
+  const int error = io_uring_errno();
+  if (error == 0) return {"io_uring", true, "works", ""};
+  return {
+      "io_uring", false, std::string("not available: ") + std::strerror(error),
+      error == EPERM
+          ? "blocked by the container's seccomp profile or kernel.io_uring_disabled; I/O threads do instead"
+          : "I/O threads do instead"};
+}
+
+Check check_memlock() {
+  const int64_t limit = memlock_limit();
+  const bool enough = limit < 0 || limit >= 64 * kMiB;
+  return {"memlock", enough || geteuid() == 0, limit < 0 ? "unlimited" : format_bytes(limit),
+          enough ? "" : "`ulimit -l unlimited` lets I/O register its buffers"};
+}
+
+Check check_disk() {
+  std::error_code error;
+  const std::string here = std::filesystem::current_path(error).string();
+  const int64_t free = free_disk_bytes(here);
+  return {"disk", free > 10 * kGiB, format_bytes(free) + " free in " + here,
+          free > 10 * kGiB ? ""
+                           : "a full fine-tune writes 2 bytes per parameter, and much more with checkpoints"};
+}
+
+Check check_python(const Environment& environment) {
+  if (environment.python.empty()) {
+    return {"python", false, "not found", "needed to prepare data: set LMLAUNCH_PYTHON, or install python3"};
+  }
+  // Versions by metadata: importing the packages would take seconds.
+  const char* program =
+      "import sys, importlib.metadata as m\n"
+      "print('python', sys.version.split()[0])\n"
+      "for p in ('tokenizers', 'jinja2', 'numpy', 'pyarrow'):\n"
+      "  try: print(p, m.version(p))\n"
+      "  except m.PackageNotFoundError: print(p, 'MISSING')\n";
+  const ProgramOutput output = run_program({environment.python, "-c", program}, {}, 10000);
+  std::string versions = output.text;
+  for (char& c : versions) c = c == '\n' ? ',' : c;
+  if (!versions.empty()) versions.pop_back();
+  const bool ok = output.code == 0 && versions.find("MISSING") == std::string::npos;
+  return {"python", ok,
+          environment.python + " (from " + environment.python_from +
+              "): " + (output.code == 0 ? versions : "does not run"),
+          ok ? "" : "install requirements.txt into it, or set LMLAUNCH_PYTHON to an interpreter that has it"};
+}
+
+Check check_hub(const Environment& environment) {
+  std::error_code error;
+  for (const std::string& cache : environment.hub_caches) {
+    int models = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(cache, error)) {
+      models += entry.path().filename().string().starts_with("models--");
+    }
+    if (models > 0) return {"hub cache", true, cache + ", " + std::to_string(models) + " models", ""};
+  }
+  return {"hub cache", true, environment.hub_caches.empty() ? "none" : environment.hub_caches[0] + ", empty",
+          ""};
+}
+
+std::vector<Check> all_checks() {
+  const HostFacts host = survey_host();
+  const Environment environment = read_environment();
+  utsname system{};
+  uname(&system);
+  std::vector<Check> out = {{"kernel", true, std::string(system.sysname) + " " + system.release, ""},
+                            check_cpu(host.cpu),
+                            check_memory(host),
+                            check_limit(host.limit)};
+  for (Check& check : check_gpus()) out.push_back(std::move(check));
+  out.push_back(check_executable("lmlaunch-cpu", true));
+  out.push_back(check_executable("lmlaunch-cuda", count_gpus() > 0));
+  out.push_back(check_io_uring());
+  out.push_back(check_memlock());
+  out.push_back(check_disk());
+  out.push_back(check_python(environment));
+  out.push_back(check_hub(environment));
+  return out;
+}
+
+}  // namespace
+
+Exit doctor_command(const CommandLine& line) {
+  const std::vector<Check> checks = all_checks();
+  if (line.has("--json")) {
+    Json list = Json::array();
+    for (const Check& check : checks) {
+      list.push_back({{"name", check.name}, {"ok", check.ok}, {"value", check.value}, {"next", check.next}});
+    }
+    std::printf("%s\n", Json{{"checks", list}}.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+    return Exit::kDone;
+  }
+  for (const Check& check : checks) {
+    std::printf("%-4s  %-14s %s\n", check.ok ? "ok" : "look", check.name.c_str(),
+                escape_controls(check.value).c_str());
+    if (!check.next.empty()) std::printf("      %-14s -> %s\n", "", check.next.c_str());
+  }
+  return Exit::kDone;
+}
+
+}  // namespace lm

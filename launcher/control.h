@@ -1,0 +1,52 @@
+// What the door and its rank share while a run is on: a counter of stop requests (door -> rank) and the
+// rank's last record (rank -> door), in a memfd that the rank inherits. Both sides map it; lock-free, so that
+// a rank that dies at any instruction leaves a readable record. One thread of each side writes its half.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+namespace lm {
+
+// What a rank had reached; `checkpoint` is the path of the last one that is safe on disk ("" none), `repeat`
+// the steps after it that a resumed run does again, `reason` why it ends, e.g. "error:NUM-12" ("" unknown).
+struct RankRecord {
+  int64_t step = 0;
+  int64_t repeat = 0;
+  std::string checkpoint;
+  std::string reason;
+};
+
+class Control {
+ public:
+  // By the door; the file descriptor is close-on-exec until `child.h` hands it on.
+  static Control create();
+  // By the rank, from --control-fd; throws Error(70) when it is not a control region.
+  static Control attach(int fd);
+  ~Control();
+  Control(Control&& other) noexcept;
+  Control& operator=(Control&&) = delete;
+
+  int fd() const { return fd_; }
+
+  // Door. Counts; the first signal is the run's reason.
+  void request_stop(int signal);
+  RankRecord latest() const;
+
+  // Rank. 0: go on, 1: finish the step, save and leave with exit code 75, 2 or more: leave now.
+  int stop_requests() const;
+  int first_signal() const;
+  void publish(const RankRecord& record);
+
+ private:
+  struct Region;
+  Control(int fd, Region* region) : fd_(fd), region_(region) {}
+  int fd_ = -1;
+  Region* region_ = nullptr;
+};
+
+// "SIGUSR1"; "signal 40" for those without a name.
+std::string signal_name(int signal);
+
+}  // namespace lm

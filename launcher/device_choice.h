@@ -1,0 +1,25 @@
+// Which executable computes: the decision from --gpus, --ranks, run.device and what the machine has. Pure.
+#pragma once
+
+#include <string>
+
+#include "config/config.h"
+#include "launcher/command_line.h"
+
+namespace lm {
+
+struct DeviceFacts {
+  int gpus = 0;               // that the kernel's driver shows
+  bool cuda_program = false;  // lmlaunch-cuda was built
+};
+
+struct DeviceDecision {
+  bool cuda = false;
+  std::string note;  // why it is not what one might expect; "" when there is nothing to say
+};
+
+// Throws Error(2) for contradictions and for what is not supported yet (several GPUs or ranks), Error(12)
+// when a GPU is asked for by name and cannot be had.
+DeviceDecision decide_device(const CommandLine& line, DeviceChoice configured, const DeviceFacts& facts);
+
+}  // namespace lm

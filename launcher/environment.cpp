@@ -1,0 +1,151 @@
+#include "launcher/environment.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <string_view>
+
+#include "base/error.h"
+#include "base/file.h"
+
+namespace lm {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+bool executable(const std::string& path) {
+  std::error_code ignored;
+  return !path.empty() && fs::is_regular_file(path, ignored) && access(path.c_str(), X_OK) == 0;
+}
+
+std::string on_path(const std::string& name) {
+  const std::string path = variable("PATH");
+  for (size_t from = 0; from <= path.size();) {
+    const size_t to = std::min(path.find(':', from), path.size());
+    const std::string candidate = path.substr(from, to - from) + "/" + name;
+    if (to > from && executable(candidate)) return candidate;
+    from = to + 1;
+  }
+  return "";
+}
+
+bool plain_name(std::string_view name) {
+  return !name.empty() && name[0] != '.' && std::all_of(name.begin(), name.end(), [](unsigned char c) {
+    return std::isalnum(c) || c == '.' || c == '_' || c == '-';
+  });
+}
+
+// "ORG/NAME" -> "models--ORG--NAME"; "" when it is not of that form.
+std::string hub_directory(const std::string& path) {
+  const size_t slash = path.find('/');
+  if (slash == std::string::npos) return "";
+  const std::string_view org = std::string_view(path).substr(0, slash),
+                         name = std::string_view(path).substr(slash + 1);
+  if (!plain_name(org) || !plain_name(name)) return "";
+  return "models--" + std::string(org) + "--" + std::string(name);
+}
+
+bool is_model(const fs::path& directory) {
+  std::error_code ignored;
+  return fs::exists(directory / "config.json", ignored);
+}
+
+// The snapshot that refs/main names, else the only one; "" when there is none.
+std::string snapshot(const fs::path& repository) {
+  std::error_code ignored;
+  if (fs::is_regular_file(repository / "refs" / "main", ignored)) {
+    std::string revision = read_small_file((repository / "refs" / "main").string(), 256);
+    while (!revision.empty() && std::isspace(static_cast<unsigned char>(revision.back())))
+      revision.pop_back();
+    const fs::path found = repository / "snapshots" / revision;
+    return plain_name(revision) && is_model(found) ? found.string() : "";
+  }
+  std::string only;
+  for (const auto& entry : fs::directory_iterator(repository / "snapshots", ignored)) {
+    if (!is_model(entry.path())) continue;
+    if (!only.empty()) return "";
+    only = entry.path().string();
+  }
+  return only;
+}
+
+}  // namespace
+
+Environment read_environment() {
+  Environment out;
+  const std::string home = variable("HOME"), xdg = variable("XDG_CACHE_HOME");
+  const std::string cache = !xdg.empty() ? xdg : home.empty() ? "" : home + "/.cache";
+  if (!cache.empty()) out.cache_dir = cache + "/lmlaunch";
+  const std::string hub = variable("HF_HUB_CACHE"), hf_home = variable("HF_HOME");
+  if (!hub.empty()) {
+    out.hub_caches.push_back(hub);
+  } else if (!hf_home.empty()) {
+    out.hub_caches.push_back(hf_home + "/hub");
+  } else if (!cache.empty()) {
+    out.hub_caches.push_back(cache + "/huggingface/hub");
+  }
+  out.python = variable("LMLAUNCH_PYTHON");
+  out.python_from = "LMLAUNCH_PYTHON";
+  if (!out.python.empty()) {
+    if (out.python.find('/') == std::string::npos) out.python = on_path(out.python);
+    return out;  // named: nothing else is tried
+  }
+  out.python = LM_BUILD_PYTHON;
+  out.python_from = "the build";
+  if (executable(out.python)) return out;
+  out.python = on_path("python3");
+  out.python_from = "PATH";
+  return out;
+}
+
+std::string resolve_model(const std::string& path, const Environment& environment) {
+  std::error_code ignored;
+  const auto refuse = [&](const std::string& what, const std::string& next) {
+    throw Error(Exit::kInput, {.area = "FILE-21", .what = what, .place = path, .next = next, .kept = ""});
+  };
+  if (is_model(path)) return path;
+  if (fs::is_directory(path, ignored)) {
+    refuse("model.path is a directory without a config.json",
+           "give a Hugging Face model directory (config.json, *.safetensors, tokenizer.json)");
+  }
+  const std::string name = hub_directory(path);
+  if (name.empty()) {
+    refuse("model.path does not exist",
+           "give a Hugging Face model directory, or ORG/NAME of one in the hub cache");
+  }
+  std::string looked;
+  for (const std::string& cache : environment.hub_caches) {
+    const std::string found = snapshot(fs::path(cache) / name);
+    if (!found.empty()) return found;
+    looked += (looked.empty() ? "" : ", ") + (fs::path(cache) / name).string();
+  }
+  refuse("model.path is no directory, and the hub cache holds no complete snapshot of it (looked in " +
+             (looked.empty() ? "nothing: HOME is not set" : looked) + ")",
+         "download it first, e.g. `hf download " + path + "`, or give a directory");
+  return "";
+}
+
+std::vector<std::string> rank_environment() {
+  // Several of these change result bits (math modes, thread counts, algorithm choice); none may do so unseen.
+  static constexpr std::string_view kDropped[] = {"ATEN_", "MKL_",   "DNNL_",    "ONEDNN_",
+                                                  "OMP_",  "TORCH_", "PYTORCH_", "CUBLAS"};
+  std::vector<std::string> out;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    if (std::none_of(std::begin(kDropped), std::end(kDropped),
+                     [&](auto name) { return text.starts_with(name); })) {
+      out.emplace_back(text);
+    }
+  }
+  out.emplace_back("CUBLAS_WORKSPACE_CONFIG=:4096:8");
+  return out;
+}
+
+}  // namespace lm

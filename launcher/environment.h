@@ -1,0 +1,28 @@
+// The process's environment, read here alone: where Python, the hub cache and our own cache are. Values of
+// one moment; any thread may call before threads change the environment. No other variable changes behaviour.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace lm {
+
+struct Environment {
+  std::string python;                   // interpreter for data preparation; "" when none was found
+  std::string python_from;              // "LMLAUNCH_PYTHON", "the build" or "PATH"
+  std::vector<std::string> hub_caches;  // nearest first: directories that hold models--ORG--NAME
+  std::string cache_dir;  // ours: $XDG_CACHE_HOME/lmlaunch or ~/.cache/lmlaunch; "" without a home
+  std::string token_cache() const { return cache_dir.empty() ? "" : cache_dir + "/tokens"; }
+};
+
+Environment read_environment();
+
+// A directory with a config.json: `path` itself, or the snapshot that refs/main of ORG/NAME names in a hub
+// cache. Throws Error(11) with every place that was looked at.
+std::string resolve_model(const std::string& path, const Environment& environment);
+
+// The environment of a rank as "NAME=value" strings: without what changes the bits of a result behind our
+// back (ATEN_*, MKL_*, DNNL_*, ONEDNN_*, OMP_*, TORCH_*, PYTORCH_*, CUBLAS*), with cuBLAS's workspace fixed.
+std::vector<std::string> rank_environment();
+
+}  // namespace lm

@@ -1,0 +1,37 @@
+// A run's directory: whether a configuration may run in it, and the lock that keeps a second run out. The
+// door takes the lock and its rank inherits the descriptor: an open-file-description lock lives until the
+// last of them is gone. Nothing is created before the checks have passed. One thread.
+#pragma once
+
+#include <string>
+
+#include "config/config.h"
+
+namespace lm {
+
+// runs/<the file's name without .toml>, unless the configuration names one.
+std::string run_directory(const Config& config, const std::string& config_path);
+
+// Throws Error(14) when `directory` holds a run of another configuration (naming what differs) or files that
+// are no run's. A run that failed before its first step left nothing to lose and stands in nobody's way.
+// Reads only.
+void check_run_directory(const std::string& directory, const Config& config);
+
+class RunLock {
+ public:
+  // Creates what is missing of `directory`; throws Error(13) naming the owner when another run holds it, and
+  // Error(12) when the directory cannot be made or written.
+  explicit RunLock(const std::string& directory);
+  ~RunLock();
+  RunLock(RunLock&& other) noexcept;
+  RunLock& operator=(RunLock&&) = delete;
+  int fd() const { return fd_; }  // close-on-exec until child.h hands it on
+  // Who held it when the machine or the run died without letting go; "" if it was left in order.
+  const std::string& taken_over() const { return taken_over_; }
+
+ private:
+  int fd_ = -1;
+  std::string taken_over_;
+};
+
+}  // namespace lm

@@ -1,0 +1,17 @@
+// From a parsed command line to a finished child: what the door does for `train` and for the commands that
+// need torch. One thread; call once.
+#pragma once
+
+#include "base/error.h"
+#include "launcher/command_line.h"
+
+namespace lm {
+
+// Checks everything that can be checked without torch, locks the run's directory, starts the rank and stays
+// until it has ended. Writes <run>/status.json and the last line on stderr. Returns the process's exit code.
+int train_in_rank(const CommandLine& line);
+
+// export, generate, eval, verify.
+int command_in_rank(const CommandLine& line);
+
+}  // namespace lm

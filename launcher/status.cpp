@@ -1,0 +1,57 @@
+#include "launcher/status.h"
+
+#include <filesystem>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+
+namespace lm {
+namespace {
+
+std::string path_of(const std::string& directory) {
+  return directory + "/status.json";
+}
+
+// One word of the line: quoted when it holds a space, so that the line can be split at spaces.
+std::string word(const std::string& text) {
+  if (text.empty()) return "none";
+  const std::string plain = escape_controls(text);
+  return plain.find_first_of(" \t\n\"") == std::string::npos ? plain : Json(plain).dump();
+}
+
+}  // namespace
+
+std::string stop_line(const RunStatus& status) {
+  return "lmlaunch: stop code=" + std::to_string(status.exit_code.value_or(0)) +
+         " reason=" + word(status.reason) + " step=" + std::to_string(status.step) +
+         " checkpoint=" + word(status.checkpoint) + " repeat=" + std::to_string(status.repeat);
+}
+
+void write_status(const std::string& directory, const RunStatus& status) {
+  nlohmann::ordered_json json = {{"state", status.state}, {"step", status.step}};
+  json["exit_code"] = status.exit_code ? nlohmann::ordered_json(*status.exit_code) : nlohmann::ordered_json();
+  json["reason"] = status.reason;
+  json["checkpoint"] = status.checkpoint;
+  json["repeat"] = status.repeat;
+  // `replace`: a path need not be UTF-8.
+  atomic_write_file(path_of(directory), json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+std::optional<RunStatus> read_status(const std::string& directory) {
+  try {
+    const Json json = read_json_file(path_of(directory), {.bytes = 1 << 16, .depth = 4});
+    RunStatus out;
+    out.state = json.at("state").get<std::string>();
+    out.step = json.at("step").get<int64_t>();
+    if (json.at("exit_code").is_number_integer()) out.exit_code = json.at("exit_code").get<int>();
+    out.reason = json.at("reason").get<std::string>();
+    out.checkpoint = json.at("checkpoint").get<std::string>();
+    out.repeat = json.at("repeat").get<int64_t>();
+    return out;
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace lm

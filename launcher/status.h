@@ -1,0 +1,28 @@
+// How a run stands, as <run>/status.json and as the last line on stderr. While a run is on rank 0 writes the
+// file; at the end the door does, after reaping. Both replace it atomically. Pure values.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace lm {
+
+struct RunStatus {
+  std::string state;             // "running", "done", "stopped" (on request), "failed"
+  std::optional<int> exit_code;  // none while running
+  std::string reason;            // "done", "signal:SIGUSR1", "error:CONF-20", "killed:SIGKILL"
+  int64_t step = 0;              // optimizer steps done
+  std::string checkpoint;        // path of the last one that is safe on disk; "" none
+  int64_t repeat = 0;            // steps after it that a resumed run does again
+};
+
+// "lmlaunch: stop code=75 reason=signal:SIGUSR1 step=1234 checkpoint=/r/checkpoints/step_00001234 repeat=0"
+std::string stop_line(const RunStatus& status);
+
+// <directory>/status.json; throws Error(20, 21) when it cannot be written.
+void write_status(const std::string& directory, const RunStatus& status);
+// What the file says; nothing when there is none or it is not ours.
+std::optional<RunStatus> read_status(const std::string& directory);
+
+}  // namespace lm

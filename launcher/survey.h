@@ -1,0 +1,46 @@
+// What this machine has, found without torch and without starting a GPU: /proc, /sys and, where asked, NVML
+// from the installed driver. Facts of one moment; sizes in bytes, 0 where unknown. Any thread may call.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace lm {
+
+struct MemoryLimit {
+  int64_t bytes = 0;   // 0: none
+  std::string source;  // the file, or "RLIMIT_AS"
+};
+
+struct CpuFacts {
+  std::string model;
+  int cores = 0;  // that this process may use (affinity and cgroup quota)
+  bool avx2 = false, avx512 = false, avx512_bf16 = false, amx_bf16 = false;
+};
+
+struct GpuFacts {
+  std::string name;
+  int64_t memory = 0, free_memory = 0;
+};
+
+struct HostFacts {
+  CpuFacts cpu;
+  int64_t page_bytes = 0, memory = 0, available_memory = 0;
+  MemoryLimit limit;  // the smallest of cgroup (v1, v2) and RLIMIT_AS
+};
+
+// `root` is a directory to read instead of / (tests).
+MemoryLimit read_memory_limit(const std::string& root = "");
+// Kills by the memory limit so far in this process's cgroup.
+int64_t read_oom_kills(const std::string& root = "");
+HostFacts survey_host(const std::string& root = "");
+
+// GPUs that the kernel driver shows, /dev/nvidia[0-9]*: a few microseconds.
+int count_gpus(const std::string& root = "");
+// "570.86.10"; "" without a driver.
+std::string gpu_driver(const std::string& root = "");
+// Names and memory by NVML (tens of milliseconds); names alone where NVML cannot be loaded.
+std::vector<GpuFacts> survey_gpus();
+
+}  // namespace lm

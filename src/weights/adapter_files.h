@@ -1,0 +1,32 @@
+// A PEFT adapter directory, in and out: adapter_config.json and adapter_model.safetensors. Reading refuses by
+// name every setting that would change the mathematics and is not implemented; writing keeps to plain LoRA,
+// which other programs load too. The caller owns the memory; one thread (loading uses its own). Errors are
+// Error(11).
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "weights/loader.h"
+#include "weights/weight_source.h"
+
+namespace lm {
+
+struct AdapterConfig {
+  AdapterSpec spec;
+  std::string base_model;  // base_model_name_or_path, may be empty
+};
+
+AdapterConfig read_adapter_config(const std::string& directory);
+
+// `layout` was made with this adapter's spec; every LoRA tensor in it is loaded, none may be left over.
+int64_t load_adapter(const std::string& directory, const ModelLayout& layout,
+                     const std::function<LoadTarget(size_t block, const TensorPlace& place)>& target,
+                     const LoadOptions& options);
+
+// Makes the whole directory and renames it at the end; weights in fp32. rsLoRA is written as its equal,
+// alpha·√r with use_rslora false, because some readers know lora_alpha alone.
+void write_adapter(const std::string& directory, const AdapterSpec& spec, const std::string& base_model,
+                   const ModelLayout& layout, const WeightSource& source, bool replace);
+
+}  // namespace lm

@@ -1,0 +1,62 @@
+#include "weights/convert.h"
+
+#include <bit>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace lm {
+namespace {
+
+float from_bf16(uint16_t h) {
+  return std::bit_cast<float>(static_cast<uint32_t>(h) << 16);
+}
+
+uint16_t to_bf16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+  return static_cast<uint16_t>((bits & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC0u : rounded);
+}
+
+// Without branches, so that it vectorises: normal numbers by shifting the exponent (infinities and NaNs keep
+// all ones, because 2^112 is taken off by a multiplication), subnormal ones by subtracting the implicit bit.
+float from_fp16(uint16_t h) {
+  const uint32_t wide = static_cast<uint32_t>(h) << 16;
+  const uint32_t sign = wide & 0x80000000u, twice = wide + wide;
+  const float normal = std::bit_cast<float>((twice >> 4) + (0xE0u << 23)) * 0x1.0p-112f;
+  const float subnormal = std::bit_cast<float>((twice >> 17) | (126u << 23)) - 0.5f;
+  const float magnitude = twice < (1u << 27) ? subnormal : normal;
+  return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
+}
+
+template <class From, class To, class Convert>
+void loop(const std::byte* from, std::byte* to, int64_t n, Convert convert) {
+  for (int64_t i = 0; i < n; ++i) {
+    From value;
+    std::memcpy(&value, from + i * static_cast<int64_t>(sizeof(From)), sizeof(From));
+    const To out = convert(value);
+    std::memcpy(to + i * static_cast<int64_t>(sizeof(To)), &out, sizeof(To));
+  }
+}
+
+}  // namespace
+
+void convert_elements(const std::byte* from, DType from_type, std::byte* to, DType to_type,
+                      int64_t elements) {
+  if (from_type == to_type) {
+    std::memcpy(to, from, static_cast<size_t>(elements) * dtype_size(to_type));
+  } else if (from_type == DType::kF32 && to_type == DType::kBF16) {
+    loop<float, uint16_t>(from, to, elements, to_bf16);
+  } else if (from_type == DType::kBF16 && to_type == DType::kF32) {
+    loop<uint16_t, float>(from, to, elements, from_bf16);
+  } else if (from_type == DType::kF16 && to_type == DType::kF32) {
+    loop<uint16_t, float>(from, to, elements, from_fp16);
+  } else if (from_type == DType::kF16 && to_type == DType::kBF16) {
+    loop<uint16_t, uint16_t>(from, to, elements, [](uint16_t h) { return to_bf16(from_fp16(h)); });
+  } else {
+    fail_check("convertible types", __FILE__, __LINE__,
+               std::string(dtype_name(from_type)) + " -> " + dtype_name(to_type));
+  }
+}
+
+}  // namespace lm

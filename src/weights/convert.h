@@ -1,0 +1,20 @@
+// Element conversion between the floating types that weights are stored in. To bf16 it rounds to nearest,
+// ties to even, and every NaN becomes 0x7FC0: what the reference does when it loads a model in another type.
+// Pure; the caller owns the memory, which must not overlap; alignment to the element is not needed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/dtype.h"
+
+namespace lm {
+
+// fp32, bf16 or fp16 -> fp32 or bf16; equal types are copied. Anything else is Error(70).
+void convert_elements(const std::byte* from, DType from_type, std::byte* to, DType to_type, int64_t elements);
+
+constexpr bool is_weight_type(DType type) {
+  return type == DType::kF32 || type == DType::kBF16 || type == DType::kF16;
+}
+
+}  // namespace lm

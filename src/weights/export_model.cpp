@@ -1,0 +1,84 @@
+#include "weights/export_model.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <vector>
+
+#include "base/json.h"
+
+namespace lm {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kCopied[] = {"generation_config.json",
+                                   "tokenizer.json",
+                                   "tokenizer_config.json",
+                                   "tokenizer.model",
+                                   "chat_template.jinja",
+                                   "chat_template.json",
+                                   "special_tokens_map.json",
+                                   "added_tokens.json",
+                                   "vocab.json",
+                                   "merges.txt",
+                                   "preprocessor_config.json"};
+constexpr int64_t kMostConfigBytes = int64_t{4} << 20;
+constexpr int64_t kMostCopiedBytes = int64_t{256} << 20;
+
+void copy_file(const std::string& from, const std::string& to) {
+  std::error_code error;
+  if (!fs::exists(from, error)) return;
+  atomic_write_file(to, read_small_file(from, kMostCopiedBytes));
+}
+
+}  // namespace
+
+std::string config_for_dtype(const std::string& text, DType dtype, const std::string& place) {
+  Json config = parse_json(text, place, {.bytes = kMostConfigBytes, .depth = 32});
+  if (!config.is_object()) fail_json("config.json must hold one object", place, 0);
+  const char* const name = dtype == DType::kF32 ? "float32" : "bfloat16";
+  bool changed = false, found = false;
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    const auto it = config.find(key);
+    if (it == config.end()) continue;
+    found = true;
+    changed = changed || *it != name;
+    *it = name;
+  }
+  // Neither key: the older one, unless the file is in the newer form otherwise.
+  if (!found) config[config.contains("rope_parameters") ? "dtype" : "torch_dtype"] = name;
+  return changed || !found ? config.dump(2) + "\n" : text;
+}
+
+void copy_tokenizer_files(const std::string& from, const std::string& to) {
+  for (const char* name : kCopied) copy_file(from + "/" + name, to + "/" + name);
+  const std::string templates = "additional_chat_templates";
+  std::error_code error;
+  if (!fs::is_directory(from + "/" + templates, error)) return;
+  fs::create_directory(to + "/" + templates, error);
+  std::vector<std::string> names;
+  for (const auto& file : fs::directory_iterator(from + "/" + templates, error)) {
+    if (file.path().extension() == ".jinja") names.push_back(file.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  for (const std::string& name : names) {
+    copy_file(from + "/" + templates + "/" + name, to + "/" + templates + "/" + name);
+  }
+}
+
+void export_model(const std::string& output, const std::string& base_directory, const ModelLayout& layout,
+                  const WeightSource& source, const ExportOptions& options) {
+  const std::string config_path = base_directory + "/config.json";
+  const std::string config =
+      config_for_dtype(read_small_file(config_path, kMostConfigBytes), options.dtype, config_path);
+  NewDirectory directory(output, options.replace);
+  const OutgoingTensors tensors(layout, OutgoingTensors::What::kModel, options.dtype, source);
+  write_model_files(
+      directory.temporary(), tensors.tensors(),
+      [&](const std::string& name, const TensorSink& sink) { tensors.fill(name, sink); }, options.part_bytes);
+  copy_tokenizer_files(base_directory, directory.temporary());
+  atomic_write_file(directory.temporary() + "/config.json", config);
+  directory.commit();
+}
+
+}  // namespace lm

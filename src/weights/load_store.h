@@ -1,0 +1,28 @@
+// From files, or from nothing, into a rank's weight store: block by block, through host memory where the store is
+// on a GPU. Called once, before the first step, by the rank's compute thread; reads with `threads` more.
+#pragma once
+
+#include <string>
+
+#include "base/cuda.h"
+#include "weights/loans.h"
+
+namespace lm {
+
+struct LoadSetup {
+  const ModelSpec& spec;
+  const ModelLayout& layout;
+  DType dtype;
+  StreamView stream;
+  int threads = 1;
+};
+
+// The base model's tensors from a Hugging Face directory; throws Error(11) for what does not match the spec.
+void load_weights(const LoadSetup& setup, const std::string& directory, WeightStore& store);
+// Fresh base weights: model.init = "random".
+void initialise_weights(const LoadSetup& setup, int64_t seed, WeightStore& store);
+// The adapter's tensors, from a PEFT directory or fresh.
+void load_adapter_weights(const LoadSetup& setup, const std::string& directory, WeightStore& store);
+void initialise_adapter(const LoadSetup& setup, int64_t seed, WeightStore& store);
+
+}  // namespace lm

@@ -1,0 +1,224 @@
+#include "weights/loader.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <unordered_set>
+
+#include "base/error.h"
+#include "weights/convert.h"
+
+namespace lm {
+namespace {
+
+constexpr int64_t kChunkBytes = int64_t{4} << 20;  // per thread; larger reads are no faster from a page cache
+constexpr size_t kMostDifferences = 20;
+
+// One read: a piece of a tensor and where it goes.
+struct Chunk {
+  ModelFiles::Tensor tensor;
+  int64_t offset = 0;  // bytes into the tensor in the file
+  int64_t elements = 0;
+  std::byte* to = nullptr;
+  DType to_type = DType::kBF16;
+};
+
+std::vector<int64_t> shape_of(const Parameter& parameter, const ParameterPart& part) {
+  if (parameter.vector()) return {part.rows};
+  return {part.rows, parameter.columns};
+}
+
+class Differences {
+ public:
+  void add(const std::string& line) {
+    if (lines_.size() < kMostDifferences) lines_.push_back(line);
+    ++count_;
+  }
+  void fail_if_any(const std::string& directory) const {
+    if (count_ == 0) return;
+    std::string what = std::to_string(count_) + (count_ == 1 ? " tensor differs" : " tensors differ") +
+                       " from what config.json describes:";
+    for (const std::string& line : lines_) what += "\n    " + line;
+    if (count_ > lines_.size()) what += "\n    and " + std::to_string(count_ - lines_.size()) + " more";
+    throw Error(Exit::kInput,
+                {.area = "FILE-23",
+                 .what = what + "\n ",
+                 .place = directory,
+                 .next = "check that config.json and the weights belong together and are complete",
+                 .kept = ""});
+  }
+
+ private:
+  std::vector<std::string> lines_;
+  size_t count_ = 0;
+};
+
+// Every part is there with its shape, and nothing else is.
+void check(const ModelFiles& files, const std::vector<LoadItem>& items, const AllowedExtra& allowed) {
+  Differences differences;
+  std::unordered_set<std::string> wanted;
+  for (const LoadItem& item : items) {
+    for (const ParameterPart& part : item.parameter->parts) {
+      LM_CHECK(wanted.insert(part.name).second, part.name);
+      const auto tensor = files.find(part.name);
+      if (!tensor) {
+        differences.add("missing: " + part.name);
+        continue;
+      }
+      const std::vector<int64_t> shape = shape_of(*item.parameter, part);
+      if (tensor->entry->shape != shape) {
+        differences.add("shape: " + part.name + " is " + shape_text(tensor->entry->shape) +
+                        ", the model needs " + shape_text(shape));
+      } else if (!is_weight_type(tensor->entry->dtype)) {
+        differences.add("type: " + part.name + " is " + safetensors_dtype(tensor->entry->dtype) +
+                        ", only F32, BF16 and F16 are supported");
+      }
+    }
+  }
+  for (const ModelFiles::Tensor& tensor : files.tensors()) {
+    const std::string& name = tensor.entry->name;
+    if (wanted.contains(name) || allowed(name)) continue;
+    differences.add("unexpected: " + name.substr(0, 200) + " " + shape_text(tensor.entry->shape));
+  }
+  differences.fail_if_any(files.directory());
+}
+
+std::vector<Chunk> chunks_of(const ModelFiles& files, const std::vector<LoadItem>& items) {
+  std::vector<Chunk> chunks;
+  for (const LoadItem& item : items) {
+    if (!item.target.memory) continue;
+    const int64_t size = static_cast<int64_t>(dtype_size(item.target.dtype));
+    for (const ParameterPart& part : item.parameter->parts) {
+      const ModelFiles::Tensor tensor = *files.find(part.name);
+      const int64_t file_size = static_cast<int64_t>(dtype_size(tensor.entry->dtype));
+      const int64_t most = kChunkBytes / file_size, elements = part.rows * item.parameter->columns;
+      std::byte* to = item.target.memory + part.first * item.parameter->columns * size;
+      for (int64_t first = 0; first < elements; first += most) {
+        chunks.push_back({.tensor = tensor,
+                          .offset = first * file_size,
+                          .elements = std::min(most, elements - first),
+                          .to = to + first * size,
+                          .to_type = item.target.dtype});
+      }
+    }
+  }
+  // File order: what read-ahead expects.
+  std::sort(chunks.begin(), chunks.end(), [](const Chunk& a, const Chunk& b) {
+    if (a.tensor.file != b.tensor.file) return a.tensor.file->path() < b.tensor.file->path();
+    return a.tensor.entry->begin + a.offset < b.tensor.entry->begin + b.offset;
+  });
+  return chunks;
+}
+
+void read_chunk(const Chunk& chunk, std::vector<std::byte>& buffer) {
+  const SafetensorsEntry& entry = *chunk.tensor.entry;
+  const size_t bytes = static_cast<size_t>(chunk.elements) * dtype_size(entry.dtype);
+  if (entry.dtype == chunk.to_type) {
+    chunk.tensor.file->read(entry, chunk.offset, {chunk.to, bytes});
+    return;
+  }
+  buffer.resize(static_cast<size_t>(kChunkBytes));
+  chunk.tensor.file->read(entry, chunk.offset, std::span(buffer).first(bytes));
+  convert_elements(buffer.data(), entry.dtype, chunk.to, chunk.to_type, chunk.elements);
+}
+
+int64_t read_chunks(const std::vector<Chunk>& chunks, const LoadOptions& options) {
+  std::atomic<size_t> next{0};
+  std::mutex mutex;  // guards error, done, and the progress callback
+  std::exception_ptr error;
+  int64_t done = 0;
+  auto work = [&] {
+    std::vector<std::byte> buffer;
+    for (size_t i = next++; i < chunks.size(); i = next++) {
+      try {
+        read_chunk(chunks[i], buffer);
+        const std::lock_guard lock(mutex);
+        done += chunks[i].elements * static_cast<int64_t>(dtype_size(chunks[i].tensor.entry->dtype));
+        if (options.progress) options.progress(done);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (!error) error = std::current_exception();
+        next = chunks.size();
+      }
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    const size_t extra = std::min<size_t>(static_cast<size_t>(std::max(options.threads, 1)), chunks.size());
+    for (size_t t = 1; t < extra; ++t) threads.emplace_back(work);
+    work();
+  }
+  if (error) std::rethrow_exception(error);
+  return done;
+}
+
+// A stored head beside a tied embedding is fine if it is the same matrix; another one means that config.json
+// describes another model than the weights.
+void check_tied_head(const ModelFiles& files) {
+  const auto head = files.find("lm_head.weight"), embedding = files.find("model.embed_tokens.weight");
+  if (!head || !embedding) return;
+  bool equal = head->entry->shape == embedding->entry->shape && head->entry->dtype == embedding->entry->dtype;
+  std::vector<std::byte> a(equal ? kChunkBytes : 0), b(a.size());
+  for (int64_t offset = 0; equal && offset < head->entry->bytes(); offset += kChunkBytes) {
+    const size_t n = static_cast<size_t>(std::min(kChunkBytes, head->entry->bytes() - offset));
+    head->file->read(*head->entry, offset, std::span(a).first(n));
+    embedding->file->read(*embedding->entry, offset, std::span(b).first(n));
+    equal = std::memcmp(a.data(), b.data(), n) == 0;
+  }
+  if (equal) return;
+  throw Error(Exit::kInput,
+              {.area = "FILE-23",
+               .what = "tie_word_embeddings is true, but lm_head.weight and model.embed_tokens.weight "
+                       "are both stored and differ",
+               .place = files.directory(),
+               .next = "set tie_word_embeddings to false in config.json if the head is its own matrix",
+               .kept = ""});
+}
+
+AllowedExtra allowed_for(const ModelSpec& spec) {
+  return [tied = spec.tied](const std::string& name) {
+    return is_ignored_tensor(name) || (tied && name == "lm_head.weight");
+  };
+}
+
+}  // namespace
+
+int64_t load_tensors(const ModelFiles& files, const std::vector<LoadItem>& items, const AllowedExtra& allowed,
+                     const LoadOptions& options) {
+  check(files, items, allowed);
+  return read_chunks(chunks_of(files, items), options);
+}
+
+int64_t load_model(const ModelFiles& files, const ModelSpec& spec, const ModelLayout& layout,
+                   const std::function<LoadTarget(size_t, const TensorPlace&)>& target,
+                   const LoadOptions& options) {
+  std::vector<LoadItem> items;
+  for (size_t b = 0; b < layout.blocks.size(); ++b) {
+    for (const TensorPlace& place : layout.blocks[b].tensors) {
+      const ParameterKind kind = place.parameter.kind;
+      if (kind == ParameterKind::kLoraA || kind == ParameterKind::kLoraB) continue;
+      items.push_back({&place.parameter, target(b, place)});
+    }
+  }
+  check(files, items, allowed_for(spec));
+  if (spec.tied) check_tied_head(files);
+  return read_chunks(chunks_of(files, items), options);
+}
+
+void check_model_files(const ModelFiles& files, const ModelSpec& spec) {
+  const std::vector<BlockParameters> blocks = list_parameters(spec, nullptr);
+  std::vector<LoadItem> items;
+  for (const BlockParameters& block : blocks) {
+    for (const Parameter& parameter : block.trainable) items.push_back({&parameter, {}});
+  }
+  check(files, items, allowed_for(spec));
+}
+
+bool is_ignored_tensor(const std::string& name) {
+  return name.ends_with(".rotary_emb.inv_freq");
+}
+
+}  // namespace lm

@@ -1,0 +1,53 @@
+// Loads a model's or an adapter's tensors into memory that the caller gives: checks that every tensor is
+// there with its shape and that none is left over, then reads with several threads in bounded chunks and
+// converts on the way. The caller owns the memory; a call returns when everything is in place, or throws
+// Error(11) listing the first 20 differences before anything is read.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "spec/block_layout.h"
+#include "weights/model_files.h"
+
+namespace lm {
+
+// Row-major memory for one whole parameter of ours (its parts one after another); `memory` null: the tensor
+// is checked but not read (it is someone else's).
+struct LoadTarget {
+  std::byte* memory = nullptr;
+  DType dtype = DType::kBF16;  // bf16 or fp32
+};
+
+struct LoadItem {
+  const Parameter* parameter = nullptr;
+  LoadTarget target;
+};
+
+struct LoadOptions {
+  int threads = 1;
+  // Called with the bytes read so far, by one thread at a time.
+  std::function<void(int64_t bytes)> progress;
+};
+
+// Extra tensors that are no difference, by name.
+using AllowedExtra = std::function<bool(const std::string& name)>;
+
+// Returns the bytes read.
+int64_t load_tensors(const ModelFiles& files, const std::vector<LoadItem>& items, const AllowedExtra& allowed,
+                     const LoadOptions& options);
+
+// The base model's parameters of `layout` (not the adapter's), target by target. A head that is stored
+// although it is tied must equal the embedding.
+int64_t load_model(const ModelFiles& files, const ModelSpec& spec, const ModelLayout& layout,
+                   const std::function<LoadTarget(size_t block, const TensorPlace& place)>& target,
+                   const LoadOptions& options);
+
+// Compares names, shapes and types with the model without reading data; throws as load_model does.
+void check_model_files(const ModelFiles& files, const ModelSpec& spec);
+
+// True for what old files carry and no model uses: "...rotary_emb.inv_freq".
+bool is_ignored_tensor(const std::string& name);
+
+}  // namespace lm

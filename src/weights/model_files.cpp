@@ -1,0 +1,200 @@
+#include "weights/model_files.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+
+#include "base/error.h"
+#include "base/json.h"
+
+namespace lm {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kSingle = "model.safetensors";
+constexpr const char* kIndex = "model.safetensors.index.json";
+constexpr int64_t kMostIndexBytes = int64_t{64} << 20;  // the largest models need 10 MB
+constexpr int64_t kMostParts = 10'000;
+
+[[noreturn]] void fail(const std::string& area, const std::string& what, const std::string& place,
+                       const std::string& next) {
+  throw Error(Exit::kInput, {.area = area, .what = what, .place = place, .next = next, .kept = ""});
+}
+
+// Also true for a dangling link or a link loop: these must be refused with their reason, not passed over.
+bool exists(const std::string& path) {
+  std::error_code error;
+  return fs::symlink_status(path, error).type() != fs::file_type::not_found;
+}
+
+bool plain_name(const std::string& name) {
+  return !name.empty() && name != "." && name != ".." && name.size() <= 255 &&
+         name.find('/') == std::string::npos && name.find('\0') == std::string::npos;
+}
+
+std::string short_text(const std::string& text) {
+  return text.size() > 200 ? text.substr(0, 200) + "…" : text;
+}
+
+}  // namespace
+
+ModelFiles::ModelFiles(const std::string& directory, const std::string& single) : directory_(directory) {
+  const std::string name = single.empty() ? kSingle : single;
+  if (exists(directory + "/" + name)) {
+    names_.push_back(name);
+    files_.push_back(std::make_unique<SafetensorsFile>(directory + "/" + name));
+  } else if (single.empty() && exists(directory + "/" + kIndex)) {
+    names_.push_back(kIndex);
+    read_index(directory + "/" + kIndex);
+  } else {
+    const bool pickled = single.empty() && (exists(directory + "/pytorch_model.bin") ||
+                                            exists(directory + "/pytorch_model.bin.index.json"));
+    fail("FILE-23",
+         "there is no " + name + (single.empty() ? std::string(" and no ") + kIndex : "") +
+             (pickled ? "; pickled weights (pytorch_model.bin) are not read: they can run code" : ""),
+         directory, pickled ? "convert the model to safetensors" : "give the directory of a complete model");
+  }
+  for (const auto& file : files_) {
+    for (const SafetensorsEntry& entry : file->entries()) tensors_.push_back({&entry, file.get()});
+  }
+  std::sort(tensors_.begin(), tensors_.end(),
+            [](const Tensor& a, const Tensor& b) { return a.entry->name < b.entry->name; });
+  for (size_t i = 1; i < tensors_.size(); ++i) {
+    if (tensors_[i].entry->name == tensors_[i - 1].entry->name) {
+      fail("FILE-23", "tensor \"" + short_text(tensors_[i].entry->name) + "\" stands in two files",
+           tensors_[i].file->path(), "the directory mixes two models: get it again");
+    }
+  }
+}
+
+void ModelFiles::read_index(const std::string& path) {
+  constexpr const char* kAgain = "the index is damaged or hostile: get the model again";
+  const Json index = read_json_file(path, {.bytes = kMostIndexBytes, .depth = 8});
+  const auto map = index.is_object() ? index.find("weight_map") : index.end();
+  if (!index.is_object() || map == index.end() || !map->is_object()) {
+    fail("FILE-22", "\"weight_map\" must be an object of tensor names and file names", path, kAgain);
+  }
+  std::map<std::string, SafetensorsFile*> files;
+  int64_t found = 0;
+  for (const auto& [tensor, file] : map->items()) {
+    if (!file.is_string() || !plain_name(file.get_ref<const std::string&>())) {
+      const std::string text = file.is_string() ? file.get<std::string>() : file.dump();
+      fail("FILE-22",
+           "weight_map \"" + short_text(tensor) + "\": \"" + short_text(text) +
+               "\" is not the plain name of a file in the model's directory",
+           path, kAgain);
+    }
+    const std::string& name = file.get_ref<const std::string&>();
+    SafetensorsFile*& opened = files[name];
+    if (!opened) {
+      if (static_cast<int64_t>(files.size()) > kMostParts)
+        fail("FILE-22", "more than 10000 files", path, kAgain);
+      try {
+        files_.push_back(std::make_unique<SafetensorsFile>(directory_ + "/" + name));
+      } catch (const Error& error) {
+        ErrorText text = error.text();
+        text.what = "weight_map \"" + short_text(tensor) + "\": " + text.what;
+        throw Error(error.code(), text);
+      }
+      opened = files_.back().get();
+      names_.push_back(name);
+    }
+    if (!opened->find(tensor)) {
+      fail("FILE-22", "weight_map \"" + short_text(tensor) + "\": the file has no such tensor",
+           opened->path(), kAgain);
+    }
+    ++found;
+  }
+  // Each tensor of the index is in its file, so equal counts mean that the files hold nothing else.
+  for (const auto& file : files_) found -= static_cast<int64_t>(file->entries().size());
+  if (found == 0) return;
+  for (const auto& file : files_) {
+    for (const SafetensorsEntry& entry : file->entries()) {
+      const auto it = map->find(entry.name);
+      if (it == map->end() || files[it->get<std::string>()] != file.get()) {
+        fail("FILE-22", "tensor \"" + short_text(entry.name) + "\" is not in the index for this file",
+             file->path(), kAgain);
+      }
+    }
+  }
+}
+
+std::optional<ModelFiles::Tensor> ModelFiles::find(const std::string& name) const {
+  const auto it = std::lower_bound(tensors_.begin(), tensors_.end(), name,
+                                   [](const Tensor& t, const std::string& n) { return t.entry->name < n; });
+  if (it == tensors_.end() || it->entry->name != name) return std::nullopt;
+  return *it;
+}
+
+void write_model_files(const std::string& directory, const std::vector<TensorInfo>& tensors,
+                       const std::function<void(const std::string&, const TensorSink&)>& fill,
+                       int64_t part_bytes) {
+  // Tensors stay in the given order (the model's), so a part holds neighbouring layers.
+  std::vector<std::vector<TensorInfo>> parts(1);
+  int64_t total = 0, filled = 0;
+  for (const TensorInfo& tensor : tensors) {
+    const int64_t bytes = tensor.bytes();
+    if (filled > 0 && filled + bytes > part_bytes) {
+      parts.emplace_back();
+      filled = 0;
+    }
+    parts.back().push_back(tensor);
+    filled += bytes;
+    total += bytes;
+  }
+  Json weight_map = Json::object();
+  for (size_t p = 0; p < parts.size(); ++p) {
+    char name[64] = "model.safetensors";
+    if (parts.size() > 1)
+      std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", p + 1, parts.size());
+    SafetensorsWriter writer(directory + "/" + name, std::move(parts[p]));
+    for (const TensorInfo& tensor : writer.order()) {
+      weight_map[tensor.name] = name;
+      fill(tensor.name, [&](std::span<const std::byte> bytes) { writer.write(tensor.name, bytes); });
+    }
+    writer.commit();
+  }
+  if (parts.size() == 1) return;
+  const Json index = {{"metadata", {{"total_size", total}}}, {"weight_map", std::move(weight_map)}};
+  atomic_write_file(directory + "/" + kIndex, index.dump(2) + "\n");
+}
+
+std::string resolve_model_directory(const std::string& path, const std::string& hub_cache) {
+  std::error_code error;
+  if (fs::is_directory(path, error)) return path;
+  const size_t at = path.find('@');
+  const std::string id = path.substr(0, at),
+                    revision = at == std::string::npos ? "main" : path.substr(at + 1);
+  const size_t slash = id.find('/');
+  const bool is_id = slash != std::string::npos && plain_name(id.substr(0, slash)) &&
+                     plain_name(id.substr(slash + 1)) && plain_name(revision);
+  if (!is_id)
+    fail("FILE-23", "there is no such model directory", path,
+         "give a directory, or ORG/NAME of the hub cache");
+  const std::string folder = hub_cache + "/models--" + id.substr(0, slash) + "--" + id.substr(slash + 1);
+  // A revision is a reference (a file with a commit in it) or the commit itself.
+  std::string commit = revision;
+  if (exists(folder + "/refs/" + revision)) {
+    commit = read_small_file(folder + "/refs/" + revision, 4096);
+    while (!commit.empty() && (commit.back() == '\n' || commit.back() == ' ')) commit.pop_back();
+  }
+  const std::string snapshot = folder + "/snapshots/" + commit;
+  if (plain_name(commit) && fs::is_directory(snapshot, error)) return snapshot;
+  fail("FILE-23", "there is no directory of this name, and no such model in the hub cache " + folder, path,
+       "download the model first, or give its directory");
+}
+
+std::string hub_cache_directory(const std::function<const char*(const char*)>& environment) {
+  auto get = [&](const char* name) -> std::string {
+    const char* value = environment(name);
+    return value ? value : "";
+  };
+  if (const std::string cache = get("HF_HUB_CACHE"); !cache.empty()) return cache;
+  if (const std::string home = get("HF_HOME"); !home.empty()) return home + "/hub";
+  const std::string xdg = get("XDG_CACHE_HOME");
+  return (xdg.empty() ? get("HOME") + "/.cache" : xdg) + "/huggingface/hub";
+}
+
+}  // namespace lm

@@ -1,0 +1,60 @@
+// The tensors of a model directory, over a single model.safetensors or the parts that
+// model.safetensors.index.json names. Every name inside a file is data, never a path: parts are plain names
+// of regular files in the directory itself (links as in the hub's cache are fine). Owns the open files;
+// reading is safe from many threads. Errors are Error(11), "FILE-22" for what an index may not say.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "weights/safetensors.h"
+
+namespace lm {
+
+class ModelFiles {
+ public:
+  struct Tensor {
+    const SafetensorsEntry* entry = nullptr;
+    const SafetensorsFile* file = nullptr;
+  };
+
+  // Opens model.safetensors, else the parts of the index. With `single` (adapter_model.safetensors), only it.
+  explicit ModelFiles(const std::string& directory, const std::string& single = "");
+
+  const std::string& directory() const { return directory_; }
+  const std::vector<Tensor>& tensors() const { return tensors_; }  // in name order, each name once
+  std::optional<Tensor> find(const std::string& name) const;
+  // Plain names of the files: the index if there is one, then the parts.
+  const std::vector<std::string>& names() const { return names_; }
+
+ private:
+  void read_index(const std::string& path);
+
+  std::string directory_;
+  std::vector<std::string> names_;
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::vector<Tensor> tensors_;
+};
+
+// Writes `tensors` below `directory` as model.safetensors or, past `part_bytes`, as parts with an index.
+// `fill` is called once per tensor and hands its bytes to the sink, in pieces of any size. `directory` must
+// exist.
+using TensorSink = std::function<void(std::span<const std::byte>)>;
+inline constexpr int64_t kPartBytes = 5'000'000'000;
+void write_model_files(const std::string& directory, const std::vector<TensorInfo>& tensors,
+                       const std::function<void(const std::string& name, const TensorSink& sink)>& fill,
+                       int64_t part_bytes = kPartBytes);
+
+// A directory as it is; else ORG/NAME[@revision] in the hub cache: models--ORG--NAME/refs/main ->
+// snapshots/<sha>. Throws Error(11) that names both places looked at.
+std::string resolve_model_directory(const std::string& path, const std::string& hub_cache);
+
+// $HF_HUB_CACHE, else $HF_HOME/hub, else ($XDG_CACHE_HOME or ~/.cache)/huggingface/hub. `environment` is
+// getenv: the launcher alone reads it.
+std::string hub_cache_directory(const std::function<const char*(const char*)>& environment);
+
+}  // namespace lm

@@ -1,0 +1,120 @@
+#include "weights/safetensors.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "base/json.h"
+
+namespace lm {
+namespace {
+
+[[noreturn]] void fail_file(const std::string& what, const std::string& place) {
+  throw Error(Exit::kInput, {.area = "FILE-21",
+                             .what = what,
+                             .place = place,
+                             .next = "the file is damaged, incomplete or no safetensors file: get it again",
+                             .kept = ""});
+}
+
+}  // namespace
+
+SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
+  if (file_.size() < 8) fail_file("the file has " + std::to_string(file_.size()) + " bytes: no header", path);
+  uint64_t length = 0;
+  file_.read_at(0, std::as_writable_bytes(std::span(&length, 1)));  // little-endian, as this machine is
+  if (length > static_cast<uint64_t>(kMostHeaderBytes)) {
+    fail_file(
+        "the header length " + std::to_string(length) + " is more than " + std::to_string(kMostHeaderBytes),
+        path);
+  }
+  if (static_cast<int64_t>(length) > file_.size() - 8) {
+    fail_file("the header length is " + std::to_string(length) + ", but the file has only " +
+                  std::to_string(file_.size()) + " bytes",
+              path);
+  }
+  std::string text(length, '\0');
+  file_.read_at(8, std::as_writable_bytes(std::span(text)));
+  data_start_ = 8 + static_cast<int64_t>(length);
+  header_ = parse_safetensors_header(text, file_.size() - data_start_, path);
+}
+
+const SafetensorsEntry* SafetensorsFile::find(const std::string& name) const {
+  const auto& entries = header_.entries;
+  const auto it =
+      std::lower_bound(entries.begin(), entries.end(), name,
+                       [](const SafetensorsEntry& entry, const std::string& n) { return entry.name < n; });
+  return it != entries.end() && it->name == name ? &*it : nullptr;
+}
+
+void SafetensorsFile::read(const std::string& name, std::span<std::byte> bytes) const {
+  const SafetensorsEntry* entry = find(name);
+  if (!entry) fail_file("there is no tensor \"" + name + "\"", path());
+  LM_CHECK(static_cast<int64_t>(bytes.size()) == entry->bytes(), name + " in " + path());
+  read(*entry, 0, bytes);
+}
+
+void SafetensorsFile::read(const SafetensorsEntry& entry, int64_t offset, std::span<std::byte> bytes) const {
+  LM_CHECK(offset >= 0 && offset + static_cast<int64_t>(bytes.size()) <= entry.bytes(),
+           entry.name + " in " + path());
+  file_.read_at(data_start_ + entry.begin + offset, bytes);
+}
+
+int64_t TensorInfo::bytes() const {
+  std::optional<int64_t> n = static_cast<int64_t>(dtype_size(dtype));
+  for (const int64_t size : shape) {
+    n = checked_multiply(*n, size);
+    LM_CHECK(n.has_value(), name + " " + shape_text(shape));
+  }
+  return *n;
+}
+
+SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<TensorInfo> tensors,
+                                     const std::map<std::string, std::string>& metadata)
+    : tensors_(std::move(tensors)), file_(path) {
+  std::sort(tensors_.begin(), tensors_.end(), [](const TensorInfo& a, const TensorInfo& b) {
+    const size_t size_a = dtype_size(a.dtype), size_b = dtype_size(b.dtype);
+    return size_a != size_b ? size_a > size_b : a.name < b.name;
+  });
+  std::string header = "{";
+  if (!metadata.empty()) header += "\"__metadata__\":" + Json(metadata).dump();
+  int64_t offset = 0;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const TensorInfo& tensor = tensors_[i];
+    LM_CHECK(i == 0 || tensors_[i - 1].name != tensor.name, tensor.name);
+    const int64_t end = offset + tensor.bytes();
+    if (header.size() > 1) header += ",";
+    header += Json(tensor.name).dump() + ":{\"dtype\":\"" + safetensors_dtype(tensor.dtype) +
+              "\",\"shape\":" + Json(tensor.shape).dump() + ",\"data_offsets\":[" + std::to_string(offset) +
+              "," + std::to_string(end) + "]}";
+    offset = end;
+  }
+  header += "}";
+  header.resize(static_cast<size_t>(round_up(static_cast<int64_t>(header.size()), 8)), ' ');
+  LM_CHECK(static_cast<int64_t>(header.size()) <= kMostHeaderBytes, path);
+  const uint64_t length = header.size();
+  file_.write(std::as_bytes(std::span(&length, 1)));
+  file_.write(header);
+  if (!tensors_.empty()) left_ = tensors_.front().bytes();
+}
+
+void SafetensorsWriter::write(const std::string& name, std::span<const std::byte> bytes) {
+  while (left_ == 0 && current_ < tensors_.size() && tensors_[current_].name != name) {
+    if (++current_ < tensors_.size()) left_ = tensors_[current_].bytes();
+  }
+  LM_CHECK(current_ < tensors_.size() && tensors_[current_].name == name, "out of order: " + name);
+  LM_CHECK(static_cast<int64_t>(bytes.size()) <= left_, "too many bytes for " + name);
+  file_.write(bytes);
+  left_ -= static_cast<int64_t>(bytes.size());
+}
+
+void SafetensorsWriter::commit() {
+  while (left_ == 0 && current_ < tensors_.size()) {
+    if (++current_ < tensors_.size()) left_ = tensors_[current_].bytes();
+  }
+  LM_CHECK(current_ == tensors_.size(), "incomplete: " + tensors_[current_].name);
+  file_.commit();
+}
+
+}  // namespace lm

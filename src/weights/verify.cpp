@@ -1,0 +1,94 @@
+#include "weights/verify.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "base/error.h"
+#include "spec/model_spec.h"
+#include "weights/adapter_files.h"
+#include "weights/loader.h"
+
+namespace lm {
+namespace {
+
+class Hash {
+ public:
+  Hash() : state_(XXH3_createState()) {
+    LM_CHECK(state_ != nullptr && XXH3_128bits_reset(state_.get()) == XXH_OK, "XXH3");
+  }
+  void add(const void* bytes, size_t n) {
+    LM_CHECK(XXH3_128bits_update(state_.get(), bytes, n) == XXH_OK, "XXH3");
+  }
+  void add(int64_t value) { add(&value, sizeof value); }  // little-endian, as every machine here
+  // Length first, so that no two lists of strings give the same bytes.
+  void add(const std::string& text) {
+    add(static_cast<int64_t>(text.size()));
+    add(text.data(), text.size());
+  }
+  std::string hex() const {
+    const XXH128_hash_t hash = XXH3_128bits_digest(state_.get());
+    char text[33];
+    std::snprintf(text, sizeof text, "%016llx%016llx", static_cast<unsigned long long>(hash.high64),
+                  static_cast<unsigned long long>(hash.low64));
+    return text;
+  }
+
+ private:
+  struct Free {
+    void operator()(XXH3_state_t* state) const { XXH3_freeState(state); }
+  };
+  std::unique_ptr<XXH3_state_t, Free> state_;
+};
+
+}  // namespace
+
+std::string weights_hash(const ModelFiles& files) {
+  constexpr int64_t kChunk = int64_t{4} << 20;
+  std::vector<std::byte> buffer(static_cast<size_t>(kChunk));
+  Hash hash;
+  for (const ModelFiles::Tensor& tensor : files.tensors()) {
+    const SafetensorsEntry& entry = *tensor.entry;
+    hash.add(entry.name);
+    hash.add(safetensors_dtype(entry.dtype));
+    hash.add(static_cast<int64_t>(entry.shape.size()));
+    for (const int64_t size : entry.shape) hash.add(size);
+    for (int64_t offset = 0; offset < entry.bytes(); offset += kChunk) {
+      const auto piece =
+          std::span(buffer).first(static_cast<size_t>(std::min(kChunk, entry.bytes() - offset)));
+      tensor.file->read(entry, offset, piece);
+      hash.add(piece.data(), piece.size());
+    }
+  }
+  return hash.hex();
+}
+
+VerifyResult verify_model(const std::string& directory) {
+  VerifyResult result;
+  try {
+    std::error_code error;
+    const bool adapter = std::filesystem::exists(directory + "/adapter_config.json", error);
+    const ModelFiles files(directory, adapter ? "adapter_model.safetensors" : "");
+    result.files = files.names();
+    for (const ModelFiles::Tensor& tensor : files.tensors()) result.bytes += tensor.entry->bytes();
+    result.tensors = static_cast<int64_t>(files.tensors().size());
+    if (adapter) {
+      read_adapter_config(directory);
+    } else {
+      check_model_files(files, read_model_spec(directory));
+    }
+    result.weights_hash = weights_hash(files);
+    result.ok = true;
+  } catch (const Error& error) {
+    if (error.code() == Exit::kInternal) throw;
+    result.problem = error.report();
+  }
+  return result;
+}
+
+}  // namespace lm

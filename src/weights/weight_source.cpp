@@ -1,0 +1,50 @@
+#include "weights/weight_source.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "weights/convert.h"
+
+namespace lm {
+namespace {
+constexpr int64_t kChunkElements = int64_t{1} << 20;
+}
+
+OutgoingTensors::OutgoingTensors(const ModelLayout& layout, What what, DType dtype, WeightSource source)
+    : dtype_(dtype), source_(std::move(source)) {
+  LM_CHECK(dtype == DType::kF32 || dtype == DType::kBF16, dtype_name(dtype));
+  for (size_t b = 0; b < layout.blocks.size(); ++b) {
+    for (const TensorPlace& place : layout.blocks[b].tensors) {
+      const Parameter& parameter = place.parameter;
+      const bool lora = parameter.kind == ParameterKind::kLoraA || parameter.kind == ParameterKind::kLoraB;
+      if (lora != (what == What::kAdapter)) continue;
+      for (const ParameterPart& part : parameter.parts) {
+        std::vector<int64_t> shape = {part.rows};
+        if (!parameter.vector()) shape.push_back(parameter.columns);
+        tensors_.push_back({.name = part.name, .dtype = dtype, .shape = std::move(shape)});
+        parts_.emplace(part.name, Part{b, &place, &part});
+      }
+    }
+  }
+}
+
+void OutgoingTensors::fill(const std::string& name, const TensorSink& sink) const {
+  const auto it = parts_.find(name);
+  LM_CHECK(it != parts_.end(), name);
+  const Part& part = it->second;
+  const WeightView view = source_(part.block, *part.place);
+  LM_CHECK(view.memory != nullptr, name);
+  const int64_t columns = part.place->parameter.columns, elements = part.part->rows * columns;
+  const auto from_size = static_cast<int64_t>(dtype_size(view.dtype));
+  const std::byte* from = view.memory + part.part->first * columns * from_size;
+  if (view.dtype == dtype_) return sink({from, static_cast<size_t>(elements * from_size)});
+  std::vector<std::byte> buffer(static_cast<size_t>(std::min(elements, kChunkElements)) * dtype_size(dtype_));
+  for (int64_t first = 0; first < elements; first += kChunkElements) {
+    const int64_t n = std::min(kChunkElements, elements - first);
+    convert_elements(from + first * from_size, view.dtype, buffer.data(), dtype_, n);
+    sink(std::span(buffer).first(static_cast<size_t>(n) * dtype_size(dtype_)));
+  }
+}
+
+}  // namespace lm

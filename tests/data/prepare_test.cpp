@@ -1,0 +1,223 @@
+#include "data/prepare.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "data/content_key.h"
+#include "data/loader.h"
+
+namespace lm {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A tokenizer of whole words, written by hand.
+constexpr const char* kTokenizer = R"({"version":"1.0","truncation":null,"padding":null,"added_tokens":[
+  {"id":0,"content":"<unk>","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true},
+  {"id":1,"content":"<eos>","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}],
+  "normalizer":null,"pre_tokenizer":{"type":"WhitespaceSplit"},"post_processor":null,"decoder":null,
+  "model":{"type":"WordLevel","vocab":{"<unk>":0,"<eos>":1,"ask:":2,"one":3,"two":4,"three":5},"unk_token":"<unk>"}})";
+
+class Prepare : public testing::Test {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/lm_prepare_XXXXXX";
+    ASSERT_NE(::mkdtemp(name), nullptr);
+    dir_ = name;
+    fs::create_directory(dir_ + "/model");
+    write("model/tokenizer.json", kTokenizer);
+    write("model/tokenizer_config.json", R"({"eos_token":"<eos>"})");
+    write("a.jsonl", "{\"prompt\":\"ask: one \",\"completion\":\"two three\"}\n");
+  }
+  void TearDown() override { fs::remove_all(dir_); }
+
+  std::string write(const std::string& name, const std::string& text) {
+    std::ofstream(dir_ + "/" + name, std::ios::binary | std::ios::trunc) << text;
+    return dir_ + "/" + name;
+  }
+  PrepareOptions options(std::vector<std::string> files) {
+    return {.files = std::move(files),
+            .format = DataFormat::kAuto,
+            .loss_on = LossOn::kCompletion,
+            .model_dir = dir_ + "/model",
+            .cache_dir = dir_ + "/cache",
+            .python = LM_TEST_PYTHON,
+            .program_dir = LM_TEST_PREPARE_DIR,
+            .workers = 1,
+            .stopped = {}};
+  }
+  // What goes wrong, for a message's check.
+  ErrorText refused(const PrepareOptions& wanted, Exit code = Exit::kInput) {
+    try {
+      prepare_tokens(wanted);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), code) << error.report();
+      return error.text();
+    }
+    ADD_FAILURE() << "accepted";
+    return {};
+  }
+  std::string dir_;
+};
+
+TEST_F(Prepare, MakesTokensThatTheLoaderTakes) {
+  const Prepared prepared = prepare_tokens(options({dir_ + "/a.jsonl"}));
+  EXPECT_FALSE(prepared.from_cache);
+  EXPECT_EQ(prepared.examples, 1);
+  const TokenFile file(prepared.path);
+  Loader loader(file, nullptr,
+                {.seed = 1,
+                 .max_length = 16,
+                 .too_long = TooLong::kCut,
+                 .packing = false,
+                 .global_batch = 1,
+                 .micro_batch = 1,
+                 .vocab = 6,
+                 .eval_fraction = 0,
+                 .rank = 0,
+                 .world = 1});
+  const Batch batch = loader.next().micro.at(0);
+  EXPECT_EQ(batch.token, (std::vector<int32_t>{2, 3, 4, 5, 1}));
+  EXPECT_EQ(batch.target, (std::vector<int32_t>{-1, 4, 5, 1, -1}));
+}
+
+TEST_F(Prepare, FindsASecondStartsTokensWithoutPython) {
+  const Prepared first = prepare_tokens(options({dir_ + "/a.jsonl"}));
+  PrepareOptions again = options({dir_ + "/a.jsonl"});
+  again.python = dir_ + "/no_such_python";
+  const double start = monotonic_seconds();
+  const Prepared second = prepare_tokens(again);
+  EXPECT_LT(monotonic_seconds() - start, 0.5);
+  EXPECT_TRUE(second.from_cache);
+  EXPECT_EQ(second.path, first.path);
+  EXPECT_EQ(second.tokens, first.tokens);
+  EXPECT_EQ(second.sample.size(), first.sample.size());
+}
+
+TEST_F(Prepare, KnowsContentByItsBytesAndNotByItsName) {
+  const std::string first = prepare_tokens(options({dir_ + "/a.jsonl"})).path;
+  fs::copy(dir_ + "/a.jsonl", dir_ + "/b.jsonl");
+  EXPECT_TRUE(prepare_tokens(options({dir_ + "/b.jsonl"})).from_cache);
+  write("b.jsonl", "{\"prompt\":\"ask: one \",\"completion\":\"two two\"}\n");
+  EXPECT_NE(prepare_tokens(options({dir_ + "/b.jsonl"})).path, first);
+  PrepareOptions all = options({dir_ + "/a.jsonl"});
+  all.loss_on = LossOn::kAll;
+  EXPECT_NE(prepare_tokens(all).path, first);
+  write("model/tokenizer_config.json", R"({"eos_token":"<unk>"})");
+  EXPECT_NE(prepare_tokens(options({dir_ + "/a.jsonl"})).path, first);
+}
+
+TEST_F(Prepare, MakesADamagedCacheAnew) {
+  const Prepared first = prepare_tokens(options({dir_ + "/a.jsonl"}));
+  ASSERT_EQ(::truncate(first.path.c_str(), 97), 0);
+  const Prepared second = prepare_tokens(options({dir_ + "/a.jsonl"}));
+  EXPECT_FALSE(second.from_cache);
+  EXPECT_EQ(TokenFile(second.path).tokens(), first.tokens);
+}
+
+TEST_F(Prepare, NamesTheLineOfABadRow) {
+  const std::string path = write("bad.jsonl", "{\"text\":\"one\"}\n{\"text\": two}\n");
+  const ErrorText text = refused(options({path}));
+  EXPECT_EQ(text.area, "DATA-24");
+  EXPECT_NE(text.place.find("bad.jsonl:2:"), std::string::npos) << text.place;
+  for (const auto& entry : fs::directory_iterator(dir_ + "/cache")) {
+    EXPECT_FALSE(entry.path().string().find(".tokens") != std::string::npos) << entry.path();
+  }
+}
+
+TEST_F(Prepare, ListsTheColumnsItFoundWhenItKnowsNone) {
+  const std::string path = write("odd.jsonl", "{\"question\":\"one\",\"reply\":\"two\"}\n");
+  const ErrorText text = refused(options({path}));
+  EXPECT_NE(text.what.find("question, reply"), std::string::npos) << text.what;
+  EXPECT_NE(text.next.find("prompt + completion"), std::string::npos) << text.next;
+}
+
+TEST_F(Prepare, RefusesEmptyAndUntrainableAndMissingData) {
+  EXPECT_NE(refused(options({write("empty.jsonl", "\n")})).what.find("empty"), std::string::npos);
+  const std::string untrained = write("none.jsonl", R"({"input_ids":[1,2,3],"labels":[-100,-100,-100]})");
+  EXPECT_NE(refused(options({untrained})).what.find("training target"), std::string::npos);
+  EXPECT_EQ(refused(options({dir_ + "/absent.jsonl"})).place, dir_ + "/absent.jsonl");
+  EXPECT_EQ(refused(options({dir_ + "/*.parquet"})).what, "no such data file");
+  EXPECT_NE(refused(options({dir_})).what.find("directory"), std::string::npos);
+  refused(options({}));
+  ASSERT_EQ(::mkfifo((dir_ + "/f.jsonl").c_str(), 0600), 0);
+  EXPECT_EQ(refused(options({dir_ + "/f.jsonl"})).what, "not a regular file");
+}
+
+TEST_F(Prepare, SaysWhenPythonCannotBeStarted) {
+  PrepareOptions wanted = options({dir_ + "/a.jsonl"});
+  wanted.python = dir_ + "/no_such_python";
+  const ErrorText text = refused(wanted, Exit::kConfig);
+  EXPECT_NE(text.next.find("LMLAUNCH_PYTHON"), std::string::npos);
+  wanted.python = "/bin/false";
+  EXPECT_NE(refused(wanted).what.find("status 1"), std::string::npos);
+}
+
+TEST_F(Prepare, ExpandsGlobsInOrder) {
+  write("x2.jsonl", "");
+  write("x1.jsonl", "");
+  const std::string odd = write("x[1].jsonl", "");
+  EXPECT_EQ(expand_files({dir_ + "/x[12].jsonl"}),
+            (std::vector<std::string>{dir_ + "/x1.jsonl", dir_ + "/x2.jsonl"}));
+  EXPECT_EQ(expand_files({odd}), (std::vector<std::string>{odd}));
+}
+
+TEST_F(Prepare, DoesNotReadALargeUnchangedFileAgain) {
+  const std::string big = write("big.txt", std::string(2 << 20, 'x'));
+  const timespec past[2] = {{1000, 5}, {1000, 5}};
+  ASSERT_EQ(::utimensat(AT_FDCWD, big.c_str(), past, 0), 0);
+  ContentHasher first(dir_ + "/hashes");
+  const ContentKey key = first.hash_file(big);
+  first.save();
+  // Other bytes behind the same stamp are not seen: that is what proves that nothing was read ...
+  write("big.txt", std::string(2 << 20, 'y'));
+  ASSERT_EQ(::utimensat(AT_FDCWD, big.c_str(), past, 0), 0);
+  EXPECT_EQ(ContentHasher(dir_ + "/hashes").hash_file(big), key);
+  // ... and a new time is.
+  const timespec later[2] = {{1000, 5}, {1000, 6}};
+  ASSERT_EQ(::utimensat(AT_FDCWD, big.c_str(), later, 0), 0);
+  EXPECT_NE(ContentHasher(dir_ + "/hashes").hash_file(big), key);
+  write("hashes", "damaged\n2097152 1000000000005 x\n");
+  EXPECT_NE(ContentHasher(dir_ + "/hashes").hash_file(big), key);
+}
+
+TEST_F(Prepare, WaitsForAnotherRunThatTokenisesTheSame) {
+  // Two at once: exactly one runs Python, and both get the same file.
+  Prepared results[2];
+  std::thread other([&] { results[0] = prepare_tokens(options({dir_ + "/a.jsonl"})); });
+  results[1] = prepare_tokens(options({dir_ + "/a.jsonl"}));
+  other.join();
+  EXPECT_EQ(results[0].path, results[1].path);
+  EXPECT_NE(results[0].from_cache, results[1].from_cache);
+}
+
+TEST_F(Prepare, StopsOnRequestWhilePythonRuns) {
+  PrepareOptions wanted = options({dir_ + "/a.jsonl"});
+  wanted.stopped = [] { return true; };
+  const double start = monotonic_seconds();
+  refused(wanted, Exit::kStopped);
+  EXPECT_LT(monotonic_seconds() - start, 5.0);
+}
+
+TEST_F(Prepare, ShowsTheSampleWithTrainedTextApart) {
+  Prepared prepared = prepare_tokens(options({dir_ + "/a.jsonl"}));
+  const std::string plain = sample_view(prepared, false);
+  EXPECT_NE(plain.find("60.0 % of them trained"), std::string::npos) << plain;
+  EXPECT_NE(plain.find("ask: one« two three <eos>»"), std::string::npos) << plain;
+  EXPECT_NE(sample_view(prepared, true).find("\x1b[32m two three <eos>\x1b[0m"), std::string::npos);
+  prepared.sample[0].text = "\x1b]0;evil\x07";
+  EXPECT_EQ(sample_view(prepared, true).find("\x1b]"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace lm

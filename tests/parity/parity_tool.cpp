@@ -1,0 +1,215 @@
+// One batch through the model, its gradients and the optimizer, dumped for comparison with other people's code:
+//
+//   parity_tool MODEL_DIR INPUT.safetensors OUTPUT.safetensors [--dtype fp32|bf16] [--steps N] [--lr X]
+//     [--weight-decay X] [--recompute none|block] [--micro-batches M] [--adapter PEFT_DIR] [--threads N]
+//     [--optimizer-threads N] [--gradients fp32|bf16] [--master split|fp32|none]
+//
+// INPUT: i32 `token`, `position`, `target` (-1 = none), `document_start` of a padding-free batch, whose documents are
+// dealt to the micro-batches in order. OUTPUT: `logits`, `loss`, `grad.<name>` of the first step, and after N AdamW
+// steps at a constant rate without clipping `losses` [N + 1] and `weight.<name>`.
+#include <cstdio>
+#include <cstring>
+#include <map>
+
+#include "base/error.h"
+#include "model/runtime.h"
+#include "train/rank.h"
+#include "weights/adapter_files.h"
+#include "weights/load_store.h"
+#include "weights/safetensors.h"
+
+namespace {
+
+using namespace lm;
+
+struct Arguments {
+  std::string model, input, output;
+  std::map<std::string, std::string> options;
+  std::string get(const std::string& name, const std::string& fallback) const {
+    const auto found = options.find(name);
+    return found == options.end() ? fallback : found->second;
+  }
+};
+
+std::vector<int32_t> read_ints(const SafetensorsFile& file, const std::string& name) {
+  const SafetensorsEntry* entry = file.find(name);
+  LM_CHECK(entry != nullptr, name);
+  std::vector<int32_t> out(static_cast<size_t>(entry->shape.at(0)));
+  file.read(name, std::as_writable_bytes(std::span(out)));
+  return out;
+}
+
+StepBatches read_batches(const std::string& path, int64_t micro_batches) {
+  const SafetensorsFile file(path);
+  const std::vector<int32_t> token = read_ints(file, "token"), position = read_ints(file, "position"),
+                             target = read_ints(file, "target"), start = read_ints(file, "document_start");
+  const auto documents = static_cast<int64_t>(start.size()) - 1;
+  StepBatches out;
+  for (int64_t m = 0; m < micro_batches; ++m) {
+    const int64_t first = documents * m / micro_batches, last = documents * (m + 1) / micro_batches;
+    Batch batch;
+    const int32_t begin = start[static_cast<size_t>(first)], end = start[static_cast<size_t>(last)];
+    batch.token.assign(token.begin() + begin, token.begin() + end);
+    batch.position.assign(position.begin() + begin, position.begin() + end);
+    batch.target.assign(target.begin() + begin, target.begin() + end);
+    for (int64_t d = first; d <= last; ++d) {
+      batch.document_start.push_back(start[static_cast<size_t>(d)] - begin);
+      if (d == last) break;
+      batch.sample.insert(batch.sample.end(),
+                          static_cast<size_t>(start[static_cast<size_t>(d) + 1] - start[static_cast<size_t>(d)]),
+                          static_cast<int32_t>(d));
+    }
+    for (const int32_t id : batch.target) out.target_tokens += id >= 0;
+    out.micro.push_back(std::move(batch));
+  }
+  return out;
+}
+
+struct Output {
+  std::vector<TensorInfo> infos;
+  std::map<std::string, std::vector<float>> data;
+  void add(const std::string& name, const std::vector<int64_t>& shape, std::vector<float> values) {
+    infos.push_back({name, DType::kF32, shape});
+    data[name] = std::move(values);
+  }
+  void write(const std::string& path) const {
+    SafetensorsWriter writer(path, infos);
+    for (const TensorInfo& info : writer.order()) writer.write(info.name, std::as_bytes(std::span(data.at(info.name))));
+    writer.commit();
+  }
+};
+
+std::vector<float> to_floats(const std::byte* memory, DType dtype, int64_t elements) {
+  std::vector<float> out(static_cast<size_t>(elements));
+  if (dtype == DType::kF32) {
+    std::memcpy(out.data(), memory, out.size() * 4);
+  } else {
+    for (size_t i = 0; i < out.size(); ++i) {
+      uint16_t half = 0;
+      std::memcpy(&half, memory + i * 2, 2);
+      const uint32_t bits = static_cast<uint32_t>(half) << 16;
+      std::memcpy(&out[i], &bits, 4);
+    }
+  }
+  return out;
+}
+
+// Every Hugging Face tensor of the trainable part, with `prefix`.
+template <class Array>
+void dump(Output& output, const std::string& prefix, const ModelLayout& layout, DType dtype, const Array& array) {
+  for (size_t b = 0; b < layout.blocks.size(); ++b) {
+    for (const TensorPlace& place : layout.blocks[b].tensors) {
+      if (place.frozen) continue;
+      const Parameter& p = place.parameter;
+      const std::byte* const memory =
+          array(static_cast<int64_t>(b)) + place.offset * static_cast<int64_t>(dtype_size(dtype));
+      for (const ParameterPart& part : p.parts) {
+        const auto shape = p.vector() ? std::vector<int64_t>{part.rows} : std::vector<int64_t>{part.rows, p.columns};
+        output.add(prefix + part.name, shape,
+                   to_floats(memory + part.first * p.columns * static_cast<int64_t>(dtype_size(dtype)), dtype,
+                             part.rows * p.columns));
+      }
+    }
+  }
+}
+
+int64_t longest(const StepBatches& batches) {
+  int64_t tokens = 0;
+  for (const Batch& batch : batches.micro) tokens = std::max(tokens, batch.tokens());
+  return tokens;
+}
+
+void run(const Arguments& arguments) {
+  const int threads = std::stoi(arguments.get("threads", "2"));
+  const StreamView stream = start_torch(DeviceType::kCpu, threads, true);
+  const ModelSpec spec = read_model_spec(arguments.model);
+  const std::string adapter_directory = arguments.get("adapter", "");
+  std::optional<AdapterSpec> adapter;
+  if (!adapter_directory.empty()) adapter = read_adapter_config(adapter_directory).spec;
+  const DType dtype = arguments.get("dtype", "fp32") == "bf16" ? DType::kBF16 : DType::kF32;
+  const DType gradient_dtype = arguments.get("gradients", "fp32") == "bf16" ? DType::kBF16 : DType::kF32;
+  const AdapterSpec* const adapter_spec = adapter ? &*adapter : nullptr;
+  const ModelLayout layout = make_layout(spec, adapter_spec, dtype);
+  const int64_t micro_batches = std::stoll(arguments.get("micro-batches", "1"));
+  const StepBatches batches = read_batches(arguments.input, micro_batches);
+
+  OptimizerConfig optimizer;
+  optimizer.weight_decay = std::stod(arguments.get("weight-decay", "0"));
+  const std::string master = arguments.get("master", "split");
+  optimizer.master = master == "fp32" ? Master::kF32 : master == "none" ? Master::kNone : Master::kSplit;
+  Plan plan;
+  plan.numerics = {.dtype = dtype, .gradient_dtype = gradient_dtype, .micro_batch = 1,
+                   .micro_batches = micro_batches, .row_chunk = 48, .recompute = arguments.get("recompute", "none") == "block",
+                   .threads = threads};
+  plan.placement.optimizer_threads = std::stoi(arguments.get("optimizer-threads", std::to_string(threads)));
+  plan.micro_tokens = longest(batches);
+  int64_t step_tokens = 0;
+  for (const Batch& batch : batches.micro) step_tokens += batch.tokens();
+  // One arena for the step and for all rows' logits, which training never has.
+  plan.arena = arena_need(spec, adapter_spec,
+                          {.tokens = std::max(plan.micro_tokens, step_tokens), .documents = 64,
+                           .row_chunk = plan.numerics.row_chunk, .recompute = plan.numerics.recompute,
+                           .train_embedding = !adapter, .dtype = dtype, .gradient_dtype = gradient_dtype,
+                           .device = DeviceType::kCpu, .threads = threads});
+  plan.arena.bytes += step_tokens * (spec.hidden + 2) * 8;
+  Rank rank({.spec = spec, .layout = layout, .adapter = adapter_spec, .optimizer = optimizer, .plan = plan,
+             .seed = 42, .max_length = spec.max_positions, .tokens_per_step = step_tokens, .max_grad_norm = 1e30},
+            stream);
+  const LoadSetup load{spec, layout, dtype, stream, threads};
+  load_weights(load, arguments.model, rank.weights());
+  if (adapter) load_adapter_weights(load, adapter_directory, rank.weights());
+  rank.weights_ready();
+
+  Output output;
+  const StepBatches whole = read_batches(arguments.input, 1);
+  std::vector<int32_t> rows(static_cast<size_t>(whole.micro[0].tokens()));
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int32_t>(i);
+  output.add("logits", {static_cast<int64_t>(rows.size()), spec.vocab}, rank.step().logits(whole.micro[0], rows));
+
+  const StepSchedule schedule = make_schedule({.layers = spec.layers, .micro_batches = micro_batches,
+                                               .tied = spec.tied, .recompute = plan.numerics.recompute,
+                                               .clip = Clip::kGlobal});
+  const int steps = std::stoi(arguments.get("steps", "0"));
+  const double lr = std::stod(arguments.get("lr", "0"));
+  std::vector<float> losses;
+  for (int step = 1; step <= steps + 1; ++step) {
+    // The last one only measures: its update is not dumped.
+    if (step == steps + 1 && steps > 0) {
+      double nll = 0;
+      for (const Batch& batch : batches.micro) nll += rank.step().evaluate(batch);
+      losses.push_back(static_cast<float>(nll / static_cast<double>(batches.target_tokens)));
+      break;
+    }
+    const StepResult result = rank.step().run(schedule, batches, step, steps > 0 ? lr : 0.0);
+    losses.push_back(static_cast<float>(result.loss));
+    if (step > 1) continue;
+    output.add("loss", {1}, {static_cast<float>(result.loss)});
+    dump(output, "grad.", layout, gradient_dtype, [&](int64_t b) { return rank.gradients().block(b); });
+  }
+  output.add("losses", {static_cast<int64_t>(losses.size())}, losses);
+  if (steps > 0) {
+    dump(output, "weight.", layout, dtype, [&](int64_t b) { return rank.weights().trainable_home(b); });
+  }
+  output.write(arguments.output);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 4 || argc % 2 != 0) {
+    std::fprintf(stderr, "usage: parity_tool MODEL_DIR INPUT OUTPUT [--option value ...]\n");
+    return 2;
+  }
+  Arguments arguments{argv[1], argv[2], argv[3], {}};
+  for (int i = 4; i + 1 < argc; i += 2) arguments.options[std::string(argv[i]).substr(2)] = argv[i + 1];
+  try {
+    run(arguments);
+    return 0;
+  } catch (const Error& error) {
+    std::fputs(error.report().c_str(), stderr);
+    return static_cast<int>(error.code());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "parity_tool: %s\n", error.what());
+    return 70;
+  }
+}

@@ -1,0 +1,43 @@
+"""Runs build/bin/parity_tool: one batch through lmlaunch's own model, gradients and optimizer.
+
+  parity_tool MODEL_DIR INPUT.safetensors OUTPUT.safetensors [--dtype fp32|bf16] [--steps N] [--lr X] [--weight-decay X]
+              [--recompute none|block] [--micro-batches M] [--adapter PEFT_DIR] [--threads N] [--gradients fp32|bf16]
+
+It trains at a constant learning rate without clipping, betas 0.9 and 0.999, eps 1e-8.
+"""
+
+import itertools
+import os
+import subprocess
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+TOOL = Path(os.environ.get("LM_BIN", Path(__file__).resolve().parents[2] / "build" / "bin")) / "parity_tool"
+
+
+def batch_tensors(documents):
+    lengths = [len(d.token) for d in documents]
+    starts = [0, *itertools.accumulate(lengths)]
+    return {
+        "token": torch.cat([d.token for d in documents]).int(),
+        "position": torch.cat([torch.arange(n) for n in lengths]).int(),
+        "target": torch.cat([d.target for d in documents]).int(),
+        "document_start": torch.tensor(starts, dtype=torch.int32),
+    }
+
+
+def run(model_dir, documents, work, **options):
+    """The tool's output: logits, loss, losses, and the dictionaries gradients and weights by Hugging Face name."""
+    work.mkdir(parents=True, exist_ok=True)
+    save_file(batch_tensors(documents), work / "input.safetensors")
+    options.setdefault("dtype", "fp32")
+    arguments = [str(v) for k, value in options.items() for v in ("--" + k.replace("_", "-"), value)]
+    done = subprocess.run([TOOL, model_dir, work / "input.safetensors", work / "output.safetensors", *arguments],
+                          capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"parity_tool {' '.join(arguments)}: status {done.returncode}\n{done.stderr}"
+    tensors = load_file(work / "output.safetensors")
+    of = lambda prefix: {k[len(prefix):]: v.float() for k, v in tensors.items() if k.startswith(prefix)}
+    return {"logits": tensors["logits"], "loss": tensors["loss"][0], "losses": tensors.get("losses"),
+            "gradients": of("grad."), "weights": of("weight."), "bytes": (work / "output.safetensors").read_bytes()}

@@ -1,0 +1,205 @@
+#include "weights/model_files.h"
+
+#include <sys/stat.h>
+
+#include <chrono>
+
+#include "tests/weights/support.h"
+
+namespace lm {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using test::contains;
+using test::refusal;
+using test::TemporaryDirectory;
+
+const std::vector<TensorInfo> kTwo = {{"a", DType::kF32, {2}}, {"b", DType::kF32, {3}}};
+
+void write_index(const std::string& directory, const json& weight_map) {
+  test::write_text(directory + "/model.safetensors.index.json", json{{"weight_map", weight_map}}.dump());
+}
+
+// Opening must end in an Error(11) at once, whatever stands there.
+std::string refused_quickly(const std::string& directory) {
+  const auto start = std::chrono::steady_clock::now();
+  std::string message = refusal([&] { ModelFiles files(directory); });
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(1)) << message;
+  return message;
+}
+
+TEST(ModelFiles, AMissingModelIsNamedAndPickledWeightsAreNotRead) {
+  const TemporaryDirectory directory;
+  EXPECT_TRUE(contains(refused_quickly(directory.path()), "no model.safetensors"));
+  test::write_text(directory / "pytorch_model.bin", "x");
+  EXPECT_TRUE(contains(refused_quickly(directory.path()), "pickled"));
+}
+
+TEST(ModelFiles, SpecialFilesAreRefusedAtOnce) {
+  const TemporaryDirectory directory;
+  const std::string path = directory / "model.safetensors";
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  EXPECT_TRUE(contains(refused_quickly(directory.path()), "a FIFO"));
+  fs::remove(path);
+  fs::create_directory(path);
+  EXPECT_TRUE(contains(refused_quickly(directory.path()), "a directory"));
+  fs::remove(path);
+  fs::create_symlink("/dev/zero", path);
+  EXPECT_TRUE(contains(refused_quickly(directory.path()), "a device"));
+  fs::remove(path);
+  fs::create_symlink("model.safetensors", path);
+  EXPECT_TRUE(contains(refused_quickly(directory.path()), "cannot open"));
+  fs::remove(path);
+  fs::create_symlink("nowhere", path);
+  EXPECT_TRUE(contains(refused_quickly(directory.path()), "cannot open"));
+}
+
+TEST(ModelFiles, ThePartsOfAnIndexAreOneModel) {
+  const TemporaryDirectory directory;
+  test::write_tensors(directory / "one.safetensors", {kTwo[0]});
+  test::write_tensors(directory / "two.safetensors", {kTwo[1], {"c", DType::kF32, {1}}});
+  write_index(directory.path(),
+              {{"a", "one.safetensors"}, {"b", "two.safetensors"}, {"c", "two.safetensors"}});
+  const ModelFiles files(directory.path());
+  ASSERT_EQ(files.tensors().size(), 3u);
+  EXPECT_EQ(files.tensors()[1].entry->name, "b");
+  EXPECT_EQ(files.find("b")->file->path(), directory / "two.safetensors");
+  EXPECT_FALSE(files.find("d").has_value());
+  EXPECT_EQ(files.names(),
+            (std::vector<std::string>{"model.safetensors.index.json", "one.safetensors", "two.safetensors"}));
+}
+
+TEST(ModelFiles, ANameInAnIndexIsNeverAPath) {
+  const TemporaryDirectory outer;
+  fs::create_directory(outer / "model");
+  test::write_tensors(outer / "outside.safetensors", kTwo);
+  test::write_tensors(outer / "model/x.safetensors", kTwo);
+  const std::string absolute = outer / "outside.safetensors";
+  const std::vector<json> names = {"../outside.safetensors",
+                                   absolute,
+                                   "./x.safetensors",
+                                   "x.safetensors/",
+                                   "..",
+                                   ".",
+                                   "",
+                                   "a/b",
+                                   std::string("x.safetensors\0.y", 16),
+                                   std::string(256, 'x'),
+                                   7,
+                                   nullptr,
+                                   json::array({"x.safetensors"})};
+  for (const json& name : names) {
+    write_index(outer / "model", {{"a", name}, {"b", "x.safetensors"}});
+    const std::string message = refused_quickly(outer / "model");
+    EXPECT_TRUE(contains(message, "weight_map \"a\"") && contains(message, "plain name")) << message;
+  }
+  // Not decoded, so just the name of a file that is not there.
+  for (const char* name :
+       {"%2e%2e%2foutside.safetensors", "..%2foutside.safetensors", "..\\outside.safetensors"}) {
+    write_index(outer / "model", {{"a", name}, {"b", name}});
+    EXPECT_TRUE(contains(refused_quickly(outer / "model"), "cannot open")) << name;
+  }
+}
+
+TEST(ModelFiles, SpecialFilesBehindAnIndexAreRefusedWithTheirKey) {
+  const TemporaryDirectory directory;
+  ASSERT_EQ(::mkfifo((directory / "fifo").c_str(), 0600), 0);
+  fs::create_directory(directory / "folder");
+  fs::create_symlink("/dev/zero", directory / "zero");
+  fs::create_symlink("loop", directory / "loop");
+  fs::create_symlink("nowhere", directory / "dangling");
+  for (const char* name : {"fifo", "folder", "zero", "loop", "dangling", "absent"}) {
+    write_index(directory.path(), {{"some.weight", name}});
+    EXPECT_TRUE(contains(refused_quickly(directory.path()), "weight_map \"some.weight\"")) << name;
+  }
+}
+
+TEST(ModelFiles, AnIndexAndItsFilesMustAgree) {
+  const TemporaryDirectory directory;
+  test::write_tensors(directory / "one.safetensors", kTwo);
+  test::write_tensors(directory / "two.safetensors", kTwo);
+  write_index(directory.path(), {{"a", "one.safetensors"}, {"x", "one.safetensors"}});
+  EXPECT_TRUE(contains(refused_quickly(directory.path()), "\"x\""));
+  write_index(directory.path(), {{"a", "one.safetensors"}});
+  EXPECT_TRUE(contains(refused_quickly(directory.path()), "\"b\" is not in the index"));
+  write_index(directory.path(), {{"a", "one.safetensors"}, {"b", "two.safetensors"}});
+  EXPECT_TRUE(contains(refused_quickly(directory.path()), "not in the index"));
+}
+
+TEST(ModelFiles, ADamagedIndexIsRefused) {
+  const TemporaryDirectory directory;
+  const std::string path = directory / "model.safetensors.index.json";
+  test::write_tensors(directory / "one.safetensors", kTwo);
+  for (const std::string& text : std::vector<std::string>{
+           "", "{", "[]", "7", "{}", "{\"weight_map\":[]}", "{\"weight_map\":{\"a\":\"one.safetensors\"",
+           "{\"weight_map\":{\"a\":\"one.safetensors\",\"a\":\"one.safetensors\"}}",
+           "{\"weight_map\":" + std::string(100000, '[') + "}", std::string("{\"weight_map\":{}}\0{", 19)}) {
+    test::write_text(path, text);
+    EXPECT_TRUE(contains(refused_quickly(directory.path()), "index.json")) << text.substr(0, 50);
+  }
+}
+
+TEST(ModelFiles, TheHubCacheLayoutLoadsThroughItsLinks) {
+  const TemporaryDirectory cache;
+  const std::string folder = cache / "models--some--model";
+  fs::create_directories(folder + "/blobs");
+  fs::create_directories(folder + "/refs");
+  fs::create_directories(folder + "/snapshots/0123abc");
+  test::write_tensors(folder + "/blobs/9f86d0", kTwo);
+  test::write_text(folder + "/refs/main", "0123abc");
+  fs::create_symlink("../../blobs/9f86d0", folder + "/snapshots/0123abc/model.safetensors");
+  const std::string directory = resolve_model_directory("some/model", cache.path());
+  EXPECT_EQ(directory, folder + "/snapshots/0123abc");
+  EXPECT_EQ(ModelFiles(directory).tensors().size(), 2u);
+  EXPECT_EQ(resolve_model_directory("some/model@0123abc", cache.path()), directory);
+  EXPECT_EQ(resolve_model_directory(directory, cache.path()), directory);
+  for (const char* name :
+       {"some/other", "some/model@other", "../model", "some/model/deeper", "some", "/absent/x", "a/.."}) {
+    refusal([&] { resolve_model_directory(name, cache.path()); });
+  }
+  test::write_text(folder + "/refs/main", "../../../etc");
+  refusal([&] { resolve_model_directory("some/model", cache.path()); });
+}
+
+TEST(ModelFiles, TheHubCachesPlaceFollowsTheUsualVariables) {
+  auto in = [](const std::map<std::string, std::string>& variables) {
+    return hub_cache_directory([&](const char* name) {
+      const auto it = variables.find(name);
+      return it == variables.end() ? nullptr : it->second.c_str();
+    });
+  };
+  EXPECT_EQ(in({{"HOME", "/h"}}), "/h/.cache/huggingface/hub");
+  EXPECT_EQ(in({{"HOME", "/h"}, {"XDG_CACHE_HOME", "/x"}}), "/x/huggingface/hub");
+  EXPECT_EQ(in({{"HOME", "/h"}, {"XDG_CACHE_HOME", "/x"}, {"HF_HOME", "/f"}}), "/f/hub");
+  EXPECT_EQ(in({{"HF_HOME", "/f"}, {"HF_HUB_CACHE", "/c"}}), "/c");
+}
+
+TEST(ModelFiles, ALargeModelIsWrittenInPartsWithAnIndex) {
+  const TemporaryDirectory directory;
+  const std::vector<TensorInfo> tensors = {
+      {"c", DType::kF32, {10}}, {"a", DType::kF32, {10}}, {"b", DType::kF32, {30}}, {"d", DType::kF32, {1}}};
+  std::vector<std::string> asked;
+  auto fill = [&](const std::string& name, const TensorSink& sink) {
+    asked.push_back(name);
+    for (const TensorInfo& tensor : tensors) {
+      if (tensor.name == name) sink(test::tiny_bytes(tensor));
+    }
+  };
+  write_model_files(directory.path(), tensors, fill, 80);
+  EXPECT_EQ(asked, (std::vector<std::string>{"a", "c", "b", "d"}));
+  EXPECT_TRUE(fs::exists(directory / "model-00001-of-00003.safetensors"));
+  const json index = json::parse(test::read_text(directory / "model.safetensors.index.json"));
+  EXPECT_EQ(index["metadata"]["total_size"], 204);
+  EXPECT_EQ(index["weight_map"]["b"], "model-00002-of-00003.safetensors");
+  const ModelFiles files(directory.path());
+  ASSERT_EQ(files.tensors().size(), 4u);
+  for (const TensorInfo& tensor : tensors) {
+    std::vector<std::byte> bytes(static_cast<size_t>(tensor.bytes()));
+    files.find(tensor.name)->file->read(tensor.name, bytes);
+    EXPECT_EQ(bytes, test::tiny_bytes(tensor));
+  }
+}
+
+}  // namespace
+}  // namespace lm
