@@ -275,7 +275,8 @@ std::string flag_help(const CommandRow& row) {
   std::string out;
   for (const FlagRow& flag : row.flags) {
     if (flag.hidden) continue;
-    std::string left = std::string("  ") + flag.name + (*flag.value ? " " : "") + flag.value;
+    std::string left = "  ";
+    left.append(flag.name).append(*flag.value ? " " : "").append(flag.value);
     left.resize(std::max<size_t>(left.size() + 2, 24), ' ');
     out += left + flag.help + "\n";
   }
@@ -321,23 +322,26 @@ std::vector<std::string> to_arguments(const CommandLine& line) {
 std::string help_text(const std::string& command) {
   const CommandRow* one = find_command(command);
   if (one != nullptr) {
-    return std::string("lmlaunch ") + one->name + " " + one->arguments + "\n  " + one->help + "\n\n" +
-           flag_help(*one);
+    std::string usage = "lmlaunch ";
+    return usage.append(one->name).append(" ").append(one->arguments).append("\n  ").append(one->help) +
+           "\n\n" + flag_help(*one);
   }
   std::string out =
       "lmlaunch: exact, fast fine-tuning of language models\n\n"
       "  lmlaunch [--gpus N | --ranks N] [--dry-run] CONFIG.toml [table.key=value ...]\n\n";
   for (const CommandRow& row : commands()) {
-    std::string left = std::string("  ") + row.name + " " + row.arguments;
+    std::string left = "  ";
+    left.append(row.name).append(" ").append(row.arguments);
     left.resize(std::max<size_t>(left.size() + 2, 44), ' ');
     out += left + row.help + "\n";
   }
-  out += "\n" + flag_help(*find_command("train")) +
-         "\n`lmlaunch COMMAND --help` tells a command's flags, `lmlaunch presets NAME` prints a commented\n"
-         "configuration, `lmlaunch --version` the version. Exit codes: 0 done, 2 command line, 10 "
-         "configuration,\n"
-         "11 model or data, 12 does not fit, 13 directory in use, 14 directory of another run, 75 stopped on "
-         "request.\n";
+  out.append("\n").append(flag_help(*find_command("train")));
+  out +=
+      "\n`lmlaunch COMMAND --help` tells a command's flags, `lmlaunch presets NAME` prints a commented\n"
+      "configuration, `lmlaunch --version` the version. Exit codes: 0 done, 2 command line, 10 "
+      "configuration,\n"
+      "11 model or data, 12 does not fit, 13 directory in use, 14 directory of another run, 75 stopped on "
+      "request.\n";
   return out;
 }
 

@@ -34,12 +34,7 @@ int run_command(const CommandLine& line) {
 // The message, and for training the last line that a scheduler's script looks for.
 int report(const Error& error, bool training) {
   std::fputs(error.report().c_str(), stderr);
-  if (training) {
-    const RunStatus status{.state = "failed",
-                           .exit_code = static_cast<int>(error.code()),
-                           .reason = "error:" + error.text().area};
-    std::fprintf(stderr, "%s\n", stop_line(status).c_str());
-  }
+  if (training) std::fprintf(stderr, "%s\n", stop_line(failed_before_start(error)).c_str());
   return static_cast<int>(error.code());
 }
 

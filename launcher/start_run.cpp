@@ -75,9 +75,7 @@ int train_in_rank(const CommandLine& line) {
     status = supervise_run(child, control);
   } catch (const Error& error) {
     std::fputs(error.report().c_str(), stderr);
-    status = {.state = "failed",
-              .exit_code = static_cast<int>(error.code()),
-              .reason = "error:" + error.text().area};
+    status = failed_before_start(error);
   }
   record(directory, status);
   std::fprintf(stderr, "%s\n", stop_line(status).c_str());

@@ -22,6 +22,14 @@ std::string word(const std::string& text) {
 
 }  // namespace
 
+RunStatus failed_before_start(const Error& error) {
+  RunStatus out;
+  out.state = "failed";
+  out.exit_code = static_cast<int>(error.code());
+  out.reason = "error:" + error.text().area;
+  return out;
+}
+
 std::string stop_line(const RunStatus& status) {
   return "lmlaunch: stop code=" + std::to_string(status.exit_code.value_or(0)) +
          " reason=" + word(status.reason) + " step=" + std::to_string(status.step) +

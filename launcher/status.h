@@ -6,6 +6,8 @@
 #include <optional>
 #include <string>
 
+#include "base/error.h"
+
 namespace lm {
 
 struct RunStatus {
@@ -16,6 +18,9 @@ struct RunStatus {
   std::string checkpoint;        // path of the last one that is safe on disk; "" none
   int64_t repeat = 0;            // steps after it that a resumed run does again
 };
+
+// Of a run that could not begin.
+RunStatus failed_before_start(const Error& error);
 
 // "lmlaunch: stop code=75 reason=signal:SIGUSR1 step=1234 checkpoint=/r/checkpoints/step_00001234 repeat=0"
 std::string stop_line(const RunStatus& status);

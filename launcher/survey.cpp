@@ -42,6 +42,14 @@ std::string field(const std::string& text, const std::string& name) {
   return "";
 }
 
+bool has_word(const std::string& words, const std::string& word, char separator) {
+  std::istringstream rest(words);
+  for (std::string one; std::getline(rest, one, separator);) {
+    if (one == word) return true;
+  }
+  return false;
+}
+
 struct MemoryGroup {
   std::string mount, path;  // "/sys/fs/cgroup", "/user.slice/x"
   bool v2 = false;
@@ -54,11 +62,11 @@ MemoryGroup memory_group(const std::string& root) {
   for (std::string line; std::getline(lines, line);) {
     const size_t first = line.find(':'), second = line.find(':', first + 1);
     if (second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-    if (controllers.find(",memory,") != std::string::npos) {
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    if (has_word(controllers, "memory", ',')) {
       return {root + "/sys/fs/cgroup/memory", line.substr(second + 1), false};
     }
-    if (controllers == ",,") out.path = line.substr(second + 1);
+    if (controllers.empty()) out.path = line.substr(second + 1);
   }
   return out;
 }
@@ -70,10 +78,6 @@ std::vector<std::string> up_from(const MemoryGroup& group) {
     out.push_back(group.mount + (path == "/" ? "" : path.string()));
     if (path == "/" || path.empty()) return out;
   }
-}
-
-bool has_word(const std::string& words, const std::string& word) {
-  return (" " + words + " ").find(" " + word + " ") != std::string::npos;
 }
 
 int usable_cores(const std::string& root) {
@@ -129,10 +133,11 @@ HostFacts survey_host(const std::string& root) {
   const std::string cpuinfo = read_text(root + "/proc/cpuinfo"), meminfo = read_text(root + "/proc/meminfo");
   out.cpu.model = field(cpuinfo, "model name");
   const std::string flags = field(cpuinfo, "flags");
-  out.cpu.avx2 = has_word(flags, "avx2");
-  out.cpu.avx512 = has_word(flags, "avx512f") && has_word(flags, "avx512bw") && has_word(flags, "avx512vl");
-  out.cpu.avx512_bf16 = has_word(flags, "avx512_bf16");
-  out.cpu.amx_bf16 = has_word(flags, "amx_bf16");
+  out.cpu.avx2 = has_word(flags, "avx2", ' ');
+  out.cpu.avx512 =
+      has_word(flags, "avx512f", ' ') && has_word(flags, "avx512bw", ' ') && has_word(flags, "avx512vl", ' ');
+  out.cpu.avx512_bf16 = has_word(flags, "avx512_bf16", ' ');
+  out.cpu.amx_bf16 = has_word(flags, "amx_bf16", ' ');
   out.cpu.cores = usable_cores(root);
   out.page_bytes = sysconf(_SC_PAGESIZE);
   out.memory = read_number(field(meminfo, "MemTotal")) * 1024;

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "base/bytes.h"
 #include "launcher/child.h"
@@ -12,7 +13,6 @@
 #include "launcher/environment.h"
 #include "launcher/probe.h"
 #include "launcher/survey.h"
-#include "nlohmann/json.hpp"
 
 namespace lm {
 namespace {

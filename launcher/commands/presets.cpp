@@ -1,8 +1,8 @@
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
 #include "config/nearest.h"
 #include "launcher/commands/commands.h"
-#include "nlohmann/json.hpp"
 
 namespace lm {
 namespace {

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 
+#include "base/bytes.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "data/shuffle.h"
@@ -19,7 +21,7 @@ namespace {
 int64_t held_out(int64_t examples, double fraction) {
   if (fraction <= 0.0) return 0;
   const auto wanted = static_cast<int64_t>(std::llround(fraction * static_cast<double>(examples)));
-  return std::clamp<int64_t>(wanted, 1, std::max<int64_t>(examples - 1, 0));
+  return std::min(std::max<int64_t>(wanted, 1), std::max<int64_t>(examples - 1, 0));
 }
 
 std::string percent(int64_t part, int64_t whole) {
@@ -54,6 +56,8 @@ Loader::Loader(const DataSource& train, const DataSource* eval, const LoaderOpti
       fingerprint_(static_cast<int64_t>(train.fingerprint())),
       data_(fingerprint_) {
   LM_CHECK(options.global_batch >= 1 && options.micro_batch >= 1, "batch sizes");
+  LM_CHECK(options.micro_batch <= std::numeric_limits<int32_t>::max() / options.max_length,
+           "a micro-batch counts its tokens in 32 bits");
   LM_CHECK(options.vocab >= 1, "vocabulary");
   LM_CHECK(options.world >= 1 && options.rank >= 0 && options.rank < options.world, "ranks");
   const int64_t examples = train.examples();
@@ -84,14 +88,10 @@ const SequenceList& Loader::sequences_of(int64_t epoch) {
 int64_t Loader::steps_in_epoch(int64_t epoch) {
   LM_CHECK(epoch >= 0, "epoch");
   if (!options_.packing) epoch = 0;  // every epoch has the same number of sequences
-  const auto slot = static_cast<size_t>(epoch);
-  if (slot >= steps_.size()) steps_.resize(slot + 1);
-  if (!steps_[slot]) {
-    const int64_t sequences =
-        options_.packing ? sequences_of(epoch).sequences() : static_cast<int64_t>(pieces_.size());
-    steps_[slot] = (sequences + options_.global_batch - 1) / options_.global_batch;
-  }
-  return *steps_[slot];
+  if (const auto known = steps_.find(epoch); known != steps_.end()) return known->second;
+  const int64_t sequences =
+      options_.packing ? sequences_of(epoch).sequences() : static_cast<int64_t>(pieces_.size());
+  return steps_[epoch] = ceil_div(sequences, options_.global_batch);
 }
 
 int64_t Loader::total_steps(double epochs) {

@@ -6,7 +6,7 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -68,7 +68,7 @@ class Loader {
   PieceCounts train_counts_, eval_counts_;
   SequenceList plan_;  // of epoch planned_
   int64_t planned_ = -1;
-  std::vector<std::optional<int64_t>> steps_;  // per epoch, once counted
+  std::map<int64_t, int64_t> steps_;  // of each epoch, once counted
   mutable ExampleBuffer buffer_;
   const int64_t fingerprint_;  // of train_
 

@@ -12,8 +12,10 @@
 #define LM_INLINE static inline __attribute__((always_inline))
 #if defined(__CUDACC__)
 #define LM_HOST_DEVICE static __host__ __device__ __forceinline__
+#define LM_UNROLL _Pragma("unroll")
 #else
 #define LM_HOST_DEVICE LM_INLINE
+#define LM_UNROLL _Pragma("GCC unroll 16")
 #endif
 
 namespace lm {

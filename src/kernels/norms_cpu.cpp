@@ -30,7 +30,7 @@ double granule_sum(const T* x) {
   for (int first = 0; first < kNormLanes; first += kSums * kDoubles) {
     NativeF64 sum[kSums] = {};
     for (int64_t i = first; i < kGranuleElements; i += kNormLanes) {
-#pragma GCC unroll 8
+      LM_UNROLL
       for (int s = 0; s < kSums; ++s) {
         const NativeF64 v = load_doubles(x + i + s * kDoubles);
         sum[s] += v * v;

@@ -22,7 +22,7 @@ template <class U>
 LM_HOST_DEVICE PhiloxWords<U> philox(uint64_t key, U c0, U c1, U c2, U c3) {
   uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
   const U m0(0xD2511F53u), m1(0xCD9E8D57u);
-#pragma GCC unroll 10
+  LM_UNROLL
   for (int round = 0; round < 10; ++round) {
     const U high0 = mul_high(c0, m0), low0 = c0 * m0;
     const U high1 = mul_high(c2, m1), low1 = c2 * m1;

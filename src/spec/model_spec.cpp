@@ -194,16 +194,17 @@ void read_rope(const ConfigReader& config, ModelSpec& spec) {
       spec.rope.original_max_position = config.size(
           "original_max_position_embeddings",
           rope.size("original_max_position_embeddings", spec.max_positions, kMostPositions), kMostPositions);
-      if (!(spec.rope.low_freq_factor > 0) || !(spec.rope.high_freq_factor > spec.rope.low_freq_factor)) {
-        rope.fail("high_freq_factor", "must be more than low_freq_factor, and both more than 0");
+      if (!(spec.rope.low_freq_factor >= 1e-6) || !(spec.rope.high_freq_factor > spec.rope.low_freq_factor) ||
+          spec.rope.high_freq_factor > 1e6) {
+        rope.fail("high_freq_factor", "must be more than low_freq_factor, both in [1e-6, 1e6]");
       }
     } else if (type != "default") {
       rope.fail("rope_type",
                 "= \"" + type.substr(0, 100) + "\" is not supported (supported: default, linear, llama3)");
     }
-    if (!(spec.rope.factor > 0) || spec.rope.factor > 1e6) rope.fail("factor", "must be in (0, 1e6]");
+    if (!(spec.rope.factor >= 1e-6) || spec.rope.factor > 1e6) rope.fail("factor", "must be in [1e-6, 1e6]");
   }
-  if (!(spec.rope_theta > 0) || spec.rope_theta > 1e15) config.fail("rope_theta", "must be in (0, 1e15]");
+  if (!(spec.rope_theta >= 1) || spec.rope_theta > 1e15) config.fail("rope_theta", "must be in [1, 1e15]");
 }
 
 void read_windows(const ConfigReader& config, ModelSpec& spec) {

@@ -35,6 +35,7 @@ class Rank {
   ShardedOptimizer& optimizer() { return *optimizer_; }
   Gradients& gradients() { return *gradients_; }
   TrainStep& step() { return *step_; }
+  bool training() const { return optimizer_ != nullptr; }
   const Context& context() const { return context_; }
   const Arena& arena() const { return arena_; }
 

@@ -270,6 +270,33 @@ TEST(Loader, HoldsOutExamplesThatAreNeverTrainedOn) {
   EXPECT_EQ(held, repeated);
 }
 
+TEST(Loader, HoldsOutNothingOfASingleExample) {
+  const MemorySource source = many(1);
+  LoaderOptions options = small();
+  options.eval_fraction = 0.5;
+  const Loader loader(source, nullptr, options);
+  EXPECT_FALSE(loader.has_eval());
+  EXPECT_EQ(loader.train_counts().examples, 1);
+}
+
+TEST(Loader, RefusesAPositionOutsideTheEpoch) {
+  const MemorySource source = many(21);
+  Loader loader(source, nullptr, small());
+  Numbers position;
+  loader.visit_state(position);
+  position.restoring = true;
+  for (const int64_t step : {int64_t{6}, int64_t{-1}, int64_t{1} << 60}) {
+    position.values["data.step_in_epoch"] = step;
+    loader.visit_state(position);
+    try {
+      loader.next();
+      FAIL() << step;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Exit::kIncompatible);
+    }
+  }
+}
+
 TEST(Loader, EvaluatesASecondSourceInFileOrder) {
   const MemorySource train = many(8), eval = many(5);
   Loader loader(train, &eval, small());

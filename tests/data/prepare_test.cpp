@@ -2,17 +2,19 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sys/file.h>
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <thread>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "data/child_process.h"
 #include "data/content_key.h"
 #include "data/loader.h"
 
@@ -207,6 +209,33 @@ TEST_F(Prepare, StopsOnRequestWhilePythonRuns) {
   const double start = monotonic_seconds();
   refused(wanted, Exit::kStopped);
   EXPECT_LT(monotonic_seconds() - start, 5.0);
+}
+
+TEST_F(Prepare, ItsChildDiesWithIt) {
+  const std::string pid_file = dir_ + "/pid";
+  const pid_t parent = ::fork();
+  ASSERT_GE(parent, 0);
+  if (parent == 0) {
+    run_child({"/bin/sh", "-c", "echo $$ > " + pid_file + "; exec sleep 60"}, "", [](const std::string&) {},
+              {});
+    ::_exit(0);
+  }
+  const auto within = [](double seconds, const std::function<bool()>& done) {
+    const double end = monotonic_seconds() + seconds;
+    while (!done() && monotonic_seconds() < end) ::usleep(5000);
+    return done();
+  };
+  pid_t child = 0;
+  ASSERT_TRUE(within(10, [&] { return static_cast<bool>(std::ifstream(pid_file) >> child); }));
+  EXPECT_EQ(::kill(child, 0), 0);
+  ::kill(parent, SIGKILL);
+  ::waitpid(parent, nullptr, 0);
+  // Gone, or a zombie that nobody reaps.
+  EXPECT_TRUE(within(10, [&] {
+    std::ifstream status("/proc/" + std::to_string(child) + "/stat");
+    std::string pid, name, state;
+    return !(status >> pid >> name >> state) || state == "Z";
+  }));
 }
 
 TEST_F(Prepare, ShowsTheSampleWithTrainedTextApart) {

@@ -55,7 +55,7 @@ def old_form(config):
     """The same config.json as version 4 wrote it."""
     config = dict(config)
     config["torch_dtype"] = config.pop("dtype")
-    rope = config.pop("rope_parameters")
+    rope = dict(config.pop("rope_parameters"))
     config["rope_theta"] = rope.pop("rope_theta")
     config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     return config

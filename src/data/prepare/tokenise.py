@@ -24,10 +24,11 @@ PREAMBLE_INPUT = ("Below is an instruction that describes a task, paired with an
 
 @dataclass
 class Rendered:
-    """Text on its way to the tokenizer. `plain` text gets the tokenizer's BOS and one EOS; a template wrote its own."""
+    """Text on its way to the tokenizer. `plain` text gets the tokenizer's BOS and one EOS; a template wrote its own.
+    `spans` is where it is trained, in characters; None means all of it."""
 
     text: str
-    spans: list
+    spans: list | None
     plain: bool
     place: str
 
@@ -95,19 +96,27 @@ class Model:
     def render(self, example, place):
         """Rendered, for anything but Ids."""
         if isinstance(example, formats.Text):
-            return Rendered(example.text, [(0, len(example.text))], True, place)
+            return Rendered(example.text, None, True, place)
         if isinstance(example, formats.Pair):
-            text = example.prompt + example.completion
-            return Rendered(text, [(len(example.prompt), len(text))], True, place)
+            return self._joined([(example.prompt, False), (example.completion, True)], place)
         if self.template is None:
-            return _join(self._segments(example, place), place)
+            return self._joined(self._segments(example, place), place)
         try:
-            text, spans = mask.chat_spans(self.template, example, place) if self.loss_on == "completion" else (
-                self.template.render(example.messages, example.tools), [])
+            if self.loss_on == "all":
+                return Rendered(self.template.render(example.messages, example.tools), None, False, place)
+            text, spans = mask.chat_spans(self.template, example, place)
         except (jinja2.exceptions.TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:
             raise InputError(f"the chat template refuses this conversation: {error}", place,
                              "correct or remove this row", "DATA-23") from None
         return Rendered(text, spans, False, place)
+
+    def _joined(self, segments, place):
+        text, spans = "", []
+        for part, answer in segments:
+            if answer:
+                spans.append((len(text), len(text) + len(part)))
+            text += part
+        return Rendered(text, None if self.loss_on == "all" else spans, True, place)
 
     def _segments(self, chat, place):
         """(text, is an answer) in the Alpaca manner."""
@@ -139,20 +148,24 @@ class Model:
         """(ids, marks) for each, in order."""
         out = [None] * len(rendered)
         for plain in (True, False):
-            group = [i for i, r in enumerate(rendered) if r.plain is plain]
-            try:
-                encodings = self.tokenizer.encode_batch([rendered[i].text for i in group], add_special_tokens=plain)
-            except (UnicodeEncodeError, TypeError):
-                raise _no_unicode([rendered[i] for i in group]) from None
-            for i, encoding in zip(group, encodings):
-                out[i] = self._finish(rendered[i], encoding.ids, encoding.offsets)
+            for whole in (True, False):
+                group = [i for i, r in enumerate(rendered) if (r.plain, r.spans is None) == (plain, whole)]
+                # The fast way gives no offsets.
+                encode = self.tokenizer.encode_batch_fast if whole else self.tokenizer.encode_batch
+                try:
+                    encodings = encode([rendered[i].text for i in group], add_special_tokens=plain)
+                except (UnicodeEncodeError, TypeError):
+                    raise _no_unicode([rendered[i] for i in group]) from None
+                for i, encoding in zip(group, encodings):
+                    out[i] = self._finish(rendered[i], encoding)
         return out
 
-    def _finish(self, rendered, ids, offsets):
-        if self.loss_on == "all":
+    def _finish(self, rendered, encoding):
+        ids = encoding.ids
+        if rendered.spans is None:
             marks = [1] * len(ids)
         else:
-            marks = mask.mark_tokens(ids, offsets, rendered.text, rendered.spans, self.end_ids)
+            marks = mask.mark_tokens(ids, encoding.offsets, rendered.text, rendered.spans, self.end_ids)
         doubled = self.bos is not None and ids[:2] == [self.bos, self.bos]
         if doubled and not rendered.plain:
             raise InputError(f"the chat template writes the begin token {self.bos} twice", rendered.place,
@@ -251,12 +264,3 @@ def _special_tokens(config):
         if key.endswith("_token") and isinstance(value, str):
             special[key] = value
     return special
-
-
-def _join(segments, place):
-    text, spans = "", []
-    for part, answer in segments:
-        if answer:
-            spans.append((len(text), len(text) + len(part)))
-        text += part
-    return Rendered(text, spans, True, place)

@@ -1,0 +1,216 @@
+// How fast is our CPU attention, against ATen's flash kernels and against the machine's bf16 GEMM?
+//
+//   attention_benchmark [THREADS = 2] [ROUNDS = 9]
+//
+// Both run in this process, one after the other within each round; the figures are medians. Work is counted
+// as the visible (query, key) pairs need it: 4 head_dim flops forward, 10 backward. ATen has no windows and
+// no packed documents, so equal documents are its batch, and a window has no peer.
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/randn.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/clock.h"
+#include "kernels/attention_path.h"
+
+namespace {
+
+struct Case {
+  int64_t documents, length, heads, kv_heads, head_dim, window;
+  lm::DType dtype = lm::DType::kBF16;
+};
+
+double visible_pairs(const Case& c) {
+  double pairs = 0;
+  for (int64_t i = 0; i < c.length; ++i) pairs += c.window > 0 ? std::min(i + 1, c.window) : i + 1;
+  return pairs * c.documents * c.heads;
+}
+
+// Medians of `rounds` interleaved timings, seconds; short calls are repeated within a round.
+std::vector<double> medians(const std::vector<std::function<void()>>& calls, int rounds) {
+  std::vector<std::vector<double>> seconds(calls.size());
+  std::vector<int> repeats;
+  for (const auto& call : calls) {
+    call();
+    const double start = lm::monotonic_seconds();
+    call();
+    repeats.push_back(std::clamp(static_cast<int>(0.02 / (lm::monotonic_seconds() - start)), 1, 50));
+  }
+  for (int round = 0; round < rounds; ++round) {
+    for (size_t i = 0; i < calls.size(); ++i) {
+      const double start = lm::monotonic_seconds();
+      for (int repeat = 0; repeat < repeats[i]; ++repeat) calls[i]();
+      seconds[i].push_back((lm::monotonic_seconds() - start) / repeats[i]);
+    }
+  }
+  std::vector<double> result;
+  for (auto& s : seconds) {
+    std::nth_element(s.begin(), s.begin() + s.size() / 2, s.end());
+    result.push_back(s[s.size() / 2]);
+  }
+  return result;
+}
+
+double relative(const at::Tensor& a, const at::Tensor& b) {
+  const at::Tensor x = a.to(at::kFloat), y = b.to(at::kFloat);
+  return x.sub(y).norm().item<double>() / y.norm().item<double>();
+}
+
+// q, k and v are slices of one array, as a model's fused projection leaves them.
+struct Tensors {
+  at::Tensor qkv, dqkv, out, dout, lse, scratch;
+  std::vector<int32_t> start;
+  lm::AttentionForward forward;
+  lm::AttentionBackward backward;
+
+  Tensors(const Case& c, int threads) {
+    const int64_t tokens = c.documents * c.length, q_width = c.heads * c.head_dim,
+                  kv_width = c.kv_heads * c.head_dim;
+    const int64_t stride = q_width + 2 * kv_width;
+    const auto type = c.dtype == lm::DType::kBF16 ? at::kBFloat16 : at::kFloat;
+    qkv = at::randn({tokens, stride}).to(type);
+    dqkv = at::empty({tokens, stride}, type);
+    out = at::empty({tokens, q_width}, type);
+    dout = at::randn({tokens, q_width}).to(type);
+    lse = at::empty({c.heads, tokens}, at::kFloat);
+    for (int64_t i = 0; i <= c.documents; ++i) start.push_back(static_cast<int32_t>(i * c.length));
+    const int64_t bytes =
+        std::max(lm::attention_forward_scratch(c.head_dim, threads, c.dtype),
+                 lm::attention_backward_scratch(tokens, c.heads, c.kv_heads, c.head_dim, threads, c.dtype));
+    scratch = at::empty({bytes + 64}, at::kByte);
+    auto* aligned = static_cast<std::byte*>(scratch.data_ptr());
+    aligned += (64 - reinterpret_cast<uintptr_t>(aligned) % 64) % 64;
+    const auto at_column = [&](const at::Tensor& t, int64_t column) {
+      return static_cast<std::byte*>(t.data_ptr()) + column * t.element_size();
+    };
+    const float scale = 1 / std::sqrt(static_cast<float>(c.head_dim));
+    forward = {.q = at_column(qkv, 0),
+               .k = at_column(qkv, q_width),
+               .v = at_column(qkv, q_width + kv_width),
+               .out = out.data_ptr(),
+               .lse = lse.data_ptr<float>(),
+               .document_start = start.data(),
+               .documents = c.documents,
+               .tokens = tokens,
+               .heads = c.heads,
+               .kv_heads = c.kv_heads,
+               .head_dim = c.head_dim,
+               .q_stride = stride,
+               .kv_stride = stride,
+               .window = c.window,
+               .scale = scale,
+               .scratch = aligned,
+               .dtype = c.dtype};
+    backward = {.dout = dout.data_ptr(),
+                .q = forward.q,
+                .k = forward.k,
+                .v = forward.v,
+                .out = out.data_ptr(),
+                .lse = forward.lse,
+                .dq = at_column(dqkv, 0),
+                .dk = at_column(dqkv, q_width),
+                .dv = at_column(dqkv, q_width + kv_width),
+                .document_start = start.data(),
+                .documents = c.documents,
+                .tokens = tokens,
+                .heads = c.heads,
+                .kv_heads = c.kv_heads,
+                .head_dim = c.head_dim,
+                .q_stride = stride,
+                .kv_stride = stride,
+                .dq_stride = stride,
+                .dkv_stride = stride,
+                .window = c.window,
+                .scale = scale,
+                .scratch = aligned,
+                .dtype = c.dtype};
+  }
+  // [documents, heads, length, head_dim] views of columns of [tokens, columns].
+  static at::Tensor view(const Case& c, const at::Tensor& t, int64_t column, int64_t heads) {
+    return t.narrow(1, column, heads * c.head_dim)
+        .view({c.documents, c.length, heads, c.head_dim})
+        .transpose(1, 2);
+  }
+};
+
+double gemm_gflops(int rounds) {
+  const int64_t n = 1536;
+  const at::Tensor a = at::randn({n, n}).to(at::kBFloat16), b = at::randn({n, n}).to(at::kBFloat16);
+  const double seconds = medians({[&] { at::mm(a, b); }}, rounds)[0];
+  return 2.0 * n * n * n / seconds * 1e-9;
+}
+
+void measure(const Case& c, int threads, int rounds, double gemm) {
+  Tensors t(c, threads);
+  const lm::StreamView stream{.threads = threads};
+  const int64_t q_width = c.heads * c.head_dim, kv_width = c.kv_heads * c.head_dim;
+  const bool peer = c.window == 0;
+  const at::Tensor q = Tensors::view(c, t.qkv, 0, c.heads), k = Tensors::view(c, t.qkv, q_width, c.kv_heads);
+  const at::Tensor v = Tensors::view(c, t.qkv, q_width + kv_width, c.kv_heads);
+  const at::Tensor dout = Tensors::view(c, t.dout, 0, c.heads);
+  std::tuple<at::Tensor, at::Tensor> peer_out;
+  std::tuple<at::Tensor, at::Tensor, at::Tensor> peer_gradient;
+  std::vector<std::function<void()>> forward{[&] { lm::attention_forward_cpu(t.forward, stream); }};
+  std::vector<std::function<void()>> backward{[&] { lm::attention_backward_cpu(t.backward, stream); }};
+  if (peer) {
+    forward.push_back(
+        [&] { peer_out = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, true); });
+    backward.push_back([&] {
+      peer_gradient = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+          dout, q, k, v, std::get<0>(peer_out), std::get<1>(peer_out), 0.0, true);
+    });
+  }
+  const std::vector<double> f = medians(forward, rounds), b = medians(backward, rounds);
+  const double flops = visible_pairs(c) * c.head_dim * 4e-9;
+  const auto line = [&](const char* what, double ours, double theirs, double work, double difference) {
+    std::printf(
+        "%-4s %ld x %5ld  %2ld/%ld x %3ld  window %4ld  %-8s %8.2f ms %6.0f GFLOP/s %3.0f %% of GEMM",  //
+        lm::dtype_name(c.dtype), c.documents, c.length, c.heads, c.kv_heads, c.head_dim, c.window, what,
+        ours * 1e3, work / ours, work / ours / gemm * 100);
+    if (peer) {
+      std::printf(" | ATen %8.2f ms %5.0f GFLOP/s | %.2fx, difference %.1e", theirs * 1e3, work / theirs,
+                  theirs / ours, difference);
+    }
+    std::printf("\n");
+    std::printf(
+        "{\"benchmark\": \"attention\", \"dtype\": \"%s\", \"documents\": %ld, \"length\": %ld, \"heads\": "
+        "%ld, "
+        "\"kv_heads\": %ld, \"head_dim\": %ld, \"window\": %ld, \"pass\": \"%s\", \"seconds\": %.6g, "
+        "\"gflops\": %.5g, \"peer_seconds\": %.6g, \"gemm_gflops\": %.5g}\n",
+        lm::dtype_name(c.dtype), c.documents, c.length, c.heads, c.kv_heads, c.head_dim, c.window, what, ours,
+        work / ours, theirs, gemm);
+  };
+  const auto flat = [&](const at::Tensor& x) {
+    return x.transpose(1, 2).reshape({c.documents * c.length, -1});
+  };
+  line("forward", f[0], peer ? f[1] : 0, flops, peer ? relative(t.out, flat(std::get<0>(peer_out))) : 0);
+  line("backward", b[0], peer ? b[1] : 0, flops * 2.5,
+       peer ? relative(t.dqkv.narrow(1, 0, q_width), flat(std::get<0>(peer_gradient))) : 0);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int threads = argc > 1 ? std::atoi(argv[1]) : 2, rounds = argc > 2 ? std::atoi(argv[2]) : 9;
+  at::set_num_threads(threads);
+  const double gemm = gemm_gflops(rounds);
+  std::printf("bf16 GEMM 1536^3: %.0f GFLOP/s on %d threads; path %s\n", gemm, threads,
+              lm::attention::best_path(lm::DType::kBF16).name);
+  const std::vector<Case> cases = {{2, 512, 9, 3, 64, 0},   {1, 2048, 9, 3, 64, 0},
+                                   {1, 8192, 3, 1, 64, 0},  {1, 8192, 3, 1, 64, 1024},
+                                   {2, 512, 12, 12, 64, 0}, {2, 512, 8, 2, 128, 0},
+                                   {16, 64, 9, 3, 64, 0},   {2, 512, 9, 3, 64, 0, lm::DType::kF32}};
+  for (const Case& c : cases) measure(c, threads, rounds, gemm);
+}

@@ -1,0 +1,148 @@
+#include "launcher/job.h"
+
+#include <filesystem>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "config/config_toml.h"
+#include "launcher/child.h"
+#include "launcher/machine_survey.h"
+#include "model/gemm_rate.h"
+#include "model/runtime.h"
+#include "weights/adapter_files.h"
+#include "weights/load_store.h"
+
+namespace lm {
+namespace {
+
+namespace fs = std::filesystem;
+
+AdapterSpec make_adapter(const LoraConfig& lora) {
+  if (!lora.init.empty()) {
+    AdapterSpec given = read_adapter_config(lora.init).spec;
+    given.dropout = lora.dropout;
+    return given;
+  }
+  return {.r = lora.r, .alpha = lora.alpha, .rslora = lora.rslora, .dropout = lora.dropout,
+          .targets = resolve_targets(lora.targets, "lora.targets")};
+}
+
+Machine measured_machine(DeviceType device, StreamView stream, DType dtype) {
+  Machine machine = survey_machine();
+  if (device == DeviceType::kCpu) {
+    const double rate = measure_gemm_rate(dtype, stream);
+    (dtype == DType::kBF16 ? machine.gemm_bf16_flops : machine.gemm_fp32_flops) = rate;
+  }
+  return machine;
+}
+
+PrepareOptions prepare_options(const Job& job, const std::vector<std::string>& files) {
+  const DataConfig& data = job.config.data;
+  const fs::path program = fs::path(beside_this_program("lmlaunch-cpu")).parent_path() / "../share/lmlaunch/prepare";
+  return {.files = files, .format = data.format, .loss_on = data.loss_on, .model_dir = job.model_directory,
+          .cache_dir = data.cache_dir.empty() ? job.environment.token_cache() : data.cache_dir,
+          .python = job.environment.python, .program_dir = program.lexically_normal().string(),
+          .workers = job.plan.numerics.threads, .stopped = {}};
+}
+
+}  // namespace
+
+std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line) {
+  auto job = std::make_unique<Job>();
+  job->config = config;
+  job->environment = read_environment();
+  job->model_directory = resolve_model(config.model.path, job->environment);
+  job->spec = read_model_spec(job->model_directory);
+  if (config.train.method == Method::kLora) job->adapter = make_adapter(config.lora);
+  const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
+  job->layout = make_layout(job->spec, job->adapter_spec(), dtype);
+  // The door has chosen: lmlaunch-cuda is started when a GPU computes.
+  const bool cpu = !cuda_built() || line.integer("--gpus") == 0 || config.run.device == DeviceChoice::kCpu;
+  const DeviceType device = cpu ? DeviceType::kCpu : DeviceType::kCuda;
+  const int cores = survey_machine().cores;
+  const int threads = static_cast<int>(config.run.threads.value_or(cores));
+  job->stream = start_torch(device, threads, config.run.deterministic);
+  job->plan = make_plan(config, job->spec, job->adapter_spec(), job->layout,
+                        measured_machine(device, job->stream, dtype), device);
+  return job;
+}
+
+std::unique_ptr<Rank> make_rank(const Job& job, bool training) {
+  const int64_t tokens = job.config.train.global_batch * job.config.data.max_length;
+  return std::make_unique<Rank>(
+      RankSetup{.spec = job.spec, .layout = job.layout, .adapter = job.adapter_spec(),
+                .optimizer = job.config.optimizer, .plan = job.plan, .seed = job.config.run.seed,
+                .max_length = job.config.data.max_length, .tokens_per_step = training ? tokens : 0,
+                .max_grad_norm = job.config.train.max_grad_norm},
+      job.stream);
+}
+
+void load_rank(const Job& job, Rank& rank, const std::string& trained) {
+  const LoadSetup setup{job.spec, job.layout, job.plan.numerics.dtype, job.stream, job.plan.numerics.threads};
+  const bool lora = job.adapter.has_value();
+  if (!trained.empty() && !lora) {
+    load_weights(setup, trained, rank.weights());
+  } else if (job.config.model.init == ModelInit::kRandom) {
+    initialise_weights(setup, job.config.run.seed, rank.weights());
+  } else {
+    load_weights(setup, job.model_directory, rank.weights());
+  }
+  if (lora) {
+    const std::string adapter = trained.empty() ? job.config.lora.init : trained;
+    if (adapter.empty()) {
+      initialise_adapter(setup, job.config.run.seed, rank.weights());
+    } else {
+      load_adapter_weights(setup, adapter, rank.weights());
+    }
+  }
+  rank.weights_ready();
+}
+
+JobData open_data(const Job& job, const std::function<bool()>& stopped) {
+  const Config& config = job.config;
+  JobData data;
+  PrepareOptions options = prepare_options(job, config.data.train);
+  options.stopped = stopped;
+  data.train = prepare_tokens(options);
+  data.train_source = std::make_unique<TokenFile>(data.train.path);
+  if (!config.data.eval.empty()) {
+    options.files = config.data.eval;
+    data.eval = prepare_tokens(options);
+    data.eval_source = std::make_unique<TokenFile>(data.eval.path);
+  }
+  data.loader = std::make_unique<Loader>(
+      *data.train_source, data.eval_source.get(),
+      LoaderOptions{.seed = config.run.seed, .max_length = config.data.max_length, .too_long = config.data.too_long,
+                    .packing = config.data.packing, .global_batch = config.train.global_batch,
+                    .micro_batch = job.plan.numerics.micro_batch, .vocab = job.spec.vocab,
+                    .eval_fraction = config.data.eval_fraction});
+  return data;
+}
+
+EvalResult evaluate(Rank& rank, const std::vector<Batch>& batches) {
+  EvalResult result;
+  double nll = 0;
+  for (const Batch& batch : batches) {
+    nll += rank.step().evaluate(batch);
+    for (const int32_t target : batch.target) result.target_tokens += target >= 0;
+  }
+  result.loss = result.target_tokens > 0 ? nll / static_cast<double>(result.target_tokens) : 0.0;
+  return result;
+}
+
+Subject open_subject(const std::string& path) {
+  if (fs::exists(fs::path(path) / "config.toml")) {
+    Subject subject{load_config(path + "/config.toml"), path + "/model", path};
+    if (!fs::is_directory(subject.trained)) {
+      throw Error(Exit::kIncompatible, {.area = "RUN-14", .what = "this run has no trained model yet",
+                                        .place = subject.trained,
+                                        .next = "let the run finish: lmlaunch " + path + "/config.toml", .kept = ""});
+    }
+    return subject;
+  }
+  Subject subject;
+  subject.config.model.path = path;
+  return subject;
+}
+
+}  // namespace lm

@@ -1,0 +1,28 @@
+// What a person sees of a run: on a terminal one line that is redrawn, in a pipe one line per log.every steps.
+#pragma once
+
+#include <string>
+
+#include "config/config.h"
+#include "plan/plan.h"
+#include "train/trainer.h"
+
+namespace lm {
+
+class Progress {
+ public:
+  Progress(const Config& config, int64_t total_steps);
+  void show(const StepRow& row);
+  void finish(const TrainerResult& result);
+
+ private:
+  int64_t every_;
+  int64_t total_;
+  bool terminal_;
+  double seconds_ = 0;   // in steps so far, for the time left
+};
+
+// "1.21 GiB (planned 1.25 GiB)".
+std::string format_peak(const Plan& plan);
+
+}  // namespace lm

@@ -1,0 +1,87 @@
+#include "launcher/run.h"
+
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+
+#include "base/log.h"
+#include "config/config_toml.h"
+#include "launcher/control.h"
+#include "launcher/job.h"
+#include "launcher/progress.h"
+#include "launcher/run_files.h"
+#include "train/trainer.h"
+
+namespace lm {
+namespace {
+
+int64_t total_steps(const Config& config, Loader& loader) {
+  return config.train.steps ? *config.train.steps : loader.total_steps(config.train.epochs.value_or(1));
+}
+
+EvalResult evaluate_and_record(Rank& rank, const std::vector<Batch>& held_out, int64_t step, MetricsFile& metrics) {
+  const EvalResult result = evaluate(rank, held_out);
+  metrics.write_eval(step, result.loss, result.target_tokens);
+  char line[120];
+  std::snprintf(line, sizeof line, "held-out loss after step %ld: %.4f (perplexity %.2f, %ld targets)", step,
+                result.loss, std::exp(result.loss), result.target_tokens);
+  log_line(line);
+  return result;
+}
+
+}  // namespace
+
+Exit run_training(const CommandLine& line) {
+  const RunFiles files(line.value("--run-dir").value());
+  Control control = Control::attach(static_cast<int>(line.integer("--control-fd").value()));
+  const auto stop_requested = [&] { return control.stop_requests() > 0; };
+
+  // What was asked for, and where every byte of it will live. Nothing large is allocated yet, and what cannot
+  // fit ends here.
+  const Config config = load_config(line.positional[0], line.overrides);
+  const std::unique_ptr<Job> job = open_job(config, line);
+  files.begin(*job);
+  log_line(print_plan(job->plan));
+
+  // Text becomes tokens once; a second start finds them. The first example shows what will be learnt.
+  JobData data = open_data(*job, stop_requested);
+  log_line(sample_view(data.train, isatty(STDERR_FILENO) != 0));
+  const std::vector<Batch> held_out = data.loader->eval_batches();
+  const int64_t steps = total_steps(config, *data.loader);
+
+  // From here on every byte has its home: weights, gradients, optimizer state and the arena.
+  const std::unique_ptr<Rank> rank = make_rank(*job, true);
+  load_rank(*job, *rank);
+
+  MetricsFile metrics(files.path("metrics.jsonl"));
+  if (!held_out.empty()) evaluate_and_record(*rank, held_out, 0, metrics);
+
+  // The loop. A stop request lets the step at hand finish.
+  Progress progress(config, steps);
+  Trainer trainer(*rank, *data.loader, config,
+                  {.total_steps = steps, .sol_seconds_per_token = job->plan.sol_seconds_per_token,
+                   .schedule = {.layers = job->spec.layers, .micro_batches = 1, .tied = job->spec.tied,
+                                .recompute = job->plan.numerics.recompute, .clip = config.optimizer.clip}},
+                  metrics);
+  TrainerHooks hooks;
+  hooks.stop_requested = stop_requested;
+  hooks.on_step = [&](const StepRow& row) {
+    progress.show(row);
+    control.publish({.step = row.step, .repeat = row.step, .checkpoint = "", .reason = ""});
+    files.running(row.step);
+  };
+  if (!held_out.empty()) {
+    hooks.evaluate = [&](int64_t step) { return evaluate_and_record(*rank, held_out, step, metrics).loss; };
+  }
+  const TrainerResult result = trainer.run(hooks);
+  progress.finish(result);
+
+  // The trained model appears in one step, complete or not at all; a stopped run leaves what it has reached.
+  if (!held_out.empty() && result.steps > 0) evaluate_and_record(*rank, held_out, result.steps, metrics);
+  if (result.steps > 0) files.write_model(*job, *rank);
+  log_line("peak resident memory " + format_peak(job->plan));
+  return result.stopped ? Exit::kStopped : Exit::kDone;
+}
+
+}  // namespace lm

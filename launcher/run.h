@@ -1,0 +1,12 @@
+// The story of a training run.
+#pragma once
+
+#include "base/error.h"
+#include "launcher/command_line.h"
+
+namespace lm {
+
+// `train CONFIG --run-dir DIR --control-fd FD ...`, as the door hands it on. Returns kDone or kStopped.
+Exit run_training(const CommandLine& line);
+
+}  // namespace lm

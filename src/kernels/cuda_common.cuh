@@ -1,0 +1,116 @@
+// What the GPU launchers share: element types, packs of 16 bytes, launching, and sums over the threads of a
+// warp or block in a fixed order (no atomics anywhere: the same input gives the same bits). For .cu files
+// alone.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "base/check_cuda.h"
+#include "kernels/host_device.h"
+#include "kernels/kernels.h"
+
+namespace lm::gpu {
+
+inline constexpr int kThreads = 256;
+
+// Calls body(T{}) for the element type T of `type`.
+template <class Body>
+void with_dtype(DType type, const Body& body) {
+  LM_CHECK(type == DType::kF32 || type == DType::kBF16, std::string("no GPU kernel for ") + dtype_name(type));
+  if (type == DType::kF32) return body(float{});
+  body(Bf16{});
+}
+
+// kernel<<<grid, block>>>(arguments...) in the stream; an empty grid is no work.
+template <class Kernel, class... Arguments>
+void launch(Kernel kernel, dim3 grid, int block, StreamView stream, const Arguments&... arguments) {
+  if (grid.x == 0 || grid.y == 0) return;
+  kernel<<<grid, block, 0, static_cast<cudaStream_t>(stream.handle)>>>(arguments...);
+  LM_CUDA(cudaGetLastError());
+}
+inline unsigned blocks_of(int64_t n, int64_t each) {
+  return static_cast<unsigned>((n + each - 1) / each);
+}
+// Blocks of a grid-stride loop: enough to fill any GPU several times.
+inline unsigned stride_blocks(int64_t n) {
+  const int64_t blocks = (n + kThreads - 1) / kThreads;
+  return static_cast<unsigned>(blocks < 16384 ? blocks : 16384);
+}
+
+// n neighbouring elements as one memory access.
+template <class T, int n>
+struct alignas(sizeof(T) * n) Pack {
+  T at[n];
+};
+template <int n, class T>
+__device__ __forceinline__ Pack<T, n> load_pack(const T* from) {
+  return *reinterpret_cast<const Pack<T, n>*>(from);
+}
+template <int n, class T>
+__device__ __forceinline__ void store_pack(T* to, const Pack<T, n>& pack) {
+  *reinterpret_cast<Pack<T, n>*>(to) = pack;
+}
+// Elements of T in 16 bytes.
+template <class T>
+inline constexpr int kPack = 16 / static_cast<int>(sizeof(T));
+// Whether every pointer (null is fine) lies at a multiple of `bytes`.
+template <class... Pointers>
+bool aligned(size_t bytes, Pointers... pointers) {
+  return ((reinterpret_cast<uintptr_t>(pointers) % bytes == 0) && ...);
+}
+
+// The sum (maximum) over the 32 threads of a warp; every thread gets it.
+__device__ __forceinline__ float warp_sum(float x) {
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, step);
+  return x;
+}
+__device__ __forceinline__ float warp_max(float x) {
+  for (int step = 16; step > 0; step /= 2) {
+    const float other = __shfl_xor_sync(0xFFFFFFFFu, x, step);
+    x = x < other ? other : x;
+  }
+  return x;
+}
+// The same over kThreads threads of a block. Every thread of the block must call.
+__device__ __forceinline__ float block_sum(float x) {
+  __shared__ float warps[kThreads / 32];
+  x = warp_sum(x);
+  __syncthreads();  // the previous call's readers are done
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
+  __syncthreads();
+  float sum = 0;
+  for (int w = 0; w < kThreads / 32; ++w) sum += warps[w];
+  return sum;
+}
+__device__ __forceinline__ float block_max(float x) {
+  __shared__ float warps[kThreads / 32];
+  x = warp_max(x);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
+  __syncthreads();
+  float largest = warps[0];
+  for (int w = 1; w < kThreads / 32; ++w) largest = largest < warps[w] ? warps[w] : largest;
+  return largest;
+}
+
+// The value that a store of type T would leave.
+template <class T>
+__device__ __forceinline__ float round_as(float x) {
+  return to_float(round_to<T>(x));
+}
+
+// Reductions over rows add this many rows in order, then those partial sums in order (kernels.h).
+inline constexpr int64_t kRowBlock = 64;
+
+// sums[j] = sum of partial[b, j] over b in order.
+static __global__ void sum_partials(const float* partial, int64_t blocks, int64_t width, float* sums) {
+  const int64_t j = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (j >= width) return;
+  float sum = blocks > 0 ? partial[j] : 0.f;
+  for (int64_t b = 1; b < blocks; ++b) sum += partial[b * width + j];
+  sums[j] = sum;
+}
+
+}  // namespace lm::gpu

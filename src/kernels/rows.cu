@@ -1,0 +1,66 @@
+// Rows by index on the GPU. A thread owns a column of a row, so sums keep the order of their list.
+#include "kernels/cuda_common.cuh"
+#include "kernels/cuda_launchers.h"
+
+namespace lm::gpu {
+namespace {
+
+// T is whatever the row can be copied in: 16 bytes, or the element.
+template <class T>
+__global__ void gather(const T* table, const int32_t* index, T* out, int64_t width) {
+  const int64_t r = blockIdx.x, from = index[r];
+  for (int64_t j = threadIdx.x; j < width; j += blockDim.x) out[r * width + j] = table[from * width + j];
+}
+
+template <class T>
+__global__ void sum_listed(SumRows a) {
+  const int64_t s = blockIdx.x, j = static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x;
+  if (j >= a.width) return;
+  float sum = a.sums[s * a.width + j];
+  for (int32_t k = a.start[s]; k < a.start[s + 1]; ++k) {
+    sum += to_float(static_cast<const T*>(a.source)[a.order[k] * a.width + j]);
+  }
+  a.sums[s * a.width + j] = sum;
+}
+
+template <class T>
+__global__ void add_listed(AddRows a) {
+  const int64_t s = blockIdx.x, j = static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x;
+  if (j >= a.width) return;
+  T* to = static_cast<T*>(a.gradient) + a.row[s] * a.width + j;
+  *to = round_to<T>(to_float(*to) + a.sums[s * a.width + j]);
+}
+
+template <class T>
+void gather_as(const GatherRows& a, int64_t width, StreamView stream) {
+  launch(gather<T>, static_cast<unsigned>(a.rows), 128, stream, static_cast<const T*>(a.table), a.index,
+         static_cast<T*>(a.out), width);
+}
+
+}  // namespace
+
+void gather_rows(const GatherRows& a, StreamView stream) {
+  with_dtype(a.dtype, [&](auto t) {
+    using T = decltype(t);
+    if (a.width % kPack<T> == 0 && aligned(16, a.table, a.out)) {
+      return gather_as<Pack<T, kPack<T>>>(a, a.width / kPack<T>, stream);
+    }
+    gather_as<T>(a, a.width, stream);
+  });
+}
+
+void sum_rows(const SumRows& a, StreamView stream) {
+  with_dtype(a.dtype, [&](auto t) {
+    launch(sum_listed<decltype(t)>, dim3(static_cast<unsigned>(a.slots), blocks_of(a.width, 128)), 128,
+           stream, a);
+  });
+}
+
+void add_rows(const AddRows& a, StreamView stream) {
+  with_dtype(a.gradient_dtype, [&](auto t) {
+    launch(add_listed<decltype(t)>, dim3(static_cast<unsigned>(a.slots), blocks_of(a.width, 128)), 128,
+           stream, a);
+  });
+}
+
+}  // namespace lm::gpu

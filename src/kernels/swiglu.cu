@@ -1,0 +1,72 @@
+// SwiGLU on the GPU: a thread per 16 bytes of a row.
+#include "kernels/cuda_common.cuh"
+#include "kernels/cuda_launchers.h"
+
+namespace lm::gpu {
+namespace {
+
+__device__ __forceinline__ float sigmoid(float x) {
+  return 1.f / (1.f + expf(-x));
+}
+
+template <class T, int n>
+__global__ void forward(SwigluForward a) {
+  const int64_t r = blockIdx.x, j = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * n;
+  if (j >= a.ffn) return;
+  const T* gate = static_cast<const T*>(a.gate_up) + r * 2 * a.ffn + j;
+  const Pack<T, n> g = load_pack<n>(gate), u = load_pack<n>(gate + a.ffn);
+  Pack<T, n> h;
+  for (int i = 0; i < n; ++i) {
+    const float x = to_float(g.at[i]);
+    h.at[i] = round_to<T>(round_as<T>(x * sigmoid(x)) * to_float(u.at[i]));
+  }
+  store_pack<n>(static_cast<T*>(a.out) + r * a.ffn + j, h);
+}
+
+template <class T, int n>
+__global__ void backward(SwigluBackward a) {
+  const int64_t r = blockIdx.x, j = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * n;
+  if (j >= a.ffn) return;
+  T* gate = static_cast<T*>(a.gate_up) + r * 2 * a.ffn + j;
+  T* dh = static_cast<T*>(a.dh) + r * a.ffn + j;
+  Pack<T, n> g = load_pack<n>(gate), u = load_pack<n>(gate + a.ffn), d = load_pack<n>(dh);
+  for (int i = 0; i < n; ++i) {
+    const float x = to_float(g.at[i]), up = to_float(u.at[i]), gradient = to_float(d.at[i]);
+    const float s = sigmoid(x), silu = round_as<T>(x * s);
+    d.at[i] = round_to<T>(silu * up);
+    u.at[i] = round_to<T>(gradient * silu);
+    g.at[i] = round_to<T>(gradient * up * (s * (1.f + x * (1.f - s))));
+  }
+  store_pack<n>(dh, d);
+  store_pack<n>(gate + a.ffn, u);
+  store_pack<n>(gate, g);
+}
+
+template <int n>
+dim3 grid_of(int64_t rows, int64_t ffn) {
+  return dim3(static_cast<unsigned>(rows), blocks_of(ffn, int64_t{kThreads} * n));
+}
+
+}  // namespace
+
+void swiglu_forward(const SwigluForward& a, StreamView stream) {
+  with_dtype(a.dtype, [&](auto t) {
+    using T = decltype(t);
+    if (a.ffn % kPack<T> == 0 && aligned(16, a.gate_up, a.out)) {
+      return launch(forward<T, kPack<T>>, grid_of<kPack<T>>(a.rows, a.ffn), kThreads, stream, a);
+    }
+    launch(forward<T, 1>, grid_of<1>(a.rows, a.ffn), kThreads, stream, a);
+  });
+}
+
+void swiglu_backward(const SwigluBackward& a, StreamView stream) {
+  with_dtype(a.dtype, [&](auto t) {
+    using T = decltype(t);
+    if (a.ffn % kPack<T> == 0 && aligned(16, a.gate_up, a.dh)) {
+      return launch(backward<T, kPack<T>>, grid_of<kPack<T>>(a.rows, a.ffn), kThreads, stream, a);
+    }
+    launch(backward<T, 1>, grid_of<1>(a.rows, a.ffn), kThreads, stream, a);
+  });
+}
+
+}  // namespace lm::gpu

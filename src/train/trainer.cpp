@@ -1,0 +1,95 @@
+#include "train/trainer.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+
+namespace lm {
+namespace {
+
+constexpr int64_t kSkipsInRow = 5;      // more end the run
+constexpr int64_t kSkipsPerMille = 10;  // of all steps, once a hundred are done
+constexpr int64_t kSkipWindow = 100;
+
+}  // namespace
+
+Trainer::Trainer(Rank& rank, Loader& loader, const Config& config, const TrainerOptions& options, MetricsFile& metrics)
+    : rank_(rank), loader_(loader), config_(config), options_(options), metrics_(metrics) {}
+
+TrainerResult Trainer::run(const TrainerHooks& hooks) {
+  TrainerResult result;
+  while (step_ < options_.total_steps) {
+    if (hooks.stop_requested && hooks.stop_requested()) {
+      result.stopped = true;
+      break;
+    }
+    const StepRow row = step_once();
+    metrics_.write(row);
+    if (hooks.on_step) hooks.on_step(row);
+    count_skipped(row);
+    result.seconds += row.step_ms / 1e3;
+    result.tokens += row.tokens;
+    const int64_t every = config_.train.eval_every;
+    if (hooks.evaluate && every > 0 && step_ % every == 0 && step_ < options_.total_steps) {
+      plateau_.observe(hooks.evaluate(step_));
+    }
+  }
+  result.steps = step_;
+  return result;
+}
+
+StepRow Trainer::step_once() {
+  const double start = monotonic_seconds();
+  const StepBatches batches = loader_.next();
+  const double factor = config_.optimizer.schedule == LrSchedule::kReduceLrOnPlateau
+                            ? plateau_.factor()
+                            : schedule_factor(config_.optimizer, step_, options_.total_steps);
+  const double lr = config_.optimizer.lr * factor;
+  ScheduleShape shape = options_.schedule;
+  shape.micro_batches = static_cast<int64_t>(batches.micro.size());
+  const StepResult done = rank_.step().run(make_schedule(shape), batches, step_ + 1, lr);
+  ++step_;
+  StepRow row;
+  row.step = step_;
+  row.loss = done.loss;
+  row.grad_norm = done.grad_norm;
+  row.lr = lr;
+  row.skipped = done.skipped;
+  row.target_tokens = batches.target_tokens;
+  for (const Batch& batch : batches.micro) row.tokens += batch.tokens();
+  const double seconds = monotonic_seconds() - start;
+  row.step_ms = seconds * 1e3;
+  row.tokens_per_s = static_cast<double>(row.tokens) / seconds;
+  row.sol_pct = 100 * options_.sol_seconds_per_token * static_cast<double>(row.tokens) / seconds;
+  row.host_bytes = resident_bytes();
+  return row;
+}
+
+void Trainer::count_skipped(const StepRow& row) {
+  if (!row.skipped) {
+    skipped_in_row_ = 0;
+    return;
+  }
+  ++skipped_;
+  ++skipped_in_row_;
+  log_warning("NUM-12", "step " + std::to_string(row.step) + " skipped: loss " + std::to_string(row.loss) +
+                            ", gradient norm " + std::to_string(row.grad_norm) + "; no weight has changed");
+  const bool too_many = row.step >= kSkipWindow && skipped_ * 1000 > row.step * kSkipsPerMille;
+  if (skipped_in_row_ <= kSkipsInRow && !too_many) return;
+  throw Error(Exit::kNumerics, {.area = "NUM-12",
+                                .what = std::to_string(skipped_) + " steps were skipped (" +
+                                        std::to_string(skipped_in_row_) + " in a row): gradients are not finite",
+                                .place = "step " + std::to_string(row.step),
+                                .next = "lower optimizer.lr or raise optimizer.warmup", .kept = ""});
+}
+
+void Trainer::visit_state(StateVisitor& visitor) {
+  visitor.number("trainer.step", step_);
+  visitor.number("trainer.skipped", skipped_);
+  visitor.number("trainer.skipped_in_row", skipped_in_row_);
+  plateau_.visit_state(visitor);
+  loader_.visit_state(visitor);
+  rank_.visit_state(visitor);
+}
+
+}  // namespace lm

@@ -1,0 +1,102 @@
+#include "launcher/command_line.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "launcher/device_choice.h"
+
+namespace lm {
+namespace {
+
+using Words = std::vector<std::string>;
+
+CommandLine parse(const Words& words, Reader reader = Reader::kDoor) {
+  return parse_command_line(words, reader);
+}
+
+std::string refusal(const Words& words) {
+  try {
+    parse(words);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Exit::kUsage);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(CommandLine, AConfigurationAloneIsTraining) {
+  const CommandLine line = parse({"--gpus", "1", "a.toml", "train.steps=3", "--dry-run", "x.y=a=b"});
+  EXPECT_EQ(line.command, "train");
+  EXPECT_EQ(line.positional, Words{"a.toml"});
+  EXPECT_EQ(line.overrides, (Words{"train.steps=3", "x.y=a=b"}));
+  EXPECT_EQ(line.integer("--gpus"), 1);
+  EXPECT_TRUE(line.has("--dry-run"));
+  EXPECT_EQ(parse({"train", "a.toml"}).command, "train");
+}
+
+TEST(CommandLine, FlagsTakeTheirValueEitherWay) {
+  EXPECT_EQ(parse({"plan", "a.toml", "--gpu-memory=24GiB"}).bytes("--gpu-memory"), int64_t{24} << 30);
+  EXPECT_EQ(parse({"plan", "a.toml", "--gpu-memory", "24GiB"}).bytes("--gpu-memory"), int64_t{24} << 30);
+  EXPECT_EQ(parse({"generate", "m", "--prompt=", "--max-tokens", "5"}).value("--prompt"), "");
+  EXPECT_EQ(parse({"generate", "m", "--prompt", "--json"}).value("--prompt"), "--json");
+}
+
+TEST(CommandLine, MistakesAreNamed) {
+  EXPECT_NE(refusal({"--gpus", "two", "a.toml"}).find("expected a number"), std::string::npos);
+  EXPECT_NE(refusal({"--gpus", "-1", "a.toml"}).find("expected a number"), std::string::npos);
+  EXPECT_NE(refusal({"--gpus", "1", "--gpus", "1", "a.toml"}).find("given twice"), std::string::npos);
+  EXPECT_NE(refusal({"--gpus", "1", "--ranks", "1", "a.toml"}).find("exclude each other"), std::string::npos);
+  EXPECT_NE(refusal({"--gpus"}).find("needs a value"), std::string::npos);
+  EXPECT_NE(refusal({"plan"}).find("plan needs CONFIG.toml"), std::string::npos);
+  EXPECT_NE(refusal({"plan", "a.toml", "--host-memory", "lots"}).find("expected a size"), std::string::npos);
+  EXPECT_NE(refusal({"plan", "a.toml", "--jsn"}).find("did you mean `--json`?"), std::string::npos);
+  EXPECT_NE(refusal({"a.toml", "b.toml"}).find("unexpected argument `b.toml`"), std::string::npos);
+  EXPECT_NE(refusal({"export", "run"}).find("-o DIR"), std::string::npos);
+  EXPECT_NE(refusal({"generate", "run"}).find("--prompt"), std::string::npos);
+  EXPECT_NE(refusal({"--dry-run=yes", "a.toml"}).find("takes no value"), std::string::npos);
+  EXPECT_NE(refusal({"quickstart"}).find("unknown command `quickstart`"), std::string::npos);
+}
+
+TEST(CommandLine, WhatIsHandedOnParsesToTheSame) {
+  for (const Words& words : {Words{"--gpus", "0", "a.toml", "a.b=c d"}, Words{"a.toml", "x.y=--z"},
+                             Words{"generate", "m", "--prompt", "-- \"x\"", "--json"},
+                             Words{"export", "--merge", "-o", "out", "run"}}) {
+    const CommandLine line = parse(words), again = parse(to_arguments(line), Reader::kRank);
+    EXPECT_EQ(again.command, line.command);
+    EXPECT_EQ(again.positional, line.positional);
+    EXPECT_EQ(again.overrides, line.overrides);
+    EXPECT_EQ(again.flags, line.flags);
+  }
+  CommandLine line = parse({"a.toml"});
+  line.positional = {"--weird"};
+  line.flags["--run-dir"] = "-r";
+  const CommandLine again = parse(to_arguments(line), Reader::kRank);
+  EXPECT_EQ(again.positional, line.positional);
+  EXPECT_EQ(again.value("--run-dir"), "-r");
+}
+
+TEST(DeviceChoice, FollowsTheCommandLineThenTheConfigurationThenTheMachine) {
+  const DeviceFacts none{0, true}, one{1, true}, unbuilt{1, false};
+  const auto decide = [](const Words& words, DeviceChoice configured, const DeviceFacts& facts) {
+    return decide_device(parse(words), configured, facts);
+  };
+  EXPECT_TRUE(decide({"a.toml"}, DeviceChoice::kAuto, one).cuda);
+  EXPECT_TRUE(decide({"a.toml"}, DeviceChoice::kAuto, one).note.empty());
+  EXPECT_FALSE(decide({"a.toml"}, DeviceChoice::kAuto, none).cuda);
+  EXPECT_FALSE(decide({"a.toml"}, DeviceChoice::kAuto, none).note.empty());
+  EXPECT_NE(decide({"a.toml"}, DeviceChoice::kAuto, unbuilt).note.find("not built"), std::string::npos);
+  EXPECT_FALSE(decide({"--gpus", "0", "a.toml"}, DeviceChoice::kAuto, one).cuda);
+  EXPECT_TRUE(decide({"--gpus", "0", "a.toml"}, DeviceChoice::kAuto, none).note.empty());
+  EXPECT_FALSE(decide({"--ranks", "1", "a.toml"}, DeviceChoice::kAuto, one).cuda);
+  EXPECT_FALSE(decide({"a.toml"}, DeviceChoice::kCpu, one).cuda);
+  EXPECT_TRUE(decide({"--gpus", "1", "a.toml"}, DeviceChoice::kCuda, one).cuda);
+  EXPECT_THROW(decide({"--gpus", "1", "a.toml"}, DeviceChoice::kAuto, none), Error);
+  EXPECT_THROW(decide({"a.toml"}, DeviceChoice::kCuda, none), Error);
+  EXPECT_THROW(decide({"a.toml"}, DeviceChoice::kCuda, unbuilt), Error);
+  EXPECT_THROW(decide({"--gpus", "0", "a.toml"}, DeviceChoice::kCuda, one), Error);
+  EXPECT_THROW(decide({"--gpus", "1", "a.toml"}, DeviceChoice::kCpu, one), Error);
+  EXPECT_THROW(decide({"--gpus", "2", "a.toml"}, DeviceChoice::kAuto, one), Error);
+}
+
+}  // namespace
+}  // namespace lm

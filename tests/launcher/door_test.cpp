@@ -1,0 +1,292 @@
+// The door as a process: exit codes, messages, signals, and what lies on disk afterwards.
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+
+#include "base/json.h"
+#include "launcher/status.h"
+#include "tests/support/door.h"
+
+namespace lm {
+namespace {
+
+#define EXPECT_HAS(text, part) \
+  EXPECT_NE((text).find(part), std::string::npos) << "no <" << (part) << "> in\n" << (text)
+
+TEST(Door, HelpVersionAndPresetsAnswerAtOnce) {
+  Door door;
+  for (const char* argument : {"--help", "--version", "presets", "help"}) {
+    const DoorResult result = door.run({argument});
+    EXPECT_EQ(result.code, 0) << argument;
+    EXPECT_FALSE(result.out.empty()) << argument;
+    EXPECT_TRUE(result.err.empty()) << result.err;
+    EXPECT_LT(result.ms, 300.0) << argument;
+  }
+  EXPECT_HAS(door.run({"plan", "--help"}).out, "--gpu-memory");
+}
+
+TEST(Door, BadCommandLinesExitWith2AndNameTheNearest) {
+  Door door;
+  const auto usage = [&](const std::vector<std::string>& arguments) {
+    const DoorResult result = door.run(arguments);
+    EXPECT_EQ(result.code, 2);
+    return result.err;
+  };
+  EXPECT_HAS(usage({"genrate", "x"}), "unknown command `genrate`; did you mean `generate`?");
+  EXPECT_HAS(usage({"--gpu", "1", "c.toml"}), "unknown flag `--gpu` of train; did you mean `--gpus`?");
+  EXPECT_HAS(usage({}), "needs a configuration or a command");
+  EXPECT_HAS(usage({"presets", "quikstart-nothing"}), "unknown preset");
+  EXPECT_HAS(usage({"--control-fd", "3", "c.toml"}), "unknown flag `--control-fd`");
+}
+
+TEST(Door, AWrongKeyExitsWith10AndCreatesNothing) {
+  Door door;
+  door.write_config("c.toml", "[train]\nstpes = 3\n[optimizer]\nlr = \"fast\"\n");
+  const DoorResult result = door.run({"--gpus", "0", "c.toml"});
+  EXPECT_EQ(result.code, 10);
+  EXPECT_LT(result.ms, 100.0);
+  EXPECT_HAS(result.err, "c.toml:5:1: unknown key `stpes` in [train]; did you mean `steps`?");
+  EXPECT_HAS(result.err, "c.toml:7:6: `optimizer.lr`: expected a number");
+  EXPECT_EQ(result.last_line(),
+            "lmlaunch: stop code=10 reason=error:CONF-20 step=0 checkpoint=none repeat=0");
+  EXPECT_FALSE(door.exists("run"));
+  EXPECT_FALSE(door.exists("runs"));
+}
+
+TEST(Door, AMissingConfigurationOrModelIsNamedAndCreatesNothing) {
+  Door door;
+  DoorResult result = door.run({"--gpus", "0", "none.toml"});
+  EXPECT_EQ(result.code, 10);
+  EXPECT_HAS(result.err, "none.toml");
+  door.write_config("c.toml");
+  result = door.run({"--gpus", "0", "c.toml", "model.path=elsewhere"});
+  EXPECT_EQ(result.code, 11);
+  EXPECT_HAS(result.err, "model.path does not exist at elsewhere");
+  result = door.run({"--gpus", "0", "c.toml", "model.path=some-org/some-model"});
+  EXPECT_EQ(result.code, 11);
+  EXPECT_HAS(result.err, "models--some-org--some-model");
+  EXPECT_FALSE(door.exists("run"));
+}
+
+TEST(Door, SeveralGpusOrRanksAreRefusedByName) {
+  Door door;
+  door.write_config("c.toml");
+  EXPECT_HAS(door.run({"--gpus", "2", "c.toml"}).err, "several GPUs are not supported yet");
+  EXPECT_HAS(door.run({"--ranks", "3", "c.toml"}).err, "several ranks are not supported yet");
+  EXPECT_EQ(door.run({"--gpus", "2", "c.toml"}).code, 2);
+  EXPECT_FALSE(door.exists("run"));
+}
+
+TEST(Door, ARunThatEndsWellSaysSoOnTheLastLineAndInStatusJson) {
+  Door door;
+  door.write_config("c.toml");
+  const DoorResult result = door.run({"--gpus", "0", "c.toml"}, "exit:0");
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(result.last_line(), "lmlaunch: stop code=0 reason=done step=7 checkpoint=none repeat=0");
+  const Json status = Json::parse(door.read("run/status.json"));
+  EXPECT_EQ(status["state"], "done");
+  EXPECT_EQ(status["step"], 7);
+  EXPECT_EQ(status["exit_code"], 0);
+  EXPECT_EQ(status["reason"], "done");
+  EXPECT_EQ(status["checkpoint"], "");
+  struct stat info {};
+  ASSERT_EQ(stat(door.path("run").c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0700u);
+}
+
+TEST(Door, TheRankGetsItsArgumentsAndACleanEnvironment) {
+  Door door;
+  door.write_config("c.toml");
+  const DoorResult result =
+      door.run({"--gpus=0", "c.toml", "train.steps=3"}, "facts:facts",
+               {"OMP_NUM_THREADS=7", "MKL_CBWR=x", "TORCH_LOGS=all", "PYTORCH_X=1", "ATEN_X=1", "DNNL_X=1",
+                "ONEDNN_X=1", "CUBLAS_WORKSPACE_CONFIG=:16:8", "LMLAUNCH_PYTHON=/p", "KEPT=1"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  const std::string facts = door.read("facts");
+  EXPECT_EQ(facts.find("arg train\n"), 0u);
+  for (const char* part :
+       {"arg --run-dir\narg run\n", "arg --control-fd\n", "arg --lock-fd\n",
+        "arg --\narg c.toml\narg train.steps=3\n", "env KEPT=1\n", "env LMLAUNCH_PYTHON=/p\n",
+        "env CUBLAS_WORKSPACE_CONFIG=:4096:8\n", "ignored SIGINT\n", "ignored SIGTERM\n", "ignored SIGHUP\n",
+        "ignored SIGUSR1\n"}) {
+    EXPECT_HAS(facts, part);
+  }
+  for (const char* part : {"OMP_", "MKL_", "TORCH_", "PYTORCH_", "ATEN_", "DNNL_", "ONEDNN_", ":16:8"}) {
+    EXPECT_EQ(facts.find(part), std::string::npos) << part;
+  }
+}
+
+TEST(Door, AStopSignalIsRelayedAndTheRunExitsWith75) {
+  for (int signal : {SIGUSR1, SIGTERM, SIGINT, SIGHUP}) {
+    Door door;
+    door.write_config("c.toml");
+    door.start({"--gpus", "0", "c.toml"}, "stop");
+    door.wait_for("ready");
+    // A terminal or scheduler signals the whole group: the rank ignores it, only the door counts.
+    kill(-door.pid(), signal);
+    const DoorResult result = door.finish();
+    EXPECT_EQ(result.code, 75);
+    const std::string name = signal == SIGUSR1   ? "SIGUSR1"
+                             : signal == SIGTERM ? "SIGTERM"
+                             : signal == SIGINT  ? "SIGINT"
+                                                 : "SIGHUP";
+    EXPECT_EQ(result.last_line(), "lmlaunch: stop code=75 reason=signal:" + name +
+                                      " step=12 checkpoint=\"/a run/step_00000010\" repeat=2");
+    const Json status = Json::parse(door.read("run/status.json"));
+    EXPECT_EQ(status["state"], "stopped");
+    EXPECT_EQ(status["exit_code"], 75);
+    EXPECT_EQ(status["checkpoint"], "/a run/step_00000010");
+  }
+}
+
+TEST(Door, TheSecondSignalEndsTheRankAtOnceStillWith75) {
+  Door door;
+  door.write_config("c.toml");
+  door.start({"--gpus", "0", "c.toml"}, "deaf");
+  door.wait_for("ready");
+  door.send(SIGTERM);
+  door.wait_for("finishing the step");
+  door.send(SIGINT);
+  const DoorResult result = door.finish();
+  EXPECT_EQ(result.code, 75);
+  EXPECT_LT(result.ms, 4000.0);
+  EXPECT_HAS(result.err, "SIGINT: stopping at once");
+  EXPECT_HAS(result.last_line(), "lmlaunch: stop code=75 reason=signal:SIGTERM ");
+}
+
+TEST(Door, AKilledRankIsReportedWithItsFirstCause) {
+  Door door;
+  door.write_config("c.toml");
+  DoorResult result = door.run({"--gpus", "0", "c.toml"}, "signal:9");
+  EXPECT_EQ(result.code, 40);
+  EXPECT_HAS(result.err, "the rank was killed by signal 9 (SIGKILL)");
+  EXPECT_HAS(result.err, "cgroup memory limit");
+  EXPECT_HAS(result.err, "at rank 0, step 7");
+  EXPECT_EQ(result.last_line(),
+            "lmlaunch: stop code=40 reason=killed:SIGKILL step=7 checkpoint=none repeat=0");
+  EXPECT_EQ(Json::parse(door.read("run/status.json"))["state"], "failed");
+  result = door.run({"--gpus", "0", "c.toml"}, "signal:11");
+  EXPECT_EQ(result.code, 70);
+  EXPECT_HAS(result.err, "SIGSEGV");
+}
+
+TEST(Door, TheRanksOwnCodesPassAndStrangeOnesAreBugs) {
+  Door door;
+  door.write_config("c.toml");
+  DoorResult result = door.run({"--gpus", "0", "c.toml"}, "exit:50");
+  EXPECT_EQ(result.code, 50);
+  EXPECT_HAS(result.last_line(), "code=50 reason=error:numerics");
+  result = door.run({"--gpus", "0", "c.toml"}, "exit:3");
+  EXPECT_EQ(result.code, 70);
+  EXPECT_HAS(result.err, "ended with code 3");
+}
+
+TEST(Door, ADirectoryInUseExitsWith13AndNamesTheOwner) {
+  Door door;
+  door.write_config("c.toml");
+  door.start({"--gpus", "0", "c.toml"}, "stop");
+  door.wait_for("ready");
+  const pid_t owner = door.pid();
+  const std::string status_before = door.read("run/status.json");
+  // A second door in the same directory.
+  const std::string command =
+      "cd " + door.path("") + " && ./lmlaunch --gpus 0 c.toml 2> second; echo $? > code";
+  ASSERT_EQ(std::system(command.c_str()), 0);
+  EXPECT_EQ(door.read("code"), "13\n");
+  EXPECT_HAS(door.read("second"),
+             "the run directory is in use by process " + std::to_string(owner) + " on host ");
+  EXPECT_HAS(door.read("second"), "lmlaunch: stop code=13 reason=error:LOCK-30");
+  EXPECT_EQ(door.read("run/status.json"), status_before);
+  door.send(SIGTERM);
+  EXPECT_EQ(door.finish().code, 75);
+  // Given back: the next run starts, without a word about the last.
+  const DoorResult next = door.run({"--gpus", "0", "c.toml"});
+  EXPECT_EQ(next.code, 0);
+  EXPECT_EQ(next.err.find("LOCK-31"), std::string::npos);
+}
+
+TEST(Door, ADoorThatIsKilledTakesItsRankWithItAndItsLockIsTakenOver) {
+  Door door;
+  door.write_config("c.toml");
+  door.start({"--gpus", "0", "c.toml"}, "deaf");
+  door.wait_for("ready");
+  const pid_t rank = door.child();
+  ASSERT_GT(rank, 0);
+  door.send(SIGKILL);
+  const DoorResult killed = door.finish();
+  EXPECT_EQ(killed.signal, SIGKILL);
+  EXPECT_LT(killed.ms, 5000.0);  // the rank would have stayed for 10 s
+  // Its stderr has been closed, so the rank is gone too; its lock with it.
+  const DoorResult next = door.run({"--gpus", "0", "c.toml"});
+  EXPECT_EQ(next.code, 0);
+  EXPECT_HAS(next.err, "LOCK-31");
+}
+
+TEST(Door, ADirectoryOfAnotherConfigurationExitsWith14) {
+  Door door;
+  door.write_config("c.toml");
+  mkdir(door.path("run").c_str(), 0700);
+  door.write("run/config.toml", door.read("c.toml"));
+  door.write("run/metrics.jsonl", "{}\n");
+  EXPECT_EQ(door.run({"--gpus", "0", "c.toml"}).code, 0);  // the same: starts again
+  const std::string status = door.read("run/status.json");
+  const DoorResult result = door.run({"--gpus", "0", "c.toml", "optimizer.lr=1e-3"});
+  EXPECT_EQ(result.code, 14);
+  EXPECT_HAS(result.err, "optimizer.lr: 5e-05 there, 0.001 asked for");
+  EXPECT_EQ(door.read("run/status.json"), status);
+  mkdir(door.path("other").c_str(), 0700);
+  door.write("other/thesis.txt", "x");
+  EXPECT_HAS(door.run({"--gpus", "0", "c.toml", "run.dir=other"}).err, "not a run's");
+  EXPECT_FALSE(door.exists("other/.lock"));
+}
+
+TEST(Door, OtherCommandsRunInTheRankAndPassItsCodeOn) {
+  Door door;
+  EXPECT_EQ(door.run({"verify", "x"}, "exit:22").code, 22);
+  const DoorResult result = door.run({"generate", "m", "--prompt", "a b", "--gpus", "0"}, "facts:facts");
+  EXPECT_EQ(result.code, 0);
+  EXPECT_EQ(result.err.find("lmlaunch: stop"), std::string::npos);
+  EXPECT_HAS(door.read("facts"), "arg generate\n");
+  EXPECT_HAS(door.read("facts"), "arg --prompt\narg a b\n");
+  EXPECT_HAS(door.read("facts"), "default SIGINT\n");
+  door.start({"verify", "x"}, "deaf");
+  door.wait_for("ready");
+  door.send(SIGINT);
+  EXPECT_EQ(door.finish().signal, SIGINT);
+}
+
+TEST(Door, AMissingRankIsNamed) {
+  Door door;
+  door.write_config("c.toml");
+  ASSERT_EQ(unlink(door.path("lmlaunch-cpu").c_str()), 0);
+  const DoorResult result = door.run({"--gpus", "0", "c.toml"});
+  EXPECT_EQ(result.code, 12);
+  EXPECT_HAS(result.err, "lmlaunch-cpu is not beside lmlaunch");
+  EXPECT_FALSE(door.exists("run"));
+}
+
+TEST(Door, DoctorReportsAsTextAndAsOneJsonObject) {
+  Door door;
+  const DoorResult text = door.run({"doctor"});
+  EXPECT_EQ(text.code, 0);
+  EXPECT_HAS(text.out, "io_uring");
+  const Json json = Json::parse(door.run({"doctor", "--json"}).out);
+  ASSERT_GE(json["checks"].size(), 8u);
+  for (const auto& check : json["checks"]) {
+    EXPECT_TRUE(check["name"].is_string() && check["ok"].is_boolean() && check["value"].is_string() &&
+                check["next"].is_string());
+  }
+}
+
+TEST(Door, TheRunsNameIsTheConfigurationsWithoutItsEnding) {
+  Door door;
+  door.write("my.first.toml", "model.path = \"model\"\ndata.train = [\"t.jsonl\"]\n");
+  EXPECT_EQ(door.run({"--gpus", "0", "my.first.toml"}).code, 0);
+  EXPECT_TRUE(door.exists("runs/my.first/status.json"));
+}
+
+}  // namespace
+}  // namespace lm

@@ -1,0 +1,91 @@
+#include "launcher/survey.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+namespace lm {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A /proc and /sys of a machine that is not this one.
+class SurveyOf : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (fs::temp_directory_path() / "lmlaunch-survey-XXXXXX").string();
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    root_ = name;
+  }
+  void TearDown() override { fs::remove_all(root_); }
+  void write(const std::string& path, const std::string& text) {
+    fs::create_directories(fs::path(root_ + path).parent_path());
+    std::ofstream(root_ + path) << text;
+  }
+  std::string root_;
+};
+
+TEST_F(SurveyOf, ACgroupV2LimitIsTheSmallestOnTheWayUp) {
+  write("/proc/self/cgroup", "0::/user.slice/job/step\n");
+  write("/sys/fs/cgroup/user.slice/job/step/memory.max", "max\n");
+  write("/sys/fs/cgroup/user.slice/job/memory.max", "8589934592\n");
+  write("/sys/fs/cgroup/user.slice/memory.max", "17179869184\n");
+  EXPECT_EQ(read_memory_limit(root_).bytes, 8589934592);
+  EXPECT_EQ(read_memory_limit(root_).source, "/sys/fs/cgroup/user.slice/job/memory.max");
+  write("/sys/fs/cgroup/user.slice/job/step/memory.events", "low 0\noom 3\noom_kill 2\n");
+  EXPECT_EQ(read_oom_kills(root_), 2);
+}
+
+TEST_F(SurveyOf, ACgroupV1LimitIsFoundEvenWhenThePathIsTheHosts) {
+  write("/proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/docker/abc\n0::/\n");
+  write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "67108864\n");
+  write("/sys/fs/cgroup/memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n");
+  EXPECT_EQ(read_memory_limit(root_).bytes, 67108864);
+  EXPECT_EQ(read_oom_kills(root_), 5);
+}
+
+TEST_F(SurveyOf, NoLimitIsNone) {
+  write("/proc/self/cgroup", "4:memory:/\n");
+  write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+  EXPECT_EQ(read_memory_limit(root_).bytes, 0);
+  fs::remove_all(root_ + "/proc");
+  EXPECT_EQ(read_memory_limit(root_).bytes, 0);
+  EXPECT_EQ(read_oom_kills(root_), 0);
+}
+
+TEST_F(SurveyOf, ReadsProcessorAndMemory) {
+  write("/proc/cpuinfo",
+        "processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nflags\t\t: fpu avx2 avx512f avx512bw avx512vl "
+        "avx512_bf16\n");
+  write("/proc/meminfo", "MemTotal:       16384 kB\nMemFree: 1 kB\nMemAvailable:    8192 kB\n");
+  write("/sys/fs/cgroup/cpu.max", "100000 100000\n");
+  const HostFacts host = survey_host(root_);
+  EXPECT_EQ(host.cpu.model, "Some CPU @ 2 GHz");
+  EXPECT_TRUE(host.cpu.avx2 && host.cpu.avx512 && host.cpu.avx512_bf16);
+  EXPECT_FALSE(host.cpu.amx_bf16);
+  EXPECT_EQ(host.cpu.cores, 1);  // one CPU's worth of time
+  EXPECT_EQ(host.memory, 16384 * 1024);
+  EXPECT_EQ(host.available_memory, 8192 * 1024);
+}
+
+TEST_F(SurveyOf, CountsGpusByTheirDevices) {
+  EXPECT_EQ(count_gpus(root_), 0);
+  for (const char* name : {"nvidia0", "nvidia1", "nvidia11", "nvidiactl", "nvidia-uvm", "nvidia", "nvme0"})
+    write(std::string("/dev/") + name, "");
+  EXPECT_EQ(count_gpus(root_), 3);
+  write("/proc/driver/nvidia/version",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n");
+  EXPECT_EQ(gpu_driver(root_), "580.65.06");
+}
+
+TEST(Survey, ThisMachineHasMemoryAndCores) {
+  const HostFacts host = survey_host();
+  EXPECT_GE(host.cpu.cores, 1);
+  EXPECT_GT(host.memory, host.available_memory);
+  EXPECT_GT(host.available_memory, 0);
+  EXPECT_FALSE(host.cpu.model.empty());
+}
+
+}  // namespace
+}  // namespace lm

@@ -1,0 +1,63 @@
+// A rank that does what FAKE_RANK says, for tests of the door:
+//   done | exit:N | signal:N                    ends so, after publishing step 7
+//   stop                                        publishes step 12, waits for a stop request, leaves with 75
+//   deaf                                        never stops
+//   facts:FILE                                  writes its arguments, environment and ignored signals to FILE
+// It prints "fake rank: ready" on stderr when it has started.
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <optional>
+#include <string>
+
+#include "launcher/command_line.h"
+#include "launcher/control.h"
+
+namespace {
+
+using namespace lm;
+
+void write_facts(const std::string& path, int argc, char** argv) {
+  std::ofstream file(path);
+  for (int i = 1; i < argc; ++i) file << "arg " << argv[i] << "\n";
+  for (char** entry = environ; *entry != nullptr; ++entry) file << "env " << *entry << "\n";
+  for (int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGCHLD}) {
+    struct sigaction action {};
+    sigaction(number, nullptr, &action);
+    file << (action.sa_handler == SIG_IGN ? "ignored " : "default ") << signal_name(number) << "\n";
+  }
+}
+
+void publish(std::optional<Control>& control, const RankRecord& record) {
+  if (control) control->publish(record);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const CommandLine line = parse_command_line(std::vector<std::string>(argv + 1, argv + argc), Reader::kRank);
+  const char* variable = std::getenv("FAKE_RANK");
+  const std::string script = variable == nullptr ? "done" : variable;
+  std::optional<Control> control;
+  if (line.has("--control-fd"))
+    control.emplace(Control::attach(static_cast<int>(*line.integer("--control-fd"))));
+  std::fputs("fake rank: ready\n", stderr);
+  if (script.starts_with("facts:")) write_facts(script.substr(6), argc, argv);
+  if (script.starts_with("exit:") || script.starts_with("signal:")) {
+    publish(control, {.step = 7, .repeat = 0, .checkpoint = "", .reason = ""});
+    const int number = std::atoi(script.c_str() + script.find(':') + 1);
+    if (script.starts_with("exit:")) return number;
+    raise(number);
+  }
+  if (script == "stop") {
+    publish(control, {.step = 11, .repeat = 0, .checkpoint = "", .reason = ""});
+    publish(control, {.step = 12, .repeat = 2, .checkpoint = "/a run/step_00000010", .reason = ""});
+    for (int i = 0; i < 2000 && control->stop_requests() == 0; ++i) usleep(5000);
+    return 75;
+  }
+  for (int i = 0; script == "deaf" && i < 2000; ++i) usleep(5000);  // 10 s, then it gives up
+  return 0;
+}
