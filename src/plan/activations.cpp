@@ -308,7 +308,7 @@ class StepWalk {
 }  // namespace
 
 ArenaNeed arena_need(const ModelSpec& spec, const AdapterSpec* adapter, const ActivationShape& shape) {
-  const Schedule schedule =
+  const StepSchedule schedule =
       make_schedule({.layers = spec.layers, .tied = spec.tied, .recompute = shape.recompute});
   StepWalk walk(spec, adapter, shape);
   for (const Operation& operation : schedule.operations) walk.visit(operation);

@@ -53,7 +53,7 @@ class Builder {
     for (int64_t block = 0; block <= last_; ++block) add(OperationKind::kUpdate, block, 0);
   }
 
-  Schedule take() { return std::move(schedule_); }
+  StepSchedule take() { return std::move(schedule_); }
 
  private:
   void add(OperationKind kind, int64_t block, int64_t micro) {
@@ -67,7 +67,7 @@ class Builder {
 
   const ScheduleShape& shape_;
   int64_t last_;
-  Schedule schedule_;
+  StepSchedule schedule_;
 };
 
 }  // namespace
@@ -78,7 +78,7 @@ const char* operation_name(OperationKind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
-Schedule make_schedule(const ScheduleShape& shape) {
+StepSchedule make_schedule(const ScheduleShape& shape) {
   LM_CHECK(shape.group >= 1, "a group has at least one micro-batch");
   Builder builder(shape);
   for (int64_t first = 0; first < shape.micro_batches; first += shape.group) {
@@ -91,7 +91,7 @@ Schedule make_schedule(const ScheduleShape& shape) {
   return builder.take();
 }
 
-Schedule make_evaluation_schedule(const ScheduleShape& shape) {
+StepSchedule make_evaluation_schedule(const ScheduleShape& shape) {
   LM_CHECK(shape.group >= 1, "a group has at least one micro-batch");
   Builder builder(shape);
   for (int64_t first = 0; first < shape.micro_batches; first += shape.group) {

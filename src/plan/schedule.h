@@ -31,7 +31,7 @@ struct Operation {
   bool operator==(const Operation&) const = default;
 };
 
-struct Schedule {
+struct StepSchedule {
   std::vector<Operation> operations;
 };
 
@@ -48,18 +48,18 @@ struct ScheduleShape {
 
 // Under global clipping every update waits for the check; otherwise a block is updated as soon as its
 // gradient is final.
-Schedule make_schedule(const ScheduleShape& shape);
+StepSchedule make_schedule(const ScheduleShape& shape);
 
 // Forward and loss alone, `micro_batches` of them.
-Schedule make_evaluation_schedule(const ScheduleShape& shape);
+StepSchedule make_evaluation_schedule(const ScheduleShape& shape);
 
 // Empty, or the first rule that `schedule` breaks: a micro-batch passes the blocks in order and returns
 // through them in reverse, micro-batches ascend in every block (so every accumulator adds in order), loans
 // are balanced and held by every use, recomputation stands right before its backward, each block is reduced
 // once after its last backward, updates follow their reduce (and the check, under global clipping) with no
 // loan open and nothing uses an updated block.
-std::string schedule_fault(const Schedule& schedule, const ScheduleShape& shape);
+std::string schedule_fault(const StepSchedule& schedule, const ScheduleShape& shape);
 // The same for an evaluation's list.
-std::string evaluation_fault(const Schedule& schedule, const ScheduleShape& shape);
+std::string evaluation_fault(const StepSchedule& schedule, const ScheduleShape& shape);
 
 }  // namespace lm

@@ -158,7 +158,7 @@ std::string describe(size_t index, const Operation& op) {
 
 }  // namespace
 
-std::string schedule_fault(const Schedule& schedule, const ScheduleShape& shape) {
+std::string schedule_fault(const StepSchedule& schedule, const ScheduleShape& shape) {
   Checker checker(shape);
   for (size_t i = 0; i < schedule.operations.size(); ++i) {
     const std::string fault = checker.visit(schedule.operations[i]);
@@ -167,7 +167,7 @@ std::string schedule_fault(const Schedule& schedule, const ScheduleShape& shape)
   return checker.finish(true);
 }
 
-std::string evaluation_fault(const Schedule& schedule, const ScheduleShape& shape) {
+std::string evaluation_fault(const StepSchedule& schedule, const ScheduleShape& shape) {
   Checker checker(shape);
   for (size_t i = 0; i < schedule.operations.size(); ++i) {
     const Operation& op = schedule.operations[i];
