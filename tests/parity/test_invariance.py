@@ -58,6 +58,14 @@ def test_a_document_without_targets_changes_nothing(case):
     assert errors[0][0] <= 1e-5, errors[:5]
 
 
+def test_two_threads_compute_the_same(case):
+    directory, documents, plain = case
+    two = tool.run(directory, documents, directory / "two", threads=2, **TRAIN)
+    assert two["losses"].tolist() == pytest.approx(plain["losses"].tolist(), rel=1e-6)
+    errors = worst(two["gradients"], plain["gradients"], relative)
+    assert errors[0][0] <= 1e-5, errors[:5]
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_recomputation_and_repetition_change_no_bit(case, dtype):
     directory, documents, _ = case

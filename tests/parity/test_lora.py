@@ -6,10 +6,9 @@ import reference
 import tiny_models
 import tool
 import torch
-from test_models import DTYPES, check, check_all
+from test_models import DTYPES, LR, STEPS, WEIGHT_DECAY, check, check_all
 from tiny_models import MATRIX_STD
 
-STEPS, LR, WEIGHT_DECAY = 5, 1e-3, 0.1
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 MLP = ["gate_proj", "up_proj", "down_proj"]
 
@@ -25,9 +24,9 @@ ADAPTERS = {
 }
 
 
-def module_name(parameter):
-    """base_model.model.model.layers.0.mlp.up_proj.lora_A.default.weight -> model.layers.0.mlp.up_proj.lora_A.weight"""
-    return parameter.removeprefix("base_model.model.").replace(".default.", ".")
+def file_name(parameter):
+    """The name that peft gives a parameter of the adapter "default" in its files."""
+    return parameter.replace(".default.", ".")
 
 
 def randomise(model, config):
@@ -54,7 +53,7 @@ def pair(request, tmp_path_factory):
     documents = reference.random_documents(model.config.vocab_size)
     theirs = reference.train(model, documents, STEPS, LR, WEIGHT_DECAY)
     for what in ("gradients", "weights"):
-        theirs[what] = {module_name(name): value for name, value in theirs[what].items()}
+        theirs[what] = {file_name(name): value for name, value in theirs[what].items()}
     ours = tool.run(directory / "base", documents, directory / "run", adapter=directory / "adapter", dtype=dtype, steps=STEPS,
                     lr=LR, weight_decay=WEIGHT_DECAY)
     return dtype, ours, theirs

@@ -29,10 +29,11 @@ def batch_tensors(documents):
 
 
 def run(model_dir, documents, work, **options):
-    """The tool's output: logits, loss, losses, and the dictionaries gradients and weights by Hugging Face name."""
+    """The tool's output: logits, loss, losses, and the dictionaries gradients and weights by the names
+    that transformers and peft give them in their files."""
     work.mkdir(parents=True, exist_ok=True)
     save_file(batch_tensors(documents), work / "input.safetensors")
-    options.setdefault("dtype", "fp32")
+    options = {"dtype": "fp32", "threads": 1, **options}
     arguments = [str(v) for k, value in options.items() for v in ("--" + k.replace("_", "-"), value)]
     done = subprocess.run([TOOL, model_dir, work / "input.safetensors", work / "output.safetensors", *arguments],
                           capture_output=True, text=True, timeout=120)
