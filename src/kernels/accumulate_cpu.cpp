@@ -9,9 +9,10 @@ void accumulate_range(const Accumulate& a, int64_t begin, int64_t end) {
   To* to = static_cast<To*>(a.to) + begin;
   const From* from = static_cast<const From*>(a.from) + begin;
   if (a.overwrite) {
-    each_vector(end - begin, [&](int64_t i, auto count) { store(to + i, load(from + i, count), count); });
+    each_vector(end - begin,
+                [&](int64_t i, auto count) LM_BODY { store(to + i, load(from + i, count), count); });
   } else {
-    each_vector(end - begin, [&](int64_t i, auto count) {
+    each_vector(end - begin, [&](int64_t i, auto count) LM_BODY {
       store(to + i, load(to + i, count) + load(from + i, count), count);
     });
   }
@@ -24,7 +25,7 @@ void sum_block(const SumColumns& a, int64_t block) {
   std::fill_n(sums, a.width, 0.f);
   for (int64_t r = first; r < end; ++r) {
     const T* row = static_cast<const T*>(a.x) + r * a.stride;
-    each_vector(a.width, [&](int64_t j, auto count) {
+    each_vector(a.width, [&](int64_t j, auto count) LM_BODY {
       store(sums + j, load(sums + j, count) + load(row + j, count), count);
     });
   }
@@ -60,7 +61,7 @@ void add_bias(const AddBias& a, StreamView stream) {
       const T* bias = static_cast<const T*>(a.bias);
       for (int64_t r = begin; r < end; ++r) {
         T* x = static_cast<T*>(a.x) + r * a.stride;
-        each_vector(a.width, [&](int64_t j, auto count) {
+        each_vector(a.width, [&](int64_t j, auto count) LM_BODY {
           store(x + j, load(x + j, count) + load(bias + j, count), count);
         });
       }

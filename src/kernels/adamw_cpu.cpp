@@ -59,7 +59,7 @@ template <class G, Master mode>
 void update_range(const AdamW& a, int64_t begin, int64_t end) {
   const AdamWConstants<F32> constants = adamw_constants<F32>(a);
   const G* gradient = static_cast<const G*>(a.gradient);
-  const auto update = [&](int64_t i, U32 random, auto count) {
+  const auto update = [&](int64_t i, U32 random, auto count) LM_BODY {
     prefetch_all<G, mode>(a, i);
     F32 m = load(a.m + i, count), v = load(a.v + i, count), p = load_weight<mode>(a, i, count);
     adamw_update(constants, load(gradient + i, count), m, v, p);
@@ -83,7 +83,7 @@ void update_range(const AdamW& a, int64_t begin, int64_t end) {
       }
     }
   } else {
-    each_vector(end - begin, [&](int64_t i, auto count) { update(begin + i, U32(0), count); });
+    each_vector(end - begin, [&](int64_t i, auto count) LM_BODY { update(begin + i, U32(0), count); });
   }
 }
 

@@ -65,7 +65,7 @@ inline constexpr int64_t kRowBlock = 64;
 
 // sums[j] = sum of partial[b, j] over b in order.
 LM_INLINE void sum_partials(const float* partial, int64_t blocks, int64_t width, float* sums) {
-  each_vector(width, [&](int64_t j, auto count) {
+  each_vector(width, [&](int64_t j, auto count) LM_BODY {
     F32 sum = load(partial + j, count);
     for (int64_t b = 1; b < blocks; ++b) sum = sum + load(partial + b * width + j, count);
     store(sums + j, sum, count);

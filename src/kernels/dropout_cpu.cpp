@@ -22,7 +22,7 @@ void dropout_row(const Dropout& a, const DropoutRule& rule, int64_t r) {
     for (int w = 0; w < 4 && first + w * kLanes < a.width; ++w) {
       const int64_t j = first + w * kLanes;
       const F32 zero(0.f);
-      const auto apply = [&](auto count) {
+      const auto apply = [&](auto count) LM_BODY {
         F32 v = load(x + j, count) * rule.scale;
         v = select_less(numbers.word[w] >> 8, rule.threshold, zero, v);
         store(out + j, a.accumulate ? load(out + j, count) + v : v, count);

@@ -31,6 +31,10 @@ typedef int32_t NativeI32 __attribute__((vector_size(4 * kNative)));
 typedef uint32_t NativeU32 __attribute__((vector_size(4 * kNative)));
 typedef uint64_t NativeU64 __attribute__((vector_size(4 * kNative)));
 typedef uint16_t NativeU16 __attribute__((vector_size(2 * kNative)));
+// In memory, at any alignment. (Not memcpy: gcc 12 joins the copies of neighbouring parts into 16-byte moves
+// over the stack, and the 32-byte loads from there stall: rope on AVX2 took six times as long.)
+typedef float MemoryF32 __attribute__((vector_size(4 * kNative), aligned(4), may_alias));
+typedef uint16_t MemoryU16 __attribute__((vector_size(2 * kNative), aligned(2), may_alias));
 
 struct U32 {
   NativeU32 part[kParts];
@@ -133,8 +137,26 @@ LM_INLINE F32 select_nan(F32 a, F32 x, F32 y) {
   for (int p = 0; p < kParts; ++p) x.part[p] = a.part[p] != a.part[p] ? x.part[p] : y.part[p];
   return x;
 }
+// The larger (smaller) one; b where either is NaN.
 LM_INLINE F32 max(F32 a, F32 b) {
-  return select_less(a, b, b, a);
+#if defined(__AVX512F__)
+  b.part[0] = _mm512_maskz_max_ps(0xFFFF, a.part[0], b.part[0]);
+#elif defined(__AVX2__)
+  for (int p = 0; p < kParts; ++p) b.part[p] = _mm256_max_ps(a.part[p], b.part[p]);
+#else
+  b = select_less(b, a, a, b);
+#endif
+  return b;
+}
+LM_INLINE F32 min(F32 a, F32 b) {
+#if defined(__AVX512F__)
+  b.part[0] = _mm512_maskz_min_ps(0xFFFF, a.part[0], b.part[0]);
+#elif defined(__AVX2__)
+  for (int p = 0; p < kParts; ++p) b.part[p] = _mm256_min_ps(a.part[p], b.part[p]);
+#else
+  b = select_less(a, b, a, b);
+#endif
+  return b;
 }
 LM_INLINE F32 one_nan(F32 a) {
   return select_nan(a, float_of(U32(kNan)), a);
@@ -153,6 +175,11 @@ LM_INLINE F32 fused(F32 a, F32 b, F32 c) {
   return c;
 }
 // (All-ones mask: as in mul_high.)
+// a * b + c, fused where the processor does that: for results that need not have the same bits everywhere.
+LM_INLINE F32 multiply_add(F32 a, F32 b, F32 c) {
+  if constexpr (kNative > 4) return fused(a, b, c);
+  return a * b + c;
+}
 LM_INLINE F32 root(F32 a) {
 #if defined(__AVX512F__)
   a.part[0] = _mm512_maskz_sqrt_ps(0xFFFF, a.part[0]);
@@ -198,8 +225,7 @@ struct Part {
 LM_INLINE U32 load_u16(const uint16_t* from, Whole) {
   U32 r;
   for (int p = 0; p < kParts; ++p) {
-    NativeU16 v;
-    memcpy(&v, from + p * kNative, sizeof v);
+    const NativeU16 v = *reinterpret_cast<const MemoryU16*>(from + p * kNative);
 #if defined(__AVX512F__)
     r.part[p] = (NativeU32)_mm512_maskz_cvtepu16_epi32(0xFFFF, (__m256i)v);
 #elif defined(__AVX2__)
@@ -222,7 +248,7 @@ LM_INLINE void store_u16(uint16_t* to, U32 a, Whole) {
 #else
     const NativeU16 v = __builtin_convertvector(a.part[p], NativeU16);
 #endif
-    memcpy(to + p * kNative, &v, sizeof v);
+    *reinterpret_cast<MemoryU16*>(to + p * kNative) = v;
   }
 }
 LM_INLINE U32 load_u16(const uint16_t* from, Part count) {
@@ -238,11 +264,11 @@ LM_INLINE void store_u16(uint16_t* to, U32 a, Part count) {
 
 LM_INLINE F32 load(const float* from, Whole) {
   F32 r;
-  memcpy(&r, from, sizeof r);
+  for (int p = 0; p < kParts; ++p) r.part[p] = *reinterpret_cast<const MemoryF32*>(from + p * kNative);
   return r;
 }
 LM_INLINE void store(float* to, F32 a, Whole) {
-  memcpy(to, &a, sizeof a);
+  for (int p = 0; p < kParts; ++p) *reinterpret_cast<MemoryF32*>(to + p * kNative) = a.part[p];
 }
 LM_INLINE F32 load(const float* from, Part count) {
   float whole[kLanes] = {};
@@ -276,6 +302,10 @@ LM_INLINE F32 round_as(F32 a) {
   if constexpr (sizeof(T) == sizeof(Bf16)) return float_of(bf16_bits(a) << 16);
   return a;
 }
+
+// After the parameters of a lambda given to each_vector: left to itself gcc 12 calls the large ones, and
+// their constants and sums then go through memory each time.
+#define LM_BODY __attribute__((always_inline))
 
 // Calls body(first, Whole) for whole vectors and body(first, Part) for the rest of n elements.
 template <class Body>
@@ -314,24 +344,24 @@ LM_INLINE float max_lanes(F32 a) {
   return lane[0];
 }
 
-// exp to about one unit in the last place: 2^n * poly(r), r = x - n ln 2 in [-0.35, 0.35] (the coefficients
-// are Cephes's). Results below the normal range are 0, exp(NaN) is NaN.
+// exp within one unit in the last place: 2^n * poly(r), r = x - n ln 2 in [-0.35, 0.35] (the coefficients
+// are Cephes's). The argument is kept in [-87.33, 88.02], so the result is never 0 or infinite: 1.2e-38
+// and 1.7e38 stand for them, which softmax and SwiGLU cannot tell apart. exp(NaN) is NaN. Bits differ between
+// baseline and the rest.
 LM_INLINE F32 exponential(F32 x) {
+  x = min(F32(88.02f), max(F32(-87.33f), x));
   const F32 shift(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
-  const F32 t = x * F32(1.44269504088896341f) + shift;
+  const F32 t = multiply_add(x, F32(1.44269504088896341f), shift);
   const F32 n = t - shift;
-  const F32 r = (x - n * F32(0.693359375f)) + n * F32(2.12194440e-4f);
+  const F32 r = multiply_add(n, F32(2.12194440e-4f), multiply_add(n, F32(-0.693359375f), x));
   F32 y = F32(1.9875691500e-4f);
-  y = y * r + F32(1.3981999507e-3f);
-  y = y * r + F32(8.3334519073e-3f);
-  y = y * r + F32(4.1665795894e-2f);
-  y = y * r + F32(1.6666665459e-1f);
-  y = y * r + F32(5.0000001201e-1f);
-  y = (y * (r * r) + r) + F32(1.f);
-  y = float_of(bits_of(y) + (bits_of(t) << 23));
-  y = select_less(x, F32(-87.3365402f), F32(0.f), y);
-  y = select_less(F32(88.7228394f), x, float_of(U32(0x7F800000)), y);
-  return select_nan(x, x, y);
+  y = multiply_add(y, r, F32(1.3981999507e-3f));
+  y = multiply_add(y, r, F32(8.3334519073e-3f));
+  y = multiply_add(y, r, F32(4.1665795894e-2f));
+  y = multiply_add(y, r, F32(1.6666665459e-1f));
+  y = multiply_add(y, r, F32(5.0000001201e-1f));
+  y = multiply_add(y, r * r, r) + F32(1.f);
+  return y * float_of((bits_of(t) + U32(127)) << 23);
 }
 
 }  // namespace lm::LM_ISA

@@ -15,14 +15,14 @@ void forward_rows(const RmsNormForward& a, int64_t begin, int64_t end) {
       if (a.residual != nullptr) {
         const T* residual = static_cast<const T*>(a.residual) + r * a.width;
         T* sum = static_cast<T*>(a.sum) + r * a.width;
-        each_vector(a.width, [&](int64_t j, auto count) {
+        each_vector(a.width, [&](int64_t j, auto count) LM_BODY {
           const F32 v = round_as<T>(load(x + j, count) + load(residual + j, count));
           store(sum + j, v, count);
           squares = squares + v * v;
         });
         x = sum;
       } else {
-        each_vector(a.width, [&](int64_t j, auto count) {
+        each_vector(a.width, [&](int64_t j, auto count) LM_BODY {
           const F32 v = load(x + j, count);
           squares = squares + v * v;
         });
@@ -31,7 +31,7 @@ void forward_rows(const RmsNormForward& a, int64_t begin, int64_t end) {
       const float rstd = 1.f / __builtin_sqrtf(mean + a.eps);
       if (a.rstd != nullptr) a.rstd[r * a.groups + g] = rstd;
       const F32 scale(rstd);
-      each_vector(a.width, [&](int64_t j, auto count) {
+      each_vector(a.width, [&](int64_t j, auto count) LM_BODY {
         store(out + j, load(weight + j, count) * round_as<T>(load(x + j, count) * scale), count);
       });
     }
@@ -44,11 +44,11 @@ void backward_vector(const T* dy, const T* x, const T* weight, float rstd, const
                      float* dweight, int64_t width) {
   const F32 scale(rstd);
   F32 dots(0.f);
-  each_vector(width, [&](int64_t j, auto count) {
+  each_vector(width, [&](int64_t j, auto count) LM_BODY {
     dots = dots + load(weight + j, count) * load(dy + j, count) * (load(x + j, count) * scale);
   });
   const F32 mean(sum_lanes(dots) / static_cast<float>(width));
-  each_vector(width, [&](int64_t j, auto count) {
+  each_vector(width, [&](int64_t j, auto count) LM_BODY {
     const F32 gradient = load(dy + j, count), n = load(x + j, count) * scale;
     if (dweight != nullptr) store(dweight + j, load(dweight + j, count) + gradient * round_as<T>(n), count);
     F32 d = (load(weight + j, count) * gradient - n * mean) * scale;

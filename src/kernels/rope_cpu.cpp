@@ -14,7 +14,7 @@ void rotate_rows(const Rope& a, int64_t begin, int64_t end) {
     for (int64_t h = 0; h < a.heads; ++h) {
       T* low = static_cast<T*>(a.x) + r * a.x_stride + h * a.head_dim;
       T* high = low + half;
-      each_vector(half, [&](int64_t i, auto count) {
+      each_vector(half, [&](int64_t i, auto count) LM_BODY {
         const F32 c = load(cos + i, count), s = load(sin + i, count) * sign;
         const F32 x = load(low + i, count), y = load(high + i, count);
         store(low + i, x * c - y * s, count);

@@ -40,7 +40,7 @@ void sum_rows(const SumRows& a, StreamView stream) {
         float* sums = a.sums + s * a.width;
         for (int32_t k = a.start[s]; k < a.start[s + 1]; ++k) {
           const T* row = static_cast<const T*>(a.source) + a.order[k] * a.width;
-          each_vector(a.width, [&](int64_t j, auto count) {
+          each_vector(a.width, [&](int64_t j, auto count) LM_BODY {
             store(sums + j, load(sums + j, count) + load(row + j, count), count);
           });
         }
@@ -56,7 +56,7 @@ void add_rows(const AddRows& a, StreamView stream) {
       for (int64_t s = begin; s < end; ++s) {
         const float* sums = a.sums + s * a.width;
         T* row = static_cast<T*>(a.gradient) + a.row[s] * a.width;
-        each_vector(a.width, [&](int64_t j, auto count) {
+        each_vector(a.width, [&](int64_t j, auto count) LM_BODY {
           store(row + j, load(row + j, count) + load(sums + j, count), count);
         });
       }

@@ -12,7 +12,7 @@ void statistics_row(const SoftmaxStatistics& a, int64_t r) {
   const T* x = static_cast<const T*>(a.logits) + r * a.stride;
   const float infinity = __builtin_inff();
   F32 largest(-infinity);
-  each_vector(a.columns, [&](int64_t j, auto count) {
+  each_vector(a.columns, [&](int64_t j, auto count) LM_BODY {
     largest = max(largest, tail_or(load(x + j, count), count, -infinity));
   });
   const float old_max = a.first_segment ? -infinity : a.max[r];
@@ -20,7 +20,7 @@ void statistics_row(const SoftmaxStatistics& a, int64_t r) {
   const float new_max = old_max < segment_max ? segment_max : old_max;
   const F32 shift(new_max);
   F32 sums(0.f);
-  each_vector(a.columns, [&](int64_t j, auto count) {
+  each_vector(a.columns, [&](int64_t j, auto count) LM_BODY {
     sums = sums + tail_or(exponential(load(x + j, count) - shift), count, 0.f);
   });
   const float carried = a.first_segment ? 0.f : a.sum[r] * std::exp(old_max - new_max);
@@ -37,9 +37,8 @@ void gradient_row(const SoftmaxGradient& a, int64_t r) {
   const int64_t column = a.target[r] - a.first_column;
   const bool here = column >= 0 && column < a.columns;
   const float target = here ? to_float(x[column]) : 0.f;
-  each_vector(a.columns, [&](int64_t j, auto count) {
-    store(x + j, exponential(load(x + j, count) - lse) * scale, count);
-  });
+  each_vector(a.columns, [&](int64_t j, auto count)
+                             LM_BODY { store(x + j, exponential(load(x + j, count) - lse) * scale, count); });
   if (!here) return;
   float lane[kLanes];
   store(lane, (exponential(F32(target) - lse) - F32(1.f)) * scale, Whole{});

@@ -11,7 +11,7 @@ void swiglu_forward(const SwigluForward& a, StreamView stream) {
         const T* gate = static_cast<const T*>(a.gate_up) + r * 2 * a.ffn;
         const T* up = gate + a.ffn;
         T* out = static_cast<T*>(a.out) + r * a.ffn;
-        each_vector(a.ffn, [&](int64_t j, auto count) {
+        each_vector(a.ffn, [&](int64_t j, auto count) LM_BODY {
           const F32 x = load(gate + j, count);
           const F32 one(1.f), sigmoid = one / (one + exponential(F32(0.f) - x));
           const F32 silu = round_as<T>(x * sigmoid);  // with the backward pass bit for bit: h is made twice
@@ -30,7 +30,7 @@ void swiglu_backward(const SwigluBackward& a, StreamView stream) {
         T* gate = static_cast<T*>(a.gate_up) + r * 2 * a.ffn;
         T* up = gate + a.ffn;
         T* dh = static_cast<T*>(a.dh) + r * a.ffn;
-        each_vector(a.ffn, [&](int64_t j, auto count) {
+        each_vector(a.ffn, [&](int64_t j, auto count) LM_BODY {
           const F32 x = load(gate + j, count), u = load(up + j, count), d = load(dh + j, count);
           const F32 one(1.f), sigmoid = one / (one + exponential(F32(0.f) - x));
           const F32 silu = round_as<T>(x * sigmoid);

@@ -72,12 +72,15 @@ TEST(Swiglu, ForwardIsSiluOfGateTimesUp) {
       Values gate_up = Values::random(dtype, rows * 2 * ffn, 2, 3);
       for (double extreme : {-200.0, 200.0, -88.5, 0.0})
         gate_up.set(static_cast<int64_t>(std::abs(extreme)) % gate_up.size(), extreme);
-      const Outputs got = same_everywhere([&](const Kernels& k, StreamView stream) {
-        Values out(dtype, rows * ffn);
-        k.swiglu_forward(
-            {.gate_up = gate_up.data(), .out = out.data(), .rows = rows, .ffn = ffn, .dtype = dtype}, stream);
-        return Outputs{out};
-      });
+      const Outputs got = same_everywhere(
+          [&](const Kernels& k, StreamView stream) {
+            Values out(dtype, rows * ffn);
+            k.swiglu_forward(
+                {.gate_up = gate_up.data(), .out = out.data(), .rows = rows, .ffn = ffn, .dtype = dtype},
+                stream);
+            return Outputs{out};
+          },
+          Bits::kExp);
       std::vector<double> want;
       for (int64_t r = 0; r < rows; ++r) {
         for (int64_t j = 0; j < ffn; ++j) {
@@ -96,12 +99,14 @@ TEST(Swiglu, BackwardAgreesWithFiniteDifferencesAndLeavesTheForwardsOutput) {
       const int64_t rows = 35;
       const Values gate_up = Values::random(dtype, rows * 2 * ffn, 3, 2),
                    dh = Values::random(dtype, rows * ffn, 4);
-      const Outputs got = same_everywhere([&](const Kernels& k, StreamView stream) {
-        Values a = gate_up, b = dh;
-        k.swiglu_backward({.gate_up = a.data(), .dh = b.data(), .rows = rows, .ffn = ffn, .dtype = dtype},
-                          stream);
-        return Outputs{a, b};
-      });
+      const Outputs got = same_everywhere(
+          [&](const Kernels& k, StreamView stream) {
+            Values a = gate_up, b = dh;
+            k.swiglu_backward({.gate_up = a.data(), .dh = b.data(), .rows = rows, .ffn = ffn, .dtype = dtype},
+                              stream);
+            return Outputs{a, b};
+          },
+          Bits::kExp);
       Values forward(dtype, rows * ffn);
       kernels(DeviceType::kCpu)
           .swiglu_forward(

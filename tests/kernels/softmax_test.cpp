@@ -18,47 +18,51 @@ Problem make_problem(DType dtype, int64_t rows, int64_t vocabulary, int64_t segm
 
 // Statistics over the segments in order, then the loss, then the gradient in place.
 Outputs run(const Problem& p, float scale) {
-  return same_everywhere([&](const Kernels& k, StreamView stream) {
-    Values logits = p.logits, max(DType::kF32, p.rows), sum(DType::kF32, p.rows), chosen(DType::kF32, p.rows);
-    float* m = static_cast<float*>(max.data());
-    float* s = static_cast<float*>(sum.data());
-    float* c = static_cast<float*>(chosen.data());
-    const auto at = [&](int64_t column) {
-      return static_cast<char*>(logits.data()) + column * static_cast<int64_t>(dtype_size(p.logits.dtype()));
-    };
-    for (int64_t first = 0; first < p.vocabulary; first += p.segment) {
-      k.softmax_statistics({.logits = at(first),
-                            .target = p.target.data(),
-                            .max = m,
-                            .sum = s,
-                            .target_logit = c,
-                            .rows = p.rows,
-                            .columns = std::min(p.segment, p.vocabulary - first),
-                            .stride = p.vocabulary,
-                            .first_column = first,
-                            .first_segment = first == 0,
-                            .dtype = p.logits.dtype()},
-                           stream);
-    }
-    double total = 1;
-    k.softmax_loss({.max = m, .sum = s, .target_logit = c, .total = &total, .rows = p.rows}, stream);
-    for (int64_t first = 0; first < p.vocabulary; first += p.segment) {
-      k.softmax_gradient({.logits = at(first),
-                          .target = p.target.data(),
-                          .max = m,
-                          .sum = s,
-                          .rows = p.rows,
-                          .columns = std::min(p.segment, p.vocabulary - first),
-                          .stride = p.vocabulary,
-                          .first_column = first,
-                          .scale = scale,
-                          .dtype = p.logits.dtype()},
-                         stream);
-    }
-    Values loss(DType::kF32, 1);
-    loss.set(0, total - 1);
-    return Outputs{logits, loss, max, chosen};
-  });
+  return same_everywhere(
+      [&](const Kernels& k, StreamView stream) {
+        Values logits = p.logits, max(DType::kF32, p.rows), sum(DType::kF32, p.rows),
+               chosen(DType::kF32, p.rows);
+        float* m = static_cast<float*>(max.data());
+        float* s = static_cast<float*>(sum.data());
+        float* c = static_cast<float*>(chosen.data());
+        const auto at = [&](int64_t column) {
+          return static_cast<char*>(logits.data()) +
+                 column * static_cast<int64_t>(dtype_size(p.logits.dtype()));
+        };
+        for (int64_t first = 0; first < p.vocabulary; first += p.segment) {
+          k.softmax_statistics({.logits = at(first),
+                                .target = p.target.data(),
+                                .max = m,
+                                .sum = s,
+                                .target_logit = c,
+                                .rows = p.rows,
+                                .columns = std::min(p.segment, p.vocabulary - first),
+                                .stride = p.vocabulary,
+                                .first_column = first,
+                                .first_segment = first == 0,
+                                .dtype = p.logits.dtype()},
+                               stream);
+        }
+        double total = 1;
+        k.softmax_loss({.max = m, .sum = s, .target_logit = c, .total = &total, .rows = p.rows}, stream);
+        for (int64_t first = 0; first < p.vocabulary; first += p.segment) {
+          k.softmax_gradient({.logits = at(first),
+                              .target = p.target.data(),
+                              .max = m,
+                              .sum = s,
+                              .rows = p.rows,
+                              .columns = std::min(p.segment, p.vocabulary - first),
+                              .stride = p.vocabulary,
+                              .first_column = first,
+                              .scale = scale,
+                              .dtype = p.logits.dtype()},
+                             stream);
+        }
+        Values loss(DType::kF32, 1);
+        loss.set(0, total - 1);
+        return Outputs{logits, loss, max, chosen};
+      },
+      Bits::kExp);
 }
 
 TEST(Softmax, LossAndGradientAreThoseOfTheWholeVocabulary) {
@@ -89,6 +93,35 @@ TEST(Softmax, LossAndGradientAreThoseOfTheWholeVocabulary) {
         EXPECT_NEAR(got[1][0], loss, 1e-6 * std::abs(loss) + 1e-5 * static_cast<double>(rows));
       }
     }
+  }
+}
+
+TEST(Softmax, ExpIsWithinTwoUnitsInTheLastPlace) {
+  // With lse = 0 and no target in the segment the gradient is exp itself.
+  const int64_t n = 200000;
+  Values x(DType::kF32, n);
+  for (int64_t i = 0; i < n; ++i) x.set(i, -87.3 + 175.3 * static_cast<double>(i) / static_cast<double>(n));
+  const int32_t target = -1;
+  const float max = 0, sum = 1;
+  for (CpuLevel level : cpu_levels()) {
+    Values y = x;
+    cpu_kernels(level).softmax_gradient({.logits = y.data(),
+                                         .target = &target,
+                                         .max = &max,
+                                         .sum = &sum,
+                                         .rows = 1,
+                                         .columns = n,
+                                         .stride = n,
+                                         .dtype = DType::kF32},
+                                        {});
+    double worst = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const double exact = std::exp(x[i]);
+      worst = std::max(worst, std::abs(y[i] - exact) / std::ldexp(1.0, std::ilogb(exact) - 23));
+    }
+    EXPECT_LT(worst, 2) << cpu_level_name(level);
+    RecordProperty(cpu_level_name(level), std::to_string(worst));
+    std::printf("exp on %s: at most %.2f units in the last place\n", cpu_level_name(level), worst);
   }
 }
 

@@ -78,27 +78,6 @@ inline std::vector<CpuLevel> cpu_levels() {
   return levels;
 }
 
-// Runs `body` (which returns every output) with each instruction set on 1, 2 and 3 threads; all must give the
-// same bits. Returns them.
-using Outputs = std::vector<Values>;
-inline Outputs same_everywhere(const std::function<Outputs(const Kernels&, StreamView)>& body) {
-  Outputs first;
-  for (CpuLevel level : cpu_levels()) {
-    for (int threads : {1, 2, 3}) {
-      Outputs outputs = body(cpu_kernels(level), {DeviceType::kCpu, nullptr, threads});
-      if (first.empty()) {
-        first = std::move(outputs);
-        continue;
-      }
-      for (size_t i = 0; i < outputs.size(); ++i) {
-        EXPECT_TRUE(outputs[i] == first[i]) << "output " << i << " of " << cpu_level_name(level) << " on "
-                                            << threads << " threads has other bits";
-      }
-    }
-  }
-  return first;
-}
-
 // |got - want| within a relative and an absolute bound. The first few differences are printed.
 inline void expect_near(const Values& got, const std::vector<double>& want, double relative, double absolute,
                         const std::string& what) {
@@ -122,6 +101,37 @@ inline double absolute_bound(DType dtype) {
 
 inline std::string dtype_text(DType dtype) {
   return dtype_name(dtype);
+}
+
+// Runs `body` (which returns every output) with each instruction set on 1, 2 and 3 threads; all must give the
+// same bits. With kExp the baseline, whose exp has no fma, need only be near. Returns the bits of the highest
+// level.
+enum class Bits { kSame, kExp };
+using Outputs = std::vector<Values>;
+inline Outputs same_everywhere(const std::function<Outputs(const Kernels&, StreamView)>& body,
+                               Bits bits = Bits::kSame) {
+  const Outputs first = body(kernels(DeviceType::kCpu), {DeviceType::kCpu, nullptr, 1});
+  for (CpuLevel level : cpu_levels()) {
+    Outputs of_level;
+    for (int threads : {1, 2, 3}) {
+      Outputs outputs = body(cpu_kernels(level), {DeviceType::kCpu, nullptr, threads});
+      const bool exact = bits == Bits::kSame || level != CpuLevel::kBaseline;
+      const Outputs& want = exact ? first : of_level;
+      for (size_t i = 0; i < want.size(); ++i) {
+        EXPECT_TRUE(outputs[i] == want[i]) << "output " << i << " of " << cpu_level_name(level) << " on "
+                                           << threads << " threads has other bits";
+      }
+      of_level = std::move(outputs);
+    }
+    for (size_t i = 0; i < first.size(); ++i) {
+      std::vector<double> want;
+      for (int64_t k = 0; k < first[i].size(); ++k) want.push_back(first[i][k]);
+      if (bits == Bits::kExp) {
+        expect_near(of_level[i], want, 2 * relative_bound(first[i].dtype()), 1e-5, cpu_level_name(level));
+      }
+    }
+  }
+  return first;
 }
 
 }  // namespace lm
