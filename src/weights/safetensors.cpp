@@ -34,10 +34,16 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
                   std::to_string(file_.size()) + " bytes",
               path);
   }
-  std::string text(length, '\0');
-  file_.read_at(8, std::as_writable_bytes(std::span(text)));
   data_start_ = 8 + static_cast<int64_t>(length);
-  header_ = parse_safetensors_header(text, file_.size() - data_start_, path);
+  std::string piece(std::min<size_t>(length, 64 << 10), '\0');
+  int64_t at = 8;
+  const auto next = [&]() -> std::string_view {
+    const auto n = static_cast<size_t>(std::min(data_start_ - at, static_cast<int64_t>(piece.size())));
+    file_.read_at(at, std::as_writable_bytes(std::span(piece).first(n)));
+    at += static_cast<int64_t>(n);
+    return {piece.data(), n};
+  };
+  header_ = parse_safetensors_header(next, file_.size() - data_start_, path);
 }
 
 const SafetensorsEntry* SafetensorsFile::find(const std::string& name) const {

@@ -19,12 +19,57 @@ std::string in_quotes(const std::string& name) {
   return "\"" + (name.size() > 200 ? name.substr(0, 200) + "…" : name) + "\"";
 }
 
+// The text as a stream that knows how many bytes were taken from it.
+class Stream {
+ public:
+  Stream(const HeaderText& next, const std::string& place) : next_(next), place_(place) { refill(); }
+  bool at_end() const { return piece_.empty(); }
+  const char& front() const { return piece_.front(); }
+  int64_t position() const { return position_; }
+  void advance() {
+    ++position_;
+    piece_.remove_prefix(1);
+    if (piece_.empty()) refill();
+  }
+
+ private:
+  void refill() {
+    piece_ = next_();
+    refuse_nul(piece_, place_, 8 + position_);
+  }
+
+  const HeaderText& next_;
+  const std::string& place_;
+  std::string_view piece_;
+  int64_t position_ = 0;
+};
+
+// What the library reads from: single-pass, all copies share the stream.
+class StreamIterator {
+ public:
+  using iterator_category = std::input_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = const char&;
+
+  explicit StreamIterator(Stream* stream) : stream_(stream) {}  // null: the end
+  reference operator*() const { return stream_->front(); }
+  StreamIterator& operator++() { return stream_->advance(), *this; }
+  void operator++(int) { stream_->advance(); }
+  bool operator==(const StreamIterator& other) const { return at_end() == other.at_end(); }
+  bool operator!=(const StreamIterator& other) const { return at_end() != other.at_end(); }
+
+ private:
+  bool at_end() const { return !stream_ || stream_->at_end(); }
+  Stream* stream_;
+};
+
 // Fills the entries while the text is read: no document is built, so a header costs its own size plus the
 // result. The grammar has exactly three levels; `state_` is where we are in it.
 class Parser : public nlohmann::json_sax<Json> {
  public:
-  Parser(const char* begin, const char** position, const std::string& place)
-      : begin_(begin), position_(position), place_(place) {}
+  Parser(const Stream& stream, const std::string& place) : stream_(stream), place_(place) {}
 
   SafetensorsHeader take() { return std::move(header_); }
 
@@ -48,16 +93,13 @@ class Parser : public nlohmann::json_sax<Json> {
  private:
   enum class State { kStart, kRoot, kRootValue, kMetadata, kTensor, kDtype, kShape, kOffsets, kEnd };
 
-  [[noreturn]] void fail(const std::string& what) const {
-    fail_json(what, place_, 8 + (*position_ - begin_));
-  }
+  [[noreturn]] void fail(const std::string& what) const { fail_json(what, place_, 8 + stream_.position()); }
   [[noreturn]] void fail_tensor(const std::string& what) const {
     fail("tensor " + in_quotes(entry_.name) + ": " + what);
   }
   [[noreturn]] void fail_value(const std::string& found) const;
 
-  const char* begin_;
-  const char** position_;
+  const Stream& stream_;
   const std::string& place_;
   SafetensorsHeader header_;
   State state_ = State::kStart;
@@ -235,12 +277,15 @@ void check_entry(const SafetensorsEntry& entry, int64_t data_bytes, const std::s
 
 SafetensorsHeader parse_safetensors_header(std::string_view text, int64_t data_bytes,
                                            const std::string& place) {
-  if (text.empty() || text.front() != '{') fail_json("the header does not start with {", place, 8);
-  refuse_nul(text, place, 8);
-  const char* position = text.data();
-  const CountingIterator begin(text.data(), &position), end(text.data() + text.size(), nullptr);
-  Parser parser(text.data(), &position, place);
-  Json::sax_parse(begin, end, &parser);
+  return parse_safetensors_header([&] { return std::exchange(text, {}); }, data_bytes, place);
+}
+
+SafetensorsHeader parse_safetensors_header(const HeaderText& next, int64_t data_bytes,
+                                           const std::string& place) {
+  Stream stream(next, place);
+  if (stream.at_end() || stream.front() != '{') fail_json("the header does not start with {", place, 8);
+  Parser parser(stream, place);
+  Json::sax_parse(StreamIterator(&stream), StreamIterator(nullptr), &parser);
   SafetensorsHeader header = parser.take();
 
   auto& entries = header.entries;
@@ -261,7 +306,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view text, int64_t data_b
   }
   if (covered != data_bytes) {
     fail_json(std::to_string(data_bytes - covered) + " bytes after the last tensor belong to none", place,
-              8 + static_cast<int64_t>(text.size()) + covered);
+              8 + stream.position() + covered);
   }
   std::sort(entries.begin(), entries.end(),
             [](const SafetensorsEntry& a, const SafetensorsEntry& b) { return a.name < b.name; });

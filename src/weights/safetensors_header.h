@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
@@ -36,7 +37,13 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-// `text` is the JSON (padding included), `data_bytes` what follows it in the file, `place` the path.
+// `next` gives the JSON (padding included) piece by piece, an empty piece at its end: the text is never held
+// as a whole, so a header of n bytes costs less than 2n. `data_bytes` is what follows it in the file, `place`
+// the path.
+using HeaderText = std::function<std::string_view()>;
+SafetensorsHeader parse_safetensors_header(const HeaderText& next, int64_t data_bytes,
+                                           const std::string& place);
+// The same from one string.
 SafetensorsHeader parse_safetensors_header(std::string_view text, int64_t data_bytes,
                                            const std::string& place);
 

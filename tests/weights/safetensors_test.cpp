@@ -175,6 +175,42 @@ TEST(Safetensors, AcceptsWhatIsInsideEachLimitAndRefusesWhatIsOutside) {
   }
 }
 
+TEST(Safetensors, AHeaderMayComeInPiecesOfAnySize) {
+  int accepted = 0, refused = 0;
+  for (const Row& row : rows()) {
+    uint64_t length = 0;
+    if (row.file.size() < 8 || row.file.size() > 3000) continue;
+    std::memcpy(&length, row.file.data(), 8);
+    // With a NUL, which of two faults is found first depends on the pieces.
+    if (length > row.file.size() - 8 || row.what == "a NUL after the object") continue;
+    const std::string_view text = std::string_view(row.file).substr(8, length);
+    const int64_t data_bytes = static_cast<int64_t>(row.file.size() - 8 - length);
+    (row.message.empty() ? accepted : refused) += 1;
+    for (const size_t size : {1, 3, 64}) {
+      std::string_view rest = text;
+      const auto next = [&] {
+        const std::string_view piece = rest.substr(0, size);
+        rest.remove_prefix(piece.size());
+        return piece;
+      };
+      auto outcome = [](const std::function<SafetensorsHeader()>& parse) -> std::string {
+        try {
+          std::string names;
+          for (const SafetensorsEntry& entry : parse().entries) names += entry.name + shape_text(entry.shape);
+          return names;
+        } catch (const Error& error) {
+          return error.report();
+        }
+      };
+      EXPECT_EQ(outcome([&] { return parse_safetensors_header(next, data_bytes, "x"); }),
+                outcome([&] { return parse_safetensors_header(text, data_bytes, "x"); }))
+          << row.what;
+    }
+  }
+  EXPECT_GT(accepted, 5);
+  EXPECT_GT(refused, 30);
+}
+
 TEST(Safetensors, EveryTruncationOfAFileIsRefused) {
   const test::TemporaryDirectory directory;
   const std::string path = directory / "x.safetensors";
