@@ -68,7 +68,7 @@ void run(char** argv) {
   if (lora) initialise_adapter(load, 1, rank.weights());
   rank.weights_ready();
   const StepBatches batches = random_batches(config.train.global_batch, config.data.max_length, spec.vocab);
-  const Schedule schedule = make_schedule({.layers = spec.layers, .micro_batches = 1, .tied = spec.tied,
+  const StepSchedule schedule = make_schedule({.layers = spec.layers, .micro_batches = 1, .tied = spec.tied,
                                            .recompute = plan.numerics.recompute, .clip = Clip::kGlobal});
   std::printf("ready\n");
   std::fflush(stdout);

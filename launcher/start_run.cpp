@@ -47,6 +47,7 @@ void record(const std::string& directory, const RunStatus& status) {
 }  // namespace
 
 int train_in_rank(const CommandLine& line) {
+  block_stop_signals();  // first: from here on a stop signal is counted, and the run ends with 75
   const std::string& config_path = line.positional[0];
   const Config config = load_config(config_path, line.overrides);
   resolve_model(config.model.path, read_environment());
@@ -56,7 +57,6 @@ int train_in_rank(const CommandLine& line) {
 
   // From here on things are created; only the owner reads them until the user says otherwise.
   umask(077);
-  block_stop_signals();
   const RunLock lock(directory);
   check_run_directory(directory, config);  // another run may have come and gone since
   if (!lock.taken_over().empty())

@@ -112,9 +112,8 @@ int report_death(int signal, int64_t oom_kills_before, const std::string& where)
     what += oom ? ": by the kernel, out of memory" : "";
     what += limit.bytes > 0 ? "; cgroup memory limit " + format_bytes(limit.bytes) + " (" + limit.source + ")"
                             : "; no cgroup memory limit";
-    next =
-        "if nobody killed it, it ran out of host memory: see `lmlaunch plan`, lower train.micro_batch or set "
-        "train.recompute = \"block\"";
+    next = std::string(oom ? "" : "if nobody killed it, it ran out of host memory: ") +
+           "see `lmlaunch plan`, lower train.micro_batch or set train.recompute = \"block\"";
   } else if (signal == SIGTERM || signal == SIGHUP || signal == SIGINT) {
     code = Exit::kPeerLost;
     area = "PEER-08";

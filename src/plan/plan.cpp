@@ -1,250 +1,142 @@
 #include "plan/plan.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "base/bytes.h"
-#include "base/error.h"
+#include "plan/refusal.h"
+#include "plan/sizes.h"
 
 namespace lm {
 namespace {
 
-// Resident memory of lmlaunch-cpu | -cuda before the first weight: libraries, thread stacks, GEMM workspaces.
-constexpr int64_t kCpuBase = 190 * kMiB;
-constexpr int64_t kCudaBase = 900 * kMiB;
-// Set aside on a GPU for the CUDA context, cuBLAS workspaces and what ATen's attention allocates itself.
-constexpr int64_t kGpuReserve = 1 * kGiB;
-// Defaults where nothing was measured, per core.
-constexpr double kGemmBf16PerCore = 150e9, kGemmFp32PerCore = 60e9, kBandwidthPerCore = 12e9;
-constexpr double kUsableShare = 0.9;       // of the memory that is available
-constexpr int64_t kCpuMicroTokens = 2048;  // GEMMs gain nothing from more at once, activations grow
-constexpr int64_t kGpuMicroTokens = 16384;
-constexpr int64_t kRowChunk = 512;  // 512 x 49152 bf16 logits: 48 MiB
-
-int64_t size_of(DType type) {
-  return static_cast<int64_t>(dtype_size(type));
-}
-
-struct Costing {
-  const Config& config;
-  const ModelSpec& spec;
-  const AdapterSpec* adapter;
-  const ModelLayout& layout;
-  const Machine& machine;
-  DeviceType device;
-};
-
-ActivationShape activation_shape(const Costing& in, const NumericsPlan& numerics) {
-  const int64_t tokens = numerics.micro_batch * in.config.data.max_length;
-  // A document has at least two tokens; without packing a sequence is one document.
-  return {.tokens = tokens,
-          .documents = in.config.data.packing ? tokens / 2 : numerics.micro_batch,
-          .row_chunk = numerics.row_chunk,
-          .recompute = numerics.recompute,
-          .train_embedding = in.adapter == nullptr,
-          .dtype = numerics.dtype,
-          .gradient_dtype = numerics.gradient_dtype,
-          .device = in.device,
-          .threads = numerics.threads};
-}
-
-int64_t master_bytes(const Costing& in, DType dtype) {
-  if (dtype == DType::kF32) return 0;
-  switch (in.config.optimizer.master) {
-    case Master::kSplit:
-      return 2;
-    case Master::kF32:
-      return 4;
-    case Master::kNone:
-      return 0;
-  }
-  return 0;
-}
-
-void fill_bytes(const Costing& in, Plan& plan) {
-  const NumericsPlan& n = plan.numerics;
-  const int64_t flat = in.layout.flat_elements, master = master_bytes(in, n.dtype);
-  const int64_t step_tokens = in.config.train.global_batch * in.config.data.max_length;
-  const int64_t rows = in.adapter == nullptr ? std::min(in.spec.vocab, step_tokens) * in.spec.hidden * 4 : 0;
-  plan.micro_tokens = n.micro_batch * in.config.data.max_length;
-  plan.arena = arena_need(in.spec, in.adapter, activation_shape(in, n));
-  const int64_t base = in.device == DeviceType::kCpu ? kCpuBase : kGpuReserve;
-  const auto note = [](int64_t bytes, DType type) {
-    return std::string(dtype_name(type)) + ", " + std::to_string(bytes) + " B per parameter";
-  };
-  plan.classes = {
-      {state_class_name(StateClass::kWeights), flat * size_of(n.dtype), note(size_of(n.dtype), n.dtype)},
-      {state_class_name(StateClass::kFrozenWeights), in.layout.frozen_bytes, dtype_name(n.dtype)},
-      {state_class_name(StateClass::kGradients), flat * size_of(n.gradient_dtype),
-       note(size_of(n.gradient_dtype), n.gradient_dtype)},
-      {state_class_name(StateClass::kMaster), flat * master,
-       master == 2   ? "low half beside the weight"
-       : master == 4 ? "fp32"
-                     : "none"},
-      {state_class_name(StateClass::kFirstMoment), flat * 4, "fp32"},
-      {state_class_name(StateClass::kSecondMoment), flat * 4, "fp32"},
-      {state_class_name(StateClass::kActivations), plan.arena.saved,
-       n.recompute ? "block inputs" : "saved by every block"},
-      {"temporaries", plan.arena.bytes - plan.arena.saved,
-       "logits of " + std::to_string(n.row_chunk) + " rows at once: " + format_bytes(plan.arena.logits)},
-      {"embedding rows", rows, "fp32 sums of a step's distinct tokens"},
-      {"libraries", base,
-       in.device == DeviceType::kCpu ? "LibTorch and GEMM workspaces" : "CUDA context, cuBLAS"},
-  };
-  int64_t total = 0;
-  for (const ClassBytes& row : plan.classes) total += row.bytes;
-  plan.peak = in.device == DeviceType::kCpu ? PeakBytes{0, total, 0} : PeakBytes{total, kCudaBase, 0};
-}
-
-double rate_or(double measured, double fallback) {
-  return measured > 0 ? measured : fallback;
-}
-
-void fill_times(const Costing& in, Plan& plan) {
-  const bool lora = in.adapter != nullptr, bf16 = plan.numerics.dtype == DType::kBF16;
-  const double cores = in.machine.cores;
-  double flops = 0, bandwidth = 0;
-  if (in.device == DeviceType::kCpu) {
-    flops = bf16 ? rate_or(in.machine.gemm_bf16_flops, kGemmBf16PerCore * cores)
-                 : rate_or(in.machine.gemm_fp32_flops, kGemmFp32PerCore * cores);
-    bandwidth = rate_or(in.machine.memory_bandwidth, kBandwidthPerCore * cores);
-  } else {
-    const Gpu& gpu = in.machine.gpus.front();
-    flops = bf16 ? rate_or(gpu.bf16_flops, 100e12) : rate_or(gpu.fp32_flops, 20e12);
-    bandwidth = rate_or(gpu.bandwidth, 500e9);
-  }
-  const int64_t length = in.config.data.max_length;
-  plan.sol_seconds_per_token = necessary_flops(in.spec, in.layout, lora, length) / flops;
-  const double tokens = static_cast<double>(in.config.train.global_batch * length);
-  // Recomputation repeats the forward: one more third (LoRA: half) of the necessary work.
-  const double again = plan.numerics.recompute ? (lora ? 1.5 : 4.0 / 3.0) : 1.0;
-  const double compute = tokens * plan.sol_seconds_per_token * again;
-  // Per token and layer some 40 H + 12 F elements pass through norms, RoPE, SwiGLU and attention's edges; per
-  // parameter the fused update reads and writes 28 B and a gradient is added once per micro-batch.
-  const double elements =
-      static_cast<double>(in.spec.layers * (40 * in.spec.hidden + 12 * in.spec.ffn) + 3 * in.spec.vocab);
-  const double adds =
-      static_cast<double>(plan.numerics.micro_batches * (2 * size_of(plan.numerics.gradient_dtype) + 2));
-  const double memory = (tokens * elements * static_cast<double>(size_of(plan.numerics.dtype)) +
-                         static_cast<double>(in.layout.flat_elements) * (28 + adds)) /
-                        bandwidth;
-  plan.links = {{"GEMM and attention", compute}, {"memory", memory}};
-  plan.step_seconds = compute + memory;
-  plan.binding = compute >= memory ? "compute" : "memory bandwidth";
-}
-
-int64_t budget(const Costing& in) {
-  const int64_t have =
-      in.device == DeviceType::kCpu ? in.machine.host_available : in.machine.gpus.front().memory_bytes;
-  return static_cast<int64_t>(kUsableShare * static_cast<double>(have));
-}
-
-int64_t need(const Plan& plan, DeviceType device) {
-  return device == DeviceType::kCpu ? plan.peak.host : plan.peak.device;
-}
-
-// The plan with one setting changed, to tell how many bytes it would save.
-int64_t need_with(const Costing& in, const Plan& plan, int64_t micro_batch, bool recompute,
-                  DType gradient_dtype) {
-  Plan other = plan;
-  other.numerics.micro_batch = micro_batch;
-  other.numerics.recompute = recompute;
-  other.numerics.gradient_dtype = gradient_dtype;
-  fill_bytes(in, other);
-  return need(other, in.device);
-}
-
-[[noreturn]] void refuse(const Costing& in, const Plan& plan) {
-  const int64_t wanted = need(plan, in.device);
-  std::string table;
-  for (const ClassBytes& row : plan.classes) {
-    if (row.bytes > 0) table += "\n    " + row.name + ": " + format_bytes(row.bytes);
-  }
-  std::string next;
-  const auto knob = [&](const std::string& setting, int64_t bytes) {
-    if (bytes >= wanted) return;
-    next += (next.empty() ? "" : "; ") + setting + " saves " + format_bytes(wanted - bytes) +
-            (bytes <= budget(in) ? " and fits" : "");
-  };
-  const NumericsPlan& n = plan.numerics;
-  if (!n.recompute) {
-    knob("train.recompute = \"block\"", need_with(in, plan, n.micro_batch, true, n.gradient_dtype));
-  }
-  if (n.micro_batch > 1) knob("train.micro_batch = 1", need_with(in, plan, 1, n.recompute, n.gradient_dtype));
-  if (n.gradient_dtype == DType::kF32 && in.adapter == nullptr) {
-    knob("train.gradients = \"bf16\"", need_with(in, plan, n.micro_batch, n.recompute, DType::kBF16));
-  }
-  if (in.adapter == nullptr) {
-    const int64_t weights = in.layout.flat_elements * size_of(n.dtype);
-    knob("train.method = \"lora\"", weights + plan.arena.bytes + kCpuBase);
-  }
-  if (in.config.data.max_length > 512) {
-    Config shorter = in.config;
-    shorter.data.max_length /= 2;
-    const Costing changed{shorter, in.spec, in.adapter, in.layout, in.machine, in.device};
-    knob("data.max_length = " + std::to_string(shorter.data.max_length),
-         need_with(changed, plan, n.micro_batch, n.recompute, n.gradient_dtype));
-  }
-  throw Error(Exit::kDoesNotFit,
-              {.area = in.device == DeviceType::kCpu ? "MEM-16" : "MEM-15",
-               .what = std::string("the run does not fit: it needs ") + format_bytes(wanted) + " of " +
-                       (in.device == DeviceType::kCpu ? "host" : "GPU") + " memory, " +
-                       format_bytes(budget(in)) + " may be used" + table,
-               .place = "",
-               .next = next.empty() ? "use a machine with more memory" : next,
-               .kept = ""});
-}
-
-bool fits(const Costing& in, Plan& plan) {
-  fill_bytes(in, plan);
-  return need(plan, in.device) <= budget(in);
-}
+// GEMMs gain nothing from more tokens at once, activations grow.
+constexpr int64_t kCpuMicroTokens = 2048, kGpuMicroTokens = 16384;
+// Fewer at once leave GEMMs so far below their rate that recomputing a third of the work is the cheaper
+// choice.
+constexpr int64_t kCpuEnoughTokens = 256, kGpuEnoughTokens = 2048;
+// Rows of logits at once. Each chunk reads and writes the head's weight gradient once, so GPUs, where that
+// costs as much as 500 rows of GEMM, take the most whose logits stay below 1/32 of their memory.
+constexpr int64_t kCpuRowChunk = 512, kGpuRowChunk = 4096, kLeastRowChunk = 256;  // 512 x 49152 bf16: 48 MiB
+constexpr int64_t kLogitsShare = 32;
 
 // Divisors of the global batch, largest first.
-std::vector<int64_t> micro_batch_candidates(int64_t global_batch) {
+std::vector<int64_t> divisors(int64_t n) {
+  std::vector<int64_t> small, large;
+  for (int64_t d = 1; d * d <= n; ++d) {
+    if (n % d != 0) continue;
+    small.push_back(d);
+    if (d != n / d) large.push_back(n / d);
+  }
+  std::reverse(small.begin(), small.end());
+  large.insert(large.end(), small.begin(), small.end());
+  return large;
+}
+
+std::vector<int64_t> micro_batch_candidates(const PlanInput& in) {
+  if (in.config.train.micro_batch) return {*in.config.train.micro_batch};
+  const int64_t most = in.device == DeviceType::kCpu ? kCpuMicroTokens : kGpuMicroTokens;
   std::vector<int64_t> out;
-  for (int64_t m = global_batch; m >= 1; --m) {
-    if (global_batch % m == 0) out.push_back(m);
+  for (const int64_t m : divisors(in.config.train.global_batch)) {
+    if (m == 1 || m * in.config.data.max_length <= most) out.push_back(m);
   }
   return out;
 }
 
-void choose_micro_batch(const Costing& in, Plan& plan) {
-  NumericsPlan& n = plan.numerics;
-  const int64_t length = in.config.data.max_length;
-  const int64_t wanted_tokens = in.device == DeviceType::kCpu ? kCpuMicroTokens : kGpuMicroTokens;
-  const std::vector<bool> policies = in.config.train.recompute == Recompute::kAuto
-                                         ? std::vector<bool>{false, true}
-                                         : std::vector<bool>{in.config.train.recompute == Recompute::kBlock};
-  for (const bool recompute : policies) {
-    n.recompute = recompute;
-    for (const int64_t m : micro_batch_candidates(in.config.train.global_batch)) {
-      if (m > 1 && m * length > wanted_tokens) continue;
-      n.micro_batch = m;
-      if (!fits(in, plan)) continue;
-      plan.choices.push_back(
-          {"train.micro_batch", std::to_string(m),
-           "divides global_batch, up to " + std::to_string(wanted_tokens) + " tokens at once, and fits"});
-      return;
-    }
+// The largest candidate that fits under a policy; 0 when none does.
+int64_t largest_micro_batch(const PlanInput& in, Plan plan, bool recompute) {
+  plan.numerics.recompute = recompute;
+  for (const int64_t m : micro_batch_candidates(in)) {
+    plan.numerics.micro_batch = m;
+    size_plan(in, plan);
+    if (fits_capacity(plan)) return m;
   }
-  n.micro_batch = 1;
-  fill_bytes(in, plan);
-  refuse(in, plan);
+  return 0;
 }
 
-void choose_recompute(const Costing& in, Plan& plan) {
+void choose_micro_batch_and_recompute(const PlanInput& in, Plan& plan) {
+  const Recompute wanted = in.config.train.recompute;
+  const int64_t none = wanted == Recompute::kBlock ? 0 : largest_micro_batch(in, plan, false);
+  const int64_t block = wanted == Recompute::kNone ? 0 : largest_micro_batch(in, plan, true);
+  const int64_t enough = in.device == DeviceType::kCpu ? kCpuEnoughTokens : kGpuEnoughTokens;
+  const bool keep = none > 0 && (none * in.config.data.max_length >= enough || none >= block);
   NumericsPlan& n = plan.numerics;
-  n.micro_batch = *in.config.train.micro_batch;
-  n.recompute = in.config.train.recompute == Recompute::kBlock;
-  if (fits(in, plan)) return;
-  if (in.config.train.recompute == Recompute::kAuto) {
-    n.recompute = true;
-    if (fits(in, plan)) return;
-    n.recompute = false;
-    fill_bytes(in, plan);
+  n.recompute = wanted == Recompute::kBlock || (wanted == Recompute::kAuto && !keep);
+  n.micro_batch = std::max(n.recompute ? block : none, micro_batch_candidates(in).back());
+  if (wanted == Recompute::kAuto) {
+    const std::string larger =
+        "with saved activations only micro-batches of " + std::to_string(none) + " fit";
+    plan.choices.push_back({"train.recompute", n.recompute ? "block" : "none",
+                            keep       ? "saved activations fit"
+                            : none > 0 ? larger
+                                       : "saved activations would not fit"});
   }
-  refuse(in, plan);
+  if (!in.config.train.micro_batch) {
+    const int64_t most = in.device == DeviceType::kCpu ? kCpuMicroTokens : kGpuMicroTokens;
+    plan.choices.push_back({"train.micro_batch", std::to_string(n.micro_batch),
+                            "the most sequences that divide global_batch and fit, up to " +
+                                std::to_string(most) + " tokens at once"});
+  }
+}
+
+int64_t choose_row_chunk(const PlanInput& in, DType dtype) {
+  if (in.device == DeviceType::kCpu) return kCpuRowChunk;
+  const int64_t capacity = in.machine.gpus.front().memory_bytes;
+  const int64_t row = in.spec.vocab * static_cast<int64_t>(dtype_size(dtype));
+  int64_t rows = kGpuRowChunk;
+  while (capacity > 0 && rows > kLeastRowChunk && rows * row > capacity / kLogitsShare) rows /= 2;
+  return rows;
+}
+
+void choose_threads(const PlanInput& in, Plan& plan) {
+  NumericsPlan& n = plan.numerics;
+  n.threads = static_cast<int>(in.config.run.threads.value_or(in.machine.cores));
+  plan.placement.optimizer_threads = static_cast<int>(in.config.optimizer.threads.value_or(n.threads));
+  if (!in.config.run.threads) {
+    plan.choices.push_back({"run.threads", std::to_string(n.threads), "the cores this process may use"});
+  }
+  if (!in.config.optimizer.threads) {
+    plan.choices.push_back(
+        {"optimizer.threads", std::to_string(plan.placement.optimizer_threads), "as run.threads"});
+  }
+}
+
+void predict(const PlanInput& in, Plan& plan) {
+  const NumericsPlan& n = plan.numerics;
+  const bool lora = in.adapter != nullptr;
+  const double longest = static_cast<double>(in.config.data.max_length);
+  const double length = in.data.mean_length > 0 ? std::min(in.data.mean_length, longest) : longest;
+  const double sequences = static_cast<double>(in.config.train.global_batch);
+  const ComputeRates rates = compute_rates(in.machine, in.device, n.dtype);
+  const StepShape shape{
+      .spec = in.spec,
+      .layout = in.layout,
+      .lora = lora,
+      .dtype = n.dtype,
+      .gradient_dtype = n.gradient_dtype,
+      .master_bytes = master_size(n.master, n.dtype),
+      .row_chunk = n.row_chunk,
+      .device = in.device,
+      .micro = uniform_work(static_cast<double>(n.micro_batch) * length, length, in.data.target_share),
+      .step_tokens = sequences * length};
+  plan.schedule = {.layers = in.spec.layers,
+                   .micro_batches = n.micro_batches,
+                   .tied = in.spec.tied,
+                   .recompute = n.recompute,
+                   .clip = in.config.optimizer.clip,
+                   .group = 1};
+  plan.prediction = predict_step(shape, plan.schedule, rates);
+  plan.step_seconds = plan.prediction.seconds;
+  plan.step_tokens = shape.step_tokens;
+  plan.sol_seconds_per_token =
+      necessary_flops(in.spec, in.layout, lora, in.config.data.max_length) / rates.peak_flops;
+  const Prediction& p = plan.prediction;
+  const double compute = p.gemm_seconds + p.attention_seconds;
+  plan.links = {{"compute", compute, p.cost.gemm_flops + p.cost.attention_flops, "FLOP"},
+                {"memory", p.memory_seconds, p.cost.bytes, "B"}};
+  plan.binding = compute >= p.memory_seconds ? "compute" : "memory";
+  if (rates.assumed) {
+    plan.choices.push_back({"rates", "assumed", "this machine was not measured: times are rough"});
+  }
 }
 
 }  // namespace
@@ -255,44 +147,38 @@ const char* state_class_name(StateClass state) {
   return kNames[static_cast<size_t>(state)];
 }
 
-double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, bool lora, int64_t sequence) {
-  double blocks = 0, adapters = 0;
-  for (size_t b = 1; b + 1 < layout.blocks.size(); ++b) {
-    for (const TensorPlace& place : layout.blocks[b].tensors) {
-      if (place.parameter.vector()) continue;
-      (place.frozen || !lora ? blocks : adapters) += static_cast<double>(place.parameter.elements());
-    }
-  }
-  const double head = static_cast<double>(spec.vocab * spec.hidden);
-  const double attention = static_cast<double>(spec.layers * spec.q_rows() * sequence);
-  return lora ? 4 * (blocks + head) + 6 * adapters + 6 * attention : 6 * (blocks + head + attention);
+const char* home_name(Home home) {
+  constexpr const char* kNames[] = {"device", "host", "nvme"};
+  return kNames[static_cast<size_t>(home)];
 }
 
-Plan make_plan(const Config& config, const ModelSpec& spec, const AdapterSpec* adapter,
-               const ModelLayout& layout, const Machine& machine, DeviceType device) {
-  const Costing in{config, spec, adapter, layout, machine, device};
+Plan draft_plan(const Config& config, const ModelSpec& spec, const AdapterSpec* adapter,
+                const ModelLayout& layout, const Machine& machine, DeviceType device, const DataShape& data) {
+  LM_CHECK(device == DeviceType::kCpu || !machine.gpus.empty(), "a plan for a GPU needs one");
+  const PlanInput in{config, spec, adapter, layout, machine, device, data};
   Plan plan;
   NumericsPlan& n = plan.numerics;
   n.dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
   n.gradient_dtype = config.train.gradients == GradientDType::kF32 ? DType::kF32 : DType::kBF16;
-  n.row_chunk = kRowChunk;
-  n.threads = static_cast<int>(config.run.threads.value_or(machine.cores));
+  n.master = config.optimizer.master;
+  n.row_chunk = choose_row_chunk(in, n.dtype);
   plan.placement.device = device;
-  plan.placement.optimizer_threads = static_cast<int>(config.optimizer.threads.value_or(n.threads));
-  if (!config.run.threads) {
-    plan.choices.push_back({"run.threads", std::to_string(n.threads), "the cores this process may use"});
-  }
-  if (config.train.micro_batch) {
-    choose_recompute(in, plan);
-  } else {
-    choose_micro_batch(in, plan);
-  }
-  if (config.train.recompute == Recompute::kAuto) {
-    plan.choices.push_back({"train.recompute", n.recompute ? "block" : "none",
-                            n.recompute ? "saved activations would not fit" : "saved activations fit"});
-  }
-  n.micro_batches = ceil_div(config.train.global_batch, n.micro_batch);
-  fill_times(in, plan);
+  const Home near = device == DeviceType::kCpu ? Home::kHost : Home::kDevice;
+  std::fill(std::begin(plan.placement.home), std::end(plan.placement.home), near);
+  choose_threads(in, plan);
+  choose_micro_batch_and_recompute(in, plan);
+  // From here on the numerics are fixed.
+  size_plan(in, plan);
+  predict(in, plan);
+  return plan;
+}
+
+Plan make_plan(const Config& config, const ModelSpec& spec, const AdapterSpec* adapter,
+               const ModelLayout& layout, const Machine& machine, DeviceType device, const DataShape& data) {
+  Plan plan = draft_plan(config, spec, adapter, layout, machine, device, data);
+  if (!plan.fits)
+    throw Error(Exit::kDoesNotFit,
+                explain_refusal({config, spec, adapter, layout, machine, device, data}, plan));
   return plan;
 }
 

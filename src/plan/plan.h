@@ -8,9 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "config/config.h"
 #include "plan/activations.h"
 #include "plan/machine.h"
+#include "plan/predict.h"
 #include "plan/schedule.h"
 #include "spec/block_layout.h"
 
@@ -38,12 +40,13 @@ struct NumericsPlan {
   int64_t micro_batches = 1;  // per step
   int64_t row_chunk = 512;    // rows of logits at once
   bool recompute = false;
-  int threads = 1;  // compute threads (CPU)
+  int threads = 1;                 // compute threads (CPU)
+  Master master = Master::kSplit;  // of bf16 weights; fp32 weights are their own
 };
 
 struct PlacementPlan {
   DeviceType device = DeviceType::kCpu;
-  Home home[kStateClasses] = {};  // all on the compute device here
+  Home home[kStateClasses] = {};  // on a GPU all kDevice, on the CPU, where both are one tier, kHost
   int optimizer_threads = 1;
 };
 
@@ -51,7 +54,17 @@ struct ClassBytes {
   std::string name;
   int64_t bytes = 0;
   std::string note;  // e.g. "fp32, 12 B per parameter"
+  Home home = Home::kHost;
 };
+
+// A kind of memory: what the plan puts there, and what there is.
+struct Tier {
+  Home home = Home::kHost;
+  int64_t bytes = 0;
+  int64_t capacity = 0;  // 0: not known, and then nothing is refused
+  int64_t usable = 0;    // the part of it that a run may plan for, and no more than is free now
+};
+const char* home_name(Home home);
 
 struct PeakBytes {
   int64_t device = 0;  // GPU; 0 on the CPU
@@ -62,10 +75,18 @@ struct PeakBytes {
 struct LinkTime {
   std::string name;  // "compute", "memory"
   double seconds = 0;
+  double amount = 0;  // FLOP or bytes per step
+  std::string unit;   // "FLOP", "B"
 };
 
 struct Choice {
   std::string key, value, reason;
+};
+
+// What the prediction of time knows of the data; memory is planned for data.max_length whatever it says.
+struct DataShape {
+  double mean_length = 0;   // tokens per sequence; 0: data.max_length
+  double target_share = 1;  // of the tokens
 };
 
 struct Plan {
@@ -74,22 +95,29 @@ struct Plan {
   ArenaNeed arena;
   int64_t micro_tokens = 0;  // micro_batch x max_length
   std::vector<ClassBytes> classes;
+  std::vector<Tier> tiers;  // nearest first
   PeakBytes peak;
+  bool fits = true;
   std::vector<LinkTime> links;  // what a step spends on each resource
   double step_seconds = 0;
+  double step_tokens = 0;            // that the prediction is for
   std::string binding;               // the resource that decides
   double sol_seconds_per_token = 0;  // GEMM-bound time of one token: the speed of light
   std::vector<Choice> choices;       // every `auto`, resolved, with its reason
+  ScheduleShape schedule;            // of a full step
+  Prediction prediction;
 };
 
 // `device` is where the run computes; one rank. Throws Error(12) with a table of need and have and the
 // settings that would fit.
 Plan make_plan(const Config& config, const ModelSpec& spec, const AdapterSpec* adapter,
-               const ModelLayout& layout, const Machine& machine, DeviceType device);
+               const ModelLayout& layout, const Machine& machine, DeviceType device,
+               const DataShape& data = {});
 
-// FLOP of a training step's necessary GEMMs per token, by the speed-of-light definition: 6 per trained block
-// parameter (LoRA: 4 per frozen one, 6 per adapter's), 6 V H for the head, 6 L n_h d S for causal attention.
-double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, bool lora, int64_t sequence);
+// The same without refusing: `fits` tells.
+Plan draft_plan(const Config& config, const ModelSpec& spec, const AdapterSpec* adapter,
+                const ModelLayout& layout, const Machine& machine, DeviceType device,
+                const DataShape& data = {});
 
 // The table for people, and the object for programs.
 std::string print_plan(const Plan& plan);

@@ -1,4 +1,5 @@
 #include <cstdio>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/bytes.h"
@@ -7,43 +8,132 @@
 namespace lm {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 std::string format(const char* pattern, const std::string& a, const std::string& b, const std::string& c) {
   char line[256];
   std::snprintf(line, sizeof line, pattern, a.c_str(), b.c_str(), c.c_str());
   return line;
 }
 
-std::string seconds(double value) {
+// A line without the blanks at its end.
+std::string row(const std::string& name, const std::string& value, const std::string& note) {
+  std::string line = format("  %-18s %12s   %s", name, value, note);
+  line.erase(line.find_last_not_of(' ') + 1);
+  return line + "\n";
+}
+
+std::string duration(double seconds) {
   char text[32];
-  std::snprintf(text, sizeof text, value < 1 ? "%.0f ms" : "%.2f s", value < 1 ? value * 1e3 : value);
+  if (seconds < 1) {
+    std::snprintf(text, sizeof text, "%.1f ms", seconds * 1e3);
+  } else {
+    std::snprintf(text, sizeof text, "%.2f s", seconds);
+  }
   return text;
 }
 
+// "3.11 T", "870 G": FLOP or bytes in powers of 1000.
+std::string amount(double value, const std::string& unit) {
+  constexpr const char* kPrefixes[] = {"", "k", "M", "G", "T", "P", "E"};
+  size_t prefix = 0;
+  while (value >= 1000 && prefix + 1 < std::size(kPrefixes)) value /= 1000, ++prefix;
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g %s", value, kPrefixes[prefix]);
+  return text + unit;
+}
+
 double tokens_per_second(const Plan& plan) {
-  return static_cast<double>(plan.micro_tokens * plan.numerics.micro_batches) / plan.step_seconds;
+  return plan.step_seconds > 0 ? plan.step_tokens / plan.step_seconds : 0;
+}
+
+// Share of the speed of light that the prediction reaches.
+double predicted_sol(const Plan& plan) {
+  return 100 * plan.sol_seconds_per_token * tokens_per_second(plan);
+}
+
+bool known(int64_t bytes) {
+  return bytes < std::numeric_limits<int64_t>::max();
+}
+
+std::string tier_table(const Plan& plan, const Tier& tier) {
+  std::string out = tier.home == Home::kDevice ? "GPU memory\n" : "host memory\n";
+  for (const ClassBytes& entry : plan.classes) {
+    if (entry.home == tier.home && entry.bytes > 0)
+      out += row(entry.name, format_bytes(entry.bytes), entry.note);
+  }
+  std::string note = tier.home == Home::kDevice ? "of the GPU" : "resident memory of the rank's process";
+  if (known(tier.usable)) note += "; " + format_bytes(tier.usable) + " may be used";
+  if (tier.bytes > tier.usable) note += ": DOES NOT FIT";
+  return out + row("peak", format_bytes(tier.bytes), note);
+}
+
+std::string step_lines(const Plan& plan) {
+  const NumericsPlan& n = plan.numerics;
+  char rate[96];
+  std::snprintf(rate, sizeof rate, "%.0f tokens/s, %.0f %% of the speed of light, bound by %s",
+                tokens_per_second(plan), predicted_sol(plan), plan.binding.c_str());
+  std::string out = "step: " + std::to_string(n.micro_batches) + " x " + std::to_string(n.micro_batch) +
+                    " sequences, at most " + std::to_string(plan.micro_tokens) +
+                    " tokens at once, recompute " + (n.recompute ? "block" : "none") + "\n";
+  for (const LinkTime& link : plan.links)
+    out += row(link.name, duration(link.seconds), amount(link.amount, link.unit));
+  return out + row("predicted step", duration(plan.step_seconds), rate);
+}
+
+Json numerics_json(const NumericsPlan& n) {
+  constexpr const char* kMasters[] = {"split", "fp32", "none"};
+  const bool own = n.dtype == DType::kF32;
+  return {{"dtype", dtype_name(n.dtype)},
+          {"gradients", dtype_name(n.gradient_dtype)},
+          {"master", own ? "weight" : kMasters[static_cast<size_t>(n.master)]},
+          {"micro_batch", n.micro_batch},
+          {"micro_batches", n.micro_batches},
+          {"row_chunk", n.row_chunk},
+          {"recompute", n.recompute ? "block" : "none"},
+          {"threads", n.threads}};
+}
+
+Json placement_json(const PlacementPlan& placement) {
+  Json homes = Json::object();
+  for (int i = 0; i < kStateClasses; ++i) {
+    homes[state_class_name(static_cast<StateClass>(i))] = home_name(placement.home[i]);
+  }
+  return {{"device", placement.device == DeviceType::kCpu ? "cpu" : "cuda"},
+          {"homes", homes},
+          {"optimizer_threads", placement.optimizer_threads}};
+}
+
+Json tier_json(const Plan& plan, const Tier& tier) {
+  Json classes = Json::array();
+  for (const ClassBytes& entry : plan.classes) {
+    if (entry.home != tier.home) continue;
+    classes.push_back({{"name", entry.name}, {"bytes", entry.bytes}, {"note", entry.note}});
+  }
+  Json out = {{"name", home_name(tier.home)}, {"bytes", tier.bytes}};
+  out["capacity_bytes"] = tier.capacity > 0 ? Json(tier.capacity) : Json();
+  out["usable_bytes"] = known(tier.usable) ? Json(tier.usable) : Json();
+  out["classes"] = std::move(classes);
+  return out;
+}
+
+Json phases_json(const Prediction& prediction) {
+  Json out = Json::object();
+  for (int i = 0; i < kOperationKinds; ++i) {
+    const double seconds = prediction.by_kind[static_cast<size_t>(i)];
+    if (seconds > 0) out[operation_name(static_cast<OperationKind>(i))] = seconds;
+  }
+  return out;
 }
 
 }  // namespace
 
 std::string print_plan(const Plan& plan) {
   const bool cpu = plan.placement.device == DeviceType::kCpu;
-  std::string out = cpu ? "plan: everything in host memory, computed on the CPU\n"
-                        : "plan: everything in GPU memory, computed there\n";
-  for (const ClassBytes& row : plan.classes) {
-    if (row.bytes > 0) out += format("  %-16s %12s   %s\n", row.name, format_bytes(row.bytes), row.note);
-  }
-  out += format("  %-16s %12s   %s\n", "peak", format_bytes(cpu ? plan.peak.host : plan.peak.device),
-                cpu ? "resident memory of the rank's process" : "of the GPU");
-  const NumericsPlan& n = plan.numerics;
-  out += "  step: " + std::to_string(n.micro_batches) + " x " + std::to_string(n.micro_batch) +
-         " sequences, at most " + std::to_string(plan.micro_tokens) + " tokens at once, recompute " +
-         (n.recompute ? "block" : "none") + "\n";
-  for (const LinkTime& link : plan.links)
-    out += format("  %-18s %10s %s\n", link.name, seconds(link.seconds), "");
-  char line[160];
-  std::snprintf(line, sizeof line, "  predicted step     %10s   %.0f tokens/s, bound by %s\n",
-                seconds(plan.step_seconds).c_str(), tokens_per_second(plan), plan.binding.c_str());
-  out += line;
+  std::string out = std::string("plan: everything at home in ") +
+                    (cpu ? "host memory, computed on the CPU\n" : "GPU memory, computed there\n");
+  for (const Tier& tier : plan.tiers) out += tier_table(plan, tier);
+  out += step_lines(plan);
   for (const Choice& choice : plan.choices) {
     out += "  " + choice.key + " = " + choice.value + ": " + choice.reason + "\n";
   }
@@ -51,37 +141,30 @@ std::string print_plan(const Plan& plan) {
 }
 
 std::string plan_json(const Plan& plan) {
-  using Json = nlohmann::ordered_json;
-  Json classes = Json::array(), links = Json::array(), choices = Json::array();
-  for (const ClassBytes& row : plan.classes) {
-    classes.push_back({{"name", row.name}, {"bytes", row.bytes}, {"note", row.note}});
+  Json tiers = Json::array(), links = Json::array(), choices = Json::array();
+  for (const Tier& tier : plan.tiers) tiers.push_back(tier_json(plan, tier));
+  for (const LinkTime& link : plan.links) {
+    links.push_back(
+        {{"name", link.name}, {"seconds", link.seconds}, {"amount", link.amount}, {"unit", link.unit}});
   }
-  for (const LinkTime& link : plan.links) links.push_back({{"name", link.name}, {"seconds", link.seconds}});
   for (const Choice& choice : plan.choices) {
     choices.push_back({{"key", choice.key}, {"value", choice.value}, {"reason", choice.reason}});
   }
-  const bool cpu = plan.placement.device == DeviceType::kCpu;
-  const NumericsPlan& n = plan.numerics;
-  const Json tiers = Json::array({{{"name", cpu ? "host" : "device"}, {"classes", classes}}});
   return Json{
-      {"fits", true},
+      {"fits", plan.fits},
       {"peak",
        {{"device_bytes", plan.peak.device}, {"host_bytes", plan.peak.host}, {"disk_bytes", plan.peak.disk}}},
       {"step_seconds", plan.step_seconds},
       {"tokens_per_s", tokens_per_second(plan)},
+      {"sol_pct", predicted_sol(plan)},
       {"binding", plan.binding},
       {"tiers", tiers},
       {"links", links},
-      {"numerics",
-       {{"dtype", dtype_name(n.dtype)},
-        {"gradients", dtype_name(n.gradient_dtype)},
-        {"micro_batch", n.micro_batch},
-        {"micro_batches", n.micro_batches},
-        {"row_chunk", n.row_chunk},
-        {"recompute", n.recompute ? "block" : "none"},
-        {"threads", n.threads}}},
+      {"phases", phases_json(plan.prediction)},
+      {"numerics", numerics_json(plan.numerics)},
+      {"placement", placement_json(plan.placement)},
       {"choices", choices}}
-      .dump(2);
+      .dump(2, ' ', false, Json::error_handler_t::replace);
 }
 
 }  // namespace lm

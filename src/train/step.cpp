@@ -31,7 +31,7 @@ TrainStep::TrainStep(const Context& context, const ModelLayout& layout, WeightSt
 
 TrainStep::~TrainStep() = default;
 
-StepResult TrainStep::run(const Schedule& schedule, const StepBatches& batches, int64_t step, double lr) {
+StepResult TrainStep::run(const StepSchedule& schedule, const StepBatches& batches, int64_t step, double lr) {
   step_ = step;
   result_ = {};
   update_begun_ = false;

@@ -38,7 +38,7 @@ class TrainStep {
   ~TrainStep();
 
   // `step` counts from 1 and keys the randomness; `schedule` is the one of batches.micro.size() micro-batches.
-  StepResult run(const Schedule& schedule, const StepBatches& batches, int64_t step, double lr);
+  StepResult run(const StepSchedule& schedule, const StepBatches& batches, int64_t step, double lr);
 
   // Sum of nll over the batch's targets, without gradients.
   double evaluate(const Batch& batch);

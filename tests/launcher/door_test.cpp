@@ -142,6 +142,20 @@ TEST(Door, AStopSignalIsRelayedAndTheRunExitsWith75) {
   }
 }
 
+TEST(Door, ASignalAtAnyTimeAfterTheStartEndsWith75) {
+  Door door;
+  door.write_config("c.toml");
+  // 20 ms: before that a busy machine may not have reached main, and a signal then ends any program.
+  for (int delay_us = 20000; delay_us < 60000; delay_us += 2000) {
+    door.start({"--gpus", "0", "c.toml"}, "stop");
+    usleep(static_cast<useconds_t>(delay_us));
+    door.send(SIGUSR1);
+    const DoorResult result = door.finish();
+    EXPECT_EQ(result.code, 75) << delay_us << " us, signal " << result.signal;
+    EXPECT_HAS(result.last_line(), "reason=signal:SIGUSR1 step=12");
+  }
+}
+
 TEST(Door, TheSecondSignalEndsTheRankAtOnceStillWith75) {
   Door door;
   door.write_config("c.toml");

@@ -166,7 +166,7 @@ void run(const Arguments& arguments) {
   for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int32_t>(i);
   output.add("logits", {static_cast<int64_t>(rows.size()), spec.vocab}, rank.step().logits(whole.micro[0], rows));
 
-  const Schedule schedule = make_schedule({.layers = spec.layers, .micro_batches = micro_batches,
+  const StepSchedule schedule = make_schedule({.layers = spec.layers, .micro_batches = micro_batches,
                                                .tied = spec.tied, .recompute = plan.numerics.recompute,
                                                .clip = Clip::kGlobal});
   const int steps = std::stoi(arguments.get("steps", "0"));

@@ -1,0 +1,75 @@
+// What a step costs: walks the schedule's operations and gives each its FLOP and bytes, then seconds at a
+// machine's rates; and the speed of light, the time of the GEMMs and attention that no implementation can
+// avoid. Pure arithmetic on values; FLOP count a multiplication and an addition as two.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "plan/machine.h"
+#include "plan/schedule.h"
+#include "spec/block_layout.h"
+
+namespace lm {
+
+// What a step has to chew.
+struct StepWork {
+  double tokens = 0;
+  double target_rows = 0;  // tokens with a target: only these pass the head
+  double squares = 0;      // sum over documents of length²: causal attention sees half of it
+};
+// `tokens` in documents of one length, all of them targets: the published definition's case.
+StepWork uniform_work(double tokens, double length, double target_share = 1);
+
+// FLOP that any exact implementation needs: 6 per trained block parameter and token (LoRA: 4 per frozen one,
+// 6 per adapter's), 6 V H per target (LoRA: 4), 6 n_h d S per layer and token of causal attention in
+// documents of S tokens (less in layers with a window). Recomputation, embedding, norms and the update are
+// not in it.
+double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, bool lora, const StepWork& work);
+// Per token, every token a target.
+double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, bool lora, int64_t sequence);
+
+struct ComputeRates {
+  double peak_flops = 0;  // what the speed of light is counted against: GPUs dense peak, CPU measured GEMM
+  double gemm_flops = 0;  // what large GEMMs reach
+  double attention_flops = 0;
+  double bandwidth = 0;  // of memory-bound passes
+  bool assumed = false;  // some rate is the documented default of predict.cpp
+};
+ComputeRates compute_rates(const Machine& machine, DeviceType device, DType dtype);
+
+// Everything about the run that a step's cost depends on.
+struct StepShape {
+  const ModelSpec& spec;
+  const ModelLayout& layout;
+  bool lora = false;
+  DType dtype = DType::kBF16;
+  DType gradient_dtype = DType::kF32;
+  int64_t master_bytes = 2;  // per parameter, beside the weight
+  int64_t row_chunk = 512;
+  DeviceType device = DeviceType::kCpu;
+  StepWork micro;          // of one micro-batch
+  double step_tokens = 0;  // of all of them
+};
+
+struct Cost {
+  double gemm_flops = 0;
+  double attention_flops = 0;
+  double bytes = 0;  // of passes bound by memory; a GEMM's own traffic is in its rate
+  Cost& operator+=(const Cost& other);
+};
+Cost operation_cost(const StepShape& shape, const Operation& operation);
+double cost_seconds(const Cost& cost, const ComputeRates& rates);
+
+inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kUpdate) + 1;
+
+struct Prediction {
+  double seconds = 0;
+  double gemm_seconds = 0, attention_seconds = 0, memory_seconds = 0;  // add up to `seconds`
+  std::array<double, kOperationKinds> by_kind = {};                    // add up to `seconds`
+  Cost cost;
+};
+// One stream, one operation after the other: the sum over the step's list.
+Prediction predict_step(const StepShape& shape, const ScheduleShape& schedule, const ComputeRates& rates);
+
+}  // namespace lm

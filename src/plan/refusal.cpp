@@ -1,0 +1,160 @@
+#include "plan/refusal.h"
+
+#include <algorithm>
+#include <bit>
+#include <functional>
+#include <optional>
+
+#include "base/bytes.h"
+
+namespace lm {
+namespace {
+
+constexpr int64_t kShortest = 256;  // data.max_length is not advised below
+constexpr int kMostKnobs = 3;
+
+struct Knob {
+  std::string setting;
+  std::function<void(Config&)> apply;
+  int64_t saves = 0;
+};
+
+// The plan for a changed configuration; nothing where it cannot be made (LoRA targets that the model lacks).
+std::optional<Plan> plan_with(const PlanInput& in, const Config& config) {
+  const bool becomes_lora = config.train.method == Method::kLora && in.adapter == nullptr;
+  const bool relayout = becomes_lora || config.model.dtype != in.config.model.dtype;
+  if (!relayout) return draft_plan(config, in.spec, in.adapter, in.layout, in.machine, in.device, in.data);
+  try {
+    AdapterSpec lora;
+    if (becomes_lora) {
+      lora = {.r = config.lora.r,
+              .alpha = config.lora.alpha,
+              .rslora = config.lora.rslora,
+              .dropout = config.lora.dropout,
+              .targets = resolve_targets(config.lora.targets, "lora.targets")};
+    }
+    const AdapterSpec* adapter = becomes_lora ? &lora : in.adapter;
+    const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
+    return draft_plan(config, in.spec, adapter, make_layout(in.spec, adapter, dtype), in.machine, in.device,
+                      in.data);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+// What may be turned, the least intrusive first.
+std::vector<Knob> knobs(const PlanInput& in, const Plan& plan) {
+  const NumericsPlan& n = plan.numerics;
+  const bool bf16 = n.dtype == DType::kBF16;
+  std::vector<Knob> out;
+  if (!n.recompute) {
+    out.push_back({"train.recompute = \"block\"", [](Config& c) { c.train.recompute = Recompute::kBlock; }});
+  }
+  if (n.micro_batch > 1) {
+    out.push_back({"train.micro_batch = 1", [](Config& c) { c.train.micro_batch = 1; }});
+  }
+  if (bf16 && n.gradient_dtype == DType::kF32) {
+    out.push_back(
+        {"train.gradients = \"bf16\"", [](Config& c) { c.train.gradients = GradientDType::kBF16; }});
+  }
+  if (bf16 && n.master == Master::kF32) {
+    out.push_back({"optimizer.master = \"split\"", [](Config& c) { c.optimizer.master = Master::kSplit; }});
+  }
+  if (bf16 && n.master == Master::kSplit) {
+    out.push_back({"optimizer.master = \"none\"", [](Config& c) { c.optimizer.master = Master::kNone; }});
+  }
+  // The largest power of two below.
+  const auto shorter = static_cast<int64_t>(
+      std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(in.config.data.max_length - 1, 1))));
+  if (shorter >= kShortest) {
+    out.push_back({"data.max_length = " + std::to_string(shorter),
+                   [shorter](Config& c) { c.data.max_length = shorter; }});
+  }
+  if (!bf16) {
+    out.push_back({"model.dtype = \"bf16\"", [](Config& c) { c.model.dtype = ModelDType::kBF16; }});
+  }
+  if (in.adapter == nullptr) {
+    out.push_back({"train.method = \"lora\"", [](Config& c) { c.train.method = Method::kLora; }});
+  }
+  return out;
+}
+
+int64_t need(const Plan& plan) {
+  return plan.tiers.front().bytes;
+}
+
+std::optional<Plan> plan_with(const PlanInput& in, const std::vector<Knob>& all, uint32_t chosen) {
+  Config config = in.config;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if ((chosen >> i & 1U) != 0) all[i].apply(config);
+  }
+  return plan_with(in, config);
+}
+
+std::string list(const std::vector<Knob>& all, uint32_t chosen, const char* between) {
+  std::string out;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if ((chosen >> i & 1U) == 0) continue;
+    out += (out.empty() ? "" : between) + all[i].setting + " (saves " + format_bytes(all[i].saves) + ")";
+  }
+  return out;
+}
+
+std::string advice(const PlanInput& in, const Plan& plan) {
+  std::vector<Knob> all;
+  uint32_t fit_alone = 0;
+  int alone = 0;
+  for (Knob& knob : knobs(in, plan)) {
+    Config config = in.config;
+    knob.apply(config);
+    const std::optional<Plan> changed = plan_with(in, config);
+    if (!changed || need(*changed) >= need(plan)) continue;
+    knob.saves = need(plan) - need(*changed);
+    all.push_back(std::move(knob));
+    if (changed->fits && alone < kMostKnobs) fit_alone |= 1U << (all.size() - 1), ++alone;
+  }
+  if (alone > 0) return "set " + list(all, fit_alone, ", or ");
+  // Two or three together: the first in order of intrusiveness (the highest bit decides).
+  uint32_t best = 0;
+  int64_t least = need(plan);
+  for (uint32_t chosen = 1; chosen < 1U << all.size(); ++chosen) {
+    if (std::popcount(chosen) < 2 || std::popcount(chosen) > kMostKnobs) continue;
+    const std::optional<Plan> changed = plan_with(in, all, chosen);
+    if (!changed) continue;
+    if (changed->fits) return "set together " + list(all, chosen, ", ");
+    if (need(*changed) < least) least = need(*changed), best = chosen;
+  }
+  if (best == 0) return "use a machine with more memory";
+  return "use a machine with more memory: even with " + list(all, best, ", ") + " it needs " +
+         format_bytes(least);
+}
+
+std::string have(const Tier& tier) {
+  const std::string usable = format_bytes(tier.usable);
+  if (tier.capacity <= 0) return usable + " are free";
+  return usable + " of " + format_bytes(tier.capacity) + " may be used";
+}
+
+}  // namespace
+
+ErrorText explain_refusal(const PlanInput& in, const Plan& plan) {
+  const auto full = std::find_if(plan.tiers.begin(), plan.tiers.end(),
+                                 [](const Tier& tier) { return tier.bytes > tier.usable; });
+  LM_CHECK(full != plan.tiers.end(), "a plan that fits needs no refusal");
+  const bool device = full->home == Home::kDevice;
+  std::string table;
+  for (const ClassBytes& row : plan.classes) {
+    if (row.home != full->home || row.bytes == 0) continue;
+    table += "\n    " + row.name + ": " + format_bytes(row.bytes) +
+             (row.note.empty() ? "" : " (" + row.note + ")");
+  }
+  const bool compute_tier = full == plan.tiers.begin();
+  return {.area = device ? "MEM-15" : "MEM-16",
+          .what = std::string("the run does not fit: it needs ") + format_bytes(full->bytes) + " of " +
+                  (device ? "GPU" : "host") + " memory, " + have(*full) + table,
+          .place = "",
+          .next = compute_tier ? advice(in, plan) : "free host memory, or raise this process's memory limit",
+          .kept = "nothing was started or written"};
+}
+
+}  // namespace lm

@@ -1,0 +1,28 @@
+// The bytes of a plan: every class of a run's memory, given the numerics already chosen. Inside src/plan.
+#pragma once
+
+#include "plan/plan.h"
+
+namespace lm {
+
+// What a plan is made from; borrowed for the call.
+struct PlanInput {
+  const Config& config;
+  const ModelSpec& spec;
+  const AdapterSpec* adapter;  // null: full fine-tuning
+  const ModelLayout& layout;
+  const Machine& machine;
+  DeviceType device;
+  const DataShape& data;
+};
+
+// Bytes per parameter beside the weight.
+int64_t master_size(Master master, DType dtype);
+
+// Fills arena, micro_tokens, classes, tiers, peak and fits from plan.numerics.
+void size_plan(const PlanInput& in, Plan& plan);
+
+// Whether the plan would fit the machine with nothing else running: what numerics may depend on.
+bool fits_capacity(const Plan& plan);
+
+}  // namespace lm
