@@ -1,0 +1,256 @@
+"""The program as its users start it: a tiny model, a TOML file, `lmlaunch`. Data is already tokenised, so that no
+tokenizer is needed. What comes out is held against transformers and peft."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+BIN = Path(os.environ.get("LM_BIN", Path(__file__).resolve().parents[2] / "build" / "bin"))
+VOCAB = 97
+
+
+def lmlaunch(*arguments, cwd, check=True):
+    done = subprocess.run([BIN / "lmlaunch", *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=300)
+    if check:
+        assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """A model of two layers and examples in which the next token is usually the present one plus three."""
+    work = tmp_path_factory.mktemp("e2e")
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=VOCAB, max_position_embeddings=64, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2))
+    model.save_pretrained(work / "model")
+    generator = torch.Generator().manual_seed(2)
+    for name, count in [("train", 64), ("eval", 12)]:
+        with open(work / f"{name}.jsonl", "w") as file:
+            for _ in range(count):
+                start, length = (int(torch.randint(*r, (1,), generator=generator)) for r in [(0, VOCAB), (5, 30)])
+                ids = [(start + 3 * i) % VOCAB for i in range(length)]
+                file.write(json.dumps({"input_ids": ids, "labels": [-100] * 2 + ids[2:]}) + "\n")
+    return work
+
+
+def config(work, name, **changes):
+    """Writes <name>.toml; `changes` are table__key=value."""
+    tables = {
+        "run": {"device": "cpu", "threads": 1},
+        "model": {"path": "model", "dtype": "fp32"},
+        "data": {"train": ["train.jsonl"], "eval": ["eval.jsonl"], "max_length": 32, "cache_dir": "cache"},
+        "train": {"steps": 12, "global_batch": 8, "micro_batch": 4},
+        "optimizer": {"lr": 1e-2, "schedule": "constant"},
+    }
+    for key, value in changes.items():
+        table, name_of_key = key.split("__")
+        tables.setdefault(table, {})[name_of_key] = value
+    text = "".join(f"[{table}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in keys.items()) for table, keys in tables.items())
+    (work / f"{name}.toml").write_text(text)
+    return f"{name}.toml"
+
+
+def rows(work, name):
+    return [json.loads(line) for line in open(work / "runs" / name / "metrics.jsonl")]
+
+
+def losses(work, name):
+    return [(r["loss"], r["grad_norm"], r["lr"]) for r in rows(work, name) if "loss" in r]
+
+
+def eval_losses(work, name):
+    return [r["eval_loss"] for r in rows(work, name) if "eval_loss" in r]
+
+
+def loss_by_transformers(model, work):
+    model.eval()
+    nll, targets = 0.0, 0
+    for line in open(work / "eval.jsonl"):
+        row = json.loads(line)
+        logits = model(torch.tensor([row["input_ids"]])).logits[0, :-1].double()
+        labels = torch.tensor(row["labels"])[1:]
+        kept = labels != -100
+        nll += torch.nn.functional.cross_entropy(logits[kept], labels[kept], reduction="sum").item()
+        targets += int(kept.sum())
+    return nll / targets
+
+
+@pytest.fixture(scope="module")
+def full(work):
+    done = lmlaunch(config(work, "full"), cwd=work)
+    return done.stderr
+
+
+def test_the_loss_falls_and_every_file_is_there(work, full):
+    run = work / "runs" / "full"
+    assert {"config.toml", "plan.json", "plan.txt", "log.txt", "metrics.jsonl", "status.json", "model"} <= {p.name for p in run.iterdir()}
+    curve = losses(work, "full")
+    assert len(curve) == 12 and curve[-1][0] < 0.7 * curve[0][0]
+    before, after = eval_losses(work, "full")
+    assert after < before
+    status = json.loads((run / "status.json").read_text())
+    assert (status["state"], status["exit_code"], status["step"]) == ("done", 0, 12)
+    assert full.rstrip().splitlines()[-1].startswith("lmlaunch: stop code=0")
+    assert json.loads((run / "plan.json").read_text())["fits"] is True
+
+
+def test_a_row_of_metrics_has_every_field(work, full):
+    fields = {"step", "loss", "grad_norm", "lr", "target_tokens", "tokens", "step_ms", "tokens_per_s", "sol_pct",
+              "device_bytes", "host_bytes", "read_bytes", "written_bytes", "hidden_pct"}
+    assert all(fields <= set(row) for row in rows(work, "full") if "loss" in row)
+
+
+def test_transformers_loads_the_result_and_agrees_on_its_loss(work, full):
+    model = AutoModelForCausalLM.from_pretrained(work / "runs" / "full" / "model", dtype=torch.float32)
+    assert loss_by_transformers(model, work) == pytest.approx(eval_losses(work, "full")[-1], rel=1e-3)
+    base = AutoModelForCausalLM.from_pretrained(work / "model", dtype=torch.float32)
+    assert loss_by_transformers(base, work) == pytest.approx(eval_losses(work, "full")[0], rel=1e-5)
+
+
+def test_eval_and_verify_read_the_run(work, full):
+    result = json.loads(lmlaunch("eval", "runs/full", "--json", cwd=work).stdout)
+    assert result["eval_loss"] == pytest.approx(eval_losses(work, "full")[-1], rel=1e-6)
+    verified = json.loads(lmlaunch("verify", "runs/full", "--json", cwd=work).stdout)
+    assert verified["ok"] and len(verified["weights_hash"]) == 32
+
+
+def test_a_run_repeats_bit_for_bit_with_other_placements(work, full):
+    hashes = []
+    for name, changes in [("again", {}), ("threads", {"optimizer__threads": 2})]:
+        lmlaunch(config(work, name, **changes), cwd=work)
+        assert losses(work, name) == losses(work, "full")
+        hashes.append(json.loads(lmlaunch("verify", f"runs/{name}", "--json", cwd=work).stdout)["weights_hash"])
+    assert len({*hashes, json.loads(lmlaunch("verify", "runs/full", "--json", cwd=work).stdout)["weights_hash"]}) == 1
+
+
+@pytest.mark.parametrize("changes", [{"train__micro_batch": 8}, {"train__micro_batch": 1}, {"train__recompute": "block"}],
+                         ids=["1x8", "8x1", "recompute"])
+def test_slicing_the_batch_changes_the_loss_by_less_than_a_millionth(work, full, changes):
+    lmlaunch(config(work, "sliced", **changes), "run.dir=runs/sliced_" + str(list(changes.values())[0]), cwd=work)
+    name = "sliced_" + str(list(changes.values())[0])
+    first, reference = losses(work, name)[0], losses(work, "full")[0]
+    assert first[0] == pytest.approx(reference[0], rel=1e-6)
+    for (loss, _, _), (expected, _, _) in zip(losses(work, name), losses(work, "full")):
+        assert loss == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def lora(work):
+    lmlaunch(config(work, "lora", train__method="lora", lora__r=4, lora__alpha=8, optimizer__lr=3e-2, lora__dropout=0.1), cwd=work)
+
+
+def test_peft_loads_the_adapter_and_agrees_on_its_loss(work, lora):
+    from peft import PeftModel
+
+    base = AutoModelForCausalLM.from_pretrained(work / "model", dtype=torch.float32)
+    adapted = PeftModel.from_pretrained(base, work / "runs" / "lora" / "model")
+    before, after = eval_losses(work, "lora")
+    assert after < before
+    assert loss_by_transformers(adapted, work) == pytest.approx(after, rel=1e-3)
+
+
+def test_the_merged_export_is_the_adapted_model(work, lora):
+    lmlaunch("export", "runs/lora", "-o", "merged", "--merge", cwd=work)
+    merged = AutoModelForCausalLM.from_pretrained(work / "merged", dtype=torch.float32)
+    assert loss_by_transformers(merged, work) == pytest.approx(eval_losses(work, "lora")[-1], rel=1e-3)
+
+
+def test_an_adapter_can_be_continued(work, lora):
+    lmlaunch(config(work, "continued", train__method="lora", train__steps=2, lora__init="runs/lora/model"), cwd=work)
+    assert eval_losses(work, "continued")[0] == pytest.approx(eval_losses(work, "lora")[-1], rel=1e-6)
+
+
+def test_packing_learns_the_same_tokens(work, full):
+    lmlaunch(config(work, "packed", data__packing=True, train__steps=4), cwd=work)
+    assert losses(work, "packed")[-1][0] < losses(work, "packed")[0][0]
+    assert eval_losses(work, "packed")[0] == pytest.approx(eval_losses(work, "full")[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("changes", [{"train__gradients": "bf16"}, {"optimizer__master": "fp32"}, {"optimizer__master": "none"},
+                                     {"optimizer__clip": "block"}, {"optimizer__clip": "none"}],
+                         ids=["bf16-gradients", "fp32-master", "stochastic", "clip-block", "clip-none"])
+def test_bf16_learns_with_every_setting(work, changes):
+    name = "bf16_" + "_".join(map(str, changes.values()))
+    lmlaunch(config(work, name, model__dtype="bf16", **changes), cwd=work)
+    curve = losses(work, name)
+    assert curve[-1][0] < 0.75 * curve[0][0]
+
+
+def test_split_and_fp32_master_are_the_same_bits(work):
+    for master in ["split", "fp32"]:
+        lmlaunch(config(work, "master_" + master, model__dtype="bf16", optimizer__master=master), cwd=work)
+    assert losses(work, "master_split") == losses(work, "master_fp32")
+
+
+def test_a_stop_signal_finishes_the_step_and_exits_75(work):
+    name = config(work, "stopped", train__steps=100000)
+    process = subprocess.Popen([BIN / "lmlaunch", name], cwd=work, stderr=subprocess.PIPE, text=True)
+    status = work / "runs" / "stopped" / "status.json"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if status.exists() and json.loads(status.read_text())["step"] >= 2:
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 75, stderr
+    assert "reason=signal:SIGINT" in stderr.rstrip().splitlines()[-1]
+    assert json.loads(status.read_text())["state"] == "stopped"
+
+
+def test_a_directory_of_another_config_is_refused(work, full):
+    done = lmlaunch(config(work, "full", optimizer__lr=1e-3), cwd=work, check=False)
+    config(work, "full")
+    assert done.returncode == 14 and "optimizer.lr" in done.stderr
+
+
+def refused(work, name, code, *words, **changes):
+    done = lmlaunch(config(work, name, **changes), cwd=work, check=False)
+    assert done.returncode == code, done.stderr
+    for word in words:
+        assert word in done.stderr
+    assert not (work / "runs" / name / "model").exists()
+
+
+def test_bad_input_gets_a_clear_answer(work):
+    refused(work, "typo", 10, "typo.toml:", "global_batch", train__globalbatch=8)
+    assert not (work / "runs" / "typo").exists()
+    refused(work, "qlora", 10, "qlora", train__method="qlora")
+    refused(work, "nomodel", 11, "nowhere", model__path="nowhere")
+    refused(work, "nodata", 11, "missing.jsonl", data__train=["missing.jsonl"])
+    (work / "empty.jsonl").write_text("")
+    refused(work, "empty", 11, "empty.jsonl", data__train=["empty.jsonl"])
+    (work / "wide.jsonl").write_text(json.dumps({"input_ids": [1, 2, VOCAB], "labels": [1, 2, VOCAB]}) + "\n")
+    refused(work, "wide", 11, str(VOCAB), data__train=["wide.jsonl"])
+    refused(work, "masked", 11, data__train=["masked.jsonl"], **mask_all(work))
+
+
+def mask_all(work):
+    (work / "masked.jsonl").write_text(json.dumps({"input_ids": [1, 2, 3], "labels": [-100, -100, -100]}) + "\n")
+    return {}
+
+
+def test_an_unsupported_architecture_is_refused_by_name(work):
+    directory = work / "gemma"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps({"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}))
+    refused(work, "unsupported", 11, "gemma2", model__path="gemma")
+
+
+def test_damaged_weights_are_refused(work):
+    directory = work / "damaged"
+    directory.mkdir()
+    for file in (work / "model").iterdir():
+        data = file.read_bytes()
+        (directory / file.name).write_bytes(data[:-100] if file.suffix == ".safetensors" else data)
+    refused(work, "damage", 11, "model.safetensors", model__path="damaged")
+    assert lmlaunch("verify", "damaged", cwd=work, check=False).returncode == 11
