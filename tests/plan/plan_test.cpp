@@ -1,0 +1,246 @@
+#include "plan/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "base/bytes.h"
+#include "shapes.h"
+
+namespace lm {
+namespace {
+
+TEST(Plan, KnowsTheBytesOfLlama1B) {
+  Case c{.spec = llama_1b(), .machine = cpu_machine(64)};
+  const Plan plan = c.plan();
+  const ModelLayout layout = c.layout(nullptr);
+  EXPECT_EQ(layout.trainable_elements, 1'235'814'400);
+  const int64_t flat = layout.flat_elements;
+  EXPECT_LT(flat - layout.trainable_elements, 18 * 2 * 4096);
+  EXPECT_EQ(class_bytes(plan, "weights"), flat * 2);
+  EXPECT_EQ(class_bytes(plan, "frozen weights"), 0);
+  EXPECT_EQ(class_bytes(plan, "gradients"), flat * 4);
+  EXPECT_EQ(class_bytes(plan, "master"), flat * 2);
+  EXPECT_EQ(class_bytes(plan, "first moment"), flat * 4);
+  EXPECT_EQ(class_bytes(plan, "second moment"), flat * 4);
+  // 8 sequences of 2048 tokens: at most 16,384 distinct rows.
+  EXPECT_EQ(class_bytes(plan, "embedding rows"), 16384LL * 2048 * 4);
+  EXPECT_EQ(plan.peak.device, 0);
+  EXPECT_EQ(plan.peak.disk, 0);
+  EXPECT_GT(plan.peak.host, flat * 16);
+}
+
+TEST(Plan, KnowsTheBytesOfSmolLM2WithLora) {
+  Case c;
+  c.config.train.method = Method::kLora;
+  const Plan plan = c.plan();
+  // 30 layers x 16 x (in + out) of the seven projections.
+  const int64_t lora = 30LL * 16 * (4 * 576 + 576 + 2 * 192 + 576 + 3 * (576 + 1536));
+  const AdapterSpec adapter = adapter_r16();
+  const ModelLayout layout = c.layout(&adapter);
+  EXPECT_EQ(layout.trainable_elements, lora);
+  EXPECT_EQ(layout.frozen_elements, 134'515'008);
+  EXPECT_EQ(class_bytes(plan, "frozen weights"), layout.frozen_bytes);
+  EXPECT_EQ(class_bytes(plan, "first moment"), layout.flat_elements * 4);
+  EXPECT_EQ(class_bytes(plan, "embedding rows"), 0);
+}
+
+TEST(Plan, HasOneMasterPerChoice) {
+  Case c;
+  const int64_t flat = c.layout(nullptr).flat_elements;
+  c.config.optimizer.master = Master::kF32;
+  EXPECT_EQ(class_bytes(c.plan(), "master"), flat * 4);
+  c.config.optimizer.master = Master::kNone;
+  EXPECT_EQ(class_bytes(c.plan(), "master"), 0);
+  c.config.optimizer.master = Master::kSplit;
+  c.config.model.dtype = ModelDType::kF32;
+  EXPECT_EQ(class_bytes(c.plan(), "master"), 0);
+  EXPECT_EQ(class_bytes(c.plan(), "weights"), flat * 4);
+}
+
+TEST(Plan, AddsUpToItsPeak) {
+  for (const bool gpu : {false, true}) {
+    Case c;
+    if (gpu) c.machine = gpu_machine("H200"), c.device = DeviceType::kCuda;
+    const Plan plan = c.plan();
+    int64_t device = 0, host = 0;
+    for (const ClassBytes& row : plan.classes) (row.home == Home::kDevice ? device : host) += row.bytes;
+    EXPECT_EQ(plan.peak.device, device);
+    EXPECT_EQ(plan.peak.host, host);
+    EXPECT_EQ(plan.tiers.size(), gpu ? 2 : 1);
+    EXPECT_EQ(plan.tiers.front().home, gpu ? Home::kDevice : Home::kHost);
+    EXPECT_EQ(plan.placement.home[0], plan.tiers.front().home);
+    EXPECT_GE(class_bytes(plan, "temporaries"), plan.arena.logits);
+  }
+}
+
+TEST(Plan, NeedsMoreForLargerMicroBatchesAndLessWithRecomputation) {
+  Case c{.machine = cpu_machine(512)};
+  c.config.train.recompute = Recompute::kNone;
+  int64_t last = 0;
+  for (const int64_t m : {1, 2, 4, 8}) {
+    c.config.train.micro_batch = m;
+    c.config.train.recompute = Recompute::kNone;
+    const Plan none = c.plan();
+    c.config.train.recompute = Recompute::kBlock;
+    const Plan block = c.plan();
+    EXPECT_GT(none.peak.host, last);
+    EXPECT_LT(block.peak.host, none.peak.host);
+    EXPECT_GT(block.step_seconds, none.step_seconds);
+    EXPECT_EQ(none.numerics.micro_batches, 8 / m);
+    last = none.peak.host;
+  }
+}
+
+TEST(Plan, ChoosesAMicroBatchThatFitsAndDivides) {
+  std::mt19937 random(4);
+  int planned = 0;
+  for (int i = 0; i < 200; ++i) {
+    Case c;
+    c.config.train.global_batch = std::uniform_int_distribution<int64_t>(1, 96)(random);
+    c.config.data.max_length = 64 << std::uniform_int_distribution<int>(0, 7)(random);
+    c.machine = cpu_machine(std::uniform_int_distribution<int64_t>(2, 12)(random));
+    if (i % 2 == 1) {
+      c.device = DeviceType::kCuda;
+      c.machine.gpus.push_back(known_gpu("3090"));
+      c.machine.gpus[0].memory_bytes = std::uniform_int_distribution<int64_t>(4, 24)(random) << 30;
+      c.machine.host_memory = 64LL << 30;
+    }
+    const Plan plan = c.draft();
+    const NumericsPlan& n = plan.numerics;
+    EXPECT_EQ(c.config.train.global_batch % n.micro_batch, 0);
+    EXPECT_EQ(n.micro_batch * n.micro_batches, c.config.train.global_batch);
+    if (n.micro_batch > 1) {
+      EXPECT_LE(plan.micro_tokens, i % 2 == 1 ? 16384 : 2048);
+      EXPECT_TRUE(plan.fits);
+    }
+    planned += plan.fits;
+    if (!plan.fits || n.recompute) continue;
+    // The next larger divisor would break the cap or the memory.
+    for (int64_t m = n.micro_batch + 1; m <= c.config.train.global_batch; ++m) {
+      if (c.config.train.global_batch % m != 0) continue;
+      if (m * c.config.data.max_length > (i % 2 == 1 ? 16384 : 2048)) break;
+      c.config.train.micro_batch = m;
+      c.config.train.recompute = Recompute::kNone;
+      EXPECT_FALSE(c.draft().fits);
+      break;
+    }
+  }
+  EXPECT_GT(planned, 100);
+}
+
+TEST(Plan, RecomputesOnlyWhereItMust) {
+  Case c{.spec = llama_1b(), .machine = gpu_machine("H200"), .device = DeviceType::kCuda};
+  EXPECT_FALSE(c.plan().numerics.recompute);
+  int recomputed = 0;
+  for (int64_t bytes = 34LL << 30; bytes > 18LL << 30; bytes -= 1LL << 28) {
+    c.config.train.recompute = Recompute::kAuto;
+    c.machine.gpus[0].memory_bytes = bytes;
+    const Plan plan = c.draft();
+    if (!plan.numerics.recompute || !plan.fits) continue;
+    ++recomputed;
+    c.config.train.recompute = Recompute::kNone;
+    EXPECT_FALSE(c.draft().fits);
+  }
+  EXPECT_GT(recomputed, 0);
+}
+
+TEST(Plan, TellsTheReasonOfEveryAuto) {
+  Case c;
+  const auto reason = [](const Plan& plan, const std::string& key) -> std::string {
+    for (const Choice& choice : plan.choices) {
+      if (choice.key == key) return choice.value + ": " + choice.reason;
+    }
+    return "";
+  };
+  const Plan automatic = c.plan();
+  for (const char* key : {"train.micro_batch", "train.recompute", "run.threads", "optimizer.threads"}) {
+    EXPECT_NE(reason(automatic, key), "") << key;
+  }
+  c.config.train.micro_batch = 2;
+  c.config.train.recompute = Recompute::kBlock;
+  c.config.run.threads = 3;
+  c.config.optimizer.threads = 1;
+  const Plan given = c.plan();
+  EXPECT_TRUE(given.choices.empty());
+  EXPECT_EQ(given.numerics.threads, 3);
+  EXPECT_EQ(given.placement.optimizer_threads, 1);
+  EXPECT_EQ(given.numerics.micro_batch, 2);
+  EXPECT_TRUE(given.numerics.recompute);
+}
+
+TEST(Plan, LetsNumericsDependOnCapacitiesAlone) {
+  Case idle{.machine = cpu_machine(16)};
+  Case busy = idle;
+  busy.machine.host_available = 1LL << 30;
+  busy.machine.gemm_bf16_flops = 0;
+  busy.machine.memory_bandwidth = 1e9;
+  const Plan a = idle.draft(), b = busy.draft();
+  EXPECT_TRUE(a.fits);
+  EXPECT_FALSE(b.fits);
+  EXPECT_EQ(a.numerics.micro_batch, b.numerics.micro_batch);
+  EXPECT_EQ(a.numerics.recompute, b.numerics.recompute);
+  EXPECT_EQ(a.numerics.row_chunk, b.numerics.row_chunk);
+  EXPECT_EQ(a.peak.host, b.peak.host);
+  Case limited = idle;
+  limited.machine.host_limit = 1LL << 30;
+  EXPECT_FALSE(limited.draft().fits);
+}
+
+TEST(Plan, TakesRowChunksThatFitTheGpu) {
+  Case c{.spec = llama_1b(), .machine = gpu_machine("H200"), .device = DeviceType::kCuda};
+  EXPECT_EQ(c.plan().numerics.row_chunk, 4096);
+  c.machine.gpus[0].memory_bytes = 40LL << 30;
+  const Plan plan = c.plan();
+  EXPECT_EQ(plan.numerics.row_chunk, 4096);
+  EXPECT_LE(plan.arena.logits, (40LL << 30) / 32);
+  c.machine.gpus[0].memory_bytes = 24LL << 30;
+  EXPECT_EQ(c.draft().numerics.row_chunk, 2048);
+}
+
+TEST(Plan, IsPure) {
+  const Case c;
+  EXPECT_EQ(plan_json(c.plan()), plan_json(c.plan()));
+  EXPECT_EQ(print_plan(c.plan()), print_plan(c.plan()));
+}
+
+TEST(PlanText, AgreesWithItsJson) {
+  for (const bool gpu : {false, true}) {
+    Case c;
+    if (gpu) c.machine = gpu_machine("H200"), c.device = DeviceType::kCuda;
+    const Plan plan = c.plan();
+    const std::string table = print_plan(plan);
+    const nlohmann::json json = nlohmann::json::parse(plan_json(plan));
+    EXPECT_EQ(json["fits"], true);
+    EXPECT_EQ(json["peak"]["host_bytes"], plan.peak.host);
+    EXPECT_EQ(json["peak"]["device_bytes"], plan.peak.device);
+    EXPECT_EQ(json["peak"]["disk_bytes"], 0);
+    EXPECT_DOUBLE_EQ(json["step_seconds"].get<double>(), plan.step_seconds);
+    EXPECT_NE(table.find("bound by " + json["binding"].get<std::string>()), std::string::npos);
+    double seconds = 0;
+    for (const auto& link : json["links"]) seconds += link["seconds"].get<double>();
+    EXPECT_NEAR(seconds, plan.step_seconds, 1e-9 * seconds);
+    for (const auto& tier : json["tiers"]) {
+      int64_t bytes = 0;
+      for (const auto& row : tier["classes"]) {
+        bytes += row["bytes"].get<int64_t>();
+        if (row["bytes"] == 0) continue;
+        EXPECT_NE(table.find(row["name"].get<std::string>()), std::string::npos);
+        EXPECT_NE(table.find(format_bytes(row["bytes"].get<int64_t>())), std::string::npos);
+      }
+      EXPECT_EQ(bytes, tier["bytes"].get<int64_t>());
+    }
+    for (const Choice& choice : plan.choices) EXPECT_NE(table.find(choice.key), std::string::npos);
+  }
+}
+
+TEST(PlanText, SaysWhatDoesNotFit) {
+  const Case c{.spec = llama_8b()};
+  const Plan plan = c.draft();
+  EXPECT_NE(print_plan(plan).find("DOES NOT FIT"), std::string::npos);
+  EXPECT_EQ(nlohmann::json::parse(plan_json(plan))["fits"], false);
+}
+
+}  // namespace
+}  // namespace lm

@@ -1,0 +1,134 @@
+#include "plan/predict.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "shapes.h"
+
+namespace lm {
+namespace {
+
+// Published tokens per second at 100 % of one H100's speed of light, T = 1024, bf16.
+TEST(SpeedOfLight, EqualsPublishedFigures) {
+  const struct {
+    ShapeNumbers shape;
+    double tokens_per_second;
+  } cases[] = {{{896, 4864, 24, 14, 2, 64, 151936}, 319'585},
+               {{1536, 8960, 28, 12, 2, 128, 151936}, 103'867},
+               {{2048, 11008, 36, 16, 2, 128, 151936}, 52'164},
+               {{3584, 18944, 28, 28, 4, 128, 152064, false}, 22'990},
+               {{5120, 13824, 48, 40, 8, 128, 152064, false}, 11'579},
+               {{5120, 27648, 64, 40, 8, 128, 152064, false}, 5'102}};
+  for (const auto& c : cases) {
+    const ModelSpec spec = make_spec(c.shape);
+    const double flops = necessary_flops(spec, make_layout(spec, nullptr, DType::kBF16), false, 1024);
+    EXPECT_NEAR(989.4e12 / flops, c.tokens_per_second, 2e-4 * c.tokens_per_second) << c.shape.hidden;
+  }
+}
+
+TEST(SpeedOfLight, OfLoraNeedsNoWeightGradientOfTheBase) {
+  const ModelSpec spec = llama_8b();
+  const AdapterSpec lora = adapter_r16();
+  const double base = 32.0 * ((4096 + 2048) * 4096 + 4096 * 4096 + 3 * 14336 * 4096) + 128256.0 * 4096;
+  const double expected = 4 * base + 6 * 41'943'040.0 + 6 * 32.0 * 4096 * 2048;
+  EXPECT_DOUBLE_EQ(necessary_flops(spec, make_layout(spec, &lora, DType::kBF16), true, 2048), expected);
+}
+
+TEST(SpeedOfLight, CountsTargetsAndWindows) {
+  ModelSpec spec = smollm2_135m();
+  const ModelLayout layout = make_layout(spec, nullptr, DType::kBF16);
+  const double all = necessary_flops(spec, layout, false, uniform_work(1000, 500));
+  const double half = necessary_flops(spec, layout, false, uniform_work(1000, 500, 0.5));
+  EXPECT_DOUBLE_EQ(all - half, 6 * 49152.0 * 576 * 500);
+  spec.window.assign(30, 500);
+  EXPECT_DOUBLE_EQ(necessary_flops(spec, layout, false, uniform_work(1000, 500)), all);
+  spec.window.assign(30, 100);
+  // A token sees 100 keys, less at the start of a document: 100 - 100²/1000 of them instead of 250.
+  EXPECT_NEAR(necessary_flops(spec, layout, false, uniform_work(1000, 500)),
+              all - 12 * 30 * 576.0 * 1000 * (250 - 90), 1e-9 * all);
+}
+
+StepShape shape_of(const ModelSpec& spec, const ModelLayout& layout, bool lora) {
+  return {
+      .spec = spec, .layout = layout, .lora = lora, .micro = uniform_work(1024, 512), .step_tokens = 4096};
+}
+
+TEST(Prediction, IsTheSumOverTheStepsList) {
+  const ModelSpec spec = smollm2_135m();
+  const ModelLayout layout = make_layout(spec, nullptr, DType::kBF16);
+  const ComputeRates rates = compute_rates(cpu_machine(16), DeviceType::kCpu, DType::kBF16);
+  EXPECT_FALSE(rates.assumed);
+  const StepShape shape = shape_of(spec, layout, false);
+  for (const int64_t micro_batches : {1, 2, 5}) {
+    const ScheduleShape schedule{
+        .layers = 30, .micro_batches = micro_batches, .tied = true, .recompute = true};
+    double expected = 0;
+    for (const Operation& op : make_schedule(schedule).operations) {
+      expected += cost_seconds(operation_cost(shape, op), rates);
+    }
+    const Prediction p = predict_step(shape, schedule, rates);
+    EXPECT_NEAR(p.seconds, expected, 1e-9 * expected);
+    EXPECT_NEAR(p.gemm_seconds + p.attention_seconds + p.memory_seconds, expected, 1e-9 * expected);
+    EXPECT_NEAR(std::accumulate(p.by_kind.begin(), p.by_kind.end(), 0.0), expected, 1e-9 * expected);
+  }
+}
+
+TEST(Prediction, MultipliesWhatTheSpeedOfLightSays) {
+  const ModelSpec spec = smollm2_135m();
+  const ComputeRates rates = compute_rates(cpu_machine(16), DeviceType::kCpu, DType::kBF16);
+  const ScheduleShape schedule{.layers = 30, .micro_batches = 4, .tied = true};
+  const double attention = 12 * 30 * 576.0 * 256 * 4096;
+  const ModelLayout full = make_layout(spec, nullptr, DType::kBF16);
+  EXPECT_NEAR(predict_step(shape_of(spec, full, false), schedule, rates).cost.gemm_flops,
+              necessary_flops(spec, full, false, uniform_work(4096, 512)) - attention, 1e6);
+  // A frozen embedding wants no input gradient of the first block's q, k, v.
+  const AdapterSpec adapter = adapter_r16();
+  const ModelLayout lora = make_layout(spec, &adapter, DType::kBF16);
+  EXPECT_NEAR(predict_step(shape_of(spec, lora, true), schedule, rates).cost.gemm_flops,
+              necessary_flops(spec, lora, true, uniform_work(4096, 512)) - attention - 2 * 960.0 * 576 * 4096,
+              1e6);
+}
+
+TEST(Prediction, UpdatesWithTwentyEightBytesPerParameter) {
+  const ModelSpec spec = smollm2_135m();
+  const ModelLayout layout = make_layout(spec, nullptr, DType::kBF16);
+  StepShape shape = shape_of(spec, layout, false);
+  const Operation update{OperationKind::kUpdate, 1, 0};
+  const auto flat = static_cast<double>(layout.blocks[1].flat_elements);
+  EXPECT_DOUBLE_EQ(operation_cost(shape, update).bytes, 28 * flat);
+  shape.gradient_dtype = DType::kBF16;
+  EXPECT_DOUBLE_EQ(operation_cost(shape, update).bytes, 26 * flat);
+}
+
+TEST(Prediction, PaysForRecomputationWithTheForward) {
+  const ModelSpec spec = llama_1b();
+  const ModelLayout layout = make_layout(spec, nullptr, DType::kBF16);
+  const ComputeRates rates = compute_rates(gpu_machine("H200"), DeviceType::kCuda, DType::kBF16);
+  StepShape shape = shape_of(spec, layout, false);
+  shape.device = DeviceType::kCuda;
+  ScheduleShape schedule{.layers = 16, .micro_batches = 2, .tied = true};
+  const Prediction none = predict_step(shape, schedule, rates);
+  schedule.recompute = true;
+  const Prediction block = predict_step(shape, schedule, rates);
+  // All projections of the blocks but the last one.
+  const double again = 2.0 * 2048 * 16 * (3072.0 * 2048 + 2048.0 * 2048 + 2 * 8192.0 * 2048);
+  EXPECT_NEAR(block.cost.gemm_flops - none.cost.gemm_flops, again, 1e-9 * none.cost.gemm_flops);
+  EXPECT_LT(block.seconds, none.seconds * 4 / 3);
+}
+
+TEST(Rates, FallBackToDocumentedDefaultsAndSaySo) {
+  Machine machine;
+  machine.cores = 4;
+  EXPECT_TRUE(compute_rates(machine, DeviceType::kCpu, DType::kBF16).assumed);
+  EXPECT_GT(compute_rates(machine, DeviceType::kCpu, DType::kF32).peak_flops, 0);
+  machine.gpus.push_back(known_gpu("something new"));
+  EXPECT_TRUE(compute_rates(machine, DeviceType::kCuda, DType::kBF16).assumed);
+  const ComputeRates h200 = compute_rates(gpu_machine("NVIDIA H200"), DeviceType::kCuda, DType::kBF16);
+  EXPECT_FALSE(h200.assumed);
+  EXPECT_DOUBLE_EQ(h200.peak_flops, 989.4e12);
+  EXPECT_LT(h200.gemm_flops, h200.peak_flops);
+}
+
+}  // namespace
+}  // namespace lm

@@ -1,0 +1,148 @@
+// Refusals: exit 12, the table, and advice that is true.
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "base/bytes.h"
+#include "shapes.h"
+
+namespace lm {
+namespace {
+
+using Change = void (*)(Config&);
+
+// Every setting that advice may name and what it means.
+const std::map<std::string, Change>& settings() {
+  static const std::map<std::string, Change> kSettings = {
+      {"train.recompute = \"block\"", [](Config& c) { c.train.recompute = Recompute::kBlock; }},
+      {"train.micro_batch = 1", [](Config& c) { c.train.micro_batch = 1; }},
+      {"train.gradients = \"bf16\"", [](Config& c) { c.train.gradients = GradientDType::kBF16; }},
+      {"optimizer.master = \"split\"", [](Config& c) { c.optimizer.master = Master::kSplit; }},
+      {"optimizer.master = \"none\"", [](Config& c) { c.optimizer.master = Master::kNone; }},
+      {"data.max_length = 1024", [](Config& c) { c.data.max_length = 1024; }},
+      {"model.dtype = \"bf16\"", [](Config& c) { c.model.dtype = ModelDType::kBF16; }},
+      {"train.method = \"lora\"", [](Config& c) { c.train.method = Method::kLora; }},
+  };
+  return kSettings;
+}
+
+struct Refusal {
+  ErrorText text;
+  std::vector<std::string> named;  // settings, in the advice's order
+};
+
+Refusal refuse(const Case& c) {
+  try {
+    c.plan();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Exit::kDoesNotFit);
+    Refusal out{error.text(), {}};
+    std::string rest = out.text.next;
+    while (!rest.empty()) {
+      size_t first = std::string::npos;
+      std::string name;
+      for (const auto& [setting, change] : settings()) {
+        const size_t at = rest.find(setting + " (saves");
+        if (at < first) first = at, name = setting;
+      }
+      if (first == std::string::npos) break;
+      out.named.push_back(name);
+      rest = rest.substr(first + name.size());
+    }
+    return out;
+  }
+  ADD_FAILURE() << "planned";
+  return {};
+}
+
+Case full_1b() {
+  Case c{.spec = llama_1b(), .machine = cpu_machine(64)};
+  c.config.lora.r = 16;
+  c.config.train.micro_batch = 8;
+  c.config.train.recompute = Recompute::kNone;
+  return c;
+}
+
+TEST(Refusal, HasATableOfNeedAndHave) {
+  Case c = full_1b();
+  c.machine = cpu_machine(8);
+  const Refusal refusal = refuse(c);
+  const Plan plan = c.draft();
+  EXPECT_EQ(refusal.text.area, "MEM-16");
+  EXPECT_NE(refusal.text.what.find(format_bytes(plan.peak.host)), std::string::npos);
+  EXPECT_NE(refusal.text.what.find(format_bytes(plan.tiers[0].usable)), std::string::npos);
+  for (const ClassBytes& row : plan.classes) {
+    if (row.bytes > 0) {
+      EXPECT_NE(refusal.text.what.find("\n    " + row.name + ": " + format_bytes(row.bytes)),
+                std::string::npos);
+    }
+  }
+}
+
+TEST(Refusal, NamesSettingsThatMakeItFit) {
+  Case c = full_1b();
+  int alone = 0, together = 0, hopeless = 0;
+  for (int64_t gib = 2; gib <= 64; ++gib) {
+    c.machine = cpu_machine(gib);
+    const Plan plan = c.draft();
+    if (plan.fits) continue;
+    const Refusal refusal = refuse(c);
+    EXPECT_LE(refusal.named.size(), 3U);
+    Case all = c;
+    for (const std::string& setting : refusal.named) {
+      Case one = c;
+      settings().at(setting)(one.config);
+      settings().at(setting)(all.config);
+      const Plan changed = one.draft();
+      const std::string saving =
+          setting + " (saves " + format_bytes(plan.peak.host - changed.peak.host) + ")";
+      EXPECT_NE(refusal.text.next.find(saving), std::string::npos) << refusal.text.next;
+      if (refusal.text.next.starts_with("set ") && !refusal.text.next.starts_with("set together")) {
+        EXPECT_TRUE(changed.fits) << setting << " at " << gib << " GiB";
+      }
+    }
+    if (refusal.text.next.starts_with("set together")) {
+      EXPECT_TRUE(all.draft().fits) << refusal.text.next;
+      ++together;
+    } else if (refusal.text.next.starts_with("set ")) {
+      ++alone;
+    } else {
+      EXPECT_FALSE(all.draft().fits);
+      EXPECT_NE(refusal.text.next.find(format_bytes(all.draft().peak.host)), std::string::npos)
+          << refusal.text.next;
+      ++hopeless;
+    }
+  }
+  EXPECT_GT(alone, 0);
+  EXPECT_GT(together, 0);
+  EXPECT_GT(hopeless, 0);
+}
+
+TEST(Refusal, OfWhatCanNeverFitIsQuickAndSaysSo) {
+  Case c{.spec = llama_8b(), .machine = cpu_machine(4)};
+  const Refusal refusal = refuse(c);
+  EXPECT_TRUE(refusal.text.next.starts_with("use a machine with more memory")) << refusal.text.next;
+}
+
+TEST(Refusal, OfAGpuNamesItsMemory) {
+  Case c{.spec = llama_8b(), .machine = gpu_machine("4090"), .device = DeviceType::kCuda};
+  const Refusal refusal = refuse(c);
+  EXPECT_EQ(refusal.text.area, "MEM-15");
+  EXPECT_NE(refusal.text.what.find("of GPU memory"), std::string::npos);
+  EXPECT_NE(refusal.text.next.find("train.method = \"lora\""), std::string::npos) << refusal.text.next;
+}
+
+TEST(Refusal, CountsWhatOthersUseNow) {
+  Case c;
+  c.machine.host_available = 1LL << 30;
+  const Refusal refusal = refuse(c);
+  EXPECT_NE(refusal.text.what.find("1.00 GiB"), std::string::npos) << refusal.text.what;
+}
+
+TEST(Refusal, NeverComesWhereTheMachineIsUnknown) {
+  Case c{.spec = llama_8b(), .machine = Machine{}};
+  EXPECT_TRUE(c.plan().fits);
+}
+
+}  // namespace
+}  // namespace lm

@@ -1,0 +1,92 @@
+// Models and machines for the tests of src/plan: published shapes, written down by hand.
+#pragma once
+
+#include "plan/plan.h"
+#include "spec/block_layout.h"
+
+namespace lm {
+
+struct ShapeNumbers {
+  int64_t hidden, ffn, layers, heads, kv_heads, head_dim, vocab;
+  bool tied = true;
+};
+
+inline ModelSpec make_spec(const ShapeNumbers& n) {
+  ModelSpec spec;
+  spec.model_type = "llama";
+  spec.hidden = n.hidden;
+  spec.ffn = n.ffn;
+  spec.layers = n.layers;
+  spec.heads = n.heads;
+  spec.kv_heads = n.kv_heads;
+  spec.head_dim = n.head_dim;
+  spec.vocab = n.vocab;
+  spec.tied = n.tied;
+  spec.window.assign(static_cast<size_t>(n.layers), 0);
+  return spec;
+}
+
+inline ModelSpec llama_1b() {
+  return make_spec({2048, 8192, 16, 32, 8, 64, 128256});
+}
+inline ModelSpec llama_8b() {
+  return make_spec({4096, 14336, 32, 32, 8, 128, 128256, false});
+}
+inline ModelSpec smollm2_135m() {
+  return make_spec({576, 1536, 30, 9, 3, 64, 49152});
+}
+
+inline AdapterSpec adapter_r16() {
+  return {.r = 16,
+          .alpha = 32,
+          .rslora = false,
+          .dropout = 0,
+          .targets = resolve_targets({"all-linear"}, "test")};
+}
+
+inline Machine cpu_machine(int64_t host_gib) {
+  Machine machine;
+  machine.cores = 2;
+  machine.host_memory = host_gib * (int64_t{1} << 30);
+  machine.gemm_bf16_flops = 350e9;
+  machine.gemm_fp32_flops = 175e9;
+  machine.memory_bandwidth = 20e9;
+  return machine;
+}
+
+inline Machine gpu_machine(const char* name) {
+  Machine machine = cpu_machine(64);
+  machine.gpus.push_back(known_gpu(name));
+  return machine;
+}
+
+// A configuration, its model and its machine, planned.
+struct Case {
+  Config config = {};
+  ModelSpec spec = smollm2_135m();
+  Machine machine = cpu_machine(16);
+  DeviceType device = DeviceType::kCpu;
+
+  Plan draft() const {
+    const AdapterSpec lora = adapter_r16();
+    const AdapterSpec* adapter = config.train.method == Method::kLora ? &lora : nullptr;
+    return draft_plan(config, spec, adapter, layout(adapter), machine, device);
+  }
+  Plan plan() const {
+    const AdapterSpec lora = adapter_r16();
+    const AdapterSpec* adapter = config.train.method == Method::kLora ? &lora : nullptr;
+    return make_plan(config, spec, adapter, layout(adapter), machine, device);
+  }
+  ModelLayout layout(const AdapterSpec* adapter) const {
+    return make_layout(spec, adapter, config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32);
+  }
+};
+
+inline int64_t class_bytes(const Plan& plan, const std::string& name) {
+  for (const ClassBytes& row : plan.classes) {
+    if (row.name == name) return row.bytes;
+  }
+  return -1;
+}
+
+}  // namespace lm
