@@ -55,9 +55,9 @@ struct Arrays {
   std::vector<double> norms = std::vector<double>(kTokens * kColumns / 4096);
 };
 
-std::vector<Case> make_cases(Arrays& a) {
+std::vector<Case> layer_cases(Arrays& a) {
   const Kernels& k = kernels(DeviceType::kCpu);
-  const int64_t row = kTokens * kHidden * 2, ffn = kTokens * kFfn * 2, logits = kTokens * kColumns * 2;
+  const int64_t row = kTokens * kHidden * 2, ffn = kTokens * kFfn * 2;
   const DType t = DType::kBF16;
   return {
       {"rms_norm forward + residual", 4 * row,
@@ -118,6 +118,14 @@ std::vector<Case> make_cases(Arrays& a) {
          k.swiglu_backward(
              {.gate_up = a.z.line(), .dh = a.x.line(), .rows = kTokens, .ffn = kFfn, .dtype = t}, s);
        }},
+  };
+}
+
+std::vector<Case> loss_and_gradient_cases(Arrays& a) {
+  const Kernels& k = kernels(DeviceType::kCpu);
+  const int64_t row = kTokens * kHidden * 2, logits = kTokens * kColumns * 2;
+  const DType t = DType::kBF16;
+  return {
       {"softmax statistics", logits,
        [&](StreamView s) {
          k.softmax_statistics({.logits = a.x.line(),
@@ -175,6 +183,12 @@ std::vector<Case> make_cases(Arrays& a) {
                    s);
        }},
   };
+}
+
+std::vector<Case> make_cases(Arrays& a) {
+  std::vector<Case> all = layer_cases(a), more = loss_and_gradient_cases(a);
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
 }
 
 }  // namespace

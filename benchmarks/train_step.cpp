@@ -9,7 +9,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "kernels/philox.h"
+#include "base/philox.h"
 #include "model/runtime.h"
 #include "train/metrics.h"
 #include "train/rank.h"
@@ -50,7 +50,10 @@ void run(char** argv) {
   config.train.global_batch = std::stoll(argv[5]);
   config.train.micro_batch = config.train.global_batch;
   config.data.max_length = std::stoll(argv[6]);
-  const AdapterSpec adapter{.r = 16, .alpha = 16, .rslora = false, .dropout = 0,
+  const AdapterSpec adapter{.r = 16,
+                            .alpha = 16,
+                            .rslora = false,
+                            .dropout = 0,
                             .targets = resolve_targets({"all-linear"}, "lora.targets")};
   const AdapterSpec* const trained = lora ? &adapter : nullptr;
   const ModelLayout layout = make_layout(spec, trained, DType::kBF16);
@@ -59,17 +62,26 @@ void run(char** argv) {
   machine.host_memory = machine.host_available = int64_t{1} << 40;
   const Plan plan = make_plan(config, spec, trained, layout, machine, DeviceType::kCpu);
   const StreamView stream = start_torch(DeviceType::kCpu, plan.numerics.threads, true);
-  Rank rank({.spec = spec, .layout = layout, .adapter = trained, .optimizer = config.optimizer, .plan = plan,
-             .seed = 1, .max_length = config.data.max_length,
-             .tokens_per_step = config.train.global_batch * config.data.max_length, .max_grad_norm = 1.0},
+  Rank rank({.spec = spec,
+             .layout = layout,
+             .adapter = trained,
+             .optimizer = config.optimizer,
+             .plan = plan,
+             .seed = 1,
+             .max_length = config.data.max_length,
+             .tokens_per_step = config.train.global_batch * config.data.max_length,
+             .max_grad_norm = 1.0},
             stream);
   const LoadSetup load{spec, layout, DType::kBF16, stream, plan.numerics.threads};
   initialise_weights(load, 1, rank.weights());
   if (lora) initialise_adapter(load, 1, rank.weights());
   rank.weights_ready();
   const StepBatches batches = random_batches(config.train.global_batch, config.data.max_length, spec.vocab);
-  const StepSchedule schedule = make_schedule({.layers = spec.layers, .micro_batches = 1, .tied = spec.tied,
-                                           .recompute = plan.numerics.recompute, .clip = Clip::kGlobal});
+  const StepSchedule schedule = make_schedule({.layers = spec.layers,
+                                               .micro_batches = 1,
+                                               .tied = spec.tied,
+                                               .recompute = plan.numerics.recompute,
+                                               .clip = Clip::kGlobal});
   std::printf("ready\n");
   std::fflush(stdout);
   std::string line;
@@ -77,8 +89,11 @@ void run(char** argv) {
     const double start = monotonic_seconds();
     const StepResult result = rank.step().run(schedule, batches, step, 1e-5);
     const double seconds = monotonic_seconds() - start;
-    std::printf("%s\n", nlohmann::json{{"ms", seconds * 1e3}, {"loss", result.loss},
-                                       {"peak_rss", peak_resident_bytes()}}.dump().c_str());
+    std::printf(
+        "%s\n",
+        nlohmann::json{{"ms", seconds * 1e3}, {"loss", result.loss}, {"peak_rss", peak_resident_bytes()}}
+            .dump()
+            .c_str());
     std::fflush(stdout);
   }
 }

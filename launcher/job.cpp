@@ -23,7 +23,10 @@ AdapterSpec make_adapter(const LoraConfig& lora) {
     given.dropout = lora.dropout;
     return given;
   }
-  return {.r = lora.r, .alpha = lora.alpha, .rslora = lora.rslora, .dropout = lora.dropout,
+  return {.r = lora.r,
+          .alpha = lora.alpha,
+          .rslora = lora.rslora,
+          .dropout = lora.dropout,
           .targets = resolve_targets(lora.targets, "lora.targets")};
 }
 
@@ -38,11 +41,17 @@ Machine measured_machine(DeviceType device, StreamView stream, DType dtype) {
 
 PrepareOptions prepare_options(const Job& job, const std::vector<std::string>& files) {
   const DataConfig& data = job.config.data;
-  const fs::path program = fs::path(beside_this_program("lmlaunch-cpu")).parent_path() / "../share/lmlaunch/prepare";
-  return {.files = files, .format = data.format, .loss_on = data.loss_on, .model_dir = job.model_directory,
+  const fs::path program =
+      fs::path(beside_this_program("lmlaunch-cpu")).parent_path() / "../share/lmlaunch/prepare";
+  return {.files = files,
+          .format = data.format,
+          .loss_on = data.loss_on,
+          .model_dir = job.model_directory,
           .cache_dir = data.cache_dir.empty() ? job.environment.token_cache() : data.cache_dir,
-          .python = job.environment.python, .program_dir = program.lexically_normal().string(),
-          .workers = job.plan.numerics.threads, .stopped = {}};
+          .python = job.environment.python,
+          .program_dir = program.lexically_normal().string(),
+          .workers = job.plan.numerics.threads,
+          .stopped = {}};
 }
 
 }  // namespace
@@ -69,12 +78,16 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line) {
 
 std::unique_ptr<Rank> make_rank(const Job& job, bool training) {
   const int64_t tokens = job.config.train.global_batch * job.config.data.max_length;
-  return std::make_unique<Rank>(
-      RankSetup{.spec = job.spec, .layout = job.layout, .adapter = job.adapter_spec(),
-                .optimizer = job.config.optimizer, .plan = job.plan, .seed = job.config.run.seed,
-                .max_length = job.config.data.max_length, .tokens_per_step = training ? tokens : 0,
-                .max_grad_norm = job.config.train.max_grad_norm},
-      job.stream);
+  return std::make_unique<Rank>(RankSetup{.spec = job.spec,
+                                          .layout = job.layout,
+                                          .adapter = job.adapter_spec(),
+                                          .optimizer = job.config.optimizer,
+                                          .plan = job.plan,
+                                          .seed = job.config.run.seed,
+                                          .max_length = job.config.data.max_length,
+                                          .tokens_per_step = training ? tokens : 0,
+                                          .max_grad_norm = job.config.train.max_grad_norm},
+                                job.stream);
 }
 
 void load_rank(const Job& job, Rank& rank, const std::string& trained) {
@@ -110,12 +123,15 @@ JobData open_data(const Job& job, const std::function<bool()>& stopped) {
     data.eval = prepare_tokens(options);
     data.eval_source = std::make_unique<TokenFile>(data.eval.path);
   }
-  data.loader = std::make_unique<Loader>(
-      *data.train_source, data.eval_source.get(),
-      LoaderOptions{.seed = config.run.seed, .max_length = config.data.max_length, .too_long = config.data.too_long,
-                    .packing = config.data.packing, .global_batch = config.train.global_batch,
-                    .micro_batch = job.plan.numerics.micro_batch, .vocab = job.spec.vocab,
-                    .eval_fraction = config.data.eval_fraction});
+  data.loader = std::make_unique<Loader>(*data.train_source, data.eval_source.get(),
+                                         LoaderOptions{.seed = config.run.seed,
+                                                       .max_length = config.data.max_length,
+                                                       .too_long = config.data.too_long,
+                                                       .packing = config.data.packing,
+                                                       .global_batch = config.train.global_batch,
+                                                       .micro_batch = job.plan.numerics.micro_batch,
+                                                       .vocab = job.spec.vocab,
+                                                       .eval_fraction = config.data.eval_fraction});
   return data;
 }
 
@@ -134,9 +150,11 @@ Subject open_subject(const std::string& path) {
   if (fs::exists(fs::path(path) / "config.toml")) {
     Subject subject{load_config(path + "/config.toml"), path + "/model", path};
     if (!fs::is_directory(subject.trained)) {
-      throw Error(Exit::kIncompatible, {.area = "RUN-14", .what = "this run has no trained model yet",
+      throw Error(Exit::kIncompatible, {.area = "RUN-14",
+                                        .what = "this run has no trained model yet",
                                         .place = subject.trained,
-                                        .next = "let the run finish: lmlaunch " + path + "/config.toml", .kept = ""});
+                                        .next = "let the run finish: lmlaunch " + path + "/config.toml",
+                                        .kept = ""});
     }
     return subject;
   }

@@ -1,5 +1,6 @@
-// What a command of the rank's executable works on, opened in one place: configuration, model, adapter, layout,
-// plan. Values; the rank and the loader borrow from a Job, which stays where it is until they are gone.
+// What a command of the rank's executable works on, opened in one place: configuration, model, adapter,
+// layout, plan. Values; the rank and the loader borrow from a Job, which stays where it is until they are
+// gone.
 #pragma once
 
 #include <memory>
@@ -19,7 +20,7 @@ namespace lm {
 struct Job {
   Config config;
   Environment environment;
-  std::string model_directory;         // resolved from model.path
+  std::string model_directory;  // resolved from model.path
   ModelSpec spec;
   std::optional<AdapterSpec> adapter;  // train.method = "lora"
   ModelLayout layout;
@@ -28,8 +29,8 @@ struct Job {
   const AdapterSpec* adapter_spec() const { return adapter ? &*adapter : nullptr; }
 };
 
-// Starts torch on the device that this executable and the command line say, measures the GEMM rate, and makes the
-// plan. Throws Error(10, 11, 12).
+// Starts torch on the device that this executable and the command line say, measures the GEMM rate, and makes
+// the plan. Throws Error(10, 11, 12).
 std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line);
 
 // A rank for the job; `training` allocates gradients and optimizer state as well.
@@ -41,7 +42,7 @@ void load_rank(const Job& job, Rank& rank, const std::string& trained = "");
 
 // The token files of a run and the loader over them.
 struct JobData {
-  Prepared train, eval;                     // eval.path empty: held out of train, or none
+  Prepared train, eval;  // eval.path empty: held out of train, or none
   std::unique_ptr<DataSource> train_source, eval_source;
   std::unique_ptr<Loader> loader;
 };
@@ -59,7 +60,7 @@ EvalResult evaluate(Rank& rank, const std::vector<Batch>& batches);
 struct Subject {
   Config config;
   std::string trained;
-  std::string run;                          // "" unless it is a run's directory
+  std::string run;  // "" unless it is a run's directory
 };
 Subject open_subject(const std::string& path);
 

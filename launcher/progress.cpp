@@ -30,8 +30,10 @@ void Progress::show(const StepRow& row) {
   seconds_ += row.step_ms / 1e3;
   const double left = seconds_ / static_cast<double>(row.step) * static_cast<double>(total_ - row.step);
   char line[200];
-  std::snprintf(line, sizeof line, "step %ld/%ld  loss %.4f  norm %.3f  lr %.2e  %.0f tokens/s  %.0f%% of speed of "
-                "light  left %s", row.step, total_, row.loss, row.grad_norm, row.lr, row.tokens_per_s, row.sol_pct,
+  std::snprintf(line, sizeof line,
+                "step %ld/%ld  loss %.4f  norm %.3f  lr %.2e  %.0f tokens/s  %.0f%% of speed of "
+                "light  left %s",
+                row.step, total_, row.loss, row.grad_norm, row.lr, row.tokens_per_s, row.sol_pct,
                 duration(left).c_str());
   if (terminal_) {
     std::fprintf(stderr, "\r\033[K%s", line);

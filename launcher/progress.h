@@ -1,4 +1,5 @@
-// What a person sees of a run: on a terminal one line that is redrawn, in a pipe one line per log.every steps.
+// What a person sees of a run: on a terminal one line that is redrawn, in a pipe one line per log.every
+// steps.
 #pragma once
 
 #include <string>
@@ -19,7 +20,7 @@ class Progress {
   int64_t every_;
   int64_t total_;
   bool terminal_;
-  double seconds_ = 0;   // in steps so far, for the time left
+  double seconds_ = 0;  // in steps so far, for the time left
 };
 
 // "1.21 GiB (planned 1.25 GiB)".

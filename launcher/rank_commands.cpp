@@ -11,8 +11,11 @@ Exit run_rank_command(const std::vector<std::string>& arguments) {
   if (line.command == "generate") return generate_command(line);
   if (line.command == "export") return export_command(line);
   if (line.command == "verify") return verify_command(line);
-  throw Error(Exit::kUsage, {.area = "USE-20", .what = "the rank's executable has no command " + line.command,
-                             .place = "", .next = "start lmlaunch instead", .kept = ""});
+  throw Error(Exit::kUsage, {.area = "USE-20",
+                             .what = "the rank's executable has no command " + line.command,
+                             .place = "",
+                             .next = "start lmlaunch instead",
+                             .kept = ""});
 }
 
 }  // namespace lm

@@ -1,4 +1,5 @@
-// The rank's executable (lmlaunch-cpu, lmlaunch-cuda): what the door starts for everything that needs LibTorch.
+// The rank's executable (lmlaunch-cpu, lmlaunch-cuda): what the door starts for everything that needs
+// LibTorch.
 // `<command> <arguments>`, as the door hands them on; exit codes and messages as base/error.h says.
 #include <cstdio>
 #include <exception>
@@ -18,14 +19,20 @@ int main(int argc, char** argv) {
     std::fputs(error.report().c_str(), stderr);
     return static_cast<int>(error.code());
   } catch (const std::bad_alloc&) {
-    const Error error(Exit::kHostMemory, {.area = "MEM-16", .what = "out of host memory", .place = "",
-                                          .next = "lower train.micro_batch, or set train.recompute = \"block\"",
-                                          .kept = ""});
+    const Error error(Exit::kHostMemory,
+                      {.area = "MEM-16",
+                       .what = "out of host memory",
+                       .place = "",
+                       .next = "lower train.micro_batch, or set train.recompute = \"block\"",
+                       .kept = ""});
     std::fputs(error.report().c_str(), stderr);
     return static_cast<int>(error.code());
   } catch (const std::exception& error) {
-    const Error bug(Exit::kInternal, {.area = "BUG-70", .what = error.what(), .place = "",
-                                      .next = "report this message; it is a bug in lmlaunch", .kept = ""});
+    const Error bug(Exit::kInternal, {.area = "BUG-70",
+                                      .what = error.what(),
+                                      .place = "",
+                                      .next = "report this message; it is a bug in lmlaunch",
+                                      .kept = ""});
     std::fputs(bug.report().c_str(), stderr);
     return static_cast<int>(bug.code());
   }

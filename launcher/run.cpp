@@ -20,7 +20,8 @@ int64_t total_steps(const Config& config, Loader& loader) {
   return config.train.steps ? *config.train.steps : loader.total_steps(config.train.epochs.value_or(1));
 }
 
-EvalResult evaluate_and_record(Rank& rank, const std::vector<Batch>& held_out, int64_t step, MetricsFile& metrics) {
+EvalResult evaluate_and_record(Rank& rank, const std::vector<Batch>& held_out, int64_t step,
+                               MetricsFile& metrics) {
   const EvalResult result = evaluate(rank, held_out);
   metrics.write_eval(step, result.loss, result.target_tokens);
   char line[120];
@@ -60,9 +61,13 @@ Exit run_training(const CommandLine& line) {
   // The loop. A stop request lets the step at hand finish.
   Progress progress(config, steps);
   Trainer trainer(*rank, *data.loader, config,
-                  {.total_steps = steps, .sol_seconds_per_token = job->plan.sol_seconds_per_token,
-                   .schedule = {.layers = job->spec.layers, .micro_batches = 1, .tied = job->spec.tied,
-                                .recompute = job->plan.numerics.recompute, .clip = config.optimizer.clip}},
+                  {.total_steps = steps,
+                   .sol_seconds_per_token = job->plan.sol_seconds_per_token,
+                   .schedule = {.layers = job->spec.layers,
+                                .micro_batches = 1,
+                                .tied = job->spec.tied,
+                                .recompute = job->plan.numerics.recompute,
+                                .clip = config.optimizer.clip}},
                   metrics);
   TrainerHooks hooks;
   hooks.stop_requested = stop_requested;

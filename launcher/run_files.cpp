@@ -19,7 +19,8 @@ class HostWeights {
   WeightView view(size_t block, const TensorPlace& place) {
     const DType dtype = job_.plan.numerics.dtype;
     const auto b = static_cast<int64_t>(block);
-    const bool lora = place.parameter.kind == ParameterKind::kLoraA || place.parameter.kind == ParameterKind::kLoraB;
+    const bool lora =
+        place.parameter.kind == ParameterKind::kLoraA || place.parameter.kind == ParameterKind::kLoraB;
     if (lora && rank_.training()) {
       // An adapter is exported from its fp32 master, which knows more than the bf16 working weight.
       floats_.resize(static_cast<size_t>(place.parameter.elements()));
@@ -81,10 +82,13 @@ void RunFiles::write_model(const Job& job, Rank& rank) const {
   export_rank(job, rank, path("model"), job.plan.numerics.dtype, false, true);
 }
 
-void export_rank(const Job& job, Rank& rank, const std::string& output, DType dtype, bool merge, bool replace) {
+void export_rank(const Job& job, Rank& rank, const std::string& output, DType dtype, bool merge,
+                 bool replace) {
   const bool lora = job.adapter.has_value();
   HostWeights weights(job, rank, lora && merge);
-  const WeightSource source = [&](size_t block, const TensorPlace& place) { return weights.view(block, place); };
+  const WeightSource source = [&](size_t block, const TensorPlace& place) {
+    return weights.view(block, place);
+  };
   if (lora && !merge) {
     write_adapter(output, *job.adapter, job.config.model.path, job.layout, source, replace);
   } else {

@@ -1,5 +1,5 @@
-// The files of a run's directory, as the rank writes them: resolved configuration, plan, log, status while it runs,
-// and the trained model at the end. One thread.
+// The files of a run's directory, as the rank writes them: resolved configuration, plan, log, status while it
+// runs, and the trained model at the end. One thread.
 #pragma once
 
 #include <string>
@@ -26,8 +26,9 @@ class RunFiles {
 // The run's configuration with its `auto` keys replaced by what the plan chose.
 Config resolved_config(const Job& job, const std::string& directory);
 
-// The rank's model into `output`, weights as `dtype` (an adapter always as fp32); `merge` adds an adapter into the
-// base weights.
-void export_rank(const Job& job, Rank& rank, const std::string& output, DType dtype, bool merge, bool replace);
+// The rank's model into `output`, weights as `dtype` (an adapter always as fp32); `merge` adds an adapter
+// into the base weights.
+void export_rank(const Job& job, Rank& rank, const std::string& output, DType dtype, bool merge,
+                 bool replace);
 
 }  // namespace lm

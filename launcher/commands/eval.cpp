@@ -17,8 +17,11 @@ Exit eval_command(const CommandLine& line) {
   JobData data = open_data(*job);
   const std::vector<Batch> held_out = data.loader->eval_batches();
   if (held_out.empty()) {
-    throw Error(Exit::kConfig, {.area = "CONF-20", .what = "there is no evaluation data", .place = what,
-                                .next = "set data.eval = [\"file\"] or data.eval_fraction", .kept = ""});
+    throw Error(Exit::kConfig, {.area = "CONF-20",
+                                .what = "there is no evaluation data",
+                                .place = what,
+                                .next = "set data.eval = [\"file\"] or data.eval_fraction",
+                                .kept = ""});
   }
   const std::unique_ptr<Rank> rank = make_rank(*job, false);
   load_rank(*job, *rank, subject.trained);
@@ -29,8 +32,8 @@ Exit eval_command(const CommandLine& line) {
                                          {"target_tokens", result.target_tokens}};
     std::printf("%s\n", json.dump().c_str());
   } else {
-    std::printf("held-out loss %.4f, perplexity %.2f over %ld target tokens\n", result.loss, std::exp(result.loss),
-                result.target_tokens);
+    std::printf("held-out loss %.4f, perplexity %.2f over %ld target tokens\n", result.loss,
+                std::exp(result.loss), result.target_tokens);
   }
   return Exit::kDone;
 }

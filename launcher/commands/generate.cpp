@@ -43,8 +43,11 @@ std::vector<int32_t> generate(Rank& rank, const Prompt& prompt, int64_t max_toke
 Exit generate_command(const CommandLine& line) {
   const std::optional<std::string> text = line.value("--prompt");
   if (!text || text->empty()) {
-    throw Error(Exit::kUsage, {.area = "USE-20", .what = "generate needs --prompt TEXT", .place = "the command line",
-                               .next = "lmlaunch generate " + line.positional[0] + " --prompt \"...\"", .kept = ""});
+    throw Error(Exit::kUsage, {.area = "USE-20",
+                               .what = "generate needs --prompt TEXT",
+                               .place = "the command line",
+                               .next = "lmlaunch generate " + line.positional[0] + " --prompt \"...\"",
+                               .kept = ""});
   }
   Subject subject = open_subject(line.positional[0]);
   const int64_t max_tokens = line.integer("--max-tokens").value_or(kDefaultTokens);

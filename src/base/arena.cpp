@@ -20,8 +20,11 @@ std::byte* map_host(int64_t bytes) {
   void* p = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) {
-    throw Error(Exit::kHostMemory, {.area = "MEM-16", .what = "cannot map " + format_bytes(bytes) + " of host memory",
-                                    .place = "", .next = "lower train.micro_batch or data.max_length", .kept = ""});
+    throw Error(Exit::kHostMemory, {.area = "MEM-16",
+                                    .what = "cannot map " + format_bytes(bytes) + " of host memory",
+                                    .place = "",
+                                    .next = "lower train.micro_batch or data.max_length",
+                                    .kept = ""});
   }
   if (bytes >= kHugePage) madvise(p, static_cast<size_t>(bytes), MADV_HUGEPAGE);
   return static_cast<std::byte*>(p);
@@ -46,12 +49,15 @@ void give_back(DeviceType device, std::byte* memory, int64_t bytes) noexcept {
 Arena::Arena(DeviceType device, int64_t bytes)
     : device_(device), memory_(obtain(device, bytes)), capacity_(bytes) {}
 
-Arena::~Arena() { give_back(device_, memory_, capacity_); }
+Arena::~Arena() {
+  give_back(device_, memory_, capacity_);
+}
 
 std::byte* Arena::allocate(int64_t bytes) {
   const int64_t rounded = round_up(bytes, kAlignment);
   LM_CHECK(rounded <= capacity_ - used_, "the arena of " + format_bytes(capacity_) + " holds " +
-                                             format_bytes(used_) + " and was asked for " + format_bytes(rounded));
+                                             format_bytes(used_) + " and was asked for " +
+                                             format_bytes(rounded));
   std::byte* out = memory_ + used_;
   used_ += rounded;
   if (used_ > high_water_) high_water_ = used_;
@@ -68,10 +74,14 @@ Memory::Memory(DeviceType device, int64_t bytes)
   if (device == DeviceType::kCuda && bytes > 0) zero_bytes(data_, bytes, {DeviceType::kCuda, nullptr});
 }
 
-Memory::~Memory() { give_back(device_, data_, size_); }
+Memory::~Memory() {
+  give_back(device_, data_, size_);
+}
 
 Memory::Memory(Memory&& other) noexcept
-    : device_(other.device_), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : device_(other.device_),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
 
 Memory& Memory::operator=(Memory&& other) noexcept {
   if (this == &other) return *this;

@@ -15,8 +15,8 @@ std::optional<int64_t> parse_bytes(std::string_view text) {
   std::string_view unit(rest, static_cast<size_t>(end - rest));
   while (!unit.empty() && unit.front() == ' ') unit.remove_prefix(1);
   constexpr std::pair<std::string_view, double> kUnits[] = {
-      {"", 1},      {"B", 1},      {"KiB", 1024.0}, {"MiB", 1048576.0}, {"GiB", 1073741824.0},
-      {"KB", 1e3},  {"MB", 1e6},   {"GB", 1e9},     {"TB", 1e12},       {"TiB", 1099511627776.0}};
+      {"", 1},     {"B", 1},    {"KiB", 1024.0}, {"MiB", 1048576.0}, {"GiB", 1073741824.0},
+      {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9},     {"TB", 1e12},       {"TiB", 1099511627776.0}};
   for (const auto& [name, scale] : kUnits) {
     if (unit != name) continue;
     const double bytes = value * scale;

@@ -10,8 +10,12 @@ namespace lm {
 
 inline constexpr int64_t kKiB = 1024, kMiB = 1024 * kKiB, kGiB = 1024 * kMiB;
 
-constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-constexpr int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
+constexpr int64_t round_up(int64_t n, int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+constexpr int64_t ceil_div(int64_t n, int64_t d) {
+  return (n + d - 1) / d;
+}
 
 // Nothing when the exact result does not fit (or an operand is negative): sizes from files are never trusted.
 constexpr std::optional<int64_t> checked_multiply(int64_t a, int64_t b) {

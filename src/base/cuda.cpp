@@ -10,7 +10,9 @@
 namespace lm {
 namespace {
 
-cudaStream_t stream_of(StreamView view) { return static_cast<cudaStream_t>(view.handle); }
+cudaStream_t stream_of(StreamView view) {
+  return static_cast<cudaStream_t>(view.handle);
+}
 
 }  // namespace
 
@@ -18,11 +20,13 @@ void check_cuda(const char* expression, int status, const char* file, int line) 
   if (status == cudaSuccess) return;
   const auto error = static_cast<cudaError_t>(status);
   const char* name = std::strrchr(file, '/');
-  throw Error(error == cudaErrorMemoryAllocation ? Exit::kDeviceMemory : Exit::kInternal,
-              {.area = error == cudaErrorMemoryAllocation ? "MEM-15" : "GPU-34",
-               .what = std::string(expression) + ": " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error),
-               .place = std::string(name ? name + 1 : file) + ":" + std::to_string(line),
-               .next = "run lmlaunch doctor", .kept = ""});
+  throw Error(
+      error == cudaErrorMemoryAllocation ? Exit::kDeviceMemory : Exit::kInternal,
+      {.area = error == cudaErrorMemoryAllocation ? "MEM-15" : "GPU-34",
+       .what = std::string(expression) + ": " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error),
+       .place = std::string(name ? name + 1 : file) + ":" + std::to_string(line),
+       .next = "run lmlaunch doctor",
+       .kept = ""});
 }
 
 Stream::Stream(DeviceType device, int threads) : view_{device, nullptr, threads} {
@@ -48,7 +52,8 @@ Event::~Event() {
   if (handle_ != nullptr) cudaEventDestroy(static_cast<cudaEvent_t>(handle_));
 }
 void Event::record(StreamView stream) {
-  if (device_ == DeviceType::kCuda) LM_CUDA(cudaEventRecord(static_cast<cudaEvent_t>(handle_), stream_of(stream)));
+  if (device_ == DeviceType::kCuda)
+    LM_CUDA(cudaEventRecord(static_cast<cudaEvent_t>(handle_), stream_of(stream)));
 }
 void Event::wait(StreamView stream) const {
   if (device_ == DeviceType::kCuda) {
@@ -59,7 +64,9 @@ void Event::synchronize() const {
   if (device_ == DeviceType::kCuda) LM_CUDA(cudaEventSynchronize(static_cast<cudaEvent_t>(handle_)));
 }
 
-bool cuda_built() { return true; }
+bool cuda_built() {
+  return true;
+}
 
 int cuda_device_count(std::string* reason) {
   int count = 0;
@@ -76,12 +83,17 @@ GpuInfo cuda_device(int index) {
   LM_CUDA(cudaSetDevice(index));
   size_t free_bytes = 0, total_bytes = 0;
   LM_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
-  return {.name = properties.name, .major = properties.major, .minor = properties.minor,
-          .total_bytes = static_cast<int64_t>(total_bytes), .free_bytes = static_cast<int64_t>(free_bytes),
+  return {.name = properties.name,
+          .major = properties.major,
+          .minor = properties.minor,
+          .total_bytes = static_cast<int64_t>(total_bytes),
+          .free_bytes = static_cast<int64_t>(free_bytes),
           .multiprocessors = properties.multiProcessorCount};
 }
 
-void cuda_select(int index) { LM_CUDA(cudaSetDevice(index)); }
+void cuda_select(int index) {
+  LM_CUDA(cudaSetDevice(index));
+}
 
 int cuda_driver_version() {
   int version = 0;
@@ -98,12 +110,16 @@ void* cuda_allocate(int64_t bytes) {
   cudaGetLastError();
   size_t free_bytes = 0, total_bytes = 0;
   cudaMemGetInfo(&free_bytes, &total_bytes);
-  throw Error(Exit::kDeviceMemory,
-              {.area = "MEM-15", .what = "GPU memory: asked for " + format_bytes(bytes) + ", " +
-                                         format_bytes(static_cast<int64_t>(free_bytes)) + " free",
-               .place = "", .next = "lower train.micro_batch, or set train.recompute = \"block\"", .kept = ""});
+  throw Error(Exit::kDeviceMemory, {.area = "MEM-15",
+                                    .what = "GPU memory: asked for " + format_bytes(bytes) + ", " +
+                                            format_bytes(static_cast<int64_t>(free_bytes)) + " free",
+                                    .place = "",
+                                    .next = "lower train.micro_batch, or set train.recompute = \"block\"",
+                                    .kept = ""});
 }
-void cuda_free(void* memory) noexcept { cudaFree(memory); }
+void cuda_free(void* memory) noexcept {
+  cudaFree(memory);
+}
 
 void copy_bytes(void* to, const void* from, int64_t bytes, StreamView stream) {
   if (stream.device == DeviceType::kCpu) {

@@ -66,7 +66,7 @@ bool cuda_built();
 int cuda_device_count(std::string* reason = nullptr);
 GpuInfo cuda_device(int index);
 void cuda_select(int index);
-int cuda_driver_version();   // 13000 for 13.0; 0 when there is none
+int cuda_driver_version();  // 13000 for 13.0; 0 when there is none
 int cuda_runtime_version();
 
 // Device memory, one allocation per call; throws Error(30) with the bytes asked and free.

@@ -11,13 +11,17 @@ enum class DType : uint8_t { kF32, kBF16, kF16, kF64, kI64, kI32, kI16, kI8, kU8
 constexpr size_t dtype_size(DType type) {
   switch (type) {
     case DType::kF64:
-    case DType::kI64: return 8;
+    case DType::kI64:
+      return 8;
     case DType::kF32:
-    case DType::kI32: return 4;
+    case DType::kI32:
+      return 4;
     case DType::kBF16:
     case DType::kF16:
-    case DType::kI16: return 2;
-    default: return 1;
+    case DType::kI16:
+      return 2;
+    default:
+      return 1;
   }
 }
 

@@ -10,12 +10,12 @@ namespace lm {
 // Process exit codes; all below 126, so that mpirun hands them on unchanged.
 enum class Exit : int {
   kDone = 0,
-  kUsage = 2,           // bad command line
-  kConfig = 10,         // configuration
-  kInput = 11,          // model, tokenizer or data file invalid
-  kDoesNotFit = 12,     // plan or machine does not fit, refused before step 0
-  kInUse = 13,          // run directory in use by a live run
-  kIncompatible = 14,   // directory or checkpoint of another config
+  kUsage = 2,          // bad command line
+  kConfig = 10,        // configuration
+  kInput = 11,         // model, tokenizer or data file invalid
+  kDoesNotFit = 12,    // plan or machine does not fit, refused before step 0
+  kInUse = 13,         // run directory in use by a live run
+  kIncompatible = 14,  // directory or checkpoint of another config
   kNoSpace = 20,
   kIo = 21,
   kIntegrity = 22,
@@ -25,7 +25,7 @@ enum class Exit : int {
   kNoProgress = 41,
   kNumerics = 50,
   kInternal = 70,
-  kStopped = 75,        // stopped on request, state saved
+  kStopped = 75,  // stopped on request, state saved
 };
 
 // `area` is a short tag such as "FILE-21" (the numbers are the failure catalogue's); `place` is a
@@ -56,8 +56,8 @@ class Error : public std::runtime_error {
 
 // An `Error` with exit code 70 when a programmer's assumption does not hold; checked in every build.
 [[noreturn]] void fail_check(const char* expression, const char* file, int line, const std::string& detail);
-#define LM_CHECK(condition, detail)                                              \
-  do {                                                                           \
+#define LM_CHECK(condition, detail)                                             \
+  do {                                                                          \
     if (!(condition)) ::lm::fail_check(#condition, __FILE__, __LINE__, detail); \
   } while (false)
 

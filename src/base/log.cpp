@@ -10,16 +10,19 @@
 namespace lm {
 namespace {
 
-std::mutex mutex;            // guards `file` and keeps lines whole
-std::FILE* file = nullptr;   // the run's log.txt, open until the process ends
+std::mutex mutex;           // guards `file` and keeps lines whole
+std::FILE* file = nullptr;  // the run's log.txt, open until the process ends
 
 }  // namespace
 
 void log_to_file(const std::string& path) {
   std::FILE* opened = std::fopen(path.c_str(), "ae");
   if (opened == nullptr) {
-    throw Error(Exit::kIo, {.area = "IO-05", .what = std::string("cannot open the log: ") + std::strerror(errno),
-                            .place = path, .next = "make the run directory writable", .kept = ""});
+    throw Error(Exit::kIo, {.area = "IO-05",
+                            .what = std::string("cannot open the log: ") + std::strerror(errno),
+                            .place = path,
+                            .next = "make the run directory writable",
+                            .kept = ""});
   }
   const std::lock_guard lock(mutex);
   if (file != nullptr) std::fclose(file);
@@ -36,7 +39,9 @@ void log_line(const std::string& text) {
   }
 }
 
-void log_note(const std::string& area, const std::string& text) { log_line("lmlaunch: note " + area + ": " + text); }
+void log_note(const std::string& area, const std::string& text) {
+  log_line("lmlaunch: note " + area + ": " + text);
+}
 void log_warning(const std::string& area, const std::string& text) {
   log_line("lmlaunch: warning " + area + ": " + text);
 }

@@ -8,8 +8,11 @@ namespace lm {
 namespace {
 
 [[noreturn]] void refuse() {
-  throw Error(Exit::kDoesNotFit, {.area = "GPU-34", .what = "this executable has no CUDA code", .place = "",
-                                  .next = "run lmlaunch without --gpus, or build with CUDA", .kept = ""});
+  throw Error(Exit::kDoesNotFit, {.area = "GPU-34",
+                                  .what = "this executable has no CUDA code",
+                                  .place = "",
+                                  .next = "run lmlaunch without --gpus, or build with CUDA",
+                                  .kept = ""});
 }
 
 }  // namespace
@@ -28,20 +31,34 @@ void Event::record(StreamView) {}
 void Event::wait(StreamView) const {}
 void Event::synchronize() const {}
 
-bool cuda_built() { return false; }
+bool cuda_built() {
+  return false;
+}
 int cuda_device_count(std::string* reason) {
   if (reason != nullptr) *reason = "this executable has no CUDA code";
   return 0;
 }
-GpuInfo cuda_device(int) { refuse(); }
-void cuda_select(int) { refuse(); }
-int cuda_driver_version() { return 0; }
-int cuda_runtime_version() { return 0; }
-void* cuda_allocate(int64_t) { refuse(); }
+GpuInfo cuda_device(int) {
+  refuse();
+}
+void cuda_select(int) {
+  refuse();
+}
+int cuda_driver_version() {
+  return 0;
+}
+int cuda_runtime_version() {
+  return 0;
+}
+void* cuda_allocate(int64_t) {
+  refuse();
+}
 void cuda_free(void*) noexcept {}
 void copy_bytes(void* to, const void* from, int64_t bytes, StreamView) {
   std::memcpy(to, from, static_cast<size_t>(bytes));
 }
-void zero_bytes(void* memory, int64_t bytes, StreamView) { std::memset(memory, 0, static_cast<size_t>(bytes)); }
+void zero_bytes(void* memory, int64_t bytes, StreamView) {
+  std::memset(memory, 0, static_cast<size_t>(bytes));
+}
 
 }  // namespace lm

@@ -19,7 +19,7 @@ void parallel_for(int threads, int64_t n, int64_t grain, const Body& body) {
     return;
   }
   const int64_t size = (n + parts - 1) / parts;
-#pragma omp parallel for num_threads(static_cast<int>(parts)) schedule(static, 1)
+#pragma omp parallel for num_threads(static_cast <int>(parts)) schedule(static, 1)
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t begin = part * size, end = std::min(n, begin + size);
     if (begin < end) body(begin, end);

@@ -22,16 +22,25 @@ enum class Recompute : uint8_t { kAuto, kNone, kBlock };
 enum class Clip : uint8_t { kGlobal, kBlock, kNone };
 enum class Master : uint8_t { kSplit, kF32, kNone };
 enum class LrSchedule : uint8_t {
-  kConstant, kConstantWithWarmup, kLinear, kCosine, kCosineWithMinLr, kCosineWithRestarts,
-  kCosineWarmupWithMinLr, kPolynomial, kInverseSqrt, kWarmupStableDecay, kReduceLrOnPlateau,
+  kConstant,
+  kConstantWithWarmup,
+  kLinear,
+  kCosine,
+  kCosineWithMinLr,
+  kCosineWithRestarts,
+  kCosineWarmupWithMinLr,
+  kPolynomial,
+  kInverseSqrt,
+  kWarmupStableDecay,
+  kReduceLrOnPlateau,
 };
 
 struct RunConfig {
-  std::string dir;                          // "" = runs/<config's name>
-  int64_t seed = 42;                        // of shuffling, initialisation, dropout and rounding
+  std::string dir;                            // "" = runs/<config's name>
+  int64_t seed = 42;                          // of shuffling, initialisation, dropout and rounding
   DeviceChoice device = DeviceChoice::kAuto;  // auto: one GPU if present, else the CPU with a note
-  std::optional<int64_t> threads;           // compute threads on the CPU; auto: the cores this process may use
-  bool deterministic = true;                // deterministic attention and reductions on GPUs
+  std::optional<int64_t> threads;  // compute threads on the CPU; auto: the cores this process may use
+  bool deterministic = true;       // deterministic attention and reductions on GPUs
 };
 
 struct ModelConfig {
@@ -41,54 +50,54 @@ struct ModelConfig {
 };
 
 struct DataConfig {
-  std::vector<std::string> train;           // files or globs: JSONL, JSON, Parquet, CSV, text
-  std::vector<std::string> eval;            // the same; empty: see eval_fraction
-  double eval_fraction = 0.0;               // share of the training examples held out when `eval` is empty
-  DataFormat format = DataFormat::kAuto;    // detected from the columns unless named
-  int64_t max_length = 2048;                // tokens per sequence; activation memory grows with it
-  TooLong too_long = TooLong::kCut;         // what becomes of longer examples
-  bool packing = false;                     // fill sequences with several examples; attention stays inside each
-  LossOn loss_on = LossOn::kCompletion;     // train on answers only, or on every token
-  std::string cache_dir;                    // of token caches; "" = ~/.cache/lmlaunch/tokens
+  std::vector<std::string> train;         // files or globs: JSONL, JSON, Parquet, CSV, text
+  std::vector<std::string> eval;          // the same; empty: see eval_fraction
+  double eval_fraction = 0.0;             // share of the training examples held out when `eval` is empty
+  DataFormat format = DataFormat::kAuto;  // detected from the columns unless named
+  int64_t max_length = 2048;              // tokens per sequence; activation memory grows with it
+  TooLong too_long = TooLong::kCut;       // what becomes of longer examples
+  bool packing = false;                   // fill sequences with several examples; attention stays inside each
+  LossOn loss_on = LossOn::kCompletion;   // train on answers only, or on every token
+  std::string cache_dir;                  // of token caches; "" = ~/.cache/lmlaunch/tokens
 };
 
 struct TrainConfig {
   Method method = Method::kFull;
-  std::optional<double> epochs;             // passes over the data; exclusive with steps (neither: 1 epoch)
-  std::optional<int64_t> steps;             // optimizer steps
-  int64_t global_batch = 8;                 // sequences per optimizer step, over all ranks
-  std::optional<int64_t> micro_batch;       // sequences at once on a rank; auto: the most that fits
+  std::optional<double> epochs;        // passes over the data; exclusive with steps (neither: 1 epoch)
+  std::optional<int64_t> steps;        // optimizer steps
+  int64_t global_batch = 8;            // sequences per optimizer step, over all ranks
+  std::optional<int64_t> micro_batch;  // sequences at once on a rank; auto: the most that fits
   GradientDType gradients = GradientDType::kF32;  // of accumulated gradients; bf16 halves their bytes
-  Recompute recompute = Recompute::kAuto;   // block: keep block inputs only, one more forward in backward
-  double max_grad_norm = 1.0;               // clipping threshold; used unless optimizer.clip = "none"
-  int64_t eval_every = 0;                   // steps between evaluations; 0: before and after only
+  Recompute recompute = Recompute::kAuto;  // block: keep block inputs only, one more forward in backward
+  double max_grad_norm = 1.0;              // clipping threshold; used unless optimizer.clip = "none"
+  int64_t eval_every = 0;                  // steps between evaluations; 0: before and after only
 };
 
 struct OptimizerConfig {
   std::string name = "adamw";
-  double lr = 5e-5;                         // peak learning rate
+  double lr = 5e-5;  // peak learning rate
   std::vector<double> betas = {0.9, 0.999};
   double eps = 1e-8;
-  double weight_decay = 0.0;                // not applied to norms and biases
-  Clip clip = Clip::kGlobal;                // by the norm of all gradients, of each block's, or not at all
+  double weight_decay = 0.0;  // not applied to norms and biases
+  Clip clip = Clip::kGlobal;  // by the norm of all gradients, of each block's, or not at all
   LrSchedule schedule = LrSchedule::kLinear;
-  double warmup = 0.0;                      // steps if >= 1, else a fraction of all steps
-  double min_lr_ratio = 0.0;                // floor of the cosine schedules, as a share of lr
-  Master master = Master::kSplit;           // bf16 only; see DESIGN of split master. none: stochastic rounding
-  std::optional<int64_t> threads;           // of the update on the CPU; auto: run.threads
+  double warmup = 0.0;             // steps if >= 1, else a fraction of all steps
+  double min_lr_ratio = 0.0;       // floor of the cosine schedules, as a share of lr
+  Master master = Master::kSplit;  // bf16 only; see DESIGN of split master. none: stochastic rounding
+  std::optional<int64_t> threads;  // of the update on the CPU; auto: run.threads
 };
 
 struct LoraConfig {
   int64_t r = 8;
-  double alpha = 16.0;                      // the adapter's output is scaled by alpha / r (rslora: alpha / sqrt(r))
-  double dropout = 0.0;                     // on the adapter's input
+  double alpha = 16.0;   // the adapter's output is scaled by alpha / r (rslora: alpha / sqrt(r))
+  double dropout = 0.0;  // on the adapter's input
   std::vector<std::string> targets = {"all-linear"};  // or names such as q_proj, v_proj
   bool rslora = false;
-  std::string init;                         // a PEFT adapter directory to continue; "" = fresh
+  std::string init;  // a PEFT adapter directory to continue; "" = fresh
 };
 
 struct LogConfig {
-  int64_t every = 1;                        // steps between lines when stderr is not a terminal
+  int64_t every = 1;  // steps between lines when stderr is not a terminal
 };
 
 struct Config {

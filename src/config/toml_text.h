@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-// Hostile text reaches assertions of toml++ 3.3 ("[{[" does): they would abort a debug build and be promises to
-// clang's optimizer in a release. Without them the parser reports an error, which is what we want of both.
+// Hostile text reaches assertions of toml++ 3.3 ("[{[" does): they would abort a debug build and be promises
+// to clang's optimizer in a release. Without them the parser reports an error, which is what we want of both.
 #define TOML_EXCEPTIONS 0
 #define TOML_ASSERT(expression) static_assert(true)
 #pragma push_macro("NDEBUG")

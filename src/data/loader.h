@@ -12,7 +12,7 @@
 
 #include "base/state.h"
 #include "config/config.h"
-#include "data/batch.h"
+#include "base/batch.h"
 #include "data/packing.h"
 #include "data/source.h"
 

@@ -22,7 +22,8 @@ Json ask(const TextTools& tools, Json request) {
   throw Error(Exit::kInput, {.area = error.value("area", "DATA-23"),
                              .what = error.value("what", "the tokenizer's program failed"),
                              .place = error.value("place", tools.model_dir),
-                             .next = error.value("next", "run lmlaunch doctor"), .kept = ""});
+                             .next = error.value("next", "run lmlaunch doctor"),
+                             .kept = ""});
 }
 
 }  // namespace

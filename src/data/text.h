@@ -1,5 +1,5 @@
-// A prompt to tokens and an answer back to text, by the model's own tokenizer and chat template (a small Python
-// program, as for training data). Blocks; throws Error(11) for a tokenizer that cannot be used.
+// A prompt to tokens and an answer back to text, by the model's own tokenizer and chat template (a small
+// Python program, as for training data). Blocks; throws Error(11) for a tokenizer that cannot be used.
 #pragma once
 
 #include <cstdint>

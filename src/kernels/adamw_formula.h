@@ -4,9 +4,9 @@
 // (-ffp-contract=off, -fmad=false).
 #pragma once
 
-#include "kernels/host_device.h"
+#include "base/host_device.h"
 #include "kernels/kernels.h"
-#include "kernels/philox.h"
+#include "base/philox.h"
 
 namespace lm {
 

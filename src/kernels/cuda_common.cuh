@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "base/check_cuda.h"
-#include "kernels/host_device.h"
+#include "base/host_device.h"
 #include "kernels/kernels.h"
 
 namespace lm::gpu {

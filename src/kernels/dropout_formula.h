@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "kernels/philox.h"
+#include "base/philox.h"
 
 namespace lm {
 

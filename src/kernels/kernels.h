@@ -14,8 +14,8 @@
 
 namespace lm {
 
-// out = weight * dtype(x * rstd), rstd = 1 / sqrt(mean(x²) + eps) in fp32, after x = sum = x + residual when a
-// residual is given. Rows are `groups` vectors of `width` elements side by side (the heads of q and k); the
+// out = weight * dtype(x * rstd), rstd = 1 / sqrt(mean(x²) + eps) in fp32, after x = sum = x + residual when
+// a residual is given. Rows are `groups` vectors of `width` elements side by side (the heads of q and k); the
 // strides are between rows, in elements.
 struct RmsNormForward {
   const void* x = nullptr;         // [rows, groups, width]
@@ -33,14 +33,14 @@ struct RmsNormForward {
 // dx = (residual gradient +) rstd * (w*dy - n * mean(w*dy * n)), n = x * rstd; dweight[j] = sum over rows and
 // groups of dy * dtype(n), added in fp32: 64 rows at a time in order, then these partial sums in order.
 struct RmsNormBackward {
-  const void* dy = nullptr;        // [rows, groups, width], stride dy_stride
-  const void* x = nullptr;         // the normalised input (the sum, where there was a residual), stride x_stride
+  const void* dy = nullptr;  // [rows, groups, width], stride dy_stride
+  const void* x = nullptr;   // the normalised input (the sum, where there was a residual), stride x_stride
   const void* weight = nullptr;
-  const float* rstd = nullptr;     // [rows, groups]
-  const void* dresidual = nullptr; // null, or [rows, width]: added to dx in fp32 before rounding; may be dx
-  void* dx = nullptr;              // stride dx_stride; may be dy
-  float* dweight = nullptr;        // [width], overwritten; null when the weight is frozen
-  float* partial = nullptr;        // scratch [ceil(rows / 64), width]; may be null when dweight is
+  const float* rstd = nullptr;      // [rows, groups]
+  const void* dresidual = nullptr;  // null, or [rows, width]: added to dx in fp32 before rounding; may be dx
+  void* dx = nullptr;               // stride dx_stride; may be dy
+  float* dweight = nullptr;         // [width], overwritten; null when the weight is frozen
+  float* partial = nullptr;         // scratch [ceil(rows / 64), width]; may be null when dweight is
   int64_t rows = 0, groups = 1, width = 0;
   int64_t dy_stride = 0, x_stride = 0, dx_stride = 0;
   DType dtype = DType::kF32;
@@ -49,8 +49,8 @@ struct RmsNormBackward {
 // Split-half rotation in place of `heads` neighbouring heads per row: (a c - b s, b c + a s) for a = x[i],
 // b = x[i + d/2]; `inverse` rotates by the negative angle (the backward pass).
 struct Rope {
-  void* x = nullptr;               // [rows, heads, head_dim], stride x_stride
-  const float* cos = nullptr;      // [positions, head_dim / 2]
+  void* x = nullptr;           // [rows, heads, head_dim], stride x_stride
+  const float* cos = nullptr;  // [positions, head_dim / 2]
   const float* sin = nullptr;
   const int32_t* position = nullptr;  // [rows]
   int64_t rows = 0, heads = 0, head_dim = 0, x_stride = 0;
@@ -61,8 +61,8 @@ struct Rope {
 // out[t, j] = silu(gate) * up with gate = gate_up[t, j], up = gate_up[t, F + j]. bf16 rounds silu(gate), as
 // transformers does.
 struct SwigluForward {
-  const void* gate_up = nullptr;   // [rows, 2F]
-  void* out = nullptr;             // [rows, F]
+  const void* gate_up = nullptr;  // [rows, 2F]
+  void* out = nullptr;            // [rows, F]
   int64_t rows = 0, ffn = 0;
   DType dtype = DType::kF32;
 };
@@ -70,8 +70,8 @@ struct SwigluForward {
 // In place: dh becomes h (the forward's output, wanted for the down projection's weight gradient), gate_up
 // becomes its own gradient.
 struct SwigluBackward {
-  void* gate_up = nullptr;         // [rows, 2F]: in gate | up, out dgate | dup
-  void* dh = nullptr;              // [rows, F]: in dh, out h
+  void* gate_up = nullptr;  // [rows, 2F]: in gate | up, out dgate | dup
+  void* dh = nullptr;       // [rows, F]: in dh, out h
   int64_t rows = 0, ffn = 0;
   DType dtype = DType::kF32;
 };
@@ -79,26 +79,26 @@ struct SwigluBackward {
 // One vocabulary segment of the loss: updates each row's running (max, sum of exp(logit - max)) and picks the
 // target's logit. Segments are visited in order; `first_segment` starts the running values.
 struct SoftmaxStatistics {
-  const void* logits = nullptr;    // [rows, columns], stride in elements
-  const int32_t* target = nullptr; // [rows], in the whole vocabulary
-  float* max = nullptr;            // [rows]
-  float* sum = nullptr;            // [rows]
-  float* target_logit = nullptr;   // [rows]
+  const void* logits = nullptr;     // [rows, columns], stride in elements
+  const int32_t* target = nullptr;  // [rows], in the whole vocabulary
+  float* max = nullptr;             // [rows]
+  float* sum = nullptr;             // [rows]
+  float* target_logit = nullptr;    // [rows]
   int64_t rows = 0, columns = 0, stride = 0;
-  int64_t first_column = 0;        // of the segment in the vocabulary
+  int64_t first_column = 0;  // of the segment in the vocabulary
   bool first_segment = false;
   DType dtype = DType::kF32;
 };
 
 // In place: logits become (exp(logit - lse) - [column = target]) * scale, lse = max + log(sum).
 struct SoftmaxGradient {
-  void* logits = nullptr;          // [rows, columns]
+  void* logits = nullptr;  // [rows, columns]
   const int32_t* target = nullptr;
   const float* max = nullptr;
   const float* sum = nullptr;
   int64_t rows = 0, columns = 0, stride = 0;
   int64_t first_column = 0;
-  float scale = 1;                 // 1 / target tokens of the whole optimizer step
+  float scale = 1;  // 1 / target tokens of the whole optimizer step
   DType dtype = DType::kF32;
 };
 
@@ -129,8 +129,8 @@ struct ScatterRows {
   DType dtype = DType::kF32;
 };
 
-// sums[s] += source[order[k]] for k in [start[s], start[s + 1]) in that order, in fp32: the gradient of a gather,
-// one row of `sums` per distinct index.
+// sums[s] += source[order[k]] for k in [start[s], start[s + 1]) in that order, in fp32: the gradient of a
+// gather, one row of `sums` per distinct index.
 struct SumRows {
   const void* source = nullptr;    // [*, width]
   const int32_t* order = nullptr;  // positions, grouped by slot
@@ -142,9 +142,9 @@ struct SumRows {
 
 // gradient[row[s]] += sums[s], rounded to the gradient's type.
 struct AddRows {
-  const float* sums = nullptr;     // [slots, width]
-  const int32_t* row = nullptr;    // [slots], distinct
-  void* gradient = nullptr;        // [*, width]
+  const float* sums = nullptr;   // [slots, width]
+  const int32_t* row = nullptr;  // [slots], distinct
+  void* gradient = nullptr;      // [*, width]
   int64_t slots = 0, width = 0;
   DType gradient_dtype = DType::kF32;
 };
@@ -160,16 +160,16 @@ struct Accumulate {
 
 // sums[j] = sum over rows of x[r, j] in fp32 in the order of RmsNormBackward: a bias's gradient.
 struct SumColumns {
-  const void* x = nullptr;         // [rows, width], stride
-  float* sums = nullptr;           // [width], overwritten
-  float* partial = nullptr;        // scratch [ceil(rows / 64), width]
+  const void* x = nullptr;   // [rows, width], stride
+  float* sums = nullptr;     // [width], overwritten
+  float* partial = nullptr;  // scratch [ceil(rows / 64), width]
   int64_t rows = 0, width = 0, stride = 0;
   DType dtype = DType::kF32;
 };
 
 // x[r, j] += bias[j].
 struct AddBias {
-  void* x = nullptr;               // [rows, width], stride
+  void* x = nullptr;  // [rows, width], stride
   const void* bias = nullptr;
   int64_t rows = 0, width = 0, stride = 0;
   DType dtype = DType::kF32;
@@ -178,22 +178,23 @@ struct AddBias {
 // out = x * keep / (1 - p), keep = philox(key, sample, position, feature) >= p: LoRA's dropout. The same
 // arguments give the same mask, so backward and recomputation replay it. `accumulate`: out += instead.
 struct Dropout {
-  const void* x = nullptr;         // [rows, width]
-  void* out = nullptr;             // may be x
+  const void* x = nullptr;            // [rows, width]
+  void* out = nullptr;                // may be x
   const int32_t* sample = nullptr;    // [rows]: index of the example in the run's order
   const int32_t* position = nullptr;  // [rows]: position in the example
   int64_t rows = 0, width = 0;
-  uint64_t key = 0;                // from (seed, purpose, step, tensor): see kernels/philox.h
+  uint64_t key = 0;  // from (seed, purpose, step, tensor): see kernels/philox.h
   float p = 0;
   bool accumulate = false;
   DType dtype = DType::kF32;
 };
 
-// sums[g] = sum of squares of granule g (4096 elements) in fp64: element i of a granule goes to lane i mod 64 in
-// order, then lanes are added by the tree (l, l + 32), (l, l + 16), ... (0, 1). A NaN is 0x7FF8000000000000.
+// sums[g] = sum of squares of granule g (4096 elements) in fp64: element i of a granule goes to lane i mod 64
+// in order, then lanes are added by the tree (l, l + 32), (l, l + 16), ... (0, 1). A NaN is
+// 0x7FF8000000000000.
 struct GranuleNorms {
   const void* x = nullptr;
-  double* sums = nullptr;          // [granules]
+  double* sums = nullptr;  // [granules]
   int64_t granules = 0;
   DType dtype = DType::kF32;
 };
@@ -203,8 +204,8 @@ struct GranuleNorms {
 //   g = gradient * gradient_scale
 //   m = fma(1 - beta1, g - m, m);  v = fma(beta2, v, (1 - beta2) * g * g)
 //   p = p * (1 - lr * weight_decay);  p = p - step_size * m / (sqrt(v) * rsqrt_correction2 + eps)
-// where step_size = lr / c1 and rsqrt_correction2 = 1 / sqrt(c2), c_i = 1 - beta_i^t, are computed once in fp64 and
-// rounded to fp32 by the caller, and 1 - beta likewise. Every NaN that is stored is 0x7FC00000.
+// where step_size = lr / c1 and rsqrt_correction2 = 1 / sqrt(c2), c_i = 1 - beta_i^t, are computed once in
+// fp64 and rounded to fp32 by the caller, and 1 - beta likewise. Every NaN that is stored is 0x7FC00000.
 struct AdamW {
   const void* gradient = nullptr;  // [elements], gradient_dtype
   void* weight = nullptr;          // working weight, weight_dtype
@@ -214,46 +215,50 @@ struct AdamW {
   int64_t elements = 0;
   DType gradient_dtype = DType::kF32;
   DType weight_dtype = DType::kF32;
-  // How the fp32 value lives beside the weight. kWeight: the weight is fp32 itself. kSplit: weight = (M + 0x8000)
-  // >> 16, low = M & 0xFFFF. kF32: M in `master`, weight rounded by the same rule. kStochastic: no master, the bf16
-  // weight is rounded stochastically by philox(rounding_key, index). A NaN M is first made 0x7FC00000.
+  // How the fp32 value lives beside the weight. kWeight: the weight is fp32 itself. kSplit: weight = (M +
+  // 0x8000)
+  // >> 16, low = M & 0xFFFF. kF32: M in `master`, weight rounded by the same rule. kStochastic: no master,
+  // the bf16 weight is rounded stochastically by philox(rounding_key, index). A NaN M is first made
+  // 0x7FC00000.
   enum class Master : uint8_t { kWeight, kSplit, kF32, kStochastic } mode = Master::kWeight;
   float gradient_scale = 1;
   float one_minus_beta1 = 0, beta2 = 0, one_minus_beta2 = 0;
   float step_size = 0, rsqrt_correction2 = 1, eps = 0;
-  float decay = 1;                 // 1 - lr * weight_decay, fp32
-  uint64_t rounding_key = 0;       // kStochastic: from (seed, purpose, step, tensor)
-  int64_t first_index = 0;         // kStochastic: index of element 0 in that key's sequence; a multiple of 64
+  float decay = 1;            // 1 - lr * weight_decay, fp32
+  uint64_t rounding_key = 0;  // kStochastic: from (seed, purpose, step, tensor)
+  int64_t first_index = 0;    // kStochastic: index of element 0 in that key's sequence; a multiple of 64
 };
 
 // Causal attention inside documents, grouped heads, never a T x T matrix. Query head h reads key head
-// h / (heads / kv_heads); key position j is visible to i of the same document iff i - window < j <= i (window 0: no
-// limit). Softmax in fp32; q, k, v may be slices of one fused array (strides between tokens, in elements).
+// h / (heads / kv_heads); key position j is visible to i of the same document iff i - window < j <= i (window
+// 0: no limit). Softmax in fp32; q, k, v may be slices of one fused array (strides between tokens, in
+// elements).
 struct AttentionForward {
-  const void* q = nullptr;         // [tokens, heads, head_dim], stride q_stride
-  const void* k = nullptr;         // [tokens, kv_heads, head_dim], stride kv_stride
+  const void* q = nullptr;  // [tokens, heads, head_dim], stride q_stride
+  const void* k = nullptr;  // [tokens, kv_heads, head_dim], stride kv_stride
   const void* v = nullptr;
-  void* out = nullptr;             // [tokens, heads, head_dim], contiguous
-  float* lse = nullptr;            // [heads, tokens]: log of the sum of exp(scale * q·k)
-  const int32_t* document_start = nullptr;  // HOST memory, [documents + 1]: first token of each, ending with tokens
+  void* out = nullptr;   // [tokens, heads, head_dim], contiguous
+  float* lse = nullptr;  // [heads, tokens]: log of the sum of exp(scale * q·k)
+  const int32_t* document_start =
+      nullptr;  // HOST memory, [documents + 1]: first token of each, ending with tokens
   int64_t documents = 0, tokens = 0;
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   int64_t q_stride = 0, kv_stride = 0;
   int64_t window = 0;
   float scale = 1;
-  void* scratch = nullptr;         // attention_forward_scratch bytes
+  void* scratch = nullptr;  // attention_forward_scratch bytes
   DType dtype = DType::kF32;
 };
 
 struct AttentionBackward {
-  const void* dout = nullptr;      // [tokens, heads, head_dim], contiguous
+  const void* dout = nullptr;  // [tokens, heads, head_dim], contiguous
   const void* q = nullptr;
   const void* k = nullptr;
   const void* v = nullptr;
-  const void* out = nullptr;       // of the forward
-  const float* lse = nullptr;      // [heads, tokens]
-  void* dq = nullptr;              // stride dq_stride
-  void* dk = nullptr;              // stride dkv_stride; summed over the query heads of a group
+  const void* out = nullptr;   // of the forward
+  const float* lse = nullptr;  // [heads, tokens]
+  void* dq = nullptr;          // stride dq_stride
+  void* dk = nullptr;          // stride dkv_stride; summed over the query heads of a group
   void* dv = nullptr;
   const int32_t* document_start = nullptr;  // HOST memory
   int64_t documents = 0, tokens = 0;
@@ -261,7 +266,7 @@ struct AttentionBackward {
   int64_t q_stride = 0, kv_stride = 0, dq_stride = 0, dkv_stride = 0;
   int64_t window = 0;
   float scale = 1;
-  void* scratch = nullptr;         // attention_backward_scratch bytes
+  void* scratch = nullptr;  // attention_backward_scratch bytes
   DType dtype = DType::kF32;
 };
 
@@ -290,8 +295,8 @@ struct Kernels {
 // The table of a device; throws Error(12) for CUDA in an executable without it.
 const Kernels& kernels(DeviceType device);
 
-// CPU attention (on GPUs the model calls ATen's flash kernels). Scratch is what all threads of the stream need
-// together.
+// CPU attention (on GPUs the model calls ATen's flash kernels). Scratch is what all threads of the stream
+// need together.
 void attention_forward_cpu(const AttentionForward& args, StreamView stream);
 void attention_backward_cpu(const AttentionBackward& args, StreamView stream);
 int64_t attention_forward_scratch(int64_t head_dim, int64_t threads, DType dtype);

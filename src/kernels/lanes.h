@@ -5,7 +5,7 @@
 // Values only, no memory is owned. Loads and stores take any alignment; `Part` is the tail of an array.
 #pragma once
 
-#include "kernels/host_device.h"
+#include "base/host_device.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

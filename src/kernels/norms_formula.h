@@ -1,7 +1,7 @@
 // The order in which the squares of a granule are added, shared by both launchers.
 #pragma once
 
-#include "kernels/host_device.h"
+#include "base/host_device.h"
 
 namespace lm {
 

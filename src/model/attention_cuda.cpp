@@ -1,6 +1,6 @@
-// Attention on GPUs by ATen's kernels over packed documents: flash attention in bf16, the memory-efficient kernel
-// in fp32 (flash has no fp32). Both take document starts, so padding and masks never exist. What they allocate
-// themselves (outputs, workspaces) comes from ATen's caching allocator and is freed in stream order.
+// Attention on GPUs by ATen's kernels over packed documents: flash attention in bf16, the memory-efficient
+// kernel in fp32 (flash has no fp32). Both take document starts, so padding and masks never exist. What they
+// allocate themselves (outputs, workspaces) comes from ATen's caching allocator and is freed in stream order.
 #include <ATen/ops/_efficient_attention_backward.h>
 #include <ATen/ops/_efficient_attention_forward.h>
 #include <ATen/ops/_flash_attention_backward.h>
@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kCausalFromTopLeft = 1;  // the memory-efficient kernel's mask code
 
 struct Documents {
-  at::Tensor start;      // [documents + 1] int32, device
+  at::Tensor start;  // [documents + 1] int32, device
   int64_t longest = 0;
 };
 
@@ -45,7 +45,9 @@ Heads split(const ModelSpec& spec, const at::Tensor& qkv) {
           heads_of(spec, qkv, spec.q_rows() + spec.kv_rows(), spec.kv_heads)};
 }
 
-double scale_of(const ModelSpec& spec) { return 1.0 / std::sqrt(static_cast<double>(spec.head_dim)); }
+double scale_of(const ModelSpec& spec) {
+  return 1.0 / std::sqrt(static_cast<double>(spec.head_dim));
+}
 
 // Flash counts the keys left of the query, we count the visible ones, the query included.
 std::optional<int64_t> flash_left(int64_t window) {
@@ -69,8 +71,8 @@ at::Tensor narrow_sum(const at::Tensor& wide, int64_t kv_heads) {
 
 }  // namespace
 
-void attention_forward_cuda(const Context& context, const DeviceBatch& batch, int64_t window, const at::Tensor& qkv,
-                            const at::Tensor& out, const at::Tensor& lse) {
+void attention_forward_cuda(const Context& context, const DeviceBatch& batch, int64_t window,
+                            const at::Tensor& qkv, const at::Tensor& out, const at::Tensor& lse) {
   const ModelSpec& spec = context.spec;
   const ArenaFrame frame(context.arena);
   const Documents docs = documents(context, batch);
@@ -86,8 +88,8 @@ void attention_forward_cuda(const Context& context, const DeviceBatch& batch, in
   }
   const int64_t group = spec.heads / spec.kv_heads;
   const auto result = at::_efficient_attention_forward(
-      in.q.unsqueeze(0), widen(in.k, group).unsqueeze(0), widen(in.v, group).unsqueeze(0), std::nullopt, docs.start,
-      docs.start, docs.longest, docs.longest, 0.0, kCausalFromTopLeft, false, scale_of(spec), {},
+      in.q.unsqueeze(0), widen(in.k, group).unsqueeze(0), widen(in.v, group).unsqueeze(0), std::nullopt,
+      docs.start, docs.start, docs.longest, docs.longest, 0.0, kCausalFromTopLeft, false, scale_of(spec), {},
       efficient_window(window));
   out_heads.copy_(std::get<0>(result).squeeze(0));
 }
@@ -115,14 +117,15 @@ void attention_backward_cuda(const Context& context, const DeviceBatch& batch, i
   // Its logsumexp is padded per document in a layout of its own, so the fp32 path runs the forward once more
   // instead of saving it: fp32 on a GPU serves comparisons, not speed.
   const int64_t group = spec.heads / spec.kv_heads;
-  const at::Tensor q = in.q.unsqueeze(0), k = widen(in.k, group).unsqueeze(0), v = widen(in.v, group).unsqueeze(0);
-  const auto again = at::_efficient_attention_forward(q, k, v, std::nullopt, docs.start, docs.start, docs.longest,
-                                                      docs.longest, 0.0, kCausalFromTopLeft, true, scale_of(spec), {},
-                                                      efficient_window(window));
+  const at::Tensor q = in.q.unsqueeze(0), k = widen(in.k, group).unsqueeze(0),
+                   v = widen(in.v, group).unsqueeze(0);
+  const auto again = at::_efficient_attention_forward(q, k, v, std::nullopt, docs.start, docs.start,
+                                                      docs.longest, docs.longest, 0.0, kCausalFromTopLeft,
+                                                      true, scale_of(spec), {}, efficient_window(window));
   const auto [dq, dk, dv, dbias] = at::_efficient_attention_backward(
-      dout_heads.unsqueeze(0), q, k, v, std::nullopt, std::get<0>(again), docs.start, docs.start, docs.longest,
-      docs.longest, std::get<1>(again), 0.0, std::get<2>(again), std::get<3>(again), kCausalFromTopLeft, false,
-      scale_of(spec), std::nullopt, efficient_window(window));
+      dout_heads.unsqueeze(0), q, k, v, std::nullopt, std::get<0>(again), docs.start, docs.start,
+      docs.longest, docs.longest, std::get<1>(again), 0.0, std::get<2>(again), std::get<3>(again),
+      kCausalFromTopLeft, false, scale_of(spec), std::nullopt, efficient_window(window));
   grad.q.copy_(dq.squeeze(0));
   grad.k.copy_(narrow_sum(dk.squeeze(0), spec.kv_heads));
   grad.v.copy_(narrow_sum(dv.squeeze(0), spec.kv_heads));

@@ -1,6 +1,6 @@
 #include "model/bind.h"
 
-#include "kernels/philox.h"
+#include "base/philox.h"
 
 namespace lm {
 namespace {
@@ -8,23 +8,26 @@ namespace {
 constexpr int64_t kModules = 8;  // adapted modules of a layer, for the random keys
 
 struct Module {
-  const char* name;   // as the adapter's targets spell it
-  int64_t index;      // in the layer
-  int64_t first;      // rows of the fused projection
+  const char* name;  // as the adapter's targets spell it
+  int64_t index;     // in the layer
+  int64_t first;     // rows of the fused projection
   int64_t rows;
 };
 
-void add_adapters(Linear& linear, const BlockLayout& layout, int64_t layer, const std::vector<Module>& modules,
-                  const BlockMemory& memory, const BindOptions& options) {
+void add_adapters(Linear& linear, const BlockLayout& layout, int64_t layer,
+                  const std::vector<Module>& modules, const BlockMemory& memory, const BindOptions& options) {
   if (options.adapter == nullptr) return;
   for (const Module& module : modules) {
     const std::string name = "layers." + std::to_string(layer) + "." + module.name;
     const TensorPlace* const place = layout.find(name + ".lora_A");
     if (place == nullptr) continue;
-    Adapter adapter{.first = module.first, .rows = module.rows,
+    Adapter adapter{.first = module.first,
+                    .rows = module.rows,
                     .a = bind_param(layout, name + ".lora_A", memory, options),
                     .b = bind_param(layout, name + ".lora_B", memory, options),
-                    .scale = static_cast<float>(options.adapter->scale()), .dropout = 0, .dropout_key = 0};
+                    .scale = static_cast<float>(options.adapter->scale()),
+                    .dropout = 0,
+                    .dropout_key = 0};
     if (options.training && options.adapter->dropout > 0) {
       adapter.dropout = static_cast<float>(options.adapter->dropout);
       adapter.dropout_key = philox_key(options.seed, Purpose::kDropout, static_cast<uint64_t>(options.step),
@@ -43,13 +46,14 @@ Param bind_param(const BlockLayout& layout, const std::string& name, const Block
   const Parameter& p = place->parameter;
   const std::vector<int64_t> shape =
       p.vector() ? std::vector<int64_t>{p.rows} : std::vector<int64_t>{p.rows, p.columns};
-  if (place->frozen) return {view_memory(memory.frozen + place->offset, shape, options.dtype, options.device), {}};
+  if (place->frozen)
+    return {view_memory(memory.frozen + place->offset, shape, options.dtype, options.device), {}};
   const auto size = static_cast<int64_t>(dtype_size(options.dtype));
   Param out{view_memory(memory.trainable + place->offset * size, shape, options.dtype, options.device), {}};
   if (memory.gradients != nullptr) {
     const auto gradient_size = static_cast<int64_t>(dtype_size(options.gradient_dtype));
-    out.gradient = view_memory(memory.gradients + place->offset * gradient_size, shape, options.gradient_dtype,
-                               options.device);
+    out.gradient = view_memory(memory.gradients + place->offset * gradient_size, shape,
+                               options.gradient_dtype, options.device);
   }
   return out;
 }
@@ -69,11 +73,11 @@ TransformerBlock bind_transformer(const ModelSpec& spec, const BlockLayout& layo
   block.gate_up = {param("mlp.gate_up"), param("mlp.gate_up_bias"), {}};
   block.down = {param("mlp.down"), param("mlp.down_bias"), {}};
   const int64_t q = spec.q_rows(), kv = spec.kv_rows();
-  add_adapters(block.qkv, layout, layer, {{"q_proj", 0, 0, q}, {"k_proj", 1, q, kv}, {"v_proj", 2, q + kv, kv}},
-               memory, options);
+  add_adapters(block.qkv, layout, layer,
+               {{"q_proj", 0, 0, q}, {"k_proj", 1, q, kv}, {"v_proj", 2, q + kv, kv}}, memory, options);
   add_adapters(block.out, layout, layer, {{"o_proj", 3, 0, spec.hidden}}, memory, options);
-  add_adapters(block.gate_up, layout, layer, {{"gate_proj", 4, 0, spec.ffn}, {"up_proj", 5, spec.ffn, spec.ffn}},
-               memory, options);
+  add_adapters(block.gate_up, layout, layer,
+               {{"gate_proj", 4, 0, spec.ffn}, {"up_proj", 5, spec.ffn, spec.ffn}}, memory, options);
   add_adapters(block.down, layout, layer, {{"down_proj", 6, 0, spec.hidden}}, memory, options);
   return block;
 }

@@ -10,9 +10,9 @@ namespace lm {
 
 // Where a block's arrays are right now. `gradients` is null in evaluation; unused parts may be null.
 struct BlockMemory {
-  std::byte* trainable = nullptr;   // working weights, flat_elements of the model's type
-  std::byte* frozen = nullptr;      // frozen_bytes
-  std::byte* gradients = nullptr;   // flat_elements of the gradient type
+  std::byte* trainable = nullptr;  // working weights, flat_elements of the model's type
+  std::byte* frozen = nullptr;     // frozen_bytes
+  std::byte* gradients = nullptr;  // flat_elements of the gradient type
 };
 
 struct BindOptions {

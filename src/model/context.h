@@ -1,12 +1,12 @@
-// What every layer needs beside its own arguments: the device's kernels and stream, the arena, the micro-batch
-// in device memory. Owned by the rank; used by its compute thread alone.
+// What every layer needs beside its own arguments: the device's kernels and stream, the arena, the
+// micro-batch in device memory. Owned by the rank; used by its compute thread alone.
 #pragma once
 
 #include <cstdint>
 
 #include "base/arena.h"
 #include "base/cuda.h"
-#include "data/batch.h"
+#include "base/batch.h"
 #include "kernels/kernels.h"
 #include "model/tensor.h"
 #include "spec/model_spec.h"
@@ -38,18 +38,21 @@ struct DeviceBatch {
 
 struct Context {
   const ModelSpec& spec;
-  DType dtype;               // of weights and activations
+  DType dtype;  // of weights and activations
   DeviceType device;
   const Kernels& kernels;
-  StreamView stream;         // also ATen's current stream
+  StreamView stream;  // also ATen's current stream
   Arena& arena;
   const RopeTable& rope;
 
   at::Tensor tensor(at::IntArrayRef shape) const { return arena_tensor(arena, shape, dtype, device); }
-  at::Tensor tensor(at::IntArrayRef shape, DType type) const { return arena_tensor(arena, shape, type, device); }
+  at::Tensor tensor(at::IntArrayRef shape, DType type) const {
+    return arena_tensor(arena, shape, type, device);
+  }
 };
 
-// The batch's arrays where the device can read them: on the CPU the batch itself, on a GPU copies in the arena.
+// The batch's arrays where the device can read them: on the CPU the batch itself, on a GPU copies in the
+// arena.
 DeviceBatch place_batch(const Context& context, const Batch& batch);
 
 }  // namespace lm

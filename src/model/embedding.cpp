@@ -6,13 +6,20 @@ namespace lm {
 
 void embedding_forward(const Context& context, const at::Tensor& table, const DeviceBatch& batch,
                        const at::Tensor& x) {
-  context.kernels.gather_rows({.table = table.data_ptr(), .index = batch.token, .out = x.data_ptr(),
-                               .rows = x.size(0), .width = x.size(1), .dtype = context.dtype},
+  context.kernels.gather_rows({.table = table.data_ptr(),
+                               .index = batch.token,
+                               .out = x.data_ptr(),
+                               .rows = x.size(0),
+                               .width = x.size(1),
+                               .dtype = context.dtype},
                               context.stream);
 }
 
-EmbeddingGradient::EmbeddingGradient(const ModelSpec& spec, int64_t max_rows, int64_t max_tokens, DeviceType device)
-    : spec_(spec), max_rows_(max_rows), slot_of_token_(static_cast<size_t>(spec.vocab), -1),
+EmbeddingGradient::EmbeddingGradient(const ModelSpec& spec, int64_t max_rows, int64_t max_tokens,
+                                     DeviceType device)
+    : spec_(spec),
+      max_rows_(max_rows),
+      slot_of_token_(static_cast<size_t>(spec.vocab), -1),
       sums_(device, max_rows * spec.hidden * static_cast<int64_t>(sizeof(float))),
       index_(device, device == DeviceType::kCpu ? 0 : (max_tokens + 2 * max_rows + 3) * 4) {}
 
@@ -35,7 +42,8 @@ void EmbeddingGradient::begin(const Context& context, const std::vector<Batch>& 
     Slots& out = micro_[m];
     out.start.assign(static_cast<size_t>(slots) + 1, 0);
     for (const int32_t id : token) {
-      if (id != spec_.pad_token) ++out.start[static_cast<size_t>(slot_of_token_[static_cast<size_t>(id)]) + 1];
+      if (id != spec_.pad_token)
+        ++out.start[static_cast<size_t>(slot_of_token_[static_cast<size_t>(id)]) + 1];
     }
     for (size_t s = 0; s + 1 < out.start.size(); ++s) out.start[s + 1] += out.start[s];
     out.order.assign(token.size(), 0);
@@ -56,13 +64,17 @@ void EmbeddingGradient::add(const Context& context, size_t micro, const at::Tens
   if (context.device == DeviceType::kCuda) {
     auto* const device = reinterpret_cast<int32_t*>(index_.data());
     copy_bytes(device, order, static_cast<int64_t>(slots.order.size()) * 4, context.stream);
-    copy_bytes(device + slots.order.size(), start, static_cast<int64_t>(slots.start.size()) * 4, context.stream);
+    copy_bytes(device + slots.order.size(), start, static_cast<int64_t>(slots.start.size()) * 4,
+               context.stream);
     order = device;
     start = device + slots.order.size();
   }
-  context.kernels.sum_rows({.source = dx.data_ptr(), .order = order, .start = start,
+  context.kernels.sum_rows({.source = dx.data_ptr(),
+                            .order = order,
+                            .start = start,
                             .sums = reinterpret_cast<float*>(sums_.data()),
-                            .slots = static_cast<int64_t>(rows_.size()), .width = spec_.hidden,
+                            .slots = static_cast<int64_t>(rows_.size()),
+                            .width = spec_.hidden,
                             .dtype = context.dtype},
                            context.stream);
 }
@@ -73,9 +85,12 @@ void EmbeddingGradient::finish(const Context& context, const at::Tensor& gradien
     copy_bytes(index_.data(), rows, static_cast<int64_t>(rows_.size()) * 4, context.stream);
     rows = reinterpret_cast<const int32_t*>(index_.data());
   }
-  context.kernels.add_rows({.sums = reinterpret_cast<const float*>(sums_.data()), .row = rows,
-                            .gradient = gradient.data_ptr(), .slots = static_cast<int64_t>(rows_.size()),
-                            .width = spec_.hidden, .gradient_dtype = dtype_of(gradient)},
+  context.kernels.add_rows({.sums = reinterpret_cast<const float*>(sums_.data()),
+                            .row = rows,
+                            .gradient = gradient.data_ptr(),
+                            .slots = static_cast<int64_t>(rows_.size()),
+                            .width = spec_.hidden,
+                            .gradient_dtype = dtype_of(gradient)},
                            context.stream);
 }
 

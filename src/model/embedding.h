@@ -36,8 +36,8 @@ class EmbeddingGradient {
   std::vector<int32_t> slot_of_token_;  // [V], -1 outside a step
   std::vector<int32_t> rows_;           // distinct tokens in order of appearance
   std::vector<Slots> micro_;
-  Memory sums_;                         // fp32 [max_rows, H]
-  Memory index_;                        // on a GPU: order, start and rows of the call in flight
+  Memory sums_;   // fp32 [max_rows, H]
+  Memory index_;  // on a GPU: order, start and rows of the call in flight
 };
 
 }  // namespace lm

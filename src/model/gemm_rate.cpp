@@ -15,7 +15,8 @@ double measure_gemm_rate(DType dtype, StreamView stream) {
   LM_CHECK(stream.device == DeviceType::kCpu, "a GPU's ceiling is its specification");
   constexpr int64_t kSize = 1024;
   constexpr int kRounds = 5;
-  const at::Tensor a = at::ones({kSize, kSize}, torch_type(dtype)), b = at::ones({kSize, kSize}, torch_type(dtype));
+  const at::Tensor a = at::ones({kSize, kSize}, torch_type(dtype)),
+                   b = at::ones({kSize, kSize}, torch_type(dtype));
   at::Tensor out = at::mm(a, b);  // the first call prepares the primitive
   double best = 1e9;
   for (int round = 0; round < kRounds; ++round) {

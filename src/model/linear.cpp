@@ -14,30 +14,43 @@ void add_bias_gradient(const Context& context, const at::Tensor& gradient, const
   const int64_t rows = dy.size(0), width = dy.size(1);
   const at::Tensor sums = context.tensor({width}, DType::kF32);
   const at::Tensor partial = context.tensor({(rows + kSumRows - 1) / kSumRows, width}, DType::kF32);
-  context.kernels.sum_columns({.x = dy.data_ptr(), .sums = sums.data_ptr<float>(),
-                               .partial = partial.data_ptr<float>(), .rows = rows, .width = width,
-                               .stride = dy.stride(0), .dtype = context.dtype},
+  context.kernels.sum_columns({.x = dy.data_ptr(),
+                               .sums = sums.data_ptr<float>(),
+                               .partial = partial.data_ptr<float>(),
+                               .rows = rows,
+                               .width = width,
+                               .stride = dy.stride(0),
+                               .dtype = context.dtype},
                               context.stream);
   add_vector_gradient(context, gradient, sums.data_ptr<float>(), first);
 }
 
 Dropout dropout_arguments(const Context& context, const Adapter& adapter, const DeviceBatch& batch,
                           const at::Tensor& x, const at::Tensor& out, bool accumulate) {
-  return {.x = x.data_ptr(), .out = out.data_ptr(), .sample = batch.sample, .position = batch.position,
-          .rows = x.size(0), .width = x.size(1), .key = adapter.dropout_key, .p = adapter.dropout,
-          .accumulate = accumulate, .dtype = context.dtype};
+  return {.x = x.data_ptr(),
+          .out = out.data_ptr(),
+          .sample = batch.sample,
+          .position = batch.position,
+          .rows = x.size(0),
+          .width = x.size(1),
+          .key = adapter.dropout_key,
+          .p = adapter.dropout,
+          .accumulate = accumulate,
+          .dtype = context.dtype};
 }
 
 // drop(x): x itself when dropout is off (evaluation clears the key), else a copy in the arena.
-at::Tensor dropped(const Context& context, const Adapter& adapter, const DeviceBatch& batch, const at::Tensor& x) {
+at::Tensor dropped(const Context& context, const Adapter& adapter, const DeviceBatch& batch,
+                   const at::Tensor& x) {
   if (adapter.dropout_key == 0) return x;
   const at::Tensor out = context.tensor(x.sizes());
   context.kernels.dropout(dropout_arguments(context, adapter, batch, x, out, false), context.stream);
   return out;
 }
 
-void adapter_backward(const Context& context, const Adapter& adapter, const DeviceBatch& batch, const at::Tensor& x,
-                      const at::Tensor& dy, const at::Tensor& dx, const at::Tensor& reduced, bool first) {
+void adapter_backward(const Context& context, const Adapter& adapter, const DeviceBatch& batch,
+                      const at::Tensor& x, const at::Tensor& dy, const at::Tensor& dx,
+                      const at::Tensor& reduced, bool first) {
   const ArenaFrame frame(context.arena);
   const at::Tensor dy_slice = dy.narrow(1, adapter.first, adapter.rows);
   // The scale multiplies the small factor [T, r] once and so reaches dA, dB and dx.
@@ -69,8 +82,9 @@ LinearSaved allocate_saved(const Context& context, const Linear& linear, int64_t
   return saved;
 }
 
-void linear_forward(const Context& context, const Linear& linear, const DeviceBatch& batch, const at::Tensor& x,
-                    const at::Tensor& y, LinearSaved& saved, const at::Tensor* residual) {
+void linear_forward(const Context& context, const Linear& linear, const DeviceBatch& batch,
+                    const at::Tensor& x, const at::Tensor& y, LinearSaved& saved,
+                    const at::Tensor* residual) {
   at::Tensor out = y;
   if (residual != nullptr) {
     at::addmm_out(out, *residual, x, linear.weight.weight.t());
@@ -78,8 +92,12 @@ void linear_forward(const Context& context, const Linear& linear, const DeviceBa
     at::mm_out(out, x, linear.weight.weight.t());
   }
   if (linear.bias.weight.defined()) {
-    context.kernels.add_bias({.x = y.data_ptr(), .bias = linear.bias.weight.data_ptr(), .rows = y.size(0),
-                              .width = y.size(1), .stride = y.stride(0), .dtype = context.dtype},
+    context.kernels.add_bias({.x = y.data_ptr(),
+                              .bias = linear.bias.weight.data_ptr(),
+                              .rows = y.size(0),
+                              .width = y.size(1),
+                              .stride = y.stride(0),
+                              .dtype = context.dtype},
                              context.stream);
   }
   linear_reduce(context, linear, batch, x, saved);
@@ -90,8 +108,9 @@ void linear_forward(const Context& context, const Linear& linear, const DeviceBa
   }
 }
 
-void linear_backward(const Context& context, const Linear& linear, const DeviceBatch& batch, const at::Tensor& x,
-                     const at::Tensor& dy, const at::Tensor& dx, const LinearSaved& saved, bool first) {
+void linear_backward(const Context& context, const Linear& linear, const DeviceBatch& batch,
+                     const at::Tensor& x, const at::Tensor& dy, const at::Tensor& dx,
+                     const LinearSaved& saved, bool first) {
   if (linear.weight.gradient.defined()) add_weight_gradient(context, linear.weight.gradient, dy, x, first);
   if (linear.bias.gradient.defined()) add_bias_gradient(context, linear.bias.gradient, dy, first);
   if (dx.defined()) linear_input_gradient(linear, dy, dx);
@@ -105,8 +124,8 @@ void linear_input_gradient(const Linear& linear, const at::Tensor& dy, const at:
   at::mm_out(out, dy, linear.weight.weight);
 }
 
-void linear_reduce(const Context& context, const Linear& linear, const DeviceBatch& batch, const at::Tensor& x,
-                   LinearSaved& saved) {
+void linear_reduce(const Context& context, const Linear& linear, const DeviceBatch& batch,
+                   const at::Tensor& x, LinearSaved& saved) {
   for (size_t i = 0; i < linear.adapters.size(); ++i) {
     const ArenaFrame frame(context.arena);
     const Adapter& adapter = linear.adapters[i];
@@ -134,15 +153,23 @@ void add_weight_gradient(const Context& context, const at::Tensor& gradient, con
     const ArenaFrame frame(context.arena);
     at::Tensor scratch = context.tensor(gradient.sizes());
     at::mm_out(scratch, dy.t(), x);
-    context.kernels.accumulate({.to = gradient.data_ptr(), .from = scratch.data_ptr(), .elements = gradient.numel(),
-                                .to_dtype = dtype_of(gradient), .from_dtype = context.dtype, .overwrite = first},
+    context.kernels.accumulate({.to = gradient.data_ptr(),
+                                .from = scratch.data_ptr(),
+                                .elements = gradient.numel(),
+                                .to_dtype = dtype_of(gradient),
+                                .from_dtype = context.dtype,
+                                .overwrite = first},
                                context.stream);
   }
 }
 
 void add_vector_gradient(const Context& context, const at::Tensor& gradient, const float* sums, bool first) {
-  context.kernels.accumulate({.to = gradient.data_ptr(), .from = sums, .elements = gradient.numel(),
-                              .to_dtype = dtype_of(gradient), .from_dtype = DType::kF32, .overwrite = first},
+  context.kernels.accumulate({.to = gradient.data_ptr(),
+                              .from = sums,
+                              .elements = gradient.numel(),
+                              .to_dtype = dtype_of(gradient),
+                              .from_dtype = DType::kF32,
+                              .overwrite = first},
                              context.stream);
 }
 

@@ -19,16 +19,16 @@ struct Param {
 struct Adapter {
   int64_t first = 0;
   int64_t rows = 0;
-  Param a;                 // [r, in]
-  Param b;                 // [rows, r]
+  Param a;  // [r, in]
+  Param b;  // [rows, r]
   float scale = 1;
   float dropout = 0;
   uint64_t dropout_key = 0;  // of this step and tensor; 0 when dropout is off
 };
 
 struct Linear {
-  Param weight;            // [out, in]
-  Param bias;              // [out]; undefined weight = no bias
+  Param weight;  // [out, in]
+  Param bias;    // [out]; undefined weight = no bias
   std::vector<Adapter> adapters;
 };
 
@@ -41,21 +41,23 @@ struct LinearSaved {
 LinearSaved allocate_saved(const Context& context, const Linear& linear, int64_t tokens);
 
 // y [T, out] = linear(x [T, in]); with `residual` [T, out] it is added in the GEMM (rounded once).
-void linear_forward(const Context& context, const Linear& linear, const DeviceBatch& batch, const at::Tensor& x,
-                    const at::Tensor& y, LinearSaved& saved, const at::Tensor* residual = nullptr);
+void linear_forward(const Context& context, const Linear& linear, const DeviceBatch& batch,
+                    const at::Tensor& x, const at::Tensor& y, LinearSaved& saved,
+                    const at::Tensor* residual = nullptr);
 
-// dx [T, in] = dy W + the adapters' part; parameter gradients are added, or overwritten when `first` (the step's
-// first micro-batch). `dx` may be undefined when nobody needs it.
-void linear_backward(const Context& context, const Linear& linear, const DeviceBatch& batch, const at::Tensor& x,
-                     const at::Tensor& dy, const at::Tensor& dx, const LinearSaved& saved, bool first);
+// dx [T, in] = dy W + the adapters' part; parameter gradients are added, or overwritten when `first` (the
+// step's first micro-batch). `dx` may be undefined when nobody needs it.
+void linear_backward(const Context& context, const Linear& linear, const DeviceBatch& batch,
+                     const at::Tensor& x, const at::Tensor& dy, const at::Tensor& dx,
+                     const LinearSaved& saved, bool first);
 
 // The two passes' halves on their own: dx = dy W without adapters, and A drop(x) without the projection.
 void linear_input_gradient(const Linear& linear, const at::Tensor& dy, const at::Tensor& dx);
-void linear_reduce(const Context& context, const Linear& linear, const DeviceBatch& batch, const at::Tensor& x,
-                   LinearSaved& saved);
+void linear_reduce(const Context& context, const Linear& linear, const DeviceBatch& batch,
+                   const at::Tensor& x, LinearSaved& saved);
 
-// gradient (+)= dyᵀ x in the gradient's type: with a bf16 product and an fp32 gradient on the CPU the GEMM goes to
-// scratch and is added in fp32; elsewhere the GEMM itself accumulates.
+// gradient (+)= dyᵀ x in the gradient's type: with a bf16 product and an fp32 gradient on the CPU the GEMM
+// goes to scratch and is added in fp32; elsewhere the GEMM itself accumulates.
 void add_weight_gradient(const Context& context, const at::Tensor& gradient, const at::Tensor& dy,
                          const at::Tensor& x, bool first);
 

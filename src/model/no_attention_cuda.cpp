@@ -9,8 +9,8 @@ void attention_forward_cuda(const Context&, const DeviceBatch&, int64_t, const a
   LM_CHECK(false, "GPU attention in an executable without CUDA");
 }
 
-void attention_backward_cuda(const Context&, const DeviceBatch&, int64_t, const at::Tensor&, const at::Tensor&,
-                             const at::Tensor&, const at::Tensor&, const at::Tensor&) {
+void attention_backward_cuda(const Context&, const DeviceBatch&, int64_t, const at::Tensor&,
+                             const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&) {
   LM_CHECK(false, "GPU attention in an executable without CUDA");
 }
 

@@ -5,13 +5,15 @@
 
 namespace lm {
 
-// Neighbouring vectors of `width` elements in a row: the whole row (groups = 1), or the heads of q and k in qkv.
+// Neighbouring vectors of `width` elements in a row: the whole row (groups = 1), or the heads of q and k in
+// qkv.
 struct Groups {
   int64_t groups = 1;
   int64_t width = 0;
 };
 
-// out [T, groups * width] = w * x * rstd; strides come from the tensors. `rstd` [T, groups] fp32 may be undefined.
+// out [T, groups * width] = w * x * rstd; strides come from the tensors. `rstd` [T, groups] fp32 may be
+// undefined.
 void norm_forward(const Context& context, const Param& norm, const at::Tensor& x, const at::Tensor& out,
                   const at::Tensor& rstd, Groups groups);
 

@@ -1,5 +1,5 @@
-// LibTorch as one rank uses it: threads, determinism and the current stream, set once before the first tensor.
-// runtime_cpu.cpp | runtime_cuda.cpp, chosen by the executable.
+// LibTorch as one rank uses it: threads, determinism and the current stream, set once before the first
+// tensor. runtime_cpu.cpp | runtime_cuda.cpp, chosen by the executable.
 #pragma once
 
 #include "base/cuda.h"

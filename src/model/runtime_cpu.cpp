@@ -9,8 +9,11 @@ namespace lm {
 
 StreamView start_torch(DeviceType device, int threads, bool deterministic) {
   if (device != DeviceType::kCpu) {
-    throw Error(Exit::kDoesNotFit, {.area = "GPU-34", .what = "this executable has no CUDA code", .place = "",
-                                    .next = "run lmlaunch with --gpus 0, or build with CUDA", .kept = ""});
+    throw Error(Exit::kDoesNotFit, {.area = "GPU-34",
+                                    .what = "this executable has no CUDA code",
+                                    .place = "",
+                                    .next = "run lmlaunch with --gpus 0, or build with CUDA",
+                                    .kept = ""});
   }
   static const c10::InferenceMode no_autograd(true);
   at::set_num_threads(threads);

@@ -9,76 +9,96 @@ namespace {
 void rotate(const Context& context, const DeviceBatch& batch, const at::Tensor& qkv, bool inverse) {
   const ModelSpec& spec = context.spec;
   // q's and k's heads are neighbours in a row, so that one call turns both.
-  context.kernels.rope({.x = qkv.data_ptr(), .cos = context.rope.cos(), .sin = context.rope.sin(),
-                        .position = batch.position, .rows = batch.tokens(), .heads = spec.heads + spec.kv_heads,
-                        .head_dim = spec.head_dim, .x_stride = qkv.stride(0), .inverse = inverse,
+  context.kernels.rope({.x = qkv.data_ptr(),
+                        .cos = context.rope.cos(),
+                        .sin = context.rope.sin(),
+                        .position = batch.position,
+                        .rows = batch.tokens(),
+                        .heads = spec.heads + spec.kv_heads,
+                        .head_dim = spec.head_dim,
+                        .x_stride = qkv.stride(0),
+                        .inverse = inverse,
                         .dtype = context.dtype},
                        context.stream);
 }
 
 struct QkHeads {
-  int64_t first = 0;    // column of the first head
+  int64_t first = 0;  // column of the first head
   int64_t heads = 0;
 };
 
-QkHeads q_heads(const ModelSpec& spec) { return {0, spec.heads}; }
-QkHeads k_heads(const ModelSpec& spec) { return {spec.q_rows(), spec.kv_heads}; }
+QkHeads q_heads(const ModelSpec& spec) {
+  return {0, spec.heads};
+}
+QkHeads k_heads(const ModelSpec& spec) {
+  return {spec.q_rows(), spec.kv_heads};
+}
 
 void qk_norm_forward(const Context& context, const Param& norm, const BlockSaved& saved, QkHeads part) {
   const ModelSpec& spec = context.spec;
   const int64_t width = part.heads * spec.head_dim;
   const at::Tensor x = saved.qk.narrow(1, part.first, width);
   // rstd of q's and k's heads are separate contiguous halves: [T, n_h], then [T, n_kv].
-  const at::Tensor rstd = saved.qk_rstd.narrow(0, part.first == 0 ? 0 : spec.heads * x.size(0),
-                                               part.heads * x.size(0));
+  const at::Tensor rstd =
+      saved.qk_rstd.narrow(0, part.first == 0 ? 0 : spec.heads * x.size(0), part.heads * x.size(0));
   norm_forward(context, norm, x, saved.qkv.narrow(1, part.first, width), rstd, {part.heads, spec.head_dim});
 }
 
-void qk_norm_backward(const Context& context, const Param& norm, const BlockSaved& saved, const at::Tensor& dqkv,
-                      QkHeads part, bool first) {
+void qk_norm_backward(const Context& context, const Param& norm, const BlockSaved& saved,
+                      const at::Tensor& dqkv, QkHeads part, bool first) {
   const ModelSpec& spec = context.spec;
   const int64_t width = part.heads * spec.head_dim;
   const at::Tensor x = saved.qk.narrow(1, part.first, width);
-  const at::Tensor rstd = saved.qk_rstd.narrow(0, part.first == 0 ? 0 : spec.heads * x.size(0),
-                                               part.heads * x.size(0));
+  const at::Tensor rstd =
+      saved.qk_rstd.narrow(0, part.first == 0 ? 0 : spec.heads * x.size(0), part.heads * x.size(0));
   const at::Tensor dy = dqkv.narrow(1, part.first, width);
   norm_backward(context, norm, dy, x, rstd, {}, dy, {part.heads, spec.head_dim}, first);
 }
 
 void swiglu(const Context& context, const at::Tensor& gate_up, const at::Tensor& out) {
-  context.kernels.swiglu_forward({.gate_up = gate_up.data_ptr(), .out = out.data_ptr(), .rows = out.size(0),
-                                  .ffn = out.size(1), .dtype = context.dtype},
+  context.kernels.swiglu_forward({.gate_up = gate_up.data_ptr(),
+                                  .out = out.data_ptr(),
+                                  .rows = out.size(0),
+                                  .ffn = out.size(1),
+                                  .dtype = context.dtype},
                                  context.stream);
 }
 
-void mlp_backward(const Context& context, const TransformerBlock& block, const DeviceBatch& batch, BlockSaved& saved,
-                  const at::Tensor& dx, bool first) {
+void mlp_backward(const Context& context, const TransformerBlock& block, const DeviceBatch& batch,
+                  BlockSaved& saved, const at::Tensor& dx, bool first) {
   const ModelSpec& spec = context.spec;
   const int64_t tokens = batch.tokens();
   const ArenaFrame frame(context.arena);
   if (!block.down.adapters.empty()) {
-    // The adapter's backward wants h beside dh: it is computed once more, since the fused kernel below makes h
-    // only when dh is complete.
+    // The adapter's backward wants h beside dh: it is computed once more, since the fused kernel below makes
+    // h only when dh is complete.
     const at::Tensor h = context.tensor({tokens, spec.ffn});
     swiglu(context, saved.gate_up, h);
     const at::Tensor dh = context.tensor({tokens, spec.ffn});
     linear_backward(context, block.down, batch, h, dx, dh, saved.down_adapters, first);
-    context.kernels.swiglu_backward({.gate_up = saved.gate_up.data_ptr(), .dh = dh.data_ptr(), .rows = tokens,
-                                     .ffn = spec.ffn, .dtype = context.dtype},
+    context.kernels.swiglu_backward({.gate_up = saved.gate_up.data_ptr(),
+                                     .dh = dh.data_ptr(),
+                                     .rows = tokens,
+                                     .ffn = spec.ffn,
+                                     .dtype = context.dtype},
                                     context.stream);
   } else {
     const at::Tensor dh = context.tensor({tokens, spec.ffn});
     linear_input_gradient(block.down, dx, dh);
     // dh becomes h, gate_up its own gradient.
-    context.kernels.swiglu_backward({.gate_up = saved.gate_up.data_ptr(), .dh = dh.data_ptr(), .rows = tokens,
-                                     .ffn = spec.ffn, .dtype = context.dtype},
+    context.kernels.swiglu_backward({.gate_up = saved.gate_up.data_ptr(),
+                                     .dh = dh.data_ptr(),
+                                     .rows = tokens,
+                                     .ffn = spec.ffn,
+                                     .dtype = context.dtype},
                                     context.stream);
     linear_backward(context, block.down, batch, dh, dx, {}, saved.down_adapters, first);
   }
   const at::Tensor normed = context.tensor({tokens, spec.hidden});
   norm_forward(context, block.mlp_norm, saved.x_mid, normed, {}, {1, spec.hidden});
   const at::Tensor dnormed = context.tensor({tokens, spec.hidden});
-  linear_backward(context, block.gate_up, batch, normed, saved.gate_up, dnormed, saved.gate_up_adapters, first);
+  linear_backward(context, block.gate_up, batch, normed, saved.gate_up, dnormed, saved.gate_up_adapters,
+                  first);
   norm_backward(context, block.mlp_norm, dnormed, saved.x_mid, saved.rstd2, dx, dx, {1, spec.hidden}, first);
 }
 
@@ -169,7 +189,8 @@ void block_forward(const Context& context, const TransformerBlock& block, const 
 }
 
 void block_backward(const Context& context, const TransformerBlock& block, const DeviceBatch& batch,
-                    const at::Tensor& x_in, BlockSaved& saved, const at::Tensor& dx, bool first, bool want_dx) {
+                    const at::Tensor& x_in, BlockSaved& saved, const at::Tensor& dx, bool first,
+                    bool want_dx) {
   mlp_backward(context, block, batch, saved, dx, first);
   attention_block_backward(context, block, batch, x_in, saved, dx, first, want_dx);
 }

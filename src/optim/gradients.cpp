@@ -6,7 +6,10 @@
 namespace lm {
 
 Gradients::Gradients(const ModelLayout& layout, DType dtype, const Kernels& kernels, StreamView stream)
-    : layout_(layout), dtype_(dtype), kernels_(kernels), stream_(stream),
+    : layout_(layout),
+      dtype_(dtype),
+      kernels_(kernels),
+      stream_(stream),
       sums_(stream.device, layout.flat_elements / kGranule * static_cast<int64_t>(sizeof(double))) {
   int64_t granule = 0;
   for (const BlockLayout& block : layout.blocks) {
@@ -25,7 +28,8 @@ void Gradients::reduce(int64_t b) {
   const auto index = static_cast<size_t>(b);
   kernels_.granule_norms({.x = blocks_[index].data(),
                           .sums = reinterpret_cast<double*>(sums_.data()) + first_granule_[index],
-                          .granules = layout_.blocks[index].flat_elements / kGranule, .dtype = dtype_},
+                          .granules = layout_.blocks[index].flat_elements / kGranule,
+                          .dtype = dtype_},
                          stream_);
 }
 

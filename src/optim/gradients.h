@@ -33,8 +33,8 @@ class Gradients {
   const Kernels& kernels_;
   StreamView stream_;
   std::vector<Memory> blocks_;
-  Memory sums_;                        // fp64 [granules of all blocks]
-  std::vector<int64_t> first_granule_; // of each block
+  Memory sums_;                         // fp64 [granules of all blocks]
+  std::vector<int64_t> first_granule_;  // of each block
 };
 
 // The factor that clipping gives a gradient of this norm: min(1, limit / (norm + 1e-6)), in fp32.

@@ -8,8 +8,8 @@ namespace lm {
 namespace {
 
 constexpr double kPi = std::numbers::pi;
-constexpr double kPolynomialEnd = 1e-7;        // absolute learning rate at the end
-constexpr double kDecayShare = 0.1;            // of all steps, for warmup_stable_decay
+constexpr double kPolynomialEnd = 1e-7;  // absolute learning rate at the end
+constexpr double kDecayShare = 0.1;      // of all steps, for warmup_stable_decay
 constexpr int64_t kInverseSqrtTimescale = 10000;
 
 }  // namespace
@@ -31,8 +31,10 @@ double schedule_factor(const OptimizerConfig& config, int64_t t, int64_t total) 
   if (t < warmup) return step / std::max(1.0, w);
   const double q = (step - w) / std::max(1.0, n - w);
   switch (config.schedule) {
-    case LrSchedule::kLinear: return std::max(0.0, 1 - q);
-    case LrSchedule::kCosine: return std::max(0.0, 0.5 * (1 + std::cos(kPi * q)));
+    case LrSchedule::kLinear:
+      return std::max(0.0, 1 - q);
+    case LrSchedule::kCosine:
+      return std::max(0.0, 0.5 * (1 + std::cos(kPi * q)));
     case LrSchedule::kCosineWithMinLr:
       return std::max(0.0, 0.5 * (1 + std::cos(kPi * q)) * (1 - floor) + floor);
     case LrSchedule::kCosineWithRestarts:
@@ -50,7 +52,8 @@ double schedule_factor(const OptimizerConfig& config, int64_t t, int64_t total) 
       const double x = std::min(1.0, (step - (n - decay)) / std::max(1.0, decay));
       return 0.5 * (1 + std::cos(kPi * x)) * (1 - floor) + floor;
     }
-    default: return 1;  // constant, constant_with_warmup; plateau's factor comes from PlateauRate
+    default:
+      return 1;  // constant, constant_with_warmup; plateau's factor comes from PlateauRate
   }
 }
 

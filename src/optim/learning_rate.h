@@ -1,5 +1,5 @@
-// Learning-rate schedules: the factor by which the peak rate is multiplied at a step. Pure functions of the step;
-// formulas and edge cases are transformers' (REFERENCE §4), with steps counted from 0.
+// Learning-rate schedules: the factor by which the peak rate is multiplied at a step. Pure functions of the
+// step; formulas and edge cases are transformers' (REFERENCE §4), with steps counted from 0.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ int64_t warmup_steps(const OptimizerConfig& config, int64_t total);
 // Factor at step `t` of `total`. reduce_lr_on_plateau is not a function of the step: see PlateauRate.
 double schedule_factor(const OptimizerConfig& config, int64_t t, int64_t total);
 
-// torch's ReduceLROnPlateau at its defaults (factor 0.1, patience 10, relative threshold 1e-4) on the evaluation
-// loss.
+// torch's ReduceLROnPlateau at its defaults (factor 0.1, patience 10, relative threshold 1e-4) on the
+// evaluation loss.
 class PlateauRate {
  public:
   void observe(double loss);
@@ -24,9 +24,9 @@ class PlateauRate {
   void visit_state(StateVisitor& visitor);
 
  private:
-  double best_ = 0;          // meaningful once seen_ > 0
+  double best_ = 0;  // meaningful once seen_ > 0
   double factor_ = 1;
-  int64_t bad_ = 0;          // evaluations without progress
+  int64_t bad_ = 0;  // evaluations without progress
   int64_t seen_ = 0;
 };
 

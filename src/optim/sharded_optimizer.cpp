@@ -3,7 +3,7 @@
 #include <bit>
 #include <cmath>
 
-#include "kernels/philox.h"
+#include "base/philox.h"
 
 namespace lm {
 namespace {
@@ -11,9 +11,12 @@ namespace {
 AdamW::Master master_mode(Master master, DType weight_dtype) {
   if (weight_dtype == DType::kF32) return AdamW::Master::kWeight;
   switch (master) {
-    case Master::kSplit: return AdamW::Master::kSplit;
-    case Master::kF32: return AdamW::Master::kF32;
-    case Master::kNone: return AdamW::Master::kStochastic;
+    case Master::kSplit:
+      return AdamW::Master::kSplit;
+    case Master::kF32:
+      return AdamW::Master::kF32;
+    case Master::kNone:
+      return AdamW::Master::kStochastic;
   }
   return AdamW::Master::kSplit;
 }
@@ -24,22 +27,32 @@ int64_t master_size(AdamW::Master mode) {
 
 }  // namespace
 
-ShardedOptimizer::ShardedOptimizer(const ModelLayout& layout, const OptimizerConfig& config, DType weight_dtype,
-                                   int64_t seed, const Kernels& kernels, StreamView stream)
-    : layout_(layout), config_(config), weight_dtype_(weight_dtype),
-      mode_(master_mode(config.master, weight_dtype)), seed_(seed), kernels_(kernels), stream_(stream) {
+ShardedOptimizer::ShardedOptimizer(const ModelLayout& layout, const OptimizerConfig& config,
+                                   DType weight_dtype, int64_t seed, const Kernels& kernels,
+                                   StreamView stream)
+    : layout_(layout),
+      config_(config),
+      weight_dtype_(weight_dtype),
+      mode_(master_mode(config.master, weight_dtype)),
+      seed_(seed),
+      kernels_(kernels),
+      stream_(stream) {
   for (const BlockLayout& block : layout.blocks) {
     blocks_.push_back({Memory(stream.device, block.flat_elements * master_size(mode_)),
-                       Memory(stream.device, block.flat_elements * 4), Memory(stream.device, block.flat_elements * 4)});
+                       Memory(stream.device, block.flat_elements * 4),
+                       Memory(stream.device, block.flat_elements * 4)});
   }
 }
 
 void ShardedOptimizer::start(int64_t block, const std::byte* weights) {
   const auto index = static_cast<size_t>(block);
   if (mode_ != AdamW::Master::kF32 || blocks_[index].master.size() == 0) return;
-  kernels_.accumulate({.to = blocks_[index].master.data(), .from = weights,
-                       .elements = layout_.blocks[index].flat_elements, .to_dtype = DType::kF32,
-                       .from_dtype = weight_dtype_, .overwrite = true},
+  kernels_.accumulate({.to = blocks_[index].master.data(),
+                       .from = weights,
+                       .elements = layout_.blocks[index].flat_elements,
+                       .to_dtype = DType::kF32,
+                       .from_dtype = weight_dtype_,
+                       .overwrite = true},
                       stream_);
 }
 
@@ -47,14 +60,16 @@ void ShardedOptimizer::update(int64_t block, const UpdateInputs& inputs) {
   const auto index = static_cast<size_t>(block);
   State& state = blocks_[index];
   const double beta1 = config_.betas[0], beta2 = config_.betas[1];
-  const double c1 = 1 - std::pow(beta1, static_cast<double>(t_)), c2 = 1 - std::pow(beta2, static_cast<double>(t_));
+  const double c1 = 1 - std::pow(beta1, static_cast<double>(t_)),
+               c2 = 1 - std::pow(beta2, static_cast<double>(t_));
   const auto weight_size = static_cast<int64_t>(dtype_size(weight_dtype_));
   const auto gradient_size = static_cast<int64_t>(dtype_size(inputs.gradient_dtype));
   for (const DecayRange& range : layout_.blocks[index].ranges) {
     AdamW args;
     args.gradient = inputs.gradients + range.first * gradient_size;
     args.weight = inputs.weights + range.first * weight_size;
-    args.master = state.master.data() == nullptr ? nullptr : state.master.data() + range.first * master_size(mode_);
+    args.master =
+        state.master.data() == nullptr ? nullptr : state.master.data() + range.first * master_size(mode_);
     args.m = reinterpret_cast<float*>(state.m.data()) + range.first;
     args.v = reinterpret_cast<float*>(state.v.data()) + range.first;
     args.elements = range.elements;
@@ -106,7 +121,9 @@ void ShardedOptimizer::visit_state(StateVisitor& visitor) {
     const int64_t n = layout_.blocks[b].flat_elements;
     if (n == 0) continue;
     const std::string name = "block" + std::to_string(b) + ".";
-    const auto span = [](const Memory& m) { return std::span<std::byte>(m.data(), static_cast<size_t>(m.size())); };
+    const auto span = [](const Memory& m) {
+      return std::span<std::byte>(m.data(), static_cast<size_t>(m.size()));
+    };
     if (blocks_[b].master.size() > 0) {
       visitor.tensor(name + "master", mode_ == AdamW::Master::kSplit ? DType::kI16 : DType::kF32, {n},
                      span(blocks_[b].master));

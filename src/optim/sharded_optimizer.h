@@ -14,12 +14,12 @@
 namespace lm {
 
 struct UpdateInputs {
-  std::byte* weights = nullptr;          // the block's working weights
+  std::byte* weights = nullptr;  // the block's working weights
   const std::byte* gradients = nullptr;
   DType gradient_dtype = DType::kF32;
-  float gradient_scale = 1;              // clipping
+  float gradient_scale = 1;  // clipping
   double lr = 0;
-  int64_t step = 0;                      // optimizer step, keys stochastic rounding
+  int64_t step = 0;  // optimizer step, keys stochastic rounding
 };
 
 class ShardedOptimizer {
@@ -28,8 +28,8 @@ class ShardedOptimizer {
   ShardedOptimizer(const ModelLayout& layout, const OptimizerConfig& config, DType weight_dtype, int64_t seed,
                    const Kernels& kernels, StreamView stream);
 
-  // The masters take the loaded weights' values (a split master's low halves start at zero). With fp32 masters
-  // `weights` must already be there.
+  // The masters take the loaded weights' values (a split master's low halves start at zero). With fp32
+  // masters `weights` must already be there.
   void start(int64_t block, const std::byte* weights);
   // One more update begins: Adam's t counts it (a skipped step does not).
   void begin_update() { ++t_; }

@@ -12,38 +12,38 @@
 
 namespace lm {
 
-inline constexpr int64_t kGranule = 4096;      // elements; the unit of norms, tiles, shards
-inline constexpr int64_t kTensorStart = 256;   // elements
+inline constexpr int64_t kGranule = 4096;     // elements; the unit of norms, tiles, shards
+inline constexpr int64_t kTensorStart = 256;  // elements
 
 struct TensorPlace {
   Parameter parameter;
-  int64_t offset = 0;   // trainable: elements into the flat array; frozen: bytes into the frozen array
+  int64_t offset = 0;  // trainable: elements into the flat array; frozen: bytes into the frozen array
   bool frozen = false;
 };
 
 // A run of granules that one set of optimizer settings applies to.
 struct DecayRange {
-  int64_t first = 0;    // element, multiple of kGranule
-  int64_t elements = 0; // multiple of kGranule
+  int64_t first = 0;     // element, multiple of kGranule
+  int64_t elements = 0;  // multiple of kGranule
   bool decay = false;
 };
 
 struct BlockLayout {
   std::string name;
-  std::vector<TensorPlace> tensors;     // trainable, then frozen
-  std::vector<DecayRange> ranges;       // cover the flat array
-  int64_t flat_elements = 0;            // trainable, padding included; multiple of kGranule (may be 0)
-  int64_t parameter_elements = 0;       // trainable, without padding
+  std::vector<TensorPlace> tensors;  // trainable, then frozen
+  std::vector<DecayRange> ranges;    // cover the flat array
+  int64_t flat_elements = 0;         // trainable, padding included; multiple of kGranule (may be 0)
+  int64_t parameter_elements = 0;    // trainable, without padding
   int64_t frozen_bytes = 0;
   int64_t frozen_elements = 0;
   const TensorPlace* find(const std::string& name) const;  // null when absent
 };
 
 struct ModelLayout {
-  std::vector<BlockLayout> blocks;      // L + 2
-  int64_t trainable_elements = 0;       // without padding
+  std::vector<BlockLayout> blocks;  // L + 2
+  int64_t trainable_elements = 0;   // without padding
   int64_t frozen_elements = 0;
-  int64_t flat_elements = 0;            // with padding, over all blocks
+  int64_t flat_elements = 0;  // with padding, over all blocks
   int64_t frozen_bytes = 0;
 };
 

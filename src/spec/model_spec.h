@@ -15,32 +15,32 @@ struct RopeScaling {
   enum class Type : uint8_t { kNone, kLinear, kLlama3 };
   Type type = Type::kNone;
   double factor = 1.0;
-  double low_freq_factor = 1.0;        // llama3 only
+  double low_freq_factor = 1.0;  // llama3 only
   double high_freq_factor = 4.0;
   int64_t original_max_position = 8192;
 };
 
 struct ModelSpec {
-  std::string model_type;              // "llama", "qwen2", "qwen3", "mistral"
-  std::string architecture;            // "LlamaForCausalLM"
-  int64_t hidden = 0;                  // H
-  int64_t ffn = 0;                     // F
-  int64_t layers = 0;                  // L
-  int64_t heads = 0;                   // n_h
-  int64_t kv_heads = 0;                // n_kv
-  int64_t head_dim = 0;                // d
-  int64_t vocab = 0;                   // V
-  int64_t max_positions = 0;           // max_position_embeddings
+  std::string model_type;     // "llama", "qwen2", "qwen3", "mistral"
+  std::string architecture;   // "LlamaForCausalLM"
+  int64_t hidden = 0;         // H
+  int64_t ffn = 0;            // F
+  int64_t layers = 0;         // L
+  int64_t heads = 0;          // n_h
+  int64_t kv_heads = 0;       // n_kv
+  int64_t head_dim = 0;       // d
+  int64_t vocab = 0;          // V
+  int64_t max_positions = 0;  // max_position_embeddings
   double rms_eps = 1e-6;
   double rope_theta = 1e4;
   RopeScaling rope;
-  bool tied = false;                   // the head is the embedding's matrix
+  bool tied = false;  // the head is the embedding's matrix
   bool qkv_bias = false;
   bool o_bias = false;
   bool mlp_bias = false;
-  bool qk_norm = false;                // per-head RMSNorm of q and k before RoPE
-  int64_t pad_token = -1;              // its embedding row gets no gradient from the input side; -1: none
-  std::vector<int64_t> window;         // per layer (L): sliding window in tokens, 0 = full attention
+  bool qk_norm = false;         // per-head RMSNorm of q and k before RoPE
+  int64_t pad_token = -1;       // its embedding row gets no gradient from the input side; -1: none
+  std::vector<int64_t> window;  // per layer (L): sliding window in tokens, 0 = full attention
 
   int64_t q_rows() const { return heads * head_dim; }
   int64_t kv_rows() const { return kv_heads * head_dim; }

@@ -15,15 +15,15 @@ enum class ParameterKind : uint8_t { kEmbedding, kMatrix, kBias, kNorm, kLoraA, 
 
 // One Hugging Face tensor inside a parameter of ours: rows [first, first + rows).
 struct ParameterPart {
-  std::string name;    // e.g. "model.layers.3.self_attn.q_proj.weight"
+  std::string name;  // e.g. "model.layers.3.self_attn.q_proj.weight"
   int64_t first = 0;
   int64_t rows = 0;
 };
 
 struct Parameter {
-  std::string name;             // ours, unique in the model: "layers.3.attn.qkv", "embed", "head", "norm"
+  std::string name;  // ours, unique in the model: "layers.3.attn.qkv", "embed", "head", "norm"
   ParameterKind kind = ParameterKind::kMatrix;
-  int64_t rows = 0;             // a vector has rows = its length and columns = 1
+  int64_t rows = 0;  // a vector has rows = its length and columns = 1
   int64_t columns = 1;
   std::vector<ParameterPart> parts;  // in row order, covering all rows
   int64_t elements() const { return rows * columns; }
@@ -38,13 +38,13 @@ struct AdapterSpec {
   double dropout = 0;
   // Names of adapted HF modules within a block, e.g. {"q_proj", "k_proj", ..., "down_proj"}; resolved.
   std::vector<std::string> targets;
-  double scale() const;         // alpha / r, or alpha / sqrt(r)
+  double scale() const;  // alpha / r, or alpha / sqrt(r)
 };
 
 struct BlockParameters {
-  std::string name;                   // "embedding", "block 3", "head"
-  std::vector<Parameter> trainable;   // order of the flat array: decayed first, then norms and biases
-  std::vector<Parameter> frozen;      // order of the frozen bytes
+  std::string name;                  // "embedding", "block 3", "head"
+  std::vector<Parameter> trainable;  // order of the flat array: decayed first, then norms and biases
+  std::vector<Parameter> frozen;     // order of the frozen bytes
 };
 
 // Ours, per block b in 0 .. L+1:

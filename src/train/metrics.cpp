@@ -13,34 +13,52 @@ namespace lm {
 
 MetricsFile::MetricsFile(std::string path) : path_(std::move(path)), file_(std::fopen(path_.c_str(), "we")) {
   if (file_ == nullptr) {
-    throw Error(Exit::kIo, {.area = "IO-05", .what = std::string("cannot write: ") + std::strerror(errno),
-                            .place = path_, .next = "make the run directory writable", .kept = ""});
+    throw Error(Exit::kIo, {.area = "IO-05",
+                            .what = std::string("cannot write: ") + std::strerror(errno),
+                            .place = path_,
+                            .next = "make the run directory writable",
+                            .kept = ""});
   }
 }
 
-MetricsFile::~MetricsFile() { std::fclose(file_); }
+MetricsFile::~MetricsFile() {
+  std::fclose(file_);
+}
 
 void MetricsFile::write_line(const std::string& line) {
   if (std::fputs((line + "\n").c_str(), file_) < 0 || std::fflush(file_) != 0) {
     throw Error(errno == ENOSPC ? Exit::kNoSpace : Exit::kIo,
-                {.area = "IO-05", .what = std::string("cannot append a row: ") + std::strerror(errno), .place = path_,
-                 .next = "free space on this file system", .kept = ""});
+                {.area = "IO-05",
+                 .what = std::string("cannot append a row: ") + std::strerror(errno),
+                 .place = path_,
+                 .next = "free space on this file system",
+                 .kept = ""});
   }
 }
 
 void MetricsFile::write(const StepRow& row) {
-  nlohmann::ordered_json json = {
-      {"step", row.step}, {"loss", row.loss}, {"grad_norm", row.grad_norm}, {"lr", row.lr},
-      {"target_tokens", row.target_tokens}, {"tokens", row.tokens}, {"step_ms", row.step_ms},
-      {"tokens_per_s", row.tokens_per_s}, {"sol_pct", row.sol_pct}, {"device_bytes", row.device_bytes},
-      {"host_bytes", row.host_bytes}, {"read_bytes", row.read_bytes}, {"written_bytes", row.written_bytes},
-      {"hidden_pct", row.hidden_pct}};
+  nlohmann::ordered_json json = {{"step", row.step},
+                                 {"loss", row.loss},
+                                 {"grad_norm", row.grad_norm},
+                                 {"lr", row.lr},
+                                 {"target_tokens", row.target_tokens},
+                                 {"tokens", row.tokens},
+                                 {"step_ms", row.step_ms},
+                                 {"tokens_per_s", row.tokens_per_s},
+                                 {"sol_pct", row.sol_pct},
+                                 {"device_bytes", row.device_bytes},
+                                 {"host_bytes", row.host_bytes},
+                                 {"read_bytes", row.read_bytes},
+                                 {"written_bytes", row.written_bytes},
+                                 {"hidden_pct", row.hidden_pct}};
   if (row.skipped) json["skipped"] = true;
   write_line(json.dump());
 }
 
 void MetricsFile::write_eval(int64_t step, double eval_loss, int64_t target_tokens) {
-  write_line(nlohmann::ordered_json{{"step", step}, {"eval_loss", eval_loss}, {"target_tokens", target_tokens}}.dump());
+  write_line(
+      nlohmann::ordered_json{{"step", step}, {"eval_loss", eval_loss}, {"target_tokens", target_tokens}}
+          .dump());
 }
 
 int64_t resident_bytes() {

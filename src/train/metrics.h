@@ -1,5 +1,5 @@
-// metrics.jsonl: one object per optimizer step, numbers with enough digits to round-trip, flushed row by row; and
-// the process's resident memory, which plan and metrics mean by host_bytes.
+// metrics.jsonl: one object per optimizer step, numbers with enough digits to round-trip, flushed row by row;
+// and the process's resident memory, which plan and metrics mean by host_bytes.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,11 @@ struct StepRow {
   int64_t tokens = 0;
   double step_ms = 0;
   double tokens_per_s = 0;
-  double sol_pct = 0;            // share of the speed of light: GEMM-bound time / measured time
+  double sol_pct = 0;  // share of the speed of light: GEMM-bound time / measured time
   int64_t device_bytes = 0;
   int64_t host_bytes = 0;
   int64_t read_bytes = 0, written_bytes = 0;  // by offloading
-  double hidden_pct = 100;       // of that I/O, hidden behind compute
+  double hidden_pct = 100;                    // of that I/O, hidden behind compute
 };
 
 class MetricsFile {

@@ -6,13 +6,20 @@ namespace lm {
 namespace {
 
 // Whole documents only: the RoPE table covers what one document can reach.
-int64_t rope_positions(const RankSetup& setup) { return std::max<int64_t>(setup.max_length, 1); }
+int64_t rope_positions(const RankSetup& setup) {
+  return std::max<int64_t>(setup.max_length, 1);
+}
 
 StepSettings step_settings(const RankSetup& setup, DeviceType device) {
   const NumericsPlan& n = setup.plan.numerics;
   StepSettings settings;
-  settings.bind = {.dtype = n.dtype, .gradient_dtype = n.gradient_dtype, .device = device, .adapter = setup.adapter,
-                   .training = false, .seed = static_cast<uint64_t>(setup.seed), .step = 0};
+  settings.bind = {.dtype = n.dtype,
+                   .gradient_dtype = n.gradient_dtype,
+                   .device = device,
+                   .adapter = setup.adapter,
+                   .training = false,
+                   .seed = static_cast<uint64_t>(setup.seed),
+                   .step = 0};
   settings.recompute = n.recompute;
   settings.row_chunk = n.row_chunk;
   settings.clip = setup.optimizer.clip;
@@ -23,20 +30,24 @@ StepSettings step_settings(const RankSetup& setup, DeviceType device) {
 }  // namespace
 
 Rank::Rank(const RankSetup& setup, StreamView stream)
-    : setup_(setup), device_(stream.device), weights_(setup.layout, setup.plan.numerics.dtype, stream.device),
+    : setup_(setup),
+      device_(stream.device),
+      weights_(setup.layout, setup.plan.numerics.dtype, stream.device),
       arena_(stream.device, setup.plan.arena.bytes),
       rope_(setup.spec, rope_positions(setup), setup.plan.numerics.dtype, stream.device, stream),
-      context_{setup.spec, setup.plan.numerics.dtype, stream.device, kernels(stream.device), stream, arena_, rope_} {
+      context_{setup.spec, setup.plan.numerics.dtype, stream.device, kernels(stream.device), stream, arena_,
+               rope_} {
   if (setup.tokens_per_step > 0) {
     StreamView update_stream = stream;
     update_stream.threads = setup.plan.placement.optimizer_threads;
-    gradients_ = std::make_unique<Gradients>(setup.layout, setup.plan.numerics.gradient_dtype, context_.kernels,
-                                             update_stream);
+    gradients_ = std::make_unique<Gradients>(setup.layout, setup.plan.numerics.gradient_dtype,
+                                             context_.kernels, update_stream);
     optimizer_ = std::make_unique<ShardedOptimizer>(setup.layout, setup.optimizer, setup.plan.numerics.dtype,
                                                     setup.seed, context_.kernels, update_stream);
     if (setup.adapter == nullptr) {
-      embedding_gradient_ = std::make_unique<EmbeddingGradient>(
-          setup.spec, std::min(setup.spec.vocab, setup.tokens_per_step), setup.plan.micro_tokens, stream.device);
+      embedding_gradient_ =
+          std::make_unique<EmbeddingGradient>(setup.spec, std::min(setup.spec.vocab, setup.tokens_per_step),
+                                              setup.plan.micro_tokens, stream.device);
     }
   }
   step_ = std::make_unique<TrainStep>(context_, setup.layout, weights_, gradients_.get(), optimizer_.get(),

@@ -19,8 +19,8 @@ struct RankSetup {
   const OptimizerConfig& optimizer;
   const Plan& plan;
   int64_t seed = 42;
-  int64_t max_length = 2048;             // tokens of a document: the RoPE table's length
-  int64_t tokens_per_step = 0;           // at most; 0: no training (evaluation, generation)
+  int64_t max_length = 2048;    // tokens of a document: the RoPE table's length
+  int64_t tokens_per_step = 0;  // at most; 0: no training (evaluation, generation)
   double max_grad_norm = 1.0;
 };
 

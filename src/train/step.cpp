@@ -13,21 +13,32 @@ namespace lm {
 // and backward gives them back from the end. With recomputation [saved b] exists only around backward of b.
 struct TrainStep::MicroBatch {
   MicroBatch(const Context& context, const Batch& batch, int64_t blocks)
-      : frame(context.arena), device(place_batch(context, batch)), x_in(static_cast<size_t>(blocks)),
-        saved(static_cast<size_t>(blocks)), mark(static_cast<size_t>(blocks)) {}
+      : frame(context.arena),
+        device(place_batch(context, batch)),
+        x_in(static_cast<size_t>(blocks)),
+        saved(static_cast<size_t>(blocks)),
+        mark(static_cast<size_t>(blocks)) {}
   ArenaFrame frame;
   DeviceBatch device;
-  at::Tensor dx;                     // [T, H]: gradient of the residual stream
-  std::vector<at::Tensor> x_in;      // [T, H] per block
-  std::vector<BlockSaved> saved;     // per transformer block
-  std::vector<int64_t> mark;         // of the arena, before the block's saved activations
+  at::Tensor dx;                  // [T, H]: gradient of the residual stream
+  std::vector<at::Tensor> x_in;   // [T, H] per block
+  std::vector<BlockSaved> saved;  // per transformer block
+  std::vector<int64_t> mark;      // of the arena, before the block's saved activations
 };
 
-TrainStep::TrainStep(const Context& context, const ModelLayout& layout, WeightStore& weights, Gradients* gradients,
-                     ShardedOptimizer* optimizer, EmbeddingGradient* embedding_gradient, const StepSettings& settings)
-    : context_(context), layout_(layout), weights_(weights), gradients_(gradients), optimizer_(optimizer),
-      embedding_gradient_(embedding_gradient), settings_(settings), layers_(context.spec.layers),
-      loans_(layout.blocks.size()), nll_(context.device, sizeof(double)) {}
+TrainStep::TrainStep(const Context& context, const ModelLayout& layout, WeightStore& weights,
+                     Gradients* gradients, ShardedOptimizer* optimizer, EmbeddingGradient* embedding_gradient,
+                     const StepSettings& settings)
+    : context_(context),
+      layout_(layout),
+      weights_(weights),
+      gradients_(gradients),
+      optimizer_(optimizer),
+      embedding_gradient_(embedding_gradient),
+      settings_(settings),
+      layers_(context.spec.layers),
+      loans_(layout.blocks.size()),
+      nll_(context.device, sizeof(double)) {}
 
 TrainStep::~TrainStep() = default;
 
@@ -49,27 +60,47 @@ StepResult TrainStep::run(const StepSchedule& schedule, const StepBatches& batch
 void TrainStep::execute(const Operation& operation, const StepBatches& batches, double lr) {
   const int64_t block = operation.block, micro = operation.micro;
   switch (operation.kind) {
-    case OperationKind::kAcquire: loans_[static_cast<size_t>(block)].emplace(weights_.acquire(block)); break;
-    case OperationKind::kRelease: loans_[static_cast<size_t>(block)].reset(); break;
-    case OperationKind::kForward: forward(block, micro, batches); break;
-    case OperationKind::kHead:
-      head(micro, batches.target_tokens > 0 ? static_cast<float>(1.0 / static_cast<double>(batches.target_tokens))
-                                            : 0.0F);
+    case OperationKind::kAcquire:
+      loans_[static_cast<size_t>(block)].emplace(weights_.acquire(block));
       break;
-    case OperationKind::kRecompute: recompute(block); break;
-    case OperationKind::kBackward: backward(block, micro); break;
-    case OperationKind::kReduce: reduce(block); break;
-    case OperationKind::kCheck: check(batches); break;
-    case OperationKind::kUpdate: update(block, lr); break;
+    case OperationKind::kRelease:
+      loans_[static_cast<size_t>(block)].reset();
+      break;
+    case OperationKind::kForward:
+      forward(block, micro, batches);
+      break;
+    case OperationKind::kHead:
+      head(micro, batches.target_tokens > 0
+                      ? static_cast<float>(1.0 / static_cast<double>(batches.target_tokens))
+                      : 0.0F);
+      break;
+    case OperationKind::kRecompute:
+      recompute(block);
+      break;
+    case OperationKind::kBackward:
+      backward(block, micro);
+      break;
+    case OperationKind::kReduce:
+      reduce(block);
+      break;
+    case OperationKind::kCheck:
+      check(batches);
+      break;
+    case OperationKind::kUpdate:
+      update(block, lr);
+      break;
   }
 }
 
-bool TrainStep::trained(int64_t block) const { return layout_.blocks[static_cast<size_t>(block)].flat_elements > 0; }
+bool TrainStep::trained(int64_t block) const {
+  return layout_.blocks[static_cast<size_t>(block)].flat_elements > 0;
+}
 
 BlockMemory TrainStep::borrow(int64_t block) {
   const std::optional<Loan>& loan = loans_[static_cast<size_t>(block)];
   LM_CHECK(loan.has_value(), "block " + std::to_string(block) + " is used without a loan");
-  return {loan->trainable(), loan->frozen(), gradients_ != nullptr && trained(block) ? gradients_->block(block) : nullptr};
+  return {loan->trainable(), loan->frozen(),
+          gradients_ != nullptr && trained(block) ? gradients_->block(block) : nullptr};
 }
 
 BindOptions TrainStep::bind_options(bool training) const {
@@ -114,7 +145,8 @@ void TrainStep::head(int64_t micro, float scale) {
   const auto last = static_cast<size_t>(layers_ + 1);
   const Head bound = bind_head(layout_.blocks[last], borrow(layers_ + 1),
                                context_.spec.tied ? bind_embedding(true) : Param(), bind_options(true));
-  head_loss(context_, bound, micro_->device, micro_->x_in[last], micro_->dx, reinterpret_cast<double*>(nll_.data()),
+  head_loss(context_, bound, micro_->device, micro_->x_in[last], micro_->dx,
+            reinterpret_cast<double*>(nll_.data()),
             {.row_chunk = settings_.row_chunk, .scale = scale, .first = micro == 0});
 }
 
@@ -139,7 +171,8 @@ void TrainStep::backward(int64_t block, int64_t micro) {
   const TransformerBlock bound =
       bind_transformer(context_.spec, layout_.blocks[b], block - 1, borrow(block), bind_options(true));
   const bool want_dx = block > 1 || embedding_gradient_ != nullptr;
-  block_backward(context_, bound, micro_->device, micro_->x_in[b], micro_->saved[b], micro_->dx, micro == 0, want_dx);
+  block_backward(context_, bound, micro_->device, micro_->x_in[b], micro_->saved[b], micro_->dx, micro == 0,
+                 want_dx);
   context_.arena.rewind(micro_->mark[b]);
 }
 
@@ -147,19 +180,22 @@ void TrainStep::reduce(int64_t block) {
   if (!trained(block)) return;
   if (block == 0) {
     const BlockMemory memory{nullptr, nullptr, gradients_->block(0)};
-    embedding_gradient_->finish(context_, bind_param(layout_.blocks[0], "embed", memory, bind_options(true)).gradient);
+    embedding_gradient_->finish(context_,
+                                bind_param(layout_.blocks[0], "embed", memory, bind_options(true)).gradient);
   }
   gradients_->reduce(block);
 }
 
 void TrainStep::check(const StepBatches& batches) {
   double nll = 0;
-  // Pageable host memory: the copy returns when everything before it in the stream is done. The step's one wait.
+  // Pageable host memory: the copy returns when everything before it in the stream is done. The step's one
+  // wait.
   copy_bytes(&nll, nll_.data(), sizeof nll, context_.stream);
   result_.loss = batches.target_tokens > 0 ? nll / static_cast<double>(batches.target_tokens) : 0.0;
   result_.grad_norm = std::sqrt(gradients_->total_square());
   result_.skipped = !std::isfinite(result_.loss) || !std::isfinite(result_.grad_norm);
-  if (settings_.clip == Clip::kGlobal) gradient_scale_ = clip_factor(result_.grad_norm, settings_.max_grad_norm);
+  if (settings_.clip == Clip::kGlobal)
+    gradient_scale_ = clip_factor(result_.grad_norm, settings_.max_grad_norm);
 }
 
 void TrainStep::update(int64_t block, double lr) {
@@ -172,18 +208,23 @@ void TrainStep::update(int64_t block, double lr) {
   if (settings_.clip != Clip::kGlobal) {
     const double norm = std::sqrt(gradients_->block_square(block));
     if (!std::isfinite(norm)) {
-      throw Error(Exit::kNumerics, {.area = "NUM-12",
-                                    .what = "the gradient of " + layout_.blocks[static_cast<size_t>(block)].name +
-                                            " is not finite, and blocks before it are already updated",
-                                    .place = "step " + std::to_string(step_),
-                                    .next = "lower optimizer.lr, or set optimizer.clip = \"global\", which skips such "
-                                            "a step",
-                                    .kept = ""});
+      throw Error(Exit::kNumerics,
+                  {.area = "NUM-12",
+                   .what = "the gradient of " + layout_.blocks[static_cast<size_t>(block)].name +
+                           " is not finite, and blocks before it are already updated",
+                   .place = "step " + std::to_string(step_),
+                   .next = "lower optimizer.lr, or set optimizer.clip = \"global\", which skips such "
+                           "a step",
+                   .kept = ""});
     }
     scale = settings_.clip == Clip::kBlock ? clip_factor(norm, settings_.max_grad_norm) : 1.0F;
   }
-  optimizer_->update(block, {.weights = weights_.trainable_home(block), .gradients = gradients_->block(block),
-                            .gradient_dtype = gradients_->dtype(), .gradient_scale = scale, .lr = lr, .step = step_});
+  optimizer_->update(block, {.weights = weights_.trainable_home(block),
+                             .gradients = gradients_->block(block),
+                             .gradient_dtype = gradients_->dtype(),
+                             .gradient_scale = scale,
+                             .lr = lr,
+                             .step = step_});
   weights_.advance(block);
 }
 
@@ -232,8 +273,12 @@ std::vector<float> TrainStep::logits(const Batch& batch, const std::vector<int32
   const at::Tensor index = context_.tensor({count}, DType::kI32);
   copy_bytes(index.data_ptr(), rows.data(), count * 4, context_.stream);
   const at::Tensor picked = context_.tensor({count, context_.spec.hidden});
-  context_.kernels.gather_rows({.table = x.data_ptr(), .index = index.data_ptr<int32_t>(), .out = picked.data_ptr(),
-                                .rows = count, .width = context_.spec.hidden, .dtype = context_.dtype},
+  context_.kernels.gather_rows({.table = x.data_ptr(),
+                                .index = index.data_ptr<int32_t>(),
+                                .out = picked.data_ptr(),
+                                .rows = count,
+                                .width = context_.spec.hidden,
+                                .dtype = context_.dtype},
                                context_.stream);
   const Head bound = bind_head(layout_.blocks.back(), borrow(layers_ + 1),
                                context_.spec.tied ? bind_embedding(false) : Param(), bind_options(false));

@@ -1,12 +1,12 @@
-// One optimizer step: walks the schedule's operations in order on the compute thread. Owns nothing that outlives
-// a step but the accumulators; weights, gradients and optimizer state belong to their stores.
+// One optimizer step: walks the schedule's operations in order on the compute thread. Owns nothing that
+// outlives a step but the accumulators; weights, gradients and optimizer state belong to their stores.
 #pragma once
 
 #include <memory>
 #include <optional>
 #include <vector>
 
-#include "data/batch.h"
+#include "base/batch.h"
 #include "model/bind.h"
 #include "model/embedding.h"
 #include "optim/gradients.h"
@@ -17,17 +17,17 @@
 namespace lm {
 
 struct StepSettings {
-  BindOptions bind;              // seed; `training` and `step` are set here
-  bool recompute = false;        // keep block inputs only
-  int64_t row_chunk = 512;       // rows of logits at once
+  BindOptions bind;         // seed; `training` and `step` are set here
+  bool recompute = false;   // keep block inputs only
+  int64_t row_chunk = 512;  // rows of logits at once
   Clip clip = Clip::kGlobal;
   double max_grad_norm = 1.0;
 };
 
 struct StepResult {
-  double loss = 0;               // sum of nll / target tokens, over the whole step
-  double grad_norm = 0;          // before clipping
-  bool skipped = false;          // loss or norm not finite: no weight and no moment has changed
+  double loss = 0;       // sum of nll / target tokens, over the whole step
+  double grad_norm = 0;  // before clipping
+  bool skipped = false;  // loss or norm not finite: no weight and no moment has changed
 };
 
 class TrainStep {
@@ -37,7 +37,8 @@ class TrainStep {
             ShardedOptimizer* optimizer, EmbeddingGradient* embedding_gradient, const StepSettings& settings);
   ~TrainStep();
 
-  // `step` counts from 1 and keys the randomness; `schedule` is the one of batches.micro.size() micro-batches.
+  // `step` counts from 1 and keys the randomness; `schedule` is the one of batches.micro.size()
+  // micro-batches.
   StepResult run(const StepSchedule& schedule, const StepBatches& batches, int64_t step, double lr);
 
   // Sum of nll over the batch's targets, without gradients.
@@ -46,7 +47,7 @@ class TrainStep {
   std::vector<float> logits(const Batch& batch, const std::vector<int32_t>& rows);
 
  private:
-  struct MicroBatch;             // what lives between a micro-batch's first and last operation
+  struct MicroBatch;  // what lives between a micro-batch's first and last operation
 
   void execute(const Operation& operation, const StepBatches& batches, double lr);
   void forward(int64_t block, int64_t micro, const StepBatches& batches);
@@ -66,9 +67,9 @@ class TrainStep {
   const Context& context_;
   const ModelLayout& layout_;
   WeightStore& weights_;
-  Gradients* gradients_;                    // null, as the next, where nothing is trained
+  Gradients* gradients_;  // null, as the next, where nothing is trained
   ShardedOptimizer* optimizer_;
-  EmbeddingGradient* embedding_gradient_;   // null when the embedding is frozen
+  EmbeddingGradient* embedding_gradient_;  // null when the embedding is frozen
   StepSettings settings_;
   int64_t layers_;
 
@@ -79,7 +80,7 @@ class TrainStep {
   float gradient_scale_ = 1;
   std::vector<std::optional<Loan>> loans_;  // per block, between acquire and release
   std::unique_ptr<MicroBatch> micro_;
-  Memory nll_;                              // fp64, on the device
+  Memory nll_;  // fp64, on the device
 };
 
 }  // namespace lm

@@ -13,7 +13,8 @@ constexpr int64_t kSkipWindow = 100;
 
 }  // namespace
 
-Trainer::Trainer(Rank& rank, Loader& loader, const Config& config, const TrainerOptions& options, MetricsFile& metrics)
+Trainer::Trainer(Rank& rank, Loader& loader, const Config& config, const TrainerOptions& options,
+                 MetricsFile& metrics)
     : rank_(rank), loader_(loader), config_(config), options_(options), metrics_(metrics) {}
 
 TrainerResult Trainer::run(const TrainerHooks& hooks) {
@@ -76,11 +77,13 @@ void Trainer::count_skipped(const StepRow& row) {
                             ", gradient norm " + std::to_string(row.grad_norm) + "; no weight has changed");
   const bool too_many = row.step >= kSkipWindow && skipped_ * 1000 > row.step * kSkipsPerMille;
   if (skipped_in_row_ <= kSkipsInRow && !too_many) return;
-  throw Error(Exit::kNumerics, {.area = "NUM-12",
-                                .what = std::to_string(skipped_) + " steps were skipped (" +
-                                        std::to_string(skipped_in_row_) + " in a row): gradients are not finite",
-                                .place = "step " + std::to_string(row.step),
-                                .next = "lower optimizer.lr or raise optimizer.warmup", .kept = ""});
+  throw Error(Exit::kNumerics,
+              {.area = "NUM-12",
+               .what = std::to_string(skipped_) + " steps were skipped (" + std::to_string(skipped_in_row_) +
+                       " in a row): gradients are not finite",
+               .place = "step " + std::to_string(row.step),
+               .next = "lower optimizer.lr or raise optimizer.warmup",
+               .kept = ""});
 }
 
 void Trainer::visit_state(StateVisitor& visitor) {

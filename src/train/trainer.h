@@ -1,5 +1,5 @@
-// The loop over optimizer steps: next batches, learning rate, the step, its row of metrics, evaluation when due,
-// and an orderly stop. Borrows everything; one thread.
+// The loop over optimizer steps: next batches, learning rate, the step, its row of metrics, evaluation when
+// due, and an orderly stop. Borrows everything; one thread.
 #pragma once
 
 #include <functional>
@@ -14,27 +14,28 @@ namespace lm {
 
 struct TrainerOptions {
   int64_t total_steps = 0;
-  double sol_seconds_per_token = 0;      // of the plan
-  ScheduleShape schedule;                // micro_batches is set per step
+  double sol_seconds_per_token = 0;  // of the plan
+  ScheduleShape schedule;            // micro_batches is set per step
 };
 
 // What the launcher hangs into the loop; any may be empty.
 struct TrainerHooks {
-  std::function<bool()> stop_requested;               // asked between steps
+  std::function<bool()> stop_requested;  // asked between steps
   std::function<void(const StepRow&)> on_step;
-  std::function<double(int64_t step)> evaluate;       // held-out loss; called every eval_every steps
+  std::function<double(int64_t step)> evaluate;  // held-out loss; called every eval_every steps
 };
 
 struct TrainerResult {
-  int64_t steps = 0;                     // done
-  bool stopped = false;                  // on request, before total_steps
-  double seconds = 0;                    // in steps
+  int64_t steps = 0;     // done
+  bool stopped = false;  // on request, before total_steps
+  double seconds = 0;    // in steps
   int64_t tokens = 0;
 };
 
 class Trainer {
  public:
-  Trainer(Rank& rank, Loader& loader, const Config& config, const TrainerOptions& options, MetricsFile& metrics);
+  Trainer(Rank& rank, Loader& loader, const Config& config, const TrainerOptions& options,
+          MetricsFile& metrics);
 
   TrainerResult run(const TrainerHooks& hooks);
 
@@ -49,8 +50,8 @@ class Trainer {
   const Config& config_;
   TrainerOptions options_;
   MetricsFile& metrics_;
-  int64_t step_ = 0;                     // done
-  int64_t skipped_ = 0;                  // steps skipped so far, and in a row
+  int64_t step_ = 0;     // done
+  int64_t skipped_ = 0;  // steps skipped so far, and in a row
   int64_t skipped_in_row_ = 0;
   PlateauRate plateau_;
 };

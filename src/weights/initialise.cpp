@@ -5,7 +5,7 @@
 #include <cstring>
 #include <numbers>
 
-#include "kernels/philox.h"
+#include "base/philox.h"
 
 namespace lm {
 namespace {
@@ -23,7 +23,9 @@ void store(DType dtype, std::byte* memory, int64_t index, float value) {
 }
 
 // In (0, 1]: never 0, so that its logarithm exists.
-double unit(uint32_t word) { return (static_cast<double>(word) + 1.0) / 4294967296.0; }
+double unit(uint32_t word) {
+  return (static_cast<double>(word) + 1.0) / 4294967296.0;
+}
 
 }  // namespace
 
@@ -35,9 +37,13 @@ void initialise(const Parameter& parameter, uint64_t seed, uint32_t tensor, DTyp
     const auto index = static_cast<uint64_t>(i);
     float value = 0;
     switch (parameter.kind) {
-      case ParameterKind::kNorm: value = 1; break;
+      case ParameterKind::kNorm:
+        value = 1;
+        break;
       case ParameterKind::kBias:
-      case ParameterKind::kLoraB: value = 0; break;
+      case ParameterKind::kLoraB:
+        value = 0;
+        break;
       case ParameterKind::kLoraA:
         value = static_cast<float>((2 * unit(philox_at(key, index, 0, 0)) - 1) * bound);
         break;

@@ -11,8 +11,9 @@ namespace {
 
 std::byte* home_of(const LoadSetup& setup, WeightStore& store, size_t block, const TensorPlace& place) {
   const auto b = static_cast<int64_t>(block);
-  return place.frozen ? store.frozen_home(b) + place.offset
-                      : store.trainable_home(b) + place.offset * static_cast<int64_t>(dtype_size(setup.dtype));
+  return place.frozen
+             ? store.frozen_home(b) + place.offset
+             : store.trainable_home(b) + place.offset * static_cast<int64_t>(dtype_size(setup.dtype));
 }
 
 int64_t place_bytes(const LoadSetup& setup, const TensorPlace& place) {

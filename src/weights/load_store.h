@@ -1,5 +1,6 @@
-// From files, or from nothing, into a rank's weight store: block by block, through host memory where the store is
-// on a GPU. Called once, before the first step, by the rank's compute thread; reads with `threads` more.
+// From files, or from nothing, into a rank's weight store: block by block, through host memory where the
+// store is on a GPU. Called once, before the first step, by the rank's compute thread; reads with `threads`
+// more.
 #pragma once
 
 #include <string>

@@ -24,7 +24,9 @@ std::byte* Loan::trainable() const {
   return block.trainable.data();
 }
 
-std::byte* Loan::frozen() const { return store_->blocks_[static_cast<size_t>(block_)].frozen.data(); }
+std::byte* Loan::frozen() const {
+  return store_->blocks_[static_cast<size_t>(block_)].frozen.data();
+}
 
 WeightStore::WeightStore(const ModelLayout& layout, DType dtype, DeviceType device)
     : layout_(layout), dtype_(dtype) {
@@ -40,7 +42,9 @@ std::byte* WeightStore::trainable_home(int64_t block) {
   return b.trainable.data();
 }
 
-std::byte* WeightStore::frozen_home(int64_t block) { return blocks_[static_cast<size_t>(block)].frozen.data(); }
+std::byte* WeightStore::frozen_home(int64_t block) {
+  return blocks_[static_cast<size_t>(block)].frozen.data();
+}
 
 void WeightStore::visit_state(StateVisitor& visitor) {
   const auto size = static_cast<int64_t>(dtype_size(dtype_));
@@ -49,8 +53,9 @@ void WeightStore::visit_state(StateVisitor& visitor) {
       if (place.frozen) continue;
       const Parameter& p = place.parameter;
       const auto shape = p.vector() ? std::vector<int64_t>{p.rows} : std::vector<int64_t>{p.rows, p.columns};
-      visitor.tensor("weight." + p.name, dtype_, shape,
-                     {blocks_[b].trainable.data() + place.offset * size, static_cast<size_t>(p.elements() * size)});
+      visitor.tensor(
+          "weight." + p.name, dtype_, shape,
+          {blocks_[b].trainable.data() + place.offset * size, static_cast<size_t>(p.elements() * size)});
     }
   }
 }

@@ -1,6 +1,7 @@
 // Weights on loan. Compute borrows a block: `acquire` (starts what has to be fetched), `use` (waits only if
-// something was fetched), and the loan's end returns the slot. Here everything is at home on the compute device,
-// so a fetch is a no-op; the protocol is the one that streaming keeps. One thread, the rank's compute thread.
+// something was fetched), and the loan's end returns the slot. Here everything is at home on the compute
+// device, so a fetch is a no-op; the protocol is the one that streaming keeps. One thread, the rank's compute
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -50,10 +51,10 @@ class WeightStore {
  private:
   friend class Loan;
   struct Block {
-    Memory trainable;      // flat_elements of the model's type
+    Memory trainable;  // flat_elements of the model's type
     Memory frozen;
-    int64_t version = 0;   // counts updates
-    int64_t loans = 0;     // open now
+    int64_t version = 0;  // counts updates
+    int64_t loans = 0;    // open now
   };
   const ModelLayout& layout_;
   DType dtype_;

@@ -6,10 +6,14 @@ namespace lm {
 namespace {
 
 TEST(Error, ReportsAreaCodePlaceAndNextStep) {
-  const Error error(Exit::kInput, {.area = "FILE-21", .what = "truncated", .place = "a\x1b[1m.safetensors",
-                                   .next = "download it again", .kept = ""});
-  EXPECT_EQ(error.report(),
-            "lmlaunch: error FILE-21 (exit 11): truncated at a\\x1b[1m.safetensors\n  next: download it again\n");
+  const Error error(Exit::kInput, {.area = "FILE-21",
+                                   .what = "truncated",
+                                   .place = "a\x1b[1m.safetensors",
+                                   .next = "download it again",
+                                   .kept = ""});
+  EXPECT_EQ(
+      error.report(),
+      "lmlaunch: error FILE-21 (exit 11): truncated at a\\x1b[1m.safetensors\n  next: download it again\n");
 }
 
 TEST(Error, ACheckThatFailsIsABug) {

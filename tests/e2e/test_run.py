@@ -179,7 +179,7 @@ def test_packing_learns_the_same_tokens(work, full):
                                      {"optimizer__clip": "block"}, {"optimizer__clip": "none"}],
                          ids=["bf16-gradients", "fp32-master", "stochastic", "clip-block", "clip-none"])
 def test_bf16_learns_with_every_setting(work, changes):
-    name = "bf16_" + "_".join(map(str, changes.values()))
+    name = "bf16_" + "_".join(f"{key}_{value}" for key, value in changes.items())
     lmlaunch(config(work, name, model__dtype="bf16", **changes), cwd=work)
     curve = losses(work, name)
     assert curve[-1][0] < 0.75 * curve[0][0]

@@ -1,5 +1,5 @@
 // Philox against the known answers of its authors' library (Random123, kat_vectors), and dropout's mask.
-#include "kernels/philox.h"
+#include "base/philox.h"
 
 #include "tests/kernels/support.h"
 

@@ -1,7 +1,7 @@
 // Every GPU launcher against its CPU twin, which the other tests hold against fp64. Kernels whose bits are
 // fixed by the contract (accumulation, dropout, norms, AdamW) must be equal bit for bit; the others within
 // the rounding of their reductions and exp. Skips where there is no device.
-#include "kernels/philox.h"
+#include "base/philox.h"
 
 #include "tests/kernels/support.h"
 

@@ -1,12 +1,13 @@
-// One batch through the model, its gradients and the optimizer, dumped for comparison with other people's code:
+// One batch through the model, its gradients and the optimizer, dumped for comparison with other people's
+// code:
 //
 //   parity_tool MODEL_DIR INPUT.safetensors OUTPUT.safetensors [--dtype fp32|bf16] [--steps N] [--lr X]
 //     [--weight-decay X] [--recompute none|block] [--micro-batches M] [--adapter PEFT_DIR] [--threads N]
 //     [--optimizer-threads N] [--gradients fp32|bf16] [--master split|fp32|none]
 //
-// INPUT: i32 `token`, `position`, `target` (-1 = none), `document_start` of a padding-free batch, whose documents are
-// dealt to the micro-batches in order. OUTPUT: `logits`, `loss`, `grad.<name>` of the first step, and after N AdamW
-// steps at a constant rate without clipping `losses` [N + 1] and `weight.<name>`.
+// INPUT: i32 `token`, `position`, `target` (-1 = none), `document_start` of a padding-free batch, whose
+// documents are dealt to the micro-batches in order. OUTPUT: `logits`, `loss`, `grad.<name>` of the first
+// step, and after N AdamW steps at a constant rate without clipping `losses` [N + 1] and `weight.<name>`.
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -55,9 +56,10 @@ StepBatches read_batches(const std::string& path, int64_t micro_batches) {
     for (int64_t d = first; d <= last; ++d) {
       batch.document_start.push_back(start[static_cast<size_t>(d)] - begin);
       if (d == last) break;
-      batch.sample.insert(batch.sample.end(),
-                          static_cast<size_t>(start[static_cast<size_t>(d) + 1] - start[static_cast<size_t>(d)]),
-                          static_cast<int32_t>(d));
+      batch.sample.insert(
+          batch.sample.end(),
+          static_cast<size_t>(start[static_cast<size_t>(d) + 1] - start[static_cast<size_t>(d)]),
+          static_cast<int32_t>(d));
     }
     for (const int32_t id : batch.target) out.target_tokens += id >= 0;
     out.micro.push_back(std::move(batch));
@@ -74,7 +76,8 @@ struct Output {
   }
   void write(const std::string& path) const {
     SafetensorsWriter writer(path, infos);
-    for (const TensorInfo& info : writer.order()) writer.write(info.name, std::as_bytes(std::span(data.at(info.name))));
+    for (const TensorInfo& info : writer.order())
+      writer.write(info.name, std::as_bytes(std::span(data.at(info.name))));
     writer.commit();
   }
 };
@@ -96,7 +99,8 @@ std::vector<float> to_floats(const std::byte* memory, DType dtype, int64_t eleme
 
 // Every Hugging Face tensor of the trainable part, with `prefix`.
 template <class Array>
-void dump(Output& output, const std::string& prefix, const ModelLayout& layout, DType dtype, const Array& array) {
+void dump(Output& output, const std::string& prefix, const ModelLayout& layout, DType dtype,
+          const Array& array) {
   for (size_t b = 0; b < layout.blocks.size(); ++b) {
     for (const TensorPlace& place : layout.blocks[b].tensors) {
       if (place.frozen) continue;
@@ -104,7 +108,8 @@ void dump(Output& output, const std::string& prefix, const ModelLayout& layout, 
       const std::byte* const memory =
           array(static_cast<int64_t>(b)) + place.offset * static_cast<int64_t>(dtype_size(dtype));
       for (const ParameterPart& part : p.parts) {
-        const auto shape = p.vector() ? std::vector<int64_t>{part.rows} : std::vector<int64_t>{part.rows, p.columns};
+        const auto shape =
+            p.vector() ? std::vector<int64_t>{part.rows} : std::vector<int64_t>{part.rows, p.columns};
         output.add(prefix + part.name, shape,
                    to_floats(memory + part.first * p.columns * static_cast<int64_t>(dtype_size(dtype)), dtype,
                              part.rows * p.columns));
@@ -119,77 +124,107 @@ int64_t longest(const StepBatches& batches) {
   return tokens;
 }
 
-void run(const Arguments& arguments) {
-  const int threads = std::stoi(arguments.get("threads", "2"));
-  const StreamView stream = start_torch(DeviceType::kCpu, threads, true);
-  const ModelSpec spec = read_model_spec(arguments.model);
-  const std::string adapter_directory = arguments.get("adapter", "");
+// What the arguments say, and what follows from them.
+struct Case {
+  explicit Case(const Arguments& arguments)
+      : threads(std::stoi(arguments.get("threads", "2"))),
+        spec(read_model_spec(arguments.model)),
+        adapter_directory(arguments.get("adapter", "")),
+        dtype(arguments.get("dtype", "fp32") == "bf16" ? DType::kBF16 : DType::kF32),
+        micro_batches(std::stoll(arguments.get("micro-batches", "1"))),
+        batches(read_batches(arguments.input, micro_batches)),
+        whole(read_batches(arguments.input, 1)) {
+    if (!adapter_directory.empty()) adapter = read_adapter_config(adapter_directory).spec;
+    layout = make_layout(spec, adapter_spec(), dtype);
+    optimizer.weight_decay = std::stod(arguments.get("weight-decay", "0"));
+    const std::string master = arguments.get("master", "split");
+    optimizer.master = master == "fp32" ? Master::kF32 : master == "none" ? Master::kNone : Master::kSplit;
+    plan.numerics.dtype = dtype;
+    plan.numerics.gradient_dtype = arguments.get("gradients", "fp32") == "bf16" ? DType::kBF16 : DType::kF32;
+    plan.numerics.micro_batches = micro_batches;
+    plan.numerics.row_chunk = 48;
+    plan.numerics.recompute = arguments.get("recompute", "none") == "block";
+    plan.numerics.threads = threads;
+    plan.placement.optimizer_threads = std::stoi(arguments.get("optimizer-threads", std::to_string(threads)));
+    plan.micro_tokens = longest(batches);
+    plan.arena = arena_need(spec, adapter_spec(),
+                            {.tokens = whole.micro[0].tokens(),
+                             .documents = 64,
+                             .row_chunk = plan.numerics.row_chunk,
+                             .recompute = plan.numerics.recompute,
+                             .train_embedding = !adapter,
+                             .dtype = dtype,
+                             .gradient_dtype = plan.numerics.gradient_dtype,
+                             .device = DeviceType::kCpu,
+                             .threads = threads});
+    // All rows' logits at once, which training never has, gather every row.
+    plan.arena.bytes += whole.micro[0].tokens() * (spec.hidden + 2) * 8;
+  }
+  const AdapterSpec* adapter_spec() const { return adapter ? &*adapter : nullptr; }
+  RankSetup setup() const {
+    return {.spec = spec,
+            .layout = layout,
+            .adapter = adapter_spec(),
+            .optimizer = optimizer,
+            .plan = plan,
+            .seed = 42,
+            .max_length = spec.max_positions,
+            .tokens_per_step = whole.micro[0].tokens(),
+            .max_grad_norm = 1e30};
+  }
+
+  int threads;
+  ModelSpec spec;
+  std::string adapter_directory;
   std::optional<AdapterSpec> adapter;
-  if (!adapter_directory.empty()) adapter = read_adapter_config(adapter_directory).spec;
-  const DType dtype = arguments.get("dtype", "fp32") == "bf16" ? DType::kBF16 : DType::kF32;
-  const DType gradient_dtype = arguments.get("gradients", "fp32") == "bf16" ? DType::kBF16 : DType::kF32;
-  const AdapterSpec* const adapter_spec = adapter ? &*adapter : nullptr;
-  const ModelLayout layout = make_layout(spec, adapter_spec, dtype);
-  const int64_t micro_batches = std::stoll(arguments.get("micro-batches", "1"));
-  const StepBatches batches = read_batches(arguments.input, micro_batches);
-
+  DType dtype;
+  int64_t micro_batches;
+  StepBatches batches, whole;
+  ModelLayout layout;
   OptimizerConfig optimizer;
-  optimizer.weight_decay = std::stod(arguments.get("weight-decay", "0"));
-  const std::string master = arguments.get("master", "split");
-  optimizer.master = master == "fp32" ? Master::kF32 : master == "none" ? Master::kNone : Master::kSplit;
   Plan plan;
-  plan.numerics = {.dtype = dtype, .gradient_dtype = gradient_dtype, .micro_batch = 1,
-                   .micro_batches = micro_batches, .row_chunk = 48, .recompute = arguments.get("recompute", "none") == "block",
-                   .threads = threads};
-  plan.placement.optimizer_threads = std::stoi(arguments.get("optimizer-threads", std::to_string(threads)));
-  plan.micro_tokens = longest(batches);
-  int64_t step_tokens = 0;
-  for (const Batch& batch : batches.micro) step_tokens += batch.tokens();
-  // One arena for the step and for all rows' logits, which training never has.
-  plan.arena = arena_need(spec, adapter_spec,
-                          {.tokens = std::max(plan.micro_tokens, step_tokens), .documents = 64,
-                           .row_chunk = plan.numerics.row_chunk, .recompute = plan.numerics.recompute,
-                           .train_embedding = !adapter, .dtype = dtype, .gradient_dtype = gradient_dtype,
-                           .device = DeviceType::kCpu, .threads = threads});
-  plan.arena.bytes += step_tokens * (spec.hidden + 2) * 8;
-  Rank rank({.spec = spec, .layout = layout, .adapter = adapter_spec, .optimizer = optimizer, .plan = plan,
-             .seed = 42, .max_length = spec.max_positions, .tokens_per_step = step_tokens, .max_grad_norm = 1e30},
-            stream);
-  const LoadSetup load{spec, layout, dtype, stream, threads};
-  load_weights(load, arguments.model, rank.weights());
-  if (adapter) load_adapter_weights(load, adapter_directory, rank.weights());
-  rank.weights_ready();
+};
 
-  Output output;
-  const StepBatches whole = read_batches(arguments.input, 1);
-  std::vector<int32_t> rows(static_cast<size_t>(whole.micro[0].tokens()));
-  for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int32_t>(i);
-  output.add("logits", {static_cast<int64_t>(rows.size()), spec.vocab}, rank.step().logits(whole.micro[0], rows));
-
-  const StepSchedule schedule = make_schedule({.layers = spec.layers, .micro_batches = micro_batches,
-                                               .tied = spec.tied, .recompute = plan.numerics.recompute,
+// Trains `steps` and adds losses [steps + 1], the first step's gradients and the last weights.
+void train(const Case& c, Rank& rank, int steps, double lr, Output& output) {
+  const StepSchedule schedule = make_schedule({.layers = c.spec.layers,
+                                               .micro_batches = c.micro_batches,
+                                               .tied = c.spec.tied,
+                                               .recompute = c.plan.numerics.recompute,
                                                .clip = Clip::kGlobal});
-  const int steps = std::stoi(arguments.get("steps", "0"));
-  const double lr = std::stod(arguments.get("lr", "0"));
   std::vector<float> losses;
-  for (int step = 1; step <= steps + 1; ++step) {
-    // The last one only measures: its update is not dumped.
-    if (step == steps + 1 && steps > 0) {
-      double nll = 0;
-      for (const Batch& batch : batches.micro) nll += rank.step().evaluate(batch);
-      losses.push_back(static_cast<float>(nll / static_cast<double>(batches.target_tokens)));
-      break;
-    }
-    const StepResult result = rank.step().run(schedule, batches, step, steps > 0 ? lr : 0.0);
+  for (int step = 1; step <= std::max(steps, 1); ++step) {
+    const StepResult result = rank.step().run(schedule, c.batches, step, steps > 0 ? lr : 0.0);
     losses.push_back(static_cast<float>(result.loss));
     if (step > 1) continue;
     output.add("loss", {1}, {static_cast<float>(result.loss)});
-    dump(output, "grad.", layout, gradient_dtype, [&](int64_t b) { return rank.gradients().block(b); });
+    dump(output, "grad.", c.layout, c.plan.numerics.gradient_dtype,
+         [&](int64_t b) { return rank.gradients().block(b); });
+  }
+  if (steps > 0) {
+    double nll = 0;
+    for (const Batch& batch : c.batches.micro) nll += rank.step().evaluate(batch);
+    losses.push_back(static_cast<float>(nll / static_cast<double>(c.batches.target_tokens)));
+    dump(output, "weight.", c.layout, c.dtype, [&](int64_t b) { return rank.weights().trainable_home(b); });
   }
   output.add("losses", {static_cast<int64_t>(losses.size())}, losses);
-  if (steps > 0) {
-    dump(output, "weight.", layout, dtype, [&](int64_t b) { return rank.weights().trainable_home(b); });
-  }
+}
+
+void run(const Arguments& arguments) {
+  const Case c(arguments);
+  const StreamView stream = start_torch(DeviceType::kCpu, c.threads, true);
+  Rank rank(c.setup(), stream);
+  const LoadSetup load{c.spec, c.layout, c.dtype, stream, c.threads};
+  load_weights(load, arguments.model, rank.weights());
+  if (c.adapter) load_adapter_weights(load, c.adapter_directory, rank.weights());
+  rank.weights_ready();
+
+  Output output;
+  std::vector<int32_t> rows(c.whole.micro[0].token.size());
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int32_t>(i);
+  output.add("logits", {static_cast<int64_t>(rows.size()), c.spec.vocab},
+             rank.step().logits(c.whole.micro[0], rows));
+  train(c, rank, std::stoi(arguments.get("steps", "0")), std::stod(arguments.get("lr", "0")), output);
   output.write(arguments.output);
 }
 

@@ -29,20 +29,22 @@ std::string zeros(size_t n) {
   return std::string(n, '\0');
 }
 
-// Each limit of the grammar: a row just inside and one just outside.
-std::vector<Row> rows() {
-  const std::string a = tensor("a", "F32", "[2]", 0, 8), b = tensor("b", "U8", "[3]", 8, 11);
-  const std::string both = "{" + a + "," + b + "}";
+// Two tensors that lie as they should.
+const std::string kA = tensor("a", "F32", "[2]", 0, 8), kB = tensor("b", "U8", "[3]", 8, 11);
+const std::string kBoth = "{" + kA + "," + kB + "}";
+
+// Each limit of the grammar: a row just inside and one just outside. First what is accepted, and counts.
+std::vector<Row> rows_of_counts() {
   const std::string long_name(1024, 'n'), too_long(1025, 'n');
   return {
-      {"two tensors", raw_file(both, zeros(11)), ""},
+      {"two tensors", raw_file(kBoth, zeros(11)), ""},
       {"no tensors", raw_file("{}", ""), ""},
-      {"spaces after the header", raw_file(both + "     ", zeros(11)), ""},
-      {"metadata", raw_file("{\"__metadata__\":{\"format\":\"pt\"}," + a + "}", zeros(8)), ""},
-      {"metadata last", raw_file("{" + a + ",\"__metadata__\":{}}", zeros(8)), ""},
+      {"spaces after the header", raw_file(kBoth + "     ", zeros(11)), ""},
+      {"metadata", raw_file("{\"__metadata__\":{\"format\":\"pt\"}," + kA + "}", zeros(8)), ""},
+      {"metadata last", raw_file("{" + kA + ",\"__metadata__\":{}}", zeros(8)), ""},
       {"a scalar", raw_file("{" + tensor("a", "F32", "[]", 0, 4) + "}", zeros(4)), ""},
       {"an empty tensor between",
-       raw_file("{" + a + "," + tensor("e", "F32", "[0,7]", 8, 8) + "," + b + "}", zeros(11)), ""},
+       raw_file("{" + kA + "," + tensor("e", "F32", "[0,7]", 8, 8) + "," + kB + "}", zeros(11)), ""},
       {"data in another order than the names",
        raw_file("{" + tensor("z", "U8", "[1]", 0, 1) + "," + tensor("a", "U8", "[1]", 1, 2) + "}", zeros(2)),
        ""},
@@ -63,25 +65,31 @@ std::vector<Row> rows() {
       {"a name of 1024 bytes", raw_file("{" + tensor(long_name, "U8", "[1]", 0, 1) + "}", zeros(1)), ""},
       {"a name of 1025 bytes", raw_file("{" + tensor(too_long, "U8", "[1]", 0, 1) + "}", zeros(1)),
        "1025 bytes"},
+  };
+}
+
+// The header as JSON.
+std::vector<Row> rows_of_headers() {
+  return {
       {"0 bytes", "", "no header"},
       {"7 bytes", zeros(7), "no header"},
       {"8 zero bytes", zeros(8), "start with {"},
-      {"a header length past the end by one", raw_file(both.size() + 12, both, zeros(11)), "only"},
-      {"a header length of 2^63", raw_file(uint64_t{1} << 63, both, zeros(11)), "more than 100000000"},
-      {"a header length of 2^64 - 1", raw_file(UINT64_MAX, both, zeros(11)), "more than 100000000"},
-      {"a header length of 100000001", raw_file(100000001, both, zeros(11)), "more than 100000000"},
-      {"a header length of 100000000 in a small file", raw_file(100000000, both, zeros(11)), "only"},
-      {"a leading space", raw_file(" " + both, zeros(11)), "start with {"},
-      {"a byte order mark", raw_file("\xEF\xBB\xBF" + both, zeros(11)), "start with {"},
+      {"a header length past the end by one", raw_file(kBoth.size() + 12, kBoth, zeros(11)), "only"},
+      {"a header length of 2^63", raw_file(uint64_t{1} << 63, kBoth, zeros(11)), "more than 100000000"},
+      {"a header length of 2^64 - 1", raw_file(UINT64_MAX, kBoth, zeros(11)), "more than 100000000"},
+      {"a header length of 100000001", raw_file(100000001, kBoth, zeros(11)), "more than 100000000"},
+      {"a header length of 100000000 in a small file", raw_file(100000000, kBoth, zeros(11)), "only"},
+      {"a leading space", raw_file(" " + kBoth, zeros(11)), "start with {"},
+      {"a byte order mark", raw_file("\xEF\xBB\xBF" + kBoth, zeros(11)), "start with {"},
       {"a list", raw_file("[]", ""), "start with {"},
-      {"half a header", raw_file(both.substr(0, both.size() / 2), zeros(11)), "byte"},
-      {"text after the object", raw_file(both + "x", zeros(11)), "byte"},
-      {"a second object", raw_file(both + "{}", zeros(11)), "byte"},
-      {"a NUL after the object", raw_file(both + zeros(1), zeros(11)), "byte"},
+      {"half a header", raw_file(kBoth.substr(0, kBoth.size() / 2), zeros(11)), "byte"},
+      {"text after the object", raw_file(kBoth + "x", zeros(11)), "byte"},
+      {"a second object", raw_file(kBoth + "{}", zeros(11)), "byte"},
+      {"a NUL after the object", raw_file(kBoth + zeros(1), zeros(11)), "byte"},
       {"no UTF-8", raw_file("{" + tensor("\xff", "U8", "[1]", 0, 1) + "}", zeros(1)), "UTF-8"},
-      {"a name twice", raw_file("{" + a + "," + tensor("a", "U8", "[3]", 8, 11) + "}", zeros(11)), "twice"},
+      {"a name twice", raw_file("{" + kA + "," + tensor("a", "U8", "[3]", 8, 11) + "}", zeros(11)), "twice"},
       {"a name twice, once escaped",
-       raw_file("{" + a + "," + tensor("\\u0061", "U8", "[3]", 8, 11) + "}", zeros(11)), "twice"},
+       raw_file("{" + kA + "," + tensor("\\u0061", "U8", "[3]", 8, 11) + "}", zeros(11)), "twice"},
       {"dtype twice",
        raw_file("{\"a\":{\"dtype\":\"U8\",\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", zeros(1)),
        "twice"},
@@ -99,6 +107,12 @@ std::vector<Row> rows() {
       {"metadata that is a list", raw_file("{\"__metadata__\":{\"a\":[]}}", ""), "__metadata__"},
       {"metadata that is null", raw_file("{\"__metadata__\":{\"a\":null}}", ""), "__metadata__"},
       {"metadata as a string", raw_file("{\"__metadata__\":\"pt\"}", ""), "__metadata__"},
+  };
+}
+
+// Entries and where their bytes lie.
+std::vector<Row> rows_of_entries() {
+  return {
       {"an unknown key",
        raw_file("{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"x\":1}}", zeros(1)),
        "unknown"},
@@ -145,18 +159,25 @@ std::vector<Row> rows() {
        "hold 8 bytes"},
       {"a shape larger than its bytes", raw_file("{" + tensor("a", "F32", "[3]", 0, 8) + "}", zeros(8)),
        "needs 12"},
-      {"a hole of one byte", raw_file("{" + a + "," + tensor("b", "U8", "[2]", 9, 11) + "}", zeros(11)),
+      {"a hole of one byte", raw_file("{" + kA + "," + tensor("b", "U8", "[2]", 9, 11) + "}", zeros(11)),
        "hole"},
       {"a hole at the start", raw_file("{" + tensor("a", "U8", "[1]", 1, 2) + "}", zeros(2)), "hole"},
-      {"an overlap of one byte", raw_file("{" + a + "," + tensor("b", "U8", "[4]", 7, 11) + "}", zeros(11)),
+      {"an overlap of one byte", raw_file("{" + kA + "," + tensor("b", "U8", "[4]", 7, 11) + "}", zeros(11)),
        "overlap"},
-      {"the same bytes twice", raw_file("{" + a + "," + tensor("b", "F32", "[2]", 0, 8) + "}", zeros(8)),
+      {"the same bytes twice", raw_file("{" + kA + "," + tensor("b", "F32", "[2]", 0, 8) + "}", zeros(8)),
        "overlap"},
-      {"one trailing byte", raw_file(both, zeros(12)), "belong to none"},
-      {"one byte missing", raw_file(both, zeros(10)), "beyond buffer of 10 bytes"},
+      {"one trailing byte", raw_file(kBoth, zeros(12)), "belong to none"},
+      {"one byte missing", raw_file(kBoth, zeros(10)), "beyond buffer of 10 bytes"},
       {"trailing bytes without tensors", raw_file("{}", zeros(1)), "belong to none"},
       {"a control character", raw_file("{" + tensor("a\x01", "U8", "[1]", 0, 1) + "}", zeros(1)), "byte"},
   };
+}
+
+std::vector<Row> rows() {
+  std::vector<Row> all = rows_of_counts();
+  for (const auto& more : {rows_of_headers(), rows_of_entries()})
+    all.insert(all.end(), more.begin(), more.end());
+  return all;
 }
 
 TEST(Safetensors, AcceptsWhatIsInsideEachLimitAndRefusesWhatIsOutside) {
