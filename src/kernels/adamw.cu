@@ -13,7 +13,7 @@ template <Master mode, int n>
 __device__ __forceinline__ Pack<float, n> load_weights(const AdamW& a, int64_t i) {
   if constexpr (mode == Master::kWeight) return load_pack<n>(static_cast<const float*>(a.weight) + i);
   if constexpr (mode == Master::kF32) return load_pack<n>(static_cast<const float*>(a.master) + i);
-  Pack<float, n> p;
+  Pack<float, n> p{};
   const Pack<uint16_t, n> high = load_pack<n>(static_cast<const uint16_t*>(a.weight) + i);
   if constexpr (mode == Master::kStochastic) {
     for (int k = 0; k < n; ++k) p.at[k] = to_float(Bf16{high.at[k]});
