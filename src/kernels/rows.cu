@@ -59,9 +59,8 @@ void gather_rows(const GatherRows& a, StreamView stream) {
 
 void scatter_rows(const ScatterRows& a, StreamView stream) {
   zero_bytes(a.out, a.out_rows * a.width * static_cast<int64_t>(dtype_size(a.dtype)), stream);
-  with_dtype(a.dtype, [&](auto t) {
-    launch(scatter<decltype(t)>, static_cast<unsigned>(a.rows), 128, stream, a);
-  });
+  with_dtype(a.dtype,
+             [&](auto t) { launch(scatter<decltype(t)>, static_cast<unsigned>(a.rows), 128, stream, a); });
 }
 
 void sum_rows(const SumRows& a, StreamView stream) {
