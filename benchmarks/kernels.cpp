@@ -55,9 +55,10 @@ struct Arrays {
   std::vector<double> norms = std::vector<double>(kTokens * kColumns / 4096);
 };
 
-std::vector<Case> make_cases(Arrays& a) {
+// What a block does.
+std::vector<Case> block_cases(Arrays& a) {
   const Kernels& k = kernels(DeviceType::kCpu);
-  const int64_t row = kTokens * kHidden * 2, ffn = kTokens * kFfn * 2, logits = kTokens * kColumns * 2;
+  const int64_t row = kTokens * kHidden * 2, ffn = kTokens * kFfn * 2;
   const DType t = DType::kBF16;
   return {
       {"rms_norm forward + residual", 4 * row,
@@ -118,6 +119,15 @@ std::vector<Case> make_cases(Arrays& a) {
          k.swiglu_backward(
              {.gate_up = a.z.line(), .dh = a.x.line(), .rows = kTokens, .ffn = kFfn, .dtype = t}, s);
        }},
+  };
+}
+
+// The head, gradients and LoRA.
+std::vector<Case> other_cases(Arrays& a) {
+  const Kernels& k = kernels(DeviceType::kCpu);
+  const int64_t row = kTokens * kHidden * 2, logits = kTokens * kColumns * 2;
+  const DType t = DType::kBF16;
+  return {
       {"softmax statistics", logits,
        [&](StreamView s) {
          k.softmax_statistics({.logits = a.x.line(),
@@ -188,7 +198,9 @@ int main(int count, char** words) {
               cpu_level_name(cpu_level()), rounds);
   std::printf("%-28s %10s %12s %12s %10s\n", "kernel", "us", "GB/s", "copy GB/s", "achieved");
   std::string json = "{\"benchmark\": \"kernels\", \"threads\": " + std::to_string(threads) + ", \"rows\": [";
-  for (const Case& c : make_cases(a)) {
+  std::vector<Case> cases = block_cases(a);
+  for (Case& c : other_cases(a)) cases.push_back(std::move(c));
+  for (const Case& c : cases) {
     const auto copy = [&] {
       parallel_for(threads, c.bytes / 2, 4096, [&](int64_t begin, int64_t end) {
         std::memcpy(static_cast<char*>(to.line()) + begin, static_cast<char*>(from.line()) + begin,
