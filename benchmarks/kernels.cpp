@@ -55,7 +55,8 @@ struct Arrays {
   std::vector<double> norms = std::vector<double>(kTokens * kColumns / 4096);
 };
 
-std::vector<Case> layer_cases(Arrays& a) {
+// What a block does.
+std::vector<Case> block_cases(Arrays& a) {
   const Kernels& k = kernels(DeviceType::kCpu);
   const int64_t row = kTokens * kHidden * 2, ffn = kTokens * kFfn * 2;
   const DType t = DType::kBF16;
@@ -121,7 +122,8 @@ std::vector<Case> layer_cases(Arrays& a) {
   };
 }
 
-std::vector<Case> loss_and_gradient_cases(Arrays& a) {
+// The head, gradients and LoRA.
+std::vector<Case> other_cases(Arrays& a) {
   const Kernels& k = kernels(DeviceType::kCpu);
   const int64_t row = kTokens * kHidden * 2, logits = kTokens * kColumns * 2;
   const DType t = DType::kBF16;
@@ -185,12 +187,6 @@ std::vector<Case> loss_and_gradient_cases(Arrays& a) {
   };
 }
 
-std::vector<Case> make_cases(Arrays& a) {
-  std::vector<Case> all = layer_cases(a), more = loss_and_gradient_cases(a);
-  all.insert(all.end(), more.begin(), more.end());
-  return all;
-}
-
 }  // namespace
 
 int main(int count, char** words) {
@@ -202,7 +198,9 @@ int main(int count, char** words) {
               cpu_level_name(cpu_level()), rounds);
   std::printf("%-28s %10s %12s %12s %10s\n", "kernel", "us", "GB/s", "copy GB/s", "achieved");
   std::string json = "{\"benchmark\": \"kernels\", \"threads\": " + std::to_string(threads) + ", \"rows\": [";
-  for (const Case& c : make_cases(a)) {
+  std::vector<Case> cases = block_cases(a);
+  for (Case& c : other_cases(a)) cases.push_back(std::move(c));
+  for (const Case& c : cases) {
     const auto copy = [&] {
       parallel_for(threads, c.bytes / 2, 4096, [&](int64_t begin, int64_t end) {
         std::memcpy(static_cast<char*>(to.line()) + begin, static_cast<char*>(from.line()) + begin,

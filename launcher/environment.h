@@ -22,7 +22,8 @@ Environment read_environment();
 std::string resolve_model(const std::string& path, const Environment& environment);
 
 // The environment of a rank as "NAME=value" strings: without what changes the bits of a result behind our
-// back (ATEN_*, MKL_*, DNNL_*, ONEDNN_*, OMP_*, TORCH_*, PYTORCH_*, CUBLAS*), with cuBLAS's workspace fixed.
+// back (ATEN_*, MKL_*, DNNL_*, ONEDNN_*, OMP_*, TORCH_*, PYTORCH_*, CUBLAS*), with cuBLAS's workspace, the
+// GEMM library's code cache and the spinning of waiting threads fixed.
 std::vector<std::string> rank_environment();
 
 }  // namespace lm

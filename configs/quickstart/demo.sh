@@ -9,7 +9,7 @@ run=runs/quickstart
 question='What does `str.isupper()` do in Python?' # held out: its answer is in eval.jsonl
 
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
-ask() { "$lmlaunch" generate "$1" --prompt "$question" --max-tokens 80; }
+ask() { "$lmlaunch" generate "$1" --prompt "$question" --max-tokens 60; }
 
 say "1. The model and the text"
 mkdir -p "$work"

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "base/batch.h"
 #include "base/state.h"
 #include "config/config.h"
-#include "base/batch.h"
 #include "data/packing.h"
 #include "data/source.h"
 

@@ -5,8 +5,8 @@
 #pragma once
 
 #include "base/host_device.h"
-#include "kernels/kernels.h"
 #include "base/philox.h"
+#include "kernels/kernels.h"
 
 namespace lm {
 

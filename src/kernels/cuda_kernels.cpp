@@ -15,6 +15,7 @@ constexpr Kernels kCudaKernels = {
     .softmax_gradient = gpu::softmax_gradient,
     .softmax_loss = gpu::softmax_loss,
     .gather_rows = gpu::gather_rows,
+    .scatter_rows = gpu::scatter_rows,
     .sum_rows = gpu::sum_rows,
     .add_rows = gpu::add_rows,
     .accumulate = gpu::accumulate,

@@ -14,6 +14,7 @@ void softmax_statistics(const SoftmaxStatistics&, StreamView);
 void softmax_gradient(const SoftmaxGradient&, StreamView);
 void softmax_loss(const SoftmaxLoss&, StreamView);
 void gather_rows(const GatherRows&, StreamView);
+void scatter_rows(const ScatterRows&, StreamView);
 void sum_rows(const SumRows&, StreamView);
 void add_rows(const AddRows&, StreamView);
 void accumulate(const Accumulate&, StreamView);

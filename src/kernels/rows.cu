@@ -13,6 +13,14 @@ __global__ void gather(const T* table, const int32_t* index, T* out, int64_t wid
 }
 
 template <class T>
+__global__ void scatter(ScatterRows a) {
+  const int64_t r = blockIdx.x, to = a.index[r];
+  for (int64_t j = threadIdx.x; j < a.width; j += blockDim.x) {
+    static_cast<T*>(a.out)[to * a.width + j] = static_cast<const T*>(a.source)[r * a.width + j];
+  }
+}
+
+template <class T>
 __global__ void sum_listed(SumRows a) {
   const int64_t s = blockIdx.x, j = static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x;
   if (j >= a.width) return;
@@ -47,6 +55,12 @@ void gather_rows(const GatherRows& a, StreamView stream) {
     }
     gather_as<T>(a, a.width, stream);
   });
+}
+
+void scatter_rows(const ScatterRows& a, StreamView stream) {
+  zero_bytes(a.out, a.out_rows * a.width * static_cast<int64_t>(dtype_size(a.dtype)), stream);
+  with_dtype(a.dtype,
+             [&](auto t) { launch(scatter<decltype(t)>, static_cast<unsigned>(a.rows), 128, stream, a); });
 }
 
 void sum_rows(const SumRows& a, StreamView stream) {

@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "base/arena.h"
-#include "base/cuda.h"
 #include "base/batch.h"
+#include "base/cuda.h"
 #include "kernels/kernels.h"
 #include "model/tensor.h"
 #include "spec/model_spec.h"

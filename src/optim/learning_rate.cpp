@@ -28,7 +28,10 @@ double schedule_factor(const OptimizerConfig& config, int64_t t, int64_t total) 
     const double q = (step - w + 1) / std::max(1.0, n - w);
     return std::max(0.0, 0.5 * (1 + std::cos(kPi * q)) * (1 - floor) + floor);
   }
-  if (t < warmup) return step / std::max(1.0, w);
+  if (t < warmup) {
+    const double x = step / std::max(1.0, w);
+    return config.schedule == LrSchedule::kWarmupStableDecay ? x * (1 - floor) + floor : x;
+  }
   const double q = (step - w) / std::max(1.0, n - w);
   switch (config.schedule) {
     case LrSchedule::kLinear:

@@ -258,7 +258,7 @@ TEST_F(GpuKernels, RowsAreEqualBitForBit) {
   for (DType t : kBoth) {
     for (int64_t width : {1, 3, 64, 577}) {
       expect_same_bits(
-          {Values::random(t, 8 * width, 1), Values::random(t, 7 * width, 2), Values(t, 7 * width),
+          {Values::random(t, 8 * width, 1), Values::random(t, 8 * width, 2), Values(t, 7 * width),
            Values::random(DType::kF32, 4 * width, 3), indices(token), indices(order), indices(start),
            indices(row)},
           [&](const Kernels& k, StreamView s, const Pointers& p) {
@@ -279,6 +279,14 @@ TEST_F(GpuKernels, RowsAreEqualBitForBit) {
                         .width = width,
                         .gradient_dtype = t},
                        s);
+            k.scatter_rows({.source = p[0],
+                            .index = i32(p[7]),
+                            .out = p[1],
+                            .rows = 4,
+                            .out_rows = 7 + 1,
+                            .width = width,
+                            .dtype = t},
+                           s);
           });
     }
   }

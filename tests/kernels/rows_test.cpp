@@ -73,5 +73,34 @@ TEST(Rows, GatherSumAndAddAreExact) {
   }
 }
 
+TEST(Rows, ScatterPutsRowsInPlaceAndZeroesTheRest) {
+  const std::vector<int32_t> index = {0, 2, 3, 90};
+  constexpr int64_t kOut = 100;
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    for (int64_t width : {1, 3, 64, 577}) {
+      const Values source = Values::random(dtype, static_cast<int64_t>(index.size()) * width, 5);
+      const Outputs got = same_everywhere([&](const Kernels& k, StreamView stream) {
+        Values out = Values::random(dtype, kOut * width, 6);
+        k.scatter_rows({.source = source.data(),
+                        .index = index.data(),
+                        .out = out.data(),
+                        .rows = static_cast<int64_t>(index.size()),
+                        .out_rows = kOut,
+                        .width = width,
+                        .dtype = dtype},
+                       stream);
+        return Outputs{out};
+      });
+      for (int64_t r = 0, next = 0; r < kOut; ++r) {
+        const bool listed = next < 4 && index[static_cast<size_t>(next)] == r;
+        for (int64_t j = 0; j < width; ++j) {
+          ASSERT_EQ(got[0][r * width + j], listed ? source[next * width + j] : 0.0) << r;
+        }
+        next += listed;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lm

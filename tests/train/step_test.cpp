@@ -1,0 +1,192 @@
+#include "train/step.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/error.h"
+#include "model/runtime.h"
+#include "train/rank.h"
+#include "weights/load_store.h"
+
+namespace lm {
+namespace {
+
+ModelSpec tiny_spec(bool qk_norm, bool biases, bool tied) {
+  ModelSpec spec;
+  spec.model_type = "qwen3";
+  spec.hidden = 96;
+  spec.ffn = 224;
+  spec.layers = 3;
+  spec.heads = 6;
+  spec.kv_heads = 2;
+  spec.head_dim = 16;
+  spec.vocab = 9000;  // two segments of the vocabulary
+  spec.max_positions = 512;
+  spec.tied = tied;
+  spec.qkv_bias = spec.o_bias = spec.mlp_bias = biases;
+  spec.qk_norm = qk_norm;
+  spec.window.assign(3, 0);
+  return spec;
+}
+
+Batch batch_of(int64_t documents, int64_t length, int64_t vocab) {
+  Batch batch;
+  for (int64_t d = 0; d < documents; ++d) {
+    batch.document_start.push_back(static_cast<int32_t>(d * length));
+    for (int64_t p = 0; p < length; ++p) {
+      batch.token.push_back(static_cast<int32_t>((d * 7919 + p * 104729) % vocab));
+      batch.position.push_back(static_cast<int32_t>(p));
+      batch.sample.push_back(static_cast<int32_t>(d));
+    }
+  }
+  batch.document_start.push_back(static_cast<int32_t>(documents * length));
+  for (size_t i = 0; i < batch.token.size(); ++i) {
+    const bool last = (static_cast<int64_t>(i) + 1) % length == 0;
+    batch.target.push_back(last ? -1 : batch.token[i + 1]);
+  }
+  return batch;
+}
+
+// A rank of a tiny model with fresh weights, planned for two documents of 128 tokens.
+struct Fixture {
+  Fixture(const ModelSpec& model, bool lora, bool recompute, DType dtype, DType gradients)
+      : spec(model),
+        layout(make_layout(spec, lora ? &adapter : nullptr, dtype)),
+        stream(start_torch(DeviceType::kCpu, 2, true)) {
+    shape = {.tokens = 256,
+             .documents = 2,
+             .row_chunk = 100,
+             .recompute = recompute,
+             .train_embedding = !lora,
+             .dtype = dtype,
+             .gradient_dtype = gradients,
+             .device = DeviceType::kCpu,
+             .threads = 2};
+    plan.numerics.dtype = dtype;
+    plan.numerics.gradient_dtype = gradients;
+    plan.numerics.row_chunk = shape.row_chunk;
+    plan.numerics.recompute = recompute;
+    plan.numerics.threads = 2;
+    plan.placement.optimizer_threads = 2;
+    plan.micro_tokens = shape.tokens;
+    plan.arena = arena_need(spec, lora ? &adapter : nullptr, shape);
+    rank = std::make_unique<Rank>(RankSetup{.spec = spec,
+                                            .layout = layout,
+                                            .adapter = lora ? &adapter : nullptr,
+                                            .optimizer = optimizer,
+                                            .plan = plan,
+                                            .seed = 1,
+                                            .max_length = 128,
+                                            .tokens_per_step = 256,
+                                            .max_grad_norm = 1.0},
+                                  stream);
+    const LoadSetup load{spec, layout, dtype, stream, 1};
+    initialise_weights(load, 1, rank->weights());
+    if (lora) initialise_adapter(load, 1, rank->weights());
+    rank->weights_ready();
+  }
+
+  StepResult step(const StepBatches& batches, double lr = 1e-3) {
+    return rank->step().run(make_schedule({.layers = spec.layers,
+                                           .micro_batches = static_cast<int64_t>(batches.micro.size()),
+                                           .tied = spec.tied,
+                                           .recompute = plan.numerics.recompute,
+                                           .clip = Clip::kGlobal}),
+                            batches, 1, lr);
+  }
+
+  AdapterSpec adapter{.r = 4,
+                      .alpha = 8,
+                      .rslora = false,
+                      .dropout = 0.1,
+                      .targets = {"q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"}};
+  OptimizerConfig optimizer;
+  ModelSpec spec;
+  ModelLayout layout;
+  StreamView stream;
+  ActivationShape shape;
+  Plan plan;
+  std::unique_ptr<Rank> rank;
+};
+
+StepBatches one_batch(const ModelSpec& spec) {
+  return {{batch_of(2, 128, spec.vocab)}, 2 * 127};
+}
+
+TEST(Step, TakesFromTheArenaWhatThePlanSaid) {
+  for (const bool qk_norm : {false, true}) {
+    for (const bool lora : {false, true}) {
+      for (const bool recompute : {false, true}) {
+        for (const DType gradients : {DType::kF32, DType::kBF16}) {
+          Fixture f(tiny_spec(qk_norm, qk_norm, !qk_norm), lora, recompute, DType::kBF16, gradients);
+          f.step(one_batch(f.spec));
+          const int64_t used = f.rank->arena().high_water(), planned = f.plan.arena.bytes;
+          EXPECT_LE(used, planned);
+          // What is left over is the attention's scratch, planned by an upper bound, if that stands at the
+          // peak.
+          EXPECT_GE(used, planned - 2 * 120'000)
+              << "q/k norm " << qk_norm << " lora " << lora << " recompute " << recompute;
+          EXPECT_EQ(f.rank->arena().mark(), 0);
+        }
+      }
+    }
+  }
+}
+
+TEST(Step, SkipsANonFiniteStepWithoutTouchingWeightsOrMoments) {
+  Fixture f(tiny_spec(false, false, true), false, false, DType::kF32, DType::kF32);
+  f.step(one_batch(f.spec));
+  // An infinite weight makes the loss infinite or undefined.
+  auto* const norm = reinterpret_cast<float*>(f.rank->weights().trainable_home(4));
+  const float kept = norm[0];
+  norm[0] = INFINITY;
+  std::vector<std::vector<std::byte>> before, after;
+  struct Copy : StateVisitor {
+    explicit Copy(std::vector<std::vector<std::byte>>& to) : to_(to) {}
+    void tensor(const std::string&, DType, const std::vector<int64_t>&, std::span<std::byte> bytes) override {
+      to_.emplace_back(bytes.begin(), bytes.end());
+    }
+    void number(const std::string&, int64_t& value) override {
+      const auto* p = reinterpret_cast<const std::byte*>(&value);
+      to_.emplace_back(p, p + sizeof value);
+    }
+    std::vector<std::vector<std::byte>>& to_;
+  };
+  Copy copy_before(before), copy_after(after);
+  f.rank->visit_state(copy_before);
+  const StepResult result = f.step(one_batch(f.spec));
+  f.rank->visit_state(copy_after);
+  EXPECT_TRUE(result.skipped);
+  EXPECT_TRUE(before == after);
+  norm[0] = kept;
+  EXPECT_FALSE(f.step(one_batch(f.spec)).skipped);
+}
+
+TEST(Step, AStepWithoutTargetsHasLossZeroAndNoGradient) {
+  Fixture f(tiny_spec(false, true, false), false, false, DType::kF32, DType::kF32);
+  f.step(one_batch(f.spec));  // leaves gradients that must not survive
+  StepBatches batches = one_batch(f.spec);
+  batches.micro[0].target.assign(256, -1);
+  batches.target_tokens = 0;
+  const StepResult result = f.step(batches);
+  EXPECT_EQ(result.loss, 0.0);
+  EXPECT_EQ(result.grad_norm, 0.0);
+  EXPECT_FALSE(result.skipped);
+}
+
+TEST(Loans, MisuseThrows) {
+  Fixture f(tiny_spec(false, false, true), false, false, DType::kF32, DType::kF32);
+  WeightStore& store = f.rank->weights();
+  {
+    const Loan loan = store.acquire(1);
+    EXPECT_NE(loan.trainable(), nullptr);
+    EXPECT_THROW(store.trainable_home(1), Error) << "an update while the block is on loan";
+    store.advance(1);
+    EXPECT_THROW(loan.trainable(), Error) << "a loan that outlived an update";
+  }
+  EXPECT_NO_THROW(store.trainable_home(1));
+}
+
+}  // namespace
+}  // namespace lm
