@@ -178,15 +178,12 @@ class Model {
     column_sums(width);
   }
 
-  // At least what kernels.h's attention_forward_scratch and attention_backward_scratch say, for the CPU; GPUs
-  // take the documents' starts.
+  // GPUs take the documents' starts.
   void attention_forward() {
     const ArenaWalkFrame frame(walk_);
-    if (shape_.device == DeviceType::kCuda) {
-      walk_.allocate((shape_.documents + 1) * 4);
-    } else {
-      walk_.allocate(shape_.threads * attention_scratch(round_up(spec_.head_dim, 16)));
-    }
+    walk_.allocate(shape_.device == DeviceType::kCuda
+                       ? (shape_.documents + 1) * 4
+                       : attention_forward_bound(spec_.head_dim, shape_.threads));
   }
   void attention_backward() {
     const ArenaWalkFrame frame(walk_);
@@ -194,9 +191,7 @@ class Model {
       walk_.allocate((shape_.documents + 1) * 4);
       walk_.allocate(0);
     } else {
-      const int64_t width = round_up(spec_.head_dim, 16);
-      walk_.allocate(spec_.kv_heads * t_ * (2 * width + 1) * 4 + 3 * 64 +
-                     shape_.threads * attention_scratch(width));
+      walk_.allocate(attention_backward_bound(t_, spec_.kv_heads, spec_.head_dim, shape_.threads));
     }
   }
 
@@ -306,6 +301,15 @@ class StepWalk {
 };
 
 }  // namespace
+
+int64_t attention_forward_bound(int64_t head_dim, int64_t threads) {
+  return threads * attention_scratch(round_up(head_dim, 16));
+}
+
+int64_t attention_backward_bound(int64_t tokens, int64_t kv_heads, int64_t head_dim, int64_t threads) {
+  const int64_t width = round_up(head_dim, 16);
+  return kv_heads * tokens * (2 * width + 1) * 4 + 3 * 64 + threads * attention_scratch(width);
+}
 
 ArenaNeed arena_need(const ModelSpec& spec, const AdapterSpec* adapter, const ActivationShape& shape) {
   const StepSchedule schedule =

@@ -29,6 +29,11 @@ struct ArenaNeed {
   int64_t logits = 0;  // of one chunk of rows
 };
 
+// At least what kernels.h's attention_forward_scratch and attention_backward_scratch say, for the CPU: known
+// to the plan, which may not include kernels.
+int64_t attention_forward_bound(int64_t head_dim, int64_t threads);
+int64_t attention_backward_bound(int64_t tokens, int64_t kv_heads, int64_t head_dim, int64_t threads);
+
 // `adapter` null: full fine-tuning.
 ArenaNeed arena_need(const ModelSpec& spec, const AdapterSpec* adapter, const ActivationShape& shape);
 

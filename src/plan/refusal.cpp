@@ -100,10 +100,24 @@ std::string list(const std::vector<Knob>& all, uint32_t chosen, const char* betw
   return out;
 }
 
+// Of the knobs in `among`, at most `most` together that make it fit: the least intrusive first (the highest
+// bit decides). Otherwise 0, and the subset that comes closest in `closest`.
+uint32_t fitting_together(const PlanInput& in, const std::vector<Knob>& all, uint32_t among, int most,
+                          std::pair<uint32_t, int64_t>* closest) {
+  for (uint32_t chosen = 1; chosen < 1U << all.size(); ++chosen) {
+    const int count = std::popcount(chosen);
+    if (count < 2 || count > most || (chosen & ~among) != 0) continue;
+    const std::optional<Plan> changed = plan_with(in, all, chosen);
+    if (!changed) continue;
+    if (changed->fits) return chosen;
+    if (need(*changed) < closest->second) *closest = {chosen, need(*changed)};
+  }
+  return 0;
+}
+
 std::string advice(const PlanInput& in, const Plan& plan) {
   std::vector<Knob> all;
-  uint32_t fit_alone = 0;
-  int alone = 0;
+  uint32_t alone = 0;
   for (Knob& knob : knobs(in, plan)) {
     Config config = in.config;
     knob.apply(config);
@@ -111,22 +125,17 @@ std::string advice(const PlanInput& in, const Plan& plan) {
     if (!changed || need(*changed) >= need(plan)) continue;
     knob.saves = need(plan) - need(*changed);
     all.push_back(std::move(knob));
-    if (changed->fits && alone < kMostKnobs) fit_alone |= 1U << (all.size() - 1), ++alone;
+    if (changed->fits && std::popcount(alone) < kMostKnobs) alone |= 1U << (all.size() - 1);
   }
-  if (alone > 0) return "set " + list(all, fit_alone, ", or ");
-  // Two or three together: the first in order of intrusiveness (the highest bit decides).
-  uint32_t best = 0;
-  int64_t least = need(plan);
-  for (uint32_t chosen = 1; chosen < 1U << all.size(); ++chosen) {
-    if (std::popcount(chosen) < 2 || std::popcount(chosen) > kMostKnobs) continue;
-    const std::optional<Plan> changed = plan_with(in, all, chosen);
-    if (!changed) continue;
-    if (changed->fits) return "set together " + list(all, chosen, ", ");
-    if (need(*changed) < least) least = need(*changed), best = chosen;
-  }
-  if (best == 0) return "use a machine with more memory";
-  return "use a machine with more memory: even with " + list(all, best, ", ") + " it needs " +
-         format_bytes(least);
+  std::pair<uint32_t, int64_t> closest{0, need(plan)};
+  const uint32_t together = fitting_together(in, all, ~alone, kMostKnobs - std::popcount(alone), &closest);
+  std::string out;
+  if (together != 0) out = "set together " + list(all, together, ", ");
+  if (alone != 0) out += (out.empty() ? "set " : ", or set ") + list(all, alone, ", or ");
+  if (!out.empty()) return out;
+  if (closest.first == 0) return "use a machine with more memory";
+  return "use a machine with more memory: even with " + list(all, closest.first, ", ") + " it needs " +
+         format_bytes(closest.second);
 }
 
 std::string have(const Tier& tier) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "kernels/kernels.h"
 #include "plan/arena_walk.h"
 #include "shapes.h"
 
@@ -37,6 +38,20 @@ TEST(ArenaWalk, GivesWhatARealArenaGives) {
   walk.allocate(100);
   EXPECT_EQ(walk.mark(), arena.mark());
   EXPECT_EQ(walk.high_water(), arena.high_water());
+}
+
+TEST(AttentionBound, CoversTheKernelsScratchClosely) {
+  for (const int64_t head_dim : {8, 22, 32, 64, 80, 128, 256}) {
+    for (const int64_t threads : {1, 2, 16}) {
+      const int64_t forward = attention_forward_scratch(head_dim, threads, DType::kBF16);
+      EXPECT_GE(attention_forward_bound(head_dim, threads), forward) << head_dim;
+      for (const int64_t tokens : {1, 100, 4096}) {
+        const int64_t backward = attention_backward_scratch(tokens, 9, 3, head_dim, threads, DType::kBF16);
+        EXPECT_GE(attention_backward_bound(tokens, 3, head_dim, threads), backward) << head_dim;
+        EXPECT_LE(attention_backward_bound(tokens, 3, head_dim, threads), backward + threads * 100'000);
+      }
+    }
+  }
 }
 
 // Small enough for pencil and paper: fp32, T = 64 tokens, H = 64, F = 128, q 64, k and v 32 each, V = 1000.

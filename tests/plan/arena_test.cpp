@@ -1,0 +1,117 @@
+// The plan's arena against the one that a step fills: the same high water, up to the rows that have no target
+// (the plan takes every row to have one and gathers them all the same) and the kernels' exact scratch.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "base/bytes.h"
+#include "kernels/kernels.h"
+#include "model/runtime.h"
+#include "shapes.h"
+#include "train/rank.h"
+
+namespace lm {
+namespace {
+
+constexpr int kThreads = 2;
+
+StreamView stream() {
+  static const StreamView kStream = start_torch(DeviceType::kCpu, kThreads, true);
+  return kStream;
+}
+
+// `documents` of equal length; the first token of the micro-batch alone has no target.
+Batch full_batch(int64_t tokens, int64_t documents, int64_t vocab) {
+  std::mt19937 random(5);
+  std::uniform_int_distribution<int32_t> token(0, static_cast<int32_t>(vocab) - 1);
+  Batch batch;
+  const int64_t length = tokens / documents;
+  for (int64_t t = 0; t < tokens; ++t) {
+    if (t % length == 0) batch.document_start.push_back(static_cast<int32_t>(t));
+    batch.token.push_back(token(random));
+    batch.position.push_back(static_cast<int32_t>(t % length));
+    batch.target.push_back(t == 0 ? -1 : token(random));
+    batch.sample.push_back(static_cast<int32_t>(t / length));
+  }
+  batch.document_start.push_back(static_cast<int32_t>(tokens));
+  return batch;
+}
+
+struct Tried {
+  int64_t planned = 0, used = 0;
+};
+
+// One optimizer step of two micro-batches of 2 x 96 tokens, and an evaluation.
+Tried run_step(const Case& c, const AdapterSpec* adapter) {
+  const ModelLayout layout = c.layout(adapter);
+  const Plan plan = make_plan(c.config, c.spec, adapter, layout, c.machine, DeviceType::kCpu);
+  Rank rank({.spec = c.spec,
+             .layout = layout,
+             .adapter = adapter,
+             .optimizer = c.config.optimizer,
+             .plan = plan,
+             .seed = 1,
+             .max_length = c.config.data.max_length,
+             .tokens_per_step = c.config.train.global_batch * c.config.data.max_length,
+             .max_grad_norm = 1},
+            stream());
+  rank.weights_ready();
+  StepBatches batches;
+  for (int64_t m = 0; m < plan.numerics.micro_batches; ++m) {
+    batches.micro.push_back(full_batch(plan.micro_tokens, plan.numerics.micro_batch, c.spec.vocab));
+    batches.target_tokens += plan.micro_tokens - 1;
+  }
+  rank.step().run(make_schedule(plan.schedule), batches, 1, 1e-3);
+  const int64_t used = rank.arena().high_water();
+  rank.step().evaluate(batches.micro[0]);
+  EXPECT_EQ(rank.arena().high_water(), used);
+  EXPECT_EQ(rank.arena().mark(), 0);
+  return {plan.arena.bytes, used};
+}
+
+// What the plan may take too much: where the head is the peak, one row in its tensors and their roundings;
+// where the backward pass is, the bound of the scratch.
+int64_t slack(const ModelSpec& spec, int64_t tokens) {
+  const int64_t row = (5 * spec.hidden + spec.vocab) * 4 + 10 * 256;
+  const int64_t scratch =
+      attention_backward_bound(tokens, spec.kv_heads, spec.head_dim, kThreads) -
+      attention_backward_scratch(tokens, spec.heads, spec.kv_heads, spec.head_dim, kThreads, DType::kBF16);
+  return std::max(row, scratch + 256);
+}
+
+TEST(Arena, IsFilledAsPlanned) {
+  ModelSpec everything = make_spec({48, 80, 3, 6, 2, 12, 8200, false});
+  everything.qkv_bias = everything.o_bias = everything.mlp_bias = everything.qk_norm = true;
+  const ModelSpec specs[] = {make_spec({64, 128, 2, 4, 2, 16, 300}), make_spec({96, 512, 4, 4, 4, 24, 97}),
+                             everything};
+  AdapterSpec plain = adapter_r16(), dropping = adapter_r16(), some = adapter_r16();
+  dropping.dropout = 0.1;
+  some.targets = {"q_proj", "v_proj"};
+  int turn = 0;
+  for (const ModelSpec& spec : specs) {
+    for (const AdapterSpec* adapter :
+         {static_cast<const AdapterSpec*>(nullptr), static_cast<const AdapterSpec*>(&plain),
+          static_cast<const AdapterSpec*>(&dropping), static_cast<const AdapterSpec*>(&some)}) {
+      // Two of {no recomputation, recomputation} x {bf16, bf16 gradients, fp32}, one of each policy.
+      ++turn;
+      for (const int kind : {turn % 6, (turn + 3) % 6}) {
+        Case c{.config = {}, .spec = spec};
+        c.machine.cores = kThreads;
+        c.config.data.max_length = 96;
+        c.config.train.global_batch = 4;
+        c.config.train.micro_batch = 2;
+        c.config.train.recompute = kind % 2 == 0 ? Recompute::kNone : Recompute::kBlock;
+        c.config.model.dtype = kind < 4 ? ModelDType::kBF16 : ModelDType::kF32;
+        if (kind == 2 || kind == 3) c.config.train.gradients = GradientDType::kBF16;
+        const Tried tried = run_step(c, adapter);
+        EXPECT_LE(tried.used, tried.planned) << "vocab " << spec.vocab << ", kind " << kind;
+        EXPECT_LE(tried.planned - tried.used, slack(spec, 192))
+            << "vocab " << spec.vocab << ", kind " << kind;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lm
