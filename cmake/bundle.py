@@ -44,6 +44,7 @@ def main():
         subprocess.run(["strip", "-s", "-o", bundle / "bin" / file.name, file], check=True)
     for name in ("gpu_tests.txt", "gpu_benchmarks.txt"):
         shutil.copy(build / name, bundle / name)
+    shutil.copytree(build / "share", bundle / "share")  # the program that prepares data
     script = bundle / "gpu_checks.sh"
     shutil.copy(root / "cmake" / "gpu_checks.sh", script)
     script.chmod(script.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
