@@ -1,0 +1,53 @@
+// The door between the program and the disks: requests go in, results come out, and nothing is believed that
+// an engine did not report. Three engines: `uring` (Linux io_uring), `threads` (a pread/pwrite pool, where
+// io_uring is refused) and `sim` (in memory, with seeded faults and a throttle, for tests). One thread, the
+// queue's I/O thread, constructs and uses an engine; `wake` alone may be called from any thread. Memory and
+// descriptors belong to the caller and outlive the engine.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace lm {
+
+enum class IoDirection : uint8_t { kRead, kWrite };
+
+struct IoRequest {
+  IoDirection direction = IoDirection::kRead;
+  int file = 0;                 // index into the engine's files
+  int64_t offset = 0;           // bytes into the file; a multiple of the file's alignment, as the next two
+  std::byte* memory = nullptr;
+  int64_t bytes = 0;
+  uint64_t id = 0;  // returned with the result; unique among the requests in flight
+};
+
+struct IoResult {
+  uint64_t id = 0;
+  int64_t result = 0;  // bytes moved (perhaps fewer than asked), or -errno
+};
+
+// A file as an engine sees it.
+struct IoFile {
+  int descriptor = -1;  // open for reading and writing, O_DIRECT where the file system has it
+  int64_t bytes = 0;
+};
+
+class IoEngine {
+ public:
+  virtual ~IoEngine() = default;
+  // Requests that may be in flight at once.
+  virtual int depth() const = 0;
+  // Takes a request; at most depth() are in flight.
+  virtual void submit(const IoRequest& request) = 0;
+  // Appends at least one result, or none after `wake`. Blocks until then.
+  virtual void wait(std::vector<IoResult>& results) = 0;
+  // Makes a `wait` that is under way, or the next one, return. Any thread.
+  virtual void wake() = 0;
+  // For the log: name and settings, e.g. "io_uring, depth 64, registered buffers and files".
+  virtual std::string description() const = 0;
+};
+
+}  // namespace lm

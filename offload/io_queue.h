@@ -1,0 +1,58 @@
+// Transfers between memory and swap space, done by one I/O thread in the background. A transfer is complete or
+// it is an error: short results are continued from where they stopped, EINTR and EAGAIN are tried again, every
+// result is matched with its request. Transfers start in the order in which they were asked for, except that
+// one waits for those it names in `after`; reads and writes overlap. The queue owns thread and engine; memory
+// and space belong to the caller and stay valid until the transfer is done. Any thread may call.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "offload/io_engine.h"
+#include "offload/swap_space.h"
+
+namespace lm {
+
+using Ticket = uint64_t;  // of a transfer; 0 is always done
+
+struct IoCounters {
+  int64_t read_bytes = 0;  // completed
+  int64_t written_bytes = 0;
+  int64_t retries = 0;  // continued or repeated requests
+};
+
+class IoQueue {
+ public:
+  // `make_engine` runs on the I/O thread (a ring belongs to the thread that made it); what it throws, the
+  // constructor throws. Transfers are cut into requests of at most `block` bytes.
+  IoQueue(const SwapSpace& space, std::function<std::unique_ptr<IoEngine>()> make_engine, int64_t block);
+  // Waits for what is under way; errors are dropped.
+  ~IoQueue();
+  IoQueue(const IoQueue&) = delete;
+  IoQueue& operator=(const IoQueue&) = delete;
+
+  // Moves the first `bytes` of the extent (a multiple of the space's alignment). `what` names the state for
+  // messages ("optimizer state of layers.3, tile 2"); it is copied.
+  Ticket read(const Extent& from, std::byte* to, int64_t bytes, const std::string& what,
+              std::span<const Ticket> after = {});
+  Ticket write(const Extent& to, const std::byte* from, int64_t bytes, const std::string& what,
+               std::span<const Ticket> after = {});
+
+  // Blocks until the transfer is done. Throws the first failure of any transfer, this one's or an earlier
+  // one's: Error(20) no space, Error(21) otherwise, naming path, offset, errno and state. After a failure every
+  // later call throws it again: nothing is computed from state that is not known to be whole.
+  void wait(Ticket ticket);
+  bool done(Ticket ticket) const;
+  // Waits for everything asked for so far.
+  void drain();
+
+  IoCounters counters() const;
+  std::string description() const;  // the engine's
+
+ private:
+};
+
+}  // namespace lm
