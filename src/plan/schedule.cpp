@@ -15,6 +15,7 @@ class Builder {
   // A group of micro-batches [first, end): each block sees all of them before the next one.
   void forward(int64_t first, int64_t end) {
     for (int64_t block = 0; block <= shape_.layers; ++block) {
+      if (first == 0) pending_update(block);
       add(OperationKind::kAcquire, block, first);
       for (int64_t micro = first; micro < end; ++micro) add(OperationKind::kForward, block, micro);
       add(OperationKind::kRelease, block, first);
@@ -22,6 +23,7 @@ class Builder {
   }
 
   void head(int64_t first, int64_t end) {
+    if (first == 0) pending_update(last_);
     // A tied head multiplies by the embedding's matrix: both blocks are on loan.
     if (shape_.tied) add(OperationKind::kAcquire, 0, first);
     add(OperationKind::kAcquire, last_, first);
@@ -50,7 +52,13 @@ class Builder {
   void check_and_update() {
     add(OperationKind::kCheck, 0, 0);
     if (shape_.clip != Clip::kGlobal) return;
-    for (int64_t block = 0; block <= last_; ++block) add(OperationKind::kUpdate, block, 0);
+    for (int64_t block = 0; block <= last_; ++block) {
+      if (!shape_.deferred(block)) update(block);
+    }
+  }
+
+  void pending_update(int64_t block) {
+    if (shape_.pending && shape_.deferred(block)) update(block);
   }
 
   StepSchedule take() { return std::move(schedule_); }
@@ -62,7 +70,12 @@ class Builder {
 
   void finished(int64_t block) {
     add(OperationKind::kReduce, block, 0);
-    if (shape_.clip != Clip::kGlobal) add(OperationKind::kUpdate, block, 0);
+    if (shape_.clip != Clip::kGlobal) update(block);
+  }
+
+  void update(int64_t block) {
+    const int64_t tiles = std::max<int64_t>(shape_.tiles_of(block), 1);
+    for (int64_t tile = 0; tile < tiles; ++tile) add(OperationKind::kUpdate, block, tile);
   }
 
   const ScheduleShape& shape_;
@@ -74,8 +87,18 @@ class Builder {
 
 const char* operation_name(OperationKind kind) {
   constexpr const char* kNames[] = {"acquire",  "forward", "release", "head",  "recompute",
-                                    "backward", "reduce",  "check",   "update"};
+                                    "backward", "reduce",  "check",   "update", "fetch",
+                                    "claim",    "write back"};
   return kNames[static_cast<size_t>(kind)];
+}
+
+const char* pool_name(Pool pool) {
+  constexpr const char* kNames[] = {"weights", "gradients", "optimizer", "activations"};
+  return kNames[static_cast<size_t>(pool)];
+}
+
+bool ScheduleShape::defers() const {
+  return clip == Clip::kGlobal && std::any_of(tiles.begin(), tiles.end(), [](int64_t n) { return n > 0; });
 }
 
 StepSchedule make_schedule(const ScheduleShape& shape) {
@@ -91,8 +114,15 @@ StepSchedule make_schedule(const ScheduleShape& shape) {
   return builder.take();
 }
 
+StepSchedule make_flush_schedule(const ScheduleShape& shape) {
+  Builder builder(shape);
+  for (int64_t block = 0; block <= shape.layers + 1; ++block) builder.pending_update(block);
+  return builder.take();
+}
+
 StepSchedule make_evaluation_schedule(const ScheduleShape& shape) {
   LM_CHECK(shape.group >= 1, "a group has at least one micro-batch");
+  LM_CHECK(!shape.pending, "an evaluation begins with a flush");
   Builder builder(shape);
   for (int64_t first = 0; first < shape.micro_batches; first += shape.group) {
     const int64_t end = std::min(first + shape.group, shape.micro_batches);

@@ -20,14 +20,28 @@ enum class OperationKind : uint8_t {
   kBackward,
   kReduce,  // the block's gradient is final
   kCheck,   // loss, norm and finiteness are known: the step's one wait
-  kUpdate,
+  kUpdate,  // of a tile of the block's state
+  // Between an array's home and a slot; inserted by transfers.h, absent while everything is at home.
+  kFetch,      // the array's bytes start on their way into the slot
+  kClaim,      // the slot becomes the array's, whose bytes are about to be made
+  kWriteBack,  // the array's bytes, changed, start on their way home
 };
 const char* operation_name(OperationKind kind);
+
+// What moves as one array: a block's weights, a block's gradient, a tile of optimizer state, a micro-batch's
+// input of a block.
+enum class Pool : uint8_t { kWeights, kGradients, kOptimizer, kActivations };
+inline constexpr int kPools = 4;
+const char* pool_name(Pool pool);
 
 struct Operation {
   OperationKind kind;
   int64_t block = 0;
-  int64_t micro = 0;
+  int64_t micro = 0;  // kUpdate: the tile of the block
+  // Of transfers alone.
+  Pool pool = Pool::kWeights;
+  int64_t array = 0;
+  int64_t slot = 0;
   bool operator==(const Operation&) const = default;
 };
 
@@ -44,11 +58,25 @@ struct ScheduleShape {
   // Micro-batches that run through a block before the next block (G). 1 while weights are resident; with
   // streamed weights each byte crosses its link once per pass and group.
   int64_t group = 1;
+  // Per block: into how many tiles the state that is off the device is cut; 0 (or no entry): all of it is on
+  // the device. Under global clipping the update of such a block is deferred: it runs under the next forward,
+  // before the block's own.
+  std::vector<int64_t> tiles = {};
+  bool pending = false;  // the step before has left its deferred updates to this one
+
+  int64_t tiles_of(int64_t block) const {
+    return static_cast<size_t>(block) < tiles.size() ? tiles[static_cast<size_t>(block)] : 0;
+  }
+  bool deferred(int64_t block) const { return clip == Clip::kGlobal && tiles_of(block) > 0; }
+  bool defers() const;  // any block
 };
 
 // Under global clipping every update waits for the check; otherwise a block is updated as soon as its
 // gradient is final.
 StepSchedule make_schedule(const ScheduleShape& shape);
+
+// The deferred updates alone: before evaluation, saving and the end.
+StepSchedule make_flush_schedule(const ScheduleShape& shape);
 
 // Forward and loss alone, `micro_batches` of them.
 StepSchedule make_evaluation_schedule(const ScheduleShape& shape);
@@ -57,7 +85,8 @@ StepSchedule make_evaluation_schedule(const ScheduleShape& shape);
 // through them in reverse, micro-batches ascend in every block (so every accumulator adds in order), loans
 // are balanced and held by every use, recomputation stands right before its backward, each block is reduced
 // once after its last backward, updates follow their reduce (and the check, under global clipping) with no
-// loan open and nothing uses an updated block.
+// loan open, tile by tile, nothing uses an updated block, and a deferred update comes before its block's next
+// use. Transfers are transfer_fault's matter.
 std::string schedule_fault(const StepSchedule& schedule, const ScheduleShape& shape);
 // The same for an evaluation's list.
 std::string evaluation_fault(const StepSchedule& schedule, const ScheduleShape& shape);

@@ -1,4 +1,5 @@
 // The rules of a schedule, checked without knowledge of how it was made: a walk that counts.
+#include <algorithm>
 #include <vector>
 
 #include "plan/schedule.h"
@@ -9,6 +10,7 @@ namespace {
 struct BlockCounts {
   int64_t forwards = 0, recomputes = 0, backwards = 0;  // of micro-batches, in ascending order
   int64_t loans = 0;
+  int64_t tiles = 0;  // updated
   bool reduced = false, updated = false;
 };
 
@@ -20,7 +22,9 @@ class Checker {
   // "" or what is wrong with `op` after all that came before.
   std::string visit(const Operation& op) {
     if (op.block < 0 || op.block > last_) return "no such block";
-    if (op.micro < 0 || op.micro >= shape_.micro_batches) return "no such micro-batch";
+    const int64_t most = op.kind == OperationKind::kUpdate ? std::max<int64_t>(shape_.tiles_of(op.block), 1)
+                                                           : shape_.micro_batches;
+    if (op.micro < 0 || op.micro >= most) return "no such micro-batch or tile";
     // Recomputed activations live until the backward that wanted them, and nothing may come between.
     if (recomputed_ && op != Operation{OperationKind::kBackward, op.block, op.micro})
       return "backward must follow its recomputation";
@@ -43,7 +47,11 @@ class Checker {
       case OperationKind::kCheck:
         return check();
       case OperationKind::kUpdate:
-        return update(op);
+        return shape_.deferred(op.block) ? deferred_update(op) : update(op);
+      case OperationKind::kFetch:
+      case OperationKind::kClaim:
+      case OperationKind::kWriteBack:
+        return "";
     }
     return "unknown operation";
   }
@@ -57,6 +65,7 @@ class Checker {
       if (!training) continue;
       if (block.backwards != shape_.micro_batches) return "a backward of" + name + " is missing";
       if (!block.reduced) return name + " is never reduced";
+      if (shape_.deferred(static_cast<int64_t>(b))) continue;
       if (!block.updated) return name + " is never updated";
     }
     if (training && !checked_) return "nothing checks the step";
@@ -68,6 +77,8 @@ class Checker {
 
   std::string use(int64_t block) {
     if (at(block).updated) return "a block is used after its update";
+    if (shape_.pending && shape_.deferred(block) && at(block).tiles < shape_.tiles_of(block))
+      return "a block is used before its deferred update";
     return at(block).loans == 0 ? "a block is used without a loan" : "";
   }
 
@@ -136,11 +147,23 @@ class Checker {
     if (shape_.clip == Clip::kGlobal && !checked_) return "updated before the check";
     if (at(op.block).loans != 0) return "updated while on loan";
     if (at(op.block).updated) return "updated twice";
-    // Deferred updates run under the next forward: in its order.
-    if (shape_.clip == Clip::kGlobal && op.block != next_update_) return "updates must go in forward order";
-    ++next_update_;
+    const std::string fault = ascend(at(op.block).tiles, op.micro);
+    if (!fault.empty()) return "tiles must ascend";
+    if (at(op.block).tiles < shape_.tiles_of(op.block)) return "";
     at(op.block).updated = true;
-    return "";
+    if (shape_.clip != Clip::kGlobal) return "";
+    // One order for what is updated at once and what is deferred: the forward's.
+    while (shape_.deferred(next_update_)) ++next_update_;
+    return op.block == next_update_++ ? "" : "updates must go in forward order";
+  }
+
+  // Of the step before: its check has passed, its gradient is final.
+  std::string deferred_update(const Operation& op) {
+    if (!shape_.pending) return "nothing is deferred";
+    if (at(op.block).forwards > 0) return "updated after its forward";
+    if (at(op.block).loans != 0) return "updated while on loan";
+    if (at(op.block).tiles == shape_.tiles_of(op.block)) return "updated twice";
+    return ascend(at(op.block).tiles, op.micro).empty() ? "" : "tiles must ascend";
   }
 
   const ScheduleShape& shape_;

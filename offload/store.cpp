@@ -1,0 +1,220 @@
+#include "offload/store.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/parallel.h"
+#include "offload/checksum.h"
+
+namespace lm {
+namespace {
+
+// What every transfer's length and address is a multiple of; SwapSpace checks that the disks agree.
+constexpr int64_t kAlignment = 4096;
+// A thread should have some 100 us of checking to do before it is worth waking.
+constexpr int64_t kCheckGrain = 128;  // chunks
+
+int64_t chunks_of(int64_t bytes) {
+  return ceil_div(bytes, kChecksumChunk);
+}
+
+}  // namespace
+
+int64_t Store::slot_bytes(const std::vector<int64_t>& array_bytes) {
+  int64_t most = 0;
+  for (const int64_t bytes : array_bytes) most = std::max(most, bytes);
+  return round_up(most, kChecksumChunk);
+}
+
+int64_t Store::swap_bytes(const std::vector<int64_t>& array_bytes) {
+  int64_t sum = 0;
+  for (const int64_t bytes : array_bytes) sum += round_up(bytes, kAlignment);
+  return sum;
+}
+
+Store::Store(StoreSetup setup, SwapSpace& space, IoQueue& queue, PinnedPool& pool)
+    : setup_(std::move(setup)),
+      space_(space),
+      queue_(queue),
+      slot_bytes_(slot_bytes(setup_.bytes)),
+      block_(pool.lease(slot_bytes_ * setup_.slots)),
+      arrays_(setup_.bytes.size()),
+      slots_(static_cast<size_t>(setup_.slots)) {
+  LM_CHECK(kAlignment % space.alignment() == 0 || space.alignment() <= kAlignment,
+           "the disks want an alignment of " + std::to_string(space.alignment()));
+  size_t chunks = 0;
+  for (size_t a = 0; a < arrays_.size(); ++a) {
+    if (setup_.bytes[a] == 0) continue;
+    arrays_[a].extent = space.allocate(round_up(setup_.bytes[a], kAlignment));
+    arrays_[a].bytes = setup_.bytes[a];
+    arrays_[a].first_chunk = chunks;
+    chunks += static_cast<size_t>(chunks_of(setup_.bytes[a]));
+  }
+  checksums_.resize(chunks);
+}
+
+Store::~Store() {
+  try {
+    for (const Slot& slot : slots_) {
+      queue_.wait(slot.read);
+      queue_.wait(slot.written);
+    }
+  } catch (const Error&) {
+    // Whoever needed the bytes has been told.
+  }
+}
+
+Store::Array& Store::array(int64_t index) {
+  LM_CHECK(holds(index), "no such array");
+  return arrays_[static_cast<size_t>(index)];
+}
+
+const Store::Array& Store::array(int64_t index) const {
+  return const_cast<Store*>(this)->array(index);
+}
+
+bool Store::holds(int64_t array) const {
+  return static_cast<size_t>(array) < setup_.bytes.size() && setup_.bytes[static_cast<size_t>(array)] > 0;
+}
+
+Store::Slot& Store::slot_of(int64_t index) {
+  const Array& a = array(index);
+  LM_CHECK(a.slot >= 0, name(index) + " is used, and in no slot");
+  return slots_[static_cast<size_t>(a.slot)];
+}
+
+// The slot becomes the array's.
+void Store::take(int64_t index, int64_t slot) {
+  Array& a = array(index);
+  Slot& s = slots_.at(static_cast<size_t>(slot));
+  LM_CHECK(a.slot < 0 || a.slot == slot, name(index) + " is in a slot already");
+  if (s.array >= 0) arrays_[static_cast<size_t>(s.array)].slot = -1;
+  s.array = index;
+  s.unchecked = s.zero = false;
+  a.slot = slot;
+}
+
+void Store::fetch(int64_t index, int64_t slot) {
+  take(index, slot);
+  const Array& a = array(index);
+  Slot& s = slots_[static_cast<size_t>(slot)];
+  if (a.fresh) {
+    s.zero = true;
+    return;
+  }
+  const std::array<Ticket, 3> after = {s.read, s.written, a.written};
+  s.read = queue_.read(a.extent, memory(slot), round_up(a.bytes, kAlignment), name(index), after);
+  s.unchecked = setup_.verify;
+}
+
+void Store::claim(int64_t index, int64_t slot) {
+  take(index, slot);
+}
+
+void Store::write_back(int64_t index, bool stamped) {
+  Array& a = array(index);
+  Slot& s = slot_of(index);
+  std::byte* const bytes = memory(a.slot);
+  const int64_t whole = round_up(a.bytes, kAlignment);
+  // A last chunk that is not full is filled with zeros: on the disk, and under its checksum.
+  std::memset(bytes + a.bytes, 0, static_cast<size_t>(round_up(a.bytes, kChecksumChunk) - a.bytes));
+  if (!stamped && setup_.verify) {
+    parallel_for(setup_.threads, chunks_of(a.bytes), kCheckGrain, [&](int64_t first, int64_t last) {
+      stamp(index, first * kChecksumChunk, std::min(last * kChecksumChunk, a.bytes));
+    });
+  }
+  const std::array<Ticket, 2> after = {s.read, a.written};
+  a.written = s.written = queue_.write(a.extent, bytes, whole, name(index), after);
+  a.fresh = false;
+}
+
+// The slot's memory may be touched: what was on its way into or out of it has arrived.
+void Store::settle(Slot& slot) {
+  const double start = monotonic_seconds();
+  queue_.wait(slot.read);
+  if (!queue_.done(slot.written)) queue_.wait(slot.written);
+  wait_seconds_ += monotonic_seconds() - start;
+  if (!slot.zero) return;
+  std::memset(memory(arrays_[static_cast<size_t>(slot.array)].slot), 0,
+              static_cast<size_t>(round_up(bytes(slot.array), kChecksumChunk)));
+  slot.zero = false;
+}
+
+std::byte* Store::use_unchecked(int64_t index, bool* unchecked) {
+  Slot& s = slot_of(index);
+  settle(s);
+  *unchecked = std::exchange(s.unchecked, false);
+  return memory(array(index).slot);
+}
+
+std::byte* Store::use(int64_t index) {
+  bool unchecked = false;
+  std::byte* const bytes = use_unchecked(index, &unchecked);
+  if (!unchecked) return bytes;
+  // An exception must not leave an OpenMP thread: they only tell whether something is wrong.
+  std::atomic<bool> whole{true};
+  parallel_for(setup_.threads, chunks_of(this->bytes(index)), kCheckGrain, [&](int64_t first, int64_t last) {
+    if (!intact(index, first * kChecksumChunk, std::min(last * kChecksumChunk, this->bytes(index))))
+      whole = false;
+  });
+  if (!whole) report_damage(index);
+  return bytes;
+}
+
+uint64_t Store::checksum(const Array& a, int64_t offset) const {
+  // The last chunk is checked with the zeros that fill it up.
+  return chunk_checksum({memory(a.slot) + offset, static_cast<size_t>(kChecksumChunk)});
+}
+
+bool Store::intact(int64_t index, int64_t begin, int64_t end) const {
+  const Array& a = array(index);
+  for (int64_t offset = begin; offset < end; offset += kChecksumChunk) {
+    if (checksum(a, offset) != checksums_[a.first_chunk + static_cast<size_t>(offset / kChecksumChunk)])
+      return false;
+  }
+  return true;
+}
+
+void Store::stamp(int64_t index, int64_t begin, int64_t end) {
+  const Array& a = array(index);
+  for (int64_t offset = begin; offset < end; offset += kChecksumChunk) {
+    checksums_[a.first_chunk + static_cast<size_t>(offset / kChecksumChunk)] = checksum(a, offset);
+  }
+}
+
+void Store::report_damage(int64_t index) const {
+  const Array& a = array(index);
+  int64_t offset = 0;
+  while (offset + kChecksumChunk < a.bytes && intact(index, offset, offset + kChecksumChunk))
+    offset += kChecksumChunk;
+  // Where the chunk lies on disk.
+  int64_t before = 0;
+  std::string place;
+  for (const ExtentPiece& piece : a.extent.pieces) {
+    if (offset >= before && offset < before + piece.bytes) {
+      place = space_.path(piece.file) + ", offset " + std::to_string(piece.offset + offset - before);
+    }
+    before += piece.bytes;
+  }
+  throw Error(Exit::kIntegrity,
+              {.area = "IO-06",
+               .what = name(index) + ": " + std::to_string(kChecksumChunk) + " bytes at " +
+                       std::to_string(offset) + " of " + std::to_string(a.bytes) +
+                       " are not what was written there",
+               .place = place,
+               .next = "check this disk and its log, or leave it out of offload.paths",
+               .kept = "nothing was computed from the damaged bytes; what was saved before is untouched"});
+}
+
+void Store::resize(int64_t index, int64_t bytes) {
+  LM_CHECK(bytes > 0 && bytes <= setup_.bytes[static_cast<size_t>(index)], name(index) + " cannot grow");
+  array(index).bytes = bytes;
+}
+
+}  // namespace lm

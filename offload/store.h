@@ -1,0 +1,105 @@
+// Arrays of state whose home is swap space: optimizer tiles, weights, gradients, saved activations. Compute
+// works on an array only while it lies in one of the store's slots; which array comes into which slot, and
+// when, is decided by the schedule (plan/transfers.h), so that nothing here depends on timing. Every chunk of
+// 8 KiB that is written has its checksum kept in memory, and is compared with it before it is used again.
+//
+// The store owns slots (leased from the pinned pool) and extents; queue and pool belong to the rank. The
+// rank's compute thread calls; check and stamp may also be called from its OpenMP threads on disjoint ranges.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "offload/io_queue.h"
+#include "offload/pinned.h"
+#include "offload/swap_space.h"
+
+namespace lm {
+
+inline constexpr int64_t kChecksumChunk = 8192;  // bytes
+
+struct StoreSetup {
+  std::vector<int64_t> bytes;                 // of each array; 0: not in this store
+  std::function<std::string(int64_t)> name;   // of an array, for messages: "weights of layers.3"
+  int64_t slots = 0;
+  bool verify = true;  // false: trust the disk (offload.verify)
+  int threads = 1;     // that check and stamp whole arrays
+};
+
+class Store {
+ public:
+  // Memory and disk that such a store takes.
+  static int64_t slot_bytes(const std::vector<int64_t>& array_bytes);  // of one slot
+  static int64_t swap_bytes(const std::vector<int64_t>& array_bytes);
+
+  Store(StoreSetup setup, SwapSpace& space, IoQueue& queue, PinnedPool& pool);
+  // Nothing of the slots is in flight afterwards.
+  ~Store();
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+
+  // The schedule's transfers; none of them waits. An array that was never written comes as zeros.
+  void fetch(int64_t array, int64_t slot);
+  void claim(int64_t array, int64_t slot);
+  // With `stamped` the caller has stamped every chunk; else that is done here.
+  void write_back(int64_t array, bool stamped = false);
+
+  // The array in its slot: waits for its fetch and compares it with what was written. Throws Error(21, 22).
+  std::byte* use(int64_t array);
+  // The same for a caller that compares chunk by chunk while it works, if *unchecked says that this is due.
+  std::byte* use_unchecked(int64_t array, bool* unchecked);
+  // Bytes [begin, end) of an array in its slot, both multiples of the chunk (or the array's end): whether they
+  // are what was written; and what they are now, for the write to come.
+  bool intact(int64_t array, int64_t begin, int64_t end) const;
+  void stamp(int64_t array, int64_t begin, int64_t end);
+  // Throws Error(22) with the place of the first chunk that is not intact.
+  [[noreturn]] void report_damage(int64_t array) const;
+
+  // From now on only the first `bytes` of the array count (a shorter batch's activations).
+  void resize(int64_t array, int64_t bytes);
+  int64_t bytes(int64_t array) const { return arrays_[static_cast<size_t>(array)].bytes; }
+  bool holds(int64_t array) const;
+  // Never written so far, so that its bytes are zeros without meaning.
+  bool fresh(int64_t array) const { return arrays_[static_cast<size_t>(array)].fresh; }
+
+  double wait_seconds() const { return wait_seconds_; }  // spent in use
+
+ private:
+  struct Array {
+    Extent extent;
+    int64_t bytes = 0;
+    int64_t slot = -1;     // where it lies, or is on its way to
+    Ticket written = 0;    // its last write
+    bool fresh = true;
+    size_t first_chunk = 0;  // of its checksums
+  };
+  struct Slot {
+    int64_t array = -1;
+    Ticket read = 0, written = 0;  // the last of each
+    bool unchecked = false;        // holds what was read and not yet compared
+    bool zero = false;             // is to become zeros before its use
+  };
+
+  Array& array(int64_t index);
+  const Array& array(int64_t index) const;
+  Slot& slot_of(int64_t array);
+  std::byte* memory(int64_t slot) const { return block_.data() + slot * slot_bytes_; }
+  std::string name(int64_t array) const { return setup_.name(array); }
+  void take(int64_t array, int64_t slot);
+  void settle(Slot& slot);
+  uint64_t checksum(const Array& array, int64_t offset) const;
+
+  StoreSetup setup_;
+  SwapSpace& space_;
+  IoQueue& queue_;
+  int64_t slot_bytes_;
+  PinnedBlock block_;  // all slots
+  std::vector<Array> arrays_;
+  std::vector<Slot> slots_;
+  std::vector<uint64_t> checksums_;  // of every chunk of every array, as last written
+  double wait_seconds_ = 0;
+};
+
+}  // namespace lm

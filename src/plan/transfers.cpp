@@ -1,0 +1,325 @@
+#include "plan/transfers.h"
+
+#include <algorithm>
+#include <map>
+
+#include "base/error.h"
+
+namespace lm {
+namespace {
+
+// Collects one pool's uses while walking a list.
+class UseCollector {
+ public:
+  UseCollector(Pool pool, const TransferShape& shape) : pool_(pool), shape_(shape), open_(size()) {}
+
+  void visit(size_t index, const Operation& op) {
+    switch (pool_) {
+      case Pool::kWeights:
+        return weights(index, op);
+      case Pool::kGradients:
+        return gradients(index, op);
+      case Pool::kOptimizer:
+        if (op.kind == OperationKind::kUpdate) add({index, index, tile(op), true, true, false});
+        return;
+      case Pool::kActivations:
+        return activations(index, op);
+    }
+  }
+
+  std::vector<ArrayUse> take() {
+    std::stable_sort(uses_.begin(), uses_.end(),
+                     [](const ArrayUse& a, const ArrayUse& b) { return a.begin < b.begin; });
+    return std::move(uses_);
+  }
+
+ private:
+  size_t size() const { return shape_.pool(pool_).streamed.size(); }
+  int64_t tile(const Operation& op) const {
+    return shape_.first_tile.empty() ? 0 : shape_.first_tile[static_cast<size_t>(op.block)] + op.micro;
+  }
+  int64_t tiles(int64_t block) const {
+    const auto b = static_cast<size_t>(block);
+    return b + 1 < shape_.first_tile.size() ? shape_.first_tile[b + 1] - shape_.first_tile[b] : 1;
+  }
+
+  void add(const ArrayUse& use) {
+    if (shape_.pool(pool_).holds(use.array)) uses_.push_back(use);
+  }
+
+  void weights(size_t index, const Operation& op) {
+    if (!shape_.pool(pool_).holds(op.block)) return;
+    const auto b = static_cast<size_t>(op.block);
+    if (op.kind == OperationKind::kAcquire) open_[b] = index;
+    if (op.kind == OperationKind::kRelease) add({open_[b], index, op.block, true, false, false});
+    if (op.kind == OperationKind::kUpdate) add({index, index, op.block, true, true, false});
+  }
+
+  void gradients(size_t index, const Operation& op) {
+    if (op.kind == OperationKind::kBackward) add({index, index, op.block, op.micro > 0, true, false});
+    if (op.kind == OperationKind::kReduce) add({index, index, op.block, true, false, false});
+    if (op.kind == OperationKind::kUpdate) {
+      const bool last = op.micro + 1 >= updated_in(op.block);
+      add({index, index, op.block, true, false, last});
+    }
+  }
+  // A block whose state is on the device is updated by one operation.
+  int64_t updated_in(int64_t block) const {
+    const PoolShape& optimizer = shape_.pool(Pool::kOptimizer);
+    const int64_t n = tiles(block);
+    for (int64_t t = 0; t < n && !shape_.first_tile.empty(); ++t) {
+      if (optimizer.holds(shape_.first_tile[static_cast<size_t>(block)] + t)) return n;
+    }
+    return 1;
+  }
+
+  void activations(size_t index, const Operation& op) {
+    const auto input = [&](int64_t block) { return (block - 1) * shape_.group + op.micro % shape_.group; };
+    switch (op.kind) {
+      case OperationKind::kForward:
+        if (op.block > 0) add({index, index, input(op.block), true, false, false});
+        add({index, index, input(op.block + 1), false, true, false});
+        break;
+      case OperationKind::kHead:
+        add({index, index, input(op.block), true, false, true});
+        break;
+      case OperationKind::kRecompute:  // its backward follows at once
+        add({index, index + 1, input(op.block), true, false, true});
+        break;
+      default:
+        break;
+    }
+  }
+
+  Pool pool_;
+  const TransferShape& shape_;
+  std::vector<size_t> open_;  // weights: where the block was acquired
+  std::vector<ArrayUse> uses_;
+};
+
+// Transfers of all pools by where they stand: before operation `position`, write-backs first, since a fetch may
+// take over the slot.
+using Inserted = std::multimap<std::pair<size_t, int>, Operation>;
+
+// One pool over this list and the next.
+class PoolPlanner {
+ public:
+  PoolPlanner(Pool pool, const TransferShape& shape, size_t length, std::vector<Slot>& state,
+              Inserted& inserted)
+      : pool_(pool), shape_(shape), length_(length), state_(state), inserted_(inserted) {
+    for (const Slot& slot : state) work_.push_back({slot, 0, 0});
+  }
+
+  void run(const std::vector<ArrayUse>& uses) {
+    for (const ArrayUse& use : uses) visit(use);
+  }
+
+ private:
+  struct Work {
+    Slot slot;
+    size_t free_at;  // first position at which a transfer may take the slot
+    size_t changed_at;  // position after its last change
+  };
+
+  void visit(const ArrayUse& use) {
+    const size_t s = find(use.array) < work_.size() ? find(use.array) : bring(use);
+    Work& w = work_[s];
+    ++order_;
+    w.slot.order = order_;
+    w.slot.promised = false;
+    w.free_at = use.end + 1;
+    if (use.changes) {
+      w.slot.changed = true;
+      w.changed_at = use.end + 1;
+    }
+    left_at_[use.array] = use.end + 1;
+    if (use.dies) w.slot = {.array = -1, .changed = false, .promised = false, .order = order_};
+    if (use.begin < length_) state_[s] = w.slot;
+  }
+
+  size_t find(int64_t array) const {
+    for (size_t s = 0; s < work_.size(); ++s) {
+      if (work_[s].slot.array == array) return s;
+    }
+    return work_.size();
+  }
+
+  size_t bring(const ArrayUse& use) {
+    const size_t s = victim(use.begin);
+    Work& w = work_[s];
+    size_t position = w.free_at;
+    if (w.slot.array >= 0 && w.slot.changed) {
+      insert(w.changed_at, 0, OperationKind::kWriteBack, w.slot.array, s);
+      // The home knows it from there on, whether or not the array leaves its slot within this list.
+      if (w.changed_at <= length_ && state_[s].array == w.slot.array) state_[s].changed = false;
+      position = std::max(position, w.changed_at);
+      left_at_[w.slot.array] = std::max(left_at_[w.slot.array], w.changed_at);
+    }
+    position = std::max(position, left_at_[use.array]);
+    insert(position, 1, use.needs ? OperationKind::kFetch : OperationKind::kClaim, use.array, s);
+    w.slot = {.array = use.array, .changed = false, .promised = true, .order = order_};
+    w.free_at = position;
+    if (position <= length_) state_[s] = w.slot;
+    return s;
+  }
+
+  // A slot without worth, else the one used longest ago; what was fetched for a use to come is taken last.
+  size_t victim(size_t begin) const {
+    size_t best = work_.size();
+    const auto rank = [&](size_t s) {
+      const Slot& slot = work_[s].slot;
+      return std::tuple(slot.promised, slot.array >= 0, slot.order);
+    };
+    for (size_t s = 0; s < work_.size(); ++s) {
+      if (work_[s].free_at > begin) continue;
+      if (best == work_.size() || rank(s) < rank(best)) best = s;
+    }
+    LM_CHECK(best < work_.size(), std::string("too few slots for ") + pool_name(pool_));
+    return best;
+  }
+
+  void insert(size_t position, int after, OperationKind kind, int64_t array, size_t slot) {
+    if (position > length_) return;
+    inserted_.emplace(std::pair(position, after), Operation{.kind = kind,
+                                                            .pool = pool_,
+                                                            .array = array,
+                                                            .slot = static_cast<int64_t>(slot)});
+  }
+
+  Pool pool_;
+  const TransferShape& shape_;
+  size_t length_;
+  std::vector<Slot>& state_;
+  Inserted& inserted_;
+  std::vector<Work> work_;
+  std::map<int64_t, size_t> left_at_;  // from where on an array may be brought once more
+  int64_t order_ = 1;  // what was carried over was used before
+};
+
+std::string breach(size_t index, const Operation& op, const std::string& text) {
+  return std::string(pool_name(op.pool)) + " " + std::to_string(op.array) + ": " + text + " (operation " +
+         std::to_string(index) + ")";
+}
+
+// Replays one pool's transfers against its uses.
+class PoolChecker {
+ public:
+  PoolChecker(Pool pool, const std::vector<ArrayUse>& uses, std::vector<Slot> slots)
+      : pool_(pool), uses_(uses), slots_(std::move(slots)) {}
+
+  std::string transfer(size_t compute, size_t index, const Operation& op) {
+    if (op.slot < 0 || static_cast<size_t>(op.slot) >= slots_.size()) return breach(index, op, "no such slot");
+    Slot& slot = slots_[static_cast<size_t>(op.slot)];
+    if (op.kind == OperationKind::kWriteBack) {
+      if (slot.array != op.array) return breach(index, op, "written from a slot that holds something else");
+      slot.changed = false;
+      return "";
+    }
+    for (const ArrayUse& use : uses_) {
+      if (use.array == slot.array && use.begin < compute && use.end >= compute)
+        return breach(index, op, "takes a slot in use");
+    }
+    if (slot.array >= 0 && slot.changed) return breach(index, op, "drops what was changed");
+    for (const Slot& other : slots_) {
+      if (other.array == op.array) return breach(index, op, "is in a slot already");
+    }
+    slot = {.array = op.array, .changed = op.kind == OperationKind::kClaim, .promised = false, .order = 0};
+    return "";
+  }
+
+  std::string compute(size_t compute, size_t index) {
+    for (; next_ < uses_.size() && uses_[next_].begin == compute; ++next_) {
+      const ArrayUse& use = uses_[next_];
+      const auto at = std::find_if(slots_.begin(), slots_.end(),
+                                   [&](const Slot& slot) { return slot.array == use.array; });
+      const Operation op{.kind = OperationKind::kFetch, .pool = pool_, .array = use.array};
+      if (at == slots_.end()) return breach(index, op, "used, and in no slot");
+      if (use.changes) at->changed = true;
+      if (use.dies) *at = {};
+    }
+    return "";
+  }
+
+ private:
+  Pool pool_;
+  const std::vector<ArrayUse>& uses_;
+  std::vector<Slot> slots_;
+  size_t next_ = 0;
+};
+
+bool is_transfer(const Operation& op) {
+  return op.kind == OperationKind::kFetch || op.kind == OperationKind::kClaim ||
+         op.kind == OperationKind::kWriteBack;
+}
+
+}  // namespace
+
+bool TransferShape::any() const {
+  return std::any_of(pools.begin(), pools.end(), [](const PoolShape& pool) { return pool.slots > 0; });
+}
+
+SlotState::SlotState(const TransferShape& shape) {
+  for (size_t p = 0; p < kPools; ++p) pools[p].resize(static_cast<size_t>(shape.pools[p].slots));
+}
+
+std::vector<ArrayUse> array_uses(const StepSchedule& schedule, Pool pool, const TransferShape& shape) {
+  UseCollector collector(pool, shape);
+  for (size_t i = 0; i < schedule.operations.size(); ++i) collector.visit(i, schedule.operations[i]);
+  return collector.take();
+}
+
+StepSchedule add_transfers(const StepSchedule& step, const StepSchedule& next, const TransferShape& shape,
+                           SlotState& state) {
+  if (!shape.any()) return step;
+  const size_t length = step.operations.size();
+  StepSchedule both = step;
+  both.operations.insert(both.operations.end(), next.operations.begin(), next.operations.end());
+  Inserted inserted;
+  for (int p = 0; p < kPools; ++p) {
+    const auto pool = static_cast<Pool>(p);
+    if (shape.pool(pool).slots == 0) continue;
+    std::vector<Slot>& slots = state.pools[static_cast<size_t>(p)];
+    for (Slot& slot : slots) slot.order -= int64_t{1} << 32;  // before everything in this list
+    PoolPlanner(pool, shape, length, slots, inserted).run(array_uses(both, pool, shape));
+  }
+  StepSchedule out;
+  out.operations.reserve(length + inserted.size());
+  auto transfer = inserted.begin();
+  for (size_t i = 0; i <= length; ++i) {
+    for (; transfer != inserted.end() && transfer->first.first == i; ++transfer)
+      out.operations.push_back(transfer->second);
+    if (i < length) out.operations.push_back(step.operations[i]);
+  }
+  return out;
+}
+
+std::string transfer_fault(const StepSchedule& schedule, const TransferShape& shape, SlotState before) {
+  StepSchedule compute;
+  for (const Operation& op : schedule.operations) {
+    if (!is_transfer(op)) compute.operations.push_back(op);
+  }
+  std::array<std::vector<ArrayUse>, kPools> uses;
+  std::vector<PoolChecker> checkers;
+  checkers.reserve(kPools);
+  for (size_t p = 0; p < kPools; ++p) {
+    uses[p] = array_uses(compute, static_cast<Pool>(p), shape);
+    checkers.emplace_back(static_cast<Pool>(p), uses[p], std::move(before.pools[p]));
+  }
+  size_t at = 0;  // operations of `compute` passed
+  for (size_t i = 0; i < schedule.operations.size(); ++i) {
+    const Operation& op = schedule.operations[i];
+    if (is_transfer(op)) {
+      const std::string fault = checkers[static_cast<size_t>(op.pool)].transfer(at, i, op);
+      if (!fault.empty()) return fault;
+      continue;
+    }
+    for (PoolChecker& checker : checkers) {
+      const std::string fault = checker.compute(at, i);
+      if (!fault.empty()) return fault;
+    }
+    ++at;
+  }
+  return "";
+}
+
+}  // namespace lm
