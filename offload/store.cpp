@@ -15,8 +15,8 @@
 namespace lm {
 namespace {
 
-// What every transfer's length and address is a multiple of; SwapSpace checks that the disks agree.
-constexpr int64_t kAlignment = 4096;
+// What every transfer is a multiple of: whole chunks, so that a last one comes back with the zeros that fill it.
+constexpr int64_t kAlignment = kChecksumChunk;
 // A thread should have some 100 us of checking to do before it is worth waking.
 constexpr int64_t kCheckGrain = 128;  // chunks
 
@@ -46,7 +46,7 @@ Store::Store(StoreSetup setup, SwapSpace& space, IoQueue& queue, PinnedPool& poo
       block_(pool.lease(slot_bytes_ * setup_.slots)),
       arrays_(setup_.bytes.size()),
       slots_(static_cast<size_t>(setup_.slots)) {
-  LM_CHECK(kAlignment % space.alignment() == 0 || space.alignment() <= kAlignment,
+  LM_CHECK(kAlignment % space.alignment() == 0,
            "the disks want an alignment of " + std::to_string(space.alignment()));
   size_t chunks = 0;
   for (size_t a = 0; a < arrays_.size(); ++a) {

@@ -35,6 +35,19 @@ enum class LrSchedule : uint8_t {
   kReduceLrOnPlateau,
 };
 
+enum class OffloadHome : uint8_t { kAuto, kNone, kHost, kNvme };
+enum class IoEngineChoice : uint8_t { kAuto, kUring, kThreads };
+
+// "64MiB".
+struct ByteSize {
+  int64_t bytes = 0;
+};
+// "24GiB", or "90%" of what the machine has.
+struct Budget {
+  int64_t bytes = 0;  // used when share is 0
+  double share = 0;   // of 1
+};
+
 struct RunConfig {
   std::string dir;                            // "" = runs/<config's name>
   int64_t seed = 42;                          // of shuffling, initialisation, dropout and rounding
@@ -96,6 +109,28 @@ struct LoraConfig {
   std::string init;  // a PEFT adapter directory to continue; "" = fresh
 };
 
+// Where state lives that does not fit on the device. "auto" keeps everything near while it fits, and then moves
+// one class after another to the next home, as much as needed; a named home takes all of its class. Never
+// changes a result.
+struct OffloadConfig {
+  OffloadHome optimizer = OffloadHome::kAuto;    // master and moments
+  OffloadHome gradients = OffloadHome::kAuto;    // of transformer blocks
+  OffloadHome weights = OffloadHome::kAuto;      // of transformer blocks (LoRA: the frozen base)
+  OffloadHome activations = OffloadHome::kAuto;  // block inputs; needs train.recompute = "block"
+  std::vector<std::string> paths;                // directories on fast disks; state is striped over them
+  Budget device_memory = {0, 0.9};               // of the GPU
+  Budget host_memory = {0, 0.9};                 // of this machine, for the rank's whole process
+  std::optional<Budget> disk_limit;              // of each path; auto: what is free
+  bool verify = true;  // checksum of every chunk that comes back from disk; ~2 % of a step
+};
+
+struct IoConfig {
+  IoEngineChoice engine = IoEngineChoice::kAuto;  // auto: io_uring, or threads where it is refused
+  std::optional<ByteSize> block;                  // of one request; auto: 1 MiB
+  std::optional<int64_t> depth;                   // requests in flight; auto: 32
+  std::optional<ByteSize> tile;                   // optimizer state that moves as one
+};
+
 struct LogConfig {
   int64_t every = 1;  // steps between lines when stderr is not a terminal
 };
@@ -107,6 +142,8 @@ struct Config {
   TrainConfig train;
   OptimizerConfig optimizer;
   LoraConfig lora;
+  OffloadConfig offload;
+  IoConfig io;
   LogConfig log;
 };
 

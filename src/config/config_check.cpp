@@ -20,6 +20,7 @@ class Checks {
     evaluation();
     schedule();
     types();
+    offload();
     return std::move(out_);
   }
 
@@ -96,6 +97,23 @@ class Checks {
                 fp32 + "fp32 weights are their own master (leave the key out)");
     require(config_.train.gradients == GradientDType::kF32, "train.gradients", "model.dtype",
             "train.gradients = \"bf16\" and " + fp32 + "gradients of fp32 weights are added in fp32");
+  }
+
+  void offload() {
+    const OffloadConfig& offload = config_.offload;
+    const std::pair<const char*, OffloadHome> homes[] = {{"offload.optimizer", offload.optimizer},
+                                                         {"offload.gradients", offload.gradients},
+                                                         {"offload.weights", offload.weights},
+                                                         {"offload.activations", offload.activations}};
+    for (const auto& [key, home] : homes) {
+      require(home != OffloadHome::kNvme || !offload.paths.empty(), key, "offload.paths",
+              std::string(key) + " = \"nvme\" needs offload.paths: a directory on a fast disk");
+    }
+    const bool moved = offload.activations == OffloadHome::kHost || offload.activations == OffloadHome::kNvme;
+    require(!moved || config_.train.recompute != Recompute::kNone, "offload.activations", "train.recompute",
+            "offload.activations = " + value_text(offload.activations) +
+                " moves block inputs, and train.recompute = \"none\" keeps everything else beside them: set "
+                "train.recompute = \"block\"");
   }
 
   const Config& config_;

@@ -74,6 +74,19 @@ struct EnumNames<Master> {
       {Master::kSplit, "split"}, {Master::kF32, "fp32"}, {Master::kNone, "none"}};
 };
 template <>
+struct EnumNames<OffloadHome> {
+  static constexpr EnumName<OffloadHome> kAll[] = {{OffloadHome::kAuto, "auto"},
+                                                   {OffloadHome::kNone, "none"},
+                                                   {OffloadHome::kHost, "host"},
+                                                   {OffloadHome::kNvme, "nvme"}};
+};
+template <>
+struct EnumNames<IoEngineChoice> {
+  static constexpr EnumName<IoEngineChoice> kAll[] = {{IoEngineChoice::kAuto, "auto"},
+                                                      {IoEngineChoice::kUring, "uring"},
+                                                      {IoEngineChoice::kThreads, "threads"}};
+};
+template <>
 struct EnumNames<LrSchedule> {
   static constexpr EnumName<LrSchedule> kAll[] = {
       {LrSchedule::kConstant, "constant"},

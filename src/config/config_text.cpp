@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
 
 namespace lm {
 namespace {
@@ -42,6 +43,20 @@ std::string number_text(double value) {
   std::string text(buffer, end);
   if (text.find_first_of(".e") == std::string::npos) text += ".0";
   return text;
+}
+
+std::string size_text(int64_t bytes) {
+  constexpr const char* kUnits[] = {"", "KiB", "MiB", "GiB", "TiB"};
+  size_t unit = 0;
+  while (bytes != 0 && bytes % 1024 == 0 && unit + 1 < std::size(kUnits)) bytes /= 1024, ++unit;
+  return std::to_string(bytes) + kUnits[unit];
+}
+
+std::string value_text(const Budget& value) {
+  if (value.share <= 0) return quote(size_text(value.bytes));
+  char text[32];
+  std::snprintf(text, sizeof text, "%.6g%%", 100 * value.share);
+  return quote(text);
 }
 
 std::string range_text(const Range& range) {

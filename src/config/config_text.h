@@ -35,6 +35,12 @@ inline std::string value_text(double value) {
 inline std::string value_text(const std::string& value) {
   return quote(value);
 }
+// The largest binary unit that divides it: what parse_bytes reads back exactly.
+std::string size_text(int64_t bytes);
+inline std::string value_text(const ByteSize& value) {
+  return quote(size_text(value.bytes));
+}
+std::string value_text(const Budget& value);
 template <class E>
 requires std::is_enum_v<E> std::string value_text(E value) {
   return quote(name_of(value));
@@ -61,6 +67,13 @@ inline std::string expected_text(const int64_t*, const KeyInfo& info) {
 }
 inline std::string expected_text(const double*, const KeyInfo& info) {
   return "a number" + range_text(info.range);
+}
+inline std::string expected_text(const ByteSize*, const KeyInfo& info) {
+  return "a size such as \"16MiB\", from " + size_text(static_cast<int64_t>(info.range.low)) + " to " +
+         size_text(static_cast<int64_t>(info.range.high));
+}
+inline std::string expected_text(const Budget*, const KeyInfo&) {
+  return "a size such as \"24GiB\" or a share such as \"90%\"";
 }
 inline std::string expected_text(const std::string*, const KeyInfo& info) {
   return info.required ? "a string that is not empty" : "a string";

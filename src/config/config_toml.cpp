@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -12,6 +13,7 @@
 #include <memory>
 #include <set>
 
+#include "base/bytes.h"
 #include "base/error.h"
 #include "config/config_check.h"
 #include "config/config_print.h"
@@ -108,6 +110,34 @@ bool read(const Entry& entry, std::string& field, const KeyInfo& info) {
   const std::optional<std::string> text = word(entry);
   if (!text || !printable(*text) || (info.required && text->empty())) return false;
   field = *text;
+  return true;
+}
+// Sizes are words, so that nobody has to count zeros; plain integers are bytes.
+std::optional<int64_t> size_of(const Entry& entry) {
+  if (const auto* number = entry.node->as_integer())
+    return number->get() >= 0 ? std::optional(number->get()) : std::nullopt;
+  const std::optional<std::string> text = word(entry);
+  return text ? parse_bytes(*text) : std::nullopt;
+}
+bool read(const Entry& entry, ByteSize& field, const KeyInfo& info) {
+  const std::optional<int64_t> bytes = size_of(entry);
+  if (!bytes || !in_range(static_cast<double>(*bytes), info.range)) return false;
+  field.bytes = *bytes;
+  return true;
+}
+bool read(const Entry& entry, Budget& field, const KeyInfo&) {
+  const std::optional<std::string> text = word(entry);
+  if (text && text->ends_with('%')) {
+    double percent = 0;
+    const char* const end = text->data() + text->size() - 1;
+    const auto parsed = std::from_chars(text->data(), end, percent);
+    if (parsed.ec != std::errc() || parsed.ptr != end || !(percent > 0 && percent <= 100)) return false;
+    field = {0, percent / 100};
+    return true;
+  }
+  const std::optional<int64_t> bytes = size_of(entry);
+  if (!bytes || *bytes == 0) return false;
+  field = {*bytes, 0};
   return true;
 }
 template <class E>

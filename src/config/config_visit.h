@@ -150,6 +150,37 @@ void visit_lora(LoraT& lora, V& v) {
   v.key("lora", "init", lora.init, {kNumerics, "a PEFT adapter directory to continue; \"\" = fresh"});
 }
 
+template <class OffloadT, class V>
+void visit_offload(OffloadT& offload, V& v) {
+  using enum KeyTag;
+  v.table("offload", "where state lives that does not fit on the device; never changes a result");
+  v.key("offload", "optimizer", offload.optimizer, {kPlacement, "home of master and moments"});
+  v.key("offload", "gradients", offload.gradients, {kPlacement, "home of the transformer blocks' gradients"});
+  v.key("offload", "weights", offload.weights,
+        {kPlacement, "home of the transformer blocks' weights (LoRA: of the frozen base)"});
+  v.key("offload", "activations", offload.activations,
+        {kPlacement, "home of block inputs; needs train.recompute = \"block\""});
+  v.key("offload", "paths", offload.paths,
+        {kPlacement, "directories on fast disks for what is on nvme; striped by their speed"});
+  v.key("offload", "device_memory", offload.device_memory, {kPlacement, "that a run may use of the GPU"});
+  v.key("offload", "host_memory", offload.host_memory,
+        {kPlacement, "that the rank's process may use of this machine"});
+  v.key("offload", "disk_limit", offload.disk_limit, {kPlacement, "of each path; auto: what is free"});
+  v.key("offload", "verify", offload.verify,
+        {kPlacement, "compare every chunk that comes back from disk with its checksum"});
+}
+
+template <class IoT, class V>
+void visit_io(IoT& io, V& v) {
+  using enum KeyTag;
+  v.table("io", "how disks are driven; the plan's choice is seldom worth changing");
+  v.key("io", "engine", io.engine, {kPlacement, "auto: io_uring, or threads where it is refused"});
+  v.key("io", "block", io.block, {kPlacement, "bytes of one request", {.low = 4096, .high = 1 << 30}});
+  v.key("io", "depth", io.depth, {kPlacement, "requests in flight", {.low = 1, .high = 4096}});
+  v.key("io", "tile", io.tile,
+        {kPlacement, "bytes of optimizer state that move as one", {.low = 40960, .high = 1 << 30}});
+}
+
 template <class LogT, class V>
 void visit_log(LogT& log, V& v) {
   v.table("log", "what is printed");
@@ -165,6 +196,8 @@ void visit_config(ConfigT& config, V& v) {
   visit_train(config.train, v);
   visit_optimizer(config.optimizer, v);
   visit_lora(config.lora, v);
+  visit_offload(config.offload, v);
+  visit_io(config.io, v);
   visit_log(config.log, v);
 }
 

@@ -61,6 +61,20 @@ inline constexpr OtherName kOtherNames[] = {
     {"target_modules", "lora.targets"},
     {"use_rslora", "lora.rslora"},
     {"logging_steps", "log.every"},
+    {"offload_optimizer", "offload.optimizer"},
+    {"optimizer_offload", "offload.optimizer"},
+    {"offload_param", "offload.weights"},
+    {"offload_params", "offload.weights"},
+    {"offload_gradients", "offload.gradients"},
+    {"activation_offload", "offload.activations"},
+    {"activation_offloading", "offload.activations"},
+    {"nvme_path", "offload.paths"},
+    {"swap_dir", "offload.paths"},
+    {"cpu_memory", "offload.host_memory"},
+    {"gpu_memory", "offload.device_memory"},
+    {"block_size", "io.block"},
+    {"queue_depth", "io.depth"},
+    {"sub_group_size", "io.tile"},
 };
 
 // Tables that are described, and not there yet; refused by name.
@@ -68,10 +82,8 @@ struct LaterTable {
   std::string_view name, sentence;
 };
 inline constexpr LaterTable kLaterTables[] = {
-    {"offload", "keeping state off the device is not supported yet: everything stays in the device's memory"},
     {"zero", "sharding over ranks is not supported yet: one rank trains"},
     {"checkpoint", "checkpoints and resuming are not supported yet: the result is written at the end"},
-    {"io", "I/O settings are not supported yet: nothing is offloaded"},
 };
 
 // Values that are described, and not there yet.

@@ -93,7 +93,7 @@ TEST(Config, NamesWhatIsNotSupportedYet) {
              "qlora is not supported yet: full and lora are");
   EXPECT_HAS(failure(std::string(kLeast) + "[optimizer]\nname = \"sgd\"\n"),
              "optimizer.name = \"sgd\" is not supported yet: adamw is");
-  for (const char* table : {"offload", "zero", "checkpoint", "io"}) {
+  for (const char* table : {"zero", "checkpoint"}) {
     const std::string text = failure(std::string(kLeast) + "[" + table + "]\nx = 1\n");
     EXPECT_HAS(text, "not supported yet");
     EXPECT_HAS(text, "c.toml:5:2");
@@ -105,6 +105,29 @@ TEST(Config, KnowsTheWordsPeopleBring) {
   EXPECT_HAS(failure(std::string(kLeast) + "[train]\nlr = 1\n"), "it belongs to [optimizer]");
   EXPECT_HAS(failure("steps = 3\n" + std::string(kLeast)), "outside of a table; it belongs to [train]");
   EXPECT_HAS(failure(std::string(kLeast) + "[trian]\nsteps = 1\n"), "did you mean [train]?");
+}
+
+TEST(Config, SizesAreWordsAndBudgetsMayBeShares) {
+  const auto offload = [](const std::string& rest) {
+    return parse_config(std::string(kLeast) + "[offload]\npaths = \"/fast\"\n" + rest, "c.toml");
+  };
+  Config config = offload("optimizer = \"nvme\"\nhost_memory = \"1.5 GiB\"\n[io]\ntile = \"16MiB\"\n");
+  EXPECT_EQ(config.offload.optimizer, OffloadHome::kNvme);
+  EXPECT_EQ(config.offload.host_memory.bytes, 1610612736);
+  EXPECT_EQ(config.io.tile->bytes, 16777216);
+  EXPECT_DOUBLE_EQ(config.offload.device_memory.share, 0.9);
+  config = offload("host_memory = \"45%\"\n");
+  EXPECT_DOUBLE_EQ(config.offload.host_memory.share, 0.45);
+  EXPECT_HAS(print_config(config), "host_memory = \"45%\"");
+  EXPECT_HAS(failure(std::string(kLeast) + "[offload]\nhost_memory = \"101%\"\n"),
+             "`offload.host_memory`: expected a size such as \"24GiB\" or a share such as \"90%\", got the string \"101%\"");
+  EXPECT_HAS(failure(std::string(kLeast) + "[io]\nblock = \"2KiB\"\n"),
+             "`io.block`: expected a size such as \"16MiB\", from 4KiB to 1GiB, or \"auto\", got the string \"2KiB\"");
+  EXPECT_HAS(failure(std::string(kLeast) + "[offload]\nweights = \"nvme\"\n"),
+             "offload.weights = \"nvme\" needs offload.paths");
+  EXPECT_HAS(failure(std::string(kLeast) +
+                     "[train]\nrecompute = \"none\"\n[offload]\nactivations = \"host\"\n"),
+             "set train.recompute = \"block\"");
 }
 
 TEST(Config, MissingKeysAreNamed) {
