@@ -77,17 +77,12 @@ void run(char** argv) {
   if (lora) initialise_adapter(load, 1, rank.weights());
   rank.weights_ready();
   const StepBatches batches = random_batches(config.train.global_batch, config.data.max_length, spec.vocab);
-  const StepSchedule schedule = make_schedule({.layers = spec.layers,
-                                               .micro_batches = 1,
-                                               .tied = spec.tied,
-                                               .recompute = plan.numerics.recompute,
-                                               .clip = Clip::kGlobal});
   std::printf("ready\n");
   std::fflush(stdout);
   std::string line;
   for (int64_t step = 1; std::getline(std::cin, line); ++step) {
     const double start = monotonic_seconds();
-    const StepResult result = rank.step().run(schedule, batches, step, 1e-5);
+    const StepResult result = rank.step().run(batches, step, 1e-5);
     const double seconds = monotonic_seconds() - start;
     std::printf(
         "%s\n",

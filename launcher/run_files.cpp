@@ -19,22 +19,26 @@ class HostWeights {
   WeightView view(size_t block, const TensorPlace& place) {
     const DType dtype = job_.plan.numerics.dtype;
     const auto b = static_cast<int64_t>(block);
+    if (!open_ || open_->block() != b) {
+      open_.reset();  // before the next: streamed blocks pass through one slot
+      open_.emplace(rank_.weights().open(b, false));
+    }
     const bool lora =
         place.parameter.kind == ParameterKind::kLoraA || place.parameter.kind == ParameterKind::kLoraB;
     if (lora && rank_.training()) {
       // An adapter is exported from its fp32 master, which knows more than the bf16 working weight.
       floats_.resize(static_cast<size_t>(place.parameter.elements()));
-      rank_.optimizer().read_master(b, place, rank_.weights().trainable_home(b), floats_.data());
+      rank_.optimizer().read_master(b, place, open_->trainable(), floats_.data());
       return {reinterpret_cast<const std::byte*>(floats_.data()), DType::kF32};
     }
     const auto size = static_cast<int64_t>(dtype_size(dtype));
-    const std::byte* const home = place.frozen ? rank_.weights().frozen_home(b) + place.offset
-                                               : rank_.weights().trainable_home(b) + place.offset * size;
+    const std::byte* const home =
+        place.frozen ? open_->frozen() + place.offset : open_->trainable() + place.offset * size;
     if (merge_ && place.frozen) {
       bytes_.resize(static_cast<size_t>(place.parameter.elements() * size));
       copy_bytes(bytes_.data(), home, static_cast<int64_t>(bytes_.size()), job_.stream);
       merge_adapters(job_.layout.blocks[block], place, *job_.adapter,
-                     {rank_.weights().trainable_home(b), bytes_.data(), dtype, job_.stream});
+                     {open_->trainable(), bytes_.data(), dtype, job_.stream});
       return {bytes_.data(), dtype};
     }
     if (job_.stream.device == DeviceType::kCpu) return {home, dtype};
@@ -47,6 +51,7 @@ class HostWeights {
   const Job& job_;
   Rank& rank_;
   bool merge_;
+  std::optional<OpenBlock> open_;
   std::vector<float> floats_;
   std::vector<std::byte> bytes_;
 };
@@ -85,6 +90,7 @@ void RunFiles::write_model(const Job& job, Rank& rank) const {
 void export_rank(const Job& job, Rank& rank, const std::string& output, DType dtype, bool merge,
                  bool replace) {
   const bool lora = job.adapter.has_value();
+  rank.step().flush();
   HostWeights weights(job, rank, lora && merge);
   const WeightSource source = [&](size_t block, const TensorPlace& place) {
     return weights.view(block, place);

@@ -93,10 +93,12 @@ Store::Slot& Store::slot_of(int64_t index) {
 void Store::take(int64_t index, int64_t slot) {
   Array& a = array(index);
   Slot& s = slots_.at(static_cast<size_t>(slot));
-  LM_CHECK(a.slot < 0 || a.slot == slot, name(index) + " is in a slot already");
+  // An array whose bytes nobody wants any more may still lie where it was last used.
+  if (a.slot >= 0) slots_[static_cast<size_t>(a.slot)].array = -1;
   if (s.array >= 0) arrays_[static_cast<size_t>(s.array)].slot = -1;
   s.array = index;
-  s.unchecked = s.zero = false;
+  s.arrival = Arrival::kKnown;
+  s.stamped = false;
   a.slot = slot;
 }
 
@@ -105,26 +107,26 @@ void Store::fetch(int64_t index, int64_t slot) {
   const Array& a = array(index);
   Slot& s = slots_[static_cast<size_t>(slot)];
   if (a.fresh) {
-    s.zero = true;
+    s.arrival = Arrival::kZeros;
     return;
   }
   const std::array<Ticket, 3> after = {s.read, s.written, a.written};
   s.read = queue_.read(a.extent, memory(slot), round_up(a.bytes, kAlignment), name(index), after);
-  s.unchecked = setup_.verify;
+  if (setup_.verify) s.arrival = Arrival::kUnchecked;
 }
 
 void Store::claim(int64_t index, int64_t slot) {
   take(index, slot);
 }
 
-void Store::write_back(int64_t index, bool stamped) {
+void Store::write_back(int64_t index) {
   Array& a = array(index);
   Slot& s = slot_of(index);
   std::byte* const bytes = memory(a.slot);
   const int64_t whole = round_up(a.bytes, kAlignment);
   // A last chunk that is not full is filled with zeros: on the disk, and under its checksum.
   std::memset(bytes + a.bytes, 0, static_cast<size_t>(round_up(a.bytes, kChecksumChunk) - a.bytes));
-  if (!stamped && setup_.verify) {
+  if (!std::exchange(s.stamped, false) && setup_.verify) {
     parallel_for(setup_.threads, chunks_of(a.bytes), kCheckGrain, [&](int64_t first, int64_t last) {
       stamp(index, first * kChecksumChunk, std::min(last * kChecksumChunk, a.bytes));
     });
@@ -134,29 +136,38 @@ void Store::write_back(int64_t index, bool stamped) {
   a.fresh = false;
 }
 
+void Store::forget(int64_t index) {
+  Array& a = array(index);
+  if (a.slot < 0) return;
+  Slot& s = slots_[static_cast<size_t>(a.slot)];
+  s.array = -1;
+  s.arrival = Arrival::kKnown;
+  s.stamped = false;
+  a.slot = -1;
+}
+
 // The slot's memory may be touched: what was on its way into or out of it has arrived.
 void Store::settle(Slot& slot) {
   const double start = monotonic_seconds();
   queue_.wait(slot.read);
   if (!queue_.done(slot.written)) queue_.wait(slot.written);
   wait_seconds_ += monotonic_seconds() - start;
-  if (!slot.zero) return;
+  if (slot.arrival != Arrival::kZeros) return;
   std::memset(memory(arrays_[static_cast<size_t>(slot.array)].slot), 0,
               static_cast<size_t>(round_up(bytes(slot.array), kChecksumChunk)));
-  slot.zero = false;
 }
 
-std::byte* Store::use_unchecked(int64_t index, bool* unchecked) {
+std::byte* Store::use_unchecked(int64_t index, Arrival* arrival) {
   Slot& s = slot_of(index);
   settle(s);
-  *unchecked = std::exchange(s.unchecked, false);
+  *arrival = std::exchange(s.arrival, Arrival::kKnown);
   return memory(array(index).slot);
 }
 
 std::byte* Store::use(int64_t index) {
-  bool unchecked = false;
-  std::byte* const bytes = use_unchecked(index, &unchecked);
-  if (!unchecked) return bytes;
+  Arrival arrival = Arrival::kKnown;
+  std::byte* const bytes = use_unchecked(index, &arrival);
+  if (arrival != Arrival::kUnchecked) return bytes;
   // An exception must not leave an OpenMP thread: they only tell whether something is wrong.
   std::atomic<bool> whole{true};
   parallel_for(setup_.threads, chunks_of(this->bytes(index)), kCheckGrain, [&](int64_t first, int64_t last) {

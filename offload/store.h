@@ -28,6 +28,13 @@ struct StoreSetup {
   int threads = 1;     // that check and stamp whole arrays
 };
 
+// What a slot holds when its array is used.
+enum class Arrival : uint8_t {
+  kKnown,      // what was there at its last use
+  kUnchecked,  // what came from disk, not yet compared with what was written
+  kZeros,      // the array was never written
+};
+
 class Store {
  public:
   // Memory and disk that such a store takes.
@@ -43,17 +50,21 @@ class Store {
   // The schedule's transfers; none of them waits. An array that was never written comes as zeros.
   void fetch(int64_t array, int64_t slot);
   void claim(int64_t array, int64_t slot);
-  // With `stamped` the caller has stamped every chunk; else that is done here.
-  void write_back(int64_t array, bool stamped = false);
+  void write_back(int64_t array);
+
+  // The array leaves its slot; what was not written back is dropped.
+  void forget(int64_t array);
 
   // The array in its slot: waits for its fetch and compares it with what was written. Throws Error(21, 22).
   std::byte* use(int64_t array);
-  // The same for a caller that compares chunk by chunk while it works, if *unchecked says that this is due.
-  std::byte* use_unchecked(int64_t array, bool* unchecked);
+  // The same for a caller that compares chunk by chunk while it works, where *arrival says that this is due.
+  std::byte* use_unchecked(int64_t array, Arrival* arrival);
   // Bytes [begin, end) of an array in its slot, both multiples of the chunk (or the array's end): whether they
   // are what was written; and what they are now, for the write to come.
   bool intact(int64_t array, int64_t begin, int64_t end) const;
   void stamp(int64_t array, int64_t begin, int64_t end);
+  // Every chunk has been stamped since its last change, so that write_back need not.
+  void all_stamped(int64_t array) { slot_of(array).stamped = true; }
   // Throws Error(22) with the place of the first chunk that is not intact.
   [[noreturn]] void report_damage(int64_t array) const;
 
@@ -61,6 +72,7 @@ class Store {
   void resize(int64_t array, int64_t bytes);
   int64_t bytes(int64_t array) const { return arrays_[static_cast<size_t>(array)].bytes; }
   bool holds(int64_t array) const;
+  bool verifies() const { return setup_.verify; }
   // Never written so far, so that its bytes are zeros without meaning.
   bool fresh(int64_t array) const { return arrays_[static_cast<size_t>(array)].fresh; }
 
@@ -78,8 +90,8 @@ class Store {
   struct Slot {
     int64_t array = -1;
     Ticket read = 0, written = 0;  // the last of each
-    bool unchecked = false;        // holds what was read and not yet compared
-    bool zero = false;             // is to become zeros before its use
+    Arrival arrival = Arrival::kKnown;
+    bool stamped = false;  // the caller has stamped what it made of it
   };
 
   Array& array(int64_t index);

@@ -5,18 +5,41 @@
 
 namespace lm {
 
-Gradients::Gradients(const ModelLayout& layout, DType dtype, const Kernels& kernels, StreamView stream)
+Gradients::Gradients(const ModelLayout& layout, DType dtype, const Kernels& kernels, StreamView stream,
+                     Store* store)
     : layout_(layout),
       dtype_(dtype),
       kernels_(kernels),
       stream_(stream),
+      store_(store),
       sums_(stream.device, layout.flat_elements / kGranule * static_cast<int64_t>(sizeof(double))) {
   int64_t granule = 0;
   for (const BlockLayout& block : layout.blocks) {
-    blocks_.emplace_back(stream.device, block.flat_elements * static_cast<int64_t>(dtype_size(dtype)));
+    const bool far = store != nullptr && store->holds(static_cast<int64_t>(blocks_.size()));
+    blocks_.emplace_back(stream.device,
+                         far ? 0 : block.flat_elements * static_cast<int64_t>(dtype_size(dtype)));
     first_granule_.push_back(granule);
     granule += block.flat_elements / kGranule;
   }
+}
+
+std::byte* Gradients::block(int64_t b) const {
+  return store_ != nullptr && store_->holds(b) ? store_->use(b) : blocks_[static_cast<size_t>(b)].data();
+}
+
+void Gradients::begin(int64_t b) {
+  if (store_ == nullptr || !store_->holds(b)) return;
+  const BlockLayout& layout = layout_.blocks[static_cast<size_t>(b)];
+  const auto size = static_cast<int64_t>(dtype_size(dtype_));
+  std::byte* const memory = block(b);
+  int64_t end = 0;  // elements so far; trainable tensors lie in ascending order
+  const auto gap = [&](int64_t next) { zero_bytes(memory + end * size, (next - end) * size, stream_); };
+  for (const TensorPlace& place : layout.tensors) {
+    if (place.frozen) continue;
+    gap(place.offset);
+    end = place.offset + place.parameter.elements();
+  }
+  gap(layout.flat_elements);
 }
 
 void Gradients::zero(int64_t b) {
@@ -26,7 +49,7 @@ void Gradients::zero(int64_t b) {
 
 void Gradients::reduce(int64_t b) {
   const auto index = static_cast<size_t>(b);
-  kernels_.granule_norms({.x = blocks_[index].data(),
+  kernels_.granule_norms({.x = block(b),
                           .sums = reinterpret_cast<double*>(sums_.data()) + first_granule_[index],
                           .granules = layout_.blocks[index].flat_elements / kGranule,
                           .dtype = dtype_},

@@ -1,5 +1,6 @@
 // Gradients of one optimizer step: a flat array per block, laid out as its weights, added up by the backward
-// pass on the compute device; then the norm over all of them and what clipping makes of it.
+// pass on the compute device; then the norm over all of them and what clipping makes of it. Arrays that live in
+// a store are lent back for every addition, so that the sums are the same wherever they live.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +10,22 @@
 #include "base/arena.h"
 #include "config/config.h"
 #include "kernels/kernels.h"
+#include "offload/store.h"
 #include "spec/block_layout.h"
 
 namespace lm {
 
 class Gradients {
  public:
-  Gradients(const ModelLayout& layout, DType dtype, const Kernels& kernels, StreamView stream);
+  // Blocks that `store` (may be null) holds live there.
+  Gradients(const ModelLayout& layout, DType dtype, const Kernels& kernels, StreamView stream,
+            Store* store = nullptr);
 
-  std::byte* block(int64_t b) const { return blocks_[static_cast<size_t>(b)].data(); }
+  // Of a block in the store: where it lies in its slot.
+  std::byte* block(int64_t b) const;
+  // The step's first addition to the block comes next and overwrites it. What lies between tensors must be
+  // zero, and in a slot it is whatever was there before.
+  void begin(int64_t b);
   DType dtype() const { return dtype_; }
   void zero(int64_t b);
 
@@ -32,7 +40,8 @@ class Gradients {
   DType dtype_;
   const Kernels& kernels_;
   StreamView stream_;
-  std::vector<Memory> blocks_;
+  Store* store_;
+  std::vector<Memory> blocks_;  // empty where the store has it
   Memory sums_;                         // fp64 [granules of all blocks]
   std::vector<int64_t> first_granule_;  // of each block
 };

@@ -1,8 +1,12 @@
 #include "optim/sharded_optimizer.h"
 
+#include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
+#include <string>
 
+#include "base/parallel.h"
 #include "base/philox.h"
 
 namespace lm {
@@ -27,52 +31,146 @@ int64_t master_size(AdamW::Master mode) {
 
 }  // namespace
 
-ShardedOptimizer::ShardedOptimizer(const ModelLayout& layout, const OptimizerConfig& config,
-                                   DType weight_dtype, int64_t seed, const Kernels& kernels,
-                                   StreamView stream)
-    : layout_(layout),
-      config_(config),
-      weight_dtype_(weight_dtype),
-      mode_(master_mode(config.master, weight_dtype)),
-      seed_(seed),
-      kernels_(kernels),
-      stream_(stream) {
-  for (const BlockLayout& block : layout.blocks) {
-    blocks_.push_back({Memory(stream.device, block.flat_elements * master_size(mode_)),
-                       Memory(stream.device, block.flat_elements * 4),
-                       Memory(stream.device, block.flat_elements * 4)});
+ShardedOptimizer::ShardedOptimizer(const OptimizerSetup& setup, StreamView stream)
+    : layout_(setup.layout),
+      config_(setup.config),
+      weight_dtype_(setup.weight_dtype),
+      mode_(master_mode(setup.config.master, setup.weight_dtype)),
+      seed_(setup.seed),
+      kernels_(setup.kernels),
+      stream_(stream),
+      tiles_(setup.tiles) {
+  if (tiles_.first_tile.empty()) {
+    tiles_.granules = layout_.flat_elements / kGranule;
+    for (const BlockLayout& block : layout_.blocks) {
+      tiles_.first_tile.push_back(static_cast<int64_t>(near_.size()));
+      if (block.flat_elements > 0) near_.emplace_back();
+    }
+    tiles_.first_tile.push_back(static_cast<int64_t>(near_.size()));
+  }
+  near_.resize(static_cast<size_t>(tiles_.first_tile.back()));
+  for (size_t b = 0; b < layout_.blocks.size(); ++b) {
+    const auto block = static_cast<int64_t>(b);
+    for (int64_t tile = 0; tile < tiles(block); ++tile) {
+      if (streamed(index(block, tile))) continue;
+      near_[index(block, tile)] = Memory(
+          stream.device, place(block, tile).granules * kGranule * (8 + master_size(mode_)));
+    }
   }
 }
 
+int64_t ShardedOptimizer::tiles(int64_t block) const {
+  const auto b = static_cast<size_t>(block);
+  return tiles_.first_tile[b + 1] - tiles_.first_tile[b];
+}
+
+size_t ShardedOptimizer::index(int64_t block, int64_t tile) const {
+  return static_cast<size_t>(tiles_.first_tile[static_cast<size_t>(block)] + tile);
+}
+
+bool ShardedOptimizer::streamed(size_t index) const {
+  return tiles_.store != nullptr && index < tiles_.streamed.size() && tiles_.streamed[index] != 0;
+}
+
+ShardedOptimizer::Tile ShardedOptimizer::place(int64_t block, int64_t tile) const {
+  const int64_t granules = layout_.blocks[static_cast<size_t>(block)].flat_elements / kGranule;
+  const int64_t each = tiles_.granules > 0 ? tiles_.granules : granules;
+  const int64_t first = tile * each;
+  return {nullptr, first, std::min(each, granules - first)};
+}
+
+ShardedOptimizer::Tile ShardedOptimizer::near_tile(int64_t block, int64_t tile) const {
+  Tile out = place(block, tile);
+  out.data = near_[index(block, tile)].data();
+  return out;
+}
+
 void ShardedOptimizer::start(int64_t block, const std::byte* weights) {
-  const auto index = static_cast<size_t>(block);
-  if (mode_ != AdamW::Master::kF32 || blocks_[index].master.size() == 0) return;
-  kernels_.accumulate({.to = blocks_[index].master.data(),
-                       .from = weights,
-                       .elements = layout_.blocks[index].flat_elements,
-                       .to_dtype = DType::kF32,
-                       .from_dtype = weight_dtype_,
-                       .overwrite = true},
-                      stream_);
+  for (int64_t tile = 0; tile < tiles(block); ++tile) {
+    if (!streamed(index(block, tile))) fill_master(block, near_tile(block, tile), weights);
+  }
+}
+
+void ShardedOptimizer::fill_master(int64_t, const Tile& tile, const std::byte* weights) const {
+  if (mode_ != AdamW::Master::kF32) return;
+  kernels_.accumulate(
+      {.to = tile.master(),
+       .from = weights + tile.first * kGranule * static_cast<int64_t>(dtype_size(weight_dtype_)),
+       .elements = tile.granules * kGranule,
+       .to_dtype = DType::kF32,
+       .from_dtype = weight_dtype_,
+       .overwrite = true},
+      stream_);
 }
 
 void ShardedOptimizer::update(int64_t block, const UpdateInputs& inputs) {
-  const auto index = static_cast<size_t>(block);
-  State& state = blocks_[index];
+  for (int64_t tile = 0; tile < tiles(block); ++tile) update_tile(block, tile, inputs);
+}
+
+void ShardedOptimizer::update_tile(int64_t block, int64_t tile, const UpdateInputs& inputs) {
+  const size_t i = index(block, tile);
+  if (streamed(i)) return update_streamed(block, i, place(block, tile), inputs);
+  const Tile near = near_tile(block, tile);
+  apply(block, near, 0, near.granules, inputs, stream_);
+}
+
+// Check, update and checksum of a few granules at a time, while they are in the cache.
+void ShardedOptimizer::update_streamed(int64_t block, size_t i, Tile tile, const UpdateInputs& inputs) {
+  constexpr int64_t kAtOnce = 4;  // granules: 10 x 16 KiB of state each, half of a core's L2
+  Store& store = *tiles_.store;
+  const auto array = static_cast<int64_t>(i);
+  Arrival arrival = Arrival::kKnown;
+  tile.data = store.use_unchecked(array, &arrival);
+  if (arrival == Arrival::kZeros) fill_master(block, tile, inputs.weights);
+  const int64_t master = master_size(mode_);
+  // The three streams' bytes of granules [first, end).
+  const auto each_stream = [&](int64_t first, int64_t end, const auto& visit) {
+    const int64_t m = kGranule * 4, v = tile.granules * m, low = 2 * v;
+    visit(first * m, end * m);
+    visit(v + first * m, v + end * m);
+    if (master > 0) visit(low + first * kGranule * master, low + end * kGranule * master);
+  };
+  StreamView alone = stream_;
+  alone.threads = 1;
+  std::atomic<bool> damaged{false};
+  parallel_for(stream_.threads, tile.granules, kAtOnce, [&](int64_t begin, int64_t end) {
+    for (int64_t first = begin; first < end && !damaged; first += kAtOnce) {
+      const int64_t last = std::min(first + kAtOnce, end);
+      bool intact = true;
+      if (arrival == Arrival::kUnchecked)
+        each_stream(first, last, [&](int64_t a, int64_t b) { intact = intact && store.intact(array, a, b); });
+      if (!intact) {
+        damaged = true;
+        return;
+      }
+      apply(block, tile, first, last, inputs, alone);
+      if (store.verifies())
+        each_stream(first, last, [&](int64_t a, int64_t b) { store.stamp(array, a, b); });
+    }
+  });
+  if (damaged) store.report_damage(array);
+  if (store.verifies()) store.all_stamped(array);
+}
+
+void ShardedOptimizer::apply(int64_t block, const Tile& tile, int64_t first, int64_t end,
+                             const UpdateInputs& inputs, StreamView stream) const {
   const double beta1 = config_.betas[0], beta2 = config_.betas[1];
   const double c1 = 1 - std::pow(beta1, static_cast<double>(t_)),
                c2 = 1 - std::pow(beta2, static_cast<double>(t_));
   const auto weight_size = static_cast<int64_t>(dtype_size(weight_dtype_));
   const auto gradient_size = static_cast<int64_t>(dtype_size(inputs.gradient_dtype));
-  for (const DecayRange& range : layout_.blocks[index].ranges) {
+  const int64_t from = (tile.first + first) * kGranule, to = (tile.first + end) * kGranule;
+  for (const DecayRange& range : layout_.blocks[static_cast<size_t>(block)].ranges) {
+    const int64_t begin = std::max(range.first, from), past = std::min(range.first + range.elements, to);
+    if (begin >= past) continue;
+    const int64_t in_tile = begin - tile.first * kGranule;
     AdamW args;
-    args.gradient = inputs.gradients + range.first * gradient_size;
-    args.weight = inputs.weights + range.first * weight_size;
-    args.master =
-        state.master.data() == nullptr ? nullptr : state.master.data() + range.first * master_size(mode_);
-    args.m = reinterpret_cast<float*>(state.m.data()) + range.first;
-    args.v = reinterpret_cast<float*>(state.v.data()) + range.first;
-    args.elements = range.elements;
+    args.gradient = inputs.gradients + begin * gradient_size;
+    args.weight = inputs.weights + begin * weight_size;
+    args.master = master_size(mode_) == 0 ? nullptr : tile.master() + in_tile * master_size(mode_);
+    args.m = tile.m() + in_tile;
+    args.v = tile.v() + in_tile;
+    args.elements = past - begin;
     args.gradient_dtype = inputs.gradient_dtype;
     args.weight_dtype = weight_dtype_;
     args.mode = mode_;
@@ -86,29 +184,49 @@ void ShardedOptimizer::update(int64_t block, const UpdateInputs& inputs) {
     args.decay = static_cast<float>(range.decay ? 1 - inputs.lr * config_.weight_decay : 1.0);
     args.rounding_key = philox_key(static_cast<uint64_t>(seed_), Purpose::kRounding,
                                    static_cast<uint64_t>(inputs.step), static_cast<uint32_t>(block));
-    args.first_index = range.first;
-    kernels_.adamw(args, stream_);
+    args.first_index = begin;
+    kernels_.adamw(args, stream);
   }
 }
 
-void ShardedOptimizer::read_master(int64_t block, const TensorPlace& place, const std::byte* weights,
-                                   float* out) const {
-  const State& state = blocks_[static_cast<size_t>(block)];
-  const auto count = static_cast<size_t>(place.parameter.elements());
-  const auto bytes = static_cast<int64_t>(count) * 4;
+void ShardedOptimizer::read_master(int64_t block, const TensorPlace& place_in_block,
+                                   const std::byte* weights, float* out) const {
+  const int64_t begin = place_in_block.offset, end = begin + place_in_block.parameter.elements();
+  for (int64_t tile = 0; tile < tiles(block); ++tile) {
+    Tile t = place(block, tile);
+    const int64_t from = std::max(begin, t.first * kGranule),
+                  to = std::min(end, (t.first + t.granules) * kGranule);
+    if (from >= to) continue;
+    const size_t i = index(block, tile);
+    const auto array = static_cast<int64_t>(i);
+    if (streamed(i)) {
+      tiles_.store->fetch(array, 0);
+      t.data = tiles_.store->use(array);
+    } else {
+      t.data = near_[i].data();
+    }
+    const bool fresh = streamed(i) && tiles_.store->fresh(array);
+    read_master_part(t, fresh, from, to, weights, out + (from - begin));
+    if (streamed(i)) tiles_.store->forget(array);
+  }
+}
+
+void ShardedOptimizer::read_master_part(const Tile& tile, bool fresh, int64_t from, int64_t to,
+                                        const std::byte* weights, float* out) const {
+  const auto count = static_cast<size_t>(to - from);
+  const int64_t in_tile = from - tile.first * kGranule;
   if (mode_ == AdamW::Master::kWeight) {
-    copy_bytes(out, weights + place.offset * 4, bytes, stream_);
+    copy_bytes(out, weights + from * 4, (to - from) * 4, stream_);
     return;
   }
-  if (mode_ == AdamW::Master::kF32) {
-    copy_bytes(out, state.master.data() + place.offset * 4, bytes, stream_);
+  if (mode_ == AdamW::Master::kF32 && !fresh) {
+    copy_bytes(out, tile.master() + in_tile * 4, (to - from) * 4, stream_);
     return;
   }
   std::vector<uint16_t> high(count), low(count, 0);
-  copy_bytes(high.data(), weights + place.offset * 2, static_cast<int64_t>(count) * 2, stream_);
-  if (mode_ == AdamW::Master::kSplit) {
-    copy_bytes(low.data(), state.master.data() + place.offset * 2, static_cast<int64_t>(count) * 2, stream_);
-  }
+  copy_bytes(high.data(), weights + from * 2, (to - from) * 2, stream_);
+  if (mode_ == AdamW::Master::kSplit)
+    copy_bytes(low.data(), tile.master() + in_tile * 2, (to - from) * 2, stream_);
   for (size_t i = 0; i < count; ++i) {
     const auto top = static_cast<uint32_t>(high[i] - (low[i] >= 0x8000 ? 1 : 0)) & 0xFFFF;
     out[i] = std::bit_cast<float>(top << 16 | low[i]);
@@ -117,20 +235,36 @@ void ShardedOptimizer::read_master(int64_t block, const TensorPlace& place, cons
 
 void ShardedOptimizer::visit_state(StateVisitor& visitor) {
   visitor.number("optimizer.t", t_);
-  for (size_t b = 0; b < blocks_.size(); ++b) {
-    const int64_t n = layout_.blocks[b].flat_elements;
-    if (n == 0) continue;
-    const std::string name = "block" + std::to_string(b) + ".";
-    const auto span = [](const Memory& m) {
-      return std::span<std::byte>(m.data(), static_cast<size_t>(m.size()));
-    };
-    if (blocks_[b].master.size() > 0) {
-      visitor.tensor(name + "master", mode_ == AdamW::Master::kSplit ? DType::kI16 : DType::kF32, {n},
-                     span(blocks_[b].master));
-    }
-    visitor.tensor(name + "m", DType::kF32, {n}, span(blocks_[b].m));
-    visitor.tensor(name + "v", DType::kF32, {n}, span(blocks_[b].v));
+  for (size_t b = 0; b < layout_.blocks.size(); ++b) {
+    const auto block = static_cast<int64_t>(b);
+    for (int64_t tile = 0; tile < tiles(block); ++tile) visit_tile(block, tile, visitor);
   }
+}
+
+// A tile's streams by the elements of the block that they belong to, so that the list says the same however
+// the block is cut.
+void ShardedOptimizer::visit_tile(int64_t block, int64_t tile, StateVisitor& visitor) {
+  const size_t i = index(block, tile);
+  const auto array = static_cast<int64_t>(i);
+  Tile t = streamed(i) ? place(block, tile) : near_tile(block, tile);
+  if (streamed(i)) {
+    tiles_.store->fetch(array, 0);
+    t.data = tiles_.store->use(array);
+  }
+  const int64_t total = layout_.blocks[static_cast<size_t>(block)].flat_elements;
+  const int64_t first = t.first * kGranule, n = t.granules * kGranule;
+  const std::string name = "block" + std::to_string(block) + ".";
+  const auto part = [&](const char* stream, DType type, void* data) {
+    const auto bytes = static_cast<size_t>(n) * dtype_size(type);
+    visitor.part(name + stream, type, total, first, {static_cast<std::byte*>(data), bytes});
+  };
+  if (master_size(mode_) > 0)
+    part("master", mode_ == AdamW::Master::kSplit ? DType::kI16 : DType::kF32, t.master());
+  part("m", DType::kF32, t.m());
+  part("v", DType::kF32, t.v());
+  if (!streamed(i)) return;
+  tiles_.store->write_back(array);
+  tiles_.store->forget(array);
 }
 
 }  // namespace lm

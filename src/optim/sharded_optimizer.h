@@ -1,5 +1,7 @@
-// AdamW's state of a rank and the update of a block: per block the master (or its low half), first and second
-// moment, in the layout of its weights. The compute thread calls; on a GPU the update is enqueued.
+// AdamW's state of a rank and the update of a block. A tile is a run of granules of a block with its first and
+// second moment and master (or its low half) side by side: [m | v | master]. Near tiles lie in memory of this
+// object, the others in a store, whose slots they pass through; where a tile lies, and how long it is, never
+// changes a bit. The compute thread calls; on a GPU the update is enqueued.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +11,31 @@
 #include "base/state.h"
 #include "config/config.h"
 #include "kernels/kernels.h"
+#include "offload/store.h"
 #include "spec/block_layout.h"
 
 namespace lm {
 
+// How blocks are cut into tiles and which of them are in `store`; the default: each block is one near tile.
+struct TileLayout {
+  std::vector<int64_t> first_tile;  // of each block, and behind the last; empty: one tile per block
+  int64_t granules = 0;             // of a tile, but a block's last
+  std::vector<char> streamed;       // per tile; empty: none
+  Store* store = nullptr;           // borrowed
+};
+
+struct OptimizerSetup {
+  const ModelLayout& layout;
+  const OptimizerConfig& config;
+  DType weight_dtype = DType::kBF16;  // bf16 takes config.master; fp32 weights are their own master
+  int64_t seed = 0;
+  const Kernels& kernels;
+  TileLayout tiles = {};
+};
+
 struct UpdateInputs {
-  std::byte* weights = nullptr;  // the block's working weights
-  const std::byte* gradients = nullptr;
+  std::byte* weights = nullptr;          // the block's working weights
+  const std::byte* gradients = nullptr;  // the block's
   DType gradient_dtype = DType::kF32;
   float gradient_scale = 1;  // clipping
   double lr = 0;
@@ -24,28 +44,50 @@ struct UpdateInputs {
 
 class ShardedOptimizer {
  public:
-  // `weight_dtype` bf16 takes `master` as configured; fp32 weights are their own master.
-  ShardedOptimizer(const ModelLayout& layout, const OptimizerConfig& config, DType weight_dtype, int64_t seed,
-                   const Kernels& kernels, StreamView stream);
+  ShardedOptimizer(const OptimizerSetup& setup, StreamView stream);
 
   // The masters take the loaded weights' values (a split master's low halves start at zero). With fp32
-  // masters `weights` must already be there.
+  // masters `weights` must already be there. Tiles in the store do so at their first update.
   void start(int64_t block, const std::byte* weights);
   // One more update begins: Adam's t counts it (a skipped step does not).
   void begin_update() { ++t_; }
+  // All of the block, or one of its tiles.
   void update(int64_t block, const UpdateInputs& inputs);
+  void update_tile(int64_t block, int64_t tile, const UpdateInputs& inputs);
+  int64_t tiles(int64_t block) const;
   int64_t t() const { return t_; }
 
-  // fp32 value of a trainable tensor's master into `out` (host memory, its elements), for LoRA's export.
+  // fp32 value of a trainable tensor's master into `out` (host memory, its elements), for LoRA's export. Tiles
+  // in the store must be at home (between steps, after a flush).
   void read_master(int64_t block, const TensorPlace& place, const std::byte* weights, float* out) const;
 
+  // Likewise: tiles in the store pass through its first slot.
   void visit_state(StateVisitor& visitor);
 
  private:
-  struct State {
-    Memory master;  // u16 low halves, fp32, or nothing
-    Memory m, v;    // fp32
+  // A tile's state, wherever it lies.
+  struct Tile {
+    std::byte* data = nullptr;
+    int64_t first = 0;     // granule of the block
+    int64_t granules = 0;
+    float* m() const { return reinterpret_cast<float*>(data); }
+    float* v() const { return m() + granules * kGranule; }
+    std::byte* master() const { return data + granules * kGranule * 8; }
   };
+
+  size_t index(int64_t block, int64_t tile) const;
+  bool streamed(size_t index) const;
+  Tile place(int64_t block, int64_t tile) const;
+  Tile near_tile(int64_t block, int64_t tile) const;
+  // Granules [first, end) of the tile.
+  void apply(int64_t block, const Tile& tile, int64_t first, int64_t end, const UpdateInputs& inputs,
+             StreamView stream) const;
+  void fill_master(int64_t block, const Tile& tile, const std::byte* weights) const;
+  void read_master_part(const Tile& tile, bool fresh, int64_t from, int64_t to, const std::byte* weights,
+                        float* out) const;
+  void visit_tile(int64_t block, int64_t tile, StateVisitor& visitor);
+  void update_streamed(int64_t block, size_t index, Tile tile, const UpdateInputs& inputs);
+
   const ModelLayout& layout_;
   OptimizerConfig config_;
   DType weight_dtype_;
@@ -53,7 +95,8 @@ class ShardedOptimizer {
   int64_t seed_;
   const Kernels& kernels_;
   StreamView stream_;
-  std::vector<State> blocks_;
+  TileLayout tiles_;
+  std::vector<Memory> near_;  // per tile; empty where it is in the store
   int64_t t_ = 0;
 };
 

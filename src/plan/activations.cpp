@@ -235,31 +235,31 @@ class Model {
   Projection qkv_, out_, gate_up_, down_;
 };
 
-// Walks a step's operations as the executor does (train/step.cpp). One micro-batch is enough: each begins
-// with an empty arena.
+// Walks the operations of one group as the executor does (train/step.cpp); each group begins with an empty
+// arena.
 class StepWalk {
  public:
   StepWalk(const ModelSpec& spec, const AdapterSpec* adapter, const ActivationShape& shape)
       : shape_(shape), model_(spec, adapter, shape, walk_), mark_(static_cast<size_t>(spec.layers) + 1) {}
 
   void visit(const Operation& op) {
-    const bool inner = op.block > 0;
+    const bool inner = op.block > 0, last = op.micro + 1 == shape_.group;
     switch (op.kind) {
       case OperationKind::kForward:
-        inner ? forward(op.block) : begin();
+        inner ? forward(op.block, op.micro == 0) : begin();
         break;
       case OperationKind::kHead:
-        saved_ = walk_.mark() - before_;
         model_.head_loss(true);
         break;
       case OperationKind::kRecompute:
-        mark(op.block) = walk_.mark();
+        recomputed_ = walk_.mark();
         model_.saved();
         model_.block_forward(false);
         break;
       case OperationKind::kBackward:
         if (inner) model_.block_backward(op.block > 1 || shape_.train_embedding);
-        walk_.rewind(inner ? mark(op.block) : 0);
+        if (inner && shape_.recompute) walk_.rewind(recomputed_);
+        if (last && !(inner && shape_.recompute)) walk_.rewind(inner ? mark(op.block) : 0);
         break;
       default:
         break;  // nothing of the arena
@@ -272,32 +272,41 @@ class StepWalk {
  private:
   int64_t& mark(int64_t block) { return mark_[static_cast<size_t>(block)]; }
 
+  void input() {
+    if (shape_.inputs_elsewhere) return;
+    const int64_t before = walk_.mark();
+    model_.boundary();
+    saved_ += walk_.mark() - before;
+  }
+
   void begin() {
     model_.place_batch();
     model_.boundary();  // dx
-    before_ = walk_.mark();
-    model_.boundary();
+    input();
   }
 
-  void forward(int64_t block) {
+  void forward(int64_t block, bool first) {
     if (shape_.recompute) {
-      model_.boundary();
+      input();
       const ArenaWalkFrame frame(walk_);
       model_.saved();
       model_.block_forward(true);
-    } else {
-      mark(block) = walk_.mark();
-      model_.saved();
-      model_.boundary();
-      model_.block_forward(true);
+      return;
     }
+    if (first) mark(block) = walk_.mark();
+    const int64_t before = walk_.mark();
+    model_.saved();
+    saved_ += walk_.mark() - before;
+    input();
+    model_.block_forward(true);
   }
 
   const ActivationShape& shape_;
   ArenaWalk walk_;
   Model model_;
-  std::vector<int64_t> mark_;
-  int64_t before_ = 0, saved_ = 0;
+  std::vector<int64_t> mark_;  // before a block's saved activations
+  int64_t recomputed_ = 0;     // before those of the recomputation under way
+  int64_t saved_ = 0;
 };
 
 }  // namespace
@@ -313,7 +322,11 @@ int64_t attention_backward_bound(int64_t tokens, int64_t kv_heads, int64_t head_
 
 ArenaNeed arena_need(const ModelSpec& spec, const AdapterSpec* adapter, const ActivationShape& shape) {
   const StepSchedule schedule =
-      make_schedule({.layers = spec.layers, .tied = spec.tied, .recompute = shape.recompute});
+      make_schedule({.layers = spec.layers,
+                     .micro_batches = shape.group,
+                     .tied = spec.tied,
+                     .recompute = shape.recompute,
+                     .group = shape.group});
   StepWalk walk(spec, adapter, shape);
   for (const Operation& operation : schedule.operations) walk.visit(operation);
   ArenaNeed need;

@@ -1,4 +1,4 @@
-// How much arena a step needs: the allocations of the model's code (src/model) for one micro-batch, repeated
+// How much arena a step needs: the allocations of the model's code (src/model) for one group, repeated
 // as plain sizes in the same order and the same frames. A test holds the two against each other, byte for
 // byte.
 #pragma once
@@ -21,6 +21,8 @@ struct ActivationShape {
   DType gradient_dtype = DType::kF32;
   DeviceType device = DeviceType::kCpu;
   int threads = 1;
+  int64_t group = 1;              // micro-batches that pass a block before the next
+  bool inputs_elsewhere = false;  // block inputs live in slots, not in the arena
 };
 
 struct ArenaNeed {

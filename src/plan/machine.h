@@ -16,6 +16,14 @@ struct Gpu {
   double fp32_flops = 0;
   double bandwidth = 0;    // bytes/s
   int64_t free_bytes = 0;  // now, before our process has a context
+  double link_bandwidth = 0;  // to host memory, bytes/s each way
+};
+
+// A directory of offload.paths.
+struct Disk {
+  std::string path;
+  int64_t free_bytes = 0;
+  double read_bandwidth = 0, write_bandwidth = 0;  // bytes/s, large requests past the page cache
 };
 
 struct Machine {
@@ -28,6 +36,7 @@ struct Machine {
   double gemm_fp32_flops = 0;
   double memory_bandwidth = 0;
   std::vector<Gpu> gpus;
+  std::vector<Disk> disks;
   int64_t host_limit = 0;  // the smallest of cgroup limit and RLIMIT_AS; 0: none
 
   // The most host memory that this process can ever have; 0: not known.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/bytes.h"
+#include "plan/placement.h"
 #include "plan/refusal.h"
 #include "plan/sizes.h"
 
@@ -43,20 +44,22 @@ std::vector<int64_t> micro_batch_candidates(const PlanInput& in) {
 }
 
 // The largest candidate that fits under a policy; 0 when none does.
-int64_t largest_micro_batch(const PlanInput& in, Plan plan, bool recompute) {
+int64_t largest_micro_batch(const PlanInput& in, Plan plan, const HomeChoice& homes, bool recompute) {
   plan.numerics.recompute = recompute;
   for (const int64_t m : micro_batch_candidates(in)) {
     plan.numerics.micro_batch = m;
-    size_plan(in, plan);
+    place(in, homes, plan);
     if (fits_capacity(plan)) return m;
   }
   return 0;
 }
 
-void choose_micro_batch_and_recompute(const PlanInput& in, Plan& plan) {
+void choose_micro_batch_and_recompute(const PlanInput& in, const HomeChoice& homes, Plan& plan) {
   const Recompute wanted = in.config.train.recompute;
-  const int64_t none = wanted == Recompute::kBlock ? 0 : largest_micro_batch(in, plan, false);
-  const int64_t block = wanted == Recompute::kNone ? 0 : largest_micro_batch(in, plan, true);
+  // Moving block inputs away is of use only where nothing else is saved.
+  const bool moved = homes.activations != asked_home(OffloadHome::kNone, in.device);
+  const int64_t none = wanted == Recompute::kBlock || moved ? 0 : largest_micro_batch(in, plan, homes, false);
+  const int64_t block = wanted == Recompute::kNone ? 0 : largest_micro_batch(in, plan, homes, true);
   const int64_t enough = in.device == DeviceType::kCpu ? kCpuEnoughTokens : kGpuEnoughTokens;
   const bool keep = none > 0 && (none * in.config.data.max_length >= enough || none >= block);
   NumericsPlan& n = plan.numerics;
@@ -76,6 +79,31 @@ void choose_micro_batch_and_recompute(const PlanInput& in, Plan& plan) {
                             "the most sequences that divide global_batch and fit, up to " +
                                 std::to_string(most) + " tokens at once"});
   }
+}
+
+// Numerics by the nearest homes in which they fit the machine's capacities; then, the numerics fixed, the
+// nearest homes that fit what is free now.
+void choose_homes(const PlanInput& in, Plan& plan) {
+  const std::vector<HomeChoice> candidates = home_candidates(in);
+  const Plan base = plan;
+  size_t chosen = 0;
+  for (; chosen < candidates.size(); ++chosen) {
+    plan = base;
+    choose_micro_batch_and_recompute(in, candidates[chosen], plan);
+    place(in, candidates[chosen], plan);
+    if (fits_capacity(plan)) break;
+  }
+  // From here on the numerics are fixed.
+  for (; !plan.fits && chosen + 1 < candidates.size(); ++chosen) place(in, candidates[chosen + 1], plan);
+  if (plan.fits) use_spare_memory(in, plan);
+}
+
+void choose_io(const PlanInput& in, Plan& plan) {
+  const IoConfig& io = in.config.io;
+  plan.placement.engine = io.engine;
+  if (io.block) plan.placement.io_block = io.block->bytes;
+  if (io.depth) plan.placement.io_depth = static_cast<int>(*io.depth);
+  plan.placement.verify = in.config.offload.verify;
 }
 
 int64_t choose_row_chunk(const PlanInput& in, DType dtype) {
@@ -123,7 +151,8 @@ void predict(const PlanInput& in, Plan& plan) {
                    .tied = in.spec.tied,
                    .recompute = n.recompute,
                    .clip = in.config.optimizer.clip,
-                   .group = 1};
+                   .group = plan.placement.group,
+                   .tiles = plan.placement.update_tiles()};
   plan.prediction = predict_step(shape, plan.schedule, rates);
   plan.step_seconds = plan.prediction.seconds;
   plan.step_tokens = shape.step_tokens;
@@ -163,12 +192,9 @@ Plan draft_plan(const Config& config, const ModelSpec& spec, const AdapterSpec* 
   n.master = config.optimizer.master;
   n.row_chunk = choose_row_chunk(in, n.dtype);
   plan.placement.device = device;
-  const Home near = device == DeviceType::kCpu ? Home::kHost : Home::kDevice;
-  std::fill(std::begin(plan.placement.home), std::end(plan.placement.home), near);
   choose_threads(in, plan);
-  choose_micro_batch_and_recompute(in, plan);
-  // From here on the numerics are fixed.
-  size_plan(in, plan);
+  choose_io(in, plan);
+  choose_homes(in, plan);
   predict(in, plan);
   return plan;
 }

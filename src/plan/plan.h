@@ -4,6 +4,7 @@
 // changes a bit.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "plan/machine.h"
 #include "plan/predict.h"
 #include "plan/schedule.h"
+#include "plan/transfers.h"
 #include "spec/block_layout.h"
 
 namespace lm {
@@ -44,10 +46,41 @@ struct NumericsPlan {
   Master master = Master::kSplit;  // of bf16 weights; fp32 weights are their own
 };
 
+// Slots and arrays off the device are multiples of this: whole checksum chunks (offload/store.h).
+inline constexpr int64_t kSlotAlignment = 8192;
+
+// Arrays of one pool. Those that are streamed live off the device and pass through slots; the others are near:
+// in device memory (on the CPU, where both are one tier, in host memory).
+struct PoolPlan {
+  Home home = Home::kHost;      // of the streamed arrays: kHost (of a GPU) or kNvme
+  std::vector<int64_t> bytes;   // of each array; 0: nothing
+  std::vector<char> streamed;   // 1: off the device
+  int64_t slots = 0;            // 0: nothing is streamed
+  int64_t slot_bytes = 0;
+  int64_t streamed_bytes() const;
+};
+
 struct PlacementPlan {
   DeviceType device = DeviceType::kCpu;
-  Home home[kStateClasses] = {};  // on a GPU all kDevice, on the CPU, where both are one tier, kHost
+  Home home[kStateClasses] = {};  // of what is not near; on a GPU at best kDevice, on the CPU kHost
   int optimizer_threads = 1;
+  std::array<PoolPlan, kPools> pools;
+  std::vector<int64_t> first_tile;  // of each block, and behind the last: optimizer arrays are tiles
+  int64_t tile_granules = 0;        // of 4096 elements each
+  int64_t group = 1;                // micro-batches that pass a block before the next
+  bool frozen_weights = false;      // LoRA: what the weight pool moves is the base
+  IoEngineChoice engine = IoEngineChoice::kAuto;
+  int64_t io_block = 1 << 20;
+  int io_depth = 32;
+  bool verify = true;
+
+  PoolPlan& pool(Pool p) { return pools[static_cast<size_t>(p)]; }
+  const PoolPlan& pool(Pool p) const { return pools[static_cast<size_t>(p)]; }
+  // The pools as the schedule's transfers see them.
+  TransferShape transfers(int64_t layers) const;
+  // Per block: into how many tiles its update is cut, 0 where all its state is near.
+  std::vector<int64_t> update_tiles() const;
+  bool on_disk() const;
 };
 
 struct ClassBytes {
@@ -62,7 +95,8 @@ struct Tier {
   Home home = Home::kHost;
   int64_t bytes = 0;
   int64_t capacity = 0;  // 0: not known, and then nothing is refused
-  int64_t usable = 0;    // the part of it that a run may plan for, and no more than is free now
+  int64_t allowed = 0;   // the part of the capacity that the configuration lets a run plan for
+  int64_t usable = 0;    // of that, no more than is free now
 };
 const char* home_name(Home home);
 
@@ -101,6 +135,7 @@ struct Plan {
   std::vector<LinkTime> links;  // what a step spends on each resource
   double step_seconds = 0;
   double step_tokens = 0;            // that the prediction is for
+  double disk_read_bytes = 0, disk_written_bytes = 0;  // of a step
   std::string binding;               // the resource that decides
   double sol_seconds_per_token = 0;  // GEMM-bound time of one token: the speed of light
   std::vector<Choice> choices;       // every `auto`, resolved, with its reason

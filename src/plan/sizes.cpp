@@ -13,14 +13,15 @@ constexpr int64_t kCpuBase = 190 * kMiB;
 constexpr int64_t kCudaBase = 900 * kMiB;
 // Set aside on a GPU for the CUDA context, cuBLAS workspaces and what ATen's attention allocates itself.
 constexpr int64_t kGpuReserve = 1 * kGiB;
-constexpr double kUsableShare = 0.9;        // of a capacity
+constexpr int64_t kChecksumBytes = 8;       // of every kSlotAlignment bytes off the device
 constexpr int64_t kStepBytesPerToken = 20;  // of a step's batches in host memory (data/batch.h)
 
 int64_t size_of(DType type) {
   return static_cast<int64_t>(dtype_size(type));
 }
 
-ActivationShape activation_shape(const PlanInput& in, const NumericsPlan& numerics) {
+ActivationShape activation_shape(const PlanInput& in, const NumericsPlan& numerics,
+                                 const PlacementPlan& placement) {
   const int64_t tokens = numerics.micro_batch * in.config.data.max_length;
   // A document has at least two tokens; without packing a sequence is one document.
   return {.tokens = tokens,
@@ -31,7 +32,9 @@ ActivationShape activation_shape(const PlanInput& in, const NumericsPlan& numeri
           .dtype = numerics.dtype,
           .gradient_dtype = numerics.gradient_dtype,
           .device = in.device,
-          .threads = numerics.threads};
+          .threads = numerics.threads,
+          .group = placement.group,
+          .inputs_elsewhere = placement.pool(Pool::kActivations).slots > 0};
 }
 
 std::string per_parameter(DType type) {
@@ -46,48 +49,120 @@ int64_t table_bytes(const PlanInput& in, const NumericsPlan& n, int64_t step_tok
   return bytes;
 }
 
+// Rows of one class: what of it is near, and what is not.
+class ClassTable {
+ public:
+  ClassTable(const PlanInput& in, const Plan& plan)
+      : plan_(plan), near_(in.device == DeviceType::kCuda ? Home::kDevice : Home::kHost) {}
+
+  // `total` bytes, of which `far` live at the pool's home.
+  void add(const std::string& name, int64_t total, int64_t far, Pool pool, const std::string& note) {
+    rows_.push_back({name, total - far, note, near_});
+    if (far > 0) rows_.push_back({name, far, note, plan_.placement.pool(pool).home});
+  }
+  void near(const std::string& name, int64_t bytes, const std::string& note) {
+    rows_.push_back({name, bytes, note, near_});
+  }
+  void host(const std::string& name, int64_t bytes, const std::string& note) {
+    rows_.push_back({name, bytes, note, Home::kHost});
+  }
+
+  // Where streamed arrays pass through; from disk to a GPU they pass host memory too.
+  void slots() {
+    int64_t staging = 0, disk = 0;
+    for (int i = 0; i < kPools; ++i) {
+      const PoolPlan& pool = plan_.placement.pools[static_cast<size_t>(i)];
+      if (pool.slots == 0) continue;
+      const int64_t bytes = pool.slots * pool.slot_bytes;
+      near(std::string(pool_name(static_cast<Pool>(i))) + " slots", bytes,
+           std::to_string(pool.slots) + " x " + format_bytes(pool.slot_bytes));
+      if (pool.home != Home::kNvme) continue;
+      disk += pool.streamed_bytes();
+      if (near_ == Home::kDevice) staging += bytes;
+    }
+    if (staging > 0) host("staging", staging, "between disk and GPU");
+    if (disk > 0) host("checksums", disk / kSlotAlignment * kChecksumBytes, "of what is on disk");
+  }
+
+  std::vector<ClassBytes> take() { return std::move(rows_); }
+
+ private:
+  const Plan& plan_;
+  Home near_;
+  std::vector<ClassBytes> rows_;
+};
+
+// Optimizer state of streamed tiles: elements.
+int64_t far_elements(const Plan& plan, int64_t granule_bytes) {
+  const PoolPlan& pool = plan.placement.pool(Pool::kOptimizer);
+  int64_t bytes = 0;
+  for (size_t a = 0; a < pool.bytes.size(); ++a) bytes += pool.streamed[a] != 0 ? pool.bytes[a] : 0;
+  return pool.slots == 0 ? 0 : bytes / granule_bytes * kGranule;
+}
+
 std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   const NumericsPlan& n = plan.numerics;
+  const PlacementPlan& p = plan.placement;
   const int64_t flat = in.layout.flat_elements, master = master_size(n.master, n.dtype);
   const int64_t step_tokens = in.config.train.global_batch * in.config.data.max_length;
   const int64_t rows = in.adapter == nullptr ? std::min(in.spec.vocab, step_tokens) : 0;
+  const bool lora = in.adapter != nullptr;
+  const int64_t lent = p.pool(Pool::kWeights).slots > 0 ? p.pool(Pool::kWeights).streamed_bytes() : 0;
+  const int64_t gradients = p.pool(Pool::kGradients).slots > 0 ? p.pool(Pool::kGradients).streamed_bytes() : 0;
+  const int64_t far = far_elements(plan, kGranule * (8 + master));
+  const std::string master_note = master == 2 ? "low half beside the weight" : master == 4 ? "fp32" : "none";
+  ClassTable table(in, plan);
+  const auto name = [](StateClass state) { return state_class_name(state); };
+  table.add(name(StateClass::kWeights), flat * size_of(n.dtype), lora ? 0 : lent, Pool::kWeights,
+            per_parameter(n.dtype));
+  table.add(name(StateClass::kFrozenWeights), in.layout.frozen_bytes, lora ? lent : 0, Pool::kWeights,
+            dtype_name(n.dtype));
+  table.add(name(StateClass::kGradients), flat * size_of(n.gradient_dtype), gradients, Pool::kGradients,
+            per_parameter(n.gradient_dtype));
+  table.add(name(StateClass::kMaster), flat * master, far * master, Pool::kOptimizer, master_note);
+  table.add(name(StateClass::kFirstMoment), flat * 4, far * 4, Pool::kOptimizer, "fp32");
+  table.add(name(StateClass::kSecondMoment), flat * 4, far * 4, Pool::kOptimizer, "fp32");
+  const PoolPlan& inputs = p.pool(Pool::kActivations);
+  table.add(name(StateClass::kActivations), plan.arena.saved + (inputs.slots > 0 ? inputs.streamed_bytes() : 0),
+            inputs.slots > 0 ? inputs.streamed_bytes() : 0, Pool::kActivations,
+            n.recompute ? "block inputs" : "saved by every block");
+  table.near("temporaries", plan.arena.bytes - plan.arena.saved,
+             "logits of " + std::to_string(std::min(n.row_chunk, plan.micro_tokens)) +
+                 " rows at once: " + format_bytes(plan.arena.logits));
+  table.slots();
+  table.near("embedding rows", rows * in.spec.hidden * 4, "fp32 sums of a step's distinct tokens");
+  table.near("tables", table_bytes(in, n, step_tokens, rows), "angles, norms, order of tokens, batches");
   const bool cpu = in.device == DeviceType::kCpu;
-  const Home near = cpu ? Home::kHost : Home::kDevice;
-  std::vector<ClassBytes> out = {
-      {state_class_name(StateClass::kWeights), flat * size_of(n.dtype), per_parameter(n.dtype), near},
-      {state_class_name(StateClass::kFrozenWeights), in.layout.frozen_bytes, dtype_name(n.dtype), near},
-      {state_class_name(StateClass::kGradients), flat * size_of(n.gradient_dtype),
-       per_parameter(n.gradient_dtype), near},
-      {state_class_name(StateClass::kMaster), flat * master,
-       master == 2   ? "low half beside the weight"
-       : master == 4 ? "fp32"
-                     : "none",
-       near},
-      {state_class_name(StateClass::kFirstMoment), flat * 4, "fp32", near},
-      {state_class_name(StateClass::kSecondMoment), flat * 4, "fp32", near},
-      {state_class_name(StateClass::kActivations), plan.arena.saved,
-       n.recompute ? "block inputs" : "saved by every block", near},
-      {"temporaries", plan.arena.bytes - plan.arena.saved,
-       "logits of " + std::to_string(std::min(n.row_chunk, plan.micro_tokens)) +
-           " rows at once: " + format_bytes(plan.arena.logits),
-       near},
-      {"embedding rows", rows * in.spec.hidden * 4, "fp32 sums of a step's distinct tokens", near},
-      {"tables", table_bytes(in, n, step_tokens, rows), "angles, norms, order of tokens, batches", near},
-  };
-  if (!cpu) out.push_back({"reserve", kGpuReserve, "CUDA context, cuBLAS, attention's own", Home::kDevice});
-  out.push_back({"libraries", cpu ? kCpuBase : kCudaBase,
-                 cpu ? "LibTorch and GEMM workspaces" : "LibTorch, CUDA", Home::kHost});
-  return out;
+  if (!cpu) table.near("reserve", kGpuReserve, "CUDA context, cuBLAS, attention's own");
+  table.host("libraries", cpu ? kCpuBase : kCudaBase, cpu ? "LibTorch and GEMM workspaces" : "LibTorch, CUDA");
+  return table.take();
 }
 
-Tier make_tier(Home home, const std::vector<ClassBytes>& classes, int64_t capacity, int64_t free_now) {
-  Tier tier{.home = home, .bytes = 0, .capacity = capacity, .usable = std::numeric_limits<int64_t>::max()};
+int64_t spend(const Budget& budget, int64_t capacity) {
+  if (budget.share <= 0) return capacity > 0 ? std::min(budget.bytes, capacity) : budget.bytes;
+  if (capacity <= 0) return std::numeric_limits<int64_t>::max();
+  return static_cast<int64_t>(budget.share * static_cast<double>(capacity));
+}
+
+Tier make_tier(Home home, const std::vector<ClassBytes>& classes, const Budget& budget, int64_t capacity,
+               int64_t free_now) {
+  Tier tier{.home = home, .bytes = 0, .capacity = capacity, .allowed = spend(budget, capacity), .usable = 0};
   for (const ClassBytes& row : classes) {
     if (row.home == home) tier.bytes += row.bytes;
   }
-  if (capacity > 0) tier.usable = static_cast<int64_t>(kUsableShare * static_cast<double>(capacity));
-  if (free_now > 0) tier.usable = std::min(tier.usable, free_now);
+  tier.usable = free_now > 0 ? std::min(tier.allowed, free_now) : tier.allowed;
   return tier;
+}
+
+// All paths together: extents are striped.
+Tier disk_tier(const PlanInput& in, const std::vector<ClassBytes>& classes) {
+  int64_t free_bytes = 0;
+  for (const Disk& disk : in.machine.disks) {
+    const int64_t limit = in.config.offload.disk_limit ? spend(*in.config.offload.disk_limit, disk.free_bytes)
+                                                       : disk.free_bytes;
+    free_bytes += limit;
+  }
+  return make_tier(Home::kNvme, classes, {0, 1}, free_bytes, free_bytes);
 }
 
 }  // namespace
@@ -100,27 +175,31 @@ int64_t master_size(Master master, DType dtype) {
 void size_plan(const PlanInput& in, Plan& plan) {
   plan.micro_tokens = plan.numerics.micro_batch * in.config.data.max_length;
   plan.numerics.micro_batches = ceil_div(in.config.train.global_batch, plan.numerics.micro_batch);
-  plan.arena = arena_need(in.spec, in.adapter, activation_shape(in, plan.numerics));
+  plan.arena = arena_need(in.spec, in.adapter, activation_shape(in, plan.numerics, plan.placement));
   plan.classes = classes_of(in, plan);
   plan.tiers.clear();
   plan.peak = {};
+  const OffloadConfig& offload = in.config.offload;
   if (in.device == DeviceType::kCuda) {
     const Gpu& gpu = in.machine.gpus.front();
-    plan.tiers.push_back(make_tier(Home::kDevice, plan.classes, gpu.memory_bytes, gpu.free_bytes));
+    plan.tiers.push_back(
+        make_tier(Home::kDevice, plan.classes, offload.device_memory, gpu.memory_bytes, gpu.free_bytes));
     plan.peak.device = plan.tiers.back().bytes;
   }
-  plan.tiers.push_back(
-      make_tier(Home::kHost, plan.classes, in.machine.host_capacity(), in.machine.host_available));
+  plan.tiers.push_back(make_tier(Home::kHost, plan.classes, offload.host_memory, in.machine.host_capacity(),
+                                 in.machine.host_available));
   plan.peak.host = plan.tiers.back().bytes;
+  if (plan.placement.on_disk()) {
+    plan.tiers.push_back(disk_tier(in, plan.classes));
+    plan.peak.disk = plan.tiers.back().bytes;
+  }
   plan.fits = std::all_of(plan.tiers.begin(), plan.tiers.end(),
                           [](const Tier& tier) { return tier.bytes <= tier.usable; });
 }
 
 bool fits_capacity(const Plan& plan) {
-  return std::all_of(plan.tiers.begin(), plan.tiers.end(), [](const Tier& tier) {
-    return tier.capacity <= 0 ||
-           tier.bytes <= static_cast<int64_t>(kUsableShare * static_cast<double>(tier.capacity));
-  });
+  return std::all_of(plan.tiers.begin(), plan.tiers.end(),
+                     [](const Tier& tier) { return tier.bytes <= tier.allowed; });
 }
 
 }  // namespace lm

@@ -19,7 +19,7 @@ struct PlanInput {
 // Bytes per parameter beside the weight.
 int64_t master_size(Master master, DType dtype);
 
-// Fills arena, micro_tokens, classes, tiers, peak and fits from plan.numerics.
+// Fills arena, micro_tokens, classes, tiers, peak and fits from plan.numerics and plan.placement.
 void size_plan(const PlanInput& in, Plan& plan);
 
 // Whether the plan would fit the machine with nothing else running: what numerics may depend on.

@@ -52,7 +52,8 @@ class UseCollector {
     const auto b = static_cast<size_t>(op.block);
     if (op.kind == OperationKind::kAcquire) open_[b] = index;
     if (op.kind == OperationKind::kRelease) add({open_[b], index, op.block, true, false, false});
-    if (op.kind == OperationKind::kUpdate) add({index, index, op.block, true, true, false});
+    if (op.kind == OperationKind::kUpdate && !shape_.frozen_weights)
+      add({index, index, op.block, true, true, false});
   }
 
   void gradients(size_t index, const Operation& op) {

@@ -30,6 +30,7 @@ struct TransferShape {
   std::vector<int64_t> first_tile;  // of each block
   int64_t layers = 0;
   int64_t group = 1;
+  bool frozen_weights = false;  // no update changes what the weight pool moves
 
   const PoolShape& pool(Pool p) const { return pools[static_cast<size_t>(p)]; }
   PoolShape& pool(Pool p) { return pools[static_cast<size_t>(p)]; }

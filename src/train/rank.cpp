@@ -24,7 +24,24 @@ StepSettings step_settings(const RankSetup& setup, DeviceType device) {
   settings.row_chunk = n.row_chunk;
   settings.clip = setup.optimizer.clip;
   settings.max_grad_norm = setup.max_grad_norm;
+  const PlacementPlan& placement = setup.plan.placement;
+  settings.shape = {.layers = setup.spec.layers,
+                    .micro_batches = 1,
+                    .tied = setup.spec.tied,
+                    .recompute = n.recompute,
+                    .clip = setup.optimizer.clip,
+                    .group = placement.group,
+                    .tiles = placement.update_tiles()};
+  settings.transfers = placement.transfers(setup.spec.layers);
   return settings;
+}
+
+TileLayout tile_layout(const PlacementPlan& placement, Store* store) {
+  if (store == nullptr) return {};
+  return {.first_tile = placement.first_tile,
+          .granules = placement.tile_granules,
+          .streamed = placement.pool(Pool::kOptimizer).streamed,
+          .store = store};
 }
 
 }  // namespace
@@ -32,7 +49,13 @@ StepSettings step_settings(const RankSetup& setup, DeviceType device) {
 Rank::Rank(const RankSetup& setup, StreamView stream)
     : setup_(setup),
       device_(stream.device),
-      weights_(setup.layout, setup.plan.numerics.dtype, stream.device),
+      far_({.placement = setup_.plan.placement,
+            .layout = setup_.layout,
+            .paths = setup_.swap_paths,
+            .threads = stream.threads,
+            .training = setup_.tokens_per_step > 0,
+            .engine = setup_.engine}),
+      weights_(setup.layout, setup.plan.numerics.dtype, stream.device, far_.store(Pool::kWeights)),
       arena_(stream.device, setup.plan.arena.bytes),
       rope_(setup.spec, rope_positions(setup), setup.plan.numerics.dtype, stream.device, stream),
       context_{setup.spec, setup.plan.numerics.dtype, stream.device, kernels(stream.device), stream, arena_,
@@ -41,27 +64,41 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
     StreamView update_stream = stream;
     update_stream.threads = setup.plan.placement.optimizer_threads;
     gradients_ = std::make_unique<Gradients>(setup.layout, setup.plan.numerics.gradient_dtype,
-                                             context_.kernels, update_stream);
-    optimizer_ = std::make_unique<ShardedOptimizer>(setup.layout, setup.optimizer, setup.plan.numerics.dtype,
-                                                    setup.seed, context_.kernels, update_stream);
+                                             context_.kernels, update_stream, far_.store(Pool::kGradients));
+    optimizer_ = std::make_unique<ShardedOptimizer>(
+        OptimizerSetup{.layout = setup.layout,
+                       .config = setup.optimizer,
+                       .weight_dtype = setup.plan.numerics.dtype,
+                       .seed = setup.seed,
+                       .kernels = context_.kernels,
+                       .tiles = tile_layout(setup.plan.placement, far_.store(Pool::kOptimizer))},
+        update_stream);
     if (setup.adapter == nullptr) {
       embedding_gradient_ =
           std::make_unique<EmbeddingGradient>(setup.spec, std::min(setup.spec.vocab, setup.tokens_per_step),
                                               setup.plan.micro_tokens, stream.device);
     }
   }
-  step_ = std::make_unique<TrainStep>(context_, setup.layout, weights_, gradients_.get(), optimizer_.get(),
-                                      embedding_gradient_.get(), step_settings(setup, device_));
+  step_ = std::make_unique<TrainStep>(StepParts{.context = context_,
+                                                .layout = setup.layout,
+                                                .weights = weights_,
+                                                .far = far_,
+                                                .gradients = gradients_.get(),
+                                                .optimizer = optimizer_.get(),
+                                                .embedding_gradient = embedding_gradient_.get()},
+                                      step_settings(setup, device_));
 }
 
 void Rank::weights_ready() {
   if (optimizer_ == nullptr) return;
   for (size_t b = 0; b < setup_.layout.blocks.size(); ++b) {
-    optimizer_->start(static_cast<int64_t>(b), weights_.trainable_home(static_cast<int64_t>(b)));
+    const OpenBlock block = weights_.open(static_cast<int64_t>(b), false);
+    optimizer_->start(block.block(), block.trainable());
   }
 }
 
 void Rank::visit_state(StateVisitor& visitor) {
+  step_->flush();
   weights_.visit_state(visitor);
   if (optimizer_ != nullptr) optimizer_->visit_state(visitor);
 }

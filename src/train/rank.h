@@ -7,6 +7,7 @@
 
 #include "config/config.h"
 #include "plan/plan.h"
+#include "train/far_state.h"
 #include "train/step.h"
 
 namespace lm {
@@ -22,6 +23,8 @@ struct RankSetup {
   int64_t max_length = 2048;    // tokens of a document: the RoPE table's length
   int64_t tokens_per_step = 0;  // at most; 0: no training (evaluation, generation)
   double max_grad_norm = 1.0;
+  std::vector<SwapPath> swap_paths = {};  // of what the plan puts on disk
+  EngineFactory engine = {};              // tests: instead of the plan's
 };
 
 class Rank {
@@ -38,14 +41,17 @@ class Rank {
   bool training() const { return optimizer_ != nullptr; }
   const Context& context() const { return context_; }
   const Arena& arena() const { return arena_; }
+  const FarState& far() const { return far_; }
 
   // The weights have been loaded or initialised: masters take their values.
   void weights_ready();
+  // Completes deferred updates first.
   void visit_state(StateVisitor& visitor);
 
  private:
   const RankSetup setup_;
   DeviceType device_;
+  FarState far_;
   WeightStore weights_;
   Arena arena_;
   RopeTable rope_;

@@ -8,56 +8,85 @@
 
 namespace lm {
 
-// A micro-batch's activations lie in the arena in the order forward makes them:
-//   [batch] [dx] [x_in 1] [saved 1] [x_in 2] [saved 2] ... [x_in L+1]
-// and backward gives them back from the end. With recomputation [saved b] exists only around backward of b.
+// The activations of a group of micro-batches lie in the arena in the order forward makes them:
+//   [batch 0] [dx 0] [x_in 1, 0] [batch 1] ... [saved 1, 0] [x_in 2, 0] [saved 1, 1] [x_in 2, 1] ...
+// and backward gives them back from the end, block by block. With recomputation [saved b] exists only around
+// backward of b. Inputs that live off the device lie in their slots instead.
 struct TrainStep::MicroBatch {
   MicroBatch(const Context& context, const Batch& batch, int64_t blocks)
-      : frame(context.arena),
-        device(place_batch(context, batch)),
+      : device(place_batch(context, batch)),
+        dx(context.tensor({device.tokens(), context.spec.hidden})),
         x_in(static_cast<size_t>(blocks)),
-        saved(static_cast<size_t>(blocks)),
-        mark(static_cast<size_t>(blocks)) {}
-  ArenaFrame frame;
+        saved(static_cast<size_t>(blocks)) {}
   DeviceBatch device;
   at::Tensor dx;                  // [T, H]: gradient of the residual stream
-  std::vector<at::Tensor> x_in;   // [T, H] per block
+  std::vector<at::Tensor> x_in;   // [T, H] per block; undefined in the activation store's case
   std::vector<BlockSaved> saved;  // per transformer block
-  std::vector<int64_t> mark;      // of the arena, before the block's saved activations
 };
 
-TrainStep::TrainStep(const Context& context, const ModelLayout& layout, WeightStore& weights,
-                     Gradients* gradients, ShardedOptimizer* optimizer, EmbeddingGradient* embedding_gradient,
-                     const StepSettings& settings)
-    : context_(context),
-      layout_(layout),
-      weights_(weights),
-      gradients_(gradients),
-      optimizer_(optimizer),
-      embedding_gradient_(embedding_gradient),
+TrainStep::TrainStep(const StepParts& parts, const StepSettings& settings)
+    : context_(parts.context),
+      layout_(parts.layout),
+      weights_(parts.weights),
+      far_(parts.far),
+      gradients_(parts.gradients),
+      optimizer_(parts.optimizer),
+      embedding_gradient_(parts.embedding_gradient),
       settings_(settings),
-      layers_(context.spec.layers),
-      loans_(layout.blocks.size()),
-      nll_(context.device, sizeof(double)) {}
+      layers_(parts.context.spec.layers),
+      slots_(settings.transfers),
+      loans_(parts.layout.blocks.size()),
+      group_(static_cast<size_t>(settings.shape.group)),
+      mark_(parts.layout.blocks.size()),
+      nll_(parts.context.device, sizeof(double)) {}
 
 TrainStep::~TrainStep() = default;
 
-StepResult TrainStep::run(const StepSchedule& schedule, const StepBatches& batches, int64_t step, double lr) {
+StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr) {
   step_ = step;
+  lr_ = lr;
+  micro_batches_ = static_cast<int64_t>(batches.micro.size());
   result_ = {};
-  update_begun_ = false;
-  gradient_scale_ = 1;
-  zero_bytes(nll_.data(), nll_.size(), context_.stream);
-  if (embedding_gradient_ != nullptr) {
-    embedding_gradient_->begin(context_, batches.micro);
-    // A tied embedding's gradient is begun by the head; an untied one consists of the step's rows alone.
-    if (!context_.spec.tied) gradients_->zero(0);
+  // Without global clipping nothing is deferred: updates belong to this step from the start.
+  if (settings_.clip != Clip::kGlobal) {
+    update_ = {.lr = lr, .scale = 1, .step = step, .skipped = false};
+    update_begun_ = false;
   }
-  for (const Operation& operation : schedule.operations) execute(operation, batches, lr);
+  zero_bytes(nll_.data(), nll_.size(), context_.stream);
+  ScheduleShape shape = settings_.shape;
+  shape.micro_batches = micro_batches_;
+  shape.pending = pending_;
+  const StepSchedule schedule = make_schedule(shape);
+  shape.pending = shape.defers();
+  const StepSchedule next = settings_.transfers.any() ? make_schedule(shape) : StepSchedule{};
+  const StepSchedule moved = add_transfers(schedule, next, settings_.transfers, slots_);
+  for (const Operation& operation : moved.operations) execute(operation, batches);
+  pending_ = shape.pending;
   return result_;
 }
 
-void TrainStep::execute(const Operation& operation, const StepBatches& batches, double lr) {
+void TrainStep::flush() {
+  if (!settings_.transfers.any()) return;
+  if (pending_) {
+    ScheduleShape shape = settings_.shape;
+    shape.pending = true;
+    const StepSchedule list = add_transfers(make_flush_schedule(shape), {}, settings_.transfers, slots_);
+    for (const Operation& operation : list.operations) execute(operation, {});
+    pending_ = false;
+  }
+  for (int p = 0; p < kPools; ++p) {
+    Store* const store = far_.store(static_cast<Pool>(p));
+    for (Slot& slot : slots_.pools[static_cast<size_t>(p)]) {
+      if (slot.array >= 0) {
+        if (slot.changed) store->write_back(slot.array);
+        store->forget(slot.array);
+      }
+      slot = {};
+    }
+  }
+}
+
+void TrainStep::execute(const Operation& operation, const StepBatches& batches) {
   const int64_t block = operation.block, micro = operation.micro;
   switch (operation.kind) {
     case OperationKind::kAcquire:
@@ -75,7 +104,7 @@ void TrainStep::execute(const Operation& operation, const StepBatches& batches, 
                       : 0.0F);
       break;
     case OperationKind::kRecompute:
-      recompute(block);
+      recompute(block, micro);
       break;
     case OperationKind::kBackward:
       backward(block, micro);
@@ -87,8 +116,25 @@ void TrainStep::execute(const Operation& operation, const StepBatches& batches, 
       check(batches);
       break;
     case OperationKind::kUpdate:
-      update(block, lr);
+      update(block, micro);
       break;
+    case OperationKind::kFetch:
+    case OperationKind::kClaim:
+    case OperationKind::kWriteBack:
+      transfer(operation);
+      break;
+  }
+}
+
+void TrainStep::transfer(const Operation& operation) {
+  Store& store = *far_.store(operation.pool);
+  switch (operation.kind) {
+    case OperationKind::kFetch:
+      return store.fetch(operation.array, operation.slot);
+    case OperationKind::kClaim:
+      return store.claim(operation.array, operation.slot);
+    default:
+      return store.write_back(operation.array);
   }
 }
 
@@ -99,8 +145,7 @@ bool TrainStep::trained(int64_t block) const {
 BlockMemory TrainStep::borrow(int64_t block) {
   const std::optional<Loan>& loan = loans_[static_cast<size_t>(block)];
   LM_CHECK(loan.has_value(), "block " + std::to_string(block) + " is used without a loan");
-  return {loan->trainable(), loan->frozen(),
-          gradients_ != nullptr && trained(block) ? gradients_->block(block) : nullptr};
+  return {loan->trainable(), loan->frozen(), nullptr};
 }
 
 BindOptions TrainStep::bind_options(bool training) const {
@@ -111,69 +156,118 @@ BindOptions TrainStep::bind_options(bool training) const {
 }
 
 Param TrainStep::bind_embedding(bool training) {
-  return bind_param(layout_.blocks[0], "embed", borrow(0), bind_options(training));
+  BlockMemory memory = borrow(0);
+  if (training && gradients_ != nullptr && trained(0)) memory.gradients = gradients_->block(0);
+  return bind_param(layout_.blocks[0], "embed", memory, bind_options(training));
+}
+
+// With `training` a backward is at hand: the gradient, too, is where it can be added to.
+TransformerBlock TrainStep::bind_block(int64_t block, bool training) {
+  BlockMemory memory = borrow(block);
+  if (training && trained(block)) memory.gradients = gradients_->block(block);
+  return bind_transformer(context_.spec, layout_.blocks[static_cast<size_t>(block)], block - 1, memory,
+                          bind_options(true));
+}
+
+Head TrainStep::bind_last(bool training) {
+  BlockMemory memory = borrow(layers_ + 1);
+  if (training && trained(layers_ + 1)) memory.gradients = gradients_->block(layers_ + 1);
+  return bind_head(layout_.blocks.back(), memory, context_.spec.tied ? bind_embedding(training) : Param(),
+                   bind_options(training));
+}
+
+bool TrainStep::last_of_group(int64_t micro) const {
+  return (micro + 1) % settings_.shape.group == 0 || micro + 1 == micro_batches_;
+}
+
+int64_t TrainStep::input_array(int64_t block, int64_t micro) const {
+  return (block - 1) * settings_.shape.group + micro % settings_.shape.group;
+}
+
+at::Tensor TrainStep::make_input(int64_t block, int64_t micro) {
+  MicroBatch& m = at(micro);
+  const int64_t tokens = m.device.tokens(), hidden = context_.spec.hidden;
+  if (Store* const store = far_.store(Pool::kActivations)) {
+    const int64_t bytes = tokens * hidden * static_cast<int64_t>(dtype_size(context_.dtype));
+    store->resize(input_array(block, micro), bytes);
+    return input(block, micro);
+  }
+  return m.x_in[static_cast<size_t>(block)] = context_.tensor({tokens, hidden});
+}
+
+at::Tensor TrainStep::input(int64_t block, int64_t micro) {
+  MicroBatch& m = at(micro);
+  Store* const store = far_.store(Pool::kActivations);
+  if (store == nullptr) return m.x_in[static_cast<size_t>(block)];
+  return view_memory(store->use(input_array(block, micro)), {m.device.tokens(), context_.spec.hidden},
+                     context_.dtype, context_.device);
+}
+
+void TrainStep::begin_micro(int64_t micro, const StepBatches& batches) {
+  if (micro == 0 && embedding_gradient_ != nullptr) {
+    embedding_gradient_->begin(context_, batches.micro);
+    // A tied embedding's gradient is begun by the head; an untied one consists of the step's rows alone.
+    if (!context_.spec.tied) gradients_->zero(0);
+  }
+  if (micro % settings_.shape.group == 0) group_mark_ = context_.arena.mark();
+  group_[static_cast<size_t>(micro % settings_.shape.group)] =
+      std::make_unique<MicroBatch>(context_, batches.micro[static_cast<size_t>(micro)], layers_ + 2);
+  const at::Tensor x = make_input(1, micro);
+  embedding_forward(context_, bind_embedding(false).weight, at(micro).device, x);
 }
 
 void TrainStep::forward(int64_t block, int64_t micro, const StepBatches& batches) {
-  const int64_t hidden = context_.spec.hidden;
-  if (block == 0) {
-    micro_ = std::make_unique<MicroBatch>(context_, batches.micro[static_cast<size_t>(micro)], layers_ + 2);
-    const int64_t tokens = micro_->device.tokens();
-    micro_->dx = context_.tensor({tokens, hidden});
-    micro_->x_in[1] = context_.tensor({tokens, hidden});
-    embedding_forward(context_, bind_embedding(true).weight, micro_->device, micro_->x_in[1]);
+  if (block == 0) return begin_micro(micro, batches);
+  const auto b = static_cast<size_t>(block);
+  MicroBatch& m = at(micro);
+  const TransformerBlock bound = bind_block(block, false);
+  const at::Tensor x_in = input(block, micro);
+  if (settings_.recompute) {
+    const at::Tensor x_out = make_input(block + 1, micro);
+    const ArenaFrame frame(context_.arena);
+    BlockSaved dropped = allocate_block_saved(context_, bound, m.device.tokens());
+    block_forward(context_, bound, m.device, x_in, dropped, x_out);
     return;
   }
-  const auto b = static_cast<size_t>(block);
-  const int64_t tokens = micro_->device.tokens();
-  const TransformerBlock bound =
-      bind_transformer(context_.spec, layout_.blocks[b], block - 1, borrow(block), bind_options(true));
-  if (settings_.recompute) {
-    micro_->x_in[b + 1] = context_.tensor({tokens, hidden});
-    const ArenaFrame frame(context_.arena);
-    BlockSaved dropped = allocate_block_saved(context_, bound, tokens);
-    block_forward(context_, bound, micro_->device, micro_->x_in[b], dropped, micro_->x_in[b + 1]);
-  } else {
-    micro_->mark[b] = context_.arena.mark();
-    micro_->saved[b] = allocate_block_saved(context_, bound, tokens);
-    micro_->x_in[b + 1] = context_.tensor({tokens, hidden});
-    block_forward(context_, bound, micro_->device, micro_->x_in[b], micro_->saved[b], micro_->x_in[b + 1]);
-  }
+  if (micro % settings_.shape.group == 0) mark_[b] = context_.arena.mark();
+  m.saved[b] = allocate_block_saved(context_, bound, m.device.tokens());
+  block_forward(context_, bound, m.device, x_in, m.saved[b], make_input(block + 1, micro));
 }
 
 void TrainStep::head(int64_t micro, float scale) {
-  const auto last = static_cast<size_t>(layers_ + 1);
-  const Head bound = bind_head(layout_.blocks[last], borrow(layers_ + 1),
-                               context_.spec.tied ? bind_embedding(true) : Param(), bind_options(true));
-  head_loss(context_, bound, micro_->device, micro_->x_in[last], micro_->dx,
+  MicroBatch& m = at(micro);
+  head_loss(context_, bind_last(true), m.device, input(layers_ + 1, micro), m.dx,
             reinterpret_cast<double*>(nll_.data()),
             {.row_chunk = settings_.row_chunk, .scale = scale, .first = micro == 0});
 }
 
-void TrainStep::recompute(int64_t block) {
+void TrainStep::recompute(int64_t block, int64_t micro) {
   const auto b = static_cast<size_t>(block);
-  const TransformerBlock bound =
-      bind_transformer(context_.spec, layout_.blocks[b], block - 1, borrow(block), bind_options(true));
-  micro_->mark[b] = context_.arena.mark();
-  micro_->saved[b] = allocate_block_saved(context_, bound, micro_->device.tokens());
-  block_forward(context_, bound, micro_->device, micro_->x_in[b], micro_->saved[b], {});
+  MicroBatch& m = at(micro);
+  const TransformerBlock bound = bind_block(block, false);
+  recompute_mark_ = context_.arena.mark();
+  m.saved[b] = allocate_block_saved(context_, bound, m.device.tokens());
+  block_forward(context_, bound, m.device, input(block, micro), m.saved[b], {});
 }
 
 void TrainStep::backward(int64_t block, int64_t micro) {
+  MicroBatch& m = at(micro);
   if (block == 0) {
-    if (embedding_gradient_ != nullptr) {
-      embedding_gradient_->add(context_, static_cast<size_t>(micro), micro_->dx);
-    }
-    micro_.reset();
+    if (embedding_gradient_ != nullptr)
+      embedding_gradient_->add(context_, static_cast<size_t>(micro), m.dx);
+    if (last_of_group(micro)) context_.arena.rewind(group_mark_);
     return;
   }
   const auto b = static_cast<size_t>(block);
-  const TransformerBlock bound =
-      bind_transformer(context_.spec, layout_.blocks[b], block - 1, borrow(block), bind_options(true));
+  if (micro == 0) gradients_->begin(block);
   const bool want_dx = block > 1 || embedding_gradient_ != nullptr;
-  block_backward(context_, bound, micro_->device, micro_->x_in[b], micro_->saved[b], micro_->dx, micro == 0,
-                 want_dx);
-  context_.arena.rewind(micro_->mark[b]);
+  block_backward(context_, bind_block(block, true), m.device, input(block, micro), m.saved[b], m.dx,
+                 micro == 0, want_dx);
+  if (settings_.recompute) {
+    context_.arena.rewind(recompute_mark_);
+  } else if (last_of_group(micro)) {
+    context_.arena.rewind(mark_[b]);
+  }
 }
 
 void TrainStep::reduce(int64_t block) {
@@ -194,99 +288,112 @@ void TrainStep::check(const StepBatches& batches) {
   result_.loss = batches.target_tokens > 0 ? nll / static_cast<double>(batches.target_tokens) : 0.0;
   result_.grad_norm = std::sqrt(gradients_->total_square());
   result_.skipped = !std::isfinite(result_.loss) || !std::isfinite(result_.grad_norm);
-  if (settings_.clip == Clip::kGlobal)
-    gradient_scale_ = clip_factor(result_.grad_norm, settings_.max_grad_norm);
+  if (settings_.clip != Clip::kGlobal) return;
+  update_ = {.lr = lr_,
+             .scale = clip_factor(result_.grad_norm, settings_.max_grad_norm),
+             .step = step_,
+             .skipped = result_.skipped};
+  update_begun_ = false;
 }
 
-void TrainStep::update(int64_t block, double lr) {
-  if (result_.skipped || !trained(block)) return;
+// Without global clipping: the block's own norm decides.
+float TrainStep::block_scale(int64_t block) const {
+  const double norm = std::sqrt(gradients_->block_square(block));
+  if (!std::isfinite(norm)) {
+    throw Error(Exit::kNumerics,
+                {.area = "NUM-12",
+                 .what = "the gradient of " + layout_.blocks[static_cast<size_t>(block)].name +
+                         " is not finite, and blocks before it are already updated",
+                 .place = "step " + std::to_string(step_),
+                 .next = "lower optimizer.lr, or set optimizer.clip = \"global\", which skips such "
+                         "a step",
+                 .kept = ""});
+  }
+  return settings_.clip == Clip::kBlock ? clip_factor(norm, settings_.max_grad_norm) : 1.0F;
+}
+
+void TrainStep::update(int64_t block, int64_t tile) {
+  if (update_.skipped || !trained(block)) return;
   if (!update_begun_) {
     optimizer_->begin_update();
     update_begun_ = true;
   }
-  float scale = gradient_scale_;
-  if (settings_.clip != Clip::kGlobal) {
-    const double norm = std::sqrt(gradients_->block_square(block));
-    if (!std::isfinite(norm)) {
-      throw Error(Exit::kNumerics,
-                  {.area = "NUM-12",
-                   .what = "the gradient of " + layout_.blocks[static_cast<size_t>(block)].name +
-                           " is not finite, and blocks before it are already updated",
-                   .place = "step " + std::to_string(step_),
-                   .next = "lower optimizer.lr, or set optimizer.clip = \"global\", which skips such "
-                           "a step",
-                   .kept = ""});
-    }
-    scale = settings_.clip == Clip::kBlock ? clip_factor(norm, settings_.max_grad_norm) : 1.0F;
-  }
-  optimizer_->update(block, {.weights = weights_.trainable_home(block),
-                             .gradients = gradients_->block(block),
-                             .gradient_dtype = gradients_->dtype(),
-                             .gradient_scale = scale,
-                             .lr = lr,
-                             .step = step_});
-  weights_.advance(block);
+  const UpdateInputs inputs{.weights = weights_.trainable_home(block),
+                            .gradients = gradients_->block(block),
+                            .gradient_dtype = gradients_->dtype(),
+                            .gradient_scale = settings_.clip == Clip::kGlobal ? update_.scale : block_scale(block),
+                            .lr = update_.lr,
+                            .step = update_.step};
+  const bool whole = settings_.shape.tiles_of(block) == 0;
+  whole ? optimizer_->update(block, inputs) : optimizer_->update_tile(block, tile, inputs);
+  if (whole || tile + 1 == settings_.shape.tiles_of(block)) weights_.advance(block);
 }
 
-at::Tensor TrainStep::forward_only(const DeviceBatch& batch) {
+void TrainStep::walk_forward(const Batch& batch,
+                             const std::function<void(const DeviceBatch&, const at::Tensor&)>& head) {
+  flush();
+  const ArenaFrame frame(context_.arena);
+  const DeviceBatch device = place_batch(context_, batch);
   const int64_t tokens = batch.tokens(), hidden = context_.spec.hidden;
   // Two boundaries take turns: block b reads one and writes the other.
   at::Tensor x = context_.tensor({tokens, hidden}), y = context_.tensor({tokens, hidden});
-  loans_[0].emplace(weights_.acquire(0));
-  embedding_forward(context_, bind_embedding(false).weight, batch, x);
-  for (int64_t block = 1; block <= layers_; ++block) {
-    const auto b = static_cast<size_t>(block);
-    const ArenaFrame frame(context_.arena);
-    loans_[b].emplace(weights_.acquire(block));
-    const TransformerBlock bound =
-        bind_transformer(context_.spec, layout_.blocks[b], block - 1, borrow(block), bind_options(false));
-    BlockSaved dropped = allocate_block_saved(context_, bound, tokens);
-    block_forward(context_, bound, batch, x, dropped, y);
-    loans_[b].reset();
-    std::swap(x, y);
+  TransferShape transfers;  // of the weights alone
+  transfers.layers = layers_;
+  transfers.pool(Pool::kWeights) = settings_.transfers.pool(Pool::kWeights);
+  SlotState slots(transfers);
+  const StepSchedule list =
+      add_transfers(make_evaluation_schedule({.layers = layers_, .tied = context_.spec.tied}), {}, transfers, slots);
+  for (const Operation& operation : list.operations) {
+    if (operation.kind == OperationKind::kHead) {
+      head(device, x);
+    } else if (operation.kind != OperationKind::kForward) {
+      execute(operation, {});
+    } else if (operation.block == 0) {
+      embedding_forward(context_, bind_embedding(false).weight, device, x);
+    } else {
+      const ArenaFrame inner(context_.arena);
+      const TransformerBlock bound =
+          bind_transformer(context_.spec, layout_.blocks[static_cast<size_t>(operation.block)],
+                           operation.block - 1, borrow(operation.block), bind_options(false));
+      BlockSaved dropped = allocate_block_saved(context_, bound, tokens);
+      block_forward(context_, bound, device, x, dropped, y);
+      std::swap(x, y);
+    }
   }
-  loans_.back().emplace(weights_.acquire(layers_ + 1));
-  return x;
+  for (const Slot& slot : slots.pools[static_cast<size_t>(Pool::kWeights)]) {
+    if (slot.array >= 0) far_.store(Pool::kWeights)->forget(slot.array);
+  }
 }
 
 double TrainStep::evaluate(const Batch& batch) {
-  const ArenaFrame frame(context_.arena);
-  const DeviceBatch device = place_batch(context_, batch);
   zero_bytes(nll_.data(), nll_.size(), context_.stream);
-  const at::Tensor x = forward_only(device);
-  const Head bound = bind_head(layout_.blocks.back(), borrow(layers_ + 1),
-                               context_.spec.tied ? bind_embedding(false) : Param(), bind_options(false));
-  head_loss(context_, bound, device, x, {}, reinterpret_cast<double*>(nll_.data()),
-            {.row_chunk = settings_.row_chunk, .scale = 1, .first = false});
+  walk_forward(batch, [&](const DeviceBatch& device, const at::Tensor& x) {
+    head_loss(context_, bind_last(false), device, x, {}, reinterpret_cast<double*>(nll_.data()),
+              {.row_chunk = settings_.row_chunk, .scale = 1, .first = false});
+  });
   double nll = 0;
   copy_bytes(&nll, nll_.data(), sizeof nll, context_.stream);
-  loans_[0].reset();
-  loans_.back().reset();
   return nll;
 }
 
 std::vector<float> TrainStep::logits(const Batch& batch, const std::vector<int32_t>& rows) {
-  const ArenaFrame frame(context_.arena);
-  const DeviceBatch device = place_batch(context_, batch);
-  const at::Tensor x = forward_only(device);
-  const auto count = static_cast<int64_t>(rows.size()), vocab = context_.spec.vocab;
-  const at::Tensor index = context_.tensor({count}, DType::kI32);
-  copy_bytes(index.data_ptr(), rows.data(), count * 4, context_.stream);
-  const at::Tensor picked = context_.tensor({count, context_.spec.hidden});
-  context_.kernels.gather_rows({.table = x.data_ptr(),
-                                .index = index.data_ptr<int32_t>(),
-                                .out = picked.data_ptr(),
-                                .rows = count,
-                                .width = context_.spec.hidden,
-                                .dtype = context_.dtype},
-                               context_.stream);
-  const Head bound = bind_head(layout_.blocks.back(), borrow(layers_ + 1),
-                               context_.spec.tied ? bind_embedding(false) : Param(), bind_options(false));
-  const at::Tensor out = at::empty({count, vocab}, x.options());
-  head_logits(context_, bound, picked, out);
-  loans_[0].reset();
-  loans_.back().reset();
-  const at::Tensor host = out.to(at::kCPU, at::kFloat);
+  at::Tensor host;
+  walk_forward(batch, [&](const DeviceBatch&, const at::Tensor& x) {
+    const auto count = static_cast<int64_t>(rows.size()), vocab = context_.spec.vocab;
+    const at::Tensor index = context_.tensor({count}, DType::kI32);
+    copy_bytes(index.data_ptr(), rows.data(), count * 4, context_.stream);
+    const at::Tensor picked = context_.tensor({count, context_.spec.hidden});
+    context_.kernels.gather_rows({.table = x.data_ptr(),
+                                  .index = index.data_ptr<int32_t>(),
+                                  .out = picked.data_ptr(),
+                                  .rows = count,
+                                  .width = context_.spec.hidden,
+                                  .dtype = context_.dtype},
+                                 context_.stream);
+    const at::Tensor out = at::empty({count, vocab}, x.options());
+    head_logits(context_, bind_last(false), picked, out);
+    host = out.to(at::kCPU, at::kFloat);
+  });
   return {host.data_ptr<float>(), host.data_ptr<float>() + host.numel()};
 }
 

@@ -1,7 +1,9 @@
-// One optimizer step: walks the schedule's operations in order on the compute thread. Owns nothing that
-// outlives a step but the accumulators; weights, gradients and optimizer state belong to their stores.
+// One optimizer step: walks the schedule's operations in order on the compute thread, transfers included. Owns
+// nothing that outlives a step but the accumulators and what is deferred to the next; weights, gradients and
+// optimizer state belong to their stores.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -11,10 +13,23 @@
 #include "model/embedding.h"
 #include "optim/gradients.h"
 #include "optim/sharded_optimizer.h"
-#include "plan/schedule.h"
+#include "plan/transfers.h"
+#include "train/far_state.h"
 #include "weights/loans.h"
 
 namespace lm {
+
+// What the step works on; borrowed.
+struct StepParts {
+  const Context& context;
+  const ModelLayout& layout;
+  WeightStore& weights;
+  const FarState& far;
+  // Null where nothing is trained: then `run` must not be called. The embedding's also where it is frozen.
+  Gradients* gradients = nullptr;
+  ShardedOptimizer* optimizer = nullptr;
+  EmbeddingGradient* embedding_gradient = nullptr;
+};
 
 struct StepSettings {
   BindOptions bind;         // seed; `training` and `step` are set here
@@ -22,6 +37,8 @@ struct StepSettings {
   int64_t row_chunk = 512;  // rows of logits at once
   Clip clip = Clip::kGlobal;
   double max_grad_norm = 1.0;
+  ScheduleShape shape;      // micro_batches and pending are set per step
+  TransferShape transfers;
 };
 
 struct StepResult {
@@ -32,55 +49,86 @@ struct StepResult {
 
 class TrainStep {
  public:
-  // `gradients` and `optimizer` are null where nothing is trained: then `run` must not be called.
-  TrainStep(const Context& context, const ModelLayout& layout, WeightStore& weights, Gradients* gradients,
-            ShardedOptimizer* optimizer, EmbeddingGradient* embedding_gradient, const StepSettings& settings);
+  TrainStep(const StepParts& parts, const StepSettings& settings);
   ~TrainStep();
 
-  // `step` counts from 1 and keys the randomness; `schedule` is the one of batches.micro.size()
-  // micro-batches.
-  StepResult run(const StepSchedule& schedule, const StepBatches& batches, int64_t step, double lr);
+  // `step` counts from 1 and keys the randomness. Updates of blocks whose state is off the device may be left
+  // to the next call.
+  StepResult run(const StepBatches& batches, int64_t step, double lr);
 
-  // Sum of nll over the batch's targets, without gradients.
+  // Completes what is deferred and empties the slots: afterwards every byte of state is at its home.
+  void flush();
+
+  // Sum of nll over the batch's targets, without gradients. Begins with a flush.
   double evaluate(const Batch& batch);
   // logits [rows, V] after the given tokens (rows of the batch), fp32 in host memory: generation and tests.
+  // Begins with a flush.
   std::vector<float> logits(const Batch& batch, const std::vector<int32_t>& rows);
 
  private:
   struct MicroBatch;  // what lives between a micro-batch's first and last operation
+  // What the check of a step hands to the updates that wait for it.
+  struct Update {
+    double lr = 0;
+    float scale = 1;  // clipping
+    int64_t step = 0;
+    bool skipped = false;
+  };
 
-  void execute(const Operation& operation, const StepBatches& batches, double lr);
+  void execute(const Operation& operation, const StepBatches& batches);
+  void transfer(const Operation& operation);
   void forward(int64_t block, int64_t micro, const StepBatches& batches);
+  void begin_micro(int64_t micro, const StepBatches& batches);
   void head(int64_t micro, float scale);
-  void recompute(int64_t block);
+  void recompute(int64_t block, int64_t micro);
   void backward(int64_t block, int64_t micro);
   void reduce(int64_t block);
   void check(const StepBatches& batches);
-  void update(int64_t block, double lr);
+  void update(int64_t block, int64_t tile);
+  float block_scale(int64_t block) const;
+
+  MicroBatch& at(int64_t micro) { return *group_[static_cast<size_t>(micro % settings_.shape.group)]; }
+  bool last_of_group(int64_t micro) const;
+  int64_t input_array(int64_t block, int64_t micro) const;
+  // x_in [T, H] of a block; `make_input` gives it memory first.
+  at::Tensor input(int64_t block, int64_t micro);
+  at::Tensor make_input(int64_t block, int64_t micro);
 
   BlockMemory borrow(int64_t block);
   BindOptions bind_options(bool training) const;
   Param bind_embedding(bool training);
-  at::Tensor forward_only(const DeviceBatch& batch);
+  TransformerBlock bind_block(int64_t block, bool training);
+  Head bind_last(bool training);
+  // Runs forward up to the head and calls `head` with its input.
+  void walk_forward(const Batch& batch,
+                    const std::function<void(const DeviceBatch& batch, const at::Tensor& x)>& head);
   bool trained(int64_t block) const;
 
   const Context& context_;
   const ModelLayout& layout_;
   WeightStore& weights_;
-  Gradients* gradients_;  // null, as the next, where nothing is trained
+  const FarState& far_;
+  Gradients* gradients_;
   ShardedOptimizer* optimizer_;
-  EmbeddingGradient* embedding_gradient_;  // null when the embedding is frozen
+  EmbeddingGradient* embedding_gradient_;
   StepSettings settings_;
   int64_t layers_;
+  SlotState slots_;  // between lists
+  bool pending_ = false;
+  Update update_;
 
   // Of the step being walked.
   int64_t step_ = 0;
+  int64_t micro_batches_ = 0;
+  double lr_ = 0;
   StepResult result_;
   bool update_begun_ = false;
-  float gradient_scale_ = 1;
   std::vector<std::optional<Loan>> loans_;  // per block, between acquire and release
-  std::unique_ptr<MicroBatch> micro_;
-  Memory nll_;  // fp64, on the device
+  std::vector<std::unique_ptr<MicroBatch>> group_;
+  std::vector<int64_t> mark_;    // of the arena, before a block's saved activations
+  int64_t group_mark_ = 0;       // before the group
+  int64_t recompute_mark_ = 0;   // before the recomputation under way
+  Memory nll_;                   // fp64, on the device
 };
 
 }  // namespace lm

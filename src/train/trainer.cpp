@@ -46,9 +46,7 @@ StepRow Trainer::step_once() {
                             ? plateau_.factor()
                             : schedule_factor(config_.optimizer, step_, options_.total_steps);
   const double lr = config_.optimizer.lr * factor;
-  ScheduleShape shape = options_.schedule;
-  shape.micro_batches = static_cast<int64_t>(batches.micro.size());
-  const StepResult done = rank_.step().run(make_schedule(shape), batches, step_ + 1, lr);
+  const StepResult done = rank_.step().run(batches, step_ + 1, lr);
   ++step_;
   StepRow row;
   row.step = step_;

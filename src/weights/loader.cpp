@@ -204,7 +204,8 @@ int64_t load_model(const ModelFiles& files, const ModelSpec& spec, const ModelLa
     }
   }
   check(files, items, allowed_for(spec));
-  if (spec.tied) check_tied_head(files);
+  // Once, by the call that reads the embedding.
+  if (spec.tied && items.front().target.memory != nullptr) check_tied_head(files);
   return read_chunks(chunks_of(files, items), options);
 }
 

@@ -187,14 +187,9 @@ struct Case {
 
 // Trains `steps` and adds losses [steps + 1], the first step's gradients and the last weights.
 void train(const Case& c, Rank& rank, int steps, double lr, Output& output) {
-  const StepSchedule schedule = make_schedule({.layers = c.spec.layers,
-                                               .micro_batches = c.micro_batches,
-                                               .tied = c.spec.tied,
-                                               .recompute = c.plan.numerics.recompute,
-                                               .clip = Clip::kGlobal});
   std::vector<float> losses;
   for (int step = 1; step <= std::max(steps, 1); ++step) {
-    const StepResult result = rank.step().run(schedule, c.batches, step, steps > 0 ? lr : 0.0);
+    const StepResult result = rank.step().run(c.batches, step, steps > 0 ? lr : 0.0);
     losses.push_back(static_cast<float>(result.loss));
     if (step > 1) continue;
     output.add("loss", {1}, {static_cast<float>(result.loss)});

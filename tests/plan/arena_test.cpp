@@ -62,7 +62,7 @@ Tried run_step(const Case& c, const AdapterSpec* adapter) {
     batches.micro.push_back(full_batch(plan.micro_tokens, plan.numerics.micro_batch, c.spec.vocab));
     batches.target_tokens += plan.micro_tokens - 1;
   }
-  rank.step().run(make_schedule(plan.schedule), batches, 1, 1e-3);
+  rank.step().run(batches, 1, 1e-3);
   const int64_t used = rank.arena().high_water();
   rank.step().evaluate(batches.micro[0]);
   EXPECT_EQ(rank.arena().high_water(), used);

@@ -98,6 +98,7 @@ TEST(Plan, ChoosesAMicroBatchThatFitsAndDivides) {
   int planned = 0;
   for (int i = 0; i < 200; ++i) {
     Case c;
+    stay_near(c.config);
     c.config.train.global_batch = std::uniform_int_distribution<int64_t>(1, 96)(random);
     c.config.data.max_length = 64 << std::uniform_int_distribution<int>(0, 7)(random);
     c.machine = cpu_machine(std::uniform_int_distribution<int64_t>(2, 12)(random));
@@ -132,6 +133,7 @@ TEST(Plan, ChoosesAMicroBatchThatFitsAndDivides) {
 
 TEST(Plan, RecomputesOnlyWhereItMust) {
   Case c{.spec = llama_1b(), .machine = gpu_machine("H200"), .device = DeviceType::kCuda};
+  stay_near(c.config);
   EXPECT_FALSE(c.plan().numerics.recompute);
   int recomputed = 0;
   for (int64_t bytes = 34LL << 30; bytes > 18LL << 30; bytes -= 1LL << 28) {

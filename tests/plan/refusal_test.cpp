@@ -130,6 +130,7 @@ TEST(Refusal, OfWhatCanNeverFitIsQuickAndSaysSo) {
 
 TEST(Refusal, OfAGpuNamesItsMemory) {
   Case c{.spec = llama_8b(), .machine = gpu_machine("4090"), .device = DeviceType::kCuda};
+  stay_near(c.config);
   const Refusal refusal = refuse(c);
   EXPECT_EQ(refusal.text.area, "MEM-15");
   EXPECT_NE(refusal.text.what.find("of GPU memory"), std::string::npos);

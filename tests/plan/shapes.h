@@ -60,6 +60,12 @@ inline Machine gpu_machine(const char* name) {
   return machine;
 }
 
+// Everything on the device, whatever it costs.
+inline void stay_near(Config& config) {
+  OffloadConfig& o = config.offload;
+  o.optimizer = o.gradients = o.weights = o.activations = OffloadHome::kNone;
+}
+
 // A configuration, its model and its machine, planned.
 struct Case {
   Config config = {};

@@ -88,12 +88,7 @@ struct Fixture {
   }
 
   StepResult step(const StepBatches& batches, double lr = 1e-3) {
-    return rank->step().run(make_schedule({.layers = spec.layers,
-                                           .micro_batches = static_cast<int64_t>(batches.micro.size()),
-                                           .tied = spec.tied,
-                                           .recompute = plan.numerics.recompute,
-                                           .clip = Clip::kGlobal}),
-                            batches, 1, lr);
+    return rank->step().run(batches, 1, lr);
   }
 
   AdapterSpec adapter{.r = 4,
@@ -145,6 +140,9 @@ TEST(Step, SkipsANonFiniteStepWithoutTouchingWeightsOrMoments) {
   struct Copy : StateVisitor {
     explicit Copy(std::vector<std::vector<std::byte>>& to) : to_(to) {}
     void tensor(const std::string&, DType, const std::vector<int64_t>&, std::span<std::byte> bytes) override {
+      to_.emplace_back(bytes.begin(), bytes.end());
+    }
+    void part(const std::string&, DType, int64_t, int64_t, std::span<std::byte> bytes) override {
       to_.emplace_back(bytes.begin(), bytes.end());
     }
     void number(const std::string&, int64_t& value) override {

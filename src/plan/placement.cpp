@@ -1,0 +1,247 @@
+#include "plan/placement.h"
+
+#include <algorithm>
+
+#include "base/bytes.h"
+
+namespace lm {
+namespace {
+
+// Three slots: one in use, one on its way in, one on its way out.
+constexpr int64_t kSlots = 3;
+// A tile should be long enough for the disk to reach its rate (some MiB) and short beside the state, so that
+// the pipeline fills at once.
+constexpr int64_t kLeastTile = 4 * kMiB, kMostTile = 32 * kMiB, kTilesPerStep = 64;
+// Staging more of the optimizer's state than this does not shorten a step: the rest is read under the forward.
+constexpr double kStagedShare = 0.4;
+constexpr double kStagingOfSpare = 0.5;
+// Left free of what is spent on staging and on arrays that stay near.
+constexpr int64_t kMargin = 64 * kMiB;
+
+int64_t size_of(DType type) {
+  return static_cast<int64_t>(dtype_size(type));
+}
+
+bool is_far(Home home, DeviceType device) {
+  return home == Home::kNvme || (home == Home::kHost && device == DeviceType::kCuda);
+}
+
+int64_t last_block(const PlanInput& in) {
+  return static_cast<int64_t>(in.layout.blocks.size()) - 1;
+}
+
+// The block's part that is lent: adapters stay near, the frozen base is what LoRA streams.
+int64_t weight_bytes(const PlanInput& in, size_t block, DType dtype) {
+  const BlockLayout& layout = in.layout.blocks[block];
+  return in.adapter != nullptr ? layout.frozen_bytes : layout.flat_elements * size_of(dtype);
+}
+
+PoolPlan make_pool(Home home, std::vector<int64_t> bytes, int64_t slots, DeviceType device) {
+  PoolPlan pool;
+  pool.home = home;
+  pool.bytes = std::move(bytes);
+  pool.streamed.assign(pool.bytes.size(), 0);
+  if (!is_far(home, device)) return pool;
+  int64_t streamed = 0;
+  for (size_t a = 0; a < pool.bytes.size(); ++a) {
+    if (pool.bytes[a] == 0) continue;
+    pool.streamed[a] = 1;
+    ++streamed;
+    pool.slot_bytes = std::max(pool.slot_bytes, round_up(pool.bytes[a], kSlotAlignment));
+  }
+  pool.slots = std::min(slots, streamed);
+  return pool;
+}
+
+void place_weights(const PlanInput& in, Home home, Plan& plan) {
+  std::vector<int64_t> bytes(in.layout.blocks.size(), 0);
+  // The vocabulary's blocks are looked up and multiplied at every step's both ends: they stay near.
+  for (size_t b = 1; b + 1 < bytes.size(); ++b) bytes[b] = weight_bytes(in, b, plan.numerics.dtype);
+  plan.placement.pool(Pool::kWeights) =
+      make_pool(home, std::move(bytes), kSlots, in.device);
+}
+
+void place_gradients(const PlanInput& in, Home home, Plan& plan) {
+  std::vector<int64_t> bytes(in.layout.blocks.size(), 0);
+  for (size_t b = 1; b + 1 < bytes.size() && in.adapter == nullptr; ++b)
+    bytes[b] = in.layout.blocks[b].flat_elements * size_of(plan.numerics.gradient_dtype);
+  plan.placement.pool(Pool::kGradients) = make_pool(home, std::move(bytes), kSlots, in.device);
+}
+
+void place_optimizer(const PlanInput& in, Home home, Plan& plan) {
+  PlacementPlan& placement = plan.placement;
+  const int64_t granule_bytes = kGranule * (8 + master_size(plan.numerics.master, plan.numerics.dtype));
+  const int64_t state = in.layout.flat_elements / kGranule * granule_bytes;
+  const bool far = is_far(home, in.device);
+  int64_t tile = std::clamp(state / kTilesPerStep, kLeastTile, kMostTile);
+  if (in.config.io.tile) tile = in.config.io.tile->bytes;
+  placement.tile_granules = far ? std::max<int64_t>(tile / granule_bytes, 1) : 0;
+  placement.first_tile.clear();
+  std::vector<int64_t> bytes;
+  for (const BlockLayout& block : in.layout.blocks) {
+    placement.first_tile.push_back(static_cast<int64_t>(bytes.size()));
+    const int64_t granules = block.flat_elements / kGranule;
+    const int64_t each = far ? placement.tile_granules : granules;
+    for (int64_t first = 0; first < granules; first += each)
+      bytes.push_back(std::min(each, granules - first) * granule_bytes);
+  }
+  placement.first_tile.push_back(static_cast<int64_t>(bytes.size()));
+  placement.pool(Pool::kOptimizer) = make_pool(home, std::move(bytes), kSlots + 1, in.device);
+}
+
+void place_activations(const PlanInput& in, Home home, Plan& plan) {
+  const int64_t tokens = plan.numerics.micro_batch * in.config.data.max_length;
+  const int64_t each = tokens * in.spec.hidden * size_of(plan.numerics.dtype);
+  const bool far = is_far(home, in.device) && plan.numerics.recompute;
+  std::vector<int64_t> bytes;
+  if (far) bytes.assign(static_cast<size_t>(last_block(in) * plan.placement.group), each);
+  // In and out of a block are held at once.
+  plan.placement.pool(Pool::kActivations) = make_pool(home, std::move(bytes), kSlots + 1, in.device);
+}
+
+Tier* tier_of(Plan& plan, Home home) {
+  for (Tier& tier : plan.tiers) {
+    if (tier.home == home) return &tier;
+  }
+  return nullptr;
+}
+
+// Bytes that a tier has to give, after the margin.
+int64_t spare(Plan& plan, Home home) {
+  const Tier* tier = tier_of(plan, home);
+  return tier == nullptr ? 0 : std::max<int64_t>(tier->usable - tier->bytes - kMargin, 0);
+}
+
+// Where slots and arrays kept near take their memory.
+Home near_home(const PlanInput& in) {
+  return in.device == DeviceType::kCuda ? Home::kDevice : Home::kHost;
+}
+
+void stage_more(const PlanInput& in, Plan& plan) {
+  PoolPlan& pool = plan.placement.pool(Pool::kOptimizer);
+  if (pool.slots == 0) return;
+  const auto wanted = static_cast<int64_t>(kStagedShare * static_cast<double>(pool.streamed_bytes()));
+  auto room = static_cast<int64_t>(kStagingOfSpare * static_cast<double>(spare(plan, Home::kHost)));
+  if (in.device == DeviceType::kCuda)
+    room = std::min(room, static_cast<int64_t>(kStagingOfSpare * static_cast<double>(spare(plan, Home::kDevice))));
+  const int64_t arrays = std::count(pool.streamed.begin(), pool.streamed.end(), 1);
+  pool.slots = std::min(arrays, pool.slots + std::min(wanted, room) / pool.slot_bytes);
+  size_plan(in, plan);
+}
+
+// The earliest arrays of a class stay near, as many as fit.
+void keep_near(const PlanInput& in, Plan& plan, Pool which) {
+  PoolPlan& pool = plan.placement.pool(which);
+  int64_t room = spare(plan, near_home(in));
+  for (size_t a = 0; a < pool.bytes.size() && pool.slots > 0; ++a) {
+    if (pool.streamed[a] == 0) continue;
+    if (pool.bytes[a] > room) break;
+    room -= pool.bytes[a];
+    pool.streamed[a] = 0;
+  }
+  const int64_t arrays = std::count(pool.streamed.begin(), pool.streamed.end(), 1);
+  pool.slots = std::min(pool.slots, arrays);
+  size_plan(in, plan);
+}
+
+}  // namespace
+
+Home asked_home(OffloadHome choice, DeviceType device) {
+  const Home near = device == DeviceType::kCuda ? Home::kDevice : Home::kHost;
+  switch (choice) {
+    case OffloadHome::kHost:
+      return Home::kHost;
+    case OffloadHome::kNvme:
+      return Home::kNvme;
+    default:
+      return near;
+  }
+}
+
+std::vector<HomeChoice> home_candidates(const PlanInput& in) {
+  const OffloadConfig& offload = in.config.offload;
+  HomeChoice homes{asked_home(offload.optimizer, in.device), asked_home(offload.gradients, in.device),
+              asked_home(offload.weights, in.device), asked_home(offload.activations, in.device)};
+  std::vector<HomeChoice> out = {homes};
+  const auto move = [&](OffloadHome choice, Home& home, Home to) {
+    if (choice != OffloadHome::kAuto) return;
+    home = to;
+    out.push_back(homes);
+  };
+  const bool may_recompute = in.config.train.recompute != Recompute::kNone;
+  const auto move_all = [&](Home to) {
+    move(offload.optimizer, homes.optimizer, to);
+    if (in.adapter == nullptr) move(offload.gradients, homes.gradients, to);
+    move(offload.weights, homes.weights, to);
+    if (may_recompute) move(offload.activations, homes.activations, to);
+  };
+  if (in.device == DeviceType::kCuda) move_all(Home::kHost);
+  if (!offload.paths.empty()) move_all(Home::kNvme);
+  return out;
+}
+
+void place(const PlanInput& in, const HomeChoice& homes, Plan& plan) {
+  PlacementPlan& p = plan.placement;
+  const auto set = [&](StateClass state, Home home) { p.home[static_cast<size_t>(state)] = home; };
+  set(StateClass::kWeights, homes.weights);
+  set(StateClass::kFrozenWeights, homes.weights);
+  set(StateClass::kGradients, homes.gradients);
+  for (const StateClass state : {StateClass::kMaster, StateClass::kFirstMoment, StateClass::kSecondMoment})
+    set(state, homes.optimizer);
+  set(StateClass::kActivations, homes.activations);
+  plan.numerics.micro_batches = ceil_div(in.config.train.global_batch, plan.numerics.micro_batch);
+  // Streamed weights and gradients cross once per group: the largest group is the cheapest, if its inputs fit.
+  const bool streams = is_far(homes.weights, in.device) || is_far(homes.gradients, in.device);
+  p.group = streams && plan.numerics.recompute ? plan.numerics.micro_batches : 1;
+  p.frozen_weights = in.adapter != nullptr;
+  place_weights(in, homes.weights, plan);
+  place_gradients(in, homes.gradients, plan);
+  place_optimizer(in, homes.optimizer, plan);
+  for (;; p.group = ceil_div(p.group, 2)) {
+    place_activations(in, homes.activations, plan);
+    size_plan(in, plan);
+    if (p.group == 1 || fits_capacity(plan)) break;
+  }
+}
+
+void use_spare_memory(const PlanInput& in, Plan& plan) {
+  const OffloadConfig& offload = in.config.offload;
+  stage_more(in, plan);
+  if (offload.weights == OffloadHome::kAuto) keep_near(in, plan, Pool::kWeights);
+  if (offload.gradients == OffloadHome::kAuto) keep_near(in, plan, Pool::kGradients);
+  if (offload.optimizer == OffloadHome::kAuto) keep_near(in, plan, Pool::kOptimizer);
+}
+
+int64_t PoolPlan::streamed_bytes() const {
+  int64_t sum = 0;
+  for (size_t a = 0; a < bytes.size(); ++a) sum += streamed[a] != 0 ? round_up(bytes[a], kSlotAlignment) : 0;
+  return sum;
+}
+
+TransferShape PlacementPlan::transfers(int64_t layers) const {
+  TransferShape shape;
+  for (size_t i = 0; i < kPools; ++i) shape.pools[i] = {pools[i].slots > 0 ? pools[i].streamed : std::vector<char>(), pools[i].slots};
+  shape.first_tile = first_tile;
+  shape.layers = layers;
+  shape.group = group;
+  shape.frozen_weights = frozen_weights;
+  return shape;
+}
+
+std::vector<int64_t> PlacementPlan::update_tiles() const {
+  std::vector<int64_t> tiles;
+  const std::vector<char>& streamed = pool(Pool::kOptimizer).streamed;
+  for (size_t b = 0; b + 1 < first_tile.size(); ++b) {
+    const auto begin = streamed.begin() + first_tile[b], end = streamed.begin() + first_tile[b + 1];
+    tiles.push_back(std::any_of(begin, end, [](char s) { return s != 0; }) ? end - begin : 0);
+  }
+  if (pool(Pool::kOptimizer).slots == 0) tiles.clear();
+  return tiles;
+}
+
+bool PlacementPlan::on_disk() const {
+  return std::any_of(pools.begin(), pools.end(),
+                     [](const PoolPlan& pool) { return pool.slots > 0 && pool.home == Home::kNvme; });
+}
+
+}  // namespace lm

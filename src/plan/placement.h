@@ -1,0 +1,26 @@
+// Where each class of state lives: resolves offload.* into homes, slots, tiles and groups. Near memory first;
+// what does not fit moves to the next home, one class after another in a fixed order, and of an `auto` class
+// as many of the earliest arrays stay near as fit. Inside src/plan.
+#pragma once
+
+#include "plan/sizes.h"
+
+namespace lm {
+
+// HomeChoice to try, the nearest first: for each class with `auto` one step further than in the candidate before.
+struct HomeChoice {
+  Home optimizer, gradients, weights, activations;
+};
+std::vector<HomeChoice> home_candidates(const PlanInput& in);
+// The home that a choice names; near for "auto" and "none".
+Home asked_home(OffloadHome choice, DeviceType device);
+
+// Sets homes, pools, tiles and group for `homes` and plan.numerics, with the fewest slots and nothing of a
+// streamed class near.
+void place(const PlanInput& in, const HomeChoice& homes, Plan& plan);
+
+// Spends what the tiers have left: slots that stage optimizer state ahead, then arrays of `auto` classes that
+// stay near. Leaves plan sized.
+void use_spare_memory(const PlanInput& in, Plan& plan);
+
+}  // namespace lm

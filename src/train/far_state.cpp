@@ -1,0 +1,91 @@
+#include "train/far_state.h"
+
+#include "base/bytes.h"
+
+namespace lm {
+namespace {
+
+static_assert(kSlotAlignment == kChecksumChunk, "plan and store count alike");
+
+std::string array_name(const PlacementPlan& placement, const ModelLayout& layout, Pool pool, int64_t array) {
+  const auto block_name = [&](int64_t block) { return layout.blocks[static_cast<size_t>(block)].name; };
+  switch (pool) {
+    case Pool::kWeights:
+      return "weights of " + block_name(array);
+    case Pool::kGradients:
+      return "gradient of " + block_name(array);
+    case Pool::kActivations:
+      return "input of " + block_name(array / placement.group + 1);
+    case Pool::kOptimizer:
+      break;
+  }
+  const std::vector<int64_t>& first = placement.first_tile;
+  int64_t block = 0;
+  while (first[static_cast<size_t>(block) + 1] <= array) ++block;
+  return "optimizer state of " + block_name(block) + ", tile " +
+         std::to_string(array - first[static_cast<size_t>(block)]);
+}
+
+// Bytes of the streamed arrays, 0 for the others.
+std::vector<int64_t> streamed_bytes(const PoolPlan& pool) {
+  std::vector<int64_t> bytes = pool.bytes;
+  for (size_t a = 0; a < bytes.size(); ++a) {
+    if (pool.streamed[a] == 0) bytes[a] = 0;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+FarState::FarState(const FarStateSetup& setup) {
+  const PlacementPlan& placement = setup.placement;
+  const auto wanted = [&](Pool pool) {
+    return placement.pool(pool).slots > 0 && (setup.training || pool == Pool::kWeights);
+  };
+  int64_t disk = 0, memory = 0;
+  for (int i = 0; i < kPools; ++i) {
+    if (!wanted(static_cast<Pool>(i))) continue;
+    const PoolPlan& pool = placement.pool(static_cast<Pool>(i));
+    disk += Store::swap_bytes(streamed_bytes(pool));
+    memory += round_up(pool.slots * pool.slot_bytes, PinnedPool::kAlignment);
+  }
+  if (disk == 0) return;
+  space_ = std::make_unique<SwapSpace>(setup.paths, disk);
+  pinned_ = std::make_unique<PinnedPool>(placement.device, memory);
+  const auto make = [&]() -> std::unique_ptr<IoEngine> {
+    const std::span<std::byte> buffers[] = {pinned_->memory()};
+    const EngineSetup engine{.files = space_->files(), .buffers = buffers, .depth = placement.io_depth};
+    if (setup.engine) return setup.engine(engine);
+    const IoEngineKind kind = placement.engine == IoEngineChoice::kUring     ? IoEngineKind::kUring
+                              : placement.engine == IoEngineChoice::kThreads ? IoEngineKind::kThreads
+                                                                             : IoEngineKind::kAuto;
+    return make_engine(kind, engine, &description_);
+  };
+  queue_ = std::make_unique<IoQueue>(*space_, make, placement.io_block);
+  description_ = (description_.empty() ? "" : description_ + "; ") + queue_->description();
+  for (int i = 0; i < kPools; ++i) {
+    const auto pool = static_cast<Pool>(i);
+    if (!wanted(pool)) continue;
+    const PoolPlan& plan = placement.pool(pool);
+    stores_[static_cast<size_t>(i)] = std::make_unique<Store>(
+        StoreSetup{.bytes = streamed_bytes(plan),
+                   .name = [&placement, &layout = setup.layout, pool](
+                               int64_t array) { return array_name(placement, layout, pool, array); },
+                   .slots = plan.slots,
+                   .verify = placement.verify,
+                   .threads = setup.threads},
+        *space_, *queue_, *pinned_);
+  }
+}
+
+IoCounters FarState::counters() const {
+  return queue_ == nullptr ? IoCounters{} : queue_->counters();
+}
+
+double FarState::wait_seconds() const {
+  double sum = 0;
+  for (const auto& store : stores_) sum += store == nullptr ? 0 : store->wait_seconds();
+  return sum;
+}
+
+}  // namespace lm

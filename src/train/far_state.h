@@ -1,0 +1,48 @@
+// What a rank keeps off its device: swap space, pinned memory, the ring and its thread, and a store for each
+// pool that the plan streams. Built once, before the first weight; nothing of it grows afterwards. The rank
+// owns it, its compute thread uses it.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <memory>
+
+#include "offload/engines.h"
+#include "offload/store.h"
+#include "plan/plan.h"
+
+namespace lm {
+
+// Replaces the engine that the plan names, for tests.
+using EngineFactory = std::function<std::unique_ptr<IoEngine>(const EngineSetup&)>;
+
+struct FarStateSetup {
+  const PlacementPlan& placement;
+  const ModelLayout& layout;
+  std::vector<SwapPath> paths;
+  int threads = 1;        // that check and stamp
+  bool training = true;   // false: weights alone
+  EngineFactory engine = {};
+};
+
+class FarState {
+ public:
+  // Throws Error(12, 20, 21, 31): a path that cannot be used, a disk too full, memory that cannot be had.
+  explicit FarState(const FarStateSetup& setup);
+
+  // Null where nothing of the pool is streamed.
+  Store* store(Pool pool) const { return stores_[static_cast<size_t>(pool)].get(); }
+  IoCounters counters() const;
+  double wait_seconds() const;  // that compute has waited for transfers
+  // For the log: engine, paths, what was chosen instead of what and why.
+  const std::string& description() const { return description_; }
+
+ private:
+  std::string description_;
+  std::unique_ptr<SwapSpace> space_;
+  std::unique_ptr<PinnedPool> pinned_;
+  std::unique_ptr<IoQueue> queue_;
+  std::array<std::unique_ptr<Store>, kPools> stores_;
+};
+
+}  // namespace lm

@@ -1,0 +1,329 @@
+// Where state lives never changes a bit: losses, norms, weights and moments of runs that stream every class
+// through few slots against the run that keeps everything near.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <random>
+
+#include "base/error.h"
+#include "model/runtime.h"
+#include "offload/sim_engine.h"
+#include "train/rank.h"
+#include "weights/load_store.h"
+
+namespace lm {
+namespace {
+
+constexpr int kSteps = 12;
+constexpr int64_t kLength = 24;
+
+enum class Engine { kUring, kThreads, kSim };
+
+// A run of the matrix. The first five decide the numbers, the rest must not.
+struct Variant {
+  bool lora = false, tied = true;
+  Clip clip = Clip::kGlobal;
+  int64_t micro_batches = 1;
+  DType dtype = DType::kBF16;
+  Master master = Master::kSplit;
+
+  bool recompute = false;
+  bool optimizer = false, gradients = false, weights = false, activations = false;  // streamed
+  bool mixed = false;     // the earlier half of each pool stays near
+  int64_t granules = 1;   // of a tile
+  int64_t slots = 2;      // more where an operation needs more
+  int64_t group = 1;
+  int optimizer_threads = 1;
+  Engine engine = Engine::kSim;
+  bool verify = true;
+
+  std::string text() const {
+    std::string out;
+    const auto add = [&](const char* name, int64_t value) { out += std::string(name) + "=" + std::to_string(value) + " "; };
+    add("lora", lora), add("tied", tied), add("clip", static_cast<int>(clip)), add("micro", micro_batches);
+    add("bf16", dtype == DType::kBF16), add("master", static_cast<int>(master)), add("recompute", recompute);
+    add("optimizer", optimizer), add("gradients", gradients), add("weights", weights);
+    add("activations", activations), add("mixed", mixed), add("granules", granules), add("slots", slots);
+    add("group", group), add("threads", optimizer_threads), add("engine", static_cast<int>(engine));
+    return out;
+  }
+  std::string numbers() const {
+    return std::to_string(lora) + std::to_string(tied) + std::to_string(static_cast<int>(clip)) +
+           std::to_string(micro_batches) + std::to_string(static_cast<int>(dtype)) +
+           std::to_string(static_cast<int>(master));
+  }
+};
+
+ModelSpec small_spec(bool tied) {
+  ModelSpec spec;
+  spec.model_type = "llama";
+  spec.hidden = 64;
+  spec.ffn = 160;
+  spec.layers = 3;
+  spec.heads = 4;
+  spec.kv_heads = 2;
+  spec.head_dim = 16;
+  spec.vocab = 300;
+  spec.max_positions = 512;
+  spec.tied = tied;
+  spec.window.assign(3, 0);
+  return spec;
+}
+
+// Documents of unequal length, so that shapes vary from micro-batch to micro-batch.
+StepBatches batches_of(int64_t micro_batches, int64_t step, int64_t vocab) {
+  StepBatches out;
+  for (int64_t m = 0; m < micro_batches; ++m) {
+    Batch batch;
+    const int64_t length = kLength - (step * 3 + m * 5) % 8;
+    batch.document_start.push_back(0);
+    for (int64_t d = 0; d < 2; ++d) {
+      for (int64_t p = 0; p < length; ++p) {
+        batch.token.push_back(static_cast<int32_t>((step * 131 + m * 977 + d * 79 + p * p * 31) % vocab));
+        batch.position.push_back(static_cast<int32_t>(p));
+        batch.sample.push_back(static_cast<int32_t>(d + 2 * m));
+      }
+      batch.document_start.push_back(static_cast<int32_t>((d + 1) * length));
+    }
+    for (size_t i = 0; i < batch.token.size(); ++i) {
+      const bool last = (static_cast<int64_t>(i) + 1) % length == 0;
+      batch.target.push_back(last ? -1 : batch.token[i + 1]);
+      out.target_tokens += last ? 0 : 1;
+    }
+    out.micro.push_back(std::move(batch));
+  }
+  return out;
+}
+
+// Every byte of the state by name, however it is cut.
+struct Contents : StateVisitor {
+  std::map<std::string, std::vector<std::byte>> bytes;
+  void tensor(const std::string& name, DType, const std::vector<int64_t>&, std::span<std::byte> b) override {
+    bytes[name].assign(b.begin(), b.end());
+  }
+  void part(const std::string& name, DType, int64_t, int64_t, std::span<std::byte> b) override {
+    bytes[name].insert(bytes[name].end(), b.begin(), b.end());
+  }
+  void number(const std::string& name, int64_t& value) override {
+    const auto* p = reinterpret_cast<const std::byte*>(&value);
+    bytes[name].assign(p, p + sizeof value);
+  }
+};
+
+struct Outcome {
+  std::vector<double> losses, norms;
+  double evaluated = 0;
+  std::map<std::string, std::vector<std::byte>> state;
+  int64_t moved_bytes = 0;
+};
+
+void stream(PlacementPlan& placement, Pool pool, bool wanted, int64_t slots, bool mixed) {
+  PoolPlan& plan = placement.pool(pool);
+  if (!wanted) return;
+  for (size_t a = 0; a < plan.streamed.size(); ++a) {
+    if (mixed && a < plan.streamed.size() / 2) plan.streamed[a] = 0;
+  }
+  plan.slots = std::min<int64_t>(slots, std::count(plan.streamed.begin(), plan.streamed.end(), 1));
+}
+
+class Training {
+ public:
+  explicit Training(const Variant& run)
+      : run_(run),
+        spec_(small_spec(run.tied)),
+        layout_(make_layout(spec_, run.lora ? &adapter_ : nullptr, run.dtype)),
+        stream_(start_torch(DeviceType::kCpu, 2, true)) {
+    Config config;
+    config.data.max_length = kLength;
+    config.train.global_batch = 2 * run.micro_batches;
+    config.train.micro_batch = 2;
+    config.train.recompute = run.recompute ? Recompute::kBlock : Recompute::kNone;
+    config.train.method = run.lora ? Method::kLora : Method::kFull;
+    config.train.gradients = GradientDType::kF32;
+    config.model.dtype = run.dtype == DType::kBF16 ? ModelDType::kBF16 : ModelDType::kF32;
+    config.optimizer.clip = optimizer_.clip = run.clip;
+    config.optimizer.master = optimizer_.master = run.master;
+    config.optimizer.threads = run.optimizer_threads;
+    optimizer_.weight_decay = 0.01;
+    const auto home = [](bool far) { return far ? OffloadHome::kNvme : OffloadHome::kNone; };
+    config.offload.optimizer = home(run.optimizer);
+    config.offload.gradients = home(run.gradients);
+    config.offload.weights = home(run.weights);
+    config.offload.activations = home(run.activations);
+    config.offload.verify = run.verify;
+    config.io.tile = ByteSize{run.granules * 4096 * (8 + (run.dtype == DType::kF32 ? 0 : run.master == Master::kF32 ? 4 : run.master == Master::kSplit ? 2 : 0))};
+    Machine machine;
+    machine.cores = 2;
+    plan_ = make_plan(config, spec_, run.lora ? &adapter_ : nullptr, layout_, machine, DeviceType::kCpu);
+    PlacementPlan& p = plan_.placement;
+    p.group = std::min(run.group, run.micro_batches);
+    // The arena for this group, and slots as few as this run wants.
+    arena(config);
+    stream(p, Pool::kOptimizer, run.optimizer, run.slots, run.mixed);
+    stream(p, Pool::kGradients, run.gradients && !run.lora, run.slots, run.mixed);
+    stream(p, Pool::kWeights, run.weights, run.slots, run.mixed);
+    if (run.activations) {
+      PoolPlan& inputs = p.pool(Pool::kActivations);
+      inputs.bytes.assign(static_cast<size_t>((spec_.layers + 1) * p.group), inputs.bytes.front());
+      inputs.streamed.assign(inputs.bytes.size(), 1);
+      inputs.slots = std::min<int64_t>(std::max<int64_t>(run.slots, 2), std::ssize(inputs.bytes));
+    }
+    rank_ = std::make_unique<Rank>(
+        RankSetup{.spec = spec_,
+                  .layout = layout_,
+                  .adapter = run.lora ? &adapter_ : nullptr,
+                  .optimizer = optimizer_,
+                  .plan = plan_,
+                  .seed = 1,
+                  .max_length = kLength,
+                  .tokens_per_step = 2 * kLength * run.micro_batches,
+                  .max_grad_norm = 0.5,
+                  .swap_paths = {{std::filesystem::temp_directory_path().string(), 1}},
+                  .engine = [this](const EngineSetup& setup) { return make_engine_of_run(setup); }},
+        stream_);
+    const LoadSetup load{spec_, layout_, run.dtype, stream_, 1};
+    initialise_weights(load, 1, rank_->weights());
+    if (run.lora) initialise_adapter(load, 1, rank_->weights());
+    rank_->weights_ready();
+  }
+
+  Outcome run() {
+    Outcome out;
+    for (int64_t step = 1; step <= kSteps; ++step) {
+      const StepBatches batches = batches_of(run_.micro_batches, step, spec_.vocab);
+      const StepResult result = rank_->step().run(batches, step, 3e-3);
+      out.losses.push_back(result.loss);
+      out.norms.push_back(result.grad_norm);
+      // In the middle: an evaluation, which begins with a flush.
+      if (step == 5) out.evaluated = rank_->step().evaluate(batches.micro[0]);
+    }
+    Contents contents;
+    rank_->visit_state(contents);
+    out.state = std::move(contents.bytes);
+    const IoCounters moved = rank_->far().counters();
+    out.moved_bytes = moved.read_bytes + moved.written_bytes;
+    return out;
+  }
+
+ private:
+  std::unique_ptr<IoEngine> make_engine_of_run(const EngineSetup& setup) {
+    if (run_.engine == Engine::kUring) return make_engine(IoEngineKind::kAuto, setup, nullptr);
+    if (run_.engine == Engine::kThreads) return make_threads_engine(setup);
+    disk_ = std::make_unique<SimDisk>(setup.files, SimSetup{.faults = {}, .seed = 3, .shuffle = true});
+    return disk_->make_engine();
+  }
+
+  void arena(const Config& config) {
+    const NumericsPlan& n = plan_.numerics;
+    plan_.arena = arena_need(spec_, run_.lora ? &adapter_ : nullptr,
+                             {.tokens = n.micro_batch * config.data.max_length,
+                              .documents = n.micro_batch,
+                              .row_chunk = n.row_chunk,
+                              .recompute = n.recompute,
+                              .train_embedding = !run_.lora,
+                              .dtype = n.dtype,
+                              .gradient_dtype = n.gradient_dtype,
+                              .device = DeviceType::kCpu,
+                              .threads = 2,
+                              .group = plan_.placement.group,
+                              .inputs_elsewhere = run_.activations});
+  }
+
+  Variant run_;
+  AdapterSpec adapter_{.r = 4, .alpha = 8, .rslora = false, .dropout = 0.1, .targets = {"q_proj", "v_proj", "down_proj"}};
+  OptimizerConfig optimizer_;
+  ModelSpec spec_;
+  ModelLayout layout_;
+  StreamView stream_;
+  Plan plan_;
+  std::unique_ptr<SimDisk> disk_;
+  std::unique_ptr<Rank> rank_;
+};
+
+// The run that keeps everything near, once per set of numbers.
+const Outcome& reference(const Variant& run) {
+  static std::map<std::string, Outcome> known;
+  const auto found = known.find(run.numbers());
+  if (found != known.end()) return found->second;
+  Variant near;
+  near.lora = run.lora, near.tied = run.tied, near.clip = run.clip, near.micro_batches = run.micro_batches;
+  near.dtype = run.dtype, near.master = run.master;
+  return known.emplace(run.numbers(), Training(near).run()).first->second;
+}
+
+void expect_same(const Variant& run, const Outcome& got) {
+  const Outcome& want = reference(run);
+  EXPECT_EQ(got.losses, want.losses) << run.text();
+  EXPECT_EQ(got.norms, want.norms) << run.text();
+  EXPECT_EQ(got.evaluated, want.evaluated) << run.text();
+  ASSERT_EQ(got.state.size(), want.state.size()) << run.text();
+  for (const auto& [name, bytes] : want.state) {
+    ASSERT_TRUE(got.state.count(name)) << name;
+    EXPECT_TRUE(got.state.at(name) == bytes) << name << " differs: " << run.text();
+  }
+}
+
+TEST(Offload, EachClassByItselfGivesTheSameBits) {
+  for (int which = 0; which < 4; ++which) {
+    Variant run;
+    run.optimizer = which == 0, run.gradients = which == 1, run.weights = which == 2, run.activations = which == 3;
+    run.recompute = run.activations;
+    run.micro_batches = 2;
+    const Outcome got = Training(run).run();
+    EXPECT_GT(got.moved_bytes, 0) << run.text();
+    expect_same(run, got);
+  }
+}
+
+TEST(Offload, EverythingOnDiskGivesTheSameBitsUnderEveryEngine) {
+  for (const Engine engine : {Engine::kUring, Engine::kThreads, Engine::kSim}) {
+    Variant run;
+    run.optimizer = run.gradients = run.weights = run.activations = run.recompute = true;
+    run.micro_batches = 4;
+    run.group = 2;
+    run.engine = engine;
+    const Outcome got = Training(run).run();
+    EXPECT_GT(got.moved_bytes, 0);
+    expect_same(run, got);
+  }
+}
+
+// 80 seeded draws from {none, disk, mixed} x {optimizer, gradients, weights, activations} x tile sizes x
+// threads x engines x recompute x accumulation x groups x clip modes x tied/untied x full/LoRA x masters.
+TEST(Offload, DrawnRunsGiveTheSameBits) {
+  std::mt19937 random(11);
+  const auto draw = [&](int from, int to) { return std::uniform_int_distribution<int>(from, to)(random); };
+  for (int i = 0; i < 80; ++i) {
+    Variant run;
+    run.lora = draw(0, 3) == 0;
+    run.tied = draw(0, 1) == 1;
+    run.clip = static_cast<Clip>(draw(0, 2));
+    run.micro_batches = draw(0, 1) == 0 ? 1 : 4;
+    run.dtype = draw(0, 3) == 0 ? DType::kF32 : DType::kBF16;
+    run.master = static_cast<Master>(run.dtype == DType::kF32 ? 1 : draw(0, 2));
+    run.optimizer = draw(0, 3) > 0;
+    run.gradients = draw(0, 1) == 1;
+    run.weights = draw(0, 1) == 1;
+    run.activations = draw(0, 1) == 1;
+    run.recompute = run.activations || draw(0, 1) == 1;
+    run.mixed = draw(0, 2) == 0;
+    run.granules = std::array<int64_t, 3>{1, 3, 1000}[static_cast<size_t>(draw(0, 2))];
+    run.slots = draw(1, 4);
+    run.group = draw(1, 4);
+    run.optimizer_threads = draw(1, 2);
+    run.engine = static_cast<Engine>(draw(0, 2));
+    run.verify = draw(0, 3) > 0;
+    SCOPED_TRACE(run.text());
+    try {
+      expect_same(run, Training(run).run());
+    } catch (const Error& error) {
+      FAIL() << error.report() << run.text();
+    }
+    if (testing::Test::HasFailure()) break;
+  }
+}
+
+}  // namespace
+}  // namespace lm
