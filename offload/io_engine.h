@@ -17,8 +17,8 @@ enum class IoDirection : uint8_t { kRead, kWrite };
 
 struct IoRequest {
   IoDirection direction = IoDirection::kRead;
-  int file = 0;                 // index into the engine's files
-  int64_t offset = 0;           // bytes into the file; a multiple of the file's alignment, as the next two
+  int file = 0;        // index into the engine's files
+  int64_t offset = 0;  // bytes into the file; a multiple of the file's alignment, as the next two
   std::byte* memory = nullptr;
   int64_t bytes = 0;
   uint64_t id = 0;  // returned with the result; unique among the requests in flight

@@ -1,10 +1,11 @@
-// Transfers between memory and swap space, done by one I/O thread in the background. A transfer is complete or
-// it is an error: short results are continued from where they stopped, EINTR and EAGAIN are tried again, every
-// result is matched with its request. Transfers start in the order in which they were asked for, except that
-// one waits for those it names in `after`; reads and writes overlap. The queue owns thread and engine; memory
-// and space belong to the caller and stay valid until the transfer is done. Any thread may call.
+// Transfers between memory and swap space, done by one I/O thread in the background. A transfer is complete
+// or it is an error: short results are continued from where they stopped, EINTR and EAGAIN are tried again,
+// every result is matched with its request. Transfers start in the order in which they were asked for, except
+// that one waits for those it names in `after`; reads and writes overlap. The queue owns thread and engine;
+// memory and space belong to the caller and stay valid until the transfer is done. Any thread may call.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -24,26 +25,48 @@ struct IoCounters {
   int64_t retries = 0;  // continued or repeated requests
 };
 
+// A finished transfer, for traces.
+struct IoSpan {
+  IoDirection direction = IoDirection::kRead;
+  std::string what;
+  int64_t start_ns = 0;  // steady clock: when its first request went to the engine
+  int64_t end_ns = 0;
+  int64_t bytes = 0;
+};
+
+// How long an engine may answer EINTR, EAGAIN or "a part of a sector" without progress: `tries` per request,
+// each EAGAIN pausing twice as long as the last one, up to `longest_pause`. The default gives up after 1 s.
+struct IoRetry {
+  int tries = 30;
+  std::chrono::microseconds longest_pause{50'000};
+};
+
 class IoQueue {
  public:
   // `make_engine` runs on the I/O thread (a ring belongs to the thread that made it); what it throws, the
   // constructor throws. Transfers are cut into requests of at most `block` bytes.
-  IoQueue(const SwapSpace& space, std::function<std::unique_ptr<IoEngine>()> make_engine, int64_t block);
-  // Waits for what is under way; errors are dropped.
+  IoQueue(const SwapSpace& space, std::function<std::unique_ptr<IoEngine>()> make_engine, int64_t block,
+          IoRetry retry = {});
+  // Waits for the requests that the engine has; transfers not yet started are dropped, as are errors. `drain`
+  // first if all must be done.
   ~IoQueue();
   IoQueue(const IoQueue&) = delete;
   IoQueue& operator=(const IoQueue&) = delete;
 
-  // Moves the first `bytes` of the extent (a multiple of the space's alignment). `what` names the state for
-  // messages ("optimizer state of layers.3, tile 2"); it is copied.
+  // Called on the I/O thread at the end of every transfer; set before the first one.
+  void set_span_hook(std::function<void(const IoSpan&)> hook);
+
+  // Moves the first `bytes` of the extent (a multiple of the space's alignment; 0 is done at once). `what`
+  // names the state for messages ("optimizer state of layers.3, tile 2"); it is copied.
   Ticket read(const Extent& from, std::byte* to, int64_t bytes, const std::string& what,
               std::span<const Ticket> after = {});
   Ticket write(const Extent& to, const std::byte* from, int64_t bytes, const std::string& what,
                std::span<const Ticket> after = {});
 
   // Blocks until the transfer is done. Throws the first failure of any transfer, this one's or an earlier
-  // one's: Error(20) no space, Error(21) otherwise, naming path, offset, errno and state. After a failure every
-  // later call throws it again: nothing is computed from state that is not known to be whole.
+  // one's: Error(20) no space, Error(21) otherwise, naming path, offset, errno and state. After a failure
+  // every later call throws it again: nothing is computed from state that is not known to be whole. Nothing
+  // is under way any more when it is thrown, so the memory may go.
   void wait(Ticket ticket);
   bool done(Ticket ticket) const;
   // Waits for everything asked for so far.
@@ -53,6 +76,8 @@ class IoQueue {
   std::string description() const;  // the engine's
 
  private:
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace lm

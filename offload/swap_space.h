@@ -32,8 +32,8 @@ struct Extent {
 
 class SwapSpace {
  public:
-  // Room for `bytes` in all. Throws Error(20) with path, need and free bytes when a disk is too full, Error(21)
-  // when a path cannot hold such a file, Error(12) when it is missing or not writable.
+  // Room for `bytes` in all. Throws Error(20) with path, need and free bytes when a disk is too full,
+  // Error(21) when a path cannot hold such a file, Error(12) when it is missing or not writable.
   SwapSpace(const std::vector<SwapPath>& paths, int64_t bytes);
   ~SwapSpace();
   SwapSpace(const SwapSpace&) = delete;
@@ -49,8 +49,33 @@ class SwapSpace {
   const std::string& path(int index) const;
   // Whether file `index` bypasses the page cache; if not, why.
   bool direct(int index, std::string* reason = nullptr) const;
+  // What `bytes` take up here: rounded up to the alignment. Plans add up these.
+  int64_t padded(int64_t bytes) const;
+  int64_t capacity() const { return capacity_; }
+  int64_t allocated() const { return allocated_; }
 
  private:
+  struct File {
+    std::string directory;
+    double share = 0;     // of the whole, in 0..1
+    int64_t used = 0;     // bytes handed out, from the start of the file
+    std::string refusal;  // why O_DIRECT is not used; empty when it is
+  };
+
+  void open_file(const SwapPath& path);
+  void reserve(int index);
+  void try_direct(int index);
+  // Hands out `bytes` of file `index`; there is room.
+  void take(int index, int64_t bytes, Extent& extent);
+  int64_t room(int index) const;
+  // How many bytes the file lags behind its share once `total` bytes are handed out.
+  double behind(int index, int64_t total) const;
+
+  std::vector<File> parts_;    // beside files_
+  std::vector<IoFile> files_;  // the descriptors are owned
+  int64_t alignment_ = 4096;
+  int64_t capacity_ = 0;
+  int64_t allocated_ = 0;
 };
 
 }  // namespace lm

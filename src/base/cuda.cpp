@@ -121,6 +121,17 @@ void cuda_free(void* memory) noexcept {
   cudaFree(memory);
 }
 
+bool cuda_register_host(void* memory, int64_t bytes, std::string* reason) {
+  const cudaError_t status = cudaHostRegister(memory, static_cast<size_t>(bytes), cudaHostRegisterPortable);
+  if (status == cudaSuccess) return true;
+  cudaGetLastError();  // a refusal must not surface in a later call
+  if (reason != nullptr) *reason = cudaGetErrorString(status);
+  return false;
+}
+void cuda_unregister_host(void* memory) noexcept {
+  cudaHostUnregister(memory);
+}
+
 void copy_bytes(void* to, const void* from, int64_t bytes, StreamView stream) {
   if (stream.device == DeviceType::kCpu) {
     std::memcpy(to, from, static_cast<size_t>(bytes));

@@ -54,6 +54,11 @@ void* cuda_allocate(int64_t) {
   refuse();
 }
 void cuda_free(void*) noexcept {}
+bool cuda_register_host(void*, int64_t, std::string* reason) {
+  if (reason != nullptr) *reason = "this executable has no CUDA code";
+  return false;
+}
+void cuda_unregister_host(void*) noexcept {}
 void copy_bytes(void* to, const void* from, int64_t bytes, StreamView) {
   std::memcpy(to, from, static_cast<size_t>(bytes));
 }

@@ -1,0 +1,42 @@
+#include "offload/io_failure.h"
+
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+
+namespace lm {
+namespace {
+
+const char* next_step(int error) {
+  if (error == EFBIG) return "raise the file size limit (ulimit -f), or choose other offload.paths";
+  if (is_no_space(error)) return "free space there, or name another directory in offload.paths";
+  if (error == EINVAL) return "the disk refused the alignment or the flags: try io.engine = \"threads\"";
+  if (error == EAGAIN) return "the kernel stayed out of resources: lower io.depth, or try again";
+  return "look for errors of that disk in the kernel's log (dmesg), or choose other offload.paths";
+}
+
+}  // namespace
+
+std::string errno_name(int error) {
+  const char* name = ::strerrorname_np(error);
+  return name != nullptr ? name : "errno " + std::to_string(error);
+}
+
+std::string errno_text(int error) {
+  return errno_name(error) + ": " + std::system_category().message(error);
+}
+
+bool is_no_space(int error) {
+  return error == ENOSPC || error == EDQUOT || error == EFBIG;
+}
+
+Error disk_error(int error, const std::string& what, const std::string& place) {
+  const bool full = is_no_space(error);
+  return Error(full ? Exit::kNoSpace : Exit::kIo, {.area = full ? "IO-02" : "IO-03",
+                                                   .what = what + ": " + errno_text(error),
+                                                   .place = place,
+                                                   .next = next_step(error),
+                                                   .kept = ""});
+}
+
+}  // namespace lm

@@ -1,0 +1,32 @@
+// How a failed disk operation is told: with the errno's name and text, and with the exit code that it means.
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+
+namespace lm {
+
+// "ENOSPC: No space left on device".
+std::string errno_text(int error);
+// "ENOSPC" alone, for a note in parentheses.
+std::string errno_name(int error);
+
+// No room, whatever says so: the disk, a quota or the process's file size limit.
+bool is_no_space(int error);
+
+// Error(20) for no room, Error(21) for the rest; `what` is followed by the errno's text.
+Error disk_error(int error, const std::string& what, const std::string& place);
+
+// A system call that this machine refuses, kept with its errno for those who have another way.
+class RefusedCall : public Error {
+ public:
+  RefusedCall(int error, ErrorText text) : Error(Exit::kIo, std::move(text)), error_(error) {}
+  int error() const { return error_; }
+
+ private:
+  int error_;
+};
+
+}  // namespace lm

@@ -1,0 +1,207 @@
+#include "offload/io_worker.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "offload/io_failure.h"
+
+namespace lm {
+namespace {
+
+constexpr std::chrono::microseconds kFirstPause{20};
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+const char* verb(IoDirection direction) {
+  return direction == IoDirection::kRead ? "read" : "write";
+}
+
+}  // namespace
+
+IoWorker::IoWorker(const SwapSpace& space, std::unique_ptr<IoEngine> engine, int64_t block, IoRetry retry)
+    : space_(space), engine_(std::move(engine)), block_(block), retry_(retry) {
+  LM_CHECK(engine_ != nullptr && engine_->depth() > 0, "an I/O queue without an engine");
+  slots_.resize(static_cast<size_t>(engine_->depth()));
+  for (int i = engine_->depth() - 1; i >= 0; --i) free_.push_back(i);
+}
+
+void IoWorker::add(Transfer* transfer) {
+  waiting(transfer->direction).push_back(transfer);
+}
+
+void IoWorker::submit() {
+  while (!free_.empty()) {
+    // Who has fewer bytes under way goes first, so a read never stands behind a row of writes.
+    const bool reads = !waiting(IoDirection::kRead).empty(), writes = !waiting(IoDirection::kWrite).empty();
+    if (!reads && !writes) return;
+    const bool read = reads && (!writes || flying(IoDirection::kRead) <= flying(IoDirection::kWrite));
+    std::deque<Transfer*>& row = waiting(read ? IoDirection::kRead : IoDirection::kWrite);
+    Transfer* const transfer = row.front();
+    start_request(transfer);
+    if (transfer->started == transfer->bytes) row.pop_front();
+  }
+}
+
+void IoWorker::start_request(Transfer* transfer) {
+  // The part that is furthest behind, so that all paths work on the transfer at once.
+  const auto fraction = [](const Transfer::Part& part) {
+    return static_cast<double>(part.started) / static_cast<double>(part.bytes);
+  };
+  Transfer::Part& part = *std::min_element(
+      transfer->parts.begin(), transfer->parts.end(),
+      [&](const Transfer::Part& a, const Transfer::Part& b) { return fraction(a) < fraction(b); });
+  const int64_t bytes = std::min(block_, part.bytes - part.started);
+  if (transfer->started == 0) transfer->start_ns = now_ns();
+  const int index = free_.back();
+  free_.pop_back();
+  Slot& slot = slots_[static_cast<size_t>(index)];
+  slot.transfer = transfer;
+  slot.tries = 0;
+  slot.request = {.direction = transfer->direction,
+                  .file = part.file,
+                  .offset = part.offset + part.started,
+                  .memory = part.memory + part.started,
+                  .bytes = bytes,
+                  .id = (static_cast<uint64_t>(++slot.use) << 31) | static_cast<uint64_t>(index)};
+  part.started += bytes;
+  transfer->started += bytes;
+  flying(transfer->direction) += bytes;
+  hand_in(slot);
+}
+
+void IoWorker::hand_in(Slot& slot) {
+  try {
+    engine_->submit(slot.request);
+  } catch (...) {
+    release(slot);  // the engine does not have it: nothing to wait for
+    throw;
+  }
+}
+
+IoWorker::Slot& IoWorker::slot_of(uint64_t id) {
+  const uint64_t index = id & 0x7FFFFFFF;
+  const bool known =
+      index < slots_.size() && slots_[index].transfer != nullptr && slots_[index].request.id == id;
+  confused_ = confused_ || !known;
+  LM_CHECK(known, "the engine reported request " + std::to_string(id) + ", which is not under way");
+  return slots_[index];
+}
+
+void IoWorker::release(Slot& slot) {
+  flying(slot.request.direction) -= slot.request.bytes;
+  slot.transfer = nullptr;
+  free_.push_back(static_cast<int>(&slot - slots_.data()));
+}
+
+Error IoWorker::failure(const Slot& slot, int error, const std::string& detail) const {
+  const IoRequest& request = slot.request;
+  const std::string what = std::string(verb(request.direction)) + " of " + slot.transfer->what + ": " +
+                           detail + "at offset " + std::to_string(request.offset) + ", " +
+                           std::to_string(slot.transfer->finished) + " of " +
+                           std::to_string(slot.transfer->bytes) + " bytes done";
+  return disk_error(error, what, space_.path(request.file) + "+" + std::to_string(request.offset));
+}
+
+void IoWorker::again(Slot& slot, bool pause) {
+  ++retries_;
+  if (pause) {
+    // One pause for all that the engine refused in this round.
+    const auto wanted = kFirstPause * (int64_t{1} << std::min(slot.tries, 20));
+    pause_ = std::max(pause_, std::min(retry_.longest_pause, wanted));
+  }
+  slot.request.id = (static_cast<uint64_t>(++slot.use) << 31) | (slot.request.id & 0x7FFFFFFF);
+}
+
+bool IoWorker::progress(Slot& slot, int64_t result) {
+  IoRequest& request = slot.request;
+  if (result == -EINTR || result == -EAGAIN) {
+    if (++slot.tries > retry_.tries)
+      throw failure(slot, static_cast<int>(-result),
+                    "given up after " + std::to_string(retry_.tries) + " tries ");
+    again(slot, result == -EAGAIN);
+    return false;
+  }
+  if (result < 0) throw failure(slot, static_cast<int>(-result), "");
+  const std::string told = std::to_string(result) + " of " + std::to_string(request.bytes) + " bytes ";
+  if (result == 0) throw failure(slot, EIO, "ended early, " + told);
+  if (result > request.bytes) throw failure(slot, EIO, "the engine reports " + told);
+  // Direct transfers continue at a multiple of the alignment; what a short one moved beyond it is moved
+  // again.
+  const int64_t moved = result == request.bytes ? result : result / space_.alignment() * space_.alignment();
+  slot.tries = moved > 0 ? 0 : slot.tries + 1;
+  if (slot.tries > retry_.tries) throw failure(slot, EIO, "no progress, " + told);
+  slot.transfer->finished += moved;
+  flying(request.direction) -= moved;
+  request.offset += moved;
+  request.memory += moved;
+  request.bytes -= moved;
+  if (request.bytes == 0) return true;
+  again(slot, false);
+  return false;
+}
+
+void IoWorker::wait(std::vector<Transfer*>& complete) {
+  results_.clear();
+  engine_->wait(results_);
+  std::optional<Error> first;  // the rest of the results is taken in even then: their slots are free
+  std::vector<Slot*> repeated;
+  for (const IoResult& result : results_) {
+    try {
+      Slot& slot = slot_of(result.id);
+      Transfer* const transfer = slot.transfer;
+      bool whole = false;
+      try {
+        whole = progress(slot, result.result);
+      } catch (const Error&) {
+        release(slot);
+        throw;
+      }
+      if (!whole) {
+        repeated.push_back(&slot);
+        continue;
+      }
+      release(slot);
+      if (transfer->finished < transfer->bytes) continue;
+      transfer->end_ns = now_ns();
+      complete.push_back(transfer);
+    } catch (const Error& error) {
+      if (!first) first = error;
+    }
+  }
+  if (first) {
+    for (Slot* slot : repeated) release(*slot);
+    throw Error(*first);
+  }
+  if (pause_.count() > 0) std::this_thread::sleep_for(std::exchange(pause_, {}));
+  for (size_t i = 0; i < repeated.size(); ++i) {
+    try {
+      hand_in(*repeated[i]);
+    } catch (...) {
+      for (size_t k = i + 1; k < repeated.size(); ++k) release(*repeated[k]);
+      throw;
+    }
+  }
+}
+
+void IoWorker::settle() noexcept {
+  waiting_[0].clear();
+  waiting_[1].clear();
+  try {
+    while (!confused_ && free_.size() < slots_.size()) {
+      results_.clear();
+      engine_->wait(results_);
+      for (const IoResult& result : results_) release(slot_of(result.id));
+    }
+  } catch (const std::exception&) {
+  }
+  engine_.reset();  // broken or confused, it still waits for what it knows of
+}
+
+}  // namespace lm

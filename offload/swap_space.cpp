@@ -1,0 +1,268 @@
+#include "offload/swap_space.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "base/bytes.h"
+#include "offload/io_failure.h"
+
+namespace lm {
+namespace {
+
+constexpr int64_t kLeastAlignment = 4096;  // a page; sectors are 512 or 4096 bytes
+// Below this a piece costs more in requests than a second disk gains.
+constexpr int64_t kSmallPiece = 256 * kKiB;
+
+int64_t free_bytes(const std::string& directory) {
+  struct statvfs info {};
+  if (::statvfs(directory.c_str(), &info) != 0) return -1;
+  return static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_frsize);
+}
+
+[[noreturn]] void fail_full(int error, const std::string& directory, int64_t needed) {
+  const int64_t free = free_bytes(directory);
+  std::string what =
+      "offload files need " + format_bytes(needed) + " (" + std::to_string(needed) + " bytes), ";
+  if (error == EFBIG) {
+    rlimit limit{};
+    ::getrlimit(RLIMIT_FSIZE, &limit);
+    what += "the process's file size limit is " + format_bytes(static_cast<int64_t>(limit.rlim_cur));
+  } else {
+    what += format_bytes(free) + " (" + std::to_string(free) + " bytes) are free";
+  }
+  throw disk_error(error, what, directory);
+}
+
+[[noreturn]] void fail_path(int error, const std::string& directory) {
+  throw Error(Exit::kDoesNotFit, {.area = "IO-19",
+                                  .what = "cannot keep offload files here: " + errno_text(error),
+                                  .place = directory,
+                                  .next = "name existing, writable directories in offload.paths",
+                                  .kept = ""});
+}
+
+// An anonymous file: it never has a name, so nothing can be left behind. O_EXCL: nor can it be given one.
+int open_anonymous(const std::string& directory, int flags) {
+  return ::open(directory.c_str(), O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC | flags, 0600);
+}
+
+// Where a file system cannot reserve space, zeros do it.
+int write_zeros(int descriptor, int64_t bytes) {
+  constexpr int64_t kStep = 4 * kMiB;
+  const std::unique_ptr<void, decltype(&std::free)> zeros(std::aligned_alloc(kLeastAlignment, kStep),
+                                                          &std::free);
+  if (zeros == nullptr) return ENOMEM;
+  std::memset(zeros.get(), 0, kStep);
+  for (int64_t offset = 0; offset < bytes;) {
+    const ssize_t written =
+        ::pwrite(descriptor, zeros.get(), static_cast<size_t>(std::min(kStep, bytes - offset)), offset);
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) return written == 0 ? EIO : errno;
+    offset += written;
+  }
+  return 0;
+}
+
+int reserve_bytes(int descriptor, int64_t bytes) {
+  // fallocate would answer with SIGXFSZ, which ends the process
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < static_cast<rlim_t>(bytes)) return EFBIG;
+  int status = 0;
+  do {
+    status = ::fallocate(descriptor, 0, 0, bytes);
+  } while (status != 0 && errno == EINTR);
+  if (status == 0) return 0;
+  return errno == EOPNOTSUPP || errno == ENOSYS ? write_zeros(descriptor, bytes) : errno;
+}
+
+// What the file system wants of direct transfers; `*refused` where it says that there are none.
+int64_t direct_alignment(int descriptor, bool* refused) {
+  *refused = false;
+#ifdef STATX_DIOALIGN
+  struct statx info {};
+  if (::statx(descriptor, "", AT_EMPTY_PATH, STATX_DIOALIGN, &info) == 0 &&
+      (info.stx_mask & STATX_DIOALIGN) != 0) {
+    *refused = info.stx_dio_offset_align == 0;
+    return std::max<int64_t>({kLeastAlignment, info.stx_dio_mem_align, info.stx_dio_offset_align});
+  }
+#endif
+  return kLeastAlignment;
+}
+
+}  // namespace
+
+SwapSpace::SwapSpace(const std::vector<SwapPath>& paths, int64_t bytes) {
+  LM_CHECK(!paths.empty() && bytes >= 0, "swap space without a path");
+  double weights = 0;
+  for (const SwapPath& path : paths) {
+    LM_CHECK(path.weight > 0, "the weight of " + path.directory + " is not positive");
+    weights += path.weight;
+  }
+  try {
+    for (const SwapPath& path : paths) {
+      open_file(path);
+      parts_.back().share = path.weight / weights;
+    }
+    capacity_ = round_up(bytes, alignment_);
+    int64_t left = capacity_;
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      const bool last = i + 1 == parts_.size();
+      const auto share = static_cast<int64_t>(static_cast<double>(capacity_) * parts_[i].share);
+      files_[i].bytes = last ? left : std::min(left, round_up(share, alignment_));
+      left -= files_[i].bytes;
+      reserve(static_cast<int>(i));
+      try_direct(static_cast<int>(i));
+    }
+  } catch (...) {
+    for (const IoFile& file : files_) ::close(file.descriptor);
+    throw;
+  }
+}
+
+SwapSpace::~SwapSpace() {
+  for (const IoFile& file : files_) ::close(file.descriptor);
+}
+
+void SwapSpace::open_file(const SwapPath& path) {
+  struct stat info {};
+  if (::stat(path.directory.c_str(), &info) != 0) fail_path(errno, path.directory);
+  if (!S_ISDIR(info.st_mode)) fail_path(ENOTDIR, path.directory);
+  File part{.directory = path.directory, .share = 0, .used = 0, .refusal = ""};
+  int descriptor = open_anonymous(path.directory, O_DIRECT);
+  if (descriptor < 0 && errno == EINVAL) {
+    part.refusal = "the file system refuses O_DIRECT (EINVAL)";
+    descriptor = open_anonymous(path.directory, 0);
+  }
+  if (descriptor < 0) {
+    const int error = errno;
+    if (error == EACCES || error == EROFS || error == EPERM || error == ENOENT)
+      fail_path(error, path.directory);
+    if (is_no_space(error)) fail_full(error, path.directory, 0);
+    throw disk_error(error == EISDIR ? EOPNOTSUPP : error,
+                     "this file system has no anonymous files (O_TMPFILE)", path.directory);
+  }
+  bool refused = false;
+  alignment_ = std::max(alignment_, direct_alignment(descriptor, &refused));
+  if (refused && part.refusal.empty()) {
+    part.refusal = "the file system has no direct transfers (STATX_DIOALIGN is 0)";
+    ::fcntl(descriptor, F_SETFL, ::fcntl(descriptor, F_GETFL) & ~O_DIRECT);
+  }
+  files_.push_back({descriptor, 0});
+  parts_.push_back(std::move(part));
+}
+
+void SwapSpace::reserve(int index) {
+  const IoFile& file = files_[static_cast<size_t>(index)];
+  const std::string& directory = path(index);
+  if (file.bytes == 0) return;
+  // Asked first, as a fallocate that fails has filled the disk for a moment.
+  const int64_t free = free_bytes(directory);
+  if (free >= 0 && free < file.bytes) fail_full(ENOSPC, directory, file.bytes);
+  const int error = reserve_bytes(file.descriptor, file.bytes);
+  if (is_no_space(error)) fail_full(error, directory, file.bytes);
+  if (error != 0) throw disk_error(error, "cannot reserve " + format_bytes(file.bytes), directory);
+}
+
+// Some file systems accept the flag and refuse the transfers.
+void SwapSpace::try_direct(int index) {
+  const IoFile& file = files_[static_cast<size_t>(index)];
+  File& part = parts_[static_cast<size_t>(index)];
+  if (file.bytes == 0 || !part.refusal.empty()) return;
+  const auto bytes = static_cast<size_t>(alignment_);
+  const std::unique_ptr<void, decltype(&std::free)> zeros(std::aligned_alloc(bytes, bytes), &std::free);
+  LM_CHECK(zeros != nullptr, "no memory for a trial write");
+  std::memset(zeros.get(), 0, bytes);
+  ssize_t written = 0;
+  do {
+    written = ::pwrite(file.descriptor, zeros.get(), bytes, 0);
+  } while (written < 0 && errno == EINTR);
+  if (written == alignment_) return;
+  const int error = written < 0 ? errno : EIO;
+  if (error != EINVAL) throw disk_error(error, "trial write", part.directory);
+  part.refusal = "a direct write of " + std::to_string(alignment_) + " bytes is refused (EINVAL)";
+  ::fcntl(file.descriptor, F_SETFL, ::fcntl(file.descriptor, F_GETFL) & ~O_DIRECT);
+}
+
+int64_t SwapSpace::room(int index) const {
+  return files_[static_cast<size_t>(index)].bytes - parts_[static_cast<size_t>(index)].used;
+}
+
+double SwapSpace::behind(int index, int64_t total) const {
+  const File& part = parts_[static_cast<size_t>(index)];
+  return static_cast<double>(total) * part.share - static_cast<double>(part.used);
+}
+
+void SwapSpace::take(int index, int64_t bytes, Extent& extent) {
+  if (bytes == 0) return;
+  File& part = parts_[static_cast<size_t>(index)];
+  ExtentPiece* last = extent.pieces.empty() ? nullptr : &extent.pieces.back();
+  if (last != nullptr && last->file == index && last->offset + last->bytes == part.used) {
+    last->bytes += bytes;
+  } else {
+    extent.pieces.push_back({index, part.used, bytes});
+  }
+  part.used += bytes;
+  allocated_ += bytes;
+  extent.bytes += bytes;
+}
+
+Extent SwapSpace::allocate(int64_t bytes) {
+  LM_CHECK(bytes >= 0, "a negative extent");
+  const int64_t wanted = padded(bytes);
+  LM_CHECK(wanted <= capacity_ - allocated_, "swap space of " + std::to_string(capacity_) + " bytes has " +
+                                                 std::to_string(capacity_ - allocated_) +
+                                                 " left and was asked for " + std::to_string(wanted));
+  const int count = static_cast<int>(files_.size());
+  const int64_t total = allocated_ + wanted;
+  Extent extent;
+  // Large: every path brings its share up to date, in steps of the alignment.
+  if (wanted >= kSmallPiece * count) {
+    for (int i = 0; i < count; ++i) {
+      const auto lag = static_cast<int64_t>(std::max(behind(i, total), 0.0));
+      take(i, std::min({lag / alignment_ * alignment_, room(i), wanted - extent.bytes}), extent);
+    }
+  }
+  // Small, or what rounding left: to the path furthest behind that has room.
+  while (extent.bytes < wanted) {
+    int best = -1;
+    for (int i = 0; i < count; ++i) {
+      if (room(i) > 0 && (best < 0 || behind(i, total) > behind(best, total))) best = i;
+    }
+    LM_CHECK(best >= 0, "the files' room is less than the space's");
+    take(best, std::min(room(best), wanted - extent.bytes), extent);
+  }
+  return extent;
+}
+
+int64_t SwapSpace::padded(int64_t bytes) const {
+  return round_up(bytes, alignment_);
+}
+
+int64_t SwapSpace::alignment() const {
+  return alignment_;
+}
+
+const std::vector<IoFile>& SwapSpace::files() const {
+  return files_;
+}
+
+const std::string& SwapSpace::path(int index) const {
+  return parts_.at(static_cast<size_t>(index)).directory;
+}
+
+bool SwapSpace::direct(int index, std::string* reason) const {
+  const std::string& refusal = parts_.at(static_cast<size_t>(index)).refusal;
+  if (reason != nullptr) *reason = refusal;
+  return refusal.empty();
+}
+
+}  // namespace lm
