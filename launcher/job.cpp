@@ -39,6 +39,14 @@ Machine measured_machine(DeviceType device, StreamView stream, DType dtype) {
   return machine;
 }
 
+// Striped by measured bandwidth; equally where nothing was measured.
+std::vector<SwapPath> swap_paths(const Job& job) {
+  std::vector<SwapPath> paths;
+  for (const Disk& disk : job.machine.disks)
+    paths.push_back({disk.path, disk.write_bandwidth > 0 ? disk.write_bandwidth : 1});
+  return paths;
+}
+
 PrepareOptions prepare_options(const Job& job, const std::vector<std::string>& files) {
   const DataConfig& data = job.config.data;
   const fs::path program =
@@ -71,8 +79,9 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line) {
   const int cores = survey_machine().cores;
   const int threads = static_cast<int>(config.run.threads.value_or(cores));
   job->stream = start_torch(device, threads, config.run.deterministic);
-  job->plan = make_plan(config, job->spec, job->adapter_spec(), job->layout,
-                        measured_machine(device, job->stream, dtype), device);
+  job->machine = measured_machine(device, job->stream, dtype);
+  job->machine.disks = survey_disks(config.offload.paths);
+  job->plan = make_plan(config, job->spec, job->adapter_spec(), job->layout, job->machine, device);
   return job;
 }
 
@@ -86,7 +95,8 @@ std::unique_ptr<Rank> make_rank(const Job& job, bool training) {
                                           .seed = job.config.run.seed,
                                           .max_length = job.config.data.max_length,
                                           .tokens_per_step = training ? tokens : 0,
-                                          .max_grad_norm = job.config.train.max_grad_norm},
+                                          .max_grad_norm = job.config.train.max_grad_norm,
+                                          .swap_paths = swap_paths(job)},
                                 job.stream);
 }
 

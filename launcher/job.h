@@ -24,6 +24,7 @@ struct Job {
   ModelSpec spec;
   std::optional<AdapterSpec> adapter;  // train.method = "lora"
   ModelLayout layout;
+  Machine machine;
   Plan plan;
   StreamView stream;
   const AdapterSpec* adapter_spec() const { return adapter ? &*adapter : nullptr; }

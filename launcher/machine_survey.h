@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "plan/machine.h"
 
@@ -15,5 +17,8 @@ struct ImaginedMemory {
 };
 
 Machine survey_machine(const ImaginedMemory& imagined = {});
+
+// Free space of each of offload.paths. Throws Error(12) for one that is not there.
+std::vector<Disk> survey_disks(const std::vector<std::string>& paths);
 
 }  // namespace lm

@@ -54,6 +54,7 @@ Exit run_training(const CommandLine& line) {
   // From here on every byte has its home: weights, gradients, optimizer state and the arena.
   const std::unique_ptr<Rank> rank = make_rank(*job, true);
   load_rank(*job, *rank);
+  if (!rank->far().description().empty()) log_line("offload: " + rank->far().description());
 
   MetricsFile metrics(files.path("metrics.jsonl"));
   if (!held_out.empty()) evaluate_and_record(*rank, held_out, 0, metrics);

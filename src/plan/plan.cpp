@@ -6,6 +6,7 @@
 #include "plan/placement.h"
 #include "plan/refusal.h"
 #include "plan/sizes.h"
+#include "plan/timeline.h"
 
 namespace lm {
 namespace {
@@ -128,6 +129,36 @@ void choose_threads(const PlanInput& in, Plan& plan) {
   }
 }
 
+// What is streamed runs beside compute; the step takes as long as the list with its waits.
+void predict_transfers(const PlanInput& in, const StepShape& shape, const ComputeRates& rates, Plan& plan) {
+  if (!plan.placement.transfers(in.spec.layers).any()) return;
+  const auto seconds = [&](const Operation& op) {
+    const double all = cost_seconds(operation_cost(shape, op), rates);
+    if (op.kind != OperationKind::kUpdate) return all;
+    return all / static_cast<double>(std::max<int64_t>(plan.schedule.tiles_of(op.block), 1));
+  };
+  plan.timeline = walk_timeline(plan.schedule, plan.placement, in.spec.layers,
+                                link_rates(in.machine, in.device), seconds);
+  plan.step_seconds = plan.timeline.seconds;
+}
+
+void add_links(Plan& plan, const LinkRates& rates) {
+  const Timeline& t = plan.timeline;
+  const auto add = [&](const char* name, double bytes, double rate) {
+    if (bytes > 0) plan.links.push_back({name, bytes / rate, bytes, "B"});
+  };
+  add("disk read", t.disk_read_bytes, rates.disk_read);
+  add("disk write", t.disk_written_bytes, rates.disk_write);
+  add("GPU link", t.link_bytes, 2 * rates.link);
+  for (const LinkTime& link : plan.links) {
+    const auto best = std::find_if(plan.links.begin(), plan.links.end(),
+                                   [&](const LinkTime& other) { return other.name == plan.binding; });
+    if (best == plan.links.end() || link.seconds > best->seconds) plan.binding = link.name;
+  }
+  if (rates.assumed && t.disk_read_bytes + t.disk_written_bytes > 0)
+    plan.choices.push_back({"disk rates", "assumed", "no disk was measured: times are rough"});
+}
+
 void predict(const PlanInput& in, Plan& plan) {
   const NumericsPlan& n = plan.numerics;
   const bool lora = in.adapter != nullptr;
@@ -158,11 +189,13 @@ void predict(const PlanInput& in, Plan& plan) {
   plan.step_tokens = shape.step_tokens;
   plan.sol_seconds_per_token =
       necessary_flops(in.spec, in.layout, lora, in.config.data.max_length) / rates.peak_flops;
+  predict_transfers(in, shape, rates, plan);
   const Prediction& p = plan.prediction;
   const double compute = p.gemm_seconds + p.attention_seconds;
   plan.links = {{"compute", compute, p.cost.gemm_flops + p.cost.attention_flops, "FLOP"},
                 {"memory", p.memory_seconds, p.cost.bytes, "B"}};
   plan.binding = compute >= p.memory_seconds ? "compute" : "memory";
+  add_links(plan, link_rates(in.machine, in.device));
   if (rates.assumed) {
     plan.choices.push_back({"rates", "assumed", "this machine was not measured: times are rough"});
   }

@@ -113,6 +113,14 @@ struct LinkTime {
   std::string unit;   // "FLOP", "B"
 };
 
+// A step's transfers beside its compute (timeline.h).
+struct Timeline {
+  double seconds = 0;          // from one check to the next, once the pipeline is full
+  double waiting_seconds = 0;  // of these, compute waits for transfers
+  double disk_read_bytes = 0, disk_written_bytes = 0;
+  double link_bytes = 0;  // between host and GPU, both ways together
+};
+
 struct Choice {
   std::string key, value, reason;
 };
@@ -135,7 +143,7 @@ struct Plan {
   std::vector<LinkTime> links;  // what a step spends on each resource
   double step_seconds = 0;
   double step_tokens = 0;            // that the prediction is for
-  double disk_read_bytes = 0, disk_written_bytes = 0;  // of a step
+  Timeline timeline;                 // where something is streamed: its step, in time and bytes
   std::string binding;               // the resource that decides
   double sol_seconds_per_token = 0;  // GEMM-bound time of one token: the speed of light
   std::vector<Choice> choices;       // every `auto`, resolved, with its reason

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdio>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -57,12 +58,14 @@ bool known(int64_t bytes) {
 }
 
 std::string tier_table(const Plan& plan, const Tier& tier) {
-  std::string out = tier.home == Home::kDevice ? "GPU memory\n" : "host memory\n";
+  constexpr const char* kTitles[] = {"GPU memory", "host memory", "disk"};
+  std::string out = std::string(kTitles[static_cast<size_t>(tier.home)]) + "\n";
   for (const ClassBytes& entry : plan.classes) {
     if (entry.home == tier.home && entry.bytes > 0)
       out += row(entry.name, format_bytes(entry.bytes), entry.note);
   }
-  std::string note = tier.home == Home::kDevice ? "of the GPU" : "resident memory of the rank's process";
+  constexpr const char* kNotes[] = {"of the GPU", "resident memory of the rank's process", "of all paths"};
+  std::string note = kNotes[static_cast<size_t>(tier.home)];
   if (known(tier.usable)) note += "; " + format_bytes(tier.usable) + " may be used";
   if (tier.bytes > tier.usable) note += ": DOES NOT FIT";
   return out + row("peak", format_bytes(tier.bytes), note);
@@ -76,9 +79,18 @@ std::string step_lines(const Plan& plan) {
   std::string out = "step: " + std::to_string(n.micro_batches) + " x " + std::to_string(n.micro_batch) +
                     " sequences, at most " + std::to_string(plan.micro_tokens) +
                     " tokens at once, recompute " + (n.recompute ? "block" : "none") + "\n";
+  if (plan.placement.group > 1)
+    out += row("group", std::to_string(plan.placement.group), "micro-batches pass a block before the next");
   for (const LinkTime& link : plan.links)
     out += row(link.name, duration(link.seconds), amount(link.amount, link.unit));
-  return out + row("predicted step", duration(plan.step_seconds), rate);
+  out += row("predicted step", duration(plan.step_seconds), rate);
+  if (!plan.placement.on_disk()) return out;
+  out += row("waiting", duration(plan.timeline.waiting_seconds), "of it, for transfers");
+  const double terabytes = plan.timeline.disk_written_bytes * 1000 / 1e12;
+  char wear[96];
+  std::snprintf(wear, sizeof wear, "written per 1,000 steps; a 600-TBW drive lasts %.0f thousand steps",
+                terabytes > 0 ? 600 / terabytes : 0.0);
+  return terabytes > 0 ? out + row("disk wear", amount(terabytes * 1e12, "B"), wear) : out;
 }
 
 Json numerics_json(const NumericsPlan& n) {
@@ -99,8 +111,23 @@ Json placement_json(const PlacementPlan& placement) {
   for (int i = 0; i < kStateClasses; ++i) {
     homes[state_class_name(static_cast<StateClass>(i))] = home_name(placement.home[i]);
   }
+  Json pools = Json::object();
+  for (int i = 0; i < kPools; ++i) {
+    const PoolPlan& pool = placement.pools[static_cast<size_t>(i)];
+    if (pool.slots == 0) continue;
+    pools[pool_name(static_cast<Pool>(i))] = {
+        {"home", home_name(pool.home)},
+        {"arrays", pool.bytes.size()},
+        {"streamed", std::count(pool.streamed.begin(), pool.streamed.end(), 1)},
+        {"streamed_bytes", pool.streamed_bytes()},
+        {"slots", pool.slots},
+        {"slot_bytes", pool.slot_bytes}};
+  }
   return {{"device", placement.device == DeviceType::kCpu ? "cpu" : "cuda"},
           {"homes", homes},
+          {"pools", pools},
+          {"group", placement.group},
+          {"tile_granules", placement.tile_granules},
           {"optimizer_threads", placement.optimizer_threads}};
 }
 
@@ -130,8 +157,11 @@ Json phases_json(const Prediction& prediction) {
 
 std::string print_plan(const Plan& plan) {
   const bool cpu = plan.placement.device == DeviceType::kCpu;
-  std::string out = std::string("plan: everything at home in ") +
-                    (cpu ? "host memory, computed on the CPU\n" : "GPU memory, computed there\n");
+  const bool streams = plan.placement.transfers(plan.schedule.layers).any();
+  std::string out = streams ? "plan: what does not fit near passes through slots, computed on the " +
+                                  std::string(cpu ? "CPU\n" : "GPU\n")
+                            : std::string("plan: everything at home in ") +
+                                  (cpu ? "host memory, computed on the CPU\n" : "GPU memory, computed there\n");
   for (const Tier& tier : plan.tiers) out += tier_table(plan, tier);
   out += step_lines(plan);
   for (const Choice& choice : plan.choices) {
@@ -160,6 +190,9 @@ std::string plan_json(const Plan& plan) {
       {"binding", plan.binding},
       {"tiers", tiers},
       {"links", links},
+      {"disk_read_bytes", plan.timeline.disk_read_bytes},
+      {"disk_written_bytes", plan.timeline.disk_written_bytes},
+      {"waiting_seconds", plan.timeline.waiting_seconds},
       {"phases", phases_json(plan.prediction)},
       {"numerics", numerics_json(plan.numerics)},
       {"placement", placement_json(plan.placement)},

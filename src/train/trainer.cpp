@@ -61,6 +61,10 @@ StepRow Trainer::step_once() {
   row.tokens_per_s = static_cast<double>(row.tokens) / seconds;
   row.sol_pct = 100 * options_.sol_seconds_per_token * static_cast<double>(row.tokens) / seconds;
   row.host_bytes = resident_bytes();
+  const IoCounters moved = rank_.far().counters();
+  row.read_bytes = moved.read_bytes - moved_.read_bytes;
+  row.written_bytes = moved.written_bytes - moved_.written_bytes;
+  moved_ = moved;
   return row;
 }
 

@@ -1,0 +1,130 @@
+#include "plan/timeline.h"
+
+#include <algorithm>
+#include <map>
+
+namespace lm {
+namespace {
+
+// Of a current NVMe drive and a PCIe 4 x16 slot, where nothing was measured.
+constexpr double kDiskRead = 3e9, kDiskWrite = 2e9, kLink = 22e9;
+
+bool is_transfer(const Operation& op) {
+  return op.kind == OperationKind::kFetch || op.kind == OperationKind::kClaim ||
+         op.kind == OperationKind::kWriteBack;
+}
+
+// The state of compute and links while lists are walked one after another.
+class Walk {
+ public:
+  Walk(const PlacementPlan& placement, const LinkRates& rates) : placement_(placement), rates_(rates) {}
+
+  void visit(const StepSchedule& list, const TransferShape& shape,
+             const std::function<double(const Operation&)>& compute) {
+    StepSchedule inner;
+    for (const Operation& op : list.operations) {
+      if (!is_transfer(op)) inner.operations.push_back(op);
+    }
+    std::multimap<size_t, std::pair<Pool, int64_t>> wanted;  // by operation
+    for (int p = 0; p < kPools; ++p) {
+      for (const ArrayUse& use : array_uses(inner, static_cast<Pool>(p), shape))
+        wanted.emplace(use.begin, std::pair(static_cast<Pool>(p), use.array));
+    }
+    size_t index = 0;
+    for (const Operation& op : list.operations) {
+      if (is_transfer(op)) {
+        transfer(op);
+        continue;
+      }
+      for (auto [at, end] = wanted.equal_range(index); at != end; ++at) wait(at->second);
+      now_ += compute(op);
+      ++index;
+    }
+  }
+
+  double now_ = 0, waited_ = 0;
+  double read_ = 0, written_ = 0, crossed_ = 0;  // bytes
+
+ private:
+  using Key = std::pair<Pool, int64_t>;
+
+  void wait(const Key& array) {
+    const auto ready = ready_.find(array);
+    if (ready == ready_.end() || ready->second <= now_) return;
+    waited_ += ready->second - now_;
+    now_ = ready->second;
+  }
+
+  // Occupies a link from `start` at the earliest.
+  static double occupy(double& free_at, double start, double seconds) {
+    free_at = std::max(free_at, start) + seconds;
+    return free_at;
+  }
+
+  void transfer(const Operation& op) {
+    const Key slot{op.pool, op.slot}, array{op.pool, op.array};
+    const PoolPlan& pool = placement_.pool(op.pool);
+    const auto bytes = static_cast<double>(pool.bytes[static_cast<size_t>(op.array)]);
+    const bool disk = pool.home == Home::kNvme, gpu = placement_.device == DeviceType::kCuda;
+    double done = std::max({now_, slot_free_[slot], home_ready_[array]});
+    if (op.kind == OperationKind::kFetch) {
+      if (disk) done = occupy(read_free_, done, bytes / rates_.disk_read), read_ += bytes;
+      if (gpu) done = occupy(up_free_, done, bytes / rates_.link), crossed_ += bytes;
+      ready_[array] = done;
+    } else if (op.kind == OperationKind::kClaim) {
+      ready_[array] = done;
+    } else {
+      done = std::max(now_, home_ready_[array]);
+      if (gpu) done = occupy(down_free_, done, bytes / rates_.link), crossed_ += bytes;
+      if (disk) done = occupy(write_free_, done, bytes / rates_.disk_write), written_ += bytes;
+      slot_free_[slot] = home_ready_[array] = done;
+    }
+  }
+
+  const PlacementPlan& placement_;
+  const LinkRates& rates_;
+  double read_free_ = 0, write_free_ = 0, up_free_ = 0, down_free_ = 0;
+  std::map<Key, double> slot_free_, home_ready_, ready_;
+};
+
+}  // namespace
+
+LinkRates link_rates(const Machine& machine, DeviceType device) {
+  LinkRates rates;
+  for (const Disk& disk : machine.disks) {
+    rates.disk_read += disk.read_bandwidth;
+    rates.disk_write += disk.write_bandwidth;
+  }
+  rates.assumed = rates.disk_read <= 0 || rates.disk_write <= 0;
+  if (rates.assumed) rates.disk_read = kDiskRead, rates.disk_write = kDiskWrite;
+  rates.link = device == DeviceType::kCuda && machine.gpus.front().link_bandwidth > 0
+                   ? machine.gpus.front().link_bandwidth
+                   : kLink;
+  return rates;
+}
+
+Timeline walk_timeline(const ScheduleShape& schedule, const PlacementPlan& placement, int64_t layers,
+                       const LinkRates& rates, const std::function<double(const Operation&)>& compute) {
+  const TransferShape shape = placement.transfers(layers);
+  SlotState slots(shape);
+  Walk walk(placement, rates);
+  Timeline out;
+  ScheduleShape now = schedule;
+  ScheduleShape next = schedule;
+  next.pending = schedule.defers();
+  // The first step finds empty slots and nothing deferred; the third is like every later one.
+  for (int step = 0; step < 3; ++step) {
+    now.pending = step > 0 && next.pending;
+    const double start = walk.now_, waited = walk.waited_;
+    const double read = walk.read_, written = walk.written_, crossed = walk.crossed_;
+    walk.visit(add_transfers(make_schedule(now), make_schedule(next), shape, slots), shape, compute);
+    out = {.seconds = walk.now_ - start,
+           .waiting_seconds = walk.waited_ - waited,
+           .disk_read_bytes = walk.read_ - read,
+           .disk_written_bytes = walk.written_ - written,
+           .link_bytes = walk.crossed_ - crossed};
+  }
+  return out;
+}
+
+}  // namespace lm
