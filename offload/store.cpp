@@ -209,7 +209,7 @@ void Store::report_damage(int64_t index) const {
   std::string place;
   for (const ExtentPiece& piece : a.extent.pieces) {
     if (offset >= before && offset < before + piece.bytes) {
-      place = space_.path(piece.file) + ", offset " + std::to_string(piece.offset + offset - before);
+      place = space_.path(piece.file) + "+" + std::to_string(piece.offset + offset - before);
     }
     before += piece.bytes;
   }
