@@ -1,8 +1,10 @@
-// Our side of train_step.py: one optimizer step per line of input, on random weights and tokens.
+// Our side of train_step.py and offload_step.py: one optimizer step per line of input, on random weights and
+// tokens.
 //
-//   train_step_bench SHAPE_JSON full|lora fp32|bf16 THREADS SEQUENCES LENGTH
+//   train_step_bench SHAPE_JSON full|lora fp32|bf16 THREADS SEQUENCES LENGTH [KEY=VALUE ...]
 //
-// Prints "ready", then per step one JSON line {ms, loss, peak_rss}.
+// KEY=VALUE are settings of the configuration, and slots=N the optimizer's slots. Prints "ready", then per step
+// one JSON line {ms, loss, peak_rss, read_bytes, wait_ms}.
 #include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -10,6 +12,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/philox.h"
+#include "config/config_toml.h"
 #include "model/runtime.h"
 #include "train/metrics.h"
 #include "train/rank.h"
@@ -40,10 +43,16 @@ StepBatches random_batches(int64_t sequences, int64_t length, int64_t vocab) {
   return {{batch}, sequences * (length - 1)};
 }
 
-void run(char** argv) {
+void run(int argc, char** argv) {
   const ModelSpec spec = parse_model_spec(argv[1], "the command line");
   const bool lora = std::string(argv[2]) == "lora";
-  Config config;
+  std::vector<std::string> settings;
+  int64_t slots = 0;
+  for (int i = 7; i < argc; ++i) {
+    const std::string setting = argv[i];
+    setting.starts_with("slots=") ? void(slots = std::stoll(setting.substr(6))) : settings.push_back(setting);
+  }
+  Config config = parse_config("[model]\npath = \"none\"\n[data]\ntrain = [\"none\"]\n", "benchmark", settings);
   config.train.method = lora ? Method::kLora : Method::kFull;
   config.train.gradients = std::string(argv[3]) == "bf16" ? GradientDType::kBF16 : GradientDType::kF32;
   config.run.threads = std::stoll(argv[4]);
@@ -60,7 +69,10 @@ void run(char** argv) {
   Machine machine;
   machine.cores = static_cast<int>(*config.run.threads);
   machine.host_memory = machine.host_available = int64_t{1} << 40;
-  const Plan plan = make_plan(config, spec, trained, layout, machine, DeviceType::kCpu);
+  Plan plan = make_plan(config, spec, trained, layout, machine, DeviceType::kCpu);
+  if (slots > 0) plan.placement.pool(Pool::kOptimizer).slots = slots;
+  std::vector<SwapPath> paths;
+  for (const std::string& path : config.offload.paths) paths.push_back({path, 1});
   const StreamView stream = start_torch(DeviceType::kCpu, plan.numerics.threads, true);
   Rank rank({.spec = spec,
              .layout = layout,
@@ -70,7 +82,8 @@ void run(char** argv) {
              .seed = 1,
              .max_length = config.data.max_length,
              .tokens_per_step = config.train.global_batch * config.data.max_length,
-             .max_grad_norm = 1.0},
+             .max_grad_norm = 1.0,
+             .swap_paths = paths},
             stream);
   const LoadSetup load{spec, layout, DType::kBF16, stream, plan.numerics.threads};
   initialise_weights(load, 1, rank.weights());
@@ -81,12 +94,18 @@ void run(char** argv) {
   std::fflush(stdout);
   std::string line;
   for (int64_t step = 1; std::getline(std::cin, line); ++step) {
-    const double start = monotonic_seconds();
+    const double start = monotonic_seconds(), waited = rank.far().wait_seconds();
+    const int64_t read = rank.far().counters().read_bytes;
     const StepResult result = rank.step().run(batches, step, 1e-5);
     const double seconds = monotonic_seconds() - start;
     std::printf(
         "%s\n",
-        nlohmann::json{{"ms", seconds * 1e3}, {"loss", result.loss}, {"peak_rss", peak_resident_bytes()}}
+        nlohmann::json{{"ms", seconds * 1e3},
+                       {"loss", result.loss},
+                       {"peak_rss", peak_resident_bytes()},
+                       {"planned_rss", plan.peak.host},
+                       {"read_bytes", rank.far().counters().read_bytes - read},
+                       {"wait_ms", (rank.far().wait_seconds() - waited) * 1e3}}
             .dump()
             .c_str());
     std::fflush(stdout);
@@ -96,12 +115,12 @@ void run(char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 7) {
+  if (argc < 7) {
     std::fprintf(stderr, "usage: train_step_bench SHAPE_JSON full|lora fp32|bf16 THREADS SEQUENCES LENGTH\n");
     return 2;
   }
   try {
-    run(argv);
+    run(argc, argv);
     return 0;
   } catch (const lm::Error& error) {
     std::fputs(error.report().c_str(), stderr);

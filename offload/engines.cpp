@@ -5,6 +5,15 @@
 #include "offload/io_failure.h"
 
 namespace lm {
+namespace {
+
+const char* cause_of(int error) {
+  if (error == EPERM || error == EACCES) return ": seccomp or kernel.io_uring_disabled";
+  if (error == ENOMEM) return ": RLIMIT_MEMLOCK is too low";  // newer kernels charge the ring itself
+  return "";
+}
+
+}  // namespace
 
 std::unique_ptr<IoEngine> make_engine(IoEngineKind kind, const EngineSetup& setup, std::string* note) {
   if (kind == IoEngineKind::kUring) return make_uring_engine(setup);
@@ -14,10 +23,8 @@ std::unique_ptr<IoEngine> make_engine(IoEngineKind kind, const EngineSetup& setu
   } catch (const RefusedCall& refused) {
     std::unique_ptr<IoEngine> engine = make_threads_engine(setup);
     if (note != nullptr) {
-      const bool forbidden = refused.error() == EPERM || refused.error() == EACCES;
-      *note = "io_uring unavailable (" + errno_name(refused.error()) +
-              (forbidden ? ": seccomp or kernel.io_uring_disabled" : "") + "): using " +
-              std::to_string(engine->depth()) + " I/O threads";
+      *note = "io_uring unavailable (" + errno_name(refused.error()) + cause_of(refused.error()) +
+              "): using " + std::to_string(engine->depth()) + " I/O threads";
     }
     return engine;
   }

@@ -90,6 +90,10 @@ class UringEngine final : public IoEngine {
       while (in_flight_ > 0) wait(ignored);
     } catch (const std::exception&) {
     }
+    // The kernel takes a ring apart in the background; files and pages shall be free now. Without any
+    // registered it answers ENXIO.
+    ::io_uring_unregister_buffers(ring_.get());
+    ::io_uring_unregister_files(ring_.get());
   }
 
   int depth() const override { return depth_; }

@@ -20,7 +20,8 @@ struct Fixture {
         space({{std::filesystem::temp_directory_path().string(), 1}}, Store::swap_bytes(bytes)),
         disk(space.files(), SimSetup{.faults = std::move(faults), .seed = seed, .shuffle = true}),
         pool(DeviceType::kCpu, 3 * Store::slot_bytes(bytes)),
-        queue(space, [this] { return disk.make_engine(); }, 4096),
+        queue(space, [this] { return disk.make_engine(); }, 4096,
+              {.tries = 4, .longest_pause = std::chrono::microseconds(500)}),
         store({.bytes = bytes,
                .name = [](int64_t a) { return "array " + std::to_string(a); },
                .slots = 3,
@@ -115,7 +116,7 @@ TEST(Store, SurvivesOrReportsEveryFaultOfEveryOperation) {
                                SimFault::kBitFlip, SimFault::kDroppedWrite, SimFault::kStrayWrite,
                                SimFault::kStrayRead}) {
     for (const bool for_ever : {false, true}) {
-      for (int64_t k = 0; k < operations; k += for_ever ? 23 : 1) {
+      for (int64_t k = 0; k < operations; k += for_ever ? 7 : 1) {
         Fixture f({{fault, k, for_ever}}, static_cast<uint64_t>(k));
         ++cases;
         try {

@@ -1,16 +1,19 @@
 #include "support.h"
 
+#include <gtest/gtest.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <stdexcept>
 
-#include "base/bytes.h"
+#include "base/error.h"
 #include "offload/checksum.h"
 
 namespace lm::offload_tests {
@@ -52,12 +55,12 @@ bool runs(const std::string& command) {
 
 }  // namespace
 
-LoopDisk::LoopDisk(const std::string& file_system, int64_t bytes, int sector) {
+LoopDisk::LoopDisk(const std::string& file_system, int64_t bytes, int sector, const std::string& backing) {
   if (::geteuid() != 0) {
     why_not_ = "needs root";
     return;
   }
-  image_ = directory_.path() + "/image";
+  image_ = (backing.empty() ? directory_.path() : backing) + "/image";
   mount_ = directory_.path() + "/mount";
   fs::create_directory(mount_);
   if (!runs("truncate -s " + std::to_string(bytes) + " " + image_)) why_not_ = "no image file";
@@ -79,8 +82,43 @@ LoopDisk::LoopDisk(const std::string& file_system, int64_t bytes, int sector) {
 }
 
 LoopDisk::~LoopDisk() {
-  if (mounted_ && ::umount(mount_.c_str()) != 0) std::perror("umount");
+  // The engines have let go of the files: a busy file system is a leak.
+  if (mounted_ && ::umount(mount_.c_str()) != 0) {
+    ADD_FAILURE() << "umount: " << std::strerror(errno);
+    ::umount2(mount_.c_str(), MNT_DETACH);
+  }
   if (!device_.empty()) runs("losetup -d " + device_);
+}
+
+ChildResult run_in_child(const std::function<std::string()>& work) {
+  int pipe[2];
+  if (::pipe(pipe) != 0) throw std::runtime_error("pipe");
+  const pid_t child = ::fork();
+  if (child < 0) throw std::runtime_error("fork");
+  if (child == 0) {
+    ::close(pipe[0]);
+    int status = 0;
+    std::string text;
+    try {
+      text = work();
+    } catch (const Error& error) {
+      text = error.report();
+      status = static_cast<int>(error.code());
+    } catch (const std::exception& error) {
+      text = error.what();
+      status = 99;
+    }
+    if (::write(pipe[1], text.data(), text.size()) < 0) status = 98;
+    ::_exit(status);
+  }
+  ::close(pipe[1]);
+  ChildResult result;
+  char buffer[4096];
+  for (ssize_t n = 0; (n = ::read(pipe[0], buffer, sizeof buffer)) > 0;)
+    result.text.append(buffer, static_cast<size_t>(n));
+  ::close(pipe[0]);
+  ::waitpid(child, &result.status, 0);
+  return result;
 }
 
 void fill(std::span<std::byte> bytes, uint64_t seed) {

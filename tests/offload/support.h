@@ -37,7 +37,8 @@ class TemporaryDirectory {
 // device.
 class LoopDisk {
  public:
-  LoopDisk(const std::string& file_system, int64_t bytes, int sector);
+  // The device's blocks are those of a sparse file in `backing`; empty: in a directory of its own.
+  LoopDisk(const std::string& file_system, int64_t bytes, int sector, const std::string& backing = "");
   ~LoopDisk();
   LoopDisk(const LoopDisk&) = delete;
   LoopDisk& operator=(const LoopDisk&) = delete;
@@ -49,6 +50,13 @@ class LoopDisk {
   std::string image_, device_, mount_, why_not_;
   bool mounted_ = false;
 };
+
+// What `work` returned in a process of its own, made by fork: limits and filters set there end with it.
+struct ChildResult {
+  std::string text;
+  int status = 0;  // as of waitpid; 0 is a good end
+};
+ChildResult run_in_child(const std::function<std::string()>& work);
 
 // Bytes that depend on the seed and on their place.
 void fill(std::span<std::byte> bytes, uint64_t seed);
