@@ -76,7 +76,8 @@ TEST(Adapter, TheBaseModelsTokenizerFilesStandBesideIt) {
                                            "special_tokens_map.json",
                                            "additional_chat_templates/tool_use.jinja"};
   for (const std::string& name : wanted) test::write_text(directory / "base/" + name, "of " + name);
-  for (const char* name : {"config.json", "model.safetensors"}) test::write_text(directory / "base/" + std::string(name), "{}");
+  for (const char* name : {"config.json", "model.safetensors"})
+    test::write_text(directory / "base/" + std::string(name), "{}");
   write_tiny(directory / "out", tiny_adapter(), directory / "base");
   for (const std::string& name : wanted) EXPECT_EQ(test::read_text(directory / "out/" + name), "of " + name);
   // With a config.json it would look like a model of its own.
