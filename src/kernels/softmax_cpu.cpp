@@ -2,6 +2,7 @@
 // row of a segment (16 KB in bf16) once from memory, once from L1.
 #include <cmath>
 
+#include "kernels/block_formula.h"
 #include "kernels/cpu_launchers.h"
 
 namespace lm::LM_ISA {
@@ -37,11 +38,12 @@ void gradient_row(const SoftmaxGradient& a, int64_t r) {
   const int64_t column = a.target[r] - a.first_column;
   const bool here = column >= 0 && column < a.columns;
   const float target = here ? to_float(x[column]) : 0.f;
-  each_vector(a.columns, [&](int64_t j, auto count)
-                             LM_BODY { store(x + j, exponential(load(x + j, count) - lse) * scale, count); });
+  each_vector(a.columns, [&](int64_t j, auto count) LM_BODY {
+    store(x + j, lm::softmax_gradient(load(x + j, count), lse, F32(0.f), scale), count);
+  });
   if (!here) return;
   float lane[kLanes];
-  store(lane, (exponential(F32(target) - lse) - F32(1.f)) * scale, Whole{});
+  store(lane, lm::softmax_gradient(F32(target), lse, F32(1.f), scale), Whole{});
   x[column] = round_to<T>(lane[0]);
 }
 
