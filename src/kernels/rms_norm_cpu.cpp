@@ -18,7 +18,7 @@ void forward_rows(const RmsNormForward& a, int64_t begin, int64_t end) {
         T* sum = static_cast<T*>(a.sum) + r * a.width;
         each_vector(a.width, [&](int64_t j, auto count) LM_BODY {
           const F32 v = round_as<T>(load(x + j, count) + load(residual + j, count));
-          store(sum + j, v, count);
+          store_rounded(sum + j, v, count);
           squares = squares + v * v;
         });
         x = sum;
