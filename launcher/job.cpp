@@ -71,8 +71,9 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line) {
   const int cores = survey_machine().cores;
   const int threads = static_cast<int>(config.run.threads.value_or(cores));
   job->stream = start_torch(device, threads, config.run.deterministic);
-  job->plan = make_plan(config, job->spec, job->adapter_spec(), job->layout,
-                        measured_machine(device, job->stream, dtype), device);
+  const Machine machine = measured_machine(device, job->stream, dtype);
+  job->plan = make_plan(config, job->spec, job->adapter_spec(), job->layout, machine, device);
+  job->peak_flops = compute_rates(machine, device, dtype).peak_flops;
   return job;
 }
 

@@ -25,6 +25,7 @@ struct Job {
   std::optional<AdapterSpec> adapter;  // train.method = "lora"
   ModelLayout layout;
   Plan plan;
+  double peak_flops = 0;  // measured (CPU) or specified (GPU)
   StreamView stream;
   const AdapterSpec* adapter_spec() const { return adapter ? &*adapter : nullptr; }
 };

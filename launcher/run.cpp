@@ -62,7 +62,11 @@ Exit run_training(const CommandLine& line) {
   Progress progress(config, steps);
   Trainer trainer(*rank, *data.loader, config,
                   {.total_steps = steps,
-                   .sol_seconds_per_token = job->plan.sol_seconds_per_token,
+                   .sol_seconds =
+                       [&](const StepWork& work) {
+                         return necessary_flops(job->spec, job->layout, job->adapter.has_value(), work) /
+                                job->peak_flops;
+                       },
                    .schedule = {.layers = job->spec.layers,
                                 .micro_batches = 1,
                                 .tied = job->spec.tied,

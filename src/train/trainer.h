@@ -14,8 +14,8 @@ namespace lm {
 
 struct TrainerOptions {
   int64_t total_steps = 0;
-  double sol_seconds_per_token = 0;  // of the plan
-  ScheduleShape schedule;            // micro_batches is set per step
+  std::function<double(const StepWork&)> sol_seconds;  // at the speed of light; empty: not known
+  ScheduleShape schedule;                              // micro_batches is set per step
 };
 
 // What the launcher hangs into the loop; any may be empty.
