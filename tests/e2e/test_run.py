@@ -107,7 +107,8 @@ def test_the_loss_falls_and_every_file_is_there(work, full):
 def test_a_row_of_metrics_has_every_field(work, full):
     fields = {"step", "loss", "grad_norm", "lr", "target_tokens", "tokens", "step_ms", "tokens_per_s", "sol_pct",
               "device_bytes", "host_bytes", "read_bytes", "written_bytes", "hidden_pct"}
-    assert all(fields <= set(row) for row in rows(work, "full") if "loss" in row)
+    steps = [row for row in rows(work, "full") if "loss" in row]
+    assert all(fields <= set(row) and 0 < row["sol_pct"] < 100 for row in steps)
 
 
 def test_transformers_loads_the_result_and_agrees_on_its_loss(work, full):
