@@ -82,6 +82,7 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line) {
   job->machine = measured_machine(device, job->stream, dtype);
   job->machine.disks = survey_disks(config.offload.paths);
   job->plan = make_plan(config, job->spec, job->adapter_spec(), job->layout, job->machine, device);
+  job->peak_flops = compute_rates(job->machine, device, dtype).peak_flops;
   return job;
 }
 

@@ -26,6 +26,7 @@ struct Job {
   ModelLayout layout;
   Machine machine;
   Plan plan;
+  double peak_flops = 0;  // measured (CPU) or specified (GPU)
   StreamView stream;
   const AdapterSpec* adapter_spec() const { return adapter ? &*adapter : nullptr; }
 };

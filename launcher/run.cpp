@@ -62,7 +62,18 @@ Exit run_training(const CommandLine& line) {
   // The loop. A stop request lets the step at hand finish.
   Progress progress(config, steps);
   Trainer trainer(*rank, *data.loader, config,
-                  {.total_steps = steps, .sol_seconds_per_token = job->plan.sol_seconds_per_token}, metrics);
+                  {.total_steps = steps,
+                   .sol_seconds =
+                       [&](const StepWork& work) {
+                         return necessary_flops(job->spec, job->layout, job->adapter.has_value(), work) /
+                                job->peak_flops;
+                       },
+                   .schedule = {.layers = job->spec.layers,
+                                .micro_batches = 1,
+                                .tied = job->spec.tied,
+                                .recompute = job->plan.numerics.recompute,
+                                .clip = config.optimizer.clip}},
+                  metrics);
   TrainerHooks hooks;
   hooks.stop_requested = stop_requested;
   hooks.on_step = [&](const StepRow& row) {

@@ -96,7 +96,8 @@ void export_rank(const Job& job, Rank& rank, const std::string& output, DType dt
     return weights.view(block, place);
   };
   if (lora && !merge) {
-    write_adapter(output, *job.adapter, job.config.model.path, job.layout, source, replace);
+    const BaseModel base{job.config.model.path, job.model_directory};
+    write_adapter(output, *job.adapter, base, job.layout, source, replace);
   } else {
     ExportOptions options;
     options.dtype = dtype;

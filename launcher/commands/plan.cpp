@@ -1,5 +1,6 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/json.h"
 #include "config/config_toml.h"
@@ -13,6 +14,8 @@
 
 namespace lm {
 namespace {
+
+using Object = nlohmann::ordered_json;
 
 // The adapter that is trained: a given one brings its own rank, scale and targets.
 AdapterSpec adapter_spec(const LoraConfig& lora, const std::string& config_path) {
@@ -51,7 +54,12 @@ bool plan_for_gpu(const CommandLine& line, DeviceChoice configured, const Machin
   return gpu;
 }
 
-Plan plan_of(const CommandLine& line) {
+struct Planned {
+  Plan plan;
+  std::optional<Error> refusal;  // why it does not fit, and what would
+};
+
+Planned plan_of(const CommandLine& line) {
   const std::string& config_path = line.positional[0];
   const Config config = load_config(config_path, line.overrides);
   const ModelSpec spec = read_model_spec(resolve_model(config.model.path, read_environment()));
@@ -63,22 +71,43 @@ Plan plan_of(const CommandLine& line) {
   const ModelLayout layout = make_layout(spec, trained, dtype);
   const Machine machine = survey_machine({line.bytes("--gpu-memory"), line.bytes("--host-memory")});
   const bool gpu = plan_for_gpu(line, config.run.device, machine);
-  return make_plan(config, spec, trained, layout, machine, gpu ? DeviceType::kCuda : DeviceType::kCpu);
+  const DeviceType device = gpu ? DeviceType::kCuda : DeviceType::kCpu;
+  try {
+    return {make_plan(config, spec, trained, layout, machine, device), std::nullopt};
+  } catch (const Error& error) {
+    if (error.code() != Exit::kDoesNotFit) throw;
+    return {draft_plan(config, spec, trained, layout, machine, device), error};
+  }
+}
+
+void print_object(const Object& object) {
+  std::puts(object.dump(2, ' ', false, Object::error_handler_t::replace).c_str());
+}
+
+Object refusal_object(const Error& refusal) {
+  return {{"fits", false}, {"why", refusal.what()}, {"next", refusal.text().next}};
 }
 
 }  // namespace
 
 Exit plan_command(const CommandLine& line) {
   try {
-    const Plan plan = plan_of(line);
-    const std::string text = line.has("--json") ? plan_json(plan) : print_plan(plan);
-    std::fputs(text.c_str(), stdout);
-    if (!text.ends_with('\n')) std::fputc('\n', stdout);
-    return Exit::kDone;
+    const Planned planned = plan_of(line);
+    if (!line.has("--json")) {
+      if (planned.refusal) throw *planned.refusal;
+      std::fputs(print_plan(planned.plan).c_str(), stdout);
+      return Exit::kDone;
+    }
+    // The same object whether it fits or not, so that a program can compare machines; a refusal adds its
+    // reason.
+    Object object = planned.refusal ? refusal_object(*planned.refusal) : Object::object();
+    object.update(Object::parse(plan_json(planned.plan)));
+    print_object(object);
+    return planned.refusal ? planned.refusal->code() : Exit::kDone;
   } catch (const Error& error) {
+    // Nothing to plan with, such as no GPU where one is asked for.
     if (error.code() != Exit::kDoesNotFit || !line.has("--json")) throw;
-    const nlohmann::ordered_json json = {{"fits", false}, {"why", error.what()}, {"next", error.text().next}};
-    std::printf("%s\n", json.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+    print_object(refusal_object(error));
     return error.code();
   }
 }

@@ -53,6 +53,13 @@ LM_HOST_DEVICE float root(float a) {
   return __builtin_sqrtf(a);
 #endif
 }
+LM_HOST_DEVICE float exponential(float a) {
+#if defined(__CUDA_ARCH__)
+  return expf(a);
+#else
+  return __builtin_expf(a);
+#endif
+}
 LM_HOST_DEVICE float one_nan(float a) {
   return a == a ? a : float_of(kNan);
 }
@@ -84,6 +91,11 @@ LM_HOST_DEVICE T round_to(float x) {
   T r;
   round_into(r, x);
   return r;
+}
+// The value that a store of type T would leave.
+template <class T>
+LM_HOST_DEVICE float round_as(float x) {
+  return to_float(round_to<T>(x));
 }
 
 }  // namespace lm

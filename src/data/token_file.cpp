@@ -9,26 +9,20 @@
 #include <cstring>
 #include <limits>
 #include <optional>
+#include <span>
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "data/crc32.h"
 
 namespace lm {
 namespace {
 
-constexpr int64_t kHeaderBytes = 96, kCrcAt = 92;
+constexpr int64_t kHeaderBytes = 96, kSumsCrcAt = 88, kCrcAt = 92;
+constexpr int64_t kChunkBytes = 65536;
 constexpr int64_t kMaxExamples = std::numeric_limits<int32_t>::max() - 1;  // batches name examples by 32 bits
 constexpr int64_t kMaxSummary = 16 * kMiB;
 constexpr int64_t kTrainedWindow = 4 * kMiB;  // one system call per window when all marks are walked
-
-uint32_t crc32(const unsigned char* data, int64_t bytes) {
-  uint32_t crc = 0xffffffffU;
-  for (int64_t i = 0; i < bytes; ++i) {
-    crc ^= data[i];
-    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ (0xedb88320U & (0U - (crc & 1U)));
-  }
-  return ~crc;
-}
 
 template <class T>
 T load(const unsigned char* header, int64_t at) {
@@ -39,7 +33,7 @@ T load(const unsigned char* header, int64_t at) {
 
 // Where the sections lie, if the counts of a header make sense.
 struct Layout {
-  int64_t trained, offsets, summary, end;
+  int64_t trained, offsets, summary, sums, end;
 };
 
 std::optional<Layout> layout(int64_t tokens, int64_t examples, int64_t summary) {
@@ -50,7 +44,8 @@ std::optional<Layout> layout(int64_t tokens, int64_t examples, int64_t summary) 
   at.trained = kHeaderBytes + 4 * tokens;
   at.offsets = round_up(at.trained + tokens, 8);
   at.summary = at.offsets + 8 * (examples + 1);
-  at.end = at.summary + summary;
+  at.sums = at.summary + summary;
+  at.end = at.sums + 4 * ceil_div(at.sums - kHeaderBytes, kChunkBytes);
   return at;
 }
 
@@ -91,9 +86,10 @@ TokenFile::~TokenFile() {
 void TokenFile::read_header(int64_t file_bytes) {
   if (file_bytes < kHeaderBytes) refuse("only " + std::to_string(file_bytes) + " bytes");
   unsigned char header[kHeaderBytes];
-  read_at(0, header, kHeaderBytes);
+  read_raw(0, header, kHeaderBytes);
   if (std::memcmp(header, "LMTOKENS", 8) != 0) refuse("it does not begin with LMTOKENS");
-  if (load<uint32_t>(header, kCrcAt) != crc32(header, kCrcAt)) refuse("the header's checksum is wrong");
+  if (load<uint32_t>(header, kCrcAt) != crc32(std::span(header).first(kCrcAt)))
+    refuse("the header's checksum is wrong");
   if (load<uint32_t>(header, 8) != kTokenFileVersion || load<uint32_t>(header, 12) != kHeaderBytes) {
     refuse("version " + std::to_string(load<uint32_t>(header, 8)) + " instead of " +
            std::to_string(kTokenFileVersion));
@@ -110,10 +106,12 @@ void TokenFile::read_header(int64_t file_bytes) {
     refuse(std::to_string(file_bytes) + " bytes instead of " + std::to_string(at->end));
   }
   std::copy_n(header + 64, key_.size(), key_.begin());
-  if (std::any_of(header + 80, header + kCrcAt, [](unsigned char c) { return c != 0; }))
+  if (std::any_of(header + 80, header + kSumsCrcAt, [](unsigned char c) { return c != 0; }))
     refuse("reserved bytes in use");
   trained_at_ = at->trained;
   offsets_at_ = at->offsets;
+  sums_at_ = at->sums;
+  read_sums(load<uint32_t>(header, kSumsCrcAt));
   // The sizes are those of the file itself by now, so these allocations are bounded by what is on disk.
   offsets_.resize(static_cast<size_t>(examples) + 1);
   read_at(offsets_at_, offsets_.data(), 8 * (examples + 1));
@@ -125,7 +123,36 @@ void TokenFile::read_header(int64_t file_bytes) {
   read_at(at->summary, summary_.data(), summary_bytes);
 }
 
+void TokenFile::read_sums(uint32_t crc_of_sums) {
+  sums_.resize(static_cast<size_t>(ceil_div(sums_at_ - kHeaderBytes, kChunkBytes)));
+  read_raw(sums_at_, sums_.data(), static_cast<int64_t>(sums_.size() * sizeof(uint32_t)));
+  const std::span bytes(reinterpret_cast<const unsigned char*>(sums_.data()),
+                        sums_.size() * sizeof(uint32_t));
+  if (crc32(bytes) != crc_of_sums) refuse("the checksum of its checksums is wrong");
+  chunk_good_ = std::vector<std::atomic<bool>>(sums_.size());
+}
+
 void TokenFile::read_at(int64_t offset, void* out, int64_t bytes) const {
+  const int64_t body = offset - kHeaderBytes;
+  for (int64_t chunk = body / kChunkBytes; chunk * kChunkBytes < body + bytes; ++chunk) check_chunk(chunk);
+  read_raw(offset, out, bytes);
+}
+
+// 65536 bytes cost some 30 us, once. Two threads may both do it.
+void TokenFile::check_chunk(int64_t chunk) const {
+  std::atomic<bool>& good = chunk_good_[static_cast<size_t>(chunk)];
+  if (good.load(std::memory_order_relaxed)) return;
+  const int64_t begin = kHeaderBytes + chunk * kChunkBytes, end = std::min(begin + kChunkBytes, sums_at_);
+  std::vector<unsigned char> bytes(static_cast<size_t>(end - begin));
+  read_raw(begin, bytes.data(), end - begin);
+  if (crc32(bytes) != sums_[static_cast<size_t>(chunk)]) {
+    refuse("bytes " + std::to_string(begin) + " to " + std::to_string(end - 1) +
+           " have changed since they were written");
+  }
+  good.store(true, std::memory_order_relaxed);
+}
+
+void TokenFile::read_raw(int64_t offset, void* out, int64_t bytes) const {
   auto* to = static_cast<char*>(out);
   while (bytes > 0) {
     const ssize_t got = ::pread(fd_, to, static_cast<size_t>(bytes), offset);

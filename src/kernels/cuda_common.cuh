@@ -95,12 +95,6 @@ __device__ __forceinline__ float block_max(float x) {
   return largest;
 }
 
-// The value that a store of type T would leave.
-template <class T>
-__device__ __forceinline__ float round_as(float x) {
-  return to_float(round_to<T>(x));
-}
-
 // Reductions over rows add this many rows in order, then those partial sums in order (kernels.h).
 inline constexpr int64_t kRowBlock = 64;
 

@@ -1,6 +1,7 @@
 // RMSNorm on the GPU: a warp per vector up to 1024 elements (the heads of q and k), a block above. The
 // weight's gradient is a pass of its own, a thread per column and block of 64 rows, so that its order is
 // fixed.
+#include "kernels/block_formula.h"
 #include "kernels/cuda_common.cuh"
 #include "kernels/cuda_launchers.h"
 
@@ -52,7 +53,7 @@ __global__ void forward(RmsNormForward a) {
     Pack<T, n> v = load_pack<n>(x + j);
     const Pack<T, n> w = load_pack<n>(weight + j);
     for (int i = 0; i < n; ++i) {
-      v.at[i] = round_to<T>(to_float(w.at[i]) * round_as<T>(to_float(v.at[i]) * rstd));
+      v.at[i] = round_to<T>(rms_norm_output<T>(to_float(v.at[i]), rstd, to_float(w.at[i])));
     }
     store_pack<n>(out + j, v);
   }
@@ -83,8 +84,8 @@ __global__ void backward(RmsNormBackward a) {
     Pack<T, n> d{};
     if (dresidual != nullptr) d = load_pack<n>(dresidual + j);
     for (int i = 0; i < n; ++i) {
-      const float normal = to_float(v.at[i]) * rstd;
-      const float own = (to_float(w.at[i]) * to_float(gradient.at[i]) - normal * mean) * rstd;
+      const float own = rms_norm_gradient(to_float(v.at[i]) * rstd, to_float(gradient.at[i]),
+                                          to_float(w.at[i]), mean, rstd);
       d.at[i] = round_to<T>(dresidual != nullptr ? to_float(d.at[i]) + own : own);
     }
     store_pack<n>(dx + j, d);

@@ -1,4 +1,5 @@
 // Rotary embedding on the GPU, in place: a block per row, so that the angles of its position stay in L1.
+#include "kernels/block_formula.h"
 #include "kernels/cuda_common.cuh"
 #include "kernels/cuda_launchers.h"
 
@@ -16,9 +17,10 @@ __global__ void rotate(Rope a) {
     const int i = k % half;
     T* low = row + k / half * a.head_dim + i;
     const float c = cos[i], s = a.inverse ? -sin[i] : sin[i];
-    const float x = to_float(low[0]), y = to_float(low[half]);
-    low[0] = round_to<T>(x * c - y * s);
-    low[half] = round_to<T>(y * c + x * s);
+    float x = to_float(low[0]), y = to_float(low[half]);
+    rope_turn(c, s, x, y);
+    low[0] = round_to<T>(x);
+    low[half] = round_to<T>(y);
   }
 }
 

@@ -1,4 +1,5 @@
 // Rotary embedding on the CPU, in place.
+#include "kernels/block_formula.h"
 #include "kernels/cpu_launchers.h"
 
 namespace lm::LM_ISA {
@@ -16,9 +17,10 @@ void rotate_rows(const Rope& a, int64_t begin, int64_t end) {
       T* high = low + half;
       each_vector(half, [&](int64_t i, auto count) LM_BODY {
         const F32 c = load(cos + i, count), s = load(sin + i, count) * sign;
-        const F32 x = load(low + i, count), y = load(high + i, count);
-        store(low + i, x * c - y * s, count);
-        store(high + i, y * c + x * s, count);
+        F32 x = load(low + i, count), y = load(high + i, count);
+        rope_turn(c, s, x, y);
+        store(low + i, x, count);
+        store(high + i, y, count);
       });
     }
   }

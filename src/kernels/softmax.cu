@@ -1,4 +1,5 @@
 // Softmax cross-entropy on the GPU: a block per row of a vocabulary segment.
+#include "kernels/block_formula.h"
 #include "kernels/cuda_common.cuh"
 #include "kernels/cuda_launchers.h"
 
@@ -42,8 +43,7 @@ __global__ void gradient(SoftmaxGradient a) {
   const int64_t target = a.target[r] - a.first_column - j;
   Pack<T, n> v = load_pack<n>(x);
   for (int i = 0; i < n; ++i) {
-    const float p = expf(to_float(v.at[i]) - lse);
-    v.at[i] = round_to<T>((i == target ? p - 1.f : p) * a.scale);
+    v.at[i] = round_to<T>(lm::softmax_gradient(to_float(v.at[i]), lse, i == target ? 1.f : 0.f, a.scale));
   }
   store_pack<n>(x, v);
 }

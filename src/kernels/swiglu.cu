@@ -1,13 +1,10 @@
 // SwiGLU on the GPU: a thread per 16 bytes of a row.
+#include "kernels/block_formula.h"
 #include "kernels/cuda_common.cuh"
 #include "kernels/cuda_launchers.h"
 
 namespace lm::gpu {
 namespace {
-
-__device__ __forceinline__ float sigmoid(float x) {
-  return 1.f / (1.f + expf(-x));
-}
 
 template <class T, int n>
 __global__ void forward(SwigluForward a) {
@@ -16,10 +13,7 @@ __global__ void forward(SwigluForward a) {
   const T* gate = static_cast<const T*>(a.gate_up) + r * 2 * a.ffn + j;
   const Pack<T, n> g = load_pack<n>(gate), u = load_pack<n>(gate + a.ffn);
   Pack<T, n> h;
-  for (int i = 0; i < n; ++i) {
-    const float x = to_float(g.at[i]);
-    h.at[i] = round_to<T>(round_as<T>(x * sigmoid(x)) * to_float(u.at[i]));
-  }
+  for (int i = 0; i < n; ++i) h.at[i] = round_to<T>(swiglu<T>(to_float(g.at[i]), to_float(u.at[i])));
   store_pack<n>(static_cast<T*>(a.out) + r * a.ffn + j, h);
 }
 
@@ -31,11 +25,11 @@ __global__ void backward(SwigluBackward a) {
   T* dh = static_cast<T*>(a.dh) + r * a.ffn + j;
   Pack<T, n> g = load_pack<n>(gate), u = load_pack<n>(gate + a.ffn), d = load_pack<n>(dh);
   for (int i = 0; i < n; ++i) {
-    const float x = to_float(g.at[i]), up = to_float(u.at[i]), gradient = to_float(d.at[i]);
-    const float s = sigmoid(x), silu = round_as<T>(x * s);
-    d.at[i] = round_to<T>(silu * up);
-    u.at[i] = round_to<T>(gradient * silu);
-    g.at[i] = round_to<T>(gradient * up * (s * (1.f + x * (1.f - s))));
+    float dgate = to_float(g.at[i]), dup = to_float(u.at[i]), h = to_float(d.at[i]);
+    swiglu_backward_at<T>(dgate, dup, h);
+    d.at[i] = round_to<T>(h);
+    u.at[i] = round_to<T>(dup);
+    g.at[i] = round_to<T>(dgate);
   }
   store_pack<n>(dh, d);
   store_pack<n>(gate + a.ffn, u);

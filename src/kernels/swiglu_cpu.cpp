@@ -1,4 +1,5 @@
 // SwiGLU on the CPU, one pass.
+#include "kernels/block_formula.h"
 #include "kernels/cpu_launchers.h"
 
 namespace lm::LM_ISA {
@@ -12,10 +13,7 @@ void swiglu_forward(const SwigluForward& a, StreamView stream) {
         const T* up = gate + a.ffn;
         T* out = static_cast<T*>(a.out) + r * a.ffn;
         each_vector(a.ffn, [&](int64_t j, auto count) LM_BODY {
-          const F32 x = load(gate + j, count);
-          const F32 one(1.f), sigmoid = one / (one + exponential(F32(0.f) - x));
-          const F32 silu = round_as<T>(x * sigmoid);  // with the backward pass bit for bit: h is made twice
-          store(out + j, silu * load(up + j, count), count);
+          store(out + j, swiglu<T>(load(gate + j, count), load(up + j, count)), count);
         });
       }
     });
@@ -31,12 +29,11 @@ void swiglu_backward(const SwigluBackward& a, StreamView stream) {
         T* up = gate + a.ffn;
         T* dh = static_cast<T*>(a.dh) + r * a.ffn;
         each_vector(a.ffn, [&](int64_t j, auto count) LM_BODY {
-          const F32 x = load(gate + j, count), u = load(up + j, count), d = load(dh + j, count);
-          const F32 one(1.f), sigmoid = one / (one + exponential(F32(0.f) - x));
-          const F32 silu = round_as<T>(x * sigmoid);
-          store(dh + j, silu * u, count);
-          store(up + j, d * silu, count);
-          store(gate + j, d * u * (sigmoid * (one + x * (one - sigmoid))), count);
+          F32 g = load(gate + j, count), u = load(up + j, count), d = load(dh + j, count);
+          swiglu_backward_at<T>(g, u, d);
+          store(dh + j, d, count);
+          store(up + j, u, count);
+          store(gate + j, g, count);
         });
       }
     });

@@ -6,7 +6,7 @@
 
 namespace lm {
 
-// Best of a few products of 1024 x 1024 x 1024, some 50 ms in all on a slow CPU. CPU only.
+// Best of the products of 1024 x 1024 x 1024 that fit into some 100 ms, at least five. CPU only.
 double measure_gemm_rate(DType dtype, StreamView stream);
 
 }  // namespace lm

@@ -11,6 +11,19 @@
 
 namespace lm {
 
+StepWork work_of(const StepBatches& batches) {
+  StepWork work;
+  for (const Batch& batch : batches.micro) {
+    work.tokens += static_cast<double>(batch.tokens());
+    for (const int32_t target : batch.target) work.target_rows += target >= 0;
+    for (size_t d = 1; d < batch.document_start.size(); ++d) {
+      const double length = batch.document_start[d] - batch.document_start[d - 1];
+      work.squares += length * length;
+    }
+  }
+  return work;
+}
+
 MetricsFile::MetricsFile(std::string path) : path_(std::move(path)), file_(std::fopen(path_.c_str(), "we")) {
   if (file_ == nullptr) {
     throw Error(Exit::kIo, {.area = "IO-05",

@@ -7,7 +7,14 @@
 #include <optional>
 #include <string>
 
+#include "base/batch.h"
+#include "plan/predict.h"
+
 namespace lm {
+
+// What the batches of a step really ask for: rows without a target do not pass the head, and attention sees
+// no other document.
+StepWork work_of(const StepBatches& batches);
 
 struct StepRow {
   int64_t step = 0;
@@ -19,7 +26,7 @@ struct StepRow {
   int64_t tokens = 0;
   double step_ms = 0;
   double tokens_per_s = 0;
-  double sol_pct = 0;  // share of the speed of light: GEMM-bound time / measured time
+  double sol_pct = 0;  // share of the speed of light: necessary FLOP of the step at peak rate / measured time
   int64_t device_bytes = 0;
   int64_t host_bytes = 0;
   int64_t read_bytes = 0, written_bytes = 0;  // by offloading

@@ -59,7 +59,7 @@ StepRow Trainer::step_once() {
   const double seconds = monotonic_seconds() - start;
   row.step_ms = seconds * 1e3;
   row.tokens_per_s = static_cast<double>(row.tokens) / seconds;
-  row.sol_pct = 100 * options_.sol_seconds_per_token * static_cast<double>(row.tokens) / seconds;
+  if (options_.sol_seconds) row.sol_pct = 100 * options_.sol_seconds(work_of(batches)) / seconds;
   row.host_bytes = resident_bytes();
   const IoCounters moved = rank_.far().counters();
   row.read_bytes = moved.read_bytes - moved_.read_bytes;

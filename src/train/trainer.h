@@ -14,7 +14,7 @@ namespace lm {
 
 struct TrainerOptions {
   int64_t total_steps = 0;
-  double sol_seconds_per_token = 0;  // of the plan
+  std::function<double(const StepWork&)> sol_seconds;  // at the speed of light; empty: not known
 };
 
 // What the launcher hangs into the loop; any may be empty.

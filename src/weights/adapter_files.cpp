@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "weights/export_model.h"
 
 namespace lm {
 namespace {
@@ -171,13 +172,13 @@ int64_t load_adapter(const std::string& directory, const ModelLayout& layout,
       files, adapter_items(layout, target), [](const std::string&) { return false; }, options);
 }
 
-void write_adapter(const std::string& directory, const AdapterSpec& spec, const std::string& base_model,
+void write_adapter(const std::string& directory, const AdapterSpec& spec, const BaseModel& base,
                    const ModelLayout& layout, const WeightSource& source, bool replace) {
   const double alpha = spec.rslora ? spec.alpha * std::sqrt(static_cast<double>(spec.r)) : spec.alpha;
   std::vector<std::string> targets = spec.targets;
   std::sort(targets.begin(), targets.end());
   Json config = {{"alpha_pattern", Json::object()},
-                 {"base_model_name_or_path", base_model},
+                 {"base_model_name_or_path", base.name},
                  {"bias", "none"},
                  {"fan_in_fan_out", false},
                  {"inference_mode", true},
@@ -208,7 +209,8 @@ void write_adapter(const std::string& directory, const AdapterSpec& spec, const 
   }
   writer.commit();
   atomic_write_file(output.temporary() + "/" + kConfig, config.dump(2, ' ', true) + "\n");
-  atomic_write_file(output.temporary() + "/README.md", card(spec, base_model));
+  atomic_write_file(output.temporary() + "/README.md", card(spec, base.name));
+  if (!base.directory.empty()) copy_tokenizer_files(base.directory, output.temporary());
   output.commit();
 }
 

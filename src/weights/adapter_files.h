@@ -24,9 +24,16 @@ int64_t load_adapter(const std::string& directory, const ModelLayout& layout,
                      const std::function<LoadTarget(size_t block, const TensorPlace& place)>& target,
                      const LoadOptions& options);
 
+// The model under an adapter: what adapter_config.json calls it, and where its tokenizer files are.
+struct BaseModel {
+  std::string name;
+  std::string directory;  // "": the adapter gets no tokenizer files
+};
+
 // Makes the whole directory and renames it at the end; weights in fp32. rsLoRA is written as its equal,
-// alpha·√r with use_rslora false, because some readers know lora_alpha alone.
-void write_adapter(const std::string& directory, const AdapterSpec& spec, const std::string& base_model,
+// alpha·√r with use_rslora false, because some readers know lora_alpha alone. The base model's tokenizer
+// files and chat template stand beside the adapter: whoever serves it looks for them there first.
+void write_adapter(const std::string& directory, const AdapterSpec& spec, const BaseModel& base,
                    const ModelLayout& layout, const WeightSource& source, bool replace);
 
 }  // namespace lm

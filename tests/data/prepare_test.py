@@ -57,16 +57,31 @@ def read_tokens(path):
     """[(ids, marks)], and the header's fields."""
     data = open(path, "rb").read()
     magic, version, size, vocab, tokens, trained, examples, summary, total = struct.unpack_from("<8sII6Q", data)
-    assert (magic, version, size, total) == (b"LMTOKENS", 1, 96, len(data))
-    assert data[80:92] == bytes(12) and struct.unpack_from("<I", data, 92)[0] == zlib.crc32(data[:92])
+    assert (magic, version, size, total) == (b"LMTOKENS", 2, 96, len(data))
+    sums_crc, crc = struct.unpack_from("<II", data, 88)
+    assert data[80:88] == bytes(8) and crc == zlib.crc32(data[:92])
     ids = np.frombuffer(data, "<i4", tokens, 96)
     marks = np.frombuffer(data, "u1", tokens, 96 + 4 * tokens)
     at = -(-(96 + 5 * tokens) // 8) * 8
     offsets = np.frombuffer(data, "<u8", examples + 1, at)
     assert trained == marks.sum() and set(marks.tolist()) <= {0, 1}
-    assert len(data) == at + 8 * (examples + 1) + summary
-    json.loads(data[len(data) - summary:])
+    end = at + 8 * (examples + 1) + summary
+    json.loads(data[end - summary:end])
+    sums = [zlib.crc32(data[i:min(i + 65536, end)]) for i in range(96, end, 65536)]
+    assert data[end:] == struct.pack(f"<{len(sums)}I", *sums) and sums_crc == zlib.crc32(data[end:])
     return [(ids[a:b].tolist(), marks[a:b].tolist()) for a, b in zip(offsets[:-1].astype(int), offsets[1:].astype(int))]
+
+
+def test_every_chunk_of_a_large_file_has_its_checksum(tmp_path):
+    from token_file import TokenFileWriter
+
+    writer = TokenFileWriter(str(tmp_path / "out.tokens"), 1000, bytes(16))
+    examples = [(list(range(n % 1000)), [1] * (n % 1000)) for n in range(0, 40000, 333)]
+    for ids, marks in examples:
+        writer.add([len(ids)], np.array(ids, "<i4").tobytes(), bytes(marks), len(ids))
+    writer.finish({"dropped": 0})
+    assert os.path.getsize(tmp_path / "out.tokens") > 4 * 65536
+    assert read_tokens(tmp_path / "out.tokens") == examples
 
 
 class Runner:

@@ -16,11 +16,11 @@ struct TokenFileBytes {
   std::string summary = R"({"dropped":0,"notes":[],"sample":[]})";
   // Fields as they will stand in the header; -1 = the true value.
   std::string magic = "LMTOKENS";
-  uint32_t version = 1, header_bytes = 96;
+  uint32_t version = 2, header_bytes = 96;
   int64_t vocab = 32, token_count = -1, trained_count = -1, example_count = -1, summary_bytes = -1,
           file_bytes = -1;
   char reserved = 0;
-  bool right_crc = true;
+  bool right_crc = true, right_sums_crc = true;
 
   static uint32_t crc32(const std::string& data) {
     uint32_t crc = ~0U;
@@ -43,6 +43,12 @@ struct TokenFileBytes {
     while ((body.size() + 96) % 8 != 0) body.push_back('\0');
     put(body, offsets.data(), offsets.size() * 8);
     body += summary;
+    std::string sums;
+    for (size_t at = 0; at < body.size(); at += 65536) {
+      const uint32_t sum = crc32(body.substr(at, 65536));
+      put(sums, &sum, 4);
+    }
+    body += sums;
     int64_t ones = 0;
     for (const uint8_t mark : trained) ones += mark;
     const auto field = [](int64_t wanted, size_t real) {
@@ -58,8 +64,10 @@ struct TokenFileBytes {
       put(header, &value, 8);
     }
     for (int i = 0; i < 16; ++i) header.push_back(static_cast<char>(i));
-    header.append(12, '\0');
+    header.append(8, '\0');
     header.back() = reserved;
+    const uint32_t sums_crc = crc32(sums) ^ (right_sums_crc ? 0U : 1U);
+    put(header, &sums_crc, 4);
     const uint32_t crc = crc32(header) ^ (right_crc ? 0U : 1U);
     put(header, &crc, 4);
     return header + body;

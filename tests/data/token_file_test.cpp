@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "data/crc32.h"
 #include "tests/data/token_file_bytes.h"
 
 namespace lm {
@@ -71,10 +72,10 @@ TEST_F(TokenFileTest, MatchesTheWorkedExampleOfTheHeader) {
   bytes.offsets = {0, 3};
   bytes.summary = "{}";
   const std::string text = bytes.bytes();
-  EXPECT_EQ(text.size(), 130u);
+  EXPECT_EQ(text.size(), 134u);
   EXPECT_EQ(text.substr(96, 4), std::string("\x0c\0\0\0", 4));
   EXPECT_EQ(text.substr(108, 4), std::string("\0\1\1\0", 4));
-  EXPECT_EQ(text.substr(128), "{}");
+  EXPECT_EQ(text.substr(128, 2), "{}");
   EXPECT_EQ(TokenFile(write(text)).length(0), 3);
 }
 
@@ -82,9 +83,10 @@ TEST_F(TokenFileTest, RefusesHostileHeaders) {
   const int64_t huge = int64_t{1} << 62;
   const std::vector<std::pair<const char*, std::function<void(TokenFileBytes&)>>> cases{
       {"magic", [](auto& f) { f.magic = "LMTOKENZ"; }},
-      {"version", [](auto& f) { f.version = 2; }},
+      {"version", [](auto& f) { f.version = 1; }},
       {"header size", [](auto& f) { f.header_bytes = 128; }},
       {"checksum", [](auto& f) { f.right_crc = false; }},
+      {"checksum of the checksums", [](auto& f) { f.right_sums_crc = false; }},
       {"reserved byte", [](auto& f) { f.reserved = 1; }},
       {"negative vocabulary", [](auto& f) { f.vocab = -2; }},
       {"one token more", [](auto& f) { f.token_count = 6; }},
@@ -139,6 +141,70 @@ TEST_F(TokenFileTest, RefusesEveryFlippedHeaderBit) {
     std::string damaged = bytes;
     damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << (bit % 8)));
     expect_refused(write(damaged), "bit " + std::to_string(bit));
+  }
+}
+
+// Reads everything the way a run does: all marks first, then every example.
+void read_all(const std::string& path) {
+  const TokenFile file(path);
+  ExampleBuffer buffer;
+  for (int64_t e = 0; e < file.examples(); ++e) file.trained(e, buffer);
+  for (int64_t e = 0; e < file.examples(); ++e) file.example(e, 0, file.length(e), buffer);
+}
+
+TEST_F(TokenFileTest, NoticesEveryFlippedBitOfTheBodyWhenItIsRead) {
+  const std::string bytes = good_token_file().bytes();
+  for (size_t bit = 96 * 8; bit < bytes.size() * 8; ++bit) {
+    std::string damaged = bytes;
+    damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << (bit % 8)));
+    const std::string path = write(damaged);
+    try {
+      read_all(path);
+      FAIL() << "accepted: bit " << bit;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Exit::kInput) << bit;
+      EXPECT_EQ(error.text().place, path) << bit;
+    }
+  }
+}
+
+TEST_F(TokenFileTest, ADamagedChunkIsNamedAndTheOthersStayReadable) {
+  TokenFileBytes big;
+  for (int32_t t = 0; t < 60000; ++t) big.tokens.push_back(t % 32), big.trained.push_back(1);
+  big.offsets = {0, 100, 59900, 60000};  // 240000 bytes of tokens: chunks of 16384 tokens
+  std::string bytes = big.bytes();
+  read_all(write(bytes));
+  const size_t at = 96 + 2 * 65536 + 7;
+  bytes[at] = static_cast<char>(bytes[at] ^ 4);
+  const std::string path = write(bytes);
+  const TokenFile file(path);
+  ExampleBuffer buffer;
+  EXPECT_EQ(file.example(0, 0, 100, buffer).tokens[33], 1);
+  EXPECT_EQ(file.example(1, 2 * 16384 - 101, 1, buffer).tokens[0], (2 * 16384 - 1) % 32);
+  EXPECT_EQ(file.example(2, 99, 1, buffer).tokens[0], 59999 % 32);
+  EXPECT_EQ(file.trained(1, buffer).size(), 59800u);
+  for (int i = 0; i < 2; ++i) {
+    try {
+      file.example(1, 2 * 16384 - 101, 2, buffer);
+      FAIL() << "accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Exit::kInput);
+      EXPECT_NE(error.text().what.find("bytes 131168 to 196703"), std::string::npos) << error.text().what;
+      EXPECT_EQ(error.text().place, path);
+      EXPECT_NE(error.text().next.find("delete it"), std::string::npos);
+    }
+  }
+}
+
+TEST(Crc32, IsTheBitwiseDefinitionsAtEveryLengthAndItsCheckValue) {
+  const auto of = [](const std::string& text) {
+    return crc32({reinterpret_cast<const unsigned char*>(text.data()), text.size()});
+  };
+  EXPECT_EQ(of("123456789"), 0xCBF43926U);
+  std::string text;
+  for (int n = 0; n < 100; ++n) {
+    EXPECT_EQ(of(text), TokenFileBytes::crc32(text)) << n;
+    text.push_back(static_cast<char>(n * 37 + 5));
   }
 }
 

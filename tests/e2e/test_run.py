@@ -32,6 +32,7 @@ def work(tmp_path_factory):
         hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         vocab_size=VOCAB, max_position_embeddings=64, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2))
     model.save_pretrained(work / "model")
+    (work / "model" / "chat_template.jinja").write_text("{{ messages[0].content }}")
     generator = torch.Generator().manual_seed(2)
     for name, count in [("train", 64), ("eval", 12)]:
         with open(work / f"{name}.jsonl", "w") as file:
@@ -106,7 +107,8 @@ def test_the_loss_falls_and_every_file_is_there(work, full):
 def test_a_row_of_metrics_has_every_field(work, full):
     fields = {"step", "loss", "grad_norm", "lr", "target_tokens", "tokens", "step_ms", "tokens_per_s", "sol_pct",
               "device_bytes", "host_bytes", "read_bytes", "written_bytes", "hidden_pct"}
-    assert all(fields <= set(row) for row in rows(work, "full") if "loss" in row)
+    steps = [row for row in rows(work, "full") if "loss" in row]
+    assert all(fields <= set(row) and 0 < row["sol_pct"] < 100 for row in steps)
 
 
 def test_transformers_loads_the_result_and_agrees_on_its_loss(work, full):
@@ -153,6 +155,7 @@ def test_peft_loads_the_adapter_and_agrees_on_its_loss(work, lora):
 
     base = AutoModelForCausalLM.from_pretrained(work / "model", dtype=torch.float32)
     adapted = PeftModel.from_pretrained(base, work / "runs" / "lora" / "model")
+    assert (work / "runs" / "lora" / "model" / "chat_template.jinja").read_text() == "{{ messages[0].content }}"
     before, after = eval_losses(work, "lora")
     assert after < before
     assert loss_by_transformers(adapted, work) == pytest.approx(after, rel=1e-3)

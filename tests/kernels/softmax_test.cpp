@@ -96,6 +96,31 @@ TEST(Softmax, LossAndGradientAreThoseOfTheWholeVocabulary) {
   }
 }
 
+// The loss of the differences is written from its definition: the logarithm of one probability.
+TEST(Softmax, GradientAgreesWithFiniteDifferences) {
+  const int64_t rows = 6, vocabulary = 37;
+  const double scale = 0.375, h = 1e-5;
+  const Problem p = make_problem(DType::kF32, rows, vocabulary, 16, 2);
+  const auto loss = [&](int64_t changed, double by) {
+    double sum = 0;
+    for (int64_t r = 0; r < rows; ++r) {
+      const auto power = [&](int64_t j) {
+        const int64_t i = r * vocabulary + j;
+        return std::exp(p.logits[i] + (i == changed ? by : 0));
+      };
+      double all = 0;
+      for (int64_t j = 0; j < vocabulary; ++j) all += power(j);
+      sum -= std::log(power(p.target[static_cast<size_t>(r)]) / all);
+    }
+    return sum * scale;
+  };
+  const Outputs got = run(p, static_cast<float>(scale));
+  std::vector<double> want;
+  for (int64_t i = 0; i < p.logits.size(); ++i) want.push_back((loss(i, h) - loss(i, -h)) / (2 * h));
+  expect_near(got[0], want, 1e-5, 1e-7, "gradient");
+  EXPECT_NEAR(got[1][0] * scale, loss(-1, 0), 1e-5);
+}
+
 TEST(Softmax, ExpIsWithinTwoUnitsInTheLastPlace) {
   // With lse = 0 and no target in the segment the gradient is exp itself.
   const int64_t n = 200000;

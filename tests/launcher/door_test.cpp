@@ -314,7 +314,15 @@ TEST(Door, PlansForThisMachineAndForImaginedOnes) {
   EXPECT_LE(gpu["peak"]["device_bytes"].get<int64_t>(), int64_t{24} << 30);
   const DoorResult small = door.run({"plan", "c.toml", "--json", "--gpus", "0", "--host-memory", "512MiB"});
   EXPECT_EQ(small.code, 12);
-  EXPECT_EQ(Json::parse(small.out)["fits"], false);
+  const Json refused = Json::parse(small.out);  // the whole plan, and why it is refused
+  EXPECT_EQ(refused["fits"], false);
+  EXPECT_GT(refused["peak"]["host_bytes"].get<int64_t>(), int64_t{512} << 20);
+  EXPECT_EQ(refused["tiers"].size(), 1u);
+  EXPECT_EQ(refused["tiers"][0]["bytes"], refused["peak"]["host_bytes"]);
+  EXPECT_FALSE(refused["links"].empty());
+  EXPECT_GT(refused["step_seconds"].get<double>(), 0.0);
+  EXPECT_HAS(refused["why"].get<std::string>(), "does not fit");
+  EXPECT_FALSE(refused["next"].get<std::string>().empty());
   EXPECT_EQ(door.run({"plan", "c.toml", "--gpus", "0", "--gpu-memory", "8GiB"}).code, 2);
   EXPECT_FALSE(door.exists("run"));
 }

@@ -27,14 +27,15 @@ std::vector<float> values_of(const Parameter& parameter) {
   return out;
 }
 
-void write_tiny(const std::string& directory, const AdapterSpec& adapter) {
+void write_tiny(const std::string& directory, const AdapterSpec& adapter,
+                const std::string& base_directory = "") {
   const ModelLayout layout = make_layout(tiny_spec(), &adapter, DType::kBF16);
   std::vector<float> values;
   const auto source = [&](size_t, const TensorPlace& place) {
     values = values_of(place.parameter);
     return WeightView{reinterpret_cast<const std::byte*>(values.data()), DType::kF32};
   };
-  write_adapter(directory, adapter, "org/base", layout, source, false);
+  write_adapter(directory, adapter, {"org/base", base_directory}, layout, source, false);
 }
 
 TEST(Adapter, WhatIsWrittenIsReadAgain) {
@@ -66,6 +67,23 @@ TEST(Adapter, WhatIsWrittenIsReadAgain) {
   const VerifyResult verified = verify_model(directory / "out");
   EXPECT_TRUE(verified.ok) << verified.problem;
   EXPECT_TRUE(std::filesystem::exists(directory / "out/README.md"));
+}
+
+TEST(Adapter, TheBaseModelsTokenizerFilesStandBesideIt) {
+  const TemporaryDirectory directory;
+  std::filesystem::create_directories(directory / "base/additional_chat_templates");
+  const std::vector<std::string> wanted = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+                                           "special_tokens_map.json",
+                                           "additional_chat_templates/tool_use.jinja"};
+  for (const std::string& name : wanted) test::write_text(directory / "base/" + name, "of " + name);
+  for (const char* name : {"config.json", "model.safetensors"})
+    test::write_text(directory / "base/" + std::string(name), "{}");
+  write_tiny(directory / "out", tiny_adapter(), directory / "base");
+  for (const std::string& name : wanted) EXPECT_EQ(test::read_text(directory / "out/" + name), "of " + name);
+  // With a config.json it would look like a model of its own.
+  EXPECT_FALSE(std::filesystem::exists(directory / "out/config.json"));
+  EXPECT_FALSE(std::filesystem::exists(directory / "out/model.safetensors"));
+  EXPECT_TRUE(verify_model(directory / "out").ok);
 }
 
 TEST(Adapter, TheConfigHasSortedKeysAndShortSortedTargets) {

@@ -67,7 +67,7 @@ void copy_adapter(const std::string& base, const std::string& directory, const s
                [&](size_t, const TensorPlace& place) { return target(memory, place, DType::kF32); },
                {.threads = 2, .progress = {}});
   write_adapter(
-      out, config.spec, config.base_model, layout,
+      out, config.spec, {config.base_model, ""}, layout,
       [&](size_t, const TensorPlace& place) {
         return WeightView{memory.at(place.parameter.name).data(), DType::kF32};
       },

@@ -3,13 +3,13 @@
 import array
 import json
 import os
-import shutil
 import struct
 import tempfile
 import zlib
 
-VERSION = 1
-HEADER = struct.Struct("<8sII6Q16s12x")
+VERSION = 2
+HEADER = struct.Struct("<8sII6Q16s8xI")
+CHUNK = 65536
 
 
 class TokenFileWriter:
@@ -23,12 +23,13 @@ class TokenFileWriter:
         self.marks = tempfile.TemporaryFile(dir=os.path.dirname(path) or ".")
         self.offsets = array.array("Q", [0])
         self.trained = 0
+        self.sums, self.crc, self.summed = array.array("I"), 0, 0  # of whole chunks; of the one at hand, and its bytes
 
     def add(self, lengths, tokens, marks, trained):
         """Several examples at once: their lengths, int32 tokens and uint8 marks as bytes, and the sum of the marks."""
         for length in lengths:
             self.offsets.append(self.offsets[-1] + length)
-        self.file.write(tokens)
+        self._write(tokens)
         self.marks.write(marks)
         self.trained += trained
 
@@ -40,16 +41,36 @@ class TokenFileWriter:
     def tokens(self):
         return self.offsets[-1]
 
+    def _write(self, data):
+        """Of the body: every byte goes through a checksum."""
+        self.file.write(data)
+        rest = memoryview(data).cast("B")
+        while rest:
+            part = rest[:CHUNK - self.summed]
+            self.crc, self.summed = zlib.crc32(part, self.crc), self.summed + len(part)
+            rest = rest[len(part):]
+            if self.summed == CHUNK:
+                self._end_chunk()
+
+    def _end_chunk(self):
+        self.sums.append(self.crc)
+        self.crc = self.summed = 0
+
     def finish(self, summary):
         self.marks.seek(0)
-        shutil.copyfileobj(self.marks, self.file, 1 << 20)
+        while marks := self.marks.read(1 << 20):
+            self._write(marks)
         self.marks.close()
-        self.file.write(bytes(-self.file.tell() % 8))
-        self.file.write(self.offsets.tobytes())
+        self._write(bytes(-self.file.tell() % 8))
+        self._write(self.offsets.tobytes())
         text = json.dumps(summary, ensure_ascii=False).encode()
-        self.file.write(text)
+        self._write(text)
+        if self.summed:
+            self._end_chunk()
+        sums = self.sums.tobytes()
+        self.file.write(sums)
         header = HEADER.pack(b"LMTOKENS", VERSION, HEADER.size + 4, self.vocab, self.tokens, self.trained,
-                             self.examples, len(text), self.file.tell(), self.key)
+                             self.examples, len(text), self.file.tell(), self.key, zlib.crc32(sums))
         self.file.seek(0)
         self.file.write(header + struct.pack("<I", zlib.crc32(header)))
         self.file.flush()
