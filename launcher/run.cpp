@@ -67,12 +67,7 @@ Exit run_training(const CommandLine& line) {
                        [&](const StepWork& work) {
                          return necessary_flops(job->spec, job->layout, job->adapter.has_value(), work) /
                                 job->peak_flops;
-                       },
-                   .schedule = {.layers = job->spec.layers,
-                                .micro_batches = 1,
-                                .tied = job->spec.tied,
-                                .recompute = job->plan.numerics.recompute,
-                                .clip = config.optimizer.clip}},
+                       }},
                   metrics);
   TrainerHooks hooks;
   hooks.stop_requested = stop_requested;
