@@ -3,8 +3,8 @@
 //
 //   train_step_bench SHAPE_JSON full|lora fp32|bf16 THREADS SEQUENCES LENGTH [KEY=VALUE ...]
 //
-// KEY=VALUE are settings of the configuration, and slots=N the optimizer's slots. Prints "ready", then per step
-// one JSON line {ms, loss, peak_rss, read_bytes, wait_ms}.
+// KEY=VALUE are settings of the configuration, and slots=N the optimizer's slots. Prints "ready", then per
+// step one JSON line {ms, loss, peak_rss, read_bytes, wait_ms}.
 #include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -52,7 +52,8 @@ void run(int argc, char** argv) {
     const std::string setting = argv[i];
     setting.starts_with("slots=") ? void(slots = std::stoll(setting.substr(6))) : settings.push_back(setting);
   }
-  Config config = parse_config("[model]\npath = \"none\"\n[data]\ntrain = [\"none\"]\n", "benchmark", settings);
+  Config config =
+      parse_config("[model]\npath = \"none\"\n[data]\ntrain = [\"none\"]\n", "benchmark", settings);
   config.train.method = lora ? Method::kLora : Method::kFull;
   config.train.gradients = std::string(argv[3]) == "bf16" ? GradientDType::kBF16 : GradientDType::kF32;
   config.run.threads = std::stoll(argv[4]);
@@ -98,16 +99,14 @@ void run(int argc, char** argv) {
     const int64_t read = rank.far().counters().read_bytes;
     const StepResult result = rank.step().run(batches, step, 1e-5);
     const double seconds = monotonic_seconds() - start;
-    std::printf(
-        "%s\n",
-        nlohmann::json{{"ms", seconds * 1e3},
-                       {"loss", result.loss},
-                       {"peak_rss", peak_resident_bytes()},
-                       {"planned_rss", plan.peak.host},
-                       {"read_bytes", rank.far().counters().read_bytes - read},
-                       {"wait_ms", (rank.far().wait_seconds() - waited) * 1e3}}
-            .dump()
-            .c_str());
+    std::printf("%s\n", nlohmann::json{{"ms", seconds * 1e3},
+                                       {"loss", result.loss},
+                                       {"peak_rss", peak_resident_bytes()},
+                                       {"planned_rss", plan.peak.host},
+                                       {"read_bytes", rank.far().counters().read_bytes - read},
+                                       {"wait_ms", (rank.far().wait_seconds() - waited) * 1e3}}
+                            .dump()
+                            .c_str());
     std::fflush(stdout);
   }
 }

@@ -15,7 +15,8 @@
 namespace lm {
 namespace {
 
-// What every transfer is a multiple of: whole chunks, so that a last one comes back with the zeros that fill it.
+// What every transfer is a multiple of: whole chunks, so that a last one comes back with the zeros that fill
+// it.
 constexpr int64_t kAlignment = kChecksumChunk;
 // A thread should have some 100 us of checking to do before it is worth waking.
 constexpr int64_t kCheckGrain = 128;  // chunks
@@ -213,14 +214,14 @@ void Store::report_damage(int64_t index) const {
     }
     before += piece.bytes;
   }
-  throw Error(Exit::kIntegrity,
-              {.area = "IO-06",
-               .what = name(index) + ": " + std::to_string(kChecksumChunk) + " bytes at " +
-                       std::to_string(offset) + " of " + std::to_string(a.bytes) +
-                       " are not what was written there",
-               .place = place,
-               .next = "check this disk and its log, or leave it out of offload.paths",
-               .kept = "nothing was computed from the damaged bytes; what was saved before is untouched"});
+  throw Error(
+      Exit::kIntegrity,
+      {.area = "IO-06",
+       .what = name(index) + ": " + std::to_string(kChecksumChunk) + " bytes at " + std::to_string(offset) +
+               " of " + std::to_string(a.bytes) + " are not what was written there",
+       .place = place,
+       .next = "check this disk and its log, or leave it out of offload.paths",
+       .kept = "nothing was computed from the damaged bytes; what was saved before is untouched"});
 }
 
 void Store::resize(int64_t index, int64_t bytes) {

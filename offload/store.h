@@ -21,8 +21,8 @@ namespace lm {
 inline constexpr int64_t kChecksumChunk = 8192;  // bytes
 
 struct StoreSetup {
-  std::vector<int64_t> bytes;                 // of each array; 0: not in this store
-  std::function<std::string(int64_t)> name;   // of an array, for messages: "weights of layers.3"
+  std::vector<int64_t> bytes;                // of each array; 0: not in this store
+  std::function<std::string(int64_t)> name;  // of an array, for messages: "weights of layers.3"
   int64_t slots = 0;
   bool verify = true;  // false: trust the disk (offload.verify)
   int threads = 1;     // that check and stamp whole arrays
@@ -59,8 +59,8 @@ class Store {
   std::byte* use(int64_t array);
   // The same for a caller that compares chunk by chunk while it works, where *arrival says that this is due.
   std::byte* use_unchecked(int64_t array, Arrival* arrival);
-  // Bytes [begin, end) of an array in its slot, both multiples of the chunk (or the array's end): whether they
-  // are what was written; and what they are now, for the write to come.
+  // Bytes [begin, end) of an array in its slot, both multiples of the chunk (or the array's end): whether
+  // they are what was written; and what they are now, for the write to come.
   bool intact(int64_t array, int64_t begin, int64_t end) const;
   void stamp(int64_t array, int64_t begin, int64_t end);
   // Every chunk has been stamped since its last change, so that write_back need not.
@@ -82,8 +82,8 @@ class Store {
   struct Array {
     Extent extent;
     int64_t bytes = 0;
-    int64_t slot = -1;     // where it lies, or is on its way to
-    Ticket written = 0;    // its last write
+    int64_t slot = -1;   // where it lies, or is on its way to
+    Ticket written = 0;  // its last write
     bool fresh = true;
     size_t first_chunk = 0;  // of its checksums
   };

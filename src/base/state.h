@@ -20,8 +20,8 @@ class StateVisitor {
   // bytes.size().
   virtual void tensor(const std::string& name, DType type, const std::vector<int64_t>& shape,
                       std::span<std::byte> bytes) = 0;
-  // Elements [first, first + bytes.size() / size of `type`) of a flat array of `elements`. A name's parts come
-  // one after another and cover the array; how it is cut is no part of the state.
+  // Elements [first, first + bytes.size() / size of `type`) of a flat array of `elements`. A name's parts
+  // come one after another and cover the array; how it is cut is no part of the state.
   virtual void part(const std::string& name, DType type, int64_t elements, int64_t first,
                     std::span<std::byte> bytes) = 0;
   // A named number (step, Adam's t, a data cursor): read or overwritten in place.

@@ -109,9 +109,9 @@ struct LoraConfig {
   std::string init;  // a PEFT adapter directory to continue; "" = fresh
 };
 
-// Where state lives that does not fit on the device. "auto" keeps everything near while it fits, and then moves
-// one class after another to the next home, as much as needed; a named home takes all of its class. Never
-// changes a result.
+// Where state lives that does not fit on the device. "auto" keeps everything near while it fits, and then
+// moves one class after another to the next home, as much as needed; a named home takes all of its class.
+// Never changes a result.
 struct OffloadConfig {
   OffloadHome optimizer = OffloadHome::kAuto;    // master and moments
   OffloadHome gradients = OffloadHome::kAuto;    // of transformer blocks

@@ -1,6 +1,6 @@
 // Gradients of one optimizer step: a flat array per block, laid out as its weights, added up by the backward
-// pass on the compute device; then the norm over all of them and what clipping makes of it. Arrays that live in
-// a store are lent back for every addition, so that the sums are the same wherever they live.
+// pass on the compute device; then the norm over all of them and what clipping makes of it. Arrays that live
+// in a store are lent back for every addition, so that the sums are the same wherever they live.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,7 @@ class Gradients {
   const Kernels& kernels_;
   StreamView stream_;
   Store* store_;
-  std::vector<Memory> blocks_;  // empty where the store has it
+  std::vector<Memory> blocks_;          // empty where the store has it
   Memory sums_;                         // fp64 [granules of all blocks]
   std::vector<int64_t> first_granule_;  // of each block
 };

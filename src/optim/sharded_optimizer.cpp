@@ -53,8 +53,8 @@ ShardedOptimizer::ShardedOptimizer(const OptimizerSetup& setup, StreamView strea
     const auto block = static_cast<int64_t>(b);
     for (int64_t tile = 0; tile < tiles(block); ++tile) {
       if (streamed(index(block, tile))) continue;
-      near_[index(block, tile)] = Memory(
-          stream.device, place(block, tile).granules * kGranule * (8 + master_size(mode_)));
+      near_[index(block, tile)] =
+          Memory(stream.device, place(block, tile).granules * kGranule * (8 + master_size(mode_)));
     }
   }
 }
@@ -144,8 +144,7 @@ void ShardedOptimizer::update_streamed(int64_t block, size_t i, Tile tile, const
         return;
       }
       apply(block, tile, first, last, inputs, alone);
-      if (store.verifies())
-        each_stream(first, last, [&](int64_t a, int64_t b) { store.stamp(array, a, b); });
+      if (store.verifies()) each_stream(first, last, [&](int64_t a, int64_t b) { store.stamp(array, a, b); });
     }
   });
   if (damaged) store.report_damage(array);
@@ -189,8 +188,8 @@ void ShardedOptimizer::apply(int64_t block, const Tile& tile, int64_t first, int
   }
 }
 
-void ShardedOptimizer::read_master(int64_t block, const TensorPlace& place_in_block,
-                                   const std::byte* weights, float* out) const {
+void ShardedOptimizer::read_master(int64_t block, const TensorPlace& place_in_block, const std::byte* weights,
+                                   float* out) const {
   const int64_t begin = place_in_block.offset, end = begin + place_in_block.parameter.elements();
   for (int64_t tile = 0; tile < tiles(block); ++tile) {
     Tile t = place(block, tile);

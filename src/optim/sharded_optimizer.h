@@ -1,7 +1,7 @@
-// AdamW's state of a rank and the update of a block. A tile is a run of granules of a block with its first and
-// second moment and master (or its low half) side by side: [m | v | master]. Near tiles lie in memory of this
-// object, the others in a store, whose slots they pass through; where a tile lies, and how long it is, never
-// changes a bit. The compute thread calls; on a GPU the update is enqueued.
+// AdamW's state of a rank and the update of a block. A tile is a run of granules of a block with its first
+// and second moment and master (or its low half) side by side: [m | v | master]. Near tiles lie in memory of
+// this object, the others in a store, whose slots they pass through; where a tile lies, and how long it is,
+// never changes a bit. The compute thread calls; on a GPU the update is enqueued.
 #pragma once
 
 #include <cstdint>
@@ -57,8 +57,8 @@ class ShardedOptimizer {
   int64_t tiles(int64_t block) const;
   int64_t t() const { return t_; }
 
-  // fp32 value of a trainable tensor's master into `out` (host memory, its elements), for LoRA's export. Tiles
-  // in the store must be at home (between steps, after a flush).
+  // fp32 value of a trainable tensor's master into `out` (host memory, its elements), for LoRA's export.
+  // Tiles in the store must be at home (between steps, after a flush).
   void read_master(int64_t block, const TensorPlace& place, const std::byte* weights, float* out) const;
 
   // Likewise: tiles in the store pass through its first slot.
@@ -68,7 +68,7 @@ class ShardedOptimizer {
   // A tile's state, wherever it lies.
   struct Tile {
     std::byte* data = nullptr;
-    int64_t first = 0;     // granule of the block
+    int64_t first = 0;  // granule of the block
     int64_t granules = 0;
     float* m() const { return reinterpret_cast<float*>(data); }
     float* v() const { return m() + granules * kGranule; }

@@ -321,12 +321,11 @@ int64_t attention_backward_bound(int64_t tokens, int64_t kv_heads, int64_t head_
 }
 
 ArenaNeed arena_need(const ModelSpec& spec, const AdapterSpec* adapter, const ActivationShape& shape) {
-  const StepSchedule schedule =
-      make_schedule({.layers = spec.layers,
-                     .micro_batches = shape.group,
-                     .tied = spec.tied,
-                     .recompute = shape.recompute,
-                     .group = shape.group});
+  const StepSchedule schedule = make_schedule({.layers = spec.layers,
+                                               .micro_batches = shape.group,
+                                               .tied = spec.tied,
+                                               .recompute = shape.recompute,
+                                               .group = shape.group});
   StepWalk walk(spec, adapter, shape);
   for (const Operation& operation : schedule.operations) walk.visit(operation);
   ArenaNeed need;

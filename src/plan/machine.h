@@ -14,8 +14,8 @@ struct Gpu {
   int64_t memory_bytes = 0;  // total
   double bf16_flops = 0;     // dense peak
   double fp32_flops = 0;
-  double bandwidth = 0;    // bytes/s
-  int64_t free_bytes = 0;  // now, before our process has a context
+  double bandwidth = 0;       // bytes/s
+  int64_t free_bytes = 0;     // now, before our process has a context
   double link_bandwidth = 0;  // to host memory, bytes/s each way
 };
 

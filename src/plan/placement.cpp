@@ -12,7 +12,8 @@ constexpr int64_t kSlots = 3;
 // A tile should be long enough for the disk to reach its rate (some MiB) and short beside the state, so that
 // the pipeline fills at once.
 constexpr int64_t kLeastTile = 4 * kMiB, kMostTile = 32 * kMiB, kTilesPerStep = 64;
-// Staging more of the optimizer's state than this does not shorten a step: the rest is read under the forward.
+// Staging more of the optimizer's state than this does not shorten a step: the rest is read under the
+// forward.
 constexpr double kStagedShare = 0.4;
 constexpr double kStagingOfSpare = 0.5;
 // Left free of what is spent on staging and on arrays that stay near.
@@ -57,8 +58,7 @@ void place_weights(const PlanInput& in, Home home, Plan& plan) {
   std::vector<int64_t> bytes(in.layout.blocks.size(), 0);
   // The vocabulary's blocks are looked up and multiplied at every step's both ends: they stay near.
   for (size_t b = 1; b + 1 < bytes.size(); ++b) bytes[b] = weight_bytes(in, b, plan.numerics.dtype);
-  plan.placement.pool(Pool::kWeights) =
-      make_pool(home, std::move(bytes), kSlots, in.device);
+  plan.placement.pool(Pool::kWeights) = make_pool(home, std::move(bytes), kSlots, in.device);
 }
 
 void place_gradients(const PlanInput& in, Home home, Plan& plan) {
@@ -123,7 +123,8 @@ void stage_more(const PlanInput& in, Plan& plan) {
   const auto wanted = static_cast<int64_t>(kStagedShare * static_cast<double>(pool.streamed_bytes()));
   auto room = static_cast<int64_t>(kStagingOfSpare * static_cast<double>(spare(plan, Home::kHost)));
   if (in.device == DeviceType::kCuda)
-    room = std::min(room, static_cast<int64_t>(kStagingOfSpare * static_cast<double>(spare(plan, Home::kDevice))));
+    room = std::min(room,
+                    static_cast<int64_t>(kStagingOfSpare * static_cast<double>(spare(plan, Home::kDevice))));
   const int64_t arrays = std::count(pool.streamed.begin(), pool.streamed.end(), 1);
   pool.slots = std::min(arrays, pool.slots + std::min(wanted, room) / pool.slot_bytes);
   size_plan(in, plan);
@@ -161,7 +162,7 @@ Home asked_home(OffloadHome choice, DeviceType device) {
 std::vector<HomeChoice> home_candidates(const PlanInput& in) {
   const OffloadConfig& offload = in.config.offload;
   HomeChoice homes{asked_home(offload.optimizer, in.device), asked_home(offload.gradients, in.device),
-              asked_home(offload.weights, in.device), asked_home(offload.activations, in.device)};
+                   asked_home(offload.weights, in.device), asked_home(offload.activations, in.device)};
   std::vector<HomeChoice> out = {homes};
   const auto move = [&](OffloadHome choice, Home& home, Home to) {
     if (choice != OffloadHome::kAuto) return;
@@ -190,7 +191,8 @@ void place(const PlanInput& in, const HomeChoice& homes, Plan& plan) {
     set(state, homes.optimizer);
   set(StateClass::kActivations, homes.activations);
   plan.numerics.micro_batches = ceil_div(in.config.train.global_batch, plan.numerics.micro_batch);
-  // Streamed weights and gradients cross once per group: the largest group is the cheapest, if its inputs fit.
+  // Streamed weights and gradients cross once per group: the largest group is the cheapest, if its inputs
+  // fit.
   const bool streams = is_far(homes.weights, in.device) || is_far(homes.gradients, in.device);
   p.group = streams && plan.numerics.recompute ? plan.numerics.micro_batches : 1;
   p.frozen_weights = in.adapter != nullptr;
@@ -220,7 +222,8 @@ int64_t PoolPlan::streamed_bytes() const {
 
 TransferShape PlacementPlan::transfers(int64_t layers) const {
   TransferShape shape;
-  for (size_t i = 0; i < kPools; ++i) shape.pools[i] = {pools[i].slots > 0 ? pools[i].streamed : std::vector<char>(), pools[i].slots};
+  for (size_t i = 0; i < kPools; ++i)
+    shape.pools[i] = {pools[i].slots > 0 ? pools[i].streamed : std::vector<char>(), pools[i].slots};
   shape.first_tile = first_tile;
   shape.layers = layers;
   shape.group = group;

@@ -7,7 +7,8 @@
 
 namespace lm {
 
-// HomeChoice to try, the nearest first: for each class with `auto` one step further than in the candidate before.
+// HomeChoice to try, the nearest first: for each class with `auto` one step further than in the candidate
+// before.
 struct HomeChoice {
   Home optimizer, gradients, weights, activations;
 };

@@ -49,13 +49,13 @@ struct NumericsPlan {
 // Slots and arrays off the device are multiples of this: whole checksum chunks (offload/store.h).
 inline constexpr int64_t kSlotAlignment = 8192;
 
-// Arrays of one pool. Those that are streamed live off the device and pass through slots; the others are near:
-// in device memory (on the CPU, where both are one tier, in host memory).
+// Arrays of one pool. Those that are streamed live off the device and pass through slots; the others are
+// near: in device memory (on the CPU, where both are one tier, in host memory).
 struct PoolPlan {
-  Home home = Home::kHost;      // of the streamed arrays: kHost (of a GPU) or kNvme
-  std::vector<int64_t> bytes;   // of each array; 0: nothing
-  std::vector<char> streamed;   // 1: off the device
-  int64_t slots = 0;            // 0: nothing is streamed
+  Home home = Home::kHost;     // of the streamed arrays: kHost (of a GPU) or kNvme
+  std::vector<int64_t> bytes;  // of each array; 0: nothing
+  std::vector<char> streamed;  // 1: off the device
+  int64_t slots = 0;           // 0: nothing is streamed
   int64_t slot_bytes = 0;
   int64_t streamed_bytes() const;
 };

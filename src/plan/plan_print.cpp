@@ -158,10 +158,11 @@ Json phases_json(const Prediction& prediction) {
 std::string print_plan(const Plan& plan) {
   const bool cpu = plan.placement.device == DeviceType::kCpu;
   const bool streams = plan.placement.transfers(plan.schedule.layers).any();
-  std::string out = streams ? "plan: what does not fit near passes through slots, computed on the " +
-                                  std::string(cpu ? "CPU\n" : "GPU\n")
-                            : std::string("plan: everything at home in ") +
-                                  (cpu ? "host memory, computed on the CPU\n" : "GPU memory, computed there\n");
+  std::string out = streams
+                        ? "plan: what does not fit near passes through slots, computed on the " +
+                              std::string(cpu ? "CPU\n" : "GPU\n")
+                        : std::string("plan: everything at home in ") +
+                              (cpu ? "host memory, computed on the CPU\n" : "GPU memory, computed there\n");
   for (const Tier& tier : plan.tiers) out += tier_table(plan, tier);
   out += step_lines(plan);
   for (const Choice& choice : plan.choices) {

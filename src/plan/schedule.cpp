@@ -86,9 +86,8 @@ class Builder {
 }  // namespace
 
 const char* operation_name(OperationKind kind) {
-  constexpr const char* kNames[] = {"acquire",  "forward", "release", "head",  "recompute",
-                                    "backward", "reduce",  "check",   "update", "fetch",
-                                    "claim",    "write back"};
+  constexpr const char* kNames[] = {"acquire", "forward", "release", "head",  "recompute", "backward",
+                                    "reduce",  "check",   "update",  "fetch", "claim",     "write back"};
   return kNames[static_cast<size_t>(kind)];
 }
 

@@ -108,7 +108,8 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   const int64_t rows = in.adapter == nullptr ? std::min(in.spec.vocab, step_tokens) : 0;
   const bool lora = in.adapter != nullptr;
   const int64_t lent = p.pool(Pool::kWeights).slots > 0 ? p.pool(Pool::kWeights).streamed_bytes() : 0;
-  const int64_t gradients = p.pool(Pool::kGradients).slots > 0 ? p.pool(Pool::kGradients).streamed_bytes() : 0;
+  const int64_t gradients =
+      p.pool(Pool::kGradients).slots > 0 ? p.pool(Pool::kGradients).streamed_bytes() : 0;
   const int64_t far = far_elements(plan, kGranule * (8 + master));
   const std::string master_note = master == 2 ? "low half beside the weight" : master == 4 ? "fp32" : "none";
   ClassTable table(in, plan);
@@ -123,7 +124,8 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   table.add(name(StateClass::kFirstMoment), flat * 4, far * 4, Pool::kOptimizer, "fp32");
   table.add(name(StateClass::kSecondMoment), flat * 4, far * 4, Pool::kOptimizer, "fp32");
   const PoolPlan& inputs = p.pool(Pool::kActivations);
-  table.add(name(StateClass::kActivations), plan.arena.saved + (inputs.slots > 0 ? inputs.streamed_bytes() : 0),
+  table.add(name(StateClass::kActivations),
+            plan.arena.saved + (inputs.slots > 0 ? inputs.streamed_bytes() : 0),
             inputs.slots > 0 ? inputs.streamed_bytes() : 0, Pool::kActivations,
             n.recompute ? "block inputs" : "saved by every block");
   table.near("temporaries", plan.arena.bytes - plan.arena.saved,
@@ -134,7 +136,8 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   table.near("tables", table_bytes(in, n, step_tokens, rows), "angles, norms, order of tokens, batches");
   const bool cpu = in.device == DeviceType::kCpu;
   if (!cpu) table.near("reserve", kGpuReserve, "CUDA context, cuBLAS, attention's own");
-  table.host("libraries", cpu ? kCpuBase : kCudaBase, cpu ? "LibTorch and GEMM workspaces" : "LibTorch, CUDA");
+  table.host("libraries", cpu ? kCpuBase : kCudaBase,
+             cpu ? "LibTorch and GEMM workspaces" : "LibTorch, CUDA");
   return table.take();
 }
 

@@ -98,8 +98,8 @@ class UseCollector {
   std::vector<ArrayUse> uses_;
 };
 
-// Transfers of all pools by where they stand: before operation `position`, write-backs first, since a fetch may
-// take over the slot.
+// Transfers of all pools by where they stand: before operation `position`, write-backs first, since a fetch
+// may take over the slot.
 using Inserted = std::multimap<std::pair<size_t, int>, Operation>;
 
 // One pool over this list and the next.
@@ -118,7 +118,7 @@ class PoolPlanner {
  private:
   struct Work {
     Slot slot;
-    size_t free_at;  // first position at which a transfer may take the slot
+    size_t free_at;     // first position at which a transfer may take the slot
     size_t changed_at;  // position after its last change
   };
 
@@ -181,10 +181,9 @@ class PoolPlanner {
 
   void insert(size_t position, int after, OperationKind kind, int64_t array, size_t slot) {
     if (position > length_) return;
-    inserted_.emplace(std::pair(position, after), Operation{.kind = kind,
-                                                            .pool = pool_,
-                                                            .array = array,
-                                                            .slot = static_cast<int64_t>(slot)});
+    inserted_.emplace(
+        std::pair(position, after),
+        Operation{.kind = kind, .pool = pool_, .array = array, .slot = static_cast<int64_t>(slot)});
   }
 
   Pool pool_;
@@ -194,7 +193,7 @@ class PoolPlanner {
   Inserted& inserted_;
   std::vector<Work> work_;
   std::map<int64_t, size_t> left_at_;  // from where on an array may be brought once more
-  int64_t order_ = 1;  // what was carried over was used before
+  int64_t order_ = 1;                  // what was carried over was used before
 };
 
 std::string breach(size_t index, const Operation& op, const std::string& text) {
@@ -209,7 +208,8 @@ class PoolChecker {
       : pool_(pool), uses_(uses), slots_(std::move(slots)) {}
 
   std::string transfer(size_t compute, size_t index, const Operation& op) {
-    if (op.slot < 0 || static_cast<size_t>(op.slot) >= slots_.size()) return breach(index, op, "no such slot");
+    if (op.slot < 0 || static_cast<size_t>(op.slot) >= slots_.size())
+      return breach(index, op, "no such slot");
     Slot& slot = slots_[static_cast<size_t>(op.slot)];
     if (op.kind == OperationKind::kWriteBack) {
       if (slot.array != op.array) return breach(index, op, "written from a slot that holds something else");

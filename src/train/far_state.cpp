@@ -69,8 +69,8 @@ FarState::FarState(const FarStateSetup& setup) {
     const PoolPlan& plan = placement.pool(pool);
     stores_[static_cast<size_t>(i)] = std::make_unique<Store>(
         StoreSetup{.bytes = streamed_bytes(plan),
-                   .name = [&placement, &layout = setup.layout, pool](
-                               int64_t array) { return array_name(placement, layout, pool, array); },
+                   .name = [&placement, &layout = setup.layout,
+                            pool](int64_t array) { return array_name(placement, layout, pool, array); },
                    .slots = plan.slots,
                    .verify = placement.verify,
                    .threads = setup.threads},

@@ -20,8 +20,8 @@ struct FarStateSetup {
   const PlacementPlan& placement;
   const ModelLayout& layout;
   std::vector<SwapPath> paths;
-  int threads = 1;        // that check and stamp
-  bool training = true;   // false: weights alone
+  int threads = 1;       // that check and stamp
+  bool training = true;  // false: weights alone
   EngineFactory engine = {};
 };
 

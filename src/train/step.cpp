@@ -253,8 +253,7 @@ void TrainStep::recompute(int64_t block, int64_t micro) {
 void TrainStep::backward(int64_t block, int64_t micro) {
   MicroBatch& m = at(micro);
   if (block == 0) {
-    if (embedding_gradient_ != nullptr)
-      embedding_gradient_->add(context_, static_cast<size_t>(micro), m.dx);
+    if (embedding_gradient_ != nullptr) embedding_gradient_->add(context_, static_cast<size_t>(micro), m.dx);
     if (last_of_group(micro)) context_.arena.rewind(group_mark_);
     return;
   }
@@ -318,12 +317,13 @@ void TrainStep::update(int64_t block, int64_t tile) {
     optimizer_->begin_update();
     update_begun_ = true;
   }
-  const UpdateInputs inputs{.weights = weights_.trainable_home(block),
-                            .gradients = gradients_->block(block),
-                            .gradient_dtype = gradients_->dtype(),
-                            .gradient_scale = settings_.clip == Clip::kGlobal ? update_.scale : block_scale(block),
-                            .lr = update_.lr,
-                            .step = update_.step};
+  const UpdateInputs inputs{
+      .weights = weights_.trainable_home(block),
+      .gradients = gradients_->block(block),
+      .gradient_dtype = gradients_->dtype(),
+      .gradient_scale = settings_.clip == Clip::kGlobal ? update_.scale : block_scale(block),
+      .lr = update_.lr,
+      .step = update_.step};
   const bool whole = settings_.shape.tiles_of(block) == 0;
   whole ? optimizer_->update(block, inputs) : optimizer_->update_tile(block, tile, inputs);
   if (whole || tile + 1 == settings_.shape.tiles_of(block)) weights_.advance(block);
@@ -341,8 +341,8 @@ void TrainStep::walk_forward(const Batch& batch,
   transfers.layers = layers_;
   transfers.pool(Pool::kWeights) = settings_.transfers.pool(Pool::kWeights);
   SlotState slots(transfers);
-  const StepSchedule list =
-      add_transfers(make_evaluation_schedule({.layers = layers_, .tied = context_.spec.tied}), {}, transfers, slots);
+  const StepSchedule list = add_transfers(
+      make_evaluation_schedule({.layers = layers_, .tied = context_.spec.tied}), {}, transfers, slots);
   for (const Operation& operation : list.operations) {
     if (operation.kind == OperationKind::kHead) {
       head(device, x);

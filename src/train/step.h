@@ -1,6 +1,6 @@
-// One optimizer step: walks the schedule's operations in order on the compute thread, transfers included. Owns
-// nothing that outlives a step but the accumulators and what is deferred to the next; weights, gradients and
-// optimizer state belong to their stores.
+// One optimizer step: walks the schedule's operations in order on the compute thread, transfers included.
+// Owns nothing that outlives a step but the accumulators and what is deferred to the next; weights, gradients
+// and optimizer state belong to their stores.
 #pragma once
 
 #include <functional>
@@ -37,7 +37,7 @@ struct StepSettings {
   int64_t row_chunk = 512;  // rows of logits at once
   Clip clip = Clip::kGlobal;
   double max_grad_norm = 1.0;
-  ScheduleShape shape;      // micro_batches and pending are set per step
+  ScheduleShape shape;  // micro_batches and pending are set per step
   TransferShape transfers;
 };
 
@@ -125,10 +125,10 @@ class TrainStep {
   bool update_begun_ = false;
   std::vector<std::optional<Loan>> loans_;  // per block, between acquire and release
   std::vector<std::unique_ptr<MicroBatch>> group_;
-  std::vector<int64_t> mark_;    // of the arena, before a block's saved activations
-  int64_t group_mark_ = 0;       // before the group
-  int64_t recompute_mark_ = 0;   // before the recomputation under way
-  Memory nll_;                   // fp64, on the device
+  std::vector<int64_t> mark_;   // of the arena, before a block's saved activations
+  int64_t group_mark_ = 0;      // before the group
+  int64_t recompute_mark_ = 0;  // before the recomputation under way
+  Memory nll_;                  // fp64, on the device
 };
 
 }  // namespace lm

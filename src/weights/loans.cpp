@@ -100,9 +100,8 @@ void WeightStore::visit_state(StateVisitor& visitor) {
       if (place.frozen) continue;
       const Parameter& p = place.parameter;
       const auto shape = p.vector() ? std::vector<int64_t>{p.rows} : std::vector<int64_t>{p.rows, p.columns};
-      visitor.tensor(
-          "weight." + p.name, dtype_, shape,
-          {open.trainable() + place.offset * size, static_cast<size_t>(p.elements() * size)});
+      visitor.tensor("weight." + p.name, dtype_, shape,
+                     {open.trainable() + place.offset * size, static_cast<size_t>(p.elements() * size)});
     }
   }
 }

@@ -120,14 +120,16 @@ TEST(Config, SizesAreWordsAndBudgetsMayBeShares) {
   EXPECT_DOUBLE_EQ(config.offload.host_memory.share, 0.45);
   EXPECT_HAS(print_config(config), "host_memory = \"45%\"");
   EXPECT_HAS(failure(std::string(kLeast) + "[offload]\nhost_memory = \"101%\"\n"),
-             "`offload.host_memory`: expected a size such as \"24GiB\" or a share such as \"90%\", got the string \"101%\"");
+             "`offload.host_memory`: expected a size such as \"24GiB\" or a share such as \"90%\", got the "
+             "string \"101%\"");
   EXPECT_HAS(failure(std::string(kLeast) + "[io]\nblock = \"2KiB\"\n"),
-             "`io.block`: expected a size such as \"16MiB\", from 4KiB to 1GiB, or \"auto\", got the string \"2KiB\"");
+             "`io.block`: expected a size such as \"16MiB\", from 4KiB to 1GiB, or \"auto\", got the string "
+             "\"2KiB\"");
   EXPECT_HAS(failure(std::string(kLeast) + "[offload]\nweights = \"nvme\"\n"),
              "offload.weights = \"nvme\" needs offload.paths");
-  EXPECT_HAS(failure(std::string(kLeast) +
-                     "[train]\nrecompute = \"none\"\n[offload]\nactivations = \"host\"\n"),
-             "set train.recompute = \"block\"");
+  EXPECT_HAS(
+      failure(std::string(kLeast) + "[train]\nrecompute = \"none\"\n[offload]\nactivations = \"host\"\n"),
+      "set train.recompute = \"block\"");
 }
 
 TEST(Config, MissingKeysAreNamed) {

@@ -111,10 +111,10 @@ TEST(Store, SurvivesOrReportsEveryFaultOfEveryOperation) {
   const int64_t operations = clean.disk.operations();
   ASSERT_GT(operations, 100);
   int cases = 0, retried = 0, reported = 0;
-  for (const SimFault fault : {SimFault::kEio, SimFault::kEnospc, SimFault::kEintr, SimFault::kEagain,
-                               SimFault::kShort, SimFault::kZero, SimFault::kLong, SimFault::kDelay,
-                               SimFault::kBitFlip, SimFault::kDroppedWrite, SimFault::kStrayWrite,
-                               SimFault::kStrayRead}) {
+  for (const SimFault fault :
+       {SimFault::kEio, SimFault::kEnospc, SimFault::kEintr, SimFault::kEagain, SimFault::kShort,
+        SimFault::kZero, SimFault::kLong, SimFault::kDelay, SimFault::kBitFlip, SimFault::kDroppedWrite,
+        SimFault::kStrayWrite, SimFault::kStrayRead}) {
     for (const bool for_ever : {false, true}) {
       for (int64_t k = 0; k < operations; k += for_ever ? 7 : 1) {
         Fixture f({{fault, k, for_ever}}, static_cast<uint64_t>(k));

@@ -88,9 +88,10 @@ TEST(Transfers, ParkInputsUntilTheirBackward) {
   SlotState state(shape);
   const StepSchedule step = make_schedule(run);
   const StepSchedule moved = add_transfers(step, step, shape, state);
-  EXPECT_EQ(text(moved),
-            "c0>0 c1>1 forward0.0 w0>0 forward1.0 w1>1 c2>0 forward2.0 c3>1 forward3.0 f1>1 backward3.0 f0>0 "
-            "backward2.0 backward1.0 c0>1 c1>0 backward0.0 update0.0 update1.0 update2.0 update3.0 update4.0 ");
+  EXPECT_EQ(
+      text(moved),
+      "c0>0 c1>1 forward0.0 w0>0 forward1.0 w1>1 c2>0 forward2.0 c3>1 forward3.0 f1>1 backward3.0 f0>0 "
+      "backward2.0 backward1.0 c0>1 c1>0 backward0.0 update0.0 update1.0 update2.0 update3.0 update4.0 ");
 }
 
 struct Case {
@@ -153,7 +154,8 @@ TEST(Transfers, KeepEveryRuleOverManyStepsOfRandomRuns) {
       ASSERT_EQ(schedule_fault(list, now), "") << "case " << i << " step " << step;
       const SlotState before = state;
       const StepSchedule moved = add_transfers(list, make_schedule(expected), c.shape, state);
-      ASSERT_EQ(transfer_fault(moved, c.shape, before), "") << "case " << i << " step " << step << text(moved);
+      ASSERT_EQ(transfer_fault(moved, c.shape, before), "")
+          << "case " << i << " step " << step << text(moved);
     }
     c.run.pending = c.run.defers();
     const SlotState before = state;
@@ -177,7 +179,8 @@ TEST(Transfers, AreFoundFaultyWhenOneIsMissingOrLate) {
       StepSchedule bad = good;
       bad.operations.erase(bad.operations.begin() + static_cast<std::ptrdiff_t>(k));
       // What is fetched for the next step is missed only there.
-      const StepSchedule rest{{good.operations.begin() + static_cast<std::ptrdiff_t>(k) + 1, good.operations.end()}};
+      const StepSchedule rest{
+          {good.operations.begin() + static_cast<std::ptrdiff_t>(k) + 1, good.operations.end()}};
       bool used = false;
       for (const ArrayUse& use : array_uses(rest, good.operations[k].pool, c.shape))
         used = used || use.array == good.operations[k].array;

@@ -31,9 +31,9 @@ struct Variant {
 
   bool recompute = false;
   bool optimizer = false, gradients = false, weights = false, activations = false;  // streamed
-  bool mixed = false;     // the earlier half of each pool stays near
-  int64_t granules = 1;   // of a tile
-  int64_t slots = 2;      // more where an operation needs more
+  bool mixed = false;    // the earlier half of each pool stays near
+  int64_t granules = 1;  // of a tile
+  int64_t slots = 2;     // more where an operation needs more
   int64_t group = 1;
   int optimizer_threads = 1;
   Engine engine = Engine::kSim;
@@ -41,7 +41,9 @@ struct Variant {
 
   std::string text() const {
     std::string out;
-    const auto add = [&](const char* name, int64_t value) { out += std::string(name) + "=" + std::to_string(value) + " "; };
+    const auto add = [&](const char* name, int64_t value) {
+      out += std::string(name) + "=" + std::to_string(value) + " ";
+    };
     add("lora", lora), add("tied", tied), add("clip", static_cast<int>(clip)), add("micro", micro_batches);
     add("bf16", dtype == DType::kBF16), add("master", static_cast<int>(master)), add("recompute", recompute);
     add("optimizer", optimizer), add("gradients", gradients), add("weights", weights);
@@ -153,7 +155,11 @@ class Training {
     config.offload.weights = home(run.weights);
     config.offload.activations = home(run.activations);
     config.offload.verify = run.verify;
-    config.io.tile = ByteSize{run.granules * 4096 * (8 + (run.dtype == DType::kF32 ? 0 : run.master == Master::kF32 ? 4 : run.master == Master::kSplit ? 2 : 0))};
+    config.io.tile = ByteSize{run.granules * 4096 *
+                              (8 + (run.dtype == DType::kF32       ? 0
+                                    : run.master == Master::kF32   ? 4
+                                    : run.master == Master::kSplit ? 2
+                                                                   : 0))};
     Machine machine;
     machine.cores = 2;
     plan_ = make_plan(config, spec_, run.lora ? &adapter_ : nullptr, layout_, machine, DeviceType::kCpu);
@@ -232,7 +238,8 @@ class Training {
   }
 
   Variant run_;
-  AdapterSpec adapter_{.r = 4, .alpha = 8, .rslora = false, .dropout = 0.1, .targets = {"q_proj", "v_proj", "down_proj"}};
+  AdapterSpec adapter_{
+      .r = 4, .alpha = 8, .rslora = false, .dropout = 0.1, .targets = {"q_proj", "v_proj", "down_proj"}};
   OptimizerConfig optimizer_;
   ModelSpec spec_;
   ModelLayout layout_;
@@ -268,7 +275,8 @@ void expect_same(const Variant& run, const Outcome& got) {
 TEST(Offload, EachClassByItselfGivesTheSameBits) {
   for (int which = 0; which < 4; ++which) {
     Variant run;
-    run.optimizer = which == 0, run.gradients = which == 1, run.weights = which == 2, run.activations = which == 3;
+    run.optimizer = which == 0, run.gradients = which == 1, run.weights = which == 2,
+    run.activations = which == 3;
     run.recompute = run.activations;
     run.micro_batches = 2;
     const Outcome got = Training(run).run();

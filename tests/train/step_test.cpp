@@ -87,9 +87,7 @@ struct Fixture {
     rank->weights_ready();
   }
 
-  StepResult step(const StepBatches& batches, double lr = 1e-3) {
-    return rank->step().run(batches, 1, lr);
-  }
+  StepResult step(const StepBatches& batches, double lr = 1e-3) { return rank->step().run(batches, 1, lr); }
 
   AdapterSpec adapter{.r = 4,
                       .alpha = 8,
