@@ -1,6 +1,7 @@
-// Is I/O hidden behind compute as far as the step's list of operations allows? A simulated disk of known speed,
-// compute as busy waiting of known length, and the real schedule, transfers, store, queue and I/O thread; the
-// bound is the same list in plan/timeline.h's arithmetic. io / compute = 0.25 .. 2 for each clip mode.
+// Is I/O hidden behind compute as far as the step's list of operations allows? A simulated disk of known
+// speed, compute as busy waiting of known length, and the real schedule, transfers, store, queue and I/O
+// thread; the bound is the same list in plan/timeline.h's arithmetic. io / compute = 0.25 .. 2 for each clip
+// mode.
 //
 //   bench_overlap [ROUNDS]
 #include <algorithm>
@@ -63,10 +64,14 @@ class Runner {
       : placement_(placement),
         pool_(placement.pool(Pool::kOptimizer)),
         space_({{std::filesystem::temp_directory_path().string(), 1}}, Store::swap_bytes(pool_.bytes)),
-        disk_(space_.files(), {.faults = {}, .depth = 32, .read_bytes_per_s = rate, .write_bytes_per_s = rate}),
+        disk_(space_.files(),
+              {.faults = {}, .depth = 32, .read_bytes_per_s = rate, .write_bytes_per_s = rate}),
         pinned_(DeviceType::kCpu, kSlots * kTileBytes),
-        queue_(space_, [this] { return disk_.make_engine(); }, kMiB / 4),
-        store_({.bytes = pool_.bytes, .name = [](int64_t a) { return "tile " + std::to_string(a); }, .slots = kSlots},
+        queue_(
+            space_, [this] { return disk_.make_engine(); }, kMiB / 4),
+        store_({.bytes = pool_.bytes,
+                .name = [](int64_t a) { return "tile " + std::to_string(a); },
+                .slots = kSlots},
                &space_, &queue_, pinned_),
         transfers_(placement.transfers(kLayers)),
         slots_(transfers_) {}
@@ -130,12 +135,13 @@ int main(int argc, char** argv) {
       const double median = seconds[static_cast<size_t>(2 + rounds / 2)];
       const double ratio = median / bound.seconds;
       worst = std::max(worst, ratio);
-      std::printf("clip %-6s  io %.2f x compute: step %6.1f ms, bound %6.1f ms (%.2fx), of it waiting %6.1f ms\n",
-                  kClips[static_cast<size_t>(clip)], share, median * 1e3, bound.seconds * 1e3, ratio,
-                  bound.waiting_seconds * 1e3);
-      const nlohmann::json row = {{"benchmark", "overlap"}, {"clip", kClips[static_cast<size_t>(clip)]},
-                                  {"io", share},            {"step_ms", median * 1e3},
-                                  {"bound_ms", bound.seconds * 1e3}, {"ratio", ratio}};
+      std::printf(
+          "clip %-6s  io %.2f x compute: step %6.1f ms, bound %6.1f ms (%.2fx), of it waiting %6.1f ms\n",
+          kClips[static_cast<size_t>(clip)], share, median * 1e3, bound.seconds * 1e3, ratio,
+          bound.waiting_seconds * 1e3);
+      const nlohmann::json row = {
+          {"benchmark", "overlap"},  {"clip", kClips[static_cast<size_t>(clip)]}, {"io", share},
+          {"step_ms", median * 1e3}, {"bound_ms", bound.seconds * 1e3},           {"ratio", ratio}};
       std::printf("%s\n", row.dump().c_str());
     }
   }
