@@ -1,6 +1,6 @@
 """Is the plan right? Twelve configurations and more: planned against measured.
 
-Peak resident memory, bytes on disk (free space of the path's file system before and during the run), bytes read and
+Peak resident memory, bytes on disk (what the process's nameless files occupy), bytes read and
 written per step, and the step's time (rates measured in the same process before it plans). SmolLM2-135M's shape, random
 weights. Prints a table, one JSON line per configuration, and at the end the worst deviation of each.
 
@@ -37,19 +37,23 @@ CASES = [
 ]
 
 
-def free_bytes(path):
-    info = os.statvfs(path)
-    return info.f_bavail * info.f_frsize
+def swap_bytes(pid):
+    """What the nameless files of a process occupy on disk."""
+    total = 0
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        link = f"/proc/{pid}/fd/{descriptor}"
+        if os.path.exists(link) and os.readlink(link).endswith("(deleted)") and not os.readlink(link).startswith("/mem"):
+            total += os.stat(link).st_blocks * 512
+    return total
 
 
 def measure(binary, case, path, steps):
     method, gradients, sequences, length, micro, settings = case
     settings = [f"offload.paths={path}", f"train.micro_batch={micro}", *settings]
-    before = free_bytes(path)
     side = Side([str(binary), json.dumps(SHAPE), method, gradients, "2", str(sequences), str(length), *settings])
     for _ in range(steps):
         side.step()
-    disk = before - free_bytes(path)
+    disk = swap_bytes(side.process.pid)
     last, planned = side.rows[-1], side.rows[-1]["planned"]
     side.finish()
     ms = statistics.median(row["ms"] for row in side.rows[2:])

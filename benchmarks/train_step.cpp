@@ -16,6 +16,7 @@
 #include "model/gemm_rate.h"
 #include "model/runtime.h"
 #include "offload/disk_probe.h"
+#include "offload/sim_engine.h"
 #include "train/metrics.h"
 #include "train/rank.h"
 #include "weights/load_store.h"
@@ -65,9 +66,27 @@ void run(int argc, char** argv) {
   const bool lora = std::string(argv[2]) == "lora";
   std::vector<std::string> settings;
   int64_t slots = 0;
+  double disk_gb_per_s = 0;
   for (int i = 7; i < argc; ++i) {
-    const std::string setting = argv[i];
-    setting.starts_with("slots=") ? void(slots = std::stoll(setting.substr(6))) : settings.push_back(setting);
+    const std::string setting = argv[i], value = setting.substr(setting.find('=') + 1);
+    if (setting.starts_with("slots=")) {
+      slots = std::stoll(value);
+    } else if (setting.starts_with("disk_gb_per_s=")) {
+      disk_gb_per_s = std::stod(value);
+    } else {
+      settings.push_back(setting);
+    }
+  }
+  std::unique_ptr<SimDisk> simulated;
+  EngineFactory engine;
+  if (disk_gb_per_s > 0) {
+    engine = [&](const EngineSetup& setup) {
+      simulated = std::make_unique<SimDisk>(setup.files, SimSetup{.faults = {},
+                                                                  .depth = setup.depth,
+                                                                  .read_bytes_per_s = disk_gb_per_s * 1e9,
+                                                                  .write_bytes_per_s = disk_gb_per_s * 1e9});
+      return simulated->make_engine();
+    };
   }
   Config config =
       parse_config("[model]\npath = \"none\"\n[data]\ntrain = [\"none\"]\n", "benchmark", settings);
@@ -99,7 +118,8 @@ void run(int argc, char** argv) {
              .max_length = config.data.max_length,
              .tokens_per_step = config.train.global_batch * config.data.max_length,
              .max_grad_norm = 1.0,
-             .swap_paths = paths},
+             .swap_paths = paths,
+             .engine = engine},
             stream);
   const LoadSetup load{spec, layout, DType::kBF16, stream, plan.numerics.threads};
   initialise_weights(load, 1, rank.weights());

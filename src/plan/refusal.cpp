@@ -42,6 +42,14 @@ std::optional<Plan> plan_with(const PlanInput& in, const Config& config) {
   }
 }
 
+// Some class may still be told to live on disk.
+bool may_use_disk(const PlanInput& in) {
+  const OffloadConfig& o = in.config.offload;
+  const auto free_choice = [](OffloadHome home) { return home == OffloadHome::kAuto; };
+  return o.paths.empty() && (free_choice(o.optimizer) || free_choice(o.gradients) || free_choice(o.weights) ||
+                             free_choice(o.activations));
+}
+
 // What may be turned, the least intrusive first.
 std::vector<Knob> knobs(const PlanInput& in, const Plan& plan) {
   const NumericsPlan& n = plan.numerics;
@@ -49,6 +57,10 @@ std::vector<Knob> knobs(const PlanInput& in, const Plan& plan) {
   std::vector<Knob> out;
   if (!n.recompute) {
     out.push_back({"train.recompute = \"block\"", [](Config& c) { c.train.recompute = Recompute::kBlock; }});
+  }
+  if (may_use_disk(in)) {
+    out.push_back(
+        {"offload.paths = [\"a directory on a fast disk\"]", [](Config& c) { c.offload.paths = {"."}; }});
   }
   if (n.micro_batch > 1) {
     out.push_back({"train.micro_batch = 1", [](Config& c) { c.train.micro_batch = 1; }});
@@ -79,8 +91,12 @@ std::vector<Knob> knobs(const PlanInput& in, const Plan& plan) {
   return out;
 }
 
-int64_t need(const Plan& plan) {
-  return plan.tiers.front().bytes;
+// Of the memory that is too small.
+int64_t need(const Plan& plan, Home home) {
+  for (const Tier& tier : plan.tiers) {
+    if (tier.home == home) return tier.bytes;
+  }
+  return 0;
 }
 
 std::optional<Plan> plan_with(const PlanInput& in, const std::vector<Knob>& all, uint32_t chosen) {
@@ -103,32 +119,33 @@ std::string list(const std::vector<Knob>& all, uint32_t chosen, const char* betw
 // Of the knobs in `among`, at most `most` together that make it fit: the least intrusive first (the highest
 // bit decides). Otherwise 0, and the subset that comes closest in `closest`.
 uint32_t fitting_together(const PlanInput& in, const std::vector<Knob>& all, uint32_t among, int most,
-                          std::pair<uint32_t, int64_t>* closest) {
+                          Home home, std::pair<uint32_t, int64_t>* closest) {
   for (uint32_t chosen = 1; chosen < 1U << all.size(); ++chosen) {
     const int count = std::popcount(chosen);
     if (count < 2 || count > most || (chosen & ~among) != 0) continue;
     const std::optional<Plan> changed = plan_with(in, all, chosen);
     if (!changed) continue;
     if (changed->fits) return chosen;
-    if (need(*changed) < closest->second) *closest = {chosen, need(*changed)};
+    if (need(*changed, home) < closest->second) *closest = {chosen, need(*changed, home)};
   }
   return 0;
 }
 
-std::string advice(const PlanInput& in, const Plan& plan) {
+std::string advice(const PlanInput& in, const Plan& plan, Home home) {
   std::vector<Knob> all;
   uint32_t alone = 0;
   for (Knob& knob : knobs(in, plan)) {
     Config config = in.config;
     knob.apply(config);
     const std::optional<Plan> changed = plan_with(in, config);
-    if (!changed || need(*changed) >= need(plan)) continue;
-    knob.saves = need(plan) - need(*changed);
+    if (!changed || need(*changed, home) >= need(plan, home)) continue;
+    knob.saves = need(plan, home) - need(*changed, home);
     all.push_back(std::move(knob));
     if (changed->fits && std::popcount(alone) < kMostKnobs) alone |= 1U << (all.size() - 1);
   }
-  std::pair<uint32_t, int64_t> closest{0, need(plan)};
-  const uint32_t together = fitting_together(in, all, ~alone, kMostKnobs - std::popcount(alone), &closest);
+  std::pair<uint32_t, int64_t> closest{0, need(plan, home)};
+  const uint32_t together =
+      fitting_together(in, all, ~alone, kMostKnobs - std::popcount(alone), home, &closest);
   std::string out;
   if (together != 0) out = "set together " + list(all, together, ", ");
   if (alone != 0) out += (out.empty() ? "set " : ", or set ") + list(all, alone, ", or ");
@@ -150,19 +167,22 @@ ErrorText explain_refusal(const PlanInput& in, const Plan& plan) {
   const auto full = std::find_if(plan.tiers.begin(), plan.tiers.end(),
                                  [](const Tier& tier) { return tier.bytes > tier.usable; });
   LM_CHECK(full != plan.tiers.end(), "a plan that fits needs no refusal");
-  const bool device = full->home == Home::kDevice;
   std::string table;
   for (const ClassBytes& row : plan.classes) {
     if (row.home != full->home || row.bytes == 0) continue;
     table += "\n    " + row.name + ": " + format_bytes(row.bytes) +
              (row.note.empty() ? "" : " (" + row.note + ")");
   }
-  const bool compute_tier = full == plan.tiers.begin();
-  return {.area = device ? "MEM-15" : "MEM-16",
+  constexpr const char* kAreas[] = {"MEM-15", "MEM-16", "DISK-33"};
+  constexpr const char* kKinds[] = {"GPU memory", "host memory", "disk space"};
+  const auto kind = static_cast<size_t>(full->home);
+  return {.area = kAreas[kind],
           .what = std::string("the run does not fit: it needs ") + format_bytes(full->bytes) + " of " +
-                  (device ? "GPU" : "host") + " memory, " + have(*full) + table,
+                  kKinds[kind] + ", " + have(*full) + table,
           .place = "",
-          .next = compute_tier ? advice(in, plan) : "free host memory, or raise this process's memory limit",
+          .next = full->home == Home::kNvme
+                      ? "free disk space, or add a directory on another disk to offload.paths"
+                      : advice(in, plan, full->home),
           .kept = "nothing was started or written"};
 }
 

@@ -15,6 +15,7 @@ using Change = void (*)(Config&);
 const std::map<std::string, Change>& settings() {
   static const std::map<std::string, Change> kSettings = {
       {"train.recompute = \"block\"", [](Config& c) { c.train.recompute = Recompute::kBlock; }},
+      {"offload.paths = [\"a directory on a fast disk\"]", [](Config& c) { c.offload.paths = {"."}; }},
       {"train.micro_batch = 1", [](Config& c) { c.train.micro_batch = 1; }},
       {"train.gradients = \"bf16\"", [](Config& c) { c.train.gradients = GradientDType::kBF16; }},
       {"optimizer.master = \"split\"", [](Config& c) { c.optimizer.master = Master::kSplit; }},
