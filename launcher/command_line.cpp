@@ -45,6 +45,7 @@ CommandRow training() {
           {kGpus,
            {"--ranks", Takes::kCount, "N", "processes on the CPU"},
            {"--dry-run", Takes::kNothing, "", "print the plan and stop"},
+           {"--trace", Takes::kText, "FILE", "steps 2 to 4 as a timeline that Perfetto opens"},
            {"--run-dir", Takes::kText, "DIR", "", true},
            {"--control-fd", Takes::kCount, "FD", "", true},
            {"--lock-fd", Takes::kCount, "FD", "", true}}};

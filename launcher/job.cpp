@@ -98,7 +98,7 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line) {
   return job;
 }
 
-std::unique_ptr<Rank> make_rank(const Job& job, bool training) {
+std::unique_ptr<Rank> make_rank(const Job& job, bool training, Trace* trace) {
   const int64_t tokens = job.config.train.global_batch * job.config.data.max_length;
   return std::make_unique<Rank>(RankSetup{.spec = job.spec,
                                           .layout = job.layout,
@@ -109,7 +109,8 @@ std::unique_ptr<Rank> make_rank(const Job& job, bool training) {
                                           .max_length = job.config.data.max_length,
                                           .tokens_per_step = training ? tokens : 0,
                                           .max_grad_norm = job.config.train.max_grad_norm,
-                                          .swap_paths = swap_paths(job)},
+                                          .swap_paths = swap_paths(job),
+                                          .trace = trace},
                                 job.stream);
 }
 

@@ -62,6 +62,12 @@ FarState::FarState(const FarStateSetup& setup) {
     return make_engine(kind, engine, &description_);
   };
   queue_ = std::make_unique<IoQueue>(*space_, make, placement.io_block);
+  if (setup.trace != nullptr) {
+    queue_->set_span_hook([trace = setup.trace](const IoSpan& span) {
+      const TraceRow row = span.direction == IoDirection::kRead ? TraceRow::kReads : TraceRow::kWrites;
+      trace->add(row, span.what, span.start_ns, span.end_ns, span.bytes);
+    });
+  }
   description_ = (description_.empty() ? "" : description_ + "; ") + queue_->description();
   for (int i = 0; i < kPools; ++i) {
     const auto pool = static_cast<Pool>(i);

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 
+#include "base/trace.h"
 #include "offload/engines.h"
 #include "offload/store.h"
 #include "plan/plan.h"
@@ -23,6 +24,7 @@ struct FarStateSetup {
   int threads = 1;       // that check and stamp
   bool training = true;  // false: weights alone
   EngineFactory engine = {};
+  Trace* trace = nullptr;  // transfers are told to it
 };
 
 class FarState {

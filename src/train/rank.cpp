@@ -54,7 +54,8 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
             .paths = setup_.swap_paths,
             .threads = stream.threads,
             .training = setup_.tokens_per_step > 0,
-            .engine = setup_.engine}),
+            .engine = setup_.engine,
+            .trace = setup_.trace}),
       weights_(setup.layout, setup.plan.numerics.dtype, stream.device, far_.store(Pool::kWeights)),
       arena_(stream.device, setup.plan.arena.bytes),
       rope_(setup.spec, rope_positions(setup), setup.plan.numerics.dtype, stream.device, stream),
@@ -85,7 +86,8 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
                                                 .far = far_,
                                                 .gradients = gradients_.get(),
                                                 .optimizer = optimizer_.get(),
-                                                .embedding_gradient = embedding_gradient_.get()},
+                                                .embedding_gradient = embedding_gradient_.get(),
+                                                .trace = setup.trace},
                                       step_settings(setup, device_));
 }
 

@@ -61,7 +61,7 @@ TEST(CommandLine, WhatIsHandedOnParsesToTheSame) {
   for (const Words& words :
        {Words{"--gpus", "0", "a.toml", "a.b=c d"}, Words{"a.toml", "x.y=--z"},
         Words{"generate", "m", "--prompt", "-- \"x\"", "--json"},
-        Words{"export", "--merge", "-o", "out", "run"},
+        Words{"export", "--merge", "-o", "out", "run"}, Words{"a.toml", "--trace", "t.json"},
         Words{"doctor", "--path", "/a", "--path=/b"}}) {
     const CommandLine line = parse(words), again = parse(to_arguments(line), Reader::kRank);
     EXPECT_EQ(again.command, line.command);
