@@ -47,7 +47,7 @@ def main():
         wait = statistics.median(r["wait_ms"] for r in side.rows[warm:])
         row[name] = {"ms": ms, "ratio": ms / base, "wait_ms": wait, "peak_rss": side.peak()}
         print(f"{name:17} {ms:8.0f} ms  {ms / base:5.2f}x of memory's step  waits {wait:6.0f} ms  "
-              f"peak RSS {side.peak() / 2**30:.2f} GiB (planned {last['planned_rss'] / 2**30:.2f})  "
+              f"peak RSS {side.peak() / 2**30:.2f} GiB (planned {last['planned']['rss'] / 2**30:.2f})  "
               f"reads {last['read_bytes'] / 1e9:.2f} GB a step")
         if abs(side.rows[-1]["loss"] - running["memory"].rows[-1]["loss"]) > 0:
             sys.exit(f"{name}: the loss differs from memory's")

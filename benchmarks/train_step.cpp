@@ -13,7 +13,9 @@
 #include "base/error.h"
 #include "base/philox.h"
 #include "config/config_toml.h"
+#include "model/gemm_rate.h"
 #include "model/runtime.h"
+#include "offload/disk_probe.h"
 #include "train/metrics.h"
 #include "train/rank.h"
 #include "weights/load_store.h"
@@ -23,24 +25,39 @@ namespace {
 using namespace lm;
 
 // The peer learns every position but the last of a sequence, so these are the targets here.
-StepBatches random_batches(int64_t sequences, int64_t length, int64_t vocab) {
-  Batch batch;
+StepBatches random_batches(const Config& config, int64_t vocab) {
+  const int64_t length = config.data.max_length, each = *config.train.micro_batch;
   const uint64_t key = philox_key(1, Purpose::kInit, 0, 0);
-  for (int64_t s = 0; s < sequences; ++s) {
-    batch.document_start.push_back(static_cast<int32_t>(s * length));
+  StepBatches out;
+  for (int64_t s = 0; s < config.train.global_batch; ++s) {
+    if (s % each == 0) out.micro.emplace_back();
+    Batch& batch = out.micro.back();
+    batch.document_start.push_back(static_cast<int32_t>(s % each * length));
     for (int64_t p = 0; p < length; ++p) {
       const auto index = static_cast<uint64_t>(s * length + p);
       batch.token.push_back(static_cast<int32_t>(philox_at(key, index, 0, 0) % static_cast<uint32_t>(vocab)));
       batch.position.push_back(static_cast<int32_t>(p));
       batch.sample.push_back(static_cast<int32_t>(s));
+      batch.target.push_back(-1);
+      if (p > 0) batch.target[batch.target.size() - 2] = batch.token.back();
     }
+    out.target_tokens += length - 1;
   }
-  batch.document_start.push_back(static_cast<int32_t>(sequences * length));
-  for (size_t i = 0; i < batch.token.size(); ++i) {
-    const bool last = (static_cast<int64_t>(i) + 1) % length == 0;
-    batch.target.push_back(last ? -1 : batch.token[i + 1]);
+  for (Batch& batch : out.micro) batch.document_start.push_back(static_cast<int32_t>(batch.token.size()));
+  return out;
+}
+
+// Rates measured in this process; memory without end, so that nothing is planned for want of it.
+Machine this_machine(const Config& config, StreamView stream) {
+  Machine machine;
+  machine.cores = static_cast<int>(*config.run.threads);
+  machine.host_memory = machine.host_available = int64_t{1} << 40;
+  machine.gemm_bf16_flops = measure_gemm_rate(DType::kBF16, stream);
+  for (const std::string& path : config.offload.paths) {
+    const DiskProbe probe = probe_disk(path);
+    machine.disks.push_back({path, probe.free_bytes, probe.read_bytes_per_s, probe.write_bytes_per_s});
   }
-  return {{batch}, sequences * (length - 1)};
+  return machine;
 }
 
 void run(int argc, char** argv) {
@@ -58,7 +75,7 @@ void run(int argc, char** argv) {
   config.train.gradients = std::string(argv[3]) == "bf16" ? GradientDType::kBF16 : GradientDType::kF32;
   config.run.threads = std::stoll(argv[4]);
   config.train.global_batch = std::stoll(argv[5]);
-  config.train.micro_batch = config.train.global_batch;
+  if (!config.train.micro_batch) config.train.micro_batch = config.train.global_batch;
   config.data.max_length = std::stoll(argv[6]);
   const AdapterSpec adapter{.r = 16,
                             .alpha = 16,
@@ -67,14 +84,12 @@ void run(int argc, char** argv) {
                             .targets = resolve_targets({"all-linear"}, "lora.targets")};
   const AdapterSpec* const trained = lora ? &adapter : nullptr;
   const ModelLayout layout = make_layout(spec, trained, DType::kBF16);
-  Machine machine;
-  machine.cores = static_cast<int>(*config.run.threads);
-  machine.host_memory = machine.host_available = int64_t{1} << 40;
+  const StreamView stream = start_torch(DeviceType::kCpu, static_cast<int>(*config.run.threads), true);
+  const Machine machine = this_machine(config, stream);
   Plan plan = make_plan(config, spec, trained, layout, machine, DeviceType::kCpu);
   if (slots > 0) plan.placement.pool(Pool::kOptimizer).slots = slots;
   std::vector<SwapPath> paths;
   for (const std::string& path : config.offload.paths) paths.push_back({path, 1});
-  const StreamView stream = start_torch(DeviceType::kCpu, plan.numerics.threads, true);
   Rank rank({.spec = spec,
              .layout = layout,
              .adapter = trained,
@@ -90,21 +105,27 @@ void run(int argc, char** argv) {
   initialise_weights(load, 1, rank.weights());
   if (lora) initialise_adapter(load, 1, rank.weights());
   rank.weights_ready();
-  const StepBatches batches = random_batches(config.train.global_batch, config.data.max_length, spec.vocab);
+  const StepBatches batches = random_batches(config, spec.vocab);
   std::printf("ready\n");
   std::fflush(stdout);
   std::string line;
   for (int64_t step = 1; std::getline(std::cin, line); ++step) {
     const double start = monotonic_seconds(), waited = rank.far().wait_seconds();
-    const int64_t read = rank.far().counters().read_bytes;
+    const int64_t read = rank.far().counters().read_bytes, written = rank.far().counters().written_bytes;
     const StepResult result = rank.step().run(batches, step, 1e-5);
     const double seconds = monotonic_seconds() - start;
     std::printf("%s\n", nlohmann::json{{"ms", seconds * 1e3},
                                        {"loss", result.loss},
                                        {"peak_rss", peak_resident_bytes()},
-                                       {"planned_rss", plan.peak.host},
                                        {"read_bytes", rank.far().counters().read_bytes - read},
-                                       {"wait_ms", (rank.far().wait_seconds() - waited) * 1e3}}
+                                       {"written_bytes", rank.far().counters().written_bytes - written},
+                                       {"wait_ms", (rank.far().wait_seconds() - waited) * 1e3},
+                                       {"planned",
+                                        {{"rss", plan.peak.host},
+                                         {"disk", plan.peak.disk},
+                                         {"read_bytes", plan.timeline.disk_read_bytes},
+                                         {"written_bytes", plan.timeline.disk_written_bytes},
+                                         {"ms", plan.step_seconds * 1e3}}}}
                             .dump()
                             .c_str());
     std::fflush(stdout);

@@ -12,7 +12,8 @@ namespace lm {
 namespace {
 
 constexpr std::chrono::milliseconds kLate{2};
-constexpr int64_t kSector = 512;
+constexpr int64_t kSector = 512;      // what a short transfer is a multiple of
+constexpr int64_t kAlignment = 4096;  // what a request must be a multiple of, as with O_DIRECT
 
 // A fault of one direction does nothing in the other.
 bool concerns(SimFault fault, IoDirection direction) {
@@ -186,6 +187,11 @@ int64_t SimDisk::move(const Pending& pending) {
 
 void SimDisk::complete(const Pending& pending, std::vector<IoResult>& results) {
   const uint64_t id = pending.request.id;
+  const auto memory = static_cast<int64_t>(reinterpret_cast<uintptr_t>(pending.request.memory));
+  if ((pending.request.offset | pending.request.bytes | memory) % kAlignment != 0) {
+    results.push_back({id, -EINVAL});
+    return;
+  }
   switch (pending.fault.value_or(SimFault::kDelay)) {
     case SimFault::kEio:
       results.push_back({id, -EIO});

@@ -39,32 +39,48 @@ int64_t Store::swap_bytes(const std::vector<int64_t>& array_bytes) {
   return sum;
 }
 
-Store::Store(StoreSetup setup, SwapSpace& space, IoQueue& queue, PinnedPool& pool)
+int64_t Store::pinned_bytes(const StoreSetup& setup) {
+  return setup.on_disk ? setup.slots * slot_bytes(setup.bytes) : swap_bytes(setup.bytes);
+}
+
+Store::Store(StoreSetup setup, SwapSpace* space, IoQueue* queue, PinnedPool& pool)
     : setup_(std::move(setup)),
       space_(space),
       queue_(queue),
       slot_bytes_(slot_bytes(setup_.bytes)),
-      block_(pool.lease(slot_bytes_ * setup_.slots)),
+      block_(pool.lease(pinned_bytes(setup_))),
+      near_(setup_.stream.device, setup_.separate ? slot_bytes_ * setup_.slots : 0),
+      copies_(setup_.stream.device),
       arrays_(setup_.bytes.size()),
       slots_(static_cast<size_t>(setup_.slots)) {
-  LM_CHECK(kAlignment % space.alignment() == 0,
-           "the disks want an alignment of " + std::to_string(space.alignment()));
+  LM_CHECK(setup_.on_disk || setup_.separate, "host memory cannot be its own home");
+  if (setup_.on_disk) {
+    LM_CHECK(kAlignment % space->alignment() == 0,
+             "the disks want an alignment of " + std::to_string(space->alignment()));
+  }
+  for (size_t s = 0; setup_.separate && s < slots_.size(); ++s)
+    near_slots_.emplace_back(setup_.stream.device);
   size_t chunks = 0;
+  int64_t host = 0;
   for (size_t a = 0; a < arrays_.size(); ++a) {
     if (setup_.bytes[a] == 0) continue;
-    arrays_[a].extent = space.allocate(round_up(setup_.bytes[a], kAlignment));
+    const int64_t whole = round_up(setup_.bytes[a], kAlignment);
+    if (setup_.on_disk) arrays_[a].extent = space->allocate(whole);
     arrays_[a].bytes = setup_.bytes[a];
+    arrays_[a].host_offset = std::exchange(host, host + whole);
     arrays_[a].first_chunk = chunks;
     chunks += static_cast<size_t>(chunks_of(setup_.bytes[a]));
   }
-  checksums_.resize(chunks);
+  if (setup_.on_disk) checksums_.resize(chunks);
 }
 
 Store::~Store() {
   try {
+    for (size_t s = 0; s < near_slots_.size(); ++s) clear(static_cast<int64_t>(s));
     for (const Slot& slot : slots_) {
-      queue_.wait(slot.read);
-      queue_.wait(slot.written);
+      if (queue_ == nullptr) continue;
+      queue_->wait(slot.read);
+      queue_->wait(slot.written);
     }
   } catch (const Error&) {
     // Whoever needed the bytes has been told.
@@ -98,42 +114,56 @@ void Store::take(int64_t index, int64_t slot) {
   if (a.slot >= 0) slots_[static_cast<size_t>(a.slot)].array = -1;
   if (s.array >= 0) arrays_[static_cast<size_t>(s.array)].slot = -1;
   s.array = index;
+  s.before = s.written;
   s.arrival = Arrival::kKnown;
   s.stamped = false;
   a.slot = slot;
 }
 
 void Store::fetch(int64_t index, int64_t slot) {
+  if (setup_.separate) return near_fetch(index, slot);
   take(index, slot);
-  const Array& a = array(index);
-  Slot& s = slots_[static_cast<size_t>(slot)];
-  if (a.fresh) {
-    s.arrival = Arrival::kZeros;
-    return;
+  if (array(index).fresh) {
+    slots_[static_cast<size_t>(slot)].arrival = Arrival::kZeros;
+  } else {
+    read_into_slot(array(index), index, slot);
   }
+}
+
+void Store::read_into_slot(const Array& a, int64_t index, int64_t slot) {
+  Slot& s = slots_[static_cast<size_t>(slot)];
   const std::array<Ticket, 3> after = {s.read, s.written, a.written};
-  s.read = queue_.read(a.extent, memory(slot), round_up(a.bytes, kAlignment), name(index), after);
+  s.read = queue_->read(a.extent, memory(slot), round_up(a.bytes, kAlignment), name(index), after);
+  s.before = 0;
   if (setup_.verify) s.arrival = Arrival::kUnchecked;
 }
 
 void Store::claim(int64_t index, int64_t slot) {
+  if (setup_.separate) {
+    clear(slot);
+    near_slots_[static_cast<size_t>(slot)].filled_here = true;
+  }
   take(index, slot);
 }
 
 void Store::write_back(int64_t index) {
+  if (setup_.separate) return near_write_back(index);
+  write_from_slot(index, slot_of(index).array == index ? array(index).slot : -1);
+}
+
+void Store::write_from_slot(int64_t index, int64_t slot) {
   Array& a = array(index);
-  Slot& s = slot_of(index);
-  std::byte* const bytes = memory(a.slot);
-  const int64_t whole = round_up(a.bytes, kAlignment);
+  Slot& s = slots_.at(static_cast<size_t>(slot));
+  std::byte* const bytes = memory(slot);
   // A last chunk that is not full is filled with zeros: on the disk, and under its checksum.
   std::memset(bytes + a.bytes, 0, static_cast<size_t>(round_up(a.bytes, kChecksumChunk) - a.bytes));
   if (!std::exchange(s.stamped, false) && setup_.verify) {
     parallel_for(setup_.threads, chunks_of(a.bytes), kCheckGrain, [&](int64_t first, int64_t last) {
-      stamp(index, first * kChecksumChunk, std::min(last * kChecksumChunk, a.bytes));
+      stamp_at(a, bytes, first * kChecksumChunk, std::min(last * kChecksumChunk, a.bytes));
     });
   }
   const std::array<Ticket, 2> after = {s.read, a.written};
-  a.written = s.written = queue_.write(a.extent, bytes, whole, name(index), after);
+  a.written = s.written = queue_->write(a.extent, bytes, round_up(a.bytes, kAlignment), name(index), after);
   a.fresh = false;
 }
 
@@ -144,50 +174,65 @@ void Store::forget(int64_t index) {
   s.array = -1;
   s.arrival = Arrival::kKnown;
   s.stamped = false;
+  if (setup_.separate) near_slots_[static_cast<size_t>(a.slot)].reading = false;
   a.slot = -1;
 }
 
-// The slot's memory may be touched: what was on its way into or out of it has arrived.
+// The slot holds its array: what was on its way into it has arrived, and what it held before has left.
 void Store::settle(Slot& slot) {
   const double start = monotonic_seconds();
-  queue_.wait(slot.read);
-  if (!queue_.done(slot.written)) queue_.wait(slot.written);
+  queue_->wait(slot.read);
+  queue_->wait(std::exchange(slot.before, 0));
   wait_seconds_ += monotonic_seconds() - start;
-  if (slot.arrival != Arrival::kZeros) return;
-  std::memset(memory(arrays_[static_cast<size_t>(slot.array)].slot), 0,
-              static_cast<size_t>(round_up(bytes(slot.array), kChecksumChunk)));
 }
 
 std::byte* Store::use_unchecked(int64_t index, Arrival* arrival) {
   Slot& s = slot_of(index);
+  if (setup_.separate) {
+    *arrival = s.arrival == Arrival::kZeros ? Arrival::kZeros : Arrival::kKnown;
+    return near_use(index);
+  }
   settle(s);
   *arrival = std::exchange(s.arrival, Arrival::kKnown);
-  return memory(array(index).slot);
+  std::byte* const bytes = memory(array(index).slot);
+  if (*arrival == Arrival::kZeros)
+    std::memset(bytes, 0, static_cast<size_t>(round_up(this->bytes(index), kChecksumChunk)));
+  return bytes;
 }
 
 std::byte* Store::use(int64_t index) {
   Arrival arrival = Arrival::kKnown;
   std::byte* const bytes = use_unchecked(index, &arrival);
-  if (arrival != Arrival::kUnchecked) return bytes;
-  // An exception must not leave an OpenMP thread: they only tell whether something is wrong.
-  std::atomic<bool> whole{true};
-  parallel_for(setup_.threads, chunks_of(this->bytes(index)), kCheckGrain, [&](int64_t first, int64_t last) {
-    if (!intact(index, first * kChecksumChunk, std::min(last * kChecksumChunk, this->bytes(index))))
-      whole = false;
-  });
-  if (!whole) report_damage(index);
+  if (arrival == Arrival::kUnchecked) check_whole(index);
   return bytes;
 }
 
-uint64_t Store::checksum(const Array& a, int64_t offset) const {
-  // The last chunk is checked with the zeros that fill it up.
-  return chunk_checksum({memory(a.slot) + offset, static_cast<size_t>(kChecksumChunk)});
+// In host memory.
+void Store::check_whole(int64_t index) {
+  const int64_t length = bytes(index);
+  // An exception must not leave an OpenMP thread: they only tell whether something is wrong.
+  std::atomic<bool> whole{true};
+  parallel_for(setup_.threads, chunks_of(length), kCheckGrain, [&](int64_t first, int64_t last) {
+    if (!intact(index, first * kChecksumChunk, std::min(last * kChecksumChunk, length))) whole = false;
+  });
+  if (!whole) report_damage(index);
+}
+
+// The last chunk is checked with the zeros that fill it up.
+uint64_t Store::checksum(const std::byte* chunk) {
+  return chunk_checksum({chunk, static_cast<size_t>(kChecksumChunk)});
+}
+
+void Store::stamp_at(const Array& a, const std::byte* bytes, int64_t begin, int64_t end) {
+  for (int64_t offset = begin; offset < end; offset += kChecksumChunk)
+    checksums_[a.first_chunk + static_cast<size_t>(offset / kChecksumChunk)] = checksum(bytes + offset);
 }
 
 bool Store::intact(int64_t index, int64_t begin, int64_t end) const {
   const Array& a = array(index);
   for (int64_t offset = begin; offset < end; offset += kChecksumChunk) {
-    if (checksum(a, offset) != checksums_[a.first_chunk + static_cast<size_t>(offset / kChecksumChunk)])
+    if (checksum(memory(a.slot) + offset) !=
+        checksums_[a.first_chunk + static_cast<size_t>(offset / kChecksumChunk)])
       return false;
   }
   return true;
@@ -195,9 +240,7 @@ bool Store::intact(int64_t index, int64_t begin, int64_t end) const {
 
 void Store::stamp(int64_t index, int64_t begin, int64_t end) {
   const Array& a = array(index);
-  for (int64_t offset = begin; offset < end; offset += kChecksumChunk) {
-    checksums_[a.first_chunk + static_cast<size_t>(offset / kChecksumChunk)] = checksum(a, offset);
-  }
+  stamp_at(a, memory(a.slot), begin, end);
 }
 
 void Store::report_damage(int64_t index) const {
@@ -210,7 +253,7 @@ void Store::report_damage(int64_t index) const {
   std::string place;
   for (const ExtentPiece& piece : a.extent.pieces) {
     if (offset >= before && offset < before + piece.bytes) {
-      place = space_.path(piece.file) + "+" + std::to_string(piece.offset + offset - before);
+      place = space_->path(piece.file) + "+" + std::to_string(piece.offset + offset - before);
     }
     before += piece.bytes;
   }

@@ -1,7 +1,11 @@
-// Arrays of state whose home is swap space: optimizer tiles, weights, gradients, saved activations. Compute
-// works on an array only while it lies in one of the store's slots; which array comes into which slot, and
-// when, is decided by the schedule (plan/transfers.h), so that nothing here depends on timing. Every chunk of
-// 8 KiB that is written has its checksum kept in memory, and is compared with it before it is used again.
+// Arrays of state whose home is not near: optimizer tiles, weights, gradients, saved activations, in swap
+// space or in pinned host memory. Compute works on an array only while it lies in one of the store's slots;
+// which array comes into which slot, and when, is decided by the schedule (plan/transfers.h), so that nothing
+// here depends on timing. Every chunk of 8 KiB that goes to disk has its checksum kept in memory, and is
+// compared with it before it is used again.
+//
+// On the CPU slots are pinned host memory. On a GPU they are device memory: copies run on a stream of their
+// own, and what comes from disk or goes there passes through host memory, slot for slot (store_near.cpp).
 //
 // The store owns slots (leased from the pinned pool) and extents; queue and pool belong to the rank. The
 // rank's compute thread calls; check and stamp may also be called from its OpenMP threads on disjoint ranges.
@@ -12,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "base/cuda.h"
 #include "offload/io_queue.h"
 #include "offload/pinned.h"
 #include "offload/swap_space.h"
@@ -24,8 +29,11 @@ struct StoreSetup {
   std::vector<int64_t> bytes;                // of each array; 0: not in this store
   std::function<std::string(int64_t)> name;  // of an array, for messages: "weights of layers.3"
   int64_t slots = 0;
-  bool verify = true;  // false: trust the disk (offload.verify)
-  int threads = 1;     // that check and stamp whole arrays
+  bool verify = true;      // false: trust the disk (offload.verify)
+  int threads = 1;         // that check and stamp whole arrays
+  bool on_disk = true;     // else the home is pinned host memory
+  bool separate = false;   // slots are device memory, apart from host memory (tests: also on the CPU)
+  StreamView stream = {};  // that compute uses the slots on
 };
 
 // What a slot holds when its array is used.
@@ -41,7 +49,10 @@ class Store {
   static int64_t slot_bytes(const std::vector<int64_t>& array_bytes);  // of one slot
   static int64_t swap_bytes(const std::vector<int64_t>& array_bytes);
 
-  Store(StoreSetup setup, SwapSpace& space, IoQueue& queue, PinnedPool& pool);
+  // `space` and `queue` may be null where nothing is on disk.
+  Store(StoreSetup setup, SwapSpace* space, IoQueue* queue, PinnedPool& pool);
+  // Host memory that such a store leases.
+  static int64_t pinned_bytes(const StoreSetup& setup);
   // Nothing of the slots is in flight afterwards.
   ~Store();
   Store(const Store&) = delete;
@@ -54,6 +65,10 @@ class Store {
 
   // The array leaves its slot; what was not written back is dropped.
   void forget(int64_t array);
+
+  // Lets what has arrived go on: from host memory to the device, from there to disk. Never waits; to be
+  // called now and then. Does nothing where slots are host memory.
+  void poll();
 
   // The array in its slot: waits for its fetch and compares it with what was written. Throws Error(21, 22).
   std::byte* use(int64_t array);
@@ -73,6 +88,7 @@ class Store {
   int64_t bytes(int64_t array) const { return arrays_[static_cast<size_t>(array)].bytes; }
   bool holds(int64_t array) const;
   bool verifies() const { return setup_.verify; }
+  bool separate() const { return setup_.separate; }
   // Never written so far, so that its bytes are zeros without meaning.
   bool fresh(int64_t array) const { return arrays_[static_cast<size_t>(array)].fresh; }
 
@@ -82,16 +98,27 @@ class Store {
   struct Array {
     Extent extent;
     int64_t bytes = 0;
-    int64_t slot = -1;   // where it lies, or is on its way to
-    Ticket written = 0;  // its last write
+    int64_t slot = -1;        // where it lies, or is on its way to
+    Ticket written = 0;       // its last write
+    int64_t host_offset = 0;  // of its home in host memory
     bool fresh = true;
     size_t first_chunk = 0;  // of its checksums
   };
   struct Slot {
     int64_t array = -1;
     Ticket read = 0, written = 0;  // the last of each
+    Ticket before = 0;  // the write of what the slot held before: it must be done before the slot is filled
     Arrival arrival = Arrival::kKnown;
     bool stamped = false;  // the caller has stamped what it made of it
+  };
+  // The device's side of a slot.
+  struct NearSlot {
+    explicit NearSlot(DeviceType device) : used(device), arrived(device), left(device) {}
+    Event used, arrived, left;  // compute is done with it; copied in; copied out
+    bool reading = false;       // its bytes are on their way from disk to host memory
+    bool arriving = false;      // and from there to the device
+    int64_t leaving = -1;       // the array whose bytes are on their way to host memory, and then to disk
+    bool filled_here = false;   // taken over by compute, not by a copy
   };
 
   Array& array(int64_t index);
@@ -101,13 +128,29 @@ class Store {
   std::string name(int64_t array) const { return setup_.name(array); }
   void take(int64_t array, int64_t slot);
   void settle(Slot& slot);
-  uint64_t checksum(const Array& array, int64_t offset) const;
+  void read_into_slot(const Array& a, int64_t index, int64_t slot);
+  void write_from_slot(int64_t index, int64_t slot);
+  void check_whole(int64_t index);
+  // store_near.cpp
+  std::byte* near_memory(int64_t slot) const { return near_.data() + slot * slot_bytes_; }
+  std::byte* host_home(const Array& a) const { return block_.data() + a.host_offset; }
+  void near_fetch(int64_t index, int64_t slot);
+  void near_write_back(int64_t index);
+  std::byte* near_use(int64_t index);
+  void lift(int64_t slot, const std::byte* from);
+  void hand_over(int64_t slot);
+  void clear(int64_t slot);
+  static uint64_t checksum(const std::byte* chunk);
+  void stamp_at(const Array& a, const std::byte* bytes, int64_t begin, int64_t end);
 
   StoreSetup setup_;
-  SwapSpace& space_;
-  IoQueue& queue_;
+  SwapSpace* space_;
+  IoQueue* queue_;
   int64_t slot_bytes_;
-  PinnedBlock block_;  // all slots
+  PinnedBlock block_;  // all slots, or the arrays' homes in host memory
+  Memory near_;        // device slots
+  Stream copies_;      // one for both directions: their order is what makes reuse of a slot safe
+  std::vector<NearSlot> near_slots_;
   std::vector<Array> arrays_;
   std::vector<Slot> slots_;
   std::vector<uint64_t> checksums_;  // of every chunk of every array, as last written

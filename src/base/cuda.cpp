@@ -64,6 +64,14 @@ void Event::synchronize() const {
   if (device_ == DeviceType::kCuda) LM_CUDA(cudaEventSynchronize(static_cast<cudaEvent_t>(handle_)));
 }
 
+bool Event::done() const {
+  if (device_ != DeviceType::kCuda) return true;
+  const cudaError_t state = cudaEventQuery(static_cast<cudaEvent_t>(handle_));
+  if (state == cudaErrorNotReady) return false;
+  LM_CUDA(state);
+  return true;
+}
+
 bool cuda_built() {
   return true;
 }

@@ -46,6 +46,8 @@ class Event {
   void wait(StreamView stream) const;
   // Blocks the calling host thread.
   void synchronize() const;
+  // Whether the recorded point has been passed; never blocks.
+  bool done() const;
 
  private:
   DeviceType device_;

@@ -122,6 +122,7 @@ void ShardedOptimizer::update_streamed(int64_t block, size_t i, Tile tile, const
   Arrival arrival = Arrival::kKnown;
   tile.data = store.use_unchecked(array, &arrival);
   if (arrival == Arrival::kZeros) fill_master(block, tile, inputs.weights);
+  if (store.separate()) return apply(block, tile, 0, tile.granules, inputs, stream_);
   const int64_t master = master_size(mode_);
   // The three streams' bytes of granules [first, end).
   const auto each_stream = [&](int64_t first, int64_t end, const auto& visit) {

@@ -1,5 +1,7 @@
 #include "train/far_state.h"
 
+#include <optional>
+
 #include "base/bytes.h"
 
 namespace lm {
@@ -39,19 +41,37 @@ std::vector<int64_t> streamed_bytes(const PoolPlan& pool) {
 
 FarState::FarState(const FarStateSetup& setup) {
   const PlacementPlan& placement = setup.placement;
-  const auto wanted = [&](Pool pool) {
-    return placement.pool(pool).slots > 0 && (setup.training || pool == Pool::kWeights);
-  };
+  std::array<std::optional<StoreSetup>, kPools> wanted;
   int64_t disk = 0, memory = 0;
   for (int i = 0; i < kPools; ++i) {
-    if (!wanted(static_cast<Pool>(i))) continue;
-    const PoolPlan& pool = placement.pool(static_cast<Pool>(i));
-    disk += Store::swap_bytes(streamed_bytes(pool));
-    memory += round_up(pool.slots * pool.slot_bytes, PinnedPool::kAlignment);
+    const auto pool = static_cast<Pool>(i);
+    const PoolPlan& plan = placement.pool(pool);
+    if (plan.slots == 0 || !(setup.training || pool == Pool::kWeights)) continue;
+    StoreSetup& store = wanted[static_cast<size_t>(i)].emplace();
+    store.bytes = streamed_bytes(plan);
+    store.name = [&placement, &layout = setup.layout, pool](int64_t array) {
+      return array_name(placement, layout, pool, array);
+    };
+    store.slots = plan.slots;
+    store.verify = placement.verify;
+    store.threads = setup.stream.threads;
+    store.on_disk = plan.home == Home::kNvme;
+    store.separate = placement.device == DeviceType::kCuda || setup.separate;
+    store.stream = setup.stream;
+    disk += store.on_disk ? Store::swap_bytes(store.bytes) : 0;
+    memory += round_up(Store::pinned_bytes(store), PinnedPool::kAlignment);
   }
-  if (disk == 0) return;
-  space_ = std::make_unique<SwapSpace>(setup.paths, disk);
+  if (memory == 0) return;
   pinned_ = std::make_unique<PinnedPool>(placement.device, memory);
+  if (disk > 0) open_disks(setup, disk);
+  for (size_t i = 0; i < kPools; ++i) {
+    if (wanted[i]) stores_[i] = std::make_unique<Store>(*wanted[i], space_.get(), queue_.get(), *pinned_);
+  }
+}
+
+void FarState::open_disks(const FarStateSetup& setup, int64_t bytes) {
+  const PlacementPlan& placement = setup.placement;
+  space_ = std::make_unique<SwapSpace>(setup.paths, bytes);
   const auto make = [&]() -> std::unique_ptr<IoEngine> {
     const std::span<std::byte> buffers[] = {pinned_->memory()};
     const EngineSetup engine{.files = space_->files(), .buffers = buffers, .depth = placement.io_depth};
@@ -69,18 +89,11 @@ FarState::FarState(const FarStateSetup& setup) {
     });
   }
   description_ = (description_.empty() ? "" : description_ + "; ") + queue_->description();
-  for (int i = 0; i < kPools; ++i) {
-    const auto pool = static_cast<Pool>(i);
-    if (!wanted(pool)) continue;
-    const PoolPlan& plan = placement.pool(pool);
-    stores_[static_cast<size_t>(i)] = std::make_unique<Store>(
-        StoreSetup{.bytes = streamed_bytes(plan),
-                   .name = [&placement, &layout = setup.layout,
-                            pool](int64_t array) { return array_name(placement, layout, pool, array); },
-                   .slots = plan.slots,
-                   .verify = placement.verify,
-                   .threads = setup.threads},
-        *space_, *queue_, *pinned_);
+}
+
+void FarState::poll() const {
+  for (const auto& store : stores_) {
+    if (store != nullptr) store->poll();
   }
 }
 

@@ -21,9 +21,10 @@ struct FarStateSetup {
   const PlacementPlan& placement;
   const ModelLayout& layout;
   std::vector<SwapPath> paths;
-  int threads = 1;       // that check and stamp
-  bool training = true;  // false: weights alone
+  StreamView stream = {};  // compute's; its threads check and stamp
+  bool training = true;    // false: weights alone
   EngineFactory engine = {};
+  bool separate = false;   // tests: slots apart from host memory, as on a GPU
   Trace* trace = nullptr;  // transfers are told to it
 };
 
@@ -35,11 +36,15 @@ class FarState {
   // Null where nothing of the pool is streamed.
   Store* store(Pool pool) const { return stores_[static_cast<size_t>(pool)].get(); }
   IoCounters counters() const;
+  // Lets copies between host memory and the device go on (Store::poll).
+  void poll() const;
   double wait_seconds() const;  // that compute has waited for transfers
   // For the log: engine, paths, what was chosen instead of what and why.
   const std::string& description() const { return description_; }
 
  private:
+  void open_disks(const FarStateSetup& setup, int64_t bytes);
+
   std::string description_;
   std::unique_ptr<SwapSpace> space_;
   std::unique_ptr<PinnedPool> pinned_;

@@ -63,7 +63,11 @@ StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr) {
   shape.pending = shape.defers();
   const StepSchedule next = settings_.transfers.any() ? make_schedule(shape) : StepSchedule{};
   const StepSchedule moved = add_transfers(schedule, next, settings_.transfers, slots_);
-  for (const Operation& operation : moved.operations) execute(operation, batches);
+  const bool far = settings_.transfers.any();
+  for (const Operation& operation : moved.operations) {
+    if (far) far_.poll();
+    execute(operation, batches);
+  }
   pending_ = shape.pending;
   return result_;
 }

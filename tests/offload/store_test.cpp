@@ -15,7 +15,8 @@ namespace {
 
 // Six arrays, some of them ending inside a chunk, in three slots of a simulated disk.
 struct Fixture {
-  explicit Fixture(std::vector<SimFaultAt> faults = {}, uint64_t seed = 1, bool verify = true)
+  explicit Fixture(std::vector<SimFaultAt> faults = {}, uint64_t seed = 1, bool verify = true,
+                   bool separate = false)
       : bytes{20000, 8192, 40960, 1, 8193, 12288},
         space({{std::filesystem::temp_directory_path().string(), 1}}, Store::swap_bytes(bytes)),
         disk(space.files(), SimSetup{.faults = std::move(faults), .seed = seed, .shuffle = true}),
@@ -26,8 +27,9 @@ struct Fixture {
                .name = [](int64_t a) { return "array " + std::to_string(a); },
                .slots = 3,
                .verify = verify,
-               .threads = 2},
-              space, queue, pool) {}
+               .threads = 2,
+               .separate = separate},
+              &space, &queue, pool) {}
 
   std::vector<int64_t> bytes;
   SwapSpace space;
@@ -76,6 +78,11 @@ TEST(Store, AnArrayNeverWrittenIsZeros) {
 
 TEST(Store, GivesBackWhatWasWrittenThroughAnySlot) {
   Fixture f;
+  churn(f, 20);
+}
+
+TEST(Store, GivesBackWhatWasWrittenThroughSlotsOfItsOwn) {
+  Fixture f({}, 1, true, true);
   churn(f, 20);
 }
 

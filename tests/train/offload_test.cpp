@@ -38,6 +38,8 @@ struct Variant {
   int optimizer_threads = 1;
   Engine engine = Engine::kSim;
   bool verify = true;
+  bool separate = false;  // slots apart from host memory, as on a GPU
+  bool host = false;      // with `separate`: homes in host memory
 
   std::string text() const {
     std::string out;
@@ -49,6 +51,7 @@ struct Variant {
     add("optimizer", optimizer), add("gradients", gradients), add("weights", weights);
     add("activations", activations), add("mixed", mixed), add("granules", granules), add("slots", slots);
     add("group", group), add("threads", optimizer_threads), add("engine", static_cast<int>(engine));
+    add("separate", separate), add("host", host);
     return out;
   }
   std::string numbers() const {
@@ -176,6 +179,7 @@ class Training {
       inputs.streamed.assign(inputs.bytes.size(), 1);
       inputs.slots = std::min<int64_t>(std::max<int64_t>(run.slots, 2), std::ssize(inputs.bytes));
     }
+    for (PoolPlan& pool : p.pools) pool.home = run.host ? Home::kHost : pool.home;
     rank_ = std::make_unique<Rank>(
         RankSetup{.spec = spec_,
                   .layout = layout_,
@@ -187,7 +191,8 @@ class Training {
                   .tokens_per_step = 2 * kLength * run.micro_batches,
                   .max_grad_norm = 0.5,
                   .swap_paths = {{std::filesystem::temp_directory_path().string(), 1}},
-                  .engine = [this](const EngineSetup& setup) { return make_engine_of_run(setup); }},
+                  .engine = [this](const EngineSetup& setup) { return make_engine_of_run(setup); },
+                  .separate_slots = run.separate},
         stream_);
     const LoadSetup load{spec_, layout_, run.dtype, stream_, 1};
     initialise_weights(load, 1, rank_->weights());
@@ -323,6 +328,8 @@ TEST(Offload, DrawnRunsGiveTheSameBits) {
     run.optimizer_threads = draw(1, 2);
     run.engine = static_cast<Engine>(draw(0, 2));
     run.verify = draw(0, 3) > 0;
+    run.separate = draw(0, 2) == 0;
+    run.host = run.separate && draw(0, 1) == 1;
     SCOPED_TRACE(run.text());
     try {
       expect_same(run, Training(run).run());

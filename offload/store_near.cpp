@@ -1,0 +1,115 @@
+// The store's way between host memory and a GPU. Every slot of the device has its events:
+//
+//   fetch       disk -> host memory (a ticket)  -> device (copy stream, after `used`)  -> `arrived`
+//   use         the compute stream waits for `arrived`
+//   write_back  `used` -> host memory (copy stream) -> `left` -> checksums, disk (a ticket)
+//
+// A home in host memory leaves out the disk. All copies run on one stream, so that a copy into a slot never
+// overtakes the one out of it. The steps in the middle are taken by poll(), or by whoever needs them first.
+#include <utility>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "offload/store.h"
+
+namespace lm {
+
+// Host memory (staging, or a home) to the slot.
+void Store::lift(int64_t slot, const std::byte* from) {
+  NearSlot& near = near_slots_[static_cast<size_t>(slot)];
+  near.used.record(setup_.stream);  // every use that was enqueued so far
+  near.used.wait(copies_.view());
+  copy_bytes(near_memory(slot), from, bytes(slots_[static_cast<size_t>(slot)].array), copies_.view());
+  near.arrived.record(copies_.view());
+  near.reading = false;
+  near.arriving = true;
+}
+
+// What left the device goes on to disk.
+void Store::hand_over(int64_t slot) {
+  NearSlot& near = near_slots_[static_cast<size_t>(slot)];
+  near.left.synchronize();
+  write_from_slot(std::exchange(near.leaving, -1), slot);
+}
+
+// Nothing of the slot's earlier tenant is under way in host memory.
+void Store::clear(int64_t slot) {
+  NearSlot& near = near_slots_[static_cast<size_t>(slot)];
+  if (near.leaving >= 0) hand_over(slot);
+  if (near.arriving) near.arrived.synchronize();
+  near.reading = near.arriving = near.filled_here = false;
+}
+
+void Store::near_fetch(int64_t index, int64_t slot) {
+  // Its last bytes may still be on their way home.
+  for (size_t s = 0; s < near_slots_.size(); ++s) {
+    if (near_slots_[s].leaving == index) hand_over(static_cast<int64_t>(s));
+  }
+  clear(slot);
+  take(index, slot);
+  NearSlot& near = near_slots_[static_cast<size_t>(slot)];
+  if (array(index).fresh) {
+    slots_[static_cast<size_t>(slot)].arrival = Arrival::kZeros;
+    near.filled_here = true;
+  } else if (setup_.on_disk) {
+    read_into_slot(array(index), index, slot);
+    near.reading = true;
+  } else {
+    lift(slot, host_home(array(index)));
+  }
+}
+
+std::byte* Store::near_use(int64_t index) {
+  const int64_t slot = array(index).slot;
+  Slot& s = slot_of(index);
+  NearSlot& near = near_slots_[static_cast<size_t>(slot)];
+  if (near.reading) {
+    const double start = monotonic_seconds();
+    queue_->wait(s.read);
+    wait_seconds_ += monotonic_seconds() - start;
+    if (std::exchange(s.arrival, Arrival::kKnown) == Arrival::kUnchecked) check_whole(index);
+    lift(slot, memory(slot));
+  }
+  if (near.arriving) {
+    near.arrived.wait(setup_.stream);
+    // Host memory may be filled anew once the copy is done: clear() asks the event.
+  }
+  if (std::exchange(near.filled_here, false)) near.left.wait(setup_.stream);
+  if (std::exchange(s.arrival, Arrival::kKnown) == Arrival::kZeros)
+    zero_bytes(near_memory(slot), slot_bytes_, setup_.stream);
+  return near_memory(slot);
+}
+
+void Store::near_write_back(int64_t index) {
+  Array& a = array(index);
+  Slot& s = slot_of(index);
+  const int64_t slot = a.slot;
+  NearSlot& near = near_slots_[static_cast<size_t>(slot)];
+  if (near.leaving >= 0) hand_over(slot);
+  near.used.record(setup_.stream);
+  near.used.wait(copies_.view());
+  if (setup_.on_disk) {
+    // The same host memory, one generation earlier; or a read that nobody came for.
+    queue_->wait(s.written);
+    queue_->wait(s.read);
+  }
+  copy_bytes(setup_.on_disk ? memory(slot) : host_home(a), near_memory(slot), a.bytes, copies_.view());
+  near.left.record(copies_.view());
+  a.fresh = false;
+  if (setup_.on_disk) near.leaving = index;
+}
+
+void Store::poll() {
+  for (size_t s = 0; s < near_slots_.size(); ++s) {
+    NearSlot& near = near_slots_[s];
+    const auto slot = static_cast<int64_t>(s);
+    if (near.leaving >= 0 && near.left.done()) hand_over(slot);
+    if (!near.reading || !queue_->done(slots_[s].read)) continue;
+    queue_->wait(slots_[s].read);  // reports a failure
+    if (std::exchange(slots_[s].arrival, Arrival::kKnown) == Arrival::kUnchecked)
+      check_whole(slots_[s].array);
+    lift(slot, memory(slot));
+  }
+}
+
+}  // namespace lm
