@@ -10,7 +10,7 @@
 namespace lm {
 namespace {
 
-enum class Takes : uint8_t { kNothing, kText, kCount, kBytes };
+enum class Takes : uint8_t { kNothing, kText, kTexts, kCount, kBytes };
 
 struct FlagRow {
   const char* name;
@@ -45,6 +45,7 @@ CommandRow training() {
           {kGpus,
            {"--ranks", Takes::kCount, "N", "processes on the CPU"},
            {"--dry-run", Takes::kNothing, "", "print the plan and stop"},
+           {"--trace", Takes::kText, "FILE", "steps 2 to 4 as a timeline that Perfetto opens"},
            {"--run-dir", Takes::kText, "DIR", "", true},
            {"--control-fd", Takes::kCount, "FD", "", true},
            {"--lock-fd", Takes::kCount, "FD", "", true}}};
@@ -108,7 +109,7 @@ const std::vector<CommandRow>& commands() {
        0,
        false,
        false,
-       {kJson}},
+       {{"--path", Takes::kTexts, "DIR", "measure the disk of this directory, too; may be repeated"}, kJson}},
       {"presets",
        "[NAME]",
        "list, or print one as a commented TOML to start from",
@@ -151,7 +152,8 @@ void check_value(const FlagRow& flag, const std::string& value, const CommandRow
   };
   if (flag.takes == Takes::kCount && !parse_count(value)) refuse("a number of 0 or more");
   if (flag.takes == Takes::kBytes && parse_bytes(value).value_or(0) <= 0) refuse("a size such as 24GiB");
-  if (flag.takes == Takes::kText && value.empty() && std::string(flag.name) != "--prompt") refuse("a value");
+  const bool text = flag.takes == Takes::kText || flag.takes == Takes::kTexts;
+  if (text && value.empty() && std::string(flag.name) != "--prompt") refuse("a value");
 }
 
 // True where a mistyped command is likelier than a configuration's path.
@@ -175,7 +177,7 @@ class Reading {
       if (!only_positional && word == "--") {
         only_positional = true;
       } else if (!only_positional && (word == "--help" || word == "-h")) {
-        return CommandLine{"help", {row_->name}, {}, {}};
+        return CommandLine{"help", {row_->name}, {}, {}, {}};
       } else if (!only_positional && word.size() > 1 && word[0] == '-') {
         take_flag(word);
       } else {
@@ -241,7 +243,11 @@ class Reading {
       throw usage_error(name + " needs a value: " + flag->value, see_help(row_));
     }
     check_value(*flag, value, *row_);
-    if (!line_.flags.emplace(name, value).second) throw usage_error(name + " is given twice", see_help(row_));
+    if (flag->takes == Takes::kTexts) {
+      line_.lists[name].push_back(value);
+    } else if (!line_.flags.emplace(name, value).second) {
+      throw usage_error(name + " is given twice", see_help(row_));
+    }
   }
 
   void take_positional(const std::string& word) {
@@ -294,6 +300,11 @@ std::optional<std::string> CommandLine::value(const std::string& flag) const {
   return found == flags.end() ? std::nullopt : std::optional(found->second);
 }
 
+std::vector<std::string> CommandLine::list(const std::string& flag) const {
+  const auto found = lists.find(flag);
+  return found == lists.end() ? std::vector<std::string>() : found->second;
+}
+
 std::optional<int64_t> CommandLine::integer(const std::string& flag) const {
   const auto text = value(flag);
   return text ? parse_count(*text) : std::nullopt;
@@ -316,6 +327,9 @@ std::vector<std::string> to_arguments(const CommandLine& line) {
     const auto known =
         std::find_if(row->flags.begin(), row->flags.end(), [&](const FlagRow& f) { return f.name == flag; });
     if (known != row->flags.end() && known->takes != Takes::kNothing) out.push_back(value);
+  }
+  for (const auto& [flag, values] : line.lists) {
+    for (const std::string& value : values) out.insert(out.end(), {flag, value});
   }
   out.push_back("--");  // a path may begin with a dash
   out.insert(out.end(), line.positional.begin(), line.positional.end());

@@ -15,13 +15,15 @@ namespace lm {
 enum class Reader : uint8_t { kDoor, kRank };
 
 struct CommandLine {
-  std::string command;                       // "train", "plan", ..., "help", "version"
-  std::vector<std::string> positional;       // e.g. the configuration's path
-  std::vector<std::string> overrides;        // "table.key=value", in order
-  std::map<std::string, std::string> flags;  // "--gpus" -> "1", "--json" -> ""
+  std::string command;                                    // "train", "plan", ..., "help", "version"
+  std::vector<std::string> positional;                    // e.g. the configuration's path
+  std::vector<std::string> overrides;                     // "table.key=value", in order
+  std::map<std::string, std::string> flags;               // "--gpus" -> "1", "--json" -> ""
+  std::map<std::string, std::vector<std::string>> lists;  // of flags that may be given several times
 
   bool has(const std::string& flag) const { return flags.count(flag) != 0; }
   std::optional<std::string> value(const std::string& flag) const;
+  std::vector<std::string> list(const std::string& flag) const;
   std::optional<int64_t> integer(const std::string& flag) const;  // checked when it was parsed
   std::optional<int64_t> bytes(const std::string& flag) const;    // the same, of sizes such as 24GiB
 };

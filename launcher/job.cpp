@@ -1,11 +1,13 @@
 #include "launcher/job.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "config/config_toml.h"
 #include "launcher/child.h"
+#include "launcher/disk_survey.h"
 #include "launcher/machine_survey.h"
 #include "model/gemm_rate.h"
 #include "model/runtime.h"
@@ -39,11 +41,13 @@ Machine measured_machine(DeviceType device, StreamView stream, DType dtype) {
   return machine;
 }
 
-// Striped by measured bandwidth; equally where nothing was measured.
+// Striped by measured bandwidth; equally where one of them was not measured.
 std::vector<SwapPath> swap_paths(const Job& job) {
+  const std::vector<Disk>& disks = job.machine.disks;
+  const bool measured =
+      std::all_of(disks.begin(), disks.end(), [](const Disk& disk) { return disk.write_bandwidth > 0; });
   std::vector<SwapPath> paths;
-  for (const Disk& disk : job.machine.disks)
-    paths.push_back({disk.path, disk.write_bandwidth > 0 ? disk.write_bandwidth : 1});
+  for (const Disk& disk : disks) paths.push_back({disk.path, measured ? disk.write_bandwidth : 1});
   return paths;
 }
 
@@ -76,17 +80,25 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line) {
   // The door has chosen: lmlaunch-cuda is started when a GPU computes.
   const bool cpu = !cuda_built() || line.integer("--gpus") == 0 || config.run.device == DeviceChoice::kCpu;
   const DeviceType device = cpu ? DeviceType::kCpu : DeviceType::kCuda;
-  const int cores = survey_machine().cores;
-  const int threads = static_cast<int>(config.run.threads.value_or(cores));
+  const std::string& cache = job->environment.cache_dir;
+  check_disks(config);
+  job->machine = survey_machine();
+  job->machine.disks = survey_disks(config, cache, DiskRates::kKnown);
+  const auto plan = [&] {
+    return make_plan(config, job->spec, job->adapter_spec(), job->layout, job->machine, device);
+  };
+  // What cannot fit ends here, before anything is started or measured.
+  const bool measure_disks = line.command == "train" && plan().placement.on_disk();
+  const int threads = static_cast<int>(config.run.threads.value_or(job->machine.cores));
   job->stream = start_torch(device, threads, config.run.deterministic);
   job->machine = measured_machine(device, job->stream, dtype);
-  job->machine.disks = survey_disks(config.offload.paths);
-  job->plan = make_plan(config, job->spec, job->adapter_spec(), job->layout, job->machine, device);
+  job->machine.disks = survey_disks(config, cache, measure_disks ? DiskRates::kMeasured : DiskRates::kKnown);
+  job->plan = plan();
   job->peak_flops = compute_rates(job->machine, device, dtype).peak_flops;
   return job;
 }
 
-std::unique_ptr<Rank> make_rank(const Job& job, bool training) {
+std::unique_ptr<Rank> make_rank(const Job& job, bool training, Trace* trace) {
   const int64_t tokens = job.config.train.global_batch * job.config.data.max_length;
   return std::make_unique<Rank>(RankSetup{.spec = job.spec,
                                           .layout = job.layout,
@@ -97,7 +109,8 @@ std::unique_ptr<Rank> make_rank(const Job& job, bool training) {
                                           .max_length = job.config.data.max_length,
                                           .tokens_per_step = training ? tokens : 0,
                                           .max_grad_norm = job.config.train.max_grad_norm,
-                                          .swap_paths = swap_paths(job)},
+                                          .swap_paths = swap_paths(job),
+                                          .trace = trace},
                                 job.stream);
 }
 

@@ -36,7 +36,7 @@ struct Job {
 std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line);
 
 // A rank for the job; `training` allocates gradients and optimizer state as well.
-std::unique_ptr<Rank> make_rank(const Job& job, bool training);
+std::unique_ptr<Rank> make_rank(const Job& job, bool training, Trace* trace = nullptr);
 
 // The job's weights into the rank: the base model (or fresh weights), then the adapter (given or fresh).
 // With `trained`, a run's model/ directory, its weights or adapter are taken instead.

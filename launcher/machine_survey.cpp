@@ -1,12 +1,7 @@
 #include "launcher/machine_survey.h"
 
-#include <sys/statvfs.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 
-#include "base/error.h"
 #include "launcher/survey.h"
 
 namespace lm {
@@ -38,22 +33,6 @@ Machine survey_machine(const ImaginedMemory& imagined) {
     machine.gpus[0].free_bytes = 0;
   }
   return machine;
-}
-
-std::vector<Disk> survey_disks(const std::vector<std::string>& paths) {
-  std::vector<Disk> disks;
-  for (const std::string& path : paths) {
-    struct statvfs info {};
-    if (statvfs(path.c_str(), &info) != 0) {
-      throw Error(Exit::kDoesNotFit, {.area = "DISK-33",
-                                      .what = std::string("offload.paths: ") + std::strerror(errno),
-                                      .place = path,
-                                      .next = "create the directory, or name another one",
-                                      .kept = ""});
-    }
-    disks.push_back({path, static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_frsize), 0, 0});
-  }
-  return disks;
 }
 
 }  // namespace lm

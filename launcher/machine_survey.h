@@ -1,11 +1,9 @@
-// The machine as the plan sees it, filled from what the survey finds. Rates are not measured here (0): the
-// rank measures them, the plan replaces what is unknown.
+// The machine as the plan sees it, filled from what the survey finds; disks are disk_survey.h's. Rates are
+// not measured here (0): the rank measures them, the plan replaces what is unknown.
 #pragma once
 
 #include <cstdint>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "plan/machine.h"
 
@@ -17,8 +15,5 @@ struct ImaginedMemory {
 };
 
 Machine survey_machine(const ImaginedMemory& imagined = {});
-
-// Free space of each of offload.paths. Throws Error(12) for one that is not there.
-std::vector<Disk> survey_disks(const std::vector<std::string>& paths);
 
 }  // namespace lm

@@ -4,8 +4,10 @@
 
 #include <cmath>
 #include <cstdio>
+#include <optional>
 
 #include "base/log.h"
+#include "base/trace.h"
 #include "config/config_toml.h"
 #include "launcher/control.h"
 #include "launcher/job.h"
@@ -15,6 +17,9 @@
 
 namespace lm {
 namespace {
+
+// The first step warms up, and finds every slot empty.
+constexpr int64_t kFirstTraced = 2, kLastTraced = 4;
 
 int64_t total_steps(const Config& config, Loader& loader) {
   return config.train.steps ? *config.train.steps : loader.total_steps(config.train.epochs.value_or(1));
@@ -41,6 +46,8 @@ Exit run_training(const CommandLine& line) {
   // What was asked for, and where every byte of it will live. Nothing large is allocated yet, and what cannot
   // fit ends here.
   const Config config = load_config(line.positional[0], line.overrides);
+  std::optional<Trace> trace;
+  if (line.has("--trace")) trace.emplace(*line.value("--trace"), kFirstTraced, kLastTraced);
   const std::unique_ptr<Job> job = open_job(config, line);
   files.begin(*job);
   log_line(print_plan(job->plan));
@@ -52,7 +59,7 @@ Exit run_training(const CommandLine& line) {
   const int64_t steps = total_steps(config, *data.loader);
 
   // From here on every byte has its home: weights, gradients, optimizer state and the arena.
-  const std::unique_ptr<Rank> rank = make_rank(*job, true);
+  const std::unique_ptr<Rank> rank = make_rank(*job, true, trace ? &*trace : nullptr);
   load_rank(*job, *rank);
   if (!rank->far().description().empty()) log_line("offload: " + rank->far().description());
 
@@ -81,6 +88,7 @@ Exit run_training(const CommandLine& line) {
   }
   const TrainerResult result = trainer.run(hooks);
   progress.finish(result);
+  if (trace) trace->write();  // a run too short to have done so
 
   // The trained model appears in one step, complete or not at all; a stopped run leaves what it has reached.
   if (!held_out.empty() && result.steps > 0) evaluate_and_record(*rank, held_out, result.steps, metrics);

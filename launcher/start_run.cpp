@@ -10,6 +10,7 @@
 #include "launcher/child.h"
 #include "launcher/control.h"
 #include "launcher/device_choice.h"
+#include "launcher/disk_survey.h"
 #include "launcher/environment.h"
 #include "launcher/run_directory.h"
 #include "launcher/status.h"
@@ -51,6 +52,7 @@ int train_in_rank(const CommandLine& line) {
   const std::string& config_path = line.positional[0];
   const Config config = load_config(config_path, line.overrides);
   resolve_model(config.model.path, read_environment());
+  check_disks(config);
   const std::string program = rank_program(line, config.run.device);
   const std::string directory = run_directory(config, config_path);
   check_run_directory(directory, config);

@@ -68,6 +68,7 @@ void IoQueue::State::publish(IoWorker& worker, std::vector<Transfer*>& complete)
   {
     const std::lock_guard lock(mutex);
     counters.retries = worker.retries();
+    counters.busy_seconds = worker.busy_seconds();
     for (Transfer* transfer : complete) {
       (transfer->direction == IoDirection::kRead ? counters.read_bytes : counters.written_bytes) +=
           transfer->bytes;

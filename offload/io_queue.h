@@ -22,7 +22,8 @@ using Ticket = uint64_t;  // of a transfer; 0 is always done
 struct IoCounters {
   int64_t read_bytes = 0;  // completed
   int64_t written_bytes = 0;
-  int64_t retries = 0;  // continued or repeated requests
+  int64_t retries = 0;      // continued or repeated requests
+  double busy_seconds = 0;  // in which at least one transfer was under way
 };
 
 // A finished transfer, for traces.

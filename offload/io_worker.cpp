@@ -58,7 +58,10 @@ void IoWorker::start_request(Transfer* transfer) {
       transfer->parts.begin(), transfer->parts.end(),
       [&](const Transfer::Part& a, const Transfer::Part& b) { return fraction(a) < fraction(b); });
   const int64_t bytes = std::min(block_, part.bytes - part.started);
-  if (transfer->started == 0) transfer->start_ns = now_ns();
+  if (transfer->started == 0) {
+    transfer->start_ns = now_ns();
+    if (under_way_++ == 0) busy_since_ = transfer->start_ns;
+  }
   const int index = free_.back();
   free_.pop_back();
   Slot& slot = slots_[static_cast<size_t>(index)];
@@ -170,6 +173,7 @@ void IoWorker::wait(std::vector<Transfer*>& complete) {
       release(slot);
       if (transfer->finished < transfer->bytes) continue;
       transfer->end_ns = now_ns();
+      if (--under_way_ == 0) busy_ns_ += transfer->end_ns - busy_since_;
       complete.push_back(transfer);
     } catch (const Error& error) {
       if (!first) first = error;
@@ -188,6 +192,11 @@ void IoWorker::wait(std::vector<Transfer*>& complete) {
       throw;
     }
   }
+}
+
+double IoWorker::busy_seconds() const {
+  const int64_t open = under_way_ > 0 ? now_ns() - busy_since_ : 0;
+  return static_cast<double>(busy_ns_ + open) * 1e-9;
 }
 
 void IoWorker::settle() noexcept {

@@ -47,6 +47,8 @@ class IoWorker {
 
   IoEngine& engine() { return *engine_; }
   int64_t retries() const { return retries_; }
+  // In which at least one transfer was started and not complete, up to now.
+  double busy_seconds() const;
   void add(Transfer* transfer);
   // Hands requests to the engine until it is full or all are started.
   void submit();
@@ -85,6 +87,9 @@ class IoWorker {
   int64_t flying_[2] = {0, 0};        // bytes in the engine, by direction
   std::chrono::microseconds pause_{0};
   int64_t retries_ = 0;
+  int64_t under_way_ = 0;  // transfers started and not complete
+  int64_t busy_ns_ = 0;    // up to busy_since_, or to when the last one was complete
+  int64_t busy_since_ = 0;
   bool confused_ = false;  // the engine reported what it was not asked for: its results mean nothing
   std::vector<IoResult> results_;
 };

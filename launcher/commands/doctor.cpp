@@ -1,18 +1,24 @@
+#include <linux/magic.h>
 #include <sys/utsname.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/bytes.h"
+#include "base/error.h"
 #include "launcher/child.h"
 #include "launcher/commands/commands.h"
 #include "launcher/environment.h"
 #include "launcher/probe.h"
 #include "launcher/survey.h"
+#include "offload/disk_probe.h"
 
 namespace lm {
 namespace {
@@ -25,6 +31,7 @@ struct Check {
   bool ok = true;
   std::string value;
   std::string next;
+  Json numbers = Json::object();  // for programs
 };
 
 Check check_cpu(const CpuFacts& cpu) {
@@ -98,11 +105,74 @@ Check check_io_uring() {
           : "I/O threads do instead"};
 }
 
+// A disk, measured; `failure` says why it could not be.
+struct MeasuredDisk {
+  std::string path;
+  std::optional<DiskProbe> probe;
+  std::string failure, next;
+};
+
+MeasuredDisk measure_disk(const std::string& path) {
+  try {
+    return {path, probe_disk(path), "", ""};
+  } catch (const Error& error) {
+    return {path, std::nullopt, error.what(), error.text().next};
+  }
+}
+
+std::string gigabytes(double bytes_per_s) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f", bytes_per_s / 1e9);
+  return text;
+}
+
+Check check_disk_rates(const MeasuredDisk& disk) {
+  if (!disk.probe) return {"disk rates", false, disk.failure, disk.next};
+  constexpr double kSlow = 1e9;  // bytes/s
+  const DiskProbe& p = *disk.probe;
+  Check check{"disk rates", p.direct,
+              disk.path + ": read " + gigabytes(p.read_bytes_per_s) + " GB/s, write " +
+                  gigabytes(p.write_bytes_per_s) + ", together " + gigabytes(p.both_bytes_per_s) +
+                  (p.direct ? ", direct" : ", buffered: " + p.direct_reason),
+              ""};
+  struct statfs file_system {};
+  if (statfs(disk.path.c_str(), &file_system) == 0 && file_system.f_type == TMPFS_MAGIC) {
+    check.ok = false;
+    check.next = "this is memory, not a disk: for offload.paths take a directory on an NVMe drive";
+  } else if (!p.direct) {
+    check.next = "for offload.paths take a directory on ext4 or XFS: here every byte passes the page cache";
+  } else if (p.read_bytes_per_s < kSlow) {
+    check.next = "an NVMe drive reads 3 GB/s and more; `lmlaunch plan` says what this one costs a run";
+  }
+  check.numbers = {{"path", disk.path},
+                   {"read_bytes_per_s", p.read_bytes_per_s},
+                   {"write_bytes_per_s", p.write_bytes_per_s},
+                   {"both_bytes_per_s", p.both_bytes_per_s},
+                   {"direct", p.direct}};
+  return check;
+}
+
+// What a run with io.engine = "auto" would use, as the probe has just done.
+Check check_io_engine(const DiskProbe& probe) {
+  const bool registered = probe.engine.find("unregistered") == std::string::npos;
+  std::string next;
+  if (!probe.note.empty()) {
+    next = "the same results with more threads; let the container make io_uring calls for fewer";
+  } else if (!registered) {
+    next = "every request pins its pages anew, which costs CPU time: raise the memlock limit";
+  }
+  return {"io engine", probe.note.empty() && registered,
+          probe.engine + (probe.note.empty() ? "" : "; " + probe.note), next};
+}
+
 Check check_memlock() {
   const int64_t limit = memlock_limit();
-  const bool enough = limit < 0 || limit >= 64 * kMiB;
-  return {"memlock", enough || geteuid() == 0, limit < 0 ? "unlimited" : format_bytes(limit),
-          enough ? "" : "`ulimit -l unlimited` lets I/O register its buffers"};
+  // The superuser is above this limit.
+  const bool enough = limit < 0 || limit >= 64 * kMiB || geteuid() == 0;
+  return {"memlock", enough, limit < 0 ? "unlimited" : format_bytes(limit),
+          enough ? ""
+                 : "`ulimit -l unlimited` lets io_uring register its buffers; without it each request pins "
+                   "its pages anew"};
 }
 
 Check check_disk() {
@@ -149,7 +219,7 @@ Check check_hub(const Environment& environment) {
           ""};
 }
 
-std::vector<Check> all_checks() {
+std::vector<Check> all_checks(const std::vector<std::string>& paths) {
   const HostFacts host = survey_host();
   const Environment environment = read_environment();
   utsname system{};
@@ -162,8 +232,15 @@ std::vector<Check> all_checks() {
   out.push_back(check_executable("lmlaunch-cpu", true));
   out.push_back(check_executable("lmlaunch-cuda", count_gpus() > 0));
   out.push_back(check_io_uring());
+  std::error_code error;
+  std::vector<MeasuredDisk> disks = {measure_disk(std::filesystem::current_path(error).string())};
+  for (const std::string& path : paths) disks.push_back(measure_disk(path));
+  const auto measured =
+      std::find_if(disks.begin(), disks.end(), [](const MeasuredDisk& d) { return d.probe.has_value(); });
+  if (measured != disks.end()) out.push_back(check_io_engine(*measured->probe));
   out.push_back(check_memlock());
   out.push_back(check_disk());
+  for (const MeasuredDisk& disk : disks) out.push_back(check_disk_rates(disk));
   out.push_back(check_python(environment));
   out.push_back(check_hub(environment));
   return out;
@@ -172,11 +249,13 @@ std::vector<Check> all_checks() {
 }  // namespace
 
 Exit doctor_command(const CommandLine& line) {
-  const std::vector<Check> checks = all_checks();
+  const std::vector<Check> checks = all_checks(line.list("--path"));
   if (line.has("--json")) {
     Json list = Json::array();
     for (const Check& check : checks) {
-      list.push_back({{"name", check.name}, {"ok", check.ok}, {"value", check.value}, {"next", check.next}});
+      Json row = {{"name", check.name}, {"ok", check.ok}, {"value", check.value}, {"next", check.next}};
+      row.update(check.numbers);
+      list.push_back(std::move(row));
     }
     std::printf("%s\n", Json{{"checks", list}}.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
     return Exit::kDone;

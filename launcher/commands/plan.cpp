@@ -1,11 +1,13 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <utility>
 
 #include "base/json.h"
 #include "config/config_toml.h"
 #include "launcher/commands/commands.h"
 #include "launcher/device_choice.h"
+#include "launcher/disk_survey.h"
 #include "launcher/environment.h"
 #include "launcher/machine_survey.h"
 #include "plan/plan.h"
@@ -62,18 +64,28 @@ struct Planned {
 Planned plan_of(const CommandLine& line) {
   const std::string& config_path = line.positional[0];
   const Config config = load_config(config_path, line.overrides);
-  const ModelSpec spec = read_model_spec(resolve_model(config.model.path, read_environment()));
+  const Environment environment = read_environment();
+  const ModelSpec spec = read_model_spec(resolve_model(config.model.path, environment));
   AdapterSpec adapter;
   const bool lora = config.train.method == Method::kLora;
   if (lora) adapter = adapter_spec(config.lora, config_path);
   const AdapterSpec* trained = lora ? &adapter : nullptr;
   const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
   const ModelLayout layout = make_layout(spec, trained, dtype);
-  const Machine machine = survey_machine({line.bytes("--gpu-memory"), line.bytes("--host-memory")});
+  Machine machine = survey_machine({line.bytes("--gpu-memory"), line.bytes("--host-memory")});
+  // An imagined machine may have the disks of this one, or none that is here.
+  const bool imagined = line.has("--gpu-memory") || line.has("--host-memory");
+  if (!imagined) check_disks(config);
+  machine.disks = survey_disks(config, environment.cache_dir, DiskRates::kKnown);
   const bool gpu = plan_for_gpu(line, config.run.device, machine);
   const DeviceType device = gpu ? DeviceType::kCuda : DeviceType::kCpu;
   try {
-    return {make_plan(config, spec, trained, layout, machine, device), std::nullopt};
+    Plan plan = make_plan(config, spec, trained, layout, machine, device);
+    if (!imagined && plan.placement.on_disk()) {
+      machine.disks = survey_disks(config, environment.cache_dir, DiskRates::kMeasured);
+      plan = make_plan(config, spec, trained, layout, machine, device);
+    }
+    return {std::move(plan), std::nullopt};
   } catch (const Error& error) {
     if (error.code() != Exit::kDoesNotFit) throw;
     return {draft_plan(config, spec, trained, layout, machine, device), error};

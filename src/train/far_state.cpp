@@ -82,6 +82,12 @@ void FarState::open_disks(const FarStateSetup& setup, int64_t bytes) {
     return make_engine(kind, engine, &description_);
   };
   queue_ = std::make_unique<IoQueue>(*space_, make, placement.io_block);
+  if (setup.trace != nullptr) {
+    queue_->set_span_hook([trace = setup.trace](const IoSpan& span) {
+      const TraceRow row = span.direction == IoDirection::kRead ? TraceRow::kReads : TraceRow::kWrites;
+      trace->add(row, span.what, span.start_ns, span.end_ns, span.bytes);
+    });
+  }
   description_ = (description_.empty() ? "" : description_ + "; ") + queue_->description();
 }
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 
+#include "base/trace.h"
 #include "offload/engines.h"
 #include "offload/store.h"
 #include "plan/plan.h"
@@ -23,7 +24,8 @@ struct FarStateSetup {
   StreamView stream = {};  // compute's; its threads check and stamp
   bool training = true;    // false: weights alone
   EngineFactory engine = {};
-  bool separate = false;  // tests: slots apart from host memory, as on a GPU
+  bool separate = false;   // tests: slots apart from host memory, as on a GPU
+  Trace* trace = nullptr;  // transfers are told to it
 };
 
 class FarState {

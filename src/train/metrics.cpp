@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -22,6 +23,10 @@ StepWork work_of(const StepBatches& batches) {
     }
   }
   return work;
+}
+
+double hidden_pct(double busy_seconds, double wait_seconds) {
+  return busy_seconds > 0 ? 100 * std::clamp(1 - wait_seconds / busy_seconds, 0.0, 1.0) : 100;
 }
 
 MetricsFile::MetricsFile(std::string path) : path_(std::move(path)), file_(std::fopen(path_.c_str(), "we")) {

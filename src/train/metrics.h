@@ -30,8 +30,11 @@ struct StepRow {
   int64_t device_bytes = 0;
   int64_t host_bytes = 0;
   int64_t read_bytes = 0, written_bytes = 0;  // by offloading
-  double hidden_pct = 100;                    // of that I/O, hidden behind compute
+  double hidden_pct = 100;                    // of the time of that I/O, hidden behind compute
 };
+
+// Share of I/O's time that compute did not wait for; 100 when nothing moved.
+double hidden_pct(double busy_seconds, double wait_seconds);
 
 class MetricsFile {
  public:

@@ -55,7 +55,8 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
             .stream = stream,
             .training = setup_.tokens_per_step > 0,
             .engine = setup_.engine,
-            .separate = setup_.separate_slots}),
+            .separate = setup_.separate_slots,
+            .trace = setup_.trace}),
       weights_(setup.layout, setup.plan.numerics.dtype, stream.device, far_.store(Pool::kWeights)),
       arena_(stream.device, setup.plan.arena.bytes),
       rope_(setup.spec, rope_positions(setup), setup.plan.numerics.dtype, stream.device, stream),
@@ -86,7 +87,8 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
                                                 .far = far_,
                                                 .gradients = gradients_.get(),
                                                 .optimizer = optimizer_.get(),
-                                                .embedding_gradient = embedding_gradient_.get()},
+                                                .embedding_gradient = embedding_gradient_.get(),
+                                                .trace = setup.trace},
                                       step_settings(setup, device_));
 }
 

@@ -26,6 +26,7 @@ struct RankSetup {
   std::vector<SwapPath> swap_paths = {};  // of what the plan puts on disk
   EngineFactory engine = {};              // tests: instead of the plan's
   bool separate_slots = false;            // tests: slots apart from host memory, as on a GPU
+  Trace* trace = nullptr;                 // outlives the rank
 };
 
 class Rank {

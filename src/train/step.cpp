@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/error.h"
@@ -32,6 +33,7 @@ TrainStep::TrainStep(const StepParts& parts, const StepSettings& settings)
       gradients_(parts.gradients),
       optimizer_(parts.optimizer),
       embedding_gradient_(parts.embedding_gradient),
+      trace_(parts.trace),
       settings_(settings),
       layers_(parts.context.spec.layers),
       slots_(settings.transfers),
@@ -45,6 +47,7 @@ TrainStep::~TrainStep() = default;
 StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr) {
   step_ = step;
   lr_ = lr;
+  if (trace_ != nullptr) trace_->begin_step(step);
   micro_batches_ = static_cast<int64_t>(batches.micro.size());
   result_ = {};
   // Without global clipping nothing is deferred: updates belong to this step from the start.
@@ -91,6 +94,37 @@ void TrainStep::flush() {
 }
 
 void TrainStep::execute(const Operation& operation, const StepBatches& batches) {
+  if (trace_ == nullptr || !trace_->recording()) return carry_out(operation, batches);
+  const double waited = far_.wait_seconds();
+  const int64_t start = arrived_ns_ = steady_ns();
+  carry_out(operation, batches);
+  const int64_t end = steady_ns();
+  const int64_t wait_end = std::min(end, start + static_cast<int64_t>((far_.wait_seconds() - waited) * 1e9));
+  constexpr int64_t kShownWait = 1000;  // ns; a shorter one is the question, not a wait
+  if (wait_end - start >= kShownWait) trace_->add(TraceRow::kCompute, "wait", start, wait_end);
+  switch (operation.kind) {
+    case OperationKind::kAcquire:  // what only hands something over is no compute
+    case OperationKind::kRelease:
+    case OperationKind::kFetch:
+    case OperationKind::kClaim:
+      return;
+    default:
+      trace_->add(TraceRow::kCompute, name(operation), std::max(arrived_ns_, wait_end), end);
+  }
+}
+
+std::string TrainStep::name(const Operation& operation) const {
+  const std::string kind = operation_name(operation.kind);
+  if (operation.kind == OperationKind::kCheck) return kind;
+  if (operation.kind == OperationKind::kWriteBack)
+    return kind + " " + pool_name(operation.pool) + " " + std::to_string(operation.array);
+  const std::string text = kind + " " + layout_.blocks[static_cast<size_t>(operation.block)].name;
+  if (operation.kind == OperationKind::kReduce) return text;
+  return text + (operation.kind == OperationKind::kUpdate ? ", tile " : ", micro-batch ") +
+         std::to_string(operation.micro);
+}
+
+void TrainStep::carry_out(const Operation& operation, const StepBatches& batches) {
   const int64_t block = operation.block, micro = operation.micro;
   switch (operation.kind) {
     case OperationKind::kAcquire:
@@ -149,7 +183,9 @@ bool TrainStep::trained(int64_t block) const {
 BlockMemory TrainStep::borrow(int64_t block) {
   const std::optional<Loan>& loan = loans_[static_cast<size_t>(block)];
   LM_CHECK(loan.has_value(), "block " + std::to_string(block) + " is used without a loan");
-  return {loan->trainable(), loan->frozen(), nullptr};
+  const BlockMemory memory{loan->trainable(), loan->frozen(), nullptr};
+  arrived();
+  return memory;
 }
 
 BindOptions TrainStep::bind_options(bool training) const {
@@ -169,6 +205,7 @@ Param TrainStep::bind_embedding(bool training) {
 TransformerBlock TrainStep::bind_block(int64_t block, bool training) {
   BlockMemory memory = borrow(block);
   if (training && trained(block)) memory.gradients = gradients_->block(block);
+  arrived();
   return bind_transformer(context_.spec, layout_.blocks[static_cast<size_t>(block)], block - 1, memory,
                           bind_options(true));
 }
@@ -203,8 +240,9 @@ at::Tensor TrainStep::input(int64_t block, int64_t micro) {
   MicroBatch& m = at(micro);
   Store* const store = far_.store(Pool::kActivations);
   if (store == nullptr) return m.x_in[static_cast<size_t>(block)];
-  return view_memory(store->use(input_array(block, micro)), {m.device.tokens(), context_.spec.hidden},
-                     context_.dtype, context_.device);
+  std::byte* const bytes = store->use(input_array(block, micro));
+  arrived();
+  return view_memory(bytes, {m.device.tokens(), context_.spec.hidden}, context_.dtype, context_.device);
 }
 
 void TrainStep::begin_micro(int64_t micro, const StepBatches& batches) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/batch.h"
+#include "base/trace.h"
 #include "model/bind.h"
 #include "model/embedding.h"
 #include "optim/gradients.h"
@@ -29,6 +30,7 @@ struct StepParts {
   Gradients* gradients = nullptr;
   ShardedOptimizer* optimizer = nullptr;
   EmbeddingGradient* embedding_gradient = nullptr;
+  Trace* trace = nullptr;
 };
 
 struct StepSettings {
@@ -75,7 +77,14 @@ class TrainStep {
     bool skipped = false;
   };
 
+  // carry_out, traced.
   void execute(const Operation& operation, const StepBatches& batches);
+  void carry_out(const Operation& operation, const StepBatches& batches);
+  std::string name(const Operation& operation) const;
+  // What an operation needs has come: its compute begins.
+  void arrived() {
+    if (trace_ != nullptr) arrived_ns_ = steady_ns();
+  }
   void transfer(const Operation& operation);
   void forward(int64_t block, int64_t micro, const StepBatches& batches);
   void begin_micro(int64_t micro, const StepBatches& batches);
@@ -111,6 +120,8 @@ class TrainStep {
   Gradients* gradients_;
   ShardedOptimizer* optimizer_;
   EmbeddingGradient* embedding_gradient_;
+  Trace* trace_;
+  int64_t arrived_ns_ = 0;  // of the operation under way
   StepSettings settings_;
   int64_t layers_;
   SlotState slots_;  // between lists

@@ -62,9 +62,12 @@ StepRow Trainer::step_once() {
   if (options_.sol_seconds) row.sol_pct = 100 * options_.sol_seconds(work_of(batches)) / seconds;
   row.host_bytes = resident_bytes();
   const IoCounters moved = rank_.far().counters();
+  const double waited = rank_.far().wait_seconds();
   row.read_bytes = moved.read_bytes - moved_.read_bytes;
   row.written_bytes = moved.written_bytes - moved_.written_bytes;
+  row.hidden_pct = hidden_pct(moved.busy_seconds - moved_.busy_seconds, waited - waited_);
   moved_ = moved;
+  waited_ = waited;
   return row;
 }
 

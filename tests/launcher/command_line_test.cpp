@@ -58,15 +58,19 @@ TEST(CommandLine, MistakesAreNamed) {
 }
 
 TEST(CommandLine, WhatIsHandedOnParsesToTheSame) {
-  for (const Words& words : {Words{"--gpus", "0", "a.toml", "a.b=c d"}, Words{"a.toml", "x.y=--z"},
-                             Words{"generate", "m", "--prompt", "-- \"x\"", "--json"},
-                             Words{"export", "--merge", "-o", "out", "run"}}) {
+  for (const Words& words :
+       {Words{"--gpus", "0", "a.toml", "a.b=c d"}, Words{"a.toml", "x.y=--z"},
+        Words{"generate", "m", "--prompt", "-- \"x\"", "--json"},
+        Words{"export", "--merge", "-o", "out", "run"}, Words{"a.toml", "--trace", "t.json"},
+        Words{"doctor", "--path", "/a", "--path=/b"}}) {
     const CommandLine line = parse(words), again = parse(to_arguments(line), Reader::kRank);
     EXPECT_EQ(again.command, line.command);
     EXPECT_EQ(again.positional, line.positional);
     EXPECT_EQ(again.overrides, line.overrides);
     EXPECT_EQ(again.flags, line.flags);
+    EXPECT_EQ(again.lists, line.lists);
   }
+  EXPECT_EQ(parse({"doctor", "--path", "/a", "--path=/b"}).list("--path"), (Words{"/a", "/b"}));
   CommandLine line = parse({"a.toml"});
   line.positional = {"--weird"};
   line.flags["--run-dir"] = "-r";

@@ -284,10 +284,20 @@ TEST(Door, AMissingRankIsNamed) {
 
 TEST(Door, DoctorReportsAsTextAndAsOneJsonObject) {
   Door door;
-  const DoorResult text = door.run({"doctor"});
+  const DoorResult text = door.run({"doctor", "--path", "nowhere"});
   EXPECT_EQ(text.code, 0);
   EXPECT_HAS(text.out, "io_uring");
-  const Json json = Json::parse(door.run({"doctor", "--json"}).out);
+  EXPECT_HAS(text.out, "io engine");
+  EXPECT_HAS(text.out, "nowhere");
+  const Json json = Json::parse(door.run({"doctor", "--json", "--path", "model"}).out);
+  int disks = 0;
+  for (const auto& check : json["checks"]) {
+    if (check["name"] != "disk rates") continue;
+    ++disks;
+    EXPECT_GT(check["read_bytes_per_s"].get<double>(), 0);
+    EXPECT_GT(check["both_bytes_per_s"].get<double>(), 0);
+  }
+  EXPECT_EQ(disks, 2);  // the current directory's, and the one that was named
   ASSERT_GE(json["checks"].size(), 8u);
   for (const auto& check : json["checks"]) {
     EXPECT_TRUE(check["name"].is_string() && check["ok"].is_boolean() && check["value"].is_string() &&

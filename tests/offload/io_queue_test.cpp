@@ -215,6 +215,25 @@ TEST_F(Queue, ThrowsWhatMakingItsEngineThrew) {
   EXPECT_EQ(code_of([&] { IoQueue(space_, make_bad, kBlock); }), Exit::kIo);
 }
 
+TEST_F(Queue, CountsTheTimeInWhichSomethingIsUnderWayOnce) {
+  constexpr double kRate = 100e6;
+  SimSetup setup;
+  setup.read_bytes_per_s = setup.write_bytes_per_s = kRate;
+  const auto queue = make(setup);
+  const Extent extent = space_.allocate(4 * kMiB), other = space_.allocate(4 * kMiB);
+  const PinnedBlock from = pool_.lease(4 * kMiB), to = pool_.lease(4 * kMiB);
+  EXPECT_EQ(queue->counters().busy_seconds, 0);
+  // Both at once, at full speed each: the time counts once.
+  queue->write(extent, from.data(), 4 * kMiB, "one");
+  queue->read(other, to.data(), 4 * kMiB, "two");
+  queue->drain();
+  const double busy = queue->counters().busy_seconds, least = 4 * kMiB / kRate;
+  EXPECT_GE(busy, 0.9 * least);
+  EXPECT_LT(busy, 1.8 * least);
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  EXPECT_EQ(queue->counters().busy_seconds, busy);  // idle
+}
+
 TEST_F(Queue, TellsTheHookAboutEveryTransfer) {
   const Extent extent = space_.allocate(kMiB);
   PinnedBlock block = pool_.lease(kMiB);

@@ -20,5 +20,11 @@ TEST(StepWork, CountsTargetsAndTheSquaresOfDocumentsOverAllMicroBatches) {
   EXPECT_EQ(work.squares, 9 + 4 + 1);
 }
 
+TEST(HiddenPct, IsTheShareOfTransferTimeThatNobodyWaitedFor) {
+  EXPECT_EQ(hidden_pct(0, 0), 100);  // nothing moved
+  EXPECT_EQ(hidden_pct(2, 0.5), 75);
+  EXPECT_EQ(hidden_pct(2, 2.5), 0);  // waited, too, for a transfer that had not begun
+}
+
 }  // namespace
 }  // namespace lm

@@ -1,0 +1,24 @@
+// The disks of offload.paths: whether they can be used, what is free, and how fast they are. Rates are
+// measured once and kept for a week in the user's cache, by device, path and engine. Any one thread calls.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "plan/machine.h"
+
+namespace lm {
+
+// Throws Error(12) for a path of offload.paths that is not there, or where no anonymous file can be made, and
+// Error(10) where io.engine names an engine that this machine refuses. Writes nothing.
+void check_disks(const Config& config);
+
+enum class DiskRates : uint8_t { kKnown, kMeasured };
+
+// Paths on one disk share its space and its rates. kMeasured: a disk whose rates are not known is measured,
+// which takes some 2 s and prints a line; a rate that cannot be had stays 0. A path that is not there has no
+// space. `cache_dir` is the user's ("": nothing is kept).
+std::vector<Disk> survey_disks(const Config& config, const std::string& cache_dir, DiskRates rates);
+
+}  // namespace lm

@@ -1,0 +1,96 @@
+// Rates are measured once; what cannot be used is refused with its place.
+#include "launcher/disk_survey.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "base/error.h"
+#include "base/json.h"
+
+namespace lm {
+namespace {
+
+namespace fs = std::filesystem;
+
+class DiskSurvey : public ::testing::Test {
+ protected:
+  DiskSurvey() {
+    std::string name = (fs::current_path() / "disk-survey-XXXXXX").string();  // /tmp may be memory
+    root_ = mkdtemp(name.data());
+    for (const char* directory : {"/one", "/two"}) fs::create_directory(root_ + directory);
+    config_.offload.paths = {root_ + "/one"};
+    config_.offload.optimizer = OffloadHome::kNvme;
+  }
+  ~DiskSurvey() override { fs::remove_all(root_); }
+
+  std::vector<Disk> survey(DiskRates rates) const { return survey_disks(config_, root_ + "/cache", rates); }
+  std::string record() const { return fs::directory_iterator(root_ + "/cache/disks")->path().string(); }
+
+  std::string root_;
+  Config config_;
+};
+
+TEST_F(DiskSurvey, MeasuresADiskOnceAndDoubtsItsRecord) {
+  EXPECT_EQ(survey(DiskRates::kKnown)[0].read_bandwidth, 0);
+  const Disk measured = survey(DiskRates::kMeasured)[0];
+  EXPECT_GT(measured.read_bandwidth, 0);
+  EXPECT_GT(measured.write_bandwidth, 0);
+  EXPECT_GT(measured.free_bytes, 0);
+  EXPECT_TRUE(fs::is_empty(root_ + "/one"));
+  EXPECT_EQ(survey(DiskRates::kMeasured)[0].read_bandwidth, measured.read_bandwidth);  // kept
+  EXPECT_EQ(survey(DiskRates::kKnown)[0].write_bandwidth, measured.write_bandwidth);
+  const Json kept = read_json_file(record());
+  const auto rate_with = [&](const char* key, const Json& value) {
+    Json json = kept;
+    json[key] = value;
+    std::ofstream(record()) << json.dump();
+    return survey(DiskRates::kKnown)[0].read_bandwidth;
+  };
+  const auto measured_at = kept["measured"].get<int64_t>();
+  EXPECT_EQ(rate_with("measured", measured_at - 6 * 24 * 3600), measured.read_bandwidth);
+  EXPECT_EQ(rate_with("measured", measured_at - 8 * 24 * 3600), 0);
+  EXPECT_EQ(rate_with("measured", measured_at + 3600), 0);
+  EXPECT_EQ(rate_with("device", "7:7"), 0);
+  EXPECT_EQ(rate_with("read_bytes_per_s", -1), 0);
+  EXPECT_EQ(rate_with("read_bytes_per_s", "fast"), 0);
+  std::ofstream(record()) << "{";
+  EXPECT_EQ(survey(DiskRates::kKnown)[0].read_bandwidth, 0);
+}
+
+TEST_F(DiskSurvey, PathsOnOneDiskShareItsSpace) {
+  const int64_t alone = survey(DiskRates::kKnown)[0].free_bytes;
+  config_.offload.paths.push_back(root_ + "/two");
+  const std::vector<Disk> both = survey(DiskRates::kKnown);
+  ASSERT_EQ(both.size(), 2u);
+  EXPECT_LT(both[0].free_bytes, alone * 3 / 4);
+  EXPECT_EQ(both[0].free_bytes, both[1].free_bytes);
+}
+
+TEST_F(DiskSurvey, RefusesWhatCannotBeUsedAndNamesIt) {
+  const auto refusal = [&]() -> std::string {
+    try {
+      check_disks(config_);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Exit::kDoesNotFit);
+      return error.report();
+    }
+    return "";
+  };
+  EXPECT_EQ(refusal(), "");
+  EXPECT_TRUE(fs::is_empty(root_ + "/one"));
+  config_.offload.paths = {root_ + "/none"};
+  EXPECT_NE(refusal().find(root_ + "/none"), std::string::npos);
+  EXPECT_EQ(survey(DiskRates::kMeasured)[0].free_bytes, 0);
+  std::ofstream(root_ + "/file") << "x";
+  config_.offload.paths = {root_ + "/file"};
+  EXPECT_NE(refusal().find("ENOTDIR"), std::string::npos);
+  config_.offload.paths = {"/proc"};
+  EXPECT_NE(refusal().find("/proc"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace lm
