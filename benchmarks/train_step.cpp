@@ -61,41 +61,59 @@ Machine this_machine(const Config& config, StreamView stream) {
   return machine;
 }
 
-void run(int argc, char** argv) {
-  const ModelSpec spec = parse_model_spec(argv[1], "the command line");
-  const bool lora = std::string(argv[2]) == "lora";
+// The command line.
+struct Arguments {
+  ModelSpec spec;
+  bool lora = false;
+  Config config;
+  int64_t slots = 0;         // of the optimizer; 0: as planned
+  double disk_gb_per_s = 0;  // of a simulated disk; 0: the real one
+};
+
+Arguments parse_arguments(int argc, char** argv) {
+  Arguments out;
+  out.spec = parse_model_spec(argv[1], "the command line");
+  out.lora = std::string(argv[2]) == "lora";
   std::vector<std::string> settings;
-  int64_t slots = 0;
-  double disk_gb_per_s = 0;
   for (int i = 7; i < argc; ++i) {
     const std::string setting = argv[i], value = setting.substr(setting.find('=') + 1);
     if (setting.starts_with("slots=")) {
-      slots = std::stoll(value);
+      out.slots = std::stoll(value);
     } else if (setting.starts_with("disk_gb_per_s=")) {
-      disk_gb_per_s = std::stod(value);
+      out.disk_gb_per_s = std::stod(value);
     } else {
       settings.push_back(setting);
     }
   }
-  std::unique_ptr<SimDisk> simulated;
-  EngineFactory engine;
-  if (disk_gb_per_s > 0) {
-    engine = [&](const EngineSetup& setup) {
-      simulated = std::make_unique<SimDisk>(setup.files, SimSetup{.faults = {},
-                                                                  .depth = setup.depth,
-                                                                  .read_bytes_per_s = disk_gb_per_s * 1e9,
-                                                                  .write_bytes_per_s = disk_gb_per_s * 1e9});
-      return simulated->make_engine();
-    };
-  }
-  Config config =
-      parse_config("[model]\npath = \"none\"\n[data]\ntrain = [\"none\"]\n", "benchmark", settings);
-  config.train.method = lora ? Method::kLora : Method::kFull;
+  Config& config = out.config;
+  config = parse_config("[model]\npath = \"none\"\n[data]\ntrain = [\"none\"]\n", "benchmark", settings);
+  config.train.method = out.lora ? Method::kLora : Method::kFull;
   config.train.gradients = std::string(argv[3]) == "bf16" ? GradientDType::kBF16 : GradientDType::kF32;
   config.run.threads = std::stoll(argv[4]);
   config.train.global_batch = std::stoll(argv[5]);
   if (!config.train.micro_batch) config.train.micro_batch = config.train.global_batch;
   config.data.max_length = std::stoll(argv[6]);
+  return out;
+}
+
+// An engine on a disk in memory, of the given speed each way.
+EngineFactory simulated_engine(double gb_per_s, std::unique_ptr<SimDisk>& disk) {
+  if (gb_per_s <= 0) return {};
+  return [gb_per_s, &disk](const EngineSetup& setup) {
+    disk = std::make_unique<SimDisk>(setup.files, SimSetup{.faults = {},
+                                                           .depth = setup.depth,
+                                                           .read_bytes_per_s = gb_per_s * 1e9,
+                                                           .write_bytes_per_s = gb_per_s * 1e9});
+    return disk->make_engine();
+  };
+}
+
+void run(int argc, char** argv) {
+  const Arguments arguments = parse_arguments(argc, argv);
+  const ModelSpec& spec = arguments.spec;
+  const Config& config = arguments.config;
+  const bool lora = arguments.lora;
+  std::unique_ptr<SimDisk> simulated;  // outlives the rank's queue
   const AdapterSpec adapter{.r = 16,
                             .alpha = 16,
                             .rslora = false,
@@ -106,7 +124,7 @@ void run(int argc, char** argv) {
   const StreamView stream = start_torch(DeviceType::kCpu, static_cast<int>(*config.run.threads), true);
   const Machine machine = this_machine(config, stream);
   Plan plan = make_plan(config, spec, trained, layout, machine, DeviceType::kCpu);
-  if (slots > 0) plan.placement.pool(Pool::kOptimizer).slots = slots;
+  if (arguments.slots > 0) plan.placement.pool(Pool::kOptimizer).slots = arguments.slots;
   std::vector<SwapPath> paths;
   for (const std::string& path : config.offload.paths) paths.push_back({path, 1});
   Rank rank({.spec = spec,
@@ -119,7 +137,7 @@ void run(int argc, char** argv) {
              .tokens_per_step = config.train.global_batch * config.data.max_length,
              .max_grad_norm = 1.0,
              .swap_paths = paths,
-             .engine = engine},
+             .engine = simulated_engine(arguments.disk_gb_per_s, simulated)},
             stream);
   const LoadSetup load{spec, layout, DType::kBF16, stream, plan.numerics.threads};
   initialise_weights(load, 1, rank.weights());

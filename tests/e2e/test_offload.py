@@ -294,7 +294,6 @@ def test_a_disk_too_small_is_refused_at_once(work, small):
     refusal(too_small(work, "small", small), 12, "does not fit", "13.")
 
 
-@pytest.mark.xfail(reason="the plan's refusal takes every memory but the GPU's for the host's")
 def test_the_refusal_of_a_small_disk_says_disk(work, small):
     refusal(too_small(work, "small_disk", small), 12, "disk")
 
