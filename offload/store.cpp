@@ -115,6 +115,7 @@ void Store::take(int64_t index, int64_t slot) {
   if (s.array >= 0) arrays_[static_cast<size_t>(s.array)].slot = -1;
   s.array = index;
   s.before = s.written;
+  s.touched = false;
   s.arrival = Arrival::kKnown;
   s.stamped = false;
   a.slot = slot;
@@ -147,6 +148,7 @@ void Store::claim(int64_t index, int64_t slot) {
 }
 
 void Store::write_back(int64_t index) {
+  if (!slot_of(index).touched) return;
   if (setup_.separate) return near_write_back(index);
   write_from_slot(index, slot_of(index).array == index ? array(index).slot : -1);
 }
@@ -188,6 +190,7 @@ void Store::settle(Slot& slot) {
 
 std::byte* Store::use_unchecked(int64_t index, Arrival* arrival) {
   Slot& s = slot_of(index);
+  s.touched = true;
   if (setup_.separate) {
     *arrival = s.arrival == Arrival::kZeros ? Arrival::kZeros : Arrival::kKnown;
     return near_use(index);

@@ -61,6 +61,7 @@ class Store {
   // The schedule's transfers; none of them waits. An array that was never written comes as zeros.
   void fetch(int64_t array, int64_t slot);
   void claim(int64_t array, int64_t slot);
+  // An array that was fetched and not used since (a skipped step) is what its home has: nothing is written.
   void write_back(int64_t array);
 
   // The array leaves its slot; what was not written back is dropped.
@@ -110,6 +111,7 @@ class Store {
     Ticket before = 0;  // the write of what the slot held before: it must be done before the slot is filled
     Arrival arrival = Arrival::kKnown;
     bool stamped = false;  // the caller has stamped what it made of it
+    bool touched = false;  // used since it came
   };
   // The device's side of a slot.
   struct NearSlot {

@@ -204,9 +204,14 @@ def start_and_end(work, disk, name, end):
     return code
 
 
+def fails_with(done, code):
+    assert done.returncode == code, f"exit {done.returncode}\n{done.stderr[-2000:]}"
+    return True
+
+
 ENDINGS = {
     "success": lambda work, disk: train(work, "success", *on_disk(disk)).returncode == 0,
-    "error": lambda work, disk: train(work, "error", *on_disk(disk), "optimizer.lr=1e6", "train.steps=50", check=False).returncode == 50,
+    "error": lambda work, disk: fails_with(train(work, "error", *on_disk(disk), "optimizer.lr=1e6", "train.steps=50", check=False), 50),
     "SIGTERM": lambda work, disk: start_and_end(work, disk, "term", lambda door, rank: os.kill(door, signal.SIGTERM)) == 75,
     "kill -9 of the rank": lambda work, disk: start_and_end(work, disk, "rank", lambda door, rank: os.kill(rank, signal.SIGKILL)) == 40,
     "kill -9 of the door": lambda work, disk: start_and_end(work, disk, "door", lambda door, rank: os.kill(door, signal.SIGKILL)) == -9,

@@ -100,6 +100,27 @@ TEST(Store, AShorterArrayMovesOnlyWhatCounts) {
   EXPECT_THROW(f.store.resize(2, 40961), Error);
 }
 
+// A skipped step fetches tiles, does not look at them, and writes them back.
+TEST(Store, WhatWasFetchedAndNotUsedIsNotWritten) {
+  for (const bool separate : {false, true}) {
+    Fixture f({}, 1, true, separate);
+    f.store.claim(2, 0);
+    std::memcpy(f.store.use(2), pattern(40960, 7).data(), 40960);
+    f.store.write_back(2);
+    f.queue.drain();
+    f.store.poll();
+    f.queue.drain();
+    f.disk.plan_faults({{SimFault::kDelay, 0, true}});
+    f.store.forget(2);
+    f.store.fetch(2, 1);
+    f.store.write_back(2);  // its read is still on its way
+    f.store.forget(2);
+    f.store.fetch(2, 0);
+    EXPECT_TRUE(holds(f.store.use(2), pattern(40960, 7)));
+    EXPECT_EQ(f.queue.counters().written_bytes, 40960);
+  }
+}
+
 TEST(Store, WhatIsUsedWithoutASlotIsAnError) {
   Fixture f;
   EXPECT_THROW(f.store.use(1), Error);
