@@ -9,12 +9,19 @@
 #include <optional>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "offload/io_worker.h"
 
 namespace lm {
+namespace {
+
+constexpr std::chrono::seconds kPatience{60};
+
+}  // namespace
 
 struct IoQueue::State {
   State(const SwapSpace& s, int64_t b, IoRetry r) : space(s), block(b), retry(r) {}
@@ -25,6 +32,10 @@ struct IoQueue::State {
   void publish(IoWorker& worker, std::vector<Transfer*>& complete);
   Ticket ask(IoDirection direction, const Extent& extent, std::byte* memory, int64_t bytes,
              const std::string& what, std::span<const Ticket> after);
+  // Until `over`. A disk that answers nothing for a minute is slow or stuck; memory that it may still write
+  // to cannot be given up, so the wait goes on, and says so.
+  template <class Over>
+  void patiently(std::unique_lock<std::mutex>& lock, const Over& over);
   void check() const {
     if (failure) throw Error(*failure);
   }
@@ -47,6 +58,20 @@ struct IoQueue::State {
   IoCounters counters;
   std::string description;
 };
+
+template <class Over>
+void IoQueue::State::patiently(std::unique_lock<std::mutex>& lock, const Over& over) {
+  int64_t moved = counters.read_bytes + counters.written_bytes;
+  while (!changed.wait_for(lock, kPatience, over)) {
+    const int64_t now = counters.read_bytes + counters.written_bytes;
+    if (std::exchange(moved, now) != now || active.empty()) continue;
+    const Transfer& first = *active.begin()->second;
+    log_warning("SLOW-29", std::string("no transfer has ended for ") + std::to_string(kPatience.count()) +
+                               " s; waiting for the " +
+                               (first.direction == IoDirection::kRead ? "read" : "write") + " of " +
+                               first.what + " at " + space.path(first.parts.front().file));
+  }
+}
 
 bool IoQueue::State::take(IoWorker& worker) {
   const std::lock_guard lock(mutex);
@@ -226,7 +251,7 @@ Ticket IoQueue::write(const Extent& to, const std::byte* from, int64_t bytes, co
 void IoQueue::wait(Ticket ticket) {
   std::unique_lock lock(state_->mutex);
   LM_CHECK(ticket < state_->next, "wait for a transfer that was not asked for");
-  state_->changed.wait(lock, [&] { return state_->failure || !state_->active.contains(ticket); });
+  state_->patiently(lock, [&] { return state_->failure || !state_->active.contains(ticket); });
   state_->check();
 }
 
@@ -240,7 +265,7 @@ bool IoQueue::done(Ticket ticket) const {
 void IoQueue::drain() {
   std::unique_lock lock(state_->mutex);
   const Ticket last = state_->next - 1;  // of those asked for so far
-  state_->changed.wait(lock, [&] {
+  state_->patiently(lock, [&] {
     return state_->failure || std::none_of(state_->active.begin(), state_->active.end(),
                                            [&](const auto& entry) { return entry.first <= last; });
   });

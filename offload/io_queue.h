@@ -67,7 +67,8 @@ class IoQueue {
   // Blocks until the transfer is done. Throws the first failure of any transfer, this one's or an earlier
   // one's: Error(20) no space, Error(21) otherwise, naming path, offset, errno and state. After a failure
   // every later call throws it again: nothing is computed from state that is not known to be whole. Nothing
-  // is under way any more when it is thrown, so the memory may go.
+  // is under way any more when it is thrown, so the memory may go. A minute without any progress is a warning
+  // in the log, not an error: slow is not lost.
   void wait(Ticket ticket);
   bool done(Ticket ticket) const;
   // Waits for everything asked for so far.

@@ -141,6 +141,7 @@ void Store::read_into_slot(const Array& a, int64_t index, int64_t slot) {
 
 void Store::claim(int64_t index, int64_t slot) {
   if (setup_.separate) {
+    bring_home(index);
     clear(slot);
     near_slots_[static_cast<size_t>(slot)].filled_here = true;
   }
@@ -150,7 +151,7 @@ void Store::claim(int64_t index, int64_t slot) {
 void Store::write_back(int64_t index) {
   if (!slot_of(index).touched) return;
   if (setup_.separate) return near_write_back(index);
-  write_from_slot(index, slot_of(index).array == index ? array(index).slot : -1);
+  write_from_slot(index, array(index).slot);
 }
 
 void Store::write_from_slot(int64_t index, int64_t slot) {

@@ -141,6 +141,7 @@ class Store {
   std::byte* near_use(int64_t index);
   void lift(int64_t slot, const std::byte* from);
   void hand_over(int64_t slot);
+  void bring_home(int64_t index);
   void clear(int64_t slot);
   static uint64_t checksum(const std::byte* chunk);
   void stamp_at(const Array& a, const std::byte* bytes, int64_t begin, int64_t end);

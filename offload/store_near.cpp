@@ -40,11 +40,15 @@ void Store::clear(int64_t slot) {
   near.reading = near.arriving = near.filled_here = false;
 }
 
-void Store::near_fetch(int64_t index, int64_t slot) {
-  // Its last bytes may still be on their way home.
+// The array's last bytes, still on their way out of a slot, go to disk before anything newer can.
+void Store::bring_home(int64_t index) {
   for (size_t s = 0; s < near_slots_.size(); ++s) {
     if (near_slots_[s].leaving == index) hand_over(static_cast<int64_t>(s));
   }
+}
+
+void Store::near_fetch(int64_t index, int64_t slot) {
+  bring_home(index);
   clear(slot);
   take(index, slot);
   NearSlot& near = near_slots_[static_cast<size_t>(slot)];
