@@ -112,11 +112,6 @@ int64_t spare(Plan& plan, Home home) {
   return tier == nullptr ? 0 : std::max<int64_t>(tier->usable - tier->bytes - kMargin, 0);
 }
 
-// Where slots and arrays kept near take their memory.
-Home near_home(const PlanInput& in) {
-  return in.device == DeviceType::kCuda ? Home::kDevice : Home::kHost;
-}
-
 void stage_more(const PlanInput& in, Plan& plan) {
   PoolPlan& pool = plan.placement.pool(Pool::kOptimizer);
   if (pool.slots == 0) return;
@@ -133,7 +128,7 @@ void stage_more(const PlanInput& in, Plan& plan) {
 // The earliest arrays of a class stay near, as many as fit.
 void keep_near(const PlanInput& in, Plan& plan, Pool which) {
   PoolPlan& pool = plan.placement.pool(which);
-  int64_t room = spare(plan, near_home(in));
+  int64_t room = spare(plan, asked_home(OffloadHome::kNone, in.device));
   for (size_t a = 0; a < pool.bytes.size() && pool.slots > 0; ++a) {
     if (pool.streamed[a] == 0) continue;
     if (pool.bytes[a] > room) break;
@@ -212,6 +207,38 @@ void use_spare_memory(const PlanInput& in, Plan& plan) {
   if (offload.weights == OffloadHome::kAuto) keep_near(in, plan, Pool::kWeights);
   if (offload.gradients == OffloadHome::kAuto) keep_near(in, plan, Pool::kGradients);
   if (offload.optimizer == OffloadHome::kAuto) keep_near(in, plan, Pool::kOptimizer);
+}
+
+void explain_homes(const PlanInput& in, Plan& plan) {
+  const OffloadConfig& offload = in.config.offload;
+  const PlacementPlan& p = plan.placement;
+  if (!p.transfers(in.spec.layers).any()) return;
+  const auto explain = [&](const char* key, OffloadHome choice, Pool which) {
+    const PoolPlan& pool = p.pool(which);
+    if (choice != OffloadHome::kAuto || pool.bytes.empty()) return;
+    const auto far = std::count(pool.streamed.begin(), pool.streamed.end(), 1);
+    const auto all = std::count_if(pool.bytes.begin(), pool.bytes.end(), [](int64_t b) { return b > 0; });
+    if (pool.slots == 0) return plan.choices.push_back({key, "none", "all of it fits near"});
+    plan.choices.push_back({key, home_name(pool.home),
+                            std::to_string(far) + " of " + std::to_string(all) + " arrays do not fit near; " +
+                                std::to_string(pool.slots) + " slots, fetched " +
+                                std::to_string(pool.slots - 1) + " ahead"});
+  };
+  explain("offload.optimizer", offload.optimizer, Pool::kOptimizer);
+  explain("offload.gradients", offload.gradients, Pool::kGradients);
+  explain("offload.weights", offload.weights, Pool::kWeights);
+  explain("offload.activations", offload.activations, Pool::kActivations);
+  if (!in.config.io.tile && p.tile_granules > 0)
+    plan.choices.push_back({"io.tile", format_bytes(p.pool(Pool::kOptimizer).slot_bytes),
+                            "long enough for a disk's rate, short beside the state"});
+  if (p.group > 1)
+    plan.choices.push_back(
+        {"group", std::to_string(p.group), "what is streamed crosses its link once per pass and group"});
+  if (!p.on_disk()) return;
+  if (!in.config.io.block)
+    plan.choices.push_back({"io.block", format_bytes(p.io_block), "longer requests are no faster"});
+  if (!in.config.io.depth)
+    plan.choices.push_back({"io.depth", std::to_string(p.io_depth), "keeps reads and writes busy at once"});
 }
 
 int64_t PoolPlan::streamed_bytes() const {

@@ -24,4 +24,7 @@ void place(const PlanInput& in, const HomeChoice& homes, Plan& plan);
 // stay near. Leaves plan sized.
 void use_spare_memory(const PlanInput& in, Plan& plan);
 
+// What `auto` has become, and why, into plan.choices; nothing where everything is near.
+void explain_homes(const PlanInput& in, Plan& plan);
+
 }  // namespace lm

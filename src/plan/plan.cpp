@@ -97,6 +97,7 @@ void choose_homes(const PlanInput& in, Plan& plan) {
   // From here on the numerics are fixed.
   for (; !plan.fits && chosen + 1 < candidates.size(); ++chosen) place(in, candidates[chosen + 1], plan);
   if (plan.fits) use_spare_memory(in, plan);
+  explain_homes(in, plan);
 }
 
 void choose_io(const PlanInput& in, Plan& plan) {

@@ -91,6 +91,11 @@ const char* operation_name(OperationKind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
+bool is_transfer(const Operation& operation) {
+  return operation.kind == OperationKind::kFetch || operation.kind == OperationKind::kClaim ||
+         operation.kind == OperationKind::kWriteBack;
+}
+
 const char* pool_name(Pool pool) {
   constexpr const char* kNames[] = {"weights", "gradients", "optimizer", "activations"};
   return kNames[static_cast<size_t>(pool)];

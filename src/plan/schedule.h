@@ -45,6 +45,8 @@ struct Operation {
   bool operator==(const Operation&) const = default;
 };
 
+bool is_transfer(const Operation& operation);  // one of the last three kinds
+
 struct StepSchedule {
   std::vector<Operation> operations;
 };

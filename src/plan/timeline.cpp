@@ -9,11 +9,6 @@ namespace {
 // Of a current NVMe drive and a PCIe 4 x16 slot, where nothing was measured.
 constexpr double kDiskRead = 3e9, kDiskWrite = 2e9, kLink = 22e9;
 
-bool is_transfer(const Operation& op) {
-  return op.kind == OperationKind::kFetch || op.kind == OperationKind::kClaim ||
-         op.kind == OperationKind::kWriteBack;
-}
-
 // The state of compute and links while lists are walked one after another.
 class Walk {
  public:

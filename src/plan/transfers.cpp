@@ -248,11 +248,6 @@ class PoolChecker {
   size_t next_ = 0;
 };
 
-bool is_transfer(const Operation& op) {
-  return op.kind == OperationKind::kFetch || op.kind == OperationKind::kClaim ||
-         op.kind == OperationKind::kWriteBack;
-}
-
 }  // namespace
 
 bool TransferShape::any() const {
