@@ -109,6 +109,10 @@ class Checks {
       require(home != OffloadHome::kNvme || !offload.paths.empty(), key, "offload.paths",
               std::string(key) + " = \"nvme\" needs offload.paths: a directory on a fast disk");
     }
+    if (const auto& block = config_.io.block) {
+      require(block->bytes % 4096 == 0, "io.block", "io.block",
+              "io.block = " + value_text(block) + " is not a multiple of 4KiB, which direct transfers want");
+    }
     const bool moved = offload.activations == OffloadHome::kHost || offload.activations == OffloadHome::kNvme;
     require(!moved || config_.train.recompute != Recompute::kNone, "offload.activations", "train.recompute",
             "offload.activations = " + value_text(offload.activations) +

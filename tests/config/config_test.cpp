@@ -125,6 +125,7 @@ TEST(Config, SizesAreWordsAndBudgetsMayBeShares) {
   EXPECT_HAS(failure(std::string(kLeast) + "[io]\nblock = \"2KiB\"\n"),
              "`io.block`: expected a size such as \"16MiB\", from 4KiB to 1GiB, or \"auto\", got the string "
              "\"2KiB\"");
+  EXPECT_HAS(failure(std::string(kLeast) + "[io]\nblock = 5000\n"), "is not a multiple of 4KiB");
   EXPECT_HAS(failure(std::string(kLeast) + "[offload]\nweights = \"nvme\"\n"),
              "offload.weights = \"nvme\" needs offload.paths");
   EXPECT_HAS(
