@@ -25,6 +25,19 @@ int64_t chunks_of(int64_t bytes) {
   return ceil_div(bytes, kChecksumChunk);
 }
 
+bool lives_in_host(const std::vector<char>& in_host, size_t array) {
+  return array < in_host.size() && in_host[array] != 0;
+}
+
+// Of the arrays at one kind of home, in whole chunks.
+int64_t bytes_of(const std::vector<int64_t>& array_bytes, const std::vector<char>& in_host, bool host) {
+  int64_t sum = 0;
+  for (size_t a = 0; a < array_bytes.size(); ++a) {
+    if (lives_in_host(in_host, a) == host) sum += round_up(array_bytes[a], kAlignment);
+  }
+  return sum;
+}
+
 }  // namespace
 
 int64_t Store::slot_bytes(const std::vector<int64_t>& array_bytes) {
@@ -33,14 +46,14 @@ int64_t Store::slot_bytes(const std::vector<int64_t>& array_bytes) {
   return round_up(most, kChecksumChunk);
 }
 
-int64_t Store::swap_bytes(const std::vector<int64_t>& array_bytes) {
-  int64_t sum = 0;
-  for (const int64_t bytes : array_bytes) sum += round_up(bytes, kAlignment);
-  return sum;
+int64_t Store::swap_bytes(const std::vector<int64_t>& array_bytes, const std::vector<char>& in_host) {
+  return bytes_of(array_bytes, in_host, false);
 }
 
 int64_t Store::pinned_bytes(const StoreSetup& setup) {
-  return setup.on_disk ? setup.slots * slot_bytes(setup.bytes) : swap_bytes(setup.bytes);
+  const int64_t slots =
+      swap_bytes(setup.bytes, setup.in_host) > 0 ? setup.slots * slot_bytes(setup.bytes) : 0;
+  return slots + bytes_of(setup.bytes, setup.in_host, true);
 }
 
 Store::Store(StoreSetup setup, SwapSpace* space, IoQueue* queue, PinnedPool& pool)
@@ -50,28 +63,34 @@ Store::Store(StoreSetup setup, SwapSpace* space, IoQueue* queue, PinnedPool& poo
       slot_bytes_(slot_bytes(setup_.bytes)),
       block_(pool.lease(pinned_bytes(setup_))),
       near_(setup_.stream.device, setup_.separate ? slot_bytes_ * setup_.slots : 0),
-      copies_(setup_.stream.device),
+      up_(setup_.stream.device),
+      down_(setup_.stream.device),
       arrays_(setup_.bytes.size()),
       slots_(static_cast<size_t>(setup_.slots)) {
-  LM_CHECK(setup_.on_disk || setup_.separate, "host memory cannot be its own home");
-  if (setup_.on_disk) {
+  const bool disk = swap_bytes(setup_.bytes, setup_.in_host) > 0;
+  LM_CHECK(setup_.separate || bytes_of(setup_.bytes, setup_.in_host, true) == 0,
+           "host memory cannot be its own home");
+  if (disk) {
     LM_CHECK(kAlignment % space->alignment() == 0,
              "the disks want an alignment of " + std::to_string(space->alignment()));
   }
   for (size_t s = 0; setup_.separate && s < slots_.size(); ++s)
     near_slots_.emplace_back(setup_.stream.device);
   size_t chunks = 0;
-  int64_t host = 0;
+  std::byte* host = block_.data() + (disk ? setup_.slots * slot_bytes_ : 0);
   for (size_t a = 0; a < arrays_.size(); ++a) {
     if (setup_.bytes[a] == 0) continue;
     const int64_t whole = round_up(setup_.bytes[a], kAlignment);
-    if (setup_.on_disk) arrays_[a].extent = space->allocate(whole);
     arrays_[a].bytes = setup_.bytes[a];
-    arrays_[a].host_offset = std::exchange(host, host + whole);
+    if (lives_in_host(setup_.in_host, a)) {
+      arrays_[a].host_home = std::exchange(host, host + whole);
+      continue;
+    }
+    arrays_[a].extent = space->allocate(whole);
     arrays_[a].first_chunk = chunks;
     chunks += static_cast<size_t>(chunks_of(setup_.bytes[a]));
   }
-  if (setup_.on_disk) checksums_.resize(chunks);
+  checksums_.resize(chunks);
 }
 
 Store::~Store() {

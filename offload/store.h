@@ -4,8 +4,9 @@
 // here depends on timing. Every chunk of 8 KiB that goes to disk has its checksum kept in memory, and is
 // compared with it before it is used again.
 //
-// On the CPU slots are pinned host memory. On a GPU they are device memory: copies run on a stream of their
-// own, and what comes from disk or goes there passes through host memory, slot for slot (store_near.cpp).
+// On the CPU slots are pinned host memory. On a GPU they are device memory: copies run on streams of their
+// own, one each way, and what comes from disk or goes there passes through host memory, slot for slot
+// (store_near.cpp).
 //
 // The store owns slots (leased from the pinned pool) and extents; queue and pool belong to the rank. The
 // rank's compute thread calls; check and stamp may also be called from its OpenMP threads on disjoint ranges.
@@ -29,10 +30,11 @@ struct StoreSetup {
   std::vector<int64_t> bytes;                // of each array; 0: not in this store
   std::function<std::string(int64_t)> name;  // of an array, for messages: "weights of layers.3"
   int64_t slots = 0;
-  bool verify = true;      // false: trust the disk (offload.verify)
-  int threads = 1;         // that check and stamp whole arrays
-  bool on_disk = true;     // else the home is pinned host memory
-  bool separate = false;   // slots are device memory, apart from host memory (tests: also on the CPU)
+  bool verify = true;     // false: trust the disk (offload.verify)
+  int threads = 1;        // that check and stamp whole arrays
+  bool separate = false;  // slots are device memory, apart from host memory (tests: also on the CPU)
+  std::vector<char> in_host =
+      {};                  // per array, with `separate`: home is pinned host memory; empty: all on disk
   StreamView stream = {};  // that compute uses the slots on
 };
 
@@ -47,12 +49,11 @@ class Store {
  public:
   // Memory and disk that such a store takes.
   static int64_t slot_bytes(const std::vector<int64_t>& array_bytes);  // of one slot
-  static int64_t swap_bytes(const std::vector<int64_t>& array_bytes);
+  static int64_t swap_bytes(const std::vector<int64_t>& array_bytes, const std::vector<char>& in_host = {});
+  static int64_t pinned_bytes(const StoreSetup& setup);
 
   // `space` and `queue` may be null where nothing is on disk.
   Store(StoreSetup setup, SwapSpace* space, IoQueue* queue, PinnedPool& pool);
-  // Host memory that such a store leases.
-  static int64_t pinned_bytes(const StoreSetup& setup);
   // Nothing of the slots is in flight afterwards.
   ~Store();
   Store(const Store&) = delete;
@@ -99,9 +100,10 @@ class Store {
   struct Array {
     Extent extent;
     int64_t bytes = 0;
-    int64_t slot = -1;        // where it lies, or is on its way to
-    Ticket written = 0;       // its last write
-    int64_t host_offset = 0;  // of its home in host memory
+    int64_t slot = -1;               // where it lies, or is on its way to
+    Ticket written = 0;              // its last write
+    std::byte* host_home = nullptr;  // null: its home is the disk
+    int64_t left_from = -1;          // slot from which it last went to its home in host memory
     bool fresh = true;
     size_t first_chunk = 0;  // of its checksums
   };
@@ -135,7 +137,6 @@ class Store {
   void check_whole(int64_t index);
   // store_near.cpp
   std::byte* near_memory(int64_t slot) const { return near_.data() + slot * slot_bytes_; }
-  std::byte* host_home(const Array& a) const { return block_.data() + a.host_offset; }
   void near_fetch(int64_t index, int64_t slot);
   void near_write_back(int64_t index);
   std::byte* near_use(int64_t index);
@@ -150,9 +151,9 @@ class Store {
   SwapSpace* space_;
   IoQueue* queue_;
   int64_t slot_bytes_;
-  PinnedBlock block_;  // all slots, or the arrays' homes in host memory
+  PinnedBlock block_;  // a slot each (none where nothing is on disk), then the homes in host memory
   Memory near_;        // device slots
-  Stream copies_;      // one for both directions: their order is what makes reuse of a slot safe
+  Stream up_, down_;   // to the device and from it
   std::vector<NearSlot> near_slots_;
   std::vector<Array> arrays_;
   std::vector<Slot> slots_;

@@ -1,11 +1,12 @@
 // The store's way between host memory and a GPU. Every slot of the device has its events:
 //
-//   fetch       disk -> host memory (a ticket)  -> device (copy stream, after `used`)  -> `arrived`
+//   fetch       disk -> host memory (a ticket)  -> device (up, after `used` and `left`)  -> `arrived`
 //   use         the compute stream waits for `arrived`
-//   write_back  `used` -> host memory (copy stream) -> `left` -> checksums, disk (a ticket)
+//   write_back  `used` -> host memory (down) -> `left` -> checksums, disk (a ticket)
 //
-// A home in host memory leaves out the disk. All copies run on one stream, so that a copy into a slot never
-// overtakes the one out of it. The steps in the middle are taken by poll(), or by whoever needs them first.
+// A home in host memory leaves out the disk. The two directions run beside each other: a copy into a slot
+// waits for the one out of it, and a copy from a home in host memory for the last one to it. The steps in the
+// middle are taken by poll(), or by whoever needs them first.
 #include <utility>
 
 #include "base/clock.h"
@@ -18,9 +19,10 @@ namespace lm {
 void Store::lift(int64_t slot, const std::byte* from) {
   NearSlot& near = near_slots_[static_cast<size_t>(slot)];
   near.used.record(setup_.stream);  // every use that was enqueued so far
-  near.used.wait(copies_.view());
-  copy_bytes(near_memory(slot), from, bytes(slots_[static_cast<size_t>(slot)].array), copies_.view());
-  near.arrived.record(copies_.view());
+  near.used.wait(up_.view());
+  near.left.wait(up_.view());
+  copy_bytes(near_memory(slot), from, bytes(slots_[static_cast<size_t>(slot)].array), up_.view());
+  near.arrived.record(up_.view());
   near.reading = false;
   near.arriving = true;
 }
@@ -52,14 +54,18 @@ void Store::near_fetch(int64_t index, int64_t slot) {
   clear(slot);
   take(index, slot);
   NearSlot& near = near_slots_[static_cast<size_t>(slot)];
-  if (array(index).fresh) {
+  const Array& a = array(index);
+  if (a.fresh) {
     slots_[static_cast<size_t>(slot)].arrival = Arrival::kZeros;
     near.filled_here = true;
-  } else if (setup_.on_disk) {
-    read_into_slot(array(index), index, slot);
+  } else if (a.host_home == nullptr) {
+    read_into_slot(a, index, slot);
     near.reading = true;
   } else {
-    lift(slot, host_home(array(index)));
+    // The event may have been recorded once more since, for a later copy: then this one waits a little
+    // longer.
+    near_slots_[static_cast<size_t>(a.left_from)].left.wait(up_.view());
+    lift(slot, a.host_home);
   }
 }
 
@@ -91,16 +97,19 @@ void Store::near_write_back(int64_t index) {
   NearSlot& near = near_slots_[static_cast<size_t>(slot)];
   if (near.leaving >= 0) hand_over(slot);
   near.used.record(setup_.stream);
-  near.used.wait(copies_.view());
-  if (setup_.on_disk) {
+  near.used.wait(down_.view());
+  a.fresh = false;
+  if (a.host_home != nullptr) {
+    copy_bytes(a.host_home, near_memory(slot), a.bytes, down_.view());
+    a.left_from = slot;
+  } else {
     // The same host memory, one generation earlier; or a read that nobody came for.
     queue_->wait(s.written);
     queue_->wait(s.read);
+    copy_bytes(memory(slot), near_memory(slot), a.bytes, down_.view());
+    near.leaving = index;
   }
-  copy_bytes(setup_.on_disk ? memory(slot) : host_home(a), near_memory(slot), a.bytes, copies_.view());
-  near.left.record(copies_.view());
-  a.fresh = false;
-  if (setup_.on_disk) near.leaving = index;
+  near.left.record(down_.view());
 }
 
 void Store::poll() {

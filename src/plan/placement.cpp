@@ -140,6 +140,20 @@ void keep_near(const PlanInput& in, Plan& plan, Pool which) {
   size_plan(in, plan);
 }
 
+// With a GPU and a disk: of what is streamed, the earliest arrays live in host memory, as many as fit.
+void keep_in_host(const PlanInput& in, Plan& plan, Pool which) {
+  PoolPlan& pool = plan.placement.pool(which);
+  if (in.device != DeviceType::kCuda || pool.home != Home::kNvme || pool.slots == 0) return;
+  int64_t room = spare(plan, Home::kHost);
+  for (size_t a = 0; a < pool.bytes.size(); ++a) {
+    const int64_t bytes = pool.streamed[a] != 0 ? round_up(pool.bytes[a], kSlotAlignment) : 0;
+    if (bytes > room) break;
+    room -= bytes;
+    pool.kept_in_host = static_cast<int64_t>(a) + 1;
+  }
+  size_plan(in, plan);
+}
+
 }  // namespace
 
 Home asked_home(OffloadHome choice, DeviceType device) {
@@ -207,6 +221,9 @@ void use_spare_memory(const PlanInput& in, Plan& plan) {
   if (offload.weights == OffloadHome::kAuto) keep_near(in, plan, Pool::kWeights);
   if (offload.gradients == OffloadHome::kAuto) keep_near(in, plan, Pool::kGradients);
   if (offload.optimizer == OffloadHome::kAuto) keep_near(in, plan, Pool::kOptimizer);
+  if (offload.weights == OffloadHome::kAuto) keep_in_host(in, plan, Pool::kWeights);
+  if (offload.gradients == OffloadHome::kAuto) keep_in_host(in, plan, Pool::kGradients);
+  if (offload.optimizer == OffloadHome::kAuto) keep_in_host(in, plan, Pool::kOptimizer);
 }
 
 void explain_homes(const PlanInput& in, Plan& plan) {
@@ -219,9 +236,11 @@ void explain_homes(const PlanInput& in, Plan& plan) {
     const auto far = std::count(pool.streamed.begin(), pool.streamed.end(), 1);
     const auto all = std::count_if(pool.bytes.begin(), pool.bytes.end(), [](int64_t b) { return b > 0; });
     if (pool.slots == 0) return plan.choices.push_back({key, "none", "all of it fits near"});
+    const int64_t host = pool.home == Home::kNvme ? pool.streamed_bytes(Home::kHost) : 0;
     plan.choices.push_back({key, home_name(pool.home),
-                            std::to_string(far) + " of " + std::to_string(all) + " arrays do not fit near; " +
-                                std::to_string(pool.slots) + " slots, fetched " +
+                            std::to_string(far) + " of " + std::to_string(all) + " arrays do not fit near" +
+                                (host > 0 ? ", " + format_bytes(host) + " of them fit in host memory" : "") +
+                                "; " + std::to_string(pool.slots) + " slots, fetched " +
                                 std::to_string(pool.slots - 1) + " ahead"});
   };
   explain("offload.optimizer", offload.optimizer, Pool::kOptimizer);
@@ -241,10 +260,19 @@ void explain_homes(const PlanInput& in, Plan& plan) {
     plan.choices.push_back({"io.depth", std::to_string(p.io_depth), "keeps reads and writes busy at once"});
 }
 
-int64_t PoolPlan::streamed_bytes() const {
+Home PoolPlan::home_of(size_t array) const {
+  return static_cast<int64_t>(array) < kept_in_host ? Home::kHost : home;
+}
+
+int64_t PoolPlan::streamed_bytes(Home at) const {
   int64_t sum = 0;
-  for (size_t a = 0; a < bytes.size(); ++a) sum += streamed[a] != 0 ? round_up(bytes[a], kSlotAlignment) : 0;
+  for (size_t a = 0; a < bytes.size() && slots > 0; ++a)
+    sum += streamed[a] != 0 && home_of(a) == at ? round_up(bytes[a], kSlotAlignment) : 0;
   return sum;
+}
+
+int64_t PoolPlan::streamed_bytes() const {
+  return streamed_bytes(Home::kHost) + streamed_bytes(Home::kNvme);
 }
 
 TransferShape PlacementPlan::transfers(int64_t layers) const {
@@ -271,7 +299,7 @@ std::vector<int64_t> PlacementPlan::update_tiles() const {
 
 bool PlacementPlan::on_disk() const {
   return std::any_of(pools.begin(), pools.end(),
-                     [](const PoolPlan& pool) { return pool.slots > 0 && pool.home == Home::kNvme; });
+                     [](const PoolPlan& pool) { return pool.streamed_bytes(Home::kNvme) > 0; });
 }
 
 }  // namespace lm

@@ -52,12 +52,15 @@ inline constexpr int64_t kSlotAlignment = 8192;
 // Arrays of one pool. Those that are streamed live off the device and pass through slots; the others are
 // near: in device memory (on the CPU, where both are one tier, in host memory).
 struct PoolPlan {
-  Home home = Home::kHost;     // of the streamed arrays: kHost (of a GPU) or kNvme
+  Home home = Home::kHost;     // the streamed arrays' farthest: kHost (of a GPU) or kNvme
   std::vector<int64_t> bytes;  // of each array; 0: nothing
   std::vector<char> streamed;  // 1: off the device
-  int64_t slots = 0;           // 0: nothing is streamed
+  int64_t kept_in_host = 0;  // of a GPU with home kNvme: arrays before this one that are streamed live there
+  int64_t slots = 0;         // 0: nothing is streamed
   int64_t slot_bytes = 0;
+  Home home_of(size_t array) const;  // of a streamed array
   int64_t streamed_bytes() const;
+  int64_t streamed_bytes(Home at) const;
 };
 
 struct PlacementPlan {

@@ -57,10 +57,16 @@ class ClassTable {
   ClassTable(const PlanInput& in, const Plan& plan)
       : plan_(plan), near_(in.device == DeviceType::kCuda ? Home::kDevice : Home::kHost) {}
 
-  // `total` bytes, of which `far` live at the pool's home.
-  void add(const std::string& name, int64_t total, int64_t far, Pool pool, const std::string& note) {
+  // `total` bytes, of which `far` live at the homes of the pool's streamed arrays, as these do.
+  void add(const std::string& name, int64_t total, int64_t far, Pool which, const std::string& note) {
     rows_.push_back({name, total - far, note, near_});
-    if (far > 0) rows_.push_back({name, far, note, plan_.placement.pool(pool).home});
+    if (far == 0) return;
+    const PoolPlan& pool = plan_.placement.pool(which);
+    const double share =
+        static_cast<double>(pool.streamed_bytes(Home::kHost)) / static_cast<double>(pool.streamed_bytes());
+    const int64_t host = static_cast<int64_t>(static_cast<double>(far) * share);
+    if (host > 0) rows_.push_back({name, host, note, Home::kHost});
+    if (far > host) rows_.push_back({name, far - host, note, Home::kNvme});
   }
   void near(const std::string& name, int64_t bytes, const std::string& note) {
     rows_.push_back({name, bytes, note, near_});
@@ -78,9 +84,9 @@ class ClassTable {
       const int64_t bytes = pool.slots * pool.slot_bytes;
       near(std::string(pool_name(static_cast<Pool>(i))) + " slots", bytes,
            std::to_string(pool.slots) + " x " + format_bytes(pool.slot_bytes));
-      if (pool.home != Home::kNvme) continue;
-      disk += pool.streamed_bytes();
-      if (near_ == Home::kDevice) staging += bytes;
+      const int64_t on_disk = pool.streamed_bytes(Home::kNvme);
+      disk += on_disk;
+      if (on_disk > 0 && near_ == Home::kDevice) staging += bytes;
     }
     if (staging > 0) host("staging", staging, "between disk and GPU");
     if (disk > 0) host("checksums", disk / kSlotAlignment * kChecksumBytes, "of what is on disk");

@@ -60,7 +60,8 @@ class Walk {
     const Key slot{op.pool, op.slot}, array{op.pool, op.array};
     const PoolPlan& pool = placement_.pool(op.pool);
     const auto bytes = static_cast<double>(pool.bytes[static_cast<size_t>(op.array)]);
-    const bool disk = pool.home == Home::kNvme, gpu = placement_.device == DeviceType::kCuda;
+    const bool disk = pool.home_of(static_cast<size_t>(op.array)) == Home::kNvme;
+    const bool gpu = placement_.device == DeviceType::kCuda;
     double done = std::max({now_, slot_free_[slot], home_ready_[array]});
     if (op.kind == OperationKind::kFetch) {
       if (disk) done = occupy(read_free_, done, bytes / rates_.disk_read), read_ += bytes;

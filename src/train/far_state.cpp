@@ -37,6 +37,13 @@ std::vector<int64_t> streamed_bytes(const PoolPlan& pool) {
   return bytes;
 }
 
+// Of the streamed arrays: those that live in host memory.
+std::vector<char> in_host(const PoolPlan& pool) {
+  std::vector<char> out(pool.bytes.size(), 0);
+  for (size_t a = 0; a < out.size(); ++a) out[a] = pool.home_of(a) == Home::kHost ? 1 : 0;
+  return out;
+}
+
 }  // namespace
 
 FarState::FarState(const FarStateSetup& setup) {
@@ -55,10 +62,10 @@ FarState::FarState(const FarStateSetup& setup) {
     store.slots = plan.slots;
     store.verify = placement.verify;
     store.threads = setup.stream.threads;
-    store.on_disk = plan.home == Home::kNvme;
     store.separate = placement.device == DeviceType::kCuda || setup.separate;
+    store.in_host = in_host(plan);
     store.stream = setup.stream;
-    disk += store.on_disk ? Store::swap_bytes(store.bytes) : 0;
+    disk += Store::swap_bytes(store.bytes, store.in_host);
     memory += round_up(Store::pinned_bytes(store), PinnedPool::kAlignment);
   }
   if (memory == 0) return;

@@ -16,22 +16,25 @@ namespace {
 // Six arrays, some of them ending inside a chunk, in three slots of a simulated disk.
 struct Fixture {
   explicit Fixture(std::vector<SimFaultAt> faults = {}, uint64_t seed = 1, bool verify = true,
-                   bool separate = false)
+                   bool separate = false, std::vector<char> in_host = {})
       : bytes{20000, 8192, 40960, 1, 8193, 12288},
-        space({{std::filesystem::temp_directory_path().string(), 1}}, Store::swap_bytes(bytes)),
+        setup{.bytes = bytes,
+              .name = [](int64_t a) { return "array " + std::to_string(a); },
+              .slots = 3,
+              .verify = verify,
+              .threads = 2,
+              .separate = separate,
+              .in_host = std::move(in_host)},
+        space({{std::filesystem::temp_directory_path().string(), 1}},
+              Store::swap_bytes(bytes, setup.in_host)),
         disk(space.files(), SimSetup{.faults = std::move(faults), .seed = seed, .shuffle = true}),
-        pool(DeviceType::kCpu, 3 * Store::slot_bytes(bytes)),
+        pool(DeviceType::kCpu, Store::pinned_bytes(setup)),
         queue(space, [this] { return disk.make_engine(); }, 4096,
               {.tries = 4, .longest_pause = std::chrono::microseconds(500)}),
-        store({.bytes = bytes,
-               .name = [](int64_t a) { return "array " + std::to_string(a); },
-               .slots = 3,
-               .verify = verify,
-               .threads = 2,
-               .separate = separate},
-              &space, &queue, pool) {}
+        store(setup, &space, &queue, pool) {}
 
   std::vector<int64_t> bytes;
+  StoreSetup setup;
   SwapSpace space;
   SimDisk disk;
   PinnedPool pool;
@@ -84,6 +87,18 @@ TEST(Store, GivesBackWhatWasWrittenThroughAnySlot) {
 TEST(Store, GivesBackWhatWasWrittenThroughSlotsOfItsOwn) {
   Fixture f({}, 1, true, true);
   churn(f, 20);
+}
+
+TEST(Store, HomesInHostMemoryAndOnDiskShareSlots) {
+  Fixture f({}, 1, true, true, {1, 0, 1, 1});
+  // 20000 -> 24576, 40960 and 1 -> 8192 in host memory; 8192, 8193 -> 16384, 12288 -> 16384 on disk.
+  const int64_t swap = Store::swap_bytes(f.bytes, f.setup.in_host);
+  EXPECT_EQ(swap, 8192 + 16384 + 16384);
+  EXPECT_EQ(Store::pinned_bytes(f.setup), 3 * 40960 + 24576 + 40960 + 8192);
+  churn(f, 20);
+  f.store.poll();
+  f.queue.drain();
+  EXPECT_EQ(f.queue.counters().written_bytes, 20 * swap);
 }
 
 TEST(Store, AShorterArrayMovesOnlyWhatCounts) {

@@ -201,6 +201,29 @@ TEST(Plan, TakesRowChunksThatFitTheGpu) {
   EXPECT_EQ(c.draft().numerics.row_chunk, 2048);
 }
 
+// Device, host memory, disk: of a class on `auto` each keeps what fits, the earliest arrays nearest.
+TEST(Plan, FillsHostMemoryBeforeTheDisk) {
+  Case c{.spec = llama_8b(), .machine = gpu_machine("4090"), .device = DeviceType::kCuda};
+  c.config.data.max_length = 2048;
+  c.config.train.gradients = GradientDType::kBF16;
+  c.config.offload.paths = {"/scratch"};
+  c.machine.host_memory = 96LL << 30;
+  c.machine.disks = {{.path = "/scratch", .free_bytes = 1LL << 40}};
+  const Plan plan = c.plan();
+  const PoolPlan& pool = plan.placement.pool(Pool::kOptimizer);
+  ASSERT_EQ(pool.home, Home::kNvme);
+  const int64_t host = pool.streamed_bytes(Home::kHost), disk = pool.streamed_bytes(Home::kNvme);
+  EXPECT_GT(host, int64_t{1} << 30);
+  EXPECT_GT(disk, int64_t{1} << 30);
+  EXPECT_EQ(host + disk, pool.streamed_bytes());
+  EXPECT_EQ(plan.peak.disk, disk);
+  const Tier& memory = plan.tiers[1];
+  EXPECT_LE(memory.bytes, memory.usable);
+  EXPECT_GT(memory.bytes, memory.usable - (int64_t{256} << 20));
+  // Only what is on disk crosses its link.
+  EXPECT_NEAR(plan.timeline.disk_read_bytes, static_cast<double>(disk), 1e-3 * static_cast<double>(disk));
+}
+
 TEST(Plan, IsPure) {
   const Case c;
   EXPECT_EQ(plan_json(c.plan()), plan_json(c.plan()));

@@ -39,7 +39,7 @@ struct Variant {
   Engine engine = Engine::kSim;
   bool verify = true;
   bool separate = false;  // slots apart from host memory, as on a GPU
-  bool host = false;      // with `separate`: homes in host memory
+  int host = 0;           // with `separate`: homes in host memory: 0 of none, 1 of all, 2 of the earlier half
 
   std::string text() const {
     std::string out;
@@ -179,7 +179,10 @@ class Training {
       inputs.streamed.assign(inputs.bytes.size(), 1);
       inputs.slots = std::min<int64_t>(std::max<int64_t>(run.slots, 2), std::ssize(inputs.bytes));
     }
-    for (PoolPlan& pool : p.pools) pool.home = run.host ? Home::kHost : pool.home;
+    for (PoolPlan& pool : p.pools) {
+      if (run.host == 1) pool.home = Home::kHost;
+      if (run.host == 2) pool.kept_in_host = std::ssize(pool.bytes) / 2;
+    }
     rank_ = std::make_unique<Rank>(
         RankSetup{.spec = spec_,
                   .layout = layout_,
@@ -329,7 +332,7 @@ TEST(Offload, DrawnRunsGiveTheSameBits) {
     run.engine = static_cast<Engine>(draw(0, 2));
     run.verify = draw(0, 3) > 0;
     run.separate = draw(0, 2) == 0;
-    run.host = run.separate && draw(0, 1) == 1;
+    run.host = run.separate ? draw(0, 2) : 0;
     SCOPED_TRACE(run.text());
     try {
       expect_same(run, Training(run).run());
