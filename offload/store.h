@@ -69,7 +69,8 @@ class Store {
   void forget(int64_t array);
 
   // Lets what has arrived go on: from host memory to the device, from there to disk. Never waits; to be
-  // called now and then. Does nothing where slots are host memory.
+  // called between operations: what was used has been enqueued by then, and the slot's next copy waits for
+  // that and for nothing later. Does nothing where slots are host memory.
   void poll();
 
   // The array in its slot: waits for its fetch and compares it with what was written. Throws Error(21, 22).
@@ -123,6 +124,7 @@ class Store {
     bool arriving = false;      // and from there to the device
     int64_t leaving = -1;       // the array whose bytes are on their way to host memory, and then to disk
     bool filled_here = false;   // taken over by compute, not by a copy
+    bool in_use = false;        // by work that may still be enqueued: `used` is yet to be recorded
   };
 
   Array& array(int64_t index);
@@ -142,6 +144,7 @@ class Store {
   std::byte* near_use(int64_t index);
   void lift(int64_t slot, const std::byte* from);
   void hand_over(int64_t slot);
+  void end_use(int64_t slot);
   void bring_home(int64_t index);
   void clear(int64_t slot);
   static uint64_t checksum(const std::byte* chunk);

@@ -15,10 +15,16 @@
 
 namespace lm {
 
+// Every use of the slot has been enqueued.
+void Store::end_use(int64_t slot) {
+  NearSlot& near = near_slots_[static_cast<size_t>(slot)];
+  if (std::exchange(near.in_use, false)) near.used.record(setup_.stream);
+}
+
 // Host memory (staging, or a home) to the slot.
 void Store::lift(int64_t slot, const std::byte* from) {
   NearSlot& near = near_slots_[static_cast<size_t>(slot)];
-  near.used.record(setup_.stream);  // every use that was enqueued so far
+  end_use(slot);
   near.used.wait(up_.view());
   near.left.wait(up_.view());
   copy_bytes(near_memory(slot), from, bytes(slots_[static_cast<size_t>(slot)].array), up_.view());
@@ -85,6 +91,7 @@ std::byte* Store::near_use(int64_t index) {
     // Host memory may be filled anew once the copy is done: clear() asks the event.
   }
   if (std::exchange(near.filled_here, false)) near.left.wait(setup_.stream);
+  near.in_use = true;
   if (std::exchange(s.arrival, Arrival::kKnown) == Arrival::kZeros)
     zero_bytes(near_memory(slot), slot_bytes_, setup_.stream);
   return near_memory(slot);
@@ -96,7 +103,7 @@ void Store::near_write_back(int64_t index) {
   const int64_t slot = a.slot;
   NearSlot& near = near_slots_[static_cast<size_t>(slot)];
   if (near.leaving >= 0) hand_over(slot);
-  near.used.record(setup_.stream);
+  end_use(slot);
   near.used.wait(down_.view());
   a.fresh = false;
   if (a.host_home != nullptr) {
@@ -116,6 +123,7 @@ void Store::poll() {
   for (size_t s = 0; s < near_slots_.size(); ++s) {
     NearSlot& near = near_slots_[s];
     const auto slot = static_cast<int64_t>(s);
+    end_use(slot);
     if (near.leaving >= 0 && near.left.done()) hand_over(slot);
     if (!near.reading || !queue_->done(slots_[s].read)) continue;
     queue_->wait(slots_[s].read);  // reports a failure

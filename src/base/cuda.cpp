@@ -67,7 +67,10 @@ void Event::synchronize() const {
 bool Event::done() const {
   if (device_ != DeviceType::kCuda) return true;
   const cudaError_t state = cudaEventQuery(static_cast<cudaEvent_t>(handle_));
-  if (state == cudaErrorNotReady) return false;
+  if (state == cudaErrorNotReady) {
+    cudaGetLastError();  // "not yet" must not surface as the error of a later launch
+    return false;
+  }
   LM_CUDA(state);
   return true;
 }

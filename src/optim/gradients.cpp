@@ -24,11 +24,11 @@ Gradients::Gradients(const ModelLayout& layout, DType dtype, const Kernels& kern
 }
 
 std::byte* Gradients::block(int64_t b) const {
-  return store_ != nullptr && store_->holds(b) ? store_->use(b) : blocks_[static_cast<size_t>(b)].data();
+  return streamed(b) ? store_->use(b) : blocks_[static_cast<size_t>(b)].data();
 }
 
 void Gradients::begin(int64_t b) {
-  if (store_ == nullptr || !store_->holds(b)) return;
+  if (!streamed(b)) return;
   const BlockLayout& layout = layout_.blocks[static_cast<size_t>(b)];
   const auto size = static_cast<int64_t>(dtype_size(dtype_));
   std::byte* const memory = block(b);

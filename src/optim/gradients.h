@@ -21,6 +21,7 @@ class Gradients {
   Gradients(const ModelLayout& layout, DType dtype, const Kernels& kernels, StreamView stream,
             Store* store = nullptr);
 
+  bool streamed(int64_t b) const { return store_ != nullptr && store_->holds(b); }
   // Of a block in the store: where it lies in its slot.
   std::byte* block(int64_t b) const;
   // The step's first addition to the block comes next and overwrites it. What lies between tensors must be

@@ -39,22 +39,26 @@ ShardedOptimizer::ShardedOptimizer(const OptimizerSetup& setup, StreamView strea
       seed_(setup.seed),
       kernels_(setup.kernels),
       stream_(stream),
-      tiles_(setup.tiles) {
+      tiles_(setup.tiles),
+      host_stream_{.device = DeviceType::kCpu, .handle = nullptr, .threads = setup.site.threads} {
+  if (setup.site.host)
+    host_ = std::make_unique<HostUpdate>(stream, setup.site.staging, setup.gradient_dtype, weight_dtype_);
   if (tiles_.first_tile.empty()) {
     tiles_.granules = layout_.flat_elements / kGranule;
     for (const BlockLayout& block : layout_.blocks) {
-      tiles_.first_tile.push_back(static_cast<int64_t>(near_.size()));
-      if (block.flat_elements > 0) near_.emplace_back();
+      tiles_.first_tile.push_back(static_cast<int64_t>(own_.size()));
+      if (block.flat_elements > 0) own_.emplace_back();
     }
-    tiles_.first_tile.push_back(static_cast<int64_t>(near_.size()));
+    tiles_.first_tile.push_back(static_cast<int64_t>(own_.size()));
   }
-  near_.resize(static_cast<size_t>(tiles_.first_tile.back()));
+  own_.resize(static_cast<size_t>(tiles_.first_tile.back()));
   for (size_t b = 0; b < layout_.blocks.size(); ++b) {
     const auto block = static_cast<int64_t>(b);
     for (int64_t tile = 0; tile < tiles(block); ++tile) {
-      if (streamed(index(block, tile))) continue;
-      near_[index(block, tile)] =
-          Memory(stream.device, place(block, tile).granules * kGranule * (8 + master_size(mode_)));
+      const size_t i = index(block, tile);
+      if (in_store(i)) continue;
+      own_[i] = Memory(on_host(i) ? DeviceType::kCpu : stream.device,
+                       place(block, tile).granules * kGranule * (8 + master_size(mode_)));
     }
   }
 }
@@ -69,7 +73,11 @@ size_t ShardedOptimizer::index(int64_t block, int64_t tile) const {
 }
 
 bool ShardedOptimizer::streamed(size_t index) const {
-  return tiles_.store != nullptr && index < tiles_.streamed.size() && tiles_.streamed[index] != 0;
+  return index < tiles_.streamed.size() && tiles_.streamed[index] != 0;
+}
+
+bool ShardedOptimizer::in_store(size_t index) const {
+  return index < tiles_.in_store.size() && tiles_.in_store[index] != 0;
 }
 
 ShardedOptimizer::Tile ShardedOptimizer::place(int64_t block, int64_t tile) const {
@@ -81,26 +89,37 @@ ShardedOptimizer::Tile ShardedOptimizer::place(int64_t block, int64_t tile) cons
 
 ShardedOptimizer::Tile ShardedOptimizer::near_tile(int64_t block, int64_t tile) const {
   Tile out = place(block, tile);
-  out.data = near_[index(block, tile)].data();
+  out.data = own_[index(block, tile)].data();
   return out;
 }
 
 void ShardedOptimizer::start(int64_t block, const std::byte* weights) {
+  const auto size = static_cast<int64_t>(dtype_size(weight_dtype_));
   for (int64_t tile = 0; tile < tiles(block); ++tile) {
-    if (!streamed(index(block, tile))) fill_master(block, near_tile(block, tile), weights);
+    const size_t i = index(block, tile);
+    if (in_store(i)) continue;
+    const Tile near = near_tile(block, tile);
+    const std::byte* const from = weights + near.first * kGranule * size;
+    if (!on_host(i)) {
+      fill_master(near, from, stream_);
+    } else if (mode_ == AdamW::Master::kF32) {
+      std::vector<std::byte> copy(static_cast<size_t>(near.granules * kGranule * size));
+      copy_bytes(copy.data(), from, std::ssize(copy), stream_);  // pageable: complete when it returns
+      fill_master(near, copy.data(), host_stream_);
+    }
   }
 }
 
-void ShardedOptimizer::fill_master(int64_t, const Tile& tile, const std::byte* weights) const {
+// `weights`: the tile's.
+void ShardedOptimizer::fill_master(const Tile& tile, const std::byte* weights, StreamView stream) const {
   if (mode_ != AdamW::Master::kF32) return;
-  kernels_.accumulate(
-      {.to = tile.master(),
-       .from = weights + tile.first * kGranule * static_cast<int64_t>(dtype_size(weight_dtype_)),
-       .elements = tile.granules * kGranule,
-       .to_dtype = DType::kF32,
-       .from_dtype = weight_dtype_,
-       .overwrite = true},
-      stream_);
+  table(stream).accumulate({.to = tile.master(),
+                            .from = weights,
+                            .elements = tile.granules * kGranule,
+                            .to_dtype = DType::kF32,
+                            .from_dtype = weight_dtype_,
+                            .overwrite = true},
+                           stream);
 }
 
 void ShardedOptimizer::update(int64_t block, const UpdateInputs& inputs) {
@@ -109,20 +128,59 @@ void ShardedOptimizer::update(int64_t block, const UpdateInputs& inputs) {
 
 void ShardedOptimizer::update_tile(int64_t block, int64_t tile, const UpdateInputs& inputs) {
   const size_t i = index(block, tile);
-  if (streamed(i)) return update_streamed(block, i, place(block, tile), inputs);
+  if (on_host(i)) return update_on_host(block, tile, inputs);
+  if (in_store(i)) return update_in_store(block, i, place(block, tile), inputs, stream_);
   const Tile near = near_tile(block, tile);
   apply(block, near, 0, near.granules, inputs, stream_);
 }
 
+void ShardedOptimizer::update_on_host(int64_t block, int64_t tile, const UpdateInputs& inputs) {
+  const auto is_first = [&] {
+    for (int64_t t = 0; t < tile; ++t) {
+      if (on_host(index(block, t))) return false;
+    }
+    return true;
+  };
+  if (is_first()) {
+    std::vector<HostUpdate::Range> ranges;
+    for (int64_t t = tile; t < tiles(block); ++t) {
+      if (!on_host(index(block, t))) continue;
+      const Tile p = place(block, t);
+      const int64_t from = p.first * kGranule - inputs.first;
+      ranges.push_back(
+          {.gradients = inputs.gradients + from * static_cast<int64_t>(dtype_size(inputs.gradient_dtype)),
+           .weights = inputs.weights + from * static_cast<int64_t>(dtype_size(weight_dtype_)),
+           .elements = p.granules * kGranule});
+    }
+    host_->begin(std::move(ranges), inputs.ready);
+  }
+  const HostUpdate::Range here = host_->next();
+  UpdateInputs staged = inputs;
+  staged.gradients = here.gradients;
+  staged.weights = here.weights;
+  staged.first = place(block, tile).first * kGranule;
+  const size_t i = index(block, tile);
+  if (in_store(i)) {
+    update_in_store(block, i, place(block, tile), staged, host_stream_);
+  } else {
+    const Tile near = near_tile(block, tile);
+    apply(block, near, 0, near.granules, staged, host_stream_);
+  }
+  host_->send();
+}
+
 // Check, update and checksum of a few granules at a time, while they are in the cache.
-void ShardedOptimizer::update_streamed(int64_t block, size_t i, Tile tile, const UpdateInputs& inputs) {
+void ShardedOptimizer::update_in_store(int64_t block, size_t i, Tile tile, const UpdateInputs& inputs,
+                                       StreamView stream) {
   constexpr int64_t kAtOnce = 4;  // granules: 10 x 16 KiB of state each, half of a core's L2
   Store& store = *tiles_.store;
   const auto array = static_cast<int64_t>(i);
   Arrival arrival = Arrival::kKnown;
   tile.data = store.use_unchecked(array, &arrival);
-  if (arrival == Arrival::kZeros) fill_master(block, tile, inputs.weights);
-  if (store.separate()) return apply(block, tile, 0, tile.granules, inputs, stream_);
+  const int64_t from =
+      (tile.first * kGranule - inputs.first) * static_cast<int64_t>(dtype_size(weight_dtype_));
+  if (arrival == Arrival::kZeros) fill_master(tile, inputs.weights + from, stream);
+  if (store.separate()) return apply(block, tile, 0, tile.granules, inputs, stream);
   const int64_t master = master_size(mode_);
   // The three streams' bytes of granules [first, end).
   const auto each_stream = [&](int64_t first, int64_t end, const auto& visit) {
@@ -131,10 +189,10 @@ void ShardedOptimizer::update_streamed(int64_t block, size_t i, Tile tile, const
     visit(v + first * m, v + end * m);
     if (master > 0) visit(low + first * kGranule * master, low + end * kGranule * master);
   };
-  StreamView alone = stream_;
+  StreamView alone = stream;
   alone.threads = 1;
   std::atomic<bool> damaged{false};
-  parallel_for(stream_.threads, tile.granules, kAtOnce, [&](int64_t begin, int64_t end) {
+  parallel_for(stream.threads, tile.granules, kAtOnce, [&](int64_t begin, int64_t end) {
     for (int64_t first = begin; first < end && !damaged; first += kAtOnce) {
       const int64_t last = std::min(first + kAtOnce, end);
       bool intact = true;
@@ -165,8 +223,8 @@ void ShardedOptimizer::apply(int64_t block, const Tile& tile, int64_t first, int
     if (begin >= past) continue;
     const int64_t in_tile = begin - tile.first * kGranule;
     AdamW args;
-    args.gradient = inputs.gradients + begin * gradient_size;
-    args.weight = inputs.weights + begin * weight_size;
+    args.gradient = inputs.gradients + (begin - inputs.first) * gradient_size;
+    args.weight = inputs.weights + (begin - inputs.first) * weight_size;
     args.master = master_size(mode_) == 0 ? nullptr : tile.master() + in_tile * master_size(mode_);
     args.m = tile.m() + in_tile;
     args.v = tile.v() + in_tile;
@@ -185,7 +243,7 @@ void ShardedOptimizer::apply(int64_t block, const Tile& tile, int64_t first, int
     args.rounding_key = philox_key(static_cast<uint64_t>(seed_), Purpose::kRounding,
                                    static_cast<uint64_t>(inputs.step), static_cast<uint32_t>(block));
     args.first_index = begin;
-    kernels_.adamw(args, stream);
+    table(stream).adamw(args, stream);
   }
 }
 
@@ -199,15 +257,15 @@ void ShardedOptimizer::read_master(int64_t block, const TensorPlace& place_in_bl
     if (from >= to) continue;
     const size_t i = index(block, tile);
     const auto array = static_cast<int64_t>(i);
-    if (streamed(i)) {
+    if (in_store(i)) {
       tiles_.store->fetch(array, 0);
       t.data = tiles_.store->use(array);
     } else {
-      t.data = near_[i].data();
+      t.data = own_[i].data();
     }
-    const bool fresh = streamed(i) && tiles_.store->fresh(array);
+    const bool fresh = in_store(i) && tiles_.store->fresh(array);
     read_master_part(t, fresh, from, to, weights, out + (from - begin));
-    if (streamed(i)) tiles_.store->forget(array);
+    if (in_store(i)) tiles_.store->forget(array);
   }
 }
 
@@ -246,8 +304,8 @@ void ShardedOptimizer::visit_state(StateVisitor& visitor) {
 void ShardedOptimizer::visit_tile(int64_t block, int64_t tile, StateVisitor& visitor) {
   const size_t i = index(block, tile);
   const auto array = static_cast<int64_t>(i);
-  Tile t = streamed(i) ? place(block, tile) : near_tile(block, tile);
-  if (streamed(i)) {
+  Tile t = in_store(i) ? place(block, tile) : near_tile(block, tile);
+  if (in_store(i)) {
     tiles_.store->fetch(array, 0);
     t.data = tiles_.store->use(array);
   }
@@ -262,7 +320,7 @@ void ShardedOptimizer::visit_tile(int64_t block, int64_t tile, StateVisitor& vis
     part("master", mode_ == AdamW::Master::kSplit ? DType::kI16 : DType::kF32, t.master());
   part("m", DType::kF32, t.m());
   part("v", DType::kF32, t.v());
-  if (!streamed(i)) return;
+  if (!in_store(i)) return;
   tiles_.store->write_back(array);
   tiles_.store->forget(array);
 }

@@ -1,10 +1,14 @@
 // AdamW's state of a rank and the update of a block. A tile is a run of granules of a block with its first
 // and second moment and master (or its low half) side by side: [m | v | master]. Near tiles lie in memory of
-// this object, the others in a store, whose slots they pass through; where a tile lies, and how long it is,
-// never changes a bit. The compute thread calls; on a GPU the update is enqueued.
+// this object, the others in a store, whose slots they pass through; with a GPU, what is off it may instead
+// be updated by the CPU (host_update.h), in host memory of this object or in a store of host memory. Where a
+// tile lies, who updates it and how long it is never changes a bit. The compute thread calls; on a GPU the
+// update is enqueued.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "base/arena.h"
@@ -12,6 +16,7 @@
 #include "config/config.h"
 #include "kernels/kernels.h"
 #include "offload/store.h"
+#include "optim/host_update.h"
 #include "spec/block_layout.h"
 
 namespace lm {
@@ -20,8 +25,16 @@ namespace lm {
 struct TileLayout {
   std::vector<int64_t> first_tile;  // of each block, and behind the last; empty: one tile per block
   int64_t granules = 0;             // of a tile, but a block's last
-  std::vector<char> streamed;       // per tile; empty: none
-  Store* store = nullptr;           // borrowed
+  std::vector<char> streamed;       // per tile: off the device; empty: none
+  std::vector<char> in_store;       // per tile, of those: in `store`; the others in host memory of ours
+  Store* store = nullptr;           // borrowed; may be null
+};
+
+// Who updates tiles that are off the device.
+struct UpdateSite {
+  bool host = false;  // the CPU, beside a GPU; the rest counts only then
+  int threads = 1;
+  std::span<std::byte> staging = {};  // pinned, HostUpdate::staging_bytes of a tile
 };
 
 struct OptimizerSetup {
@@ -31,6 +44,8 @@ struct OptimizerSetup {
   int64_t seed = 0;
   const Kernels& kernels;
   TileLayout tiles = {};
+  DType gradient_dtype = DType::kF32;  // with a site on the host
+  UpdateSite site = {};
 };
 
 struct UpdateInputs {
@@ -39,7 +54,9 @@ struct UpdateInputs {
   DType gradient_dtype = DType::kF32;
   float gradient_scale = 1;  // clipping
   double lr = 0;
-  int64_t step = 0;  // optimizer step, keys stochastic rounding
+  int64_t step = 0;    // optimizer step, keys stochastic rounding
+  bool ready = false;  // weights and gradients are complete: no work of the compute stream makes them
+  int64_t first = 0;   // element of the block that `weights` and `gradients` begin with
 };
 
 class ShardedOptimizer {
@@ -75,18 +92,24 @@ class ShardedOptimizer {
     std::byte* master() const { return data + granules * kGranule * 8; }
   };
 
+  const Kernels& table(StreamView stream) const {
+    return stream.device == stream_.device ? kernels_ : kernels(stream.device);
+  }
   size_t index(int64_t block, int64_t tile) const;
   bool streamed(size_t index) const;
+  bool in_store(size_t index) const;
+  bool on_host(size_t index) const { return host_ != nullptr && streamed(index); }
   Tile place(int64_t block, int64_t tile) const;
   Tile near_tile(int64_t block, int64_t tile) const;
   // Granules [first, end) of the tile.
   void apply(int64_t block, const Tile& tile, int64_t first, int64_t end, const UpdateInputs& inputs,
              StreamView stream) const;
-  void fill_master(int64_t block, const Tile& tile, const std::byte* weights) const;
+  void fill_master(const Tile& tile, const std::byte* weights, StreamView stream) const;
   void read_master_part(const Tile& tile, bool fresh, int64_t from, int64_t to, const std::byte* weights,
                         float* out) const;
   void visit_tile(int64_t block, int64_t tile, StateVisitor& visitor);
-  void update_streamed(int64_t block, size_t index, Tile tile, const UpdateInputs& inputs);
+  void update_on_host(int64_t block, int64_t tile, const UpdateInputs& inputs);
+  void update_in_store(int64_t block, size_t index, Tile tile, const UpdateInputs& inputs, StreamView stream);
 
   const ModelLayout& layout_;
   OptimizerConfig config_;
@@ -96,7 +119,9 @@ class ShardedOptimizer {
   const Kernels& kernels_;
   StreamView stream_;
   TileLayout tiles_;
-  std::vector<Memory> near_;  // per tile; empty where it is in the store
+  std::vector<Memory> own_;  // per tile; empty where it is in the store
+  std::unique_ptr<HostUpdate> host_;
+  StreamView host_stream_;
   int64_t t_ = 0;
 };
 

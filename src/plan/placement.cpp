@@ -9,6 +9,7 @@ namespace {
 
 // Three slots: one in use, one on its way in, one on its way out.
 constexpr int64_t kSlots = 3;
+constexpr int64_t kUpdateSlots = 3;  // of an update's gradients and weights (optim/host_update.h)
 // A tile should be long enough for the disk to reach its rate (some MiB) and short beside the state, so that
 // the pipeline fills at once.
 constexpr int64_t kLeastTile = 4 * kMiB, kMostTile = 32 * kMiB, kTilesPerStep = 64;
@@ -68,9 +69,17 @@ void place_gradients(const PlanInput& in, Home home, Plan& plan) {
   plan.placement.pool(Pool::kGradients) = make_pool(home, std::move(bytes), kSlots, in.device);
 }
 
+// No more slots than arrays that pass through them.
+void limit_slots(PlacementPlan& placement, Pool which) {
+  const std::vector<char> moved = placement.moved(which);
+  PoolPlan& pool = placement.pool(which);
+  pool.slots = std::min<int64_t>(pool.slots, std::count(moved.begin(), moved.end(), 1));
+}
+
 void place_optimizer(const PlanInput& in, Home home, Plan& plan) {
   PlacementPlan& placement = plan.placement;
-  const int64_t granule_bytes = kGranule * (8 + master_size(plan.numerics.master, plan.numerics.dtype));
+  placement.state_bytes = 8 + master_size(plan.numerics.master, plan.numerics.dtype);
+  const int64_t granule_bytes = kGranule * placement.state_bytes;
   const int64_t state = in.layout.flat_elements / kGranule * granule_bytes;
   const bool far = is_far(home, in.device);
   int64_t tile = std::clamp(state / kTilesPerStep, kLeastTile, kMostTile);
@@ -87,6 +96,11 @@ void place_optimizer(const PlanInput& in, Home home, Plan& plan) {
   }
   placement.first_tile.push_back(static_cast<int64_t>(bytes.size()));
   placement.pool(Pool::kOptimizer) = make_pool(home, std::move(bytes), kSlots + 1, in.device);
+  if (!placement.update_on_host) return;
+  limit_slots(placement, Pool::kOptimizer);
+  placement.update_sends = size_of(plan.numerics.dtype);
+  placement.update_brings = size_of(plan.numerics.gradient_dtype) + placement.update_sends;
+  placement.update_staging = kUpdateSlots * placement.tile_granules * kGranule * placement.update_brings;
 }
 
 void place_activations(const PlanInput& in, Home home, Plan& plan) {
@@ -117,11 +131,11 @@ void stage_more(const PlanInput& in, Plan& plan) {
   if (pool.slots == 0) return;
   const auto wanted = static_cast<int64_t>(kStagedShare * static_cast<double>(pool.streamed_bytes()));
   auto room = static_cast<int64_t>(kStagingOfSpare * static_cast<double>(spare(plan, Home::kHost)));
-  if (in.device == DeviceType::kCuda)
+  if (in.device == DeviceType::kCuda && !plan.placement.update_on_host)
     room = std::min(room,
                     static_cast<int64_t>(kStagingOfSpare * static_cast<double>(spare(plan, Home::kDevice))));
-  const int64_t arrays = std::count(pool.streamed.begin(), pool.streamed.end(), 1);
-  pool.slots = std::min(arrays, pool.slots + std::min(wanted, room) / pool.slot_bytes);
+  pool.slots += std::min(wanted, room) / pool.slot_bytes;
+  limit_slots(plan.placement, Pool::kOptimizer);
   size_plan(in, plan);
 }
 
@@ -129,14 +143,13 @@ void stage_more(const PlanInput& in, Plan& plan) {
 void keep_near(const PlanInput& in, Plan& plan, Pool which) {
   PoolPlan& pool = plan.placement.pool(which);
   int64_t room = spare(plan, asked_home(OffloadHome::kNone, in.device));
-  for (size_t a = 0; a < pool.bytes.size() && pool.slots > 0; ++a) {
+  for (size_t a = 0; a < pool.bytes.size(); ++a) {
     if (pool.streamed[a] == 0) continue;
     if (pool.bytes[a] > room) break;
     room -= pool.bytes[a];
     pool.streamed[a] = 0;
   }
-  const int64_t arrays = std::count(pool.streamed.begin(), pool.streamed.end(), 1);
-  pool.slots = std::min(pool.slots, arrays);
+  limit_slots(plan.placement, which);
   size_plan(in, plan);
 }
 
@@ -151,6 +164,7 @@ void keep_in_host(const PlanInput& in, Plan& plan, Pool which) {
     room -= bytes;
     pool.kept_in_host = static_cast<int64_t>(a) + 1;
   }
+  limit_slots(plan.placement, which);
   size_plan(in, plan);
 }
 
@@ -229,19 +243,20 @@ void use_spare_memory(const PlanInput& in, Plan& plan) {
 void explain_homes(const PlanInput& in, Plan& plan) {
   const OffloadConfig& offload = in.config.offload;
   const PlacementPlan& p = plan.placement;
-  if (!p.transfers(in.spec.layers).any()) return;
+  if (!p.transfers(in.spec.layers).any() && !p.update_on_host) return;
   const auto explain = [&](const char* key, OffloadHome choice, Pool which) {
     const PoolPlan& pool = p.pool(which);
     if (choice != OffloadHome::kAuto || pool.bytes.empty()) return;
     const auto far = std::count(pool.streamed.begin(), pool.streamed.end(), 1);
     const auto all = std::count_if(pool.bytes.begin(), pool.bytes.end(), [](int64_t b) { return b > 0; });
-    if (pool.slots == 0) return plan.choices.push_back({key, "none", "all of it fits near"});
+    if (far == 0) return plan.choices.push_back({key, "none", "all of it fits near"});
     const int64_t host = pool.home == Home::kNvme ? pool.streamed_bytes(Home::kHost) : 0;
     plan.choices.push_back({key, home_name(pool.home),
                             std::to_string(far) + " of " + std::to_string(all) + " arrays do not fit near" +
                                 (host > 0 ? ", " + format_bytes(host) + " of them fit in host memory" : "") +
-                                "; " + std::to_string(pool.slots) + " slots, fetched " +
-                                std::to_string(pool.slots - 1) + " ahead"});
+                                (pool.slots > 0 ? "; " + std::to_string(pool.slots) + " slots, fetched " +
+                                                      std::to_string(pool.slots - 1) + " ahead"
+                                                : "")});
   };
   explain("offload.optimizer", offload.optimizer, Pool::kOptimizer);
   explain("offload.gradients", offload.gradients, Pool::kGradients);
@@ -266,7 +281,7 @@ Home PoolPlan::home_of(size_t array) const {
 
 int64_t PoolPlan::streamed_bytes(Home at) const {
   int64_t sum = 0;
-  for (size_t a = 0; a < bytes.size() && slots > 0; ++a)
+  for (size_t a = 0; a < bytes.size(); ++a)
     sum += streamed[a] != 0 && home_of(a) == at ? round_up(bytes[a], kSlotAlignment) : 0;
   return sum;
 }
@@ -277,13 +292,31 @@ int64_t PoolPlan::streamed_bytes() const {
 
 TransferShape PlacementPlan::transfers(int64_t layers) const {
   TransferShape shape;
-  for (size_t i = 0; i < kPools; ++i)
-    shape.pools[i] = {pools[i].slots > 0 ? pools[i].streamed : std::vector<char>(), pools[i].slots};
+  for (int p = 0; p < kPools; ++p) {
+    const auto which = static_cast<Pool>(p);
+    if (pool(which).slots > 0) shape.pool(which) = {moved(which), pool(which).slots};
+  }
   shape.first_tile = first_tile;
+  shape.tiles = update_tiles();
   shape.layers = layers;
   shape.group = group;
   shape.frozen_weights = frozen_weights;
   return shape;
+}
+
+std::vector<char> PlacementPlan::moved(Pool which) const {
+  const PoolPlan& plan = pool(which);
+  std::vector<char> out = plan.streamed;
+  for (size_t a = 0; a < out.size(); ++a) {
+    if (which == Pool::kOptimizer && update_on_host && plan.home_of(a) == Home::kHost) out[a] = 0;
+  }
+  return out;
+}
+
+bool PlacementPlan::on_host(const Operation& operation) const {
+  if (operation.kind != OperationKind::kUpdate || !update_on_host) return false;
+  const int64_t tile = first_tile[static_cast<size_t>(operation.block)] + operation.micro;
+  return pool(Pool::kOptimizer).streamed[static_cast<size_t>(tile)] != 0;
 }
 
 std::vector<int64_t> PlacementPlan::update_tiles() const {
@@ -293,7 +326,8 @@ std::vector<int64_t> PlacementPlan::update_tiles() const {
     const auto begin = streamed.begin() + first_tile[b], end = streamed.begin() + first_tile[b + 1];
     tiles.push_back(std::any_of(begin, end, [](char s) { return s != 0; }) ? end - begin : 0);
   }
-  if (pool(Pool::kOptimizer).slots == 0) tiles.clear();
+  const auto none = [](int64_t n) { return n == 0; };
+  if (std::all_of(tiles.begin(), tiles.end(), none)) tiles.clear();
   return tiles;
 }
 

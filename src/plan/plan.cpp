@@ -1,6 +1,7 @@
 #include "plan/plan.h"
 
 #include <algorithm>
+#include <cstdio>
 
 #include "base/bytes.h"
 #include "plan/placement.h"
@@ -82,24 +83,6 @@ void choose_micro_batch_and_recompute(const PlanInput& in, const HomeChoice& hom
   }
 }
 
-// Numerics by the nearest homes in which they fit the machine's capacities; then, the numerics fixed, the
-// nearest homes that fit what is free now.
-void choose_homes(const PlanInput& in, Plan& plan) {
-  const std::vector<HomeChoice> candidates = home_candidates(in);
-  const Plan base = plan;
-  size_t chosen = 0;
-  for (; chosen < candidates.size(); ++chosen) {
-    plan = base;
-    choose_micro_batch_and_recompute(in, candidates[chosen], plan);
-    place(in, candidates[chosen], plan);
-    if (fits_capacity(plan)) break;
-  }
-  // From here on the numerics are fixed.
-  for (; !plan.fits && chosen + 1 < candidates.size(); ++chosen) place(in, candidates[chosen + 1], plan);
-  if (plan.fits) use_spare_memory(in, plan);
-  explain_homes(in, plan);
-}
-
 void choose_io(const PlanInput& in, Plan& plan) {
   const IoConfig& io = in.config.io;
   plan.placement.engine = io.engine;
@@ -132,9 +115,10 @@ void choose_threads(const PlanInput& in, Plan& plan) {
 
 // What is streamed runs beside compute; the step takes as long as the list with its waits.
 void predict_transfers(const PlanInput& in, const StepShape& shape, const ComputeRates& rates, Plan& plan) {
-  if (!plan.placement.transfers(in.spec.layers).any()) return;
+  if (!plan.placement.transfers(in.spec.layers).any() && !plan.placement.update_on_host) return;
+  const ComputeRates host = compute_rates(in.machine, DeviceType::kCpu, plan.numerics.dtype);
   const auto seconds = [&](const Operation& op) {
-    const double all = cost_seconds(operation_cost(shape, op), rates);
+    const double all = cost_seconds(operation_cost(shape, op), plan.placement.on_host(op) ? host : rates);
     if (op.kind != OperationKind::kUpdate) return all;
     return all / static_cast<double>(std::max<int64_t>(plan.schedule.tiles_of(op.block), 1));
   };
@@ -151,6 +135,7 @@ void add_links(Plan& plan, const LinkRates& rates) {
   add("disk read", t.disk_read_bytes, rates.disk_read);
   add("disk write", t.disk_written_bytes, rates.disk_write);
   add("GPU link", t.link_bytes, 2 * rates.link);
+  if (t.host_seconds > 0) plan.links.push_back({"CPU update", t.host_seconds, 0, "B"});
   for (const LinkTime& link : plan.links) {
     const auto best = std::find_if(plan.links.begin(), plan.links.end(),
                                    [&](const LinkTime& other) { return other.name == plan.binding; });
@@ -200,6 +185,48 @@ void predict(const PlanInput& in, Plan& plan) {
   if (rates.assumed) {
     plan.choices.push_back({"rates", "assumed", "this machine was not measured: times are rough"});
   }
+}
+
+// With a GPU, state off it is updated by the CPU where it lies or passes through the GPU: whichever makes the
+// shorter step. Spends spare memory either way.
+void choose_update_site(const PlanInput& in, const HomeChoice& homes, Plan& plan) {
+  const bool choice = in.device == DeviceType::kCuda && homes.optimizer != Home::kDevice;
+  Plan on_host = plan;
+  use_spare_memory(in, plan);
+  if (!choice) return;
+  on_host.placement.update_on_host = true;
+  place(in, homes, on_host);
+  if (!on_host.fits) return;
+  use_spare_memory(in, on_host);
+  Plan gpu = plan, cpu = on_host;
+  predict(in, gpu);
+  predict(in, cpu);
+  const bool host = cpu.step_seconds < gpu.step_seconds;
+  if (host) plan = on_host;
+  char reason[96];
+  std::snprintf(reason, sizeof reason, "%.3g s per step, %.3g s if the %s did it",
+                host ? cpu.step_seconds : gpu.step_seconds, host ? gpu.step_seconds : cpu.step_seconds,
+                host ? "GPU" : "CPU");
+  plan.choices.push_back({"update of state off the GPU", host ? "cpu" : "gpu", reason});
+}
+
+// Numerics by the nearest homes in which they fit the machine's capacities; then, the numerics fixed, the
+// nearest homes that fit what is free now.
+void choose_homes(const PlanInput& in, Plan& plan) {
+  const std::vector<HomeChoice> candidates = home_candidates(in);
+  const Plan base = plan;
+  size_t chosen = 0;
+  for (; chosen < candidates.size(); ++chosen) {
+    plan = base;
+    choose_micro_batch_and_recompute(in, candidates[chosen], plan);
+    place(in, candidates[chosen], plan);
+    if (fits_capacity(plan)) break;
+  }
+  // From here on the numerics are fixed.
+  chosen = std::min(chosen, candidates.size() - 1);
+  for (; !plan.fits && chosen + 1 < candidates.size(); ++chosen) place(in, candidates[chosen + 1], plan);
+  if (plan.fits) choose_update_site(in, candidates[chosen], plan);
+  explain_homes(in, plan);
 }
 
 }  // namespace

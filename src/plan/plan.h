@@ -56,7 +56,7 @@ struct PoolPlan {
   std::vector<int64_t> bytes;  // of each array; 0: nothing
   std::vector<char> streamed;  // 1: off the device
   int64_t kept_in_host = 0;  // of a GPU with home kNvme: arrays before this one that are streamed live there
-  int64_t slots = 0;         // 0: nothing is streamed
+  int64_t slots = 0;         // 0: nothing passes through any
   int64_t slot_bytes = 0;
   Home home_of(size_t array) const;  // of a streamed array
   int64_t streamed_bytes() const;
@@ -70,8 +70,15 @@ struct PlacementPlan {
   std::array<PoolPlan, kPools> pools;
   std::vector<int64_t> first_tile;  // of each block, and behind the last: optimizer arrays are tiles
   int64_t tile_granules = 0;        // of 4096 elements each
-  int64_t group = 1;                // micro-batches that pass a block before the next
-  bool frozen_weights = false;      // LoRA: what the weight pool moves is the base
+  int64_t state_bytes = 0;          // optimizer state per element
+  // With a GPU: state off it is updated by the CPU where it lies, in host memory or a slot there; else it
+  // passes through the GPU. Then, per element, what an update brings from the GPU (gradient and weight) and
+  // sends there (weight), and the host memory for that.
+  bool update_on_host = false;
+  int64_t update_brings = 0, update_sends = 0;
+  int64_t update_staging = 0;
+  int64_t group = 1;            // micro-batches that pass a block before the next
+  bool frozen_weights = false;  // LoRA: what the weight pool moves is the base
   IoEngineChoice engine = IoEngineChoice::kAuto;
   int64_t io_block = 1 << 20;
   int io_depth = 32;
@@ -79,8 +86,12 @@ struct PlacementPlan {
 
   PoolPlan& pool(Pool p) { return pools[static_cast<size_t>(p)]; }
   const PoolPlan& pool(Pool p) const { return pools[static_cast<size_t>(p)]; }
-  // The pools as the schedule's transfers see them.
+  // The pools as the schedule's transfers see them: what passes through slots.
   TransferShape transfers(int64_t layers) const;
+  // Per array of a pool: whether it passes through slots. Host memory that the CPU works in needs none.
+  std::vector<char> moved(Pool which) const;
+  // Whether the CPU carries out an operation beside a GPU.
+  bool on_host(const Operation& operation) const;
   // Per block: into how many tiles its update is cut, 0 where all its state is near.
   std::vector<int64_t> update_tiles() const;
   bool on_disk() const;
@@ -121,7 +132,8 @@ struct Timeline {
   double seconds = 0;          // from one check to the next, once the pipeline is full
   double waiting_seconds = 0;  // of these, compute waits for transfers
   double disk_read_bytes = 0, disk_written_bytes = 0;
-  double link_bytes = 0;  // between host and GPU, both ways together
+  double link_bytes = 0;    // between host and GPU, both ways together
+  double host_seconds = 0;  // updates by the CPU, beside the GPU
 };
 
 struct Choice {

@@ -128,6 +128,7 @@ Json placement_json(const PlacementPlan& placement) {
           {"pools", pools},
           {"group", placement.group},
           {"tile_granules", placement.tile_granules},
+          {"update_on_host", placement.update_on_host},
           {"optimizer_threads", placement.optimizer_threads}};
 }
 

@@ -81,13 +81,17 @@ class ClassTable {
     for (int i = 0; i < kPools; ++i) {
       const PoolPlan& pool = plan_.placement.pools[static_cast<size_t>(i)];
       if (pool.slots == 0) continue;
+      const bool on_host = plan_.placement.update_on_host && static_cast<Pool>(i) == Pool::kOptimizer;
       const int64_t bytes = pool.slots * pool.slot_bytes;
-      near(std::string(pool_name(static_cast<Pool>(i))) + " slots", bytes,
-           std::to_string(pool.slots) + " x " + format_bytes(pool.slot_bytes));
+      rows_.push_back({std::string(pool_name(static_cast<Pool>(i))) + " slots", bytes,
+                       std::to_string(pool.slots) + " x " + format_bytes(pool.slot_bytes),
+                       on_host ? Home::kHost : near_});
       const int64_t on_disk = pool.streamed_bytes(Home::kNvme);
       disk += on_disk;
-      if (on_disk > 0 && near_ == Home::kDevice) staging += bytes;
+      if (on_disk > 0 && near_ == Home::kDevice && !on_host) staging += bytes;
     }
+    if (plan_.placement.update_on_host)
+      host("update staging", plan_.placement.update_staging, "gradients and weights on their way");
     if (staging > 0) host("staging", staging, "between disk and GPU");
     if (disk > 0) host("checksums", disk / kSlotAlignment * kChecksumBytes, "of what is on disk");
   }
@@ -105,7 +109,7 @@ int64_t far_elements(const Plan& plan, int64_t granule_bytes) {
   const PoolPlan& pool = plan.placement.pool(Pool::kOptimizer);
   int64_t bytes = 0;
   for (size_t a = 0; a < pool.bytes.size(); ++a) bytes += pool.streamed[a] != 0 ? pool.bytes[a] : 0;
-  return pool.slots == 0 ? 0 : bytes / granule_bytes * kGranule;
+  return bytes / granule_bytes * kGranule;
 }
 
 std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
@@ -115,9 +119,8 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   const int64_t step_tokens = in.config.train.global_batch * in.config.data.max_length;
   const int64_t rows = in.adapter == nullptr ? std::min(in.spec.vocab, step_tokens) : 0;
   const bool lora = in.adapter != nullptr;
-  const int64_t lent = p.pool(Pool::kWeights).slots > 0 ? p.pool(Pool::kWeights).streamed_bytes() : 0;
-  const int64_t gradients =
-      p.pool(Pool::kGradients).slots > 0 ? p.pool(Pool::kGradients).streamed_bytes() : 0;
+  const int64_t lent = p.pool(Pool::kWeights).streamed_bytes();
+  const int64_t gradients = p.pool(Pool::kGradients).streamed_bytes();
   const int64_t far = far_elements(plan, kGranule * (8 + master));
   const std::string master_note = master == 2 ? "low half beside the weight" : master == 4 ? "fp32" : "none";
   ClassTable table(in, plan);
@@ -132,9 +135,8 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   table.add(name(StateClass::kFirstMoment), flat * 4, far * 4, Pool::kOptimizer, "fp32");
   table.add(name(StateClass::kSecondMoment), flat * 4, far * 4, Pool::kOptimizer, "fp32");
   const PoolPlan& inputs = p.pool(Pool::kActivations);
-  table.add(name(StateClass::kActivations),
-            plan.arena.saved + (inputs.slots > 0 ? inputs.streamed_bytes() : 0),
-            inputs.slots > 0 ? inputs.streamed_bytes() : 0, Pool::kActivations,
+  table.add(name(StateClass::kActivations), plan.arena.saved + inputs.streamed_bytes(),
+            inputs.streamed_bytes(), Pool::kActivations,
             n.recompute ? "block inputs" : "saved by every block");
   table.near("temporaries", plan.arena.bytes - plan.arena.saved,
              "logits of " + std::to_string(std::min(n.row_chunk, plan.micro_tokens)) +

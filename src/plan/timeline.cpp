@@ -12,7 +12,8 @@ constexpr double kDiskRead = 3e9, kDiskWrite = 2e9, kLink = 22e9;
 // The state of compute and links while lists are walked one after another.
 class Walk {
  public:
-  Walk(const PlacementPlan& placement, const LinkRates& rates) : placement_(placement), rates_(rates) {}
+  Walk(const PlacementPlan& placement, const LinkRates& rates, bool clip_global)
+      : placement_(placement), rates_(rates), clip_global_(clip_global) {}
 
   void visit(const StepSchedule& list, const TransferShape& shape,
              const std::function<double(const Operation&)>& compute) {
@@ -31,23 +32,46 @@ class Walk {
         transfer(op);
         continue;
       }
-      for (auto [at, end] = wanted.equal_range(index); at != end; ++at) wait(at->second);
-      now_ += compute(op);
+      double arrived = 0;
+      for (auto [at, end] = wanted.equal_range(index); at != end; ++at)
+        arrived = std::max(arrived, ready_[at->second]);
       ++index;
+      if (placement_.on_host(op)) {
+        const bool inputs_streamed =
+            shape.pool(Pool::kWeights).holds(op.block) || shape.pool(Pool::kGradients).holds(op.block);
+        update_on_host(op, compute(op), arrived, inputs_streamed);
+        continue;
+      }
+      wait(std::max(arrived, host_));  // the thread that enqueues this did the updates before it
+      now_ += compute(op);
+      if (op.kind == OperationKind::kCheck) host_ = now_;
     }
   }
 
   double now_ = 0, waited_ = 0;
   double read_ = 0, written_ = 0, crossed_ = 0;  // bytes
+  double host_seconds_ = 0;
 
  private:
   using Key = std::pair<Pool, int64_t>;
 
-  void wait(const Key& array) {
-    const auto ready = ready_.find(array);
-    if (ready == ready_.end() || ready->second <= now_) return;
-    waited_ += ready->second - now_;
-    now_ = ready->second;
+  void wait(double until) {
+    if (until <= now_) return;
+    waited_ += until - now_;
+    now_ = until;
+  }
+
+  // By the CPU, beside what the GPU was given before. It follows the GPU only where that makes its inputs: a
+  // block's own norm, or arrays that come through slots of the device.
+  void update_on_host(const Operation& op, double seconds, double arrived, bool inputs_streamed) {
+    if (inputs_streamed || !clip_global_) host_ = std::max(host_, now_);
+    const int64_t tile = placement_.first_tile[static_cast<size_t>(op.block)] + op.micro;
+    const int64_t bytes = placement_.pool(Pool::kOptimizer).bytes[static_cast<size_t>(tile)];
+    const auto elements = static_cast<double>(bytes / placement_.state_bytes);
+    const double brought = elements * static_cast<double>(placement_.update_brings);
+    host_ = std::max(host_, arrived) + std::max(seconds, brought / rates_.link);
+    host_seconds_ += seconds;
+    crossed_ += brought + elements * static_cast<double>(placement_.update_sends);
   }
 
   // Occupies a link from `start` at the earliest.
@@ -61,8 +85,10 @@ class Walk {
     const PoolPlan& pool = placement_.pool(op.pool);
     const auto bytes = static_cast<double>(pool.bytes[static_cast<size_t>(op.array)]);
     const bool disk = pool.home_of(static_cast<size_t>(op.array)) == Home::kNvme;
-    const bool gpu = placement_.device == DeviceType::kCuda;
-    double done = std::max({now_, slot_free_[slot], home_ready_[array]});
+    const bool by_host = op.pool == Pool::kOptimizer && placement_.update_on_host;
+    const bool gpu = placement_.device == DeviceType::kCuda && !by_host;
+    const double issued = by_host ? host_ : now_;
+    double done = std::max({issued, slot_free_[slot], home_ready_[array]});
     if (op.kind == OperationKind::kFetch) {
       if (disk) done = occupy(read_free_, done, bytes / rates_.disk_read), read_ += bytes;
       if (gpu) done = occupy(up_free_, done, bytes / rates_.link), crossed_ += bytes;
@@ -70,7 +96,7 @@ class Walk {
     } else if (op.kind == OperationKind::kClaim) {
       ready_[array] = done;
     } else {
-      done = std::max(now_, home_ready_[array]);
+      done = std::max(issued, home_ready_[array]);
       if (gpu) done = occupy(down_free_, done, bytes / rates_.link), crossed_ += bytes;
       if (disk) done = occupy(write_free_, done, bytes / rates_.disk_write), written_ += bytes;
       slot_free_[slot] = home_ready_[array] = done;
@@ -79,6 +105,8 @@ class Walk {
 
   const PlacementPlan& placement_;
   const LinkRates& rates_;
+  bool clip_global_;
+  double host_ = 0;  // the CPU's clock beside a GPU: it has done its work up to there
   double read_free_ = 0, write_free_ = 0, up_free_ = 0, down_free_ = 0;
   std::map<Key, double> slot_free_, home_ready_, ready_;
 };
@@ -103,7 +131,7 @@ Timeline walk_timeline(const ScheduleShape& schedule, const PlacementPlan& place
                        const LinkRates& rates, const std::function<double(const Operation&)>& compute) {
   const TransferShape shape = placement.transfers(layers);
   SlotState slots(shape);
-  Walk walk(placement, rates);
+  Walk walk(placement, rates, schedule.clip == Clip::kGlobal);
   Timeline out;
   ScheduleShape now = schedule;
   ScheduleShape next = schedule;
@@ -113,12 +141,14 @@ Timeline walk_timeline(const ScheduleShape& schedule, const PlacementPlan& place
     now.pending = step > 0 && next.pending;
     const double start = walk.now_, waited = walk.waited_;
     const double read = walk.read_, written = walk.written_, crossed = walk.crossed_;
+    const double host = walk.host_seconds_;
     walk.visit(add_transfers(make_schedule(now), make_schedule(next), shape, slots), shape, compute);
     out = {.seconds = walk.now_ - start,
            .waiting_seconds = walk.waited_ - waited,
            .disk_read_bytes = walk.read_ - read,
            .disk_written_bytes = walk.written_ - written,
-           .link_bytes = walk.crossed_ - crossed};
+           .link_bytes = walk.crossed_ - crossed,
+           .host_seconds = walk.host_seconds_ - host};
   }
   return out;
 }

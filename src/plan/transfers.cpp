@@ -38,10 +38,6 @@ class UseCollector {
   int64_t tile(const Operation& op) const {
     return shape_.first_tile.empty() ? 0 : shape_.first_tile[static_cast<size_t>(op.block)] + op.micro;
   }
-  int64_t tiles(int64_t block) const {
-    const auto b = static_cast<size_t>(block);
-    return b + 1 < shape_.first_tile.size() ? shape_.first_tile[b + 1] - shape_.first_tile[b] : 1;
-  }
 
   void add(const ArrayUse& use) {
     if (shape_.pool(pool_).holds(use.array)) uses_.push_back(use);
@@ -64,14 +60,9 @@ class UseCollector {
       add({index, index, op.block, true, false, last});
     }
   }
-  // A block whose state is on the device is updated by one operation.
   int64_t updated_in(int64_t block) const {
-    const PoolShape& optimizer = shape_.pool(Pool::kOptimizer);
-    const int64_t n = tiles(block);
-    for (int64_t t = 0; t < n && !shape_.first_tile.empty(); ++t) {
-      if (optimizer.holds(shape_.first_tile[static_cast<size_t>(block)] + t)) return n;
-    }
-    return 1;
+    const auto b = static_cast<size_t>(block);
+    return b < shape_.tiles.size() ? std::max<int64_t>(shape_.tiles[b], 1) : 1;
   }
 
   void activations(size_t index, const Operation& op) {

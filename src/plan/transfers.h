@@ -28,6 +28,7 @@ struct PoolShape {
 struct TransferShape {
   std::array<PoolShape, kPools> pools;
   std::vector<int64_t> first_tile;  // of each block
+  std::vector<int64_t> tiles;       // operations that each block's update is cut into; 0 or no entry: one
   int64_t layers = 0;
   int64_t group = 1;
   bool frozen_weights = false;  // no update changes what the weight pool moves

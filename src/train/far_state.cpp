@@ -28,11 +28,11 @@ std::string array_name(const PlacementPlan& placement, const ModelLayout& layout
          std::to_string(array - first[static_cast<size_t>(block)]);
 }
 
-// Bytes of the streamed arrays, 0 for the others.
-std::vector<int64_t> streamed_bytes(const PoolPlan& pool) {
+// Bytes of the arrays that pass through slots, 0 for the others.
+std::vector<int64_t> streamed_bytes(const PoolPlan& pool, const PoolShape& shape) {
   std::vector<int64_t> bytes = pool.bytes;
   for (size_t a = 0; a < bytes.size(); ++a) {
-    if (pool.streamed[a] == 0) bytes[a] = 0;
+    if (!shape.holds(static_cast<int64_t>(a))) bytes[a] = 0;
   }
   return bytes;
 }
@@ -48,28 +48,31 @@ std::vector<char> in_host(const PoolPlan& pool) {
 
 FarState::FarState(const FarStateSetup& setup) {
   const PlacementPlan& placement = setup.placement;
+  const TransferShape shape = placement.transfers(std::ssize(setup.layout.blocks) - 2);
   std::array<std::optional<StoreSetup>, kPools> wanted;
-  int64_t disk = 0, memory = 0;
+  int64_t disk = 0, memory = setup.training ? round_up(setup.staging, PinnedPool::kAlignment) : 0;
   for (int i = 0; i < kPools; ++i) {
     const auto pool = static_cast<Pool>(i);
     const PoolPlan& plan = placement.pool(pool);
     if (plan.slots == 0 || !(setup.training || pool == Pool::kWeights)) continue;
+    const bool host = pool == Pool::kOptimizer && placement.update_on_host;
     StoreSetup& store = wanted[static_cast<size_t>(i)].emplace();
-    store.bytes = streamed_bytes(plan);
+    store.bytes = streamed_bytes(plan, shape.pool(pool));
     store.name = [&placement, &layout = setup.layout, pool](int64_t array) {
       return array_name(placement, layout, pool, array);
     };
     store.slots = plan.slots;
     store.verify = placement.verify;
     store.threads = setup.stream.threads;
-    store.separate = placement.device == DeviceType::kCuda || setup.separate;
-    store.in_host = in_host(plan);
-    store.stream = setup.stream;
+    store.separate = !host && (placement.device == DeviceType::kCuda || setup.separate);
+    if (!host) store.in_host = in_host(plan);
+    store.stream = host ? StreamView{} : setup.stream;
     disk += Store::swap_bytes(store.bytes, store.in_host);
     memory += round_up(Store::pinned_bytes(store), PinnedPool::kAlignment);
   }
   if (memory == 0) return;
   pinned_ = std::make_unique<PinnedPool>(placement.device, memory);
+  if (setup.training && setup.staging > 0) staging_ = pinned_->lease(setup.staging);
   if (disk > 0) open_disks(setup, disk);
   for (size_t i = 0; i < kPools; ++i) {
     if (wanted[i]) stores_[i] = std::make_unique<Store>(*wanted[i], space_.get(), queue_.get(), *pinned_);

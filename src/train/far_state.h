@@ -23,6 +23,7 @@ struct FarStateSetup {
   std::vector<SwapPath> paths;
   StreamView stream = {};  // compute's; its threads check and stamp
   bool training = true;    // false: weights alone
+  int64_t staging = 0;     // bytes of update_staging, where training
   EngineFactory engine = {};
   bool separate = false;   // tests: slots apart from host memory, as on a GPU
   Trace* trace = nullptr;  // transfers are told to it
@@ -35,6 +36,8 @@ class FarState {
 
   // Null where nothing of the pool is streamed.
   Store* store(Pool pool) const { return stores_[static_cast<size_t>(pool)].get(); }
+  // Pinned, for updates by the CPU beside a GPU; empty where there are none.
+  std::span<std::byte> update_staging() const { return staging_.bytes(); }
   IoCounters counters() const;
   // Lets copies between host memory and the device go on (Store::poll).
   void poll() const;
@@ -48,6 +51,7 @@ class FarState {
   std::string description_;
   std::unique_ptr<SwapSpace> space_;
   std::unique_ptr<PinnedPool> pinned_;
+  PinnedBlock staging_;
   std::unique_ptr<IoQueue> queue_;
   std::array<std::unique_ptr<Store>, kPools> stores_;
 };

@@ -37,10 +37,11 @@ StepSettings step_settings(const RankSetup& setup, DeviceType device) {
 }
 
 TileLayout tile_layout(const PlacementPlan& placement, Store* store) {
-  if (store == nullptr) return {};
+  if (store == nullptr && !placement.update_on_host) return {};
   return {.first_tile = placement.first_tile,
           .granules = placement.tile_granules,
           .streamed = placement.pool(Pool::kOptimizer).streamed,
+          .in_store = placement.moved(Pool::kOptimizer),
           .store = store};
 }
 
@@ -54,6 +55,7 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
             .paths = setup_.swap_paths,
             .stream = stream,
             .training = setup_.tokens_per_step > 0,
+            .staging = setup_.plan.placement.update_staging,
             .engine = setup_.engine,
             .separate = setup_.separate_slots,
             .trace = setup_.trace}),
@@ -73,7 +75,11 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
                        .weight_dtype = setup.plan.numerics.dtype,
                        .seed = setup.seed,
                        .kernels = context_.kernels,
-                       .tiles = tile_layout(setup.plan.placement, far_.store(Pool::kOptimizer))},
+                       .tiles = tile_layout(setup.plan.placement, far_.store(Pool::kOptimizer)),
+                       .gradient_dtype = setup.plan.numerics.gradient_dtype,
+                       .site = {.host = setup.plan.placement.update_on_host,
+                                .threads = setup.plan.placement.optimizer_threads,
+                                .staging = far_.update_staging()}},
         update_stream);
     if (setup.adapter == nullptr) {
       embedding_gradient_ =

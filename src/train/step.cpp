@@ -73,7 +73,6 @@ StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr) {
 }
 
 void TrainStep::flush() {
-  if (!settings_.transfers.any()) return;
   if (pending_) {
     ScheduleShape shape = settings_.shape;
     shape.pending = true;
@@ -359,13 +358,16 @@ void TrainStep::update(int64_t block, int64_t tile) {
     optimizer_->begin_update();
     update_begun_ = true;
   }
-  const UpdateInputs inputs{
-      .weights = weights_.trainable_home(block),
-      .gradients = gradients_->block(block),
-      .gradient_dtype = gradients_->dtype(),
-      .gradient_scale = settings_.clip == Clip::kGlobal ? update_.scale : block_scale(block),
-      .lr = update_.lr,
-      .step = update_.step};
+  if (settings_.clip != Clip::kGlobal && tile == 0) update_.scale = block_scale(block);
+  const UpdateInputs inputs{.weights = weights_.trainable_home(block),
+                            .gradients = gradients_->block(block),
+                            .gradient_dtype = gradients_->dtype(),
+                            .gradient_scale = update_.scale,
+                            .lr = update_.lr,
+                            .step = update_.step,
+                            // The check or the block's norm has waited for everything that is near; what
+                            // comes through slots of the device is only on its way.
+                            .ready = !weights_.streamed(block) && !gradients_->streamed(block)};
   const bool whole = settings_.shape.tiles_of(block) == 0;
   whole ? optimizer_->update(block, inputs) : optimizer_->update_tile(block, tile, inputs);
   if (whole || tile + 1 == settings_.shape.tiles_of(block)) weights_.advance(block);

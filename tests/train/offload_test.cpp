@@ -1,5 +1,6 @@
 // Where state lives never changes a bit: losses, norms, weights and moments of runs that stream every class
-// through few slots against the run that keeps everything near.
+// through few slots against the run that keeps everything near. Built twice: for the CPU, which stands in for
+// a GPU where a run is `separate`, and for a GPU, where it skips without one.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -39,6 +40,7 @@ struct Variant {
   Engine engine = Engine::kSim;
   bool verify = true;
   bool separate = false;  // slots apart from host memory, as on a GPU
+  bool on_host = false;   // with `separate`: state off the device is updated in host memory, as beside a GPU
   int host = 0;           // with `separate`: homes in host memory: 0 of none, 1 of all, 2 of the earlier half
 
   std::string text() const {
@@ -51,7 +53,7 @@ struct Variant {
     add("optimizer", optimizer), add("gradients", gradients), add("weights", weights);
     add("activations", activations), add("mixed", mixed), add("granules", granules), add("slots", slots);
     add("group", group), add("threads", optimizer_threads), add("engine", static_cast<int>(engine));
-    add("separate", separate), add("host", host);
+    add("separate", separate), add("host", host), add("on_host", on_host);
     return out;
   }
   std::string numbers() const {
@@ -133,13 +135,17 @@ void stream(PlacementPlan& placement, Pool pool, bool wanted, int64_t slots, boo
   plan.slots = std::min<int64_t>(slots, std::count(plan.streamed.begin(), plan.streamed.end(), 1));
 }
 
+DeviceType device() {
+  return cuda_built() ? DeviceType::kCuda : DeviceType::kCpu;
+}
+
 class Training {
  public:
   explicit Training(const Variant& run)
       : run_(run),
         spec_(small_spec(run.tied)),
         layout_(make_layout(spec_, run.lora ? &adapter_ : nullptr, run.dtype)),
-        stream_(start_torch(DeviceType::kCpu, 2, true)) {
+        stream_(start_torch(device(), 2, true)) {
     Config config;
     config.data.max_length = kLength;
     config.train.global_batch = 2 * run.micro_batches;
@@ -165,7 +171,8 @@ class Training {
                                                                    : 0))};
     Machine machine;
     machine.cores = 2;
-    plan_ = make_plan(config, spec_, run.lora ? &adapter_ : nullptr, layout_, machine, DeviceType::kCpu);
+    if (cuda_built()) machine.gpus.push_back(known_gpu("H200"));
+    plan_ = make_plan(config, spec_, run.lora ? &adapter_ : nullptr, layout_, machine, device());
     PlacementPlan& p = plan_.placement;
     p.group = std::min(run.group, run.micro_batches);
     // The arena for this group, and slots as few as this run wants.
@@ -183,6 +190,7 @@ class Training {
       if (run.host == 1) pool.home = Home::kHost;
       if (run.host == 2) pool.kept_in_host = std::ssize(pool.bytes) / 2;
     }
+    set_update_site();
     rank_ = std::make_unique<Rank>(
         RankSetup{.spec = spec_,
                   .layout = layout_,
@@ -229,6 +237,19 @@ class Training {
     return disk_->make_engine();
   }
 
+  // What a plan for a GPU may choose.
+  void set_update_site() {
+    PlacementPlan& p = plan_.placement;
+    p.update_on_host = run_.on_host;
+    p.update_staging = run_.on_host
+                           ? HostUpdate::staging_bytes(p.tile_granules * kGranule,
+                                                       plan_.numerics.gradient_dtype, plan_.numerics.dtype)
+                           : 0;
+    PoolPlan& pool = p.pool(Pool::kOptimizer);
+    const std::vector<char> moved = p.moved(Pool::kOptimizer);
+    pool.slots = std::min<int64_t>(pool.slots, std::count(moved.begin(), moved.end(), 1));
+  }
+
   void arena(const Config& config) {
     const NumericsPlan& n = plan_.numerics;
     plan_.arena = arena_need(spec_, run_.lora ? &adapter_ : nullptr,
@@ -239,7 +260,7 @@ class Training {
                               .train_embedding = !run_.lora,
                               .dtype = n.dtype,
                               .gradient_dtype = n.gradient_dtype,
-                              .device = DeviceType::kCpu,
+                              .device = device(),
                               .threads = 2,
                               .group = plan_.placement.group,
                               .inputs_elsewhere = run_.activations});
@@ -280,7 +301,15 @@ void expect_same(const Variant& run, const Outcome& got) {
   }
 }
 
-TEST(Offload, EachClassByItselfGivesTheSameBits) {
+class Offload : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string reason;
+    if (cuda_built() && cuda_device_count(&reason) == 0) GTEST_SKIP() << "no CUDA device: " << reason;
+  }
+};
+
+TEST_F(Offload, EachClassByItselfGivesTheSameBits) {
   for (int which = 0; which < 4; ++which) {
     Variant run;
     run.optimizer = which == 0, run.gradients = which == 1, run.weights = which == 2,
@@ -293,7 +322,7 @@ TEST(Offload, EachClassByItselfGivesTheSameBits) {
   }
 }
 
-TEST(Offload, EverythingOnDiskGivesTheSameBitsUnderEveryEngine) {
+TEST_F(Offload, EverythingOnDiskGivesTheSameBitsUnderEveryEngine) {
   for (const Engine engine : {Engine::kUring, Engine::kThreads, Engine::kSim}) {
     Variant run;
     run.optimizer = run.gradients = run.weights = run.activations = run.recompute = true;
@@ -306,9 +335,26 @@ TEST(Offload, EverythingOnDiskGivesTheSameBitsUnderEveryEngine) {
   }
 }
 
+// The CPU beside a device: state in host memory, on disk, or half and half; under every clip mode and master.
+TEST_F(Offload, UpdatesBesideTheDeviceGiveTheSameBits) {
+  for (int i = 0; i < 27; ++i) {
+    Variant run;
+    run.separate = run.optimizer = run.on_host = true;
+    run.host = i % 3;
+    run.clip = static_cast<Clip>(i / 3 % 3);
+    run.master = static_cast<Master>(i / 9);
+    run.gradients = i % 2 == 1, run.weights = i % 4 == 2, run.mixed = i % 5 == 4;
+    run.lora = i % 7 == 6, run.granules = 1 + i % 4;
+    SCOPED_TRACE(run.text());
+    const Outcome got = Training(run).run();
+    EXPECT_TRUE(run.host != 1 || got.moved_bytes == 0);  // only what is on disk is read and written
+    expect_same(run, got);
+  }
+}
+
 // 80 seeded draws from {none, disk, mixed} x {optimizer, gradients, weights, activations} x tile sizes x
 // threads x engines x recompute x accumulation x groups x clip modes x tied/untied x full/LoRA x masters.
-TEST(Offload, DrawnRunsGiveTheSameBits) {
+TEST_F(Offload, DrawnRunsGiveTheSameBits) {
   std::mt19937 random(11);
   const auto draw = [&](int from, int to) { return std::uniform_int_distribution<int>(from, to)(random); };
   for (int i = 0; i < 80; ++i) {
@@ -333,6 +379,7 @@ TEST(Offload, DrawnRunsGiveTheSameBits) {
     run.verify = draw(0, 3) > 0;
     run.separate = draw(0, 2) == 0;
     run.host = run.separate ? draw(0, 2) : 0;
+    run.on_host = run.separate && run.optimizer && draw(0, 1) == 1;
     SCOPED_TRACE(run.text());
     try {
       expect_same(run, Training(run).run());

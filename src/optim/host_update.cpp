@@ -1,0 +1,76 @@
+#include "optim/host_update.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+
+namespace lm {
+
+int64_t HostUpdate::staging_bytes(int64_t elements, DType gradient_dtype, DType weight_dtype) {
+  return kSlots * elements * static_cast<int64_t>(dtype_size(gradient_dtype) + dtype_size(weight_dtype));
+}
+
+HostUpdate::HostUpdate(StreamView compute, std::span<std::byte> staging, DType gradient_dtype,
+                       DType weight_dtype)
+    : compute_(compute),
+      down_(compute.device),
+      up_(compute.device),
+      ready_(compute.device),
+      gradient_size_(static_cast<int64_t>(dtype_size(gradient_dtype))),
+      weight_size_(static_cast<int64_t>(dtype_size(weight_dtype))) {
+  const int64_t each = std::ssize(staging) / kSlots;
+  for (int64_t s = 0; s < kSlots; ++s) {
+    Slot& slot = slots_.emplace_back(compute.device);
+    slot.gradients = staging.data() + s * each;
+    slot.weights = slot.gradients + each / (gradient_size_ + weight_size_) * gradient_size_;
+  }
+}
+
+HostUpdate::~HostUpdate() {
+  try {
+    down_.synchronize();
+    up_.synchronize();
+  } catch (const Error&) {
+    // Whoever needed the bytes has been told.
+  }
+}
+
+void HostUpdate::begin(std::vector<Range> ranges, bool ready) {
+  LM_CHECK(given_ == ranges_.size(), "a block's update begins before the last one's end");
+  ranges_ = std::move(ranges);
+  staged_ = given_ = 0;
+  if (ready) return;
+  ready_.record(compute_);
+  ready_.wait(down_.view());
+}
+
+// One slot stays behind: its weights are on their way back.
+void HostUpdate::stage_ahead() {
+  for (; staged_ < std::min(given_ + kSlots - 1, ranges_.size()); ++staged_) {
+    const Range& range = ranges_[staged_];
+    Slot& slot = slots_[staged_ % kSlots];
+    slot.left.synchronize();
+    copy_bytes(slot.gradients, range.gradients, range.elements * gradient_size_, down_.view());
+    copy_bytes(slot.weights, range.weights, range.elements * weight_size_, down_.view());
+    slot.arrived.record(down_.view());
+  }
+}
+
+HostUpdate::Range HostUpdate::next() {
+  LM_CHECK(given_ < ranges_.size(), "a tile that its block's update did not name");
+  stage_ahead();
+  Slot& slot = slots_[given_ % kSlots];
+  slot.arrived.synchronize();
+  return {slot.gradients, slot.weights, ranges_[given_].elements};
+}
+
+void HostUpdate::send() {
+  Slot& slot = slots_[given_ % kSlots];
+  const Range& range = ranges_[given_++];
+  copy_bytes(range.weights, slot.weights, range.elements * weight_size_, up_.view());
+  slot.left.record(up_.view());
+  if (given_ == ranges_.size()) slot.left.wait(compute_);
+}
+
+}  // namespace lm
