@@ -11,42 +11,16 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/philox.h"
 #include "config/config_toml.h"
 #include "model/gemm_rate.h"
-#include "model/runtime.h"
 #include "offload/disk_probe.h"
 #include "offload/sim_engine.h"
+#include "synthetic_run.h"
 #include "train/metrics.h"
-#include "train/rank.h"
-#include "weights/load_store.h"
 
 namespace {
 
 using namespace lm;
-
-// The peer learns every position but the last of a sequence, so these are the targets here.
-StepBatches random_batches(const Config& config, int64_t vocab) {
-  const int64_t length = config.data.max_length, each = *config.train.micro_batch;
-  const uint64_t key = philox_key(1, Purpose::kInit, 0, 0);
-  StepBatches out;
-  for (int64_t s = 0; s < config.train.global_batch; ++s) {
-    if (s % each == 0) out.micro.emplace_back();
-    Batch& batch = out.micro.back();
-    batch.document_start.push_back(static_cast<int32_t>(s % each * length));
-    for (int64_t p = 0; p < length; ++p) {
-      const auto index = static_cast<uint64_t>(s * length + p);
-      batch.token.push_back(static_cast<int32_t>(philox_at(key, index, 0, 0) % static_cast<uint32_t>(vocab)));
-      batch.position.push_back(static_cast<int32_t>(p));
-      batch.sample.push_back(static_cast<int32_t>(s));
-      batch.target.push_back(-1);
-      if (p > 0) batch.target[batch.target.size() - 2] = batch.token.back();
-    }
-    out.target_tokens += length - 1;
-  }
-  for (Batch& batch : out.micro) batch.document_start.push_back(static_cast<int32_t>(batch.token.size()));
-  return out;
-}
 
 // Rates measured in this process; memory without end, so that nothing is planned for want of it.
 Machine this_machine(const Config& config, StreamView stream) {
@@ -110,54 +84,31 @@ EngineFactory simulated_engine(double gb_per_s, std::unique_ptr<SimDisk>& disk) 
 
 void run(int argc, char** argv) {
   const Arguments arguments = parse_arguments(argc, argv);
-  const ModelSpec& spec = arguments.spec;
   const Config& config = arguments.config;
-  const bool lora = arguments.lora;
-  std::unique_ptr<SimDisk> simulated;  // outlives the rank's queue
-  const AdapterSpec adapter{.r = 16,
-                            .alpha = 16,
-                            .rslora = false,
-                            .dropout = 0,
-                            .targets = resolve_targets({"all-linear"}, "lora.targets")};
-  const AdapterSpec* const trained = lora ? &adapter : nullptr;
-  const ModelLayout layout = make_layout(spec, trained, DType::kBF16);
   const StreamView stream = start_torch(DeviceType::kCpu, static_cast<int>(*config.run.threads), true);
-  const Machine machine = this_machine(config, stream);
-  Plan plan = make_plan(config, spec, trained, layout, machine, DeviceType::kCpu);
-  if (arguments.slots > 0) plan.placement.pool(Pool::kOptimizer).slots = arguments.slots;
-  std::vector<SwapPath> paths;
-  for (const std::string& path : config.offload.paths) paths.push_back({path, 1});
-  Rank rank({.spec = spec,
-             .layout = layout,
-             .adapter = trained,
-             .optimizer = config.optimizer,
-             .plan = plan,
-             .seed = 1,
-             .max_length = config.data.max_length,
-             .tokens_per_step = config.train.global_batch * config.data.max_length,
-             .max_grad_norm = 1.0,
-             .swap_paths = paths,
-             .engine = simulated_engine(arguments.disk_gb_per_s, simulated)},
-            stream);
-  const LoadSetup load{spec, layout, DType::kBF16, stream, plan.numerics.threads};
-  initialise_weights(load, 1, rank.weights());
-  if (lora) initialise_adapter(load, 1, rank.weights());
-  rank.weights_ready();
-  const StepBatches batches = random_batches(config, spec.vocab);
+  std::unique_ptr<SimDisk> simulated;  // outlives the run's queue
+  SyntheticRun run({.spec = arguments.spec,
+                    .lora = arguments.lora,
+                    .config = config,
+                    .slots = arguments.slots,
+                    .engine = simulated_engine(arguments.disk_gb_per_s, simulated)},
+                   this_machine(config, stream), stream);
+  const Plan& plan = run.plan();
+  const FarState& far = run.rank().far();
   std::printf("ready\n");
   std::fflush(stdout);
   std::string line;
-  for (int64_t step = 1; std::getline(std::cin, line); ++step) {
-    const double start = monotonic_seconds(), waited = rank.far().wait_seconds();
-    const int64_t read = rank.far().counters().read_bytes, written = rank.far().counters().written_bytes;
-    const StepResult result = rank.step().run(batches, step, 1e-5);
+  while (std::getline(std::cin, line)) {
+    const double start = monotonic_seconds(), waited = far.wait_seconds();
+    const int64_t read = far.counters().read_bytes, written = far.counters().written_bytes;
+    const StepResult result = run.step();
     const double seconds = monotonic_seconds() - start;
     std::printf("%s\n", nlohmann::json{{"ms", seconds * 1e3},
                                        {"loss", result.loss},
                                        {"peak_rss", peak_resident_bytes()},
-                                       {"read_bytes", rank.far().counters().read_bytes - read},
-                                       {"written_bytes", rank.far().counters().written_bytes - written},
-                                       {"wait_ms", (rank.far().wait_seconds() - waited) * 1e3},
+                                       {"read_bytes", far.counters().read_bytes - read},
+                                       {"written_bytes", far.counters().written_bytes - written},
+                                       {"wait_ms", (far.wait_seconds() - waited) * 1e3},
                                        {"planned",
                                         {{"rss", plan.peak.host},
                                          {"disk", plan.peak.disk},

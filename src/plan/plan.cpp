@@ -201,7 +201,7 @@ void choose_update_site(const PlanInput& in, const HomeChoice& homes, Plan& plan
   Plan gpu = plan, cpu = on_host;
   predict(in, gpu);
   predict(in, cpu);
-  const bool host = cpu.step_seconds < gpu.step_seconds;
+  const bool host = in.update_on_host.value_or(cpu.step_seconds < gpu.step_seconds);
   if (host) plan = on_host;
   char reason[96];
   std::snprintf(reason, sizeof reason, "%.3g s per step, %.3g s if the %s did it",
@@ -243,9 +243,10 @@ const char* home_name(Home home) {
 }
 
 Plan draft_plan(const Config& config, const ModelSpec& spec, const AdapterSpec* adapter,
-                const ModelLayout& layout, const Machine& machine, DeviceType device, const DataShape& data) {
+                const ModelLayout& layout, const Machine& machine, DeviceType device, const DataShape& data,
+                std::optional<bool> update_on_host) {
   LM_CHECK(device == DeviceType::kCpu || !machine.gpus.empty(), "a plan for a GPU needs one");
-  const PlanInput in{config, spec, adapter, layout, machine, device, data};
+  const PlanInput in{config, spec, adapter, layout, machine, device, data, update_on_host};
   Plan plan;
   NumericsPlan& n = plan.numerics;
   n.dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
@@ -261,11 +262,13 @@ Plan draft_plan(const Config& config, const ModelSpec& spec, const AdapterSpec* 
 }
 
 Plan make_plan(const Config& config, const ModelSpec& spec, const AdapterSpec* adapter,
-               const ModelLayout& layout, const Machine& machine, DeviceType device, const DataShape& data) {
-  Plan plan = draft_plan(config, spec, adapter, layout, machine, device, data);
+               const ModelLayout& layout, const Machine& machine, DeviceType device, const DataShape& data,
+               std::optional<bool> update_on_host) {
+  Plan plan = draft_plan(config, spec, adapter, layout, machine, device, data, update_on_host);
   if (!plan.fits)
-    throw Error(Exit::kDoesNotFit,
-                explain_refusal({config, spec, adapter, layout, machine, device, data}, plan));
+    throw Error(
+        Exit::kDoesNotFit,
+        explain_refusal({config, spec, adapter, layout, machine, device, data, update_on_host}, plan));
   return plan;
 }
 

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -167,15 +168,15 @@ struct Plan {
 };
 
 // `device` is where the run computes; one rank. Throws Error(12) with a table of need and have and the
-// settings that would fit.
+// settings that would fit. `update_on_host` settles what the plan would choose (benchmarks compare both).
 Plan make_plan(const Config& config, const ModelSpec& spec, const AdapterSpec* adapter,
                const ModelLayout& layout, const Machine& machine, DeviceType device,
-               const DataShape& data = {});
+               const DataShape& data = {}, std::optional<bool> update_on_host = {});
 
 // The same without refusing: `fits` tells.
 Plan draft_plan(const Config& config, const ModelSpec& spec, const AdapterSpec* adapter,
                 const ModelLayout& layout, const Machine& machine, DeviceType device,
-                const DataShape& data = {});
+                const DataShape& data = {}, std::optional<bool> update_on_host = {});
 
 // The table for people, and the object for programs.
 std::string print_plan(const Plan& plan);

@@ -14,6 +14,7 @@ struct PlanInput {
   const Machine& machine;
   DeviceType device;
   const DataShape& data;
+  std::optional<bool> update_on_host = {};
 };
 
 // Bytes per parameter beside the weight.

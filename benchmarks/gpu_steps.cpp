@@ -1,0 +1,157 @@
+// What does a step cost on this GPU, and does the plan know? Rows of Llama-3.2-1B's and Llama-3.1-8B's shapes
+// with random weights: tokens/s, share of the speed of light (dense peak of the data sheet), step time and
+// GPU memory as planned and as measured. Resident, with state in host memory stepped by the GPU and by the
+// CPU, and on disk where a directory is named. Medians of the timed steps; prints a table and JSON lines.
+//
+//   bench_gpu_steps [--path DIR] [--steps 5] [ROW...]      rows by name; none: all
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "config/config_toml.h"
+#include "synthetic_run.h"
+
+namespace {
+
+using namespace lm;
+
+constexpr const char* kLlama1B =
+    R"({"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_size":2048,"intermediate_size":8192,
+"num_hidden_layers":16,"num_attention_heads":32,"num_key_value_heads":8,"head_dim":64,"vocab_size":128256,
+"max_position_embeddings":131072,"rms_norm_eps":1e-5,"rope_theta":500000.0,"tie_word_embeddings":true})";
+constexpr const char* kLlama8B =
+    R"({"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_size":4096,"intermediate_size":14336,
+"num_hidden_layers":32,"num_attention_heads":32,"num_key_value_heads":8,"head_dim":128,"vocab_size":128256,
+"max_position_embeddings":131072,"rms_norm_eps":1e-5,"rope_theta":500000.0,"tie_word_embeddings":false})";
+
+struct Row {
+  const char* name;
+  const char* shape;
+  bool lora;
+  std::vector<std::string> settings;
+  std::optional<bool> update_on_host = {};  // none: as planned
+  bool disk = false;
+};
+
+std::vector<Row> rows() {
+  const std::string b8 = "train.global_batch=8", host = "offload.optimizer=\"host\"";
+  return {
+      {"1b", kLlama1B, false, {b8, "train.gradients=\"bf16\""}},
+      {"1b-fp32-gradients", kLlama1B, false, {b8}},
+      {"1b-lora", kLlama1B, true, {b8}},
+      {"1b-host-by-gpu", kLlama1B, false, {b8, "train.gradients=\"bf16\"", host}, false},
+      {"1b-host-by-cpu", kLlama1B, false, {b8, "train.gradients=\"bf16\"", host}, true},
+      {"8b", kLlama8B, false, {b8, "train.gradients=\"bf16\"", "train.recompute=\"block\""}},
+      {"8b-lora", kLlama8B, true, {b8}},
+      {"8b-24gib",
+       kLlama8B,
+       false,
+       {"train.global_batch=32", "train.gradients=\"bf16\"", "offload.device_memory=\"24GiB\""}},
+      {"1b-disk", kLlama1B, false, {b8, "train.gradients=\"bf16\"", "offload.optimizer=\"nvme\""}, {}, true},
+  };
+}
+
+Machine this_machine(const std::string& path, int threads) {
+  const GpuInfo info = cuda_device(0);
+  Machine machine;
+  machine.cores = threads;
+  Gpu gpu = known_gpu(info.name);
+  gpu.memory_bytes = info.total_bytes;
+  gpu.free_bytes = info.free_bytes;
+  machine.gpus = {gpu};
+  if (!path.empty()) machine.disks = {{.path = path, .free_bytes = int64_t{1} << 40}};
+  return machine;
+}
+
+void run_row(const Row& row, const std::string& path, int steps, int threads, StreamView stream) {
+  std::vector<std::string> settings = row.settings;
+  settings.insert(settings.end(), {"data.max_length=2048", "run.threads=" + std::to_string(threads)});
+  if (row.disk) settings.push_back("offload.paths=[\"" + path + "\"]");
+  if (row.lora) settings.push_back("train.method=\"lora\"");
+  SyntheticSetup setup{
+      .spec = parse_model_spec(row.shape, row.name),
+      .lora = row.lora,
+      .config = parse_config("[model]\npath = \"none\"\n[data]\ntrain = [\"none\"]\n", "benchmark", settings),
+      .update_on_host = row.update_on_host};
+  const int64_t before = cuda_device(0).free_bytes;
+  SyntheticRun run(std::move(setup), this_machine(row.disk ? path : "", threads), stream);
+  std::vector<double> seconds;
+  StepResult result;
+  for (int i = 0; i < steps + 2; ++i) {
+    const double start = monotonic_seconds();
+    result = run.step();
+    if (i >= 2) seconds.push_back(monotonic_seconds() - start);
+  }
+  std::sort(seconds.begin(), seconds.end());
+  const double step = seconds[seconds.size() / 2];
+  const Plan& plan = run.plan();
+  const auto tokens = static_cast<double>(run.tokens_per_step());
+  const double sol = 100 * plan.sol_seconds_per_token * tokens / step;
+  const int64_t used = before - cuda_device(0).free_bytes;
+  std::printf(
+      "%-18s %8.0f tokens/s %5.1f %% of light %8.3f s a step (planned %.3f) %9s of GPU (planned %s)\n",
+      row.name, tokens / step, sol, step, plan.step_seconds, format_bytes(used).c_str(),
+      format_bytes(plan.peak.device).c_str());
+  std::printf("%s\n", nlohmann::json{{"benchmark", "gpu_steps"},
+                                     {"row", row.name},
+                                     {"gpu", cuda_device(0).name},
+                                     {"tokens_per_s", tokens / step},
+                                     {"sol_pct", sol},
+                                     {"step_s", step},
+                                     {"planned_step_s", plan.step_seconds},
+                                     {"device_bytes", used},
+                                     {"planned_device_bytes", plan.peak.device},
+                                     {"update_on_host", plan.placement.update_on_host},
+                                     {"loss", result.loss}}
+                          .dump()
+                          .c_str());
+  std::fflush(stdout);
+}
+
+int run_rows(int argc, char** argv) {
+  std::string path;
+  int steps = 5;
+  std::vector<std::string> wanted;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word == "--path" && i + 1 < argc) {
+      path = argv[++i];
+    } else if (word == "--steps" && i + 1 < argc) {
+      steps = std::max(std::atoi(argv[++i]), 1);
+    } else {
+      wanted.push_back(word);
+    }
+  }
+  std::string reason;
+  if (cuda_device_count(&reason) == 0) {
+    std::printf("gpu_steps: no CUDA device: %s\n", reason.c_str());
+    return 0;
+  }
+  const auto threads = static_cast<int>(std::max(std::thread::hardware_concurrency(), 1U));
+  const StreamView stream = start_torch(DeviceType::kCuda, threads, true);
+  int failed = 0;
+  for (const Row& row : rows()) {
+    const bool named = std::find(wanted.begin(), wanted.end(), row.name) != wanted.end();
+    if (!named && (!wanted.empty() || (row.disk && path.empty()))) continue;
+    try {
+      run_row(row, path, steps, threads, stream);
+    } catch (const std::exception& error) {
+      const auto* own = dynamic_cast<const Error*>(&error);
+      std::printf("%-18s failed: %s\n", row.name, own != nullptr ? own->report().c_str() : error.what());
+      ++failed;
+    }
+  }
+  return failed == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return run_rows(argc, argv);
+}

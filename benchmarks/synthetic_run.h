@@ -1,0 +1,41 @@
+// A rank that trains on random weights and tokens, for benchmarks of whole steps.
+#pragma once
+
+#include <memory>
+
+#include "model/runtime.h"
+#include "train/rank.h"
+
+namespace lm {
+
+struct SyntheticSetup {
+  ModelSpec spec;
+  bool lora = false;  // r 16, all projections
+  Config config;      // global_batch, micro_batch (may be auto), max_length, threads and homes count
+  int64_t slots = 0;  // of the optimizer; 0: as planned
+  EngineFactory engine = {};
+  std::optional<bool> update_on_host = {};  // with a GPU; none: as planned
+};
+
+class SyntheticRun {
+ public:
+  // Plans, allocates and initialises. `machine` is what the plan may assume.
+  SyntheticRun(SyntheticSetup setup, const Machine& machine, StreamView stream);
+
+  StepResult step();  // waits until the GPU has finished it
+  const Plan& plan() const { return plan_; }
+  const Rank& rank() const { return *rank_; }
+  int64_t tokens_per_step() const;
+
+ private:
+  SyntheticSetup setup_;
+  StreamView stream_;
+  AdapterSpec adapter_;
+  ModelLayout layout_;
+  Plan plan_;
+  std::unique_ptr<Rank> rank_;
+  StepBatches batches_;
+  int64_t steps_ = 0;
+};
+
+}  // namespace lm
