@@ -3,8 +3,9 @@
 //
 //   train_step_bench SHAPE_JSON full|lora fp32|bf16 THREADS SEQUENCES LENGTH [KEY=VALUE ...]
 //
-// KEY=VALUE are settings of the configuration, and slots=N the optimizer's slots. Prints "ready", then per
-// step one JSON line {ms, loss, peak_rss, read_bytes, wait_ms}.
+// KEY=VALUE are settings of the configuration, slots=N the optimizer's slots, disk_gb_per_s=R the speed of a
+// simulated disk, and gemm_tflops=R the speed of the cores, which is measured where it is not told. Prints
+// "ready", then per step one JSON line {ms, loss, peak_rss, read_bytes, wait_ms}.
 #include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -48,19 +49,6 @@ StepBatches random_batches(const Config& config, int64_t vocab) {
   return out;
 }
 
-// Rates measured in this process; memory without end, so that nothing is planned for want of it.
-Machine this_machine(const Config& config, StreamView stream) {
-  Machine machine;
-  machine.cores = static_cast<int>(*config.run.threads);
-  machine.host_memory = machine.host_available = int64_t{1} << 40;
-  machine.gemm_bf16_flops = measure_gemm_rate(DType::kBF16, stream);
-  for (const std::string& path : config.offload.paths) {
-    const DiskProbe probe = probe_disk(path);
-    machine.disks.push_back({path, probe.free_bytes, probe.read_bytes_per_s, probe.write_bytes_per_s});
-  }
-  return machine;
-}
-
 // The command line.
 struct Arguments {
   ModelSpec spec;
@@ -68,6 +56,7 @@ struct Arguments {
   Config config;
   int64_t slots = 0;         // of the optimizer; 0: as planned
   double disk_gb_per_s = 0;  // of a simulated disk; 0: the real one
+  double gemm_tflops = 0;    // 0: measured
 };
 
 Arguments parse_arguments(int argc, char** argv) {
@@ -81,6 +70,8 @@ Arguments parse_arguments(int argc, char** argv) {
       out.slots = std::stoll(value);
     } else if (setting.starts_with("disk_gb_per_s=")) {
       out.disk_gb_per_s = std::stod(value);
+    } else if (setting.starts_with("gemm_tflops=")) {
+      out.gemm_tflops = std::stod(value);
     } else {
       settings.push_back(setting);
     }
@@ -94,6 +85,21 @@ Arguments parse_arguments(int argc, char** argv) {
   if (!config.train.micro_batch) config.train.micro_batch = config.train.global_batch;
   config.data.max_length = std::stoll(argv[6]);
   return out;
+}
+
+// Rates measured in this process; memory without end, so that nothing is planned for want of it.
+Machine this_machine(const Arguments& arguments, StreamView stream) {
+  const Config& config = arguments.config;
+  Machine machine;
+  machine.cores = static_cast<int>(*config.run.threads);
+  machine.host_memory = machine.host_available = int64_t{1} << 40;
+  machine.gemm_bf16_flops =
+      arguments.gemm_tflops > 0 ? arguments.gemm_tflops * 1e12 : measure_gemm_rate(DType::kBF16, stream);
+  for (const std::string& path : config.offload.paths) {
+    const DiskProbe probe = probe_disk(path);
+    machine.disks.push_back({path, probe.free_bytes, probe.read_bytes_per_s, probe.write_bytes_per_s});
+  }
+  return machine;
 }
 
 // An engine on a disk in memory, of the given speed each way.
@@ -122,7 +128,7 @@ void run(int argc, char** argv) {
   const AdapterSpec* const trained = lora ? &adapter : nullptr;
   const ModelLayout layout = make_layout(spec, trained, DType::kBF16);
   const StreamView stream = start_torch(DeviceType::kCpu, static_cast<int>(*config.run.threads), true);
-  const Machine machine = this_machine(config, stream);
+  const Machine machine = this_machine(arguments, stream);
   Plan plan = make_plan(config, spec, trained, layout, machine, DeviceType::kCpu);
   if (arguments.slots > 0) plan.placement.pool(Pool::kOptimizer).slots = arguments.slots;
   std::vector<SwapPath> paths;
