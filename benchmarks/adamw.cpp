@@ -1,15 +1,18 @@
 // How much of the memory's speed does AdamW reach? Its ceiling is a loop that reads and writes the same
 // arrays and computes next to nothing. Both run in turn, on 1 and 2 threads; medians of the rounds.
 //
-//   adamw [million elements = 16] [rounds = 9]
+//   bench_adamw [million elements = 16] [rounds = 9]
+//   bench_adamw serve THREADS [million elements = 16]    our side of adamw_torch.py: prints "ready", then per
+//                                                        line of input one fp32 pass and its JSON line {ms}
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <new>
+#include <iostream>
 #include <string>
 #include <vector>
 
+#include "base/arena.h"
 #include "base/clock.h"
 #include "base/parallel.h"
 #include "kernels/cpu_features.h"
@@ -46,18 +49,26 @@ FOR_EVERY_LEVEL void twin_split(int64_t n, const uint16_t* g, float* m, float* v
   }
 }
 
-// Arrays start at a cache line, as in the program's arenas.
+// In huge pages, as the program's arenas are.
 template <class T>
-struct LineAllocator {
-  using value_type = T;
-  T* allocate(size_t n) { return static_cast<T*>(::operator new (n * sizeof(T), std::align_val_t{64})); }
-  void deallocate(T* p, size_t) { ::operator delete (p, std::align_val_t{64}); }
-  bool operator==(const LineAllocator&) const = default;
+class Array {
+ public:
+  Array(size_t n, T value) : memory_(DeviceType::kCpu, static_cast<int64_t>(n * sizeof(T))), size_(n) {
+    fill(value);
+  }
+  T* data() const { return reinterpret_cast<T*>(memory_.data()); }
+  size_t size() const { return size_; }
+  T& operator[](size_t i) const { return data()[i]; }
+  void fill(T value) const { std::fill_n(data(), size_, value); }
+
+ private:
+  Memory memory_;
+  size_t size_;
 };
 
 struct Arrays {
-  std::vector<float, LineAllocator<float>> g32, m, v, p;
-  std::vector<uint16_t, LineAllocator<uint16_t>> g16, w, low;
+  Array<float> g32, m, v, p;
+  Array<uint16_t> g16, w, low;
   explicit Arrays(size_t n)
       : g32(n, 0.01f), m(n, 0.01f), v(n, 0.01f), p(n, 1.f), g16(n, 0x3C00), w(n, 0x3F80), low(n, 0) {}
 };
@@ -94,9 +105,26 @@ double seconds(const Work& work) {
   return monotonic_seconds() - start;
 }
 
+void serve(int64_t n, int threads) {
+  Arrays a(static_cast<size_t>(n));
+  const AdamW args = arguments(a, false);
+  const StreamView stream{DeviceType::kCpu, nullptr, threads};
+  std::printf("ready\n");
+  std::fflush(stdout);
+  for (std::string line; std::getline(std::cin, line);) {
+    const double s = seconds([&] { kernels(DeviceType::kCpu).adamw(args, stream); });
+    std::printf("{\"ms\": %.6f}\n", s * 1e3);
+    std::fflush(stdout);
+  }
+}
+
 }  // namespace
 
 int main(int count, char** words) {
+  if (count > 2 && std::string(words[1]) == "serve") {
+    serve((count > 3 ? std::atoll(words[3]) : 16) << 20, std::atoi(words[2]));
+    return 0;
+  }
   const int64_t n = (count > 1 ? std::atoll(words[1]) : 16) << 20;
   const int rounds = count > 2 ? std::atoi(words[2]) : 9;
   Arrays a(static_cast<size_t>(n));
@@ -131,8 +159,8 @@ int main(int count, char** words) {
         ratios.push_back(t / o);
       }
       // The twin leaves large values behind; they must not become infinite in the next form.
-      std::fill(a.m.begin(), a.m.end(), 0.01f);
-      std::fill(a.v.begin(), a.v.end(), 0.01f);
+      a.m.fill(0.01f);
+      a.v.fill(0.01f);
       const double achieved = median(ratios);  // of neighbours: what else the machine does hits both
       const char* name = split ? "bf16 gradient, split master" : "fp32 gradient, fp32 weight";
       std::printf("%-28s %8d %14.2f %14.2f %9.1f%%\n", name, threads, bytes / median(our_seconds) / 1e9,

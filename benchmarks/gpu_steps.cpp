@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "config/config_toml.h"
+#include "offload/copy_probe.h"
 #include "synthetic_run.h"
 
 namespace {
@@ -64,7 +65,9 @@ Machine this_machine(const std::string& path, int threads) {
   Gpu gpu = known_gpu(info.name);
   gpu.memory_bytes = info.total_bytes;
   gpu.free_bytes = info.free_bytes;
+  gpu.link_bandwidth = probe_copies(DeviceType::kCuda).each_way();
   machine.gpus = {gpu};
+  machine.memory_bandwidth = probe_host_memory(threads);
   if (!path.empty()) machine.disks = {{.path = path, .free_bytes = int64_t{1} << 40}};
   return machine;
 }

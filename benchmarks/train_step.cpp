@@ -3,8 +3,9 @@
 //
 //   train_step_bench SHAPE_JSON full|lora fp32|bf16 THREADS SEQUENCES LENGTH [KEY=VALUE ...]
 //
-// KEY=VALUE are settings of the configuration, and slots=N the optimizer's slots. Prints "ready", then per
-// step one JSON line {ms, loss, peak_rss, read_bytes, wait_ms}.
+// KEY=VALUE are settings of the configuration, slots=N the optimizer's slots, disk_gb_per_s=R the speed of a
+// simulated disk, and gemm_tflops=R the speed of the cores, which is measured where it is not told. Prints
+// "ready", then per step one JSON line {ms, loss, peak_rss, read_bytes, wait_ms}.
 #include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -22,19 +23,6 @@ namespace {
 
 using namespace lm;
 
-// Rates measured in this process; memory without end, so that nothing is planned for want of it.
-Machine this_machine(const Config& config, StreamView stream) {
-  Machine machine;
-  machine.cores = static_cast<int>(*config.run.threads);
-  machine.host_memory = machine.host_available = int64_t{1} << 40;
-  machine.gemm_bf16_flops = measure_gemm_rate(DType::kBF16, stream);
-  for (const std::string& path : config.offload.paths) {
-    const DiskProbe probe = probe_disk(path);
-    machine.disks.push_back({path, probe.free_bytes, probe.read_bytes_per_s, probe.write_bytes_per_s});
-  }
-  return machine;
-}
-
 // The command line.
 struct Arguments {
   ModelSpec spec;
@@ -42,6 +30,7 @@ struct Arguments {
   Config config;
   int64_t slots = 0;         // of the optimizer; 0: as planned
   double disk_gb_per_s = 0;  // of a simulated disk; 0: the real one
+  double gemm_tflops = 0;    // 0: measured
 };
 
 Arguments parse_arguments(int argc, char** argv) {
@@ -55,6 +44,8 @@ Arguments parse_arguments(int argc, char** argv) {
       out.slots = std::stoll(value);
     } else if (setting.starts_with("disk_gb_per_s=")) {
       out.disk_gb_per_s = std::stod(value);
+    } else if (setting.starts_with("gemm_tflops=")) {
+      out.gemm_tflops = std::stod(value);
     } else {
       settings.push_back(setting);
     }
@@ -68,6 +59,21 @@ Arguments parse_arguments(int argc, char** argv) {
   if (!config.train.micro_batch) config.train.micro_batch = config.train.global_batch;
   config.data.max_length = std::stoll(argv[6]);
   return out;
+}
+
+// Rates measured in this process; memory without end, so that nothing is planned for want of it.
+Machine this_machine(const Arguments& arguments, StreamView stream) {
+  const Config& config = arguments.config;
+  Machine machine;
+  machine.cores = static_cast<int>(*config.run.threads);
+  machine.host_memory = machine.host_available = int64_t{1} << 40;
+  machine.gemm_bf16_flops =
+      arguments.gemm_tflops > 0 ? arguments.gemm_tflops * 1e12 : measure_gemm_rate(DType::kBF16, stream);
+  for (const std::string& path : config.offload.paths) {
+    const DiskProbe probe = probe_disk(path);
+    machine.disks.push_back({path, probe.free_bytes, probe.read_bytes_per_s, probe.write_bytes_per_s});
+  }
+  return machine;
 }
 
 // An engine on a disk in memory, of the given speed each way.
@@ -92,7 +98,7 @@ void run(int argc, char** argv) {
                     .config = config,
                     .slots = arguments.slots,
                     .engine = simulated_engine(arguments.disk_gb_per_s, simulated)},
-                   this_machine(config, stream), stream);
+                   this_machine(arguments, stream), stream);
   const Plan& plan = run.plan();
   const FarState& far = run.rank().far();
   std::printf("ready\n");

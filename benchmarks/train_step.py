@@ -49,8 +49,8 @@ for line in sys.stdin:
 class Side:
     """A process that makes one training step per line of input."""
 
-    def __init__(self, command):
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, command, **more):
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **more)
         ready = self.process.stdout.readline()
         if ready.strip() != "ready":
             sys.exit(f"{command[0]} did not start: {ready!r}")

@@ -18,6 +18,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "config/config_names.h"
 #include "launcher/probe.h"
 #include "offload/disk_probe.h"
 #include "offload/io_failure.h"
@@ -28,11 +29,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kWeek = 7 * 24 * 3600;  // seconds
-
-IoEngineKind engine_kind(IoEngineChoice choice) {
-  if (choice == IoEngineChoice::kUring) return IoEngineKind::kUring;
-  return choice == IoEngineChoice::kThreads ? IoEngineKind::kThreads : IoEngineKind::kAuto;
-}
 
 // Some class of state may go to disk.
 bool may_use_disks(const Config& config) {
@@ -58,11 +54,10 @@ struct RateKey {
 };
 
 RateKey rate_key(const std::string& path, dev_t device, IoEngineChoice engine) {
-  constexpr const char* kEngines[] = {"auto", "uring", "threads"};
   std::error_code ignored;
   const fs::path whole = fs::weakly_canonical(path, ignored);
   return {std::to_string(major(device)) + ":" + std::to_string(minor(device)),
-          whole.empty() ? path : whole.string(), kEngines[static_cast<size_t>(engine_kind(engine))]};
+          whole.empty() ? path : whole.string(), std::string(name_of(engine))};
 }
 
 struct Rates {
@@ -105,7 +100,7 @@ void keep_rates(const std::string& file, const RateKey& key, const Rates& rates,
 std::optional<Rates> measure(const std::string& path, IoEngineChoice engine) {
   log_line("measuring the disk of " + path + ": 2 s");
   try {
-    const DiskProbe probe = probe_disk(path, engine_kind(engine));
+    const DiskProbe probe = probe_disk(path, engine_kind(name_of(engine)));
     return Rates{probe.read_bytes_per_s, probe.write_bytes_per_s};
   } catch (const Error& error) {
     // The run itself may need less than the probe, and tells what is wrong where it does not.

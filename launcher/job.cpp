@@ -11,6 +11,7 @@
 #include "launcher/machine_survey.h"
 #include "model/gemm_rate.h"
 #include "model/runtime.h"
+#include "offload/copy_probe.h"
 #include "weights/adapter_files.h"
 #include "weights/load_store.h"
 
@@ -32,13 +33,23 @@ AdapterSpec make_adapter(const LoraConfig& lora) {
           .targets = resolve_targets(lora.targets, "lora.targets")};
 }
 
-Machine measured_machine(DeviceType device, StreamView stream, DType dtype) {
+// `moves`: state off the GPU is worked on in every step, so that the rates of the link and of host memory are
+// worth half a second.
+Machine measured_machine(DeviceType device, StreamView stream, DType dtype, bool moves) {
   Machine machine = survey_machine();
   if (device == DeviceType::kCpu) {
     const double rate = measure_gemm_rate(dtype, stream);
     (dtype == DType::kBF16 ? machine.gemm_bf16_flops : machine.gemm_fp32_flops) = rate;
+  } else if (moves) {
+    machine.gpus.front().link_bandwidth = probe_copies(device).each_way();
+    machine.memory_bandwidth = probe_host_memory(stream.threads);
   }
   return machine;
+}
+
+bool moves_state(const PlacementPlan& placement) {
+  return placement.update_on_host || std::any_of(placement.pools.begin(), placement.pools.end(),
+                                                 [](const PoolPlan& pool) { return pool.slots > 0; });
 }
 
 // Striped by measured bandwidth; equally where one of them was not measured.
@@ -88,11 +99,12 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line) {
     return make_plan(config, job->spec, job->adapter_spec(), job->layout, job->machine, device);
   };
   // What cannot fit ends here, before anything is started or measured.
-  const bool measure_disks = line.command == "train" && plan().placement.on_disk();
+  const PlacementPlan placement = line.command == "train" ? plan().placement : PlacementPlan();
   const int threads = static_cast<int>(config.run.threads.value_or(job->machine.cores));
   job->stream = start_torch(device, threads, config.run.deterministic);
-  job->machine = measured_machine(device, job->stream, dtype);
-  job->machine.disks = survey_disks(config, cache, measure_disks ? DiskRates::kMeasured : DiskRates::kKnown);
+  job->machine = measured_machine(device, job->stream, dtype, moves_state(placement));
+  const DiskRates rates = placement.on_disk() ? DiskRates::kMeasured : DiskRates::kKnown;
+  job->machine.disks = survey_disks(config, cache, rates);
   job->plan = plan();
   job->peak_flops = compute_rates(job->machine, device, dtype).peak_flops;
   return job;

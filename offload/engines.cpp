@@ -2,6 +2,7 @@
 
 #include <cerrno>
 
+#include "base/error.h"
 #include "offload/io_failure.h"
 
 namespace lm {
@@ -14,6 +15,13 @@ const char* cause_of(int error) {
 }
 
 }  // namespace
+
+IoEngineKind engine_kind(std::string_view name) {
+  if (name == "uring") return IoEngineKind::kUring;
+  if (name == "threads") return IoEngineKind::kThreads;
+  LM_CHECK(name == "auto", "an I/O engine called \"" + std::string(name) + "\"");
+  return IoEngineKind::kAuto;
+}
 
 std::unique_ptr<IoEngine> make_engine(IoEngineKind kind, const EngineSetup& setup, std::string* note) {
   if (kind == IoEngineKind::kUring) return make_uring_engine(setup);

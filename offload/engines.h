@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "offload/io_engine.h"
@@ -13,6 +14,8 @@
 namespace lm {
 
 enum class IoEngineKind : uint8_t { kAuto, kUring, kThreads };
+// Of "auto", "uring" or "threads", the words of io.engine. Throws Error(70) for another one.
+IoEngineKind engine_kind(std::string_view name);
 
 struct EngineSetup {
   std::span<const IoFile> files;

@@ -37,8 +37,11 @@ struct IoSpan {
 
 // How long an engine may answer EINTR, EAGAIN or "a part of a sector" without progress: `tries` per request,
 // each EAGAIN pausing twice as long as the last one, up to `longest_pause`. The default gives up after 1 s.
+// A read that fails with EIO is tried `read_errors` times more: reading again changes nothing on the disk. A
+// failed write is not: nobody knows what it left.
 struct IoRetry {
   int tries = 30;
+  int read_errors = 3;
   std::chrono::microseconds longest_pause{50'000};
 };
 

@@ -67,6 +67,7 @@ void IoWorker::start_request(Transfer* transfer) {
   Slot& slot = slots_[static_cast<size_t>(index)];
   slot.transfer = transfer;
   slot.tries = 0;
+  slot.read_errors = 0;
   slot.request = {.direction = transfer->direction,
                   .file = part.file,
                   .offset = part.offset + part.started,
@@ -129,6 +130,12 @@ bool IoWorker::progress(Slot& slot, int64_t result) {
       throw failure(slot, static_cast<int>(-result),
                     "given up after " + std::to_string(retry_.tries) + " tries ");
     again(slot, result == -EAGAIN);
+    return false;
+  }
+  if (result == -EIO && request.direction == IoDirection::kRead) {
+    if (++slot.read_errors > retry_.read_errors)
+      throw failure(slot, EIO, "failed " + std::to_string(slot.read_errors) + " times ");
+    again(slot, true);
     return false;
   }
   if (result < 0) throw failure(slot, static_cast<int>(-result), "");

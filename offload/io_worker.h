@@ -63,6 +63,7 @@ class IoWorker {
     Transfer* transfer = nullptr;  // null: free
     IoRequest request;             // what is still to be moved of it
     int tries = 0;                 // without progress
+    int read_errors = 0;
     uint32_t use = 0;  // part of the id: a late duplicate is not taken for the slot's next request
   };
 

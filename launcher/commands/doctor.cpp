@@ -95,6 +95,52 @@ Check check_executable(const std::string& name, bool needed) {
           "./dev build in this environment, or install what is missing"};
 }
 
+std::string gigabytes(double bytes_per_s) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f", bytes_per_s / 1e9);
+  return text;
+}
+
+Check check_copies(const Json& row) {
+  constexpr double kSlow = 8e9;  // bytes/s; PCIe 3 x16 gives 12
+  const auto rate = [&](const char* key) { return row.at(key).get<double>(); };
+  const bool pinned = row.at("pinned").get<bool>();
+  const double slower = std::min(rate("to_device_bytes_per_s"), rate("to_host_bytes_per_s"));
+  Check check{"pinned copies", pinned && slower >= kSlow,
+              row.at("gpu").get<std::string>() + ": to it " + gigabytes(rate("to_device_bytes_per_s")) +
+                  " GB/s, back " + gigabytes(rate("to_host_bytes_per_s")) + ", together " +
+                  gigabytes(rate("both_bytes_per_s")) +
+                  (pinned ? "" : ", not pinned: " + row.at("pinned_reason").get<std::string>()),
+              ""};
+  if (!pinned) {
+    check.next = "CUDA refuses to lock host memory: raise the memlock limit of the container or the shell";
+  } else if (slower < kSlow) {
+    check.next = "a link of 16 lanes is faster: look for the card's slot, or a riser (nvidia-smi -q -d PCIE)";
+  }
+  check.numbers = row;
+  return check;
+}
+
+// The rank's executable measures, since the door links nothing of CUDA: a second per GPU and a few to start.
+std::vector<Check> check_copies() {
+  const std::string program = beside_this_program("lmlaunch-cuda");
+  if (count_gpus() == 0 || program.empty()) return {};
+  const ProgramOutput output = run_program({program, "doctor", "--copies"}, {}, 60000);
+  std::vector<Check> out;
+  try {
+    if (output.code == 0) {
+      for (const Json& row : Json::parse(output.text)) out.push_back(check_copies(row));
+    }
+  } catch (const Json::exception&) {
+    out.clear();
+  }
+  if (out.empty()) {
+    out.push_back({"pinned copies", false, "not measured: CUDA finds no GPU that it can use",
+                   "`lmlaunch-cuda doctor --copies` beside lmlaunch says why"});
+  }
+  return out;
+}
+
 Check check_io_uring() {
   const int error = io_uring_errno();
   if (error == 0) return {"io_uring", true, "works", ""};
@@ -118,12 +164,6 @@ MeasuredDisk measure_disk(const std::string& path) {
   } catch (const Error& error) {
     return {path, std::nullopt, error.what(), error.text().next};
   }
-}
-
-std::string gigabytes(double bytes_per_s) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.2f", bytes_per_s / 1e9);
-  return text;
 }
 
 Check check_disk_rates(const MeasuredDisk& disk) {
@@ -231,6 +271,7 @@ std::vector<Check> all_checks(const std::vector<std::string>& paths) {
   for (Check& check : check_gpus()) out.push_back(std::move(check));
   out.push_back(check_executable("lmlaunch-cpu", true));
   out.push_back(check_executable("lmlaunch-cuda", count_gpus() > 0));
+  for (Check& check : check_copies()) out.push_back(std::move(check));
   out.push_back(check_io_uring());
   std::error_code error;
   std::vector<MeasuredDisk> disks = {measure_disk(std::filesystem::current_path(error).string())};

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "base/bytes.h"
+#include "config/config_names.h"
 
 namespace lm {
 namespace {
@@ -86,10 +87,7 @@ void FarState::open_disks(const FarStateSetup& setup, int64_t bytes) {
     const std::span<std::byte> buffers[] = {pinned_->memory()};
     const EngineSetup engine{.files = space_->files(), .buffers = buffers, .depth = placement.io_depth};
     if (setup.engine) return setup.engine(engine);
-    const IoEngineKind kind = placement.engine == IoEngineChoice::kUring     ? IoEngineKind::kUring
-                              : placement.engine == IoEngineChoice::kThreads ? IoEngineKind::kThreads
-                                                                             : IoEngineKind::kAuto;
-    return make_engine(kind, engine, &description_);
+    return make_engine(engine_kind(name_of(placement.engine)), engine, &description_);
   };
   queue_ = std::make_unique<IoQueue>(*space_, make, placement.io_block);
   if (setup.trace != nullptr) {

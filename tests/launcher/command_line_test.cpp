@@ -71,6 +71,8 @@ TEST(CommandLine, WhatIsHandedOnParsesToTheSame) {
     EXPECT_EQ(again.lists, line.lists);
   }
   EXPECT_EQ(parse({"doctor", "--path", "/a", "--path=/b"}).list("--path"), (Words{"/a", "/b"}));
+  EXPECT_TRUE(parse({"doctor", "--copies"}, Reader::kRank).has("--copies"));
+  EXPECT_NE(refusal({"doctor", "--copies"}).find("unknown flag"), std::string::npos);
   CommandLine line = parse({"a.toml"});
   line.positional = {"--weird"};
   line.flags["--run-dir"] = "-r";

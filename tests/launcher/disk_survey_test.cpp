@@ -10,6 +10,8 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "config/config_names.h"
+#include "offload/engines.h"
 
 namespace lm {
 namespace {
@@ -59,6 +61,16 @@ TEST_F(DiskSurvey, MeasuresADiskOnceAndDoubtsItsRecord) {
   EXPECT_EQ(rate_with("read_bytes_per_s", "fast"), 0);
   std::ofstream(record()) << "{";
   EXPECT_EQ(survey(DiskRates::kKnown)[0].read_bandwidth, 0);
+}
+
+// The configuration's words are the ones that engines are chosen by.
+TEST(EngineKinds, AreThoseOfTheConfiguration) {
+  const std::pair<IoEngineChoice, IoEngineKind> same[] = {{IoEngineChoice::kAuto, IoEngineKind::kAuto},
+                                                          {IoEngineChoice::kUring, IoEngineKind::kUring},
+                                                          {IoEngineChoice::kThreads, IoEngineKind::kThreads}};
+  EXPECT_EQ(std::size(same), std::size(EnumNames<IoEngineChoice>::kAll));
+  for (const auto& [choice, kind] : same) EXPECT_EQ(engine_kind(name_of(choice)), kind);
+  EXPECT_THROW(engine_kind("libaio"), Error);
 }
 
 TEST_F(DiskSurvey, PathsOnOneDiskShareItsSpace) {

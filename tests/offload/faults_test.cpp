@@ -106,8 +106,24 @@ TEST_F(Faults, AnyOrderOfCompletionGivesTheSameBytes) {
   }
 }
 
-TEST_F(Faults, EioIsAnErrorThatNamesWhatItMet) {
-  on_every_operation(SimFault::kEio, [&](const Outcome& o, bool) { expect_named(o, Exit::kIo, "EIO"); });
+TEST_F(Faults, EioOfAReadIsTriedAgainAndOfAWriteIsAnError) {
+  int healed = 0, failed_reads = 0, failed_writes = 0;
+  on_every_operation(SimFault::kEio, [&](const Outcome& o, bool for_ever) {
+    if (!o.error) {
+      EXPECT_FALSE(for_ever);
+      EXPECT_EQ(o.counters.retries, 1);
+      ++healed;
+      return expect_whole(o);
+    }
+    expect_named(o, Exit::kIo, "EIO");
+    const bool read = o.error->text().what.starts_with("read of ");
+    ++(read ? failed_reads : failed_writes);
+    EXPECT_TRUE(for_ever || !read) << o.error->report();
+    EXPECT_EQ(read, o.error->text().what.find("failed 4 times") != std::string::npos) << o.error->report();
+  });
+  EXPECT_GT(healed, 20);
+  EXPECT_GT(failed_reads, 5);
+  EXPECT_GT(failed_writes, 20);
 }
 
 TEST_F(Faults, EnospcIsAnErrorThatNamesWhatItMet) {

@@ -164,10 +164,29 @@ TEST_F(Queue, KeepsTheFirstFailureForEveryLaterCall) {
   EXPECT_EQ(code_of([&] { queue->read(extent, block.data(), 4096, "later"); }), Exit::kIo);
 }
 
+TEST_F(Queue, ReadsThreeTimesMoreWhatTheDiskFailsToRead) {
+  const Extent extent = space_.allocate(kBlock);
+  PinnedBlock block = pool_.lease(kBlock);
+  const auto read_after = [&](int64_t errors) {
+    std::vector<SimFaultAt> faults;
+    for (int64_t k = 0; k < errors; ++k) faults.push_back({SimFault::kEio, 1 + k, false});
+    auto queue = make({.faults = faults, .depth = 1});
+    std::memset(block.data(), 7, kBlock);
+    queue->wait(queue->write(extent, block.data(), kBlock, "x"));
+    std::memset(block.data(), 0, kBlock);
+    const Exit code = code_of([&] { queue->wait(queue->read(extent, block.data(), kBlock, "x")); });
+    EXPECT_EQ(queue->counters().retries, std::min<int64_t>(errors, 3));
+    EXPECT_EQ(block.data()[kBlock - 1] == std::byte{7}, code == Exit::kDone);
+    return code;
+  };
+  EXPECT_EQ(read_after(3), Exit::kDone);
+  EXPECT_EQ(read_after(4), Exit::kIo);
+}
+
 TEST_F(Queue, TouchesNoMemoryOnceAFailureIsKnown) {
   const Extent extent = space_.allocate(4 * kMiB);
   SimSetup setup;
-  setup.faults = {{SimFault::kEio, 2, false}};
+  setup.faults = {{SimFault::kZero, 2, false}};
   setup.depth = 8;
   setup.read_bytes_per_s = 40e6;  // the requests beside the failing one take 1.6 ms each
   auto queue = make(setup);
