@@ -5,10 +5,9 @@
 #pragma once
 
 #include "model/linear.h"
+#include "spec/block_layout.h"
 
 namespace lm {
-
-inline constexpr int64_t kVocabularySegment = 8192;
 
 struct Head {
   Param norm;    // [H]

@@ -7,6 +7,7 @@
 #include "base/bytes.h"
 #include "plan/arena_walk.h"
 #include "plan/schedule.h"
+#include "spec/block_layout.h"
 
 namespace lm {
 namespace {
@@ -16,7 +17,6 @@ constexpr int64_t kSumRows = 64;  // rows per partial sum (kernels.h)
 constexpr int64_t attention_scratch(int64_t width) {
   return 66'000 + 2'720 * width;
 }
-constexpr int64_t kSegment = 8192;  // vocabulary rows per segment (model/head_loss.h)
 
 // One adapted slice of a projection.
 struct Slice {
@@ -102,13 +102,13 @@ class Model {
       const ArenaWalkFrame chunk(walk_);
       const int64_t rows = std::min(t_, shape_.row_chunk);
       for (int i = 0; i < 3; ++i) walk_.allocate(rows * 4);
-      for (int64_t first = 0; first < spec_.vocab; first += kSegment) {
-        walk_.allocate(rows * std::min(kSegment, spec_.vocab - first) * e_);
+      for (int64_t first = 0; first < spec_.vocab; first += kVocabularySegment) {
+        walk_.allocate(rows * std::min(kVocabularySegment, spec_.vocab - first) * e_);
       }
       if (training) {
         walk_.allocate(rows * spec_.hidden * 4);
         walk_.allocate(rows * spec_.hidden * e_);
-        if (adapter_ == nullptr) weight_gradient(std::min(kSegment, spec_.vocab), spec_.hidden);
+        if (adapter_ == nullptr) weight_gradient(std::min(kVocabularySegment, spec_.vocab), spec_.hidden);
       }
     }
     if (training) norm_backward(spec_.hidden);

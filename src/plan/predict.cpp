@@ -16,7 +16,6 @@ constexpr double kGpuBF16 = 100e12, kGpuF32 = 20e12, kGpuBandwidth = 500e9;
 // Shares of the peak that large operations are assumed to reach: predictions only, never the speed of light.
 constexpr double kGpuGemmShare = 0.7, kGpuAttentionShare = 0.4, kGpuBandwidthShare = 0.8;
 constexpr double kCpuAttentionShare = 0.4;  // of the GEMM rate
-constexpr double kVocabularySegment = 8192;
 
 double known(double value, double otherwise, bool& assumed) {
   if (value > 0) return value;
@@ -141,7 +140,8 @@ class Coster {
     Cost cost;
     cost.gemm_flops = (shape_.lora ? 4 : 6) * vocab * hidden_ * rows;
     // Statistics read the logits, the gradient reads and writes them; dX is added per segment in fp32.
-    cost.bytes = 3 * rows * vocab * e_ + rows * hidden_ * std::ceil(vocab / kVocabularySegment) * (8 + e_) +
+    cost.bytes = 3 * rows * vocab * e_ +
+                 rows * hidden_ * std::ceil(vocab / static_cast<double>(kVocabularySegment)) * (8 + e_) +
                  8 * rows * hidden_ * e_;
     if (shape_.lora) return cost;
     const bool first = op_.micro == 0;
