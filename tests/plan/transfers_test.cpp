@@ -191,6 +191,7 @@ Case random_case(std::mt19937& random) {
     c.run.tiles.push_back(far ? tiles : 0);
     c.shape.first_tile.push_back(c.shape.first_tile.back() + tiles);
   }
+  c.shape.tiles = c.run.tiles;
   c.shape.segment_tiles = c.run.segment_tiles;
   return c;
 }
