@@ -16,13 +16,10 @@ class HostWeights {
  public:
   HostWeights(const Job& job, Rank& rank, bool merge) : job_(job), rank_(rank), merge_(merge) {}
 
-  WeightView view(size_t block, const TensorPlace& place) {
+  WeightView view(size_t block, const TensorPlace& place, int64_t row) {
     const DType dtype = job_.plan.numerics.dtype;
     const auto b = static_cast<int64_t>(block);
-    if (!open_ || open_->block() != b) {
-      open_.reset();  // before the next: streamed blocks pass through one slot
-      open_.emplace(rank_.weights().open(b, false));
-    }
+    const Unit& unit = open(b, place, row);
     const bool lora =
         place.parameter.kind == ParameterKind::kLoraA || place.parameter.kind == ParameterKind::kLoraB;
     if (lora && rank_.training()) {
@@ -31,27 +28,38 @@ class HostWeights {
       rank_.optimizer().read_master(b, place, open_->trainable(), floats_.data());
       return {reinterpret_cast<const std::byte*>(floats_.data()), DType::kF32};
     }
-    const auto size = static_cast<int64_t>(dtype_size(dtype));
-    const std::byte* const home =
-        place.frozen ? open_->frozen() + place.offset : open_->trainable() + place.offset * size;
-    if (merge_ && place.frozen) {
-      bytes_.resize(static_cast<size_t>(place.parameter.elements() * size));
-      copy_bytes(bytes_.data(), home, static_cast<int64_t>(bytes_.size()), job_.stream);
+    const std::byte* const home = open_->tensor(place);
+    WeightView view{home, dtype, unit.first_row, unit.rows};
+    const bool merged = merge_ && place.frozen && !unit.segment();  // the head has no adapter
+    if (job_.stream.device == DeviceType::kCpu && !merged) return view;
+    const int64_t rows = unit.segment() ? unit.rows : place.parameter.rows;
+    bytes_.resize(static_cast<size_t>(rows * place.parameter.columns) * dtype_size(dtype));
+    copy_bytes(bytes_.data(), home, static_cast<int64_t>(bytes_.size()), job_.stream);
+    if (merged) {
       merge_adapters(job_.layout.blocks[block], place, *job_.adapter,
                      {open_->trainable(), bytes_.data(), dtype, job_.stream});
-      return {bytes_.data(), dtype};
     }
-    if (job_.stream.device == DeviceType::kCpu) return {home, dtype};
-    bytes_.resize(static_cast<size_t>(place.parameter.elements() * size));
-    copy_bytes(bytes_.data(), home, static_cast<int64_t>(bytes_.size()), job_.stream);
-    return {bytes_.data(), dtype};
+    view.memory = bytes_.data();
+    return view;
   }
 
  private:
+  // The unit in which that row of the tensor lies.
+  const Unit& open(int64_t block, const TensorPlace& place, int64_t row) {
+    WeightStore& store = rank_.weights();
+    const std::vector<int64_t> units = store.units_of(block, place);
+    const int64_t wanted = units[units.size() == 1 ? 0 : static_cast<size_t>(row / kVocabularySegment)];
+    if (!open_ || open_->unit() != wanted) {
+      open_.reset();  // before the next: streamed units pass through one slot
+      open_.emplace(store.open(wanted, false));
+    }
+    return store.units()[static_cast<size_t>(wanted)];
+  }
+
   const Job& job_;
   Rank& rank_;
   bool merge_;
-  std::optional<OpenBlock> open_;
+  std::optional<OpenUnit> open_;
   std::vector<float> floats_;
   std::vector<std::byte> bytes_;
 };
@@ -92,8 +100,8 @@ void export_rank(const Job& job, Rank& rank, const std::string& output, DType dt
   const bool lora = job.adapter.has_value();
   rank.step().flush();
   HostWeights weights(job, rank, lora && merge);
-  const WeightSource source = [&](size_t block, const TensorPlace& place) {
-    return weights.view(block, place);
+  const WeightSource source = [&](size_t block, const TensorPlace& place, int64_t row) {
+    return weights.view(block, place, row);
   };
   if (lora && !merge) {
     const BaseModel base{job.config.model.path, job.model_directory};

@@ -1,5 +1,6 @@
 #include "model/bind.h"
 
+#include "base/error.h"
 #include "base/philox.h"
 
 namespace lm {
@@ -37,6 +38,20 @@ void add_adapters(Linear& linear, const BlockLayout& layout, int64_t layer,
   }
 }
 
+// `offset` as a TensorPlace's, but from where the memory begins.
+Param bind_at(int64_t offset, bool frozen, const std::vector<int64_t>& shape, const BlockMemory& memory,
+              const BindOptions& options) {
+  if (frozen) return {view_memory(memory.frozen + offset, shape, options.dtype, options.device), {}};
+  const auto size = static_cast<int64_t>(dtype_size(options.dtype));
+  Param out{view_memory(memory.trainable + offset * size, shape, options.dtype, options.device), {}};
+  if (memory.gradients != nullptr) {
+    const auto gradient_size = static_cast<int64_t>(dtype_size(options.gradient_dtype));
+    out.gradient =
+        view_memory(memory.gradients + offset * gradient_size, shape, options.gradient_dtype, options.device);
+  }
+  return out;
+}
+
 }  // namespace
 
 Param bind_param(const BlockLayout& layout, const std::string& name, const BlockMemory& memory,
@@ -46,16 +61,15 @@ Param bind_param(const BlockLayout& layout, const std::string& name, const Block
   const Parameter& p = place->parameter;
   const std::vector<int64_t> shape =
       p.vector() ? std::vector<int64_t>{p.rows} : std::vector<int64_t>{p.rows, p.columns};
-  if (place->frozen)
-    return {view_memory(memory.frozen + place->offset, shape, options.dtype, options.device), {}};
-  const auto size = static_cast<int64_t>(dtype_size(options.dtype));
-  Param out{view_memory(memory.trainable + place->offset * size, shape, options.dtype, options.device), {}};
-  if (memory.gradients != nullptr) {
-    const auto gradient_size = static_cast<int64_t>(dtype_size(options.gradient_dtype));
-    out.gradient = view_memory(memory.gradients + place->offset * gradient_size, shape,
-                               options.gradient_dtype, options.device);
-  }
-  return out;
+  const int64_t first = place->frozen ? memory.first_frozen_byte : memory.first;
+  return bind_at(place->offset - first, place->frozen, shape, memory, options);
+}
+
+HeadSegment bind_segment(const BlockLayout& layout, const Unit& unit, const BlockMemory& memory,
+                         const BindOptions& options) {
+  const TensorPlace* const place = layout.find("head");
+  LM_CHECK(place != nullptr && unit.segment(), "only an untied head has segments");
+  return {bind_at(0, place->frozen, {unit.rows, place->parameter.columns}, memory, options), unit.first_row};
 }
 
 TransformerBlock bind_transformer(const ModelSpec& spec, const BlockLayout& layout, int64_t layer,

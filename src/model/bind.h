@@ -8,11 +8,14 @@
 
 namespace lm {
 
-// Where a block's arrays are right now. `gradients` is null in evaluation; unused parts may be null.
+// Where the arrays of a block (or of a segment of a cut head) are right now. `gradients` is null in
+// evaluation; unused parts may be null.
 struct BlockMemory {
   std::byte* trainable = nullptr;  // working weights, flat_elements of the model's type
   std::byte* frozen = nullptr;     // frozen_bytes
   std::byte* gradients = nullptr;  // flat_elements of the gradient type
+  // Of the block: what the memory begins with.
+  int64_t first = 0, first_frozen_byte = 0;
 };
 
 struct BindOptions {
@@ -30,6 +33,9 @@ Param bind_param(const BlockLayout& layout, const std::string& name, const Block
                  const BindOptions& options);
 TransformerBlock bind_transformer(const ModelSpec& spec, const BlockLayout& layout, int64_t layer,
                                   const BlockMemory& memory, const BindOptions& options);
+// `memory` holds this unit, a segment of the head's matrix.
+HeadSegment bind_segment(const BlockLayout& layout, const Unit& unit, const BlockMemory& memory,
+                         const BindOptions& options);
 Head bind_head(const BlockLayout& layout, const BlockMemory& memory, const Param& tied_embedding,
                const BindOptions& options);
 

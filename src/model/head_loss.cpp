@@ -11,13 +11,6 @@
 namespace lm {
 namespace {
 
-// The rows of a batch that have a target, and these targets, in device memory.
-struct TargetRows {
-  int64_t count = 0;
-  const int32_t* row = nullptr;     // [R]
-  const int32_t* target = nullptr;  // [R]
-};
-
 const int32_t* to_arena(const Context& context, const std::vector<int32_t>& values) {
   const auto bytes = static_cast<int64_t>(values.size() * sizeof(int32_t));
   std::byte* const memory = context.arena.allocate(bytes);
@@ -36,86 +29,111 @@ TargetRows find_targets(const Context& context, const DeviceBatch& batch) {
   return {static_cast<int64_t>(row.size()), to_arena(context, row), to_arena(context, target)};
 }
 
-// One chunk of rows against the whole vocabulary.
-struct Chunk {
-  at::Tensor x;  // [R_c, H], normed
-  const int32_t* target;
-  std::vector<at::Tensor> logits;     // per segment [R_c, columns]
-  at::Tensor max, sum, target_logit;  // [R_c] fp32
-};
+// The rows of x [T, H] that have a target: x itself when all have.
+at::Tensor pick(const Context& context, const TargetRows& targets, const at::Tensor& x) {
+  if (targets.count == x.size(0)) return x;
+  const at::Tensor picked = context.tensor({targets.count, x.size(1)});
+  context.kernels.gather_rows({.table = x.data_ptr(),
+                               .index = targets.row,
+                               .out = picked.data_ptr(),
+                               .rows = targets.count,
+                               .width = x.size(1),
+                               .dtype = context.dtype},
+                              context.stream);
+  return picked;
+}
+
+// Back to where pick took them from; other rows become zero.
+void put_back(const Context& context, const TargetRows& targets, const at::Tensor& dpicked,
+              const at::Tensor& dx) {
+  if (targets.count == dx.size(0)) return;
+  context.kernels.scatter_rows({.source = dpicked.data_ptr(),
+                                .index = targets.row,
+                                .out = dx.data_ptr(),
+                                .rows = targets.count,
+                                .out_rows = dx.size(0),
+                                .width = dx.size(1),
+                                .dtype = context.dtype},
+                               context.stream);
+}
 
 int64_t segment_rows(int64_t vocab, int64_t first) {
   return std::min(kVocabularySegment, vocab - first);
 }
 
-Chunk chunk_forward(const Context& context, const Head& head, const at::Tensor& x, const int32_t* target,
-                    double* nll_sum) {
-  const int64_t rows = x.size(0), vocab = head.weight.weight.size(0);
-  Chunk chunk{x,
-              target,
-              {},
-              context.tensor({rows}, DType::kF32),
-              context.tensor({rows}, DType::kF32),
-              context.tensor({rows}, DType::kF32)};
-  for (int64_t first = 0; first < vocab; first += kVocabularySegment) {
-    const int64_t columns = segment_rows(vocab, first);
-    at::Tensor logits = context.tensor({rows, columns});
-    at::mm_out(logits, x, head.weight.weight.narrow(0, first, columns).t());
-    context.kernels.softmax_statistics({.logits = logits.data_ptr(),
-                                        .target = target,
-                                        .max = chunk.max.data_ptr<float>(),
-                                        .sum = chunk.sum.data_ptr<float>(),
-                                        .target_logit = chunk.target_logit.data_ptr<float>(),
-                                        .rows = rows,
-                                        .columns = columns,
-                                        .stride = columns,
-                                        .first_column = first,
-                                        .first_segment = first == 0,
-                                        .dtype = context.dtype},
-                                       context.stream);
-    chunk.logits.push_back(std::move(logits));
-  }
+HeadSegment segment_of(const Param& weight, int64_t first) {
+  const int64_t rows = segment_rows(weight.weight.size(0), first);
+  return {.weight = {weight.weight.narrow(0, first, rows),
+                     weight.gradient.defined() ? weight.gradient.narrow(0, first, rows) : at::Tensor()},
+          .first_row = first};
+}
+
+// Some rows against the vocabulary.
+struct Chunk {
+  at::Tensor x;  // [R_c, H], normed
+  const int32_t* target;
+  at::Tensor max, sum, target_logit;  // [R_c] fp32
+  at::Tensor dx_sum;                  // [R_c, H] fp32
+};
+
+// logits [R_c, S] of a segment; they join the chunk's statistics.
+at::Tensor segment_forward(const Context& context, const HeadSegment& segment, const Chunk& chunk) {
+  const int64_t rows = chunk.x.size(0), columns = segment.weight.weight.size(0);
+  at::Tensor logits = context.tensor({rows, columns});
+  at::mm_out(logits, chunk.x, segment.weight.weight.t());
+  context.kernels.softmax_statistics({.logits = logits.data_ptr(),
+                                      .target = chunk.target,
+                                      .max = chunk.max.data_ptr<float>(),
+                                      .sum = chunk.sum.data_ptr<float>(),
+                                      .target_logit = chunk.target_logit.data_ptr<float>(),
+                                      .rows = rows,
+                                      .columns = columns,
+                                      .stride = columns,
+                                      .first_column = segment.first_row,
+                                      .first_segment = segment.first_row == 0,
+                                      .dtype = context.dtype},
+                                     context.stream);
+  return logits;
+}
+
+void add_loss(const Context& context, const Chunk& chunk, double* nll_sum) {
   context.kernels.softmax_loss({.max = chunk.max.data_ptr<float>(),
                                 .sum = chunk.sum.data_ptr<float>(),
                                 .target_logit = chunk.target_logit.data_ptr<float>(),
                                 .total = nll_sum,
-                                .rows = rows},
+                                .rows = chunk.x.size(0)},
                                context.stream);
-  return chunk;
 }
 
-// dx [R_c, H] from the chunk's logits, which become their own gradient.
-void chunk_backward(const Context& context, const Head& head, const Chunk& chunk, const at::Tensor& dx,
-                    float scale, bool first) {
-  const int64_t rows = chunk.x.size(0), vocab = head.weight.weight.size(0);
-  const at::Tensor dx_sum = context.tensor(dx.sizes(), DType::kF32);
-  at::Tensor part = context.tensor(dx.sizes());
-  for (int64_t at_row = 0, s = 0; at_row < vocab; at_row += kVocabularySegment, ++s) {
-    const int64_t columns = segment_rows(vocab, at_row);
-    const at::Tensor& logits = chunk.logits[static_cast<size_t>(s)];
-    context.kernels.softmax_gradient({.logits = logits.data_ptr(),
-                                      .target = chunk.target,
-                                      .max = chunk.max.data_ptr<float>(),
-                                      .sum = chunk.sum.data_ptr<float>(),
-                                      .rows = rows,
-                                      .columns = columns,
-                                      .stride = columns,
-                                      .first_column = at_row,
-                                      .scale = scale,
-                                      .dtype = context.dtype},
-                                     context.stream);
-    if (head.weight.gradient.defined()) {
-      add_weight_gradient(context, head.weight.gradient.narrow(0, at_row, columns), logits, chunk.x, first);
-    }
-    at::mm_out(part, logits, head.weight.weight.narrow(0, at_row, columns));
-    context.kernels.accumulate({.to = dx_sum.data_ptr(),
-                                .from = part.data_ptr(),
-                                .elements = part.numel(),
-                                .to_dtype = DType::kF32,
-                                .from_dtype = context.dtype,
-                                .overwrite = s == 0},
-                               context.stream);
-  }
+// The logits become their own gradient; what follows from it is added. `part` [R_c, H] is scratch.
+void segment_backward(const Context& context, const HeadSegment& segment, const Chunk& chunk,
+                      const at::Tensor& logits, at::Tensor part, float scale, bool first) {
+  const int64_t columns = segment.weight.weight.size(0);
+  context.kernels.softmax_gradient({.logits = logits.data_ptr(),
+                                    .target = chunk.target,
+                                    .max = chunk.max.data_ptr<float>(),
+                                    .sum = chunk.sum.data_ptr<float>(),
+                                    .rows = chunk.x.size(0),
+                                    .columns = columns,
+                                    .stride = columns,
+                                    .first_column = segment.first_row,
+                                    .scale = scale,
+                                    .dtype = context.dtype},
+                                   context.stream);
+  if (segment.weight.gradient.defined())
+    add_weight_gradient(context, segment.weight.gradient, logits, chunk.x, first);
+  at::mm_out(part, logits, segment.weight.weight);
+  context.kernels.accumulate({.to = chunk.dx_sum.data_ptr(),
+                              .from = part.data_ptr(),
+                              .elements = part.numel(),
+                              .to_dtype = DType::kF32,
+                              .from_dtype = context.dtype,
+                              .overwrite = segment.first_row == 0},
+                             context.stream);
+}
+
+// dx = dx_sum, rounded.
+void round_sum(const Context& context, const at::Tensor& dx_sum, const at::Tensor& dx) {
   context.kernels.accumulate({.to = dx.data_ptr(),
                               .from = dx_sum.data_ptr(),
                               .elements = dx.numel(),
@@ -125,12 +143,43 @@ void chunk_backward(const Context& context, const Head& head, const Chunk& chunk
                              context.stream);
 }
 
-void no_targets(const Head& head, const at::Tensor& dx, bool first) {
+// One chunk of rows against the whole vocabulary; dx [R_c, H] undefined: the loss alone.
+void whole_chunk(const Context& context, const Head& head, Chunk chunk, const at::Tensor& dx, double* nll_sum,
+                 float scale, bool first) {
+  const int64_t rows = chunk.x.size(0), vocab = head.weight.weight.size(0);
+  for (at::Tensor* statistic : {&chunk.max, &chunk.sum, &chunk.target_logit})
+    *statistic = context.tensor({rows}, DType::kF32);
+  std::vector<at::Tensor> logits;  // per segment
+  for (int64_t row = 0; row < vocab; row += kVocabularySegment)
+    logits.push_back(segment_forward(context, segment_of(head.weight, row), chunk));
+  add_loss(context, chunk, nll_sum);
   if (!dx.defined()) return;
-  dx.zero_();
-  if (!first) return;
-  if (head.norm.gradient.defined()) head.norm.gradient.zero_();
-  if (head.weight.gradient.defined()) head.weight.gradient.zero_();
+  chunk.dx_sum = context.tensor(dx.sizes(), DType::kF32);
+  const at::Tensor part = context.tensor(dx.sizes());
+  for (size_t s = 0; s < logits.size(); ++s) {
+    const HeadSegment segment = segment_of(head.weight, static_cast<int64_t>(s) * kVocabularySegment);
+    segment_backward(context, segment, chunk, logits[s], part, scale, first);
+  }
+  round_sum(context, chunk.dx_sum, dx);
+}
+
+void zero_gradient(const Param& param) {
+  if (param.gradient.defined()) at::Tensor(param.gradient).zero_();
+}
+
+// Calls work(chunk, first row) for the rows, in order, each within an arena frame.
+template <class Work>
+void for_chunks(const Context& context, const HeadRows& rows, int64_t row_chunk, const Work& work) {
+  for (int64_t row = 0; row < rows.targets.count; row += row_chunk) {
+    const ArenaFrame frame(context.arena);
+    const int64_t count = std::min(row_chunk, rows.targets.count - row);
+    const auto some = [&](const at::Tensor& all) {
+      return all.defined() ? all.narrow(0, row, count) : at::Tensor();
+    };
+    work(Chunk{some(rows.normed), rows.targets.target + row, some(rows.max), some(rows.sum),
+               some(rows.target_logit), some(rows.dx_sum)},
+         row);
+  }
 }
 
 }  // namespace
@@ -139,57 +188,98 @@ void head_loss(const Context& context, const Head& head, const DeviceBatch& batc
                const at::Tensor& dx, double* nll_sum, const LossOptions& options) {
   const ArenaFrame frame(context.arena);
   const int64_t hidden = context.spec.hidden;
-  const TargetRows targets = find_targets(context, batch);
-  if (targets.count == 0) {
-    no_targets(head, dx, options.first);
+  HeadRows rows;
+  rows.targets = find_targets(context, batch);
+  const int64_t count = rows.targets.count;
+  if (count == 0) {
+    if (dx.defined()) at::Tensor(dx).zero_();
+    if (dx.defined() && options.first) zero_gradient(head.norm), zero_gradient(head.weight);
     return;
   }
-  const int64_t rows = targets.count;
-  const bool all_rows = rows == x.size(0);
-  const at::Tensor picked = all_rows ? x : context.tensor({rows, hidden});
-  if (!all_rows) {
-    context.kernels.gather_rows({.table = x.data_ptr(),
-                                 .index = targets.row,
-                                 .out = picked.data_ptr(),
-                                 .rows = rows,
-                                 .width = hidden,
-                                 .dtype = context.dtype},
-                                context.stream);
-  }
-  const at::Tensor normed = context.tensor({rows, hidden});
-  const at::Tensor rstd = context.tensor({rows}, DType::kF32);
-  norm_forward(context, head.norm, picked, normed, rstd, {1, hidden});
-  const at::Tensor dpicked = !dx.defined() ? at::Tensor() : all_rows ? dx : context.tensor({rows, hidden});
-  for (int64_t row = 0; row < rows; row += options.row_chunk) {
-    const ArenaFrame chunk_frame(context.arena);
-    const int64_t count = std::min(options.row_chunk, rows - row);
-    const Chunk chunk =
-        chunk_forward(context, head, normed.narrow(0, row, count), targets.target + row, nll_sum);
-    if (dx.defined()) {
-      chunk_backward(context, head, chunk, dpicked.narrow(0, row, count), options.scale,
-                     options.first && row == 0);
-    }
-  }
+  const at::Tensor picked = pick(context, rows.targets, x);
+  rows.normed = context.tensor({count, hidden});
+  rows.rstd = context.tensor({count}, DType::kF32);
+  norm_forward(context, head.norm, picked, rows.normed, rows.rstd, {1, hidden});
+  const at::Tensor dpicked = !dx.defined()        ? at::Tensor()
+                             : count == x.size(0) ? dx
+                                                  : context.tensor({count, hidden});
+  for_chunks(context, rows, options.row_chunk, [&](const Chunk& chunk, int64_t row) {
+    const at::Tensor dchunk = dx.defined() ? dpicked.narrow(0, row, chunk.x.size(0)) : at::Tensor();
+    whole_chunk(context, head, chunk, dchunk, nll_sum, options.scale, options.first && row == 0);
+  });
   if (!dx.defined()) return;
-  norm_backward(context, head.norm, dpicked, picked, rstd, {}, dpicked, {1, hidden}, options.first);
-  if (!all_rows) {
-    context.kernels.scatter_rows({.source = dpicked.data_ptr(),
-                                  .index = targets.row,
-                                  .out = dx.data_ptr(),
-                                  .rows = rows,
-                                  .out_rows = dx.size(0),
-                                  .width = hidden,
-                                  .dtype = context.dtype},
-                                 context.stream);
+  norm_backward(context, head.norm, dpicked, picked, rows.rstd, {}, dpicked, {1, hidden}, options.first);
+  put_back(context, rows.targets, dpicked, dx);
+}
+
+HeadRows head_begin(const Context& context, const Param& norm, const DeviceBatch& batch, const at::Tensor& x,
+                    const at::Tensor& dx) {
+  HeadRows rows;
+  rows.targets = find_targets(context, batch);
+  const int64_t count = rows.targets.count, hidden = context.spec.hidden;
+  rows.normed = dx.defined() ? dx.narrow(0, 0, count) : context.tensor({count, hidden});
+  for (at::Tensor* statistic : {&rows.rstd, &rows.max, &rows.sum, &rows.target_logit})
+    *statistic = context.tensor({count}, DType::kF32);
+  if (dx.defined()) rows.dx_sum = context.tensor({count, hidden}, DType::kF32);
+  if (count == 0) return rows;
+  const ArenaFrame frame(context.arena);
+  norm_forward(context, norm, pick(context, rows.targets, x), rows.normed, rows.rstd, {1, hidden});
+  return rows;
+}
+
+void head_segment_forward(const Context& context, const HeadSegment& segment, const HeadRows& rows,
+                          double* nll_sum, const LossOptions& options) {
+  const bool last = segment.first_row + segment.weight.weight.size(0) == context.spec.vocab;
+  for_chunks(context, rows, options.row_chunk, [&](const Chunk& chunk, int64_t) {
+    segment_forward(context, segment, chunk);
+    if (last) add_loss(context, chunk, nll_sum);
+  });
+}
+
+void head_segment_backward(const Context& context, const HeadSegment& segment, const HeadRows& rows,
+                           const LossOptions& options) {
+  if (rows.targets.count == 0 && options.first) zero_gradient(segment.weight);
+  for_chunks(context, rows, options.row_chunk, [&](const Chunk& chunk, int64_t row) {
+    // Once more; of the statistics there is nothing left to learn.
+    at::Tensor logits = context.tensor({chunk.x.size(0), segment.weight.weight.size(0)});
+    at::mm_out(logits, chunk.x, segment.weight.weight.t());
+    const at::Tensor part = context.tensor(chunk.x.sizes());
+    segment_backward(context, segment, chunk, logits, part, options.scale, options.first && row == 0);
+  });
+}
+
+void head_finish(const Context& context, const Param& norm, const at::Tensor& x, const HeadRows& rows,
+                 const at::Tensor& dx, const LossOptions& options) {
+  const ArenaFrame frame(context.arena);
+  const int64_t count = rows.targets.count, hidden = context.spec.hidden;
+  if (count == 0) {
+    at::Tensor(dx).zero_();
+    if (options.first) zero_gradient(norm);
+    return;
   }
+  const at::Tensor picked = pick(context, rows.targets, x);
+  const at::Tensor dpicked = count == x.size(0) ? dx : context.tensor({count, hidden});
+  round_sum(context, rows.dx_sum, dpicked);
+  norm_backward(context, norm, dpicked, picked, rows.rstd, {}, dpicked, {1, hidden}, options.first);
+  put_back(context, rows.targets, dpicked, dx);
+}
+
+at::Tensor head_normed(const Context& context, const Param& norm, const at::Tensor& x) {
+  const at::Tensor normed = context.tensor(x.sizes());
+  norm_forward(context, norm, x, normed, {}, {1, context.spec.hidden});
+  return normed;
+}
+
+void head_segment_logits(const HeadSegment& segment, const at::Tensor& normed, const at::Tensor& logits) {
+  at::Tensor columns = logits.narrow(1, segment.first_row, segment.weight.weight.size(0));
+  at::mm_out(columns, normed, segment.weight.weight.t());
 }
 
 void head_logits(const Context& context, const Head& head, const at::Tensor& x, const at::Tensor& logits) {
   const ArenaFrame frame(context.arena);
-  const at::Tensor normed = context.tensor(x.sizes());
-  norm_forward(context, head.norm, x, normed, {}, {1, context.spec.hidden});
-  at::Tensor out = logits;
-  at::mm_out(out, normed, head.weight.weight.t());
+  const at::Tensor normed = head_normed(context, head.norm, x);
+  for (int64_t row = 0; row < head.weight.weight.size(0); row += kVocabularySegment)
+    head_segment_logits(segment_of(head.weight, row), normed, logits);
 }
 
 }  // namespace lm

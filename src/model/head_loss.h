@@ -1,18 +1,27 @@
-// The final norm, the vocabulary projection and the cross-entropy, forward and backward in one go, in chunks
-// of rows: logits of the whole batch never exist. Rows without a target are dropped before the norm. The
-// vocabulary is walked in segments of 8192 rows in order: (max, sum) combine per segment, dX is added per
-// segment in fp32, so that slicing the matrix never changes a bit.
+// The final norm, the vocabulary projection and the cross-entropy, forward and backward in chunks of rows:
+// logits of the whole batch never exist. Rows without a target are dropped before the norm. The vocabulary is
+// walked in segments of 8192 rows in order: (max, sum) combine per segment, dX is added per segment in fp32,
+// so that cutting the matrix never changes a bit.
+//
+// A head whose matrix is there as a whole does all of it in one go (head_loss: row chunks outside, segments
+// inside, three GEMMs). Of one whose segments come one after another the steps are taken singly: begin,
+// forward of each segment, backward of each segment, finish; the logits are computed twice, in four GEMMs.
 #pragma once
 
 #include "model/linear.h"
+#include "spec/block_layout.h"
 
 namespace lm {
-
-inline constexpr int64_t kVocabularySegment = 8192;
 
 struct Head {
   Param norm;    // [H]
   Param weight;  // [V, H]; the embedding's matrix when tied
+};
+
+// Rows [first_row, first_row + weight's rows) of the matrix.
+struct HeadSegment {
+  Param weight;  // [S, H]
+  int64_t first_row = 0;
 };
 
 struct LossOptions {
@@ -26,7 +35,36 @@ struct LossOptions {
 void head_loss(const Context& context, const Head& head, const DeviceBatch& batch, const at::Tensor& x,
                const at::Tensor& dx, double* nll_sum, const LossOptions& options);
 
-// logits [rows, V] of the final norm of x [rows, H]: for generation and tests.
+// The rows of a batch that have a target, and these targets, in device memory.
+struct TargetRows {
+  int64_t count = 0;
+  const int32_t* row = nullptr;     // [R]
+  const int32_t* target = nullptr;  // [R]
+};
+
+// What a micro-batch keeps between the steps of a cut head, in arena order.
+struct HeadRows {
+  TargetRows targets;
+  at::Tensor normed;                  // [R, H]; in training it waits in dx, which nobody needs until the end
+  at::Tensor rstd;                    // [R] fp32
+  at::Tensor max, sum, target_logit;  // [R] fp32
+  at::Tensor dx_sum;                  // [R, H] fp32; undefined in evaluation
+};
+HeadRows head_begin(const Context& context, const Param& norm, const DeviceBatch& batch, const at::Tensor& x,
+                    const at::Tensor& dx);
+// The last segment completes the softmax and adds to *nll_sum.
+void head_segment_forward(const Context& context, const HeadSegment& segment, const HeadRows& rows,
+                          double* nll_sum, const LossOptions& options);
+void head_segment_backward(const Context& context, const HeadSegment& segment, const HeadRows& rows,
+                           const LossOptions& options);
+// `x` is head_begin's, and dx becomes its gradient.
+void head_finish(const Context& context, const Param& norm, const at::Tensor& x, const HeadRows& rows,
+                 const at::Tensor& dx, const LossOptions& options);
+
+// For generation and tests: the final norm of x [rows, H], and a segment's columns of its logits [rows, V].
+at::Tensor head_normed(const Context& context, const Param& norm, const at::Tensor& x);
+void head_segment_logits(const HeadSegment& segment, const at::Tensor& normed, const at::Tensor& logits);
+// All of them.
 void head_logits(const Context& context, const Head& head, const at::Tensor& x, const at::Tensor& logits);
 
 }  // namespace lm

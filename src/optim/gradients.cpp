@@ -6,52 +6,60 @@
 namespace lm {
 
 Gradients::Gradients(const ModelLayout& layout, DType dtype, const Kernels& kernels, StreamView stream,
-                     Store* store)
+                     Store* store, bool cut_head)
     : layout_(layout),
       dtype_(dtype),
       kernels_(kernels),
       stream_(stream),
       store_(store),
+      units_(layout.units(cut_head)),
       sums_(stream.device, layout.flat_elements / kGranule * static_cast<int64_t>(sizeof(double))) {
+  for (const Unit& unit : units_) {
+    const bool far = store != nullptr && store->holds(static_cast<int64_t>(memory_.size()));
+    memory_.emplace_back(stream.device, far ? 0 : unit.elements * static_cast<int64_t>(dtype_size(dtype)));
+  }
   int64_t granule = 0;
   for (const BlockLayout& block : layout.blocks) {
-    const bool far = store != nullptr && store->holds(static_cast<int64_t>(blocks_.size()));
-    blocks_.emplace_back(stream.device,
-                         far ? 0 : block.flat_elements * static_cast<int64_t>(dtype_size(dtype)));
     first_granule_.push_back(granule);
     granule += block.flat_elements / kGranule;
   }
 }
 
-std::byte* Gradients::block(int64_t b) const {
-  return streamed(b) ? store_->use(b) : blocks_[static_cast<size_t>(b)].data();
+std::byte* Gradients::unit(int64_t u) const {
+  return streamed(u) ? store_->use(u) : memory_[static_cast<size_t>(u)].data();
 }
 
-void Gradients::begin(int64_t b) {
-  if (!streamed(b)) return;
-  const BlockLayout& layout = layout_.blocks[static_cast<size_t>(b)];
+void Gradients::begin(int64_t u) {
+  if (!streamed(u)) return;
+  const Unit& range = units_[static_cast<size_t>(u)];
   const auto size = static_cast<int64_t>(dtype_size(dtype_));
-  std::byte* const memory = block(b);
-  int64_t end = 0;  // elements so far; trainable tensors lie in ascending order
-  const auto gap = [&](int64_t next) { zero_bytes(memory + end * size, (next - end) * size, stream_); };
-  for (const TensorPlace& place : layout.tensors) {
-    if (place.frozen) continue;
-    gap(place.offset);
-    end = place.offset + place.parameter.elements();
+  std::byte* const memory = unit(u);
+  int64_t end = range.first;  // elements so far; trainable tensors lie in ascending order
+  const auto gap = [&](int64_t next) {
+    zero_bytes(memory + (end - range.first) * size, (next - end) * size, stream_);
+  };
+  const int64_t past = range.first + range.elements;
+  for (const TensorPlace& place : layout_.blocks[static_cast<size_t>(range.block)].tensors) {
+    const int64_t from = std::max(place.offset, range.first),
+                  to = std::min(place.offset + place.parameter.elements(), past);
+    if (place.frozen || from >= to) continue;
+    gap(from);
+    end = to;
   }
-  gap(layout.flat_elements);
+  gap(past);
 }
 
-void Gradients::zero(int64_t b) {
-  const Memory& memory = blocks_[static_cast<size_t>(b)];
+void Gradients::zero(int64_t u) {
+  const Memory& memory = memory_[static_cast<size_t>(u)];
   zero_bytes(memory.data(), memory.size(), stream_);
 }
 
-void Gradients::reduce(int64_t b) {
-  const auto index = static_cast<size_t>(b);
-  kernels_.granule_norms({.x = block(b),
-                          .sums = reinterpret_cast<double*>(sums_.data()) + first_granule_[index],
-                          .granules = layout_.blocks[index].flat_elements / kGranule,
+void Gradients::reduce(int64_t u) {
+  const Unit& range = units_[static_cast<size_t>(u)];
+  const int64_t granule = first_granule_[static_cast<size_t>(range.block)] + range.first / kGranule;
+  kernels_.granule_norms({.x = unit(u),
+                          .sums = reinterpret_cast<double*>(sums_.data()) + granule,
+                          .granules = range.elements / kGranule,
                           .dtype = dtype_},
                          stream_);
 }
@@ -72,7 +80,7 @@ double Gradients::block_square(int64_t b) const {
 
 double Gradients::total_square() const {
   double sum = 0;
-  for (size_t b = 0; b < blocks_.size(); ++b) sum += block_square(static_cast<int64_t>(b));
+  for (size_t b = 0; b < layout_.blocks.size(); ++b) sum += block_square(static_cast<int64_t>(b));
   return sum;
 }
 

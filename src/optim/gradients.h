@@ -1,6 +1,7 @@
-// Gradients of one optimizer step: a flat array per block, laid out as its weights, added up by the backward
-// pass on the compute device; then the norm over all of them and what clipping makes of it. Arrays that live
-// in a store are lent back for every addition, so that the sums are the same wherever they live.
+// Gradients of one optimizer step: a flat array per unit (a block, or a segment of a cut head), laid out as
+// its weights, added up by the backward pass on the compute device; then the norm over all of them and what
+// clipping makes of it. Arrays that live in a store are lent back for every addition, so that the sums are
+// the same wherever they live.
 #pragma once
 
 #include <cstdint>
@@ -17,21 +18,21 @@ namespace lm {
 
 class Gradients {
  public:
-  // Blocks that `store` (may be null) holds live there.
+  // Units that `store` (may be null) holds live there.
   Gradients(const ModelLayout& layout, DType dtype, const Kernels& kernels, StreamView stream,
-            Store* store = nullptr);
+            Store* store = nullptr, bool cut_head = false);
 
-  bool streamed(int64_t b) const { return store_ != nullptr && store_->holds(b); }
-  // Of a block in the store: where it lies in its slot.
-  std::byte* block(int64_t b) const;
-  // The step's first addition to the block comes next and overwrites it. What lies between tensors must be
+  bool streamed(int64_t u) const { return store_ != nullptr && store_->holds(u); }
+  // Where a unit's gradient begins; of one in the store, in its slot.
+  std::byte* unit(int64_t u) const;
+  // The step's first addition to the unit comes next and overwrites it. What lies between tensors must be
   // zero, and in a slot it is whatever was there before.
-  void begin(int64_t b);
+  void begin(int64_t u);
   DType dtype() const { return dtype_; }
-  void zero(int64_t b);
+  void zero(int64_t u);
 
-  // The block's gradient is final: its granule norms are enqueued.
-  void reduce(int64_t b);
+  // The unit's gradient is final: its granule norms are enqueued.
+  void reduce(int64_t u);
   // Squared norm of block b, or of all blocks: granules in index order, in fp64. Waits for what was enqueued.
   double block_square(int64_t b) const;
   double total_square() const;
@@ -42,7 +43,8 @@ class Gradients {
   const Kernels& kernels_;
   StreamView stream_;
   Store* store_;
-  std::vector<Memory> blocks_;          // empty where the store has it
+  std::vector<Unit> units_;
+  std::vector<Memory> memory_;          // of each unit; empty where the store has it
   Memory sums_;                         // fp64 [granules of all blocks]
   std::vector<int64_t> first_granule_;  // of each block
 };

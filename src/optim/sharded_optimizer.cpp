@@ -44,12 +44,12 @@ ShardedOptimizer::ShardedOptimizer(const OptimizerSetup& setup, StreamView strea
   if (setup.site.host)
     host_ = std::make_unique<HostUpdate>(stream, setup.site.staging, setup.gradient_dtype, weight_dtype_);
   if (tiles_.first_tile.empty()) {
-    tiles_.granules = layout_.flat_elements / kGranule;
     for (const BlockLayout& block : layout_.blocks) {
       tiles_.first_tile.push_back(static_cast<int64_t>(own_.size()));
       if (block.flat_elements > 0) own_.emplace_back();
     }
     tiles_.first_tile.push_back(static_cast<int64_t>(own_.size()));
+    tiles_.first_granule.assign(own_.size(), 0);
   }
   own_.resize(static_cast<size_t>(tiles_.first_tile.back()));
   for (size_t b = 0; b < layout_.blocks.size(); ++b) {
@@ -81,10 +81,12 @@ bool ShardedOptimizer::in_store(size_t index) const {
 }
 
 ShardedOptimizer::Tile ShardedOptimizer::place(int64_t block, int64_t tile) const {
-  const int64_t granules = layout_.blocks[static_cast<size_t>(block)].flat_elements / kGranule;
-  const int64_t each = tiles_.granules > 0 ? tiles_.granules : granules;
-  const int64_t first = tile * each;
-  return {nullptr, first, std::min(each, granules - first)};
+  const size_t i = index(block, tile);
+  const int64_t first = tiles_.first_granule[i];
+  const int64_t end = tile + 1 < tiles(block)
+                          ? tiles_.first_granule[i + 1]
+                          : layout_.blocks[static_cast<size_t>(block)].flat_elements / kGranule;
+  return {nullptr, first, end - first};
 }
 
 ShardedOptimizer::Tile ShardedOptimizer::near_tile(int64_t block, int64_t tile) const {
@@ -93,13 +95,15 @@ ShardedOptimizer::Tile ShardedOptimizer::near_tile(int64_t block, int64_t tile) 
   return out;
 }
 
-void ShardedOptimizer::start(int64_t block, const std::byte* weights) {
+void ShardedOptimizer::start(const Unit& unit, const std::byte* weights) {
   const auto size = static_cast<int64_t>(dtype_size(weight_dtype_));
-  for (int64_t tile = 0; tile < tiles(block); ++tile) {
-    const size_t i = index(block, tile);
+  for (int64_t tile = 0; tile < tiles(unit.block); ++tile) {
+    const size_t i = index(unit.block, tile);
     if (in_store(i)) continue;
-    const Tile near = near_tile(block, tile);
-    const std::byte* const from = weights + near.first * kGranule * size;
+    const Tile near = near_tile(unit.block, tile);
+    const int64_t offset = near.first * kGranule - unit.first;
+    if (offset < 0 || offset >= unit.elements) continue;
+    const std::byte* const from = weights + offset * size;
     if (!on_host(i)) {
       fill_master(near, from, stream_);
     } else if (mode_ == AdamW::Master::kF32) {
@@ -135,22 +139,27 @@ void ShardedOptimizer::update_tile(int64_t block, int64_t tile, const UpdateInpu
 }
 
 void ShardedOptimizer::update_on_host(int64_t block, int64_t tile, const UpdateInputs& inputs) {
+  const auto begins = [&](int64_t t) { return place(block, t).first * kGranule; };
+  // The unit's tiles that the host updates.
+  const auto ours = [&](int64_t t) {
+    const int64_t offset = begins(t) - inputs.first;
+    return on_host(index(block, t)) && offset >= 0 && offset < inputs.elements;
+  };
   const auto is_first = [&] {
     for (int64_t t = 0; t < tile; ++t) {
-      if (on_host(index(block, t))) return false;
+      if (ours(t)) return false;
     }
     return true;
   };
   if (is_first()) {
     std::vector<HostUpdate::Range> ranges;
     for (int64_t t = tile; t < tiles(block); ++t) {
-      if (!on_host(index(block, t))) continue;
-      const Tile p = place(block, t);
-      const int64_t from = p.first * kGranule - inputs.first;
+      if (!ours(t)) continue;
+      const int64_t from = begins(t) - inputs.first;
       ranges.push_back(
           {.gradients = inputs.gradients + from * static_cast<int64_t>(dtype_size(inputs.gradient_dtype)),
            .weights = inputs.weights + from * static_cast<int64_t>(dtype_size(weight_dtype_)),
-           .elements = p.granules * kGranule});
+           .elements = place(block, t).granules * kGranule});
     }
     host_->begin(std::move(ranges), inputs.ready);
   }

@@ -23,11 +23,11 @@ namespace lm {
 
 // How blocks are cut into tiles and which of them are in `store`; the default: each block is one near tile.
 struct TileLayout {
-  std::vector<int64_t> first_tile;  // of each block, and behind the last; empty: one tile per block
-  int64_t granules = 0;             // of a tile, but a block's last
-  std::vector<char> streamed;       // per tile: off the device; empty: none
-  std::vector<char> in_store;       // per tile, of those: in `store`; the others in host memory of ours
-  Store* store = nullptr;           // borrowed; may be null
+  std::vector<int64_t> first_tile;     // of each block, and behind the last; empty: one tile per block
+  std::vector<int64_t> first_granule;  // of each tile, in its block
+  std::vector<char> streamed;          // per tile: off the device; empty: none
+  std::vector<char> in_store;          // per tile, of those: in `store`; the others in host memory of ours
+  Store* store = nullptr;              // borrowed; may be null
 };
 
 // Who updates tiles that are off the device.
@@ -49,14 +49,15 @@ struct OptimizerSetup {
 };
 
 struct UpdateInputs {
-  std::byte* weights = nullptr;          // the block's working weights
-  const std::byte* gradients = nullptr;  // the block's
+  std::byte* weights = nullptr;          // working weights of the block, or of the unit that the tile lies in
+  const std::byte* gradients = nullptr;  // likewise
   DType gradient_dtype = DType::kF32;
   float gradient_scale = 1;  // clipping
   double lr = 0;
-  int64_t step = 0;    // optimizer step, keys stochastic rounding
-  bool ready = false;  // weights and gradients are complete: no work of the compute stream makes them
-  int64_t first = 0;   // element of the block that `weights` and `gradients` begin with
+  int64_t step = 0;      // optimizer step, keys stochastic rounding
+  bool ready = false;    // weights and gradients are complete: no work of the compute stream makes them
+  int64_t first = 0;     // element of the block that `weights` and `gradients` begin with
+  int64_t elements = 0;  // that they have
 };
 
 class ShardedOptimizer {
@@ -65,7 +66,8 @@ class ShardedOptimizer {
 
   // The masters take the loaded weights' values (a split master's low halves start at zero). With fp32
   // masters `weights` must already be there. Tiles in the store do so at their first update.
-  void start(int64_t block, const std::byte* weights);
+  // Tiles lie in one unit each.
+  void start(const Unit& unit, const std::byte* weights);
   // One more update begins: Adam's t counts it (a skipped step does not).
   void begin_update() { ++t_; }
   // All of the block, or one of its tiles.

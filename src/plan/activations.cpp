@@ -7,6 +7,7 @@
 #include "base/bytes.h"
 #include "plan/arena_walk.h"
 #include "plan/schedule.h"
+#include "spec/block_layout.h"
 
 namespace lm {
 namespace {
@@ -16,7 +17,6 @@ constexpr int64_t kSumRows = 64;  // rows per partial sum (kernels.h)
 constexpr int64_t attention_scratch(int64_t width) {
   return 66'000 + 2'720 * width;
 }
-constexpr int64_t kSegment = 8192;  // vocabulary rows per segment (model/head_loss.h)
 
 // One adapted slice of a projection.
 struct Slice {
@@ -102,16 +102,42 @@ class Model {
       const ArenaWalkFrame chunk(walk_);
       const int64_t rows = std::min(t_, shape_.row_chunk);
       for (int i = 0; i < 3; ++i) walk_.allocate(rows * 4);
-      for (int64_t first = 0; first < spec_.vocab; first += kSegment) {
-        walk_.allocate(rows * std::min(kSegment, spec_.vocab - first) * e_);
+      for (int64_t first = 0; first < spec_.vocab; first += kVocabularySegment) {
+        walk_.allocate(rows * std::min(kVocabularySegment, spec_.vocab - first) * e_);
       }
       if (training) {
         walk_.allocate(rows * spec_.hidden * 4);
         walk_.allocate(rows * spec_.hidden * e_);
-        if (adapter_ == nullptr) weight_gradient(std::min(kSegment, spec_.vocab), spec_.hidden);
+        if (adapter_ == nullptr) weight_gradient(std::min(kVocabularySegment, spec_.vocab), spec_.hidden);
       }
     }
     if (training) norm_backward(spec_.hidden);
+  }
+
+  void head_begin(bool training) {
+    for (int i = 0; i < 2; ++i) walk_.allocate(t_ * 4);  // targets
+    if (!training) hidden();
+    for (int i = 0; i < 4; ++i) walk_.allocate(t_ * 4);
+    if (training) walk_.allocate(t_ * spec_.hidden * 4);
+    const ArenaWalkFrame frame(walk_);
+    hidden();
+  }
+
+  void head_segment(int64_t segment, bool backward) {
+    const ArenaWalkFrame frame(walk_);
+    const int64_t rows = std::min(t_, shape_.row_chunk);
+    const int64_t columns = std::min(kVocabularySegment, spec_.vocab - segment * kVocabularySegment);
+    walk_.allocate(rows * columns * e_);
+    if (!backward) return;
+    walk_.allocate(rows * spec_.hidden * e_);
+    if (adapter_ == nullptr) weight_gradient(columns, spec_.hidden);
+  }
+
+  void head_finish() {
+    const ArenaWalkFrame frame(walk_);
+    hidden();
+    hidden();
+    norm_backward(spec_.hidden);
   }
 
  private:
@@ -240,16 +266,14 @@ class Model {
 class StepWalk {
  public:
   StepWalk(const ModelSpec& spec, const AdapterSpec* adapter, const ActivationShape& shape)
-      : shape_(shape), model_(spec, adapter, shape, walk_), mark_(static_cast<size_t>(spec.layers) + 1) {}
+      : shape_(shape), model_(spec, adapter, shape, walk_), mark_(static_cast<size_t>(spec.layers) + 2) {}
 
   void visit(const Operation& op) {
+    if (op.block + 1 == std::ssize(mark_)) return head(op);
     const bool inner = op.block > 0, last = op.micro + 1 == shape_.group;
     switch (op.kind) {
       case OperationKind::kForward:
         inner ? forward(op.block, op.micro == 0) : begin();
-        break;
-      case OperationKind::kHead:
-        model_.head_loss(true);
         break;
       case OperationKind::kRecompute:
         recomputed_ = walk_.mark();
@@ -271,6 +295,20 @@ class StepWalk {
 
  private:
   int64_t& mark(int64_t block) { return mark_[static_cast<size_t>(block)]; }
+
+  void head(const Operation& op) {
+    const bool forward = op.kind == OperationKind::kForward;
+    if (op.kind == OperationKind::kHead) return model_.head_loss(true);
+    if (!forward && op.kind != OperationKind::kBackward) return;
+    if (op.segment >= 0) return model_.head_segment(op.segment, !forward);
+    if (!forward) {
+      model_.head_finish();
+      if (op.micro + 1 == shape_.group) walk_.rewind(mark(op.block));
+      return;
+    }
+    if (op.micro == 0) mark(op.block) = walk_.mark();
+    model_.head_begin(true);
+  }
 
   void input() {
     if (shape_.inputs_elsewhere) return;
@@ -321,18 +359,21 @@ int64_t attention_backward_bound(int64_t tokens, int64_t kv_heads, int64_t head_
 }
 
 ArenaNeed arena_need(const ModelSpec& spec, const AdapterSpec* adapter, const ActivationShape& shape) {
+  const int64_t segments = shape.cut_head ? ceil_div(spec.vocab, kVocabularySegment) : 0;
   const StepSchedule schedule = make_schedule({.layers = spec.layers,
                                                .micro_batches = shape.group,
                                                .tied = spec.tied,
                                                .recompute = shape.recompute,
-                                               .group = shape.group});
+                                               .group = shape.group,
+                                               .segments = segments});
   StepWalk walk(spec, adapter, shape);
   for (const Operation& operation : schedule.operations) walk.visit(operation);
   ArenaNeed need;
   need.bytes = std::max(walk.high_water(), arena_need_forward(spec, adapter, shape));
   need.saved = walk.saved();
-  need.logits =
-      std::min(shape.tokens, shape.row_chunk) * spec.vocab * static_cast<int64_t>(dtype_size(shape.dtype));
+  need.logits = std::min(shape.tokens, shape.row_chunk) *
+                (shape.cut_head ? std::min(spec.vocab, kVocabularySegment) : spec.vocab) *
+                static_cast<int64_t>(dtype_size(shape.dtype));
   return need;
 }
 
@@ -347,7 +388,12 @@ int64_t arena_need_forward(const ModelSpec& spec, const AdapterSpec* adapter, co
     model.saved();
     model.block_forward(true);
   }
-  model.head_loss(false);
+  if (!shape.cut_head) {
+    model.head_loss(false);
+    return walk.high_water();
+  }
+  model.head_begin(false);
+  model.head_segment(0, false);  // the largest
   return walk.high_water();
 }
 

@@ -23,12 +23,13 @@ struct ActivationShape {
   int threads = 1;
   int64_t group = 1;              // micro-batches that pass a block before the next
   bool inputs_elsewhere = false;  // block inputs live in slots, not in the arena
+  bool cut_head = false;          // the head comes in vocabulary segments
 };
 
 struct ArenaNeed {
   int64_t bytes = 0;   // high water of the whole step
   int64_t saved = 0;   // activations kept from forward to backward, boundaries included
-  int64_t logits = 0;  // of one chunk of rows
+  int64_t logits = 0;  // of one chunk of rows, all that are there at once
 };
 
 // At least what kernels.h's attention_forward_scratch and attention_backward_scratch say, for the CPU: known

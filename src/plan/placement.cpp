@@ -32,10 +32,13 @@ int64_t last_block(const PlanInput& in) {
   return static_cast<int64_t>(in.layout.blocks.size()) - 1;
 }
 
-// The block's part that is lent: adapters stay near, the frozen base is what LoRA streams.
-int64_t weight_bytes(const PlanInput& in, size_t block, DType dtype) {
-  const BlockLayout& layout = in.layout.blocks[block];
-  return in.adapter != nullptr ? layout.frozen_bytes : layout.flat_elements * size_of(dtype);
+// What can be streamed of weights and gradients: the transformer blocks, and an untied head's matrix by
+// segments. The embedding is looked up where it lies, and a final norm is too small to be worth a transfer.
+std::vector<Unit> streamable_units(const PlanInput& in, Home home) {
+  std::vector<Unit> units = in.layout.units(is_far(home, in.device));
+  units.front() = {};
+  units[static_cast<size_t>(last_block(in))] = {};
+  return units;
 }
 
 PoolPlan make_pool(Home home, std::vector<int64_t> bytes, int64_t slots, DeviceType device) {
@@ -56,16 +59,17 @@ PoolPlan make_pool(Home home, std::vector<int64_t> bytes, int64_t slots, DeviceT
 }
 
 void place_weights(const PlanInput& in, Home home, Plan& plan) {
-  std::vector<int64_t> bytes(in.layout.blocks.size(), 0);
-  // The vocabulary's blocks are looked up and multiplied at every step's both ends: they stay near.
-  for (size_t b = 1; b + 1 < bytes.size(); ++b) bytes[b] = weight_bytes(in, b, plan.numerics.dtype);
+  std::vector<int64_t> bytes;
+  // Adapters stay near, the frozen base is what LoRA streams.
+  for (const Unit& unit : streamable_units(in, home))
+    bytes.push_back(in.adapter != nullptr ? unit.frozen_bytes : unit.elements * size_of(plan.numerics.dtype));
   plan.placement.pool(Pool::kWeights) = make_pool(home, std::move(bytes), kSlots, in.device);
 }
 
 void place_gradients(const PlanInput& in, Home home, Plan& plan) {
-  std::vector<int64_t> bytes(in.layout.blocks.size(), 0);
-  for (size_t b = 1; b + 1 < bytes.size() && in.adapter == nullptr; ++b)
-    bytes[b] = in.layout.blocks[b].flat_elements * size_of(plan.numerics.gradient_dtype);
+  std::vector<int64_t> bytes;
+  for (const Unit& unit : streamable_units(in, home))
+    bytes.push_back(in.adapter != nullptr ? 0 : unit.elements * size_of(plan.numerics.gradient_dtype));
   plan.placement.pool(Pool::kGradients) = make_pool(home, std::move(bytes), kSlots, in.device);
 }
 
@@ -75,6 +79,33 @@ void limit_slots(PlacementPlan& placement, Pool which) {
   PoolPlan& pool = placement.pool(which);
   pool.slots = std::min<int64_t>(pool.slots, std::count(moved.begin(), moved.end(), 1));
 }
+
+// Cuts optimizer state into tiles.
+class TileCutter {
+ public:
+  // `each`: granules of a tile; 0: a unit is one tile.
+  TileCutter(PlacementPlan& placement, int64_t each, int64_t granule_bytes)
+      : placement_(placement), each_(each), granule_bytes_(granule_bytes) {}
+
+  void begin_block() { placement_.first_tile.push_back(std::ssize(bytes_)); }
+  void begin_segment() {
+    placement_.segment_tiles.push_back(std::ssize(bytes_) - placement_.first_tile.back());
+  }
+  void cut(const Unit& unit) {
+    const int64_t begin = unit.first / kGranule, end = begin + unit.elements / kGranule;
+    const int64_t each = each_ > 0 ? each_ : end - begin;
+    for (int64_t first = begin; first < end; first += each) {
+      placement_.first_granule.push_back(first);
+      bytes_.push_back(std::min(each, end - first) * granule_bytes_);
+    }
+  }
+  std::vector<int64_t> take() { return std::move(bytes_); }
+
+ private:
+  PlacementPlan& placement_;
+  int64_t each_, granule_bytes_;
+  std::vector<int64_t> bytes_;  // of each tile
+};
 
 void place_optimizer(const PlanInput& in, Home home, Plan& plan) {
   PlacementPlan& placement = plan.placement;
@@ -86,16 +117,22 @@ void place_optimizer(const PlanInput& in, Home home, Plan& plan) {
   if (in.config.io.tile) tile = in.config.io.tile->bytes;
   placement.tile_granules = far ? std::max<int64_t>(tile / granule_bytes, 1) : 0;
   placement.first_tile.clear();
-  std::vector<int64_t> bytes;
-  for (const BlockLayout& block : in.layout.blocks) {
-    placement.first_tile.push_back(static_cast<int64_t>(bytes.size()));
-    const int64_t granules = block.flat_elements / kGranule;
-    const int64_t each = far ? placement.tile_granules : granules;
-    for (int64_t first = 0; first < granules; first += each)
-      bytes.push_back(std::min(each, granules - first) * granule_bytes);
+  placement.first_granule.clear();
+  placement.segment_tiles.clear();
+  TileCutter tiles(placement, placement.tile_granules, granule_bytes);
+  const std::vector<Unit> units = in.layout.units(placement.head_segments() > 0);
+  const auto blocks = in.layout.blocks.size();
+  for (size_t b = 0; b < blocks; ++b) {
+    tiles.begin_block();
+    const bool segments = b + 1 == blocks && units.size() > blocks;
+    // A tile of a cut head lies in one segment: its update needs no other.
+    for (size_t u = blocks; segments && u < units.size(); ++u) tiles.begin_segment(), tiles.cut(units[u]);
+    if (segments) tiles.begin_segment();
+    tiles.cut(units[b]);
+    if (segments) tiles.begin_segment();
   }
-  placement.first_tile.push_back(static_cast<int64_t>(bytes.size()));
-  placement.pool(Pool::kOptimizer) = make_pool(home, std::move(bytes), kSlots + 1, in.device);
+  tiles.begin_block();
+  placement.pool(Pool::kOptimizer) = make_pool(home, tiles.take(), kSlots + 1, in.device);
   if (!placement.update_on_host) return;
   limit_slots(placement, Pool::kOptimizer);
   placement.update_sends = size_of(plan.numerics.dtype);
@@ -219,6 +256,7 @@ void place(const PlanInput& in, const HomeChoice& homes, Plan& plan) {
   const bool streams = is_far(homes.weights, in.device) || is_far(homes.gradients, in.device);
   p.group = streams && plan.numerics.recompute ? plan.numerics.micro_batches : 1;
   p.frozen_weights = in.adapter != nullptr;
+  p.blocks = std::ssize(in.layout.blocks);
   place_weights(in, homes.weights, plan);
   place_gradients(in, homes.gradients, plan);
   place_optimizer(in, homes.optimizer, plan);
@@ -290,6 +328,28 @@ int64_t PoolPlan::streamed_bytes() const {
   return streamed_bytes(Home::kHost) + streamed_bytes(Home::kNvme);
 }
 
+int64_t PlacementPlan::head_segments() const {
+  for (const Pool which : {Pool::kWeights, Pool::kGradients}) {
+    const PoolPlan& arrays = pool(which);
+    const int64_t segments = arrays.slots > 0 ? std::ssize(arrays.streamed) - blocks : 0;
+    if (segments > 0 && std::count(arrays.streamed.end() - segments, arrays.streamed.end(), 1) > 0)
+      return segments;
+  }
+  return 0;
+}
+
+ScheduleShape PlacementPlan::schedule(const ModelSpec& spec, bool recompute, Clip clip) const {
+  return {.layers = spec.layers,
+          .micro_batches = 1,
+          .tied = spec.tied,
+          .recompute = recompute,
+          .clip = clip,
+          .group = group,
+          .tiles = update_tiles(),
+          .segments = head_segments(),
+          .segment_tiles = segment_tiles};
+}
+
 TransferShape PlacementPlan::transfers(int64_t layers) const {
   TransferShape shape;
   for (int p = 0; p < kPools; ++p) {
@@ -298,6 +358,7 @@ TransferShape PlacementPlan::transfers(int64_t layers) const {
   }
   shape.first_tile = first_tile;
   shape.tiles = update_tiles();
+  shape.segment_tiles = segment_tiles;
   shape.layers = layers;
   shape.group = group;
   shape.frozen_weights = frozen_weights;

@@ -120,7 +120,8 @@ void predict_transfers(const PlanInput& in, const StepShape& shape, const Comput
   const auto seconds = [&](const Operation& op) {
     const double all = cost_seconds(operation_cost(shape, op), plan.placement.on_host(op) ? host : rates);
     if (op.kind != OperationKind::kUpdate) return all;
-    return all / static_cast<double>(std::max<int64_t>(plan.schedule.tiles_of(op.block), 1));
+    const ScheduleShape::Tiles tiles = plan.schedule.updates(op.block, op.segment);
+    return all / static_cast<double>(tiles.end - tiles.first);
   };
   plan.timeline = walk_timeline(plan.schedule, plan.placement, in.spec.layers,
                                 link_rates(in.machine, in.device), seconds);
@@ -162,14 +163,10 @@ void predict(const PlanInput& in, Plan& plan) {
       .row_chunk = n.row_chunk,
       .device = in.device,
       .micro = uniform_work(static_cast<double>(n.micro_batch) * length, length, in.data.target_share),
-      .step_tokens = sequences * length};
-  plan.schedule = {.layers = in.spec.layers,
-                   .micro_batches = n.micro_batches,
-                   .tied = in.spec.tied,
-                   .recompute = n.recompute,
-                   .clip = in.config.optimizer.clip,
-                   .group = plan.placement.group,
-                   .tiles = plan.placement.update_tiles()};
+      .step_tokens = sequences * length,
+      .cut_head = plan.placement.head_segments() > 0};
+  plan.schedule = plan.placement.schedule(in.spec, n.recompute, in.config.optimizer.clip);
+  plan.schedule.micro_batches = n.micro_batches;
   plan.prediction = predict_step(shape, plan.schedule, rates);
   plan.step_seconds = plan.prediction.seconds;
   plan.step_tokens = shape.step_tokens;

@@ -50,8 +50,8 @@ struct NumericsPlan {
 // Slots and arrays off the device are multiples of this: whole checksum chunks (offload/store.h).
 inline constexpr int64_t kSlotAlignment = 8192;
 
-// Arrays of one pool. Those that are streamed live off the device and pass through slots; the others are
-// near: in device memory (on the CPU, where both are one tier, in host memory).
+// Arrays of one pool (plan/transfers.h says which). Those that are streamed live off the device and pass
+// through slots; the others are near: in device memory (on the CPU, where both are one tier, in host memory).
 struct PoolPlan {
   Home home = Home::kHost;     // the streamed arrays' farthest: kHost (of a GPU) or kNvme
   std::vector<int64_t> bytes;  // of each array; 0: nothing
@@ -69,9 +69,13 @@ struct PlacementPlan {
   Home home[kStateClasses] = {};  // of what is not near; on a GPU at best kDevice, on the CPU kHost
   int optimizer_threads = 1;
   std::array<PoolPlan, kPools> pools;
-  std::vector<int64_t> first_tile;  // of each block, and behind the last: optimizer arrays are tiles
-  int64_t tile_granules = 0;        // of 4096 elements each
-  int64_t state_bytes = 0;          // optimizer state per element
+  int64_t blocks = 0;                  // of the model
+  std::vector<int64_t> first_tile;     // of each block, and behind the last: optimizer arrays are tiles
+  std::vector<int64_t> first_granule;  // of each tile, in its block
+  // Of a head that may be cut: the first tile of each segment, of what is left of the block, and the end.
+  std::vector<int64_t> segment_tiles;
+  int64_t tile_granules = 0;  // of 4096 elements each; a unit's last may be shorter
+  int64_t state_bytes = 0;    // optimizer state per element
   // With a GPU: state off it is updated by the CPU where it lies, in host memory or a slot there; else it
   // passes through the GPU. Then, per element, what an update brings from the GPU (gradient and weight) and
   // sends there (weight), and the host memory for that.
@@ -87,6 +91,10 @@ struct PlacementPlan {
 
   PoolPlan& pool(Pool p) { return pools[static_cast<size_t>(p)]; }
   const PoolPlan& pool(Pool p) const { return pools[static_cast<size_t>(p)]; }
+  // Into how many segments the head is cut: 0 unless one of them lives off the device.
+  int64_t head_segments() const;
+  // The step's list, but for what depends on the step.
+  ScheduleShape schedule(const ModelSpec& spec, bool recompute, Clip clip) const;
   // The pools as the schedule's transfers see them: what passes through slots.
   TransferShape transfers(int64_t layers) const;
   // Per array of a pool: whether it passes through slots. Host memory that the CPU works in needs none.

@@ -16,7 +16,6 @@ constexpr double kGpuBF16 = 100e12, kGpuF32 = 20e12, kGpuBandwidth = 500e9;
 // Shares of the peak that large operations are assumed to reach: predictions only, never the speed of light.
 constexpr double kGpuGemmShare = 0.7, kGpuAttentionShare = 0.4, kGpuBandwidthShare = 0.8;
 constexpr double kCpuAttentionShare = 0.4;  // of the GEMM rate
-constexpr double kVocabularySegment = 8192;
 
 double known(double value, double otherwise, bool& assumed) {
   if (value > 0) return value;
@@ -81,24 +80,37 @@ class Coster {
   Cost cost() const {
     switch (op_.kind) {
       case OperationKind::kForward:
+        if (is_head()) return op_.segment < 0 ? head_ends() : segment_forward();
         return op_.block == 0 ? Cost{0, 0, 2 * tokens_ * hidden_ * e_} : forward(true);
       case OperationKind::kRecompute:
         return forward(false);
       case OperationKind::kHead:
         return head();
       case OperationKind::kBackward:
+        if (is_head()) return op_.segment < 0 ? head_ends() : segment_backward();
         return op_.block == 0 ? embedding_backward() : backward();
       case OperationKind::kReduce:
-        return {0, 0, sizes_.flat * g_ + finish_rows()};
+        return {0, 0, unit_elements() * g_ + finish_rows()};
       case OperationKind::kUpdate:
         // Reads gradient, weight, master, m, v; writes all but the gradient.
-        return {0, 0, sizes_.flat * (g_ + 2 * (e_ + static_cast<double>(shape_.master_bytes) + 8))};
+        return {0, 0, unit_elements() * (g_ + 2 * (e_ + static_cast<double>(shape_.master_bytes) + 8))};
       default:
         return {};
     }
   }
 
  private:
+  bool is_head() const { return op_.block > spec_.layers; }
+  // Of the segment, or of the block: all of it, or what its segments leave.
+  double unit_elements() const {
+    const double matrix = static_cast<double>(spec_.vocab) * hidden_;
+    if (op_.segment >= 0) return shape_.lora ? 0 : segment_rows() * hidden_;
+    return shape_.cut_head && is_head() ? std::max(sizes_.flat - matrix, 0.0) : sizes_.flat;
+  }
+  double segment_rows() const {
+    return static_cast<double>(std::min(kVocabularySegment, spec_.vocab - op_.segment * kVocabularySegment));
+  }
+
   bool trains_embedding() const { return shape_.layout.blocks.front().flat_elements > 0; }
 
   double attention_pairs() const {
@@ -137,18 +149,36 @@ class Coster {
 
   Cost head() const {
     const double rows = shape_.micro.target_rows, vocab = static_cast<double>(spec_.vocab);
-    const double chunks = std::ceil(rows / static_cast<double>(shape_.row_chunk));
     Cost cost;
     cost.gemm_flops = (shape_.lora ? 4 : 6) * vocab * hidden_ * rows;
     // Statistics read the logits, the gradient reads and writes them; dX is added per segment in fp32.
-    cost.bytes = 3 * rows * vocab * e_ + rows * hidden_ * std::ceil(vocab / kVocabularySegment) * (8 + e_) +
-                 8 * rows * hidden_ * e_;
-    if (shape_.lora) return cost;
-    const bool first = op_.micro == 0;
-    cost.bytes += weight_gradient(vocab * hidden_, false) * std::max(0.0, chunks - (first ? 1 : 0));
-    if (first && chunks > 0) cost.bytes += weight_gradient(vocab * hidden_, true);
+    cost.bytes = 3 * rows * vocab * e_ +
+                 rows * hidden_ * std::ceil(vocab / static_cast<double>(kVocabularySegment)) * (8 + e_) +
+                 8 * rows * hidden_ * e_ + head_gradient(vocab * hidden_);
     return cost;
   }
+
+  // Every chunk of rows adds to it.
+  double head_gradient(double elements) const {
+    if (shape_.lora) return 0;
+    const double chunks = std::ceil(shape_.micro.target_rows / static_cast<double>(shape_.row_chunk));
+    const bool first = op_.micro == 0;
+    const double added = weight_gradient(elements, false) * std::max(0.0, chunks - (first ? 1 : 0));
+    return first && chunks > 0 ? added + weight_gradient(elements, true) : added;
+  }
+
+  // A cut head computes its logits in both passes.
+  Cost segment_forward() const {
+    const double logits = shape_.micro.target_rows * segment_rows();
+    return {2 * logits * hidden_, 0, logits * e_};
+  }
+  Cost segment_backward() const {
+    const double rows = shape_.micro.target_rows, logits = rows * segment_rows();
+    return {(shape_.lora ? 4 : 6) * logits * hidden_, 0,
+            2 * logits * e_ + rows * hidden_ * (8 + e_) + head_gradient(segment_rows() * hidden_)};
+  }
+  // Rows picked and normed; or the other way round.
+  Cost head_ends() const { return {0, 0, 4 * shape_.micro.target_rows * hidden_ * e_}; }
 
   Cost embedding_backward() const {
     return trains_embedding() ? Cost{0, 0, tokens_ * hidden_ * (e_ + 8)} : Cost{};
@@ -249,7 +279,12 @@ Prediction predict_step(const StepShape& shape, const ScheduleShape& schedule, c
   Prediction out;
   for (const Operation& operation : make_schedule(walked).operations) {
     const Cost cost = operation_cost(shape, operation);
-    add(out, operation.kind, cost, operation.micro == 0 ? 1 : others, rates);
+    const ScheduleShape::Tiles tiles = schedule.updates(operation.block, operation.segment);
+    const double times = operation.kind == OperationKind::kUpdate
+                             ? 1 / static_cast<double>(tiles.end - tiles.first)  // of the unit
+                         : operation.micro == 0 ? 1
+                                                : others;
+    add(out, operation.kind, cost, times, rates);
   }
   return out;
 }

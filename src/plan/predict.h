@@ -50,6 +50,7 @@ struct StepShape {
   DeviceType device = DeviceType::kCpu;
   StepWork micro;          // of one micro-batch
   double step_tokens = 0;  // of all of them
+  bool cut_head = false;   // the head comes in vocabulary segments
 };
 
 struct Cost {
@@ -58,6 +59,7 @@ struct Cost {
   double bytes = 0;  // of passes bound by memory; a GEMM's own traffic is in its rate
   Cost& operator+=(const Cost& other);
 };
+// An update's is that of all tiles of its block or segment.
 Cost operation_cost(const StepShape& shape, const Operation& operation);
 double cost_seconds(const Cost& cost, const ComputeRates& rates);
 

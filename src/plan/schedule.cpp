@@ -23,6 +23,7 @@ class Builder {
   }
 
   void head(int64_t first, int64_t end) {
+    if (shape_.segments > 0) return cut_head_forward(first, end);
     if (first == 0) pending_update(last_);
     // A tied head multiplies by the embedding's matrix: both blocks are on loan.
     if (shape_.tied) add(OperationKind::kAcquire, 0, first);
@@ -33,6 +34,7 @@ class Builder {
   }
 
   void backward(int64_t first, int64_t end, bool final) {
+    if (shape_.segments > 0) cut_head_backward(first, end, final);
     if (final) finished(last_);
     for (int64_t block = shape_.layers; block >= 1; --block) {
       add(OperationKind::kAcquire, block, first);
@@ -57,15 +59,44 @@ class Builder {
     }
   }
 
-  void pending_update(int64_t block) {
-    if (shape_.pending && shape_.deferred(block)) update(block);
+  void pending_update(int64_t block, int64_t segment = -1) {
+    if (shape_.pending && shape_.deferred(block)) update(block, segment);
+  }
+
+  void all_pending_updates() {
+    for (int64_t block = 0; block <= last_; ++block) pending_update(block);
+    for (int64_t segment = 0; segment < shape_.segments; ++segment) pending_update(last_, segment);
   }
 
   StepSchedule take() { return std::move(schedule_); }
 
  private:
-  void add(OperationKind kind, int64_t block, int64_t micro) {
-    schedule_.operations.push_back({kind, block, micro});
+  void add(OperationKind kind, int64_t block, int64_t micro, int64_t segment = -1) {
+    schedule_.operations.push_back({kind, block, micro, segment});
+  }
+
+  // What is left of a cut head, or a segment of it, for each micro-batch of a group.
+  void pass(OperationKind kind, int64_t segment, int64_t first, int64_t end) {
+    add(OperationKind::kAcquire, last_, first, segment);
+    for (int64_t micro = first; micro < end; ++micro) add(kind, last_, micro, segment);
+    add(OperationKind::kRelease, last_, first, segment);
+  }
+
+  void cut_head_forward(int64_t first, int64_t end) {
+    if (first == 0) pending_update(last_);
+    pass(OperationKind::kForward, -1, first, end);
+    for (int64_t segment = 0; segment < shape_.segments; ++segment) {
+      if (first == 0) pending_update(last_, segment);
+      pass(OperationKind::kForward, segment, first, end);
+    }
+  }
+
+  void cut_head_backward(int64_t first, int64_t end, bool final) {
+    for (int64_t segment = 0; segment < shape_.segments; ++segment) {
+      pass(OperationKind::kBackward, segment, first, end);
+      if (final) add(OperationKind::kReduce, last_, 0, segment);
+    }
+    pass(OperationKind::kBackward, -1, first, end);
   }
 
   void finished(int64_t block) {
@@ -74,8 +105,14 @@ class Builder {
   }
 
   void update(int64_t block) {
-    const int64_t tiles = std::max<int64_t>(shape_.tiles_of(block), 1);
-    for (int64_t tile = 0; tile < tiles; ++tile) add(OperationKind::kUpdate, block, tile);
+    update(block, -1);
+    for (int64_t segment = 0; shape_.cut(block) && segment < shape_.segments; ++segment)
+      update(block, segment);
+  }
+  void update(int64_t block, int64_t segment) {
+    const ScheduleShape::Tiles tiles = shape_.updates(block, segment);
+    for (int64_t tile = tiles.first; tile < tiles.end; ++tile)
+      add(OperationKind::kUpdate, block, tile, segment);
   }
 
   const ScheduleShape& shape_;
@@ -101,6 +138,13 @@ const char* pool_name(Pool pool) {
   return kNames[static_cast<size_t>(pool)];
 }
 
+ScheduleShape::Tiles ScheduleShape::updates(int64_t block, int64_t segment) const {
+  if (!cut(block)) return {0, std::max<int64_t>(tiles_of(block), 1)};
+  if (segment_tiles.empty()) return {};
+  const auto at = static_cast<size_t>(segment < 0 ? segments : segment);
+  return {segment_tiles[at], segment_tiles[at + 1]};
+}
+
 bool ScheduleShape::defers() const {
   return clip == Clip::kGlobal && std::any_of(tiles.begin(), tiles.end(), [](int64_t n) { return n > 0; });
 }
@@ -120,7 +164,7 @@ StepSchedule make_schedule(const ScheduleShape& shape) {
 
 StepSchedule make_flush_schedule(const ScheduleShape& shape) {
   Builder builder(shape);
-  for (int64_t block = 0; block <= shape.layers + 1; ++block) builder.pending_update(block);
+  builder.all_pending_updates();
   return builder.take();
 }
 

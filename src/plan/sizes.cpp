@@ -36,7 +36,8 @@ ActivationShape activation_shape(const PlanInput& in, const NumericsPlan& numeri
           .device = in.device,
           .threads = numerics.threads,
           .group = placement.group,
-          .inputs_elsewhere = placement.pool(Pool::kActivations).slots > 0};
+          .inputs_elsewhere = placement.pool(Pool::kActivations).slots > 0,
+          .cut_head = placement.head_segments() > 0};
 }
 
 std::string per_parameter(DType type) {

@@ -37,8 +37,9 @@ class Walk {
         arrived = std::max(arrived, ready_[at->second]);
       ++index;
       if (placement_.on_host(op)) {
+        const int64_t unit = op.unit(shape.layers);
         const bool inputs_streamed =
-            shape.pool(Pool::kWeights).holds(op.block) || shape.pool(Pool::kGradients).holds(op.block);
+            shape.pool(Pool::kWeights).holds(unit) || shape.pool(Pool::kGradients).holds(unit);
         update_on_host(op, compute(op), arrived, inputs_streamed);
         continue;
       }

@@ -44,21 +44,26 @@ class UseCollector {
   }
 
   void weights(size_t index, const Operation& op) {
-    if (!shape_.pool(pool_).holds(op.block)) return;
-    const auto b = static_cast<size_t>(op.block);
-    if (op.kind == OperationKind::kAcquire) open_[b] = index;
-    if (op.kind == OperationKind::kRelease) add({open_[b], index, op.block, true, false, false});
+    const int64_t array = op.unit(shape_.layers);
+    if (!shape_.pool(pool_).holds(array)) return;
+    const auto a = static_cast<size_t>(array);
+    if (op.kind == OperationKind::kAcquire) open_[a] = index;
+    if (op.kind == OperationKind::kRelease) add({open_[a], index, array, true, false, false});
     if (op.kind == OperationKind::kUpdate && !shape_.frozen_weights)
-      add({index, index, op.block, true, true, false});
+      add({index, index, array, true, true, false});
   }
 
   void gradients(size_t index, const Operation& op) {
-    if (op.kind == OperationKind::kBackward) add({index, index, op.block, op.micro > 0, true, false});
-    if (op.kind == OperationKind::kReduce) add({index, index, op.block, true, false, false});
+    const int64_t array = op.unit(shape_.layers);
+    if (op.kind == OperationKind::kBackward) add({index, index, array, op.micro > 0, true, false});
+    if (op.kind == OperationKind::kReduce) add({index, index, array, true, false, false});
     if (op.kind == OperationKind::kUpdate) {
-      const bool last = op.micro + 1 >= updated_in(op.block);
-      add({index, index, op.block, true, false, last});
+      const bool last = op.micro + 1 >= (op.segment < 0 ? updated_in(op.block) : segment_end(op.segment));
+      add({index, index, array, true, false, last});
     }
+  }
+  int64_t segment_end(int64_t segment) const {
+    return shape_.segment_tiles[static_cast<size_t>(segment) + 1];
   }
   int64_t updated_in(int64_t block) const {
     const auto b = static_cast<size_t>(block);
@@ -69,11 +74,16 @@ class UseCollector {
     const auto input = [&](int64_t block) { return (block - 1) * shape_.group + op.micro % shape_.group; };
     switch (op.kind) {
       case OperationKind::kForward:
+        if (op.segment >= 0) break;  // of the normed rows
         if (op.block > 0) add({index, index, input(op.block), true, false, false});
-        add({index, index, input(op.block + 1), false, true, false});
+        if (op.block <= shape_.layers) add({index, index, input(op.block + 1), false, true, false});
         break;
       case OperationKind::kHead:
         add({index, index, input(op.block), true, false, true});
+        break;
+      case OperationKind::kBackward:  // of what is left of a cut head: the final norm's
+        if (op.block > shape_.layers && op.segment < 0)
+          add({index, index, input(op.block), true, false, true});
         break;
       case OperationKind::kRecompute:  // its backward follows at once
         add({index, index + 1, input(op.block), true, false, true});

@@ -23,12 +23,14 @@ struct PoolShape {
   }
 };
 
-// Arrays: weights and gradients by block; optimizer by tile, the blocks' tiles one after another; activations
-// (block - 1) x group + micro-batch in its group, the input of blocks 1 .. L + 1.
+// Arrays: weights and gradients by unit (block, or segment of a cut head); optimizer by tile, the blocks'
+// tiles one after another; activations (block - 1) x group + micro-batch in its group, the input of blocks 1
+// .. L + 1.
 struct TransferShape {
   std::array<PoolShape, kPools> pools;
-  std::vector<int64_t> first_tile;  // of each block
-  std::vector<int64_t> tiles;       // operations that each block's update is cut into; 0 or no entry: one
+  std::vector<int64_t> first_tile;     // of each block
+  std::vector<int64_t> tiles;          // operations that each block's update is cut into; 0 or no entry: one
+  std::vector<int64_t> segment_tiles;  // as in ScheduleShape
   int64_t layers = 0;
   int64_t group = 1;
   bool frozen_weights = false;  // no update changes what the weight pool moves

@@ -1,8 +1,10 @@
 #include "spec/block_layout.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/error.h"
 
 namespace lm {
 namespace {
@@ -36,7 +38,48 @@ void place_frozen(std::vector<Parameter>&& parameters, DType dtype, BlockLayout&
   }
 }
 
+// Takes the head's matrix out of `units`' last, and adds its segments.
+void cut_head_matrix(const BlockLayout& last, int64_t element_bytes, std::vector<Unit>& units) {
+  const TensorPlace* const head = last.find("head");
+  if (head == nullptr) return;
+  LM_CHECK(head->offset == 0, "the head's matrix comes first in its block");
+  Unit rest = units.back();
+  int64_t& first = head->frozen ? rest.first_frozen_byte : rest.first;
+  int64_t& size = head->frozen ? rest.frozen_bytes : rest.elements;
+  first = size;
+  for (const TensorPlace& place : last.tensors) {
+    if (place.frozen == head->frozen && place.offset > 0) first = std::min(first, place.offset);
+  }
+  size -= first;
+  units.back() = rest;
+  const int64_t rows = head->parameter.rows;
+  const int64_t each = kVocabularySegment * head->parameter.columns * (head->frozen ? element_bytes : 1);
+  for (int64_t row = 0, at = 0; row < rows; row += kVocabularySegment, at += each) {
+    Unit segment{.block = rest.block, .first_row = row, .rows = std::min(kVocabularySegment, rows - row)};
+    (head->frozen ? segment.first_frozen_byte : segment.first) = at;
+    (head->frozen ? segment.frozen_bytes : segment.elements) = std::min(each, first - at);
+    units.push_back(segment);
+  }
+}
+
 }  // namespace
+
+bool Unit::holds(const TensorPlace& place) const {
+  return place.frozen
+             ? place.offset >= first_frozen_byte && place.offset < first_frozen_byte + frozen_bytes
+             : place.offset >= first && place.offset + place.parameter.elements() <= first + elements;
+}
+
+std::vector<Unit> ModelLayout::units(bool cut_head) const {
+  std::vector<Unit> out;
+  for (const BlockLayout& block : blocks) {
+    out.push_back({.block = static_cast<int64_t>(out.size()),
+                   .elements = block.flat_elements,
+                   .frozen_bytes = block.frozen_bytes});
+  }
+  if (cut_head) cut_head_matrix(blocks.back(), static_cast<int64_t>(dtype_size(frozen_dtype)), out);
+  return out;
+}
 
 const TensorPlace* BlockLayout::find(const std::string& tensor) const {
   for (const TensorPlace& place : tensors) {
@@ -47,6 +90,7 @@ const TensorPlace* BlockLayout::find(const std::string& tensor) const {
 
 ModelLayout make_layout(const ModelSpec& spec, const AdapterSpec* adapter, DType dtype) {
   ModelLayout model;
+  model.frozen_dtype = dtype;
   for (BlockParameters& block : list_parameters(spec, adapter)) {
     BlockLayout layout;
     layout.name = std::move(block.name);

@@ -12,11 +12,16 @@ static_assert(kSlotAlignment == kChecksumChunk, "plan and store count alike");
 
 std::string array_name(const PlacementPlan& placement, const ModelLayout& layout, Pool pool, int64_t array) {
   const auto block_name = [&](int64_t block) { return layout.blocks[static_cast<size_t>(block)].name; };
+  const auto unit_name = [&](int64_t unit) {
+    const int64_t segment = unit - std::ssize(layout.blocks);
+    return segment < 0 ? block_name(unit)
+                       : layout.blocks.back().name + ", segment " + std::to_string(segment);
+  };
   switch (pool) {
     case Pool::kWeights:
-      return "weights of " + block_name(array);
+      return "weights of " + unit_name(array);
     case Pool::kGradients:
-      return "gradient of " + block_name(array);
+      return "gradient of " + unit_name(array);
     case Pool::kActivations:
       return "input of " + block_name(array / placement.group + 1);
     case Pool::kOptimizer:

@@ -25,21 +25,15 @@ StepSettings step_settings(const RankSetup& setup, DeviceType device) {
   settings.clip = setup.optimizer.clip;
   settings.max_grad_norm = setup.max_grad_norm;
   const PlacementPlan& placement = setup.plan.placement;
-  settings.shape = {.layers = setup.spec.layers,
-                    .micro_batches = 1,
-                    .tied = setup.spec.tied,
-                    .recompute = n.recompute,
-                    .clip = setup.optimizer.clip,
-                    .group = placement.group,
-                    .tiles = placement.update_tiles()};
+  settings.shape = placement.schedule(setup.spec, n.recompute, setup.optimizer.clip);
   settings.transfers = placement.transfers(setup.spec.layers);
   return settings;
 }
 
 TileLayout tile_layout(const PlacementPlan& placement, Store* store) {
-  if (store == nullptr && !placement.update_on_host) return {};
+  if (store == nullptr && !placement.update_on_host && placement.head_segments() == 0) return {};
   return {.first_tile = placement.first_tile,
-          .granules = placement.tile_granules,
+          .first_granule = placement.first_granule,
           .streamed = placement.pool(Pool::kOptimizer).streamed,
           .in_store = placement.moved(Pool::kOptimizer),
           .store = store};
@@ -59,7 +53,8 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
             .engine = setup_.engine,
             .separate = setup_.separate_slots,
             .trace = setup_.trace}),
-      weights_(setup.layout, setup.plan.numerics.dtype, stream.device, far_.store(Pool::kWeights)),
+      weights_(setup.layout, setup.plan.numerics.dtype, stream.device, far_.store(Pool::kWeights),
+               setup_.plan.placement.head_segments() > 0),
       arena_(stream.device, setup.plan.arena.bytes),
       rope_(setup.spec, rope_positions(setup), setup.plan.numerics.dtype, stream.device, stream),
       context_{setup.spec, setup.plan.numerics.dtype, stream.device, kernels(stream.device), stream, arena_,
@@ -68,7 +63,8 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
     StreamView update_stream = stream;
     update_stream.threads = setup.plan.placement.optimizer_threads;
     gradients_ = std::make_unique<Gradients>(setup.layout, setup.plan.numerics.gradient_dtype,
-                                             context_.kernels, update_stream, far_.store(Pool::kGradients));
+                                             context_.kernels, update_stream, far_.store(Pool::kGradients),
+                                             setup.plan.placement.head_segments() > 0);
     optimizer_ = std::make_unique<ShardedOptimizer>(
         OptimizerSetup{.layout = setup.layout,
                        .config = setup.optimizer,
@@ -100,9 +96,9 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
 
 void Rank::weights_ready() {
   if (optimizer_ == nullptr) return;
-  for (size_t b = 0; b < setup_.layout.blocks.size(); ++b) {
-    const OpenBlock block = weights_.open(static_cast<int64_t>(b), false);
-    optimizer_->start(block.block(), block.trainable());
+  for (int64_t u = 0; u < std::ssize(weights_.units()); ++u) {
+    const OpenUnit open = weights_.open(u, false);
+    optimizer_->start(weights_.units()[static_cast<size_t>(u)], open.trainable());
   }
 }
 

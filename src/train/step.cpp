@@ -23,6 +23,7 @@ struct TrainStep::MicroBatch {
   at::Tensor dx;                  // [T, H]: gradient of the residual stream
   std::vector<at::Tensor> x_in;   // [T, H] per block; undefined in the activation store's case
   std::vector<BlockSaved> saved;  // per transformer block
+  HeadRows head;                  // of a cut head, behind everything else
 };
 
 TrainStep::TrainStep(const StepParts& parts, const StepSettings& settings)
@@ -37,7 +38,7 @@ TrainStep::TrainStep(const StepParts& parts, const StepSettings& settings)
       settings_(settings),
       layers_(parts.context.spec.layers),
       slots_(settings.transfers),
-      loans_(parts.layout.blocks.size()),
+      loans_(parts.weights.units().size()),
       group_(static_cast<size_t>(settings.shape.group)),
       mark_(parts.layout.blocks.size()),
       nll_(parts.context.device, sizeof(double)) {}
@@ -47,6 +48,8 @@ TrainStep::~TrainStep() = default;
 StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr) {
   step_ = step;
   lr_ = lr;
+  loss_scale_ =
+      batches.target_tokens > 0 ? static_cast<float>(1.0 / static_cast<double>(batches.target_tokens)) : 0.0F;
   if (trace_ != nullptr) trace_->begin_step(step);
   micro_batches_ = static_cast<int64_t>(batches.micro.size());
   result_ = {};
@@ -117,7 +120,8 @@ std::string TrainStep::name(const Operation& operation) const {
   if (operation.kind == OperationKind::kCheck) return kind;
   if (operation.kind == OperationKind::kWriteBack)
     return kind + " " + pool_name(operation.pool) + " " + std::to_string(operation.array);
-  const std::string text = kind + " " + layout_.blocks[static_cast<size_t>(operation.block)].name;
+  std::string text = kind + " " + layout_.blocks[static_cast<size_t>(operation.block)].name;
+  if (operation.segment >= 0) text += ", segment " + std::to_string(operation.segment);
   if (operation.kind == OperationKind::kReduce) return text;
   return text + (operation.kind == OperationKind::kUpdate ? ", tile " : ", micro-batch ") +
          std::to_string(operation.micro);
@@ -127,33 +131,31 @@ void TrainStep::carry_out(const Operation& operation, const StepBatches& batches
   const int64_t block = operation.block, micro = operation.micro;
   switch (operation.kind) {
     case OperationKind::kAcquire:
-      loans_[static_cast<size_t>(block)].emplace(weights_.acquire(block));
+      loans_[static_cast<size_t>(unit(operation))].emplace(weights_.acquire(unit(operation)));
       break;
     case OperationKind::kRelease:
-      loans_[static_cast<size_t>(block)].reset();
+      loans_[static_cast<size_t>(unit(operation))].reset();
       break;
     case OperationKind::kForward:
-      forward(block, micro, batches);
+      block > layers_ ? head_forward(operation) : forward(block, micro, batches);
       break;
     case OperationKind::kHead:
-      head(micro, batches.target_tokens > 0
-                      ? static_cast<float>(1.0 / static_cast<double>(batches.target_tokens))
-                      : 0.0F);
+      head(micro);
       break;
     case OperationKind::kRecompute:
       recompute(block, micro);
       break;
     case OperationKind::kBackward:
-      backward(block, micro);
+      block > layers_ ? head_backward(operation) : backward(block, micro);
       break;
     case OperationKind::kReduce:
-      reduce(block);
+      reduce(operation);
       break;
     case OperationKind::kCheck:
       check(batches);
       break;
     case OperationKind::kUpdate:
-      update(block, micro);
+      update(operation);
       break;
     case OperationKind::kFetch:
     case OperationKind::kClaim:
@@ -179,10 +181,12 @@ bool TrainStep::trained(int64_t block) const {
   return layout_.blocks[static_cast<size_t>(block)].flat_elements > 0;
 }
 
-BlockMemory TrainStep::borrow(int64_t block) {
-  const std::optional<Loan>& loan = loans_[static_cast<size_t>(block)];
-  LM_CHECK(loan.has_value(), "block " + std::to_string(block) + " is used without a loan");
-  const BlockMemory memory{loan->trainable(), loan->frozen(), nullptr};
+BlockMemory TrainStep::borrow(int64_t unit, bool training) {
+  const std::optional<Loan>& loan = loans_[static_cast<size_t>(unit)];
+  LM_CHECK(loan.has_value(), "unit " + std::to_string(unit) + " is used without a loan");
+  const Unit& range = weights_.units()[static_cast<size_t>(unit)];
+  BlockMemory memory{loan->trainable(), loan->frozen(), nullptr, range.first, range.first_frozen_byte};
+  if (training && gradients_ != nullptr && range.elements > 0) memory.gradients = gradients_->unit(unit);
   arrived();
   return memory;
 }
@@ -195,25 +199,33 @@ BindOptions TrainStep::bind_options(bool training) const {
 }
 
 Param TrainStep::bind_embedding(bool training) {
-  BlockMemory memory = borrow(0);
-  if (training && gradients_ != nullptr && trained(0)) memory.gradients = gradients_->block(0);
-  return bind_param(layout_.blocks[0], "embed", memory, bind_options(training));
+  return bind_param(layout_.blocks[0], "embed", borrow(0, training), bind_options(training));
 }
 
 // With `training` a backward is at hand: the gradient, too, is where it can be added to.
 TransformerBlock TrainStep::bind_block(int64_t block, bool training) {
-  BlockMemory memory = borrow(block);
-  if (training && trained(block)) memory.gradients = gradients_->block(block);
-  arrived();
-  return bind_transformer(context_.spec, layout_.blocks[static_cast<size_t>(block)], block - 1, memory,
-                          bind_options(true));
+  return bind_transformer(context_.spec, layout_.blocks[static_cast<size_t>(block)], block - 1,
+                          borrow(block, training), bind_options(true));
 }
 
 Head TrainStep::bind_last(bool training) {
-  BlockMemory memory = borrow(layers_ + 1);
-  if (training && trained(layers_ + 1)) memory.gradients = gradients_->block(layers_ + 1);
+  const BlockMemory memory = borrow(layers_ + 1, training);
   return bind_head(layout_.blocks.back(), memory, context_.spec.tied ? bind_embedding(training) : Param(),
                    bind_options(training));
+}
+
+Param TrainStep::bind_last_norm(bool training) {
+  return bind_param(layout_.blocks.back(), "norm", borrow(layers_ + 1, training), bind_options(training));
+}
+
+HeadSegment TrainStep::bind_head_segment(int64_t segment, bool training) {
+  const int64_t unit = layers_ + 2 + segment;
+  return bind_segment(layout_.blocks.back(), weights_.units()[static_cast<size_t>(unit)],
+                      borrow(unit, training), bind_options(training));
+}
+
+LossOptions TrainStep::loss_options(int64_t micro) const {
+  return {.row_chunk = settings_.row_chunk, .scale = loss_scale_, .first = micro == 0};
 }
 
 bool TrainStep::last_of_group(int64_t micro) const {
@@ -275,11 +287,33 @@ void TrainStep::forward(int64_t block, int64_t micro, const StepBatches& batches
   block_forward(context_, bound, m.device, x_in, m.saved[b], make_input(block + 1, micro));
 }
 
-void TrainStep::head(int64_t micro, float scale) {
+void TrainStep::head(int64_t micro) {
   MicroBatch& m = at(micro);
   head_loss(context_, bind_last(true), m.device, input(layers_ + 1, micro), m.dx,
-            reinterpret_cast<double*>(nll_.data()),
-            {.row_chunk = settings_.row_chunk, .scale = scale, .first = micro == 0});
+            reinterpret_cast<double*>(nll_.data()), loss_options(micro));
+}
+
+void TrainStep::head_forward(const Operation& operation) {
+  const int64_t micro = operation.micro;
+  MicroBatch& m = at(micro);
+  if (operation.segment >= 0) {
+    return head_segment_forward(context_, bind_head_segment(operation.segment, false), m.head,
+                                reinterpret_cast<double*>(nll_.data()), loss_options(micro));
+  }
+  if (micro % settings_.shape.group == 0) mark_.back() = context_.arena.mark();
+  m.head = head_begin(context_, bind_last_norm(false), m.device, input(layers_ + 1, micro), m.dx);
+}
+
+void TrainStep::head_backward(const Operation& operation) {
+  const int64_t micro = operation.micro;
+  MicroBatch& m = at(micro);
+  if (micro == 0 && trained(layers_ + 1)) gradients_->begin(unit(operation));
+  if (operation.segment >= 0) {
+    return head_segment_backward(context_, bind_head_segment(operation.segment, true), m.head,
+                                 loss_options(micro));
+  }
+  head_finish(context_, bind_last_norm(true), input(layers_ + 1, micro), m.head, m.dx, loss_options(micro));
+  if (last_of_group(micro)) context_.arena.rewind(mark_.back());
 }
 
 void TrainStep::recompute(int64_t block, int64_t micro) {
@@ -310,14 +344,14 @@ void TrainStep::backward(int64_t block, int64_t micro) {
   }
 }
 
-void TrainStep::reduce(int64_t block) {
-  if (!trained(block)) return;
-  if (block == 0) {
-    const BlockMemory memory{nullptr, nullptr, gradients_->block(0)};
+void TrainStep::reduce(const Operation& operation) {
+  if (!trained(operation.block)) return;
+  if (operation.block == 0) {
+    const BlockMemory memory{nullptr, nullptr, gradients_->unit(0)};
     embedding_gradient_->finish(context_,
                                 bind_param(layout_.blocks[0], "embed", memory, bind_options(true)).gradient);
   }
-  gradients_->reduce(block);
+  gradients_->reduce(unit(operation));
 }
 
 void TrainStep::check(const StepBatches& batches) {
@@ -352,29 +386,34 @@ float TrainStep::block_scale(int64_t block) const {
   return settings_.clip == Clip::kBlock ? clip_factor(norm, settings_.max_grad_norm) : 1.0F;
 }
 
-void TrainStep::update(int64_t block, int64_t tile) {
+void TrainStep::update(const Operation& operation) {
+  const int64_t block = operation.block, tile = operation.micro, u = unit(operation);
   if (update_.skipped || !trained(block)) return;
   if (!update_begun_) {
     optimizer_->begin_update();
     update_begun_ = true;
   }
-  if (settings_.clip != Clip::kGlobal && tile == 0) update_.scale = block_scale(block);
-  const UpdateInputs inputs{.weights = weights_.trainable_home(block),
-                            .gradients = gradients_->block(block),
+  // A cut head's updates begin with what is left of the block.
+  const bool first = operation.segment < 0 && tile == settings_.shape.updates(block).first;
+  if (settings_.clip != Clip::kGlobal && first) update_.scale = block_scale(block);
+  const Unit& range = weights_.units()[static_cast<size_t>(u)];
+  const UpdateInputs inputs{.weights = weights_.trainable_home(u),
+                            .gradients = gradients_->unit(u),
                             .gradient_dtype = gradients_->dtype(),
                             .gradient_scale = update_.scale,
                             .lr = update_.lr,
                             .step = update_.step,
                             // The check or the block's norm has waited for everything that is near; what
                             // comes through slots of the device is only on its way.
-                            .ready = !weights_.streamed(block) && !gradients_->streamed(block)};
-  const bool whole = settings_.shape.tiles_of(block) == 0;
+                            .ready = !weights_.streamed(u) && !gradients_->streamed(u),
+                            .first = range.first,
+                            .elements = range.elements};
+  const bool whole = settings_.shape.tiles_of(block) == 0 && !settings_.shape.cut(block);
   whole ? optimizer_->update(block, inputs) : optimizer_->update_tile(block, tile, inputs);
-  if (whole || tile + 1 == settings_.shape.tiles_of(block)) weights_.advance(block);
+  if (tile + 1 == settings_.shape.updates(block, operation.segment).end) weights_.advance(u);
 }
 
-void TrainStep::walk_forward(const Batch& batch,
-                             const std::function<void(const DeviceBatch&, const at::Tensor&)>& head) {
+void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head) {
   flush();
   const ArenaFrame frame(context_.arena);
   const DeviceBatch device = place_batch(context_, batch);
@@ -386,19 +425,22 @@ void TrainStep::walk_forward(const Batch& batch,
   transfers.pool(Pool::kWeights) = settings_.transfers.pool(Pool::kWeights);
   SlotState slots(transfers);
   const StepSchedule list = add_transfers(
-      make_evaluation_schedule({.layers = layers_, .tied = context_.spec.tied}), {}, transfers, slots);
+      make_evaluation_schedule(
+          {.layers = layers_, .tied = context_.spec.tied, .segments = settings_.shape.segments}),
+      {}, transfers, slots);
   for (const Operation& operation : list.operations) {
-    if (operation.kind == OperationKind::kHead) {
-      head(device, x);
-    } else if (operation.kind != OperationKind::kForward) {
+    const bool computes = operation.kind == OperationKind::kForward || operation.kind == OperationKind::kHead;
+    if (!computes) {
       execute(operation, {});
+    } else if (operation.block > layers_) {
+      head(operation, device, x);
     } else if (operation.block == 0) {
       embedding_forward(context_, bind_embedding(false).weight, device, x);
     } else {
       const ArenaFrame inner(context_.arena);
       const TransformerBlock bound =
           bind_transformer(context_.spec, layout_.blocks[static_cast<size_t>(operation.block)],
-                           operation.block - 1, borrow(operation.block), bind_options(false));
+                           operation.block - 1, borrow(operation.block, false), bind_options(false));
       BlockSaved dropped = allocate_block_saved(context_, bound, tokens);
       block_forward(context_, bound, device, x, dropped, y);
       std::swap(x, y);
@@ -411,9 +453,17 @@ void TrainStep::walk_forward(const Batch& batch,
 
 double TrainStep::evaluate(const Batch& batch) {
   zero_bytes(nll_.data(), nll_.size(), context_.stream);
-  walk_forward(batch, [&](const DeviceBatch& device, const at::Tensor& x) {
-    head_loss(context_, bind_last(false), device, x, {}, reinterpret_cast<double*>(nll_.data()),
-              {.row_chunk = settings_.row_chunk, .scale = 1, .first = false});
+  auto* const nll_sum = reinterpret_cast<double*>(nll_.data());
+  const LossOptions options{.row_chunk = settings_.row_chunk, .scale = 1, .first = false};
+  HeadRows rows;
+  walk_forward(batch, [&](const Operation& operation, const DeviceBatch& device, const at::Tensor& x) {
+    if (operation.kind == OperationKind::kHead) {
+      head_loss(context_, bind_last(false), device, x, {}, nll_sum, options);
+    } else if (operation.segment < 0) {
+      rows = head_begin(context_, bind_last_norm(false), device, x, {});
+    } else {
+      head_segment_forward(context_, bind_head_segment(operation.segment, false), rows, nll_sum, options);
+    }
   });
   double nll = 0;
   copy_bytes(&nll, nll_.data(), sizeof nll, context_.stream);
@@ -421,12 +471,15 @@ double TrainStep::evaluate(const Batch& batch) {
 }
 
 std::vector<float> TrainStep::logits(const Batch& batch, const std::vector<int32_t>& rows) {
-  at::Tensor host;
-  walk_forward(batch, [&](const DeviceBatch&, const at::Tensor& x) {
-    const auto count = static_cast<int64_t>(rows.size()), vocab = context_.spec.vocab;
+  const auto count = static_cast<int64_t>(rows.size()), vocab = context_.spec.vocab;
+  at::Tensor normed, out;
+  walk_forward(batch, [&](const Operation& operation, const DeviceBatch&, const at::Tensor& x) {
+    if (operation.segment >= 0)
+      return head_segment_logits(bind_head_segment(operation.segment, false), normed, out);
     const at::Tensor index = context_.tensor({count}, DType::kI32);
     copy_bytes(index.data_ptr(), rows.data(), count * 4, context_.stream);
     const at::Tensor picked = context_.tensor({count, context_.spec.hidden});
+    out = at::empty({count, vocab}, x.options());
     context_.kernels.gather_rows({.table = x.data_ptr(),
                                   .index = index.data_ptr<int32_t>(),
                                   .out = picked.data_ptr(),
@@ -434,10 +487,10 @@ std::vector<float> TrainStep::logits(const Batch& batch, const std::vector<int32
                                   .width = context_.spec.hidden,
                                   .dtype = context_.dtype},
                                  context_.stream);
-    const at::Tensor out = at::empty({count, vocab}, x.options());
-    head_logits(context_, bind_last(false), picked, out);
-    host = out.to(at::kCPU, at::kFloat);
+    if (operation.kind == OperationKind::kHead) return head_logits(context_, bind_last(false), picked, out);
+    normed = head_normed(context_, bind_last_norm(false), picked);
   });
+  const at::Tensor host = out.to(at::kCPU, at::kFloat);
   return {host.data_ptr<float>(), host.data_ptr<float>() + host.numel()};
 }
 

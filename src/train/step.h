@@ -88,12 +88,15 @@ class TrainStep {
   void transfer(const Operation& operation);
   void forward(int64_t block, int64_t micro, const StepBatches& batches);
   void begin_micro(int64_t micro, const StepBatches& batches);
-  void head(int64_t micro, float scale);
+  void head(int64_t micro);
+  // Of a cut head: of a segment, or of what is left.
+  void head_forward(const Operation& operation);
+  void head_backward(const Operation& operation);
   void recompute(int64_t block, int64_t micro);
   void backward(int64_t block, int64_t micro);
-  void reduce(int64_t block);
+  void reduce(const Operation& operation);
   void check(const StepBatches& batches);
-  void update(int64_t block, int64_t tile);
+  void update(const Operation& operation);
   float block_scale(int64_t block) const;
 
   MicroBatch& at(int64_t micro) { return *group_[static_cast<size_t>(micro % settings_.shape.group)]; }
@@ -103,14 +106,20 @@ class TrainStep {
   at::Tensor input(int64_t block, int64_t micro);
   at::Tensor make_input(int64_t block, int64_t micro);
 
-  BlockMemory borrow(int64_t block);
+  // What the operation's block or segment has on loan; `training`: its gradient, too.
+  BlockMemory borrow(int64_t unit, bool training);
+  int64_t unit(const Operation& operation) const { return operation.unit(layers_); }
   BindOptions bind_options(bool training) const;
   Param bind_embedding(bool training);
   TransformerBlock bind_block(int64_t block, bool training);
   Head bind_last(bool training);
-  // Runs forward up to the head and calls `head` with its input.
-  void walk_forward(const Batch& batch,
-                    const std::function<void(const DeviceBatch& batch, const at::Tensor& x)>& head);
+  Param bind_last_norm(bool training);
+  HeadSegment bind_head_segment(int64_t segment, bool training);
+  LossOptions loss_options(int64_t micro) const;
+  // Runs forward up to the head and calls `head` with its input for each of the head's operations.
+  using HeadVisitor =
+      std::function<void(const Operation& operation, const DeviceBatch& batch, const at::Tensor& x)>;
+  void walk_forward(const Batch& batch, const HeadVisitor& head);
   bool trained(int64_t block) const;
 
   const Context& context_;
@@ -134,7 +143,8 @@ class TrainStep {
   double lr_ = 0;
   StepResult result_;
   bool update_begun_ = false;
-  std::vector<std::optional<Loan>> loans_;  // per block, between acquire and release
+  float loss_scale_ = 0;                    // 1 / target tokens
+  std::vector<std::optional<Loan>> loans_;  // per unit, between acquire and release
   std::vector<std::unique_ptr<MicroBatch>> group_;
   std::vector<int64_t> mark_;   // of the arena, before a block's saved activations
   int64_t group_mark_ = 0;      // before the group

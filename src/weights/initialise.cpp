@@ -29,11 +29,12 @@ double unit(uint32_t word) {
 
 }  // namespace
 
-void initialise(const Parameter& parameter, uint64_t seed, uint32_t tensor, DType dtype, std::byte* memory) {
+void initialise(const Parameter& parameter, uint64_t seed, uint32_t tensor, DType dtype, std::byte* memory,
+                int64_t first_row, int64_t rows) {
   const uint64_t key = philox_key(seed, Purpose::kInit, 0, tensor);
-  const int64_t n = parameter.elements();
+  const int64_t begin = first_row * parameter.columns, end = begin + rows * parameter.columns;
   const double bound = 1.0 / std::sqrt(static_cast<double>(parameter.columns));
-  for (int64_t i = 0; i < n; ++i) {
+  for (int64_t i = begin; i < end; ++i) {
     const auto index = static_cast<uint64_t>(i);
     float value = 0;
     switch (parameter.kind) {
@@ -53,7 +54,7 @@ void initialise(const Parameter& parameter, uint64_t seed, uint32_t tensor, DTyp
         value = static_cast<float>(kStddev * radius * std::cos(angle));
       }
     }
-    store(dtype, memory, i, value);
+    store(dtype, memory, i - begin, value);
   }
 }
 

@@ -9,26 +9,24 @@
 namespace lm {
 namespace {
 
-int64_t place_bytes(const LoadSetup& setup, const TensorPlace& place) {
-  return place.parameter.elements() * static_cast<int64_t>(dtype_size(setup.dtype));
-}
-
-// Blocks opened for filling, and on a GPU host memory in which tensors are gathered first; `read` fills what
+// Units opened for filling, and on a GPU host memory in which tensors are gathered first; `read` fills what
 // target() hands out.
 class Staging {
  public:
   Staging(const LoadSetup& setup, WeightStore& store) : setup_(setup), store_(store) {}
 
-  LoadTarget target(size_t block, const TensorPlace& place) {
-    if (open_.empty() || open_.back().block() != static_cast<int64_t>(block))
-      open_.push_back(store_.open(static_cast<int64_t>(block), true));
-    const OpenBlock& b = open_.back();
-    std::byte* const home =
-        place.frozen ? b.frozen() + place.offset
-                     : b.trainable() + place.offset * static_cast<int64_t>(dtype_size(setup_.dtype));
-    if (setup_.stream.device == DeviceType::kCpu) return {home, setup_.dtype};
-    pieces_.push_back({home, Memory(DeviceType::kCpu, place_bytes(setup_, place))});
-    return {pieces_.back().memory.data(), setup_.dtype};
+  // What the unit has of the tensor.
+  LoadTarget target(int64_t unit, const TensorPlace& place) {
+    if (open_.empty() || open_.back().unit() != unit) open_.push_back(store_.open(unit, true));
+    std::byte* const home = open_.back().tensor(place);
+    const Unit& range = store_.units()[static_cast<size_t>(unit)];
+    LoadTarget target{home, setup_.dtype, range.first_row, range.rows};
+    if (setup_.stream.device == DeviceType::kCpu) return target;
+    const int64_t rows = range.segment() ? range.rows : place.parameter.rows;
+    const int64_t bytes = rows * place.parameter.columns * static_cast<int64_t>(dtype_size(setup_.dtype));
+    pieces_.push_back({home, Memory(DeviceType::kCpu, bytes)});
+    target.memory = pieces_.back().memory.data();
+    return target;
   }
 
   void finish() {
@@ -46,17 +44,19 @@ class Staging {
   };
   const LoadSetup& setup_;
   WeightStore& store_;
-  std::vector<OpenBlock> open_;
+  std::vector<OpenUnit> open_;
   std::vector<Piece> pieces_;
 };
 
-// Calls read(wanted) for all near blocks at once, in the order of the files, then for each streamed block by
-// itself, since these pass through one slot.
-void by_home(const LoadSetup& setup, const WeightStore& store,
-             const std::function<void(const std::function<bool(size_t)>& wanted)>& read) {
-  read([&](size_t block) { return !store.streamed(static_cast<int64_t>(block)); });
-  for (size_t b = 0; b < setup.layout.blocks.size(); ++b) {
-    if (store.streamed(static_cast<int64_t>(b))) read([b](size_t block) { return block == b; });
+// Calls read(wanted) for all near blocks at once, in the order of the files, then for each streamed block and
+// each segment of a cut head by itself, since these pass through one slot.
+void by_home(const WeightStore& store, const std::function<void(const std::function<bool(int64_t)>&)>& read) {
+  const auto apart = [&](int64_t unit) {
+    return store.streamed(unit) || store.units()[static_cast<size_t>(unit)].segment();
+  };
+  read([&](int64_t unit) { return !apart(unit); });
+  for (int64_t u = 0; u < std::ssize(store.units()); ++u) {
+    if (apart(u)) read([u](int64_t unit) { return unit == u; });
   }
 }
 
@@ -72,8 +72,13 @@ void initialise_where(const LoadSetup& setup, int64_t seed, WeightStore& store,
     for (const TensorPlace& place : setup.layout.blocks[block].tensors) {
       ++number;
       if (!chosen(place)) continue;
-      initialise(place.parameter, static_cast<uint64_t>(seed), number, setup.dtype,
-                 staging.target(block, place).memory);
+      for (const int64_t unit : store.units_of(static_cast<int64_t>(block), place)) {
+        const bool segment = store.units()[static_cast<size_t>(unit)].segment();
+        if (segment) staging.finish();  // one at a time
+        const LoadTarget target = staging.target(unit, place);
+        initialise(place.parameter, static_cast<uint64_t>(seed), number, setup.dtype, target.memory,
+                   target.first_row, segment ? target.rows : place.parameter.rows);
+      }
     }
     staging.finish();
   }
@@ -83,10 +88,13 @@ void initialise_where(const LoadSetup& setup, int64_t seed, WeightStore& store,
 
 void load_weights(const LoadSetup& setup, const std::string& directory, WeightStore& store) {
   const ModelFiles files(directory);
-  by_home(setup, store, [&](const std::function<bool(size_t)>& wanted) {
+  by_home(store, [&](const std::function<bool(int64_t)>& wanted) {
     Staging staging(setup, store);
     const auto target = [&](size_t block, const TensorPlace& place) {
-      return wanted(block) ? staging.target(block, place) : LoadTarget{nullptr, setup.dtype};
+      for (const int64_t unit : store.units_of(static_cast<int64_t>(block), place)) {
+        if (wanted(unit)) return staging.target(unit, place);
+      }
+      return LoadTarget{nullptr, setup.dtype};
     };
     load_model(files, setup.spec, setup.layout, target, {.threads = setup.threads, .progress = {}});
     staging.finish();
@@ -100,7 +108,9 @@ void initialise_weights(const LoadSetup& setup, int64_t seed, WeightStore& store
 void load_adapter_weights(const LoadSetup& setup, const std::string& directory, WeightStore& store) {
   Staging staging(setup, store);
   load_adapter(directory, setup.layout,
-               [&](size_t block, const TensorPlace& place) { return staging.target(block, place); },
+               [&](size_t block, const TensorPlace& place) {
+                 return staging.target(static_cast<int64_t>(block), place);
+               },
                {.threads = setup.threads, .progress = {}});
   staging.finish();
 }

@@ -91,16 +91,20 @@ std::vector<Chunk> chunks_of(const ModelFiles& files, const std::vector<LoadItem
   for (const LoadItem& item : items) {
     if (!item.target.memory) continue;
     const int64_t size = static_cast<int64_t>(dtype_size(item.target.dtype));
+    const int64_t columns = item.parameter->columns, first_row = item.target.first_row;
+    const int64_t end_row = item.target.rows > 0 ? first_row + item.target.rows : item.parameter->rows;
     for (const ParameterPart& part : item.parameter->parts) {
       const ModelFiles::Tensor tensor = *files.find(part.name);
       const int64_t file_size = static_cast<int64_t>(dtype_size(tensor.entry->dtype));
-      const int64_t most = kChunkBytes / file_size, elements = part.rows * item.parameter->columns;
-      std::byte* to = item.target.memory + part.first * item.parameter->columns * size;
-      for (int64_t first = 0; first < elements; first += most) {
+      const int64_t most = kChunkBytes / file_size;
+      // Elements of the part, as far as they are wanted.
+      const int64_t begin = (std::max(part.first, first_row) - part.first) * columns;
+      const int64_t end = (std::min(part.first + part.rows, end_row) - part.first) * columns;
+      for (int64_t first = begin; first < end; first += most) {
         chunks.push_back({.tensor = tensor,
                           .offset = first * file_size,
-                          .elements = std::min(most, elements - first),
-                          .to = to + first * size,
+                          .elements = std::min(most, end - first),
+                          .to = item.target.memory + ((part.first - first_row) * columns + first) * size,
                           .to_type = item.target.dtype});
       }
     }

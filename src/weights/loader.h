@@ -13,11 +13,13 @@
 
 namespace lm {
 
-// Row-major memory for one whole parameter of ours (its parts one after another); `memory` null: the tensor
-// is checked but not read (it is someone else's).
+// Row-major memory for a parameter of ours (its parts one after another), or for some rows of it; `memory`
+// null: the tensor is checked but not read (it is someone else's).
 struct LoadTarget {
   std::byte* memory = nullptr;
   DType dtype = DType::kBF16;  // bf16 or fp32
+  int64_t first_row = 0;       // that `memory` begins with
+  int64_t rows = 0;            // 0: all
 };
 
 struct LoadItem {

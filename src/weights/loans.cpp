@@ -1,109 +1,141 @@
 #include "weights/loans.h"
 
+#include <algorithm>
 #include <exception>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
 
 namespace lm {
 
-Loan::Loan(WeightStore& store, int64_t block)
-    : store_(&store), block_(block), version_(store.blocks_[static_cast<size_t>(block)].version) {
-  ++store.blocks_[static_cast<size_t>(block)].loans;
+Loan::Loan(WeightStore& store, int64_t unit)
+    : store_(&store), unit_(unit), version_(store.homes_[static_cast<size_t>(unit)].version) {
+  ++store.homes_[static_cast<size_t>(unit)].loans;
 }
 
 Loan::Loan(Loan&& other) noexcept
-    : store_(std::exchange(other.store_, nullptr)), block_(other.block_), version_(other.version_) {}
+    : store_(std::exchange(other.store_, nullptr)), unit_(other.unit_), version_(other.version_) {}
 
 Loan::~Loan() {
-  if (store_ != nullptr) --store_->blocks_[static_cast<size_t>(block_)].loans;
+  if (store_ != nullptr) --store_->homes_[static_cast<size_t>(unit_)].loans;
 }
 
 std::byte* Loan::trainable() const {
-  const auto& block = store_->blocks_[static_cast<size_t>(block_)];
-  LM_CHECK(block.version == version_, "a loan of block " + std::to_string(block_) + " outlived an update");
-  return store_->trainable(block_);
+  const auto& home = store_->homes_[static_cast<size_t>(unit_)];
+  LM_CHECK(home.version == version_, "a loan of unit " + std::to_string(unit_) + " outlived an update");
+  return store_->trainable(unit_);
 }
 
 std::byte* Loan::frozen() const {
-  return store_->frozen(block_);
+  return store_->frozen(unit_);
 }
 
-OpenBlock::OpenBlock(WeightStore& store, int64_t block, bool changes)
-    : store_(&store), block_(block), changes_(changes) {}
+OpenUnit::OpenUnit(WeightStore& store, int64_t unit, bool changes)
+    : store_(&store), unit_(unit), changes_(changes) {}
 
-OpenBlock::OpenBlock(OpenBlock&& other) noexcept
+OpenUnit::OpenUnit(OpenUnit&& other) noexcept
     : store_(std::exchange(other.store_, nullptr)),
-      block_(other.block_),
+      unit_(other.unit_),
       changes_(other.changes_),
       brought_(other.brought_) {}
 
-OpenBlock::~OpenBlock() noexcept(false) {
+OpenUnit::~OpenUnit() noexcept(false) {
   if (store_ == nullptr || !brought_) return;
-  if (changes_ && std::uncaught_exceptions() == 0) store_->far_->write_back(block_);
-  store_->far_->forget(block_);
+  if (changes_ && std::uncaught_exceptions() == 0) store_->far_->write_back(unit_);
+  store_->far_->forget(unit_);
 }
 
-void OpenBlock::bring() const {
-  if (!brought_) store_->far_->fetch(block_, 0);
+void OpenUnit::bring() const {
+  if (!brought_) store_->far_->fetch(unit_, 0);
   brought_ = true;
 }
 
-std::byte* OpenBlock::trainable() const {
-  if (store_->trainable_away(block_)) bring();
-  return store_->trainable(block_);
+std::byte* OpenUnit::trainable() const {
+  if (store_->trainable_away(unit_)) bring();
+  return store_->trainable(unit_);
 }
 
-std::byte* OpenBlock::frozen() const {
-  if (store_->frozen_away(block_)) bring();
-  return store_->frozen(block_);
+std::byte* OpenUnit::frozen() const {
+  if (store_->frozen_away(unit_)) bring();
+  return store_->frozen(unit_);
 }
 
-WeightStore::WeightStore(const ModelLayout& layout, DType dtype, DeviceType device, Store* far)
-    : layout_(layout), dtype_(dtype), far_(far) {
-  for (const BlockLayout& block : layout.blocks) {
-    const bool away = streamed(static_cast<int64_t>(blocks_.size()));
-    const bool base = block.frozen_bytes > 0;
-    const int64_t trainable = block.flat_elements * static_cast<int64_t>(dtype_size(dtype));
-    blocks_.push_back({Memory(device, away && !base ? 0 : trainable),
-                       Memory(device, away && base ? 0 : block.frozen_bytes)});
+std::byte* OpenUnit::tensor(const TensorPlace& place) const {
+  const Unit& unit = store_->units_[static_cast<size_t>(unit_)];
+  if (place.frozen) return frozen() + std::max<int64_t>(place.offset - unit.first_frozen_byte, 0);
+  return trainable() +
+         std::max<int64_t>(place.offset - unit.first, 0) * static_cast<int64_t>(dtype_size(store_->dtype_));
+}
+
+WeightStore::WeightStore(const ModelLayout& layout, DType dtype, DeviceType device, Store* far, bool cut_head)
+    : layout_(layout), dtype_(dtype), far_(far), units_(layout.units(cut_head)) {
+  for (const Unit& unit : units_) {
+    const bool away = streamed(static_cast<int64_t>(homes_.size()));
+    const bool base = unit.frozen_bytes > 0;
+    const int64_t trainable = unit.elements * static_cast<int64_t>(dtype_size(dtype));
+    homes_.push_back({Memory(device, away && !base ? 0 : trainable),
+                      Memory(device, away && base ? 0 : unit.frozen_bytes)});
   }
 }
 
-bool WeightStore::frozen_away(int64_t block) const {
-  return streamed(block) && layout_.blocks[static_cast<size_t>(block)].frozen_bytes > 0;
+std::vector<int64_t> WeightStore::units_of(int64_t block, const TensorPlace& place) const {
+  if (units_[static_cast<size_t>(block)].holds(place)) return {block};
+  std::vector<int64_t> out;
+  for (int64_t u = std::ssize(layout_.blocks); u < std::ssize(units_); ++u) out.push_back(u);
+  return out;
 }
 
-bool WeightStore::trainable_away(int64_t block) const {
-  return streamed(block) && !frozen_away(block);
+bool WeightStore::frozen_away(int64_t unit) const {
+  return streamed(unit) && units_[static_cast<size_t>(unit)].frozen_bytes > 0;
 }
 
-std::byte* WeightStore::trainable(int64_t block) const {
-  return trainable_away(block) ? far_->use(block) : blocks_[static_cast<size_t>(block)].trainable.data();
+bool WeightStore::trainable_away(int64_t unit) const {
+  return streamed(unit) && !frozen_away(unit);
 }
 
-std::byte* WeightStore::frozen(int64_t block) const {
-  return frozen_away(block) ? far_->use(block) : blocks_[static_cast<size_t>(block)].frozen.data();
+std::byte* WeightStore::trainable(int64_t unit) const {
+  return trainable_away(unit) ? far_->use(unit) : homes_[static_cast<size_t>(unit)].trainable.data();
 }
 
-std::byte* WeightStore::trainable_home(int64_t block) {
-  const Block& b = blocks_[static_cast<size_t>(block)];
-  LM_CHECK(b.loans == 0, "block " + std::to_string(block) + " is on loan");
-  return trainable(block);
+std::byte* WeightStore::frozen(int64_t unit) const {
+  return frozen_away(unit) ? far_->use(unit) : homes_[static_cast<size_t>(unit)].frozen.data();
+}
+
+std::byte* WeightStore::trainable_home(int64_t unit) {
+  const UnitHome& home = homes_[static_cast<size_t>(unit)];
+  LM_CHECK(home.loans == 0, "unit " + std::to_string(unit) + " is on loan");
+  return trainable(unit);
 }
 
 void WeightStore::visit_state(StateVisitor& visitor) {
-  const auto size = static_cast<int64_t>(dtype_size(dtype_));
-  for (size_t b = 0; b < blocks_.size(); ++b) {
-    const OpenBlock open(*this, static_cast<int64_t>(b), true);
-    for (const TensorPlace& place : layout_.blocks[b].tensors) {
+  std::optional<OpenUnit> open;  // one at a time: streamed units pass through one slot
+  for (int64_t b = 0; b < std::ssize(layout_.blocks); ++b) {
+    for (const TensorPlace& place : layout_.blocks[static_cast<size_t>(b)].tensors) {
       if (place.frozen) continue;
-      const Parameter& p = place.parameter;
-      const auto shape = p.vector() ? std::vector<int64_t>{p.rows} : std::vector<int64_t>{p.rows, p.columns};
-      visitor.tensor("weight." + p.name, dtype_, shape,
-                     {open.trainable() + place.offset * size, static_cast<size_t>(p.elements() * size)});
+      for (const int64_t u : units_of(b, place)) {
+        if (!open || open->unit() != u) {
+          open.reset();
+          open.emplace(*this, u, true);
+        }
+        visit_tensor(*open, place, visitor);
+      }
     }
   }
+}
+
+void WeightStore::visit_tensor(const OpenUnit& open, const TensorPlace& place, StateVisitor& visitor) const {
+  const Parameter& p = place.parameter;
+  const Unit& unit = units_[static_cast<size_t>(open.unit())];
+  const auto size = static_cast<int64_t>(dtype_size(dtype_));
+  const auto bytes = [&](int64_t elements) {
+    return std::span(open.tensor(place), static_cast<size_t>(elements * size));
+  };
+  if (unit.segment())
+    return visitor.part("weight." + p.name, dtype_, p.elements(), unit.first_row * p.columns,
+                        bytes(unit.rows * p.columns));
+  const auto shape = p.vector() ? std::vector<int64_t>{p.rows} : std::vector<int64_t>{p.rows, p.columns};
+  visitor.tensor("weight." + p.name, dtype_, shape, bytes(p.elements()));
 }
 
 }  // namespace lm

@@ -12,15 +12,17 @@
 
 namespace lm {
 
-// Row-major memory of one whole parameter of ours; fp32 or bf16.
+// Row-major memory of one parameter of ours, or of some rows of it; fp32 or bf16.
 struct WeightView {
   const std::byte* memory = nullptr;
   DType dtype = DType::kBF16;
+  int64_t first_row = 0;  // that `memory` begins with
+  int64_t rows = 0;       // 0: all
 };
 
-// Asked for a parameter each time one of its tensors is written; the view must stay valid until the next
-// call.
-using WeightSource = std::function<WeightView(size_t block, const TensorPlace& place)>;
+// Asked for a parameter, from a row on, each time one of its tensors is written: for what is left of it until
+// nothing is. The view holds at least that row, and must stay valid until the next call.
+using WeightSource = std::function<WeightView(size_t block, const TensorPlace& place, int64_t row)>;
 
 class OutgoingTensors {
  public:
@@ -37,6 +39,7 @@ class OutgoingTensors {
     const TensorPlace* place;
     const ParameterPart* part;
   };
+  void pass_on(const std::byte* from, DType dtype, int64_t elements, const TensorSink& sink) const;
   DType dtype_;
   WeightSource source_;
   std::vector<TensorInfo> tensors_;

@@ -109,6 +109,37 @@ def test_where_state_lives_changes_no_bit(work, resident, method, engine):
     assert not list((work / "swap").iterdir())
 
 
+@pytest.fixture(scope="module")
+def wide(work):
+    """A vocabulary of two segments and a bit, with a head of its own."""
+    torch.manual_seed(3)
+    LlamaForCausalLM(LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=17000,
+        max_position_embeddings=64, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2)).save_pretrained(work / "wide")
+    return ["model.path=wide", "train.steps=3", "data.eval_fraction=0.1", "data.eval=[]"]
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_head_of_its_own_leaves_in_segments_and_changes_no_bit(work, wide, method):
+    wide = wide + (LORA if method == "lora" else [])
+    train(work, f"wide_{method}", *wide)
+    train(work, f"wide_{method}_disk", *wide, *on_disk(work / "swap"), "--trace", f"wide_{method}.json")
+    assert numbers(work, f"wide_{method}_disk") == numbers(work, f"wide_{method}")
+    # Loaded from the files and written to them segment by segment.
+    assert weights_hash(work, f"wide_{method}_disk") == weights_hash(work, f"wide_{method}")
+    names = {event["name"] for event in json.loads((work / f"wide_{method}.json").read_text())["traceEvents"]}
+    for segment in range(3):
+        assert f"weights of head, segment {segment}" in names
+        assert f"backward head, segment {segment}, micro-batch 1" in names
+    assert ("gradient of head, segment 0" in names) == (method == "full")  # the last one never left its slot
+    near, far = (json.loads(lmlaunch(work, "eval", "c.toml", "--json", *wide, *more).stdout)["eval_loss"]
+                 for more in ([], on_disk(work / "swap")))
+    assert near == far
+    plan = json.loads(lmlaunch(work, "plan", "c.toml", "--json", *wide, *on_disk(work / "swap")).stdout)
+    pool = plan["placement"]["pools"]["weights"]
+    assert (pool["arrays"], pool["streamed"]) == (4 + 3, 2 + 3)
+
+
 def test_a_disk_is_measured_once(work, resident):
     """In its turn the run above has measured it; a plan then knows the rates."""
     train(work, "measured", *on_disk(work / "swap"), "train.steps=1")

@@ -194,7 +194,7 @@ void train(const Case& c, Rank& rank, int steps, double lr, Output& output) {
     if (step > 1) continue;
     output.add("loss", {1}, {static_cast<float>(result.loss)});
     dump(output, "grad.", c.layout, c.plan.numerics.gradient_dtype,
-         [&](int64_t b) { return rank.gradients().block(b); });
+         [&](int64_t b) { return rank.gradients().unit(b); });
   }
   if (steps > 0) {
     double nll = 0;

@@ -16,7 +16,8 @@ std::string text(const StepSchedule& schedule) {
       out += std::string(1, "fcw"[static_cast<int>(op.kind) - static_cast<int>(Kind::kFetch)]) +
              std::to_string(op.array) + ">" + std::to_string(op.slot) + " ";
     } else if (op.kind == Kind::kForward || op.kind == Kind::kBackward || op.kind == Kind::kUpdate) {
-      out += std::string(operation_name(op.kind)) + std::to_string(op.block) + "." +
+      out += std::string(operation_name(op.kind)) + std::to_string(op.block) +
+             (op.segment < 0 ? "" : std::string(1, static_cast<char>('a' + op.segment))) + "." +
              std::to_string(op.micro) + " ";
     }
   }
@@ -94,6 +95,53 @@ TEST(Transfers, ParkInputsUntilTheirBackward) {
       "backward2.0 backward1.0 c0>1 c1>0 backward0.0 update0.0 update1.0 update2.0 update3.0 update4.0 ");
 }
 
+TEST(Transfers, BringACutHeadsMatrixTwiceAndItsSumsOnce) {
+  ScheduleShape run{
+      .layers = 1, .micro_batches = 2, .group = 2, .segments = 3, .segment_tiles = {0, 1, 2, 3, 4}};
+  TransferShape shape = stream(Pool::kWeights, {0, 0, 0, 1, 1, 1}, 2, 1);
+  shape.group = 2;
+  shape.segment_tiles = run.segment_tiles;
+  const std::string begin = "forward0.0 forward0.1 forward1.0 forward1.1 forward2.0 forward2.1 ";
+  StepSchedule frozen = make_schedule(run);
+  std::erase_if(frozen.operations, [](const Operation& op) { return op.kind == Kind::kUpdate; });
+  SlotState state(shape);
+  const StepSchedule step = add_transfers(frozen, frozen, shape, state);
+  EXPECT_EQ(
+      text(step),
+      "f3>0 f4>1 " + begin +
+          "forward2a.0 forward2a.1 f5>0 forward2b.0 forward2b.1 f3>1 forward2c.0 forward2c.1 f4>0 "
+          "backward2a.0 backward2a.1 f5>1 backward2b.0 backward2b.1 f3>0 backward2c.0 backward2c.1 f4>1 "
+          "backward2.0 backward2.1 backward1.0 backward1.1 backward0.0 backward0.1 ");
+  // The gradient: claimed, summed over both micro-batches, reduced where it lies, and back for the update.
+  shape = stream(Pool::kGradients, {0, 0, 0, 1, 1, 1}, 1, 1);
+  shape.group = 2;
+  shape.segment_tiles = run.segment_tiles;
+  SlotState slots(shape);
+  EXPECT_EQ(
+      text(add_transfers(make_schedule(run), make_schedule(run), shape, slots)),
+      "c3>0 " + begin +
+          "forward2a.0 forward2a.1 forward2b.0 forward2b.1 forward2c.0 forward2c.1 "
+          "backward2a.0 backward2a.1 w3>0 c4>0 backward2b.0 backward2b.1 w4>0 c5>0 backward2c.0 "
+          "backward2c.1 w5>0 f3>0 backward2.0 backward2.1 backward1.0 backward1.1 backward0.0 backward0.1 "
+          "update0.0 update1.0 update2.3 update2a.0 f4>0 update2b.1 f5>0 update2c.2 c3>0 ");
+}
+
+TEST(Transfers, SendASegmentHomeBetweenItsUpdateAndItsLastUse) {
+  const ScheduleShape run{
+      .layers = 1, .tiles = {0, 0, 4}, .pending = true, .segments = 2, .segment_tiles = {0, 2, 3, 4}};
+  TransferShape shape = stream(Pool::kWeights, {0, 0, 0, 1, 1}, 1, 1);
+  shape.segment_tiles = run.segment_tiles;
+  SlotState state(shape);
+  const StepSchedule step = make_schedule(run);
+  add_transfers(step, step, shape, state);
+  // Both tiles of a segment and its forward find it in the slot; its new bytes go home once.
+  EXPECT_EQ(
+      text(add_transfers(step, step, shape, state)),
+      "forward0.0 forward1.0 update2.3 forward2.0 update2a.0 update2a.1 w3>0 forward2a.0 f4>0 update2b.2 "
+      "w4>0 forward2b.0 f3>0 backward2a.0 f4>0 backward2b.0 f3>0 backward2.0 backward1.0 backward0.0 "
+      "update0.0 update1.0 ");
+}
+
 struct Case {
   ScheduleShape run;
   TransferShape shape;
@@ -111,9 +159,11 @@ Case random_case(std::mt19937& random) {
   const auto blocks = static_cast<size_t>(c.run.layers + 2);
   c.shape.layers = c.run.layers;
   c.shape.group = c.run.group;
+  if (!c.run.tied && draw(0, 1) == 1) c.run.segments = draw(1, 4);
   const auto inner = [&] {
-    std::vector<char> streamed(blocks, 0);
-    for (size_t b = 1; b + 1 < blocks; ++b) streamed[b] = static_cast<char>(draw(0, 2) > 0);
+    std::vector<char> streamed(blocks + static_cast<size_t>(c.run.segments), 0);
+    for (size_t b = 1; b < streamed.size(); ++b)
+      streamed[b] = static_cast<char>(b + 1 != blocks && draw(0, 2) > 0);
     return streamed;
   };
   if (draw(0, 1) == 1) c.shape.pool(Pool::kWeights) = {inner(), draw(1, 4)};
@@ -126,15 +176,23 @@ Case random_case(std::mt19937& random) {
   PoolShape& optimizer = c.shape.pool(Pool::kOptimizer);
   optimizer.slots = draw(0, 4);
   for (size_t b = 0; b < blocks; ++b) {
-    const int tiles = optimizer.slots > 0 ? draw(0, 3) : 0;
-    bool any = false;
-    for (int t = 0; t < tiles; ++t) {
-      optimizer.streamed.push_back(static_cast<char>(t + 1 == tiles || draw(0, 1) == 1));
-      any = true;
+    int64_t tiles = optimizer.slots > 0 ? draw(0, 3) : 0;
+    bool far = tiles > 0;
+    if (c.run.cut(static_cast<int64_t>(b))) {
+      // At least a tile in each segment, wherever it is.
+      c.run.segment_tiles.push_back(0);
+      for (int64_t s = 0; s <= c.run.segments; ++s)
+        c.run.segment_tiles.push_back(c.run.segment_tiles.back() + draw(1, 2));
+      tiles = c.run.segment_tiles.back();
+      far = optimizer.slots > 0 && draw(0, 1) == 1;
     }
-    c.run.tiles.push_back(any ? tiles : 0);
+    for (int64_t t = 0; t < tiles; ++t)
+      optimizer.streamed.push_back(static_cast<char>(far && (t + 1 == tiles || draw(0, 1) == 1)));
+    c.run.tiles.push_back(far ? tiles : 0);
     c.shape.first_tile.push_back(c.shape.first_tile.back() + tiles);
   }
+  c.shape.tiles = c.run.tiles;
+  c.shape.segment_tiles = c.run.segment_tiles;
   return c;
 }
 

@@ -126,6 +126,70 @@ TEST(BlockLayout, AlignsCoversAndNeverOverlaps) {
   }
 }
 
+// Every granule and every frozen byte belongs to one unit; segments follow each other at granules.
+void check_units(const ModelLayout& layout, int64_t vocab, int64_t hidden, bool frozen, DType dtype) {
+  const std::vector<Unit> units = layout.units(true);
+  const auto blocks = static_cast<int64_t>(layout.blocks.size());
+  ASSERT_EQ(std::ssize(units), blocks + (vocab + kVocabularySegment - 1) / kVocabularySegment);
+  int64_t flat = 0, frozen_bytes = 0, row = 0, end = 0, frozen_end = 0;
+  for (int64_t u = 0; u < std::ssize(units); ++u) {
+    const Unit& unit = units[static_cast<size_t>(u)];
+    flat += unit.elements;
+    frozen_bytes += unit.frozen_bytes;
+    EXPECT_EQ(unit.first % kGranule, 0);
+    EXPECT_EQ(unit.elements % kGranule, 0);
+    EXPECT_EQ(unit.segment(), u >= blocks);
+    if (!unit.segment()) {
+      EXPECT_EQ(unit.block, u);
+      continue;
+    }
+    EXPECT_EQ(unit.block, blocks - 1);
+    EXPECT_EQ(unit.first_row, row);
+    EXPECT_EQ(unit.first, end);
+    EXPECT_EQ(unit.first_frozen_byte, frozen_end);
+    if (frozen) {
+      EXPECT_GE(unit.frozen_bytes, unit.rows * hidden * static_cast<int64_t>(dtype_size(dtype)));
+    } else {
+      EXPECT_GE(unit.elements, unit.rows * hidden);
+    }
+    row += unit.rows;
+    end += unit.elements;
+    frozen_end += unit.frozen_bytes;
+  }
+  EXPECT_EQ(row, vocab);
+  EXPECT_EQ(flat, layout.flat_elements);
+  EXPECT_EQ(frozen_bytes, layout.frozen_bytes);
+  const Unit& rest = units[static_cast<size_t>(blocks - 1)];
+  EXPECT_EQ(rest.first, end);
+  EXPECT_EQ(rest.first_frozen_byte, frozen_end);
+  EXPECT_TRUE(rest.holds(*layout.blocks.back().find("norm")));
+  EXPECT_FALSE(rest.holds(*layout.blocks.back().find("head")));
+}
+
+TEST(Units, CutAnUntiedHeadIntoVocabularySegments) {
+  const AdapterSpec lora = adapter(5, {"all-linear"});
+  for (const int64_t vocab : {501, 8192, 8193, 20000}) {
+    ModelSpec spec = odd();
+    spec.vocab = vocab;
+    for (const DType dtype : {DType::kBF16, DType::kF32}) {
+      check_units(make_layout(spec, nullptr, dtype), vocab, 77, false, dtype);
+      check_units(make_layout(spec, &lora, dtype), vocab, 77, true, dtype);
+    }
+  }
+}
+
+TEST(Units, AreTheBlocksWhereNothingIsCut) {
+  for (const bool cut : {false, true}) {
+    const ModelLayout layout = make_layout(cut ? llama_1b() : odd(), nullptr, DType::kBF16);
+    const std::vector<Unit> units = layout.units(cut);  // a tied head has nothing to cut
+    ASSERT_EQ(units.size(), layout.blocks.size());
+    for (size_t b = 0; b < units.size(); ++b) {
+      EXPECT_EQ(units[b].elements, layout.blocks[b].flat_elements);
+      EXPECT_EQ(units[b].first, 0);
+    }
+  }
+}
+
 TEST(BlockLayout, CountsTheElementsOfKnownModels) {
   EXPECT_EQ(make_layout(llama_1b(), nullptr, DType::kBF16).trainable_elements, 1235814400);
   EXPECT_EQ(make_layout(smollm2_135m(), nullptr, DType::kBF16).trainable_elements, 134515008);

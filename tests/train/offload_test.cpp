@@ -22,9 +22,10 @@ constexpr int64_t kLength = 24;
 
 enum class Engine { kUring, kThreads, kSim };
 
-// A run of the matrix. The first five decide the numbers, the rest must not.
+// A run of the matrix. The first six decide the numbers, the rest must not.
 struct Variant {
   bool lora = false, tied = true;
+  int64_t vocab = 300;  // more than 8192: an untied head is cut where weights or gradients are streamed
   Clip clip = Clip::kGlobal;
   int64_t micro_batches = 1;
   DType dtype = DType::kBF16;
@@ -48,7 +49,8 @@ struct Variant {
     const auto add = [&](const char* name, int64_t value) {
       out += std::string(name) + "=" + std::to_string(value) + " ";
     };
-    add("lora", lora), add("tied", tied), add("clip", static_cast<int>(clip)), add("micro", micro_batches);
+    add("lora", lora), add("tied", tied), add("vocab", vocab), add("clip", static_cast<int>(clip)),
+        add("micro", micro_batches);
     add("bf16", dtype == DType::kBF16), add("master", static_cast<int>(master)), add("recompute", recompute);
     add("optimizer", optimizer), add("gradients", gradients), add("weights", weights);
     add("activations", activations), add("mixed", mixed), add("granules", granules), add("slots", slots);
@@ -57,13 +59,13 @@ struct Variant {
     return out;
   }
   std::string numbers() const {
-    return std::to_string(lora) + std::to_string(tied) + std::to_string(static_cast<int>(clip)) +
-           std::to_string(micro_batches) + std::to_string(static_cast<int>(dtype)) +
-           std::to_string(static_cast<int>(master));
+    return std::to_string(vocab) + "," + std::to_string(lora) + std::to_string(tied) +
+           std::to_string(static_cast<int>(clip)) + std::to_string(micro_batches) +
+           std::to_string(static_cast<int>(dtype)) + std::to_string(static_cast<int>(master));
   }
 };
 
-ModelSpec small_spec(bool tied) {
+ModelSpec small_spec(bool tied, int64_t vocab) {
   ModelSpec spec;
   spec.model_type = "llama";
   spec.hidden = 64;
@@ -72,7 +74,7 @@ ModelSpec small_spec(bool tied) {
   spec.heads = 4;
   spec.kv_heads = 2;
   spec.head_dim = 16;
-  spec.vocab = 300;
+  spec.vocab = vocab;
   spec.max_positions = 512;
   spec.tied = tied;
   spec.window.assign(3, 0);
@@ -143,7 +145,7 @@ class Training {
  public:
   explicit Training(const Variant& run)
       : run_(run),
-        spec_(small_spec(run.tied)),
+        spec_(small_spec(run.tied, run.vocab)),
         layout_(make_layout(spec_, run.lora ? &adapter_ : nullptr, run.dtype)),
         stream_(start_torch(device(), 2, true)) {
     Config config;
@@ -175,8 +177,7 @@ class Training {
     plan_ = make_plan(config, spec_, run.lora ? &adapter_ : nullptr, layout_, machine, device());
     PlacementPlan& p = plan_.placement;
     p.group = std::min(run.group, run.micro_batches);
-    // The arena for this group, and slots as few as this run wants.
-    arena(config);
+    // Slots as few as this run wants, and the arena for this group.
     stream(p, Pool::kOptimizer, run.optimizer, run.slots, run.mixed);
     stream(p, Pool::kGradients, run.gradients && !run.lora, run.slots, run.mixed);
     stream(p, Pool::kWeights, run.weights, run.slots, run.mixed);
@@ -191,6 +192,7 @@ class Training {
       if (run.host == 2) pool.kept_in_host = std::ssize(pool.bytes) / 2;
     }
     set_update_site();
+    arena(config);
     rank_ = std::make_unique<Rank>(
         RankSetup{.spec = spec_,
                   .layout = layout_,
@@ -210,6 +212,8 @@ class Training {
     if (run.lora) initialise_adapter(load, 1, rank_->weights());
     rank_->weights_ready();
   }
+
+  int64_t head_segments() const { return plan_.placement.head_segments(); }
 
   Outcome run() {
     Outcome out;
@@ -263,7 +267,8 @@ class Training {
                               .device = device(),
                               .threads = 2,
                               .group = plan_.placement.group,
-                              .inputs_elsewhere = run_.activations});
+                              .inputs_elsewhere = run_.activations,
+                              .cut_head = plan_.placement.head_segments() > 0});
   }
 
   Variant run_;
@@ -285,7 +290,7 @@ const Outcome& reference(const Variant& run) {
   if (found != known.end()) return found->second;
   Variant near;
   near.lora = run.lora, near.tied = run.tied, near.clip = run.clip, near.micro_batches = run.micro_batches;
-  near.dtype = run.dtype, near.master = run.master;
+  near.dtype = run.dtype, near.master = run.master, near.vocab = run.vocab;
   return known.emplace(run.numbers(), Training(near).run()).first->second;
 }
 
@@ -352,6 +357,36 @@ TEST_F(Offload, UpdatesBesideTheDeviceGiveTheSameBits) {
   }
 }
 
+// Two segments and a bit, of whatever classes, on disk, in host memory and half and half.
+TEST_F(Offload, ACutHeadGivesTheSameBits) {
+  const auto run_one = [](const std::string& text, bool lora, int host, int slots) {
+    const auto has = [&](const char* what) { return text.find(what) != std::string::npos; };
+    Variant run;
+    run.lora = lora, run.tied = false, run.vocab = 17000;
+    run.weights = has("weights"), run.gradients = has("gradients"), run.optimizer = has("optimizer");
+    run.activations = run.recompute = has("activations");
+    run.separate = has("separate"), run.on_host = has("on host"), run.mixed = has("mixed"), run.host = host;
+    run.micro_batches = 4, run.group = slots == 1 ? 4 : 3;
+    run.granules = 40, run.slots = slots;
+    SCOPED_TRACE(run.text());
+    Training training(run);
+    EXPECT_EQ(training.head_segments(), 3);
+    expect_same(run, training.run());
+  };
+  run_one("weights", false, 0, 1);
+  run_one("gradients", false, 0, 1);
+  run_one("weights gradients", false, 0, 2);
+  run_one("weights gradients optimizer", false, 0, 2);
+  run_one("weights gradients optimizer mixed", false, 0, 3);
+  run_one("weights gradients optimizer activations separate", false, 0, 2);
+  run_one("weights gradients optimizer separate", false, 1, 2);
+  run_one("weights optimizer separate on host", false, 2, 2);
+  run_one("gradients optimizer separate on host", false, 0, 2);
+  run_one("weights", true, 0, 1);
+  run_one("weights optimizer activations separate", true, 2, 2);
+  run_one("weights mixed", true, 0, 3);
+}
+
 // 80 seeded draws from {none, disk, mixed} x {optimizer, gradients, weights, activations} x tile sizes x
 // threads x engines x recompute x accumulation x groups x clip modes x tied/untied x full/LoRA x masters.
 TEST_F(Offload, DrawnRunsGiveTheSameBits) {
@@ -361,6 +396,7 @@ TEST_F(Offload, DrawnRunsGiveTheSameBits) {
     Variant run;
     run.lora = draw(0, 3) == 0;
     run.tied = draw(0, 1) == 1;
+    run.vocab = std::array<int64_t, 4>{300, 300, 8200, 17000}[static_cast<size_t>(run.tied ? 0 : draw(0, 3))];
     run.clip = static_cast<Clip>(draw(0, 2));
     run.micro_batches = draw(0, 1) == 0 ? 1 : 4;
     run.dtype = draw(0, 3) == 0 ? DType::kF32 : DType::kBF16;

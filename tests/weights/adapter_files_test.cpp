@@ -31,7 +31,7 @@ void write_tiny(const std::string& directory, const AdapterSpec& adapter,
                 const std::string& base_directory = "") {
   const ModelLayout layout = make_layout(tiny_spec(), &adapter, DType::kBF16);
   std::vector<float> values;
-  const auto source = [&](size_t, const TensorPlace& place) {
+  const auto source = [&](size_t, const TensorPlace& place, int64_t) {
     values = values_of(place.parameter);
     return WeightView{reinterpret_cast<const std::byte*>(values.data()), DType::kF32};
   };

@@ -156,6 +156,41 @@ TEST(Loader, OldBuffersAndAStoredTiedHeadAreNoDifference) {
   }
 }
 
+// As a matrix that comes in segments is read and written: some rows in a pass, across the parts of a tensor.
+TEST(Loader, ReadsAndExportsSomeRowsAtATime) {
+  const TemporaryDirectory directory;
+  const ModelSpec spec = test::write_tiny_model(directory / "base", test::tiny_config("qwen3"), DType::kF32);
+  const ModelLayout layout = make_layout(spec, nullptr, DType::kF32);
+  const Loaded whole = load(directory / "base", spec, DType::kF32);
+  Loaded loaded = whole;
+  for (auto& [name, bytes] : loaded.memory) bytes.assign(bytes.size(), std::byte{0x5A});
+  constexpr int64_t kRows = 5;
+  int64_t most = 0;
+  for (int64_t first = 0; first == 0 || first < most; first += kRows) {
+    const auto target = [&](size_t, const TensorPlace& place) -> LoadTarget {
+      const Parameter& p = place.parameter;
+      most = std::max(most, p.rows);
+      if (first >= p.rows) return {};
+      std::byte* const bytes = loaded.memory.at(p.name).data() + first * p.columns * 4;
+      return {bytes, DType::kF32, first, std::min(kRows, p.rows - first)};
+    };
+    load_model(ModelFiles(directory / "base"), spec, layout, target, {.threads = 2, .progress = {}});
+  }
+  EXPECT_TRUE(loaded.memory == whole.memory);
+  std::vector<std::byte> view;  // only what was asked for stays
+  const auto source = [&](size_t, const TensorPlace& place, int64_t row) {
+    const Parameter& p = place.parameter;
+    const int64_t first = row / kRows * kRows, rows = std::min(kRows, p.rows - first);
+    const std::byte* const bytes = loaded.memory.at(p.name).data() + first * p.columns * 4;
+    view.assign(bytes, bytes + rows * p.columns * 4);
+    return WeightView{view.data(), DType::kF32, first, rows};
+  };
+  export_model(directory / "out", directory / "base", layout, source,
+               {.dtype = DType::kF32, .part_bytes = kPartBytes, .replace = false});
+  EXPECT_EQ(test::read_text(directory / "out/model.safetensors"),
+            test::read_text(directory / "base/model.safetensors"));
+}
+
 TEST(Export, ALoadedModelIsWrittenByteForByteInOneFileOrInParts) {
   const TemporaryDirectory directory;
   const ModelSpec spec = test::write_tiny_model(directory / "base", test::tiny_config("qwen3"), DType::kF32);
@@ -165,7 +200,7 @@ TEST(Export, ALoadedModelIsWrittenByteForByteInOneFileOrInParts) {
   test::write_text(directory / "base/notes.txt", "not ours to copy");
   const Loaded loaded = load(directory / "base", spec, DType::kF32);
   const ModelLayout layout = make_layout(spec, nullptr, DType::kF32);
-  const auto source = [&](size_t, const TensorPlace& place) { return loaded.view(place); };
+  const auto source = [&](size_t, const TensorPlace& place, int64_t) { return loaded.view(place); };
   export_model(directory / "out", directory / "base", layout, source,
                {.dtype = DType::kF32, .part_bytes = kPartBytes, .replace = false});
   EXPECT_EQ(test::read_text(directory / "out/model.safetensors"),
@@ -198,7 +233,7 @@ TEST(Export, AnExistingOutputIsKeptUnlessItIsToBeReplaced) {
   const ModelSpec spec = test::write_tiny_model(directory / "base", test::tiny_config(), DType::kF32);
   const Loaded loaded = load(directory / "base", spec, DType::kF32);
   const ModelLayout layout = make_layout(spec, nullptr, DType::kF32);
-  const auto source = [&](size_t, const TensorPlace& place) { return loaded.view(place); };
+  const auto source = [&](size_t, const TensorPlace& place, int64_t) { return loaded.view(place); };
   fs::create_directory(directory / "out");
   test::write_text(directory / "out/mine.txt", "mine");
   ExportOptions options{.dtype = DType::kF32, .part_bytes = kPartBytes, .replace = false};
@@ -208,7 +243,7 @@ TEST(Export, AnExistingOutputIsKeptUnlessItIsToBeReplaced) {
   options.replace = true;
   // A source that fails half way: what was there stays whole and nothing is left behind.
   int calls = 0;
-  const auto broken = [&](size_t, const TensorPlace& place) {
+  const auto broken = [&](size_t, const TensorPlace& place, int64_t) {
     if (++calls == 5) throw std::runtime_error("lost");
     return loaded.view(place);
   };

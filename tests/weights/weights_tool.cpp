@@ -53,7 +53,7 @@ void copy_model(const std::string& directory, const std::string& out, DType dtyp
              [&](size_t, const TensorPlace& place) { return target(memory, place, dtype); },
              {.threads = 2, .progress = {}});
   export_model(out, directory, layout,
-               [&](size_t, const TensorPlace& place) {
+               [&](size_t, const TensorPlace& place, int64_t) {
                  return WeightView{memory.at(place.parameter.name).data(), dtype};
                },
                {.dtype = dtype, .part_bytes = part_bytes, .replace = false});
@@ -68,7 +68,7 @@ void copy_adapter(const std::string& base, const std::string& directory, const s
                {.threads = 2, .progress = {}});
   write_adapter(
       out, config.spec, {config.base_model, ""}, layout,
-      [&](size_t, const TensorPlace& place) {
+      [&](size_t, const TensorPlace& place, int64_t) {
         return WeightView{memory.at(place.parameter.name).data(), DType::kF32};
       },
       false);
