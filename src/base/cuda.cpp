@@ -133,7 +133,8 @@ void cuda_free(void* memory) noexcept {
 }
 
 bool cuda_register_host(void* memory, int64_t bytes, std::string* reason) {
-  const cudaError_t status = cudaHostRegister(memory, static_cast<size_t>(bytes), cudaHostRegisterPortable);
+  const unsigned flags = cudaHostRegisterPortable | cudaHostRegisterMapped;
+  const cudaError_t status = cudaHostRegister(memory, static_cast<size_t>(bytes), flags);
   if (status == cudaSuccess) return true;
   cudaGetLastError();  // a refusal must not surface in a later call
   if (reason != nullptr) *reason = cudaGetErrorString(status);

@@ -74,8 +74,9 @@ int cuda_runtime_version();
 // Device memory, one allocation per call; throws Error(30) with the bytes asked and free.
 void* cuda_allocate(int64_t bytes);
 void cuda_free(void* memory) noexcept;
-// Locks host memory for the devices, so that copies run at the link's speed and beside computation. Once per
-// block, as it is slow. False where it is refused; `reason` (may be null) then says why.
+// Locks host memory for the devices, so that copies run at the link's speed and beside computation, and
+// kernels may use it in place, by the same address. Once per block, as it is slow. False where it is refused;
+// `reason` (may be null) then says why.
 bool cuda_register_host(void* memory, int64_t bytes, std::string* reason = nullptr);
 void cuda_unregister_host(void* memory) noexcept;
 // Copies in stream order; `to` and `from` may be host or device memory. On the CPU: memcpy.

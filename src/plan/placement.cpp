@@ -33,7 +33,8 @@ int64_t last_block(const PlanInput& in) {
 }
 
 // What can be streamed of weights and gradients: the transformer blocks, and an untied head's matrix by
-// segments. The embedding is looked up where it lies, and a final norm is too small to be worth a transfer.
+// segments. The embedding is looked up at its home, without a slot, and a final norm is too small to be worth
+// a transfer.
 std::vector<Unit> streamable_units(const PlanInput& in, Home home) {
   std::vector<Unit> units = in.layout.units(is_far(home, in.device));
   units.front() = {};
@@ -64,6 +65,11 @@ void place_weights(const PlanInput& in, Home home, Plan& plan) {
   for (const Unit& unit : streamable_units(in, home))
     bytes.push_back(in.adapter != nullptr ? unit.frozen_bytes : unit.elements * size_of(plan.numerics.dtype));
   plan.placement.pool(Pool::kWeights) = make_pool(home, std::move(bytes), kSlots, in.device);
+  // A tied embedding is the head's matrix too, which every row is multiplied by: it stays near.
+  const bool leaves = in.device == DeviceType::kCuda && is_far(home, in.device) && !in.spec.tied;
+  const BlockLayout& embedding = in.layout.blocks.front();
+  plan.placement.embedding_in_host =
+      !leaves ? 0 : embedding.frozen_bytes + embedding.flat_elements * size_of(plan.numerics.dtype);
 }
 
 void place_gradients(const PlanInput& in, Home home, Plan& plan) {
@@ -273,6 +279,11 @@ void use_spare_memory(const PlanInput& in, Plan& plan) {
   if (offload.weights == OffloadHome::kAuto) keep_near(in, plan, Pool::kWeights);
   if (offload.gradients == OffloadHome::kAuto) keep_near(in, plan, Pool::kGradients);
   if (offload.optimizer == OffloadHome::kAuto) keep_near(in, plan, Pool::kOptimizer);
+  if (offload.weights == OffloadHome::kAuto &&
+      plan.placement.embedding_in_host <= spare(plan, Home::kDevice)) {
+    plan.placement.embedding_in_host = 0;
+    size_plan(in, plan);
+  }
   if (offload.weights == OffloadHome::kAuto) keep_in_host(in, plan, Pool::kWeights);
   if (offload.gradients == OffloadHome::kAuto) keep_in_host(in, plan, Pool::kGradients);
   if (offload.optimizer == OffloadHome::kAuto) keep_in_host(in, plan, Pool::kOptimizer);

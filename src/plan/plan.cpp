@@ -126,6 +126,11 @@ void predict_transfers(const PlanInput& in, const StepShape& shape, const Comput
   plan.timeline = walk_timeline(plan.schedule, plan.placement, in.spec.layers,
                                 link_rates(in.machine, in.device), seconds);
   plan.step_seconds = plan.timeline.seconds;
+  if (plan.placement.embedding_in_host == 0) return;
+  // Rows that are looked up; all of it when it is updated: read and written.
+  const auto row = static_cast<double>(in.spec.hidden) * static_cast<double>(dtype_size(plan.numerics.dtype));
+  const auto updated = shape.lora ? 0.0 : 2.0 * static_cast<double>(plan.placement.embedding_in_host);
+  plan.timeline.link_bytes += shape.step_tokens * row + updated;
 }
 
 void add_links(Plan& plan, const LinkRates& rates) {

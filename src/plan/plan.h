@@ -75,7 +75,10 @@ struct PlacementPlan {
   // Of a head that may be cut: the first tile of each segment, of what is left of the block, and the end.
   std::vector<int64_t> segment_tiles;
   int64_t tile_granules = 0;  // of 4096 elements each; a unit's last may be shorter
-  int64_t state_bytes = 0;    // optimizer state per element
+  // With a GPU: bytes of the embedding's weights in pinned host memory, where the GPU reads rows and writes
+  // updates in place; 0: on the device.
+  int64_t embedding_in_host = 0;
+  int64_t state_bytes = 0;  // optimizer state per element
   // With a GPU: state off it is updated by the CPU where it lies, in host memory or a slot there; else it
   // passes through the GPU. Then, per element, what an update brings from the GPU (gradient and weight) and
   // sends there (weight), and the host memory for that.

@@ -126,10 +126,12 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   const std::string master_note = master == 2 ? "low half beside the weight" : master == 4 ? "fp32" : "none";
   ClassTable table(in, plan);
   const auto name = [](StateClass state) { return state_class_name(state); };
-  table.add(name(StateClass::kWeights), flat * size_of(n.dtype), lora ? 0 : lent, Pool::kWeights,
-            per_parameter(n.dtype));
-  table.add(name(StateClass::kFrozenWeights), in.layout.frozen_bytes, lora ? lent : 0, Pool::kWeights,
-            dtype_name(n.dtype));
+  const int64_t embedding = p.embedding_in_host;
+  table.add(name(StateClass::kWeights), flat * size_of(n.dtype) - (lora ? 0 : embedding), lora ? 0 : lent,
+            Pool::kWeights, per_parameter(n.dtype));
+  table.add(name(StateClass::kFrozenWeights), in.layout.frozen_bytes - (lora ? embedding : 0),
+            lora ? lent : 0, Pool::kWeights, dtype_name(n.dtype));
+  if (embedding > 0) table.host("embedding", embedding, "the GPU looks up rows where they lie");
   table.add(name(StateClass::kGradients), flat * size_of(n.gradient_dtype), gradients, Pool::kGradients,
             per_parameter(n.gradient_dtype));
   table.add(name(StateClass::kMaster), flat * master, far * master, Pool::kOptimizer, master_note);

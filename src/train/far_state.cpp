@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "base/bytes.h"
+#include "base/error.h"
 #include "config/config_names.h"
 
 namespace lm {
@@ -57,6 +58,7 @@ FarState::FarState(const FarStateSetup& setup) {
   const TransferShape shape = placement.transfers(std::ssize(setup.layout.blocks) - 2);
   std::array<std::optional<StoreSetup>, kPools> wanted;
   int64_t disk = 0, memory = setup.training ? round_up(setup.staging, PinnedPool::kAlignment) : 0;
+  memory += round_up(placement.embedding_in_host, PinnedPool::kAlignment);
   for (int i = 0; i < kPools; ++i) {
     const auto pool = static_cast<Pool>(i);
     const PoolPlan& plan = placement.pool(pool);
@@ -79,10 +81,25 @@ FarState::FarState(const FarStateSetup& setup) {
   if (memory == 0) return;
   pinned_ = std::make_unique<PinnedPool>(placement.device, memory);
   if (setup.training && setup.staging > 0) staging_ = pinned_->lease(setup.staging);
+  if (placement.embedding_in_host > 0) place_embedding(placement);
   if (disk > 0) open_disks(setup, disk);
   for (size_t i = 0; i < kPools; ++i) {
     if (wanted[i]) stores_[i] = std::make_unique<Store>(*wanted[i], space_.get(), queue_.get(), *pinned_);
   }
+}
+
+// The GPU reads it in place, which it can only where the memory is registered.
+void FarState::place_embedding(const PlacementPlan& placement) {
+  std::string reason;
+  if (placement.device == DeviceType::kCuda && !pinned_->registered(&reason)) {
+    throw Error(Exit::kHostMemory,
+                {.area = "MEM-17",
+                 .what = "host memory cannot be locked for the GPU: " + reason,
+                 .place = "",
+                 .next = "raise the memlock limit (ulimit -l), or set offload.weights = \"none\"",
+                 .kept = ""});
+  }
+  embedding_ = pinned_->lease(placement.embedding_in_host);
 }
 
 void FarState::open_disks(const FarStateSetup& setup, int64_t bytes) {

@@ -36,6 +36,8 @@ class FarState {
 
   // Null where nothing of the pool is streamed.
   Store* store(Pool pool) const { return stores_[static_cast<size_t>(pool)].get(); }
+  // Pinned memory for the embedding's weights where the plan puts them there; else null.
+  std::byte* embedding() const { return embedding_.data(); }
   // Pinned, for updates by the CPU beside a GPU; empty where there are none.
   std::span<std::byte> update_staging() const { return staging_.bytes(); }
   IoCounters counters() const;
@@ -46,12 +48,13 @@ class FarState {
   const std::string& description() const { return description_; }
 
  private:
+  void place_embedding(const PlacementPlan& placement);
   void open_disks(const FarStateSetup& setup, int64_t bytes);
 
   std::string description_;
   std::unique_ptr<SwapSpace> space_;
   std::unique_ptr<PinnedPool> pinned_;
-  PinnedBlock staging_;
+  PinnedBlock staging_, embedding_;
   std::unique_ptr<IoQueue> queue_;
   std::array<std::unique_ptr<Store>, kPools> stores_;
 };

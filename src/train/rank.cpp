@@ -54,7 +54,7 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
             .separate = setup_.separate_slots,
             .trace = setup_.trace}),
       weights_(setup.layout, setup.plan.numerics.dtype, stream.device, far_.store(Pool::kWeights),
-               setup_.plan.placement.head_segments() > 0),
+               setup_.plan.placement.head_segments() > 0, far_.embedding()),
       arena_(stream.device, setup.plan.arena.bytes),
       rope_(setup.spec, rope_positions(setup), setup.plan.numerics.dtype, stream.device, stream),
       context_{setup.spec, setup.plan.numerics.dtype, stream.device, kernels(stream.device), stream, arena_,

@@ -68,10 +68,12 @@ std::byte* OpenUnit::tensor(const TensorPlace& place) const {
          std::max<int64_t>(place.offset - unit.first, 0) * static_cast<int64_t>(dtype_size(store_->dtype_));
 }
 
-WeightStore::WeightStore(const ModelLayout& layout, DType dtype, DeviceType device, Store* far, bool cut_head)
-    : layout_(layout), dtype_(dtype), far_(far), units_(layout.units(cut_head)) {
+WeightStore::WeightStore(const ModelLayout& layout, DType dtype, DeviceType device, Store* far, bool cut_head,
+                         std::byte* embedding)
+    : layout_(layout), dtype_(dtype), far_(far), embedding_(embedding), units_(layout.units(cut_head)) {
   for (const Unit& unit : units_) {
-    const bool away = streamed(static_cast<int64_t>(homes_.size()));
+    const bool lent = homes_.empty() && embedding != nullptr;
+    const bool away = lent || streamed(static_cast<int64_t>(homes_.size()));
     const bool base = unit.frozen_bytes > 0;
     const int64_t trainable = unit.elements * static_cast<int64_t>(dtype_size(dtype));
     homes_.push_back({Memory(device, away && !base ? 0 : trainable),
@@ -95,11 +97,15 @@ bool WeightStore::trainable_away(int64_t unit) const {
 }
 
 std::byte* WeightStore::trainable(int64_t unit) const {
-  return trainable_away(unit) ? far_->use(unit) : homes_[static_cast<size_t>(unit)].trainable.data();
+  if (trainable_away(unit)) return far_->use(unit);
+  const bool lent = unit == 0 && embedding_ != nullptr && units_[0].frozen_bytes == 0;
+  return lent ? embedding_ : homes_[static_cast<size_t>(unit)].trainable.data();
 }
 
 std::byte* WeightStore::frozen(int64_t unit) const {
-  return frozen_away(unit) ? far_->use(unit) : homes_[static_cast<size_t>(unit)].frozen.data();
+  if (frozen_away(unit)) return far_->use(unit);
+  const bool lent = unit == 0 && embedding_ != nullptr && units_[0].frozen_bytes > 0;
+  return lent ? embedding_ : homes_[static_cast<size_t>(unit)].frozen.data();
 }
 
 std::byte* WeightStore::trainable_home(int64_t unit) {

@@ -60,9 +60,10 @@ class OpenUnit {
 class WeightStore {
  public:
   // Units that `far` (may be null) holds live there: their trainable part, or, where the base is frozen, the
-  // frozen one; what else a unit has is near.
+  // frozen one; what else a unit has is near. The embedding's weights lie in `embedding` if not null:
+  // borrowed memory that the device can use in place.
   WeightStore(const ModelLayout& layout, DType dtype, DeviceType device, Store* far = nullptr,
-              bool cut_head = false);
+              bool cut_head = false, std::byte* embedding = nullptr);
 
   Loan acquire(int64_t unit) { return Loan(*this, unit); }
   OpenUnit open(int64_t unit, bool changes) { return OpenUnit(*this, unit, changes); }
@@ -98,6 +99,7 @@ class WeightStore {
   const ModelLayout& layout_;
   DType dtype_;
   Store* far_;
+  std::byte* embedding_;
   std::vector<Unit> units_;
   std::vector<UnitHome> homes_;  // of each unit
 };

@@ -224,6 +224,22 @@ TEST(Plan, FillsHostMemoryBeforeTheDisk) {
   EXPECT_NEAR(plan.timeline.disk_read_bytes, static_cast<double>(disk), 1e-3 * static_cast<double>(disk));
 }
 
+// The embedding leaves the device with the weights, and without a slot, unless it is the head's matrix too.
+TEST(Plan, LooksTheEmbeddingUpAtItsHome) {
+  Case c{.spec = llama_8b(), .machine = gpu_machine("4090"), .device = DeviceType::kCuda};
+  c.config.train.gradients = GradientDType::kBF16;
+  c.config.offload.optimizer = c.config.offload.gradients = c.config.offload.weights = OffloadHome::kHost;
+  c.machine.host_memory = 256LL << 30;
+  const Plan plan = c.plan();
+  const int64_t bytes = c.layout(nullptr).blocks.front().flat_elements * 2;
+  EXPECT_EQ(plan.placement.embedding_in_host, bytes);
+  EXPECT_EQ(class_bytes(plan, "embedding"), bytes);
+  EXPECT_EQ(class_bytes(plan, "weights") + bytes, c.layout(nullptr).flat_elements * 2);
+  EXPECT_EQ(plan.placement.pool(Pool::kWeights).bytes.front(), 0);
+  c.spec.tied = true;
+  EXPECT_EQ(c.plan().placement.embedding_in_host, 0);
+}
+
 // State in host memory beside a GPU: fast memory updates it where it lies, slow memory lends it to the GPU.
 TEST(Plan, ChoosesWhoUpdatesStateOffTheGpu) {
   Case c{.spec = llama_1b(), .machine = gpu_machine("4090"), .device = DeviceType::kCuda};

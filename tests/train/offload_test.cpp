@@ -192,6 +192,11 @@ class Training {
       if (run.host == 2) pool.kept_in_host = std::ssize(pool.bytes) / 2;
     }
     set_update_site();
+    if (run.separate && run.weights && !run.tied) {
+      const BlockLayout& embedding = layout_.blocks.front();
+      p.embedding_in_host =
+          embedding.frozen_bytes + embedding.flat_elements * static_cast<int64_t>(dtype_size(run.dtype));
+    }
     arena(config);
     rank_ = std::make_unique<Rank>(
         RankSetup{.spec = spec_,
