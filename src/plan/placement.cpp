@@ -79,11 +79,16 @@ void place_gradients(const PlanInput& in, Home home, Plan& plan) {
   plan.placement.pool(Pool::kGradients) = make_pool(home, std::move(bytes), kSlots, in.device);
 }
 
-// No more slots than arrays that pass through them.
+// No more slots than arrays that pass through them, and no longer ones than these need.
 void limit_slots(PlacementPlan& placement, Pool which) {
   const std::vector<char> moved = placement.moved(which);
   PoolPlan& pool = placement.pool(which);
   pool.slots = std::min<int64_t>(pool.slots, std::count(moved.begin(), moved.end(), 1));
+  if (pool.slots == 0) return;
+  pool.slot_bytes = 0;
+  for (size_t a = 0; a < moved.size(); ++a) {
+    if (moved[a] != 0) pool.slot_bytes = std::max(pool.slot_bytes, round_up(pool.bytes[a], kSlotAlignment));
+  }
 }
 
 // Cuts optimizer state into tiles.
@@ -182,16 +187,24 @@ void stage_more(const PlanInput& in, Plan& plan) {
   size_plan(in, plan);
 }
 
-// The earliest arrays of a class stay near, as many as fit.
+// The earliest arrays of a class stay near, as many as fit beside the slots that the others need: shorter
+// ones where only segments of a head are left.
 void keep_near(const PlanInput& in, Plan& plan, Pool which) {
   PoolPlan& pool = plan.placement.pool(which);
-  int64_t room = spare(plan, asked_home(OffloadHome::kNone, in.device));
-  for (size_t a = 0; a < pool.bytes.size(); ++a) {
-    if (pool.streamed[a] == 0) continue;
-    if (pool.bytes[a] > room) break;
-    room -= pool.bytes[a];
-    pool.streamed[a] = 0;
+  const bool slots_near = which != Pool::kOptimizer || !plan.placement.update_on_host;
+  const int64_t room = spare(plan, asked_home(OffloadHome::kNone, in.device)) +
+                       (slots_near ? pool.slots * pool.slot_bytes : 0);
+  int64_t near = 0, far = 0, longest = 0;  // bytes that stay; arrays that do not, and the longest of them
+  for (size_t a = 0; a < pool.bytes.size(); ++a) near += pool.streamed[a] != 0 ? pool.bytes[a] : 0;
+  size_t end = pool.bytes.size();  // arrays before it stay
+  const auto slots = [&] { return slots_near ? std::min(pool.slots, far) * longest : 0; };
+  for (; end > 0 && near + slots() > room; --end) {
+    if (pool.streamed[end - 1] == 0) continue;
+    near -= pool.bytes[end - 1];
+    longest = std::max(longest, round_up(pool.bytes[end - 1], kSlotAlignment));
+    ++far;
   }
+  std::fill(pool.streamed.begin(), pool.streamed.begin() + static_cast<std::ptrdiff_t>(end), 0);
   limit_slots(plan.placement, which);
   size_plan(in, plan);
 }

@@ -149,6 +149,29 @@ TEST(CutHead, SendsItsSegmentsAwayFirst) {
   EXPECT_GT(deep, 0);
 }
 
+TEST(CutHead, TakesSlotsOfItsSegmentsLengthWhereNothingElseIsStreamed) {
+  Case c{.spec = llama_8b(), .machine = cpu_machine(0)};
+  c.config.train.method = Method::kLora;
+  c.config.offload.paths = {"."};
+  // Larger groups or saved activations would take the memory.
+  c.config.train.global_batch = 1;
+  c.config.train.recompute = Recompute::kBlock;
+  const int64_t segment = kVocabularySegment * 4096 * 2;
+  int found = 0;
+  for (int64_t mib = 24 << 10; mib > 12 << 10; mib -= 64) {
+    c.machine.host_memory = mib << 20;
+    const Plan plan = c.draft();
+    const PoolPlan& pool = plan.placement.pool(Pool::kWeights);
+    if (!plan.fits || pool.slots == 0 || pool.streamed[32] != 0) continue;
+    ++found;
+    EXPECT_EQ(pool.slot_bytes, segment);
+    // One more array would not fit near, even if it needed no slot then.
+    const Tier& host = plan.tiers.front();
+    EXPECT_GT(host.bytes + segment + 64 * kMiB, host.usable) << mib;
+  }
+  EXPECT_GT(found, 1);
+}
+
 TEST(CutHead, CostsAFourthProductAndCrossesTwicePerGroup) {
   Case c = streamed(false, Method::kLora);
   c.config.train.recompute = Recompute::kBlock;
