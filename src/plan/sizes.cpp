@@ -52,22 +52,39 @@ int64_t table_bytes(const PlanInput& in, const NumericsPlan& n, int64_t step_tok
   return bytes;
 }
 
+// Streamed bytes of a class by home.
+struct FarBytes {
+  int64_t host = 0, disk = 0;
+  FarBytes operator*(int64_t n) const { return {host * n, disk * n}; }
+};
+
+FarBytes far_bytes(const PoolPlan& pool) {
+  return {pool.streamed_bytes(Home::kHost), pool.streamed_bytes(Home::kNvme)};
+}
+
+// Elements whose optimizer state is streamed.
+FarBytes far_elements(const Plan& plan) {
+  const PoolPlan& pool = plan.placement.pool(Pool::kOptimizer);
+  FarBytes elements;
+  for (size_t a = 0; a < pool.bytes.size(); ++a) {
+    if (pool.streamed[a] == 0) continue;
+    (pool.home_of(a) == Home::kHost ? elements.host : elements.disk) +=
+        pool.bytes[a] / plan.placement.state_bytes;
+  }
+  return elements;
+}
+
 // Rows of one class: what of it is near, and what is not.
 class ClassTable {
  public:
   ClassTable(const PlanInput& in, const Plan& plan)
       : plan_(plan), near_(in.device == DeviceType::kCuda ? Home::kDevice : Home::kHost) {}
 
-  // `total` bytes, of which `far` live at the homes of the pool's streamed arrays, as these do.
-  void add(const std::string& name, int64_t total, int64_t far, Pool which, const std::string& note) {
-    rows_.push_back({name, total - far, note, near_});
-    if (far == 0) return;
-    const PoolPlan& pool = plan_.placement.pool(which);
-    const double share =
-        static_cast<double>(pool.streamed_bytes(Home::kHost)) / static_cast<double>(pool.streamed_bytes());
-    const int64_t host = static_cast<int64_t>(static_cast<double>(far) * share);
-    if (host > 0) rows_.push_back({name, host, note, Home::kHost});
-    if (far > host) rows_.push_back({name, far - host, note, Home::kNvme});
+  // `total` bytes, of which `far` are not near.
+  void add(const std::string& name, int64_t total, const FarBytes& far, const std::string& note) {
+    rows_.push_back({name, total - far.host - far.disk, note, near_});
+    if (far.host > 0) rows_.push_back({name, far.host, note, Home::kHost});
+    if (far.disk > 0) rows_.push_back({name, far.disk, note, Home::kNvme});
   }
   void near(const std::string& name, int64_t bytes, const std::string& note) {
     rows_.push_back({name, bytes, note, near_});
@@ -105,14 +122,6 @@ class ClassTable {
   std::vector<ClassBytes> rows_;
 };
 
-// Optimizer state of streamed tiles: elements.
-int64_t far_elements(const Plan& plan, int64_t granule_bytes) {
-  const PoolPlan& pool = plan.placement.pool(Pool::kOptimizer);
-  int64_t bytes = 0;
-  for (size_t a = 0; a < pool.bytes.size(); ++a) bytes += pool.streamed[a] != 0 ? pool.bytes[a] : 0;
-  return bytes / granule_bytes * kGranule;
-}
-
 std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   const NumericsPlan& n = plan.numerics;
   const PlacementPlan& p = plan.placement;
@@ -120,26 +129,23 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   const int64_t step_tokens = in.config.train.global_batch * in.config.data.max_length;
   const int64_t rows = in.adapter == nullptr ? std::min(in.spec.vocab, step_tokens) : 0;
   const bool lora = in.adapter != nullptr;
-  const int64_t lent = p.pool(Pool::kWeights).streamed_bytes();
-  const int64_t gradients = p.pool(Pool::kGradients).streamed_bytes();
-  const int64_t far = far_elements(plan, kGranule * (8 + master));
+  const FarBytes lent = far_bytes(p.pool(Pool::kWeights)), far = far_elements(plan);
   const std::string master_note = master == 2 ? "low half beside the weight" : master == 4 ? "fp32" : "none";
   ClassTable table(in, plan);
   const auto name = [](StateClass state) { return state_class_name(state); };
   const int64_t embedding = p.embedding_in_host;
-  table.add(name(StateClass::kWeights), flat * size_of(n.dtype) - (lora ? 0 : embedding), lora ? 0 : lent,
-            Pool::kWeights, per_parameter(n.dtype));
+  table.add(name(StateClass::kWeights), flat * size_of(n.dtype) - (lora ? 0 : embedding),
+            lora ? FarBytes() : lent, per_parameter(n.dtype));
   table.add(name(StateClass::kFrozenWeights), in.layout.frozen_bytes - (lora ? embedding : 0),
-            lora ? lent : 0, Pool::kWeights, dtype_name(n.dtype));
+            lora ? lent : FarBytes(), dtype_name(n.dtype));
   if (embedding > 0) table.host("embedding", embedding, "the GPU looks up rows where they lie");
-  table.add(name(StateClass::kGradients), flat * size_of(n.gradient_dtype), gradients, Pool::kGradients,
-            per_parameter(n.gradient_dtype));
-  table.add(name(StateClass::kMaster), flat * master, far * master, Pool::kOptimizer, master_note);
-  table.add(name(StateClass::kFirstMoment), flat * 4, far * 4, Pool::kOptimizer, "fp32");
-  table.add(name(StateClass::kSecondMoment), flat * 4, far * 4, Pool::kOptimizer, "fp32");
+  table.add(name(StateClass::kGradients), flat * size_of(n.gradient_dtype),
+            far_bytes(p.pool(Pool::kGradients)), per_parameter(n.gradient_dtype));
+  table.add(name(StateClass::kMaster), flat * master, far * master, master_note);
+  table.add(name(StateClass::kFirstMoment), flat * 4, far * 4, "fp32");
+  table.add(name(StateClass::kSecondMoment), flat * 4, far * 4, "fp32");
   const PoolPlan& inputs = p.pool(Pool::kActivations);
-  table.add(name(StateClass::kActivations), plan.arena.saved + inputs.streamed_bytes(),
-            inputs.streamed_bytes(), Pool::kActivations,
+  table.add(name(StateClass::kActivations), plan.arena.saved + inputs.streamed_bytes(), far_bytes(inputs),
             n.recompute ? "block inputs" : "saved by every block");
   table.near("temporaries", plan.arena.bytes - plan.arena.saved,
              "logits of " + std::to_string(std::min(n.row_chunk, plan.micro_tokens)) +
