@@ -4,8 +4,8 @@
 //   train_step_bench SHAPE_JSON full|lora fp32|bf16 THREADS SEQUENCES LENGTH [KEY=VALUE ...]
 //
 // KEY=VALUE are settings of the configuration, slots=N the optimizer's slots, disk_gb_per_s=R the speed of a
-// simulated disk, and gemm_tflops=R the speed of the cores, which is measured where it is not told. Prints
-// "ready", then per step one JSON line {ms, loss, peak_rss, read_bytes, wait_ms}.
+// simulated disk, and gemm_tflops=R the speed of the cores, which is measured, with memory's, where it is not
+// told. Prints "ready", then per step one JSON line {ms, loss, peak_rss, read_bytes, wait_ms}.
 #include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "config/config_toml.h"
 #include "model/gemm_rate.h"
+#include "offload/copy_probe.h"
 #include "offload/disk_probe.h"
 #include "offload/sim_engine.h"
 #include "synthetic_run.h"
@@ -67,8 +68,13 @@ Machine this_machine(const Arguments& arguments, StreamView stream) {
   Machine machine;
   machine.cores = static_cast<int>(*config.run.threads);
   machine.host_memory = machine.host_available = int64_t{1} << 40;
-  machine.gemm_bf16_flops =
-      arguments.gemm_tflops > 0 ? arguments.gemm_tflops * 1e12 : measure_gemm_rate(DType::kBF16, stream);
+  machine.gemm_bf16_flops = arguments.gemm_tflops * 1e12;
+  if (arguments.gemm_tflops <= 0) {
+    const GemmRate rate = measure_gemm_rate(DType::kBF16, stream);
+    machine.gemm_bf16_flops = rate.ceiling;
+    machine.gemm_sustained = rate.sustained / rate.ceiling;
+    machine.memory_bandwidth = probe_host_memory(machine.cores);
+  }
   for (const std::string& path : config.offload.paths) {
     const DiskProbe probe = probe_disk(path);
     machine.disks.push_back({path, probe.free_bytes, probe.read_bytes_per_s, probe.write_bytes_per_s});

@@ -38,11 +38,16 @@ AdapterSpec make_adapter(const LoraConfig& lora) {
 Machine measured_machine(DeviceType device, StreamView stream, DType dtype, bool moves) {
   Machine machine = survey_machine();
   if (device == DeviceType::kCpu) {
-    const double rate = measure_gemm_rate(dtype, stream);
-    (dtype == DType::kBF16 ? machine.gemm_bf16_flops : machine.gemm_fp32_flops) = rate;
+    const GemmRate rate = measure_gemm_rate(dtype, stream);
+    (dtype == DType::kBF16 ? machine.gemm_bf16_flops : machine.gemm_fp32_flops) = rate.ceiling;
+    machine.gemm_sustained = rate.sustained / rate.ceiling;
   } else if (moves) {
     machine.gpus.front().link_bandwidth = probe_copies(device).each_way();
-    machine.memory_bandwidth = probe_host_memory(stream.threads);
+  }
+  // A GPU that works alone does not care. What the probe takes must not matter beside the run's own memory.
+  if (device == DeviceType::kCpu || moves) {
+    const int64_t bytes = std::clamp<int64_t>(machine.host_available / 64, 8 * kMiB, 128 * kMiB);
+    machine.memory_bandwidth = probe_host_memory(stream.threads, bytes);
   }
   return machine;
 }

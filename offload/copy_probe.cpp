@@ -68,14 +68,15 @@ CopyProbe probe_copies(DeviceType device, int64_t bytes, double seconds_each) {
   return out;
 }
 
-double probe_host_memory(int threads) {
-  constexpr int64_t kBytes = 128 * kMiB, kAtOnce = 1 * kMiB;
-  const Memory from(DeviceType::kCpu, kBytes), to(DeviceType::kCpu, kBytes);
-  std::memset(from.data(), 1, static_cast<size_t>(kBytes));  // pages of their own, not the one of zeros
-  return rate(2 * kBytes, 0.1, [&] {
-    parallel_for(threads, kBytes / kAtOnce, 1, [&](int64_t begin, int64_t end) {
-      const auto bytes = static_cast<size_t>((end - begin) * kAtOnce);
-      std::memcpy(to.data() + begin * kAtOnce, from.data() + begin * kAtOnce, bytes);
+double probe_host_memory(int threads, int64_t bytes) {
+  constexpr int64_t kAtOnce = 1 * kMiB;
+  const int64_t whole = round_up(bytes, kAtOnce);
+  const Memory from(DeviceType::kCpu, whole), to(DeviceType::kCpu, whole);
+  std::memset(from.data(), 1, static_cast<size_t>(whole));  // pages of their own, not the one of zeros
+  return rate(2 * whole, 0.1, [&] {
+    parallel_for(threads, whole / kAtOnce, 1, [&](int64_t begin, int64_t end) {
+      std::memcpy(to.data() + begin * kAtOnce, from.data() + begin * kAtOnce,
+                  static_cast<size_t>((end - begin) * kAtOnce));
     });
   });
 }

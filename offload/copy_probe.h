@@ -26,7 +26,7 @@ struct CopyProbe {
 CopyProbe probe_copies(DeviceType device, int64_t bytes = 64 * kMiB, double seconds_each = 0.1);
 
 // Bytes per second that this many threads read and write of host memory, both counted: what an update by the
-// CPU has. A tenth of a second and 2 x 128 MiB.
-double probe_host_memory(int threads);
+// CPU has. A tenth of a second and 2 x `bytes`, which should be more than the caches hold.
+double probe_host_memory(int threads, int64_t bytes = 128 * kMiB);
 
 }  // namespace lm

@@ -34,6 +34,7 @@ struct Machine {
   int64_t host_available = 0;  // MemAvailable, or less under a cgroup limit or RLIMIT_AS
   double gemm_bf16_flops = 0;  // of all cores together
   double gemm_fp32_flops = 0;
+  double gemm_sustained = 1;  // share of these that long work keeps up
   double memory_bandwidth = 0;
   std::vector<Gpu> gpus;
   std::vector<Disk> disks;

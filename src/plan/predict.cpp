@@ -256,7 +256,7 @@ ComputeRates compute_rates(const Machine& machine, DeviceType device, DType dtyp
   rates.peak_flops = bf16 ? known(machine.gemm_bf16_flops,
                                   cores * (machine.avx512_bf16 ? kCoreBF16 : kCoreF32), rates.assumed)
                           : known(machine.gemm_fp32_flops, cores * kCoreF32, rates.assumed);
-  rates.gemm_flops = rates.peak_flops;
+  rates.gemm_flops = machine.gemm_sustained * rates.peak_flops;
   rates.attention_flops = kCpuAttentionShare * rates.gemm_flops;
   rates.bandwidth = known(machine.memory_bandwidth, cores * kCoreBandwidth, rates.assumed);
   return rates;
