@@ -1,10 +1,11 @@
 """Is the plan right? Fifteen configurations: planned against measured.
 
-Peak resident memory, bytes on disk (what the process's nameless files occupy), bytes read and
-written per step, and the step's time (rates measured in the same process before it plans). SmolLM2-135M's shape, random
-weights. Prints a table, one JSON line per configuration, and at the end the worst deviation of each.
+Peak resident memory, bytes on disk (what the process's nameless files occupy), bytes read and written per step, and the
+step's time (the cores' rate measured in the same process before every step, since others use the machine, too).
+SmolLM2-135M's shape, random weights. Prints a table, one JSON line per configuration, and at the end the worst deviation of
+each.
 
-Usage: plan_honest.py BIN_DIR [--path DIR] [--steps 5]
+Usage: plan_honest.py BIN_DIR [--path DIR] [--steps 7]
 """
 
 import argparse
@@ -53,7 +54,7 @@ def measure(binary, case, path, steps):
     method, gradients, sequences, length, micro, settings = case
     shape = {**SHAPE, "tie_word_embeddings": UNTIED not in settings}
     name = f"{method} {gradients} {sequences}x{length}/{micro} " + " ".join(settings)
-    settings = [f"offload.paths={path}", f"train.micro_batch={micro}", *[s for s in settings if s != UNTIED]]
+    settings = ["rates=each", f"offload.paths={path}", f"train.micro_batch={micro}", *[s for s in settings if s != UNTIED]]
     side = Side([str(binary), json.dumps(shape), method, gradients, "2", str(sequences), str(length), *settings])
     for _ in range(steps):
         side.step()
@@ -61,12 +62,13 @@ def measure(binary, case, path, steps):
     last, planned = side.rows[-1], side.rows[-1]["planned"]
     side.finish()
     ms = statistics.median(row["ms"] for row in side.rows[2:])
-    # The mean: what is on its way at a step's end counts for the next.
-    moved = {way: statistics.mean(row[way] for row in side.rows[2:]) for way in ("read_bytes", "written_bytes")}
+    planned_ms = statistics.median(row["planned"]["ms"] for row in side.rows[2:])  # with the rates just before each
+    # The median: slots fill during the first steps, and what is on its way at a step's end counts for the next.
+    moved = {way: statistics.median(row[way] for row in side.rows[2:]) for way in ("read_bytes", "written_bytes")}
     return {"case": name,
             "rss": (planned["rss"], last["peak_rss"]), "disk": (planned["disk"], disk),
             "read": (planned["read_bytes"], moved["read_bytes"]),
-            "written": (planned["written_bytes"], moved["written_bytes"]), "ms": (planned["ms"], ms)}
+            "written": (planned["written_bytes"], moved["written_bytes"]), "ms": (planned_ms, ms)}
 
 
 def deviation(pair):
@@ -78,7 +80,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("bin_dir", type=Path)
     parser.add_argument("--path", default=tempfile.gettempdir())
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--only", type=int, help="the n-th configuration alone")
     options = parser.parse_args()
     worst = dict.fromkeys(("rss", "disk", "read", "written", "ms"), 0.0)

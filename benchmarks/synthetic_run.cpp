@@ -65,6 +65,12 @@ SyntheticRun::SyntheticRun(SyntheticSetup setup, const Machine& machine, StreamV
                             setup_.spec.vocab);
 }
 
+double SyntheticRun::planned_seconds(const Machine& machine) const {
+  return make_plan(setup_.config, setup_.spec, setup_.lora ? &adapter_ : nullptr, layout_, machine,
+                   stream_.device, {}, setup_.update_on_host)
+      .step_seconds;
+}
+
 int64_t SyntheticRun::tokens_per_step() const {
   return setup_.config.train.global_batch * setup_.config.data.max_length;
 }

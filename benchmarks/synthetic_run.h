@@ -24,6 +24,8 @@ class SyntheticRun {
 
   StepResult step();  // waits until the GPU has finished it
   const Plan& plan() const { return plan_; }
+  // What the plan would say of a step's time with these rates.
+  double planned_seconds(const Machine& machine) const;
   const Rank& rank() const { return *rank_; }
   int64_t tokens_per_step() const;
 

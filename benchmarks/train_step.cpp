@@ -4,8 +4,9 @@
 //   train_step_bench SHAPE_JSON full|lora fp32|bf16 THREADS SEQUENCES LENGTH [KEY=VALUE ...]
 //
 // KEY=VALUE are settings of the configuration, slots=N the optimizer's slots, disk_gb_per_s=R the speed of a
-// simulated disk, and gemm_tflops=R the speed of the cores, which is measured, with memory's, where it is not
-// told. Prints "ready", then per step one JSON line {ms, loss, peak_rss, read_bytes, wait_ms}.
+// simulated disk, gemm_tflops=R the speed of the cores, which is measured, with memory's, where it is not
+// told, and rates=each measures them again before every step, since others use the machine, too. Prints
+// "ready", then per step one JSON line {ms, loss, peak_rss, read_bytes, wait_ms, planned}.
 #include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -32,6 +33,7 @@ struct Arguments {
   int64_t slots = 0;         // of the optimizer; 0: as planned
   double disk_gb_per_s = 0;  // of a simulated disk; 0: the real one
   double gemm_tflops = 0;    // 0: measured
+  bool rates_each = false;   // before every step
 };
 
 Arguments parse_arguments(int argc, char** argv) {
@@ -47,6 +49,8 @@ Arguments parse_arguments(int argc, char** argv) {
       out.disk_gb_per_s = std::stod(value);
     } else if (setting.starts_with("gemm_tflops=")) {
       out.gemm_tflops = std::stod(value);
+    } else if (setting == "rates=each") {
+      out.rates_each = true;
     } else {
       settings.push_back(setting);
     }
@@ -62,6 +66,12 @@ Arguments parse_arguments(int argc, char** argv) {
   return out;
 }
 
+void measure_gemm(StreamView stream, Machine& machine) {
+  const GemmRate rate = measure_gemm_rate(DType::kBF16, stream);
+  machine.gemm_bf16_flops = rate.ceiling;
+  machine.gemm_sustained = rate.sustained / rate.ceiling;
+}
+
 // Rates measured in this process; memory without end, so that nothing is planned for want of it.
 Machine this_machine(const Arguments& arguments, StreamView stream) {
   const Config& config = arguments.config;
@@ -70,9 +80,7 @@ Machine this_machine(const Arguments& arguments, StreamView stream) {
   machine.host_memory = machine.host_available = int64_t{1} << 40;
   machine.gemm_bf16_flops = arguments.gemm_tflops * 1e12;
   if (arguments.gemm_tflops <= 0) {
-    const GemmRate rate = measure_gemm_rate(DType::kBF16, stream);
-    machine.gemm_bf16_flops = rate.ceiling;
-    machine.gemm_sustained = rate.sustained / rate.ceiling;
+    measure_gemm(stream, machine);
     machine.memory_bandwidth = probe_host_memory(machine.cores);
   }
   for (const std::string& path : config.offload.paths) {
@@ -98,19 +106,21 @@ void run(int argc, char** argv) {
   const Arguments arguments = parse_arguments(argc, argv);
   const Config& config = arguments.config;
   const StreamView stream = start_torch(DeviceType::kCpu, static_cast<int>(*config.run.threads), true);
+  Machine machine = this_machine(arguments, stream);
   std::unique_ptr<SimDisk> simulated;  // outlives the run's queue
   SyntheticRun run({.spec = arguments.spec,
                     .lora = arguments.lora,
                     .config = config,
                     .slots = arguments.slots,
                     .engine = simulated_engine(arguments.disk_gb_per_s, simulated)},
-                   this_machine(arguments, stream), stream);
+                   machine, stream);
   const Plan& plan = run.plan();
   const FarState& far = run.rank().far();
   std::printf("ready\n");
   std::fflush(stdout);
   std::string line;
   while (std::getline(std::cin, line)) {
+    if (arguments.rates_each) measure_gemm(stream, machine);
     const double start = monotonic_seconds(), waited = far.wait_seconds();
     const int64_t read = far.counters().read_bytes, written = far.counters().written_bytes;
     const StepResult result = run.step();
@@ -126,7 +136,7 @@ void run(int argc, char** argv) {
                                          {"disk", plan.peak.disk},
                                          {"read_bytes", plan.timeline.disk_read_bytes},
                                          {"written_bytes", plan.timeline.disk_written_bytes},
-                                         {"ms", plan.step_seconds * 1e3}}}}
+                                         {"ms", run.planned_seconds(machine) * 1e3}}}}
                             .dump()
                             .c_str());
     std::fflush(stdout);
