@@ -119,17 +119,18 @@ void run(int argc, char** argv) {
   std::printf("ready\n");
   std::fflush(stdout);
   std::string line;
+  IoCounters before = far.counters();  // what moves between two steps counts for the second
   while (std::getline(std::cin, line)) {
     if (arguments.rates_each) measure_gemm(stream, machine);
     const double start = monotonic_seconds(), waited = far.wait_seconds();
-    const int64_t read = far.counters().read_bytes, written = far.counters().written_bytes;
     const StepResult result = run.step();
     const double seconds = monotonic_seconds() - start;
+    const IoCounters now = far.counters();
     std::printf("%s\n", nlohmann::json{{"ms", seconds * 1e3},
                                        {"loss", result.loss},
                                        {"peak_rss", peak_resident_bytes()},
-                                       {"read_bytes", far.counters().read_bytes - read},
-                                       {"written_bytes", far.counters().written_bytes - written},
+                                       {"read_bytes", now.read_bytes - before.read_bytes},
+                                       {"written_bytes", now.written_bytes - before.written_bytes},
                                        {"wait_ms", (far.wait_seconds() - waited) * 1e3},
                                        {"planned",
                                         {{"rss", plan.peak.host},
@@ -140,6 +141,7 @@ void run(int argc, char** argv) {
                             .dump()
                             .c_str());
     std::fflush(stdout);
+    before = now;
   }
 }
 
