@@ -1,6 +1,6 @@
 """Makes BUILD/bundle: everything gpu_checks.sh needs on a machine that has a driver and a Python with the same torch.
 
-Run: python cmake/bundle.py BUILD. Executables (tests and benchmarks too) are stripped into bin/, shared libraries that
+Run: python cmake/bundle.py BUILD. Executables (most tests and the benchmarks too) are stripped into bin/, shared libraries that
 come neither with torch nor with every Linux into lib/. Fails when the whole is over 60 MiB: more is not carried there.
 """
 
@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 
 MAX_MIB = 60
+# A GPU changes nothing for these, or they want files of the repository beside them.
+LEFT_HERE = {"config_test", "data_test", "door_test", "fake_rank", "launcher_test", "parity_tool", "weights_tool"}
 # Part of every Linux, or of torch and the CUDA wheels beside it: taken from the machine, since two copies of a run-time
 # library in one process are worse than an older one.
 ON_THE_MACHINE = re.compile(r"^(ld-linux|libc\.|libm\.|libdl\.|librt\.|libpthread\.|libresolv\.|libutil\.|libstdc\+\+|libgcc_s|"
@@ -36,7 +38,7 @@ def main():
     (bundle / "bin").mkdir(parents=True)
     (bundle / "lib").mkdir()
     for file in sorted((build / "bin").iterdir()):
-        if not file.is_file() or not os.access(file, os.X_OK):
+        if not file.is_file() or not os.access(file, os.X_OK) or file.name in LEFT_HERE:
             continue
         for name, path in shared_libraries(file):
             if path and not ON_THE_MACHINE.match(name):
