@@ -24,7 +24,7 @@ function(lm_library name)
 endfunction()
 
 # lm_test(name [LONG] SOURCES a_test.cpp ... DEPENDS lm_base ...): one executable, one ctest entry of that name. LONG:
-# only `./dev test --full` runs it. A test that links lm_device_cuda also runs in gpu_checks.sh.
+# only `./dev test --full` runs it.
 function(lm_test name)
   cmake_parse_arguments(ARG "LONG" "" "SOURCES;DEPENDS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
@@ -35,9 +35,52 @@ function(lm_test name)
   if(ARG_LONG)
     set_tests_properties(${name} PROPERTIES LABELS long)
   endif()
-  if(lm_device_cuda IN_LIST ARG_DEPENDS)
+endfunction()
+
+# lm_gpu_test(name [LONG] [TORCH] [UNORDERED] SOURCES a_test.cpp ... DEPENDS lm_base ...): a test of code that runs on a GPU.
+# Built for real GPUs, where gpu_checks.sh runs it (here it skips without one), and on the twin, as twin_<name>: as it
+# comes, as late as possible (_lazy), and with the order checker (_order; not for tests that time what they do). TORCH:
+# it needs LibTorch.
+function(lm_gpu_test name)
+  cmake_parse_arguments(ARG "LONG;TORCH;UNORDERED" "" "SOURCES;DEPENDS" ${ARGN})
+  set(long "")
+  if(ARG_LONG)
+    set(long LONG)
+  endif()
+  set(torch "")
+  if(ARG_TORCH)
+    set(torch TORCH)
+  endif()
+  if(LM_HAVE_CUDA)
+    lm_test(${name} ${long} SOURCES ${ARG_SOURCES}
+            DEPENDS ${ARG_DEPENDS} $<$<BOOL:${ARG_TORCH}>:lm_torch_cuda> lm_device_cuda)
     set_property(GLOBAL APPEND PROPERTY LM_GPU_TESTS ${name})
   endif()
+  if(NOT TARGET lm_device_twin)
+    return()
+  endif()
+  add_executable(twin_${name} ${ARG_SOURCES})
+  target_link_libraries(twin_${name} PRIVATE lm_flags ${ARG_DEPENDS} $<$<BOOL:${ARG_TORCH}>:lm_torch_twin> lm_device_twin
+                        GTest::gtest GTest::gtest_main)
+  lm_twin_link(twin_${name} ${torch})
+  set(modes plain lazy)
+  if(NOT ARG_UNORDERED)
+    list(APPEND modes order)
+  endif()
+  set(plain_environment TWIN_LAZY=0)
+  set(lazy_environment TWIN_LAZY=1)
+  set(order_environment TWIN_RACES=2)
+  foreach(mode IN LISTS modes)
+    set(entry twin_${name}_${mode})
+    if(mode STREQUAL "plain")
+      set(entry twin_${name})
+    endif()
+    add_test(NAME ${entry} COMMAND twin_${name})
+    set_tests_properties(${entry} PROPERTIES TIMEOUT 900 ENVIRONMENT "OMP_WAIT_POLICY=PASSIVE;${${mode}_environment}")
+    if(ARG_LONG)
+      set_tests_properties(${entry} PROPERTIES LABELS long)
+    endif()
+  endforeach()
 endfunction()
 
 # lm_python_test(name [LONG] [THREADS n] COMMAND args...): a ctest entry that runs LM_PYTHON with args.

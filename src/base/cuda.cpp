@@ -157,6 +157,9 @@ void zero_bytes(void* memory, int64_t bytes, StreamView stream) {
     return;
   }
   LM_CUDA(cudaMemsetAsync(memory, 0, static_cast<size_t>(bytes), stream_of(stream)));
+  // The null stream orders nothing with our streams, which do not block: be done before anybody gets the
+  // memory.
+  if (stream.handle == nullptr) LM_CUDA(cudaStreamSynchronize(nullptr));
 }
 
 }  // namespace lm

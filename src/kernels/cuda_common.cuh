@@ -23,12 +23,17 @@ void with_dtype(DType type, const Body& body) {
   body(Bf16{});
 }
 
-// kernel<<<grid, block>>>(arguments...) in the stream; an empty grid is no work.
-template <class Kernel, class... Arguments>
-void launch(Kernel kernel, dim3 grid, int block, StreamView stream, const Arguments&... arguments) {
+// kernel<<<grid, block>>>(arguments...) in the stream, spelt as a call so that any C++ compiler reads it; an
+// empty grid is no work.
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), dim3 grid, int block, StreamView stream,
+            const Arguments&... arguments) {
   if (grid.x == 0 || grid.y == 0) return;
-  kernel<<<grid, block, 0, static_cast<cudaStream_t>(stream.handle)>>>(arguments...);
-  LM_CUDA(cudaGetLastError());
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(block));
+  config.stream = static_cast<cudaStream_t>(stream.handle);
+  LM_CUDA(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 inline unsigned blocks_of(int64_t n, int64_t each) {
   return static_cast<unsigned>((n + each - 1) / each);
@@ -74,7 +79,7 @@ __device__ __forceinline__ float warp_max(float x) {
   return x;
 }
 // The same over kThreads threads of a block. Every thread of the block must call.
-__device__ __forceinline__ float block_sum(float x) {
+static __device__ __forceinline__ float block_sum(float x) {
   __shared__ float warps[kThreads / 32];
   x = warp_sum(x);
   __syncthreads();  // the previous call's readers are done
@@ -84,7 +89,7 @@ __device__ __forceinline__ float block_sum(float x) {
   for (int w = 0; w < kThreads / 32; ++w) sum += warps[w];
   return sum;
 }
-__device__ __forceinline__ float block_max(float x) {
+static __device__ __forceinline__ float block_max(float x) {
   __shared__ float warps[kThreads / 32];
   x = warp_max(x);
   __syncthreads();

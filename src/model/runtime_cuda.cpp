@@ -15,6 +15,8 @@ StreamView start_torch(DeviceType device, int threads, bool deterministic) {
   at::globalContext().setDeterministicAlgorithms(deterministic, false);
   at::globalContext().setDeterministicFillUninitializedMemory(false);
   if (device == DeviceType::kCpu) return {DeviceType::kCpu, nullptr, threads};
+  at::globalContext().lazyInitDevice(
+      at::kCUDA);  // what a program without torch's Python must do: the allocator
   const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool(true);
   c10::cuda::setCurrentCUDAStream(stream);
   return {DeviceType::kCuda, stream.stream(), threads};

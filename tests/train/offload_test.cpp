@@ -108,12 +108,19 @@ StepBatches batches_of(int64_t micro_batches, int64_t step, int64_t vocab) {
 
 // Every byte of the state by name, however it is cut.
 struct Contents : StateVisitor {
+  explicit Contents(StreamView stream) : stream(stream) {}
+  StreamView stream;
   std::map<std::string, std::vector<std::byte>> bytes;
+  // A tensor may lie on the device.
   void tensor(const std::string& name, DType, const std::vector<int64_t>&, std::span<std::byte> b) override {
-    bytes[name].assign(b.begin(), b.end());
+    bytes[name].clear();
+    part(name, DType::kF32, 0, 0, b);
   }
   void part(const std::string& name, DType, int64_t, int64_t, std::span<std::byte> b) override {
-    bytes[name].insert(bytes[name].end(), b.begin(), b.end());
+    std::vector<std::byte> copy(b.size());
+    copy_bytes(copy.data(), b.data(), static_cast<int64_t>(b.size()), stream);
+    synchronize(stream);
+    bytes[name].insert(bytes[name].end(), copy.begin(), copy.end());
   }
   void number(const std::string& name, int64_t& value) override {
     const auto* p = reinterpret_cast<const std::byte*>(&value);
@@ -230,7 +237,7 @@ class Training {
       // In the middle: an evaluation, which begins with a flush.
       if (step == 5) out.evaluated = rank_->step().evaluate(batches.micro[0]);
     }
-    Contents contents;
+    Contents contents(stream_);
     rank_->visit_state(contents);
     out.state = std::move(contents.bytes);
     const IoCounters moved = rank_->far().counters();

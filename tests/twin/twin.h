@@ -1,0 +1,67 @@
+// The twin's GPU as its other parts see it: streams take work, memory says what it is, operations are
+// counted. Any thread may call. Free of CUDA's headers, so that the files that stand in for them can include
+// it; a stream is a cudaStream_t.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#define TWIN_EXPORT __attribute__((visibility("default")))
+
+namespace twin {
+
+// What one operation touches: `rows` ranges of `bytes`, `stride` apart.
+struct Access {
+  const void* begin;
+  int64_t bytes;
+  bool write;
+  int64_t rows = 1, stride = 0;
+};
+inline Access reads(const void* p, int64_t bytes, int64_t rows = 1, int64_t stride = 0) {
+  return {p, bytes, false, rows, stride};
+}
+inline Access writes(const void* p, int64_t bytes, int64_t rows = 1, int64_t stride = 0) {
+  return {p, bytes, true, rows, stride};
+}
+
+// What an operation is, for the counters.
+enum class Kind : uint8_t { kKernel, kAten, kGemm, kCopy, kOrder };
+
+// Runs `work` in the stream's thread, in order, with access to device memory.
+TWIN_EXPORT void enqueue(void* stream, Kind kind, std::string what, std::function<void()> work,
+                         std::vector<Access> accesses = {});
+// One access of the operation that the calling stream thread carries out (from instrumented kernels).
+TWIN_EXPORT void touched(const void* p, int64_t bytes, bool write);
+// Where the bytes of device memory really are, for work that runs in a stream; other memory is where it is.
+// What cudaMalloc returns can be reached by nobody: a host thread that follows it faults.
+TWIN_EXPORT void* inside(const void* p);
+// Memory that a kernel may use: the device's, or host memory that is registered.
+TWIN_EXPORT bool device_can_use(const void* p);
+// As an illegal access in a kernel: says so, and every later call fails.
+TWIN_EXPORT void fault(const std::string& what);
+// What the calling stream thread is doing; "" elsewhere.
+TWIN_EXPORT const char* current_operation();
+
+// Since the process began, or the last reset. Work counts when it is enqueued, but for the bytes that kernels
+// touch, which count when they run: wait before reading them.
+struct Counters {
+  int64_t launches = 0;         // of our own kernels
+  int64_t aten_operations = 0;  // of ATen's, GEMMs apart
+  int64_t gemms = 0;
+  int64_t host_waits = 0;       // times that a host thread had to wait for a stream
+  int64_t pageable_copies = 0;  // copies with host memory that is not registered
+  int64_t allocations = 0;      // cudaMalloc and cudaFree
+  int64_t registrations = 0;    // cudaHostRegister, cudaHostAlloc and their ends
+  int64_t bytes_to_device = 0, bytes_to_host = 0, bytes_inside = 0;  // of copies, fills not counted
+  struct Name {
+    int64_t times = 0, bytes = 0;
+  };
+  std::map<std::string, Name> by_name;  // operations, in the stream's words without sizes
+};
+TWIN_EXPORT Counters counters();
+TWIN_EXPORT void reset_counters();
+
+}  // namespace twin
