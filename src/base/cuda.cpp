@@ -51,7 +51,11 @@ Stream::~Stream() {
   if (view_.handle != nullptr) cudaStreamDestroy(stream_of(view_));
 }
 void Stream::synchronize() const {
-  if (view_.device == DeviceType::kCuda) LM_CUDA(cudaStreamSynchronize(stream_of(view_)));
+  lm::synchronize(view_);
+}
+
+void synchronize(StreamView stream) {
+  if (stream.device == DeviceType::kCuda) LM_CUDA(cudaStreamSynchronize(stream_of(stream)));
 }
 
 Event::Event(DeviceType device) : device_(device) {

@@ -34,6 +34,9 @@ class Stream {
   StreamView view_;
 };
 
+// Blocks the calling host thread until everything enqueued so far is done; on the CPU it is already.
+void synchronize(StreamView stream);
+
 // Marks a point in a stream. Any thread may wait; recording belongs to the stream's issuing thread.
 class Event {
  public:

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/bytes.h"
+
 namespace lm {
 namespace {
 
@@ -28,6 +30,25 @@ StepSettings step_settings(const RankSetup& setup, DeviceType device) {
   settings.shape = placement.schedule(setup.spec, n.recompute, setup.optimizer.clip);
   settings.transfers = placement.transfers(setup.spec.layers);
   return settings;
+}
+
+// Room for two leases.
+int64_t step_memory_bytes(const PlacementPlan& placement) {
+  const auto whole = [](int64_t bytes) { return round_up(bytes, PinnedPool::kAlignment); };
+  return whole(placement.upload_bytes) + whole(placement.result_bytes);
+}
+
+// Results lie as the loss (fp64), then the norms; on the CPU there is no memory for them.
+constexpr size_t kLossBytes = sizeof(double);
+std::span<std::byte> head(const PinnedBlock& block, size_t bytes) {
+  return block.bytes().first(block.size() > 0 ? bytes : 0);
+}
+std::span<std::byte> tail(const PinnedBlock& block, size_t skipped) {
+  return block.bytes().subspan(block.size() > 0 ? skipped : 0);
+}
+
+PinnedBlock lease(PinnedPool& pool, int64_t bytes) {
+  return bytes > 0 ? pool.lease(bytes) : PinnedBlock();
 }
 
 TileLayout tile_layout(const PlacementPlan& placement, Store* store) {
@@ -57,14 +78,20 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
                setup_.plan.placement.head_segments() > 0, far_.embedding()),
       arena_(stream.device, setup.plan.arena.bytes),
       rope_(setup.spec, rope_positions(setup), setup.plan.numerics.dtype, stream.device, stream),
-      context_{setup.spec, setup.plan.numerics.dtype, stream.device, kernels(stream.device), stream, arena_,
-               rope_} {
+      step_memory_(stream.device, step_memory_bytes(setup_.plan.placement)),
+      upload_memory_(lease(step_memory_, setup_.plan.placement.upload_bytes)),
+      result_memory_(lease(step_memory_, setup_.plan.placement.result_bytes)),
+      uploads_(upload_memory_.bytes()),
+      context_{
+          setup.spec, setup.plan.numerics.dtype, stream.device, kernels(stream.device), stream, arena_, rope_,
+          uploads_} {
   if (setup.tokens_per_step > 0) {
     StreamView update_stream = stream;
     update_stream.threads = setup.plan.placement.optimizer_threads;
-    gradients_ = std::make_unique<Gradients>(setup.layout, setup.plan.numerics.gradient_dtype,
-                                             context_.kernels, update_stream, far_.store(Pool::kGradients),
-                                             setup.plan.placement.head_segments() > 0);
+    gradients_ =
+        std::make_unique<Gradients>(setup.layout, setup.plan.numerics.gradient_dtype, context_.kernels,
+                                    update_stream, tail(result_memory_, kLossBytes),
+                                    far_.store(Pool::kGradients), setup.plan.placement.head_segments() > 0);
     optimizer_ = std::make_unique<ShardedOptimizer>(
         OptimizerSetup{.layout = setup.layout,
                        .config = setup.optimizer,
@@ -90,6 +117,7 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
                                                 .gradients = gradients_.get(),
                                                 .optimizer = optimizer_.get(),
                                                 .embedding_gradient = embedding_gradient_.get(),
+                                                .host_loss = head(result_memory_, kLossBytes),
                                                 .trace = setup.trace},
                                       step_settings(setup, device_));
 }

@@ -57,6 +57,10 @@ class Rank {
   WeightStore weights_;
   Arena arena_;
   RopeTable rope_;
+  // On a GPU, registered: what a step sends and reads.
+  PinnedPool step_memory_;
+  PinnedBlock upload_memory_, result_memory_;
+  Uploads uploads_;
   Context context_;
   // Absent without training: nothing is allocated for what does not happen.
   std::unique_ptr<Gradients> gradients_;
