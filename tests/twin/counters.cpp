@@ -35,7 +35,7 @@ void count(const Operation& op) {
   for (const Access& a : op.accesses) name.bytes += a.rows * a.bytes;
 }
 
-void count_touched(const Operation& op, int64_t bytes) {
+void count_moved(const Operation& op, int64_t bytes) {
   const std::lock_guard lock(mutex);
   now().by_name[plain(op.what)].bytes += bytes;
 }

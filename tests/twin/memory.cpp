@@ -1,14 +1,17 @@
 // Memory of the stand-in runtime: cudaMalloc, registration, copies and fills.
 //
-// Device memory starts as NaNs, its addresses are never used twice, and a page behind it is nobody's. A copy
-// with pageable host memory is carried out when its turn in the stream comes and nobody waits for it, as CUDA
-// allows since 12.2 ("might be synchronous"): who does not say his wait sees old bytes, every time.
-// TWIN_PAGEABLE=waits is what drivers have done so far.
+// Device memory starts as NaNs, its addresses are never used twice, the page behind it is nobody's, and the
+// bytes beside it in its own pages are looked at when it is freed. A copy with pageable host memory is
+// carried out when its turn in the stream comes and nobody waits for it, as CUDA allows since 12.2 ("might be
+// synchronous"): who does not say his wait sees old bytes, every time. TWIN_PAGEABLE=waits is what drivers
+// have done so far.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "state.h"
@@ -42,6 +45,24 @@ const Allocation* allocation_of(const void* p, size_t bytes) {
   if (it == state().device.begin()) return nullptr;
   --it;
   return a + bytes <= it->first + it->second.bytes ? &it->second : nullptr;
+}
+
+// The bytes beside an allocation that are mapped with it: nobody may write them.
+template <class Body>
+void each_beside(const Allocation& a, uintptr_t address, const Body& body) {
+  const auto begin = reinterpret_cast<uintptr_t>(a.base);
+  const auto in = [](uintptr_t p) { return static_cast<unsigned char*>(inside(reinterpret_cast<void*>(p))); };
+  body(in(begin), address - begin, "before");
+  body(in(address + a.bytes), begin + a.mapped - address - a.bytes, "behind");
+}
+
+void check_canaries(const Allocation& a, uintptr_t address) {
+  each_beside(a, address, [&](const unsigned char* p, size_t n, const char* where) {
+    const auto broken = std::count_if(p, p + n, [](unsigned char byte) { return byte != kCanary; });
+    if (broken == 0) return;
+    fault(std::to_string(broken) + " bytes " + where + " an allocation of " + std::to_string(a.bytes) +
+          " bytes were written");
+  });
 }
 
 int64_t rounded(size_t bytes) {
@@ -107,6 +128,27 @@ cudaError_t locate(const void* p, size_t bytes, Where* where, int* on_device) {
   return partly ? cudaErrorInvalidValue : cudaSuccess;
 }
 
+Extent extent_of_page(const void* place) {
+  const auto page = reinterpret_cast<uintptr_t>(place) / kPage * kPage;
+  const std::lock_guard lock(state().mutex);
+  const bool on_device = page - (kBase + kAlias) < kSpan;
+  Extent e{.begin = 0, .end = 0, .device = on_device};
+  const uintptr_t shift = on_device ? kAlias : 0, last = page + kPage - shift;
+  // The last block that begins before the page's end; a page of the device has no other.
+  const auto cut = [&](uintptr_t begin, size_t bytes) {
+    if (begin + bytes <= page - shift) return;
+    e.begin = std::max(page, begin + shift), e.end = std::min(page + kPage, begin + bytes + shift);
+  };
+  if (on_device) {
+    const auto it = state().device.lower_bound(last);
+    if (it != state().device.begin()) cut(std::prev(it)->first, std::prev(it)->second.bytes);
+  } else {
+    const auto it = state().pinned.lower_bound(last);
+    if (it != state().pinned.begin()) cut(std::prev(it)->first, std::prev(it)->second);
+  }
+  return e;
+}
+
 bool device_can_use(const void* p) {
   const std::lock_guard lock(state().mutex);
   return is_device_address(p) ? device_holds(p, 1) : pinned_holds(p, 1);
@@ -133,21 +175,24 @@ cudaError_t cudaMalloc(void** out, size_t bytes) {
   count_allocation();
   State& s = state();
   const auto size = static_cast<size_t>(rounded(bytes)), mapped = (size + kPage - 1) / kPage * kPage;
-  char* base;
+  Allocation a{.bytes = bytes, .mapped = mapped, .base = nullptr, .device = device};
+  uintptr_t address = 0;
   {
     const std::lock_guard lock(s.mutex);
     const auto d = static_cast<size_t>(device);
     if (s.used[d] + rounded(bytes) > s.settings.cards[d].memory - s.settings.taken)
       return failed(cudaErrorMemoryAllocation);
     s.used[d] += rounded(bytes);
-    base = reinterpret_cast<char*>(s.next);
+    a.base = reinterpret_cast<char*>(s.next);
+    address = s.next + mapped - size;
     s.next += mapped + kPage;
-    s.device[reinterpret_cast<uintptr_t>(base) + mapped - size] = {bytes, mapped, base, device};
+    s.device[address] = a;
   }
-  mprotect(inside(base), mapped, PROT_READ | PROT_WRITE);
+  mprotect(inside(a.base), mapped, PROT_READ | PROT_WRITE);
+  *out = reinterpret_cast<void*>(address);
   constexpr size_t kMostPoison = 256u << 20;  // more would take as long as the test
-  if (s.settings.poison && bytes <= kMostPoison) std::memset(inside(base), 0xFF, mapped);
-  *out = base + mapped - size;
+  if (s.settings.poison && bytes <= kMostPoison) std::memset(inside(*out), s.garbage, bytes);
+  each_beside(a, address, [](unsigned char* p, size_t n, const char*) { std::memset(p, kCanary, n); });
   return ok();
 }
 
@@ -161,6 +206,7 @@ cudaError_t cudaFree(void* p) {
   if (it == s.device.end())
     return refused(cudaErrorInvalidValue, "cudaFree of what cudaMalloc did not return");
   const Allocation a = it->second;
+  check_canaries(a, it->first);
   s.used[static_cast<size_t>(a.device)] -= rounded(a.bytes);
   mmap(inside(a.base), a.mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   s.device.erase(it);
@@ -177,7 +223,6 @@ cudaError_t cudaHostRegister(void* p, size_t bytes, unsigned) {
   const bool overlaps = pinned_holds(p, 1) || (next != s.pinned.end() && next->first < a + bytes);
   if (overlaps) return failed(cudaErrorHostMemoryAlreadyRegistered);
   s.pinned[a] = bytes;
-  ++s.pinned_version;
   return ok();
 }
 
@@ -193,7 +238,6 @@ cudaError_t cudaHostUnregister(void* p) {
   // Its pages may become somebody else's.
   forget_order(it->first, it->second);
   s.pinned.erase(it);
-  ++s.pinned_version;
   return ok();
 }
 

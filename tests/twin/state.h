@@ -92,15 +92,17 @@ struct Settings {
 
 inline constexpr uintptr_t kBase = 0x200000000000, kSpan = 1ULL << 42, kAlias = kSpan;
 inline constexpr size_t kPage = 4096;
+// Stands in what cudaMalloc maps beside an allocation.
+inline constexpr unsigned char kCanary = 0xC5;
 
 struct State {
   State();
   Settings settings;
   std::atomic<int> sticky{0};
+  std::atomic<int> garbage;
   std::mutex mutex;  // guards the rest
   std::map<uintptr_t, Allocation> device;
   std::map<uintptr_t, size_t> pinned;
-  std::atomic<uint64_t> pinned_version{1};
   std::unordered_set<void*> host_allocated;
   uintptr_t next = kBase;
   std::vector<int64_t> used;                             // of each device
@@ -149,7 +151,7 @@ void forget_order(uintptr_t begin, size_t bytes);
 
 // ---- the counters
 void count(const Operation& operation);
-void count_touched(const Operation& operation, int64_t bytes);
+void count_moved(const Operation& operation, int64_t bytes);
 void count_wait();
 void count_copy(Where from, Where to, int64_t bytes);
 void count_allocation();

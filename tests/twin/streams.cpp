@@ -22,7 +22,7 @@ namespace {
 
 thread_local const Operation* running = nullptr;
 thread_local Stream* running_in = nullptr;
-thread_local int64_t touched_bytes = 0;  // by it
+thread_local int64_t moved_bytes = 0;  // by it
 
 const char* environment(const char* name, const char* otherwise) {
   const char* value = std::getenv(name);
@@ -51,7 +51,7 @@ int64_t now_ns() {
 
 void run(Stream* s, const Operation& op) {
   running = &op;
-  touched_bytes = 0;
+  moved_bytes = 0;
   State& st = state();
   if (st.settings.trace) std::fprintf(stderr, "twin: stream %zu runs %s\n", s->number, op.what.c_str());
   if (!op.accesses.empty() && st.settings.races > 0) check_order(op, *s);
@@ -62,7 +62,7 @@ void run(Stream* s, const Operation& op) {
     fault(op.what + ": " + e.what());
   }
   running = nullptr;
-  if (touched_bytes > 0) count_touched(op, touched_bytes);
+  if (moved_bytes > 0) count_moved(op, moved_bytes);
 }
 
 void run_stream(Stream* s) {
@@ -122,7 +122,9 @@ Settings::Settings()
   std::sscanf(environment("TWIN_DELAY", "0:0"), "%u:%u", &seed, &delay_us);
 }
 
-State::State() : used(settings.cards.size()) {
+State::State()
+    : garbage(static_cast<int>(std::strtol(environment("TWIN_GARBAGE", "255"), nullptr, 0))),
+      used(settings.cards.size()) {
   void* p = mmap(reinterpret_cast<void*>(kBase), kSpan + kAlias, PROT_NONE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
   if (p == MAP_FAILED) std::fprintf(stderr, "twin: no address space\n"), std::abort();
@@ -133,6 +135,8 @@ State::State() : used(settings.cards.size()) {
 }
 
 State& state() {
+  static std::atomic<State*> ready{nullptr};  // kernels ask often
+  if (State* const r = ready.load(std::memory_order_acquire)) return *r;
   static State* const s = new State;
   static std::once_flag streams;
   static thread_local bool inside = false;  // make_stream asks for the state, too
@@ -140,6 +144,7 @@ State& state() {
     inside = true;
     std::call_once(streams, [] {
       for (size_t d = 0; d < s->settings.cards.size(); ++d) make_stream(true, static_cast<int>(d));
+      ready = s;
     });
     inside = false;
   }
@@ -288,25 +293,26 @@ void enqueue(void* stream, Kind kind, std::string what, std::function<void()> wo
                                                    .clock = {}});
 }
 
-void touched(const void* p, int64_t bytes, bool write) {
-  if (running == nullptr) return;
-  auto a = reinterpret_cast<uintptr_t>(p);
-  if (a - (kBase + kAlias) < kSpan) {
-    a -= kAlias;
-  } else {
-    // A kernel's own stack and shared memory, mostly: one page's answer holds for the next access to it.
-    static thread_local uintptr_t page = 0;
-    static thread_local uint64_t version = 0;
-    static thread_local bool pinned = false;
-    const uint64_t current = state().pinned_version;
-    if (a / kPage != page || version != current) {
-      const std::lock_guard lock(state().mutex);
-      page = a / kPage, version = current, pinned = pinned_holds(p, 1);
-    }
-    if (!pinned) return;
-  }
-  touched_bytes += bytes;
-  if (state().settings.races > 0) check_order(a, bytes, write, *running, *running_in);
+bool checks_order() {
+  return state().settings.races > 0;
+}
+
+void touched(const void* place, int64_t bytes, bool write) {
+  if (running == nullptr || !checks_order()) return;
+  auto a = reinterpret_cast<uintptr_t>(place);
+  if (a - (kBase + kAlias) < kSpan) a -= kAlias;
+  check_order(a, bytes, write, *running, *running_in);
+}
+
+void moved(int64_t bytes) {
+  moved_bytes += bytes;
+}
+
+int garbage() {
+  return state().garbage;
+}
+void set_garbage(int byte) {
+  state().garbage = byte;
 }
 
 }  // namespace twin

@@ -33,8 +33,26 @@ enum class Kind : uint8_t { kKernel, kAten, kGemm, kCopy, kOrder };
 // Runs `work` in the stream's thread, in order, with access to device memory.
 TWIN_EXPORT void enqueue(void* stream, Kind kind, std::string what, std::function<void()> work,
                          std::vector<Access> accesses = {});
-// One access of the operation that the calling stream thread carries out (from instrumented kernels).
-TWIN_EXPORT void touched(const void* p, int64_t bytes, bool write);
+// ---- From the kernels that the calling stream thread runs. `place`: where the bytes really are (inside()).
+// Whether accesses are told to the order checker: touched() is of no use otherwise.
+TWIN_EXPORT bool checks_order();
+// An access of the operation that runs.
+TWIN_EXPORT void touched(const void* place, int64_t bytes, bool write);
+// Bytes that it read and wrote, for the counters.
+TWIN_EXPORT void moved(int64_t bytes);
+// What of the page at `place` may be touched: the part of it that is in one allocation of the device, or in
+// one registered block. Empty (begin = end) elsewhere; `device`: the page is the device's all the same.
+struct Extent {
+  uintptr_t begin = 0, end = 0;
+  bool device = false;
+};
+TWIN_EXPORT Extent extent_of_page(const void* place);
+
+// What fresh memory of the device holds, shared memory as well: TWIN_GARBAGE, or 0xFF, which makes NaNs and
+// -1.
+TWIN_EXPORT int garbage();
+TWIN_EXPORT void set_garbage(int byte);
+
 // Where the bytes of device memory really are, for work that runs in a stream; other memory is where it is.
 // What cudaMalloc returns can be reached by nobody: a host thread that follows it faults.
 TWIN_EXPORT void* inside(const void* p);

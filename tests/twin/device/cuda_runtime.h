@@ -1,8 +1,9 @@
 // A stand-in for <cuda_runtime.h>: .cu files compile as plain C++ and run on the host. The threads of a block
-// are fibers (cuda_threads.cpp), streams are queues (cuda_streams.cpp), device memory is the heap, so that
-// sanitizers see kernels. Only what this project uses is declared: anything else fails to compile.
+// are fibers (threads.cpp), a launch is work in a stream of the stand-in runtime (launch.cpp), and every load
+// and store is seen (access.cpp). Only what this project uses is declared: anything else fails to compile.
 //
-// Compile a .cu with: -x c++ -include cuda_runtime.h -D__CUDACC__ -D__CUDA_ARCH__=900 (what nvcc predefines).
+// Compile a .cu with: -x c++ -include cuda_runtime.h -D__CUDACC__ -D__CUDA_ARCH__=900 (what nvcc predefines)
+// -fsanitize=thread, and link without that.
 #pragma once
 
 #include <math.h>
@@ -14,6 +15,7 @@
 #include <functional>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 
 #define __global__
 #define __device__
@@ -22,7 +24,7 @@
 #define __launch_bounds__(...)
 // One copy of a block's shared memory (blocks run one after the other), in a section that is filled with
 // garbage before each block.
-#define __shared__ static __attribute__((section("emu_shared")))
+#define __shared__ static __attribute__((section("twin_shared")))
 
 struct uint3 {
   unsigned x, y, z;
@@ -33,27 +35,27 @@ struct dim3 {
 };
 
 // ---- Inside a kernel
-namespace emu {
-uint3 thread_index();
-uint3 block_index();
-uint3 block_size();
-uint3 grid_size();
+namespace twin::simt {
+
+enum class Place : uint8_t { kThread, kBlock, kBlockSize, kGridSize };
+// gnu::const: it never changes in a kernel, so that loops need not ask again.
+[[gnu::const]] unsigned place(Place what, int axis);
 // What threadIdx.x and its like are: read as an unsigned number.
-template <uint3 (*get)(), unsigned uint3::*axis>
+template <Place what, int axis>
 struct Axis {
-  operator unsigned() const { return get().*axis; }
+  operator unsigned() const { return place(what, axis); }
 };
-template <uint3 (*get)()>
+template <Place what>
 struct Axes {
-  Axis<get, &uint3::x> x;
-  Axis<get, &uint3::y> y;
-  Axis<get, &uint3::z> z;
+  Axis<what, 0> x;
+  Axis<what, 1> y;
+  Axis<what, 2> z;
 };
+
 void sync_threads(const char* file, int line);
-enum class Warp { kSync, kIndex, kXor, kUp, kDown, kBallot };
+enum class Warp : uint8_t { kSync, kIndex, kXor, kUp, kDown, kBallot };
 uint64_t warp_call(Warp what, uint32_t mask, uint64_t value, int parameter, int width, const char* file,
                    int line);
-
 template <class T>
 T shuffle(Warp what, uint32_t mask, T value, int parameter, int width, const char* file, int line) {
   static_assert(sizeof(T) <= 8 && std::is_trivially_copyable_v<T>);
@@ -63,41 +65,43 @@ T shuffle(Warp what, uint32_t mask, T value, int parameter, int width, const cha
   memcpy(&value, &bits, sizeof value);
   return value;
 }
-}  // namespace emu
 
-inline constexpr emu::Axes<emu::thread_index> threadIdx{};
-inline constexpr emu::Axes<emu::block_index> blockIdx{};
-inline constexpr emu::Axes<emu::block_size> blockDim{};
-inline constexpr emu::Axes<emu::grid_size> gridDim{};
+}  // namespace twin::simt
+
+inline constexpr twin::simt::Axes<twin::simt::Place::kThread> threadIdx{};
+inline constexpr twin::simt::Axes<twin::simt::Place::kBlock> blockIdx{};
+inline constexpr twin::simt::Axes<twin::simt::Place::kBlockSize> blockDim{};
+inline constexpr twin::simt::Axes<twin::simt::Place::kGridSize> gridDim{};
 inline constexpr int warpSize = 32;
 
-#define EMU_PLACE const char *file = __builtin_FILE(), int line = __builtin_LINE()
-inline void __syncthreads(EMU_PLACE) {
-  emu::sync_threads(file, line);
+#define TWIN_CALLER const char *file = __builtin_FILE(), int line = __builtin_LINE()
+inline void __syncthreads(TWIN_CALLER) {
+  twin::simt::sync_threads(file, line);
 }
-inline void __syncwarp(uint32_t mask = ~0u, EMU_PLACE) {
-  emu::warp_call(emu::Warp::kSync, mask, 0, 0, 32, file, line);
-}
-template <class T>
-T __shfl_sync(uint32_t mask, T x, int lane, int width = 32, EMU_PLACE) {
-  return emu::shuffle(emu::Warp::kIndex, mask, x, lane, width, file, line);
+inline void __syncwarp(uint32_t mask = ~0u, TWIN_CALLER) {
+  twin::simt::warp_call(twin::simt::Warp::kSync, mask, 0, 0, 32, file, line);
 }
 template <class T>
-T __shfl_xor_sync(uint32_t mask, T x, int lanes, int width = 32, EMU_PLACE) {
-  return emu::shuffle(emu::Warp::kXor, mask, x, lanes, width, file, line);
+T __shfl_sync(uint32_t mask, T x, int lane, int width = 32, TWIN_CALLER) {
+  return twin::simt::shuffle(twin::simt::Warp::kIndex, mask, x, lane, width, file, line);
 }
 template <class T>
-T __shfl_up_sync(uint32_t mask, T x, int by, int width = 32, EMU_PLACE) {
-  return emu::shuffle(emu::Warp::kUp, mask, x, by, width, file, line);
+T __shfl_xor_sync(uint32_t mask, T x, int lanes, int width = 32, TWIN_CALLER) {
+  return twin::simt::shuffle(twin::simt::Warp::kXor, mask, x, lanes, width, file, line);
 }
 template <class T>
-T __shfl_down_sync(uint32_t mask, T x, int by, int width = 32, EMU_PLACE) {
-  return emu::shuffle(emu::Warp::kDown, mask, x, by, width, file, line);
+T __shfl_up_sync(uint32_t mask, T x, int by, int width = 32, TWIN_CALLER) {
+  return twin::simt::shuffle(twin::simt::Warp::kUp, mask, x, by, width, file, line);
 }
-inline uint32_t __ballot_sync(uint32_t mask, int predicate, EMU_PLACE) {
-  return static_cast<uint32_t>(emu::warp_call(emu::Warp::kBallot, mask, predicate != 0, 0, 32, file, line));
+template <class T>
+T __shfl_down_sync(uint32_t mask, T x, int by, int width = 32, TWIN_CALLER) {
+  return twin::simt::shuffle(twin::simt::Warp::kDown, mask, x, by, width, file, line);
 }
-#undef EMU_PLACE
+inline uint32_t __ballot_sync(uint32_t mask, int predicate, TWIN_CALLER) {
+  return static_cast<uint32_t>(
+      twin::simt::warp_call(twin::simt::Warp::kBallot, mask, predicate != 0, 0, 32, file, line));
+}
+#undef TWIN_CALLER
 
 using std::max;
 using std::min;
@@ -115,10 +119,6 @@ inline float __int_as_float(int bits) {
   memcpy(&x, &bits, sizeof x);
   return x;
 }
-template <class T>
-T __ldg(const T* from) {
-  return *from;
-}
 
 // ---- What a launch needs (host); the runtime's own functions are the stand-in libcudart's.
 enum cudaError_t : int { cudaSuccess = 0, cudaErrorInvalidConfiguration = 9 };
@@ -131,44 +131,26 @@ struct cudaLaunchConfig_t {
   unsigned numAttrs = 0;
 };
 
-// ---- How kernels and streams are run: set by a test, or by the environment
-namespace emu {
-// The order of the blocks of a grid and of the threads of a block between two barriers (EMU_ORDER).
-enum class Order { kForward, kReverse, kRandom };
-// When enqueued work runs (EMU_STREAMS): at once; not before somebody must wait for it; at random.
-enum class Streams { kEager, kLazy, kRandom };
-struct Settings {
-  Order order = Order::kForward;
-  Streams streams = Streams::kEager;
-  uint32_t seed = 1;
-  // Pageable memory: staged, and waited for, as drivers do; or not, as CUDA 12.2 and later allow
-  // (EMU_PAGEABLE=async).
-  bool pageable_async = false;
-  int garbage = 0xFF;  // what fresh device and shared memory holds: 0xFF bytes are NaN and -1
-};
-Settings& settings();
-struct Counts {
-  int64_t launches = 0, blocks = 0, threads = 0, barriers = 0, warp_calls = 0;
-};
-Counts& counts();
-
+namespace twin::simt {
 // Checks every pointer among a kernel's arguments, and turns those to device memory into the places of its
 // bytes.
 void enter(const char* kernel, void* arguments, size_t bytes);
 // Checks the configuration and puts the kernel into the stream.
 cudaError_t enqueue(const char* kernel, const cudaLaunchConfig_t& config, std::function<void()> thread);
-// Runs every thread of the grid, then returns; throws std::runtime_error where a kernel breaks the rules.
-void run_grid(const char* kernel, dim3 grid, dim3 block, const std::function<void()>& thread);
-// Runs what is in the stream, and what that waits for.
-void drain(cudaStream_t stream);
-}  // namespace emu
+#define TWIN_UNSEEN __attribute__((no_sanitize("thread")))
+template <class... P, size_t... i>
+TWIN_UNSEEN void call(void (*kernel)(P...), const std::tuple<P...>& values, std::index_sequence<i...>) {
+  kernel(std::get<i>(values)...);
+}
+}  // namespace twin::simt
 
 template <class... P, class... A>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(P...), A&&... arguments) {
   std::tuple<P...> values(static_cast<A&&>(arguments)...);
-#if defined(__GNUC__) && !defined(__clang__)
   __builtin_clear_padding(&values);  // or a stale pointer in it would look like an argument
-#endif
-  emu::enter(__PRETTY_FUNCTION__, &values, sizeof values);
-  return emu::enqueue(__PRETTY_FUNCTION__, *config, [kernel, values] { std::apply(kernel, values); });
+  twin::simt::enter(__PRETTY_FUNCTION__, &values, sizeof values);
+  // Unseen: these are not the kernel's accesses.
+  return twin::simt::enqueue(__PRETTY_FUNCTION__, *config, [kernel, values]() TWIN_UNSEEN {
+    twin::simt::call(kernel, values, std::index_sequence_for<P...>{});
+  });
 }
