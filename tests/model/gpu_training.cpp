@@ -138,6 +138,13 @@ class Trainee {
         stream_);
   }
 
+  int64_t planned_on_device() const {
+    int64_t bytes = 0;
+    for (const ClassBytes& row : plan_.classes)
+      bytes += row.home == Home::kDevice && row.name != "reserve" ? row.bytes : 0;
+    return bytes;
+  }
+
   Outcome train() {
     Outcome out;
     const LoadSetup load{t_.spec, layout_, t_.dtype, stream_, 1};
@@ -316,6 +323,12 @@ ModelSpec small_model(const std::string& family) {
 
 Outcome train(const Training& training, StreamView stream) {
   return Trainee(training, stream).train();
+}
+
+DeviceMemory device_memory(const Training& training, StreamView stream) {
+  const int64_t before = cuda_device(0).free_bytes;
+  const Trainee trainee(training, stream);
+  return {trainee.planned_on_device(), before - cuda_device(0).free_bytes};
 }
 
 }  // namespace lm

@@ -56,4 +56,11 @@ const std::vector<std::string>& families();
 // `stream` is start_torch's, or the CPU's.
 Outcome train(const Training& training, StreamView stream);
 
+// Device memory of a rank before its first step: what the plan counts, its reserve apart, and what CUDA has
+// less.
+struct DeviceMemory {
+  int64_t planned = 0, taken = 0;
+};
+DeviceMemory device_memory(const Training& training, StreamView stream);
+
 }  // namespace lm

@@ -2,6 +2,8 @@
 // logits, losses, gradients (every tensor by itself) and the same change of weights over some steps, within
 // what each type's rounding allows. Where state lives is offload_run_gpu_test's matter; here each home is
 // seen once.
+#include <ATen/Context.h>
+#include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -170,6 +172,39 @@ TEST_F(ModelOnDevice, EveryHomeAgrees) {
       expect_agreement(training);
     }
   }
+}
+
+// Allocations that CUDA rounds up are counted with a probe: 2 MiB each on a GPU.
+TEST_F(ModelOnDevice, ARankTakesTheDeviceMemoryThatThePlanCounts) {
+  const int64_t before = cuda_device(0).free_bytes;
+  void* const probe = cuda_allocate(1);
+  const int64_t granularity = before - cuda_device(0).free_bytes;
+  cuda_free(probe);
+  for (const char* what :
+       {"full", "full, fp32", "LoRA", "recomputed", "optimizer on host", "everything on host"}) {
+    const std::string text = what;
+    const bool all = text == "everything on host";
+    Training training =
+        make("large vocabulary", text == "full, fp32" ? DType::kF32 : DType::kBF16, text == "LoRA");
+    training.row_chunk = 0;
+    training.recompute = all || text == "recomputed";
+    training.documents = {{48}, {48}};
+    if (all || text == "optimizer on host") training.optimizer = OffloadHome::kHost;
+    if (all) training.gradients_home = training.weights = training.activations = OffloadHome::kHost;
+    const DeviceMemory memory = device_memory(training, device_);
+    const int64_t rounding = granularity * 48;  // blocks x classes
+    std::printf("%-24s planned %ld taken %ld\n", what, memory.planned, memory.taken);
+    EXPECT_LE(memory.taken, memory.planned + rounding) << what;
+    EXPECT_GE(memory.taken, memory.planned - 64 * 1024 - rounding) << what;
+  }
+}
+
+// TF32 would round both factors to 10 bits, and 1 + 2^-12 to 1.
+TEST_F(ModelOnDevice, Fp32ProductsKeepTheirBits) {
+  EXPECT_FALSE(at::globalContext().allowTF32CuBLAS());
+  const at::Tensor x = at::full({64, 64}, 1 + 0x1p-12f, at::kFloat), one = at::eye(64, at::kFloat);
+  const at::Tensor product = at::mm(x.to(at::kCUDA), one.to(at::kCUDA)).cpu();
+  EXPECT_TRUE(at::equal(product, x));
 }
 
 }  // namespace
