@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/bytes.h"
+#include "base/staging.h"
 
 namespace lm {
 namespace {
@@ -155,6 +156,7 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   table.near("tables", table_bytes(in, n, step_tokens, rows), "angles, norms, order of tokens, batches");
   const bool cpu = in.device == DeviceType::kCpu;
   if (!cpu) table.near("reserve", kGpuReserve, "CUDA context, cuBLAS, attention's own");
+  if (!cpu) table.host("load buffer", kStagingBytes, "files pass through it on their way to the GPU");
   table.host("libraries", cpu ? kCpuBase : kCudaBase,
              cpu ? "LibTorch and GEMM workspaces" : "LibTorch, CUDA");
   return table.take();
