@@ -151,7 +151,7 @@ void forget_order(uintptr_t begin, size_t bytes);
 
 // ---- the counters
 void count(const Operation& operation);
-void count_moved(const Operation& operation, int64_t bytes);
+void count_moved(const Operation& operation, int64_t bytes, int64_t of_host);
 void count_wait();
 void count_copy(Where from, Where to, int64_t bytes);
 void count_allocation();
