@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/bytes.h"
+#include "base/staging.h"
 
 namespace lm {
 namespace {
@@ -167,6 +168,7 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   if (!cpu) table.near("reserve", kGpuReserve, "CUDA context, cuBLAS, attention's own");
   if (!cpu)
     table.host("uploads and results", p.upload_bytes + p.result_bytes, "batches to the GPU, norms from it");
+  if (!cpu) table.host("load buffer", kStagingBytes, "files pass through it on their way to the GPU");
   table.host("libraries", cpu ? kCpuBase : kCudaBase,
              cpu ? "LibTorch and GEMM workspaces" : "LibTorch, CUDA");
   return table.take();

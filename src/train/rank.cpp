@@ -124,16 +124,32 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
 
 void Rank::weights_ready() {
   if (optimizer_ == nullptr) return;
+  Staging staging(context_.stream);
   for (int64_t u = 0; u < std::ssize(weights_.units()); ++u) {
     const OpenUnit open = weights_.open(u, false);
-    optimizer_->start(weights_.units()[static_cast<size_t>(u)], open.trainable());
+    optimizer_->start(weights_.units()[static_cast<size_t>(u)], open.trainable(), staging);
   }
 }
 
-void Rank::visit_state(StateVisitor& visitor) {
+void Rank::read_state(StateSink& sink) {
   step_->flush();
-  weights_.visit_state(visitor);
-  if (optimizer_ != nullptr) optimizer_->visit_state(visitor);
+  Staging staging(context_.stream);
+  weights_.read_state(sink, staging);
+  if (optimizer_ == nullptr) return;
+  std::optional<OpenUnit> open;  // one at a time: streamed units pass through one slot
+  const auto weights = [&](int64_t block, int64_t element) {
+    const std::vector<Unit>& units = weights_.units();
+    const auto unit = std::find_if(units.begin(), units.end(), [&](const Unit& u) {
+      return u.block == block && u.first <= element && element < u.first + u.elements;
+    });
+    if (!open || open->unit() != unit - units.begin()) {
+      open.reset();
+      open.emplace(weights_.open(unit - units.begin(), false));
+    }
+    return open->trainable() +
+           (element - unit->first) * static_cast<int64_t>(dtype_size(setup_.plan.numerics.dtype));
+  };
+  optimizer_->read_state(sink, weights, staging);
 }
 
 }  // namespace lm

@@ -47,8 +47,8 @@ class Rank {
 
   // The weights have been loaded or initialised: masters take their values.
   void weights_ready();
-  // Completes deferred updates first.
-  void visit_state(StateVisitor& visitor);
+  // Weights and optimizer state, as host bytes; completes deferred updates first.
+  void read_state(StateSink& sink);
 
  private:
   const RankSetup setup_;
