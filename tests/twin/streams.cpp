@@ -124,7 +124,9 @@ Settings::Settings()
 
 State::State()
     : garbage(static_cast<int>(std::strtol(environment("TWIN_GARBAGE", "255"), nullptr, 0))),
-      used(settings.cards.size()) {
+      // TWIN_TAKEN=GIB: of each card, by another program, after NVML was asked.
+      used(settings.cards.size(),
+           static_cast<int64_t>(std::atof(environment("TWIN_TAKEN", "0")) * (int64_t{1} << 30))) {
   void* p = mmap(reinterpret_cast<void*>(kBase), kSpan + kAlias, PROT_NONE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
   if (p == MAP_FAILED) std::fprintf(stderr, "twin: no address space\n"), std::abort();
