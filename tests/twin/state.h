@@ -65,6 +65,7 @@ struct Stream {
   std::condition_variable changed;
   std::deque<Operation> queue;
   bool closing = false;
+  bool ended = false;   // closed, and nothing is left
   uint64_t wanted = 0;  // with TWIN_LAZY: operations up to this one may run
   std::minstd_rand random;
   void want(uint64_t upto);

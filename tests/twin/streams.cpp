@@ -74,7 +74,10 @@ void run_stream(Stream* s) {
       return s->closing ||
              (!s->queue.empty() && (!settings.lazy || s->wanted >= s->queue.front().clock[s->number]));
     });
-    if (s->queue.empty()) return;
+    if (s->queue.empty()) {
+      s->ended = true;
+      return s->changed.notify_all();
+    }
     const Operation op = std::move(s->queue.front());
     s->queue.pop_front();
     lock.unlock();
@@ -273,7 +276,17 @@ void synchronize_all() {
     all = state().streams;
   }
   for (Stream* s : all) {
-    if (!s->closing) host_wait(mark(s));
+    std::unique_lock lock(s->mutex);
+    if (!s->closing) {
+      lock.unlock();
+      host_wait(mark(s));
+      continue;
+    }
+    // What was queued before it was closed is still done.
+    s->changed.wait(lock, [&] { return s->ended; });
+    lock.unlock();
+    const std::lock_guard guard(state().mutex);
+    join(state().host, s->clock);
   }
 }
 
