@@ -183,9 +183,9 @@ TEST(Counters, AResidentStepWaitsOnceAndAllocatesNothing) {
   }
 }
 
-// Transfers run ahead of their step, by as much as the disk lets them: so many steps' bytes are those of as
-// many lists.
-constexpr int64_t kManySteps = 20;
+// Transfers run ahead of their step by as much as the disk lets them, and the first of some steps finds empty
+// slots: what more steps move more is what a step moves.
+constexpr int64_t kFewSteps = 4, kMoreSteps = 16;
 
 // With state off the device copies are as many bytes as the plan counts, beside a step's batches and results.
 TEST(Counters, TheLinkCarriesThePlansBytes) {
