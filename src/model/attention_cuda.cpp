@@ -15,14 +15,26 @@ namespace {
 
 constexpr int64_t kCausalFromTopLeft = 1;  // the memory-efficient kernel's mask code
 
-struct Documents {
-  at::Tensor start;  // [documents + 1] int32
-  int64_t longest = 0;
+// The documents of one call, as ATen takes them.
+struct Starts {
+  at::Tensor at;  // [count + 1] int32
+  int64_t longest;
 };
+Starts starts_of(const DocumentRun& documents) {
+  auto* const start = const_cast<int32_t*>(documents.start);
+  return {view_memory(start, {documents.count + 1}, DType::kI32, DeviceType::kCuda), documents.longest};
+}
 
-Documents documents(const DeviceBatch& batch) {
-  auto* const start = const_cast<int32_t*>(batch.document_start);
-  return {view_memory(start, {batch.host->documents() + 1}, DType::kI32, DeviceType::kCuda), batch.longest};
+// Their rows of x [T, ...].
+at::Tensor rows_of(const DocumentRun& documents, const at::Tensor& x) {
+  return x.narrow(0, documents.first, documents.tokens);
+}
+
+// Their part of lse, which lies as [heads, tokens] of each call, one after the other.
+at::Tensor lse_of(const ModelSpec& spec, const DocumentRun& documents, const at::Tensor& lse) {
+  return lse.view({-1})
+      .narrow(0, spec.heads * documents.first, spec.heads * documents.tokens)
+      .view({spec.heads, documents.tokens});
 }
 
 // Head slices of the fused projection: [T, heads, d] views.
@@ -63,16 +75,14 @@ at::Tensor narrow_sum(const at::Tensor& wide, int64_t kv_heads) {
   return group == 1 ? wide : wide.unflatten(1, {kv_heads, group}).sum(2);
 }
 
-}  // namespace
-
-void attention_forward_cuda(const Context& context, const DeviceBatch& batch, int64_t window,
-                            const at::Tensor& qkv, const at::Tensor& out, const at::Tensor& lse) {
+// Rows of qkv, out and their like are those of the call's documents.
+void forward(const Context& context, const Starts& docs, int64_t window, const at::Tensor& qkv,
+             const at::Tensor& out, const at::Tensor& lse) {
   const ModelSpec& spec = context.spec;
-  const Documents docs = documents(batch);
   const Heads in = split(spec, qkv);
   const at::Tensor out_heads = out.unflatten(1, {spec.heads, spec.head_dim});
   if (context.dtype == DType::kBF16) {
-    const auto result = at::_flash_attention_forward(in.q, in.k, in.v, docs.start, docs.start, docs.longest,
+    const auto result = at::_flash_attention_forward(in.q, in.k, in.v, docs.at, docs.at, docs.longest,
                                                      docs.longest, 0.0, window == 0, false, scale_of(spec),
                                                      flash_left(window), flash_right(window));
     out_heads.copy_(std::get<0>(result));
@@ -82,17 +92,15 @@ void attention_forward_cuda(const Context& context, const DeviceBatch& batch, in
   const int64_t group = spec.heads / spec.kv_heads;
   const auto result = at::_efficient_attention_forward(
       in.q.unsqueeze(0), widen(in.k, group).unsqueeze(0), widen(in.v, group).unsqueeze(0), std::nullopt,
-      docs.start, docs.start, docs.longest, docs.longest, 0.0, kCausalFromTopLeft, false, scale_of(spec), {},
+      docs.at, docs.at, docs.longest, docs.longest, 0.0, kCausalFromTopLeft, false, scale_of(spec), {},
       efficient_window(window));
   out_heads.copy_(std::get<0>(result).squeeze(0));
 }
 
-void attention_backward_cuda(const Context& context, const DeviceBatch& batch, int64_t window,
-                             const at::Tensor& dout, const at::Tensor& qkv, const at::Tensor& out,
-                             const at::Tensor& lse, const at::Tensor& dqkv) {
+void backward(const Context& context, const Starts& docs, int64_t window, const at::Tensor& dout,
+              const at::Tensor& qkv, const at::Tensor& out, const at::Tensor& lse, const at::Tensor& dqkv) {
   const ModelSpec& spec = context.spec;
   const ArenaFrame frame(context.arena);
-  const Documents docs = documents(batch);
   const Heads in = split(spec, qkv), grad = split(spec, dqkv);
   const at::Tensor out_heads = out.unflatten(1, {spec.heads, spec.head_dim});
   const at::Tensor dout_heads = dout.unflatten(1, {spec.heads, spec.head_dim});
@@ -100,7 +108,7 @@ void attention_backward_cuda(const Context& context, const DeviceBatch& batch, i
   const at::Tensor no_random = context.tensor({2}, DType::kI64);
   if (context.dtype == DType::kBF16) {
     const auto [dq, dk, dv] = at::_flash_attention_backward(
-        dout_heads, in.q, in.k, in.v, out_heads, lse, docs.start, docs.start, docs.longest, docs.longest, 0.0,
+        dout_heads, in.q, in.k, in.v, out_heads, lse, docs.at, docs.at, docs.longest, docs.longest, 0.0,
         window == 0, no_random, no_random, scale_of(spec), flash_left(window), flash_right(window));
     grad.q.copy_(dq);
     grad.k.copy_(dk);
@@ -112,16 +120,33 @@ void attention_backward_cuda(const Context& context, const DeviceBatch& batch, i
   const int64_t group = spec.heads / spec.kv_heads;
   const at::Tensor q = in.q.unsqueeze(0), k = widen(in.k, group).unsqueeze(0),
                    v = widen(in.v, group).unsqueeze(0);
-  const auto again = at::_efficient_attention_forward(q, k, v, std::nullopt, docs.start, docs.start,
-                                                      docs.longest, docs.longest, 0.0, kCausalFromTopLeft,
-                                                      true, scale_of(spec), {}, efficient_window(window));
+  const auto again = at::_efficient_attention_forward(q, k, v, std::nullopt, docs.at, docs.at, docs.longest,
+                                                      docs.longest, 0.0, kCausalFromTopLeft, true,
+                                                      scale_of(spec), {}, efficient_window(window));
   const auto [dq, dk, dv, dbias] = at::_efficient_attention_backward(
-      dout_heads.unsqueeze(0), q, k, v, std::nullopt, std::get<0>(again), docs.start, docs.start,
-      docs.longest, docs.longest, std::get<1>(again), 0.0, std::get<2>(again), std::get<3>(again),
-      kCausalFromTopLeft, false, scale_of(spec), std::nullopt, efficient_window(window));
+      dout_heads.unsqueeze(0), q, k, v, std::nullopt, std::get<0>(again), docs.at, docs.at, docs.longest,
+      docs.longest, std::get<1>(again), 0.0, std::get<2>(again), std::get<3>(again), kCausalFromTopLeft,
+      false, scale_of(spec), std::nullopt, efficient_window(window));
   grad.q.copy_(dq.squeeze(0));
   grad.k.copy_(narrow_sum(dk.squeeze(0), spec.kv_heads));
   grad.v.copy_(narrow_sum(dv.squeeze(0), spec.kv_heads));
+}
+
+}  // namespace
+
+void attention_forward_cuda(const Context& context, const DeviceBatch& batch, int64_t window,
+                            const at::Tensor& qkv, const at::Tensor& out, const at::Tensor& lse) {
+  for (const DocumentRun& d : batch.documents)
+    forward(context, starts_of(d), window, rows_of(d, qkv), rows_of(d, out), lse_of(context.spec, d, lse));
+}
+
+void attention_backward_cuda(const Context& context, const DeviceBatch& batch, int64_t window,
+                             const at::Tensor& dout, const at::Tensor& qkv, const at::Tensor& out,
+                             const at::Tensor& lse, const at::Tensor& dqkv) {
+  for (const DocumentRun& d : batch.documents) {
+    backward(context, starts_of(d), window, rows_of(d, dout), rows_of(d, qkv), rows_of(d, out),
+             lse_of(context.spec, d, lse), rows_of(d, dqkv));
+  }
 }
 
 }  // namespace lm

@@ -10,11 +10,23 @@
 namespace lm {
 namespace {
 
-int64_t longest_document(const Batch& batch) {
-  int64_t longest = 0;
-  for (size_t i = 0; i + 1 < batch.document_start.size(); ++i)
-    longest = std::max<int64_t>(longest, batch.document_start[i + 1] - batch.document_start[i]);
-  return longest;
+// The documents of a batch, at most `at_once` together; where each begins is appended to `starts`, counted
+// from the first token of those together.
+std::vector<DocumentRun> split_documents(const Batch& batch, int64_t at_once, std::vector<int32_t>& starts) {
+  std::vector<DocumentRun> out;
+  const std::vector<int32_t>& begin = batch.document_start;
+  for (int64_t d = 0; d < batch.documents();) {
+    const int64_t count = at_once > 0 ? std::min(at_once, batch.documents() - d) : batch.documents();
+    const auto at = [&](int64_t i) { return begin[static_cast<size_t>(d + i)]; };
+    DocumentRun part{.first = at(0), .tokens = at(count) - at(0), .count = count};
+    for (int64_t i = 0; i <= count; ++i) {
+      starts.push_back(at(i) - at(0));
+      if (i > 0) part.longest = std::max<int64_t>(part.longest, at(i) - at(i - 1));
+    }
+    out.push_back(part);
+    d += count;
+  }
+  return out;
 }
 
 }  // namespace
@@ -52,16 +64,18 @@ DeviceBatch place_batch(const Context& context, const Batch& batch) {
                   .token = batch.token.data(),
                   .position = batch.position.data(),
                   .sample = batch.sample.data(),
-                  .document_start = batch.document_start.data(),
-                  .longest = longest_document(batch),
+                  .documents = {},
                   .targets = {.count = std::ssize(row)}};
   std::vector<std::pair<const std::vector<int32_t>*, const int32_t**>> arrays = {
       {&row, &out.targets.row}, {&target, &out.targets.target}};
+  std::vector<int32_t> starts;
+  const int32_t* first_start = nullptr;
   if (context.device == DeviceType::kCuda) {
+    out.documents = split_documents(batch, context.documents_at_once, starts);
     arrays.insert(arrays.end(), {{&batch.token, &out.token},
                                  {&batch.position, &out.position},
                                  {&batch.sample, &out.sample},
-                                 {&batch.document_start, &out.document_start}});
+                                 {&starts, &first_start}});
   }
   std::vector<int32_t> all;
   for (const auto& [values, place] : arrays) all.insert(all.end(), values->begin(), values->end());
@@ -72,6 +86,10 @@ DeviceBatch place_batch(const Context& context, const Batch& batch) {
   for (const auto& [values, place] : arrays) {
     *place = memory + first;
     first += std::ssize(*values);
+  }
+  for (DocumentRun& part : out.documents) {
+    part.start = first_start;
+    first_start += part.count + 1;
   }
   return out;
 }

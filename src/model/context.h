@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "base/arena.h"
 #include "base/batch.h"
@@ -35,14 +36,20 @@ struct TargetRows {
   const int32_t* target = nullptr;  // [R]
 };
 
+// Neighbouring documents of a micro-batch that attention takes at once.
+struct DocumentRun {
+  int64_t first = 0, tokens = 0;   // their tokens
+  int64_t count = 0, longest = 0;  // documents, and tokens of the longest
+  const int32_t* start = nullptr;  // [count + 1], from `first`; device memory
+};
+
 // A micro-batch as the layers see it. Pointers are device memory but `host`.
 struct DeviceBatch {
   const Batch* host = nullptr;
-  const int32_t* token = nullptr;           // [T]
-  const int32_t* position = nullptr;        // [T]
-  const int32_t* sample = nullptr;          // [T]
-  const int32_t* document_start = nullptr;  // [documents + 1]
-  int64_t longest = 0;                      // tokens of the longest document
+  const int32_t* token = nullptr;      // [T]
+  const int32_t* position = nullptr;   // [T]
+  const int32_t* sample = nullptr;     // [T]
+  std::vector<DocumentRun> documents;  // on a GPU: as attention takes them
   TargetRows targets;
   int64_t tokens() const { return host->tokens(); }
 };
@@ -56,6 +63,7 @@ struct Context {
   Arena& arena;
   const RopeTable& rope;
   Uploads& uploads;
+  int64_t documents_at_once = 0;  // that attention takes on a GPU; 0: all
 
   at::Tensor tensor(at::IntArrayRef shape) const { return arena_tensor(arena, shape, dtype, device); }
   at::Tensor tensor(at::IntArrayRef shape, DType type) const {

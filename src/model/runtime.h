@@ -11,4 +11,8 @@ namespace lm {
 // enqueue. Call once per process, on the compute thread.
 StreamView start_torch(DeviceType device, int threads, bool deterministic);
 
+// The most of the GPU's memory that LibTorch may take for itself from now on: what is more ends as its
+// out-of-memory error, after it has given back what it keeps for later.
+void cap_library_memory(int64_t bytes);
+
 }  // namespace lm

@@ -22,4 +22,6 @@ StreamView start_torch(DeviceType device, int threads, bool deterministic) {
   return {DeviceType::kCpu, nullptr, threads};
 }
 
+void cap_library_memory(int64_t) {}
+
 }  // namespace lm

@@ -1,7 +1,10 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
+
+#include <algorithm>
 
 #include "model/runtime.h"
 
@@ -18,6 +21,13 @@ StreamView start_torch(DeviceType device, int threads, bool deterministic) {
   const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool(true);
   c10::cuda::setCurrentCUDAStream(stream);
   return {DeviceType::kCuda, stream.stream(), threads};
+}
+
+void cap_library_memory(int64_t bytes) {
+  const auto index = c10::cuda::current_device();
+  const double total = static_cast<double>(cuda_device(index).total_bytes);
+  c10::cuda::CUDACachingAllocator::setMemoryFraction(std::min(1.0, static_cast<double>(bytes) / total),
+                                                     index);
 }
 
 }  // namespace lm

@@ -6,6 +6,7 @@
 
 #include "base/bytes.h"
 #include "plan/arena_walk.h"
+#include "plan/device_reserve.h"
 #include "plan/schedule.h"
 #include "spec/block_layout.h"
 
@@ -50,7 +51,7 @@ class Model {
   void place_batch() {
     // Rows with targets and these; on a GPU token, position, sample and the documents' starts as well.
     const bool cpu = shape_.device == DeviceType::kCpu;
-    walk_.allocate(cpu ? 2 * t_ * 4 : (5 * t_ + shape_.documents + 1) * 4);
+    walk_.allocate(cpu ? 2 * t_ * 4 : (5 * t_ + document_starts(t_, shape_.documents)) * 4);
   }
 
   void saved() {

@@ -17,6 +17,7 @@ struct Gpu {
   double bandwidth = 0;       // bytes/s
   int64_t free_bytes = 0;     // now, before our process has a context
   double link_bandwidth = 0;  // to host memory, bytes/s each way
+  int processors = 0;         // streaming multiprocessors
 };
 
 // A directory of offload.paths.

@@ -44,6 +44,7 @@ struct NumericsPlan {
   int64_t row_chunk = 512;    // rows of logits at once
   bool recompute = false;
   int threads = 1;                 // compute threads (CPU)
+  int64_t documents_at_once = 0;   // that attention is given on a GPU
   Master master = Master::kSplit;  // of bf16 weights; fp32 weights are their own
 };
 
@@ -88,8 +89,9 @@ struct PlacementPlan {
   // With a GPU: registered host memory for what a step's batches send to it, and for what the step's end
   // reads back.
   int64_t upload_bytes = 0, result_bytes = 0;
-  int64_t group = 1;            // micro-batches that pass a block before the next
-  bool frozen_weights = false;  // LoRA: what the weight pool moves is the base
+  int64_t library_device_bytes = 0;  // with a GPU: the most that LibTorch may take of it
+  int64_t group = 1;                 // micro-batches that pass a block before the next
+  bool frozen_weights = false;       // LoRA: what the weight pool moves is the base
   IoEngineChoice engine = IoEngineChoice::kAuto;
   int64_t io_block = 1 << 20;
   int io_depth = 32;

@@ -5,6 +5,7 @@
 
 #include "base/bytes.h"
 #include "base/staging.h"
+#include "plan/device_reserve.h"
 
 namespace lm {
 namespace {
@@ -14,8 +15,6 @@ namespace {
 // library keeps code (benchmarks/plan_honest.py).
 constexpr int64_t kCpuBase = 160 * kMiB;
 constexpr int64_t kCudaBase = 900 * kMiB;
-// Set aside on a GPU for the CUDA context, cuBLAS workspaces and what ATen's attention allocates itself.
-constexpr int64_t kGpuReserve = 1 * kGiB;
 constexpr int64_t kChecksumBytes = 8;       // of every kSlotAlignment bytes off the device
 constexpr int64_t kStepBytesPerToken = 20;  // of a step's batches in host memory (data/batch.h)
 
@@ -58,7 +57,7 @@ int64_t table_bytes(const PlanInput& in, const NumericsPlan& n, int64_t step_tok
 int64_t upload_bytes(const PlanInput& in, const NumericsPlan& n, int64_t micro_tokens, int64_t rows) {
   const auto copy = [](int64_t numbers) { return round_up(numbers * 4, 64); };
   const int64_t documents = in.config.data.packing ? micro_tokens / 2 : n.micro_batch;
-  const int64_t batch = copy(5 * micro_tokens + documents + 1);
+  const int64_t batch = copy(5 * micro_tokens + document_starts(micro_tokens, documents));
   const int64_t order = in.adapter == nullptr ? copy(micro_tokens + rows + 1) : 0;
   return n.micro_batches * (batch + order) + copy(rows);
 }
@@ -165,7 +164,8 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   table.near("embedding rows", rows * in.spec.hidden * 4, "fp32 sums of a step's distinct tokens");
   table.near("tables", table_bytes(in, n, step_tokens, rows), "angles, norms, order of tokens, batches");
   const bool cpu = in.device == DeviceType::kCpu;
-  if (!cpu) table.near("reserve", kGpuReserve, "CUDA context, cuBLAS, attention's own");
+  if (!cpu) table.near("context", kContextBytes, "CUDA's own");
+  if (!cpu) table.near("LibTorch", p.library_device_bytes, "attention while it runs, GEMM workspaces");
   if (!cpu)
     table.host("uploads and results", p.upload_bytes + p.result_bytes, "batches to the GPU, norms from it");
   if (!cpu) table.host("load buffer", kStagingBytes, "files pass through it on their way to the GPU");
@@ -215,6 +215,12 @@ void size_plan(const PlanInput& in, Plan& plan) {
     const int64_t step_tokens = in.config.train.global_batch * in.config.data.max_length;
     const int64_t rows = in.adapter == nullptr ? std::min(in.spec.vocab, step_tokens) : 0;
     plan.placement.upload_bytes = upload_bytes(in, plan.numerics, plan.micro_tokens, rows);
+    const AttentionShape shape{.tokens = plan.micro_tokens,
+                               .processors = in.machine.gpus.front().processors,
+                               .deterministic = in.config.run.deterministic,
+                               .dtype = plan.numerics.dtype};
+    plan.numerics.documents_at_once = documents_at_once(plan.micro_tokens);
+    plan.placement.library_device_bytes = library_device_bytes(in.spec, shape);
     plan.placement.result_bytes =
         8 + in.layout.flat_elements / kGranule * 8;  // the loss, and the granules' norms
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/bytes.h"
+#include "model/runtime.h"
 
 namespace lm {
 namespace {
@@ -82,9 +83,16 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
       upload_memory_(lease(step_memory_, setup_.plan.placement.upload_bytes)),
       result_memory_(lease(step_memory_, setup_.plan.placement.result_bytes)),
       uploads_(upload_memory_.bytes()),
-      context_{
-          setup.spec, setup.plan.numerics.dtype, stream.device, kernels(stream.device), stream, arena_, rope_,
-          uploads_} {
+      context_{setup.spec,
+               setup.plan.numerics.dtype,
+               stream.device,
+               kernels(stream.device),
+               stream,
+               arena_,
+               rope_,
+               uploads_,
+               setup_.plan.numerics.documents_at_once} {
+  if (device_ == DeviceType::kCuda) cap_library_memory(setup_.plan.placement.library_device_bytes);
   if (setup.tokens_per_step > 0) {
     StreamView update_stream = stream;
     update_stream.threads = setup.plan.placement.optimizer_threads;

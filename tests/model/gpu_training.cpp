@@ -141,7 +141,7 @@ class Trainee {
   int64_t planned_on_device() const {
     int64_t bytes = 0;
     for (const ClassBytes& row : plan_.classes)
-      bytes += row.home == Home::kDevice && row.name != "reserve" ? row.bytes : 0;
+      bytes += row.home == Home::kDevice && row.name != "context" && row.name != "LibTorch" ? row.bytes : 0;
     return bytes;
   }
 

@@ -1,0 +1,61 @@
+#include "plan/device_reserve.h"
+
+#include <algorithm>
+
+#include "base/bytes.h"
+
+namespace lm {
+namespace {
+
+constexpr int64_t kRowsPerDocument = 128;  // of flash attention's blocks
+constexpr int64_t kFewDocuments = 8;       // of which the rows are nothing much
+constexpr int64_t kMostProcessors = 192;   // more than any GPU has today
+// CUBLAS_WORKSPACE_CONFIG=:4096:8, which the door sets (launcher/environment.cpp).
+constexpr int64_t kGemmWorkspace = 32 * kMiB;
+// LibTorch's allocator takes memory in pieces of 2 MiB for small tensors, of 20 MiB up to 10 MiB, and of
+// multiples of 2 MiB.
+constexpr int64_t kPieces = 64 * kMiB;
+
+// Flash attention (bf16). `documents` in one call.
+int64_t flash_backward(const ModelSpec& spec, const AttentionShape& shape, int64_t documents) {
+  const int64_t width = round_up(spec.head_dim, spec.head_dim <= 128 ? 32 : 64);
+  const int64_t rows = shape.tokens + kRowsPerDocument * documents;
+  const int64_t processors = shape.processors > 0 ? shape.processors : kMostProcessors;
+  const int64_t splits = shape.deterministic ? ceil_div(processors, documents * spec.heads) : 1;
+  const int64_t q = shape.tokens * spec.q_rows() * 2, kv = shape.tokens * spec.kv_rows() * 2;
+  const int64_t expanded = spec.heads == spec.kv_heads ? 0 : 2 * q;  // dK and dV per query head
+  const int64_t sums = spec.heads * rows * 4, dq_sum = splits * rows * spec.heads * width * 4;
+  return q + 2 * kv + sums + dq_sum + expanded;
+}
+
+// Memory-efficient attention (fp32), whose forward pass runs again in the backward pass.
+int64_t efficient_backward(const ModelSpec& spec, const AttentionShape& shape) {
+  const int64_t wide = shape.tokens * spec.q_rows() * 4, kv = shape.tokens * spec.kv_rows() * 4;
+  const int64_t logsumexp = documents_at_once(shape.tokens) * spec.heads * round_up(shape.tokens, 32) * 4;
+  // k and v per query head, out, dq, dk, dv, and the product of which delta is the sum.
+  return 7 * wide + 2 * kv + logsumexp + spec.heads * shape.tokens * 4;
+}
+
+}  // namespace
+
+int64_t documents_at_once(int64_t tokens) {
+  return std::max(kFewDocuments, tokens / kRowsPerDocument);
+}
+
+int64_t document_starts(int64_t tokens, int64_t documents) {
+  return documents + ceil_div(documents, documents_at_once(tokens));
+}
+
+int64_t attention_workspace(const ModelSpec& spec, const AttentionShape& shape) {
+  if (shape.dtype == DType::kF32) return efficient_backward(spec, shape);
+  int64_t most = 0;  // more documents mean more rows, and fewer splits
+  for (int64_t documents = 1; documents <= documents_at_once(shape.tokens); ++documents)
+    most = std::max(most, flash_backward(spec, shape, documents));
+  return most;
+}
+
+int64_t library_device_bytes(const ModelSpec& spec, const AttentionShape& shape) {
+  return attention_workspace(spec, shape) + kGemmWorkspace + kPieces;
+}
+
+}  // namespace lm
