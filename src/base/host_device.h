@@ -60,6 +60,9 @@ LM_HOST_DEVICE float exponential(float a) {
   return __builtin_expf(a);
 #endif
 }
+LM_HOST_DEVICE float exponential_to_infinity(float a) {
+  return exponential(a);
+}
 LM_HOST_DEVICE float one_nan(float a) {
   return a == a ? a : float_of(kNan);
 }

@@ -1,4 +1,5 @@
-// Sums over arrays and rows on the GPU. Compiled with -fmad=false: these bits are the CPU's.
+// Sums over arrays and rows on the GPU. Compiled with -fmad=false: these bits are the CPU's, but for which
+// NaN an fp32 sum that is no number stores (a GPU has one, a CPU passes on an operand's).
 #include "kernels/cuda_common.cuh"
 #include "kernels/cuda_launchers.h"
 

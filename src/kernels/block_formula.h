@@ -17,10 +17,11 @@ LM_HOST_DEVICE void rope_turn(V c, V s, V& a, V& b) {
 
 template <class V>
 LM_HOST_DEVICE V sigmoid(V x) {
-  return V(1.f) / (V(1.f) + exponential(V(0.f) - x));
+  return V(1.f) / (V(1.f) + exponential_to_infinity(V(0.f) - x));
 }
 
-// h = silu(gate) * up; the backward pass makes it again, bit for bit.
+// h = silu(gate) * up; the backward pass makes it again, bit for bit. silu(-inf) is -inf * 0, no number, and
+// so are its gradients: torch's answer, on both launchers.
 template <class T, class V>
 LM_HOST_DEVICE V swiglu(V gate, V up) {
   return round_as<T>(gate * sigmoid(gate)) * up;

@@ -59,7 +59,7 @@ struct Rope {
 };
 
 // out[t, j] = silu(gate) * up with gate = gate_up[t, j], up = gate_up[t, F + j]. bf16 rounds silu(gate), as
-// transformers does.
+// transformers does. silu(-inf) is NaN, as torch's.
 struct SwigluForward {
   const void* gate_up = nullptr;  // [rows, 2F]
   void* out = nullptr;            // [rows, F]

@@ -386,5 +386,9 @@ LM_INLINE F32 exponential(F32 x) {
   y = multiply_add(y, r * r, r) + F32(1.f);
   return y * float_of((bits_of(t) + U32(127)) << 23);
 }
+// The same, but infinite for infinity, as the GPU's is.
+LM_INLINE F32 exponential_to_infinity(F32 x) {
+  return select_less(F32(3.40282347e38f), x, x, exponential(x));
+}
 
 }  // namespace lm::LM_ISA

@@ -1,4 +1,5 @@
 // RoPE, SwiGLU, accumulation, bias and column sums against fp64.
+#include <array>
 #include <complex>
 
 #include "tests/kernels/support.h"
@@ -176,6 +177,34 @@ TEST(Swiglu, BackwardAgreesWithFiniteDifferencesAndLeavesTheForwardsOutput) {
         }
       }
       expect_near(got[0], want, relative_bound(dtype), absolute_bound(dtype) * 2, "gradient");
+    }
+  }
+}
+
+// What torch.nn.functional.silu and its gradient give.
+TEST(Swiglu, InfiniteGatesGiveWhatTorchGives) {
+  const double nan = std::nan(""), inf = INFINITY;
+  for (DType dtype : kBoth) {
+    for (int64_t ffn : {3, 19}) {  // the last three, of a whole vector and of a part
+      Values gate_up(dtype, 2 * ffn), dh(dtype, ffn);
+      for (int64_t j = 0; j < ffn; ++j) gate_up.set(ffn + j, 2), dh.set(j, 3);
+      for (int64_t k = 0; k < 3; ++k)
+        gate_up.set(ffn - 3 + k, std::array{-inf, inf, nan}[static_cast<size_t>(k)]);
+      const Outputs got = same_everywhere(
+          [&](const Kernels& k, StreamView stream) {
+            Values a = gate_up, b = dh, h(dtype, ffn);
+            k.swiglu_forward({.gate_up = a.data(), .out = h.data(), .rows = 1, .ffn = ffn, .dtype = dtype},
+                             stream);
+            k.swiglu_backward({.gate_up = a.data(), .dh = b.data(), .rows = 1, .ffn = ffn, .dtype = dtype},
+                              stream);
+            return Outputs{h, a, b};
+          },
+          Bits::kExp);
+      for (const Values* h : {&got[0], &got[2]}) {
+        EXPECT_TRUE(std::isnan((*h)[ffn - 3]) && (*h)[ffn - 2] == inf && std::isnan((*h)[ffn - 1]));
+      }
+      for (int64_t k = 0; k < 3; ++k) EXPECT_TRUE(std::isnan(got[1][ffn - 3 + k])) << "dgate " << k;
+      EXPECT_TRUE(std::isnan(got[1][2 * ffn - 3]) && got[1][2 * ffn - 2] == inf) << "dup";
     }
   }
 }

@@ -86,7 +86,7 @@ inline void expect_near(const Values& got, const std::vector<double>& want, doub
   for (int64_t i = 0; i < got.size() && shown < 5; ++i) {
     const double expected = want[static_cast<size_t>(i)];
     const bool near = std::abs(got[i] - expected) <= relative * std::abs(expected) + absolute;
-    if (near || (std::isnan(got[i]) && std::isnan(expected))) continue;
+    if (near || got[i] == expected || (std::isnan(got[i]) && std::isnan(expected))) continue;
     ADD_FAILURE() << what << "[" << i << "] = " << got[i] << ", reference " << expected;
     ++shown;
   }

@@ -35,8 +35,9 @@ void count(const Operation& op) {
   for (const Access& a : op.accesses) name.bytes += a.rows * a.bytes;
 }
 
-void count_moved(const Operation& op, int64_t bytes) {
+void count_moved(const Operation& op, int64_t bytes, int64_t of_host) {
   const std::lock_guard lock(mutex);
+  now().bytes_in_place += of_host;
   now().by_name[plain(op.what)].bytes += bytes;
 }
 

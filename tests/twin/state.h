@@ -65,6 +65,7 @@ struct Stream {
   std::condition_variable changed;
   std::deque<Operation> queue;
   bool closing = false;
+  bool ended = false;   // closed, and nothing is left
   uint64_t wanted = 0;  // with TWIN_LAZY: operations up to this one may run
   std::minstd_rand random;
   void want(uint64_t upto);
@@ -151,7 +152,7 @@ void forget_order(uintptr_t begin, size_t bytes);
 
 // ---- the counters
 void count(const Operation& operation);
-void count_moved(const Operation& operation, int64_t bytes);
+void count_moved(const Operation& operation, int64_t bytes, int64_t of_host);
 void count_wait();
 void count_copy(Where from, Where to, int64_t bytes);
 void count_allocation();

@@ -22,7 +22,7 @@ namespace {
 
 thread_local const Operation* running = nullptr;
 thread_local Stream* running_in = nullptr;
-thread_local int64_t moved_bytes = 0;  // by it
+thread_local int64_t moved_bytes = 0, host_bytes = 0;  // by it; of them, in host memory
 
 const char* environment(const char* name, const char* otherwise) {
   const char* value = std::getenv(name);
@@ -51,7 +51,7 @@ int64_t now_ns() {
 
 void run(Stream* s, const Operation& op) {
   running = &op;
-  moved_bytes = 0;
+  moved_bytes = host_bytes = 0;
   State& st = state();
   if (st.settings.trace) std::fprintf(stderr, "twin: stream %zu runs %s\n", s->number, op.what.c_str());
   if (!op.accesses.empty() && st.settings.races > 0) check_order(op, *s);
@@ -62,7 +62,7 @@ void run(Stream* s, const Operation& op) {
     fault(op.what + ": " + e.what());
   }
   running = nullptr;
-  if (moved_bytes > 0) count_moved(op, moved_bytes);
+  if (moved_bytes > 0) count_moved(op, moved_bytes, host_bytes);
 }
 
 void run_stream(Stream* s) {
@@ -74,7 +74,10 @@ void run_stream(Stream* s) {
       return s->closing ||
              (!s->queue.empty() && (!settings.lazy || s->wanted >= s->queue.front().clock[s->number]));
     });
-    if (s->queue.empty()) return;
+    if (s->queue.empty()) {
+      s->ended = true;
+      return s->changed.notify_all();
+    }
     const Operation op = std::move(s->queue.front());
     s->queue.pop_front();
     lock.unlock();
@@ -273,7 +276,17 @@ void synchronize_all() {
     all = state().streams;
   }
   for (Stream* s : all) {
-    if (!s->closing) host_wait(mark(s));
+    std::unique_lock lock(s->mutex);
+    if (!s->closing) {
+      lock.unlock();
+      host_wait(mark(s));
+      continue;
+    }
+    // What was queued before it was closed is still done.
+    s->changed.wait(lock, [&] { return s->ended; });
+    lock.unlock();
+    const std::lock_guard guard(state().mutex);
+    join(state().host, s->clock);
   }
 }
 
@@ -306,8 +319,9 @@ void touched(const void* place, int64_t bytes, bool write) {
   check_order(a, bytes, write, *running, *running_in);
 }
 
-void moved(int64_t bytes) {
+void moved(int64_t bytes, int64_t of_host) {
   moved_bytes += bytes;
+  host_bytes += of_host;
 }
 
 int garbage() {

@@ -38,8 +38,8 @@ TWIN_EXPORT void enqueue(void* stream, Kind kind, std::string what, std::functio
 TWIN_EXPORT bool checks_order();
 // An access of the operation that runs.
 TWIN_EXPORT void touched(const void* place, int64_t bytes, bool write);
-// Bytes that it read and wrote, for the counters.
-TWIN_EXPORT void moved(int64_t bytes);
+// Bytes that it read and wrote, for the counters; of them, in registered host memory: these cross the link.
+TWIN_EXPORT void moved(int64_t bytes, int64_t of_host);
 // What of the page at `place` may be touched: the part of it that is in one allocation of the device, or in
 // one registered block. Empty (begin = end) elsewhere; `device`: the page is the device's all the same.
 struct Extent {
@@ -74,6 +74,7 @@ struct Counters {
   int64_t allocations = 0;      // cudaMalloc and cudaFree
   int64_t registrations = 0;    // cudaHostRegister, cudaHostAlloc and their ends
   int64_t bytes_to_device = 0, bytes_to_host = 0, bytes_inside = 0;  // of copies, fills not counted
+  int64_t bytes_in_place = 0;  // that kernels read and wrote in registered host memory
   struct Name {
     int64_t times = 0, bytes = 0;
   };

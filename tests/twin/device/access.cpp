@@ -24,8 +24,8 @@ struct Page {
 };
 Page pages[kPages];  // by their number, the last that came
 uint64_t grid_number = 0;
-int64_t bytes_touched = 0;
-bool checks = false;                  // the order
+int64_t bytes_touched = 0, bytes_of_host = 0;  // of them, in registered host memory
+bool checks = false;                           // the order
 thread_local bool grid_runs = false;  // in this thread; launchers, which are host code, are instrumented, too
 
 void tell_order(const Page& page, const uint64_t (&cells)[kWords], bool write) {
@@ -75,6 +75,7 @@ inline void note(const void* p, size_t bytes, bool write, bool aligned) {
   if (aligned && a % bytes != 0) [[unlikely]]
     misaligned(a, bytes, write);
   bytes_touched += static_cast<int64_t>(bytes);
+  if (!page.extent.device) bytes_of_host += static_cast<int64_t>(bytes);
   uint64_t* const cells = write ? page.written : page.read;
   const uintptr_t first = a % kPage / kCell, last = (a + bytes - 1) % kPage / kCell;
   cells[first / 64] |= uint64_t{1} << (first % 64);
@@ -93,7 +94,7 @@ void note_range(const char* p, size_t bytes, bool write) {
 
 Accesses::Accesses() {
   ++grid_number;
-  bytes_touched = 0;
+  bytes_touched = bytes_of_host = 0;
   checks = checks_order();
   grid_runs = true;
 }
@@ -102,7 +103,7 @@ Accesses::~Accesses() {
   if (checks) {
     for (const Page& page : pages) tell_order(page);
   }
-  moved(bytes_touched);
+  moved(bytes_touched, bytes_of_host);
 }
 
 }  // namespace twin::simt
