@@ -78,19 +78,23 @@ void forward(
   out.copy_(o.t);
 }
 
+// `lse`: what forward gave, which the real kernels take the probabilities from.
 void backward(const Rule& rule, const at::Tensor& starts, const at::Tensor& dout_, const at::Tensor& q_,
               const at::Tensor& k_, const at::Tensor& v_, const at::Tensor& out_, const at::Tensor& dq_,
-              const at::Tensor& dk_, const at::Tensor& dv_) {
+              const at::Tensor& dk_, const at::Tensor& dv_,
+              const std::function<float(int64_t document, int64_t head, int64_t i, int64_t token)>& lse) {
   const View q(q_), k(k_), v(v_), o(out_), g(dout_), dq(at::zeros(q_.sizes(), at::kFloat)),
       dk(at::zeros(k_.sizes(), at::kFloat)), dv(at::zeros(v_.sizes(), at::kFloat));
   const int64_t heads = q.t.size(1), group = heads / k.t.size(1), dim = q.t.size(2);
   std::vector<float> p;
-  documents(starts, [&](int64_t, int64_t begin, int64_t length) {
+  documents(starts, [&](int64_t document, int64_t begin, int64_t length) {
     for (int64_t h = 0; h < heads; ++h) {
       for (int64_t i = 0; i < length; ++i) {
         const int64_t first = rule.first(i), last = rule.last(i, length);
         const float* query = q.row(begin + i, h);
-        probabilities(rule, query, k, begin, first, last, h / group, dim, p);
+        const float true_lse = probabilities(rule, query, k, begin, first, last, h / group, dim, p);
+        const float factor = std::exp(true_lse - lse(document, h, i, begin + i));
+        for (float& x : p) x *= factor;
         const float *gradient = g.row(begin + i, h), *result = o.row(begin + i, h);
         float delta = 0;
         for (int64_t d = 0; d < dim; ++d) delta += gradient[d] * result[d];
@@ -207,9 +211,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(
   twin::enqueue(
       current(), twin::Kind::kAten, "flash backward",
       [rule = flash_rule(q, causal, scale, left), s = seen(starts), g = seen(dout), q = seen(q), k = seen(k),
-       v = seen(v), o = seen(out), dq = seen(dq), dk = seen(dk), dv = seen(dv)] {
+       v = seen(v), o = seen(out), l = seen(lse), dq = seen(dq), dk = seen(dk), dv = seen(dv)] {
         const c10::InferenceMode guard;
-        backward(rule, s, g, q, k, v, o, dq, dk, dv);
+        backward(rule, s, g, q, k, v, o, dq, dk, dv, [&](int64_t, int64_t h, int64_t, int64_t token) {
+          return l.data_ptr<float>()[h * l.size(1) + token];
+        });
       },
       std::move(accesses));
   return {dq, dk, dv};
@@ -268,9 +274,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> efficient_backward(
   twin::enqueue(
       current(), twin::Kind::kAten, "efficient backward",
       [rule, s = seen(*starts), g = seen(dout)[0], q = seen(q)[0], k = seen(k)[0], v = seen(v)[0],
-       o = seen(out)[0], dq = seen(dq)[0], dk = seen(dk)[0], dv = seen(dv)[0]] {
+       o = seen(out)[0], l = seen(lse), dq = seen(dq)[0], dk = seen(dk)[0], dv = seen(dv)[0]] {
         const c10::InferenceMode guard;
-        backward(rule, s, g, q, k, v, o, dq, dk, dv);
+        backward(rule, s, g, q, k, v, o, dq, dk, dv, [&](int64_t document, int64_t h, int64_t i, int64_t) {
+          return l.data_ptr<float>()[(document * l.size(1) + h) * l.size(2) + i];
+        });
       },
       std::move(accesses));
   return {dq, dk, dv, at::Tensor()};
