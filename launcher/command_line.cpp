@@ -32,7 +32,7 @@ struct CommandRow {
 
 const FlagRow kJson{"--json", Takes::kNothing, "", "one JSON object on stdout"};
 const FlagRow kGpus{"--gpus", Takes::kCount, "N",
-                    "0: the CPU; default: 1 if there is a GPU, else the CPU with a note"};
+                    "0: the CPU; default: 1 if a GPU is visible, else the CPU with a note"};
 
 CommandRow training() {
   return {"train",

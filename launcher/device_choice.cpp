@@ -13,10 +13,16 @@ Error usage(const std::string& what, const std::string& next) {
 // Why a GPU cannot be used here; "" when it can.
 std::string obstacle(const DeviceFacts& facts) {
   if (facts.gpus == 0) return "there is no GPU (no /dev/nvidia0)";
+  if (facts.visible == 0) return all_hidden(facts);
   return facts.cuda_program ? "" : "lmlaunch-cuda is not built";
 }
 
 }  // namespace
+
+std::string all_hidden(const DeviceFacts& facts) {
+  return "no GPU is visible: CUDA_VISIBLE_DEVICES=\"" + facts.hidden_by + "\" hides the " +
+         (facts.gpus == 1 ? "one that is" : std::to_string(facts.gpus) + " that are") + " there";
+}
 
 DeviceDecision decide_device(const CommandLine& line, DeviceChoice configured, const DeviceFacts& facts) {
   const auto gpus = line.integer("--gpus"), ranks = line.integer("--ranks");
@@ -46,7 +52,7 @@ DeviceDecision decide_device(const CommandLine& line, DeviceChoice configured, c
                                                 : "`lmlaunch doctor` tells more; --gpus 0 uses the CPU",
                  .kept = ""});
   }
-  return {.cuda = false, .note = missing + ": using the CPU (--gpus 0 says so without this note)"};
+  return {.cuda = false, .note = missing + ": using the CPU; pass --gpus 0 to silence this"};
 }
 
 }  // namespace lm

@@ -9,9 +9,14 @@
 namespace lm {
 
 struct DeviceFacts {
-  int gpus = 0;               // that the kernel's driver shows
-  bool cuda_program = false;  // lmlaunch-cuda was built
+  int gpus = 0;                // that the kernel's driver shows
+  int visible = 0;             // of these, to a run
+  std::string hidden_by = {};  // CUDA_VISIBLE_DEVICES's value, when it is set
+  bool cuda_program = false;   // lmlaunch-cuda was built
 };
+
+// "no GPU is visible: CUDA_VISIBLE_DEVICES="3" hides the 2 that are there"
+std::string all_hidden(const DeviceFacts& facts);
 
 struct DeviceDecision {
   bool cuda = false;

@@ -105,6 +105,13 @@ Environment read_environment() {
   return out;
 }
 
+CudaVariables read_cuda_variables() {
+  CudaVariables out;
+  if (const char* devices = std::getenv("CUDA_VISIBLE_DEVICES")) out.visible_devices = devices;
+  if (const char* order = std::getenv("CUDA_DEVICE_ORDER")) out.device_order = order;
+  return out;
+}
+
 std::string resolve_model(const std::string& path, const Environment& environment) {
   std::error_code ignored;
   const auto refuse = [&](const std::string& what, const std::string& next) {
@@ -151,6 +158,9 @@ std::vector<std::string> rank_environment() {
   // Threads that wait for each other spin this often, then sleep: with the default a step on a machine with
   // busy neighbours took 10.3 s, with sleeping threads 4.8 s.
   out.emplace_back("GOMP_SPINCOUNT=20000");
+  if (std::getenv("CUDA_DEVICE_ORDER") == nullptr) {
+    out.emplace_back("CUDA_DEVICE_ORDER=" + read_cuda_variables().device_order);
+  }
   return out;
 }
 

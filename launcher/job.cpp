@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "base/cuda.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "config/config_toml.h"
 #include "launcher/child.h"
 #include "launcher/disk_survey.h"
 #include "launcher/machine_survey.h"
+#include "launcher/survey.h"
 #include "model/gemm_rate.h"
 #include "model/runtime.h"
 #include "offload/copy_probe.h"
@@ -33,10 +35,29 @@ AdapterSpec make_adapter(const LoraConfig& lora) {
           .targets = resolve_targets(lora.targets, "lora.targets")};
 }
 
+// The GPU at the front of CUDA's enumeration. NVML is asked first: a context of ours takes from what is free.
+GpuFacts select_gpu() {
+  const GpuSurvey survey = survey_gpus();
+  std::string reason;
+  if (cuda_device_count(&reason) == 0) {
+    const std::optional<std::string> list = read_cuda_variables().visible_devices;
+    throw Error(Exit::kDoesNotFit, {.area = "GPU-34",
+                                    .what = "CUDA shows no GPU" + (reason.empty() ? "" : ": " + reason),
+                                    .place = list ? "CUDA_VISIBLE_DEVICES=\"" + *list + "\"" : "",
+                                    .next = "`lmlaunch doctor` tells more; --gpus 0 uses the CPU",
+                                    .kept = ""});
+  }
+  const ComputingGpu gpu = computing_gpu(survey, cuda_device(0));
+  log_line("computing on " + gpu.facts.name + " (" + gpu.facts.uuid + ")");
+  if (!gpu.note.empty()) log_note("GPU-34", gpu.note);
+  return gpu.facts;
+}
+
 // `moves`: state off the GPU is worked on in every step, so that the rates of the link and of host memory are
 // worth half a second.
-Machine measured_machine(DeviceType device, StreamView stream, DType dtype, bool moves) {
-  Machine machine = survey_machine();
+Machine measured_machine(DeviceType device, const std::vector<GpuFacts>& gpus, StreamView stream, DType dtype,
+                         bool moves) {
+  Machine machine = survey_machine(gpus);
   if (device == DeviceType::kCpu) {
     const GemmRate rate = measure_gemm_rate(dtype, stream);
     (dtype == DType::kBF16 ? machine.gemm_bf16_flops : machine.gemm_fp32_flops) = rate.ceiling;
@@ -98,7 +119,9 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line) {
   const DeviceType device = cpu ? DeviceType::kCpu : DeviceType::kCuda;
   const std::string& cache = job->environment.cache_dir;
   check_disks(config);
-  job->machine = survey_machine();
+  std::vector<GpuFacts> gpus;
+  if (device == DeviceType::kCuda) gpus.push_back(select_gpu());
+  job->machine = survey_machine(gpus);
   job->machine.disks = survey_disks(config, cache, DiskRates::kKnown);
   const auto plan = [&] {
     return make_plan(config, job->spec, job->adapter_spec(), job->layout, job->machine, device);
@@ -107,7 +130,7 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line) {
   const PlacementPlan placement = line.command == "train" ? plan().placement : PlacementPlan();
   const int threads = static_cast<int>(config.run.threads.value_or(job->machine.cores));
   job->stream = start_torch(device, threads, config.run.deterministic);
-  job->machine = measured_machine(device, job->stream, dtype, moves_state(placement));
+  job->machine = measured_machine(device, gpus, job->stream, dtype, moves_state(placement));
   const DiskRates rates = placement.on_disk() ? DiskRates::kMeasured : DiskRates::kKnown;
   job->machine.disks = survey_disks(config, cache, rates);
   job->plan = plan();

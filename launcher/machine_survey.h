@@ -4,7 +4,13 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <vector>
 
+#include "base/cuda.h"
+#include "launcher/environment.h"
+#include "launcher/survey.h"
+#include "launcher/visible_gpus.h"
 #include "plan/machine.h"
 
 namespace lm {
@@ -14,6 +20,23 @@ struct ImaginedMemory {
   std::optional<int64_t> gpu_bytes, host_bytes;
 };
 
-Machine survey_machine(const ImaginedMemory& imagined = {});
+// This machine's GPUs, and those that a run may use.
+struct SurveyedGpus {
+  CudaVariables cuda;
+  GpuSurvey survey;
+  VisibleGpus visible;
+};
+SurveyedGpus survey_visible_gpus();
+
+// `gpus`: those that a run may use, the one that computes first.
+Machine survey_machine(const std::vector<GpuFacts>& gpus, const ImaginedMemory& imagined = {});
+
+// The GPU that computes, `device` to CUDA, as the plan wants it: NVML's figures for the card of the same UUID
+// (the door's plan has them, too), CUDA's own where NVML has none. `note` then says why.
+struct ComputingGpu {
+  GpuFacts facts;
+  std::string note;
+};
+ComputingGpu computing_gpu(const GpuSurvey& survey, const GpuInfo& device);
 
 }  // namespace lm

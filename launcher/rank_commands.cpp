@@ -17,9 +17,10 @@ Exit print_copies() {
   const int count = cuda_device_count(&reason);
   if (count == 0) std::fprintf(stderr, "no GPU: %s\n", reason.c_str());
   for (int gpu = 0; gpu < count; ++gpu) {
-    const std::string name = cuda_device(gpu).name;  // selects it, too
+    const GpuInfo info = cuda_device(gpu);  // selects it, too
     const CopyProbe probe = probe_copies(DeviceType::kCuda);
-    rows.push_back({{"gpu", name},
+    rows.push_back({{"gpu", info.name},
+                    {"uuid", info.uuid},
                     {"to_device_bytes_per_s", probe.to_device_bytes_per_s},
                     {"to_host_bytes_per_s", probe.to_host_bytes_per_s},
                     {"both_bytes_per_s", probe.both_bytes_per_s},

@@ -1,7 +1,10 @@
 #include "launcher/run_files.h"
 
+#include <algorithm>
+
 #include "base/file.h"
 #include "base/log.h"
+#include "base/staging.h"
 #include "config/config_print.h"
 #include "launcher/status.h"
 #include "model/merge.h"
@@ -11,10 +14,12 @@
 namespace lm {
 namespace {
 
-// Host copies of a rank's tensors, one at a time: what export asks for stays valid until the next question.
+// Host copies of a rank's tensors, some rows at a time: what export asks for stays valid until the next
+// question.
 class HostWeights {
  public:
-  HostWeights(const Job& job, Rank& rank, bool merge) : job_(job), rank_(rank), merge_(merge) {}
+  HostWeights(const Job& job, Rank& rank, bool merge)
+      : job_(job), rank_(rank), merge_(merge), staging_(job.stream) {}
 
   WeightView view(size_t block, const TensorPlace& place, int64_t row) {
     const DType dtype = job_.plan.numerics.dtype;
@@ -25,7 +30,7 @@ class HostWeights {
     if (lora && rank_.training()) {
       // An adapter is exported from its fp32 master, which knows more than the bf16 working weight.
       floats_.resize(static_cast<size_t>(place.parameter.elements()));
-      rank_.optimizer().read_master(b, place, open_->trainable(), floats_.data());
+      rank_.optimizer().read_master(b, place, open_->trainable(), floats_.data(), staging_);
       return {reinterpret_cast<const std::byte*>(floats_.data()), DType::kF32};
     }
     const std::byte* const home = open_->tensor(place);
@@ -33,8 +38,14 @@ class HostWeights {
     const bool merged = merge_ && place.frozen && !unit.segment();  // the head has no adapter
     if (job_.stream.device == DeviceType::kCpu && !merged) return view;
     const int64_t rows = unit.segment() ? unit.rows : place.parameter.rows;
-    bytes_.resize(static_cast<size_t>(rows * place.parameter.columns) * dtype_size(dtype));
-    copy_bytes(bytes_.data(), home, static_cast<int64_t>(bytes_.size()), job_.stream);
+    const int64_t row_bytes = place.parameter.columns * static_cast<int64_t>(dtype_size(dtype));
+    // An adapter is added to a whole tensor; else as many rows as pass at once are enough.
+    const int64_t end = view.first_row + rows;
+    if (!merged) view.first_row = row;
+    view.rows = merged ? rows : std::min(end - row, std::max<int64_t>(staging_.piece_bytes() / row_bytes, 1));
+    bytes_.resize(static_cast<size_t>(view.rows * row_bytes));
+    staging_.read_into(bytes_.data(), home + (view.first_row - unit.first_row) * row_bytes,
+                       std::ssize(bytes_));
     if (merged) {
       merge_adapters(job_.layout.blocks[block], place, *job_.adapter,
                      {open_->trainable(), bytes_.data(), dtype, job_.stream});
@@ -59,6 +70,7 @@ class HostWeights {
   const Job& job_;
   Rank& rank_;
   bool merge_;
+  Staging staging_;
   std::optional<OpenUnit> open_;
   std::vector<float> floats_;
   std::vector<std::byte> bytes_;

@@ -16,12 +16,25 @@
 #include "launcher/status.h"
 #include "launcher/supervise.h"
 #include "launcher/survey.h"
+#include "launcher/visible_gpus.h"
 
 namespace lm {
 namespace {
 
+DeviceFacts device_facts() {
+  const CudaVariables cuda = read_cuda_variables();
+  // Without a choice their number is enough; UUIDs would take NVML's tens of milliseconds.
+  const std::vector<GpuFacts> cards =
+      cuda.visible_devices ? survey_gpus().cards : std::vector<GpuFacts>(static_cast<size_t>(count_gpus()));
+  const VisibleGpus visible = visible_gpus(cards, cuda.visible_devices, cuda.device_order);
+  return {.gpus = static_cast<int>(cards.size()),
+          .visible = static_cast<int>(visible.gpus.size()),
+          .hidden_by = cuda.visible_devices.value_or(""),
+          .cuda_program = !beside_this_program("lmlaunch-cuda").empty()};
+}
+
 std::string rank_program(const CommandLine& line, DeviceChoice configured) {
-  const DeviceFacts facts{count_gpus(), !beside_this_program("lmlaunch-cuda").empty()};
+  const DeviceFacts facts = device_facts();
   const DeviceDecision decision = decide_device(line, configured, facts);
   if (!decision.note.empty()) log_note("DEV-34", decision.note);
   const std::string name = decision.cuda ? "lmlaunch-cuda" : "lmlaunch-cpu";

@@ -20,8 +20,13 @@ struct CpuFacts {
 };
 
 struct GpuFacts {
-  std::string name;
+  std::string name, uuid;  // uuid: "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", as nvidia-smi -L prints it
   int64_t memory = 0, free_memory = 0;
+};
+
+struct GpuSurvey {
+  std::vector<GpuFacts> cards;  // in PCI order, which is nvidia-smi's; nameless where nothing describes them
+  std::string problem;          // why names or memory are missing; "" when nothing is
 };
 
 struct HostFacts {
@@ -36,11 +41,17 @@ MemoryLimit read_memory_limit(const std::string& root = "");
 int64_t read_oom_kills(const std::string& root = "");
 HostFacts survey_host(const std::string& root = "");
 
-// GPUs that the kernel driver shows, /dev/nvidia[0-9]*: a few microseconds.
+// GPUs that the kernel driver shows, /dev/nvidia[0-9]*: a few microseconds. Whether there is a GPU is decided
+// here alone.
 int count_gpus(const std::string& root = "");
 // "570.86.10"; "" without a driver.
 std::string gpu_driver(const std::string& root = "");
-// Names and memory by NVML (tens of milliseconds); names alone where NVML cannot be loaded.
-std::vector<GpuFacts> survey_gpus();
+// What to do about GpuSurvey::problem.
+inline constexpr char kMendNvml[] =
+    "reinstall the driver's libraries (after an update of the driver: reboot)";
+
+// As many cards as NVML lists, with names and memory (tens of milliseconds); where it lists none, as many as
+// count_gpus() says, with what /proc tells. NVML knows this machine only: another `root` is read without it.
+GpuSurvey survey_gpus(const std::string& root = "");
 
 }  // namespace lm

@@ -15,7 +15,9 @@
 #include "base/error.h"
 #include "launcher/child.h"
 #include "launcher/commands/commands.h"
+#include "launcher/device_choice.h"
 #include "launcher/environment.h"
+#include "launcher/machine_survey.h"
 #include "launcher/probe.h"
 #include "launcher/survey.h"
 #include "offload/disk_probe.h"
@@ -57,7 +59,31 @@ Check check_limit(const MemoryLimit& limit) {
           limit.bytes > kGiB ? "" : "raise the limit of the container or the shell"};
 }
 
-std::vector<Check> check_gpus() {
+// A card, and the number under which a run sees it.
+Check check_gpu(size_t card, const SurveyedGpus& found) {
+  const GpuFacts& gpu = found.survey.cards[card];
+  const std::vector<VisibleGpu>& visible = found.visible.gpus;
+  const auto seen = std::find_if(visible.begin(), visible.end(),
+                                 [&](const VisibleGpu& one) { return one.card == static_cast<int>(card); });
+  const bool shown = seen != visible.end();
+  std::string value = gpu.name.empty() ? "unnamed" : gpu.name;
+  if (!gpu.uuid.empty()) value += ", " + gpu.uuid;
+  if (gpu.memory > 0)
+    value += ", " + format_bytes(gpu.memory) + ", " + format_bytes(gpu.free_memory) + " free";
+  // CUDA alone knows its own order; which cards are visible is certain.
+  if (!shown) {
+    value += ", hidden by CUDA_VISIBLE_DEVICES=\"" + found.cuda.visible_devices.value_or("") + "\"";
+  } else if (found.visible.order_guessed) {
+    value += ", numbered by CUDA_DEVICE_ORDER=" + found.cuda.device_order;
+  } else {
+    value += ", CUDA device " + std::to_string(seen - visible.begin());
+  }
+  Check check{"gpu", gpu.memory > 0, value, gpu.memory > 0 ? "" : found.survey.problem + ": " + kMendNvml};
+  check.numbers = {{"uuid", gpu.uuid}, {"visible", shown}};
+  return check;
+}
+
+std::vector<Check> check_gpus(const SurveyedGpus& found) {
   std::vector<Check> out;
   const std::string driver = gpu_driver();
   const int count = count_gpus();
@@ -67,13 +93,16 @@ std::vector<Check> check_gpus() {
                                   : "the driver is there, /dev/nvidia0 is not: in a container, "
                                     "start it with the GPUs"});
   }
-  for (const GpuFacts& gpu : survey_gpus()) {
-    const std::string memory =
-        gpu.memory > 0 ? ", " + format_bytes(gpu.memory) + ", " + format_bytes(gpu.free_memory) + " free"
-                       : "";
+  const size_t cards = found.survey.cards.size();
+  for (size_t card = 0; card < cards; ++card) out.push_back(check_gpu(card, found));
+  for (const VisibleGpu& gpu : found.visible.gpus) {
+    if (gpu.card < 0) out.push_back({"gpu", true, gpu.facts.uuid + ", as CUDA_VISIBLE_DEVICES names it", ""});
+  }
+  if (cards > 0 && found.visible.gpus.empty()) {
     out.push_back(
-        {"gpu", gpu.memory > 0, gpu.name + memory,
-         gpu.memory > 0 ? "" : "NVML (libnvidia-ml.so.1) does not answer: reinstall the driver's libraries"});
+        {"gpus", false,
+         all_hidden({.gpus = static_cast<int>(cards), .hidden_by = found.cuda.visible_devices.value_or("")}),
+         "unset it, or name a GPU as `nvidia-smi -L` lists them: by its number or its UUID"});
   }
   if (count > 0 || !driver.empty()) {
     // CUDA 13 runs on drivers from 580 on.
@@ -122,10 +151,11 @@ Check check_copies(const Json& row) {
 }
 
 // The rank's executable measures, since the door links nothing of CUDA: a second per GPU and a few to start.
-std::vector<Check> check_copies() {
+std::vector<Check> check_copies(const SurveyedGpus& found) {
   const std::string program = beside_this_program("lmlaunch-cuda");
-  if (count_gpus() == 0 || program.empty()) return {};
-  const ProgramOutput output = run_program({program, "doctor", "--copies"}, {}, 60000);
+  if (found.visible.gpus.empty() || program.empty()) return {};
+  const ProgramOutput output =
+      run_program({program, "doctor", "--copies"}, {"CUDA_DEVICE_ORDER=" + found.cuda.device_order}, 60000);
   std::vector<Check> out;
   try {
     if (output.code == 0) {
@@ -268,10 +298,11 @@ std::vector<Check> all_checks(const std::vector<std::string>& paths) {
                             check_cpu(host.cpu),
                             check_memory(host),
                             check_limit(host.limit)};
-  for (Check& check : check_gpus()) out.push_back(std::move(check));
+  const SurveyedGpus gpus = survey_visible_gpus();
+  for (Check& check : check_gpus(gpus)) out.push_back(std::move(check));
   out.push_back(check_executable("lmlaunch-cpu", true));
-  out.push_back(check_executable("lmlaunch-cuda", count_gpus() > 0));
-  for (Check& check : check_copies()) out.push_back(std::move(check));
+  out.push_back(check_executable("lmlaunch-cuda", !gpus.survey.cards.empty()));
+  for (Check& check : check_copies(gpus)) out.push_back(std::move(check));
   out.push_back(check_io_uring());
   std::error_code error;
   std::vector<MeasuredDisk> disks = {measure_disk(std::filesystem::current_path(error).string())};

@@ -14,6 +14,18 @@ cudaStream_t stream_of(StreamView view) {
   return static_cast<cudaStream_t>(view.handle);
 }
 
+std::string uuid_text(const cudaUUID_t& uuid) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text = "GPU";
+  for (int i = 0; i < 16; ++i) {
+    if (i == 0 || i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    const auto byte = static_cast<unsigned char>(uuid.bytes[i]);
+    text += kDigits[byte >> 4];
+    text += kDigits[byte & 15];
+  }
+  return text;
+}
+
 }  // namespace
 
 void check_cuda(const char* expression, int status, const char* file, int line) {
@@ -39,7 +51,11 @@ Stream::~Stream() {
   if (view_.handle != nullptr) cudaStreamDestroy(stream_of(view_));
 }
 void Stream::synchronize() const {
-  if (view_.device == DeviceType::kCuda) LM_CUDA(cudaStreamSynchronize(stream_of(view_)));
+  lm::synchronize(view_);
+}
+
+void synchronize(StreamView stream) {
+  if (stream.device == DeviceType::kCuda) LM_CUDA(cudaStreamSynchronize(stream_of(stream)));
 }
 
 Event::Event(DeviceType device) : device_(device) {
@@ -95,6 +111,7 @@ GpuInfo cuda_device(int index) {
   size_t free_bytes = 0, total_bytes = 0;
   LM_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
   return {.name = properties.name,
+          .uuid = uuid_text(properties.uuid),
           .major = properties.major,
           .minor = properties.minor,
           .total_bytes = static_cast<int64_t>(total_bytes),

@@ -34,6 +34,9 @@ class Stream {
   StreamView view_;
 };
 
+// Blocks the calling host thread until everything enqueued so far is done; on the CPU it is already.
+void synchronize(StreamView stream);
+
 // Marks a point in a stream. Any thread may wait; recording belongs to the stream's issuing thread.
 class Event {
  public:
@@ -56,7 +59,7 @@ class Event {
 
 // What the survey wants to know of one GPU.
 struct GpuInfo {
-  std::string name;
+  std::string name, uuid;    // uuid: "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", as NVML writes it
   int major = 0, minor = 0;  // compute capability
   int64_t total_bytes = 0, free_bytes = 0;
   int multiprocessors = 0;
@@ -66,6 +69,7 @@ struct GpuInfo {
 bool cuda_built();
 // 0 without a driver or a device; `reason` (may be null) then says why.
 int cuda_device_count(std::string* reason = nullptr);
+// Selects it, too, and gives it a context: `free_bytes` is what is left then.
 GpuInfo cuda_device(int index);
 void cuda_select(int index);
 int cuda_driver_version();  // 13000 for 13.0; 0 when there is none

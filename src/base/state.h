@@ -1,5 +1,6 @@
-// The visitor on which counting, zeroing, saving, restoring and printing ride: whatever holds state that a
-// resumed run needs lists each piece once, in a fixed order, in `visit_state(StateVisitor&)`.
+// What a resumed run needs, listed: whatever holds such state names each piece once, in a fixed order. Small
+// state in host memory (positions, counts) takes a StateVisitor, which may change it; weights and what
+// belongs to them, wherever they live, are read by a StateSink, and reading leaves no trace.
 #pragma once
 
 #include <cstddef>
@@ -20,12 +21,19 @@ class StateVisitor {
   // bytes.size().
   virtual void tensor(const std::string& name, DType type, const std::vector<int64_t>& shape,
                       std::span<std::byte> bytes) = 0;
-  // Elements [first, first + bytes.size() / size of `type`) of a flat array of `elements`. A name's parts
-  // come one after another and cover the array; how it is cut is no part of the state.
-  virtual void part(const std::string& name, DType type, int64_t elements, int64_t first,
-                    std::span<std::byte> bytes) = 0;
   // A named number (step, Adam's t, a data cursor): read or overwritten in place.
   virtual void number(const std::string& name, int64_t& value) = 0;
+};
+
+class StateSink {
+ public:
+  virtual ~StateSink() = default;
+  // Elements [first, first + bytes.size() / size of `type`) of what the name means, `shape` large. `bytes` is
+  // host memory, valid during the call only. A name's parts come one after another and cover it; how it is
+  // cut is no part of the state.
+  virtual void part(const std::string& name, DType type, const std::vector<int64_t>& shape, int64_t first,
+                    std::span<const std::byte> bytes) = 0;
+  virtual void number(const std::string& name, int64_t value) = 0;
 };
 
 }  // namespace lm

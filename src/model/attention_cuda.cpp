@@ -5,9 +5,7 @@
 #include <ATen/ops/_efficient_attention_forward.h>
 #include <ATen/ops/_flash_attention_backward.h>
 #include <ATen/ops/_flash_attention_forward.h>
-#include <ATen/ops/empty.h>
 
-#include <algorithm>
 #include <cmath>
 
 #include "model/attention.h"
@@ -18,17 +16,13 @@ namespace {
 constexpr int64_t kCausalFromTopLeft = 1;  // the memory-efficient kernel's mask code
 
 struct Documents {
-  at::Tensor start;  // [documents + 1] int32, device
+  at::Tensor start;  // [documents + 1] int32
   int64_t longest = 0;
 };
 
-Documents documents(const Context& context, const DeviceBatch& batch) {
-  const std::vector<int32_t>& start = batch.host->document_start;
-  const at::Tensor device = context.tensor({static_cast<int64_t>(start.size())}, DType::kI32);
-  copy_bytes(device.data_ptr(), start.data(), static_cast<int64_t>(start.size()) * 4, context.stream);
-  int64_t longest = 0;
-  for (size_t i = 0; i + 1 < start.size(); ++i) longest = std::max<int64_t>(longest, start[i + 1] - start[i]);
-  return {device, longest};
+Documents documents(const DeviceBatch& batch) {
+  auto* const start = const_cast<int32_t*>(batch.document_start);
+  return {view_memory(start, {batch.host->documents() + 1}, DType::kI32, DeviceType::kCuda), batch.longest};
 }
 
 // Head slices of the fused projection: [T, heads, d] views.
@@ -74,8 +68,7 @@ at::Tensor narrow_sum(const at::Tensor& wide, int64_t kv_heads) {
 void attention_forward_cuda(const Context& context, const DeviceBatch& batch, int64_t window,
                             const at::Tensor& qkv, const at::Tensor& out, const at::Tensor& lse) {
   const ModelSpec& spec = context.spec;
-  const ArenaFrame frame(context.arena);
-  const Documents docs = documents(context, batch);
+  const Documents docs = documents(batch);
   const Heads in = split(spec, qkv);
   const at::Tensor out_heads = out.unflatten(1, {spec.heads, spec.head_dim});
   if (context.dtype == DType::kBF16) {
@@ -99,12 +92,12 @@ void attention_backward_cuda(const Context& context, const DeviceBatch& batch, i
                              const at::Tensor& lse, const at::Tensor& dqkv) {
   const ModelSpec& spec = context.spec;
   const ArenaFrame frame(context.arena);
-  const Documents docs = documents(context, batch);
+  const Documents docs = documents(batch);
   const Heads in = split(spec, qkv), grad = split(spec, dqkv);
   const at::Tensor out_heads = out.unflatten(1, {spec.heads, spec.head_dim});
   const at::Tensor dout_heads = dout.unflatten(1, {spec.heads, spec.head_dim});
   // Without dropout the random state is not read.
-  const at::Tensor no_random = at::empty({2}, qkv.options().dtype(at::kLong));
+  const at::Tensor no_random = context.tensor({2}, DType::kI64);
   if (context.dtype == DType::kBF16) {
     const auto [dq, dk, dv] = at::_flash_attention_backward(
         dout_heads, in.q, in.k, in.v, out_heads, lse, docs.start, docs.start, docs.longest, docs.longest, 0.0,

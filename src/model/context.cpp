@@ -2,18 +2,19 @@
 
 #include <c10/util/BFloat16.h>
 
+#include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 namespace lm {
 namespace {
 
-const int32_t* to_device(const Context& context, const std::vector<int32_t>& values) {
-  if (context.device == DeviceType::kCpu) return values.data();
-  const auto bytes = static_cast<int64_t>(values.size() * sizeof(int32_t));
-  std::byte* const memory = context.arena.allocate(bytes);
-  copy_bytes(memory, values.data(), bytes, context.stream);
-  return reinterpret_cast<const int32_t*>(memory);
+int64_t longest_document(const Batch& batch) {
+  int64_t longest = 0;
+  for (size_t i = 0; i + 1 < batch.document_start.size(); ++i)
+    longest = std::max<int64_t>(longest, batch.document_start[i + 1] - batch.document_start[i]);
+  return longest;
 }
 
 }  // namespace
@@ -37,13 +38,42 @@ RopeTable::RopeTable(const ModelSpec& spec, int64_t positions, DType dtype, Devi
     }
   }
   copy_bytes(memory_.data(), table.data(), memory_.size(), stream);
+  synchronize(stream);  // the table is gone when this returns
 }
 
 DeviceBatch place_batch(const Context& context, const Batch& batch) {
-  return {.host = &batch,
-          .token = to_device(context, batch.token),
-          .position = to_device(context, batch.position),
-          .sample = to_device(context, batch.sample)};
+  std::vector<int32_t> row, target;
+  for (size_t t = 0; t < batch.target.size(); ++t) {
+    if (batch.target[t] < 0) continue;
+    row.push_back(static_cast<int32_t>(t));
+    target.push_back(batch.target[t]);
+  }
+  DeviceBatch out{.host = &batch,
+                  .token = batch.token.data(),
+                  .position = batch.position.data(),
+                  .sample = batch.sample.data(),
+                  .document_start = batch.document_start.data(),
+                  .longest = longest_document(batch),
+                  .targets = {.count = std::ssize(row)}};
+  std::vector<std::pair<const std::vector<int32_t>*, const int32_t**>> arrays = {
+      {&row, &out.targets.row}, {&target, &out.targets.target}};
+  if (context.device == DeviceType::kCuda) {
+    arrays.insert(arrays.end(), {{&batch.token, &out.token},
+                                 {&batch.position, &out.position},
+                                 {&batch.sample, &out.sample},
+                                 {&batch.document_start, &out.document_start}});
+  }
+  std::vector<int32_t> all;
+  for (const auto& [values, place] : arrays) all.insert(all.end(), values->begin(), values->end());
+  const int64_t bytes = std::ssize(all) * static_cast<int64_t>(sizeof(int32_t));
+  const auto* const memory = reinterpret_cast<const int32_t*>(context.arena.allocate(bytes));
+  context.uploads.send(const_cast<int32_t*>(memory), all.data(), bytes, context.stream);
+  int64_t first = 0;
+  for (const auto& [values, place] : arrays) {
+    *place = memory + first;
+    first += std::ssize(*values);
+  }
+  return out;
 }
 
 }  // namespace lm

@@ -9,6 +9,7 @@
 #include "base/cuda.h"
 #include "kernels/kernels.h"
 #include "model/tensor.h"
+#include "model/uploads.h"
 #include "spec/model_spec.h"
 
 namespace lm {
@@ -27,12 +28,22 @@ class RopeTable {
   Memory memory_;  // cos, then sin
 };
 
+// The rows of a batch that have a target, and these targets, in device memory.
+struct TargetRows {
+  int64_t count = 0;
+  const int32_t* row = nullptr;     // [R]
+  const int32_t* target = nullptr;  // [R]
+};
+
 // A micro-batch as the layers see it. Pointers are device memory but `host`.
 struct DeviceBatch {
   const Batch* host = nullptr;
-  const int32_t* token = nullptr;     // [T]
-  const int32_t* position = nullptr;  // [T]
-  const int32_t* sample = nullptr;    // [T]
+  const int32_t* token = nullptr;           // [T]
+  const int32_t* position = nullptr;        // [T]
+  const int32_t* sample = nullptr;          // [T]
+  const int32_t* document_start = nullptr;  // [documents + 1]
+  int64_t longest = 0;                      // tokens of the longest document
+  TargetRows targets;
   int64_t tokens() const { return host->tokens(); }
 };
 
@@ -44,6 +55,7 @@ struct Context {
   StreamView stream;  // also ATen's current stream
   Arena& arena;
   const RopeTable& rope;
+  Uploads& uploads;
 
   at::Tensor tensor(at::IntArrayRef shape) const { return arena_tensor(arena, shape, dtype, device); }
   at::Tensor tensor(at::IntArrayRef shape, DType type) const {
@@ -51,8 +63,8 @@ struct Context {
   }
 };
 
-// The batch's arrays where the device can read them: on the CPU the batch itself, on a GPU copies in the
-// arena.
+// The batch's arrays where the device can read them: on the CPU the batch itself (the rows with targets in
+// the arena), on a GPU all of them in one block of the arena, by one copy.
 DeviceBatch place_batch(const Context& context, const Batch& batch);
 
 }  // namespace lm

@@ -1,5 +1,7 @@
 #include "model/embedding.h"
 
+#include <span>
+
 #include "base/error.h"
 
 namespace lm {
@@ -39,19 +41,20 @@ void EmbeddingGradient::begin(const Context& context, const std::vector<Batch>& 
   micro_.resize(micro_batches.size());
   for (size_t m = 0; m < micro_batches.size(); ++m) {
     const std::vector<int32_t>& token = micro_batches[m].token;
-    Slots& out = micro_[m];
-    out.start.assign(static_cast<size_t>(slots) + 1, 0);
+    micro_[m].tokens = std::ssize(token);
+    std::vector<int32_t>& index = micro_[m].order_and_start;
+    index.assign(token.size() + static_cast<size_t>(slots) + 1, 0);
+    const std::span<int32_t> order(index.data(), token.size()),
+        start(index.begin() + std::ssize(token), index.end());
     for (const int32_t id : token) {
-      if (id != spec_.pad_token)
-        ++out.start[static_cast<size_t>(slot_of_token_[static_cast<size_t>(id)]) + 1];
+      if (id != spec_.pad_token) ++start[static_cast<size_t>(slot_of_token_[static_cast<size_t>(id)]) + 1];
     }
-    for (size_t s = 0; s + 1 < out.start.size(); ++s) out.start[s + 1] += out.start[s];
-    out.order.assign(token.size(), 0);
-    std::vector<int32_t> next(out.start.begin(), out.start.end() - 1);
+    for (size_t s = 0; s + 1 < start.size(); ++s) start[s + 1] += start[s];
+    std::vector<int32_t> next(start.begin(), start.end() - 1);
     for (size_t t = 0; t < token.size(); ++t) {
       if (token[t] == spec_.pad_token) continue;
       const auto slot = static_cast<size_t>(slot_of_token_[static_cast<size_t>(token[t])]);
-      out.order[static_cast<size_t>(next[slot]++)] = static_cast<int32_t>(t);
+      order[static_cast<size_t>(next[slot]++)] = static_cast<int32_t>(t);
     }
   }
   zero_bytes(sums_.data(), slots * spec_.hidden * static_cast<int64_t>(sizeof(float)), context.stream);
@@ -59,19 +62,14 @@ void EmbeddingGradient::begin(const Context& context, const std::vector<Batch>& 
 
 void EmbeddingGradient::add(const Context& context, size_t micro, const at::Tensor& dx) {
   const Slots& slots = micro_[micro];
-  const int32_t* order = slots.order.data();
-  const int32_t* start = slots.start.data();
+  const int32_t* order = slots.order_and_start.data();
   if (context.device == DeviceType::kCuda) {
-    auto* const device = reinterpret_cast<int32_t*>(index_.data());
-    copy_bytes(device, order, static_cast<int64_t>(slots.order.size()) * 4, context.stream);
-    copy_bytes(device + slots.order.size(), start, static_cast<int64_t>(slots.start.size()) * 4,
-               context.stream);
-    order = device;
-    start = device + slots.order.size();
+    context.uploads.send(index_.data(), order, std::ssize(slots.order_and_start) * 4, context.stream);
+    order = reinterpret_cast<const int32_t*>(index_.data());
   }
   context.kernels.sum_rows({.source = dx.data_ptr(),
                             .order = order,
-                            .start = start,
+                            .start = order + slots.tokens,
                             .sums = reinterpret_cast<float*>(sums_.data()),
                             .slots = static_cast<int64_t>(rows_.size()),
                             .width = spec_.hidden,
@@ -82,7 +80,7 @@ void EmbeddingGradient::add(const Context& context, size_t micro, const at::Tens
 void EmbeddingGradient::finish(const Context& context, const at::Tensor& gradient) {
   const int32_t* rows = rows_.data();
   if (context.device == DeviceType::kCuda) {
-    copy_bytes(index_.data(), rows, static_cast<int64_t>(rows_.size()) * 4, context.stream);
+    context.uploads.send(index_.data(), rows, std::ssize(rows_) * 4, context.stream);
     rows = reinterpret_cast<const int32_t*>(index_.data());
   }
   context.kernels.add_rows({.sums = reinterpret_cast<const float*>(sums_.data()),

@@ -26,9 +26,10 @@ class EmbeddingGradient {
   void finish(const Context& context, const at::Tensor& gradient);
 
  private:
-  struct Slots {  // of one micro-batch: positions grouped by slot
-    std::vector<int32_t> order;
-    std::vector<int32_t> start;
+  // Of one micro-batch: positions grouped by slot.
+  struct Slots {
+    std::vector<int32_t> order_and_start;  // [T], then [slots + 1]: where a slot's positions begin
+    int64_t tokens = 0;
   };
 
   const ModelSpec& spec_;

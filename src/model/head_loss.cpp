@@ -11,24 +11,6 @@
 namespace lm {
 namespace {
 
-const int32_t* to_arena(const Context& context, const std::vector<int32_t>& values) {
-  const auto bytes = static_cast<int64_t>(values.size() * sizeof(int32_t));
-  std::byte* const memory = context.arena.allocate(bytes);
-  copy_bytes(memory, values.data(), bytes, context.stream);
-  return reinterpret_cast<const int32_t*>(memory);
-}
-
-TargetRows find_targets(const Context& context, const DeviceBatch& batch) {
-  std::vector<int32_t> row, target;
-  for (int64_t t = 0; t < batch.tokens(); ++t) {
-    const int32_t id = batch.host->target[static_cast<size_t>(t)];
-    if (id < 0) continue;
-    row.push_back(static_cast<int32_t>(t));
-    target.push_back(id);
-  }
-  return {static_cast<int64_t>(row.size()), to_arena(context, row), to_arena(context, target)};
-}
-
 // The rows of x [T, H] that have a target: x itself when all have.
 at::Tensor pick(const Context& context, const TargetRows& targets, const at::Tensor& x) {
   if (targets.count == x.size(0)) return x;
@@ -189,7 +171,7 @@ void head_loss(const Context& context, const Head& head, const DeviceBatch& batc
   const ArenaFrame frame(context.arena);
   const int64_t hidden = context.spec.hidden;
   HeadRows rows;
-  rows.targets = find_targets(context, batch);
+  rows.targets = batch.targets;
   const int64_t count = rows.targets.count;
   if (count == 0) {
     if (dx.defined()) at::Tensor(dx).zero_();
@@ -215,7 +197,7 @@ void head_loss(const Context& context, const Head& head, const DeviceBatch& batc
 HeadRows head_begin(const Context& context, const Param& norm, const DeviceBatch& batch, const at::Tensor& x,
                     const at::Tensor& dx) {
   HeadRows rows;
-  rows.targets = find_targets(context, batch);
+  rows.targets = batch.targets;
   const int64_t count = rows.targets.count, hidden = context.spec.hidden;
   rows.normed = dx.defined() ? dx.narrow(0, 0, count) : context.tensor({count, hidden});
   for (at::Tensor* statistic : {&rows.rstd, &rows.max, &rows.sum, &rows.target_logit})

@@ -35,13 +35,6 @@ struct LossOptions {
 void head_loss(const Context& context, const Head& head, const DeviceBatch& batch, const at::Tensor& x,
                const at::Tensor& dx, double* nll_sum, const LossOptions& options);
 
-// The rows of a batch that have a target, and these targets, in device memory.
-struct TargetRows {
-  int64_t count = 0;
-  const int32_t* row = nullptr;     // [R]
-  const int32_t* target = nullptr;  // [R]
-};
-
 // What a micro-batch keeps between the steps of a cut head, in arena order.
 struct HeadRows {
   TargetRows targets;

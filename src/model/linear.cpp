@@ -1,5 +1,6 @@
 #include "model/linear.h"
 
+#include <ATen/ScalarOps.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/mul.h>
@@ -55,7 +56,8 @@ void adapter_backward(const Context& context, const Adapter& adapter, const Devi
   const at::Tensor dy_slice = dy.narrow(1, adapter.first, adapter.rows);
   // The scale multiplies the small factor [T, r] once and so reaches dA, dB and dx.
   at::Tensor scaled = context.tensor(reduced.sizes());
-  at::mul_out(scaled, reduced, at::Scalar(adapter.scale));
+  // As a tensor: with a scalar ATen makes the product in memory of its own and copies it.
+  at::mul_out(scaled, reduced, at::native::wrapped_scalar_tensor(adapter.scale));
   add_weight_gradient(context, adapter.b.gradient, dy_slice, scaled, first);
   at::Tensor dreduced = context.tensor(reduced.sizes());
   at::mm_out(dreduced, dy_slice, adapter.b.weight);

@@ -11,7 +11,4 @@ namespace lm {
 // enqueue. Call once per process, on the compute thread.
 StreamView start_torch(DeviceType device, int threads, bool deterministic);
 
-// Waits until the stream is idle.
-void synchronize(StreamView stream);
-
 }  // namespace lm

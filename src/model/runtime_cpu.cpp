@@ -22,6 +22,4 @@ StreamView start_torch(DeviceType device, int threads, bool deterministic) {
   return {DeviceType::kCpu, nullptr, threads};
 }
 
-void synchronize(StreamView) {}
-
 }  // namespace lm

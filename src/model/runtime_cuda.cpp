@@ -2,9 +2,7 @@
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/cuda/CUDAStream.h>
-#include <cuda_runtime.h>
 
-#include "base/check_cuda.h"
 #include "model/runtime.h"
 
 namespace lm {
@@ -20,12 +18,6 @@ StreamView start_torch(DeviceType device, int threads, bool deterministic) {
   const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool(true);
   c10::cuda::setCurrentCUDAStream(stream);
   return {DeviceType::kCuda, stream.stream(), threads};
-}
-
-void synchronize(StreamView stream) {
-  if (stream.device == DeviceType::kCuda) {
-    LM_CUDA(cudaStreamSynchronize(static_cast<cudaStream_t>(stream.handle)));
-  }
 }
 
 }  // namespace lm

@@ -2,18 +2,24 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+
+#include "base/error.h"
 
 namespace lm {
 
 Gradients::Gradients(const ModelLayout& layout, DType dtype, const Kernels& kernels, StreamView stream,
-                     Store* store, bool cut_head)
+                     std::span<std::byte> host_sums, Store* store, bool cut_head)
     : layout_(layout),
       dtype_(dtype),
       kernels_(kernels),
       stream_(stream),
       store_(store),
       units_(layout.units(cut_head)),
-      sums_(stream.device, layout.flat_elements / kGranule * static_cast<int64_t>(sizeof(double))) {
+      sums_(stream.device, norm_bytes(layout)),
+      host_sums_(reinterpret_cast<double*>(host_sums.empty() ? sums_.data() : host_sums.data())) {
+  LM_CHECK(stream.device == DeviceType::kCpu || std::ssize(host_sums) >= sums_.size(),
+           "host memory for norms");
   for (const Unit& unit : units_) {
     const bool far = store != nullptr && store->holds(static_cast<int64_t>(memory_.size()));
     memory_.emplace_back(stream.device, far ? 0 : unit.elements * static_cast<int64_t>(dtype_size(dtype)));
@@ -64,24 +70,37 @@ void Gradients::reduce(int64_t u) {
                          stream_);
 }
 
+int64_t Gradients::norm_bytes(const ModelLayout& layout) {
+  return layout.flat_elements / kGranule * static_cast<int64_t>(sizeof(double));
+}
+
+void Gradients::send(int64_t first, int64_t count) const {
+  if (stream_.device == DeviceType::kCpu || count == 0) return;
+  const auto* const from = reinterpret_cast<const double*>(sums_.data()) + first;
+  copy_bytes(host_sums_ + first, from, count * static_cast<int64_t>(sizeof(double)), stream_);
+}
+
+double Gradients::sum(int64_t b) const {
+  const auto index = static_cast<size_t>(b);
+  const double* const first = host_sums_ + first_granule_[index];
+  return std::accumulate(first, first + layout_.blocks[index].flat_elements / kGranule, 0.0);
+}
+
 double Gradients::block_square(int64_t b) const {
   const auto index = static_cast<size_t>(b);
-  const int64_t granules = layout_.blocks[index].flat_elements / kGranule;
-  std::vector<double> host(static_cast<size_t>(granules));
-  // Pageable host memory: the copy returns only when it is complete, so no further wait is needed.
-  if (granules > 0) {
-    copy_bytes(host.data(), sums_.data() + first_granule_[index] * static_cast<int64_t>(sizeof(double)),
-               granules * static_cast<int64_t>(sizeof(double)), stream_);
-  }
-  double sum = 0;
-  for (const double s : host) sum += s;
-  return sum;
+  send(first_granule_[index], layout_.blocks[index].flat_elements / kGranule);
+  synchronize(stream_);
+  return sum(b);
+}
+
+void Gradients::send_squares() const {
+  send(0, sums_.size() / static_cast<int64_t>(sizeof(double)));
 }
 
 double Gradients::total_square() const {
-  double sum = 0;
-  for (size_t b = 0; b < layout_.blocks.size(); ++b) sum += block_square(static_cast<int64_t>(b));
-  return sum;
+  double total = 0;
+  for (size_t b = 0; b < layout_.blocks.size(); ++b) total += sum(static_cast<int64_t>(b));
+  return total;
 }
 
 float clip_factor(double norm, double limit) {

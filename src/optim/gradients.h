@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "base/arena.h"
@@ -18,9 +19,11 @@ namespace lm {
 
 class Gradients {
  public:
-  // Units that `store` (may be null) holds live there.
+  // Units that `store` (may be null) holds live there. `host_sums`: borrowed host memory for the norms of
+  // granules, norm_bytes(layout), registered with the GPU; on the CPU empty.
   Gradients(const ModelLayout& layout, DType dtype, const Kernels& kernels, StreamView stream,
-            Store* store = nullptr, bool cut_head = false);
+            std::span<std::byte> host_sums = {}, Store* store = nullptr, bool cut_head = false);
+  static int64_t norm_bytes(const ModelLayout& layout);
 
   bool streamed(int64_t u) const { return store_ != nullptr && store_->holds(u); }
   // Where a unit's gradient begins; of one in the store, in its slot.
@@ -33,11 +36,18 @@ class Gradients {
 
   // The unit's gradient is final: its granule norms are enqueued.
   void reduce(int64_t u);
-  // Squared norm of block b, or of all blocks: granules in index order, in fp64. Waits for what was enqueued.
+  // Squared norm of block b: granules in index order, in fp64. Waits for the stream.
   double block_square(int64_t b) const;
+  // Of all blocks, in two steps, so that one wait serves this and other results: send, wait for the stream,
+  // then read.
+  void send_squares() const;
   double total_square() const;
 
  private:
+  // Granule norms [first, first + count) to host memory, in stream order.
+  void send(int64_t first, int64_t count) const;
+  double sum(int64_t b) const;
+
   const ModelLayout& layout_;
   DType dtype_;
   const Kernels& kernels_;
@@ -46,6 +56,7 @@ class Gradients {
   std::vector<Unit> units_;
   std::vector<Memory> memory_;          // of each unit; empty where the store has it
   Memory sums_;                         // fp64 [granules of all blocks]
+  double* host_sums_;                   // the same where the host reads them
   std::vector<int64_t> first_granule_;  // of each block
 };
 

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <string>
 
 #include "base/parallel.h"
@@ -95,7 +96,7 @@ ShardedOptimizer::Tile ShardedOptimizer::near_tile(int64_t block, int64_t tile) 
   return out;
 }
 
-void ShardedOptimizer::start(const Unit& unit, const std::byte* weights) {
+void ShardedOptimizer::start(const Unit& unit, const std::byte* weights, Staging& staging) {
   const auto size = static_cast<int64_t>(dtype_size(weight_dtype_));
   for (int64_t tile = 0; tile < tiles(unit.block); ++tile) {
     const size_t i = index(unit.block, tile);
@@ -108,7 +109,7 @@ void ShardedOptimizer::start(const Unit& unit, const std::byte* weights) {
       fill_master(near, from, stream_);
     } else if (mode_ == AdamW::Master::kF32) {
       std::vector<std::byte> copy(static_cast<size_t>(near.granules * kGranule * size));
-      copy_bytes(copy.data(), from, std::ssize(copy), stream_);  // pageable: complete when it returns
+      staging.read_into(copy.data(), from, std::ssize(copy));
       fill_master(near, copy.data(), host_stream_);
     }
   }
@@ -256,82 +257,124 @@ void ShardedOptimizer::apply(int64_t block, const Tile& tile, int64_t first, int
   }
 }
 
+bool ShardedOptimizer::fresh(size_t index) const {
+  return in_store(index) && tiles_.store->fresh(static_cast<int64_t>(index));
+}
+
+void ShardedOptimizer::with_tile(int64_t block, int64_t tile,
+                                 const std::function<void(const Tile&)>& body) const {
+  const size_t i = index(block, tile);
+  if (!in_store(i)) return body(near_tile(block, tile));
+  const auto array = static_cast<int64_t>(i);
+  Tile t = place(block, tile);
+  tiles_.store->fetch(array, 0);
+  t.data = tiles_.store->use(array);
+  body(t);
+  tiles_.store->forget(array);
+}
+
 void ShardedOptimizer::read_master(int64_t block, const TensorPlace& place_in_block, const std::byte* weights,
-                                   float* out) const {
+                                   float* out, Staging& staging) const {
   const int64_t begin = place_in_block.offset, end = begin + place_in_block.parameter.elements();
   for (int64_t tile = 0; tile < tiles(block); ++tile) {
-    Tile t = place(block, tile);
-    const int64_t from = std::max(begin, t.first * kGranule),
-                  to = std::min(end, (t.first + t.granules) * kGranule);
+    const Tile range = place(block, tile);
+    const int64_t from = std::max(begin, range.first * kGranule),
+                  to = std::min(end, (range.first + range.granules) * kGranule);
     if (from >= to) continue;
     const size_t i = index(block, tile);
-    const auto array = static_cast<int64_t>(i);
-    if (in_store(i)) {
-      tiles_.store->fetch(array, 0);
-      t.data = tiles_.store->use(array);
-    } else {
-      t.data = own_[i].data();
+    if (fresh(i)) {
+      read_master_part(nullptr, false, from, to, weights, out + (from - begin), staging);
+      continue;
     }
-    const bool fresh = in_store(i) && tiles_.store->fresh(array);
-    read_master_part(t, fresh, from, to, weights, out + (from - begin));
-    if (in_store(i)) tiles_.store->forget(array);
+    with_tile(block, tile, [&](const Tile& t) {
+      read_master_part(&t, on_host(i), from, to, weights, out + (from - begin), staging);
+    });
   }
 }
 
-void ShardedOptimizer::read_master_part(const Tile& tile, bool fresh, int64_t from, int64_t to,
-                                        const std::byte* weights, float* out) const {
+// `tile`: null before its first update; `host`: it is host memory, not the device's.
+void ShardedOptimizer::read_master_part(const Tile* tile, bool host, int64_t from, int64_t to,
+                                        const std::byte* weights, float* out, Staging& staging) const {
   const auto count = static_cast<size_t>(to - from);
-  const int64_t in_tile = from - tile.first * kGranule;
-  if (mode_ == AdamW::Master::kWeight) {
-    copy_bytes(out, weights + from * 4, (to - from) * 4, stream_);
-    return;
-  }
-  if (mode_ == AdamW::Master::kF32 && !fresh) {
-    copy_bytes(out, tile.master() + in_tile * 4, (to - from) * 4, stream_);
-    return;
-  }
+  const auto read_state_of_tile = [&](void* target, int64_t size) {
+    const std::byte* const source = tile->master() + (from - tile->first * kGranule) * size;
+    if (host) {
+      std::memcpy(target, source, count * static_cast<size_t>(size));
+    } else {
+      staging.read_into(target, source, (to - from) * size);
+    }
+  };
+  if (mode_ == AdamW::Master::kWeight) return staging.read_into(out, weights + from * 4, (to - from) * 4);
+  if (mode_ == AdamW::Master::kF32 && tile != nullptr) return read_state_of_tile(out, 4);
   std::vector<uint16_t> high(count), low(count, 0);
-  copy_bytes(high.data(), weights + from * 2, (to - from) * 2, stream_);
-  if (mode_ == AdamW::Master::kSplit)
-    copy_bytes(low.data(), tile.master() + in_tile * 2, (to - from) * 2, stream_);
+  staging.read_into(high.data(), weights + from * 2, (to - from) * 2);
+  if (mode_ == AdamW::Master::kSplit && tile != nullptr) read_state_of_tile(low.data(), 2);
   for (size_t i = 0; i < count; ++i) {
     const auto top = static_cast<uint32_t>(high[i] - (low[i] >= 0x8000 ? 1 : 0)) & 0xFFFF;
     out[i] = std::bit_cast<float>(top << 16 | low[i]);
   }
 }
 
-void ShardedOptimizer::visit_state(StateVisitor& visitor) {
-  visitor.number("optimizer.t", t_);
-  for (size_t b = 0; b < layout_.blocks.size(); ++b) {
-    const auto block = static_cast<int64_t>(b);
-    for (int64_t tile = 0; tile < tiles(block); ++tile) visit_tile(block, tile, visitor);
+std::vector<ShardedOptimizer::StateStream> ShardedOptimizer::streams(const Tile& tile) const {
+  const auto bytes = [](const float* p) { return reinterpret_cast<const std::byte*>(p); };
+  std::vector<StateStream> out;
+  if (master_size(mode_) > 0)
+    out.push_back({"master", mode_ == AdamW::Master::kSplit ? DType::kI16 : DType::kF32, tile.master()});
+  out.push_back({"m", DType::kF32, bytes(tile.m())});
+  out.push_back({"v", DType::kF32, bytes(tile.v())});
+  return out;
+}
+
+void ShardedOptimizer::read_state(StateSink& sink, const WeightsFrom& weights, Staging& staging) const {
+  sink.number("optimizer.t", t_);
+  for (int64_t block = 0; block < std::ssize(layout_.blocks); ++block) {
+    for (int64_t tile = 0; tile < tiles(block); ++tile) {
+      if (fresh(index(block, tile))) {
+        read_fresh_tile(block, tile, sink, weights, staging);
+      } else {
+        read_tile(block, tile, sink, staging);
+      }
+    }
   }
 }
 
 // A tile's streams by the elements of the block that they belong to, so that the list says the same however
 // the block is cut.
-void ShardedOptimizer::visit_tile(int64_t block, int64_t tile, StateVisitor& visitor) {
-  const size_t i = index(block, tile);
-  const auto array = static_cast<int64_t>(i);
-  Tile t = in_store(i) ? place(block, tile) : near_tile(block, tile);
-  if (in_store(i)) {
-    tiles_.store->fetch(array, 0);
-    t.data = tiles_.store->use(array);
-  }
-  const int64_t total = layout_.blocks[static_cast<size_t>(block)].flat_elements;
-  const int64_t first = t.first * kGranule, n = t.granules * kGranule;
+void ShardedOptimizer::read_tile(int64_t block, int64_t tile, StateSink& sink, Staging& staging) const {
   const std::string name = "block" + std::to_string(block) + ".";
-  const auto part = [&](const char* stream, DType type, void* data) {
-    const auto bytes = static_cast<size_t>(n) * dtype_size(type);
-    visitor.part(name + stream, type, total, first, {static_cast<std::byte*>(data), bytes});
-  };
-  if (master_size(mode_) > 0)
-    part("master", mode_ == AdamW::Master::kSplit ? DType::kI16 : DType::kF32, t.master());
-  part("m", DType::kF32, t.m());
-  part("v", DType::kF32, t.v());
-  if (!in_store(i)) return;
-  tiles_.store->write_back(array);
-  tiles_.store->forget(array);
+  const std::vector<int64_t> shape = {layout_.blocks[static_cast<size_t>(block)].flat_elements};
+  with_tile(block, tile, [&](const Tile& t) {
+    const int64_t first = t.first * kGranule;
+    for (const StateStream& stream : streams(t)) {
+      const auto size = static_cast<int64_t>(dtype_size(stream.type));
+      const int64_t bytes = t.granules * kGranule * size;
+      const auto take = [&](int64_t offset, std::span<const std::byte> part) {
+        sink.part(name + stream.name, stream.type, shape, first + offset / size, part);
+      };
+      if (on_host(index(block, tile))) {
+        take(0, {stream.data, static_cast<size_t>(bytes)});
+      } else {
+        staging.read(stream.data, bytes, take);
+      }
+    }
+  });
+}
+
+// What its first update will find: zeros, and an fp32 master that is the weight.
+void ShardedOptimizer::read_fresh_tile(int64_t block, int64_t tile, StateSink& sink,
+                                       const WeightsFrom& weights, Staging& staging) const {
+  const Tile t = place(block, tile);
+  const int64_t first = t.first * kGranule, elements = t.granules * kGranule;
+  const std::string name = "block" + std::to_string(block) + ".";
+  const std::vector<int64_t> shape = {layout_.blocks[static_cast<size_t>(block)].flat_elements};
+  for (const StateStream& stream : streams(t)) {
+    std::vector<std::byte> bytes(static_cast<size_t>(elements) * dtype_size(stream.type));
+    if (stream.data == t.master() && mode_ == AdamW::Master::kF32) {
+      read_master_part(nullptr, false, 0, elements, weights(block, first),
+                       reinterpret_cast<float*>(bytes.data()), staging);
+    }
+    sink.part(name + stream.name, stream.type, shape, first, bytes);
+  }
 }
 
 }  // namespace lm

@@ -7,11 +7,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "base/arena.h"
+#include "base/staging.h"
 #include "base/state.h"
 #include "config/config.h"
 #include "kernels/kernels.h"
@@ -66,8 +68,8 @@ class ShardedOptimizer {
 
   // The masters take the loaded weights' values (a split master's low halves start at zero). With fp32
   // masters `weights` must already be there. Tiles in the store do so at their first update.
-  // Tiles lie in one unit each.
-  void start(const Unit& unit, const std::byte* weights);
+  // Tiles lie in one unit each. What the host updates passes through `staging`.
+  void start(const Unit& unit, const std::byte* weights, Staging& staging);
   // One more update begins: Adam's t counts it (a skipped step does not).
   void begin_update() { ++t_; }
   // All of the block, or one of its tiles.
@@ -76,12 +78,15 @@ class ShardedOptimizer {
   int64_t tiles(int64_t block) const;
   int64_t t() const { return t_; }
 
-  // fp32 value of a trainable tensor's master into `out` (host memory, its elements), for LoRA's export.
-  // Tiles in the store must be at home (between steps, after a flush).
-  void read_master(int64_t block, const TensorPlace& place, const std::byte* weights, float* out) const;
+  // fp32 value of a trainable tensor's master into `out` (host memory, its elements), for LoRA's export;
+  // complete on return. Tiles in the store must be at home (between steps, after a flush).
+  void read_master(int64_t block, const TensorPlace& place, const std::byte* weights, float* out,
+                   Staging& staging) const;
 
-  // Likewise: tiles in the store pass through its first slot.
-  void visit_state(StateVisitor& visitor);
+  // Likewise: tiles in the store pass through its first slot. `weights` gives a block's working weights from
+  // an element on, for a tile that no update has touched yet: an fp32 master then is what they say.
+  using WeightsFrom = std::function<const std::byte*(int64_t block, int64_t element)>;
+  void read_state(StateSink& sink, const WeightsFrom& weights, Staging& staging) const;
 
  private:
   // A tile's state, wherever it lies.
@@ -97,6 +102,12 @@ class ShardedOptimizer {
   const Kernels& table(StreamView stream) const {
     return stream.device == stream_.device ? kernels_ : kernels(stream.device);
   }
+  // What a tile consists of.
+  struct StateStream {
+    const char* name;
+    DType type;
+    const std::byte* data;  // of this tile
+  };
   size_t index(int64_t block, int64_t tile) const;
   bool streamed(size_t index) const;
   bool in_store(size_t index) const;
@@ -107,9 +118,15 @@ class ShardedOptimizer {
   void apply(int64_t block, const Tile& tile, int64_t first, int64_t end, const UpdateInputs& inputs,
              StreamView stream) const;
   void fill_master(const Tile& tile, const std::byte* weights, StreamView stream) const;
-  void read_master_part(const Tile& tile, bool fresh, int64_t from, int64_t to, const std::byte* weights,
-                        float* out) const;
-  void visit_tile(int64_t block, int64_t tile, StateVisitor& visitor);
+  void read_master_part(const Tile* tile, bool host, int64_t from, int64_t to, const std::byte* weights,
+                        float* out, Staging& staging) const;
+  // Lends a tile that is not fresh, from wherever it lives.
+  void with_tile(int64_t block, int64_t tile, const std::function<void(const Tile&)>& body) const;
+  bool fresh(size_t index) const;
+  void read_tile(int64_t block, int64_t tile, StateSink& sink, Staging& staging) const;
+  void read_fresh_tile(int64_t block, int64_t tile, StateSink& sink, const WeightsFrom& weights,
+                       Staging& staging) const;
+  std::vector<StateStream> streams(const Tile& tile) const;
   void update_on_host(int64_t block, int64_t tile, const UpdateInputs& inputs);
   void update_in_store(int64_t block, size_t index, Tile tile, const UpdateInputs& inputs, StreamView stream);
 

@@ -48,8 +48,9 @@ class Model {
   }
 
   void place_batch() {
-    if (shape_.device == DeviceType::kCpu) return;
-    for (int i = 0; i < 3; ++i) walk_.allocate(t_ * 4);
+    // Rows with targets and these; on a GPU token, position, sample and the documents' starts as well.
+    const bool cpu = shape_.device == DeviceType::kCpu;
+    walk_.allocate(cpu ? 2 * t_ * 4 : (5 * t_ + shape_.documents + 1) * 4);
   }
 
   void saved() {
@@ -91,8 +92,6 @@ class Model {
 
   void head_loss(bool training) {
     const ArenaWalkFrame frame(walk_);
-    walk_.allocate(t_ * 4);
-    walk_.allocate(t_ * 4);
     // Rows are gathered when some have no target; every document's last one has none.
     hidden();
     hidden();
@@ -115,7 +114,6 @@ class Model {
   }
 
   void head_begin(bool training) {
-    for (int i = 0; i < 2; ++i) walk_.allocate(t_ * 4);  // targets
     if (!training) hidden();
     for (int i = 0; i < 4; ++i) walk_.allocate(t_ * 4);
     if (training) walk_.allocate(t_ * spec_.hidden * 4);
@@ -204,18 +202,15 @@ class Model {
     column_sums(width);
   }
 
-  // GPUs take the documents' starts.
   void attention_forward() {
+    if (shape_.device == DeviceType::kCuda) return;
     const ArenaWalkFrame frame(walk_);
-    walk_.allocate(shape_.device == DeviceType::kCuda
-                       ? (shape_.documents + 1) * 4
-                       : attention_forward_bound(spec_.head_dim, shape_.threads));
+    walk_.allocate(attention_forward_bound(spec_.head_dim, shape_.threads));
   }
   void attention_backward() {
     const ArenaWalkFrame frame(walk_);
     if (shape_.device == DeviceType::kCuda) {
-      walk_.allocate((shape_.documents + 1) * 4);
-      walk_.allocate(0);
+      walk_.allocate(2 * 8);  // a random state that nothing reads
     } else {
       walk_.allocate(attention_backward_bound(t_, spec_.kv_heads, spec_.head_dim, shape_.threads));
     }

@@ -247,7 +247,14 @@ const char* home_name(Home home) {
 Plan draft_plan(const Config& config, const ModelSpec& spec, const AdapterSpec* adapter,
                 const ModelLayout& layout, const Machine& machine, DeviceType device, const DataShape& data,
                 std::optional<bool> update_on_host) {
-  LM_CHECK(device == DeviceType::kCpu || !machine.gpus.empty(), "a plan for a GPU needs one");
+  if (device == DeviceType::kCuda && machine.gpus.empty()) {
+    throw Error(Exit::kDoesNotFit,
+                {.area = "GPU-34",
+                 .what = "the plan is for a GPU, and none is known",
+                 .place = "",
+                 .next = "--gpu-memory SIZE plans for an imagined one; --gpus 0 uses the CPU",
+                 .kept = ""});
+  }
   const PlanInput in{config, spec, adapter, layout, machine, device, data, update_on_host};
   Plan plan;
   NumericsPlan& n = plan.numerics;

@@ -85,6 +85,9 @@ struct PlacementPlan {
   bool update_on_host = false;
   int64_t update_brings = 0, update_sends = 0;
   int64_t update_staging = 0;
+  // With a GPU: registered host memory for what a step's batches send to it, and for what the step's end
+  // reads back.
+  int64_t upload_bytes = 0, result_bytes = 0;
   int64_t group = 1;            // micro-batches that pass a block before the next
   bool frozen_weights = false;  // LoRA: what the weight pool moves is the base
   IoEngineChoice engine = IoEngineChoice::kAuto;

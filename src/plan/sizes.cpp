@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/bytes.h"
+#include "base/staging.h"
 
 namespace lm {
 namespace {
@@ -50,6 +51,16 @@ int64_t table_bytes(const PlanInput& in, const NumericsPlan& n, int64_t step_tok
                   step_tokens * kStepBytesPerToken;
   if (in.adapter == nullptr) bytes += 4 * (in.spec.vocab + step_tokens + n.micro_batches * rows);
   return bytes;
+}
+
+// A micro-batch's arrays in one copy (model/context.h), the order in which its tokens reach their rows in
+// another, and once the rows (model/embedding.h); each copy begins at a multiple of 64.
+int64_t upload_bytes(const PlanInput& in, const NumericsPlan& n, int64_t micro_tokens, int64_t rows) {
+  const auto copy = [](int64_t numbers) { return round_up(numbers * 4, 64); };
+  const int64_t documents = in.config.data.packing ? micro_tokens / 2 : n.micro_batch;
+  const int64_t batch = copy(5 * micro_tokens + documents + 1);
+  const int64_t order = in.adapter == nullptr ? copy(micro_tokens + rows + 1) : 0;
+  return n.micro_batches * (batch + order) + copy(rows);
 }
 
 // Streamed bytes of a class by home.
@@ -155,6 +166,9 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   table.near("tables", table_bytes(in, n, step_tokens, rows), "angles, norms, order of tokens, batches");
   const bool cpu = in.device == DeviceType::kCpu;
   if (!cpu) table.near("reserve", kGpuReserve, "CUDA context, cuBLAS, attention's own");
+  if (!cpu)
+    table.host("uploads and results", p.upload_bytes + p.result_bytes, "batches to the GPU, norms from it");
+  if (!cpu) table.host("load buffer", kStagingBytes, "files pass through it on their way to the GPU");
   table.host("libraries", cpu ? kCpuBase : kCudaBase,
              cpu ? "LibTorch and GEMM workspaces" : "LibTorch, CUDA");
   return table.take();
@@ -197,6 +211,13 @@ int64_t master_size(Master master, DType dtype) {
 void size_plan(const PlanInput& in, Plan& plan) {
   plan.micro_tokens = plan.numerics.micro_batch * in.config.data.max_length;
   plan.numerics.micro_batches = ceil_div(in.config.train.global_batch, plan.numerics.micro_batch);
+  if (in.device == DeviceType::kCuda) {
+    const int64_t step_tokens = in.config.train.global_batch * in.config.data.max_length;
+    const int64_t rows = in.adapter == nullptr ? std::min(in.spec.vocab, step_tokens) : 0;
+    plan.placement.upload_bytes = upload_bytes(in, plan.numerics, plan.micro_tokens, rows);
+    plan.placement.result_bytes =
+        8 + in.layout.flat_elements / kGranule * 8;  // the loss, and the granules' norms
+  }
   plan.arena = arena_need(in.spec, in.adapter, activation_shape(in, plan.numerics, plan.placement));
   plan.classes = classes_of(in, plan);
   plan.tiers.clear();

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/bytes.h"
+
 namespace lm {
 namespace {
 
@@ -28,6 +30,25 @@ StepSettings step_settings(const RankSetup& setup, DeviceType device) {
   settings.shape = placement.schedule(setup.spec, n.recompute, setup.optimizer.clip);
   settings.transfers = placement.transfers(setup.spec.layers);
   return settings;
+}
+
+// Room for two leases.
+int64_t step_memory_bytes(const PlacementPlan& placement) {
+  const auto whole = [](int64_t bytes) { return round_up(bytes, PinnedPool::kAlignment); };
+  return whole(placement.upload_bytes) + whole(placement.result_bytes);
+}
+
+// Results lie as the loss (fp64), then the norms; on the CPU there is no memory for them.
+constexpr size_t kLossBytes = sizeof(double);
+std::span<std::byte> head(const PinnedBlock& block, size_t bytes) {
+  return block.bytes().first(block.size() > 0 ? bytes : 0);
+}
+std::span<std::byte> tail(const PinnedBlock& block, size_t skipped) {
+  return block.bytes().subspan(block.size() > 0 ? skipped : 0);
+}
+
+PinnedBlock lease(PinnedPool& pool, int64_t bytes) {
+  return bytes > 0 ? pool.lease(bytes) : PinnedBlock();
 }
 
 TileLayout tile_layout(const PlacementPlan& placement, Store* store) {
@@ -57,14 +78,20 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
                setup_.plan.placement.head_segments() > 0, far_.embedding()),
       arena_(stream.device, setup.plan.arena.bytes),
       rope_(setup.spec, rope_positions(setup), setup.plan.numerics.dtype, stream.device, stream),
-      context_{setup.spec, setup.plan.numerics.dtype, stream.device, kernels(stream.device), stream, arena_,
-               rope_} {
+      step_memory_(stream.device, step_memory_bytes(setup_.plan.placement)),
+      upload_memory_(lease(step_memory_, setup_.plan.placement.upload_bytes)),
+      result_memory_(lease(step_memory_, setup_.plan.placement.result_bytes)),
+      uploads_(upload_memory_.bytes()),
+      context_{
+          setup.spec, setup.plan.numerics.dtype, stream.device, kernels(stream.device), stream, arena_, rope_,
+          uploads_} {
   if (setup.tokens_per_step > 0) {
     StreamView update_stream = stream;
     update_stream.threads = setup.plan.placement.optimizer_threads;
-    gradients_ = std::make_unique<Gradients>(setup.layout, setup.plan.numerics.gradient_dtype,
-                                             context_.kernels, update_stream, far_.store(Pool::kGradients),
-                                             setup.plan.placement.head_segments() > 0);
+    gradients_ =
+        std::make_unique<Gradients>(setup.layout, setup.plan.numerics.gradient_dtype, context_.kernels,
+                                    update_stream, tail(result_memory_, kLossBytes),
+                                    far_.store(Pool::kGradients), setup.plan.placement.head_segments() > 0);
     optimizer_ = std::make_unique<ShardedOptimizer>(
         OptimizerSetup{.layout = setup.layout,
                        .config = setup.optimizer,
@@ -90,22 +117,39 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
                                                 .gradients = gradients_.get(),
                                                 .optimizer = optimizer_.get(),
                                                 .embedding_gradient = embedding_gradient_.get(),
+                                                .host_loss = head(result_memory_, kLossBytes),
                                                 .trace = setup.trace},
                                       step_settings(setup, device_));
 }
 
 void Rank::weights_ready() {
   if (optimizer_ == nullptr) return;
+  Staging staging(context_.stream);
   for (int64_t u = 0; u < std::ssize(weights_.units()); ++u) {
     const OpenUnit open = weights_.open(u, false);
-    optimizer_->start(weights_.units()[static_cast<size_t>(u)], open.trainable());
+    optimizer_->start(weights_.units()[static_cast<size_t>(u)], open.trainable(), staging);
   }
 }
 
-void Rank::visit_state(StateVisitor& visitor) {
+void Rank::read_state(StateSink& sink) {
   step_->flush();
-  weights_.visit_state(visitor);
-  if (optimizer_ != nullptr) optimizer_->visit_state(visitor);
+  Staging staging(context_.stream);
+  weights_.read_state(sink, staging);
+  if (optimizer_ == nullptr) return;
+  std::optional<OpenUnit> open;  // one at a time: streamed units pass through one slot
+  const auto weights = [&](int64_t block, int64_t element) {
+    const std::vector<Unit>& units = weights_.units();
+    const auto unit = std::find_if(units.begin(), units.end(), [&](const Unit& u) {
+      return u.block == block && u.first <= element && element < u.first + u.elements;
+    });
+    if (!open || open->unit() != unit - units.begin()) {
+      open.reset();
+      open.emplace(weights_.open(unit - units.begin(), false));
+    }
+    return open->trainable() +
+           (element - unit->first) * static_cast<int64_t>(dtype_size(setup_.plan.numerics.dtype));
+  };
+  optimizer_->read_state(sink, weights, staging);
 }
 
 }  // namespace lm

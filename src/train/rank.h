@@ -47,8 +47,8 @@ class Rank {
 
   // The weights have been loaded or initialised: masters take their values.
   void weights_ready();
-  // Completes deferred updates first.
-  void visit_state(StateVisitor& visitor);
+  // Weights and optimizer state, as host bytes; completes deferred updates first.
+  void read_state(StateSink& sink);
 
  private:
   const RankSetup setup_;
@@ -57,6 +57,10 @@ class Rank {
   WeightStore weights_;
   Arena arena_;
   RopeTable rope_;
+  // On a GPU, registered: what a step sends and reads.
+  PinnedPool step_memory_;
+  PinnedBlock upload_memory_, result_memory_;
+  Uploads uploads_;
   Context context_;
   // Absent without training: nothing is allocated for what does not happen.
   std::unique_ptr<Gradients> gradients_;

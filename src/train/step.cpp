@@ -41,7 +41,10 @@ TrainStep::TrainStep(const StepParts& parts, const StepSettings& settings)
       loans_(parts.weights.units().size()),
       group_(static_cast<size_t>(settings.shape.group)),
       mark_(parts.layout.blocks.size()),
-      nll_(parts.context.device, sizeof(double)) {}
+      nll_(parts.context.device, sizeof(double)),
+      host_nll_(reinterpret_cast<double*>(parts.host_loss.empty() ? nll_.data() : parts.host_loss.data())) {
+  LM_CHECK(parts.context.device == DeviceType::kCpu || parts.host_loss.size() >= sizeof(double), "host_loss");
+}
 
 TrainStep::~TrainStep() = default;
 
@@ -58,7 +61,8 @@ StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr) {
     update_ = {.lr = lr, .scale = 1, .step = step, .skipped = false};
     update_begun_ = false;
   }
-  zero_bytes(nll_.data(), nll_.size(), context_.stream);
+  context_.uploads.rewind();  // the last check waited for what was sent before it
+  zero_loss();
   ScheduleShape shape = settings_.shape;
   shape.micro_batches = micro_batches_;
   shape.pending = pending_;
@@ -355,10 +359,8 @@ void TrainStep::reduce(const Operation& operation) {
 }
 
 void TrainStep::check(const StepBatches& batches) {
-  double nll = 0;
-  // Pageable host memory: the copy returns when everything before it in the stream is done. The step's one
-  // wait.
-  copy_bytes(&nll, nll_.data(), sizeof nll, context_.stream);
+  gradients_->send_squares();
+  const double nll = read_loss();  // the step's one wait
   result_.loss = batches.target_tokens > 0 ? nll / static_cast<double>(batches.target_tokens) : 0.0;
   result_.grad_norm = std::sqrt(gradients_->total_square());
   result_.skipped = !std::isfinite(result_.loss) || !std::isfinite(result_.grad_norm);
@@ -451,8 +453,19 @@ void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head) {
   }
 }
 
-double TrainStep::evaluate(const Batch& batch) {
+void TrainStep::zero_loss() {
   zero_bytes(nll_.data(), nll_.size(), context_.stream);
+}
+
+double TrainStep::read_loss() {
+  if (context_.device == DeviceType::kCuda) copy_bytes(host_nll_, nll_.data(), nll_.size(), context_.stream);
+  synchronize(context_.stream);
+  return *host_nll_;
+}
+
+double TrainStep::evaluate(const Batch& batch) {
+  context_.uploads.rewind();
+  zero_loss();
   auto* const nll_sum = reinterpret_cast<double*>(nll_.data());
   const LossOptions options{.row_chunk = settings_.row_chunk, .scale = 1, .first = false};
   HeadRows rows;
@@ -465,19 +478,18 @@ double TrainStep::evaluate(const Batch& batch) {
       head_segment_forward(context_, bind_head_segment(operation.segment, false), rows, nll_sum, options);
     }
   });
-  double nll = 0;
-  copy_bytes(&nll, nll_.data(), sizeof nll, context_.stream);
-  return nll;
+  return read_loss();
 }
 
 std::vector<float> TrainStep::logits(const Batch& batch, const std::vector<int32_t>& rows) {
   const auto count = static_cast<int64_t>(rows.size()), vocab = context_.spec.vocab;
   at::Tensor normed, out;
+  context_.uploads.rewind();  // whoever came before has waited, as this does at its end
   walk_forward(batch, [&](const Operation& operation, const DeviceBatch&, const at::Tensor& x) {
     if (operation.segment >= 0)
       return head_segment_logits(bind_head_segment(operation.segment, false), normed, out);
     const at::Tensor index = context_.tensor({count}, DType::kI32);
-    copy_bytes(index.data_ptr(), rows.data(), count * 4, context_.stream);
+    context_.uploads.send(index.data_ptr(), rows.data(), count * 4, context_.stream);
     const at::Tensor picked = context_.tensor({count, context_.spec.hidden});
     out = at::empty({count, vocab}, x.options());
     context_.kernels.gather_rows({.table = x.data_ptr(),

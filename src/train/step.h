@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "base/batch.h"
@@ -30,6 +31,8 @@ struct StepParts {
   Gradients* gradients = nullptr;
   ShardedOptimizer* optimizer = nullptr;
   EmbeddingGradient* embedding_gradient = nullptr;
+  // Registered host memory for one double, to which the loss is copied; on the CPU empty.
+  std::span<std::byte> host_loss = {};
   Trace* trace = nullptr;
 };
 
@@ -121,6 +124,9 @@ class TrainStep {
       std::function<void(const Operation& operation, const DeviceBatch& batch, const at::Tensor& x)>;
   void walk_forward(const Batch& batch, const HeadVisitor& head);
   bool trained(int64_t block) const;
+  void zero_loss();
+  // Sum of nll so far: sends it to the host, waits for the stream and so for everything before.
+  double read_loss();
 
   const Context& context_;
   const ModelLayout& layout_;
@@ -150,6 +156,7 @@ class TrainStep {
   int64_t group_mark_ = 0;      // before the group
   int64_t recompute_mark_ = 0;  // before the recomputation under way
   Memory nll_;                  // fp64, on the device
+  double* host_nll_;            // the same where the host reads it
 };
 
 }  // namespace lm

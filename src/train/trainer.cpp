@@ -97,7 +97,6 @@ void Trainer::visit_state(StateVisitor& visitor) {
   visitor.number("trainer.skipped_in_row", skipped_in_row_);
   plateau_.visit_state(visitor);
   loader_.visit_state(visitor);
-  rank_.visit_state(visitor);
 }
 
 }  // namespace lm

@@ -38,6 +38,7 @@ class Trainer {
 
   TrainerResult run(const TrainerHooks& hooks);
 
+  // Where the run stands; the rank lists its own state (Rank::read_state).
   void visit_state(StateVisitor& visitor);
 
  private:

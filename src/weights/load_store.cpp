@@ -1,7 +1,10 @@
 #include "weights/load_store.h"
 
+#include <algorithm>
 #include <functional>
 
+#include "base/error.h"
+#include "base/staging.h"
 #include "weights/adapter_files.h"
 #include "weights/initialise.h"
 #include "weights/loader.h"
@@ -9,43 +12,51 @@
 namespace lm {
 namespace {
 
-// Units opened for filling, and on a GPU host memory in which tensors are gathered first; `read` fills what
-// target() hands out.
-class Staging {
+// Units opened for filling, and the way there.
+class Filling {
  public:
-  Staging(const LoadSetup& setup, WeightStore& store) : setup_(setup), store_(store) {}
+  Filling(const LoadSetup& setup, WeightStore& store)
+      : setup_(setup), store_(store), staging_(setup.stream) {}
 
-  // What the unit has of the tensor.
+  // Where the unit has the tensor.
   LoadTarget target(int64_t unit, const TensorPlace& place) {
     if (open_.empty() || open_.back().unit() != unit) open_.push_back(store_.open(unit, true));
-    std::byte* const home = open_.back().tensor(place);
     const Unit& range = store_.units()[static_cast<size_t>(unit)];
-    LoadTarget target{home, setup_.dtype, range.first_row, range.rows};
-    if (setup_.stream.device == DeviceType::kCpu) return target;
-    const int64_t rows = range.segment() ? range.rows : place.parameter.rows;
-    const int64_t bytes = rows * place.parameter.columns * static_cast<int64_t>(dtype_size(setup_.dtype));
-    pieces_.push_back({home, Memory(DeviceType::kCpu, bytes)});
-    target.memory = pieces_.back().memory.data();
-    return target;
+    return {open_.back().tensor(place), setup_.dtype, range.first_row, range.rows};
+  }
+  LoadOptions options() {
+    return {.threads = setup_.threads, .progress = {}, .staging = staging_.used() ? &staging_ : nullptr};
   }
 
-  void finish() {
-    for (const Piece& piece : pieces_) {
-      copy_bytes(piece.home, piece.memory.data(), piece.memory.size(), setup_.stream);
+  void initialise(const Parameter& parameter, int64_t seed, uint32_t number, const LoadTarget& target) {
+    const int64_t end = target.first_row + (target.rows > 0 ? target.rows : parameter.rows);
+    const int64_t row_bytes = parameter.columns * static_cast<int64_t>(dtype_size(setup_.dtype));
+    const int64_t most = staging_.used() ? staging_.piece_bytes() / row_bytes : end;
+    LM_CHECK(most > 0, "a row of " + parameter.name + " is larger than half of the staging buffer");
+    std::byte* to = target.memory;
+    for (int64_t row = target.first_row; row < end; row += most) {
+      const int64_t rows = std::min(most, end - row);
+      std::byte* const here = staging_.used() ? staging_.next() : to;
+      lm::initialise(parameter, static_cast<uint64_t>(seed), number, setup_.dtype, here, row, rows,
+                     setup_.threads);
+      if (staging_.used()) staging_.send(to, here, rows * row_bytes);
+      to += rows * row_bytes;
     }
-    pieces_.clear();
-    open_.clear();
+  }
+
+  // Units go home: what was sent to them is in front of that in the stream.
+  void close() { open_.clear(); }
+  // Everything is where it belongs.
+  void finish() {
+    close();
+    staging_.finish();
   }
 
  private:
-  struct Piece {
-    std::byte* home;
-    Memory memory;
-  };
   const LoadSetup& setup_;
   WeightStore& store_;
+  Staging staging_;
   std::vector<OpenUnit> open_;
-  std::vector<Piece> pieces_;
 };
 
 // Calls read(wanted) for all near blocks at once, in the order of the files, then for each streamed block and
@@ -67,38 +78,37 @@ bool is_adapter(const TensorPlace& place) {
 void initialise_where(const LoadSetup& setup, int64_t seed, WeightStore& store,
                       const std::function<bool(const TensorPlace&)>& chosen) {
   uint32_t number = 0;  // counts every tensor, so that a tensor's values do not depend on `chosen`
+  Filling filling(setup, store);
   for (size_t block = 0; block < setup.layout.blocks.size(); ++block) {
-    Staging staging(setup, store);
     for (const TensorPlace& place : setup.layout.blocks[block].tensors) {
       ++number;
       if (!chosen(place)) continue;
       for (const int64_t unit : store.units_of(static_cast<int64_t>(block), place)) {
-        const bool segment = store.units()[static_cast<size_t>(unit)].segment();
-        if (segment) staging.finish();  // one at a time
-        const LoadTarget target = staging.target(unit, place);
-        initialise(place.parameter, static_cast<uint64_t>(seed), number, setup.dtype, target.memory,
-                   target.first_row, segment ? target.rows : place.parameter.rows);
+        if (store.units()[static_cast<size_t>(unit)].segment()) filling.close();  // one at a time
+        filling.initialise(place.parameter, seed, number, filling.target(unit, place));
       }
     }
-    staging.finish();
+    filling.close();
   }
+  filling.finish();
 }
 
 }  // namespace
 
 void load_weights(const LoadSetup& setup, const std::string& directory, WeightStore& store) {
   const ModelFiles files(directory);
+  Filling filling(setup, store);
   by_home(store, [&](const std::function<bool(int64_t)>& wanted) {
-    Staging staging(setup, store);
     const auto target = [&](size_t block, const TensorPlace& place) {
       for (const int64_t unit : store.units_of(static_cast<int64_t>(block), place)) {
-        if (wanted(unit)) return staging.target(unit, place);
+        if (wanted(unit)) return filling.target(unit, place);
       }
       return LoadTarget{nullptr, setup.dtype};
     };
-    load_model(files, setup.spec, setup.layout, target, {.threads = setup.threads, .progress = {}});
-    staging.finish();
+    load_model(files, setup.spec, setup.layout, target, filling.options());
+    filling.close();
   });
+  filling.finish();
 }
 
 void initialise_weights(const LoadSetup& setup, int64_t seed, WeightStore& store) {
@@ -106,13 +116,14 @@ void initialise_weights(const LoadSetup& setup, int64_t seed, WeightStore& store
 }
 
 void load_adapter_weights(const LoadSetup& setup, const std::string& directory, WeightStore& store) {
-  Staging staging(setup, store);
-  load_adapter(directory, setup.layout,
-               [&](size_t block, const TensorPlace& place) {
-                 return staging.target(static_cast<int64_t>(block), place);
-               },
-               {.threads = setup.threads, .progress = {}});
-  staging.finish();
+  Filling filling(setup, store);
+  load_adapter(
+      directory, setup.layout,
+      [&](size_t block, const TensorPlace& place) {
+        return filling.target(static_cast<int64_t>(block), place);
+      },
+      filling.options());
+  filling.finish();
 }
 
 void initialise_adapter(const LoadSetup& setup, int64_t seed, WeightStore& store) {

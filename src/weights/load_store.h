@@ -1,6 +1,6 @@
-// From files, or from nothing, into a rank's weight store: block by block, through host memory where the
-// store is on a GPU. Called once, before the first step, by the rank's compute thread; reads with `threads`
-// more.
+// From files, or from nothing, into a rank's weight store: on the CPU straight to their place, on a GPU piece
+// by piece through a buffer of kStagingBytes (base/staging.h). Called once, before the first step, by the
+// rank's compute thread; reads and draws with `threads` threads. Complete on return.
 #pragma once
 
 #include <string>

@@ -129,34 +129,85 @@ void read_chunk(const Chunk& chunk, std::vector<std::byte>& buffer) {
   convert_elements(buffer.data(), entry.dtype, chunk.to, chunk.to_type, chunk.elements);
 }
 
-int64_t read_chunks(const std::vector<Chunk>& chunks, const LoadOptions& options) {
-  std::atomic<size_t> next{0};
-  std::mutex mutex;  // guards error, done, and the progress callback
-  std::exception_ptr error;
-  int64_t done = 0;
-  auto work = [&] {
-    std::vector<std::byte> buffer;
-    for (size_t i = next++; i < chunks.size(); i = next++) {
-      try {
-        read_chunk(chunks[i], buffer);
-        const std::lock_guard lock(mutex);
-        done += chunks[i].elements * static_cast<int64_t>(dtype_size(chunks[i].tensor.entry->dtype));
-        if (options.progress) options.progress(done);
-      } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (!error) error = std::current_exception();
-        next = chunks.size();
+int64_t bytes_at_target(const Chunk& chunk) {
+  return chunk.elements * static_cast<int64_t>(dtype_size(chunk.to_type));
+}
+
+// Reads chunks with several threads, and reports how far it has come.
+class ChunkReader {
+ public:
+  explicit ChunkReader(const LoadOptions& options) : options_(options) {}
+
+  void read(std::span<const Chunk> chunks) {
+    std::atomic<size_t> next{0};
+    std::exception_ptr error;  // guarded by mutex_
+    auto work = [&] {
+      std::vector<std::byte> buffer;
+      for (size_t i = next++; i < chunks.size(); i = next++) {
+        try {
+          read_chunk(chunks[i], buffer);
+          const std::lock_guard lock(mutex_);
+          done_ += chunks[i].elements * static_cast<int64_t>(dtype_size(chunks[i].tensor.entry->dtype));
+          if (options_.progress) options_.progress(done_);
+        } catch (...) {
+          const std::lock_guard lock(mutex_);
+          if (!error) error = std::current_exception();
+          next = chunks.size();
+        }
       }
+    };
+    {
+      std::vector<std::jthread> threads;
+      const size_t extra =
+          std::min<size_t>(static_cast<size_t>(std::max(options_.threads, 1)), chunks.size());
+      for (size_t t = 1; t < extra; ++t) threads.emplace_back(work);
+      work();
     }
-  };
-  {
-    std::vector<std::jthread> threads;
-    const size_t extra = std::min<size_t>(static_cast<size_t>(std::max(options.threads, 1)), chunks.size());
-    for (size_t t = 1; t < extra; ++t) threads.emplace_back(work);
-    work();
+    if (error) std::rethrow_exception(error);
   }
-  if (error) std::rethrow_exception(error);
-  return done;
+  int64_t done() const { return done_; }
+
+ private:
+  const LoadOptions& options_;
+  std::mutex mutex_;  // guards done_ and the progress callback
+  int64_t done_ = 0;  // bytes
+};
+
+// As many of the chunks as fit into a half of the staging buffer, read into it and sent on; while they are
+// copied the next ones are read. Returns how many.
+size_t read_piece(std::span<const Chunk> chunks, Staging& staging, ChunkReader& reader) {
+  std::byte* const half = staging.next();
+  std::vector<Chunk> piece;
+  int64_t bytes = 0;
+  while (piece.size() < chunks.size()) {
+    const Chunk& chunk = chunks[piece.size()];
+    if (bytes + bytes_at_target(chunk) > staging.piece_bytes()) break;
+    piece.push_back(chunk);
+    piece.back().to = half + bytes;
+    bytes += bytes_at_target(chunk);
+  }
+  LM_CHECK(!piece.empty(), "a chunk is larger than half of the staging buffer");
+  reader.read(piece);
+  // Neighbours in the half that are neighbours at their target, too, are one copy.
+  for (size_t i = 0; i < piece.size();) {
+    int64_t run = 0;
+    const size_t first = i;
+    do {
+      run += bytes_at_target(piece[i++]);
+    } while (i < piece.size() && chunks[i].to == chunks[first].to + run);
+    staging.send(chunks[first].to, piece[first].to, run);
+  }
+  return piece.size();
+}
+
+int64_t read_chunks(std::span<const Chunk> chunks, const LoadOptions& options) {
+  ChunkReader reader(options);
+  if (options.staging == nullptr) {
+    reader.read(chunks);
+  } else {
+    while (!chunks.empty()) chunks = chunks.subspan(read_piece(chunks, *options.staging, reader));
+  }
+  return reader.done();
 }
 
 // A stored head beside a tied embedding is fine if it is the same matrix; another one means that config.json

@@ -1,13 +1,14 @@
 // Loads a model's or an adapter's tensors into memory that the caller gives: checks that every tensor is
 // there with its shape and that none is left over, then reads with several threads in bounded chunks and
-// converts on the way. The caller owns the memory; a call returns when everything is in place, or throws
-// Error(11) listing the first 20 differences before anything is read.
+// converts on the way. The caller owns the memory; a call returns when everything is in place (on a GPU: is
+// on its way there), or throws Error(11) listing the first 20 differences before anything is read.
 #pragma once
 
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "base/staging.h"
 #include "spec/block_layout.h"
 #include "weights/model_files.h"
 
@@ -31,6 +32,8 @@ struct LoadOptions {
   int threads = 1;
   // Called with the bytes read so far, by one thread at a time.
   std::function<void(int64_t bytes)> progress;
+  // Not null: targets are memory of its device, and bytes pass through it, complete once it is finished.
+  Staging* staging = nullptr;
 };
 
 // Extra tensors that are no difference, by name.

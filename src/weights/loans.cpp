@@ -114,7 +114,7 @@ std::byte* WeightStore::trainable_home(int64_t unit) {
   return trainable(unit);
 }
 
-void WeightStore::visit_state(StateVisitor& visitor) {
+void WeightStore::read_state(StateSink& sink, Staging& staging) {
   std::optional<OpenUnit> open;  // one at a time: streamed units pass through one slot
   for (int64_t b = 0; b < std::ssize(layout_.blocks); ++b) {
     for (const TensorPlace& place : layout_.blocks[static_cast<size_t>(b)].tensors) {
@@ -122,26 +122,24 @@ void WeightStore::visit_state(StateVisitor& visitor) {
       for (const int64_t u : units_of(b, place)) {
         if (!open || open->unit() != u) {
           open.reset();
-          open.emplace(*this, u, true);
+          open.emplace(*this, u, false);
         }
-        visit_tensor(*open, place, visitor);
+        read_tensor(*open, place, sink, staging);
       }
     }
   }
 }
 
-void WeightStore::visit_tensor(const OpenUnit& open, const TensorPlace& place, StateVisitor& visitor) const {
+void WeightStore::read_tensor(const OpenUnit& open, const TensorPlace& place, StateSink& sink,
+                              Staging& staging) const {
   const Parameter& p = place.parameter;
   const Unit& unit = units_[static_cast<size_t>(open.unit())];
   const auto size = static_cast<int64_t>(dtype_size(dtype_));
-  const auto bytes = [&](int64_t elements) {
-    return std::span(open.tensor(place), static_cast<size_t>(elements * size));
-  };
-  if (unit.segment())
-    return visitor.part("weight." + p.name, dtype_, p.elements(), unit.first_row * p.columns,
-                        bytes(unit.rows * p.columns));
   const auto shape = p.vector() ? std::vector<int64_t>{p.rows} : std::vector<int64_t>{p.rows, p.columns};
-  visitor.tensor("weight." + p.name, dtype_, shape, bytes(p.elements()));
+  const int64_t elements = unit.segment() ? unit.rows * p.columns : p.elements();
+  staging.read(open.tensor(place), elements * size, [&](int64_t offset, std::span<const std::byte> bytes) {
+    sink.part("weight." + p.name, dtype_, shape, unit.first_row * p.columns + offset / size, bytes);
+  });
 }
 
 }  // namespace lm

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/arena.h"
+#include "base/staging.h"
 #include "base/state.h"
 #include "offload/store.h"
 #include "spec/block_layout.h"
@@ -77,8 +78,9 @@ class WeightStore {
   void advance(int64_t unit) { ++homes_[static_cast<size_t>(unit)].version; }
   bool streamed(int64_t unit) const { return far_ != nullptr && far_->holds(unit); }
 
-  // The working weights of every trainable tensor, in block order.
-  void visit_state(StateVisitor& visitor);
+  // The working weights of every trainable tensor, in block order; what is the device's passes through
+  // `staging`.
+  void read_state(StateSink& sink, Staging& staging);
 
  private:
   friend class Loan;
@@ -94,7 +96,7 @@ class WeightStore {
   bool frozen_away(int64_t unit) const;
   std::byte* trainable(int64_t unit) const;
   std::byte* frozen(int64_t unit) const;
-  void visit_tensor(const OpenUnit& open, const TensorPlace& place, StateVisitor& visitor) const;
+  void read_tensor(const OpenUnit& open, const TensorPlace& place, StateSink& sink, Staging& staging) const;
 
   const ModelLayout& layout_;
   DType dtype_;

@@ -69,7 +69,6 @@ std::vector<std::vector<int32_t>> documents(const StepBatches& step) {
 class Numbers : public StateVisitor {
  public:
   void tensor(const std::string&, DType, const std::vector<int64_t>&, std::span<std::byte>) override {}
-  void part(const std::string&, DType, int64_t, int64_t, std::span<std::byte>) override {}
   void number(const std::string& name, int64_t& value) override {
     if (restoring) value = values.at(name);
     values[name] = value;

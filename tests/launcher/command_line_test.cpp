@@ -82,7 +82,8 @@ TEST(CommandLine, WhatIsHandedOnParsesToTheSame) {
 }
 
 TEST(DeviceChoice, FollowsTheCommandLineThenTheConfigurationThenTheMachine) {
-  const DeviceFacts none{0, true}, one{1, true}, unbuilt{1, false};
+  const DeviceFacts none{.cuda_program = true}, one{.gpus = 1, .visible = 1, .cuda_program = true},
+      unbuilt{.gpus = 1, .visible = 1};
   const auto decide = [](const Words& words, DeviceChoice configured, const DeviceFacts& facts) {
     return decide_device(parse(words), configured, facts);
   };

@@ -79,6 +79,33 @@ TEST_F(SurveyOf, CountsGpusByTheirDevices) {
   EXPECT_EQ(gpu_driver(root_), "580.65.06");
 }
 
+TEST_F(SurveyOf, DescribesGpusByProcInPciOrderWhereNvmlDoesNot) {
+  EXPECT_TRUE(survey_gpus(root_).cards.empty());
+  write("/dev/nvidia0", "");
+  write("/dev/nvidia1", "");
+  GpuSurvey survey = survey_gpus(root_);
+  ASSERT_EQ(survey.cards.size(), 2u);
+  EXPECT_EQ(survey.cards[0].name + survey.cards[0].uuid, "");
+  EXPECT_FALSE(survey.problem.empty());
+  const std::string card = "/proc/driver/nvidia/gpus/0000:";
+  write(card + "8a:00.0/information",
+        "Model: \t NVIDIA H100\nGPU UUID: \t GPU-?"
+        "???\n");
+  write(card + "1b:00.0/information", "Model: \t NVIDIA L4\nIRQ: 7\nGPU UUID: \t GPU-5c-1\n");
+  survey = survey_gpus(root_);
+  ASSERT_EQ(survey.cards.size(), 2u);
+  EXPECT_EQ(survey.cards[0].name, "NVIDIA L4");
+  EXPECT_EQ(survey.cards[0].uuid, "GPU-5c-1");
+  EXPECT_EQ(survey.cards[1].name, "NVIDIA H100");
+  EXPECT_EQ(survey.cards[1].uuid, "");
+  EXPECT_EQ(survey.cards[1].memory, 0);
+  // In a container that has one of them, which one?
+  fs::remove(root_ + "/dev/nvidia0");
+  survey = survey_gpus(root_);
+  ASSERT_EQ(survey.cards.size(), 1u);
+  EXPECT_EQ(survey.cards[0].name, "");
+}
+
 TEST(Survey, ThisMachineHasMemoryAndCores) {
   const HostFacts host = survey_host();
   EXPECT_GE(host.cpu.cores, 1);

@@ -38,7 +38,8 @@ class HeadRun {
         stream_(start_torch(DeviceType::kCpu, 2, true)),
         arena_(DeviceType::kCpu, int64_t{64} << 20),
         rope_(spec_, kTokens, v.dtype, DeviceType::kCpu, stream_),
-        context_{spec_, v.dtype, DeviceType::kCpu, kernels(DeviceType::kCpu), stream_, arena_, rope_} {
+        context_{spec_,  v.dtype, DeviceType::kCpu, kernels(DeviceType::kCpu), stream_,
+                 arena_, rope_,   uploads_} {
     at::manual_seed(5);
     const auto random = [&](at::IntArrayRef shape) {
       return at::randn(shape, at::kFloat).mul_(0.3).to(torch_type(v.dtype));
@@ -61,11 +62,12 @@ class HeadRun {
       x_.push_back(random({kTokens, kHidden}));
       dx_.push_back(v.evaluation ? at::Tensor() : random({kTokens, kHidden}));
     }
+    for (const Batch& batch : batches_) placed_.push_back(place_batch(context_, batch));
   }
 
   void whole() {
     for (size_t m = 0; m < x_.size(); ++m) {
-      head_loss(context_, head_, {.host = &batches_[m]}, x_[m], dx_[m], &nll_, options(m));
+      head_loss(context_, head_, placed_[m], x_[m], dx_[m], &nll_, options(m));
     }
   }
 
@@ -73,7 +75,7 @@ class HeadRun {
   void cut() {
     std::vector<HeadRows> rows;
     for (size_t m = 0; m < x_.size(); ++m)
-      rows.push_back(head_begin(context_, head_.norm, {.host = &batches_[m]}, x_[m], dx_[m]));
+      rows.push_back(head_begin(context_, head_.norm, placed_[m], x_[m], dx_[m]));
     std::vector<Piece> pieces = cut_matrix();
     for (const Piece& piece : pieces) {
       for (size_t m = 0; m < x_.size(); ++m)
@@ -146,8 +148,10 @@ class HeadRun {
   StreamView stream_;
   Arena arena_;
   RopeTable rope_;
+  Uploads uploads_;
   Context context_;
   std::vector<Batch> batches_;
+  std::vector<DeviceBatch> placed_;
 };
 
 bool same(const at::Tensor& a, const at::Tensor& b) {

@@ -24,6 +24,7 @@ class Door {
   Door& operator=(const Door&) = delete;
 
   std::string path(const std::string& name) const { return directory_ + "/" + name; }
+  void add_cuda_program() const;  // lmlaunch-cuda, the fake one, too
   void write(const std::string& name, const std::string& text) const;
   std::string read(const std::string& name) const;
   bool exists(const std::string& name) const;

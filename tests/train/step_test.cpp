@@ -135,24 +135,22 @@ TEST(Step, SkipsANonFiniteStepWithoutTouchingWeightsOrMoments) {
   const float kept = norm[0];
   norm[0] = INFINITY;
   std::vector<std::vector<std::byte>> before, after;
-  struct Copy : StateVisitor {
+  struct Copy : StateSink {
     explicit Copy(std::vector<std::vector<std::byte>>& to) : to_(to) {}
-    void tensor(const std::string&, DType, const std::vector<int64_t>&, std::span<std::byte> bytes) override {
+    void part(const std::string&, DType, const std::vector<int64_t>&, int64_t,
+              std::span<const std::byte> bytes) override {
       to_.emplace_back(bytes.begin(), bytes.end());
     }
-    void part(const std::string&, DType, int64_t, int64_t, std::span<std::byte> bytes) override {
-      to_.emplace_back(bytes.begin(), bytes.end());
-    }
-    void number(const std::string&, int64_t& value) override {
+    void number(const std::string&, int64_t value) override {
       const auto* p = reinterpret_cast<const std::byte*>(&value);
       to_.emplace_back(p, p + sizeof value);
     }
     std::vector<std::vector<std::byte>>& to_;
   };
   Copy copy_before(before), copy_after(after);
-  f.rank->visit_state(copy_before);
+  f.rank->read_state(copy_before);
   const StepResult result = f.step(one_batch(f.spec));
-  f.rank->visit_state(copy_after);
+  f.rank->read_state(copy_after);
   EXPECT_TRUE(result.skipped);
   EXPECT_TRUE(before == after);
   norm[0] = kept;

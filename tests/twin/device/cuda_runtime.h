@@ -134,9 +134,9 @@ struct cudaLaunchConfig_t {
 namespace twin::simt {
 // Checks every pointer among a kernel's arguments, and turns those to device memory into the places of its
 // bytes.
-void enter(const char* kernel, void* arguments, size_t bytes);
+void enter(const void* kernel, void* arguments, size_t bytes);
 // Checks the configuration and puts the kernel into the stream.
-cudaError_t enqueue(const char* kernel, const cudaLaunchConfig_t& config, std::function<void()> thread);
+cudaError_t enqueue(const void* kernel, const cudaLaunchConfig_t& config, std::function<void()> thread);
 #define TWIN_UNSEEN __attribute__((no_sanitize("thread")))
 template <class... P, size_t... i>
 TWIN_UNSEEN void call(void (*kernel)(P...), const std::tuple<P...>& values, std::index_sequence<i...>) {
@@ -148,9 +148,9 @@ template <class... P, class... A>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(P...), A&&... arguments) {
   std::tuple<P...> values(static_cast<A&&>(arguments)...);
   __builtin_clear_padding(&values);  // or a stale pointer in it would look like an argument
-  twin::simt::enter(__PRETTY_FUNCTION__, &values, sizeof values);
+  twin::simt::enter(reinterpret_cast<const void*>(kernel), &values, sizeof values);
   // Unseen: these are not the kernel's accesses.
-  return twin::simt::enqueue(__PRETTY_FUNCTION__, *config, [kernel, values]() TWIN_UNSEEN {
+  return twin::simt::enqueue(reinterpret_cast<const void*>(kernel), *config, [kernel, values]() TWIN_UNSEEN {
     twin::simt::call(kernel, values, std::index_sequence_for<P...>{});
   });
 }

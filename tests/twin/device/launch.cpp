@@ -8,19 +8,10 @@
 
 #include "../twin.h"
 #include "grid.h"
+#include "names.h"
 
 namespace twin::simt {
-namespace {
-
-// "... kernel = void (*)(lm::gpu::...)" says nothing; the launcher's arguments do.
-std::string short_name(const std::string& pretty) {
-  const size_t with = pretty.find("[with P");
-  return with == std::string::npos ? pretty : "kernel " + pretty.substr(with + 6, 100);
-}
-
-}  // namespace
-
-void enter(const char* kernel, void* arguments, size_t bytes) {
+void enter(const void* kernel, void* arguments, size_t bytes) {
   // Pointers are aligned words; no size or count is as large as an address.
   constexpr uint64_t kFirst = uint64_t{1} << 40, kLast = uint64_t{1} << 47;
   for (size_t i = 0; i + 8 <= bytes; i += 8) {
@@ -35,17 +26,17 @@ void enter(const char* kernel, void* arguments, size_t bytes) {
       char text[80];
       snprintf(text, sizeof text, "argument bytes %zu hold pointer %#zx, which the device cannot use: ", i,
                static_cast<size_t>(word));
-      fault(text + short_name(kernel));
+      fault(text + kernel_name(kernel));
     }
   }
 }
 
-cudaError_t enqueue(const char* kernel, const cudaLaunchConfig_t& c, std::function<void()> thread) {
+cudaError_t enqueue(const void* kernel, const cudaLaunchConfig_t& c, std::function<void()> thread) {
   const dim3 g = c.gridDim, b = c.blockDim;
   const bool grid = g.x > 0 && g.x <= 2147483647u && g.y > 0 && g.y <= 65535 && g.z > 0 && g.z <= 65535;
   const uint64_t threads = uint64_t{b.x} * b.y * b.z;
   if (!grid || threads == 0 || threads > 1024 || b.z > 64) return cudaErrorInvalidConfiguration;
-  const std::string name = short_name(kernel);
+  const std::string name = kernel_name(kernel);
   twin::enqueue(c.stream, Kind::kKernel, name, [=] {
     static std::mutex one;  // fibers and pages are one set
     const std::lock_guard lock(one);

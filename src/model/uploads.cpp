@@ -1,0 +1,23 @@
+#include "model/uploads.h"
+
+#include <cstring>
+#include <string>
+
+#include "base/bytes.h"
+#include "base/error.h"
+
+namespace lm {
+
+void Uploads::send(void* to, const void* from, int64_t bytes, StreamView stream) {
+  if (bytes == 0) return;
+  if (stream.device == DeviceType::kCpu) return copy_bytes(to, from, bytes, stream);
+  LM_CHECK(bytes <= std::ssize(memory_) - used_, "uploads of a step: " + std::to_string(memory_.size()) +
+                                                     " B planned, " + std::to_string(used_) + " B used, " +
+                                                     std::to_string(bytes) + " B more");
+  std::byte* const staged = memory_.data() + used_;
+  used_ += round_up(bytes, kAlignment);
+  std::memcpy(staged, from, static_cast<size_t>(bytes));
+  copy_bytes(to, staged, bytes, stream);
+}
+
+}  // namespace lm

@@ -1,0 +1,334 @@
+#include "gpu_training.h"
+
+#include <c10/util/BFloat16.h>
+
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <random>
+
+#include "base/error.h"
+#include "model/runtime.h"
+#include "train/rank.h"
+#include "weights/load_store.h"
+
+namespace lm {
+namespace {
+
+constexpr int kPadToken = 3;
+
+// About a third of the targets is left out, as in prompts; tokens repeat, and one of them is the pad token.
+StepBatches batches_of(const Training& training, int64_t step) {
+  StepBatches out;
+  int32_t sample = static_cast<int32_t>(step * 100);
+  std::mt19937 engine(static_cast<uint32_t>(step));
+  for (const std::vector<int64_t>& lengths : training.documents) {
+    Batch batch;
+    batch.document_start.push_back(0);
+    for (const int64_t length : lengths) {
+      const auto begin = batch.token.size();
+      for (int64_t p = 0; p < length; ++p) {
+        const auto vocab = static_cast<uint32_t>(training.spec.vocab);
+        const uint32_t drawn = engine() % 3 == 0 ? engine() % 11 : engine() % vocab;
+        batch.token.push_back(static_cast<int32_t>(drawn));
+        batch.position.push_back(static_cast<int32_t>(p));
+        batch.sample.push_back(sample);
+      }
+      for (int64_t p = 0; p < length; ++p) {
+        const bool learnt = p + 1 < length && engine() % 3 != 0;
+        batch.target.push_back(learnt ? batch.token[begin + static_cast<size_t>(p) + 1] : -1);
+        out.target_tokens += learnt ? 1 : 0;
+      }
+      batch.document_start.push_back(static_cast<int32_t>(batch.token.size()));
+      ++sample;
+    }
+    out.micro.push_back(std::move(batch));
+  }
+  return out;
+}
+
+std::vector<float> to_floats(const std::vector<std::byte>& bytes, DType dtype) {
+  std::vector<float> out(bytes.size() / dtype_size(dtype));
+  for (size_t i = 0; i < out.size(); ++i) {
+    if (dtype == DType::kF32) {
+      std::memcpy(&out[i], bytes.data() + i * 4, 4);
+    } else {
+      c10::BFloat16 half;
+      std::memcpy(&half, bytes.data() + i * 2, 2);
+      out[i] = half;
+    }
+  }
+  return out;
+}
+
+std::vector<std::byte> to_bytes(const std::vector<float>& values, DType dtype) {
+  std::vector<std::byte> out(values.size() * dtype_size(dtype));
+  for (size_t i = 0; i < values.size(); ++i) {
+    const c10::BFloat16 half = values[i];
+    if (dtype == DType::kF32) {
+      std::memcpy(out.data() + i * 4, &values[i], 4);
+    } else {
+      std::memcpy(out.data() + i * 2, &half, 2);
+    }
+  }
+  return out;
+}
+
+// Norms around 1, everything else around 0: unlike fresh weights, these leave no parameter special.
+std::vector<float> drawn_values(const Parameter& parameter) {
+  std::mt19937 engine(static_cast<uint32_t>(std::hash<std::string>()(parameter.name)));
+  const bool norm = parameter.kind == ParameterKind::kNorm;
+  const bool wide = parameter.kind == ParameterKind::kEmbedding || parameter.kind == ParameterKind::kBias;
+  std::normal_distribution<float> normal(norm ? 1.f : 0.f, norm ? 0.2f : wide ? 0.5f : 0.1f);
+  std::vector<float> out(static_cast<size_t>(parameter.elements()));
+  for (float& value : out) value = normal(engine);
+  return out;
+}
+
+// What a unit has of a tensor: rows of the head's matrix, or all of it.
+struct Piece {
+  const TensorPlace* place;
+  int64_t first, elements;
+};
+
+std::vector<Piece> pieces(const ModelLayout& layout, const Unit& unit) {
+  std::vector<Piece> out;
+  for (const TensorPlace& place : layout.blocks[static_cast<size_t>(unit.block)].tensors) {
+    const Parameter& p = place.parameter;
+    const bool cut = unit.segment() && (p.name == "head");
+    if (cut) {
+      out.push_back({&place, unit.first_row * p.columns, unit.rows * p.columns});
+    } else if (unit.holds(place)) {
+      out.push_back({&place, 0, p.elements()});
+    }
+  }
+  return out;
+}
+
+class Trainee {
+ public:
+  Trainee(const Training& training, StreamView stream)
+      : t_(training),
+        layout_(make_layout(t_.spec, adapter(), t_.dtype)),
+        stream_(stream),
+        units_(layout_.units(false)) {
+    optimizer_.weight_decay = 0.01;
+    // Gradients are some 1e-3: where they are all but 0, Adam must not make a step of their rounding's sign.
+    optimizer_.eps = 1e-5;
+    optimizer_.clip = t_.clip;
+    optimizer_.master = t_.master;
+    const Config config = make_config();
+    Machine machine;
+    machine.cores = 2;
+    if (on_device()) machine.gpus.push_back(known_gpu("H200"));
+    plan_ = make_plan(config, t_.spec, adapter(), layout_, machine, stream.device, {}, t_.update_on_host);
+    if (t_.row_chunk > 0) plan_.numerics.row_chunk = t_.row_chunk;
+    units_ = layout_.units(plan_.placement.head_segments() > 0);
+    rank_ = std::make_unique<Rank>(
+        RankSetup{.spec = t_.spec,
+                  .layout = layout_,
+                  .adapter = adapter(),
+                  .optimizer = optimizer_,
+                  .plan = plan_,
+                  .seed = 7,
+                  .max_length = kMaxLength,
+                  .tokens_per_step = kMaxLength * std::ssize(t_.documents),
+                  .max_grad_norm = 0.5,
+                  .swap_paths = {{std::filesystem::temp_directory_path().string(), 1}}},
+        stream_);
+  }
+
+  int64_t planned_on_device() const {
+    int64_t bytes = 0;
+    for (const ClassBytes& row : plan_.classes)
+      bytes += row.home == Home::kDevice && row.name != "reserve" ? row.bytes : 0;
+    return bytes;
+  }
+
+  Outcome train() {
+    Outcome out;
+    const LoadSetup load{t_.spec, layout_, t_.dtype, stream_, 1};
+    initialise_weights(load, 1, rank_->weights());
+    if (t_.lora) initialise_adapter(load, 1, rank_->weights());
+    out.initialised = weights(true);
+    draw_weights();
+    rank_->weights_ready();
+    const Tensors before = weights(false);
+
+    const StepBatches first = batches_of(t_, 1);
+    std::vector<int32_t> rows;
+    for (int32_t row = 0; row < first.micro[0].tokens(); ++row) rows.push_back(row);
+    out.logits = rank_->step().logits(first.micro[0], rows);
+    for (int64_t step = 1; step <= kSteps; ++step) {
+      const StepResult result = rank_->step().run(batches_of(t_, step), step, 3e-3);
+      out.losses.push_back(result.loss);
+      out.norms.push_back(result.grad_norm);
+      if (step == 1) out.gradients = gradients();
+    }
+    rank_->step().flush();
+    out.change = weights(false);
+    for (auto& [name, values] : out.change) {
+      const std::vector<float>& was = before.at(name);
+      for (size_t i = 0; i < values.size(); ++i) values[i] -= was[i];
+    }
+    out.evaluated = rank_->step().evaluate(first.micro[0]);
+    out.arena_bytes = rank_->arena().high_water();
+    out.arena_planned = plan_.arena.bytes;
+    out.head_segments = plan_.placement.head_segments();
+    return out;
+  }
+
+ private:
+  bool on_device() const { return stream_.device == DeviceType::kCuda; }
+  const AdapterSpec* adapter() {
+    if (!t_.lora) return nullptr;
+    adapter_.dropout = t_.dropout;
+    adapter_.targets = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
+    return &adapter_;
+  }
+
+  Config make_config() const {
+    Config config;
+    config.data.max_length = kMaxLength;
+    config.data.packing = true;
+    config.train.micro_batch = 1;
+    config.train.global_batch = std::ssize(t_.documents);
+    config.train.recompute = t_.recompute ? Recompute::kBlock : Recompute::kNone;
+    config.train.method = t_.lora ? Method::kLora : Method::kFull;
+    config.train.gradients = t_.gradients == DType::kF32 ? GradientDType::kF32 : GradientDType::kBF16;
+    config.model.dtype = t_.dtype == DType::kBF16 ? ModelDType::kBF16 : ModelDType::kF32;
+    config.optimizer = optimizer_;
+    config.optimizer.threads = 2;
+    const auto home = [&](OffloadHome wanted) { return on_device() ? wanted : OffloadHome::kNone; };
+    config.offload.optimizer = home(t_.optimizer);
+    config.offload.gradients = home(t_.gradients_home);
+    config.offload.weights = home(t_.weights);
+    config.offload.activations = home(t_.activations);
+    return config;
+  }
+
+  std::vector<float> fetch(const std::byte* memory, int64_t elements, DType dtype) const {
+    std::vector<std::byte> bytes(static_cast<size_t>(elements) * dtype_size(dtype));
+    copy_bytes(bytes.data(), memory, std::ssize(bytes), stream_);
+    synchronize(stream_);
+    return to_floats(bytes, dtype);
+  }
+
+  void draw_weights() {
+    for (int64_t u = 0; u < std::ssize(units_); ++u) {
+      const OpenUnit open = rank_->weights().open(u, true);
+      for (const Piece& piece : pieces(layout_, units_[static_cast<size_t>(u)])) {
+        const std::vector<float> all = drawn_values(piece.place->parameter);
+        const std::vector<std::byte> bytes = to_bytes(
+            std::vector<float>(all.begin() + piece.first, all.begin() + piece.first + piece.elements),
+            t_.dtype);
+        copy_bytes(open.tensor(*piece.place), bytes.data(), std::ssize(bytes), stream_);
+        synchronize(stream_);
+      }
+    }
+  }
+
+  // By Hugging Face names; a cut head's pieces come in order.
+  static void add(Tensors& out, const Piece& piece, const std::vector<float>& values) {
+    const Parameter& p = piece.place->parameter;
+    for (const ParameterPart& part : p.parts) {
+      const int64_t begin = std::max(part.first * p.columns, piece.first),
+                    end = std::min((part.first + part.rows) * p.columns, piece.first + piece.elements);
+      if (begin >= end) continue;
+      std::vector<float>& to = out[part.name];
+      to.insert(to.end(), values.begin() + (begin - piece.first), values.begin() + (end - piece.first));
+    }
+  }
+
+  Tensors weights(bool frozen_too) {
+    Tensors out;
+    for (int64_t u = 0; u < std::ssize(units_); ++u) {
+      const OpenUnit open = rank_->weights().open(u, false);
+      for (const Piece& piece : pieces(layout_, units_[static_cast<size_t>(u)])) {
+        if (piece.place->frozen && !frozen_too) continue;
+        add(out, piece, fetch(open.tensor(*piece.place), piece.elements, t_.dtype));
+      }
+    }
+    return out;
+  }
+
+  Tensors gradients() {
+    Tensors out;
+    const Gradients& all = rank_->gradients();
+    const auto size = static_cast<int64_t>(dtype_size(all.dtype()));
+    for (int64_t u = 0; u < std::ssize(units_); ++u) {
+      if (all.streamed(u)) return {};
+      const Unit& unit = units_[static_cast<size_t>(u)];
+      for (const Piece& piece : pieces(layout_, unit)) {
+        if (piece.place->frozen) continue;
+        const int64_t from = piece.place->offset + piece.first - unit.first;
+        add(out, piece, fetch(all.unit(u) + from * size, piece.elements, all.dtype()));
+      }
+    }
+    return out;
+  }
+
+  Training t_;
+  AdapterSpec adapter_{.r = 4, .alpha = 8, .rslora = false, .dropout = 0, .targets = {}};
+  OptimizerConfig optimizer_;
+  ModelLayout layout_;
+  StreamView stream_;
+  std::vector<Unit> units_;
+  Plan plan_;
+  std::unique_ptr<Rank> rank_;
+};
+
+}  // namespace
+
+const std::vector<std::string>& families() {
+  static const std::vector<std::string> all = {"llama", "llama3", "smollm2", "qwen2", "qwen3", "mistral"};
+  return all;
+}
+
+ModelSpec small_model(const std::string& family) {
+  ModelSpec spec;
+  spec.model_type = family;
+  spec.hidden = 64;
+  spec.ffn = 160;
+  spec.layers = 2;
+  spec.heads = 4;
+  spec.kv_heads = 2;
+  spec.head_dim = 16;
+  spec.vocab = 300;
+  spec.max_positions = 512;
+  spec.window.assign(2, 0);
+  spec.pad_token = kPadToken;
+  if (family == "llama") spec.kv_heads = 4;  // every head its own keys
+  if (family == "llama3") {
+    spec.kv_heads = 1;
+    spec.rope_theta = 100;  // over 8 pairs this keeps, blends and divides frequencies
+    spec.rope = {RopeScaling::Type::kLlama3, 8, 1, 4, 64};
+  }
+  if (family == "smollm2")
+    spec.tied = true, spec.hidden = 72, spec.heads = 9, spec.kv_heads = 3, spec.head_dim = 8;
+  if (family == "qwen2") {
+    spec.qkv_bias = true;
+    spec.rope_theta = 20;  // a key bias moves all scores alike where positions hardly turn
+    spec.window = {0, 7};
+  }
+  if (family == "qwen3") spec.qk_norm = true, spec.head_dim = 24;
+  if (family == "mistral") spec.window.assign(2, 7);  // shorter than documents
+  if (family == "biases") {
+    spec.qkv_bias = spec.o_bias = spec.mlp_bias = true;
+    spec.rope_theta = 20;
+  }
+  if (family == "large vocabulary") spec.vocab = 9000;  // two segments of the head
+  return spec;
+}
+
+Outcome train(const Training& training, StreamView stream) {
+  return Trainee(training, stream).train();
+}
+
+DeviceMemory device_memory(const Training& training, StreamView stream) {
+  const int64_t before = cuda_device(0).free_bytes;
+  const Trainee trainee(training, stream);
+  return {trainee.planned_on_device(), before - cuda_device(0).free_bytes};
+}
+
+}  // namespace lm

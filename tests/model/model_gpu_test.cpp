@@ -1,0 +1,211 @@
+// The model on a device against the model on the CPU: the same weights, batches and seeds give the same
+// logits, losses, gradients (every tensor by itself) and the same change of weights over some steps, within
+// what each type's rounding allows. Where state lives is offload_run_gpu_test's matter; here each home is
+// seen once.
+#include <ATen/Context.h>
+#include <ATen/Functions.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+
+#include "gpu_compare.h"
+#include "model/runtime.h"
+
+namespace lm {
+namespace {
+
+// What may lie between two correct runs: three times (bf16) to ten times (fp32) the worst of all cases on the
+// twin, which the line below each row says; a device's own attention and GEMMs round in other places yet.
+struct Bounds {
+  double logits, loss, norm, gradient, direction, length, change, change_of_one, whole_turn, turn;
+};
+// Sums of up to 9000 terms in another order, each 6e-8 of its partial sum. TF32 would be 5e-4 of every
+// product.
+constexpr Bounds kF32Bounds = {5e-6, 2e-6, 2e-6, 2e-5, 1e-9, 5e-6, 6e-5, 3e-4, 2e-9, 5e-8};
+//                             6e-7, 2e-7, 2e-7, 2e-6, 4e-12, 6e-7, 6e-6, 3e-5, 2e-11, 4e-10
+// 4e-3 of every activation and gradient on its way, lost in other places on either side.
+constexpr Bounds kBF16Bounds = {4e-2, 8e-3, 1e-2, 0.15, 2e-3, 3e-2, 0.15, 0.6, 4e-3, 0.06};
+//                              1.3e-2, 2.8e-3, 3.3e-3, 0.05, 7e-4, 1e-2, 0.05, 0.2, 1.3e-3, 0.02
+
+class ModelOnDevice : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string reason;
+    if (cuda_device_count(&reason) == 0) GTEST_SKIP() << "no CUDA device: " << reason;
+    static const StreamView stream = start_torch(DeviceType::kCuda, 2, true);
+    device_ = stream;
+  }
+
+  static Outcome on_cpu(const Training& training) { return train(training, {DeviceType::kCpu, nullptr, 2}); }
+  Outcome on_device(const Training& training) const { return train(training, device_); }
+
+  void expect_agreement(const Training& training) const {
+    SCOPED_TRACE(training.name);
+    const Outcome cpu = on_cpu(training), device = on_device(training);
+    EXPECT_TRUE(device.initialised == cpu.initialised) << "fresh weights differ";
+    EXPECT_LE(device.arena_bytes, device.arena_planned);
+    const Differences d = compare(device, cpu);
+    std::printf("%-44s %s\n", training.name.c_str(), text(d).c_str());
+    const Bounds& bounds = training.dtype == DType::kF32 ? kF32Bounds : kBF16Bounds;
+    EXPECT_LE(d.logits, bounds.logits);
+    EXPECT_LE(d.loss, bounds.loss);
+    EXPECT_LE(d.norm, bounds.norm);
+    EXPECT_LE(d.gradient.value, bounds.gradient) << d.gradient.where;
+    EXPECT_LE(d.direction.value, bounds.direction) << d.direction.where;
+    EXPECT_LE(d.length.value, bounds.length) << d.length.where;
+    EXPECT_LE(d.change, bounds.change);
+    EXPECT_LE(d.change_of_one.value, bounds.change_of_one) << d.change_of_one.where;
+    EXPECT_LE(d.whole_turn, bounds.whole_turn);
+    EXPECT_LE(d.turn.value, bounds.turn) << d.turn.where;
+  }
+
+  StreamView device_;
+};
+
+std::string describe(const std::string& family, DType dtype, bool lora) {
+  return family + (lora ? " LoRA" : " full") + (dtype == DType::kF32 ? " fp32" : " bf16");
+}
+
+Training make(const std::string& family, DType dtype, bool lora, const std::string& what = "") {
+  Training training{.name = describe(family, dtype, lora) + (what.empty() ? "" : ", " + what),
+                    .spec = small_model(family),
+                    .dtype = dtype};
+  training.lora = lora;
+  training.dropout = lora ? 0.1 : 0;
+  return training;
+}
+
+TEST_F(ModelOnDevice, EveryFamilyAgreesInFp32) {
+  for (const std::string& family : families()) {
+    for (const bool lora : {false, true}) expect_agreement(make(family, DType::kF32, lora));
+  }
+}
+
+TEST_F(ModelOnDevice, EveryFamilyAgreesInBf16) {
+  for (const std::string& family : families()) {
+    for (const bool lora : {false, true}) expect_agreement(make(family, DType::kBF16, lora));
+  }
+}
+
+TEST_F(ModelOnDevice, DocumentsOfAnyLengthAgree) {
+  const std::vector<std::pair<std::string, Documents>> shapes = {
+      {"one document", {{48}}},
+      {"documents of three tokens", {Documents::value_type(16, 3)}},  // of two, q and k have no gradient
+      {"micro-batches", {{30, 11}, {48}, {2, 5, 21, 3}}},
+  };
+  for (const auto& [what, documents] : shapes) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const bool lora : {false, true}) {
+        Training training = make("qwen2", dtype, lora, what);
+        training.documents = documents;
+        expect_agreement(training);
+      }
+    }
+  }
+}
+
+TEST_F(ModelOnDevice, RecomputationAgrees) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const bool lora : {false, true}) {
+      Training training = make("biases", dtype, lora, "recomputed");
+      training.recompute = true;
+      training.documents = {{20, 9, 17}, {31}};
+      expect_agreement(training);
+    }
+  }
+}
+
+TEST_F(ModelOnDevice, ALargeVocabularyAgrees) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const bool lora : {false, true}) expect_agreement(make("large vocabulary", dtype, lora));
+  }
+}
+
+TEST_F(ModelOnDevice, ACutHeadAgrees) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const bool lora : {false, true}) {
+      Training training = make("large vocabulary", dtype, lora, "cut head");
+      training.weights = OffloadHome::kHost;
+      training.documents = {{20, 9, 17}, {31}};
+      expect_agreement(training);
+    }
+  }
+}
+
+TEST_F(ModelOnDevice, MastersGradientTypesAndClippingAgree) {
+  Training training = make("llama", DType::kBF16, false, "fp32 master");
+  training.master = Master::kF32;
+  training.clip = Clip::kBlock;
+  expect_agreement(training);
+  training.name = "llama full bf16, no master, bf16 gradients";
+  training.master = Master::kNone;
+  training.gradients = DType::kBF16;
+  training.documents = {{30, 11}, {48}};
+  expect_agreement(training);
+  training = make("llama", DType::kF32, false, "no clipping");
+  training.clip = Clip::kNone;
+  expect_agreement(training);
+}
+
+TEST_F(ModelOnDevice, EveryHomeAgrees) {
+  constexpr OffloadHome kHost = OffloadHome::kHost, kDisk = OffloadHome::kNvme, kNear = OffloadHome::kNone;
+  struct Homes {
+    const char* what;
+    OffloadHome optimizer, gradients, weights, activations;
+    std::optional<bool> update_on_host;
+  };
+  const Homes all[] = {{"optimizer on host, updated there", kHost, kNear, kNear, kNear, true},
+                       {"optimizer on disk, updated on the device", kDisk, kNear, kNear, kNear, false},
+                       {"gradients on host", kNear, kHost, kNear, kNear, {}},
+                       {"weights on host", kNear, kNear, kHost, kNear, {}},
+                       {"block inputs on host", kNear, kNear, kNear, kHost, {}},
+                       {"everything on host", kHost, kHost, kHost, kHost, {}},
+                       {"everything on disk", kDisk, kDisk, kDisk, kDisk, {}}};
+  for (const Homes& homes : all) {
+    for (const bool lora : {false, true}) {
+      Training training = make("smollm2", lora ? DType::kBF16 : DType::kF32, lora, homes.what);
+      training.optimizer = homes.optimizer, training.gradients_home = lora ? kNear : homes.gradients;
+      training.weights = homes.weights, training.activations = homes.activations;
+      training.recompute = homes.activations != kNear;
+      training.update_on_host = homes.update_on_host;
+      training.documents = {{30, 11}, {48}};
+      expect_agreement(training);
+    }
+  }
+}
+
+// Allocations that CUDA rounds up are counted with a probe: 2 MiB each on a GPU.
+TEST_F(ModelOnDevice, ARankTakesTheDeviceMemoryThatThePlanCounts) {
+  const int64_t before = cuda_device(0).free_bytes;
+  void* const probe = cuda_allocate(1);
+  const int64_t granularity = before - cuda_device(0).free_bytes;
+  cuda_free(probe);
+  for (const char* what :
+       {"full", "full, fp32", "LoRA", "recomputed", "optimizer on host", "everything on host"}) {
+    const std::string text = what;
+    const bool all = text == "everything on host";
+    Training training =
+        make("large vocabulary", text == "full, fp32" ? DType::kF32 : DType::kBF16, text == "LoRA");
+    training.row_chunk = 0;
+    training.recompute = all || text == "recomputed";
+    training.documents = {{48}, {48}};
+    if (all || text == "optimizer on host") training.optimizer = OffloadHome::kHost;
+    if (all) training.gradients_home = training.weights = training.activations = OffloadHome::kHost;
+    const DeviceMemory memory = device_memory(training, device_);
+    const int64_t rounding = granularity * 48;  // blocks x classes
+    std::printf("%-24s planned %ld taken %ld\n", what, memory.planned, memory.taken);
+    EXPECT_LE(memory.taken, memory.planned + rounding) << what;
+    EXPECT_GE(memory.taken, memory.planned - 64 * 1024 - rounding) << what;
+  }
+}
+
+// TF32 would round both factors to 10 bits, and 1 + 2^-12 to 1.
+TEST_F(ModelOnDevice, Fp32ProductsKeepTheirBits) {
+  EXPECT_FALSE(at::globalContext().allowTF32CuBLAS());
+  const at::Tensor x = at::full({64, 64}, 1 + 0x1p-12f, at::kFloat), one = at::eye(64, at::kFloat);
+  const at::Tensor product = at::mm(x.to(at::kCUDA), one.to(at::kCUDA)).cpu();
+  EXPECT_TRUE(at::equal(product, x));
+}
+
+}  // namespace
+}  // namespace lm

@@ -1,0 +1,257 @@
+// What a step asks of a GPU, counted, since time cannot be measured on the twin: how often the host waits,
+// what it copies from pageable memory, what is allocated once the first step is over, what crosses the link
+// against what the plan says, and every launch by name against the table of counters.txt.
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "base/bytes.h"
+#include "model/runtime.h"
+#include "tests/twin/twin.h"
+#include "train/rank.h"
+#include "weights/load_store.h"
+
+namespace lm {
+namespace {
+
+constexpr int64_t kLength = 64;  // tokens of a sequence, one per micro-batch
+
+struct Subject {
+  const char* name = "";
+  bool lora = false;
+  int64_t layers = 2, micro_batches = 2;
+  bool recompute = false;
+  OffloadHome optimizer = OffloadHome::kNone, gradients = OffloadHome::kNone, weights = OffloadHome::kNone,
+              activations = OffloadHome::kNone;
+  std::optional<bool> update_on_host = {};
+};
+
+struct Counted {
+  twin::Counters step;           // of the third step
+  int64_t aten_temporaries = 0;  // of ATen's allocator, in that step
+  double planned_link_bytes = 0;
+};
+
+StreamView stream() {
+  static const StreamView kStream = start_torch(DeviceType::kCuda, 2, true);
+  return kStream;
+}
+
+int64_t aten_temporaries() {
+  return c10::cuda::CUDACachingAllocator::getDeviceStats(0).allocation[0].allocated;
+}
+
+StepBatches batches_of(const Subject& subject, int64_t vocab) {
+  StepBatches out;
+  for (int64_t m = 0; m < subject.micro_batches; ++m) {
+    Batch batch;
+    for (int64_t t = 0; t < kLength; ++t) {
+      batch.token.push_back(static_cast<int32_t>((t * 7 + m) % vocab));
+      batch.position.push_back(static_cast<int32_t>(t));
+      batch.target.push_back(t + 1 < kLength ? static_cast<int32_t>(((t + 1) * 7 + m) % vocab) : -1);
+      batch.sample.push_back(static_cast<int32_t>(m));
+      out.target_tokens += batch.target.back() >= 0 ? 1 : 0;
+    }
+    batch.document_start = {0, static_cast<int32_t>(kLength)};
+    out.micro.push_back(std::move(batch));
+  }
+  return out;
+}
+
+ModelSpec model_of(const Subject& subject) {
+  ModelSpec spec;
+  spec.model_type = "llama";
+  spec.hidden = 64;
+  spec.ffn = 160;
+  spec.layers = subject.layers;
+  spec.heads = 4;
+  spec.kv_heads = 2;
+  spec.head_dim = 16;
+  spec.vocab = 300;
+  spec.max_positions = 512;
+  spec.window.assign(static_cast<size_t>(subject.layers), 0);
+  return spec;
+}
+
+Config config_of(const Subject& subject) {
+  Config config;
+  config.model.dtype = ModelDType::kBF16;
+  config.data.max_length = kLength;
+  config.train.method = subject.lora ? Method::kLora : Method::kFull;
+  config.train.micro_batch = 1;
+  config.train.global_batch = subject.micro_batches;
+  config.train.recompute = subject.recompute ? Recompute::kBlock : Recompute::kNone;
+  config.optimizer.threads = 2;
+  config.offload.optimizer = subject.optimizer;
+  config.offload.gradients = subject.gradients;
+  config.offload.weights = subject.weights;
+  config.offload.activations = subject.activations;
+  return config;
+}
+
+Counted count(const Subject& subject) {
+  const ModelSpec spec = model_of(subject);
+  const Config config = config_of(subject);
+  const AdapterSpec lora{
+      .r = 4,
+      .alpha = 8,
+      .rslora = false,
+      .dropout = 0.1,
+      .targets = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}};
+  const AdapterSpec* const adapter = subject.lora ? &lora : nullptr;
+  const ModelLayout layout = make_layout(spec, adapter, DType::kBF16);
+  Machine machine;
+  machine.cores = 2;
+  machine.gpus.push_back(known_gpu("H100"));
+  const Plan plan =
+      make_plan(config, spec, adapter, layout, machine, DeviceType::kCuda, {}, subject.update_on_host);
+  Rank rank({.spec = spec,
+             .layout = layout,
+             .adapter = adapter,
+             .optimizer = config.optimizer,
+             .plan = plan,
+             .seed = 1,
+             .max_length = kLength,
+             .tokens_per_step = kLength * subject.micro_batches,
+             .max_grad_norm = 1,
+             .swap_paths = {{std::filesystem::temp_directory_path().string(), 1}}},
+            stream());
+  const LoadSetup load{spec, layout, DType::kBF16, stream(), 1};
+  initialise_weights(load, 1, rank.weights());
+  if (subject.lora) initialise_adapter(load, 1, rank.weights());
+  rank.weights_ready();
+  const StepBatches batches = batches_of(subject, spec.vocab);
+  for (int64_t step = 1; step <= 2; ++step) rank.step().run(batches, step, 1e-3);
+  synchronize(stream());
+  Counted out;
+  const int64_t temporaries = aten_temporaries();
+  twin::reset_counters();
+  rank.step().run(batches, 3, 1e-3);
+  out.step = twin::counters();
+  out.aten_temporaries = aten_temporaries() - temporaries;
+  synchronize(stream());  // what kernels touched counts when they have run
+  out.step.by_name = twin::counters().by_name;
+  out.planned_link_bytes = plan.timeline.link_bytes;
+  return out;
+}
+
+TEST(Counters, AResidentStepWaitsOnceAndAllocatesNothing) {
+  for (const bool lora : {false, true}) {
+    for (const bool recompute : {false, true}) {
+      SCOPED_TRACE(std::string(lora ? "LoRA" : "full") + (recompute ? ", recomputed" : ""));
+      Subject subject;
+      subject.lora = lora, subject.recompute = recompute;
+      const Counted counted = count(subject);
+      EXPECT_EQ(counted.step.host_waits, 1);
+      EXPECT_EQ(counted.step.pageable_copies, 0);
+      EXPECT_EQ(counted.step.allocations, 0);
+      EXPECT_EQ(counted.step.registrations, 0);
+    }
+  }
+}
+
+// With state off the device copies are as many bytes as the plan counts, beside a step's batches and results.
+TEST(Counters, TheLinkCarriesThePlansBytes) {
+  constexpr OffloadHome kHost = OffloadHome::kHost, kNear = OffloadHome::kNone, kDisk = OffloadHome::kNvme;
+  const Subject subjects[] = {
+      {"optimizer on the host, updated by the CPU", false, 3, 2, false, kHost, kNear, kNear, kNear, true},
+      {"optimizer on the host, updated by the GPU", false, 3, 2, false, kHost, kNear, kNear, kNear, false},
+      {"optimizer on disk, updated by the GPU", false, 3, 2, false, kDisk, kNear, kNear, kNear, false},
+      {"gradients on the host", false, 3, 2, false, kNear, kHost, kNear, kNear, {}},
+      {"weights on the host", false, 3, 2, false, kNear, kNear, kHost, kNear, {}},
+      {"block inputs on the host", false, 3, 2, true, kNear, kNear, kNear, kHost, {}},
+      {"everything on the host", false, 3, 2, true, kHost, kHost, kHost, kHost, {}},
+      {"LoRA, weights on the host", true, 3, 2, false, kNear, kNear, kHost, kNear, {}},
+  };
+  for (const Subject& subject : subjects) {
+    SCOPED_TRACE(subject.name);
+    const Counted counted = count(subject);
+    const auto moved = static_cast<double>(counted.step.bytes_to_device + counted.step.bytes_to_host);
+    // Tokens, positions and rows: 4 bytes each; a norm per granule.
+    const double own = static_cast<double>(subject.micro_batches * kLength) * 40 + 40e3;
+    std::printf("%-44s planned %9.0f, copied %9.0f bytes; %ld waits\n", subject.name,
+                counted.planned_link_bytes, moved, counted.step.host_waits);
+    EXPECT_LE(moved, counted.planned_link_bytes * 1.01 + own);
+    EXPECT_GE(moved, counted.planned_link_bytes * 0.99);
+    EXPECT_EQ(counted.step.pageable_copies, 0);
+    EXPECT_EQ(counted.step.allocations, 0);
+  }
+}
+
+// Times and bytes of an operation in a step, as a sum: per step, per block, per micro-batch, and per block
+// and micro-batch.
+struct Row {
+  int64_t step = 0, block = 0, micro = 0, both = 0;
+};
+using Rows = std::map<std::string, std::pair<Row, Row>>;  // times, bytes
+
+Rows table_of(bool lora) {
+  Counted counted[2][2];  // [more layers][more micro-batches]
+  for (int l : {0, 1}) {
+    for (int m : {0, 1}) {
+      Subject subject;
+      subject.lora = lora, subject.layers = 2 + l, subject.micro_batches = 2 + m;
+      counted[l][m] = count(subject);
+      // As an operation of its own: memory that ATen takes for itself.
+      counted[l][m].step.by_name["temporaries of ATen"].times = counted[l][m].aten_temporaries;
+    }
+  }
+  std::set<std::string> names;
+  for (const auto& row : counted) {
+    for (const Counted& c : row) {
+      for (const auto& [name, ignored] : c.step.by_name) names.insert(name);
+    }
+  }
+  Rows out;
+  for (const std::string& name : names) {
+    const auto row = [&](int64_t twin::Counters::Name::*field) {
+      const auto at = [&](int l, int m) { return counted[l][m].step.by_name[name].*field; };
+      Row r;
+      r.both = at(1, 1) - at(1, 0) - at(0, 1) + at(0, 0);
+      r.block = at(1, 0) - at(0, 0) - 2 * r.both;
+      r.micro = at(0, 1) - at(0, 0) - 2 * r.both;
+      r.step = at(0, 0) - 2 * r.block - 2 * r.micro - 4 * r.both;
+      return r;
+    };
+    out[name] = {row(&twin::Counters::Name::times), row(&twin::Counters::Name::bytes)};
+  }
+  return out;
+}
+
+std::string text_of(const char* method, const Rows& rows) {
+  std::ostringstream out;
+  for (const auto& [name, row] : rows) {
+    char line[300];
+    const auto& [times, bytes] = row;
+    std::snprintf(line, sizeof line, "%s | %-46s | %3ld %3ld %3ld %3ld | %7ld %7ld %7ld %7ld\n", method,
+                  name.c_str(), times.both, times.micro, times.block, times.step, bytes.both, bytes.micro,
+                  bytes.block, bytes.step);
+    out << line;
+  }
+  return out.str();
+}
+
+std::string kept_table() {
+  std::ifstream file(TWIN_COUNTERS_TABLE);
+  std::string text;
+  for (std::string line; std::getline(file, line);) {
+    if (!line.empty() && line[0] != '#') text += line + "\n";
+  }
+  return text;
+}
+
+TEST(Counters, LaunchesAndBytesAreThoseOfTheTable) {
+  const std::string now = text_of("full", table_of(false)) + text_of("lora", table_of(true));
+  EXPECT_EQ(now, kept_table())
+      << "more than in the table is a step backwards; less: write what is printed above into "
+      << "tests/twin/counters.txt";
+}
+
+}  // namespace
+}  // namespace lm

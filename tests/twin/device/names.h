@@ -1,0 +1,12 @@
+// Names of kernels, for messages and counters.
+#pragma once
+
+#include <string>
+
+namespace twin::simt {
+
+// "swiglu.cu forward<Bf16, 8>", from the symbol table of the program; its address where there is none. Any
+// thread.
+std::string kernel_name(const void* kernel);
+
+}  // namespace twin::simt

@@ -1,0 +1,82 @@
+// libnvidia-ml.so.1 of the twin: NVML as far as the door and the rank ask it. It lists the cards last first,
+// since NVML promises no order.
+#include <cstddef>
+#include <cstdio>
+
+#include "tests/twin/settings.h"
+
+namespace {
+
+constexpr int kSuccess = 0, kUninitialized = 1, kInvalidArgument = 2, kDriverNotLoaded = 9;
+
+struct Memory {
+  unsigned long long total, free, used;
+};
+struct Pci {
+  char legacy_bus_id[16];
+  unsigned domain, bus, device, device_id, subsystem_id;
+  char bus_id[32];
+};
+
+bool ready = false;
+
+unsigned count() {
+  return twin::nvml_state() == "empty" ? 0 : static_cast<unsigned>(twin::cards().size());
+}
+
+// A handle is the card's place in PCI order, plus one.
+size_t place_of(void* device) {
+  return reinterpret_cast<size_t>(device) - 1;
+}
+const twin::Card& card_of(void* device) {
+  return twin::cards().at(place_of(device));
+}
+
+int write(const std::string& text, char* to, unsigned size) {
+  return std::snprintf(to, size, "%s", text.c_str()), kSuccess;
+}
+
+}  // namespace
+
+extern "C" {
+
+int nvmlInit_v2() {
+  ready = twin::nvml_state() != "absent";
+  return ready ? kSuccess : kDriverNotLoaded;
+}
+const char* nvmlErrorString(int status) {
+  return status == kDriverNotLoaded ? "Driver Not Loaded" : "another error of the twin's";
+}
+int nvmlShutdown() {
+  ready = false;
+  return kSuccess;
+}
+int nvmlDeviceGetCount_v2(unsigned* number) {
+  if (!ready) return kUninitialized;
+  *number = count();
+  return kSuccess;
+}
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
+  if (!ready) return kUninitialized;
+  if (index >= count()) return kInvalidArgument;
+  *device = reinterpret_cast<void*>(static_cast<size_t>(count() - index));
+  return kSuccess;
+}
+int nvmlDeviceGetName(void* device, char* name, unsigned size) {
+  return write(card_of(device).name, name, size);
+}
+int nvmlDeviceGetUUID(void* device, char* uuid, unsigned size) {
+  return write(card_of(device).uuid_text(), uuid, size);
+}
+int nvmlDeviceGetMemoryInfo(void* device, Memory* memory) {
+  memory->total = memory->free = static_cast<unsigned long long>(card_of(device).memory);
+  memory->used = 0;
+  return kSuccess;
+}
+int nvmlDeviceGetPciInfo_v3(void* device, Pci* pci) {
+  *pci = {};
+  pci->bus = static_cast<unsigned>(0x10 + place_of(device));
+  std::snprintf(pci->bus_id, sizeof pci->bus_id, "%08X:%02X:%02X.0", 0u, pci->bus, 0u);
+  return kSuccess;
+}
+}
