@@ -37,14 +37,15 @@ TEST_F(GpuKernels, RmsNorm) {
                                {3, 1, 1031, 0, 0}});
   for (DType t : kBoth) {
     for (const NormShape& s : shapes) {
-      for (int variant = 0; variant < 4;
-           ++variant) {  // 0 plain, 1 in place, 2 non-finite, 3 without what is optional
+      // 0 plain, 1 in place, 2 non-finite, 3 without what is optional, 4 dy with a stride of its own
+      for (int variant = 0; variant < 5; ++variant) {
         SCOPED_TRACE(name("rms", t, {s.rows, s.groups, s.width, s.pad, s.shift, variant}));
         const int64_t stride = s.groups * s.width + s.pad, n = s.rows * stride, vectors = s.rows * s.groups;
         const int64_t other = variant == 3 ? stride + 8 : stride;  // of what is written
         const bool add = s.groups == 1 && s.pad == 0;
-        const auto array = [&](uint32_t seed) {
-          Array a = noise(t, n, seed, 1, s.shift);
+        const int64_t dy_stride = variant == 4 ? stride + 3 : stride;
+        const auto array = [&](uint32_t seed, int64_t size = -1) {
+          Array a = noise(t, size < 0 ? n : size, seed, 1, s.shift);
           return variant == 2 ? with(a, {kNotANumber, kInf, -kInf, 0., -0., 1e30, 1e-38, 1e-42}, 61) : a;
         };
         check(
@@ -70,8 +71,8 @@ TEST_F(GpuKernels, RmsNorm) {
             },
             Want::kNear, 1e-5);
         check(
-            {array(4), array(5), noise(t, s.width, 6, 1, s.shift), noise(t, n, 7, 1, s.shift),
-             noise(DType::kF32, vectors, 8), zeros(DType::kF32, s.width),
+            {array(4, s.rows * dy_stride), array(5), noise(t, s.width, 6, 1, s.shift),
+             noise(t, n, 7, 1, s.shift), noise(DType::kF32, vectors, 8), zeros(DType::kF32, s.width),
              zeros(DType::kF32, (s.rows + 63) / 64 * s.width), zeros(t, s.rows * other, s.shift)},
             [&](const Kernels& k, StreamView v, const Pointers& p) {
               void* dx = variant == 1          ? p[0]
@@ -88,7 +89,7 @@ TEST_F(GpuKernels, RmsNorm) {
                                    .rows = s.rows,
                                    .groups = s.groups,
                                    .width = s.width,
-                                   .dy_stride = stride,
+                                   .dy_stride = dy_stride,
                                    .x_stride = stride,
                                    .dx_stride = other,
                                    .dtype = t},

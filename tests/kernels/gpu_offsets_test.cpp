@@ -196,8 +196,10 @@ TEST_F(GpuOffsets, Rows) {
   both(
       64,
       [&](const Kernels& k, StreamView v, void* x, const Small& s) {
-        k.gather_rows(
-            {.table = x, .index = s.index(), .out = s.out(), .rows = 3, .width = 64, .dtype = kType}, v);
+        for (float* out : {s.out(), s.out(129)}) {  // in packs, and by itself
+          k.gather_rows({.table = x, .index = s.index(), .out = out, .rows = 3, .width = 64, .dtype = kType},
+                        v);
+        }
         k.sum_rows({.source = x,
                     .order = s.index(),
                     .start = s.index() + 3,
