@@ -2,6 +2,8 @@
 #include <cuda_runtime.h>
 
 #include <cstring>
+#include <mutex>
+#include <unordered_map>
 
 #include "base/bytes.h"
 #include "base/check_cuda.h"
@@ -12,6 +14,38 @@ namespace {
 
 cudaStream_t stream_of(StreamView view) {
   return static_cast<cudaStream_t>(view.handle);
+}
+
+// What cuda_allocate has given and cuda_free has not taken back. The device's memory is the process's, and so
+// is this count.
+class Allocations {
+ public:
+  void add(void* memory, int64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    sizes_[memory] = bytes;
+    bytes_ += bytes;
+  }
+  void remove(void* memory) {
+    const std::lock_guard lock(mutex_);
+    const auto it = sizes_.find(memory);
+    if (it == sizes_.end()) return;
+    bytes_ -= it->second;
+    sizes_.erase(it);
+  }
+  int64_t bytes() const {
+    const std::lock_guard lock(mutex_);
+    return bytes_;
+  }
+
+ private:
+  mutable std::mutex mutex_;  // guards all below
+  std::unordered_map<void*, int64_t> sizes_;
+  int64_t bytes_ = 0;
+};
+
+Allocations& allocations() {
+  static auto* const all = new Allocations;  // memory may be freed at the very end
+  return *all;
 }
 
 }  // namespace
@@ -117,7 +151,10 @@ int cuda_runtime_version() {
 
 void* cuda_allocate(int64_t bytes) {
   void* memory = nullptr;
-  if (cudaMalloc(&memory, static_cast<size_t>(bytes)) == cudaSuccess) return memory;
+  if (cudaMalloc(&memory, static_cast<size_t>(bytes)) == cudaSuccess) {
+    allocations().add(memory, bytes);
+    return memory;
+  }
   cudaGetLastError();
   size_t free_bytes = 0, total_bytes = 0;
   cudaMemGetInfo(&free_bytes, &total_bytes);
@@ -129,7 +166,11 @@ void* cuda_allocate(int64_t bytes) {
                                     .kept = ""});
 }
 void cuda_free(void* memory) noexcept {
+  allocations().remove(memory);
   cudaFree(memory);
+}
+int64_t cuda_allocated_bytes() {
+  return allocations().bytes();
 }
 
 bool cuda_register_host(void* memory, int64_t bytes, std::string* reason) {

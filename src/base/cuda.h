@@ -74,6 +74,8 @@ int cuda_runtime_version();
 // Device memory, one allocation per call; throws Error(30) with the bytes asked and free.
 void* cuda_allocate(int64_t bytes);
 void cuda_free(void* memory) noexcept;
+// Of all devices, allocated and not freed by this process; LibTorch's allocator counts its own.
+int64_t cuda_allocated_bytes();
 // Locks host memory for the devices, so that copies run at the link's speed and beside computation, and
 // kernels may use it in place, by the same address. Once per block, as it is slow. False where it is refused;
 // `reason` (may be null) then says why.

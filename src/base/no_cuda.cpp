@@ -57,6 +57,9 @@ void* cuda_allocate(int64_t) {
   refuse();
 }
 void cuda_free(void*) noexcept {}
+int64_t cuda_allocated_bytes() {
+  return 0;
+}
 bool cuda_register_host(void*, int64_t, std::string* reason) {
   if (reason != nullptr) *reason = "this executable has no CUDA code";
   return false;

@@ -2,6 +2,8 @@
 // tensor. runtime_cpu.cpp | runtime_cuda.cpp, chosen by the executable.
 #pragma once
 
+#include <cstdint>
+
 #include "base/cuda.h"
 
 namespace lm {
@@ -10,6 +12,9 @@ namespace lm {
 // wanted (without their NaN-filling of empty tensors), and returns the stream on which ATen and our kernels
 // enqueue. Call once per process, on the compute thread.
 StreamView start_torch(DeviceType device, int threads, bool deterministic);
+
+// Device memory that LibTorch's allocator holds, used or not; 0 on the CPU.
+int64_t library_device_bytes();
 
 // Waits until the stream is idle.
 void synchronize(StreamView stream);

@@ -22,6 +22,10 @@ StreamView start_torch(DeviceType device, int threads, bool deterministic) {
   return {DeviceType::kCpu, nullptr, threads};
 }
 
+int64_t library_device_bytes() {
+  return 0;
+}
+
 void synchronize(StreamView) {}
 
 }  // namespace lm

@@ -1,5 +1,7 @@
 #include "train/trainer.h"
 
+#include <algorithm>
+
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -36,6 +38,7 @@ TrainerResult Trainer::run(const TrainerHooks& hooks) {
     }
   }
   result.steps = step_;
+  result.device_bytes = device_peak_;
   return result;
 }
 
@@ -60,6 +63,8 @@ StepRow Trainer::step_once() {
   row.step_ms = seconds * 1e3;
   row.tokens_per_s = static_cast<double>(row.tokens) / seconds;
   if (options_.sol_seconds) row.sol_pct = 100 * options_.sol_seconds(work_of(batches)) / seconds;
+  // Within a step nothing of ours is allocated, and LibTorch gives nothing back: between steps is the peak.
+  row.device_bytes = device_peak_ = std::max(device_peak_, device_bytes());
   row.host_bytes = resident_bytes();
   const IoCounters moved = rank_.far().counters();
   const double waited = rank_.far().wait_seconds();

@@ -29,6 +29,7 @@ struct TrainerResult {
   bool stopped = false;  // on request, before total_steps
   double seconds = 0;    // in steps
   int64_t tokens = 0;
+  int64_t device_bytes = 0;  // at the peak (metrics.h)
 };
 
 class Trainer {
@@ -56,6 +57,7 @@ class Trainer {
   PlateauRate plateau_;
   IoCounters moved_;   // at the last row
   double waited_ = 0;  // the same
+  int64_t device_peak_ = 0;
 };
 
 }  // namespace lm
