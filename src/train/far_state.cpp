@@ -4,6 +4,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/staging.h"
 #include "config/config_names.h"
 
 namespace lm {
@@ -82,6 +83,9 @@ FarState::FarState(const FarStateSetup& setup) {
   pinned_ = std::make_unique<PinnedPool>(placement.device, memory);
   if (setup.training && setup.staging > 0) staging_ = pinned_->lease(setup.staging);
   if (placement.embedding_in_host > 0) place_embedding(placement);
+  std::string refusal;
+  if (placement.device == DeviceType::kCuda && !pinned_->registered(&refusal))
+    warn_not_registered("transfers", memory, refusal);
   if (disk > 0) open_disks(setup, disk);
   for (size_t i = 0; i < kPools; ++i) {
     if (wanted[i]) stores_[i] = std::make_unique<Store>(*wanted[i], space_.get(), queue_.get(), *pinned_);
