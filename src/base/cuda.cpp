@@ -16,6 +16,16 @@ cudaStream_t stream_of(StreamView view) {
   return static_cast<cudaStream_t>(view.handle);
 }
 
+bool passed(cudaEvent_t event) {
+  const cudaError_t state = cudaEventQuery(event);
+  if (state == cudaErrorNotReady) {
+    cudaGetLastError();  // "not yet" must not surface as the error of a later launch
+    return false;
+  }
+  LM_CUDA(state);
+  return true;
+}
+
 // What cuda_allocate has given and cuda_free has not taken back. The device's memory is the process's, and so
 // is this count.
 class Allocations {
@@ -99,14 +109,33 @@ void Event::synchronize() const {
 }
 
 bool Event::done() const {
-  if (device_ != DeviceType::kCuda) return true;
-  const cudaError_t state = cudaEventQuery(static_cast<cudaEvent_t>(handle_));
-  if (state == cudaErrorNotReady) {
-    cudaGetLastError();  // "not yet" must not surface as the error of a later launch
-    return false;
-  }
-  LM_CUDA(state);
-  return true;
+  return device_ != DeviceType::kCuda || passed(static_cast<cudaEvent_t>(handle_));
+}
+
+TimingEvent::TimingEvent(DeviceType device) {
+  if (device == DeviceType::kCpu) return;
+  cudaEvent_t event = nullptr;
+  LM_CUDA(cudaEventCreateWithFlags(&event, cudaEventDefault));
+  handle_ = event;
+}
+TimingEvent::~TimingEvent() {
+  if (handle_ != nullptr) cudaEventDestroy(static_cast<cudaEvent_t>(handle_));
+}
+void TimingEvent::record(StreamView stream) {
+  if (handle_ != nullptr) LM_CUDA(cudaEventRecord(static_cast<cudaEvent_t>(handle_), stream_of(stream)));
+}
+void TimingEvent::synchronize() const {
+  if (handle_ != nullptr) LM_CUDA(cudaEventSynchronize(static_cast<cudaEvent_t>(handle_)));
+}
+bool TimingEvent::done() const {
+  return handle_ == nullptr || passed(static_cast<cudaEvent_t>(handle_));
+}
+double TimingEvent::seconds_since(const TimingEvent& earlier) const {
+  if (handle_ == nullptr) return 0;
+  float ms = 0;
+  LM_CUDA(cudaEventElapsedTime(&ms, static_cast<cudaEvent_t>(earlier.handle_),
+                               static_cast<cudaEvent_t>(handle_)));
+  return static_cast<double>(ms) / 1e3;
 }
 
 bool cuda_built() {

@@ -54,6 +54,24 @@ class Event {
   void* handle_ = nullptr;  // cudaEvent_t
 };
 
+// A point in a stream whose time can be read, for what that costs. On the CPU it is no point at all: host
+// clocks are right there.
+class TimingEvent {
+ public:
+  explicit TimingEvent(DeviceType device);
+  ~TimingEvent();
+  TimingEvent(const TimingEvent&) = delete;
+  TimingEvent& operator=(const TimingEvent&) = delete;
+  void record(StreamView stream);
+  void synchronize() const;
+  bool done() const;
+  // Both points have been passed. 0 on the CPU.
+  double seconds_since(const TimingEvent& earlier) const;
+
+ private:
+  void* handle_ = nullptr;  // cudaEvent_t
+};
+
 // What the survey wants to know of one GPU.
 struct GpuInfo {
   std::string name;

@@ -30,7 +30,9 @@ struct StepRow {
   int64_t device_bytes = 0;  // device_bytes(), the most so far
   int64_t host_bytes = 0;
   int64_t read_bytes = 0, written_bytes = 0;  // by offloading
-  double hidden_pct = 100;                    // of the time of that I/O, hidden behind compute
+  // Of the time of that I/O (and, on a GPU, of copies to it and from it), hidden behind compute. On a GPU of
+  // what was over at the step's check; the rest counts for the next row.
+  double hidden_pct = 100;
 };
 
 // Share of I/O's time that compute did not wait for; 100 when nothing moved.

@@ -55,8 +55,8 @@ class Trainer {
   int64_t skipped_ = 0;  // steps skipped so far, and in a row
   int64_t skipped_in_row_ = 0;
   PlateauRate plateau_;
-  IoCounters moved_;   // at the last row
-  double waited_ = 0;  // the same
+  IoCounters moved_;              // at the last row
+  double busy_ = 0, waited_ = 0;  // the same
   int64_t device_peak_ = 0;
 };
 

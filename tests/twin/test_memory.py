@@ -26,10 +26,11 @@ def lmlaunch(*arguments, cwd, environment=None):
 def work(tmp_path_factory):
     work = tmp_path_factory.mktemp("twin_memory")
     torch.manual_seed(1)
-    LlamaForCausalLM(LlamaConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=VOCAB, max_position_embeddings=64, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2,
-    )).save_pretrained(work / "model")
+    for name, layers in [("model", 2), ("deep", 7)]:
+        LlamaForCausalLM(LlamaConfig(
+            hidden_size=32, intermediate_size=64, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
+            vocab_size=VOCAB, max_position_embeddings=64, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2,
+        )).save_pretrained(work / name)
     with open(work / "train.jsonl", "w") as file:
         for i in range(32):
             file.write(json.dumps({"input_ids": [(i + 3 * j) % VOCAB for j in range(12)]}) + "\n")
@@ -88,3 +89,21 @@ def test_a_model_goes_into_the_gpu_and_out_of_it_unchanged(work):
     given, taken = load_file(work / "model/model.safetensors"), load_file(work / "runs/still/model/model.safetensors")
     assert given.keys() == taken.keys()
     assert all(torch.equal(given[name].bfloat16(), taken[name]) for name in given)
+
+
+def spans(path):
+    events = json.load(open(path))["traceEvents"]
+    rows = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
+    return [(rows[e["tid"]], e["name"], e["dur"]) for e in events if e["ph"] == "X"]
+
+
+def test_a_trace_shows_what_the_gpu_did_and_hidden_pct_counts_copies_and_waits_by_its_clock(work):
+    name = config(work, "moved", 'optimizer = "host"\nweights = "host"')
+    done = lmlaunch("--gpus", 1, name, "model.path=deep", "train.steps=5", "--trace", "trace.json", cwd=work)  # more layers than slots
+    assert done.returncode == 0, done.stderr
+    seen = spans(work / "trace.json")
+    for row, what in [("GPU compute", "forward block 0"), ("GPU compute", "backward block 1"), ("to GPU", "weights of block 0"),
+                      ("from GPU", "weights of block 0")]:
+        assert any(r == row and n.startswith(what) and d > 0 for r, n, d in seen), (row, what, sorted(set(seen)))
+    hidden = [json.loads(line)["hidden_pct"] for line in open(work / "runs/moved/metrics.jsonl")]
+    assert all(0 <= h <= 100 for h in hidden) and min(hidden[1:]) < 100, hidden
