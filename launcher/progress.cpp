@@ -53,8 +53,12 @@ void Progress::finish(const TrainerResult& result) {
   log_line(line);
 }
 
-std::string format_peak(const Plan& plan) {
-  return format_bytes(peak_resident_bytes()) + " (planned " + format_bytes(plan.peak.host) + ")";
+std::string format_peak(const Plan& plan, int64_t device_bytes) {
+  const std::string host =
+      format_bytes(peak_resident_bytes()) + " (planned " + format_bytes(plan.peak.host) + ")";
+  if (device_bytes == 0) return host;
+  return host + ", of the GPU's " + format_bytes(device_bytes) + " (planned " +
+         format_bytes(plan.peak.device) + ")";
 }
 
 }  // namespace lm

@@ -23,7 +23,8 @@ class Progress {
   double seconds_ = 0;  // in steps so far, for the time left
 };
 
-// "1.21 GiB (planned 1.25 GiB)".
-std::string format_peak(const Plan& plan);
+// "1.21 GiB (planned 1.25 GiB)"; on a GPU, where `device_bytes` is not 0, ", of the GPU's 20.1 GiB (planned
+// 20.9 GiB)" behind it.
+std::string format_peak(const Plan& plan, int64_t device_bytes);
 
 }  // namespace lm

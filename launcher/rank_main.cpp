@@ -1,6 +1,8 @@
 // The rank's executable (lmlaunch-cpu, lmlaunch-cuda): what the door starts for everything that needs
 // LibTorch.
 // `<command> <arguments>`, as the door hands them on; exit codes and messages as base/error.h says.
+#include <c10/util/Exception.h>
+
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -9,6 +11,7 @@
 
 #include "base/error.h"
 #include "launcher/rank_commands.h"
+#include "model/library_error.h"
 
 int main(int argc, char** argv) {
   using namespace lm;
@@ -27,6 +30,10 @@ int main(int argc, char** argv) {
                        .kept = ""});
     std::fputs(error.report().c_str(), stderr);
     return static_cast<int>(error.code());
+  } catch (const c10::Error& error) {
+    const Error ours = library_error(error);
+    std::fputs(ours.report().c_str(), stderr);
+    return static_cast<int>(ours.code());
   } catch (const std::exception& error) {
     const Error bug(Exit::kInternal, {.area = "BUG-70",
                                       .what = error.what(),

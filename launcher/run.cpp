@@ -93,7 +93,7 @@ Exit run_training(const CommandLine& line) {
   // The trained model appears in one step, complete or not at all; a stopped run leaves what it has reached.
   if (!held_out.empty() && result.steps > 0) evaluate_and_record(*rank, held_out, result.steps, metrics);
   if (result.steps > 0) files.write_model(*job, *rank);
-  log_line("peak resident memory " + format_peak(job->plan));
+  log_line("peak resident memory " + format_peak(job->plan, result.device_bytes));
   return result.stopped ? Exit::kStopped : Exit::kDone;
 }
 

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/cuda.h"
+#include "base/device_clock.h"
 #include "offload/io_queue.h"
 #include "offload/pinned.h"
 #include "offload/swap_space.h"
@@ -34,8 +35,9 @@ struct StoreSetup {
   int threads = 1;        // that check and stamp whole arrays
   bool separate = false;  // slots are device memory, apart from host memory (tests: also on the CPU)
   std::vector<char> in_host =
-      {};                  // per array, with `separate`: home is pinned host memory; empty: all on disk
-  StreamView stream = {};  // that compute uses the slots on
+      {};                        // per array, with `separate`: home is pinned host memory; empty: all on disk
+  StreamView stream = {};        // that compute uses the slots on
+  DeviceClock* clock = nullptr;  // borrowed; told of copies and of compute's waits, where slots are a GPU's
 };
 
 // What a slot holds when its array is used.
@@ -95,7 +97,7 @@ class Store {
   // Never written so far, so that its bytes are zeros without meaning.
   bool fresh(int64_t array) const { return arrays_[static_cast<size_t>(array)].fresh; }
 
-  double wait_seconds() const { return wait_seconds_; }  // spent in use
+  double wait_seconds() const { return wait_seconds_; }  // spent in use, unless a clock counts it
 
  private:
   struct Array {
@@ -147,6 +149,8 @@ class Store {
   void end_use(int64_t slot);
   void bring_home(int64_t index);
   void clear(int64_t slot);
+  void copy(std::byte* to, const std::byte* from, int64_t index, StreamView way);
+  void wait_for_arrival(int64_t index, int64_t slot);
   static uint64_t checksum(const std::byte* chunk);
   void stamp_at(const Array& a, const std::byte* bytes, int64_t begin, int64_t end);
 

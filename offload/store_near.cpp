@@ -21,13 +21,23 @@ void Store::end_use(int64_t slot) {
   if (std::exchange(near.in_use, false)) near.used.record(setup_.stream);
 }
 
+// One of the array's copies, both ends of which the stream has waited for.
+void Store::copy(std::byte* to, const std::byte* from, int64_t index, StreamView way) {
+  if (setup_.clock == nullptr) return copy_bytes(to, from, bytes(index), way);
+  const bool up = way.handle == up_.view().handle;
+  const auto kind = up ? DeviceClock::Kind::kToDevice : DeviceClock::Kind::kFromDevice;
+  const int64_t span = setup_.clock->begin(kind, way, bytes(index), [&] { return name(index); });
+  copy_bytes(to, from, bytes(index), way);
+  setup_.clock->end(span, way);
+}
+
 // Host memory (staging, or a home) to the slot.
 void Store::lift(int64_t slot, const std::byte* from) {
   NearSlot& near = near_slots_[static_cast<size_t>(slot)];
   end_use(slot);
   near.used.wait(up_.view());
   near.left.wait(up_.view());
-  copy_bytes(near_memory(slot), from, bytes(slots_[static_cast<size_t>(slot)].array), up_.view());
+  copy(near_memory(slot), from, slots_[static_cast<size_t>(slot)].array, up_.view());
   near.arrived.record(up_.view());
   near.reading = false;
   near.arriving = true;
@@ -75,14 +85,14 @@ void Store::near_fetch(int64_t index, int64_t slot) {
   }
 }
 
-std::byte* Store::near_use(int64_t index) {
-  const int64_t slot = array(index).slot;
-  Slot& s = slot_of(index);
+// What the compute stream is given from here on finds the array.
+void Store::wait_for_arrival(int64_t index, int64_t slot) {
+  Slot& s = slots_[static_cast<size_t>(slot)];
   NearSlot& near = near_slots_[static_cast<size_t>(slot)];
   if (near.reading) {
     const double start = monotonic_seconds();
     queue_->wait(s.read);
-    wait_seconds_ += monotonic_seconds() - start;
+    if (setup_.clock == nullptr) wait_seconds_ += monotonic_seconds() - start;
     if (std::exchange(s.arrival, Arrival::kKnown) == Arrival::kUnchecked) check_whole(index);
     lift(slot, memory(slot));
   }
@@ -91,6 +101,23 @@ std::byte* Store::near_use(int64_t index) {
     // Host memory may be filled anew once the copy is done: clear() asks the event.
   }
   if (std::exchange(near.filled_here, false)) near.left.wait(setup_.stream);
+}
+
+std::byte* Store::near_use(int64_t index) {
+  const int64_t slot = array(index).slot;
+  Slot& s = slot_of(index);
+  NearSlot& near = near_slots_[static_cast<size_t>(slot)];
+  // What has arrived before is no wait, though it is asked for again.
+  const bool waits = near.reading || (near.arriving && !near.arrived.done()) || near.filled_here;
+  if (setup_.clock != nullptr && waits) {
+    // From the end of what compute had to do so far, whether the host waits now or the stream does later.
+    const int64_t span = setup_.clock->begin(DeviceClock::Kind::kStall, setup_.stream, 0,
+                                             [&] { return "wait for " + name(index); });
+    wait_for_arrival(index, slot);
+    setup_.clock->end(span, setup_.stream);
+  } else {
+    wait_for_arrival(index, slot);
+  }
   near.in_use = true;
   if (std::exchange(s.arrival, Arrival::kKnown) == Arrival::kZeros)
     zero_bytes(near_memory(slot), slot_bytes_, setup_.stream);
@@ -107,13 +134,13 @@ void Store::near_write_back(int64_t index) {
   near.used.wait(down_.view());
   a.fresh = false;
   if (a.host_home != nullptr) {
-    copy_bytes(a.host_home, near_memory(slot), a.bytes, down_.view());
+    copy(a.host_home, near_memory(slot), index, down_.view());
     a.left_from = slot;
   } else {
     // The same host memory, one generation earlier; or a read that nobody came for.
     queue_->wait(s.written);
     queue_->wait(s.read);
-    copy_bytes(memory(slot), near_memory(slot), a.bytes, down_.view());
+    copy(memory(slot), near_memory(slot), index, down_.view());
     near.leaving = index;
   }
   near.left.record(down_.view());

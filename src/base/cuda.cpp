@@ -2,6 +2,8 @@
 #include <cuda_runtime.h>
 
 #include <cstring>
+#include <mutex>
+#include <unordered_map>
 
 #include "base/bytes.h"
 #include "base/check_cuda.h"
@@ -24,6 +26,48 @@ std::string uuid_text(const cudaUUID_t& uuid) {
     text += kDigits[byte & 15];
   }
   return text;
+}
+
+bool passed(cudaEvent_t event) {
+  const cudaError_t state = cudaEventQuery(event);
+  if (state == cudaErrorNotReady) {
+    cudaGetLastError();  // "not yet" must not surface as the error of a later launch
+    return false;
+  }
+  LM_CUDA(state);
+  return true;
+}
+
+// What cuda_allocate has given and cuda_free has not taken back. The device's memory is the process's, and so
+// is this count.
+class Allocations {
+ public:
+  void add(void* memory, int64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    sizes_[memory] = bytes;
+    bytes_ += bytes;
+  }
+  void remove(void* memory) {
+    const std::lock_guard lock(mutex_);
+    const auto it = sizes_.find(memory);
+    if (it == sizes_.end()) return;
+    bytes_ -= it->second;
+    sizes_.erase(it);
+  }
+  int64_t bytes() const {
+    const std::lock_guard lock(mutex_);
+    return bytes_;
+  }
+
+ private:
+  mutable std::mutex mutex_;  // guards all below
+  std::unordered_map<void*, int64_t> sizes_;
+  int64_t bytes_ = 0;
+};
+
+Allocations& allocations() {
+  static auto* const all = new Allocations;  // memory may be freed at the very end
+  return *all;
 }
 
 }  // namespace
@@ -81,14 +125,33 @@ void Event::synchronize() const {
 }
 
 bool Event::done() const {
-  if (device_ != DeviceType::kCuda) return true;
-  const cudaError_t state = cudaEventQuery(static_cast<cudaEvent_t>(handle_));
-  if (state == cudaErrorNotReady) {
-    cudaGetLastError();  // "not yet" must not surface as the error of a later launch
-    return false;
-  }
-  LM_CUDA(state);
-  return true;
+  return device_ != DeviceType::kCuda || passed(static_cast<cudaEvent_t>(handle_));
+}
+
+TimingEvent::TimingEvent(DeviceType device) {
+  if (device == DeviceType::kCpu) return;
+  cudaEvent_t event = nullptr;
+  LM_CUDA(cudaEventCreateWithFlags(&event, cudaEventDefault));
+  handle_ = event;
+}
+TimingEvent::~TimingEvent() {
+  if (handle_ != nullptr) cudaEventDestroy(static_cast<cudaEvent_t>(handle_));
+}
+void TimingEvent::record(StreamView stream) {
+  if (handle_ != nullptr) LM_CUDA(cudaEventRecord(static_cast<cudaEvent_t>(handle_), stream_of(stream)));
+}
+void TimingEvent::synchronize() const {
+  if (handle_ != nullptr) LM_CUDA(cudaEventSynchronize(static_cast<cudaEvent_t>(handle_)));
+}
+bool TimingEvent::done() const {
+  return handle_ == nullptr || passed(static_cast<cudaEvent_t>(handle_));
+}
+double TimingEvent::seconds_since(const TimingEvent& earlier) const {
+  if (handle_ == nullptr) return 0;
+  float ms = 0;
+  LM_CUDA(cudaEventElapsedTime(&ms, static_cast<cudaEvent_t>(earlier.handle_),
+                               static_cast<cudaEvent_t>(handle_)));
+  return static_cast<double>(ms) / 1e3;
 }
 
 bool cuda_built() {
@@ -134,7 +197,10 @@ int cuda_runtime_version() {
 
 void* cuda_allocate(int64_t bytes) {
   void* memory = nullptr;
-  if (cudaMalloc(&memory, static_cast<size_t>(bytes)) == cudaSuccess) return memory;
+  if (cudaMalloc(&memory, static_cast<size_t>(bytes)) == cudaSuccess) {
+    allocations().add(memory, bytes);
+    return memory;
+  }
   cudaGetLastError();
   size_t free_bytes = 0, total_bytes = 0;
   cudaMemGetInfo(&free_bytes, &total_bytes);
@@ -146,7 +212,11 @@ void* cuda_allocate(int64_t bytes) {
                                     .kept = ""});
 }
 void cuda_free(void* memory) noexcept {
+  allocations().remove(memory);
   cudaFree(memory);
+}
+int64_t cuda_allocated_bytes() {
+  return allocations().bytes();
 }
 
 bool cuda_register_host(void* memory, int64_t bytes, std::string* reason) {

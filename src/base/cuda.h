@@ -57,6 +57,24 @@ class Event {
   void* handle_ = nullptr;  // cudaEvent_t
 };
 
+// A point in a stream whose time can be read, for what that costs. On the CPU it is no point at all: host
+// clocks are right there.
+class TimingEvent {
+ public:
+  explicit TimingEvent(DeviceType device);
+  ~TimingEvent();
+  TimingEvent(const TimingEvent&) = delete;
+  TimingEvent& operator=(const TimingEvent&) = delete;
+  void record(StreamView stream);
+  void synchronize() const;
+  bool done() const;
+  // Both points have been passed. 0 on the CPU.
+  double seconds_since(const TimingEvent& earlier) const;
+
+ private:
+  void* handle_ = nullptr;  // cudaEvent_t
+};
+
 // What the survey wants to know of one GPU.
 struct GpuInfo {
   std::string name, uuid;    // uuid: "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", as NVML writes it
@@ -78,6 +96,8 @@ int cuda_runtime_version();
 // Device memory, one allocation per call; throws Error(30) with the bytes asked and free.
 void* cuda_allocate(int64_t bytes);
 void cuda_free(void* memory) noexcept;
+// Of all devices, allocated and not freed by this process; LibTorch's allocator counts its own.
+int64_t cuda_allocated_bytes();
 // Locks host memory for the devices, so that copies run at the link's speed and beside computation, and
 // kernels may use it in place, by the same address. Once per block, as it is slow. False where it is refused;
 // `reason` (may be null) then says why.

@@ -35,6 +35,19 @@ bool Event::done() const {
   return true;
 }
 
+TimingEvent::TimingEvent(DeviceType device) {
+  if (device != DeviceType::kCpu) refuse();
+}
+TimingEvent::~TimingEvent() = default;
+void TimingEvent::record(StreamView) {}
+void TimingEvent::synchronize() const {}
+bool TimingEvent::done() const {
+  return true;
+}
+double TimingEvent::seconds_since(const TimingEvent&) const {
+  return 0;
+}
+
 bool cuda_built() {
   return false;
 }
@@ -58,6 +71,9 @@ void* cuda_allocate(int64_t) {
   refuse();
 }
 void cuda_free(void*) noexcept {}
+int64_t cuda_allocated_bytes() {
+  return 0;
+}
 bool cuda_register_host(void*, int64_t, std::string* reason) {
   if (reason != nullptr) *reason = "this executable has no CUDA code";
   return false;

@@ -13,8 +13,8 @@ namespace {
 
 using Object = nlohmann::ordered_json;
 
-constexpr const char* kRows[] = {"compute", "disk reads", "disk writes"};
-constexpr int kRowCount = 3;
+constexpr const char* kRows[] = {"compute", "disk reads", "disk writes", "GPU compute", "to GPU", "from GPU"};
+constexpr int kRowCount = 6, kRowsAlways = 3;
 
 double microseconds(int64_t ns) {
   return static_cast<double>(ns) / 1e3;
@@ -56,16 +56,21 @@ std::string Trace::text() {
   std::stable_sort(spans_.begin(), spans_.end(),
                    [](const Span& a, const Span& b) { return a.end_ns < b.end_ns; });
   int64_t zero = INT64_MAX;
-  for (const Span& span : spans_) zero = std::min(zero, span.start_ns);
+  int rows = kRowsAlways;
+  for (const Span& span : spans_) {
+    zero = std::min(zero, span.start_ns);
+    if (static_cast<int>(span.row) >= rows) rows = kRowCount;
+  }
   Object events = Object::array();
-  for (int row = 0; row < kRowCount; ++row) {
+  for (int row = 0; row < rows; ++row) {
     events.push_back({{"ph", "M"},
                       {"pid", 1},
                       {"tid", row + 1},
                       {"name", "thread_name"},
                       {"args", {{"name", kRows[row]}}}});
   }
-  int64_t until[kRowCount] = {INT64_MIN, INT64_MIN, INT64_MIN};  // where the row's last span ends
+  int64_t until[kRowCount];  // where the row's last span ends
+  std::fill(std::begin(until), std::end(until), INT64_MIN);
   for (const Span& span : spans_) {
     int64_t& free_from = until[static_cast<size_t>(span.row)];
     const int64_t start = std::max(span.start_ns, free_from);

@@ -1,7 +1,7 @@
 // Where the time of a few steps goes: spans of compute and of transfers, written once as JSON that Perfetto
 // and chrome://tracing open. Any thread may add spans. Code that may be traced holds a pointer, null as a
-// rule: untraced, a span costs that comparison. Times are steady-clock nanoseconds. On a GPU the compute row
-// shows when work was handed to the device.
+// rule: untraced, a span costs that comparison. Times are steady-clock nanoseconds. With a GPU the compute
+// row shows when work was handed to it, and rows of its own when it was done (base/device_clock.h).
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@
 
 namespace lm {
 
-enum class TraceRow : uint8_t { kCompute, kReads, kWrites };
+enum class TraceRow : uint8_t { kCompute, kReads, kWrites, kGpuCompute, kToGpu, kFromGpu };
 
 inline int64_t steady_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(

@@ -2,6 +2,8 @@
 // tensor. runtime_cpu.cpp | runtime_cuda.cpp, chosen by the executable.
 #pragma once
 
+#include <cstdint>
+
 #include "base/cuda.h"
 
 namespace lm {
@@ -14,5 +16,7 @@ StreamView start_torch(DeviceType device, int threads, bool deterministic);
 // The most of the GPU's memory that LibTorch may take for itself from now on: what is more ends as its
 // out-of-memory error, after it has given back what it keeps for later.
 void cap_library_memory(int64_t bytes);
+// Device memory that LibTorch's allocator holds, used or not; 0 on the CPU.
+int64_t library_device_bytes();
 
 }  // namespace lm

@@ -24,4 +24,8 @@ StreamView start_torch(DeviceType device, int threads, bool deterministic) {
 
 void cap_library_memory(int64_t) {}
 
+int64_t library_device_bytes() {
+  return 0;
+}
+
 }  // namespace lm

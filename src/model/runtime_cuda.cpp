@@ -16,8 +16,8 @@ StreamView start_torch(DeviceType device, int threads, bool deterministic) {
   at::globalContext().setDeterministicAlgorithms(deterministic, false);
   at::globalContext().setDeterministicFillUninitializedMemory(false);
   if (device == DeviceType::kCpu) return {DeviceType::kCpu, nullptr, threads};
-  at::globalContext().lazyInitDevice(
-      at::kCUDA);  // what a program without torch's Python must do: the allocator
+  // What torch's Python module does for its programs: the allocator, the streams.
+  at::globalContext().lazyInitDevice(at::kCUDA);
   const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool(true);
   c10::cuda::setCurrentCUDAStream(stream);
   return {DeviceType::kCuda, stream.stream(), threads};
@@ -28,6 +28,12 @@ void cap_library_memory(int64_t bytes) {
   const double total = static_cast<double>(cuda_device(index).total_bytes);
   c10::cuda::CUDACachingAllocator::setMemoryFraction(std::min(1.0, static_cast<double>(bytes) / total),
                                                      index);
+}
+
+int64_t library_device_bytes() {
+  if (!c10::cuda::CUDACachingAllocator::get()->initialized()) return 0;
+  const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(c10::cuda::current_device());
+  return stats.reserved_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)].current;
 }
 
 }  // namespace lm

@@ -12,8 +12,9 @@ int64_t HostUpdate::staging_bytes(int64_t elements, DType gradient_dtype, DType 
 }
 
 HostUpdate::HostUpdate(StreamView compute, std::span<std::byte> staging, DType gradient_dtype,
-                       DType weight_dtype)
+                       DType weight_dtype, DeviceClock* clock)
     : compute_(compute),
+      clock_(clock),
       down_(compute.device),
       up_(compute.device),
       ready_(compute.device),
@@ -45,14 +46,22 @@ void HostUpdate::begin(std::vector<Range> ranges, bool ready) {
   ready_.wait(down_.view());
 }
 
+void HostUpdate::copy(DeviceClock::Kind kind, void* to, const void* from, int64_t bytes, StreamView way) {
+  if (clock_ == nullptr) return copy_bytes(to, from, bytes, way);
+  const int64_t span = clock_->begin(kind, way, bytes, [] { return "update by the CPU"; });
+  copy_bytes(to, from, bytes, way);
+  clock_->end(span, way);
+}
+
 // One slot stays behind: its weights are on their way back.
 void HostUpdate::stage_ahead() {
   for (; staged_ < std::min(given_ + kSlots - 1, ranges_.size()); ++staged_) {
     const Range& range = ranges_[staged_];
     Slot& slot = slots_[staged_ % kSlots];
     slot.left.synchronize();
-    copy_bytes(slot.gradients, range.gradients, range.elements * gradient_size_, down_.view());
-    copy_bytes(slot.weights, range.weights, range.elements * weight_size_, down_.view());
+    constexpr auto kDown = DeviceClock::Kind::kFromDevice;
+    copy(kDown, slot.gradients, range.gradients, range.elements * gradient_size_, down_.view());
+    copy(kDown, slot.weights, range.weights, range.elements * weight_size_, down_.view());
     slot.arrived.record(down_.view());
   }
 }
@@ -68,9 +77,14 @@ HostUpdate::Range HostUpdate::next() {
 void HostUpdate::send() {
   Slot& slot = slots_[given_ % kSlots];
   const Range& range = ranges_[given_++];
-  copy_bytes(range.weights, slot.weights, range.elements * weight_size_, up_.view());
+  copy(DeviceClock::Kind::kToDevice, range.weights, slot.weights, range.elements * weight_size_, up_.view());
   slot.left.record(up_.view());
-  if (given_ == ranges_.size()) slot.left.wait(compute_);
+  if (given_ < ranges_.size()) return;
+  const int64_t span = clock_ == nullptr ? 0 : clock_->begin(DeviceClock::Kind::kStall, compute_, 0, [] {
+    return "wait for new weights";
+  });
+  slot.left.wait(compute_);
+  if (clock_ != nullptr) clock_->end(span, compute_);
 }
 
 }  // namespace lm

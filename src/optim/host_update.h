@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/cuda.h"
+#include "base/device_clock.h"
 #include "base/dtype.h"
 
 namespace lm {
@@ -22,7 +23,9 @@ class HostUpdate {
   static int64_t staging_bytes(int64_t elements, DType gradient_dtype, DType weight_dtype);
 
   // `staging` is borrowed and of that size; `compute` is the stream that gradients and weights are made on.
-  HostUpdate(StreamView compute, std::span<std::byte> staging, DType gradient_dtype, DType weight_dtype);
+  // `clock` (may be null) is told of copies, and of compute's wait for the last of them.
+  HostUpdate(StreamView compute, std::span<std::byte> staging, DType gradient_dtype, DType weight_dtype,
+             DeviceClock* clock = nullptr);
   ~HostUpdate();  // nothing is in flight afterwards
 
   // A run of a block's elements on the device.
@@ -47,8 +50,10 @@ class HostUpdate {
     Event arrived, left;
   };
   void stage_ahead();
+  void copy(DeviceClock::Kind kind, void* to, const void* from, int64_t bytes, StreamView way);
 
   StreamView compute_;
+  DeviceClock* clock_;
   Stream down_, up_;
   Event ready_;
   int64_t gradient_size_, weight_size_;

@@ -43,7 +43,8 @@ ShardedOptimizer::ShardedOptimizer(const OptimizerSetup& setup, StreamView strea
       tiles_(setup.tiles),
       host_stream_{.device = DeviceType::kCpu, .handle = nullptr, .threads = setup.site.threads} {
   if (setup.site.host)
-    host_ = std::make_unique<HostUpdate>(stream, setup.site.staging, setup.gradient_dtype, weight_dtype_);
+    host_ = std::make_unique<HostUpdate>(stream, setup.site.staging, setup.gradient_dtype, weight_dtype_,
+                                         setup.clock);
   if (tiles_.first_tile.empty()) {
     for (const BlockLayout& block : layout_.blocks) {
       tiles_.first_tile.push_back(static_cast<int64_t>(own_.size()));

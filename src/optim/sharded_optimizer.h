@@ -48,6 +48,7 @@ struct OptimizerSetup {
   TileLayout tiles = {};
   DType gradient_dtype = DType::kF32;  // with a site on the host
   UpdateSite site = {};
+  DeviceClock* clock = nullptr;  // borrowed; of copies that the site needs
 };
 
 struct UpdateInputs {

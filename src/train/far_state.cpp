@@ -4,6 +4,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/staging.h"
 #include "config/config_names.h"
 
 namespace lm {
@@ -55,6 +56,8 @@ std::vector<char> in_host(const PoolPlan& pool) {
 
 FarState::FarState(const FarStateSetup& setup) {
   const PlacementPlan& placement = setup.placement;
+  if (setup.stream.device == DeviceType::kCuda)
+    clock_ = std::make_unique<DeviceClock>(setup.stream, setup.trace);
   const TransferShape shape = placement.transfers(std::ssize(setup.layout.blocks) - 2);
   std::array<std::optional<StoreSetup>, kPools> wanted;
   int64_t disk = 0, memory = setup.training ? round_up(setup.staging, PinnedPool::kAlignment) : 0;
@@ -75,6 +78,7 @@ FarState::FarState(const FarStateSetup& setup) {
     store.separate = !host && (placement.device == DeviceType::kCuda || setup.separate);
     if (!host) store.in_host = in_host(plan);
     store.stream = host ? StreamView{} : setup.stream;
+    store.clock = host ? nullptr : clock_.get();
     disk += Store::swap_bytes(store.bytes, store.in_host);
     memory += round_up(Store::pinned_bytes(store), PinnedPool::kAlignment);
   }
@@ -82,6 +86,9 @@ FarState::FarState(const FarStateSetup& setup) {
   pinned_ = std::make_unique<PinnedPool>(placement.device, memory);
   if (setup.training && setup.staging > 0) staging_ = pinned_->lease(setup.staging);
   if (placement.embedding_in_host > 0) place_embedding(placement);
+  std::string refusal;
+  if (placement.device == DeviceType::kCuda && !pinned_->registered(&refusal))
+    warn_not_registered("transfers", memory, refusal);
   if (disk > 0) open_disks(setup, disk);
   for (size_t i = 0; i < kPools; ++i) {
     if (wanted[i]) stores_[i] = std::make_unique<Store>(*wanted[i], space_.get(), queue_.get(), *pinned_);
@@ -131,8 +138,12 @@ IoCounters FarState::counters() const {
   return queue_ == nullptr ? IoCounters{} : queue_->counters();
 }
 
+double FarState::busy_seconds() const {
+  return counters().busy_seconds + (clock_ == nullptr ? 0 : clock_->copy_seconds());
+}
+
 double FarState::wait_seconds() const {
-  double sum = 0;
+  double sum = clock_ == nullptr ? 0 : clock_->stall_seconds();
   for (const auto& store : stores_) sum += store == nullptr ? 0 : store->wait_seconds();
   return sum;
 }

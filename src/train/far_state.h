@@ -43,7 +43,12 @@ class FarState {
   IoCounters counters() const;
   // Lets copies between host memory and the device go on (Store::poll).
   void poll() const;
-  double wait_seconds() const;  // that compute has waited for transfers
+  // That disks and each way of the link to a GPU have been busy, and that compute has waited for them. On a
+  // GPU as its clock has collected it.
+  double busy_seconds() const;
+  double wait_seconds() const;
+  // Null on the CPU.
+  DeviceClock* clock() const { return clock_.get(); }
   // For the log: engine, paths, what was chosen instead of what and why.
   const std::string& description() const { return description_; }
 
@@ -52,6 +57,7 @@ class FarState {
   void open_disks(const FarStateSetup& setup, int64_t bytes);
 
   std::string description_;
+  std::unique_ptr<DeviceClock> clock_;
   std::unique_ptr<SwapSpace> space_;
   std::unique_ptr<PinnedPool> pinned_;
   PinnedBlock staging_, embedding_;

@@ -8,7 +8,9 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "base/cuda.h"
 #include "base/error.h"
+#include "model/runtime.h"
 
 namespace lm {
 
@@ -77,6 +79,10 @@ void MetricsFile::write_eval(int64_t step, double eval_loss, int64_t target_toke
   write_line(
       nlohmann::ordered_json{{"step", step}, {"eval_loss", eval_loss}, {"target_tokens", target_tokens}}
           .dump());
+}
+
+int64_t device_bytes() {
+  return cuda_allocated_bytes() + library_device_bytes();
 }
 
 int64_t resident_bytes() {

@@ -1,5 +1,5 @@
 // metrics.jsonl: one object per optimizer step, numbers with enough digits to round-trip, flushed row by row;
-// and the process's resident memory, which plan and metrics mean by host_bytes.
+// the process's resident memory, which plan and metrics mean by host_bytes; and what it has of the GPU's.
 #pragma once
 
 #include <cstdint>
@@ -27,10 +27,12 @@ struct StepRow {
   double step_ms = 0;
   double tokens_per_s = 0;
   double sol_pct = 0;  // share of the speed of light: necessary FLOP of the step at peak rate / measured time
-  int64_t device_bytes = 0;
+  int64_t device_bytes = 0;  // device_bytes(), the most so far
   int64_t host_bytes = 0;
   int64_t read_bytes = 0, written_bytes = 0;  // by offloading
-  double hidden_pct = 100;                    // of the time of that I/O, hidden behind compute
+  // Of the time of that I/O (and, on a GPU, of copies to it and from it), hidden behind compute. On a GPU of
+  // what was over at the step's check; the rest counts for the next row.
+  double hidden_pct = 100;
 };
 
 // Share of I/O's time that compute did not wait for; 100 when nothing moved.
@@ -53,6 +55,10 @@ class MetricsFile {
   std::FILE* file_;
 };
 
+// GPU memory that this process has allocated now, by itself and by LibTorch's allocator (what that holds,
+// used or not). The plan's device bytes mean the same and more: its reserve also covers the driver's context
+// and what libraries keep there, which is not in here. 0 on the CPU.
+int64_t device_bytes();
 // Resident memory of this process now, and at its peak.
 int64_t resident_bytes();
 int64_t peak_resident_bytes();

@@ -110,7 +110,8 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
                        .gradient_dtype = setup.plan.numerics.gradient_dtype,
                        .site = {.host = setup.plan.placement.update_on_host,
                                 .threads = setup.plan.placement.optimizer_threads,
-                                .staging = far_.update_staging()}},
+                                .staging = far_.update_staging()},
+                       .clock = far_.clock()},
         update_stream);
     if (setup.adapter == nullptr) {
       embedding_gradient_ =

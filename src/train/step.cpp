@@ -99,38 +99,6 @@ void TrainStep::flush() {
   }
 }
 
-void TrainStep::execute(const Operation& operation, const StepBatches& batches) {
-  if (trace_ == nullptr || !trace_->recording()) return carry_out(operation, batches);
-  const double waited = far_.wait_seconds();
-  const int64_t start = arrived_ns_ = steady_ns();
-  carry_out(operation, batches);
-  const int64_t end = steady_ns();
-  const int64_t wait_end = std::min(end, start + static_cast<int64_t>((far_.wait_seconds() - waited) * 1e9));
-  constexpr int64_t kShownWait = 1000;  // ns; a shorter one is the question, not a wait
-  if (wait_end - start >= kShownWait) trace_->add(TraceRow::kCompute, "wait", start, wait_end);
-  switch (operation.kind) {
-    case OperationKind::kAcquire:  // what only hands something over is no compute
-    case OperationKind::kRelease:
-    case OperationKind::kFetch:
-    case OperationKind::kClaim:
-      return;
-    default:
-      trace_->add(TraceRow::kCompute, name(operation), std::max(arrived_ns_, wait_end), end);
-  }
-}
-
-std::string TrainStep::name(const Operation& operation) const {
-  const std::string kind = operation_name(operation.kind);
-  if (operation.kind == OperationKind::kCheck) return kind;
-  if (operation.kind == OperationKind::kWriteBack)
-    return kind + " " + pool_name(operation.pool) + " " + std::to_string(operation.array);
-  std::string text = kind + " " + layout_.blocks[static_cast<size_t>(operation.block)].name;
-  if (operation.segment >= 0) text += ", segment " + std::to_string(operation.segment);
-  if (operation.kind == OperationKind::kReduce) return text;
-  return text + (operation.kind == OperationKind::kUpdate ? ", tile " : ", micro-batch ") +
-         std::to_string(operation.micro);
-}
-
 void TrainStep::carry_out(const Operation& operation, const StepBatches& batches) {
   const int64_t block = operation.block, micro = operation.micro;
   switch (operation.kind) {

@@ -1,5 +1,7 @@
 #include "train/trainer.h"
 
+#include <algorithm>
+
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -36,6 +38,7 @@ TrainerResult Trainer::run(const TrainerHooks& hooks) {
     }
   }
   result.steps = step_;
+  result.device_bytes = device_peak_;
   return result;
 }
 
@@ -60,13 +63,18 @@ StepRow Trainer::step_once() {
   row.step_ms = seconds * 1e3;
   row.tokens_per_s = static_cast<double>(row.tokens) / seconds;
   if (options_.sol_seconds) row.sol_pct = 100 * options_.sol_seconds(work_of(batches)) / seconds;
+  // Within a step nothing of ours is allocated, and LibTorch gives nothing back: between steps is the peak.
+  row.device_bytes = device_peak_ = std::max(device_peak_, device_bytes());
   row.host_bytes = resident_bytes();
+  if (DeviceClock* const clock = rank_.far().clock()) clock->collect();
   const IoCounters moved = rank_.far().counters();
+  const double busy = rank_.far().busy_seconds();
   const double waited = rank_.far().wait_seconds();
   row.read_bytes = moved.read_bytes - moved_.read_bytes;
   row.written_bytes = moved.written_bytes - moved_.written_bytes;
-  row.hidden_pct = hidden_pct(moved.busy_seconds - moved_.busy_seconds, waited - waited_);
+  row.hidden_pct = hidden_pct(busy - busy_, waited - waited_);
   moved_ = moved;
+  busy_ = busy;
   waited_ = waited;
   return row;
 }

@@ -29,6 +29,7 @@ struct TrainerResult {
   bool stopped = false;  // on request, before total_steps
   double seconds = 0;    // in steps
   int64_t tokens = 0;
+  int64_t device_bytes = 0;  // at the peak (metrics.h)
 };
 
 class Trainer {
@@ -54,8 +55,9 @@ class Trainer {
   int64_t skipped_ = 0;  // steps skipped so far, and in a row
   int64_t skipped_in_row_ = 0;
   PlateauRate plateau_;
-  IoCounters moved_;   // at the last row
-  double waited_ = 0;  // the same
+  IoCounters moved_;              // at the last row
+  double busy_ = 0, waited_ = 0;  // the same
+  int64_t device_peak_ = 0;
 };
 
 }  // namespace lm

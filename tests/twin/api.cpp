@@ -91,11 +91,13 @@ cudaError_t cudaDriverGetVersion(int* v) {
 cudaError_t cudaRuntimeGetVersion(int* v) {
   return *v = 13000, cudaSuccess;
 }
+// LibTorch looks its calls up where memory has run out, to tell who has it, and insists on finding them.
 cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** out, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {
-  *out = nullptr;
-  if (result != nullptr) *result = cudaDriverEntryPointSymbolNotFound;
-  return failed(cudaErrorNotSupported);
+  constexpr int kNotSupported = 801;
+  *out = reinterpret_cast<void*>(+[] { return kNotSupported; });
+  if (result != nullptr) *result = cudaDriverEntryPointSuccess;
+  return ok();
 }
 cudaError_t cudaGetLastError() {
   return std::exchange(last_error, static_cast<cudaError_t>(state().sticky.load()));

@@ -1,0 +1,57 @@
+// The step's operations as a trace shows them: on the host when they were carried out or handed to the GPU,
+// and by the GPU's clock when it did them.
+#include <algorithm>
+
+#include "base/device_clock.h"
+#include "train/step.h"
+
+namespace lm {
+namespace {
+
+// What only hands something over is no compute.
+bool computes(OperationKind kind) {
+  switch (kind) {
+    case OperationKind::kAcquire:
+    case OperationKind::kRelease:
+    case OperationKind::kFetch:
+    case OperationKind::kClaim:
+    case OperationKind::kWriteBack:
+      return false;
+    default:
+      return true;
+  }
+}
+
+}  // namespace
+
+void TrainStep::execute(const Operation& operation, const StepBatches& batches) {
+  if (trace_ == nullptr || !trace_->recording()) return carry_out(operation, batches);
+  const double waited = far_.wait_seconds();
+  const int64_t start = arrived_ns_ = steady_ns();
+  DeviceClock* const clock = computes(operation.kind) ? far_.clock() : nullptr;
+  const int64_t span = clock == nullptr ? 0
+                                        : clock->begin(DeviceClock::Kind::kCompute, context_.stream, 0,
+                                                       [&] { return name(operation); });
+  carry_out(operation, batches);
+  if (clock != nullptr) clock->end(span, context_.stream);
+  const int64_t end = steady_ns();
+  const int64_t wait_end = std::min(end, start + static_cast<int64_t>((far_.wait_seconds() - waited) * 1e9));
+  constexpr int64_t kShownWait = 1000;  // ns; a shorter one is the question, not a wait
+  if (wait_end - start >= kShownWait) trace_->add(TraceRow::kCompute, "wait", start, wait_end);
+  if (computes(operation.kind) || operation.kind == OperationKind::kWriteBack)
+    trace_->add(TraceRow::kCompute, name(operation), std::max(arrived_ns_, wait_end), end);
+}
+
+std::string TrainStep::name(const Operation& operation) const {
+  const std::string kind = operation_name(operation.kind);
+  if (operation.kind == OperationKind::kCheck) return kind;
+  if (operation.kind == OperationKind::kWriteBack)
+    return kind + " " + pool_name(operation.pool) + " " + std::to_string(operation.array);
+  std::string text = kind + " " + layout_.blocks[static_cast<size_t>(operation.block)].name;
+  if (operation.segment >= 0) text += ", segment " + std::to_string(operation.segment);
+  if (operation.kind == OperationKind::kReduce) return text;
+  return text + (operation.kind == OperationKind::kUpdate ? ", tile " : ", micro-batch ") +
+         std::to_string(operation.micro);
+}
+
+}  // namespace lm
