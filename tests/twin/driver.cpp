@@ -13,13 +13,24 @@ int cuCtxGetCurrent(void** context) {
   int name() {     \
     return 801;    \
   }  // CUDA_ERROR_NOT_SUPPORTED
-NONE(cuCtxSetCurrent)
-NONE(cuDeviceGet)
-NONE(cuDeviceGetAttribute)
-NONE(cuDevicePrimaryCtxRetain)
-NONE(cuFuncGetAttribute) NONE(cuFuncSetAttribute) NONE(cuFuncSetCacheConfig) NONE(cuLaunchCooperativeKernel)
-    NONE(cuLaunchKernel) NONE(cuLinkAddData_v2) NONE(cuLinkComplete) NONE(cuLinkCreate_v2)
-        NONE(cuModuleGetFunction) NONE(cuModuleLoad) NONE(cuModuleLoadData) NONE(cuModuleLoadDataEx)
-            NONE(cuModuleUnload) NONE(cuOccupancyMaxActiveBlocksPerMultiprocessor) NONE(cuPointerGetAttribute)
-                NONE(cuTensorMapEncodeTiled)
+NONE(cuCtxSetCurrent);
+NONE(cuDeviceGet);
+NONE(cuDeviceGetAttribute);
+NONE(cuDevicePrimaryCtxRetain);
+NONE(cuFuncGetAttribute);
+NONE(cuFuncSetAttribute);
+NONE(cuFuncSetCacheConfig);
+NONE(cuLaunchCooperativeKernel);
+NONE(cuLaunchKernel);
+NONE(cuLinkAddData_v2);
+NONE(cuLinkComplete);
+NONE(cuLinkCreate_v2);
+NONE(cuModuleGetFunction);
+NONE(cuModuleLoad);
+NONE(cuModuleLoadData);
+NONE(cuModuleLoadDataEx);
+NONE(cuModuleUnload);
+NONE(cuOccupancyMaxActiveBlocksPerMultiprocessor);
+NONE(cuPointerGetAttribute);
+NONE(cuTensorMapEncodeTiled);
 }
