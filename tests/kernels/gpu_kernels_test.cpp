@@ -16,6 +16,80 @@ struct NormShape {
   int64_t rows, groups, width, pad, shift;
 };
 
+// 0 plain, 1 in place, 2 non-finite, 3 without what is optional, 4 dy with a stride of its own.
+struct NormCase {
+  NormCase(DType dtype, const NormShape& shape, int which) : t(dtype), s(shape), variant(which) {}
+  DType t;
+  NormShape s;
+  int variant;
+  int64_t stride = s.groups * s.width + s.pad, n = s.rows * stride, vectors = s.rows * s.groups;
+  int64_t other = variant == 3 ? stride + 8 : stride;  // of what is written
+  int64_t dy_stride = variant == 4 ? stride + 3 : stride;
+  bool add = s.groups == 1 && s.pad == 0;
+  Array array(uint32_t seed, int64_t size) const {
+    Array a = noise(t, size, seed, 1, s.shift);
+    return variant == 2 ? with(a, {kNotANumber, kInf, -kInf, 0., -0., 1e30, 1e-38, 1e-42}, 61) : a;
+  }
+  // Where optional arrays are missing it lies at no multiple of 16, alone.
+  Array weight(uint32_t seed) const {
+    return noise(t, s.width, seed, 1, variant == 3 ? s.shift + 1 : s.shift);
+  }
+};
+
+void check_norm_forward(const NormCase& c) {
+  check(
+      {c.array(1, c.n), c.array(2, c.n), c.weight(3), zeros(c.t, c.n, c.s.shift),
+       zeros(c.t, c.s.rows * c.other, c.s.shift), zeros(DType::kF32, c.vectors)},
+      [&](const Kernels& k, StreamView v, const Pointers& p) {
+        k.rms_norm_forward({.x = p[0],
+                            .residual = c.add ? p[1] : nullptr,
+                            .weight = p[2],
+                            .sum = !c.add           ? nullptr
+                                   : c.variant == 1 ? p[0]
+                                                    : p[3],
+                            .out = c.variant == 1 && !c.add ? p[0] : p[4],
+                            .rstd = c.variant == 3 ? nullptr : f32(p[5]),
+                            .rows = c.s.rows,
+                            .groups = c.s.groups,
+                            .width = c.s.width,
+                            .x_stride = c.stride,
+                            .out_stride = c.variant == 1 && !c.add ? c.stride : c.other,
+                            .eps = 1e-6f,
+                            .dtype = c.t},
+                           v);
+      },
+      Want::kNear, 1e-5);
+}
+
+void check_norm_backward(const NormCase& c) {
+  check(
+      {c.array(4, c.s.rows * c.dy_stride), c.array(5, c.n), c.weight(6), noise(c.t, c.n, 7, 1, c.s.shift),
+       noise(DType::kF32, c.vectors, 8), zeros(DType::kF32, c.s.width),
+       zeros(DType::kF32, (c.s.rows + 63) / 64 * c.s.width), zeros(c.t, c.s.rows * c.other, c.s.shift)},
+      [&](const Kernels& k, StreamView v, const Pointers& p) {
+        void* dx = c.variant == 1            ? p[0]
+                   : c.add && c.variant == 2 ? p[3]
+                                             : p[7];  // dx may be dy or dresidual
+        k.rms_norm_backward({.dy = p[0],
+                             .x = p[1],
+                             .weight = p[2],
+                             .rstd = f32(p[4]),
+                             .dresidual = c.add ? p[3] : nullptr,
+                             .dx = dx,
+                             .dweight = c.variant == 3 ? nullptr : f32(p[5]),
+                             .partial = c.variant == 3 ? nullptr : f32(p[6]),
+                             .rows = c.s.rows,
+                             .groups = c.s.groups,
+                             .width = c.s.width,
+                             .dy_stride = c.dy_stride,
+                             .x_stride = c.stride,
+                             .dx_stride = c.other,
+                             .dtype = c.t},
+                            v);
+      },
+      Want::kNear, c.t == DType::kBF16 ? 0.02 : 1e-3);
+}
+
 TEST_F(GpuKernels, RmsNorm) {
   std::vector<NormShape> shapes;
   for (int64_t width : {1,   2,   3,   4,    5,    8,    12,   31,   32,   33,   64,  120,
@@ -37,65 +111,10 @@ TEST_F(GpuKernels, RmsNorm) {
                                {3, 1, 1031, 0, 0}});
   for (DType t : kBoth) {
     for (const NormShape& s : shapes) {
-      // 0 plain, 1 in place, 2 non-finite, 3 without what is optional, 4 dy with a stride of its own
       for (int variant = 0; variant < 5; ++variant) {
         SCOPED_TRACE(name("rms", t, {s.rows, s.groups, s.width, s.pad, s.shift, variant}));
-        const int64_t stride = s.groups * s.width + s.pad, n = s.rows * stride, vectors = s.rows * s.groups;
-        const int64_t other = variant == 3 ? stride + 8 : stride;  // of what is written
-        const bool add = s.groups == 1 && s.pad == 0;
-        const int64_t dy_stride = variant == 4 ? stride + 3 : stride;
-        const auto array = [&](uint32_t seed, int64_t size = -1) {
-          Array a = noise(t, size < 0 ? n : size, seed, 1, s.shift);
-          return variant == 2 ? with(a, {kNotANumber, kInf, -kInf, 0., -0., 1e30, 1e-38, 1e-42}, 61) : a;
-        };
-        check(
-            {array(1), array(2), noise(t, s.width, 3, 1, s.shift), zeros(t, n, s.shift),
-             zeros(t, s.rows * other, s.shift), zeros(DType::kF32, vectors)},
-            [&](const Kernels& k, StreamView v, const Pointers& p) {
-              k.rms_norm_forward({.x = p[0],
-                                  .residual = add ? p[1] : nullptr,
-                                  .weight = p[2],
-                                  .sum = !add           ? nullptr
-                                         : variant == 1 ? p[0]
-                                                        : p[3],
-                                  .out = variant == 1 && !add ? p[0] : p[4],
-                                  .rstd = variant == 3 ? nullptr : f32(p[5]),
-                                  .rows = s.rows,
-                                  .groups = s.groups,
-                                  .width = s.width,
-                                  .x_stride = stride,
-                                  .out_stride = variant == 1 && !add ? stride : other,
-                                  .eps = 1e-6f,
-                                  .dtype = t},
-                                 v);
-            },
-            Want::kNear, 1e-5);
-        check(
-            {array(4, s.rows * dy_stride), array(5), noise(t, s.width, 6, 1, s.shift),
-             noise(t, n, 7, 1, s.shift), noise(DType::kF32, vectors, 8), zeros(DType::kF32, s.width),
-             zeros(DType::kF32, (s.rows + 63) / 64 * s.width), zeros(t, s.rows * other, s.shift)},
-            [&](const Kernels& k, StreamView v, const Pointers& p) {
-              void* dx = variant == 1          ? p[0]
-                         : add && variant == 2 ? p[3]
-                                               : p[7];  // dx may be dy or dresidual
-              k.rms_norm_backward({.dy = p[0],
-                                   .x = p[1],
-                                   .weight = p[2],
-                                   .rstd = f32(p[4]),
-                                   .dresidual = add ? p[3] : nullptr,
-                                   .dx = dx,
-                                   .dweight = variant == 3 ? nullptr : f32(p[5]),
-                                   .partial = variant == 3 ? nullptr : f32(p[6]),
-                                   .rows = s.rows,
-                                   .groups = s.groups,
-                                   .width = s.width,
-                                   .dy_stride = dy_stride,
-                                   .x_stride = stride,
-                                   .dx_stride = other,
-                                   .dtype = t},
-                                  v);
-            },
-            Want::kNear, t == DType::kBF16 ? 0.02 : 1e-3);
+        check_norm_forward({t, s, variant});
+        check_norm_backward({t, s, variant});
       }
     }
   }

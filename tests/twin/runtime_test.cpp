@@ -124,6 +124,7 @@ TEST(TwinDeathTest, FreeingMemoryWaitsForStreamsThatWereDestroyed) {
       });
     }
     cuda_free(p);
+    usleep(60000);  // so that work which is still there meets freed memory
     return static_cast<int>(cudaDeviceSynchronize());
   };
   EXPECT_EXIT(in_child("", leave_and_free), ExitedWithCode(0), "");
