@@ -87,7 +87,6 @@ struct Settings {
   std::vector<Card> cards;  // as CUDA numbers them
   bool trace, pin, lazy, poison, pageable_waits;
   int races;
-  int64_t taken;  // bytes of each card that another process has taken since it was asked for its free memory
   unsigned seed = 0, delay_us = 0;
 };
 
