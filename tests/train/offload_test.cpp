@@ -140,13 +140,19 @@ DeviceType device() {
   return cuda_built() ? DeviceType::kCuda : DeviceType::kCpu;
 }
 
+// Once per process: LibTorch keeps a GEMM workspace for each stream that it was ever given.
+StreamView started() {
+  static const StreamView stream = start_torch(device(), 2, true);
+  return stream;
+}
+
 class Training {
  public:
   explicit Training(const Variant& run)
       : run_(run),
         spec_(small_spec(run.tied, run.vocab)),
         layout_(make_layout(spec_, run.lora ? &adapter_ : nullptr, run.dtype)),
-        stream_(start_torch(device(), 2, true)) {
+        stream_(started()) {
     Config config;
     config.data.max_length = kLength;
     config.train.global_batch = 2 * run.micro_batches;
