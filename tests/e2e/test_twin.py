@@ -231,10 +231,10 @@ def test_smollm2_learns_and_answers_as_on_the_cpu(tmp_path):
         subprocess.run([sys.executable, ROOT / "configs" / "quickstart" / command[0], *command[1:]], check=True)
     shutil.copy(ROOT / "configs" / "quickstart.toml", tmp_path / "c.toml")
     twin, cpu = train_on_both(tmp_path, "real", "run.device=auto", "data.cache_dir=cache", "data.eval=[]", "train.epochs=auto",
-                              "train.steps=3", "optimizer.warmup=0", "data.max_length=256", steps=3)
-    # Two bf16 runs of 30 layers lie on either side of the fp32 loss: with 722 targets 3.0341 and 3.0298 around 3.0322.
+                              "train.steps=3", "optimizer.warmup=0", steps=3)
+    # Two bf16 runs of 30 layers lie on either side of the fp32 loss: the first step's are 3.0341 and 3.0298 around 3.0322.
     for (loss, norm), (expected, expected_norm) in zip(twin, cpu, strict=True):
-        assert loss == pytest.approx(expected, rel=5e-3)
+        assert loss == pytest.approx(expected, abs=0.01)
         assert norm == pytest.approx(expected_norm, rel=0.05)
     answers = [json.loads(lmlaunch("generate", "runs/real_twin", "--prompt", "What is Python?", "--max-tokens", "6", "--json", *gpus,
                                    cwd=tmp_path, on=on)[0])["text"]
