@@ -1,7 +1,7 @@
 """Makes BUILD/bundle: everything gpu_checks.sh needs on a machine that has a driver and a Python with the same torch.
 
 Run: python cmake/bundle.py BUILD. Executables (most tests and the benchmarks too) are stripped into bin/, shared libraries that
-come neither with torch nor with every Linux into lib/. Fails when the whole is over 60 MiB: more is not carried there.
+come neither with torch nor with every Linux into lib/, and what gpu_checks.sh runs beside them into checks/. Fails when the whole is over 60 MiB: more is not carried there.
 """
 
 import os
@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-MAX_MIB = 60
+MAX_MIB, MAX_CHECKS_MIB = 60, 5
 # A GPU changes nothing for these, or they want files of the repository beside them.
 LEFT_HERE = {"config_test", "data_test", "door_test", "fake_rank", "launcher_test", "parity_tool", "weights_tool"}
 # Part of every Linux, or of torch and the CUDA wheels beside it: taken from the machine, since two copies of a run-time
@@ -28,6 +28,18 @@ def shared_libraries(executable):
         match = re.match(r"\s*(\S+)(?: => (\S+))? \(0x", line)
         if match:
             yield Path(match[1]).name, match[2]
+
+
+def copy_checks(root, checks):
+    """The Python beside the executables, and models with transformers' results for where that is not installed."""
+    checks.mkdir()
+    for name in ("gpu/checks", "gpu/smoke", "gpu/parity", "parity/bounds", "parity/reference", "parity/tiny_models", "parity/tool"):
+        shutil.copy(root / "tests" / f"{name}.py", checks)
+    subprocess.run([sys.executable, "-B", checks / "parity.py", "--make", checks / "fixtures"], check=True,
+                   stderr=subprocess.DEVNULL)
+    size = sum(file.stat().st_size for file in checks.rglob("*") if file.is_file()) / 2**20
+    if size > MAX_CHECKS_MIB:
+        sys.exit(f"{checks}: {size:.1f} MiB, more than {MAX_CHECKS_MIB}")
 
 
 def main():
@@ -47,6 +59,7 @@ def main():
     for name in ("gpu_tests.txt", "gpu_benchmarks.txt"):
         shutil.copy(build / name, bundle / name)
     shutil.copytree(build / "share", bundle / "share")  # the program that prepares data
+    copy_checks(root, bundle / "checks")
     script = bundle / "gpu_checks.sh"
     shutil.copy(root / "cmake" / "gpu_checks.sh", script)
     script.chmod(script.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
