@@ -1,10 +1,9 @@
 """Makes BUILD/bundle: everything gpu_checks.sh needs on a machine that has a driver and a Python with the same torch.
 
-Run: python cmake/bundle.py BUILD. Executables (most tests and the benchmarks too) are stripped into bin/, shared libraries that
-come neither with torch nor with every Linux into lib/, and what gpu_checks.sh runs beside them into checks/. Fails when the whole is over 60 MiB: more is not carried there.
+Run: python cmake/bundle.py BUILD. Executables are stripped into bin/, shared libraries that come neither with torch nor with
+every Linux go into lib/, the Python of the checks into checks/. Fails when the whole is over 60 MiB: more is not carried there.
 """
 
-import os
 import re
 import shutil
 import stat
@@ -13,8 +12,8 @@ import sys
 from pathlib import Path
 
 MAX_MIB, MAX_CHECKS_MIB = 60, 5
-# A GPU changes nothing for these, or they want files of the repository beside them.
-LEFT_HERE = {"config_test", "data_test", "door_test", "fake_rank", "launcher_test", "parity_tool", "weights_tool"}
+# Beside the tests and benchmarks that gpu_checks.sh runs.
+PROGRAMS = ["lmlaunch", "lmlaunch-cpu", "lmlaunch-cuda", "parity_tool_gpu"]
 # Part of every Linux, or of torch and the CUDA wheels beside it: taken from the machine, since two copies of a run-time
 # library in one process are worse than an older one.
 ON_THE_MACHINE = re.compile(r"^(ld-linux|libc\.|libm\.|libdl\.|librt\.|libpthread\.|libresolv\.|libutil\.|libstdc\+\+|libgcc_s|"
@@ -49,14 +48,14 @@ def main():
     shutil.rmtree(bundle, ignore_errors=True)
     (bundle / "bin").mkdir(parents=True)
     (bundle / "lib").mkdir()
-    for file in sorted((build / "bin").iterdir()):
-        if not file.is_file() or not os.access(file, os.X_OK) or file.name in LEFT_HERE:
-            continue
+    lists = ("gpu_tests.txt", "gpu_benchmarks.txt")
+    for program in PROGRAMS + [name for file in lists for name in (build / file).read_text().split()]:
+        file = build / "bin" / program
         for name, path in shared_libraries(file):
             if path and not ON_THE_MACHINE.match(name):
                 shutil.copy(path, bundle / "lib" / name)
-        subprocess.run(["strip", "-s", "-o", bundle / "bin" / file.name, file], check=True)
-    for name in ("gpu_tests.txt", "gpu_benchmarks.txt"):
+        subprocess.run(["strip", "-s", "-o", bundle / "bin" / program, file], check=True)
+    for name in lists:
         shutil.copy(build / name, bundle / name)
     shutil.copytree(build / "share", bundle / "share")  # the program that prepares data
     copy_checks(root, bundle / "checks")

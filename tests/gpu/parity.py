@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' progress bars
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(directory) for directory in (HERE, HERE.parent / "parity") if (directory / "reference.py").exists()]
 import bounds  # noqa: E402
