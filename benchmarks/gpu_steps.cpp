@@ -1,10 +1,15 @@
-// What does a step cost on this GPU, and does the plan know? Rows of Llama-3.2-1B's and Llama-3.1-8B's shapes
-// with random weights: tokens/s, share of the speed of light (dense peak of the data sheet), step time and
-// GPU memory as planned and as measured. Resident, with state in host memory stepped by the GPU and by the
-// CPU, and on disk where a directory is named. Medians of the timed steps; prints a table and JSON lines.
+// What does a step cost on this GPU, and does the plan know? Rows of Llama-3.2-1B's, Llama-2-7B's and
+// Llama-3.1-8B's shapes: tokens/s, share of the speed of light (dense peak of the data sheet), step time and
+// GPU memory as planned and as measured. A slice has the model's true width and a few of its layers, so that
+// it starts in seconds. Weights repeat one tile that is made on the device (gpu_pattern.h): losses mean
+// nothing. Resident, with state in host memory stepped by the GPU and by the CPU, and on disk where a
+// directory is named. Medians of the timed steps; prints a table, JSON lines and a last line with the figure.
 //
-//   bench_gpu_steps [--path DIR] [--steps 5] [ROW...]      rows by name; none: all
+//   bench_gpu_steps [--path DIR] [--steps 5] [ROW...]      rows by name, or NAME* for all that begin so;
+//   none:
+//                                                          the slices
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -31,31 +36,68 @@ constexpr const char* kLlama8B =
 "num_hidden_layers":32,"num_attention_heads":32,"num_key_value_heads":8,"head_dim":128,"vocab_size":128256,
 "max_position_embeddings":131072,"rms_norm_eps":1e-5,"rope_theta":500000.0,"tie_word_embeddings":false})";
 
+constexpr const char* kLlama7B =
+    R"({"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_size":4096,"intermediate_size":11008,
+"num_hidden_layers":32,"num_attention_heads":32,"num_key_value_heads":32,"head_dim":128,"vocab_size":32000,
+"max_position_embeddings":4096,"rms_norm_eps":1e-5,"rope_theta":10000.0,"tie_word_embeddings":false})";
+constexpr const char* kTiny =
+    R"({"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_size":64,"intermediate_size":96,
+"num_hidden_layers":4,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":16,"vocab_size":320,
+"max_position_embeddings":4096,"rms_norm_eps":1e-5,"rope_theta":10000.0,"tie_word_embeddings":false})";
+
 struct Row {
   const char* name;
   const char* shape;
+  int64_t layers;  // of the shape's; 0: all
   bool lora;
   std::vector<std::string> settings;
   std::optional<bool> update_on_host = {};  // none: as planned
   bool disk = false;
+  int64_t length = 2048;  // tokens of a sequence
 };
 
+// Slices first: what runs when nothing is named. `tiny` only shows that this program works.
 std::vector<Row> rows() {
-  const std::string b8 = "train.global_batch=8", host = "offload.optimizer=\"host\"";
+  const std::string b8 = "train.global_batch=8", bf16 = "train.gradients=\"bf16\"",
+                    host = "offload.optimizer=\"host\"", block = "train.recompute=\"block\"";
+  const std::vector<std::string> tiny = {"train.global_batch=2", bf16};
   return {
-      {"1b", kLlama1B, false, {b8, "train.gradients=\"bf16\""}},
-      {"1b-fp32-gradients", kLlama1B, false, {b8}},
-      {"1b-lora", kLlama1B, true, {b8}},
-      {"1b-host-by-gpu", kLlama1B, false, {b8, "train.gradients=\"bf16\"", host}, false},
-      {"1b-host-by-cpu", kLlama1B, false, {b8, "train.gradients=\"bf16\"", host}, true},
-      {"8b", kLlama8B, false, {b8, "train.gradients=\"bf16\"", "train.recompute=\"block\""}},
-      {"8b-lora", kLlama8B, true, {b8}},
-      {"8b-24gib",
-       kLlama8B,
-       false,
-       {"train.global_batch=32", "train.gradients=\"bf16\"", "offload.device_memory=\"24GiB\""}},
-      {"1b-disk", kLlama1B, false, {b8, "train.gradients=\"bf16\"", "offload.optimizer=\"nvme\""}, {}, true},
+      {"1b-slice", kLlama1B, 4, false, {b8, bf16}},
+      {"1b-slice-fp32-gradients", kLlama1B, 4, false, {b8}},
+      {"1b-slice-lora", kLlama1B, 4, true, {b8}},
+      {"1b-slice-host-by-gpu", kLlama1B, 4, false, {b8, bf16, host}, false},
+      {"1b-slice-host-by-cpu", kLlama1B, 4, false, {b8, bf16, host}, true},
+      {"7b-slice", kLlama7B, 3, false, {b8, bf16}},
+      {"7b-slice-lora", kLlama7B, 3, true, {b8}},
+      {"8b-slice", kLlama8B, 3, false, {b8, bf16, block}},
+      {"8b-slice-lora", kLlama8B, 3, true, {b8}},
+      {"8b-slice-host", kLlama8B, 3, false, {b8, bf16, host}},
+      {"1b", kLlama1B, 0, false, {b8, bf16}},
+      {"1b-lora", kLlama1B, 0, true, {b8}},
+      {"7b-lora", kLlama7B, 0, true, {b8}},
+      {"8b", kLlama8B, 0, false, {b8, bf16, block}},
+      {"8b-lora", kLlama8B, 0, true, {b8}},
+      {"8b-24gib", kLlama8B, 0, false, {"train.global_batch=32", bf16, "offload.device_memory=\"24GiB\""}},
+      {"1b-slice-disk", kLlama1B, 4, false, {b8, bf16, "offload.optimizer=\"nvme\""}, {}, true},
+      {"tiny", kTiny, 2, false, tiny, {}, false, 32},
+      {"tiny-lora", kTiny, 2, true, tiny, {}, false, 32},
+      {"tiny-off-device", kTiny, 0, false, {tiny[0], bf16, host, "offload.weights=\"host\""}, {}, false, 32},
   };
+}
+
+ModelSpec spec_of(const Row& row) {
+  nlohmann::json shape = nlohmann::json::parse(row.shape);
+  if (row.layers > 0) shape["num_hidden_layers"] = row.layers;
+  return parse_model_spec(shape.dump(), row.name);
+}
+
+bool chosen(const Row& row, const std::vector<std::string>& wanted, const std::string& path) {
+  const std::string name = row.name;
+  if (row.disk && path.empty()) return false;
+  if (wanted.empty()) return name.find("slice") != std::string::npos;
+  return std::any_of(wanted.begin(), wanted.end(), [&](const std::string& word) {
+    return word.ends_with('*') ? name.starts_with(word.substr(0, word.size() - 1)) : name == word;
+  });
 }
 
 Machine this_machine(const std::string& path, int threads) {
@@ -72,16 +114,19 @@ Machine this_machine(const std::string& path, int threads) {
   return machine;
 }
 
-void run_row(const Row& row, const std::string& path, int steps, int threads, StreamView stream) {
+// Tokens per second.
+double run_row(const Row& row, const std::string& path, int steps, int threads, StreamView stream) {
   std::vector<std::string> settings = row.settings;
-  settings.insert(settings.end(), {"data.max_length=2048", "run.threads=" + std::to_string(threads)});
+  settings.push_back("run.threads=" + std::to_string(threads));
+  settings.push_back("data.max_length=" + std::to_string(row.length));
   if (row.disk) settings.push_back("offload.paths=[\"" + path + "\"]");
   if (row.lora) settings.push_back("train.method=\"lora\"");
   SyntheticSetup setup{
-      .spec = parse_model_spec(row.shape, row.name),
+      .spec = spec_of(row),
       .lora = row.lora,
       .config = parse_config("[model]\npath = \"none\"\n[data]\ntrain = [\"none\"]\n", "benchmark", settings),
-      .update_on_host = row.update_on_host};
+      .update_on_host = row.update_on_host,
+      .pattern = true};
   const int64_t before = cuda_device(0).free_bytes;
   SyntheticRun run(std::move(setup), this_machine(row.disk ? path : "", threads), stream);
   std::vector<double> seconds;
@@ -98,7 +143,7 @@ void run_row(const Row& row, const std::string& path, int steps, int threads, St
   const double sol = 100 * plan.sol_seconds_per_token * tokens / step;
   const int64_t used = before - cuda_device(0).free_bytes;
   std::printf(
-      "%-18s %8.0f tokens/s %5.1f %% of light %8.3f s a step (planned %.3f) %9s of GPU (planned %s)\n",
+      "%-24s %8.0f tokens/s %5.1f %% of light %8.3f s a step (planned %.3f) %9s of GPU (planned %s)\n",
       row.name, tokens / step, sol, step, plan.step_seconds, format_bytes(used).c_str(),
       format_bytes(plan.peak.device).c_str());
   std::printf("%s\n", nlohmann::json{{"benchmark", "gpu_steps"},
@@ -115,6 +160,7 @@ void run_row(const Row& row, const std::string& path, int steps, int threads, St
                           .dump()
                           .c_str());
   std::fflush(stdout);
+  return tokens / step;
 }
 
 int run_rows(int argc, char** argv) {
@@ -138,19 +184,22 @@ int run_rows(int argc, char** argv) {
   }
   const auto threads = static_cast<int>(std::max(std::thread::hardware_concurrency(), 1U));
   const StreamView stream = start_torch(DeviceType::kCuda, threads, true);
-  int failed = 0;
+  int failed = 0, ran = 0;
+  std::string figure;
   for (const Row& row : rows()) {
-    const bool named = std::find(wanted.begin(), wanted.end(), row.name) != wanted.end();
-    if (!named && (!wanted.empty() || (row.disk && path.empty()))) continue;
+    if (!chosen(row, wanted, path)) continue;
+    ++ran;
     try {
-      run_row(row, path, steps, threads, stream);
+      const double rate = run_row(row, path, steps, threads, stream);
+      figure += std::string(figure.empty() ? "" : ", ") + row.name + " " + std::to_string(std::lround(rate));
     } catch (const std::exception& error) {
       const auto* own = dynamic_cast<const Error*>(&error);
-      std::printf("%-18s failed: %s\n", row.name, own != nullptr ? own->report().c_str() : error.what());
+      std::printf("%-24s failed: %s\n", row.name, own != nullptr ? own->report().c_str() : error.what());
       ++failed;
     }
   }
-  return failed == 0 ? 0 : 1;
+  std::printf("figure: %s tokens/s\n", figure.c_str());
+  return failed == 0 && ran > 0 ? 0 : 1;
 }
 
 }  // namespace

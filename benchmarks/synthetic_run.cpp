@@ -1,6 +1,7 @@
 #include "synthetic_run.h"
 
 #include "base/philox.h"
+#include "gpu_pattern.h"
 #include "weights/load_store.h"
 
 namespace lm {
@@ -26,6 +27,34 @@ StepBatches random_batches(int64_t sequences, int64_t each, int64_t length, int6
   }
   for (Batch& batch : out.micro) batch.document_start.push_back(static_cast<int32_t>(batch.token.size()));
   return out;
+}
+
+// Matrices and embeddings about N(0, 0.02), norms 1, biases 0; adapters are not touched.
+void fill_with_pattern(const ModelLayout& layout, DType dtype, StreamView stream, WeightStore& store) {
+  const PatternTile small(dtype, stream, 0.02f), ones(dtype, stream, 0, 1);
+  std::optional<OpenUnit> open;  // one at a time: streamed units pass through one slot
+  for (size_t block = 0; block < layout.blocks.size(); ++block) {
+    for (const TensorPlace& place : layout.blocks[block].tensors) {
+      const Parameter& p = place.parameter;
+      if (p.kind == ParameterKind::kLoraA || p.kind == ParameterKind::kLoraB) continue;
+      for (const int64_t unit : store.units_of(static_cast<int64_t>(block), place)) {
+        if (!open || open->unit() != unit) {
+          open.reset();
+          open.emplace(store.open(unit, true));
+        }
+        const Unit& range = store.units()[static_cast<size_t>(unit)];
+        const int64_t rows = range.rows > 0 ? range.rows : p.rows;
+        const int64_t bytes = rows * p.columns * static_cast<int64_t>(dtype_size(dtype));
+        if (p.kind == ParameterKind::kBias) {
+          zero_bytes(open->tensor(place), bytes, stream);
+        } else {
+          (p.kind == ParameterKind::kNorm ? ones : small).fill(open->tensor(place), bytes);
+        }
+      }
+    }
+  }
+  open.reset();
+  synchronize(stream);  // the tiles end here
 }
 
 }  // namespace
@@ -58,7 +87,11 @@ SyntheticRun::SyntheticRun(SyntheticSetup setup, const Machine& machine, StreamV
                                            .engine = setup_.engine},
                                  stream);
   const LoadSetup load{setup_.spec, layout_, DType::kBF16, stream, plan_.numerics.threads};
-  initialise_weights(load, 1, rank_->weights());
+  if (setup_.pattern) {
+    fill_with_pattern(layout_, DType::kBF16, stream, rank_->weights());
+  } else {
+    initialise_weights(load, 1, rank_->weights());
+  }
   if (setup_.lora) initialise_adapter(load, 1, rank_->weights());
   rank_->weights_ready();
   batches_ = random_batches(config.train.global_batch, plan_.numerics.micro_batch, config.data.max_length,

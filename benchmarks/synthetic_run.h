@@ -15,6 +15,7 @@ struct SyntheticSetup {
   int64_t slots = 0;  // of the optimizer; 0: as planned
   EngineFactory engine = {};
   std::optional<bool> update_on_host = {};  // with a GPU; none: as planned
+  bool pattern = false;  // with a GPU: weights repeat one tile (gpu_pattern.h), which takes no time to make
 };
 
 class SyntheticRun {

@@ -1,10 +1,9 @@
 """Makes BUILD/bundle: everything gpu_checks.sh needs on a machine that has a driver and a Python with the same torch.
 
-Run: python cmake/bundle.py BUILD. Executables (most tests and the benchmarks too) are stripped into bin/, shared libraries that
-come neither with torch nor with every Linux into lib/. Fails when the whole is over 60 MiB: more is not carried there.
+Run: python cmake/bundle.py BUILD. Executables are stripped into bin/, shared libraries that come neither with torch nor with
+every Linux go into lib/, the Python of the checks into checks/. Fails when the whole is over 60 MiB: more is not carried there.
 """
 
-import os
 import re
 import shutil
 import stat
@@ -12,9 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-MAX_MIB = 60
-# A GPU changes nothing for these, or they want files of the repository beside them.
-LEFT_HERE = {"config_test", "data_test", "door_test", "fake_rank", "launcher_test", "parity_tool", "weights_tool"}
+MAX_MIB, MAX_CHECKS_MIB = 60, 5
+# Beside the tests and benchmarks that gpu_checks.sh runs.
+PROGRAMS = ["lmlaunch", "lmlaunch-cpu", "lmlaunch-cuda", "parity_tool_gpu"]
 # Part of every Linux, or of torch and the CUDA wheels beside it: taken from the machine, since two copies of a run-time
 # library in one process are worse than an older one.
 ON_THE_MACHINE = re.compile(r"^(ld-linux|libc\.|libm\.|libdl\.|librt\.|libpthread\.|libresolv\.|libutil\.|libstdc\+\+|libgcc_s|"
@@ -30,6 +29,18 @@ def shared_libraries(executable):
             yield Path(match[1]).name, match[2]
 
 
+def copy_checks(root, checks):
+    """The Python beside the executables, and models with transformers' results for where that is not installed."""
+    checks.mkdir()
+    for name in ("gpu/checks", "gpu/smoke", "gpu/parity", "parity/bounds", "parity/reference", "parity/tiny_models", "parity/tool"):
+        shutil.copy(root / "tests" / f"{name}.py", checks)
+    subprocess.run([sys.executable, "-B", checks / "parity.py", "--make", checks / "fixtures"], check=True,
+                   stderr=subprocess.DEVNULL)
+    size = sum(file.stat().st_size for file in checks.rglob("*") if file.is_file()) / 2**20
+    if size > MAX_CHECKS_MIB:
+        sys.exit(f"{checks}: {size:.1f} MiB, more than {MAX_CHECKS_MIB}")
+
+
 def main():
     build = Path(sys.argv[1])
     root = Path(__file__).resolve().parent.parent
@@ -37,16 +48,17 @@ def main():
     shutil.rmtree(bundle, ignore_errors=True)
     (bundle / "bin").mkdir(parents=True)
     (bundle / "lib").mkdir()
-    for file in sorted((build / "bin").iterdir()):
-        if not file.is_file() or not os.access(file, os.X_OK) or file.name in LEFT_HERE:
-            continue
+    lists = ("gpu_tests.txt", "gpu_benchmarks.txt")
+    for program in PROGRAMS + [name for file in lists for name in (build / file).read_text().split()]:
+        file = build / "bin" / program
         for name, path in shared_libraries(file):
             if path and not ON_THE_MACHINE.match(name):
                 shutil.copy(path, bundle / "lib" / name)
-        subprocess.run(["strip", "-s", "-o", bundle / "bin" / file.name, file], check=True)
-    for name in ("gpu_tests.txt", "gpu_benchmarks.txt"):
+        subprocess.run(["strip", "-s", "-o", bundle / "bin" / program, file], check=True)
+    for name in lists:
         shutil.copy(build / name, bundle / name)
     shutil.copytree(build / "share", bundle / "share")  # the program that prepares data
+    copy_checks(root, bundle / "checks")
     script = bundle / "gpu_checks.sh"
     shutil.copy(root / "cmake" / "gpu_checks.sh", script)
     script.chmod(script.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)

@@ -75,6 +75,25 @@ function(lm_gpu_test name)
   lm_twin_entries(twin_${name} ${long} QUICK "${ARG_QUICK}" MODES ${modes})
 endfunction()
 
+# lm_gpu_program(name [TORCH] SOURCES ... DEPENDS ...): an executable that runs on a GPU, built for real ones and, as
+# twin_<name>, on the twin.
+function(lm_gpu_program name)
+  cmake_parse_arguments(ARG "TORCH" "" "SOURCES;DEPENDS" ${ARGN})
+  set(torch "")
+  if(ARG_TORCH)
+    set(torch TORCH)
+  endif()
+  if(LM_HAVE_CUDA)
+    add_executable(${name} ${ARG_SOURCES})
+    target_link_libraries(${name} PRIVATE lm_flags ${ARG_DEPENDS} $<$<BOOL:${ARG_TORCH}>:lm_torch_cuda> lm_device_cuda)
+  endif()
+  if(TARGET lm_device_twin)
+    add_executable(twin_${name} ${ARG_SOURCES})
+    target_link_libraries(twin_${name} PRIVATE lm_flags ${ARG_DEPENDS} $<$<BOOL:${ARG_TORCH}>:lm_torch_twin> lm_device_twin)
+    lm_twin_link(twin_${name} ${torch})
+  endif()
+endfunction()
+
 # lm_python_test(name [LONG] [THREADS n] COMMAND args...): a ctest entry that runs LM_PYTHON with args.
 function(lm_python_test name)
   cmake_parse_arguments(ARG "LONG" "THREADS" "COMMAND" ${ARGN})
@@ -89,14 +108,20 @@ function(lm_python_test name)
   endif()
 endfunction()
 
-# lm_benchmark(name SOURCES ... DEPENDS ...): an executable that `./dev bench` runs; on a machine with a GPU,
-# gpu_checks.sh runs those that link lm_device_cuda.
+# lm_benchmark(name SOURCES ... DEPENDS ...): an executable that `./dev bench` runs.
 function(lm_benchmark name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE lm_flags ${ARG_DEPENDS})
   set_property(GLOBAL APPEND PROPERTY LM_BENCHMARKS ${name})
-  if(lm_device_cuda IN_LIST ARG_DEPENDS)
+endfunction()
+
+# lm_gpu_benchmark(name [TORCH] SOURCES ... DEPENDS ...): likewise, of a GPU: gpu_checks.sh runs it on one; on the twin it
+# only shows that it works.
+function(lm_gpu_benchmark name)
+  lm_gpu_program(${name} ${ARGN})
+  if(LM_HAVE_CUDA)
+    set_property(GLOBAL APPEND PROPERTY LM_BENCHMARKS ${name})
     set_property(GLOBAL APPEND PROPERTY LM_GPU_BENCHMARKS ${name})
   endif()
 endfunction()

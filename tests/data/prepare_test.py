@@ -368,6 +368,18 @@ def test_tokenised_rows_need_no_tokenizer(run, tmp_path):
     assert "tokenizer.json" in refused(bare, [{"text": "hello"}], "none").what
 
 
+def test_tokenised_rows_need_no_library(tmp_path):
+    """A machine that only has torch, whose wheels bring jinja2, can train on them."""
+    (tmp_path / "a.jsonl").write_text('{"input_ids": [1, 2]}\n')
+    (tmp_path / "request").write_text(json.dumps({
+        "files": [str(tmp_path / "a.jsonl")], "format": "auto", "model_dir": str(tmp_path), "loss_on": "all", "workers": 1,
+        "out": str(tmp_path / "out"), "key": "00" * 32}))
+    program = ("import sys, runpy; sys.modules.update(tokenizers=None, numpy=None, transformers=None); "
+               f"sys.argv[1:] = [{str(tmp_path / 'request')!r}]; runpy.run_path({PREPARE + '/prepare.py'!r}, run_name='__main__')")
+    subprocess.run([sys.executable, "-c", program], check=True)
+    assert read_tokens(tmp_path / "out") == [([1, 2], [1, 1])]
+
+
 ROWS = [{"prompt": "hello, \"you\" ", "completion": "world\nand dog"}, {"prompt": "", "completion": "ünï"}]
 
 

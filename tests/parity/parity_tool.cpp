@@ -5,6 +5,8 @@
 //     [--weight-decay X] [--recompute none|block] [--micro-batches M] [--adapter PEFT_DIR] [--threads N]
 //     [--optimizer-threads N] [--gradients fp32|bf16] [--master split|fp32|none]
 //
+// On the CPU; parity_tool_gpu is the same on the first GPU.
+//
 // INPUT: i32 `token`, `position`, `target` (-1 = none), `document_start` of a padding-free batch, whose
 // documents are dealt to the micro-batches in order. OUTPUT: `logits`, `loss`, `grad.<name>` of the first
 // step, and after N AdamW steps at a constant rate without clipping `losses` [N + 1] and `weight.<name>`.
@@ -13,6 +15,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/staging.h"
 #include "model/runtime.h"
 #include "train/rank.h"
 #include "weights/adapter_files.h"
@@ -82,8 +85,12 @@ struct Output {
   }
 };
 
-std::vector<float> to_floats(const std::byte* memory, DType dtype, int64_t elements) {
+// `from` may be the device's memory.
+std::vector<float> to_floats(const std::byte* from, DType dtype, int64_t elements, Staging& staging) {
   std::vector<float> out(static_cast<size_t>(elements));
+  std::vector<std::byte> host(out.size() * dtype_size(dtype));
+  staging.read_into(host.data(), from, std::ssize(host));
+  const std::byte* const memory = host.data();
   if (dtype == DType::kF32) {
     std::memcpy(out.data(), memory, out.size() * 4);
   } else {
@@ -100,7 +107,7 @@ std::vector<float> to_floats(const std::byte* memory, DType dtype, int64_t eleme
 // Every Hugging Face tensor of the trainable part, with `prefix`.
 template <class Array>
 void dump(Output& output, const std::string& prefix, const ModelLayout& layout, DType dtype,
-          const Array& array) {
+          const Array& array, Staging& staging) {
   for (size_t b = 0; b < layout.blocks.size(); ++b) {
     for (const TensorPlace& place : layout.blocks[b].tensors) {
       if (place.frozen) continue;
@@ -112,7 +119,7 @@ void dump(Output& output, const std::string& prefix, const ModelLayout& layout, 
             p.vector() ? std::vector<int64_t>{part.rows} : std::vector<int64_t>{part.rows, p.columns};
         output.add(prefix + part.name, shape,
                    to_floats(memory + part.first * p.columns * static_cast<int64_t>(dtype_size(dtype)), dtype,
-                             part.rows * p.columns));
+                             part.rows * p.columns, staging));
       }
     }
   }
@@ -147,6 +154,7 @@ struct Case {
     plan.numerics.threads = threads;
     plan.placement.optimizer_threads = std::stoi(arguments.get("optimizer-threads", std::to_string(threads)));
     plan.micro_tokens = longest(batches);
+    if (device == DeviceType::kCuda) place_on_device();
     plan.arena = arena_need(spec, adapter_spec(),
                             {.tokens = whole.micro[0].tokens(),
                              .documents = 64,
@@ -155,10 +163,17 @@ struct Case {
                              .train_embedding = !adapter,
                              .dtype = dtype,
                              .gradient_dtype = plan.numerics.gradient_dtype,
-                             .device = DeviceType::kCpu,
+                             .device = device,
                              .threads = threads});
     // All rows' logits at once, which training never has, gather every row.
     plan.arena.bytes += whole.micro[0].tokens() * (spec.hidden + 2) * 8;
+  }
+  // More than models this small need.
+  void place_on_device() {
+    plan.placement.device = device;
+    plan.placement.upload_bytes = 4 * kMiB;
+    plan.placement.result_bytes = 8 + Gradients::norm_bytes(layout);
+    plan.placement.library_device_bytes = 1024 * kMiB;
   }
   const AdapterSpec* adapter_spec() const { return adapter ? &*adapter : nullptr; }
   RankSetup setup() const {
@@ -173,6 +188,7 @@ struct Case {
             .max_grad_norm = 1e30};
   }
 
+  DeviceType device = cuda_built() ? DeviceType::kCuda : DeviceType::kCpu;
   int threads;
   ModelSpec spec;
   std::string adapter_directory;
@@ -186,28 +202,32 @@ struct Case {
 };
 
 // Trains `steps` and adds losses [steps + 1], the first step's gradients and the last weights.
-void train(const Case& c, Rank& rank, int steps, double lr, Output& output) {
+void train(const Case& c, Rank& rank, StreamView stream, int steps, double lr, Output& output) {
+  Staging staging(stream);
   std::vector<float> losses;
   for (int step = 1; step <= std::max(steps, 1); ++step) {
     const StepResult result = rank.step().run(c.batches, step, steps > 0 ? lr : 0.0);
     losses.push_back(static_cast<float>(result.loss));
     if (step > 1) continue;
     output.add("loss", {1}, {static_cast<float>(result.loss)});
-    dump(output, "grad.", c.layout, c.plan.numerics.gradient_dtype,
-         [&](int64_t b) { return rank.gradients().unit(b); });
+    dump(
+        output, "grad.", c.layout, c.plan.numerics.gradient_dtype,
+        [&](int64_t b) { return rank.gradients().unit(b); }, staging);
   }
   if (steps > 0) {
     double nll = 0;
     for (const Batch& batch : c.batches.micro) nll += rank.step().evaluate(batch);
     losses.push_back(static_cast<float>(nll / static_cast<double>(c.batches.target_tokens)));
-    dump(output, "weight.", c.layout, c.dtype, [&](int64_t b) { return rank.weights().trainable_home(b); });
+    dump(
+        output, "weight.", c.layout, c.dtype, [&](int64_t b) { return rank.weights().trainable_home(b); },
+        staging);
   }
   output.add("losses", {static_cast<int64_t>(losses.size())}, losses);
 }
 
 void run(const Arguments& arguments) {
   const Case c(arguments);
-  const StreamView stream = start_torch(DeviceType::kCpu, c.threads, true);
+  const StreamView stream = start_torch(c.device, c.threads, true);
   Rank rank(c.setup(), stream);
   const LoadSetup load{c.spec, c.layout, c.dtype, stream, c.threads};
   load_weights(load, arguments.model, rank.weights());
@@ -219,7 +239,7 @@ void run(const Arguments& arguments) {
   for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int32_t>(i);
   output.add("logits", {static_cast<int64_t>(rows.size()), c.spec.vocab},
              rank.step().logits(c.whole.micro[0], rows));
-  train(c, rank, std::stoi(arguments.get("steps", "0")), std::stod(arguments.get("lr", "0")), output);
+  train(c, rank, stream, std::stoi(arguments.get("steps", "0")), std::stod(arguments.get("lr", "0")), output);
   output.write(arguments.output);
 }
 

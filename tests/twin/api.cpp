@@ -3,17 +3,37 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
 #include "state.h"
 
 using namespace twin;
+
+namespace {
+
+// What ran here must not be taken for what ran on a GPU.
+void say_once() {
+  static const bool said = [] {
+    const char* quiet = std::getenv("TWIN_QUIET");
+    if (quiet != nullptr && std::strcmp(quiet, "1") == 0) return false;
+    return std::fputs(
+               "on the twin: no GPU is here; nvcc's code, flash attention's and cuBLAS's arithmetic "
+               "and speed are not what a GPU does\n",
+               stderr) >= 0;
+  }();
+  (void)said;
+}
+
+}  // namespace
+
 #pragma GCC visibility push(default)
 extern "C" {
 
 // ---- devices
 cudaError_t cudaGetDeviceCount(int* count) {
+  say_once();
   *count = static_cast<int>(state().settings.cards.size());
   return *count > 0 ? cudaSuccess : failed(cudaErrorNoDevice);
 }

@@ -107,3 +107,9 @@ def test_a_trace_shows_what_the_gpu_did_and_hidden_pct_counts_copies_and_waits_b
         assert any(r == row and n.startswith(what) and d > 0 for r, n, d in seen), (row, what, sorted(set(seen)))
     hidden = [json.loads(line)["hidden_pct"] for line in open(work / "runs/moved/metrics.jsonl")]
     assert all(0 <= h <= 100 for h in hidden) and min(hidden[1:]) < 100, hidden
+
+
+def test_who_runs_on_the_twin_is_told_so_once(work):
+    name = config(work, "told")
+    assert lmlaunch("--gpus", 1, name, cwd=work).stderr.count("on the twin: no GPU is here") == 1
+    assert "on the twin" not in lmlaunch("--gpus", 1, name, "run.dir=runs/quiet", cwd=work, environment={"TWIN_QUIET": "1"}).stderr

@@ -1,12 +1,12 @@
-"""From examples to tokens and marks: the model's tokenizer as its files describe it."""
+"""From examples to tokens and marks: the model's tokenizer as its files describe it. Data that is tokenised already needs
+neither a tokenizer nor its library."""
 
+import array
 import json
 import os
 from dataclasses import dataclass
 
 import jinja2
-import numpy as np
-from tokenizers import Tokenizer
 
 import formats
 import mask
@@ -51,6 +51,8 @@ class Model:
     """The tokenizer and template of a model directory; `loss_on` is "completion" or "all"."""
 
     def __init__(self, model_dir, loss_on):
+        from tokenizers import Tokenizer
+
         self.dir, self.loss_on = model_dir, loss_on
         path = os.path.join(model_dir, "tokenizer.json")
         if not os.path.isfile(path):
@@ -202,8 +204,8 @@ class Model:
             chunk.lengths.append(len(ids))
             all_ids += ids
             all_marks += marks
-        chunk.tokens = np.array(all_ids, dtype="<i4").tobytes()
-        chunk.marks = np.array(all_marks, dtype=np.uint8).tobytes()
+        chunk.tokens = array.array("i", all_ids).tobytes()
+        chunk.marks = bytes(all_marks)
         chunk.trained = sum(all_marks)
         return chunk
 

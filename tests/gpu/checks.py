@@ -1,0 +1,206 @@
+"""What gpu_checks.sh runs, in order: the program itself, every GPU test, parity with transformers, then benchmarks; one table at the end.
+
+  python checks.py [--bin DIR] [--seconds N] [--list] [NAME...]
+"""
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+LEAST_S = 5       # with less time left an item is not begun
+TWIN_FACTOR = 10  # the twin (tests/twin) is slower than any card
+
+
+@dataclass
+class Item:
+    """`words`: the command; a program's name is looked up in the bin directory, `name` is what the table says."""
+
+    name: str
+    words: list
+    budget_s: int
+    twin_words: list = None  # on the twin, which shows that a benchmark works and no more
+
+
+def items():
+    """In order: what would make all the rest worthless if it failed comes first."""
+    python = [sys.executable, "-B"]
+    test = lambda name, budget: Item(name, [name], budget)
+    return [
+        Item("smoke", [*python, str(HERE / "smoke.py"), "BIN"], 60),
+        test("gpu_kernels_test", 60),
+        test("model_gpu_test", 60),
+        test("offload_gpu_test", 20),
+        test("library_error_gpu_test", 20),
+        test("state_gpu_test", 20),
+        test("load_gpu_test", 20),
+        test("offload_run_gpu_test", 60),
+        Item("parity", [*python, str(HERE / "parity.py"), "BIN"], 60,
+             [*python, str(HERE / "parity.py"), "BIN", "mistral_window_shorter_than_documents"]),
+        Item("bench_copies", ["bench_copies"], 15),
+        Item("bench_gpu_kernels", ["bench_gpu_kernels"], 20, ["bench_gpu_kernels", "--quick"]),
+        Item("bench_gpu_gemm", ["bench_gpu_gemm"], 50, ["bench_gpu_gemm", "--quick"]),
+        Item("slices of 1B", ["bench_gpu_steps", "1b-slice*"], 45, ["bench_gpu_steps", "tiny"]),
+        Item("slices of 7B", ["bench_gpu_steps", "7b-slice*"], 45, ["bench_gpu_steps", "tiny-lora"]),
+        Item("slices of 8B", ["bench_gpu_steps", "8b-slice*"], 45, ["bench_gpu_steps", "tiny-off-device"]),
+    ]
+
+
+@dataclass
+class Row:
+    name: str
+    result: str  # "passed", "failed(1)", "2 tests skipped", "NOT RUN: why"
+    seconds: float = 0
+    figure: str = ""
+
+    @property
+    def kind(self):
+        return "not run" if self.result.startswith("NOT RUN") else "passed" if self.result == "passed" else "failed"
+
+
+def listed(bin_directory, name):
+    """Names in the lists that the build wrote: beside the bundle's bin, above build/twin/bin."""
+    for directory in (bin_directory.parent, bin_directory.parent.parent):
+        if (directory / name).exists():
+            return (directory / name).read_text().split()
+    return []
+
+
+def all_items(bin_directory):
+    """The items above, and what the build made besides: nothing is left out because nobody entered it here."""
+    known = items()
+    used = {word for item in known for word in item.words}
+    for name in listed(bin_directory, "gpu_tests.txt") + listed(bin_directory, "gpu_benchmarks.txt"):
+        if name not in used:
+            known.append(Item(name, [name], 60))
+    return known
+
+
+def resolve(item, bin_directory, twin):
+    """The command line; None if its program is not there."""
+    words = [str(bin_directory) if word == "BIN" else word for word in (twin and item.twin_words or item.words)]
+    if os.sep in words[0]:
+        return words
+    program = next((p for p in (bin_directory / words[0], bin_directory / ("twin_" + words[0])) if p.exists()), None)
+    return program and [str(program), *words[1:]]
+
+
+def stream(command, limit_s):
+    """Runs it, showing what it prints; (status or None at the limit, lines). Whatever it started ends with it."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                               start_new_session=True)
+    lines = []
+
+    def show():
+        for line in process.stdout:
+            lines.append(line.rstrip("\n"))
+            print(line, end="", flush=True)
+
+    reader = threading.Thread(target=show, daemon=True)
+    reader.start()
+    try:
+        status = process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        status = None
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    reader.join(2)  # who left the group may still hold the pipe
+    return status, lines
+
+
+def judge(status, lines, allowed):
+    """(result, figure) of a program's end and its output."""
+    figure = next((line.removeprefix("figure: ") for line in reversed(lines) if line.startswith("figure: ")), "")
+    tests = [int(m[1]) for m in (re.match(r"\[  PASSED  \] (\d+) tests?", line) for line in lines) if m]
+    skipped = sum(bool(re.match(r"\[  SKIPPED \] .* ms\)$", line)) for line in lines)
+    figure = figure or (f"{tests[-1]} tests passed" if tests else "")
+    if status is None:
+        return f"NOT RUN to its end: stopped after {allowed:.0f} s", figure
+    if status != 0:
+        return f"failed({status})", figure
+    # A test skips where it finds no device, or too small a one, and a benchmark then ends well without a figure.
+    if skipped:
+        return f"skipped tests: {skipped}", figure
+    return "passed" if figure else "failed(nothing measured or tested)", figure
+
+
+def run_item(item, bin_directory, twin, deadline):
+    left = deadline - time.monotonic()
+    if left < LEAST_S:
+        return Row(item.name, "NOT RUN: no time left")
+    command = resolve(item, bin_directory, twin)
+    if command is None:
+        return Row(item.name, f"NOT RUN: no {item.words[0]} in {bin_directory}")
+    allowed, begin = min(left, item.budget_s * (TWIN_FACTOR if twin else 1)), time.monotonic()
+    print(f"== {item.name}", flush=True)
+    status, lines = stream(command, allowed)
+    seconds = time.monotonic() - begin
+    result, figure = judge(status, lines, allowed)
+    print(f"== {item.name}: {result}, {seconds:.0f} s", flush=True)
+    return Row(item.name, result, seconds, figure)
+
+
+def print_table(rows):
+    width, wide = max(len(row.name) for row in rows), max(len(row.result) for row in rows)
+    print(f"\n{'name':{width}} | {'result':{wide}} | seconds | figure")
+    for row in rows:
+        print(f"{row.name:{width}} | {row.result:{wide}} | {row.seconds:7.1f} | {row.figure}".rstrip())
+
+
+def print_summary(rows, twin):
+    of = lambda kind: [row.name for row in rows if row.kind == kind]
+    failed, missing = of("failed"), of("not run")
+    print(f"gpu_checks: {len(of('passed'))} passed, {len(failed)} failed: {', '.join(failed) or 'none'}, "
+          f"{len(missing)} not run: {', '.join(missing) or 'none'}")
+    print("gpu_checks: no run here shows several GPUs, models at their full depth or real weights, long runs, a full disk as home "
+          "of state, or other cards and drivers than this one" + ("; and nothing here ran on a GPU" if twin else ""))
+    return 0 if not failed and not missing else 1
+
+
+def print_card(twin):
+    if twin:
+        print("gpu_checks: on the twin: no GPU is here")
+        return
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit", "--format=csv,noheader"]
+    try:
+        out = subprocess.run(query, capture_output=True, text=True, timeout=20)
+        print("gpu_checks: card, driver, memory, clock, power: " + (out.stdout or out.stderr).strip().replace("\n", "; "))
+    except (OSError, subprocess.TimeoutExpired) as error:
+        print(f"gpu_checks: nvidia-smi failed: {error}")
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="gpu_checks.sh")
+    parser.add_argument("--bin", type=Path, default=HERE.parent / "bin")
+    parser.add_argument("--seconds", type=float, default=475)  # with the script's own start, 8 minutes
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    options = parser.parse_args()
+    deadline, bin_directory = time.monotonic() + options.seconds, options.bin.resolve()
+    known = all_items(bin_directory)
+    if options.list:
+        print("\n".join(item.name for item in known))
+        return 0
+    unknown = set(options.names) - {item.name for item in known}
+    if unknown:
+        print(f"gpu_checks: nothing here is called {', '.join(sorted(unknown))}; --list names what there is", file=sys.stderr)
+        return 2
+    twin = any(bin_directory.glob("twin_*"))
+    print_card(twin)
+    rows = []
+    for item in known:
+        chosen = not options.names or item.name in options.names
+        rows.append(run_item(item, bin_directory, twin, deadline) if chosen else Row(item.name, "NOT RUN: not asked for"))
+    print_table(rows)
+    return print_summary([row for row in rows if row.result != "NOT RUN: not asked for"], twin)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

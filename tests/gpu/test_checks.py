@@ -1,0 +1,149 @@
+"""gpu_checks.sh with programs that do as they are told: its table, its order, its deadline and its exit status."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+import checks  # noqa: E402
+import parity  # noqa: E402
+import smoke  # noqa: E402
+
+TESTS = ["gpu_kernels_test", "model_gpu_test", "offload_gpu_test"]
+PASSES = 'echo "[  PASSED  ] 3 tests."'
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    """A bin directory; bundle(name, what the program does)."""
+    (tmp_path / "bin").mkdir()
+
+    def add(name, body):
+        path = tmp_path / "bin" / name
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+
+    add.bin = tmp_path / "bin"
+    return add
+
+
+def run(bundle, *arguments):
+    """(exit status, {name: (result, figure)} in the table's order, output)."""
+    done = subprocess.run(["bash", HERE.parents[1] / "cmake" / "gpu_checks.sh", "--bin", bundle.bin, *map(str, arguments)],
+                          capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHON": sys.executable})
+    table = done.stdout.partition("\nname ")[2].splitlines()[1:]
+    cells = [[cell.strip() for cell in line.split("|")] for line in table if line.count("|") == 3]
+    return done.returncode, {name: (result, figure) for name, result, _, figure in cells}, done.stdout
+
+
+def test_what_passes_is_counted_with_its_figure(bundle):
+    bundle("model_gpu_test", PASSES)
+    bundle("bench_copies", "echo figure: 55 GB/s")
+    status, table, out = run(bundle, "model_gpu_test", "bench_copies")
+    assert status == 0
+    assert table["model_gpu_test"] == ("passed", "3 tests passed") and table["bench_copies"] == ("passed", "55 GB/s")
+    assert "gpu_checks: 2 passed, 0 failed: none, 0 not run: none" in out and "gpu_checks: no run here shows" in out
+
+
+def test_what_was_not_asked_for_stands_in_the_table(bundle):
+    bundle("model_gpu_test", PASSES)
+    _, table, _ = run(bundle, "model_gpu_test")
+    assert table["smoke"][0] == table["slices of 8B"][0] == "NOT RUN: not asked for"
+
+
+@pytest.mark.parametrize("body,result", [
+    ("exit 3", "failed(3)"),
+    ("kill -SEGV $$", "failed(-11)"),
+    (f"echo '[  SKIPPED ] Gpu.Test (0 ms)'; {PASSES}", "skipped tests: 1"),
+    ("echo no CUDA device", "failed(nothing measured or tested)"),
+])
+def test_what_fails_or_shows_nothing_fails_the_checks(bundle, body, result):
+    bundle("gpu_kernels_test", body)
+    bundle("model_gpu_test", PASSES)
+    status, table, out = run(bundle, "gpu_kernels_test", "model_gpu_test")
+    assert status == 1 and table["gpu_kernels_test"][0] == result and table["model_gpu_test"][0] == "passed"
+    assert "1 passed, 1 failed: gpu_kernels_test, 0 not run" in out
+
+
+def test_a_program_that_is_missing_was_not_run(bundle):
+    status, table, _ = run(bundle, "model_gpu_test")
+    assert status == 1 and table["model_gpu_test"][0].startswith("NOT RUN: no model_gpu_test in ")
+
+
+def test_the_deadline_ends_what_runs_and_names_what_did_not(bundle):
+    bundle("gpu_kernels_test", "sleep 100 & sleep 100")
+    bundle("model_gpu_test", PASSES)
+    begin = time.monotonic()
+    status, table, out = run(bundle, "--seconds", 6, "gpu_kernels_test", "model_gpu_test")
+    assert time.monotonic() - begin < 20 and status == 1
+    assert table["gpu_kernels_test"][0] == "NOT RUN to its end: stopped after 6 s"
+    assert table["model_gpu_test"][0] == "NOT RUN: no time left"
+    assert "2 not run: gpu_kernels_test, model_gpu_test" in out
+
+
+def test_the_order_is_correctness_then_copies_kernels_gemm_and_slices():
+    names = [item.name for item in checks.items()]
+    assert names[0] == "smoke" and names.index("parity") == names.index("bench_copies") - 1
+    assert names[-6:] == ["bench_copies", "bench_gpu_kernels", "bench_gpu_gemm", "slices of 1B", "slices of 7B", "slices of 8B"]
+
+
+def test_everything_that_the_build_made_is_run(bundle):
+    (bundle.bin.parent / "gpu_tests.txt").write_text("model_gpu_test\nnew_gpu_test\n")
+    (bundle.bin.parent / "gpu_benchmarks.txt").write_text("bench_gpu_steps\nbench_new\n")
+    names = [item.name for item in checks.all_items(bundle.bin)]
+    assert names[-2:] == ["new_gpu_test", "bench_new"] and names.count("model_gpu_test") == 1 and "bench_gpu_steps" not in names
+
+
+def test_an_unknown_name_is_refused(bundle):
+    assert run(bundle, "model_gpu_tests")[0] == 2
+
+
+# ---- the smoke test's and parity's own comparisons
+
+
+def test_losses_that_differ_memory_that_is_missing_and_runs_that_fail_are_problems(tmp_path):
+    def problems(gpu, cpu, planned="2.00 GiB", device_bytes=1 << 20, code=0):
+        for device, losses in (("cuda", gpu), ("cpu", cpu)):
+            (tmp_path / "runs" / f"x-{device}").mkdir(parents=True, exist_ok=True)
+            rows = "".join(f'{{"loss": {loss}, "device_bytes": {device_bytes}}}\n' for loss in losses)
+            (tmp_path / "runs" / f"x-{device}" / "metrics.jsonl").write_text(rows)
+        err = f"peak resident memory 1 GiB, of the GPU's 1.00 GiB (planned {planned})"
+        return " ".join(smoke.compare(tmp_path, "x", "fp32", {"cuda": (code, err), "cpu": (0, "")})[0])
+
+    learnt = [5.0, 4.8, 4.6, 4.4, 4.2]
+    assert problems(learnt, learnt) == ""
+    assert "losses differ" in problems([5.0, 4.8, 4.6, 4.4, 4.202], learnt)
+    assert "losses differ" in problems([5.0, 4.8, 4.6, 4.4, "NaN"], learnt)
+    assert "nothing was learnt" in problems([5.0] * 5, [5.0] * 5)
+    assert "4 and 5 losses" in problems(learnt[1:], learnt)
+    assert "device_bytes" in problems(learnt, learnt, device_bytes=0)
+    assert "planned" in problems(learnt, learnt, planned="0.50 GiB")
+    assert "exit status 30" in problems(learnt, learnt, code=30)
+
+
+def test_tensors_are_read_and_written_as_safetensors_does(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    tensors = {"a": torch.randn(3, 5), "b.c": torch.randn(7).bfloat16(), "n": torch.arange(4, dtype=torch.int32)}
+    parity.write_tensors(tensors, tmp_path / "ours")
+    save_file(tensors, tmp_path / "theirs")
+    for read in (load_file(tmp_path / "ours"), parity.read_tensors(tmp_path / "theirs")):
+        assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items()) and len(read) == 3
+
+
+def test_results_beyond_the_bounds_do_not_agree():
+    theirs = {"logits": torch.randn(4, 9), "loss": torch.tensor([2.0]), "losses": torch.tensor([2.0, 1.9]),
+              "grad.w": torch.randn(5), "weight.w": torch.randn(5)}
+    parity.compare("fp32", theirs, theirs)
+    for name, value in theirs.items():
+        with pytest.raises(AssertionError):
+            parity.compare("fp32", {**theirs, name: value * 1.001}, theirs)
+    with pytest.raises(AssertionError):
+        parity.compare("fp32", {name: value for name, value in theirs.items() if name != "grad.w"}, theirs)
