@@ -37,12 +37,12 @@ function(lm_test name)
   endif()
 endfunction()
 
-# lm_gpu_test(name [LONG] [TORCH] [UNORDERED] SOURCES a_test.cpp ... DEPENDS lm_base ...): a test of code that runs on a GPU.
+# lm_gpu_test(name [LONG] [TORCH] [UNORDERED] [QUICK FILTER] SOURCES a_test.cpp ... DEPENDS lm_base ...): a test of code that runs on a GPU.
 # Built for real GPUs, where gpu_checks.sh runs it (here it skips without one), and on the twin, as twin_<name>: as it
 # comes, as late as possible (_lazy), and with the order checker (_order; not for tests that time what they do). TORCH:
-# it needs LibTorch.
+# it needs LibTorch. QUICK: only the tests that FILTER names run in `./dev test`.
 function(lm_gpu_test name)
-  cmake_parse_arguments(ARG "LONG;TORCH;UNORDERED" "" "SOURCES;DEPENDS" ${ARGN})
+  cmake_parse_arguments(ARG "LONG;TORCH;UNORDERED" "QUICK" "SOURCES;DEPENDS" ${ARGN})
   set(long "")
   if(ARG_LONG)
     set(long LONG)
@@ -67,7 +67,7 @@ function(lm_gpu_test name)
   if(NOT ARG_UNORDERED)
     list(APPEND modes order)
   endif()
-  lm_twin_entries(twin_${name} ${long} MODES ${modes})
+  lm_twin_entries(twin_${name} ${long} QUICK "${ARG_QUICK}" MODES ${modes})
 endfunction()
 
 # lm_python_test(name [LONG] [THREADS n] COMMAND args...): a ctest entry that runs LM_PYTHON with args.

@@ -162,7 +162,6 @@ def test_an_offloaded_run_repeats_the_resident_one(work, resident):
     assert numbers(work, "offloaded") == resident
 
 
-@pytest.mark.xfail(strict=True, reason="offload/pinned.cpp: training does not report a refusal yet")
 def test_where_pinning_is_refused_the_run_goes_on_and_says_so(work, resident):
     _, err = lmlaunch("c.toml", *SHORT, "run.dir=runs/unpinned", *EVERYTHING, cwd=work, TWIN_NO_PIN="1")
     assert numbers(work, "unpinned") == resident

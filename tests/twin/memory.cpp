@@ -180,8 +180,7 @@ cudaError_t cudaMalloc(void** out, size_t bytes) {
   {
     const std::lock_guard lock(s.mutex);
     const auto d = static_cast<size_t>(device);
-    if (s.used[d] + rounded(bytes) > s.settings.cards[d].memory)
-      return failed(cudaErrorMemoryAllocation);
+    if (s.used[d] + rounded(bytes) > s.settings.cards[d].memory) return failed(cudaErrorMemoryAllocation);
     s.used[d] += rounded(bytes);
     a.base = reinterpret_cast<char*>(s.next);
     address = s.next + mapped - size;

@@ -52,7 +52,14 @@ class Symbols {
     for (const char* noise : {"(anonymous namespace)::", "lm::gpu::", "lm::", "void "}) {
       for (size_t at; (at = name.find(noise)) != std::string::npos;) name.erase(at, std::strlen(noise));
     }
-    return name.substr(0, name.find('('));
+    // Up to the parameters: the parenthesis that is in no angle brackets.
+    size_t depth = 0, end = 0;
+    while (end < name.size() && (depth > 0 || name[end] != '(')) {
+      depth += name[end] == '<';
+      depth -= name[end] == '>' && depth > 0;
+      ++end;
+    }
+    return name.substr(0, end);
   }
 
   std::map<uintptr_t, std::string> names_;
