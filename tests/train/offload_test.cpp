@@ -140,13 +140,19 @@ DeviceType device() {
   return cuda_built() ? DeviceType::kCuda : DeviceType::kCpu;
 }
 
+// One for all, as a process has: GEMMs keep a workspace for each stream they have met.
+StreamView compute_stream() {
+  static const StreamView kStream = start_torch(device(), 2, true);
+  return kStream;
+}
+
 class Training {
  public:
   explicit Training(const Variant& run)
       : run_(run),
         spec_(small_spec(run.tied, run.vocab)),
         layout_(make_layout(spec_, run.lora ? &adapter_ : nullptr, run.dtype)),
-        stream_(start_torch(device(), 2, true)) {
+        stream_(compute_stream()) {
     Config config;
     config.data.max_length = kLength;
     config.train.global_batch = 2 * run.micro_batches;
