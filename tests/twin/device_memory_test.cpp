@@ -139,10 +139,17 @@ TEST(DeviceMemory, AStepTakesNoMoreOfTheLibrarysThanThePlanCounts) {
   }
 }
 
+int64_t planned_for(const Plan& plan, const std::string& name) {
+  int64_t bytes = 0;
+  for (const ClassBytes& row : plan.classes) bytes += row.name == name ? row.bytes : 0;
+  return bytes;
+}
+
 TEST(DeviceMemory, TheLibraryIsRefusedMoreThanThePlanGivesIt) {
   Trainee trainee({.name = "", .heads = 2});
   trainee.start();
   const int64_t bytes = trainee.plan.placement.library_device_bytes;
+  EXPECT_EQ(planned_for(trainee.plan, "LibTorch"), bytes);
   const auto take = [](int64_t size) { at::empty({size}, at::TensorOptions(at::kCUDA).dtype(at::kByte)); };
   EXPECT_NO_THROW(take(bytes / 2));
   c10::cuda::CUDACachingAllocator::emptyCache();
