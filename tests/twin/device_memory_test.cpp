@@ -10,6 +10,7 @@
 
 #include "base/bytes.h"
 #include "model/runtime.h"
+#include "train/metrics.h"
 #include "train/rank.h"
 #include "weights/load_store.h"
 
@@ -154,6 +155,21 @@ TEST(DeviceMemory, TheLibraryIsRefusedMoreThanThePlanGivesIt) {
   EXPECT_NO_THROW(take(bytes / 2));
   c10::cuda::CUDACachingAllocator::emptyCache();
   EXPECT_THROW(take(bytes + 8 * kMiB), c10::OutOfMemoryError);
+}
+
+// Ours and LibTorch's, as CUDA sees them go; allocations begin at pages of their own.
+TEST(DeviceMemory, MetricsCountAllThatIsTaken) {
+  stream();
+  c10::cuda::CUDACachingAllocator::emptyCache();
+  const int64_t counted = device_bytes(), free_bytes = cuda_device(0).free_bytes;
+  Trainee trainee({.name = "", .heads = 4, .kv_heads = 2, .head_dim = 16, .documents = 64});
+  trainee.start();
+  trainee.step(1);
+  const int64_t ours = trainee.plan.arena.bytes, library = library_device_bytes();
+  EXPECT_GT(library, kMiB);
+  const int64_t taken = free_bytes - cuda_device(0).free_bytes;
+  EXPECT_GT(taken, ours + library);
+  EXPECT_NEAR(static_cast<double>(device_bytes() - counted), static_cast<double>(taken), 512.0 * kKiB);
 }
 
 // The twin computes each document by itself, so that the cut must not change a bit.

@@ -214,7 +214,7 @@ def how(result, root):
         if line.startswith(">  "):  # pytest's line that failed
             said = line[1:].strip()
             break
-        if re.match(r"twin\b|terminate called|C\+\+ exception|\[  FAILED  \]|\w+\.(cu|py):|E  ", line) or "error" in line:
+        if re.match(r"twin: (?!note)|terminate called|C\+\+ exception|\[  FAILED  \]|\w+\.(cu|py):|E  ", line) or "error" in line:
             said = line
             break
     said = re.sub(r"\s+", " ", said.replace(str(root) + "/", "").replace("|", "/"))
