@@ -22,7 +22,7 @@ constexpr int64_t kTokens = 2048;  // of a micro-batch
 struct Subject {
   const char* name = "";
   int64_t heads = 1, kv_heads = 1, head_dim = 128;
-  int64_t documents = 1;  // of equal length
+  int64_t documents = 1;
   DType dtype = DType::kBF16;
   bool deterministic = true;
 };
@@ -32,11 +32,18 @@ StreamView stream() {
   return kStream;
 }
 
+// Two documents after each other are as long as any other two, and few have the same length.
+int64_t length_of(int64_t document, int64_t documents) {
+  const int64_t mean = kTokens / documents;
+  if (documents == 1) return mean;
+  return document % 2 == 0 ? mean + document % 14 : mean - (document - 1) % 14;
+}
+
 Batch batch_of(int64_t documents) {
   Batch batch;
   batch.document_start.push_back(0);
-  const int64_t length = kTokens / documents;
   for (int64_t d = 0; d < documents; ++d) {
+    const int64_t length = length_of(d, documents);
     for (int64_t t = 0; t < length; ++t) {
       const auto token = [&](int64_t at) { return static_cast<int32_t>((at * 7 + d * d) % 97); };
       batch.token.push_back(token(t));
@@ -122,7 +129,7 @@ const Subject kManyHeads = {.name = "", .heads = 64, .kv_heads = 8, .head_dim = 
 TEST(DeviceMemory, AStepTakesNoMoreOfTheLibrarysThanThePlanCounts) {
   const Subject subjects[] = {
       {"one document, two heads per key", 2, 1, 128, 1},
-      {"one document, every head its own keys", 2, 2, 128, 1},
+      {"one document, every head its own keys", 1, 1, 128, 1},
       {"16 documents, not deterministic", kManyHeads.heads, kManyHeads.kv_heads, 128, 16, DType::kBF16,
        false},
       {"64 documents, in parts", kManyHeads.heads, kManyHeads.kv_heads, 128, 64, DType::kBF16, false},
@@ -161,14 +168,14 @@ TEST(DeviceMemory, TheLibraryIsRefusedMoreThanThePlanGivesIt) {
 TEST(DeviceMemory, MetricsCountAllThatIsTaken) {
   stream();
   c10::cuda::CUDACachingAllocator::emptyCache();
-  const int64_t counted = device_bytes(), free_bytes = cuda_device(0).free_bytes;
+  const int64_t counted = device_bytes(), library = library_device_bytes();
+  const int64_t free_bytes = cuda_device(0).free_bytes;
   Trainee trainee({.name = "", .heads = 4, .kv_heads = 2, .head_dim = 16, .documents = 64});
   trainee.start();
   trainee.step(1);
-  const int64_t ours = trainee.plan.arena.bytes, library = library_device_bytes();
-  EXPECT_GT(library, kMiB);
   const int64_t taken = free_bytes - cuda_device(0).free_bytes;
-  EXPECT_GT(taken, ours + library);
+  EXPECT_GT(taken, trainee.plan.arena.bytes);
+  EXPECT_GT(library_device_bytes(), library);
   EXPECT_NEAR(static_cast<double>(device_bytes() - counted), static_cast<double>(taken), 512.0 * kKiB);
 }
 
