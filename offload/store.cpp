@@ -101,6 +101,9 @@ Store::~Store() {
       queue_->wait(slot.read);
       queue_->wait(slot.written);
     }
+    // Homes in host memory: their last copies.
+    up_.synchronize();
+    down_.synchronize();
   } catch (const Error&) {
     // Whoever needed the bytes has been told.
   }

@@ -131,6 +131,14 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
                                       step_settings(setup, device_));
 }
 
+Rank::~Rank() {
+  try {
+    synchronize(context_.stream);
+  } catch (const Error&) {
+    // The GPU has failed, and whoever asked it for something has been told.
+  }
+}
+
 void Rank::weights_ready() {
   if (optimizer_ == nullptr) return;
   Staging staging(context_.stream);

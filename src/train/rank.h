@@ -33,6 +33,7 @@ class Rank {
  public:
   // Allocates everything the rank will ever use. `stream` is start_torch's.
   Rank(const RankSetup& setup, StreamView stream);
+  ~Rank();  // waits for the stream: what it owns may still be in use
   Rank(const Rank&) = delete;
   Rank& operator=(const Rank&) = delete;
 

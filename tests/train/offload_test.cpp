@@ -140,10 +140,10 @@ DeviceType device() {
   return cuda_built() ? DeviceType::kCuda : DeviceType::kCpu;
 }
 
-// One for all, as a process has: GEMMs keep a workspace for each stream they have met.
-StreamView compute_stream() {
-  static const StreamView kStream = start_torch(device(), 2, true);
-  return kStream;
+// Once per process: LibTorch keeps a GEMM workspace for each stream that it was ever given.
+StreamView started() {
+  static const StreamView stream = start_torch(device(), 2, true);
+  return stream;
 }
 
 class Training {
@@ -152,7 +152,7 @@ class Training {
       : run_(run),
         spec_(small_spec(run.tied, run.vocab)),
         layout_(make_layout(spec_, run.lora ? &adapter_ : nullptr, run.dtype)),
-        stream_(compute_stream()) {
+        stream_(started()) {
     Config config;
     config.data.max_length = kLength;
     config.train.global_batch = 2 * run.micro_batches;

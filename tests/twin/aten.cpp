@@ -77,6 +77,12 @@ at::Tensor& copy_(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   return to;
 }
 
+// LibTorch warns, once, that its own operation is replaced: that is what this file is for.
+struct Silence : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+} silence;
+const bool silent = (c10::WarningUtils::set_warning_handler(&silence), true);
+
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   for (const char* name : {"mul.Tensor", "mul_.Tensor", "mul.out", "add.Tensor", "add_.Tensor", "add.out",
                            "sum.dim_IntList", "fill_.Scalar", "zero_"}) {
@@ -84,5 +90,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   }
   m.impl("copy_", copy_);
 }
+
+const bool heard = (c10::WarningUtils::set_warning_handler(nullptr), true);
 
 }  // namespace
