@@ -2,10 +2,11 @@
 """Plants known mistakes into the sources, one at a time, and runs the test that must find each.
 
   mutations.py BUILD [--only REGEX] [--list FILE] [--jobs N] [--write] [--work DIR]
-  mutations.py --check
+  mutations.py --check [--write]
 
 BUILD: a build directory that ./dev build has made. The sources are copied and built with its options elsewhere, through ccache;
-neither they nor BUILD change. --check only looks whether each mistake can still be planted.
+neither they nor BUILD change. --check only looks whether each mistake can still be planted. --write: the verdicts go into
+MUTATIONS.md, where those of earlier runs stay.
 
 A list (mutations/*.txt) has a line per mistake, `#` begins a comment:
 
@@ -41,11 +42,11 @@ HEADER = """# Mistakes that the twin's tests must find
 Each row is a mistake in our own sources: in a kernel, a wait, a copy, the plan of device memory, the choice of the GPU, or in the
 twin itself. `mutations.py` plants one at a time into a copy of the sources, builds what its test needs and runs that test, which
 must fail; every test passes without the mistake. `mutations/bugs.txt` has the bugs that the twin found when it was first run, so
-that none comes back unseen. A test that ends in a hang has found its mistake, too. The program of the project is tested by this
-table, the numbers of a real GPU are not.
+that none comes back unseen. A test that hangs has found its mistake, too.
 
-Written by `tests/twin/mutations.py build --write`, which `./dev test --full` runs without `--write`; do not edit. Rows of a run
-with `--only` or `--list` replace their own; "not run" has no verdict yet.
+Written by `tests/twin/mutations.py build --write`; do not edit. `./dev test` looks whether each mistake can still be planted,
+`./dev test --full` plants them all. A run with `--only` or `--list` replaces its own rows; "not run": no verdict since the mistake
+or its test was changed.
 """
 
 
@@ -340,6 +341,8 @@ def main():
     arguments = parser.parse_args()
     try:
         if arguments.check:
+            if arguments.write:
+                write_table({})
             return check()
         if arguments.build is None:
             parser.error("BUILD, or --check")
