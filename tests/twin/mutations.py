@@ -1,0 +1,360 @@
+#!/usr/bin/env python3
+"""Plants known mistakes into the sources, one at a time, and runs the test that must find each.
+
+  mutations.py BUILD [--only REGEX] [--list FILE] [--jobs N] [--write] [--work DIR]
+  mutations.py --check [--write]
+
+BUILD: a build directory that ./dev build has made. The sources are copied and built with its options elsewhere, through ccache;
+neither they nor BUILD change. --check only looks whether each mistake can still be planted. --write: the verdicts go into
+MUTATIONS.md, where those of earlier runs stay.
+
+A list (mutations/*.txt) has a line per mistake, `#` begins a comment:
+
+  NAME | FILE | OLD | NEW | TEST | what it is
+
+OLD stands once in FILE. `\\n` is a line break, `\\|` a bar; one space beside each bar belongs to the bar. TEST is what one would
+type, variables first: an executable of BUILD/twin/bin or BUILD/bin and its filter (`*X`: --gtest_filter=*X), `ctest -R NAME`, or
+`pytest FILE ...`.
+
+Exits 1 if more than two mistakes are missed, if a line does not fit the sources any more or does not compile, or if a test fails
+without any mistake. Those whose test is skipped on this machine do not count."""
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LISTS = ROOT / "tests" / "twin" / "mutations"
+TABLE = ROOT / "tests" / "twin" / "MUTATIONS.md"
+MISSES_ALLOWED = 2
+NOT_RUN = ("not run", "")
+HEADER = """# Mistakes that the twin's tests must find
+
+Each row is a mistake in our own sources: in a kernel, a wait, a copy, the plan of device memory, the choice of the GPU, or in the
+twin itself. `mutations.py` plants one at a time into a copy of the sources, builds what its test needs and runs that test, which
+must fail; every test passes without the mistake. `mutations/bugs.txt` has the bugs that the twin found when it was first run, so
+that none comes back unseen. A test that hangs has found its mistake, too.
+
+Written by `tests/twin/mutations.py build --write`; do not edit. `./dev test` looks whether each mistake can still be planted,
+`./dev test --full` plants them all. A run with `--only` or `--list` replaces its own rows; "not run": no verdict since the mistake
+or its test was changed.
+"""
+
+
+@dataclass
+class Mutation:
+    list: str
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+    what: str
+
+
+class ListError(Exception):
+    pass
+
+
+def unescape(text):
+    return re.sub(r"\\([n|])", lambda m: "\n" if m[1] == "n" else "|", text)
+
+
+def read_list(path):
+    out = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        fields = [re.sub(r"^ | $", "", field) for field in re.split(r"(?<!\\)\|", line)]
+        if len(fields) != 6:
+            raise ListError(f"{path.name}:{number}: {len(fields)} fields instead of 6")
+        name, file, old, new, test, what = map(unescape, fields)
+        out.append(Mutation(path.stem, name.strip(), file.strip(), old, new, test.strip(), what.strip()))
+    return out
+
+
+def read_lists(only=None, files=None):
+    out = [m for path in files or sorted(LISTS.glob("*.txt")) for m in read_list(path)]
+    names = [m.name for m in out]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ListError(f"names that come twice: {sorted(twice)}")
+    return [m for m in out if not only or re.search(only, f"{m.list}/{m.name}")]
+
+
+def stale(mutation, root=ROOT):
+    """Why it cannot be planted; "" if it can."""
+    path = root / mutation.file
+    if not path.exists():
+        return f"{mutation.file} is not there"
+    count = path.read_text().count(mutation.old)
+    if count != 1 or not mutation.old:
+        return f"OLD stands {count} times in {mutation.file}"
+    return "" if mutation.old != mutation.new else "NEW is OLD"
+
+
+def program(test):
+    return next(word for word in shlex.split(test) if "=" not in word)
+
+
+# ---------------------------------------------------------------------------------------------- a copy of the sources
+
+
+class Copy:
+    def __init__(self, build, directory, jobs):
+        cache = (build / "CMakeCache.txt").read_text()
+        self.cached = dict(re.findall(r"^([A-Za-z_]+):[A-Z]+=(.*)$", cache, re.M))
+        self.root, self.build, self.jobs = directory, directory / "build", jobs
+        self.python = self.cached["LM_PYTHON"]
+        self.environment = {**os.environ, "CCACHE_BASEDIR": str(self.root), "CCACHE_NOHASHDIR": "1",
+                            "CCACHE_SLOPPINESS": "pch_defines,time_macros", "OMP_WAIT_POLICY": "PASSIVE",
+                            "PATH": f"{Path(self.python).parent}:{os.environ['PATH']}"}
+        self.copy_sources()
+        options = [f"-D{name}={self.cached[name]}" for name in self.cached
+                   if re.fullmatch(r"LM_(PYTHON|CUDA|CUDA_ARCHS|NVCC|WERROR|SANITIZE)|CMAKE_BUILD_TYPE|CMAKE_(C|CXX|CUDA)_COMPILER_LAUNCHER",
+                                   name)]
+        self.call(self.cached["CMAKE_COMMAND"], "-G", "Ninja", "-S", self.root, "-B", self.build,
+                  f"-DCMAKE_MAKE_PROGRAM={self.cached['CMAKE_MAKE_PROGRAM']}", *options)
+
+    def copy_sources(self):
+        """Whatever git tracks or would; a file that did not change keeps its time, so that a copy is built once."""
+        listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, check=True,
+                                capture_output=True, text=True).stdout.split("\0")
+        for name in filter(None, listed):
+            source, target = ROOT / name, self.root / name
+            if not source.exists() or (target.exists() and target.read_bytes() == source.read_bytes()):
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
+
+    def call(self, *command):
+        done = subprocess.run(list(map(str, command)), env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode != 0:
+            raise ListError(f"{' '.join(map(str, command[:1]))} failed:\n" + done.stdout[-3000:])
+
+    def make(self, targets):
+        self.call(self.cached["CMAKE_MAKE_PROGRAM"], "-C", self.build, f"-j{self.jobs}", *targets)
+
+
+# ------------------------------------------------------------------------------------------------------------- a test
+
+
+@dataclass
+class Result:
+    code: int = 0
+    output: str = ""
+    hung: bool = False
+    seconds: float = 0
+
+
+class Test:
+    def __init__(self, text, copy):
+        self.text, self.copy, self.environment = text, copy, dict(copy.environment)
+        words = shlex.split(text)
+        while "=" in words[0]:
+            name, value = words.pop(0).split("=", 1)
+            self.environment[name] = value
+        program, arguments = words[0], words[1:]
+        bin, twin = copy.build / "bin", copy.build / "twin"
+        if program == "ctest":
+            self.targets = ["build.ninja"]
+            self.command = [str(Path(copy.cached["CMAKE_COMMAND"]).with_name("ctest")), "--test-dir", str(copy.build), "--no-tests=error",
+                            "--output-on-failure", *arguments]
+        elif program == "pytest":
+            self.targets = ["twin"]
+            self.command = [copy.python, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments]
+            self.environment |= {"LM_BIN": str(bin), "LM_TWIN_BIN": str(twin / "bin"), "LMLAUNCH_PYTHON": copy.python,
+                                 "PYTHONDONTWRITEBYTECODE": "1"}
+        else:
+            self.targets = [program]
+            place = twin / "bin" if program.startswith("twin_") else bin
+            self.command = [str(place / program)] + [f"--gtest_filter={a}" if a.startswith("*") else a for a in arguments]
+
+    def run(self, limit):
+        start = time.monotonic()
+        process = subprocess.Popen(self.command, cwd=self.copy.root, env=self.environment, stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            output, hung = process.communicate(timeout=limit)[0], False
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, hung = process.communicate()[0], True
+        return Result(process.returncode, output.decode(errors="replace"), hung, time.monotonic() - start)
+
+
+def skipped(result):
+    """All of it."""
+    return bool(re.search(r"^\[  PASSED  \] 0 tests\.\n\[  SKIPPED \]|\*\*\*Skipped|^\d+ skipped", result.output, re.M))
+
+
+def ran_nothing(result):
+    return bool(re.search(r"Running 0 tests", result.output))  # ctest and pytest fail by themselves
+
+
+def how(result, root):
+    """By what a test has failed: its exit and the first line that says why, shortened."""
+    if result.hung:
+        return "hangs"
+    code = f"signal {-result.code}" if result.code < 0 else f"exit {result.code}"
+    lines = [line.strip() for line in result.output.splitlines()]
+    said = ""
+    for i, line in enumerate(lines):
+        if re.search(r": Failure$", line):
+            place = re.sub(r"^.*/", "", line).removesuffix(": Failure")
+            said = f"{place} {' '.join(lines[i + 1:i + 6])}".split("Google Test trace")[0]
+            break
+        if line.startswith(">  "):  # pytest's line that failed
+            said = line[1:].strip()
+            break
+        if re.match(r"twin: (?!note)|terminate called|C\+\+ exception|\[  FAILED  \]|\w+\.(cu|py):|E  ", line) or "error" in line:
+            said = line
+            break
+    said = re.sub(r"\s+", " ", said.replace(str(root) + "/", "").replace("|", "/"))
+    said = re.sub(r"/\S*/", "", said)
+    return code + (": " + (said if len(said) <= 100 else said[:97] + "...") if said else "")
+
+
+# ---------------------------------------------------------------------------------------------------------- the table
+
+
+def row(mutation, verdict, by):
+    return f"| {mutation.name} | {mutation.file} | {mutation.what.replace('|', '/')} | {verdict} | {by} |"
+
+
+def read_table():
+    """Verdicts of earlier runs, by all that a row says of the mistake."""
+    out = {}
+    if TABLE.exists():
+        for line in TABLE.read_text().splitlines():
+            fields = [field.strip() for field in line.strip("|").split(" | ")]
+            if line.startswith("| ") and len(fields) == 5:
+                out[tuple(fields[:3])] = tuple(fields[3:])
+    return out
+
+
+def earlier_verdict(table, mutation):
+    """Of the same mistake and the same test."""
+    verdict, by = table.get((mutation.name, mutation.file, mutation.what.replace("|", "/")), NOT_RUN)
+    return (verdict, by) if by.startswith(f"`{mutation.test}`") else NOT_RUN
+
+
+def write_table(verdicts):
+    kept, lines = read_table(), []
+    everything = read_lists()
+    for mutation in everything:
+        lines.append(row(mutation, *verdicts.get(mutation.name, earlier_verdict(kept, mutation))))
+    caught = sum("| caught |" in line for line in lines)
+    TABLE.write_text(f"{HEADER}\n{caught} of {len(everything)} caught.\n\n"
+                     "| name | file | what it is | verdict | by what |\n|---|---|---|---|---|\n" + "\n".join(lines) + "\n")
+
+
+# ------------------------------------------------------------------------------------------------------------ the run
+
+
+def plant(mutation, copy, test, limit):
+    path = copy.root / mutation.file
+    original = path.read_text()
+    path.write_text(original.replace(mutation.old, mutation.new))
+    try:
+        copy.make(test.targets)
+        result = test.run(limit)
+    except ListError as error:
+        return ("does not compile", ""), str(error)
+    finally:
+        path.write_text(original)
+    if result.code == 0 and not result.hung:
+        return ("MISSED", f"`{test.text}` passes"), ""
+    return ("caught", f"`{test.text}`: {how(result, copy.root)}"), result.output
+
+
+def unmutated(texts, copy):
+    """Of each test: itself and how long it may take; None where it is skipped. Raises where it does not pass."""
+    out = {}
+    tests = [Test(text, copy) for text in texts]
+    copy.make(sorted({target for test in tests for target in test.targets}))
+    for test in tests:
+        result = test.run(900)
+        if result.code == 0 and skipped(result):
+            out[test.text] = None
+        elif result.code != 0 or result.hung or ran_nothing(result):
+            raise ListError(f"without any mistake: {test.text}\n{result.output[-3000:]}")
+        else:
+            out[test.text] = test, 60 + 10 * result.seconds
+        print(f"passes in {result.seconds:5.1f} s: {test.text}", flush=True)
+    return out
+
+
+def check():
+    wrong = [f"{m.list}/{m.name}: {stale(m)}" for m in read_lists() if stale(m)]
+    for line in wrong:
+        print(f"STALE {line}")
+    print(f"{len(read_lists()) - len(wrong)} of {len(read_lists())} can be planted")
+    return 1 if wrong else 0
+
+
+def run(arguments, directory):
+    chosen = read_lists(arguments.only, arguments.list)
+    broken = {m.name: ("stale", stale(m)) for m in chosen if stale(m)}
+    # One test after the other, one file after the other: what is built again is little.
+    chosen = sorted((m for m in chosen if m.name not in broken), key=lambda m: (program(m.test), m.file))
+    copy = Copy(arguments.build.resolve(), directory, arguments.jobs)
+    tests = unmutated(dict.fromkeys(m.test for m in chosen), copy)
+    verdicts = dict(broken)
+    for mutation in chosen:
+        if tests[mutation.test] is None:
+            verdicts[mutation.name] = ("not run", "its test is skipped here")
+            continue
+        start = time.monotonic()
+        verdicts[mutation.name], output = plant(mutation, copy, *tests[mutation.test])
+        verdict, by = verdicts[mutation.name]
+        print(f"{verdict:8} {mutation.name:36} {time.monotonic() - start:4.0f} s  {by or output[-1500:]}", flush=True)
+        if arguments.write:
+            write_table(verdicts)
+    counted = [verdict for verdict, _ in verdicts.values() if verdict != "not run"]
+    caught = counted.count("caught")
+    for name, (verdict, by) in verdicts.items():
+        if verdict != "caught":
+            print(f"{verdict}: {name} {by}")
+    print(f"{caught} of {len(counted)} caught")
+    listless = [v for v in counted if v not in ("caught", "MISSED")]
+    return 1 if listless or counted.count("MISSED") > MISSES_ALLOWED else 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", type=Path, nargs="?")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--only", help="names (LIST/NAME) that match")
+    parser.add_argument("--list", type=Path, action="append", help="only this list")
+    parser.add_argument("--jobs", type=int, default=1, help="compilers at once")
+    parser.add_argument("--write", action="store_true", help="the verdicts into MUTATIONS.md")
+    parser.add_argument("--work", type=Path, help="where the copy is made, and kept for the next time")
+    arguments = parser.parse_args()
+    try:
+        if arguments.check:
+            if arguments.write:
+                write_table({})
+            return check()
+        if arguments.build is None:
+            parser.error("BUILD, or --check")
+        if arguments.work:
+            arguments.work.mkdir(parents=True, exist_ok=True)
+            return run(arguments, arguments.work.resolve())
+        with tempfile.TemporaryDirectory(prefix="lmlaunch-mutations-") as directory:
+            return run(arguments, Path(directory).resolve())
+    except ListError as error:
+        print(error)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
