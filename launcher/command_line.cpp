@@ -148,12 +148,15 @@ std::optional<int64_t> parse_count(const std::string& text) {
 }
 
 void check_value(const FlagRow& flag, const std::string& value, const CommandRow& row) {
-  const auto refuse = [&](const char* expected) {
-    throw usage_error(std::string(flag.name) + ": expected " + expected + ", got \"" + value + "\"",
+  const auto refuse = [&](const char* expected, const std::string& hint = "") {
+    throw usage_error(std::string(flag.name) + ": expected " + expected + ", got \"" + value + "\"" + hint,
                       see_help(&row));
   };
   if (flag.takes == Takes::kCount && !parse_count(value)) refuse("a number of 0 or more");
-  if (flag.takes == Takes::kBytes && parse_bytes(value).value_or(0) <= 0) refuse("a size such as 24GiB");
+  if (flag.takes == Takes::kBytes && parse_bytes(value).value_or(0) <= 0) {
+    const std::string meant = with_unit(value, "GiB");
+    refuse("a size such as 24GiB", meant.empty() ? "" : " without a unit: " + meant + "?");
+  }
   const bool text = flag.takes == Takes::kText || flag.takes == Takes::kTexts;
   if (text && value.empty() && std::string(flag.name) != "--prompt") refuse("a value");
 }

@@ -49,6 +49,10 @@ TEST(CommandLine, MistakesAreNamed) {
   EXPECT_NE(refusal({"--gpus"}).find("needs a value"), std::string::npos);
   EXPECT_NE(refusal({"plan"}).find("plan needs CONFIG.toml"), std::string::npos);
   EXPECT_NE(refusal({"plan", "a.toml", "--host-memory", "lots"}).find("expected a size"), std::string::npos);
+  for (const char* flag : {"--gpu-memory", "--host-memory"}) {
+    EXPECT_NE(refusal({"plan", "a.toml", flag, "24"}).find("got \"24\" without a unit: 24GiB?"),
+              std::string::npos);
+  }
   EXPECT_NE(refusal({"plan", "a.toml", "--jsn"}).find("did you mean `--json`?"), std::string::npos);
   EXPECT_NE(refusal({"a.toml", "b.toml"}).find("unexpected argument `b.toml`"), std::string::npos);
   EXPECT_NE(refusal({"export", "run"}).find("-o DIR"), std::string::npos);
