@@ -85,6 +85,33 @@ TEST(CommandLine, WhatIsHandedOnParsesToTheSame) {
   EXPECT_EQ(again.value("--run-dir"), "-r");
 }
 
+TEST(CommandLine, HelpEndsWithEveryExitCodeAndItsMeaning) {
+  const std::string help = help_text("");
+  size_t at = help.find("Exit codes:\n");
+  ASSERT_NE(at, std::string::npos);
+  int lines = 0;
+  for (const ExitCode& row : exit_codes()) {
+    char line[120];
+    std::snprintf(line, sizeof line, "\n%4d  %s\n", static_cast<int>(row.code), row.meaning);
+    at = help.find(line, at);
+    ASSERT_NE(at, std::string::npos) << line;
+    ++lines;
+  }
+  EXPECT_EQ(lines, 16);
+  EXPECT_EQ(help.find('\n', at + 1), help.size() - 1);  // nothing behind the last
+}
+
+TEST(CommandLine, HelpNamesOnlyWhatThereIs) {
+  for (const char* command :
+       {"", "train", "plan", "export", "generate", "eval", "verify", "doctor", "presets"}) {
+    const std::string help = help_text(command);
+    for (const char* later : {"--ranks", "CHECKPOINT", "checkpoint", "resum"}) {
+      EXPECT_EQ(help.find(later), std::string::npos) << command << ": " << later;
+    }
+  }
+  EXPECT_EQ(refusal({"--rank", "1", "a.toml"}).find("--ranks"), std::string::npos);  // nor as a suggestion
+}
+
 TEST(DeviceChoice, FollowsTheCommandLineThenTheConfigurationThenTheMachine) {
   const DeviceFacts none{.cuda_program = true}, one{.gpus = 1, .visible = 1, .cuda_program = true},
       unbuilt{.gpus = 1, .visible = 1};
