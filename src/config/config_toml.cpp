@@ -391,8 +391,22 @@ class Loader {
     if (config_.model.dtype == ModelDType::kF32 && !given("optimizer.master")) {
       config_.optimizer.master = Master::kF32;
     }
+    let_overrides_win();
     for (const Conflict& conflict : find_conflicts(config_, given, usable))
       blame(conflict.key, conflict.text);
+  }
+
+  // Of two keys that exclude each other, the one on the command line takes back the file's.
+  void let_overrides_win() {
+    const auto wins = [&](const char* key, const char* other) {
+      return overridden_.count(key) != 0 && overridden_.count(other) == 0;
+    };
+    TrainConfig& train = config_.train;
+    if (train.steps && wins("train.steps", "train.epochs")) train.epochs.reset();
+    if (train.epochs && wins("train.epochs", "train.steps")) train.steps.reset();
+    DataConfig& data = config_.data;
+    if (!data.eval.empty() && wins("data.eval", "data.eval_fraction")) data.eval_fraction = 0;
+    if (data.eval_fraction > 0 && wins("data.eval_fraction", "data.eval")) data.eval.clear();
   }
 
   void blame(const std::string& key, const std::string& text) {

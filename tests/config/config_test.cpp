@@ -107,6 +107,28 @@ TEST(Config, KnowsTheWordsPeopleBring) {
   EXPECT_HAS(failure(std::string(kLeast) + "[trian]\nsteps = 1\n"), "did you mean [train]?");
 }
 
+TEST(Config, AnOverrideWinsOverTheKeyThatItExcludes) {
+  const std::string epochs = std::string(kLeast) + "[train]\nepochs = 3\n",
+                    steps = std::string(kLeast) + "[train]\nsteps = 9\n";
+  Config config = parse_config(epochs, "c.toml", {"train.steps=5"});
+  EXPECT_EQ(config.train.steps, 5);
+  EXPECT_EQ(config.train.epochs, std::nullopt);
+  config = parse_config(steps, "c.toml", {"train.epochs=2"});
+  EXPECT_EQ(config.train.epochs, 2.0);
+  EXPECT_EQ(config.train.steps, std::nullopt);
+  config = parse_config(epochs, "c.toml", {"train.steps=auto"});  // asks for nothing
+  EXPECT_EQ(config.train.epochs, 3.0);
+  const std::string eval = "model.path = \"m\"\ndata.train = [\"t\"]\n";
+  config = parse_config(eval + "data.eval = [\"e\"]\n", "c.toml", {"data.eval_fraction=0.1"});
+  EXPECT_TRUE(config.data.eval.empty());
+  config = parse_config(eval + "data.eval_fraction = 0.1\n", "c.toml", {"data.eval=e"});
+  EXPECT_EQ(config.data.eval_fraction, 0);
+  // Who contradicts himself is asked.
+  EXPECT_HAS(failure(epochs + "steps = 5\n"), "exclude each other");
+  EXPECT_HAS(failure(kLeast, {"train.steps=5", "train.epochs=1"}), "exclude each other");
+  EXPECT_HAS(failure(epochs + "steps = 5\n", {"train.eval_every=0"}), "exclude each other");
+}
+
 TEST(Config, ASizeWithoutAUnitIsRefusedWithTheLikelyOne) {
   const auto refusal = [](const std::string& more) { return failure(std::string(kLeast) + more); };
   EXPECT_HAS(refusal("[offload]\nhost_memory = \"24\"\n"),
