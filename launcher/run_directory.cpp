@@ -40,6 +40,19 @@ bool early_file(const std::string& name) {
   return false;
 }
 
+std::string time_text(std::time_t time) {
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&time));
+  return text;
+}
+
+// " at 2026-01-31T12:00:00Z": when its status was written, which is the last that a run does; "" if unknown.
+std::string finished_at(const std::string& directory) {
+  struct stat info {};
+  if (stat((directory + "/status.json").c_str(), &info) != 0) return "";
+  return " at " + time_text(info.st_mtim.tv_sec);
+}
+
 bool empty_file(const fs::directory_entry& entry) {
   std::error_code error;
   return entry.is_regular_file(error) && entry.file_size(error) == 0;
@@ -70,9 +83,7 @@ std::string read_line(const char* path) {
 std::string owner_record() {
   char host[256] = "";
   gethostname(host, sizeof host - 1);
-  const std::time_t now = std::time(nullptr);
-  char started[32];
-  std::strftime(started, sizeof started, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
+  const std::string started = time_text(std::time(nullptr));
   char run_id[24];
   std::random_device random;
   std::snprintf(run_id, sizeof run_id, "%08x%08x", random(), random());
@@ -138,13 +149,18 @@ void check_run_directory(const std::string& directory, const Config& config) {
     throw incompatible("its config.toml cannot be read: " + std::string(unreadable.what()), directory,
                        "set run.dir to a new directory");
   }
-  if (differences.empty()) return;
+  const std::string start_over = "type another run.dir=..., or `rm -r " + directory + "` if it is not needed";
+  if (differences.empty()) {
+    if (!status || status->state != "done") return;
+    throw incompatible("the directory holds this run, finished after step " + std::to_string(status->step) +
+                           finished_at(directory),
+                       directory, start_over);
+  }
   std::string what = "the directory holds a run of another configuration:";
   for (const KeyDifference& one : differences) {
     what += "\n  " + one.key + ": " + one.recorded + " there, " + one.asked + " asked for";
   }
-  throw incompatible(what + "\n ", directory,
-                     "set run.dir to a new directory, or remove this one if it is not needed");
+  throw incompatible(what + "\n ", directory, start_over);
 }
 
 RunLock::RunLock(const std::string& directory) {

@@ -12,9 +12,9 @@ namespace lm {
 // runs/<the file's name without .toml>, unless the configuration names one.
 std::string run_directory(const Config& config, const std::string& config_path);
 
-// Throws Error(14) when `directory` holds a run of another configuration (naming what differs) or files that
-// are no run's. A run that failed before its first step left nothing to lose and stands in nobody's way.
-// Reads only.
+// Throws Error(14) when `directory` holds a finished run, a run of another configuration (naming what
+// differs) or files that are no run's. A run that failed before its first step left nothing to lose and
+// stands in nobody's way. Reads only.
 void check_run_directory(const std::string& directory, const Config& config);
 
 class RunLock {

@@ -216,6 +216,13 @@ def test_a_directory_of_another_config_is_refused(work, full):
     assert done.returncode == 14 and "optimizer.lr" in done.stderr
 
 
+def test_a_finished_run_is_not_overwritten(work, full):
+    before = {path: path.stat().st_mtime_ns for path in (work / "runs" / "full").rglob("*")}
+    done = lmlaunch("full.toml", cwd=work, check=False)
+    assert done.returncode == 14 and "finished after step 12 at 20" in done.stderr and "rm -r runs/full" in done.stderr
+    assert {path: path.stat().st_mtime_ns for path in (work / "runs" / "full").rglob("*")} == before
+
+
 def refused(work, name, code, *words, **changes):
     done = lmlaunch(config(work, name, **changes), cwd=work, check=False)
     assert done.returncode == code, done.stderr
