@@ -116,6 +116,17 @@ Error unusable(const std::string& what, const std::string& directory) {
                                    .kept = ""});
 }
 
+// The last one for its owner alone: logs show training text. What is made inside is as the user's umask says,
+// so that a model that is moved out can be read like any other file.
+void make_directory(const std::string& directory) {
+  std::error_code error;
+  const fs::path path = fs::path(directory + "/").lexically_normal().parent_path();
+  if (path.has_parent_path()) fs::create_directories(path.parent_path(), error);
+  if (error) errno = error.value();
+  const bool made = !error && (mkdir(path.c_str(), 0700) == 0 || (errno == EEXIST && fs::is_directory(path)));
+  if (!made) throw unusable("run.dir cannot be created", directory);
+}
+
 }  // namespace
 
 std::string run_directory(const Config& config, const std::string& config_path) {
@@ -164,12 +175,7 @@ void check_run_directory(const std::string& directory, const Config& config) {
 }
 
 RunLock::RunLock(const std::string& directory) {
-  std::error_code error;
-  fs::create_directories(directory, error);
-  if (error) {
-    errno = error.value();
-    throw unusable("run.dir cannot be created", directory);
-  }
+  make_directory(directory);
   const std::string path = directory + "/.lock";
   fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
   if (fd_ < 0) throw unusable("run.dir cannot be written", path);

@@ -19,8 +19,8 @@ void check_run_directory(const std::string& directory, const Config& config);
 
 class RunLock {
  public:
-  // Creates what is missing of `directory`; throws Error(13) naming the owner when another run holds it, and
-  // Error(12) when the directory cannot be made or written.
+  // Creates what is missing of `directory`, itself for its owner alone; throws Error(13) naming the owner
+  // when another run holds it, and Error(12) when the directory cannot be made or written.
   explicit RunLock(const std::string& directory);
   ~RunLock();
   RunLock(RunLock&& other) noexcept;

@@ -104,6 +104,14 @@ def test_the_loss_falls_and_every_file_is_there(work, full):
     assert json.loads((run / "plan.json").read_text())["fits"] is True
 
 
+def test_the_model_has_the_permissions_that_the_umask_gives(work, full):
+    umask = os.umask(0)
+    os.umask(umask)
+    model = work / "runs" / "full" / "model"
+    assert model.stat().st_mode & 0o777 == 0o777 & ~umask
+    assert all(path.stat().st_mode & 0o777 == 0o666 & ~umask for path in model.iterdir())
+
+
 def test_a_row_of_metrics_has_every_field(work, full):
     fields = {"step", "loss", "grad_norm", "lr", "target_tokens", "tokens", "step_ms", "tokens_per_s", "sol_pct",
               "device_bytes", "host_bytes", "read_bytes", "written_bytes", "hidden_pct"}
