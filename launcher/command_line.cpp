@@ -18,6 +18,7 @@ struct FlagRow {
   const char* value;  // its name in help
   const char* help;
   bool hidden = false;  // between the door and the rank
+  bool later = false;   // answered by name, and not in help: there is nothing to choose yet
 };
 
 struct CommandRow {
@@ -43,7 +44,7 @@ CommandRow training() {
           true,
           true,
           {kGpus,
-           {"--ranks", Takes::kCount, "N", "processes on the CPU"},
+           {"--ranks", Takes::kCount, "N", "", false, true},
            {"--dry-run", Takes::kNothing, "", "print the plan and stop"},
            {"--trace", Takes::kText, "FILE", "steps 2 to 4 as a timeline that Perfetto opens"},
            {"--run-dir", Takes::kText, "DIR", "", true},
@@ -66,7 +67,7 @@ const std::vector<CommandRow>& commands() {
         {"--host-memory", Takes::kBytes, "SIZE", "plan for this much host memory"},
         kGpus}},
       {"export",
-       "RUN|CHECKPOINT -o DIR",
+       "RUN -o DIR",
        "a Hugging Face directory, or a PEFT adapter",
        1,
        1,
@@ -95,7 +96,7 @@ const std::vector<CommandRow>& commands() {
        true,
        {kGpus, kJson}},
       {"verify",
-       "RUN|CHECKPOINT|MODEL",
+       "RUN|MODEL",
        "check every checksum, print one hash of the weights",
        1,
        1,
@@ -148,12 +149,15 @@ std::optional<int64_t> parse_count(const std::string& text) {
 }
 
 void check_value(const FlagRow& flag, const std::string& value, const CommandRow& row) {
-  const auto refuse = [&](const char* expected) {
-    throw usage_error(std::string(flag.name) + ": expected " + expected + ", got \"" + value + "\"",
+  const auto refuse = [&](const char* expected, const std::string& hint = "") {
+    throw usage_error(std::string(flag.name) + ": expected " + expected + ", got \"" + value + "\"" + hint,
                       see_help(&row));
   };
   if (flag.takes == Takes::kCount && !parse_count(value)) refuse("a number of 0 or more");
-  if (flag.takes == Takes::kBytes && parse_bytes(value).value_or(0) <= 0) refuse("a size such as 24GiB");
+  if (flag.takes == Takes::kBytes && parse_bytes(value).value_or(0) <= 0) {
+    const std::string meant = with_unit(value, "GiB");
+    refuse("a size such as 24GiB", meant.empty() ? "" : " without a unit: " + meant + "?");
+  }
   const bool text = flag.takes == Takes::kText || flag.takes == Takes::kTexts;
   if (text && value.empty() && std::string(flag.name) != "--prompt") refuse("a value");
 }
@@ -226,7 +230,7 @@ class Reading {
     for (const FlagRow& row : row_->flags) {
       if (row.hidden && reader_ == Reader::kDoor) continue;
       if (row.name == name) flag = &row;
-      names.emplace_back(row.name);
+      if (!row.later) names.emplace_back(row.name);
     }
     if (flag == nullptr) {
       const auto hit = nearest(name, names);
@@ -286,7 +290,7 @@ class Reading {
 std::string flag_help(const CommandRow& row) {
   std::string out;
   for (const FlagRow& flag : row.flags) {
-    if (flag.hidden) continue;
+    if (flag.hidden || flag.later) continue;
     std::string left = "  ";
     left.append(flag.name).append(*flag.value ? " " : "").append(flag.value);
     left.resize(std::max<size_t>(left.size() + 2, 24), ' ');
@@ -348,7 +352,7 @@ std::string help_text(const std::string& command) {
   }
   std::string out =
       "lmlaunch: exact, fast fine-tuning of language models\n\n"
-      "  lmlaunch [--gpus N | --ranks N] [--dry-run] CONFIG.toml [table.key=value ...]\n\n";
+      "  lmlaunch [--gpus N] [--dry-run] CONFIG.toml [table.key=value ...]\n\n";
   for (const CommandRow& row : commands()) {
     std::string left = "  ";
     left.append(row.name).append(" ").append(row.arguments);
@@ -358,10 +362,11 @@ std::string help_text(const std::string& command) {
   out.append("\n").append(flag_help(*find_command("train")));
   out +=
       "\n`lmlaunch COMMAND --help` tells a command's flags, `lmlaunch presets NAME` prints a commented\n"
-      "configuration, `lmlaunch --version` the version. Exit codes: 0 done, 2 command line, 10 "
-      "configuration,\n"
-      "11 model or data, 12 does not fit, 13 directory in use, 14 directory of another run, 75 stopped on "
-      "request.\n";
+      "configuration, `lmlaunch --version` the version.\n\nExit codes:\n";
+  for (const ExitCode& row : exit_codes()) {
+    const std::string code = std::to_string(static_cast<int>(row.code));
+    out += std::string(4 - code.size(), ' ') + code + "  " + row.meaning + "\n";
+  }
   return out;
 }
 

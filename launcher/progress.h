@@ -1,5 +1,4 @@
-// What a person sees of a run: on a terminal one line that is redrawn, in a pipe one line per log.every
-// steps.
+// What a person sees of a run (progress_line.h), and what it took.
 #pragma once
 
 #include <string>
@@ -12,14 +11,13 @@ namespace lm {
 
 class Progress {
  public:
-  Progress(const Config& config, int64_t total_steps);
+  Progress(const Config& config, int64_t total_steps) : every_(config.log.every), total_(total_steps) {}
   void show(const StepRow& row);
   void finish(const TrainerResult& result);
 
  private:
   int64_t every_;
   int64_t total_;
-  bool terminal_;
   double seconds_ = 0;  // in steps so far, for the time left
 };
 

@@ -1,7 +1,5 @@
 #include "launcher/run.h"
 
-#include <unistd.h>
-
 #include <cmath>
 #include <cstdio>
 #include <optional>
@@ -54,7 +52,7 @@ Exit run_training(const CommandLine& line) {
 
   // Text becomes tokens once; a second start finds them. The first example shows what will be learnt.
   JobData data = open_data(*job, stop_requested);
-  log_line(sample_view(data.train, isatty(STDERR_FILENO) != 0));
+  log_coloured(sample_view(data.train, false), sample_view(data.train, true));
   const std::vector<Batch> held_out = data.loader->eval_batches();
   const int64_t steps = total_steps(config, *data.loader);
 

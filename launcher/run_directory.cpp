@@ -40,6 +40,19 @@ bool early_file(const std::string& name) {
   return false;
 }
 
+std::string time_text(std::time_t time) {
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&time));
+  return text;
+}
+
+// " at 2026-01-31T12:00:00Z": when its status was written, which is the last that a run does; "" if unknown.
+std::string finished_at(const std::string& directory) {
+  struct stat info {};
+  if (stat((directory + "/status.json").c_str(), &info) != 0) return "";
+  return " at " + time_text(info.st_mtim.tv_sec);
+}
+
 bool empty_file(const fs::directory_entry& entry) {
   std::error_code error;
   return entry.is_regular_file(error) && entry.file_size(error) == 0;
@@ -70,9 +83,7 @@ std::string read_line(const char* path) {
 std::string owner_record() {
   char host[256] = "";
   gethostname(host, sizeof host - 1);
-  const std::time_t now = std::time(nullptr);
-  char started[32];
-  std::strftime(started, sizeof started, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
+  const std::string started = time_text(std::time(nullptr));
   char run_id[24];
   std::random_device random;
   std::snprintf(run_id, sizeof run_id, "%08x%08x", random(), random());
@@ -103,6 +114,17 @@ Error unusable(const std::string& what, const std::string& directory) {
                                    .place = directory,
                                    .next = "set run.dir to a directory that can be written",
                                    .kept = ""});
+}
+
+// The last one for its owner alone: logs show training text. What is made inside is as the user's umask says,
+// so that a model that is moved out can be read like any other file.
+void make_directory(const std::string& directory) {
+  std::error_code error;
+  const fs::path path = fs::path(directory + "/").lexically_normal().parent_path();
+  if (path.has_parent_path()) fs::create_directories(path.parent_path(), error);
+  if (error) errno = error.value();
+  const bool made = !error && (mkdir(path.c_str(), 0700) == 0 || (errno == EEXIST && fs::is_directory(path)));
+  if (!made) throw unusable("run.dir cannot be created", directory);
 }
 
 }  // namespace
@@ -138,22 +160,22 @@ void check_run_directory(const std::string& directory, const Config& config) {
     throw incompatible("its config.toml cannot be read: " + std::string(unreadable.what()), directory,
                        "set run.dir to a new directory");
   }
-  if (differences.empty()) return;
+  const std::string start_over = "type another run.dir=..., or `rm -r " + directory + "` if it is not needed";
+  if (differences.empty()) {
+    if (!status || status->state != "done") return;
+    throw incompatible("the directory holds this run, finished after step " + std::to_string(status->step) +
+                           finished_at(directory),
+                       directory, start_over);
+  }
   std::string what = "the directory holds a run of another configuration:";
   for (const KeyDifference& one : differences) {
     what += "\n  " + one.key + ": " + one.recorded + " there, " + one.asked + " asked for";
   }
-  throw incompatible(what + "\n ", directory,
-                     "set run.dir to a new directory, or remove this one if it is not needed");
+  throw incompatible(what + "\n ", directory, start_over);
 }
 
 RunLock::RunLock(const std::string& directory) {
-  std::error_code error;
-  fs::create_directories(directory, error);
-  if (error) {
-    errno = error.value();
-    throw unusable("run.dir cannot be created", directory);
-  }
+  make_directory(directory);
   const std::string path = directory + "/.lock";
   fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
   if (fd_ < 0) throw unusable("run.dir cannot be written", path);

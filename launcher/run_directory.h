@@ -12,15 +12,15 @@ namespace lm {
 // runs/<the file's name without .toml>, unless the configuration names one.
 std::string run_directory(const Config& config, const std::string& config_path);
 
-// Throws Error(14) when `directory` holds a run of another configuration (naming what differs) or files that
-// are no run's. A run that failed before its first step left nothing to lose and stands in nobody's way.
-// Reads only.
+// Throws Error(14) when `directory` holds a finished run, a run of another configuration (naming what
+// differs) or files that are no run's. A run that failed before its first step left nothing to lose and
+// stands in nobody's way. Reads only.
 void check_run_directory(const std::string& directory, const Config& config);
 
 class RunLock {
  public:
-  // Creates what is missing of `directory`; throws Error(13) naming the owner when another run holds it, and
-  // Error(12) when the directory cannot be made or written.
+  // Creates what is missing of `directory`, itself for its owner alone; throws Error(13) naming the owner
+  // when another run holds it, and Error(12) when the directory cannot be made or written.
   explicit RunLock(const std::string& directory);
   ~RunLock();
   RunLock(RunLock&& other) noexcept;

@@ -1,7 +1,5 @@
 #include "launcher/start_run.h"
 
-#include <sys/stat.h>
-
 #include <cstdio>
 #include <filesystem>
 
@@ -70,8 +68,7 @@ int train_in_rank(const CommandLine& line) {
   const std::string directory = run_directory(config, config_path);
   check_run_directory(directory, config);
 
-  // From here on things are created; only the owner reads them until the user says otherwise.
-  umask(077);
+  // From here on things are created.
   const RunLock lock(directory);
   check_run_directory(directory, config);  // another run may have come and gone since
   if (!lock.taken_over().empty())

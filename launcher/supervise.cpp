@@ -53,41 +53,8 @@ bool ended(pid_t child, int* wait_status) {
 
 // "error:config" for a rank that left with one of our codes without naming a reason.
 std::string reason_of_code(int code) {
-  switch (static_cast<Exit>(code)) {
-    case Exit::kDone:
-      return "done";
-    case Exit::kUsage:
-      return "error:usage";
-    case Exit::kConfig:
-      return "error:config";
-    case Exit::kInput:
-      return "error:input";
-    case Exit::kDoesNotFit:
-      return "error:does-not-fit";
-    case Exit::kInUse:
-      return "error:in-use";
-    case Exit::kIncompatible:
-      return "error:incompatible";
-    case Exit::kNoSpace:
-      return "error:no-space";
-    case Exit::kIo:
-      return "error:io";
-    case Exit::kIntegrity:
-      return "error:integrity";
-    case Exit::kDeviceMemory:
-      return "error:device-memory";
-    case Exit::kHostMemory:
-      return "error:host-memory";
-    case Exit::kPeerLost:
-      return "error:peer-lost";
-    case Exit::kNoProgress:
-      return "error:no-progress";
-    case Exit::kNumerics:
-      return "error:numerics";
-    case Exit::kInternal:
-      return "error:internal";
-    case Exit::kStopped:
-      return "stopped";
+  for (const ExitCode& known : exit_codes()) {
+    if (static_cast<int>(known.code) == code) return known.reason;
   }
   return "";
 }

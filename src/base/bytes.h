@@ -29,9 +29,17 @@ constexpr std::optional<int64_t> checked_add(int64_t a, int64_t b) {
   return r;
 }
 
-// "24GiB", "1.5 GB", "512MiB", "4096" (bytes). Binary units (KiB, MiB, GiB, TiB) are powers of 1024, decimal
-// ones (KB, MB, GB, TB) of 1000. Nothing when it is not a size, is negative or does not fit.
+// "24GiB", "1.5 GB", "512MiB", "4096B". Binary units (KiB, MiB, GiB, TiB) are powers of 1024, decimal ones
+// (KB, MB, GB, TB) of 1000. Nothing when it is not a size, is negative or does not fit, and none without a
+// unit: who writes 24 for a GPU's memory does not mean 24 bytes.
 std::optional<int64_t> parse_bytes(std::string_view text);
+
+// What a number without a unit was likely to mean: "24" -> "24GiB" with `unit` "GiB", and from 1 MiB on
+// bytes, "17179869184" -> "16GiB". "" when it is no number greater than 0.
+std::string with_unit(std::string_view text, std::string_view unit);
+
+// The largest binary unit that divides it, "1536MiB": what parse_bytes reads back exactly.
+std::string exact_bytes(int64_t bytes);
 
 // "1.50 GiB", "612 KiB", "17 B".
 std::string format_bytes(int64_t bytes);

@@ -10,7 +10,30 @@ std::string one_line(const ErrorText& text) {
   return text.what + (text.place.empty() ? "" : " at " + text.place);
 }
 
+constexpr ExitCode kExitCodes[] = {
+    {Exit::kDone, "done", "done"},
+    {Exit::kUsage, "error:usage", "the command line is wrong"},
+    {Exit::kConfig, "error:config", "the configuration is wrong"},
+    {Exit::kInput, "error:input", "a model, tokenizer or data file is missing or invalid"},
+    {Exit::kDoesNotFit, "error:does-not-fit", "the plan or the machine does not fit; nothing was started"},
+    {Exit::kInUse, "error:in-use", "another run is at work in the run directory"},
+    {Exit::kIncompatible, "error:incompatible", "the run directory or output holds something to be kept"},
+    {Exit::kNoSpace, "error:no-space", "a disk is full"},
+    {Exit::kIo, "error:io", "a file could not be read or written"},
+    {Exit::kIntegrity, "error:integrity", "a checksum does not match: bytes came back changed"},
+    {Exit::kDeviceMemory, "error:device-memory", "out of GPU memory"},
+    {Exit::kHostMemory, "error:host-memory", "out of host memory"},
+    {Exit::kPeerLost, "error:peer-lost", "the training process was killed from outside"},
+    {Exit::kNumerics, "error:numerics", "the loss or the gradients are not finite"},
+    {Exit::kInternal, "error:internal", "a bug in lmlaunch or in a library"},
+    {Exit::kStopped, "stopped", "stopped on request"},
+};
+
 }  // namespace
+
+std::span<const ExitCode> exit_codes() {
+  return kExitCodes;
+}
 
 Error::Error(Exit code, ErrorText text)
     : std::runtime_error(one_line(text)), code_(code), text_(std::move(text)) {}

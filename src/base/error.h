@@ -2,31 +2,40 @@
 // next; it carries the process's exit code. Libraries throw it, `main` alone turns it into an exit.
 #pragma once
 
+#include <span>
 #include <stdexcept>
 #include <string>
 
 namespace lm {
 
-// Process exit codes; all below 126, so that mpirun hands them on unchanged.
+// Process exit codes; all below 126, so that mpirun hands them on unchanged. What each means stands in
+// exit_codes().
 enum class Exit : int {
   kDone = 0,
-  kUsage = 2,          // bad command line
-  kConfig = 10,        // configuration
-  kInput = 11,         // model, tokenizer or data file invalid
-  kDoesNotFit = 12,    // plan or machine does not fit, refused before step 0
-  kInUse = 13,         // run directory in use by a live run
-  kIncompatible = 14,  // directory or checkpoint of another config
+  kUsage = 2,
+  kConfig = 10,
+  kInput = 11,
+  kDoesNotFit = 12,
+  kInUse = 13,
+  kIncompatible = 14,
   kNoSpace = 20,
   kIo = 21,
   kIntegrity = 22,
   kDeviceMemory = 30,
   kHostMemory = 31,
   kPeerLost = 40,
-  kNoProgress = 41,
   kNumerics = 50,
   kInternal = 70,
-  kStopped = 75,  // stopped on request, state saved
+  kStopped = 75,
 };
+
+struct ExitCode {
+  Exit code;
+  const char* reason;   // of a run that named none, on its last line and in status.json
+  const char* meaning;  // in help
+};
+// Every code, in order: what help prints, and what is known for ours.
+std::span<const ExitCode> exit_codes();
 
 // `area` is a short tag such as "FILE-21" (the numbers are the failure catalogue's); `place` is a
 // file:line:col, a path with an offset, or a rank and step; `kept` and `next` may be empty.

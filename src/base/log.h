@@ -10,6 +10,16 @@ void log_to_file(const std::string& path);
 
 // One line, "<text>\n"; control characters are escaped.
 void log_line(const std::string& text);
+// The same where a terminal is to get something else, `coloured`, which goes to it as it is: the caller has
+// made harmless what came from elsewhere. log.txt and a pipe get `text`.
+void log_coloured(const std::string& text, const std::string& coloured);
+// To log.txt alone.
+void log_file_line(const std::string& text);
+// On a terminal: redraws the line at the bottom, which the next log_line leaves standing above its own.
+// Elsewhere nothing.
+void show_line(const std::string& text);
+// Columns that such a line may take: one less than the terminal has, 79 where nobody knows.
+int line_columns();
 // "lmlaunch: note <area>: <text>" and "lmlaunch: warning <area>: <text>".
 void log_note(const std::string& area, const std::string& text);
 void log_warning(const std::string& area, const std::string& text);

@@ -132,7 +132,7 @@ struct IoConfig {
 };
 
 struct LogConfig {
-  int64_t every = 1;  // steps between lines when stderr is not a terminal
+  int64_t every = 1;  // steps between lines of log.txt, and of stderr unless it is a terminal
 };
 
 struct Config {

@@ -3,7 +3,6 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
-#include <iterator>
 
 namespace lm {
 namespace {
@@ -45,15 +44,8 @@ std::string number_text(double value) {
   return text;
 }
 
-std::string size_text(int64_t bytes) {
-  constexpr const char* kUnits[] = {"", "KiB", "MiB", "GiB", "TiB"};
-  size_t unit = 0;
-  while (bytes != 0 && bytes % 1024 == 0 && unit + 1 < std::size(kUnits)) bytes /= 1024, ++unit;
-  return std::to_string(bytes) + kUnits[unit];
-}
-
 std::string value_text(const Budget& value) {
-  if (value.share <= 0) return quote(size_text(value.bytes));
+  if (value.share <= 0) return quote(exact_bytes(value.bytes));
   char text[32];
   std::snprintf(text, sizeof text, "%.6g%%", 100 * value.share);
   return quote(text);

@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/bytes.h"
 #include "config/config_visit.h"
 
 namespace lm {
@@ -35,10 +36,8 @@ inline std::string value_text(double value) {
 inline std::string value_text(const std::string& value) {
   return quote(value);
 }
-// The largest binary unit that divides it: what parse_bytes reads back exactly.
-std::string size_text(int64_t bytes);
 inline std::string value_text(const ByteSize& value) {
-  return quote(size_text(value.bytes));
+  return quote(exact_bytes(value.bytes));
 }
 std::string value_text(const Budget& value);
 template <class E>
@@ -69,8 +68,8 @@ inline std::string expected_text(const double*, const KeyInfo& info) {
   return "a number" + range_text(info.range);
 }
 inline std::string expected_text(const ByteSize*, const KeyInfo& info) {
-  return "a size such as \"16MiB\", from " + size_text(static_cast<int64_t>(info.range.low)) + " to " +
-         size_text(static_cast<int64_t>(info.range.high));
+  return "a size such as \"16MiB\", from " + exact_bytes(static_cast<int64_t>(info.range.low)) + " to " +
+         exact_bytes(static_cast<int64_t>(info.range.high));
 }
 inline std::string expected_text(const Budget*, const KeyInfo&) {
   return "a size such as \"24GiB\" or a share such as \"90%\"";

@@ -112,10 +112,8 @@ bool read(const Entry& entry, std::string& field, const KeyInfo& info) {
   field = *text;
   return true;
 }
-// Sizes are words, so that nobody has to count zeros; plain integers are bytes.
+// Sizes are words with a unit, so that nobody has to count zeros or takes 24 for GiB.
 std::optional<int64_t> size_of(const Entry& entry) {
-  if (const auto* number = entry.node->as_integer())
-    return number->get() >= 0 ? std::optional(number->get()) : std::nullopt;
   const std::optional<std::string> text = word(entry);
   return text ? parse_bytes(*text) : std::nullopt;
 }
@@ -195,6 +193,25 @@ requires std::is_enum_v<E> std::string word_hint(const Entry& entry, const E*) {
   const auto text = word(entry);
   const auto hit = text ? nearest(*text, names) : std::nullopt;
   return hit ? "; did you mean " + quote(*hit) + "?" : "";
+}
+
+// For sizes without a unit. `unit`: what small ones of this type are usually given in.
+std::string size_hint(const Entry& entry, const char* unit) {
+  std::string number;
+  if (const auto text = entry.node->value<std::string>()) number = *text;
+  if (entry.node->is_number()) number = got_text(*entry.node);
+  const std::string meant = with_unit(number, unit);
+  return meant.empty() ? "" : " without a unit; did you mean " + quote(meant) + "?";
+}
+std::string word_hint(const Entry& entry, const Budget*) {
+  return size_hint(entry, "GiB");
+}
+std::string word_hint(const Entry& entry, const ByteSize*) {
+  return size_hint(entry, "MiB");
+}
+template <class T>
+std::string word_hint(const Entry& entry, const std::optional<T>*) {
+  return word_hint(entry, static_cast<const T*>(nullptr));
 }
 
 class Loader {
@@ -374,8 +391,22 @@ class Loader {
     if (config_.model.dtype == ModelDType::kF32 && !given("optimizer.master")) {
       config_.optimizer.master = Master::kF32;
     }
+    let_overrides_win();
     for (const Conflict& conflict : find_conflicts(config_, given, usable))
       blame(conflict.key, conflict.text);
+  }
+
+  // Of two keys that exclude each other, the one on the command line takes back the file's.
+  void let_overrides_win() {
+    const auto wins = [&](const char* key, const char* other) {
+      return overridden_.count(key) != 0 && overridden_.count(other) == 0;
+    };
+    TrainConfig& train = config_.train;
+    if (train.steps && wins("train.steps", "train.epochs")) train.epochs.reset();
+    if (train.epochs && wins("train.epochs", "train.steps")) train.steps.reset();
+    DataConfig& data = config_.data;
+    if (!data.eval.empty() && wins("data.eval", "data.eval_fraction")) data.eval_fraction = 0;
+    if (data.eval_fraction > 0 && wins("data.eval_fraction", "data.eval")) data.eval.clear();
   }
 
   void blame(const std::string& key, const std::string& text) {

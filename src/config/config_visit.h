@@ -185,7 +185,8 @@ template <class LogT, class V>
 void visit_log(LogT& log, V& v) {
   v.table("log", "what is printed");
   v.key("log", "every", log.every,
-        {KeyTag::kReporting, "steps between lines when stderr is not a terminal", kCountFromOne});
+        {KeyTag::kReporting, "steps between lines of log.txt, and of stderr unless it is a terminal",
+         kCountFromOne});
 }
 
 template <class ConfigT, class V>

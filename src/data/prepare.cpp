@@ -245,7 +245,7 @@ std::string sample_view(const Prepared& prepared, bool terminal) {
                 static_cast<long long>(prepared.examples), static_cast<long long>(prepared.tokens), share,
                 prepared.from_cache ? " (from the cache)" : "");
   std::string view = head;
-  for (const std::string& note : prepared.notes) view += "data: " + note + "\n";
+  for (const std::string& note : prepared.notes) view += "data: " + escape_controls(note) + "\n";
   view += terminal ? "one example, trained text in green:\n" : "one example, trained text between « and »:\n";
   for (const SamplePiece& piece : prepared.sample) {
     // The text may steer a terminal; our own colours are added after it has been made harmless.

@@ -9,9 +9,24 @@ TEST(Bytes, ReadsUnitsAndRefusesWhatIsNoSize) {
   EXPECT_EQ(parse_bytes("24GiB"), 24 * kGiB);
   EXPECT_EQ(parse_bytes("1.5 MiB"), 3 * kMiB / 2);
   EXPECT_EQ(parse_bytes("10GB"), 10'000'000'000);
-  EXPECT_EQ(parse_bytes("4096"), 4096);
-  for (const char* bad : {"", "GiB", "-1", "1 parsec", "1e30TiB", "nan", "99999999999999999999"}) {
+  EXPECT_EQ(parse_bytes("4096B"), 4096);
+  for (const char* bad :
+       {"", "4096", "24", "GiB", "-1", "1 parsec", "1e30TiB", "nan", "99999999999999999999"}) {
     EXPECT_EQ(parse_bytes(bad), std::nullopt) << bad;
+  }
+}
+
+TEST(Bytes, GuessesTheUnitThatWasLeftOut) {
+  EXPECT_EQ(with_unit("24", "GiB"), "24GiB");
+  EXPECT_EQ(with_unit("1.5", "GiB"), "1.5GiB");
+  EXPECT_EQ(with_unit("17179869184", "GiB"), "16GiB");
+  EXPECT_EQ(with_unit("17179869185", "GiB"), "17179869185B");
+  for (const char* none : {"", "lots", "24GiB", "0", "-3", "1e400"}) EXPECT_EQ(with_unit(none, "GiB"), "");
+}
+
+TEST(Bytes, ExactSizesReadBack) {
+  for (int64_t bytes : {int64_t{0}, int64_t{1}, int64_t{4097}, 3 * kMiB, 24 * kGiB, int64_t{1} << 50}) {
+    EXPECT_EQ(parse_bytes(exact_bytes(bytes)), bytes) << exact_bytes(bytes);
   }
 }
 

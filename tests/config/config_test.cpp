@@ -107,6 +107,46 @@ TEST(Config, KnowsTheWordsPeopleBring) {
   EXPECT_HAS(failure(std::string(kLeast) + "[trian]\nsteps = 1\n"), "did you mean [train]?");
 }
 
+TEST(Config, AnOverrideWinsOverTheKeyThatItExcludes) {
+  const std::string epochs = std::string(kLeast) + "[train]\nepochs = 3\n",
+                    steps = std::string(kLeast) + "[train]\nsteps = 9\n";
+  Config config = parse_config(epochs, "c.toml", {"train.steps=5"});
+  EXPECT_EQ(config.train.steps, 5);
+  EXPECT_EQ(config.train.epochs, std::nullopt);
+  config = parse_config(steps, "c.toml", {"train.epochs=2"});
+  EXPECT_EQ(config.train.epochs, 2.0);
+  EXPECT_EQ(config.train.steps, std::nullopt);
+  config = parse_config(epochs, "c.toml", {"train.steps=auto"});  // asks for nothing
+  EXPECT_EQ(config.train.epochs, 3.0);
+  const std::string eval = "model.path = \"m\"\ndata.train = [\"t\"]\n";
+  config = parse_config(eval + "data.eval = [\"e\"]\n", "c.toml", {"data.eval_fraction=0.1"});
+  EXPECT_TRUE(config.data.eval.empty());
+  config = parse_config(eval + "data.eval_fraction = 0.1\n", "c.toml", {"data.eval=e"});
+  EXPECT_EQ(config.data.eval_fraction, 0);
+  // Who contradicts himself is asked.
+  EXPECT_HAS(failure(epochs + "steps = 5\n"), "exclude each other");
+  EXPECT_HAS(failure(kLeast, {"train.steps=5", "train.epochs=1"}), "exclude each other");
+  EXPECT_HAS(failure(epochs + "steps = 5\n", {"train.eval_every=0"}), "exclude each other");
+}
+
+TEST(Config, ASizeWithoutAUnitIsRefusedWithTheLikelyOne) {
+  const auto refusal = [](const std::string& more) { return failure(std::string(kLeast) + more); };
+  EXPECT_HAS(refusal("[offload]\nhost_memory = \"24\"\n"),
+             "got the string \"24\" without a unit; did you mean \"24GiB\"?");
+  EXPECT_HAS(refusal("[offload]\ndevice_memory = 24\n"), "got 24 without a unit; did you mean \"24GiB\"?");
+  EXPECT_HAS(refusal("[offload]\ndisk_limit = 17179869184\n"),
+             "got 17179869184 without a unit; did you mean \"16GiB\"?");
+  EXPECT_HAS(refusal("[io]\ntile = 16\n"), "got 16 without a unit; did you mean \"16MiB\"?");
+  for (const char* word : {"offload.host_memory=24", "offload.host_memory=\"24\""}) {
+    try {
+      parse_config(kLeast, "c.toml", {word});
+      FAIL() << word;
+    } catch (const Error& error) {
+      EXPECT_HAS(std::string(error.what()), "did you mean \"24GiB\"?");
+    }
+  }
+}
+
 TEST(Config, SizesAreWordsAndBudgetsMayBeShares) {
   const auto offload = [](const std::string& rest) {
     return parse_config(std::string(kLeast) + "[offload]\npaths = \"/fast\"\n" + rest, "c.toml");
@@ -125,7 +165,7 @@ TEST(Config, SizesAreWordsAndBudgetsMayBeShares) {
   EXPECT_HAS(failure(std::string(kLeast) + "[io]\nblock = \"2KiB\"\n"),
              "`io.block`: expected a size such as \"16MiB\", from 4KiB to 1GiB, or \"auto\", got the string "
              "\"2KiB\"");
-  EXPECT_HAS(failure(std::string(kLeast) + "[io]\nblock = 5000\n"), "is not a multiple of 4KiB");
+  EXPECT_HAS(failure(std::string(kLeast) + "[io]\nblock = \"5000B\"\n"), "is not a multiple of 4KiB");
   EXPECT_HAS(failure(std::string(kLeast) + "[offload]\nweights = \"nvme\"\n"),
              "offload.weights = \"nvme\" needs offload.paths");
   EXPECT_HAS(

@@ -245,6 +245,7 @@ TEST_F(Prepare, ShowsTheSampleWithTrainedTextApart) {
   EXPECT_NE(plain.find("ask: one« two three <eos>»"), std::string::npos) << plain;
   EXPECT_NE(sample_view(prepared, true).find("\x1b[32m two three <eos>\x1b[0m"), std::string::npos);
   prepared.sample[0].text = "\x1b]0;evil\x07";
+  prepared.notes = {"\x1b]0;evil\x07"};
   EXPECT_EQ(sample_view(prepared, true).find("\x1b]"), std::string::npos);
 }
 

@@ -104,6 +104,14 @@ def test_the_loss_falls_and_every_file_is_there(work, full):
     assert json.loads((run / "plan.json").read_text())["fits"] is True
 
 
+def test_the_model_has_the_permissions_that_the_umask_gives(work, full):
+    umask = os.umask(0)
+    os.umask(umask)
+    model = work / "runs" / "full" / "model"
+    assert model.stat().st_mode & 0o777 == 0o777 & ~umask
+    assert all(path.stat().st_mode & 0o777 == 0o666 & ~umask for path in model.iterdir())
+
+
 def test_a_row_of_metrics_has_every_field(work, full):
     fields = {"step", "loss", "grad_norm", "lr", "target_tokens", "tokens", "step_ms", "tokens_per_s", "sol_pct",
               "device_bytes", "host_bytes", "read_bytes", "written_bytes", "hidden_pct"}
@@ -214,6 +222,13 @@ def test_a_directory_of_another_config_is_refused(work, full):
     done = lmlaunch(config(work, "full", optimizer__lr=1e-3), cwd=work, check=False)
     config(work, "full")
     assert done.returncode == 14 and "optimizer.lr" in done.stderr
+
+
+def test_a_finished_run_is_not_overwritten(work, full):
+    before = {path: path.stat().st_mtime_ns for path in (work / "runs" / "full").rglob("*")}
+    done = lmlaunch("full.toml", cwd=work, check=False)
+    assert done.returncode == 14 and "finished after step 12 at 20" in done.stderr and "rm -r runs/full" in done.stderr
+    assert {path: path.stat().st_mtime_ns for path in (work / "runs" / "full").rglob("*")} == before
 
 
 def refused(work, name, code, *words, **changes):

@@ -61,7 +61,7 @@ def test_smollm2_trains_under_half_of_what_it_takes_in_memory(work):
         assert max(row["host_bytes"] for row in rows(work, "on_disk")) <= taken // 2
         assert all(row["read_bytes"] > 0 and row["written_bytes"] > 0 for row in rows(work, "on_disk"))
         # In memory, the plan refuses; it sees a control group, while what is allocated (31) is limited behind its back.
-        done = lmlaunch(work, "plan", ROOT / "configs" / "quickstart.toml", "--host-memory", str(taken // 2))
+        done = lmlaunch(work, "plan", ROOT / "configs" / "quickstart.toml", "--host-memory", f"{taken // 2}B")
         assert done.returncode == 12 and "does not fit" in done.stderr, done.stderr
         assert train(work, "refused", preexec_fn=enter).returncode in (12, 31)
         # And the plan is right: train_step_bench plans for memory without end, and is stopped by the limit.

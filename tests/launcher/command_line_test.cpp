@@ -49,6 +49,10 @@ TEST(CommandLine, MistakesAreNamed) {
   EXPECT_NE(refusal({"--gpus"}).find("needs a value"), std::string::npos);
   EXPECT_NE(refusal({"plan"}).find("plan needs CONFIG.toml"), std::string::npos);
   EXPECT_NE(refusal({"plan", "a.toml", "--host-memory", "lots"}).find("expected a size"), std::string::npos);
+  for (const char* flag : {"--gpu-memory", "--host-memory"}) {
+    EXPECT_NE(refusal({"plan", "a.toml", flag, "24"}).find("got \"24\" without a unit: 24GiB?"),
+              std::string::npos);
+  }
   EXPECT_NE(refusal({"plan", "a.toml", "--jsn"}).find("did you mean `--json`?"), std::string::npos);
   EXPECT_NE(refusal({"a.toml", "b.toml"}).find("unexpected argument `b.toml`"), std::string::npos);
   EXPECT_NE(refusal({"export", "run"}).find("-o DIR"), std::string::npos);
@@ -79,6 +83,33 @@ TEST(CommandLine, WhatIsHandedOnParsesToTheSame) {
   const CommandLine again = parse(to_arguments(line), Reader::kRank);
   EXPECT_EQ(again.positional, line.positional);
   EXPECT_EQ(again.value("--run-dir"), "-r");
+}
+
+TEST(CommandLine, HelpEndsWithEveryExitCodeAndItsMeaning) {
+  const std::string help = help_text("");
+  size_t at = help.find("Exit codes:\n");
+  ASSERT_NE(at, std::string::npos);
+  int lines = 0;
+  for (const ExitCode& row : exit_codes()) {
+    char line[120];
+    std::snprintf(line, sizeof line, "\n%4d  %s\n", static_cast<int>(row.code), row.meaning);
+    at = help.find(line, at);
+    ASSERT_NE(at, std::string::npos) << line;
+    ++lines;
+  }
+  EXPECT_EQ(lines, 16);
+  EXPECT_EQ(help.find('\n', at + 1), help.size() - 1);  // nothing behind the last
+}
+
+TEST(CommandLine, HelpNamesOnlyWhatThereIs) {
+  for (const char* command :
+       {"", "train", "plan", "export", "generate", "eval", "verify", "doctor", "presets"}) {
+    const std::string help = help_text(command);
+    for (const char* later : {"--ranks", "CHECKPOINT", "checkpoint", "resum"}) {
+      EXPECT_EQ(help.find(later), std::string::npos) << command << ": " << later;
+    }
+  }
+  EXPECT_EQ(refusal({"--rank", "1", "a.toml"}).find("--ranks"), std::string::npos);  // nor as a suggestion
 }
 
 TEST(DeviceChoice, FollowsTheCommandLineThenTheConfigurationThenTheMachine) {

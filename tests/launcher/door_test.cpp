@@ -97,6 +97,21 @@ TEST(Door, ARunThatEndsWellSaysSoOnTheLastLineAndInStatusJson) {
   EXPECT_EQ(info.st_mode & 0777, 0700u);
 }
 
+TEST(Door, OnlyTheRunsDirectoryIsItsOwnersAloneAndTheModelGetsTheUsersUmask) {
+  Door door;
+  door.write_config("c.toml");
+  const mode_t ours = umask(027);
+  const DoorResult result = door.run({"--gpus", "0", "c.toml", "run.dir=runs/deep/"}, "facts:facts");
+  umask(ours);
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_HAS(door.read("facts"), "umask 27\n");
+  struct stat info {};
+  ASSERT_EQ(stat(door.path("runs/deep").c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0700u);
+  ASSERT_EQ(stat(door.path("runs").c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0750u);
+}
+
 TEST(Door, TheRankGetsItsArgumentsAndACleanEnvironment) {
   Door door;
   door.write_config("c.toml");

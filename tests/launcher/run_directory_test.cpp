@@ -7,6 +7,8 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "config/config_print.h"
@@ -77,6 +79,33 @@ TEST_F(RunDirectory, ARunThatFailedBeforeItsFirstStepStandsInNobodysWay) {
   write_status(root_, status);
   write("metrics.jsonl", "{}\n");
   EXPECT_EQ(code(), 14);
+}
+
+TEST_F(RunDirectory, AFinishedRunIsNotOverwritten) {
+  write("config.toml", print_config(config_));
+  write("metrics.jsonl", "{}\n");
+  RunStatus status;
+  for (const char* unfinished : {"running", "stopped", "failed"}) {
+    status.state = unfinished;
+    status.step = 12;
+    write_status(root_, status);
+    EXPECT_EQ(code(), 0) << unfinished;
+  }
+  status.state = "done";
+  status.exit_code = 0;
+  write_status(root_, status);
+  try {
+    check_run_directory(root_, config_);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Exit::kIncompatible);
+    const std::string report = error.report();
+    const std::vector<std::string> parts = {"finished after step 12 at 20", "run.dir=", "rm -r " + root_,
+                                            "kept: the directory, untouched"};
+    for (const std::string& part : parts) {
+      EXPECT_NE(report.find(part), std::string::npos) << part << " in\n" << report;
+    }
+  }
 }
 
 TEST_F(RunDirectory, FilesThatAreNoRunsAreLeftAlone) {

@@ -5,6 +5,7 @@
 //   facts:FILE                                  writes its arguments, environment and ignored signals to FILE
 // It prints "fake rank: ready" on stderr when it has started.
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -23,6 +24,9 @@ using namespace lm;
 void write_facts(const std::string& path, int argc, char** argv) {
   std::ofstream file(path);
   for (int i = 1; i < argc; ++i) file << "arg " << argv[i] << "\n";
+  const mode_t mask = umask(0);
+  umask(mask);
+  file << "umask " << std::oct << mask << std::dec << "\n";
   for (char** entry = environ; *entry != nullptr; ++entry) file << "env " << *entry << "\n";
   for (int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGCHLD}) {
     struct sigaction action {};

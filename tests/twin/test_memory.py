@@ -73,7 +73,7 @@ def test_memory_that_cannot_be_locked_is_said_before_the_model_is_loaded(work):
     assert done.returncode == 0, done.stderr
     warning = [line for line in done.stderr.splitlines() if "warning MEM-17" in line and "for transfers" in line]
     assert len(warning) == 1 and "ulimit -l" in warning[0] and "out of memory" in warning[0], done.stderr
-    assert lmlaunch("--gpus", 1, name, cwd=work).stderr.count("MEM-17") == 0
+    assert lmlaunch("--gpus", 1, name, "run.dir=runs/pinned", cwd=work).stderr.count("MEM-17") == 0
 
 
 def test_what_the_gpu_must_reach_in_place_is_refused_where_it_cannot_be_locked(work):
