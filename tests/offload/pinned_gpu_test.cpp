@@ -8,8 +8,17 @@
 #include "offload/copy_probe.h"
 #include "offload/pinned.h"
 
+// There on the twin alone (tests/twin).
+namespace twin {
+__attribute__((weak)) const char* current_operation();
+}
+
 namespace lm {
 namespace {
+
+bool on_twin() {
+  return twin::current_operation != nullptr;
+}
 
 TEST(PinnedPoolOnAGpu, IsRegisteredOnceAndCopiesBothWays) {
   std::string reason;
@@ -38,8 +47,11 @@ TEST(CopiesOnAGpu, AreMeasuredEachWayAndBothAtOnce) {
     EXPECT_GT(rate, 1e9);
     EXPECT_LT(rate, 500e9);
   }
-  // Two copy engines: together more than the slower one alone.
-  EXPECT_GT(probe.both_bytes_per_s, std::min(probe.to_device_bytes_per_s, probe.to_host_bytes_per_s));
+  // Two copy engines: together more than the slower one alone. The twin's are threads of a machine that has
+  // other work.
+  if (!on_twin()) {
+    EXPECT_GT(probe.both_bytes_per_s, std::min(probe.to_device_bytes_per_s, probe.to_host_bytes_per_s));
+  }
 }
 
 }  // namespace

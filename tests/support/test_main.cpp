@@ -1,5 +1,5 @@
-// The main function of every test: as GoogleTest's, but a run in which a test was skipped ends with 77, which ctest counts
-// and names as skipped. A test that did not run must not look like one that passed.
+// The main function of every test: as GoogleTest's, but a run in which a test was skipped ends with 77, which
+// ctest counts and names as skipped. A test that did not run must not look like one that passed.
 #include <gtest/gtest.h>
 
 int main(int argc, char** argv) {
