@@ -42,16 +42,14 @@ TEST(CopiesOnAGpu, AreMeasuredEachWayAndBothAtOnce) {
   if (cuda_device_count(&reason) == 0) GTEST_SKIP() << "no CUDA device: " << reason;
   const CopyProbe probe = probe_copies(DeviceType::kCuda);
   EXPECT_TRUE(probe.pinned) << probe.pinned_reason;
+  if (on_twin()) return;  // its copies are memcpy on cores that have other work
   // The slowest link in use is PCIe 3 x4 (3.9 GB/s), the fastest NVLink-C2C (450 GB/s each way).
   for (double rate : {probe.to_device_bytes_per_s, probe.to_host_bytes_per_s, probe.each_way()}) {
     EXPECT_GT(rate, 1e9);
     EXPECT_LT(rate, 500e9);
   }
-  // Two copy engines: together more than the slower one alone. The twin's are threads of a machine that has
-  // other work.
-  if (!on_twin()) {
-    EXPECT_GT(probe.both_bytes_per_s, std::min(probe.to_device_bytes_per_s, probe.to_host_bytes_per_s));
-  }
+  // Two copy engines: together more than the slower one alone.
+  EXPECT_GT(probe.both_bytes_per_s, std::min(probe.to_device_bytes_per_s, probe.to_host_bytes_per_s));
 }
 
 }  // namespace
