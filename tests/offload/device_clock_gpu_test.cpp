@@ -12,6 +12,7 @@
 #include "base/bytes.h"
 #include "base/json.h"
 #include "offload/pinned.h"
+#include "tests/support/on_twin.h"
 
 namespace lm {
 namespace {
@@ -59,14 +60,14 @@ TEST_F(Clock, TellsAWaitForATransferFromATransferThatNobodyWaitedFor) {
     clock.collect();
     return std::pair(clock.copy_seconds() - copied, clock.stall_seconds() - stalled);
   };
-  constexpr int kMoves = 8;
+  const int moves = on_twin() ? 8 : 1;
   bool hidden = false, waited_for = false;
-  for (int i = 0; i < kMoves && !hidden; ++i) {
+  for (int i = 0; i < moves && !hidden; ++i) {
     const auto [copied, stalled] = moved(true);
     EXPECT_GT(copied, 0);
     hidden = stalled < copied / 2;
   }
-  for (int i = 0; i < kMoves && !waited_for; ++i) {
+  for (int i = 0; i < moves && !waited_for; ++i) {
     const auto [copied, stalled] = moved(false);
     EXPECT_GT(copied, 0);
     waited_for = stalled > copied / 2;
@@ -77,7 +78,7 @@ TEST_F(Clock, TellsAWaitForATransferFromATransferThatNobodyWaitedFor) {
 TEST_F(Clock, PutsItsSpansIntoRowsOfTheirOwnInHostTime) {
   // us: how late the host may notice that the GPU has reached a point, on busy cores. Another clock would be
   // off by hours.
-  constexpr double kSlack = 500e3;
+  const double slack = on_twin() ? 500e3 : 1e3;
   std::string name = (std::filesystem::temp_directory_path() / "lmlaunch-clock-XXXXXX").string();
   const std::string directory = mkdtemp(name.data()), path = directory + "/trace.json";
   Parts p;
@@ -96,8 +97,8 @@ TEST_F(Clock, PutsItsSpansIntoRowsOfTheirOwnInHostTime) {
     if (event["ph"] == "M") rows.insert(event["args"]["name"]);
     if (event["ph"] != "X") continue;
     names.insert(event["name"]);
-    EXPECT_GE(event["ts"].get<double>(), -kSlack) << event;
-    EXPECT_LE(event["ts"].get<double>() + event["dur"].get<double>(), span_us + kSlack) << event;
+    EXPECT_GE(event["ts"].get<double>(), -slack) << event;
+    EXPECT_LE(event["ts"].get<double>() + event["dur"].get<double>(), span_us + slack) << event;
   }
   EXPECT_TRUE(rows.contains("GPU compute") && rows.contains("to GPU") && rows.contains("from GPU"));
   EXPECT_EQ(names, (std::set<std::string>{"host", "weights", "wait", "work"}));

@@ -7,18 +7,10 @@
 #include "base/cuda.h"
 #include "offload/copy_probe.h"
 #include "offload/pinned.h"
-
-// There on the twin alone (tests/twin).
-namespace twin {
-__attribute__((weak)) const char* current_operation();
-}
+#include "tests/support/on_twin.h"
 
 namespace lm {
 namespace {
-
-bool on_twin() {
-  return twin::current_operation != nullptr;
-}
 
 TEST(PinnedPoolOnAGpu, IsRegisteredOnceAndCopiesBothWays) {
   std::string reason;
