@@ -8,7 +8,7 @@ BUILD: a build directory that ./dev build has made. The sources are copied and b
 neither they nor BUILD change. --check only looks whether each mistake can still be planted. --write: the verdicts go into
 MUTATIONS.md, where those of earlier runs stay.
 
-A list (mutations/*.txt) has a line per mistake, `#` begins a comment:
+A list (lists/*.txt) has a line per mistake, `#` begins a comment:
 
   NAME | FILE | OLD | NEW | TEST | what it is
 
@@ -33,18 +33,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LISTS = ROOT / "tests" / "twin" / "mutations"
-TABLE = ROOT / "tests" / "twin" / "MUTATIONS.md"
+LISTS = ROOT / "tests" / "mutations" / "lists"
+TABLE = ROOT / "tests" / "mutations" / "MUTATIONS.md"
 MISSES_ALLOWED = 2
 NOT_RUN = ("not run", "")
-HEADER = """# Mistakes that the twin's tests must find
+HEADER = """# Mistakes that the tests must find
 
-Each row is a mistake in our own sources: in a kernel, a wait, a copy, the plan of device memory, the choice of the GPU, or in the
-twin itself. `mutations.py` plants one at a time into a copy of the sources, builds what its test needs and runs that test, which
-must fail; every test passes without the mistake. `mutations/bugs.txt` has the bugs that the twin found when it was first run, so
-that none comes back unseen. A test that hangs has found its mistake, too.
+Each row is a mistake in our own sources. `mutations.py` plants one at a time into a copy of the sources, builds what its test needs
+and runs that test, which must fail; every test passes without the mistake. A test that hangs has found its mistake, too. The lists:
+`lists/bugs.txt` has the bugs that the twin found when it was first run, so that none comes back unseen; `kernels`, `model` and
+`waits` are about the GPU's half, the others about everything else.
 
-Written by `tests/twin/mutations.py build --write`; do not edit. `./dev test` looks whether each mistake can still be planted,
+Written by `tests/mutations/mutations.py build --write`; do not edit. `./dev test` looks whether each mistake can still be planted,
 `./dev test --full` plants them all. A run with `--only` or `--list` replaces its own rows; "not run": no verdict since the mistake
 or its test was changed.
 """
@@ -170,7 +170,7 @@ class Test:
             self.command = [str(Path(copy.cached["CMAKE_COMMAND"]).with_name("ctest")), "--test-dir", str(copy.build), "--no-tests=error",
                             "--output-on-failure", *arguments]
         elif program == "pytest":
-            self.targets = ["twin"]
+            self.targets = ["twin"] if "tests/twin/" in text else ["executables", "parity_tool", "weights_tool"]
             self.command = [copy.python, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments]
             self.environment |= {"LM_BIN": str(bin), "LM_TWIN_BIN": str(twin / "bin"), "LMLAUNCH_PYTHON": copy.python,
                                  "PYTHONDONTWRITEBYTECODE": "1"}
