@@ -54,9 +54,9 @@ GpuFacts select_gpu() {
 }
 
 // `moves`: state off the GPU is worked on in every step, so that the rates of the link and of host memory are
-// worth half a second.
+// worth half a second. `planned`: the run's host memory.
 Machine measured_machine(DeviceType device, const std::vector<GpuFacts>& gpus, StreamView stream, DType dtype,
-                         bool moves) {
+                         bool moves, int64_t planned) {
   Machine machine = survey_machine(gpus);
   if (device == DeviceType::kCpu) {
     const GemmRate rate = measure_gemm_rate(dtype, stream);
@@ -65,9 +65,10 @@ Machine measured_machine(DeviceType device, const std::vector<GpuFacts>& gpus, S
   } else if (moves) {
     machine.gpus.front().link_bandwidth = probe_copies(device).each_way();
   }
-  // A GPU that works alone does not care. What the probe takes must not matter beside the run's own memory.
+  // A GPU that works alone does not care. The probe copies from one half of its memory to the other, and must
+  // not be the run's peak.
   if (device == DeviceType::kCpu || moves) {
-    const int64_t bytes = std::clamp<int64_t>(machine.host_available / 64, 8 * kMiB, 128 * kMiB);
+    const int64_t bytes = std::clamp<int64_t>(planned / 16, 8 * kMiB, 128 * kMiB);
     machine.memory_bandwidth = probe_host_memory(stream.threads, bytes);
   }
   return machine;
@@ -127,10 +128,11 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line) {
     return make_plan(config, job->spec, job->adapter_spec(), job->layout, job->machine, device);
   };
   // What cannot fit ends here, before anything is started or measured.
-  const PlacementPlan placement = line.command == "train" ? plan().placement : PlacementPlan();
+  const Plan draft = plan();
+  const PlacementPlan placement = line.command == "train" ? draft.placement : PlacementPlan();
   const int threads = static_cast<int>(config.run.threads.value_or(job->machine.cores));
-  job->stream = start_torch(device, threads, config.run.deterministic);
-  job->machine = measured_machine(device, gpus, job->stream, dtype, moves_state(placement));
+  job->stream = start_torch(device, threads, config.run.deterministic, draft.placement.gemm_shapes);
+  job->machine = measured_machine(device, gpus, job->stream, dtype, moves_state(placement), draft.peak.host);
   const DiskRates rates = placement.on_disk() ? DiskRates::kMeasured : DiskRates::kKnown;
   job->machine.disks = survey_disks(config, cache, rates);
   job->plan = plan();

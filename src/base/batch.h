@@ -3,6 +3,8 @@
 // memory.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <vector>
 
@@ -24,5 +26,14 @@ struct StepBatches {
   std::vector<Batch> micro;
   int64_t target_tokens = 0;
 };
+
+// `tokens` rounded up to one of eight numbers between one power of two and the next, at least 32 apart: 4 %
+// more on average. What a GEMM library keeps per shape stays little when micro-batches have this many rows.
+inline int64_t rounded_rows(int64_t tokens) {
+  const auto power =
+      static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(tokens, 1))));
+  const int64_t apart = std::max<int64_t>(32, power / 8);
+  return (tokens + apart - 1) / apart * apart;
+}
 
 }  // namespace lm

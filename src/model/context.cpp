@@ -53,6 +53,10 @@ RopeTable::RopeTable(const ModelSpec& spec, int64_t positions, DType dtype, Devi
   synchronize(stream);  // the table is gone when this returns
 }
 
+void zero_surplus(const at::Tensor& x, int64_t used) {
+  if (x.size(0) > used) x.narrow(0, used, x.size(0) - used).zero_();
+}
+
 DeviceBatch place_batch(const Context& context, const Batch& batch) {
   std::vector<int32_t> row, target;
   for (size_t t = 0; t < batch.target.size(); ++t) {
@@ -65,7 +69,8 @@ DeviceBatch place_batch(const Context& context, const Batch& batch) {
                   .position = batch.position.data(),
                   .sample = batch.sample.data(),
                   .documents = {},
-                  .targets = {.count = std::ssize(row)}};
+                  .targets = {.count = std::ssize(row)},
+                  .rows = context.rounded(batch.tokens())};
   std::vector<std::pair<const std::vector<int32_t>*, const int32_t**>> arrays = {
       {&row, &out.targets.row}, {&target, &out.targets.target}};
   std::vector<int32_t> starts;

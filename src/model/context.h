@@ -51,6 +51,7 @@ struct DeviceBatch {
   const int32_t* sample = nullptr;     // [T]
   std::vector<DocumentRun> documents;  // on a GPU: as attention takes them
   TargetRows targets;
+  int64_t rows = 0;  // of the micro-batch's tensors: its tokens, or more (Context::round_rows)
   int64_t tokens() const { return host->tokens(); }
 };
 
@@ -64,12 +65,19 @@ struct Context {
   const RopeTable& rope;
   Uploads& uploads;
   int64_t documents_at_once = 0;  // that attention takes on a GPU; 0: all
+  // Tensors over a micro-batch's tokens have rounded_rows (base/batch.h) of them. Surplus rows are finite,
+  // and zero wherever gradients are summed: they add exact zeros to every sum.
+  bool round_rows = false;
 
+  int64_t rounded(int64_t rows) const { return round_rows ? rounded_rows(rows) : rows; }
   at::Tensor tensor(at::IntArrayRef shape) const { return arena_tensor(arena, shape, dtype, device); }
   at::Tensor tensor(at::IntArrayRef shape, DType type) const {
     return arena_tensor(arena, shape, type, device);
   }
 };
+
+// The rows of x behind the first `used` become zero.
+void zero_surplus(const at::Tensor& x, int64_t used);
 
 // The batch's arrays where the device can read them: on the CPU the batch itself (the rows with targets in
 // the arena), on a GPU all of them in one block of the arena, by one copy.

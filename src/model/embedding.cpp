@@ -11,10 +11,11 @@ void embedding_forward(const Context& context, const at::Tensor& table, const De
   context.kernels.gather_rows({.table = table.data_ptr(),
                                .index = batch.token,
                                .out = x.data_ptr(),
-                               .rows = x.size(0),
+                               .rows = batch.tokens(),
                                .width = x.size(1),
                                .dtype = context.dtype},
                               context.stream);
+  zero_surplus(x, batch.tokens());
 }
 
 EmbeddingGradient::EmbeddingGradient(const ModelSpec& spec, int64_t max_rows, int64_t max_tokens,

@@ -50,9 +50,11 @@ HeadSegment segment_of(const Param& weight, int64_t first) {
           .first_row = first};
 }
 
-// Some rows against the vocabulary.
+// Some rows against the vocabulary. Rows of x behind the first `rows` are zero, and so are their logits and
+// what comes of these.
 struct Chunk {
   at::Tensor x;  // [R_c, H], normed
+  int64_t rows;  // that are of the batch
   const int32_t* target;
   at::Tensor max, sum, target_logit;  // [R_c] fp32
   at::Tensor dx_sum;                  // [R_c, H] fp32
@@ -60,15 +62,15 @@ struct Chunk {
 
 // logits [R_c, S] of a segment; they join the chunk's statistics.
 at::Tensor segment_forward(const Context& context, const HeadSegment& segment, const Chunk& chunk) {
-  const int64_t rows = chunk.x.size(0), columns = segment.weight.weight.size(0);
-  at::Tensor logits = context.tensor({rows, columns});
+  const int64_t columns = segment.weight.weight.size(0);
+  at::Tensor logits = context.tensor({chunk.x.size(0), columns});
   at::mm_out(logits, chunk.x, segment.weight.weight.t());
   context.kernels.softmax_statistics({.logits = logits.data_ptr(),
                                       .target = chunk.target,
                                       .max = chunk.max.data_ptr<float>(),
                                       .sum = chunk.sum.data_ptr<float>(),
                                       .target_logit = chunk.target_logit.data_ptr<float>(),
-                                      .rows = rows,
+                                      .rows = chunk.rows,
                                       .columns = columns,
                                       .stride = columns,
                                       .first_column = segment.first_row,
@@ -83,7 +85,7 @@ void add_loss(const Context& context, const Chunk& chunk, double* nll_sum) {
                                 .sum = chunk.sum.data_ptr<float>(),
                                 .target_logit = chunk.target_logit.data_ptr<float>(),
                                 .total = nll_sum,
-                                .rows = chunk.x.size(0)},
+                                .rows = chunk.rows},
                                context.stream);
 }
 
@@ -95,7 +97,7 @@ void segment_backward(const Context& context, const HeadSegment& segment, const 
                                     .target = chunk.target,
                                     .max = chunk.max.data_ptr<float>(),
                                     .sum = chunk.sum.data_ptr<float>(),
-                                    .rows = chunk.x.size(0),
+                                    .rows = chunk.rows,
                                     .columns = columns,
                                     .stride = columns,
                                     .first_column = segment.first_row,
@@ -114,7 +116,7 @@ void segment_backward(const Context& context, const HeadSegment& segment, const 
                              context.stream);
 }
 
-// dx = dx_sum, rounded.
+// dx = dx_sum's first rows, rounded.
 void round_sum(const Context& context, const at::Tensor& dx_sum, const at::Tensor& dx) {
   context.kernels.accumulate({.to = dx.data_ptr(),
                               .from = dx_sum.data_ptr(),
@@ -128,9 +130,9 @@ void round_sum(const Context& context, const at::Tensor& dx_sum, const at::Tenso
 // One chunk of rows against the whole vocabulary; dx [R_c, H] undefined: the loss alone.
 void whole_chunk(const Context& context, const Head& head, Chunk chunk, const at::Tensor& dx, double* nll_sum,
                  float scale, bool first) {
-  const int64_t rows = chunk.x.size(0), vocab = head.weight.weight.size(0);
+  const int64_t vocab = head.weight.weight.size(0);
   for (at::Tensor* statistic : {&chunk.max, &chunk.sum, &chunk.target_logit})
-    *statistic = context.tensor({rows}, DType::kF32);
+    *statistic = context.tensor({chunk.rows}, DType::kF32);
   std::vector<at::Tensor> logits;  // per segment
   for (int64_t row = 0; row < vocab; row += kVocabularySegment)
     logits.push_back(segment_forward(context, segment_of(head.weight, row), chunk));
@@ -149,17 +151,25 @@ void zero_gradient(const Param& param) {
   if (param.gradient.defined()) at::Tensor(param.gradient).zero_();
 }
 
+// The final norm of the rows with targets, into the first rows of `normed`; zeros behind.
+void norm_targets(const Context& context, const Param& norm, const TargetRows& targets,
+                  const at::Tensor& picked, const at::Tensor& normed, const at::Tensor& rstd) {
+  norm_forward(context, norm, picked, normed.narrow(0, 0, targets.count), rstd, {1, normed.size(1)});
+  zero_surplus(normed, targets.count);
+}
+
 // Calls work(chunk, first row) for the rows, in order, each within an arena frame.
 template <class Work>
 void for_chunks(const Context& context, const HeadRows& rows, int64_t row_chunk, const Work& work) {
   for (int64_t row = 0; row < rows.targets.count; row += row_chunk) {
     const ArenaFrame frame(context.arena);
-    const int64_t count = std::min(row_chunk, rows.targets.count - row);
-    const auto some = [&](const at::Tensor& all) {
-      return all.defined() ? all.narrow(0, row, count) : at::Tensor();
+    const int64_t used = std::min(row_chunk, rows.targets.count - row);
+    const int64_t count = std::min(row_chunk, context.rounded(rows.targets.count) - row);
+    const auto some = [&](const at::Tensor& all, int64_t of) {
+      return all.defined() ? all.narrow(0, row, of) : at::Tensor();
     };
-    work(Chunk{some(rows.normed), rows.targets.target + row, some(rows.max), some(rows.sum),
-               some(rows.target_logit), some(rows.dx_sum)},
+    work(Chunk{some(rows.normed, count), used, rows.targets.target + row, some(rows.max, used),
+               some(rows.sum, used), some(rows.target_logit, used), some(rows.dx_sum, count)},
          row);
   }
 }
@@ -179,17 +189,18 @@ void head_loss(const Context& context, const Head& head, const DeviceBatch& batc
     return;
   }
   const at::Tensor picked = pick(context, rows.targets, x);
-  rows.normed = context.tensor({count, hidden});
+  rows.normed = context.tensor({context.rounded(count), hidden});
   rows.rstd = context.tensor({count}, DType::kF32);
-  norm_forward(context, head.norm, picked, rows.normed, rows.rstd, {1, hidden});
-  const at::Tensor dpicked = !dx.defined()        ? at::Tensor()
-                             : count == x.size(0) ? dx
-                                                  : context.tensor({count, hidden});
+  norm_targets(context, head.norm, rows.targets, picked, rows.normed, rows.rstd);
+  at::Tensor dpicked = !dx.defined()        ? at::Tensor()
+                       : count == x.size(0) ? dx
+                                            : context.tensor(rows.normed.sizes());
   for_chunks(context, rows, options.row_chunk, [&](const Chunk& chunk, int64_t row) {
     const at::Tensor dchunk = dx.defined() ? dpicked.narrow(0, row, chunk.x.size(0)) : at::Tensor();
     whole_chunk(context, head, chunk, dchunk, nll_sum, options.scale, options.first && row == 0);
   });
   if (!dx.defined()) return;
+  dpicked = dpicked.narrow(0, 0, count);
   norm_backward(context, head.norm, dpicked, picked, rows.rstd, {}, dpicked, {1, hidden}, options.first);
   put_back(context, rows.targets, dpicked, dx);
 }
@@ -199,13 +210,14 @@ HeadRows head_begin(const Context& context, const Param& norm, const DeviceBatch
   HeadRows rows;
   rows.targets = batch.targets;
   const int64_t count = rows.targets.count, hidden = context.spec.hidden;
-  rows.normed = dx.defined() ? dx.narrow(0, 0, count) : context.tensor({count, hidden});
+  const int64_t rounded = context.rounded(count);
+  rows.normed = dx.defined() ? dx.narrow(0, 0, rounded) : context.tensor({rounded, hidden});
   for (at::Tensor* statistic : {&rows.rstd, &rows.max, &rows.sum, &rows.target_logit})
     *statistic = context.tensor({count}, DType::kF32);
-  if (dx.defined()) rows.dx_sum = context.tensor({count, hidden}, DType::kF32);
+  if (dx.defined()) rows.dx_sum = context.tensor({rounded, hidden}, DType::kF32);
   if (count == 0) return rows;
   const ArenaFrame frame(context.arena);
-  norm_forward(context, norm, pick(context, rows.targets, x), rows.normed, rows.rstd, {1, hidden});
+  norm_targets(context, norm, rows.targets, pick(context, rows.targets, x), rows.normed, rows.rstd);
   return rows;
 }
 

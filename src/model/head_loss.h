@@ -38,10 +38,10 @@ void head_loss(const Context& context, const Head& head, const DeviceBatch& batc
 // What a micro-batch keeps between the steps of a cut head, in arena order.
 struct HeadRows {
   TargetRows targets;
-  at::Tensor normed;                  // [R, H]; in training it waits in dx, which nobody needs until the end
+  at::Tensor normed;                  // [R', H]: R rounded up; in training it waits in dx until the end
   at::Tensor rstd;                    // [R] fp32
   at::Tensor max, sum, target_logit;  // [R] fp32
-  at::Tensor dx_sum;                  // [R, H] fp32; undefined in evaluation
+  at::Tensor dx_sum;                  // [R', H] fp32; undefined in evaluation
 };
 HeadRows head_begin(const Context& context, const Param& norm, const DeviceBatch& batch, const at::Tensor& x,
                     const at::Tensor& dx);

@@ -32,7 +32,7 @@ Dropout dropout_arguments(const Context& context, const Adapter& adapter, const 
           .out = out.data_ptr(),
           .sample = batch.sample,
           .position = batch.position,
-          .rows = x.size(0),
+          .rows = batch.tokens(),
           .width = x.size(1),
           .key = adapter.dropout_key,
           .p = adapter.dropout,
@@ -46,6 +46,7 @@ at::Tensor dropped(const Context& context, const Adapter& adapter, const DeviceB
   if (adapter.dropout_key == 0) return x;
   const at::Tensor out = context.tensor(x.sizes());
   context.kernels.dropout(dropout_arguments(context, adapter, batch, x, out, false), context.stream);
+  zero_surplus(out, batch.tokens());
   return out;
 }
 
@@ -76,10 +77,10 @@ void adapter_backward(const Context& context, const Adapter& adapter, const Devi
 
 }  // namespace
 
-LinearSaved allocate_saved(const Context& context, const Linear& linear, int64_t tokens) {
+LinearSaved allocate_saved(const Context& context, const Linear& linear, int64_t rows) {
   LinearSaved saved;
   for (const Adapter& adapter : linear.adapters) {
-    saved.reduced.push_back(context.tensor({tokens, adapter.a.weight.size(0)}));
+    saved.reduced.push_back(context.tensor({rows, adapter.a.weight.size(0)}));
   }
   return saved;
 }

@@ -38,7 +38,7 @@ struct LinearSaved {
 };
 
 // Allocates what forward saves, in the arena.
-LinearSaved allocate_saved(const Context& context, const Linear& linear, int64_t tokens);
+LinearSaved allocate_saved(const Context& context, const Linear& linear, int64_t rows);
 
 // y [T, out] = linear(x [T, in]); with `residual` [T, out] it is added in the GEMM (rounded once).
 void linear_forward(const Context& context, const Linear& linear, const DeviceBatch& batch,

@@ -10,8 +10,9 @@ namespace lm {
 
 // Sets ATen's threads, turns autograd's bookkeeping off for this thread, asks for deterministic kernels where
 // wanted (without their NaN-filling of empty tensors), and returns the stream on which ATen and our kernels
-// enqueue. Call once per process, on the compute thread.
-StreamView start_torch(DeviceType device, int threads, bool deterministic);
+// enqueue. Call once per process, on the compute thread. `gemm_shapes`: for how many the CPU's GEMM library
+// may keep code; 0: as many as it likes.
+StreamView start_torch(DeviceType device, int threads, bool deterministic, int64_t gemm_shapes = 0);
 
 // The most of the GPU's memory that LibTorch may take for itself from now on: what is more ends as its
 // out-of-memory error, after it has given back what it keeps for later.

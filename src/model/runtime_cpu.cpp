@@ -2,18 +2,28 @@
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 
+#include <cstdlib>
+#include <string>
+
 #include "base/error.h"
 #include "model/runtime.h"
 
 namespace lm {
 
-StreamView start_torch(DeviceType device, int threads, bool deterministic) {
+StreamView start_torch(DeviceType device, int threads, bool deterministic, int64_t gemm_shapes) {
   if (device != DeviceType::kCpu) {
     throw Error(Exit::kDoesNotFit, {.area = "GPU-34",
                                     .what = "this executable has no CUDA code",
                                     .place = "",
                                     .next = "run lmlaunch with --gpus 0, or build with CUDA",
                                     .kept = ""});
+  }
+  if (gemm_shapes > 0) {
+    // oneDNN's own list of what it has made, and that of the layer which ATen puts above it. Both read these
+    // when they are first used, whatever the process was started with; there is no other way to say it.
+    const std::string shapes = std::to_string(gemm_shapes);
+    setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", shapes.c_str(), 1);
+    setenv("LRU_CACHE_CAPACITY", shapes.c_str(), 1);
   }
   static const c10::InferenceMode no_autograd(true);
   at::set_num_threads(threads);

@@ -10,7 +10,7 @@
 
 namespace lm {
 
-StreamView start_torch(DeviceType device, int threads, bool deterministic) {
+StreamView start_torch(DeviceType device, int threads, bool deterministic, int64_t) {
   static const c10::InferenceMode no_autograd(true);
   at::set_num_threads(threads);
   at::globalContext().setDeterministicAlgorithms(deterministic, false);

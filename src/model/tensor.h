@@ -1,8 +1,8 @@
 // ATen tensors over memory that somebody else owns (the arena, a block's flat array): a tensor here is a
 // view, valid as long as that memory. Only the rank's compute thread makes and uses them.
 //
-// Legend of shapes in this folder: T tokens of a micro-batch, H hidden, F ffn, V vocabulary, R rows with a
-// target, Q = (n_h + 2 n_kv) d rows of the fused q, k, v projection.
+// Legend of shapes in this folder: T rows of a micro-batch (DeviceBatch::rows), H hidden, F ffn, V
+// vocabulary, R rows with a target, Q = (n_h + 2 n_kv) d rows of the fused q, k, v projection.
 #pragma once
 
 #include <ATen/core/Tensor.h>

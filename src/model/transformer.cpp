@@ -67,36 +67,36 @@ void swiglu(const Context& context, const at::Tensor& gate_up, const at::Tensor&
 void mlp_backward(const Context& context, const TransformerBlock& block, const DeviceBatch& batch,
                   BlockSaved& saved, const at::Tensor& dx, bool first) {
   const ModelSpec& spec = context.spec;
-  const int64_t tokens = batch.tokens();
+  const int64_t rows = batch.rows;
   const ArenaFrame frame(context.arena);
   if (!block.down.adapters.empty()) {
     // The adapter's backward wants h beside dh: it is computed once more, since the fused kernel below makes
     // h only when dh is complete.
-    const at::Tensor h = context.tensor({tokens, spec.ffn});
+    const at::Tensor h = context.tensor({rows, spec.ffn});
     swiglu(context, saved.gate_up, h);
-    const at::Tensor dh = context.tensor({tokens, spec.ffn});
+    const at::Tensor dh = context.tensor({rows, spec.ffn});
     linear_backward(context, block.down, batch, h, dx, dh, saved.down_adapters, first);
     context.kernels.swiglu_backward({.gate_up = saved.gate_up.data_ptr(),
                                      .dh = dh.data_ptr(),
-                                     .rows = tokens,
+                                     .rows = rows,
                                      .ffn = spec.ffn,
                                      .dtype = context.dtype},
                                     context.stream);
   } else {
-    const at::Tensor dh = context.tensor({tokens, spec.ffn});
+    const at::Tensor dh = context.tensor({rows, spec.ffn});
     linear_input_gradient(block.down, dx, dh);
     // dh becomes h, gate_up its own gradient.
     context.kernels.swiglu_backward({.gate_up = saved.gate_up.data_ptr(),
                                      .dh = dh.data_ptr(),
-                                     .rows = tokens,
+                                     .rows = rows,
                                      .ffn = spec.ffn,
                                      .dtype = context.dtype},
                                     context.stream);
     linear_backward(context, block.down, batch, dh, dx, {}, saved.down_adapters, first);
   }
-  const at::Tensor normed = context.tensor({tokens, spec.hidden});
+  const at::Tensor normed = context.tensor({rows, spec.hidden});
   norm_forward(context, block.mlp_norm, saved.x_mid, normed, {}, {1, spec.hidden});
-  const at::Tensor dnormed = context.tensor({tokens, spec.hidden});
+  const at::Tensor dnormed = context.tensor({rows, spec.hidden});
   linear_backward(context, block.gate_up, batch, normed, saved.gate_up, dnormed, saved.gate_up_adapters,
                   first);
   norm_backward(context, block.mlp_norm, dnormed, saved.x_mid, saved.rstd2, dx, dx, {1, spec.hidden}, first);
@@ -106,25 +106,26 @@ void attention_block_backward(const Context& context, const TransformerBlock& bl
                               const at::Tensor& x_in, BlockSaved& saved, const at::Tensor& dx, bool first,
                               bool want_dx) {
   const ModelSpec& spec = context.spec;
-  const int64_t tokens = batch.tokens();
+  const int64_t rows = batch.rows;
   const ArenaFrame frame(context.arena);
-  const at::Tensor dqkv = context.tensor({tokens, spec.qkv_rows()});
+  const at::Tensor dqkv = context.tensor({rows, spec.qkv_rows()});
   {
     const ArenaFrame inner(context.arena);
-    const at::Tensor dattention = context.tensor({tokens, spec.q_rows()});
+    const at::Tensor dattention = context.tensor({rows, spec.q_rows()});
     linear_backward(context, block.out, batch, saved.attention, dx, dattention, saved.out_adapters, first);
     attention_backward(context, batch, spec.window[static_cast<size_t>(block.layer)], dattention, saved.qkv,
                        saved.attention, saved.lse, dqkv);
+    zero_surplus(dqkv, batch.tokens());
   }
   rotate(context, batch, dqkv, true);
   if (saved.qk.defined()) {
     qk_norm_backward(context, block.q_norm, saved, dqkv, q_heads(spec), first);
     qk_norm_backward(context, block.k_norm, saved, dqkv, k_heads(spec), first);
   }
-  const at::Tensor normed = context.tensor({tokens, spec.hidden});
+  const at::Tensor normed = context.tensor({rows, spec.hidden});
   norm_forward(context, block.attention_norm, x_in, normed, {}, {1, spec.hidden});
   const bool norm_trained = block.attention_norm.gradient.defined();
-  const at::Tensor dnormed = want_dx || norm_trained ? context.tensor({tokens, spec.hidden}) : at::Tensor();
+  const at::Tensor dnormed = want_dx || norm_trained ? context.tensor({rows, spec.hidden}) : at::Tensor();
   linear_backward(context, block.qkv, batch, normed, dqkv, dnormed, saved.qkv_adapters, first);
   if (dnormed.defined()) {
     norm_backward(context, block.attention_norm, dnormed, x_in, saved.rstd1, dx, dx, {1, spec.hidden}, first);
@@ -133,33 +134,33 @@ void attention_block_backward(const Context& context, const TransformerBlock& bl
 
 }  // namespace
 
-BlockSaved allocate_block_saved(const Context& context, const TransformerBlock& block, int64_t tokens) {
+BlockSaved allocate_block_saved(const Context& context, const TransformerBlock& block, int64_t rows) {
   const ModelSpec& spec = context.spec;
   BlockSaved saved;
-  saved.rstd1 = context.tensor({tokens}, DType::kF32);
-  saved.qkv = context.tensor({tokens, spec.qkv_rows()});
+  saved.rstd1 = context.tensor({rows}, DType::kF32);
+  saved.qkv = context.tensor({rows, spec.qkv_rows()});
   if (spec.qk_norm) {
-    saved.qk = context.tensor({tokens, spec.q_rows() + spec.kv_rows()});
-    saved.qk_rstd = context.tensor({tokens * (spec.heads + spec.kv_heads)}, DType::kF32);
+    saved.qk = context.tensor({rows, spec.q_rows() + spec.kv_rows()});
+    saved.qk_rstd = context.tensor({rows * (spec.heads + spec.kv_heads)}, DType::kF32);
   }
-  saved.attention = context.tensor({tokens, spec.q_rows()});
-  saved.lse = context.tensor({spec.heads, tokens}, DType::kF32);
-  saved.x_mid = context.tensor({tokens, spec.hidden});
-  saved.rstd2 = context.tensor({tokens}, DType::kF32);
-  saved.gate_up = context.tensor({tokens, 2 * spec.ffn});
-  saved.qkv_adapters = allocate_saved(context, block.qkv, tokens);
-  saved.out_adapters = allocate_saved(context, block.out, tokens);
-  saved.gate_up_adapters = allocate_saved(context, block.gate_up, tokens);
-  saved.down_adapters = allocate_saved(context, block.down, tokens);
+  saved.attention = context.tensor({rows, spec.q_rows()});
+  saved.lse = context.tensor({spec.heads, rows}, DType::kF32);
+  saved.x_mid = context.tensor({rows, spec.hidden});
+  saved.rstd2 = context.tensor({rows}, DType::kF32);
+  saved.gate_up = context.tensor({rows, 2 * spec.ffn});
+  saved.qkv_adapters = allocate_saved(context, block.qkv, rows);
+  saved.out_adapters = allocate_saved(context, block.out, rows);
+  saved.gate_up_adapters = allocate_saved(context, block.gate_up, rows);
+  saved.down_adapters = allocate_saved(context, block.down, rows);
   return saved;
 }
 
 void block_forward(const Context& context, const TransformerBlock& block, const DeviceBatch& batch,
                    const at::Tensor& x_in, BlockSaved& saved, const at::Tensor& x_out) {
   const ModelSpec& spec = context.spec;
-  const int64_t tokens = batch.tokens();
+  const int64_t rows = batch.rows;
   const ArenaFrame frame(context.arena);
-  const at::Tensor normed = context.tensor({tokens, spec.hidden});
+  const at::Tensor normed = context.tensor({rows, spec.hidden});
   norm_forward(context, block.attention_norm, x_in, normed, saved.rstd1, {1, spec.hidden});
   linear_forward(context, block.qkv, batch, normed, saved.qkv, saved.qkv_adapters);
   if (saved.qk.defined()) {
@@ -170,20 +171,21 @@ void block_forward(const Context& context, const TransformerBlock& block, const 
   rotate(context, batch, saved.qkv, false);
   attention_forward(context, batch, spec.window[static_cast<size_t>(block.layer)], saved.qkv, saved.attention,
                     saved.lse);
-  const at::Tensor projected = context.tensor({tokens, spec.hidden});
+  zero_surplus(saved.attention, batch.tokens());
+  const at::Tensor projected = context.tensor({rows, spec.hidden});
   linear_forward(context, block.out, batch, saved.attention, projected, saved.out_adapters);
   norm_forward_residual(context, block.mlp_norm, projected, x_in, saved.x_mid, normed, saved.rstd2);
   linear_forward(context, block.gate_up, batch, normed, saved.gate_up, saved.gate_up_adapters);
   if (!x_out.defined()) {
     if (!block.down.adapters.empty()) {
       // Only the adapter's reduced input is wanted of the last projection.
-      const at::Tensor h = context.tensor({tokens, spec.ffn});
+      const at::Tensor h = context.tensor({rows, spec.ffn});
       swiglu(context, saved.gate_up, h);
       linear_reduce(context, block.down, batch, h, saved.down_adapters);
     }
     return;
   }
-  const at::Tensor h = context.tensor({tokens, spec.ffn});
+  const at::Tensor h = context.tensor({rows, spec.ffn});
   swiglu(context, saved.gate_up, h);
   linear_forward(context, block.down, batch, h, x_out, saved.down_adapters, &saved.x_mid);
 }

@@ -33,7 +33,7 @@ struct BlockSaved {
   LinearSaved qkv_adapters, out_adapters, gate_up_adapters, down_adapters;
 };
 
-BlockSaved allocate_block_saved(const Context& context, const TransformerBlock& block, int64_t tokens);
+BlockSaved allocate_block_saved(const Context& context, const TransformerBlock& block, int64_t rows);
 
 // Fills `saved` from x_in [T, H]. With x_out [T, H] undefined it stops once everything saved is there, which
 // is what recomputation wants.

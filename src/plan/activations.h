@@ -12,7 +12,7 @@
 namespace lm {
 
 struct ActivationShape {
-  int64_t tokens = 0;     // of the longest micro-batch
+  int64_t tokens = 0;     // of the longest micro-batch's tensors (Plan::micro_rows)
   int64_t documents = 1;  // in it, at most
   int64_t row_chunk = 0;  // rows of logits at once
   bool recompute = false;

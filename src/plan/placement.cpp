@@ -152,8 +152,7 @@ void place_optimizer(const PlanInput& in, Home home, Plan& plan) {
 }
 
 void place_activations(const PlanInput& in, Home home, Plan& plan) {
-  const int64_t tokens = plan.numerics.micro_batch * in.config.data.max_length;
-  const int64_t each = tokens * in.spec.hidden * size_of(plan.numerics.dtype);
+  const int64_t each = micro_rows(in, plan.numerics) * in.spec.hidden * size_of(plan.numerics.dtype);
   const bool far = is_far(home, in.device) && plan.numerics.recompute;
   std::vector<int64_t> bytes;
   if (far) bytes.assign(static_cast<size_t>(last_block(in) * plan.placement.group), each);

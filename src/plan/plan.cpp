@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "base/bytes.h"
+#include "plan/gemm_library.h"
 #include "plan/placement.h"
 #include "plan/refusal.h"
 #include "plan/sizes.h"
@@ -261,6 +262,7 @@ Plan draft_plan(const Config& config, const ModelSpec& spec, const AdapterSpec* 
   n.dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
   n.gradient_dtype = config.train.gradients == GradientDType::kF32 ? DType::kF32 : DType::kBF16;
   n.master = config.optimizer.master;
+  n.round_rows = rounds_rows(n.dtype, device);
   n.row_chunk = choose_row_chunk(in, n.dtype);
   plan.placement.device = device;
   choose_threads(in, plan);

@@ -42,6 +42,7 @@ struct NumericsPlan {
   int64_t micro_batch = 1;    // sequences
   int64_t micro_batches = 1;  // per step
   int64_t row_chunk = 512;    // rows of logits at once
+  bool round_rows = false;    // a micro-batch's tensors have rounded_rows (base/batch.h) of its tokens
   bool recompute = false;
   int threads = 1;                 // compute threads (CPU)
   int64_t documents_at_once = 0;   // that attention is given on a GPU
@@ -89,9 +90,10 @@ struct PlacementPlan {
   // With a GPU: registered host memory for what a step's batches send to it, and for what the step's end
   // reads back.
   int64_t upload_bytes = 0, result_bytes = 0;
-  int64_t library_device_bytes = 0;  // with a GPU: the most that LibTorch may take of it
-  int64_t group = 1;                 // micro-batches that pass a block before the next
-  bool frozen_weights = false;       // LoRA: what the weight pool moves is the base
+  int64_t library_device_bytes = 0;         // with a GPU: the most that LibTorch may take of it
+  int64_t gemm_shapes = 0, gemm_bytes = 0;  // that the CPU's GEMM library may keep; 0: it keeps none
+  int64_t group = 1;                        // micro-batches that pass a block before the next
+  bool frozen_weights = false;              // LoRA: what the weight pool moves is the base
   IoEngineChoice engine = IoEngineChoice::kAuto;
   int64_t io_block = 1 << 20;
   int io_depth = 32;
@@ -168,6 +170,7 @@ struct Plan {
   PlacementPlan placement;
   ArenaNeed arena;
   int64_t micro_tokens = 0;  // micro_batch x max_length
+  int64_t micro_rows = 0;    // of such a micro-batch's tensors
   std::vector<ClassBytes> classes;
   std::vector<Tier> tiers;  // nearest first
   PeakBytes peak;

@@ -3,17 +3,18 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/batch.h"
 #include "base/bytes.h"
 #include "base/staging.h"
 #include "plan/device_reserve.h"
+#include "plan/gemm_library.h"
 
 namespace lm {
 namespace {
 
-// Resident memory of lmlaunch-cpu | -cuda beside what is planned: libraries, thread stacks, GEMM workspaces.
-// On the CPU 143 MiB were measured with batches of one length, and up to 190 with many, for which the GEMM
-// library keeps code (benchmarks/plan_honest.py).
-constexpr int64_t kCpuBase = 160 * kMiB;
+// Resident memory of lmlaunch-cpu | -cuda beside what is planned: libraries, thread stacks, GEMM workspaces
+// (benchmarks/plan_honest.py).
+constexpr int64_t kCpuBase = 140 * kMiB;
 constexpr int64_t kCudaBase = 900 * kMiB;
 constexpr int64_t kChecksumBytes = 8;       // of every kSlotAlignment bytes off the device
 constexpr int64_t kStepBytesPerToken = 20;  // of a step's batches in host memory (data/batch.h)
@@ -26,7 +27,7 @@ ActivationShape activation_shape(const PlanInput& in, const NumericsPlan& numeri
                                  const PlacementPlan& placement) {
   const int64_t tokens = numerics.micro_batch * in.config.data.max_length;
   // A document has at least two tokens; without packing a sequence is one document.
-  return {.tokens = tokens,
+  return {.tokens = micro_rows(in, numerics),
           .documents = in.config.data.packing ? tokens / 2 : numerics.micro_batch,
           .row_chunk = numerics.row_chunk,
           .recompute = numerics.recompute,
@@ -169,6 +170,8 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   if (!cpu)
     table.host("uploads and results", p.upload_bytes + p.result_bytes, "batches to the GPU, norms from it");
   if (!cpu) table.host("load buffer", kStagingBytes, "files pass through it on their way to the GPU");
+  if (p.gemm_shapes > 0)
+    table.host("GEMM code", p.gemm_bytes, "for up to " + std::to_string(p.gemm_shapes) + " shapes");
   table.host("libraries", cpu ? kCpuBase : kCudaBase,
              cpu ? "LibTorch and GEMM workspaces" : "LibTorch, CUDA");
   return table.take();
@@ -208,9 +211,22 @@ int64_t master_size(Master master, DType dtype) {
   return master == Master::kSplit ? 2 : 4;
 }
 
+int64_t micro_rows(const PlanInput& in, const NumericsPlan& numerics) {
+  const int64_t tokens = numerics.micro_batch * in.config.data.max_length;
+  return numerics.round_rows ? rounded_rows(tokens) : tokens;
+}
+
 void size_plan(const PlanInput& in, Plan& plan) {
   plan.micro_tokens = plan.numerics.micro_batch * in.config.data.max_length;
+  plan.micro_rows = micro_rows(in, plan.numerics);
   plan.numerics.micro_batches = ceil_div(in.config.train.global_batch, plan.numerics.micro_batch);
+  const auto longest = static_cast<double>(in.config.data.max_length);
+  const GemmLibrary library =
+      gemm_library(in.spec, in.adapter, plan.numerics,
+                   necessary_flops(in.spec, in.layout, in.adapter != nullptr,
+                                   uniform_work(static_cast<double>(plan.micro_tokens), longest)));
+  plan.placement.gemm_shapes = library.shapes;
+  plan.placement.gemm_bytes = library.bytes;
   if (in.device == DeviceType::kCuda) {
     const int64_t step_tokens = in.config.train.global_batch * in.config.data.max_length;
     const int64_t rows = in.adapter == nullptr ? std::min(in.spec.vocab, step_tokens) : 0;

@@ -20,7 +20,10 @@ struct PlanInput {
 // Bytes per parameter beside the weight.
 int64_t master_size(Master master, DType dtype);
 
-// Fills arena, micro_tokens, classes, tiers, peak and fits from plan.numerics and plan.placement.
+// Rows of the tensors of the longest micro-batch.
+int64_t micro_rows(const PlanInput& in, const NumericsPlan& numerics);
+
+// Fills arena, micro_tokens, micro_rows, classes, tiers, peak and fits from plan.numerics and plan.placement.
 void size_plan(const PlanInput& in, Plan& plan);
 
 // Whether the plan would fit the machine with nothing else running: what numerics may depend on.

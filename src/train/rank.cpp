@@ -91,7 +91,8 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
                arena_,
                rope_,
                uploads_,
-               setup_.plan.numerics.documents_at_once} {
+               setup_.plan.numerics.documents_at_once,
+               setup_.plan.numerics.round_rows} {
   if (device_ == DeviceType::kCuda) cap_library_memory(setup_.plan.placement.library_device_bytes);
   if (setup.tokens_per_step > 0) {
     StreamView update_stream = stream;

@@ -16,7 +16,7 @@ namespace lm {
 struct TrainStep::MicroBatch {
   MicroBatch(const Context& context, const Batch& batch, int64_t blocks)
       : device(place_batch(context, batch)),
-        dx(context.tensor({device.tokens(), context.spec.hidden})),
+        dx(context.tensor({device.rows, context.spec.hidden})),
         x_in(static_cast<size_t>(blocks)),
         saved(static_cast<size_t>(blocks)) {}
   DeviceBatch device;
@@ -210,13 +210,13 @@ int64_t TrainStep::input_array(int64_t block, int64_t micro) const {
 
 at::Tensor TrainStep::make_input(int64_t block, int64_t micro) {
   MicroBatch& m = at(micro);
-  const int64_t tokens = m.device.tokens(), hidden = context_.spec.hidden;
+  const int64_t rows = m.device.rows, hidden = context_.spec.hidden;
   if (Store* const store = far_.store(Pool::kActivations)) {
-    const int64_t bytes = tokens * hidden * static_cast<int64_t>(dtype_size(context_.dtype));
+    const int64_t bytes = rows * hidden * static_cast<int64_t>(dtype_size(context_.dtype));
     store->resize(input_array(block, micro), bytes);
     return input(block, micro);
   }
-  return m.x_in[static_cast<size_t>(block)] = context_.tensor({tokens, hidden});
+  return m.x_in[static_cast<size_t>(block)] = context_.tensor({rows, hidden});
 }
 
 at::Tensor TrainStep::input(int64_t block, int64_t micro) {
@@ -225,7 +225,7 @@ at::Tensor TrainStep::input(int64_t block, int64_t micro) {
   if (store == nullptr) return m.x_in[static_cast<size_t>(block)];
   std::byte* const bytes = store->use(input_array(block, micro));
   arrived();
-  return view_memory(bytes, {m.device.tokens(), context_.spec.hidden}, context_.dtype, context_.device);
+  return view_memory(bytes, {m.device.rows, context_.spec.hidden}, context_.dtype, context_.device);
 }
 
 void TrainStep::begin_micro(int64_t micro, const StepBatches& batches) {
@@ -250,12 +250,12 @@ void TrainStep::forward(int64_t block, int64_t micro, const StepBatches& batches
   if (settings_.recompute) {
     const at::Tensor x_out = make_input(block + 1, micro);
     const ArenaFrame frame(context_.arena);
-    BlockSaved dropped = allocate_block_saved(context_, bound, m.device.tokens());
+    BlockSaved dropped = allocate_block_saved(context_, bound, m.device.rows);
     block_forward(context_, bound, m.device, x_in, dropped, x_out);
     return;
   }
   if (micro % settings_.shape.group == 0) mark_[b] = context_.arena.mark();
-  m.saved[b] = allocate_block_saved(context_, bound, m.device.tokens());
+  m.saved[b] = allocate_block_saved(context_, bound, m.device.rows);
   block_forward(context_, bound, m.device, x_in, m.saved[b], make_input(block + 1, micro));
 }
 
@@ -293,7 +293,7 @@ void TrainStep::recompute(int64_t block, int64_t micro) {
   MicroBatch& m = at(micro);
   const TransformerBlock bound = bind_block(block, false);
   recompute_mark_ = context_.arena.mark();
-  m.saved[b] = allocate_block_saved(context_, bound, m.device.tokens());
+  m.saved[b] = allocate_block_saved(context_, bound, m.device.rows);
   block_forward(context_, bound, m.device, input(block, micro), m.saved[b], {});
 }
 
@@ -387,9 +387,9 @@ void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head) {
   flush();
   const ArenaFrame frame(context_.arena);
   const DeviceBatch device = place_batch(context_, batch);
-  const int64_t tokens = batch.tokens(), hidden = context_.spec.hidden;
+  const int64_t hidden = context_.spec.hidden;
   // Two boundaries take turns: block b reads one and writes the other.
-  at::Tensor x = context_.tensor({tokens, hidden}), y = context_.tensor({tokens, hidden});
+  at::Tensor x = context_.tensor({device.rows, hidden}), y = context_.tensor({device.rows, hidden});
   TransferShape transfers;  // of the weights alone
   transfers.layers = layers_;
   transfers.pool(Pool::kWeights) = settings_.transfers.pool(Pool::kWeights);
@@ -411,7 +411,7 @@ void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head) {
       const TransformerBlock bound =
           bind_transformer(context_.spec, layout_.blocks[static_cast<size_t>(operation.block)],
                            operation.block - 1, borrow(operation.block, false), bind_options(false));
-      BlockSaved dropped = allocate_block_saved(context_, bound, tokens);
+      BlockSaved dropped = allocate_block_saved(context_, bound, device.rows);
       block_forward(context_, bound, device, x, dropped, y);
       std::swap(x, y);
     }

@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import re
-import resource
 import shutil
 import signal
 import stat
@@ -20,6 +19,8 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from limits import memory_limit
 
 BIN = Path(os.environ.get("LM_BIN", Path(__file__).resolve().parents[2] / "build" / "bin"))
 VOCAB = 97
@@ -350,29 +351,6 @@ def test_a_full_disk_is_an_error_that_names_it(work, small):
 
 
 # Less memory.
-
-@contextlib.contextmanager
-def memory_limit(limit):
-    """Gives a function for the child that puts it under the limit, which counts resident memory (a control group) or, where
-    groups are not ours to make, what it has allocated."""
-    for root, file in [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")]:
-        group = Path(root) / f"lmlaunch-test-{os.getpid()}"
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        try:
-            (group / file).write_text(str(limit))
-        except OSError:
-            group.rmdir()
-            continue
-        try:
-            yield lambda: (group / "cgroup.procs").write_text(str(os.getpid()))
-        finally:
-            group.rmdir()
-        return
-    yield lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-
 
 def test_a_run_trains_in_half_the_memory(work):
     large = ["model.path=large", "model.init=random", "train.steps=2", "data.eval=[]"]

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
+#include <set>
 
 #include "base/error.h"
 #include "model/runtime.h"
@@ -50,7 +52,8 @@ Batch batch_of(int64_t documents, int64_t length, int64_t vocab) {
 
 // A rank of a tiny model with fresh weights, planned for two documents of 128 tokens.
 struct Fixture {
-  Fixture(const ModelSpec& model, bool lora, bool recompute, DType dtype, DType gradients)
+  Fixture(const ModelSpec& model, bool lora, bool recompute, DType dtype, DType gradients,
+          bool round_rows = false)
       : spec(model),
         layout(make_layout(spec, lora ? &adapter : nullptr, dtype)),
         stream(start_torch(DeviceType::kCpu, 2, true)) {
@@ -67,6 +70,7 @@ struct Fixture {
     plan.numerics.gradient_dtype = gradients;
     plan.numerics.row_chunk = shape.row_chunk;
     plan.numerics.recompute = recompute;
+    plan.numerics.round_rows = round_rows;
     plan.numerics.threads = 2;
     plan.placement.optimizer_threads = 2;
     plan.micro_tokens = shape.tokens;
@@ -102,6 +106,86 @@ struct Fixture {
   Plan plan;
   std::unique_ptr<Rank> rank;
 };
+
+// What one step makes of a fresh rank, in a batch whose tokens are no round number.
+struct Outcome {
+  StepResult result;
+  std::vector<float> moments;  // all of them
+  double evaluated = 0;
+};
+Outcome step_on(const ModelSpec& spec, bool lora, bool recompute, bool round_rows, int fill) {
+  Fixture f(spec, lora, recompute, DType::kF32, DType::kF32, round_rows);
+  auto& arena = const_cast<Arena&>(f.rank->arena());
+  {
+    const ArenaFrame frame(arena);
+    std::memset(arena.allocate(arena.capacity()), fill, static_cast<size_t>(arena.capacity()));
+  }
+  Outcome out;
+  StepBatches batches{{batch_of(2, 107, spec.vocab), batch_of(1, 33, spec.vocab)}, 2 * 106 + 32};
+  batches.micro[1].target.assign(33, -1);  // learns nothing
+  for (int32_t t = 0; t < 20; ++t) batches.micro[0].target[static_cast<size_t>(t)] = -1;
+  out.result = f.rank->step().run(batches, 1, 1e-3);
+  out.evaluated = f.rank->step().evaluate(batches.micro[0]);
+  struct Moments : StateSink {
+    explicit Moments(std::vector<float>& to) : to_(to) {}
+    void part(const std::string&, DType type, const std::vector<int64_t>&, int64_t,
+              std::span<const std::byte> bytes) override {
+      if (type != DType::kF32) return;
+      const auto* from = reinterpret_cast<const float*>(bytes.data());
+      to_.insert(to_.end(), from, from + bytes.size() / sizeof(float));
+    }
+    void number(const std::string&, int64_t) override {}
+    std::vector<float>& to_;
+  } moments(out.moments);
+  f.rank->read_state(moments);
+  return out;
+}
+
+TEST(Step, RowsMoreThanTokensAddNothing) {
+  for (int kind = 0; kind < 8; ++kind) {
+    const bool lora = kind % 2 == 1, recompute = kind / 2 % 2 == 1, rich = kind / 4 == 1;
+    const ModelSpec spec = tiny_spec(rich, rich, !rich);
+    const Outcome exact = step_on(spec, lora, recompute, false, 0),
+                  more = step_on(spec, lora, recompute, true, 0);
+    SCOPED_TRACE("kind " + std::to_string(kind));
+    EXPECT_NEAR(more.result.loss, exact.result.loss, 1e-6 * exact.result.loss);
+    EXPECT_NEAR(more.result.grad_norm, exact.result.grad_norm, 2e-6 * exact.result.grad_norm);
+    EXPECT_NEAR(more.evaluated, exact.evaluated, 1e-6 * exact.evaluated);
+    ASSERT_EQ(more.moments.size(), exact.moments.size());
+    double error = 0, size = 0;
+    for (size_t i = 0; i < exact.moments.size(); ++i) {
+      error += std::pow(more.moments[i] - exact.moments[i], 2);
+      size += std::pow(exact.moments[i], 2);
+    }
+    EXPECT_LT(std::sqrt(error / size), 2e-6);
+  }
+}
+
+TEST(Step, NothingComesFromWhatLayInTheArena) {
+  for (int kind = 0; kind < 8; ++kind) {
+    const bool lora = kind % 2 == 1, recompute = kind / 2 % 2 == 1, rich = kind / 4 == 1;
+    const ModelSpec spec = tiny_spec(rich, rich, !rich);
+    // Ones in every bit: a number that is none.
+    const Outcome zeros = step_on(spec, lora, recompute, true, 0),
+                  ones = step_on(spec, lora, recompute, true, 255);
+    EXPECT_EQ(zeros.result.loss, ones.result.loss) << kind;
+    EXPECT_EQ(zeros.result.grad_norm, ones.result.grad_norm) << kind;
+    EXPECT_EQ(zeros.evaluated, ones.evaluated) << kind;
+    EXPECT_TRUE(zeros.moments == ones.moments) << kind;
+  }
+}
+
+TEST(Step, RowsAreRoundedToFewNumbers) {
+  std::set<int64_t> different;
+  for (int64_t tokens = 1; tokens <= 16384; ++tokens) {
+    const int64_t rows = rounded_rows(tokens);
+    EXPECT_GE(rows, tokens);
+    EXPECT_LT(static_cast<double>(rows - tokens), std::max(32.0, 0.125 * static_cast<double>(tokens)));
+    if (tokens > 1024 && tokens <= 4096) different.insert(rows);
+  }
+  EXPECT_EQ(different.size(), 16U);
+  for (const int64_t power : {32, 64, 512, 2048}) EXPECT_EQ(rounded_rows(power), power);
+}
 
 StepBatches one_batch(const ModelSpec& spec) {
   return {{batch_of(2, 128, spec.vocab)}, 2 * 127};
