@@ -2,6 +2,8 @@
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 
+#include <malloc.h>
+
 #include <cstdlib>
 #include <string>
 
@@ -25,6 +27,12 @@ StreamView start_torch(DeviceType device, int threads, bool deterministic, int64
     setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", shapes.c_str(), 1);
     setenv("LRU_CACHE_CAPACITY", shapes.c_str(), 1);
   }
+  // The GEMM library allocates workspaces of several MiB at every call, and what it keeps in pieces of 0.2
+  // MiB. glibc takes both from one heap once a large block was freed, where the one leaves gaps that the
+  // other does not fill: 240 MiB where 150 do, measured with 75 shapes up to 576 x 8192. Below 4 MiB steps
+  // get slower.
+  constexpr int kMapped = 4 << 20;
+  mallopt(M_MMAP_THRESHOLD, kMapped);
   static const c10::InferenceMode no_autograd(true);
   at::set_num_threads(threads);
   at::globalContext().setDeterministicAlgorithms(deterministic, false);

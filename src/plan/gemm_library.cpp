@@ -9,13 +9,14 @@
 namespace lm {
 namespace {
 
-constexpr int64_t kRowCounts = 16;  // two octaves of rounded_rows: batches of drawn lengths hardly fill more
+constexpr int64_t kRowCounts =
+    12;  // an octave and a half of rounded_rows: what batches of drawn lengths mostly fill
 // Making one takes 1.1 ms, in which the slowest cores that have bf16 instructions do this much on their own.
 constexpr double kFlopsOfAShape = 2.2e8;
 constexpr double kShows = 0.04;  // of the work
-// Measured with shapes from 64 x 64 to 576 x 8192: 0.60 to 0.66 MiB while all stay, 1.2 to 1.4 where new ones
-// take the place of old ones all the time and leave gaps in the heap.
-constexpr int64_t kBytesStaying = 680 << 10, kBytesReplaced = 1400 << 10;
+// Measured with shapes from 64 x 64 to 576 x 8192: 0.60 to 0.66 MiB while all stay, 0.73 to 0.86 where new
+// ones take the place of old ones all the time.
+constexpr int64_t kShapeBytes = 860 << 10;
 
 // Different matrices among a block's adapted slices.
 int64_t adapted_matrices(const ModelSpec& spec, const AdapterSpec& adapter) {
@@ -50,8 +51,8 @@ GemmLibrary gemm_library(const ModelSpec& spec, const AdapterSpec* adapter, cons
   const int64_t head = (adapter != nullptr ? 2 : added ? 4 : 3) * widths;
   const int64_t micro = block + 2 * head;
   const bool shows = static_cast<double>(micro) * kFlopsOfAShape > kShows * flops;
-  return shows ? GemmLibrary{kRowCounts * micro, kRowCounts * micro * kBytesStaying}
-               : GemmLibrary{micro, micro * kBytesReplaced};
+  const int64_t shapes = (shows ? kRowCounts : 1) * micro;
+  return {shapes, shapes * kShapeBytes};
 }
 
 }  // namespace lm

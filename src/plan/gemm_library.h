@@ -18,7 +18,7 @@ struct GemmLibrary {
   int64_t shapes = 0;  // that it may keep; 0: it keeps none
   int64_t bytes = 0;   // of host memory, for that
 };
-// Where making what a shape needs takes time that shows beside the work, the shapes of 16 different numbers
+// Where making what a shape needs takes time that shows beside the work, the shapes of 12 different numbers
 // of rows may stay; else those of one micro-batch, whose layers share them. `flops`: of the longest
 // micro-batch, forward and backward.
 GemmLibrary gemm_library(const ModelSpec& spec, const AdapterSpec* adapter, const NumericsPlan& numerics,

@@ -23,16 +23,17 @@ def work(tmp_path_factory):
     torch.manual_seed(1)
     model = LlamaForCausalLM(LlamaConfig(
         hidden_size=128, intermediate_size=352, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, vocab_size=VOCAB,
-        max_position_embeddings=256, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2))
+        max_position_embeddings=2048, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2))
     model.to(torch.bfloat16).save_pretrained(work / "model")
     (work / "model" / "chat_template.jinja").write_text("{{ messages[0].content }}")
     drawn = random.Random(5)
-    with open(work / "rows.jsonl", "w") as file:
-        for _ in range(4 * STEPS):
-            ids = [drawn.randrange(VOCAB) for _ in range(drawn.randint(20, 200))]
-            # Targets begin anywhere, as in chats.
-            masked = drawn.randrange(10)
-            file.write(json.dumps({"input_ids": ids, "labels": [-100] * masked + ids[masked:]}) + "\n")
+    for name, length in [("rows", lambda: drawn.randint(20, 200)), ("wide", lambda: int(2 ** drawn.uniform(5, 11)))]:
+        with open(work / f"{name}.jsonl", "w") as file:
+            for _ in range(4 * STEPS):
+                ids = [drawn.randrange(VOCAB) for _ in range(length())]
+                # Targets begin anywhere, as in chats.
+                masked = drawn.randrange(10)
+                file.write(json.dumps({"input_ids": ids, "labels": [-100] * masked + ids[masked:]}) + "\n")
     (work / "c.toml").write_text(f"""
 [run]
 device = "cpu"
@@ -56,6 +57,8 @@ SETTINGS = {
     "full": [],
     "full_bf16_gradients": ["train.gradients=bf16", "train.micro_batch=2"],
     "full_on_disk": [*DISK, *[f"offload.{name}=nvme" for name in ("optimizer", "gradients", "weights", "activations")]],
+    # More lengths than the library has room for: it replaces what it keeps all the time.
+    "full_wide": ['data.train=["wide.jsonl"]', "data.max_length=2048", "train.global_batch=2", "train.micro_batch=1"],
     "lora": ["train.method=lora"],
     "lora_on_disk": ["train.method=lora", *DISK, "offload.weights=nvme"],
 }
