@@ -76,12 +76,12 @@ void choose_micro_batch_and_recompute(const PlanInput& in, const HomeChoice& hom
                             : none > 0 ? larger
                                        : "saved activations would not fit"});
   }
-  if (!in.config.train.micro_batch) {
-    const int64_t most = in.device == DeviceType::kCpu ? kCpuMicroTokens : kGpuMicroTokens;
-    plan.choices.push_back({"train.micro_batch", std::to_string(n.micro_batch),
-                            "the most sequences that divide global_batch and fit, up to " +
-                                std::to_string(most) + " tokens at once"});
-  }
+}
+
+std::string micro_batch_reason(const PlanInput& in) {
+  const int64_t most = in.device == DeviceType::kCpu ? kCpuMicroTokens : kGpuMicroTokens;
+  return "the most sequences that divide global_batch and fit, up to " + std::to_string(most) +
+         " tokens at once";
 }
 
 void choose_io(const PlanInput& in, Plan& plan) {
@@ -213,7 +213,7 @@ void choose_update_site(const PlanInput& in, const HomeChoice& homes, Plan& plan
   plan.choices.push_back({"update of state off the GPU", host ? "cpu" : "gpu", reason});
 }
 
-// Numerics by the nearest homes in which they fit the machine's capacities; then, the numerics fixed, the
+// The nearest homes in which the micro-batch fits the machine's capacities; then, the numerics fixed, the
 // nearest homes that fit what is free now.
 void choose_homes(const PlanInput& in, Plan& plan) {
   const std::vector<HomeChoice> candidates = home_candidates(in);
@@ -230,6 +230,35 @@ void choose_homes(const PlanInput& in, Plan& plan) {
   for (; !plan.fits && chosen + 1 < candidates.size(); ++chosen) place(in, candidates[chosen + 1], plan);
   if (plan.fits) choose_update_site(in, candidates[chosen], plan);
   explain_homes(in, plan);
+}
+
+// A micro-batch decides how sums are split and so the result; where state lives, and how much memory it may
+// take, must not. So the micro-batch is the machine's, whatever offload.* asks for; only where it does not
+// fit what offload.* leaves is it chosen once more, and the plan says so.
+void choose_numerics_and_homes(const PlanInput& in, Plan& plan) {
+  if (in.config.train.micro_batch) return choose_homes(in, plan);
+  const Plan base = plan;
+  Config config = in.config;
+  config.offload = {};
+  config.offload.paths = in.config.offload.paths;
+  PlanInput other{config, in.spec, in.adapter, in.layout, in.machine, in.device, in.data, in.update_on_host};
+  choose_homes(other, plan);
+  const int64_t micro_batch = plan.numerics.micro_batch;
+  config.offload = in.config.offload;
+  config.train.micro_batch = micro_batch;
+  plan = base;
+  choose_homes(other, plan);
+  std::string reason = micro_batch_reason(in);
+  if (!plan.fits) {
+    Plan less = base;
+    choose_homes(in, less);
+    if (less.numerics.micro_batch != micro_batch) {
+      reason = "what fits offload's limits; without them it would be " + std::to_string(micro_batch) +
+               ", and losses differ in rounding: set it to keep results the same whatever the limits";
+      plan = std::move(less);
+    }
+  }
+  plan.choices.push_back({"train.micro_batch", std::to_string(plan.numerics.micro_batch), reason});
 }
 
 }  // namespace
@@ -267,7 +296,7 @@ Plan draft_plan(const Config& config, const ModelSpec& spec, const AdapterSpec* 
   plan.placement.device = device;
   choose_threads(in, plan);
   choose_io(in, plan);
-  choose_homes(in, plan);
+  choose_numerics_and_homes(in, plan);
   predict(in, plan);
   return plan;
 }

@@ -190,6 +190,49 @@ TEST(Plan, LetsNumericsDependOnCapacitiesAlone) {
   EXPECT_FALSE(limited.draft().fits);
 }
 
+TEST(Plan, ChoosesTheSameMicroBatchWhateverOffloadMayTake) {
+  Case c{.spec = llama_1b(), .machine = cpu_machine(64)};
+  c.config.train.global_batch = 16;
+  c.config.data.max_length = 512;
+  c.config.offload.paths = {"/disk"};
+  c.machine.disks.push_back({"/disk", 1LL << 40, 3e9, 2e9});
+  const Plan free = c.plan();
+  EXPECT_EQ(free.numerics.micro_batch, 4);
+  int limited = 0;
+  for (int64_t bytes = 24LL << 30; bytes > 8LL << 30; bytes -= 1LL << 29) {
+    for (const OffloadHome optimizer : {OffloadHome::kAuto, OffloadHome::kNvme}) {
+      c.config.offload.host_memory = {bytes, 0};
+      c.config.offload.optimizer = optimizer;
+      const Plan plan = c.draft();
+      if (!plan.fits) continue;
+      EXPECT_EQ(plan.numerics.micro_batch, free.numerics.micro_batch) << bytes;
+      limited += plan.peak.host < free.peak.host;
+    }
+  }
+  EXPECT_GT(limited, 10);
+}
+
+TEST(Plan, SaysSoWhereALimitOfOffloadDecidesTheMicroBatch) {
+  Case c{.machine = cpu_machine(64)};
+  c.config.train.global_batch = 16;
+  c.config.data.max_length = 512;
+  const Plan free = c.plan();
+  int smaller = 0;
+  for (int64_t bytes = free.peak.host; bytes > free.peak.host / 2; bytes -= 1LL << 24) {
+    c.config.offload.host_memory = {bytes, 0};
+    const Plan plan = c.draft();
+    if (!plan.fits || plan.numerics.micro_batch == free.numerics.micro_batch) continue;
+    ++smaller;
+    Case pinned = c;
+    pinned.config.train.micro_batch = free.numerics.micro_batch;
+    EXPECT_FALSE(pinned.draft().fits) << bytes;
+    const auto said = std::ranges::find(plan.choices, "train.micro_batch", &Choice::key);
+    ASSERT_NE(said, plan.choices.end());
+    EXPECT_NE(said->reason.find("losses differ"), std::string::npos) << said->reason;
+  }
+  EXPECT_GT(smaller, 0);
+}
+
 TEST(Plan, TakesRowChunksThatFitTheGpu) {
   Case c{.spec = llama_1b(), .machine = gpu_machine("H200"), .device = DeviceType::kCuda};
   EXPECT_EQ(c.plan().numerics.row_chunk, 4096);
