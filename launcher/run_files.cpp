@@ -9,6 +9,7 @@
 #include "launcher/status.h"
 #include "model/merge.h"
 #include "weights/adapter_files.h"
+#include "weights/convert.h"
 #include "weights/export_model.h"
 
 namespace lm {
@@ -31,6 +32,7 @@ class HostWeights {
       // An adapter is exported from its fp32 master, which knows more than the bf16 working weight.
       floats_.resize(static_cast<size_t>(place.parameter.elements()));
       rank_.optimizer().read_master(b, place, open_->trainable(), floats_.data(), staging_);
+      if (dtype == DType::kBF16) settle_ties(floats_);  // who loads it in bf16 has what was trained
       return {reinterpret_cast<const std::byte*>(floats_.data()), DType::kF32};
     }
     const std::byte* const home = open_->tensor(place);

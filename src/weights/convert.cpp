@@ -59,4 +59,11 @@ void convert_elements(const std::byte* from, DType from_type, std::byte* to, DTy
   }
 }
 
+void settle_ties(std::span<float> masters) {
+  for (float& master : masters) {
+    const uint32_t bits = std::bit_cast<uint32_t>(master);
+    if ((bits & 0xFFFFu) == 0x8000u) master = std::bit_cast<float>(bits | 1u);
+  }
+}
+
 }  // namespace lm

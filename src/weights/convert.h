@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "base/dtype.h"
 
@@ -12,6 +13,11 @@ namespace lm {
 
 // fp32, bf16 or fp16 -> fp32 or bf16; equal types are copied. Anything else is Error(70).
 void convert_elements(const std::byte* from, DType from_type, std::byte* to, DType to_type, int64_t elements);
+
+// fp32 masters, changed so that rounding them to bf16 as above gives the weights that were trained: these are
+// (bits + 0x8000) >> 16 (REFERENCE: split master), whose ties go up. A tie becomes the next number away from
+// zero, one unit of fp32's last place.
+void settle_ties(std::span<float> masters);
 
 constexpr bool is_weight_type(DType type) {
   return type == DType::kF32 || type == DType::kBF16 || type == DType::kF16;

@@ -100,5 +100,21 @@ TEST(Convert, OtherTypesAreAnError) {
   EXPECT_THROW(convert_elements(bytes, DType::kF32, bytes + 4, DType::kF16, 1), Error);
 }
 
+TEST(SettleTies, MakesRoundingGiveTheWeightsThatWereTrained) {
+  for (uint32_t high = 0; high < 0x10000; ++high) {
+    if ((high & 0x7F80u) == 0x7F80u) continue;  // infinities and numbers that are none have no low half
+    for (const uint32_t low : {0u, 1u, 0x7FFFu, 0x8000u, 0x8001u, 0xFFFFu}) {
+      const uint32_t master = high << 16 | low;
+      float settled = std::bit_cast<float>(master);
+      settle_ties({&settled, 1});
+      uint16_t rounded = 0;
+      convert_elements(reinterpret_cast<const std::byte*>(&settled), DType::kF32,
+                       reinterpret_cast<std::byte*>(&rounded), DType::kBF16, 1);
+      ASSERT_EQ(rounded, static_cast<uint16_t>((master + 0x8000u) >> 16)) << std::hex << master;
+      ASSERT_LE(std::bit_cast<uint32_t>(settled) - master, 1U);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lm
