@@ -18,20 +18,20 @@ ModelSpec small_spec(const Variant& run) {
   spec.model_type = "llama";
   spec.hidden = 64;
   spec.ffn = 160;
-  spec.layers = 3;
+  spec.layers = run.layers;
   spec.heads = 4;
   spec.kv_heads = 2;
   spec.head_dim = 16;
   spec.vocab = run.vocab;
   spec.max_positions = 512;
   spec.tied = run.tied;
-  spec.window.assign(3, 0);
+  spec.window.assign(static_cast<size_t>(run.layers), 0);
   spec.qkv_bias = run.family == Family::kQwen2;
   spec.o_bias = spec.mlp_bias = run.family == Family::kQwen2;
   spec.qk_norm = run.family == Family::kQwen3;
   if (run.family == Family::kQwen3) spec.head_dim = 24;  // heads wider together than the model
   // Shorter than the documents, and not in every layer.
-  if (run.family == Family::kMistral) spec.window = {5, 0, 7};
+  if (run.family == Family::kMistral) spec.window.front() = 5, spec.window.back() = 7;
   return spec;
 }
 
@@ -84,8 +84,8 @@ void stream(PlacementPlan& placement, Pool pool, bool wanted, int64_t slots, boo
 }
 
 // Once per process: LibTorch keeps a GEMM workspace for each stream that it was ever given.
-StreamView started() {
-  static const StreamView stream = start_torch(device(), 2, true);
+StreamView started(int threads) {
+  static const StreamView stream = start_torch(device(), threads, true);
   return stream;
 }
 
@@ -108,9 +108,10 @@ std::string Variant::text() const {
 }
 std::string Variant::numbers() const {
   std::string out;
-  for (const int64_t value : {vocab, int64_t{lora}, int64_t{tied}, static_cast<int64_t>(clip), micro_batches,
-                              static_cast<int64_t>(dtype), static_cast<int64_t>(master),
-                              static_cast<int64_t>(gradient_dtype), static_cast<int64_t>(family), steps})
+  for (const int64_t value :
+       {vocab, int64_t{lora}, int64_t{tied}, static_cast<int64_t>(clip), micro_batches,
+        static_cast<int64_t>(dtype), static_cast<int64_t>(master), static_cast<int64_t>(gradient_dtype),
+        static_cast<int64_t>(family), layers, steps})
     out += std::to_string(value) + ",";
   return out;
 }
@@ -133,7 +134,7 @@ Training::Training(const Variant& run, EngineFactory engine)
       engine_(std::move(engine)),
       spec_(small_spec(run)),
       layout_(make_layout(spec_, run.lora ? &adapter_ : nullptr, run.dtype)),
-      stream_(started()) {
+      stream_(started(run.threads)) {
   Config config;
   config.data.max_length = kLength;
   config.train.global_batch = 2 * run.micro_batches;
@@ -282,7 +283,7 @@ float Training::replace_norm_weight(float value) {
   const auto place = std::find_if(last.tensors.begin(), last.tensors.end(),
                                   [](const TensorPlace& p) { return p.parameter.name == "norm"; });
   EXPECT_NE(place, last.tensors.end());
-  const OpenUnit open = rank_->weights().open(std::ssize(layout_.blocks) - 1, true);
+  OpenUnit open = rank_->weights().open(std::ssize(layout_.blocks) - 1, true);
   const bool half = run_.dtype == DType::kBF16;
   const int64_t bytes = half ? 2 : 4;
   uint32_t was = 0, bits = 0;
@@ -292,6 +293,7 @@ float Training::replace_norm_weight(float value) {
   synchronize(stream_);
   copy_bytes(open.tensor(*place), &bits, bytes, stream_);
   synchronize(stream_);
+  open.close();
   if (half) was <<= 16;
   float old = 0;
   std::memcpy(&old, &was, 4);

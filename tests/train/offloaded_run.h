@@ -21,7 +21,7 @@ enum class Engine { kUring, kThreads, kSim };
 // What families differ in, where state passes through: sizes of blocks, and what attention does.
 enum class Family { kLlama, kQwen2, kQwen3, kMistral };  // plain; biases; q/k norms; sliding windows
 
-// A run of the matrix. The first ten decide the numbers, the rest must not.
+// A run of the matrix. The first eleven decide the numbers, the rest must not.
 struct Variant {
   bool lora = false, tied = true;
   int64_t vocab = 300;  // more than 8192: an untied head is cut where weights or gradients are streamed
@@ -31,7 +31,7 @@ struct Variant {
   Master master = Master::kSplit;
   DType gradient_dtype = DType::kF32;
   Family family = Family::kLlama;
-  int64_t steps = 12;
+  int64_t layers = 3, steps = 12;
 
   bool recompute = false;
   bool optimizer = false, gradients = false, weights = false, activations = false;  // streamed
@@ -39,6 +39,7 @@ struct Variant {
   int64_t granules = 1;  // of a tile
   int64_t slots = 2;     // more where an operation needs more
   int64_t group = 1;
+  int threads = 2;  // of compute; LibTorch's are those of the process's first run
   int optimizer_threads = 1;
   Engine engine = Engine::kSim;
   bool verify = true;
