@@ -1,5 +1,6 @@
 #include "launcher/supervise.h"
 
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -63,6 +64,17 @@ void print(const Error& error) {
   std::fputs(error.report().c_str(), stderr);
 }
 
+// Under RLIMIT_AS (ulimit -v) libraries die of memory that they did not get: the loader and libgomp exit with
+// codes of their own, LibTorch's constructors abort, oneDNN goes through a null pointer. "" without a limit.
+std::string limit_of_addresses() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "";
+  return "; libraries end so when they get no memory, and the limit of addresses (RLIMIT_AS) is " +
+         format_bytes(static_cast<int64_t>(limit.rlim_cur));
+}
+constexpr const char* kRaiseLimit =
+    "raise the limit (ulimit -v), or see `lmlaunch plan` for what a run needs";
+
 // Prints why a signal ended the rank and gives the exit code for it. The kernel's own kills are told by the
 // cgroup's counter, which the caller read before the start.
 int report_death(int signal, int64_t oom_kills_before, const std::string& where) {
@@ -85,6 +97,11 @@ int report_death(int signal, int64_t oom_kills_before, const std::string& where)
     code = Exit::kPeerLost;
     area = "PEER-08";
     next = "start the same command again";
+  } else if (const std::string limit = limit_of_addresses(); !limit.empty()) {
+    code = Exit::kHostMemory;
+    area = "MEM-16";
+    what += limit;
+    next = kRaiseLimit;
   }
   print(Error(code, {.area = area, .what = what, .place = where, .next = next, .kept = ""}));
   return static_cast<int>(code);
@@ -92,14 +109,15 @@ int report_death(int signal, int64_t oom_kills_before, const std::string& where)
 
 // Our code for an exit code that is none of ours (a library called exit).
 int report_strange_exit(int code, const std::string& where) {
-  const Error error(Exit::kInternal, {.area = "BUG-70",
-                                      .what = "the rank ended with code " + std::to_string(code) +
-                                              ", which is none of lmlaunch's",
-                                      .place = where,
-                                      .next = "report this message with log.txt",
-                                      .kept = ""});
-  print(error);
-  return static_cast<int>(Exit::kInternal);
+  const std::string limit = limit_of_addresses();
+  const Exit ours = limit.empty() ? Exit::kInternal : Exit::kHostMemory;
+  print(Error(ours, {.area = limit.empty() ? "BUG-70" : "MEM-16",
+                     .what = "the rank ended with code " + std::to_string(code) +
+                             ", which is none of lmlaunch's" + limit,
+                     .place = where,
+                     .next = limit.empty() ? "report this message with log.txt" : kRaiseLimit,
+                     .kept = ""}));
+  return static_cast<int>(ours);
 }
 
 std::string rank_and_step(const RankRecord& record) {

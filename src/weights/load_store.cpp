@@ -45,7 +45,10 @@ class Filling {
   }
 
   // Units go home: what was sent to them is in front of that in the stream.
-  void close() { open_.clear(); }
+  void close() {
+    for (OpenUnit& open : open_) open.close();
+    open_.clear();
+  }
   // Everything is where it belongs.
   void finish() {
     close();

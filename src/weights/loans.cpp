@@ -40,10 +40,15 @@ OpenUnit::OpenUnit(OpenUnit&& other) noexcept
       changes_(other.changes_),
       brought_(other.brought_) {}
 
-OpenUnit::~OpenUnit() noexcept(false) {
-  if (store_ == nullptr || !brought_) return;
-  if (changes_ && std::uncaught_exceptions() == 0) store_->far_->write_back(unit_);
+OpenUnit::~OpenUnit() {
+  if (store_ != nullptr && brought_) store_->far_->forget(unit_);
+}
+
+void OpenUnit::close() {
+  if (!brought_) return;
+  if (changes_) store_->far_->write_back(unit_);
   store_->far_->forget(unit_);
+  brought_ = false;
 }
 
 void OpenUnit::bring() const {

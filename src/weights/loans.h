@@ -35,15 +35,17 @@ class Loan {
   int64_t version_;
 };
 
-// A unit's weights outside of a step (loading, export): brought from their home when first asked for, and
-// taken back if they were to be changed. One at a time where weights are streamed, and none while a schedule
-// has slots filled (TrainStep::flush empties them).
+// A unit's weights outside of a step (loading, export): brought from their home when first asked for; whoever
+// changes them takes them back with close(). One at a time where weights are streamed, and none while a
+// schedule has slots filled (TrainStep::flush empties them).
 class OpenUnit {
  public:
   OpenUnit(WeightStore& store, int64_t unit, bool changes);
   OpenUnit(OpenUnit&& other) noexcept;
   OpenUnit& operator=(OpenUnit&&) = delete;
-  ~OpenUnit() noexcept(false);
+  ~OpenUnit();  // without close() changes are dropped: a write may fail, and a destructor cannot say so
+  // What was changed is on its way home. Throws Error(20, 21).
+  void close();
   std::byte* trainable() const;
   std::byte* frozen() const;
   // A tensor that the unit holds; of the head's matrix, a segment's first row.

@@ -1,5 +1,6 @@
 // The door as a process: exit codes, messages, signals, and what lies on disk afterwards.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -200,6 +201,25 @@ TEST(Door, AKilledRankIsReportedWithItsFirstCause) {
   result = door.run({"--gpus", "0", "c.toml"}, "signal:11");
   EXPECT_EQ(result.code, 70);
   EXPECT_HAS(result.err, "SIGSEGV");
+}
+
+// Libraries do not check what they are given: without the limit each of these is a bug, with it 31.
+TEST(Door, UnderALimitOfAddressesStrangeEndsAreMemory) {
+  rlimit before{};
+  getrlimit(RLIMIT_AS, &before);
+  const rlimit limit{rlim_t{1} << 45, before.rlim_max};
+  Door door;
+  door.write_config("c.toml");
+  for (const char* end : {"signal:11", "signal:6", "exit:127", "exit:1"}) {
+    EXPECT_EQ(door.run({"--gpus", "0", "c.toml"}, end).code, 70) << end;
+    setrlimit(RLIMIT_AS, &limit);
+    const DoorResult result = door.run({"--gpus", "0", "c.toml"}, end);
+    setrlimit(RLIMIT_AS, &before);
+    EXPECT_EQ(result.code, 31) << end;
+    EXPECT_HAS(result.err, "error MEM-16 (exit 31)");
+    EXPECT_HAS(result.err, "the limit of addresses (RLIMIT_AS) is 32.00 TiB");
+    EXPECT_HAS(result.err, "ulimit -v");
+  }
 }
 
 TEST(Door, TheRanksOwnCodesPassAndStrangeOnesAreBugs) {

@@ -216,7 +216,7 @@ class Trainee {
 
   void draw_weights() {
     for (int64_t u = 0; u < std::ssize(units_); ++u) {
-      const OpenUnit open = rank_->weights().open(u, true);
+      OpenUnit open = rank_->weights().open(u, true);
       for (const Piece& piece : pieces(layout_, units_[static_cast<size_t>(u)])) {
         const std::vector<float> all = drawn_values(piece.place->parameter);
         const std::vector<std::byte> bytes = to_bytes(
@@ -225,6 +225,7 @@ class Trainee {
         copy_bytes(open.tensor(*piece.place), bytes.data(), std::ssize(bytes), stream_);
         synchronize(stream_);
       }
+      open.close();
     }
   }
 

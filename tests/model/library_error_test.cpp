@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
+#include <dnnl.hpp>
 
 #include "base/bytes.h"
 #include "model/runtime.h"
@@ -13,7 +14,7 @@ namespace {
 Error translated(const std::function<void()>& body) {
   try {
     body();
-  } catch (const c10::Error& error) {
+  } catch (const std::exception& error) {
     return library_error(error);
   }
   return {Exit::kDone, {}};
@@ -34,6 +35,25 @@ TEST(LibraryError, MemoryThatRunsOutIsExit30WithTheBytesAskedAndFree) {
     TORCH_CHECK(false, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`");
   });
   EXPECT_EQ(blas.code(), Exit::kDeviceMemory);
+}
+
+// What its allocator really throws, for more than any machine has.
+TEST(LibraryError, HostMemoryThatRunsOutIsExit31WithTheBytesAsked) {
+  const Error error = translated([] { at::empty({int64_t{1} << 46}, at::TensorOptions().dtype(at::kByte)); });
+  EXPECT_EQ(error.code(), Exit::kHostMemory) << error.report();
+  EXPECT_EQ(error.text().area, "MEM-16");
+  EXPECT_EQ(error.text().what, "out of host memory: LibTorch asked for 70368744177664 bytes");
+  EXPECT_FALSE(error.text().next.empty());
+}
+
+TEST(LibraryError, WhatOneDnnAndTheLibraryOfCPlusPlusGetNoMemoryForIsToo) {
+  EXPECT_EQ(translated([] { throw std::bad_alloc(); }).code(), Exit::kHostMemory);
+  const Error error =
+      translated([] { throw dnnl::error(dnnl_out_of_memory, "could not create a primitive"); });
+  EXPECT_EQ(error.code(), Exit::kHostMemory);
+  EXPECT_EQ(error.text().what, "out of host memory: oneDNN could not create a primitive");
+  EXPECT_EQ(translated([] { throw dnnl::error(dnnl_invalid_arguments, "wrong"); }).code(), Exit::kInternal);
+  EXPECT_EQ(translated([] { throw std::out_of_range("map::at"); }).text().what, "map::at");
 }
 
 TEST(LibraryError, EverythingElseIsABugInOneLine) {

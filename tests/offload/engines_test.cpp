@@ -17,15 +17,6 @@ namespace {
 
 using namespace offload_tests;
 
-bool ring_allowed() {
-  try {
-    make_uring_engine({.files = {}, .buffers = {}, .depth = 1});
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
-}
-
 class Engines : public ::testing::TestWithParam<IoEngineKind> {
  protected:
   void SetUp() override {

@@ -147,6 +147,15 @@ std::vector<size_t> wrong_chunks(std::span<const std::byte> bytes, const std::ve
   return wrong;
 }
 
+bool ring_allowed() {
+  try {
+    make_uring_engine({.files = {}, .buffers = {}, .depth = 1});
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 std::unique_ptr<IoQueue> make_queue(const SwapSpace& space, const PinnedPool& pool, IoEngineKind kind,
                                     int64_t block, int depth) {
   return std::make_unique<IoQueue>(

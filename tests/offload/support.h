@@ -66,6 +66,9 @@ std::vector<uint64_t> chunk_checksums(std::span<const std::byte> bytes);
 // Indices of the chunks that are not what was written.
 std::vector<size_t> wrong_chunks(std::span<const std::byte> bytes, const std::vector<uint64_t>& checksums);
 
+// Whether this machine lets us have a ring; a test that names io_uring skips without one.
+bool ring_allowed();
+
 // An IoQueue on a real engine, whose buffers are the pool's.
 std::unique_ptr<IoQueue> make_queue(const SwapSpace& space, const PinnedPool& pool, IoEngineKind kind,
                                     int64_t block = 64 * 1024, int depth = 8);

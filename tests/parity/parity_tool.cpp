@@ -3,16 +3,22 @@
 //
 //   parity_tool MODEL_DIR INPUT.safetensors OUTPUT.safetensors [--dtype fp32|bf16] [--steps N] [--lr X]
 //     [--weight-decay X] [--recompute none|block] [--micro-batches M] [--adapter PEFT_DIR] [--threads N]
-//     [--optimizer-threads N] [--gradients fp32|bf16] [--master split|fp32|none]
+//     [--optimizer-threads N] [--gradients fp32|bf16] [--master split|fp32|none] [--max-grad-norm X] [--eps
+//     X]
+//     [--off-device none|disk|host] (with a tied head)
 //
 // On the CPU; parity_tool_gpu is the same on the first GPU.
 //
 // INPUT: i32 `token`, `position`, `target` (-1 = none), `document_start` of a padding-free batch, whose
 // documents are dealt to the micro-batches in order. OUTPUT: `logits`, `loss`, `grad.<name>` of the first
-// step, and after N AdamW steps at a constant rate without clipping `losses` [N + 1] and `weight.<name>`.
+// step, and after N AdamW steps at a constant rate `losses` [N + 1], `norms` [N], `weight.<name>` and, in
+// fp32, `master.<name>`. Off the device (on disk, or in host memory with slots apart from it, as on a GPU)
+// are optimizer state, gradients and weights; `grad.` is then left out.
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <map>
+#include <optional>
 
 #include "base/error.h"
 #include "base/staging.h"
@@ -104,25 +110,29 @@ std::vector<float> to_floats(const std::byte* from, DType dtype, int64_t element
   return out;
 }
 
-// Every Hugging Face tensor of the trainable part, with `prefix`.
-template <class Array>
-void dump(Output& output, const std::string& prefix, const ModelLayout& layout, DType dtype,
-          const Array& array, Staging& staging) {
+// Every Hugging Face tensor of the trainable part, with `prefix`; values(block, place, part) gives its fp32
+// values.
+template <class Values>
+void dump(Output& output, const std::string& prefix, const ModelLayout& layout, const Values& values) {
   for (size_t b = 0; b < layout.blocks.size(); ++b) {
     for (const TensorPlace& place : layout.blocks[b].tensors) {
       if (place.frozen) continue;
       const Parameter& p = place.parameter;
-      const std::byte* const memory =
-          array(static_cast<int64_t>(b)) + place.offset * static_cast<int64_t>(dtype_size(dtype));
       for (const ParameterPart& part : p.parts) {
         const auto shape =
             p.vector() ? std::vector<int64_t>{part.rows} : std::vector<int64_t>{part.rows, p.columns};
-        output.add(prefix + part.name, shape,
-                   to_floats(memory + part.first * p.columns * static_cast<int64_t>(dtype_size(dtype)), dtype,
-                             part.rows * p.columns, staging));
+        output.add(prefix + part.name, shape, values(static_cast<int64_t>(b), place, part));
       }
     }
   }
+}
+
+// Of a block's flat array that begins at `array`.
+std::vector<float> part_of(const std::byte* array, DType dtype, const TensorPlace& place,
+                           const ParameterPart& part, Staging& staging) {
+  const int64_t columns = place.parameter.columns, first = place.offset + part.first * columns;
+  return to_floats(array + first * static_cast<int64_t>(dtype_size(dtype)), dtype, part.rows * columns,
+                   staging);
 }
 
 int64_t longest(const StepBatches& batches) {
@@ -137,6 +147,7 @@ struct Case {
       : threads(std::stoi(arguments.get("threads", "2"))),
         spec(read_model_spec(arguments.model)),
         adapter_directory(arguments.get("adapter", "")),
+        home(arguments.get("off-device", "none")),
         dtype(arguments.get("dtype", "fp32") == "bf16" ? DType::kBF16 : DType::kF32),
         micro_batches(std::stoll(arguments.get("micro-batches", "1"))),
         batches(read_batches(arguments.input, micro_batches)),
@@ -145,6 +156,8 @@ struct Case {
     layout = make_layout(spec, adapter_spec(), dtype);
     optimizer.weight_decay = std::stod(arguments.get("weight-decay", "0"));
     const std::string master = arguments.get("master", "split");
+    optimizer.eps = std::stod(arguments.get("eps", "1e-8"));
+    max_grad_norm = std::stod(arguments.get("max-grad-norm", "1e30"));
     optimizer.master = master == "fp32" ? Master::kF32 : master == "none" ? Master::kNone : Master::kSplit;
     plan.numerics.dtype = dtype;
     plan.numerics.gradient_dtype = arguments.get("gradients", "fp32") == "bf16" ? DType::kBF16 : DType::kF32;
@@ -155,6 +168,7 @@ struct Case {
     plan.placement.optimizer_threads = std::stoi(arguments.get("optimizer-threads", std::to_string(threads)));
     plan.micro_tokens = longest(batches);
     if (device == DeviceType::kCuda) place_on_device();
+    if (off_device()) place_off_device();
     plan.arena = arena_need(spec, adapter_spec(),
                             {.tokens = whole.micro[0].tokens(),
                              .documents = 64,
@@ -175,6 +189,33 @@ struct Case {
     plan.placement.result_bytes = 8 + Gradients::norm_bytes(layout);
     plan.placement.library_device_bytes = 1024 * kMiB;
   }
+  bool off_device() const { return home != "none"; }
+  // Where a plan has room for nothing near.
+  void place_off_device() {
+    Config config;
+    config.data.max_length = spec.max_positions;
+    config.train.micro_batch = 1;
+    config.train.global_batch = micro_batches;
+    config.train.method = adapter ? Method::kLora : Method::kFull;
+    config.train.recompute = plan.numerics.recompute ? Recompute::kBlock : Recompute::kNone;
+    config.train.gradients =
+        plan.numerics.gradient_dtype == DType::kBF16 ? GradientDType::kBF16 : GradientDType::kF32;
+    config.model.dtype = dtype == DType::kBF16 ? ModelDType::kBF16 : ModelDType::kF32;
+    config.optimizer.master = optimizer.master;
+    config.offload.optimizer = config.offload.weights = OffloadHome::kNvme;
+    config.offload.gradients = adapter ? OffloadHome::kNone : OffloadHome::kNvme;
+    config.offload.activations = OffloadHome::kNone;
+    config.io.tile = ByteSize{2 * 4096 * 16};
+    Machine machine;
+    machine.cores = 2;
+    PlacementPlan& p = plan.placement;
+    p = make_plan(config, spec, adapter_spec(), layout, machine, device).placement;
+    p.group = 1;
+    LM_CHECK(p.head_segments() == 0, "off the device only with a tied head");  // as dump finds it
+    for (PoolPlan& pool : p.pools) {
+      if (home == "host") pool.home = Home::kHost;
+    }
+  }
   const AdapterSpec* adapter_spec() const { return adapter ? &*adapter : nullptr; }
   RankSetup setup() const {
     return {.spec = spec,
@@ -185,13 +226,16 @@ struct Case {
             .seed = 42,
             .max_length = spec.max_positions,
             .tokens_per_step = whole.micro[0].tokens(),
-            .max_grad_norm = 1e30};
+            .max_grad_norm = max_grad_norm,
+            .swap_paths = {{std::filesystem::temp_directory_path().string(), 1}},
+            .separate_slots = home == "host"};
   }
 
   DeviceType device = cuda_built() ? DeviceType::kCuda : DeviceType::kCpu;
   int threads;
   ModelSpec spec;
-  std::string adapter_directory;
+  std::string adapter_directory, home;
+  double max_grad_norm = 0;
   std::optional<AdapterSpec> adapter;
   DType dtype;
   int64_t micro_batches;
@@ -201,26 +245,49 @@ struct Case {
   Plan plan;
 };
 
+// Working weights, and the masters that they are rounded from.
+void dump_weights(const Case& c, Rank& rank, Staging& staging, Output& output) {
+  std::optional<OpenUnit> open;  // one at a time: of what is off the device each passes through one slot
+  const auto weights = [&](int64_t b) {
+    if (!open || open->unit() != b) {
+      open.reset();
+      open.emplace(rank.weights().open(b, false));
+    }
+    return open->trainable();
+  };
+  dump(output, "weight.", c.layout, [&](int64_t b, const TensorPlace& place, const ParameterPart& part) {
+    return part_of(weights(b), c.dtype, place, part, staging);
+  });
+  dump(output, "master.", c.layout, [&](int64_t b, const TensorPlace& place, const ParameterPart& part) {
+    const Parameter& p = place.parameter;
+    std::vector<float> all(static_cast<size_t>(p.elements()));
+    rank.optimizer().read_master(b, place, weights(b), all.data(), staging);
+    const auto begin = all.begin() + part.first * p.columns;
+    return std::vector<float>(begin, begin + part.rows * p.columns);
+  });
+}
+
 // Trains `steps` and adds losses [steps + 1], the first step's gradients and the last weights.
 void train(const Case& c, Rank& rank, StreamView stream, int steps, double lr, Output& output) {
   Staging staging(stream);
-  std::vector<float> losses;
+  std::vector<float> losses, norms;
   for (int step = 1; step <= std::max(steps, 1); ++step) {
     const StepResult result = rank.step().run(c.batches, step, steps > 0 ? lr : 0.0);
     losses.push_back(static_cast<float>(result.loss));
+    norms.push_back(static_cast<float>(result.grad_norm));
     if (step > 1) continue;
     output.add("loss", {1}, {static_cast<float>(result.loss)});
-    dump(
-        output, "grad.", c.layout, c.plan.numerics.gradient_dtype,
-        [&](int64_t b) { return rank.gradients().unit(b); }, staging);
+    if (c.off_device()) continue;
+    dump(output, "grad.", c.layout, [&](int64_t b, const TensorPlace& place, const ParameterPart& part) {
+      return part_of(rank.gradients().unit(b), c.plan.numerics.gradient_dtype, place, part, staging);
+    });
   }
   if (steps > 0) {
     double nll = 0;
     for (const Batch& batch : c.batches.micro) nll += rank.step().evaluate(batch);
     losses.push_back(static_cast<float>(nll / static_cast<double>(c.batches.target_tokens)));
-    dump(
-        output, "weight.", c.layout, c.dtype, [&](int64_t b) { return rank.weights().trainable_home(b); },
-        staging);
+    dump_weights(c, rank, staging, output);
+    output.add("norms", {static_cast<int64_t>(norms.size())}, norms);
   }
   output.add("losses", {static_cast<int64_t>(losses.size())}, losses);
 }

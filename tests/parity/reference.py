@@ -44,16 +44,16 @@ def is_decayed(name):
     return not (name.endswith("bias") or "norm" in name)
 
 
-def train(model, documents, steps, lr, weight_decay):
-    """Logits, loss and gradients of the first step, the losses, and the weights after `steps` steps of AdamW. Low precision
-    weights get fp32 masters, as everyone trains them."""
+def train(model, documents, steps, lr, weight_decay, max_norm=None, eps=1e-8):
+    """Logits, loss and gradients of the first step, the losses, the gradients' norms, and the weights before and after `steps`
+    steps of AdamW. Low precision weights get fp32 masters, as everyone trains them."""
     model.train()  # no dropout in these models: the same function, but peft and transformers behave as in training
     names, live = zip(*[(n, p) for n, p in model.named_parameters() if p.requires_grad])
     master = [p.detach().float().clone() for p in live]
     groups = [{"params": [m for n, m in zip(names, master) if is_decayed(n) == decay], "weight_decay": weight_decay * decay}
               for decay in (True, False)]
-    optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=(0.9, 0.999), eps=1e-8)
-    result = {"losses": []}
+    optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=(0.9, 0.999), eps=eps)
+    result = {"losses": [], "norms": [], "first_weights": {n: m.clone() for n, m in zip(names, master)}}
     for step in range(steps + 1):
         logits, loss = forward(model, documents)
         result["losses"].append(loss.item())
@@ -66,6 +66,7 @@ def train(model, documents, steps, lr, weight_decay):
             result["gradients"] = {n: p.grad.float().clone() for n, p in zip(names, live)}
         for p, m in zip(live, master):
             m.grad, p.grad = p.grad.float(), None
+        result["norms"].append(torch.nn.utils.clip_grad_norm_(master, max_norm or float("inf")).item())
         optimizer.step()
         with torch.no_grad():
             for p, m in zip(live, master):
@@ -73,6 +74,10 @@ def train(model, documents, steps, lr, weight_decay):
     result["weights"] = dict(zip(names, master))
     result["losses"] = torch.tensor(result["losses"])
     return result
+
+
+def changes(after, before):
+    return {name: value - before[name] for name, value in after.items()}
 
 
 def relative(ours, reference):

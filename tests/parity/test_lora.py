@@ -1,11 +1,13 @@
 """LoRA against peft: a random adapter (B not zero) continued on a frozen model."""
 
+import numpy as np
 import peft
 import pytest
 import reference
 import tiny_models
 import tool
 import torch
+from bounds import check_changes
 from test_models import DTYPES, LR, STEPS, WEIGHT_DECAY, check, check_all
 from tiny_models import MATRIX_STD
 
@@ -40,20 +42,30 @@ def randomise(model, config):
             parameter.data.copy_(std[name.split(".")[-3]] * torch.randn(parameter.shape, generator=generator))
 
 
+def file_names(tensors):
+    return {file_name(name): value for name, value in tensors.items()}
+
+
+def adapted(base, directory, arguments, dtype=torch.float32, dropout=0.0):
+    """A model with a random adapter, in directory/base and directory/adapter."""
+    model = tiny_models.make(base, directory / "base", dtype)
+    config = peft.LoraConfig(task_type="CAUSAL_LM", lora_dropout=dropout, **arguments)
+    model = peft.get_peft_model(model, config, autocast_adapter_dtype=False)
+    randomise(model, arguments)
+    model.save_pretrained(directory / "adapter")
+    return model
+
+
 @pytest.fixture(scope="module", params=[(n, d) for n in ADAPTERS for d in DTYPES], ids="-".join)
 def pair(request, tmp_path_factory):
     name, dtype = request.param
     base, arguments = ADAPTERS[name]
     directory = tmp_path_factory.mktemp("model")
-    model = tiny_models.make(base, directory / "base", DTYPES[dtype])
-    config = peft.LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, **arguments)
-    model = peft.get_peft_model(model, config, autocast_adapter_dtype=False)
-    randomise(model, arguments)
-    model.save_pretrained(directory / "adapter")
+    model = adapted(base, directory, arguments, DTYPES[dtype])
     documents = reference.random_documents(model.config.vocab_size)
     theirs = reference.train(model, documents, STEPS, LR, WEIGHT_DECAY)
-    for what in ("gradients", "weights"):
-        theirs[what] = {file_name(name): value for name, value in theirs[what].items()}
+    for what in ("gradients", "weights", "first_weights"):
+        theirs[what] = file_names(theirs[what])
     ours = tool.run(directory / "base", documents, directory / "run", adapter=directory / "adapter", dtype=dtype, steps=STEPS,
                     lr=LR, weight_decay=WEIGHT_DECAY)
     return dtype, ours, theirs
@@ -73,4 +85,71 @@ def test_gradients_of_a_and_b_agree_and_nothing_else_has_one(pair):
 def test_five_adamw_steps_of_the_adapter_agree(pair):
     dtype, ours, theirs = pair
     check_all(dtype, ours["weights"], theirs["weights"])
+    check_changes(dtype, ours["masters"], theirs)
     assert theirs["losses"][-1] < theirs["losses"][0]
+
+
+# Dropout: the same function with the same mask, so that its gradient must be the same, too.
+
+def philox(key, c0, c1, c2, c3):
+    """Philox4x32-10 of arrays of counters, the four words in front: as published, not as our kernels have it."""
+    mask = np.uint64(0xFFFFFFFF)
+    c = [np.asarray(x, np.uint64) & mask for x in np.broadcast_arrays(c0, c1, c2, c3)]
+    k0, k1 = np.uint64(key & 0xFFFFFFFF), np.uint64(key >> 32)
+    for _ in range(10):
+        a, b = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
+        c = [(b >> np.uint64(32)) ^ c[1] ^ k0, b & mask, (a >> np.uint64(32)) ^ c[3] ^ k1, a & mask]
+        k0, k1 = (k0 + np.uint64(0x9E3779B9)) & mask, (k1 + np.uint64(0xBB67AE85)) & mask
+    return np.stack(c)
+
+
+class MaskedDropout(torch.nn.Module):
+    """Zeroes the features that a number of (seed, step, module; sample, position, feature) names, and scales the others."""
+    SEED, PURPOSE = 42, 2
+    MODULES = {name: i for i, name in enumerate(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])}
+
+    def __init__(self, name, p, now):
+        super().__init__()
+        layer = int(name.split(".layers.")[1].split(".")[0])
+        self.tensor, self.p, self.now = layer * 8 + self.MODULES[name.split(".")[-1]], p, now
+
+    def forward(self, x):
+        low, high, *_ = (int(word) for word in philox(self.SEED, self.now.step, 0, self.tensor, self.PURPOSE))
+        feature, position = np.arange(x.shape[-1]), np.arange(x.shape[-2])[:, None]
+        words = philox(low | high << 32, feature // 64 * 16 + feature % 16, 0, position, self.now.sample)
+        number = np.take_along_axis(words, np.broadcast_to(feature // 16 % 4, words.shape[1:])[None], 0)[0]
+        keep = torch.from_numpy((number >> np.uint64(8)) / 2 ** 24 >= self.p)
+        return x * keep / (1 - self.p)
+
+
+class Now:
+    """Step and sample at hand: reference.train gives one document after the other, step after step."""
+
+    def __init__(self, documents):
+        self.calls, self.documents, self.step, self.sample = 0, documents, 0, 0
+
+    def __call__(self, *_):
+        self.step, self.sample = self.calls // self.documents + 1, self.calls % self.documents
+        self.calls += 1
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5])
+@pytest.mark.parametrize("recompute", ["none", "block"])
+@pytest.mark.parametrize("name", ["all_linear", "mlp_of_qwen3"])
+def test_dropout_backward_has_the_mask_of_its_forward(tmp_path, name, p, recompute):
+    base, arguments = ADAPTERS[name]
+    model = adapted(base, tmp_path, arguments, dropout=p)
+    documents = reference.random_documents(model.config.vocab_size)
+    now = Now(len(documents))
+    model.register_forward_pre_hook(now)
+    for path, module in model.named_modules():
+        if hasattr(module, "lora_dropout"):
+            module.lora_dropout["default"] = MaskedDropout(path, p, now)
+    theirs = reference.train(model, documents, STEPS, LR, WEIGHT_DECAY)
+    for what in ("gradients", "weights", "first_weights"):
+        theirs[what] = file_names(theirs[what])
+    ours = tool.run(tmp_path / "base", documents, tmp_path / "run", adapter=tmp_path / "adapter", recompute=recompute, steps=STEPS, lr=LR,
+                    weight_decay=WEIGHT_DECAY)
+    assert ours["losses"][:-1].tolist() == pytest.approx(theirs["losses"][:-1].tolist(), rel=1e-5)  # the last one has no dropout
+    check_all("fp32", ours["gradients"], theirs["gradients"])
+    check_changes("fp32", ours["masters"], theirs)

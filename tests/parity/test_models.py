@@ -5,7 +5,7 @@ import reference
 import tiny_models
 import tool
 import torch
-from bounds import LOSS, LOSSES, LR, STEPS, WEIGHT_DECAY, check, check_all
+from bounds import LOSS, LOSSES, LR, STEPS, WEIGHT_DECAY, check, check_all, check_changes
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -40,5 +40,23 @@ def test_the_gradient_of_every_parameter_agrees(pair):
 def test_five_adamw_steps_agree(pair):
     dtype, ours, theirs = pair
     check_all(dtype, ours["weights"], theirs["weights"])
+    check_changes(dtype, ours["masters"], theirs)
     assert ours["losses"].tolist() == pytest.approx(theirs["losses"].tolist(), rel=LOSSES[dtype])
     assert theirs["losses"][-1] < theirs["losses"][0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["llama_every_head_its_own_keys_odd_sizes", "qwen3_tied_biases"])
+def test_a_wrong_rate_decay_or_a_tensor_left_out_is_seen(tmp_path, name, dtype):
+    model = tiny_models.make(name, tmp_path, DTYPES[dtype])
+    documents = reference.random_documents(model.config.vocab_size)
+    theirs = reference.train(model, documents, STEPS, LR, WEIGHT_DECAY)
+    right = dict(dtype=dtype, steps=STEPS, lr=LR, weight_decay=WEIGHT_DECAY)
+    masters = lambda **wrong: tool.run(tmp_path, documents, tmp_path / "run", **{**right, **wrong})["masters"]
+    check_changes(dtype, masters(), theirs)
+    for wrong in (dict(lr=1.05 * LR), dict(lr=0.95 * LR), dict(weight_decay=0.0)):
+        with pytest.raises(AssertionError):
+            check_changes(dtype, masters(**wrong), theirs)
+    for left_out in ("model.norm.weight", "model.layers.1.mlp.up_proj.weight"):
+        with pytest.raises(AssertionError):
+            check_changes(dtype, {**masters(), left_out: theirs["first_weights"][left_out]}, theirs)

@@ -2,8 +2,9 @@
 
   parity_tool MODEL_DIR INPUT.safetensors OUTPUT.safetensors [--dtype fp32|bf16] [--steps N] [--lr X] [--weight-decay X]
               [--recompute none|block] [--micro-batches M] [--adapter PEFT_DIR] [--threads N] [--gradients fp32|bf16]
+              [--max-grad-norm X] [--eps X] [--off-device none|disk|host]
 
-It trains at a constant learning rate without clipping, betas 0.9 and 0.999, eps 1e-8.
+It trains at a constant learning rate, betas 0.9 and 0.999, unless told otherwise without clipping and with eps 1e-8.
 """
 
 import itertools
@@ -29,7 +30,7 @@ def batch_tensors(documents):
 
 
 def run(model_dir, documents, work, **options):
-    """The tool's output: logits, loss, losses, and the dictionaries gradients and weights by the names
+    """The tool's output: logits, loss, losses, norms, and the dictionaries gradients, weights and masters by the names
     that transformers and peft give them in their files."""
     work.mkdir(parents=True, exist_ok=True)
     save_file(batch_tensors(documents), work / "input.safetensors")
@@ -40,5 +41,5 @@ def run(model_dir, documents, work, **options):
     assert done.returncode == 0, f"parity_tool {' '.join(arguments)}: status {done.returncode}\n{done.stderr}"
     tensors = load_file(work / "output.safetensors")
     of = lambda prefix: {k[len(prefix):]: v.float() for k, v in tensors.items() if k.startswith(prefix)}
-    return {"logits": tensors["logits"], "loss": tensors["loss"][0], "losses": tensors.get("losses"),
-            "gradients": of("grad."), "weights": of("weight."), "bytes": (work / "output.safetensors").read_bytes()}
+    return {"logits": tensors["logits"], "loss": tensors["loss"][0], "losses": tensors.get("losses"), "norms": tensors.get("norms"),
+            "gradients": of("grad."), "weights": of("weight."), "masters": of("master."), "bytes": (work / "output.safetensors").read_bytes()}

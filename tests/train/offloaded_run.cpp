@@ -1,0 +1,315 @@
+#include "offloaded_run.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+
+#include "base/error.h"
+#include "model/runtime.h"
+#include "weights/load_store.h"
+
+namespace lm::offloaded_run {
+namespace {
+
+ModelSpec small_spec(const Variant& run) {
+  ModelSpec spec;
+  spec.model_type = "llama";
+  spec.hidden = 64;
+  spec.ffn = 160;
+  spec.layers = run.layers;
+  spec.heads = 4;
+  spec.kv_heads = 2;
+  spec.head_dim = 16;
+  spec.vocab = run.vocab;
+  spec.max_positions = 512;
+  spec.tied = run.tied;
+  spec.window.assign(static_cast<size_t>(run.layers), 0);
+  spec.qkv_bias = run.family == Family::kQwen2;
+  spec.o_bias = spec.mlp_bias = run.family == Family::kQwen2;
+  spec.qk_norm = run.family == Family::kQwen3;
+  if (run.family == Family::kQwen3) spec.head_dim = 24;  // heads wider together than the model
+  // Shorter than the documents, and not in every layer.
+  if (run.family == Family::kMistral) spec.window.front() = 5, spec.window.back() = 7;
+  return spec;
+}
+
+// Documents of unequal length, so that shapes vary from micro-batch to micro-batch.
+StepBatches batches_of(int64_t micro_batches, int64_t step, int64_t vocab) {
+  StepBatches out;
+  for (int64_t m = 0; m < micro_batches; ++m) {
+    Batch batch;
+    const int64_t length = kLength - (step * 3 + m * 5) % 8;
+    batch.document_start.push_back(0);
+    for (int64_t d = 0; d < 2; ++d) {
+      for (int64_t p = 0; p < length; ++p) {
+        batch.token.push_back(static_cast<int32_t>((step * 131 + m * 977 + d * 79 + p * p * 31) % vocab));
+        batch.position.push_back(static_cast<int32_t>(p));
+        batch.sample.push_back(static_cast<int32_t>(d + 2 * m));
+      }
+      batch.document_start.push_back(static_cast<int32_t>((d + 1) * length));
+    }
+    for (size_t i = 0; i < batch.token.size(); ++i) {
+      const bool last = (static_cast<int64_t>(i) + 1) % length == 0;
+      batch.target.push_back(last ? -1 : batch.token[i + 1]);
+      out.target_tokens += last ? 0 : 1;
+    }
+    out.micro.push_back(std::move(batch));
+  }
+  return out;
+}
+
+// Every byte of the state by name, however it is cut.
+struct Contents : StateSink {
+  std::map<std::string, std::vector<std::byte>> bytes;
+  void part(const std::string& name, DType type, const std::vector<int64_t>&, int64_t first,
+            std::span<const std::byte> b) override {
+    EXPECT_EQ(first * static_cast<int64_t>(dtype_size(type)), std::ssize(bytes[name])) << name;
+    bytes[name].insert(bytes[name].end(), b.begin(), b.end());
+  }
+  void number(const std::string& name, int64_t value) override {
+    const auto* p = reinterpret_cast<const std::byte*>(&value);
+    bytes[name].assign(p, p + sizeof value);
+  }
+};
+
+void stream(PlacementPlan& placement, Pool pool, bool wanted, int64_t slots, bool mixed) {
+  PoolPlan& plan = placement.pool(pool);
+  if (!wanted) return;
+  for (size_t a = 0; a < plan.streamed.size(); ++a) {
+    if (mixed && a < plan.streamed.size() / 2) plan.streamed[a] = 0;
+  }
+  plan.slots = std::min<int64_t>(slots, std::count(plan.streamed.begin(), plan.streamed.end(), 1));
+}
+
+// Once per process: LibTorch keeps a GEMM workspace for each stream that it was ever given.
+StreamView started(int threads) {
+  static const StreamView stream = start_torch(device(), threads, true);
+  return stream;
+}
+
+}  // namespace
+
+std::string Variant::text() const {
+  std::string out;
+  const auto add = [&](const char* name, int64_t value) {
+    out += std::string(name) + "=" + std::to_string(value) + " ";
+  };
+  add("lora", lora), add("tied", tied), add("vocab", vocab), add("clip", static_cast<int>(clip)),
+      add("micro", micro_batches);
+  add("bf16", dtype == DType::kBF16), add("master", static_cast<int>(master)), add("recompute", recompute);
+  add("optimizer", optimizer), add("gradients", gradients), add("weights", weights);
+  add("activations", activations), add("mixed", mixed), add("granules", granules), add("slots", slots);
+  add("group", group), add("threads", optimizer_threads), add("engine", static_cast<int>(engine));
+  add("bf16_gradients", gradient_dtype == DType::kBF16), add("family", static_cast<int>(family));
+  add("separate", separate), add("host", host), add("on_host", on_host);
+  return out;
+}
+std::string Variant::numbers() const {
+  std::string out;
+  for (const int64_t value :
+       {vocab, int64_t{lora}, int64_t{tied}, static_cast<int64_t>(clip), micro_batches,
+        static_cast<int64_t>(dtype), static_cast<int64_t>(master), static_cast<int64_t>(gradient_dtype),
+        static_cast<int64_t>(family), layers, steps})
+    out += std::to_string(value) + ",";
+  return out;
+}
+
+DeviceType device() {
+  return cuda_built() ? DeviceType::kCuda : DeviceType::kCpu;
+}
+
+bool ring_allowed() {
+  try {
+    make_uring_engine({.files = {}, .buffers = {}, .depth = 1});
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+Training::Training(const Variant& run, EngineFactory engine)
+    : run_(run),
+      engine_(std::move(engine)),
+      spec_(small_spec(run)),
+      layout_(make_layout(spec_, run.lora ? &adapter_ : nullptr, run.dtype)),
+      stream_(started(run.threads)) {
+  Config config;
+  config.data.max_length = kLength;
+  config.train.global_batch = 2 * run.micro_batches;
+  config.train.micro_batch = 2;
+  config.train.recompute = run.recompute ? Recompute::kBlock : Recompute::kNone;
+  config.train.method = run.lora ? Method::kLora : Method::kFull;
+  config.train.gradients = run.gradient_dtype == DType::kBF16 ? GradientDType::kBF16 : GradientDType::kF32;
+  config.model.dtype = run.dtype == DType::kBF16 ? ModelDType::kBF16 : ModelDType::kF32;
+  config.optimizer.clip = optimizer_.clip = run.clip;
+  config.optimizer.master = optimizer_.master = run.master;
+  config.optimizer.threads = run.optimizer_threads;
+  optimizer_.weight_decay = 0.01;
+  const auto home = [](bool far) { return far ? OffloadHome::kNvme : OffloadHome::kNone; };
+  config.offload.optimizer = home(run.optimizer);
+  config.offload.gradients = home(run.gradients);
+  config.offload.weights = home(run.weights);
+  config.offload.activations = home(run.activations);
+  config.offload.verify = run.verify;
+  config.io.tile = ByteSize{run.granules * 4096 *
+                            (8 + (run.dtype == DType::kF32       ? 0
+                                  : run.master == Master::kF32   ? 4
+                                  : run.master == Master::kSplit ? 2
+                                                                 : 0))};
+  Machine machine;
+  machine.cores = 2;
+  if (cuda_built()) machine.gpus.push_back(known_gpu("H200"));
+  plan_ = make_plan(config, spec_, run.lora ? &adapter_ : nullptr, layout_, machine, device());
+  set_pools();
+  set_update_site();
+  if (run.separate && run.weights && !run.tied) {
+    const BlockLayout& embedding = layout_.blocks.front();
+    plan_.placement.embedding_in_host =
+        embedding.frozen_bytes + embedding.flat_elements * static_cast<int64_t>(dtype_size(run.dtype));
+  }
+  set_arena(config);
+  rank_ = std::make_unique<Rank>(
+      RankSetup{.spec = spec_,
+                .layout = layout_,
+                .adapter = run.lora ? &adapter_ : nullptr,
+                .optimizer = optimizer_,
+                .plan = plan_,
+                .seed = 1,
+                .max_length = kLength,
+                .tokens_per_step = 2 * kLength * run.micro_batches,
+                .max_grad_norm = kMaxGradNorm,
+                .swap_paths = {{std::filesystem::temp_directory_path().string(), 1}},
+                .engine = [this](const EngineSetup& setup) { return make_engine_of_run(setup); },
+                .separate_slots = run.separate},
+      stream_);
+  const LoadSetup load{spec_, layout_, run.dtype, stream_, 1};
+  initialise_weights(load, 1, rank_->weights());
+  if (run.lora) initialise_adapter(load, 1, rank_->weights());
+  rank_->weights_ready();
+}
+
+Training::~Training() = default;
+
+// Slots as few as this run wants.
+void Training::set_pools() {
+  PlacementPlan& p = plan_.placement;
+  p.group = std::min(run_.group, run_.micro_batches);
+  stream(p, Pool::kOptimizer, run_.optimizer, run_.slots, run_.mixed);
+  stream(p, Pool::kGradients, run_.gradients && !run_.lora, run_.slots, run_.mixed);
+  stream(p, Pool::kWeights, run_.weights, run_.slots, run_.mixed);
+  if (run_.activations) {
+    PoolPlan& inputs = p.pool(Pool::kActivations);
+    inputs.bytes.assign(static_cast<size_t>((spec_.layers + 1) * p.group), inputs.bytes.front());
+    inputs.streamed.assign(inputs.bytes.size(), 1);
+    inputs.slots = std::min<int64_t>(std::max<int64_t>(run_.slots, 2), std::ssize(inputs.bytes));
+  }
+  for (PoolPlan& pool : p.pools) {
+    if (run_.host == 1) pool.home = Home::kHost;
+    if (run_.host == 2) pool.kept_in_host = std::ssize(pool.bytes) / 2;
+  }
+}
+
+// What a plan for a GPU may choose.
+void Training::set_update_site() {
+  PlacementPlan& p = plan_.placement;
+  p.update_on_host = run_.on_host;
+  p.update_staging = run_.on_host
+                         ? HostUpdate::staging_bytes(p.tile_granules * kGranule,
+                                                     plan_.numerics.gradient_dtype, plan_.numerics.dtype)
+                         : 0;
+  PoolPlan& pool = p.pool(Pool::kOptimizer);
+  const std::vector<char> moved = p.moved(Pool::kOptimizer);
+  pool.slots = std::min<int64_t>(pool.slots, std::count(moved.begin(), moved.end(), 1));
+}
+
+void Training::set_arena(const Config& config) {
+  const NumericsPlan& n = plan_.numerics;
+  plan_.arena = arena_need(spec_, run_.lora ? &adapter_ : nullptr,
+                           {.tokens = n.micro_batch * config.data.max_length,
+                            .documents = n.micro_batch,
+                            .row_chunk = n.row_chunk,
+                            .recompute = n.recompute,
+                            .train_embedding = !run_.lora,
+                            .dtype = n.dtype,
+                            .gradient_dtype = n.gradient_dtype,
+                            .device = device(),
+                            .threads = 2,
+                            .group = plan_.placement.group,
+                            .inputs_elsewhere = run_.activations,
+                            .cut_head = plan_.placement.head_segments() > 0});
+}
+
+std::unique_ptr<IoEngine> Training::make_engine_of_run(const EngineSetup& setup) {
+  if (engine_) return engine_(setup);
+  // A ring or an error: what says io_uring is never something else.
+  if (run_.engine == Engine::kUring) return make_engine(IoEngineKind::kUring, setup, nullptr);
+  if (run_.engine == Engine::kThreads) return make_engine(IoEngineKind::kThreads, setup, nullptr);
+  disk_ = std::make_unique<SimDisk>(setup.files, SimSetup{.faults = {}, .seed = 3, .shuffle = true});
+  return disk_->make_engine();
+}
+
+std::map<std::string, std::vector<std::byte>> Training::state() {
+  Contents contents;
+  rank_->read_state(contents);
+  return std::move(contents.bytes);
+}
+
+StepResult Training::step(int64_t step, double lr) {
+  return rank_->step().run(batches_of(run_.micro_batches, step, spec_.vocab), step, lr);
+}
+
+Outcome Training::run() {
+  Outcome out;
+  for (int64_t s = 1; s <= run_.steps; ++s) {
+    const StepResult result = step(s);
+    out.losses.push_back(result.loss);
+    out.norms.push_back(result.grad_norm);
+    out.skipped.push_back(result.skipped);
+    // In the middle: an evaluation, which begins with a flush.
+    if (s == 5)
+      out.evaluated = rank_->step().evaluate(batches_of(run_.micro_batches, s, spec_.vocab).micro[0]);
+  }
+  out.state = state();
+  const IoCounters moved = rank_->far().counters();
+  out.moved_bytes = moved.read_bytes + moved.written_bytes;
+  return out;
+}
+
+float Training::replace_norm_weight(float value) {
+  rank_->step().flush();
+  const BlockLayout& last = layout_.blocks.back();
+  const auto place = std::find_if(last.tensors.begin(), last.tensors.end(),
+                                  [](const TensorPlace& p) { return p.parameter.name == "norm"; });
+  EXPECT_NE(place, last.tensors.end());
+  OpenUnit open = rank_->weights().open(std::ssize(layout_.blocks) - 1, true);
+  const bool half = run_.dtype == DType::kBF16;
+  const int64_t bytes = half ? 2 : 4;
+  uint32_t was = 0, bits = 0;
+  std::memcpy(&bits, &value, 4);
+  if (half) bits >>= 16;
+  copy_bytes(&was, open.tensor(*place), bytes, stream_);
+  synchronize(stream_);
+  copy_bytes(open.tensor(*place), &bits, bytes, stream_);
+  synchronize(stream_);
+  open.close();
+  if (half) was <<= 16;
+  float old = 0;
+  std::memcpy(&old, &was, 4);
+  return old;
+}
+
+const Outcome& reference(const Variant& run) {
+  static std::map<std::string, Outcome> known;
+  const auto found = known.find(run.numbers());
+  if (found != known.end()) return found->second;
+  Variant near = run;
+  near.recompute = near.optimizer = near.gradients = near.weights = near.activations = near.mixed = false;
+  near.separate = near.on_host = false;
+  near.granules = near.group = 1, near.slots = 2, near.host = 0, near.optimizer_threads = 1;
+  near.engine = Engine::kSim, near.verify = true;
+  return known.emplace(run.numbers(), Training(near).run()).first->second;
+}
+
+}  // namespace lm::offloaded_run

@@ -1,0 +1,104 @@
+// A training run of a tiny model whose state lives where a test wants it: a real rank, with every transfer
+// that its plan asks for, on an engine of the test's choice. Shared by the tests of where state lives
+// (offload_test.cpp) and of what a disk does wrong (offload_faults_test.cpp).
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "offload/sim_engine.h"
+#include "train/rank.h"
+
+namespace lm::offloaded_run {
+
+constexpr int64_t kLength = 24;       // tokens of a document, at most
+constexpr double kMaxGradNorm = 0.4;  // of full runs it clips every step, of LoRA runs some
+
+enum class Engine { kUring, kThreads, kSim };
+// What families differ in, where state passes through: sizes of blocks, and what attention does.
+enum class Family { kLlama, kQwen2, kQwen3, kMistral };  // plain; biases; q/k norms; sliding windows
+
+// A run of the matrix. The first eleven decide the numbers, the rest must not.
+struct Variant {
+  bool lora = false, tied = true;
+  int64_t vocab = 300;  // more than 8192: an untied head is cut where weights or gradients are streamed
+  Clip clip = Clip::kGlobal;
+  int64_t micro_batches = 1;
+  DType dtype = DType::kBF16;
+  Master master = Master::kSplit;
+  DType gradient_dtype = DType::kF32;
+  Family family = Family::kLlama;
+  int64_t layers = 3, steps = 12;
+
+  bool recompute = false;
+  bool optimizer = false, gradients = false, weights = false, activations = false;  // streamed
+  bool mixed = false;    // the earlier half of each pool stays near
+  int64_t granules = 1;  // of a tile
+  int64_t slots = 2;     // more where an operation needs more
+  int64_t group = 1;
+  int threads = 2;  // of compute; LibTorch's are those of the process's first run
+  int optimizer_threads = 1;
+  Engine engine = Engine::kSim;
+  bool verify = true;
+  bool separate = false;  // slots apart from host memory, as on a GPU
+  bool on_host = false;   // with `separate`: state off the device is updated in host memory, as beside a GPU
+  int host = 0;           // with `separate`: homes in host memory: 0 of none, 1 of all, 2 of the earlier half
+
+  std::string text() const;
+  std::string numbers() const;  // what decides them
+};
+
+struct Outcome {
+  std::vector<double> losses, norms;
+  std::vector<bool> skipped;
+  double evaluated = 0;
+  std::map<std::string, std::vector<std::byte>> state;
+  int64_t moved_bytes = 0;
+};
+
+DeviceType device();
+// Whether this machine lets us have a ring; a test that names io_uring skips without one.
+bool ring_allowed();
+
+class Training {
+ public:
+  // `engine` (may be empty) replaces the variant's.
+  explicit Training(const Variant& run, EngineFactory engine = {});
+  ~Training();
+
+  // All steps, an evaluation after the fifth, and the state after the last.
+  Outcome run();
+  StepResult step(int64_t step, double lr = 3e-3);
+  std::map<std::string, std::vector<std::byte>> state();
+  // Completes what is deferred and puts `value` in place of the final norm's first weight, wherever that
+  // lives; gives what was there.
+  float replace_norm_weight(float value);
+  int64_t head_segments() const { return plan_.placement.head_segments(); }
+  const Rank& rank() const { return *rank_; }
+
+ private:
+  std::unique_ptr<IoEngine> make_engine_of_run(const EngineSetup& setup);
+  void set_pools();
+  void set_update_site();
+  void set_arena(const Config& config);
+
+  Variant run_;
+  EngineFactory engine_;
+  AdapterSpec adapter_{
+      .r = 4, .alpha = 8, .rslora = false, .dropout = 0.1, .targets = {"q_proj", "v_proj", "down_proj"}};
+  OptimizerConfig optimizer_;
+  ModelSpec spec_;
+  ModelLayout layout_;
+  StreamView stream_;
+  Plan plan_;
+  std::unique_ptr<SimDisk> disk_;
+  std::unique_ptr<Rank> rank_;
+};
+
+// The run that keeps everything near, once per set of numbers.
+const Outcome& reference(const Variant& run);
+
+}  // namespace lm::offloaded_run
