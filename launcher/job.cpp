@@ -78,13 +78,18 @@ bool moves_state(const PlacementPlan& placement) {
                                                  [](const PoolPlan& pool) { return pool.slots > 0; });
 }
 
-// Striped by measured bandwidth; equally where one of them was not measured.
+// Striped by measured bandwidth; equally where one of them was not measured. What is free on one path bounds
+// its share where there are others.
 std::vector<SwapPath> swap_paths(const Job& job) {
   const std::vector<Disk>& disks = job.machine.disks;
   const bool measured =
       std::all_of(disks.begin(), disks.end(), [](const Disk& disk) { return disk.write_bandwidth > 0; });
   std::vector<SwapPath> paths;
-  for (const Disk& disk : disks) paths.push_back({disk.path, measured ? disk.write_bandwidth : 1});
+  for (const Disk& disk : disks) {
+    paths.push_back({disk.path, measured ? disk.write_bandwidth : 1});
+    const int64_t room = path_room(job.config.offload, disk);
+    if (room > 0 && (disks.size() > 1 || job.config.offload.disk_limit)) paths.back().limit = room;
+  }
   return paths;
 }
 
