@@ -20,7 +20,10 @@ namespace {
 constexpr int64_t kFirstTraced = 2, kLastTraced = 4;
 
 int64_t total_steps(const Config& config, Loader& loader) {
-  return config.train.steps ? *config.train.steps : loader.total_steps(config.train.epochs.value_or(1));
+  const int64_t steps =
+      config.train.steps ? *config.train.steps : loader.total_steps(config.train.epochs.value_or(1));
+  check_schedule(config.optimizer, steps);
+  return steps;
 }
 
 EvalResult evaluate_and_record(Rank& rank, const std::vector<Batch>& held_out, int64_t step,

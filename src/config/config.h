@@ -95,7 +95,7 @@ struct OptimizerConfig {
   Clip clip = Clip::kGlobal;  // by the norm of all gradients, of each block's, or not at all
   LrSchedule schedule = LrSchedule::kLinear;
   double warmup = 0.0;             // steps if >= 1, else a fraction of all steps
-  double min_lr_ratio = 0.0;       // floor of the cosine schedules, as a share of lr
+  double min_lr_ratio = 0.0;       // floor of the schedules that fall, as a share of lr
   Master master = Master::kSplit;  // bf16 only; see DESIGN of split master. none: stochastic rounding
   std::optional<int64_t> threads;  // of the update on the CPU; auto: run.threads
 };

@@ -86,6 +86,12 @@ class Checks {
             "optimizer.schedule",
             "optimizer.schedule = \"constant\" has no warm-up, and optimizer.warmup = " +
                 value_text(optimizer.warmup) + ": \"constant_with_warmup\" has one");
+    const bool falls =
+        optimizer.schedule != LrSchedule::kConstant && optimizer.schedule != LrSchedule::kConstantWithWarmup;
+    require(falls || optimizer.min_lr_ratio == 0, "optimizer.min_lr_ratio", "optimizer.schedule",
+            "optimizer.min_lr_ratio = " + value_text(optimizer.min_lr_ratio) +
+                " is the floor of a schedule that falls, and optimizer.schedule = " +
+                value_text(optimizer.schedule) + " never does: leave one of them out");
   }
 
   void types() {

@@ -127,7 +127,7 @@ void visit_optimizer(OptimizerT& optimizer, V& v) {
   v.key("optimizer", "warmup", optimizer.warmup,
         {kNumerics, "steps if >= 1, else a fraction of all steps", {.low = 0, .high = 1e15}});
   v.key("optimizer", "min_lr_ratio", optimizer.min_lr_ratio,
-        {kNumerics, "floor of the schedules that have one, as a share of lr", {.low = 0, .high = 1}});
+        {kNumerics, "floor of the schedules that fall, as a share of lr", {.low = 0, .high = 1}});
   v.key("optimizer", "master", optimizer.master,
         {kNumerics,
          "of bf16 weights: split and fp32 give the same bits, split costs 2 bytes per weight less; "

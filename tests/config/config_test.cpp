@@ -189,6 +189,8 @@ TEST(Config, KeysThatContradictEachOtherAreBothNamed) {
              "optimizer.warmup = 11 steps is more than train.steps = 10");
   EXPECT_HAS(conflict("[optimizer]\nwarmup = 1.5\n"), "neither a fraction");
   EXPECT_HAS(conflict("[optimizer]\nwarmup = 5\nschedule = \"constant\"\n"), "constant_with_warmup");
+  EXPECT_HAS(conflict("[optimizer]\nmin_lr_ratio = 0.1\nschedule = \"constant_with_warmup\"\n"),
+             "optimizer.min_lr_ratio = 0.1 is the floor of a schedule that falls");
   EXPECT_HAS(conflict("eval = [\"e\"]\neval_fraction = 0.1\n"), "data.eval names files");
   EXPECT_HAS(conflict("[train]\neval_every = 5\n"), "data.eval");
   EXPECT_HAS(conflict("[optimizer]\nschedule = \"reduce_lr_on_plateau\"\n"), "train.eval_every (now 0)");
