@@ -14,6 +14,7 @@
 #include "model/gemm_rate.h"
 #include "model/runtime.h"
 #include "offload/copy_probe.h"
+#include "plan/adapter.h"
 #include "weights/adapter_files.h"
 #include "weights/load_store.h"
 
@@ -23,16 +24,8 @@ namespace {
 namespace fs = std::filesystem;
 
 AdapterSpec make_adapter(const LoraConfig& lora) {
-  if (!lora.init.empty()) {
-    AdapterSpec given = read_adapter_config(lora.init).spec;
-    given.dropout = lora.dropout;
-    return given;
-  }
-  return {.r = lora.r,
-          .alpha = lora.alpha,
-          .rslora = lora.rslora,
-          .dropout = lora.dropout,
-          .targets = resolve_targets(lora.targets, "lora.targets")};
+  return lora.init.empty() ? configured_adapter(lora)
+                           : continued_adapter(lora, read_adapter_config(lora.init).spec, lora.init);
 }
 
 // The GPU at the front of CUDA's enumeration. NVML is asked first: a context of ours takes from what is free.

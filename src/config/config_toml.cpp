@@ -391,6 +391,9 @@ class Loader {
     if (config_.model.dtype == ModelDType::kF32 && !given("optimizer.master")) {
       config_.optimizer.master = Master::kF32;
     }
+    for (const char* key : {"r", "alpha", "rslora", "targets"}) {
+      if (given(std::string("lora.") + key)) config_.lora.written.emplace_back(key);
+    }
     let_overrides_win();
     for (const Conflict& conflict : find_conflicts(config_, given, usable))
       blame(conflict.key, conflict.text);

@@ -147,7 +147,8 @@ void visit_lora(LoraT& lora, V& v) {
   v.key("lora", "targets", lora.targets,
         {kNumerics, "\"all-linear\", or names such as q_proj, v_proj", {}, true});
   v.key("lora", "rslora", lora.rslora, {kNumerics, "scale by the square root of the rank"});
-  v.key("lora", "init", lora.init, {kNumerics, "a PEFT adapter directory to continue; \"\" = fresh"});
+  v.key("lora", "init", lora.init,
+        {kNumerics, "a PEFT adapter directory to continue, which decides what is not written; \"\" = fresh"});
 }
 
 template <class OffloadT, class V>

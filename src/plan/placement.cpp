@@ -312,6 +312,10 @@ void use_spare_memory(const PlanInput& in, Plan& plan) {
 void explain_homes(const PlanInput& in, Plan& plan) {
   const OffloadConfig& offload = in.config.offload;
   const PlacementPlan& p = plan.placement;
+  if (in.adapter != nullptr && is_far(asked_home(offload.gradients, in.device), in.device)) {
+    plan.choices.push_back({"offload.gradients", "none",
+                            "an adapter's gradients stay near: they are small, and the base has none"});
+  }
   if (!p.transfers(in.spec.layers).any() && !p.update_on_host) return;
   const auto explain = [&](const char* key, OffloadHome choice, Pool which) {
     const PoolPlan& pool = p.pool(which);

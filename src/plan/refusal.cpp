@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/bytes.h"
+#include "plan/adapter.h"
 
 namespace lm {
 namespace {
@@ -26,13 +27,7 @@ std::optional<Plan> plan_with(const PlanInput& in, const Config& config) {
   if (!relayout) return draft_plan(config, in.spec, in.adapter, in.layout, in.machine, in.device, in.data);
   try {
     AdapterSpec lora;
-    if (becomes_lora) {
-      lora = {.r = config.lora.r,
-              .alpha = config.lora.alpha,
-              .rslora = config.lora.rslora,
-              .dropout = config.lora.dropout,
-              .targets = resolve_targets(config.lora.targets, "lora.targets")};
-    }
+    if (becomes_lora) lora = configured_adapter(config.lora);
     const AdapterSpec* adapter = becomes_lora ? &lora : in.adapter;
     const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
     return draft_plan(config, in.spec, adapter, make_layout(in.spec, adapter, dtype), in.machine, in.device,
