@@ -98,6 +98,7 @@ PrepareOptions prepare_options(const Job& job, const std::vector<std::string>& f
           .python = job.environment.python,
           .program_dir = program.lexically_normal().string(),
           .workers = job.plan.numerics.threads,
+          .vocab = job.spec.vocab,
           .stopped = {}};
 }
 
@@ -193,7 +194,9 @@ JobData open_data(const Job& job, const std::function<bool()>& stopped) {
                                                        .global_batch = config.train.global_batch,
                                                        .micro_batch = job.plan.numerics.micro_batch,
                                                        .vocab = job.spec.vocab,
-                                                       .eval_fraction = config.data.eval_fraction});
+                                                       .eval_fraction = config.data.eval_fraction,
+                                                       .text = data.train.text,
+                                                       .eval_text = data.eval.text});
   return data;
 }
 

@@ -56,6 +56,7 @@ Exit run_training(const CommandLine& line) {
   // Text becomes tokens once; a second start finds them. The first example shows what will be learnt.
   JobData data = open_data(*job, stop_requested);
   log_coloured(sample_view(data.train, false), sample_view(data.train, true));
+  log_line(data.loader->length_report());
   const std::vector<Batch> held_out = data.loader->eval_batches();
   const int64_t steps = total_steps(config, *data.loader);
 

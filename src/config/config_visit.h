@@ -76,7 +76,8 @@ void visit_data(DataT& data, V& v) {
   v.key("data", "format", data.format, {kNumerics, "of the examples; auto: by their columns"});
   v.key("data", "max_length", data.max_length,
         {kNumerics, "tokens per sequence; activation memory grows with it", {.low = 2, .high = 16777216}});
-  v.key("data", "too_long", data.too_long, {kNumerics, "what becomes of longer examples"});
+  v.key("data", "too_long", data.too_long,
+        {kNumerics, "what becomes of longer examples; auto: plain text is split, other rows are cut"});
   v.key("data", "packing", data.packing,
         {kNumerics, "fill sequences with several examples; attention stays inside each"});
   v.key("data", "loss_on", data.loss_on, {kNumerics, "train on answers only, or on every token"});
