@@ -55,7 +55,9 @@ StepRow Trainer::step_once() {
   const StepBatches batches = loader_.next();
   const double factor = schedule_factor(config_.optimizer, step_, options_.total_steps) * plateau_.factor();
   const double lr = config_.optimizer.lr * factor;
+  between_steps_ = false;
   const StepResult done = rank_.step().run(batches, step_ + 1, lr);
+  between_steps_ = true;
   ++step_;
   StepRow row;
   row.step = step_;
