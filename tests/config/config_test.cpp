@@ -103,6 +103,10 @@ TEST(Config, NamesWhatIsNotSupportedYet) {
 TEST(Config, KnowsTheWordsPeopleBring) {
   EXPECT_HAS(failure(std::string(kLeast) + "[train]\nlearning_rate = 1\n"), "did you mean `optimizer.lr`?");
   EXPECT_HAS(failure(std::string(kLeast) + "[train]\nlr = 1\n"), "it belongs to [optimizer]");
+  // Mistyped, too.
+  EXPECT_HAS(failure(std::string(kLeast) + "[train]\nlearing_rate = 1\n"), "did you mean `optimizer.lr`?");
+  EXPECT_HAS(failure(std::string(kLeast) + "[optimizer]\nlearing_rate = 1\n"),
+             "did you mean `optimizer.lr`?");
   EXPECT_HAS(failure("steps = 3\n" + std::string(kLeast)), "outside of a table; it belongs to [train]");
   EXPECT_HAS(failure(std::string(kLeast) + "[trian]\nsteps = 1\n"), "did you mean [train]?");
 }
