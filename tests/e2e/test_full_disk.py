@@ -49,9 +49,15 @@ def used(disk):
     return (state.f_blocks - state.f_bfree) * state.f_frsize
 
 
-def start(work, name, *arguments):
-    return subprocess.Popen([BIN / "lmlaunch", name, *arguments], cwd=work, stderr=subprocess.PIPE, text=True,
-                            env={**os.environ, "XDG_CACHE_HOME": str(work / "user-cache")})
+@contextlib.contextmanager
+def started(work, name, *arguments):
+    process = subprocess.Popen([BIN / "lmlaunch", name, *arguments], cwd=work, stderr=subprocess.PIPE, text=True,
+                               env={**os.environ, "XDG_CACHE_HOME": str(work / "user-cache")})
+    try:
+        yield process
+    finally:
+        process.kill()  # of a test that failed; its rank goes with it
+        process.communicate()
 
 
 def wait_for_step(run, step, process):
@@ -74,7 +80,8 @@ def ended(process, code):
 
 def test_too_small_a_disk_is_refused_before_the_first_step(work, shape):
     with small_disk(work / "small", size="2m") as disk:
-        stderr = ended(start(work, config(work, "small_disk", train__steps=2, **shape), f"run.dir={disk}/run"), 12)
+        with started(work, config(work, "small_disk", train__steps=2, **shape), f"run.dir={disk}/run") as process:
+            stderr = ended(process, 12)
         assert re.search(r"the trained model will take \S+ MiB, and \S+ MiB are free at", stderr), stderr
         assert not (disk / "run" / "metrics.jsonl").exists() and "run.dir" in stderr
         assert used(disk) < 256 << 10
@@ -82,28 +89,28 @@ def test_too_small_a_disk_is_refused_before_the_first_step(work, shape):
 
 def test_the_models_room_is_held_and_leaves_nothing_when_the_run_is_killed(work, shape):
     with small_disk(work / "held", size="16m") as disk:
-        process = start(work, config(work, "held_disk", train__steps=100000, **shape), f"run.dir={disk}/run")
-        wait_for_step(disk / "run", 1, process)
-        assert used(disk) > MODEL_BYTES
-        children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
-        os.kill(int(children[0]), signal.SIGKILL)
-        ended(process, 40)
-        assert used(disk) < 256 << 10
-        assert {path.name for path in (disk / "run").iterdir()} <= {".lock", "config.toml", "plan.txt", "plan.json", "log.txt",
-                                                                    "metrics.jsonl", "status.json"}
+        with started(work, config(work, "held_disk", train__steps=100000, **shape), f"run.dir={disk}/run") as process:
+            wait_for_step(disk / "run", 1, process)
+            assert used(disk) > MODEL_BYTES
+            children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+            os.kill(int(children[0]), signal.SIGKILL)
+            ended(process, 40)
+            assert used(disk) < 256 << 10
+            assert {path.name for path in (disk / "run").iterdir()} <= {".lock", "config.toml", "plan.txt", "plan.json", "log.txt",
+                                                                        "metrics.jsonl", "status.json"}
 
 
 def test_a_disk_that_fills_during_the_run_leaves_the_model_in_its_place(work, shape):
     with small_disk(work / "filling", size="16m") as disk:
-        process = start(work, config(work, "filling_disk", train__steps=100000, **shape), f"run.dir={disk}/run")
-        wait_for_step(disk / "run", 2, process)
-        with contextlib.suppress(OSError), open(disk / "filler", "wb", buffering=0) as filler:
-            while filler.write(bytes(4096)):
-                pass
-        stderr = ended(process, 20)
-        step = re.search(r"kept: the model after step (\d+), in (\S+)", stderr)
-        assert step and step[2] == f"{disk}/run/model", stderr
-        AutoModelForCausalLM.from_pretrained(step[2])
+        with started(work, config(work, "filling_disk", train__steps=100000, **shape), f"run.dir={disk}/run") as process:
+            wait_for_step(disk / "run", 2, process)
+            with contextlib.suppress(OSError), open(disk / "filler", "wb", buffering=0) as filler:
+                while filler.write(bytes(4096)):
+                    pass
+            stderr = ended(process, 20)
+            step = re.search(r"kept: the model after step (\d+), in (\S+)", stderr)
+            assert step and step[2] == f"{disk}/run/model", stderr
+            AutoModelForCausalLM.from_pretrained(step[2])
 
 
 def test_a_model_that_cannot_be_written_in_its_place_goes_to_another(work, shape):
@@ -112,27 +119,27 @@ def test_a_model_that_cannot_be_written_in_its_place_goes_to_another(work, shape
     with small_disk(work / "inodes", size="64m", nr_inodes=40) as disk:
         name = config(work, "no_inodes", train__steps=100000, offload__paths=[str(swap)], offload__optimizer="none",
                       offload__gradients="none", offload__weights="none", offload__activations="none", **shape)
-        process = start(work, name, f"run.dir={disk}/run")
-        wait_for_step(disk / "run", 2, process)
-        with contextlib.suppress(OSError):
-            for number in range(1000):
-                (disk / f"filler{number}").touch()
-        stderr = ended(process, 20)
-        found = re.search(r"kept: the model after step \d+, in (\S+)", stderr)
-        assert found and found[1].startswith(f"{swap}/lmlaunch-model-"), stderr
-        assert f"mv {found[1]} {disk}/run/model" in stderr
-        AutoModelForCausalLM.from_pretrained(found[1])
-        assert os.stat(os.path.dirname(found[1])).st_mode & 0o077 == 0
-        assert not (disk / "run" / "model").exists()
+        with started(work, name, f"run.dir={disk}/run") as process:
+            wait_for_step(disk / "run", 2, process)
+            with contextlib.suppress(OSError):
+                for number in range(1000):
+                    (disk / f"filler{number}").touch()
+            stderr = ended(process, 20)
+            found = re.search(r"kept: the model after step \d+, in (\S+)", stderr)
+            assert found and found[1].startswith(f"{swap}/lmlaunch-model-"), stderr
+            assert f"mv {found[1]} {disk}/run/model" in stderr
+            AutoModelForCausalLM.from_pretrained(found[1])
+            assert os.stat(os.path.dirname(found[1])).st_mode & 0o077 == 0
+            assert not (disk / "run" / "model").exists()
 
 
 def test_a_model_that_fails_at_the_very_end_goes_to_another_place(work, shape):
     """Whatever the reason: here a file of that name."""
-    process = start(work, config(work, "taken", train__steps=100000, **shape))
-    wait_for_step(work / "runs" / "taken", 1, process)
-    (work / "runs" / "taken" / "model").write_text("in the way")
-    process.send_signal(signal.SIGINT)
-    stderr = ended(process, 14)
-    found = re.search(r"kept: the model after step \d+, in (\S+)", stderr)
-    assert found and found[1].startswith(f"{work}/user-cache/lmlaunch/lmlaunch-model-"), stderr
-    AutoModelForCausalLM.from_pretrained(found[1])
+    with started(work, config(work, "taken", train__steps=100000, **shape)) as process:
+        wait_for_step(work / "runs" / "taken", 1, process)
+        (work / "runs" / "taken" / "model").write_text("in the way")
+        process.send_signal(signal.SIGINT)
+        stderr = ended(process, 14)
+        found = re.search(r"kept: the model after step \d+, in (\S+)", stderr)
+        assert found and found[1].startswith(f"{work}/user-cache/lmlaunch/lmlaunch-model-"), stderr
+        AutoModelForCausalLM.from_pretrained(found[1])
