@@ -14,6 +14,7 @@
 #include "model/gemm_rate.h"
 #include "model/runtime.h"
 #include "offload/copy_probe.h"
+#include "plan/adapter.h"
 #include "weights/adapter_files.h"
 #include "weights/load_store.h"
 
@@ -23,16 +24,8 @@ namespace {
 namespace fs = std::filesystem;
 
 AdapterSpec make_adapter(const LoraConfig& lora) {
-  if (!lora.init.empty()) {
-    AdapterSpec given = read_adapter_config(lora.init).spec;
-    given.dropout = lora.dropout;
-    return given;
-  }
-  return {.r = lora.r,
-          .alpha = lora.alpha,
-          .rslora = lora.rslora,
-          .dropout = lora.dropout,
-          .targets = resolve_targets(lora.targets, "lora.targets")};
+  return lora.init.empty() ? configured_adapter(lora)
+                           : continued_adapter(lora, read_adapter_config(lora.init).spec, lora.init);
 }
 
 // The GPU at the front of CUDA's enumeration. NVML is asked first: a context of ours takes from what is free.
@@ -79,13 +72,18 @@ bool moves_state(const PlacementPlan& placement) {
                                                  [](const PoolPlan& pool) { return pool.slots > 0; });
 }
 
-// Striped by measured bandwidth; equally where one of them was not measured.
+// Striped by measured bandwidth; equally where one of them was not measured. What is free on one path bounds
+// its share where there are others.
 std::vector<SwapPath> swap_paths(const Job& job) {
   const std::vector<Disk>& disks = job.machine.disks;
   const bool measured =
       std::all_of(disks.begin(), disks.end(), [](const Disk& disk) { return disk.write_bandwidth > 0; });
   std::vector<SwapPath> paths;
-  for (const Disk& disk : disks) paths.push_back({disk.path, measured ? disk.write_bandwidth : 1});
+  for (const Disk& disk : disks) {
+    paths.push_back({disk.path, measured ? disk.write_bandwidth : 1});
+    const int64_t room = path_room(job.config.offload, disk);
+    if (room > 0 && (disks.size() > 1 || job.config.offload.disk_limit)) paths.back().limit = room;
+  }
   return paths;
 }
 
@@ -101,6 +99,7 @@ PrepareOptions prepare_options(const Job& job, const std::vector<std::string>& f
           .python = job.environment.python,
           .program_dir = program.lexically_normal().string(),
           .workers = job.plan.numerics.threads,
+          .vocab = job.spec.vocab,
           .stopped = {}};
 }
 
@@ -197,7 +196,9 @@ JobData open_data(const Job& job, const std::function<bool()>& stopped) {
                                                        .global_batch = config.train.global_batch,
                                                        .micro_batch = job.plan.numerics.micro_batch,
                                                        .vocab = job.spec.vocab,
-                                                       .eval_fraction = config.data.eval_fraction});
+                                                       .eval_fraction = config.data.eval_fraction,
+                                                       .text = data.train.text,
+                                                       .eval_text = data.eval.text});
   return data;
 }
 

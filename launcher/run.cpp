@@ -11,6 +11,7 @@
 #include "launcher/job.h"
 #include "launcher/progress.h"
 #include "launcher/run_files.h"
+#include "launcher/save_model.h"
 #include "train/trainer.h"
 
 namespace lm {
@@ -20,7 +21,10 @@ namespace {
 constexpr int64_t kFirstTraced = 2, kLastTraced = 4;
 
 int64_t total_steps(const Config& config, Loader& loader) {
-  return config.train.steps ? *config.train.steps : loader.total_steps(config.train.epochs.value_or(1));
+  const int64_t steps =
+      config.train.steps ? *config.train.steps : loader.total_steps(config.train.epochs.value_or(1));
+  check_schedule(config.optimizer, steps);
+  return steps;
 }
 
 EvalResult evaluate_and_record(Rank& rank, const std::vector<Batch>& held_out, int64_t step,
@@ -32,6 +36,22 @@ EvalResult evaluate_and_record(Rank& rank, const std::vector<Batch>& held_out, i
                 result.loss, std::exp(result.loss), result.target_tokens);
   log_line(line);
   return result;
+}
+
+// Where a file of the run cannot be written any more, what the steps have reached is saved before the run
+// ends.
+TrainerResult train_or_save(Trainer& trainer, const TrainerHooks& hooks,
+                            const std::function<std::string()>& save) {
+  try {
+    return trainer.run(hooks);
+  } catch (const Error& error) {
+    const bool disk = error.code() == Exit::kNoSpace || error.code() == Exit::kIo;
+    if (!disk || !trainer.between_steps() || trainer.steps() == 0) throw;
+    log_warning(error.text().area, std::string(error.what()) + "; saving the model");
+    ErrorText text = error.text();
+    text.kept = "the model after step " + std::to_string(trainer.steps()) + ", in " + save();
+    throw Error(error.code(), text);
+  }
 }
 
 }  // namespace
@@ -49,10 +69,12 @@ Exit run_training(const CommandLine& line) {
   const std::unique_ptr<Job> job = open_job(config, line);
   files.begin(*job);
   log_line(print_plan(job->plan));
+  ReservedSpace space(files.path("."), model_bytes(*job));
 
   // Text becomes tokens once; a second start finds them. The first example shows what will be learnt.
   JobData data = open_data(*job, stop_requested);
   log_coloured(sample_view(data.train, false), sample_view(data.train, true));
+  log_line(data.loader->length_report());
   const std::vector<Batch> held_out = data.loader->eval_batches();
   const int64_t steps = total_steps(config, *data.loader);
 
@@ -84,13 +106,17 @@ Exit run_training(const CommandLine& line) {
   if (!held_out.empty()) {
     hooks.evaluate = [&](int64_t step) { return evaluate_and_record(*rank, held_out, step, metrics).loss; };
   }
-  const TrainerResult result = trainer.run(hooks);
+  const TrainerResult result = train_or_save(trainer, hooks, [&] {
+    save_model(files, *job, *rank, space, trainer.steps());
+    return files.path("model");
+  });
   progress.finish(result);
-  if (trace) trace->write();  // a run too short to have done so
 
   // The trained model appears in one step, complete or not at all; a stopped run leaves what it has reached.
+  // It is worth more than what follows, and comes first.
+  if (result.steps > 0) save_model(files, *job, *rank, space, result.steps);
+  if (trace) trace->write();  // a run too short to have done so
   if (!held_out.empty() && result.steps > 0) evaluate_and_record(*rank, held_out, result.steps, metrics);
-  if (result.steps > 0) files.write_model(*job, *rank);
   log_line("peak resident memory " + format_peak(job->plan, result.device_bytes));
   return result.stopped ? Exit::kStopped : Exit::kDone;
 }

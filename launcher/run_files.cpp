@@ -8,6 +8,7 @@
 #include "config/config_print.h"
 #include "launcher/status.h"
 #include "model/merge.h"
+#include "plan/adapter.h"
 #include "weights/adapter_files.h"
 #include "weights/convert.h"
 #include "weights/export_model.h"
@@ -83,10 +84,12 @@ class HostWeights {
 Config resolved_config(const Job& job, const std::string& directory) {
   Config config = job.config;
   config.run.dir = directory;
+  config.run.device = job.stream.device == DeviceType::kCuda ? DeviceChoice::kCuda : DeviceChoice::kCpu;
   config.run.threads = job.plan.numerics.threads;
   config.train.micro_batch = job.plan.numerics.micro_batch;
   config.train.recompute = job.plan.numerics.recompute ? Recompute::kBlock : Recompute::kNone;
   config.optimizer.threads = job.plan.placement.optimizer_threads;
+  if (job.adapter) config.lora = resolved_lora(config.lora, *job.adapter);
   if (!config.train.epochs && !config.train.steps) config.train.epochs = 1;
   return config;
 }

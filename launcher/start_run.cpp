@@ -101,6 +101,8 @@ int command_in_rank(const CommandLine& line) {
     const std::string& what = line.positional[0];
     const bool run = std::filesystem::is_directory(what);
     configured = load_config(run ? what + "/config.toml" : what, line.overrides).run.device;
+    // A run records where it was trained; that decides until the command line does.
+    if (run && (line.has("--gpus") || line.has("--ranks"))) configured = DeviceChoice::kAuto;
   }
   const std::string program = rank_program(line, configured);
   block_stop_signals();

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <numeric>
 
 #include "base/bytes.h"
 #include "offload/io_failure.h"
@@ -40,6 +41,18 @@ int64_t free_bytes(const std::string& directory) {
     what += format_bytes(free) + " (" + std::to_string(free) + " bytes) are free";
   }
   throw disk_error(error, what, directory);
+}
+
+[[noreturn]] void fail_limits(int64_t needed, const std::vector<SwapPath>& paths) {
+  std::string limits;
+  for (const SwapPath& path : paths)
+    limits += (limits.empty() ? "" : ", ") + format_bytes(path.limit) + " in " + path.directory;
+  throw Error(Exit::kNoSpace,
+              {.area = "IO-02",
+               .what = "offload files need " + format_bytes(needed) + ", and may take no more than " + limits,
+               .place = "offload.paths",
+               .next = "raise offload.disk_limit, free space, or name another directory in offload.paths",
+               .kept = ""});
 }
 
 [[noreturn]] void fail_path(int error, const std::string& directory) {
@@ -102,23 +115,13 @@ int64_t direct_alignment(int descriptor, bool* refused) {
 
 SwapSpace::SwapSpace(const std::vector<SwapPath>& paths, int64_t bytes) {
   LM_CHECK(!paths.empty() && bytes >= 0, "swap space without a path");
-  double weights = 0;
-  for (const SwapPath& path : paths) {
+  for (const SwapPath& path : paths)
     LM_CHECK(path.weight > 0, "the weight of " + path.directory + " is not positive");
-    weights += path.weight;
-  }
   try {
-    for (const SwapPath& path : paths) {
-      open_file(path);
-      parts_.back().share = path.weight / weights;
-    }
+    for (const SwapPath& path : paths) open_file(path);
     capacity_ = round_up(bytes, alignment_);
-    int64_t left = capacity_;
+    share_out(paths);
     for (size_t i = 0; i < parts_.size(); ++i) {
-      const bool last = i + 1 == parts_.size();
-      const auto share = static_cast<int64_t>(static_cast<double>(capacity_) * parts_[i].share);
-      files_[i].bytes = last ? left : std::min(left, round_up(share, alignment_));
-      left -= files_[i].bytes;
       reserve(static_cast<int>(i));
       try_direct(static_cast<int>(i));
     }
@@ -130,6 +133,27 @@ SwapSpace::SwapSpace(const std::vector<SwapPath>& paths, int64_t bytes) {
 
 SwapSpace::~SwapSpace() {
   for (const IoFile& file : files_) ::close(file.descriptor);
+}
+
+void SwapSpace::share_out(const std::vector<SwapPath>& paths) {
+  std::vector<size_t> order(paths.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  // The paths that fill up first come first: what they have no room for raises the shares of the others.
+  const auto filled = [&](size_t i) { return static_cast<double>(paths[i].limit) / paths[i].weight; };
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return filled(a) < filled(b); });
+  double weights = 0;
+  for (const SwapPath& path : paths) weights += path.weight;
+  int64_t left = capacity_;
+  for (const size_t i : order) {
+    const auto share = static_cast<int64_t>(static_cast<double>(left) * paths[i].weight / weights);
+    const int64_t wanted = i == order.back() ? left : std::min(left, round_up(share, alignment_));
+    files_[i].bytes = std::min(wanted, paths[i].limit / alignment_ * alignment_);
+    left -= files_[i].bytes;
+    weights -= paths[i].weight;
+  }
+  if (left > 0) fail_limits(capacity_, paths);
+  const auto all = static_cast<double>(std::max<int64_t>(capacity_, 1));
+  for (size_t i = 0; i < paths.size(); ++i) parts_[i].share = static_cast<double>(files_[i].bytes) / all;
 }
 
 void SwapSpace::open_file(const SwapPath& path) {

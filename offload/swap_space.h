@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@ namespace lm {
 struct SwapPath {
   std::string directory;
   double weight = 1;  // relative bandwidth; decides the path's share of every extent
+  int64_t limit = std::numeric_limits<int64_t>::max();  // bytes; what is above it goes to the other paths
 };
 
 // Consecutive bytes of an extent that lie in one file.
@@ -32,7 +34,8 @@ struct Extent {
 
 class SwapSpace {
  public:
-  // Room for `bytes` in all. Throws Error(20) with path, need and free bytes when a disk is too full,
+  // Room for `bytes` in all. Throws Error(20) with path, need and free bytes when a disk is too full or the
+  // limits of all paths together are too small,
   // Error(21) when a path cannot hold such a file, Error(12) when it is missing or not writable.
   SwapSpace(const std::vector<SwapPath>& paths, int64_t bytes);
   ~SwapSpace();
@@ -63,6 +66,8 @@ class SwapSpace {
   };
 
   void open_file(const SwapPath& path);
+  // Sets every file's bytes and share.
+  void share_out(const std::vector<SwapPath>& paths);
   void reserve(int index);
   void try_direct(int index);
   // Hands out `bytes` of file `index`; there is room.

@@ -30,7 +30,7 @@ MAY_INCLUDE = {
 EVERYTHING_BELOW = set(MAY_INCLUDE)
 MAY_INCLUDE["src/train"] = EVERYTHING_BELOW
 MAY_INCLUDE["launcher"] = {"src/base", "src/config", "src/spec", "src/plan", "offload"}  # the door
-RANK_PARTS = re.compile(r"launcher/((run|rank\w*|job|progress|run_files)\.|commands/)")  # the rank's executable: everything below
+RANK_PARTS = re.compile(r"launcher/((run|rank\w*|job|progress|run_files|save_model)\.|commands/)")  # the rank's executable: everything below
 MAY_INCLUDE["launcher's rank"] = EVERYTHING_BELOW | {"src/train"}
 
 SEES_TORCH = {"src/model", "src/data", "src/weights", "src/optim", "src/checkpoint", "src/train", "launcher's rank"}

@@ -12,6 +12,7 @@
 #include "launcher/disk_survey.h"
 #include "launcher/environment.h"
 #include "launcher/machine_survey.h"
+#include "plan/adapter.h"
 #include "plan/plan.h"
 #include "spec/block_layout.h"
 #include "spec/model_spec.h"
@@ -21,27 +22,21 @@ namespace {
 
 using Object = nlohmann::ordered_json;
 
-// The adapter that is trained: a given one brings its own rank, scale and targets.
-AdapterSpec adapter_spec(const LoraConfig& lora, const std::string& config_path) {
-  AdapterSpec out;
-  out.r = lora.r;
-  out.alpha = lora.alpha;
-  out.rslora = lora.rslora;
-  out.dropout = lora.dropout;
-  std::vector<std::string> targets = lora.targets;
-  std::string place = config_path;
-  if (!lora.init.empty()) {
-    place = lora.init + "/adapter_config.json";
-    const Json json = read_json_file(place, {.bytes = 1 << 20, .depth = 16});
-    out.r = json.value("r", out.r);
-    out.alpha = json.value("lora_alpha", out.alpha);
-    out.rslora = json.value("use_rslora", false);
-    const Json modules = json.value("target_modules", Json());
-    if (modules.is_array()) targets = modules.get<std::vector<std::string>>();
-    if (modules.is_string()) targets = {modules.get<std::string>()};
-  }
-  out.targets = resolve_targets(targets, place);
-  return out;
+// The adapter that is trained. One that is continued is only looked at: the rank reads it strictly.
+AdapterSpec adapter_spec(const LoraConfig& lora) {
+  if (lora.init.empty()) return configured_adapter(lora);
+  const std::string place = lora.init + "/adapter_config.json";
+  const Json json = read_json_file(place, {.bytes = 1 << 20, .depth = 16});
+  AdapterSpec given;
+  given.r = json.value("r", int64_t{8});  // PEFT's defaults
+  given.alpha = json.value("lora_alpha", 8.0);
+  given.rslora = json.value("use_rslora", false);
+  std::vector<std::string> targets;
+  const Json modules = json.value("target_modules", Json());
+  if (modules.is_array()) targets = modules.get<std::vector<std::string>>();
+  if (modules.is_string()) targets = {modules.get<std::string>()};
+  given.targets = resolve_targets(targets, place);
+  return continued_adapter(lora, given, lora.init);
 }
 
 bool plan_for_gpu(const CommandLine& line, DeviceChoice configured, const SurveyedGpus& found) {
@@ -110,7 +105,7 @@ Planned plan_of(const CommandLine& line) {
   const ModelSpec spec = read_model_spec(resolve_model(config.model.path, environment));
   AdapterSpec adapter;
   const bool lora = config.train.method == Method::kLora;
-  if (lora) adapter = adapter_spec(config.lora, config_path);
+  if (lora) adapter = adapter_spec(config.lora);
   const AdapterSpec* trained = lora ? &adapter : nullptr;
   const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
   const ModelLayout layout = make_layout(spec, trained, dtype);

@@ -14,7 +14,7 @@ enum class DeviceChoice : uint8_t { kAuto, kCuda, kCpu };
 enum class ModelDType : uint8_t { kBF16, kF32 };
 enum class ModelInit : uint8_t { kPretrained, kRandom };
 enum class DataFormat : uint8_t { kAuto, kText, kChat, kShareGpt, kPromptCompletion, kAlpaca, kTokens };
-enum class TooLong : uint8_t { kCut, kSplit, kDrop };
+enum class TooLong : uint8_t { kAuto, kCut, kSplit, kDrop };
 enum class LossOn : uint8_t { kCompletion, kAll };
 enum class Method : uint8_t { kFull, kLora };
 enum class GradientDType : uint8_t { kF32, kBF16 };
@@ -68,7 +68,7 @@ struct DataConfig {
   double eval_fraction = 0.0;             // share of the training examples held out when `eval` is empty
   DataFormat format = DataFormat::kAuto;  // detected from the columns unless named
   int64_t max_length = 2048;              // tokens per sequence; activation memory grows with it
-  TooLong too_long = TooLong::kCut;       // what becomes of longer examples
+  TooLong too_long = TooLong::kAuto;      // of longer examples; auto: plain text is split, others are cut
   bool packing = false;                   // fill sequences with several examples; attention stays inside each
   LossOn loss_on = LossOn::kCompletion;   // train on answers only, or on every token
   std::string cache_dir;                  // of token caches; "" = ~/.cache/lmlaunch/tokens
@@ -95,7 +95,7 @@ struct OptimizerConfig {
   Clip clip = Clip::kGlobal;  // by the norm of all gradients, of each block's, or not at all
   LrSchedule schedule = LrSchedule::kLinear;
   double warmup = 0.0;             // steps if >= 1, else a fraction of all steps
-  double min_lr_ratio = 0.0;       // floor of the cosine schedules, as a share of lr
+  double min_lr_ratio = 0.0;       // floor of the schedules that fall, as a share of lr
   Master master = Master::kSplit;  // bf16 only; see DESIGN of split master. none: stochastic rounding
   std::optional<int64_t> threads;  // of the update on the CPU; auto: run.threads
 };
@@ -106,7 +106,8 @@ struct LoraConfig {
   double dropout = 0.0;  // on the adapter's input
   std::vector<std::string> targets = {"all-linear"};  // or names such as q_proj, v_proj
   bool rslora = false;
-  std::string init;  // a PEFT adapter directory to continue; "" = fresh
+  std::string init;  // a PEFT adapter directory to continue, which decides what is not written; "" = fresh
+  std::vector<std::string> written;  // keys of this table that were given a value; filled by load_config
 };
 
 // Where state lives that does not fit on the device. "auto" keeps everything near while it fits, and then

@@ -19,6 +19,7 @@ class Checks {
     batch();
     evaluation();
     schedule();
+    adapter();
     types();
     offload();
     return std::move(out_);
@@ -86,6 +87,19 @@ class Checks {
             "optimizer.schedule",
             "optimizer.schedule = \"constant\" has no warm-up, and optimizer.warmup = " +
                 value_text(optimizer.warmup) + ": \"constant_with_warmup\" has one");
+    const bool falls =
+        optimizer.schedule != LrSchedule::kConstant && optimizer.schedule != LrSchedule::kConstantWithWarmup;
+    require(falls || optimizer.min_lr_ratio == 0, "optimizer.min_lr_ratio", "optimizer.schedule",
+            "optimizer.min_lr_ratio = " + value_text(optimizer.min_lr_ratio) +
+                " is the floor of a schedule that falls, and optimizer.schedule = " +
+                value_text(optimizer.schedule) + " never does: leave one of them out");
+  }
+
+  void adapter() {
+    require(
+        config_.lora.init.empty() || config_.train.method == Method::kLora, "lora.init", "train.method",
+        "lora.init = " + value_text(config_.lora.init) +
+            " continues an adapter, and train.method = \"full\" trains none: set train.method = \"lora\"");
   }
 
   void types() {

@@ -43,7 +43,7 @@ struct EnumNames<DataFormat> {
 template <>
 struct EnumNames<TooLong> {
   static constexpr EnumName<TooLong> kAll[] = {
-      {TooLong::kCut, "cut"}, {TooLong::kSplit, "split"}, {TooLong::kDrop, "drop"}};
+      {TooLong::kAuto, "auto"}, {TooLong::kCut, "cut"}, {TooLong::kSplit, "split"}, {TooLong::kDrop, "drop"}};
 };
 template <>
 struct EnumNames<LossOn> {

@@ -357,10 +357,10 @@ class Loader {
   }
 
   // In this order: the same key of another table, a known word for it, the nearest key here, the nearest
-  // anywhere.
+  // anywhere, the nearest known word.
   std::string nearest_key(const std::string& table, const std::string& name) const {
     std::string elsewhere;
-    std::vector<std::string> here, anywhere;
+    std::vector<std::string> here, anywhere, theirs;
     for (const KeyText& key : known_) {
       if (key.name == name)
         elsewhere += (elsewhere.empty() ? "; it belongs to [" : " or [") + key.table + "]";
@@ -370,12 +370,18 @@ class Loader {
     if (!elsewhere.empty()) return elsewhere;
     for (const OtherName& other : kOtherNames) {
       if (other.theirs == name) return "; did you mean `" + std::string(other.ours) + "`?";
+      theirs.emplace_back(other.theirs);
     }
     if (const auto hit = nearest(name, here)) return "; did you mean `" + *hit + "`?";
     if (const auto hit = nearest(name, anywhere)) {
       const auto key =
           std::find_if(known_.begin(), known_.end(), [&](const KeyText& k) { return k.name == *hit; });
       return "; did you mean `" + key->table + "." + *hit + "`?";
+    }
+    if (const auto hit = nearest(name, theirs)) {
+      const auto other = std::find_if(std::begin(kOtherNames), std::end(kOtherNames),
+                                      [&](const OtherName& o) { return o.theirs == *hit; });
+      return "; did you mean `" + std::string(other->ours) + "`?";
     }
     return "";
   }
@@ -390,6 +396,9 @@ class Loader {
     }
     if (config_.model.dtype == ModelDType::kF32 && !given("optimizer.master")) {
       config_.optimizer.master = Master::kF32;
+    }
+    for (const char* key : {"r", "alpha", "rslora", "targets"}) {
+      if (given(std::string("lora.") + key)) config_.lora.written.emplace_back(key);
     }
     let_overrides_win();
     for (const Conflict& conflict : find_conflicts(config_, given, usable))

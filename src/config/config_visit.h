@@ -76,7 +76,8 @@ void visit_data(DataT& data, V& v) {
   v.key("data", "format", data.format, {kNumerics, "of the examples; auto: by their columns"});
   v.key("data", "max_length", data.max_length,
         {kNumerics, "tokens per sequence; activation memory grows with it", {.low = 2, .high = 16777216}});
-  v.key("data", "too_long", data.too_long, {kNumerics, "what becomes of longer examples"});
+  v.key("data", "too_long", data.too_long,
+        {kNumerics, "what becomes of longer examples; auto: plain text is split, other rows are cut"});
   v.key("data", "packing", data.packing,
         {kNumerics, "fill sequences with several examples; attention stays inside each"});
   v.key("data", "loss_on", data.loss_on, {kNumerics, "train on answers only, or on every token"});
@@ -127,7 +128,7 @@ void visit_optimizer(OptimizerT& optimizer, V& v) {
   v.key("optimizer", "warmup", optimizer.warmup,
         {kNumerics, "steps if >= 1, else a fraction of all steps", {.low = 0, .high = 1e15}});
   v.key("optimizer", "min_lr_ratio", optimizer.min_lr_ratio,
-        {kNumerics, "floor of the schedules that have one, as a share of lr", {.low = 0, .high = 1}});
+        {kNumerics, "floor of the schedules that fall, as a share of lr", {.low = 0, .high = 1}});
   v.key("optimizer", "master", optimizer.master,
         {kNumerics,
          "of bf16 weights: split and fp32 give the same bits, split costs 2 bytes per weight less; "
@@ -147,7 +148,8 @@ void visit_lora(LoraT& lora, V& v) {
   v.key("lora", "targets", lora.targets,
         {kNumerics, "\"all-linear\", or names such as q_proj, v_proj", {}, true});
   v.key("lora", "rslora", lora.rslora, {kNumerics, "scale by the square root of the rank"});
-  v.key("lora", "init", lora.init, {kNumerics, "a PEFT adapter directory to continue; \"\" = fresh"});
+  v.key("lora", "init", lora.init,
+        {kNumerics, "a PEFT adapter directory to continue, which decides what is not written; \"\" = fresh"});
 }
 
 template <class OffloadT, class V>

@@ -65,14 +65,21 @@ Loader::Loader(const DataSource& train, const DataSource* eval, const LoaderOpti
   const Permutation draw(examples, options.seed, 0, ShufflePurpose::kHeldOut);
   pieces_ = cut_pieces(
       train, options.max_length, options.too_long,
-      [&](int64_t index) { return held == 0 || draw(index) >= held; }, train_counts_);
+      [&](int64_t index) { return held == 0 || draw(index) >= held; }, train_counts_, options.text);
   check_share(train, train_counts_);
   if (eval == nullptr && held == 0) return;
   const DataSource& from = eval != nullptr ? *eval : train;
   eval_pieces_ = cut_pieces(
       from, options.max_length, options.too_long,
-      [&](int64_t index) { return eval != nullptr || draw(index) < held; }, eval_counts_);
+      [&](int64_t index) { return eval != nullptr || draw(index) < held; }, eval_counts_,
+      eval != nullptr ? options.eval_text : options.text);
   check_share(from, eval_counts_);
+}
+
+std::string Loader::length_report() const {
+  const std::string train = "data: train: " + describe_counts(train_counts_, options_.max_length);
+  if (eval_pieces_.empty()) return train;
+  return train + "\ndata: eval: " + describe_counts(eval_counts_, options_.max_length);
 }
 
 const SequenceList& Loader::sequences_of(int64_t epoch) {

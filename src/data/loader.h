@@ -21,13 +21,14 @@ namespace lm {
 struct LoaderOptions {
   int64_t seed = 42;
   int64_t max_length = 2048;  // tokens per sequence
-  TooLong too_long = TooLong::kCut;
+  TooLong too_long = TooLong::kAuto;
   bool packing = false;
   int64_t global_batch = 8;    // sequences per step, over all ranks
   int64_t micro_batch = 1;     // sequences per micro-batch
   int64_t vocab = 0;           // the model's: every id must be below it
   double eval_fraction = 0.0;  // of the training examples held out; used without an eval source
-  int rank = 0, world = 1;     // a step's sequences are dealt to the ranks as equal, contiguous runs
+  std::vector<ExampleRange> text = {}, eval_text = {};  // examples of each source that are plain text
+  int rank = 0, world = 1;  // a step's sequences are dealt to the ranks as equal, contiguous runs
 };
 
 class Loader {
@@ -51,6 +52,9 @@ class Loader {
 
   const PieceCounts& train_counts() const { return train_counts_; }
   const PieceCounts& eval_counts() const { return eval_counts_; }
+  // What data.max_length has done to the rows, of training and, if there is any, of evaluation: one line
+  // each.
+  std::string length_report() const;
   int64_t epoch() const { return epoch_; }
   int64_t step_in_epoch() const { return step_; }
   void visit_state(StateVisitor& visitor);

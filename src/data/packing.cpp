@@ -27,39 +27,62 @@ std::span<const uint8_t> part(std::span<const uint8_t> trained, int64_t begin, i
 
 }  // namespace
 
+std::string describe_counts(const PieceCounts& counts, int64_t max_length) {
+  const auto rows = [](int64_t n) { return std::to_string(n) + (n == 1 ? " row" : " rows"); };
+  const auto number = [](int64_t n) { return std::to_string(n); };
+  return rows(counts.examples) + ", " + number(counts.source_tokens) + " tokens, at data.max_length " +
+         number(max_length) + ": " + rows(counts.whole) + " whole, " + number(counts.cut) + " cut, " +
+         number(counts.split) + " split into " + number(counts.split_pieces) + ", " + number(counts.dropped) +
+         " dropped; " + number(counts.used_tokens) + " tokens used, " +
+         number(counts.source_tokens - counts.used_tokens) + " not";
+}
+
 std::vector<Piece> cut_pieces(const DataSource& source, int64_t max_length, TooLong too_long,
-                              const std::function<bool(int64_t)>& wanted, PieceCounts& counts) {
+                              const std::function<bool(int64_t)>& wanted, PieceCounts& counts,
+                              std::span<const ExampleRange> text) {
   LM_CHECK(max_length >= 2 && max_length <= std::numeric_limits<int32_t>::max(), "data.max_length");
   LM_CHECK(source.examples() < std::numeric_limits<int32_t>::max(), "too many examples for 32-bit indices");
   std::vector<Piece> pieces;
   ExampleBuffer buffer;
+  size_t range = 0;
   for (int64_t index = 0; index < source.examples(); ++index) {
     if (!wanted(index)) continue;
     ++counts.examples;
     const int64_t length = source.length(index);
+    counts.source_tokens += length;
+    while (range < text.size() && text[range].end <= index) ++range;
+    const bool plain = range < text.size() && text[range].begin <= index;
+    const TooLong choice = too_long != TooLong::kAuto ? too_long : plain ? TooLong::kSplit : TooLong::kCut;
     if (length > max_length) {
       ++counts.too_long;
-      if (too_long == TooLong::kDrop) counts.lost_tokens += length;
-      if (too_long == TooLong::kDrop) continue;
-      if (too_long == TooLong::kCut) counts.lost_tokens += length - max_length;
+      if (choice == TooLong::kDrop) counts.lost_tokens += length;
+      if (choice == TooLong::kDrop) ++counts.dropped;
+      if (choice == TooLong::kDrop) continue;
+      if (choice == TooLong::kCut) counts.lost_tokens += length - max_length;
     }
     const std::span<const uint8_t> trained = source.trained(index, buffer);
-    const int64_t stop = too_long == TooLong::kSplit ? length : std::min(length, max_length);
-    bool used = false;
+    const int64_t stop = choice == TooLong::kSplit ? length : std::min(length, max_length);
+    int64_t used = 0, covered = 0;  // pieces; the end of the last of them
     for (int64_t begin = 0; begin + 1 < stop; begin += max_length - 1) {
       const std::span<const uint8_t> marks =
           part(trained.first(static_cast<size_t>(stop)), begin, max_length);
       const int32_t targets = count_targets(marks);
       if (targets == 0) continue;
-      used = true;
+      ++used;
       pieces.push_back({.example = static_cast<int32_t>(index),
                         .length = static_cast<int32_t>(marks.size()),
                         .begin = begin,
                         .targets = targets});
       counts.tokens += pieces.back().length;
       counts.targets += targets;
+      const int64_t end = begin + pieces.back().length;
+      counts.used_tokens += end - std::max(begin, covered);
+      covered = end;
     }
-    if (!used) ++counts.without_target;
+    if (used == 0) ++counts.without_target;
+    const bool longer = length > max_length, splits = choice == TooLong::kSplit;
+    ++(used == 0 ? counts.dropped : !longer ? counts.whole : splits ? counts.split : counts.cut);
+    if (longer && splits) counts.split_pieces += used;
   }
   LM_CHECK(static_cast<int64_t>(pieces.size()) < std::numeric_limits<int32_t>::max(), "too many pieces");
   return pieces;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "config/config.h"
@@ -28,15 +29,33 @@ struct PieceCounts {
   int64_t without_target = 0;  // examples of which nothing was left to learn
   int64_t too_long = 0;        // examples over max_length: cut, split or dropped
   int64_t lost_tokens = 0;     // cut off, or in the examples dropped as too long
+  // Every example is one of these: used whole, cut, split, or not used at all.
+  int64_t whole = 0, cut = 0, split = 0, dropped = 0;
+  int64_t split_pieces = 0;   // that the split ones became
+  int64_t source_tokens = 0;  // of all examples
+  int64_t used_tokens = 0;    // of those, in some piece
 };
 
-// The pieces of the examples that `wanted` accepts, in the source's order.
+// "120 rows, 45120 tokens, at data.max_length 512: 100 rows whole, 12 cut, 8 split into 30, 0 dropped; 41120
+// tokens used, 4000 not".
+std::string describe_counts(const PieceCounts& counts, int64_t max_length);
+
+// Examples [begin, end) of a source.
+struct ExampleRange {
+  int64_t begin = 0, end = 0;
+};
+
+// The pieces of the examples that `wanted` accepts, in the source's order. `text`, rising, says which are
+// plain text.
 //   cut    the first max_length tokens
 //   split  parts of max_length; a part begins with the last token of the one before it, as context only, so
 //          that each target is learnt exactly once
 //   drop   nothing
+//   auto   split of plain text, cut of others: the end of a conversation cannot be learnt without its
+//   beginning
 std::vector<Piece> cut_pieces(const DataSource& source, int64_t max_length, TooLong too_long,
-                              const std::function<bool(int64_t)>& wanted, PieceCounts& counts);
+                              const std::function<bool(int64_t)>& wanted, PieceCounts& counts,
+                              std::span<const ExampleRange> text = {});
 
 // Which pieces make up each sequence of an epoch. Sequence s holds order[start[s]] .. order[start[s + 1] -
 // 1].

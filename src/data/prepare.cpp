@@ -80,7 +80,7 @@ bool exists(const fs::path& path) {
 ContentKey key_of(const PrepareOptions& options, const std::vector<std::string>& files,
                   ContentHasher& hasher) {
   std::vector<std::string> parts{"tokens " + std::to_string(kTokenFileVersion), format_name(options.format),
-                                 loss_name(options.loss_on)};
+                                 loss_name(options.loss_on), "ids " + std::to_string(options.vocab)};
   const auto add = [&](const std::string& name, const std::string& path) {
     parts.push_back(name + " " + (exists(path) ? to_hex(hasher.hash_file(path)) : "-"));
   };
@@ -136,6 +136,7 @@ void run_python(const PrepareOptions& options, const std::vector<std::string>& f
                      {"model_dir", options.model_dir},
                      {"loss_on", loss_name(options.loss_on)},
                      {"workers", options.workers},
+                     {"vocab", options.vocab},
                      {"out", out},
                      {"key", to_hex(key)}};
   // -I: no environment variable and no folder of the user's changes what runs; -B: no bytecode beside the
@@ -169,6 +170,7 @@ Prepared describe(const TokenFile& file, bool from_cache) {
                     .tokens = file.tokens(),
                     .trained_tokens = file.trained_tokens(),
                     .dropped = 0,
+                    .text = {},
                     .notes = {},
                     .sample = {}};
   // Deeply nested JSON parses, and ends the process when it is copied.
@@ -180,6 +182,8 @@ Prepared describe(const TokenFile& file, bool from_cache) {
     const Json summary = Json::parse(file.summary(), shallow);
     prepared.dropped = summary.at("dropped").get<int64_t>();
     prepared.notes = summary.at("notes").get<std::vector<std::string>>();
+    for (const Json& range : summary.at("text"))
+      prepared.text.push_back({range.at(0).get<int64_t>(), range.at(1).get<int64_t>()});
     for (const Json& piece : summary.at("sample")) {
       prepared.sample.push_back({piece.at("text").get<std::string>(), piece.at("trained").get<bool>()});
     }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "data/packing.h"
 #include "data/token_file.h"
 
 namespace lm {
@@ -24,6 +25,7 @@ struct PrepareOptions {
   std::string python;             // interpreter, by path or looked up in PATH
   std::string program_dir;        // the folder prepare/
   int workers = 1;                // processes
+  int64_t vocab = 0;              // the model's: every id must be below it; 0: not asked
   std::function<bool()> stopped;  // asked about ten times per second while Python runs; may be empty
 };
 
@@ -38,6 +40,7 @@ struct Prepared {
   bool from_cache = false;
   int64_t examples = 0, tokens = 0, trained_tokens = 0;
   int64_t dropped = 0;             // examples in which nothing is trained
+  std::vector<ExampleRange> text;  // of which the examples are plain text
   std::vector<std::string> notes;  // what the user should know of the data
   std::vector<SamplePiece> sample;
 };

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <string>
+
+#include "base/error.h"
 
 namespace lm {
 namespace {
@@ -11,6 +14,11 @@ constexpr double kPi = std::numbers::pi;
 constexpr double kPolynomialEnd = 1e-7;  // absolute learning rate at the end
 constexpr double kDecayShare = 0.1;      // of all steps, for warmup_stable_decay
 constexpr int64_t kInverseSqrtTimescale = 10000;
+
+// In which warmup_stable_decay falls.
+int64_t decay_steps(int64_t total) {
+  return static_cast<int64_t>(std::ceil(static_cast<double>(total) * kDecayShare));
+}
 
 }  // namespace
 
@@ -23,41 +31,57 @@ double schedule_factor(const OptimizerConfig& config, int64_t t, int64_t total) 
   const int64_t warmup = config.schedule == LrSchedule::kConstant ? 0 : warmup_steps(config, total);
   const auto step = static_cast<double>(t), w = static_cast<double>(warmup), n = static_cast<double>(total);
   const double floor = config.min_lr_ratio;
+  // From 1 down to the floor as x goes from 1 to 0.
+  const auto above_floor = [&](double x) { return std::max(0.0, x * (1 - floor) + floor); };
+  const auto cosine = [&](double q) { return above_floor(0.5 * (1 + std::cos(kPi * q))); };
   if (config.schedule == LrSchedule::kCosineWarmupWithMinLr) {
-    if (t < warmup) return (step + 1) / std::max(1.0, w);
-    const double q = (step - w + 1) / std::max(1.0, n - w);
-    return std::max(0.0, 0.5 * (1 + std::cos(kPi * q)) * (1 - floor) + floor);
+    return t < warmup ? (step + 1) / std::max(1.0, w) : cosine((step - w + 1) / std::max(1.0, n - w));
   }
   if (t < warmup) {
     const double x = step / std::max(1.0, w);
-    return config.schedule == LrSchedule::kWarmupStableDecay ? x * (1 - floor) + floor : x;
+    return config.schedule == LrSchedule::kWarmupStableDecay ? above_floor(x) : x;
   }
   const double q = (step - w) / std::max(1.0, n - w);
   switch (config.schedule) {
     case LrSchedule::kLinear:
-      return std::max(0.0, 1 - q);
+      return above_floor(std::max(0.0, 1 - q));
     case LrSchedule::kCosine:
-      return std::max(0.0, 0.5 * (1 + std::cos(kPi * q)));
     case LrSchedule::kCosineWithMinLr:
-      return std::max(0.0, 0.5 * (1 + std::cos(kPi * q)) * (1 - floor) + floor);
+      return cosine(q);
     case LrSchedule::kCosineWithRestarts:
-      return q >= 1 ? 0.0 : std::max(0.0, 0.5 * (1 + std::cos(kPi * std::fmod(q, 1.0))));
-    case LrSchedule::kPolynomial:
-      if (t > total) return kPolynomialEnd / config.lr;
-      return ((config.lr - kPolynomialEnd) * (1 - q) + kPolynomialEnd) / config.lr;
+      return q >= 1 ? floor : cosine(std::fmod(q, 1.0));
+    case LrSchedule::kPolynomial: {
+      const double least = config.lr > 0 ? std::min(kPolynomialEnd / config.lr, 1.0) : 0.0;
+      const double end = std::max(floor, least);
+      return (1 - end) * std::max(0.0, 1 - q) + end;
+    }
     case LrSchedule::kInverseSqrt: {
       const double timescale = warmup > 0 ? w : static_cast<double>(kInverseSqrtTimescale);
-      return 1 / std::sqrt((step + timescale - w) / timescale);
+      return std::max(floor, 1 / std::sqrt((step + timescale - w) / timescale));
     }
     case LrSchedule::kWarmupStableDecay: {
-      const double decay = std::ceil(n * kDecayShare);
+      const auto decay = static_cast<double>(decay_steps(total));
       if (step < n - decay) return 1;
-      const double x = std::min(1.0, (step - (n - decay)) / std::max(1.0, decay));
-      return 0.5 * (1 + std::cos(kPi * x)) * (1 - floor) + floor;
+      return cosine(std::min(1.0, (step - (n - decay)) / std::max(1.0, decay)));
     }
     default:
       return 1;  // constant, constant_with_warmup; plateau's factor comes from PlateauRate
   }
+}
+
+void check_schedule(const OptimizerConfig& config, int64_t total) {
+  const int64_t warmup = warmup_steps(config, total);
+  const bool decays = config.schedule == LrSchedule::kWarmupStableDecay;
+  const int64_t decay = decays ? decay_steps(total) : 0;
+  if (warmup + decay <= total) return;
+  const std::string last =
+      decays ? " and the " + std::to_string(decay) + " in which warmup_stable_decay falls" : "";
+  throw Error(Exit::kConfig, {.area = "CONFIG-20",
+                              .what = "optimizer.warmup is " + std::to_string(warmup) + " steps" + last +
+                                      ", and the run has " + std::to_string(total) + " in all",
+                              .place = "optimizer.warmup",
+                              .next = "lower optimizer.warmup, or train for more epochs or steps",
+                              .kept = "nothing was trained"});
 }
 
 void PlateauRate::observe(double loss) {
@@ -69,7 +93,7 @@ void PlateauRate::observe(double loss) {
     return;
   }
   if (++bad_ > kPatience) {
-    factor_ *= kFactor;
+    factor_ = std::max(factor_ * kFactor, floor_);
     bad_ = 0;
   }
 }

@@ -223,6 +223,21 @@ void keep_in_host(const PlanInput& in, Plan& plan, Pool which) {
   size_plan(in, plan);
 }
 
+void keep_what_fits(const PlanInput& in, Plan& plan) {
+  const OffloadConfig& offload = in.config.offload;
+  if (offload.weights == OffloadHome::kAuto) keep_near(in, plan, Pool::kWeights);
+  if (offload.gradients == OffloadHome::kAuto) keep_near(in, plan, Pool::kGradients);
+  if (offload.optimizer == OffloadHome::kAuto) keep_near(in, plan, Pool::kOptimizer);
+  if (offload.weights == OffloadHome::kAuto &&
+      plan.placement.embedding_in_host <= spare(plan, Home::kDevice)) {
+    plan.placement.embedding_in_host = 0;
+    size_plan(in, plan);
+  }
+  if (offload.weights == OffloadHome::kAuto) keep_in_host(in, plan, Pool::kWeights);
+  if (offload.gradients == OffloadHome::kAuto) keep_in_host(in, plan, Pool::kGradients);
+  if (offload.optimizer == OffloadHome::kAuto) keep_in_host(in, plan, Pool::kOptimizer);
+}
+
 }  // namespace
 
 Home asked_home(OffloadHome choice, DeviceType device) {
@@ -259,7 +274,7 @@ std::vector<HomeChoice> home_candidates(const PlanInput& in) {
   return out;
 }
 
-void place(const PlanInput& in, const HomeChoice& homes, Plan& plan) {
+void place(const PlanInput& in, const HomeChoice& homes, Plan& plan, int64_t most_group) {
   PlacementPlan& p = plan.placement;
   const auto set = [&](StateClass state, Home home) { p.home[static_cast<size_t>(state)] = home; };
   set(StateClass::kWeights, homes.weights);
@@ -272,7 +287,7 @@ void place(const PlanInput& in, const HomeChoice& homes, Plan& plan) {
   // Streamed weights and gradients cross once per group: the largest group is the cheapest, if its inputs
   // fit.
   const bool streams = is_far(homes.weights, in.device) || is_far(homes.gradients, in.device);
-  p.group = streams && plan.numerics.recompute ? plan.numerics.micro_batches : 1;
+  p.group = streams && plan.numerics.recompute ? std::min(plan.numerics.micro_batches, most_group) : 1;
   p.frozen_weights = in.adapter != nullptr;
   p.blocks = std::ssize(in.layout.blocks);
   place_weights(in, homes.weights, plan);
@@ -286,24 +301,20 @@ void place(const PlanInput& in, const HomeChoice& homes, Plan& plan) {
 }
 
 void use_spare_memory(const PlanInput& in, Plan& plan) {
-  const OffloadConfig& offload = in.config.offload;
-  stage_more(in, plan);
-  if (offload.weights == OffloadHome::kAuto) keep_near(in, plan, Pool::kWeights);
-  if (offload.gradients == OffloadHome::kAuto) keep_near(in, plan, Pool::kGradients);
-  if (offload.optimizer == OffloadHome::kAuto) keep_near(in, plan, Pool::kOptimizer);
-  if (offload.weights == OffloadHome::kAuto &&
-      plan.placement.embedding_in_host <= spare(plan, Home::kDevice)) {
-    plan.placement.embedding_in_host = 0;
-    size_plan(in, plan);
-  }
-  if (offload.weights == OffloadHome::kAuto) keep_in_host(in, plan, Pool::kWeights);
-  if (offload.gradients == OffloadHome::kAuto) keep_in_host(in, plan, Pool::kGradients);
-  if (offload.optimizer == OffloadHome::kAuto) keep_in_host(in, plan, Pool::kOptimizer);
+  Plan staged = plan;
+  stage_more(in, staged);
+  keep_what_fits(in, staged);
+  if (!staged.fits) return keep_what_fits(in, plan);
+  plan = std::move(staged);
 }
 
 void explain_homes(const PlanInput& in, Plan& plan) {
   const OffloadConfig& offload = in.config.offload;
   const PlacementPlan& p = plan.placement;
+  if (in.adapter != nullptr && is_far(asked_home(offload.gradients, in.device), in.device)) {
+    plan.choices.push_back({"offload.gradients", "none",
+                            "an adapter's gradients stay near: they are small, and the base has none"});
+  }
   if (!p.transfers(in.spec.layers).any() && !p.update_on_host) return;
   const auto explain = [&](const char* key, OffloadHome choice, Pool which) {
     const PoolPlan& pool = p.pool(which);

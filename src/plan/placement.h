@@ -3,6 +3,8 @@
 // as many of the earliest arrays stay near as fit. Inside src/plan.
 #pragma once
 
+#include <limits>
+
 #include "plan/sizes.h"
 
 namespace lm {
@@ -17,11 +19,12 @@ std::vector<HomeChoice> home_candidates(const PlanInput& in);
 Home asked_home(OffloadHome choice, DeviceType device);
 
 // Sets homes, pools, tiles and group for `homes` and plan.numerics, with the fewest slots and nothing of a
-// streamed class near.
-void place(const PlanInput& in, const HomeChoice& homes, Plan& plan);
+// streamed class near. No group is larger than `most_group`.
+void place(const PlanInput& in, const HomeChoice& homes, Plan& plan,
+           int64_t most_group = std::numeric_limits<int64_t>::max());
 
 // Spends what the tiers have left: slots that stage optimizer state ahead, then arrays of `auto` classes that
-// stay near. Leaves plan sized.
+// stay near; where the disk is too small for the rest, those arrays alone. Leaves plan sized.
 void use_spare_memory(const PlanInput& in, Plan& plan);
 
 // What `auto` has become, and why, into plan.choices; nothing where everything is near.

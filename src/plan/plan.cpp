@@ -190,17 +190,22 @@ void predict(const PlanInput& in, Plan& plan) {
   }
 }
 
-// With a GPU, state off it is updated by the CPU where it lies or passes through the GPU: whichever makes the
-// shorter step. Spends spare memory either way.
-void choose_update_site(const PlanInput& in, const HomeChoice& homes, Plan& plan) {
+// With a GPU, state off it is updated by the CPU where it lies or passes through the GPU: whichever fits, and
+// makes the shorter step. Spends spare memory either way.
+void choose_update_site(const PlanInput& in, const HomeChoice& homes, int64_t most_group, Plan& plan) {
   const bool choice = in.device == DeviceType::kCuda && homes.optimizer != Home::kDevice;
   Plan on_host = plan;
   use_spare_memory(in, plan);
   if (!choice) return;
   on_host.placement.update_on_host = true;
-  place(in, homes, on_host);
-  if (!on_host.fits) return;
+  place(in, homes, on_host, most_group);
+  if (!fits_memory(on_host)) return;
   use_spare_memory(in, on_host);
+  if (!on_host.fits) return;
+  if (!plan.fits && in.update_on_host.value_or(true)) {
+    plan = on_host;
+    return plan.choices.push_back({"update of state off the GPU", "cpu", "takes less room on the disk"});
+  }
   Plan gpu = plan, cpu = on_host;
   predict(in, gpu);
   predict(in, cpu);
@@ -213,8 +218,22 @@ void choose_update_site(const PlanInput& in, const HomeChoice& homes, Plan& plan
   plan.choices.push_back({"update of state off the GPU", host ? "cpu" : "gpu", reason});
 }
 
+// What fits in memory with whole classes off the device: now as much of them stays near as fits, and the rest
+// is for the disk. Where that is too small, smaller groups leave fewer block inputs on it.
+void spend_and_fit_disk(const PlanInput& in, const HomeChoice& homes, Plan& plan) {
+  for (;;) {
+    Plan spent = plan;
+    choose_update_site(in, homes, plan.placement.group, spent);
+    if (spent.fits || plan.placement.group == 1) {
+      plan = std::move(spent);
+      return;
+    }
+    place(in, homes, plan, ceil_div(plan.placement.group, 2));
+  }
+}
+
 // The nearest homes in which the micro-batch fits the machine's capacities; then, the numerics fixed, the
-// nearest homes that fit what is free now.
+// nearest homes whose memory fits what is free now.
 void choose_homes(const PlanInput& in, Plan& plan) {
   const std::vector<HomeChoice> candidates = home_candidates(in);
   const Plan base = plan;
@@ -227,8 +246,9 @@ void choose_homes(const PlanInput& in, Plan& plan) {
   }
   // From here on the numerics are fixed.
   chosen = std::min(chosen, candidates.size() - 1);
-  for (; !plan.fits && chosen + 1 < candidates.size(); ++chosen) place(in, candidates[chosen + 1], plan);
-  if (plan.fits) choose_update_site(in, candidates[chosen], plan);
+  for (; !fits_memory(plan) && chosen + 1 < candidates.size(); ++chosen)
+    place(in, candidates[chosen + 1], plan);
+  if (fits_memory(plan)) spend_and_fit_disk(in, candidates[chosen], plan);
   explain_homes(in, plan);
 }
 

@@ -133,6 +133,10 @@ struct Tier {
 };
 const char* home_name(Home home);
 
+// Bytes that a run may take of a directory of offload.paths: what is free there, and no more than
+// offload.disk_limit. 0: not known.
+int64_t path_room(const OffloadConfig& offload, const Disk& disk);
+
 struct PeakBytes {
   int64_t device = 0;  // GPU; 0 on the CPU
   int64_t host = 0;    // resident memory of the rank's process, libraries included

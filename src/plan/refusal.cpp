@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/bytes.h"
+#include "plan/adapter.h"
 
 namespace lm {
 namespace {
@@ -26,13 +27,7 @@ std::optional<Plan> plan_with(const PlanInput& in, const Config& config) {
   if (!relayout) return draft_plan(config, in.spec, in.adapter, in.layout, in.machine, in.device, in.data);
   try {
     AdapterSpec lora;
-    if (becomes_lora) {
-      lora = {.r = config.lora.r,
-              .alpha = config.lora.alpha,
-              .rslora = config.lora.rslora,
-              .dropout = config.lora.dropout,
-              .targets = resolve_targets(config.lora.targets, "lora.targets")};
-    }
+    if (becomes_lora) lora = configured_adapter(config.lora);
     const AdapterSpec* adapter = becomes_lora ? &lora : in.adapter;
     const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
     return draft_plan(config, in.spec, adapter, make_layout(in.spec, adapter, dtype), in.machine, in.device,
@@ -155,7 +150,28 @@ std::string advice(const PlanInput& in, const Plan& plan, Home home) {
          format_bytes(closest.second);
 }
 
-std::string have(const Tier& tier) {
+// Of each path: what may be used, and why not more.
+std::string disk_have(const PlanInput& in) {
+  std::string out;
+  for (const Disk& disk : in.machine.disks) {
+    const int64_t room = path_room(in.config.offload, disk);
+    out += (out.empty() ? "" : ", ") + format_bytes(room) + " may be used in " + disk.path + " (" +
+           (room < disk.free_bytes ? "offload.disk_limit; " : "") + format_bytes(disk.free_bytes) + " free)";
+  }
+  return out.empty() ? "offload.paths names no disk" : out;
+}
+
+std::string disk_advice(const PlanInput& in, const Tier& tier) {
+  int64_t free_bytes = 0;
+  for (const Disk& disk : in.machine.disks) free_bytes += disk.free_bytes;
+  if (free_bytes >= tier.bytes && in.config.offload.disk_limit)
+    return "raise offload.disk_limit, which counts for each path, or add a directory on another disk to "
+           "offload.paths";
+  return "free disk space, or add a directory on another disk to offload.paths";
+}
+
+std::string have(const PlanInput& in, const Tier& tier) {
+  if (tier.home == Home::kNvme) return disk_have(in);
   const std::string usable = format_bytes(tier.usable);
   if (tier.capacity <= 0) return usable + " are free";
   return usable + " of " + format_bytes(tier.capacity) + " may be used";
@@ -178,11 +194,9 @@ ErrorText explain_refusal(const PlanInput& in, const Plan& plan) {
   const auto kind = static_cast<size_t>(full->home);
   return {.area = kAreas[kind],
           .what = std::string("the run does not fit: it needs ") + format_bytes(full->bytes) + " of " +
-                  kKinds[kind] + ", " + have(*full) + table,
+                  kKinds[kind] + ", " + have(in, *full) + table,
           .place = "",
-          .next = full->home == Home::kNvme
-                      ? "free disk space, or add a directory on another disk to offload.paths"
-                      : advice(in, plan, full->home),
+          .next = full->home == Home::kNvme ? disk_advice(in, *full) : advice(in, plan, full->home),
           .kept = "nothing was started or written"};
 }
 

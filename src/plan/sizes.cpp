@@ -193,15 +193,16 @@ Tier make_tier(Home home, const std::vector<ClassBytes>& classes, const Budget& 
   return tier;
 }
 
-// All paths together: extents are striped.
+// All paths together: what one has no room for goes to the others.
 Tier disk_tier(const PlanInput& in, const std::vector<ClassBytes>& classes) {
-  int64_t free_bytes = 0;
-  for (const Disk& disk : in.machine.disks) {
-    const int64_t limit = in.config.offload.disk_limit ? spend(*in.config.offload.disk_limit, disk.free_bytes)
-                                                       : disk.free_bytes;
-    free_bytes += limit;
-  }
-  return make_tier(Home::kNvme, classes, {0, 1}, free_bytes, free_bytes);
+  int64_t room = 0;
+  for (const Disk& disk : in.machine.disks) room += path_room(in.config.offload, disk);
+  return make_tier(Home::kNvme, classes, {0, 1}, room, room);
+}
+
+bool all_memory(const Plan& plan, int64_t Tier::*limit) {
+  return std::all_of(plan.tiers.begin(), plan.tiers.end(),
+                     [&](const Tier& tier) { return tier.home == Home::kNvme || tier.bytes <= tier.*limit; });
 }
 
 }  // namespace
@@ -262,9 +263,18 @@ void size_plan(const PlanInput& in, Plan& plan) {
                           [](const Tier& tier) { return tier.bytes <= tier.usable; });
 }
 
+int64_t path_room(const OffloadConfig& offload, const Disk& disk) {
+  if (!offload.disk_limit) return disk.free_bytes;
+  if (disk.free_bytes <= 0) return offload.disk_limit->bytes;
+  return spend(*offload.disk_limit, disk.free_bytes);
+}
+
 bool fits_capacity(const Plan& plan) {
-  return std::all_of(plan.tiers.begin(), plan.tiers.end(),
-                     [](const Tier& tier) { return tier.bytes <= tier.allowed; });
+  return all_memory(plan, &Tier::allowed);
+}
+
+bool fits_memory(const Plan& plan) {
+  return all_memory(plan, &Tier::usable);
 }
 
 }  // namespace lm

@@ -26,7 +26,10 @@ int64_t micro_rows(const PlanInput& in, const NumericsPlan& numerics);
 // Fills arena, micro_tokens, micro_rows, classes, tiers, peak and fits from plan.numerics and plan.placement.
 void size_plan(const PlanInput& in, Plan& plan);
 
-// Whether the plan would fit the machine with nothing else running: what numerics may depend on.
+// Whether the plan's memory would fit the machine with nothing else running: what numerics may depend on.
+// Disks are left out: what is free on them never steers numerics.
 bool fits_capacity(const Plan& plan);
+// Whether its memory fits what is free now.
+bool fits_memory(const Plan& plan);
 
 }  // namespace lm

@@ -17,7 +17,12 @@ constexpr int64_t kSkipWindow = 100;
 
 Trainer::Trainer(Rank& rank, Loader& loader, const Config& config, const TrainerOptions& options,
                  MetricsFile& metrics)
-    : rank_(rank), loader_(loader), config_(config), options_(options), metrics_(metrics) {}
+    : rank_(rank),
+      loader_(loader),
+      config_(config),
+      options_(options),
+      metrics_(metrics),
+      plateau_(config.optimizer.min_lr_ratio) {}
 
 TrainerResult Trainer::run(const TrainerHooks& hooks) {
   TrainerResult result;
@@ -34,7 +39,10 @@ TrainerResult Trainer::run(const TrainerHooks& hooks) {
     result.tokens += row.tokens;
     const int64_t every = config_.train.eval_every;
     if (hooks.evaluate && every > 0 && step_ % every == 0 && step_ < options_.total_steps) {
-      plateau_.observe(hooks.evaluate(step_));
+      const double loss = hooks.evaluate(step_);
+      // What a warm-up reaches says nothing of the full rate.
+      const bool warm = step_ > warmup_steps(config_.optimizer, options_.total_steps);
+      if (warm && config_.optimizer.schedule == LrSchedule::kReduceLrOnPlateau) plateau_.observe(loss);
     }
   }
   result.steps = step_;
@@ -45,11 +53,11 @@ TrainerResult Trainer::run(const TrainerHooks& hooks) {
 StepRow Trainer::step_once() {
   const double start = monotonic_seconds();
   const StepBatches batches = loader_.next();
-  const double factor = config_.optimizer.schedule == LrSchedule::kReduceLrOnPlateau
-                            ? plateau_.factor()
-                            : schedule_factor(config_.optimizer, step_, options_.total_steps);
+  const double factor = schedule_factor(config_.optimizer, step_, options_.total_steps) * plateau_.factor();
   const double lr = config_.optimizer.lr * factor;
+  between_steps_ = false;
   const StepResult done = rank_.step().run(batches, step_ + 1, lr);
+  between_steps_ = true;
   ++step_;
   StepRow row;
   row.step = step_;

@@ -39,6 +39,10 @@ class Trainer {
 
   TrainerResult run(const TrainerHooks& hooks);
 
+  int64_t steps() const { return step_; }  // done
+  // False while a step is at work: an error that ends it leaves weights of which some are new.
+  bool between_steps() const { return between_steps_; }
+
   // Where the run stands; the rank lists its own state (Rank::read_state).
   void visit_state(StateVisitor& visitor);
 
@@ -54,6 +58,7 @@ class Trainer {
   int64_t step_ = 0;     // done
   int64_t skipped_ = 0;  // steps skipped so far, and in a row
   int64_t skipped_in_row_ = 0;
+  bool between_steps_ = true;
   PlateauRate plateau_;
   IoCounters moved_;              // at the last row
   double busy_ = 0, waited_ = 0;  // the same

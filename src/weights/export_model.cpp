@@ -50,6 +50,20 @@ std::string config_for_dtype(const std::string& text, DType dtype, const std::st
   return changed || !found ? config.dump(2) + "\n" : text;
 }
 
+int64_t tokenizer_bytes(const std::string& from) {
+  int64_t bytes = 0;
+  const auto add = [&](const fs::path& file) {
+    std::error_code absent;
+    const auto size = fs::file_size(file, absent);
+    if (!absent) bytes += static_cast<int64_t>(size);
+  };
+  for (const char* name : kCopied) add(from + "/" + name);
+  std::error_code absent;
+  for (const auto& file : fs::directory_iterator(from + "/additional_chat_templates", absent))
+    add(file.path());
+  return bytes;
+}
+
 void copy_tokenizer_files(const std::string& from, const std::string& to) {
   for (const char* name : kCopied) copy_file(from + "/" + name, to + "/" + name);
   const std::string templates = "additional_chat_templates";

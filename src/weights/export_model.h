@@ -23,6 +23,9 @@ void export_model(const std::string& output, const std::string& base_directory, 
 // changed.
 std::string config_for_dtype(const std::string& text, DType dtype, const std::string& place);
 
+// What copy_tokenizer_files will copy from there.
+int64_t tokenizer_bytes(const std::string& from);
+
 // Copies what belongs to the tokenizer and to generation; used for LoRA's output as well.
 void copy_tokenizer_files(const std::string& from, const std::string& to);
 

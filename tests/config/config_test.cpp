@@ -103,6 +103,10 @@ TEST(Config, NamesWhatIsNotSupportedYet) {
 TEST(Config, KnowsTheWordsPeopleBring) {
   EXPECT_HAS(failure(std::string(kLeast) + "[train]\nlearning_rate = 1\n"), "did you mean `optimizer.lr`?");
   EXPECT_HAS(failure(std::string(kLeast) + "[train]\nlr = 1\n"), "it belongs to [optimizer]");
+  // Mistyped, too.
+  EXPECT_HAS(failure(std::string(kLeast) + "[train]\nlearing_rate = 1\n"), "did you mean `optimizer.lr`?");
+  EXPECT_HAS(failure(std::string(kLeast) + "[optimizer]\nlearing_rate = 1\n"),
+             "did you mean `optimizer.lr`?");
   EXPECT_HAS(failure("steps = 3\n" + std::string(kLeast)), "outside of a table; it belongs to [train]");
   EXPECT_HAS(failure(std::string(kLeast) + "[trian]\nsteps = 1\n"), "did you mean [train]?");
 }
@@ -189,6 +193,8 @@ TEST(Config, KeysThatContradictEachOtherAreBothNamed) {
              "optimizer.warmup = 11 steps is more than train.steps = 10");
   EXPECT_HAS(conflict("[optimizer]\nwarmup = 1.5\n"), "neither a fraction");
   EXPECT_HAS(conflict("[optimizer]\nwarmup = 5\nschedule = \"constant\"\n"), "constant_with_warmup");
+  EXPECT_HAS(conflict("[optimizer]\nmin_lr_ratio = 0.1\nschedule = \"constant_with_warmup\"\n"),
+             "optimizer.min_lr_ratio = 0.1 is the floor of a schedule that falls");
   EXPECT_HAS(conflict("eval = [\"e\"]\neval_fraction = 0.1\n"), "data.eval names files");
   EXPECT_HAS(conflict("[train]\neval_every = 5\n"), "data.eval");
   EXPECT_HAS(conflict("[optimizer]\nschedule = \"reduce_lr_on_plateau\"\n"), "train.eval_every (now 0)");

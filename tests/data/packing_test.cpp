@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include "base/error.h"
 #include "data/shuffle.h"
@@ -42,6 +43,47 @@ TEST(Packing, DropsLongExamplesWhole) {
   EXPECT_TRUE(cut_pieces(one(11, 0), 10, TooLong::kDrop, every, counts).empty());
   EXPECT_EQ(counts.too_long, 1);
   EXPECT_EQ(cut_pieces(one(10, 0), 10, TooLong::kDrop, every, counts).size(), 1u);
+}
+
+TEST(Packing, SplitsPlainTextAndCutsOtherRowsUnlessToldOtherwise) {
+  MemorySource source;
+  for (const int length : {25, 25, 10, 25}) source.add(std::vector<int32_t>(static_cast<size_t>(length), 1));
+  const ExampleRange text[] = {{1, 3}};
+  PieceCounts counts;
+  const auto pieces = cut_pieces(source, 10, TooLong::kAuto, every, counts, text);
+  std::vector<int> of(4, 0);
+  for (const Piece& piece : pieces) ++of[static_cast<size_t>(piece.example)];
+  EXPECT_EQ(of, (std::vector<int>{1, 3, 1, 1}));
+  EXPECT_EQ(
+      describe_counts(counts, 10),
+      "4 rows, 85 tokens, at data.max_length 10: 1 row whole, 2 cut, 1 split into 3, 0 dropped; 55 tokens "
+      "used, 30 not");
+  PieceCounts cut;
+  cut_pieces(source, 10, TooLong::kCut, every, cut, text);
+  EXPECT_EQ(cut.cut, 3);
+}
+
+// Whatever becomes of them: every row is counted once, and every token.
+TEST(Packing, CountsEveryRowAndTokenOnce) {
+  MemorySource source;
+  int64_t tokens = 0;
+  for (int length = 1; length < 40; ++length) {
+    std::vector<uint8_t> trained(static_cast<size_t>(length), 0);
+    for (int i = length / 2; i < std::min(length, length / 2 + 9); ++i) trained[static_cast<size_t>(i)] = 1;
+    source.add(std::vector<int32_t>(static_cast<size_t>(length), 1), trained);
+    tokens += length;
+  }
+  for (const TooLong choice : {TooLong::kCut, TooLong::kSplit, TooLong::kDrop}) {
+    PieceCounts counts;
+    const auto pieces = cut_pieces(source, 10, choice, every, counts);
+    EXPECT_EQ(counts.whole + counts.cut + counts.split + counts.dropped, 39);
+    EXPECT_EQ(counts.source_tokens, tokens);
+    std::set<std::pair<int32_t, int64_t>> used;
+    for (const Piece& piece : pieces)
+      for (int64_t i = 0; i < piece.length; ++i) used.emplace(piece.example, piece.begin + i);
+    EXPECT_EQ(counts.used_tokens, std::ssize(used));
+    EXPECT_LT(counts.used_tokens, tokens);
+  }
 }
 
 TEST(Packing, SplitsSoThatEachTargetIsLearntExactlyOnce) {

@@ -437,6 +437,9 @@ GOOD = json.dumps({"text": "fox"}) + "\n"
 @pytest.mark.parametrize("name,text,place,what", [
     ("a.jsonl", GOOD + "{\"text\": fox}\n", "a.jsonl:2:10", "not JSON"),
     ("a.jsonl", GOOD + GOOD + "[1]\n", "a.jsonl:3", "a list instead of an object"),
+    ("a.jsonl", GOOD + GOOD + '{"text":\n', "a.jsonl:3:9", "not JSON"),
+    ("a.jsonl", GOOD + GOOD + '{"text": "fo', "a.jsonl:3:10", "not JSON"),
+    ("a.jsonl", GOOD + "\n" + '{"text":\r\n' + GOOD, "a.jsonl:3:9", "not JSON"),
     ("a.jsonl", "[" * 100000, "a.jsonl:1", "nested too deeply"),
     ("a.json", "[\n{\"text\": \"fox\"},\n{\"text\" 5}]", "a.json:3:9", "not JSON"),
     ("a.json", "5", "a.json", "a number instead of a list"),
@@ -460,6 +463,21 @@ def test_a_bad_row_is_named_with_its_place(name, text, place, what, run):
     assert what in error.what, error.what
     assert error.place.endswith(place), error.place
     assert error.next
+
+
+def test_an_id_outside_the_models_vocabulary_is_named_with_its_row(run, tmp_path):
+    with pytest.raises(InputError) as caught:
+        run([{"input_ids": [1, 2, 3]}, {"input_ids": [5, 1 << 20, 6]}], "chatml", vocab=1 << 19)
+    error = caught.value
+    assert f"{1 << 20} is outside the model's vocabulary of {1 << 19}" in error.what and error.place.endswith("data.jsonl:2")
+    with pytest.raises(InputError) as caught:
+        run([{"text": "fox"}], "chatml", vocab=1)
+    assert caught.value.place.endswith("data.jsonl:1") and "tokenizer" in caught.value.next
+
+
+def test_plain_text_is_told_from_other_rows(run, tmp_path):
+    files = [run.write("a.jsonl", [{"text": "fox"}] * 2), run.write("b.jsonl", [{"input_ids": [1, 2]}] * 3), run.write("c.txt", "fox fox")]
+    assert prepare.prepare(run.request(files, "chatml"))["text"] == [[0, 2], [5, 6]]
 
 
 def test_what_is_not_utf8_is_named_with_its_line(run, tmp_path):

@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "config/config_names.h"
 #include "offload/engines.h"
+#include "offload/swap_space.h"
 
 namespace lm {
 namespace {
@@ -102,6 +103,32 @@ TEST_F(DiskSurvey, RefusesWhatCannotBeUsedAndNamesIt) {
   EXPECT_NE(refusal().find("ENOTDIR"), std::string::npos);
   config_.offload.paths = {"/proc"};
   EXPECT_NE(refusal().find("/proc"), std::string::npos);
+}
+
+// What a run may take of each path decides how long the file there is (job.cpp).
+TEST_F(DiskSurvey, GivesWhatIsAboveAPathsLimitToTheOthers) {
+  const SwapSpace space({{root_ + "/one", 3, 6 << 20}, {root_ + "/two", 1}}, 60 << 20);
+  EXPECT_EQ(space.files()[0].bytes, 6 << 20);
+  EXPECT_EQ(space.files()[1].bytes, 54 << 20);
+  const SwapSpace open({{root_ + "/one", 3}, {root_ + "/two", 1}}, 60 << 20);
+  EXPECT_EQ(open.files()[0].bytes, 45 << 20);
+}
+
+TEST_F(DiskSurvey, FillsEveryPathToItsLimitAndRefusesOneByteMore) {
+  const std::vector<SwapPath> paths = {{root_ + "/one", 1, 2 << 20}, {root_ + "/two", 100, (1 << 20) + 100}};
+  SwapSpace space(paths, 3 << 20);
+  EXPECT_EQ(space.files()[0].bytes, 2 << 20);
+  EXPECT_EQ(space.files()[1].bytes, 1 << 20);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(space.allocate(1 << 20).bytes, 1 << 20);
+  try {
+    SwapSpace(paths, (3 << 20) + 1);
+    FAIL() << "one byte too many has a place";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Exit::kNoSpace);
+    EXPECT_NE(error.text().what.find("2.00 MiB in " + root_ + "/one"), std::string::npos)
+        << error.text().what;
+    EXPECT_NE(error.text().next.find("offload.disk_limit"), std::string::npos) << error.text().next;
+  }
 }
 
 }  // namespace

@@ -267,6 +267,56 @@ TEST(Plan, FillsHostMemoryBeforeTheDisk) {
   EXPECT_NEAR(plan.timeline.disk_read_bytes, static_cast<double>(disk), 1e-3 * static_cast<double>(disk));
 }
 
+// What memory has room for needs no disk: a limit is met by what is left, not by whole classes.
+TEST(Plan, MeetsADiskLimitThatIsLessThanWholeClasses) {
+  Case c{.spec = llama_8b(), .machine = gpu_machine("4090"), .device = DeviceType::kCuda};
+  c.config.train.gradients = GradientDType::kBF16;
+  c.config.train.global_batch = 64;
+  c.config.offload.paths = {"/scratch"};
+  c.machine.disks = {{.path = "/scratch", .free_bytes = 1LL << 40}};
+  const Plan free = c.plan();
+  ASSERT_GT(free.peak.disk, 1LL << 30);
+  for (int64_t limit = free.peak.disk; limit > free.peak.disk * 9 / 10; limit -= 1LL << 30) {
+    c.config.offload.disk_limit = Budget{limit, 0};
+    const Plan plan = c.draft();
+    EXPECT_TRUE(plan.fits || limit < free.peak.disk);
+    if (!plan.fits) continue;
+    EXPECT_LE(plan.peak.disk, limit);
+    EXPECT_EQ(plan.numerics.micro_batch, free.numerics.micro_batch);
+    EXPECT_EQ(plan.numerics.recompute, free.numerics.recompute);
+  }
+}
+
+// What staging would take of host memory holds state before a run is refused.
+TEST(Plan, StagesLessWhereTheDiskIsSmall) {
+  Case c{.spec = llama_1b()};
+  c.config.offload.paths = {"/scratch"};
+  c.machine = cpu_machine(12);
+  c.machine.disks = {{.path = "/scratch", .free_bytes = 1LL << 40}};
+  const Plan free = c.plan();
+  ASSERT_GT(free.peak.disk, 0);
+  c.config.offload.disk_limit = Budget{free.peak.disk - (64LL << 20), 0};
+  const Plan less = c.draft();
+  EXPECT_TRUE(less.fits);
+  EXPECT_LT(less.peak.disk, free.peak.disk);
+  EXPECT_LT(less.placement.pool(Pool::kOptimizer).slots, free.placement.pool(Pool::kOptimizer).slots);
+}
+
+TEST(Plan, CountsADiskLimitForEachPath) {
+  Case c{.spec = llama_1b(), .machine = cpu_machine(8)};
+  c.config.offload.paths = {"/a", "/b"};
+  c.config.offload.optimizer = c.config.offload.gradients = OffloadHome::kNvme;
+  c.machine.disks = {{.path = "/a", .free_bytes = 1LL << 40}, {.path = "/b", .free_bytes = 1LL << 32}};
+  const int64_t needed = c.plan().peak.disk;
+  ASSERT_GT(needed, 2LL << 32);
+  c.config.offload.disk_limit = Budget{needed - (1LL << 32), 0};
+  EXPECT_TRUE(c.draft().fits);
+  c.config.offload.disk_limit->bytes -= 1;
+  EXPECT_FALSE(c.draft().fits);
+  c.config.offload.disk_limit = Budget{0, 0.5};
+  EXPECT_TRUE(c.draft().fits);
+}
+
 // The embedding leaves the device with the weights, and without a slot, unless it is the head's matrix too.
 TEST(Plan, LooksTheEmbeddingUpAtItsHome) {
   Case c{.spec = llama_8b(), .machine = gpu_machine("4090"), .device = DeviceType::kCuda};

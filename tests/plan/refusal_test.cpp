@@ -146,6 +146,22 @@ TEST(Refusal, CountsWhatOthersUseNow) {
   EXPECT_NE(refusal.text.what.find("1.00 GiB"), std::string::npos) << refusal.text.what;
 }
 
+TEST(Refusal, OfADiskLimitNamesItAndWhatTheRestNeeds) {
+  Case c{.spec = llama_1b(), .machine = cpu_machine(12)};
+  c.config.offload.paths = {"/scratch"};
+  c.machine.disks = {{.path = "/scratch", .free_bytes = 1LL << 40}};
+  c.config.offload.disk_limit = Budget{1LL << 30, 0};
+  const Refusal refusal = refuse(c);
+  EXPECT_EQ(refusal.text.area, "DISK-33");
+  EXPECT_NE(refusal.text.what.find("1.00 GiB may be used in /scratch (offload.disk_limit; 1.00 TiB free)"),
+            std::string::npos)
+      << refusal.text.what;
+  EXPECT_TRUE(refusal.text.next.starts_with("raise offload.disk_limit")) << refusal.text.next;
+  // The limit that it names is one that works.
+  c.config.offload.disk_limit = Budget{c.draft().peak.disk, 0};
+  EXPECT_TRUE(c.draft().fits);
+}
+
 TEST(Refusal, NeverComesWhereTheMachineIsUnknown) {
   Case c{.spec = llama_8b(), .machine = Machine{}};
   EXPECT_TRUE(c.plan().fits);

@@ -1,9 +1,10 @@
 """Tokenises training data into a token file (token_file.h). Reads one JSON request from stdin or from the file named
 on the command line:
 
-  {"files": [...], "format": "auto", "model_dir": "...", "loss_on": "completion", "workers": 2, "out": "...", "key": hex}
+  {"files": [...], "format": "auto", "model_dir": "...", "loss_on": "completion", "workers": 2, "vocab": 49152, "out": "...", "key": hex}
 
-writes `out`, and prints one JSON line: {examples, tokens, trained_tokens, dropped, notes, sample}, or {"error": {area,
+(vocab: ids must be below it; 0: no matter) writes `out`, and prints one JSON line: {examples, tokens, trained_tokens, dropped,
+notes, sample, text: [[first, end], ...] of the examples that are plain text}, or {"error": {area,
 what, place, next}} with exit code 11. Progress goes to stderr. Nothing is read but the files named and the model's."""
 
 import ctypes
@@ -37,8 +38,8 @@ def _load_model(request):
 
     directory = request["model_dir"]
     if request["format"] in ("auto", "tokens") and not os.path.isfile(os.path.join(directory, "tokenizer.json")):
-        return IdsOnly(request["loss_on"])
-    return Model(directory, request["loss_on"])
+        return IdsOnly(request["loss_on"], request.get("vocab", 0))
+    return Model(directory, request["loss_on"], request.get("vocab", 0))
 
 
 def _chunks(inputs, name):
@@ -113,6 +114,15 @@ def _notes(dropped, endless, without_bos, examples):
     return notes
 
 
+def _add_texts(ranges, first, texts):
+    """`texts` are of the examples from `first` on."""
+    for index, text in enumerate(texts, first):
+        if text and ranges and ranges[-1][1] == index:
+            ranges[-1][1] = index + 1
+        elif text:
+            ranges.append([index, index + 1])
+
+
 def prepare(request):
     global _model
     from sources import Inputs
@@ -124,7 +134,9 @@ def prepare(request):
     _model = _load_model(request)
     writer = TokenFileWriter(request["out"], _model.vocab(), bytes.fromhex(request["key"]))
     progress, sample, dropped, endless, without_bos = Progress(inputs), None, 0, 0, 0
+    texts = []
     for chunk in _results(inputs, request):
+        _add_texts(texts, writer.examples, chunk.texts)
         writer.add(chunk.lengths, chunk.tokens, chunk.marks, chunk.trained)
         sample = sample or chunk.sample
         dropped, endless = dropped + chunk.dropped, endless + chunk.endless
@@ -134,7 +146,7 @@ def prepare(request):
         raise InputError("the data is empty", ", ".join(request["files"][:3]), "name files that hold examples")
     summary = {"examples": writer.examples, "tokens": writer.tokens, "trained_tokens": writer.trained,
                "dropped": dropped, "notes": _notes(dropped, endless, without_bos, writer.examples),
-               "sample": sample or []}
+               "sample": sample or [], "text": texts}
     writer.finish(summary)
     return summary
 

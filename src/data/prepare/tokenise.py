@@ -44,16 +44,18 @@ class Chunk:
     dropped: int       # examples without a trained token
     endless: int       # examples whose last answer has no end token
     without_bos: int   # of templates, where the tokenizer would write one
+    texts: list        # of each example: whether it is plain text
     sample: list | None
 
 
 class Model:
-    """The tokenizer and template of a model directory; `loss_on` is "completion" or "all"."""
+    """The tokenizer and template of a model directory; `loss_on` is "completion" or "all", ids are below `most_ids` (0: no
+    matter)."""
 
-    def __init__(self, model_dir, loss_on):
+    def __init__(self, model_dir, loss_on, most_ids=0):
         from tokenizers import Tokenizer
 
-        self.dir, self.loss_on = model_dir, loss_on
+        self.dir, self.loss_on, self.most_ids = model_dir, loss_on, most_ids
         path = os.path.join(model_dir, "tokenizer.json")
         if not os.path.isfile(path):
             raise InputError("the model has no tokenizer.json", model_dir,
@@ -185,7 +187,7 @@ class Model:
         examples = [(place, formats.example(name, row, place)) for name, place, row in rows]
         rendered = [self.render(e, place) for place, e in examples if not isinstance(e, formats.Ids)]
         encoded = iter(self.encode(rendered))
-        chunk = Chunk([], b"", b"", 0, 0, 0, 0, None)
+        chunk = Chunk([], b"", b"", 0, 0, 0, 0, [], None)
         all_ids, all_marks = [], []
         for place, example in examples:
             if isinstance(example, formats.Ids):
@@ -196,18 +198,27 @@ class Model:
                 templated = isinstance(example, formats.Chat) and self.template is not None
                 chunk.without_bos += templated and self.writes_bos and ids[:1] != [self.bos]
                 chunk.endless += 1 in marks and self._endless(ids, marks)
+            self._check_ids(ids, example, place)
             if 1 not in marks[1:]:
                 chunk.dropped += 1
                 continue
             if want_sample and chunk.sample is None:
                 chunk.sample = self.sample(ids, marks)
             chunk.lengths.append(len(ids))
+            chunk.texts.append(isinstance(example, formats.Text))
             all_ids += ids
             all_marks += marks
         chunk.tokens = array.array("i", all_ids).tobytes()
         chunk.marks = bytes(all_marks)
         chunk.trained = sum(all_marks)
         return chunk
+
+    def _check_ids(self, ids, example, place):
+        if not self.most_ids or not ids or max(ids) < self.most_ids:
+            return
+        known = "correct or remove this row, or" if isinstance(example, formats.Ids) else "the model's tokenizer.json is another's:"
+        raise InputError(f"token id {max(ids)} is outside the model's vocabulary of {self.most_ids}", place,
+                         f"{known} use the tokenizer that belongs to model.path")
 
     def _endless(self, ids, marks):
         last = len(marks) - 1 - marks[::-1].index(1)
@@ -232,8 +243,8 @@ class Model:
 class IdsOnly(Model):
     """For data that is tokenised already and a model directory without a tokenizer."""
 
-    def __init__(self, loss_on):
-        self.loss_on, self.template = loss_on, None
+    def __init__(self, loss_on, most_ids=0):
+        self.loss_on, self.most_ids, self.template = loss_on, most_ids, None
 
     def vocab(self):
         return 0

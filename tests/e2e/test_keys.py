@@ -1,0 +1,137 @@
+"""Keys that decide together: every one does what its help says with every other that it is accepted with, or is refused with
+both values. Learning rates are torch's."""
+
+import tomllib
+
+import pytest
+import torch
+from test_run import config, lmlaunch, rows, work  # noqa: F401
+
+LR, STEPS, WARMUP = 0.5, 20, 4
+
+
+def torch_rates(after, warmup=WARMUP, count=STEPS):
+    """The rates of a torch scheduler for the steps after a linear warm-up from 0."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=LR)
+    scheduler = after(optimizer)
+    rates = [LR * t / warmup for t in range(warmup)]
+    while len(rates) < count:
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+FALL = STEPS - WARMUP
+SCHEDULES = {
+    "linear": (0.2, lambda o: torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.2, FALL)),
+    "cosine": (0.2, lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, FALL, 0.2 * LR)),
+    "cosine_with_restarts": (0.2, lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, FALL, eta_min=0.2 * LR)),
+    "polynomial": (0, lambda o: torch.optim.lr_scheduler.PolynomialLR(o, FALL)),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_run_has_the_rates_of_torch(work, schedule):
+    floor, after = SCHEDULES[schedule]
+    name = f"rate_{schedule}"
+    lmlaunch(config(work, name, train__steps=STEPS, train__global_batch=2, train__micro_batch=2, optimizer__schedule=schedule,
+                    optimizer__lr=LR, optimizer__warmup=WARMUP, optimizer__min_lr_ratio=floor), cwd=work)
+    rates = [row["lr"] for row in rows(work, name) if "loss" in row]
+    assert rates == pytest.approx(torch_rates(after), rel=1e-6, abs=1e-6)  # polynomial ends at 1e-7
+
+
+def test_a_plateau_follows_the_evaluations_after_its_warmup(work):
+    name, warmup, steps = "rate_plateau", 3, 40
+    lmlaunch(config(work, name, train__steps=steps, train__global_batch=2, train__micro_batch=2, train__eval_every=1,
+                    optimizer__schedule="reduce_lr_on_plateau", optimizer__lr=LR, optimizer__warmup=warmup,
+                    optimizer__min_lr_ratio=0.3), cwd=work)
+    rates = [row["lr"] for row in rows(work, name) if "loss" in row]
+    losses = {row["step"]: row["eval_loss"] for row in rows(work, name) if "eval_loss" in row}
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=LR)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, min_lr=0.3 * LR)
+    expected = []
+    for step in range(1, steps + 1):
+        rate = optimizer.param_groups[0]["lr"]
+        expected.append(rate * min(1.0, (step - 1) / warmup))
+        if step > warmup:
+            plateau.step(losses[step])
+    assert rates == pytest.approx(expected, rel=1e-9)
+    assert rates[warmup] == LR and min(rates[warmup:]) < LR  # it warmed up, and it fell
+
+
+def test_a_warmup_that_does_not_end_is_refused(work):
+    done = lmlaunch(config(work, "cold", train__steps="auto", train__epochs=1, optimizer__schedule="linear", optimizer__warmup=500),
+                    cwd=work, check=False)
+    assert done.returncode == 10 and "optimizer.warmup is 500 steps, and the run has 8 in all" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def adapter(work):
+    changes = {"lora__r": 4, "lora__alpha": 12, "lora__targets": ["q_proj", "v_proj"], "lora__rslora": True}
+    lmlaunch(config(work, "adapter", train__method="lora", train__steps=2, **changes), cwd=work)
+    return "runs/adapter/model"
+
+
+def continue_it(work, adapter, name, check=True, **changes):
+    return lmlaunch(config(work, name, train__method="lora", train__steps=1, lora__init=adapter, **changes), cwd=work, check=check)
+
+
+def resolved(work, name):
+    return tomllib.loads((work / "runs" / name / "config.toml").read_text())
+
+
+def test_an_adapter_decides_what_is_not_written(work, adapter):
+    continue_it(work, adapter, "as_it_is", lora__dropout=0.25)
+    lora = resolved(work, "as_it_is")["lora"]
+    assert (lora["r"], lora["targets"], lora["dropout"]) == (4, ["q_proj", "v_proj"], 0.25)
+    assert lora["alpha"] / (lora["r"] ** (0.5 if lora["rslora"] else 1)) == pytest.approx(12 / 2)  # the same scale
+    # The recorded configuration is the same run's: it continues the adapter, too.
+    (work / "again.toml").write_text((work / "runs" / "as_it_is" / "config.toml").read_text())
+    lmlaunch("again.toml", "run.dir=runs/again", cwd=work)
+    assert [row["loss"] for row in rows(work, "again") if "loss" in row] == [r["loss"] for r in rows(work, "as_it_is") if "loss" in r]
+
+
+def test_written_keys_that_agree_with_the_adapter_are_accepted(work, adapter):
+    continue_it(work, adapter, "agrees", lora__r=4, lora__alpha=12, lora__rslora=True, lora__targets=["v_proj", "q_proj"])
+    lora = resolved(work, "agrees")["lora"]
+    assert (lora["alpha"], lora["rslora"]) == (12, True)
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({"lora__r": 8}, ["lora.r = 8", "r = 4"]),
+    ({"lora__alpha": 16, "lora__rslora": True}, ["lora.alpha = 16", "alpha = 12"]),
+    ({"lora__targets": ["all-linear"]}, ["lora.targets = ", "gate_proj", '["q_proj", "v_proj"]']),
+], ids=["r", "alpha", "targets"])
+def test_written_keys_that_disagree_are_refused_with_both_values(work, adapter, changes, words):
+    name = "other_" + "_".join(changes)
+    done = continue_it(work, adapter, name, check=False, **changes)
+    assert done.returncode == 10 and all(word in done.stderr for word in [*words, "runs/adapter/model"]), done.stderr
+    planned = lmlaunch("plan", f"{name}.toml", cwd=work, check=False)
+    assert planned.returncode == 10 and words[0] in planned.stderr
+
+
+def test_an_adapter_to_continue_needs_lora(work, adapter):
+    done = lmlaunch(config(work, "full_init", lora__init=adapter), cwd=work, check=False)
+    assert done.returncode == 10 and "lora.init" in done.stderr and 'train.method = "lora"' in done.stderr
+
+
+def test_gradients_of_an_adapter_stay_and_the_plan_says_so(work):
+    (work / "swap").mkdir(exist_ok=True)
+    changes = {"train__method": "lora", "offload__gradients": "nvme", "offload__paths": [str(work / "swap")]}
+    planned = lmlaunch("plan", config(work, "lora_gradients", **changes), cwd=work).stdout
+    assert "offload.gradients" in planned and "an adapter's gradients stay near" in planned
+
+
+def test_the_recorded_configuration_has_what_the_plan_chose(work):
+    (work / "auto.toml").write_text('model.path = "model"\n[data]\ntrain = ["train.jsonl"]\ncache_dir = "cache"\nmax_length = 32\n'
+                                    '[train]\nmethod = "lora"\nsteps = 1\n')
+    lmlaunch("--gpus", "0", "auto.toml", cwd=work)
+    recorded = resolved(work, "auto")
+    decided = {"run.device": "cpu", "model.dtype": "bf16", "train.micro_batch": 8, "train.recompute": "none",
+               "train.gradients": "fp32", "optimizer.master": "split", "lora.r": 8, "lora.alpha": 16.0}
+    assert {key: recorded[key.split(".")[0]][key.split(".")[1]] for key in decided} == decided
+    assert recorded["lora"]["targets"] == ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    open_keys = [f"{t}.{k}" for t, keys in recorded.items() for k, value in keys.items() if value == "auto"]
+    # What remains is placement, excluded by another key, or decided row by row.
+    assert set(open_keys) <= {"train.epochs", "data.format", "data.too_long"} | {k for k in open_keys if k.split(".")[0] in ("offload", "io")}, open_keys
