@@ -226,8 +226,9 @@ void Training::set_update_site() {
 
 void Training::set_arena(const Config& config) {
   const NumericsPlan& n = plan_.numerics;
+  const int64_t tokens = n.micro_batch * config.data.max_length;
   plan_.arena = arena_need(spec_, run_.lora ? &adapter_ : nullptr,
-                           {.tokens = n.micro_batch * config.data.max_length,
+                           {.tokens = n.round_rows ? rounded_rows(tokens) : tokens,
                             .documents = n.micro_batch,
                             .row_chunk = n.row_chunk,
                             .recompute = n.recompute,
