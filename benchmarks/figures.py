@@ -1,0 +1,121 @@
+"""The figures of a benchmark: each has a target, and a benchmark that misses one exits with 1.
+
+A benchmark says at its top what it will measure (`Figure`s), sets every value once and ends with finish(), which prints each figure
+beside its target and ceiling, then for run.py one JSON line per figure and one that says that the benchmark came to its end. A
+value that is missing or not finite misses its target.
+
+Every benchmark takes --short (fewer rounds and looser targets, for a machine with other work on it) and --impossible (targets that
+nothing meets: shows that the benchmark can fail).
+"""
+
+import argparse
+import json
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Figure:
+    name: str
+    unit: str  # "x": a ratio, 1 is as good as what it is compared with
+    ceiling: str  # what bounds the figure, or what it is compared with
+    at_least: float | None = None  # the target: one of the two
+    at_most: float | None = None
+
+    def __post_init__(self):
+        if (self.at_least is None) == (self.at_most is None):
+            raise ValueError(f"{self.name}: at_least or at_most")
+
+
+def loosened(target, unit, at_least):
+    """The target of --short. A ratio's distance from 1 is halved where the target is better than 1 and doubled where it is worse
+    (but asked to be half of the target at least); of another unit half as much or twice as much."""
+    if unit != "x":
+        return target / 2 if at_least else target * 2
+    better = target > 1 if at_least else target < 1
+    if better:
+        return 1 + (target - 1) / 2
+    doubled = 1 + (target - 1) * 2
+    return max(doubled, target / 2) if at_least else doubled
+
+
+def common_options(description):
+    """A parser with what every benchmark takes."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("bin_dir", type=Path, help="build/bin")
+    parser.add_argument("--short", action="store_true", help="fewer rounds, looser targets")
+    parser.add_argument("--impossible", action="store_true", help="targets that nothing meets: every figure must be missed")
+    return parser
+
+
+class Figures:
+    def __init__(self, options, figures):
+        self.short, self.impossible = options.short, options.impossible
+        self.benchmark = Path(sys.argv[0]).name
+        self.figures = {figure.name: figure for figure in figures}
+        if len(self.figures) != len(figures):
+            raise ValueError("two figures have the same name")
+        self.values, self.ceilings = {}, {}
+
+    def set(self, name, value, ceiling=None):
+        """`ceiling`: the figure's, with what was measured of it."""
+        if name not in self.figures or name in self.values:
+            raise KeyError(f"{name}: {'set twice' if name in self.values else 'not announced'}")
+        self.values[name] = value
+        self.ceilings[name] = ceiling or self.figures[name].ceiling
+
+    def target(self, figure):
+        at_least = figure.at_least is not None
+        if self.impossible:
+            return math.inf if at_least else -math.inf
+        target = figure.at_least if at_least else figure.at_most
+        return loosened(target, figure.unit, at_least) if self.short else target
+
+    def met(self, figure):
+        value = self.values.get(figure.name)
+        if value is None or not math.isfinite(value):
+            return False
+        return value >= self.target(figure) if figure.at_least is not None else value <= self.target(figure)
+
+    def rows(self):
+        return [{"benchmark": self.benchmark, "figure": figure.name, "value": self.values.get(figure.name), "unit": figure.unit,
+                 "bound": "at least" if figure.at_least is not None else "at most", "target": self.target(figure),
+                 "ceiling": self.ceilings.get(figure.name, figure.ceiling), "met": self.met(figure)}
+                for figure in self.figures.values()]
+
+    def finish(self):
+        """Prints everything and exits: 0 if every target is met."""
+        rows = self.rows()
+        for line in table(rows):
+            print(line)
+        for row in rows:
+            print(json.dumps(row))
+        missed = sum(not row["met"] for row in rows)
+        print(json.dumps({"benchmark": self.benchmark, "figures": len(rows), "missed": missed}), flush=True)
+        sys.exit(1 if missed or not rows else 0)
+
+    def fail(self, reason):
+        """Ends the benchmark, which cannot measure: what is not set is missing."""
+        print(f"{self.benchmark}: {reason}")
+        self.finish()
+
+
+def number(value, unit):
+    if value is None:
+        return "missing"
+    return f"{value:.{2 if abs(value) < 100 else 0}f}{'' if unit == 'x' else ' '}{unit}"
+
+
+def verdict(row):
+    return "met" if row["met"] else "MISSED"
+
+
+def table(rows):
+    """Lines: a figure, its value, its target, its ceiling, and whether the target is met."""
+    cells = [("figure", "value", "target", "ceiling", "verdict")]
+    cells += [(row["figure"], number(row["value"], row["unit"]), f"{row['bound']} {number(row['target'], row['unit'])}", row["ceiling"],
+               verdict(row)) for row in rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(5)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
