@@ -57,16 +57,29 @@ void fill_with_pattern(const ModelLayout& layout, DType dtype, StreamView stream
   synchronize(stream);  // the tiles end here
 }
 
+AdapterSpec all_linear() {
+  return {.r = 16,
+          .alpha = 16,
+          .rslora = false,
+          .dropout = 0,
+          .targets = resolve_targets({"all-linear"}, "lora.targets")};
+}
+
 }  // namespace
+
+int64_t planned_gemm_shapes(const ModelSpec& spec, bool lora, const Config& config) {
+  const AdapterSpec adapter = all_linear();
+  const AdapterSpec* const trained = lora ? &adapter : nullptr;
+  Machine machine;
+  machine.cores = static_cast<int>(*config.run.threads);
+  const ModelLayout layout = make_layout(spec, trained, DType::kBF16);
+  return draft_plan(config, spec, trained, layout, machine, DeviceType::kCpu).placement.gemm_shapes;
+}
 
 SyntheticRun::SyntheticRun(SyntheticSetup setup, const Machine& machine, StreamView stream)
     : setup_(std::move(setup)),
       stream_(stream),
-      adapter_{.r = 16,
-               .alpha = 16,
-               .rslora = false,
-               .dropout = 0,
-               .targets = resolve_targets({"all-linear"}, "lora.targets")},
+      adapter_(all_linear()),
       layout_(make_layout(setup_.spec, setup_.lora ? &adapter_ : nullptr, DType::kBF16)) {
   const Config& config = setup_.config;
   const AdapterSpec* const trained = setup_.lora ? &adapter_ : nullptr;

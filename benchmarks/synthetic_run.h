@@ -18,6 +18,9 @@ struct SyntheticSetup {
   bool pattern = false;  // with a GPU: weights repeat one tile (gpu_pattern.h), which takes no time to make
 };
 
+// What start_torch wants to know of such a run on the CPU, before a machine is measured.
+int64_t planned_gemm_shapes(const ModelSpec& spec, bool lora, const Config& config);
+
 class SyntheticRun {
  public:
   // Plans, allocates and initialises. `machine` is what the plan may assume.
