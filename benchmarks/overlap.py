@@ -14,10 +14,11 @@ POOLS = ("optimizer", "gradients", "weights", "activations", "all")
 
 def main():
     parser = common_options(__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int)
     options = parser.parse_args()
     figures = Figures(options, [Figure(pools, "x", "the step's list of operations", at_most=1.05) for pools in POOLS])
-    command = [str(options.bin_dir / "bench_overlap"), str(options.rounds)]
+    rounds = options.rounds or (5 if options.short else 7)
+    command = [str(options.bin_dir / "bench_overlap"), str(rounds)]
     worst = {}
     for row in json_rows(command + (["short"] if options.short else [])):
         if row["ratio"] > worst.get(row["pools"], {"ratio": 0})["ratio"]:

@@ -75,12 +75,13 @@ def main():
     parser.add_argument("base_bin_dir", type=Path, nargs="?")
     parser.add_argument("--record", action="store_true")
     options = parser.parse_args()
+    methods = {"full": RECORDED["full"]} if options.short else RECORDED
     figures = Figures(options, [Figure(f"{method}: instructions per step", "x", f"recorded, {count / 1e6:.3f} M", at_most=1.02)
-                                for method, count in RECORDED.items()])
+                                for method, count in methods.items()])
     if not shutil.which("valgrind"):
         figures.fail("no valgrind here, so nothing is counted: ./dev build installs it")
     found = {}
-    for method, recorded in RECORDED.items():
+    for method, recorded in methods.items():
         total, found[method] = per_step(options.bin_dir / "train_step_bench", method, STEPS, ["gemm_tflops=1"])
         print(f"{method}: {total / 1e6:.3f} M instructions a step, {found[method] / 1e6:.3f} M of them outside libtorch", flush=True)
         if options.base_bin_dir:

@@ -2,6 +2,7 @@
 
 #include "base/philox.h"
 #include "gpu_pattern.h"
+#include "plan/gemm_library.h"
 #include "weights/load_store.h"
 
 namespace lm {
@@ -115,6 +116,20 @@ double SyntheticRun::planned_seconds(const Machine& machine) const {
   return make_plan(setup_.config, setup_.spec, setup_.lora ? &adapter_ : nullptr, layout_, machine,
                    stream_.device, {}, setup_.update_on_host)
       .step_seconds;
+}
+
+int64_t SyntheticRun::planned_host_bytes() const {
+  const PlacementPlan& placement = plan_.placement;
+  if (placement.gemm_shapes == 0) return plan_.peak.host;
+  const AdapterSpec* const trained = setup_.lora ? &adapter_ : nullptr;
+  const auto library = [&](double flops) {
+    return gemm_library(setup_.spec, trained, plan_.numerics, flops);
+  };
+  // Where steps are so long that nothing has to stay, room is for one number of rows alone.
+  constexpr double kEndless = 1e30;
+  const GemmLibrary every = library(0);
+  const int64_t kept = library(kEndless).shapes * (every.bytes / every.shapes);
+  return plan_.peak.host - placement.gemm_bytes + kept;
 }
 
 int64_t SyntheticRun::tokens_per_step() const {

@@ -30,6 +30,9 @@ class SyntheticRun {
   const Plan& plan() const { return plan_; }
   // What the plan would say of a step's time with these rates.
   double planned_seconds(const Machine& machine) const;
+  // The plan's peak of host memory for batches as these: the plan has room for the GEMM library's code for
+  // rows of every length, and these batches have one number of rows.
+  int64_t planned_host_bytes() const;
   const Rank& rank() const { return *rank_; }
   int64_t tokens_per_step() const;
 

@@ -134,7 +134,7 @@ void run(int argc, char** argv) {
                                        {"written_bytes", now.written_bytes - before.written_bytes},
                                        {"wait_ms", (far.wait_seconds() - waited) * 1e3},
                                        {"planned",
-                                        {{"rss", plan.peak.host},
+                                        {{"rss", run.planned_host_bytes()},
                                          {"disk", plan.peak.disk},
                                          {"read_bytes", plan.timeline.disk_read_bytes},
                                          {"written_bytes", plan.timeline.disk_written_bytes},
