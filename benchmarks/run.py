@@ -147,7 +147,7 @@ def write_results(outcomes, names, every):
 def main():
     parser = common_options(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     every = (options.bin_dir.parent / "benchmarks.txt").read_text().split()
     if unknown := [name for name in options.names if name not in every]:
         sys.exit(f"run.py: no benchmark {unknown[0]}: there are {', '.join(every)}")

@@ -96,6 +96,11 @@ def test_an_unknown_name_is_an_error(runner):
     assert "no benchmark z.py" in runner({"a.py": GOOD}, "z.py")
 
 
+@pytest.mark.parametrize("words", [("--short", "a.py"), ("a.py", "--short")])
+def test_names_stand_before_or_behind_flags(runner, words):
+    assert runner({"a.py": GOOD, "b.py": SLOW}, *words) == 0
+
+
 @pytest.mark.parametrize("flag", ["--short", "--impossible"])
 def test_short_and_impossible_runs_keep_nothing(runner, flag):
     assert runner({"a.py": GOOD}, flag) == 0
