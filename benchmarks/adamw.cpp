@@ -1,9 +1,10 @@
-// How much of the memory's speed does AdamW reach? Its ceiling is a loop that reads and writes the same
-// arrays and computes next to nothing. Both run in turn, on 1 and 2 threads; medians of the rounds.
+// Our side of adamw.py: how much of the memory's speed does AdamW reach? Its ceiling is a loop that reads and
+// writes the same arrays and computes next to nothing. Both run in turn, on 1 and 2 threads; medians of the
+// rounds, as a table and a JSON line {form, threads, gbps, ceiling_gbps, achieved} each.
 //
 //   bench_adamw [million elements = 16] [rounds = 9]
-//   bench_adamw serve THREADS [million elements = 16]    our side of adamw_torch.py: prints "ready", then per
-//                                                        line of input one fp32 pass and its JSON line {ms}
+//   bench_adamw serve THREADS [million elements = 16]    prints "ready", then per line of input one fp32 pass
+//                                                        and its JSON line {ms}
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -131,7 +132,6 @@ int main(int count, char** words) {
   std::printf("AdamW against a loop with the same memory traffic: %lld Mi elements, %s, medians of %d\n",
               static_cast<long long>(n >> 20), cpu_level_name(cpu_level()), rounds);
   std::printf("%-28s %8s %14s %14s %10s\n", "form", "threads", "AdamW GB/s", "ceiling GB/s", "achieved");
-  std::string json = "{\"benchmark\": \"adamw\", \"rows\": [";
   for (bool split : {false, true}) {
     const double bytes = static_cast<double>(n) * (split ? 2 + 2 * 8 + 2 * 4 : 4 + 2 * 12);
     for (int threads : {1, 2}) {
@@ -165,14 +165,9 @@ int main(int count, char** words) {
       const char* name = split ? "bf16 gradient, split master" : "fp32 gradient, fp32 weight";
       std::printf("%-28s %8d %14.2f %14.2f %9.1f%%\n", name, threads, bytes / median(our_seconds) / 1e9,
                   bytes / median(twin_seconds) / 1e9, achieved * 100);
-      char row[200];
-      std::snprintf(
-          row, sizeof row,
-          "%s{\"form\": \"%s\", \"threads\": %d, \"gbps\": %.3f, \"ceiling_gbps\": %.3f, \"achieved\": %.3f}",
-          json.back() == '[' ? "" : ", ", name, threads, bytes / median(our_seconds) / 1e9,
-          bytes / median(twin_seconds) / 1e9, achieved);
-      json += row;
+      std::printf(
+          "{\"form\": \"%s\", \"threads\": %d, \"gbps\": %.3f, \"ceiling_gbps\": %.3f, \"achieved\": %.4f}\n",
+          name, threads, bytes / median(our_seconds) / 1e9, bytes / median(twin_seconds) / 1e9, achieved);
     }
   }
-  std::printf("%s]}\n", json.c_str());
 }

@@ -1,10 +1,13 @@
-// How fast is our CPU attention, against ATen's flash kernels and against the machine's bf16 GEMM?
+// Our side of attention.py: how fast is our CPU attention, against ATen's flash kernels and against the
+// machine's bf16 GEMM?
 //
-//   attention_benchmark [THREADS = 2] [ROUNDS = 9]
+//   bench_attention [THREADS = 2] [ROUNDS = 9] [short]
 //
-// Both run in this process, one after the other within each round; the figures are medians. Work is counted
-// as the visible (query, key) pairs need it: 4 head_dim flops forward, 10 backward. ATen has no windows and
-// no packed documents, so equal documents are its batch, and a window has no peer.
+// All run in this process, one after the other within each round; the figures are medians. Work is counted as
+// the visible (query, key) pairs need it: 4 head_dim flops forward, 10 backward. ATen has no windows and no
+// packed documents, so equal documents are its batch, and a window has no peer; nor has the longest sequence,
+// of which ATen's backward takes seconds. A table, and a JSON line {case, pass, of_gemm, gemm_gflops,
+// of_aten} for each; of_aten is null where there is no peer. short: the cases of up to 2048 tokens.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
@@ -145,25 +148,30 @@ struct Tensors {
   }
 };
 
-double gemm_gflops(int rounds) {
-  const int64_t n = 1536;
-  const at::Tensor a = at::randn({n, n}).to(at::kBFloat16), b = at::randn({n, n}).to(at::kBFloat16);
-  const double seconds = medians({[&] { at::mm(a, b); }}, rounds)[0];
-  return 2.0 * n * n * n / seconds * 1e-9;
+// A product of the size that the machine is best at.
+constexpr int64_t kGemm = 1536;
+
+std::string name_of(const Case& c) {
+  std::string name = std::string(lm::dtype_name(c.dtype)) + " " + std::to_string(c.documents) + "x" +
+                     std::to_string(c.length) + ", " + std::to_string(c.heads) + "/" +
+                     std::to_string(c.kv_heads) + " heads of " + std::to_string(c.head_dim);
+  return c.window > 0 ? name + ", window " + std::to_string(c.window) : name;
 }
 
-void measure(const Case& c, int threads, int rounds, double gemm) {
+void measure(const Case& c, int threads, int rounds) {
   Tensors t(c, threads);
   const lm::StreamView stream{.threads = threads};
   const int64_t q_width = c.heads * c.head_dim, kv_width = c.kv_heads * c.head_dim;
-  const bool peer = c.window == 0;
+  const bool peer = c.window == 0 && c.length < 8192;
   const at::Tensor q = Tensors::view(c, t.qkv, 0, c.heads), k = Tensors::view(c, t.qkv, q_width, c.kv_heads);
   const at::Tensor v = Tensors::view(c, t.qkv, q_width + kv_width, c.kv_heads);
   const at::Tensor dout = Tensors::view(c, t.dout, 0, c.heads);
   std::tuple<at::Tensor, at::Tensor> peer_out;
   std::tuple<at::Tensor, at::Tensor, at::Tensor> peer_gradient;
-  std::vector<std::function<void()>> forward{[&] { lm::attention_forward_cpu(t.forward, stream); }};
-  std::vector<std::function<void()>> backward{[&] { lm::attention_backward_cpu(t.backward, stream); }};
+  const at::Tensor square = at::randn({kGemm, kGemm}).to(at::kBFloat16);
+  const std::function<void()> gemm = [&] { at::mm(square, square); };
+  std::vector<std::function<void()>> forward{[&] { lm::attention_forward_cpu(t.forward, stream); }, gemm};
+  std::vector<std::function<void()>> backward{[&] { lm::attention_backward_cpu(t.backward, stream); }, gemm};
   if (peer) {
     forward.push_back(
         [&] { peer_out = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, true); });
@@ -174,29 +182,23 @@ void measure(const Case& c, int threads, int rounds, double gemm) {
   }
   const std::vector<double> f = medians(forward, rounds), b = medians(backward, rounds);
   const double flops = visible_pairs(c) * c.head_dim * 4e-9;
-  const auto line = [&](const char* what, double ours, double theirs, double work, double difference) {
+  const auto line = [&](const char* pass, const std::vector<double>& seconds, double work,
+                        double difference) {
+    const double ours = work / seconds[0], product = 2e-9 * kGemm * kGemm * kGemm / seconds[1];
+    std::printf("%-42s %-8s %8.2f ms %6.0f GFLOP/s, %3.0f %% of GEMM", name_of(c).c_str(), pass,
+                seconds[0] * 1e3, ours, ours / product * 100);
+    const std::string of_aten = peer ? std::to_string(seconds[2] / seconds[0]) : "null";
+    if (peer)
+      std::printf(" | ATen %8.2f ms, %sx, difference %.1e", seconds[2] * 1e3, of_aten.c_str(), difference);
     std::printf(
-        "%-4s %ld x %5ld  %2ld/%ld x %3ld  window %4ld  %-8s %8.2f ms %6.0f GFLOP/s %3.0f %% of GEMM",  //
-        lm::dtype_name(c.dtype), c.documents, c.length, c.heads, c.kv_heads, c.head_dim, c.window, what,
-        ours * 1e3, work / ours, work / ours / gemm * 100);
-    if (peer) {
-      std::printf(" | ATen %8.2f ms %5.0f GFLOP/s | %.2fx, difference %.1e", theirs * 1e3, work / theirs,
-                  theirs / ours, difference);
-    }
-    std::printf("\n");
-    std::printf(
-        "{\"benchmark\": \"attention\", \"dtype\": \"%s\", \"documents\": %ld, \"length\": %ld, \"heads\": "
-        "%ld, "
-        "\"kv_heads\": %ld, \"head_dim\": %ld, \"window\": %ld, \"pass\": \"%s\", \"seconds\": %.6g, "
-        "\"gflops\": %.5g, \"peer_seconds\": %.6g, \"gemm_gflops\": %.5g}\n",
-        lm::dtype_name(c.dtype), c.documents, c.length, c.heads, c.kv_heads, c.head_dim, c.window, what, ours,
-        work / ours, theirs, gemm);
+        "\n{\"case\": \"%s\", \"pass\": \"%s\", \"of_gemm\": %.4f, \"gemm_gflops\": %.5g, \"of_aten\": %s}\n",
+        name_of(c).c_str(), pass, ours / product, product, of_aten.c_str());
   };
   const auto flat = [&](const at::Tensor& x) {
     return x.transpose(1, 2).reshape({c.documents * c.length, -1});
   };
-  line("forward", f[0], peer ? f[1] : 0, flops, peer ? relative(t.out, flat(std::get<0>(peer_out))) : 0);
-  line("backward", b[0], peer ? b[1] : 0, flops * 2.5,
+  line("forward", f, flops, peer ? relative(t.out, flat(std::get<0>(peer_out))) : 0);
+  line("backward", b, flops * 2.5,
        peer ? relative(t.dqkv.narrow(1, 0, q_width), flat(std::get<0>(peer_gradient))) : 0);
 }
 
@@ -205,12 +207,14 @@ void measure(const Case& c, int threads, int rounds, double gemm) {
 int main(int argc, char** argv) {
   const int threads = argc > 1 ? std::atoi(argv[1]) : 2, rounds = argc > 2 ? std::atoi(argv[2]) : 9;
   at::set_num_threads(threads);
-  const double gemm = gemm_gflops(rounds);
-  std::printf("bf16 GEMM 1536^3: %.0f GFLOP/s on %d threads; path %s\n", gemm, threads,
+  const bool brief = argc > 3 && std::string(argv[3]) == "short";
+  std::printf("%d threads, medians of %d; path %s\n", threads, rounds,
               lm::attention::best_path(lm::DType::kBF16).name);
   const std::vector<Case> cases = {{2, 512, 9, 3, 64, 0},   {1, 2048, 9, 3, 64, 0},
                                    {1, 8192, 3, 1, 64, 0},  {1, 8192, 3, 1, 64, 1024},
                                    {2, 512, 12, 12, 64, 0}, {2, 512, 8, 2, 128, 0},
                                    {16, 64, 9, 3, 64, 0},   {2, 512, 9, 3, 64, 0, lm::DType::kF32}};
-  for (const Case& c : cases) measure(c, threads, rounds, gemm);
+  for (const Case& c : cases) {
+    if (!brief || c.documents * c.length <= 2048) measure(c, threads, rounds);
+  }
 }

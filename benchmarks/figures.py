@@ -105,7 +105,10 @@ class Figures:
 def number(value, unit):
     if value is None:
         return "missing"
-    return f"{value:.{2 if abs(value) < 100 else 0}f}{'' if unit == 'x' else ' '}{unit}"
+    if not math.isfinite(value):
+        return str(value)
+    digits = 3 if abs(value) < 0.1 else 2 if abs(value) < 100 else 0
+    return f"{value:.{digits}f}{'' if unit == 'x' else ' '}{unit}"
 
 
 def verdict(row):

@@ -123,14 +123,11 @@ int checksum_speed() {
     return static_cast<double>(passes * bytes) / best / 1e9;
   };
   std::printf("XXH3-64 of 8 KiB chunks, best of 5\n%-10s %12s %12s\n", "variant", "L2 GB/s", "DRAM GB/s");
-  std::string json = "{\"benchmark\": \"checksum\", \"rows\": [";
   for (const ChecksumVariant& variant : checksum_variants()) {
     const double cache = speed(variant, kCache), dram = speed(variant, kMemory);
     std::printf("%-10s %12.1f %12.1f\n", variant.name, cache, dram);
-    json += (json.back() == '[' ? "{\"variant\": \"" : ", {\"variant\": \"") + std::string(variant.name) +
-            "\", \"l2_gbps\": " + std::to_string(cache) + ", \"dram_gbps\": " + std::to_string(dram) + "}";
   }
-  std::printf("%s], \"sum\": %llu}\n", json.c_str(), static_cast<unsigned long long>(sum));
+  std::printf("(their sum: %llx)\n", static_cast<unsigned long long>(sum));  // so that they are computed
   return 0;
 }
 

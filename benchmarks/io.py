@@ -4,11 +4,10 @@ themselves (a request is then one segment for the disk's driver, not 256), so "f
 "fio, 4 KiB pages" is fio as it comes.
 
 All take turns, so that a change of the disk's speed hits all; medians of the rounds, and the median of each round's
-ratio. Kernel CPU is what the process spent in the kernel per GB. Prints a table, the checksum's speed and one JSON line.
-Usage: io.py BIN_DIR [--directory .] [--rounds 9] [--mib 512] [--block-kib 1024] [--depth 16] [--engine auto|threads]
+ratio. Kernel CPU is what the process spent in the kernel per GB. Prints the checksum's speed, too.
+Usage: io.py BIN_DIR [--short] [--directory .] [--rounds 9] [--mib 512] [--block-kib 1024] [--depth 16] [--engine auto|threads]
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -18,8 +17,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from figures import Figure, Figures, common_options
+
 MODES = {"read": "read", "write": "write", "both": "rw"}  # ours: fio's
-SIDES = ("ours", "fio", "fio, 4 KiB pages")
 
 
 class Ours:
@@ -66,11 +66,8 @@ def measure(binary, directory, args):
     """The engine's description, and per mode the rounds' results by side."""
     path = Path(directory) / "fio.bin"
     ours = Ours(binary, directory, args)
-    sides = {"ours": ours.run}
-    if shutil.which("fio") is None:
-        print("fio is missing (apt-get install fio): our figures without the ceiling")
-    else:
-        sides["fio"] = lambda mode: fio(path, mode, args, True)
+    sides = {"ours": ours.run, "fio": lambda mode: fio(path, mode, args, True)}
+    if not args.short:
         sides["fio, 4 KiB pages"] = lambda mode: fio(path, mode, args, False)
     for mode in ("write", "write", "read", "both"):  # the first write makes reserved space into written space
         for run in sides.values():
@@ -86,34 +83,37 @@ def measure(binary, directory, args):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("bin_dir", type=Path)
+    parser = common_options(__doc__)
     parser.add_argument("--directory", default=".")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int)
     parser.add_argument("--mib", type=int, default=512)
     parser.add_argument("--block-kib", type=int, default=1024)
     parser.add_argument("--depth", type=int, default=16)
     parser.add_argument("--engine", default="auto")
     args = parser.parse_args()
+    args.rounds = args.rounds or (5 if args.short else 9)
+    figures = Figures(args, [figure for mode in MODES for figure in (
+        Figure(f"{mode}: GB/s", "x", "fio", at_least=0.95),
+        Figure(f"{mode}: kernel CPU", "ms/GB", "fio", at_most=25))])
+    if shutil.which("fio") is None:
+        figures.fail("no fio here, so there is nothing to compare with: ./dev build installs it")
     with tempfile.TemporaryDirectory(dir=args.directory, prefix="bench_io_") as directory:
         engine, rows = measure(args.bin_dir / "bench_io", directory, args)
 
     print(f"Transfers of {args.block_kib} KiB, {args.depth} under way, over {args.mib} MiB, medians of {args.rounds} rounds")
     print(f"ours: {engine}")
     print(f"{'':6} {'':16} {'GB/s':>8} {'of fio':>8} {'kernel ms/GB':>13}")
-    result = {"benchmark": "io", "engine": engine, "block_kib": args.block_kib, "depth": args.depth, "mib": args.mib,
-              "rounds": args.rounds}
     for mode, row in rows.items():
-        result[mode] = {}
-        for side in [name for name in SIDES if name in row[0]]:
-            gbps, kernel = (statistics.median(r[side][key] for r in row) for key in ("gbps", "kernel_ms_per_gb"))
-            entry = {"gbps": round(gbps, 3), "kernel_ms_per_gb": round(kernel, 1)}
-            if "fio" in row[0]:
-                entry["of_fio"] = round(statistics.median(r[side]["gbps"] / r["fio"]["gbps"] for r in row), 3)
-            print(f"{mode:6} {side:16} {gbps:8.2f} {entry.get('of_fio', float('nan')):8.1%} {kernel:13.1f}")
-            result[mode][side] = entry
-    subprocess.run([str(args.bin_dir / "bench_io"), "checksum"], check=True)
-    print(json.dumps(result))
+        gbps, kernel, of_fio = {}, {}, {}
+        for side in row[0]:
+            gbps[side], kernel[side] = (statistics.median(r[side][key] for r in row) for key in ("gbps", "kernel_ms_per_gb"))
+            of_fio[side] = statistics.median(r[side]["gbps"] / r["fio"]["gbps"] for r in row)
+            print(f"{mode:6} {side:16} {gbps[side]:8.2f} {of_fio[side]:8.1%} {kernel[side]:13.1f}")
+        figures.set(f"{mode}: GB/s", of_fio["ours"], f"fio, {gbps['fio']:.2f} GB/s")
+        figures.set(f"{mode}: kernel CPU", kernel["ours"], f"fio, {kernel['fio']:.1f} ms/GB")
+    if not args.short:
+        subprocess.run([str(args.bin_dir / "bench_io"), "checksum"], check=True)
+    figures.finish()
 
 
 if __name__ == "__main__":

@@ -2,23 +2,26 @@
 
 Processes take turns, one step each: everything in memory; all optimizer state on disk, with and without checksums; the
 same with one slot, so that nothing overlaps; and, since a disk may be fast enough to need no overlap, both on a simulated
-disk of 1 GB/s. SmolLM2-135M's shape, full fine-tuning, bf16, 2k tokens per step; medians of the rounds. Prints a table
-and one JSON line. The disk must be a real one: tmpfs has no speed to hide. --throttle makes the real disk that slow each
-way, by a control group (v1, root), for memory, disk and no overlap only.
+disk of 1 GB/s. There a step without overlap must miss the target of the step with it, or this benchmark could not see
+missing overlap. SmolLM2-135M's shape, full fine-tuning, bf16, 2k tokens per step; medians of the rounds. The disk must be
+a real one: tmpfs has no speed to hide. --throttle makes the real disk that slow each way, by a control group (v1, root),
+for memory, disk and no overlap only.
 
-Usage: offload_step.py BIN_DIR [--path DIR] [--rounds 9] [--sequences 4] [--clip global] [--throttle GB_PER_S]
+Usage: offload_step.py BIN_DIR [--short] [--path DIR] [--rounds 9] [--sequences 4] [--clip global] [--throttle GB_PER_S]
 """
 
-import argparse
 import contextlib
 import json
 import os
-import statistics
 import sys
 import tempfile
 from pathlib import Path
 
-from train_step import LENGTH, SHAPE, Side
+from figures import Figure, Figures, common_options
+from processes import Side
+from train_step import LENGTH, SHAPE
+
+OVERLAPPED = 1.15  # of memory's step, at most
 
 
 def start(binary, threads, sequences, settings, enter):
@@ -45,15 +48,15 @@ def slow_disk(path, gb_per_s):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("bin_dir", type=Path)
+    parser = common_options(__doc__)
     parser.add_argument("--path", default=tempfile.gettempdir())
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--sequences", type=int, default=4)
     parser.add_argument("--clip", default="global")
     parser.add_argument("--throttle", type=float)
     options = parser.parse_args()
+    options.rounds = options.rounds or (3 if options.short else 9)
     with slow_disk(options.path, options.throttle) if options.throttle else contextlib.nullcontext() as enter:
         compare(options, enter)
 
@@ -65,26 +68,35 @@ def compare(options, enter):
     sides = {"memory": [clip], "disk": disk, "disk, unverified": disk + ["offload.verify=false"],
              "disk, no overlap": disk + ["slots=1"], "1 GB/s": disk + ["disk_gb_per_s=1"],
              "1 GB/s, no overlap": disk + ["disk_gb_per_s=1", "slots=1"]}
+    wanted = [Figure("disk", "x", "memory's step", at_most=OVERLAPPED), Figure("checksums", "x", "a step without", at_most=1.03),
+              Figure("1 GB/s", "x", "memory's step", at_most=OVERLAPPED),
+              Figure("1 GB/s, no overlap", "x", "none: shows that missing overlap is seen", at_least=OVERLAPPED)]
     if options.throttle:
         sides = {name: sides[name] for name in ("memory", "disk", "disk, no overlap")}
+        wanted = wanted[:1]
+    elif options.short:
+        del sides["disk, no overlap"]
+    figures = Figures(options, wanted)
     running = {name: start(binary, options.threads, options.sequences, settings, enter) for name, settings in sides.items()}
     warm = 2
     for _ in range(options.rounds + warm):
         for side in running.values():
             side.step()
-    base = running["memory"].median_ms(warm)
-    row = {"benchmark": "offload_step", "tokens": options.sequences * LENGTH, "clip": options.clip, "throttle_gb_per_s": options.throttle}
+    ms = {name: side.median("ms", warm) for name, side in running.items()}
     for name, side in running.items():
-        ms, last = side.median_ms(warm), side.rows[-1]
-        wait = statistics.median(r["wait_ms"] for r in side.rows[warm:])
-        row[name] = {"ms": ms, "ratio": ms / base, "wait_ms": wait, "peak_rss": side.peak()}
-        print(f"{name:18} {ms:8.0f} ms  {ms / base:5.2f}x of memory's step  waits {wait:6.0f} ms  "
+        last = side.rows[-1]
+        print(f"{name:18} {ms[name]:8.0f} ms  {ms[name] / ms['memory']:5.2f}x of memory's step  "
+              f"waits {side.median('wait_ms', warm):6.0f} ms  "
               f"peak RSS {side.peak() / 2**30:.2f} GiB (planned {last['planned']['rss'] / 2**30:.2f})  "
               f"reads {last['read_bytes'] / 1e9:.2f} GB a step")
-        if abs(side.rows[-1]["loss"] - running["memory"].rows[-1]["loss"]) > 0:
+        if last["loss"] != running["memory"].rows[-1]["loss"]:
             sys.exit(f"{name}: the loss differs from memory's")
         side.finish()
-    print(json.dumps(row))
+    for figure in wanted:
+        base = "disk, unverified" if figure.name == "checksums" else "memory"
+        of = "disk" if figure.name == "checksums" else figure.name
+        figures.set(figure.name, ms[of] / ms[base], f"{figure.ceiling}, {ms[base]:.0f} ms" if figure.at_most else None)
+    figures.finish()
 
 
 if __name__ == "__main__":

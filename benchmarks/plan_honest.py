@@ -1,25 +1,31 @@
-"""Is the plan right? Fifteen configurations: planned against measured.
+"""Is the plan right? Fifteen fixed configurations and some drawn ones: planned against measured.
 
 Peak resident memory, bytes on disk (what the process's nameless files occupy), bytes read and written per step, and the
-step's time (the cores' rate measured in the same process before every step, since others use the machine, too).
-SmolLM2-135M's shape, random weights. Prints a table, one JSON line per configuration, and at the end the worst deviation of
-each.
+step's time (the cores' rate measured in the same process before every step, since others use the machine, too). Random weights;
+the fixed cases have SmolLM2-135M's shape. The drawn ones differ in everything that a plan depends on, so that its constants cannot
+be fitted to the cases that judge them; --seed draws the same ones again. A figure is the worst deviation of all cases.
 
-Usage: plan_honest.py BIN_DIR [--path DIR] [--steps 7]
+Usage: plan_honest.py BIN_DIR [--short] [--path DIR] [--steps 7] [--seed N] [--drawn 6] [--only N]
 """
 
-import argparse
-import json
 import os
+import random
 import statistics
 import tempfile
-from pathlib import Path
+import time
 
-from train_step import SHAPE, Side
+from figures import Figure, Figures, common_options
+from processes import Side
+from train_step import SHAPE
 
 NVME = {name: f"offload.{name}=nvme" for name in ("optimizer", "gradients", "weights", "activations")}
 BLOCK = "train.recompute=block"
 UNTIED = "untied"  # a head of its own, which is streamed by vocabulary segments
+SHORT = (1, 4, 12)  # of the fixed cases
+MOST_PARAMETERS = 150e6  # of a drawn model
+# The most by which plan and measurement may differ, in per cent.
+TARGETS = {"rss": 5, "disk": 1, "read": 1, "written": 1, "ms": 15}
+NAMES = {"rss": "peak RSS", "disk": "bytes on disk", "read": "bytes read", "written": "bytes written", "ms": "step time"}
 # method, gradients, sequences, length, micro_batch, settings
 CASES = [
     ("full", "fp32", 2, 512, 2, []),
@@ -40,6 +46,41 @@ CASES = [
 ]
 
 
+def parameters(shape):
+    hidden, head_dim = shape["hidden_size"], shape["hidden_size"] // shape["num_attention_heads"]
+    attention = hidden * (2 * hidden + 2 * shape["num_key_value_heads"] * head_dim)
+    blocks = shape["num_hidden_layers"] * (attention + 3 * hidden * shape["intermediate_size"])
+    return blocks + shape["vocab_size"] * hidden * (1 if shape["tie_word_embeddings"] else 2)
+
+
+def draw_shape(draw, tied):
+    while True:
+        kv_heads = draw.choice((1, 2, 3, 4))
+        heads = kv_heads * draw.choice((1, 2, 3, 4))
+        hidden = heads * draw.choice((32, 64, 128))
+        shape = {**SHAPE, "hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+                 "intermediate_size": 64 * draw.randint(hidden // 32, hidden // 16), "num_hidden_layers": draw.randint(4, 32),
+                 "vocab_size": 128 * draw.randint(64, 512), "tie_word_embeddings": tied}
+        if 256 <= hidden <= 1024 and MOST_PARAMETERS / 4 <= parameters(shape) <= MOST_PARAMETERS:
+            return shape
+
+
+def draw_case(draw):
+    """A shape and a case as those of CASES."""
+    method = draw.choice(("full", "full", "lora"))
+    micro = draw.choice((1, 2, 4))
+    sequences = micro * draw.choice((1, 2, 3))
+    length = draw.choice((128, 192, 256, 384, 512))
+    # LoRA has little optimizer state and few gradients: the plan refuses to move those.
+    homes = [name for name in NVME if draw.random() < 0.5 and (method == "full" or name in ("weights", "activations"))]
+    tied = draw.random() < 0.5
+    settings = [NVME[name] for name in homes] + ([] if tied else [UNTIED])
+    # What lives off the device by block needs the block's input alone.
+    if {"weights", "activations", "gradients"} & set(homes) or draw.random() < 0.5:
+        settings.append(BLOCK)
+    return draw_shape(draw, tied), (method, draw.choice(("fp32", "bf16")), sequences, length, micro, settings)
+
+
 def swap_bytes(pid):
     """What the nameless files of a process occupy on disk."""
     total = 0
@@ -50,9 +91,8 @@ def swap_bytes(pid):
     return total
 
 
-def measure(binary, case, path, steps):
+def measure(binary, shape, case, path, steps):
     method, gradients, sequences, length, micro, settings = case
-    shape = {**SHAPE, "tie_word_embeddings": UNTIED not in settings}
     name = f"{method} {gradients} {sequences}x{length}/{micro} " + " ".join(settings)
     settings = ["rates=each", f"offload.paths={path}", f"train.micro_batch={micro}", *[s for s in settings if s != UNTIED]]
     side = Side([str(binary), json.dumps(shape), method, gradients, "2", str(sequences), str(length), *settings])
@@ -61,10 +101,10 @@ def measure(binary, case, path, steps):
     disk = swap_bytes(side.process.pid)
     last, planned = side.rows[-1], side.rows[-1]["planned"]
     side.finish()
-    ms = statistics.median(row["ms"] for row in side.rows[2:])
+    ms = side.median("ms", 2)
     planned_ms = statistics.median(row["planned"]["ms"] for row in side.rows[2:])  # with the rates just before each
     # The median: slots fill during the first steps, and what is on its way at a step's end counts for the next.
-    moved = {way: statistics.median(row[way] for row in side.rows[2:]) for way in ("read_bytes", "written_bytes")}
+    moved = {way: side.median(way, 2) for way in ("read_bytes", "written_bytes")}
     return {"case": name,
             "rss": (planned["rss"], last["peak_rss"]), "disk": (planned["disk"], disk),
             "read": (planned["read_bytes"], moved["read_bytes"]),
@@ -76,26 +116,48 @@ def deviation(pair):
     return 100 * (planned - measured) / measured if measured else (0.0 if planned == 0 else 100.0)
 
 
+def describe(shape):
+    return (f"{shape['num_hidden_layers']} layers of {shape['hidden_size']}, ffn {shape['intermediate_size']}, "
+            f"{shape['num_attention_heads']}/{shape['num_key_value_heads']} heads, vocabulary {shape['vocab_size']}")
+
+
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("bin_dir", type=Path)
+    parser = common_options(__doc__)
     parser.add_argument("--path", default=tempfile.gettempdir())
-    parser.add_argument("--steps", type=int, default=7)
-    parser.add_argument("--only", type=int, help="the n-th configuration alone")
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 1000000)
+    parser.add_argument("--drawn", type=int)
+    parser.add_argument("--only", type=int, help="the n-th configuration alone, drawn ones behind the fixed ones")
     options = parser.parse_args()
-    worst = dict.fromkeys(("rss", "disk", "read", "written", "ms"), 0.0)
-    for case in CASES if options.only is None else [CASES[options.only]]:
-        row = measure(options.bin_dir / "train_step_bench", case, options.path, options.steps)
-        deviations = {key: deviation(row[key]) for key in worst}
-        for key, value in deviations.items():
-            worst[key] = max(worst[key], abs(value))
-        print(f"{row['case'].replace('offload.', ''):92} "
-              f"RSS {row['rss'][1] / 2**20:6.0f} MiB {deviations['rss']:+5.1f} %  "
-              f"disk {row['disk'][1] / 2**20:6.0f} MiB {deviations['disk']:+5.1f} %  "
-              f"read {deviations['read']:+4.1f} %  written {deviations['written']:+4.1f} %  "
-              f"step {row['ms'][1]:6.0f} ms {deviations['ms']:+5.1f} %")
-        print(json.dumps({"benchmark": "plan_honest", **row}), flush=True)
-    print("worst: " + ", ".join(f"{key} {value:.1f} %" for key, value in worst.items()))
+    steps = options.steps or (5 if options.short else 7)
+    draw = random.Random(options.seed)
+    cases = {"fixed": [({**SHAPE, "tie_word_embeddings": UNTIED not in case[5]}, case) for case in CASES], "drawn": []}
+    if options.short:
+        cases["fixed"] = [cases["fixed"][n] for n in SHORT]
+    drawn = options.drawn if options.drawn is not None else 2 if options.short else 6
+    cases["drawn"] = [draw_case(draw) for _ in range(drawn)]
+    if options.only is not None:
+        cases = {kind: [case for case in some if case is (cases["fixed"] + cases["drawn"])[options.only]]
+                 for kind, some in cases.items()}
+    kinds = [kind for kind in cases if cases[kind]]
+    figures = Figures(options, [Figure(f"{kind}: {NAMES[key]}", "% off", "the plan", at_most=target)
+                                for kind in kinds for key, target in TARGETS.items()])
+    print(f"drawn with --seed {options.seed}", flush=True)
+    for kind in kinds:
+        worst = dict.fromkeys(TARGETS, 0.0)
+        for shape, case in cases[kind]:
+            if kind == "drawn":
+                print(describe(shape), flush=True)
+            row = measure(options.bin_dir / "train_step_bench", shape, case, options.path, steps)
+            off = {key: deviation(row[key]) for key in TARGETS}
+            worst = {key: max(worst[key], abs(off[key])) for key in TARGETS}
+            print(f"{row['case'].replace('offload.', ''):92} RSS {row['rss'][1] / 2**20:6.0f} MiB {off['rss']:+5.1f} %  "
+                  f"disk {row['disk'][1] / 2**20:6.0f} MiB {off['disk']:+5.1f} %  "
+                  f"read {off['read']:+4.1f} %  written {off['written']:+4.1f} %  "
+                  f"step {row['ms'][1]:6.0f} ms {off['ms']:+5.1f} %", flush=True)
+        for key, value in worst.items():
+            figures.set(f"{kind}: {NAMES[key]}", value, f"the plan, {len(cases[kind])} cases")
+    figures.finish()
 
 
 if __name__ == "__main__":

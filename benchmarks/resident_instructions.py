@@ -1,15 +1,17 @@
 """What does the offload engine cost a run that does not use it?
 
-Instructions of one training step with everything in memory, tiny model, one thread, counted by valgrind's callgrind;
-against those of another build (the commit before the offload engine was 8a129ca). Counted inside TrainStep::run alone, as
-the difference of runs of N and 2N steps, so that neither start nor first step are in it. Most instructions are torch's
-matrix products, which are the same for both: what is outside libtorch is told apart. valgrind knows no AVX-512, so both
-sides run what they have for AVX2. Prints a table and one JSON line.
+Instructions outside libtorch of one training step with everything in memory, tiny model, one thread, counted by valgrind's
+callgrind inside TrainStep::run, as the difference of runs of N and 2N steps, so that neither start nor first step are in them.
+Most instructions of a step are torch's matrix products, which are not ours. valgrind knows no AVX-512: what is counted are the
+kernels for AVX2. The counts hardly differ between runs, so they are held to the RECORDED ones.
 
-Usage: resident_instructions.py BIN_DIR [BASE_BIN_DIR] [--steps 2] [--method full|lora]
+A change that makes a step do more has to say why: then run this with --record, which prints the new numbers, put them into
+RECORDED, and give the reason in the commit's message. So has another compiler: they are those of gcc 12. A second BASE_BIN_DIR is
+another build, whose counts are printed beside.
+
+Usage: resident_instructions.py BIN_DIR [BASE_BIN_DIR] [--short] [--record]
 """
 
-import argparse
 import json
 import re
 import shutil
@@ -18,11 +20,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+from figures import Figure, Figures, common_options
+
 SHAPE = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 192,
          "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
          "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True, "max_position_embeddings": 512,
          "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2}
 SEQUENCES, LENGTH = 2, 64
+STEPS = 2
+RECORDED = {"full": 8737106, "lora": 7886494}  # instructions per step outside libtorch
 
 
 def self_costs(profile):
@@ -65,28 +71,26 @@ def per_step(binary, method, steps, settings):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("bin_dir", type=Path)
+    parser = common_options(__doc__)
     parser.add_argument("base_bin_dir", type=Path, nargs="?")
-    parser.add_argument("--steps", type=int, default=2)
-    parser.add_argument("--method", choices=["full", "lora"], default="full")
+    parser.add_argument("--record", action="store_true")
     options = parser.parse_args()
+    methods = {"full": RECORDED["full"]} if options.short else RECORDED
+    figures = Figures(options, [Figure(f"{method}: instructions per step", "x", f"recorded, {count / 1e6:.3f} M", at_most=1.02)
+                                for method, count in methods.items()])
     if not shutil.which("valgrind"):
-        sys.exit(print("no valgrind here: not counted"))
-    # A base that old measures no product at its start and takes no settings.
-    sides = {"this build": (options.bin_dir, ["gemm_tflops=1"])}
-    if options.base_bin_dir:
-        sides["base"] = (options.base_bin_dir, [])
-    row = {"benchmark": "resident_instructions", "method": options.method}
-    for name, (directory, settings) in sides.items():
-        total, outside = per_step(directory / "train_step_bench", options.method, options.steps, settings)
-        row[name] = {"per_step": total, "outside_torch": outside}
-        print(f"{name:12} {total / 1e6:9.3f} M instructions a step, {outside / 1e6:8.3f} M of them outside libtorch")
-    if options.base_bin_dir:
-        row["ratio"] = row["this build"]["per_step"] / row["base"]["per_step"]
-        row["ratio_outside_torch"] = row["this build"]["outside_torch"] / row["base"]["outside_torch"]
-        print(f"this build / base: {row['ratio']:.4f}, outside libtorch {row['ratio_outside_torch']:.4f}")
-    print(json.dumps(row))
+        figures.fail("no valgrind here, so nothing is counted: ./dev build installs it")
+    found = {}
+    for method, recorded in methods.items():
+        total, found[method] = per_step(options.bin_dir / "train_step_bench", method, STEPS, ["gemm_tflops=1"])
+        print(f"{method}: {total / 1e6:.3f} M instructions a step, {found[method] / 1e6:.3f} M of them outside libtorch", flush=True)
+        if options.base_bin_dir:
+            base, base_outside = per_step(options.base_bin_dir / "train_step_bench", method, STEPS, ["gemm_tflops=1"])
+            print(f"{method}: of the base {total / base:.4f}, outside libtorch {found[method] / base_outside:.4f}", flush=True)
+        figures.set(f"{method}: instructions per step", found[method] / recorded)
+    if options.record:
+        print("RECORDED = " + json.dumps({method: round(count) for method, count in found.items()}))
+    figures.finish()
 
 
 if __name__ == "__main__":

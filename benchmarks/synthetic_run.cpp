@@ -2,6 +2,7 @@
 
 #include "base/philox.h"
 #include "gpu_pattern.h"
+#include "plan/gemm_library.h"
 #include "weights/load_store.h"
 
 namespace lm {
@@ -57,16 +58,29 @@ void fill_with_pattern(const ModelLayout& layout, DType dtype, StreamView stream
   synchronize(stream);  // the tiles end here
 }
 
+AdapterSpec all_linear() {
+  return {.r = 16,
+          .alpha = 16,
+          .rslora = false,
+          .dropout = 0,
+          .targets = resolve_targets({"all-linear"}, "lora.targets")};
+}
+
 }  // namespace
+
+int64_t planned_gemm_shapes(const ModelSpec& spec, bool lora, const Config& config) {
+  const AdapterSpec adapter = all_linear();
+  const AdapterSpec* const trained = lora ? &adapter : nullptr;
+  Machine machine;
+  machine.cores = static_cast<int>(*config.run.threads);
+  const ModelLayout layout = make_layout(spec, trained, DType::kBF16);
+  return draft_plan(config, spec, trained, layout, machine, DeviceType::kCpu).placement.gemm_shapes;
+}
 
 SyntheticRun::SyntheticRun(SyntheticSetup setup, const Machine& machine, StreamView stream)
     : setup_(std::move(setup)),
       stream_(stream),
-      adapter_{.r = 16,
-               .alpha = 16,
-               .rslora = false,
-               .dropout = 0,
-               .targets = resolve_targets({"all-linear"}, "lora.targets")},
+      adapter_(all_linear()),
       layout_(make_layout(setup_.spec, setup_.lora ? &adapter_ : nullptr, DType::kBF16)) {
   const Config& config = setup_.config;
   const AdapterSpec* const trained = setup_.lora ? &adapter_ : nullptr;
@@ -102,6 +116,20 @@ double SyntheticRun::planned_seconds(const Machine& machine) const {
   return make_plan(setup_.config, setup_.spec, setup_.lora ? &adapter_ : nullptr, layout_, machine,
                    stream_.device, {}, setup_.update_on_host)
       .step_seconds;
+}
+
+int64_t SyntheticRun::planned_host_bytes() const {
+  const PlacementPlan& placement = plan_.placement;
+  if (placement.gemm_shapes == 0) return plan_.peak.host;
+  const AdapterSpec* const trained = setup_.lora ? &adapter_ : nullptr;
+  const auto library = [&](double flops) {
+    return gemm_library(setup_.spec, trained, plan_.numerics, flops);
+  };
+  // Where steps are so long that nothing has to stay, room is for one number of rows alone.
+  constexpr double kEndless = 1e30;
+  const GemmLibrary every = library(0);
+  const int64_t kept = library(kEndless).shapes * (every.bytes / every.shapes);
+  return plan_.peak.host - placement.gemm_bytes + kept;
 }
 
 int64_t SyntheticRun::tokens_per_step() const {

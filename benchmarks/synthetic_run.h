@@ -18,6 +18,9 @@ struct SyntheticSetup {
   bool pattern = false;  // with a GPU: weights repeat one tile (gpu_pattern.h), which takes no time to make
 };
 
+// What start_torch wants to know of such a run on the CPU, before a machine is measured.
+int64_t planned_gemm_shapes(const ModelSpec& spec, bool lora, const Config& config);
+
 class SyntheticRun {
  public:
   // Plans, allocates and initialises. `machine` is what the plan may assume.
@@ -27,6 +30,9 @@ class SyntheticRun {
   const Plan& plan() const { return plan_; }
   // What the plan would say of a step's time with these rates.
   double planned_seconds(const Machine& machine) const;
+  // The plan's peak of host memory for batches as these: the plan has room for the GEMM library's code for
+  // rows of every length, and these batches have one number of rows.
+  int64_t planned_host_bytes() const;
   const Rank& rank() const { return *rank_; }
   int64_t tokens_per_step() const;
 

@@ -1,5 +1,5 @@
-// Our side of train_step.py and offload_step.py: one optimizer step per line of input, on random weights and
-// tokens.
+// Our side of train_step.py, offload_step.py, plan_honest.py and resident_instructions.py: one optimizer step
+// per line of input, on random weights and tokens.
 //
 //   train_step_bench SHAPE_JSON full|lora fp32|bf16 THREADS SEQUENCES LENGTH [KEY=VALUE ...]
 //
@@ -105,7 +105,8 @@ EngineFactory simulated_engine(double gb_per_s, std::unique_ptr<SimDisk>& disk) 
 void run(int argc, char** argv) {
   const Arguments arguments = parse_arguments(argc, argv);
   const Config& config = arguments.config;
-  const StreamView stream = start_torch(DeviceType::kCpu, static_cast<int>(*config.run.threads), true);
+  const StreamView stream = start_torch(DeviceType::kCpu, static_cast<int>(*config.run.threads), true,
+                                        planned_gemm_shapes(arguments.spec, arguments.lora, config));
   Machine machine = this_machine(arguments, stream);
   std::unique_ptr<SimDisk> simulated;  // outlives the run's queue
   SyntheticRun run({.spec = arguments.spec,
@@ -133,7 +134,7 @@ void run(int argc, char** argv) {
                                        {"written_bytes", now.written_bytes - before.written_bytes},
                                        {"wait_ms", (far.wait_seconds() - waited) * 1e3},
                                        {"planned",
-                                        {{"rss", plan.peak.host},
+                                        {{"rss", run.planned_host_bytes()},
                                          {"disk", plan.peak.disk},
                                          {"read_bytes", plan.timeline.disk_read_bytes},
                                          {"written_bytes", plan.timeline.disk_written_bytes},

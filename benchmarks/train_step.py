@@ -2,15 +2,16 @@
 
 Both sides run as processes of their own and take turns, one step each, so that a change of the machine's speed
 hits both; medians are compared. Same model (SmolLM2-135M's shape, random weights), same tokens, bf16, 2 x 512 tokens.
-Prints a table and one JSON line per method. Usage: train_step.py BIN_DIR [--rounds 9] [--method full|lora]
+peft keeps adapters in fp32 unless it is told not to; ours are bf16, with fp32 masters. So LoRA is compared twice: with bf16
+adapters on both sides, and with peft as it comes. Usage: train_step.py BIN_DIR [--short] [--rounds 9] [--only CASE]
 """
 
-import argparse
 import json
-import statistics
-import subprocess
 import sys
-from pathlib import Path
+from dataclasses import dataclass
+
+from figures import Figure, Figures, common_options
+from processes import Side
 
 SHAPE = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 576, "intermediate_size": 1536,
          "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
@@ -22,13 +23,16 @@ PEER = r'''
 import json, sys, time, resource
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
-shape, method, threads, sequences, length = json.loads(sys.argv[1])
+shape, method, fp32_adapters, threads, sequences, length = json.loads(sys.argv[1])
 torch.set_num_threads(threads)
 torch.manual_seed(0)
 model = LlamaForCausalLM(LlamaConfig(**shape)).to(torch.bfloat16)
 if method == "lora":
     from peft import LoraConfig, get_peft_model
-    model = get_peft_model(model, LoraConfig(r=16, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"))
+    config = LoraConfig(r=16, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = get_peft_model(model, config, autocast_adapter_dtype=fp32_adapters)
+    wanted = torch.float32 if fp32_adapters else torch.bfloat16
+    assert all(p.dtype == wanted for p in model.parameters() if p.requires_grad)
 model.train()
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-5, fused=True)
 tokens = torch.randint(0, shape["vocab_size"], (sequences, length))
@@ -46,63 +50,57 @@ for line in sys.stdin:
 '''
 
 
-class Side:
-    """A process that makes one training step per line of input."""
-
-    def __init__(self, command, **more):
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **more)
-        ready = self.process.stdout.readline()
-        if ready.strip() != "ready":
-            sys.exit(f"{command[0]} did not start: {ready!r}")
-        self.rows = []
-
-    def step(self):
-        self.process.stdin.write("step\n")
-        self.process.stdin.flush()
-        self.rows.append(json.loads(self.process.stdout.readline()))
-
-    def finish(self):
-        self.process.stdin.close()
-        self.process.wait()
-
-    def median_ms(self, warm):
-        return statistics.median(row["ms"] for row in self.rows[warm:])
-
-    def peak(self):
-        return self.rows[-1]["peak_rss"]
+@dataclass(frozen=True)
+class Case:
+    name: str
+    method: str
+    gradients: str
+    fp32_adapters: bool  # of peft
+    peer: str
+    speed: float  # at least, of the peer's tokens/s
+    memory: float  # at most, of the peer's peak RSS
 
 
-def compare(ours_binary, method, gradients, rounds, threads):
-    peer = Side([sys.executable, "-c", PEER, json.dumps([SHAPE, method, threads, SEQUENCES, LENGTH])])
-    ours = Side([str(ours_binary), json.dumps(SHAPE), method, gradients, str(threads), str(SEQUENCES), str(LENGTH)])
-    warm = 2
+CASES = [
+    Case("full, bf16 gradients", "full", "bf16", False, "transformers + torch's fused AdamW", 1.6, 0.8),
+    Case("full, fp32 gradients", "full", "fp32", False, "transformers + torch's fused AdamW", 1.6, 0.8),
+    Case("LoRA, bf16 adapters", "lora", "bf16", False, "peft, autocast_adapter_dtype=False", 1.8, 0.4),
+    Case("LoRA, peft's default", "lora", "bf16", True, "peft, fp32 adapters", 1.8, 0.4),
+]
+
+
+def compare(options, case, rounds):
+    peer = Side([sys.executable, "-c", PEER,
+                 json.dumps([SHAPE, case.method, case.fp32_adapters, options.threads, SEQUENCES, LENGTH])])
+    ours = Side([str(options.bin_dir / "train_step_bench"), json.dumps(SHAPE), case.method, case.gradients, str(options.threads),
+                 str(SEQUENCES), str(LENGTH)])
+    warm = 1 if options.short else 2
     for _ in range(rounds + warm):
         peer.step()
         ours.step()
-    tokens = SEQUENCES * LENGTH
-    row = {"benchmark": "train_step", "method": method, "gradients": gradients,
-           "ours_tokens_per_s": tokens / ours.median_ms(warm) * 1e3,
-           "peer_tokens_per_s": tokens / peer.median_ms(warm) * 1e3,
-           "speedup": peer.median_ms(warm) / ours.median_ms(warm),
-           "ours_peak_rss": ours.peak(), "peer_peak_rss": peer.peak(), "rss_ratio": ours.peak() / peer.peak()}
     peer.finish()
     ours.finish()
-    print(f"{method:5} gradients {gradients}: {row['speedup']:.2f}x the peer's tokens/s "
-          f"({row['ours_tokens_per_s']:.0f} against {row['peer_tokens_per_s']:.0f}), peak RSS {row['rss_ratio']:.2f}x "
-          f"({row['ours_peak_rss'] / 2**30:.2f} against {row['peer_peak_rss'] / 2**30:.2f} GiB)")
-    print(json.dumps(row), flush=True)
+    return ours, peer, warm
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("bin_dir", type=Path)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser = common_options(__doc__)
+    parser.add_argument("--rounds", type=int)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--method", choices=["full", "lora"])
+    parser.add_argument("--only", choices=[case.name for case in CASES])
     options = parser.parse_args()
-    for method, gradients in [("full", "bf16"), ("full", "fp32"), ("lora", "bf16")]:
-        if options.method in (None, method):
-            compare(options.bin_dir / "train_step_bench", method, gradients, options.rounds, options.threads)
+    cases = [case for case in CASES if options.only in (None, case.name)]
+    figures = Figures(options, [figure for case in cases for figure in (
+        Figure(f"{case.name}: tokens/s", "x", case.peer, at_least=case.speed),
+        Figure(f"{case.name}: peak RSS", "x", case.peer, at_most=case.memory))])
+    for case in cases:
+        ours, peer, warm = compare(options, case, options.rounds or (3 if options.short else 9))
+        speed = [SEQUENCES * LENGTH / side.median("ms", warm) * 1e3 for side in (ours, peer)]
+        print(f"{case.name}: {speed[0]:.0f} against {speed[1]:.0f} tokens/s, peak RSS {ours.peak() / 2**30:.2f} against "
+              f"{peer.peak() / 2**30:.2f} GiB", flush=True)
+        figures.set(f"{case.name}: tokens/s", speed[0] / speed[1], f"{case.peer}, {speed[1]:.0f} tokens/s")
+        figures.set(f"{case.name}: peak RSS", ours.peak() / peer.peak(), f"{case.peer}, {peer.peak() / 2**30:.2f} GiB")
+    figures.finish()
 
 
 if __name__ == "__main__":

@@ -108,27 +108,24 @@ function(lm_python_test name)
   endif()
 endfunction()
 
-# lm_benchmark(name SOURCES ... DEPENDS ...): an executable that `./dev bench` runs.
+# lm_benchmark(name.py [PROGRAM program SOURCES ... DEPENDS ...]): benchmarks/name.py, which `./dev bench` runs with
+# LM_PYTHON, and the executable that is our side of it.
 function(lm_benchmark name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
-  add_executable(${name} ${ARG_SOURCES})
-  target_link_libraries(${name} PRIVATE lm_flags ${ARG_DEPENDS})
+  cmake_parse_arguments(ARG "" "PROGRAM" "SOURCES;DEPENDS" ${ARGN})
   set_property(GLOBAL APPEND PROPERTY LM_BENCHMARKS ${name})
+  if(ARG_PROGRAM)
+    add_executable(${ARG_PROGRAM} ${ARG_SOURCES})
+    target_link_libraries(${ARG_PROGRAM} PRIVATE lm_flags ${ARG_DEPENDS})
+  endif()
 endfunction()
 
-# lm_gpu_benchmark(name [TORCH] SOURCES ... DEPENDS ...): likewise, of a GPU: gpu_checks.sh runs it on one; on the twin it
+# lm_gpu_benchmark(name [TORCH] SOURCES ... DEPENDS ...): an executable that gpu_checks.sh runs on a GPU; on the twin it
 # only shows that it works.
 function(lm_gpu_benchmark name)
   lm_gpu_program(${name} ${ARGN})
   if(LM_HAVE_CUDA)
-    set_property(GLOBAL APPEND PROPERTY LM_BENCHMARKS ${name})
     set_property(GLOBAL APPEND PROPERTY LM_GPU_BENCHMARKS ${name})
   endif()
-endfunction()
-
-# lm_python_benchmark(name.py): benchmarks/name.py, run by `./dev bench` with LM_PYTHON (comparisons with peers).
-function(lm_python_benchmark name)
-  set_property(GLOBAL APPEND PROPERTY LM_BENCHMARKS ${name})
 endfunction()
 
 # Writes the lists that ./dev and cmake/bundle.py read; called last.

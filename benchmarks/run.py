@@ -1,0 +1,167 @@
+"""Runs benchmarks and says at the end which figures miss their target.
+
+A full run writes results/CPU.md and .json, a run with NAMEs replaces their rows there; --short and --impossible keep nothing.
+--short (fewer rounds, looser targets) runs a benchmark that misses up to two more times, since it is for machines with other work
+on them: missed is what misses three times. --impossible gives every benchmark targets that nothing meets and demands that each of
+its figures is measured and missed: a benchmark that passes could not fail. Exits 1 if a target is missed, or if a benchmark ends
+any other way than with its figures.
+
+Usage: run.py BIN_DIR [--short] [--impossible] [NAME...]
+"""
+
+import datetime
+import json
+import math
+import os
+import platform
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from figures import common_options, number, table, verdict
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results"
+ATTEMPTS_SHORT = 3
+
+
+@dataclass
+class Outcome:
+    rows: list = field(default_factory=list)  # of figures
+    fault: str = ""  # why the benchmark counts as failed, whatever its figures say
+
+    def missed(self):
+        return bool(self.fault) or any(not row["met"] for row in self.rows)
+
+
+def run_once(name, options):
+    command = [sys.executable, "-B", str(HERE / name), str(options.bin_dir)]
+    command += [flag for flag, on in (("--short", options.short), ("--impossible", options.impossible)) if on]
+    environment = dict(os.environ)
+    if options.short:  # threads that spin for each other take ten times as long beside other work
+        environment["OMP_WAIT_POLICY"] = "PASSIVE"
+    outcome, end = Outcome(), None
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        for line in process.stdout:
+            row = None
+            if line.startswith('{"benchmark"'):
+                row = json.loads(line)
+            if row is None:
+                print(line, end="", flush=True)
+            elif "figure" in row:
+                outcome.rows.append(row)
+            else:
+                end = row
+    missed = sum(not row["met"] for row in outcome.rows)
+    if end is None:
+        outcome.fault = f"ended with {process.returncode} before its figures"
+    elif not outcome.rows:
+        outcome.fault = "gave no figure"
+    elif (end["figures"], end["missed"]) != (len(outcome.rows), missed) or process.returncode != (1 if missed else 0):
+        outcome.fault = f"ended with {process.returncode}, its figures say otherwise"
+    return outcome
+
+
+def run(name, options):
+    """A benchmark that did not come to its end is not tried again: no noise does that."""
+    attempts = ATTEMPTS_SHORT if options.short and not options.impossible else 1
+    for attempt in range(1, attempts + 1):
+        print(f"== {name}" + (f", attempt {attempt} of {attempts}" if attempt > 1 else ""), flush=True)
+        outcome = run_once(name, options)
+        if outcome.fault or not outcome.missed():
+            break
+    return outcome
+
+
+def measured(row):
+    return row["value"] is not None and math.isfinite(row["value"])
+
+
+def faults(outcomes, impossible):
+    """Lines: what makes this run a failure."""
+    for name, outcome in outcomes.items():
+        if outcome.fault:
+            yield f"{name}: {outcome.fault}"
+        for row in outcome.rows:
+            if impossible and not measured(row):
+                yield f"{name}: {row['figure']} was not measured"
+            elif impossible and row["met"]:
+                yield f"{name}: {row['figure']} meets a target that nothing can meet"
+            elif not impossible and not row["met"]:
+                yield (f"{name}: {row['figure']} is {number(row['value'], row['unit'])}, "
+                       f"{row['bound']} {number(row['target'], row['unit'])} wanted")
+
+
+def machine():
+    cpu = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+    kib = int(re.search(r"^MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text(), re.M)[1])
+    return {"cpu": cpu[1].strip() if cpu else platform.machine(), "cores": len(os.sched_getaffinity(0)),
+            "memory_gib": round(kib / 2**20, 1), "kernel": platform.release()}
+
+
+def results_file(kind):
+    words = re.sub(r"\((R|TM)\)|\bCPU\b|@.*", " ", kind["cpu"])
+    slug = re.sub(r"[^a-z0-9]+", "-", f"{words} {kind['cores']} cores".lower()).strip("-")
+    return RESULTS / f"{slug}.json"
+
+
+def commit():
+    def git(*words):
+        return subprocess.run(["git", "-C", str(HERE), *words], capture_output=True, text=True, check=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "..", ":!results")
+    return git("rev-parse", "--short", "HEAD") + ("+changes" if changed else "")
+
+
+def finite(row):
+    """JSON knows no NaN."""
+    return row if measured(row) else row | {"value": None}
+
+
+def write_results(outcomes, names, every):
+    """`names`: those that were run, of `every`; the others keep the rows that they have."""
+    kind = machine()
+    path = results_file(kind)
+    before = json.loads(path.read_text())["rows"] if path.exists() and names != every else []
+    when = {"date": datetime.date.today().isoformat(), "commit": commit()}
+    rows = []
+    for name in every:
+        if name in outcomes:
+            rows += [finite(row) | when for row in outcomes[name].rows]
+        else:
+            rows += [row for row in before if row["benchmark"] == name]
+    RESULTS.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"machine": kind, "rows": rows}, indent=1) + "\n")
+    text = [f"# {kind['cpu']}, {kind['cores']} cores", "",
+            f"{kind['memory_gib']} GiB of memory, Linux {kind['kernel']}. Written by `./dev bench`.", "",
+            "| benchmark | figure | value | target | ceiling | verdict | measured |", "|---|---|---|---|---|---|---|"]
+    text += [f"| {row['benchmark']} | {row['figure']} | {number(row['value'], row['unit'])} "
+             f"| {row['bound']} {number(row['target'], row['unit'])} | {row['ceiling']} | {verdict(row)} "
+             f"| {row['date']}, {row['commit']} |" for row in rows]
+    path.with_suffix(".md").write_text("\n".join(text) + "\n")
+    print(f"{path.with_suffix('.md')}")
+
+
+def main():
+    parser = common_options(__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    options = parser.parse_intermixed_args()
+    every = (options.bin_dir.parent / "benchmarks.txt").read_text().split()
+    if unknown := [name for name in options.names if name not in every]:
+        sys.exit(f"run.py: no benchmark {unknown[0]}: there are {', '.join(every)}")
+    names = [name for name in every if not options.names or name in options.names]
+    outcomes = {name: run(name, options) for name in names}
+    rows = [row for outcome in outcomes.values() for row in outcome.rows]
+    print("\n" + "\n".join(table([row | {"figure": f"{row['benchmark']}: {row['figure']}"} for row in rows])))
+    if not (options.short or options.impossible):
+        write_results(outcomes, names, every)
+    wrong = list(faults(outcomes, options.impossible))
+    for line in wrong:
+        print(line)
+    sys.exit(1 if wrong or not rows else 0)
+
+
+if __name__ == "__main__":
+    main()
