@@ -8,6 +8,7 @@ be fitted to the cases that judge them; --seed draws the same ones again. A figu
 Usage: plan_honest.py BIN_DIR [--short] [--path DIR] [--steps 7] [--seed N] [--drawn 6] [--only N]
 """
 
+import json
 import os
 import random
 import statistics
