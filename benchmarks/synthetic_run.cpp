@@ -122,14 +122,9 @@ int64_t SyntheticRun::planned_host_bytes() const {
   const PlacementPlan& placement = plan_.placement;
   if (placement.gemm_shapes == 0) return plan_.peak.host;
   const AdapterSpec* const trained = setup_.lora ? &adapter_ : nullptr;
-  const auto library = [&](double flops) {
-    return gemm_library(setup_.spec, trained, plan_.numerics, flops);
-  };
-  // Where steps are so long that nothing has to stay, room is for one number of rows alone.
-  constexpr double kEndless = 1e30;
-  const GemmLibrary every = library(0);
-  const int64_t kept = library(kEndless).shapes * (every.bytes / every.shapes);
-  return plan_.peak.host - placement.gemm_bytes + kept;
+  // All batches have one number of rows.
+  const int64_t used = gemm_shapes(setup_.spec, trained, plan_.numerics, 0).least;
+  return plan_.peak.host - std::max<int64_t>(placement.gemm_shapes - used, 0) * kGemmShapeBytes;
 }
 
 int64_t SyntheticRun::tokens_per_step() const {

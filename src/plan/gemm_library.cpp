@@ -14,10 +14,6 @@ constexpr int64_t kRowCounts =
 // Making one takes 1.1 ms, in which the slowest cores that have bf16 instructions do this much on their own.
 constexpr double kFlopsOfAShape = 2.2e8;
 constexpr double kShows = 0.04;  // of the work
-// Measured with shapes from 64 x 64 to 576 x 8192: 0.60 to 0.66 MiB while all stay, 0.73 to 0.86 where new
-// ones take the place of old ones all the time.
-constexpr int64_t kShapeBytes = 860 << 10;
-
 // Different matrices among a block's adapted slices.
 int64_t adapted_matrices(const ModelSpec& spec, const AdapterSpec& adapter) {
   const auto matrix = [&](const std::string& target) -> std::pair<int64_t, int64_t> {
@@ -38,8 +34,8 @@ bool rounds_rows(DType dtype, DeviceType device) {
   return dtype == DType::kBF16 && device == DeviceType::kCpu;
 }
 
-GemmLibrary gemm_library(const ModelSpec& spec, const AdapterSpec* adapter, const NumericsPlan& numerics,
-                         double flops) {
+GemmShapes gemm_shapes(const ModelSpec& spec, const AdapterSpec* adapter, const NumericsPlan& numerics,
+                       double flops) {
   if (!numerics.round_rows) return {};
   // Four projections forward and for their inputs; four weight gradients, which the GEMM itself may add to
   // those of the micro-batches before; per adapted matrix down, up, and the gradients of both, of the input
@@ -51,8 +47,7 @@ GemmLibrary gemm_library(const ModelSpec& spec, const AdapterSpec* adapter, cons
   const int64_t head = (adapter != nullptr ? 2 : added ? 4 : 3) * widths;
   const int64_t micro = block + 2 * head;
   const bool shows = static_cast<double>(micro) * kFlopsOfAShape > kShows * flops;
-  const int64_t shapes = (shows ? kRowCounts : 1) * micro;
-  return {shapes, shapes * kShapeBytes};
+  return {micro, (shows ? kRowCounts : 1) * micro};
 }
 
 }  // namespace lm

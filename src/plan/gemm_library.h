@@ -14,14 +14,18 @@ namespace lm {
 // Whether micro-batches are rounded up to few different numbers of rows.
 bool rounds_rows(DType dtype, DeviceType device);
 
-struct GemmLibrary {
-  int64_t shapes = 0;  // that it may keep; 0: it keeps none
-  int64_t bytes = 0;   // of host memory, for that
+// How many shapes it may keep; 0: it keeps none.
+struct GemmShapes {
+  int64_t least = 0;  // those of one micro-batch, whose layers share them
+  int64_t wanted =
+      0;  // where making one takes time that shows beside the work: of 12 different numbers of rows
 };
-// Where making what a shape needs takes time that shows beside the work, the shapes of 12 different numbers
-// of rows may stay; else those of one micro-batch, whose layers share them. `flops`: of the longest
-// micro-batch, forward and backward.
-GemmLibrary gemm_library(const ModelSpec& spec, const AdapterSpec* adapter, const NumericsPlan& numerics,
-                         double flops);
+// `flops`: of the longest micro-batch, forward and backward.
+GemmShapes gemm_shapes(const ModelSpec& spec, const AdapterSpec* adapter, const NumericsPlan& numerics,
+                       double flops);
+
+// Host memory for one. Measured with shapes from 64 x 64 to 576 x 8192: 0.60 to 0.66 MiB while all stay, 0.73
+// to 0.86 where new ones take the place of old ones all the time.
+inline constexpr int64_t kGemmShapeBytes = 860 << 10;
 
 }  // namespace lm

@@ -249,6 +249,11 @@ void choose_homes(const PlanInput& in, Plan& plan) {
   for (; !fits_memory(plan) && chosen + 1 < candidates.size(); ++chosen)
     place(in, candidates[chosen + 1], plan);
   if (fits_memory(plan)) spend_and_fit_disk(in, candidates[chosen], plan);
+  // What is left now may hold code, which is made again otherwise.
+  Plan more = plan;
+  more.placement.every_gemm_shape = true;
+  size_plan(in, more);
+  if (more.fits) plan = std::move(more);
   explain_homes(in, plan);
 }
 

@@ -90,10 +90,12 @@ struct PlacementPlan {
   // With a GPU: registered host memory for what a step's batches send to it, and for what the step's end
   // reads back.
   int64_t upload_bytes = 0, result_bytes = 0;
-  int64_t library_device_bytes = 0;         // with a GPU: the most that LibTorch may take of it
-  int64_t gemm_shapes = 0, gemm_bytes = 0;  // that the CPU's GEMM library may keep; 0: it keeps none
-  int64_t group = 1;                        // micro-batches that pass a block before the next
-  bool frozen_weights = false;              // LoRA: what the weight pool moves is the base
+  int64_t library_device_bytes = 0;  // with a GPU: the most that LibTorch may take of it
+  // That the CPU's GEMM library may keep code for (0: it keeps none), and whether these are all it could use.
+  int64_t gemm_shapes = 0;
+  bool every_gemm_shape = false;
+  int64_t group = 1;            // micro-batches that pass a block before the next
+  bool frozen_weights = false;  // LoRA: what the weight pool moves is the base
   IoEngineChoice engine = IoEngineChoice::kAuto;
   int64_t io_block = 1 << 20;
   int io_depth = 32;

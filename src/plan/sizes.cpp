@@ -171,7 +171,8 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
     table.host("uploads and results", p.upload_bytes + p.result_bytes, "batches to the GPU, norms from it");
   if (!cpu) table.host("load buffer", kStagingBytes, "files pass through it on their way to the GPU");
   if (p.gemm_shapes > 0)
-    table.host("GEMM code", p.gemm_bytes, "for up to " + std::to_string(p.gemm_shapes) + " shapes");
+    table.host("GEMM code", p.gemm_shapes * kGemmShapeBytes,
+               "for up to " + std::to_string(p.gemm_shapes) + " shapes");
   table.host("libraries", cpu ? kCpuBase : kCudaBase,
              cpu ? "LibTorch and GEMM workspaces" : "LibTorch, CUDA");
   return table.take();
@@ -222,12 +223,11 @@ void size_plan(const PlanInput& in, Plan& plan) {
   plan.micro_rows = micro_rows(in, plan.numerics);
   plan.numerics.micro_batches = ceil_div(in.config.train.global_batch, plan.numerics.micro_batch);
   const auto longest = static_cast<double>(in.config.data.max_length);
-  const GemmLibrary library =
-      gemm_library(in.spec, in.adapter, plan.numerics,
-                   necessary_flops(in.spec, in.layout, in.adapter != nullptr,
-                                   uniform_work(static_cast<double>(plan.micro_tokens), longest)));
-  plan.placement.gemm_shapes = library.shapes;
-  plan.placement.gemm_bytes = library.bytes;
+  const GemmShapes shapes =
+      gemm_shapes(in.spec, in.adapter, plan.numerics,
+                  necessary_flops(in.spec, in.layout, in.adapter != nullptr,
+                                  uniform_work(static_cast<double>(plan.micro_tokens), longest)));
+  plan.placement.gemm_shapes = plan.placement.every_gemm_shape ? shapes.wanted : shapes.least;
   if (in.device == DeviceType::kCuda) {
     const int64_t step_tokens = in.config.train.global_batch * in.config.data.max_length;
     const int64_t rows = in.adapter == nullptr ? std::min(in.spec.vocab, step_tokens) : 0;

@@ -374,7 +374,7 @@ def test_a_full_disk_is_an_error_that_names_it(work, small):
 def test_a_run_trains_in_half_the_memory(work):
     large = ["model.path=large", "model.init=random", "train.steps=2", "data.eval=[]"]
     peak = {name: json.loads(lmlaunch(work, "plan", "c.toml", "--json", *large, *more).stdout)["peak"]["host_bytes"]
-            for name, more in [("resident", []), ("on disk", [*on_disk(work / "swap"), "offload.host_memory=480MiB"])]}
+            for name, more in [("resident", []), ("on disk", [*on_disk(work / "swap"), "offload.host_memory=370MiB"])]}
     train(work, "large", *large)
     taken = max(int(row["host_bytes"]) for row in rows(work, "large"))
     limit = min(taken, peak["resident"]) // 2
@@ -382,7 +382,7 @@ def test_a_run_trains_in_half_the_memory(work):
     with memory_limit(limit) as enter:
         refused = train(work, "large_refused", *large, check=False, preexec_fn=enter)
         assert refused.returncode in (12, 31), refused.stderr
-        train(work, "large_on_disk", *large, *on_disk(work / "swap"), "offload.host_memory=480MiB", preexec_fn=enter)
+        train(work, "large_on_disk", *large, *on_disk(work / "swap"), "offload.host_memory=370MiB", preexec_fn=enter)
     assert numbers(work, "large_on_disk") == numbers(work, "large")
     assert weights_hash(work, "large_on_disk") == weights_hash(work, "large")
 
