@@ -19,13 +19,14 @@ from pathlib import Path
 
 from figures import Figure, Figures, common_options
 from processes import Side
-from train_step import LENGTH, SHAPE
+from train_step import LENGTH, shape_of
 
 OVERLAPPED = 1.15  # of memory's step, at most
 
 
-def start(binary, threads, sequences, settings, enter):
-    return Side([str(binary), json.dumps(SHAPE), "full", "fp32", str(threads), str(sequences), str(LENGTH), *settings], preexec_fn=enter)
+def start(options, settings, enter):
+    return Side([str(options.bin_dir / "train_step_bench"), json.dumps(shape_of(options)), "full", "fp32", str(options.threads),
+                 str(options.sequences), str(LENGTH), *settings], preexec_fn=enter)
 
 
 @contextlib.contextmanager
@@ -56,13 +57,12 @@ def main():
     parser.add_argument("--clip", default="global")
     parser.add_argument("--throttle", type=float)
     options = parser.parse_args()
-    options.rounds = options.rounds or (3 if options.short else 9)
+    options.rounds = options.rounds or (5 if options.short else 9)
     with slow_disk(options.path, options.throttle) if options.throttle else contextlib.nullcontext() as enter:
         compare(options, enter)
 
 
 def compare(options, enter):
-    binary = options.bin_dir / "train_step_bench"
     clip = f"optimizer.clip={options.clip}"
     disk = [clip, f"offload.paths={options.path}", "offload.optimizer=nvme"]
     sides = {"memory": [clip], "disk": disk, "disk, unverified": disk + ["offload.verify=false"],
@@ -77,7 +77,7 @@ def compare(options, enter):
     elif options.short:
         del sides["disk, no overlap"]
     figures = Figures(options, wanted)
-    running = {name: start(binary, options.threads, options.sequences, settings, enter) for name, settings in sides.items()}
+    running = {name: start(options, settings, enter) for name, settings in sides.items()}
     warm = 2
     for _ in range(options.rounds + warm):
         for side in running.values():

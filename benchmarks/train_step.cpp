@@ -11,6 +11,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "config/config_toml.h"
@@ -81,7 +82,7 @@ Machine this_machine(const Arguments& arguments, StreamView stream) {
   machine.gemm_bf16_flops = arguments.gemm_tflops * 1e12;
   if (arguments.gemm_tflops <= 0) {
     measure_gemm(stream, machine);
-    machine.memory_bandwidth = probe_host_memory(machine.cores);
+    machine.memory_bandwidth = probe_host_memory(machine.cores, 32 * kMiB);  // not the peak of a small run
   }
   for (const std::string& path : config.offload.paths) {
     const DiskProbe probe = probe_disk(path);

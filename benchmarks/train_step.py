@@ -69,10 +69,15 @@ CASES = [
 ]
 
 
+def shape_of(options):
+    """SmolLM2-135M's; with --short a fifth of its layers."""
+    return {**SHAPE, "num_hidden_layers": 6} if options.short else SHAPE
+
+
 def compare(options, case, rounds):
     peer = Side([sys.executable, "-c", PEER,
-                 json.dumps([SHAPE, case.method, case.fp32_adapters, options.threads, SEQUENCES, LENGTH])])
-    ours = Side([str(options.bin_dir / "train_step_bench"), json.dumps(SHAPE), case.method, case.gradients, str(options.threads),
+                 json.dumps([shape_of(options), case.method, case.fp32_adapters, options.threads, SEQUENCES, LENGTH])])
+    ours = Side([str(options.bin_dir / "train_step_bench"), json.dumps(shape_of(options)), case.method, case.gradients, str(options.threads),
                  str(SEQUENCES), str(LENGTH)])
     warm = 1 if options.short else 2
     for _ in range(rounds + warm):
