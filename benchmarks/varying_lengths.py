@@ -138,7 +138,7 @@ def main():
         runs = Runs(options.bin_dir, work)
         found.set(f"peak of {steps} steps", of_plan(runs.train("drawn", steps)))
         pairs = []
-        for _ in range(options.pairs or (1 if options.short else 5)):
+        for _ in range(options.pairs or (3 if options.short else 5)):
             drawn, equal = (runs.train(data, turn, "run.threads=1") for data in ("drawn", "equal"))
             pairs.append(tokens_per_s(drawn) / tokens_per_s(equal))
         found.set("tokens/s of drawn lengths", statistics.median(pairs))
