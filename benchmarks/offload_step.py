@@ -68,7 +68,9 @@ def compare(options, enter):
     sides = {"memory": [clip], "disk": disk, "disk, unverified": disk + ["offload.verify=false"],
              "disk, no overlap": disk + ["slots=1"], "1 GB/s": disk + ["disk_gb_per_s=1"],
              "1 GB/s, no overlap": disk + ["disk_gb_per_s=1", "slots=1"]}
-    wanted = [Figure("disk", "x", "memory's step", at_most=OVERLAPPED), Figure("checksums", "x", "a step without", at_most=1.03),
+    # A fifth of the layers computes less beside the same vocabulary's state.
+    checksums = 1.06 if options.short else 1.03
+    wanted = [Figure("disk", "x", "memory's step", at_most=OVERLAPPED), Figure("checksums", "x", "a step without", at_most=checksums),
               Figure("1 GB/s", "x", "memory's step", at_most=OVERLAPPED),
               Figure("1 GB/s, no overlap", "x", "none: shows that missing overlap is seen", at_least=OVERLAPPED)]
     if options.throttle:
