@@ -8,7 +8,7 @@
 #include "plan/placement.h"
 #include "plan/refusal.h"
 #include "plan/sizes.h"
-#include "plan/timeline.h"
+#include "schedule/timeline.h"
 
 namespace lm {
 namespace {
@@ -124,7 +124,7 @@ void predict_transfers(const PlanInput& in, const StepShape& shape, const Comput
     const ScheduleShape::Tiles tiles = plan.schedule.updates(op.block, op.segment);
     return all / static_cast<double>(tiles.end - tiles.first);
   };
-  plan.timeline = walk_timeline(plan.schedule, plan.placement, in.spec.layers,
+  plan.timeline = walk_timeline(plan.schedule, plan.placement.timeline(in.spec.layers),
                                 link_rates(in.machine, in.device), seconds);
   plan.step_seconds = plan.timeline.seconds;
   if (plan.placement.embedding_in_host == 0) return;

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "plan/machine.h"
-#include "plan/schedule.h"
+#include "schedule/schedule.h"
 #include "spec/block_layout.h"
 
 namespace lm {
