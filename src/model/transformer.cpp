@@ -6,8 +6,10 @@
 namespace lm {
 namespace {
 
-void rotate(const Context& context, const DeviceBatch& batch, const at::Tensor& qkv, bool inverse) {
+void rotate(const Context& context, int64_t layer, const DeviceBatch& batch, const at::Tensor& qkv,
+            bool inverse) {
   const ModelSpec& spec = context.spec;
+  if (!spec.layer(layer).rope) return;
   // q's and k's heads are neighbours in a row, so that one call turns both.
   context.kernels.rope({.x = qkv.data_ptr(),
                         .cos = context.rope.cos(),
@@ -113,11 +115,11 @@ void attention_block_backward(const Context& context, const TransformerBlock& bl
     const ArenaFrame inner(context.arena);
     const at::Tensor dattention = context.tensor({rows, spec.q_rows()});
     linear_backward(context, block.out, batch, saved.attention, dx, dattention, saved.out_adapters, first);
-    attention_backward(context, batch, spec.window[static_cast<size_t>(block.layer)], dattention, saved.qkv,
-                       saved.attention, saved.lse, dqkv);
+    attention_backward(context, batch, spec.layer(block.layer).window, dattention, saved.qkv, saved.attention,
+                       saved.lse, dqkv);
     zero_surplus(dqkv, batch.tokens());
   }
-  rotate(context, batch, dqkv, true);
+  rotate(context, block.layer, batch, dqkv, true);
   if (saved.qk.defined()) {
     qk_norm_backward(context, block.q_norm, saved, dqkv, q_heads(spec), first);
     qk_norm_backward(context, block.k_norm, saved, dqkv, k_heads(spec), first);
@@ -139,7 +141,7 @@ BlockSaved allocate_block_saved(const Context& context, const TransformerBlock& 
   BlockSaved saved;
   saved.rstd1 = context.tensor({rows}, DType::kF32);
   saved.qkv = context.tensor({rows, spec.qkv_rows()});
-  if (spec.qk_norm) {
+  if (spec.layer(block.layer).qk_norm()) {
     saved.qk = context.tensor({rows, spec.q_rows() + spec.kv_rows()});
     saved.qk_rstd = context.tensor({rows * (spec.heads + spec.kv_heads)}, DType::kF32);
   }
@@ -168,9 +170,8 @@ void block_forward(const Context& context, const TransformerBlock& block, const 
     qk_norm_forward(context, block.q_norm, saved, q_heads(spec));
     qk_norm_forward(context, block.k_norm, saved, k_heads(spec));
   }
-  rotate(context, batch, saved.qkv, false);
-  attention_forward(context, batch, spec.window[static_cast<size_t>(block.layer)], saved.qkv, saved.attention,
-                    saved.lse);
+  rotate(context, block.layer, batch, saved.qkv, false);
+  attention_forward(context, batch, spec.layer(block.layer).window, saved.qkv, saved.attention, saved.lse);
   zero_surplus(saved.attention, batch.tokens());
   const at::Tensor projected = context.tensor({rows, spec.hidden});
   linear_forward(context, block.out, batch, saved.attention, projected, saved.out_adapters);

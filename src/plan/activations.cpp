@@ -40,12 +40,12 @@ class Model {
         walk_(walk),
         t_(shape.tokens),
         e_(static_cast<int64_t>(dtype_size(shape.dtype))) {
-    qkv_ = projection(spec.qkv_rows(), spec.hidden, spec.qkv_bias,
+    qkv_ = projection(spec.qkv_rows(), spec.hidden, spec.layers.front().qkv_bias,
                       {{"q_proj", spec.q_rows()}, {"k_proj", spec.kv_rows()}, {"v_proj", spec.kv_rows()}});
-    out_ = projection(spec.hidden, spec.q_rows(), spec.o_bias, {{"o_proj", spec.hidden}});
-    gate_up_ = projection(2 * spec.ffn, spec.hidden, spec.mlp_bias,
+    out_ = projection(spec.hidden, spec.q_rows(), spec.layers.front().o_bias, {{"o_proj", spec.hidden}});
+    gate_up_ = projection(2 * spec.ffn, spec.hidden, spec.layers.front().mlp_bias,
                           {{"gate_proj", spec.ffn}, {"up_proj", spec.ffn}});
-    down_ = projection(spec.hidden, spec.ffn, spec.mlp_bias, {{"down_proj", spec.hidden}});
+    down_ = projection(spec.hidden, spec.ffn, spec.layers.front().mlp_bias, {{"down_proj", spec.hidden}});
   }
 
   void place_batch() {
@@ -57,7 +57,7 @@ class Model {
   void saved() {
     walk_.allocate(t_ * 4);
     walk_.allocate(t_ * spec_.qkv_rows() * e_);
-    if (spec_.qk_norm) {
+    if (spec_.layers.front().qk_norm()) {
       walk_.allocate(t_ * (spec_.q_rows() + spec_.kv_rows()) * e_);
       walk_.allocate(t_ * (spec_.heads + spec_.kv_heads) * 4);
     }
@@ -241,7 +241,7 @@ class Model {
       linear_backward(out_, true);
       attention_backward();
     }
-    if (spec_.qk_norm) norm_backward(spec_.head_dim);
+    if (spec_.layers.front().qk_norm()) norm_backward(spec_.head_dim);
     hidden();
     const bool dnormed = want_dx || adapter_ == nullptr;
     if (dnormed) hidden();
@@ -262,7 +262,7 @@ class Model {
 class StepWalk {
  public:
   StepWalk(const ModelSpec& spec, const AdapterSpec* adapter, const ActivationShape& shape)
-      : shape_(shape), model_(spec, adapter, shape, walk_), mark_(static_cast<size_t>(spec.layers) + 2) {}
+      : shape_(shape), model_(spec, adapter, shape, walk_), mark_(spec.layers.size() + 2) {}
 
   void visit(const Operation& op) {
     if (op.block + 1 == std::ssize(mark_)) return head(op);
@@ -356,7 +356,7 @@ int64_t attention_backward_bound(int64_t tokens, int64_t kv_heads, int64_t head_
 
 ArenaNeed arena_need(const ModelSpec& spec, const AdapterSpec* adapter, const ActivationShape& shape) {
   const int64_t segments = shape.cut_head ? ceil_div(spec.vocab, kVocabularySegment) : 0;
-  const StepSchedule schedule = make_schedule({.layers = spec.layers,
+  const StepSchedule schedule = make_schedule({.layers = spec.layer_count(),
                                                .micro_batches = shape.group,
                                                .tied = spec.tied,
                                                .recompute = shape.recompute,

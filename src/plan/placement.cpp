@@ -315,7 +315,7 @@ void explain_homes(const PlanInput& in, Plan& plan) {
     plan.choices.push_back({"offload.gradients", "none",
                             "an adapter's gradients stay near: they are small, and the base has none"});
   }
-  if (!p.transfers(in.spec.layers).any() && !p.update_on_host) return;
+  if (!p.transfers(in.spec.layer_count()).any() && !p.update_on_host) return;
   const auto explain = [&](const char* key, OffloadHome choice, Pool which) {
     const PoolPlan& pool = p.pool(which);
     if (choice != OffloadHome::kAuto || pool.bytes.empty()) return;
@@ -373,7 +373,7 @@ int64_t PlacementPlan::head_segments() const {
 }
 
 ScheduleShape PlacementPlan::schedule(const ModelSpec& spec, bool recompute, Clip clip) const {
-  return {.layers = spec.layers,
+  return {.layers = spec.layer_count(),
           .micro_batches = 1,
           .tied = spec.tied,
           .recompute = recompute,

@@ -116,7 +116,7 @@ void choose_threads(const PlanInput& in, Plan& plan) {
 
 // What is streamed runs beside compute; the step takes as long as the list with its waits.
 void predict_transfers(const PlanInput& in, const StepShape& shape, const ComputeRates& rates, Plan& plan) {
-  if (!plan.placement.transfers(in.spec.layers).any() && !plan.placement.update_on_host) return;
+  if (!plan.placement.transfers(in.spec.layer_count()).any() && !plan.placement.update_on_host) return;
   const ComputeRates host = compute_rates(in.machine, DeviceType::kCpu, plan.numerics.dtype);
   const auto seconds = [&](const Operation& op) {
     const double all = cost_seconds(operation_cost(shape, op), plan.placement.on_host(op) ? host : rates);
@@ -124,7 +124,7 @@ void predict_transfers(const PlanInput& in, const StepShape& shape, const Comput
     const ScheduleShape::Tiles tiles = plan.schedule.updates(op.block, op.segment);
     return all / static_cast<double>(tiles.end - tiles.first);
   };
-  plan.timeline = walk_timeline(plan.schedule, plan.placement, in.spec.layers,
+  plan.timeline = walk_timeline(plan.schedule, plan.placement, in.spec.layer_count(),
                                 link_rates(in.machine, in.device), seconds);
   plan.step_seconds = plan.timeline.seconds;
   if (plan.placement.embedding_in_host == 0) return;

@@ -100,7 +100,7 @@ class Coster {
   }
 
  private:
-  bool is_head() const { return op_.block > spec_.layers; }
+  bool is_head() const { return op_.block > spec_.layer_count(); }
   // Of the segment, or of the block: all of it, or what its segments leave.
   double unit_elements() const {
     const double matrix = static_cast<double>(spec_.vocab) * hidden_;
@@ -114,7 +114,7 @@ class Coster {
   bool trains_embedding() const { return shape_.layout.blocks.front().flat_elements > 0; }
 
   double attention_pairs() const {
-    const auto window = static_cast<double>(spec_.window[static_cast<size_t>(op_.block - 1)]);
+    const auto window = static_cast<double>(spec_.layer(op_.block - 1).window);
     return visible_keys(shape_.micro, window) * q_;
   }
 
@@ -123,7 +123,7 @@ class Coster {
   Cost forward(bool whole) const {
     const double down = hidden_ * ffn_;
     double elements = 6 * hidden_ + 3 * (q_ + kv_) + 2 * q_;
-    if (spec_.qk_norm) elements += 3 * (q_ + kv_);
+    if (spec_.layer(op_.block - 1).qk_norm()) elements += 3 * (q_ + kv_);
     if (whole) elements += 3 * ffn_;
     const double gemm = 2 * (sizes_.base - (whole ? 0 : down) + sizes_.adapters);
     return {gemm * tokens_, 4 * attention_pairs(), elements * tokens_ * e_};
@@ -134,7 +134,7 @@ class Coster {
     const double unwanted = op_.block == 1 && !trains_embedding() ? (q_ + 2 * kv_) * hidden_ : 0;
     const double gemm = shape_.lora ? 2 * (sizes_.base - unwanted) + 4 * sizes_.adapters : 4 * sizes_.base;
     double elements = 6 * ffn_ + 12 * hidden_ + 4 * (q_ + 2 * kv_);
-    if (spec_.qk_norm) elements += 3 * (q_ + kv_);
+    if (spec_.layer(op_.block - 1).qk_norm()) elements += 3 * (q_ + kv_);
     // Flash attention multiplies five times where the forward does twice.
     return {gemm * tokens_, 10 * attention_pairs(),
             elements * tokens_ * e_ + weight_gradient(sizes_.flat, op_.micro == 0)};
@@ -229,8 +229,8 @@ double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, bool lo
     adapters += sizes.adapters;
   }
   const auto width = static_cast<double>(spec.q_rows());
-  for (const int64_t window : spec.window)
-    attention += visible_keys(work, static_cast<double>(window)) * width;
+  for (const LayerSpec& layer : spec.layers)
+    attention += visible_keys(work, static_cast<double>(layer.window)) * width;
   const double head = static_cast<double>(spec.vocab * spec.hidden) * work.target_rows;
   return (lora ? 4 : 6) * (base * work.tokens + head) + 6 * adapters * work.tokens + 12 * attention;
 }

@@ -36,7 +36,7 @@ TrainStep::TrainStep(const StepParts& parts, const StepSettings& settings)
       embedding_gradient_(parts.embedding_gradient),
       trace_(parts.trace),
       settings_(settings),
-      layers_(parts.context.spec.layers),
+      layers_(parts.context.spec.layer_count()),
       slots_(settings.transfers),
       loans_(parts.weights.units().size()),
       group_(static_cast<size_t>(settings.shape.group)),

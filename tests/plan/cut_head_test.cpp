@@ -104,7 +104,7 @@ TEST(CutHead, GivesListsWithoutFault) {
       Case c = streamed(false, method);
       c.config.offload.optimizer = optimizer;
       const Plan plan = c.plan();
-      const TransferShape transfers = plan.placement.transfers(c.spec.layers);
+      const TransferShape transfers = plan.placement.transfers(c.spec.layer_count());
       SlotState state(transfers);
       ScheduleShape shape = plan.schedule, next = plan.schedule;
       next.pending = shape.defers();

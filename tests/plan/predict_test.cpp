@@ -41,9 +41,9 @@ TEST(SpeedOfLight, CountsTargetsAndWindows) {
   const double all = necessary_flops(spec, layout, false, uniform_work(1000, 500));
   const double half = necessary_flops(spec, layout, false, uniform_work(1000, 500, 0.5));
   EXPECT_DOUBLE_EQ(all - half, 6 * 49152.0 * 576 * 500);
-  spec.window.assign(30, 500);
+  for (LayerSpec& layer : spec.layers) layer.window = 500;
   EXPECT_DOUBLE_EQ(necessary_flops(spec, layout, false, uniform_work(1000, 500)), all);
-  spec.window.assign(30, 100);
+  for (LayerSpec& layer : spec.layers) layer.window = 100;
   // A token sees 100 keys, less at the start of a document: 100 - 100²/1000 of them instead of 250.
   EXPECT_NEAR(necessary_flops(spec, layout, false, uniform_work(1000, 500)),
               all - 12 * 30 * 576.0 * 1000 * (250 - 90), 1e-9 * all);

@@ -15,13 +15,12 @@ ModelSpec llama_1b() {
   spec.model_type = "llama";
   spec.hidden = 2048;
   spec.ffn = 8192;
-  spec.layers = 16;
+  spec.layers.resize(16);
   spec.heads = 32;
   spec.kv_heads = 8;
   spec.head_dim = 64;
   spec.vocab = 128256;
   spec.tied = true;
-  spec.window.assign(16, 0);
   return spec;
 }
 
@@ -29,11 +28,10 @@ ModelSpec smollm2_135m() {
   ModelSpec spec = llama_1b();
   spec.hidden = 576;
   spec.ffn = 1536;
-  spec.layers = 30;
+  spec.layers.resize(30);
   spec.heads = 9;
   spec.kv_heads = 3;
   spec.vocab = 49152;
-  spec.window.assign(30, 0);
   return spec;
 }
 
@@ -42,14 +40,16 @@ ModelSpec odd() {
   ModelSpec spec = llama_1b();
   spec.hidden = 77;
   spec.ffn = 131;
-  spec.layers = 3;
+  spec.layers.resize(3);
   spec.heads = 6;
   spec.kv_heads = 2;
   spec.head_dim = 22;
   spec.vocab = 501;
   spec.tied = false;
-  spec.qkv_bias = spec.o_bias = spec.mlp_bias = spec.qk_norm = true;
-  spec.window.assign(3, 0);
+  for (LayerSpec& layer : spec.layers) {
+    layer.qkv_bias = layer.o_bias = layer.mlp_bias = true;
+    layer.attention = AttentionKind::kGroupedNormed;
+  }
   return spec;
 }
 
@@ -59,7 +59,7 @@ AdapterSpec adapter(int64_t r, const std::vector<std::string>& targets) {
 
 void check_layout(const ModelSpec& spec, const AdapterSpec* lora, DType dtype) {
   const ModelLayout layout = make_layout(spec, lora, dtype);
-  ASSERT_EQ(layout.blocks.size(), static_cast<size_t>(spec.layers + 2));
+  ASSERT_EQ(layout.blocks.size(), spec.layers.size() + 2);
   int64_t trainable = 0, frozen = 0, flat = 0, frozen_bytes = 0;
   std::set<std::string> names;
   for (const BlockLayout& block : layout.blocks) {

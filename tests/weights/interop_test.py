@@ -75,20 +75,23 @@ def test_the_spec_is_what_transformers_understands(family, tmp_path):
         ours = torch.tensor(spec["frequencies"])
         assert ours.shape == theirs.shape
         torch.testing.assert_close(ours, theirs, rtol=2.5e-7, atol=0)  # two units of the last place
-        first = model.model.layers[0]
-        assert spec["heads"] * spec["head_dim"] == first.self_attn.q_proj.out_features
-        assert spec["kv_heads"] * spec["head_dim"] == first.self_attn.k_proj.out_features
-        assert spec["qkv_bias"] == (first.self_attn.q_proj.bias is not None)
-        assert spec["o_bias"] == (first.self_attn.o_proj.bias is not None)
-        assert spec["mlp_bias"] == (first.mlp.up_proj.bias is not None)
-        assert spec["qk_norm"] == hasattr(first.self_attn, "q_norm")
-        assert spec["rms_eps"] == first.input_layernorm.variance_epsilon
+        kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+        window = getattr(config, "sliding_window", None) or 0
+        assert len(spec["layers"]) == config.num_hidden_layers
+        for ours, theirs, kind in zip(spec["layers"], model.model.layers, kinds):
+            attention = theirs.self_attn
+            assert spec["heads"] * spec["head_dim"] == attention.q_proj.out_features
+            assert spec["kv_heads"] * spec["head_dim"] == attention.k_proj.out_features
+            assert ours["qkv_bias"] == (attention.q_proj.bias is not None)
+            assert ours["o_bias"] == (attention.o_proj.bias is not None)
+            assert ours["mlp_bias"] == (theirs.mlp.up_proj.bias is not None)
+            assert ours["qk_norm"] == hasattr(attention, "q_norm")
+            assert ours["rope"] == bool(getattr(attention, "use_rope", True))
+            assert ours["window"] == (window if kind == "sliding_attention" else 0)
+            assert spec["rms_eps"] == theirs.input_layernorm.variance_epsilon
         assert spec["max_positions"] == config.max_position_embeddings
         padding = model.model.embed_tokens.padding_idx
         assert spec["pad_token"] == (-1 if padding is None else padding)
-        kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
-        window = getattr(config, "sliding_window", None) or 0
-        assert spec["window"] == [window if kind == "sliding_attention" else 0 for kind in kinds]
         stored = set(load_file(tmp_path / "model.safetensors"))
         assert set(spec["names"]) == stored
 
