@@ -159,6 +159,51 @@ TEST(ModelSpec, WindowsFollowTheFamilysKeys) {
   expect_refused(qwen.dump(), "layer_types");
 }
 
+TEST(ModelSpec, SmolLm3HasLayersWithoutPositions) {
+  const auto rope = [](const json& config) {
+    std::vector<int> out;
+    for (const LayerSpec& layer : parse(config).layers) out.push_back(layer.rope);
+    return out;
+  };
+  json config = family("smollm3");
+  config["architectures"] = {"SmolLM3ForCausalLM"};
+  for (const char* key :
+       {"num_key_value_heads", "rope_theta", "max_position_embeddings", "tie_word_embeddings"})
+    config.erase(key);
+  config["num_hidden_layers"] = 9;
+  EXPECT_EQ(rope(config), (std::vector<int>{1, 1, 1, 0, 1, 1, 1, 0, 1}));
+  const ModelSpec spec = parse(config);
+  EXPECT_EQ(spec.kv_heads, 4);
+  EXPECT_EQ(spec.rope_theta, 2e6);
+  EXPECT_EQ(spec.max_positions, 32768);
+  EXPECT_EQ(spec.pad_token, 128004);
+  EXPECT_TRUE(spec.tied);
+  config["pad_token_id"] = nullptr;
+  EXPECT_EQ(parse(config).pad_token, -1);
+  config["no_rope_layer_interval"] = 3;
+  EXPECT_EQ(rope(config), (std::vector<int>{1, 1, 0, 1, 1, 0, 1, 1, 0}));
+  config["num_hidden_layers"] = 2;
+  config["no_rope_layers"] = {0, 1, 0};  // longer than the model: its beginning counts
+  EXPECT_EQ(rope(config), (std::vector<int>{0, 1}));
+  config["sliding_window"] = 16;
+  EXPECT_EQ(windows(parse(config)), (std::vector<int64_t>{0, 0}));
+  config["use_sliding_window"] = true;
+  EXPECT_EQ(windows(parse(config)), (std::vector<int64_t>{16, 0}));
+  config["layer_types"] = {"full_attention", "sliding_attention"};
+  EXPECT_EQ(windows(parse(config)), (std::vector<int64_t>{0, 16}));
+  for (const json& bad : {json({0}), json({1, 2}), json({1, true}), json(1)}) {
+    config["no_rope_layers"] = bad;
+    expect_refused(config.dump(), "no_rope_layers");
+  }
+  config.erase("no_rope_layers");
+  config["no_rope_layer_interval"] = 0;
+  expect_refused(config.dump(), "no_rope_layer_interval");
+  config.erase("no_rope_layer_interval");
+  config["vocab_size"] = 1000;
+  config.erase("pad_token_id");
+  expect_refused(config.dump(), "pad_token_id");  // the class's own lies outside
+}
+
 TEST(ModelSpec, ANegativePadTokenCountsFromTheEnd) {
   json config = llama();
   config["pad_token_id"] = -1;

@@ -39,6 +39,10 @@ FAMILIES = {
     "qwen3": (transformers.Qwen3Config, dict(head_dim=8, attention_bias=True, tie_word_embeddings=True)),
     "mistral": (transformers.MistralConfig, dict(head_dim=8)),
     "mistral no window": (transformers.MistralConfig, dict(sliding_window=None)),
+    "smollm3": (transformers.SmolLM3Config, dict(no_rope_layer_interval=2, pad_token_id=5, bos_token_id=1, eos_token_id=2)),
+    "smollm3 windows biases": (transformers.SmolLM3Config, dict(
+        no_rope_layers=[0, 0, 1], use_sliding_window=True, sliding_window=16, attention_bias=True, mlp_bias=True,
+        pad_token_id=None, bos_token_id=1, eos_token_id=2, tie_word_embeddings=False)),
 }
 
 

@@ -21,7 +21,6 @@ constexpr std::pair<const char*, const char*> kNotYet[] = {
     {"gemma3_text", "(1 + w) norms and two RoPE tables"},
     {"phi", "LayerNorm and partial RoPE"},
     {"phi3", "fused projections and longrope scaling"},
-    {"smollm3", "layers without RoPE"},
     {"gpt2", "LayerNorm, learned positions and transposed weights"},
     {"gpt_neox", "LayerNorm and parallel blocks"},
     {"gpt_oss", "experts and attention sinks"},
