@@ -226,6 +226,39 @@ TEST(Parameters, AreNamedAndOrderedAsDocumented) {
   EXPECT_EQ(blocks[4].trainable[1].parts[0].name, "model.norm.weight");
 }
 
+// The same matrices by other names, two of them joined in the files as Phi-3's are.
+TEST(Parameters, AFamilysNamesAreData) {
+  using enum LinearPart;
+  ModelSpec spec = odd();
+  spec.names.modules = {{"attn.qkv_proj", kQ, kV},
+                        {"attn.o_proj", kOut, kOut},
+                        {"mlp.gate_up_proj", kGate, kUp},
+                        {"mlp.down_proj", kDown, kDown}};
+  spec.names.layers = "h.";
+  spec.names.head = "output";
+  const auto blocks = list_parameters(spec, nullptr), llama = list_parameters(odd(), nullptr);
+  for (size_t p = 0; p < blocks[2].trainable.size(); ++p) {
+    const Parameter& ours = blocks[2].trainable[p];
+    EXPECT_EQ(ours.name, llama[2].trainable[p].name);
+    EXPECT_EQ(ours.rows, llama[2].trainable[p].rows);
+    EXPECT_EQ(ours.columns, llama[2].trainable[p].columns);
+    ASSERT_EQ(ours.parts.size(), 1u) << ours.name;
+    EXPECT_EQ(ours.parts[0].rows, ours.rows);
+  }
+  EXPECT_EQ(blocks[2].trainable[0].parts[0].name, "h.1.attn.qkv_proj.weight");
+  EXPECT_EQ(blocks[2].trainable[10].parts[0].name, "h.1.mlp.gate_up_proj.bias");
+  EXPECT_EQ(blocks[4].trainable[0].parts[0].name, "output.weight");
+}
+
+TEST(Parameters, LayersMayDiffer) {
+  ModelSpec spec = odd();
+  spec.layers[1] = {};
+  const auto blocks = list_parameters(spec, nullptr);
+  EXPECT_EQ(blocks[1].trainable.size(), 12u);
+  EXPECT_EQ(blocks[2].trainable.size(), 6u);
+  EXPECT_EQ(blocks[3].trainable.size(), 12u);
+}
+
 TEST(Parameters, AnAdapterFreezesTheModelAndFollowsThePeftNames) {
   const AdapterSpec lora = adapter(4, {"self_attn.o_proj", "q_proj"});
   const auto blocks = list_parameters(odd(), &lora);
