@@ -6,6 +6,7 @@
 #include "config/config_toml.h"
 #include "launcher/rank/job.h"
 #include "launcher/rank/rank_commands.h"
+#include "train/evaluate.h"
 
 namespace lm {
 

@@ -50,13 +50,6 @@ struct JobData {
 };
 JobData open_data(const Job& job, const std::function<bool()>& stopped = {});
 
-// Sum of nll / targets over the held-out set.
-struct EvalResult {
-  double loss = 0;
-  int64_t target_tokens = 0;
-};
-EvalResult evaluate(Rank& rank, const std::vector<Batch>& batches);
-
 // A run's directory as RUN arguments name it, or a model's: the configuration to open it with and where its
 // trained weights are ("" = the base model itself).
 struct Subject {

@@ -12,6 +12,7 @@
 #include "launcher/rank/progress.h"
 #include "launcher/rank/run_files.h"
 #include "launcher/rank/save_model.h"
+#include "train/evaluate.h"
 #include "train/trainer.h"
 
 namespace lm {
