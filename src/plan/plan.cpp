@@ -288,17 +288,6 @@ void choose_numerics_and_homes(const PlanInput& in, Plan& plan) {
 
 }  // namespace
 
-const char* state_class_name(StateClass state) {
-  constexpr const char* kNames[] = {"weights",      "frozen weights", "gradients",  "master",
-                                    "first moment", "second moment",  "activations"};
-  return kNames[static_cast<size_t>(state)];
-}
-
-const char* home_name(Home home) {
-  constexpr const char* kNames[] = {"device", "host", "nvme"};
-  return kNames[static_cast<size_t>(home)];
-}
-
 Plan draft_plan(const Config& config, const ModelSpec& spec, const AdapterSpec* adapter,
                 const ModelLayout& layout, const Machine& machine, DeviceType device, const DataShape& data,
                 std::optional<bool> update_on_host) {
