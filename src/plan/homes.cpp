@@ -43,35 +43,30 @@ int64_t PlacementPlan::head_segments() const {
 }
 
 ScheduleShape PlacementPlan::schedule(const ModelSpec& spec, bool recompute, Clip clip) const {
-  return {.layers = spec.layer_count(),
+  return {.units = units(),
           .micro_batches = 1,
           .tied = spec.tied,
           .recompute = recompute,
           .clip = clip,
-          .group = group,
-          .tiles = update_tiles(),
-          .segments = head_segments(),
-          .segment_tiles = segment_tiles};
+          .group = group};
 }
 
-TransferShape PlacementPlan::transfers(int64_t layers) const {
+TransferShape PlacementPlan::transfers() const {
   TransferShape shape;
   for (int p = 0; p < kPools; ++p) {
     const auto which = static_cast<Pool>(p);
     if (pool(which).slots > 0) shape.pool(which) = {moved(which), pool(which).slots};
   }
+  shape.units = units();
   shape.first_tile = first_tile;
-  shape.tiles = update_tiles();
-  shape.segment_tiles = segment_tiles;
-  shape.layers = layers;
   shape.group = group;
   shape.frozen_weights = frozen_weights;
   return shape;
 }
 
-TimelineShape PlacementPlan::timeline(int64_t layers) const {
+TimelineShape PlacementPlan::timeline() const {
   TimelineShape shape{
-      .transfers = transfers(layers), .arrays = {}, .gpu = device == DeviceType::kCuda, .host_updates = {}};
+      .transfers = transfers(), .arrays = {}, .gpu = device == DeviceType::kCuda, .host_updates = {}};
   for (int p = 0; p < kPools; ++p) {
     const PoolPlan& plan = pool(static_cast<Pool>(p));
     for (size_t a = 0; a < plan.bytes.size(); ++a)
@@ -94,22 +89,26 @@ std::vector<char> PlacementPlan::moved(Pool which) const {
   return out;
 }
 
-bool PlacementPlan::on_host(const Operation& operation) const {
-  if (operation.kind != OperationKind::kUpdate || !update_on_host) return false;
-  const int64_t tile = first_tile[static_cast<size_t>(operation.block)] + operation.micro;
-  return pool(Pool::kOptimizer).streamed[static_cast<size_t>(tile)] != 0;
-}
-
-std::vector<int64_t> PlacementPlan::update_tiles() const {
-  std::vector<int64_t> tiles;
+std::vector<ScheduleUnit> PlacementPlan::units() const {
+  std::vector<ScheduleUnit> out = schedule_units(blocks - 2, head_segments());
+  if (first_tile.empty()) return out;
   const std::vector<char>& streamed = pool(Pool::kOptimizer).streamed;
-  for (size_t b = 0; b + 1 < first_tile.size(); ++b) {
-    const auto begin = streamed.begin() + first_tile[b], end = streamed.begin() + first_tile[b + 1];
-    tiles.push_back(std::any_of(begin, end, [](char s) { return s != 0; }) ? end - begin : 0);
+  auto segment_tile = segment_tiles.begin();
+  for (ScheduleUnit& unit : out) {
+    const auto block = first_tile.begin() + unit.block;
+    const auto begin = streamed.begin() + block[0], end = streamed.begin() + block[1];
+    unit.off_device = std::any_of(begin, end, [](char s) { return s != 0; });
+    if (unit.role == UnitRole::kVocabularySegment) {
+      unit.first_tile = segment_tile[0], unit.end_tile = segment_tile[1];
+      ++segment_tile;
+    } else if (unit.role == UnitRole::kFinalNorm) {
+      unit.first_tile = segment_tiles.end()[-2], unit.end_tile = segment_tiles.back();
+    } else {
+      // Nothing of a frozen block is updated.
+      unit.end_tile = unit.off_device ? end - begin : std::min<int64_t>(end - begin, 1);
+    }
   }
-  const auto none = [](int64_t n) { return n == 0; };
-  if (std::all_of(tiles.begin(), tiles.end(), none)) tiles.clear();
-  return tiles;
+  return out;
 }
 
 bool PlacementPlan::on_disk() const {

@@ -52,7 +52,7 @@ struct PlacementPlan {
   int64_t blocks = 0;                  // of the model
   std::vector<int64_t> first_tile;     // of each block, and behind the last: optimizer arrays are tiles
   std::vector<int64_t> first_granule;  // of each tile, in its block
-  // Of a head that may be cut: the first tile of each segment, of what is left of the block, and the end.
+  // Of a cut head: the first tile of each segment, of the final norm, and the end.
   std::vector<int64_t> segment_tiles;
   int64_t tile_granules = 0;  // of 4096 elements each; a unit's last may be shorter
   // With a GPU: bytes of the embedding's weights in pinned host memory, where the GPU reads rows and writes
@@ -86,15 +86,14 @@ struct PlacementPlan {
   // The step's list, but for what depends on the step.
   ScheduleShape schedule(const ModelSpec& spec, bool recompute, Clip clip) const;
   // The pools as the schedule's transfers see them: what passes through slots.
-  TransferShape transfers(int64_t layers) const;
+  TransferShape transfers() const;
   // The same with what crosses which link.
-  TimelineShape timeline(int64_t layers) const;
+  TimelineShape timeline() const;
   // Per array of a pool: whether it passes through slots. Host memory that the CPU works in needs none.
   std::vector<char> moved(Pool which) const;
-  // Whether the CPU carries out an operation beside a GPU.
-  bool on_host(const Operation& operation) const;
-  // Per block: into how many tiles its update is cut, 0 where all its state is near.
-  std::vector<int64_t> update_tiles() const;
+  // The model's units with the tiles of their updates. One whose state is all on the device is updated at
+  // once.
+  std::vector<ScheduleUnit> units() const;
   bool on_disk() const;
 };
 

@@ -37,8 +37,9 @@ int64_t last_block(const PlanInput& in) {
 // a transfer.
 std::vector<Unit> streamable_units(const PlanInput& in, Home home) {
   std::vector<Unit> units = in.layout.units(is_far(home, in.device));
-  units.front() = {};
-  units[static_cast<size_t>(last_block(in))] = {};
+  for (Unit& unit : units) {
+    if (unit.role != UnitRole::kBody && !unit.segment()) unit = {};
+  }
   return units;
 }
 
@@ -99,9 +100,7 @@ class TileCutter {
       : placement_(placement), each_(each), granule_bytes_(granule_bytes) {}
 
   void begin_block() { placement_.first_tile.push_back(std::ssize(bytes_)); }
-  void begin_segment() {
-    placement_.segment_tiles.push_back(std::ssize(bytes_) - placement_.first_tile.back());
-  }
+  void begin_unit() { placement_.segment_tiles.push_back(std::ssize(bytes_) - placement_.first_tile.back()); }
   void cut(const Unit& unit) {
     const int64_t begin = unit.first / kGranule, end = begin + unit.elements / kGranule;
     const int64_t each = each_ > 0 ? each_ : end - begin;
@@ -131,16 +130,18 @@ void place_optimizer(const PlanInput& in, Home home, Plan& plan) {
   placement.first_granule.clear();
   placement.segment_tiles.clear();
   TileCutter tiles(placement, placement.tile_granules, granule_bytes);
+  // A tile of a cut head lies in one segment: its update needs no other. Tiles follow the block's array, in
+  // which the matrix comes before the norm.
   const std::vector<Unit> units = in.layout.units(placement.head_segments() > 0);
-  const auto blocks = in.layout.blocks.size();
-  for (size_t b = 0; b < blocks; ++b) {
+  for (const Unit& unit : units) {
+    if (unit.segment()) continue;
     tiles.begin_block();
-    const bool segments = b + 1 == blocks && units.size() > blocks;
-    // A tile of a cut head lies in one segment: its update needs no other.
-    for (size_t u = blocks; segments && u < units.size(); ++u) tiles.begin_segment(), tiles.cut(units[u]);
-    if (segments) tiles.begin_segment();
-    tiles.cut(units[b]);
-    if (segments) tiles.begin_segment();
+    for (const Unit& segment : units) {
+      if (segment.segment() && segment.block == unit.block) tiles.begin_unit(), tiles.cut(segment);
+    }
+    if (unit.role == UnitRole::kFinalNorm) tiles.begin_unit();
+    tiles.cut(unit);
+    if (unit.role == UnitRole::kFinalNorm) tiles.begin_unit();
   }
   tiles.begin_block();
   placement.pool(Pool::kOptimizer) = make_pool(home, tiles.take(), kSlots + 1, in.device);
@@ -315,7 +316,7 @@ void explain_homes(const PlanInput& in, Plan& plan) {
     plan.choices.push_back({"offload.gradients", "none",
                             "an adapter's gradients stay near: they are small, and the base has none"});
   }
-  if (!p.transfers(in.spec.layer_count()).any() && !p.update_on_host) return;
+  if (!p.transfers().any() && !p.update_on_host) return;
   const auto explain = [&](const char* key, OffloadHome choice, Pool which) {
     const PoolPlan& pool = p.pool(which);
     if (choice != OffloadHome::kAuto || pool.bytes.empty()) return;

@@ -29,7 +29,7 @@ StepSettings step_settings(const RankSetup& setup, DeviceType device) {
   settings.max_grad_norm = setup.max_grad_norm;
   const PlacementPlan& placement = setup.plan.placement;
   settings.shape = placement.schedule(setup.spec, n.recompute, setup.optimizer.clip);
-  settings.transfers = placement.transfers(setup.spec.layer_count());
+  settings.transfers = placement.transfers();
   return settings;
 }
 

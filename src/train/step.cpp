@@ -36,7 +36,7 @@ TrainStep::TrainStep(const StepParts& parts, const StepSettings& settings)
       embedding_gradient_(parts.embedding_gradient),
       trace_(parts.trace),
       settings_(settings),
-      layers_(parts.context.spec.layer_count()),
+      head_(std::ssize(parts.layout.blocks) - 1),
       slots_(settings.transfers),
       loans_(parts.weights.units().size()),
       group_(static_cast<size_t>(settings.shape.group)),
@@ -100,16 +100,16 @@ void TrainStep::flush() {
 }
 
 void TrainStep::carry_out(const Operation& operation, const StepBatches& batches) {
-  const int64_t block = operation.block, micro = operation.micro;
+  const int64_t block = unit(operation).block, micro = operation.micro;
   switch (operation.kind) {
     case OperationKind::kAcquire:
-      loans_[static_cast<size_t>(unit(operation))].emplace(weights_.acquire(unit(operation)));
+      loans_[static_cast<size_t>(operation.unit)].emplace(weights_.acquire(operation.unit));
       break;
     case OperationKind::kRelease:
-      loans_[static_cast<size_t>(unit(operation))].reset();
+      loans_[static_cast<size_t>(operation.unit)].reset();
       break;
     case OperationKind::kForward:
-      block > layers_ ? head_forward(operation) : forward(block, micro, batches);
+      block == head_ ? head_forward(operation) : forward(block, micro, batches);
       break;
     case OperationKind::kHead:
       head(micro);
@@ -118,7 +118,7 @@ void TrainStep::carry_out(const Operation& operation, const StepBatches& batches
       recompute(block, micro);
       break;
     case OperationKind::kBackward:
-      block > layers_ ? head_backward(operation) : backward(block, micro);
+      block == head_ ? head_backward(operation) : backward(block, micro);
       break;
     case OperationKind::kReduce:
       reduce(operation);
@@ -181,19 +181,18 @@ TransformerBlock TrainStep::bind_block(int64_t block, bool training) {
 }
 
 Head TrainStep::bind_last(bool training) {
-  const BlockMemory memory = borrow(layers_ + 1, training);
+  const BlockMemory memory = borrow(head_, training);
   return bind_head(layout_.blocks.back(), memory, context_.spec.tied ? bind_embedding(training) : Param(),
                    bind_options(training));
 }
 
 Param TrainStep::bind_last_norm(bool training) {
-  return bind_param(layout_.blocks.back(), "norm", borrow(layers_ + 1, training), bind_options(training));
+  return bind_param(layout_.blocks.back(), "norm", borrow(head_, training), bind_options(training));
 }
 
-HeadSegment TrainStep::bind_head_segment(int64_t segment, bool training) {
-  const int64_t unit = layers_ + 2 + segment;
-  return bind_segment(layout_.blocks.back(), weights_.units()[static_cast<size_t>(unit)],
-                      borrow(unit, training), bind_options(training));
+HeadSegment TrainStep::bind_head_segment(const Operation& operation, bool training) {
+  return bind_segment(layout_.blocks.back(), unit(operation), borrow(operation.unit, training),
+                      bind_options(training));
 }
 
 LossOptions TrainStep::loss_options(int64_t micro) const {
@@ -236,7 +235,7 @@ void TrainStep::begin_micro(int64_t micro, const StepBatches& batches) {
   }
   if (micro % settings_.shape.group == 0) group_mark_ = context_.arena.mark();
   group_[static_cast<size_t>(micro % settings_.shape.group)] =
-      std::make_unique<MicroBatch>(context_, batches.micro[static_cast<size_t>(micro)], layers_ + 2);
+      std::make_unique<MicroBatch>(context_, batches.micro[static_cast<size_t>(micro)], head_ + 1);
   const at::Tensor x = make_input(1, micro);
   embedding_forward(context_, bind_embedding(false).weight, at(micro).device, x);
 }
@@ -261,30 +260,29 @@ void TrainStep::forward(int64_t block, int64_t micro, const StepBatches& batches
 
 void TrainStep::head(int64_t micro) {
   MicroBatch& m = at(micro);
-  head_loss(context_, bind_last(true), m.device, input(layers_ + 1, micro), m.dx,
+  head_loss(context_, bind_last(true), m.device, input(head_, micro), m.dx,
             reinterpret_cast<double*>(nll_.data()), loss_options(micro));
 }
 
 void TrainStep::head_forward(const Operation& operation) {
   const int64_t micro = operation.micro;
   MicroBatch& m = at(micro);
-  if (operation.segment >= 0) {
-    return head_segment_forward(context_, bind_head_segment(operation.segment, false), m.head,
+  if (unit(operation).segment()) {
+    return head_segment_forward(context_, bind_head_segment(operation, false), m.head,
                                 reinterpret_cast<double*>(nll_.data()), loss_options(micro));
   }
   if (micro % settings_.shape.group == 0) mark_.back() = context_.arena.mark();
-  m.head = head_begin(context_, bind_last_norm(false), m.device, input(layers_ + 1, micro), m.dx);
+  m.head = head_begin(context_, bind_last_norm(false), m.device, input(head_, micro), m.dx);
 }
 
 void TrainStep::head_backward(const Operation& operation) {
   const int64_t micro = operation.micro;
   MicroBatch& m = at(micro);
-  if (micro == 0 && trained(layers_ + 1)) gradients_->begin(unit(operation));
-  if (operation.segment >= 0) {
-    return head_segment_backward(context_, bind_head_segment(operation.segment, true), m.head,
-                                 loss_options(micro));
+  if (micro == 0 && trained(head_)) gradients_->begin(operation.unit);
+  if (unit(operation).segment()) {
+    return head_segment_backward(context_, bind_head_segment(operation, true), m.head, loss_options(micro));
   }
-  head_finish(context_, bind_last_norm(true), input(layers_ + 1, micro), m.head, m.dx, loss_options(micro));
+  head_finish(context_, bind_last_norm(true), input(head_, micro), m.head, m.dx, loss_options(micro));
   if (last_of_group(micro)) context_.arena.rewind(mark_.back());
 }
 
@@ -317,13 +315,13 @@ void TrainStep::backward(int64_t block, int64_t micro) {
 }
 
 void TrainStep::reduce(const Operation& operation) {
-  if (!trained(operation.block)) return;
-  if (operation.block == 0) {
+  if (!trained(unit(operation).block)) return;
+  if (unit(operation).role == UnitRole::kEmbedding) {
     const BlockMemory memory{nullptr, nullptr, gradients_->unit(0)};
     embedding_gradient_->finish(context_,
                                 bind_param(layout_.blocks[0], "embed", memory, bind_options(true)).gradient);
   }
-  gradients_->reduce(unit(operation));
+  gradients_->reduce(operation.unit);
 }
 
 void TrainStep::check(const StepBatches& batches) {
@@ -357,16 +355,18 @@ float TrainStep::block_scale(int64_t block) const {
 }
 
 void TrainStep::update(const Operation& operation) {
-  const int64_t block = operation.block, tile = operation.micro, u = unit(operation);
+  const int64_t u = operation.unit, tile = operation.tile;
+  const ScheduleUnit& scheduled = settings_.shape.unit(u);
+  const int64_t block = scheduled.block;
   if (update_.skipped || !trained(block)) return;
   if (!update_begun_) {
     optimizer_->begin_update();
     update_begun_ = true;
   }
-  // A cut head's updates begin with what is left of the block.
-  const bool first = operation.segment < 0 && tile == settings_.shape.updates(block).first;
+  // A cut head's updates begin with the final norm.
+  const bool first = !unit(operation).segment() && tile == scheduled.first_tile;
   if (settings_.clip != Clip::kGlobal && first) update_.scale = block_scale(block);
-  const Unit& range = weights_.units()[static_cast<size_t>(u)];
+  const Unit& range = unit(operation);
   const UpdateInputs inputs{.weights = weights_.trainable_home(u),
                             .gradients = gradients_->unit(u),
                             .gradient_dtype = gradients_->dtype(),
@@ -378,9 +378,10 @@ void TrainStep::update(const Operation& operation) {
                             .ready = !weights_.streamed(u) && !gradients_->streamed(u),
                             .first = range.first,
                             .elements = range.elements};
-  const bool whole = settings_.shape.tiles_of(block) == 0 && !settings_.shape.cut(block);
+  const bool cut = scheduled.role == UnitRole::kFinalNorm || scheduled.role == UnitRole::kVocabularySegment;
+  const bool whole = !scheduled.off_device && !cut;
   whole ? optimizer_->update(block, inputs) : optimizer_->update_tile(block, tile, inputs);
-  if (tile + 1 == settings_.shape.updates(block, operation.segment).end) weights_.advance(u);
+  if (tile + 1 == scheduled.end_tile) weights_.advance(u);
 }
 
 void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head) {
@@ -391,26 +392,26 @@ void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head) {
   // Two boundaries take turns: block b reads one and writes the other.
   at::Tensor x = context_.tensor({device.rows, hidden}), y = context_.tensor({device.rows, hidden});
   TransferShape transfers;  // of the weights alone
-  transfers.layers = layers_;
+  transfers.units = settings_.transfers.units;
   transfers.pool(Pool::kWeights) = settings_.transfers.pool(Pool::kWeights);
   SlotState slots(transfers);
-  const StepSchedule list = add_transfers(
-      make_evaluation_schedule(
-          {.layers = layers_, .tied = context_.spec.tied, .segments = settings_.shape.segments}),
-      {}, transfers, slots);
+  const StepSchedule list =
+      add_transfers(make_evaluation_schedule({.units = settings_.shape.units, .tied = context_.spec.tied}),
+                    {}, transfers, slots);
   for (const Operation& operation : list.operations) {
     const bool computes = operation.kind == OperationKind::kForward || operation.kind == OperationKind::kHead;
     if (!computes) {
       execute(operation, {});
-    } else if (operation.block > layers_) {
+    } else if (unit(operation).block == head_) {
       head(operation, device, x);
-    } else if (operation.block == 0) {
+    } else if (unit(operation).role == UnitRole::kEmbedding) {
       embedding_forward(context_, bind_embedding(false).weight, device, x);
     } else {
       const ArenaFrame inner(context_.arena);
+      const int64_t block = unit(operation).block;
       const TransformerBlock bound =
-          bind_transformer(context_.spec, layout_.blocks[static_cast<size_t>(operation.block)],
-                           operation.block - 1, borrow(operation.block, false), bind_options(false));
+          bind_transformer(context_.spec, layout_.blocks[static_cast<size_t>(block)], block - 1,
+                           borrow(operation.unit, false), bind_options(false));
       BlockSaved dropped = allocate_block_saved(context_, bound, device.rows);
       block_forward(context_, bound, device, x, dropped, y);
       std::swap(x, y);
@@ -440,10 +441,10 @@ double TrainStep::evaluate(const Batch& batch) {
   walk_forward(batch, [&](const Operation& operation, const DeviceBatch& device, const at::Tensor& x) {
     if (operation.kind == OperationKind::kHead) {
       head_loss(context_, bind_last(false), device, x, {}, nll_sum, options);
-    } else if (operation.segment < 0) {
+    } else if (!unit(operation).segment()) {
       rows = head_begin(context_, bind_last_norm(false), device, x, {});
     } else {
-      head_segment_forward(context_, bind_head_segment(operation.segment, false), rows, nll_sum, options);
+      head_segment_forward(context_, bind_head_segment(operation, false), rows, nll_sum, options);
     }
   });
   return read_loss();
@@ -454,8 +455,8 @@ std::vector<float> TrainStep::logits(const Batch& batch, const std::vector<int32
   at::Tensor normed, out;
   context_.uploads.rewind();  // whoever came before has waited, as this does at its end
   walk_forward(batch, [&](const Operation& operation, const DeviceBatch&, const at::Tensor& x) {
-    if (operation.segment >= 0)
-      return head_segment_logits(bind_head_segment(operation.segment, false), normed, out);
+    if (unit(operation).segment())
+      return head_segment_logits(bind_head_segment(operation, false), normed, out);
     const at::Tensor index = context_.tensor({count}, DType::kI32);
     context_.uploads.send(index.data_ptr(), rows.data(), count * 4, context_.stream);
     const at::Tensor picked = context_.tensor({count, context_.spec.hidden});

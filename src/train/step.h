@@ -92,7 +92,7 @@ class TrainStep {
   void forward(int64_t block, int64_t micro, const StepBatches& batches);
   void begin_micro(int64_t micro, const StepBatches& batches);
   void head(int64_t micro);
-  // Of a cut head: of a segment, or of what is left.
+  // Of a cut head: of a segment, or of the final norm.
   void head_forward(const Operation& operation);
   void head_backward(const Operation& operation);
   void recompute(int64_t block, int64_t micro);
@@ -109,15 +109,17 @@ class TrainStep {
   at::Tensor input(int64_t block, int64_t micro);
   at::Tensor make_input(int64_t block, int64_t micro);
 
-  // What the operation's block or segment has on loan; `training`: its gradient, too.
+  // What a unit has on loan; `training`: its gradient, too. A whole block's number is its unit's.
   BlockMemory borrow(int64_t unit, bool training);
-  int64_t unit(const Operation& operation) const { return operation.unit(layers_); }
+  const Unit& unit(const Operation& operation) const {
+    return weights_.units()[static_cast<size_t>(operation.unit)];
+  }
   BindOptions bind_options(bool training) const;
   Param bind_embedding(bool training);
   TransformerBlock bind_block(int64_t block, bool training);
   Head bind_last(bool training);
   Param bind_last_norm(bool training);
-  HeadSegment bind_head_segment(int64_t segment, bool training);
+  HeadSegment bind_head_segment(const Operation& operation, bool training);
   LossOptions loss_options(int64_t micro) const;
   // Runs forward up to the head and calls `head` with its input for each of the head's operations.
   using HeadVisitor =
@@ -138,7 +140,7 @@ class TrainStep {
   Trace* trace_;
   int64_t arrived_ns_ = 0;  // of the operation under way
   StepSettings settings_;
-  int64_t layers_;
+  int64_t head_;     // the last block, and its unit
   SlotState slots_;  // between lists
   bool pending_ = false;
   Update update_;

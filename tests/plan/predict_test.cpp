@@ -50,8 +50,12 @@ TEST(SpeedOfLight, CountsTargetsAndWindows) {
 }
 
 StepShape shape_of(const ModelSpec& spec, const ModelLayout& layout, bool lora) {
-  return {
-      .spec = spec, .layout = layout, .lora = lora, .micro = uniform_work(1024, 512), .step_tokens = 4096};
+  return {.spec = spec,
+          .layout = layout,
+          .lora = lora,
+          .micro = uniform_work(1024, 512),
+          .step_tokens = 4096,
+          .units = layout.units(false)};
 }
 
 TEST(Prediction, IsTheSumOverTheStepsList) {
@@ -62,7 +66,7 @@ TEST(Prediction, IsTheSumOverTheStepsList) {
   const StepShape shape = shape_of(spec, layout, false);
   for (const int64_t micro_batches : {1, 2, 5}) {
     const ScheduleShape schedule{
-        .layers = 30, .micro_batches = micro_batches, .tied = true, .recompute = true};
+        .units = schedule_units(30), .micro_batches = micro_batches, .tied = true, .recompute = true};
     double expected = 0;
     for (const Operation& op : make_schedule(schedule).operations) {
       expected += cost_seconds(operation_cost(shape, op), rates);
@@ -77,7 +81,7 @@ TEST(Prediction, IsTheSumOverTheStepsList) {
 TEST(Prediction, MultipliesWhatTheSpeedOfLightSays) {
   const ModelSpec spec = smollm2_135m();
   const ComputeRates rates = compute_rates(cpu_machine(16), DeviceType::kCpu, DType::kBF16);
-  const ScheduleShape schedule{.layers = 30, .micro_batches = 4, .tied = true};
+  const ScheduleShape schedule{.units = schedule_units(30), .micro_batches = 4, .tied = true};
   const double attention = 12 * 30 * 576.0 * 256 * 4096;
   const ModelLayout full = make_layout(spec, nullptr, DType::kBF16);
   EXPECT_NEAR(predict_step(shape_of(spec, full, false), schedule, rates).cost.gemm_flops,
@@ -107,7 +111,7 @@ TEST(Prediction, PaysForRecomputationWithTheForward) {
   const ComputeRates rates = compute_rates(gpu_machine("H200"), DeviceType::kCuda, DType::kBF16);
   StepShape shape = shape_of(spec, layout, false);
   shape.device = DeviceType::kCuda;
-  ScheduleShape schedule{.layers = 16, .micro_batches = 2, .tied = true};
+  ScheduleShape schedule{.units = schedule_units(16), .micro_batches = 2, .tied = true};
   const Prediction none = predict_step(shape, schedule, rates);
   schedule.recompute = true;
   const Prediction block = predict_step(shape, schedule, rates);
