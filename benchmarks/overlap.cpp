@@ -76,15 +76,15 @@ PlacementPlan on_disk(const Setting& setting) {
 double compute_seconds(const Operation& op, const ScheduleShape& shape) {
   switch (op.kind) {
     case OperationKind::kForward:
-      return op.block == 0 ? 0 : kForward;
+      return shape.unit(op.unit).role == UnitRole::kEmbedding ? 0 : kForward;
     case OperationKind::kRecompute:
       return kForward;
     case OperationKind::kHead:
       return kForward + kBackward;
     case OperationKind::kBackward:
-      return op.block == 0 ? 0 : kBackward;
+      return shape.unit(op.unit).role == UnitRole::kEmbedding ? 0 : kBackward;
     case OperationKind::kUpdate:
-      return kUpdate / static_cast<double>(std::max<int64_t>(shape.tiles_of(op.block), 1));
+      return kUpdate / static_cast<double>(shape.unit(op.unit).tiles());
     default:
       return 0;
   }
@@ -106,7 +106,7 @@ class Runner {
         pinned_(DeviceType::kCpu, bytes(placement, true)),
         queue_(
             space_, [this] { return disk_.make_engine(); }, kMiB / 4),
-        transfers_(placement.transfers(kLayers)),
+        transfers_(placement.transfers()),
         slots_(transfers_) {
     for (const Pool which : kEveryPool) {
       const PoolPlan& pool = placement.pool(which);
@@ -175,16 +175,15 @@ double compute_of_step(const ScheduleShape& shape) {
 // `share`: of the busier way of the disk, in the step's compute.
 void measure(const Setting& setting, Clip clip, const char* clip_name, double share, int rounds) {
   const PlacementPlan placement = on_disk(setting);
-  ScheduleShape shape{.layers = kLayers,
+  ScheduleShape shape{.units = placement.units(),
                       .micro_batches = kMicroBatches,
                       .recompute = setting.recompute,
                       .clip = clip,
-                      .group = setting.group,
-                      .tiles = placement.update_tiles()};
+                      .group = setting.group};
   ScheduleShape next = shape;
   next.pending = shape.defers();
   const auto bound_at = [&](double rate) {
-    return walk_timeline(shape, placement.timeline(kLayers), {.disk_read = rate, .disk_write = rate},
+    return walk_timeline(shape, placement.timeline(), {.disk_read = rate, .disk_write = rate},
                          [&](const Operation& op) { return compute_seconds(op, shape); });
   };
   const Timeline moved = bound_at(1e9);

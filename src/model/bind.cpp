@@ -40,7 +40,7 @@ ModelBinding::ModelBinding(const ModelSpec& spec, const ModelLayout& layout, con
       norm_(find(layout.blocks.back(), "norm")),
       head_(find(layout.blocks.back(), "head")) {
   const int64_t q = spec.q_rows(), kv = spec.kv_rows();
-  for (int64_t layer = 0; layer < spec.layers; ++layer) {
+  for (int64_t layer = 0; layer < spec.layer_count(); ++layer) {
     const BlockLayout& block = layout.blocks[static_cast<size_t>(layer) + 1];
     const auto place = [&](const char* name) {
       return find(block, "layers." + std::to_string(layer) + "." + name);

@@ -31,7 +31,7 @@ Pass::Pass(const Context& context, const ModelLayout& layout, const AdapterSpec*
       memory_(memory),
       settings_(settings),
       nll_sum_(nll_sum),
-      layers_(context.spec.layers),
+      head_(std::ssize(layout.blocks) - 1),
       group_(static_cast<size_t>(settings.group)),
       mark_(layout.blocks.size()) {
   for (const BlockLayout& block : layout.blocks) trained_.push_back(block.flat_elements > 0 ? 1 : 0);
@@ -46,17 +46,17 @@ void Pass::begin(int64_t step, int64_t micro_batches, float loss_scale) {
 }
 
 void Pass::carry_out(const Operation& operation) {
-  const int64_t block = operation.block, micro = operation.micro;
+  const int64_t block = unit(operation).block, micro = operation.micro;
   switch (operation.kind) {
     case OperationKind::kForward:
-      return block > layers_ ? head_forward(operation) : forward(block, micro);
+      return block == head_ ? head_forward(operation) : forward(block, micro);
     case OperationKind::kHead:
       return head_loss(context_, bind_head(true), at(micro).device, input(block, micro), at(micro).dx,
                        nll_sum_, loss_options(micro));
     case OperationKind::kRecompute:
       return recompute(block, micro);
     case OperationKind::kBackward:
-      return block > layers_ ? head_backward(operation) : backward(block, micro);
+      return block == head_ ? head_backward(operation) : backward(block, micro);
     default:
       LM_CHECK(false, operation_name(operation.kind));
   }
@@ -78,19 +78,17 @@ TransformerBlock Pass::bind_block(int64_t block, bool gradient, bool training) {
 }
 
 Head Pass::bind_head(bool gradient) {
-  const BlockMemory memory = memory_.borrow(layers_ + 1, gradient);
+  const BlockMemory memory = memory_.borrow(head_, gradient);
   const Param tied = context_.spec.tied ? embedding(memory_.borrow(0, gradient), gradient) : Param();
   return binding_.head(memory, tied, options(gradient));
 }
 
 Param Pass::bind_norm(bool gradient) {
-  return binding_.final_norm(memory_.borrow(layers_ + 1, gradient), options(gradient));
+  return binding_.final_norm(memory_.borrow(head_, gradient), options(gradient));
 }
 
 HeadSegment Pass::bind_segment(const Operation& operation, bool gradient) {
-  const int64_t unit = operation.unit(layers_);
-  return binding_.segment(units_[static_cast<size_t>(unit)], memory_.borrow(unit, gradient),
-                          options(gradient));
+  return binding_.segment(unit(operation), memory_.borrow(operation.unit, gradient), options(gradient));
 }
 
 LossOptions Pass::loss_options(int64_t micro) const {
@@ -145,22 +143,22 @@ void Pass::forward(int64_t block, int64_t micro) {
 void Pass::head_forward(const Operation& operation) {
   const int64_t micro = operation.micro;
   MicroBatch& m = at(micro);
-  if (operation.segment >= 0) {
+  if (unit(operation).segment()) {
     return head_segment_forward(context_, bind_segment(operation, false), m.head, nll_sum_,
                                 loss_options(micro));
   }
   if (first_of_group(micro)) mark_.back() = context_.arena.mark();
-  m.head = head_begin(context_, bind_norm(false), m.device, input(layers_ + 1, micro), m.dx);
+  m.head = head_begin(context_, bind_norm(false), m.device, input(head_, micro), m.dx);
 }
 
 void Pass::head_backward(const Operation& operation) {
   const int64_t micro = operation.micro;
   MicroBatch& m = at(micro);
-  if (micro == 0 && trained_.back()) memory_.begin_gradient(operation.unit(layers_));
-  if (operation.segment >= 0) {
+  if (micro == 0 && trained_.back()) memory_.begin_gradient(operation.unit);
+  if (unit(operation).segment()) {
     return head_segment_backward(context_, bind_segment(operation, true), m.head, loss_options(micro));
   }
-  head_finish(context_, bind_norm(true), input(layers_ + 1, micro), m.head, m.dx, loss_options(micro));
+  head_finish(context_, bind_norm(true), input(head_, micro), m.head, m.dx, loss_options(micro));
   if (last_of_group(micro)) context_.arena.rewind(mark_.back());
 }
 
@@ -200,12 +198,13 @@ ForwardPass::ForwardPass(Pass& pass, DeviceBatch batch)
 
 void ForwardPass::carry_out(const Operation& operation) {
   const Context& context = pass_.context_;
-  if (operation.block == 0) {
+  const Unit& unit = pass_.unit(operation);
+  if (unit.role == UnitRole::kEmbedding) {
     const Param table = pass_.embedding(pass_.memory_.borrow(0, false), false);
     return embedding_forward(context, table.weight, batch_, x_);
   }
   const ArenaFrame frame(context.arena);
-  const TransformerBlock bound = pass_.bind_block(operation.block, false, false);
+  const TransformerBlock bound = pass_.bind_block(unit.block, false, false);
   BlockSaved dropped = allocate_block_saved(context, bound, batch_.rows);
   block_forward(context, bound, batch_, x_, dropped, y_);
   std::swap(x_, y_);
@@ -216,7 +215,7 @@ void ForwardPass::head(const Operation& operation) {
   const LossOptions options{.row_chunk = pass_.settings_.row_chunk, .scale = 1, .first = false};
   if (operation.kind == OperationKind::kHead) {
     head_loss(context, bind_head(), batch_, x_, {}, pass_.nll_sum_, options);
-  } else if (operation.segment < 0) {
+  } else if (!pass_.unit(operation).segment()) {
     rows_ = head_begin(context, bind_norm(), batch_, x_, {});
   } else {
     head_segment_forward(context, bind_segment(operation), rows_, pass_.nll_sum_, options);

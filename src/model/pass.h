@@ -66,6 +66,7 @@ class Pass {
   void head_forward(const Operation& operation);
   void head_backward(const Operation& operation);
 
+  const Unit& unit(const Operation& operation) const { return units_[static_cast<size_t>(operation.unit)]; }
   MicroBatch& at(int64_t micro) { return *group_[static_cast<size_t>(micro % settings_.group)]; }
   bool first_of_group(int64_t micro) const { return micro % settings_.group == 0; }
   bool last_of_group(int64_t micro) const;
@@ -87,7 +88,7 @@ class Pass {
   PassMemory& memory_;
   PassSettings settings_;
   double* nll_sum_;
-  int64_t layers_;
+  int64_t head_;  // the last block, and its unit
 
   // Of the step under way.
   int64_t step_ = 0, micro_batches_ = 0;

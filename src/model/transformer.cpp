@@ -6,8 +6,9 @@
 namespace lm {
 namespace {
 
-void rotate(const Context& context, const DeviceBatch& batch, const View& qkv, bool inverse) {
+void rotate(const Context& context, int64_t layer, const DeviceBatch& batch, const View& qkv, bool inverse) {
   const ModelSpec& spec = context.spec;
+  if (!spec.layer(layer).rope) return;
   // q's and k's heads are neighbours in a row, so that one call turns both.
   context.kernels.rope({.x = qkv.data,
                         .cos = context.rope.cos(),
@@ -105,11 +106,11 @@ void attention_block_backward(const Context& context, const TransformerBlock& bl
     const ArenaFrame inner(context.arena);
     const View dattention = context.tensor(rows, spec.q_rows());
     linear_backward(context, block.out, batch, saved.attention, dx, dattention, saved.out_adapters, first);
-    attention_backward(context, batch, spec.window[static_cast<size_t>(block.layer)], dattention, saved.qkv,
-                       saved.attention, saved.lse, dqkv);
+    attention_backward(context, batch, spec.layer(block.layer).window, dattention, saved.qkv, saved.attention,
+                       saved.lse, dqkv);
     zero_surplus(context, dqkv, batch.tokens);
   }
-  rotate(context, batch, dqkv, true);
+  rotate(context, block.layer, batch, dqkv, true);
   if (saved.qk.defined()) {
     qk_norm_backward(context, block.q_norm, saved, dqkv, q_heads(spec), first);
     qk_norm_backward(context, block.k_norm, saved, dqkv, k_heads(spec), first);
@@ -131,7 +132,7 @@ BlockSaved allocate_block_saved(const Context& context, const TransformerBlock& 
   BlockSaved saved;
   saved.rstd1 = context.tensor(rows, 1, DType::kF32);
   saved.qkv = context.tensor(rows, spec.qkv_rows());
-  if (spec.qk_norm) {
+  if (spec.layer(block.layer).qk_norm()) {
     saved.qk = context.tensor(rows, spec.q_rows() + spec.kv_rows());
     saved.qk_rstd = context.tensor(rows * (spec.heads + spec.kv_heads), 1, DType::kF32);
   }
@@ -161,9 +162,8 @@ void block_forward(const Context& context, const TransformerBlock& block, const 
     qk_norm_forward(context, block.q_norm, saved, q_heads(spec));
     qk_norm_forward(context, block.k_norm, saved, k_heads(spec));
   }
-  rotate(context, batch, saved.qkv, false);
-  attention_forward(context, batch, spec.window[static_cast<size_t>(block.layer)], saved.qkv, saved.attention,
-                    saved.lse);
+  rotate(context, block.layer, batch, saved.qkv, false);
+  attention_forward(context, batch, spec.layer(block.layer).window, saved.qkv, saved.attention, saved.lse);
   zero_surplus(context, saved.attention, batch.tokens);
   const View projected = context.tensor(rows, spec.hidden);
   linear_forward(context, block.out, batch, saved.attention, projected, saved.out_adapters);

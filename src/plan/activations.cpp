@@ -40,12 +40,12 @@ class Model {
         walk_(walk),
         t_(shape.tokens),
         e_(static_cast<int64_t>(dtype_size(shape.dtype))) {
-    qkv_ = projection(spec.qkv_rows(), spec.hidden, spec.qkv_bias,
+    qkv_ = projection(spec.qkv_rows(), spec.hidden, spec.layers.front().qkv_bias,
                       {{"q_proj", spec.q_rows()}, {"k_proj", spec.kv_rows()}, {"v_proj", spec.kv_rows()}});
-    out_ = projection(spec.hidden, spec.q_rows(), spec.o_bias, {{"o_proj", spec.hidden}});
-    gate_up_ = projection(2 * spec.ffn, spec.hidden, spec.mlp_bias,
+    out_ = projection(spec.hidden, spec.q_rows(), spec.layers.front().o_bias, {{"o_proj", spec.hidden}});
+    gate_up_ = projection(2 * spec.ffn, spec.hidden, spec.layers.front().mlp_bias,
                           {{"gate_proj", spec.ffn}, {"up_proj", spec.ffn}});
-    down_ = projection(spec.hidden, spec.ffn, spec.mlp_bias, {{"down_proj", spec.hidden}});
+    down_ = projection(spec.hidden, spec.ffn, spec.layers.front().mlp_bias, {{"down_proj", spec.hidden}});
   }
 
   void place_batch() {
@@ -57,7 +57,7 @@ class Model {
   void saved() {
     walk_.allocate(t_ * 4);
     walk_.allocate(t_ * spec_.qkv_rows() * e_);
-    if (spec_.qk_norm) {
+    if (spec_.layers.front().qk_norm()) {
       walk_.allocate(t_ * (spec_.q_rows() + spec_.kv_rows()) * e_);
       walk_.allocate(t_ * (spec_.heads + spec_.kv_heads) * 4);
     }
@@ -241,7 +241,7 @@ class Model {
       linear_backward(out_, true);
       attention_backward();
     }
-    if (spec_.qk_norm) norm_backward(spec_.head_dim);
+    if (spec_.layers.front().qk_norm()) norm_backward(spec_.head_dim);
     hidden();
     const bool dnormed = want_dx || adapter_ == nullptr;
     if (dnormed) hidden();
@@ -261,15 +261,20 @@ class Model {
 // arena.
 class StepWalk {
  public:
-  StepWalk(const ModelSpec& spec, const AdapterSpec* adapter, const ActivationShape& shape)
-      : shape_(shape), model_(spec, adapter, shape, walk_), mark_(static_cast<size_t>(spec.layers) + 2) {}
+  StepWalk(const ModelSpec& spec, const AdapterSpec* adapter, const ActivationShape& shape, int64_t segments)
+      : shape_(shape),
+        units_(schedule_units(spec.layer_count(), segments)),
+        model_(spec, adapter, shape, walk_),
+        mark_(units_.size()) {}
+  const std::vector<ScheduleUnit>& units() const { return units_; }
 
   void visit(const Operation& op) {
-    if (op.block + 1 == std::ssize(mark_)) return head(op);
-    const bool inner = op.block > 0, last = op.micro + 1 == shape_.group;
+    const ScheduleUnit& unit = units_[static_cast<size_t>(op.unit)];
+    if (unit.role != UnitRole::kBody && unit.role != UnitRole::kEmbedding) return head(op, unit);
+    const bool inner = unit.role == UnitRole::kBody, last = op.micro + 1 == shape_.group;
     switch (op.kind) {
       case OperationKind::kForward:
-        inner ? forward(op.block, op.micro == 0) : begin();
+        inner ? forward(op.unit, op.micro == 0) : begin();
         break;
       case OperationKind::kRecompute:
         recomputed_ = walk_.mark();
@@ -277,9 +282,9 @@ class StepWalk {
         model_.block_forward(false);
         break;
       case OperationKind::kBackward:
-        if (inner) model_.block_backward(op.block > 1 || shape_.train_embedding);
+        if (inner) model_.block_backward(unit.block > 1 || shape_.train_embedding);
         if (inner && shape_.recompute) walk_.rewind(recomputed_);
-        if (last && !(inner && shape_.recompute)) walk_.rewind(inner ? mark(op.block) : 0);
+        if (last && !(inner && shape_.recompute)) walk_.rewind(inner ? mark(op.unit) : 0);
         break;
       default:
         break;  // nothing of the arena
@@ -290,19 +295,19 @@ class StepWalk {
   int64_t saved() const { return saved_; }
 
  private:
-  int64_t& mark(int64_t block) { return mark_[static_cast<size_t>(block)]; }
+  int64_t& mark(int64_t unit) { return mark_[static_cast<size_t>(unit)]; }
 
-  void head(const Operation& op) {
+  void head(const Operation& op, const ScheduleUnit& unit) {
     const bool forward = op.kind == OperationKind::kForward;
     if (op.kind == OperationKind::kHead) return model_.head_loss(true);
     if (!forward && op.kind != OperationKind::kBackward) return;
-    if (op.segment >= 0) return model_.head_segment(op.segment, !forward);
+    if (unit.role == UnitRole::kVocabularySegment) return model_.head_segment(unit.first_tile, !forward);
     if (!forward) {
       model_.head_finish();
-      if (op.micro + 1 == shape_.group) walk_.rewind(mark(op.block));
+      if (op.micro + 1 == shape_.group) walk_.rewind(mark(op.unit));
       return;
     }
-    if (op.micro == 0) mark(op.block) = walk_.mark();
+    if (op.micro == 0) mark(op.unit) = walk_.mark();
     model_.head_begin(true);
   }
 
@@ -319,7 +324,7 @@ class StepWalk {
     input();
   }
 
-  void forward(int64_t block, bool first) {
+  void forward(int64_t unit, bool first) {
     if (shape_.recompute) {
       input();
       const ArenaWalkFrame frame(walk_);
@@ -327,7 +332,7 @@ class StepWalk {
       model_.block_forward(true);
       return;
     }
-    if (first) mark(block) = walk_.mark();
+    if (first) mark(unit) = walk_.mark();
     const int64_t before = walk_.mark();
     model_.saved();
     saved_ += walk_.mark() - before;
@@ -336,9 +341,10 @@ class StepWalk {
   }
 
   const ActivationShape& shape_;
+  std::vector<ScheduleUnit> units_;
   ArenaWalk walk_;
   Model model_;
-  std::vector<int64_t> mark_;  // before a block's saved activations
+  std::vector<int64_t> mark_;  // of each unit: before its saved activations
   int64_t recomputed_ = 0;     // before those of the recomputation under way
   int64_t saved_ = 0;
 };
@@ -356,13 +362,12 @@ int64_t attention_backward_bound(int64_t tokens, int64_t kv_heads, int64_t head_
 
 ArenaNeed arena_need(const ModelSpec& spec, const AdapterSpec* adapter, const ActivationShape& shape) {
   const int64_t segments = shape.cut_head ? ceil_div(spec.vocab, kVocabularySegment) : 0;
-  const StepSchedule schedule = make_schedule({.layers = spec.layers,
+  StepWalk walk(spec, adapter, shape, segments);
+  const StepSchedule schedule = make_schedule({.units = walk.units(),
                                                .micro_batches = shape.group,
                                                .tied = spec.tied,
                                                .recompute = shape.recompute,
-                                               .group = shape.group,
-                                               .segments = segments});
-  StepWalk walk(spec, adapter, shape);
+                                               .group = shape.group});
   for (const Operation& operation : schedule.operations) walk.visit(operation);
   ArenaNeed need;
   need.bytes = std::max(walk.high_water(), arena_need_forward(spec, adapter, shape));

@@ -37,8 +37,9 @@ int64_t last_block(const PlanInput& in) {
 // a transfer.
 std::vector<Unit> streamable_units(const PlanInput& in, Home home) {
   std::vector<Unit> units = in.layout.units(is_far(home, in.device));
-  units.front() = {};
-  units[static_cast<size_t>(last_block(in))] = {};
+  for (Unit& unit : units) {
+    if (unit.role != UnitRole::kBody && !unit.segment()) unit = {};
+  }
   return units;
 }
 
@@ -99,9 +100,7 @@ class TileCutter {
       : placement_(placement), each_(each), granule_bytes_(granule_bytes) {}
 
   void begin_block() { placement_.first_tile.push_back(std::ssize(bytes_)); }
-  void begin_segment() {
-    placement_.segment_tiles.push_back(std::ssize(bytes_) - placement_.first_tile.back());
-  }
+  void begin_unit() { placement_.segment_tiles.push_back(std::ssize(bytes_) - placement_.first_tile.back()); }
   void cut(const Unit& unit) {
     const int64_t begin = unit.first / kGranule, end = begin + unit.elements / kGranule;
     const int64_t each = each_ > 0 ? each_ : end - begin;
@@ -131,16 +130,18 @@ void place_optimizer(const PlanInput& in, Home home, Plan& plan) {
   placement.first_granule.clear();
   placement.segment_tiles.clear();
   TileCutter tiles(placement, placement.tile_granules, granule_bytes);
+  // A tile of a cut head lies in one segment: its update needs no other. Tiles follow the block's array, in
+  // which the matrix comes before the norm.
   const std::vector<Unit> units = in.layout.units(placement.head_segments() > 0);
-  const auto blocks = in.layout.blocks.size();
-  for (size_t b = 0; b < blocks; ++b) {
+  for (const Unit& unit : units) {
+    if (unit.segment()) continue;
     tiles.begin_block();
-    const bool segments = b + 1 == blocks && units.size() > blocks;
-    // A tile of a cut head lies in one segment: its update needs no other.
-    for (size_t u = blocks; segments && u < units.size(); ++u) tiles.begin_segment(), tiles.cut(units[u]);
-    if (segments) tiles.begin_segment();
-    tiles.cut(units[b]);
-    if (segments) tiles.begin_segment();
+    for (const Unit& segment : units) {
+      if (segment.segment() && segment.block == unit.block) tiles.begin_unit(), tiles.cut(segment);
+    }
+    if (unit.role == UnitRole::kFinalNorm) tiles.begin_unit();
+    tiles.cut(unit);
+    if (unit.role == UnitRole::kFinalNorm) tiles.begin_unit();
   }
   tiles.begin_block();
   placement.pool(Pool::kOptimizer) = make_pool(home, tiles.take(), kSlots + 1, in.device);
@@ -315,7 +316,7 @@ void explain_homes(const PlanInput& in, Plan& plan) {
     plan.choices.push_back({"offload.gradients", "none",
                             "an adapter's gradients stay near: they are small, and the base has none"});
   }
-  if (!p.transfers(in.spec.layers).any() && !p.update_on_host) return;
+  if (!p.transfers().any() && !p.update_on_host) return;
   const auto explain = [&](const char* key, OffloadHome choice, Pool which) {
     const PoolPlan& pool = p.pool(which);
     if (choice != OffloadHome::kAuto || pool.bytes.empty()) return;
@@ -345,106 +346,6 @@ void explain_homes(const PlanInput& in, Plan& plan) {
     plan.choices.push_back({"io.block", format_bytes(p.io_block), "longer requests are no faster"});
   if (!in.config.io.depth)
     plan.choices.push_back({"io.depth", std::to_string(p.io_depth), "keeps reads and writes busy at once"});
-}
-
-Home PoolPlan::home_of(size_t array) const {
-  return static_cast<int64_t>(array) < kept_in_host ? Home::kHost : home;
-}
-
-int64_t PoolPlan::streamed_bytes(Home at) const {
-  int64_t sum = 0;
-  for (size_t a = 0; a < bytes.size(); ++a)
-    sum += streamed[a] != 0 && home_of(a) == at ? round_up(bytes[a], kSlotAlignment) : 0;
-  return sum;
-}
-
-int64_t PoolPlan::streamed_bytes() const {
-  return streamed_bytes(Home::kHost) + streamed_bytes(Home::kNvme);
-}
-
-int64_t PlacementPlan::head_segments() const {
-  for (const Pool which : {Pool::kWeights, Pool::kGradients}) {
-    const PoolPlan& arrays = pool(which);
-    const int64_t segments = arrays.slots > 0 ? std::ssize(arrays.streamed) - blocks : 0;
-    if (segments > 0 && std::count(arrays.streamed.end() - segments, arrays.streamed.end(), 1) > 0)
-      return segments;
-  }
-  return 0;
-}
-
-ScheduleShape PlacementPlan::schedule(const ModelSpec& spec, bool recompute, Clip clip) const {
-  return {.layers = spec.layers,
-          .micro_batches = 1,
-          .tied = spec.tied,
-          .recompute = recompute,
-          .clip = clip,
-          .group = group,
-          .tiles = update_tiles(),
-          .segments = head_segments(),
-          .segment_tiles = segment_tiles};
-}
-
-TransferShape PlacementPlan::transfers(int64_t layers) const {
-  TransferShape shape;
-  for (int p = 0; p < kPools; ++p) {
-    const auto which = static_cast<Pool>(p);
-    if (pool(which).slots > 0) shape.pool(which) = {moved(which), pool(which).slots};
-  }
-  shape.first_tile = first_tile;
-  shape.tiles = update_tiles();
-  shape.segment_tiles = segment_tiles;
-  shape.layers = layers;
-  shape.group = group;
-  shape.frozen_weights = frozen_weights;
-  return shape;
-}
-
-TimelineShape PlacementPlan::timeline(int64_t layers) const {
-  TimelineShape shape{
-      .transfers = transfers(layers), .arrays = {}, .gpu = device == DeviceType::kCuda, .host_updates = {}};
-  for (int p = 0; p < kPools; ++p) {
-    const PoolPlan& plan = pool(static_cast<Pool>(p));
-    for (size_t a = 0; a < plan.bytes.size(); ++a)
-      shape.arrays[static_cast<size_t>(p)].push_back({plan.bytes[a], plan.home_of(a) == Home::kNvme});
-  }
-  const PoolPlan& tiles = pool(Pool::kOptimizer);
-  for (size_t a = 0; update_on_host && a < tiles.bytes.size(); ++a) {
-    const int64_t elements = tiles.bytes[a] / state_bytes;
-    shape.host_updates.push_back({tiles.streamed[a] != 0, elements * update_brings, elements * update_sends});
-  }
-  return shape;
-}
-
-std::vector<char> PlacementPlan::moved(Pool which) const {
-  const PoolPlan& plan = pool(which);
-  std::vector<char> out = plan.streamed;
-  for (size_t a = 0; a < out.size(); ++a) {
-    if (which == Pool::kOptimizer && update_on_host && plan.home_of(a) == Home::kHost) out[a] = 0;
-  }
-  return out;
-}
-
-bool PlacementPlan::on_host(const Operation& operation) const {
-  if (operation.kind != OperationKind::kUpdate || !update_on_host) return false;
-  const int64_t tile = first_tile[static_cast<size_t>(operation.block)] + operation.micro;
-  return pool(Pool::kOptimizer).streamed[static_cast<size_t>(tile)] != 0;
-}
-
-std::vector<int64_t> PlacementPlan::update_tiles() const {
-  std::vector<int64_t> tiles;
-  const std::vector<char>& streamed = pool(Pool::kOptimizer).streamed;
-  for (size_t b = 0; b + 1 < first_tile.size(); ++b) {
-    const auto begin = streamed.begin() + first_tile[b], end = streamed.begin() + first_tile[b + 1];
-    tiles.push_back(std::any_of(begin, end, [](char s) { return s != 0; }) ? end - begin : 0);
-  }
-  const auto none = [](int64_t n) { return n == 0; };
-  if (std::all_of(tiles.begin(), tiles.end(), none)) tiles.clear();
-  return tiles;
-}
-
-bool PlacementPlan::on_disk() const {
-  return std::any_of(pools.begin(), pools.end(),
-                     [](const PoolPlan& pool) { return pool.streamed_bytes(Home::kNvme) > 0; });
 }
 
 }  // namespace lm

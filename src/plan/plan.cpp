@@ -116,16 +116,15 @@ void choose_threads(const PlanInput& in, Plan& plan) {
 
 // What is streamed runs beside compute; the step takes as long as the list with its waits.
 void predict_transfers(const PlanInput& in, const StepShape& shape, const ComputeRates& rates, Plan& plan) {
-  if (!plan.placement.transfers(in.spec.layers).any() && !plan.placement.update_on_host) return;
+  const TimelineShape timeline = plan.placement.timeline();
+  if (!timeline.transfers.any() && !plan.placement.update_on_host) return;
   const ComputeRates host = compute_rates(in.machine, DeviceType::kCpu, plan.numerics.dtype);
   const auto seconds = [&](const Operation& op) {
-    const double all = cost_seconds(operation_cost(shape, op), plan.placement.on_host(op) ? host : rates);
+    const double all = cost_seconds(operation_cost(shape, op), timeline.host_update(op).used ? host : rates);
     if (op.kind != OperationKind::kUpdate) return all;
-    const ScheduleShape::Tiles tiles = plan.schedule.updates(op.block, op.segment);
-    return all / static_cast<double>(tiles.end - tiles.first);
+    return all / static_cast<double>(plan.schedule.unit(op.unit).tiles());
   };
-  plan.timeline = walk_timeline(plan.schedule, plan.placement.timeline(in.spec.layers),
-                                link_rates(in.machine, in.device), seconds);
+  plan.timeline = walk_timeline(plan.schedule, timeline, link_rates(in.machine, in.device), seconds);
   plan.step_seconds = plan.timeline.seconds;
   if (plan.placement.embedding_in_host == 0) return;
   // Rows that are looked up; all of it when it is updated: read and written.
@@ -170,7 +169,7 @@ void predict(const PlanInput& in, Plan& plan) {
       .device = in.device,
       .micro = uniform_work(static_cast<double>(n.micro_batch) * length, length, in.data.target_share),
       .step_tokens = sequences * length,
-      .cut_head = plan.placement.head_segments() > 0};
+      .units = in.layout.units(plan.placement.head_segments() > 0)};
   plan.schedule = plan.placement.schedule(in.spec, n.recompute, in.config.optimizer.clip);
   plan.schedule.micro_batches = n.micro_batches;
   plan.prediction = predict_step(shape, plan.schedule, rates);
@@ -287,17 +286,6 @@ void choose_numerics_and_homes(const PlanInput& in, Plan& plan) {
 }
 
 }  // namespace
-
-const char* state_class_name(StateClass state) {
-  constexpr const char* kNames[] = {"weights",      "frozen weights", "gradients",  "master",
-                                    "first moment", "second moment",  "activations"};
-  return kNames[static_cast<size_t>(state)];
-}
-
-const char* home_name(Home home) {
-  constexpr const char* kNames[] = {"device", "host", "nvme"};
-  return kNames[static_cast<size_t>(home)];
-}
 
 Plan draft_plan(const Config& config, const ModelSpec& spec, const AdapterSpec* adapter,
                 const ModelLayout& layout, const Machine& machine, DeviceType device, const DataShape& data,

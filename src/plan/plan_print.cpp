@@ -158,7 +158,7 @@ Json phases_json(const Prediction& prediction) {
 
 std::string print_plan(const Plan& plan) {
   const bool cpu = plan.placement.device == DeviceType::kCpu;
-  const bool streams = plan.placement.transfers(plan.schedule.layers).any();
+  const bool streams = plan.placement.transfers().any();
   std::string out = streams
                         ? "plan: what does not fit near passes through slots, computed on the " +
                               std::string(cpu ? "CPU\n" : "GPU\n")

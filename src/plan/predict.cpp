@@ -72,7 +72,8 @@ class Coster {
       : shape_(shape),
         spec_(shape.spec),
         op_(op),
-        sizes_(block_sizes(shape.layout.blocks[static_cast<size_t>(op.block)])),
+        unit_(shape.units[static_cast<size_t>(op.unit)]),
+        sizes_(block_sizes(shape.layout.blocks[static_cast<size_t>(unit_.block)])),
         tokens_(shape.micro.tokens),
         e_(size_of(shape.dtype)),
         g_(size_of(shape.gradient_dtype)),
@@ -84,15 +85,17 @@ class Coster {
   Cost cost() const {
     switch (op_.kind) {
       case OperationKind::kForward:
-        if (is_head()) return op_.segment < 0 ? head_ends() : segment_forward();
-        return op_.block == 0 ? Cost{.bytes = 2 * tokens_ * hidden_ * e_} : forward(true);
+        if (unit_.segment()) return segment_forward();
+        if (unit_.role == UnitRole::kFinalNorm) return head_ends();
+        return unit_.role == UnitRole::kEmbedding ? Cost{.bytes = 2 * tokens_ * hidden_ * e_} : forward(true);
       case OperationKind::kRecompute:
         return forward(false);
       case OperationKind::kHead:
         return head();
       case OperationKind::kBackward:
-        if (is_head()) return op_.segment < 0 ? head_ends() : segment_backward();
-        return op_.block == 0 ? embedding_backward() : backward();
+        if (unit_.segment()) return segment_backward();
+        if (unit_.role == UnitRole::kFinalNorm) return head_ends();
+        return unit_.role == UnitRole::kEmbedding ? embedding_backward() : backward();
       case OperationKind::kReduce:
         return {.bytes = unit_elements() * g_ + finish_rows()};
       case OperationKind::kUpdate:
@@ -104,21 +107,13 @@ class Coster {
   }
 
  private:
-  bool is_head() const { return op_.block > spec_.layers; }
-  // Of the segment, or of the block: all of it, or what its segments leave.
-  double unit_elements() const {
-    const double matrix = static_cast<double>(spec_.vocab) * hidden_;
-    if (op_.segment >= 0) return shape_.lora ? 0 : segment_rows() * hidden_;
-    return shape_.cut_head && is_head() ? std::max(sizes_.flat - matrix, 0.0) : sizes_.flat;
-  }
-  double segment_rows() const {
-    return static_cast<double>(std::min(kVocabularySegment, spec_.vocab - op_.segment * kVocabularySegment));
-  }
+  double unit_elements() const { return static_cast<double>(unit_.elements); }
+  double segment_rows() const { return static_cast<double>(unit_.rows); }
 
   bool trains_embedding() const { return shape_.layout.blocks.front().flat_elements > 0; }
 
   double attention_pairs() const {
-    const auto window = static_cast<double>(spec_.window[static_cast<size_t>(op_.block - 1)]);
+    const auto window = static_cast<double>(spec_.layer(unit_.block - 1).window);
     return visible_keys(shape_.micro, window) * q_;
   }
 
@@ -134,7 +129,7 @@ class Coster {
   Cost forward(bool whole) const {
     const double down = hidden_ * ffn_;
     double elements = 6 * hidden_ + 3 * (q_ + kv_) + 2 * q_;
-    if (spec_.qk_norm) elements += 3 * (q_ + kv_);
+    if (spec_.layer(unit_.block - 1).qk_norm()) elements += 3 * (q_ + kv_);
     if (whole) elements += 3 * ffn_;
     Cost cost;
     cost.gemm_flops = 2 * (sizes_.base.elements - (whole ? 0 : down) + sizes_.adapters.elements) * tokens_;
@@ -148,11 +143,11 @@ class Coster {
 
   Cost backward() const {
     // The first block's input gradient is wanted by a trained embedding only.
-    const double unwanted = op_.block == 1 && !trains_embedding() ? (q_ + 2 * kv_) * hidden_ : 0;
+    const double unwanted = unit_.block == 1 && !trains_embedding() ? (q_ + 2 * kv_) * hidden_ : 0;
     const double gemm = shape_.lora ? 2 * (sizes_.base.elements - unwanted) + 4 * sizes_.adapters.elements
                                     : 4 * sizes_.base.elements;
     double elements = 6 * ffn_ + 12 * hidden_ + 4 * (q_ + 2 * kv_);
-    if (spec_.qk_norm) elements += 3 * (q_ + kv_);
+    if (spec_.layer(unit_.block - 1).qk_norm()) elements += 3 * (q_ + kv_);
     Cost cost;
     cost.gemm_flops = gemm * tokens_;
     cost.attention_flops = 10 * attention_pairs();  // flash attention multiplies five times, forward twice
@@ -211,13 +206,14 @@ class Coster {
 
   // The embedding's rows are added to its gradient once per step.
   double finish_rows() const {
-    if (op_.block != 0 || !trains_embedding()) return 0;
+    if (unit_.role != UnitRole::kEmbedding || !trains_embedding()) return 0;
     return std::min(static_cast<double>(spec_.vocab), shape_.step_tokens) * hidden_ * (4 + 2 * g_);
   }
 
   const StepShape& shape_;
   const ModelSpec& spec_;
   const Operation& op_;
+  const Unit& unit_;
   BlockSizes sizes_;
   double tokens_, e_, g_, hidden_, ffn_, q_, kv_;
 };
@@ -262,8 +258,8 @@ double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, bool lo
     adapters += sizes.adapters.elements;
   }
   const auto width = static_cast<double>(spec.q_rows());
-  for (const int64_t window : spec.window)
-    attention += visible_keys(work, static_cast<double>(window)) * width;
+  for (const LayerSpec& layer : spec.layers)
+    attention += visible_keys(work, static_cast<double>(layer.window)) * width;
   const double head = static_cast<double>(spec.vocab * spec.hidden) * work.target_rows;
   return (lora ? 4 : 6) * (base * work.tokens + head) + 6 * adapters * work.tokens + 12 * attention;
 }
@@ -315,9 +311,8 @@ Prediction predict_step(const StepShape& shape, const ScheduleShape& schedule, c
   Prediction out;
   for (const Operation& operation : make_schedule(walked).operations) {
     const Cost cost = operation_cost(shape, operation);
-    const ScheduleShape::Tiles tiles = schedule.updates(operation.block, operation.segment);
     const double times = operation.kind == OperationKind::kUpdate
-                             ? 1 / static_cast<double>(tiles.end - tiles.first)  // of the unit
+                             ? 1 / static_cast<double>(schedule.unit(operation.unit).tiles())  // of the unit
                          : operation.micro == 0 ? 1
                                                 : others;
     add(out, operation.kind, cost, times, rates);

@@ -50,9 +50,9 @@ struct StepShape {
   int64_t master_bytes = 2;  // per parameter, beside the weight
   int64_t row_chunk = 512;
   DeviceType device = DeviceType::kCpu;
-  StepWork micro;          // of one micro-batch
-  double step_tokens = 0;  // of all of them
-  bool cut_head = false;   // the head comes in vocabulary segments
+  StepWork micro;           // of one micro-batch
+  double step_tokens = 0;   // of all of them
+  std::vector<Unit> units;  // as the schedule has them
 };
 
 struct Cost {
@@ -63,7 +63,7 @@ struct Cost {
   double calls = 0;       // of kernels and of GEMMs
   Cost& operator+=(const Cost& other);
 };
-// An update's is that of all tiles of its block or segment.
+// An update's is that of all tiles of its unit.
 Cost operation_cost(const StepShape& shape, const Operation& operation);
 double cost_seconds(const Cost& cost, const ComputeRates& rates);
 

@@ -10,113 +10,122 @@ namespace {
 
 class Builder {
  public:
-  explicit Builder(const ScheduleShape& shape) : shape_(shape), last_(shape.layers + 1) {}
-
-  // A group of micro-batches [first, end): each block sees all of them before the next one.
-  void forward(int64_t first, int64_t end) {
-    for (int64_t block = 0; block <= shape_.layers; ++block) {
-      if (first == 0) pending_update(block);
-      add(OperationKind::kAcquire, block, first);
-      for (int64_t micro = first; micro < end; ++micro) add(OperationKind::kForward, block, micro);
-      add(OperationKind::kRelease, block, first);
+  explicit Builder(const ScheduleShape& shape) : shape_(shape) {
+    for (int64_t u = 0; u < std::ssize(shape.units); ++u) {
+      switch (shape.unit(u).role) {
+        case UnitRole::kEmbedding:
+          embedding_ = u;
+          break;
+        case UnitRole::kBody:
+          body_.push_back(u);
+          break;
+        case UnitRole::kHead:
+        case UnitRole::kFinalNorm:
+          head_ = u;
+          break;
+        case UnitRole::kVocabularySegment:
+          segments_.push_back(u);
+          break;
+      }
     }
+  }
+
+  // A group of micro-batches [first, end): each unit sees all of them before the next one.
+  void forward(int64_t first, int64_t end) {
+    pass_forward(embedding_, first, end);
+    for (const int64_t unit : body_) pass_forward(unit, first, end);
   }
 
   void head(int64_t first, int64_t end) {
-    if (shape_.segments > 0) return cut_head_forward(first, end);
-    if (first == 0) pending_update(last_);
-    // A tied head multiplies by the embedding's matrix: both blocks are on loan.
-    if (shape_.tied) add(OperationKind::kAcquire, 0, first);
-    add(OperationKind::kAcquire, last_, first);
-    for (int64_t micro = first; micro < end; ++micro) add(OperationKind::kHead, last_, micro);
-    add(OperationKind::kRelease, last_, first);
-    if (shape_.tied) add(OperationKind::kRelease, 0, first);
+    if (cut()) {
+      pass_forward(head_, first, end);
+      for (const int64_t unit : segments_) pass_forward(unit, first, end);
+      return;
+    }
+    if (first == 0) pending_update(head_);
+    // A tied head multiplies by the embedding's matrix: both units are on loan.
+    if (shape_.tied) add(OperationKind::kAcquire, embedding_, first);
+    pass(OperationKind::kHead, head_, first, end);
+    if (shape_.tied) add(OperationKind::kRelease, embedding_, first);
   }
 
   void backward(int64_t first, int64_t end, bool final) {
-    if (shape_.segments > 0) cut_head_backward(first, end, final);
-    if (final) finished(last_);
-    for (int64_t block = shape_.layers; block >= 1; --block) {
-      add(OperationKind::kAcquire, block, first);
+    for (const int64_t unit : segments_) {
+      pass(OperationKind::kBackward, unit, first, end);
+      if (final) add(OperationKind::kReduce, unit, 0);
+    }
+    if (cut()) pass(OperationKind::kBackward, head_, first, end);
+    if (final) finished(head_);
+    for (auto unit = body_.rbegin(); unit != body_.rend(); ++unit) {
+      add(OperationKind::kAcquire, *unit, first);
       for (int64_t micro = first; micro < end; ++micro) {
-        if (shape_.recompute) add(OperationKind::kRecompute, block, micro);
-        add(OperationKind::kBackward, block, micro);
+        if (shape_.recompute) add(OperationKind::kRecompute, *unit, micro);
+        add(OperationKind::kBackward, *unit, micro);
       }
-      add(OperationKind::kRelease, block, first);
-      if (final) finished(block);
+      add(OperationKind::kRelease, *unit, first);
+      if (final) finished(*unit);
     }
     // The embedding's backward sums rows and needs no weights. It comes last, so that a tied matrix, whose
     // gradient the head began, is complete only here.
-    for (int64_t micro = first; micro < end; ++micro) add(OperationKind::kBackward, 0, micro);
-    if (final) finished(0);
+    for (int64_t micro = first; micro < end; ++micro) add(OperationKind::kBackward, embedding_, micro);
+    if (final) finished(embedding_);
   }
 
   void check_and_update() {
     add(OperationKind::kCheck, 0, 0);
     if (shape_.clip != Clip::kGlobal) return;
-    for (int64_t block = 0; block <= last_; ++block) {
-      if (!shape_.deferred(block)) update(block);
+    for (int64_t u = 0; u < std::ssize(shape_.units); ++u) {
+      if (!shape_.deferred(u)) update(u);
     }
   }
 
-  void pending_update(int64_t block, int64_t segment = -1) {
-    if (shape_.pending && shape_.deferred(block)) update(block, segment);
-  }
-
   void all_pending_updates() {
-    for (int64_t block = 0; block <= last_; ++block) pending_update(block);
-    for (int64_t segment = 0; segment < shape_.segments; ++segment) pending_update(last_, segment);
+    for (int64_t u = 0; u < std::ssize(shape_.units); ++u) pending_update(u);
   }
 
   StepSchedule take() { return std::move(schedule_); }
 
  private:
-  void add(OperationKind kind, int64_t block, int64_t micro, int64_t segment = -1) {
-    schedule_.operations.push_back({kind, block, micro, segment});
+  bool cut() const { return !segments_.empty(); }
+
+  void add(OperationKind kind, int64_t unit, int64_t micro, int64_t tile = 0) {
+    schedule_.operations.push_back({kind, unit, micro, tile});
   }
 
-  // What is left of a cut head, or a segment of it, for each micro-batch of a group.
-  void pass(OperationKind kind, int64_t segment, int64_t first, int64_t end) {
-    add(OperationKind::kAcquire, last_, first, segment);
-    for (int64_t micro = first; micro < end; ++micro) add(kind, last_, micro, segment);
-    add(OperationKind::kRelease, last_, first, segment);
+  // Each micro-batch of a group through a unit.
+  void pass(OperationKind kind, int64_t unit, int64_t first, int64_t end) {
+    add(OperationKind::kAcquire, unit, first);
+    for (int64_t micro = first; micro < end; ++micro) add(kind, unit, micro);
+    add(OperationKind::kRelease, unit, first);
   }
 
-  void cut_head_forward(int64_t first, int64_t end) {
-    if (first == 0) pending_update(last_);
-    pass(OperationKind::kForward, -1, first, end);
-    for (int64_t segment = 0; segment < shape_.segments; ++segment) {
-      if (first == 0) pending_update(last_, segment);
-      pass(OperationKind::kForward, segment, first, end);
-    }
+  void pass_forward(int64_t unit, int64_t first, int64_t end) {
+    if (first == 0) pending_update(unit);
+    pass(OperationKind::kForward, unit, first, end);
   }
 
-  void cut_head_backward(int64_t first, int64_t end, bool final) {
-    for (int64_t segment = 0; segment < shape_.segments; ++segment) {
-      pass(OperationKind::kBackward, segment, first, end);
-      if (final) add(OperationKind::kReduce, last_, 0, segment);
-    }
-    pass(OperationKind::kBackward, -1, first, end);
+  // The last of a block's units is: the final norm comes after its segments.
+  void finished(int64_t unit) {
+    add(OperationKind::kReduce, unit, 0);
+    if (shape_.clip == Clip::kGlobal) return;
+    update(unit);
+    if (unit != head_) return;
+    for (const int64_t segment : segments_) update(segment);
   }
 
-  void finished(int64_t block) {
-    add(OperationKind::kReduce, block, 0);
-    if (shape_.clip != Clip::kGlobal) update(block);
+  void update(int64_t unit) {
+    const ScheduleUnit& range = shape_.unit(unit);
+    for (int64_t tile = range.first_tile; tile < range.end_tile; ++tile)
+      add(OperationKind::kUpdate, unit, 0, tile);
   }
 
-  void update(int64_t block) {
-    update(block, -1);
-    for (int64_t segment = 0; shape_.cut(block) && segment < shape_.segments; ++segment)
-      update(block, segment);
-  }
-  void update(int64_t block, int64_t segment) {
-    const ScheduleShape::Tiles tiles = shape_.updates(block, segment);
-    for (int64_t tile = tiles.first; tile < tiles.end; ++tile)
-      add(OperationKind::kUpdate, block, tile, segment);
+  void pending_update(int64_t unit) {
+    if (shape_.pending && shape_.deferred(unit)) update(unit);
   }
 
   const ScheduleShape& shape_;
-  int64_t last_;
+  int64_t embedding_ = 0, head_ = 0;  // units; the head's, or its final norm's
+  std::vector<int64_t> body_, segments_;
   StepSchedule schedule_;
 };
 
@@ -138,15 +147,19 @@ const char* pool_name(Pool pool) {
   return kNames[static_cast<size_t>(pool)];
 }
 
-ScheduleShape::Tiles ScheduleShape::updates(int64_t block, int64_t segment) const {
-  if (!cut(block)) return {0, std::max<int64_t>(tiles_of(block), 1)};
-  if (segment_tiles.empty()) return {};
-  const auto at = static_cast<size_t>(segment < 0 ? segments : segment);
-  return {segment_tiles[at], segment_tiles[at + 1]};
+std::vector<ScheduleUnit> schedule_units(int64_t layers, int64_t segments) {
+  std::vector<ScheduleUnit> out;
+  int64_t segment = 0;  // in the block's array the matrix comes before the norm
+  for (const Unit& unit : list_units(layers, segments)) {
+    const int64_t tile = unit.segment() ? segment++ : unit.role == UnitRole::kFinalNorm ? segments : 0;
+    out.push_back({.block = unit.block, .role = unit.role, .first_tile = tile, .end_tile = tile + 1});
+  }
+  return out;
 }
 
 bool ScheduleShape::defers() const {
-  return clip == Clip::kGlobal && std::any_of(tiles.begin(), tiles.end(), [](int64_t n) { return n > 0; });
+  return clip == Clip::kGlobal &&
+         std::any_of(units.begin(), units.end(), [](const ScheduleUnit& unit) { return unit.off_device; });
 }
 
 StepSchedule make_schedule(const ScheduleShape& shape) {

@@ -33,10 +33,9 @@ class Walk {
       for (auto [at, end] = wanted.equal_range(index); at != end; ++at)
         arrived = std::max(arrived, ready_[at->second]);
       ++index;
-      if (const auto update = host_update(op); update.used) {
-        const int64_t unit = op.unit(shape.layers);
+      if (const auto update = shape_.host_update(op); update.used) {
         const bool inputs_streamed =
-            shape.pool(Pool::kWeights).holds(unit) || shape.pool(Pool::kGradients).holds(unit);
+            shape.pool(Pool::kWeights).holds(op.unit) || shape.pool(Pool::kGradients).holds(op.unit);
         update_on_host(update, compute(op), arrived, inputs_streamed);
         continue;
       }
@@ -57,12 +56,6 @@ class Walk {
     if (until <= now_) return;
     waited_ += until - now_;
     now_ = until;
-  }
-
-  TimelineShape::HostUpdate host_update(const Operation& op) const {
-    if (op.kind != OperationKind::kUpdate || shape_.host_updates.empty()) return {};
-    const int64_t tile = shape_.transfers.first_tile[static_cast<size_t>(op.block)] + op.micro;
-    return shape_.host_updates[static_cast<size_t>(tile)];
   }
 
   // By the CPU, beside what the GPU was given before. It follows the GPU only where that makes its inputs: a

@@ -33,6 +33,11 @@ struct TimelineShape {
   std::array<std::vector<Array>, kPools> arrays;
   bool gpu = false;                      // compute is one: slots lie there
   std::vector<HostUpdate> host_updates;  // of each tile; empty: the CPU updates none, and has no such slots
+
+  HostUpdate host_update(const Operation& op) const {
+    if (op.kind != OperationKind::kUpdate || host_updates.empty()) return {};
+    return host_updates[static_cast<size_t>(transfers.tile(op))];
+  }
 };
 
 // A step's transfers beside its compute.

@@ -20,10 +20,11 @@ class UseCollector {
       case Pool::kGradients:
         return gradients(index, op);
       case Pool::kOptimizer:
-        if (op.kind == OperationKind::kUpdate) add({index, index, tile(op), true, true, false});
+        if (op.kind == OperationKind::kUpdate) add({index, index, shape_.tile(op), true, true, false});
         return;
       case Pool::kActivations:
-        return activations(index, op);
+        if (size() > 0) activations(index, op);
+        return;
     }
   }
 
@@ -35,58 +36,47 @@ class UseCollector {
 
  private:
   size_t size() const { return shape_.pool(pool_).streamed.size(); }
-  int64_t tile(const Operation& op) const {
-    return shape_.first_tile.empty() ? 0 : shape_.first_tile[static_cast<size_t>(op.block)] + op.micro;
-  }
 
   void add(const ArrayUse& use) {
     if (shape_.pool(pool_).holds(use.array)) uses_.push_back(use);
   }
 
   void weights(size_t index, const Operation& op) {
-    const int64_t array = op.unit(shape_.layers);
-    if (!shape_.pool(pool_).holds(array)) return;
-    const auto a = static_cast<size_t>(array);
+    if (!shape_.pool(pool_).holds(op.unit)) return;
+    const auto a = static_cast<size_t>(op.unit);
     if (op.kind == OperationKind::kAcquire) open_[a] = index;
-    if (op.kind == OperationKind::kRelease) add({open_[a], index, array, true, false, false});
+    if (op.kind == OperationKind::kRelease) add({open_[a], index, op.unit, true, false, false});
     if (op.kind == OperationKind::kUpdate && !shape_.frozen_weights)
-      add({index, index, array, true, true, false});
+      add({index, index, op.unit, true, true, false});
   }
 
   void gradients(size_t index, const Operation& op) {
-    const int64_t array = op.unit(shape_.layers);
-    if (op.kind == OperationKind::kBackward) add({index, index, array, op.micro > 0, true, false});
-    if (op.kind == OperationKind::kReduce) add({index, index, array, true, false, false});
-    if (op.kind == OperationKind::kUpdate) {
-      const bool last = op.micro + 1 >= (op.segment < 0 ? updated_in(op.block) : segment_end(op.segment));
-      add({index, index, array, true, false, last});
-    }
-  }
-  int64_t segment_end(int64_t segment) const {
-    return shape_.segment_tiles[static_cast<size_t>(segment) + 1];
-  }
-  int64_t updated_in(int64_t block) const {
-    const auto b = static_cast<size_t>(block);
-    return b < shape_.tiles.size() ? std::max<int64_t>(shape_.tiles[b], 1) : 1;
+    if (!shape_.pool(pool_).holds(op.unit)) return;
+    if (op.kind == OperationKind::kBackward) add({index, index, op.unit, op.micro > 0, true, false});
+    if (op.kind == OperationKind::kReduce) add({index, index, op.unit, true, false, false});
+    if (op.kind == OperationKind::kUpdate)
+      add({index, index, op.unit, true, false, op.tile + 1 >= shape_.unit(op).end_tile});
   }
 
   void activations(size_t index, const Operation& op) {
-    const auto input = [&](int64_t block) { return (block - 1) * shape_.group + op.micro % shape_.group; };
+    // Segments work on the rows that the final norm picked.
+    const UnitRole role = shape_.unit(op).role;
+    if (role == UnitRole::kVocabularySegment) return;
+    const int64_t block = shape_.unit(op).block;
+    const auto input = [&](int64_t b) { return (b - 1) * shape_.group + op.micro % shape_.group; };
     switch (op.kind) {
       case OperationKind::kForward:
-        if (op.segment >= 0) break;  // of the normed rows
-        if (op.block > 0) add({index, index, input(op.block), true, false, false});
-        if (op.block <= shape_.layers) add({index, index, input(op.block + 1), false, true, false});
+        if (role != UnitRole::kEmbedding) add({index, index, input(block), true, false, false});
+        if (role != UnitRole::kFinalNorm) add({index, index, input(block + 1), false, true, false});
         break;
       case OperationKind::kHead:
-        add({index, index, input(op.block), true, false, true});
+        add({index, index, input(block), true, false, true});
         break;
-      case OperationKind::kBackward:  // of what is left of a cut head: the final norm's
-        if (op.block > shape_.layers && op.segment < 0)
-          add({index, index, input(op.block), true, false, true});
+      case OperationKind::kBackward:
+        if (role == UnitRole::kFinalNorm) add({index, index, input(block), true, false, true});
         break;
       case OperationKind::kRecompute:  // its backward follows at once
-        add({index, index + 1, input(op.block), true, false, true});
+        add({index, index + 1, input(block), true, false, true});
         break;
       default:
         break;
@@ -95,7 +85,7 @@ class UseCollector {
 
   Pool pool_;
   const TransferShape& shape_;
-  std::vector<size_t> open_;  // weights: where the block was acquired
+  std::vector<size_t> open_;  // weights: where the unit was acquired
   std::vector<ArrayUse> uses_;
 };
 

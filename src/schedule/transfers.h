@@ -23,20 +23,22 @@ struct PoolShape {
   }
 };
 
-// Arrays: weights and gradients by unit (block, or segment of a cut head); optimizer by tile, the blocks'
-// tiles one after another; activations (block - 1) x group + micro-batch in its group, the input of blocks 1
-// .. L + 1.
+// Arrays: weights and gradients by unit; optimizer by tile, the blocks' tiles one after another; activations
+// (block - 1) x group + micro-batch in its group, the input of blocks 1 .. L + 1.
 struct TransferShape {
   std::array<PoolShape, kPools> pools;
-  std::vector<int64_t> first_tile;     // of each block
-  std::vector<int64_t> tiles;          // operations that each block's update is cut into; 0 or no entry: one
-  std::vector<int64_t> segment_tiles;  // as in ScheduleShape
-  int64_t layers = 0;
+  std::vector<ScheduleUnit> units;  // as in ScheduleShape
+  std::vector<int64_t> first_tile;  // of each block
   int64_t group = 1;
   bool frozen_weights = false;  // no update changes what the weight pool moves
 
   const PoolShape& pool(Pool p) const { return pools[static_cast<size_t>(p)]; }
   PoolShape& pool(Pool p) { return pools[static_cast<size_t>(p)]; }
+  const ScheduleUnit& unit(const Operation& op) const { return units[static_cast<size_t>(op.unit)]; }
+  // The optimizer's array that an update changes.
+  int64_t tile(const Operation& op) const {
+    return first_tile.empty() ? 0 : first_tile[static_cast<size_t>(unit(op).block)] + op.tile;
+  }
   bool any() const;
 };
 

@@ -38,27 +38,27 @@ void place_frozen(std::vector<Parameter>&& parameters, DType dtype, BlockLayout&
   }
 }
 
-// Takes the head's matrix out of `units`' last, and adds its segments.
-void cut_head_matrix(const BlockLayout& last, int64_t element_bytes, std::vector<Unit>& units) {
-  const TensorPlace* const head = last.find("head");
-  if (head == nullptr) return;
-  LM_CHECK(head->offset == 0, "the head's matrix comes first in its block");
-  Unit rest = units.back();
-  int64_t& first = head->frozen ? rest.first_frozen_byte : rest.first;
-  int64_t& size = head->frozen ? rest.frozen_bytes : rest.elements;
-  first = size;
-  for (const TensorPlace& place : last.tensors) {
-    if (place.frozen == head->frozen && place.offset > 0) first = std::min(first, place.offset);
+// Gives the head's matrix, which `units` has with the final norm, to its segments.
+void cut_head_matrix(const TensorPlace& head, const BlockLayout& block, int64_t element_bytes,
+                     std::vector<Unit>& units) {
+  LM_CHECK(head.offset == 0, "the head's matrix comes first in its block");
+  const int64_t rows = head.parameter.rows;
+  const int64_t each = kVocabularySegment * head.parameter.columns * (head.frozen ? element_bytes : 1);
+  int64_t end = head.frozen ? block.frozen_bytes : block.flat_elements;  // of the matrix
+  for (const TensorPlace& place : block.tensors) {
+    if (place.frozen == head.frozen && place.offset > 0) end = std::min(end, place.offset);
   }
-  size -= first;
-  units.back() = rest;
-  const int64_t rows = head->parameter.rows;
-  const int64_t each = kVocabularySegment * head->parameter.columns * (head->frozen ? element_bytes : 1);
-  for (int64_t row = 0, at = 0; row < rows; row += kVocabularySegment, at += each) {
-    Unit segment{.block = rest.block, .first_row = row, .rows = std::min(kVocabularySegment, rows - row)};
-    (head->frozen ? segment.first_frozen_byte : segment.first) = at;
-    (head->frozen ? segment.frozen_bytes : segment.elements) = std::min(each, first - at);
-    units.push_back(segment);
+  int64_t row = 0, at = 0;
+  for (Unit& unit : units) {
+    int64_t& first = head.frozen ? unit.first_frozen_byte : unit.first;
+    int64_t& size = head.frozen ? unit.frozen_bytes : unit.elements;
+    if (unit.role == UnitRole::kFinalNorm) first = end, size -= end;
+    if (!unit.segment()) continue;
+    unit.first_row = row;
+    unit.rows = std::min(kVocabularySegment, rows - row);
+    first = at;
+    size = std::min(each, end - at);
+    row += kVocabularySegment, at += each;
   }
 }
 
@@ -70,15 +70,33 @@ bool Unit::holds(const TensorPlace& place) const {
              : place.offset >= first && place.offset + place.parameter.elements() <= first + elements;
 }
 
-std::vector<Unit> ModelLayout::units(bool cut_head) const {
-  std::vector<Unit> out;
-  for (const BlockLayout& block : blocks) {
-    out.push_back({.block = static_cast<int64_t>(out.size()),
-                   .elements = block.flat_elements,
-                   .frozen_bytes = block.frozen_bytes});
-  }
-  if (cut_head) cut_head_matrix(blocks.back(), static_cast<int64_t>(dtype_size(frozen_dtype)), out);
+std::vector<Unit> list_units(int64_t layers, int64_t segments) {
+  std::vector<Unit> out = {{.block = 0, .role = UnitRole::kEmbedding}};
+  for (int64_t i = 1; i <= layers; ++i) out.push_back({.block = i, .role = UnitRole::kBody});
+  out.push_back({.block = layers + 1, .role = segments > 0 ? UnitRole::kFinalNorm : UnitRole::kHead});
+  for (int64_t i = 0; i < segments; ++i)
+    out.push_back({.block = layers + 1, .role = UnitRole::kVocabularySegment});
   return out;
+}
+
+std::vector<Unit> ModelLayout::units(bool cut_head) const {
+  const TensorPlace* const head = cut_head ? blocks.back().find("head") : nullptr;
+  std::vector<Unit> out = list_units(
+      std::ssize(blocks) - 2, head == nullptr ? 0 : ceil_div(head->parameter.rows, kVocabularySegment));
+  for (Unit& unit : out) {
+    if (unit.segment()) continue;
+    const BlockLayout& block = blocks[static_cast<size_t>(unit.block)];
+    unit.elements = block.flat_elements;
+    unit.frozen_bytes = block.frozen_bytes;
+  }
+  if (head != nullptr)
+    cut_head_matrix(*head, blocks.back(), static_cast<int64_t>(dtype_size(frozen_dtype)), out);
+  return out;
+}
+
+std::string ModelLayout::name(const Unit& unit) const {
+  const std::string& block = blocks[static_cast<size_t>(unit.block)].name;
+  return unit.segment() ? block + ", segment " + std::to_string(unit.first_row / kVocabularySegment) : block;
 }
 
 const TensorPlace* BlockLayout::find(const std::string& tensor) const {

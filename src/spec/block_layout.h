@@ -41,18 +41,30 @@ struct BlockLayout {
   const TensorPlace* find(const std::string& name) const;  // null when absent
 };
 
-// What is lent, moved and updated as one: a block, or, where the head is cut, a vocabulary segment of its
-// matrix; its block then is what is left of it. Ranges of the block's two arrays, padding included; those of
-// the flat array begin and end at granules.
+// What a unit is to the step: which operations it has, and when.
+enum class UnitRole : uint8_t {
+  kEmbedding,
+  kBody,               // a transformer block
+  kHead,               // the final norm and, unless it is tied, the vocabulary matrix
+  kFinalNorm,          // a head whose matrix comes in segments: the rest
+  kVocabularySegment,  // of that matrix
+};
+// What is lent, moved and updated as one. Ranges of the block's two arrays, padding included; those of the
+// flat array begin and end at granules.
 struct Unit {
   int64_t block = 0;
-  int64_t first_row = 0, rows = 0;  // of the head's matrix; rows 0: no segment
+  UnitRole role = UnitRole::kBody;
+  int64_t first_row = 0, rows = 0;  // of a vocabulary segment
   int64_t first = 0, elements = 0;  // trainable
   int64_t first_frozen_byte = 0, frozen_bytes = 0;
-  bool segment() const { return rows > 0; }
+  bool segment() const { return role == UnitRole::kVocabularySegment; }
   // Whether all of this tensor of the block lies here.
   bool holds(const TensorPlace& place) const;
 };
+
+// The units of a model of L layers without their ranges: one for each block, then the segments of the head's
+// matrix, 0 if it is whole. A unit's number is its place in this list.
+std::vector<Unit> list_units(int64_t layers, int64_t segments);
 
 struct ModelLayout {
   std::vector<BlockLayout> blocks;  // L + 2
@@ -62,8 +74,9 @@ struct ModelLayout {
   int64_t flat_elements = 0;  // with padding, over all blocks
   int64_t frozen_bytes = 0;
 
-  // One per block, then the segments of the head's matrix in order if it is to be cut (a tied head has none).
+  // As list_units has them; a tied head has no matrix to cut.
   std::vector<Unit> units(bool cut_head) const;
+  std::string name(const Unit& unit) const;  // "block 3", "head, segment 2"
 };
 
 // `dtype` is the model's (of frozen pieces).

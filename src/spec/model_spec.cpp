@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "spec/config_reader.h"
+#include "spec/families/family.h"
 
 namespace lm {
 namespace {
@@ -16,72 +16,8 @@ namespace {
 // bits.
 constexpr int64_t kMostHidden = int64_t{1} << 20, kMostFfn = int64_t{1} << 22, kMostLayers = 4096;
 constexpr int64_t kMostVocab = int64_t{1} << 24, kMostHeads = 1 << 14, kMostHeadDim = 1 << 12;
-constexpr int64_t kMostRows = int64_t{1} << 22, kMostPositions = int64_t{1} << 30;
+constexpr int64_t kMostRows = int64_t{1} << 22;
 constexpr int64_t kMostConfigBytes = int64_t{4} << 20;
-
-// What a family's configuration class assumes for missing keys.
-struct Family {
-  const char* model_type;
-  const char* architecture;
-  int64_t max_positions;
-  int64_t kv_heads;  // 0: as many as query heads
-  int64_t head_dim;  // 0: hidden / heads
-};
-constexpr Family kFamilies[] = {{"llama", "LlamaForCausalLM", 2048, 0, 0},
-                                {"qwen2", "Qwen2ForCausalLM", 32768, 32, 0},
-                                {"qwen3", "Qwen3ForCausalLM", 32768, 32, 128},
-                                {"mistral", "MistralForCausalLM", 131072, 8, 0}};
-
-// Known families and what this program lacks for them; the rest is "unknown".
-constexpr std::pair<const char*, const char*> kNotYet[] = {
-    {"gemma", "(1 + w) norms, GeGLU and scaled embeddings"},
-    {"gemma2", "(1 + w) norms, soft caps and four norms per block"},
-    {"gemma3", "(1 + w) norms and two RoPE tables"},
-    {"gemma3_text", "(1 + w) norms and two RoPE tables"},
-    {"phi", "LayerNorm and partial RoPE"},
-    {"phi3", "fused projections and longrope scaling"},
-    {"smollm3", "layers without RoPE"},
-    {"gpt2", "LayerNorm, learned positions and transposed weights"},
-    {"gpt_neox", "LayerNorm and parallel blocks"},
-    {"gpt_oss", "experts and attention sinks"},
-    {"mixtral", "experts"},
-    {"qwen2_moe", "experts"},
-    {"qwen3_moe", "experts"},
-    {"qwen3_next", "Gated DeltaNet layers"},
-    {"qwen3_5", "Gated DeltaNet layers"},
-    {"deepseek_v2", "latent attention and experts"},
-    {"deepseek_v3", "latent attention and experts"},
-    {"llama4", "experts and interleaved RoPE"},
-    {"llama4_text", "experts and interleaved RoPE"},
-    {"ministral", "windows in some layers only"},
-    {"mistral3", "a vision tower"},
-    {"olmo", "norms without weights"},
-    {"olmo2", "norms after the layers"},
-    {"glm", "interleaved partial RoPE"},
-    {"glm4", "interleaved partial RoPE"},
-    {"granite", "scaled residuals and logits"},
-    {"cohere", "parallel blocks and scaled logits"},
-    {"cohere2", "parallel blocks and scaled logits"},
-    {"falcon", "LayerNorm and parallel blocks"},
-    {"bloom", "ALiBi and LayerNorm"},
-    {"mamba", "state-space layers"},
-    {"t5", "encoder and decoder"}};
-
-const Family& family_of(const ConfigReader& config) {
-  const std::string type = config.text("model_type").value_or("");
-  if (type.empty()) config.fail("model_type", "is missing: the model's family is unknown");
-  for (const Family& family : kFamilies) {
-    if (type == family.model_type) return family;
-  }
-  constexpr const char* kSupported = " (supported: llama, qwen2, qwen3, mistral)";
-  for (const auto& [name, lacking] : kNotYet) {
-    if (type == name) {
-      config.fail("model_type", "= \"" + type + "\" is not supported yet: it needs " + lacking + kSupported);
-    }
-  }
-  config.fail("model_type",
-              "= \"" + type.substr(0, 100) + "\" is not an architecture known here" + kSupported);
-}
 
 void check_architecture(const ConfigReader& config, const Family& family) {
   const Json* list = config.find("architectures");
@@ -99,7 +35,7 @@ void check_architecture(const ConfigReader& config, const Family& family) {
 }
 
 // Features that a key switches on and that are not implemented; to ignore one would train another model.
-void refuse_what_is_set(const ConfigReader& config, const ModelSpec& spec) {
+void refuse_what_is_set(const ConfigReader& config) {
   if (const Json* quantization = config.find("quantization_config")) {
     std::string method = "an unnamed method";
     if (quantization->is_object() && quantization->contains("quant_method")) {
@@ -120,18 +56,12 @@ void refuse_what_is_set(const ConfigReader& config, const ModelSpec& spec) {
   const std::string act = config.text("hidden_act").value_or("silu");
   if (act != "silu")
     config.fail("hidden_act", "= \"" + act.substr(0, 100) + "\" is not supported, only silu");
-  if (spec.model_type == "mistral" && config.boolean("attention_bias", false)) {
-    config.fail("attention_bias", "= true is not supported for mistral: the architecture has no such biases");
-  }
-  if (spec.model_type != "llama" && config.boolean("mlp_bias", false)) {
-    config.fail("mlp_bias", "= true is not supported for " + spec.model_type);
-  }
 }
 
 void read_sizes(const ConfigReader& config, const Family& family, ModelSpec& spec) {
   spec.hidden = config.required_size("hidden_size", kMostHidden);
   spec.ffn = config.required_size("intermediate_size", kMostFfn);
-  spec.layers = config.required_size("num_hidden_layers", kMostLayers);
+  spec.layers.resize(static_cast<size_t>(config.required_size("num_hidden_layers", kMostLayers)));
   spec.heads = config.required_size("num_attention_heads", kMostHeads);
   spec.vocab = config.required_size("vocab_size", kMostVocab);
   const bool kv_null = config.is_null("num_key_value_heads");
@@ -160,7 +90,7 @@ void read_sizes(const ConfigReader& config, const Family& family, ModelSpec& spe
   }
 }
 
-void read_rope(const ConfigReader& config, ModelSpec& spec) {
+void read_rope(const ConfigReader& config, const Family& family, ModelSpec& spec) {
   // Old form: rope_theta and rope_scaling; newer: rope_parameters with both. If all are there, rope_scaling's
   // entries count, and a theta inside wins over the one outside: the order of the reference.
   const char* key = "rope_parameters";
@@ -170,7 +100,7 @@ void read_rope(const ConfigReader& config, ModelSpec& spec) {
   } else {
     table = config.find(key);
   }
-  spec.rope_theta = config.number("rope_theta", 1e4);
+  spec.rope_theta = config.number("rope_theta", family.rope_theta);
   std::string type = "default";
   if (table) {
     if (!table->is_object()) config.fail(key, "must be an object");
@@ -207,48 +137,7 @@ void read_rope(const ConfigReader& config, ModelSpec& spec) {
   if (!(spec.rope_theta >= 1) || spec.rope_theta > 1e15) config.fail("rope_theta", "must be in [1, 1e15]");
 }
 
-void read_windows(const ConfigReader& config, ModelSpec& spec) {
-  const size_t layers = static_cast<size_t>(spec.layers);
-  spec.window.assign(layers, 0);
-  int64_t window = 0;
-  if (spec.model_type == "mistral") {
-    window = config.is_null("sliding_window") ? 0 : config.size("sliding_window", 4096, kMostPositions);
-    spec.window.assign(layers, window);
-  } else if (spec.model_type != "llama") {
-    if (config.boolean("use_sliding_window", false) && !config.is_null("sliding_window")) {
-      window = config.size("sliding_window", 4096, kMostPositions);
-    }
-    const int64_t first = config.count("max_window_layers", 28, kMostPositions);
-    for (size_t i = 0; i < layers; ++i) spec.window[i] = static_cast<int64_t>(i) >= first ? window : 0;
-  }
-  const Json* types = config.find("layer_types");
-  if (!types) return;
-  if (!types->is_array() || types->size() != layers) {
-    config.fail("layer_types",
-                "must be a list with one entry for each of the " + std::to_string(layers) + " layers");
-  }
-  const bool chosen = spec.model_type == "qwen2" || spec.model_type == "qwen3";
-  for (size_t i = 0; i < layers; ++i) {
-    const Json& type = (*types)[i];
-    const bool slides = type == "sliding_attention";
-    const std::string entry = "entry " + std::to_string(i) + " = " + type.dump(-1, ' ', true).substr(0, 100);
-    if (!slides && type != "full_attention") config.fail("layer_types", entry + " is not supported");
-    if (chosen) {
-      if (slides && window == 0) {
-        config.fail("layer_types",
-                    entry + ", but no window: use_sliding_window or sliding_window is not set");
-      }
-      spec.window[i] = slides ? window : 0;
-    } else if (slides != (spec.window[i] > 0)) {
-      // Llama and Mistral have one kind of layer; the reference ignores the list, which would be another
-      // model.
-      config.fail("layer_types",
-                  entry + " contradicts the family: all layers of " + spec.model_type + " are alike");
-    }
-  }
-}
-
-void read_tokens(const ConfigReader& config, ModelSpec& spec) {
+void read_tokens(const ConfigReader& config, const Family& family, ModelSpec& spec) {
   auto check = [&](const char* key, const Json& id) {
     if (!id.is_number_integer()) config.fail(key, "must be an integer or null");
     // An unsigned number past 2^63 would turn negative in get<int64_t>.
@@ -266,13 +155,16 @@ void read_tokens(const ConfigReader& config, ModelSpec& spec) {
       check(key, *id);
     }
   }
-  const Json* pad = config.find("pad_token_id");
-  if (!pad) return;
-  check("pad_token_id", *pad);
-  spec.pad_token = pad->get<int64_t>();
+  Json pad = family.pad_token;
+  if (const Json* written = config.find("pad_token_id"))
+    pad = *written;
+  else if (family.pad_token < 0 || config.is_null("pad_token_id"))
+    return;
+  check("pad_token_id", pad);
+  spec.pad_token = pad.get<int64_t>();
   // A negative index counts from the end, as in torch's embedding.
   if (spec.pad_token < 0) spec.pad_token += spec.vocab;
-  if (spec.pad_token < 0) config.fail("pad_token_id", "= " + pad->dump() + " is below -vocab_size");
+  if (spec.pad_token < 0) config.fail("pad_token_id", "= " + pad.dump() + " is below -vocab_size");
 }
 
 }  // namespace
@@ -281,24 +173,20 @@ ModelSpec parse_model_spec(const std::string& json, const std::string& place) {
   const Json root = parse_json(json, place, {.bytes = kMostConfigBytes, .depth = 32});
   if (!root.is_object()) fail_json("config.json must hold one object", place, 0);
   const ConfigReader config(root, place, "");
-  const Family& family = family_of(config);
+  const Family& family = find_family(config);
   check_architecture(config, family);
   ModelSpec spec;
   spec.model_type = family.model_type;
   spec.architecture = family.architecture;
-  refuse_what_is_set(config, spec);
+  spec.names = family.names();
+  refuse_what_is_set(config);
   read_sizes(config, family, spec);
   spec.rms_eps = config.number("rms_norm_eps", 1e-6);
   if (!(spec.rms_eps >= 0) || spec.rms_eps > 1) config.fail("rms_norm_eps", "must be in [0, 1]");
-  spec.tied = config.boolean("tie_word_embeddings", false);
-  const bool attention_bias = config.boolean("attention_bias", false);
-  if (spec.model_type == "llama" || spec.model_type == "qwen3") spec.qkv_bias = spec.o_bias = attention_bias;
-  if (spec.model_type == "qwen2") spec.qkv_bias = true;
-  if (spec.model_type == "llama") spec.mlp_bias = config.boolean("mlp_bias", false);
-  spec.qk_norm = spec.model_type == "qwen3";
-  read_rope(config, spec);
-  read_windows(config, spec);
-  read_tokens(config, spec);
+  spec.tied = config.boolean("tie_word_embeddings", family.tied);
+  family.read_layers(config, spec);
+  read_rope(config, family, spec);
+  read_tokens(config, family, spec);
   return spec;
 }
 

@@ -1,6 +1,7 @@
 // What a model is, as data: read from a Hugging Face config.json, the same value for every family. The
-// differences between families (biases, q/k norms, tied heads, windows, RoPE scaling) are fields here, not
-// branches in the model. Torch-free; immutable after construction.
+// differences between families (names, tied heads, RoPE scaling, and what each layer is) are fields here, not
+// branches in the model; what each family's file may say is in families/. Torch-free; immutable after
+// construction.
 //
 // Symbols: H hidden, F ffn, V vocabulary, L layers, n_h / n_kv query / key-value heads, d head size.
 #pragma once
@@ -8,6 +9,9 @@
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "spec/layer_spec.h"
+#include "spec/name_map.h"
 
 namespace lm {
 
@@ -21,11 +25,11 @@ struct RopeScaling {
 };
 
 struct ModelSpec {
-  std::string model_type;     // "llama", "qwen2", "qwen3", "mistral"
-  std::string architecture;   // "LlamaForCausalLM"
+  std::string model_type;    // "llama", "qwen2", ...: the file's word
+  std::string architecture;  // "LlamaForCausalLM"
+  NameMap names = llama_names();
   int64_t hidden = 0;         // H
   int64_t ffn = 0;            // F
-  int64_t layers = 0;         // L
   int64_t heads = 0;          // n_h
   int64_t kv_heads = 0;       // n_kv
   int64_t head_dim = 0;       // d
@@ -34,14 +38,12 @@ struct ModelSpec {
   double rms_eps = 1e-6;
   double rope_theta = 1e4;
   RopeScaling rope;
-  bool tied = false;  // the head is the embedding's matrix
-  bool qkv_bias = false;
-  bool o_bias = false;
-  bool mlp_bias = false;
-  bool qk_norm = false;         // per-head RMSNorm of q and k before RoPE
-  int64_t pad_token = -1;       // its embedding row gets no gradient from the input side; -1: none
-  std::vector<int64_t> window;  // per layer (L): sliding window in tokens, 0 = full attention
+  bool tied = false;              // the head is the embedding's matrix
+  int64_t pad_token = -1;         // its embedding row gets no gradient from the input side; -1: none
+  std::vector<LayerSpec> layers;  // L
 
+  int64_t layer_count() const { return static_cast<int64_t>(layers.size()); }  // L
+  const LayerSpec& layer(int64_t i) const { return layers[static_cast<size_t>(i)]; }
   int64_t q_rows() const { return heads * head_dim; }
   int64_t kv_rows() const { return kv_heads * head_dim; }
   int64_t qkv_rows() const { return q_rows() + 2 * kv_rows(); }

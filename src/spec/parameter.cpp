@@ -1,7 +1,6 @@
 #include "spec/parameter.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <utility>
 
@@ -10,33 +9,54 @@
 namespace lm {
 namespace {
 
-// The seven projections of a block, in block order.
+// A linear layer of the family's files with its shape; in block order.
 struct Module {
-  const char* name;    // "q_proj"
-  const char* parent;  // "self_attn"
+  ModuleName name;
+  std::string leaf;  // "q_proj"
   int64_t out = 0;
   int64_t in = 0;
 };
 
-std::array<Module, 7> modules_of(const ModelSpec& spec) {
-  const int64_t h = spec.hidden, f = spec.ffn, q = spec.q_rows(), kv = spec.kv_rows();
-  return {{{"q_proj", "self_attn", q, h},
-           {"k_proj", "self_attn", kv, h},
-           {"v_proj", "self_attn", kv, h},
-           {"o_proj", "self_attn", h, q},
-           {"gate_proj", "mlp", f, h},
-           {"up_proj", "mlp", f, h},
-           {"down_proj", "mlp", h, f}}};
+int64_t rows_of(const ModelSpec& spec, LinearPart part) {
+  switch (part) {
+    case LinearPart::kQ:
+      return spec.q_rows();
+    case LinearPart::kK:
+    case LinearPart::kV:
+      return spec.kv_rows();
+    case LinearPart::kOut:
+    case LinearPart::kDown:
+      return spec.hidden;
+    case LinearPart::kGate:
+    case LinearPart::kUp:
+      return spec.ffn;
+  }
+  return 0;
 }
 
-// A parameter that joins the tensors `suffix` of modules [first, last): their rows one after another.
+std::vector<Module> modules_of(const ModelSpec& spec) {
+  std::vector<Module> out;
+  for (const ModuleName& name : spec.names.modules) {
+    const std::string path = name.path;
+    Module module{.name = name, .leaf = path.substr(path.rfind('.') + 1)};
+    for (int part = static_cast<int>(name.first); part <= static_cast<int>(name.last); ++part) {
+      module.out += rows_of(spec, static_cast<LinearPart>(part));
+    }
+    module.in = name.first == LinearPart::kOut    ? spec.q_rows()
+                : name.first == LinearPart::kDown ? spec.ffn
+                                                  : spec.hidden;
+    out.push_back(std::move(module));
+  }
+  return out;
+}
+
+// A projection, or its bias: the tensors `suffix` of the modules of parts [first, last], one after another.
 Parameter join(const std::string& name, ParameterKind kind, const std::string& layer,
-               const std::array<Module, 7>& modules, size_t first, size_t last, const char* suffix) {
+               const std::vector<Module>& modules, LinearPart first, LinearPart last, const char* suffix) {
   Parameter parameter{.name = name, .kind = kind, .rows = 0, .columns = 1, .parts = {}};
-  for (size_t m = first; m < last; ++m) {
-    const Module& module = modules[m];
-    parameter.parts.push_back(
-        {layer + module.parent + "." + module.name + suffix, parameter.rows, module.out});
+  for (const Module& module : modules) {
+    if (module.name.first < first || module.name.first > last) continue;
+    parameter.parts.push_back({layer + module.name.path + suffix, parameter.rows, module.out});
     parameter.rows += module.out;
     if (kind == ParameterKind::kMatrix) parameter.columns = module.in;
   }
@@ -50,33 +70,41 @@ Parameter single(const std::string& name, ParameterKind kind, const std::string&
 
 // The base model's parameters of layer `i`: matrices, norms, biases.
 std::vector<Parameter> layer_parameters(const ModelSpec& spec, int64_t i) {
+  using enum LinearPart;
+  const LayerSpec& layer = spec.layer(i);
+  const NameMap& names = spec.names;
   const std::string ours = "layers." + std::to_string(i) + ".";
-  const std::string hf = "model.layers." + std::to_string(i) + ".";
-  const auto modules = modules_of(spec);
-  auto matrix = [&](const char* name, size_t first, size_t last) {
+  const std::string hf = names.layers + std::to_string(i) + ".";
+  const std::vector<Module> modules = modules_of(spec);
+  auto matrix = [&](const char* name, LinearPart first, LinearPart last) {
     return join(ours + name, ParameterKind::kMatrix, hf, modules, first, last, ".weight");
   };
-  auto bias = [&](const char* name, size_t first, size_t last) {
+  auto bias = [&](const char* name, LinearPart first, LinearPart last) {
     return join(ours + name, ParameterKind::kBias, hf, modules, first, last, ".bias");
   };
   auto norm = [&](const char* name, const char* theirs, int64_t n) {
     return single(ours + name, ParameterKind::kNorm, hf + theirs + ".weight", n);
   };
-  std::vector<Parameter> out = {matrix("attn.qkv", 0, 3),
-                                matrix("attn.out", 3, 4),
-                                matrix("mlp.gate_up", 4, 6),
-                                matrix("mlp.down", 6, 7),
-                                norm("attn.norm", "input_layernorm", spec.hidden),
-                                norm("mlp.norm", "post_attention_layernorm", spec.hidden)};
-  if (spec.qk_norm) {
-    out.push_back(norm("attn.q_norm", "self_attn.q_norm", spec.head_dim));
-    out.push_back(norm("attn.k_norm", "self_attn.k_norm", spec.head_dim));
+  std::vector<Parameter> out = {matrix("attn.qkv", kQ, kV), matrix("attn.out", kOut, kOut)};
+  switch (layer.mlp) {
+    case MlpKind::kSwiGlu:
+      out.push_back(matrix("mlp.gate_up", kGate, kUp));
+      out.push_back(matrix("mlp.down", kDown, kDown));
   }
-  if (spec.qkv_bias) out.push_back(bias("attn.qkv_bias", 0, 3));
-  if (spec.o_bias) out.push_back(bias("attn.out_bias", 3, 4));
-  if (spec.mlp_bias) {
-    out.push_back(bias("mlp.gate_up_bias", 4, 6));
-    out.push_back(bias("mlp.down_bias", 6, 7));
+  switch (layer.norm) {
+    case NormKind::kRms:
+      out.push_back(norm("attn.norm", names.attention_norm, spec.hidden));
+      out.push_back(norm("mlp.norm", names.mlp_norm, spec.hidden));
+  }
+  if (layer.qk_norm()) {
+    out.push_back(norm("attn.q_norm", names.q_norm, spec.head_dim));
+    out.push_back(norm("attn.k_norm", names.k_norm, spec.head_dim));
+  }
+  if (layer.qkv_bias) out.push_back(bias("attn.qkv_bias", kQ, kV));
+  if (layer.o_bias) out.push_back(bias("attn.out_bias", kOut, kOut));
+  if (layer.mlp_bias) {
+    out.push_back(bias("mlp.gate_up_bias", kGate, kUp));
+    out.push_back(bias("mlp.down_bias", kDown, kDown));
   }
   return out;
 }
@@ -85,10 +113,10 @@ std::vector<Parameter> layer_adapters(const ModelSpec& spec, const AdapterSpec& 
   std::vector<Parameter> out;
   for (const Module& module : modules_of(spec)) {
     const auto& targets = adapter.targets;
-    if (std::find(targets.begin(), targets.end(), module.name) == targets.end()) continue;
-    const std::string ours = "layers." + std::to_string(i) + "." + module.name;
+    if (std::find(targets.begin(), targets.end(), module.leaf) == targets.end()) continue;
+    const std::string ours = "layers." + std::to_string(i) + "." + module.leaf;
     const std::string hf =
-        "base_model.model.model.layers." + std::to_string(i) + "." + module.parent + "." + module.name;
+        std::string("base_model.model.") + spec.names.layers + std::to_string(i) + "." + module.name.path;
     out.push_back(
         single(ours + ".lora_A", ParameterKind::kLoraA, hf + ".lora_A.weight", adapter.r, module.in));
     out.push_back(
@@ -106,6 +134,8 @@ double AdapterSpec::scale() const {
 
 std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const AdapterSpec* adapter) {
   std::vector<BlockParameters> blocks;
+  const NameMap& names = spec.names;
+  const auto weight = [](const char* path) { return path + std::string(".weight"); };
   auto add = [&](const std::string& name, std::vector<Parameter> base, std::vector<Parameter> adapters) {
     BlockParameters block{.name = name, .trainable = {}, .frozen = {}};
     block.trainable = adapter ? std::move(adapters) : std::move(base);
@@ -113,16 +143,16 @@ std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const Adapte
     blocks.push_back(std::move(block));
   };
   add("embedding",
-      {single("embed", ParameterKind::kEmbedding, "model.embed_tokens.weight", spec.vocab, spec.hidden)}, {});
-  for (int64_t i = 0; i < spec.layers; ++i) {
+      {single("embed", ParameterKind::kEmbedding, weight(names.embedding), spec.vocab, spec.hidden)}, {});
+  for (int64_t i = 0; i < spec.layer_count(); ++i) {
     add("block " + std::to_string(i), layer_parameters(spec, i),
         adapter ? layer_adapters(spec, *adapter, i) : std::vector<Parameter>{});
   }
   std::vector<Parameter> last;
   if (!spec.tied) {
-    last.push_back(single("head", ParameterKind::kMatrix, "lm_head.weight", spec.vocab, spec.hidden));
+    last.push_back(single("head", ParameterKind::kMatrix, weight(names.head), spec.vocab, spec.hidden));
   }
-  last.push_back(single("norm", ParameterKind::kNorm, "model.norm.weight", spec.hidden));
+  last.push_back(single("norm", ParameterKind::kNorm, weight(names.norm), spec.hidden));
   add("head", std::move(last), {});
   return blocks;
 }
@@ -140,7 +170,7 @@ std::vector<std::string> hf_names(const ModelSpec& spec) {
 std::vector<std::string> resolve_targets(const std::vector<std::string>& targets, const std::string& place) {
   // A target names a module by the end of its path, as PEFT matches a list: "q_proj" or "self_attn.q_proj".
   const auto modules = modules_of(ModelSpec{});
-  std::array<bool, 7> chosen{};
+  std::vector<bool> chosen(modules.size());
   auto fail = [&](const std::string& what) {
     throw Error(
         Exit::kConfig,
@@ -154,8 +184,7 @@ std::vector<std::string> resolve_targets(const std::vector<std::string>& targets
   for (const std::string& target : targets) {
     bool known = false;
     for (size_t m = 0; m < modules.size(); ++m) {
-      const std::string name = modules[m].name;
-      if (target != "all-linear" && target != name && target != modules[m].parent + ("." + name)) continue;
+      if (target != "all-linear" && target != modules[m].leaf && target != modules[m].name.path) continue;
       chosen[m] = known = true;
     }
     if (known) continue;
@@ -166,7 +195,7 @@ std::vector<std::string> resolve_targets(const std::vector<std::string>& targets
   }
   std::vector<std::string> out;
   for (size_t m = 0; m < modules.size(); ++m) {
-    if (chosen[m]) out.push_back(modules[m].name);
+    if (chosen[m]) out.push_back(modules[m].leaf);
   }
   if (out.empty()) fail("the list of targets is empty");
   return out;

@@ -15,9 +15,7 @@ static_assert(kSlotAlignment == kChecksumChunk, "plan and store count alike");
 std::string array_name(const PlacementPlan& placement, const ModelLayout& layout, Pool pool, int64_t array) {
   const auto block_name = [&](int64_t block) { return layout.blocks[static_cast<size_t>(block)].name; };
   const auto unit_name = [&](int64_t unit) {
-    const int64_t segment = unit - std::ssize(layout.blocks);
-    return segment < 0 ? block_name(unit)
-                       : layout.blocks.back().name + ", segment " + std::to_string(segment);
+    return layout.name(layout.units(placement.head_segments() > 0)[static_cast<size_t>(unit)]);
   };
   switch (pool) {
     case Pool::kWeights:
@@ -58,7 +56,7 @@ FarState::FarState(const FarStateSetup& setup) {
   const PlacementPlan& placement = setup.placement;
   if (setup.stream.device == DeviceType::kCuda)
     clock_ = std::make_unique<DeviceClock>(setup.stream, setup.trace);
-  const TransferShape shape = placement.transfers(std::ssize(setup.layout.blocks) - 2);
+  const TransferShape shape = placement.transfers();
   std::array<std::optional<StoreSetup>, kPools> wanted;
   int64_t disk = 0, memory = setup.training ? round_up(setup.staging, PinnedPool::kAlignment) : 0;
   memory += round_up(placement.embedding_in_host, PinnedPool::kAlignment);

@@ -32,7 +32,7 @@ StepSettings step_settings(const RankSetup& setup) {
   settings.clip = setup.optimizer.clip;
   settings.max_grad_norm = setup.max_grad_norm;
   settings.shape = placement.schedule(setup.spec, n.recompute, setup.optimizer.clip);
-  settings.transfers = placement.transfers(setup.spec.layers);
+  settings.transfers = placement.transfers();
   return settings;
 }
 

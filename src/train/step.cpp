@@ -17,7 +17,7 @@ TrainStep::TrainStep(const StepParts& parts, const StepSettings& settings)
       embedding_gradient_(parts.embedding_gradient),
       trace_(parts.trace),
       settings_(settings),
-      layers_(parts.context.spec.layers),
+      head_(std::ssize(parts.layout.blocks) - 1),
       slots_(settings.transfers),
       loans_(parts.weights.units().size()),
       nll_(parts.context.device, sizeof(double)),
@@ -82,10 +82,10 @@ void TrainStep::flush() {
 void TrainStep::carry_out(const Operation& operation) {
   switch (operation.kind) {
     case OperationKind::kAcquire:
-      loans_[static_cast<size_t>(unit(operation))].emplace(weights_.acquire(unit(operation)));
+      loans_[static_cast<size_t>(operation.unit)].emplace(weights_.acquire(operation.unit));
       break;
     case OperationKind::kRelease:
-      loans_[static_cast<size_t>(unit(operation))].reset();
+      loans_[static_cast<size_t>(operation.unit)].reset();
       break;
     case OperationKind::kForward:
     case OperationKind::kHead:
@@ -165,12 +165,12 @@ void TrainStep::add_embedding_gradient(int64_t micro, const View& dx) {
 }
 
 void TrainStep::reduce(const Operation& operation) {
-  if (!trained(operation.block)) return;
-  if (operation.block == 0) {
+  if (!trained(unit(operation).block)) return;
+  if (unit(operation).role == UnitRole::kEmbedding) {
     const BlockMemory memory{nullptr, nullptr, gradients_->unit(0)};
     embedding_gradient_->finish(context_, pass_.embedding(memory, true).gradient);
   }
-  gradients_->reduce(unit(operation));
+  gradients_->reduce(operation.unit);
 }
 
 void TrainStep::check() {
@@ -204,16 +204,18 @@ float TrainStep::block_scale(int64_t block) const {
 }
 
 void TrainStep::update(const Operation& operation) {
-  const int64_t block = operation.block, tile = operation.micro, u = unit(operation);
+  const int64_t u = operation.unit, tile = operation.tile;
+  const ScheduleUnit& scheduled = settings_.shape.unit(u);
+  const int64_t block = scheduled.block;
   if (update_.skipped || !trained(block)) return;
   if (!update_begun_) {
     optimizer_->begin_update();
     update_begun_ = true;
   }
-  // A cut head's updates begin with what is left of the block.
-  const bool first = operation.segment < 0 && tile == settings_.shape.updates(block).first;
+  // A cut head's updates begin with the final norm.
+  const bool first = !unit(operation).segment() && tile == scheduled.first_tile;
   if (settings_.clip != Clip::kGlobal && first) update_.scale = block_scale(block);
-  const Unit& range = weights_.units()[static_cast<size_t>(u)];
+  const Unit& range = unit(operation);
   const UpdateInputs inputs{.weights = weights_.trainable_home(u),
                             .gradients = gradients_->unit(u),
                             .gradient_dtype = gradients_->dtype(),
@@ -225,9 +227,10 @@ void TrainStep::update(const Operation& operation) {
                             .ready = !weights_.streamed(u) && !gradients_->streamed(u),
                             .first = range.first,
                             .elements = range.elements};
-  const bool whole = settings_.shape.tiles_of(block) == 0 && !settings_.shape.cut(block);
+  const bool cut = scheduled.role == UnitRole::kFinalNorm || scheduled.role == UnitRole::kVocabularySegment;
+  const bool whole = !scheduled.off_device && !cut;
   whole ? optimizer_->update(block, inputs) : optimizer_->update_tile(block, tile, inputs);
-  if (tile + 1 == settings_.shape.updates(block, operation.segment).end) weights_.advance(u);
+  if (tile + 1 == scheduled.end_tile) weights_.advance(u);
 }
 
 void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head) {
@@ -235,18 +238,17 @@ void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head) {
   const ArenaFrame frame(context_.arena);
   ForwardPass pass(pass_, place_batch(context_, batch));
   TransferShape transfers;  // of the weights alone
-  transfers.layers = layers_;
+  transfers.units = settings_.transfers.units;
   transfers.pool(Pool::kWeights) = settings_.transfers.pool(Pool::kWeights);
   SlotState slots(transfers);
-  const StepSchedule list = add_transfers(
-      make_evaluation_schedule(
-          {.layers = layers_, .tied = context_.spec.tied, .segments = settings_.shape.segments}),
-      {}, transfers, slots);
+  const StepSchedule list =
+      add_transfers(make_evaluation_schedule({.units = settings_.shape.units, .tied = context_.spec.tied}),
+                    {}, transfers, slots);
   for (const Operation& operation : list.operations) {
     const bool computes = operation.kind == OperationKind::kForward || operation.kind == OperationKind::kHead;
     if (!computes) {
       execute(operation);
-    } else if (operation.block > layers_) {
+    } else if (unit(operation).block == head_) {
       head(operation, pass);
     } else {
       pass.carry_out(operation);
@@ -282,7 +284,7 @@ std::vector<float> TrainStep::logits(const Batch& batch, const std::vector<int32
   View normed;
   context_.uploads.rewind();  // whoever came before has waited, as this does at its end
   walk_forward(batch, [&](const Operation& operation, ForwardPass& pass) {
-    if (operation.segment >= 0) {
+    if (unit(operation).segment()) {
       return head_segment_logits(context_, pass.bind_segment(operation), normed, out);
     }
     const View index = context_.tensor(count, 1, DType::kI32);

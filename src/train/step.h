@@ -100,7 +100,9 @@ class TrainStep : private PassMemory {
   std::byte* input(int64_t block, int64_t micro) override;
   int64_t input_array(int64_t block, int64_t micro) const;
 
-  int64_t unit(const Operation& operation) const { return operation.unit(layers_); }
+  const Unit& unit(const Operation& operation) const {
+    return weights_.units()[static_cast<size_t>(operation.unit)];
+  }
   // Carries out an evaluation's list; `head` does what the head's operations are for.
   using HeadVisitor = std::function<void(const Operation& operation, ForwardPass& pass)>;
   void walk_forward(const Batch& batch, const HeadVisitor& head);
@@ -120,7 +122,7 @@ class TrainStep : private PassMemory {
   Trace* trace_;
   int64_t arrived_ns_ = 0;  // of the operation under way
   StepSettings settings_;
-  int64_t layers_;
+  int64_t head_;     // the last block, and its unit
   SlotState slots_;  // between lists
   bool pending_ = false;
   Update update_;

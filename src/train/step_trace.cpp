@@ -47,11 +47,10 @@ std::string TrainStep::name(const Operation& operation) const {
   if (operation.kind == OperationKind::kCheck) return kind;
   if (operation.kind == OperationKind::kWriteBack)
     return kind + " " + pool_name(operation.pool) + " " + std::to_string(operation.array);
-  std::string text = kind + " " + layout_.blocks[static_cast<size_t>(operation.block)].name;
-  if (operation.segment >= 0) text += ", segment " + std::to_string(operation.segment);
+  const std::string text = kind + " " + layout_.name(unit(operation));
   if (operation.kind == OperationKind::kReduce) return text;
-  return text + (operation.kind == OperationKind::kUpdate ? ", tile " : ", micro-batch ") +
-         std::to_string(operation.micro);
+  if (operation.kind == OperationKind::kUpdate) return text + ", tile " + std::to_string(operation.tile);
+  return text + ", micro-batch " + std::to_string(operation.micro);
 }
 
 }  // namespace lm

@@ -212,8 +212,10 @@ int64_t read_chunks(std::span<const Chunk> chunks, const LoadOptions& options) {
 
 // A stored head beside a tied embedding is fine if it is the same matrix; another one means that config.json
 // describes another model than the weights.
-void check_tied_head(const ModelFiles& files) {
-  const auto head = files.find("lm_head.weight"), embedding = files.find("model.embed_tokens.weight");
+void check_tied_head(const ModelFiles& files, const NameMap& names) {
+  const std::string head_name = names.head + std::string(".weight");
+  const std::string embedding_name = names.embedding + std::string(".weight");
+  const auto head = files.find(head_name), embedding = files.find(embedding_name);
   if (!head || !embedding) return;
   bool equal = head->entry->shape == embedding->entry->shape && head->entry->dtype == embedding->entry->dtype;
   std::vector<std::byte> a(equal ? kChunkBytes : 0), b(a.size());
@@ -226,16 +228,16 @@ void check_tied_head(const ModelFiles& files) {
   if (equal) return;
   throw Error(Exit::kInput,
               {.area = "FILE-23",
-               .what = "tie_word_embeddings is true, but lm_head.weight and model.embed_tokens.weight "
-                       "are both stored and differ",
+               .what = "tie_word_embeddings is true, but " + head_name + " and " + embedding_name +
+                       " are both stored and differ",
                .place = files.directory(),
                .next = "set tie_word_embeddings to false in config.json if the head is its own matrix",
                .kept = ""});
 }
 
 AllowedExtra allowed_for(const ModelSpec& spec) {
-  return [tied = spec.tied](const std::string& name) {
-    return is_ignored_tensor(name) || (tied && name == "lm_head.weight");
+  return [tied = spec.tied, head = spec.names.head + std::string(".weight")](const std::string& name) {
+    return is_ignored_tensor(name) || (tied && name == head);
   };
 }
 
@@ -260,7 +262,7 @@ int64_t load_model(const ModelFiles& files, const ModelSpec& spec, const ModelLa
   }
   check(files, items, allowed_for(spec));
   // Once, by the call that reads the embedding.
-  if (spec.tied && items.front().target.memory != nullptr) check_tied_head(files);
+  if (spec.tied && items.front().target.memory != nullptr) check_tied_head(files, spec.names);
   return read_chunks(chunks_of(files, items), options);
 }
 

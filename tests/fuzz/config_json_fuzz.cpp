@@ -8,8 +8,7 @@
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     const lm::ModelSpec spec = lm::parse_model_spec({reinterpret_cast<const char*>(data), size}, "fuzz");
-    if (spec.heads % spec.kv_heads != 0 || spec.window.size() != static_cast<size_t>(spec.layers))
-      std::abort();
+    if (spec.heads % spec.kv_heads != 0 || spec.layers.empty()) std::abort();
     for (const float f : lm::rope_frequencies(spec)) {
       if (!(f >= 0)) std::abort();
     }

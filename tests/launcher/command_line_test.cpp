@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
-#include "launcher/device_choice.h"
+#include "launcher/door/device_choice.h"
 
 namespace lm {
 namespace {

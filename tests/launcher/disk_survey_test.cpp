@@ -1,5 +1,5 @@
 // Rates are measured once; what cannot be used is refused with its place.
-#include "launcher/disk_survey.h"
+#include "launcher/machine/disk_survey.h"
 
 #include <gtest/gtest.h>
 #include <stdlib.h>

@@ -9,8 +9,8 @@
 
 #include "base/error.h"
 #include "base/json.h"
-#include "launcher/machine_survey.h"
-#include "launcher/visible_gpus.h"
+#include "launcher/machine/machine_survey.h"
+#include "launcher/machine/visible_gpus.h"
 #include "plan/plan.h"
 #include "spec/block_layout.h"
 #include "tests/support/door.h"

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "config/config_toml.h"
-#include "launcher/commands/commands.h"
+#include "launcher/door/commands.h"
 
 namespace lm {
 namespace {

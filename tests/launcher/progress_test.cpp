@@ -12,7 +12,7 @@
 #include <sstream>
 
 #include "base/log.h"
-#include "launcher/progress_line.h"
+#include "launcher/rank/progress_line.h"
 
 namespace lm {
 namespace {

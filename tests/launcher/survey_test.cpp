@@ -1,4 +1,4 @@
-#include "launcher/survey.h"
+#include "launcher/machine/survey.h"
 
 #include <gtest/gtest.h>
 

@@ -291,13 +291,12 @@ ModelSpec small_model(const std::string& family) {
   spec.model_type = family;
   spec.hidden = 64;
   spec.ffn = 160;
-  spec.layers = 2;
+  spec.layers.resize(2);
   spec.heads = 4;
   spec.kv_heads = 2;
   spec.head_dim = 16;
   spec.vocab = 300;
   spec.max_positions = 512;
-  spec.window.assign(2, 0);
   spec.pad_token = kPadToken;
   if (family == "llama") spec.kv_heads = 4;  // every head its own keys
   if (family == "llama3") {
@@ -308,14 +307,18 @@ ModelSpec small_model(const std::string& family) {
   if (family == "smollm2")
     spec.tied = true, spec.hidden = 72, spec.heads = 9, spec.kv_heads = 3, spec.head_dim = 8;
   if (family == "qwen2") {
-    spec.qkv_bias = true;
+    for (LayerSpec& layer : spec.layers) layer.qkv_bias = true;
     spec.rope_theta = 20;  // a key bias moves all scores alike where positions hardly turn
-    spec.window = {0, 7};
+    spec.layers.back().window = 7;
   }
-  if (family == "qwen3") spec.qk_norm = true, spec.head_dim = 24;
-  if (family == "mistral") spec.window.assign(2, 7);  // shorter than documents
+  if (family == "qwen3") {
+    for (LayerSpec& layer : spec.layers) layer.attention = AttentionKind::kGroupedNormed;
+    spec.head_dim = 24;
+  }
+  if (family == "mistral")
+    for (LayerSpec& layer : spec.layers) layer.window = 7;  // shorter than documents
   if (family == "biases") {
-    spec.qkv_bias = spec.o_bias = spec.mlp_bias = true;
+    for (LayerSpec& layer : spec.layers) layer.qkv_bias = layer.o_bias = layer.mlp_bias = true;
     spec.rope_theta = 20;
   }
   if (family == "large vocabulary") spec.vocab = 9000;  // two segments of the head

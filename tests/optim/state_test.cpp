@@ -48,9 +48,9 @@ struct Contents : StateSink {
 ModelSpec small_spec() {
   ModelSpec spec;
   spec.model_type = "llama";
-  spec.hidden = 64, spec.ffn = 160, spec.layers = 2, spec.heads = 4, spec.kv_heads = 2, spec.head_dim = 16;
+  spec.hidden = 64, spec.ffn = 160, spec.layers.resize(2), spec.heads = 4, spec.kv_heads = 2,
+  spec.head_dim = 16;
   spec.vocab = 300, spec.max_positions = 128, spec.tied = true;
-  spec.window.assign(2, 0);
   return spec;
 }
 

@@ -22,6 +22,8 @@ ADAPTERS = {
     "beside_biases": ("llama_biases_everywhere", dict(r=4, lora_alpha=4, target_modules=["k_proj", "o_proj", "down_proj"])),
     "mlp_of_qwen3": ("qwen3_untied", dict(r=3, lora_alpha=12, target_modules=MLP)),
     "all_linear_of_qwen2": ("qwen2_untied", dict(r=8, lora_alpha=32, target_modules=ATTENTION + MLP, use_rslora=True)),
+    "all_linear_of_smollm3":
+        ("smollm3_every_second_layer_without_positions", dict(r=4, lora_alpha=8, target_modules=ATTENTION + MLP)),
     "up_of_mistral": ("mistral_window_shorter_than_documents", dict(r=2, lora_alpha=2, target_modules=["up_proj", "k_proj"])),
 }
 

@@ -44,6 +44,12 @@ MODELS = {
     "qwen3_tied_biases": ("Qwen3Config", sizes(48, 88, 6, 2, head_dim=16, attention_bias=True, rope_parameters=FAST_ROPE, tie_word_embeddings=True), {}),
     "mistral_window_shorter_than_documents": ("MistralConfig", sizes(40, 104, 5, 1, head_dim=8, sliding_window=7), {}),
     "mistral_no_window": ("MistralConfig", sizes(48, 104, 6, 2, head_dim=16, sliding_window=None), {"old_config": True}),
+    "smollm3_every_second_layer_without_positions":
+        ("SmolLM3Config", sizes(48, 104, 6, 2, no_rope_layer_interval=2, pad_token_id=3), {"old_config": True}),
+    # A key's bias without positions has no gradient at all.
+    "smollm3_untied_windows_without_positions":
+        ("SmolLM3Config", sizes(40, 104, 5, 1, no_rope_layers=[0, 1, 0], use_sliding_window=True, sliding_window=7, mlp_bias=True,
+                                pad_token_id=None, tie_word_embeddings=False), {}),
 }
 
 

@@ -141,7 +141,7 @@ TEST(ArenaNeed, CountsWhatFamiliesAndAdaptersAdd) {
   const AdapterSpec lora = adapter_r16();
   // Seven adapters of rank 16 per layer, bf16.
   EXPECT_EQ(arena_need(spec, &lora, shape).saved, plain + 1024 * 30 * 7 * 16 * 2);
-  spec.qk_norm = true;
+  for (LayerSpec& layer : spec.layers) layer.attention = AttentionKind::kGroupedNormed;
   // q and k before their norm, and an rstd per head.
   EXPECT_EQ(arena_need(spec, nullptr, shape).saved, plain + 1024 * 30 * ((576 + 192) * 2 + (9 + 3) * 4));
 }

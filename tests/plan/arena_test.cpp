@@ -84,7 +84,10 @@ int64_t slack(const ModelSpec& spec, int64_t tokens) {
 
 TEST(Arena, IsFilledAsPlanned) {
   ModelSpec everything = make_spec({48, 80, 3, 6, 2, 12, 8200, false});
-  everything.qkv_bias = everything.o_bias = everything.mlp_bias = everything.qk_norm = true;
+  for (LayerSpec& layer : everything.layers) {
+    layer.qkv_bias = layer.o_bias = layer.mlp_bias = true;
+    layer.attention = AttentionKind::kGroupedNormed;
+  }
   const ModelSpec specs[] = {make_spec({64, 128, 2, 4, 2, 16, 300}), make_spec({96, 512, 4, 4, 4, 24, 97}),
                              everything};
   AdapterSpec plain = adapter_r16(), dropping = adapter_r16(), some = adapter_r16();

@@ -62,7 +62,8 @@ TEST(CutHead, IsWholeWhereItIsTiedOrNothingIsStreamed) {
       EXPECT_EQ(std::ssize(plan.placement.pool(pool).bytes), 34);
     EXPECT_EQ(plan.placement.first_tile.size(), 35);
     EXPECT_TRUE(plan.placement.segment_tiles.empty());
-    for (const Operation& op : make_schedule(plan.schedule).operations) EXPECT_EQ(op.segment, -1);
+    EXPECT_EQ(plan.schedule.units.size(), 34u);
+    EXPECT_EQ(plan.schedule.units.back().role, UnitRole::kHead);
   };
   expect_whole(streamed(true).plan());
   Case near = streamed(false);
@@ -104,7 +105,7 @@ TEST(CutHead, GivesListsWithoutFault) {
       Case c = streamed(false, method);
       c.config.offload.optimizer = optimizer;
       const Plan plan = c.plan();
-      const TransferShape transfers = plan.placement.transfers(c.spec.layers);
+      const TransferShape transfers = plan.placement.transfers();
       SlotState state(transfers);
       ScheduleShape shape = plan.schedule, next = plan.schedule;
       next.pending = shape.defers();

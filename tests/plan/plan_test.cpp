@@ -352,7 +352,7 @@ TEST(Plan, ChoosesWhoUpdatesStateOffTheGpu) {
   // The same state in host memory; nothing of it passes through the device, every block waits for its tiles.
   for (const char* name : {"master", "first moment", "second moment"})
     EXPECT_EQ(class_bytes(cpu, name), class_bytes(gpu, name)) << name;
-  EXPECT_FALSE(cpu.placement.transfers(c.spec.layers).any());
+  EXPECT_FALSE(cpu.placement.transfers().any());
   EXPECT_TRUE(cpu.schedule.defers());
   EXPECT_LT(cpu.peak.device, gpu.peak.device);
   EXPECT_EQ(class_bytes(cpu, "update staging"), cpu.placement.update_staging);

@@ -41,17 +41,21 @@ TEST(SpeedOfLight, CountsTargetsAndWindows) {
   const double all = necessary_flops(spec, layout, false, uniform_work(1000, 500));
   const double half = necessary_flops(spec, layout, false, uniform_work(1000, 500, 0.5));
   EXPECT_DOUBLE_EQ(all - half, 6 * 49152.0 * 576 * 500);
-  spec.window.assign(30, 500);
+  for (LayerSpec& layer : spec.layers) layer.window = 500;
   EXPECT_DOUBLE_EQ(necessary_flops(spec, layout, false, uniform_work(1000, 500)), all);
-  spec.window.assign(30, 100);
+  for (LayerSpec& layer : spec.layers) layer.window = 100;
   // A token sees 100 keys, less at the start of a document: 100 - 100²/1000 of them instead of 250.
   EXPECT_NEAR(necessary_flops(spec, layout, false, uniform_work(1000, 500)),
               all - 12 * 30 * 576.0 * 1000 * (250 - 90), 1e-9 * all);
 }
 
 StepShape shape_of(const ModelSpec& spec, const ModelLayout& layout, bool lora) {
-  return {
-      .spec = spec, .layout = layout, .lora = lora, .micro = uniform_work(1024, 512), .step_tokens = 4096};
+  return {.spec = spec,
+          .layout = layout,
+          .lora = lora,
+          .micro = uniform_work(1024, 512),
+          .step_tokens = 4096,
+          .units = layout.units(false)};
 }
 
 TEST(Prediction, IsTheSumOverTheStepsList) {
@@ -62,7 +66,7 @@ TEST(Prediction, IsTheSumOverTheStepsList) {
   const StepShape shape = shape_of(spec, layout, false);
   for (const int64_t micro_batches : {1, 2, 5}) {
     const ScheduleShape schedule{
-        .layers = 30, .micro_batches = micro_batches, .tied = true, .recompute = true};
+        .units = schedule_units(30), .micro_batches = micro_batches, .tied = true, .recompute = true};
     double expected = 0;
     for (const Operation& op : make_schedule(schedule).operations) {
       expected += cost_seconds(operation_cost(shape, op), rates);
@@ -77,7 +81,7 @@ TEST(Prediction, IsTheSumOverTheStepsList) {
 TEST(Prediction, MultipliesWhatTheSpeedOfLightSays) {
   const ModelSpec spec = smollm2_135m();
   const ComputeRates rates = compute_rates(cpu_machine(16), DeviceType::kCpu, DType::kBF16);
-  const ScheduleShape schedule{.layers = 30, .micro_batches = 4, .tied = true};
+  const ScheduleShape schedule{.units = schedule_units(30), .micro_batches = 4, .tied = true};
   const double attention = 12 * 30 * 576.0 * 256 * 4096;
   const ModelLayout full = make_layout(spec, nullptr, DType::kBF16);
   EXPECT_NEAR(predict_step(shape_of(spec, full, false), schedule, rates).cost.gemm_flops,
@@ -107,7 +111,7 @@ TEST(Prediction, PaysForRecomputationWithTheForward) {
   const ComputeRates rates = compute_rates(gpu_machine("H200"), DeviceType::kCuda, DType::kBF16);
   StepShape shape = shape_of(spec, layout, false);
   shape.device = DeviceType::kCuda;
-  ScheduleShape schedule{.layers = 16, .micro_batches = 2, .tied = true};
+  ScheduleShape schedule{.units = schedule_units(16), .micro_batches = 2, .tied = true};
   const Prediction none = predict_step(shape, schedule, rates);
   schedule.recompute = true;
   const Prediction block = predict_step(shape, schedule, rates);

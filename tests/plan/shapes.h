@@ -16,13 +16,12 @@ inline ModelSpec make_spec(const ShapeNumbers& n) {
   spec.model_type = "llama";
   spec.hidden = n.hidden;
   spec.ffn = n.ffn;
-  spec.layers = n.layers;
+  spec.layers.resize(static_cast<size_t>(n.layers));
   spec.heads = n.heads;
   spec.kv_heads = n.kv_heads;
   spec.head_dim = n.head_dim;
   spec.vocab = n.vocab;
   spec.tied = n.tied;
-  spec.window.assign(static_cast<size_t>(n.layers), 0);
   return spec;
 }
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <random>
 
+#include "units.h"
+
 namespace lm {
 namespace {
 
@@ -14,29 +16,28 @@ std::string text(const StepSchedule& schedule) {
   std::string out;
   for (const Operation& op : schedule.operations) {
     if (op.kind == Kind::kAcquire || op.kind == Kind::kRelease) continue;
-    out += std::string(operation_name(op.kind)) + std::to_string(op.block) +
-           (op.segment < 0 ? "" : std::string(1, static_cast<char>('a' + op.segment))) + "." +
-           std::to_string(op.micro) + " ";
+    out += std::string(operation_name(op.kind)) + std::to_string(op.unit) + "." +
+           std::to_string(op.kind == Kind::kUpdate ? op.tile : op.micro) + " ";
   }
   return out;
 }
 
 TEST(Schedule, IsTheStepAsTheDesignTellsIt) {
-  EXPECT_EQ(text(make_schedule({.layers = 2, .micro_batches = 2})),
+  EXPECT_EQ(text(make_schedule({.units = schedule_units(2), .micro_batches = 2})),
             "forward0.0 forward1.0 forward2.0 head3.0 backward2.0 backward1.0 backward0.0 "
             "forward0.1 forward1.1 forward2.1 head3.1 reduce3.0 backward2.1 reduce2.0 backward1.1 reduce1.0 "
             "backward0.1 reduce0.0 check0.0 update0.0 update1.0 update2.0 update3.0 ");
 }
 
 TEST(Schedule, UpdatesABlockAtItsReduceWhenClippingIsNotGlobal) {
-  EXPECT_EQ(text(make_schedule({.layers = 1, .recompute = true, .clip = Clip::kBlock})),
+  EXPECT_EQ(text(make_schedule({.units = schedule_units(1), .recompute = true, .clip = Clip::kBlock})),
             "forward0.0 forward1.0 head2.0 reduce2.0 update2.0 recompute1.0 backward1.0 reduce1.0 update1.0 "
             "backward0.0 reduce0.0 update0.0 check0.0 ");
 }
 
 TEST(Schedule, LetsAGroupPassABlockBeforeTheNext) {
   EXPECT_EQ(
-      text(make_schedule({.layers = 1, .micro_batches = 3, .recompute = true, .group = 2})),
+      text(make_schedule({.units = schedule_units(1), .micro_batches = 3, .recompute = true, .group = 2})),
       "forward0.0 forward0.1 forward1.0 forward1.1 head2.0 head2.1 "
       "recompute1.0 backward1.0 recompute1.1 backward1.1 backward0.0 backward0.1 "
       "forward0.2 forward1.2 head2.2 reduce2.0 recompute1.2 backward1.2 reduce1.0 backward0.2 reduce0.0 "
@@ -44,7 +45,7 @@ TEST(Schedule, LetsAGroupPassABlockBeforeTheNext) {
 }
 
 TEST(Schedule, LendsATiedHeadTheEmbedding) {
-  const std::vector<Operation> ops = make_schedule({.layers = 1, .tied = true}).operations;
+  const std::vector<Operation> ops = make_schedule({.units = schedule_units(1), .tied = true}).operations;
   const auto head =
       std::find_if(ops.begin(), ops.end(), [](const Operation& op) { return op.kind == Kind::kHead; });
   ASSERT_NE(head, ops.end());
@@ -55,52 +56,53 @@ TEST(Schedule, LendsATiedHeadTheEmbedding) {
 }
 
 TEST(Schedule, TakesACutHeadSegmentBySegment) {
-  ScheduleShape shape{
-      .layers = 1, .micro_batches = 2, .group = 2, .segments = 2, .segment_tiles = {0, 1, 2, 3}};
+  ScheduleShape shape{.units = schedule_units(1, 2), .micro_batches = 2, .group = 2};
   EXPECT_EQ(
       text(make_schedule(shape)),
       "forward0.0 forward0.1 forward1.0 forward1.1 "
-      "forward2.0 forward2.1 forward2a.0 forward2a.1 forward2b.0 forward2b.1 "
-      "backward2a.0 backward2a.1 reduce2a.0 backward2b.0 backward2b.1 reduce2b.0 "
+      "forward2.0 forward2.1 forward3.0 forward3.1 forward4.0 forward4.1 "
+      "backward3.0 backward3.1 reduce3.0 backward4.0 backward4.1 reduce4.0 "
       "backward2.0 backward2.1 reduce2.0 backward1.0 backward1.1 reduce1.0 backward0.0 backward0.1 reduce0.0 "
-      "check0.0 update0.0 update1.0 update2.2 update2a.0 update2b.1 ");
+      "check0.0 update0.0 update1.0 update2.2 update3.0 update4.1 ");
   // A deferred update comes right before the segment's forward.
-  shape = {.layers = 1, .tiles = {0, 0, 4}, .pending = true, .segments = 2, .segment_tiles = {0, 2, 3, 4}};
-  EXPECT_EQ(
-      text(make_schedule(shape)),
-      "forward0.0 forward1.0 update2.3 forward2.0 update2a.0 update2a.1 forward2a.0 update2b.2 forward2b.0 "
-      "backward2a.0 reduce2a.0 backward2b.0 reduce2b.0 backward2.0 reduce2.0 backward1.0 reduce1.0 "
-      "backward0.0 reduce0.0 check0.0 update0.0 update1.0 ");
-  EXPECT_EQ(text(make_flush_schedule(shape)), "update2.3 update2a.0 update2a.1 update2b.2 ");
+  shape = {.units = tiled_units(1, {0, 0, 4}, {2, 1, 1}), .pending = true};
+  EXPECT_EQ(text(make_schedule(shape)),
+            "forward0.0 forward1.0 update2.3 forward2.0 update3.0 update3.1 forward3.0 update4.2 forward4.0 "
+            "backward3.0 reduce3.0 backward4.0 reduce4.0 backward2.0 reduce2.0 backward1.0 reduce1.0 "
+            "backward0.0 reduce0.0 check0.0 update0.0 update1.0 ");
+  EXPECT_EQ(text(make_flush_schedule(shape)), "update2.3 update3.0 update3.1 update4.2 ");
   shape.pending = false;
-  EXPECT_EQ(text(make_evaluation_schedule(shape)),
-            "forward0.0 forward1.0 forward2.0 forward2a.0 forward2b.0 ");
+  EXPECT_EQ(text(make_evaluation_schedule(shape)), "forward0.0 forward1.0 forward2.0 forward3.0 forward4.0 ");
 }
 
 ScheduleShape random_shape(std::mt19937& random) {
   const auto draw = [&](int from, int to) { return std::uniform_int_distribution<int>(from, to)(random); };
-  ScheduleShape shape{.layers = draw(1, 5),
+  ScheduleShape shape{.units = schedule_units(draw(1, 5)),
                       .micro_batches = draw(1, 5),
                       .tied = draw(0, 1) == 1,
                       .recompute = draw(0, 1) == 1,
                       .clip = static_cast<Clip>(draw(0, 2)),
                       .group = draw(1, 3)};
   if (shape.tied || draw(0, 2) == 0) return shape;
-  shape.segments = draw(1, 4);
-  if (draw(0, 3) == 0) return shape;  // frozen
-  shape.segment_tiles.push_back(0);
-  for (int64_t s = 0; s <= shape.segments; ++s)
-    shape.segment_tiles.push_back(shape.segment_tiles.back() + draw(1, 3));
+  const bool frozen = draw(0, 3) == 0;
+  std::vector<int64_t> cut;
+  for (int i = draw(1, 4); i >= 0; --i) cut.push_back(frozen ? 0 : draw(1, 3));
+  shape.units = tiled_units(std::ssize(shape.units) - 2, std::vector<int64_t>(shape.units.size()), cut);
   return shape;
 }
 
 // As a step under global clipping that follows another one.
 ScheduleShape deferring(ScheduleShape shape, std::mt19937& random) {
-  for (int64_t b = 0; b <= shape.layers + 1; ++b)
-    shape.tiles.push_back(std::uniform_int_distribution<int>(0, 2)(random));
-  if (shape.segments > 0) {
-    const bool far = !shape.segment_tiles.empty() && random() % 2 == 0;
-    shape.tiles.back() = far ? shape.segment_tiles.back() : 0;
+  bool head = false;
+  for (ScheduleUnit& unit : shape.units) {
+    const int64_t tiles = std::uniform_int_distribution<int>(0, 2)(random);
+    if (unit.role == UnitRole::kFinalNorm) head = unit.tiles() > 0 && random() % 2 == 0;
+    if (unit.role == UnitRole::kFinalNorm || unit.role == UnitRole::kVocabularySegment) {
+      unit.off_device = head;
+    } else {
+      unit.off_device = tiles > 0;
+      unit.end_tile = std::max<int64_t>(tiles, 1);
+    }
   }
   shape.pending = shape.defers();
   return shape;
@@ -142,7 +144,7 @@ TEST(Schedule, IsRefusedWithAnOperationOnAnotherBlockOrMicroBatch) {
     for (size_t at = 0; at < good.operations.size(); ++at) {
       const Kind kind = good.operations[at].kind;
       StepSchedule bad = good;
-      bad.operations[at].block = (bad.operations[at].block + 1) % (shape.layers + 2);
+      bad.operations[at].unit = (bad.operations[at].unit + 1) % std::ssize(shape.units);
       if (kind != Kind::kCheck) {
         EXPECT_NE(schedule_fault(bad, shape), "") << operation_name(kind);
       }
@@ -152,11 +154,8 @@ TEST(Schedule, IsRefusedWithAnOperationOnAnotherBlockOrMicroBatch) {
       bad = good;
       bad.operations[at].micro = (bad.operations[at].micro + 1) % (shape.micro_batches + 1);
       EXPECT_NE(schedule_fault(bad, shape), "") << operation_name(kind);
-      // Another segment, the block's rest among them, or one that there is not.
-      if (bad.operations[at].block != shape.layers + 1) continue;
       bad = good;
-      bad.operations[at].segment = (bad.operations[at].segment + 2) % (shape.segments + 1) - 1;
-      if (shape.segments == 0) bad.operations[at].segment = 0;
+      bad.operations[at].unit = std::ssize(shape.units);
       EXPECT_NE(schedule_fault(bad, shape), "") << operation_name(kind);
     }
   }
@@ -175,7 +174,7 @@ StepSchedule moved(StepSchedule schedule, const Operation& what, const Operation
 }
 
 TEST(Schedule, IsRefusedOutOfOrder) {
-  const ScheduleShape shape{.layers = 3, .micro_batches = 2, .tied = true, .recompute = true};
+  const ScheduleShape shape{.units = schedule_units(3), .micro_batches = 2, .tied = true, .recompute = true};
   const StepSchedule good = make_schedule(shape);
   const auto fault = [&](const Operation& what, const Operation& before) {
     return schedule_fault(moved(good, what, before), shape);
@@ -192,34 +191,31 @@ TEST(Schedule, IsRefusedOutOfOrder) {
 }
 
 TEST(Schedule, IsRefusedWithSegmentsOutOfOrder) {
-  const ScheduleShape shape{
-      .layers = 1, .micro_batches = 2, .group = 2, .segments = 3, .segment_tiles = {0, 1, 2, 3, 4}};
+  const ScheduleShape shape{.units = schedule_units(1, 3), .micro_batches = 2, .group = 2};
   const StepSchedule good = make_schedule(shape);
   ASSERT_EQ(schedule_fault(good, shape), "");
   // Exchanges all that is done with two segments of a pass.
   const auto exchanged = [&](Kind kind, int64_t a, int64_t b) {
     StepSchedule bad = good;
-    const auto turn = [&](Operation& op) {
-      op.segment = op.segment == a ? b : op.segment == b ? a : op.segment;
-    };
+    const auto turn = [&](Operation& op) { op.unit = op.unit == a ? b : op.unit == b ? a : op.unit; };
     for (size_t i = 1; i + 1 < bad.operations.size(); ++i) {
-      if (bad.operations[i].kind != kind || bad.operations[i].segment < 0) continue;
+      if (bad.operations[i].kind != kind || bad.operations[i].unit < 3) continue;
       turn(bad.operations[i]);
       if (good.operations[i - 1].kind == Kind::kAcquire) turn(bad.operations[i - 1]);
       if (good.operations[i + 1].kind == Kind::kRelease) turn(bad.operations[i + 1]);
     }
     return schedule_fault(bad, shape);
   };
-  for (const auto& [a, b] : {std::pair(0, 1), std::pair(1, 2), std::pair(0, 2)}) {
+  for (const auto& [a, b] : {std::pair(3, 4), std::pair(4, 5), std::pair(3, 5)}) {
     EXPECT_NE(exchanged(Kind::kForward, a, b), "") << a << b;
     EXPECT_NE(exchanged(Kind::kBackward, a, b), "") << a << b;
   }
   const auto fault = [&](const Operation& what, const Operation& before) {
     return schedule_fault(moved(good, what, before), shape);
   };
-  EXPECT_NE(fault({Kind::kBackward, 2, 0, 0}, {Kind::kForward, 2, 0, 2}), "");
-  EXPECT_NE(fault({Kind::kReduce, 2, 0, 1}, {Kind::kBackward, 2, 1, 1}), "");
-  EXPECT_NE(fault({Kind::kUpdate, 2, 2, 2}, {Kind::kUpdate, 2, 1, 1}), "");
+  EXPECT_NE(fault({Kind::kBackward, 3, 0}, {Kind::kForward, 5, 0}), "");
+  EXPECT_NE(fault({Kind::kReduce, 4, 0}, {Kind::kBackward, 4, 1}), "");
+  EXPECT_NE(fault({Kind::kUpdate, 5, 0, 2}, {Kind::kUpdate, 4, 0, 1}), "");
 }
 
 }  // namespace

@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <numeric>
 #include <random>
+
+#include "units.h"
 
 namespace lm {
 namespace {
@@ -16,31 +19,31 @@ std::string text(const StepSchedule& schedule) {
       out += std::string(1, "fcw"[static_cast<int>(op.kind) - static_cast<int>(Kind::kFetch)]) +
              std::to_string(op.array) + ">" + std::to_string(op.slot) + " ";
     } else if (op.kind == Kind::kForward || op.kind == Kind::kBackward || op.kind == Kind::kUpdate) {
-      out += std::string(operation_name(op.kind)) + std::to_string(op.block) +
-             (op.segment < 0 ? "" : std::string(1, static_cast<char>('a' + op.segment))) + "." +
-             std::to_string(op.micro) + " ";
+      out += std::string(operation_name(op.kind)) + std::to_string(op.unit) + "." +
+             std::to_string(op.kind == Kind::kUpdate ? op.tile : op.micro) + " ";
     }
   }
   return out;
 }
 
-TransferShape stream(Pool pool, std::vector<char> arrays, int64_t slots, int64_t layers) {
+TransferShape stream(Pool pool, std::vector<char> arrays, int64_t slots, const ScheduleShape& run) {
   TransferShape shape;
-  shape.layers = layers;
+  shape.units = run.units;
+  shape.group = run.group;
   shape.pool(pool) = {std::move(arrays), slots};
   return shape;
 }
 
 TEST(Transfers, LeaveAListAsItIsWhenEverythingIsAtHome) {
-  const StepSchedule step = make_schedule({.layers = 3, .micro_batches = 2});
+  const StepSchedule step = make_schedule({.units = schedule_units(3), .micro_batches = 2});
   const TransferShape shape;
   SlotState state(shape);
   EXPECT_EQ(add_transfers(step, step, shape, state).operations, step.operations);
 }
 
 TEST(Transfers, FetchFrozenWeightsAheadAndKeepWhatTheTurnNeeds) {
-  const ScheduleShape run{.layers = 4};
-  const TransferShape shape = stream(Pool::kWeights, {0, 1, 1, 1, 1, 0}, 2, 4);
+  const ScheduleShape run{.units = schedule_units(4)};
+  const TransferShape shape = stream(Pool::kWeights, {0, 1, 1, 1, 1, 0}, 2, run);
   StepSchedule step = make_schedule(run);
   std::erase_if(step.operations, [](const Operation& op) { return op.kind == Kind::kUpdate; });
   SlotState state(shape);
@@ -54,8 +57,8 @@ TEST(Transfers, FetchFrozenWeightsAheadAndKeepWhatTheTurnNeeds) {
 }
 
 TEST(Transfers, StageTheNextStepsTilesUnderTheBackward) {
-  ScheduleShape run{.layers = 1, .tiles = {0, 4, 0}};
-  TransferShape shape = stream(Pool::kOptimizer, {1, 1, 1, 1}, 2, 1);
+  ScheduleShape run{.units = tiled_units(1, {0, 4, 0})};
+  TransferShape shape = stream(Pool::kOptimizer, {1, 1, 1, 1}, 2, run);
   shape.first_tile = {0, 0, 4, 4};
   SlotState state(shape);
   const StepSchedule first = make_schedule(run);
@@ -71,8 +74,8 @@ TEST(Transfers, StageTheNextStepsTilesUnderTheBackward) {
 }
 
 TEST(Transfers, BringAnAccumulatedGradientBackAndDropASpentOne) {
-  const ScheduleShape run{.layers = 2, .micro_batches = 2};
-  const TransferShape shape = stream(Pool::kGradients, {0, 1, 1, 0}, 1, 2);
+  const ScheduleShape run{.units = schedule_units(2), .micro_batches = 2};
+  const TransferShape shape = stream(Pool::kGradients, {0, 1, 1, 0}, 1, run);
   SlotState state(shape);
   const StepSchedule step = make_schedule(run);
   const std::string steady =
@@ -84,8 +87,8 @@ TEST(Transfers, BringAnAccumulatedGradientBackAndDropASpentOne) {
 }
 
 TEST(Transfers, ParkInputsUntilTheirBackward) {
-  const ScheduleShape run{.layers = 3, .recompute = true};
-  const TransferShape shape = stream(Pool::kActivations, {1, 1, 1, 1}, 2, 3);
+  const ScheduleShape run{.units = schedule_units(3), .recompute = true};
+  const TransferShape shape = stream(Pool::kActivations, {1, 1, 1, 1}, 2, run);
   SlotState state(shape);
   const StepSchedule step = make_schedule(run);
   const StepSchedule moved = add_transfers(step, step, shape, state);
@@ -96,50 +99,41 @@ TEST(Transfers, ParkInputsUntilTheirBackward) {
 }
 
 TEST(Transfers, BringACutHeadsMatrixTwiceAndItsSumsOnce) {
-  ScheduleShape run{
-      .layers = 1, .micro_batches = 2, .group = 2, .segments = 3, .segment_tiles = {0, 1, 2, 3, 4}};
-  TransferShape shape = stream(Pool::kWeights, {0, 0, 0, 1, 1, 1}, 2, 1);
-  shape.group = 2;
-  shape.segment_tiles = run.segment_tiles;
+  const ScheduleShape run{.units = schedule_units(1, 3), .micro_batches = 2, .group = 2};
+  TransferShape shape = stream(Pool::kWeights, {0, 0, 0, 1, 1, 1}, 2, run);
   const std::string begin = "forward0.0 forward0.1 forward1.0 forward1.1 forward2.0 forward2.1 ";
   StepSchedule frozen = make_schedule(run);
   std::erase_if(frozen.operations, [](const Operation& op) { return op.kind == Kind::kUpdate; });
   SlotState state(shape);
   const StepSchedule step = add_transfers(frozen, frozen, shape, state);
-  EXPECT_EQ(
-      text(step),
-      "f3>0 f4>1 " + begin +
-          "forward2a.0 forward2a.1 f5>0 forward2b.0 forward2b.1 f3>1 forward2c.0 forward2c.1 f4>0 "
-          "backward2a.0 backward2a.1 f5>1 backward2b.0 backward2b.1 f3>0 backward2c.0 backward2c.1 f4>1 "
-          "backward2.0 backward2.1 backward1.0 backward1.1 backward0.0 backward0.1 ");
+  EXPECT_EQ(text(step),
+            "f3>0 f4>1 " + begin +
+                "forward3.0 forward3.1 f5>0 forward4.0 forward4.1 f3>1 forward5.0 forward5.1 f4>0 "
+                "backward3.0 backward3.1 f5>1 backward4.0 backward4.1 f3>0 backward5.0 backward5.1 f4>1 "
+                "backward2.0 backward2.1 backward1.0 backward1.1 backward0.0 backward0.1 ");
   // The gradient: claimed, summed over both micro-batches, reduced where it lies, and back for the update.
-  shape = stream(Pool::kGradients, {0, 0, 0, 1, 1, 1}, 1, 1);
-  shape.group = 2;
-  shape.segment_tiles = run.segment_tiles;
+  shape = stream(Pool::kGradients, {0, 0, 0, 1, 1, 1}, 1, run);
   SlotState slots(shape);
   EXPECT_EQ(
       text(add_transfers(make_schedule(run), make_schedule(run), shape, slots)),
       "c3>0 " + begin +
-          "forward2a.0 forward2a.1 forward2b.0 forward2b.1 forward2c.0 forward2c.1 "
-          "backward2a.0 backward2a.1 w3>0 c4>0 backward2b.0 backward2b.1 w4>0 c5>0 backward2c.0 "
-          "backward2c.1 w5>0 f3>0 backward2.0 backward2.1 backward1.0 backward1.1 backward0.0 backward0.1 "
-          "update0.0 update1.0 update2.3 update2a.0 f4>0 update2b.1 f5>0 update2c.2 c3>0 ");
+          "forward3.0 forward3.1 forward4.0 forward4.1 forward5.0 forward5.1 "
+          "backward3.0 backward3.1 w3>0 c4>0 backward4.0 backward4.1 w4>0 c5>0 backward5.0 "
+          "backward5.1 w5>0 f3>0 backward2.0 backward2.1 backward1.0 backward1.1 backward0.0 backward0.1 "
+          "update0.0 update1.0 update2.3 update3.0 f4>0 update4.1 f5>0 update5.2 c3>0 ");
 }
 
 TEST(Transfers, SendASegmentHomeBetweenItsUpdateAndItsLastUse) {
-  const ScheduleShape run{
-      .layers = 1, .tiles = {0, 0, 4}, .pending = true, .segments = 2, .segment_tiles = {0, 2, 3, 4}};
-  TransferShape shape = stream(Pool::kWeights, {0, 0, 0, 1, 1}, 1, 1);
-  shape.segment_tiles = run.segment_tiles;
+  const ScheduleShape run{.units = tiled_units(1, {0, 0, 4}, {2, 1, 1}), .pending = true};
+  TransferShape shape = stream(Pool::kWeights, {0, 0, 0, 1, 1}, 1, run);
   SlotState state(shape);
   const StepSchedule step = make_schedule(run);
   add_transfers(step, step, shape, state);
   // Both tiles of a segment and its forward find it in the slot; its new bytes go home once.
-  EXPECT_EQ(
-      text(add_transfers(step, step, shape, state)),
-      "forward0.0 forward1.0 update2.3 forward2.0 update2a.0 update2a.1 w3>0 forward2a.0 f4>0 update2b.2 "
-      "w4>0 forward2b.0 f3>0 backward2a.0 f4>0 backward2b.0 f3>0 backward2.0 backward1.0 backward0.0 "
-      "update0.0 update1.0 ");
+  EXPECT_EQ(text(add_transfers(step, step, shape, state)),
+            "forward0.0 forward1.0 update2.3 forward2.0 update3.0 update3.1 w3>0 forward3.0 f4>0 update4.2 "
+            "w4>0 forward4.0 f3>0 backward3.0 f4>0 backward4.0 f3>0 backward2.0 backward1.0 backward0.0 "
+            "update0.0 update1.0 ");
 }
 
 struct Case {
@@ -150,18 +144,22 @@ struct Case {
 Case random_case(std::mt19937& random) {
   const auto draw = [&](int from, int to) { return std::uniform_int_distribution<int>(from, to)(random); };
   Case c;
-  c.run = {.layers = draw(1, 5),
+  const int64_t layers = draw(1, 5);
+  c.run = {.units = {},
            .micro_batches = draw(1, 5),
            .tied = draw(0, 1) == 1,
            .recompute = draw(0, 1) == 1,
            .clip = static_cast<Clip>(draw(0, 2)),
            .group = draw(1, 3)};
-  const auto blocks = static_cast<size_t>(c.run.layers + 2);
-  c.shape.layers = c.run.layers;
+  const auto blocks = static_cast<size_t>(layers + 2);
   c.shape.group = c.run.group;
-  if (!c.run.tied && draw(0, 1) == 1) c.run.segments = draw(1, 4);
+  // At least a tile in each segment, wherever it is.
+  std::vector<int64_t> cut;
+  if (!c.run.tied && draw(0, 1) == 1) {
+    for (int i = draw(1, 4); i >= 0; --i) cut.push_back(draw(1, 2));
+  }
   const auto inner = [&] {
-    std::vector<char> streamed(blocks + static_cast<size_t>(c.run.segments), 0);
+    std::vector<char> streamed(blocks + std::max(cut.size(), size_t{1}) - 1, 0);
     for (size_t b = 1; b < streamed.size(); ++b)
       streamed[b] = static_cast<char>(b + 1 != blocks && draw(0, 2) > 0);
     return streamed;
@@ -169,30 +167,26 @@ Case random_case(std::mt19937& random) {
   if (draw(0, 1) == 1) c.shape.pool(Pool::kWeights) = {inner(), draw(1, 4)};
   if (draw(0, 1) == 1) c.shape.pool(Pool::kGradients) = {inner(), draw(1, 4)};
   if (draw(0, 1) == 1 && c.run.recompute) {
-    c.shape.pool(Pool::kActivations) = {
-        std::vector<char>(static_cast<size_t>((c.run.layers + 1) * c.run.group), 1), draw(2, 5)};
+    c.shape.pool(Pool::kActivations) = {std::vector<char>(static_cast<size_t>((layers + 1) * c.run.group), 1),
+                                        draw(2, 5)};
   }
   c.shape.first_tile.push_back(0);
   PoolShape& optimizer = c.shape.pool(Pool::kOptimizer);
   optimizer.slots = draw(0, 4);
+  std::vector<int64_t> off_device;  // tiles of each block
   for (size_t b = 0; b < blocks; ++b) {
     int64_t tiles = optimizer.slots > 0 ? draw(0, 3) : 0;
     bool far = tiles > 0;
-    if (c.run.cut(static_cast<int64_t>(b))) {
-      // At least a tile in each segment, wherever it is.
-      c.run.segment_tiles.push_back(0);
-      for (int64_t s = 0; s <= c.run.segments; ++s)
-        c.run.segment_tiles.push_back(c.run.segment_tiles.back() + draw(1, 2));
-      tiles = c.run.segment_tiles.back();
+    if (b + 1 == blocks && !cut.empty()) {
+      tiles = std::accumulate(cut.begin(), cut.end(), int64_t{0});
       far = optimizer.slots > 0 && draw(0, 1) == 1;
     }
     for (int64_t t = 0; t < tiles; ++t)
       optimizer.streamed.push_back(static_cast<char>(far && (t + 1 == tiles || draw(0, 1) == 1)));
-    c.run.tiles.push_back(far ? tiles : 0);
+    off_device.push_back(far ? tiles : 0);
     c.shape.first_tile.push_back(c.shape.first_tile.back() + tiles);
   }
-  c.shape.tiles = c.run.tiles;
-  c.shape.segment_tiles = c.run.segment_tiles;
+  c.run.units = c.shape.units = tiled_units(layers, off_device, cut);
   return c;
 }
 

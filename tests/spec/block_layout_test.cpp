@@ -15,13 +15,12 @@ ModelSpec llama_1b() {
   spec.model_type = "llama";
   spec.hidden = 2048;
   spec.ffn = 8192;
-  spec.layers = 16;
+  spec.layers.resize(16);
   spec.heads = 32;
   spec.kv_heads = 8;
   spec.head_dim = 64;
   spec.vocab = 128256;
   spec.tied = true;
-  spec.window.assign(16, 0);
   return spec;
 }
 
@@ -29,11 +28,10 @@ ModelSpec smollm2_135m() {
   ModelSpec spec = llama_1b();
   spec.hidden = 576;
   spec.ffn = 1536;
-  spec.layers = 30;
+  spec.layers.resize(30);
   spec.heads = 9;
   spec.kv_heads = 3;
   spec.vocab = 49152;
-  spec.window.assign(30, 0);
   return spec;
 }
 
@@ -42,14 +40,16 @@ ModelSpec odd() {
   ModelSpec spec = llama_1b();
   spec.hidden = 77;
   spec.ffn = 131;
-  spec.layers = 3;
+  spec.layers.resize(3);
   spec.heads = 6;
   spec.kv_heads = 2;
   spec.head_dim = 22;
   spec.vocab = 501;
   spec.tied = false;
-  spec.qkv_bias = spec.o_bias = spec.mlp_bias = spec.qk_norm = true;
-  spec.window.assign(3, 0);
+  for (LayerSpec& layer : spec.layers) {
+    layer.qkv_bias = layer.o_bias = layer.mlp_bias = true;
+    layer.attention = AttentionKind::kGroupedNormed;
+  }
   return spec;
 }
 
@@ -59,7 +59,7 @@ AdapterSpec adapter(int64_t r, const std::vector<std::string>& targets) {
 
 void check_layout(const ModelSpec& spec, const AdapterSpec* lora, DType dtype) {
   const ModelLayout layout = make_layout(spec, lora, dtype);
-  ASSERT_EQ(layout.blocks.size(), static_cast<size_t>(spec.layers + 2));
+  ASSERT_EQ(layout.blocks.size(), spec.layers.size() + 2);
   int64_t trainable = 0, frozen = 0, flat = 0, frozen_bytes = 0;
   std::set<std::string> names;
   for (const BlockLayout& block : layout.blocks) {
@@ -224,6 +224,39 @@ TEST(Parameters, AreNamedAndOrderedAsDocumented) {
   EXPECT_EQ(blocks[2].trainable[11].parts[0].name, "model.layers.1.mlp.down_proj.bias");
   EXPECT_EQ(blocks[4].trainable[0].parts[0].name, "lm_head.weight");
   EXPECT_EQ(blocks[4].trainable[1].parts[0].name, "model.norm.weight");
+}
+
+// The same matrices by other names, two of them joined in the files as Phi-3's are.
+TEST(Parameters, AFamilysNamesAreData) {
+  using enum LinearPart;
+  ModelSpec spec = odd();
+  spec.names.modules = {{"attn.qkv_proj", kQ, kV},
+                        {"attn.o_proj", kOut, kOut},
+                        {"mlp.gate_up_proj", kGate, kUp},
+                        {"mlp.down_proj", kDown, kDown}};
+  spec.names.layers = "h.";
+  spec.names.head = "output";
+  const auto blocks = list_parameters(spec, nullptr), llama = list_parameters(odd(), nullptr);
+  for (size_t p = 0; p < blocks[2].trainable.size(); ++p) {
+    const Parameter& ours = blocks[2].trainable[p];
+    EXPECT_EQ(ours.name, llama[2].trainable[p].name);
+    EXPECT_EQ(ours.rows, llama[2].trainable[p].rows);
+    EXPECT_EQ(ours.columns, llama[2].trainable[p].columns);
+    ASSERT_EQ(ours.parts.size(), 1u) << ours.name;
+    EXPECT_EQ(ours.parts[0].rows, ours.rows);
+  }
+  EXPECT_EQ(blocks[2].trainable[0].parts[0].name, "h.1.attn.qkv_proj.weight");
+  EXPECT_EQ(blocks[2].trainable[10].parts[0].name, "h.1.mlp.gate_up_proj.bias");
+  EXPECT_EQ(blocks[4].trainable[0].parts[0].name, "output.weight");
+}
+
+TEST(Parameters, LayersMayDiffer) {
+  ModelSpec spec = odd();
+  spec.layers[1] = {};
+  const auto blocks = list_parameters(spec, nullptr);
+  EXPECT_EQ(blocks[1].trainable.size(), 12u);
+  EXPECT_EQ(blocks[2].trainable.size(), 6u);
+  EXPECT_EQ(blocks[3].trainable.size(), 12u);
 }
 
 TEST(Parameters, AnAdapterFreezesTheModelAndFollowsThePeftNames) {

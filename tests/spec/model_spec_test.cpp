@@ -44,6 +44,12 @@ ModelSpec parse(const json& config) {
   return parse_model_spec(config.dump(), "config.json");
 }
 
+std::vector<int64_t> windows(const ModelSpec& spec) {
+  std::vector<int64_t> out;
+  for (const LayerSpec& layer : spec.layers) out.push_back(layer.window);
+  return out;
+}
+
 // The message of the refusal, which must be Error(11) and contain `part`.
 void expect_refused(const std::string& text, const std::string& part) {
   try {
@@ -66,7 +72,7 @@ TEST(ModelSpec, ReadsEveryFieldOfALlama) {
   EXPECT_EQ(spec.architecture, "LlamaForCausalLM");
   EXPECT_EQ(spec.hidden, 2048);
   EXPECT_EQ(spec.ffn, 8192);
-  EXPECT_EQ(spec.layers, 2);
+  EXPECT_EQ(spec.layer_count(), 2);
   EXPECT_EQ(spec.heads, 32);
   EXPECT_EQ(spec.kv_heads, 8);
   EXPECT_EQ(spec.head_dim, 64);
@@ -78,9 +84,12 @@ TEST(ModelSpec, ReadsEveryFieldOfALlama) {
   EXPECT_EQ(spec.rope.factor, 32);
   EXPECT_EQ(spec.rope.original_max_position, 8192);
   EXPECT_TRUE(spec.tied);
-  EXPECT_FALSE(spec.qkv_bias || spec.o_bias || spec.mlp_bias || spec.qk_norm);
+  for (const LayerSpec& layer : spec.layers) {
+    EXPECT_FALSE(layer.qkv_bias || layer.o_bias || layer.mlp_bias || layer.qk_norm());
+    EXPECT_TRUE(layer.rope);
+  }
   EXPECT_EQ(spec.pad_token, 128004);
-  EXPECT_EQ(spec.window, (std::vector<int64_t>{0, 0}));
+  EXPECT_EQ(windows(spec), (std::vector<int64_t>{0, 0}));
 }
 
 TEST(ModelSpec, MissingKeysTakeTheDefaultsOfTheFamilysClass) {
@@ -99,9 +108,9 @@ TEST(ModelSpec, MissingKeysTakeTheDefaultsOfTheFamilysClass) {
     EXPECT_EQ(spec.kv_heads, name == "mistral" ? 8 : 32) << name;
     EXPECT_EQ(spec.head_dim, name == "qwen3" ? 128 : 64) << name;
     EXPECT_EQ(spec.max_positions, name == "llama" ? 2048 : name == "mistral" ? 131072 : 32768) << name;
-    EXPECT_EQ(spec.window[1], name == "mistral" ? 4096 : 0) << name;
-    EXPECT_EQ(spec.qkv_bias, name == "qwen2") << name;
-    EXPECT_EQ(spec.qk_norm, name == "qwen3") << name;
+    EXPECT_EQ(spec.layer(1).window, name == "mistral" ? 4096 : 0) << name;
+    EXPECT_EQ(spec.layer(1).qkv_bias, name == "qwen2") << name;
+    EXPECT_EQ(spec.layer(1).qk_norm(), name == "qwen3") << name;
   }
 }
 
@@ -121,33 +130,78 @@ TEST(ModelSpec, TheOldAndTheNewFormOfRopeAreTheSameModel) {
 TEST(ModelSpec, BiasesAreReadAsTheFamilyUsesThem) {
   json config = llama();
   config["attention_bias"] = true;
-  EXPECT_TRUE(parse(config).qkv_bias && parse(config).o_bias);
+  EXPECT_TRUE(parse(config).layer(1).qkv_bias && parse(config).layer(1).o_bias);
   config["mlp_bias"] = true;
-  EXPECT_TRUE(parse(config).mlp_bias);
+  EXPECT_TRUE(parse(config).layer(1).mlp_bias);
   config = family("qwen3");
   config["attention_bias"] = true;
-  EXPECT_TRUE(parse(config).qkv_bias && parse(config).o_bias);
-  EXPECT_FALSE(parse(family("qwen2")).o_bias);
+  EXPECT_TRUE(parse(config).layer(1).qkv_bias && parse(config).layer(1).o_bias);
+  EXPECT_FALSE(parse(family("qwen2")).layer(1).o_bias);
 }
 
 TEST(ModelSpec, WindowsFollowTheFamilysKeys) {
   json mistral = family("mistral");
   mistral["sliding_window"] = nullptr;
-  EXPECT_EQ(parse(mistral).window, (std::vector<int64_t>{0, 0}));
+  EXPECT_EQ(windows(parse(mistral)), (std::vector<int64_t>{0, 0}));
   mistral["sliding_window"] = 128;
-  EXPECT_EQ(parse(mistral).window, (std::vector<int64_t>{128, 128}));
+  EXPECT_EQ(windows(parse(mistral)), (std::vector<int64_t>{128, 128}));
   json qwen = family("qwen2");
   qwen["sliding_window"] = 128;
   qwen["max_window_layers"] = 1;
-  EXPECT_EQ(parse(qwen).window, (std::vector<int64_t>{0, 0}));
+  EXPECT_EQ(windows(parse(qwen)), (std::vector<int64_t>{0, 0}));
   qwen["use_sliding_window"] = true;
-  EXPECT_EQ(parse(qwen).window, (std::vector<int64_t>{0, 128}));
+  EXPECT_EQ(windows(parse(qwen)), (std::vector<int64_t>{0, 128}));
   qwen["max_window_layers"] = 0;
-  EXPECT_EQ(parse(qwen).window, (std::vector<int64_t>{128, 128}));
+  EXPECT_EQ(windows(parse(qwen)), (std::vector<int64_t>{128, 128}));
   qwen["layer_types"] = {"sliding_attention", "full_attention"};
-  EXPECT_EQ(parse(qwen).window, (std::vector<int64_t>{128, 0}));
+  EXPECT_EQ(windows(parse(qwen)), (std::vector<int64_t>{128, 0}));
   qwen["use_sliding_window"] = false;
   expect_refused(qwen.dump(), "layer_types");
+}
+
+TEST(ModelSpec, SmolLm3HasLayersWithoutPositions) {
+  const auto rope = [](const json& config) {
+    std::vector<int> out;
+    for (const LayerSpec& layer : parse(config).layers) out.push_back(layer.rope);
+    return out;
+  };
+  json config = family("smollm3");
+  config["architectures"] = {"SmolLM3ForCausalLM"};
+  for (const char* key :
+       {"num_key_value_heads", "rope_theta", "max_position_embeddings", "tie_word_embeddings"})
+    config.erase(key);
+  config["num_hidden_layers"] = 9;
+  EXPECT_EQ(rope(config), (std::vector<int>{1, 1, 1, 0, 1, 1, 1, 0, 1}));
+  const ModelSpec spec = parse(config);
+  EXPECT_EQ(spec.kv_heads, 4);
+  EXPECT_EQ(spec.rope_theta, 2e6);
+  EXPECT_EQ(spec.max_positions, 32768);
+  EXPECT_EQ(spec.pad_token, 128004);
+  EXPECT_TRUE(spec.tied);
+  config["pad_token_id"] = nullptr;
+  EXPECT_EQ(parse(config).pad_token, -1);
+  config["no_rope_layer_interval"] = 3;
+  EXPECT_EQ(rope(config), (std::vector<int>{1, 1, 0, 1, 1, 0, 1, 1, 0}));
+  config["num_hidden_layers"] = 2;
+  config["no_rope_layers"] = {0, 1, 0};  // longer than the model: its beginning counts
+  EXPECT_EQ(rope(config), (std::vector<int>{0, 1}));
+  config["sliding_window"] = 16;
+  EXPECT_EQ(windows(parse(config)), (std::vector<int64_t>{0, 0}));
+  config["use_sliding_window"] = true;
+  EXPECT_EQ(windows(parse(config)), (std::vector<int64_t>{16, 0}));
+  config["layer_types"] = {"full_attention", "sliding_attention"};
+  EXPECT_EQ(windows(parse(config)), (std::vector<int64_t>{0, 16}));
+  for (const json& bad : {json({0}), json({1, 2}), json({1, true}), json(1)}) {
+    config["no_rope_layers"] = bad;
+    expect_refused(config.dump(), "no_rope_layers");
+  }
+  config.erase("no_rope_layers");
+  config["no_rope_layer_interval"] = 0;
+  expect_refused(config.dump(), "no_rope_layer_interval");
+  config.erase("no_rope_layer_interval");
+  config["vocab_size"] = 1000;
+  config.erase("pad_token_id");
+  expect_refused(config.dump(), "pad_token_id");  // the class's own lies outside
 }
 
 TEST(ModelSpec, ANegativePadTokenCountsFromTheEnd) {

@@ -18,20 +18,20 @@ ModelSpec small_spec(const Variant& run) {
   spec.model_type = "llama";
   spec.hidden = 64;
   spec.ffn = 160;
-  spec.layers = run.layers;
+  spec.layers.resize(static_cast<size_t>(run.layers));
   spec.heads = 4;
   spec.kv_heads = 2;
   spec.head_dim = 16;
   spec.vocab = run.vocab;
   spec.max_positions = 512;
   spec.tied = run.tied;
-  spec.window.assign(static_cast<size_t>(run.layers), 0);
-  spec.qkv_bias = run.family == Family::kQwen2;
-  spec.o_bias = spec.mlp_bias = run.family == Family::kQwen2;
-  spec.qk_norm = run.family == Family::kQwen3;
+  for (LayerSpec& layer : spec.layers) {
+    layer.qkv_bias = layer.o_bias = layer.mlp_bias = run.family == Family::kQwen2;
+    if (run.family == Family::kQwen3) layer.attention = AttentionKind::kGroupedNormed;
+  }
   if (run.family == Family::kQwen3) spec.head_dim = 24;  // heads wider together than the model
   // Shorter than the documents, and not in every layer.
-  if (run.family == Family::kMistral) spec.window.front() = 5, spec.window.back() = 7;
+  if (run.family == Family::kMistral) spec.layers.front().window = 5, spec.layers.back().window = 7;
   return spec;
 }
 
@@ -201,7 +201,7 @@ void Training::set_pools() {
   stream(p, Pool::kWeights, run_.weights, run_.slots, run_.mixed);
   if (run_.activations) {
     PoolPlan& inputs = p.pool(Pool::kActivations);
-    inputs.bytes.assign(static_cast<size_t>((spec_.layers + 1) * p.group), inputs.bytes.front());
+    inputs.bytes.assign(static_cast<size_t>((spec_.layer_count() + 1) * p.group), inputs.bytes.front());
     inputs.streamed.assign(inputs.bytes.size(), 1);
     inputs.slots = std::min<int64_t>(std::max<int64_t>(run_.slots, 2), std::ssize(inputs.bytes));
   }

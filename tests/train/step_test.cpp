@@ -19,16 +19,17 @@ ModelSpec tiny_spec(bool qk_norm, bool biases, bool tied) {
   spec.model_type = "qwen3";
   spec.hidden = 96;
   spec.ffn = 224;
-  spec.layers = 3;
+  spec.layers.resize(3);
   spec.heads = 6;
   spec.kv_heads = 2;
   spec.head_dim = 16;
   spec.vocab = 9000;  // two segments of the vocabulary
   spec.max_positions = 512;
   spec.tied = tied;
-  spec.qkv_bias = spec.o_bias = spec.mlp_bias = biases;
-  spec.qk_norm = qk_norm;
-  spec.window.assign(3, 0);
+  for (LayerSpec& layer : spec.layers) {
+    layer.qkv_bias = layer.o_bias = layer.mlp_bias = biases;
+    if (qk_norm) layer.attention = AttentionKind::kGroupedNormed;
+  }
   return spec;
 }
 

@@ -70,13 +70,12 @@ ModelSpec model_of(const Subject& subject) {
   spec.model_type = "llama";
   spec.hidden = 64;
   spec.ffn = 160;
-  spec.layers = subject.layers;
+  spec.layers.resize(static_cast<size_t>(subject.layers));
   spec.heads = 4;
   spec.kv_heads = 2;
   spec.head_dim = 16;
   spec.vocab = 300;
   spec.max_positions = 512;
-  spec.window.assign(static_cast<size_t>(subject.layers), 0);
   return spec;
 }
 

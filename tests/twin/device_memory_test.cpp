@@ -62,10 +62,9 @@ class Trainee {
     stream();  // starts LibTorch
     at::globalContext().setDeterministicAlgorithms(subject.deterministic, false);
     spec_.model_type = "llama";
-    spec_.hidden = 64, spec_.ffn = 64, spec_.layers = 1, spec_.vocab = 97;
+    spec_.hidden = 64, spec_.ffn = 64, spec_.layers.resize(1), spec_.vocab = 97;
     spec_.heads = subject.heads, spec_.kv_heads = subject.kv_heads, spec_.head_dim = subject.head_dim;
     spec_.max_positions = kTokens;
-    spec_.window.assign(1, 0);
     config_.model.dtype = subject.dtype == DType::kBF16 ? ModelDType::kBF16 : ModelDType::kF32;
     config_.data.max_length = kTokens;
     config_.data.packing = true;

@@ -39,6 +39,10 @@ FAMILIES = {
     "qwen3": (transformers.Qwen3Config, dict(head_dim=8, attention_bias=True, tie_word_embeddings=True)),
     "mistral": (transformers.MistralConfig, dict(head_dim=8)),
     "mistral no window": (transformers.MistralConfig, dict(sliding_window=None)),
+    "smollm3": (transformers.SmolLM3Config, dict(no_rope_layer_interval=2, pad_token_id=5, bos_token_id=1, eos_token_id=2)),
+    "smollm3 windows biases": (transformers.SmolLM3Config, dict(
+        no_rope_layers=[0, 0, 1], use_sliding_window=True, sliding_window=16, attention_bias=True, mlp_bias=True,
+        pad_token_id=None, bos_token_id=1, eos_token_id=2, tie_word_embeddings=False)),
 }
 
 
@@ -75,20 +79,23 @@ def test_the_spec_is_what_transformers_understands(family, tmp_path):
         ours = torch.tensor(spec["frequencies"])
         assert ours.shape == theirs.shape
         torch.testing.assert_close(ours, theirs, rtol=2.5e-7, atol=0)  # two units of the last place
-        first = model.model.layers[0]
-        assert spec["heads"] * spec["head_dim"] == first.self_attn.q_proj.out_features
-        assert spec["kv_heads"] * spec["head_dim"] == first.self_attn.k_proj.out_features
-        assert spec["qkv_bias"] == (first.self_attn.q_proj.bias is not None)
-        assert spec["o_bias"] == (first.self_attn.o_proj.bias is not None)
-        assert spec["mlp_bias"] == (first.mlp.up_proj.bias is not None)
-        assert spec["qk_norm"] == hasattr(first.self_attn, "q_norm")
-        assert spec["rms_eps"] == first.input_layernorm.variance_epsilon
+        kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+        window = getattr(config, "sliding_window", None) or 0
+        assert len(spec["layers"]) == config.num_hidden_layers
+        for ours, theirs, kind in zip(spec["layers"], model.model.layers, kinds):
+            attention = theirs.self_attn
+            assert spec["heads"] * spec["head_dim"] == attention.q_proj.out_features
+            assert spec["kv_heads"] * spec["head_dim"] == attention.k_proj.out_features
+            assert ours["qkv_bias"] == (attention.q_proj.bias is not None)
+            assert ours["o_bias"] == (attention.o_proj.bias is not None)
+            assert ours["mlp_bias"] == (theirs.mlp.up_proj.bias is not None)
+            assert ours["qk_norm"] == hasattr(attention, "q_norm")
+            assert ours["rope"] == bool(getattr(attention, "use_rope", True))
+            assert ours["window"] == (window if kind == "sliding_attention" else 0)
+            assert spec["rms_eps"] == theirs.input_layernorm.variance_epsilon
         assert spec["max_positions"] == config.max_position_embeddings
         padding = model.model.embed_tokens.padding_idx
         assert spec["pad_token"] == (-1 if padding is None else padding)
-        kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
-        window = getattr(config, "sliding_window", None) or 0
-        assert spec["window"] == [window if kind == "sliding_attention" else 0 for kind in kinds]
         stored = set(load_file(tmp_path / "model.safetensors"))
         assert set(spec["names"]) == stored
 

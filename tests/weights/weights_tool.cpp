@@ -33,15 +33,28 @@ void print_spec(const std::string& directory) {
   const ModelSpec spec = read_model_spec(directory);
   std::vector<double> frequencies;
   for (const float f : rope_frequencies(spec)) frequencies.push_back(f);
-  const json out = {{"hidden", spec.hidden},      {"ffn", spec.ffn},
-                    {"layers", spec.layers},      {"heads", spec.heads},
-                    {"kv_heads", spec.kv_heads},  {"head_dim", spec.head_dim},
-                    {"vocab", spec.vocab},        {"rms_eps", spec.rms_eps},
-                    {"tied", spec.tied},          {"qkv_bias", spec.qkv_bias},
-                    {"o_bias", spec.o_bias},      {"mlp_bias", spec.mlp_bias},
-                    {"qk_norm", spec.qk_norm},    {"pad_token", spec.pad_token},
-                    {"window", spec.window},      {"max_positions", spec.max_positions},
-                    {"frequencies", frequencies}, {"names", hf_names(spec)}};
+  json layers = json::array();
+  for (const LayerSpec& layer : spec.layers) {
+    layers.push_back({{"window", layer.window},
+                      {"rope", layer.rope},
+                      {"qkv_bias", layer.qkv_bias},
+                      {"o_bias", layer.o_bias},
+                      {"mlp_bias", layer.mlp_bias},
+                      {"qk_norm", layer.qk_norm()}});
+  }
+  const json out = {{"hidden", spec.hidden},
+                    {"ffn", spec.ffn},
+                    {"layers", layers},
+                    {"heads", spec.heads},
+                    {"kv_heads", spec.kv_heads},
+                    {"head_dim", spec.head_dim},
+                    {"vocab", spec.vocab},
+                    {"rms_eps", spec.rms_eps},
+                    {"tied", spec.tied},
+                    {"pad_token", spec.pad_token},
+                    {"max_positions", spec.max_positions},
+                    {"frequencies", frequencies},
+                    {"names", hf_names(spec)}};
   std::puts(out.dump().c_str());
 }
 

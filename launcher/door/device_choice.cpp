@@ -1,0 +1,58 @@
+#include "launcher/door/device_choice.h"
+
+#include "base/error.h"
+
+namespace lm {
+namespace {
+
+Error usage(const std::string& what, const std::string& next) {
+  return Error(Exit::kUsage,
+               {.area = "USE-20", .what = what, .place = "the command line", .next = next, .kept = ""});
+}
+
+// Why a GPU cannot be used here; "" when it can.
+std::string obstacle(const DeviceFacts& facts) {
+  if (facts.gpus == 0) return "there is no GPU (no /dev/nvidia0)";
+  if (facts.visible == 0) return all_hidden(facts);
+  return facts.cuda_program ? "" : "lmlaunch-cuda is not built";
+}
+
+}  // namespace
+
+std::string all_hidden(const DeviceFacts& facts) {
+  return "no GPU is visible: CUDA_VISIBLE_DEVICES=\"" + facts.hidden_by + "\" hides the " +
+         (facts.gpus == 1 ? "one that is" : std::to_string(facts.gpus) + " that are") + " there";
+}
+
+DeviceDecision decide_device(const CommandLine& line, DeviceChoice configured, const DeviceFacts& facts) {
+  const auto gpus = line.integer("--gpus"), ranks = line.integer("--ranks");
+  if (gpus && *gpus > 1)
+    throw usage("--gpus " + std::to_string(*gpus) + ": several GPUs are not supported yet", "use --gpus 1");
+  if (ranks && *ranks > 1)
+    throw usage("--ranks " + std::to_string(*ranks) + ": several ranks are not supported yet",
+                "use --ranks 1");
+  if (ranks && *ranks == 0) throw usage("--ranks 0: at least one process trains", "use --ranks 1");
+  const bool wants_cpu = ranks.has_value() || (gpus && *gpus == 0), wants_gpu = gpus && *gpus == 1;
+  if (wants_cpu && configured == DeviceChoice::kCuda) {
+    throw usage("the command line asks for the CPU, and run.device = \"cuda\" for a GPU",
+                "change one of them");
+  }
+  if (wants_gpu && configured == DeviceChoice::kCpu) {
+    throw usage("--gpus 1 asks for a GPU, and run.device = \"cpu\" for the CPU", "change one of them");
+  }
+  if (wants_cpu || configured == DeviceChoice::kCpu) return {};
+  const std::string missing = obstacle(facts);
+  if (missing.empty()) return {.cuda = true, .note = ""};
+  if (wants_gpu || configured == DeviceChoice::kCuda) {
+    throw Error(Exit::kDoesNotFit,
+                {.area = "DEV-34",
+                 .what = "a GPU is asked for, and " + missing,
+                 .place = wants_gpu ? "--gpus 1" : "run.device = \"cuda\"",
+                 .next = line.command == "plan" ? "--gpu-memory SIZE plans for a GPU that is not here"
+                                                : "`lmlaunch doctor` tells more; --gpus 0 uses the CPU",
+                 .kept = ""});
+  }
+  return {.cuda = false, .note = missing + ": using the CPU; pass --gpus 0 to silence this"};
+}
+
+}  // namespace lm

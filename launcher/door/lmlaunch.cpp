@@ -1,0 +1,67 @@
+// The door: what a user types. Torch-free, so that a wrong key, `plan`, `presets` or `--help` answer in
+// milliseconds; training and what else needs torch run in lmlaunch-cpu or lmlaunch-cuda, as its child.
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "launcher/command_line.h"
+#include "launcher/door/commands.h"
+#include "launcher/door/start_run.h"
+#include "launcher/status.h"
+
+namespace {
+
+using namespace lm;
+
+int run_command(const CommandLine& line) {
+  if (line.command == "help") {
+    std::fputs(help_text(line.positional.empty() ? "" : line.positional[0]).c_str(), stdout);
+    return 0;
+  }
+  if (line.command == "version") {
+    std::puts("lmlaunch " LM_VERSION);
+    return 0;
+  }
+  if (line.command == "doctor") return static_cast<int>(doctor_command(line));
+  if (line.command == "presets") return static_cast<int>(presets_command(line));
+  if (line.command == "plan" || line.has("--dry-run")) return static_cast<int>(plan_command(line));
+  return line.command == "train" ? train_in_rank(line) : command_in_rank(line);
+}
+
+// The message, and for training the last line that a scheduler's script looks for.
+int report(const Error& error, bool training) {
+  std::fputs(error.report().c_str(), stderr);
+  if (training) std::fprintf(stderr, "%s\n", stop_line(failed_before_start(error)).c_str());
+  return static_cast<int>(error.code());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  bool training = false;
+  try {
+    const CommandLine line =
+        parse_command_line(std::vector<std::string>(argv + 1, argv + argc), Reader::kDoor);
+    training = line.command == "train" && !line.has("--dry-run");
+    return run_command(line);
+  } catch (const Error& error) {
+    return report(error, training);
+  } catch (const std::bad_alloc&) {
+    return report(Error(Exit::kHostMemory, {.area = "MEM-16",
+                                            .what = "out of host memory",
+                                            .place = "",
+                                            .next = "raise the memory limit",
+                                            .kept = ""}),
+                  training);
+  } catch (const std::exception& error) {
+    return report(Error(Exit::kInternal, {.area = "BUG-70",
+                                          .what = error.what(),
+                                          .place = "",
+                                          .next = "report this message; it is a bug in lmlaunch",
+                                          .kept = ""}),
+                  training);
+  }
+}

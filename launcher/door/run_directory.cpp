@@ -1,0 +1,219 @@
+#include "launcher/door/run_directory.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <random>
+#include <utility>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "config/config_print.h"
+#include "config/config_toml.h"
+#include "launcher/status.h"
+
+namespace lm {
+namespace {
+
+namespace fs = std::filesystem;
+
+Error incompatible(const std::string& what, const std::string& directory, const std::string& next) {
+  return Error(
+      Exit::kIncompatible,
+      {.area = "RUN-26", .what = what, .place = directory, .next = next, .kept = "the directory, untouched"});
+}
+
+// What a run may have written before its first step.
+bool early_file(const std::string& name) {
+  static constexpr std::array kNames = {".lock",    "config.toml", "plan.json",
+                                        "plan.txt", "log.txt",     "status.json"};
+  for (const char* known : kNames) {
+    if (name == known || name.starts_with(std::string(known) + ".")) return true;  // "status.json.tmp-..."
+  }
+  return false;
+}
+
+std::string time_text(std::time_t time) {
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&time));
+  return text;
+}
+
+// " at 2026-01-31T12:00:00Z": when its status was written, which is the last that a run does; "" if unknown.
+std::string finished_at(const std::string& directory) {
+  struct stat info {};
+  if (stat((directory + "/status.json").c_str(), &info) != 0) return "";
+  return " at " + time_text(info.st_mtim.tv_sec);
+}
+
+bool empty_file(const fs::directory_entry& entry) {
+  std::error_code error;
+  return entry.is_regular_file(error) && entry.file_size(error) == 0;
+}
+
+// Field 22 of /proc/self/stat: when this process started, in clock ticks since boot; with the pid it names a
+// process for good.
+std::string own_start_time() {
+  char buffer[1024];
+  const int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+  const ssize_t n = fd < 0 ? 0 : read(fd, buffer, sizeof buffer);
+  if (fd >= 0) close(fd);
+  std::string text(buffer, static_cast<size_t>(std::max<ssize_t>(n, 0)));
+  size_t at = text.rfind(')');  // the name before it may hold spaces
+  for (int field = 2; field < 22 && at != std::string::npos; ++field) at = text.find(' ', at + 1);
+  return at == std::string::npos ? "" : text.substr(at + 1, text.find(' ', at + 1) - at - 1);
+}
+
+std::string read_line(const char* path) {
+  char buffer[256];
+  const int fd = open(path, O_RDONLY | O_CLOEXEC);
+  const ssize_t n = fd < 0 ? 0 : read(fd, buffer, sizeof buffer);
+  if (fd >= 0) close(fd);
+  std::string text(buffer, static_cast<size_t>(std::max<ssize_t>(n, 0)));
+  return text.substr(0, text.find('\n'));
+}
+
+std::string owner_record() {
+  char host[256] = "";
+  gethostname(host, sizeof host - 1);
+  const std::string started = time_text(std::time(nullptr));
+  char run_id[24];
+  std::random_device random;
+  std::snprintf(run_id, sizeof run_id, "%08x%08x", random(), random());
+  const Json json = {{"host", host},       {"boot_id", read_line("/proc/sys/kernel/random/boot_id")},
+                     {"pid", getpid()},    {"start_time", own_start_time()},
+                     {"started", started}, {"run_id", run_id}};
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::string owner_text(int fd) {
+  char buffer[2048];
+  const ssize_t n = pread(fd, buffer, sizeof buffer, 0);
+  if (n <= 0) return "";
+  try {
+    const Json json =
+        parse_json(std::string_view(buffer, static_cast<size_t>(n)), ".lock", {.bytes = 2048, .depth = 4});
+    return "process " + std::to_string(json.at("pid").get<int64_t>()) + " on host " +
+           json.at("host").get<std::string>() + ", started " + json.at("started").get<std::string>() +
+           ", run " + json.at("run_id").get<std::string>();
+  } catch (const std::exception&) {
+    return "";
+  }
+}
+
+Error unusable(const std::string& what, const std::string& directory) {
+  return Error(Exit::kDoesNotFit, {.area = "RUN-33",
+                                   .what = what + ": " + std::strerror(errno),
+                                   .place = directory,
+                                   .next = "set run.dir to a directory that can be written",
+                                   .kept = ""});
+}
+
+// The last one for its owner alone: logs show training text. What is made inside is as the user's umask says,
+// so that a model that is moved out can be read like any other file.
+void make_directory(const std::string& directory) {
+  std::error_code error;
+  const fs::path path = fs::path(directory + "/").lexically_normal().parent_path();
+  if (path.has_parent_path()) fs::create_directories(path.parent_path(), error);
+  if (error) errno = error.value();
+  const bool made = !error && (mkdir(path.c_str(), 0700) == 0 || (errno == EEXIST && fs::is_directory(path)));
+  if (!made) throw unusable("run.dir cannot be created", directory);
+}
+
+}  // namespace
+
+std::string run_directory(const Config& config, const std::string& config_path) {
+  if (!config.run.dir.empty()) return config.run.dir;
+  return "runs/" + fs::path(config_path).stem().string();
+}
+
+void check_run_directory(const std::string& directory, const Config& config) {
+  std::error_code error;
+  if (!fs::exists(directory, error)) return;
+  if (!fs::is_directory(directory, error)) {
+    throw incompatible("run.dir is not a directory", directory, "set run.dir to another path");
+  }
+  bool early = true;
+  for (const auto& entry : fs::directory_iterator(directory, error)) {
+    early &= early_file(entry.path().filename().string()) || empty_file(entry);
+  }
+  const std::string recorded = directory + "/config.toml";
+  if (!fs::exists(recorded, error)) {
+    if (early) return;
+    throw incompatible("the directory is not empty, and not a run's (it has no config.toml)", directory,
+                       "set run.dir to a new directory");
+  }
+  const std::optional<RunStatus> status = read_status(directory);
+  const bool nothing_to_lose = early && status && status->state == "failed" && status->step == 0;
+  if (nothing_to_lose) return;
+  std::vector<KeyDifference> differences;
+  try {
+    differences = config_difference(load_config(recorded), config);
+  } catch (const Error& unreadable) {
+    throw incompatible("its config.toml cannot be read: " + std::string(unreadable.what()), directory,
+                       "set run.dir to a new directory");
+  }
+  const std::string start_over = "type another run.dir=..., or `rm -r " + directory + "` if it is not needed";
+  if (differences.empty()) {
+    if (!status || status->state != "done") return;
+    throw incompatible("the directory holds this run, finished after step " + std::to_string(status->step) +
+                           finished_at(directory),
+                       directory, start_over);
+  }
+  std::string what = "the directory holds a run of another configuration:";
+  for (const KeyDifference& one : differences) {
+    what += "\n  " + one.key + ": " + one.recorded + " there, " + one.asked + " asked for";
+  }
+  throw incompatible(what + "\n ", directory, start_over);
+}
+
+RunLock::RunLock(const std::string& directory) {
+  make_directory(directory);
+  const std::string path = directory + "/.lock";
+  fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+  if (fd_ < 0) throw unusable("run.dir cannot be written", path);
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  if (fcntl(fd_, F_OFD_SETLK, &lock) != 0) {
+    const int reason = errno;
+    const std::string owner = owner_text(fd_);
+    close(std::exchange(fd_, -1));
+    errno = reason;
+    if (reason != EAGAIN && reason != EACCES) throw unusable("run.dir cannot be locked", path);
+    throw Error(Exit::kInUse,
+                {.area = "LOCK-30",
+                 .what = "the run directory is in use" + (owner.empty() ? "" : " by " + owner),
+                 .place = directory,
+                 .next = "wait for that run, stop it (SIGTERM), or set run.dir to another directory",
+                 .kept = "that run, undisturbed"});
+  }
+  taken_over_ = owner_text(fd_);
+  const std::string record = owner_record();
+  if (ftruncate(fd_, 0) != 0 ||
+      pwrite(fd_, record.data(), record.size(), 0) != static_cast<ssize_t>(record.size())) {
+    const int reason = errno;
+    close(std::exchange(fd_, -1));
+    errno = reason;
+    throw unusable("run.dir cannot be written", path);
+  }
+}
+
+RunLock::RunLock(RunLock&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)), taken_over_(std::move(other.taken_over_)) {}
+
+// Left in order: the record goes, the file stays (removing it would let two runs lock two files of one name).
+RunLock::~RunLock() {
+  if (fd_ < 0) return;
+  [[maybe_unused]] const int ignored = ftruncate(fd_, 0);
+  close(fd_);
+}
+
+}  // namespace lm

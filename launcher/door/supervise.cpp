@@ -1,0 +1,212 @@
+#include "launcher/door/supervise.h"
+
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <ctime>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "launcher/machine/survey.h"
+
+namespace lm {
+namespace {
+
+// After the second request the rank may still leave by itself; then it is killed.
+constexpr int kGraceMs = 1000;
+
+sigset_t waited_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGCHLD}) sigaddset(&set, signal);
+  return set;
+}
+
+int64_t now_ms() {
+  timespec t{};
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+// Waits for a signal until `deadline_ms` (0: for ever); 0 when the time is over.
+int next_signal(int64_t deadline_ms) {
+  const sigset_t set = waited_signals();
+  if (deadline_ms == 0) {
+    const int signal = sigwaitinfo(&set, nullptr);
+    return signal > 0 ? signal : 0;
+  }
+  const int64_t left = std::max<int64_t>(deadline_ms - now_ms(), 0);
+  const timespec timeout{left / 1000, (left % 1000) * 1000000};
+  const int signal = sigtimedwait(&set, nullptr, &timeout);
+  return signal > 0 ? signal : 0;
+}
+
+bool ended(pid_t child, int* wait_status) {
+  const pid_t got = waitpid(child, wait_status, WNOHANG);
+  return got == child;
+}
+
+// "error:config" for a rank that left with one of our codes without naming a reason.
+std::string reason_of_code(int code) {
+  for (const ExitCode& known : exit_codes()) {
+    if (static_cast<int>(known.code) == code) return known.reason;
+  }
+  return "";
+}
+
+void print(const Error& error) {
+  std::fputs(error.report().c_str(), stderr);
+}
+
+// Under RLIMIT_AS (ulimit -v) libraries die of memory that they did not get: the loader and libgomp exit with
+// codes of their own, LibTorch's constructors abort, oneDNN goes through a null pointer. "" without a limit.
+std::string limit_of_addresses() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "";
+  return "; libraries end so when they get no memory, and the limit of addresses (RLIMIT_AS) is " +
+         format_bytes(static_cast<int64_t>(limit.rlim_cur));
+}
+constexpr const char* kRaiseLimit =
+    "raise the limit (ulimit -v), or see `lmlaunch plan` for what a run needs";
+
+// Prints why a signal ended the rank and gives the exit code for it. The kernel's own kills are told by the
+// cgroup's counter, which the caller read before the start.
+int report_death(int signal, int64_t oom_kills_before, const std::string& where) {
+  std::string what =
+      "the rank was killed by signal " + std::to_string(signal) + " (" + signal_name(signal) + ")";
+  std::string next = "report this message with log.txt; it is a bug in lmlaunch or in a library";
+  Exit code = Exit::kInternal;
+  std::string area = "BUG-70";
+  if (signal == SIGKILL) {
+    const MemoryLimit limit = read_memory_limit();
+    const bool oom = read_oom_kills() > oom_kills_before;
+    code = oom ? Exit::kHostMemory : Exit::kPeerLost;
+    area = oom ? "MEM-16" : "PEER-08";
+    what += oom ? ": by the kernel, out of memory" : "";
+    what += limit.bytes > 0 ? "; cgroup memory limit " + format_bytes(limit.bytes) + " (" + limit.source + ")"
+                            : "; no cgroup memory limit";
+    next = std::string(oom ? "" : "if nobody killed it, it ran out of host memory: ") +
+           "see `lmlaunch plan`, lower train.micro_batch or set train.recompute = \"block\"";
+  } else if (signal == SIGTERM || signal == SIGHUP || signal == SIGINT) {
+    code = Exit::kPeerLost;
+    area = "PEER-08";
+    next = "start the same command again";
+  } else if (const std::string limit = limit_of_addresses(); !limit.empty()) {
+    code = Exit::kHostMemory;
+    area = "MEM-16";
+    what += limit;
+    next = kRaiseLimit;
+  }
+  print(Error(code, {.area = area, .what = what, .place = where, .next = next, .kept = ""}));
+  return static_cast<int>(code);
+}
+
+// Our code for an exit code that is none of ours (a library called exit).
+int report_strange_exit(int code, const std::string& where) {
+  const std::string limit = limit_of_addresses();
+  const Exit ours = limit.empty() ? Exit::kInternal : Exit::kHostMemory;
+  print(Error(ours, {.area = limit.empty() ? "BUG-70" : "MEM-16",
+                     .what = "the rank ended with code " + std::to_string(code) +
+                             ", which is none of lmlaunch's" + limit,
+                     .place = where,
+                     .next = limit.empty() ? "report this message with log.txt" : kRaiseLimit,
+                     .kept = ""}));
+  return static_cast<int>(ours);
+}
+
+std::string rank_and_step(const RankRecord& record) {
+  return "rank 0, step " + std::to_string(record.step);
+}
+
+}  // namespace
+
+void block_stop_signals() {
+  const sigset_t set = waited_signals();
+  sigprocmask(SIG_BLOCK, &set, nullptr);
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
+}
+
+RunStatus supervise_run(pid_t child, Control& control) {
+  const int64_t oom_kills = read_oom_kills();
+  int wait_status = 0;
+  int64_t kill_at = 0;  // 0: not asked for
+  bool killed_by_us = false;
+  while (!ended(child, &wait_status)) {
+    const int signal = next_signal(kill_at);
+    if (signal == 0 && kill_at != 0 && now_ms() >= kill_at) {
+      kill(child, SIGKILL);
+      killed_by_us = true;
+      kill_at = 0;
+    }
+    if (signal == 0 || signal == SIGCHLD) continue;
+    control.request_stop(signal);
+    if (control.stop_requests() == 1) {
+      log_line("lmlaunch: " + signal_name(signal) +
+               ": finishing the step, then saving; once more to stop at once");
+    } else if (!killed_by_us && kill_at == 0) {
+      log_line("lmlaunch: " + signal_name(signal) + ": stopping at once");
+      kill_at = now_ms() + kGraceMs;
+    }
+  }
+  const RankRecord last = control.latest();
+  RunStatus out{.state = "failed",
+                .exit_code = 0,
+                .reason = last.reason,
+                .step = last.step,
+                .checkpoint = last.checkpoint,
+                .repeat = last.repeat};
+  const std::string asked =
+      control.stop_requests() > 0 ? "signal:" + signal_name(control.first_signal()) : "";
+  if (WIFSIGNALED(wait_status) && killed_by_us) {
+    out.exit_code = static_cast<int>(Exit::kStopped);
+  } else if (WIFSIGNALED(wait_status)) {
+    out.reason = "killed:" + signal_name(WTERMSIG(wait_status));
+    out.exit_code = report_death(WTERMSIG(wait_status), oom_kills, rank_and_step(last));
+  } else {
+    const int code = WEXITSTATUS(wait_status);
+    const bool ours = !reason_of_code(code).empty();
+    if (out.reason.empty()) out.reason = ours ? reason_of_code(code) : "error:exit-" + std::to_string(code);
+    out.exit_code = ours ? code : report_strange_exit(code, rank_and_step(last));
+  }
+  if (out.exit_code == static_cast<int>(Exit::kStopped)) {
+    out.state = "stopped";
+    if (!asked.empty()) out.reason = asked;
+  } else if (out.exit_code == 0) {
+    out.state = out.reason = "done";
+  }
+  return out;
+}
+
+int supervise_command(pid_t child) {
+  const int64_t oom_kills = read_oom_kills();
+  int wait_status = 0, passed_on = 0;
+  while (!ended(child, &wait_status)) {
+    const int signal = next_signal(0);
+    if (signal == 0 || signal == SIGCHLD) continue;
+    passed_on = signal;
+    kill(child, signal);
+  }
+  if (!WIFSIGNALED(wait_status)) {
+    const int code = WEXITSTATUS(wait_status);
+    return reason_of_code(code).empty() ? report_strange_exit(code, "the rank's executable") : code;
+  }
+  const int signal = WTERMSIG(wait_status);
+  if (passed_on == signal) {
+    std::signal(signal, SIG_DFL);
+    sigset_t only;
+    sigemptyset(&only);
+    sigaddset(&only, signal);
+    raise(signal);
+    sigprocmask(SIG_UNBLOCK, &only, nullptr);
+  }
+  return report_death(signal, oom_kills, "the rank's executable");
+}
+
+}  // namespace lm

@@ -1,0 +1,179 @@
+#include "launcher/machine/disk_survey.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <ctime>
+#include <filesystem>
+#include <optional>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "config/config_names.h"
+#include "launcher/machine/probe.h"
+#include "offload/disk_probe.h"
+#include "offload/io_failure.h"
+
+namespace lm {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kWeek = 7 * 24 * 3600;  // seconds
+
+// Some class of state may go to disk.
+bool may_use_disks(const Config& config) {
+  const OffloadConfig& offload = config.offload;
+  const auto may = [](OffloadHome home) { return home == OffloadHome::kNvme || home == OffloadHome::kAuto; };
+  return !offload.paths.empty() && (may(offload.optimizer) || may(offload.gradients) ||
+                                    may(offload.weights) || may(offload.activations));
+}
+
+// What the rates belong to.
+struct RateKey {
+  std::string device, path, engine;
+
+  // A file's name: FNV-1a of the whole key.
+  std::string name() const {
+    uint64_t hash = 0xcbf29ce484222325;
+    for (const char c : device + "\n" + path + "\n" + engine)
+      hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+    char text[32];
+    std::snprintf(text, sizeof text, "%016lx.json", static_cast<unsigned long>(hash));
+    return text;
+  }
+};
+
+RateKey rate_key(const std::string& path, dev_t device, IoEngineChoice engine) {
+  std::error_code ignored;
+  const fs::path whole = fs::weakly_canonical(path, ignored);
+  return {std::to_string(major(device)) + ":" + std::to_string(minor(device)),
+          whole.empty() ? path : whole.string(), std::string(name_of(engine))};
+}
+
+struct Rates {
+  double read = 0, write = 0;
+};
+
+// Nothing where there is no record, an old or a damaged one.
+std::optional<Rates> known_rates(const std::string& file, const RateKey& key, int64_t now) {
+  if (access(file.c_str(), R_OK) != 0) return std::nullopt;
+  try {
+    const Json json = read_json_file(file, {.bytes = 4096, .depth = 4});
+    if (json.at("device") != key.device || json.at("path") != key.path || json.at("engine") != key.engine)
+      return std::nullopt;
+    const int64_t age = now - json.at("measured").get<int64_t>();
+    const Rates rates{json.at("read_bytes_per_s").get<double>(), json.at("write_bytes_per_s").get<double>()};
+    const bool sound =
+        std::isfinite(rates.read) && std::isfinite(rates.write) && rates.read > 0 && rates.write > 0;
+    return sound && age >= 0 && age < kWeek ? std::optional(rates) : std::nullopt;
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
+// Only a saving: where it cannot be kept, the disk is measured again.
+void keep_rates(const std::string& file, const RateKey& key, const Rates& rates, int64_t now) {
+  try {
+    fs::create_directories(fs::path(file).parent_path());
+    atomic_write_file(file, Json{{"device", key.device},
+                                 {"path", key.path},
+                                 {"engine", key.engine},
+                                 {"measured", now},
+                                 {"read_bytes_per_s", rates.read},
+                                 {"write_bytes_per_s", rates.write}}
+                                    .dump(2, ' ', false, Json::error_handler_t::replace) +
+                                "\n");
+  } catch (const std::exception&) {
+  }
+}
+
+std::optional<Rates> measure(const std::string& path, IoEngineChoice engine) {
+  log_line("measuring the disk of " + path + ": 2 s");
+  try {
+    const DiskProbe probe = probe_disk(path, engine_kind(name_of(engine)));
+    return Rates{probe.read_bytes_per_s, probe.write_bytes_per_s};
+  } catch (const Error& error) {
+    // The run itself may need less than the probe, and tells what is wrong where it does not.
+    log_note("DISK-19", std::string("not measured: ") + error.what());
+    return std::nullopt;
+  }
+}
+
+[[noreturn]] void refuse(const std::string& path, int error) {
+  const bool unsupported = error == EOPNOTSUPP || error == EISDIR;
+  throw Error(
+      Exit::kDoesNotFit,
+      {.area = "DISK-33",
+       .what = "cannot keep offload files here: " +
+               (unsupported ? "this file system has no anonymous files (O_TMPFILE)" : errno_text(error)),
+       .place = "offload.paths: " + path,
+       .next = error == ENOENT   ? "create the directory, or name another one in offload.paths"
+               : unsupported     ? "name a directory on ext4 or XFS in offload.paths"
+               : error == ENOSPC ? "free space there, or name another directory in offload.paths"
+                                 : "make it a directory you may write to, or name another one",
+       .kept = "nothing was started or written"});
+}
+
+}  // namespace
+
+void check_disks(const Config& config) {
+  for (const std::string& path : config.offload.paths) {
+    const int descriptor = open(path.c_str(), O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+    if (descriptor < 0) refuse(path, errno);
+    close(descriptor);
+  }
+  const int error =
+      config.io.engine == IoEngineChoice::kUring && may_use_disks(config) ? io_uring_errno() : 0;
+  if (error == 0) return;
+  throw Error(Exit::kConfig,
+              {.area = "IO-18",
+               .what = "io.engine = \"uring\", and io_uring is not available here: " + errno_text(error) +
+                       (error == EPERM ? " (seccomp or kernel.io_uring_disabled)" : ""),
+               .place = "io.engine",
+               .next = "set io.engine = \"auto\" or \"threads\", or allow io_uring in this container",
+               .kept = "nothing was started or written"});
+}
+
+std::vector<Disk> survey_disks(const Config& config, const std::string& cache_dir, DiskRates rates) {
+  const int64_t now = std::time(nullptr);
+  std::vector<Disk> disks;
+  std::vector<dev_t> devices;
+  for (const std::string& path : config.offload.paths) {
+    struct stat info {};
+    disks.push_back({.path = path});
+    devices.push_back(stat(path.c_str(), &info) == 0 ? info.st_dev : 0);
+    if (devices.back() == 0) continue;
+    Disk& disk = disks.back();
+    disk.free_bytes = free_disk_bytes(path);
+    const RateKey key = rate_key(path, info.st_dev, config.io.engine);
+    const std::string file = cache_dir.empty() ? "" : cache_dir + "/disks/" + key.name();
+    std::optional<Rates> found = known_rates(file, key, now);
+    if (!found && rates == DiskRates::kMeasured) {
+      found = measure(path, config.io.engine);
+      if (found && !file.empty()) keep_rates(file, key, *found, now);
+    }
+    if (!found) continue;
+    disk.read_bandwidth = found->read;
+    disk.write_bandwidth = found->write;
+  }
+  for (size_t i = 0; i < disks.size(); ++i) {
+    const int64_t sharers = std::count(devices.begin(), devices.end(), devices[i]);
+    if (devices[i] == 0 || sharers == 1) continue;
+    disks[i].free_bytes /= sharers;
+    disks[i].read_bandwidth /= static_cast<double>(sharers);
+    disks[i].write_bandwidth /= static_cast<double>(sharers);
+  }
+  return disks;
+}
+
+}  // namespace lm

@@ -1,0 +1,59 @@
+#include "launcher/machine/machine_survey.h"
+
+#include <algorithm>
+
+namespace lm {
+
+SurveyedGpus survey_visible_gpus() {
+  SurveyedGpus out{read_cuda_variables(), survey_gpus(), {}};
+  out.visible = visible_gpus(out.survey.cards, out.cuda.visible_devices, out.cuda.device_order);
+  return out;
+}
+
+Machine survey_machine(const std::vector<GpuFacts>& gpus, const ImaginedMemory& imagined) {
+  const HostFacts host = survey_host();
+  Machine machine;
+  machine.cores = host.cpu.cores;
+  machine.cpu_model = host.cpu.model;
+  machine.avx512_bf16 = host.cpu.avx512_bf16;
+  machine.host_memory = host.memory;
+  machine.host_available = host.available_memory;
+  machine.host_limit = host.limit.bytes;
+  if (host.limit.bytes > 0) machine.host_available = std::min(machine.host_available, host.limit.bytes);
+  for (const GpuFacts& found : gpus) {
+    Gpu gpu = known_gpu(found.name);
+    gpu.name = found.name;
+    if (found.memory > 0) gpu.memory_bytes = found.memory;
+    gpu.free_bytes = found.free_memory;
+    machine.gpus.push_back(gpu);
+  }
+  if (imagined.host_bytes) {
+    machine.host_memory = machine.host_available = *imagined.host_bytes;
+    machine.host_limit = 0;
+  }
+  if (imagined.gpu_bytes) {
+    machine.gpus.resize(1);  // a GPU that is there lends its name and its rates
+    machine.gpus[0].memory_bytes = *imagined.gpu_bytes;
+    machine.gpus[0].free_bytes = 0;
+  }
+  return machine;
+}
+
+ComputingGpu computing_gpu(const GpuSurvey& survey, const GpuInfo& device) {
+  ComputingGpu out{{.name = device.name, .uuid = device.uuid}, ""};
+  const auto card = std::find_if(survey.cards.begin(), survey.cards.end(), [&](const GpuFacts& facts) {
+    return !facts.uuid.empty() && facts.uuid == device.uuid;
+  });
+  if (card != survey.cards.end()) out.facts = *card;
+  if (out.facts.name.empty()) out.facts.name = device.name;
+  if (out.facts.memory > 0) return out;
+  out.facts.memory = device.total_bytes;
+  out.facts.free_memory = device.free_bytes;
+  const std::string reason = !survey.problem.empty()      ? survey.problem
+                             : card == survey.cards.end() ? "NVML lists no GPU of this UUID"
+                                                          : "NVML does not say how much memory it has";
+  out.note = reason + ": planning with CUDA's own figures";
+  return out;
+}
+
+}  // namespace lm

@@ -1,0 +1,44 @@
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "config/config_toml.h"
+#include "launcher/rank/job.h"
+#include "launcher/rank/rank_commands.h"
+#include "train/evaluate.h"
+
+namespace lm {
+
+Exit eval_command(const CommandLine& line) {
+  const std::string& what = line.positional[0];
+  Subject subject = std::filesystem::is_directory(what) ? open_subject(what)
+                                                        : Subject{load_config(what, line.overrides), "", ""};
+  if (!subject.run.empty() && (line.has("--gpus") || line.has("--ranks")))
+    subject.config.run.device = DeviceChoice::kAuto;  // as the door chose (start_run.cpp)
+  const std::unique_ptr<Job> job = open_job(subject.config, line);
+  JobData data = open_data(*job);
+  const std::vector<Batch> held_out = data.loader->eval_batches();
+  if (held_out.empty()) {
+    throw Error(Exit::kConfig, {.area = "CONF-20",
+                                .what = "there is no evaluation data",
+                                .place = what,
+                                .next = "set data.eval = [\"file\"] or data.eval_fraction",
+                                .kept = ""});
+  }
+  const std::unique_ptr<Rank> rank = make_rank(*job, false);
+  load_rank(*job, *rank, subject.trained);
+  const EvalResult result = evaluate(*rank, held_out);
+  if (line.has("--json")) {
+    const nlohmann::ordered_json json = {{"eval_loss", result.loss},
+                                         {"perplexity", std::exp(result.loss)},
+                                         {"target_tokens", result.target_tokens}};
+    std::printf("%s\n", json.dump().c_str());
+  } else {
+    std::printf("held-out loss %.4f, perplexity %.2f over %ld target tokens\n", result.loss,
+                std::exp(result.loss), result.target_tokens);
+  }
+  return Exit::kDone;
+}
+
+}  // namespace lm

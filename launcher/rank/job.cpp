@@ -1,0 +1,222 @@
+#include "launcher/rank/job.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "base/cuda.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "config/config_toml.h"
+#include "kernels/gemm_rate.h"
+#include "kernels/runtime.h"
+#include "launcher/child.h"
+#include "launcher/machine/disk_survey.h"
+#include "launcher/machine/machine_survey.h"
+#include "launcher/machine/survey.h"
+#include "offload/copy_probe.h"
+#include "plan/adapter.h"
+#include "weights/adapter_files.h"
+#include "weights/load_store.h"
+
+namespace lm {
+namespace {
+
+namespace fs = std::filesystem;
+
+AdapterSpec make_adapter(const LoraConfig& lora) {
+  return lora.init.empty() ? configured_adapter(lora)
+                           : continued_adapter(lora, read_adapter_config(lora.init).spec, lora.init);
+}
+
+// The GPU at the front of CUDA's enumeration. NVML is asked first: a context of ours takes from what is free.
+GpuFacts select_gpu() {
+  const GpuSurvey survey = survey_gpus();
+  std::string reason;
+  if (cuda_device_count(&reason) == 0) {
+    const std::optional<std::string> list = read_cuda_variables().visible_devices;
+    throw Error(Exit::kDoesNotFit, {.area = "GPU-34",
+                                    .what = "CUDA shows no GPU" + (reason.empty() ? "" : ": " + reason),
+                                    .place = list ? "CUDA_VISIBLE_DEVICES=\"" + *list + "\"" : "",
+                                    .next = "`lmlaunch doctor` tells more; --gpus 0 uses the CPU",
+                                    .kept = ""});
+  }
+  const ComputingGpu gpu = computing_gpu(survey, cuda_device(0));
+  log_line("computing on " + gpu.facts.name + " (" + gpu.facts.uuid + ")");
+  if (!gpu.note.empty()) log_note("GPU-34", gpu.note);
+  return gpu.facts;
+}
+
+// `moves`: state off the GPU is worked on in every step, so that the rates of the link and of host memory are
+// worth half a second. `planned`: the run's host memory.
+Machine measured_machine(DeviceType device, const std::vector<GpuFacts>& gpus, StreamView stream, DType dtype,
+                         bool moves, int64_t planned) {
+  Machine machine = survey_machine(gpus);
+  if (device == DeviceType::kCpu) {
+    const GemmRate rate = measure_gemm_rate(dtype, stream);
+    (dtype == DType::kBF16 ? machine.gemm_bf16_flops : machine.gemm_fp32_flops) = rate.ceiling;
+    machine.gemm_sustained = rate.sustained / rate.ceiling;
+  } else if (moves) {
+    machine.gpus.front().link_bandwidth = probe_copies(device).each_way();
+  }
+  // A GPU that works alone does not care. The probe copies from one half of its memory to the other, and must
+  // not be the run's peak.
+  if (device == DeviceType::kCpu || moves) {
+    const int64_t bytes = std::clamp<int64_t>(planned / 16, 8 * kMiB, 128 * kMiB);
+    machine.memory_bandwidth = probe_host_memory(stream.threads, bytes);
+  }
+  return machine;
+}
+
+bool moves_state(const PlacementPlan& placement) {
+  return placement.update_on_host || std::any_of(placement.pools.begin(), placement.pools.end(),
+                                                 [](const PoolPlan& pool) { return pool.slots > 0; });
+}
+
+// Striped by measured bandwidth; equally where one of them was not measured. What is free on one path bounds
+// its share where there are others.
+std::vector<SwapPath> swap_paths(const Job& job) {
+  const std::vector<Disk>& disks = job.machine.disks;
+  const bool measured =
+      std::all_of(disks.begin(), disks.end(), [](const Disk& disk) { return disk.write_bandwidth > 0; });
+  std::vector<SwapPath> paths;
+  for (const Disk& disk : disks) {
+    paths.push_back({disk.path, measured ? disk.write_bandwidth : 1});
+    const int64_t room = path_room(job.config.offload, disk);
+    if (room > 0 && (disks.size() > 1 || job.config.offload.disk_limit)) paths.back().limit = room;
+  }
+  return paths;
+}
+
+PrepareOptions prepare_options(const Job& job, const std::vector<std::string>& files) {
+  const DataConfig& data = job.config.data;
+  const fs::path program =
+      fs::path(beside_this_program("lmlaunch-cpu")).parent_path() / "../share/lmlaunch/prepare";
+  return {.files = files,
+          .format = data.format,
+          .loss_on = data.loss_on,
+          .model_dir = job.model_directory,
+          .cache_dir = data.cache_dir.empty() ? job.environment.token_cache() : data.cache_dir,
+          .python = job.environment.python,
+          .program_dir = program.lexically_normal().string(),
+          .workers = job.plan.numerics.threads,
+          .vocab = job.spec.vocab,
+          .stopped = {}};
+}
+
+}  // namespace
+
+std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line) {
+  auto job = std::make_unique<Job>();
+  job->config = config;
+  job->environment = read_environment();
+  job->model_directory = resolve_model(config.model.path, job->environment);
+  job->spec = read_model_spec(job->model_directory);
+  if (config.train.method == Method::kLora) job->adapter = make_adapter(config.lora);
+  const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
+  job->layout = make_layout(job->spec, job->adapter_spec(), dtype);
+  // The door has chosen: lmlaunch-cuda is started when a GPU computes.
+  const bool cpu = !cuda_built() || line.integer("--gpus") == 0 || config.run.device == DeviceChoice::kCpu;
+  const DeviceType device = cpu ? DeviceType::kCpu : DeviceType::kCuda;
+  const std::string& cache = job->environment.cache_dir;
+  check_disks(config);
+  std::vector<GpuFacts> gpus;
+  if (device == DeviceType::kCuda) gpus.push_back(select_gpu());
+  job->machine = survey_machine(gpus);
+  job->machine.disks = survey_disks(config, cache, DiskRates::kKnown);
+  const auto plan = [&] {
+    return make_plan(config, job->spec, job->adapter_spec(), job->layout, job->machine, device);
+  };
+  // What cannot fit ends here, before anything is started or measured.
+  const Plan draft = plan();
+  const PlacementPlan placement = line.command == "train" ? draft.placement : PlacementPlan();
+  const int threads = static_cast<int>(config.run.threads.value_or(job->machine.cores));
+  job->stream = start_torch(device, threads, config.run.deterministic, draft.placement.gemm_shapes);
+  job->machine = measured_machine(device, gpus, job->stream, dtype, moves_state(placement), draft.peak.host);
+  const DiskRates rates = placement.on_disk() ? DiskRates::kMeasured : DiskRates::kKnown;
+  job->machine.disks = survey_disks(config, cache, rates);
+  job->plan = plan();
+  job->peak_flops = compute_rates(job->machine, device, dtype).peak_flops;
+  return job;
+}
+
+std::unique_ptr<Rank> make_rank(const Job& job, bool training, Trace* trace) {
+  const int64_t tokens = job.config.train.global_batch * job.config.data.max_length;
+  return std::make_unique<Rank>(RankSetup{.spec = job.spec,
+                                          .layout = job.layout,
+                                          .adapter = job.adapter_spec(),
+                                          .optimizer = job.config.optimizer,
+                                          .plan = job.plan,
+                                          .seed = job.config.run.seed,
+                                          .max_length = job.config.data.max_length,
+                                          .tokens_per_step = training ? tokens : 0,
+                                          .max_grad_norm = job.config.train.max_grad_norm,
+                                          .swap_paths = swap_paths(job),
+                                          .trace = trace},
+                                job.stream);
+}
+
+void load_rank(const Job& job, Rank& rank, const std::string& trained) {
+  const LoadSetup setup{job.spec, job.layout, job.plan.numerics.dtype, job.stream, job.plan.numerics.threads};
+  const bool lora = job.adapter.has_value();
+  if (!trained.empty() && !lora) {
+    load_weights(setup, trained, rank.weights());
+  } else if (job.config.model.init == ModelInit::kRandom) {
+    initialise_weights(setup, job.config.run.seed, rank.weights());
+  } else {
+    load_weights(setup, job.model_directory, rank.weights());
+  }
+  if (lora) {
+    const std::string adapter = trained.empty() ? job.config.lora.init : trained;
+    if (adapter.empty()) {
+      initialise_adapter(setup, job.config.run.seed, rank.weights());
+    } else {
+      load_adapter_weights(setup, adapter, rank.weights());
+    }
+  }
+  rank.weights_ready();
+}
+
+JobData open_data(const Job& job, const std::function<bool()>& stopped) {
+  const Config& config = job.config;
+  JobData data;
+  PrepareOptions options = prepare_options(job, config.data.train);
+  options.stopped = stopped;
+  data.train = prepare_tokens(options);
+  data.train_source = std::make_unique<TokenFile>(data.train.path);
+  if (!config.data.eval.empty()) {
+    options.files = config.data.eval;
+    data.eval = prepare_tokens(options);
+    data.eval_source = std::make_unique<TokenFile>(data.eval.path);
+  }
+  data.loader = std::make_unique<Loader>(*data.train_source, data.eval_source.get(),
+                                         LoaderOptions{.seed = config.run.seed,
+                                                       .max_length = config.data.max_length,
+                                                       .too_long = config.data.too_long,
+                                                       .packing = config.data.packing,
+                                                       .global_batch = config.train.global_batch,
+                                                       .micro_batch = job.plan.numerics.micro_batch,
+                                                       .vocab = job.spec.vocab,
+                                                       .eval_fraction = config.data.eval_fraction,
+                                                       .text = data.train.text,
+                                                       .eval_text = data.eval.text});
+  return data;
+}
+
+Subject open_subject(const std::string& path) {
+  if (fs::exists(fs::path(path) / "config.toml")) {
+    Subject subject{load_config(path + "/config.toml"), path + "/model", path};
+    if (!fs::is_directory(subject.trained)) {
+      throw Error(Exit::kIncompatible, {.area = "RUN-14",
+                                        .what = "this run has no trained model yet",
+                                        .place = subject.trained,
+                                        .next = "let the run finish: lmlaunch " + path + "/config.toml",
+                                        .kept = ""});
+    }
+    return subject;
+  }
+  Subject subject;
+  subject.config.model.path = path;
+  return subject;
+}
+
+}  // namespace lm

@@ -1,0 +1,62 @@
+// What a command of the rank's executable works on, opened in one place: configuration, model, adapter,
+// layout, plan. Values; the rank and the loader borrow from a Job, which stays where it is until they are
+// gone.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "config/config.h"
+#include "data/loader.h"
+#include "data/prepare.h"
+#include "launcher/command_line.h"
+#include "launcher/environment.h"
+#include "plan/plan.h"
+#include "train/rank.h"
+
+namespace lm {
+
+struct Job {
+  Config config;
+  Environment environment;
+  std::string model_directory;  // resolved from model.path
+  ModelSpec spec;
+  std::optional<AdapterSpec> adapter;  // train.method = "lora"
+  ModelLayout layout;
+  Machine machine;
+  Plan plan;
+  double peak_flops = 0;  // measured (CPU) or specified (GPU)
+  StreamView stream;
+  const AdapterSpec* adapter_spec() const { return adapter ? &*adapter : nullptr; }
+};
+
+// Starts torch on the device that this executable and the command line say, measures the GEMM rate, and makes
+// the plan. Throws Error(10, 11, 12).
+std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line);
+
+// A rank for the job; `training` allocates gradients and optimizer state as well.
+std::unique_ptr<Rank> make_rank(const Job& job, bool training, Trace* trace = nullptr);
+
+// The job's weights into the rank: the base model (or fresh weights), then the adapter (given or fresh).
+// With `trained`, a run's model/ directory, its weights or adapter are taken instead.
+void load_rank(const Job& job, Rank& rank, const std::string& trained = "");
+
+// The token files of a run and the loader over them.
+struct JobData {
+  Prepared train, eval;  // eval.path empty: held out of train, or none
+  std::unique_ptr<DataSource> train_source, eval_source;
+  std::unique_ptr<Loader> loader;
+};
+JobData open_data(const Job& job, const std::function<bool()>& stopped = {});
+
+// A run's directory as RUN arguments name it, or a model's: the configuration to open it with and where its
+// trained weights are ("" = the base model itself).
+struct Subject {
+  Config config;
+  std::string trained;
+  std::string run;  // "" unless it is a run's directory
+};
+Subject open_subject(const std::string& path);
+
+}  // namespace lm

@@ -1,0 +1,34 @@
+// The files of a run's directory, as the rank writes them: resolved configuration, plan, log, status while it
+// runs, and the trained model at the end. One thread.
+#pragma once
+
+#include <string>
+
+#include "launcher/rank/job.h"
+
+namespace lm {
+
+class RunFiles {
+ public:
+  explicit RunFiles(std::string directory) : directory_(std::move(directory)) {}
+  std::string path(const std::string& name) const { return directory_ + "/" + name; }
+
+  // config.toml (every `auto` as resolved), plan.txt, plan.json; later lines of the log also go to log.txt.
+  void begin(const Job& job) const;
+  void running(int64_t step) const;
+  // <run>/model: a Hugging Face directory, or a PEFT adapter. Replaces an earlier one in one step.
+  void write_model(const Job& job, Rank& rank) const;
+
+ private:
+  std::string directory_;
+};
+
+// The run's configuration with its `auto` keys replaced by what the plan chose.
+Config resolved_config(const Job& job, const std::string& directory);
+
+// The rank's model into `output`, weights as `dtype` (an adapter always as fp32); `merge` adds an adapter
+// into the base weights.
+void export_rank(const Job& job, Rank& rank, const std::string& output, DType dtype, bool merge,
+                 bool replace);
+
+}  // namespace lm

@@ -1,0 +1,124 @@
+#include "launcher/rank/save_model.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/log.h"
+#include "launcher/machine/probe.h"
+#include "weights/export_model.h"
+
+namespace lm {
+namespace {
+
+// Of a tensor in a safetensors header, beside its name; of config.json, an index and directories.
+constexpr int64_t kHeaderPerTensor = 160, kSmallFiles = 256 * kKiB;
+
+[[noreturn]] void refuse(const std::string& directory, int64_t bytes, const std::string& why) {
+  throw Error(Exit::kDoesNotFit,
+              {.area = "FILE-03",
+               .what = "the trained model will take " + format_bytes(bytes) + ", and " + why,
+               .place = directory,
+               .next = "free space there, or set run.dir to a directory on another disk",
+               .kept = "nothing was trained"});
+}
+
+// 0, or why the bytes cannot be had.
+int reserve(int fd, int64_t bytes) {
+  // fallocate would answer with SIGXFSZ, which ends the process
+  rlimit limit{};
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < static_cast<rlim_t>(bytes)) return EFBIG;
+  int status = 0;
+  do {
+    status = fallocate(fd, 0, 0, bytes);
+  } while (status != 0 && errno == EINTR);
+  return status == 0 ? 0 : errno;
+}
+
+// A new directory for the user alone: the model may show what it was trained on. "" where there is none.
+std::string private_directory(const std::string& parent) {
+  std::string name = parent + "/lmlaunch-model-XXXXXX";
+  return mkdtemp(name.data()) == nullptr ? "" : name;
+}
+
+std::vector<std::string> other_places(const Job& job) {
+  std::vector<std::string> out = job.config.offload.paths;
+  if (!job.environment.cache_dir.empty()) out.push_back(job.environment.cache_dir);
+  out.insert(out.end(), {"/var/tmp", "/tmp"});
+  return out;
+}
+
+// Where the model is now; "" when no place took it.
+std::string write_elsewhere(const Job& job, Rank& rank) {
+  for (const std::string& place : other_places(job)) {
+    std::error_code ignored;
+    if (place == job.environment.cache_dir) std::filesystem::create_directories(place, ignored);
+    if (free_disk_bytes(place) < model_bytes(job)) continue;
+    const std::string directory = private_directory(place);
+    if (directory.empty()) continue;
+    try {
+      export_rank(job, rank, directory + "/model", job.plan.numerics.dtype, false, false);
+      return directory + "/model";
+    } catch (const Error& error) {
+      log_warning("FILE-03", "the model cannot be written to " + directory + " either: " + error.what());
+      rmdir(directory.c_str());
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+int64_t model_bytes(const Job& job) {
+  const bool lora = job.adapter.has_value();
+  const OutgoingTensors tensors(job.layout,
+                                lora ? OutgoingTensors::What::kAdapter : OutgoingTensors::What::kModel,
+                                lora ? DType::kF32 : job.plan.numerics.dtype,
+                                [](size_t, const TensorPlace&, int64_t) { return WeightView(); });
+  int64_t bytes = kSmallFiles + tokenizer_bytes(job.model_directory);
+  for (const TensorInfo& tensor : tensors.tensors())
+    bytes += tensor.bytes() + kHeaderPerTensor + std::ssize(tensor.name);
+  return bytes;
+}
+
+ReservedSpace::ReservedSpace(const std::string& directory, int64_t bytes) {
+  const int64_t free = free_disk_bytes(directory);
+  const std::string short_of = format_bytes(free) + " are free";
+  if (free < bytes) refuse(directory, bytes, short_of);
+  fd_ = open(directory.c_str(), O_TMPFILE | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
+  const int error = fd_ < 0 ? errno : reserve(fd_, bytes);
+  if (error == 0) return;
+  release();
+  if (error == EFBIG) refuse(directory, bytes, "files may not be that long here (ulimit -f)");
+  if (error == ENOSPC || error == EDQUOT) refuse(directory, bytes, short_of + ": " + std::strerror(error));
+  log_note("FILE-03", "space for the trained model is free, but cannot be held until the end in " +
+                          directory + ": " + std::strerror(error));
+}
+
+void ReservedSpace::release() {
+  if (fd_ >= 0) close(fd_);
+  fd_ = -1;
+}
+
+void save_model(const RunFiles& files, const Job& job, Rank& rank, ReservedSpace& space, int64_t step) {
+  space.release();
+  try {
+    return files.write_model(job, rank);
+  } catch (const Error& error) {
+    const std::string wanted = files.path("model"), found = write_elsewhere(job, rank);
+    ErrorText text = error.text();
+    text.what = "the trained model cannot be written: " + text.what;
+    text.kept = found.empty() ? "" : "the model after step " + std::to_string(step) + ", in " + found;
+    if (!found.empty()) text.next += "; then: mv " + found + " " + wanted;
+    throw Error(error.code(), text);
+  }
+}
+
+}  // namespace lm

@@ -1,0 +1,100 @@
+// Where every array of a run lives and through which slots it passes, as a value: what placement.h fills, the
+// sizes add up and the executor follows. Never changes a bit of the result. Pure.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "config/config.h"
+#include "schedule/timeline.h"
+#include "spec/model_spec.h"
+
+namespace lm {
+
+enum class StateClass : uint8_t {
+  kWeights,
+  kFrozenWeights,
+  kGradients,
+  kMaster,
+  kFirstMoment,
+  kSecondMoment,
+  kActivations,
+};
+inline constexpr int kStateClasses = 7;
+const char* state_class_name(StateClass state);
+
+enum class Home : uint8_t { kDevice, kHost, kNvme };
+const char* home_name(Home home);
+
+// Slots and arrays off the device are multiples of this: whole checksum chunks (offload/store.h).
+inline constexpr int64_t kSlotAlignment = 8192;
+
+// Arrays of one pool (schedule/transfers.h says which). Those that are streamed live off the device and pass
+// through slots; the others are near: in device memory (on the CPU, where both are one tier, in host memory).
+struct PoolPlan {
+  Home home = Home::kHost;     // the streamed arrays' farthest: kHost (of a GPU) or kNvme
+  std::vector<int64_t> bytes;  // of each array; 0: nothing
+  std::vector<char> streamed;  // 1: off the device
+  int64_t kept_in_host = 0;  // of a GPU with home kNvme: arrays before this one that are streamed live there
+  int64_t slots = 0;         // 0: nothing passes through any
+  int64_t slot_bytes = 0;
+  Home home_of(size_t array) const;  // of a streamed array
+  int64_t streamed_bytes() const;
+  int64_t streamed_bytes(Home at) const;
+};
+
+struct PlacementPlan {
+  DeviceType device = DeviceType::kCpu;
+  Home home[kStateClasses] = {};  // of what is not near; on a GPU at best kDevice, on the CPU kHost
+  int optimizer_threads = 1;
+  std::array<PoolPlan, kPools> pools;
+  int64_t blocks = 0;                  // of the model
+  std::vector<int64_t> first_tile;     // of each block, and behind the last: optimizer arrays are tiles
+  std::vector<int64_t> first_granule;  // of each tile, in its block
+  // Of a cut head: the first tile of each segment, of the final norm, and the end.
+  std::vector<int64_t> segment_tiles;
+  int64_t tile_granules = 0;  // of 4096 elements each; a unit's last may be shorter
+  // With a GPU: bytes of the embedding's weights in pinned host memory, where the GPU reads rows and writes
+  // updates in place; 0: on the device.
+  int64_t embedding_in_host = 0;
+  int64_t state_bytes = 0;  // optimizer state per element
+  // With a GPU: state off it is updated by the CPU where it lies, in host memory or a slot there; else it
+  // passes through the GPU. Then, per element, what an update brings from the GPU (gradient and weight) and
+  // sends there (weight), and the host memory for that.
+  bool update_on_host = false;
+  int64_t update_brings = 0, update_sends = 0;
+  int64_t update_staging = 0;
+  // With a GPU: registered host memory for what a step's batches send to it, and for what the step's end
+  // reads back.
+  int64_t upload_bytes = 0, result_bytes = 0;
+  int64_t library_device_bytes = 0;  // with a GPU: the most that LibTorch may take of it
+  // That the CPU's GEMM library may keep code for (0: it keeps none), and whether these are all it could use.
+  int64_t gemm_shapes = 0;
+  bool every_gemm_shape = false;
+  int64_t group = 1;            // micro-batches that pass a block before the next
+  bool frozen_weights = false;  // LoRA: what the weight pool moves is the base
+  IoEngineChoice engine = IoEngineChoice::kAuto;
+  int64_t io_block = 1 << 20;
+  int io_depth = 32;
+  bool verify = true;
+
+  PoolPlan& pool(Pool p) { return pools[static_cast<size_t>(p)]; }
+  const PoolPlan& pool(Pool p) const { return pools[static_cast<size_t>(p)]; }
+  // Into how many segments the head is cut: 0 unless one of them lives off the device.
+  int64_t head_segments() const;
+  // The step's list, but for what depends on the step.
+  ScheduleShape schedule(const ModelSpec& spec, bool recompute, Clip clip) const;
+  // The pools as the schedule's transfers see them: what passes through slots.
+  TransferShape transfers() const;
+  // The same with what crosses which link.
+  TimelineShape timeline() const;
+  // Per array of a pool: whether it passes through slots. Host memory that the CPU works in needs none.
+  std::vector<char> moved(Pool which) const;
+  // The model's units with the tiles of their updates. One whose state is all on the device is updated at
+  // once.
+  std::vector<ScheduleUnit> units() const;
+  bool on_disk() const;
+};
+
+}  // namespace lm

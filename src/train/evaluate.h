@@ -1,0 +1,19 @@
+// The loss on held-out batches, with the weights as the last step left them. One thread, the rank's.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/batch.h"
+#include "train/rank.h"
+
+namespace lm {
+
+// Sum of nll / targets over the held-out set.
+struct EvalResult {
+  double loss = 0;
+  int64_t target_tokens = 0;
+};
+EvalResult evaluate(Rank& rank, const std::vector<Batch>& batches);
+
+}  // namespace lm
