@@ -89,12 +89,6 @@ struct Tensors {
     dout = at::randn({tokens, q_width}).to(type);
     lse = at::empty({c.heads, tokens}, at::kFloat);
     for (int64_t i = 0; i <= c.documents; ++i) start.push_back(static_cast<int32_t>(i * c.length));
-    const int64_t bytes =
-        std::max(lm::attention_forward_scratch(c.head_dim, threads, c.dtype),
-                 lm::attention_backward_scratch(tokens, c.heads, c.kv_heads, c.head_dim, threads, c.dtype));
-    scratch = at::empty({bytes + 64}, at::kByte);
-    auto* aligned = static_cast<std::byte*>(scratch.data_ptr());
-    aligned += (64 - reinterpret_cast<uintptr_t>(aligned) % 64) % 64;
     const auto at_column = [&](const at::Tensor& t, int64_t column) {
       return static_cast<std::byte*>(t.data_ptr()) + column * t.element_size();
     };
@@ -104,8 +98,7 @@ struct Tensors {
                .v = at_column(qkv, q_width + kv_width),
                .out = out.data_ptr(),
                .lse = lse.data_ptr<float>(),
-               .document_start = start.data(),
-               .documents = c.documents,
+               .documents = {.start = start.data(), .count = c.documents},
                .tokens = tokens,
                .heads = c.heads,
                .kv_heads = c.kv_heads,
@@ -114,7 +107,6 @@ struct Tensors {
                .kv_stride = stride,
                .window = c.window,
                .scale = scale,
-               .scratch = aligned,
                .dtype = c.dtype};
     backward = {.dout = dout.data_ptr(),
                 .q = forward.q,
@@ -125,8 +117,7 @@ struct Tensors {
                 .dq = at_column(dqkv, 0),
                 .dk = at_column(dqkv, q_width),
                 .dv = at_column(dqkv, q_width + kv_width),
-                .document_start = start.data(),
-                .documents = c.documents,
+                .documents = {.start = start.data(), .count = c.documents},
                 .tokens = tokens,
                 .heads = c.heads,
                 .kv_heads = c.kv_heads,
@@ -137,8 +128,14 @@ struct Tensors {
                 .dkv_stride = stride,
                 .window = c.window,
                 .scale = scale,
-                .scratch = aligned,
                 .dtype = c.dtype};
+    const lm::StreamView stream{.threads = threads};
+    const int64_t bytes = std::max(lm::attention_forward_scratch_cpu(forward, stream),
+                                   lm::attention_backward_scratch_cpu(backward, stream));
+    scratch = at::empty({bytes + 64}, at::kByte);
+    auto* aligned = static_cast<std::byte*>(scratch.data_ptr());
+    aligned += (64 - reinterpret_cast<uintptr_t>(aligned) % 64) % 64;
+    forward.scratch = backward.scratch = aligned;
   }
   // [documents, heads, length, head_dim] views of columns of [tokens, columns].
   static at::Tensor view(const Case& c, const at::Tensor& t, int64_t column, int64_t heads) {

@@ -62,7 +62,7 @@ class Bench {
     const auto matrix = [&](Memory& memory, int64_t first, int64_t second) {
       memory = Memory(stream_.device, first * second * static_cast<int64_t>(dtype_size(dtype_)));
       tile_.fill(memory.data(), memory.size());
-      return view_memory(memory.data(), {first, second}, dtype_, stream_.device);
+      return tensor_of(view_of(memory.data(), dtype_, first, second), stream_.device);
     };
     Memory memory[6];
     at::Tensor x = matrix(memory[0], rows, shape.in), w = matrix(memory[1], shape.out, shape.in),

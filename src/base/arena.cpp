@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <cstring>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -49,8 +50,15 @@ void give_back(DeviceType device, std::byte* memory, int64_t bytes) noexcept {
 Arena::Arena(DeviceType device, int64_t bytes)
     : device_(device), memory_(obtain(device, bytes)), capacity_(bytes) {}
 
+// Not null, which would mean that there is nothing.
+Arena::Arena(Rehearsed)
+    : device_(DeviceType::kCpu),
+      memory_(reinterpret_cast<std::byte*>(kAlignment)),
+      owned_(false),
+      capacity_(std::numeric_limits<int64_t>::max() / 2) {}
+
 Arena::~Arena() {
-  give_back(device_, memory_, capacity_);
+  if (owned_) give_back(device_, memory_, capacity_);
 }
 
 std::byte* Arena::allocate(int64_t bytes) {

@@ -15,6 +15,9 @@ class Arena {
  public:
   // Host memory is mapped with huge pages where possible. Throws Error(30 or 31) when there is no room.
   Arena(DeviceType device, int64_t bytes);
+  // Of a rehearsal: endless, and what it hands out is no memory.
+  struct Rehearsed {};
+  explicit Arena(Rehearsed);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -32,6 +35,7 @@ class Arena {
  private:
   DeviceType device_;
   std::byte* memory_ = nullptr;
+  bool owned_ = true;
   int64_t capacity_ = 0;
   int64_t used_ = 0;
   int64_t high_water_ = 0;

@@ -40,20 +40,13 @@ void zero(const View& x, StreamView stream) {
   if (x.elements() > 0) tensor_of(x, stream.device).zero_();
 }
 
-int64_t no_scratch(const AttentionForward&, StreamView) {
-  return 0;
-}
-int64_t cuda_backward_scratch(const AttentionBackward&, StreamView) {
-  return kCudaBackwardScratch;
-}
-
 Kernels with_library(DeviceType device) {
   Kernels out = kernels(device);
   const bool cpu = device == DeviceType::kCpu;
   out.attention_forward = cpu ? attention_forward_cpu : attention_forward_cuda;
   out.attention_backward = cpu ? attention_backward_cpu : attention_backward_cuda;
-  out.attention_forward_scratch = cpu ? attention_forward_scratch_cpu : no_scratch;
-  out.attention_backward_scratch = cpu ? attention_backward_scratch_cpu : cuda_backward_scratch;
+  out.attention_forward_scratch = cpu ? attention_forward_scratch_cpu : attention_forward_scratch_cuda;
+  out.attention_backward_scratch = cpu ? attention_backward_scratch_cpu : attention_backward_scratch_cuda;
   out.gemm = gemm;
   out.copy_rows = copy_rows;
   out.scale = scale;

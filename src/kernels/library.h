@@ -13,6 +13,12 @@ const Kernels& library_kernels(DeviceType device);
 // Attention on GPUs by ATen (attention_cuda.cpp | no_attention_cuda.cpp, chosen by the executable).
 void attention_forward_cuda(const AttentionForward& args, StreamView stream);
 void attention_backward_cuda(const AttentionBackward& args, StreamView stream);
-inline constexpr int64_t kCudaBackwardScratch = 2 * sizeof(int64_t);  // a random state that nothing reads
+// Its scratch: none forward, and backward a random state that nothing reads.
+inline int64_t attention_forward_scratch_cuda(const AttentionForward&, StreamView) {
+  return 0;
+}
+inline int64_t attention_backward_scratch_cuda(const AttentionBackward&, StreamView) {
+  return 2 * sizeof(int64_t);
+}
 
 }  // namespace lm

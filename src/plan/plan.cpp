@@ -115,12 +115,13 @@ void choose_threads(const PlanInput& in, Plan& plan) {
 }
 
 // What is streamed runs beside compute; the step takes as long as the list with its waits.
-void predict_transfers(const PlanInput& in, const StepShape& shape, const ComputeRates& rates, Plan& plan) {
+void predict_transfers(const PlanInput& in, const StepShape& shape, const StepCosts& costs,
+                       const ComputeRates& rates, Plan& plan) {
   const TimelineShape timeline = plan.placement.timeline();
   if (!timeline.transfers.any() && !plan.placement.update_on_host) return;
   const ComputeRates host = compute_rates(in.machine, DeviceType::kCpu, plan.numerics.dtype);
   const auto seconds = [&](const Operation& op) {
-    const double all = cost_seconds(operation_cost(shape, op), timeline.host_update(op).used ? host : rates);
+    const double all = cost_seconds(costs.of(op), timeline.host_update(op).used ? host : rates);
     if (op.kind != OperationKind::kUpdate) return all;
     return all / static_cast<double>(plan.schedule.unit(op.unit).tiles());
   };
@@ -129,7 +130,8 @@ void predict_transfers(const PlanInput& in, const StepShape& shape, const Comput
   if (plan.placement.embedding_in_host == 0) return;
   // Rows that are looked up; all of it when it is updated: read and written.
   const auto row = static_cast<double>(in.spec.hidden) * static_cast<double>(dtype_size(plan.numerics.dtype));
-  const auto updated = shape.lora ? 0.0 : 2.0 * static_cast<double>(plan.placement.embedding_in_host);
+  const auto updated =
+      in.adapter != nullptr ? 0.0 : 2.0 * static_cast<double>(plan.placement.embedding_in_host);
   plan.timeline.link_bytes += shape.step_tokens * row + updated;
 }
 
@@ -159,25 +161,19 @@ void predict(const PlanInput& in, Plan& plan) {
   const double sequences = static_cast<double>(in.config.train.global_batch);
   const ComputeRates rates = compute_rates(in.machine, in.device, n.dtype);
   const StepShape shape{
-      .spec = in.spec,
-      .layout = in.layout,
-      .lora = lora,
-      .dtype = n.dtype,
-      .gradient_dtype = n.gradient_dtype,
+      .pass = pass_shape(in, plan),
       .master_bytes = master_size(n.master, n.dtype),
-      .row_chunk = n.row_chunk,
-      .device = in.device,
       .micro = uniform_work(static_cast<double>(n.micro_batch) * length, length, in.data.target_share),
-      .step_tokens = sequences * length,
-      .units = in.layout.units(plan.placement.head_segments() > 0)};
+      .step_tokens = sequences * length};
+  const StepCosts costs(shape);
   plan.schedule = plan.placement.schedule(in.spec, n.recompute, in.config.optimizer.clip);
   plan.schedule.micro_batches = n.micro_batches;
-  plan.prediction = predict_step(shape, plan.schedule, rates);
+  plan.prediction = predict_step(costs, plan.schedule, rates);
   plan.step_seconds = plan.prediction.seconds;
   plan.step_tokens = shape.step_tokens;
   plan.sol_seconds_per_token =
       necessary_flops(in.spec, in.layout, lora, in.config.data.max_length) / rates.peak_flops;
-  predict_transfers(in, shape, rates, plan);
+  predict_transfers(in, shape, costs, rates, plan);
   const Prediction& p = plan.prediction;
   const double compute = p.gemm_seconds + p.attention_seconds;
   plan.links = {{"compute", compute, p.cost.gemm_flops + p.cost.attention_flops, "FLOP"},

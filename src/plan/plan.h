@@ -12,10 +12,10 @@
 
 #include "base/error.h"
 #include "config/config.h"
-#include "plan/activations.h"
 #include "plan/homes.h"
 #include "plan/machine.h"
 #include "plan/predict.h"
+#include "plan/rehearse.h"
 #include "spec/block_layout.h"
 
 namespace lm {
@@ -97,6 +97,10 @@ struct Plan {
   ScheduleShape schedule;            // of a full step
   Prediction prediction;
 };
+
+// What a rank runs and the plan rehearses.
+PassShape pass_shape(const ModelSpec& spec, const ModelLayout& layout, const AdapterSpec* adapter,
+                     const NumericsPlan& numerics, const PlacementPlan& placement);
 
 // `device` is where the run computes; one rank. Throws Error(12) with a table of need and have and the
 // settings that would fit. `update_on_host` settles what the plan would choose (benchmarks compare both).

@@ -1,23 +1,16 @@
-// What a step costs: walks the schedule's operations and gives each its FLOP and bytes, then seconds at a
-// machine's rates; and the speed of light, the time of the GEMMs and attention that no implementation can
-// avoid. Pure arithmetic on values; FLOP count a multiplication and an addition as two.
+// What a step costs: the FLOP and bytes of each of the schedule's operations, then seconds at a machine's
+// rates; and the speed of light, the time of the GEMMs and attention that no implementation can avoid. Pure
+// arithmetic on values; FLOP count a multiplication and an addition as two.
 #pragma once
 
 #include <array>
 #include <cstdint>
 
 #include "plan/machine.h"
-#include "schedule/schedule.h"
-#include "spec/block_layout.h"
+#include "plan/rehearse.h"
 
 namespace lm {
 
-// What a step has to chew.
-struct StepWork {
-  double tokens = 0;
-  double target_rows = 0;  // tokens with a target: only these pass the head
-  double squares = 0;      // sum over documents of length²: causal attention sees half of it
-};
 // `tokens` in documents of one length, all of them targets: the published definition's case.
 StepWork uniform_work(double tokens, double length, double target_share = 1);
 
@@ -42,32 +35,26 @@ ComputeRates compute_rates(const Machine& machine, DeviceType device, DType dtyp
 
 // Everything about the run that a step's cost depends on.
 struct StepShape {
-  const ModelSpec& spec;
-  const ModelLayout& layout;
-  bool lora = false;
-  DType dtype = DType::kBF16;
-  DType gradient_dtype = DType::kF32;
+  PassShape pass;
   int64_t master_bytes = 2;  // per parameter, beside the weight
-  int64_t row_chunk = 512;
-  DeviceType device = DeviceType::kCpu;
-  StepWork micro;           // of one micro-batch
-  double step_tokens = 0;   // of all of them
-  std::vector<Unit> units;  // as the schedule has them
+  StepWork micro;            // of one micro-batch
+  double step_tokens = 0;    // of all of them
 };
 
-struct Cost {
-  double gemm_flops = 0;
-  double attention_flops = 0;
-  double bytes = 0;       // of copies, sums and updates, and of a GEMM's operands where they cost time
-  double pass_bytes = 0;  // of passes that compute on what they read
-  double calls = 0;       // of kernels and of GEMMs
-  Cost& operator+=(const Cost& other);
+// What each operation of a step's list costs: compute as rehearsed, updates by their state's bytes.
+class StepCosts {
+ public:
+  explicit StepCosts(const StepShape& shape);
+  // An update's is that of all tiles of its unit.
+  Cost of(const Operation& operation) const;
+
+ private:
+  PassCosts pass_;
+  std::vector<Unit> units_;
+  double gradient_bytes_, update_bytes_;  // per parameter
+  double embedding_rows_ = 0;  // bytes that adding the step's rows to the embedding's gradient moves
 };
-// An update's is that of all tiles of its unit.
-Cost operation_cost(const StepShape& shape, const Operation& operation);
 double cost_seconds(const Cost& cost, const ComputeRates& rates);
-
-inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kUpdate) + 1;
 
 struct Prediction {
   double seconds = 0;
@@ -76,6 +63,6 @@ struct Prediction {
   Cost cost;
 };
 // One stream, one operation after the other: the sum over the step's list.
-Prediction predict_step(const StepShape& shape, const ScheduleShape& schedule, const ComputeRates& rates);
+Prediction predict_step(const StepCosts& costs, const ScheduleShape& schedule, const ComputeRates& rates);
 
 }  // namespace lm

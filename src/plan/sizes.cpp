@@ -23,24 +23,6 @@ int64_t size_of(DType type) {
   return static_cast<int64_t>(dtype_size(type));
 }
 
-ActivationShape activation_shape(const PlanInput& in, const NumericsPlan& numerics,
-                                 const PlacementPlan& placement) {
-  const int64_t tokens = numerics.micro_batch * in.config.data.max_length;
-  // A document has at least two tokens; without packing a sequence is one document.
-  return {.tokens = micro_rows(in, numerics),
-          .documents = in.config.data.packing ? tokens / 2 : numerics.micro_batch,
-          .row_chunk = numerics.row_chunk,
-          .recompute = numerics.recompute,
-          .train_embedding = in.adapter == nullptr,
-          .dtype = numerics.dtype,
-          .gradient_dtype = numerics.gradient_dtype,
-          .device = in.device,
-          .threads = numerics.threads,
-          .group = placement.group,
-          .inputs_elsewhere = placement.pool(Pool::kActivations).slots > 0,
-          .cut_head = placement.head_segments() > 0};
-}
-
 std::string per_parameter(DType type) {
   return std::string(dtype_name(type)) + ", " + std::to_string(size_of(type)) + " B per parameter";
 }
@@ -213,6 +195,33 @@ int64_t master_size(Master master, DType dtype) {
   return master == Master::kSplit ? 2 : 4;
 }
 
+int64_t micro_documents(const PlanInput& in, const NumericsPlan& numerics) {
+  // A document has at least two tokens; without packing a sequence is one document.
+  return in.config.data.packing ? numerics.micro_batch * in.config.data.max_length / 2 : numerics.micro_batch;
+}
+
+PassShape pass_shape(const ModelSpec& spec, const ModelLayout& layout, const AdapterSpec* adapter,
+                     const NumericsPlan& numerics, const PlacementPlan& placement) {
+  return {.spec = spec,
+          .layout = layout,
+          .adapter = adapter,
+          .dtype = numerics.dtype,
+          .gradient_dtype = numerics.gradient_dtype,
+          .device = placement.device,
+          .threads = numerics.threads,
+          .row_chunk = numerics.row_chunk,
+          .recompute = numerics.recompute,
+          .round_rows = numerics.round_rows,
+          .documents_at_once = numerics.documents_at_once,
+          .group = placement.group,
+          .inputs_off_device = placement.pool(Pool::kActivations).slots > 0,
+          .cut_head = placement.head_segments() > 0};
+}
+
+PassShape pass_shape(const PlanInput& in, const Plan& plan) {
+  return pass_shape(in.spec, in.layout, in.adapter, plan.numerics, plan.placement);
+}
+
 int64_t micro_rows(const PlanInput& in, const NumericsPlan& numerics) {
   const int64_t tokens = numerics.micro_batch * in.config.data.max_length;
   return numerics.round_rows ? rounded_rows(tokens) : tokens;
@@ -241,7 +250,7 @@ void size_plan(const PlanInput& in, Plan& plan) {
     plan.placement.result_bytes =
         8 + in.layout.flat_elements / kGranule * 8;  // the loss, and the granules' norms
   }
-  plan.arena = arena_need(in.spec, in.adapter, activation_shape(in, plan.numerics, plan.placement));
+  plan.arena = arena_need(pass_shape(in, plan), plan.micro_tokens, micro_documents(in, plan.numerics));
   plan.classes = classes_of(in, plan);
   plan.tiers.clear();
   plan.peak = {};

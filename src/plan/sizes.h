@@ -20,6 +20,10 @@ struct PlanInput {
 // Bytes per parameter beside the weight.
 int64_t master_size(Master master, DType dtype);
 
+PassShape pass_shape(const PlanInput& in, const Plan& plan);
+// The most documents that a micro-batch can have.
+int64_t micro_documents(const PlanInput& in, const NumericsPlan& numerics);
+
 // Rows of the tensors of the longest micro-batch.
 int64_t micro_rows(const PlanInput& in, const NumericsPlan& numerics);
 

@@ -18,16 +18,9 @@ StepSettings step_settings(const RankSetup& setup) {
   const NumericsPlan& n = setup.plan.numerics;
   StepSettings settings;
   const PlacementPlan& placement = setup.plan.placement;
-  settings.pass = {.bind = {.dtype = n.dtype,
-                            .gradient_dtype = n.gradient_dtype,
-                            .training = false,
-                            .seed = static_cast<uint64_t>(setup.seed),
-                            .step = 0},
-                   .recompute = n.recompute,
-                   .row_chunk = n.row_chunk,
-                   .group = placement.group,
-                   .cut_head = placement.head_segments() > 0,
-                   .inputs_off_device = placement.pool(Pool::kActivations).slots > 0};
+  settings.pass =
+      pass_settings(pass_shape(setup.spec, setup.layout, setup.adapter, setup.plan.numerics, placement));
+  settings.pass.bind.seed = static_cast<uint64_t>(setup.seed);
   settings.adapter = setup.adapter;
   settings.clip = setup.optimizer.clip;
   settings.max_grad_norm = setup.max_grad_norm;

@@ -128,54 +128,54 @@ struct Problem {
   int64_t v_offset() const { return shape.q_elements() + shape.kv_heads * shape.head_dim; }
 
   void forward(const Path& path, int threads = 1) {
-    const int64_t bytes = attention_forward_scratch(shape.head_dim, threads, shape.dtype);
-    Scratch scratch(bytes);
-    const AttentionForward args{.q = qkv.data(),
-                                .k = qkv.at(k_offset()),
-                                .v = qkv.at(v_offset()),
-                                .out = out.data(),
-                                .lse = static_cast<float*>(lse.data()),
-                                .document_start = start.data(),
-                                .documents = static_cast<int64_t>(shape.lengths.size()),
-                                .tokens = shape.tokens(),
-                                .heads = shape.heads,
-                                .kv_heads = shape.kv_heads,
-                                .head_dim = shape.head_dim,
-                                .q_stride = shape.stride(),
-                                .kv_stride = shape.stride(),
-                                .window = shape.window,
-                                .scale = scale,
-                                .scratch = scratch.data(),
-                                .dtype = shape.dtype};
-    attention::forward(path, args, StreamView{.threads = threads});
+    AttentionForward args{
+        .q = qkv.data(),
+        .k = qkv.at(k_offset()),
+        .v = qkv.at(v_offset()),
+        .out = out.data(),
+        .lse = static_cast<float*>(lse.data()),
+        .documents = {.start = start.data(), .count = static_cast<int64_t>(shape.lengths.size())},
+        .tokens = shape.tokens(),
+        .heads = shape.heads,
+        .kv_heads = shape.kv_heads,
+        .head_dim = shape.head_dim,
+        .q_stride = shape.stride(),
+        .kv_stride = shape.stride(),
+        .window = shape.window,
+        .scale = scale,
+        .dtype = shape.dtype};
+    const StreamView stream{.threads = threads};
+    Scratch scratch(attention_forward_scratch_cpu(args, stream));
+    args.scratch = scratch.data();
+    attention::forward(path, args, stream);
   }
   void backward(const Path& path, int threads = 1) {
-    Scratch scratch(attention_backward_scratch(shape.tokens(), shape.heads, shape.kv_heads, shape.head_dim,
-                                               threads, shape.dtype));
-    const AttentionBackward args{.dout = dout.data(),
-                                 .q = qkv.data(),
-                                 .k = qkv.at(k_offset()),
-                                 .v = qkv.at(v_offset()),
-                                 .out = out.data(),
-                                 .lse = static_cast<float*>(lse.data()),
-                                 .dq = dqkv.data(),
-                                 .dk = dqkv.at(k_offset()),
-                                 .dv = dqkv.at(v_offset()),
-                                 .document_start = start.data(),
-                                 .documents = static_cast<int64_t>(shape.lengths.size()),
-                                 .tokens = shape.tokens(),
-                                 .heads = shape.heads,
-                                 .kv_heads = shape.kv_heads,
-                                 .head_dim = shape.head_dim,
-                                 .q_stride = shape.stride(),
-                                 .kv_stride = shape.stride(),
-                                 .dq_stride = shape.stride(),
-                                 .dkv_stride = shape.stride(),
-                                 .window = shape.window,
-                                 .scale = scale,
-                                 .scratch = scratch.data(),
-                                 .dtype = shape.dtype};
-    attention::backward(path, args, StreamView{.threads = threads});
+    AttentionBackward args{
+        .dout = dout.data(),
+        .q = qkv.data(),
+        .k = qkv.at(k_offset()),
+        .v = qkv.at(v_offset()),
+        .out = out.data(),
+        .lse = static_cast<float*>(lse.data()),
+        .dq = dqkv.data(),
+        .dk = dqkv.at(k_offset()),
+        .dv = dqkv.at(v_offset()),
+        .documents = {.start = start.data(), .count = static_cast<int64_t>(shape.lengths.size())},
+        .tokens = shape.tokens(),
+        .heads = shape.heads,
+        .kv_heads = shape.kv_heads,
+        .head_dim = shape.head_dim,
+        .q_stride = shape.stride(),
+        .kv_stride = shape.stride(),
+        .dq_stride = shape.stride(),
+        .dkv_stride = shape.stride(),
+        .window = shape.window,
+        .scale = scale,
+        .dtype = shape.dtype};
+    const StreamView stream{.threads = threads};
+    Scratch scratch(attention_backward_scratch_cpu(args, stream));
+    args.scratch = scratch.data();
+    attention::backward(path, args, stream);
   }
   void run(const Path& path, int threads = 1) {
     forward(path, threads);

@@ -16,7 +16,7 @@ namespace lm {
 inline constexpr int64_t kMaxLength = 48;  // tokens of a micro-batch, all documents together
 inline constexpr int kSteps = 5;
 
-using Documents = std::vector<std::vector<int64_t>>;  // their lengths, of each micro-batch
+using DocumentLengths = std::vector<std::vector<int64_t>>;  // their lengths, of each micro-batch
 
 struct Training {
   std::string name;
@@ -28,7 +28,7 @@ struct Training {
   bool lora = false;
   double dropout = 0;
   bool recompute = false;
-  Documents documents = {{20, 9, 17}};
+  DocumentLengths documents = {{20, 9, 17}};
   // Homes on the device's side only: on the CPU everything stays near.
   OffloadHome optimizer = OffloadHome::kNone, gradients_home = OffloadHome::kNone,
               weights = OffloadHome::kNone, activations = OffloadHome::kNone;

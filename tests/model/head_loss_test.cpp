@@ -8,6 +8,8 @@
 #include <random>
 
 #include "base/bytes.h"
+#include "kernels/aten.h"
+#include "kernels/library.h"
 #include "kernels/runtime.h"
 
 namespace lm {
@@ -24,6 +26,18 @@ struct Variant {
   std::vector<int> targets = {3, 1};
 };
 
+View view(const at::Tensor& x) {
+  if (!x.defined()) return {};
+  const int64_t columns = x.dim() == 2 ? x.size(1) : 1;
+  return {x.data_ptr(), dtype_of(x), x.size(0), columns, columns};
+}
+
+// The tensors of a head.
+struct HeadTensors {
+  at::Tensor norm, weight, norm_gradient, weight_gradient;
+  Head head() const { return {{view(norm), view(norm_gradient)}, {view(weight), view(weight_gradient)}}; }
+};
+
 // Every segment at an address of its own, as in slots.
 struct Piece {
   Memory weight, gradient;
@@ -38,18 +52,18 @@ class HeadRun {
         stream_(start_torch(DeviceType::kCpu, 2, true)),
         arena_(DeviceType::kCpu, int64_t{64} << 20),
         rope_(spec_, kTokens, v.dtype, DeviceType::kCpu, stream_),
-        context_{spec_,  v.dtype, DeviceType::kCpu, kernels(DeviceType::kCpu), stream_,
+        context_{spec_,  v.dtype, DeviceType::kCpu, library_kernels(DeviceType::kCpu), stream_,
                  arena_, rope_,   uploads_} {
     at::manual_seed(5);
     const auto random = [&](at::IntArrayRef shape) {
       return at::randn(shape, at::kFloat).mul_(0.3).to(torch_type(v.dtype));
     };
-    head_.norm.weight = random({kHidden}).add_(1);
-    head_.weight.weight = random({v.vocab, kHidden});
+    head_.norm = random({kHidden}).add_(1);
+    head_.weight = random({v.vocab, kHidden});
     if (v.trained) {
       // What is there at first must not matter: the step's first micro-batch overwrites it.
-      head_.norm.gradient = at::full({kHidden}, 7, torch_type(v.gradient_dtype));
-      head_.weight.gradient = at::full({v.vocab, kHidden}, 7, torch_type(v.gradient_dtype));
+      head_.norm_gradient = at::full({kHidden}, 7, torch_type(v.gradient_dtype));
+      head_.weight_gradient = at::full({v.vocab, kHidden}, 7, torch_type(v.gradient_dtype));
     }
     std::mt19937 engine(3);
     for (size_t m = 0; m < v.targets.size(); ++m) {
@@ -67,7 +81,7 @@ class HeadRun {
 
   void whole() {
     for (size_t m = 0; m < x_.size(); ++m) {
-      head_loss(context_, head_, placed_[m], x_[m], dx_[m], &nll_, options(m));
+      head_loss(context_, head_.head(), placed_[m], view(x_[m]), view(dx_[m]), &nll_, options(m));
     }
   }
 
@@ -75,7 +89,7 @@ class HeadRun {
   void cut() {
     std::vector<HeadRows> rows;
     for (size_t m = 0; m < x_.size(); ++m)
-      rows.push_back(head_begin(context_, head_.norm, placed_[m], x_[m], dx_[m]));
+      rows.push_back(head_begin(context_, head_.head().norm, placed_[m], view(x_[m]), view(dx_[m])));
     std::vector<Piece> pieces = cut_matrix();
     for (const Piece& piece : pieces) {
       for (size_t m = 0; m < x_.size(); ++m)
@@ -87,11 +101,12 @@ class HeadRun {
         head_segment_backward(context_, piece.segment, rows[m], options(m));
     }
     for (size_t m = 0; m < x_.size(); ++m)
-      head_finish(context_, head_.norm, x_[m], rows[m], dx_[m], options(m));
+      head_finish(context_, head_.head().norm, view(x_[m]), rows[m], view(dx_[m]), options(m));
     if (!v_.trained) return;
     for (const Piece& piece : pieces) {
-      head_.weight.gradient.narrow(0, piece.segment.first_row, piece.segment.weight.gradient.size(0))
-          .copy_(piece.segment.weight.gradient);
+      const View& gradient = piece.segment.weight.gradient;
+      head_.weight_gradient.narrow(0, piece.segment.first_row, gradient.rows)
+          .copy_(tensor_of(gradient, DeviceType::kCpu));
     }
   }
 
@@ -99,15 +114,15 @@ class HeadRun {
     const ArenaFrame frame(arena_);
     const at::Tensor out = at::empty({kTokens, v_.vocab}, torch_type(v_.dtype));
     if (!in_segments) {
-      head_logits(context_, head_, x_[0], out);
+      head_logits(context_, head_.head(), view(x_[0]), view(out));
       return out;
     }
-    const at::Tensor normed = head_normed(context_, head_.norm, x_[0]);
-    for (const Piece& piece : cut_matrix()) head_segment_logits(piece.segment, normed, out);
+    const View normed = head_normed(context_, head_.head().norm, view(x_[0]));
+    for (const Piece& piece : cut_matrix()) head_segment_logits(context_, piece.segment, normed, view(out));
     return out;
   }
 
-  Head head_;
+  HeadTensors head_;
   std::vector<at::Tensor> x_, dx_;
   double nll_ = 0;
 
@@ -130,15 +145,15 @@ class HeadRun {
       const auto own = [&](const at::Tensor& all, DType type, Memory& memory) {
         const auto bytes = rows * kHidden * static_cast<int64_t>(dtype_size(type));
         memory = Memory(DeviceType::kCpu, bytes);
-        at::Tensor part = view_memory(memory.data(), {rows, kHidden}, type, DeviceType::kCpu);
-        part.copy_(all.narrow(0, row, rows));
+        const View part = view_of(memory.data(), type, rows, kHidden);
+        tensor_of(part, DeviceType::kCpu).copy_(all.narrow(0, row, rows));
         return part;
       };
       Piece& piece = out.emplace_back();
       piece.segment.first_row = row;
-      piece.segment.weight.weight = own(head_.weight.weight, v_.dtype, piece.weight);
+      piece.segment.weight.weight = own(head_.weight, v_.dtype, piece.weight);
       if (v_.trained)
-        piece.segment.weight.gradient = own(head_.weight.gradient, v_.gradient_dtype, piece.gradient);
+        piece.segment.weight.gradient = own(head_.weight_gradient, v_.gradient_dtype, piece.gradient);
     }
     return out;
   }
@@ -168,8 +183,8 @@ void expect_same(const Variant& v, const std::string& text) {
   EXPECT_EQ(whole.nll_, cut.nll_) << text;
   for (size_t m = 0; m < whole.dx_.size(); ++m)
     EXPECT_TRUE(same(whole.dx_[m], cut.dx_[m])) << "dx of micro-batch " << m << ", " << text;
-  EXPECT_TRUE(same(whole.head_.weight.gradient, cut.head_.weight.gradient)) << "dW, " << text;
-  EXPECT_TRUE(same(whole.head_.norm.gradient, cut.head_.norm.gradient)) << "norm, " << text;
+  EXPECT_TRUE(same(whole.head_.weight_gradient, cut.head_.weight_gradient)) << "dW, " << text;
+  EXPECT_TRUE(same(whole.head_.norm_gradient, cut.head_.norm_gradient)) << "norm, " << text;
 }
 
 TEST(CutHead, GivesTheBitsOfAWholeOneForEveryNumberOfSegments) {
@@ -205,9 +220,8 @@ TEST(CutHead, GivesTheSameLogits) {
       EXPECT_TRUE(same(whole, run.logits(true)));
       // And they are logits: of the first row, by hand.
       const at::Tensor x = run.x_[0][0].to(at::kFloat);
-      const at::Tensor normed =
-          x.mul(x.square().mean().add(1e-6).rsqrt()).mul(run.head_.norm.weight.to(at::kFloat));
-      const at::Tensor expected = at::mv(run.head_.weight.weight.to(at::kFloat), normed);
+      const at::Tensor normed = x.mul(x.square().mean().add(1e-6).rsqrt()).mul(run.head_.norm.to(at::kFloat));
+      const at::Tensor expected = at::mv(run.head_.weight.to(at::kFloat), normed);
       EXPECT_TRUE(at::allclose(whole[0].to(at::kFloat), expected, 0.05, 0.05));
     }
   }

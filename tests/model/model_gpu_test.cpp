@@ -88,9 +88,10 @@ TEST_F(ModelOnDevice, EveryFamilyAgreesInBf16) {
 }
 
 TEST_F(ModelOnDevice, DocumentsOfAnyLengthAgree) {
-  const std::vector<std::pair<std::string, Documents>> shapes = {
+  const std::vector<std::pair<std::string, DocumentLengths>> shapes = {
       {"one document", {{48}}},
-      {"documents of three tokens", {Documents::value_type(16, 3)}},  // of two, q and k have no gradient
+      {"documents of three tokens",
+       {DocumentLengths::value_type(16, 3)}},  // of two, q and k have no gradient
       {"micro-batches", {{30, 11}, {48}, {2, 5, 21, 3}}},
   };
   for (const auto& [what, documents] : shapes) {

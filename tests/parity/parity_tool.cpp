@@ -169,16 +169,8 @@ struct Case {
     plan.micro_tokens = longest(batches);
     if (device == DeviceType::kCuda) place_on_device();
     if (off_device()) place_off_device();
-    plan.arena = arena_need(spec, adapter_spec(),
-                            {.tokens = whole.micro[0].tokens(),
-                             .documents = 64,
-                             .row_chunk = plan.numerics.row_chunk,
-                             .recompute = plan.numerics.recompute,
-                             .train_embedding = !adapter,
-                             .dtype = dtype,
-                             .gradient_dtype = plan.numerics.gradient_dtype,
-                             .device = device,
-                             .threads = threads});
+    plan.arena = arena_need(pass_shape(spec, layout, adapter_spec(), plan.numerics, plan.placement),
+                            whole.micro[0].tokens(), 64);
     // All rows' logits at once, which training never has, gather every row.
     plan.arena.bytes += whole.micro[0].tokens() * (spec.hidden + 2) * 8;
   }

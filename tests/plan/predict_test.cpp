@@ -49,13 +49,10 @@ TEST(SpeedOfLight, CountsTargetsAndWindows) {
               all - 12 * 30 * 576.0 * 1000 * (250 - 90), 1e-9 * all);
 }
 
-StepShape shape_of(const ModelSpec& spec, const ModelLayout& layout, bool lora) {
-  return {.spec = spec,
-          .layout = layout,
-          .lora = lora,
+StepShape shape_of(const ModelSpec& spec, const ModelLayout& layout, const AdapterSpec* adapter = nullptr) {
+  return {.pass = {.spec = spec, .layout = layout, .adapter = adapter, .recompute = true},
           .micro = uniform_work(1024, 512),
-          .step_tokens = 4096,
-          .units = layout.units(false)};
+          .step_tokens = 4096};
 }
 
 TEST(Prediction, IsTheSumOverTheStepsList) {
@@ -63,15 +60,15 @@ TEST(Prediction, IsTheSumOverTheStepsList) {
   const ModelLayout layout = make_layout(spec, nullptr, DType::kBF16);
   const ComputeRates rates = compute_rates(cpu_machine(16), DeviceType::kCpu, DType::kBF16);
   EXPECT_FALSE(rates.assumed);
-  const StepShape shape = shape_of(spec, layout, false);
+  const StepCosts costs(shape_of(spec, layout));
   for (const int64_t micro_batches : {1, 2, 5}) {
     const ScheduleShape schedule{
         .units = schedule_units(30), .micro_batches = micro_batches, .tied = true, .recompute = true};
     double expected = 0;
     for (const Operation& op : make_schedule(schedule).operations) {
-      expected += cost_seconds(operation_cost(shape, op), rates);
+      expected += cost_seconds(costs.of(op), rates);
     }
-    const Prediction p = predict_step(shape, schedule, rates);
+    const Prediction p = predict_step(costs, schedule, rates);
     EXPECT_NEAR(p.seconds, expected, 1e-9 * expected);
     EXPECT_NEAR(p.gemm_seconds + p.attention_seconds + p.memory_seconds, expected, 1e-9 * expected);
     EXPECT_NEAR(std::accumulate(p.by_kind.begin(), p.by_kind.end(), 0.0), expected, 1e-9 * expected);
@@ -84,37 +81,42 @@ TEST(Prediction, MultipliesWhatTheSpeedOfLightSays) {
   const ScheduleShape schedule{.units = schedule_units(30), .micro_batches = 4, .tied = true};
   const double attention = 12 * 30 * 576.0 * 256 * 4096;
   const ModelLayout full = make_layout(spec, nullptr, DType::kBF16);
-  EXPECT_NEAR(predict_step(shape_of(spec, full, false), schedule, rates).cost.gemm_flops,
+  StepShape shape = shape_of(spec, full);
+  shape.pass.recompute = false;
+  EXPECT_NEAR(predict_step(StepCosts(shape), schedule, rates).cost.gemm_flops,
               necessary_flops(spec, full, false, uniform_work(4096, 512)) - attention, 1e6);
-  // A frozen embedding wants no input gradient of the first block's q, k, v.
+  // A frozen embedding wants no input gradient of the first block's q, k, v, nor of their adapters' A.
   const AdapterSpec adapter = adapter_r16();
   const ModelLayout lora = make_layout(spec, &adapter, DType::kBF16);
-  EXPECT_NEAR(predict_step(shape_of(spec, lora, true), schedule, rates).cost.gemm_flops,
-              necessary_flops(spec, lora, true, uniform_work(4096, 512)) - attention - 2 * 960.0 * 576 * 4096,
-              1e6);
+  StepShape adapted = shape_of(spec, lora, &adapter);
+  adapted.pass.recompute = false;
+  const double unwanted = 2 * 576.0 * (960 + 3 * 16) * 4096;
+  EXPECT_NEAR(predict_step(StepCosts(adapted), schedule, rates).cost.gemm_flops,
+              necessary_flops(spec, lora, true, uniform_work(4096, 512)) - attention - unwanted, 1e6);
 }
 
 TEST(Prediction, UpdatesWithTwentyEightBytesPerParameter) {
   const ModelSpec spec = smollm2_135m();
   const ModelLayout layout = make_layout(spec, nullptr, DType::kBF16);
-  StepShape shape = shape_of(spec, layout, false);
+  StepShape shape = shape_of(spec, layout);
   const Operation update{OperationKind::kUpdate, 1, 0};
   const auto flat = static_cast<double>(layout.blocks[1].flat_elements);
-  EXPECT_DOUBLE_EQ(operation_cost(shape, update).bytes, 28 * flat);
-  shape.gradient_dtype = DType::kBF16;
-  EXPECT_DOUBLE_EQ(operation_cost(shape, update).bytes, 26 * flat);
+  EXPECT_DOUBLE_EQ(StepCosts(shape).of(update).bytes, 28 * flat);
+  shape.pass.gradient_dtype = DType::kBF16;
+  EXPECT_DOUBLE_EQ(StepCosts(shape).of(update).bytes, 26 * flat);
 }
 
 TEST(Prediction, PaysForRecomputationWithTheForward) {
   const ModelSpec spec = llama_1b();
   const ModelLayout layout = make_layout(spec, nullptr, DType::kBF16);
   const ComputeRates rates = compute_rates(gpu_machine("H200"), DeviceType::kCuda, DType::kBF16);
-  StepShape shape = shape_of(spec, layout, false);
-  shape.device = DeviceType::kCuda;
+  StepShape shape = shape_of(spec, layout);
+  shape.pass.device = DeviceType::kCuda;
+  shape.pass.recompute = false;
   ScheduleShape schedule{.units = schedule_units(16), .micro_batches = 2, .tied = true};
-  const Prediction none = predict_step(shape, schedule, rates);
-  schedule.recompute = true;
-  const Prediction block = predict_step(shape, schedule, rates);
+  const Prediction none = predict_step(StepCosts(shape), schedule, rates);
+  schedule.recompute = shape.pass.recompute = true;
+  const Prediction block = predict_step(StepCosts(shape), schedule, rates);
   // All projections of the blocks but the last one.
   const double again = 2.0 * 2048 * 16 * (3072.0 * 2048 + 2048.0 * 2048 + 2 * 8192.0 * 2048);
   EXPECT_NEAR(block.cost.gemm_flops - none.cost.gemm_flops, again, 1e-9 * none.cost.gemm_flops);

@@ -225,21 +225,10 @@ void Training::set_update_site() {
 }
 
 void Training::set_arena(const Config& config) {
-  const NumericsPlan& n = plan_.numerics;
-  const int64_t tokens = n.micro_batch * config.data.max_length;
-  plan_.arena = arena_need(spec_, run_.lora ? &adapter_ : nullptr,
-                           {.tokens = n.round_rows ? rounded_rows(tokens) : tokens,
-                            .documents = n.micro_batch,
-                            .row_chunk = n.row_chunk,
-                            .recompute = n.recompute,
-                            .train_embedding = !run_.lora,
-                            .dtype = n.dtype,
-                            .gradient_dtype = n.gradient_dtype,
-                            .device = device(),
-                            .threads = 2,
-                            .group = plan_.placement.group,
-                            .inputs_elsewhere = run_.activations,
-                            .cut_head = plan_.placement.head_segments() > 0});
+  const AdapterSpec* const adapter = run_.lora ? &adapter_ : nullptr;
+  const int64_t sequences = plan_.numerics.micro_batch;
+  plan_.arena = arena_need(pass_shape(spec_, layout_, adapter, plan_.numerics, plan_.placement),
+                           sequences * config.data.max_length, sequences);
 }
 
 std::unique_ptr<IoEngine> Training::make_engine_of_run(const EngineSetup& setup) {

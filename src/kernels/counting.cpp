@@ -1,0 +1,180 @@
+#include "kernels/counting.h"
+
+#include <algorithm>
+
+#include "kernels/library.h"
+
+namespace lm {
+namespace {
+
+// A product of a transposed left operand (a weight's gradient) brings it into order first: measured, such
+// products of few rows take two and a half times as long beside their FLOP.
+constexpr double kTransposed = 2.5;
+// GPUs load operands while they multiply, but for products so narrow that there is little to multiply.
+constexpr int64_t kNarrow = 128;
+// Dropout draws its random numbers: benchmarks/kernels.py has it at a sixth of what other passes reach.
+constexpr double kDropout = 6;
+
+Cost& counted(StreamView stream) {
+  Cost& cost = *static_cast<Cost*>(stream.handle);
+  cost.calls += 1;
+  return cost;
+}
+
+double size(DType type) {
+  return static_cast<double>(dtype_size(type));
+}
+double product(int64_t a, int64_t b, int64_t c = 1) {
+  return static_cast<double>(a) * static_cast<double>(b) * static_cast<double>(c);
+}
+
+void pass(StreamView stream, double elements, DType type) {
+  counted(stream).pass_bytes += elements * size(type);
+}
+void move(StreamView stream, double bytes) {
+  counted(stream).bytes += bytes;
+}
+
+void rms_norm_forward(const RmsNormForward& a, StreamView stream) {
+  pass(stream, product(a.rows, a.groups, a.width) * (a.residual == nullptr ? 2 : 4), a.dtype);
+}
+void rms_norm_backward(const RmsNormBackward& a, StreamView stream) {
+  pass(stream, product(a.rows, a.groups, a.width) * (a.dresidual == nullptr ? 3 : 4), a.dtype);
+}
+void rope(const Rope& a, StreamView stream) {
+  pass(stream, 2 * product(a.rows, a.heads, a.head_dim), a.dtype);
+}
+void swiglu_forward(const SwigluForward& a, StreamView stream) {
+  pass(stream, 3 * product(a.rows, a.ffn), a.dtype);
+}
+void swiglu_backward(const SwigluBackward& a, StreamView stream) {
+  pass(stream, 6 * product(a.rows, a.ffn), a.dtype);
+}
+void softmax_statistics(const SoftmaxStatistics& a, StreamView stream) {
+  pass(stream, product(a.rows, a.columns), a.dtype);
+}
+void softmax_gradient(const SoftmaxGradient& a, StreamView stream) {
+  pass(stream, 2 * product(a.rows, a.columns), a.dtype);
+}
+void softmax_loss(const SoftmaxLoss& a, StreamView stream) {
+  pass(stream, 3 * product(a.rows, 1), DType::kF32);
+}
+void gather_rows(const GatherRows& a, StreamView stream) {
+  move(stream, 2 * product(a.rows, a.width) * size(a.dtype));
+}
+void scatter_rows(const ScatterRows& a, StreamView stream) {
+  move(stream, product(a.rows + a.out_rows, a.width) * size(a.dtype));
+}
+void sum_rows(const SumRows& a, StreamView stream) {
+  move(stream, product(a.slots, a.width) * (8 + size(a.dtype)));
+}
+void add_rows(const AddRows& a, StreamView stream) {
+  move(stream, product(a.slots, a.width) * (4 + 2 * size(a.gradient_dtype)));
+}
+void accumulate(const Accumulate& a, StreamView stream) {
+  move(stream, product(a.elements, 1) * (size(a.from_dtype) + (a.overwrite ? 1 : 2) * size(a.to_dtype)));
+}
+void sum_columns(const SumColumns& a, StreamView stream) {
+  move(stream, product(a.rows, a.width) * size(a.dtype));
+}
+void add_bias(const AddBias& a, StreamView stream) {
+  move(stream, 2 * product(a.rows, a.width) * size(a.dtype));
+}
+void dropout(const Dropout& a, StreamView stream) {
+  pass(stream, kDropout * (a.accumulate ? 3 : 2) * product(a.rows, a.width), a.dtype);
+}
+
+// Keys that queries see, summed over all tokens, the diagonal counted half.
+double visible_keys(const Documents& documents, int64_t window) {
+  double sum = 0;
+  for (int64_t d = 0; d < documents.count; ++d) {
+    const auto length = static_cast<double>(documents.start[d + 1] - documents.start[d]);
+    const double seen = window > 0 ? std::min(static_cast<double>(window), length) : length;
+    sum += length * seen - seen * seen / 2;
+  }
+  return sum;
+}
+// Flash attention multiplies five times where the forward does twice.
+template <class Args>
+void attention(const Args& a, StreamView stream, double products) {
+  counted(stream).attention_flops +=
+      products * 2 * visible_keys(a.documents, a.window) * product(a.heads, a.head_dim);
+}
+void attention_forward(const AttentionForward& a, StreamView stream) {
+  attention(a, stream, 2);
+}
+void attention_backward(const AttentionBackward& a, StreamView stream) {
+  attention(a, stream, 5);
+}
+
+void gemm(const Gemm& g, StreamView stream) {
+  const int64_t inner = g.transpose_a ? g.a.rows : g.a.columns;
+  Cost& cost = counted(stream);
+  cost.gemm_flops += 2 * product(g.out.rows, g.out.columns, inner);
+  if (stream.device == DeviceType::kCuda && std::min({g.out.rows, g.out.columns, inner}) >= kNarrow) return;
+  const auto bytes = [](const View& x) { return product(x.rows, x.columns) * size(x.dtype); };
+  const double moved = bytes(g.a) + bytes(g.b) + bytes(g.out) + bytes(g.addend);
+  cost.bytes += moved * (g.transpose_a ? kTransposed : 1);
+}
+void copy_rows(const CopyRows& c, StreamView stream) {
+  move(stream, 2 * static_cast<double>(c.to.bytes()));
+}
+void scale(const Scale& s, StreamView stream) {
+  move(stream, 2 * static_cast<double>(s.out.bytes()));
+}
+void zero(const View& x, StreamView stream) {
+  move(stream, static_cast<double>(x.bytes()));
+}
+
+Kernels table(DeviceType device) {
+  const bool cpu = device == DeviceType::kCpu;
+  return {
+      .rms_norm_forward = rms_norm_forward,
+      .rms_norm_backward = rms_norm_backward,
+      .rope = rope,
+      .swiglu_forward = swiglu_forward,
+      .swiglu_backward = swiglu_backward,
+      .softmax_statistics = softmax_statistics,
+      .softmax_gradient = softmax_gradient,
+      .softmax_loss = softmax_loss,
+      .gather_rows = gather_rows,
+      .scatter_rows = scatter_rows,
+      .sum_rows = sum_rows,
+      .add_rows = add_rows,
+      .accumulate = accumulate,
+      .sum_columns = sum_columns,
+      .add_bias = add_bias,
+      .dropout = dropout,
+      .granule_norms = nullptr,  // of the update, not of a pass
+      .adamw = nullptr,
+      .attention_forward = attention_forward,
+      .attention_backward = attention_backward,
+      .attention_forward_scratch = cpu ? attention_forward_scratch_cpu : attention_forward_scratch_cuda,
+      .attention_backward_scratch = cpu ? attention_backward_scratch_cpu : attention_backward_scratch_cuda,
+      .gemm = gemm,
+      .copy_rows = copy_rows,
+      .scale = scale,
+      .zero = zero};
+}
+
+}  // namespace
+
+Cost& Cost::operator+=(const Cost& other) {
+  gemm_flops += other.gemm_flops;
+  attention_flops += other.attention_flops;
+  bytes += other.bytes;
+  pass_bytes += other.pass_bytes;
+  calls += other.calls;
+  return *this;
+}
+
+const Kernels& counting_kernels(DeviceType device) {
+  static const Kernels cpu = table(DeviceType::kCpu), cuda = table(DeviceType::kCuda);
+  return device == DeviceType::kCpu ? cpu : cuda;
+}
+
+StreamView counting_stream(Cost& cost, DeviceType device, int threads) {
+  return {device, &cost, threads};
+}
+
+}  // namespace lm

@@ -1,0 +1,25 @@
+// The table of a rehearsal: calls count what the kernels of a device would do, and touch no memory. So a plan
+// runs the model's own code to learn what a step costs.
+#pragma once
+
+#include "kernels/kernels.h"
+
+namespace lm {
+
+// Work, as sums; FLOP count a multiplication and an addition as two.
+struct Cost {
+  double gemm_flops = 0;
+  double attention_flops = 0;
+  double bytes = 0;       // of copies, sums and updates, and of a GEMM's operands where they cost time
+  double pass_bytes = 0;  // of passes that compute on what they read
+  double calls = 0;       // of kernels and of GEMMs
+  Cost& operator+=(const Cost& other);
+};
+
+// The device's table. Its functions expect a counting_stream, and memory that need not be there but for what
+// kernels.h says the host reads.
+const Kernels& counting_kernels(DeviceType device);
+// What is called with this stream is added to `cost`, which must outlive it.
+StreamView counting_stream(Cost& cost, DeviceType device, int threads);
+
+}  // namespace lm

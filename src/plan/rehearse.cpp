@@ -1,0 +1,204 @@
+#include "plan/rehearse.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/bytes.h"
+
+namespace lm {
+namespace {
+
+// The micro-batches of a rehearsal, all alike: documents of one length.
+struct RehearsedBatch {
+  RehearsedBatch(int64_t tokens, int64_t with_target, int64_t documents)
+      : shape{tokens, with_target, documents} {
+    for (int64_t d = 0; d <= documents; ++d) start.push_back(static_cast<int32_t>(tokens * d / documents));
+  }
+  BatchShape shape;
+  std::vector<int32_t> start;
+};
+
+// Every address is the same, and none is used.
+class RehearsedMemory : public PassMemory {
+ public:
+  RehearsedMemory(const Context& context, const PassShape& shape, const RehearsedBatch& batch)
+      : context_(context), units_(shape.layout.units(shape.cut_head)), batch_(batch) {}
+
+  DeviceBatch place(int64_t) override { return batch(); }
+  DeviceBatch batch() const {
+    DeviceBatch out = allocate_batch(context_, batch_.shape);
+    out.document_start = batch_.start.data();
+    return out;
+  }
+  BlockMemory borrow(int64_t unit, bool gradient) override {
+    const Unit& range = units_[static_cast<size_t>(unit)];
+    return {nowhere(), nowhere(), gradient && range.elements > 0 ? nowhere() : nullptr, range.first,
+            range.first_frozen_byte};
+  }
+  void begin_gradient(int64_t) override {}
+  void add_embedding_gradient(int64_t, const View& dx) override {
+    context_.kernels.sum_rows({.slots = batch_.shape.tokens, .width = dx.columns, .dtype = dx.dtype},
+                              context_.stream);
+  }
+  std::byte* make_input(int64_t, int64_t, int64_t) override { return nowhere(); }
+  std::byte* input(int64_t, int64_t) override { return nowhere(); }
+
+ private:
+  static std::byte* nowhere() { return reinterpret_cast<std::byte*>(Arena::kAlignment); }
+
+  const Context& context_;
+  std::vector<Unit> units_;
+  const RehearsedBatch& batch_;
+};
+
+// A pass with all that it works on.
+class Rehearsal {
+ public:
+  Rehearsal(const PassShape& shape, const RehearsedBatch& batch)
+      : shape_(shape),
+        units_(schedule_units(shape.spec.layer_count(),
+                              shape.cut_head ? ceil_div(shape.spec.vocab, kVocabularySegment) : 0)),
+        arena_(Arena::Rehearsed{}),
+        context_{shape.spec,
+                 shape.dtype,
+                 shape.device,
+                 counting_kernels(shape.device),
+                 counting_stream(cost_, shape.device, shape.threads),
+                 arena_,
+                 rope_,
+                 uploads_,
+                 shape.documents_at_once,
+                 shape.round_rows},
+        memory_(context_, shape, batch),
+        pass_(context_, shape.layout, shape.adapter, memory_, pass_settings(shape), nullptr) {}
+
+  // Calls after(operation) behind each compute operation of a step of so many micro-batches.
+  template <class After>
+  void step(int64_t micro_batches, const After& after) {
+    const ScheduleShape schedule{.units = units(),
+                                 .micro_batches = micro_batches,
+                                 .tied = shape_.spec.tied,
+                                 .recompute = shape_.recompute,
+                                 .group = shape_.group};
+    pass_.begin(0, micro_batches, 1);
+    for (const Operation& operation : make_schedule(schedule).operations) {
+      if (computes(operation)) {
+        pass_.carry_out(operation);
+        after(operation);
+      }
+    }
+  }
+
+  void forward() {
+    const ArenaFrame frame(arena_);
+    ForwardPass pass(pass_, memory_.batch());
+    const StepSchedule list = make_evaluation_schedule({.units = units(), .tied = shape_.spec.tied});
+    for (const Operation& operation : list.operations) {
+      if (!computes(operation)) continue;
+      const UnitRole role = units()[static_cast<size_t>(operation.unit)].role;
+      role == UnitRole::kEmbedding || role == UnitRole::kBody ? pass.carry_out(operation)
+                                                              : pass.head(operation);
+    }
+  }
+
+  const Arena& arena() const { return arena_; }
+  const Cost& cost() const { return cost_; }
+  const std::vector<ScheduleUnit>& units() const { return units_; }
+
+ private:
+  static bool computes(const Operation& operation) {
+    return operation.kind == OperationKind::kForward || operation.kind == OperationKind::kHead ||
+           operation.kind == OperationKind::kRecompute || operation.kind == OperationKind::kBackward;
+  }
+
+  const PassShape& shape_;
+  std::vector<ScheduleUnit> units_;
+  Cost cost_;
+  Arena arena_;
+  RopeTable rope_;
+  Uploads uploads_;
+  Context context_;
+  RehearsedMemory memory_;
+  Pass pass_;
+};
+
+// The last token of a document has no target: so many at most have one, and the head then gathers them.
+RehearsedBatch fullest(int64_t tokens, int64_t documents) {
+  return {tokens, std::max<int64_t>(tokens - 1, 1), documents};
+}
+
+}  // namespace
+
+PassSettings pass_settings(const PassShape& shape) {
+  return {.bind = {.dtype = shape.dtype, .gradient_dtype = shape.gradient_dtype},
+          .recompute = shape.recompute,
+          .row_chunk = shape.row_chunk,
+          .group = shape.group,
+          .cut_head = shape.cut_head,
+          .inputs_off_device = shape.inputs_off_device};
+}
+
+ArenaNeed arena_need(const PassShape& shape, int64_t tokens, int64_t documents) {
+  const RehearsedBatch batch = fullest(tokens, documents);
+  Rehearsal rehearsal(shape, batch);
+  const int64_t rows = shape.round_rows ? rounded_rows(tokens) : tokens;
+  const auto element = static_cast<int64_t>(dtype_size(shape.dtype));
+  const int64_t input =
+      shape.inputs_off_device ? 0 : round_up(rows * shape.spec.hidden * element, Arena::kAlignment);
+  ArenaNeed need;
+  int64_t before = 0;
+  rehearsal.step(shape.group, [&](const Operation& operation) {
+    const int64_t now = rehearsal.arena().mark();
+    const UnitRole role = rehearsal.units()[static_cast<size_t>(operation.unit)].role;
+    if (operation.kind == OperationKind::kForward && role == UnitRole::kEmbedding) need.saved += input;
+    if (operation.kind == OperationKind::kForward && role == UnitRole::kBody) need.saved += now - before;
+    before = now;
+  });
+  need.bytes = std::max(rehearsal.arena().high_water(), arena_need_forward(shape, tokens, documents));
+  need.logits = std::min(rows, shape.row_chunk) *
+                (shape.cut_head ? std::min(shape.spec.vocab, kVocabularySegment) : shape.spec.vocab) *
+                element;
+  return need;
+}
+
+int64_t arena_need_forward(const PassShape& shape, int64_t tokens, int64_t documents) {
+  const RehearsedBatch batch = fullest(tokens, documents);
+  Rehearsal rehearsal(shape, batch);
+  rehearsal.forward();
+  return rehearsal.arena().high_water();
+}
+
+PassCosts::PassCosts(const PassShape& shape, const StepWork& micro) {
+  const auto tokens = std::max<int64_t>(std::llround(micro.tokens), 1);
+  const auto targets = std::clamp<int64_t>(std::llround(micro.target_rows), 0, tokens);
+  const double length = micro.tokens > 0 ? micro.squares / micro.tokens : 1;
+  const auto documents = std::clamp<int64_t>(std::llround(micro.tokens / length), 1, tokens);
+  const RehearsedBatch batch(tokens, targets, documents);
+  PassShape alone = shape;
+  alone.group = 1;
+  Rehearsal rehearsal(alone, batch);
+  costs_.resize(rehearsal.units().size());
+  const auto since = [](Cost now, const Cost& before) {
+    now.gemm_flops -= before.gemm_flops;
+    now.attention_flops -= before.attention_flops;
+    now.bytes -= before.bytes;
+    now.pass_bytes -= before.pass_bytes;
+    now.calls -= before.calls;
+    return now;
+  };
+  Cost before;
+  rehearsal.step(2, [&](const Operation& operation) {
+    costs_[static_cast<size_t>(operation.unit)][static_cast<size_t>(operation.kind)]
+          [operation.micro == 0 ? 0 : 1] = since(rehearsal.cost(), before);
+    before = rehearsal.cost();
+  });
+}
+
+const Cost& PassCosts::of(const Operation& operation) const {
+  static const Cost kNone;
+  if (static_cast<size_t>(operation.kind) >= kOperationKinds) return kNone;
+  return costs_[static_cast<size_t>(operation.unit)][static_cast<size_t>(operation.kind)]
+               [operation.micro == 0 ? 0 : 1];
+}
+
+}  // namespace lm

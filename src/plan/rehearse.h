@@ -1,0 +1,67 @@
+// A pass of the model without a model: the code of src/model runs its forward and backward with kernels that
+// count and an arena that has no memory. What a step needs of the arena and what its operations cost is
+// therefore said once, by the model itself. Pure; some ten microseconds per block.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/counting.h"
+#include "model/pass.h"
+#include "spec/block_layout.h"
+
+namespace lm {
+
+// What a pass depends on, beside the batches that it is given. Borrowed values outlive it.
+struct PassShape {
+  const ModelSpec& spec;
+  const ModelLayout& layout;
+  const AdapterSpec* adapter = nullptr;  // null: full fine-tuning
+  DType dtype = DType::kBF16;
+  DType gradient_dtype = DType::kF32;
+  DeviceType device = DeviceType::kCpu;
+  int threads = 1;
+  int64_t row_chunk = 512;  // rows of logits at once
+  bool recompute = false;
+  bool round_rows = false;
+  int64_t documents_at_once = 0;
+  int64_t group = 1;               // micro-batches that pass a block before the next
+  bool inputs_off_device = false;  // block inputs live in slots, not in the arena
+  bool cut_head = false;           // the head comes in vocabulary segments
+};
+PassSettings pass_settings(const PassShape& shape);
+
+struct ArenaNeed {
+  int64_t bytes = 0;   // high water of a step's groups, and of an evaluation
+  int64_t saved = 0;   // activations kept from forward to backward, block inputs included
+  int64_t logits = 0;  // of one chunk of rows, all that are there at once
+};
+// For micro-batches of at most so many tokens in so many documents.
+ArenaNeed arena_need(const PassShape& shape, int64_t tokens, int64_t documents);
+// Evaluation and generation: forward only.
+int64_t arena_need_forward(const PassShape& shape, int64_t tokens, int64_t documents);
+
+// What a step has to chew.
+struct StepWork {
+  double tokens = 0;
+  double target_rows = 0;  // tokens with a target: only these pass the head
+  double squares = 0;      // sum over documents of length²: causal attention sees half of it
+};
+
+inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kUpdate) + 1;
+
+// What the compute operations of a step's list cost, each by itself.
+class PassCosts {
+ public:
+  // `micro`: of each micro-batch.
+  PassCosts(const PassShape& shape, const StepWork& micro);
+  // Zero of what is no kForward, kHead, kRecompute or kBackward.
+  const Cost& of(const Operation& operation) const;
+
+ private:
+  // Of each unit, by kind: of a step's first micro-batch, which overwrites gradients, and of the others.
+  std::vector<std::array<std::array<Cost, 2>, kOperationKinds>> costs_;
+};
+
+}  // namespace lm
