@@ -73,6 +73,7 @@ struct Fixture {
     plan.numerics.recompute = recompute;
     plan.numerics.round_rows = round_rows;
     plan.numerics.threads = 2;
+    plan.placement.blocks = std::ssize(layout.blocks);
     plan.placement.optimizer_threads = 2;
     plan.micro_tokens = shape.tokens;
     plan.arena = arena_need(spec, lora ? &adapter : nullptr, shape);
