@@ -14,8 +14,8 @@
 
 #include "base/error.h"
 #include "gpu_pattern.h"
-#include "model/runtime.h"
-#include "model/tensor.h"
+#include "kernels/aten.h"
+#include "kernels/runtime.h"
 #include "plan/machine.h"
 
 namespace {

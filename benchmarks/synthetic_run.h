@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "model/runtime.h"
+#include "kernels/runtime.h"
 #include "train/rank.h"
 
 namespace lm {

@@ -15,7 +15,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "config/config_toml.h"
-#include "model/gemm_rate.h"
+#include "kernels/gemm_rate.h"
 #include "offload/copy_probe.h"
 #include "offload/disk_probe.h"
 #include "offload/sim_engine.h"

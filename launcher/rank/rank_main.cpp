@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "kernels/library_error.h"
 #include "launcher/rank/rank_commands.h"
-#include "model/library_error.h"
 
 int main(int argc, char** argv) {
   using namespace lm;

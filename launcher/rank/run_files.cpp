@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "base/staging.h"
 #include "config/config_print.h"
+#include "kernels/library.h"
 #include "launcher/status.h"
 #include "model/merge.h"
 #include "plan/adapter.h"
@@ -50,8 +51,9 @@ class HostWeights {
     staging_.read_into(bytes_.data(), home + (view.first_row - unit.first_row) * row_bytes,
                        std::ssize(bytes_));
     if (merged) {
-      merge_adapters(job_.layout.blocks[block], place, *job_.adapter,
-                     {open_->trainable(), bytes_.data(), dtype, job_.stream});
+      merge_adapters(
+          job_.layout.blocks[block], place, *job_.adapter,
+          {open_->trainable(), bytes_.data(), dtype, job_.stream, library_kernels(DeviceType::kCpu)});
     }
     view.memory = bytes_.data();
     return view;

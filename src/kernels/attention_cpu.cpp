@@ -77,10 +77,9 @@ int64_t lay_out(BackwardShared& s, std::byte* base, int64_t tokens, int64_t kv_h
 // turns back.
 class TileList {
  public:
-  TileList(const int32_t* document_start, int64_t documents, int64_t group, int64_t kv_heads,
-           int64_t tile_rows, bool descending)
-      : start_(document_start),
-        documents_(documents),
+  TileList(const Documents& documents, int64_t group, int64_t kv_heads, int64_t tile_rows, bool descending)
+      : start_(documents.start),
+        documents_(documents.count),
         group_(group),
         kv_heads_(kv_heads),
         tile_rows_(tile_rows),
@@ -148,8 +147,9 @@ void check_arguments(const Args& a, StreamView stream) {
            std::to_string(a.heads) + " query heads, " + std::to_string(a.kv_heads) + " key heads");
   LM_CHECK(a.scale > 0 && a.window >= 0, std::to_string(a.scale) + ", " + std::to_string(a.window));
   LM_CHECK(reinterpret_cast<uintptr_t>(a.scratch) % 64 == 0, "scratch is not aligned");
-  LM_CHECK(a.documents >= 1 && a.document_start[0] == 0 && a.document_start[a.documents] == a.tokens,
-           "documents do not cover the tokens");
+  LM_CHECK(
+      a.documents.count >= 1 && a.documents.start[0] == 0 && a.documents.start[a.documents.count] == a.tokens,
+      "documents do not cover the tokens");
 }
 
 }  // namespace
@@ -181,14 +181,13 @@ void forward(const Path& path, const AttentionForward& args, StreamView stream) 
   ForwardScratch layout;
   const int64_t bytes = lay_out(layout, nullptr, args.head_dim);
   const auto tile = args.dtype == DType::kF32 ? path.forward_f32 : path.forward_bf16;
-  run_tiles(
-      TileList(args.document_start, args.documents, args.heads / args.kv_heads, args.kv_heads, kForwardRows,
-               /*descending=*/true),
-      stream.threads, [&](int thread, const Tile& item) {
-        ForwardScratch scratch;
-        lay_out(scratch, static_cast<std::byte*>(args.scratch) + thread * bytes, args.head_dim);
-        tile(args, item, scratch);
-      });
+  run_tiles(TileList(args.documents, args.heads / args.kv_heads, args.kv_heads, kForwardRows,
+                     /*descending=*/true),
+            stream.threads, [&](int thread, const Tile& item) {
+              ForwardScratch scratch;
+              lay_out(scratch, static_cast<std::byte*>(args.scratch) + thread * bytes, args.head_dim);
+              tile(args, item, scratch);
+            });
 }
 
 void backward(const Path& path, const AttentionBackward& args, StreamView stream) {
@@ -200,14 +199,13 @@ void backward(const Path& path, const AttentionBackward& args, StreamView stream
   const int64_t bytes = lay_out(layout, nullptr, args.head_dim);
   std::memset(shared.turn, 0, sizeof(int32_t) * args.kv_heads * args.tokens);
   const auto tile = args.dtype == DType::kF32 ? path.backward_f32 : path.backward_bf16;
-  run_tiles(
-      TileList(args.document_start, args.documents, args.heads / args.kv_heads, args.kv_heads, kBackwardRows,
-               /*descending=*/false),
-      stream.threads, [&](int thread, const Tile& item) {
-        BackwardScratch scratch;
-        lay_out(scratch, base + shared_bytes + thread * bytes, args.head_dim);
-        tile(args, item, scratch, shared);
-      });
+  run_tiles(TileList(args.documents, args.heads / args.kv_heads, args.kv_heads, kBackwardRows,
+                     /*descending=*/false),
+            stream.threads, [&](int thread, const Tile& item) {
+              BackwardScratch scratch;
+              lay_out(scratch, base + shared_bytes + thread * bytes, args.head_dim);
+              tile(args, item, scratch, shared);
+            });
 }
 
 }  // namespace lm::attention
@@ -223,17 +221,16 @@ void attention_backward_cpu(const AttentionBackward& args, StreamView stream) {
 }
 
 // The same on every machine and for both element types: a plan made elsewhere holds here.
-int64_t attention_forward_scratch(int64_t head_dim, int64_t threads, DType) {
+int64_t attention_forward_scratch_cpu(const AttentionForward& args, StreamView stream) {
   attention::ForwardScratch layout;
-  return threads * attention::lay_out(layout, nullptr, head_dim);
+  return stream.threads * attention::lay_out(layout, nullptr, args.head_dim);
 }
 
-int64_t attention_backward_scratch(int64_t tokens, int64_t, int64_t kv_heads, int64_t head_dim,
-                                   int64_t threads, DType) {
+int64_t attention_backward_scratch_cpu(const AttentionBackward& args, StreamView stream) {
   attention::BackwardShared shared;
   attention::BackwardScratch layout;
-  return attention::lay_out(shared, nullptr, tokens, kv_heads, head_dim) +
-         threads * attention::lay_out(layout, nullptr, head_dim);
+  return attention::lay_out(shared, nullptr, args.tokens, args.kv_heads, args.head_dim) +
+         stream.threads * attention::lay_out(layout, nullptr, args.head_dim);
 }
 
 }  // namespace lm

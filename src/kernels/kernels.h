@@ -11,6 +11,7 @@
 
 #include "base/cuda.h"
 #include "base/dtype.h"
+#include "base/view.h"
 
 namespace lm {
 
@@ -229,6 +230,21 @@ struct AdamW {
   int64_t first_index = 0;    // kStochastic: index of element 0 in that key's sequence; a multiple of 64
 };
 
+// Neighbouring documents that a GPU's attention takes at once.
+struct DocumentRun {
+  int64_t first = 0, tokens = 0;   // their tokens
+  int64_t count = 0, longest = 0;  // documents, and tokens of the longest
+  const int32_t* start = nullptr;  // [count + 1], from `first`; device memory
+};
+
+// Which tokens belong together. The CPU reads `start`, a GPU the runs.
+struct Documents {
+  const int32_t* start = nullptr;  // HOST memory, [count + 1]: first token of each, ending with the tokens
+  int64_t count = 0;
+  const DocumentRun* runs = nullptr;  // HOST memory, [run_count]
+  int64_t run_count = 0;
+};
+
 // Causal attention inside documents, grouped heads, never a T x T matrix. Query head h reads key head
 // h / (heads / kv_heads); key position j is visible to i of the same document iff i - window < j <= i (window
 // 0: no limit). Softmax in fp32; q, k, v may be slices of one fused array (strides between tokens, in
@@ -239,14 +255,13 @@ struct AttentionForward {
   const void* v = nullptr;
   void* out = nullptr;   // [tokens, heads, head_dim], contiguous
   float* lse = nullptr;  // [heads, tokens]: log of the sum of exp(scale * q·k)
-  const int32_t* document_start =
-      nullptr;  // HOST memory, [documents + 1]: first token of each, ending with tokens
-  int64_t documents = 0, tokens = 0;
+  Documents documents;
+  int64_t tokens = 0;
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   int64_t q_stride = 0, kv_stride = 0;
   int64_t window = 0;
   float scale = 1;
-  void* scratch = nullptr;  // attention_forward_scratch bytes
+  void* scratch = nullptr;  // Kernels::attention_forward_scratch bytes
   DType dtype = DType::kF32;
 };
 
@@ -260,17 +275,37 @@ struct AttentionBackward {
   void* dq = nullptr;          // stride dq_stride
   void* dk = nullptr;          // stride dkv_stride; summed over the query heads of a group
   void* dv = nullptr;
-  const int32_t* document_start = nullptr;  // HOST memory
-  int64_t documents = 0, tokens = 0;
+  Documents documents;
+  int64_t tokens = 0;
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   int64_t q_stride = 0, kv_stride = 0, dq_stride = 0, dkv_stride = 0;
   int64_t window = 0;
   float scale = 1;
-  void* scratch = nullptr;  // attention_backward_scratch bytes
+  void* scratch = nullptr;  // Kernels::attention_backward_scratch bytes
   DType dtype = DType::kF32;
 };
 
-// The launchers of one device.
+// out = A B (+ addend), with A transposed and B transposed as asked: products of matrices, added up in fp32
+// and rounded once to out's type. With an fp32 `out` of bf16 matrices (GPUs alone) nothing is rounded.
+struct Gemm {
+  View a, b, out;    // out may be addend
+  View addend = {};  // undefined: none; of out's shape
+  bool transpose_a = false, transpose_b = false;
+  float scale = 1;  // of the product
+};
+
+// to = from, with rows that may lie apart on both sides; of one type and shape.
+struct CopyRows {
+  View from, to;
+};
+
+// out = x * factor, rounded once; contiguous, of one type and shape; out may be x.
+struct Scale {
+  View x, out;
+  float factor = 1;
+};
+
+// The launchers of one device. The last ones are LibTorch's, and null in a table that has none of it.
 struct Kernels {
   void (*rms_norm_forward)(const RmsNormForward&, StreamView);
   void (*rms_norm_backward)(const RmsNormBackward&, StreamView);
@@ -290,17 +325,26 @@ struct Kernels {
   void (*dropout)(const Dropout&, StreamView);
   void (*granule_norms)(const GranuleNorms&, StreamView);
   void (*adamw)(const AdamW&, StreamView);
+  // kernels/library.h
+  void (*attention_forward)(const AttentionForward&, StreamView) = nullptr;
+  void (*attention_backward)(const AttentionBackward&, StreamView) = nullptr;
+  // Bytes that the call wants as its scratch.
+  int64_t (*attention_forward_scratch)(const AttentionForward&, StreamView) = nullptr;
+  int64_t (*attention_backward_scratch)(const AttentionBackward&, StreamView) = nullptr;
+  void (*gemm)(const Gemm&, StreamView) = nullptr;
+  void (*copy_rows)(const CopyRows&, StreamView) = nullptr;
+  void (*scale)(const Scale&, StreamView) = nullptr;
+  void (*zero)(const View& x, StreamView) = nullptr;  // contiguous
 };
 
 // The table of a device; throws Error(12) for CUDA in an executable without it.
 const Kernels& kernels(DeviceType device);
 
-// CPU attention (on GPUs the model calls ATen's flash kernels). Scratch is what all threads of the stream
-// need together.
+// CPU attention (GPUs have LibTorch's flash kernels). Scratch is what all threads of the stream need
+// together, the same on every machine.
 void attention_forward_cpu(const AttentionForward& args, StreamView stream);
 void attention_backward_cpu(const AttentionBackward& args, StreamView stream);
-int64_t attention_forward_scratch(int64_t head_dim, int64_t threads, DType dtype);
-int64_t attention_backward_scratch(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t head_dim,
-                                   int64_t threads, DType dtype);
+int64_t attention_forward_scratch_cpu(const AttentionForward& args, StreamView stream);
+int64_t attention_backward_scratch_cpu(const AttentionBackward& args, StreamView stream);
 
 }  // namespace lm

@@ -6,14 +6,14 @@ namespace lm {
 namespace {
 
 struct Slices {
-  const std::byte* q;
-  const std::byte* k;
-  const std::byte* v;
+  std::byte* q;
+  std::byte* k;
+  std::byte* v;
 };
 
-Slices slices(const ModelSpec& spec, const at::Tensor& qkv) {
-  const auto* base = static_cast<const std::byte*>(qkv.data_ptr());
-  const auto size = static_cast<int64_t>(qkv.element_size());
+Slices slices(const ModelSpec& spec, const View& qkv) {
+  auto* const base = static_cast<std::byte*>(qkv.data);
+  const auto size = static_cast<int64_t>(dtype_size(qkv.dtype));
   return {base, base + spec.q_rows() * size, base + (spec.q_rows() + spec.kv_rows()) * size};
 }
 
@@ -23,72 +23,58 @@ float attention_scale(const ModelSpec& spec) {
 
 }  // namespace
 
-void attention_forward(const Context& context, const DeviceBatch& batch, int64_t window,
-                       const at::Tensor& qkv, const at::Tensor& out, const at::Tensor& lse) {
-  if (context.device == DeviceType::kCuda) {
-    attention_forward_cuda(context, batch, window, qkv, out, lse);
-    return;
-  }
+void attention_forward(const Context& context, const DeviceBatch& batch, int64_t window, const View& qkv,
+                       const View& out, const View& lse) {
   const ModelSpec& spec = context.spec;
   const ArenaFrame frame(context.arena);
   const Slices in = slices(spec, qkv);
-  attention_forward_cpu({.q = in.q,
-                         .k = in.k,
-                         .v = in.v,
-                         .out = out.data_ptr(),
-                         .lse = lse.data_ptr<float>(),
-                         .document_start = batch.host->document_start.data(),
-                         .documents = batch.host->documents(),
-                         .tokens = batch.tokens(),
-                         .heads = spec.heads,
-                         .kv_heads = spec.kv_heads,
-                         .head_dim = spec.head_dim,
-                         .q_stride = qkv.stride(0),
-                         .kv_stride = qkv.stride(0),
-                         .window = window,
-                         .scale = attention_scale(spec),
-                         .scratch = context.arena.allocate(
-                             attention_forward_scratch(spec.head_dim, context.stream.threads, context.dtype)),
-                         .dtype = context.dtype},
-                        context.stream);
+  AttentionForward args{.q = in.q,
+                        .k = in.k,
+                        .v = in.v,
+                        .out = out.data,
+                        .lse = lse.floats(),
+                        .documents = batch.documents(),
+                        .tokens = batch.tokens,
+                        .heads = spec.heads,
+                        .kv_heads = spec.kv_heads,
+                        .head_dim = spec.head_dim,
+                        .q_stride = qkv.stride,
+                        .kv_stride = qkv.stride,
+                        .window = window,
+                        .scale = attention_scale(spec),
+                        .dtype = context.dtype};
+  args.scratch = context.arena.allocate(context.kernels.attention_forward_scratch(args, context.stream));
+  context.kernels.attention_forward(args, context.stream);
 }
 
-void attention_backward(const Context& context, const DeviceBatch& batch, int64_t window,
-                        const at::Tensor& dout, const at::Tensor& qkv, const at::Tensor& out,
-                        const at::Tensor& lse, const at::Tensor& dqkv) {
-  if (context.device == DeviceType::kCuda) {
-    attention_backward_cuda(context, batch, window, dout, qkv, out, lse, dqkv);
-    return;
-  }
+void attention_backward(const Context& context, const DeviceBatch& batch, int64_t window, const View& dout,
+                        const View& qkv, const View& out, const View& lse, const View& dqkv) {
   const ModelSpec& spec = context.spec;
   const ArenaFrame frame(context.arena);
   const Slices in = slices(spec, qkv), grad = slices(spec, dqkv);
-  attention_backward_cpu(
-      {.dout = dout.data_ptr(),
-       .q = in.q,
-       .k = in.k,
-       .v = in.v,
-       .out = out.data_ptr(),
-       .lse = lse.data_ptr<float>(),
-       .dq = const_cast<std::byte*>(grad.q),
-       .dk = const_cast<std::byte*>(grad.k),
-       .dv = const_cast<std::byte*>(grad.v),
-       .document_start = batch.host->document_start.data(),
-       .documents = batch.host->documents(),
-       .tokens = batch.tokens(),
-       .heads = spec.heads,
-       .kv_heads = spec.kv_heads,
-       .head_dim = spec.head_dim,
-       .q_stride = qkv.stride(0),
-       .kv_stride = qkv.stride(0),
-       .dq_stride = dqkv.stride(0),
-       .dkv_stride = dqkv.stride(0),
-       .window = window,
-       .scale = attention_scale(spec),
-       .scratch = context.arena.allocate(attention_backward_scratch(
-           batch.tokens(), spec.heads, spec.kv_heads, spec.head_dim, context.stream.threads, context.dtype)),
-       .dtype = context.dtype},
-      context.stream);
+  AttentionBackward args{.dout = dout.data,
+                         .q = in.q,
+                         .k = in.k,
+                         .v = in.v,
+                         .out = out.data,
+                         .lse = lse.floats(),
+                         .dq = grad.q,
+                         .dk = grad.k,
+                         .dv = grad.v,
+                         .documents = batch.documents(),
+                         .tokens = batch.tokens,
+                         .heads = spec.heads,
+                         .kv_heads = spec.kv_heads,
+                         .head_dim = spec.head_dim,
+                         .q_stride = qkv.stride,
+                         .kv_stride = qkv.stride,
+                         .dq_stride = dqkv.stride,
+                         .dkv_stride = dqkv.stride,
+                         .window = window,
+                         .scale = attention_scale(spec),
+                         .dtype = context.dtype};
+  args.scratch = context.arena.allocate(context.kernels.attention_backward_scratch(args, context.stream));
+  context.kernels.attention_backward(args, context.stream);
 }
 
 }  // namespace lm

@@ -8,99 +8,137 @@ namespace {
 
 constexpr int64_t kModules = 8;  // adapted modules of a layer, for the random keys
 
-struct Module {
+}  // namespace
+
+struct ModelBinding::Module {
   const char* name;  // as the adapter's targets spell it
   int64_t index;     // in the layer
   int64_t first;     // rows of the fused projection
   int64_t rows;
 };
 
-void add_adapters(Linear& linear, const BlockLayout& layout, int64_t layer,
-                  const std::vector<Module>& modules, const BlockMemory& memory, const BindOptions& options) {
-  if (options.adapter == nullptr) return;
+ModelBinding::Place ModelBinding::find(const BlockLayout& layout, const std::string& name) {
+  const TensorPlace* const place = layout.find(name);
+  if (place == nullptr) return {};
+  const Parameter& p = place->parameter;
+  return {place->offset, place->frozen, p.rows, p.columns};
+}
+
+void ModelBinding::find_adapters(LinearPlace& linear, const BlockLayout& layout, int64_t layer,
+                                 const std::vector<Module>& modules) {
   for (const Module& module : modules) {
     const std::string name = "layers." + std::to_string(layer) + "." + module.name;
-    const TensorPlace* const place = layout.find(name + ".lora_A");
-    if (place == nullptr) continue;
-    Adapter adapter{.first = module.first,
-                    .rows = module.rows,
-                    .a = bind_param(layout, name + ".lora_A", memory, options),
-                    .b = bind_param(layout, name + ".lora_B", memory, options),
-                    .scale = static_cast<float>(options.adapter->scale()),
-                    .dropout = 0,
-                    .dropout_key = 0};
-    if (options.training && options.adapter->dropout > 0) {
-      adapter.dropout = static_cast<float>(options.adapter->dropout);
-      adapter.dropout_key = philox_key(options.seed, Purpose::kDropout, static_cast<uint64_t>(options.step),
-                                       static_cast<uint32_t>(layer * kModules + module.index));
-    }
-    linear.adapters.push_back(std::move(adapter));
+    const Place a = find(layout, name + ".lora_A");
+    if (a.rows == 0) continue;
+    linear.adapters.push_back({module.first, module.rows, a, find(layout, name + ".lora_B"),
+                               static_cast<uint32_t>(layer * kModules + module.index)});
   }
 }
 
-// `offset` as a TensorPlace's, but from where the memory begins.
-Param bind_at(int64_t offset, bool frozen, const std::vector<int64_t>& shape, const BlockMemory& memory,
-              const BindOptions& options) {
-  if (frozen) return {view_memory(memory.frozen + offset, shape, options.dtype, options.device), {}};
-  const auto size = static_cast<int64_t>(dtype_size(options.dtype));
-  Param out{view_memory(memory.trainable + offset * size, shape, options.dtype, options.device), {}};
+ModelBinding::ModelBinding(const ModelSpec& spec, const ModelLayout& layout, const AdapterSpec* adapter)
+    : embedding_(find(layout.blocks.front(), "embed")),
+      norm_(find(layout.blocks.back(), "norm")),
+      head_(find(layout.blocks.back(), "head")) {
+  const int64_t q = spec.q_rows(), kv = spec.kv_rows();
+  for (int64_t layer = 0; layer < spec.layer_count(); ++layer) {
+    const BlockLayout& block = layout.blocks[static_cast<size_t>(layer) + 1];
+    const auto place = [&](const char* name) {
+      return find(block, "layers." + std::to_string(layer) + "." + name);
+    };
+    BlockPlace& p = blocks_.emplace_back();
+    p.attention_norm = place("attn.norm");
+    p.qkv = {place("attn.qkv"), place("attn.qkv_bias"), {}};
+    p.q_norm = place("attn.q_norm");
+    p.k_norm = place("attn.k_norm");
+    p.out = {place("attn.out"), place("attn.out_bias"), {}};
+    p.mlp_norm = place("mlp.norm");
+    p.gate_up = {place("mlp.gate_up"), place("mlp.gate_up_bias"), {}};
+    p.down = {place("mlp.down"), place("mlp.down_bias"), {}};
+    if (adapter == nullptr) continue;
+    find_adapters(p.qkv, block, layer,
+                  {{"q_proj", 0, 0, q}, {"k_proj", 1, q, kv}, {"v_proj", 2, q + kv, kv}});
+    find_adapters(p.out, block, layer, {{"o_proj", 3, 0, spec.hidden}});
+    find_adapters(p.gate_up, block, layer,
+                  {{"gate_proj", 4, 0, spec.ffn}, {"up_proj", 5, spec.ffn, spec.ffn}});
+    find_adapters(p.down, block, layer, {{"down_proj", 6, 0, spec.hidden}});
+  }
+  if (adapter == nullptr) return;
+  scale_ = static_cast<float>(adapter->scale());
+  dropout_ = static_cast<float>(adapter->dropout);
+}
+
+Param ModelBinding::bind(const Place& place, const BlockMemory& memory, const BindOptions& options) {
+  if (place.rows == 0) return {};
+  const auto at = [&](std::byte* begin, int64_t byte, DType type) {
+    return view_of(begin + byte, type, place.rows, place.columns);
+  };
+  if (place.frozen) return {at(memory.frozen, place.offset - memory.first_frozen_byte, options.dtype), {}};
+  const int64_t element = place.offset - memory.first;
+  Param out{at(memory.trainable, element * static_cast<int64_t>(dtype_size(options.dtype)), options.dtype),
+            {}};
   if (memory.gradients != nullptr) {
-    const auto gradient_size = static_cast<int64_t>(dtype_size(options.gradient_dtype));
-    out.gradient =
-        view_memory(memory.gradients + offset * gradient_size, shape, options.gradient_dtype, options.device);
+    const auto size = static_cast<int64_t>(dtype_size(options.gradient_dtype));
+    out.gradient = at(memory.gradients, element * size, options.gradient_dtype);
   }
   return out;
 }
 
-}  // namespace
-
-Param bind_param(const BlockLayout& layout, const std::string& name, const BlockMemory& memory,
-                 const BindOptions& options) {
-  const TensorPlace* const place = layout.find(name);
-  if (place == nullptr) return {};
-  const Parameter& p = place->parameter;
-  const std::vector<int64_t> shape =
-      p.vector() ? std::vector<int64_t>{p.rows} : std::vector<int64_t>{p.rows, p.columns};
-  const int64_t first = place->frozen ? memory.first_frozen_byte : memory.first;
-  return bind_at(place->offset - first, place->frozen, shape, memory, options);
+Linear ModelBinding::bind(const LinearPlace& linear, const BlockMemory& memory,
+                          const BindOptions& options) const {
+  Linear out{bind(linear.weight, memory, options), bind(linear.bias, memory, options), {}};
+  out.adapters.reserve(linear.adapters.size());
+  for (const AdapterPlace& place : linear.adapters) {
+    Adapter& adapter = out.adapters.emplace_back();
+    adapter.first = place.first;
+    adapter.rows = place.rows;
+    adapter.a = bind(place.a, memory, options);
+    adapter.b = bind(place.b, memory, options);
+    adapter.scale = scale_;
+    if (options.training && dropout_ > 0) {
+      adapter.dropout = dropout_;
+      adapter.dropout_key =
+          philox_key(options.seed, Purpose::kDropout, static_cast<uint64_t>(options.step), place.key);
+    }
+  }
+  return out;
 }
 
-HeadSegment bind_segment(const BlockLayout& layout, const Unit& unit, const BlockMemory& memory,
-                         const BindOptions& options) {
-  const TensorPlace* const place = layout.find("head");
-  LM_CHECK(place != nullptr && unit.segment(), "only an untied head has segments");
-  return {bind_at(0, place->frozen, {unit.rows, place->parameter.columns}, memory, options), unit.first_row};
+Param ModelBinding::embedding(const BlockMemory& memory, const BindOptions& options) const {
+  return bind(embedding_, memory, options);
 }
 
-TransformerBlock bind_transformer(const ModelSpec& spec, const BlockLayout& layout, int64_t layer,
-                                  const BlockMemory& memory, const BindOptions& options) {
-  const std::string prefix = "layers." + std::to_string(layer) + ".";
-  const auto param = [&](const char* name) { return bind_param(layout, prefix + name, memory, options); };
-  TransformerBlock block;
-  block.layer = layer;
-  block.attention_norm = param("attn.norm");
-  block.qkv = {param("attn.qkv"), param("attn.qkv_bias"), {}};
-  block.q_norm = param("attn.q_norm");
-  block.k_norm = param("attn.k_norm");
-  block.out = {param("attn.out"), param("attn.out_bias"), {}};
-  block.mlp_norm = param("mlp.norm");
-  block.gate_up = {param("mlp.gate_up"), param("mlp.gate_up_bias"), {}};
-  block.down = {param("mlp.down"), param("mlp.down_bias"), {}};
-  const int64_t q = spec.q_rows(), kv = spec.kv_rows();
-  add_adapters(block.qkv, layout, layer,
-               {{"q_proj", 0, 0, q}, {"k_proj", 1, q, kv}, {"v_proj", 2, q + kv, kv}}, memory, options);
-  add_adapters(block.out, layout, layer, {{"o_proj", 3, 0, spec.hidden}}, memory, options);
-  add_adapters(block.gate_up, layout, layer,
-               {{"gate_proj", 4, 0, spec.ffn}, {"up_proj", 5, spec.ffn, spec.ffn}}, memory, options);
-  add_adapters(block.down, layout, layer, {{"down_proj", 6, 0, spec.hidden}}, memory, options);
-  return block;
+TransformerBlock ModelBinding::transformer(int64_t block, const BlockMemory& memory,
+                                           const BindOptions& options) const {
+  const BlockPlace& place = blocks_[static_cast<size_t>(block) - 1];
+  TransformerBlock out;
+  out.layer = block - 1;
+  out.attention_norm = bind(place.attention_norm, memory, options);
+  out.qkv = bind(place.qkv, memory, options);
+  out.q_norm = bind(place.q_norm, memory, options);
+  out.k_norm = bind(place.k_norm, memory, options);
+  out.out = bind(place.out, memory, options);
+  out.mlp_norm = bind(place.mlp_norm, memory, options);
+  out.gate_up = bind(place.gate_up, memory, options);
+  out.down = bind(place.down, memory, options);
+  return out;
 }
 
-Head bind_head(const BlockLayout& layout, const BlockMemory& memory, const Param& tied_embedding,
-               const BindOptions& options) {
-  Head head{bind_param(layout, "norm", memory, options), bind_param(layout, "head", memory, options)};
-  if (!head.weight.weight.defined()) head.weight = tied_embedding;
-  return head;
+Param ModelBinding::final_norm(const BlockMemory& memory, const BindOptions& options) const {
+  return bind(norm_, memory, options);
+}
+
+Head ModelBinding::head(const BlockMemory& memory, const Param& tied_embedding,
+                        const BindOptions& options) const {
+  return {bind(norm_, memory, options), head_.rows == 0 ? tied_embedding : bind(head_, memory, options)};
+}
+
+HeadSegment ModelBinding::segment(const Unit& unit, const BlockMemory& memory,
+                                  const BindOptions& options) const {
+  LM_CHECK(head_.rows > 0 && unit.segment(), "only an untied head has segments");
+  Place rows = head_;
+  rows.offset = head_.frozen ? memory.first_frozen_byte : memory.first;  // the memory begins with them
+  rows.rows = unit.rows;
+  return {bind(rows, memory, options), unit.first_row};
 }
 
 }  // namespace lm

@@ -1,6 +1,11 @@
 // From a block's memory to its layers: views of each tensor of the layout over the weights on loan and the
-// block's gradient array. Cheap enough (some dozen views) to be done whenever a loan begins.
+// block's gradient array. Where each tensor lies is looked up by name once, when a ModelBinding is made; what
+// a loan costs then is some dozen additions.
 #pragma once
+
+#include <array>
+#include <optional>
+#include <vector>
 
 #include "model/head_loss.h"
 #include "model/transformer.h"
@@ -21,22 +26,54 @@ struct BlockMemory {
 struct BindOptions {
   DType dtype = DType::kBF16;
   DType gradient_dtype = DType::kF32;
-  DeviceType device = DeviceType::kCpu;
-  const AdapterSpec* adapter = nullptr;
   // Of LoRA dropout; `training` off: no dropout.
   bool training = false;
   uint64_t seed = 0;
   int64_t step = 0;
 };
 
-Param bind_param(const BlockLayout& layout, const std::string& name, const BlockMemory& memory,
-                 const BindOptions& options);
-TransformerBlock bind_transformer(const ModelSpec& spec, const BlockLayout& layout, int64_t layer,
-                                  const BlockMemory& memory, const BindOptions& options);
-// `memory` holds this unit, a segment of the head's matrix.
-HeadSegment bind_segment(const BlockLayout& layout, const Unit& unit, const BlockMemory& memory,
-                         const BindOptions& options);
-Head bind_head(const BlockLayout& layout, const BlockMemory& memory, const Param& tied_embedding,
-               const BindOptions& options);
+class ModelBinding {
+ public:
+  // `adapter` null: full fine-tuning. Nothing of the arguments is kept.
+  ModelBinding(const ModelSpec& spec, const ModelLayout& layout, const AdapterSpec* adapter);
+
+  Param embedding(const BlockMemory& memory, const BindOptions& options) const;
+  TransformerBlock transformer(int64_t block, const BlockMemory& memory, const BindOptions& options) const;
+  Param final_norm(const BlockMemory& memory, const BindOptions& options) const;
+  Head head(const BlockMemory& memory, const Param& tied_embedding, const BindOptions& options) const;
+  // `memory` holds this unit, a segment of the head's matrix.
+  HeadSegment segment(const Unit& unit, const BlockMemory& memory, const BindOptions& options) const;
+
+ private:
+  struct Place {
+    int64_t offset = 0;  // as a TensorPlace's
+    bool frozen = false;
+    int64_t rows = 0, columns = 0;  // 0 rows: the model has no such tensor
+  };
+  struct AdapterPlace {
+    int64_t first = 0, rows = 0;  // of the projection's output
+    Place a, b;
+    uint32_t key = 0;  // of its dropout: layer and module
+  };
+  struct LinearPlace {
+    Place weight, bias;
+    std::vector<AdapterPlace> adapters;
+  };
+  struct BlockPlace {
+    Place attention_norm, q_norm, k_norm, mlp_norm;
+    LinearPlace qkv, out, gate_up, down;
+  };
+  struct Module;
+
+  static Place find(const BlockLayout& layout, const std::string& name);
+  static Param bind(const Place& place, const BlockMemory& memory, const BindOptions& options);
+  static void find_adapters(LinearPlace& linear, const BlockLayout& layout, int64_t layer,
+                            const std::vector<Module>& modules);
+  Linear bind(const LinearPlace& linear, const BlockMemory& memory, const BindOptions& options) const;
+
+  float scale_ = 1, dropout_ = 0;  // of the adapters
+  Place embedding_, norm_, head_;
+  std::vector<BlockPlace> blocks_;  // transformer blocks, in order
+};
 
 }  // namespace lm

@@ -1,22 +1,28 @@
 #include "model/context.h"
 
-#include <c10/util/BFloat16.h>
-
 #include <algorithm>
 #include <cmath>
 #include <utility>
 #include <vector>
 
+#include "base/bytes.h"
+#include "base/host_device.h"
+
 namespace lm {
 namespace {
 
-// The documents of a batch, at most `at_once` together; where each begins is appended to `starts`, counted
-// from the first token of those together.
-std::vector<DocumentRun> split_documents(const Batch& batch, int64_t at_once, std::vector<int32_t>& starts) {
+// How many documents a GPU's attention is given at once.
+int64_t at_once(const Context& context, int64_t documents) {
+  return context.documents_at_once > 0 ? std::min(context.documents_at_once, documents) : documents;
+}
+
+// Where each document begins, counted from the first token of those together, is appended to `starts`.
+std::vector<DocumentRun> split_documents(const Context& context, const Batch& batch,
+                                         std::vector<int32_t>& starts) {
   std::vector<DocumentRun> out;
   const std::vector<int32_t>& begin = batch.document_start;
   for (int64_t d = 0; d < batch.documents();) {
-    const int64_t count = at_once > 0 ? std::min(at_once, batch.documents() - d) : batch.documents();
+    const int64_t count = at_once(context, batch.documents() - d);
     const auto at = [&](int64_t i) { return begin[static_cast<size_t>(d + i)]; };
     DocumentRun part{.first = at(0), .tokens = at(count) - at(0), .count = count};
     for (int64_t i = 0; i <= count; ++i) {
@@ -39,9 +45,7 @@ RopeTable::RopeTable(const ModelSpec& spec, int64_t positions, DType dtype, Devi
   const std::vector<float> frequency = rope_frequencies(spec);
   const auto half = static_cast<int64_t>(frequency.size());
   std::vector<float> table(static_cast<size_t>(2 * elements_));
-  const auto rounded = [dtype](float x) {
-    return dtype == DType::kBF16 ? static_cast<float>(c10::BFloat16(x)) : x;
-  };
+  const auto rounded = [dtype](float x) { return dtype == DType::kBF16 ? to_float(to_bf16(x)) : x; };
   for (int64_t p = 0; p < positions; ++p) {
     for (int64_t i = 0; i < half; ++i) {
       const float angle = static_cast<float>(p) * frequency[static_cast<size_t>(i)];
@@ -53,49 +57,60 @@ RopeTable::RopeTable(const ModelSpec& spec, int64_t positions, DType dtype, Devi
   synchronize(stream);  // the table is gone when this returns
 }
 
-void zero_surplus(const at::Tensor& x, int64_t used) {
-  if (x.size(0) > used) x.narrow(0, used, x.size(0) - used).zero_();
+void zero_surplus(const Context& context, const View& x, int64_t used) {
+  if (x.rows > used) context.kernels.zero(x.row_range(used, x.rows - used), context.stream);
+}
+
+DeviceBatch allocate_batch(const Context& context, const BatchShape& shape) {
+  const bool gpu = context.device == DeviceType::kCuda;
+  // Rows with targets and these; on a GPU tokens, positions, samples and the documents' starts as well.
+  int64_t numbers = 2 * shape.targets;
+  if (gpu) {
+    const int64_t runs = ceil_div(shape.documents, at_once(context, shape.documents));
+    numbers += 3 * shape.tokens + shape.documents + runs;
+  }
+  auto* const memory = reinterpret_cast<const int32_t*>(context.arena.allocate(numbers * 4));
+  DeviceBatch out{.tokens = shape.tokens,
+                  .rows = context.rounded(shape.tokens),
+                  .targets = {.count = shape.targets, .row = memory, .target = memory + shape.targets},
+                  .document_count = shape.documents,
+                  .runs = {}};
+  if (gpu) {
+    out.token = memory + 2 * shape.targets;
+    out.position = out.token + shape.tokens;
+    out.sample = out.position + shape.tokens;
+  }
+  return out;
 }
 
 DeviceBatch place_batch(const Context& context, const Batch& batch) {
-  std::vector<int32_t> row, target;
+  std::vector<int32_t> all, target;
   for (size_t t = 0; t < batch.target.size(); ++t) {
     if (batch.target[t] < 0) continue;
-    row.push_back(static_cast<int32_t>(t));
+    all.push_back(static_cast<int32_t>(t));
     target.push_back(batch.target[t]);
   }
-  DeviceBatch out{.host = &batch,
-                  .token = batch.token.data(),
-                  .position = batch.position.data(),
-                  .sample = batch.sample.data(),
-                  .documents = {},
-                  .targets = {.count = std::ssize(row)},
-                  .rows = context.rounded(batch.tokens())};
-  std::vector<std::pair<const std::vector<int32_t>*, const int32_t**>> arrays = {
-      {&row, &out.targets.row}, {&target, &out.targets.target}};
-  std::vector<int32_t> starts;
-  const int32_t* first_start = nullptr;
-  if (context.device == DeviceType::kCuda) {
-    out.documents = split_documents(batch, context.documents_at_once, starts);
-    arrays.insert(arrays.end(), {{&batch.token, &out.token},
-                                 {&batch.position, &out.position},
-                                 {&batch.sample, &out.sample},
-                                 {&starts, &first_start}});
+  DeviceBatch out = allocate_batch(context, {batch.tokens(), std::ssize(target), batch.documents()});
+  out.document_start = batch.document_start.data();
+  all.insert(all.end(), target.begin(), target.end());
+  if (context.device == DeviceType::kCpu) {
+    out.token = batch.token.data();
+    out.position = batch.position.data();
+    out.sample = batch.sample.data();
+  } else {
+    std::vector<int32_t> starts;
+    out.runs = split_documents(context, batch, starts);
+    const int32_t* start = out.sample + batch.tokens();
+    for (DocumentRun& run : out.runs) {
+      run.start = start;
+      start += run.count + 1;
+    }
+    for (const std::vector<int32_t>* array :
+         {&batch.token, &batch.position, &batch.sample, &std::as_const(starts)})
+      all.insert(all.end(), array->begin(), array->end());
   }
-  std::vector<int32_t> all;
-  for (const auto& [values, place] : arrays) all.insert(all.end(), values->begin(), values->end());
-  const int64_t bytes = std::ssize(all) * static_cast<int64_t>(sizeof(int32_t));
-  const auto* const memory = reinterpret_cast<const int32_t*>(context.arena.allocate(bytes));
-  context.uploads.send(const_cast<int32_t*>(memory), all.data(), bytes, context.stream);
-  int64_t first = 0;
-  for (const auto& [values, place] : arrays) {
-    *place = memory + first;
-    first += std::ssize(*values);
-  }
-  for (DocumentRun& part : out.documents) {
-    part.start = first_start;
-    first_start += part.count + 1;
-  }
+  context.uploads.send(const_cast<int32_t*>(out.targets.row), all.data(), std::ssize(all) * 4,
+                       context.stream);
   return out;
 }
 

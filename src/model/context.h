@@ -1,5 +1,9 @@
 // What every layer needs beside its own arguments: the device's kernels and stream, the arena, the
-// micro-batch in device memory. Owned by the rank; used by its compute thread alone.
+// micro-batch in device memory. Owned by the rank; used by its compute thread alone. In a rehearsal
+// (rehearse.h) kernels count instead of working, and the arena has no memory.
+//
+// Legend of shapes in this folder: T rows of a micro-batch (DeviceBatch::rows), H hidden, F ffn, V
+// vocabulary, R rows with a target, Q = (n_h + 2 n_kv) d rows of the fused q, k, v projection.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +12,8 @@
 #include "base/arena.h"
 #include "base/batch.h"
 #include "base/cuda.h"
+#include "base/view.h"
 #include "kernels/kernels.h"
-#include "model/tensor.h"
 #include "model/uploads.h"
 #include "spec/model_spec.h"
 
@@ -20,12 +24,13 @@ namespace lm {
 class RopeTable {
  public:
   RopeTable(const ModelSpec& spec, int64_t positions, DType dtype, DeviceType device, StreamView stream);
+  RopeTable() = default;  // of a rehearsal: no table
   const float* cos() const { return reinterpret_cast<const float*>(memory_.data()); }
   const float* sin() const { return cos() + elements_; }
   int64_t positions() const { return positions_; }
 
  private:
-  int64_t positions_, elements_;
+  int64_t positions_ = 0, elements_ = 0;
   Memory memory_;  // cos, then sin
 };
 
@@ -36,23 +41,20 @@ struct TargetRows {
   const int32_t* target = nullptr;  // [R]
 };
 
-// Neighbouring documents of a micro-batch that attention takes at once.
-struct DocumentRun {
-  int64_t first = 0, tokens = 0;   // their tokens
-  int64_t count = 0, longest = 0;  // documents, and tokens of the longest
-  const int32_t* start = nullptr;  // [count + 1], from `first`; device memory
-};
-
-// A micro-batch as the layers see it. Pointers are device memory but `host`.
+// A micro-batch as the layers see it. Pointers are device memory but where they say otherwise.
 struct DeviceBatch {
-  const Batch* host = nullptr;
-  const int32_t* token = nullptr;      // [T]
-  const int32_t* position = nullptr;   // [T]
-  const int32_t* sample = nullptr;     // [T]
-  std::vector<DocumentRun> documents;  // on a GPU: as attention takes them
+  int64_t tokens = 0;
+  int64_t rows = 0;                // of the micro-batch's tensors: its tokens, or more (Context::round_rows)
+  const int32_t* token = nullptr;  // [T]
+  const int32_t* position = nullptr;  // [T]
+  const int32_t* sample = nullptr;    // [T]
   TargetRows targets;
-  int64_t rows = 0;  // of the micro-batch's tensors: its tokens, or more (Context::round_rows)
-  int64_t tokens() const { return host->tokens(); }
+  const int32_t* document_start = nullptr;  // HOST memory, [document_count + 1]
+  int64_t document_count = 0;
+  std::vector<DocumentRun> runs;  // of the documents, on a GPU: as attention takes them
+  Documents documents() const {
+    return {document_start, document_count, runs.data(), static_cast<int64_t>(runs.size())};
+  }
 };
 
 struct Context {
@@ -70,17 +72,27 @@ struct Context {
   bool round_rows = false;
 
   int64_t rounded(int64_t rows) const { return round_rows ? rounded_rows(rows) : rows; }
-  at::Tensor tensor(at::IntArrayRef shape) const { return arena_tensor(arena, shape, dtype, device); }
-  at::Tensor tensor(at::IntArrayRef shape, DType type) const {
-    return arena_tensor(arena, shape, type, device);
+  // Uninitialised memory from the arena, valid until the frame that holds it ends.
+  View tensor(int64_t rows, int64_t columns) const { return tensor(rows, columns, dtype); }
+  View tensor(int64_t rows, int64_t columns, DType type) const {
+    return view_of(arena.allocate(rows * columns * static_cast<int64_t>(dtype_size(type))), type, rows,
+                   columns);
   }
+  // Of the shape and type of x.
+  View like(const View& x) const { return tensor(x.rows, x.columns, x.dtype); }
 };
 
 // The rows of x behind the first `used` become zero.
-void zero_surplus(const at::Tensor& x, int64_t used);
+void zero_surplus(const Context& context, const View& x, int64_t used);
 
 // The batch's arrays where the device can read them: on the CPU the batch itself (the rows with targets in
 // the arena), on a GPU all of them in one block of the arena, by one copy.
 DeviceBatch place_batch(const Context& context, const Batch& batch);
+// Memory for such arrays alone: of so many tokens, rows with a target and documents. The batch's pointers are
+// those that place_batch's would have.
+struct BatchShape {
+  int64_t tokens = 0, targets = 0, documents = 0;
+};
+DeviceBatch allocate_batch(const Context& context, const BatchShape& shape);
 
 }  // namespace lm

@@ -6,16 +6,15 @@
 
 namespace lm {
 
-void embedding_forward(const Context& context, const at::Tensor& table, const DeviceBatch& batch,
-                       const at::Tensor& x) {
-  context.kernels.gather_rows({.table = table.data_ptr(),
+void embedding_forward(const Context& context, const View& table, const DeviceBatch& batch, const View& x) {
+  context.kernels.gather_rows({.table = table.data,
                                .index = batch.token,
-                               .out = x.data_ptr(),
-                               .rows = batch.tokens(),
-                               .width = x.size(1),
+                               .out = x.data,
+                               .rows = batch.tokens,
+                               .width = x.columns,
                                .dtype = context.dtype},
                               context.stream);
-  zero_surplus(x, batch.tokens());
+  zero_surplus(context, x, batch.tokens);
 }
 
 EmbeddingGradient::EmbeddingGradient(const ModelSpec& spec, int64_t max_rows, int64_t max_tokens,
@@ -61,14 +60,14 @@ void EmbeddingGradient::begin(const Context& context, const std::vector<Batch>& 
   zero_bytes(sums_.data(), slots * spec_.hidden * static_cast<int64_t>(sizeof(float)), context.stream);
 }
 
-void EmbeddingGradient::add(const Context& context, size_t micro, const at::Tensor& dx) {
+void EmbeddingGradient::add(const Context& context, size_t micro, const View& dx) {
   const Slots& slots = micro_[micro];
   const int32_t* order = slots.order_and_start.data();
   if (context.device == DeviceType::kCuda) {
     context.uploads.send(index_.data(), order, std::ssize(slots.order_and_start) * 4, context.stream);
     order = reinterpret_cast<const int32_t*>(index_.data());
   }
-  context.kernels.sum_rows({.source = dx.data_ptr(),
+  context.kernels.sum_rows({.source = dx.data,
                             .order = order,
                             .start = order + slots.tokens,
                             .sums = reinterpret_cast<float*>(sums_.data()),
@@ -78,7 +77,7 @@ void EmbeddingGradient::add(const Context& context, size_t micro, const at::Tens
                            context.stream);
 }
 
-void EmbeddingGradient::finish(const Context& context, const at::Tensor& gradient) {
+void EmbeddingGradient::finish(const Context& context, const View& gradient) {
   const int32_t* rows = rows_.data();
   if (context.device == DeviceType::kCuda) {
     context.uploads.send(index_.data(), rows, std::ssize(rows_) * 4, context.stream);
@@ -86,10 +85,10 @@ void EmbeddingGradient::finish(const Context& context, const at::Tensor& gradien
   }
   context.kernels.add_rows({.sums = reinterpret_cast<const float*>(sums_.data()),
                             .row = rows,
-                            .gradient = gradient.data_ptr(),
+                            .gradient = gradient.data,
                             .slots = static_cast<int64_t>(rows_.size()),
                             .width = spec_.hidden,
-                            .gradient_dtype = dtype_of(gradient)},
+                            .gradient_dtype = gradient.dtype},
                            context.stream);
 }
 

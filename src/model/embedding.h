@@ -10,8 +10,7 @@
 namespace lm {
 
 // x [T, H] = table[token].
-void embedding_forward(const Context& context, const at::Tensor& table, const DeviceBatch& batch,
-                       const at::Tensor& x);
+void embedding_forward(const Context& context, const View& table, const DeviceBatch& batch, const View& x);
 
 class EmbeddingGradient {
  public:
@@ -21,9 +20,9 @@ class EmbeddingGradient {
   // Numbers the distinct tokens of the step's micro-batches and zeroes their sums.
   void begin(const Context& context, const std::vector<Batch>& micro_batches);
   // Adds dx [T, H] of micro-batch `micro`, in position order. Micro-batches come in ascending order.
-  void add(const Context& context, size_t micro, const at::Tensor& dx);
+  void add(const Context& context, size_t micro, const View& dx);
   // gradient[token] += sum, once per step. Without a tied head the caller has zeroed `gradient` before.
-  void finish(const Context& context, const at::Tensor& gradient);
+  void finish(const Context& context, const View& gradient);
 
  private:
   // Of one micro-batch: positions grouped by slot.

@@ -32,32 +32,33 @@ struct LossOptions {
 
 // *nll_sum (fp64, device memory) += sum of nll over the batch's targets. With `dx` [T, H] defined it becomes
 // the gradient of x [T, H] and the head's gradients are added; undefined: evaluation.
-void head_loss(const Context& context, const Head& head, const DeviceBatch& batch, const at::Tensor& x,
-               const at::Tensor& dx, double* nll_sum, const LossOptions& options);
+void head_loss(const Context& context, const Head& head, const DeviceBatch& batch, const View& x,
+               const View& dx, double* nll_sum, const LossOptions& options);
 
 // What a micro-batch keeps between the steps of a cut head, in arena order.
 struct HeadRows {
   TargetRows targets;
-  at::Tensor normed;                  // [R', H]: R rounded up; in training it waits in dx until the end
-  at::Tensor rstd;                    // [R] fp32
-  at::Tensor max, sum, target_logit;  // [R] fp32
-  at::Tensor dx_sum;                  // [R', H] fp32; undefined in evaluation
+  View normed;                  // [R', H]: R rounded up; in training it waits in dx until the end
+  View rstd;                    // [R] fp32
+  View max, sum, target_logit;  // [R] fp32
+  View dx_sum;                  // [R', H] fp32; undefined in evaluation
 };
-HeadRows head_begin(const Context& context, const Param& norm, const DeviceBatch& batch, const at::Tensor& x,
-                    const at::Tensor& dx);
+HeadRows head_begin(const Context& context, const Param& norm, const DeviceBatch& batch, const View& x,
+                    const View& dx);
 // The last segment completes the softmax and adds to *nll_sum.
 void head_segment_forward(const Context& context, const HeadSegment& segment, const HeadRows& rows,
                           double* nll_sum, const LossOptions& options);
 void head_segment_backward(const Context& context, const HeadSegment& segment, const HeadRows& rows,
                            const LossOptions& options);
 // `x` is head_begin's, and dx becomes its gradient.
-void head_finish(const Context& context, const Param& norm, const at::Tensor& x, const HeadRows& rows,
-                 const at::Tensor& dx, const LossOptions& options);
+void head_finish(const Context& context, const Param& norm, const View& x, const HeadRows& rows,
+                 const View& dx, const LossOptions& options);
 
 // For generation and tests: the final norm of x [rows, H], and a segment's columns of its logits [rows, V].
-at::Tensor head_normed(const Context& context, const Param& norm, const at::Tensor& x);
-void head_segment_logits(const HeadSegment& segment, const at::Tensor& normed, const at::Tensor& logits);
+View head_normed(const Context& context, const Param& norm, const View& x);
+void head_segment_logits(const Context& context, const HeadSegment& segment, const View& normed,
+                         const View& logits);
 // All of them.
-void head_logits(const Context& context, const Head& head, const at::Tensor& x, const at::Tensor& logits);
+void head_logits(const Context& context, const Head& head, const View& x, const View& logits);
 
 }  // namespace lm

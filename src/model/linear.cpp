@@ -1,39 +1,34 @@
 #include "model/linear.h"
 
-#include <ATen/ScalarOps.h>
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/mm.h>
-#include <ATen/ops/mul.h>
-
 namespace lm {
 namespace {
 
 constexpr int64_t kSumRows = 64;  // rows per partial sum of the column sums (kernels.h)
 
-void add_bias_gradient(const Context& context, const at::Tensor& gradient, const at::Tensor& dy, bool first) {
+void add_bias_gradient(const Context& context, const View& gradient, const View& dy, bool first) {
   const ArenaFrame frame(context.arena);
-  const int64_t rows = dy.size(0), width = dy.size(1);
-  const at::Tensor sums = context.tensor({width}, DType::kF32);
-  const at::Tensor partial = context.tensor({(rows + kSumRows - 1) / kSumRows, width}, DType::kF32);
-  context.kernels.sum_columns({.x = dy.data_ptr(),
-                               .sums = sums.data_ptr<float>(),
-                               .partial = partial.data_ptr<float>(),
+  const int64_t rows = dy.rows, width = dy.columns;
+  const View sums = context.tensor(width, 1, DType::kF32);
+  const View partial = context.tensor((rows + kSumRows - 1) / kSumRows, width, DType::kF32);
+  context.kernels.sum_columns({.x = dy.data,
+                               .sums = sums.floats(),
+                               .partial = partial.floats(),
                                .rows = rows,
                                .width = width,
-                               .stride = dy.stride(0),
+                               .stride = dy.stride,
                                .dtype = context.dtype},
                               context.stream);
-  add_vector_gradient(context, gradient, sums.data_ptr<float>(), first);
+  add_vector_gradient(context, gradient, sums.floats(), first);
 }
 
 Dropout dropout_arguments(const Context& context, const Adapter& adapter, const DeviceBatch& batch,
-                          const at::Tensor& x, const at::Tensor& out, bool accumulate) {
-  return {.x = x.data_ptr(),
-          .out = out.data_ptr(),
+                          const View& x, const View& out, bool accumulate) {
+  return {.x = x.data,
+          .out = out.data,
           .sample = batch.sample,
           .position = batch.position,
-          .rows = batch.tokens(),
-          .width = x.size(1),
+          .rows = batch.tokens,
+          .width = x.columns,
           .key = adapter.dropout_key,
           .p = adapter.dropout,
           .accumulate = accumulate,
@@ -41,37 +36,33 @@ Dropout dropout_arguments(const Context& context, const Adapter& adapter, const 
 }
 
 // drop(x): x itself when dropout is off (evaluation clears the key), else a copy in the arena.
-at::Tensor dropped(const Context& context, const Adapter& adapter, const DeviceBatch& batch,
-                   const at::Tensor& x) {
+View dropped(const Context& context, const Adapter& adapter, const DeviceBatch& batch, const View& x) {
   if (adapter.dropout_key == 0) return x;
-  const at::Tensor out = context.tensor(x.sizes());
+  const View out = context.like(x);
   context.kernels.dropout(dropout_arguments(context, adapter, batch, x, out, false), context.stream);
-  zero_surplus(out, batch.tokens());
+  zero_surplus(context, out, batch.tokens);
   return out;
 }
 
-void adapter_backward(const Context& context, const Adapter& adapter, const DeviceBatch& batch,
-                      const at::Tensor& x, const at::Tensor& dy, const at::Tensor& dx,
-                      const at::Tensor& reduced, bool first) {
+void adapter_backward(const Context& context, const Adapter& adapter, const DeviceBatch& batch, const View& x,
+                      const View& dy, const View& dx, const View& reduced, bool first) {
   const ArenaFrame frame(context.arena);
-  const at::Tensor dy_slice = dy.narrow(1, adapter.first, adapter.rows);
+  const View dy_slice = dy.column_range(adapter.first, adapter.rows);
   // The scale multiplies the small factor [T, r] once and so reaches dA, dB and dx.
-  at::Tensor scaled = context.tensor(reduced.sizes());
-  // As a tensor: with a scalar ATen makes the product in memory of its own and copies it.
-  at::mul_out(scaled, reduced, at::native::wrapped_scalar_tensor(adapter.scale));
+  const View scaled = context.like(reduced);
+  context.kernels.scale({.x = reduced, .out = scaled, .factor = adapter.scale}, context.stream);
   add_weight_gradient(context, adapter.b.gradient, dy_slice, scaled, first);
-  at::Tensor dreduced = context.tensor(reduced.sizes());
-  at::mm_out(dreduced, dy_slice, adapter.b.weight);
-  dreduced.mul_(at::Scalar(adapter.scale));
+  const View dreduced = context.like(reduced);
+  context.kernels.gemm({.a = dy_slice, .b = adapter.b.weight, .out = dreduced}, context.stream);
+  context.kernels.scale({.x = dreduced, .out = dreduced, .factor = adapter.scale}, context.stream);
   add_weight_gradient(context, adapter.a.gradient, dreduced, dropped(context, adapter, batch, x), first);
   if (!dx.defined()) return;
   if (adapter.dropout_key == 0) {
-    at::Tensor out = dx;
-    at::addmm_out(out, dx, dreduced, adapter.a.weight);
+    context.kernels.gemm({.a = dreduced, .b = adapter.a.weight, .out = dx, .addend = dx}, context.stream);
     return;
   }
-  at::Tensor part = context.tensor(dx.sizes());
-  at::mm_out(part, dreduced, adapter.a.weight);
+  const View part = context.like(dx);
+  context.kernels.gemm({.a = dreduced, .b = adapter.a.weight, .out = part}, context.stream);
   context.kernels.dropout(dropout_arguments(context, adapter, batch, part, dx, true), context.stream);
 }
 
@@ -80,97 +71,91 @@ void adapter_backward(const Context& context, const Adapter& adapter, const Devi
 LinearSaved allocate_saved(const Context& context, const Linear& linear, int64_t rows) {
   LinearSaved saved;
   for (const Adapter& adapter : linear.adapters) {
-    saved.reduced.push_back(context.tensor({rows, adapter.a.weight.size(0)}));
+    saved.reduced.push_back(context.tensor(rows, adapter.a.weight.rows));
   }
   return saved;
 }
 
-void linear_forward(const Context& context, const Linear& linear, const DeviceBatch& batch,
-                    const at::Tensor& x, const at::Tensor& y, LinearSaved& saved,
-                    const at::Tensor* residual) {
-  at::Tensor out = y;
-  if (residual != nullptr) {
-    at::addmm_out(out, *residual, x, linear.weight.weight.t());
-  } else {
-    at::mm_out(out, x, linear.weight.weight.t());
-  }
+void linear_forward(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,
+                    const View& y, LinearSaved& saved, const View& residual) {
+  context.kernels.gemm({.a = x, .b = linear.weight.weight, .out = y, .addend = residual, .transpose_b = true},
+                       context.stream);
   if (linear.bias.weight.defined()) {
-    context.kernels.add_bias({.x = y.data_ptr(),
-                              .bias = linear.bias.weight.data_ptr(),
-                              .rows = y.size(0),
-                              .width = y.size(1),
-                              .stride = y.stride(0),
+    context.kernels.add_bias({.x = y.data,
+                              .bias = linear.bias.weight.data,
+                              .rows = y.rows,
+                              .width = y.columns,
+                              .stride = y.stride,
                               .dtype = context.dtype},
                              context.stream);
   }
   linear_reduce(context, linear, batch, x, saved);
   for (size_t i = 0; i < linear.adapters.size(); ++i) {
     const Adapter& adapter = linear.adapters[i];
-    at::Tensor slice = y.narrow(1, adapter.first, adapter.rows);
-    at::addmm_out(slice, slice, saved.reduced[i], adapter.b.weight.t(), 1, adapter.scale);
+    const View slice = y.column_range(adapter.first, adapter.rows);
+    context.kernels.gemm({.a = saved.reduced[i],
+                          .b = adapter.b.weight,
+                          .out = slice,
+                          .addend = slice,
+                          .transpose_b = true,
+                          .scale = adapter.scale},
+                         context.stream);
   }
 }
 
-void linear_backward(const Context& context, const Linear& linear, const DeviceBatch& batch,
-                     const at::Tensor& x, const at::Tensor& dy, const at::Tensor& dx,
-                     const LinearSaved& saved, bool first) {
+void linear_backward(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,
+                     const View& dy, const View& dx, const LinearSaved& saved, bool first) {
   if (linear.weight.gradient.defined()) add_weight_gradient(context, linear.weight.gradient, dy, x, first);
   if (linear.bias.gradient.defined()) add_bias_gradient(context, linear.bias.gradient, dy, first);
-  if (dx.defined()) linear_input_gradient(linear, dy, dx);
+  if (dx.defined()) linear_input_gradient(context, linear, dy, dx);
   for (size_t i = 0; i < linear.adapters.size(); ++i) {
     adapter_backward(context, linear.adapters[i], batch, x, dy, dx, saved.reduced[i], first);
   }
 }
 
-void linear_input_gradient(const Linear& linear, const at::Tensor& dy, const at::Tensor& dx) {
-  at::Tensor out = dx;
-  at::mm_out(out, dy, linear.weight.weight);
+void linear_input_gradient(const Context& context, const Linear& linear, const View& dy, const View& dx) {
+  context.kernels.gemm({.a = dy, .b = linear.weight.weight, .out = dx}, context.stream);
 }
 
-void linear_reduce(const Context& context, const Linear& linear, const DeviceBatch& batch,
-                   const at::Tensor& x, LinearSaved& saved) {
+void linear_reduce(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,
+                   LinearSaved& saved) {
   for (size_t i = 0; i < linear.adapters.size(); ++i) {
     const ArenaFrame frame(context.arena);
     const Adapter& adapter = linear.adapters[i];
-    at::mm_out(saved.reduced[i], dropped(context, adapter, batch, x), adapter.a.weight.t());
+    context.kernels.gemm({.a = dropped(context, adapter, batch, x),
+                          .b = adapter.a.weight,
+                          .out = saved.reduced[i],
+                          .transpose_b = true},
+                         context.stream);
   }
 }
 
-void add_weight_gradient(const Context& context, const at::Tensor& gradient, const at::Tensor& dy,
-                         const at::Tensor& x, bool first) {
-  at::Tensor out = gradient;
-  const bool same_type = gradient.scalar_type() == x.scalar_type();
-  if (same_type) {
-    if (first) {
-      at::mm_out(out, dy.t(), x);
-    } else {
-      at::addmm_out(out, gradient, dy.t(), x);
-    }
-  } else if (context.device == DeviceType::kCuda) {
-    if (first) {
-      at::mm_out(out, dy.t(), x, gradient.scalar_type());
-    } else {
-      at::addmm_out(out, gradient, dy.t(), x, gradient.scalar_type());
-    }
-  } else {
-    const ArenaFrame frame(context.arena);
-    at::Tensor scratch = context.tensor(gradient.sizes());
-    at::mm_out(scratch, dy.t(), x);
-    context.kernels.accumulate({.to = gradient.data_ptr(),
-                                .from = scratch.data_ptr(),
-                                .elements = gradient.numel(),
-                                .to_dtype = dtype_of(gradient),
-                                .from_dtype = context.dtype,
-                                .overwrite = first},
-                               context.stream);
+void add_weight_gradient(const Context& context, const View& gradient, const View& dy, const View& x,
+                         bool first) {
+  // On the CPU a product of bf16 has that type: it goes to scratch, and is added in the gradient's.
+  if (gradient.dtype == x.dtype || context.device == DeviceType::kCuda) {
+    context.kernels.gemm(
+        {.a = dy, .b = x, .out = gradient, .addend = first ? View() : gradient, .transpose_a = true},
+        context.stream);
+    return;
   }
+  const ArenaFrame frame(context.arena);
+  const View scratch = context.tensor(gradient.rows, gradient.columns);
+  context.kernels.gemm({.a = dy, .b = x, .out = scratch, .transpose_a = true}, context.stream);
+  context.kernels.accumulate({.to = gradient.data,
+                              .from = scratch.data,
+                              .elements = gradient.elements(),
+                              .to_dtype = gradient.dtype,
+                              .from_dtype = context.dtype,
+                              .overwrite = first},
+                             context.stream);
 }
 
-void add_vector_gradient(const Context& context, const at::Tensor& gradient, const float* sums, bool first) {
-  context.kernels.accumulate({.to = gradient.data_ptr(),
+void add_vector_gradient(const Context& context, const View& gradient, const float* sums, bool first) {
+  context.kernels.accumulate({.to = gradient.data,
                               .from = sums,
-                              .elements = gradient.numel(),
-                              .to_dtype = dtype_of(gradient),
+                              .elements = gradient.elements(),
+                              .to_dtype = gradient.dtype,
                               .from_dtype = DType::kF32,
                               .overwrite = first},
                              context.stream);

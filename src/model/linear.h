@@ -11,8 +11,8 @@ namespace lm {
 // A parameter in use. `gradient` is undefined when it is frozen; else it has the weight's shape and the run's
 // gradient type.
 struct Param {
-  at::Tensor weight;
-  at::Tensor gradient;
+  View weight;
+  View gradient;
 };
 
 // LoRA on rows [first, first + rows) of a projection's output.
@@ -34,34 +34,32 @@ struct Linear {
 
 // What the backward pass wants back from the forward pass: A drop(x) per adapter, [T, r].
 struct LinearSaved {
-  std::vector<at::Tensor> reduced;
+  std::vector<View> reduced;
 };
 
 // Allocates what forward saves, in the arena.
 LinearSaved allocate_saved(const Context& context, const Linear& linear, int64_t rows);
 
 // y [T, out] = linear(x [T, in]); with `residual` [T, out] it is added in the GEMM (rounded once).
-void linear_forward(const Context& context, const Linear& linear, const DeviceBatch& batch,
-                    const at::Tensor& x, const at::Tensor& y, LinearSaved& saved,
-                    const at::Tensor* residual = nullptr);
+void linear_forward(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,
+                    const View& y, LinearSaved& saved, const View& residual = {});
 
 // dx [T, in] = dy W + the adapters' part; parameter gradients are added, or overwritten when `first` (the
 // step's first micro-batch). `dx` may be undefined when nobody needs it.
-void linear_backward(const Context& context, const Linear& linear, const DeviceBatch& batch,
-                     const at::Tensor& x, const at::Tensor& dy, const at::Tensor& dx,
-                     const LinearSaved& saved, bool first);
+void linear_backward(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,
+                     const View& dy, const View& dx, const LinearSaved& saved, bool first);
 
 // The two passes' halves on their own: dx = dy W without adapters, and A drop(x) without the projection.
-void linear_input_gradient(const Linear& linear, const at::Tensor& dy, const at::Tensor& dx);
-void linear_reduce(const Context& context, const Linear& linear, const DeviceBatch& batch,
-                   const at::Tensor& x, LinearSaved& saved);
+void linear_input_gradient(const Context& context, const Linear& linear, const View& dy, const View& dx);
+void linear_reduce(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,
+                   LinearSaved& saved);
 
 // gradient (+)= dyᵀ x in the gradient's type: with a bf16 product and an fp32 gradient on the CPU the GEMM
 // goes to scratch and is added in fp32; elsewhere the GEMM itself accumulates.
-void add_weight_gradient(const Context& context, const at::Tensor& gradient, const at::Tensor& dy,
-                         const at::Tensor& x, bool first);
+void add_weight_gradient(const Context& context, const View& gradient, const View& dy, const View& x,
+                         bool first);
 
 // gradient [n] (+)= sums [n] (fp32).
-void add_vector_gradient(const Context& context, const at::Tensor& gradient, const float* sums, bool first);
+void add_vector_gradient(const Context& context, const View& gradient, const float* sums, bool first);
 
 }  // namespace lm

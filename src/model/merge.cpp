@@ -1,8 +1,9 @@
 #include "model/merge.h"
 
-#include <ATen/ops/mm.h>
-
 #include <string>
+#include <vector>
+
+#include "base/host_device.h"
 
 namespace lm {
 namespace {
@@ -24,12 +25,28 @@ const TensorPlace* adapter_of(const BlockLayout& layout, const std::string& modu
   return nullptr;
 }
 
-at::Tensor host_floats(const TensorPlace& place, const MergeTarget& target) {
+float load_float(const std::byte* from, DType dtype, size_t i) {
+  if (dtype == DType::kF32) return reinterpret_cast<const float*>(from)[i];
+  return to_float(reinterpret_cast<const Bf16*>(from)[i]);
+}
+
+void store_float(std::byte* to, DType dtype, size_t i, float value) {
+  if (dtype == DType::kF32) {
+    reinterpret_cast<float*>(to)[i] = value;
+  } else {
+    reinterpret_cast<Bf16*>(to)[i] = to_bf16(value);
+  }
+}
+
+// The adapter's tensor in host memory, as fp32.
+std::vector<float> host_floats(const TensorPlace& place, const MergeTarget& target) {
   const auto size = static_cast<int64_t>(dtype_size(target.dtype));
-  auto* const memory = const_cast<std::byte*>(target.trainable) + place.offset * size;
-  return view_memory(memory, {place.parameter.rows, place.parameter.columns}, target.dtype,
-                     target.stream.device)
-      .to(at::kCPU, at::kFloat);
+  std::vector<std::byte> bytes(static_cast<size_t>(place.parameter.elements() * size));
+  copy_bytes(bytes.data(), target.trainable + place.offset * size, std::ssize(bytes), target.stream);
+  synchronize(target.stream);
+  std::vector<float> out(static_cast<size_t>(place.parameter.elements()));
+  for (size_t i = 0; i < out.size(); ++i) out[i] = load_float(bytes.data(), target.dtype, i);
+  return out;
 }
 
 }  // namespace
@@ -43,11 +60,21 @@ void merge_adapters(const BlockLayout& layout, const TensorPlace& place, const A
     const TensorPlace* const a = adapter_of(layout, module, ".lora_A.weight");
     const TensorPlace* const b = adapter_of(layout, module, ".lora_B.weight");
     if (a == nullptr || b == nullptr) continue;
-    at::Tensor weight =
-        view_memory(target.weight, {parameter.rows, parameter.columns}, target.dtype, DeviceType::kCpu)
-            .narrow(0, part.first, part.rows);
-    const at::Tensor delta = at::mm(host_floats(*b, target), host_floats(*a, target)).mul_(adapter.scale());
-    weight.copy_(weight.to(at::kFloat).add_(delta));
+    std::vector<float> left = host_floats(*b, target), right = host_floats(*a, target);
+    const int64_t rank = b->parameter.columns, columns = parameter.columns;
+    std::vector<float> delta(static_cast<size_t>(part.rows * columns));
+    const View product = view_of(delta.data(), DType::kF32, part.rows, columns);
+    const StreamView cpu{DeviceType::kCpu, nullptr, target.stream.threads};
+    target.kernels.gemm({.a = view_of(left.data(), DType::kF32, part.rows, rank),
+                         .b = view_of(right.data(), DType::kF32, rank, columns),
+                         .out = product},
+                        cpu);
+    const auto scale = static_cast<float>(adapter.scale());
+    const auto first = static_cast<size_t>(part.first * columns);
+    for (size_t i = 0; i < delta.size(); ++i) {
+      const float sum = load_float(target.weight, target.dtype, first + i) + delta[i] * scale;
+      store_float(target.weight, target.dtype, first + i, sum);
+    }
   }
 }
 

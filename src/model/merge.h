@@ -9,7 +9,8 @@ struct MergeTarget {
   const std::byte* trainable;  // the block's adapter tensors, where the compute device has them
   std::byte* weight;           // the frozen tensor's host copy, changed in place
   DType dtype;
-  StreamView stream;
+  StreamView stream;       // of the compute device
+  const Kernels& kernels;  // the CPU's
 };
 
 // Adds every adapter of `layout` that belongs to the frozen tensor `place`; others are left alone.

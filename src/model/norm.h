@@ -14,17 +14,15 @@ struct Groups {
 
 // out [T, groups * width] = w * x * rstd; strides come from the tensors. `rstd` [T, groups] fp32 may be
 // undefined.
-void norm_forward(const Context& context, const Param& norm, const at::Tensor& x, const at::Tensor& out,
-                  const at::Tensor& rstd, Groups groups);
+void norm_forward(const Context& context, const Param& norm, const View& x, const View& out, const View& rstd,
+                  Groups groups);
 
 // sum = x + residual, out = norm(sum).
-void norm_forward_residual(const Context& context, const Param& norm, const at::Tensor& x,
-                           const at::Tensor& residual, const at::Tensor& sum, const at::Tensor& out,
-                           const at::Tensor& rstd);
+void norm_forward_residual(const Context& context, const Param& norm, const View& x, const View& residual,
+                           const View& sum, const View& out, const View& rstd);
 
 // dx = norm'(dy) (+ dresidual, when defined); the weight's gradient is added. dx may be dy or dresidual.
-void norm_backward(const Context& context, const Param& norm, const at::Tensor& dy, const at::Tensor& x,
-                   const at::Tensor& rstd, const at::Tensor& dresidual, const at::Tensor& dx, Groups groups,
-                   bool first);
+void norm_backward(const Context& context, const Param& norm, const View& dy, const View& x, const View& rstd,
+                   const View& dresidual, const View& dx, Groups groups, bool first);
 
 }  // namespace lm

@@ -21,15 +21,15 @@ struct TransformerBlock {
 
 // What backward needs of a block's forward, in arena order. x_in, the block's input, belongs to the caller.
 struct BlockSaved {
-  at::Tensor rstd1;      // [T] fp32
-  at::Tensor qkv;        // [T, Q], q and k normed and rotated
-  at::Tensor qk;         // [T, (n_h + n_kv) d] before the q/k norms; undefined without them
-  at::Tensor qk_rstd;    // [T, n_h + n_kv] fp32; likewise
-  at::Tensor attention;  // [T, n_h d]
-  at::Tensor lse;        // [n_h, T] fp32
-  at::Tensor x_mid;      // [T, H]
-  at::Tensor rstd2;      // [T] fp32
-  at::Tensor gate_up;    // [T, 2F]
+  View rstd1;      // [T] fp32
+  View qkv;        // [T, Q], q and k normed and rotated
+  View qk;         // [T, (n_h + n_kv) d] before the q/k norms; undefined without them
+  View qk_rstd;    // [T, n_h + n_kv] fp32; likewise
+  View attention;  // [T, n_h d]
+  View lse;        // [n_h, T] fp32
+  View x_mid;      // [T, H]
+  View rstd2;      // [T] fp32
+  View gate_up;    // [T, 2F]
   LinearSaved qkv_adapters, out_adapters, gate_up_adapters, down_adapters;
 };
 
@@ -38,12 +38,11 @@ BlockSaved allocate_block_saved(const Context& context, const TransformerBlock& 
 // Fills `saved` from x_in [T, H]. With x_out [T, H] undefined it stops once everything saved is there, which
 // is what recomputation wants.
 void block_forward(const Context& context, const TransformerBlock& block, const DeviceBatch& batch,
-                   const at::Tensor& x_in, BlockSaved& saved, const at::Tensor& x_out);
+                   const View& x_in, BlockSaved& saved, const View& x_out);
 
 // dx [T, H]: in the gradient of x_out, out the gradient of x_in (left as it is past the last trained
 // parameter when `want_dx` is false). `saved` is used up.
 void block_backward(const Context& context, const TransformerBlock& block, const DeviceBatch& batch,
-                    const at::Tensor& x_in, BlockSaved& saved, const at::Tensor& dx, bool first,
-                    bool want_dx);
+                    const View& x_in, BlockSaved& saved, const View& dx, bool first, bool want_dx);
 
 }  // namespace lm

@@ -10,7 +10,7 @@
 
 #include "base/cuda.h"
 #include "base/error.h"
-#include "model/runtime.h"
+#include "kernels/runtime.h"
 
 namespace lm {
 

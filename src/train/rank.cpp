@@ -3,7 +3,8 @@
 #include <algorithm>
 
 #include "base/bytes.h"
-#include "model/runtime.h"
+#include "kernels/library.h"
+#include "kernels/runtime.h"
 
 namespace lm {
 namespace {
@@ -13,21 +14,23 @@ int64_t rope_positions(const RankSetup& setup) {
   return std::max<int64_t>(setup.max_length, 1);
 }
 
-StepSettings step_settings(const RankSetup& setup, DeviceType device) {
+StepSettings step_settings(const RankSetup& setup) {
   const NumericsPlan& n = setup.plan.numerics;
   StepSettings settings;
-  settings.bind = {.dtype = n.dtype,
-                   .gradient_dtype = n.gradient_dtype,
-                   .device = device,
-                   .adapter = setup.adapter,
-                   .training = false,
-                   .seed = static_cast<uint64_t>(setup.seed),
-                   .step = 0};
-  settings.recompute = n.recompute;
-  settings.row_chunk = n.row_chunk;
+  const PlacementPlan& placement = setup.plan.placement;
+  settings.pass = {.bind = {.dtype = n.dtype,
+                            .gradient_dtype = n.gradient_dtype,
+                            .training = false,
+                            .seed = static_cast<uint64_t>(setup.seed),
+                            .step = 0},
+                   .recompute = n.recompute,
+                   .row_chunk = n.row_chunk,
+                   .group = placement.group,
+                   .cut_head = placement.head_segments() > 0,
+                   .inputs_off_device = placement.pool(Pool::kActivations).slots > 0};
+  settings.adapter = setup.adapter;
   settings.clip = setup.optimizer.clip;
   settings.max_grad_norm = setup.max_grad_norm;
-  const PlacementPlan& placement = setup.plan.placement;
   settings.shape = placement.schedule(setup.spec, n.recompute, setup.optimizer.clip);
   settings.transfers = placement.transfers();
   return settings;
@@ -86,7 +89,7 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
       context_{setup.spec,
                setup.plan.numerics.dtype,
                stream.device,
-               kernels(stream.device),
+               library_kernels(stream.device),
                stream,
                arena_,
                rope_,
@@ -129,7 +132,7 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
                                                 .embedding_gradient = embedding_gradient_.get(),
                                                 .host_loss = head(result_memory_, kLossBytes),
                                                 .trace = setup.trace},
-                                      step_settings(setup, device_));
+                                      step_settings(setup));
 }
 
 Rank::~Rank() {

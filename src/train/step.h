@@ -1,6 +1,7 @@
-// One optimizer step: walks the schedule's operations in order on the compute thread, transfers included.
-// Owns nothing that outlives a step but the accumulators and what is deferred to the next; weights, gradients
-// and optimizer state belong to their stores.
+// One optimizer step: walks the schedule's operations in order on the compute thread. Compute is a Pass's;
+// this is the memory that it works on, and the checks, transfers and updates between. Owns nothing that
+// outlives a step but the accumulators and what is deferred to the next; weights, gradients and optimizer
+// state belong to their stores.
 #pragma once
 
 #include <functional>
@@ -11,8 +12,7 @@
 
 #include "base/batch.h"
 #include "base/trace.h"
-#include "model/bind.h"
-#include "model/embedding.h"
+#include "model/pass.h"
 #include "optim/gradients.h"
 #include "optim/sharded_optimizer.h"
 #include "schedule/transfers.h"
@@ -37,9 +37,8 @@ struct StepParts {
 };
 
 struct StepSettings {
-  BindOptions bind;         // seed; `training` and `step` are set here
-  bool recompute = false;   // keep block inputs only
-  int64_t row_chunk = 512;  // rows of logits at once
+  PassSettings pass;
+  const AdapterSpec* adapter = nullptr;  // null: full fine-tuning
   Clip clip = Clip::kGlobal;
   double max_grad_norm = 1.0;
   ScheduleShape shape;  // micro_batches and pending are set per step
@@ -52,10 +51,9 @@ struct StepResult {
   bool skipped = false;  // loss or norm not finite: no weight and no moment has changed
 };
 
-class TrainStep {
+class TrainStep : private PassMemory {
  public:
   TrainStep(const StepParts& parts, const StepSettings& settings);
-  ~TrainStep();
 
   // `step` counts from 1 and keys the randomness. Updates of blocks whose state is off the device may be left
   // to the next call.
@@ -71,7 +69,6 @@ class TrainStep {
   std::vector<float> logits(const Batch& batch, const std::vector<int32_t>& rows);
 
  private:
-  struct MicroBatch;  // what lives between a micro-batch's first and last operation
   // What the check of a step hands to the updates that wait for it.
   struct Update {
     double lr = 0;
@@ -81,52 +78,37 @@ class TrainStep {
   };
 
   // carry_out, traced.
-  void execute(const Operation& operation, const StepBatches& batches);
-  void carry_out(const Operation& operation, const StepBatches& batches);
+  void execute(const Operation& operation);
+  void carry_out(const Operation& operation);
   std::string name(const Operation& operation) const;
   // What an operation needs has come: its compute begins.
   void arrived() {
     if (trace_ != nullptr) arrived_ns_ = steady_ns();
   }
   void transfer(const Operation& operation);
-  void forward(int64_t block, int64_t micro, const StepBatches& batches);
-  void begin_micro(int64_t micro, const StepBatches& batches);
-  void head(int64_t micro);
-  // Of a cut head: of a segment, or of the final norm.
-  void head_forward(const Operation& operation);
-  void head_backward(const Operation& operation);
-  void recompute(int64_t block, int64_t micro);
-  void backward(int64_t block, int64_t micro);
   void reduce(const Operation& operation);
-  void check(const StepBatches& batches);
+  void check();
   void update(const Operation& operation);
   float block_scale(int64_t block) const;
 
-  MicroBatch& at(int64_t micro) { return *group_[static_cast<size_t>(micro % settings_.shape.group)]; }
-  bool last_of_group(int64_t micro) const;
+  // PassMemory
+  DeviceBatch place(int64_t micro) override;
+  BlockMemory borrow(int64_t unit, bool gradient) override;
+  void begin_gradient(int64_t unit) override { gradients_->begin(unit); }
+  void add_embedding_gradient(int64_t micro, const View& dx) override;
+  std::byte* make_input(int64_t block, int64_t micro, int64_t bytes) override;
+  std::byte* input(int64_t block, int64_t micro) override;
   int64_t input_array(int64_t block, int64_t micro) const;
-  // x_in [T, H] of a block; `make_input` gives it memory first.
-  at::Tensor input(int64_t block, int64_t micro);
-  at::Tensor make_input(int64_t block, int64_t micro);
 
-  // What a unit has on loan; `training`: its gradient, too. A whole block's number is its unit's.
-  BlockMemory borrow(int64_t unit, bool training);
   const Unit& unit(const Operation& operation) const {
     return weights_.units()[static_cast<size_t>(operation.unit)];
   }
-  BindOptions bind_options(bool training) const;
-  Param bind_embedding(bool training);
-  TransformerBlock bind_block(int64_t block, bool training);
-  Head bind_last(bool training);
-  Param bind_last_norm(bool training);
-  HeadSegment bind_head_segment(const Operation& operation, bool training);
-  LossOptions loss_options(int64_t micro) const;
-  // Runs forward up to the head and calls `head` with its input for each of the head's operations.
-  using HeadVisitor =
-      std::function<void(const Operation& operation, const DeviceBatch& batch, const at::Tensor& x)>;
+  // Carries out an evaluation's list; `head` does what the head's operations are for.
+  using HeadVisitor = std::function<void(const Operation& operation, ForwardPass& pass)>;
   void walk_forward(const Batch& batch, const HeadVisitor& head);
   bool trained(int64_t block) const;
   void zero_loss();
+  double* nll_sum() const { return reinterpret_cast<double*>(nll_.data()); }
   // Sum of nll so far: sends it to the host, waits for the stream and so for everything before.
   double read_loss();
 
@@ -146,19 +128,15 @@ class TrainStep {
   Update update_;
 
   // Of the step being walked.
+  const StepBatches* batches_ = nullptr;
   int64_t step_ = 0;
-  int64_t micro_batches_ = 0;
   double lr_ = 0;
   StepResult result_;
   bool update_begun_ = false;
-  float loss_scale_ = 0;                    // 1 / target tokens
   std::vector<std::optional<Loan>> loans_;  // per unit, between acquire and release
-  std::vector<std::unique_ptr<MicroBatch>> group_;
-  std::vector<int64_t> mark_;   // of the arena, before a block's saved activations
-  int64_t group_mark_ = 0;      // before the group
-  int64_t recompute_mark_ = 0;  // before the recomputation under way
-  Memory nll_;                  // fp64, on the device
-  double* host_nll_;            // the same where the host reads it
+  Memory nll_;                              // fp64, on the device
+  double* host_nll_;                        // the same where the host reads it
+  Pass pass_;
 };
 
 }  // namespace lm

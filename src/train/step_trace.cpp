@@ -24,15 +24,15 @@ bool computes(OperationKind kind) {
 
 }  // namespace
 
-void TrainStep::execute(const Operation& operation, const StepBatches& batches) {
-  if (trace_ == nullptr || !trace_->recording()) return carry_out(operation, batches);
+void TrainStep::execute(const Operation& operation) {
+  if (trace_ == nullptr || !trace_->recording()) return carry_out(operation);
   const double waited = far_.wait_seconds();
   const int64_t start = arrived_ns_ = steady_ns();
   DeviceClock* const clock = computes(operation.kind) ? far_.clock() : nullptr;
   const int64_t span = clock == nullptr ? 0
                                         : clock->begin(DeviceClock::Kind::kCompute, context_.stream, 0,
                                                        [&] { return name(operation); });
-  carry_out(operation, batches);
+  carry_out(operation);
   if (clock != nullptr) clock->end(span, context_.stream);
   const int64_t end = steady_ns();
   const int64_t wait_end = std::min(end, start + static_cast<int64_t>((far_.wait_seconds() - waited) * 1e9));

@@ -8,7 +8,7 @@
 #include <random>
 
 #include "base/error.h"
-#include "model/runtime.h"
+#include "kernels/runtime.h"
 #include "train/rank.h"
 #include "weights/load_store.h"
 

@@ -8,7 +8,7 @@
 #include <random>
 
 #include "base/bytes.h"
-#include "model/runtime.h"
+#include "kernels/runtime.h"
 
 namespace lm {
 namespace {

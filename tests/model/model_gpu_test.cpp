@@ -9,7 +9,7 @@
 #include <cstdio>
 
 #include "gpu_compare.h"
-#include "model/runtime.h"
+#include "kernels/runtime.h"
 
 namespace lm {
 namespace {

@@ -22,7 +22,7 @@
 
 #include "base/error.h"
 #include "base/staging.h"
-#include "model/runtime.h"
+#include "kernels/runtime.h"
 #include "train/rank.h"
 #include "weights/adapter_files.h"
 #include "weights/load_store.h"

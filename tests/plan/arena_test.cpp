@@ -8,7 +8,7 @@
 
 #include "base/bytes.h"
 #include "kernels/kernels.h"
-#include "model/runtime.h"
+#include "kernels/runtime.h"
 #include "shapes.h"
 #include "train/rank.h"
 

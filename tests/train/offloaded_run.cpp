@@ -7,7 +7,7 @@
 #include <filesystem>
 
 #include "base/error.h"
-#include "model/runtime.h"
+#include "kernels/runtime.h"
 #include "weights/load_store.h"
 
 namespace lm::offloaded_run {

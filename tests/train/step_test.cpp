@@ -7,7 +7,7 @@
 #include <set>
 
 #include "base/error.h"
-#include "model/runtime.h"
+#include "kernels/runtime.h"
 #include "train/rank.h"
 #include "weights/load_store.h"
 

@@ -13,7 +13,7 @@
 #include <sstream>
 
 #include "base/bytes.h"
-#include "model/runtime.h"
+#include "kernels/runtime.h"
 #include "tests/twin/twin.h"
 #include "train/rank.h"
 #include "weights/load_store.h"

@@ -9,7 +9,7 @@
 #include <filesystem>
 
 #include "base/bytes.h"
-#include "model/runtime.h"
+#include "kernels/runtime.h"
 #include "train/metrics.h"
 #include "train/rank.h"
 #include "weights/load_store.h"

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "model/runtime.h"
+#include "kernels/runtime.h"
 
 namespace lm {
 

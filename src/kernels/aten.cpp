@@ -1,7 +1,6 @@
-#include "model/tensor.h"
+#include "kernels/aten.h"
 
 #include <ATen/ops/from_blob.h>
-#include <c10/util/accumulate.h>
 
 #include "base/error.h"
 
@@ -43,18 +42,19 @@ DType dtype_of(const at::Tensor& tensor) {
   }
 }
 
-at::Tensor view_memory(void* memory, at::IntArrayRef shape, DType type, DeviceType device) {
+at::Tensor tensor_of(const View& view, DeviceType device) {
+  return tensor_of(view.data, {view.rows, view.columns}, {view.stride, 1}, view.dtype, device);
+}
+
+at::Tensor tensor_of(void* memory, at::IntArrayRef shape, at::IntArrayRef strides, DType type,
+                     DeviceType device) {
   const at::Device where(device == DeviceType::kCpu ? at::kCPU : at::kCUDA,
                          static_cast<c10::DeviceIndex>(device == DeviceType::kCpu ? -1 : 0));
   return at::for_blob(memory, shape)
+      .strides(strides)
       .options(at::TensorOptions().dtype(torch_type(type)).device(where))
       .target_device(where)
       .make_tensor();
-}
-
-at::Tensor arena_tensor(Arena& arena, at::IntArrayRef shape, DType type, DeviceType device) {
-  const int64_t elements = c10::multiply_integers(shape);
-  return view_memory(arena.allocate(elements * static_cast<int64_t>(dtype_size(type))), shape, type, device);
 }
 
 }  // namespace lm

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "model/runtime.h"
+#include "kernels/runtime.h"
 
 namespace lm {
 

@@ -1,4 +1,4 @@
-#include "model/library_error.h"
+#include "kernels/library_error.h"
 
 #include <c10/util/Exception.h>
 #include <dnnl.hpp>

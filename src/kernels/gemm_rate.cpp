@@ -1,4 +1,4 @@
-#include "model/gemm_rate.h"
+#include "kernels/gemm_rate.h"
 
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
@@ -8,7 +8,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "model/tensor.h"
+#include "kernels/aten.h"
 
 namespace lm {
 

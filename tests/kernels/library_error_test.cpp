@@ -1,4 +1,4 @@
-#include "model/library_error.h"
+#include "kernels/library_error.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
@@ -6,7 +6,7 @@
 #include <dnnl.hpp>
 
 #include "base/bytes.h"
-#include "model/runtime.h"
+#include "kernels/runtime.h"
 
 namespace lm {
 namespace {

@@ -1,0 +1,20 @@
+// ATen tensors over memory that somebody else owns: a tensor here is a view, valid as long as that memory.
+// Inside src/kernels, and for tests that compare with ATen.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "base/dtype.h"
+#include "base/view.h"
+
+namespace lm {
+
+at::ScalarType torch_type(DType type);
+DType dtype_of(const at::Tensor& tensor);
+
+// [rows, columns]
+at::Tensor tensor_of(const View& view, DeviceType device);
+at::Tensor tensor_of(void* memory, at::IntArrayRef shape, at::IntArrayRef strides, DType type,
+                     DeviceType device);
+
+}  // namespace lm

@@ -1,0 +1,73 @@
+#include "kernels/library.h"
+
+#include <ATen/ScalarOps.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
+
+#include "base/error.h"
+#include "kernels/aten.h"
+
+namespace lm {
+namespace {
+
+void gemm(const Gemm& g, StreamView stream) {
+  const at::Tensor a = tensor_of(g.a, stream.device), b = tensor_of(g.b, stream.device);
+  const at::Tensor left = g.transpose_a ? a.t() : a, right = g.transpose_b ? b.t() : b;
+  at::Tensor out = tensor_of(g.out, stream.device);
+  const bool widens = g.out.dtype != g.a.dtype;
+  if (!g.addend.defined()) {
+    LM_CHECK(g.scale == 1, "a product alone is not scaled");
+    widens ? at::mm_out(out, left, right, out.scalar_type()) : at::mm_out(out, left, right);
+    return;
+  }
+  const at::Tensor addend = g.addend.data == g.out.data ? out : tensor_of(g.addend, stream.device);
+  widens ? at::addmm_out(out, addend, left, right, out.scalar_type(), 1, g.scale)
+         : at::addmm_out(out, addend, left, right, 1, g.scale);
+}
+
+void copy_rows(const CopyRows& c, StreamView stream) {
+  tensor_of(c.to, stream.device).copy_(tensor_of(c.from, stream.device));
+}
+
+void scale(const Scale& s, StreamView stream) {
+  at::Tensor out = tensor_of(s.out, stream.device);
+  // As a tensor: with a scalar ATen makes the product in memory of its own and copies it.
+  at::mul_out(out, tensor_of(s.x, stream.device), at::native::wrapped_scalar_tensor(s.factor));
+}
+
+void zero(const View& x, StreamView stream) {
+  if (x.elements() > 0) tensor_of(x, stream.device).zero_();
+}
+
+int64_t no_scratch(const AttentionForward&, StreamView) {
+  return 0;
+}
+int64_t cuda_backward_scratch(const AttentionBackward&, StreamView) {
+  return kCudaBackwardScratch;
+}
+
+Kernels with_library(DeviceType device) {
+  Kernels out = kernels(device);
+  const bool cpu = device == DeviceType::kCpu;
+  out.attention_forward = cpu ? attention_forward_cpu : attention_forward_cuda;
+  out.attention_backward = cpu ? attention_backward_cpu : attention_backward_cuda;
+  out.attention_forward_scratch = cpu ? attention_forward_scratch_cpu : no_scratch;
+  out.attention_backward_scratch = cpu ? attention_backward_scratch_cpu : cuda_backward_scratch;
+  out.gemm = gemm;
+  out.copy_rows = copy_rows;
+  out.scale = scale;
+  out.zero = zero;
+  return out;
+}
+
+}  // namespace
+
+const Kernels& library_kernels(DeviceType device) {
+  static const Kernels cpu = with_library(DeviceType::kCpu);
+  if (device == DeviceType::kCpu) return cpu;
+  static const Kernels cuda = with_library(DeviceType::kCuda);
+  return cuda;
+}
+
+}  // namespace lm

@@ -1,0 +1,18 @@
+// The whole table of a device, for src/model: our kernels, and with them what LibTorch does: products of
+// matrices, attention on GPUs.
+#pragma once
+
+#include "kernels/kernels.h"
+
+namespace lm {
+
+// Throws Error(12) for CUDA in an executable without it. The table lives as long as the program; its
+// functions belong to the compute thread, and on a GPU to ATen's current stream.
+const Kernels& library_kernels(DeviceType device);
+
+// Attention on GPUs by ATen (attention_cuda.cpp | no_attention_cuda.cpp, chosen by the executable).
+void attention_forward_cuda(const AttentionForward& args, StreamView stream);
+void attention_backward_cuda(const AttentionBackward& args, StreamView stream);
+inline constexpr int64_t kCudaBackwardScratch = 2 * sizeof(int64_t);  // a random state that nothing reads
+
+}  // namespace lm

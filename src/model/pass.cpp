@@ -1,0 +1,225 @@
+#include "model/pass.h"
+
+#include <utility>
+
+#include "base/error.h"
+
+namespace lm {
+
+// The activations of a group of micro-batches lie in the arena in the order forward makes them:
+//   [batch 0] [dx 0] [x_in 1, 0] [batch 1] ... [saved 1, 0] [x_in 2, 0] [saved 1, 1] [x_in 2, 1] ...
+// and backward gives them back from the end, block by block. With recomputation [saved b] exists only around
+// backward of b. Inputs that live off the device lie in their slots instead.
+struct Pass::MicroBatch {
+  MicroBatch(const Context& context, DeviceBatch batch, size_t blocks)
+      : device(std::move(batch)),
+        dx(context.tensor(device.rows, context.spec.hidden)),
+        x_in(blocks),
+        saved(blocks) {}
+  DeviceBatch device;
+  View dx;                        // [T, H]: gradient of the residual stream
+  std::vector<View> x_in;         // [T, H] per block, of those in the arena
+  std::vector<BlockSaved> saved;  // per transformer block
+  HeadRows head;                  // of a cut head, behind everything else
+};
+
+Pass::Pass(const Context& context, const ModelLayout& layout, const AdapterSpec* adapter, PassMemory& memory,
+           const PassSettings& settings, double* nll_sum)
+    : context_(context),
+      binding_(context.spec, layout, adapter),
+      units_(layout.units(settings.cut_head)),
+      memory_(memory),
+      settings_(settings),
+      nll_sum_(nll_sum),
+      head_(std::ssize(layout.blocks) - 1),
+      group_(static_cast<size_t>(settings.group)),
+      mark_(layout.blocks.size()) {
+  for (const BlockLayout& block : layout.blocks) trained_.push_back(block.flat_elements > 0 ? 1 : 0);
+}
+
+Pass::~Pass() = default;
+
+void Pass::begin(int64_t step, int64_t micro_batches, float loss_scale) {
+  step_ = step;
+  micro_batches_ = micro_batches;
+  loss_scale_ = loss_scale;
+}
+
+void Pass::carry_out(const Operation& operation) {
+  const int64_t block = unit(operation).block, micro = operation.micro;
+  switch (operation.kind) {
+    case OperationKind::kForward:
+      return block == head_ ? head_forward(operation) : forward(block, micro);
+    case OperationKind::kHead:
+      return head_loss(context_, bind_head(true), at(micro).device, input(block, micro), at(micro).dx,
+                       nll_sum_, loss_options(micro));
+    case OperationKind::kRecompute:
+      return recompute(block, micro);
+    case OperationKind::kBackward:
+      return block == head_ ? head_backward(operation) : backward(block, micro);
+    default:
+      LM_CHECK(false, operation_name(operation.kind));
+  }
+}
+
+BindOptions Pass::options(bool training) const {
+  BindOptions out = settings_.bind;
+  out.training = training;
+  out.step = step_;
+  return out;
+}
+
+Param Pass::embedding(const BlockMemory& memory, bool gradient) const {
+  return binding_.embedding(memory, options(gradient));
+}
+
+TransformerBlock Pass::bind_block(int64_t block, bool gradient, bool training) {
+  return binding_.transformer(block, memory_.borrow(block, gradient), options(training));
+}
+
+Head Pass::bind_head(bool gradient) {
+  const BlockMemory memory = memory_.borrow(head_, gradient);
+  const Param tied = context_.spec.tied ? embedding(memory_.borrow(0, gradient), gradient) : Param();
+  return binding_.head(memory, tied, options(gradient));
+}
+
+Param Pass::bind_norm(bool gradient) {
+  return binding_.final_norm(memory_.borrow(head_, gradient), options(gradient));
+}
+
+HeadSegment Pass::bind_segment(const Operation& operation, bool gradient) {
+  return binding_.segment(unit(operation), memory_.borrow(operation.unit, gradient), options(gradient));
+}
+
+LossOptions Pass::loss_options(int64_t micro) const {
+  return {.row_chunk = settings_.row_chunk, .scale = loss_scale_, .first = micro == 0};
+}
+
+bool Pass::last_of_group(int64_t micro) const {
+  return (micro + 1) % settings_.group == 0 || micro + 1 == micro_batches_;
+}
+
+View Pass::make_input(int64_t block, int64_t micro) {
+  MicroBatch& m = at(micro);
+  View& x = m.x_in[static_cast<size_t>(block)];
+  if (!settings_.inputs_off_device) return x = context_.tensor(m.device.rows, context_.spec.hidden);
+  View made = view_of(nullptr, context_.dtype, m.device.rows, context_.spec.hidden);
+  made.data = memory_.make_input(block, micro, made.bytes());
+  return made;
+}
+
+View Pass::input(int64_t block, int64_t micro) {
+  MicroBatch& m = at(micro);
+  if (!settings_.inputs_off_device) return m.x_in[static_cast<size_t>(block)];
+  return view_of(memory_.input(block, micro), context_.dtype, m.device.rows, context_.spec.hidden);
+}
+
+void Pass::begin_micro(int64_t micro) {
+  if (first_of_group(micro)) group_mark_ = context_.arena.mark();
+  group_[static_cast<size_t>(micro % settings_.group)] =
+      std::make_unique<MicroBatch>(context_, memory_.place(micro), mark_.size());
+  const View x = make_input(1, micro);
+  embedding_forward(context_, embedding(memory_.borrow(0, false), false).weight, at(micro).device, x);
+}
+
+void Pass::forward(int64_t block, int64_t micro) {
+  if (block == 0) return begin_micro(micro);
+  const auto b = static_cast<size_t>(block);
+  MicroBatch& m = at(micro);
+  const TransformerBlock bound = bind_block(block, false, true);
+  const View x_in = input(block, micro);
+  if (settings_.recompute) {
+    const View x_out = make_input(block + 1, micro);
+    const ArenaFrame frame(context_.arena);
+    BlockSaved dropped = allocate_block_saved(context_, bound, m.device.rows);
+    block_forward(context_, bound, m.device, x_in, dropped, x_out);
+    return;
+  }
+  if (first_of_group(micro)) mark_[b] = context_.arena.mark();
+  m.saved[b] = allocate_block_saved(context_, bound, m.device.rows);
+  block_forward(context_, bound, m.device, x_in, m.saved[b], make_input(block + 1, micro));
+}
+
+void Pass::head_forward(const Operation& operation) {
+  const int64_t micro = operation.micro;
+  MicroBatch& m = at(micro);
+  if (unit(operation).segment()) {
+    return head_segment_forward(context_, bind_segment(operation, false), m.head, nll_sum_,
+                                loss_options(micro));
+  }
+  if (first_of_group(micro)) mark_.back() = context_.arena.mark();
+  m.head = head_begin(context_, bind_norm(false), m.device, input(head_, micro), m.dx);
+}
+
+void Pass::head_backward(const Operation& operation) {
+  const int64_t micro = operation.micro;
+  MicroBatch& m = at(micro);
+  if (micro == 0 && trained_.back()) memory_.begin_gradient(operation.unit);
+  if (unit(operation).segment()) {
+    return head_segment_backward(context_, bind_segment(operation, true), m.head, loss_options(micro));
+  }
+  head_finish(context_, bind_norm(true), input(head_, micro), m.head, m.dx, loss_options(micro));
+  if (last_of_group(micro)) context_.arena.rewind(mark_.back());
+}
+
+void Pass::recompute(int64_t block, int64_t micro) {
+  const auto b = static_cast<size_t>(block);
+  MicroBatch& m = at(micro);
+  const TransformerBlock bound = bind_block(block, false, true);
+  recompute_mark_ = context_.arena.mark();
+  m.saved[b] = allocate_block_saved(context_, bound, m.device.rows);
+  block_forward(context_, bound, m.device, input(block, micro), m.saved[b], {});
+}
+
+void Pass::backward(int64_t block, int64_t micro) {
+  MicroBatch& m = at(micro);
+  const bool train_embedding = trained_.front() != 0;
+  if (block == 0) {
+    if (train_embedding) memory_.add_embedding_gradient(micro, m.dx);
+    if (last_of_group(micro)) context_.arena.rewind(group_mark_);
+    return;
+  }
+  const auto b = static_cast<size_t>(block);
+  if (micro == 0) memory_.begin_gradient(block);
+  block_backward(context_, bind_block(block, true, true), m.device, input(block, micro), m.saved[b], m.dx,
+                 micro == 0, block > 1 || train_embedding);
+  if (settings_.recompute) {
+    context_.arena.rewind(recompute_mark_);
+  } else if (last_of_group(micro)) {
+    context_.arena.rewind(mark_[b]);
+  }
+}
+
+ForwardPass::ForwardPass(Pass& pass, DeviceBatch batch)
+    : pass_(pass),
+      batch_(std::move(batch)),
+      x_(pass.context_.tensor(batch_.rows, pass.context_.spec.hidden)),
+      y_(pass.context_.like(x_)) {}
+
+void ForwardPass::carry_out(const Operation& operation) {
+  const Context& context = pass_.context_;
+  const Unit& unit = pass_.unit(operation);
+  if (unit.role == UnitRole::kEmbedding) {
+    const Param table = pass_.embedding(pass_.memory_.borrow(0, false), false);
+    return embedding_forward(context, table.weight, batch_, x_);
+  }
+  const ArenaFrame frame(context.arena);
+  const TransformerBlock bound = pass_.bind_block(unit.block, false, false);
+  BlockSaved dropped = allocate_block_saved(context, bound, batch_.rows);
+  block_forward(context, bound, batch_, x_, dropped, y_);
+  std::swap(x_, y_);
+}
+
+void ForwardPass::head(const Operation& operation) {
+  const Context& context = pass_.context_;
+  const LossOptions options{.row_chunk = pass_.settings_.row_chunk, .scale = 1, .first = false};
+  if (operation.kind == OperationKind::kHead) {
+    head_loss(context, bind_head(), batch_, x_, {}, pass_.nll_sum_, options);
+  } else if (!pass_.unit(operation).segment()) {
+    rows_ = head_begin(context, bind_norm(), batch_, x_, {});
+  } else {
+    head_segment_forward(context, bind_segment(operation), rows_, pass_.nll_sum_, options);
+  }
+}
+
+}  // namespace lm

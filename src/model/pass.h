@@ -1,0 +1,125 @@
+// The compute operations of a step's list, carried out: forward, head, recomputation and backward of
+// micro-batches through the blocks, with what of their activations lies in the arena and when it is given
+// back. What has a home of its own (weights, gradients, inputs off the device) belongs to a PassMemory. A
+// step runs it on a rank's memory (train/step.h), a plan rehearses it on none (plan/rehearse.h). One thread.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "model/bind.h"
+#include "model/embedding.h"
+#include "schedule/schedule.h"
+
+namespace lm {
+
+class PassMemory {
+ public:
+  virtual ~PassMemory() = default;
+  // The micro-batch on the device; its arrays come from the context's arena.
+  virtual DeviceBatch place(int64_t micro) = 0;
+  // The unit's weights, which are on loan; with `gradient` also where its gradient is added up.
+  virtual BlockMemory borrow(int64_t unit, bool gradient) = 0;
+  // The step's first addition to the unit's gradient comes next.
+  virtual void begin_gradient(int64_t unit) = 0;
+  // dx [T, H] of the embedding's output; only called where the embedding is trained.
+  virtual void add_embedding_gradient(int64_t micro, const View& dx) = 0;
+  // Of inputs that live off the device (PassSettings::inputs_off_device): memory for one of so many bytes
+  // that is about to be made, and where one that was made is now.
+  virtual std::byte* make_input(int64_t block, int64_t micro, int64_t bytes) = 0;
+  virtual std::byte* input(int64_t block, int64_t micro) = 0;
+};
+
+struct PassSettings {
+  BindOptions bind;         // seed and types; `training` and `step` are set per pass
+  bool recompute = false;   // keep block inputs only
+  int64_t row_chunk = 512;  // rows of logits at once
+  int64_t group = 1;        // micro-batches that pass a block before the next
+  bool cut_head = false;
+  bool inputs_off_device = false;
+};
+
+class Pass {
+ public:
+  // `adapter` null: full fine-tuning. `nll_sum`: fp64 in device memory, to which losses are added.
+  Pass(const Context& context, const ModelLayout& layout, const AdapterSpec* adapter, PassMemory& memory,
+       const PassSettings& settings, double* nll_sum);
+  ~Pass();
+
+  // A step of so many micro-batches begins; `loss_scale` is 1 / its target tokens.
+  void begin(int64_t step, int64_t micro_batches, float loss_scale);
+  // kForward, kHead, kRecompute or kBackward of the step's list.
+  void carry_out(const Operation& operation);
+
+  // The embedding's weights, with its gradient if `gradient`.
+  Param embedding(const BlockMemory& memory, bool gradient) const;
+
+ private:
+  friend class ForwardPass;
+  struct MicroBatch;  // what lives between a micro-batch's first and last operation
+
+  void forward(int64_t block, int64_t micro);
+  void begin_micro(int64_t micro);
+  void recompute(int64_t block, int64_t micro);
+  void backward(int64_t block, int64_t micro);
+  // Of a cut head: of a segment, or of what is left.
+  void head_forward(const Operation& operation);
+  void head_backward(const Operation& operation);
+
+  const Unit& unit(const Operation& operation) const { return units_[static_cast<size_t>(operation.unit)]; }
+  MicroBatch& at(int64_t micro) { return *group_[static_cast<size_t>(micro % settings_.group)]; }
+  bool first_of_group(int64_t micro) const { return micro % settings_.group == 0; }
+  bool last_of_group(int64_t micro) const;
+  // x_in [T, H] of a block; `make_input` gives it memory first.
+  View input(int64_t block, int64_t micro);
+  View make_input(int64_t block, int64_t micro);
+
+  BindOptions options(bool training) const;
+  TransformerBlock bind_block(int64_t block, bool gradient, bool training);
+  Head bind_head(bool gradient);
+  Param bind_norm(bool gradient);
+  HeadSegment bind_segment(const Operation& operation, bool gradient);
+  LossOptions loss_options(int64_t micro) const;
+
+  const Context& context_;
+  ModelBinding binding_;
+  std::vector<Unit> units_;
+  std::vector<char> trained_;  // per block
+  PassMemory& memory_;
+  PassSettings settings_;
+  double* nll_sum_;
+  int64_t head_;  // the last block, and its unit
+
+  // Of the step under way.
+  int64_t step_ = 0, micro_batches_ = 0;
+  float loss_scale_ = 0;
+  std::vector<std::unique_ptr<MicroBatch>> group_;
+  std::vector<int64_t> mark_;   // of the arena, before a block's saved activations
+  int64_t group_mark_ = 0;      // before the group
+  int64_t recompute_mark_ = 0;  // before the recomputation under way
+};
+
+// One batch through the blocks without gradients: evaluation, generation. Its activations are given back when
+// it ends.
+class ForwardPass {
+ public:
+  // `batch` is in the arena since after `frame` began.
+  ForwardPass(Pass& pass, DeviceBatch batch);
+
+  // kForward of the embedding or of a transformer block.
+  void carry_out(const Operation& operation);
+  // The head's operations, for the loss; whole or cut.
+  void head(const Operation& operation);
+  const View& x() const { return x_; }  // [T, H], the input of what comes next
+  Head bind_head() { return pass_.bind_head(false); }
+  Param bind_norm() { return pass_.bind_norm(false); }
+  HeadSegment bind_segment(const Operation& operation) { return pass_.bind_segment(operation, false); }
+
+ private:
+  Pass& pass_;
+  DeviceBatch batch_;
+  View x_, y_;  // take turns: a block reads one and writes the other
+  HeadRows rows_;
+};
+
+}  // namespace lm
