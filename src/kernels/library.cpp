@@ -40,6 +40,10 @@ void zero(const View& x, StreamView stream) {
   if (x.elements() > 0) tensor_of(x, stream.device).zero_();
 }
 
+void materialise(const Materialise& m, StreamView) {
+  m.encoding(m.pieces, m.out.rows, m.out.columns, m.out.dtype, static_cast<std::byte*>(m.out.data));
+}
+
 int64_t no_scratch(const AttentionForward&, StreamView) {
   return 0;
 }
@@ -58,6 +62,7 @@ Kernels with_library(DeviceType device) {
   out.copy_rows = copy_rows;
   out.scale = scale;
   out.zero = zero;
+  if (cpu) out.materialise = materialise;
   return out;
 }
 

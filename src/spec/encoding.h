@@ -11,6 +11,8 @@
 
 namespace lm {
 
+inline constexpr int kMostPieces = 4;  // of a tensor
+
 struct Encoding {
   const char* name = "";  // as the plan shows it
   // Bytes of each piece of a matrix.
