@@ -122,6 +122,9 @@ void copy_rows(const CopyRows& c, StreamView stream) {
 void scale(const Scale& s, StreamView stream) {
   move(stream, 2 * static_cast<double>(s.out.bytes()));
 }
+void materialise(const Materialise& m, StreamView stream) {
+  move(stream, static_cast<double>(m.out.bytes()));
+}
 void zero(const View& x, StreamView stream) {
   move(stream, static_cast<double>(x.bytes()));
 }

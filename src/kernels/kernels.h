@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "base/cuda.h"
 #include "base/dtype.h"
@@ -305,6 +306,15 @@ struct Scale {
   float factor = 1;
 };
 
+// The elements of a matrix from the bytes of a frozen tensor's encoding (spec/encoding.h); `out` is
+// contiguous.
+struct Materialise {
+  void (*encoding)(std::span<const std::byte* const> pieces, int64_t rows, int64_t columns, DType dtype,
+                   std::byte* out) = nullptr;
+  std::span<const std::byte* const> pieces;
+  View out;
+};
+
 // The launchers of one device. The last ones are LibTorch's, and null in a table that has none of it.
 struct Kernels {
   void (*rms_norm_forward)(const RmsNormForward&, StreamView);
@@ -334,7 +344,8 @@ struct Kernels {
   void (*gemm)(const Gemm&, StreamView) = nullptr;
   void (*copy_rows)(const CopyRows&, StreamView) = nullptr;
   void (*scale)(const Scale&, StreamView) = nullptr;
-  void (*zero)(const View& x, StreamView) = nullptr;  // contiguous
+  void (*zero)(const View& x, StreamView) = nullptr;              // contiguous
+  void (*materialise)(const Materialise&, StreamView) = nullptr;  // null on GPUs: the CPU alone can
 };
 
 // The table of a device; throws Error(12) for CUDA in an executable without it.

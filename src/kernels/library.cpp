@@ -40,6 +40,10 @@ void zero(const View& x, StreamView stream) {
   if (x.elements() > 0) tensor_of(x, stream.device).zero_();
 }
 
+void materialise(const Materialise& m, StreamView) {
+  m.encoding(m.pieces, m.out.rows, m.out.columns, m.out.dtype, static_cast<std::byte*>(m.out.data));
+}
+
 Kernels with_library(DeviceType device) {
   Kernels out = kernels(device);
   const bool cpu = device == DeviceType::kCpu;
@@ -51,6 +55,7 @@ Kernels with_library(DeviceType device) {
   out.copy_rows = copy_rows;
   out.scale = scale;
   out.zero = zero;
+  if (cpu) out.materialise = materialise;
   return out;
 }
 

@@ -21,7 +21,12 @@ ModelBinding::Place ModelBinding::find(const BlockLayout& layout, const std::str
   const TensorPlace* const place = layout.find(name);
   if (place == nullptr) return {};
   const Parameter& p = place->parameter;
-  return {place->offset, place->frozen, p.rows, p.columns};
+  Place out{place->offset, place->frozen, p.rows, p.columns};
+  if (!place->frozen || place->pieces.front().encoding->materialise == nullptr) return out;
+  out.encoding = place->pieces.front().encoding;
+  for (const FrozenPiece& piece : place->pieces) out.pieces.push_back(piece.offset);
+  LM_CHECK(out.pieces.size() <= kMostPieces, out.encoding->name);
+  return out;
 }
 
 void ModelBinding::find_adapters(LinearPlace& linear, const BlockLayout& layout, int64_t layer,
@@ -72,6 +77,12 @@ Param ModelBinding::bind(const Place& place, const BlockMemory& memory, const Bi
   const auto at = [&](std::byte* begin, int64_t byte, DType type) {
     return view_of(begin + byte, type, place.rows, place.columns);
   };
+  if (place.encoding != nullptr) {
+    Param out{{nullptr, options.dtype, place.rows, place.columns, place.columns}, {}, place.encoding};
+    for (size_t i = 0; i < place.pieces.size(); ++i)
+      out.pieces[i] = memory.frozen + (place.pieces[i] - memory.first_frozen_byte);
+    return out;
+  }
   if (place.frozen) return {at(memory.frozen, place.offset - memory.first_frozen_byte, options.dtype), {}};
   const int64_t element = place.offset - memory.first;
   Param out{at(memory.trainable, element * static_cast<int64_t>(dtype_size(options.dtype)), options.dtype),

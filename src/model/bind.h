@@ -49,6 +49,9 @@ class ModelBinding {
     int64_t offset = 0;  // as a TensorPlace's
     bool frozen = false;
     int64_t rows = 0, columns = 0;  // 0 rows: the model has no such tensor
+    // Of a frozen tensor that has to be materialised.
+    const Encoding* encoding = nullptr;
+    std::vector<int64_t> pieces = {};  // their offsets
   };
   struct AdapterPlace {
     int64_t first = 0, rows = 0;  // of the projection's output

@@ -1,5 +1,7 @@
 #include "model/linear.h"
 
+#include "base/error.h"
+
 namespace lm {
 namespace {
 
@@ -76,10 +78,23 @@ LinearSaved allocate_saved(const Context& context, const Linear& linear, int64_t
   return saved;
 }
 
+View borrow(const Context& context, const Param& param) {
+  if (param.encoding == nullptr) return param.weight;
+  LM_CHECK(context.kernels.materialise != nullptr, "this device has no encoded weights");
+  const View out = context.like(param.weight);
+  context.kernels.materialise({.encoding = param.encoding->materialise, .pieces = param.pieces, .out = out},
+                              context.stream);
+  return out;
+}
+
 void linear_forward(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,
                     const View& y, LinearSaved& saved, const View& residual) {
-  context.kernels.gemm({.a = x, .b = linear.weight.weight, .out = y, .addend = residual, .transpose_b = true},
-                       context.stream);
+  {
+    const ArenaFrame frame(context.arena);
+    context.kernels.gemm(
+        {.a = x, .b = borrow(context, linear.weight), .out = y, .addend = residual, .transpose_b = true},
+        context.stream);
+  }
   if (linear.bias.weight.defined()) {
     context.kernels.add_bias({.x = y.data,
                               .bias = linear.bias.weight.data,
@@ -114,7 +129,8 @@ void linear_backward(const Context& context, const Linear& linear, const DeviceB
 }
 
 void linear_input_gradient(const Context& context, const Linear& linear, const View& dy, const View& dx) {
-  context.kernels.gemm({.a = dy, .b = linear.weight.weight, .out = dx}, context.stream);
+  const ArenaFrame frame(context.arena);
+  context.kernels.gemm({.a = dy, .b = borrow(context, linear.weight), .out = dx}, context.stream);
 }
 
 void linear_reduce(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,

@@ -2,9 +2,11 @@
 // backward. Weights and gradients are views into a block's arrays; nothing here owns memory but the arena.
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "model/context.h"
+#include "spec/encoding.h"
 
 namespace lm {
 
@@ -13,7 +15,14 @@ namespace lm {
 struct Param {
   View weight;
   View gradient;
+  // Of a frozen matrix that is not stored as its elements: where the pieces lie. Its `weight` has a shape and
+  // no data.
+  const Encoding* encoding = nullptr;
+  std::array<const std::byte*, kMostPieces> pieces = {};
 };
+
+// The weight as a matrix: where it lies, or materialised in the arena, in the caller's frame.
+View borrow(const Context& context, const Param& param);
 
 // LoRA on rows [first, first + rows) of a projection's output.
 struct Adapter {

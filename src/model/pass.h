@@ -62,7 +62,7 @@ class Pass {
   void begin_micro(int64_t micro);
   void recompute(int64_t block, int64_t micro);
   void backward(int64_t block, int64_t micro);
-  // Of a cut head: of a segment, or of what is left.
+  // Of a cut head: of a segment, or of the final norm.
   void head_forward(const Operation& operation);
   void head_backward(const Operation& operation);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/bytes.h"
+#include "base/error.h"
 
 namespace lm {
 
@@ -90,6 +91,7 @@ std::vector<char> PlacementPlan::moved(Pool which) const {
 }
 
 std::vector<ScheduleUnit> PlacementPlan::units() const {
+  LM_CHECK(blocks >= 2, "a placement is of a model's blocks");
   std::vector<ScheduleUnit> out = schedule_units(blocks - 2, head_segments());
   if (first_tile.empty()) return out;
   const std::vector<char>& streamed = pool(Pool::kOptimizer).streamed;

@@ -115,6 +115,15 @@ class ClassTable {
   std::vector<ClassBytes> rows_;
 };
 
+// "bf16", or every encoding with its bytes.
+std::string encodings_of(const ModelLayout& layout, DType dtype) {
+  const std::map<std::string, int64_t> bytes = layout.frozen_bytes_by_encoding();
+  if (bytes.size() <= 1) return dtype_name(dtype);
+  std::string out;
+  for (const auto& [name, size] : bytes) out += (out.empty() ? "" : ", ") + name + " " + format_bytes(size);
+  return out;
+}
+
 std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   const NumericsPlan& n = plan.numerics;
   const PlacementPlan& p = plan.placement;
@@ -130,7 +139,7 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   table.add(name(StateClass::kWeights), flat * size_of(n.dtype) - (lora ? 0 : embedding),
             lora ? FarBytes() : lent, per_parameter(n.dtype));
   table.add(name(StateClass::kFrozenWeights), in.layout.frozen_bytes - (lora ? embedding : 0),
-            lora ? lent : FarBytes(), dtype_name(n.dtype));
+            lora ? lent : FarBytes(), encodings_of(in.layout, n.dtype));
   if (embedding > 0) table.host("embedding", embedding, "the GPU looks up rows where they lie");
   table.add(name(StateClass::kGradients), flat * size_of(n.gradient_dtype),
             far_bytes(p.pool(Pool::kGradients)), per_parameter(n.gradient_dtype));

@@ -28,22 +28,30 @@ void place_trainable(std::vector<Parameter>&& parameters, BlockLayout& layout) {
   layout.flat_elements = round_up(layout.flat_elements, kGranule);
 }
 
-void place_frozen(std::vector<Parameter>&& parameters, DType dtype, BlockLayout& layout) {
+int64_t placed_bytes(const FrozenPiece& piece) {
+  return round_up(piece.bytes, kFrozenStart);
+}
+
+void place_frozen(std::vector<Parameter>&& parameters, const Encoding& plain, const Encoding& of_matrices,
+                  BlockLayout& layout) {
   for (Parameter& parameter : parameters) {
-    const int64_t elements = parameter.elements();
-    layout.tensors.push_back(
-        {.parameter = std::move(parameter), .offset = layout.frozen_bytes, .frozen = true});
-    layout.frozen_elements += elements;
-    layout.frozen_bytes += round_up(elements * static_cast<int64_t>(dtype_size(dtype)), kFrozenStart);
+    const Encoding& encoding = parameter.kind == ParameterKind::kMatrix ? of_matrices : plain;
+    TensorPlace place{.parameter = std::move(parameter), .offset = layout.frozen_bytes, .frozen = true};
+    for (const int64_t bytes : encoding.piece_bytes(place.parameter.rows, place.parameter.columns)) {
+      place.pieces.push_back({&encoding, layout.frozen_bytes, bytes});
+      layout.frozen_bytes += placed_bytes(place.pieces.back());
+    }
+    layout.frozen_elements += place.parameter.elements();
+    layout.tensors.push_back(std::move(place));
   }
 }
 
 // Gives the head's matrix, which `units` has with the final norm, to its segments.
-void cut_head_matrix(const TensorPlace& head, const BlockLayout& block, int64_t element_bytes,
-                     std::vector<Unit>& units) {
+void cut_head_matrix(const TensorPlace& head, const BlockLayout& block, std::vector<Unit>& units) {
   LM_CHECK(head.offset == 0, "the head's matrix comes first in its block");
   const int64_t rows = head.parameter.rows;
-  const int64_t each = kVocabularySegment * head.parameter.columns * (head.frozen ? element_bytes : 1);
+  const int64_t row_size = head.frozen ? head.pieces.front().bytes / rows : head.parameter.columns;
+  const int64_t each = kVocabularySegment * row_size;
   int64_t end = head.frozen ? block.frozen_bytes : block.flat_elements;  // of the matrix
   for (const TensorPlace& place : block.tensors) {
     if (place.frozen == head.frozen && place.offset > 0) end = std::min(end, place.offset);
@@ -89,8 +97,7 @@ std::vector<Unit> ModelLayout::units(bool cut_head) const {
     unit.elements = block.flat_elements;
     unit.frozen_bytes = block.frozen_bytes;
   }
-  if (head != nullptr)
-    cut_head_matrix(*head, blocks.back(), static_cast<int64_t>(dtype_size(frozen_dtype)), out);
+  if (head != nullptr) cut_head_matrix(*head, blocks.back(), out);
   return out;
 }
 
@@ -106,14 +113,26 @@ const TensorPlace* BlockLayout::find(const std::string& tensor) const {
   return nullptr;
 }
 
-ModelLayout make_layout(const ModelSpec& spec, const AdapterSpec* adapter, DType dtype) {
+std::map<std::string, int64_t> ModelLayout::frozen_bytes_by_encoding() const {
+  std::map<std::string, int64_t> out;
+  for (const BlockLayout& block : blocks) {
+    for (const TensorPlace& place : block.tensors) {
+      for (const FrozenPiece& piece : place.pieces) out[piece.encoding->name] += placed_bytes(piece);
+    }
+  }
+  return out;
+}
+
+ModelLayout make_layout(const ModelSpec& spec, const AdapterSpec* adapter, DType dtype,
+                        const Encoding* encoding) {
+  const Encoding& plain = plain_encoding(dtype);
   ModelLayout model;
-  model.frozen_dtype = dtype;
   for (BlockParameters& block : list_parameters(spec, adapter)) {
     BlockLayout layout;
     layout.name = std::move(block.name);
     place_trainable(std::move(block.trainable), layout);
-    place_frozen(std::move(block.frozen), dtype, layout);
+    const bool body = !model.blocks.empty() && std::ssize(model.blocks) <= spec.layer_count();
+    place_frozen(std::move(block.frozen), plain, body && encoding != nullptr ? *encoding : plain, layout);
     model.trainable_elements += layout.parameter_elements;
     model.frozen_elements += layout.frozen_elements;
     model.flat_elements += layout.flat_elements;

@@ -1,13 +1,15 @@
 // Where each tensor of a block lies: trainable tensors in one flat array (tensors start at multiples of 256
-// elements, each weight-decay range at a granule of 4096), frozen tensors in one array of bytes (each at a
-// multiple of 512 bytes). Torch-free, immutable values.
+// elements, each weight-decay range at a granule of 4096), frozen tensors in one array of bytes (each of
+// their pieces at a multiple of 512 bytes). Torch-free, immutable values.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "base/dtype.h"
+#include "spec/encoding.h"
 #include "spec/parameter.h"
 
 namespace lm {
@@ -17,10 +19,18 @@ inline constexpr int64_t kTensorStart = 256;  // elements
 // Rows of a vocabulary matrix that are worked on as one; an untied head may be lent and moved by them.
 inline constexpr int64_t kVocabularySegment = 8192;
 
+// A run of a frozen tensor's bytes.
+struct FrozenPiece {
+  const Encoding* encoding = nullptr;
+  int64_t offset = 0;  // into the block's frozen array
+  int64_t bytes = 0;
+};
+
 struct TensorPlace {
   Parameter parameter;
-  int64_t offset = 0;  // trainable: elements into the flat array; frozen: bytes into the frozen array
+  int64_t offset = 0;  // trainable: elements into the flat array; frozen: of the first piece
   bool frozen = false;
+  std::vector<FrozenPiece> pieces = {};  // of a frozen tensor, in its encoding's order, one behind the other
 };
 
 // A run of granules that one set of optimizer settings applies to.
@@ -68,8 +78,7 @@ std::vector<Unit> list_units(int64_t layers, int64_t segments);
 
 struct ModelLayout {
   std::vector<BlockLayout> blocks;  // L + 2
-  DType frozen_dtype = DType::kBF16;
-  int64_t trainable_elements = 0;  // without padding
+  int64_t trainable_elements = 0;   // without padding
   int64_t frozen_elements = 0;
   int64_t flat_elements = 0;  // with padding, over all blocks
   int64_t frozen_bytes = 0;
@@ -77,9 +86,13 @@ struct ModelLayout {
   // As list_units has them; a tied head has no matrix to cut.
   std::vector<Unit> units(bool cut_head) const;
   std::string name(const Unit& unit) const;  // "block 3", "head, segment 2"
+  // By the encodings' names, padding included; together frozen_bytes.
+  std::map<std::string, int64_t> frozen_bytes_by_encoding() const;
 };
 
-// `dtype` is the model's (of frozen pieces).
-ModelLayout make_layout(const ModelSpec& spec, const AdapterSpec* adapter, DType dtype);
+// `dtype` is the model's, and what is frozen is stored in it, but for the transformer blocks' frozen matrices
+// if `encoding` is not null.
+ModelLayout make_layout(const ModelSpec& spec, const AdapterSpec* adapter, DType dtype,
+                        const Encoding* encoding = nullptr);
 
 }  // namespace lm

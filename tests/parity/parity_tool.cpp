@@ -165,6 +165,7 @@ struct Case {
     plan.numerics.row_chunk = 48;
     plan.numerics.recompute = arguments.get("recompute", "none") == "block";
     plan.numerics.threads = threads;
+    plan.placement.blocks = std::ssize(layout.blocks);
     plan.placement.optimizer_threads = std::stoi(arguments.get("optimizer-threads", std::to_string(threads)));
     plan.micro_tokens = longest(batches);
     if (device == DeviceType::kCuda) place_on_device();

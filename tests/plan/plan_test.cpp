@@ -7,6 +7,7 @@
 
 #include "base/bytes.h"
 #include "shapes.h"
+#include "tests/support/int8_rows.h"
 
 namespace lm {
 namespace {
@@ -265,6 +266,42 @@ TEST(Plan, FillsHostMemoryBeforeTheDisk) {
   EXPECT_GT(memory.bytes, memory.usable - (int64_t{256} << 20));
   // Only what is on disk crosses its link.
   EXPECT_NEAR(plan.timeline.disk_read_bytes, static_cast<double>(disk), 1e-3 * static_cast<double>(disk));
+}
+
+// A frozen block has no state, and no update that could look for some.
+TEST(Plan, UpdatesTilesThatThereAre) {
+  for (const Method method : {Method::kFull, Method::kLora}) {
+    Case c{.spec = llama_1b(), .machine = gpu_machine("H200"), .device = DeviceType::kCuda};
+    c.config.train.method = method;
+    const Plan plan = c.plan();
+    const TransferShape transfers = plan.placement.transfers();
+    std::vector<int> updates(static_cast<size_t>(transfers.first_tile.back()));
+    for (const Operation& op : make_schedule(plan.schedule).operations) {
+      if (op.kind != OperationKind::kUpdate) continue;
+      ASSERT_LT(transfers.tile(op), transfers.first_tile.back()) << "unit " << op.unit;
+      ++updates[static_cast<size_t>(transfers.tile(op))];
+    }
+    EXPECT_EQ(updates, std::vector<int>(updates.size(), 1));
+  }
+}
+
+TEST(Plan, SumsFrozenBytesByEncoding) {
+  Case c{.spec = llama_1b(), .machine = cpu_machine(64)};
+  c.config.train.method = Method::kLora;
+  const AdapterSpec lora = adapter_r16();
+  const ModelLayout layout = make_layout(c.spec, &lora, DType::kBF16, &test::kInt8Rows);
+  const Plan bf16 = c.plan();
+  const Plan int8 = make_plan(c.config, c.spec, &lora, layout, c.machine, c.device);
+  const auto row = [](const Plan& plan) {
+    return *std::find_if(plan.classes.begin(), plan.classes.end(),
+                         [](const ClassBytes& r) { return r.name == "frozen weights"; });
+  };
+  EXPECT_EQ(row(bf16).note, "bf16");
+  EXPECT_EQ(row(int8).bytes, layout.frozen_bytes);
+  const auto bytes = layout.frozen_bytes_by_encoding();
+  EXPECT_EQ(row(int8).note,
+            "bf16 " + format_bytes(bytes.at("bf16")) + ", int8 rows " + format_bytes(bytes.at("int8 rows")));
+  EXPECT_LT(int8.peak.host, bf16.peak.host - (int64_t{900} << 20));
 }
 
 // What memory has room for needs no disk: a limit is met by what is left, not by whole classes.

@@ -64,6 +64,7 @@ struct Fixture {
     plan.numerics.recompute = recompute;
     plan.numerics.round_rows = round_rows;
     plan.numerics.threads = 2;
+    plan.placement.blocks = std::ssize(layout.blocks);
     plan.placement.optimizer_threads = 2;
     plan.micro_tokens = 256;
     plan.arena = arena_need(
