@@ -15,16 +15,17 @@ SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
 # Folder -> what it may include (besides itself). Kept in the order of the design's table.
 MAY_INCLUDE = {
     "src/base": set(),
-    "src/config": {"src/base"},
+    "src/optim/rules": {"src/base"},  # what an optimizer is: whoever plans, configures or computes reads it
+    "src/config": {"src/base", "src/optim/rules"},
     "src/spec": {"src/base"},
-    "src/plan": {"src/base", "src/config", "src/spec"},
+    "src/plan": {"src/base", "src/config", "src/spec", "src/optim/rules"},
     "offload": {"src/base"},
     "comm": {"src/base"},
-    "src/kernels": {"src/base"},
+    "src/kernels": {"src/base", "src/optim/rules"},
     "src/model": {"src/base", "src/config", "src/spec", "src/kernels"},
     "src/data": {"src/base", "src/config"},
     "src/weights": {"src/base", "src/spec", "src/plan", "src/model", "comm", "offload"},
-    "src/optim": {"src/base", "src/config", "src/spec", "src/plan", "src/kernels", "comm", "offload"},
+    "src/optim": {"src/base", "src/optim/rules", "src/config", "src/spec", "src/plan", "src/kernels", "comm", "offload"},
     "src/checkpoint": {"src/base", "src/config", "src/spec", "src/plan", "src/weights", "comm", "offload"},
 }
 EVERYTHING_BELOW = set(MAY_INCLUDE)
@@ -46,8 +47,10 @@ def folder_of(path):
     if path.startswith("launcher/"):
         return "launcher's rank" if RANK_PARTS.match(path) else "launcher"
     parts = path.split("/")
-    name = "/".join(parts[:2]) if parts[0] == "src" else parts[0]
-    return name if name in MAY_INCLUDE else None
+    for depth in (3, 2, 1):  # a room of a folder may have a row of its own
+        if (name := "/".join(parts[:depth])) in MAY_INCLUDE and len(parts) > depth:
+            return name
+    return None
 
 
 def may_see_cuda(path, folder):

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <cmath>
 #include <cstring>
 #include <string>
 
@@ -11,32 +10,12 @@
 #include "base/philox.h"
 
 namespace lm {
-namespace {
-
-AdamW::Master master_mode(Master master, DType weight_dtype) {
-  if (weight_dtype == DType::kF32) return AdamW::Master::kWeight;
-  switch (master) {
-    case Master::kSplit:
-      return AdamW::Master::kSplit;
-    case Master::kF32:
-      return AdamW::Master::kF32;
-    case Master::kNone:
-      return AdamW::Master::kStochastic;
-  }
-  return AdamW::Master::kSplit;
-}
-
-int64_t master_size(AdamW::Master mode) {
-  return mode == AdamW::Master::kSplit ? 2 : mode == AdamW::Master::kF32 ? 4 : 0;
-}
-
-}  // namespace
-
 ShardedOptimizer::ShardedOptimizer(const OptimizerSetup& setup, StreamView stream)
     : layout_(setup.layout),
       config_(setup.config),
       weight_dtype_(setup.weight_dtype),
-      mode_(master_mode(setup.config.master, setup.weight_dtype)),
+      form_(master_form(setup.config.master, setup.weight_dtype)),
+      streams_(setup.config.name, form_),
       seed_(setup.seed),
       kernels_(setup.kernels),
       stream_(stream),
@@ -60,7 +39,7 @@ ShardedOptimizer::ShardedOptimizer(const OptimizerSetup& setup, StreamView strea
       const size_t i = index(block, tile);
       if (in_store(i)) continue;
       own_[i] = Memory(on_host(i) ? DeviceType::kCpu : stream.device,
-                       place(block, tile).granules * kGranule * (8 + master_size(mode_)));
+                       streams_.bytes(place(block, tile).elements()));
     }
   }
 }
@@ -108,7 +87,7 @@ void ShardedOptimizer::start(const Unit& unit, const std::byte* weights, Staging
     const std::byte* const from = weights + offset * size;
     if (!on_host(i)) {
       fill_master(near, from, stream_);
-    } else if (mode_ == AdamW::Master::kF32) {
+    } else if (form_ == MasterForm::kF32) {
       std::vector<std::byte> copy(static_cast<size_t>(near.granules * kGranule * size));
       staging.read_into(copy.data(), from, std::ssize(copy));
       fill_master(near, copy.data(), host_stream_);
@@ -118,8 +97,8 @@ void ShardedOptimizer::start(const Unit& unit, const std::byte* weights, Staging
 
 // `weights`: the tile's.
 void ShardedOptimizer::fill_master(const Tile& tile, const std::byte* weights, StreamView stream) const {
-  if (mode_ != AdamW::Master::kF32) return;
-  table(stream).accumulate({.to = tile.master(),
+  if (form_ != MasterForm::kF32) return;
+  table(stream).accumulate({.to = master(tile),
                             .from = weights,
                             .elements = tile.granules * kGranule,
                             .to_dtype = DType::kF32,
@@ -192,13 +171,12 @@ void ShardedOptimizer::update_in_store(int64_t block, size_t i, Tile tile, const
       (tile.first * kGranule - inputs.first) * static_cast<int64_t>(dtype_size(weight_dtype_));
   if (arrival == Arrival::kZeros) fill_master(tile, inputs.weights + from, stream);
   if (store.separate()) return apply(block, tile, 0, tile.granules, inputs, stream);
-  const int64_t master = master_size(mode_);
-  // The three streams' bytes of granules [first, end).
+  // Each stream's bytes of granules [first, end).
   const auto each_stream = [&](int64_t first, int64_t end, const auto& visit) {
-    const int64_t m = kGranule * 4, v = tile.granules * m, low = 2 * v;
-    visit(first * m, end * m);
-    visit(v + first * m, v + end * m);
-    if (master > 0) visit(low + first * kGranule * master, low + end * kGranule * master);
+    for (size_t k = 0; k < streams_.size(); ++k) {
+      const int64_t begin = streams_.offset(k, tile.elements());
+      visit(begin + streams_[k].bytes(first * kGranule), begin + streams_[k].bytes(end * kGranule));
+    }
   };
   StreamView alone = stream;
   alone.threads = 1;
@@ -223,9 +201,6 @@ void ShardedOptimizer::update_in_store(int64_t block, size_t i, Tile tile, const
 
 void ShardedOptimizer::apply(int64_t block, const Tile& tile, int64_t first, int64_t end,
                              const UpdateInputs& inputs, StreamView stream) const {
-  const double beta1 = config_.betas[0], beta2 = config_.betas[1];
-  const double c1 = 1 - std::pow(beta1, static_cast<double>(t_)),
-               c2 = 1 - std::pow(beta2, static_cast<double>(t_));
   const auto weight_size = static_cast<int64_t>(dtype_size(weight_dtype_));
   const auto gradient_size = static_cast<int64_t>(dtype_size(inputs.gradient_dtype));
   const int64_t from = (tile.first + first) * kGranule, to = (tile.first + end) * kGranule;
@@ -233,28 +208,29 @@ void ShardedOptimizer::apply(int64_t block, const Tile& tile, int64_t first, int
     const int64_t begin = std::max(range.first, from), past = std::min(range.first + range.elements, to);
     if (begin >= past) continue;
     const int64_t in_tile = begin - tile.first * kGranule;
-    AdamW args;
-    args.gradient = inputs.gradients + (begin - inputs.first) * gradient_size;
-    args.weight = inputs.weights + (begin - inputs.first) * weight_size;
-    args.master = master_size(mode_) == 0 ? nullptr : tile.master() + in_tile * master_size(mode_);
-    args.m = tile.m() + in_tile;
-    args.v = tile.v() + in_tile;
-    args.elements = past - begin;
-    args.gradient_dtype = inputs.gradient_dtype;
-    args.weight_dtype = weight_dtype_;
-    args.mode = mode_;
-    args.gradient_scale = inputs.gradient_scale;
-    args.one_minus_beta1 = static_cast<float>(1 - beta1);
-    args.beta2 = static_cast<float>(beta2);
-    args.one_minus_beta2 = static_cast<float>(1 - beta2);
-    args.step_size = static_cast<float>(inputs.lr / c1);
-    args.rsqrt_correction2 = static_cast<float>(1 / std::sqrt(c2));
-    args.eps = static_cast<float>(config_.eps);
-    args.decay = static_cast<float>(range.decay ? 1 - inputs.lr * config_.weight_decay : 1.0);
-    args.rounding_key = philox_key(static_cast<uint64_t>(seed_), Purpose::kRounding,
-                                   static_cast<uint64_t>(inputs.step), static_cast<uint32_t>(block));
-    args.first_index = begin;
-    table(stream).adamw(args, stream);
+    RuleUpdate args{
+        .rule = RuleScalars::at(
+            config_.name, config_.rule,
+            {.lr = inputs.lr, .weight_decay = range.decay ? config_.weight_decay : 0, .t = t_}),
+        .gradient = inputs.gradients + (begin - inputs.first) * gradient_size,
+        .weight = inputs.weights + (begin - inputs.first) * weight_size,
+        .elements = past - begin,
+        .gradient_dtype = inputs.gradient_dtype,
+        .weight_dtype = weight_dtype_,
+        .form = form_,
+        .gradient_scale = inputs.gradient_scale,
+        .rounding_key = philox_key(static_cast<uint64_t>(seed_), Purpose::kRounding,
+                                   static_cast<uint64_t>(inputs.step), static_cast<uint32_t>(block)),
+        .first_index = begin};
+    for (size_t k = 0; k < streams_.size(); ++k) {
+      std::byte* const at = part(tile, k) + streams_[k].bytes(in_tile);
+      if (has_master(form_) && k + 1 == streams_.size()) {
+        args.master = at;
+      } else {
+        args.state[k] = reinterpret_cast<float*>(at);
+      }
+    }
+    table(stream).update(args, stream);
   }
 }
 
@@ -298,32 +274,22 @@ void ShardedOptimizer::read_master_part(const Tile* tile, bool host, int64_t fro
                                         const std::byte* weights, float* out, Staging& staging) const {
   const auto count = static_cast<size_t>(to - from);
   const auto read_state_of_tile = [&](void* target, int64_t size) {
-    const std::byte* const source = tile->master() + (from - tile->first * kGranule) * size;
+    const std::byte* const source = master(*tile) + (from - tile->first * kGranule) * size;
     if (host) {
       std::memcpy(target, source, count * static_cast<size_t>(size));
     } else {
       staging.read_into(target, source, (to - from) * size);
     }
   };
-  if (mode_ == AdamW::Master::kWeight) return staging.read_into(out, weights + from * 4, (to - from) * 4);
-  if (mode_ == AdamW::Master::kF32 && tile != nullptr) return read_state_of_tile(out, 4);
+  if (form_ == MasterForm::kWeight) return staging.read_into(out, weights + from * 4, (to - from) * 4);
+  if (form_ == MasterForm::kF32 && tile != nullptr) return read_state_of_tile(out, 4);
   std::vector<uint16_t> high(count), low(count, 0);
   staging.read_into(high.data(), weights + from * 2, (to - from) * 2);
-  if (mode_ == AdamW::Master::kSplit && tile != nullptr) read_state_of_tile(low.data(), 2);
+  if (form_ == MasterForm::kSplit && tile != nullptr) read_state_of_tile(low.data(), 2);
   for (size_t i = 0; i < count; ++i) {
     const auto top = static_cast<uint32_t>(high[i] - (low[i] >= 0x8000 ? 1 : 0)) & 0xFFFF;
     out[i] = std::bit_cast<float>(top << 16 | low[i]);
   }
-}
-
-std::vector<ShardedOptimizer::StateStream> ShardedOptimizer::streams(const Tile& tile) const {
-  const auto bytes = [](const float* p) { return reinterpret_cast<const std::byte*>(p); };
-  std::vector<StateStream> out;
-  if (master_size(mode_) > 0)
-    out.push_back({"master", mode_ == AdamW::Master::kSplit ? DType::kI16 : DType::kF32, tile.master()});
-  out.push_back({"m", DType::kF32, bytes(tile.m())});
-  out.push_back({"v", DType::kF32, bytes(tile.v())});
-  return out;
 }
 
 void ShardedOptimizer::read_state(StateSink& sink, const WeightsFrom& weights, Staging& staging) const {
@@ -346,16 +312,16 @@ void ShardedOptimizer::read_tile(int64_t block, int64_t tile, StateSink& sink, S
   const std::vector<int64_t> shape = {layout_.blocks[static_cast<size_t>(block)].flat_elements};
   with_tile(block, tile, [&](const Tile& t) {
     const int64_t first = t.first * kGranule;
-    for (const StateStream& stream : streams(t)) {
-      const auto size = static_cast<int64_t>(dtype_size(stream.type));
-      const int64_t bytes = t.granules * kGranule * size;
-      const auto take = [&](int64_t offset, std::span<const std::byte> part) {
-        sink.part(name + stream.name, stream.type, shape, first + offset / size, part);
+    for (size_t k = 0; k < streams_.size(); ++k) {
+      const StateStream& stream = streams_[k];
+      const int64_t size = stream.bytes(1), bytes = stream.bytes(t.elements());
+      const auto take = [&](int64_t offset, std::span<const std::byte> piece) {
+        sink.part(name + stream.name, stream.type, shape, first + offset / size, piece);
       };
       if (on_host(index(block, tile))) {
-        take(0, {stream.data, static_cast<size_t>(bytes)});
+        take(0, {part(t, k), static_cast<size_t>(bytes)});
       } else {
-        staging.read(stream.data, bytes, take);
+        staging.read(part(t, k), bytes, take);
       }
     }
   });
@@ -368,9 +334,10 @@ void ShardedOptimizer::read_fresh_tile(int64_t block, int64_t tile, StateSink& s
   const int64_t first = t.first * kGranule, elements = t.granules * kGranule;
   const std::string name = "block" + std::to_string(block) + ".";
   const std::vector<int64_t> shape = {layout_.blocks[static_cast<size_t>(block)].flat_elements};
-  for (const StateStream& stream : streams(t)) {
-    std::vector<std::byte> bytes(static_cast<size_t>(elements) * dtype_size(stream.type));
-    if (stream.data == t.master() && mode_ == AdamW::Master::kF32) {
+  for (size_t k = 0; k < streams_.size(); ++k) {
+    const StateStream& stream = streams_[k];
+    std::vector<std::byte> bytes(static_cast<size_t>(stream.bytes(elements)));
+    if (k + 1 == streams_.size() && form_ == MasterForm::kF32) {
       read_master_part(nullptr, false, 0, elements, weights(block, first),
                        reinterpret_cast<float*>(bytes.data()), staging);
     }

@@ -1,5 +1,5 @@
-// AdamW's state of a rank and the update of a block. A tile is a run of granules of a block with its first
-// and second moment and master (or its low half) side by side: [m | v | master]. Near tiles lie in memory of
+// The optimizer's state of a rank and the update of a block. A tile is a run of granules of a block with its
+// streams side by side: those of the rule, then the master (or its low half). Near tiles lie in memory of
 // this object, the others in a store, whose slots they pass through; with a GPU, what is off it may instead
 // be updated by the CPU (host_update.h), in host memory of this object or in a store of host memory. Where a
 // tile lies, who updates it and how long it is never changes a bit. The compute thread calls; on a GPU the
@@ -95,24 +95,21 @@ class ShardedOptimizer {
     std::byte* data = nullptr;
     int64_t first = 0;  // granule of the block
     int64_t granules = 0;
-    float* m() const { return reinterpret_cast<float*>(data); }
-    float* v() const { return m() + granules * kGranule; }
-    std::byte* master() const { return data + granules * kGranule * 8; }
+    int64_t elements() const { return granules * kGranule; }
   };
 
   const Kernels& table(StreamView stream) const {
     return stream.device == stream_.device ? kernels_ : kernels(stream.device);
   }
-  // What a tile consists of.
-  struct StateStream {
-    const char* name;
-    DType type;
-    const std::byte* data;  // of this tile
-  };
   size_t index(int64_t block, int64_t tile) const;
   bool streamed(size_t index) const;
   bool in_store(size_t index) const;
   bool on_host(size_t index) const { return host_ != nullptr && streamed(index); }
+  // Where a stream of the tile begins.
+  std::byte* part(const Tile& tile, size_t stream) const {
+    return tile.data + streams_.offset(stream, tile.elements());
+  }
+  std::byte* master(const Tile& tile) const { return part(tile, streams_.size() - 1); }
   Tile place(int64_t block, int64_t tile) const;
   Tile near_tile(int64_t block, int64_t tile) const;
   // Granules [first, end) of the tile.
@@ -127,14 +124,14 @@ class ShardedOptimizer {
   void read_tile(int64_t block, int64_t tile, StateSink& sink, Staging& staging) const;
   void read_fresh_tile(int64_t block, int64_t tile, StateSink& sink, const WeightsFrom& weights,
                        Staging& staging) const;
-  std::vector<StateStream> streams(const Tile& tile) const;
   void update_on_host(int64_t block, int64_t tile, const UpdateInputs& inputs);
   void update_in_store(int64_t block, size_t index, Tile tile, const UpdateInputs& inputs, StreamView stream);
 
   const ModelLayout& layout_;
   OptimizerConfig config_;
   DType weight_dtype_;
-  AdamW::Master mode_;
+  MasterForm form_;
+  StateStreams streams_;
   int64_t seed_;
   const Kernels& kernels_;
   StreamView stream_;

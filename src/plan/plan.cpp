@@ -165,7 +165,7 @@ void predict(const PlanInput& in, Plan& plan) {
       .lora = lora,
       .dtype = n.dtype,
       .gradient_dtype = n.gradient_dtype,
-      .master_bytes = master_size(n.master, n.dtype),
+      .state_bytes = n.state().bytes(1),
       .row_chunk = n.row_chunk,
       .device = in.device,
       .micro = uniform_work(static_cast<double>(n.micro_batch) * length, length, in.data.target_share),
@@ -289,8 +289,7 @@ void choose_numerics_and_homes(const PlanInput& in, Plan& plan) {
 }  // namespace
 
 const char* state_class_name(StateClass state) {
-  constexpr const char* kNames[] = {"weights",      "frozen weights", "gradients",  "master",
-                                    "first moment", "second moment",  "activations"};
+  constexpr const char* kNames[] = {"weights", "frozen weights", "gradients", "optimizer", "activations"};
   return kNames[static_cast<size_t>(state)];
 }
 
@@ -316,6 +315,7 @@ Plan draft_plan(const Config& config, const ModelSpec& spec, const AdapterSpec* 
   n.dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
   n.gradient_dtype = config.train.gradients == GradientDType::kF32 ? DType::kF32 : DType::kBF16;
   n.master = config.optimizer.master;
+  n.rule = config.optimizer.name;
   n.round_rows = rounds_rows(n.dtype, device);
   n.row_chunk = choose_row_chunk(in, n.dtype);
   plan.placement.device = device;

@@ -92,8 +92,8 @@ class Coster {
       case OperationKind::kReduce:
         return {0, 0, unit_elements() * g_ + finish_rows()};
       case OperationKind::kUpdate:
-        // Reads gradient, weight, master, m, v; writes all but the gradient.
-        return {0, 0, unit_elements() * (g_ + 2 * (e_ + static_cast<double>(shape_.master_bytes) + 8))};
+        // Reads gradient, weight and state; writes all but the gradient.
+        return {0, 0, unit_elements() * (g_ + 2 * (e_ + static_cast<double>(shape_.state_bytes)))};
       default:
         return {};
     }

@@ -45,7 +45,7 @@ struct StepShape {
   bool lora = false;
   DType dtype = DType::kBF16;
   DType gradient_dtype = DType::kF32;
-  int64_t master_bytes = 2;  // per parameter, beside the weight
+  int64_t state_bytes = 10;  // of the optimizer, per parameter
   int64_t row_chunk = 512;
   DeviceType device = DeviceType::kCpu;
   StepWork micro;          // of one micro-batch

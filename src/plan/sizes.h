@@ -17,9 +17,6 @@ struct PlanInput {
   std::optional<bool> update_on_host = {};
 };
 
-// Bytes per parameter beside the weight.
-int64_t master_size(Master master, DType dtype);
-
 // Rows of the tensors of the longest micro-batch.
 int64_t micro_rows(const PlanInput& in, const NumericsPlan& numerics);
 

@@ -68,7 +68,7 @@ class Walk {
     if (inputs_streamed || !clip_global_) host_ = std::max(host_, now_);
     const int64_t tile = placement_.first_tile[static_cast<size_t>(op.block)] + op.micro;
     const int64_t bytes = placement_.pool(Pool::kOptimizer).bytes[static_cast<size_t>(tile)];
-    const auto elements = static_cast<double>(bytes / placement_.state_bytes);
+    const auto elements = static_cast<double>(bytes / placement_.granule_bytes * kGranule);
     const double brought = elements * static_cast<double>(placement_.update_brings);
     host_ = std::max(host_, arrived) + std::max(seconds, brought / rates_.link);
     host_seconds_ += seconds;

@@ -51,7 +51,7 @@ rslora = true
                                      "c.toml");
   EXPECT_EQ(config.train.epochs, 3.0);
   EXPECT_EQ(config.train.recompute, Recompute::kBlock);
-  EXPECT_EQ(config.optimizer.betas, (std::vector<double>{0.9, 0.95}));
+  EXPECT_EQ(config.optimizer.rule.of<AdamW>().betas, (std::vector<double>{0.9, 0.95}));
   EXPECT_EQ(config.optimizer.schedule, LrSchedule::kCosineWarmupWithMinLr);
   EXPECT_EQ(config.optimizer.lr, 1e-4);
   EXPECT_EQ(config.lora.targets, std::vector<std::string>{"all-linear"});
@@ -91,8 +91,8 @@ TEST(Config, OneMistakeIsOneLineWithItsPlace) {
 TEST(Config, NamesWhatIsNotSupportedYet) {
   EXPECT_HAS(failure(std::string(kLeast) + "[train]\nmethod = \"qlora\"\n"),
              "qlora is not supported yet: full and lora are");
-  EXPECT_HAS(failure(std::string(kLeast) + "[optimizer]\nname = \"sgd\"\n"),
-             "optimizer.name = \"sgd\" is not supported yet: adamw is");
+  EXPECT_HAS(failure(std::string(kLeast) + "[optimizer]\nname = \"adam\"\n"),
+             "expected one of \"adamw\", got the string \"adam\"; did you mean \"adamw\"?");
   for (const char* table : {"zero", "checkpoint"}) {
     const std::string text = failure(std::string(kLeast) + "[" + table + "]\nx = 1\n");
     EXPECT_HAS(text, "not supported yet");
@@ -217,7 +217,7 @@ TEST(Config, OverridesWinAndTakeBareWords) {
   EXPECT_EQ(config.train.steps, 7);
   EXPECT_EQ(config.model.path, "some/dir");
   EXPECT_EQ(config.run.dir, "2024-01-01");
-  EXPECT_EQ(config.optimizer.betas, (std::vector<double>{0.8, 0.9}));
+  EXPECT_EQ(config.optimizer.rule.of<AdamW>().betas, (std::vector<double>{0.8, 0.9}));
   EXPECT_EQ(config.data.train, std::vector<std::string>{"a.jsonl"});
   EXPECT_EQ(config.train.method, Method::kLora);
   EXPECT_FALSE(config.run.threads.has_value());

@@ -1,13 +1,14 @@
 // AdamW: every instruction set and thread count gives the bits of the formula written plainly here; the split
 // master is a separate fp32 master bit for bit; the formula is AdamW (against fp64); rounding is unbiased.
-#include "kernels/adamw_formula.h"
+#include "base/philox.h"
+#include "kernels/master_formula.h"
 
 #include "tests/kernels/support.h"
 
 namespace lm {
 namespace {
 
-using Master = AdamW::Master;
+using Master = MasterForm;
 
 struct Mode {
   Master master;
@@ -60,37 +61,40 @@ State make_state(Master mode, const Values& p, const Values& m, const Values& v)
   return s;
 }
 
-AdamW arguments(Master mode, const Values& gradient, State& s, int64_t t) {
+RuleUpdate arguments(Master mode, const Values& gradient, State& s, int64_t t) {
   const double beta1 = 0.9, beta2 = 0.999, lr = 1e-3;
-  return {.gradient = gradient.data(),
+  const AdamW rule = {
+      .one_minus_beta1 = static_cast<float>(1 - beta1),
+      .beta2 = static_cast<float>(beta2),
+      .one_minus_beta2 = static_cast<float>(1 - beta2),
+      .step_size = static_cast<float>(lr / (1 - std::pow(beta1, static_cast<double>(t)))),
+      .rsqrt_correction2 = static_cast<float>(1 / std::sqrt(1 - std::pow(beta2, static_cast<double>(t)))),
+      .eps = 1e-8f,
+      .decay = static_cast<float>(1 - lr * 0.01)};
+  return {.rule = rule,
+          .gradient = gradient.data(),
           .weight = s.weight.data(),
           .master = mode == Master::kSplit || mode == Master::kF32 ? s.master.data() : nullptr,
-          .m = static_cast<float*>(s.m.data()),
-          .v = static_cast<float*>(s.v.data()),
+          .state = {static_cast<float*>(s.m.data()), static_cast<float*>(s.v.data())},
           .elements = gradient.size(),
           .gradient_dtype = gradient.dtype(),
           .weight_dtype = weight_dtype(mode),
-          .mode = mode,
+          .form = mode,
           .gradient_scale = 0.7f,
-          .one_minus_beta1 = static_cast<float>(1 - beta1),
-          .beta2 = static_cast<float>(beta2),
-          .one_minus_beta2 = static_cast<float>(1 - beta2),
-          .step_size = static_cast<float>(lr / (1 - std::pow(beta1, static_cast<double>(t)))),
-          .rsqrt_correction2 = static_cast<float>(1 / std::sqrt(1 - std::pow(beta2, static_cast<double>(t)))),
-          .eps = 1e-8f,
-          .decay = static_cast<float>(1 - lr * 0.01),
           .rounding_key = philox_key(3, Purpose::kRounding, static_cast<uint64_t>(t), 9),
           .first_index = 4096 * 3};
 }
 
-// The formula of kernels.h, one element at a time, through <cmath>.
-void plain_adamw(const AdamW& a, const Values& gradient) {
+// The formula of rules/adamw.h, one element at a time, through <cmath>.
+void plain_adamw(const RuleUpdate& a, const Values& gradient) {
+  const AdamW c = a.rule.as<AdamW>();
+  float *const first = a.state[0], *const second = a.state[1];
   const auto clean = [](float x) { return std::isnan(x) ? bits_float(0x7FC00000) : x; };
   for (int64_t i = 0; i < a.elements; ++i) {
     uint16_t* half = static_cast<uint16_t*>(a.weight) + i;
     uint16_t* low = static_cast<uint16_t*>(a.master) + i;
     float p = 0;
-    switch (a.mode) {
+    switch (a.form) {
       case Master::kWeight:
         p = static_cast<float*>(a.weight)[i];
         break;
@@ -105,15 +109,15 @@ void plain_adamw(const AdamW& a, const Values& gradient) {
         break;
     }
     const float g = static_cast<float>(gradient[i]) * a.gradient_scale;
-    const float m = std::fma(a.one_minus_beta1, g - a.m[i], a.m[i]);
-    const float v = std::fma(a.beta2, a.v[i], a.one_minus_beta2 * g * g);
-    p = p * a.decay;
-    p = clean(p - a.step_size * m / (std::sqrt(v) * a.rsqrt_correction2 + a.eps));
-    a.m[i] = clean(m);
-    a.v[i] = clean(v);
+    const float m = std::fma(c.one_minus_beta1, g - first[i], first[i]);
+    const float v = std::fma(c.beta2, second[i], c.one_minus_beta2 * g * g);
+    p = p * c.decay;
+    p = clean(p - c.step_size * m / (std::sqrt(v) * c.rsqrt_correction2 + c.eps));
+    first[i] = clean(m);
+    second[i] = clean(v);
     const uint32_t bits = float_bits(p);
     const uint32_t random = philox_at(a.rounding_key, static_cast<uint64_t>(a.first_index + i), 0, 0);
-    switch (a.mode) {
+    switch (a.form) {
       case Master::kWeight:
         static_cast<float*>(a.weight)[i] = p;
         break;
@@ -126,7 +130,7 @@ void plain_adamw(const AdamW& a, const Values& gradient) {
       case Master::kSplit:
         *half = static_cast<uint16_t>((bits + 0x8000) >> 16);
     }
-    if (a.mode == Master::kSplit) *low = static_cast<uint16_t>(bits);
+    if (a.form == Master::kSplit) *low = static_cast<uint16_t>(bits);
   }
 }
 
@@ -173,7 +177,7 @@ TEST(AdamW, EveryInstructionSetGivesTheBitsOfThePlainFormula) {
         for (int64_t t = 1; t <= 3; ++t) plain_adamw(arguments(mode.master, gradient, plain, t), gradient);
         const Outputs got = same_everywhere([&](const Kernels& k, StreamView stream) {
           State s = make_state(mode.master, p, m, v);
-          for (int64_t t = 1; t <= 3; ++t) k.adamw(arguments(mode.master, gradient, s, t), stream);
+          for (int64_t t = 1; t <= 3; ++t) k.update(arguments(mode.master, gradient, s, t), stream);
           return Outputs{s.weight, s.master, s.m, s.v};
         });
         EXPECT_TRUE(got[0] == plain.weight);
@@ -192,8 +196,8 @@ TEST(AdamW, SplitMasterEqualsASeparateFp32MasterOverFiftySteps) {
   const Kernels& k = kernels(DeviceType::kCpu);
   for (int64_t t = 1; t <= 50; ++t) {
     const Values gradient = Values::random(DType::kBF16, n, static_cast<uint32_t>(100 + t));
-    k.adamw(arguments(Master::kSplit, gradient, split, t), {});
-    k.adamw(arguments(Master::kF32, gradient, whole, t), {});
+    k.update(arguments(Master::kSplit, gradient, split, t), {});
+    k.update(arguments(Master::kF32, gradient, whole, t), {});
     ASSERT_TRUE(split.weight == whole.weight) << "step " << t;
     for (int64_t i = 0; i < n; ++i) {
       uint16_t high = 0, low = 0;
@@ -233,7 +237,7 @@ TEST(AdamW, FollowsAdamWInFp64OverFiftySteps) {
   for (int64_t i = 0; i < n; ++i) p.push_back(start[i]);
   for (int t = 1; t <= 50; ++t) {
     const Values gradient = Values::random(DType::kF32, n, static_cast<uint32_t>(200 + t));
-    kernels(DeviceType::kCpu).adamw(arguments(Master::kWeight, gradient, s, t), {});
+    kernels(DeviceType::kCpu).update(arguments(Master::kWeight, gradient, s, t), {});
     for (size_t i = 0; i < p.size(); ++i) {
       const double g = gradient[static_cast<int64_t>(i)] * 0.7;
       m[i] = 0.9 * m[i] + 0.1 * g;
@@ -253,10 +257,12 @@ TEST(AdamW, StochasticRoundingIsUnbiased) {
   Values p(DType::kF32, n), zero(DType::kF32, n), gradient(DType::kF32, n);
   for (int64_t i = 0; i < n; ++i) p.set(i, 1), gradient.set(i, -1);
   State s = make_state(Master::kStochastic, p, zero, zero);
-  AdamW a = arguments(Master::kStochastic, gradient, s, 1);
-  a.decay = 1;
+  RuleUpdate a = arguments(Master::kStochastic, gradient, s, 1);
+  AdamW rule = a.rule.as<AdamW>();
+  rule.decay = 1;
+  a.rule = rule;
   a.gradient_scale = 1;
-  kernels(DeviceType::kCpu).adamw(a, {});
+  kernels(DeviceType::kCpu).update(a, {});
   double sum = 0;
   for (int64_t i = 0; i < n; ++i) sum += s.weight[i];
   // m / sqrt(v) is 1 at the first step: p = 1 + 1e-3, between 1 and 1 + 2^-7.

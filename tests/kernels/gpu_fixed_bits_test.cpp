@@ -5,7 +5,7 @@
 namespace lm {
 namespace {
 
-using Master = AdamW::Master;
+using Master = MasterForm;
 
 TEST_F(GpuKernels, Rows) {
   const std::vector<int32_t> token = {3, 1, 3, 0, 7, 3, 1}, order = {3, 1, 6, 0, 2, 5, 4},
@@ -226,26 +226,25 @@ TEST_F(GpuKernels, AdamW) {
                  noise(DType::kF32, n, 2, 0.1, at(3)), v},
                 [&](const Kernels& k, StreamView s, const Pointers& p) {
                   for (int step = 0; step < 2; ++step) {
-                    k.adamw({.gradient = p[0],
-                             .weight = p[1],
-                             .master = mode == Master::kSplit || mode == Master::kF32 ? p[2] : nullptr,
-                             .m = f32(p[3]),
-                             .v = f32(p[4]),
-                             .elements = n,
-                             .gradient_dtype = gradient,
-                             .weight_dtype = weight,
-                             .mode = mode,
-                             .gradient_scale = 0.7f,
-                             .one_minus_beta1 = 0.1f,
-                             .beta2 = 0.999f,
-                             .one_minus_beta2 = 0.001f,
-                             .step_size = 1e-3f,
-                             .rsqrt_correction2 = 1.5f,
-                             .eps = 1e-8f,
-                             .decay = 0.99999f,
-                             .rounding_key = 0xABCDEF0123456789u,
-                             .first_index = first},
-                            s);
+                    k.update({.rule = AdamW{.one_minus_beta1 = 0.1f,
+                                            .beta2 = 0.999f,
+                                            .one_minus_beta2 = 0.001f,
+                                            .step_size = 1e-3f,
+                                            .rsqrt_correction2 = 1.5f,
+                                            .eps = 1e-8f,
+                                            .decay = 0.99999f},
+                              .gradient = p[0],
+                              .weight = p[1],
+                              .master = mode == Master::kSplit || mode == Master::kF32 ? p[2] : nullptr,
+                              .state = {f32(p[3]), f32(p[4])},
+                              .elements = n,
+                              .gradient_dtype = gradient,
+                              .weight_dtype = weight,
+                              .form = mode,
+                              .gradient_scale = 0.7f,
+                              .rounding_key = 0xABCDEF0123456789u,
+                              .first_index = first},
+                             s);
                   }
                 },
                 Want::kBits);

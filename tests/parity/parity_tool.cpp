@@ -156,7 +156,7 @@ struct Case {
     layout = make_layout(spec, adapter_spec(), dtype);
     optimizer.weight_decay = std::stod(arguments.get("weight-decay", "0"));
     const std::string master = arguments.get("master", "split");
-    optimizer.eps = std::stod(arguments.get("eps", "1e-8"));
+    optimizer.rule.of<AdamW>().eps = std::stod(arguments.get("eps", "1e-8"));
     max_grad_norm = std::stod(arguments.get("max-grad-norm", "1e30"));
     optimizer.master = master == "fp32" ? Master::kF32 : master == "none" ? Master::kNone : Master::kSplit;
     plan.numerics.dtype = dtype;
