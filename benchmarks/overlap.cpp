@@ -1,7 +1,7 @@
 // Our side of overlap.py: is I/O hidden behind compute as far as the step's list of operations allows? A
 // simulated disk of known speed, compute as busy waiting of known length, and the real schedule, transfers,
-// stores, queue and I/O thread; the bound is the same list in plan/timeline.h's arithmetic. Each pool alone
-// and all together; io / compute = 0.25 .. 2 for each clip mode.
+// stores, queue and I/O thread; the bound is the same list in schedule/timeline.h's arithmetic. Each pool
+// alone and all together; io / compute = 0.25 .. 2 for each clip mode.
 //
 //   bench_overlap [ROUNDS = 7] [short]
 //
@@ -20,7 +20,7 @@
 #include "base/clock.h"
 #include "offload/sim_engine.h"
 #include "offload/store.h"
-#include "plan/timeline.h"
+#include "plan/plan.h"
 
 namespace {
 
@@ -184,7 +184,7 @@ void measure(const Setting& setting, Clip clip, const char* clip_name, double sh
   ScheduleShape next = shape;
   next.pending = shape.defers();
   const auto bound_at = [&](double rate) {
-    return walk_timeline(shape, placement, kLayers, {.disk_read = rate, .disk_write = rate},
+    return walk_timeline(shape, placement.timeline(kLayers), {.disk_read = rate, .disk_write = rate},
                          [&](const Operation& op) { return compute_seconds(op, shape); });
   };
   const Timeline moved = bound_at(1e9);

@@ -1,7 +1,7 @@
 """Is I/O hidden behind compute as far as the step's list of operations allows?
 
 The real schedule, transfers, stores and I/O thread with a simulated disk and busy waiting for compute, against the same list in
-the arithmetic of plan/timeline.h: nothing that executes this list can be faster. Optimizer state, gradients, weights and
+the arithmetic of schedule/timeline.h: nothing that executes this list can be faster. Optimizer state, gradients, weights and
 activations alone and all together. A figure is the worst of all clip modes and of io / compute = 0.25 .. 2. Needs two idle cores.
 Usage: overlap.py BIN_DIR [--short] [--rounds 7]
 """

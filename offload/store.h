@@ -1,8 +1,8 @@
 // Arrays of state whose home is not near: optimizer tiles, weights, gradients, saved activations, in swap
 // space or in pinned host memory. Compute works on an array only while it lies in one of the store's slots;
-// which array comes into which slot, and when, is decided by the schedule (plan/transfers.h), so that nothing
-// here depends on timing. Every chunk of 8 KiB that goes to disk has its checksum kept in memory, and is
-// compared with it before it is used again.
+// which array comes into which slot, and when, is decided by the schedule (schedule/transfers.h), so that
+// nothing here depends on timing. Every chunk of 8 KiB that goes to disk has its checksum kept in memory, and
+// is compared with it before it is used again.
 //
 // On the CPU slots are pinned host memory. On a GPU they are device memory: copies run on streams of their
 // own, one each way, and what comes from disk or goes there passes through host memory, slot for slot

@@ -7,7 +7,7 @@
 #include "base/bytes.h"
 #include "plan/arena_walk.h"
 #include "plan/device_reserve.h"
-#include "plan/schedule.h"
+#include "schedule/schedule.h"
 #include "spec/block_layout.h"
 
 namespace lm {

@@ -7,6 +7,9 @@
 namespace lm {
 namespace {
 
+// Of a current NVMe drive and a PCIe 4 x16 slot, where nothing was measured.
+constexpr double kDiskRead = 3e9, kDiskWrite = 2e9, kLink = 22e9;
+
 struct KnownGpu {
   const char* name;
   double bf16_tflops, fp32_tflops, gb_per_second;
@@ -65,6 +68,20 @@ Gpu known_gpu(const std::string& name) {
 int64_t Machine::host_capacity() const {
   if (host_limit <= 0) return host_memory;
   return host_memory > 0 ? std::min(host_memory, host_limit) : host_limit;
+}
+
+LinkRates link_rates(const Machine& machine, DeviceType device) {
+  LinkRates rates;
+  for (const Disk& disk : machine.disks) {
+    rates.disk_read += disk.read_bandwidth;
+    rates.disk_write += disk.write_bandwidth;
+  }
+  rates.assumed = rates.disk_read <= 0 || rates.disk_write <= 0;
+  if (rates.assumed) rates.disk_read = kDiskRead, rates.disk_write = kDiskWrite;
+  rates.link = device == DeviceType::kCuda && machine.gpus.front().link_bandwidth > 0
+                   ? machine.gpus.front().link_bandwidth
+                   : kLink;
+  return rates;
 }
 
 }  // namespace lm

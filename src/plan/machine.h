@@ -7,6 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
+#include "schedule/timeline.h"
+
 namespace lm {
 
 struct Gpu {
@@ -48,5 +51,8 @@ struct Machine {
 // Dense peaks and sizes of known GPUs by (part of) their name, in any case; all zero but the name when
 // unknown.
 Gpu known_gpu(const std::string& name);
+
+// The rates of its links; documented defaults where nothing was measured.
+LinkRates link_rates(const Machine& machine, DeviceType device);
 
 }  // namespace lm

@@ -401,6 +401,22 @@ TransferShape PlacementPlan::transfers(int64_t layers) const {
   return shape;
 }
 
+TimelineShape PlacementPlan::timeline(int64_t layers) const {
+  TimelineShape shape{
+      .transfers = transfers(layers), .arrays = {}, .gpu = device == DeviceType::kCuda, .host_updates = {}};
+  for (int p = 0; p < kPools; ++p) {
+    const PoolPlan& plan = pool(static_cast<Pool>(p));
+    for (size_t a = 0; a < plan.bytes.size(); ++a)
+      shape.arrays[static_cast<size_t>(p)].push_back({plan.bytes[a], plan.home_of(a) == Home::kNvme});
+  }
+  const PoolPlan& tiles = pool(Pool::kOptimizer);
+  for (size_t a = 0; update_on_host && a < tiles.bytes.size(); ++a) {
+    const int64_t elements = tiles.bytes[a] / granule_bytes * kGranule;
+    shape.host_updates.push_back({tiles.streamed[a] != 0, elements * update_brings, elements * update_sends});
+  }
+  return shape;
+}
+
 std::vector<char> PlacementPlan::moved(Pool which) const {
   const PoolPlan& plan = pool(which);
   std::vector<char> out = plan.streamed;

@@ -8,7 +8,7 @@
 #include "plan/placement.h"
 #include "plan/refusal.h"
 #include "plan/sizes.h"
-#include "plan/timeline.h"
+#include "schedule/timeline.h"
 
 namespace lm {
 namespace {
@@ -124,7 +124,7 @@ void predict_transfers(const PlanInput& in, const StepShape& shape, const Comput
     const ScheduleShape::Tiles tiles = plan.schedule.updates(op.block, op.segment);
     return all / static_cast<double>(tiles.end - tiles.first);
   };
-  plan.timeline = walk_timeline(plan.schedule, plan.placement, in.spec.layers,
+  plan.timeline = walk_timeline(plan.schedule, plan.placement.timeline(in.spec.layers),
                                 link_rates(in.machine, in.device), seconds);
   plan.step_seconds = plan.timeline.seconds;
   if (plan.placement.embedding_in_host == 0) return;
@@ -182,7 +182,7 @@ void predict(const PlanInput& in, Plan& plan) {
   const Prediction& p = plan.prediction;
   const double compute = p.gemm_seconds + p.attention_seconds;
   plan.links = {{"compute", compute, p.cost.gemm_flops + p.cost.attention_flops, "FLOP"},
-                {"memory", p.memory_seconds, p.cost.bytes, "B"}};
+                {"memory", p.memory_seconds, p.cost.bytes + p.cost.pass_bytes, "B"}};
   plan.binding = compute >= p.memory_seconds ? "compute" : "memory";
   add_links(plan, link_rates(in.machine, in.device));
   if (rates.assumed) {

@@ -15,8 +15,7 @@
 #include "plan/activations.h"
 #include "plan/machine.h"
 #include "plan/predict.h"
-#include "plan/schedule.h"
-#include "plan/transfers.h"
+#include "schedule/timeline.h"
 #include "spec/block_layout.h"
 
 namespace lm {
@@ -53,7 +52,7 @@ struct NumericsPlan {
 // Slots and arrays off the device are multiples of this: whole checksum chunks (offload/store.h).
 inline constexpr int64_t kSlotAlignment = 8192;
 
-// Arrays of one pool (plan/transfers.h says which). Those that are streamed live off the device and pass
+// Arrays of one pool (schedule/transfers.h says which). Those that are streamed live off the device and pass
 // through slots; the others are near: in device memory (on the CPU, where both are one tier, in host memory).
 struct PoolPlan {
   Home home = Home::kHost;     // the streamed arrays' farthest: kHost (of a GPU) or kNvme
@@ -110,6 +109,8 @@ struct PlacementPlan {
   ScheduleShape schedule(const ModelSpec& spec, bool recompute, Clip clip) const;
   // The pools as the schedule's transfers see them: what passes through slots.
   TransferShape transfers(int64_t layers) const;
+  // The same with what crosses which link.
+  TimelineShape timeline(int64_t layers) const;
   // Per array of a pool: whether it passes through slots. Host memory that the CPU works in needs none.
   std::vector<char> moved(Pool which) const;
   // Whether the CPU carries out an operation beside a GPU.
@@ -151,15 +152,6 @@ struct LinkTime {
   double seconds = 0;
   double amount = 0;  // FLOP or bytes per step
   std::string unit;   // "FLOP", "B"
-};
-
-// A step's transfers beside its compute (timeline.h).
-struct Timeline {
-  double seconds = 0;          // from one check to the next, once the pipeline is full
-  double waiting_seconds = 0;  // of these, compute waits for transfers
-  double disk_read_bytes = 0, disk_written_bytes = 0;
-  double link_bytes = 0;    // between host and GPU, both ways together
-  double host_seconds = 0;  // updates by the CPU, beside the GPU
 };
 
 struct Choice {

@@ -16,6 +16,9 @@ constexpr double kGpuBF16 = 100e12, kGpuF32 = 20e12, kGpuBandwidth = 500e9;
 // Shares of the peak that large operations are assumed to reach: predictions only, never the speed of light.
 constexpr double kGpuGemmShare = 0.7, kGpuAttentionShare = 0.4, kGpuBandwidthShare = 0.8;
 constexpr double kCpuAttentionShare = 0.4;  // of the GEMM rate
+// Norms, SwiGLU and softmax against memcpy (benchmarks/kernels.py: 0.2 .. 0.6), and what a call costs on the
+// CPU beside its work: two threads woken, ATen's checks.
+constexpr double kCpuPassShare = 0.4, kCpuCallSeconds = 20e-6;
 
 double known(double value, double otherwise, bool& assumed) {
   if (value > 0) return value;
@@ -27,27 +30,28 @@ double size_of(DType type) {
   return static_cast<double>(dtype_size(type));
 }
 
+// The matrices of a kind of a block's tensors.
+struct Matrices {
+  double count = 0, elements = 0;
+  double widths = 0;  // rows and columns, summed: what a token's pass through them reads and writes
+};
+
 struct BlockSizes {
-  double base = 0;  // matrix elements of the model, trained or frozen
-  double adapters = 0;
-  double flat = 0;  // trainable, padding included
+  Matrices base;      // of the model, trained or frozen
+  Matrices adapters;  // A and B
+  double flat = 0;    // trainable, padding included
 };
 
 BlockSizes block_sizes(const BlockLayout& layout) {
   BlockSizes sizes;
   for (const TensorPlace& place : layout.tensors) {
-    const auto elements = static_cast<double>(place.parameter.elements());
-    switch (place.parameter.kind) {
-      case ParameterKind::kMatrix:
-        sizes.base += elements;
-        break;
-      case ParameterKind::kLoraA:
-      case ParameterKind::kLoraB:
-        sizes.adapters += elements;
-        break;
-      default:
-        break;
-    }
+    const Parameter& p = place.parameter;
+    const bool adapter = p.kind == ParameterKind::kLoraA || p.kind == ParameterKind::kLoraB;
+    if (!adapter && p.kind != ParameterKind::kMatrix) continue;
+    Matrices& kind = adapter ? sizes.adapters : sizes.base;
+    kind.count += 1;
+    kind.elements += static_cast<double>(p.elements());
+    kind.widths += static_cast<double>(p.rows + p.columns);
   }
   sizes.flat = static_cast<double>(layout.flat_elements);
   return sizes;
@@ -81,7 +85,7 @@ class Coster {
     switch (op_.kind) {
       case OperationKind::kForward:
         if (is_head()) return op_.segment < 0 ? head_ends() : segment_forward();
-        return op_.block == 0 ? Cost{0, 0, 2 * tokens_ * hidden_ * e_} : forward(true);
+        return op_.block == 0 ? Cost{.bytes = 2 * tokens_ * hidden_ * e_} : forward(true);
       case OperationKind::kRecompute:
         return forward(false);
       case OperationKind::kHead:
@@ -90,10 +94,10 @@ class Coster {
         if (is_head()) return op_.segment < 0 ? head_ends() : segment_backward();
         return op_.block == 0 ? embedding_backward() : backward();
       case OperationKind::kReduce:
-        return {0, 0, unit_elements() * g_ + finish_rows()};
+        return {.bytes = unit_elements() * g_ + finish_rows()};
       case OperationKind::kUpdate:
         // Reads gradient, weight and state; writes all but the gradient.
-        return {0, 0, unit_elements() * (g_ + 2 * (e_ + static_cast<double>(shape_.state_bytes)))};
+        return {.bytes = unit_elements() * (g_ + 2 * (e_ + static_cast<double>(shape_.state_bytes)))};
       default:
         return {};
     }
@@ -118,6 +122,13 @@ class Coster {
     return visible_keys(shape_.micro, window) * q_;
   }
 
+  // What `times` products with each of these matrices move. A GPU's large products hide it, and the narrow
+  // ones of adapters nowhere.
+  double operands(const Matrices& matrices, double times, bool narrow) const {
+    if (!narrow && shape_.device == DeviceType::kCuda) return 0;
+    return times * (tokens_ * matrices.widths + matrices.elements) * e_;
+  }
+
   // Element passes: both norms with the residual, RoPE, the projections' outputs that attention reads,
   // SwiGLU. A recomputation stops before SwiGLU and the last projection.
   Cost forward(bool whole) const {
@@ -125,19 +136,32 @@ class Coster {
     double elements = 6 * hidden_ + 3 * (q_ + kv_) + 2 * q_;
     if (spec_.qk_norm) elements += 3 * (q_ + kv_);
     if (whole) elements += 3 * ffn_;
-    const double gemm = 2 * (sizes_.base - (whole ? 0 : down) + sizes_.adapters);
-    return {gemm * tokens_, 4 * attention_pairs(), elements * tokens_ * e_};
+    Cost cost;
+    cost.gemm_flops = 2 * (sizes_.base.elements - (whole ? 0 : down) + sizes_.adapters.elements) * tokens_;
+    cost.attention_flops = 4 * attention_pairs();
+    // B adds to what the projection wrote: it is read, too.
+    cost.bytes = operands(sizes_.base, 1, false) + operands(sizes_.adapters, 1.5, true);
+    cost.pass_bytes = elements * tokens_ * e_;
+    cost.calls = 5 + sizes_.base.count + sizes_.adapters.count;
+    return cost;
   }
 
   Cost backward() const {
     // The first block's input gradient is wanted by a trained embedding only.
     const double unwanted = op_.block == 1 && !trains_embedding() ? (q_ + 2 * kv_) * hidden_ : 0;
-    const double gemm = shape_.lora ? 2 * (sizes_.base - unwanted) + 4 * sizes_.adapters : 4 * sizes_.base;
+    const double gemm = shape_.lora ? 2 * (sizes_.base.elements - unwanted) + 4 * sizes_.adapters.elements
+                                    : 4 * sizes_.base.elements;
     double elements = 6 * ffn_ + 12 * hidden_ + 4 * (q_ + 2 * kv_);
     if (spec_.qk_norm) elements += 3 * (q_ + kv_);
-    // Flash attention multiplies five times where the forward does twice.
-    return {gemm * tokens_, 10 * attention_pairs(),
-            elements * tokens_ * e_ + weight_gradient(sizes_.flat, op_.micro == 0)};
+    Cost cost;
+    cost.gemm_flops = gemm * tokens_;
+    cost.attention_flops = 10 * attention_pairs();  // flash attention multiplies five times, forward twice
+    // A weight gradient is a product of a transposed operand, which is brought into order first.
+    cost.bytes = operands(sizes_.base, shape_.lora ? 1 : 3, false) + operands(sizes_.adapters, 5, true) +
+                 weight_gradient(sizes_.flat, op_.micro == 0);
+    cost.pass_bytes = elements * tokens_ * e_;
+    cost.calls = 8 + (shape_.lora ? 1 : 3) * sizes_.base.count + 4 * sizes_.adapters.count;
+    return cost;
   }
 
   // Adding a weight gradient of `elements`: the CPU goes through scratch of the model's type, GPUs add in the
@@ -152,8 +176,8 @@ class Coster {
     Cost cost;
     cost.gemm_flops = (shape_.lora ? 4 : 6) * vocab * hidden_ * rows;
     // Statistics read the logits, the gradient reads and writes them; dX is added per segment in fp32.
-    cost.bytes = 3 * rows * vocab * e_ +
-                 rows * hidden_ * std::ceil(vocab / static_cast<double>(kVocabularySegment)) * (8 + e_) +
+    cost.pass_bytes = 3 * rows * vocab * e_;
+    cost.bytes = rows * hidden_ * std::ceil(vocab / static_cast<double>(kVocabularySegment)) * (8 + e_) +
                  8 * rows * hidden_ * e_ + head_gradient(vocab * hidden_);
     return cost;
   }
@@ -170,18 +194,19 @@ class Coster {
   // A cut head computes its logits in both passes.
   Cost segment_forward() const {
     const double logits = shape_.micro.target_rows * segment_rows();
-    return {2 * logits * hidden_, 0, logits * e_};
+    return {.gemm_flops = 2 * logits * hidden_, .pass_bytes = logits * e_};
   }
   Cost segment_backward() const {
     const double rows = shape_.micro.target_rows, logits = rows * segment_rows();
-    return {(shape_.lora ? 4 : 6) * logits * hidden_, 0,
-            2 * logits * e_ + rows * hidden_ * (8 + e_) + head_gradient(segment_rows() * hidden_)};
+    return {.gemm_flops = (shape_.lora ? 4 : 6) * logits * hidden_,
+            .bytes = rows * hidden_ * (8 + e_) + head_gradient(segment_rows() * hidden_),
+            .pass_bytes = 2 * logits * e_};
   }
   // Rows picked and normed; or the other way round.
-  Cost head_ends() const { return {0, 0, 4 * shape_.micro.target_rows * hidden_ * e_}; }
+  Cost head_ends() const { return {.bytes = 4 * shape_.micro.target_rows * hidden_ * e_}; }
 
   Cost embedding_backward() const {
-    return trains_embedding() ? Cost{0, 0, tokens_ * hidden_ * (e_ + 8)} : Cost{};
+    return trains_embedding() ? Cost{.bytes = tokens_ * hidden_ * (e_ + 8)} : Cost{};
   }
 
   // The embedding's rows are added to its gradient once per step.
@@ -197,14 +222,20 @@ class Coster {
   double tokens_, e_, g_, hidden_, ffn_, q_, kv_;
 };
 
+double memory_seconds(const Cost& cost, const ComputeRates& rates) {
+  return cost.bytes / rates.bandwidth + cost.pass_bytes / rates.pass_bandwidth +
+         cost.calls * rates.call_seconds;
+}
+
 void add(Prediction& to, OperationKind kind, const Cost& cost, double times, const ComputeRates& rates) {
-  const Cost scaled{cost.gemm_flops * times, cost.attention_flops * times, cost.bytes * times};
+  const Cost scaled{cost.gemm_flops * times, cost.attention_flops * times, cost.bytes * times,
+                    cost.pass_bytes * times, cost.calls * times};
   const double seconds = cost_seconds(scaled, rates);
   to.seconds += seconds;
   to.by_kind[static_cast<size_t>(kind)] += seconds;
   to.gemm_seconds += scaled.gemm_flops / rates.gemm_flops;
   to.attention_seconds += scaled.attention_flops / rates.attention_flops;
-  to.memory_seconds += scaled.bytes / rates.bandwidth;
+  to.memory_seconds += memory_seconds(scaled, rates);
   to.cost += scaled;
 }
 
@@ -214,6 +245,8 @@ Cost& Cost::operator+=(const Cost& other) {
   gemm_flops += other.gemm_flops;
   attention_flops += other.attention_flops;
   bytes += other.bytes;
+  pass_bytes += other.pass_bytes;
+  calls += other.calls;
   return *this;
 }
 
@@ -225,8 +258,8 @@ double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, bool lo
   double base = 0, adapters = 0, attention = 0;
   for (size_t b = 1; b + 1 < layout.blocks.size(); ++b) {
     const BlockSizes sizes = block_sizes(layout.blocks[b]);
-    base += sizes.base;
-    adapters += sizes.adapters;
+    base += sizes.base.elements;
+    adapters += sizes.adapters.elements;
   }
   const auto width = static_cast<double>(spec.q_rows());
   for (const int64_t window : spec.window)
@@ -250,6 +283,7 @@ ComputeRates compute_rates(const Machine& machine, DeviceType device, DType dtyp
     rates.gemm_flops = kGpuGemmShare * rates.peak_flops;
     rates.attention_flops = kGpuAttentionShare * rates.peak_flops;
     rates.bandwidth = kGpuBandwidthShare * known(gpu.bandwidth, kGpuBandwidth, rates.assumed);
+    rates.pass_bandwidth = rates.bandwidth;
     return rates;
   }
   const double cores = std::max(machine.cores, 1);
@@ -259,6 +293,8 @@ ComputeRates compute_rates(const Machine& machine, DeviceType device, DType dtyp
   rates.gemm_flops = machine.gemm_sustained * rates.peak_flops;
   rates.attention_flops = kCpuAttentionShare * rates.gemm_flops;
   rates.bandwidth = known(machine.memory_bandwidth, cores * kCoreBandwidth, rates.assumed);
+  rates.pass_bandwidth = kCpuPassShare * rates.bandwidth;
+  rates.call_seconds = kCpuCallSeconds;
   return rates;
 }
 
@@ -268,7 +304,7 @@ Cost operation_cost(const StepShape& shape, const Operation& operation) {
 
 double cost_seconds(const Cost& cost, const ComputeRates& rates) {
   return cost.gemm_flops / rates.gemm_flops + cost.attention_flops / rates.attention_flops +
-         cost.bytes / rates.bandwidth;
+         memory_seconds(cost, rates);
 }
 
 Prediction predict_step(const StepShape& shape, const ScheduleShape& schedule, const ComputeRates& rates) {

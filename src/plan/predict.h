@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "plan/machine.h"
-#include "plan/schedule.h"
+#include "schedule/schedule.h"
 #include "spec/block_layout.h"
 
 namespace lm {
@@ -33,8 +33,10 @@ struct ComputeRates {
   double peak_flops = 0;  // what the speed of light is counted against: GPUs dense peak, CPU measured GEMM
   double gemm_flops = 0;  // what large GEMMs reach
   double attention_flops = 0;
-  double bandwidth = 0;  // of memory-bound passes
-  bool assumed = false;  // some rate is the documented default of predict.cpp
+  double bandwidth = 0;       // of copies and sums
+  double pass_bandwidth = 0;  // of passes that compute on what they read: norms, SwiGLU, softmax
+  double call_seconds = 0;    // of each call, whatever its size: waking threads, checking arguments
+  bool assumed = false;       // some rate is the documented default of predict.cpp
 };
 ComputeRates compute_rates(const Machine& machine, DeviceType device, DType dtype);
 
@@ -56,7 +58,9 @@ struct StepShape {
 struct Cost {
   double gemm_flops = 0;
   double attention_flops = 0;
-  double bytes = 0;  // of passes bound by memory; a GEMM's own traffic is in its rate
+  double bytes = 0;       // of copies, sums and updates, and of a GEMM's operands where they cost time
+  double pass_bytes = 0;  // of passes that compute on what they read
+  double calls = 0;       // of kernels and of GEMMs
   Cost& operator+=(const Cost& other);
 };
 // An update's is that of all tiles of its block or segment.
@@ -67,7 +71,7 @@ inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kUpdate) 
 
 struct Prediction {
   double seconds = 0;
-  double gemm_seconds = 0, attention_seconds = 0, memory_seconds = 0;  // add up to `seconds`
+  double gemm_seconds = 0, attention_seconds = 0, memory_seconds = 0;  // add up to `seconds`; calls: memory
   std::array<double, kOperationKinds> by_kind = {};                    // add up to `seconds`
   Cost cost;
 };

@@ -15,7 +15,7 @@
 #include "model/embedding.h"
 #include "optim/gradients.h"
 #include "optim/sharded_optimizer.h"
-#include "plan/transfers.h"
+#include "schedule/transfers.h"
 #include "train/far_state.h"
 #include "weights/loans.h"
 

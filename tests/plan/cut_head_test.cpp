@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "base/bytes.h"
-#include "plan/timeline.h"
+#include "plan/plan.h"
 #include "shapes.h"
 
 namespace lm {

@@ -52,10 +52,10 @@ TEST(Plan, HasOneMasterPerChoice) {
   c.config.optimizer.master = Master::kF32;
   EXPECT_EQ(class_bytes(c.plan(), "master"), flat * 4);
   c.config.optimizer.master = Master::kNone;
-  EXPECT_EQ(class_bytes(c.plan(), "master"), 0);
+  EXPECT_EQ(class_bytes(c.plan(), "master"), -1);  // no such row
   c.config.optimizer.master = Master::kSplit;
   c.config.model.dtype = ModelDType::kF32;
-  EXPECT_EQ(class_bytes(c.plan(), "master"), 0);
+  EXPECT_EQ(class_bytes(c.plan(), "master"), -1);
   EXPECT_EQ(class_bytes(c.plan(), "weights"), flat * 4);
 }
 

@@ -1,4 +1,4 @@
-#include "plan/schedule.h"
+#include "schedule/schedule.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "plan/timeline.h"
+#include "schedule/timeline.h"
 
 #include <algorithm>
 #include <map>
@@ -6,17 +6,14 @@
 namespace lm {
 namespace {
 
-// Of a current NVMe drive and a PCIe 4 x16 slot, where nothing was measured.
-constexpr double kDiskRead = 3e9, kDiskWrite = 2e9, kLink = 22e9;
-
 // The state of compute and links while lists are walked one after another.
 class Walk {
  public:
-  Walk(const PlacementPlan& placement, const LinkRates& rates, bool clip_global)
-      : placement_(placement), rates_(rates), clip_global_(clip_global) {}
+  Walk(const TimelineShape& shape, const LinkRates& rates, bool clip_global)
+      : shape_(shape), rates_(rates), clip_global_(clip_global) {}
 
-  void visit(const StepSchedule& list, const TransferShape& shape,
-             const std::function<double(const Operation&)>& compute) {
+  void visit(const StepSchedule& list, const std::function<double(const Operation&)>& compute) {
+    const TransferShape& shape = shape_.transfers;
     StepSchedule inner;
     for (const Operation& op : list.operations) {
       if (!is_transfer(op)) inner.operations.push_back(op);
@@ -36,11 +33,11 @@ class Walk {
       for (auto [at, end] = wanted.equal_range(index); at != end; ++at)
         arrived = std::max(arrived, ready_[at->second]);
       ++index;
-      if (placement_.on_host(op)) {
+      if (const auto update = host_update(op); update.used) {
         const int64_t unit = op.unit(shape.layers);
         const bool inputs_streamed =
             shape.pool(Pool::kWeights).holds(unit) || shape.pool(Pool::kGradients).holds(unit);
-        update_on_host(op, compute(op), arrived, inputs_streamed);
+        update_on_host(update, compute(op), arrived, inputs_streamed);
         continue;
       }
       wait(std::max(arrived, host_));  // the thread that enqueues this did the updates before it
@@ -62,17 +59,21 @@ class Walk {
     now_ = until;
   }
 
+  TimelineShape::HostUpdate host_update(const Operation& op) const {
+    if (op.kind != OperationKind::kUpdate || shape_.host_updates.empty()) return {};
+    const int64_t tile = shape_.transfers.first_tile[static_cast<size_t>(op.block)] + op.micro;
+    return shape_.host_updates[static_cast<size_t>(tile)];
+  }
+
   // By the CPU, beside what the GPU was given before. It follows the GPU only where that makes its inputs: a
   // block's own norm, or arrays that come through slots of the device.
-  void update_on_host(const Operation& op, double seconds, double arrived, bool inputs_streamed) {
+  void update_on_host(const TimelineShape::HostUpdate& update, double seconds, double arrived,
+                      bool inputs_streamed) {
     if (inputs_streamed || !clip_global_) host_ = std::max(host_, now_);
-    const int64_t tile = placement_.first_tile[static_cast<size_t>(op.block)] + op.micro;
-    const int64_t bytes = placement_.pool(Pool::kOptimizer).bytes[static_cast<size_t>(tile)];
-    const auto elements = static_cast<double>(bytes / placement_.granule_bytes * kGranule);
-    const double brought = elements * static_cast<double>(placement_.update_brings);
+    const auto brought = static_cast<double>(update.brings);
     host_ = std::max(host_, arrived) + std::max(seconds, brought / rates_.link);
     host_seconds_ += seconds;
-    crossed_ += brought + elements * static_cast<double>(placement_.update_sends);
+    crossed_ += brought + static_cast<double>(update.sends);
   }
 
   // Occupies a link from `start` at the earliest.
@@ -83,11 +84,12 @@ class Walk {
 
   void transfer(const Operation& op) {
     const Key slot{op.pool, op.slot}, array{op.pool, op.array};
-    const PoolPlan& pool = placement_.pool(op.pool);
-    const auto bytes = static_cast<double>(pool.bytes[static_cast<size_t>(op.array)]);
-    const bool disk = pool.home_of(static_cast<size_t>(op.array)) == Home::kNvme;
-    const bool by_host = op.pool == Pool::kOptimizer && placement_.update_on_host;
-    const bool gpu = placement_.device == DeviceType::kCuda && !by_host;
+    const TimelineShape::Array& moved =
+        shape_.arrays[static_cast<size_t>(op.pool)][static_cast<size_t>(op.array)];
+    const auto bytes = static_cast<double>(moved.bytes);
+    const bool disk = moved.on_disk;
+    const bool by_host = op.pool == Pool::kOptimizer && !shape_.host_updates.empty();
+    const bool gpu = shape_.gpu && !by_host;
     const double issued = by_host ? host_ : now_;
     double done = std::max({issued, slot_free_[slot], home_ready_[array]});
     if (op.kind == OperationKind::kFetch) {
@@ -104,7 +106,7 @@ class Walk {
     }
   }
 
-  const PlacementPlan& placement_;
+  const TimelineShape& shape_;
   const LinkRates& rates_;
   bool clip_global_;
   double host_ = 0;  // the CPU's clock beside a GPU: it has done its work up to there
@@ -114,25 +116,10 @@ class Walk {
 
 }  // namespace
 
-LinkRates link_rates(const Machine& machine, DeviceType device) {
-  LinkRates rates;
-  for (const Disk& disk : machine.disks) {
-    rates.disk_read += disk.read_bandwidth;
-    rates.disk_write += disk.write_bandwidth;
-  }
-  rates.assumed = rates.disk_read <= 0 || rates.disk_write <= 0;
-  if (rates.assumed) rates.disk_read = kDiskRead, rates.disk_write = kDiskWrite;
-  rates.link = device == DeviceType::kCuda && machine.gpus.front().link_bandwidth > 0
-                   ? machine.gpus.front().link_bandwidth
-                   : kLink;
-  return rates;
-}
-
-Timeline walk_timeline(const ScheduleShape& schedule, const PlacementPlan& placement, int64_t layers,
-                       const LinkRates& rates, const std::function<double(const Operation&)>& compute) {
-  const TransferShape shape = placement.transfers(layers);
-  SlotState slots(shape);
-  Walk walk(placement, rates, schedule.clip == Clip::kGlobal);
+Timeline walk_timeline(const ScheduleShape& schedule, const TimelineShape& shape, const LinkRates& rates,
+                       const std::function<double(const Operation&)>& compute) {
+  SlotState slots(shape.transfers);
+  Walk walk(shape, rates, schedule.clip == Clip::kGlobal);
   Timeline out;
   ScheduleShape now = schedule;
   ScheduleShape next = schedule;
@@ -143,7 +130,7 @@ Timeline walk_timeline(const ScheduleShape& schedule, const PlacementPlan& place
     const double start = walk.now_, waited = walk.waited_;
     const double read = walk.read_, written = walk.written_, crossed = walk.crossed_;
     const double host = walk.host_seconds_;
-    walk.visit(add_transfers(make_schedule(now), make_schedule(next), shape, slots), shape, compute);
+    walk.visit(add_transfers(make_schedule(now), make_schedule(next), shape.transfers, slots), compute);
     out = {.seconds = walk.now_ - start,
            .waiting_seconds = walk.waited_ - waited,
            .disk_read_bytes = walk.read_ - read,

@@ -1,4 +1,4 @@
-#include "plan/transfers.h"
+#include "schedule/transfers.h"
 
 #include <algorithm>
 #include <map>

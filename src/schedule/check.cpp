@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "plan/schedule.h"
+#include "schedule/schedule.h"
 
 namespace lm {
 namespace {

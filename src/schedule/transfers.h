@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "plan/schedule.h"
+#include "schedule/schedule.h"
 
 namespace lm {
 

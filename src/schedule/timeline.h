@@ -1,0 +1,51 @@
+// When each operation of a step would run: compute in order, transfers on their links beside it, each as soon
+// as its slot, its array and its link are free. Gives the step's time where something is streamed, what waits
+// for what, and the bytes that cross each link. Pure arithmetic.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "schedule/transfers.h"
+
+namespace lm {
+
+struct LinkRates {
+  double disk_read = 0, disk_write = 0;  // bytes/s, all paths together
+  double link = 0;                       // host memory to GPU and back, each way
+  bool assumed = false;
+};
+
+// What the walk has to know of where arrays live.
+struct TimelineShape {
+  struct Array {
+    int64_t bytes = 0;
+    bool on_disk = false;
+  };
+  // The CPU's update of a tile beside a GPU, and the bytes that it brings from there and sends there.
+  struct HostUpdate {
+    bool used = false;
+    int64_t brings = 0, sends = 0;
+  };
+  TransferShape transfers;
+  std::array<std::vector<Array>, kPools> arrays;
+  bool gpu = false;                      // compute is one: slots lie there
+  std::vector<HostUpdate> host_updates;  // of each tile; empty: the CPU updates none, and has no such slots
+};
+
+// A step's transfers beside its compute.
+struct Timeline {
+  double seconds = 0;          // from one check to the next, once the pipeline is full
+  double waiting_seconds = 0;  // of these, compute waits for transfers
+  double disk_read_bytes = 0, disk_written_bytes = 0;
+  double link_bytes = 0;    // between host and GPU, both ways together
+  double host_seconds = 0;  // updates by the CPU, beside the GPU
+};
+
+// `compute` gives an operation's seconds.
+Timeline walk_timeline(const ScheduleShape& schedule, const TimelineShape& shape, const LinkRates& rates,
+                       const std::function<double(const Operation&)>& compute);
+
+}  // namespace lm
