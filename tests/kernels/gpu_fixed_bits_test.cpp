@@ -201,7 +201,7 @@ TEST_F(GpuKernels, GranuleNorms) {
   }
 }
 
-TEST_F(GpuKernels, AdamW) {
+void check_update(const char* rule_name, const RuleScalars& rule) {
   const std::vector<int64_t> sizes = {0, 1, 3, 4, 5, 63, 64, 65, 1000, 1024, 4099, 16384 * 256 + 5};
   for (Master mode : {Master::kWeight, Master::kSplit, Master::kF32, Master::kStochastic}) {
     const DType weight = mode == Master::kWeight ? DType::kF32 : DType::kBF16,
@@ -215,7 +215,7 @@ TEST_F(GpuKernels, AdamW) {
                 (n > 100000 && (first != 0 || gradient != DType::kF32 || mode != Master::kSplit)))
               continue;
             if (first > 64 && mode != Master::kStochastic) continue;
-            SCOPED_TRACE(name("adamw", gradient, {static_cast<int64_t>(mode), n, first, shifted}));
+            SCOPED_TRACE(name(rule_name, gradient, {static_cast<int64_t>(mode), n, first, shifted}));
             const auto at = [&](int i) { return int64_t{i == shifted ? 2 : 0}; };
             Array v = noise(DType::kF32, n, 3, 0.01, at(4));
             for (int64_t i = 0; i < n; ++i) v.values.set(i, std::abs(v.values[i]));
@@ -226,13 +226,7 @@ TEST_F(GpuKernels, AdamW) {
                  noise(DType::kF32, n, 2, 0.1, at(3)), v},
                 [&](const Kernels& k, StreamView s, const Pointers& p) {
                   for (int step = 0; step < 2; ++step) {
-                    k.update({.rule = AdamW{.one_minus_beta1 = 0.1f,
-                                            .beta2 = 0.999f,
-                                            .one_minus_beta2 = 0.001f,
-                                            .step_size = 1e-3f,
-                                            .rsqrt_correction2 = 1.5f,
-                                            .eps = 1e-8f,
-                                            .decay = 0.99999f},
+                    k.update({.rule = rule,
                               .gradient = p[0],
                               .weight = p[1],
                               .master = mode == Master::kSplit || mode == Master::kF32 ? p[2] : nullptr,
@@ -253,6 +247,20 @@ TEST_F(GpuKernels, AdamW) {
       }
     }
   }
+}
+
+TEST_F(GpuKernels, AdamW) {
+  check_update("adamw", AdamW{.one_minus_beta1 = 0.1f,
+                              .beta2 = 0.999f,
+                              .one_minus_beta2 = 0.001f,
+                              .step_size = 1e-3f,
+                              .rsqrt_correction2 = 1.5f,
+                              .eps = 1e-8f,
+                              .decay = 0.99999f});
+}
+
+TEST_F(GpuKernels, Sgd) {
+  check_update("sgd", Sgd{.lr = 1e-3f, .momentum = 0.9f, .weight_decay = 0.01f});
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// AdamW: every instruction set and thread count gives the bits of the formula written plainly here; the split
-// master is a separate fp32 master bit for bit; the formula is AdamW (against fp64); rounding is unbiased.
+// Optimizer updates: every instruction set and thread count gives the bits of the rule's formula written
+// plainly here; the split master is a separate fp32 master bit for bit; each formula is what its name says
+// (against fp64); rounding is unbiased.
 #include "base/philox.h"
 #include "kernels/master_formula.h"
 
@@ -61,16 +62,24 @@ State make_state(Master mode, const Values& p, const Values& m, const Values& v)
   return s;
 }
 
-RuleUpdate arguments(Master mode, const Values& gradient, State& s, int64_t t) {
-  const double beta1 = 0.9, beta2 = 0.999, lr = 1e-3;
-  const AdamW rule = {
-      .one_minus_beta1 = static_cast<float>(1 - beta1),
-      .beta2 = static_cast<float>(beta2),
-      .one_minus_beta2 = static_cast<float>(1 - beta2),
-      .step_size = static_cast<float>(lr / (1 - std::pow(beta1, static_cast<double>(t)))),
-      .rsqrt_correction2 = static_cast<float>(1 / std::sqrt(1 - std::pow(beta2, static_cast<double>(t)))),
-      .eps = 1e-8f,
-      .decay = static_cast<float>(1 - lr * 0.01)};
+constexpr double kLr = 1e-3, kDecay = 0.01;
+
+// Scalars as they are at update t, from settings and rate in fp64.
+AdamW adamw_at(int64_t t) {
+  const double beta1 = 0.9, beta2 = 0.999, steps = static_cast<double>(t);
+  return {.one_minus_beta1 = static_cast<float>(1 - beta1),
+          .beta2 = static_cast<float>(beta2),
+          .one_minus_beta2 = static_cast<float>(1 - beta2),
+          .step_size = static_cast<float>(kLr / (1 - std::pow(beta1, steps))),
+          .rsqrt_correction2 = static_cast<float>(1 / std::sqrt(1 - std::pow(beta2, steps))),
+          .eps = 1e-8f,
+          .decay = static_cast<float>(1 - kLr * kDecay)};
+}
+Sgd sgd_at(int64_t) {
+  return {.lr = static_cast<float>(kLr), .momentum = 0.9f, .weight_decay = static_cast<float>(kDecay)};
+}
+
+RuleUpdate arguments(Master mode, const Values& gradient, State& s, int64_t t, const RuleScalars& rule) {
   return {.rule = rule,
           .gradient = gradient.data(),
           .weight = s.weight.data(),
@@ -84,11 +93,25 @@ RuleUpdate arguments(Master mode, const Values& gradient, State& s, int64_t t) {
           .rounding_key = philox_key(3, Purpose::kRounding, static_cast<uint64_t>(t), 9),
           .first_index = 4096 * 3};
 }
+RuleUpdate arguments(Master mode, const Values& gradient, State& s, int64_t t) {
+  return arguments(mode, gradient, s, t, adamw_at(t));
+}
 
-// The formula of rules/adamw.h, one element at a time, through <cmath>.
-void plain_adamw(const RuleUpdate& a, const Values& gradient) {
-  const AdamW c = a.rule.as<AdamW>();
-  float *const first = a.state[0], *const second = a.state[1];
+// The formulas of optim/rules, one element at a time, through <cmath>.
+void plain(const AdamW& c, float g, float& m, float& v, float& p) {
+  m = std::fma(c.one_minus_beta1, g - m, m);
+  v = std::fma(c.beta2, v, c.one_minus_beta2 * g * g);
+  p = p * c.decay;
+  p = p - c.step_size * m / (std::sqrt(v) * c.rsqrt_correction2 + c.eps);
+}
+void plain(const Sgd& c, float g, float& m, float&, float& p) {
+  const float d = std::fma(c.weight_decay, p, g);
+  m = std::fma(c.momentum, m, d);
+  p = std::fma(-c.lr, m, p);
+}
+
+template <class R>
+void plain_update(const RuleUpdate& a, const Values& gradient) {
   const auto clean = [](float x) { return std::isnan(x) ? bits_float(0x7FC00000) : x; };
   for (int64_t i = 0; i < a.elements; ++i) {
     uint16_t* half = static_cast<uint16_t*>(a.weight) + i;
@@ -108,13 +131,11 @@ void plain_adamw(const RuleUpdate& a, const Values& gradient) {
         p = bits_float(static_cast<uint32_t>(*half - (*low >= 0x8000 ? 1 : 0)) << 16 | *low);
         break;
     }
-    const float g = static_cast<float>(gradient[i]) * a.gradient_scale;
-    const float m = std::fma(c.one_minus_beta1, g - first[i], first[i]);
-    const float v = std::fma(c.beta2, second[i], c.one_minus_beta2 * g * g);
-    p = p * c.decay;
-    p = clean(p - c.step_size * m / (std::sqrt(v) * c.rsqrt_correction2 + c.eps));
-    first[i] = clean(m);
-    second[i] = clean(v);
+    float &m = a.state[0][i], &v = a.state[1][i];
+    plain(a.rule.as<R>(), static_cast<float>(gradient[i]) * a.gradient_scale, m, v, p);
+    m = clean(m);
+    if (kStreamCount < R >> 1) v = clean(v);
+    p = clean(p);
     const uint32_t bits = float_bits(p);
     const uint32_t random = philox_at(a.rounding_key, static_cast<uint64_t>(a.first_index + i), 0, 0);
     switch (a.form) {
@@ -158,7 +179,8 @@ Values absolute(Values x) {
   return x;
 }
 
-TEST(AdamW, EveryInstructionSetGivesTheBitsOfThePlainFormula) {
+template <class R>
+void every_instruction_set_gives_the_plain_bits(R (*at)(int64_t)) {
   for (const Mode& mode : kModes) {
     for (int64_t n : {1, 15, 64, 1000, 40003}) {
       for (bool special : {false, true}) {
@@ -174,10 +196,11 @@ TEST(AdamW, EveryInstructionSetGivesTheBitsOfThePlainFormula) {
           for (int64_t i = 1; i < n; i += 5) v.set(i, static_cast<double>(i % 2 ? 1e-42f : INFINITY));
         }
         State plain = make_state(mode.master, p, m, v);
-        for (int64_t t = 1; t <= 3; ++t) plain_adamw(arguments(mode.master, gradient, plain, t), gradient);
+        for (int64_t t = 1; t <= 3; ++t)
+          plain_update<R>(arguments(mode.master, gradient, plain, t, at(t)), gradient);
         const Outputs got = same_everywhere([&](const Kernels& k, StreamView stream) {
           State s = make_state(mode.master, p, m, v);
-          for (int64_t t = 1; t <= 3; ++t) k.update(arguments(mode.master, gradient, s, t), stream);
+          for (int64_t t = 1; t <= 3; ++t) k.update(arguments(mode.master, gradient, s, t, at(t)), stream);
           return Outputs{s.weight, s.master, s.m, s.v};
         });
         EXPECT_TRUE(got[0] == plain.weight);
@@ -187,6 +210,13 @@ TEST(AdamW, EveryInstructionSetGivesTheBitsOfThePlainFormula) {
       }
     }
   }
+}
+
+TEST(AdamW, EveryInstructionSetGivesTheBitsOfThePlainFormula) {
+  every_instruction_set_gives_the_plain_bits(adamw_at);
+}
+TEST(Sgd, EveryInstructionSetGivesTheBitsOfThePlainFormula) {
+  every_instruction_set_gives_the_plain_bits(sgd_at);
 }
 
 TEST(AdamW, SplitMasterEqualsASeparateFp32MasterOverFiftySteps) {
@@ -249,6 +279,30 @@ TEST(AdamW, FollowsAdamWInFp64OverFiftySteps) {
   expect_near(s.weight, p, 2e-6, 2e-6, "weight");
   expect_near(s.m, m, 1e-5, 1e-6, "m");
   expect_near(s.v, v, 2e-5, 1e-8, "v");
+}
+
+// torch.optim.SGD, written out in its order of operations.
+TEST(Sgd, FollowsTorchsSgdInFp64OverFiftySteps) {
+  const int64_t n = 400;
+  const Values start = Values::random(DType::kF32, n, 71), zero(DType::kF32, n);
+  for (const double decay : {0.0, 0.01}) {
+    State s = make_state(Master::kWeight, start, zero, zero);
+    std::vector<double> p, buffer(n);
+    for (int64_t i = 0; i < n; ++i) p.push_back(start[i]);
+    for (int t = 1; t <= 50; ++t) {
+      const Values gradient = Values::random(DType::kF32, n, static_cast<uint32_t>(200 + t));
+      const Sgd rule = Sgd::at({.momentum = 0.8}, {.lr = 0.01, .weight_decay = decay, .t = t});
+      kernels(DeviceType::kCpu).update(arguments(Master::kWeight, gradient, s, t, rule), {});
+      for (size_t i = 0; i < p.size(); ++i) {
+        const double g = gradient[static_cast<int64_t>(i)] * 0.7 + decay * p[i];
+        buffer[i] = t == 1 ? g : 0.8 * buffer[i] + g;
+        p[i] -= 0.01 * buffer[i];
+      }
+    }
+    expect_near(s.weight, p, 2e-6, 2e-6, "weight");
+    expect_near(s.m, buffer, 1e-5, 1e-6, "momentum");
+    EXPECT_TRUE(s.v == zero);
+  }
 }
 
 TEST(AdamW, StochasticRoundingIsUnbiased) {

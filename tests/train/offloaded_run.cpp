@@ -98,6 +98,7 @@ std::string Variant::text() const {
   };
   add("lora", lora), add("tied", tied), add("vocab", vocab), add("clip", static_cast<int>(clip)),
       add("micro", micro_batches);
+  add("rule", static_cast<int>(rule));
   add("bf16", dtype == DType::kBF16), add("master", static_cast<int>(master)), add("recompute", recompute);
   add("optimizer", optimizer), add("gradients", gradients), add("weights", weights);
   add("activations", activations), add("mixed", mixed), add("granules", granules), add("slots", slots);
@@ -110,8 +111,8 @@ std::string Variant::numbers() const {
   std::string out;
   for (const int64_t value :
        {vocab, int64_t{lora}, int64_t{tied}, static_cast<int64_t>(clip), micro_batches,
-        static_cast<int64_t>(dtype), static_cast<int64_t>(master), static_cast<int64_t>(gradient_dtype),
-        static_cast<int64_t>(family), layers, steps})
+        static_cast<int64_t>(dtype), static_cast<int64_t>(rule), static_cast<int64_t>(master),
+        static_cast<int64_t>(gradient_dtype), static_cast<int64_t>(family), layers, steps})
     out += std::to_string(value) + ",";
   return out;
 }
@@ -145,6 +146,7 @@ Training::Training(const Variant& run, EngineFactory engine)
   config.model.dtype = run.dtype == DType::kBF16 ? ModelDType::kBF16 : ModelDType::kF32;
   config.optimizer.clip = optimizer_.clip = run.clip;
   config.optimizer.master = optimizer_.master = run.master;
+  config.optimizer.name = optimizer_.name = run.rule;
   config.optimizer.threads = run.optimizer_threads;
   optimizer_.weight_decay = 0.01;
   const auto home = [](bool far) { return far ? OffloadHome::kNvme : OffloadHome::kNone; };
@@ -153,11 +155,8 @@ Training::Training(const Variant& run, EngineFactory engine)
   config.offload.weights = home(run.weights);
   config.offload.activations = home(run.activations);
   config.offload.verify = run.verify;
-  config.io.tile = ByteSize{run.granules * 4096 *
-                            (8 + (run.dtype == DType::kF32       ? 0
-                                  : run.master == Master::kF32   ? 4
-                                  : run.master == Master::kSplit ? 2
-                                                                 : 0))};
+  const StateStreams state(run.rule, master_form(run.master, run.dtype));
+  config.io.tile = ByteSize{state.bytes(run.granules * kGranule)};
   Machine machine;
   machine.cores = 2;
   if (cuda_built()) machine.gpus.push_back(known_gpu("H200"));

@@ -21,13 +21,14 @@ enum class Engine { kUring, kThreads, kSim };
 // What families differ in, where state passes through: sizes of blocks, and what attention does.
 enum class Family { kLlama, kQwen2, kQwen3, kMistral };  // plain; biases; q/k norms; sliding windows
 
-// A run of the matrix. The first eleven decide the numbers, the rest must not.
+// A run of the matrix. The first twelve decide the numbers, the rest must not.
 struct Variant {
   bool lora = false, tied = true;
   int64_t vocab = 300;  // more than 8192: an untied head is cut where weights or gradients are streamed
   Clip clip = Clip::kGlobal;
   int64_t micro_batches = 1;
   DType dtype = DType::kBF16;
+  RuleId rule = Rules::id<AdamW>();
   Master master = Master::kSplit;
   DType gradient_dtype = DType::kF32;
   Family family = Family::kLlama;

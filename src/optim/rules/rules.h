@@ -3,6 +3,7 @@
 #pragma once
 
 #include "optim/rules/adamw.h"
+#include "optim/rules/sgd.h"
 
 #include <algorithm>
 #include <cstring>
