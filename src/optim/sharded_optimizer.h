@@ -7,18 +7,17 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "base/arena.h"
 #include "base/staging.h"
-#include "base/state.h"
 #include "config/config.h"
 #include "kernels/kernels.h"
 #include "offload/store.h"
 #include "optim/host_update.h"
+#include "optim/open_tile.h"
 #include "spec/block_layout.h"
 
 namespace lm {
@@ -84,20 +83,14 @@ class ShardedOptimizer {
   void read_master(int64_t block, const TensorPlace& place, const std::byte* weights, float* out,
                    Staging& staging) const;
 
-  // Likewise: tiles in the store pass through its first slot. `weights` gives a block's working weights from
-  // an element on, for a tile that no update has touched yet: an fp32 master then is what they say.
-  using WeightsFrom = std::function<const std::byte*(int64_t block, int64_t element)>;
-  void read_state(StateSink& sink, const WeightsFrom& weights, Staging& staging) const;
+  // Elements of the block's flat array that a tile has, and its state outside of a step.
+  TileRange range(int64_t block, int64_t tile) const;
+  OpenTile open(int64_t block, int64_t tile) const;
 
  private:
-  // A tile's state, wherever it lies.
-  struct Tile {
+  struct Tile : TileRange {
     std::byte* data = nullptr;
-    int64_t first = 0;  // granule of the block
-    int64_t granules = 0;
-    int64_t elements() const { return granules * kGranule; }
   };
-
   const Kernels& table(StreamView stream) const {
     return stream.device == stream_.device ? kernels_ : kernels(stream.device);
   }
@@ -105,25 +98,17 @@ class ShardedOptimizer {
   bool streamed(size_t index) const;
   bool in_store(size_t index) const;
   bool on_host(size_t index) const { return host_ != nullptr && streamed(index); }
+  // `data` is null of a tile in the store.
+  Tile place(int64_t block, int64_t tile) const;
   // Where a stream of the tile begins.
   std::byte* part(const Tile& tile, size_t stream) const {
-    return tile.data + streams_.offset(stream, tile.elements());
+    return tile.data + streams_.offset(stream, tile.elements);
   }
-  std::byte* master(const Tile& tile) const { return part(tile, streams_.size() - 1); }
-  Tile place(int64_t block, int64_t tile) const;
-  Tile near_tile(int64_t block, int64_t tile) const;
-  // Granules [first, end) of the tile.
-  void apply(int64_t block, const Tile& tile, int64_t first, int64_t end, const UpdateInputs& inputs,
+  // Elements [from, to) of the block, which lie in the tile.
+  void apply(int64_t block, const Tile& tile, int64_t from, int64_t to, const UpdateInputs& inputs,
              StreamView stream) const;
   void fill_master(const Tile& tile, const std::byte* weights, StreamView stream) const;
-  void read_master_part(const Tile* tile, bool host, int64_t from, int64_t to, const std::byte* weights,
-                        float* out, Staging& staging) const;
-  // Lends a tile that is not fresh, from wherever it lives.
-  void with_tile(int64_t block, int64_t tile, const std::function<void(const Tile&)>& body) const;
-  bool fresh(size_t index) const;
-  void read_tile(int64_t block, int64_t tile, StateSink& sink, Staging& staging) const;
-  void read_fresh_tile(int64_t block, int64_t tile, StateSink& sink, const WeightsFrom& weights,
-                       Staging& staging) const;
+  void update_tile(int64_t block, int64_t tile, const UpdateInputs& inputs, StreamView stream);
   void update_on_host(int64_t block, int64_t tile, const UpdateInputs& inputs);
   void update_in_store(int64_t block, size_t index, Tile tile, const UpdateInputs& inputs, StreamView stream);
 

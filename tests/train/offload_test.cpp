@@ -224,6 +224,24 @@ TEST_F(Offload, StateIsReadBeforeTheFirstStepAndReadingChangesNothing) {
   }
 }
 
+// Before the first step, when nothing was written yet, and between all others, whoever updates and wherever:
+// the run is the one in which nobody has looked.
+TEST_F(Offload, ReadingTheStateBetweenStepsChangesNoLaterBit) {
+  for (int i = 0; i < 12; ++i) {
+    Variant run;
+    run.optimizer = i > 1;
+    run.weights = i % 2 == 1, run.gradients = i % 3 == 1, run.mixed = i % 5 == 4;
+    run.tied = i % 4 != 3, run.vocab = run.tied ? 300 : 17000, run.granules = run.tied ? 1 + i % 3 : 40;
+    run.master = static_cast<Master>(i % 3), run.clip = static_cast<Clip>(i / 4);
+    run.rule = static_cast<RuleId>(static_cast<size_t>(i) % Rules::kSize);
+    run.lora = i == 5;
+    run.separate = i % 3 != 0;
+    run.on_host = i % 3 == 2 && run.optimizer, run.host = run.separate ? i / 3 % 3 : 0;
+    SCOPED_TRACE(run.text());
+    expect_same(run, Training(run).run(true));
+  }
+}
+
 // Two segments and a bit, of whatever classes, on disk, in host memory and half and half.
 TEST_F(Offload, ACutHeadGivesTheSameBits) {
   const auto run_one = [](const std::string& text, bool lora, int host, int slots) {

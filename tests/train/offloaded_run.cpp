@@ -60,17 +60,21 @@ StepBatches batches_of(int64_t micro_batches, int64_t step, int64_t vocab) {
   return out;
 }
 
-// Every byte of the state by name, however it is cut.
+// Every byte of the state by name, however it is cut; exactly the bytes that the catalogue lists.
 struct Contents : StateSink {
-  std::map<std::string, std::vector<std::byte>> bytes;
-  void part(const std::string& name, DType type, const std::vector<int64_t>&, int64_t first,
-            std::span<const std::byte> b) override {
-    EXPECT_EQ(first * static_cast<int64_t>(dtype_size(type)), std::ssize(bytes[name])) << name;
-    bytes[name].insert(bytes[name].end(), b.begin(), b.end());
+  explicit Contents(const StateCatalogue& catalogue) : catalogue(catalogue), moved(catalogue.size(), 0) {}
+  ~Contents() override {
+    for (size_t i = 0; i < moved.size(); ++i) EXPECT_EQ(moved[i], catalogue[i].bytes()) << catalogue[i].name;
   }
-  void number(const std::string& name, int64_t value) override {
-    const auto* p = reinterpret_cast<const std::byte*>(&value);
-    bytes[name].assign(p, p + sizeof value);
+  const StateCatalogue& catalogue;
+  std::vector<int64_t> moved;  // of each entry
+  std::map<std::string, std::vector<std::byte>> bytes;
+  void write(const StateEntry& entry, int64_t offset, std::span<const std::byte> b) override {
+    moved.at(static_cast<size_t>(&entry - catalogue.data())) += std::ssize(b);
+    std::vector<std::byte>& known = bytes[entry.name];
+    EXPECT_EQ(entry.first * static_cast<int64_t>(dtype_size(entry.dtype)) + offset, std::ssize(known))
+        << entry.name;
+    known.insert(known.end(), b.begin(), b.end());
   }
 };
 
@@ -251,8 +255,11 @@ std::unique_ptr<IoEngine> Training::make_engine_of_run(const EngineSetup& setup)
 }
 
 std::map<std::string, std::vector<std::byte>> Training::state() {
-  Contents contents;
-  rank_->read_state(contents);
+  // Made without the rank.
+  const StateCatalogue catalogue = list_state(layout_, plan_.numerics, head_segments() > 0, true);
+  Contents contents(catalogue);
+  LiveState state = rank_->state();
+  move_state(catalogue, state, contents);
   return std::move(contents.bytes);
 }
 
@@ -260,9 +267,10 @@ StepResult Training::step(int64_t step, double lr) {
   return rank_->step().run(batches_of(run_.micro_batches, step, spec_.vocab), step, lr);
 }
 
-Outcome Training::run() {
+Outcome Training::run(bool read_between) {
   Outcome out;
   for (int64_t s = 1; s <= run_.steps; ++s) {
+    if (read_between) state();
     const StepResult result = step(s);
     out.losses.push_back(result.loss);
     out.norms.push_back(result.grad_norm);

@@ -70,8 +70,9 @@ class Training {
   explicit Training(const Variant& run, EngineFactory engine = {});
   ~Training();
 
-  // All steps, an evaluation after the fifth, and the state after the last.
-  Outcome run();
+  // All steps, an evaluation after the fifth, and the state after the last; with `read_between` it is read
+  // before every step, too.
+  Outcome run(bool read_between = false);
   StepResult step(int64_t step, double lr = 3e-3);
   std::map<std::string, std::vector<std::byte>> state();
   // Completes what is deferred and puts `value` in place of the final norm's first weight, wherever that
