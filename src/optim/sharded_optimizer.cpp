@@ -5,6 +5,7 @@
 
 #include "base/parallel.h"
 #include "base/philox.h"
+#include "optim/ranges.h"
 
 namespace lm {
 ShardedOptimizer::ShardedOptimizer(const OptimizerSetup& setup, StreamView stream)
@@ -194,33 +195,34 @@ void ShardedOptimizer::apply(int64_t block, const Tile& tile, int64_t from, int6
                              const UpdateInputs& inputs, StreamView stream) const {
   const auto weight_size = static_cast<int64_t>(dtype_size(weight_dtype_));
   const auto gradient_size = static_cast<int64_t>(dtype_size(inputs.gradient_dtype));
-  for (const DecayRange& range : layout_.blocks[static_cast<size_t>(block)].ranges) {
-    const int64_t begin = std::max(range.first, from), past = std::min(range.first + range.elements, to);
-    if (begin >= past) continue;
-    RuleUpdate args{
-        .rule = RuleScalars::at(
-            config_.name, config_.rule,
-            {.lr = inputs.lr, .weight_decay = range.decay ? config_.weight_decay : 0, .t = t_}),
-        .gradient = inputs.gradients + (begin - inputs.first) * gradient_size,
-        .weight = inputs.weights + (begin - inputs.first) * weight_size,
-        .elements = past - begin,
-        .gradient_dtype = inputs.gradient_dtype,
-        .weight_dtype = weight_dtype_,
-        .form = form_,
-        .gradient_scale = inputs.gradient_scale,
-        .rounding_key = philox_key(static_cast<uint64_t>(seed_), Purpose::kRounding,
-                                   static_cast<uint64_t>(inputs.step), static_cast<uint32_t>(block)),
-        .first_index = begin};
-    for (size_t k = 0; k < streams_.size(); ++k) {
-      std::byte* const at = part(tile, k) + streams_[k].bytes(begin - tile.first);
-      if (has_master(form_) && k + 1 == streams_.size()) {
-        args.master = at;
-      } else {
-        args.state[k] = reinterpret_cast<float*>(at);
-      }
-    }
-    table(stream).update(args, stream);
-  }
+  const bool whole_tensors = rule_text(config_.name).whole_tensors;
+  each_range(
+      layout_.blocks[static_cast<size_t>(block)], from, to, whole_tensors, [&](const RuleRange& range) {
+        RuleUpdate args{
+            .rule = RuleScalars::at(config_.name, config_.rule,
+                                    {.lr = inputs.lr * range.lr_scale,
+                                     .weight_decay = range.decay ? config_.weight_decay : 0,
+                                     .t = t_}),
+            .gradient = inputs.gradients + (range.first - inputs.first) * gradient_size,
+            .weight = inputs.weights + (range.first - inputs.first) * weight_size,
+            .elements = range.elements,
+            .gradient_dtype = inputs.gradient_dtype,
+            .weight_dtype = weight_dtype_,
+            .form = form_,
+            .gradient_scale = inputs.gradient_scale,
+            .rounding_key = philox_key(static_cast<uint64_t>(seed_), Purpose::kRounding,
+                                       static_cast<uint64_t>(inputs.step), static_cast<uint32_t>(block)),
+            .first_index = range.first};
+        for (size_t k = 0; k < streams_.size(); ++k) {
+          std::byte* const at = part(tile, k) + streams_[k].bytes(range.first - tile.first);
+          if (has_master(form_) && k + 1 == streams_.size()) {
+            args.master = at;
+          } else {
+            args.state[k] = reinterpret_cast<float*>(at);
+          }
+        }
+        table(stream).update(args, stream);
+      });
 }
 
 OpenTile ShardedOptimizer::open(int64_t block, int64_t tile) const {

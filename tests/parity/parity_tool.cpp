@@ -22,6 +22,7 @@
 
 #include "base/error.h"
 #include "base/staging.h"
+#include "config/config_names.h"
 #include "model/runtime.h"
 #include "train/rank.h"
 #include "weights/adapter_files.h"
