@@ -149,7 +149,7 @@ Kernels table(DeviceType device) {
       .add_bias = add_bias,
       .dropout = dropout,
       .granule_norms = nullptr,  // of the update, not of a pass
-      .adamw = nullptr,
+      .update = nullptr,
       .attention_forward = attention_forward,
       .attention_backward = attention_backward,
       .attention_forward_scratch = cpu ? attention_forward_scratch_cpu : attention_forward_scratch_cuda,
@@ -157,7 +157,8 @@ Kernels table(DeviceType device) {
       .gemm = gemm,
       .copy_rows = copy_rows,
       .scale = scale,
-      .zero = zero};
+      .zero = zero,
+      .materialise = materialise};
 }
 
 }  // namespace
