@@ -3,8 +3,8 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "base/process.h"
 #include "data/text.h"
-#include "launcher/child.h"
 #include "launcher/rank/job.h"
 #include "launcher/rank/rank_commands.h"
 
