@@ -23,7 +23,7 @@ Exit export_command(const CommandLine& line) {
   subject.config.model.dtype = ModelDType::kF32;
   const std::unique_ptr<Job> job = open_job(subject.config, line);
   const bool merge = line.has("--merge");
-  if (merge && !job->adapter) {
+  if (merge && !job->model.adapter) {
     throw Error(Exit::kUsage, {.area = "USE-20",
                                .what = "--merge adds an adapter into the weights; this run has none",
                                .place = line.positional[0],

@@ -14,19 +14,12 @@
 #include "model/gemm_rate.h"
 #include "model/runtime.h"
 #include "offload/copy_probe.h"
-#include "plan/adapter.h"
-#include "weights/adapter_files.h"
 #include "weights/load_store.h"
 
 namespace lm {
 namespace {
 
 namespace fs = std::filesystem;
-
-AdapterSpec make_adapter(const LoraConfig& lora) {
-  return lora.init.empty() ? configured_adapter(lora)
-                           : continued_adapter(lora, read_adapter_config(lora.init).spec, lora.init);
-}
 
 // The GPU at the front of CUDA's enumeration. NVML is asked first: a context of ours takes from what is free.
 GpuFacts select_gpu() {
@@ -94,12 +87,12 @@ PrepareOptions prepare_options(const Job& job, const std::vector<std::string>& f
   return {.files = files,
           .format = data.format,
           .loss_on = data.loss_on,
-          .model_dir = job.model_directory,
+          .model_dir = job.model.directory,
           .cache_dir = data.cache_dir.empty() ? job.environment.token_cache() : data.cache_dir,
           .python = job.environment.python,
           .program_dir = program.lexically_normal().string(),
           .workers = job.plan.numerics.threads,
-          .vocab = job.spec.vocab,
+          .vocab = job.model.spec.vocab,
           .stopped = {}};
 }
 
@@ -109,11 +102,7 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line) {
   auto job = std::make_unique<Job>();
   job->config = config;
   job->environment = read_environment();
-  job->model_directory = resolve_model(config.model.path, job->environment);
-  job->spec = read_model_spec(job->model_directory);
-  if (config.train.method == Method::kLora) job->adapter = make_adapter(config.lora);
-  const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
-  job->layout = make_layout(job->spec, job->adapter_spec(), dtype);
+  job->model = open_model(config, job->environment);
   // The door has chosen: lmlaunch-cuda is started when a GPU computes.
   const bool cpu = !cuda_built() || line.integer("--gpus") == 0 || config.run.device == DeviceChoice::kCpu;
   const DeviceType device = cpu ? DeviceType::kCpu : DeviceType::kCuda;
@@ -124,26 +113,28 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line) {
   job->machine = survey_machine(gpus);
   job->machine.disks = survey_disks(config, cache, DiskRates::kKnown);
   const auto plan = [&] {
-    return make_plan(config, job->spec, job->adapter_spec(), job->layout, job->machine, device);
+    return make_plan(config, job->model.spec, job->model.adapter_spec(), job->model.layout, job->machine,
+                     device);
   };
   // What cannot fit ends here, before anything is started or measured.
   const Plan draft = plan();
   const PlacementPlan placement = line.command == "train" ? draft.placement : PlacementPlan();
   const int threads = static_cast<int>(config.run.threads.value_or(job->machine.cores));
   job->stream = start_torch(device, threads, config.run.deterministic, draft.placement.gemm_shapes);
-  job->machine = measured_machine(device, gpus, job->stream, dtype, moves_state(placement), draft.peak.host);
+  job->machine = measured_machine(device, gpus, job->stream, draft.numerics.dtype, moves_state(placement),
+                                  draft.peak.host);
   const DiskRates rates = placement.on_disk() ? DiskRates::kMeasured : DiskRates::kKnown;
   job->machine.disks = survey_disks(config, cache, rates);
   job->plan = plan();
-  job->peak_flops = compute_rates(job->machine, device, dtype).peak_flops;
+  job->peak_flops = compute_rates(job->machine, device, job->plan.numerics.dtype).peak_flops;
   return job;
 }
 
 std::unique_ptr<Rank> make_rank(const Job& job, bool training, Trace* trace) {
   const int64_t tokens = job.config.train.global_batch * job.config.data.max_length;
-  return std::make_unique<Rank>(RankSetup{.spec = job.spec,
-                                          .layout = job.layout,
-                                          .adapter = job.adapter_spec(),
+  return std::make_unique<Rank>(RankSetup{.spec = job.model.spec,
+                                          .layout = job.model.layout,
+                                          .adapter = job.model.adapter_spec(),
                                           .optimizer = job.config.optimizer,
                                           .plan = job.plan,
                                           .seed = job.config.run.seed,
@@ -156,14 +147,15 @@ std::unique_ptr<Rank> make_rank(const Job& job, bool training, Trace* trace) {
 }
 
 void load_rank(const Job& job, Rank& rank, const std::string& trained) {
-  const LoadSetup setup{job.spec, job.layout, job.plan.numerics.dtype, job.stream, job.plan.numerics.threads};
-  const bool lora = job.adapter.has_value();
+  const LoadSetup setup{job.model.spec, job.model.layout, job.plan.numerics.dtype, job.stream,
+                        job.plan.numerics.threads};
+  const bool lora = job.model.adapter.has_value();
   if (!trained.empty() && !lora) {
     load_weights(setup, trained, rank.weights());
   } else if (job.config.model.init == ModelInit::kRandom) {
     initialise_weights(setup, job.config.run.seed, rank.weights());
   } else {
-    load_weights(setup, job.model_directory, rank.weights());
+    load_weights(setup, job.model.directory, rank.weights());
   }
   if (lora) {
     const std::string adapter = trained.empty() ? job.config.lora.init : trained;
@@ -195,7 +187,7 @@ JobData open_data(const Job& job, const std::function<bool()>& stopped) {
                                                        .packing = config.data.packing,
                                                        .global_batch = config.train.global_batch,
                                                        .micro_batch = job.plan.numerics.micro_batch,
-                                                       .vocab = job.spec.vocab,
+                                                       .vocab = job.model.spec.vocab,
                                                        .eval_fraction = config.data.eval_fraction,
                                                        .text = data.train.text,
                                                        .eval_text = data.eval.text});

@@ -11,8 +11,7 @@
 #include "data/loader.h"
 #include "data/prepare.h"
 #include "launcher/command_line.h"
-#include "launcher/environment.h"
-#include "plan/plan.h"
+#include "launcher/planned_model.h"
 #include "train/rank.h"
 
 namespace lm {
@@ -20,15 +19,11 @@ namespace lm {
 struct Job {
   Config config;
   Environment environment;
-  std::string model_directory;  // resolved from model.path
-  ModelSpec spec;
-  std::optional<AdapterSpec> adapter;  // train.method = "lora"
-  ModelLayout layout;
+  PlannedModel model;
   Machine machine;
   Plan plan;
   double peak_flops = 0;  // measured (CPU) or specified (GPU)
   StreamView stream;
-  const AdapterSpec* adapter_spec() const { return adapter ? &*adapter : nullptr; }
 };
 
 // Starts torch on the device that this executable and the command line say, measures the GEMM rate, and makes

@@ -93,7 +93,8 @@ Exit run_training(const CommandLine& line) {
                   {.total_steps = steps,
                    .sol_seconds =
                        [&](const StepWork& work) {
-                         return necessary_flops(job->spec, job->layout, job->adapter.has_value(), work) /
+                         return necessary_flops(job->model.spec, job->model.layout,
+                                                job->model.adapter.has_value(), work) /
                                 job->peak_flops;
                        }},
                   metrics);

@@ -50,7 +50,7 @@ class HostWeights {
     staging_.read_into(bytes_.data(), home + (view.first_row - unit.first_row) * row_bytes,
                        std::ssize(bytes_));
     if (merged) {
-      merge_adapters(job_.layout.blocks[block], place, *job_.adapter,
+      merge_adapters(job_.model.layout.blocks[block], place, *job_.model.adapter,
                      {open_->trainable(), bytes_.data(), dtype, job_.stream});
     }
     view.memory = bytes_.data();
@@ -89,7 +89,7 @@ Config resolved_config(const Job& job, const std::string& directory) {
   config.train.micro_batch = job.plan.numerics.micro_batch;
   config.train.recompute = job.plan.numerics.recompute ? Recompute::kBlock : Recompute::kNone;
   config.optimizer.threads = job.plan.placement.optimizer_threads;
-  if (job.adapter) config.lora = resolved_lora(config.lora, *job.adapter);
+  if (job.model.adapter) config.lora = resolved_lora(config.lora, *job.model.adapter);
   if (!config.train.epochs && !config.train.steps) config.train.epochs = 1;
   return config;
 }
@@ -114,20 +114,20 @@ void RunFiles::write_model(const Job& job, Rank& rank) const {
 
 void export_rank(const Job& job, Rank& rank, const std::string& output, DType dtype, bool merge,
                  bool replace) {
-  const bool lora = job.adapter.has_value();
+  const bool lora = job.model.adapter.has_value();
   rank.step().flush();
   HostWeights weights(job, rank, lora && merge);
   const WeightSource source = [&](size_t block, const TensorPlace& place, int64_t row) {
     return weights.view(block, place, row);
   };
   if (lora && !merge) {
-    const BaseModel base{job.config.model.path, job.model_directory};
-    write_adapter(output, *job.adapter, base, job.layout, source, replace);
+    const BaseModel base{job.config.model.path, job.model.directory};
+    write_adapter(output, *job.model.adapter, base, job.model.layout, source, replace);
   } else {
     ExportOptions options;
     options.dtype = dtype;
     options.replace = replace;
-    export_model(output, job.model_directory, job.layout, source, options);
+    export_model(output, job.model.directory, job.model.layout, source, options);
   }
 }
 

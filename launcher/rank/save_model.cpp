@@ -77,12 +77,12 @@ std::string write_elsewhere(const Job& job, Rank& rank) {
 }  // namespace
 
 int64_t model_bytes(const Job& job) {
-  const bool lora = job.adapter.has_value();
-  const OutgoingTensors tensors(job.layout,
+  const bool lora = job.model.adapter.has_value();
+  const OutgoingTensors tensors(job.model.layout,
                                 lora ? OutgoingTensors::What::kAdapter : OutgoingTensors::What::kModel,
                                 lora ? DType::kF32 : job.plan.numerics.dtype,
                                 [](size_t, const TensorPlace&, int64_t) { return WeightView(); });
-  int64_t bytes = kSmallFiles + tokenizer_bytes(job.model_directory);
+  int64_t bytes = kSmallFiles + tokenizer_bytes(job.model.directory);
   for (const TensorInfo& tensor : tensors.tensors())
     bytes += tensor.bytes() + kHeaderPerTensor + std::ssize(tensor.name);
   return bytes;
