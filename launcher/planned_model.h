@@ -17,6 +17,10 @@ struct PlannedModel {
   ModelLayout layout;
 
   const AdapterSpec* adapter_spec() const { return adapter ? &*adapter : nullptr; }
+  // Borrows both.
+  PlanInputs inputs(const Config& config, DeviceType device) const {
+    return {config, spec, adapter_spec(), layout, device};
+  }
 };
 
 // Reads config.json, and adapter_config.json where an adapter is continued. Throws Error(10, 11).

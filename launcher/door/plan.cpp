@@ -92,17 +92,17 @@ Planned plan_of(const CommandLine& line) {
   if (gpu) require_gpu_memory(machine.gpus.front(), found);
   const Object described = gpu ? gpu_object(line, machine.gpus.front(), found) : Object();
   const DeviceType device = gpu ? DeviceType::kCuda : DeviceType::kCpu;
+  const PlanInputs inputs = model.inputs(config, device);
   try {
-    Plan plan = make_plan(config, model.spec, model.adapter_spec(), model.layout, machine, device);
+    Plan plan = make_plan(inputs, machine);
     if (!imagined && plan.placement.on_disk()) {
       machine.disks = survey_disks(config, environment.cache_dir, DiskRates::kMeasured);
-      plan = make_plan(config, model.spec, model.adapter_spec(), model.layout, machine, device);
+      plan = make_plan(inputs, machine);
     }
     return {std::move(plan), described, std::nullopt};
   } catch (const Error& error) {
     if (error.code() != Exit::kDoesNotFit) throw;
-    return {draft_plan(config, model.spec, model.adapter_spec(), model.layout, machine, device), described,
-            error};
+    return {draft_plan(inputs, machine), described, error};
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 
 #include "base/cuda.h"
 #include "base/error.h"
@@ -10,7 +11,9 @@
 #include "config/config_toml.h"
 #include "launcher/machine/disk_survey.h"
 #include "launcher/machine/machine_survey.h"
+#include "launcher/machine/rates.h"
 #include "launcher/machine/survey.h"
+#include "launcher/recorded.h"
 #include "model/gemm_rate.h"
 #include "model/runtime.h"
 #include "offload/copy_probe.h"
@@ -39,25 +42,29 @@ GpuFacts select_gpu() {
   return gpu.facts;
 }
 
-// `moves`: state off the GPU is worked on in every step, so that the rates of the link and of host memory are
-// worth half a second. `planned`: the run's host memory.
-Machine measured_machine(DeviceType device, const std::vector<GpuFacts>& gpus, StreamView stream, DType dtype,
-                         bool moves, int64_t planned) {
-  Machine machine = survey_machine(gpus);
-  if (device == DeviceType::kCpu) {
-    const GemmRate rate = measure_gemm_rate(dtype, stream);
-    (dtype == DType::kBF16 ? machine.gemm_bf16_flops : machine.gemm_fp32_flops) = rate.ceiling;
-    machine.gemm_sustained = rate.sustained / rate.ceiling;
-  } else if (moves) {
-    machine.gpus.front().link_bandwidth = probe_copies(device).each_way();
+// `planned`: the run's host memory. Half a second.
+MeasuredRates measure_rates(const RateSubject& subject, StreamView stream, int64_t planned) {
+  MeasuredRates rates;
+  if (subject.device == DeviceType::kCpu) {
+    const GemmRate gemm = measure_gemm_rate(subject.dtype, stream);
+    rates.gemm_flops = gemm.ceiling;
+    rates.gemm_sustained = gemm.sustained / gemm.ceiling;
+  } else {
+    rates.link_bandwidth = probe_copies(subject.device).each_way();
   }
-  // A GPU that works alone does not care. The probe copies from one half of its memory to the other, and must
-  // not be the run's peak.
-  if (device == DeviceType::kCpu || moves) {
-    const int64_t bytes = std::clamp<int64_t>(planned / 16, 8 * kMiB, 128 * kMiB);
-    machine.memory_bandwidth = probe_host_memory(stream.threads, bytes);
-  }
-  return machine;
+  // The probe copies from one half of its memory to the other, and must not be the run's peak.
+  const int64_t bytes = std::clamp<int64_t>(planned / 16, 8 * kMiB, 128 * kMiB);
+  rates.memory_bandwidth = probe_host_memory(stream.threads, bytes);
+  return rates;
+}
+
+// As kept, else measured.
+MeasuredRates rates_of(const Job& job, const RateSubject& subject, int64_t planned) {
+  const std::string& cache = job.environment.cache_dir;
+  if (const auto known = known_rates(job.machine, subject, cache)) return *known;
+  const MeasuredRates rates = measure_rates(subject, job.stream, planned);
+  keep_rates(job.machine, subject, rates, cache);
+  return rates;
 }
 
 bool moves_state(const PlacementPlan& placement) {
@@ -98,7 +105,8 @@ PrepareOptions prepare_options(const Job& job, const std::vector<std::string>& f
 
 }  // namespace
 
-std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line) {
+std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, Purpose purpose,
+                              const std::string& run) {
   auto job = std::make_unique<Job>();
   job->config = config;
   job->environment = read_environment();
@@ -112,21 +120,24 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line) {
   if (device == DeviceType::kCuda) gpus.push_back(select_gpu());
   job->machine = survey_machine(gpus);
   job->machine.disks = survey_disks(config, cache, DiskRates::kKnown);
-  const auto plan = [&] {
-    return make_plan(config, job->model.spec, job->model.adapter_spec(), job->model.layout, job->machine,
-                     device);
-  };
+  const std::optional<NumericsPlan> recorded = recorded_numerics(run, config, device);
+  PlanInputs inputs = job->model.inputs(config, device);
+  inputs.recorded = recorded ? &*recorded : nullptr;
+  const auto plan = [&] { job->plan = make_plan(inputs, job->machine, {}, purpose); };
   // What cannot fit ends here, before anything is started or measured.
-  const Plan draft = plan();
-  const PlacementPlan placement = line.command == "train" ? draft.placement : PlacementPlan();
-  const int threads = static_cast<int>(config.run.threads.value_or(job->machine.cores));
-  job->stream = start_torch(device, threads, config.run.deterministic, draft.placement.gemm_shapes);
-  job->machine = measured_machine(device, gpus, job->stream, draft.numerics.dtype, moves_state(placement),
-                                  draft.peak.host);
-  const DiskRates rates = placement.on_disk() ? DiskRates::kMeasured : DiskRates::kKnown;
-  job->machine.disks = survey_disks(config, cache, rates);
-  job->plan = plan();
-  job->peak_flops = compute_rates(job->machine, device, job->plan.numerics.dtype).peak_flops;
+  plan();
+  const NumericsPlan& numerics = job->plan.numerics;
+  const PlacementPlan& placement = job->plan.placement;
+  job->stream = start_torch(device, numerics.threads, config.run.deterministic, placement.gemm_shapes);
+  const bool training = purpose == Purpose::kTrain, on_disk = placement.on_disk();
+  // The time of a step is predicted for training alone; a GPU that works alone has its rates from its name.
+  if (training && (cpu || moves_state(placement))) {
+    const RateSubject subject{device, numerics.dtype, numerics.threads};
+    set_rates(subject, rates_of(*job, subject, job->plan.peak.host), job->machine);
+  }
+  if (on_disk) job->machine.disks = survey_disks(config, cache, DiskRates::kMeasured);
+  if (training || on_disk) plan();
+  job->peak_flops = training ? compute_rates(job->machine, device, numerics.dtype).peak_flops : 0;
   return job;
 }
 

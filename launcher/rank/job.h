@@ -26,9 +26,11 @@ struct Job {
   StreamView stream;
 };
 
-// Starts torch on the device that this executable and the command line say, measures the GEMM rate, and makes
-// the plan. Throws Error(10, 11, 12).
-std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line);
+// Starts torch on the device that this executable and the command line say, and makes the plan; for training
+// with rates that were measured, now or within a week. Adopts the numerics that `run`, a run's directory ("":
+// none), has recorded. Throws Error(10, 11, 12, 14).
+std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, Purpose purpose,
+                              const std::string& run = "");
 
 // A rank for the job; `training` allocates gradients and optimizer state as well.
 std::unique_ptr<Rank> make_rank(const Job& job, bool training, Trace* trace = nullptr);

@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "base/staging.h"
 #include "config/config_print.h"
+#include "launcher/recorded.h"
 #include "launcher/status.h"
 #include "model/merge.h"
 #include "plan/adapter.h"
@@ -96,6 +97,8 @@ Config resolved_config(const Job& job, const std::string& directory) {
 
 void RunFiles::begin(const Job& job) const {
   log_to_file(path("log.txt"));
+  // First: whoever finds this configuration finds its numerics.
+  atomic_write_file(path(kNumericsFile), numerics_json(job.plan.numerics) + "\n");
   atomic_write_file(path("config.toml"), print_config(resolved_config(job, directory_)));
   atomic_write_file(path("plan.txt"), print_plan(job.plan));
   atomic_write_file(path("plan.json"), plan_json(job.plan) + "\n");

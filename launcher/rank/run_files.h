@@ -13,7 +13,8 @@ class RunFiles {
   explicit RunFiles(std::string directory) : directory_(std::move(directory)) {}
   std::string path(const std::string& name) const { return directory_ + "/" + name; }
 
-  // config.toml (every `auto` as resolved), plan.txt, plan.json; later lines of the log also go to log.txt.
+  // numerics.json, config.toml (every `auto` as resolved), plan.txt, plan.json; later lines of the log also
+  // go to log.txt.
   void begin(const Job& job) const;
   void running(int64_t step) const;
   // <run>/model: a Hugging Face directory, or a PEFT adapter. Replaces an earlier one in one step.

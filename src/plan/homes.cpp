@@ -97,7 +97,9 @@ std::vector<char> PlacementPlan::moved(Pool which) const {
 bool PlacementPlan::on_host(const Operation& operation) const {
   if (operation.kind != OperationKind::kUpdate || !update_on_host) return false;
   const int64_t tile = first_tile[static_cast<size_t>(operation.block)] + operation.micro;
-  return pool(Pool::kOptimizer).streamed[static_cast<size_t>(tile)] != 0;
+  // A block in which nothing is trained has an update, and no tile.
+  return tile < first_tile[static_cast<size_t>(operation.block) + 1] &&
+         pool(Pool::kOptimizer).streamed[static_cast<size_t>(tile)] != 0;
 }
 
 std::vector<int64_t> PlacementPlan::update_tiles() const {

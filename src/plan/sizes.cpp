@@ -45,20 +45,31 @@ std::string per_parameter(DType type) {
   return std::string(dtype_name(type)) + ", " + std::to_string(size_of(type)) + " B per parameter";
 }
 
+// Of the embedding, that a step may update.
+int64_t updated_rows(const PlanInput& in) {
+  if (in.adapter != nullptr || !in.trains()) return 0;
+  return std::min(in.spec.vocab, in.config.train.global_batch * in.config.data.max_length);
+}
+
 // cos and sin, granule norms, batches, and the order in which a step's tokens reach their rows.
-int64_t table_bytes(const PlanInput& in, const NumericsPlan& n, int64_t step_tokens, int64_t rows) {
-  int64_t bytes = 4 * in.spec.head_dim * in.config.data.max_length + in.layout.flat_elements / kGranule * 8 +
-                  step_tokens * kStepBytesPerToken;
-  if (in.adapter == nullptr) bytes += 4 * (in.spec.vocab + step_tokens + n.micro_batches * rows);
+int64_t table_bytes(const PlanInput& in, const Plan& plan) {
+  const int64_t angles = 4 * in.spec.head_dim * in.config.data.max_length;
+  if (!in.trains()) return angles + plan.micro_tokens * kStepBytesPerToken;
+  const int64_t step_tokens = in.config.train.global_batch * in.config.data.max_length;
+  int64_t bytes = angles + in.layout.flat_elements / kGranule * 8 + step_tokens * kStepBytesPerToken;
+  if (in.adapter == nullptr)
+    bytes += 4 * (in.spec.vocab + step_tokens + plan.numerics.micro_batches * updated_rows(in));
   return bytes;
 }
 
 // A micro-batch's arrays in one copy (model/context.h), the order in which its tokens reach their rows in
 // another, and once the rows (model/embedding.h); each copy begins at a multiple of 64.
-int64_t upload_bytes(const PlanInput& in, const NumericsPlan& n, int64_t micro_tokens, int64_t rows) {
+int64_t upload_bytes(const PlanInput& in, const NumericsPlan& n, int64_t micro_tokens) {
   const auto copy = [](int64_t numbers) { return round_up(numbers * 4, 64); };
   const int64_t documents = in.config.data.packing ? micro_tokens / 2 : n.micro_batch;
   const int64_t batch = copy(5 * micro_tokens + document_starts(micro_tokens, documents));
+  if (!in.trains()) return batch;
+  const int64_t rows = updated_rows(in);
   const int64_t order = in.adapter == nullptr ? copy(micro_tokens + rows + 1) : 0;
   return n.micro_batches * (batch + order) + copy(rows);
 }
@@ -137,8 +148,6 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   const NumericsPlan& n = plan.numerics;
   const PlacementPlan& p = plan.placement;
   const int64_t flat = in.layout.flat_elements, master = master_size(n.master, n.dtype);
-  const int64_t step_tokens = in.config.train.global_batch * in.config.data.max_length;
-  const int64_t rows = in.adapter == nullptr ? std::min(in.spec.vocab, step_tokens) : 0;
   const bool lora = in.adapter != nullptr;
   const FarBytes lent = far_bytes(p.pool(Pool::kWeights)), far = far_elements(plan);
   const std::string master_note = master == 2 ? "low half beside the weight" : master == 4 ? "fp32" : "none";
@@ -150,20 +159,24 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   table.add(name(StateClass::kFrozenWeights), in.layout.frozen_bytes - (lora ? embedding : 0),
             lora ? lent : FarBytes(), dtype_name(n.dtype));
   if (embedding > 0) table.host("embedding", embedding, "the GPU looks up rows where they lie");
-  table.add(name(StateClass::kGradients), flat * size_of(n.gradient_dtype),
-            far_bytes(p.pool(Pool::kGradients)), per_parameter(n.gradient_dtype));
-  table.add(name(StateClass::kMaster), flat * master, far * master, master_note);
-  table.add(name(StateClass::kFirstMoment), flat * 4, far * 4, "fp32");
-  table.add(name(StateClass::kSecondMoment), flat * 4, far * 4, "fp32");
-  const PoolPlan& inputs = p.pool(Pool::kActivations);
-  table.add(name(StateClass::kActivations), plan.arena.saved + inputs.streamed_bytes(), far_bytes(inputs),
-            n.recompute ? "block inputs" : "saved by every block");
+  if (in.trains()) {
+    table.add(name(StateClass::kGradients), flat * size_of(n.gradient_dtype),
+              far_bytes(p.pool(Pool::kGradients)), per_parameter(n.gradient_dtype));
+    table.add(name(StateClass::kMaster), flat * master, far * master, master_note);
+    table.add(name(StateClass::kFirstMoment), flat * 4, far * 4, "fp32");
+    table.add(name(StateClass::kSecondMoment), flat * 4, far * 4, "fp32");
+    const PoolPlan& inputs = p.pool(Pool::kActivations);
+    table.add(name(StateClass::kActivations), plan.arena.saved + inputs.streamed_bytes(), far_bytes(inputs),
+              n.recompute ? "block inputs" : "saved by every block");
+  }
   table.near("temporaries", plan.arena.bytes - plan.arena.saved,
-             "logits of " + std::to_string(std::min(n.row_chunk, plan.micro_tokens)) +
-                 " rows at once: " + format_bytes(plan.arena.logits));
+             !in.trains() ? "of one micro-batch, forward alone"
+                          : "logits of " + std::to_string(std::min(n.row_chunk, plan.micro_tokens)) +
+                                " rows at once: " + format_bytes(plan.arena.logits));
   table.slots();
-  table.near("embedding rows", rows * in.spec.hidden * 4, "fp32 sums of a step's distinct tokens");
-  table.near("tables", table_bytes(in, n, step_tokens, rows), "angles, norms, order of tokens, batches");
+  table.near("embedding rows", updated_rows(in) * in.spec.hidden * 4,
+             "fp32 sums of a step's distinct tokens");
+  table.near("tables", table_bytes(in, plan), "angles, norms, order of tokens, batches");
   const bool cpu = in.device == DeviceType::kCpu;
   if (!cpu) table.near("context", kContextBytes, "CUDA's own");
   if (!cpu) table.near("LibTorch", p.library_device_bytes, "attention while it runs, GEMM workspaces");
@@ -208,6 +221,12 @@ bool all_memory(const Plan& plan, int64_t Tier::*limit) {
 
 }  // namespace
 
+OffloadConfig PlanInput::offload() const {
+  OffloadConfig out = config.offload;
+  if (!trains()) out.optimizer = out.gradients = out.activations = OffloadHome::kNone;
+  return out;
+}
+
 int64_t master_size(Master master, DType dtype) {
   if (dtype == DType::kF32 || master == Master::kNone) return 0;
   return master == Master::kSplit ? 2 : 4;
@@ -221,27 +240,28 @@ int64_t micro_rows(const PlanInput& in, const NumericsPlan& numerics) {
 void size_plan(const PlanInput& in, Plan& plan) {
   plan.micro_tokens = plan.numerics.micro_batch * in.config.data.max_length;
   plan.micro_rows = micro_rows(in, plan.numerics);
-  plan.numerics.micro_batches = ceil_div(in.config.train.global_batch, plan.numerics.micro_batch);
   const auto longest = static_cast<double>(in.config.data.max_length);
   const GemmShapes shapes =
       gemm_shapes(in.spec, in.adapter, plan.numerics,
                   necessary_flops(in.spec, in.layout, in.adapter != nullptr,
-                                  uniform_work(static_cast<double>(plan.micro_tokens), longest)));
+                                  uniform_work(static_cast<double>(plan.micro_tokens), longest)),
+                  in.trains());
   plan.placement.gemm_shapes = plan.placement.every_gemm_shape ? shapes.wanted : shapes.least;
   if (in.device == DeviceType::kCuda) {
-    const int64_t step_tokens = in.config.train.global_batch * in.config.data.max_length;
-    const int64_t rows = in.adapter == nullptr ? std::min(in.spec.vocab, step_tokens) : 0;
-    plan.placement.upload_bytes = upload_bytes(in, plan.numerics, plan.micro_tokens, rows);
+    plan.placement.upload_bytes = upload_bytes(in, plan.numerics, plan.micro_tokens);
     const AttentionShape shape{.tokens = plan.micro_tokens,
                                .processors = in.machine.gpus.front().processors,
                                .deterministic = in.config.run.deterministic,
                                .dtype = plan.numerics.dtype};
-    plan.numerics.documents_at_once = documents_at_once(plan.micro_tokens);
     plan.placement.library_device_bytes = library_device_bytes(in.spec, shape);
-    plan.placement.result_bytes =
-        8 + in.layout.flat_elements / kGranule * 8;  // the loss, and the granules' norms
+    // The loss, and the granules' norms.
+    plan.placement.result_bytes = 8 + (in.trains() ? in.layout.flat_elements / kGranule * 8 : 0);
   }
-  plan.arena = arena_need(in.spec, in.adapter, activation_shape(in, plan.numerics, plan.placement));
+  const ActivationShape shape = activation_shape(in, plan.numerics, plan.placement);
+  if (in.trains())
+    plan.arena = arena_need(in.spec, in.adapter, shape);
+  else
+    plan.arena = {.bytes = arena_need_forward(in.spec, in.adapter, shape), .saved = 0, .logits = 0};
   plan.classes = classes_of(in, plan);
   plan.tiers.clear();
   plan.peak = {};

@@ -62,6 +62,7 @@ class Walk {
   TimelineShape::HostUpdate host_update(const Operation& op) const {
     if (op.kind != OperationKind::kUpdate || shape_.host_updates.empty()) return {};
     const int64_t tile = shape_.transfers.first_tile[static_cast<size_t>(op.block)] + op.micro;
+    if (tile >= shape_.transfers.first_tile[static_cast<size_t>(op.block) + 1]) return {};  // nothing trained
     return shape_.host_updates[static_cast<size_t>(tile)];
   }
 
