@@ -64,7 +64,7 @@ std::string write_elsewhere(const Job& job, Rank& rank) {
     const std::string directory = private_directory(place);
     if (directory.empty()) continue;
     try {
-      export_rank(job, rank, directory + "/model", job.plan.numerics.dtype, false, false);
+      export_rank(job, rank, directory + "/model", false);
       return directory + "/model";
     } catch (const Error& error) {
       log_warning("FILE-03", "the model cannot be written to " + directory + " either: " + error.what());

@@ -74,6 +74,20 @@ int64_t upload_bytes(const PlanInput& in, const NumericsPlan& n, int64_t micro_t
   return n.micro_batches * (batch + order) + copy(rows);
 }
 
+// What an export holds at once (weights/export_source.h): an adapter, and the largest tensor that it may be
+// added to as it is in the file and in fp32; of others some rows.
+int64_t export_bytes(const ModelLayout& layout) {
+  int64_t adapter = 0, tensor = 16 * kMiB;
+  for (const BlockLayout& block : layout.blocks) {
+    if (block.frozen_bytes == 0) continue;
+    adapter += block.flat_elements * 4;
+    for (const TensorPlace& place : block.tensors) {
+      if (place.frozen && block.flat_elements > 0) tensor = std::max(tensor, place.parameter.elements() * 4);
+    }
+  }
+  return adapter + 2 * tensor;
+}
+
 // Streamed bytes of a class by home.
 struct FarBytes {
   int64_t host = 0, disk = 0;
@@ -152,6 +166,11 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   const FarBytes lent = far_bytes(p.pool(Pool::kWeights)), far = far_elements(plan);
   const std::string master_note = master == 2 ? "low half beside the weight" : master == 4 ? "fp32" : "none";
   ClassTable table(in, plan);
+  if (in.purpose == Purpose::kExport) {
+    table.host("export", export_bytes(in.layout), "the adapter, and a tensor at a time");
+    table.host("libraries", kCpuBase, "LibTorch and GEMM workspaces");
+    return table.take();
+  }
   const auto name = [](StateClass state) { return state_class_name(state); };
   const int64_t embedding = p.embedding_in_host;
   table.add(name(StateClass::kWeights), flat * size_of(n.dtype) - (lora ? 0 : embedding),
@@ -224,6 +243,7 @@ bool all_memory(const Plan& plan, int64_t Tier::*limit) {
 OffloadConfig PlanInput::offload() const {
   OffloadConfig out = config.offload;
   if (!trains()) out.optimizer = out.gradients = out.activations = OffloadHome::kNone;
+  if (purpose == Purpose::kExport) out.weights = OffloadHome::kNone;
   return out;
 }
 

@@ -1,4 +1,4 @@
-"""What a plan is for: generation where training has no room, numerics that a later start of a run adopts, and rates that are
+"""What a plan is for: generation and export where training has no room, numerics that a later start of a run adopts, and rates that are
 measured once."""
 
 import json
@@ -46,6 +46,14 @@ def test_generation_needs_room_for_the_weights_alone(large, tmp_path):
         assert done.returncode == 0, done.stderr
         answer.append(json.loads(done.stdout)["tokens"])
     assert answer[0] == answer[1] and len(answer[0]) == 4
+
+
+def test_an_export_never_holds_the_model(large, tmp_path):
+    with memory_limit(300 << 20) as enter:  # of which libraries take 140; the model takes 196 in bf16 and 392 in fp32
+        done = subprocess.run([BIN / "lmlaunch", "export", large, "-o", "out"], cwd=tmp_path, capture_output=True, text=True, preexec_fn=enter)
+    assert done.returncode == 0, done.stderr
+    hashes = {json.loads(lmlaunch("verify", path, "--json", cwd=tmp_path).stdout)["weights_hash"] for path in (large, "out")}
+    assert len(hashes) == 1
 
 
 def steps_of(directory):
