@@ -23,7 +23,7 @@ Exit export_command(const CommandLine& line) {
   // In fp32 nothing is lost before the one rounding of the export: an adapter is stored in fp32, and W + s B
   // A is formed in it.
   subject.config.model.dtype = ModelDType::kF32;
-  const std::unique_ptr<Job> job = open_job(subject.config, line, Purpose::kExport);
+  const std::unique_ptr<Job> job = open_job(subject.config, line, PlanPurpose::kExport);
   const PlannedModel& model = job->model;
   const bool lora = model.adapter.has_value(), merge = line.has("--merge");
   if (merge && !lora) {

@@ -105,7 +105,7 @@ PrepareOptions prepare_options(const Job& job, const std::vector<std::string>& f
 
 }  // namespace
 
-std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, Purpose purpose,
+std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, PlanPurpose purpose,
                               const std::string& run) {
   auto job = std::make_unique<Job>();
   job->config = config;
@@ -129,7 +129,7 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, Pur
   const NumericsPlan& numerics = job->plan.numerics;
   const PlacementPlan& placement = job->plan.placement;
   job->stream = start_torch(device, numerics.threads, config.run.deterministic, placement.gemm_shapes);
-  const bool training = purpose == Purpose::kTrain, on_disk = placement.on_disk();
+  const bool training = purpose == PlanPurpose::kTrain, on_disk = placement.on_disk();
   // The time of a step is predicted for training alone; a GPU that works alone has its rates from its name.
   if (training && (cpu || moves_state(placement))) {
     const RateSubject subject{device, numerics.dtype, numerics.threads};

@@ -67,7 +67,7 @@ Exit run_training(const CommandLine& line) {
   const Config config = load_config(line.positional[0], line.overrides);
   std::optional<Trace> trace;
   if (line.has("--trace")) trace.emplace(*line.value("--trace"), kFirstTraced, kLastTraced);
-  const std::unique_ptr<Job> job = open_job(config, line, Purpose::kTrain, *line.value("--run-dir"));
+  const std::unique_ptr<Job> job = open_job(config, line, PlanPurpose::kTrain, *line.value("--run-dir"));
   files.begin(*job);
   log_line(print_plan(job->plan));
   ReservedSpace space(files.path("."), model_bytes(*job));

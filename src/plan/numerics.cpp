@@ -185,7 +185,7 @@ constexpr const char* kMasters[] = {"split", "fp32", "none"};
 }  // namespace
 
 NumericsPlan choose_numerics(const PlanInput& in, std::vector<Choice>& choices) {
-  const PlanInput training = in.with(Purpose::kTrain);
+  const PlanInput training = in.with(PlanPurpose::kTrain);
   if (in.recorded != nullptr) return adopted(training, choices);
   Plan base;
   base.numerics = settled(training);

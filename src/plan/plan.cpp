@@ -6,7 +6,7 @@
 
 namespace lm {
 
-Plan draft_plan(const PlanInputs& inputs, const Machine& machine, const World& world, Purpose purpose) {
+Plan draft_plan(const PlanInputs& inputs, const Machine& machine, const World& world, PlanPurpose purpose) {
   if (inputs.device == DeviceType::kCuda && machine.gpus.empty()) {
     throw Error(Exit::kDoesNotFit,
                 {.area = "GPU-34",
@@ -24,7 +24,7 @@ Plan draft_plan(const PlanInputs& inputs, const Machine& machine, const World& w
   return plan;
 }
 
-Plan make_plan(const PlanInputs& inputs, const Machine& machine, const World& world, Purpose purpose) {
+Plan make_plan(const PlanInputs& inputs, const Machine& machine, const World& world, PlanPurpose purpose) {
   Plan plan = draft_plan(inputs, machine, world, purpose);
   if (!plan.fits) throw Error(Exit::kDoesNotFit, explain_refusal({inputs, machine, world, purpose}, plan));
   return plan;

@@ -83,7 +83,7 @@ struct Plan {
 
 // What a plan is for. Training needs everything; evaluation and generation need weights and an arena of their
 // own; export reads weights tensor by tensor.
-enum class Purpose : uint8_t { kTrain, kEvaluate, kGenerate, kExport };
+enum class PlanPurpose : uint8_t { kTrain, kEvaluate, kGenerate, kExport };
 
 // The ranks that share a run.
 struct World {
@@ -104,11 +104,11 @@ struct PlanInputs {
 
 // Throws Error(12) with a table of need and have and the settings that would fit.
 Plan make_plan(const PlanInputs& inputs, const Machine& machine, const World& world = {},
-               Purpose purpose = Purpose::kTrain);
+               PlanPurpose purpose = PlanPurpose::kTrain);
 
 // The same without refusing: `fits` tells.
 Plan draft_plan(const PlanInputs& inputs, const Machine& machine, const World& world = {},
-                Purpose purpose = Purpose::kTrain);
+                PlanPurpose purpose = PlanPurpose::kTrain);
 
 // The table for people, and the object for programs.
 std::string print_plan(const Plan& plan);

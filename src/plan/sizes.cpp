@@ -166,7 +166,7 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   const FarBytes lent = far_bytes(p.pool(Pool::kWeights)), far = far_elements(plan);
   const std::string master_note = master == 2 ? "low half beside the weight" : master == 4 ? "fp32" : "none";
   ClassTable table(in, plan);
-  if (in.purpose == Purpose::kExport) {
+  if (in.purpose == PlanPurpose::kExport) {
     table.host("export", export_bytes(in.layout), "the adapter, and a tensor at a time");
     table.host("libraries", kCpuBase, "LibTorch and GEMM workspaces");
     return table.take();
@@ -243,7 +243,7 @@ bool all_memory(const Plan& plan, int64_t Tier::*limit) {
 OffloadConfig PlanInput::offload() const {
   OffloadConfig out = config.offload;
   if (!trains()) out.optimizer = out.gradients = out.activations = OffloadHome::kNone;
-  if (purpose == Purpose::kExport) out.weights = OffloadHome::kNone;
+  if (purpose == PlanPurpose::kExport) out.weights = OffloadHome::kNone;
   return out;
 }
 

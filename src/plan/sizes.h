@@ -9,15 +9,15 @@ namespace lm {
 struct PlanInput : PlanInputs {
   const Machine& machine;
   World world;
-  Purpose purpose;
+  PlanPurpose purpose;
 
-  bool trains() const { return purpose == Purpose::kTrain; }
+  bool trains() const { return purpose == PlanPurpose::kTrain; }
   // offload.*, of the classes that there are.
   OffloadConfig offload() const;
   PlanInput with(const Config& other) const {
     return {{other, spec, adapter, layout, device, data, update_on_host, recorded}, machine, world, purpose};
   }
-  PlanInput with(Purpose other) const {
+  PlanInput with(PlanPurpose other) const {
     PlanInput out = *this;
     out.purpose = other;
     return out;

@@ -27,7 +27,7 @@ TEST(Purpose, EvaluationAndGenerationNeedWeightsAndTheirArenaAlone) {
       Case c{.spec = llama_1b(), .machine = gpu_machine("H100"), .device = device};
       c.config.train.method = method;
       const Plan training = c.plan();
-      for (const Purpose purpose : {Purpose::kEvaluate, Purpose::kGenerate}) {
+      for (const PlanPurpose purpose : {PlanPurpose::kEvaluate, PlanPurpose::kGenerate}) {
         c.purpose = purpose;
         const Plan plan = c.plan();
         EXPECT_EQ(plan.numerics, training.numerics);  // the loss on held-out data is the run's to the bit
@@ -47,7 +47,7 @@ TEST(Purpose, GenerationFitsWhereTrainingDoesNot) {
   c.config.train.global_batch = c.config.train.micro_batch.emplace(1);
   c.config.data.max_length = 256;
   EXPECT_FALSE(c.draft().fits);
-  c.purpose = Purpose::kGenerate;
+  c.purpose = PlanPurpose::kGenerate;
   const Plan plan = c.plan();
   EXPECT_LT(plan.peak.host, (int64_t{31} << 30) / 10);  // 2.3 GiB of weights
   // A smaller machine is refused, and told of what there is to turn: nothing of training.
@@ -64,7 +64,7 @@ TEST(Purpose, GenerationFitsWhereTrainingDoesNot) {
 
 // With too little memory for the weights they pass through slots; offload.* of the other classes is nobody's.
 TEST(Purpose, WeightsOfAnEvaluationMayLiveOnDisk) {
-  Case c{.spec = llama_8b(), .machine = cpu_machine(12), .purpose = Purpose::kEvaluate};
+  Case c{.spec = llama_8b(), .machine = cpu_machine(12), .purpose = PlanPurpose::kEvaluate};
   c.config.data.max_length = 256;
   c.config.offload.paths = {"/scratch"};
   c.config.offload.optimizer = c.config.offload.gradients = OffloadHome::kNvme;

@@ -72,7 +72,7 @@ struct Case {
   ModelSpec spec = smollm2_135m();
   Machine machine = cpu_machine(16);
   DeviceType device = DeviceType::kCpu;
-  Purpose purpose = Purpose::kTrain;
+  PlanPurpose purpose = PlanPurpose::kTrain;
   const NumericsPlan* recorded = nullptr;
 
   Plan draft() const { return make(&draft_plan); }
