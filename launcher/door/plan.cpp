@@ -8,9 +8,12 @@
 #include "config/config_toml.h"
 #include "launcher/door/commands.h"
 #include "launcher/door/device_choice.h"
+#include "launcher/door/run_directory.h"
 #include "launcher/machine/disk_survey.h"
 #include "launcher/machine/machine_survey.h"
+#include "launcher/machine/rates.h"
 #include "launcher/planned_model.h"
+#include "launcher/recorded.h"
 
 namespace lm {
 namespace {
@@ -92,7 +95,18 @@ Planned plan_of(const CommandLine& line) {
   if (gpu) require_gpu_memory(machine.gpus.front(), found);
   const Object described = gpu ? gpu_object(line, machine.gpus.front(), found) : Object();
   const DeviceType device = gpu ? DeviceType::kCuda : DeviceType::kCpu;
-  const PlanInputs inputs = model.inputs(config, device);
+  PlanInputs inputs = model.inputs(config, device);
+  std::optional<NumericsPlan> recorded;
+  if (!imagined) {
+    // What a start would find: the run's numerics, and rates that an earlier run has measured.
+    recorded = recorded_numerics(run_directory(config, config_path), config, device);
+    inputs.recorded = recorded ? &*recorded : nullptr;
+    const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
+    const auto threads = recorded ? recorded->threads : config.run.threads.value_or(machine.cores);
+    const RateSubject subject{device, dtype, static_cast<int>(threads)};
+    if (const auto rates = known_rates(machine, subject, environment.cache_dir))
+      set_rates(subject, *rates, machine);
+  }
   try {
     Plan plan = make_plan(inputs, machine);
     if (!imagined && plan.placement.on_disk()) {

@@ -92,6 +92,8 @@ def test_a_later_start_of_a_run_adopts_its_numerics(work):  # noqa: F811
     one_core = {"preexec_fn": lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})}
     later = stopped_run(work, [name, 'offload.paths=["."]', "offload.optimizer=nvme"], **one_core)
     assert json.loads((run / "numerics.json").read_text()) == recorded
+    planned = json.loads(subprocess.run([BIN / "lmlaunch", "plan", name, "--json"], cwd=work, capture_output=True, **one_core).stdout)
+    assert planned["numerics"] == recorded
     shared = min(len(first), len(later))
     assert shared >= 3 and first[:shared] == later[:shared]
     assert "as this run has recorded" in (run / "plan.txt").read_text()
@@ -117,6 +119,8 @@ def test_rates_are_measured_once_a_week(work, tmp_path):  # noqa: F811
     # What is kept is believed: with a millionth of the rate the same step is a million times the ceiling.
     file.write_text(json.dumps({**kept, "gemm_flop_per_s": kept["gemm_flop_per_s"] / 1e6}))
     assert peak_share("rates_2") > 1000
+    planned = json.loads(lmlaunch("plan", name, "--json", cwd=work, env=environment).stdout)
+    assert planned["sol_pct"] <= 100 and planned["step_seconds"] > 10  # the door believes it, too
     # Not for another number of threads, and not for longer than a week.
     subprocess.run([BIN / "lmlaunch", name, "run.dir=rates_3", "run.threads=2"], cwd=work, env=environment, check=True, capture_output=True)
     assert len(list(file.parent.glob("*.json"))) == 2
