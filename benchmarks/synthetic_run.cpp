@@ -74,7 +74,7 @@ int64_t planned_gemm_shapes(const ModelSpec& spec, bool lora, const Config& conf
   Machine machine;
   machine.cores = static_cast<int>(*config.run.threads);
   const ModelLayout layout = make_layout(spec, trained, DType::kBF16);
-  return draft_plan(config, spec, trained, layout, machine, DeviceType::kCpu).placement.gemm_shapes;
+  return draft_plan({config, spec, trained, layout, DeviceType::kCpu}, machine).placement.gemm_shapes;
 }
 
 SyntheticRun::SyntheticRun(SyntheticSetup setup, const Machine& machine, StreamView stream)
@@ -84,7 +84,8 @@ SyntheticRun::SyntheticRun(SyntheticSetup setup, const Machine& machine, StreamV
       layout_(make_layout(setup_.spec, setup_.lora ? &adapter_ : nullptr, DType::kBF16)) {
   const Config& config = setup_.config;
   const AdapterSpec* const trained = setup_.lora ? &adapter_ : nullptr;
-  plan_ = make_plan(config, setup_.spec, trained, layout_, machine, stream.device, {}, setup_.update_on_host);
+  plan_ =
+      make_plan({config, setup_.spec, trained, layout_, stream.device, {}, setup_.update_on_host}, machine);
   if (setup_.slots > 0) plan_.placement.pool(Pool::kOptimizer).slots = setup_.slots;
   std::vector<SwapPath> paths;
   for (const std::string& path : config.offload.paths) paths.push_back({path, 1});
@@ -113,8 +114,14 @@ SyntheticRun::SyntheticRun(SyntheticSetup setup, const Machine& machine, StreamV
 }
 
 double SyntheticRun::planned_seconds(const Machine& machine) const {
-  return make_plan(setup_.config, setup_.spec, setup_.lora ? &adapter_ : nullptr, layout_, machine,
-                   stream_.device, {}, setup_.update_on_host)
+  return make_plan({setup_.config,
+                    setup_.spec,
+                    setup_.lora ? &adapter_ : nullptr,
+                    layout_,
+                    stream_.device,
+                    {},
+                    setup_.update_on_host},
+                   machine)
       .step_seconds;
 }
 

@@ -11,6 +11,9 @@ if(NOT EXISTS ${LM_TORCH}/lib/libtorch_cpu.so)
   message(FATAL_ERROR "no LibTorch in ${LM_SITE}: pip install -r requirements.txt into LM_PYTHON's environment")
 endif()
 
+execute_process(COMMAND ${LM_PYTHON} -c "import importlib.metadata as m; print(m.version('torch'))"
+                OUTPUT_VARIABLE LM_TORCH_VERSION OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+
 add_library(torch::cpu INTERFACE IMPORTED)
 target_include_directories(torch::cpu SYSTEM INTERFACE ${LM_TORCH}/include)
 target_link_directories(torch::cpu INTERFACE ${LM_TORCH}/lib ${LM_CUDA_WHEELS}/cu13/lib)

@@ -20,7 +20,7 @@ struct RankRecord {
 
 class Control {
  public:
-  // By the door; the file descriptor is close-on-exec until `child.h` hands it on.
+  // By the door; the file descriptor is close-on-exec until the rank is started.
   static Control create();
   // By the rank, from --control-fd; throws Error(70) when it is not a control region.
   static Control attach(int fd);

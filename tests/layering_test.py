@@ -31,7 +31,8 @@ MAY_INCLUDE = {
 }
 EVERYTHING_BELOW = set(MAY_INCLUDE)
 MAY_INCLUDE["src/train"] = EVERYTHING_BELOW
-MAY_INCLUDE["launcher"] = {"src/base", "src/config"}  # what door and rank share
+# What door and rank share. An adapter's configuration is read by src/weights, strictly and once.
+MAY_INCLUDE["launcher"] = {"src/base", "src/config", "src/spec", "src/plan", "src/weights"}
 MAY_INCLUDE["launcher/machine"] = {"launcher", "src/base", "src/config", "src/plan", "offload"}
 MAY_INCLUDE["launcher/door"] = MAY_INCLUDE["launcher/machine"] | {"launcher/machine", "src/spec", "src/schedule"}
 MAY_INCLUDE["launcher/rank"] = EVERYTHING_BELOW | {"src/train", "launcher", "launcher/machine"}

@@ -13,7 +13,6 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
-#include "launcher/child.h"
 #include "launcher/door/commands.h"
 #include "launcher/door/device_choice.h"
 #include "launcher/environment.h"
@@ -154,12 +153,14 @@ Check check_copies(const Json& row) {
 std::vector<Check> check_copies(const SurveyedGpus& found) {
   const std::string program = beside_this_program("lmlaunch-cuda");
   if (found.visible.gpus.empty() || program.empty()) return {};
-  const ProgramOutput output =
-      run_program({program, "doctor", "--copies"}, {"CUDA_DEVICE_ORDER=" + found.cuda.device_order}, 60000);
+  const std::optional<std::string> output =
+      program_output({.argv = {program, "doctor", "--copies"},
+                      .variables = {"CUDA_DEVICE_ORDER=" + found.cuda.device_order}},
+                     60000);
   std::vector<Check> out;
   try {
-    if (output.code == 0) {
-      for (const Json& row : Json::parse(output.text)) out.push_back(check_copies(row));
+    if (output) {
+      for (const Json& row : Json::parse(*output)) out.push_back(check_copies(row));
     }
   } catch (const Json::exception&) {
     out.clear();
@@ -265,15 +266,16 @@ Check check_python(const Environment& environment) {
       "for p in ('tokenizers', 'jinja2', 'numpy', 'pyarrow'):\n"
       "  try: print(p, m.version(p))\n"
       "  except m.PackageNotFoundError: print(p, 'MISSING')\n";
-  const ProgramOutput output = run_program({environment.python, "-c", program}, {}, 10000);
-  std::string versions = output.text;
+  const std::optional<std::string> output =
+      program_output({.argv = {environment.python, "-c", program}}, 10000);
+  std::string versions = output.value_or("");
   for (char& c : versions) c = c == '\n' ? ',' : c;
   if (!versions.empty()) versions.pop_back();
-  const bool ok = output.code == 0 && versions.find("MISSING") == std::string::npos;
-  return {"python", ok,
-          environment.python + " (from " + environment.python_from +
-              "): " + (output.code == 0 ? versions : "does not run"),
-          ok ? "" : "install requirements.txt into it, or set LMLAUNCH_PYTHON to an interpreter that has it"};
+  const bool ok = output && versions.find("MISSING") == std::string::npos;
+  return {
+      "python", ok,
+      environment.python + " (from " + environment.python_from + "): " + (output ? versions : "does not run"),
+      ok ? "" : "install requirements.txt into it, or set LMLAUNCH_PYTHON to an interpreter that has it"};
 }
 
 Check check_hub(const Environment& environment) {

@@ -4,40 +4,21 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/json.h"
 #include "base/log.h"
 #include "config/config_toml.h"
 #include "launcher/door/commands.h"
 #include "launcher/door/device_choice.h"
-#include "launcher/environment.h"
+#include "launcher/door/run_directory.h"
 #include "launcher/machine/disk_survey.h"
 #include "launcher/machine/machine_survey.h"
-#include "plan/adapter.h"
-#include "plan/plan.h"
-#include "spec/block_layout.h"
-#include "spec/model_spec.h"
+#include "launcher/machine/rates.h"
+#include "launcher/planned_model.h"
+#include "launcher/recorded.h"
 
 namespace lm {
 namespace {
 
 using Object = nlohmann::ordered_json;
-
-// The adapter that is trained. One that is continued is only looked at: the rank reads it strictly.
-AdapterSpec adapter_spec(const LoraConfig& lora) {
-  if (lora.init.empty()) return configured_adapter(lora);
-  const std::string place = lora.init + "/adapter_config.json";
-  const Json json = read_json_file(place, {.bytes = 1 << 20, .depth = 16});
-  AdapterSpec given;
-  given.r = json.value("r", int64_t{8});  // PEFT's defaults
-  given.alpha = json.value("lora_alpha", 8.0);
-  given.rslora = json.value("use_rslora", false);
-  std::vector<std::string> targets;
-  const Json modules = json.value("target_modules", Json());
-  if (modules.is_array()) targets = modules.get<std::vector<std::string>>();
-  if (modules.is_string()) targets = {modules.get<std::string>()};
-  given.targets = resolve_targets(targets, place);
-  return continued_adapter(lora, given, lora.init);
-}
 
 bool plan_for_gpu(const CommandLine& line, DeviceChoice configured, const SurveyedGpus& found) {
   DeviceFacts facts{.gpus = static_cast<int>(found.survey.cards.size()),
@@ -102,13 +83,7 @@ Planned plan_of(const CommandLine& line) {
   const std::string& config_path = line.positional[0];
   const Config config = load_config(config_path, line.overrides);
   const Environment environment = read_environment();
-  const ModelSpec spec = read_model_spec(resolve_model(config.model.path, environment));
-  AdapterSpec adapter;
-  const bool lora = config.train.method == Method::kLora;
-  if (lora) adapter = adapter_spec(config.lora);
-  const AdapterSpec* trained = lora ? &adapter : nullptr;
-  const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
-  const ModelLayout layout = make_layout(spec, trained, dtype);
+  const PlannedModel model = open_model(config, environment);
   const SurveyedGpus found = survey_visible_gpus();
   Machine machine =
       survey_machine(found.visible.facts(), {line.bytes("--gpu-memory"), line.bytes("--host-memory")});
@@ -120,16 +95,28 @@ Planned plan_of(const CommandLine& line) {
   if (gpu) require_gpu_memory(machine.gpus.front(), found);
   const Object described = gpu ? gpu_object(line, machine.gpus.front(), found) : Object();
   const DeviceType device = gpu ? DeviceType::kCuda : DeviceType::kCpu;
+  PlanInputs inputs = model.inputs(config, device);
+  std::optional<NumericsPlan> recorded;
+  if (!imagined) {
+    // What a start would find: the run's numerics, and rates that an earlier run has measured.
+    recorded = recorded_numerics(run_directory(config, config_path), config, device);
+    inputs.recorded = recorded ? &*recorded : nullptr;
+    const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
+    const auto threads = recorded ? recorded->threads : config.run.threads.value_or(machine.cores);
+    const RateSubject subject{device, dtype, static_cast<int>(threads)};
+    if (const auto rates = known_rates(machine, subject, environment.cache_dir))
+      set_rates(subject, *rates, machine);
+  }
   try {
-    Plan plan = make_plan(config, spec, trained, layout, machine, device);
+    Plan plan = make_plan(inputs, machine);
     if (!imagined && plan.placement.on_disk()) {
       machine.disks = survey_disks(config, environment.cache_dir, DiskRates::kMeasured);
-      plan = make_plan(config, spec, trained, layout, machine, device);
+      plan = make_plan(inputs, machine);
     }
     return {std::move(plan), described, std::nullopt};
   } catch (const Error& error) {
     if (error.code() != Exit::kDoesNotFit) throw;
-    return {draft_plan(config, spec, trained, layout, machine, device), described, error};
+    return {draft_plan(inputs, machine), described, error};
   }
 }
 

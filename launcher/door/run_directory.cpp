@@ -32,7 +32,7 @@ Error incompatible(const std::string& what, const std::string& directory, const 
 
 // What a run may have written before its first step.
 bool early_file(const std::string& name) {
-  static constexpr std::array kNames = {".lock",    "config.toml", "plan.json",
+  static constexpr std::array kNames = {".lock",    "config.toml", "numerics.json", "plan.json",
                                         "plan.txt", "log.txt",     "status.json"};
   for (const char* known : kNames) {
     if (name == known || name.starts_with(std::string(known) + ".")) return true;  // "status.json.tmp-..."

@@ -25,7 +25,7 @@ class RunLock {
   ~RunLock();
   RunLock(RunLock&& other) noexcept;
   RunLock& operator=(RunLock&&) = delete;
-  int fd() const { return fd_; }  // close-on-exec until child.h hands it on
+  int fd() const { return fd_; }  // close-on-exec until the rank is started
   // Who held it when the machine or the run died without letting go; "" if it was left in order.
   const std::string& taken_over() const { return taken_over_; }
 

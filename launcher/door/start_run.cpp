@@ -1,11 +1,12 @@
 #include "launcher/door/start_run.h"
 
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 
 #include "base/log.h"
+#include "base/process.h"
 #include "config/config_toml.h"
-#include "launcher/child.h"
 #include "launcher/control.h"
 #include "launcher/door/device_choice.h"
 #include "launcher/door/run_directory.h"
@@ -47,6 +48,23 @@ std::string rank_program(const CommandLine& line, DeviceChoice configured) {
   return path;
 }
 
+// The rank's executable, dying with this process, in an environment without what changes results.
+pid_t start_rank(const std::string& executable, const CommandLine& line, const std::vector<int>& keep_fds,
+                 StopSignals stop_signals) {
+  std::vector<std::string> argv = to_arguments(line);
+  argv.insert(argv.begin(), executable);
+  const pid_t child = start_program({.argv = std::move(argv),
+                                     .environment = rank_environment(),
+                                     .keep_fds = keep_fds,
+                                     .stop_signals = stop_signals});
+  if (child > 0) return child;
+  throw Error(Exit::kDoesNotFit, {.area = "RUN-33",
+                                  .what = std::string("cannot start the rank: ") + std::strerror(-child),
+                                  .place = executable,
+                                  .next = "build it again, or see `lmlaunch doctor`",
+                                  .kept = ""});
+}
+
 // A run that could not be recorded is still a finished run: the last line is printed all the same.
 void record(const std::string& directory, const RunStatus& status) {
   try {
@@ -80,10 +98,8 @@ int train_in_rank(const CommandLine& line) {
   handed_on.flags["--lock-fd"] = std::to_string(lock.fd());
   RunStatus status;
   try {
-    const pid_t child = start_child({.executable = program,
-                                     .arguments = to_arguments(handed_on),
-                                     .keep_fds = {control.fd(), lock.fd()},
-                                     .ignores_stop_signals = true});
+    // The door counts stop signals, not the rank.
+    const pid_t child = start_rank(program, handed_on, {control.fd(), lock.fd()}, StopSignals::kIgnored);
     status = supervise_run(child, control);
   } catch (const Error& error) {
     std::fputs(error.report().c_str(), stderr);
@@ -106,8 +122,7 @@ int command_in_rank(const CommandLine& line) {
   }
   const std::string program = rank_program(line, configured);
   block_stop_signals();
-  const pid_t child = start_child({.executable = program, .arguments = to_arguments(line), .keep_fds = {}});
-  return supervise_command(child);
+  return supervise_command(start_rank(program, line, {}, StopSignals::kDefault));
 }
 
 }  // namespace lm

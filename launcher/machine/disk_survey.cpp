@@ -8,17 +8,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
-#include <cstdio>
-#include <ctime>
 #include <filesystem>
 #include <optional>
 
 #include "base/error.h"
-#include "base/file.h"
-#include "base/json.h"
 #include "base/log.h"
 #include "config/config_names.h"
+#include "launcher/machine/kept.h"
 #include "launcher/machine/probe.h"
 #include "offload/disk_probe.h"
 #include "offload/io_failure.h"
@@ -28,7 +24,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kWeek = 7 * 24 * 3600;  // seconds
+constexpr const char* kFolder = "disks";
 
 // Some class of state may go to disk.
 bool may_use_disks(const Config& config) {
@@ -39,62 +35,26 @@ bool may_use_disks(const Config& config) {
 }
 
 // What the rates belong to.
-struct RateKey {
-  std::string device, path, engine;
-
-  // A file's name: FNV-1a of the whole key.
-  std::string name() const {
-    uint64_t hash = 0xcbf29ce484222325;
-    for (const char c : device + "\n" + path + "\n" + engine)
-      hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-    char text[32];
-    std::snprintf(text, sizeof text, "%016lx.json", static_cast<unsigned long>(hash));
-    return text;
-  }
-};
-
-RateKey rate_key(const std::string& path, dev_t device, IoEngineChoice engine) {
+Json rate_key(const std::string& path, dev_t device, IoEngineChoice engine) {
   std::error_code ignored;
   const fs::path whole = fs::weakly_canonical(path, ignored);
-  return {std::to_string(major(device)) + ":" + std::to_string(minor(device)),
-          whole.empty() ? path : whole.string(), std::string(name_of(engine))};
+  return {{"device", std::to_string(major(device)) + ":" + std::to_string(minor(device))},
+          {"path", whole.empty() ? path : whole.string()},
+          {"engine", name_of(engine)}};
 }
 
 struct Rates {
   double read = 0, write = 0;
 };
 
-// Nothing where there is no record, an old or a damaged one.
-std::optional<Rates> known_rates(const std::string& file, const RateKey& key, int64_t now) {
-  if (access(file.c_str(), R_OK) != 0) return std::nullopt;
+std::optional<Rates> known_rates(const std::string& cache_dir, const Json& key) {
+  const std::optional<Json> json = kept_figures(cache_dir, kFolder, key);
   try {
-    const Json json = read_json_file(file, {.bytes = 4096, .depth = 4});
-    if (json.at("device") != key.device || json.at("path") != key.path || json.at("engine") != key.engine)
-      return std::nullopt;
-    const int64_t age = now - json.at("measured").get<int64_t>();
-    const Rates rates{json.at("read_bytes_per_s").get<double>(), json.at("write_bytes_per_s").get<double>()};
-    const bool sound =
-        std::isfinite(rates.read) && std::isfinite(rates.write) && rates.read > 0 && rates.write > 0;
-    return sound && age >= 0 && age < kWeek ? std::optional(rates) : std::nullopt;
+    if (json) return Rates{kept_rate(*json, "read_bytes_per_s"), kept_rate(*json, "write_bytes_per_s")};
   } catch (const std::exception&) {
-    return std::nullopt;
+    // Damaged: measured again.
   }
-}
-
-// Only a saving: where it cannot be kept, the disk is measured again.
-void keep_rates(const std::string& file, const RateKey& key, const Rates& rates, int64_t now) {
-  try {
-    fs::create_directories(fs::path(file).parent_path());
-    atomic_write_file(file, Json{{"device", key.device},
-                                 {"path", key.path},
-                                 {"engine", key.engine},
-                                 {"measured", now},
-                                 {"read_bytes_per_s", rates.read},
-                                 {"write_bytes_per_s", rates.write}}
-                                    .dump(2, ' ', false, Json::error_handler_t::replace) +
-                                "\n");
-  } catch (const std::exception&) {
-  }
+  return std::nullopt;
 }
 
 std::optional<Rates> measure(const std::string& path, IoEngineChoice engine) {
@@ -145,7 +105,6 @@ void check_disks(const Config& config) {
 }
 
 std::vector<Disk> survey_disks(const Config& config, const std::string& cache_dir, DiskRates rates) {
-  const int64_t now = std::time(nullptr);
   std::vector<Disk> disks;
   std::vector<dev_t> devices;
   for (const std::string& path : config.offload.paths) {
@@ -155,12 +114,13 @@ std::vector<Disk> survey_disks(const Config& config, const std::string& cache_di
     if (devices.back() == 0) continue;
     Disk& disk = disks.back();
     disk.free_bytes = free_disk_bytes(path);
-    const RateKey key = rate_key(path, info.st_dev, config.io.engine);
-    const std::string file = cache_dir.empty() ? "" : cache_dir + "/disks/" + key.name();
-    std::optional<Rates> found = known_rates(file, key, now);
+    const Json key = rate_key(path, info.st_dev, config.io.engine);
+    std::optional<Rates> found = known_rates(cache_dir, key);
     if (!found && rates == DiskRates::kMeasured) {
       found = measure(path, config.io.engine);
-      if (found && !file.empty()) keep_rates(file, key, *found, now);
+      if (found)
+        keep_figures(cache_dir, kFolder, key,
+                     {{"read_bytes_per_s", found->read}, {"write_bytes_per_s", found->write}});
     }
     if (!found) continue;
     disk.read_bandwidth = found->read;

@@ -3,19 +3,16 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "base/process.h"
+
 namespace lm {
 
-struct ProgramOutput {
-  int code = -1;     // exit code; -1: could not be run, died of a signal or ran out of time
-  std::string text;  // stdout, at most 1 MiB
-};
-
-// Runs argv[0] (a path) with this process's environment and `extra` ("NAME=value"), stdin and stderr closed.
-ProgramOutput run_program(const std::vector<std::string>& argv, const std::vector<std::string>& extra,
-                          int timeout_ms);
+// Its standard output; nothing when it cannot be run, does not end well or in time.
+std::optional<std::string> program_output(const Program& program, int timeout_ms);
 
 // 0 when io_uring works here, else errno (EPERM in most containers, ENOSYS on old kernels).
 int io_uring_errno();

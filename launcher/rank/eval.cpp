@@ -16,7 +16,7 @@ Exit eval_command(const CommandLine& line) {
                                                         : Subject{load_config(what, line.overrides), "", ""};
   if (!subject.run.empty() && (line.has("--gpus") || line.has("--ranks")))
     subject.config.run.device = DeviceChoice::kAuto;  // as the door chose (start_run.cpp)
-  const std::unique_ptr<Job> job = open_job(subject.config, line);
+  const std::unique_ptr<Job> job = open_job(subject.config, line, PlanPurpose::kEvaluate, subject.run);
   JobData data = open_data(*job);
   const std::vector<Batch> held_out = data.loader->eval_batches();
   if (held_out.empty()) {

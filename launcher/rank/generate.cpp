@@ -3,8 +3,8 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "base/process.h"
 #include "data/text.h"
-#include "launcher/child.h"
 #include "launcher/rank/job.h"
 #include "launcher/rank/rank_commands.h"
 
@@ -61,7 +61,7 @@ Exit generate_command(const CommandLine& line) {
   subject.config.data.max_length = static_cast<int64_t>(prompt.tokens.size()) + max_tokens;
   subject.config.train.global_batch = 1;
   subject.config.train.micro_batch = 1;
-  const std::unique_ptr<Job> job = open_job(subject.config, line);
+  const std::unique_ptr<Job> job = open_job(subject.config, line, PlanPurpose::kGenerate);
   const std::unique_ptr<Rank> rank = make_rank(*job, false);
   load_rank(*job, *rank, subject.trained);
   const std::vector<int32_t> answer = generate(*rank, prompt, max_tokens);

@@ -2,31 +2,27 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 
 #include "base/cuda.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/process.h"
 #include "config/config_toml.h"
 #include "kernels/gemm_rate.h"
 #include "kernels/runtime.h"
-#include "launcher/child.h"
 #include "launcher/machine/disk_survey.h"
 #include "launcher/machine/machine_survey.h"
+#include "launcher/machine/rates.h"
 #include "launcher/machine/survey.h"
+#include "launcher/recorded.h"
 #include "offload/copy_probe.h"
-#include "plan/adapter.h"
-#include "weights/adapter_files.h"
 #include "weights/load_store.h"
 
 namespace lm {
 namespace {
 
 namespace fs = std::filesystem;
-
-AdapterSpec make_adapter(const LoraConfig& lora) {
-  return lora.init.empty() ? configured_adapter(lora)
-                           : continued_adapter(lora, read_adapter_config(lora.init).spec, lora.init);
-}
 
 // The GPU at the front of CUDA's enumeration. NVML is asked first: a context of ours takes from what is free.
 GpuFacts select_gpu() {
@@ -46,25 +42,29 @@ GpuFacts select_gpu() {
   return gpu.facts;
 }
 
-// `moves`: state off the GPU is worked on in every step, so that the rates of the link and of host memory are
-// worth half a second. `planned`: the run's host memory.
-Machine measured_machine(DeviceType device, const std::vector<GpuFacts>& gpus, StreamView stream, DType dtype,
-                         bool moves, int64_t planned) {
-  Machine machine = survey_machine(gpus);
-  if (device == DeviceType::kCpu) {
-    const GemmRate rate = measure_gemm_rate(dtype, stream);
-    (dtype == DType::kBF16 ? machine.gemm_bf16_flops : machine.gemm_fp32_flops) = rate.ceiling;
-    machine.gemm_sustained = rate.sustained / rate.ceiling;
-  } else if (moves) {
-    machine.gpus.front().link_bandwidth = probe_copies(device).each_way();
+// `planned`: the run's host memory. Half a second.
+MeasuredRates measure_rates(const RateSubject& subject, StreamView stream, int64_t planned) {
+  MeasuredRates rates;
+  if (subject.device == DeviceType::kCpu) {
+    const GemmRate gemm = measure_gemm_rate(subject.dtype, stream);
+    rates.gemm_flops = gemm.ceiling;
+    rates.gemm_sustained = gemm.sustained / gemm.ceiling;
+  } else {
+    rates.link_bandwidth = probe_copies(subject.device).each_way();
   }
-  // A GPU that works alone does not care. The probe copies from one half of its memory to the other, and must
-  // not be the run's peak.
-  if (device == DeviceType::kCpu || moves) {
-    const int64_t bytes = std::clamp<int64_t>(planned / 16, 8 * kMiB, 128 * kMiB);
-    machine.memory_bandwidth = probe_host_memory(stream.threads, bytes);
-  }
-  return machine;
+  // The probe copies from one half of its memory to the other, and must not be the run's peak.
+  const int64_t bytes = std::clamp<int64_t>(planned / 16, 8 * kMiB, 128 * kMiB);
+  rates.memory_bandwidth = probe_host_memory(stream.threads, bytes);
+  return rates;
+}
+
+// As kept, else measured.
+MeasuredRates rates_of(const Job& job, const RateSubject& subject, int64_t planned) {
+  const std::string& cache = job.environment.cache_dir;
+  if (const auto known = known_rates(job.machine, subject, cache)) return *known;
+  const MeasuredRates rates = measure_rates(subject, job.stream, planned);
+  keep_rates(job.machine, subject, rates, cache);
+  return rates;
 }
 
 bool moves_state(const PlacementPlan& placement) {
@@ -94,26 +94,23 @@ PrepareOptions prepare_options(const Job& job, const std::vector<std::string>& f
   return {.files = files,
           .format = data.format,
           .loss_on = data.loss_on,
-          .model_dir = job.model_directory,
+          .model_dir = job.model.directory,
           .cache_dir = data.cache_dir.empty() ? job.environment.token_cache() : data.cache_dir,
           .python = job.environment.python,
           .program_dir = program.lexically_normal().string(),
           .workers = job.plan.numerics.threads,
-          .vocab = job.spec.vocab,
+          .vocab = job.model.spec.vocab,
           .stopped = {}};
 }
 
 }  // namespace
 
-std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line) {
+std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, PlanPurpose purpose,
+                              const std::string& run) {
   auto job = std::make_unique<Job>();
   job->config = config;
   job->environment = read_environment();
-  job->model_directory = resolve_model(config.model.path, job->environment);
-  job->spec = read_model_spec(job->model_directory);
-  if (config.train.method == Method::kLora) job->adapter = make_adapter(config.lora);
-  const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
-  job->layout = make_layout(job->spec, job->adapter_spec(), dtype);
+  job->model = open_model(config, job->environment);
   // The door has chosen: lmlaunch-cuda is started when a GPU computes.
   const bool cpu = !cuda_built() || line.integer("--gpus") == 0 || config.run.device == DeviceChoice::kCpu;
   const DeviceType device = cpu ? DeviceType::kCpu : DeviceType::kCuda;
@@ -123,27 +120,32 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line) {
   if (device == DeviceType::kCuda) gpus.push_back(select_gpu());
   job->machine = survey_machine(gpus);
   job->machine.disks = survey_disks(config, cache, DiskRates::kKnown);
-  const auto plan = [&] {
-    return make_plan(config, job->spec, job->adapter_spec(), job->layout, job->machine, device);
-  };
+  const std::optional<NumericsPlan> recorded = recorded_numerics(run, config, device);
+  PlanInputs inputs = job->model.inputs(config, device);
+  inputs.recorded = recorded ? &*recorded : nullptr;
+  const auto plan = [&] { job->plan = make_plan(inputs, job->machine, {}, purpose); };
   // What cannot fit ends here, before anything is started or measured.
-  const Plan draft = plan();
-  const PlacementPlan placement = line.command == "train" ? draft.placement : PlacementPlan();
-  const int threads = static_cast<int>(config.run.threads.value_or(job->machine.cores));
-  job->stream = start_torch(device, threads, config.run.deterministic, draft.placement.gemm_shapes);
-  job->machine = measured_machine(device, gpus, job->stream, dtype, moves_state(placement), draft.peak.host);
-  const DiskRates rates = placement.on_disk() ? DiskRates::kMeasured : DiskRates::kKnown;
-  job->machine.disks = survey_disks(config, cache, rates);
-  job->plan = plan();
-  job->peak_flops = compute_rates(job->machine, device, dtype).peak_flops;
+  plan();
+  const NumericsPlan& numerics = job->plan.numerics;
+  const PlacementPlan& placement = job->plan.placement;
+  job->stream = start_torch(device, numerics.threads, config.run.deterministic, placement.gemm_shapes);
+  const bool training = purpose == PlanPurpose::kTrain, on_disk = placement.on_disk();
+  // The time of a step is predicted for training alone; a GPU that works alone has its rates from its name.
+  if (training && (cpu || moves_state(placement))) {
+    const RateSubject subject{device, numerics.dtype, numerics.threads};
+    set_rates(subject, rates_of(*job, subject, job->plan.peak.host), job->machine);
+  }
+  if (on_disk) job->machine.disks = survey_disks(config, cache, DiskRates::kMeasured);
+  if (training || on_disk) plan();
+  job->peak_flops = training ? compute_rates(job->machine, device, numerics.dtype).peak_flops : 0;
   return job;
 }
 
 std::unique_ptr<Rank> make_rank(const Job& job, bool training, Trace* trace) {
   const int64_t tokens = job.config.train.global_batch * job.config.data.max_length;
-  return std::make_unique<Rank>(RankSetup{.spec = job.spec,
-                                          .layout = job.layout,
-                                          .adapter = job.adapter_spec(),
+  return std::make_unique<Rank>(RankSetup{.spec = job.model.spec,
+                                          .layout = job.model.layout,
+                                          .adapter = job.model.adapter_spec(),
                                           .optimizer = job.config.optimizer,
                                           .plan = job.plan,
                                           .seed = job.config.run.seed,
@@ -156,14 +158,15 @@ std::unique_ptr<Rank> make_rank(const Job& job, bool training, Trace* trace) {
 }
 
 void load_rank(const Job& job, Rank& rank, const std::string& trained) {
-  const LoadSetup setup{job.spec, job.layout, job.plan.numerics.dtype, job.stream, job.plan.numerics.threads};
-  const bool lora = job.adapter.has_value();
+  const LoadSetup setup{job.model.spec, job.model.layout, job.plan.numerics.dtype, job.stream,
+                        job.plan.numerics.threads};
+  const bool lora = job.model.adapter.has_value();
   if (!trained.empty() && !lora) {
     load_weights(setup, trained, rank.weights());
   } else if (job.config.model.init == ModelInit::kRandom) {
     initialise_weights(setup, job.config.run.seed, rank.weights());
   } else {
-    load_weights(setup, job.model_directory, rank.weights());
+    load_weights(setup, job.model.directory, rank.weights());
   }
   if (lora) {
     const std::string adapter = trained.empty() ? job.config.lora.init : trained;
@@ -195,7 +198,7 @@ JobData open_data(const Job& job, const std::function<bool()>& stopped) {
                                                        .packing = config.data.packing,
                                                        .global_batch = config.train.global_batch,
                                                        .micro_batch = job.plan.numerics.micro_batch,
-                                                       .vocab = job.spec.vocab,
+                                                       .vocab = job.model.spec.vocab,
                                                        .eval_fraction = config.data.eval_fraction,
                                                        .text = data.train.text,
                                                        .eval_text = data.eval.text});

@@ -11,8 +11,7 @@
 #include "data/loader.h"
 #include "data/prepare.h"
 #include "launcher/command_line.h"
-#include "launcher/environment.h"
-#include "plan/plan.h"
+#include "launcher/planned_model.h"
 #include "train/rank.h"
 
 namespace lm {
@@ -20,20 +19,18 @@ namespace lm {
 struct Job {
   Config config;
   Environment environment;
-  std::string model_directory;  // resolved from model.path
-  ModelSpec spec;
-  std::optional<AdapterSpec> adapter;  // train.method = "lora"
-  ModelLayout layout;
+  PlannedModel model;
   Machine machine;
   Plan plan;
   double peak_flops = 0;  // measured (CPU) or specified (GPU)
   StreamView stream;
-  const AdapterSpec* adapter_spec() const { return adapter ? &*adapter : nullptr; }
 };
 
-// Starts torch on the device that this executable and the command line say, measures the GEMM rate, and makes
-// the plan. Throws Error(10, 11, 12).
-std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line);
+// Starts torch on the device that this executable and the command line say, and makes the plan; for training
+// with rates that were measured, now or within a week. Adopts the numerics that `run`, a run's directory ("":
+// none), has recorded. Throws Error(10, 11, 12, 14).
+std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, PlanPurpose purpose,
+                              const std::string& run = "");
 
 // A rank for the job; `training` allocates gradients and optimizer state as well.
 std::unique_ptr<Rank> make_rank(const Job& job, bool training, Trace* trace = nullptr);

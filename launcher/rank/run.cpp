@@ -67,7 +67,7 @@ Exit run_training(const CommandLine& line) {
   const Config config = load_config(line.positional[0], line.overrides);
   std::optional<Trace> trace;
   if (line.has("--trace")) trace.emplace(*line.value("--trace"), kFirstTraced, kLastTraced);
-  const std::unique_ptr<Job> job = open_job(config, line);
+  const std::unique_ptr<Job> job = open_job(config, line, PlanPurpose::kTrain, *line.value("--run-dir"));
   files.begin(*job);
   log_line(print_plan(job->plan));
   ReservedSpace space(files.path("."), model_bytes(*job));
@@ -93,7 +93,8 @@ Exit run_training(const CommandLine& line) {
                   {.total_steps = steps,
                    .sol_seconds =
                        [&](const StepWork& work) {
-                         return necessary_flops(job->spec, job->layout, job->adapter.has_value(), work) /
+                         return necessary_flops(job->model.spec, job->model.layout,
+                                                job->model.adapter.has_value(), work) /
                                 job->peak_flops;
                        }},
                   metrics);

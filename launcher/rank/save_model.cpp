@@ -64,7 +64,7 @@ std::string write_elsewhere(const Job& job, Rank& rank) {
     const std::string directory = private_directory(place);
     if (directory.empty()) continue;
     try {
-      export_rank(job, rank, directory + "/model", job.plan.numerics.dtype, false, false);
+      export_rank(job, rank, directory + "/model", false);
       return directory + "/model";
     } catch (const Error& error) {
       log_warning("FILE-03", "the model cannot be written to " + directory + " either: " + error.what());
@@ -77,12 +77,12 @@ std::string write_elsewhere(const Job& job, Rank& rank) {
 }  // namespace
 
 int64_t model_bytes(const Job& job) {
-  const bool lora = job.adapter.has_value();
-  const OutgoingTensors tensors(job.layout,
+  const bool lora = job.model.adapter.has_value();
+  const OutgoingTensors tensors(job.model.layout,
                                 lora ? OutgoingTensors::What::kAdapter : OutgoingTensors::What::kModel,
                                 lora ? DType::kF32 : job.plan.numerics.dtype,
                                 [](size_t, const TensorPlace&, int64_t) { return WeightView(); });
-  int64_t bytes = kSmallFiles + tokenizer_bytes(job.model_directory);
+  int64_t bytes = kSmallFiles + tokenizer_bytes(job.model.directory);
   for (const TensorInfo& tensor : tensors.tensors())
     bytes += tensor.bytes() + kHeaderPerTensor + std::ssize(tensor.name);
   return bytes;

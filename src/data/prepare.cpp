@@ -4,7 +4,6 @@
 #include <pwd.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,8 +17,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "data/child_process.h"
 #include "data/content_key.h"
+#include "data/python.h"
 
 namespace lm {
 namespace {
@@ -139,28 +138,7 @@ void run_python(const PrepareOptions& options, const std::vector<std::string>& f
                      {"vocab", options.vocab},
                      {"out", out},
                      {"key", to_hex(key)}};
-  // -I: no environment variable and no folder of the user's changes what runs; -B: no bytecode beside the
-  // program.
-  const ChildResult result =
-      run_child({options.python, "-I", "-B", program},
-                request.dump(-1, ' ', false, Json::error_handler_t::replace), log_line, options.stopped);
-  const Json answer = Json::parse(result.output, nullptr, false);
-  if (answer.is_object() && answer.contains("error")) {
-    const Json& error = answer["error"];
-    throw Error(Exit::kInput, {.area = error.value("area", "DATA-24"),
-                               .what = error.value("what", "unknown"),
-                               .place = error.value("place", ""),
-                               .next = error.value("next", ""),
-                               .kept = ""});
-  }
-  if (result.status != 0 || !answer.is_object()) {
-    const int s = result.status;
-    refuse(Exit::kInput,
-           std::string("the data program ended with ") + (WIFSIGNALED(s)
-                                                              ? "signal " + std::to_string(WTERMSIG(s))
-                                                              : "status " + std::to_string(WEXITSTATUS(s))),
-           program, "its own message stands above");
-  }
+  ask_python(options.python, program, request, options.stopped);
 }
 
 Prepared describe(const TokenFile& file, bool from_cache) {

@@ -1,10 +1,6 @@
 #include "data/text.h"
 
-#include <nlohmann/json.hpp>
-
-#include "base/error.h"
-#include "base/log.h"
-#include "data/child_process.h"
+#include "data/python.h"
 
 namespace lm {
 namespace {
@@ -13,17 +9,7 @@ using Json = nlohmann::json;
 
 Json ask(const TextTools& tools, Json request) {
   request["model_dir"] = tools.model_dir;
-  const ChildResult result =
-      run_child({tools.python, "-I", "-B", tools.program_dir + "/text.py"},
-                request.dump(-1, ' ', false, Json::error_handler_t::replace), log_line, {});
-  const Json answer = Json::parse(result.output, nullptr, false);
-  if (answer.is_object() && !answer.contains("error") && result.status == 0) return answer;
-  const Json error = answer.is_object() ? answer.value("error", Json::object()) : Json::object();
-  throw Error(Exit::kInput, {.area = error.value("area", "DATA-23"),
-                             .what = error.value("what", "the tokenizer's program failed"),
-                             .place = error.value("place", tools.model_dir),
-                             .next = error.value("next", "run lmlaunch doctor"),
-                             .kept = ""});
+  return ask_python(tools.python, tools.program_dir + "/text.py", request);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <zlib.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -13,7 +14,6 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
-#include "data/crc32.h"
 
 namespace lm {
 namespace {
@@ -23,6 +23,10 @@ constexpr int64_t kChunkBytes = 65536;
 constexpr int64_t kMaxExamples = std::numeric_limits<int32_t>::max() - 1;  // batches name examples by 32 bits
 constexpr int64_t kMaxSummary = 16 * kMiB;
 constexpr int64_t kTrainedWindow = 4 * kMiB;  // one system call per window when all marks are walked
+
+uint32_t crc32(std::span<const unsigned char> bytes) {
+  return static_cast<uint32_t>(::crc32_z(0, bytes.data(), bytes.size()));
+}
 
 template <class T>
 T load(const unsigned char* header, int64_t at) {

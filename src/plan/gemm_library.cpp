@@ -35,15 +35,20 @@ bool rounds_rows(DType dtype, DeviceType device) {
 }
 
 GemmShapes gemm_shapes(const ModelSpec& spec, const AdapterSpec* adapter, const NumericsPlan& numerics,
-                       double flops) {
+                       double flops, bool trains) {
   if (!numerics.round_rows) return {};
+  const int64_t widths = spec.vocab > kVocabularySegment && spec.vocab % kVocabularySegment != 0 ? 2 : 1;
+  if (!trains) {
+    // Four projections, per adapted matrix down and up, and logits.
+    const int64_t least = 4 + (adapter != nullptr ? 2 * adapted_matrices(spec, *adapter) : 0) + 2 * widths;
+    return {least, kRowCounts * least};
+  }
   // Four projections forward and for their inputs; four weight gradients, which the GEMM itself may add to
   // those of the micro-batches before; per adapted matrix down, up, and the gradients of both, of the input
   // and between.
   const bool added = numerics.gradient_dtype == numerics.dtype && numerics.micro_batches > 1;
   const int64_t block = adapter != nullptr ? 8 + 6 * adapted_matrices(spec, *adapter) : added ? 16 : 12;
   // Logits and gradients of the two widths that a segment has, for a whole chunk of rows and for the last.
-  const int64_t widths = spec.vocab > kVocabularySegment && spec.vocab % kVocabularySegment != 0 ? 2 : 1;
   const int64_t head = (adapter != nullptr ? 2 : added ? 4 : 3) * widths;
   const int64_t micro = block + 2 * head;
   const bool shows = static_cast<double>(micro) * kFlopsOfAShape > kShows * flops;

@@ -20,9 +20,9 @@ struct GemmShapes {
   int64_t wanted =
       0;  // where making one takes time that shows beside the work: of 12 different numbers of rows
 };
-// `flops`: of the longest micro-batch, forward and backward.
+// `flops`: of the longest micro-batch, forward and backward. `trains` false: forward alone.
 GemmShapes gemm_shapes(const ModelSpec& spec, const AdapterSpec* adapter, const NumericsPlan& numerics,
-                       double flops);
+                       double flops, bool trains = true);
 
 // Host memory for one. Measured with shapes from 64 x 64 to 576 x 8192: 0.60 to 0.66 MiB while all stay, 0.73
 // to 0.86 where new ones take the place of old ones all the time.

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/dtype.h"
 #include "config/config.h"
 #include "schedule/timeline.h"
 #include "spec/model_spec.h"

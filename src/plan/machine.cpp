@@ -70,6 +70,11 @@ int64_t Machine::host_capacity() const {
   return host_memory > 0 ? std::min(host_memory, host_limit) : host_limit;
 }
 
+std::string kernel_set(const Machine& machine, DeviceType device) {
+  if (device == DeviceType::kCuda) return "cuda " + machine.gpus.front().name;
+  return machine.instructions.empty() ? "cpu" : "cpu " + machine.instructions;
+}
+
 LinkRates link_rates(const Machine& machine, DeviceType device) {
   LinkRates rates;
   for (const Disk& disk : machine.disks) {

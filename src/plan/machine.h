@@ -34,6 +34,7 @@ struct Machine {
   int cores = 1;  // that this process may use
   std::string cpu_model;
   bool avx512_bf16 = false;
+  std::string instructions;    // the widest that kernels use: "avx512_bf16", "avx512", "avx2"; "" none
   int64_t host_memory = 0;     // physical
   int64_t host_available = 0;  // MemAvailable, or less under a cgroup limit or RLIMIT_AS
   double gemm_bf16_flops = 0;  // of all cores together
@@ -51,6 +52,9 @@ struct Machine {
 // Dense peaks and sizes of known GPUs by (part of) their name, in any case; all zero but the name when
 // unknown.
 Gpu known_gpu(const std::string& name);
+
+// What computes, as far as it decides bits: "cpu avx512_bf16", "cuda NVIDIA H200".
+std::string kernel_set(const Machine& machine, DeviceType device);
 
 // The rates of its links; documented defaults where nothing was measured.
 LinkRates link_rates(const Machine& machine, DeviceType device);

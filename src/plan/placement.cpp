@@ -1,8 +1,10 @@
 #include "plan/placement.h"
 
 #include <algorithm>
+#include <cstdio>
 
 #include "base/bytes.h"
+#include "plan/forecast.h"
 
 namespace lm {
 namespace {
@@ -228,7 +230,7 @@ void keep_in_host(const PlanInput& in, Plan& plan, Pool which) {
 }
 
 void keep_what_fits(const PlanInput& in, Plan& plan) {
-  const OffloadConfig& offload = in.config.offload;
+  const OffloadConfig offload = in.offload();
   if (offload.weights == OffloadHome::kAuto) keep_near(in, plan, Pool::kWeights);
   if (offload.gradients == OffloadHome::kAuto) keep_near(in, plan, Pool::kGradients);
   if (offload.optimizer == OffloadHome::kAuto) keep_near(in, plan, Pool::kOptimizer);
@@ -257,7 +259,7 @@ Home asked_home(OffloadHome choice, DeviceType device) {
 }
 
 std::vector<HomeChoice> home_candidates(const PlanInput& in) {
-  const OffloadConfig& offload = in.config.offload;
+  const OffloadConfig offload = in.offload();
   HomeChoice homes{asked_home(offload.optimizer, in.device), asked_home(offload.gradients, in.device),
                    asked_home(offload.weights, in.device), asked_home(offload.activations, in.device)};
   std::vector<HomeChoice> out = {homes};
@@ -286,11 +288,12 @@ void place(const PlanInput& in, const HomeChoice& homes, Plan& plan, int64_t mos
   set(StateClass::kGradients, homes.gradients);
   set(StateClass::kOptimizer, homes.optimizer);
   set(StateClass::kActivations, homes.activations);
-  plan.numerics.micro_batches = ceil_div(in.config.train.global_batch, plan.numerics.micro_batch);
   // Streamed weights and gradients cross once per group: the largest group is the cheapest, if its inputs
   // fit.
   const bool streams = is_far(homes.weights, in.device) || is_far(homes.gradients, in.device);
-  p.group = streams && plan.numerics.recompute ? std::min(plan.numerics.micro_batches, most_group) : 1;
+  p.group = streams && plan.numerics.recompute && in.trains()
+                ? std::min(plan.numerics.micro_batches, most_group)
+                : 1;
   p.frozen_weights = in.adapter != nullptr;
   p.blocks = std::ssize(in.layout.blocks);
   place_weights(in, homes.weights, plan);
@@ -312,7 +315,7 @@ void use_spare_memory(const PlanInput& in, Plan& plan) {
 }
 
 void explain_homes(const PlanInput& in, Plan& plan) {
-  const OffloadConfig& offload = in.config.offload;
+  const OffloadConfig offload = in.offload();
   const PlacementPlan& p = plan.placement;
   if (in.adapter != nullptr && is_far(asked_home(offload.gradients, in.device), in.device)) {
     plan.choices.push_back({"offload.gradients", "none",
@@ -348,6 +351,86 @@ void explain_homes(const PlanInput& in, Plan& plan) {
     plan.choices.push_back({"io.block", format_bytes(p.io_block), "longer requests are no faster"});
   if (!in.config.io.depth)
     plan.choices.push_back({"io.depth", std::to_string(p.io_depth), "keeps reads and writes busy at once"});
+}
+
+namespace {
+
+void choose_io(const PlanInput& in, Plan& plan) {
+  const IoConfig& io = in.config.io;
+  plan.placement.engine = io.engine;
+  if (io.block) plan.placement.io_block = io.block->bytes;
+  if (io.depth) plan.placement.io_depth = static_cast<int>(*io.depth);
+  plan.placement.verify = in.config.offload.verify;
+}
+
+// With a GPU, state off it is updated by the CPU where it lies or passes through the GPU: whichever fits, and
+// makes the shorter step. Spends spare memory either way.
+void choose_update_site(const PlanInput& in, const HomeChoice& homes, int64_t most_group, Plan& plan) {
+  const bool choice = in.device == DeviceType::kCuda && homes.optimizer != Home::kDevice;
+  Plan on_host = plan;
+  use_spare_memory(in, plan);
+  if (!choice) return;
+  on_host.placement.update_on_host = true;
+  place(in, homes, on_host, most_group);
+  if (!fits_memory(on_host)) return;
+  use_spare_memory(in, on_host);
+  if (!on_host.fits) return;
+  if (!plan.fits && in.update_on_host.value_or(true)) {
+    plan = on_host;
+    return plan.choices.push_back({"update of state off the GPU", "cpu", "takes less room on the disk"});
+  }
+  Plan gpu = plan, cpu = on_host;
+  forecast(in, gpu);
+  forecast(in, cpu);
+  const bool host = in.update_on_host.value_or(cpu.step_seconds < gpu.step_seconds);
+  if (host) plan = on_host;
+  char reason[96];
+  std::snprintf(reason, sizeof reason, "%.3g s per step, %.3g s if the %s did it",
+                host ? cpu.step_seconds : gpu.step_seconds, host ? gpu.step_seconds : cpu.step_seconds,
+                host ? "GPU" : "CPU");
+  plan.choices.push_back({"update of state off the GPU", host ? "cpu" : "gpu", reason});
+}
+
+// What fits in memory with whole classes off the device: now as much of them stays near as fits, and the rest
+// is for the disk. Where that is too small, smaller groups leave fewer block inputs on it.
+void spend_and_fit_disk(const PlanInput& in, const HomeChoice& homes, Plan& plan) {
+  for (;;) {
+    Plan spent = plan;
+    choose_update_site(in, homes, plan.placement.group, spent);
+    if (spent.fits || plan.placement.group == 1) {
+      plan = std::move(spent);
+      return;
+    }
+    place(in, homes, plan, ceil_div(plan.placement.group, 2));
+  }
+}
+
+}  // namespace
+
+void choose_placement(const PlanInput& in, Plan& plan) {
+  plan.placement.device = in.device;
+  plan.placement.optimizer_threads =
+      static_cast<int>(in.config.optimizer.threads.value_or(plan.numerics.threads));
+  if (!in.config.optimizer.threads && in.trains())
+    plan.choices.push_back(
+        {"optimizer.threads", std::to_string(plan.placement.optimizer_threads), "as run.threads"});
+  choose_io(in, plan);
+  const std::vector<HomeChoice> candidates = home_candidates(in);
+  size_t chosen = 0;
+  for (; chosen < candidates.size(); ++chosen) {
+    place(in, candidates[chosen], plan);
+    if (fits_capacity(plan)) break;
+  }
+  chosen = std::min(chosen, candidates.size() - 1);
+  for (; !fits_memory(plan) && chosen + 1 < candidates.size(); ++chosen)
+    place(in, candidates[chosen + 1], plan);
+  if (fits_memory(plan)) spend_and_fit_disk(in, candidates[chosen], plan);
+  // What is left now may hold code, which is made again otherwise.
+  Plan more = plan;
+  more.placement.every_gemm_shape = true;
+  size_plan(in, more);
+  if (more.fits) plan = std::move(more);
+  explain_homes(in, plan);
 }
 
 }  // namespace lm

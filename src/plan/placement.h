@@ -27,6 +27,10 @@ void place(const PlanInput& in, const HomeChoice& homes, Plan& plan,
 // stay near; where the disk is too small for the rest, those arrays alone. Leaves plan sized.
 void use_spare_memory(const PlanInput& in, Plan& plan);
 
+// The nearest homes whose memory fits the machine's capacities, then of these and farther ones the nearest
+// that fit what is free now; the rest of plan.placement, with the numerics as they are in `plan`.
+void choose_placement(const PlanInput& in, Plan& plan);
+
 // What `auto` has become, and why, into plan.choices; nothing where everything is near.
 void explain_homes(const PlanInput& in, Plan& plan);
 

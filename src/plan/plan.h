@@ -14,28 +14,12 @@
 #include "config/config.h"
 #include "plan/homes.h"
 #include "plan/machine.h"
+#include "plan/numerics.h"
 #include "plan/predict.h"
 #include "plan/rehearse.h"
 #include "spec/block_layout.h"
 
 namespace lm {
-
-// Depends on config, spec and the machine's capacities alone.
-struct NumericsPlan {
-  DType dtype = DType::kBF16;
-  DType gradient_dtype = DType::kF32;
-  int64_t micro_batch = 1;    // sequences
-  int64_t micro_batches = 1;  // per step
-  int64_t row_chunk = 512;    // rows of logits at once
-  bool round_rows = false;    // a micro-batch's tensors have rounded_rows (base/batch.h) of its tokens
-  bool recompute = false;
-  int threads = 1;                 // compute threads (CPU)
-  int64_t documents_at_once = 0;   // that attention is given on a GPU
-  Master master = Master::kSplit;  // of bf16 weights; fp32 weights are their own
-  RuleId rule = {};
-  MasterForm form() const { return master_form(master, dtype); }
-  StateStreams state() const { return {rule, form()}; }
-};
 
 struct ClassBytes {
   std::string name;
@@ -70,10 +54,6 @@ struct LinkTime {
   std::string unit;   // "FLOP", "B"
 };
 
-struct Choice {
-  std::string key, value, reason;
-};
-
 // What the prediction of time knows of the data; memory is planned for data.max_length whatever it says.
 struct DataShape {
   double mean_length = 0;   // tokens per sequence; 0: data.max_length
@@ -105,16 +85,34 @@ struct Plan {
 PassShape pass_shape(const ModelSpec& spec, const ModelLayout& layout, const AdapterSpec* adapter,
                      const NumericsPlan& numerics, const PlacementPlan& placement);
 
-// `device` is where the run computes; one rank. Throws Error(12) with a table of need and have and the
-// settings that would fit. `update_on_host` settles what the plan would choose (benchmarks compare both).
-Plan make_plan(const Config& config, const ModelSpec& spec, const AdapterSpec* adapter,
-               const ModelLayout& layout, const Machine& machine, DeviceType device,
-               const DataShape& data = {}, std::optional<bool> update_on_host = {});
+// What a plan is for. Training needs everything; evaluation and generation need weights and an arena of their
+// own; export reads weights tensor by tensor.
+enum class PlanPurpose : uint8_t { kTrain, kEvaluate, kGenerate, kExport };
+
+// The ranks that share a run.
+struct World {
+  int ranks = 1;
+};
+
+// What a plan is made from beside the machine; borrowed for the call.
+struct PlanInputs {
+  const Config& config;
+  const ModelSpec& spec;
+  const AdapterSpec* adapter;  // null: full fine-tuning
+  const ModelLayout& layout;
+  DeviceType device;  // where the run computes
+  DataShape data = {};
+  std::optional<bool> update_on_host = {};  // settles what the plan would choose (benchmarks compare both)
+  const NumericsPlan* recorded = nullptr;   // what the run has recorded, which is kept
+};
+
+// Throws Error(12) with a table of need and have and the settings that would fit.
+Plan make_plan(const PlanInputs& inputs, const Machine& machine, const World& world = {},
+               PlanPurpose purpose = PlanPurpose::kTrain);
 
 // The same without refusing: `fits` tells.
-Plan draft_plan(const Config& config, const ModelSpec& spec, const AdapterSpec* adapter,
-                const ModelLayout& layout, const Machine& machine, DeviceType device,
-                const DataShape& data = {}, std::optional<bool> update_on_host = {});
+Plan draft_plan(const PlanInputs& inputs, const Machine& machine, const World& world = {},
+                PlanPurpose purpose = PlanPurpose::kTrain);
 
 // The table for people, and the object for programs.
 std::string print_plan(const Plan& plan);

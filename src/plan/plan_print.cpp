@@ -93,20 +93,6 @@ std::string step_lines(const Plan& plan) {
   return terabytes > 0 ? out + row("disk wear", amount(terabytes * 1e12, "B"), wear) : out;
 }
 
-Json numerics_json(const NumericsPlan& n) {
-  constexpr const char* kMasters[] = {"split", "fp32", "none"};
-  const bool own = n.dtype == DType::kF32;
-  return {{"dtype", dtype_name(n.dtype)},
-          {"gradients", dtype_name(n.gradient_dtype)},
-          {"optimizer", rule_text(n.rule).name},
-          {"master", own ? "weight" : kMasters[static_cast<size_t>(n.master)]},
-          {"micro_batch", n.micro_batch},
-          {"micro_batches", n.micro_batches},
-          {"row_chunk", n.row_chunk},
-          {"recompute", n.recompute ? "block" : "none"},
-          {"threads", n.threads}};
-}
-
 Json placement_json(const PlacementPlan& placement) {
   Json homes = Json::object();
   for (int i = 0; i < kStateClasses; ++i) {
@@ -197,7 +183,7 @@ std::string plan_json(const Plan& plan) {
       {"disk_written_bytes", plan.timeline.disk_written_bytes},
       {"waiting_seconds", plan.timeline.waiting_seconds},
       {"phases", phases_json(plan.prediction)},
-      {"numerics", numerics_json(plan.numerics)},
+      {"numerics", Json::parse(numerics_json(plan.numerics))},
       {"placement", placement_json(plan.placement)},
       {"choices", choices}}
       .dump(2, ' ', false, Json::error_handler_t::replace);

@@ -24,14 +24,17 @@ struct Knob {
 std::optional<Plan> plan_with(const PlanInput& in, const Config& config) {
   const bool becomes_lora = config.train.method == Method::kLora && in.adapter == nullptr;
   const bool relayout = becomes_lora || config.model.dtype != in.config.model.dtype;
-  if (!relayout) return draft_plan(config, in.spec, in.adapter, in.layout, in.machine, in.device, in.data);
+  const auto draft = [&](const AdapterSpec* adapter, const ModelLayout& layout) {
+    return draft_plan({config, in.spec, adapter, layout, in.device, in.data}, in.machine, in.world,
+                      in.purpose);
+  };
+  if (!relayout) return draft(in.adapter, in.layout);
   try {
     AdapterSpec lora;
     if (becomes_lora) lora = configured_adapter(config.lora);
     const AdapterSpec* adapter = becomes_lora ? &lora : in.adapter;
     const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
-    return draft_plan(config, in.spec, adapter, make_layout(in.spec, adapter, dtype), in.machine, in.device,
-                      in.data);
+    return draft(adapter, make_layout(in.spec, adapter, dtype));
   } catch (const Error&) {
     return std::nullopt;
   }
@@ -50,6 +53,12 @@ std::vector<Knob> knobs(const PlanInput& in, const Plan& plan) {
   const NumericsPlan& n = plan.numerics;
   const bool bf16 = n.dtype == DType::kBF16;
   std::vector<Knob> out;
+  if (!in.trains()) {
+    if (may_use_disk(in))
+      out.push_back(
+          {"offload.paths = [\"a directory on a fast disk\"]", [](Config& c) { c.offload.paths = {"."}; }});
+    return out;
+  }
   if (!n.recompute) {
     out.push_back({"train.recompute = \"block\"", [](Config& c) { c.train.recompute = Recompute::kBlock; }});
   }
@@ -193,8 +202,8 @@ ErrorText explain_refusal(const PlanInput& in, const Plan& plan) {
   constexpr const char* kKinds[] = {"GPU memory", "host memory", "disk space"};
   const auto kind = static_cast<size_t>(full->home);
   return {.area = kAreas[kind],
-          .what = std::string("the run does not fit: it needs ") + format_bytes(full->bytes) + " of " +
-                  kKinds[kind] + ", " + have(in, *full) + table,
+          .what = std::string(in.trains() ? "the run" : "this") + " does not fit: it needs " +
+                  format_bytes(full->bytes) + " of " + kKinds[kind] + ", " + have(in, *full) + table,
           .place = "",
           .next = full->home == Home::kNvme ? disk_advice(in, *full) : advice(in, plan, full->home),
           .kept = "nothing was started or written"};

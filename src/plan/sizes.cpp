@@ -27,22 +27,46 @@ std::string per_parameter(DType type) {
   return std::string(dtype_name(type)) + ", " + std::to_string(size_of(type)) + " B per parameter";
 }
 
+// Of the embedding, that a step may update.
+int64_t updated_rows(const PlanInput& in) {
+  if (in.adapter != nullptr || !in.trains()) return 0;
+  return std::min(in.spec.vocab, in.config.train.global_batch * in.config.data.max_length);
+}
+
 // cos and sin, granule norms, batches, and the order in which a step's tokens reach their rows.
-int64_t table_bytes(const PlanInput& in, const NumericsPlan& n, int64_t step_tokens, int64_t rows) {
-  int64_t bytes = 4 * in.spec.head_dim * in.config.data.max_length + in.layout.flat_elements / kGranule * 8 +
-                  step_tokens * kStepBytesPerToken;
-  if (in.adapter == nullptr) bytes += 4 * (in.spec.vocab + step_tokens + n.micro_batches * rows);
+int64_t table_bytes(const PlanInput& in, const Plan& plan) {
+  const int64_t angles = 4 * in.spec.head_dim * in.config.data.max_length;
+  if (!in.trains()) return angles + plan.micro_tokens * kStepBytesPerToken;
+  const int64_t step_tokens = in.config.train.global_batch * in.config.data.max_length;
+  int64_t bytes = angles + in.layout.flat_elements / kGranule * 8 + step_tokens * kStepBytesPerToken;
+  if (in.adapter == nullptr)
+    bytes += 4 * (in.spec.vocab + step_tokens + plan.numerics.micro_batches * updated_rows(in));
   return bytes;
 }
 
 // A micro-batch's arrays in one copy (model/context.h), the order in which its tokens reach their rows in
 // another, and once the rows (model/embedding.h); each copy begins at a multiple of 64.
-int64_t upload_bytes(const PlanInput& in, const NumericsPlan& n, int64_t micro_tokens, int64_t rows) {
+int64_t upload_bytes(const PlanInput& in, const NumericsPlan& n, int64_t micro_tokens) {
   const auto copy = [](int64_t numbers) { return round_up(numbers * 4, 64); };
-  const int64_t documents = in.config.data.packing ? micro_tokens / 2 : n.micro_batch;
-  const int64_t batch = copy(5 * micro_tokens + document_starts(micro_tokens, documents));
+  const int64_t batch = copy(5 * micro_tokens + document_starts(micro_tokens, micro_documents(in, n)));
+  if (!in.trains()) return batch;
+  const int64_t rows = updated_rows(in);
   const int64_t order = in.adapter == nullptr ? copy(micro_tokens + rows + 1) : 0;
   return n.micro_batches * (batch + order) + copy(rows);
+}
+
+// What an export holds at once (weights/export_source.h): an adapter, and the largest tensor that it may be
+// added to as it is in the file and in fp32; of others some rows.
+int64_t export_bytes(const ModelLayout& layout) {
+  int64_t adapter = 0, tensor = 16 * kMiB;
+  for (const BlockLayout& block : layout.blocks) {
+    if (block.frozen_bytes == 0) continue;
+    adapter += block.flat_elements * 4;
+    for (const TensorPlace& place : block.tensors) {
+      if (place.frozen && block.flat_elements > 0) tensor = std::max(tensor, place.parameter.elements() * 4);
+    }
+  }
+  return adapter + 2 * tensor;
 }
 
 // Streamed bytes of a class by home.
@@ -128,11 +152,14 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   const NumericsPlan& n = plan.numerics;
   const PlacementPlan& p = plan.placement;
   const int64_t flat = in.layout.flat_elements;
-  const int64_t step_tokens = in.config.train.global_batch * in.config.data.max_length;
-  const int64_t rows = in.adapter == nullptr ? std::min(in.spec.vocab, step_tokens) : 0;
   const bool lora = in.adapter != nullptr;
   const FarBytes lent = far_bytes(p.pool(Pool::kWeights)), far = far_elements(plan);
   ClassTable table(in, plan);
+  if (in.purpose == PlanPurpose::kExport) {
+    table.host("export", export_bytes(in.layout), "the adapter, and a tensor at a time");
+    table.host("libraries", kCpuBase, "LibTorch and GEMM workspaces");
+    return table.take();
+  }
   const auto name = [](StateClass state) { return state_class_name(state); };
   const int64_t embedding = p.embedding_in_host;
   table.add(name(StateClass::kWeights), flat * size_of(n.dtype) - (lora ? 0 : embedding),
@@ -140,21 +167,25 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   table.add(name(StateClass::kFrozenWeights), in.layout.frozen_bytes - (lora ? embedding : 0),
             lora ? lent : FarBytes(), encodings_of(in.layout, n.dtype));
   if (embedding > 0) table.host("embedding", embedding, "the GPU looks up rows where they lie");
-  table.add(name(StateClass::kGradients), flat * size_of(n.gradient_dtype),
-            far_bytes(p.pool(Pool::kGradients)), per_parameter(n.gradient_dtype));
-  for (const StateStream& stream : n.state()) {
-    table.add(stream.title, stream.bytes(flat), far * stream.bytes(1),
-              stream.type == DType::kI16 ? "low half beside the weight" : dtype_name(stream.type));
+  if (in.trains()) {
+    table.add(name(StateClass::kGradients), flat * size_of(n.gradient_dtype),
+              far_bytes(p.pool(Pool::kGradients)), per_parameter(n.gradient_dtype));
+    for (const StateStream& stream : n.state()) {
+      table.add(stream.title, stream.bytes(flat), far * stream.bytes(1),
+                stream.type == DType::kI16 ? "low half beside the weight" : dtype_name(stream.type));
+    }
+    const PoolPlan& inputs = p.pool(Pool::kActivations);
+    table.add(name(StateClass::kActivations), plan.arena.saved + inputs.streamed_bytes(), far_bytes(inputs),
+              n.recompute ? "block inputs" : "saved by every block");
   }
-  const PoolPlan& inputs = p.pool(Pool::kActivations);
-  table.add(name(StateClass::kActivations), plan.arena.saved + inputs.streamed_bytes(), far_bytes(inputs),
-            n.recompute ? "block inputs" : "saved by every block");
   table.near("temporaries", plan.arena.bytes - plan.arena.saved,
-             "logits of " + std::to_string(std::min(n.row_chunk, plan.micro_tokens)) +
-                 " rows at once: " + format_bytes(plan.arena.logits));
+             !in.trains() ? "of one micro-batch, forward alone"
+                          : "logits of " + std::to_string(std::min(n.row_chunk, plan.micro_tokens)) +
+                                " rows at once: " + format_bytes(plan.arena.logits));
   table.slots();
-  table.near("embedding rows", rows * in.spec.hidden * 4, "fp32 sums of a step's distinct tokens");
-  table.near("tables", table_bytes(in, n, step_tokens, rows), "angles, norms, order of tokens, batches");
+  table.near("embedding rows", updated_rows(in) * in.spec.hidden * 4,
+             "fp32 sums of a step's distinct tokens");
+  table.near("tables", table_bytes(in, plan), "angles, norms, order of tokens, batches");
   const bool cpu = in.device == DeviceType::kCpu;
   if (!cpu) table.near("context", kContextBytes, "CUDA's own");
   if (!cpu) table.near("LibTorch", p.library_device_bytes, "attention while it runs, GEMM workspaces");
@@ -226,6 +257,13 @@ PassShape pass_shape(const PlanInput& in, const Plan& plan) {
   return pass_shape(in.spec, in.layout, in.adapter, plan.numerics, plan.placement);
 }
 
+OffloadConfig PlanInput::offload() const {
+  OffloadConfig out = config.offload;
+  if (!trains()) out.optimizer = out.gradients = out.activations = OffloadHome::kNone;
+  if (purpose == PlanPurpose::kExport) out.weights = OffloadHome::kNone;
+  return out;
+}
+
 int64_t micro_rows(const PlanInput& in, const NumericsPlan& numerics) {
   const int64_t tokens = numerics.micro_batch * in.config.data.max_length;
   return numerics.round_rows ? rounded_rows(tokens) : tokens;
@@ -234,27 +272,29 @@ int64_t micro_rows(const PlanInput& in, const NumericsPlan& numerics) {
 void size_plan(const PlanInput& in, Plan& plan) {
   plan.micro_tokens = plan.numerics.micro_batch * in.config.data.max_length;
   plan.micro_rows = micro_rows(in, plan.numerics);
-  plan.numerics.micro_batches = ceil_div(in.config.train.global_batch, plan.numerics.micro_batch);
   const auto longest = static_cast<double>(in.config.data.max_length);
   const GemmShapes shapes =
       gemm_shapes(in.spec, in.adapter, plan.numerics,
                   necessary_flops(in.spec, in.layout, in.adapter != nullptr,
-                                  uniform_work(static_cast<double>(plan.micro_tokens), longest)));
+                                  uniform_work(static_cast<double>(plan.micro_tokens), longest)),
+                  in.trains());
   plan.placement.gemm_shapes = plan.placement.every_gemm_shape ? shapes.wanted : shapes.least;
   if (in.device == DeviceType::kCuda) {
-    const int64_t step_tokens = in.config.train.global_batch * in.config.data.max_length;
-    const int64_t rows = in.adapter == nullptr ? std::min(in.spec.vocab, step_tokens) : 0;
-    plan.placement.upload_bytes = upload_bytes(in, plan.numerics, plan.micro_tokens, rows);
+    plan.placement.upload_bytes = upload_bytes(in, plan.numerics, plan.micro_tokens);
     const AttentionShape shape{.tokens = plan.micro_tokens,
                                .processors = in.machine.gpus.front().processors,
                                .deterministic = in.config.run.deterministic,
                                .dtype = plan.numerics.dtype};
-    plan.numerics.documents_at_once = documents_at_once(plan.micro_tokens);
     plan.placement.library_device_bytes = library_device_bytes(in.spec, shape);
-    plan.placement.result_bytes =
-        8 + in.layout.flat_elements / kGranule * 8;  // the loss, and the granules' norms
+    // The loss, and the granules' norms.
+    plan.placement.result_bytes = 8 + (in.trains() ? in.layout.flat_elements / kGranule * 8 : 0);
   }
-  plan.arena = arena_need(pass_shape(in, plan), plan.micro_tokens, micro_documents(in, plan.numerics));
+  const PassShape shape = pass_shape(in, plan);
+  const int64_t documents = micro_documents(in, plan.numerics);
+  if (in.trains())
+    plan.arena = arena_need(shape, plan.micro_tokens, documents);
+  else
+    plan.arena = {.bytes = arena_need_forward(shape, plan.micro_tokens, documents), .saved = 0, .logits = 0};
   plan.classes = classes_of(in, plan);
   plan.tiers.clear();
   plan.peak = {};

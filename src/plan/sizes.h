@@ -5,16 +5,23 @@
 
 namespace lm {
 
-// What a plan is made from; borrowed for the call.
-struct PlanInput {
-  const Config& config;
-  const ModelSpec& spec;
-  const AdapterSpec* adapter;  // null: full fine-tuning
-  const ModelLayout& layout;
+// All that a plan is made from; borrowed for the call.
+struct PlanInput : PlanInputs {
   const Machine& machine;
-  DeviceType device;
-  const DataShape& data;
-  std::optional<bool> update_on_host = {};
+  World world;
+  PlanPurpose purpose;
+
+  bool trains() const { return purpose == PlanPurpose::kTrain; }
+  // offload.*, of the classes that there are.
+  OffloadConfig offload() const;
+  PlanInput with(const Config& other) const {
+    return {{other, spec, adapter, layout, device, data, update_on_host, recorded}, machine, world, purpose};
+  }
+  PlanInput with(PlanPurpose other) const {
+    PlanInput out = *this;
+    out.purpose = other;
+    return out;
+  }
 };
 
 PassShape pass_shape(const PlanInput& in, const Plan& plan);

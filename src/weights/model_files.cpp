@@ -161,40 +161,4 @@ void write_model_files(const std::string& directory, const std::vector<TensorInf
   atomic_write_file(directory + "/" + kIndex, index.dump(2) + "\n");
 }
 
-std::string resolve_model_directory(const std::string& path, const std::string& hub_cache) {
-  std::error_code error;
-  if (fs::is_directory(path, error)) return path;
-  const size_t at = path.find('@');
-  const std::string id = path.substr(0, at),
-                    revision = at == std::string::npos ? "main" : path.substr(at + 1);
-  const size_t slash = id.find('/');
-  const bool is_id = slash != std::string::npos && plain_name(id.substr(0, slash)) &&
-                     plain_name(id.substr(slash + 1)) && plain_name(revision);
-  if (!is_id)
-    fail("FILE-23", "there is no such model directory", path,
-         "give a directory, or ORG/NAME of the hub cache");
-  const std::string folder = hub_cache + "/models--" + id.substr(0, slash) + "--" + id.substr(slash + 1);
-  // A revision is a reference (a file with a commit in it) or the commit itself.
-  std::string commit = revision;
-  if (exists(folder + "/refs/" + revision)) {
-    commit = read_small_file(folder + "/refs/" + revision, 4096);
-    while (!commit.empty() && (commit.back() == '\n' || commit.back() == ' ')) commit.pop_back();
-  }
-  const std::string snapshot = folder + "/snapshots/" + commit;
-  if (plain_name(commit) && fs::is_directory(snapshot, error)) return snapshot;
-  fail("FILE-23", "there is no directory of this name, and no such model in the hub cache " + folder, path,
-       "download the model first, or give its directory");
-}
-
-std::string hub_cache_directory(const std::function<const char*(const char*)>& environment) {
-  auto get = [&](const char* name) -> std::string {
-    const char* value = environment(name);
-    return value ? value : "";
-  };
-  if (const std::string cache = get("HF_HUB_CACHE"); !cache.empty()) return cache;
-  if (const std::string home = get("HF_HOME"); !home.empty()) return home + "/hub";
-  const std::string xdg = get("XDG_CACHE_HOME");
-  return (xdg.empty() ? get("HOME") + "/.cache" : xdg) + "/huggingface/hub";
-}
-
 }  // namespace lm

@@ -49,12 +49,4 @@ void write_model_files(const std::string& directory, const std::vector<TensorInf
                        const std::function<void(const std::string& name, const TensorSink& sink)>& fill,
                        int64_t part_bytes = kPartBytes);
 
-// A directory as it is; else ORG/NAME[@revision] in the hub cache: models--ORG--NAME/refs/main ->
-// snapshots/<sha>. Throws Error(11) that names both places looked at.
-std::string resolve_model_directory(const std::string& path, const std::string& hub_cache);
-
-// $HF_HUB_CACHE, else $HF_HOME/hub, else ($XDG_CACHE_HOME or ~/.cache)/huggingface/hub. `environment` is
-// getenv: the launcher alone reads it.
-std::string hub_cache_directory(const std::function<const char*(const char*)>& environment);
-
 }  // namespace lm

@@ -14,7 +14,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "data/child_process.h"
+#include "base/process.h"
 #include "data/content_key.h"
 #include "data/loader.h"
 
@@ -216,8 +216,7 @@ TEST_F(Prepare, ItsChildDiesWithIt) {
   const pid_t parent = ::fork();
   ASSERT_GE(parent, 0);
   if (parent == 0) {
-    run_child({"/bin/sh", "-c", "echo $$ > " + pid_file + "; exec sleep 60"}, "", [](const std::string&) {},
-              {});
+    run_program({.argv = {"/bin/sh", "-c", "echo $$ > " + pid_file + "; exec sleep 60"}}, "", {}, {});
     ::_exit(0);
   }
   const auto within = [](double seconds, const std::function<bool()>& done) {

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "data/crc32.h"
 #include "tests/data/token_file_bytes.h"
 
 namespace lm {
@@ -193,18 +192,6 @@ TEST_F(TokenFileTest, ADamagedChunkIsNamedAndTheOthersStayReadable) {
       EXPECT_EQ(error.text().place, path);
       EXPECT_NE(error.text().next.find("delete it"), std::string::npos);
     }
-  }
-}
-
-TEST(Crc32, IsTheBitwiseDefinitionsAtEveryLengthAndItsCheckValue) {
-  const auto of = [](const std::string& text) {
-    return crc32({reinterpret_cast<const unsigned char*>(text.data()), text.size()});
-  };
-  EXPECT_EQ(of("123456789"), 0xCBF43926U);
-  std::string text;
-  for (int n = 0; n < 100; ++n) {
-    EXPECT_EQ(of(text), TokenFileBytes::crc32(text)) << n;
-    text.push_back(static_cast<char>(n * 37 + 5));
   }
 }
 

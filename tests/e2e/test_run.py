@@ -16,8 +16,8 @@ BIN = Path(os.environ.get("LM_BIN", Path(__file__).resolve().parents[2] / "build
 VOCAB = 97
 
 
-def lmlaunch(*arguments, cwd, check=True):
-    done = subprocess.run([BIN / "lmlaunch", *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=300)
+def lmlaunch(*arguments, cwd, check=True, env=None):
+    done = subprocess.run([BIN / "lmlaunch", *map(str, arguments)], cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
     if check:
         assert done.returncode == 0, done.stderr
     return done

@@ -1,5 +1,7 @@
 // Any bytes as a token file: refused with Error(11), or every example of an accepted one can be read. With an
 // odd first byte the checksums of the rest are made right, so that damage reaches what lies behind them.
+#include <zlib.h>
+
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -10,7 +12,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "data/crc32.h"
 #include "data/token_file.h"
 
 namespace {
@@ -21,6 +22,10 @@ void put(std::vector<unsigned char>& file, size_t at, uint32_t value) {
   std::memcpy(file.data() + at, &value, sizeof value);
 }
 
+uint32_t crc(std::span<const unsigned char> bytes) {
+  return static_cast<uint32_t>(crc32_z(0, bytes.data(), bytes.size()));
+}
+
 // One or two chunks: inputs have at most 65536 bytes.
 void make_checksums_right(std::vector<unsigned char>& file) {
   if (file.size() < kHeader + 4) return;
@@ -29,10 +34,10 @@ void make_checksums_right(std::vector<unsigned char>& file) {
   const std::span<const unsigned char> bytes(file);
   for (size_t c = 0; c < chunks; ++c) {
     const size_t begin = kHeader + c * kChunk;
-    put(file, sums + 4 * c, lm::crc32(bytes.subspan(begin, std::min(kChunk, sums - begin))));
+    put(file, sums + 4 * c, crc(bytes.subspan(begin, std::min(kChunk, sums - begin))));
   }
-  put(file, 88, lm::crc32(bytes.subspan(sums)));
-  put(file, 92, lm::crc32(bytes.first(92)));
+  put(file, 88, crc(bytes.subspan(sums)));
+  put(file, 92, crc(bytes.first(92)));
 }
 
 void read_everything(const std::string& path) {

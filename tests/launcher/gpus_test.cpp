@@ -170,7 +170,7 @@ TEST(Plan, ForAGpuThatNobodyKnowsIsRefused) {
   Config config;
   ModelSpec spec;
   try {
-    make_plan(config, spec, nullptr, {}, Machine(), DeviceType::kCuda);
+    make_plan({config, spec, nullptr, ModelLayout(), DeviceType::kCuda}, Machine());
     FAIL() << "no refusal";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Exit::kDoesNotFit);

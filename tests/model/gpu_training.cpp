@@ -121,7 +121,7 @@ class Trainee {
     Machine machine;
     machine.cores = 2;
     if (on_device()) machine.gpus.push_back(known_gpu("H200"));
-    plan_ = make_plan(config, t_.spec, adapter(), layout_, machine, stream.device, {}, t_.update_on_host);
+    plan_ = make_plan({config, t_.spec, adapter(), layout_, stream.device, {}, t_.update_on_host}, machine);
     if (t_.row_chunk > 0) plan_.numerics.row_chunk = t_.row_chunk;
     units_ = layout_.units(plan_.placement.head_segments() > 0);
     rank_ = std::make_unique<Rank>(

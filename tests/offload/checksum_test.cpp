@@ -1,6 +1,7 @@
 #include "offload/checksum.h"
 
 #include <gtest/gtest.h>
+#include <xxhash.h>
 
 #include <random>
 
@@ -18,12 +19,8 @@ TEST(Checksum, IsXxh3) {
 TEST(Checksum, IsTheSameWithEveryInstructionSet) {
   std::vector<std::byte> bytes(70000);
   fill(bytes, 1);
-  for (size_t size : {0, 1, 3, 16, 17, 128, 129, 240, 241, 1023, 1024, 1025, 4095, 8192, 65536, 69999}) {
-    const uint64_t expected = checksum_variants().front().run(bytes.data(), size);
-    for (const ChecksumVariant& variant : checksum_variants())
-      EXPECT_EQ(variant.run(bytes.data(), size), expected) << variant.name << " " << size;
-    EXPECT_EQ(chunk_checksum(std::span(bytes).first(size)), expected);
-  }
+  for (size_t size : {0, 1, 3, 16, 17, 128, 129, 240, 241, 1023, 1024, 1025, 4095, 8192, 65536, 69999})
+    EXPECT_EQ(chunk_checksum(std::span(bytes).first(size)), XXH3_64bits(bytes.data(), size)) << size;
 }
 
 TEST(Checksum, SeesEachOfAThousandFlippedBits) {

@@ -208,7 +208,7 @@ struct Case {
     Machine machine;
     machine.cores = 2;
     PlacementPlan& p = plan.placement;
-    p = make_plan(config, spec, adapter_spec(), layout, machine, device).placement;
+    p = make_plan({config, spec, adapter_spec(), layout, device}, machine).placement;
     p.group = 1;
     LM_CHECK(p.head_segments() == 0, "off the device only with a tied head");  // as dump finds it
     for (PoolPlan& pool : p.pools) {

@@ -46,7 +46,7 @@ struct Tried {
 // One optimizer step of two micro-batches of 2 x 96 tokens, and an evaluation.
 Tried run_step(const Case& c, const AdapterSpec* adapter) {
   const ModelLayout layout = c.layout(adapter);
-  const Plan plan = make_plan(c.config, c.spec, adapter, layout, c.machine, DeviceType::kCpu);
+  const Plan plan = make_plan({c.config, c.spec, adapter, layout, DeviceType::kCpu}, c.machine);
   Rank rank({.spec = c.spec,
              .layout = layout,
              .adapter = adapter,

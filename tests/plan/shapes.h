@@ -71,16 +71,15 @@ struct Case {
   ModelSpec spec = smollm2_135m();
   Machine machine = cpu_machine(16);
   DeviceType device = DeviceType::kCpu;
+  PlanPurpose purpose = PlanPurpose::kTrain;
+  const NumericsPlan* recorded = nullptr;
 
-  Plan draft() const {
+  Plan draft() const { return make(&draft_plan); }
+  Plan plan() const { return make(&make_plan); }
+  Plan make(decltype(&make_plan) how) const {
     const AdapterSpec lora = adapter_r16();
     const AdapterSpec* adapter = config.train.method == Method::kLora ? &lora : nullptr;
-    return draft_plan(config, spec, adapter, layout(adapter), machine, device);
-  }
-  Plan plan() const {
-    const AdapterSpec lora = adapter_r16();
-    const AdapterSpec* adapter = config.train.method == Method::kLora ? &lora : nullptr;
-    return make_plan(config, spec, adapter, layout(adapter), machine, device);
+    return how({config, spec, adapter, layout(adapter), device, {}, {}, recorded}, machine, {}, purpose);
   }
   ModelLayout layout(const AdapterSpec* adapter) const {
     return make_layout(spec, adapter, config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32);

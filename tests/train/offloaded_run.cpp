@@ -164,7 +164,7 @@ Training::Training(const Variant& run, EngineFactory engine)
   Machine machine;
   machine.cores = 2;
   if (cuda_built()) machine.gpus.push_back(known_gpu("H200"));
-  plan_ = make_plan(config, spec_, run.lora ? &adapter_ : nullptr, layout_, machine, device());
+  plan_ = make_plan({config, spec_, run.lora ? &adapter_ : nullptr, layout_, device()}, machine);
   set_pools();
   set_update_site();
   if (run.separate && run.weights && !run.tied) {

@@ -109,7 +109,7 @@ Budget least_memory(Config config, const ModelSpec& spec, const AdapterSpec* ada
     const int64_t middle = (none + fits) / 2;
     config.offload.device_memory = {.bytes = middle};
     const Plan plan =
-        draft_plan(config, spec, adapter, layout, machine, DeviceType::kCuda, {}, subject.update_on_host);
+        draft_plan({config, spec, adapter, layout, DeviceType::kCuda, {}, subject.update_on_host}, machine);
     (plan.fits ? fits : none) = middle;
   }
   return {.bytes = fits};
@@ -133,7 +133,7 @@ Counted count(const Subject& subject, int64_t steps = 1) {
   if (moves(subject))
     config.offload.device_memory = least_memory(config, spec, adapter, layout, machine, subject);
   const Plan plan =
-      make_plan(config, spec, adapter, layout, machine, DeviceType::kCuda, {}, subject.update_on_host);
+      make_plan({config, spec, adapter, layout, DeviceType::kCuda, {}, subject.update_on_host}, machine);
   Rank rank({.spec = spec,
              .layout = layout,
              .adapter = adapter,

@@ -75,7 +75,7 @@ class Trainee {
     Machine machine;
     machine.cores = 2;
     machine.gpus.push_back(known_gpu("H100"));
-    plan = make_plan(config_, spec_, nullptr, layout_, machine, DeviceType::kCuda);
+    plan = make_plan({config_, spec_, nullptr, layout_, DeviceType::kCuda}, machine);
   }
 
   // What LibTorch keeps from an earlier rank is given back first.

@@ -1,0 +1,22 @@
+// Figures that take long to measure, kept for a week in the user's cache: one small JSON file for each thing
+// that was measured. Keeping is only a saving: what cannot be kept or read is measured again. Any one thread.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "base/json.h"
+
+namespace lm {
+
+// Under `cache_dir` ("": nothing is kept), in `folder`. `key` says what was measured: figures are given for
+// the same key alone, as one object with the key's fields.
+std::optional<Json> kept_figures(const std::string& cache_dir, const std::string& folder, const Json& key);
+// `certain` false: for an hour alone.
+void keep_figures(const std::string& cache_dir, const std::string& folder, const Json& key,
+                  const Json& figures, bool certain = true);
+
+// A rate among them that can be used: finite and above 0. Throws where it cannot.
+double kept_rate(const Json& figures, const char* name);
+
+}  // namespace lm

@@ -1,0 +1,65 @@
+#include "launcher/machine/rates.h"
+
+#include "launcher/machine/kept.h"
+
+namespace lm {
+namespace {
+
+constexpr const char* kFolder = "rates";
+
+Json key_of(const Machine& machine, const RateSubject& subject) {
+  const bool gpu = subject.device == DeviceType::kCuda;
+  return {{"cpu", machine.cpu_model},
+          {"gpu", gpu ? machine.gpus.front().name : ""},
+          {"cores", machine.cores},
+          {"threads", subject.threads},
+          {"dtype", dtype_name(subject.dtype)},
+          {"libtorch", LM_TORCH_VERSION}};
+}
+
+}  // namespace
+
+std::optional<MeasuredRates> known_rates(const Machine& machine, const RateSubject& subject,
+                                         const std::string& cache_dir) {
+  const std::optional<Json> json = kept_figures(cache_dir, kFolder, key_of(machine, subject));
+  if (!json) return std::nullopt;
+  try {
+    MeasuredRates rates;
+    rates.memory_bandwidth = kept_rate(*json, "memory_bytes_per_s");
+    if (subject.device == DeviceType::kCuda) {
+      rates.link_bandwidth = kept_rate(*json, "link_bytes_per_s");
+    } else {
+      rates.gemm_flops = kept_rate(*json, "gemm_flop_per_s");
+      rates.gemm_sustained = kept_rate(*json, "gemm_sustained");
+    }
+    return rates;
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
+void keep_rates(const Machine& machine, const RateSubject& subject, const MeasuredRates& rates,
+                const std::string& cache_dir) {
+  Json figures = {{"memory_bytes_per_s", rates.memory_bandwidth}};
+  if (subject.device == DeviceType::kCuda) {
+    figures["link_bytes_per_s"] = rates.link_bandwidth;
+  } else {
+    figures["gemm_flop_per_s"] = rates.gemm_flops;
+    figures["gemm_sustained"] = rates.gemm_sustained;
+  }
+  // A machine with other work on it is no measure for the next week.
+  constexpr double kQuiet = 0.8;
+  keep_figures(cache_dir, kFolder, key_of(machine, subject), figures, rates.gemm_sustained >= kQuiet);
+}
+
+void set_rates(const RateSubject& subject, const MeasuredRates& rates, Machine& machine) {
+  machine.memory_bandwidth = rates.memory_bandwidth;
+  if (subject.device == DeviceType::kCuda) {
+    machine.gpus.front().link_bandwidth = rates.link_bandwidth;
+  } else {
+    (subject.dtype == DType::kBF16 ? machine.gemm_bf16_flops : machine.gemm_fp32_flops) = rates.gemm_flops;
+    machine.gemm_sustained = rates.gemm_sustained;
+  }
+}
+
+}  // namespace lm

@@ -1,0 +1,37 @@
+// How fast this machine computes and moves bytes, as the rank has measured it and the cache keeps it: the
+// prediction of a step's time needs it, and nothing else. By processor, threads, type and LibTorch's version;
+// for a week, or for an hour where the machine was busy.
+// Any one thread.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "base/dtype.h"
+#include "plan/machine.h"
+
+namespace lm {
+
+// What the rates belong to.
+struct RateSubject {
+  DeviceType device = DeviceType::kCpu;
+  DType dtype = DType::kBF16;
+  int threads = 1;
+};
+
+struct MeasuredRates {
+  double gemm_flops = 0;      // of the CPU, where it computes: the best product
+  double gemm_sustained = 1;  // the median product, as a share of it
+  double memory_bandwidth = 0;
+  double link_bandwidth = 0;  // with a GPU
+};
+
+std::optional<MeasuredRates> known_rates(const Machine& machine, const RateSubject& subject,
+                                         const std::string& cache_dir);
+void keep_rates(const Machine& machine, const RateSubject& subject, const MeasuredRates& rates,
+                const std::string& cache_dir);
+
+// As the plan reads them.
+void set_rates(const RateSubject& subject, const MeasuredRates& rates, Machine& machine);
+
+}  // namespace lm

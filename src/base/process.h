@@ -1,0 +1,50 @@
+// Another program as a child process: an explicit argv and environment, no shell, dying with its parent. One
+// thread calls, the one whose end shall end the child.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace lm {
+
+// INT, TERM, HUP and USR1 in the child. kDefault and kIgnored also unblock every signal.
+enum class StopSignals : uint8_t { kAsHere, kDefault, kIgnored };
+
+struct Program {
+  std::vector<std::string> argv;              // the first: a path, or a name that PATH is searched for
+  std::vector<std::string> environment = {};  // "NAME=value"; empty: this process's
+  std::vector<std::string> variables = {};    // beside these
+  std::vector<int> keep_fds = {};             // stay open across exec, under the same number
+  StopSignals stop_signals = StopSignals::kAsHere;
+};
+
+// Its standard streams; -1: this process's.
+struct Streams {
+  int in = -1, out = -1, err = -1;
+};
+
+// The pid, or -errno when it cannot be run. The caller reaps.
+pid_t start_program(const Program& program, const Streams& streams = {});
+
+struct ProgramResult {
+  int error = 0;         // errno when it could not be run
+  bool stopped = false;  // `stopped` said so, and it was killed
+  int status = -1;       // as waitpid reports it; -1 when it was killed here
+  std::string output;    // standard output, at most 32 MiB
+};
+
+// Runs it to its end with `input` as its standard input. Lines of its standard error go to `on_error_line`,
+// which may be empty, as does `stopped`, which is asked about ten times per second. On any exception the
+// child is killed.
+ProgramResult run_program(const Program& program, const std::string& input,
+                          const std::function<void(const std::string&)>& on_error_line,
+                          const std::function<bool()>& stopped);
+
+// "lmlaunch-cpu" or another executable beside this one; "" when it is not there.
+std::string beside_this_program(const std::string& name);
+
+}  // namespace lm

@@ -1,0 +1,16 @@
+// One question to a program of prepare/: a JSON object on its standard input, one on its standard output, its
+// standard error line by line into the log. It dies with this process. Blocks; one thread.
+#pragma once
+
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace lm {
+
+// The answer, an object. Throws Error(10) for an interpreter that cannot be started, Error(11) for what the
+// program refuses and for its failure, Error(75) when `stopped` says so (asked ten times per second).
+nlohmann::json ask_python(const std::string& python, const std::string& program,
+                          const nlohmann::json& request, const std::function<bool()>& stopped = {});
+
+}  // namespace lm

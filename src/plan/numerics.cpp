@@ -1,0 +1,255 @@
+#include "plan/numerics.h"
+
+#include <algorithm>
+#include <array>
+#include <stdexcept>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "base/json.h"
+#include "plan/device_reserve.h"
+#include "plan/gemm_library.h"
+#include "plan/placement.h"
+
+namespace lm {
+namespace {
+
+// GEMMs gain nothing from more tokens at once, activations grow.
+constexpr int64_t kCpuMicroTokens = 2048, kGpuMicroTokens = 16384;
+// Fewer at once leave GEMMs so far below their rate that recomputing a third of the work is the cheaper
+// choice.
+constexpr int64_t kCpuEnoughTokens = 256, kGpuEnoughTokens = 2048;
+// Rows of logits at once. Each chunk reads and writes the head's weight gradient once, so GPUs, where that
+// costs as much as 500 rows of GEMM, take the most whose logits stay below 1/32 of their memory.
+constexpr int64_t kCpuRowChunk = 512, kGpuRowChunk = 4096, kLeastRowChunk = 256;  // 512 x 49152 bf16: 48 MiB
+constexpr int64_t kLogitsShare = 32;
+
+// Divisors of the global batch, largest first.
+std::vector<int64_t> divisors(int64_t n) {
+  std::vector<int64_t> small, large;
+  for (int64_t d = 1; d * d <= n; ++d) {
+    if (n % d != 0) continue;
+    small.push_back(d);
+    if (d != n / d) large.push_back(n / d);
+  }
+  std::reverse(small.begin(), small.end());
+  large.insert(large.end(), small.begin(), small.end());
+  return large;
+}
+
+std::vector<int64_t> micro_batch_candidates(const PlanInput& in) {
+  if (in.config.train.micro_batch) return {*in.config.train.micro_batch};
+  const int64_t most = in.device == DeviceType::kCpu ? kCpuMicroTokens : kGpuMicroTokens;
+  std::vector<int64_t> out;
+  for (const int64_t m : divisors(in.config.train.global_batch)) {
+    if (m == 1 || m * in.config.data.max_length <= most) out.push_back(m);
+  }
+  return out;
+}
+
+// With what follows from it.
+void set_micro_batch(const PlanInput& in, int64_t sequences, NumericsPlan& n) {
+  n.micro_batch = sequences;
+  n.micro_batches = ceil_div(in.config.train.global_batch, sequences);
+  if (in.device == DeviceType::kCuda)
+    n.documents_at_once = documents_at_once(sequences * in.config.data.max_length);
+}
+
+// The largest candidate that fits under a policy; 0 when none does.
+int64_t largest_micro_batch(const PlanInput& in, Plan plan, const HomeChoice& homes, bool recompute) {
+  plan.numerics.recompute = recompute;
+  for (const int64_t m : micro_batch_candidates(in)) {
+    set_micro_batch(in, m, plan.numerics);
+    place(in, homes, plan);
+    if (fits_capacity(plan)) return m;
+  }
+  return 0;
+}
+
+void choose_micro_batch_and_recompute(const PlanInput& in, const HomeChoice& homes, Plan& plan) {
+  const Recompute wanted = in.config.train.recompute;
+  // Moving block inputs away is of use only where nothing else is saved.
+  const bool moved = homes.activations != asked_home(OffloadHome::kNone, in.device);
+  const int64_t none = wanted == Recompute::kBlock || moved ? 0 : largest_micro_batch(in, plan, homes, false);
+  const int64_t block = wanted == Recompute::kNone ? 0 : largest_micro_batch(in, plan, homes, true);
+  const int64_t enough = in.device == DeviceType::kCpu ? kCpuEnoughTokens : kGpuEnoughTokens;
+  const bool keep = none > 0 && (none * in.config.data.max_length >= enough || none >= block);
+  NumericsPlan& n = plan.numerics;
+  n.recompute = wanted == Recompute::kBlock || (wanted == Recompute::kAuto && !keep);
+  set_micro_batch(in, std::max(n.recompute ? block : none, micro_batch_candidates(in).back()), n);
+  if (wanted == Recompute::kAuto) {
+    const std::string larger =
+        "with saved activations only micro-batches of " + std::to_string(none) + " fit";
+    plan.choices.push_back({"train.recompute", n.recompute ? "block" : "none",
+                            keep       ? "saved activations fit"
+                            : none > 0 ? larger
+                                       : "saved activations would not fit"});
+  }
+}
+
+std::string micro_batch_reason(const PlanInput& in) {
+  const int64_t most = in.device == DeviceType::kCpu ? kCpuMicroTokens : kGpuMicroTokens;
+  return "the most sequences that divide global_batch and fit, up to " + std::to_string(most) +
+         " tokens at once";
+}
+
+int64_t choose_row_chunk(const PlanInput& in, DType dtype) {
+  if (in.device == DeviceType::kCpu) return kCpuRowChunk;
+  const int64_t capacity = in.machine.gpus.front().memory_bytes;
+  const int64_t row = in.spec.vocab * static_cast<int64_t>(dtype_size(dtype));
+  int64_t rows = kGpuRowChunk;
+  while (capacity > 0 && rows > kLeastRowChunk && rows * row > capacity / kLogitsShare) rows /= 2;
+  return rows;
+}
+
+// Everything but micro-batch and recomputation.
+NumericsPlan settled(const PlanInput& in) {
+  const Config& config = in.config;
+  NumericsPlan n;
+  n.dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
+  n.gradient_dtype = config.train.gradients == GradientDType::kF32 ? DType::kF32 : DType::kBF16;
+  n.master = config.optimizer.master;
+  n.rule = config.optimizer.name;
+  n.round_rows = rounds_rows(n.dtype, in.device);
+  n.row_chunk = choose_row_chunk(in, n.dtype);
+  n.threads = static_cast<int>(config.run.threads.value_or(in.machine.cores));
+  n.kernel_set = kernel_set(in.machine, in.device);
+  n.ranks = in.world.ranks;
+  return n;
+}
+
+// Micro-batch and recomputation for the nearest homes in which some fit the machine's capacities.
+Plan nearest_that_fits(const PlanInput& in, const Plan& base) {
+  Plan plan;
+  for (const HomeChoice& homes : home_candidates(in)) {
+    plan = base;
+    choose_micro_batch_and_recompute(in, homes, plan);
+    place(in, homes, plan);
+    if (fits_capacity(plan)) break;
+  }
+  return plan;
+}
+
+bool can_be_placed(const PlanInput& in, Plan plan) {
+  choose_placement(in, plan);
+  return plan.fits;
+}
+
+Plan choose_batches(const PlanInput& in, const Plan& base) {
+  if (in.config.train.micro_batch) return nearest_that_fits(in, base);
+  Config config = in.config;
+  config.offload = {};
+  config.offload.paths = in.config.offload.paths;
+  const int64_t micro_batch = nearest_that_fits(in.with(config), base).numerics.micro_batch;
+  config.offload = in.config.offload;
+  config.train.micro_batch = micro_batch;
+  const PlanInput fixed = in.with(config);
+  Plan plan = nearest_that_fits(fixed, base);
+  std::string reason = micro_batch_reason(in);
+  Plan less = nearest_that_fits(in, base);
+  if (less.numerics.micro_batch != micro_batch && !can_be_placed(fixed, plan)) {
+    reason = "what fits offload's limits; without them it would be " + std::to_string(micro_batch) +
+             ", and losses differ in rounding: set it to keep results the same whatever the limits";
+    plan = std::move(less);
+  }
+  plan.choices.push_back({"train.micro_batch", std::to_string(plan.numerics.micro_batch), reason});
+  return plan;
+}
+
+// The configuration is that of the run, so it asks for nothing else; recomputation, which changes no bit, may
+// be asked for anew.
+NumericsPlan adopted(const PlanInput& in, std::vector<Choice>& choices) {
+  const NumericsPlan &recorded = *in.recorded, now = settled(in);
+  const Config& config = in.config;
+  LM_CHECK(recorded.dtype == now.dtype && recorded.gradient_dtype == now.gradient_dtype &&
+               config.run.threads.value_or(recorded.threads) == recorded.threads &&
+               config.train.micro_batch.value_or(recorded.micro_batch) == recorded.micro_batch,
+           "recorded numerics are another configuration's");
+  NumericsPlan n = recorded;
+  n.master = now.master;
+  n.rule = now.rule;
+  if (config.train.recompute != Recompute::kAuto) n.recompute = config.train.recompute == Recompute::kBlock;
+  set_micro_batch(in, recorded.micro_batch, n);
+  const auto choose = [&](const char* key, bool automatic, const std::string& value) {
+    if (automatic) choices.push_back({key, value, "as this run has recorded"});
+  };
+  choose("run.threads", !config.run.threads, std::to_string(n.threads));
+  choose("train.recompute", config.train.recompute == Recompute::kAuto, n.recompute ? "block" : "none");
+  choose("train.micro_batch", !config.train.micro_batch, std::to_string(n.micro_batch));
+  if (n.kernel_set != now.kernel_set)
+    choices.push_back({"kernels", now.kernel_set,
+                       "this run began with " + n.kernel_set + ", and losses differ in rounding from those"});
+  return n;
+}
+
+constexpr const char* kMasters[] = {"split", "fp32", "none"};
+
+}  // namespace
+
+NumericsPlan choose_numerics(const PlanInput& in, std::vector<Choice>& choices) {
+  const PlanInput training = in.with(PlanPurpose::kTrain);
+  if (in.recorded != nullptr) return adopted(training, choices);
+  Plan base;
+  base.numerics = settled(training);
+  if (!in.config.run.threads)
+    base.choices.push_back(
+        {"run.threads", std::to_string(base.numerics.threads), "the cores this process may use"});
+  const Plan plan = choose_batches(training, base);
+  choices.insert(choices.end(), plan.choices.begin(), plan.choices.end());
+  return plan.numerics;
+}
+
+std::string numerics_json(const NumericsPlan& n) {
+  return nlohmann::ordered_json{
+      {"dtype", dtype_name(n.dtype)},
+      {"gradients", dtype_name(n.gradient_dtype)},
+      {"optimizer", rule_text(n.rule).name},
+      {"master", n.dtype == DType::kF32 ? "weight" : kMasters[static_cast<size_t>(n.master)]},
+      {"micro_batch", n.micro_batch},
+      {"micro_batches", n.micro_batches},
+      {"row_chunk", n.row_chunk},
+      {"round_rows", n.round_rows},
+      {"recompute", n.recompute ? "block" : "none"},
+      {"threads", n.threads},
+      {"documents_at_once", n.documents_at_once},
+      {"kernel_set", n.kernel_set},
+      {"ranks", n.ranks}}
+      .dump(2, ' ', false, Json::error_handler_t::replace);
+}
+
+NumericsPlan parse_numerics(const std::string& text, const std::string& place) {
+  try {
+    const Json json = parse_json(text, place, {.bytes = 1 << 16, .depth = 4});
+    const auto count = [&](const char* key, int64_t most) {
+      const auto value = json.at(key).get<int64_t>();
+      if (value < 1 || value > most) throw std::runtime_error(std::string(key) + " is out of range");
+      return value;
+    };
+    const auto type = [&](const char* key) {
+      const std::string name = json.at(key);
+      if (name != dtype_name(DType::kF32) && name != dtype_name(DType::kBF16))
+        throw std::runtime_error(std::string(key) + " is neither fp32 nor bf16");
+      return name == dtype_name(DType::kF32) ? DType::kF32 : DType::kBF16;
+    };
+    NumericsPlan n;
+    n.dtype = type("dtype");
+    n.gradient_dtype = type("gradients");
+    n.micro_batch = count("micro_batch", int64_t{1} << 30);
+    n.row_chunk = count("row_chunk", int64_t{1} << 30);
+    n.round_rows = json.at("round_rows").get<bool>();
+    n.recompute = json.at("recompute").get<std::string>() == "block";
+    n.threads = static_cast<int>(count("threads", 4096));
+    n.kernel_set = json.at("kernel_set").get<std::string>();
+    n.ranks = static_cast<int>(count("ranks", 1 << 20));
+    return n;
+  } catch (const std::exception& error) {
+    throw Error(Exit::kIncompatible,
+                {.area = "RUN-26",
+                 .what = std::string("the run's numerics cannot be read: ") + error.what(),
+                 .place = place,
+                 .next = "set run.dir to a new directory",
+                 .kept = "the directory, untouched"});
+  }
+}
+
+}  // namespace lm

@@ -1,0 +1,51 @@
+// The half of a plan that decides the bits of a result. It depends on config, spec and the machine's
+// capacities alone, not on what a run is for, on what is free now or on how fast anything is; it is recorded
+// with the run, and a later start of the run adopts it, whatever the machine then looks like.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "config/config.h"
+
+namespace lm {
+
+struct PlanInput;  // sizes.h
+
+struct NumericsPlan {
+  DType dtype = DType::kBF16;
+  DType gradient_dtype = DType::kF32;
+  int64_t micro_batch = 1;    // sequences
+  int64_t micro_batches = 1;  // per step
+  int64_t row_chunk = 512;    // rows of logits at once
+  bool round_rows = false;    // a micro-batch's tensors have rounded_rows (base/batch.h) of its tokens
+  bool recompute = false;
+  int threads = 1;                 // compute threads (CPU)
+  int64_t documents_at_once = 0;   // that attention is given on a GPU
+  Master master = Master::kSplit;  // of bf16 weights; fp32 weights are their own
+  RuleId rule = {};                // of the optimizer
+  std::string kernel_set = "cpu";  // the device and its instruction set or kind
+  int ranks = 1;
+  MasterForm form() const { return master_form(master, dtype); }
+  StateStreams state() const { return {rule, form()}; }
+  bool operator==(const NumericsPlan&) const = default;
+};
+
+struct Choice {
+  std::string key, value, reason;
+};
+
+// What `auto` has become, and why, goes to `choices`. A micro-batch decides how sums are split and so the
+// result; where state lives, and how much memory it may take, must not. So the micro-batch is the machine's,
+// whatever offload.* asks for; only where it does not fit what offload.* leaves is it chosen once more, and
+// the reason says so. What the run has recorded is kept.
+NumericsPlan choose_numerics(const PlanInput& in, std::vector<Choice>& choices);
+
+// <run>/numerics.json.
+std::string numerics_json(const NumericsPlan& numerics);
+// Throws Error(14) for what is damaged; `place` is the file's name.
+NumericsPlan parse_numerics(const std::string& text, const std::string& place);
+
+}  // namespace lm

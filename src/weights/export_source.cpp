@@ -1,0 +1,122 @@
+#include "weights/export_source.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "weights/adapter_files.h"
+#include "weights/convert.h"
+#include "weights/initialise.h"
+
+namespace lm {
+namespace {
+
+constexpr int64_t kPieceBytes = 16 * kMiB;  // of rows that are no more than copied; plan/sizes.cpp counts it
+constexpr int64_t kFloat = sizeof(float);
+
+bool is_adapter(const TensorPlace& place) {
+  return place.parameter.kind == ParameterKind::kLoraA || place.parameter.kind == ParameterKind::kLoraB;
+}
+
+const ParameterPart& part_of(const Parameter& parameter, int64_t row) {
+  const auto part = std::ranges::find_if(parameter.parts, [row](const ParameterPart& one) {
+    return one.first <= row && row < one.first + one.rows;
+  });
+  LM_CHECK(part != parameter.parts.end(), parameter.name);
+  return *part;
+}
+
+}  // namespace
+
+WeightView StoreSource::view(size_t block, const TensorPlace& place, int64_t row) {
+  const auto b = static_cast<int64_t>(block);
+  const Unit& unit = open(b, place, row);
+  if (is_adapter(place) && masters_) {
+    floats_.resize(static_cast<size_t>(place.parameter.elements()));
+    masters_(b, place, open_->trainable(), floats_.data(), staging_);
+    if (dtype_ == DType::kBF16) settle_ties(floats_);  // who loads it in bf16 has what was trained
+    return {reinterpret_cast<const std::byte*>(floats_.data()), DType::kF32};
+  }
+  const std::byte* const home = open_->tensor(place);
+  WeightView view{home, dtype_, unit.first_row, unit.rows};
+  if (!staging_.used()) return view;
+  const int64_t row_bytes = place.parameter.columns * static_cast<int64_t>(dtype_size(dtype_));
+  const int64_t end = view.first_row + (unit.segment() ? unit.rows : place.parameter.rows);
+  view.first_row = row;
+  view.rows = std::min(end - row, std::max<int64_t>(staging_.piece_bytes() / row_bytes, 1));
+  bytes_.resize(static_cast<size_t>(view.rows * row_bytes));
+  staging_.read_into(bytes_.data(), home + (row - unit.first_row) * row_bytes, std::ssize(bytes_));
+  view.memory = bytes_.data();
+  return view;
+}
+
+const Unit& StoreSource::open(int64_t block, const TensorPlace& place, int64_t row) {
+  const std::vector<int64_t> units = store_.units_of(block, place);
+  const int64_t wanted = units[units.size() == 1 ? 0 : static_cast<size_t>(row / kVocabularySegment)];
+  if (!open_ || open_->unit() != wanted) {
+    open_.reset();  // before the next: streamed units pass through one slot
+    open_.emplace(store_.open(wanted, false));
+  }
+  return store_.units()[static_cast<size_t>(wanted)];
+}
+
+FileSource::FileSource(const ExportFiles& setup) : setup_(setup) {
+  if (!setup.model.empty()) {
+    files_ = std::make_unique<ModelFiles>(setup.model);
+    check_model_files(*files_, setup.spec);
+  }
+  uint32_t number = 0;  // as initialise_weights counts
+  for (const BlockLayout& block : setup.layout.blocks) {
+    for (const TensorPlace& place : block.tensors) numbers_[&place] = ++number;
+  }
+  if (!setup.adapter.empty()) read_adapter();
+}
+
+void FileSource::read_adapter() {
+  for (const BlockLayout& block : setup_.layout.blocks)
+    adapter_.emplace_back(static_cast<size_t>(block.flat_elements * kFloat));
+  const auto target = [&](size_t block, const TensorPlace& place) {
+    return LoadTarget{adapter_[block].data() + place.offset * kFloat, DType::kF32};
+  };
+  load_adapter(setup_.adapter, setup_.layout, target, {.threads = setup_.threads, .progress = {}});
+}
+
+WeightView FileSource::view(size_t block, const TensorPlace& place, int64_t row) {
+  if (is_adapter(place)) return {adapter_.at(block).data() + place.offset * kFloat, DType::kF32};
+  const Parameter& parameter = place.parameter;
+  if (setup_.merge && place.frozen && !adapter_.at(block).empty()) {
+    if (merged_ != &place) {
+      read_rows(place, 0, parameter.rows);
+      setup_.merge(block, place, adapter_[block].data(), floats_.data());
+      merged_ = &place;
+    }
+    return {floats_.data(), DType::kF32};
+  }
+  merged_ = nullptr;
+  const ParameterPart& part = part_of(parameter, row);
+  const int64_t most = std::max<int64_t>(kPieceBytes / (parameter.columns * kFloat), 1);
+  const int64_t rows = std::min(part.first + part.rows - row, most);
+  read_rows(place, row, rows);
+  return {floats_.data(), DType::kF32, row, rows};
+}
+
+void FileSource::read_rows(const TensorPlace& place, int64_t first, int64_t rows) {
+  const Parameter& parameter = place.parameter;
+  floats_.resize(static_cast<size_t>(rows * parameter.columns * kFloat));
+  if (files_ == nullptr)
+    return initialise(parameter, static_cast<uint64_t>(setup_.seed), numbers_.at(&place), DType::kF32,
+                      floats_.data(), first, rows, setup_.threads);
+  for (int64_t row = first; row < first + rows;) {
+    const ParameterPart& part = part_of(parameter, row);
+    const int64_t end = std::min(part.first + part.rows, first + rows);
+    const ModelFiles::Tensor tensor = files_->find(part.name).value();
+    const auto size = static_cast<int64_t>(dtype_size(tensor.entry->dtype));
+    const int64_t elements = (end - row) * parameter.columns;
+    raw_.resize(static_cast<size_t>(elements * size));
+    tensor.file->read(*tensor.entry, (row - part.first) * parameter.columns * size, raw_);
+    convert_elements(raw_.data(), tensor.entry->dtype,
+                     floats_.data() + (row - first) * parameter.columns * kFloat, DType::kF32, elements);
+    row = end;
+  }
+}
+
+}  // namespace lm

@@ -1,0 +1,127 @@
+// The two halves of a plan, and what it is for.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "shapes.h"
+
+namespace lm {
+namespace {
+
+// LoRA trains nothing in the embedding and the head: their updates have no tile.
+TEST(Purpose, OfTrainingCountsTheLinkOfUpdatesByTheCpuForEveryTileOnce) {
+  Case c{.spec = llama_1b(), .machine = gpu_machine("4090"), .device = DeviceType::kCuda};
+  c.config.train.method = Method::kLora;
+  c.config.offload.optimizer = OffloadHome::kHost;
+  const AdapterSpec lora = adapter_r16();
+  const ModelLayout layout = c.layout(&lora);
+  const Plan plan = make_plan({c.config, c.spec, &lora, layout, c.device, {}, true}, c.machine);
+  // Gradients in fp32 and weights in bf16 come, weights go back.
+  const auto bytes = static_cast<double>(layout.flat_elements * (4 + 2 + 2));
+  EXPECT_DOUBLE_EQ(plan.timeline.link_bytes, bytes);
+}
+
+TEST(Purpose, EvaluationAndGenerationNeedWeightsAndTheirArenaAlone) {
+  for (const DeviceType device : {DeviceType::kCpu, DeviceType::kCuda}) {
+    for (const Method method : {Method::kFull, Method::kLora}) {
+      Case c{.spec = llama_1b(), .machine = gpu_machine("H100"), .device = device};
+      c.config.train.method = method;
+      const Plan training = c.plan();
+      for (const PlanPurpose purpose : {PlanPurpose::kEvaluate, PlanPurpose::kGenerate}) {
+        c.purpose = purpose;
+        const Plan plan = c.plan();
+        EXPECT_EQ(plan.numerics, training.numerics);  // the loss on held-out data is the run's to the bit
+        EXPECT_EQ(class_bytes(plan, "weights"), class_bytes(training, "weights"));
+        EXPECT_EQ(class_bytes(plan, "frozen weights"), class_bytes(training, "frozen weights"));
+        for (const char* none : {"gradients", "master", "first moment", "second moment", "activations"})
+          EXPECT_EQ(class_bytes(plan, none), -1) << none;
+        EXPECT_LE(plan.arena.bytes, training.arena.bytes);
+        EXPECT_EQ(class_bytes(plan, "embedding rows"), 0);
+      }
+    }
+  }
+}
+
+TEST(Purpose, GenerationFitsWhereTrainingDoesNot) {
+  Case c{.spec = llama_1b(), .machine = cpu_machine(4)};
+  c.config.train.global_batch = c.config.train.micro_batch.emplace(1);
+  c.config.data.max_length = 256;
+  EXPECT_FALSE(c.draft().fits);
+  c.purpose = PlanPurpose::kGenerate;
+  const Plan plan = c.plan();
+  EXPECT_LT(plan.peak.host, (int64_t{31} << 30) / 10);  // 2.3 GiB of weights
+  // A smaller machine is refused, and told of what there is to turn: nothing of training.
+  c.machine = cpu_machine(2);
+  try {
+    c.plan();
+    FAIL() << "fits";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("weights: "), std::string::npos) << error.what();
+    EXPECT_NE(error.text().next.find("offload.paths"), std::string::npos) << error.text().next;
+    EXPECT_EQ(error.text().next.find("lora"), std::string::npos) << error.text().next;
+  }
+}
+
+// With too little memory for the weights they pass through slots; offload.* of the other classes is nobody's.
+TEST(Purpose, WeightsOfAnEvaluationMayLiveOnDisk) {
+  Case c{.spec = llama_8b(), .machine = cpu_machine(12), .purpose = PlanPurpose::kEvaluate};
+  c.config.data.max_length = 256;
+  c.config.offload.paths = {"/scratch"};
+  c.config.offload.optimizer = c.config.offload.gradients = OffloadHome::kNvme;
+  c.machine.disks = {{.path = "/scratch", .free_bytes = 1LL << 40}};
+  const Plan plan = c.plan();
+  EXPECT_GT(plan.placement.pool(Pool::kWeights).streamed_bytes(Home::kNvme), 0);
+  for (const Pool none : {Pool::kOptimizer, Pool::kGradients, Pool::kActivations})
+    EXPECT_EQ(plan.placement.pool(none).slots, 0) << pool_name(none);
+}
+
+TEST(Numerics, AreKeptAsRecordedWhateverTheMachineHas) {
+  Case c{.machine = cpu_machine(64)};
+  c.config.train.global_batch = 16;
+  c.config.data.max_length = 512;
+  const NumericsPlan recorded = parse_numerics(numerics_json(c.plan().numerics), "numerics.json");
+  EXPECT_EQ(recorded.micro_batch, 4);
+  Case later = c;
+  later.machine = cpu_machine(2);
+  later.machine.cores = 7;
+  later.machine.instructions = "avx2";
+  const NumericsPlan anew = later.draft().numerics;
+  EXPECT_NE(anew.threads, recorded.threads);
+  EXPECT_NE(anew.micro_batch, recorded.micro_batch);
+  later.recorded = &recorded;
+  const Plan plan = later.draft();
+  EXPECT_EQ(plan.numerics, c.plan().numerics);
+  // What is not as it was is said.
+  const auto said = std::ranges::find(plan.choices, "kernels", &Choice::key);
+  ASSERT_NE(said, plan.choices.end());
+  EXPECT_NE(said->reason.find("losses differ"), std::string::npos);
+  // Recomputation changes no bit and may be asked for.
+  later.config.train.recompute = Recompute::kBlock;
+  EXPECT_TRUE(later.draft().numerics.recompute);
+  EXPECT_EQ(later.draft().numerics.micro_batch, recorded.micro_batch);
+}
+
+TEST(Numerics, AreRecordedWholeAndDamageIsRefused) {
+  for (const DeviceType device : {DeviceType::kCpu, DeviceType::kCuda}) {
+    Case c{.machine = gpu_machine("H200"), .device = device};
+    c.config.train.gradients = GradientDType::kBF16;
+    c.config.train.recompute = Recompute::kBlock;
+    c.config.run.threads = 5;
+    const NumericsPlan planned = c.plan().numerics;
+    const std::string text = numerics_json(planned);
+    const NumericsPlan read = parse_numerics(text, "numerics.json");
+    c.recorded = &read;
+    EXPECT_EQ(c.plan().numerics, planned);
+    for (const char* name :
+         {"\"micro_batch\"", "\"row_chunk\"", "\"threads\"", "\"kernel_set\"", "\"round_rows\""}) {
+      std::string damaged = text;
+      damaged.replace(damaged.find(name) + 1, 3, "xxx");
+      EXPECT_THROW(parse_numerics(damaged, "numerics.json"), Error) << name;
+    }
+    EXPECT_THROW(parse_numerics("{", "numerics.json"), Error);
+    EXPECT_THROW(parse_numerics("[]", "numerics.json"), Error);
+  }
+}
+
+}  // namespace
+}  // namespace lm
