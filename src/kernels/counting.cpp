@@ -157,7 +157,8 @@ Kernels table(DeviceType device) {
       .gemm = gemm,
       .copy_rows = copy_rows,
       .scale = scale,
-      .zero = zero};
+      .zero = zero,
+      .materialise = materialise};
 }
 
 }  // namespace
