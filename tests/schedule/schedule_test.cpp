@@ -199,7 +199,10 @@ TEST(Schedule, IsRefusedWithSegmentsOutOfOrder) {
     StepSchedule bad = good;
     const auto turn = [&](Operation& op) { op.unit = op.unit == a ? b : op.unit == b ? a : op.unit; };
     for (size_t i = 1; i + 1 < bad.operations.size(); ++i) {
-      if (bad.operations[i].kind != kind || bad.operations[i].unit < 3) continue;
+      // A pass's end goes with it: what is left to see is the order.
+      if (kind == Kind::kBackward && good.operations[i].kind == Kind::kReduce) turn(bad.operations[i]);
+      if (good.operations[i].kind != kind || (good.operations[i].unit != a && good.operations[i].unit != b))
+        continue;
       turn(bad.operations[i]);
       if (good.operations[i - 1].kind == Kind::kAcquire) turn(bad.operations[i - 1]);
       if (good.operations[i + 1].kind == Kind::kRelease) turn(bad.operations[i + 1]);
@@ -210,6 +213,8 @@ TEST(Schedule, IsRefusedWithSegmentsOutOfOrder) {
     EXPECT_NE(exchanged(Kind::kForward, a, b), "") << a << b;
     EXPECT_NE(exchanged(Kind::kBackward, a, b), "") << a << b;
   }
+  EXPECT_NE(exchanged(Kind::kForward, 2, 3), "");   // the final norm picks the rows
+  EXPECT_NE(exchanged(Kind::kBackward, 2, 5), "");  // and takes the sum over all segments
   const auto fault = [&](const Operation& what, const Operation& before) {
     return schedule_fault(moved(good, what, before), shape);
   };

@@ -136,6 +136,34 @@ TEST(Transfers, SendASegmentHomeBetweenItsUpdateAndItsLastUse) {
             "update0.0 update1.0 ");
 }
 
+// The planner and its check read the same uses, so these are looked at themselves.
+TEST(Transfers, KeepAGradientUntilItsLastTile) {
+  const ScheduleShape run{.units = tiled_units(1, {0, 3, 4}, {2, 1, 1}), .pending = true};
+  const TransferShape shape = stream(Pool::kGradients, {0, 1, 0, 1, 1}, 1, run);
+  const StepSchedule step = make_schedule(run);
+  int last = 0;
+  for (const ArrayUse& use : array_uses(step, Pool::kGradients, shape)) {
+    const Operation& op = step.operations[use.begin];
+    EXPECT_EQ(use.dies, op.kind == Kind::kUpdate && op.tile + 1 == run.unit(op.unit).end_tile)
+        << operation_name(op.kind) << op.unit << "." << op.tile;
+    last += use.dies;
+  }
+  EXPECT_EQ(last, 3);
+}
+
+TEST(Transfers, BringABlocksInputToNoSegment) {
+  const ScheduleShape run{.units = schedule_units(1, 2), .micro_batches = 2, .recompute = true, .group = 2};
+  const TransferShape shape = stream(Pool::kActivations, {1, 1, 1, 1}, 3, run);
+  const StepSchedule step = make_schedule(run);
+  int norm = 0;
+  for (const ArrayUse& use : array_uses(step, Pool::kActivations, shape)) {
+    const UnitRole role = run.unit(step.operations[use.begin].unit).role;
+    EXPECT_NE(role, UnitRole::kVocabularySegment);
+    norm += role == UnitRole::kFinalNorm;
+  }
+  EXPECT_EQ(norm, 4);  // both ways, of both micro-batches
+}
+
 struct Case {
   ScheduleShape run;
   TransferShape shape;
