@@ -70,7 +70,7 @@ class ShardedOptimizer {
   // masters `weights` must already be there. Tiles in the store do so at their first update.
   // Tiles lie in one unit each. What the host updates passes through `staging`.
   void start(const Unit& unit, const std::byte* weights, Staging& staging);
-  // One more update begins: Adam's t counts it (a skipped step does not).
+  // One more update begins: t counts it (a skipped step does not).
   void begin_update() { ++t_; }
   // All of the block, or one of its tiles.
   void update(int64_t block, const UpdateInputs& inputs);
