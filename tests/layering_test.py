@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-MAX_FILE_LINES = 600
+MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 80
 SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
 

@@ -254,7 +254,9 @@ PassShape pass_shape(const ModelSpec& spec, const ModelLayout& layout, const Ada
 }
 
 PassShape pass_shape(const PlanInput& in, const Plan& plan) {
-  return pass_shape(in.spec, in.layout, in.adapter, plan.numerics, plan.placement);
+  PassShape shape = pass_shape(in.spec, in.layout, in.adapter, plan.numerics, plan.placement);
+  shape.device = in.device;  // a placement that is still being chosen does not know it
+  return shape;
 }
 
 OffloadConfig PlanInput::offload() const {
@@ -262,6 +264,18 @@ OffloadConfig PlanInput::offload() const {
   if (!trains()) out.optimizer = out.gradients = out.activations = OffloadHome::kNone;
   if (purpose == PlanPurpose::kExport) out.weights = OffloadHome::kNone;
   return out;
+}
+
+// The key has what candidates of one plan differ in.
+ArenaNeed ArenaNeeds::of(const PlanInput& in, const Plan& plan) {
+  const PassShape shape = pass_shape(in, plan);
+  const int64_t tokens = plan.micro_tokens, documents = micro_documents(in, plan.numerics);
+  const auto [place, fresh] =
+      known_.try_emplace({tokens, documents, shape.documents_at_once, shape.group, shape.recompute,
+                          shape.inputs_off_device, shape.cut_head, in.trains()});
+  if (fresh && in.trains()) place->second = arena_need(shape, tokens, documents);
+  if (fresh && !in.trains()) place->second = {.bytes = arena_need_forward(shape, tokens, documents)};
+  return place->second;
 }
 
 int64_t micro_rows(const PlanInput& in, const NumericsPlan& numerics) {
@@ -289,12 +303,7 @@ void size_plan(const PlanInput& in, Plan& plan) {
     // The loss, and the granules' norms.
     plan.placement.result_bytes = 8 + (in.trains() ? in.layout.flat_elements / kGranule * 8 : 0);
   }
-  const PassShape shape = pass_shape(in, plan);
-  const int64_t documents = micro_documents(in, plan.numerics);
-  if (in.trains())
-    plan.arena = arena_need(shape, plan.micro_tokens, documents);
-  else
-    plan.arena = {.bytes = arena_need_forward(shape, plan.micro_tokens, documents), .saved = 0, .logits = 0};
+  plan.arena = in.arenas->of(in, plan);
   plan.classes = classes_of(in, plan);
   plan.tiers.clear();
   plan.peak = {};

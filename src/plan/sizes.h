@@ -1,21 +1,40 @@
 // The bytes of a plan: every class of a run's memory, given the numerics already chosen. Inside src/plan.
 #pragma once
 
+#include <array>
+#include <map>
+#include <memory>
+
 #include "plan/plan.h"
 
 namespace lm {
+
+// What was rehearsed while a plan is made: candidates differ in homes, and most of them not in what they need
+// of the arena.
+class ArenaNeeds {
+ public:
+  ArenaNeed of(const PlanInput& in, const Plan& plan);
+
+ private:
+  std::map<std::array<int64_t, 8>, ArenaNeed> known_;
+};
 
 // All that a plan is made from; borrowed for the call.
 struct PlanInput : PlanInputs {
   const Machine& machine;
   World world;
   PlanPurpose purpose;
+  std::shared_ptr<ArenaNeeds> arenas = std::make_shared<ArenaNeeds>();
 
   bool trains() const { return purpose == PlanPurpose::kTrain; }
   // offload.*, of the classes that there are.
   OffloadConfig offload() const;
   PlanInput with(const Config& other) const {
-    return {{other, spec, adapter, layout, device, data, update_on_host, recorded}, machine, world, purpose};
+    return {{other, spec, adapter, layout, device, data, update_on_host, recorded},
+            machine,
+            world,
+            purpose,
+            arenas};
   }
   PlanInput with(PlanPurpose other) const {
     PlanInput out = *this;

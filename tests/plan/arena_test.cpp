@@ -16,10 +16,23 @@ namespace {
 
 constexpr int kThreads = 2;
 
+// Of the executable: arena_test is the CPU's, arena_gpu_test a GPU's.
+DeviceType device() {
+  return cuda_built() ? DeviceType::kCuda : DeviceType::kCpu;
+}
+
 StreamView stream() {
-  static const StreamView kStream = start_torch(DeviceType::kCpu, kThreads, true);
+  static const StreamView kStream = start_torch(device(), kThreads, true);
   return kStream;
 }
+
+class Arenas : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string reason;
+    if (cuda_built() && cuda_device_count(&reason) == 0) GTEST_SKIP() << "no CUDA device: " << reason;
+  }
+};
 
 // `documents` of equal length; the first token of the micro-batch alone has no target: as many as there can
 // be.
@@ -46,7 +59,7 @@ struct Tried {
 // One optimizer step of two micro-batches of 2 x 96 tokens, and an evaluation.
 Tried run_step(const Case& c, const AdapterSpec* adapter) {
   const ModelLayout layout = c.layout(adapter);
-  const Plan plan = make_plan({c.config, c.spec, adapter, layout, DeviceType::kCpu}, c.machine);
+  const Plan plan = make_plan({c.config, c.spec, adapter, layout, device()}, c.machine);
   Rank rank({.spec = c.spec,
              .layout = layout,
              .adapter = adapter,
@@ -72,8 +85,8 @@ Tried run_step(const Case& c, const AdapterSpec* adapter) {
   return {plan.arena.bytes, used};
 }
 
-TEST(Arena, IsFilledAsPlanned) {
-  ModelSpec everything = make_spec({48, 80, 3, 6, 2, 12, 8200, false});
+TEST_F(Arenas, AreFilledAsPlanned) {
+  ModelSpec everything = make_spec({48, 80, 3, 6, 2, 16, 8200, false});
   for (LayerSpec& layer : everything.layers) {
     layer.qkv_bias = layer.o_bias = layer.mlp_bias = true;
     layer.attention = AttentionKind::kGroupedNormed;
@@ -92,7 +105,9 @@ TEST(Arena, IsFilledAsPlanned) {
       ++turn;
       for (const int kind : {turn % 6, (turn + 3) % 6}) {
         Case c{.config = {}, .spec = spec};
+        c.machine = device() == DeviceType::kCpu ? cpu_machine(kThreads) : gpu_machine("H200");
         c.machine.cores = kThreads;
+        c.device = device();
         c.config.data.max_length = 96;
         c.config.train.global_batch = 4;
         c.config.train.micro_batch = 2;
@@ -106,14 +121,16 @@ TEST(Arena, IsFilledAsPlanned) {
   }
 }
 
-TEST(Arena, IsFilledAsPlannedByACutHead) {
+TEST_F(Arenas, AreFilledAsPlannedByACutHead) {
   AdapterSpec lora = adapter_r16();
   for (const AdapterSpec* adapter :
        {static_cast<const AdapterSpec*>(nullptr), static_cast<const AdapterSpec*>(&lora)}) {
     for (const int64_t vocab : {5000, 17000}) {
       for (int kind = 0; kind < 6; ++kind) {
         Case c{.config = {}, .spec = make_spec({64, 128, 2, 4, 2, 16, vocab, false})};
+        c.machine = device() == DeviceType::kCpu ? cpu_machine(kThreads) : gpu_machine("H200");
         c.machine.cores = kThreads;
+        c.device = device();
         c.config.data.max_length = 96;
         c.config.train.global_batch = 6;
         c.config.train.micro_batch = 2;
