@@ -74,24 +74,21 @@ struct Arrays {
       : g32(n, 0.01f), m(n, 0.01f), v(n, 0.01f), p(n, 1.f), g16(n, 0x3C00), w(n, 0x3F80), low(n, 0) {}
 };
 
-AdamW arguments(Arrays& a, bool split) {
-  return {.gradient = split ? static_cast<const void*>(a.g16.data()) : a.g32.data(),
+RuleUpdate arguments(Arrays& a, bool split) {
+  return {.rule = AdamW{.one_minus_beta1 = 0.1f,
+                        .beta2 = 0.999f,
+                        .one_minus_beta2 = 0.001f,
+                        .step_size = 1e-5f,
+                        .eps = 1e-8f,
+                        .decay = 0.99999f},
+          .gradient = split ? static_cast<const void*>(a.g16.data()) : a.g32.data(),
           .weight = split ? static_cast<void*>(a.w.data()) : a.p.data(),
           .master = split ? a.low.data() : nullptr,
-          .m = a.m.data(),
-          .v = a.v.data(),
+          .state = {a.m.data(), a.v.data()},
           .elements = static_cast<int64_t>(a.m.size()),
           .gradient_dtype = split ? DType::kBF16 : DType::kF32,
           .weight_dtype = split ? DType::kBF16 : DType::kF32,
-          .mode = split ? AdamW::Master::kSplit : AdamW::Master::kWeight,
-          .gradient_scale = 1,
-          .one_minus_beta1 = 0.1f,
-          .beta2 = 0.999f,
-          .one_minus_beta2 = 0.001f,
-          .step_size = 1e-5f,
-          .rsqrt_correction2 = 1,
-          .eps = 1e-8f,
-          .decay = 0.99999f};
+          .form = split ? MasterForm::kSplit : MasterForm::kWeight};
 }
 
 double median(std::vector<double> values) {
@@ -108,12 +105,12 @@ double seconds(const Work& work) {
 
 void serve(int64_t n, int threads) {
   Arrays a(static_cast<size_t>(n));
-  const AdamW args = arguments(a, false);
+  const RuleUpdate args = arguments(a, false);
   const StreamView stream{DeviceType::kCpu, nullptr, threads};
   std::printf("ready\n");
   std::fflush(stdout);
   for (std::string line; std::getline(std::cin, line);) {
-    const double s = seconds([&] { kernels(DeviceType::kCpu).adamw(args, stream); });
+    const double s = seconds([&] { kernels(DeviceType::kCpu).update(args, stream); });
     std::printf("{\"ms\": %.6f}\n", s * 1e3);
     std::fflush(stdout);
   }
@@ -148,8 +145,8 @@ int main(int count, char** words) {
           }
         });
       };
-      const AdamW args = arguments(a, split);
-      const auto ours = [&] { kernels(DeviceType::kCpu).adamw(args, stream); };
+      const RuleUpdate args = arguments(a, split);
+      const auto ours = [&] { kernels(DeviceType::kCpu).update(args, stream); };
       std::vector<double> twin_seconds, our_seconds, ratios;
       for (int round = 0; round <= rounds; ++round) {
         const double t = seconds(twin), o = seconds(ours);

@@ -180,21 +180,20 @@ std::vector<Case> other_cases(const Sizes& n, const Arrays& m) {
   };
   // Gradient, weight and master of 2 bytes, m and v of 4; weight, master, m and v are written, too.
   const auto adamw = [=, &k, &m](StreamView s) {
-    k.adamw({.gradient = m.b.data(),
-             .weight = m.a.data(),
-             .master = state,
-             .m = state + elements,
-             .v = state + 2 * elements,
-             .elements = elements,
-             .gradient_dtype = t,
-             .weight_dtype = t,
-             .mode = AdamW::Master::kSplit,
-             .one_minus_beta1 = 0.1f,
-             .beta2 = 0.999f,
-             .one_minus_beta2 = 0.001f,
-             .step_size = 1e-5f,
-             .eps = 1e-8f},
-            s);
+    k.update({.rule = AdamW{.one_minus_beta1 = 0.1f,
+                            .beta2 = 0.999f,
+                            .one_minus_beta2 = 0.001f,
+                            .step_size = 1e-5f,
+                            .eps = 1e-8f},
+              .gradient = m.b.data(),
+              .weight = m.a.data(),
+              .master = state,
+              .state = {state + elements, state + 2 * elements},
+              .elements = elements,
+              .gradient_dtype = t,
+              .weight_dtype = t,
+              .form = MasterForm::kSplit},
+             s);
   };
   return {{"softmax statistics", logits, statistics},
           {"softmax gradient", 2 * logits, gradient},

@@ -15,17 +15,18 @@ SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
 # Folder -> what it may include (besides itself). Kept in the order of the design's table.
 MAY_INCLUDE = {
     "src/base": set(),
-    "src/config": {"src/base"},
+    "src/optim/rules": {"src/base"},  # what an optimizer is: whoever plans, configures or computes reads it
+    "src/config": {"src/base", "src/optim/rules"},
     "src/spec": {"src/base"},
     "src/schedule": {"src/base", "src/config", "src/spec"},
     "offload": {"src/base"},
     "comm": {"src/base"},
-    "src/kernels": {"src/base"},
+    "src/kernels": {"src/base", "src/optim/rules"},
     "src/model": {"src/base", "src/config", "src/spec", "src/kernels", "src/schedule"},
-    "src/plan": {"src/base", "src/config", "src/spec", "src/kernels", "src/schedule", "src/model"},
+    "src/plan": {"src/base", "src/config", "src/spec", "src/kernels", "src/schedule", "src/model", "src/optim/rules"},
     "src/data": {"src/base", "src/config"},
     "src/weights": {"src/base", "src/spec", "src/plan", "src/model", "comm", "offload"},
-    "src/optim": {"src/base", "src/config", "src/spec", "src/plan", "src/kernels", "comm", "offload"},
+    "src/optim": {"src/base", "src/optim/rules", "src/config", "src/spec", "src/plan", "src/kernels", "comm", "offload"},
     "src/checkpoint": {"src/base", "src/config", "src/spec", "src/plan", "src/weights", "comm", "offload"},
 }
 EVERYTHING_BELOW = set(MAY_INCLUDE)
@@ -47,9 +48,10 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 def folder_of(path):
     """The row of the table that a file (relative, posix) belongs to, or None."""
     parts = path.split("/")
-    rooms = parts[0] == "src" or len(parts) > 2 and parts[0] == "launcher"
-    name = "/".join(parts[:2]) if rooms else parts[0]
-    return name if name in MAY_INCLUDE else None
+    for depth in (3, 2, 1):  # a room of a folder may have a row of its own
+        if (name := "/".join(parts[:depth])) in MAY_INCLUDE and len(parts) > depth:
+            return name
+    return None
 
 
 def may_see_cuda(path, folder):

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "optim/rules/rules.h"
+
 namespace lm {
 
 enum class DeviceChoice : uint8_t { kAuto, kCuda, kCpu };
@@ -20,7 +22,6 @@ enum class Method : uint8_t { kFull, kLora };
 enum class GradientDType : uint8_t { kF32, kBF16 };
 enum class Recompute : uint8_t { kAuto, kNone, kBlock };
 enum class Clip : uint8_t { kGlobal, kBlock, kNone };
-enum class Master : uint8_t { kSplit, kF32, kNone };
 enum class LrSchedule : uint8_t {
   kConstant,
   kConstantWithWarmup,
@@ -87,10 +88,9 @@ struct TrainConfig {
 };
 
 struct OptimizerConfig {
-  std::string name = "adamw";
-  double lr = 5e-5;  // peak learning rate
-  std::vector<double> betas = {0.9, 0.999};
-  double eps = 1e-8;
+  RuleId name = Rules::id<AdamW>();
+  double lr = 5e-5;           // peak learning rate
+  RuleSettings rule;          // the keys of every rule; those of `name` count
   double weight_decay = 0.0;  // not applied to norms and biases
   Clip clip = Clip::kGlobal;  // by the norm of all gradients, of each block's, or not at all
   LrSchedule schedule = LrSchedule::kLinear;

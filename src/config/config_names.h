@@ -1,6 +1,7 @@
 // The spelling of every choice of the configuration: enum value <-> the word in the TOML file. Pure tables.
 #pragma once
 
+#include <array>
 #include <optional>
 #include <string_view>
 
@@ -67,6 +68,14 @@ template <>
 struct EnumNames<Clip> {
   static constexpr EnumName<Clip> kAll[] = {
       {Clip::kGlobal, "global"}, {Clip::kBlock, "block"}, {Clip::kNone, "none"}};
+};
+template <>
+struct EnumNames<RuleId> {
+  static constexpr auto kAll = [] {
+    std::array<EnumName<RuleId>, Rules::kSize> all;
+    for (size_t i = 0; i < all.size(); ++i) all[i] = {static_cast<RuleId>(i), Rules::kTexts[i].name};
+    return all;
+  }();
 };
 template <>
 struct EnumNames<Master> {

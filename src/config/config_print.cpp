@@ -14,6 +14,7 @@ struct Printer {
   }
   template <class T>
   void key(const char*, const char* name, const T& field, const KeyInfo& info) {
+    if (!info.used) return;
     std::string line = std::string(name) + " = " + value_text(field);
     // 34: the column that leaves most values on one line with their comment.
     line.resize(std::max<size_t>(line.size() + 2, 34), ' ');

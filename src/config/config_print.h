@@ -9,8 +9,8 @@
 
 namespace lm {
 
-// Every key with its value, each with its help and what it accepts as a comment. Reading it back gives an
-// equal Config.
+// Every key that counts with its value, each with its help and what it accepts as a comment. Reading it back
+// gives an equal Config.
 std::string print_config(const Config& config);
 
 // One key as text, e.g. {"train", "steps", "100"}; the value as in TOML.

@@ -239,6 +239,12 @@ class Loader {
   void key(const char* table, const char* name, T& field, const KeyInfo& info) {
     const std::string full = std::string(table) + "." + name;
     const auto found = entries_.find(full);
+    if (!info.used) {
+      if (found != entries_.end())
+        of_others_[full] += (of_others_[full].empty() ? "" : " and ") + std::string(info.rule);
+      return;
+    }
+    used_.insert(full);
     if (found == entries_.end()) {
       if (info.required && value_text(field).size() <= 2 && file_.complete) {
         problem({place_, 0, 0, ""}, "`" + full + "` is missing: " + info.help);
@@ -390,10 +396,7 @@ class Loader {
     if (!file_.complete) return;
     const auto given = [&](const std::string& key) { return entries_.count(key) != 0; };
     const auto usable = [&](const std::string& key) { return unusable_.count(key) == 0; };
-    if (usable("optimizer.name") && config_.optimizer.name != "adamw") {
-      blame("optimizer.name",
-            "optimizer.name = " + quote(shorten(config_.optimizer.name)) + " is not supported yet: adamw is");
-    }
+    refuse_keys_of_other_rules();
     if (config_.model.dtype == ModelDType::kF32 && !given("optimizer.master")) {
       config_.optimizer.master = Master::kF32;
     }
@@ -403,6 +406,17 @@ class Loader {
     let_overrides_win();
     for (const Conflict& conflict : find_conflicts(config_, given, usable))
       blame(conflict.key, conflict.text);
+  }
+
+  // Two rules may have a key of the same name. A rule chosen on the command line takes back the file's keys.
+  void refuse_keys_of_other_rules() {
+    if (unusable_.count("optimizer.name") != 0) return;
+    const bool chosen_later = overridden_.count("optimizer.name") != 0;
+    for (const auto& [key, rules] : of_others_) {
+      if (used_.count(key) == 0 && !(chosen_later && overridden_.count(key) == 0))
+        blame(key, "`" + key + "` is a setting of " + rules +
+                       ", and optimizer.name = " + value_text(config_.optimizer.name) + " has none such");
+    }
   }
 
   // Of two keys that exclude each other, the one on the command line takes back the file's.
@@ -442,7 +456,9 @@ class Loader {
   TomlText file_;
   std::map<std::string, std::vector<Entry>> entries_;  // "train.steps" -> file first, command line last
   std::vector<std::unique_ptr<toml::table>> override_values_;
-  std::set<std::string> overridden_, unusable_;
+  std::set<std::string> overridden_, unusable_, used_;
+  std::map<std::string, std::string>
+      of_others_;  // keys that were given -> rules that have them and are not chosen
   std::vector<Problem> problems_;
   Config config_;
 };

@@ -7,8 +7,8 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 
+#include "base/range.h"
 #include "config/config.h"
 #include "config/config_names.h"
 
@@ -17,27 +17,18 @@ namespace lm {
 // What a difference in the key means at resume: numerics refuses, placement and reporting may change.
 enum class KeyTag : uint8_t { kNumerics, kPlacement, kReporting };
 
-// Of numbers. Lists: of each element. `count` is the exact length of a list (0: any).
-struct Range {
-  double low = -std::numeric_limits<double>::infinity();
-  double high = std::numeric_limits<double>::infinity();
-  bool low_open = false;  // low itself is not allowed
-  bool high_open = false;
-  int count = 0;
-};
-
 struct KeyInfo {
   KeyTag tag;
   const char* help;
   Range range = {};
-  bool required = false;  // a string or list that must not be empty
+  bool required = false;       // a string or list that must not be empty
+  const char* rule = nullptr;  // of that optimizer's rule alone
+  bool used = true;            // false: of a rule that is not chosen
 };
 
 inline constexpr Range kCountFromOne = {.low = 1, .high = 1e15};
 inline constexpr Range kCountFromZero = {.low = 0, .high = 1e15};
 inline constexpr Range kThreads = {.low = 1, .high = 4096};
-inline constexpr Range kFraction = {.low = 0, .high = 1, .high_open = true};
-inline constexpr Range kPositive = {.low = 0, .high = 1e300, .low_open = true};
 
 template <class RunT, class V>
 void visit_run(RunT& run, V& v) {
@@ -113,13 +104,20 @@ template <class OptimizerT, class V>
 void visit_optimizer(OptimizerT& optimizer, V& v) {
   using enum KeyTag;
   v.table("optimizer", "how weights are updated");
-  v.key("optimizer", "name", optimizer.name, {kNumerics, "adamw", {}, true});
+  v.key("optimizer", "name", optimizer.name, {kNumerics, "the rule of the update"});
   v.key("optimizer", "lr", optimizer.lr, {kNumerics, "peak learning rate", {.low = 0, .high = 1e6}});
-  v.key("optimizer", "betas", optimizer.betas,
-        {kNumerics,
-         "decay of the first and second moment",
-         {.low = 0, .high = 1, .high_open = true, .count = 2}});
-  v.key("optimizer", "eps", optimizer.eps, {kNumerics, "added to the root of the second moment", kPositive});
+  Rules::each([&](auto rule) {
+    using R = typename decltype(rule)::type;
+    R::keys(optimizer.rule.template of<R>(),
+            [&](const char* name, auto& field, const char* help, const Range& range) {
+              v.key("optimizer", name, field,
+                    {.tag = kNumerics,
+                     .help = help,
+                     .range = range,
+                     .rule = R::kText.name,
+                     .used = optimizer.name == Rules::id<R>()});
+            });
+  });
   v.key("optimizer", "weight_decay", optimizer.weight_decay,
         {kNumerics, "per step, times lr; not applied to norms and biases", {.low = 0, .high = 1e6}});
   v.key("optimizer", "clip", optimizer.clip,

@@ -54,7 +54,7 @@ Loader::Loader(const DataSource& train, const DataSource* eval, const LoaderOpti
       eval_(eval),
       options_(options),
       fingerprint_(static_cast<int64_t>(train.fingerprint())),
-      data_(fingerprint_) {
+      position_{.fingerprint = fingerprint_} {
   LM_CHECK(options.global_batch >= 1 && options.micro_batch >= 1, "batch sizes");
   LM_CHECK(options.micro_batch <= std::numeric_limits<int32_t>::max() / options.max_length,
            "a micro-batch counts its tokens in 32 bits");
@@ -117,20 +117,21 @@ int64_t Loader::total_steps(double epochs) {
 }
 
 StepBatches Loader::next() {
-  if (data_ != fingerprint_) {
+  auto& [epoch, step, fingerprint] = position_;
+  if (fingerprint != fingerprint_) {
     refuse("the data is not the data with which this run began", train_.name(),
            "restore the files of data.train, or start a new run directory");
   }
-  if (epoch_ < 0 || step_ < 0 || step_ >= steps_in_epoch(epoch_)) {
+  if (epoch < 0 || step < 0 || step >= steps_in_epoch(epoch)) {
     throw Error(Exit::kIncompatible,
                 {.area = "CKPT-26",
                  .what = "the saved data position is outside the epoch",
-                 .place = "epoch " + std::to_string(epoch_) + " step " + std::to_string(step_),
+                 .place = "epoch " + std::to_string(epoch) + " step " + std::to_string(step),
                  .next = "resume with the batch size and data options of the run",
                  .kept = ""});
   }
-  const SequenceList& list = sequences_of(epoch_);
-  const int64_t first = step_ * options_.global_batch;
+  const SequenceList& list = sequences_of(epoch);
+  const int64_t first = step * options_.global_batch;
   const int64_t count = std::min(options_.global_batch, list.sequences() - first);
   StepBatches batches;
   for (int64_t s = first; s < first + count; ++s) {
@@ -143,9 +144,9 @@ StepBatches Loader::next() {
   for (int64_t s = begin; s < end; s += options_.micro_batch) {
     batches.micro.push_back(assemble(train_, pieces_, list, s, std::min(end, s + options_.micro_batch)));
   }
-  if (++step_ == steps_in_epoch(epoch_)) {
-    ++epoch_;
-    step_ = 0;
+  if (++step == steps_in_epoch(epoch)) {
+    ++epoch;
+    step = 0;
   }
   return batches;
 }
@@ -161,12 +162,6 @@ std::vector<Batch> Loader::eval_batches() const {
         assemble(source, eval_pieces_, list, s, std::min(list.sequences(), s + options_.micro_batch)));
   }
   return batches;
-}
-
-void Loader::visit_state(StateVisitor& visitor) {
-  visitor.number("data.epoch", epoch_);
-  visitor.number("data.step_in_epoch", step_);
-  visitor.number("data.fingerprint", data_);
 }
 
 Batch Loader::assemble(const DataSource& source, const std::vector<Piece>& pieces, const SequenceList& list,

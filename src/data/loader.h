@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "base/batch.h"
-#include "base/state.h"
 #include "config/config.h"
 #include "data/packing.h"
 #include "data/source.h"
@@ -29,6 +28,12 @@ struct LoaderOptions {
   double eval_fraction = 0.0;  // of the training examples held out; used without an eval source
   std::vector<ExampleRange> text = {}, eval_text = {};  // examples of each source that are plain text
   int rank = 0, world = 1;  // a step's sequences are dealt to the ranks as equal, contiguous runs
+};
+
+// Where a run stands in its data: what next() will give.
+struct LoaderPosition {
+  int64_t epoch = 0, step = 0;  // steps of the epoch that are done
+  int64_t fingerprint = 0;      // of the data that it belongs to
 };
 
 class Loader {
@@ -55,9 +60,9 @@ class Loader {
   // What data.max_length has done to the rows, of training and, if there is any, of evaluation: one line
   // each.
   std::string length_report() const;
-  int64_t epoch() const { return epoch_; }
-  int64_t step_in_epoch() const { return step_; }
-  void visit_state(StateVisitor& visitor);
+  const LoaderPosition& position() const { return position_; }
+  // next() refuses one that is not of these data and options.
+  void restore(const LoaderPosition& position) { position_ = position; }
 
  private:
   const SequenceList& sequences_of(int64_t epoch);
@@ -76,8 +81,7 @@ class Loader {
   mutable ExampleBuffer buffer_;
   const int64_t fingerprint_;  // of train_
 
-  int64_t epoch_ = 0, step_ = 0;  // the position: what next() will give
-  int64_t data_ = 0;              // fingerprint of the data that the position belongs to
+  LoaderPosition position_;
 };
 
 }  // namespace lm

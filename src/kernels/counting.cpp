@@ -149,7 +149,7 @@ Kernels table(DeviceType device) {
       .add_bias = add_bias,
       .dropout = dropout,
       .granule_norms = nullptr,  // of the update, not of a pass
-      .adamw = nullptr,
+      .update = nullptr,
       .attention_forward = attention_forward,
       .attention_backward = attention_backward,
       .attention_forward_scratch = cpu ? attention_forward_scratch_cpu : attention_forward_scratch_cuda,

@@ -34,7 +34,7 @@ void sum_columns(const SumColumns&, StreamView);
 void add_bias(const AddBias&, StreamView);
 void dropout(const Dropout&, StreamView);
 void granule_norms(const GranuleNorms&, StreamView);
-void adamw(const AdamW&, StreamView);
+void update(const RuleUpdate&, StreamView);
 
 // Calls body(T{}) for the element type T of `type`.
 template <class Body>

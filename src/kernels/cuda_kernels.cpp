@@ -23,7 +23,7 @@ constexpr Kernels kCudaKernels = {
     .add_bias = gpu::add_bias,
     .dropout = gpu::dropout,
     .granule_norms = gpu::granule_norms,
-    .adamw = gpu::adamw,
+    .update = gpu::update,
 };
 
 }  // namespace

@@ -22,6 +22,6 @@ void sum_columns(const SumColumns&, StreamView);
 void add_bias(const AddBias&, StreamView);
 void dropout(const Dropout&, StreamView);
 void granule_norms(const GranuleNorms&, StreamView);
-void adamw(const AdamW&, StreamView);
+void update(const RuleUpdate&, StreamView);
 
 }  // namespace lm::gpu

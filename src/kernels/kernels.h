@@ -13,6 +13,7 @@
 #include "base/cuda.h"
 #include "base/dtype.h"
 #include "base/view.h"
+#include "optim/rules/rules.h"
 
 namespace lm {
 
@@ -201,32 +202,21 @@ struct GranuleNorms {
   DType dtype = DType::kF32;
 };
 
-// One fused AdamW pass: reads gradient and state, writes state and the working weight. Per element, in fp32
-// with exactly these operations (fma where written, nothing contracted; sqrt and / correctly rounded):
-//   g = gradient * gradient_scale
-//   m = fma(1 - beta1, g - m, m);  v = fma(beta2, v, (1 - beta2) * g * g)
-//   p = p * (1 - lr * weight_decay);  p = p - step_size * m / (sqrt(v) * rsqrt_correction2 + eps)
-// where step_size = lr / c1 and rsqrt_correction2 = 1 / sqrt(c2), c_i = 1 - beta_i^t, are computed once in
-// fp64 and rounded to fp32 by the caller, and 1 - beta likewise. Every NaN that is stored is 0x7FC00000.
-struct AdamW {
-  const void* gradient = nullptr;  // [elements], gradient_dtype
-  void* weight = nullptr;          // working weight, weight_dtype
-  void* master = nullptr;          // kSplit: uint16 low halves; kF32: float; else null
-  float* m = nullptr;
-  float* v = nullptr;
+// One fused pass of an optimizer's rule: reads gradient and state, writes state and the working weight. The
+// gradient is multiplied by gradient_scale (clipping), then the rule's own lines follow (optim/rules), in
+// fp32 with exactly those operations (nothing contracted; sqrt and / correctly rounded). Every NaN that is
+// stored is 0x7FC00000.
+struct RuleUpdate {
+  RuleScalars rule;
+  const void* gradient = nullptr;          // [elements], gradient_dtype
+  void* weight = nullptr;                  // working weight, weight_dtype
+  void* master = nullptr;                  // kSplit: uint16 low halves; kF32: float; else null
+  float* state[Rules::kMostStreams] = {};  // of the rule's streams, in their order
   int64_t elements = 0;
   DType gradient_dtype = DType::kF32;
   DType weight_dtype = DType::kF32;
-  // How the fp32 value lives beside the weight. kWeight: the weight is fp32 itself. kSplit: weight = (M +
-  // 0x8000)
-  // >> 16, low = M & 0xFFFF. kF32: M in `master`, weight rounded by the same rule. kStochastic: no master,
-  // the bf16 weight is rounded stochastically by philox(rounding_key, index). A NaN M is first made
-  // 0x7FC00000.
-  enum class Master : uint8_t { kWeight, kSplit, kF32, kStochastic } mode = Master::kWeight;
+  MasterForm form = MasterForm::kWeight;
   float gradient_scale = 1;
-  float one_minus_beta1 = 0, beta2 = 0, one_minus_beta2 = 0;
-  float step_size = 0, rsqrt_correction2 = 1, eps = 0;
-  float decay = 1;            // 1 - lr * weight_decay, fp32
   uint64_t rounding_key = 0;  // kStochastic: from (seed, purpose, step, tensor)
   int64_t first_index = 0;    // kStochastic: index of element 0 in that key's sequence; a multiple of 64
 };
@@ -334,7 +324,7 @@ struct Kernels {
   void (*add_bias)(const AddBias&, StreamView);
   void (*dropout)(const Dropout&, StreamView);
   void (*granule_norms)(const GranuleNorms&, StreamView);
-  void (*adamw)(const AdamW&, StreamView);
+  void (*update)(const RuleUpdate&, StreamView);
   // kernels/library.h
   void (*attention_forward)(const AttentionForward&, StreamView) = nullptr;
   void (*attention_backward)(const AttentionBackward&, StreamView) = nullptr;

@@ -169,7 +169,9 @@ LM_INLINE F32 fused(F32 a, F32 b, F32 c) {
   for (int p = 0; p < kParts; ++p) c.part[p] = _mm256_fmadd_ps(a.part[p], b.part[p], c.part[p]);
 #else  // libm's exact one: the bits matter more here than the time
   for (int p = 0; p < kParts; ++p) {
-    for (int l = 0; l < kNative; ++l) c.part[p][l] = __builtin_fmaf(a.part[p][l], b.part[p][l], c.part[p][l]);
+    NativeF32 sum = c.part[p];
+    for (int l = 0; l < kNative; ++l) sum[l] = __builtin_fmaf(a.part[p][l], b.part[p][l], sum[l]);
+    c.part[p] = sum;
   }
 #endif
   return c;

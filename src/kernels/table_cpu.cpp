@@ -22,7 +22,7 @@ const Kernels kTable = {
     .add_bias = add_bias,
     .dropout = dropout,
     .granule_norms = granule_norms,
-    .adamw = adamw,
+    .update = update,
 };
 
 }  // namespace lm::LM_ISA

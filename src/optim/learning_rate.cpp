@@ -87,22 +87,15 @@ void check_schedule(const OptimizerConfig& config, int64_t total) {
 void PlateauRate::observe(double loss) {
   constexpr double kThreshold = 1e-4, kFactor = 0.1;
   constexpr int64_t kPatience = 10;
-  if (seen_++ == 0 || loss < best_ * (1 - kThreshold)) {
-    best_ = loss;
-    bad_ = 0;
+  if (state_.seen++ == 0 || loss < state_.best * (1 - kThreshold)) {
+    state_.best = loss;
+    state_.bad = 0;
     return;
   }
-  if (++bad_ > kPatience) {
-    factor_ = std::max(factor_ * kFactor, floor_);
-    bad_ = 0;
+  if (++state_.bad > kPatience) {
+    state_.factor = std::max(state_.factor * kFactor, floor_);
+    state_.bad = 0;
   }
-}
-
-void PlateauRate::visit_state(StateVisitor& visitor) {
-  visitor.tensor("plateau.best", DType::kF64, {1}, std::as_writable_bytes(std::span(&best_, 1)));
-  visitor.tensor("plateau.factor", DType::kF64, {1}, std::as_writable_bytes(std::span(&factor_, 1)));
-  visitor.number("plateau.bad", bad_);
-  visitor.number("plateau.seen", seen_);
 }
 
 }  // namespace lm

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 
-#include "base/state.h"
 #include "config/config.h"
 
 namespace lm {
@@ -26,15 +25,20 @@ class PlateauRate {
  public:
   explicit PlateauRate(double floor = 0) : floor_(floor) {}
   void observe(double loss);
-  double factor() const { return factor_; }
-  void visit_state(StateVisitor& visitor);
+  double factor() const { return state_.factor; }
+  // What evaluations so far have made of it.
+  struct State {
+    double best = 0;  // meaningful once seen > 0
+    double factor = 1;
+    int64_t bad = 0;  // evaluations without progress
+    int64_t seen = 0;
+  };
+  const State& state() const { return state_; }
+  void restore(const State& state) { state_ = state; }
 
  private:
   double floor_;
-  double best_ = 0;  // meaningful once seen_ > 0
-  double factor_ = 1;
-  int64_t bad_ = 0;  // evaluations without progress
-  int64_t seen_ = 0;
+  State state_;
 };
 
 }  // namespace lm

@@ -2,41 +2,18 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
-#include <cmath>
-#include <cstring>
-#include <string>
 
 #include "base/parallel.h"
 #include "base/philox.h"
+#include "optim/ranges.h"
 
 namespace lm {
-namespace {
-
-AdamW::Master master_mode(Master master, DType weight_dtype) {
-  if (weight_dtype == DType::kF32) return AdamW::Master::kWeight;
-  switch (master) {
-    case Master::kSplit:
-      return AdamW::Master::kSplit;
-    case Master::kF32:
-      return AdamW::Master::kF32;
-    case Master::kNone:
-      return AdamW::Master::kStochastic;
-  }
-  return AdamW::Master::kSplit;
-}
-
-int64_t master_size(AdamW::Master mode) {
-  return mode == AdamW::Master::kSplit ? 2 : mode == AdamW::Master::kF32 ? 4 : 0;
-}
-
-}  // namespace
-
 ShardedOptimizer::ShardedOptimizer(const OptimizerSetup& setup, StreamView stream)
     : layout_(setup.layout),
       config_(setup.config),
       weight_dtype_(setup.weight_dtype),
-      mode_(master_mode(setup.config.master, setup.weight_dtype)),
+      form_(master_form(setup.config.master, setup.weight_dtype)),
+      streams_(setup.config.name, form_),
       seed_(setup.seed),
       kernels_(setup.kernels),
       stream_(stream),
@@ -59,8 +36,8 @@ ShardedOptimizer::ShardedOptimizer(const OptimizerSetup& setup, StreamView strea
     for (int64_t tile = 0; tile < tiles(block); ++tile) {
       const size_t i = index(block, tile);
       if (in_store(i)) continue;
-      own_[i] = Memory(on_host(i) ? DeviceType::kCpu : stream.device,
-                       place(block, tile).granules * kGranule * (8 + master_size(mode_)));
+      own_[i] =
+          Memory(on_host(i) ? DeviceType::kCpu : stream.device, streams_.bytes(range(block, tile).elements));
     }
   }
 }
@@ -82,19 +59,16 @@ bool ShardedOptimizer::in_store(size_t index) const {
   return index < tiles_.in_store.size() && tiles_.in_store[index] != 0;
 }
 
-ShardedOptimizer::Tile ShardedOptimizer::place(int64_t block, int64_t tile) const {
+TileRange ShardedOptimizer::range(int64_t block, int64_t tile) const {
   const size_t i = index(block, tile);
-  const int64_t first = tiles_.first_granule[i];
-  const int64_t end = tile + 1 < tiles(block)
-                          ? tiles_.first_granule[i + 1]
-                          : layout_.blocks[static_cast<size_t>(block)].flat_elements / kGranule;
-  return {nullptr, first, end - first};
+  const int64_t first = tiles_.first_granule[i] * kGranule;
+  const int64_t end = tile + 1 < tiles(block) ? tiles_.first_granule[i + 1] * kGranule
+                                              : layout_.blocks[static_cast<size_t>(block)].flat_elements;
+  return {first, end - first};
 }
 
-ShardedOptimizer::Tile ShardedOptimizer::near_tile(int64_t block, int64_t tile) const {
-  Tile out = place(block, tile);
-  out.data = own_[index(block, tile)].data();
-  return out;
+ShardedOptimizer::Tile ShardedOptimizer::place(int64_t block, int64_t tile) const {
+  return {range(block, tile), own_[index(block, tile)].data()};
 }
 
 void ShardedOptimizer::start(const Unit& unit, const std::byte* weights, Staging& staging) {
@@ -102,14 +76,14 @@ void ShardedOptimizer::start(const Unit& unit, const std::byte* weights, Staging
   for (int64_t tile = 0; tile < tiles(unit.block); ++tile) {
     const size_t i = index(unit.block, tile);
     if (in_store(i)) continue;
-    const Tile near = near_tile(unit.block, tile);
-    const int64_t offset = near.first * kGranule - unit.first;
+    const Tile near = place(unit.block, tile);
+    const int64_t offset = near.first - unit.first;
     if (offset < 0 || offset >= unit.elements) continue;
     const std::byte* const from = weights + offset * size;
     if (!on_host(i)) {
       fill_master(near, from, stream_);
-    } else if (mode_ == AdamW::Master::kF32) {
-      std::vector<std::byte> copy(static_cast<size_t>(near.granules * kGranule * size));
+    } else if (form_ == MasterForm::kF32) {
+      std::vector<std::byte> copy(static_cast<size_t>(near.elements * size));
       staging.read_into(copy.data(), from, std::ssize(copy));
       fill_master(near, copy.data(), host_stream_);
     }
@@ -118,10 +92,10 @@ void ShardedOptimizer::start(const Unit& unit, const std::byte* weights, Staging
 
 // `weights`: the tile's.
 void ShardedOptimizer::fill_master(const Tile& tile, const std::byte* weights, StreamView stream) const {
-  if (mode_ != AdamW::Master::kF32) return;
-  table(stream).accumulate({.to = tile.master(),
+  if (form_ != MasterForm::kF32) return;
+  table(stream).accumulate({.to = part(tile, streams_.size() - 1),
                             .from = weights,
-                            .elements = tile.granules * kGranule,
+                            .elements = tile.elements,
                             .to_dtype = DType::kF32,
                             .from_dtype = weight_dtype_,
                             .overwrite = true},
@@ -133,18 +107,22 @@ void ShardedOptimizer::update(int64_t block, const UpdateInputs& inputs) {
 }
 
 void ShardedOptimizer::update_tile(int64_t block, int64_t tile, const UpdateInputs& inputs) {
+  if (on_host(index(block, tile))) return update_on_host(block, tile, inputs);
+  update_tile(block, tile, inputs, stream_);
+}
+
+void ShardedOptimizer::update_tile(int64_t block, int64_t tile, const UpdateInputs& inputs,
+                                   StreamView stream) {
   const size_t i = index(block, tile);
-  if (on_host(i)) return update_on_host(block, tile, inputs);
-  if (in_store(i)) return update_in_store(block, i, place(block, tile), inputs, stream_);
-  const Tile near = near_tile(block, tile);
-  apply(block, near, 0, near.granules, inputs, stream_);
+  const Tile at = place(block, tile);
+  if (in_store(i)) return update_in_store(block, i, at, inputs, stream);
+  apply(block, at, at.first, at.end(), inputs, stream);
 }
 
 void ShardedOptimizer::update_on_host(int64_t block, int64_t tile, const UpdateInputs& inputs) {
-  const auto begins = [&](int64_t t) { return place(block, t).first * kGranule; };
   // The unit's tiles that the host updates.
   const auto ours = [&](int64_t t) {
-    const int64_t offset = begins(t) - inputs.first;
+    const int64_t offset = range(block, t).first - inputs.first;
     return on_host(index(block, t)) && offset >= 0 && offset < inputs.elements;
   };
   const auto is_first = [&] {
@@ -157,11 +135,11 @@ void ShardedOptimizer::update_on_host(int64_t block, int64_t tile, const UpdateI
     std::vector<HostUpdate::Range> ranges;
     for (int64_t t = tile; t < tiles(block); ++t) {
       if (!ours(t)) continue;
-      const int64_t from = begins(t) - inputs.first;
+      const int64_t from = range(block, t).first - inputs.first;
       ranges.push_back(
           {.gradients = inputs.gradients + from * static_cast<int64_t>(dtype_size(inputs.gradient_dtype)),
            .weights = inputs.weights + from * static_cast<int64_t>(dtype_size(weight_dtype_)),
-           .elements = place(block, t).granules * kGranule});
+           .elements = range(block, t).elements});
     }
     host_->begin(std::move(ranges), inputs.ready);
   }
@@ -169,14 +147,8 @@ void ShardedOptimizer::update_on_host(int64_t block, int64_t tile, const UpdateI
   UpdateInputs staged = inputs;
   staged.gradients = here.gradients;
   staged.weights = here.weights;
-  staged.first = place(block, tile).first * kGranule;
-  const size_t i = index(block, tile);
-  if (in_store(i)) {
-    update_in_store(block, i, place(block, tile), staged, host_stream_);
-  } else {
-    const Tile near = near_tile(block, tile);
-    apply(block, near, 0, near.granules, staged, host_stream_);
-  }
+  staged.first = range(block, tile).first;
+  update_tile(block, tile, staged, host_stream_);
   host_->send();
 }
 
@@ -188,24 +160,22 @@ void ShardedOptimizer::update_in_store(int64_t block, size_t i, Tile tile, const
   const auto array = static_cast<int64_t>(i);
   Arrival arrival = Arrival::kKnown;
   tile.data = store.use_unchecked(array, &arrival);
-  const int64_t from =
-      (tile.first * kGranule - inputs.first) * static_cast<int64_t>(dtype_size(weight_dtype_));
+  const int64_t from = (tile.first - inputs.first) * static_cast<int64_t>(dtype_size(weight_dtype_));
   if (arrival == Arrival::kZeros) fill_master(tile, inputs.weights + from, stream);
-  if (store.separate()) return apply(block, tile, 0, tile.granules, inputs, stream);
-  const int64_t master = master_size(mode_);
-  // The three streams' bytes of granules [first, end).
+  if (store.separate()) return apply(block, tile, tile.first, tile.end(), inputs, stream);
+  // Each stream's bytes of the tile's elements [first, end).
   const auto each_stream = [&](int64_t first, int64_t end, const auto& visit) {
-    const int64_t m = kGranule * 4, v = tile.granules * m, low = 2 * v;
-    visit(first * m, end * m);
-    visit(v + first * m, v + end * m);
-    if (master > 0) visit(low + first * kGranule * master, low + end * kGranule * master);
+    for (size_t k = 0; k < streams_.size(); ++k) {
+      const int64_t begin = streams_.offset(k, tile.elements);
+      visit(begin + streams_[k].bytes(first), begin + streams_[k].bytes(end));
+    }
   };
   StreamView alone = stream;
   alone.threads = 1;
   std::atomic<bool> damaged{false};
-  parallel_for(stream.threads, tile.granules, kAtOnce, [&](int64_t begin, int64_t end) {
-    for (int64_t first = begin; first < end && !damaged; first += kAtOnce) {
-      const int64_t last = std::min(first + kAtOnce, end);
+  parallel_for(stream.threads, tile.elements / kGranule, kAtOnce, [&](int64_t begin, int64_t end) {
+    for (int64_t granule = begin; granule < end && !damaged; granule += kAtOnce) {
+      const int64_t first = granule * kGranule, last = std::min(granule + kAtOnce, end) * kGranule;
       bool intact = true;
       if (arrival == Arrival::kUnchecked)
         each_stream(first, last, [&](int64_t a, int64_t b) { intact = intact && store.intact(array, a, b); });
@@ -213,7 +183,7 @@ void ShardedOptimizer::update_in_store(int64_t block, size_t i, Tile tile, const
         damaged = true;
         return;
       }
-      apply(block, tile, first, last, inputs, alone);
+      apply(block, tile, tile.first + first, tile.first + last, inputs, alone);
       if (store.verifies()) each_stream(first, last, [&](int64_t a, int64_t b) { store.stamp(array, a, b); });
     }
   });
@@ -221,160 +191,60 @@ void ShardedOptimizer::update_in_store(int64_t block, size_t i, Tile tile, const
   if (store.verifies()) store.all_stamped(array);
 }
 
-void ShardedOptimizer::apply(int64_t block, const Tile& tile, int64_t first, int64_t end,
+void ShardedOptimizer::apply(int64_t block, const Tile& tile, int64_t from, int64_t to,
                              const UpdateInputs& inputs, StreamView stream) const {
-  const double beta1 = config_.betas[0], beta2 = config_.betas[1];
-  const double c1 = 1 - std::pow(beta1, static_cast<double>(t_)),
-               c2 = 1 - std::pow(beta2, static_cast<double>(t_));
   const auto weight_size = static_cast<int64_t>(dtype_size(weight_dtype_));
   const auto gradient_size = static_cast<int64_t>(dtype_size(inputs.gradient_dtype));
-  const int64_t from = (tile.first + first) * kGranule, to = (tile.first + end) * kGranule;
-  for (const DecayRange& range : layout_.blocks[static_cast<size_t>(block)].ranges) {
-    const int64_t begin = std::max(range.first, from), past = std::min(range.first + range.elements, to);
-    if (begin >= past) continue;
-    const int64_t in_tile = begin - tile.first * kGranule;
-    AdamW args;
-    args.gradient = inputs.gradients + (begin - inputs.first) * gradient_size;
-    args.weight = inputs.weights + (begin - inputs.first) * weight_size;
-    args.master = master_size(mode_) == 0 ? nullptr : tile.master() + in_tile * master_size(mode_);
-    args.m = tile.m() + in_tile;
-    args.v = tile.v() + in_tile;
-    args.elements = past - begin;
-    args.gradient_dtype = inputs.gradient_dtype;
-    args.weight_dtype = weight_dtype_;
-    args.mode = mode_;
-    args.gradient_scale = inputs.gradient_scale;
-    args.one_minus_beta1 = static_cast<float>(1 - beta1);
-    args.beta2 = static_cast<float>(beta2);
-    args.one_minus_beta2 = static_cast<float>(1 - beta2);
-    args.step_size = static_cast<float>(inputs.lr / c1);
-    args.rsqrt_correction2 = static_cast<float>(1 / std::sqrt(c2));
-    args.eps = static_cast<float>(config_.eps);
-    args.decay = static_cast<float>(range.decay ? 1 - inputs.lr * config_.weight_decay : 1.0);
-    args.rounding_key = philox_key(static_cast<uint64_t>(seed_), Purpose::kRounding,
-                                   static_cast<uint64_t>(inputs.step), static_cast<uint32_t>(block));
-    args.first_index = begin;
-    table(stream).adamw(args, stream);
-  }
+  const bool whole_tensors = rule_text(config_.name).whole_tensors;
+  each_range(
+      layout_.blocks[static_cast<size_t>(block)], from, to, whole_tensors, [&](const RuleRange& range) {
+        RuleUpdate args{
+            .rule = RuleScalars::at(config_.name, config_.rule,
+                                    {.lr = inputs.lr * range.lr_scale,
+                                     .weight_decay = range.decay ? config_.weight_decay : 0,
+                                     .t = t_}),
+            .gradient = inputs.gradients + (range.first - inputs.first) * gradient_size,
+            .weight = inputs.weights + (range.first - inputs.first) * weight_size,
+            .elements = range.elements,
+            .gradient_dtype = inputs.gradient_dtype,
+            .weight_dtype = weight_dtype_,
+            .form = form_,
+            .gradient_scale = inputs.gradient_scale,
+            .rounding_key = philox_key(static_cast<uint64_t>(seed_), Purpose::kRounding,
+                                       static_cast<uint64_t>(inputs.step), static_cast<uint32_t>(block)),
+            .first_index = range.first};
+        for (size_t k = 0; k < streams_.size(); ++k) {
+          std::byte* const at = part(tile, k) + streams_[k].bytes(range.first - tile.first);
+          if (has_master(form_) && k + 1 == streams_.size()) {
+            args.master = at;
+          } else {
+            args.state[k] = reinterpret_cast<float*>(at);
+          }
+        }
+        table(stream).update(args, stream);
+      });
 }
 
-bool ShardedOptimizer::fresh(size_t index) const {
-  return in_store(index) && tiles_.store->fresh(static_cast<int64_t>(index));
-}
-
-void ShardedOptimizer::with_tile(int64_t block, int64_t tile,
-                                 const std::function<void(const Tile&)>& body) const {
+OpenTile ShardedOptimizer::open(int64_t block, int64_t tile) const {
   const size_t i = index(block, tile);
-  if (!in_store(i)) return body(near_tile(block, tile));
-  const auto array = static_cast<int64_t>(i);
-  Tile t = place(block, tile);
-  tiles_.store->fetch(array, 0);
-  t.data = tiles_.store->use(array);
-  body(t);
-  tiles_.store->forget(array);
+  return {streams_,
+          form_,
+          range(block, tile),
+          own_[i].data(),
+          on_host(i),
+          in_store(i) ? tiles_.store : nullptr,
+          static_cast<int64_t>(i)};
 }
 
 void ShardedOptimizer::read_master(int64_t block, const TensorPlace& place_in_block, const std::byte* weights,
                                    float* out, Staging& staging) const {
   const int64_t begin = place_in_block.offset, end = begin + place_in_block.parameter.elements();
   for (int64_t tile = 0; tile < tiles(block); ++tile) {
-    const Tile range = place(block, tile);
-    const int64_t from = std::max(begin, range.first * kGranule),
-                  to = std::min(end, (range.first + range.granules) * kGranule);
+    const TileRange here = range(block, tile);
+    const int64_t from = std::max(begin, here.first), to = std::min(end, here.end());
     if (from >= to) continue;
-    const size_t i = index(block, tile);
-    if (fresh(i)) {
-      read_master_part(nullptr, false, from, to, weights, out + (from - begin), staging);
-      continue;
-    }
-    with_tile(block, tile, [&](const Tile& t) {
-      read_master_part(&t, on_host(i), from, to, weights, out + (from - begin), staging);
-    });
-  }
-}
-
-// `tile`: null before its first update; `host`: it is host memory, not the device's.
-void ShardedOptimizer::read_master_part(const Tile* tile, bool host, int64_t from, int64_t to,
-                                        const std::byte* weights, float* out, Staging& staging) const {
-  const auto count = static_cast<size_t>(to - from);
-  const auto read_state_of_tile = [&](void* target, int64_t size) {
-    const std::byte* const source = tile->master() + (from - tile->first * kGranule) * size;
-    if (host) {
-      std::memcpy(target, source, count * static_cast<size_t>(size));
-    } else {
-      staging.read_into(target, source, (to - from) * size);
-    }
-  };
-  if (mode_ == AdamW::Master::kWeight) return staging.read_into(out, weights + from * 4, (to - from) * 4);
-  if (mode_ == AdamW::Master::kF32 && tile != nullptr) return read_state_of_tile(out, 4);
-  std::vector<uint16_t> high(count), low(count, 0);
-  staging.read_into(high.data(), weights + from * 2, (to - from) * 2);
-  if (mode_ == AdamW::Master::kSplit && tile != nullptr) read_state_of_tile(low.data(), 2);
-  for (size_t i = 0; i < count; ++i) {
-    const auto top = static_cast<uint32_t>(high[i] - (low[i] >= 0x8000 ? 1 : 0)) & 0xFFFF;
-    out[i] = std::bit_cast<float>(top << 16 | low[i]);
-  }
-}
-
-std::vector<ShardedOptimizer::StateStream> ShardedOptimizer::streams(const Tile& tile) const {
-  const auto bytes = [](const float* p) { return reinterpret_cast<const std::byte*>(p); };
-  std::vector<StateStream> out;
-  if (master_size(mode_) > 0)
-    out.push_back({"master", mode_ == AdamW::Master::kSplit ? DType::kI16 : DType::kF32, tile.master()});
-  out.push_back({"m", DType::kF32, bytes(tile.m())});
-  out.push_back({"v", DType::kF32, bytes(tile.v())});
-  return out;
-}
-
-void ShardedOptimizer::read_state(StateSink& sink, const WeightsFrom& weights, Staging& staging) const {
-  sink.number("optimizer.t", t_);
-  for (int64_t block = 0; block < std::ssize(layout_.blocks); ++block) {
-    for (int64_t tile = 0; tile < tiles(block); ++tile) {
-      if (fresh(index(block, tile))) {
-        read_fresh_tile(block, tile, sink, weights, staging);
-      } else {
-        read_tile(block, tile, sink, staging);
-      }
-    }
-  }
-}
-
-// A tile's streams by the elements of the block that they belong to, so that the list says the same however
-// the block is cut.
-void ShardedOptimizer::read_tile(int64_t block, int64_t tile, StateSink& sink, Staging& staging) const {
-  const std::string name = "block" + std::to_string(block) + ".";
-  const std::vector<int64_t> shape = {layout_.blocks[static_cast<size_t>(block)].flat_elements};
-  with_tile(block, tile, [&](const Tile& t) {
-    const int64_t first = t.first * kGranule;
-    for (const StateStream& stream : streams(t)) {
-      const auto size = static_cast<int64_t>(dtype_size(stream.type));
-      const int64_t bytes = t.granules * kGranule * size;
-      const auto take = [&](int64_t offset, std::span<const std::byte> part) {
-        sink.part(name + stream.name, stream.type, shape, first + offset / size, part);
-      };
-      if (on_host(index(block, tile))) {
-        take(0, {stream.data, static_cast<size_t>(bytes)});
-      } else {
-        staging.read(stream.data, bytes, take);
-      }
-    }
-  });
-}
-
-// What its first update will find: zeros, and an fp32 master that is the weight.
-void ShardedOptimizer::read_fresh_tile(int64_t block, int64_t tile, StateSink& sink,
-                                       const WeightsFrom& weights, Staging& staging) const {
-  const Tile t = place(block, tile);
-  const int64_t first = t.first * kGranule, elements = t.granules * kGranule;
-  const std::string name = "block" + std::to_string(block) + ".";
-  const std::vector<int64_t> shape = {layout_.blocks[static_cast<size_t>(block)].flat_elements};
-  for (const StateStream& stream : streams(t)) {
-    std::vector<std::byte> bytes(static_cast<size_t>(elements) * dtype_size(stream.type));
-    if (stream.data == t.master() && mode_ == AdamW::Master::kF32) {
-      read_master_part(nullptr, false, 0, elements, weights(block, first),
-                       reinterpret_cast<float*>(bytes.data()), staging);
-    }
-    sink.part(name + stream.name, stream.type, shape, first, bytes);
+    const std::byte* const of_range = weights + from * static_cast<int64_t>(dtype_size(weight_dtype_));
+    open(block, tile).read_master(from, to, of_range, out + (from - begin), staging);
   }
 }
 

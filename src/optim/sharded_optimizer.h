@@ -1,5 +1,5 @@
-// AdamW's state of a rank and the update of a block. A tile is a run of granules of a block with its first
-// and second moment and master (or its low half) side by side: [m | v | master]. Near tiles lie in memory of
+// The optimizer's state of a rank and the update of a block. A tile is a run of granules of a block with its
+// streams side by side: those of the rule, then the master (or its low half). Near tiles lie in memory of
 // this object, the others in a store, whose slots they pass through; with a GPU, what is off it may instead
 // be updated by the CPU (host_update.h), in host memory of this object or in a store of host memory. Where a
 // tile lies, who updates it and how long it is never changes a bit. The compute thread calls; on a GPU the
@@ -7,18 +7,17 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "base/arena.h"
 #include "base/staging.h"
-#include "base/state.h"
 #include "config/config.h"
 #include "kernels/kernels.h"
 #include "offload/store.h"
 #include "optim/host_update.h"
+#include "optim/open_tile.h"
 #include "spec/block_layout.h"
 
 namespace lm {
@@ -84,57 +83,40 @@ class ShardedOptimizer {
   void read_master(int64_t block, const TensorPlace& place, const std::byte* weights, float* out,
                    Staging& staging) const;
 
-  // Likewise: tiles in the store pass through its first slot. `weights` gives a block's working weights from
-  // an element on, for a tile that no update has touched yet: an fp32 master then is what they say.
-  using WeightsFrom = std::function<const std::byte*(int64_t block, int64_t element)>;
-  void read_state(StateSink& sink, const WeightsFrom& weights, Staging& staging) const;
+  // Elements of the block's flat array that a tile has, and its state outside of a step.
+  TileRange range(int64_t block, int64_t tile) const;
+  OpenTile open(int64_t block, int64_t tile) const;
 
  private:
-  // A tile's state, wherever it lies.
-  struct Tile {
+  struct Tile : TileRange {
     std::byte* data = nullptr;
-    int64_t first = 0;  // granule of the block
-    int64_t granules = 0;
-    float* m() const { return reinterpret_cast<float*>(data); }
-    float* v() const { return m() + granules * kGranule; }
-    std::byte* master() const { return data + granules * kGranule * 8; }
   };
-
   const Kernels& table(StreamView stream) const {
     return stream.device == stream_.device ? kernels_ : kernels(stream.device);
   }
-  // What a tile consists of.
-  struct StateStream {
-    const char* name;
-    DType type;
-    const std::byte* data;  // of this tile
-  };
   size_t index(int64_t block, int64_t tile) const;
   bool streamed(size_t index) const;
   bool in_store(size_t index) const;
   bool on_host(size_t index) const { return host_ != nullptr && streamed(index); }
+  // `data` is null of a tile in the store.
   Tile place(int64_t block, int64_t tile) const;
-  Tile near_tile(int64_t block, int64_t tile) const;
-  // Granules [first, end) of the tile.
-  void apply(int64_t block, const Tile& tile, int64_t first, int64_t end, const UpdateInputs& inputs,
+  // Where a stream of the tile begins.
+  std::byte* part(const Tile& tile, size_t stream) const {
+    return tile.data + streams_.offset(stream, tile.elements);
+  }
+  // Elements [from, to) of the block, which lie in the tile.
+  void apply(int64_t block, const Tile& tile, int64_t from, int64_t to, const UpdateInputs& inputs,
              StreamView stream) const;
   void fill_master(const Tile& tile, const std::byte* weights, StreamView stream) const;
-  void read_master_part(const Tile* tile, bool host, int64_t from, int64_t to, const std::byte* weights,
-                        float* out, Staging& staging) const;
-  // Lends a tile that is not fresh, from wherever it lives.
-  void with_tile(int64_t block, int64_t tile, const std::function<void(const Tile&)>& body) const;
-  bool fresh(size_t index) const;
-  void read_tile(int64_t block, int64_t tile, StateSink& sink, Staging& staging) const;
-  void read_fresh_tile(int64_t block, int64_t tile, StateSink& sink, const WeightsFrom& weights,
-                       Staging& staging) const;
-  std::vector<StateStream> streams(const Tile& tile) const;
+  void update_tile(int64_t block, int64_t tile, const UpdateInputs& inputs, StreamView stream);
   void update_on_host(int64_t block, int64_t tile, const UpdateInputs& inputs);
   void update_in_store(int64_t block, size_t index, Tile tile, const UpdateInputs& inputs, StreamView stream);
 
   const ModelLayout& layout_;
   OptimizerConfig config_;
   DType weight_dtype_;
-  AdamW::Master mode_;
+  MasterForm form_;
+  StateStreams streams_;
   int64_t seed_;
   const Kernels& kernels_;
   StreamView stream_;

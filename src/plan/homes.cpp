@@ -8,8 +8,7 @@
 namespace lm {
 
 const char* state_class_name(StateClass state) {
-  constexpr const char* kNames[] = {"weights",      "frozen weights", "gradients",  "master",
-                                    "first moment", "second moment",  "activations"};
+  constexpr const char* kNames[] = {"weights", "frozen weights", "gradients", "optimizer", "activations"};
   return kNames[static_cast<size_t>(state)];
 }
 
@@ -75,7 +74,7 @@ TimelineShape PlacementPlan::timeline() const {
   }
   const PoolPlan& tiles = pool(Pool::kOptimizer);
   for (size_t a = 0; update_on_host && a < tiles.bytes.size(); ++a) {
-    const int64_t elements = tiles.bytes[a] / state_bytes;
+    const int64_t elements = tiles.bytes[a] / granule_bytes * kGranule;
     shape.host_updates.push_back({tiles.streamed[a] != 0, elements * update_brings, elements * update_sends});
   }
   return shape;

@@ -16,12 +16,10 @@ enum class StateClass : uint8_t {
   kWeights,
   kFrozenWeights,
   kGradients,
-  kMaster,
-  kFirstMoment,
-  kSecondMoment,
+  kOptimizer,  // the streams that the rule names, and the master
   kActivations,
 };
-inline constexpr int kStateClasses = 7;
+inline constexpr int kStateClasses = 5;
 const char* state_class_name(StateClass state);
 
 enum class Home : uint8_t { kDevice, kHost, kNvme };
@@ -58,7 +56,7 @@ struct PlacementPlan {
   // With a GPU: bytes of the embedding's weights in pinned host memory, where the GPU reads rows and writes
   // updates in place; 0: on the device.
   int64_t embedding_in_host = 0;
-  int64_t state_bytes = 0;  // optimizer state per element
+  int64_t granule_bytes = 0;  // optimizer state of one
   // With a GPU: state off it is updated by the CPU where it lies, in host memory or a slot there; else it
   // passes through the GPU. Then, per element, what an update brings from the GPU (gradient and weight) and
   // sends there (weight), and the host memory for that.

@@ -119,8 +119,7 @@ class TileCutter {
 
 void place_optimizer(const PlanInput& in, Home home, Plan& plan) {
   PlacementPlan& placement = plan.placement;
-  placement.state_bytes = 8 + master_size(plan.numerics.master, plan.numerics.dtype);
-  const int64_t granule_bytes = kGranule * placement.state_bytes;
+  const int64_t granule_bytes = placement.granule_bytes = plan.numerics.state().bytes(kGranule);
   const int64_t state = in.layout.flat_elements / kGranule * granule_bytes;
   const bool far = is_far(home, in.device);
   int64_t tile = std::clamp(state / kTilesPerStep, kLeastTile, kMostTile);
@@ -129,10 +128,14 @@ void place_optimizer(const PlanInput& in, Home home, Plan& plan) {
   placement.first_tile.clear();
   placement.first_granule.clear();
   placement.segment_tiles.clear();
+  const std::vector<Unit> units = in.layout.units(placement.head_segments() > 0);
+  if (far && rule_text(plan.numerics.rule).whole_tensors) {
+    for (const Unit& unit : units)
+      placement.tile_granules = std::max(placement.tile_granules, unit.elements / kGranule);
+  }
   TileCutter tiles(placement, placement.tile_granules, granule_bytes);
   // A tile of a cut head lies in one segment: its update needs no other. Tiles follow the block's array, in
   // which the matrix comes before the norm.
-  const std::vector<Unit> units = in.layout.units(placement.head_segments() > 0);
   for (const Unit& unit : units) {
     if (unit.segment()) continue;
     tiles.begin_block();
@@ -281,8 +284,7 @@ void place(const PlanInput& in, const HomeChoice& homes, Plan& plan, int64_t mos
   set(StateClass::kWeights, homes.weights);
   set(StateClass::kFrozenWeights, homes.weights);
   set(StateClass::kGradients, homes.gradients);
-  for (const StateClass state : {StateClass::kMaster, StateClass::kFirstMoment, StateClass::kSecondMoment})
-    set(state, homes.optimizer);
+  set(StateClass::kOptimizer, homes.optimizer);
   set(StateClass::kActivations, homes.activations);
   plan.numerics.micro_batches = ceil_div(in.config.train.global_batch, plan.numerics.micro_batch);
   // Streamed weights and gradients cross once per group: the largest group is the cheapest, if its inputs

@@ -162,7 +162,7 @@ void predict(const PlanInput& in, Plan& plan) {
   const ComputeRates rates = compute_rates(in.machine, in.device, n.dtype);
   const StepShape shape{
       .pass = pass_shape(in, plan),
-      .master_bytes = master_size(n.master, n.dtype),
+      .state_bytes = n.state().bytes(1),
       .micro = uniform_work(static_cast<double>(n.micro_batch) * length, length, in.data.target_share),
       .step_tokens = sequences * length};
   const StepCosts costs(shape);
@@ -300,6 +300,7 @@ Plan draft_plan(const Config& config, const ModelSpec& spec, const AdapterSpec* 
   n.dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
   n.gradient_dtype = config.train.gradients == GradientDType::kF32 ? DType::kF32 : DType::kBF16;
   n.master = config.optimizer.master;
+  n.rule = config.optimizer.name;
   n.round_rows = rounds_rows(n.dtype, device);
   n.row_chunk = choose_row_chunk(in, n.dtype);
   plan.placement.device = device;

@@ -32,6 +32,9 @@ struct NumericsPlan {
   int threads = 1;                 // compute threads (CPU)
   int64_t documents_at_once = 0;   // that attention is given on a GPU
   Master master = Master::kSplit;  // of bf16 weights; fp32 weights are their own
+  RuleId rule = {};
+  MasterForm form() const { return master_form(master, dtype); }
+  StateStreams state() const { return {rule, form()}; }
 };
 
 struct ClassBytes {

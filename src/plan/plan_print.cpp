@@ -98,6 +98,7 @@ Json numerics_json(const NumericsPlan& n) {
   const bool own = n.dtype == DType::kF32;
   return {{"dtype", dtype_name(n.dtype)},
           {"gradients", dtype_name(n.gradient_dtype)},
+          {"optimizer", rule_text(n.rule).name},
           {"master", own ? "weight" : kMasters[static_cast<size_t>(n.master)]},
           {"micro_batch", n.micro_batch},
           {"micro_batches", n.micro_batches},

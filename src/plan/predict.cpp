@@ -121,9 +121,8 @@ StepCosts::StepCosts(const StepShape& shape)
     : pass_(shape.pass, shape.micro), units_(shape.pass.layout.units(shape.pass.cut_head)) {
   const auto size = [](DType type) { return static_cast<double>(dtype_size(type)); };
   gradient_bytes_ = size(shape.pass.gradient_dtype);
-  // Reads gradient, weight, master, m, v; writes all but the gradient.
-  update_bytes_ =
-      gradient_bytes_ + 2 * (size(shape.pass.dtype) + static_cast<double>(shape.master_bytes) + 8);
+  // Reads gradient, weight and state; writes all but the gradient.
+  update_bytes_ = gradient_bytes_ + 2 * (size(shape.pass.dtype) + static_cast<double>(shape.state_bytes));
   if (units_.front().elements > 0) {
     embedding_rows_ = std::min(static_cast<double>(shape.pass.spec.vocab), shape.step_tokens) *
                       static_cast<double>(shape.pass.spec.hidden) * (4 + 2 * gradient_bytes_);

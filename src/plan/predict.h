@@ -36,7 +36,7 @@ ComputeRates compute_rates(const Machine& machine, DeviceType device, DType dtyp
 // Everything about the run that a step's cost depends on.
 struct StepShape {
   PassShape pass;
-  int64_t master_bytes = 2;  // per parameter, beside the weight
+  int64_t state_bytes = 10;  // of the optimizer, per parameter
   StepWork micro;            // of one micro-batch
   double step_tokens = 0;    // of all of them
 };

@@ -62,7 +62,7 @@ FarBytes far_elements(const Plan& plan) {
   for (size_t a = 0; a < pool.bytes.size(); ++a) {
     if (pool.streamed[a] == 0) continue;
     (pool.home_of(a) == Home::kHost ? elements.host : elements.disk) +=
-        pool.bytes[a] / plan.placement.state_bytes;
+        pool.bytes[a] / plan.placement.granule_bytes * kGranule;
   }
   return elements;
 }
@@ -127,12 +127,11 @@ std::string encodings_of(const ModelLayout& layout, DType dtype) {
 std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   const NumericsPlan& n = plan.numerics;
   const PlacementPlan& p = plan.placement;
-  const int64_t flat = in.layout.flat_elements, master = master_size(n.master, n.dtype);
+  const int64_t flat = in.layout.flat_elements;
   const int64_t step_tokens = in.config.train.global_batch * in.config.data.max_length;
   const int64_t rows = in.adapter == nullptr ? std::min(in.spec.vocab, step_tokens) : 0;
   const bool lora = in.adapter != nullptr;
   const FarBytes lent = far_bytes(p.pool(Pool::kWeights)), far = far_elements(plan);
-  const std::string master_note = master == 2 ? "low half beside the weight" : master == 4 ? "fp32" : "none";
   ClassTable table(in, plan);
   const auto name = [](StateClass state) { return state_class_name(state); };
   const int64_t embedding = p.embedding_in_host;
@@ -143,9 +142,10 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   if (embedding > 0) table.host("embedding", embedding, "the GPU looks up rows where they lie");
   table.add(name(StateClass::kGradients), flat * size_of(n.gradient_dtype),
             far_bytes(p.pool(Pool::kGradients)), per_parameter(n.gradient_dtype));
-  table.add(name(StateClass::kMaster), flat * master, far * master, master_note);
-  table.add(name(StateClass::kFirstMoment), flat * 4, far * 4, "fp32");
-  table.add(name(StateClass::kSecondMoment), flat * 4, far * 4, "fp32");
+  for (const StateStream& stream : n.state()) {
+    table.add(stream.title, stream.bytes(flat), far * stream.bytes(1),
+              stream.type == DType::kI16 ? "low half beside the weight" : dtype_name(stream.type));
+  }
   const PoolPlan& inputs = p.pool(Pool::kActivations);
   table.add(name(StateClass::kActivations), plan.arena.saved + inputs.streamed_bytes(), far_bytes(inputs),
             n.recompute ? "block inputs" : "saved by every block");
@@ -198,11 +198,6 @@ bool all_memory(const Plan& plan, int64_t Tier::*limit) {
 }
 
 }  // namespace
-
-int64_t master_size(Master master, DType dtype) {
-  if (dtype == DType::kF32 || master == Master::kNone) return 0;
-  return master == Master::kSplit ? 2 : 4;
-}
 
 int64_t micro_documents(const PlanInput& in, const NumericsPlan& numerics) {
   // A document has at least two tokens; without packing a sequence is one document.

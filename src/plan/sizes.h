@@ -17,9 +17,6 @@ struct PlanInput {
   std::optional<bool> update_on_host = {};
 };
 
-// Bytes per parameter beside the weight.
-int64_t master_size(Master master, DType dtype);
-
 PassShape pass_shape(const PlanInput& in, const Plan& plan);
 // The most documents that a micro-batch can have.
 int64_t micro_documents(const PlanInput& in, const NumericsPlan& numerics);

@@ -38,6 +38,7 @@ struct DecayRange {
   int64_t first = 0;     // element, multiple of kGranule
   int64_t elements = 0;  // multiple of kGranule
   bool decay = false;
+  double lr_scale = 1;
 };
 
 struct BlockLayout {

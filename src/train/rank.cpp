@@ -145,25 +145,14 @@ void Rank::weights_ready() {
   }
 }
 
-void Rank::read_state(StateSink& sink) {
+StateCatalogue Rank::catalogue() const {
+  const bool cut_head = setup_.plan.placement.head_segments() > 0;
+  return list_state(setup_.layout, setup_.plan.numerics, cut_head, training());
+}
+
+LiveState Rank::state() {
   step_->flush();
-  Staging staging(context_.stream);
-  weights_.read_state(sink, staging);
-  if (optimizer_ == nullptr) return;
-  std::optional<OpenUnit> open;  // one at a time: streamed units pass through one slot
-  const auto weights = [&](int64_t block, int64_t element) {
-    const std::vector<Unit>& units = weights_.units();
-    const auto unit = std::find_if(units.begin(), units.end(), [&](const Unit& u) {
-      return u.block == block && u.first <= element && element < u.first + u.elements;
-    });
-    if (!open || open->unit() != unit - units.begin()) {
-      open.reset();
-      open.emplace(weights_.open(unit - units.begin(), false));
-    }
-    return open->trainable() +
-           (element - unit->first) * static_cast<int64_t>(dtype_size(setup_.plan.numerics.dtype));
-  };
-  optimizer_->read_state(sink, weights, staging);
+  return LiveState(weights_, optimizer_.get(), context_.stream);
 }
 
 }  // namespace lm

@@ -8,6 +8,7 @@
 #include "config/config.h"
 #include "plan/plan.h"
 #include "train/far_state.h"
+#include "train/live_state.h"
 #include "train/step.h"
 
 namespace lm {
@@ -48,8 +49,10 @@ class Rank {
 
   // The weights have been loaded or initialised: masters take their values.
   void weights_ready();
-  // Weights and optimizer state, as host bytes; completes deferred updates first.
-  void read_state(StateSink& sink);
+  // What there is to save: a pure list, made from layout and plan.
+  StateCatalogue catalogue() const;
+  // A source of all of it, until the next step; completes deferred updates first.
+  LiveState state();
 
  private:
   const RankSetup setup_;

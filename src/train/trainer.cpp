@@ -107,12 +107,12 @@ void Trainer::count_skipped(const StepRow& row) {
                .kept = ""});
 }
 
-void Trainer::visit_state(StateVisitor& visitor) {
-  visitor.number("trainer.step", step_);
-  visitor.number("trainer.skipped", skipped_);
-  visitor.number("trainer.skipped_in_row", skipped_in_row_);
-  plateau_.visit_state(visitor);
-  loader_.visit_state(visitor);
+void Trainer::restore(const TrainerState& state) {
+  step_ = state.step;
+  skipped_ = state.skipped;
+  skipped_in_row_ = state.skipped_in_row;
+  plateau_.restore(state.plateau);
+  loader_.restore(state.data);
 }
 
 }  // namespace lm

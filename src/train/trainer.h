@@ -32,6 +32,13 @@ struct TrainerResult {
   int64_t device_bytes = 0;  // at the peak (metrics.h)
 };
 
+// What a resumed run must know besides the rank's state.
+struct TrainerState {
+  int64_t step = 0, skipped = 0, skipped_in_row = 0;
+  PlateauRate::State plateau;
+  LoaderPosition data;
+};
+
 class Trainer {
  public:
   Trainer(Rank& rank, Loader& loader, const Config& config, const TrainerOptions& options,
@@ -43,8 +50,11 @@ class Trainer {
   // False while a step is at work: an error that ends it leaves weights of which some are new.
   bool between_steps() const { return between_steps_; }
 
-  // Where the run stands; the rank lists its own state (Rank::read_state).
-  void visit_state(StateVisitor& visitor);
+  // Where the run stands, beside the rank's state (Rank::catalogue).
+  TrainerState state() const {
+    return {step_, skipped_, skipped_in_row_, plateau_.state(), loader_.position()};
+  }
+  void restore(const TrainerState& state);
 
  private:
   StepRow step_once();

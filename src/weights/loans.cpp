@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -117,34 +116,6 @@ std::byte* WeightStore::trainable_home(int64_t unit) {
   const UnitHome& home = homes_[static_cast<size_t>(unit)];
   LM_CHECK(home.loans == 0, "unit " + std::to_string(unit) + " is on loan");
   return trainable(unit);
-}
-
-void WeightStore::read_state(StateSink& sink, Staging& staging) {
-  std::optional<OpenUnit> open;  // one at a time: streamed units pass through one slot
-  for (int64_t b = 0; b < std::ssize(layout_.blocks); ++b) {
-    for (const TensorPlace& place : layout_.blocks[static_cast<size_t>(b)].tensors) {
-      if (place.frozen) continue;
-      for (const int64_t u : units_of(b, place)) {
-        if (!open || open->unit() != u) {
-          open.reset();
-          open.emplace(*this, u, false);
-        }
-        read_tensor(*open, place, sink, staging);
-      }
-    }
-  }
-}
-
-void WeightStore::read_tensor(const OpenUnit& open, const TensorPlace& place, StateSink& sink,
-                              Staging& staging) const {
-  const Parameter& p = place.parameter;
-  const Unit& unit = units_[static_cast<size_t>(open.unit())];
-  const auto size = static_cast<int64_t>(dtype_size(dtype_));
-  const auto shape = p.vector() ? std::vector<int64_t>{p.rows} : std::vector<int64_t>{p.rows, p.columns};
-  const int64_t elements = unit.segment() ? unit.rows * p.columns : p.elements();
-  staging.read(open.tensor(place), elements * size, [&](int64_t offset, std::span<const std::byte> bytes) {
-    sink.part("weight." + p.name, dtype_, shape, unit.first_row * p.columns + offset / size, bytes);
-  });
 }
 
 }  // namespace lm

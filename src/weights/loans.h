@@ -8,8 +8,6 @@
 #include <vector>
 
 #include "base/arena.h"
-#include "base/staging.h"
-#include "base/state.h"
 #include "offload/store.h"
 #include "spec/block_layout.h"
 
@@ -71,6 +69,7 @@ class WeightStore {
   Loan acquire(int64_t unit) { return Loan(*this, unit); }
   OpenUnit open(int64_t unit, bool changes) { return OpenUnit(*this, unit, changes); }
   const std::vector<Unit>& units() const { return units_; }
+  DType dtype() const { return dtype_; }
   // The units that a block's tensor lies in: one, or the segments of a cut head.
   std::vector<int64_t> units_of(int64_t block, const TensorPlace& place) const;
 
@@ -79,10 +78,6 @@ class WeightStore {
   // The update of a unit is complete: earlier loans of it are void.
   void advance(int64_t unit) { ++homes_[static_cast<size_t>(unit)].version; }
   bool streamed(int64_t unit) const { return far_ != nullptr && far_->holds(unit); }
-
-  // The working weights of every trainable tensor, in block order; what is the device's passes through
-  // `staging`.
-  void read_state(StateSink& sink, Staging& staging);
 
  private:
   friend class Loan;
@@ -98,7 +93,6 @@ class WeightStore {
   bool frozen_away(int64_t unit) const;
   std::byte* trainable(int64_t unit) const;
   std::byte* frozen(int64_t unit) const;
-  void read_tensor(const OpenUnit& open, const TensorPlace& place, StateSink& sink, Staging& staging) const;
 
   const ModelLayout& layout_;
   DType dtype_;

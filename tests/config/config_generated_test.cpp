@@ -87,14 +87,16 @@ std::string file_with(const KeyCase& key, const std::string& line, int* number) 
   };
   std::string table;
   for (const KeyCase& other : all_keys()) {
-    const bool needed = other.info.required || (other.table == key.table && other.name == key.name);
+    const bool chooses = key.info.rule != nullptr && other.table == "optimizer" && other.name == "name";
+    const bool needed =
+        other.info.required || chooses || (other.table == key.table && other.name == key.name);
     if (!needed) continue;
     if (table != other.table) add("[" + (table = other.table) + "]");
     if (other.table == key.table && other.name == key.name) {
       *number = lines + 1;
       add(line);
     } else {
-      add(other.name + " = " + other.good);
+      add(other.name + " = " + (chooses ? quote(key.info.rule) : other.good));
     }
   }
   return out;

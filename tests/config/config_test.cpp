@@ -51,7 +51,7 @@ rslora = true
                                      "c.toml");
   EXPECT_EQ(config.train.epochs, 3.0);
   EXPECT_EQ(config.train.recompute, Recompute::kBlock);
-  EXPECT_EQ(config.optimizer.betas, (std::vector<double>{0.9, 0.95}));
+  EXPECT_EQ(config.optimizer.rule.of<AdamW>().betas, (std::vector<double>{0.9, 0.95}));
   EXPECT_EQ(config.optimizer.schedule, LrSchedule::kCosineWarmupWithMinLr);
   EXPECT_EQ(config.optimizer.lr, 1e-4);
   EXPECT_EQ(config.lora.targets, std::vector<std::string>{"all-linear"});
@@ -91,13 +91,40 @@ TEST(Config, OneMistakeIsOneLineWithItsPlace) {
 TEST(Config, NamesWhatIsNotSupportedYet) {
   EXPECT_HAS(failure(std::string(kLeast) + "[train]\nmethod = \"qlora\"\n"),
              "qlora is not supported yet: full and lora are");
-  EXPECT_HAS(failure(std::string(kLeast) + "[optimizer]\nname = \"sgd\"\n"),
-             "optimizer.name = \"sgd\" is not supported yet: adamw is");
+  EXPECT_HAS(failure(std::string(kLeast) + "[optimizer]\nname = \"adam\"\n"),
+             "expected one of \"adamw\", \"sgd\", got the string \"adam\"; did you mean \"adamw\"?");
   for (const char* table : {"zero", "checkpoint"}) {
     const std::string text = failure(std::string(kLeast) + "[" + table + "]\nx = 1\n");
     EXPECT_HAS(text, "not supported yet");
     EXPECT_HAS(text, "c.toml:5:2");
   }
+}
+
+TEST(Config, AnOptimizerHasTheKeysOfItsRuleAndNoOthers) {
+  const auto with = [](const std::string& keys, const std::vector<std::string>& overrides = {}) {
+    return parse_config(std::string(kLeast) + "[optimizer]\n" + keys, "c.toml", overrides);
+  };
+  const auto refusal = [](const std::string& keys) {
+    return failure(std::string(kLeast) + "[optimizer]\n" + keys);
+  };
+  EXPECT_EQ(with("name = \"sgd\"\nmomentum = 0.5\nweight_decay = 0.1\n").optimizer.rule.of<Sgd>().momentum,
+            0.5);
+  EXPECT_HAS(refusal("name = \"sgd\"\nmomentum = 1\n"),
+             "expected a number of at least 0 and less than 1, got 1");
+  EXPECT_HAS(
+      refusal("name = \"sgd\"\neps = 1e-6\n"),
+      "`optimizer.eps` is a setting of adamw, and optimizer.name = \"sgd\" has none such at c.toml:7:7");
+  EXPECT_HAS(refusal("momentum = 0.5\n"),
+             "`optimizer.momentum` is a setting of sgd, and optimizer.name = \"adamw\" has none such");
+  // A rule chosen on the command line takes back the file's keys, not its own.
+  EXPECT_EQ(with("eps = 1e-6\n", {"optimizer.name=sgd"}).optimizer.name, Rules::id<Sgd>());
+  EXPECT_HAS(failure(std::string(kLeast), {"optimizer.name=sgd", "optimizer.eps=1e-6"}), "has none such");
+  // What is printed has the rule's keys alone, and is read back.
+  const std::string text = print_config(with("name = \"sgd\"\nmomentum = 0.25\n"));
+  EXPECT_HAS(text, "momentum = 0.25");
+  EXPECT_EQ(text.find("betas"), std::string::npos);
+  EXPECT_TRUE(same_config(parse_config(text, "", {}), with("name = \"sgd\"\nmomentum = 0.25\n")));
+  EXPECT_EQ(print_config(with("")).find("momentum ="), std::string::npos);
 }
 
 TEST(Config, KnowsTheWordsPeopleBring) {
@@ -217,7 +244,7 @@ TEST(Config, OverridesWinAndTakeBareWords) {
   EXPECT_EQ(config.train.steps, 7);
   EXPECT_EQ(config.model.path, "some/dir");
   EXPECT_EQ(config.run.dir, "2024-01-01");
-  EXPECT_EQ(config.optimizer.betas, (std::vector<double>{0.8, 0.9}));
+  EXPECT_EQ(config.optimizer.rule.of<AdamW>().betas, (std::vector<double>{0.8, 0.9}));
   EXPECT_EQ(config.data.train, std::vector<std::string>{"a.jsonl"});
   EXPECT_EQ(config.train.method, Method::kLora);
   EXPECT_FALSE(config.run.threads.has_value());

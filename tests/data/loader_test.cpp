@@ -65,18 +65,6 @@ std::vector<std::vector<int32_t>> documents(const StepBatches& step) {
   return out;
 }
 
-// Restores what another visitor has read.
-class Numbers : public StateVisitor {
- public:
-  void tensor(const std::string&, DType, const std::vector<int64_t>&, std::span<std::byte>) override {}
-  void number(const std::string& name, int64_t& value) override {
-    if (restoring) value = values.at(name);
-    values[name] = value;
-  }
-  std::map<std::string, int64_t> values;
-  bool restoring = false;
-};
-
 TEST(Loader, ShiftsTargetsInsideEachDocument) {
   MemorySource source;
   source.add({5, 6, 7, 8}, {0, 0, 1, 1});
@@ -108,7 +96,7 @@ TEST(Loader, GivesEachExampleExactlyOncePerEpoch) {
     for (int64_t epoch = 0; epoch < 3; ++epoch) {
       std::vector<int32_t> seen;
       for (int64_t s = 0; s < loader.steps_in_epoch(epoch); ++s) {
-        EXPECT_EQ(loader.epoch(), epoch);
+        EXPECT_EQ(loader.position().epoch, epoch);
         for (const Batch& batch : loader.next().micro) {
           for (size_t d = 0; d + 1 < batch.document_start.size(); ++d) {
             seen.push_back(batch.sample[static_cast<size_t>(batch.document_start[d])]);
@@ -162,17 +150,15 @@ TEST(Loader, ContinuesExactlyFromARestoredPosition) {
     options.packing = packing;
     Loader reference(source, nullptr, options);
     std::vector<std::vector<int32_t>> steps;
-    std::vector<Numbers> saved;
+    std::vector<LoaderPosition> saved;
     for (int i = 0; i < 15; ++i) {
-      saved.emplace_back();
-      reference.visit_state(saved.back());
+      saved.push_back(reference.position());
       steps.push_back(flat(reference.next()));
     }
     for (size_t i = 0; i < steps.size(); ++i) {
       Loader resumed(source, nullptr, options);
       if (i % 2 == 1) resumed.next();  // whatever it did before must not matter
-      saved[i].restoring = true;
-      resumed.visit_state(saved[i]);
+      resumed.restore(saved[i]);
       for (size_t j = i; j < steps.size(); ++j) EXPECT_EQ(flat(resumed.next()), steps[j]) << i << " " << j;
     }
   }
@@ -181,11 +167,8 @@ TEST(Loader, ContinuesExactlyFromARestoredPosition) {
 TEST(Loader, RefusesAPositionOfOtherData) {
   const MemorySource source = many(21), other = many(22);
   Loader before(source, nullptr, small());
-  Numbers saved;
-  before.visit_state(saved);
   Loader after(other, nullptr, small());
-  saved.restoring = true;
-  after.visit_state(saved);
+  after.restore(before.position());
   try {
     after.next();
     FAIL();
@@ -235,7 +218,7 @@ TEST(Loader, EndsAnEpochWithAShortStep) {
   const StepBatches last = loader.next();
   ASSERT_EQ(last.micro.size(), 1u);
   EXPECT_EQ(last.micro[0].documents(), 2);
-  EXPECT_EQ(loader.epoch(), 1);
+  EXPECT_EQ(loader.position().epoch, 1);
 }
 
 TEST(Loader, CountsStepsOfPackedEpochsAsTheyWillCome) {
@@ -245,7 +228,7 @@ TEST(Loader, CountsStepsOfPackedEpochsAsTheyWillCome) {
   Loader counting(source, nullptr, options), walking(source, nullptr, options);
   const int64_t expected = counting.total_steps(4.0);
   int64_t steps = 0;
-  while (walking.epoch() < 4) {
+  while (walking.position().epoch < 4) {
     walking.next();
     ++steps;
   }
@@ -282,12 +265,10 @@ TEST(Loader, HoldsOutNothingOfASingleExample) {
 TEST(Loader, RefusesAPositionOutsideTheEpoch) {
   const MemorySource source = many(21);
   Loader loader(source, nullptr, small());
-  Numbers position;
-  loader.visit_state(position);
-  position.restoring = true;
+  LoaderPosition position = loader.position();
   for (const int64_t step : {int64_t{6}, int64_t{-1}, int64_t{1} << 60}) {
-    position.values["data.step_in_epoch"] = step;
-    loader.visit_state(position);
+    position.step = step;
+    loader.restore(position);
     try {
       loader.next();
       FAIL() << step;

@@ -1,6 +1,7 @@
 """Keys that decide together: every one does what its help says with every other that it is accepted with, or is refused with
 both values. Learning rates are torch's."""
 
+import json
 import tomllib
 
 import pytest
@@ -39,6 +40,22 @@ def test_a_run_has_the_rates_of_torch(work, schedule):
                     optimizer__lr=LR, optimizer__warmup=WARMUP, optimizer__min_lr_ratio=floor), cwd=work)
     rates = [row["lr"] for row in rows(work, name) if "loss" in row]
     assert rates == pytest.approx(torch_rates(after), rel=1e-6, abs=1e-6)  # polynomial ends at 1e-7
+
+
+def test_sgd_learns_and_its_bits_are_the_same_wherever_its_state_is(work):
+    (work / "swap").mkdir(exist_ok=True)
+    settings = {"model__dtype": "bf16", "optimizer__name": "sgd", "optimizer__momentum": 0.8, "optimizer__lr": 0.1}
+    far = {"offload__optimizer": "nvme", "offload__paths": [str(work / "swap")], "io__tile": "64KiB"}
+    for name, changes in {"sgd_near": {}, "sgd_far": far}.items():
+        lmlaunch(config(work, name, **settings, **changes), cwd=work)
+    near, far = ([(row["loss"], row["grad_norm"]) for row in rows(work, name) if "loss" in row] for name in ("sgd_near", "sgd_far"))
+    assert near == far and near[-1][0] < 0.8 * near[0][0]
+    hashes = [json.loads(lmlaunch("verify", f"runs/{name}/model", "--json", cwd=work).stdout)["weights_hash"] for name in ("sgd_near", "sgd_far")]
+    assert hashes[0] == hashes[1]
+    recorded = tomllib.loads((work / "runs/sgd_near/config.toml").read_text())["optimizer"]
+    assert recorded["momentum"] == 0.8 and "betas" not in recorded and "eps" not in recorded
+    plan = (work / "runs/sgd_near/plan.txt").read_text()
+    assert "momentum" in plan and "second moment" not in plan
 
 
 def test_a_plateau_follows_the_evaluations_after_its_warmup(work):

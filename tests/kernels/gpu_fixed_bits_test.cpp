@@ -5,7 +5,7 @@
 namespace lm {
 namespace {
 
-using Master = AdamW::Master;
+using Master = MasterForm;
 
 TEST_F(GpuKernels, Rows) {
   const std::vector<int32_t> token = {3, 1, 3, 0, 7, 3, 1}, order = {3, 1, 6, 0, 2, 5, 4},
@@ -201,7 +201,7 @@ TEST_F(GpuKernels, GranuleNorms) {
   }
 }
 
-TEST_F(GpuKernels, AdamW) {
+void check_update(const char* rule_name, const RuleScalars& rule) {
   const std::vector<int64_t> sizes = {0, 1, 3, 4, 5, 63, 64, 65, 1000, 1024, 4099, 16384 * 256 + 5};
   for (Master mode : {Master::kWeight, Master::kSplit, Master::kF32, Master::kStochastic}) {
     const DType weight = mode == Master::kWeight ? DType::kF32 : DType::kBF16,
@@ -215,7 +215,7 @@ TEST_F(GpuKernels, AdamW) {
                 (n > 100000 && (first != 0 || gradient != DType::kF32 || mode != Master::kSplit)))
               continue;
             if (first > 64 && mode != Master::kStochastic) continue;
-            SCOPED_TRACE(name("adamw", gradient, {static_cast<int64_t>(mode), n, first, shifted}));
+            SCOPED_TRACE(name(rule_name, gradient, {static_cast<int64_t>(mode), n, first, shifted}));
             const auto at = [&](int i) { return int64_t{i == shifted ? 2 : 0}; };
             Array v = noise(DType::kF32, n, 3, 0.01, at(4));
             for (int64_t i = 0; i < n; ++i) v.values.set(i, std::abs(v.values[i]));
@@ -226,26 +226,19 @@ TEST_F(GpuKernels, AdamW) {
                  noise(DType::kF32, n, 2, 0.1, at(3)), v},
                 [&](const Kernels& k, StreamView s, const Pointers& p) {
                   for (int step = 0; step < 2; ++step) {
-                    k.adamw({.gradient = p[0],
-                             .weight = p[1],
-                             .master = mode == Master::kSplit || mode == Master::kF32 ? p[2] : nullptr,
-                             .m = f32(p[3]),
-                             .v = f32(p[4]),
-                             .elements = n,
-                             .gradient_dtype = gradient,
-                             .weight_dtype = weight,
-                             .mode = mode,
-                             .gradient_scale = 0.7f,
-                             .one_minus_beta1 = 0.1f,
-                             .beta2 = 0.999f,
-                             .one_minus_beta2 = 0.001f,
-                             .step_size = 1e-3f,
-                             .rsqrt_correction2 = 1.5f,
-                             .eps = 1e-8f,
-                             .decay = 0.99999f,
-                             .rounding_key = 0xABCDEF0123456789u,
-                             .first_index = first},
-                            s);
+                    k.update({.rule = rule,
+                              .gradient = p[0],
+                              .weight = p[1],
+                              .master = mode == Master::kSplit || mode == Master::kF32 ? p[2] : nullptr,
+                              .state = {f32(p[3]), f32(p[4])},
+                              .elements = n,
+                              .gradient_dtype = gradient,
+                              .weight_dtype = weight,
+                              .form = mode,
+                              .gradient_scale = 0.7f,
+                              .rounding_key = 0xABCDEF0123456789u,
+                              .first_index = first},
+                             s);
                   }
                 },
                 Want::kBits);
@@ -254,6 +247,20 @@ TEST_F(GpuKernels, AdamW) {
       }
     }
   }
+}
+
+TEST_F(GpuKernels, AdamW) {
+  check_update("adamw", AdamW{.one_minus_beta1 = 0.1f,
+                              .beta2 = 0.999f,
+                              .one_minus_beta2 = 0.001f,
+                              .step_size = 1e-3f,
+                              .rsqrt_correction2 = 1.5f,
+                              .eps = 1e-8f,
+                              .decay = 0.99999f});
+}
+
+TEST_F(GpuKernels, Sgd) {
+  check_update("sgd", Sgd{.lr = 1e-3f, .momentum = 0.9f, .weight_decay = 0.01f});
 }
 
 }  // namespace

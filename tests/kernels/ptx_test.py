@@ -87,7 +87,7 @@ def main():
             print("   ", line)
         failed |= bool(found) or looked_at == 0
     # What this test is for must be found: AdamW as nvcc makes it when nobody forbids contraction.
-    path = next(p for p in files if p.endswith("adamw.cu"))
+    path = next(p for p in files if p.endswith("update.cu"))
     command = [w for w in command_of(entries[path]) if w != "-fmad=false"]
     found, _ = mistakes(ptx_of(command))
     contracted = [line for line in found if "where the source writes none" in line]

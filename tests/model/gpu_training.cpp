@@ -114,7 +114,7 @@ class Trainee {
         units_(layout_.units(false)) {
     optimizer_.weight_decay = 0.01;
     // Gradients are some 1e-3: where they are all but 0, Adam must not make a step of their rounding's sign.
-    optimizer_.eps = 1e-5;
+    optimizer_.rule.of<AdamW>().eps = 1e-5;
     optimizer_.clip = t_.clip;
     optimizer_.master = t_.master;
     const Config config = make_config();

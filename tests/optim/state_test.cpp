@@ -9,7 +9,7 @@
 
 #include "base/philox.h"
 #include "base/staging.h"
-#include "optim/sharded_optimizer.h"
+#include "train/live_state.h"
 #include "weights/initialise.h"
 #include "weights/load_store.h"
 
@@ -31,17 +31,10 @@ class State : public ::testing::Test {
 // Every byte by name, in order.
 struct Contents : StateSink {
   std::map<std::string, std::vector<std::byte>> bytes;
-  void part(const std::string& name, DType type, const std::vector<int64_t>& shape, int64_t first,
-            std::span<const std::byte> b) override {
-    const auto size = static_cast<int64_t>(dtype_size(type));
-    EXPECT_EQ(first * size, std::ssize(bytes[name])) << name;
-    bytes[name].insert(bytes[name].end(), b.begin(), b.end());
-    EXPECT_LE(std::ssize(bytes[name]),
-              size * std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>()));
-  }
-  void number(const std::string& name, int64_t value) override {
-    bytes[name].resize(sizeof value);
-    std::memcpy(bytes[name].data(), &value, sizeof value);
+  void write(const StateEntry& entry, int64_t offset, std::span<const std::byte> b) override {
+    std::vector<std::byte>& known = bytes[entry.name];
+    EXPECT_EQ(entry.first * static_cast<int64_t>(dtype_size(entry.dtype)) + offset, std::ssize(known));
+    known.insert(known.end(), b.begin(), b.end());
   }
 };
 
@@ -117,8 +110,8 @@ TEST_F(State, FreshWeightsAreTheSameOnEveryDeviceAndForEveryNumberOfThreads) {
       WeightStore store(layout, dtype, device());
       initialise_weights({spec, layout, dtype, stream.view(), threads}, 5, store);
       Contents contents;
-      Staging staging(stream.view());
-      store.read_state(contents, staging);
+      LiveState state(store, nullptr, stream.view());
+      move_state(list_state(layout, {.dtype = dtype}, false, false), state, contents);
       EXPECT_TRUE(contents.bytes == want) << dtype_name(dtype) << ", " << threads << " threads";
     }
   }
@@ -192,7 +185,8 @@ TEST_F(State, MastersAreReadAsTheyAre) {
         }
       }
       Contents contents;
-      optimizer.read_state(contents, {}, staging);
+      LiveState state(store, &optimizer, stream.view());
+      move_state(list_state(layout, {.master = master}, false, true), state, contents);
       for (size_t b = 0; b < layout.blocks.size(); ++b) {
         const auto elements = layout.blocks[b].flat_elements;
         const std::string name = "block" + std::to_string(b) + ".";

@@ -22,6 +22,7 @@
 
 #include "base/error.h"
 #include "base/staging.h"
+#include "config/config_names.h"
 #include "kernels/runtime.h"
 #include "train/rank.h"
 #include "weights/adapter_files.h"
@@ -156,10 +157,14 @@ struct Case {
     layout = make_layout(spec, adapter_spec(), dtype);
     optimizer.weight_decay = std::stod(arguments.get("weight-decay", "0"));
     const std::string master = arguments.get("master", "split");
-    optimizer.eps = std::stod(arguments.get("eps", "1e-8"));
+    optimizer.name = parse_name<RuleId>(arguments.get("optimizer", "adamw")).value();
+    optimizer.rule.of<AdamW>().eps = std::stod(arguments.get("eps", "1e-8"));
+    optimizer.rule.of<Sgd>().momentum = std::stod(arguments.get("momentum", "0.9"));
     max_grad_norm = std::stod(arguments.get("max-grad-norm", "1e30"));
     optimizer.master = master == "fp32" ? Master::kF32 : master == "none" ? Master::kNone : Master::kSplit;
     plan.numerics.dtype = dtype;
+    plan.numerics.rule = optimizer.name;
+    plan.numerics.master = optimizer.master;
     plan.numerics.gradient_dtype = arguments.get("gradients", "fp32") == "bf16" ? DType::kBF16 : DType::kF32;
     plan.numerics.micro_batches = micro_batches;
     plan.numerics.row_chunk = 48;
@@ -195,6 +200,7 @@ struct Case {
         plan.numerics.gradient_dtype == DType::kBF16 ? GradientDType::kBF16 : GradientDType::kF32;
     config.model.dtype = dtype == DType::kBF16 ? ModelDType::kBF16 : ModelDType::kF32;
     config.optimizer.master = optimizer.master;
+    config.optimizer.name = optimizer.name;
     config.offload.optimizer = config.offload.weights = OffloadHome::kNvme;
     config.offload.gradients = adapter ? OffloadHome::kNone : OffloadHome::kNvme;
     config.offload.activations = OffloadHome::kNone;

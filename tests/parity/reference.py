@@ -44,15 +44,15 @@ def is_decayed(name):
     return not (name.endswith("bias") or "norm" in name)
 
 
-def train(model, documents, steps, lr, weight_decay, max_norm=None, eps=1e-8):
+def train(model, documents, steps, lr, weight_decay, max_norm=None, eps=1e-8, optimizer=None):
     """Logits, loss and gradients of the first step, the losses, the gradients' norms, and the weights before and after `steps`
-    steps of AdamW. Low precision weights get fp32 masters, as everyone trains them."""
+    steps of AdamW, or of what `optimizer` makes of groups of parameters. Low precision weights get fp32 masters, as everyone trains them."""
     model.train()  # no dropout in these models: the same function, but peft and transformers behave as in training
     names, live = zip(*[(n, p) for n, p in model.named_parameters() if p.requires_grad])
     master = [p.detach().float().clone() for p in live]
     groups = [{"params": [m for n, m in zip(names, master) if is_decayed(n) == decay], "weight_decay": weight_decay * decay}
               for decay in (True, False)]
-    optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=(0.9, 0.999), eps=eps)
+    optimizer = (optimizer or (lambda groups: torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.999), eps=eps)))([g for g in groups if g["params"]])
     result = {"losses": [], "norms": [], "first_weights": {n: m.clone() for n, m in zip(names, master)}}
     for step in range(steps + 1):
         logits, loss = forward(model, documents)

@@ -53,11 +53,24 @@ TEST(Plan, HasOneMasterPerChoice) {
   c.config.optimizer.master = Master::kF32;
   EXPECT_EQ(class_bytes(c.plan(), "master"), flat * 4);
   c.config.optimizer.master = Master::kNone;
-  EXPECT_EQ(class_bytes(c.plan(), "master"), 0);
+  EXPECT_EQ(class_bytes(c.plan(), "master"), -1);  // no such row
   c.config.optimizer.master = Master::kSplit;
   c.config.model.dtype = ModelDType::kF32;
-  EXPECT_EQ(class_bytes(c.plan(), "master"), 0);
+  EXPECT_EQ(class_bytes(c.plan(), "master"), -1);
   EXPECT_EQ(class_bytes(c.plan(), "weights"), flat * 4);
+}
+
+TEST(Plan, HasTheStreamsOfItsRule) {
+  Case c;
+  const int64_t flat = c.layout(nullptr).flat_elements;
+  c.config.optimizer.name = Rules::id<Sgd>();
+  const Plan plan = c.plan();
+  EXPECT_EQ(class_bytes(plan, "momentum"), flat * 4);
+  EXPECT_EQ(class_bytes(plan, "master"), flat * 2);
+  EXPECT_EQ(class_bytes(plan, "second moment"), -1);
+  EXPECT_EQ(plan.placement.granule_bytes, 4096 * 6);
+  Case adamw;
+  EXPECT_EQ(adamw.plan().peak.host - plan.peak.host, flat * 4);
 }
 
 TEST(Plan, AddsUpToItsPeak) {

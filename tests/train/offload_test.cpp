@@ -197,6 +197,7 @@ TEST_F(Offload, UpdatesBesideTheDeviceGiveTheSameBits) {
     run.master = static_cast<Master>(i / 9);
     run.gradients = i % 2 == 1, run.weights = i % 4 == 2, run.mixed = i % 5 == 4;
     run.lora = i % 7 == 6, run.granules = 1 + i % 4;
+    run.rule = static_cast<RuleId>(static_cast<size_t>(i) / 3 % Rules::kSize);
     SCOPED_TRACE(run.text());
     const Outcome got = Training(run).run();
     EXPECT_TRUE(run.host != 1 || got.moved_bytes == 0);  // only what is on disk is read and written
@@ -220,6 +221,24 @@ TEST_F(Offload, StateIsReadBeforeTheFirstStepAndReadingChangesNothing) {
       EXPECT_TRUE(training.state() == want);
       expect_same(run, training.run());
     }
+  }
+}
+
+// Before the first step, when nothing was written yet, and between all others, whoever updates and wherever:
+// the run is the one in which nobody has looked.
+TEST_F(Offload, ReadingTheStateBetweenStepsChangesNoLaterBit) {
+  for (int i = 0; i < 12; ++i) {
+    Variant run;
+    run.optimizer = i > 1;
+    run.weights = i % 2 == 1, run.gradients = i % 3 == 1, run.mixed = i % 5 == 4;
+    run.tied = i % 4 != 3, run.vocab = run.tied ? 300 : 17000, run.granules = run.tied ? 1 + i % 3 : 40;
+    run.master = static_cast<Master>(i % 3), run.clip = static_cast<Clip>(i / 4);
+    run.rule = static_cast<RuleId>(static_cast<size_t>(i) % Rules::kSize);
+    run.lora = i == 5;
+    run.separate = i % 3 != 0;
+    run.on_host = i % 3 == 2 && run.optimizer, run.host = run.separate ? i / 3 % 3 : 0;
+    SCOPED_TRACE(run.text());
+    expect_same(run, Training(run).run(true));
   }
 }
 
@@ -254,8 +273,8 @@ TEST_F(Offload, ACutHeadGivesTheSameBits) {
 }
 
 // 80 seeded draws from {none, disk, mixed} x {optimizer, gradients, weights, activations} x tile sizes x
-// threads x engines x recompute x accumulation x groups x clip modes x tied/untied x full/LoRA x masters x
-// gradients in fp32/bf16 x biases, norms of heads, windows.
+// threads x engines x recompute x accumulation x groups x clip modes x tied/untied x full/LoRA x rules x
+// masters x gradients in fp32/bf16 x biases, norms of heads, windows.
 TEST_F(Offload, DrawnRunsGiveTheSameBits) {
   const bool ring = ring_allowed();
   int without_ring = 0;
@@ -286,6 +305,7 @@ TEST_F(Offload, DrawnRunsGiveTheSameBits) {
     run.host = run.separate ? draw(0, 2) : 0;
     run.on_host = run.separate && run.optimizer && draw(0, 1) == 1;
     run.family = static_cast<Family>(draw(0, 3));
+    run.rule = static_cast<RuleId>(static_cast<size_t>(i) % Rules::kSize);
     if (run.dtype == DType::kBF16 && draw(0, 1) == 1) run.gradient_dtype = DType::kBF16;
     if (run.engine == Engine::kUring && !ring) {
       run.engine = Engine::kThreads;

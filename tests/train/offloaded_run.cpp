@@ -60,17 +60,21 @@ StepBatches batches_of(int64_t micro_batches, int64_t step, int64_t vocab) {
   return out;
 }
 
-// Every byte of the state by name, however it is cut.
+// Every byte of the state by name, however it is cut; exactly the bytes that the catalogue lists.
 struct Contents : StateSink {
-  std::map<std::string, std::vector<std::byte>> bytes;
-  void part(const std::string& name, DType type, const std::vector<int64_t>&, int64_t first,
-            std::span<const std::byte> b) override {
-    EXPECT_EQ(first * static_cast<int64_t>(dtype_size(type)), std::ssize(bytes[name])) << name;
-    bytes[name].insert(bytes[name].end(), b.begin(), b.end());
+  explicit Contents(const StateCatalogue& catalogue) : catalogue(catalogue), moved(catalogue.size(), 0) {}
+  ~Contents() override {
+    for (size_t i = 0; i < moved.size(); ++i) EXPECT_EQ(moved[i], catalogue[i].bytes()) << catalogue[i].name;
   }
-  void number(const std::string& name, int64_t value) override {
-    const auto* p = reinterpret_cast<const std::byte*>(&value);
-    bytes[name].assign(p, p + sizeof value);
+  const StateCatalogue& catalogue;
+  std::vector<int64_t> moved;  // of each entry
+  std::map<std::string, std::vector<std::byte>> bytes;
+  void write(const StateEntry& entry, int64_t offset, std::span<const std::byte> b) override {
+    moved.at(static_cast<size_t>(&entry - catalogue.data())) += std::ssize(b);
+    std::vector<std::byte>& known = bytes[entry.name];
+    EXPECT_EQ(entry.first * static_cast<int64_t>(dtype_size(entry.dtype)) + offset, std::ssize(known))
+        << entry.name;
+    known.insert(known.end(), b.begin(), b.end());
   }
 };
 
@@ -98,6 +102,7 @@ std::string Variant::text() const {
   };
   add("lora", lora), add("tied", tied), add("vocab", vocab), add("clip", static_cast<int>(clip)),
       add("micro", micro_batches);
+  add("rule", static_cast<int>(rule));
   add("bf16", dtype == DType::kBF16), add("master", static_cast<int>(master)), add("recompute", recompute);
   add("optimizer", optimizer), add("gradients", gradients), add("weights", weights);
   add("activations", activations), add("mixed", mixed), add("granules", granules), add("slots", slots);
@@ -110,8 +115,8 @@ std::string Variant::numbers() const {
   std::string out;
   for (const int64_t value :
        {vocab, int64_t{lora}, int64_t{tied}, static_cast<int64_t>(clip), micro_batches,
-        static_cast<int64_t>(dtype), static_cast<int64_t>(master), static_cast<int64_t>(gradient_dtype),
-        static_cast<int64_t>(family), layers, steps})
+        static_cast<int64_t>(dtype), static_cast<int64_t>(rule), static_cast<int64_t>(master),
+        static_cast<int64_t>(gradient_dtype), static_cast<int64_t>(family), layers, steps})
     out += std::to_string(value) + ",";
   return out;
 }
@@ -145,6 +150,7 @@ Training::Training(const Variant& run, EngineFactory engine)
   config.model.dtype = run.dtype == DType::kBF16 ? ModelDType::kBF16 : ModelDType::kF32;
   config.optimizer.clip = optimizer_.clip = run.clip;
   config.optimizer.master = optimizer_.master = run.master;
+  config.optimizer.name = optimizer_.name = run.rule;
   config.optimizer.threads = run.optimizer_threads;
   optimizer_.weight_decay = 0.01;
   const auto home = [](bool far) { return far ? OffloadHome::kNvme : OffloadHome::kNone; };
@@ -153,11 +159,8 @@ Training::Training(const Variant& run, EngineFactory engine)
   config.offload.weights = home(run.weights);
   config.offload.activations = home(run.activations);
   config.offload.verify = run.verify;
-  config.io.tile = ByteSize{run.granules * 4096 *
-                            (8 + (run.dtype == DType::kF32       ? 0
-                                  : run.master == Master::kF32   ? 4
-                                  : run.master == Master::kSplit ? 2
-                                                                 : 0))};
+  const StateStreams state(run.rule, master_form(run.master, run.dtype));
+  config.io.tile = ByteSize{state.bytes(run.granules * kGranule)};
   Machine machine;
   machine.cores = 2;
   if (cuda_built()) machine.gpus.push_back(known_gpu("H200"));
@@ -241,8 +244,11 @@ std::unique_ptr<IoEngine> Training::make_engine_of_run(const EngineSetup& setup)
 }
 
 std::map<std::string, std::vector<std::byte>> Training::state() {
-  Contents contents;
-  rank_->read_state(contents);
+  // Made without the rank.
+  const StateCatalogue catalogue = list_state(layout_, plan_.numerics, head_segments() > 0, true);
+  Contents contents(catalogue);
+  LiveState state = rank_->state();
+  move_state(catalogue, state, contents);
   return std::move(contents.bytes);
 }
 
@@ -250,9 +256,10 @@ StepResult Training::step(int64_t step, double lr) {
   return rank_->step().run(batches_of(run_.micro_batches, step, spec_.vocab), step, lr);
 }
 
-Outcome Training::run() {
+Outcome Training::run(bool read_between) {
   Outcome out;
   for (int64_t s = 1; s <= run_.steps; ++s) {
+    if (read_between) state();
     const StepResult result = step(s);
     out.losses.push_back(result.loss);
     out.norms.push_back(result.grad_norm);

@@ -21,13 +21,14 @@ enum class Engine { kUring, kThreads, kSim };
 // What families differ in, where state passes through: sizes of blocks, and what attention does.
 enum class Family { kLlama, kQwen2, kQwen3, kMistral };  // plain; biases; q/k norms; sliding windows
 
-// A run of the matrix. The first eleven decide the numbers, the rest must not.
+// A run of the matrix. The first twelve decide the numbers, the rest must not.
 struct Variant {
   bool lora = false, tied = true;
   int64_t vocab = 300;  // more than 8192: an untied head is cut where weights or gradients are streamed
   Clip clip = Clip::kGlobal;
   int64_t micro_batches = 1;
   DType dtype = DType::kBF16;
+  RuleId rule = Rules::id<AdamW>();
   Master master = Master::kSplit;
   DType gradient_dtype = DType::kF32;
   Family family = Family::kLlama;
@@ -69,8 +70,9 @@ class Training {
   explicit Training(const Variant& run, EngineFactory engine = {});
   ~Training();
 
-  // All steps, an evaluation after the fifth, and the state after the last.
-  Outcome run();
+  // All steps, an evaluation after the fifth, and the state after the last; with `read_between` it is read
+  // before every step, too.
+  Outcome run(bool read_between = false);
   StepResult step(int64_t step, double lr = 3e-3);
   std::map<std::string, std::vector<std::byte>> state();
   // Completes what is deferred and puts `value` in place of the final norm's first weight, wherever that

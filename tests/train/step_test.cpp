@@ -121,16 +121,15 @@ Outcome step_on(const ModelSpec& spec, bool lora, bool recompute, bool round_row
   out.evaluated = f.rank->step().evaluate(batches.micro[0]);
   struct Moments : StateSink {
     explicit Moments(std::vector<float>& to) : to_(to) {}
-    void part(const std::string&, DType type, const std::vector<int64_t>&, int64_t,
-              std::span<const std::byte> bytes) override {
-      if (type != DType::kF32) return;
+    void write(const StateEntry& entry, int64_t, std::span<const std::byte> bytes) override {
+      if (entry.dtype != DType::kF32) return;
       const auto* from = reinterpret_cast<const float*>(bytes.data());
       to_.insert(to_.end(), from, from + bytes.size() / sizeof(float));
     }
-    void number(const std::string&, int64_t) override {}
     std::vector<float>& to_;
   } moments(out.moments);
-  f.rank->read_state(moments);
+  LiveState state = f.rank->state();
+  move_state(f.rank->catalogue(), state, moments);
   return out;
 }
 
@@ -208,25 +207,21 @@ TEST(Step, SkipsANonFiniteStepWithoutTouchingWeightsOrMoments) {
   auto* const norm = reinterpret_cast<float*>(f.rank->weights().trainable_home(4));
   const float kept = norm[0];
   norm[0] = INFINITY;
-  std::vector<std::vector<std::byte>> before, after;
   struct Copy : StateSink {
-    explicit Copy(std::vector<std::vector<std::byte>>& to) : to_(to) {}
-    void part(const std::string&, DType, const std::vector<int64_t>&, int64_t,
-              std::span<const std::byte> bytes) override {
-      to_.emplace_back(bytes.begin(), bytes.end());
+    void write(const StateEntry&, int64_t, std::span<const std::byte> bytes) override {
+      all.insert(all.end(), bytes.begin(), bytes.end());
     }
-    void number(const std::string&, int64_t value) override {
-      const auto* p = reinterpret_cast<const std::byte*>(&value);
-      to_.emplace_back(p, p + sizeof value);
-    }
-    std::vector<std::vector<std::byte>>& to_;
+    std::vector<std::byte> all;
+  } before, after;
+  const auto copy_to = [&](Copy& copy) {
+    LiveState state = f.rank->state();
+    move_state(f.rank->catalogue(), state, copy);
   };
-  Copy copy_before(before), copy_after(after);
-  f.rank->read_state(copy_before);
+  copy_to(before);
   const StepResult result = f.step(one_batch(f.spec));
-  f.rank->read_state(copy_after);
+  copy_to(after);
   EXPECT_TRUE(result.skipped);
-  EXPECT_TRUE(before == after);
+  EXPECT_TRUE(before.all == after.all);
   norm[0] = kept;
   EXPECT_FALSE(f.step(one_batch(f.spec)).skipped);
 }

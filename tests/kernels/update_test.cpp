@@ -1,13 +1,15 @@
-// AdamW: every instruction set and thread count gives the bits of the formula written plainly here; the split
-// master is a separate fp32 master bit for bit; the formula is AdamW (against fp64); rounding is unbiased.
-#include "kernels/adamw_formula.h"
+// Optimizer updates: every instruction set and thread count gives the bits of the rule's formula written
+// plainly here; the split master is a separate fp32 master bit for bit; each formula is what its name says
+// (against fp64); rounding is unbiased.
+#include "base/philox.h"
+#include "kernels/master_formula.h"
 
 #include "tests/kernels/support.h"
 
 namespace lm {
 namespace {
 
-using Master = AdamW::Master;
+using Master = MasterForm;
 
 struct Mode {
   Master master;
@@ -60,37 +62,62 @@ State make_state(Master mode, const Values& p, const Values& m, const Values& v)
   return s;
 }
 
-AdamW arguments(Master mode, const Values& gradient, State& s, int64_t t) {
-  const double beta1 = 0.9, beta2 = 0.999, lr = 1e-3;
-  return {.gradient = gradient.data(),
+constexpr double kLr = 1e-3, kDecay = 0.01;
+
+// Scalars as they are at update t, from settings and rate in fp64.
+AdamW adamw_at(int64_t t) {
+  const double beta1 = 0.9, beta2 = 0.999, steps = static_cast<double>(t);
+  return {.one_minus_beta1 = static_cast<float>(1 - beta1),
+          .beta2 = static_cast<float>(beta2),
+          .one_minus_beta2 = static_cast<float>(1 - beta2),
+          .step_size = static_cast<float>(kLr / (1 - std::pow(beta1, steps))),
+          .rsqrt_correction2 = static_cast<float>(1 / std::sqrt(1 - std::pow(beta2, steps))),
+          .eps = 1e-8f,
+          .decay = static_cast<float>(1 - kLr * kDecay)};
+}
+Sgd sgd_at(int64_t) {
+  return {.lr = static_cast<float>(kLr), .momentum = 0.9f, .weight_decay = static_cast<float>(kDecay)};
+}
+
+RuleUpdate arguments(Master mode, const Values& gradient, State& s, int64_t t, const RuleScalars& rule) {
+  return {.rule = rule,
+          .gradient = gradient.data(),
           .weight = s.weight.data(),
           .master = mode == Master::kSplit || mode == Master::kF32 ? s.master.data() : nullptr,
-          .m = static_cast<float*>(s.m.data()),
-          .v = static_cast<float*>(s.v.data()),
+          .state = {static_cast<float*>(s.m.data()), static_cast<float*>(s.v.data())},
           .elements = gradient.size(),
           .gradient_dtype = gradient.dtype(),
           .weight_dtype = weight_dtype(mode),
-          .mode = mode,
+          .form = mode,
           .gradient_scale = 0.7f,
-          .one_minus_beta1 = static_cast<float>(1 - beta1),
-          .beta2 = static_cast<float>(beta2),
-          .one_minus_beta2 = static_cast<float>(1 - beta2),
-          .step_size = static_cast<float>(lr / (1 - std::pow(beta1, static_cast<double>(t)))),
-          .rsqrt_correction2 = static_cast<float>(1 / std::sqrt(1 - std::pow(beta2, static_cast<double>(t)))),
-          .eps = 1e-8f,
-          .decay = static_cast<float>(1 - lr * 0.01),
           .rounding_key = philox_key(3, Purpose::kRounding, static_cast<uint64_t>(t), 9),
           .first_index = 4096 * 3};
 }
+RuleUpdate arguments(Master mode, const Values& gradient, State& s, int64_t t) {
+  return arguments(mode, gradient, s, t, adamw_at(t));
+}
 
-// The formula of kernels.h, one element at a time, through <cmath>.
-void plain_adamw(const AdamW& a, const Values& gradient) {
+// The formulas of optim/rules, one element at a time, through <cmath>.
+void plain(const AdamW& c, float g, float& m, float& v, float& p) {
+  m = std::fma(c.one_minus_beta1, g - m, m);
+  v = std::fma(c.beta2, v, c.one_minus_beta2 * g * g);
+  p = p * c.decay;
+  p = p - c.step_size * m / (std::sqrt(v) * c.rsqrt_correction2 + c.eps);
+}
+void plain(const Sgd& c, float g, float& m, float&, float& p) {
+  const float d = std::fma(c.weight_decay, p, g);
+  m = std::fma(c.momentum, m, d);
+  p = std::fma(-c.lr, m, p);
+}
+
+template <class R>
+void plain_update(const RuleUpdate& a, const Values& gradient) {
   const auto clean = [](float x) { return std::isnan(x) ? bits_float(0x7FC00000) : x; };
   for (int64_t i = 0; i < a.elements; ++i) {
     uint16_t* half = static_cast<uint16_t*>(a.weight) + i;
     uint16_t* low = static_cast<uint16_t*>(a.master) + i;
     float p = 0;
-    switch (a.mode) {
+    switch (a.form) {
       case Master::kWeight:
         p = static_cast<float*>(a.weight)[i];
         break;
@@ -104,16 +131,14 @@ void plain_adamw(const AdamW& a, const Values& gradient) {
         p = bits_float(static_cast<uint32_t>(*half - (*low >= 0x8000 ? 1 : 0)) << 16 | *low);
         break;
     }
-    const float g = static_cast<float>(gradient[i]) * a.gradient_scale;
-    const float m = std::fma(a.one_minus_beta1, g - a.m[i], a.m[i]);
-    const float v = std::fma(a.beta2, a.v[i], a.one_minus_beta2 * g * g);
-    p = p * a.decay;
-    p = clean(p - a.step_size * m / (std::sqrt(v) * a.rsqrt_correction2 + a.eps));
-    a.m[i] = clean(m);
-    a.v[i] = clean(v);
+    float &m = a.state[0][i], &v = a.state[1][i];
+    plain(a.rule.as<R>(), static_cast<float>(gradient[i]) * a.gradient_scale, m, v, p);
+    m = clean(m);
+    if (kStreamCount < R >> 1) v = clean(v);
+    p = clean(p);
     const uint32_t bits = float_bits(p);
     const uint32_t random = philox_at(a.rounding_key, static_cast<uint64_t>(a.first_index + i), 0, 0);
-    switch (a.mode) {
+    switch (a.form) {
       case Master::kWeight:
         static_cast<float*>(a.weight)[i] = p;
         break;
@@ -126,7 +151,7 @@ void plain_adamw(const AdamW& a, const Values& gradient) {
       case Master::kSplit:
         *half = static_cast<uint16_t>((bits + 0x8000) >> 16);
     }
-    if (a.mode == Master::kSplit) *low = static_cast<uint16_t>(bits);
+    if (a.form == Master::kSplit) *low = static_cast<uint16_t>(bits);
   }
 }
 
@@ -154,7 +179,8 @@ Values absolute(Values x) {
   return x;
 }
 
-TEST(AdamW, EveryInstructionSetGivesTheBitsOfThePlainFormula) {
+template <class R>
+void every_instruction_set_gives_the_plain_bits(R (*at)(int64_t)) {
   for (const Mode& mode : kModes) {
     for (int64_t n : {1, 15, 64, 1000, 40003}) {
       for (bool special : {false, true}) {
@@ -170,10 +196,11 @@ TEST(AdamW, EveryInstructionSetGivesTheBitsOfThePlainFormula) {
           for (int64_t i = 1; i < n; i += 5) v.set(i, static_cast<double>(i % 2 ? 1e-42f : INFINITY));
         }
         State plain = make_state(mode.master, p, m, v);
-        for (int64_t t = 1; t <= 3; ++t) plain_adamw(arguments(mode.master, gradient, plain, t), gradient);
+        for (int64_t t = 1; t <= 3; ++t)
+          plain_update<R>(arguments(mode.master, gradient, plain, t, at(t)), gradient);
         const Outputs got = same_everywhere([&](const Kernels& k, StreamView stream) {
           State s = make_state(mode.master, p, m, v);
-          for (int64_t t = 1; t <= 3; ++t) k.adamw(arguments(mode.master, gradient, s, t), stream);
+          for (int64_t t = 1; t <= 3; ++t) k.update(arguments(mode.master, gradient, s, t, at(t)), stream);
           return Outputs{s.weight, s.master, s.m, s.v};
         });
         EXPECT_TRUE(got[0] == plain.weight);
@@ -185,6 +212,13 @@ TEST(AdamW, EveryInstructionSetGivesTheBitsOfThePlainFormula) {
   }
 }
 
+TEST(AdamW, EveryInstructionSetGivesTheBitsOfThePlainFormula) {
+  every_instruction_set_gives_the_plain_bits(adamw_at);
+}
+TEST(Sgd, EveryInstructionSetGivesTheBitsOfThePlainFormula) {
+  every_instruction_set_gives_the_plain_bits(sgd_at);
+}
+
 TEST(AdamW, SplitMasterEqualsASeparateFp32MasterOverFiftySteps) {
   const int64_t n = 5000;
   const Values p = Values::random(DType::kF32, n, 61, 0.02), zero(DType::kF32, n);
@@ -192,8 +226,8 @@ TEST(AdamW, SplitMasterEqualsASeparateFp32MasterOverFiftySteps) {
   const Kernels& k = kernels(DeviceType::kCpu);
   for (int64_t t = 1; t <= 50; ++t) {
     const Values gradient = Values::random(DType::kBF16, n, static_cast<uint32_t>(100 + t));
-    k.adamw(arguments(Master::kSplit, gradient, split, t), {});
-    k.adamw(arguments(Master::kF32, gradient, whole, t), {});
+    k.update(arguments(Master::kSplit, gradient, split, t), {});
+    k.update(arguments(Master::kF32, gradient, whole, t), {});
     ASSERT_TRUE(split.weight == whole.weight) << "step " << t;
     for (int64_t i = 0; i < n; ++i) {
       uint16_t high = 0, low = 0;
@@ -233,7 +267,7 @@ TEST(AdamW, FollowsAdamWInFp64OverFiftySteps) {
   for (int64_t i = 0; i < n; ++i) p.push_back(start[i]);
   for (int t = 1; t <= 50; ++t) {
     const Values gradient = Values::random(DType::kF32, n, static_cast<uint32_t>(200 + t));
-    kernels(DeviceType::kCpu).adamw(arguments(Master::kWeight, gradient, s, t), {});
+    kernels(DeviceType::kCpu).update(arguments(Master::kWeight, gradient, s, t), {});
     for (size_t i = 0; i < p.size(); ++i) {
       const double g = gradient[static_cast<int64_t>(i)] * 0.7;
       m[i] = 0.9 * m[i] + 0.1 * g;
@@ -247,16 +281,42 @@ TEST(AdamW, FollowsAdamWInFp64OverFiftySteps) {
   expect_near(s.v, v, 2e-5, 1e-8, "v");
 }
 
+// torch.optim.SGD, written out in its order of operations.
+TEST(Sgd, FollowsTorchsSgdInFp64OverFiftySteps) {
+  const int64_t n = 400;
+  const Values start = Values::random(DType::kF32, n, 71), zero(DType::kF32, n);
+  for (const double decay : {0.0, 0.01}) {
+    State s = make_state(Master::kWeight, start, zero, zero);
+    std::vector<double> p, buffer(n);
+    for (int64_t i = 0; i < n; ++i) p.push_back(start[i]);
+    for (int t = 1; t <= 50; ++t) {
+      const Values gradient = Values::random(DType::kF32, n, static_cast<uint32_t>(200 + t));
+      const Sgd rule = Sgd::at({.momentum = 0.8}, {.lr = 0.01, .weight_decay = decay, .t = t});
+      kernels(DeviceType::kCpu).update(arguments(Master::kWeight, gradient, s, t, rule), {});
+      for (size_t i = 0; i < p.size(); ++i) {
+        const double g = gradient[static_cast<int64_t>(i)] * 0.7 + decay * p[i];
+        buffer[i] = t == 1 ? g : 0.8 * buffer[i] + g;
+        p[i] -= 0.01 * buffer[i];
+      }
+    }
+    expect_near(s.weight, p, 2e-6, 2e-6, "weight");
+    expect_near(s.m, buffer, 1e-5, 1e-6, "momentum");
+    EXPECT_TRUE(s.v == zero);
+  }
+}
+
 TEST(AdamW, StochasticRoundingIsUnbiased) {
   // A weight far below the next bf16 number moves up with the probability of its distance.
   const int64_t n = 1 << 18;
   Values p(DType::kF32, n), zero(DType::kF32, n), gradient(DType::kF32, n);
   for (int64_t i = 0; i < n; ++i) p.set(i, 1), gradient.set(i, -1);
   State s = make_state(Master::kStochastic, p, zero, zero);
-  AdamW a = arguments(Master::kStochastic, gradient, s, 1);
-  a.decay = 1;
+  RuleUpdate a = arguments(Master::kStochastic, gradient, s, 1);
+  AdamW rule = a.rule.as<AdamW>();
+  rule.decay = 1;
+  a.rule = rule;
   a.gradient_scale = 1;
-  kernels(DeviceType::kCpu).adamw(a, {});
+  kernels(DeviceType::kCpu).update(a, {});
   double sum = 0;
   for (int64_t i = 0; i < n; ++i) sum += s.weight[i];
   // m / sqrt(v) is 1 at the first step: p = 1 + 1e-3, between 1 and 1 + 2^-7.

@@ -1,0 +1,20 @@
+// The numbers that a setting may take.
+#pragma once
+
+#include <limits>
+
+namespace lm {
+
+// Of numbers. Lists: of each element. `count` is the exact length of a list (0: any).
+struct Range {
+  double low = -std::numeric_limits<double>::infinity();
+  double high = std::numeric_limits<double>::infinity();
+  bool low_open = false;  // low itself is not allowed
+  bool high_open = false;
+  int count = 0;
+};
+
+inline constexpr Range kFraction = {.low = 0, .high = 1, .high_open = true};
+inline constexpr Range kPositive = {.low = 0, .high = 1e300, .low_open = true};
+
+}  // namespace lm

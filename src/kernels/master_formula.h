@@ -1,0 +1,30 @@
+// The forms in which an fp32 weight lives beside a bf16 one (MasterForm). U: unsigned integers of 32 bits, or
+// lanes of them. Both launchers and the tests' scalar reference use these lines.
+#pragma once
+
+#include "base/host_device.h"
+
+namespace lm {
+
+// Split master: bits M, working weight (M + 0x8000) >> 16, and M & 0xFFFF beside it.
+template <class U>
+LM_HOST_DEVICE U split_weight(U master) {
+  return (master + U(0x8000)) >> 16;
+}
+template <class U>
+LM_HOST_DEVICE U split_low(U master) {
+  return master & U(0xFFFF);
+}
+template <class U>
+LM_HOST_DEVICE U split_join(U weight, U low) {
+  return ((weight - (low >> 15)) << 16) | low;
+}
+
+// Stochastic rounding to bf16 with the low 16 bits of a random number. NaN must be 0x7FC00000 already; it and
+// infinity have no low bits, so nothing carries into them.
+template <class U>
+LM_HOST_DEVICE U stochastic_weight(U master, U random) {
+  return (master + (random & U(0xFFFF))) >> 16;
+}
+
+}  // namespace lm

@@ -1,0 +1,62 @@
+#include "optim/open_tile.h"
+
+#include <bit>
+#include <cstring>
+#include <vector>
+
+namespace lm {
+
+OpenTile::OpenTile(const StateStreams& streams, MasterForm form, TileRange range, const std::byte* data,
+                   bool host, Store* store, int64_t array)
+    : streams_(streams),
+      form_(form),
+      range_(range),
+      data_(data),
+      host_(host),
+      store_(store != nullptr && !store->fresh(array) ? store : nullptr),
+      array_(array) {
+  if (store_ == nullptr) return;
+  store_->fetch(array, 0);
+  data_ = store_->use(array);
+}
+
+OpenTile::~OpenTile() {
+  if (store_ != nullptr) store_->forget(array_);
+}
+
+void OpenTile::read(size_t stream, int64_t from, int64_t to, const std::byte* weights, Staging& staging,
+                    const Staging::Take& take) const {
+  const StateStream& s = streams_[stream];
+  if (data_ == nullptr) {
+    std::vector<std::byte> bytes(static_cast<size_t>(s.bytes(to - from)));
+    if (master(stream) && form_ == MasterForm::kF32)
+      read_master(from, to, weights, reinterpret_cast<float*>(bytes.data()), staging);
+    return take(0, bytes);
+  }
+  const std::byte* const source =
+      data_ + streams_.offset(stream, range_.elements) + s.bytes(from - range_.first);
+  if (!host_) return staging.read(source, s.bytes(to - from), take);
+  take(0, {source, static_cast<size_t>(s.bytes(to - from))});
+}
+
+void OpenTile::read_master(int64_t from, int64_t to, const std::byte* weights, float* out,
+                           Staging& staging) const {
+  const auto copy_to = [](void* target) {
+    return [target](int64_t offset, std::span<const std::byte> bytes) {
+      std::memcpy(static_cast<std::byte*>(target) + offset, bytes.data(), bytes.size());
+    };
+  };
+  const size_t last = streams_.size() - 1;
+  if (form_ == MasterForm::kWeight) return staging.read_into(out, weights, (to - from) * 4);
+  if (form_ == MasterForm::kF32 && data_ != nullptr)
+    return read(last, from, to, weights, staging, copy_to(out));
+  std::vector<uint16_t> high(static_cast<size_t>(to - from)), low(high.size(), 0);
+  staging.read_into(high.data(), weights, (to - from) * 2);
+  if (form_ == MasterForm::kSplit) read(last, from, to, weights, staging, copy_to(low.data()));
+  for (size_t i = 0; i < high.size(); ++i) {
+    const auto top = static_cast<uint32_t>(high[i] - (low[i] >= 0x8000 ? 1 : 0)) & 0xFFFF;
+    out[i] = std::bit_cast<float>(top << 16 | low[i]);
+  }
+}
+
+}  // namespace lm

@@ -1,0 +1,125 @@
+// The table of rules, a line each, and what is made of it: names, settings and streams of all rules, and the
+// way from a number to its type.
+#pragma once
+
+#include "optim/rules/adamw.h"
+#include "optim/rules/sgd.h"
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+#include <tuple>
+#include <type_traits>
+
+namespace lm {
+
+// A rule's place in the table.
+enum class RuleId : uint8_t {};
+
+template <class... R>
+struct RuleList {
+  static constexpr size_t kSize = sizeof...(R);
+  static constexpr RuleText kTexts[] = {R::kText...};
+  static constexpr std::span<const StateStream> kStreams[] = {R::kStreams...};
+  static constexpr size_t kMostStreams = std::max({R::kStreams.size()...});
+  static constexpr size_t kMostBytes = std::max({sizeof(R)...});
+  using Settings = std::tuple<typename R::Settings...>;
+
+  template <class One>
+  static constexpr RuleId id() {
+    uint8_t i = 0;
+    (void)((std::is_same_v<One, R> || (++i, false)) || ...);
+    return RuleId{i};
+  }
+  // Calls body(std::type_identity<R>()) for the rule, or for every rule in turn.
+  template <class Body>
+  LM_INLINE void with(RuleId rule, const Body& body) {
+    (void)((rule == id<R>() && (body(std::type_identity<R>()), true)) || ...);
+  }
+  template <class Body>
+  LM_INLINE void each(const Body& body) {
+    (body(std::type_identity<R>()), ...);
+  }
+};
+
+template <int n = 0, class... R>
+constexpr auto list_rules() {
+  if constexpr (requires { typename RuleAt<n>::Rule; }) {
+    return list_rules<n + 1, R..., typename RuleAt<n>::Rule>();
+  } else {
+    return RuleList<R...>();
+  }
+}
+using Rules = decltype(list_rules());
+
+constexpr const RuleText& rule_text(RuleId rule) {
+  return Rules::kTexts[static_cast<size_t>(rule)];
+}
+
+// The keys of every rule, each with its value.
+struct RuleSettings {
+  Rules::Settings all;
+  template <class R>
+  auto& of() {
+    return std::get<static_cast<size_t>(Rules::id<R>())>(all);
+  }
+  template <class R>
+  const auto& of() const {
+    return std::get<static_cast<size_t>(Rules::id<R>())>(all);
+  }
+};
+
+// A tile's state in the order in which it lies there: each stream's part as one array, the master last.
+class StateStreams {
+ public:
+  StateStreams(RuleId rule, MasterForm form) {
+    for (const StateStream& stream : Rules::kStreams[static_cast<size_t>(rule)]) streams_[count_++] = stream;
+    if (has_master(form)) streams_[count_++] = master_stream(form);
+  }
+  const StateStream* begin() const { return streams_; }
+  const StateStream* end() const { return streams_ + count_; }
+  size_t size() const { return count_; }
+  const StateStream& operator[](size_t s) const { return streams_[s]; }
+  // Of `elements` elements: all streams, or those before `stream`, which is where it begins.
+  int64_t bytes(int64_t elements) const { return offset(count_, elements); }
+  int64_t offset(size_t stream, int64_t elements) const {
+    int64_t sum = 0;
+    for (size_t s = 0; s < stream; ++s) sum += streams_[s].bytes(elements);
+    return sum;
+  }
+
+ private:
+  StateStream streams_[Rules::kMostStreams + 1] = {};
+  size_t count_ = 0;
+};
+
+// The scalars of a pass with the rule that they belong to.
+class RuleScalars {
+ public:
+  RuleScalars() = default;
+  template <class R>
+  requires requires { R::kText; }
+  RuleScalars(const R& rule) : id(Rules::id<R>()) { std::memcpy(bytes_, &rule, sizeof rule); }
+  static RuleScalars at(RuleId rule, const RuleSettings& settings, const RulePass& pass) {
+    RuleScalars out;
+    Rules::with(rule, [&](auto type) {
+      using R = typename decltype(type)::type;
+      out = R::at(settings.of<R>(), pass);
+    });
+    return out;
+  }
+  // Of the type that `id` names.
+  template <class R>
+  R as() const {
+    static_assert(std::is_trivially_copyable_v<R>);
+    R rule;
+    std::memcpy(&rule, bytes_, sizeof rule);
+    return rule;
+  }
+  RuleId id{};
+
+ private:
+  alignas(8) std::byte bytes_[Rules::kMostBytes] = {};
+};
+
+}  // namespace lm

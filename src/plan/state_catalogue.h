@@ -1,0 +1,60 @@
+// A run's state as a list, made from layout and plan alone: every name, type, size and place, without a byte
+// of memory. What saves, hashes, compares or restores state walks it; bytes are moved by a source and a sink,
+// and neither listing nor reading marks anything as changed. Pure values.
+//
+//   weight.<tensor>   working weights of a trainable tensor
+//   block<b>.<s>      stream s of the optimizer's state (optim/rules), over block b's flat array
+//   optimizer.t       updates so far
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace lm {
+
+// An array, or the part of it that lies in one unit.
+struct StateEntry {
+  std::string name;
+  StateClass state = StateClass::kWeights;
+  DType dtype = DType::kF32;
+  std::vector<int64_t> shape;  // of the whole array; none: a number
+  int64_t unit = -1;           // of ModelLayout::units; -1: of none
+  size_t stream = 0;           // of the optimizer's state
+  // Elements of the array that are here, and where they begin in their block's flat array.
+  int64_t first = 0, elements = 1, flat = 0;
+  int rank = 0, ranks = 1;  // the shard of the range that this is; one rank has it all
+  int64_t bytes() const { return elements * static_cast<int64_t>(dtype_size(dtype)); }
+};
+using StateCatalogue = std::vector<StateEntry>;
+
+// The order is that in which state is moved: weights, then the optimizer's (none without training), each by
+// block, and a name's parts one after another.
+StateCatalogue list_state(const ModelLayout& layout, const NumericsPlan& numerics, bool cut_head,
+                          bool training);
+
+// What state comes from: memory of a rank, wherever it lives, or files.
+class StateSource {
+ public:
+  virtual ~StateSource() = default;
+  // Calls take(entry, offset, bytes) until all of every entry has been given, each from its beginning on;
+  // offset in bytes. The bytes are host memory, complete, and valid during the call only. `entries` are
+  // neighbours in a catalogue, of one class and unit: they may take turns.
+  using Take = std::function<void(const StateEntry&, int64_t offset, std::span<const std::byte>)>;
+  virtual void read(std::span<const StateEntry> entries, const Take& take) = 0;
+};
+
+// Where it goes: a file, a hash, a test's memory.
+class StateSink {
+ public:
+  virtual ~StateSink() = default;
+  virtual void write(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) = 0;
+};
+
+void move_state(const StateCatalogue& catalogue, StateSource& from, StateSink& to);
+
+}  // namespace lm

@@ -1,0 +1,33 @@
+// What lives in a rank's memory and stores, as a source of state (plan/state_catalogue.h). Reading is done on
+// the stream that owns the bytes and leaves no trace. Borrows everything for its life, in which no step runs;
+// the compute thread.
+#pragma once
+
+#include <optional>
+
+#include "base/staging.h"
+#include "optim/sharded_optimizer.h"
+#include "plan/state_catalogue.h"
+#include "weights/loans.h"
+
+namespace lm {
+
+class LiveState : public StateSource {
+ public:
+  // `optimizer` may be null: weights alone.
+  LiveState(WeightStore& weights, const ShardedOptimizer* optimizer, StreamView stream)
+      : weights_(weights), optimizer_(optimizer), staging_(stream) {}
+  void read(std::span<const StateEntry> entries, const Take& take) override;
+
+ private:
+  void read_tile(int64_t block, int64_t tile, std::span<const StateEntry> entries, const Take& take);
+  // Working weights from that element of their block on.
+  const std::byte* weights(int64_t unit, int64_t element);
+
+  WeightStore& weights_;
+  const ShardedOptimizer* optimizer_;
+  Staging staging_;
+  std::optional<OpenUnit> open_;  // one at a time: off-device units pass through one slot
+};
+
+}  // namespace lm

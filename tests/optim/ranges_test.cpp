@@ -1,0 +1,62 @@
+// The ranges of a block that a rule updates: with one set of settings each, or whole tensors with their
+// shape.
+#include "optim/ranges.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+
+namespace lm {
+namespace {
+
+ModelLayout small_layout() {
+  ModelSpec spec;
+  spec.model_type = "llama";
+  spec.hidden = 64, spec.ffn = 160, spec.heads = 4, spec.kv_heads = 2, spec.head_dim = 16;
+  spec.vocab = 300, spec.max_positions = 128, spec.tied = true;
+  spec.layers.resize(1);
+  return make_layout(spec, nullptr, DType::kF32);
+}
+
+TEST(Ranges, AreWhereOneSetOfSettingsCounts) {
+  ModelLayout layout = small_layout();
+  BlockLayout& block = layout.blocks[1];
+  ASSERT_EQ(block.ranges.size(), 2U);
+  block.ranges[1].lr_scale = 0.5;
+  // One granule of the first range, and the second.
+  const int64_t from = block.ranges[1].first - kGranule;
+  std::vector<RuleRange> found;
+  each_range(block, from, block.flat_elements, false,
+             [&](const RuleRange& range) { found.push_back(range); });
+  ASSERT_EQ(found.size(), 2U);
+  EXPECT_EQ(found[0].first, from);
+  EXPECT_EQ(found[0].elements, kGranule);
+  EXPECT_TRUE(found[0].decay);
+  EXPECT_EQ(found[0].lr_scale, 1);
+  EXPECT_EQ(found[1].first, block.ranges[1].first);
+  EXPECT_EQ(found[1].elements, block.ranges[1].elements);
+  EXPECT_FALSE(found[1].decay);
+  EXPECT_EQ(found[1].lr_scale, 0.5);
+}
+
+TEST(Ranges, AreWholeTensorsForARuleThatWantsThem) {
+  const ModelLayout layout = small_layout();
+  const BlockLayout& block = layout.blocks[1];
+  std::vector<std::string> names;
+  each_range(block, 0, block.flat_elements, true, [&](const RuleRange& range) {
+    ASSERT_NE(range.tensor, nullptr);
+    const Parameter& p = range.tensor->parameter;
+    names.push_back(p.name);
+    EXPECT_EQ(range.first, range.tensor->offset);
+    EXPECT_EQ(range.elements, p.rows * p.columns);
+    EXPECT_EQ(range.decay, !p.vector()) << p.name;
+  });
+  std::vector<std::string> all;
+  for (const TensorPlace& place : block.tensors) all.push_back(place.parameter.name);
+  EXPECT_EQ(names, all);
+  const auto nothing = [](const RuleRange&) {};
+  EXPECT_THROW(each_range(block, kGranule, block.flat_elements, true, nothing), Error);
+}
+
+}  // namespace
+}  // namespace lm

@@ -1,0 +1,51 @@
+"""optimizer.name = "sgd" against torch.optim.SGD: momentum, weight decay added to the gradient, clipping; in fp32 and with a bf16
+weight's split master."""
+
+import pytest
+import reference
+import tiny_models
+import tool
+import torch
+from reference import changes, relative, worst
+
+STEPS, LR, WEIGHT_DECAY, MOMENTUM, MAX_NORM = 5, 0.05, 0.1, 0.8, 0.7
+MODEL = "qwen3_tied_biases"
+RIGHT = dict(optimizer="sgd", momentum=MOMENTUM, lr=LR, weight_decay=WEIGHT_DECAY, max_grad_norm=MAX_NORM, steps=STEPS)
+# Of what five steps make of a master, relative, per tensor. SGD is linear in the gradient: in bf16 as near as the gradients are.
+CHANGE = {"fp32": 1e-4, "bf16": 0.1}
+
+
+@pytest.fixture(scope="module", params=CHANGE)
+def case(request, tmp_path_factory):
+    """(dtype, model's directory, documents, what torch makes of it)"""
+    directory = tmp_path_factory.mktemp("model")
+    model = tiny_models.make(MODEL, directory, {"fp32": torch.float32, "bf16": torch.bfloat16}[request.param])
+    documents = reference.random_documents(model.config.vocab_size)
+    sgd = lambda groups: torch.optim.SGD(groups, lr=LR, momentum=MOMENTUM)
+    theirs = reference.train(model, documents, STEPS, LR, WEIGHT_DECAY, MAX_NORM, optimizer=sgd)
+    return request.param, directory, documents, theirs
+
+
+def error_of(case, work, **options):
+    dtype, directory, documents, theirs = case
+    ours = tool.run(directory, documents, work, dtype=dtype, **{**RIGHT, **options})
+    before = theirs["first_weights"]
+    return ours, worst(changes(ours["masters"], before), changes(theirs["weights"], before), relative)
+
+
+@pytest.mark.parametrize("off_device", ["none", "disk", "host"])
+def test_five_steps_are_torchs(case, tmp_path, off_device):
+    ours, errors = error_of(case, tmp_path, off_device=off_device)
+    assert errors[0][0] <= CHANGE[case[0]], errors[:5]
+    assert ours["norms"].tolist() == pytest.approx(case[3]["norms"], rel={"fp32": 1e-5, "bf16": 2e-2}[case[0]])
+    if off_device != "none":
+        near, _ = error_of(case, tmp_path / "near")
+        assert near["bytes"] == ours["bytes"]
+
+
+@pytest.mark.parametrize("wrong", [dict(momentum=0.84), dict(lr=1.05 * LR), dict(weight_decay=0.0), dict(max_grad_norm=0.735)], ids=str)
+def test_what_is_five_percent_off_is_seen(case, tmp_path, wrong):
+    if case[0] == "bf16" and "weight_decay" not in wrong:
+        pytest.skip("bf16's gradients differ by as much")
+    _, errors = error_of(case, tmp_path, **wrong)
+    assert errors[0][0] > CHANGE[case[0]], errors[:5]
