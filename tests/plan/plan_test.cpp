@@ -304,7 +304,7 @@ TEST(Plan, SumsFrozenBytesByEncoding) {
   const AdapterSpec lora = adapter_r16();
   const ModelLayout layout = make_layout(c.spec, &lora, DType::kBF16, &test::kInt8Rows);
   const Plan bf16 = c.plan();
-  const Plan int8 = make_plan(c.config, c.spec, &lora, layout, c.machine, c.device);
+  const Plan int8 = make_plan({c.config, c.spec, &lora, layout, c.device}, c.machine);
   const auto row = [](const Plan& plan) {
     return *std::find_if(plan.classes.begin(), plan.classes.end(),
                          [](const ClassBytes& r) { return r.name == "frozen weights"; });
