@@ -96,7 +96,7 @@ def test_the_models_room_is_held_and_leaves_nothing_when_the_run_is_killed(work,
             os.kill(int(children[0]), signal.SIGKILL)
             ended(process, 40)
             assert used(disk) < 256 << 10
-            assert {path.name for path in (disk / "run").iterdir()} <= {".lock", "config.toml", "plan.txt", "plan.json", "log.txt",
+            assert {path.name for path in (disk / "run").iterdir()} <= {".lock", "config.toml", "numerics.json", "plan.txt", "plan.json", "log.txt",
                                                                         "metrics.jsonl", "status.json"}
 
 
