@@ -282,6 +282,7 @@ std::vector<HomeChoice> home_candidates(const PlanInput& in) {
 
 void place(const PlanInput& in, const HomeChoice& homes, Plan& plan, int64_t most_group) {
   PlacementPlan& p = plan.placement;
+  p.device = in.device;  // first: the rehearsal asks
   const auto set = [&](StateClass state, Home home) { p.home[static_cast<size_t>(state)] = home; };
   set(StateClass::kWeights, homes.weights);
   set(StateClass::kFrozenWeights, homes.weights);
@@ -408,7 +409,6 @@ void spend_and_fit_disk(const PlanInput& in, const HomeChoice& homes, Plan& plan
 }  // namespace
 
 void choose_placement(const PlanInput& in, Plan& plan) {
-  plan.placement.device = in.device;
   plan.placement.optimizer_threads =
       static_cast<int>(in.config.optimizer.threads.value_or(plan.numerics.threads));
   if (!in.config.optimizer.threads && in.trains())
