@@ -104,7 +104,7 @@ template <class OptimizerT, class V>
 void visit_optimizer(OptimizerT& optimizer, V& v) {
   using enum KeyTag;
   v.table("optimizer", "how weights are updated");
-  v.key("optimizer", "name", optimizer.name, {kNumerics, "the rule of the update"});
+  v.key("optimizer", "name", optimizer.name, {kNumerics, rule_text(optimizer.name).help});
   v.key("optimizer", "lr", optimizer.lr, {kNumerics, "peak learning rate", {.low = 0, .high = 1e6}});
   Rules::each([&](auto rule) {
     using R = typename decltype(rule)::type;

@@ -122,6 +122,9 @@ TEST(Config, AnOptimizerHasTheKeysOfItsRuleAndNoOthers) {
   // What is printed has the rule's keys alone, and is read back.
   const std::string text = print_config(with("name = \"sgd\"\nmomentum = 0.25\n"));
   EXPECT_HAS(text, "momentum = 0.25");
+  EXPECT_HAS(
+      text,
+      "# gradient descent with momentum; weight decay is added to the gradient (one of \"adamw\", \"sgd\")");
   EXPECT_EQ(text.find("betas"), std::string::npos);
   EXPECT_TRUE(same_config(parse_config(text, "", {}), with("name = \"sgd\"\nmomentum = 0.25\n")));
   EXPECT_EQ(print_config(with("")).find("momentum ="), std::string::npos);
