@@ -30,6 +30,7 @@ class Arena {
   int64_t mark() const { return used_; }
   void rewind(int64_t mark);
   int64_t high_water() const { return high_water_; }
+  void restart_high_water() { high_water_ = used_; }
   int64_t capacity() const { return capacity_; }
 
  private:

@@ -72,7 +72,8 @@ class Rehearsal {
         memory_(context_, shape, batch),
         pass_(context_, shape.layout, shape.adapter, memory_, pass_settings(shape), nullptr) {}
 
-  // Calls after(operation) behind each compute operation of a step of so many micro-batches.
+  // Calls after(operation, the arena's high water during it) behind each compute operation of a step of so many
+  // micro-batches.
   template <class After>
   void step(int64_t micro_batches, const After& after) {
     const ScheduleShape schedule{.units = units(),
@@ -83,8 +84,9 @@ class Rehearsal {
     pass_.begin(0, micro_batches, 1);
     for (const Operation& operation : make_schedule(schedule).operations) {
       if (computes(operation)) {
+        arena_.restart_high_water();
         pass_.carry_out(operation);
-        after(operation);
+        after(operation, arena_.high_water());
       }
     }
   }
@@ -127,6 +129,36 @@ RehearsedBatch fullest(int64_t tokens, int64_t documents) {
   return {tokens, std::max<int64_t>(tokens - 1, 1), documents};
 }
 
+// The arena of a group of micro-batches, in two phases: until the head is through, and the blocks' backward.
+struct GroupArena {
+  int64_t peak[2] = {0, 0};
+  int64_t kept[2] = {0, 0};  // the most that lies there between two operations: all that micro-batches leave
+  int64_t saved = 0;
+};
+
+GroupArena rehearse_group(const PassShape& shape, const RehearsedBatch& batch) {
+  Rehearsal rehearsal(shape, batch);
+  const int64_t rows = shape.round_rows ? rounded_rows(batch.shape.tokens) : batch.shape.tokens;
+  const int64_t input = rows * shape.spec.hidden * static_cast<int64_t>(dtype_size(shape.dtype));
+  GroupArena out;
+  int64_t before = 0;
+  bool head = false, backward = false;
+  rehearsal.step(shape.group, [&](const Operation& operation, int64_t peak) {
+    const UnitRole role = rehearsal.units()[static_cast<size_t>(operation.unit)].role;
+    const bool back =
+        operation.kind == OperationKind::kBackward || operation.kind == OperationKind::kRecompute;
+    if (!head && (back || operation.kind == OperationKind::kHead)) out.kept[0] = before, head = true;
+    if (!backward && back && role == UnitRole::kBody) out.kept[1] = before, backward = true;
+    out.peak[backward] = std::max(out.peak[backward], peak);
+    const int64_t now = rehearsal.arena().mark();
+    if (operation.kind == OperationKind::kForward && role == UnitRole::kEmbedding)
+      out.saved += shape.inputs_off_device ? 0 : round_up(input, Arena::kAlignment);
+    if (operation.kind == OperationKind::kForward && role == UnitRole::kBody) out.saved += now - before;
+    before = now;
+  });
+  return out;
+}
+
 }  // namespace
 
 PassSettings pass_settings(const PassShape& shape) {
@@ -138,26 +170,37 @@ PassSettings pass_settings(const PassShape& shape) {
           .inputs_off_device = shape.inputs_off_device};
 }
 
-ArenaNeed arena_need(const PassShape& shape, int64_t tokens, int64_t documents) {
-  const RehearsedBatch batch = fullest(tokens, documents);
-  Rehearsal rehearsal(shape, batch);
-  const int64_t rows = shape.round_rows ? rounded_rows(tokens) : tokens;
-  const auto element = static_cast<int64_t>(dtype_size(shape.dtype));
-  const int64_t input =
-      shape.inputs_off_device ? 0 : round_up(rows * shape.spec.hidden * element, Arena::kAlignment);
+ArenaNeed arena_need_whole(const PassShape& shape, int64_t tokens, int64_t documents) {
+  const GroupArena arena = rehearse_group(shape, fullest(tokens, documents));
   ArenaNeed need;
-  int64_t before = 0;
-  rehearsal.step(shape.group, [&](const Operation& operation) {
-    const int64_t now = rehearsal.arena().mark();
-    const UnitRole role = rehearsal.units()[static_cast<size_t>(operation.unit)].role;
-    if (operation.kind == OperationKind::kForward && role == UnitRole::kEmbedding) need.saved += input;
-    if (operation.kind == OperationKind::kForward && role == UnitRole::kBody) need.saved += now - before;
-    before = now;
-  });
-  need.bytes = std::max(rehearsal.arena().high_water(), arena_need_forward(shape, tokens, documents));
+  need.bytes = std::max({arena.peak[0], arena.peak[1], arena_need_forward(shape, tokens, documents)});
+  need.saved = arena.saved;
+  const int64_t rows = shape.round_rows ? rounded_rows(tokens) : tokens;
   need.logits = std::min(rows, shape.row_chunk) *
                 (shape.cut_head ? std::min(shape.spec.vocab, kVocabularySegment) : shape.spec.vocab) *
-                element;
+                static_cast<int64_t>(dtype_size(shape.dtype));
+  return need;
+}
+
+// What lies in the arena grows with the group by what a micro-batch leaves there, and by that most where all of
+// it is there at once. So a phase's high water, a maximum over operations, is convex in the group's size, and
+// once it grows by the most that it can, it goes on so.
+ArenaNeed arena_need(const PassShape& shape, int64_t tokens, int64_t documents) {
+  constexpr int64_t kFew = 3;
+  if (shape.group <= kFew) return arena_need_whole(shape, tokens, documents);
+  PassShape few = shape;
+  const RehearsedBatch batch = fullest(tokens, documents);
+  few.group = kFew - 1;
+  const GroupArena before = rehearse_group(few, batch);
+  few.group = kFew;
+  const GroupArena last = rehearse_group(few, batch);
+  ArenaNeed need = arena_need_whole(few, tokens, documents);
+  for (const int phase : {0, 1}) {
+    const int64_t growth = last.kept[phase] - before.kept[phase];
+    if (last.peak[phase] - before.peak[phase] != growth) return arena_need_whole(shape, tokens, documents);
+    need.bytes = std::max(need.bytes, last.peak[phase] + (shape.group - kFew) * growth);
+  }
+  need.saved = last.saved + (shape.group - kFew) * (last.saved - before.saved);
   return need;
 }
 
@@ -187,7 +230,7 @@ PassCosts::PassCosts(const PassShape& shape, const StepWork& micro) {
     return now;
   };
   Cost before;
-  rehearsal.step(2, [&](const Operation& operation) {
+  rehearsal.step(2, [&](const Operation& operation, int64_t) {
     costs_[static_cast<size_t>(operation.unit)][static_cast<size_t>(operation.kind)]
           [operation.micro == 0 ? 0 : 1] = since(rehearsal.cost(), before);
     before = rehearsal.cost();

@@ -37,7 +37,9 @@ struct ArenaNeed {
   int64_t saved = 0;   // activations kept from forward to backward, block inputs included
   int64_t logits = 0;  // of one chunk of rows, all that are there at once
 };
-// For micro-batches of at most so many tokens in so many documents.
+// For micro-batches of at most so many tokens in so many documents. Of a large group a few micro-batches are
+// rehearsed; arena_need_whole rehearses all of them, for the same result.
+ArenaNeed arena_need_whole(const PassShape& shape, int64_t tokens, int64_t documents);
 ArenaNeed arena_need(const PassShape& shape, int64_t tokens, int64_t documents);
 // Evaluation and generation: forward only.
 int64_t arena_need_forward(const PassShape& shape, int64_t tokens, int64_t documents);

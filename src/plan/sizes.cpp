@@ -254,9 +254,7 @@ PassShape pass_shape(const ModelSpec& spec, const ModelLayout& layout, const Ada
 }
 
 PassShape pass_shape(const PlanInput& in, const Plan& plan) {
-  PassShape shape = pass_shape(in.spec, in.layout, in.adapter, plan.numerics, plan.placement);
-  shape.device = in.device;  // a placement that is still being chosen does not know it
-  return shape;
+  return pass_shape(in.spec, in.layout, in.adapter, plan.numerics, plan.placement);
 }
 
 OffloadConfig PlanInput::offload() const {

@@ -101,6 +101,30 @@ TEST(ArenaNeed, CountsWhatFamiliesAndAdaptersAdd) {
   EXPECT_EQ(Rehearsed{.spec = spec}.need(1024).saved, plain + 1024 * 30 * ((576 + 192) * 2 + (9 + 3) * 4));
 }
 
+TEST(ArenaNeed, OfALargeGroupIsThatOfAllItsMicroBatches) {
+  const AdapterSpec lora = adapter_r16();
+  // The head is the peak, or a block's backward pass.
+  for (const int64_t vocab : {300, 40000}) {
+    for (const AdapterSpec* adapter : {static_cast<const AdapterSpec*>(nullptr), &lora}) {
+      for (const int bits : {0, 1, 2, 3, 4, 5, 6, 7}) {
+        for (const DeviceType device : {DeviceType::kCpu, DeviceType::kCuda}) {
+          Rehearsed r{.spec = make_spec({64, 640, 3, 4, 2, 16, vocab, false}), .adapter = adapter};
+          r.shape.device = device;
+          r.shape.recompute = (bits & 1) != 0;
+          r.shape.inputs_off_device = r.shape.recompute && (bits & 2) != 0;
+          r.shape.cut_head = (bits & 4) != 0;
+          for (const int64_t group : {1, 2, 3, 4, 7, 20}) {
+            r.shape.group = group;
+            const ArenaNeed need = r.need(100), whole = arena_need_whole(r.shape, 100, 1);
+            EXPECT_EQ(need.bytes, whole.bytes) << "group " << group << ", bits " << bits;
+            EXPECT_EQ(need.saved, whole.saved) << "group " << group << ", bits " << bits;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(ArenaNeed, OfAGroupIsThatOfItsMicroBatches) {
   Rehearsed r{.spec = smollm2_135m()};
   r.shape.recompute = true;
