@@ -72,8 +72,8 @@ class Rehearsal {
         memory_(context_, shape, batch),
         pass_(context_, shape.layout, shape.adapter, memory_, pass_settings(shape), nullptr) {}
 
-  // Calls after(operation, the arena's high water during it) behind each compute operation of a step of so many
-  // micro-batches.
+  // Calls after(operation, the arena's high water during it) behind each compute operation of a step of so
+  // many micro-batches.
   template <class After>
   void step(int64_t micro_batches, const After& after) {
     const ScheduleShape schedule{.units = units(),
@@ -91,7 +91,9 @@ class Rehearsal {
     }
   }
 
-  void forward() {
+  // The arena's high water in an evaluation.
+  int64_t forward() {
+    arena_.restart_high_water();
     const ArenaFrame frame(arena_);
     ForwardPass pass(pass_, memory_.batch());
     const StepSchedule list = make_evaluation_schedule({.units = units(), .tied = shape_.spec.tied});
@@ -101,6 +103,7 @@ class Rehearsal {
       role == UnitRole::kEmbedding || role == UnitRole::kBody ? pass.carry_out(operation)
                                                               : pass.head(operation);
     }
+    return arena_.high_water();
   }
 
   const Arena& arena() const { return arena_; }
@@ -129,11 +132,14 @@ RehearsedBatch fullest(int64_t tokens, int64_t documents) {
   return {tokens, std::max<int64_t>(tokens - 1, 1), documents};
 }
 
-// The arena of a group of micro-batches, in two phases: until the head is through, and the blocks' backward.
+// The arena of a group of micro-batches, in three phases: the blocks' forward, the head, the blocks'
+// backward.
+constexpr int kPhases = 3;
 struct GroupArena {
-  int64_t peak[2] = {0, 0};
-  int64_t kept[2] = {0, 0};  // the most that lies there between two operations: all that micro-batches leave
+  std::array<int64_t, kPhases> peak = {};
+  std::array<int64_t, kPhases> kept = {};  // the most that lies there between two operations
   int64_t saved = 0;
+  int64_t forward = 0;  // peak of an evaluation
 };
 
 GroupArena rehearse_group(const PassShape& shape, const RehearsedBatch& batch) {
@@ -142,21 +148,33 @@ GroupArena rehearse_group(const PassShape& shape, const RehearsedBatch& batch) {
   const int64_t input = rows * shape.spec.hidden * static_cast<int64_t>(dtype_size(shape.dtype));
   GroupArena out;
   int64_t before = 0;
-  bool head = false, backward = false;
+  size_t phase = 0;
   rehearsal.step(shape.group, [&](const Operation& operation, int64_t peak) {
     const UnitRole role = rehearsal.units()[static_cast<size_t>(operation.unit)].role;
-    const bool back =
-        operation.kind == OperationKind::kBackward || operation.kind == OperationKind::kRecompute;
-    if (!head && (back || operation.kind == OperationKind::kHead)) out.kept[0] = before, head = true;
-    if (!backward && back && role == UnitRole::kBody) out.kept[1] = before, backward = true;
-    out.peak[backward] = std::max(out.peak[backward], peak);
+    const bool body = role == UnitRole::kBody || role == UnitRole::kEmbedding;
+    if (phase == 0 && !body) phase = 1;
+    if (phase == 1 && body) phase = 2, out.kept[phase] = before;
     const int64_t now = rehearsal.arena().mark();
+    out.peak[phase] = std::max(out.peak[phase], peak);
+    if (phase < 2) out.kept[phase] = std::max(out.kept[phase], now);
     if (operation.kind == OperationKind::kForward && role == UnitRole::kEmbedding)
       out.saved += shape.inputs_off_device ? 0 : round_up(input, Arena::kAlignment);
     if (operation.kind == OperationKind::kForward && role == UnitRole::kBody) out.saved += now - before;
     before = now;
   });
+  out.forward = rehearsal.forward();
   return out;
+}
+
+ArenaNeed need_of(const PassShape& shape, int64_t tokens, const GroupArena& arena) {
+  ArenaNeed need;
+  need.bytes = std::max(*std::max_element(arena.peak.begin(), arena.peak.end()), arena.forward);
+  need.saved = arena.saved;
+  const int64_t rows = shape.round_rows ? rounded_rows(tokens) : tokens;
+  need.logits = std::min(rows, shape.row_chunk) *
+                (shape.cut_head ? std::min(shape.spec.vocab, kVocabularySegment) : shape.spec.vocab) *
+                static_cast<int64_t>(dtype_size(shape.dtype));
+  return need;
 }
 
 }  // namespace
@@ -171,20 +189,12 @@ PassSettings pass_settings(const PassShape& shape) {
 }
 
 ArenaNeed arena_need_whole(const PassShape& shape, int64_t tokens, int64_t documents) {
-  const GroupArena arena = rehearse_group(shape, fullest(tokens, documents));
-  ArenaNeed need;
-  need.bytes = std::max({arena.peak[0], arena.peak[1], arena_need_forward(shape, tokens, documents)});
-  need.saved = arena.saved;
-  const int64_t rows = shape.round_rows ? rounded_rows(tokens) : tokens;
-  need.logits = std::min(rows, shape.row_chunk) *
-                (shape.cut_head ? std::min(shape.spec.vocab, kVocabularySegment) : shape.spec.vocab) *
-                static_cast<int64_t>(dtype_size(shape.dtype));
-  return need;
+  return need_of(shape, tokens, rehearse_group(shape, fullest(tokens, documents)));
 }
 
-// What lies in the arena grows with the group by what a micro-batch leaves there, and by that most where all of
-// it is there at once. So a phase's high water, a maximum over operations, is convex in the group's size, and
-// once it grows by the most that it can, it goes on so.
+// What lies in the arena grows with the group by what a micro-batch leaves there, and by that most where all
+// of it is there at once. So a phase's high water, a maximum over operations, is convex in the group's size,
+// and once it grows by the most that it can, it goes on so.
 ArenaNeed arena_need(const PassShape& shape, int64_t tokens, int64_t documents) {
   constexpr int64_t kFew = 3;
   if (shape.group <= kFew) return arena_need_whole(shape, tokens, documents);
@@ -194,21 +204,20 @@ ArenaNeed arena_need(const PassShape& shape, int64_t tokens, int64_t documents) 
   const GroupArena before = rehearse_group(few, batch);
   few.group = kFew;
   const GroupArena last = rehearse_group(few, batch);
-  ArenaNeed need = arena_need_whole(few, tokens, documents);
-  for (const int phase : {0, 1}) {
+  GroupArena all = last;
+  for (size_t phase = 0; phase < kPhases; ++phase) {
     const int64_t growth = last.kept[phase] - before.kept[phase];
     if (last.peak[phase] - before.peak[phase] != growth) return arena_need_whole(shape, tokens, documents);
-    need.bytes = std::max(need.bytes, last.peak[phase] + (shape.group - kFew) * growth);
+    all.peak[phase] += (shape.group - kFew) * growth;
   }
-  need.saved = last.saved + (shape.group - kFew) * (last.saved - before.saved);
-  return need;
+  all.saved += (shape.group - kFew) * (last.saved - before.saved);
+  return need_of(shape, tokens, all);
 }
 
 int64_t arena_need_forward(const PassShape& shape, int64_t tokens, int64_t documents) {
   const RehearsedBatch batch = fullest(tokens, documents);
   Rehearsal rehearsal(shape, batch);
-  rehearsal.forward();
-  return rehearsal.arena().high_water();
+  return rehearsal.forward();
 }
 
 PassCosts::PassCosts(const PassShape& shape, const StepWork& micro) {
