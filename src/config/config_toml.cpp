@@ -457,8 +457,7 @@ class Loader {
   std::map<std::string, std::vector<Entry>> entries_;  // "train.steps" -> file first, command line last
   std::vector<std::unique_ptr<toml::table>> override_values_;
   std::set<std::string> overridden_, unusable_, used_;
-  std::map<std::string, std::string>
-      of_others_;  // keys that were given -> rules that have them and are not chosen
+  std::map<std::string, std::string> of_others_;  // given keys -> rules, not chosen, that have them
   std::vector<Problem> problems_;
   Config config_;
 };
@@ -473,15 +472,13 @@ std::string read_file(const std::string& path) {
   if (fd < 0) throw refuse(std::strerror(errno));
   struct stat info {};
   std::string text;
-  bool regular = fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
+  const bool regular = fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
   int error = 0;
-  while (regular && text.size() <= kConfigMostBytes) {
-    char buffer[16384];
-    const ssize_t n = ::read(fd, buffer, sizeof buffer);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) error = errno;
-    if (n <= 0) break;
-    text.append(buffer, static_cast<size_t>(n));
+  char buffer[16384];
+  for (ssize_t n = 1; regular && n != 0 && text.size() <= kConfigMostBytes && error == 0;) {
+    n = ::read(fd, buffer, sizeof buffer);
+    if (n > 0) text.append(buffer, static_cast<size_t>(n));
+    if (n < 0 && errno != EINTR) error = errno;
   }
   close(fd);
   if (!regular) throw refuse("it is not a regular file");
