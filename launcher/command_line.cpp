@@ -46,6 +46,8 @@ CommandRow training() {
           {kGpus,
            {"--ranks", Takes::kCount, "N", "", false, true},
            {"--dry-run", Takes::kNothing, "", "print the plan and stop"},
+           {"--override", Takes::kTexts, "KEY",
+            "go on from a checkpoint although this key's value has changed; may be repeated"},
            {"--trace", Takes::kText, "FILE", "steps 2 to 4 as a timeline that Perfetto opens"},
            {"--run-dir", Takes::kText, "DIR", "", true},
            {"--control-fd", Takes::kCount, "FD", "", true},

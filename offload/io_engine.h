@@ -35,6 +35,17 @@ struct IoFile {
   int64_t bytes = 0;
 };
 
+// The files that transfers go to, as a queue wants to know them.
+class IoFiles {
+ public:
+  virtual ~IoFiles() = default;
+  virtual const std::vector<IoFile>& files() const = 0;
+  // What names file `index` in messages.
+  virtual const std::string& path(int index) const = 0;
+  // Offsets, lengths and memory addresses of all transfers are multiples of this (at least 4096).
+  virtual int64_t alignment() const = 0;
+};
+
 class IoEngine {
  public:
   virtual ~IoEngine() = default;

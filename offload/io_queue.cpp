@@ -24,7 +24,7 @@ constexpr std::chrono::seconds kPatience{60};
 }  // namespace
 
 struct IoQueue::State {
-  State(const SwapSpace& s, int64_t b, IoRetry r) : space(s), block(b), retry(r) {}
+  State(const IoFiles& s, int64_t b, IoRetry r) : space(s), block(b), retry(r) {}
 
   void run(const std::function<std::unique_ptr<IoEngine>()>& make_engine);
   // Gives the worker what has become ready; false when it is time to stop.
@@ -40,7 +40,7 @@ struct IoQueue::State {
     if (failure) throw Error(*failure);
   }
 
-  const SwapSpace& space;
+  const IoFiles& space;
   const int64_t block;
   const IoRetry retry;
   std::function<void(const IoSpan&)> span_hook;
@@ -148,8 +148,8 @@ void IoQueue::State::run(const std::function<std::unique_ptr<IoEngine>()>& make_
   changed.notify_all();
 }
 
-IoQueue::IoQueue(const SwapSpace& space, std::function<std::unique_ptr<IoEngine>()> make_engine,
-                 int64_t block, IoRetry retry)
+IoQueue::IoQueue(const IoFiles& space, std::function<std::unique_ptr<IoEngine>()> make_engine, int64_t block,
+                 IoRetry retry)
     : state_(std::make_unique<State>(space, block, retry)) {
   LM_CHECK(block > 0 && block % space.alignment() == 0, "io.block is not a multiple of the alignment");
   // Signals belong to the compute thread.

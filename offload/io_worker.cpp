@@ -25,7 +25,7 @@ const char* verb(IoDirection direction) {
 
 }  // namespace
 
-IoWorker::IoWorker(const SwapSpace& space, std::unique_ptr<IoEngine> engine, int64_t block, IoRetry retry)
+IoWorker::IoWorker(const IoFiles& space, std::unique_ptr<IoEngine> engine, int64_t block, IoRetry retry)
     : space_(space), engine_(std::move(engine)), block_(block), retry_(retry) {
   LM_CHECK(engine_ != nullptr && engine_->depth() > 0, "an I/O queue without an engine");
   slots_.resize(static_cast<size_t>(engine_->depth()));

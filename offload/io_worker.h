@@ -43,7 +43,7 @@ struct Transfer {
 
 class IoWorker {
  public:
-  IoWorker(const SwapSpace& space, std::unique_ptr<IoEngine> engine, int64_t block, IoRetry retry);
+  IoWorker(const IoFiles& space, std::unique_ptr<IoEngine> engine, int64_t block, IoRetry retry);
 
   IoEngine& engine() { return *engine_; }
   int64_t retries() const { return retries_; }
@@ -78,7 +78,7 @@ class IoWorker {
   void again(Slot& slot, bool pause);
   Error failure(const Slot& slot, int error, const std::string& detail) const;
 
-  const SwapSpace& space_;
+  const IoFiles& space_;
   std::unique_ptr<IoEngine> engine_;
   const int64_t block_;
   const IoRetry retry_;

@@ -32,24 +32,23 @@ struct Extent {
   int64_t bytes = 0;  // multiple of the space's alignment
 };
 
-class SwapSpace {
+class SwapSpace : public IoFiles {
  public:
   // Room for `bytes` in all. Throws Error(20) with path, need and free bytes when a disk is too full or the
   // limits of all paths together are too small,
   // Error(21) when a path cannot hold such a file, Error(12) when it is missing or not writable.
   SwapSpace(const std::vector<SwapPath>& paths, int64_t bytes);
-  ~SwapSpace();
+  ~SwapSpace() override;
   SwapSpace(const SwapSpace&) = delete;
   SwapSpace& operator=(const SwapSpace&) = delete;
 
   // `bytes` is rounded up to the alignment. Throws Error(70) when more is asked than was planned.
   Extent allocate(int64_t bytes);
 
-  // Offsets, lengths and memory addresses of all transfers are multiples of this (at least 4096).
-  int64_t alignment() const;
-  const std::vector<IoFile>& files() const;
-  // The directory that holds file `index`, for messages.
-  const std::string& path(int index) const;
+  int64_t alignment() const override;
+  const std::vector<IoFile>& files() const override;
+  // The directory that holds file `index`.
+  const std::string& path(int index) const override;
   // Whether file `index` bypasses the page cache; if not, why.
   bool direct(int index, std::string* reason = nullptr) const;
   // What `bytes` take up here: rounded up to the alignment. Plans add up these.

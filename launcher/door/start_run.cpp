@@ -84,11 +84,14 @@ int train_in_rank(const CommandLine& line) {
   check_disks(config);
   const std::string program = rank_program(line, config.run.device);
   const std::string directory = run_directory(config, config_path);
-  check_run_directory(directory, config);
+  const std::vector<std::string> overridden = line.list("--override");
+  check_run_directory(directory, config, overridden);
 
   // From here on things are created.
   const RunLock lock(directory);
-  check_run_directory(directory, config);  // another run may have come and gone since
+  // Another run may have come and gone since.
+  for (const KeyDifference& one : check_run_directory(directory, config, overridden))
+    log_note("CKPT-26", one.key + ": " + one.recorded + " before, " + one.asked + " from here on");
   if (!lock.taken_over().empty())
     log_note("LOCK-31", "took over the lock of a dead run: " + lock.taken_over());
   Control control = Control::create();

@@ -106,7 +106,7 @@ PrepareOptions prepare_options(const Job& job, const std::vector<std::string>& f
 }  // namespace
 
 std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, PlanPurpose purpose,
-                              const std::string& run) {
+                              const std::string& run, const std::optional<NumericsPlan>& saved) {
   auto job = std::make_unique<Job>();
   job->config = config;
   job->environment = read_environment();
@@ -120,7 +120,7 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, Pla
   if (device == DeviceType::kCuda) gpus.push_back(select_gpu());
   job->machine = survey_machine(gpus);
   job->machine.disks = survey_disks(config, cache, DiskRates::kKnown);
-  const std::optional<NumericsPlan> recorded = recorded_numerics(run, config, device);
+  const std::optional<NumericsPlan> recorded = saved ? saved : recorded_numerics(run, config, device);
   PlanInputs inputs = job->model.inputs(config, device);
   inputs.recorded = recorded ? &*recorded : nullptr;
   const auto plan = [&] { job->plan = make_plan(inputs, job->machine, {}, purpose); };

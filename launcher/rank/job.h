@@ -27,10 +27,11 @@ struct Job {
 };
 
 // Starts torch on the device that this executable and the command line say, and makes the plan; for training
-// with rates that were measured, now or within a week. Adopts the numerics that `run`, a run's directory ("":
-// none), has recorded. Throws Error(10, 11, 12, 14).
+// with rates that were measured, now or within a week. Adopts `saved`, a checkpoint's numerics, where given,
+// else those that `run`, a run's directory ("": none), has recorded. Throws Error(10, 11, 12, 14).
 std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, PlanPurpose purpose,
-                              const std::string& run = "");
+                              const std::string& run = "",
+                              const std::optional<NumericsPlan>& saved = std::nullopt);
 
 // A rank for the job; `training` allocates gradients and optimizer state as well.
 std::unique_ptr<Rank> make_rank(const Job& job, bool training, Trace* trace = nullptr);

@@ -49,12 +49,24 @@ struct Budget {
   double share = 0;   // of 1
 };
 
+// "90s", "30min", "8h".
+struct Duration {
+  int64_t seconds = 0;
+};
+// After so many steps, 200, or after so much time, "30min": one of the two; neither: never.
+struct Interval {
+  int64_t steps = 0;
+  int64_t seconds = 0;
+  bool operator==(const Interval&) const = default;
+};
+
 struct RunConfig {
   std::string dir;                            // "" = runs/<config's name>
   int64_t seed = 42;                          // of shuffling, initialisation, dropout and rounding
   DeviceChoice device = DeviceChoice::kAuto;  // auto: one GPU if present, else the CPU with a note
-  std::optional<int64_t> threads;  // compute threads on the CPU; auto: the cores this process may use
-  bool deterministic = true;       // deterministic attention and reductions on GPUs
+  std::optional<int64_t> threads;      // compute threads on the CPU; auto: the cores this process may use
+  bool deterministic = true;           // deterministic attention and reductions on GPUs
+  std::optional<Duration> time_limit;  // then save and leave with 75; auto: when the Slurm job ends
 };
 
 struct ModelConfig {
@@ -132,6 +144,13 @@ struct IoConfig {
   std::optional<ByteSize> tile;                   // optimizer state that moves as one
 };
 
+struct CheckpointConfig {
+  Interval every = {0, 30 * 60};  // between saves; a run that is stopped saves, too
+  int64_t keep = 2;               // of the newest
+  bool keep_best = false;         // the one with the least held-out loss as well, saved when it is reached
+  std::string resume = "auto";    // the newest that is whole; "never"; or the name of one, step_00000100
+};
+
 struct LogConfig {
   int64_t every = 1;  // steps between lines of log.txt, and of stderr unless it is a terminal
 };
@@ -145,6 +164,7 @@ struct Config {
   LoraConfig lora;
   OffloadConfig offload;
   IoConfig io;
+  CheckpointConfig checkpoint;
   LogConfig log;
 };
 

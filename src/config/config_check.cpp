@@ -22,6 +22,7 @@ class Checks {
     adapter();
     types();
     offload();
+    checkpoint();
     return std::move(out_);
   }
 
@@ -111,6 +112,19 @@ class Checks {
                 fp32 + "fp32 weights are their own master (leave the key out)");
     require(config_.train.gradients == GradientDType::kF32, "train.gradients", "model.dtype",
             "train.gradients = \"bf16\" and " + fp32 + "gradients of fp32 weights are added in fp32");
+  }
+
+  void checkpoint() {
+    const CheckpointConfig& checkpoint = config_.checkpoint;
+    const std::string& resume = checkpoint.resume;
+    require(resume == "auto" || resume == "never" || checkpoint_step(resume), "checkpoint.resume",
+            "checkpoint.resume",
+            "checkpoint.resume = " + value_text(resume) +
+                " is neither \"auto\" nor \"never\" nor the name of a checkpoint such as \"step_00000100\"");
+    const bool evaluates = config_.train.eval_every > 0;
+    require(!checkpoint.keep_best || evaluates, "checkpoint.keep_best", "train.eval_every",
+            "checkpoint.keep_best keeps what has the least held-out loss: set train.eval_every (now " +
+                value_text(config_.train.eval_every) + ")");
   }
 
   void offload() {

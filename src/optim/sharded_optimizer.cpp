@@ -236,6 +236,24 @@ OpenTile ShardedOptimizer::open(int64_t block, int64_t tile) const {
           static_cast<int64_t>(i)};
 }
 
+void ShardedOptimizer::restore(int64_t block, int64_t tile, Staging& staging, const FillStream& fill) {
+  const size_t i = index(block, tile);
+  const auto array = static_cast<int64_t>(i);
+  Tile at = place(block, tile);
+  if (in_store(i)) {
+    tiles_.store->claim(array, 0);
+    at.data = tiles_.store->use(array);
+  }
+  for (size_t s = 0; s < streams_.size(); ++s) {
+    const int64_t begin = streams_[s].bytes(at.first), bytes = streams_[s].bytes(at.elements);
+    const auto from = [&](int64_t offset, std::span<std::byte> out) { fill(s, begin + offset, out); };
+    on_host(i) ? from(0, {part(at, s), static_cast<size_t>(bytes)}) : staging.write(part(at, s), bytes, from);
+  }
+  if (!in_store(i)) return;
+  tiles_.store->write_back(array);
+  tiles_.store->forget(array);
+}
+
 void ShardedOptimizer::read_master(int64_t block, const TensorPlace& place_in_block, const std::byte* weights,
                                    float* out, Staging& staging) const {
   const int64_t begin = place_in_block.offset, end = begin + place_in_block.parameter.elements();

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -86,6 +87,12 @@ class ShardedOptimizer {
   // Elements of the block's flat array that a tile has, and its state outside of a step.
   TileRange range(int64_t block, int64_t tile) const;
   OpenTile open(int64_t block, int64_t tile) const;
+  // The other way: all of a tile's state from elsewhere. fill(stream, offset, host memory) makes a stream's
+  // bytes from byte `offset` of its block's on. None while a schedule has slots filled; complete after
+  // staging.finish().
+  using FillStream = std::function<void(size_t stream, int64_t offset, std::span<std::byte> bytes)>;
+  void restore(int64_t block, int64_t tile, Staging& staging, const FillStream& fill);
+  void restore_updates(int64_t t) { t_ = t; }
 
  private:
   struct Tile : TileRange {

@@ -150,6 +150,36 @@ StateCatalogue Rank::catalogue() const {
   return list_state(setup_.layout, setup_.plan.numerics, cut_head, training());
 }
 
+void Rank::restore(StateReader& from, int64_t updates) {
+  step_->flush();
+  Staging staging(context_.stream);
+  const std::vector<Unit>& units = weights_.units();
+  const auto name = [](int64_t block, const char* array) {
+    return "block" + std::to_string(block) + "." + array;
+  };
+  for (int64_t u = 0; u < std::ssize(units); ++u) {
+    const Unit& unit = units[static_cast<size_t>(u)];
+    if (unit.elements == 0) continue;
+    const auto size = static_cast<int64_t>(dtype_size(weights_.dtype()));
+    OpenUnit open = weights_.open(u, true);
+    staging.write(open.trainable(), unit.elements * size, [&](int64_t offset, std::span<std::byte> out) {
+      from.read(name(unit.block, "weight"), unit.first * size + offset, out);
+    });
+    open.close();
+  }
+  if (optimizer_ == nullptr) return staging.finish();
+  const StateStreams streams = setup_.plan.numerics.state();
+  for (int64_t b = 0; b < std::ssize(setup_.layout.blocks); ++b) {
+    for (int64_t tile = 0; tile < optimizer_->tiles(b); ++tile) {
+      optimizer_->restore(b, tile, staging, [&](size_t s, int64_t offset, std::span<std::byte> out) {
+        from.read(name(b, streams[s].name), offset, out);
+      });
+    }
+  }
+  optimizer_->restore_updates(updates);
+  staging.finish();
+}
+
 LiveState Rank::state() {
   step_->flush();
   return LiveState(weights_, optimizer_.get(), context_.stream);

@@ -53,6 +53,9 @@ class Rank {
   StateCatalogue catalogue() const;
   // A source of all of it, until the next step; completes deferred updates first.
   LiveState state();
+  // All of it from elsewhere, between steps; `updates`: of the optimizer so far. Where it throws the state is
+  // neither the old nor the new one, and may be restored again.
+  void restore(StateReader& from, int64_t updates);
 
  private:
   const RankSetup setup_;

@@ -93,7 +93,7 @@ TEST(Config, NamesWhatIsNotSupportedYet) {
              "qlora is not supported yet: full and lora are");
   EXPECT_HAS(failure(std::string(kLeast) + "[optimizer]\nname = \"adam\"\n"),
              "expected one of \"adamw\", \"sgd\", got the string \"adam\"; did you mean \"adamw\"?");
-  for (const char* table : {"zero", "checkpoint"}) {
+  for (const char* table : {"zero"}) {
     const std::string text = failure(std::string(kLeast) + "[" + table + "]\nx = 1\n");
     EXPECT_HAS(text, "not supported yet");
     EXPECT_HAS(text, "c.toml:5:2");
