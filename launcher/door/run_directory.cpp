@@ -18,6 +18,7 @@
 #include "base/json.h"
 #include "config/config_print.h"
 #include "config/config_toml.h"
+#include "launcher/recorded.h"
 #include "launcher/status.h"
 
 namespace lm {
@@ -157,7 +158,7 @@ std::vector<KeyDifference> check_run_directory(const std::string& directory, con
   if (nothing_to_lose) return {};
   std::vector<KeyDifference> differences;
   try {
-    differences = config_difference(load_config(recorded), config);
+    differences = run_differences(load_config(recorded), config);
   } catch (const Error& unreadable) {
     throw incompatible("its config.toml cannot be read: " + std::string(unreadable.what()), directory,
                        "set run.dir to a new directory");

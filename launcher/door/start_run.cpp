@@ -15,6 +15,7 @@
 #include "launcher/machine/disk_survey.h"
 #include "launcher/machine/survey.h"
 #include "launcher/machine/visible_gpus.h"
+#include "launcher/recorded.h"
 #include "launcher/status.h"
 
 namespace lm {
@@ -119,7 +120,7 @@ int command_in_rank(const CommandLine& line) {
   if (line.command == "eval") {
     const std::string& what = line.positional[0];
     const bool run = std::filesystem::is_directory(what);
-    configured = load_config(run ? what + "/config.toml" : what, line.overrides).run.device;
+    configured = load_config(run ? run_of(what) + "/config.toml" : what, line.overrides).run.device;
     // A run records where it was trained; that decides until the command line does.
     if (run && (line.has("--gpus") || line.has("--ranks"))) configured = DeviceChoice::kAuto;
   }

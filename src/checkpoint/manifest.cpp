@@ -10,6 +10,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "config/config_text.h"
 #include "weights/safetensors_header.h"
 
 namespace lm {

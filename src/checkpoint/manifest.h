@@ -16,7 +16,6 @@
 
 namespace lm {
 
-inline constexpr char kManifestName[] = "MANIFEST.json";
 // Of the format; a checkpoint of a later one is refused.
 inline constexpr int64_t kCheckpointVersion = 1;
 

@@ -20,7 +20,8 @@ struct IsOptional : std::false_type {};
 template <class T>
 struct IsOptional<std::optional<T>> : std::true_type {};
 
-// A checkpoint's directory is named for its step, "step_00000100".
+// A checkpoint's directory has this file, and is named for its step, "step_00000100".
+inline constexpr char kManifestName[] = "MANIFEST.json";
 std::string checkpoint_name(int64_t step);
 // Nothing where it is not the name of one.
 std::optional<int64_t> checkpoint_step(const std::string& name);

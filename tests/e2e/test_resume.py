@@ -184,3 +184,27 @@ def test_a_changed_configuration_is_refused_unless_it_is_named(work):  # noqa: F
     ended = lmlaunch(f"{name}.toml", "optimizer.lr=0.5", "--override", "optimizer.lr", cwd=work)
     assert "optimizer.lr: 0.01 before, 0.5 from here on" in ended.stderr
     assert [row["lr"] for row in rows(work, name) if "lr" in row][-1] > 0.01
+
+
+@pytest.mark.parametrize("method", MODEL_FILE)
+def test_a_checkpoint_is_exported_evaluated_verified_and_asked(work, undisturbed, method):  # noqa: F811
+    """At step 6 of the undisturbed run: the export is what a run of six steps writes, and evaluates as it did."""
+    name = f"undisturbed_{method}"
+    checkpoint = f"runs/{name}/checkpoints/step_00000006"
+    # The same six steps, the last of them saved as the model.
+    prepared(work, f"six_{method}", method)
+    interrupt(work, f"six_{method}", 6, signal_of(signal.SIGTERM), "checkpoint.every=6")
+    lmlaunch("export", checkpoint, "-o", f"exported_{method}", cwd=work)
+    lmlaunch("export", f"runs/six_{method}/checkpoints/step_00000006", "-o", f"six_{method}_exported", cwd=work)
+    exported = (work / f"exported_{method}" / MODEL_FILE[method]).read_bytes()
+    assert exported == (work / f"six_{method}_exported" / MODEL_FILE[method]).read_bytes()
+    wanted = [row["eval_loss"] for row in rows(work, name) if row["step"] == 6 and "eval_loss" in row]
+    for what in (checkpoint, f"{checkpoint}/"):
+        assert [json.loads(lmlaunch("eval", what, "--json", cwd=work).stdout)["eval_loss"]] == wanted
+    assert json.loads(lmlaunch("verify", checkpoint, "--json", cwd=work).stdout)["ok"]
+    if method == "lora":
+        lmlaunch("export", checkpoint, "-o", "merged_checkpoint", "--merge", cwd=work)
+        assert (work / "merged_checkpoint" / "model.safetensors").exists()
+    # A run without a model yet is taken at its newest checkpoint.
+    told = lmlaunch("eval", f"runs/six_{method}", "--json", cwd=work)
+    assert "taking its newest checkpoint" in told.stderr
