@@ -60,7 +60,7 @@ void Gradients::zero(int64_t u) {
   zero_bytes(memory.data(), memory.size(), stream_);
 }
 
-void Gradients::reduce(int64_t u) {
+void Gradients::granule_norms(int64_t u) {
   const Unit& range = units_[static_cast<size_t>(u)];
   const int64_t granule = first_granule_[static_cast<size_t>(range.block)] + range.first / kGranule;
   kernels_.granule_norms({.x = unit(u),

@@ -35,7 +35,7 @@ class Gradients {
   void zero(int64_t u);
 
   // The unit's gradient is final: its granule norms are enqueued.
-  void reduce(int64_t u);
+  void granule_norms(int64_t u);
   // Squared norm of block b: granules in index order, in fp64. Waits for the stream.
   double block_square(int64_t b) const;
   // Of all blocks, in two steps, so that one wait serves this and other results: send, wait for the stream,

@@ -42,13 +42,15 @@ int64_t PlacementPlan::head_segments() const {
   return 0;
 }
 
-ScheduleShape PlacementPlan::schedule(const ModelSpec& spec, bool recompute, Clip clip) const {
+ScheduleShape PlacementPlan::schedule(const ModelSpec& spec, bool recompute, Clip clip, int ranks) const {
   return {.units = units(),
           .micro_batches = 1,
           .tied = spec.tied,
           .recompute = recompute,
           .clip = clip,
-          .group = group};
+          .group = group,
+          .pending = false,
+          .ranks = ranks};
 }
 
 TransferShape PlacementPlan::transfers() const {

@@ -83,7 +83,7 @@ struct PlacementPlan {
   // Into how many segments the head is cut: 0 unless one of them lives off the device.
   int64_t head_segments() const;
   // The step's list, but for what depends on the step.
-  ScheduleShape schedule(const ModelSpec& spec, bool recompute, Clip clip) const;
+  ScheduleShape schedule(const ModelSpec& spec, bool recompute, Clip clip, int ranks) const;
   // The pools as the schedule's transfers see them: what passes through slots.
   TransferShape transfers() const;
   // The same with what crosses which link.

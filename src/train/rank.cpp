@@ -24,7 +24,7 @@ StepSettings step_settings(const RankSetup& setup) {
   settings.adapter = setup.adapter;
   settings.clip = setup.optimizer.clip;
   settings.max_grad_norm = setup.max_grad_norm;
-  settings.shape = placement.schedule(setup.spec, n.recompute, setup.optimizer.clip);
+  settings.shape = placement.schedule(setup.spec, n.recompute, setup.optimizer.clip, n.ranks);
   settings.transfers = placement.transfers();
   return settings;
 }

@@ -24,6 +24,7 @@ TrainStep::TrainStep(const StepParts& parts, const StepSettings& settings)
       host_nll_(reinterpret_cast<double*>(parts.host_loss.empty() ? nll_.data() : parts.host_loss.data())),
       pass_(parts.context, parts.layout, settings.adapter, *this, settings.pass, nll_sum()) {
   LM_CHECK(parts.context.device == DeviceType::kCpu || parts.host_loss.size() >= sizeof(double), "host_loss");
+  LM_CHECK(settings.shape.ranks == 1, "a step of " + std::to_string(settings.shape.ranks) + " ranks");
 }
 
 StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr) {
@@ -94,9 +95,11 @@ void TrainStep::carry_out(const Operation& operation) {
     case OperationKind::kBackward:
       pass_.carry_out(operation);
       break;
-    case OperationKind::kReduce:
-      reduce(operation);
+    case OperationKind::kNorm:
+      norm(operation);
       break;
+    case OperationKind::kExchange:
+      LM_CHECK(false, operation_name(operation.kind));
     case OperationKind::kCheck:
       check();
       break;
@@ -165,13 +168,13 @@ void TrainStep::add_embedding_gradient(int64_t micro, const View& dx) {
   embedding_gradient_->add(context_, static_cast<size_t>(micro), dx);
 }
 
-void TrainStep::reduce(const Operation& operation) {
+void TrainStep::norm(const Operation& operation) {
   if (!trained(unit(operation).block)) return;
   if (unit(operation).role == UnitRole::kEmbedding) {
     const BlockMemory memory{nullptr, nullptr, gradients_->unit(0)};
     embedding_gradient_->finish(context_, pass_.embedding(memory, true).gradient);
   }
-  gradients_->reduce(operation.unit);
+  gradients_->granule_norms(operation.unit);
 }
 
 void TrainStep::check() {

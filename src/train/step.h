@@ -53,6 +53,7 @@ struct StepResult {
 
 class TrainStep : private PassMemory {
  public:
+  // Of one rank: there is no exchange of gradients yet, and what asks for one is refused.
   TrainStep(const StepParts& parts, const StepSettings& settings);
 
   // `step` counts from 1 and keys the randomness. Updates of blocks whose state is off the device may be left
@@ -87,7 +88,7 @@ class TrainStep : private PassMemory {
     if (trace_ != nullptr) arrived_ns_ = steady_ns();
   }
   void transfer(const Operation& operation);
-  void reduce(const Operation& operation);
+  void norm(const Operation& operation);
   void check();
   void update(const Operation& operation);
   float block_scale(int64_t block) const;
