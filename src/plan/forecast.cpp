@@ -5,7 +5,7 @@
 namespace lm {
 namespace {
 
-// What is streamed runs beside compute; the step takes as long as the list with its waits.
+// Transfers run beside compute; the step takes as long as the list with its waits.
 void predict_transfers(const PlanInput& in, const StepShape& shape, const StepCosts& costs,
                        const ComputeRates& rates, Plan& plan) {
   const TimelineShape timeline = plan.placement.timeline();

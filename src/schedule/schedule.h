@@ -81,8 +81,8 @@ struct ScheduleShape {
   bool tied = false;
   bool recompute = false;
   Clip clip = Clip::kGlobal;
-  // Micro-batches that run through a unit before the next unit (G). 1 while weights are resident; with
-  // streamed weights each byte crosses its link once per pass and group.
+  // Micro-batches that run through a unit before the next unit (G). 1 while weights are resident; off
+  // the device each of their bytes crosses its link once per pass and group.
   int64_t group = 1;
   bool pending = false;  // the step before has left its deferred updates to this one
   int ranks = 1;         // that share the step

@@ -35,7 +35,7 @@ class UseCollector {
   }
 
  private:
-  size_t size() const { return shape_.pool(pool_).streamed.size(); }
+  size_t size() const { return shape_.pool(pool_).through_slots.size(); }
 
   void add(const ArrayUse& use) {
     if (shape_.pool(pool_).holds(use.array)) uses_.push_back(use);

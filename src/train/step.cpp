@@ -11,7 +11,7 @@ TrainStep::TrainStep(const StepParts& parts, const StepSettings& settings)
     : context_(parts.context),
       layout_(parts.layout),
       weights_(parts.weights),
-      far_(parts.far),
+      off_device_(parts.off_device),
       gradients_(parts.gradients),
       optimizer_(parts.optimizer),
       embedding_gradient_(parts.embedding_gradient),
@@ -49,10 +49,10 @@ StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr) {
   const StepSchedule schedule = make_schedule(shape);
   shape.pending = shape.defers();
   const StepSchedule next = settings_.transfers.any() ? make_schedule(shape) : StepSchedule{};
-  const StepSchedule moved = add_transfers(schedule, next, settings_.transfers, slots_);
-  const bool far = settings_.transfers.any();
-  for (const Operation& operation : moved.operations) {
-    if (far) far_.poll();
+  const StepSchedule list = add_transfers(schedule, next, settings_.transfers, slots_);
+  const bool transfers = settings_.transfers.any();
+  for (const Operation& operation : list.operations) {
+    if (transfers) off_device_.poll();
     execute(operation);
   }
   pending_ = shape.pending;
@@ -69,7 +69,7 @@ void TrainStep::flush() {
     pending_ = false;
   }
   for (int p = 0; p < kPools; ++p) {
-    Store* const store = far_.store(static_cast<Pool>(p));
+    Store* const store = off_device_.store(static_cast<Pool>(p));
     for (Slot& slot : slots_.pools[static_cast<size_t>(p)]) {
       if (slot.array >= 0) {
         if (slot.changed) store->write_back(slot.array);
@@ -115,7 +115,7 @@ void TrainStep::carry_out(const Operation& operation) {
 }
 
 void TrainStep::transfer(const Operation& operation) {
-  Store& store = *far_.store(operation.pool);
+  Store& store = *off_device_.store(operation.pool);
   switch (operation.kind) {
     case OperationKind::kFetch:
       return store.fetch(operation.array, operation.slot);
@@ -145,12 +145,12 @@ int64_t TrainStep::input_array(int64_t block, int64_t micro) const {
 }
 
 std::byte* TrainStep::make_input(int64_t block, int64_t micro, int64_t bytes) {
-  far_.store(Pool::kActivations)->resize(input_array(block, micro), bytes);
+  off_device_.store(Pool::kActivations)->resize(input_array(block, micro), bytes);
   return input(block, micro);
 }
 
 std::byte* TrainStep::input(int64_t block, int64_t micro) {
-  std::byte* const bytes = far_.store(Pool::kActivations)->use(input_array(block, micro));
+  std::byte* const bytes = off_device_.store(Pool::kActivations)->use(input_array(block, micro));
   arrived();
   return bytes;
 }
@@ -226,9 +226,9 @@ void TrainStep::update(const Operation& operation) {
                             .gradient_scale = update_.scale,
                             .lr = update_.lr,
                             .step = update_.step,
-                            // The check or the block's norm has waited for everything that is near; what
+                            // The check or the block's norm has waited for everything on the device; what
                             // comes through slots of the device is only on its way.
-                            .ready = !weights_.streamed(u) && !gradients_->streamed(u),
+                            .ready = !weights_.through_slots(u) && !gradients_->through_slots(u),
                             .first = range.first,
                             .elements = range.elements};
   const bool cut = scheduled.role == UnitRole::kFinalNorm || scheduled.role == UnitRole::kVocabularySegment;
@@ -259,7 +259,7 @@ void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head) {
     }
   }
   for (const Slot& slot : slots.pools[static_cast<size_t>(Pool::kWeights)]) {
-    if (slot.array >= 0) far_.store(Pool::kWeights)->forget(slot.array);
+    if (slot.array >= 0) off_device_.store(Pool::kWeights)->forget(slot.array);
   }
 }
 

@@ -16,7 +16,7 @@
 #include "optim/gradients.h"
 #include "optim/sharded_optimizer.h"
 #include "schedule/transfers.h"
-#include "train/far_state.h"
+#include "train/off_device_state.h"
 #include "weights/loans.h"
 
 namespace lm {
@@ -26,7 +26,7 @@ struct StepParts {
   const Context& context;
   const ModelLayout& layout;
   WeightStore& weights;
-  const FarState& far;
+  const OffDeviceState& off_device;
   // Null where nothing is trained: then `run` must not be called. The embedding's also where it is frozen.
   Gradients* gradients = nullptr;
   ShardedOptimizer* optimizer = nullptr;
@@ -117,7 +117,7 @@ class TrainStep : private PassMemory {
   const Context& context_;
   const ModelLayout& layout_;
   WeightStore& weights_;
-  const FarState& far_;
+  const OffDeviceState& off_device_;
   Gradients* gradients_;
   ShardedOptimizer* optimizer_;
   EmbeddingGradient* embedding_gradient_;

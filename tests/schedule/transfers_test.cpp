@@ -201,10 +201,10 @@ Case random_case(std::mt19937& random) {
     for (int i = draw(1, 4); i >= 0; --i) cut.push_back(draw(1, 2));
   }
   const auto inner = [&] {
-    std::vector<char> streamed(blocks + std::max(cut.size(), size_t{1}) - 1, 0);
-    for (size_t b = 1; b < streamed.size(); ++b)
-      streamed[b] = static_cast<char>(b + 1 != blocks && draw(0, 2) > 0);
-    return streamed;
+    std::vector<char> through_slots(blocks + std::max(cut.size(), size_t{1}) - 1, 0);
+    for (size_t b = 1; b < through_slots.size(); ++b)
+      through_slots[b] = static_cast<char>(b + 1 != blocks && draw(0, 2) > 0);
+    return through_slots;
   };
   if (draw(0, 1) == 1) c.shape.pool(Pool::kWeights) = {inner(), draw(1, 4)};
   if (draw(0, 1) == 1) c.shape.pool(Pool::kGradients) = {inner(), draw(1, 4)};
@@ -218,14 +218,14 @@ Case random_case(std::mt19937& random) {
   std::vector<int64_t> off_device;  // tiles of each block
   for (size_t b = 0; b < blocks; ++b) {
     int64_t tiles = optimizer.slots > 0 ? draw(0, 3) : 0;
-    bool far = tiles > 0;
+    bool off = tiles > 0;
     if (b + 1 == blocks && !cut.empty()) {
       tiles = std::accumulate(cut.begin(), cut.end(), int64_t{0});
-      far = optimizer.slots > 0 && draw(0, 1) == 1;
+      off = optimizer.slots > 0 && draw(0, 1) == 1;
     }
     for (int64_t t = 0; t < tiles; ++t)
-      optimizer.streamed.push_back(static_cast<char>(far && (t + 1 == tiles || draw(0, 1) == 1)));
-    off_device.push_back(far ? tiles : 0);
+      optimizer.through_slots.push_back(static_cast<char>(off && (t + 1 == tiles || draw(0, 1) == 1)));
+    off_device.push_back(off ? tiles : 0);
     c.shape.first_tile.push_back(c.shape.first_tile.back() + tiles);
   }
   c.run.units = c.shape.units = tiled_units(layers, off_device, cut);

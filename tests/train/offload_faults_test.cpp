@@ -148,7 +148,7 @@ class TamperedDisk {
 };
 
 // Short runs with everything on disk: slots in host memory, where optimizer state is checked and stamped
-// inside the update; apart from it, as on a GPU; and updated by the CPU beside one.
+// inside the update; on the device, as on a GPU; and updated by the CPU beside one.
 std::vector<Variant> runs_on_disk(int64_t steps) {
   Variant run;
   run.steps = steps;
@@ -177,7 +177,7 @@ Ending run_to_its_end(const Variant& run, const EngineFactory& engine) {
   } catch (const Error& error) {
     out.error = error;
   }
-  if (training != nullptr) out.retries = training->rank().far().counters().retries;
+  if (training != nullptr) out.retries = training->rank().off_device().counters().retries;
   return out;
 }
 

@@ -1,4 +1,4 @@
-#include "train/far_state.h"
+#include "train/off_device_state.h"
 
 #include <optional>
 
@@ -35,7 +35,7 @@ std::string array_name(const PlacementPlan& placement, const ModelLayout& layout
 }
 
 // Bytes of the arrays that pass through slots, 0 for the others.
-std::vector<int64_t> streamed_bytes(const PoolPlan& pool, const PoolShape& shape) {
+std::vector<int64_t> bytes_through_slots(const PoolPlan& pool, const PoolShape& shape) {
   std::vector<int64_t> bytes = pool.bytes;
   for (size_t a = 0; a < bytes.size(); ++a) {
     if (!shape.holds(static_cast<int64_t>(a))) bytes[a] = 0;
@@ -43,7 +43,7 @@ std::vector<int64_t> streamed_bytes(const PoolPlan& pool, const PoolShape& shape
   return bytes;
 }
 
-// Of the streamed arrays: those that live in host memory.
+// Of the arrays off the device: those that live in host memory.
 std::vector<char> in_host(const PoolPlan& pool) {
   std::vector<char> out(pool.bytes.size(), 0);
   for (size_t a = 0; a < out.size(); ++a) out[a] = pool.home_of(a) == Home::kHost ? 1 : 0;
@@ -52,7 +52,7 @@ std::vector<char> in_host(const PoolPlan& pool) {
 
 }  // namespace
 
-FarState::FarState(const FarStateSetup& setup) {
+OffDeviceState::OffDeviceState(const OffDeviceSetup& setup) {
   const PlacementPlan& placement = setup.placement;
   if (setup.stream.device == DeviceType::kCuda)
     clock_ = std::make_unique<DeviceClock>(setup.stream, setup.trace);
@@ -66,7 +66,7 @@ FarState::FarState(const FarStateSetup& setup) {
     if (plan.slots == 0 || !(setup.training || pool == Pool::kWeights)) continue;
     const bool host = pool == Pool::kOptimizer && placement.update_on_host;
     LocalStoreSetup& store = wanted[static_cast<size_t>(i)].emplace();
-    store.bytes = streamed_bytes(plan, shape.pool(pool));
+    store.bytes = bytes_through_slots(plan, shape.pool(pool));
     store.name = [&placement, &layout = setup.layout, pool](int64_t array) {
       return array_name(placement, layout, pool, array);
     };
@@ -90,7 +90,7 @@ FarState::FarState(const FarStateSetup& setup) {
   }
 }
 
-void FarState::open_memory(const FarStateSetup& setup, int64_t bytes) {
+void OffDeviceState::open_memory(const OffDeviceSetup& setup, int64_t bytes) {
   const PlacementPlan& placement = setup.placement;
   pinned_ = std::make_unique<PinnedPool>(placement.device, bytes);
   if (setup.training && setup.staging > 0) staging_ = pinned_->lease(setup.staging);
@@ -101,7 +101,7 @@ void FarState::open_memory(const FarStateSetup& setup, int64_t bytes) {
 }
 
 // The GPU reads it in place, which it can only where the memory is registered.
-void FarState::place_embedding(const PlacementPlan& placement) {
+void OffDeviceState::place_embedding(const PlacementPlan& placement) {
   std::string reason;
   if (placement.device == DeviceType::kCuda && !pinned_->registered(&reason)) {
     throw Error(Exit::kHostMemory,
@@ -114,7 +114,7 @@ void FarState::place_embedding(const PlacementPlan& placement) {
   embedding_ = pinned_->lease(placement.embedding_in_host);
 }
 
-void FarState::open_disks(const FarStateSetup& setup, int64_t bytes) {
+void OffDeviceState::open_disks(const OffDeviceSetup& setup, int64_t bytes) {
   const PlacementPlan& placement = setup.placement;
   space_ = std::make_unique<SwapSpace>(setup.paths, bytes);
   const auto make = [&]() -> std::unique_ptr<IoEngine> {
@@ -133,21 +133,21 @@ void FarState::open_disks(const FarStateSetup& setup, int64_t bytes) {
   description_ = (description_.empty() ? "" : description_ + "; ") + queue_->description();
 }
 
-void FarState::poll() const {
+void OffDeviceState::poll() const {
   for (const auto& store : stores_) {
     if (store != nullptr) store->poll();
   }
 }
 
-IoCounters FarState::counters() const {
+IoCounters OffDeviceState::counters() const {
   return queue_ == nullptr ? IoCounters{} : queue_->counters();
 }
 
-double FarState::busy_seconds() const {
+double OffDeviceState::busy_seconds() const {
   return counters().busy_seconds + (clock_ == nullptr ? 0 : clock_->copy_seconds());
 }
 
-double FarState::wait_seconds() const {
+double OffDeviceState::wait_seconds() const {
   double sum = clock_ == nullptr ? 0 : clock_->stall_seconds();
   for (const auto& store : stores_) sum += store == nullptr ? 0 : store->wait_seconds();
   return sum;
