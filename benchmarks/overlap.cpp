@@ -18,8 +18,8 @@
 
 #include "base/bytes.h"
 #include "base/clock.h"
+#include "offload/local_store.h"
 #include "offload/sim_engine.h"
-#include "offload/store.h"
 #include "plan/plan.h"
 
 namespace {
@@ -36,7 +36,7 @@ struct Setting {
   const char* name;
   std::vector<Pool> pools;
   bool recompute = false;  // block inputs can only move where everything else is made again
-  int64_t group = 1;       // as plan/placement.cpp has it: with streamed weights and recomputation all
+  int64_t group = 1;       // as plan/placement.cpp has it: with weights off the device and recomputation all
 };
 
 const std::vector<Setting>& settings() {
@@ -62,7 +62,7 @@ PlacementPlan on_disk(const Setting& setting) {
   for (const auto& [which, count] : arrays) {
     PoolPlan& pool = placement.pool(which);
     const bool moves = std::count(setting.pools.begin(), setting.pools.end(), which) > 0;
-    pool.streamed.assign(static_cast<size_t>(count), moves ? 1 : 0);
+    pool.off_device.assign(static_cast<size_t>(count), moves ? 1 : 0);
     pool.bytes.assign(static_cast<size_t>(count), kArrayBytes);
     if (!moves) continue;
     pool.home = Home::kNvme;
@@ -111,11 +111,11 @@ class Runner {
     for (const Pool which : kEveryPool) {
       const PoolPlan& pool = placement.pool(which);
       if (pool.slots == 0) continue;
-      store(which) = std::make_unique<Store>(
-          StoreSetup{.bytes = pool.bytes,
-                     .name = [](int64_t array) { return "array " + std::to_string(array); },
-                     .slots = pool.slots,
-                     .verify = false},  // checksums are another benchmark's question
+      store(which) = std::make_unique<LocalStore>(
+          LocalStoreSetup{.bytes = pool.bytes,
+                          .name = [](int64_t array) { return "array " + std::to_string(array); },
+                          .slots = pool.slots,
+                          .verify = false},  // checksums are another benchmark's question
           &space_, &queue_, pinned_);
     }
   }
@@ -151,7 +151,7 @@ class Runner {
   static int64_t bytes(const PlacementPlan& placement, bool slots) {
     int64_t sum = 0;
     for (const PoolPlan& pool : placement.pools) {
-      if (pool.slots > 0) sum += slots ? pool.slots * pool.slot_bytes : Store::swap_bytes(pool.bytes);
+      if (pool.slots > 0) sum += slots ? pool.slots * pool.slot_bytes : LocalStore::swap_bytes(pool.bytes);
     }
     return sum;
   }

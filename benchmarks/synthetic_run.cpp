@@ -33,7 +33,7 @@ StepBatches random_batches(int64_t sequences, int64_t each, int64_t length, int6
 // Matrices and embeddings about N(0, 0.02), norms 1, biases 0; adapters are not touched.
 void fill_with_pattern(const ModelLayout& layout, DType dtype, StreamView stream, WeightStore& store) {
   const PatternTile small(dtype, stream, 0.02f), ones(dtype, stream, 0, 1);
-  std::optional<OpenUnit> open;  // one at a time: streamed units pass through one slot
+  std::optional<OpenUnit> open;  // one at a time: units off the device pass through one slot
   for (size_t block = 0; block < layout.blocks.size(); ++block) {
     for (const TensorPlace& place : layout.blocks[block].tensors) {
       const Parameter& p = place.parameter;

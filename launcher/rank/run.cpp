@@ -110,7 +110,7 @@ Exit run_training(const CommandLine& line) {
 
   // From here on every byte has its home: weights, gradients, optimizer state and the arena.
   const std::unique_ptr<Rank> rank = make_rank(*job, true, trace ? &*trace : nullptr);
-  if (!rank->far().description().empty()) log_line("offload: " + rank->far().description());
+  if (!rank->off_device().description().empty()) log_line("offload: " + rank->off_device().description());
   MetricsFile metrics(files.path("metrics.jsonl"));
   Trainer trainer(*rank, *data.loader, config,
                   {.total_steps = steps,

@@ -122,9 +122,9 @@ struct LoraConfig {
   std::vector<std::string> written;  // keys of this table that were given a value; filled by load_config
 };
 
-// Where state lives that does not fit on the device. "auto" keeps everything near while it fits, and then
-// moves one class after another to the next home, as much as needed; a named home takes all of its class.
-// Never changes a result.
+// Where state lives that does not fit on the device. "auto" keeps everything on the device while it fits, and
+// then moves one class after another to the next home, as much as needed; a named home takes all of its
+// class. Never changes a result.
 struct OffloadConfig {
   OffloadHome optimizer = OffloadHome::kAuto;    // master and moments
   OffloadHome gradients = OffloadHome::kAuto;    // of transformer blocks

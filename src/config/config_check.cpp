@@ -141,8 +141,10 @@ class Checks {
       require(block->bytes % 4096 == 0, "io.block", "io.block",
               "io.block = " + value_text(block) + " is not a multiple of 4KiB, which direct transfers want");
     }
-    const bool moved = offload.activations == OffloadHome::kHost || offload.activations == OffloadHome::kNvme;
-    require(!moved || config_.train.recompute != Recompute::kNone, "offload.activations", "train.recompute",
+    const bool off_device =
+        offload.activations == OffloadHome::kHost || offload.activations == OffloadHome::kNvme;
+    require(!off_device || config_.train.recompute != Recompute::kNone, "offload.activations",
+            "train.recompute",
             "offload.activations = " + value_text(offload.activations) +
                 " moves block inputs, and train.recompute = \"none\" keeps everything else beside them: set "
                 "train.recompute = \"block\"");

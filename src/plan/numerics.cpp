@@ -68,9 +68,10 @@ int64_t largest_micro_batch(const PlanInput& in, Plan plan, const HomeChoice& ho
 
 void choose_micro_batch_and_recompute(const PlanInput& in, const HomeChoice& homes, Plan& plan) {
   const Recompute wanted = in.config.train.recompute;
-  // Moving block inputs away is of use only where nothing else is saved.
-  const bool moved = homes.activations != asked_home(OffloadHome::kNone, in.device);
-  const int64_t none = wanted == Recompute::kBlock || moved ? 0 : largest_micro_batch(in, plan, homes, false);
+  // Block inputs off the device are of use only where nothing else is saved.
+  const bool off_device = homes.activations != asked_home(OffloadHome::kNone, in.device);
+  const int64_t none =
+      wanted == Recompute::kBlock || off_device ? 0 : largest_micro_batch(in, plan, homes, false);
   const int64_t block = wanted == Recompute::kNone ? 0 : largest_micro_batch(in, plan, homes, true);
   const int64_t enough = in.device == DeviceType::kCpu ? kCpuEnoughTokens : kGpuEnoughTokens;
   const bool keep = none > 0 && (none * in.config.data.max_length >= enough || none >= block);

@@ -73,7 +73,7 @@ struct Plan {
   std::vector<LinkTime> links;  // what a step spends on each resource
   double step_seconds = 0;
   double step_tokens = 0;            // that the prediction is for
-  Timeline timeline;                 // where something is streamed: its step, in time and bytes
+  Timeline timeline;                 // where something is off the device: its step, in time and bytes
   std::string binding;               // the resource that decides
   double sol_seconds_per_token = 0;  // GEMM-bound time of one token: the speed of light
   std::vector<Choice> choices;       // every `auto`, resolved, with its reason

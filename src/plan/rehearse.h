@@ -44,7 +44,7 @@ ArenaNeed arena_need(const PassShape& shape, int64_t tokens, int64_t documents);
 // Evaluation and generation: forward only.
 int64_t arena_need_forward(const PassShape& shape, int64_t tokens, int64_t documents);
 
-// What a step has to chew.
+// Tokens and attention work of a step.
 struct StepWork {
   double tokens = 0;
   double target_rows = 0;  // tokens with a target: only these pass the head

@@ -69,48 +69,48 @@ int64_t export_bytes(const ModelLayout& layout) {
   return adapter + 2 * tensor;
 }
 
-// Streamed bytes of a class by home.
-struct FarBytes {
+// What of a class is off the device, by home.
+struct OffDeviceBytes {
   int64_t host = 0, disk = 0;
-  FarBytes operator*(int64_t n) const { return {host * n, disk * n}; }
+  OffDeviceBytes operator*(int64_t n) const { return {host * n, disk * n}; }
 };
 
-FarBytes far_bytes(const PoolPlan& pool) {
-  return {pool.streamed_bytes(Home::kHost), pool.streamed_bytes(Home::kNvme)};
+OffDeviceBytes off_device_bytes(const PoolPlan& pool) {
+  return {pool.off_device_bytes(Home::kHost), pool.off_device_bytes(Home::kNvme)};
 }
 
-// Elements whose optimizer state is streamed.
-FarBytes far_elements(const Plan& plan) {
+// Elements whose optimizer state is off the device.
+OffDeviceBytes off_device_elements(const Plan& plan) {
   const PoolPlan& pool = plan.placement.pool(Pool::kOptimizer);
-  FarBytes elements;
+  OffDeviceBytes elements;
   for (size_t a = 0; a < pool.bytes.size(); ++a) {
-    if (pool.streamed[a] == 0) continue;
+    if (pool.off_device[a] == 0) continue;
     (pool.home_of(a) == Home::kHost ? elements.host : elements.disk) +=
         pool.bytes[a] / plan.placement.granule_bytes * kGranule;
   }
   return elements;
 }
 
-// Rows of one class: what of it is near, and what is not.
+// Rows of one class: what of it is on the device, and what is off it.
 class ClassTable {
  public:
   ClassTable(const PlanInput& in, const Plan& plan)
-      : plan_(plan), near_(in.device == DeviceType::kCuda ? Home::kDevice : Home::kHost) {}
+      : plan_(plan), device_home_(in.device == DeviceType::kCuda ? Home::kDevice : Home::kHost) {}
 
-  // `total` bytes, of which `far` are not near.
-  void add(const std::string& name, int64_t total, const FarBytes& far, const std::string& note) {
-    rows_.push_back({name, total - far.host - far.disk, note, near_});
-    if (far.host > 0) rows_.push_back({name, far.host, note, Home::kHost});
-    if (far.disk > 0) rows_.push_back({name, far.disk, note, Home::kNvme});
+  // `total` bytes, of which `off` are off the device.
+  void add(const std::string& name, int64_t total, const OffDeviceBytes& off, const std::string& note) {
+    rows_.push_back({name, total - off.host - off.disk, note, device_home_});
+    if (off.host > 0) rows_.push_back({name, off.host, note, Home::kHost});
+    if (off.disk > 0) rows_.push_back({name, off.disk, note, Home::kNvme});
   }
-  void near(const std::string& name, int64_t bytes, const std::string& note) {
-    rows_.push_back({name, bytes, note, near_});
+  void device(const std::string& name, int64_t bytes, const std::string& note) {
+    rows_.push_back({name, bytes, note, device_home_});
   }
   void host(const std::string& name, int64_t bytes, const std::string& note) {
     rows_.push_back({name, bytes, note, Home::kHost});
   }
 
-  // Where streamed arrays pass through; from disk to a GPU they pass host memory too.
+  // Where arrays pass through; from disk to a GPU they pass host memory too.
   void slots() {
     int64_t staging = 0, disk = 0;
     for (int i = 0; i < kPools; ++i) {
@@ -120,10 +120,10 @@ class ClassTable {
       const int64_t bytes = pool.slots * pool.slot_bytes;
       rows_.push_back({std::string(pool_name(static_cast<Pool>(i))) + " slots", bytes,
                        std::to_string(pool.slots) + " x " + format_bytes(pool.slot_bytes),
-                       on_host ? Home::kHost : near_});
-      const int64_t on_disk = pool.streamed_bytes(Home::kNvme);
+                       on_host ? Home::kHost : device_home_});
+      const int64_t on_disk = pool.off_device_bytes(Home::kNvme);
       disk += on_disk;
-      if (on_disk > 0 && near_ == Home::kDevice && !on_host) staging += bytes;
+      if (on_disk > 0 && device_home_ == Home::kDevice && !on_host) staging += bytes;
     }
     if (plan_.placement.update_on_host)
       host("update staging", plan_.placement.update_staging, "gradients and weights on their way");
@@ -135,7 +135,7 @@ class ClassTable {
 
  private:
   const Plan& plan_;
-  Home near_;
+  Home device_home_;
   std::vector<ClassBytes> rows_;
 };
 
@@ -153,7 +153,8 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   const PlacementPlan& p = plan.placement;
   const int64_t flat = in.layout.flat_elements;
   const bool lora = in.adapter != nullptr;
-  const FarBytes lent = far_bytes(p.pool(Pool::kWeights)), far = far_elements(plan);
+  const OffDeviceBytes weights = off_device_bytes(p.pool(Pool::kWeights)),
+                       elements = off_device_elements(plan);
   ClassTable table(in, plan);
   if (in.purpose == PlanPurpose::kExport) {
     table.host("export", export_bytes(in.layout), "the adapter, and a tensor at a time");
@@ -163,32 +164,32 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   const auto name = [](StateClass state) { return state_class_name(state); };
   const int64_t embedding = p.embedding_in_host;
   table.add(name(StateClass::kWeights), flat * size_of(n.dtype) - (lora ? 0 : embedding),
-            lora ? FarBytes() : lent, per_parameter(n.dtype));
+            lora ? OffDeviceBytes() : weights, per_parameter(n.dtype));
   table.add(name(StateClass::kFrozenWeights), in.layout.frozen_bytes - (lora ? embedding : 0),
-            lora ? lent : FarBytes(), encodings_of(in.layout, n.dtype));
+            lora ? weights : OffDeviceBytes(), encodings_of(in.layout, n.dtype));
   if (embedding > 0) table.host("embedding", embedding, "the GPU looks up rows where they lie");
   if (in.trains()) {
     table.add(name(StateClass::kGradients), flat * size_of(n.gradient_dtype),
-              far_bytes(p.pool(Pool::kGradients)), per_parameter(n.gradient_dtype));
+              off_device_bytes(p.pool(Pool::kGradients)), per_parameter(n.gradient_dtype));
     for (const StateStream& stream : n.state()) {
-      table.add(stream.title, stream.bytes(flat), far * stream.bytes(1),
+      table.add(stream.title, stream.bytes(flat), elements * stream.bytes(1),
                 stream.type == DType::kI16 ? "low half beside the weight" : dtype_name(stream.type));
     }
     const PoolPlan& inputs = p.pool(Pool::kActivations);
-    table.add(name(StateClass::kActivations), plan.arena.saved + inputs.streamed_bytes(), far_bytes(inputs),
-              n.recompute ? "block inputs" : "saved by every block");
+    table.add(name(StateClass::kActivations), plan.arena.saved + inputs.off_device_bytes(),
+              off_device_bytes(inputs), n.recompute ? "block inputs" : "saved by every block");
   }
-  table.near("temporaries", plan.arena.bytes - plan.arena.saved,
-             !in.trains() ? "of one micro-batch, forward alone"
-                          : "logits of " + std::to_string(std::min(n.row_chunk, plan.micro_tokens)) +
-                                " rows at once: " + format_bytes(plan.arena.logits));
+  table.device("temporaries", plan.arena.bytes - plan.arena.saved,
+               !in.trains() ? "of one micro-batch, forward alone"
+                            : "logits of " + std::to_string(std::min(n.row_chunk, plan.micro_tokens)) +
+                                  " rows at once: " + format_bytes(plan.arena.logits));
   table.slots();
-  table.near("embedding rows", updated_rows(in) * in.spec.hidden * 4,
-             "fp32 sums of a step's distinct tokens");
-  table.near("tables", table_bytes(in, plan), "angles, norms, order of tokens, batches");
+  table.device("embedding rows", updated_rows(in) * in.spec.hidden * 4,
+               "fp32 sums of a step's distinct tokens");
+  table.device("tables", table_bytes(in, plan), "angles, norms, order of tokens, batches");
   const bool cpu = in.device == DeviceType::kCpu;
-  if (!cpu) table.near("context", kContextBytes, "CUDA's own");
-  if (!cpu) table.near("LibTorch", p.library_device_bytes, "attention while it runs, GEMM workspaces");
+  if (!cpu) table.device("context", kContextBytes, "CUDA's own");
+  if (!cpu) table.device("LibTorch", p.library_device_bytes, "attention while it runs, GEMM workspaces");
   if (!cpu)
     table.host("uploads and results", p.upload_bytes + p.result_bytes, "batches to the GPU, norms from it");
   if (!cpu) table.host("load buffer", kStagingBytes, "files pass through it on their way to the GPU");

@@ -24,7 +24,7 @@ StepSettings step_settings(const RankSetup& setup) {
   settings.adapter = setup.adapter;
   settings.clip = setup.optimizer.clip;
   settings.max_grad_norm = setup.max_grad_norm;
-  settings.shape = placement.schedule(setup.spec, n.recompute, setup.optimizer.clip);
+  settings.shape = placement.schedule(setup.spec, n.recompute, setup.optimizer.clip, n.ranks);
   settings.transfers = placement.transfers();
   return settings;
 }
@@ -52,8 +52,8 @@ TileLayout tile_layout(const PlacementPlan& placement, Store* store) {
   if (store == nullptr && !placement.update_on_host && placement.head_segments() == 0) return {};
   return {.first_tile = placement.first_tile,
           .first_granule = placement.first_granule,
-          .streamed = placement.pool(Pool::kOptimizer).streamed,
-          .in_store = placement.moved(Pool::kOptimizer),
+          .off_device = placement.pool(Pool::kOptimizer).off_device,
+          .through_slots = placement.through_slots(Pool::kOptimizer),
           .store = store};
 }
 
@@ -62,17 +62,18 @@ TileLayout tile_layout(const PlacementPlan& placement, Store* store) {
 Rank::Rank(const RankSetup& setup, StreamView stream)
     : setup_(setup),
       device_(stream.device),
-      far_({.placement = setup_.plan.placement,
-            .layout = setup_.layout,
-            .paths = setup_.swap_paths,
-            .stream = stream,
-            .training = setup_.tokens_per_step > 0,
-            .staging = setup_.plan.placement.update_staging,
-            .engine = setup_.engine,
-            .separate = setup_.separate_slots,
-            .trace = setup_.trace}),
-      weights_(setup.layout, setup.plan.numerics.dtype, stream.device, far_.store(Pool::kWeights),
-               setup_.plan.placement.head_segments() > 0, far_.embedding()),
+      off_device_({.placement = setup_.plan.placement,
+                   .layout = setup_.layout,
+                   .paths = setup_.swap_paths,
+                   .stream = stream,
+                   .training = setup_.tokens_per_step > 0,
+                   .staging = setup_.plan.placement.update_staging,
+                   .engine = setup_.engine,
+                   .store = setup_.store,
+                   .slots_on_device = setup_.slots_on_device,
+                   .trace = setup_.trace}),
+      weights_(setup.layout, setup.plan.numerics.dtype, stream.device, off_device_.store(Pool::kWeights),
+               setup_.plan.placement.head_segments() > 0, off_device_.embedding()),
       arena_(stream.device, setup.plan.arena.bytes),
       rope_(setup.spec, rope_positions(setup), setup.plan.numerics.dtype, stream.device, stream),
       step_memory_(stream.device, step_memory_bytes(setup_.plan.placement)),
@@ -93,22 +94,22 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
   if (setup.tokens_per_step > 0) {
     StreamView update_stream = stream;
     update_stream.threads = setup.plan.placement.optimizer_threads;
-    gradients_ =
-        std::make_unique<Gradients>(setup.layout, setup.plan.numerics.gradient_dtype, context_.kernels,
-                                    update_stream, tail(result_memory_, kLossBytes),
-                                    far_.store(Pool::kGradients), setup.plan.placement.head_segments() > 0);
+    gradients_ = std::make_unique<Gradients>(
+        setup.layout, setup.plan.numerics.gradient_dtype, context_.kernels, update_stream,
+        tail(result_memory_, kLossBytes), off_device_.store(Pool::kGradients),
+        setup.plan.placement.head_segments() > 0);
     optimizer_ = std::make_unique<ShardedOptimizer>(
         OptimizerSetup{.layout = setup.layout,
                        .config = setup.optimizer,
                        .weight_dtype = setup.plan.numerics.dtype,
                        .seed = setup.seed,
                        .kernels = context_.kernels,
-                       .tiles = tile_layout(setup.plan.placement, far_.store(Pool::kOptimizer)),
+                       .tiles = tile_layout(setup.plan.placement, off_device_.store(Pool::kOptimizer)),
                        .gradient_dtype = setup.plan.numerics.gradient_dtype,
                        .site = {.host = setup.plan.placement.update_on_host,
                                 .threads = setup.plan.placement.optimizer_threads,
-                                .staging = far_.update_staging()},
-                       .clock = far_.clock()},
+                                .staging = off_device_.update_staging()},
+                       .clock = off_device_.clock()},
         update_stream);
     if (setup.adapter == nullptr) {
       embedding_gradient_ =
@@ -119,7 +120,7 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
   step_ = std::make_unique<TrainStep>(StepParts{.context = context_,
                                                 .layout = setup.layout,
                                                 .weights = weights_,
-                                                .far = far_,
+                                                .off_device = off_device_,
                                                 .gradients = gradients_.get(),
                                                 .optimizer = optimizer_.get(),
                                                 .embedding_gradient = embedding_gradient_.get(),

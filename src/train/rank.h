@@ -7,8 +7,8 @@
 
 #include "config/config.h"
 #include "plan/plan.h"
-#include "train/far_state.h"
 #include "train/live_state.h"
+#include "train/off_device_state.h"
 #include "train/step.h"
 
 namespace lm {
@@ -26,7 +26,8 @@ struct RankSetup {
   double max_grad_norm = 1.0;
   std::vector<SwapPath> swap_paths = {};  // of what the plan puts on disk
   EngineFactory engine = {};              // tests: instead of the plan's
-  bool separate_slots = false;            // tests: slots apart from host memory, as on a GPU
+  StoreFactory store = {};                // tests: instead of this machine's memory and disks
+  bool slots_on_device = false;           // tests: even where that is the CPU
   Trace* trace = nullptr;                 // outlives the rank
 };
 
@@ -45,7 +46,7 @@ class Rank {
   bool training() const { return optimizer_ != nullptr; }
   const Context& context() const { return context_; }
   const Arena& arena() const { return arena_; }
-  const FarState& far() const { return far_; }
+  const OffDeviceState& off_device() const { return off_device_; }
 
   // The weights have been loaded or initialised: masters take their values.
   void weights_ready();
@@ -60,7 +61,7 @@ class Rank {
  private:
   const RankSetup setup_;
   DeviceType device_;
-  FarState far_;
+  OffDeviceState off_device_;
   WeightStore weights_;
   Arena arena_;
   RopeTable rope_;

@@ -84,10 +84,10 @@ StepRow Trainer::step_once() {
   // Within a step nothing of ours is allocated, and LibTorch gives nothing back: between steps is the peak.
   row.device_bytes = device_peak_ = std::max(device_peak_, device_bytes());
   row.host_bytes = resident_bytes();
-  if (DeviceClock* const clock = rank_.far().clock()) clock->collect();
-  const IoCounters moved = rank_.far().counters();
-  const double busy = rank_.far().busy_seconds();
-  const double waited = rank_.far().wait_seconds();
+  if (DeviceClock* const clock = rank_.off_device().clock()) clock->collect();
+  const IoCounters moved = rank_.off_device().counters();
+  const double busy = rank_.off_device().busy_seconds();
+  const double waited = rank_.off_device().wait_seconds();
   row.read_bytes = moved.read_bytes - moved_.read_bytes;
   row.written_bytes = moved.written_bytes - moved_.written_bytes;
   row.hidden_pct = hidden_pct(busy - busy_, waited - waited_);

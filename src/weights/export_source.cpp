@@ -53,7 +53,7 @@ const Unit& StoreSource::open(int64_t block, const TensorPlace& place, int64_t r
   const std::vector<int64_t> units = store_.units_of(block, place);
   const int64_t wanted = units[units.size() == 1 ? 0 : static_cast<size_t>(row / kVocabularySegment)];
   if (!open_ || open_->unit() != wanted) {
-    open_.reset();  // before the next: streamed units pass through one slot
+    open_.reset();  // before the next: units off the device pass through one slot
     open_.emplace(store_.open(wanted, false));
   }
   return store_.units()[static_cast<size_t>(wanted)];

@@ -258,7 +258,7 @@ class Trainee {
     const Gradients& all = rank_->gradients();
     const auto size = static_cast<int64_t>(dtype_size(all.dtype()));
     for (int64_t u = 0; u < std::ssize(units_); ++u) {
-      if (all.streamed(u)) return {};
+      if (all.through_slots(u)) return {};
       const Unit& unit = units_[static_cast<size_t>(u)];
       for (const Piece& piece : pieces(layout_, unit)) {
         if (piece.place->frozen) continue;

@@ -29,7 +29,7 @@ struct Training {
   double dropout = 0;
   bool recompute = false;
   DocumentLengths documents = {{20, 9, 17}};
-  // Homes on the device's side only: on the CPU everything stays near.
+  // Homes on the device's side only: on the CPU everything stays in its memory.
   OffloadHome optimizer = OffloadHome::kNone, gradients_home = OffloadHome::kNone,
               weights = OffloadHome::kNone, activations = OffloadHome::kNone;
   std::optional<bool> update_on_host = {};

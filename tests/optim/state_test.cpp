@@ -180,7 +180,7 @@ TEST_F(State, MastersAreReadAsTheyAre) {
         for (int64_t g = 0; g < granules; g += 3) tiles.first_granule.push_back(g);
       }
       tiles.first_tile.push_back(std::ssize(tiles.first_granule));
-      tiles.streamed.assign(tiles.first_granule.size(), host ? 1 : 0);
+      tiles.off_device.assign(tiles.first_granule.size(), host ? 1 : 0);
       std::vector<std::byte> slots(
           static_cast<size_t>(HostUpdate::staging_bytes(3 * kGranule, DType::kF32, DType::kBF16)));
       ShardedOptimizer optimizer({.layout = layout,

@@ -12,7 +12,7 @@
 // INPUT: i32 `token`, `position`, `target` (-1 = none), `document_start` of a padding-free batch, whose
 // documents are dealt to the micro-batches in order. OUTPUT: `logits`, `loss`, `grad.<name>` of the first
 // step, and after N AdamW steps at a constant rate `losses` [N + 1], `norms` [N], `weight.<name>` and, in
-// fp32, `master.<name>`. Off the device (on disk, or in host memory with slots apart from it, as on a GPU)
+// fp32, `master.<name>`. Off the device (on disk, or in host memory with slots on the device, as on a GPU)
 // are optimizer state, gradients and weights; `grad.` is then left out.
 #include <cstdio>
 #include <cstring>
@@ -188,7 +188,7 @@ struct Case {
     plan.placement.library_device_bytes = 1024 * kMiB;
   }
   bool off_device() const { return home != "none"; }
-  // Where a plan has room for nothing near.
+  // Where a plan has room for nothing on the device.
   void place_off_device() {
     Config config;
     config.data.max_length = spec.max_positions;
@@ -227,7 +227,7 @@ struct Case {
             .tokens_per_step = whole.micro[0].tokens(),
             .max_grad_norm = max_grad_norm,
             .swap_paths = {{std::filesystem::temp_directory_path().string(), 1}},
-            .separate_slots = home == "host"};
+            .slots_on_device = home == "host"};
   }
 
   DeviceType device = cuda_built() ? DeviceType::kCuda : DeviceType::kCpu;

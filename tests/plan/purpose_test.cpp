@@ -70,7 +70,7 @@ TEST(Purpose, WeightsOfAnEvaluationMayLiveOnDisk) {
   c.config.offload.optimizer = c.config.offload.gradients = OffloadHome::kNvme;
   c.machine.disks = {{.path = "/scratch", .free_bytes = 1LL << 40}};
   const Plan plan = c.plan();
-  EXPECT_GT(plan.placement.pool(Pool::kWeights).streamed_bytes(Home::kNvme), 0);
+  EXPECT_GT(plan.placement.pool(Pool::kWeights).off_device_bytes(Home::kNvme), 0);
   for (const Pool none : {Pool::kOptimizer, Pool::kGradients, Pool::kActivations})
     EXPECT_EQ(plan.placement.pool(none).slots, 0) << pool_name(none);
 }

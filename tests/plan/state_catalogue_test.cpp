@@ -74,7 +74,7 @@ TEST(StateCatalogue, ListsEveryTrainableTensorAndEveryStreamOnce) {
 TEST(StateCatalogue, NamesTypesSizesAndUnitsOfACutHead) {
   const ModelLayout layout = make_layout(small_spec(false), nullptr, DType::kBF16);
   const StateCatalogue list = list_state(layout, {}, true, true);
-  // Streams of a unit side by side, as they lie in its tiles; the segments' before what is left of the block.
+  // Streams of a unit side by side, as they lie in its tiles; the segments' before the final norm's.
   const std::string weight = "block3.weight bf16 [1093632] unit ", m = "block3.m fp32 [1093632] unit ",
                     v = "block3.v fp32 [1093632] unit ", low = "block3.master i16 [1093632] unit ";
   const char* const places[] = {"4 from 0: 524288", "5 from 524288: 524288", "6 from 1048576: 40960",

@@ -82,10 +82,10 @@ struct Contents : StateSink {
 void stream(PlacementPlan& placement, Pool pool, bool wanted, int64_t slots, bool mixed) {
   PoolPlan& plan = placement.pool(pool);
   if (!wanted) return;
-  for (size_t a = 0; a < plan.streamed.size(); ++a) {
-    if (mixed && a < plan.streamed.size() / 2) plan.streamed[a] = 0;
+  for (size_t a = 0; a < plan.off_device.size(); ++a) {
+    if (mixed && a < plan.off_device.size() / 2) plan.off_device[a] = 0;
   }
-  plan.slots = std::min<int64_t>(slots, std::count(plan.streamed.begin(), plan.streamed.end(), 1));
+  plan.slots = std::min<int64_t>(slots, std::count(plan.off_device.begin(), plan.off_device.end(), 1));
 }
 
 // Once per process: LibTorch keeps a GEMM workspace for each stream that it was ever given.
@@ -109,7 +109,7 @@ std::string Variant::text() const {
   add("activations", activations), add("mixed", mixed), add("granules", granules), add("slots", slots);
   add("group", group), add("threads", optimizer_threads), add("engine", static_cast<int>(engine));
   add("bf16_gradients", gradient_dtype == DType::kBF16), add("family", static_cast<int>(family));
-  add("separate", separate), add("host", host), add("on_host", on_host);
+  add("slots_on_device", slots_on_device), add("host", host), add("on_host", on_host);
   return out;
 }
 std::string Variant::numbers() const {
@@ -135,7 +135,7 @@ bool ring_allowed() {
   }
 }
 
-Training::Training(const Variant& run, EngineFactory engine)
+Training::Training(const Variant& run, EngineFactory engine, StoreFactory store)
     : run_(run),
       engine_(std::move(engine)),
       spec_(small_spec(run)),
@@ -154,7 +154,7 @@ Training::Training(const Variant& run, EngineFactory engine)
   config.optimizer.name = optimizer_.name = run.rule;
   config.optimizer.threads = run.optimizer_threads;
   optimizer_.weight_decay = 0.01;
-  const auto home = [](bool far) { return far ? OffloadHome::kNvme : OffloadHome::kNone; };
+  const auto home = [](bool off_device) { return off_device ? OffloadHome::kNvme : OffloadHome::kNone; };
   config.offload.optimizer = home(run.optimizer);
   config.offload.gradients = home(run.gradients);
   config.offload.weights = home(run.weights);
@@ -168,7 +168,7 @@ Training::Training(const Variant& run, EngineFactory engine)
   plan_ = make_plan({config, spec_, run.lora ? &adapter_ : nullptr, layout_, device()}, machine);
   set_pools();
   set_update_site();
-  if (run.separate && run.weights && !run.tied) {
+  if (run.slots_on_device && run.weights && !run.tied) {
     const BlockLayout& embedding = layout_.blocks.front();
     plan_.placement.embedding_in_host =
         embedding.frozen_bytes + embedding.flat_elements * static_cast<int64_t>(dtype_size(run.dtype));
@@ -186,7 +186,8 @@ Training::Training(const Variant& run, EngineFactory engine)
                 .max_grad_norm = kMaxGradNorm,
                 .swap_paths = {{std::filesystem::temp_directory_path().string(), 1}},
                 .engine = [this](const EngineSetup& setup) { return make_engine_of_run(setup); },
-                .separate_slots = run.separate},
+                .store = std::move(store),
+                .slots_on_device = run.slots_on_device},
       stream_);
   const LoadSetup load{spec_, layout_, run.dtype, stream_, 1};
   initialise_weights(load, 1, rank_->weights());
@@ -206,7 +207,7 @@ void Training::set_pools() {
   if (run_.activations) {
     PoolPlan& inputs = p.pool(Pool::kActivations);
     inputs.bytes.assign(static_cast<size_t>((spec_.layer_count() + 1) * p.group), inputs.bytes.front());
-    inputs.streamed.assign(inputs.bytes.size(), 1);
+    inputs.off_device.assign(inputs.bytes.size(), 1);
     inputs.slots = std::min<int64_t>(std::max<int64_t>(run_.slots, 2), std::ssize(inputs.bytes));
   }
   for (PoolPlan& pool : p.pools) {
@@ -224,8 +225,8 @@ void Training::set_update_site() {
                                                      plan_.numerics.gradient_dtype, plan_.numerics.dtype)
                          : 0;
   PoolPlan& pool = p.pool(Pool::kOptimizer);
-  const std::vector<char> moved = p.moved(Pool::kOptimizer);
-  pool.slots = std::min<int64_t>(pool.slots, std::count(moved.begin(), moved.end(), 1));
+  const std::vector<char> through_slots = p.through_slots(Pool::kOptimizer);
+  pool.slots = std::min<int64_t>(pool.slots, std::count(through_slots.begin(), through_slots.end(), 1));
 }
 
 void Training::set_arena(const Config& config) {
@@ -271,7 +272,7 @@ Outcome Training::run(bool read_between) {
       out.evaluated = rank_->step().evaluate(batches_of(run_.micro_batches, s, spec_.vocab).micro[0]);
   }
   out.state = state();
-  const IoCounters moved = rank_->far().counters();
+  const IoCounters moved = rank_->off_device().counters();
   out.moved_bytes = moved.read_bytes + moved.written_bytes;
   return out;
 }
@@ -303,12 +304,14 @@ const Outcome& reference(const Variant& run) {
   static std::map<std::string, Outcome> known;
   const auto found = known.find(run.numbers());
   if (found != known.end()) return found->second;
-  Variant near = run;
-  near.recompute = near.optimizer = near.gradients = near.weights = near.activations = near.mixed = false;
-  near.separate = near.on_host = false;
-  near.granules = near.group = 1, near.slots = 2, near.host = 0, near.optimizer_threads = 1;
-  near.engine = Engine::kSim, near.verify = true;
-  return known.emplace(run.numbers(), Training(near).run()).first->second;
+  Variant resident = run;
+  resident.recompute = resident.optimizer = resident.gradients = resident.weights = resident.activations =
+      resident.mixed = false;
+  resident.slots_on_device = resident.on_host = false;
+  resident.granules = resident.group = 1, resident.slots = 2, resident.host = 0,
+  resident.optimizer_threads = 1;
+  resident.engine = Engine::kSim, resident.verify = true;
+  return known.emplace(run.numbers(), Training(resident).run()).first->second;
 }
 
 }  // namespace lm::offloaded_run

@@ -69,20 +69,23 @@ struct Fixture {
     plan.micro_tokens = 256;
     plan.arena = arena_need(
         pass_shape(spec, layout, lora ? &adapter : nullptr, plan.numerics, plan.placement), 256, 2);
-    rank = std::make_unique<Rank>(RankSetup{.spec = spec,
-                                            .layout = layout,
-                                            .adapter = lora ? &adapter : nullptr,
-                                            .optimizer = optimizer,
-                                            .plan = plan,
-                                            .seed = 1,
-                                            .max_length = 128,
-                                            .tokens_per_step = 256,
-                                            .max_grad_norm = 1.0},
-                                  stream);
+    rank = std::make_unique<Rank>(setup(plan, lora), stream);
     const LoadSetup load{spec, layout, dtype, stream, 1};
     initialise_weights(load, 1, rank->weights());
     if (lora) initialise_adapter(load, 1, rank->weights());
     rank->weights_ready();
+  }
+
+  RankSetup setup(const Plan& of, bool lora) {
+    return {.spec = spec,
+            .layout = layout,
+            .adapter = lora ? &adapter : nullptr,
+            .optimizer = optimizer,
+            .plan = of,
+            .seed = 1,
+            .max_length = 128,
+            .tokens_per_step = 256,
+            .max_grad_norm = 1.0};
   }
 
   StepResult step(const StepBatches& batches, double lr = 1e-3) { return rank->step().run(batches, 1, lr); }
@@ -238,6 +241,14 @@ TEST(Step, AStepWithoutTargetsHasLossZeroAndNoGradient) {
   EXPECT_EQ(result.loss, 0.0);
   EXPECT_EQ(result.grad_norm, 0.0);
   EXPECT_FALSE(result.skipped);
+}
+
+// Their gradients would have to be exchanged, and nothing does that yet.
+TEST(Step, OfSeveralRanksIsRefused) {
+  Fixture f(tiny_spec(false, false, true), false, false, DType::kF32, DType::kF32);
+  Plan plan = f.plan;
+  plan.numerics.ranks = 2;
+  EXPECT_THROW(Rank(f.setup(plan, false), f.stream), Error);
 }
 
 TEST(Loans, MisuseThrows) {

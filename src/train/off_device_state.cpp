@@ -1,4 +1,4 @@
-#include "train/far_state.h"
+#include "train/off_device_state.h"
 
 #include <optional>
 
@@ -35,7 +35,7 @@ std::string array_name(const PlacementPlan& placement, const ModelLayout& layout
 }
 
 // Bytes of the arrays that pass through slots, 0 for the others.
-std::vector<int64_t> streamed_bytes(const PoolPlan& pool, const PoolShape& shape) {
+std::vector<int64_t> bytes_through_slots(const PoolPlan& pool, const PoolShape& shape) {
   std::vector<int64_t> bytes = pool.bytes;
   for (size_t a = 0; a < bytes.size(); ++a) {
     if (!shape.holds(static_cast<int64_t>(a))) bytes[a] = 0;
@@ -43,7 +43,7 @@ std::vector<int64_t> streamed_bytes(const PoolPlan& pool, const PoolShape& shape
   return bytes;
 }
 
-// Of the streamed arrays: those that live in host memory.
+// Of the arrays off the device: those that live in host memory.
 std::vector<char> in_host(const PoolPlan& pool) {
   std::vector<char> out(pool.bytes.size(), 0);
   for (size_t a = 0; a < out.size(); ++a) out[a] = pool.home_of(a) == Home::kHost ? 1 : 0;
@@ -52,12 +52,12 @@ std::vector<char> in_host(const PoolPlan& pool) {
 
 }  // namespace
 
-FarState::FarState(const FarStateSetup& setup) {
+OffDeviceState::OffDeviceState(const OffDeviceSetup& setup) {
   const PlacementPlan& placement = setup.placement;
   if (setup.stream.device == DeviceType::kCuda)
     clock_ = std::make_unique<DeviceClock>(setup.stream, setup.trace);
   const TransferShape shape = placement.transfers();
-  std::array<std::optional<StoreSetup>, kPools> wanted;
+  std::array<std::optional<LocalStoreSetup>, kPools> wanted;
   int64_t disk = 0, memory = setup.training ? round_up(setup.staging, PinnedPool::kAlignment) : 0;
   memory += round_up(placement.embedding_in_host, PinnedPool::kAlignment);
   for (int i = 0; i < kPools; ++i) {
@@ -65,36 +65,43 @@ FarState::FarState(const FarStateSetup& setup) {
     const PoolPlan& plan = placement.pool(pool);
     if (plan.slots == 0 || !(setup.training || pool == Pool::kWeights)) continue;
     const bool host = pool == Pool::kOptimizer && placement.update_on_host;
-    StoreSetup& store = wanted[static_cast<size_t>(i)].emplace();
-    store.bytes = streamed_bytes(plan, shape.pool(pool));
+    LocalStoreSetup& store = wanted[static_cast<size_t>(i)].emplace();
+    store.bytes = bytes_through_slots(plan, shape.pool(pool));
     store.name = [&placement, &layout = setup.layout, pool](int64_t array) {
       return array_name(placement, layout, pool, array);
     };
     store.slots = plan.slots;
     store.verify = placement.verify;
     store.threads = setup.stream.threads;
-    store.separate = !host && (placement.device == DeviceType::kCuda || setup.separate);
+    store.slots_on_device = !host && (placement.device == DeviceType::kCuda || setup.slots_on_device);
     if (!host) store.in_host = in_host(plan);
     store.stream = host ? StreamView{} : setup.stream;
     store.clock = host ? nullptr : clock_.get();
-    disk += Store::swap_bytes(store.bytes, store.in_host);
-    memory += round_up(Store::pinned_bytes(store), PinnedPool::kAlignment);
+    if (setup.store) continue;
+    disk += LocalStore::swap_bytes(store.bytes, store.in_host);
+    memory += round_up(LocalStore::pinned_bytes(store), PinnedPool::kAlignment);
   }
-  if (memory == 0) return;
-  pinned_ = std::make_unique<PinnedPool>(placement.device, memory);
+  if (memory > 0) open_memory(setup, memory);
+  if (disk > 0) open_disks(setup, disk);
+  for (size_t i = 0; i < kPools; ++i) {
+    if (!wanted[i]) continue;
+    stores_[i] = setup.store ? setup.store(static_cast<Pool>(i), *wanted[i])
+                             : std::make_unique<LocalStore>(*wanted[i], space_.get(), queue_.get(), *pinned_);
+  }
+}
+
+void OffDeviceState::open_memory(const OffDeviceSetup& setup, int64_t bytes) {
+  const PlacementPlan& placement = setup.placement;
+  pinned_ = std::make_unique<PinnedPool>(placement.device, bytes);
   if (setup.training && setup.staging > 0) staging_ = pinned_->lease(setup.staging);
   if (placement.embedding_in_host > 0) place_embedding(placement);
   std::string refusal;
   if (placement.device == DeviceType::kCuda && !pinned_->registered(&refusal))
-    warn_not_registered("transfers", memory, refusal);
-  if (disk > 0) open_disks(setup, disk);
-  for (size_t i = 0; i < kPools; ++i) {
-    if (wanted[i]) stores_[i] = std::make_unique<Store>(*wanted[i], space_.get(), queue_.get(), *pinned_);
-  }
+    warn_not_registered("transfers", bytes, refusal);
 }
 
 // The GPU reads it in place, which it can only where the memory is registered.
-void FarState::place_embedding(const PlacementPlan& placement) {
+void OffDeviceState::place_embedding(const PlacementPlan& placement) {
   std::string reason;
   if (placement.device == DeviceType::kCuda && !pinned_->registered(&reason)) {
     throw Error(Exit::kHostMemory,
@@ -107,7 +114,7 @@ void FarState::place_embedding(const PlacementPlan& placement) {
   embedding_ = pinned_->lease(placement.embedding_in_host);
 }
 
-void FarState::open_disks(const FarStateSetup& setup, int64_t bytes) {
+void OffDeviceState::open_disks(const OffDeviceSetup& setup, int64_t bytes) {
   const PlacementPlan& placement = setup.placement;
   space_ = std::make_unique<SwapSpace>(setup.paths, bytes);
   const auto make = [&]() -> std::unique_ptr<IoEngine> {
@@ -126,21 +133,21 @@ void FarState::open_disks(const FarStateSetup& setup, int64_t bytes) {
   description_ = (description_.empty() ? "" : description_ + "; ") + queue_->description();
 }
 
-void FarState::poll() const {
+void OffDeviceState::poll() const {
   for (const auto& store : stores_) {
     if (store != nullptr) store->poll();
   }
 }
 
-IoCounters FarState::counters() const {
+IoCounters OffDeviceState::counters() const {
   return queue_ == nullptr ? IoCounters{} : queue_->counters();
 }
 
-double FarState::busy_seconds() const {
+double OffDeviceState::busy_seconds() const {
   return counters().busy_seconds + (clock_ == nullptr ? 0 : clock_->copy_seconds());
 }
 
-double FarState::wait_seconds() const {
+double OffDeviceState::wait_seconds() const {
   double sum = clock_ == nullptr ? 0 : clock_->stall_seconds();
   for (const auto& store : stores_) sum += store == nullptr ? 0 : store->wait_seconds();
   return sum;

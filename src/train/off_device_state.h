@@ -1,6 +1,6 @@
 // What a rank keeps off its device: swap space, pinned memory, the ring and its thread, and a store for each
-// pool that the plan streams. Built once, before the first weight; nothing of it grows afterwards. The rank
-// owns it, its compute thread uses it.
+// pool of which something passes through slots. Built once, before the first weight; nothing of it grows
+// afterwards. The rank owns it, its compute thread uses it.
 #pragma once
 
 #include <array>
@@ -9,15 +9,17 @@
 
 #include "base/trace.h"
 #include "offload/engines.h"
-#include "offload/store.h"
+#include "offload/local_store.h"
 #include "plan/plan.h"
 
 namespace lm {
 
 // Replaces the engine that the plan names, for tests.
 using EngineFactory = std::function<std::unique_ptr<IoEngine>(const EngineSetup&)>;
+// Replaces the store of a pool, for tests.
+using StoreFactory = std::function<std::unique_ptr<Store>(Pool, const LocalStoreSetup&)>;
 
-struct FarStateSetup {
+struct OffDeviceSetup {
   const PlacementPlan& placement;
   const ModelLayout& layout;
   std::vector<SwapPath> paths;
@@ -25,16 +27,17 @@ struct FarStateSetup {
   bool training = true;    // false: weights alone
   int64_t staging = 0;     // bytes of update_staging, where training
   EngineFactory engine = {};
-  bool separate = false;   // tests: slots apart from host memory, as on a GPU
-  Trace* trace = nullptr;  // transfers are told to it
+  StoreFactory store = {};
+  bool slots_on_device = false;  // tests: even where that is the CPU
+  Trace* trace = nullptr;        // transfers are told to it
 };
 
-class FarState {
+class OffDeviceState {
  public:
   // Throws Error(12, 20, 21, 31): a path that cannot be used, a disk too full, memory that cannot be had.
-  explicit FarState(const FarStateSetup& setup);
+  explicit OffDeviceState(const OffDeviceSetup& setup);
 
-  // Null where nothing of the pool is streamed.
+  // Null where nothing of the pool passes through slots.
   Store* store(Pool pool) const { return stores_[static_cast<size_t>(pool)].get(); }
   // Pinned memory for the embedding's weights where the plan puts them there; else null.
   std::byte* embedding() const { return embedding_.data(); }
@@ -54,7 +57,8 @@ class FarState {
 
  private:
   void place_embedding(const PlacementPlan& placement);
-  void open_disks(const FarStateSetup& setup, int64_t bytes);
+  void open_memory(const OffDeviceSetup& setup, int64_t bytes);
+  void open_disks(const OffDeviceSetup& setup, int64_t bytes);
 
   std::string description_;
   std::unique_ptr<DeviceClock> clock_;
