@@ -66,7 +66,7 @@ std::string without_layer(std::string path) {
   return path;
 }
 
-std::vector<std::string> read_targets(const Json& config, const std::string& directory,
+std::vector<std::string> read_targets(const Json& config, const NameMap* model, const std::string& directory,
                                       const std::string& place) {
   const auto it = config.find("target_modules");
   std::vector<std::string> names;
@@ -86,8 +86,9 @@ std::vector<std::string> read_targets(const Json& config, const std::string& dir
   } else {
     fail("target_modules", "must be a list of module names or a pattern", place);
   }
+  if (model == nullptr) return names;
   try {
-    return resolve_targets(names, place);
+    return resolve_targets(*model, names, place);
   } catch (const Error& error) {
     throw Error(Exit::kInput, error.text());  // the file's fault, not the configuration's
   }
@@ -139,7 +140,7 @@ std::string card(const AdapterSpec& spec, const std::string& base_model) {
 
 }  // namespace
 
-AdapterConfig read_adapter_config(const std::string& directory) {
+AdapterConfig read_adapter_config(const std::string& directory, const NameMap* names) {
   const std::string place = directory + "/" + kConfig;
   const Json config = read_json_file(place, {.bytes = int64_t{4} << 20, .depth = 32});
   if (!config.is_object()) fail_json("adapter_config.json must hold one object", place, 0);
@@ -160,7 +161,7 @@ AdapterConfig read_adapter_config(const std::string& directory) {
     fail("use_rslora", "must be true or false", place);
   }
   out.spec.rslora = rslora != config.end() && *rslora == true;
-  out.spec.targets = read_targets(config, directory, place);
+  out.spec.targets = read_targets(config, names, directory, place);
   return out;
 }
 

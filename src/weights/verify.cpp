@@ -78,7 +78,7 @@ VerifyResult verify_model(const std::string& directory) {
     for (const ModelFiles::Tensor& tensor : files.tensors()) result.bytes += tensor.entry->bytes();
     result.tensors = static_cast<int64_t>(files.tensors().size());
     if (adapter) {
-      read_adapter_config(directory);
+      read_adapter_config(directory, nullptr);
     } else {
       check_model_files(files, read_model_spec(directory));
     }

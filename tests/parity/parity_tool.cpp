@@ -153,7 +153,7 @@ struct Case {
         micro_batches(std::stoll(arguments.get("micro-batches", "1"))),
         batches(read_batches(arguments.input, micro_batches)),
         whole(read_batches(arguments.input, 1)) {
-    if (!adapter_directory.empty()) adapter = read_adapter_config(adapter_directory).spec;
+    if (!adapter_directory.empty()) adapter = read_adapter_config(adapter_directory, &spec.names).spec;
     layout = make_layout(spec, adapter_spec(), dtype);
     optimizer.weight_decay = std::stod(arguments.get("weight-decay", "0"));
     const std::string master = arguments.get("master", "split");
