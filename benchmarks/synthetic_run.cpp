@@ -63,7 +63,7 @@ AdapterSpec all_linear() {
           .alpha = 16,
           .rslora = false,
           .dropout = 0,
-          .targets = resolve_targets({"all-linear"}, "lora.targets")};
+          .targets = resolve_targets(llama_names(), {"all-linear"}, "lora.targets")};
 }
 
 }  // namespace
@@ -130,7 +130,8 @@ int64_t SyntheticRun::planned_host_bytes() const {
   if (placement.gemm_shapes == 0) return plan_.peak.host;
   const AdapterSpec* const trained = setup_.lora ? &adapter_ : nullptr;
   // All batches have one number of rows.
-  const int64_t used = gemm_shapes(setup_.spec, trained, plan_.numerics, 0).least;
+  const int64_t used = gemm_shapes(pass_shape(setup_.spec, layout_, trained, plan_.numerics, plan_.placement),
+                                   plan_.micro_tokens, plan_.numerics.micro_batches);
   return plan_.peak.host - std::max<int64_t>(placement.gemm_shapes - used, 0) * kGemmShapeBytes;
 }
 

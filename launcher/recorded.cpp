@@ -14,6 +14,19 @@
 
 namespace lm {
 
+namespace {
+
+// The model is not read yet, so only Llama's names are known; others stay as they are.
+std::vector<std::string> spelt_out(const std::vector<std::string>& targets) {
+  try {
+    return resolve_targets(llama_names(), targets, "lora.targets");
+  } catch (const Error&) {
+    return targets;
+  }
+}
+
+}  // namespace
+
 std::string run_of(const std::string& directory) {
   namespace fs = std::filesystem;
   std::error_code error;
@@ -25,8 +38,7 @@ std::string run_of(const std::string& directory) {
 
 std::vector<KeyDifference> run_differences(const Config& recorded, const Config& asked) {
   Config before = recorded, after = asked;
-  for (Config* config : {&before, &after})
-    config->lora.targets = resolve_targets(config->lora.targets, "lora.targets");
+  for (Config* config : {&before, &after}) config->lora.targets = spelt_out(config->lora.targets);
   std::vector<KeyDifference> out = config_difference(before, after);
   const std::vector<std::string>& written = asked.lora.written;
   std::erase_if(out, [&](const KeyDifference& one) {

@@ -54,10 +54,12 @@ struct LinkTime {
   std::string unit;   // "FLOP", "B"
 };
 
-// What the prediction of time knows of the data; memory is planned for data.max_length whatever it says.
+// What a plan knows of the data. Lengths and share are the prediction's: memory is planned for
+// data.max_length whatever they say.
 struct DataShape {
   double mean_length = 0;   // tokens per sequence; 0: data.max_length
   double target_share = 1;  // of the tokens
+  bool weighted = false;    // targets have weights in the loss
 };
 
 struct Plan {

@@ -17,7 +17,8 @@ namespace {
 constexpr int64_t kCpuBase = 140 * kMiB;
 constexpr int64_t kCudaBase = 900 * kMiB;
 constexpr int64_t kChecksumBytes = 8;       // of every kSlotAlignment bytes off the device
-constexpr int64_t kStepBytesPerToken = 20;  // of a step's batches in host memory (data/batch.h)
+constexpr int64_t kStepBytesPerToken = 20;  // of a step's batches in host memory (base/batch.h)
+constexpr int64_t kWeightBytes = 4;         // of a target
 
 int64_t size_of(DType type) {
   return static_cast<int64_t>(dtype_size(type));
@@ -36,9 +37,10 @@ int64_t updated_rows(const PlanInput& in) {
 // cos and sin, granule norms, batches, and the order in which a step's tokens reach their rows.
 int64_t table_bytes(const PlanInput& in, const Plan& plan) {
   const int64_t angles = 4 * in.spec.head_dim * in.config.data.max_length;
-  if (!in.trains()) return angles + plan.micro_tokens * kStepBytesPerToken;
+  const int64_t per_token = kStepBytesPerToken + (in.data.weighted ? kWeightBytes : 0);
+  if (!in.trains()) return angles + plan.micro_tokens * per_token;
   const int64_t step_tokens = in.config.train.global_batch * in.config.data.max_length;
-  int64_t bytes = angles + in.layout.flat_elements / kGranule * 8 + step_tokens * kStepBytesPerToken;
+  int64_t bytes = angles + in.layout.flat_elements / kGranule * 8 + step_tokens * per_token;
   if (in.adapter == nullptr)
     bytes += 4 * (in.spec.vocab + step_tokens + plan.numerics.micro_batches * updated_rows(in));
   return bytes;
@@ -48,7 +50,8 @@ int64_t table_bytes(const PlanInput& in, const Plan& plan) {
 // another, and once the rows (model/embedding.h); each copy begins at a multiple of 64.
 int64_t upload_bytes(const PlanInput& in, const NumericsPlan& n, int64_t micro_tokens) {
   const auto copy = [](int64_t numbers) { return round_up(numbers * 4, 64); };
-  const int64_t batch = copy(5 * micro_tokens + document_starts(micro_tokens, micro_documents(in, n)));
+  const int64_t batch =
+      copy((in.data.weighted ? 6 : 5) * micro_tokens + document_starts(micro_tokens, micro_documents(in, n)));
   if (!in.trains()) return batch;
   const int64_t rows = updated_rows(in);
   const int64_t order = in.adapter == nullptr ? copy(micro_tokens + rows + 1) : 0;
@@ -255,7 +258,9 @@ PassShape pass_shape(const ModelSpec& spec, const ModelLayout& layout, const Ada
 }
 
 PassShape pass_shape(const PlanInput& in, const Plan& plan) {
-  return pass_shape(in.spec, in.layout, in.adapter, plan.numerics, plan.placement);
+  PassShape shape = pass_shape(in.spec, in.layout, in.adapter, plan.numerics, plan.placement);
+  shape.weighted = in.data.weighted;
+  return shape;
 }
 
 OffloadConfig PlanInput::offload() const {
@@ -266,14 +271,21 @@ OffloadConfig PlanInput::offload() const {
 }
 
 // The key has what candidates of one plan differ in.
-ArenaNeed ArenaNeeds::of(const PlanInput& in, const Plan& plan) {
+ArenaNeed Rehearsals::arena(const PlanInput& in, const Plan& plan) {
   const PassShape shape = pass_shape(in, plan);
   const int64_t tokens = plan.micro_tokens, documents = micro_documents(in, plan.numerics);
   const auto [place, fresh] =
-      known_.try_emplace({tokens, documents, shape.documents_at_once, shape.group, shape.recompute,
-                          shape.inputs_off_device, shape.cut_head, in.trains()});
+      arenas_.try_emplace({tokens, documents, shape.documents_at_once, shape.group, shape.recompute,
+                           shape.inputs_off_device, shape.cut_head, in.trains()});
   if (fresh && in.trains()) place->second = arena_need(shape, tokens, documents);
   if (fresh && !in.trains()) place->second = {.bytes = arena_need_forward(shape, tokens, documents)};
+  return place->second;
+}
+
+int64_t Rehearsals::gemm_shapes(const PlanInput& in, const Plan& plan) {
+  const int64_t micro_batches = in.trains() ? plan.numerics.micro_batches : 0;
+  const auto [place, fresh] = gemm_shapes_.try_emplace({plan.micro_tokens, micro_batches});
+  if (fresh) place->second = lm::gemm_shapes(pass_shape(in, plan), plan.micro_tokens, micro_batches);
   return place->second;
 }
 
@@ -286,12 +298,14 @@ void size_plan(const PlanInput& in, Plan& plan) {
   plan.micro_tokens = plan.numerics.micro_batch * in.config.data.max_length;
   plan.micro_rows = micro_rows(in, plan.numerics);
   const auto longest = static_cast<double>(in.config.data.max_length);
-  const GemmShapes shapes =
-      gemm_shapes(in.spec, in.adapter, plan.numerics,
-                  necessary_flops(in.spec, in.layout, in.adapter != nullptr,
-                                  uniform_work(static_cast<double>(plan.micro_tokens), longest)),
-                  in.trains());
-  plan.placement.gemm_shapes = plan.placement.every_gemm_shape ? shapes.wanted : shapes.least;
+  if (plan.numerics.round_rows) {
+    const GemmShapes shapes =
+        kept_shapes(in.rehearsals->gemm_shapes(in, plan),
+                    necessary_flops(in.spec, in.layout, in.adapter != nullptr,
+                                    uniform_work(static_cast<double>(plan.micro_tokens), longest)),
+                    in.trains());
+    plan.placement.gemm_shapes = plan.placement.every_gemm_shape ? shapes.wanted : shapes.least;
+  }
   if (in.device == DeviceType::kCuda) {
     plan.placement.upload_bytes = upload_bytes(in, plan.numerics, plan.micro_tokens);
     const AttentionShape shape{.tokens = plan.micro_tokens,
@@ -302,7 +316,7 @@ void size_plan(const PlanInput& in, Plan& plan) {
     // The loss, and the granules' norms.
     plan.placement.result_bytes = 8 + (in.trains() ? in.layout.flat_elements / kGranule * 8 : 0);
   }
-  plan.arena = in.arenas->of(in, plan);
+  plan.arena = in.rehearsals->arena(in, plan);
   plan.classes = classes_of(in, plan);
   plan.tiers.clear();
   plan.peak = {};

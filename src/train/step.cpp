@@ -33,8 +33,8 @@ StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr) {
   batches_ = &batches;
   if (trace_ != nullptr) trace_->begin_step(step);
   const int64_t micro_batches = std::ssize(batches.micro);
-  const auto targets = static_cast<double>(batches.target_tokens);
-  pass_.begin(step, micro_batches, targets > 0 ? static_cast<float>(1.0 / targets) : 0.0F);
+  const double divisor = batches.divisor();
+  pass_.begin(step, micro_batches, divisor > 0 ? static_cast<float>(1.0 / divisor) : 0.0F);
   result_ = {};
   // Without global clipping nothing is deferred: updates belong to this step from the start.
   if (settings_.clip != Clip::kGlobal) {
@@ -180,7 +180,8 @@ void TrainStep::norm(const Operation& operation) {
 void TrainStep::check() {
   gradients_->send_squares();
   const double nll = read_loss();  // the step's one wait
-  result_.loss = batches_->target_tokens > 0 ? nll / static_cast<double>(batches_->target_tokens) : 0.0;
+  const double divisor = batches_->divisor();
+  result_.loss = divisor > 0 ? nll / divisor : 0.0;
   result_.grad_norm = std::sqrt(gradients_->total_square());
   result_.skipped = !std::isfinite(result_.loss) || !std::isfinite(result_.grad_norm);
   if (settings_.clip != Clip::kGlobal) return;

@@ -28,6 +28,7 @@ struct Training {
   bool lora = false;
   double dropout = 0;
   bool recompute = false;
+  bool weighted = false;  // targets have weights in the loss
   DocumentLengths documents = {{20, 9, 17}};
   // Homes on the device's side only: on the CPU everything stays in its memory.
   OffloadHome optimizer = OffloadHome::kNone, gradients_home = OffloadHome::kNone,

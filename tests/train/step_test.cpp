@@ -54,7 +54,7 @@ Batch batch_of(int64_t documents, int64_t length, int64_t vocab) {
 // A rank of a tiny model with fresh weights, planned for two documents of 128 tokens.
 struct Fixture {
   Fixture(const ModelSpec& model, bool lora, bool recompute, DType dtype, DType gradients,
-          bool round_rows = false)
+          bool round_rows = false, bool weighted = false)
       : spec(model),
         layout(make_layout(spec, lora ? &adapter : nullptr, dtype)),
         stream(start_torch(DeviceType::kCpu, 2, true)) {
@@ -67,8 +67,9 @@ struct Fixture {
     plan.placement.blocks = std::ssize(layout.blocks);
     plan.placement.optimizer_threads = 2;
     plan.micro_tokens = 256;
-    plan.arena = arena_need(
-        pass_shape(spec, layout, lora ? &adapter : nullptr, plan.numerics, plan.placement), 256, 2);
+    PassShape shape = pass_shape(spec, layout, lora ? &adapter : nullptr, plan.numerics, plan.placement);
+    shape.weighted = weighted;
+    plan.arena = arena_need(shape, 256, 2);
     rank = std::make_unique<Rank>(setup(plan, lora), stream);
     const LoadSetup load{spec, layout, dtype, stream, 1};
     initialise_weights(load, 1, rank->weights());
@@ -229,6 +230,28 @@ TEST(Step, SkipsANonFiniteStepWithoutTouchingWeightsOrMoments) {
   EXPECT_TRUE(before.all == after.all);
   norm[0] = kept;
   EXPECT_FALSE(f.step(one_batch(f.spec)).skipped);
+}
+
+// Twos change nothing but exponents. Zeros leave the other targets' loss and gradient.
+TEST(Step, DividesTheWeightedLossByTheSumOfTheWeights) {
+  const auto run = [](bool weighted, const StepBatches& batches) {
+    Fixture f(tiny_spec(false, true, false), false, false, DType::kF32, DType::kF32, false, weighted);
+    return f.step(batches);
+  };
+  const StepBatches plain = one_batch(tiny_spec(false, true, false));
+  StepBatches twos = plain, zeros = plain, fewer = plain;
+  twos.micro[0].weight.assign(256, 2.F);
+  twos.target_weight = 2 * 254;
+  zeros.micro[0].weight.assign(256, 1.F);
+  for (size_t t = 0; t < 100; ++t) zeros.micro[0].weight[t] = 0, fewer.micro[0].target[t] = -1;
+  zeros.target_weight = fewer.target_tokens = 154;
+  const StepResult one = run(false, plain), two = run(true, twos), some = run(true, zeros),
+                   rest = run(false, fewer);
+  EXPECT_EQ(two.loss, one.loss);
+  EXPECT_EQ(two.grad_norm, one.grad_norm);
+  EXPECT_NEAR(some.loss, rest.loss, 1e-6 * rest.loss);
+  EXPECT_NEAR(some.grad_norm, rest.grad_norm, 1e-5 * rest.grad_norm);
+  EXPECT_NE(some.grad_norm, one.grad_norm);
 }
 
 TEST(Step, AStepWithoutTargetsHasLossZeroAndNoGradient) {
