@@ -38,8 +38,15 @@ uint64_t parse_checksum(const std::string& text) {
   return value;
 }
 
+// Beyond 63 bits an unsigned number would turn negative, and a fraction into anything.
+int64_t integer(const Json& json) {
+  if (!json.is_number_integer() || (json.is_number_unsigned() && json.get<uint64_t>() > INT64_MAX))
+    throw std::runtime_error("a number that is no integer of 64 bits");
+  return json.get<int64_t>();
+}
+
 int64_t count(const Json& json) {
-  const auto value = json.get<int64_t>();
+  const int64_t value = integer(json);
   if (value < 0) throw std::runtime_error("a negative count");
   return value;
 }
@@ -99,19 +106,26 @@ Manifest manifest_of(const Json& json, const std::string& place) {
   }
   Manifest out;
   out.step = count(json.at("step"));
-  for (const Json& file : json.at("files")) out.files.push_back(parse_file(file));
+  std::optional<int64_t> bytes = 0;  // of all files
+  for (const Json& file : json.at("files")) {
+    out.files.push_back(parse_file(file));
+    bytes = checked_add(*bytes, out.files.back().bytes);
+    if (!bytes) throw std::runtime_error("files of more bytes than can be counted");
+  }
   std::set<std::pair<std::string, int64_t>> names;
   for (const Json& array : json.at("arrays")) {
     out.arrays.push_back(parse_array(array, out.files));
     if (!names.emplace(out.arrays.back().name, out.arrays.back().first).second)
       throw std::runtime_error("an array twice: " + out.arrays.back().name);
   }
-  for (const Json& tensor : json.at("tensors"))
+  for (const Json& tensor : json.at("tensors")) {
     out.tensors.push_back({.name = tensor.at("name"),
                            .block = count(tensor.at("block")),
                            .first = count(tensor.at("first")),
-                           .shape = tensor.at("shape")});
-  for (const auto& [name, value] : json.at("numbers").items()) out.numbers[name] = value.get<int64_t>();
+                           .shape = {}});
+    for (const Json& size : tensor.at("shape")) out.tensors.back().shape.push_back(count(size));
+  }
+  for (const auto& [name, value] : json.at("numbers").items()) out.numbers[name] = integer(value);
   for (const auto& [key, part] : {std::pair("run", &out.run), std::pair("numerics", &out.numerics),
                                   std::pair("config", &out.config), std::pair("sources", &out.sources)}) {
     *part = json.at(key);

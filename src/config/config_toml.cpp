@@ -26,6 +26,7 @@
 namespace lm {
 namespace {
 
+constexpr size_t kMostProblems = 50;  // are told; suggestions for ten thousands would take seconds
 constexpr const char* kNext = "correct it; `lmlaunch presets` lists commented configurations to start from";
 
 Error config_error(std::string what, std::string place, std::string next) {
@@ -90,6 +91,7 @@ class Loader {
 
  private:
   void problem(Problem where, std::string text) {
+    if (++found_ > kMostProblems) return;
     where.text = one_line(text);
     problems_.push_back(std::move(where));
   }
@@ -167,11 +169,11 @@ class Loader {
     const std::string raw = text.substr(equals + 1);
     TomlText parsed = parse_toml("v = " + raw + "\n", "");
     auto value = std::make_unique<toml::table>();
-    if (parsed.complete && parsed.problems.empty() && parsed.table.size() == 1) {
-      *value = std::move(parsed.table);
-    } else {
-      value->insert("v", raw);
-    }
+    if (!parsed.complete || !parsed.problems.empty() || parsed.table.size() != 1)
+      parsed = parse_toml("v = " + quote(raw) + "\n", "");
+    // The run's config.toml could not hold it.
+    if (!parsed.complete) return problem(where, "`" + table + "." + name + "`: the value is not UTF-8");
+    *value = std::move(parsed.table);
     entries_[table + "." + name].push_back({value->get("v"), where, raw, true});
     override_values_.push_back(std::move(value));
   }
@@ -182,6 +184,7 @@ class Loader {
   }
 
   std::string nearest_table(const std::string& name) const {
+    if (found_ >= kMostProblems) return "";
     std::vector<std::string> names = tables_;
     for (const LaterTable& later : kLaterTables) names.emplace_back(later.name);
     const auto hit = nearest(name, names);
@@ -194,6 +197,7 @@ class Loader {
   // In this order: the same key of another table, a known word for it, the nearest key here, the nearest
   // anywhere, the nearest known word.
   std::string nearest_key(const std::string& table, const std::string& name) const {
+    if (found_ >= kMostProblems) return "";
     std::string elsewhere;
     std::vector<std::string> here, anywhere, theirs;
     for (const KeyText& key : known_) {
@@ -274,8 +278,9 @@ class Loader {
       return order(a) < order(b);
     });
     if (problems_.size() == 1) throw config_error(problems_[0].text, problems_[0].place(), kNext);
-    std::string what = std::to_string(problems_.size()) + " mistakes:";
+    std::string what = std::to_string(found_) + " mistakes:";
     for (const Problem& one : problems_) what += "\n  " + one.place() + ": " + one.text;
+    if (found_ > problems_.size()) what += "\n  and " + std::to_string(found_ - problems_.size()) + " more";
     throw config_error(what, "", kNext);
   }
 
@@ -288,6 +293,7 @@ class Loader {
   std::set<std::string> overridden_, unusable_, used_;
   std::map<std::string, std::string> of_others_;  // given keys -> rules, not chosen, that have them
   std::vector<Problem> problems_;
+  size_t found_ = 0;  // problems, told or not
   Config config_;
 };
 

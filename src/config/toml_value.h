@@ -104,7 +104,7 @@ inline bool read(const Entry& entry, Budget& field, const KeyInfo&) {
     double percent = 0;
     const char* const end = text->data() + text->size() - 1;
     const auto parsed = std::from_chars(text->data(), end, percent);
-    if (parsed.ec != std::errc() || parsed.ptr != end || !(percent > 0 && percent <= 100)) return false;
+    if (parsed.ec != std::errc() || parsed.ptr != end || !(percent >= 1e-6 && percent <= 100)) return false;
     field = {0, percent / 100};
     return true;
   }

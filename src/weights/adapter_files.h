@@ -12,6 +12,9 @@
 
 namespace lm {
 
+inline constexpr const char* kAdapterConfig = "adapter_config.json";
+inline constexpr const char* kAdapterWeights = "adapter_model.safetensors";
+
 struct AdapterConfig {
   AdapterSpec spec;
   std::string base_model;  // base_model_name_or_path, may be empty

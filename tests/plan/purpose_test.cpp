@@ -118,6 +118,12 @@ TEST(Numerics, AreRecordedWholeAndDamageIsRefused) {
       damaged.replace(damaged.find(name) + 1, 3, "xxx");
       EXPECT_THROW(parse_numerics(damaged, "numerics.json"), Error) << name;
     }
+    for (const char* number : {"1e300", "2.5", "true", "18446744073709551615", "0", "1073741825"}) {
+      std::string damaged = text;
+      const size_t at = damaged.find(':', damaged.find("\"micro_batch\"")) + 1;
+      damaged.replace(at, damaged.find(',', at) - at, number);
+      EXPECT_THROW(parse_numerics(damaged, "numerics.json"), Error) << number;
+    }
     EXPECT_THROW(parse_numerics("{", "numerics.json"), Error);
     EXPECT_THROW(parse_numerics("[]", "numerics.json"), Error);
   }
