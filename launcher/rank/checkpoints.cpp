@@ -45,6 +45,14 @@ void set_aside(const std::string& path, const char* why) {
   }
 }
 
+// Of metrics.jsonl, when the checkpoint was saved; none where the manifest does not say.
+int64_t metrics_bytes(const Manifest& manifest) {
+  const auto found = manifest.run.find("metrics_bytes");
+  return found == manifest.run.end() || !found->is_number_integer()
+             ? 0
+             : std::max<int64_t>(json_integer(*found), 0);
+}
+
 std::string tokenizer_hash(const std::string& model) {
   const std::string path = model + "/tokenizer.json";
   std::error_code error;
@@ -118,7 +126,7 @@ int64_t Checkpoints::restore(const std::vector<FoundCheckpoint>& found, Rank& ra
       const auto updates = manifest.numbers.find("optimizer.t");
       if (updates == manifest.numbers.end())
         throw incompatible("no optimizer.t is in the checkpoint", one.path, "");
-      const TrainerState state = parse_trainer_state(manifest.run.at("trainer"), one.path);
+      const TrainerState state = parse_trainer_state(manifest.run.value("trainer", Json()), one.path);
       rank.restore(reader, updates->second);
       trainer.restore(state);
       newest_ = one.path;
@@ -127,7 +135,7 @@ int64_t Checkpoints::restore(const std::vector<FoundCheckpoint>& found, Rank& ra
       for (const FoundCheckpoint& later : find_checkpoints(directory_)) {
         if (later.step > one.step) set_aside(later.path, later.manifest ? "later" : "damaged");
       }
-      return manifest.run.at("metrics_bytes").get<int64_t>();
+      return metrics_bytes(manifest);
     } catch (const Error& error) {
       if (error.code() != Exit::kIntegrity && error.code() != Exit::kIo) throw;
       all += "\n  " + error.text().what + " at " + error.text().place;

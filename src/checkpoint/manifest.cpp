@@ -39,14 +39,8 @@ uint64_t parse_checksum(const std::string& text) {
 }
 
 // Beyond 63 bits an unsigned number would turn negative, and a fraction into anything.
-int64_t integer(const Json& json) {
-  if (!json.is_number_integer() || (json.is_number_unsigned() && json.get<uint64_t>() > INT64_MAX))
-    throw std::runtime_error("a number that is no integer of 64 bits");
-  return json.get<int64_t>();
-}
-
 int64_t count(const Json& json) {
-  const int64_t value = integer(json);
+  const int64_t value = json_integer(json);
   if (value < 0) throw std::runtime_error("a negative count");
   return value;
 }
@@ -125,7 +119,7 @@ Manifest manifest_of(const Json& json, const std::string& place) {
                            .shape = {}});
     for (const Json& size : tensor.at("shape")) out.tensors.back().shape.push_back(count(size));
   }
-  for (const auto& [name, value] : json.at("numbers").items()) out.numbers[name] = integer(value);
+  for (const auto& [name, value] : json.at("numbers").items()) out.numbers[name] = json_integer(value);
   for (const auto& [key, part] : {std::pair("run", &out.run), std::pair("numerics", &out.numerics),
                                   std::pair("config", &out.config), std::pair("sources", &out.sources)}) {
     *part = json.at(key);

@@ -34,9 +34,7 @@ NumericsPlan parse_numerics(const std::string& text, const std::string& place) {
   try {
     const Json json = parse_json(text, place, {.bytes = 1 << 16, .depth = 4});
     const auto count = [&](const char* key, int64_t most) {
-      const Json& number = json.at(key);
-      // An integer beyond 63 bits would turn negative, a fraction beyond them into anything.
-      const auto value = number.is_number_integer() ? number.get<int64_t>() : 0;
+      const int64_t value = json_integer(json.at(key));
       if (value < 1 || value > most) throw std::runtime_error(std::string(key) + " is out of range");
       return value;
     };

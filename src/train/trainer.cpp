@@ -148,20 +148,22 @@ Json state_json(const TrainerState& s) {
 
 TrainerState parse_trainer_state(const Json& json, const std::string& place) {
   try {
+    const auto whole = [](const Json& object, const char* key) { return json_integer(object.at(key)); };
+    const Json &plateau = json.at("plateau"), &data = json.at("data"), &best = json.at("best_eval");
     TrainerState s;
-    s.step = json.at("step"), s.skipped = json.at("skipped"), s.skipped_in_row = json.at("skipped_in_row");
-    s.tokens = json.at("tokens"), s.seconds = json.at("seconds"), s.best_step = json.at("best_step");
-    if (!json.at("best_eval").is_null()) s.best_eval = json.at("best_eval").get<double>();
-    const Json &plateau = json.at("plateau"), &data = json.at("data");
-    s.plateau = {plateau.at("best"), plateau.at("factor"), plateau.at("bad"), plateau.at("seen")};
-    s.data = {data.at("epoch"), data.at("step"), data.at("fingerprint")};
+    s.step = whole(json, "step"), s.best_step = whole(json, "best_step"), s.tokens = whole(json, "tokens");
+    s.skipped = whole(json, "skipped"), s.skipped_in_row = whole(json, "skipped_in_row");
+    s.seconds = json.at("seconds").get<double>();
+    if (!best.is_null()) s.best_eval = best.get<double>();
+    s.plateau = {plateau.at("best"), plateau.at("factor"), whole(plateau, "bad"), whole(plateau, "seen")};
+    s.data = {whole(data, "epoch"), whole(data, "step"), whole(data, "fingerprint")};
     return s;
-  } catch (const Json::exception& error) {
+  } catch (const std::exception& error) {
     throw Error(Exit::kInput, {.area = "CKPT-07",
-                               .what = "where the trainer stands: " + json_reason(error),
+                               .what = std::string("where the trainer stands: ") + error.what(),
                                .place = place,
                                .next = "use another checkpoint",
-                               .kept = ""});
+                               .kept = "the checkpoint"});
   }
 }
 
