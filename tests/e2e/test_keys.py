@@ -52,9 +52,9 @@ def test_sgd_learns_and_its_bits_are_the_same_wherever_its_state_is(work):
     assert resident == nvme and resident[-1][0] < 0.8 * resident[0][0]
     hashes = [json.loads(lmlaunch("verify", f"runs/{name}/model", "--json", cwd=work).stdout)["weights_hash"] for name in ("sgd_resident", "sgd_off_device")]
     assert hashes[0] == hashes[1]
-    recorded = tomllib.loads((work / "runs/sgd_near/config.toml").read_text())["optimizer"]
+    recorded = tomllib.loads((work / "runs/sgd_resident/config.toml").read_text())["optimizer"]
     assert recorded["momentum"] == 0.8 and "betas" not in recorded and "eps" not in recorded
-    plan = (work / "runs/sgd_near/plan.txt").read_text()
+    plan = (work / "runs/sgd_resident/plan.txt").read_text()
     assert "momentum" in plan and "second moment" not in plan
 
 
