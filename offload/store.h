@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -85,8 +86,17 @@ class Store {
   void stamp(int64_t array, int64_t begin, int64_t end);
   // Every chunk has been stamped since its last change, so that write_back need not.
   void all_stamped(int64_t array) { slot_of(array).stamped = true; }
+  // Reads the range once more from its home, past what the system keeps of it: whether it is intact now.
+  bool reread(int64_t array, int64_t begin, int64_t end);
   // Throws Error(22) with the place of the first chunk that is not intact.
   [[noreturn]] void report_damage(int64_t array) const;
+
+  // Bytes of the array from `begin` on as they are now, wherever it is, into host memory. Waits; nothing
+  // moves.
+  void read(int64_t array, int64_t begin, std::span<std::byte> out);
+  // After an error: every slot is empty and every array as if it was never written, to be written anew. The
+  // queue has nothing under way.
+  void reset();
 
   // From now on only the first `bytes` of the array count (a shorter batch's activations).
   void resize(int64_t array, int64_t bytes);
@@ -139,6 +149,8 @@ class Store {
   void read_into_slot(const Array& a, int64_t index, int64_t slot);
   void write_from_slot(int64_t index, int64_t slot);
   void check_whole(int64_t index);
+  bool read_from_disk(const Array& a, int64_t index, int64_t begin, int64_t bytes, std::byte* to);
+  [[noreturn]] void fail_damaged(int64_t index, int64_t offset) const;
   // store_near.cpp
   std::byte* near_memory(int64_t slot) const { return near_.data() + slot * slot_bytes_; }
   void near_fetch(int64_t index, int64_t slot);

@@ -32,8 +32,8 @@ Error incompatible(const std::string& what, const std::string& directory, const 
 
 // What a run may have written before its first step.
 bool early_file(const std::string& name) {
-  static constexpr std::array kNames = {".lock",    "config.toml", "numerics.json", "plan.json",
-                                        "plan.txt", "log.txt",     "status.json"};
+  static constexpr std::array kNames = {".lock",     ".preflight", "config.toml", "numerics.json",
+                                        "plan.json", "plan.txt",   "log.txt",     "status.json"};
   for (const char* known : kNames) {
     if (name == known || name.starts_with(std::string(known) + ".")) return true;  // "status.json.tmp-..."
   }
@@ -213,6 +213,11 @@ RunLock::RunLock(RunLock&& other) noexcept
 RunLock::~RunLock() {
   if (fd_ < 0) return;
   [[maybe_unused]] const int ignored = ftruncate(fd_, 0);
+  // A rank that the kernel keeps has the descriptor, too, and would hold the lock.
+  struct flock lock {};
+  lock.l_type = F_UNLCK;
+  lock.l_whence = SEEK_SET;
+  fcntl(fd_, F_OFD_SETLK, &lock);
   close(fd_);
 }
 

@@ -55,11 +55,9 @@ TrainerResult train_or_save(Trainer& trainer, const TrainerHooks& hooks,
   }
 }
 
-}  // namespace
-
-Exit run_training(const CommandLine& line) {
+// The story of a run.
+Exit train(const CommandLine& line, Control& control) {
   const RunFiles files(line.value("--run-dir").value());
-  Control control = Control::attach(static_cast<int>(line.integer("--control-fd").value()));
   const auto stop_requested = [&] { return control.stop_requests() > 0; };
 
   // What was asked for, and where every byte of it will live. Nothing large is allocated yet, and what cannot
@@ -121,6 +119,20 @@ Exit run_training(const CommandLine& line) {
   if (!held_out.empty() && result.steps > 0) evaluate_and_record(*rank, held_out, result.steps, metrics);
   log_line("peak resident memory " + format_peak(job->plan, result.device_bytes));
   return result.stopped ? Exit::kStopped : Exit::kDone;
+}
+
+}  // namespace
+
+Exit run_training(const CommandLine& line) {
+  Control control = Control::attach(static_cast<int>(line.integer("--control-fd").value()));
+  try {
+    return train(line, control);
+  } catch (const Error& error) {
+    RankRecord last = control.latest();
+    last.exit_code = static_cast<int>(error.code());
+    control.publish(last);
+    throw;
+  }
 }
 
 }  // namespace lm

@@ -193,7 +193,7 @@ TEST(Door, AKilledRankIsReportedWithItsFirstCause) {
   DoorResult result = door.run({"--gpus", "0", "c.toml"}, "signal:9");
   EXPECT_EQ(result.code, 40);
   EXPECT_HAS(result.err, "the rank was killed by signal 9 (SIGKILL)");
-  EXPECT_HAS(result.err, "cgroup memory limit");
+  EXPECT_HAS(result.err, "cgroup limit");
   EXPECT_HAS(result.err, "at rank 0, step 7");
   EXPECT_EQ(result.last_line(),
             "lmlaunch: stop code=40 reason=killed:SIGKILL step=7 checkpoint=none repeat=0");
