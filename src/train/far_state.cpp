@@ -57,7 +57,7 @@ FarState::FarState(const FarStateSetup& setup) {
   if (setup.stream.device == DeviceType::kCuda)
     clock_ = std::make_unique<DeviceClock>(setup.stream, setup.trace);
   const TransferShape shape = placement.transfers();
-  std::array<std::optional<StoreSetup>, kPools> wanted;
+  std::array<std::optional<LocalStoreSetup>, kPools> wanted;
   int64_t disk = 0, memory = setup.training ? round_up(setup.staging, PinnedPool::kAlignment) : 0;
   memory += round_up(placement.embedding_in_host, PinnedPool::kAlignment);
   for (int i = 0; i < kPools; ++i) {
@@ -65,7 +65,7 @@ FarState::FarState(const FarStateSetup& setup) {
     const PoolPlan& plan = placement.pool(pool);
     if (plan.slots == 0 || !(setup.training || pool == Pool::kWeights)) continue;
     const bool host = pool == Pool::kOptimizer && placement.update_on_host;
-    StoreSetup& store = wanted[static_cast<size_t>(i)].emplace();
+    LocalStoreSetup& store = wanted[static_cast<size_t>(i)].emplace();
     store.bytes = streamed_bytes(plan, shape.pool(pool));
     store.name = [&placement, &layout = setup.layout, pool](int64_t array) {
       return array_name(placement, layout, pool, array);
@@ -73,24 +73,31 @@ FarState::FarState(const FarStateSetup& setup) {
     store.slots = plan.slots;
     store.verify = placement.verify;
     store.threads = setup.stream.threads;
-    store.separate = !host && (placement.device == DeviceType::kCuda || setup.separate);
+    store.slots_on_device = !host && (placement.device == DeviceType::kCuda || setup.slots_on_device);
     if (!host) store.in_host = in_host(plan);
     store.stream = host ? StreamView{} : setup.stream;
     store.clock = host ? nullptr : clock_.get();
-    disk += Store::swap_bytes(store.bytes, store.in_host);
-    memory += round_up(Store::pinned_bytes(store), PinnedPool::kAlignment);
+    if (setup.store) continue;
+    disk += LocalStore::swap_bytes(store.bytes, store.in_host);
+    memory += round_up(LocalStore::pinned_bytes(store), PinnedPool::kAlignment);
   }
-  if (memory == 0) return;
-  pinned_ = std::make_unique<PinnedPool>(placement.device, memory);
+  if (memory > 0) open_memory(setup, memory);
+  if (disk > 0) open_disks(setup, disk);
+  for (size_t i = 0; i < kPools; ++i) {
+    if (!wanted[i]) continue;
+    stores_[i] = setup.store ? setup.store(static_cast<Pool>(i), *wanted[i])
+                             : std::make_unique<LocalStore>(*wanted[i], space_.get(), queue_.get(), *pinned_);
+  }
+}
+
+void FarState::open_memory(const FarStateSetup& setup, int64_t bytes) {
+  const PlacementPlan& placement = setup.placement;
+  pinned_ = std::make_unique<PinnedPool>(placement.device, bytes);
   if (setup.training && setup.staging > 0) staging_ = pinned_->lease(setup.staging);
   if (placement.embedding_in_host > 0) place_embedding(placement);
   std::string refusal;
   if (placement.device == DeviceType::kCuda && !pinned_->registered(&refusal))
-    warn_not_registered("transfers", memory, refusal);
-  if (disk > 0) open_disks(setup, disk);
-  for (size_t i = 0; i < kPools; ++i) {
-    if (wanted[i]) stores_[i] = std::make_unique<Store>(*wanted[i], space_.get(), queue_.get(), *pinned_);
-  }
+    warn_not_registered("transfers", bytes, refusal);
 }
 
 // The GPU reads it in place, which it can only where the memory is registered.

@@ -9,13 +9,15 @@
 
 #include "base/trace.h"
 #include "offload/engines.h"
-#include "offload/store.h"
+#include "offload/local_store.h"
 #include "plan/plan.h"
 
 namespace lm {
 
 // Replaces the engine that the plan names, for tests.
 using EngineFactory = std::function<std::unique_ptr<IoEngine>(const EngineSetup&)>;
+// Replaces the store of a pool, for tests.
+using StoreFactory = std::function<std::unique_ptr<Store>(Pool, const LocalStoreSetup&)>;
 
 struct FarStateSetup {
   const PlacementPlan& placement;
@@ -25,8 +27,9 @@ struct FarStateSetup {
   bool training = true;    // false: weights alone
   int64_t staging = 0;     // bytes of update_staging, where training
   EngineFactory engine = {};
-  bool separate = false;   // tests: slots apart from host memory, as on a GPU
-  Trace* trace = nullptr;  // transfers are told to it
+  StoreFactory store = {};
+  bool slots_on_device = false;  // tests: even where that is the CPU
+  Trace* trace = nullptr;        // transfers are told to it
 };
 
 class FarState {
@@ -54,6 +57,7 @@ class FarState {
 
  private:
   void place_embedding(const PlacementPlan& placement);
+  void open_memory(const FarStateSetup& setup, int64_t bytes);
   void open_disks(const FarStateSetup& setup, int64_t bytes);
 
   std::string description_;

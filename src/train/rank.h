@@ -26,7 +26,8 @@ struct RankSetup {
   double max_grad_norm = 1.0;
   std::vector<SwapPath> swap_paths = {};  // of what the plan puts on disk
   EngineFactory engine = {};              // tests: instead of the plan's
-  bool separate_slots = false;            // tests: slots apart from host memory, as on a GPU
+  StoreFactory store = {};                // tests: instead of this machine's memory and disks
+  bool slots_on_device = false;           // tests: even where that is the CPU
   Trace* trace = nullptr;                 // outlives the rank
 };
 

@@ -76,6 +76,7 @@ void TrainStep::flush() {
       }
       slot = {};
     }
+    if (store != nullptr) store->flush();
   }
 }
 
