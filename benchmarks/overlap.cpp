@@ -18,8 +18,8 @@
 
 #include "base/bytes.h"
 #include "base/clock.h"
+#include "offload/local_store.h"
 #include "offload/sim_engine.h"
-#include "offload/store.h"
 #include "plan/plan.h"
 
 namespace {
@@ -111,11 +111,11 @@ class Runner {
     for (const Pool which : kEveryPool) {
       const PoolPlan& pool = placement.pool(which);
       if (pool.slots == 0) continue;
-      store(which) = std::make_unique<Store>(
-          StoreSetup{.bytes = pool.bytes,
-                     .name = [](int64_t array) { return "array " + std::to_string(array); },
-                     .slots = pool.slots,
-                     .verify = false},  // checksums are another benchmark's question
+      store(which) = std::make_unique<LocalStore>(
+          LocalStoreSetup{.bytes = pool.bytes,
+                          .name = [](int64_t array) { return "array " + std::to_string(array); },
+                          .slots = pool.slots,
+                          .verify = false},  // checksums are another benchmark's question
           &space_, &queue_, pinned_);
     }
   }
@@ -151,7 +151,7 @@ class Runner {
   static int64_t bytes(const PlacementPlan& placement, bool slots) {
     int64_t sum = 0;
     for (const PoolPlan& pool : placement.pools) {
-      if (pool.slots > 0) sum += slots ? pool.slots * pool.slot_bytes : Store::swap_bytes(pool.bytes);
+      if (pool.slots > 0) sum += slots ? pool.slots * pool.slot_bytes : LocalStore::swap_bytes(pool.bytes);
     }
     return sum;
   }

@@ -213,11 +213,11 @@ void SwapSpace::reserve(int index) {
   if (error != 0) throw disk_error(error, "cannot reserve " + format_bytes(file.bytes), directory);
 }
 
-// Without it nothing fails until a write does.
+// Without it nothing fails until a write does; others need room, too.
 void SwapSpace::reserve_spare(int index, int64_t bytes, int64_t limit) {
   IoFile& file = files_[static_cast<size_t>(index)];
   File& part = parts_[static_cast<size_t>(index)];
-  if (bytes == 0 || file.bytes == 0 || bytes > limit - file.bytes || bytes > free_bytes(part.directory))
+  if (bytes == 0 || file.bytes == 0 || bytes > limit - file.bytes || bytes > free_bytes(part.directory) / 4)
     return;
   if (reserve_bytes(file.descriptor, file.bytes + bytes) != 0) return;
   file.bytes += bytes;

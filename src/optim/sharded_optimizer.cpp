@@ -158,11 +158,12 @@ void ShardedOptimizer::update_in_store(int64_t block, size_t i, Tile tile, const
   constexpr int64_t kAtOnce = 4;  // granules: 10 x 16 KiB of state each, half of a core's L2
   Store& store = *tiles_.store;
   const auto array = static_cast<int64_t>(i);
+  ChunkChecks* const checks = store.chunk_checks();
   Arrival arrival = Arrival::kKnown;
   tile.data = store.use_unchecked(array, &arrival);
   const int64_t from = (tile.first - inputs.first) * static_cast<int64_t>(dtype_size(weight_dtype_));
   if (arrival == Arrival::kZeros) fill_master(tile, inputs.weights + from, stream);
-  if (store.separate()) return apply(block, tile, tile.first, tile.end(), inputs, stream);
+  if (checks == nullptr) return apply(block, tile, tile.first, tile.end(), inputs, stream);
   // Each stream's bytes of the tile's elements [first, end).
   const auto each_stream = [&](int64_t first, int64_t end, const auto& visit) {
     for (size_t k = 0; k < streams_.size(); ++k) {
@@ -179,18 +180,18 @@ void ShardedOptimizer::update_in_store(int64_t block, size_t i, Tile tile, const
       bool intact = true;
       if (arrival == Arrival::kUnchecked)
         each_stream(first, last, [&](int64_t a, int64_t b) {
-          intact = intact && (store.intact(array, a, b) || store.reread(array, a, b));
+          intact = intact && (checks->intact(array, a, b) || checks->reread(array, a, b));
         });
       if (!intact) {
         damaged = true;
         return;
       }
       apply(block, tile, tile.first + first, tile.first + last, inputs, alone);
-      if (store.verifies()) each_stream(first, last, [&](int64_t a, int64_t b) { store.stamp(array, a, b); });
+      each_stream(first, last, [&](int64_t a, int64_t b) { checks->stamp(array, a, b); });
     }
   });
-  if (damaged) store.report_damage(array);
-  if (store.verifies()) store.all_stamped(array);
+  if (damaged) checks->report_damage(array);
+  checks->all_stamped(array);
 }
 
 void ShardedOptimizer::apply(int64_t block, const Tile& tile, int64_t from, int64_t to,

@@ -1,5 +1,7 @@
 #include "train/far_state.h"
 
+#include <algorithm>
+#include <chrono>
 #include <optional>
 
 #include "base/bytes.h"
@@ -11,6 +13,9 @@ namespace lm {
 namespace {
 
 static_assert(kSlotAlignment == kChecksumChunk, "plan and store count alike");
+
+// Room for writes that their own place refuses: of a file this part of all, or so many blocks.
+constexpr int64_t kSpareShare = 100, kSpareBlocks = 8;
 
 std::string array_name(const PlacementPlan& placement, const ModelLayout& layout, Pool pool, int64_t array) {
   const auto block_name = [&](int64_t block) { return layout.blocks[static_cast<size_t>(block)].name; };
@@ -57,7 +62,7 @@ FarState::FarState(const FarStateSetup& setup) {
   if (setup.stream.device == DeviceType::kCuda)
     clock_ = std::make_unique<DeviceClock>(setup.stream, setup.trace);
   const TransferShape shape = placement.transfers();
-  std::array<std::optional<StoreSetup>, kPools> wanted;
+  std::array<std::optional<LocalStoreSetup>, kPools> wanted;
   int64_t disk = 0, memory = setup.training ? round_up(setup.staging, PinnedPool::kAlignment) : 0;
   memory += round_up(placement.embedding_in_host, PinnedPool::kAlignment);
   for (int i = 0; i < kPools; ++i) {
@@ -65,7 +70,7 @@ FarState::FarState(const FarStateSetup& setup) {
     const PoolPlan& plan = placement.pool(pool);
     if (plan.slots == 0 || !(setup.training || pool == Pool::kWeights)) continue;
     const bool host = pool == Pool::kOptimizer && placement.update_on_host;
-    StoreSetup& store = wanted[static_cast<size_t>(i)].emplace();
+    LocalStoreSetup& store = wanted[static_cast<size_t>(i)].emplace();
     store.bytes = streamed_bytes(plan, shape.pool(pool));
     store.name = [&placement, &layout = setup.layout, pool](int64_t array) {
       return array_name(placement, layout, pool, array);
@@ -73,24 +78,31 @@ FarState::FarState(const FarStateSetup& setup) {
     store.slots = plan.slots;
     store.verify = placement.verify;
     store.threads = setup.stream.threads;
-    store.separate = !host && (placement.device == DeviceType::kCuda || setup.separate);
+    store.slots_on_device = !host && (placement.device == DeviceType::kCuda || setup.slots_on_device);
     if (!host) store.in_host = in_host(plan);
     store.stream = host ? StreamView{} : setup.stream;
     store.clock = host ? nullptr : clock_.get();
-    disk += Store::swap_bytes(store.bytes, store.in_host);
-    memory += round_up(Store::pinned_bytes(store), PinnedPool::kAlignment);
+    if (setup.store) continue;
+    disk += LocalStore::swap_bytes(store.bytes, store.in_host);
+    memory += round_up(LocalStore::pinned_bytes(store), PinnedPool::kAlignment);
   }
-  if (memory == 0) return;
-  pinned_ = std::make_unique<PinnedPool>(placement.device, memory);
+  if (memory > 0) open_memory(setup, memory);
+  if (disk > 0) open_disks(setup, disk);
+  for (size_t i = 0; i < kPools; ++i) {
+    if (!wanted[i]) continue;
+    stores_[i] = setup.store ? setup.store(static_cast<Pool>(i), *wanted[i])
+                             : std::make_unique<LocalStore>(*wanted[i], space_.get(), queue_.get(), *pinned_);
+  }
+}
+
+void FarState::open_memory(const FarStateSetup& setup, int64_t bytes) {
+  const PlacementPlan& placement = setup.placement;
+  pinned_ = std::make_unique<PinnedPool>(placement.device, bytes);
   if (setup.training && setup.staging > 0) staging_ = pinned_->lease(setup.staging);
   if (placement.embedding_in_host > 0) place_embedding(placement);
   std::string refusal;
   if (placement.device == DeviceType::kCuda && !pinned_->registered(&refusal))
-    warn_not_registered("transfers", memory, refusal);
-  if (disk > 0) open_disks(setup, disk);
-  for (size_t i = 0; i < kPools; ++i) {
-    if (wanted[i]) stores_[i] = std::make_unique<Store>(*wanted[i], space_.get(), queue_.get(), *pinned_);
-  }
+    warn_not_registered("transfers", bytes, refusal);
 }
 
 // The GPU reads it in place, which it can only where the memory is registered.
@@ -109,21 +121,36 @@ void FarState::place_embedding(const PlacementPlan& placement) {
 
 void FarState::open_disks(const FarStateSetup& setup, int64_t bytes) {
   const PlacementPlan& placement = setup.placement;
-  space_ = std::make_unique<SwapSpace>(setup.paths, bytes);
-  const auto make = [&]() -> std::unique_ptr<IoEngine> {
+  space_ = std::make_unique<SwapSpace>(setup.paths, bytes,
+                                       std::max(bytes / kSpareShare, kSpareBlocks * placement.io_block));
+  const auto make = [this, &placement, chosen = setup.engine]() -> std::unique_ptr<IoEngine> {
     const std::span<std::byte> buffers[] = {pinned_->memory()};
     const EngineSetup engine{.files = space_->files(), .buffers = buffers, .depth = placement.io_depth};
-    if (setup.engine) return setup.engine(engine);
-    return make_engine(engine_kind(name_of(placement.engine)), engine, &description_);
+    if (chosen) return chosen(engine);
+    return make_engine(engine_kind(name_of(placement.engine)), engine, &engine_note_);
   };
-  queue_ = std::make_unique<IoQueue>(*space_, make, placement.io_block);
+  queue_ = std::make_unique<IoQueue>(*space_, make, placement.io_block,
+                                     IoRetry{.silence = std::chrono::seconds(placement.io_timeout)});
   if (setup.trace != nullptr) {
     queue_->set_span_hook([trace = setup.trace](const IoSpan& span) {
       const TraceRow row = span.direction == IoDirection::kRead ? TraceRow::kReads : TraceRow::kWrites;
       trace->add(row, span.what, span.start_ns, span.end_ns, span.bytes);
     });
   }
-  description_ = (description_.empty() ? "" : description_ + "; ") + queue_->description();
+  description_ = (engine_note_.empty() ? "" : engine_note_ + "; ") + queue_->description();
+}
+
+FarState::~FarState() {
+  for (std::unique_ptr<Store>& store : stores_) store.reset();
+  if (!hangs()) return;
+  [[maybe_unused]] const void* const stay[] = {queue_.release(), pinned_.release(), space_.release()};
+}
+
+void FarState::reset() {
+  if (queue_ != nullptr) queue_->restart();
+  for (const std::unique_ptr<Store>& store : stores_) {
+    if (store != nullptr) store->reset();
+  }
 }
 
 void FarState::poll() const {

@@ -9,13 +9,15 @@
 
 #include "base/trace.h"
 #include "offload/engines.h"
-#include "offload/store.h"
+#include "offload/local_store.h"
 #include "plan/plan.h"
 
 namespace lm {
 
 // Replaces the engine that the plan names, for tests.
 using EngineFactory = std::function<std::unique_ptr<IoEngine>(const EngineSetup&)>;
+// Replaces the store of a pool, for tests.
+using StoreFactory = std::function<std::unique_ptr<Store>(Pool, const LocalStoreSetup&)>;
 
 struct FarStateSetup {
   const PlacementPlan& placement;
@@ -25,14 +27,17 @@ struct FarStateSetup {
   bool training = true;    // false: weights alone
   int64_t staging = 0;     // bytes of update_staging, where training
   EngineFactory engine = {};
-  bool separate = false;   // tests: slots apart from host memory, as on a GPU
-  Trace* trace = nullptr;  // transfers are told to it
+  StoreFactory store = {};
+  bool slots_on_device = false;  // tests: even where that is the CPU
+  Trace* trace = nullptr;        // transfers are told to it
 };
 
 class FarState {
  public:
   // Throws Error(12, 20, 21, 31): a path that cannot be used, a disk too full, memory that cannot be had.
   explicit FarState(const FarStateSetup& setup);
+  // Nothing is under way afterwards, unless a disk hangs: what its requests use then stays to the process's end.
+  ~FarState();
 
   // Null where nothing of the pool is streamed.
   Store* store(Pool pool) const { return stores_[static_cast<size_t>(pool)].get(); }
@@ -49,14 +54,19 @@ class FarState {
   double wait_seconds() const;
   // Null on the CPU.
   DeviceClock* clock() const { return clock_.get(); }
+  // After an error that ended a step: nothing is under way, and every array is as if it was never written. Throws
+  // Error(21) where a disk hangs.
+  void reset();
+  bool hangs() const { return queue_ != nullptr && queue_->hangs(); }
   // For the log: engine, paths, what was chosen instead of what and why.
   const std::string& description() const { return description_; }
 
  private:
   void place_embedding(const PlacementPlan& placement);
+  void open_memory(const FarStateSetup& setup, int64_t bytes);
   void open_disks(const FarStateSetup& setup, int64_t bytes);
 
-  std::string description_;
+  std::string description_, engine_note_;
   std::unique_ptr<DeviceClock> clock_;
   std::unique_ptr<SwapSpace> space_;
   std::unique_ptr<PinnedPool> pinned_;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "base/error.h"
 #include "config/config.h"
 #include "plan/plan.h"
 #include "train/far_state.h"
@@ -26,7 +27,9 @@ struct RankSetup {
   double max_grad_norm = 1.0;
   std::vector<SwapPath> swap_paths = {};  // of what the plan puts on disk
   EngineFactory engine = {};              // tests: instead of the plan's
-  bool separate_slots = false;            // tests: slots apart from host memory, as on a GPU
+  StoreFactory store = {};                // tests: instead of this machine's memory and disks
+  bool slots_on_device = false;           // tests: even where that is the CPU
+  const Kernels* kernels = nullptr;       // tests: instead of the device's
   Trace* trace = nullptr;                 // outlives the rank
 };
 
@@ -54,7 +57,16 @@ class Rank {
   // A source of all of it, until the next step; completes deferred updates first.
   LiveState state();
 
+  // Whether the run can go on after an error that ended a step: reset, then all of the catalogue's state written
+  // anew. Damaged bytes and failed transfers can be got over; nothing of the state has been computed from them.
+  bool can_reset(const Error& error) const;
+  // Nothing is under way, no slot holds anything, and what is off the device is as if it was never written.
+  // Throws Error(21) where a disk hangs.
+  void reset();
+
  private:
+  void make_step();
+
   const RankSetup setup_;
   DeviceType device_;
   FarState far_;

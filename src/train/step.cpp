@@ -84,6 +84,7 @@ void TrainStep::flush() {
       }
       slot = {};
     }
+    if (store != nullptr) store->flush();
   }
 }
 

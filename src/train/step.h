@@ -61,7 +61,8 @@ class TrainStep : private PassMemory {
   // to the next call.
   StepResult run(const StepBatches& batches, int64_t step, double lr);
 
-  // Completes what is deferred and empties the slots: afterwards every byte of state is at its home.
+  // Completes what is deferred and empties the slots: afterwards every byte of state is at its home. Throws
+  // what a store reports of a write (offload/store.h).
   void flush();
 
   // Sum of nll over the batch's targets, without gradients. Begins with a flush.

@@ -1,4 +1,4 @@
-#include "offload/store.h"
+#include "offload/local_store.h"
 
 #include <gtest/gtest.h>
 
@@ -16,30 +16,30 @@ namespace {
 // Six arrays, some of them ending inside a chunk, in three slots of a simulated disk.
 struct Fixture {
   explicit Fixture(std::vector<SimFaultAt> faults = {}, uint64_t seed = 1, bool verify = true,
-                   bool separate = false, std::vector<char> in_host = {})
+                   bool slots_on_device = false, std::vector<char> in_host = {})
       : bytes{20000, 8192, 40960, 1, 8193, 12288},
         setup{.bytes = bytes,
               .name = [](int64_t a) { return "array " + std::to_string(a); },
               .slots = 3,
               .verify = verify,
               .threads = 2,
-              .separate = separate,
+              .slots_on_device = slots_on_device,
               .in_host = std::move(in_host)},
         space({{std::filesystem::temp_directory_path().string(), 1}},
-              Store::swap_bytes(bytes, setup.in_host)),
+              LocalStore::swap_bytes(bytes, setup.in_host)),
         disk(space.files(), SimSetup{.faults = std::move(faults), .seed = seed, .shuffle = true}),
-        pool(DeviceType::kCpu, Store::pinned_bytes(setup)),
+        pool(DeviceType::kCpu, LocalStore::pinned_bytes(setup)),
         queue(space, [this] { return disk.make_engine(); }, 4096,
               {.tries = 4, .longest_pause = std::chrono::microseconds(500)}),
         store(setup, &space, &queue, pool) {}
 
   std::vector<int64_t> bytes;
-  StoreSetup setup;
+  LocalStoreSetup setup;
   SwapSpace space;
   SimDisk disk;
   PinnedPool pool;
   IoQueue queue;
-  Store store;
+  LocalStore store;
 };
 
 std::vector<std::byte> pattern(int64_t bytes, unsigned seed) {
@@ -92,9 +92,9 @@ TEST(Store, GivesBackWhatWasWrittenThroughSlotsOfItsOwn) {
 TEST(Store, HomesInHostMemoryAndOnDiskShareSlots) {
   Fixture f({}, 1, true, true, {1, 0, 1, 1});
   // 20000 -> 24576, 40960 and 1 -> 8192 in host memory; 8192, 8193 -> 16384, 12288 -> 16384 on disk.
-  const int64_t swap = Store::swap_bytes(f.bytes, f.setup.in_host);
+  const int64_t swap = LocalStore::swap_bytes(f.bytes, f.setup.in_host);
   EXPECT_EQ(swap, 8192 + 16384 + 16384);
-  EXPECT_EQ(Store::pinned_bytes(f.setup), 3 * 40960 + 24576 + 40960 + 8192);
+  EXPECT_EQ(LocalStore::pinned_bytes(f.setup), 3 * 40960 + 24576 + 40960 + 8192);
   churn(f, 20);
   f.store.poll();
   f.queue.drain();
@@ -117,8 +117,8 @@ TEST(Store, AShorterArrayMovesOnlyWhatCounts) {
 
 // A skipped step fetches tiles, does not look at them, and writes them back.
 TEST(Store, WhatWasFetchedAndNotUsedIsNotWritten) {
-  for (const bool separate : {false, true}) {
-    Fixture f({}, 1, true, separate);
+  for (const bool slots_on_device : {false, true}) {
+    Fixture f({}, 1, true, slots_on_device);
     f.store.claim(2, 0);
     std::memcpy(f.store.use(2), pattern(40960, 7).data(), 40960);
     f.store.write_back(2);
@@ -133,6 +133,26 @@ TEST(Store, WhatWasFetchedAndNotUsedIsNotWritten) {
     f.store.fetch(2, 0);
     EXPECT_TRUE(holds(f.store.use(2), pattern(40960, 7)));
     EXPECT_EQ(f.queue.counters().written_bytes, 40960);
+  }
+}
+
+TEST(Store, AFlushBringsEverythingHomeOrSaysWhatFailed) {
+  for (const bool slots_on_device : {false, true}) {
+    Fixture f({}, 1, true, slots_on_device, slots_on_device ? std::vector<char>{0, 1} : std::vector<char>{});
+    const auto write = [&](int64_t array) {
+      const int64_t bytes = f.bytes[static_cast<size_t>(array)];
+      f.store.claim(array, array);
+      std::memcpy(f.store.use(array), pattern(bytes, 3).data(), static_cast<size_t>(bytes));
+      f.store.write_back(array);
+    };
+    f.disk.plan_faults({{SimFault::kDelay, 0, true}});
+    for (int64_t array = 0; array < 3; ++array) write(array);
+    f.store.flush();
+    EXPECT_EQ(f.queue.counters().written_bytes,
+              LocalStore::swap_bytes({20000, 8192, 40960}, f.setup.in_host));
+    f.disk.plan_faults({{SimFault::kEio, 0, true}});
+    write(2);
+    EXPECT_THROW(f.store.flush(), Error);
   }
 }
 

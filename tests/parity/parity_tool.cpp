@@ -227,7 +227,7 @@ struct Case {
             .tokens_per_step = whole.micro[0].tokens(),
             .max_grad_norm = max_grad_norm,
             .swap_paths = {{std::filesystem::temp_directory_path().string(), 1}},
-            .separate_slots = home == "host"};
+            .slots_on_device = home == "host"};
   }
 
   DeviceType device = cuda_built() ? DeviceType::kCuda : DeviceType::kCpu;

@@ -155,8 +155,8 @@ std::vector<Variant> runs_on_disk(int64_t steps) {
   run.threads = 1;  // two would wait for each other more than they work
   run.optimizer = run.gradients = run.weights = run.activations = run.recompute = true;
   std::vector<Variant> out(5, run);
-  out[1].separate = true;
-  out[2].separate = out[2].on_host = true, out[2].master = Master::kF32;
+  out[1].slots_on_device = true;
+  out[2].slots_on_device = out[2].on_host = true, out[2].master = Master::kF32;
   out[3].lora = true;
   out[4].clip = Clip::kBlock, out[4].granules = 8, out[4].optimizer_threads = 2, out[4].tied = false;
   return out;
@@ -233,7 +233,8 @@ class TamperedRuns : public ::testing::Test {
     EXPECT_TRUE(disk.touched(std::stoll(text.place.substr(directory.size())))) << ending.error->report();
     // "optimizer state of layers.1, tile 0: 8192 bytes at ...", and who checked it there.
     std::string state = text.what.substr(0, text.what.find(" of "));
-    if (state == "optimizer state") state += run.separate && !run.on_host ? ", whole" : ", in its update";
+    if (state == "optimizer state")
+      state += run.slots_on_device && !run.on_host ? ", whole" : ", in its update";
     ++found_[state];
   }
 
@@ -322,6 +323,36 @@ TEST_F(FailingRuns, EioOnceIsMadeGoodWhereItWasARead) {
 
 TEST_F(FailingRuns, EioForEverIsExit21) {
   on_operations(SimFault::kEio, true, 1, [](const Ending& ending) { ends_with(ending, Exit::kIo, "EIO"); });
+}
+
+// Nothing reads what a flush has written: it asks for itself. The last write of all fails, so that no later
+// one can tell.
+TEST_F(FailingRuns, AFlushReportsAWriteThatFailed) {
+  for (const bool slots_on_device : {false, true}) {
+    Variant run;
+    run.optimizer = true, run.slots_on_device = slots_on_device;
+    run.clip = Clip::kBlock, run.slots = 1000;  // nothing is deferred, and everything stays in its slot
+    const auto flush = [&](std::vector<SimFaultAt> faults) {
+      std::unique_ptr<SimDisk> disk;
+      Training training(run, [&](const EngineSetup& setup) {
+        disk = std::make_unique<SimDisk>(setup.files, SimSetup{.faults = std::move(faults)});
+        return disk->make_engine();
+      });
+      training.step(1);
+      EXPECT_EQ(disk->operations(), 0);
+      training.flush();
+      return disk->operations();
+    };
+    const int64_t writes = flush({});
+    EXPECT_GT(writes, 5);
+    try {
+      flush({{SimFault::kEio, writes - 1, false}});
+      FAIL() << "nothing was said";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Exit::kIo) << error.report();
+      EXPECT_TRUE(error.text().what.starts_with("write of optimizer state")) << error.report();
+    }
+  }
 }
 
 TEST_F(FailingRuns, EnospcIsExit20) {

@@ -1,6 +1,6 @@
 // Where state lives never changes a bit: losses, norms, weights and moments of runs that stream every class
 // through few slots against the run that keeps everything near. Built twice: for the CPU, which stands in for
-// a GPU where a run is `separate`, and for a GPU, where it skips without one.
+// a GPU where a run is `slots_on_device`, and for a GPU, where it skips without one.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "memory_store.h"
 #include "offloaded_run.h"
 
 namespace lm {
@@ -88,7 +89,7 @@ std::vector<Variant> everywhere(Variant run) {
   run.optimizer = run.gradients = run.weights = run.activations = run.recompute = true;
   run.granules = 2;
   std::vector<Variant> out(6, run);
-  for (size_t i = 1; i < out.size(); ++i) out[i].separate = true;  // the first: slots in host memory
+  for (size_t i = 1; i < out.size(); ++i) out[i].slots_on_device = true;  // the first: slots in host memory
   out[2].host = 1, out[3].host = 2, out[3].mixed = true;
   out[4].on_host = out[5].on_host = true, out[5].host = 1;
   return out;
@@ -191,7 +192,7 @@ TEST_F(Offload, SkippedStepsCompleteWhatWasLeftToThemAndNothingElse) {
 TEST_F(Offload, UpdatesBesideTheDeviceGiveTheSameBits) {
   for (int i = 0; i < 27; ++i) {
     Variant run;
-    run.separate = run.optimizer = run.on_host = true;
+    run.slots_on_device = run.optimizer = run.on_host = true;
     run.host = i % 3;
     run.clip = static_cast<Clip>(i / 3 % 3);
     run.master = static_cast<Master>(i / 9);
@@ -215,7 +216,7 @@ TEST_F(Offload, StateIsReadBeforeTheFirstStepAndReadingChangesNothing) {
     for (const bool on_host : {false, true}) {
       Variant run = near;
       run.optimizer = run.weights = true, run.tied = true;
-      run.separate = run.on_host = on_host;
+      run.slots_on_device = run.on_host = on_host;
       SCOPED_TRACE(run.text());
       Training training(run);
       EXPECT_TRUE(training.state() == want);
@@ -235,8 +236,8 @@ TEST_F(Offload, ReadingTheStateBetweenStepsChangesNoLaterBit) {
     run.master = static_cast<Master>(i % 3), run.clip = static_cast<Clip>(i / 4);
     run.rule = static_cast<RuleId>(static_cast<size_t>(i) % Rules::kSize);
     run.lora = i == 5;
-    run.separate = i % 3 != 0;
-    run.on_host = i % 3 == 2 && run.optimizer, run.host = run.separate ? i / 3 % 3 : 0;
+    run.slots_on_device = i % 3 != 0;
+    run.on_host = i % 3 == 2 && run.optimizer, run.host = run.slots_on_device ? i / 3 % 3 : 0;
     SCOPED_TRACE(run.text());
     expect_same(run, Training(run).run(true));
   }
@@ -250,7 +251,8 @@ TEST_F(Offload, ACutHeadGivesTheSameBits) {
     run.lora = lora, run.tied = false, run.vocab = 17000;
     run.weights = has("weights"), run.gradients = has("gradients"), run.optimizer = has("optimizer");
     run.activations = run.recompute = has("activations");
-    run.separate = has("separate"), run.on_host = has("on host"), run.mixed = has("mixed"), run.host = host;
+    run.slots_on_device = has("device slots"), run.on_host = has("on host"), run.mixed = has("mixed"),
+    run.host = host;
     run.micro_batches = 4, run.group = slots == 1 ? 4 : 3;
     run.granules = 40, run.slots = slots;
     SCOPED_TRACE(run.text());
@@ -263,13 +265,37 @@ TEST_F(Offload, ACutHeadGivesTheSameBits) {
   run_one("weights gradients", false, 0, 2);
   run_one("weights gradients optimizer", false, 0, 2);
   run_one("weights gradients optimizer mixed", false, 0, 3);
-  run_one("weights gradients optimizer activations separate", false, 0, 2);
-  run_one("weights gradients optimizer separate", false, 1, 2);
-  run_one("weights optimizer separate on host", false, 2, 2);
-  run_one("gradients optimizer separate on host", false, 0, 2);
+  run_one("weights gradients optimizer activations device slots", false, 0, 2);
+  run_one("weights gradients optimizer device slots", false, 1, 2);
+  run_one("weights optimizer device slots on host", false, 2, 2);
+  run_one("gradients optimizer device slots on host", false, 0, 2);
   run_one("weights", true, 0, 1);
-  run_one("weights optimizer activations separate", true, 2, 2);
+  run_one("weights optimizer activations device slots", true, 2, 2);
   run_one("weights mixed", true, 0, 3);
+}
+
+// Stores are an interface: one that knows neither disks nor pinned memory trains as well.
+TEST_F(Offload, AStoreInMemoryAloneGivesTheSameBits) {
+  for (int i = 0; i < 9; ++i) {
+    Variant run;
+    run.optimizer = run.gradients = run.weights = run.activations = run.recompute = true;
+    run.micro_batches = 4, run.group = 2, run.lora = i == 3, run.tied = i % 2 == 0;
+    run.vocab = run.tied ? 300 : 17000, run.granules = run.tied ? 1 + i % 3 : 40;
+    run.clip = static_cast<Clip>(i / 3), run.master = static_cast<Master>(i % 3), run.mixed = i % 4 == 3;
+    SCOPED_TRACE(run.text());
+    MemoryStore::Calls calls;
+    Training training(run, {}, [&](Pool, const LocalStoreSetup& setup) {
+      return std::make_unique<MemoryStore>(setup, calls);
+    });
+    const Outcome got = training.run(i == 8);
+    EXPECT_EQ(got.moved_bytes, 0) << "something went to a disk";
+    EXPECT_GT(calls.fetches, 100);
+    EXPECT_GT(calls.claims, 100);
+    EXPECT_GT(calls.writes, 100);
+    EXPECT_GT(calls.polls, 100);
+    EXPECT_GE(calls.flushes, 2);
+    expect_same(run, got);
+  }
 }
 
 // 80 seeded draws from {none, disk, mixed} x {optimizer, gradients, weights, activations} x tile sizes x
@@ -301,9 +327,9 @@ TEST_F(Offload, DrawnRunsGiveTheSameBits) {
     run.optimizer_threads = draw(1, 2);
     run.engine = static_cast<Engine>(draw(0, 2));
     run.verify = draw(0, 3) > 0;
-    run.separate = draw(0, 2) == 0;
-    run.host = run.separate ? draw(0, 2) : 0;
-    run.on_host = run.separate && run.optimizer && draw(0, 1) == 1;
+    run.slots_on_device = draw(0, 2) == 0;
+    run.host = run.slots_on_device ? draw(0, 2) : 0;
+    run.on_host = run.slots_on_device && run.optimizer && draw(0, 1) == 1;
     run.family = static_cast<Family>(draw(0, 3));
     run.rule = static_cast<RuleId>(static_cast<size_t>(i) % Rules::kSize);
     if (run.dtype == DType::kBF16 && draw(0, 1) == 1) run.gradient_dtype = DType::kBF16;

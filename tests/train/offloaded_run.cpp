@@ -109,7 +109,7 @@ std::string Variant::text() const {
   add("activations", activations), add("mixed", mixed), add("granules", granules), add("slots", slots);
   add("group", group), add("threads", optimizer_threads), add("engine", static_cast<int>(engine));
   add("bf16_gradients", gradient_dtype == DType::kBF16), add("family", static_cast<int>(family));
-  add("separate", separate), add("host", host), add("on_host", on_host);
+  add("slots_on_device", slots_on_device), add("host", host), add("on_host", on_host);
   return out;
 }
 std::string Variant::numbers() const {
@@ -135,7 +135,7 @@ bool ring_allowed() {
   }
 }
 
-Training::Training(const Variant& run, EngineFactory engine)
+Training::Training(const Variant& run, EngineFactory engine, StoreFactory store)
     : run_(run),
       engine_(std::move(engine)),
       spec_(small_spec(run)),
@@ -168,7 +168,7 @@ Training::Training(const Variant& run, EngineFactory engine)
   plan_ = make_plan({config, spec_, run.lora ? &adapter_ : nullptr, layout_, device()}, machine);
   set_pools();
   set_update_site();
-  if (run.separate && run.weights && !run.tied) {
+  if (run.slots_on_device && run.weights && !run.tied) {
     const BlockLayout& embedding = layout_.blocks.front();
     plan_.placement.embedding_in_host =
         embedding.frozen_bytes + embedding.flat_elements * static_cast<int64_t>(dtype_size(run.dtype));
@@ -186,7 +186,8 @@ Training::Training(const Variant& run, EngineFactory engine)
                 .max_grad_norm = kMaxGradNorm,
                 .swap_paths = {{std::filesystem::temp_directory_path().string(), 1}},
                 .engine = [this](const EngineSetup& setup) { return make_engine_of_run(setup); },
-                .separate_slots = run.separate},
+                .store = std::move(store),
+                .slots_on_device = run.slots_on_device},
       stream_);
   const LoadSetup load{spec_, layout_, run.dtype, stream_, 1};
   initialise_weights(load, 1, rank_->weights());
@@ -305,7 +306,7 @@ const Outcome& reference(const Variant& run) {
   if (found != known.end()) return found->second;
   Variant near = run;
   near.recompute = near.optimizer = near.gradients = near.weights = near.activations = near.mixed = false;
-  near.separate = near.on_host = false;
+  near.slots_on_device = near.on_host = false;
   near.granules = near.group = 1, near.slots = 2, near.host = 0, near.optimizer_threads = 1;
   near.engine = Engine::kSim, near.verify = true;
   return known.emplace(run.numbers(), Training(near).run()).first->second;

@@ -44,9 +44,10 @@ struct Variant {
   int optimizer_threads = 1;
   Engine engine = Engine::kSim;
   bool verify = true;
-  bool separate = false;  // slots apart from host memory, as on a GPU
-  bool on_host = false;   // with `separate`: state off the device is updated in host memory, as beside a GPU
-  int host = 0;           // with `separate`: homes in host memory: 0 of none, 1 of all, 2 of the earlier half
+  bool slots_on_device = false;  // slots apart from host memory, as on a GPU
+  bool on_host =
+      false;     // with `slots_on_device`: state off the device is updated in host memory, as beside a GPU
+  int host = 0;  // with `slots_on_device`: homes in host memory: 0 of none, 1 of all, 2 of the earlier half
 
   std::string text() const;
   std::string numbers() const;  // what decides them
@@ -66,8 +67,8 @@ bool ring_allowed();
 
 class Training {
  public:
-  // `engine` (may be empty) replaces the variant's.
-  explicit Training(const Variant& run, EngineFactory engine = {});
+  // `engine` (may be empty) replaces the variant's; `store` (may be empty) this machine's memory and disks.
+  explicit Training(const Variant& run, EngineFactory engine = {}, StoreFactory store = {});
   ~Training();
 
   // All steps, an evaluation after the fifth, and the state after the last; with `read_between` it is read
@@ -75,6 +76,7 @@ class Training {
   Outcome run(bool read_between = false);
   StepResult step(int64_t step, double lr = 3e-3);
   std::map<std::string, std::vector<std::byte>> state();
+  void flush() { rank_->step().flush(); }
   // Completes what is deferred and puts `value` in place of the final norm's first weight, wherever that
   // lives; gives what was there.
   float replace_norm_weight(float value);

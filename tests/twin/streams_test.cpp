@@ -8,8 +8,8 @@
 
 #include "base/bytes.h"
 #include "kernels/kernels.h"
+#include "offload/local_store.h"
 #include "offload/sim_engine.h"
-#include "offload/store.h"
 #include "optim/host_update.h"
 
 namespace lm {
@@ -22,25 +22,25 @@ constexpr DeviceType kGpu = DeviceType::kCuda;
 void churn(std::vector<char> in_host, unsigned seed, bool polls) {
   const std::vector<int64_t> bytes{20000, 8192, 40960, 1, 8193, 12288};
   const Stream compute(kGpu);
-  StoreSetup setup{.bytes = bytes,
-                   .name = [](int64_t a) { return "array " + std::to_string(a); },
-                   .slots = 3,
-                   .threads = 1,
-                   .separate = true,
-                   .in_host = std::move(in_host),
-                   .stream = compute.view()};
-  const int64_t swap = Store::swap_bytes(bytes, setup.in_host);
+  LocalStoreSetup setup{.bytes = bytes,
+                        .name = [](int64_t a) { return "array " + std::to_string(a); },
+                        .slots = 3,
+                        .threads = 1,
+                        .slots_on_device = true,
+                        .in_host = std::move(in_host),
+                        .stream = compute.view()};
+  const int64_t swap = LocalStore::swap_bytes(bytes, setup.in_host);
   SwapSpace space({{std::filesystem::temp_directory_path().string(), 1}}, std::max<int64_t>(swap, 8192));
   SimDisk disk(space.files(), SimSetup{.faults = {}, .seed = seed, .shuffle = true});
   constexpr int kGenerations = 12;
   constexpr int64_t kMost = 40960;
   const int64_t uses = kGenerations * std::ssize(bytes);
-  PinnedPool pool(kGpu, Store::pinned_bytes(setup) + 2 * uses * kMost + (4 << 20));
+  PinnedPool pool(kGpu, LocalStore::pinned_bytes(setup) + 2 * uses * kMost + (4 << 20));
   IoQueue queue(space, [&] { return disk.make_engine(); }, 4096, {});
   PinnedBlock seen = pool.lease(uses * kMost), news = pool.lease(uses * kMost);
   std::vector<std::vector<std::byte>> want;
   {
-    Store store(setup, &space, &queue, pool);
+    LocalStore store(setup, &space, &queue, pool);
     std::mt19937 random(seed);
     std::vector<std::vector<std::byte>> now;
     for (const int64_t n : bytes) now.emplace_back(static_cast<size_t>(n), std::byte{0});

@@ -1,4 +1,4 @@
-#include "offload/store.h"
+#include "offload/local_store.h"
 
 #include <algorithm>
 #include <array>
@@ -40,42 +40,42 @@ int64_t bytes_of(const std::vector<int64_t>& array_bytes, const std::vector<char
 
 }  // namespace
 
-int64_t Store::slot_bytes(const std::vector<int64_t>& array_bytes) {
+int64_t LocalStore::slot_bytes(const std::vector<int64_t>& array_bytes) {
   int64_t most = 0;
   for (const int64_t bytes : array_bytes) most = std::max(most, bytes);
   return round_up(most, kChecksumChunk);
 }
 
-int64_t Store::swap_bytes(const std::vector<int64_t>& array_bytes, const std::vector<char>& in_host) {
+int64_t LocalStore::swap_bytes(const std::vector<int64_t>& array_bytes, const std::vector<char>& in_host) {
   return bytes_of(array_bytes, in_host, false);
 }
 
-int64_t Store::pinned_bytes(const StoreSetup& setup) {
+int64_t LocalStore::pinned_bytes(const LocalStoreSetup& setup) {
   const int64_t slots =
       swap_bytes(setup.bytes, setup.in_host) > 0 ? setup.slots * slot_bytes(setup.bytes) : 0;
   return slots + bytes_of(setup.bytes, setup.in_host, true);
 }
 
-Store::Store(StoreSetup setup, SwapSpace* space, IoQueue* queue, PinnedPool& pool)
+LocalStore::LocalStore(LocalStoreSetup setup, SwapSpace* space, IoQueue* queue, PinnedPool& pool)
     : setup_(std::move(setup)),
       space_(space),
       queue_(queue),
       slot_bytes_(slot_bytes(setup_.bytes)),
       block_(pool.lease(pinned_bytes(setup_))),
-      near_(setup_.stream.device, setup_.separate ? slot_bytes_ * setup_.slots : 0),
+      device_(setup_.stream.device, setup_.slots_on_device ? slot_bytes_ * setup_.slots : 0),
       up_(setup_.stream.device),
       down_(setup_.stream.device),
       arrays_(setup_.bytes.size()),
       slots_(static_cast<size_t>(setup_.slots)) {
   const bool disk = swap_bytes(setup_.bytes, setup_.in_host) > 0;
-  LM_CHECK(setup_.separate || bytes_of(setup_.bytes, setup_.in_host, true) == 0,
+  LM_CHECK(setup_.slots_on_device || bytes_of(setup_.bytes, setup_.in_host, true) == 0,
            "host memory cannot be its own home");
   if (disk) {
     LM_CHECK(kAlignment % space->alignment() == 0,
              "the disks want an alignment of " + std::to_string(space->alignment()));
   }
-  for (size_t s = 0; setup_.separate && s < slots_.size(); ++s)
-    near_slots_.emplace_back(setup_.stream.device);
+  for (size_t s = 0; setup_.slots_on_device && s < slots_.size(); ++s)
+    device_slots_.emplace_back(setup_.stream.device);
   size_t chunks = 0;
   std::byte* host = block_.data() + (disk ? setup_.slots * slot_bytes_ : 0);
   for (size_t a = 0; a < arrays_.size(); ++a) {
@@ -93,43 +93,54 @@ Store::Store(StoreSetup setup, SwapSpace* space, IoQueue* queue, PinnedPool& poo
   checksums_.resize(chunks);
 }
 
-Store::~Store() {
+LocalStore::~LocalStore() {
   try {
-    for (size_t s = 0; s < near_slots_.size(); ++s) clear(static_cast<int64_t>(s));
-    for (const Slot& slot : slots_) {
-      if (queue_ == nullptr) continue;
-      queue_->wait(slot.read);
-      queue_->wait(slot.written);
-    }
-    // Homes in host memory: their last copies.
-    up_.synchronize();
-    down_.synchronize();
+    LocalStore::flush();
   } catch (const Error&) {
     // Whoever needed the bytes has been told.
   }
+  try {
+    up_.synchronize();
+    down_.synchronize();
+  } catch (const Error&) {
+  }
 }
 
-Store::Array& Store::array(int64_t index) {
+void LocalStore::flush() {
+  for (size_t s = 0; s < device_slots_.size(); ++s) {
+    if (device_slots_[s].leaving >= 0) write_staged_to_disk(static_cast<int64_t>(s));
+  }
+  for (const Slot& slot : slots_) {
+    if (queue_ == nullptr) continue;
+    queue_->wait(slot.read);
+    queue_->wait(slot.written);
+  }
+  // Homes in host memory: their last copies.
+  up_.synchronize();
+  down_.synchronize();
+}
+
+LocalStore::Array& LocalStore::array(int64_t index) {
   LM_CHECK(holds(index), "no such array");
   return arrays_[static_cast<size_t>(index)];
 }
 
-const Store::Array& Store::array(int64_t index) const {
-  return const_cast<Store*>(this)->array(index);
+const LocalStore::Array& LocalStore::array(int64_t index) const {
+  return const_cast<LocalStore*>(this)->array(index);
 }
 
-bool Store::holds(int64_t array) const {
+bool LocalStore::holds(int64_t array) const {
   return static_cast<size_t>(array) < setup_.bytes.size() && setup_.bytes[static_cast<size_t>(array)] > 0;
 }
 
-Store::Slot& Store::slot_of(int64_t index) {
+LocalStore::Slot& LocalStore::slot_of(int64_t index) {
   const Array& a = array(index);
   LM_CHECK(a.slot >= 0, name(index) + " is used, and in no slot");
   return slots_[static_cast<size_t>(a.slot)];
 }
 
 // The slot becomes the array's.
-void Store::take(int64_t index, int64_t slot) {
+void LocalStore::take(int64_t index, int64_t slot) {
   Array& a = array(index);
   Slot& s = slots_.at(static_cast<size_t>(slot));
   // An array whose bytes nobody wants any more may still lie where it was last used.
@@ -143,8 +154,8 @@ void Store::take(int64_t index, int64_t slot) {
   a.slot = slot;
 }
 
-void Store::fetch(int64_t index, int64_t slot) {
-  if (setup_.separate) return near_fetch(index, slot);
+void LocalStore::fetch(int64_t index, int64_t slot) {
+  if (setup_.slots_on_device) return fetch_to_device(index, slot);
   take(index, slot);
   if (array(index).fresh) {
     slots_[static_cast<size_t>(slot)].arrival = Arrival::kZeros;
@@ -153,7 +164,7 @@ void Store::fetch(int64_t index, int64_t slot) {
   }
 }
 
-void Store::read_into_slot(const Array& a, int64_t index, int64_t slot) {
+void LocalStore::read_into_slot(const Array& a, int64_t index, int64_t slot) {
   Slot& s = slots_[static_cast<size_t>(slot)];
   const std::array<Ticket, 3> after = {s.read, s.written, a.written};
   s.read = queue_->read(a.extent, memory(slot), round_up(a.bytes, kAlignment), name(index), after);
@@ -161,22 +172,22 @@ void Store::read_into_slot(const Array& a, int64_t index, int64_t slot) {
   if (setup_.verify) s.arrival = Arrival::kUnchecked;
 }
 
-void Store::claim(int64_t index, int64_t slot) {
-  if (setup_.separate) {
-    bring_home(index);
+void LocalStore::claim(int64_t index, int64_t slot) {
+  if (setup_.slots_on_device) {
+    finish_pending_write(index);
     clear(slot);
-    near_slots_[static_cast<size_t>(slot)].filled_here = true;
+    device_slots_[static_cast<size_t>(slot)].filled_here = true;
   }
   take(index, slot);
 }
 
-void Store::write_back(int64_t index) {
+void LocalStore::write_back(int64_t index) {
   if (!slot_of(index).touched) return;
-  if (setup_.separate) return near_write_back(index);
+  if (setup_.slots_on_device) return write_back_from_device(index);
   write_from_slot(index, array(index).slot);
 }
 
-void Store::write_from_slot(int64_t index, int64_t slot) {
+void LocalStore::write_from_slot(int64_t index, int64_t slot) {
   Array& a = array(index);
   Slot& s = slots_.at(static_cast<size_t>(slot));
   std::byte* const bytes = memory(slot);
@@ -192,31 +203,31 @@ void Store::write_from_slot(int64_t index, int64_t slot) {
   a.fresh = false;
 }
 
-void Store::forget(int64_t index) {
+void LocalStore::forget(int64_t index) {
   Array& a = array(index);
   if (a.slot < 0) return;
   Slot& s = slots_[static_cast<size_t>(a.slot)];
   s.array = -1;
   s.arrival = Arrival::kKnown;
   s.stamped = false;
-  if (setup_.separate) near_slots_[static_cast<size_t>(a.slot)].reading = false;
+  if (setup_.slots_on_device) device_slots_[static_cast<size_t>(a.slot)].reading = false;
   a.slot = -1;
 }
 
 // The slot holds its array: what was on its way into it has arrived, and what it held before has left.
-void Store::settle(Slot& slot) {
+void LocalStore::settle(Slot& slot) {
   const double start = monotonic_seconds();
   queue_->wait(slot.read);
   queue_->wait(std::exchange(slot.before, 0));
   wait_seconds_ += monotonic_seconds() - start;
 }
 
-std::byte* Store::use_unchecked(int64_t index, Arrival* arrival) {
+std::byte* LocalStore::use_unchecked(int64_t index, Arrival* arrival) {
   Slot& s = slot_of(index);
   s.touched = true;
-  if (setup_.separate) {
+  if (setup_.slots_on_device) {
     *arrival = s.arrival == Arrival::kZeros ? Arrival::kZeros : Arrival::kKnown;
-    return near_use(index);
+    return use_on_device(index);
   }
   settle(s);
   *arrival = std::exchange(s.arrival, Arrival::kKnown);
@@ -226,7 +237,7 @@ std::byte* Store::use_unchecked(int64_t index, Arrival* arrival) {
   return bytes;
 }
 
-std::byte* Store::use(int64_t index) {
+std::byte* LocalStore::use(int64_t index) {
   Arrival arrival = Arrival::kKnown;
   std::byte* const bytes = use_unchecked(index, &arrival);
   if (arrival == Arrival::kUnchecked) check_whole(index);
@@ -234,7 +245,7 @@ std::byte* Store::use(int64_t index) {
 }
 
 // In host memory.
-void Store::check_whole(int64_t index) {
+void LocalStore::check_whole(int64_t index) {
   const int64_t length = bytes(index);
   // An exception must not leave an OpenMP thread: they only tell whether something is wrong.
   std::atomic<bool> whole{true};
@@ -246,16 +257,16 @@ void Store::check_whole(int64_t index) {
 }
 
 // The last chunk is checked with the zeros that fill it up.
-uint64_t Store::checksum(const std::byte* chunk) {
+uint64_t LocalStore::checksum(const std::byte* chunk) {
   return chunk_checksum({chunk, static_cast<size_t>(kChecksumChunk)});
 }
 
-void Store::stamp_at(const Array& a, const std::byte* bytes, int64_t begin, int64_t end) {
+void LocalStore::stamp_at(const Array& a, const std::byte* bytes, int64_t begin, int64_t end) {
   for (int64_t offset = begin; offset < end; offset += kChecksumChunk)
     checksums_[a.first_chunk + static_cast<size_t>(offset / kChecksumChunk)] = checksum(bytes + offset);
 }
 
-bool Store::intact(int64_t index, int64_t begin, int64_t end) const {
+bool LocalStore::intact(int64_t index, int64_t begin, int64_t end) const {
   const Array& a = array(index);
   for (int64_t offset = begin; offset < end; offset += kChecksumChunk) {
     if (checksum(memory(a.slot) + offset) !=
@@ -265,12 +276,12 @@ bool Store::intact(int64_t index, int64_t begin, int64_t end) const {
   return true;
 }
 
-void Store::stamp(int64_t index, int64_t begin, int64_t end) {
+void LocalStore::stamp(int64_t index, int64_t begin, int64_t end) {
   const Array& a = array(index);
   stamp_at(a, memory(a.slot), begin, end);
 }
 
-void Store::report_damage(int64_t index) const {
+void LocalStore::report_damage(int64_t index) const {
   const Array& a = array(index);
   int64_t offset = 0;
   while (offset + kChecksumChunk < a.bytes && intact(index, offset, offset + kChecksumChunk))
@@ -278,7 +289,7 @@ void Store::report_damage(int64_t index) const {
   fail_damaged(index, offset);
 }
 
-void Store::fail_damaged(int64_t index, int64_t offset) const {
+void LocalStore::fail_damaged(int64_t index, int64_t offset) const {
   const Array& a = array(index);
   const ExtentPiece piece = slice(a.extent, offset, kChecksumChunk).pieces.front();
   throw Error(
@@ -292,7 +303,7 @@ void Store::fail_damaged(int64_t index, int64_t offset) const {
                "can go on from there"});
 }
 
-void Store::resize(int64_t index, int64_t bytes) {
+void LocalStore::resize(int64_t index, int64_t bytes) {
   LM_CHECK(bytes > 0 && bytes <= setup_.bytes[static_cast<size_t>(index)], name(index) + " cannot grow");
   array(index).bytes = bytes;
 }

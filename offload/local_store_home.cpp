@@ -8,7 +8,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "offload/store.h"
+#include "offload/local_store.h"
 
 namespace lm {
 namespace {
@@ -25,7 +25,7 @@ Buffer aligned_buffer(int64_t bytes) {
 }  // namespace
 
 // Chunks from `begin` on, which lie on disk, into `to`: whether they are what was written.
-bool Store::read_from_disk(const Array& a, int64_t index, int64_t begin, int64_t bytes, std::byte* to) {
+bool LocalStore::read_from_disk(const Array& a, int64_t index, int64_t begin, int64_t bytes, std::byte* to) {
   const Extent part = slice(a.extent, begin, bytes);
   queue_->wait(queue_->read(part, to, bytes, name(index), {{a.written}}));
   for (int64_t offset = 0; setup_.verify && offset < bytes; offset += kChecksumChunk) {
@@ -36,7 +36,7 @@ bool Store::read_from_disk(const Array& a, int64_t index, int64_t begin, int64_t
   return true;
 }
 
-bool Store::reread(int64_t index, int64_t begin, int64_t end) {
+bool LocalStore::reread(int64_t index, int64_t begin, int64_t end) {
   const Array& a = array(index);
   const int64_t bytes = round_up(end - begin, kChecksumChunk);
   try {
@@ -52,7 +52,7 @@ bool Store::reread(int64_t index, int64_t begin, int64_t end) {
   return true;
 }
 
-void Store::read(int64_t index, int64_t begin, std::span<std::byte> out) {
+void LocalStore::read(int64_t index, int64_t begin, std::span<std::byte> out) {
   Array& a = array(index);
   const auto bytes = std::ssize(out);
   LM_CHECK(begin >= 0 && begin + bytes <= a.bytes, name(index) + " has no such bytes");
@@ -60,10 +60,10 @@ void Store::read(int64_t index, int64_t begin, std::span<std::byte> out) {
     copy_bytes(out.data(), use(index) + begin, bytes, setup_.stream);
     return synchronize(setup_.stream);
   }
-  if (setup_.separate) bring_home(index);
+  if (setup_.slots_on_device) finish_pending_write(index);
   if (a.fresh) return void(std::memset(out.data(), 0, out.size()));
   if (a.host_home != nullptr) {
-    near_slots_[static_cast<size_t>(a.left_from)].left.synchronize();
+    device_slots_[static_cast<size_t>(a.left_from)].left.synchronize();
     return void(std::memcpy(out.data(), a.host_home + begin, out.size()));
   }
   const int64_t first = begin / kChecksumChunk * kChecksumChunk,
@@ -76,12 +76,12 @@ void Store::read(int64_t index, int64_t begin, std::span<std::byte> out) {
   std::memcpy(out.data(), chunks.get() + (begin - first), out.size());
 }
 
-void Store::reset() {
+void LocalStore::reset() {
   up_.synchronize();
   down_.synchronize();
-  for (NearSlot& near : near_slots_) {
-    near.reading = near.arriving = near.filled_here = near.in_use = false;
-    near.leaving = -1;
+  for (DeviceSlot& slot : device_slots_) {
+    slot.reading = slot.arriving = slot.filled_here = slot.in_use = false;
+    slot.leaving = -1;
   }
   std::fill(slots_.begin(), slots_.end(), Slot{});
   for (size_t index = 0; index < arrays_.size(); ++index) {

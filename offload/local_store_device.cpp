@@ -11,18 +11,18 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "offload/store.h"
+#include "offload/local_store.h"
 
 namespace lm {
 
 // Every use of the slot has been enqueued.
-void Store::end_use(int64_t slot) {
-  NearSlot& near = near_slots_[static_cast<size_t>(slot)];
-  if (std::exchange(near.in_use, false)) near.used.record(setup_.stream);
+void LocalStore::end_use(int64_t slot) {
+  DeviceSlot& device = device_slots_[static_cast<size_t>(slot)];
+  if (std::exchange(device.in_use, false)) device.used.record(setup_.stream);
 }
 
 // One of the array's copies, both ends of which the stream has waited for.
-void Store::copy(std::byte* to, const std::byte* from, int64_t index, StreamView way) {
+void LocalStore::copy(std::byte* to, const std::byte* from, int64_t index, StreamView way) {
   if (setup_.clock == nullptr) return copy_bytes(to, from, bytes(index), way);
   const bool up = way.handle == up_.view().handle;
   const auto kind = up ? DeviceClock::Kind::kToDevice : DeviceClock::Kind::kFromDevice;
@@ -32,83 +32,83 @@ void Store::copy(std::byte* to, const std::byte* from, int64_t index, StreamView
 }
 
 // Host memory (staging, or a home) to the slot.
-void Store::lift(int64_t slot, const std::byte* from) {
-  NearSlot& near = near_slots_[static_cast<size_t>(slot)];
+void LocalStore::copy_to_device(int64_t slot, const std::byte* from) {
+  DeviceSlot& device = device_slots_[static_cast<size_t>(slot)];
   end_use(slot);
-  near.used.wait(up_.view());
-  near.left.wait(up_.view());
-  copy(near_memory(slot), from, slots_[static_cast<size_t>(slot)].array, up_.view());
-  near.arrived.record(up_.view());
-  near.reading = false;
-  near.arriving = true;
+  device.used.wait(up_.view());
+  device.left.wait(up_.view());
+  copy(device_memory(slot), from, slots_[static_cast<size_t>(slot)].array, up_.view());
+  device.arrived.record(up_.view());
+  device.reading = false;
+  device.arriving = true;
 }
 
 // What left the device goes on to disk.
-void Store::hand_over(int64_t slot) {
-  NearSlot& near = near_slots_[static_cast<size_t>(slot)];
-  near.left.synchronize();
-  write_from_slot(std::exchange(near.leaving, -1), slot);
+void LocalStore::write_staged_to_disk(int64_t slot) {
+  DeviceSlot& device = device_slots_[static_cast<size_t>(slot)];
+  device.left.synchronize();
+  write_from_slot(std::exchange(device.leaving, -1), slot);
 }
 
 // Nothing of the slot's earlier tenant is under way in host memory.
-void Store::clear(int64_t slot) {
-  NearSlot& near = near_slots_[static_cast<size_t>(slot)];
-  if (near.leaving >= 0) hand_over(slot);
-  if (near.arriving) near.arrived.synchronize();
-  near.reading = near.arriving = near.filled_here = false;
+void LocalStore::clear(int64_t slot) {
+  DeviceSlot& device = device_slots_[static_cast<size_t>(slot)];
+  if (device.leaving >= 0) write_staged_to_disk(slot);
+  if (device.arriving) device.arrived.synchronize();
+  device.reading = device.arriving = device.filled_here = false;
 }
 
 // The array's last bytes, still on their way out of a slot, go to disk before anything newer can.
-void Store::bring_home(int64_t index) {
-  for (size_t s = 0; s < near_slots_.size(); ++s) {
-    if (near_slots_[s].leaving == index) hand_over(static_cast<int64_t>(s));
+void LocalStore::finish_pending_write(int64_t index) {
+  for (size_t s = 0; s < device_slots_.size(); ++s) {
+    if (device_slots_[s].leaving == index) write_staged_to_disk(static_cast<int64_t>(s));
   }
 }
 
-void Store::near_fetch(int64_t index, int64_t slot) {
-  bring_home(index);
+void LocalStore::fetch_to_device(int64_t index, int64_t slot) {
+  finish_pending_write(index);
   clear(slot);
   take(index, slot);
-  NearSlot& near = near_slots_[static_cast<size_t>(slot)];
+  DeviceSlot& device = device_slots_[static_cast<size_t>(slot)];
   const Array& a = array(index);
   if (a.fresh) {
     slots_[static_cast<size_t>(slot)].arrival = Arrival::kZeros;
-    near.filled_here = true;
+    device.filled_here = true;
   } else if (a.host_home == nullptr) {
     read_into_slot(a, index, slot);
-    near.reading = true;
+    device.reading = true;
   } else {
     // The event may have been recorded once more since, for a later copy: then this one waits a little
     // longer.
-    near_slots_[static_cast<size_t>(a.left_from)].left.wait(up_.view());
-    lift(slot, a.host_home);
+    device_slots_[static_cast<size_t>(a.left_from)].left.wait(up_.view());
+    copy_to_device(slot, a.host_home);
   }
 }
 
 // What the compute stream is given from here on finds the array.
-void Store::wait_for_arrival(int64_t index, int64_t slot) {
+void LocalStore::wait_for_arrival(int64_t index, int64_t slot) {
   Slot& s = slots_[static_cast<size_t>(slot)];
-  NearSlot& near = near_slots_[static_cast<size_t>(slot)];
-  if (near.reading) {
+  DeviceSlot& device = device_slots_[static_cast<size_t>(slot)];
+  if (device.reading) {
     const double start = monotonic_seconds();
     queue_->wait(s.read);
     if (setup_.clock == nullptr) wait_seconds_ += monotonic_seconds() - start;
     if (std::exchange(s.arrival, Arrival::kKnown) == Arrival::kUnchecked) check_whole(index);
-    lift(slot, memory(slot));
+    copy_to_device(slot, memory(slot));
   }
-  if (near.arriving) {
-    near.arrived.wait(setup_.stream);
+  if (device.arriving) {
+    device.arrived.wait(setup_.stream);
     // Host memory may be filled anew once the copy is done: clear() asks the event.
   }
-  if (std::exchange(near.filled_here, false)) near.left.wait(setup_.stream);
+  if (std::exchange(device.filled_here, false)) device.left.wait(setup_.stream);
 }
 
-std::byte* Store::near_use(int64_t index) {
+std::byte* LocalStore::use_on_device(int64_t index) {
   const int64_t slot = array(index).slot;
   Slot& s = slot_of(index);
-  NearSlot& near = near_slots_[static_cast<size_t>(slot)];
+  DeviceSlot& device = device_slots_[static_cast<size_t>(slot)];
   // What has arrived before is no wait, though it is asked for again.
-  const bool waits = near.reading || (near.arriving && !near.arrived.done()) || near.filled_here;
+  const bool waits = device.reading || (device.arriving && !device.arrived.done()) || device.filled_here;
   if (setup_.clock != nullptr && waits) {
     // From the end of what compute had to do so far, whether the host waits now or the stream does later.
     const int64_t span = setup_.clock->begin(DeviceClock::Kind::kStall, setup_.stream, 0,
@@ -118,45 +118,45 @@ std::byte* Store::near_use(int64_t index) {
   } else {
     wait_for_arrival(index, slot);
   }
-  near.in_use = true;
+  device.in_use = true;
   if (std::exchange(s.arrival, Arrival::kKnown) == Arrival::kZeros)
-    zero_bytes(near_memory(slot), slot_bytes_, setup_.stream);
-  return near_memory(slot);
+    zero_bytes(device_memory(slot), slot_bytes_, setup_.stream);
+  return device_memory(slot);
 }
 
-void Store::near_write_back(int64_t index) {
+void LocalStore::write_back_from_device(int64_t index) {
   Array& a = array(index);
   Slot& s = slot_of(index);
   const int64_t slot = a.slot;
-  NearSlot& near = near_slots_[static_cast<size_t>(slot)];
-  if (near.leaving >= 0) hand_over(slot);
+  DeviceSlot& device = device_slots_[static_cast<size_t>(slot)];
+  if (device.leaving >= 0) write_staged_to_disk(slot);
   end_use(slot);
-  near.used.wait(down_.view());
+  device.used.wait(down_.view());
   a.fresh = false;
   if (a.host_home != nullptr) {
-    copy(a.host_home, near_memory(slot), index, down_.view());
+    copy(a.host_home, device_memory(slot), index, down_.view());
     a.left_from = slot;
   } else {
     // The same host memory, one generation earlier; or a read that nobody came for.
     queue_->wait(s.written);
     queue_->wait(s.read);
-    copy(memory(slot), near_memory(slot), index, down_.view());
-    near.leaving = index;
+    copy(memory(slot), device_memory(slot), index, down_.view());
+    device.leaving = index;
   }
-  near.left.record(down_.view());
+  device.left.record(down_.view());
 }
 
-void Store::poll() {
-  for (size_t s = 0; s < near_slots_.size(); ++s) {
-    NearSlot& near = near_slots_[s];
+void LocalStore::poll() {
+  for (size_t s = 0; s < device_slots_.size(); ++s) {
+    DeviceSlot& device = device_slots_[s];
     const auto slot = static_cast<int64_t>(s);
     end_use(slot);
-    if (near.leaving >= 0 && near.left.done()) hand_over(slot);
-    if (!near.reading || !queue_->done(slots_[s].read)) continue;
+    if (device.leaving >= 0 && device.left.done()) write_staged_to_disk(slot);
+    if (!device.reading || !queue_->done(slots_[s].read)) continue;
     queue_->wait(slots_[s].read);  // reports a failure
     if (std::exchange(slots_[s].arrival, Arrival::kKnown) == Arrival::kUnchecked)
       check_whole(slots_[s].array);
-    lift(slot, memory(slot));
+    copy_to_device(slot, memory(slot));
   }
 }
 
