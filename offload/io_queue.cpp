@@ -92,10 +92,10 @@ void IoQueue::State::patiently(std::unique_lock<std::mutex>& lock, const Over& o
     const bool half = silent < retry.silence / 2;
     silent += slice;
     if (half && silent >= retry.silence / 2)
-      log_warning("SLOW-29", std::string(silence(*transfer, part, silent).what()));
+      log_warning("SLOW-29", std::string(silence(*transfer, part, retry.silence / 2).what()));
     if (silent < retry.silence) continue;
     // The I/O thread waits for what the engine has; from here on nobody waits for it.
-    failure = cause ? *cause : silence(*transfer, part, silent);
+    failure = cause ? *cause : silence(*transfer, part, retry.silence);
     hangs = stop = true;
   }
 }

@@ -8,6 +8,7 @@
 // The store owns slots (leased from the pinned pool) and extents; queue and pool belong to the rank.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -147,6 +148,7 @@ class LocalStore : public Store, private ChunkChecks {
   std::vector<Slot> slots_;
   std::vector<uint64_t> checksums_;  // of every chunk of every array, as last written
   double wait_seconds_ = 0;
+  std::atomic<uint64_t> read_again_{0};  // ranges that were right the second time
 };
 
 }  // namespace lm

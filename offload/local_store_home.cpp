@@ -1,6 +1,7 @@
 // The store's way to what lies at an array's home: a look at any array, wherever it is, and a second reading
 // of chunks that came back changed, since what was wrong may be the way and not the disk.
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -47,8 +48,13 @@ bool LocalStore::reread(int64_t index, int64_t begin, int64_t end) {
   } catch (const std::exception&) {
     return false;  // on a thread of OpenMP; the damage is told, and the queue tells its failure
   }
-  log_note("INT-06", name(index) + ": bytes " + std::to_string(begin) + " to " + std::to_string(end) +
-                         " came back changed, and were right when read again");
+  // A way that changes bytes often is not told about each time.
+  const uint64_t count = ++read_again_;
+  if (std::has_single_bit(count)) {
+    log_note("INT-06", name(index) + ": bytes " + std::to_string(begin) + " to " + std::to_string(end) +
+                           " came back changed, and were right when read again (" + std::to_string(count) +
+                           (count == 1 ? " time" : " times") + " so far)");
+  }
   return true;
 }
 

@@ -30,8 +30,7 @@ constexpr rlim_t kLeastDescriptors = 64, kEnoughDescriptors = 4096;
 }  // namespace
 
 void try_run_directory(const std::string& directory) {
-  const std::string first = directory + "/.preflight.tmp-" + std::to_string(getpid()),
-                    second = directory + "/.preflight";
+  const std::string first = directory + "/.preflight.tmp", second = directory + "/.preflight";
   const int fd = open(first.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) refuse("open", errno, first);
   constexpr std::array<char, 4096> kPage{};

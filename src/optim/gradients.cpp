@@ -144,7 +144,7 @@ NonFinite Gradients::find_in_granule(int64_t b, int64_t granule) const {
                   StreamView{});
   const auto wrong =
       std::find_if(elements.rbegin(), elements.rend(), [](float x) { return !std::isfinite(x); });
-  LM_CHECK(wrong != elements.rend(), "a gradient is finite, and its norm is not");
+  if (wrong == elements.rend()) return {"of " + layout_.name(*unit), "finite, with a norm that is not"};
   const int64_t at = first + (elements.rend() - wrong) - 1;
   for (const TensorPlace& place : layout_.blocks[static_cast<size_t>(b)].tensors) {
     if (!place.frozen && at >= place.offset && at < place.offset + place.parameter.elements())

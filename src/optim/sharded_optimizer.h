@@ -77,6 +77,8 @@ class ShardedOptimizer {
   void update_tile(int64_t block, int64_t tile, const UpdateInputs& inputs);
   int64_t tiles(int64_t block) const;
   int64_t t() const { return t_; }
+  // State of an earlier time is written anew.
+  void set_t(int64_t t) { t_ = t; }
   // An update that an error ended will not go on.
   void abandon() {
     if (host_ != nullptr) host_->abandon();

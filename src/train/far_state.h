@@ -36,7 +36,8 @@ class FarState {
  public:
   // Throws Error(12, 20, 21, 31): a path that cannot be used, a disk too full, memory that cannot be had.
   explicit FarState(const FarStateSetup& setup);
-  // Nothing is under way afterwards, unless a disk hangs: what its requests use then stays to the process's end.
+  // Nothing is under way afterwards, unless a disk hangs: what its requests use then stays to the process's
+  // end.
   ~FarState();
 
   // Null where nothing of the pool is streamed.
@@ -54,8 +55,8 @@ class FarState {
   double wait_seconds() const;
   // Null on the CPU.
   DeviceClock* clock() const { return clock_.get(); }
-  // After an error that ended a step: nothing is under way, and every array is as if it was never written. Throws
-  // Error(21) where a disk hangs.
+  // After an error that ended a step: nothing is under way, and every array is as if it was never written.
+  // Throws Error(21) where a disk hangs.
   void reset();
   bool hangs() const { return queue_ != nullptr && queue_->hangs(); }
   // For the log: engine, paths, what was chosen instead of what and why.

@@ -57,8 +57,9 @@ class Rank {
   // A source of all of it, until the next step; completes deferred updates first.
   LiveState state();
 
-  // Whether the run can go on after an error that ended a step: reset, then all of the catalogue's state written
-  // anew. Damaged bytes and failed transfers can be got over; nothing of the state has been computed from them.
+  // Whether the run can go on after an error that ended a step: reset, then all of the catalogue's state
+  // written anew. Damaged bytes and failed transfers can be got over; nothing of the state has been computed
+  // from them.
   bool can_reset(const Error& error) const;
   // Nothing is under way, no slot holds anything, and what is off the device is as if it was never written.
   // Throws Error(21) where a disk hangs.

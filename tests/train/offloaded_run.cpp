@@ -166,6 +166,7 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store)
   machine.cores = 2;
   if (cuda_built()) machine.gpus.push_back(known_gpu("H200"));
   plan_ = make_plan({config, spec_, run.lora ? &adapter_ : nullptr, layout_, device()}, machine);
+  plan_.placement.io_timeout = run.io_timeout;
   set_pools();
   set_update_site();
   if (run.slots_on_device && run.weights && !run.tied) {
@@ -187,12 +188,69 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store)
                 .swap_paths = {{std::filesystem::temp_directory_path().string(), 1}},
                 .engine = [this](const EngineSetup& setup) { return make_engine_of_run(setup); },
                 .store = std::move(store),
-                .slots_on_device = run.slots_on_device},
+                .slots_on_device = run.slots_on_device,
+                .kernels = run.kernels},
       stream_);
-  const LoadSetup load{spec_, layout_, run.dtype, stream_, 1};
+  load();
+}
+
+void Training::load() {
+  const LoadSetup load{spec_, layout_, run_.dtype, stream_, 1};
   initialise_weights(load, 1, rank_->weights());
-  if (run.lora) initialise_adapter(load, 1, rank_->weights());
+  if (run_.lora) initialise_adapter(load, 1, rank_->weights());
   rank_->weights_ready();
+}
+
+void Training::restore(const State& state) {
+  rank_->reset();
+  load();  // a copy has nothing of what is frozen
+  const StateStreams streams(run_.rule, master_form(run_.master, run_.dtype));
+  Store* const store = rank_->far().store(Pool::kOptimizer);
+  ShardedOptimizer& optimizer = rank_->optimizer();
+  for (const StateEntry& entry : list_state(layout_, plan_.numerics, head_segments() > 0, true)) {
+    const auto size = static_cast<int64_t>(dtype_size(entry.dtype));
+    const std::byte* const from = state.at(entry.name).data() + entry.first * size;
+    if (entry.unit < 0) {
+      int64_t t = 0;
+      std::memcpy(&t, from, sizeof t);
+      optimizer.set_t(t);
+      continue;
+    }
+    const Unit unit = rank_->weights().units()[static_cast<size_t>(entry.unit)];
+    if (entry.state == StateClass::kWeights) {
+      OpenUnit open = rank_->weights().open(entry.unit, true);
+      std::memcpy(open.trainable() + (entry.flat - unit.first) * size, from,
+                  static_cast<size_t>(entry.bytes()));
+      open.close();
+      continue;
+    }
+    for (int64_t tile = 0; tile < optimizer.tiles(unit.block); ++tile) {
+      const TileRange range = optimizer.range(unit.block, tile);
+      const int64_t first = std::max(range.first, entry.flat),
+                    end = std::min(range.end(), entry.flat + entry.elements);
+      if (first >= end) continue;
+      const int64_t array = plan_.placement.first_tile[static_cast<size_t>(unit.block)] + tile;
+      const StateStream& stream = streams[entry.stream];
+      store->fetch(array, 0);
+      std::memcpy(store->use(array) + streams.offset(entry.stream, range.elements) +
+                      stream.bytes(first - range.first),
+                  from + stream.bytes(first - entry.flat), static_cast<size_t>(stream.bytes(end - first)));
+      store->write_back(array);
+      store->forget(array);
+    }
+  }
+}
+
+std::vector<int64_t> Training::reduced_units() const {
+  const std::vector<Unit> units = layout_.units(head_segments() > 0);
+  std::vector<int64_t> out;
+  for (const Operation& operation :
+       make_schedule(plan_.placement.schedule(spec_, plan_.numerics.recompute, run_.clip)).operations) {
+    const Unit& unit = units[static_cast<size_t>(operation.unit)];
+    const bool trained = layout_.blocks[static_cast<size_t>(unit.block)].flat_elements > 0;
+    if (operation.kind == OperationKind::kReduce && trained) out.push_back(operation.unit);
+  }
+  return out;
 }
 
 Training::~Training() = default;
@@ -245,7 +303,7 @@ std::unique_ptr<IoEngine> Training::make_engine_of_run(const EngineSetup& setup)
   return disk_->make_engine();
 }
 
-std::map<std::string, std::vector<std::byte>> Training::state() {
+State Training::state() {
   // Made without the rank.
   const StateCatalogue catalogue = list_state(layout_, plan_.numerics, head_segments() > 0, true);
   Contents contents(catalogue);
