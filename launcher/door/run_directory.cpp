@@ -209,15 +209,17 @@ RunLock::RunLock(const std::string& directory) {
 RunLock::RunLock(RunLock&& other) noexcept
     : fd_(std::exchange(other.fd_, -1)), taken_over_(std::move(other.taken_over_)) {}
 
-// Left in order: the record goes, the file stays (removing it would let two runs lock two files of one name).
-RunLock::~RunLock() {
-  if (fd_ < 0) return;
-  [[maybe_unused]] const int ignored = ftruncate(fd_, 0);
-  // A rank that the kernel keeps has the descriptor, too, and would hold the lock.
+void RunLock::release() const {
   struct flock lock {};
   lock.l_type = F_UNLCK;
   lock.l_whence = SEEK_SET;
   fcntl(fd_, F_OFD_SETLK, &lock);
+}
+
+// Left in order: the record goes, the file stays (removing it would let two runs lock two files of one name).
+RunLock::~RunLock() {
+  if (fd_ < 0) return;
+  [[maybe_unused]] const int ignored = ftruncate(fd_, 0);
   close(fd_);
 }
 

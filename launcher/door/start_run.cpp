@@ -104,7 +104,9 @@ int train_in_rank(const CommandLine& line) {
   try {
     // The door counts stop signals, not the rank.
     const pid_t child = start_rank(program, handed_on, {control.fd(), lock.fd()}, StopSignals::kIgnored);
-    status = supervise_run(child, control, [&line] { return less_host_memory(line); });
+    status = supervise_run(child, control,
+                           {.less_memory = [&line] { return less_host_memory(line); },
+                            .left_behind = [&lock] { lock.release(); }});
   } catch (const Error& error) {
     std::fputs(error.report().c_str(), stderr);
     status = failed_before_start(error);

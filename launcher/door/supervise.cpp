@@ -181,9 +181,10 @@ RankEnd wait_for_end(pid_t child, Control& control) {
 
 }  // namespace
 
-RunStatus supervise_run(pid_t child, Control& control, const std::function<std::string()>& less_memory) {
+RunStatus supervise_run(pid_t child, Control& control, const RankCare& care) {
   const int64_t oom_kills = read_oom_kills();
   const RankEnd end = wait_for_end(child, control);
+  if (end.left && care.left_behind) care.left_behind();
   const RankRecord last = control.latest();
   RunStatus out{.state = "failed",
                 .exit_code = 0,
@@ -202,7 +203,7 @@ RunStatus supervise_run(pid_t child, Control& control, const std::function<std::
     if (out.reason.empty()) out.reason = reason_of_code(last.exit_code);
   } else if (dead) {
     out.reason = "killed:" + signal_name(WTERMSIG(end.wait_status));
-    out.exit_code = report_death(WTERMSIG(end.wait_status), oom_kills, rank_and_step(last), less_memory);
+    out.exit_code = report_death(WTERMSIG(end.wait_status), oom_kills, rank_and_step(last), care.less_memory);
   } else {
     const int code = WEXITSTATUS(end.wait_status);
     const bool ours = !reason_of_code(code).empty();
