@@ -36,7 +36,7 @@ struct Setting {
   const char* name;
   std::vector<Pool> pools;
   bool recompute = false;  // block inputs can only move where everything else is made again
-  int64_t group = 1;       // as plan/placement.cpp has it: with streamed weights and recomputation all
+  int64_t group = 1;       // as plan/placement.cpp has it: with weights off the device and recomputation all
 };
 
 const std::vector<Setting>& settings() {
@@ -62,7 +62,7 @@ PlacementPlan on_disk(const Setting& setting) {
   for (const auto& [which, count] : arrays) {
     PoolPlan& pool = placement.pool(which);
     const bool moves = std::count(setting.pools.begin(), setting.pools.end(), which) > 0;
-    pool.streamed.assign(static_cast<size_t>(count), moves ? 1 : 0);
+    pool.off_device.assign(static_cast<size_t>(count), moves ? 1 : 0);
     pool.bytes.assign(static_cast<size_t>(count), kArrayBytes);
     if (!moves) continue;
     pool.home = Home::kNvme;

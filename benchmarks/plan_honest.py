@@ -21,7 +21,7 @@ from train_step import SHAPE, shape_of
 
 NVME = {name: f"offload.{name}=nvme" for name in ("optimizer", "gradients", "weights", "activations")}
 BLOCK = "train.recompute=block"
-UNTIED = "untied"  # a head of its own, which is streamed by vocabulary segments
+UNTIED = "untied"  # a head of its own, which goes off the device by vocabulary segments
 SHORT = (1, 4, 12)  # of the fixed cases
 MOST_PARAMETERS = 150e6  # of a drawn model
 # The most by which plan and measurement may differ, in per cent.

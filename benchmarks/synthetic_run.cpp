@@ -33,7 +33,7 @@ StepBatches random_batches(int64_t sequences, int64_t each, int64_t length, int6
 // Matrices and embeddings about N(0, 0.02), norms 1, biases 0; adapters are not touched.
 void fill_with_pattern(const ModelLayout& layout, DType dtype, StreamView stream, WeightStore& store) {
   const PatternTile small(dtype, stream, 0.02f), ones(dtype, stream, 0, 1);
-  std::optional<OpenUnit> open;  // one at a time: streamed units pass through one slot
+  std::optional<OpenUnit> open;  // one at a time: units off the device pass through one slot
   for (size_t block = 0; block < layout.blocks.size(); ++block) {
     for (const TensorPlace& place : layout.blocks[block].tensors) {
       const Parameter& p = place.parameter;
@@ -63,7 +63,7 @@ AdapterSpec all_linear() {
           .alpha = 16,
           .rslora = false,
           .dropout = 0,
-          .targets = resolve_targets({"all-linear"}, "lora.targets")};
+          .targets = resolve_targets(llama_names(), {"all-linear"}, "lora.targets")};
 }
 
 }  // namespace
@@ -130,7 +130,8 @@ int64_t SyntheticRun::planned_host_bytes() const {
   if (placement.gemm_shapes == 0) return plan_.peak.host;
   const AdapterSpec* const trained = setup_.lora ? &adapter_ : nullptr;
   // All batches have one number of rows.
-  const int64_t used = gemm_shapes(setup_.spec, trained, plan_.numerics, 0).least;
+  const int64_t used = gemm_shapes(pass_shape(setup_.spec, layout_, trained, plan_.numerics, plan_.placement),
+                                   plan_.micro_tokens, plan_.numerics.micro_batches);
   return plan_.peak.host - std::max<int64_t>(placement.gemm_shapes - used, 0) * kGemmShapeBytes;
 }
 

@@ -117,23 +117,23 @@ void run(int argc, char** argv) {
                     .engine = simulated_engine(arguments.disk_gb_per_s, simulated)},
                    machine, stream);
   const Plan& plan = run.plan();
-  const FarState& far = run.rank().far();
+  const OffDeviceState& off_device = run.rank().off_device();
   std::printf("ready\n");
   std::fflush(stdout);
   std::string line;
-  IoCounters before = far.counters();  // what moves between two steps counts for the second
+  IoCounters before = off_device.counters();  // what moves between two steps counts for the second
   while (std::getline(std::cin, line)) {
     if (arguments.rates_each) measure_gemm(stream, machine);
-    const double start = monotonic_seconds(), waited = far.wait_seconds();
+    const double start = monotonic_seconds(), waited = off_device.wait_seconds();
     const StepResult result = run.step();
     const double seconds = monotonic_seconds() - start;
-    const IoCounters now = far.counters();
+    const IoCounters now = off_device.counters();
     std::printf("%s\n", nlohmann::json{{"ms", seconds * 1e3},
                                        {"loss", result.loss},
                                        {"peak_rss", peak_resident_bytes()},
                                        {"read_bytes", now.read_bytes - before.read_bytes},
                                        {"written_bytes", now.written_bytes - before.written_bytes},
-                                       {"wait_ms", (far.wait_seconds() - waited) * 1e3},
+                                       {"wait_ms", (off_device.wait_seconds() - waited) * 1e3},
                                        {"planned",
                                         {{"rss", run.planned_host_bytes()},
                                          {"disk", plan.peak.disk},

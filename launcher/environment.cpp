@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <filesystem>
 #include <string_view>
@@ -110,6 +111,14 @@ CudaVariables read_cuda_variables() {
   if (const char* devices = std::getenv("CUDA_VISIBLE_DEVICES")) out.visible_devices = devices;
   if (const char* order = std::getenv("CUDA_DEVICE_ORDER")) out.device_order = order;
   return out;
+}
+
+std::optional<int64_t> job_end_time() {
+  const std::string text = variable("SLURM_JOB_END_TIME");
+  int64_t seconds = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+  const bool whole = error == std::errc() && end == text.data() + text.size() && seconds > 0;
+  return whole ? std::optional(seconds) : std::nullopt;
 }
 
 std::string resolve_model(const std::string& path, const Environment& environment) {

@@ -3,6 +3,7 @@
 // No other variable changes behaviour.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -29,6 +30,10 @@ struct CudaVariables {
 };
 
 CudaVariables read_cuda_variables();
+
+// SLURM_JOB_END_TIME: when the scheduler ends this job, in seconds since 1970; nothing outside of a Slurm
+// job.
+std::optional<int64_t> job_end_time();
 
 // A directory with a config.json: `path` itself, or the snapshot that refs/main of ORG/NAME names in a hub
 // cache. Throws Error(11) with every place that was looked at.

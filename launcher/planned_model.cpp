@@ -6,9 +6,9 @@
 namespace lm {
 namespace {
 
-AdapterSpec make_adapter(const LoraConfig& lora) {
-  return lora.init.empty() ? configured_adapter(lora)
-                           : continued_adapter(lora, read_adapter_config(lora.init).spec, lora.init);
+AdapterSpec make_adapter(const NameMap& names, const LoraConfig& lora) {
+  if (lora.init.empty()) return configured_adapter(names, lora);
+  return continued_adapter(names, lora, read_adapter_config(lora.init, &names).spec, lora.init);
 }
 
 }  // namespace
@@ -19,7 +19,7 @@ PlannedModel open_model(const Config& config, const Environment& environment) {
                    .adapter = std::nullopt,
                    .layout = {}};
   out.spec = read_model_spec(out.directory);
-  if (config.train.method == Method::kLora) out.adapter = make_adapter(config.lora);
+  if (config.train.method == Method::kLora) out.adapter = make_adapter(out.spec.names, config.lora);
   const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
   out.layout = make_layout(out.spec, out.adapter_spec(), dtype);
   return out;

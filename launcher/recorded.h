@@ -4,13 +4,22 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
-#include "config/config.h"
+#include "config/config_print.h"
 #include "plan/numerics.h"
 
 namespace lm {
 
 inline constexpr char kNumericsFile[] = "numerics.json";
+
+// The run that a directory is, or is a checkpoint of; "" where it is neither.
+std::string run_of(const std::string& directory);
+
+// config_difference between what a run recorded and what is asked for now, where adapters are named in the
+// same way: "all-linear" is the modules that it stands for, and what lora.init decided is not asked for
+// again.
+std::vector<KeyDifference> run_differences(const Config& recorded, const Config& asked);
 
 // Nothing where `directory` ("": none) holds no run, or one of another configuration, or of another device:
 // none of these is what starts now. Throws Error(14) for a damaged file.

@@ -18,12 +18,12 @@ constexpr int kQueued = 4;
 // A host and a device block, and the stream between them.
 struct Way {
   Way(DeviceType device, PinnedPool& pool, int64_t bytes)
-      : host(pool.lease(bytes)), near(device, bytes), stream(device) {}
-  void up() const { copy_bytes(near.data(), host.data(), host.size(), stream.view()); }
-  void down() const { copy_bytes(host.data(), near.data(), host.size(), stream.view()); }
+      : host(pool.lease(bytes)), on_device(device, bytes), stream(device) {}
+  void up() const { copy_bytes(on_device.data(), host.data(), host.size(), stream.view()); }
+  void down() const { copy_bytes(host.data(), on_device.data(), host.size(), stream.view()); }
 
   PinnedBlock host;
-  Memory near;
+  Memory on_device;
   Stream stream;
 };
 

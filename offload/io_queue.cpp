@@ -29,7 +29,7 @@ std::string seconds_text(std::chrono::milliseconds time) {
 }  // namespace
 
 struct IoQueue::State {
-  State(SwapSpace& s, std::function<std::unique_ptr<IoEngine>()> make, int64_t b, IoRetry r)
+  State(IoFiles& s, std::function<std::unique_ptr<IoEngine>()> make, int64_t b, IoRetry r)
       : space(s), make_engine(std::move(make)), block(b), retry(r) {}
 
   void start();
@@ -51,7 +51,7 @@ struct IoQueue::State {
     if (failure) throw Error(*failure);
   }
 
-  SwapSpace& space;
+  IoFiles& space;
   const std::function<std::unique_ptr<IoEngine>()> make_engine;
   const int64_t block;
   const IoRetry retry;
@@ -208,7 +208,7 @@ void IoQueue::State::run() {
   changed.notify_all();
 }
 
-IoQueue::IoQueue(SwapSpace& space, std::function<std::unique_ptr<IoEngine>()> make_engine, int64_t block,
+IoQueue::IoQueue(IoFiles& space, std::function<std::unique_ptr<IoEngine>()> make_engine, int64_t block,
                  IoRetry retry)
     : state_(std::make_unique<State>(space, std::move(make_engine), block, retry)) {
   LM_CHECK(block > 0 && block % space.alignment() == 0, "io.block is not a multiple of the alignment");

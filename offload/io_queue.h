@@ -51,7 +51,7 @@ class IoQueue {
  public:
   // `make_engine` runs on the I/O thread (a ring belongs to the thread that made it), again at a restart;
   // what it throws, the constructor throws. Transfers are cut into requests of at most `block` bytes.
-  IoQueue(SwapSpace& space, std::function<std::unique_ptr<IoEngine>()> make_engine, int64_t block,
+  IoQueue(IoFiles& space, std::function<std::unique_ptr<IoEngine>()> make_engine, int64_t block,
           IoRetry retry = {});
   // Waits for the requests that the engine has, unless they hang; transfers not yet started are dropped, as
   // are errors. `drain` first if all must be done.

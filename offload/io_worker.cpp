@@ -28,7 +28,7 @@ const char* verb(IoDirection direction) {
 
 }  // namespace
 
-IoWorker::IoWorker(SwapSpace& space, std::unique_ptr<IoEngine> engine, int64_t block, IoRetry retry)
+IoWorker::IoWorker(IoFiles& space, std::unique_ptr<IoEngine> engine, int64_t block, IoRetry retry)
     : space_(space),
       engine_(std::move(engine)),
       block_(block),
@@ -122,7 +122,7 @@ Error IoWorker::failure(const Slot& slot, int error, const std::string& detail) 
   const std::string what =
       std::string(verb(request.direction)) + " of " + slot.transfer->what + ": " + detail + "at offset " +
       std::to_string(request.offset) + ", " + std::to_string(slot.transfer->finished) + " of " +
-      std::to_string(slot.transfer->bytes) + " bytes done, " + space_.device(request.file);
+      std::to_string(slot.transfer->bytes) + " bytes done, " + device_of(space_.files()[static_cast<size_t>(request.file)].descriptor);
   return disk_error(error, what, space_.path(request.file) + "+" + std::to_string(request.offset));
 }
 

@@ -45,7 +45,7 @@ struct Transfer {
 
 class IoWorker {
  public:
-  IoWorker(SwapSpace& space, std::unique_ptr<IoEngine> engine, int64_t block, IoRetry retry);
+  IoWorker(IoFiles& space, std::unique_ptr<IoEngine> engine, int64_t block, IoRetry retry);
 
   IoEngine& engine() { return *engine_; }
   int64_t retries() const { return retries_; }
@@ -88,7 +88,7 @@ class IoWorker {
   bool move_elsewhere(Slot& slot, int error);
   Error failure(const Slot& slot, int error, const std::string& detail) const;
 
-  SwapSpace& space_;
+  IoFiles& space_;
   std::unique_ptr<IoEngine> engine_;
   const int64_t block_;
   const IoRetry retry_;

@@ -6,7 +6,7 @@
 #include <map>
 #include <utility>
 
-#include "offload/swap_space.h"
+#include "offload/io_engine.h"
 
 namespace lm {
 

@@ -4,7 +4,6 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -334,12 +333,6 @@ const std::vector<IoFile>& SwapSpace::files() const {
 
 const std::string& SwapSpace::path(int index) const {
   return parts_.at(static_cast<size_t>(index)).directory;
-}
-
-std::string SwapSpace::device(int index) const {
-  struct stat info {};
-  if (::fstat(files_.at(static_cast<size_t>(index)).descriptor, &info) != 0) return "an unknown device";
-  return "device " + std::to_string(major(info.st_dev)) + ":" + std::to_string(minor(info.st_dev));
 }
 
 bool SwapSpace::direct(int index, std::string* reason) const {

@@ -21,13 +21,6 @@ struct SwapPath {
   int64_t limit = std::numeric_limits<int64_t>::max();  // bytes; what is above it goes to the other paths
 };
 
-// Consecutive bytes of an extent that lie in one file.
-struct ExtentPiece {
-  int file = 0;
-  int64_t offset = 0;
-  int64_t bytes = 0;  // multiple of the space's alignment
-};
-
 // Space for one array. Pieces in order make up the array.
 struct Extent {
   std::vector<ExtentPiece> pieces;
@@ -37,7 +30,7 @@ struct Extent {
 // Bytes [begin, begin + bytes) of it, both multiples of the space's alignment.
 Extent slice(const Extent& extent, int64_t begin, int64_t bytes);
 
-class SwapSpace {
+class SwapSpace : public IoFiles {
  public:
   // Room for `bytes` in all. Throws Error(20) with path, need and free bytes when a disk is too full or the
   // limits of all paths together are too small,
@@ -45,23 +38,19 @@ class SwapSpace {
   // `spare`: bytes that each file has beyond its share, where disk and limit allow it, for what cannot be
   // written in its own place.
   SwapSpace(const std::vector<SwapPath>& paths, int64_t bytes, int64_t spare = 0);
-  ~SwapSpace();
+  ~SwapSpace() override;
   SwapSpace(const SwapSpace&) = delete;
   SwapSpace& operator=(const SwapSpace&) = delete;
 
   // `bytes` is rounded up to the alignment. Throws Error(70) when more is asked than was planned.
   Extent allocate(int64_t bytes);
-  // Another place for bytes that file `failed` did not take: in another file, else elsewhere in this one.
-  // Nothing where no spare room is left.
-  std::optional<ExtentPiece> spare(int failed, int64_t bytes);
+  // In another file than the one that failed, else elsewhere in this one.
+  std::optional<ExtentPiece> spare(int failed, int64_t bytes) override;
 
-  // Offsets, lengths and memory addresses of all transfers are multiples of this (at least 4096).
-  int64_t alignment() const;
-  const std::vector<IoFile>& files() const;
-  // The directory that holds file `index`, for messages.
-  const std::string& path(int index) const;
-  // "device 259:1", for messages.
-  std::string device(int index) const;
+  int64_t alignment() const override;
+  const std::vector<IoFile>& files() const override;
+  // The directory that holds file `index`.
+  const std::string& path(int index) const override;
   // Whether file `index` bypasses the page cache; if not, why.
   bool direct(int index, std::string* reason = nullptr) const;
   // Lets the system forget what it keeps of these bytes in memory, so that they are read from the disk.

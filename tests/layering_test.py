@@ -27,7 +27,7 @@ MAY_INCLUDE = {
     "src/data": {"src/base", "src/config"},
     "src/weights": {"src/base", "src/spec", "src/plan", "src/model", "comm", "offload"},
     "src/optim": {"src/base", "src/optim/rules", "src/config", "src/spec", "src/plan", "src/kernels", "comm", "offload"},
-    "src/checkpoint": {"src/base", "src/config", "src/spec", "src/plan", "src/weights", "comm", "offload"},
+    "src/checkpoint": {"src/base", "src/config", "src/spec", "src/plan", "src/weights", "src/optim", "comm", "offload"},
 }
 EVERYTHING_BELOW = set(MAY_INCLUDE)
 MAY_INCLUDE["src/train"] = EVERYTHING_BELOW

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -17,6 +18,7 @@
 #include "base/json.h"
 #include "config/config_print.h"
 #include "config/config_toml.h"
+#include "launcher/recorded.h"
 #include "launcher/status.h"
 
 namespace lm {
@@ -134,9 +136,10 @@ std::string run_directory(const Config& config, const std::string& config_path) 
   return "runs/" + fs::path(config_path).stem().string();
 }
 
-void check_run_directory(const std::string& directory, const Config& config) {
+std::vector<KeyDifference> check_run_directory(const std::string& directory, const Config& config,
+                                               const std::vector<std::string>& overridden) {
   std::error_code error;
-  if (!fs::exists(directory, error)) return;
+  if (!fs::exists(directory, error)) return {};
   if (!fs::is_directory(directory, error)) {
     throw incompatible("run.dir is not a directory", directory, "set run.dir to another path");
   }
@@ -146,32 +149,42 @@ void check_run_directory(const std::string& directory, const Config& config) {
   }
   const std::string recorded = directory + "/config.toml";
   if (!fs::exists(recorded, error)) {
-    if (early) return;
+    if (early) return {};
     throw incompatible("the directory is not empty, and not a run's (it has no config.toml)", directory,
                        "set run.dir to a new directory");
   }
   const std::optional<RunStatus> status = read_status(directory);
   const bool nothing_to_lose = early && status && status->state == "failed" && status->step == 0;
-  if (nothing_to_lose) return;
+  if (nothing_to_lose) return {};
   std::vector<KeyDifference> differences;
   try {
-    differences = config_difference(load_config(recorded), config);
+    differences = run_differences(load_config(recorded), config);
   } catch (const Error& unreadable) {
     throw incompatible("its config.toml cannot be read: " + std::string(unreadable.what()), directory,
                        "set run.dir to a new directory");
   }
   const std::string start_over = "type another run.dir=..., or `rm -r " + directory + "` if it is not needed";
+  std::vector<KeyDifference> accepted;
+  std::erase_if(differences, [&](const KeyDifference& one) {
+    const bool wanted = std::ranges::find(overridden, one.key) != overridden.end();
+    if (wanted) accepted.push_back(one);
+    return wanted;
+  });
   if (differences.empty()) {
-    if (!status || status->state != "done") return;
+    if (!status || status->state != "done") return accepted;
     throw incompatible("the directory holds this run, finished after step " + std::to_string(status->step) +
                            finished_at(directory),
                        directory, start_over);
   }
-  std::string what = "the directory holds a run of another configuration:";
+  std::string what = "the directory holds a run of another configuration:", flags;
   for (const KeyDifference& one : differences) {
     what += "\n  " + one.key + ": " + one.recorded + " there, " + one.asked + " asked for";
+    flags += " --override " + one.key;
   }
-  throw incompatible(what + "\n ", directory, start_over);
+  const bool saved = fs::is_directory(directory + "/checkpoints", error);
+  throw incompatible(
+      what + "\n ", directory,
+      start_over + (saved ? "; to go on from its checkpoint with what has changed, add" + flags : ""));
 }
 
 RunLock::RunLock(const std::string& directory) {

@@ -4,8 +4,9 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
-#include "config/config.h"
+#include "config/config_print.h"
 
 namespace lm {
 
@@ -14,8 +15,9 @@ std::string run_directory(const Config& config, const std::string& config_path);
 
 // Throws Error(14) when `directory` holds a finished run, a run of another configuration (naming what
 // differs) or files that are no run's. A run that failed before its first step left nothing to lose and
-// stands in nobody's way. Reads only.
-void check_run_directory(const std::string& directory, const Config& config);
+// stands in nobody's way. Keys in `overridden` may differ; those that do are returned. Reads only.
+std::vector<KeyDifference> check_run_directory(const std::string& directory, const Config& config,
+                                               const std::vector<std::string>& overridden = {});
 
 class RunLock {
  public:

@@ -17,6 +17,7 @@
 #include "launcher/machine/disk_survey.h"
 #include "launcher/machine/survey.h"
 #include "launcher/machine/visible_gpus.h"
+#include "launcher/recorded.h"
 #include "launcher/status.h"
 
 namespace lm {
@@ -87,11 +88,14 @@ int train_in_rank(const CommandLine& line) {
   check_disks(config);
   const std::string program = rank_program(line, config.run.device);
   const std::string directory = run_directory(config, config_path);
-  check_run_directory(directory, config);
+  const std::vector<std::string> overridden = line.list("--override");
+  check_run_directory(directory, config, overridden);
 
   // From here on things are created.
   const RunLock lock(directory);
-  check_run_directory(directory, config);  // another run may have come and gone since
+  // Another run may have come and gone since.
+  for (const KeyDifference& one : check_run_directory(directory, config, overridden))
+    log_note("CKPT-26", one.key + ": " + one.recorded + " before, " + one.asked + " from here on");
   if (!lock.taken_over().empty())
     log_note("LOCK-31", "took over the lock of a dead run: " + lock.taken_over());
   try_run_directory(directory);
@@ -122,7 +126,7 @@ int command_in_rank(const CommandLine& line) {
   if (line.command == "eval") {
     const std::string& what = line.positional[0];
     const bool run = std::filesystem::is_directory(what);
-    configured = load_config(run ? what + "/config.toml" : what, line.overrides).run.device;
+    configured = load_config(run ? run_of(what) + "/config.toml" : what, line.overrides).run.device;
     // A run records where it was trained; that decides until the command line does.
     if (run && (line.has("--gpus") || line.has("--ranks"))) configured = DeviceChoice::kAuto;
   }

@@ -12,8 +12,9 @@ namespace lm {
 
 Exit eval_command(const CommandLine& line) {
   const std::string& what = line.positional[0];
-  Subject subject = std::filesystem::is_directory(what) ? open_subject(what)
-                                                        : Subject{load_config(what, line.overrides), "", ""};
+  Subject subject = std::filesystem::is_directory(what)
+                        ? open_subject(what)
+                        : Subject{.config = load_config(what, line.overrides)};
   if (!subject.run.empty() && (line.has("--gpus") || line.has("--ranks")))
     subject.config.run.device = DeviceChoice::kAuto;  // as the door chose (start_run.cpp)
   const std::unique_ptr<Job> job = open_job(subject.config, line, PlanPurpose::kEvaluate, subject.run);

@@ -1,6 +1,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/trained_values.h"
 #include "kernels/library.h"
 #include "launcher/rank/job.h"
 #include "launcher/rank/rank_commands.h"
@@ -47,6 +48,15 @@ Exit export_command(const CommandLine& line) {
     files.merge = [&](size_t block, const TensorPlace& place, const std::byte* adapter, std::byte* weight) {
       merge_adapters(model.layout.blocks[block], place, *model.adapter,
                      {adapter, weight, DType::kF32, job->stream, library_kernels(DeviceType::kCpu)});
+    };
+  }
+  std::optional<CheckpointReader> checkpoint;
+  if (subject.checkpoint) {
+    checkpoint.emplace(subject.trained, files.threads);
+    files.adapter = "";
+    files.model = lora ? model.directory : "";
+    files.trained = [&](size_t block, int64_t first, int64_t elements, float* out) {
+      TrainedValues(*checkpoint, lora).read(static_cast<int64_t>(block), first, elements, out);
     };
   }
   FileSource source(files);

@@ -8,6 +8,8 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/process.h"
+#include "checkpoint/restore.h"
+#include "config/config_text.h"
 #include "config/config_toml.h"
 #include "kernels/gemm_rate.h"
 #include "kernels/runtime.h"
@@ -106,7 +108,7 @@ PrepareOptions prepare_options(const Job& job, const std::vector<std::string>& f
 }  // namespace
 
 std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, PlanPurpose purpose,
-                              const std::string& run) {
+                              const std::string& run, const std::optional<NumericsPlan>& saved) {
   auto job = std::make_unique<Job>();
   job->config = config;
   job->environment = read_environment();
@@ -120,7 +122,7 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, Pla
   if (device == DeviceType::kCuda) gpus.push_back(select_gpu());
   job->machine = survey_machine(gpus);
   job->machine.disks = survey_disks(config, cache, DiskRates::kKnown);
-  const std::optional<NumericsPlan> recorded = recorded_numerics(run, config, device);
+  const std::optional<NumericsPlan> recorded = saved ? saved : recorded_numerics(run, config, device);
   PlanInputs inputs = job->model.inputs(config, device);
   inputs.recorded = recorded ? &*recorded : nullptr;
   const auto plan = [&] { job->plan = make_plan(inputs, job->machine, {}, purpose); };
@@ -157,16 +159,30 @@ std::unique_ptr<Rank> make_rank(const Job& job, bool training, Trace* trace) {
                                 job.stream);
 }
 
+namespace {
+
+void load_base(const Job& job, const LoadSetup& setup, Rank& rank) {
+  if (job.config.model.init == ModelInit::kRandom)
+    return initialise_weights(setup, job.config.run.seed, rank.weights());
+  load_weights(setup, job.model.directory, rank.weights());
+}
+
+}  // namespace
+
 void load_rank(const Job& job, Rank& rank, const std::string& trained) {
   const LoadSetup setup{job.model.spec, job.model.layout, job.plan.numerics.dtype, job.stream,
                         job.plan.numerics.threads};
   const bool lora = job.model.adapter.has_value();
+  const bool checkpoint = !trained.empty() && fs::exists(fs::path(trained) / kManifestName);
+  if (checkpoint) {
+    if (lora) load_base(job, setup, rank);
+    CheckpointReader reader(trained, job.plan.numerics.threads);
+    return rank.restore(reader, 0);
+  }
   if (!trained.empty() && !lora) {
     load_weights(setup, trained, rank.weights());
-  } else if (job.config.model.init == ModelInit::kRandom) {
-    initialise_weights(setup, job.config.run.seed, rank.weights());
   } else {
-    load_weights(setup, job.model.directory, rank.weights());
+    load_base(job, setup, rank);
   }
   if (lora) {
     const std::string adapter = trained.empty() ? job.config.lora.init : trained;
@@ -206,20 +222,30 @@ JobData open_data(const Job& job, const std::function<bool()>& stopped) {
 }
 
 Subject open_subject(const std::string& path) {
-  if (fs::exists(fs::path(path) / "config.toml")) {
-    Subject subject{load_config(path + "/config.toml"), path + "/model", path};
-    if (!fs::is_directory(subject.trained)) {
-      throw Error(Exit::kIncompatible, {.area = "RUN-14",
-                                        .what = "this run has no trained model yet",
-                                        .place = subject.trained,
-                                        .next = "let the run finish: lmlaunch " + path + "/config.toml",
-                                        .kept = ""});
-    }
+  const std::string run = run_of(path);
+  Subject subject;
+  if (run.empty()) {
+    subject.config.model.path = path;
     return subject;
   }
-  Subject subject;
-  subject.config.model.path = path;
-  return subject;
+  const bool checkpoint = run != path;
+  subject = {.config = load_config(run + "/config.toml"), .trained = path, .checkpoint = true, .run = run};
+  if (checkpoint) return subject;
+  subject.trained = path + "/model";
+  subject.checkpoint = false;
+  if (fs::is_directory(subject.trained)) return subject;
+  for (const FoundCheckpoint& found : find_checkpoints(path + "/checkpoints")) {
+    if (!found.manifest) continue;
+    log_note("CKPT-14", "this run has no trained model yet: taking its newest checkpoint, " + found.path);
+    subject.trained = found.path;
+    subject.checkpoint = true;
+    return subject;
+  }
+  throw Error(Exit::kIncompatible, {.area = "RUN-14",
+                                    .what = "this run has no trained model yet, and no checkpoint",
+                                    .place = subject.trained,
+                                    .next = "let the run finish: lmlaunch " + path + "/config.toml",
+                                    .kept = ""});
 }
 
 }  // namespace lm

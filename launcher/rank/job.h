@@ -27,16 +27,17 @@ struct Job {
 };
 
 // Starts torch on the device that this executable and the command line say, and makes the plan; for training
-// with rates that were measured, now or within a week. Adopts the numerics that `run`, a run's directory ("":
-// none), has recorded. Throws Error(10, 11, 12, 14).
+// with rates that were measured, now or within a week. Adopts `saved`, a checkpoint's numerics, where given,
+// else those that `run`, a run's directory ("": none), has recorded. Throws Error(10, 11, 12, 14).
 std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, PlanPurpose purpose,
-                              const std::string& run = "");
+                              const std::string& run = "",
+                              const std::optional<NumericsPlan>& saved = std::nullopt);
 
 // A rank for the job; `training` allocates gradients and optimizer state as well.
 std::unique_ptr<Rank> make_rank(const Job& job, bool training, Trace* trace = nullptr);
 
 // The job's weights into the rank: the base model (or fresh weights), then the adapter (given or fresh).
-// With `trained`, a run's model/ directory, its weights or adapter are taken instead.
+// With `trained`, a run's model/ directory or a checkpoint, its weights or adapter are taken instead.
 void load_rank(const Job& job, Rank& rank, const std::string& trained = "");
 
 // The token files of a run and the loader over them.
@@ -47,12 +48,13 @@ struct JobData {
 };
 JobData open_data(const Job& job, const std::function<bool()>& stopped = {});
 
-// A run's directory as RUN arguments name it, or a model's: the configuration to open it with and where its
-// trained weights are ("" = the base model itself).
+// A run's directory as RUN arguments name it, one of its checkpoints, or a model's: the configuration to open
+// it with and where its trained weights are ("" = the base model itself).
 struct Subject {
   Config config;
-  std::string trained;
-  std::string run;  // "" unless it is a run's directory
+  std::string trained = {};
+  bool checkpoint = false;  // that `trained` is
+  std::string run = {};     // "" unless it is a run's directory
 };
 Subject open_subject(const std::string& path);
 

@@ -8,10 +8,12 @@
 #include "base/trace.h"
 #include "config/config_toml.h"
 #include "launcher/control.h"
+#include "launcher/rank/checkpoints.h"
 #include "launcher/rank/job.h"
 #include "launcher/rank/progress.h"
 #include "launcher/rank/run_files.h"
 #include "launcher/rank/save_model.h"
+#include "launcher/rank/stop_request.h"
 #include "train/evaluate.h"
 #include "train/trainer.h"
 
@@ -55,53 +57,89 @@ TrainerResult train_or_save(Trainer& trainer, const TrainerHooks& hooks,
   }
 }
 
+void show_data(const JobData& data) {
+  log_coloured(sample_view(data.train, false), sample_view(data.train, true));
+  log_line(data.loader->length_report());
+}
+
+// Seconds that a step's work takes at least.
+double necessary_seconds(const Job& job, const StepWork& work) {
+  return necessary_flops(job.model.spec, job.model.layout, job.model.adapter.has_value(), work) /
+         job.peak_flops;
+}
+
+// A stopped run leaves what it goes on from.
+void leave(const std::string& config_path, const StopRequest& stop, Rank& rank, const Trainer& trainer,
+           int64_t steps, MetricsFile& metrics, Checkpoints& checkpoints) {
+  if (trainer.steps() > 0 && stop.time_to_save()) checkpoints.save(rank, trainer, metrics, true);
+  log_line("stopped after step " + std::to_string(trainer.steps()) + " of " + std::to_string(steps) +
+           "; to go on: lmlaunch " + config_path);
+}
+
+// What the newest checkpoint was computed with.
+std::optional<NumericsPlan> saved_numerics(const std::vector<FoundCheckpoint>& saved) {
+  if (saved.empty()) return std::nullopt;
+  return parse_numerics(saved.front().manifest->numerics.dump(), saved.front().path);
+}
+
 // The story of a run.
 Exit train(const CommandLine& line, Control& control) {
-  const RunFiles files(line.value("--run-dir").value());
-  const auto stop_requested = [&] { return control.stop_requests() > 0; };
+  const std::string directory = line.value("--run-dir").value();
+  const RunFiles files(directory);
 
-  // What was asked for, and where every byte of it will live. Nothing large is allocated yet, and what cannot
-  // fit ends here.
+  // What was asked for, what there is to go on from, and where every byte of it will live. Nothing large is
+  // allocated yet, and what cannot fit ends here.
   const Config config = load_config(line.positional[0], line.overrides);
+  StopRequest stop(control, config.run, directory);
   std::optional<Trace> trace;
   if (line.has("--trace")) trace.emplace(*line.value("--trace"), kFirstTraced, kLastTraced);
-  const std::unique_ptr<Job> job = open_job(config, line, PlanPurpose::kTrain, *line.value("--run-dir"));
+  const std::vector<FoundCheckpoint> saved = resumable_checkpoints(config, directory);
+  const std::unique_ptr<Job> job =
+      open_job(config, line, PlanPurpose::kTrain, directory, saved_numerics(saved));
   files.begin(*job);
   log_line(print_plan(job->plan));
   ReservedSpace space(files.path("."), model_bytes(*job));
 
   // Text becomes tokens once; a second start finds them. The first example shows what will be learnt.
-  JobData data = open_data(*job, stop_requested);
-  log_coloured(sample_view(data.train, false), sample_view(data.train, true));
-  log_line(data.loader->length_report());
+  JobData data = open_data(*job, [&] { return control.stop_requests() > 0; });
+  show_data(data);
   const std::vector<Batch> held_out = data.loader->eval_batches();
   const int64_t steps = total_steps(config, *data.loader);
 
   // From here on every byte has its home: weights, gradients, optimizer state and the arena.
   const std::unique_ptr<Rank> rank = make_rank(*job, true, trace ? &*trace : nullptr);
-  load_rank(*job, *rank);
-  if (!rank->far().description().empty()) log_line("offload: " + rank->far().description());
-
+  if (!rank->off_device().description().empty()) log_line("offload: " + rank->off_device().description());
   MetricsFile metrics(files.path("metrics.jsonl"));
-  if (!held_out.empty()) evaluate_and_record(*rank, held_out, 0, metrics);
-
-  // The loop. A stop request lets the step at hand finish.
-  Progress progress(config, steps);
   Trainer trainer(*rank, *data.loader, config,
                   {.total_steps = steps,
-                   .sol_seconds =
-                       [&](const StepWork& work) {
-                         return necessary_flops(job->model.spec, job->model.layout,
-                                                job->model.adapter.has_value(), work) /
-                                job->peak_flops;
-                       }},
+                   .sol_seconds = [&](const StepWork& work) { return necessary_seconds(*job, work); }},
                   metrics);
+
+  // The run begins, or goes on from the newest checkpoint that is whole.
+  Checkpoints checkpoints(*job, directory, static_cast<int>(line.integer("--lock-fd").value_or(-1)));
+  if (saved.empty() || job->model.adapter) load_rank(*job, *rank);
+  metrics.keep(saved.empty() ? 0 : checkpoints.restore(saved, *rank, trainer));
+  if (!held_out.empty() && saved.empty()) evaluate_and_record(*rank, held_out, 0, metrics);
+
+  // The loop. Whoever asks for a stop lets the step at hand finish.
+  Progress progress(config, steps);
+  const auto publish = [&] {
+    control.publish({.step = trainer.steps(),
+                     .repeat = trainer.steps() - checkpoints.newest_step(),
+                     .checkpoint = checkpoints.newest(),
+                     .reason = stop.reason()});
+  };
   TrainerHooks hooks;
-  hooks.stop_requested = stop_requested;
+  hooks.stop_requested = [&] { return stop.requested(); };
   hooks.on_step = [&](const StepRow& row) {
+    stop.expect(row.step_ms / 1e3, checkpoints.expected_seconds());
     progress.show(row);
-    control.publish({.step = row.step, .repeat = row.step, .checkpoint = "", .reason = ""});
+    publish();
     files.running(row.step);
+  };
+  hooks.after_step = [&](bool best) {
+    if (trainer.steps() < steps && checkpoints.due(trainer, best)) checkpoints.save(*rank, trainer, metrics);
+    publish();
   };
   if (!held_out.empty()) {
     hooks.evaluate = [&](int64_t step) { return evaluate_and_record(*rank, held_out, step, metrics).loss; };
@@ -111,14 +149,18 @@ Exit train(const CommandLine& line, Control& control) {
     return files.path("model");
   });
   progress.finish(result);
-
-  // The trained model appears in one step, complete or not at all; a stopped run leaves what it has reached.
-  // It is worth more than what follows, and comes first.
-  if (result.steps > 0) save_model(files, *job, *rank, space, result.steps);
   if (trace) trace->write();  // a run too short to have done so
-  if (!held_out.empty() && result.steps > 0) evaluate_and_record(*rank, held_out, result.steps, metrics);
+
+  if (result.stopped) {
+    leave(line.positional[0], stop, *rank, trainer, steps, metrics, checkpoints);
+    publish();
+    return Exit::kStopped;
+  }
+  // The trained model appears in one step, complete or not at all. It is worth more than what follows.
+  save_model(files, *job, *rank, space, result.steps);
+  if (!held_out.empty()) evaluate_and_record(*rank, held_out, result.steps, metrics);
   log_line("peak resident memory " + format_peak(job->plan, result.device_bytes));
-  return result.stopped ? Exit::kStopped : Exit::kDone;
+  return Exit::kDone;
 }
 
 }  // namespace

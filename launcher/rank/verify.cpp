@@ -2,21 +2,48 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/restore.h"
+#include "config/config_text.h"
 #include "launcher/environment.h"
 #include "launcher/rank/rank_commands.h"
 #include "weights/verify.h"
 
 namespace lm {
+namespace {
+
+VerifyResult verify_checkpoint(const std::string& directory) {
+  VerifyResult result;
+  try {
+    CheckpointReader reader(directory);
+    reader.verify();
+    std::string hashes;
+    for (const CheckpointFile& file : reader.manifest().files) {
+      result.files.push_back(file.name);
+      hashes += file.hash();
+    }
+    result.tensors = std::ssize(reader.manifest().tensors);
+    result.bytes = reader.manifest().bytes();
+    result.weights_hash = hash_text(hashes);
+    result.ok = true;
+  } catch (const Error& error) {
+    result.problem = error.report();
+  }
+  return result;
+}
+
+}  // namespace
 
 Exit verify_command(const CommandLine& line) {
   namespace fs = std::filesystem;
   const std::string& what = line.positional[0];
   const bool run = fs::exists(fs::path(what) / "model") && fs::exists(fs::path(what) / "config.toml");
   const bool adapter = fs::exists(fs::path(what) / "adapter_config.json");
-  const std::string directory = run       ? what + "/model"
-                                : adapter ? what
-                                          : resolve_model(what, read_environment());
-  const VerifyResult result = verify_model(directory);
+  const bool checkpoint = fs::exists(fs::path(what) / kManifestName);
+  const std::string directory = checkpoint ? ""
+                                : run      ? what + "/model"
+                                : adapter  ? what
+                                           : resolve_model(what, read_environment());
+  const VerifyResult result = checkpoint ? verify_checkpoint(what) : verify_model(directory);
   if (line.has("--json")) {
     nlohmann::ordered_json json = {
         {"ok", result.ok}, {"weights_hash", result.weights_hash}, {"files", result.files}};

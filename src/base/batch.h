@@ -6,25 +6,30 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace lm {
 
 struct Batch {
-  std::vector<int32_t> token;     // [tokens]
-  std::vector<int32_t> position;  // [tokens], from 0 in each document
-  std::vector<int32_t> target;    // [tokens]: the next token of the document, or -1 where nothing is learnt
-  std::vector<int32_t> sample;    // [tokens]: index of the example in the data set
+  std::vector<int32_t> token;      // [tokens]
+  std::vector<int32_t> position;   // [tokens], from 0 in each document
+  std::vector<int32_t> target;     // [tokens]: the next token of the document, or -1 where nothing is learnt
+  std::vector<float> weight = {};  // [tokens], of each target's nll in the loss; empty: all 1
+  std::vector<int32_t> sample;     // [tokens]: index of the example in the data set
   std::vector<int32_t> document_start;  // [documents + 1], ending with tokens
   int64_t tokens() const { return static_cast<int64_t>(token.size()); }
   int64_t documents() const { return static_cast<int64_t>(document_start.size()) - 1; }
 };
 
 // The micro-batches of one optimizer step. `target_tokens` counts targets >= 0 over all of them (and all
-// ranks): the loss is the sum of nll divided by it, known before the step starts.
+// ranks), `target_weight` is the sum of their weights where they have some. The loss is the sum of weight *
+// nll divided by that of the weights, which is known before the step starts.
 struct StepBatches {
   std::vector<Batch> micro;
   int64_t target_tokens = 0;
+  std::optional<double> target_weight = {};  // unset: 1 for each target
+  double divisor() const { return target_weight.value_or(static_cast<double>(target_tokens)); }
 };
 
 // `tokens` rounded up to one of eight numbers between one power of two and the next, at least 32 apart: 4 %

@@ -1,9 +1,19 @@
-// Monotonic seconds: every duration in the program comes from here; wall-clock time appears only in text.
+// Monotonic seconds: every duration in the program comes from here; wall-clock time appears only in text. And
+// durations as text: "90s", "30min", "8h", "2d".
 #pragma once
 
 #include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
 
 namespace lm {
+
+// Nothing when it is no whole number of one of the four units, or longer than a century.
+std::optional<int64_t> parse_seconds(std::string_view text);
+// In the largest unit that divides it: what parse_seconds reads back.
+std::string seconds_text(int64_t seconds);
 
 inline double monotonic_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();

@@ -92,6 +92,12 @@ Json read_json_file(const std::string& path, const JsonLimits& limits) {
   return parse_json(read_small_file(path, limits.bytes), path, limits);
 }
 
+int64_t json_integer(const Json& value) {
+  if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<uint64_t>() > INT64_MAX))
+    throw std::runtime_error("a number that is no integer of 64 bits");
+  return value.get<int64_t>();
+}
+
 void fail_json(const std::string& what, const std::string& place, int64_t offset) {
   throw Error(Exit::kInput, {.area = "FILE-21",
                              .what = what,

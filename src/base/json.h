@@ -21,6 +21,10 @@ Json parse_json(std::string_view text, const std::string& place, const JsonLimit
 // The same from a regular file (base/file.h).
 Json read_json_file(const std::string& path, const JsonLimits& limits = {});
 
+// A whole number of 64 bits. Throws std::runtime_error for any other value: a fraction would be cut, and a
+// larger number wrap around.
+int64_t json_integer(const Json& value);
+
 // Error(11) about `place` at byte `offset`; also for parsers of their own (safetensors).
 [[noreturn]] void fail_json(const std::string& what, const std::string& place, int64_t offset);
 // The library takes a NUL for the end of the text and would not see what follows. `offset` is the text's own.

@@ -88,6 +88,16 @@ void Staging::finish() {
   half(piece_).copied.synchronize();
 }
 
+void Staging::write(std::byte* to, int64_t bytes, const Fill& fill) {
+  if (!used()) return fill(0, {to, static_cast<size_t>(bytes)});
+  for (int64_t done = 0; done < bytes; done += piece_bytes()) {
+    const int64_t size = std::min(piece_bytes(), bytes - done);
+    std::byte* const piece = next();
+    fill(done, {piece, static_cast<size_t>(size)});
+    send(to + done, piece, size);
+  }
+}
+
 void Staging::read(const std::byte* from, int64_t bytes, const Take& take) {
   if (!used()) return take(0, {from, static_cast<size_t>(bytes)});
   make_buffer();

@@ -60,6 +60,9 @@ class Staging {
   void send(std::byte* to, const std::byte* from, int64_t bytes);
   // Everything sent has arrived.
   void finish();
+  // All `bytes` of `to`, made by fill(offset, host memory): on the CPU in one call, in place.
+  using Fill = std::function<void(int64_t offset, std::span<std::byte> bytes)>;
+  void write(std::byte* to, int64_t bytes, const Fill& fill);
 
   // From the device: calls take(offset, bytes of host memory) until all of `from` has been given; what the
   // stream was given before is complete in it. On the CPU one call, with the memory itself.

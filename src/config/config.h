@@ -49,12 +49,24 @@ struct Budget {
   double share = 0;   // of 1
 };
 
+// "90s", "30min", "8h".
+struct Duration {
+  int64_t seconds = 0;
+};
+// After so many steps, 200, or after so much time, "30min": one of the two; neither: never.
+struct Interval {
+  int64_t steps = 0;
+  int64_t seconds = 0;
+  bool operator==(const Interval&) const = default;
+};
+
 struct RunConfig {
   std::string dir;                            // "" = runs/<config's name>
   int64_t seed = 42;                          // of shuffling, initialisation, dropout and rounding
   DeviceChoice device = DeviceChoice::kAuto;  // auto: one GPU if present, else the CPU with a note
-  std::optional<int64_t> threads;  // compute threads on the CPU; auto: the cores this process may use
-  bool deterministic = true;       // deterministic attention and reductions on GPUs
+  std::optional<int64_t> threads;      // compute threads on the CPU; auto: the cores this process may use
+  bool deterministic = true;           // deterministic attention and reductions on GPUs
+  std::optional<Duration> time_limit;  // then save and leave with 75; auto: when the Slurm job ends
 };
 
 struct ModelConfig {
@@ -110,9 +122,9 @@ struct LoraConfig {
   std::vector<std::string> written;  // keys of this table that were given a value; filled by load_config
 };
 
-// Where state lives that does not fit on the device. "auto" keeps everything near while it fits, and then
-// moves one class after another to the next home, as much as needed; a named home takes all of its class.
-// Never changes a result.
+// Where state lives that does not fit on the device. "auto" keeps everything on the device while it fits, and
+// then moves one class after another to the next home, as much as needed; a named home takes all of its
+// class. Never changes a result.
 struct OffloadConfig {
   OffloadHome optimizer = OffloadHome::kAuto;    // master and moments
   OffloadHome gradients = OffloadHome::kAuto;    // of transformer blocks
@@ -133,6 +145,13 @@ struct IoConfig {
   int64_t timeout = 60;                           // seconds without any answer until a disk is given up
 };
 
+struct CheckpointConfig {
+  Interval every = {0, 30 * 60};  // between saves; a run that is stopped saves, too
+  int64_t keep = 2;               // of the newest
+  bool keep_best = false;         // the one with the least held-out loss as well, saved when it is reached
+  std::string resume = "auto";    // the newest that is whole; "never"; or the name of one, step_00000100
+};
+
 struct LogConfig {
   int64_t every = 1;  // steps between lines of log.txt, and of stderr unless it is a terminal
 };
@@ -146,6 +165,7 @@ struct Config {
   LoraConfig lora;
   OffloadConfig offload;
   IoConfig io;
+  CheckpointConfig checkpoint;
   LogConfig log;
 };
 

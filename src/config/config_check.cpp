@@ -22,6 +22,7 @@ class Checks {
     adapter();
     types();
     offload();
+    checkpoint();
     return std::move(out_);
   }
 
@@ -113,6 +114,19 @@ class Checks {
             "train.gradients = \"bf16\" and " + fp32 + "gradients of fp32 weights are added in fp32");
   }
 
+  void checkpoint() {
+    const CheckpointConfig& checkpoint = config_.checkpoint;
+    const std::string& resume = checkpoint.resume;
+    require(resume == "auto" || resume == "never" || checkpoint_step(resume), "checkpoint.resume",
+            "checkpoint.resume",
+            "checkpoint.resume = " + value_text(resume) +
+                " is neither \"auto\" nor \"never\" nor the name of a checkpoint such as \"step_00000100\"");
+    const bool evaluates = config_.train.eval_every > 0;
+    require(!checkpoint.keep_best || evaluates, "checkpoint.keep_best", "train.eval_every",
+            "checkpoint.keep_best keeps what has the least held-out loss: set train.eval_every (now " +
+                value_text(config_.train.eval_every) + ")");
+  }
+
   void offload() {
     const OffloadConfig& offload = config_.offload;
     const std::pair<const char*, OffloadHome> homes[] = {{"offload.optimizer", offload.optimizer},
@@ -127,8 +141,10 @@ class Checks {
       require(block->bytes % 4096 == 0, "io.block", "io.block",
               "io.block = " + value_text(block) + " is not a multiple of 4KiB, which direct transfers want");
     }
-    const bool moved = offload.activations == OffloadHome::kHost || offload.activations == OffloadHome::kNvme;
-    require(!moved || config_.train.recompute != Recompute::kNone, "offload.activations", "train.recompute",
+    const bool off_device =
+        offload.activations == OffloadHome::kHost || offload.activations == OffloadHome::kNvme;
+    require(!off_device || config_.train.recompute != Recompute::kNone, "offload.activations",
+            "train.recompute",
             "offload.activations = " + value_text(offload.activations) +
                 " moves block inputs, and train.recompute = \"none\" keeps everything else beside them: set "
                 "train.recompute = \"block\"");

@@ -17,6 +17,20 @@ std::string bound_text(double bound) {
 
 }  // namespace
 
+std::string checkpoint_name(int64_t step) {
+  char name[32];
+  std::snprintf(name, sizeof name, "step_%08ld", step);
+  return name;
+}
+
+std::optional<int64_t> checkpoint_step(const std::string& name) {
+  constexpr std::string_view kPrefix = "step_";
+  int64_t step = 0;
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), step);
+  return step > 0 && checkpoint_name(step) == name ? std::optional(step) : std::nullopt;
+}
+
 std::string quote(std::string_view text) {
   std::string out = "\"";
   for (unsigned char c : text) {

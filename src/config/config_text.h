@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/clock.h"
 #include "config/config_visit.h"
 
 namespace lm {
@@ -18,6 +19,12 @@ template <class T>
 struct IsOptional : std::false_type {};
 template <class T>
 struct IsOptional<std::optional<T>> : std::true_type {};
+
+// A checkpoint's directory has this file, and is named for its step, "step_00000100".
+inline constexpr char kManifestName[] = "MANIFEST.json";
+std::string checkpoint_name(int64_t step);
+// Nothing where it is not the name of one.
+std::optional<int64_t> checkpoint_step(const std::string& name);
 
 // A TOML basic string, quoted and escaped.
 std::string quote(std::string_view text);
@@ -40,6 +47,12 @@ inline std::string value_text(const ByteSize& value) {
   return quote(exact_bytes(value.bytes));
 }
 std::string value_text(const Budget& value);
+inline std::string value_text(const Duration& value) {
+  return quote(seconds_text(value.seconds));
+}
+inline std::string value_text(const Interval& value) {
+  return value.seconds > 0 ? quote(seconds_text(value.seconds)) : std::to_string(value.steps);
+}
 template <class E>
 requires std::is_enum_v<E> std::string value_text(E value) {
   return quote(name_of(value));
@@ -73,6 +86,12 @@ inline std::string expected_text(const ByteSize*, const KeyInfo& info) {
 }
 inline std::string expected_text(const Budget*, const KeyInfo&) {
   return "a size such as \"24GiB\" or a share such as \"90%\"";
+}
+inline std::string expected_text(const Duration*, const KeyInfo&) {
+  return "a time such as \"30min\" or \"8h\"";
+}
+inline std::string expected_text(const Interval*, const KeyInfo&) {
+  return "a number of steps or a time such as \"30min\"";
 }
 inline std::string expected_text(const std::string*, const KeyInfo& info) {
   return info.required ? "a string that is not empty" : "a string";

@@ -21,10 +21,12 @@
 #include "config/config_words.h"
 #include "config/nearest.h"
 #include "config/toml_text.h"
+#include "config/toml_value.h"
 
 namespace lm {
 namespace {
 
+constexpr size_t kMostProblems = 50;  // are told; suggestions for ten thousands would take seconds
 constexpr const char* kNext = "correct it; `lmlaunch presets` lists commented configurations to start from";
 
 Error config_error(std::string what, std::string place, std::string next) {
@@ -35,183 +37,11 @@ Error config_error(std::string what, std::string place, std::string next) {
                                .kept = ""});
 }
 
-// One value that was given for a key, and where.
-struct Entry {
-  const toml::node* node = nullptr;
-  Problem where;    // text unused
-  std::string raw;  // command line: the text after '='
-  bool command_line = false;
-};
-
-// Where a node begins in its file.
-Problem at(const toml::source_region& source, const std::string& file) {
-  return {file, static_cast<int>(source.begin.line), static_cast<int>(source.begin.column), ""};
-}
-
-std::string shorten(std::string text) {
-  if (text.size() > 60) text = text.substr(0, 57) + "...";
-  return text;
-}
-
-// "a string "abc"", "1.5", "a list": what stands there instead of what was expected.
-std::string got_text(const toml::node& node) {
-  if (const auto* text = node.as_string()) return "the string " + quote(shorten(text->get()));
-  if (const auto* number = node.as_integer()) return std::to_string(number->get());
-  if (const auto* number = node.as_floating_point()) return number_text(number->get());
-  if (const auto* flag = node.as_boolean()) return flag->get() ? "true" : "false";
-  if (node.is_array()) return "a list";
-  if (node.is_table()) return "a table";
-  return "a date or time";
-}
-
-bool in_range(double value, const Range& range) {
-  if (!std::isfinite(value)) return false;
-  if (range.low_open ? value <= range.low : value < range.low) return false;
-  return range.high_open ? value < range.high : value <= range.high;
-}
-
-bool printable(const std::string& text) {
-  return std::none_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; });
-}
-
 // Names come from the file: a newline in one must not look like a line of ours.
 std::string one_line(const std::string& text) {
   std::string out;
   for (char c : escape_controls(text)) out += c == '\n' ? "\\n" : std::string(1, c);
   return out;
-}
-
-// read(entry, field, info): true when the value is of the type and in the range.
-bool read(const Entry& entry, bool& field, const KeyInfo&) {
-  const auto* flag = entry.node->as_boolean();
-  if (flag) field = flag->get();
-  return flag != nullptr;
-}
-bool read(const Entry& entry, int64_t& field, const KeyInfo& info) {
-  const auto* number = entry.node->as_integer();
-  if (!number || !in_range(static_cast<double>(number->get()), info.range)) return false;
-  field = number->get();
-  return true;
-}
-bool read(const Entry& entry, double& field, const KeyInfo& info) {
-  const auto number = entry.node->is_number() ? entry.node->value<double>() : std::nullopt;
-  if (!number || !in_range(*number, info.range)) return false;
-  field = *number;
-  return true;
-}
-// A bare word of the command line that TOML takes for a date or a number is still a word where one is
-// expected.
-std::optional<std::string> word(const Entry& entry) {
-  if (const auto* text = entry.node->as_string()) return text->get();
-  if (entry.command_line && !entry.node->is_array() && !entry.node->is_table()) return entry.raw;
-  return std::nullopt;
-}
-bool read(const Entry& entry, std::string& field, const KeyInfo& info) {
-  const std::optional<std::string> text = word(entry);
-  if (!text || !printable(*text) || (info.required && text->empty())) return false;
-  field = *text;
-  return true;
-}
-// Sizes are words with a unit, so that nobody has to count zeros or takes 24 for GiB.
-std::optional<int64_t> size_of(const Entry& entry) {
-  const std::optional<std::string> text = word(entry);
-  return text ? parse_bytes(*text) : std::nullopt;
-}
-bool read(const Entry& entry, ByteSize& field, const KeyInfo& info) {
-  const std::optional<int64_t> bytes = size_of(entry);
-  if (!bytes || !in_range(static_cast<double>(*bytes), info.range)) return false;
-  field.bytes = *bytes;
-  return true;
-}
-bool read(const Entry& entry, Budget& field, const KeyInfo&) {
-  const std::optional<std::string> text = word(entry);
-  if (text && text->ends_with('%')) {
-    double percent = 0;
-    const char* const end = text->data() + text->size() - 1;
-    const auto parsed = std::from_chars(text->data(), end, percent);
-    if (parsed.ec != std::errc() || parsed.ptr != end || !(percent > 0 && percent <= 100)) return false;
-    field = {0, percent / 100};
-    return true;
-  }
-  const std::optional<int64_t> bytes = size_of(entry);
-  if (!bytes || *bytes == 0) return false;
-  field = {*bytes, 0};
-  return true;
-}
-template <class E>
-requires std::is_enum_v<E>
-bool read(const Entry& entry, E& field, const KeyInfo&) {
-  const std::optional<std::string> text = word(entry);
-  const std::optional<E> value = text ? parse_name<E>(*text) : std::nullopt;
-  if (value) field = *value;
-  return value.has_value();
-}
-template <class T>
-bool read(const Entry& entry, std::optional<T>& field, const KeyInfo& info) {
-  const auto* text = entry.node->as_string();
-  T value{};
-  if (text && text->get() == "auto") {
-    field.reset();
-  } else if (read(entry, value, info)) {
-    field = value;
-  } else {
-    return false;
-  }
-  return true;
-}
-template <class T>
-bool read(const Entry& entry, std::vector<T>& field, const KeyInfo& info) {
-  std::vector<T> values;
-  KeyInfo each = info;
-  each.required = true;  // an empty string names nothing
-  if (const auto* list = entry.node->as_array()) {
-    for (const toml::node& node : *list) {
-      values.emplace_back();
-      if (!read(Entry{&node, entry.where, "", false}, values.back(), each)) return false;
-    }
-  } else if (std::is_same_v<T, std::string>) {  // one word stands for a list of one
-    values.emplace_back();
-    if (!read(entry, values.back(), each)) return false;
-  } else {
-    return false;
-  }
-  if (info.range.count != 0 && values.size() != static_cast<size_t>(info.range.count)) return false;
-  if (info.required && values.empty()) return false;
-  field = std::move(values);
-  return true;
-}
-
-// For words that are not one of a choice.
-template <class T>
-std::string word_hint(const Entry&, const T*) {
-  return "";
-}
-template <class E>
-requires std::is_enum_v<E> std::string word_hint(const Entry& entry, const E*) {
-  std::vector<std::string> names;
-  for (const auto& known : EnumNames<E>::kAll) names.emplace_back(known.name);
-  const auto text = word(entry);
-  const auto hit = text ? nearest(*text, names) : std::nullopt;
-  return hit ? "; did you mean " + quote(*hit) + "?" : "";
-}
-
-// For sizes without a unit. `unit`: what small ones of this type are usually given in.
-std::string size_hint(const Entry& entry, const char* unit) {
-  std::string number;
-  if (const auto text = entry.node->value<std::string>()) number = *text;
-  if (entry.node->is_number()) number = got_text(*entry.node);
-  const std::string meant = with_unit(number, unit);
-  return meant.empty() ? "" : " without a unit; did you mean " + quote(meant) + "?";
-}
-std::string word_hint(const Entry& entry, const Budget*) {
-  return size_hint(entry, "GiB");
-}
-std::string word_hint(const Entry& entry, const ByteSize*) {
-  return size_hint(entry, "MiB");
-}
-template <class T>
-std::string word_hint(const Entry& entry, const std::optional<T>*) {
-  return word_hint(entry, static_cast<const T*>(nullptr));
 }
 
 class Loader {
@@ -261,6 +91,7 @@ class Loader {
 
  private:
   void problem(Problem where, std::string text) {
+    if (++found_ > kMostProblems) return;
     where.text = one_line(text);
     problems_.push_back(std::move(where));
   }
@@ -338,11 +169,11 @@ class Loader {
     const std::string raw = text.substr(equals + 1);
     TomlText parsed = parse_toml("v = " + raw + "\n", "");
     auto value = std::make_unique<toml::table>();
-    if (parsed.complete && parsed.problems.empty() && parsed.table.size() == 1) {
-      *value = std::move(parsed.table);
-    } else {
-      value->insert("v", raw);
-    }
+    if (!parsed.complete || !parsed.problems.empty() || parsed.table.size() != 1)
+      parsed = parse_toml("v = " + quote(raw) + "\n", "");
+    // The run's config.toml could not hold it.
+    if (!parsed.complete) return problem(where, "`" + table + "." + name + "`: the value is not UTF-8");
+    *value = std::move(parsed.table);
     entries_[table + "." + name].push_back({value->get("v"), where, raw, true});
     override_values_.push_back(std::move(value));
   }
@@ -353,6 +184,7 @@ class Loader {
   }
 
   std::string nearest_table(const std::string& name) const {
+    if (found_ >= kMostProblems) return "";
     std::vector<std::string> names = tables_;
     for (const LaterTable& later : kLaterTables) names.emplace_back(later.name);
     const auto hit = nearest(name, names);
@@ -365,6 +197,7 @@ class Loader {
   // In this order: the same key of another table, a known word for it, the nearest key here, the nearest
   // anywhere, the nearest known word.
   std::string nearest_key(const std::string& table, const std::string& name) const {
+    if (found_ >= kMostProblems) return "";
     std::string elsewhere;
     std::vector<std::string> here, anywhere, theirs;
     for (const KeyText& key : known_) {
@@ -445,8 +278,9 @@ class Loader {
       return order(a) < order(b);
     });
     if (problems_.size() == 1) throw config_error(problems_[0].text, problems_[0].place(), kNext);
-    std::string what = std::to_string(problems_.size()) + " mistakes:";
+    std::string what = std::to_string(found_) + " mistakes:";
     for (const Problem& one : problems_) what += "\n  " + one.place() + ": " + one.text;
+    if (found_ > problems_.size()) what += "\n  and " + std::to_string(found_ - problems_.size()) + " more";
     throw config_error(what, "", kNext);
   }
 
@@ -459,6 +293,7 @@ class Loader {
   std::set<std::string> overridden_, unusable_, used_;
   std::map<std::string, std::string> of_others_;  // given keys -> rules, not chosen, that have them
   std::vector<Problem> problems_;
+  size_t found_ = 0;  // problems, told or not
   Config config_;
 };
 

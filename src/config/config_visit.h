@@ -42,6 +42,8 @@ void visit_run(RunT& run, V& v) {
         {kNumerics, "compute threads on the CPU; auto: the cores this process may use", kThreads});
   v.key("run", "deterministic", run.deterministic,
         {kNumerics, "deterministic attention and reductions on GPUs"});
+  v.key("run", "time_limit", run.time_limit,
+        {kReporting, "then the run saves and leaves with exit code 75; auto: when the Slurm job ends"});
 }
 
 template <class ModelT, class V>
@@ -183,6 +185,23 @@ void visit_io(IoT& io, V& v) {
         {kPlacement, "seconds without any answer until a disk is given up", {.low = 1, .high = 1e6}});
 }
 
+template <class CheckpointT, class V>
+void visit_checkpoint(CheckpointT& checkpoint, V& v) {
+  using enum KeyTag;
+  v.table("checkpoint", "what a run that was interrupted goes on from");
+  v.key("checkpoint", "every", checkpoint.every,
+        {kReporting, "between saves; 0: only when the run is stopped", kCountFromZero});
+  v.key("checkpoint", "keep", checkpoint.keep,
+        {kReporting, "how many of the newest are kept", {.low = 1, .high = 1e6}});
+  v.key("checkpoint", "keep_best", checkpoint.keep_best,
+        {kReporting, "also keep the one with the least held-out loss, saved when it is reached"});
+  v.key("checkpoint", "resume", checkpoint.resume,
+        {kReporting,
+         "auto: go on from the newest that is whole; never; or a name such as step_00000100",
+         {},
+         true});
+}
+
 template <class LogT, class V>
 void visit_log(LogT& log, V& v) {
   v.table("log", "what is printed");
@@ -201,6 +220,7 @@ void visit_config(ConfigT& config, V& v) {
   visit_lora(config.lora, v);
   visit_offload(config.offload, v);
   visit_io(config.io, v);
+  visit_checkpoint(config.checkpoint, v);
   visit_log(config.log, v);
 }
 

@@ -61,6 +61,11 @@ inline constexpr OtherName kOtherNames[] = {
     {"target_modules", "lora.targets"},
     {"use_rslora", "lora.rslora"},
     {"logging_steps", "log.every"},
+    {"save_steps", "checkpoint.every"},
+    {"save_every", "checkpoint.every"},
+    {"save_total_limit", "checkpoint.keep"},
+    {"load_best_model_at_end", "checkpoint.keep_best"},
+    {"resume_from_checkpoint", "checkpoint.resume"},
     {"offload_optimizer", "offload.optimizer"},
     {"optimizer_offload", "offload.optimizer"},
     {"offload_param", "offload.weights"},
@@ -83,7 +88,6 @@ struct LaterTable {
 };
 inline constexpr LaterTable kLaterTables[] = {
     {"zero", "sharding over ranks is not supported yet: one rank trains"},
-    {"checkpoint", "checkpoints and resuming are not supported yet: the result is written at the end"},
 };
 
 // Values that are described, and not there yet.

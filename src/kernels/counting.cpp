@@ -15,8 +15,12 @@ constexpr int64_t kNarrow = 128;
 // Dropout draws its random numbers: benchmarks/kernels.py has it at a sixth of what other passes reach.
 constexpr double kDropout = 6;
 
+Counts& counts_of(StreamView stream) {
+  return *static_cast<Counts*>(stream.handle);
+}
+
 Cost& counted(StreamView stream) {
-  Cost& cost = *static_cast<Cost*>(stream.handle);
+  Cost& cost = counts_of(stream).cost;
   cost.calls += 1;
   return cost;
 }
@@ -57,7 +61,8 @@ void softmax_gradient(const SoftmaxGradient& a, StreamView stream) {
   pass(stream, 2 * product(a.rows, a.columns), a.dtype);
 }
 void softmax_loss(const SoftmaxLoss& a, StreamView stream) {
-  pass(stream, 3 * product(a.rows, 1), DType::kF32);
+  const int arrays = 3 + (a.weight != nullptr ? 1 : 0) + (a.nll != nullptr ? 1 : 0);
+  pass(stream, arrays * product(a.rows, 1), DType::kF32);
 }
 void gather_rows(const GatherRows& a, StreamView stream) {
   move(stream, 2 * product(a.rows, a.width) * size(a.dtype));
@@ -109,6 +114,9 @@ void attention_backward(const AttentionBackward& a, StreamView stream) {
 
 void gemm(const Gemm& g, StreamView stream) {
   const int64_t inner = g.transpose_a ? g.a.rows : g.a.columns;
+  if (std::set<GemmShape>* const gemms = counts_of(stream).gemms)
+    gemms->insert({g.out.rows, g.out.columns, inner, g.a.stride, g.b.stride, g.out.stride, g.transpose_a,
+                   g.transpose_b, g.addend.defined(), g.scale != 1});
   Cost& cost = counted(stream);
   cost.gemm_flops += 2 * product(g.out.rows, g.out.columns, inner);
   if (stream.device == DeviceType::kCuda && std::min({g.out.rows, g.out.columns, inner}) >= kNarrow) return;
@@ -177,8 +185,8 @@ const Kernels& counting_kernels(DeviceType device) {
   return device == DeviceType::kCpu ? cpu : cuda;
 }
 
-StreamView counting_stream(Cost& cost, DeviceType device, int threads) {
-  return {device, &cost, threads};
+StreamView counting_stream(Counts& counts, DeviceType device, int threads) {
+  return {device, &counts, threads};
 }
 
 }  // namespace lm

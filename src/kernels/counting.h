@@ -2,6 +2,9 @@
 // runs the model's own code to learn what a step costs.
 #pragma once
 
+#include <array>
+#include <set>
+
 #include "kernels/kernels.h"
 
 namespace lm {
@@ -16,10 +19,19 @@ struct Cost {
   Cost& operator+=(const Cost& other);
 };
 
+// A product as a GEMM library tells it from others that it makes code for: sizes, strides, what is
+// transposed, added and scaled. Types come from the model's and need not be told apart.
+using GemmShape = std::array<int64_t, 10>;
+
+struct Counts {
+  Cost cost;
+  std::set<GemmShape>* gemms = nullptr;  // every product's; null when not wanted
+};
+
 // The device's table. Its functions expect a counting_stream, and memory that need not be there but for what
 // kernels.h says the host reads.
 const Kernels& counting_kernels(DeviceType device);
-// What is called with this stream is added to `cost`, which must outlive it.
-StreamView counting_stream(Cost& cost, DeviceType device, int threads);
+// What is called with this stream is added to `counts`, which must outlive it.
+StreamView counting_stream(Counts& counts, DeviceType device, int threads);
 
 }  // namespace lm

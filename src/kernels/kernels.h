@@ -93,7 +93,8 @@ struct SoftmaxStatistics {
   DType dtype = DType::kF32;
 };
 
-// In place: logits become (exp(logit - lse) - [column = target]) * scale, lse = max + log(sum).
+// In place: logits become (exp(logit - lse) - [column = target]) * (scale * weight[row]), lse = max +
+// log(sum).
 struct SoftmaxGradient {
   void* logits = nullptr;  // [rows, columns]
   const int32_t* target = nullptr;
@@ -101,15 +102,18 @@ struct SoftmaxGradient {
   const float* sum = nullptr;
   int64_t rows = 0, columns = 0, stride = 0;
   int64_t first_column = 0;
-  float scale = 1;  // 1 / target tokens of the whole optimizer step
+  float scale = 1;                // 1 / what the optimizer step's sum of losses is divided by
+  const float* weight = nullptr;  // [rows], of each row's loss; null: 1
   DType dtype = DType::kF32;
 };
 
-// nll[r] = max + log(sum) - target_logit; then *total += the sum of nll in fp64 in row order.
+// nll[r] = max + log(sum) - target_logit; then *total += the sum of weight[r] * nll[r] in fp64 in row order.
 struct SoftmaxLoss {
   const float* max = nullptr;
   const float* sum = nullptr;
   const float* target_logit = nullptr;
+  const float* weight = nullptr;  // [rows]; null: 1
+  float* nll = nullptr;           // [rows]; null when not wanted
   double* total = nullptr;
   int64_t rows = 0;
 };

@@ -40,10 +40,11 @@ __global__ void gradient(SoftmaxGradient a) {
   if (j >= a.columns) return;
   T* x = static_cast<T*>(a.logits) + r * a.stride + j;
   const float lse = a.max[r] + logf(a.sum[r]);
+  const float scale = a.weight == nullptr ? a.scale : a.scale * a.weight[r];
   const int64_t target = a.target[r] - a.first_column - j;
   Pack<T, n> v = load_pack<n>(x);
   for (int i = 0; i < n; ++i) {
-    v.at[i] = round_to<T>(lm::softmax_gradient(to_float(v.at[i]), lse, i == target ? 1.f : 0.f, a.scale));
+    v.at[i] = round_to<T>(lm::softmax_gradient(to_float(v.at[i]), lse, i == target ? 1.f : 0.f, scale));
   }
   store_pack<n>(x, v);
 }
@@ -54,7 +55,11 @@ __global__ void loss(SoftmaxLoss a) {
   double total = 0;
   for (int64_t first = 0; first < a.rows; first += kThreads) {
     const int64_t r = first + threadIdx.x;
-    if (r < a.rows) term[threadIdx.x] = static_cast<double>(a.max[r] + logf(a.sum[r]) - a.target_logit[r]);
+    if (r < a.rows) {
+      const float nll = a.max[r] + logf(a.sum[r]) - a.target_logit[r];
+      if (a.nll != nullptr) a.nll[r] = nll;
+      term[threadIdx.x] = static_cast<double>(nll) * (a.weight == nullptr ? 1.f : a.weight[r]);
+    }
     __syncthreads();
     if (threadIdx.x == 0) {
       const int count = static_cast<int>(min(a.rows - first, int64_t{kThreads}));

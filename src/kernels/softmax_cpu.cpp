@@ -36,7 +36,8 @@ void statistics_row(const SoftmaxStatistics& a, int64_t r) {
 template <class T>
 void gradient_row(const SoftmaxGradient& a, int64_t r) {
   T* x = static_cast<T*>(a.logits) + r * a.stride;
-  const F32 lse(a.max[r] + std::log(a.sum[r])), scale(a.scale);
+  const F32 lse(a.max[r] + std::log(a.sum[r]));
+  const F32 scale(a.weight == nullptr ? a.scale : a.scale * a.weight[r]);
   const int64_t column = a.target[r] - a.first_column;
   const bool here = column >= 0 && column < a.columns;
   const float target = here ? to_float(x[column]) : 0.f;
@@ -70,7 +71,10 @@ void softmax_gradient(const SoftmaxGradient& a, StreamView stream) {
 void softmax_loss(const SoftmaxLoss& a, StreamView) {
   double total = 0;
   for (int64_t r = 0; r < a.rows; ++r) {
-    total += static_cast<double>(a.max[r] + std::log(a.sum[r]) - a.target_logit[r]);
+    const float nll = a.max[r] + std::log(a.sum[r]) - a.target_logit[r];
+    if (a.nll != nullptr) a.nll[r] = nll;
+    // Exact, as a product of two fp32 numbers is in fp64.
+    total += static_cast<double>(nll) * (a.weight == nullptr ? 1.F : a.weight[r]);
   }
   *a.total += total;
 }

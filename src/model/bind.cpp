@@ -6,16 +6,9 @@
 namespace lm {
 namespace {
 
-constexpr int64_t kModules = 8;  // adapted modules of a layer, for the random keys
+constexpr int64_t kModules = 8;  // of a layer at most, for the random keys
 
 }  // namespace
-
-struct ModelBinding::Module {
-  const char* name;  // as the adapter's targets spell it
-  int64_t index;     // in the layer
-  int64_t first;     // rows of the fused projection
-  int64_t rows;
-};
 
 ModelBinding::Place ModelBinding::find(const BlockLayout& layout, const std::string& name) {
   const TensorPlace* const place = layout.find(name);
@@ -29,43 +22,41 @@ ModelBinding::Place ModelBinding::find(const BlockLayout& layout, const std::str
   return out;
 }
 
-void ModelBinding::find_adapters(LinearPlace& linear, const BlockLayout& layout, int64_t layer,
-                                 const std::vector<Module>& modules) {
-  for (const Module& module : modules) {
-    const std::string name = "layers." + std::to_string(layer) + "." + module.name;
-    const Place a = find(layout, name + ".lora_A");
+ModelBinding::LinearPlace ModelBinding::find(const BlockLayout& layout, int64_t layer, Projection projection,
+                                             const std::vector<LinearModule>& modules) {
+  const std::string prefix = "layers." + std::to_string(layer) + ".";
+  const std::string name = prefix + projection_name(projection);
+  LinearPlace out{find(layout, name), find(layout, name + "_bias"), {}};
+  for (const LinearModule& module : modules) {
+    if (module.projection != projection) continue;
+    const Place a = find(layout, prefix + module.name + ".lora_A");
     if (a.rows == 0) continue;
-    linear.adapters.push_back({module.first, module.rows, a, find(layout, name + ".lora_B"),
-                               static_cast<uint32_t>(layer * kModules + module.index)});
+    out.adapters.push_back({module.first, module.rows, a, find(layout, prefix + module.name + ".lora_B"),
+                            static_cast<uint32_t>(layer * kModules + static_cast<int64_t>(module.part))});
   }
+  return out;
 }
 
 ModelBinding::ModelBinding(const ModelSpec& spec, const ModelLayout& layout, const AdapterSpec* adapter)
     : embedding_(find(layout.blocks.front(), "embed")),
       norm_(find(layout.blocks.back(), "norm")),
       head_(find(layout.blocks.back(), "head")) {
-  const int64_t q = spec.q_rows(), kv = spec.kv_rows();
+  const std::vector<LinearModule> modules =
+      adapter == nullptr ? std::vector<LinearModule>() : linear_modules(spec);
   for (int64_t layer = 0; layer < spec.layer_count(); ++layer) {
     const BlockLayout& block = layout.blocks[static_cast<size_t>(layer) + 1];
     const auto place = [&](const char* name) {
       return find(block, "layers." + std::to_string(layer) + "." + name);
     };
-    BlockPlace& p = blocks_.emplace_back();
-    p.attention_norm = place("attn.norm");
-    p.qkv = {place("attn.qkv"), place("attn.qkv_bias"), {}};
-    p.q_norm = place("attn.q_norm");
-    p.k_norm = place("attn.k_norm");
-    p.out = {place("attn.out"), place("attn.out_bias"), {}};
-    p.mlp_norm = place("mlp.norm");
-    p.gate_up = {place("mlp.gate_up"), place("mlp.gate_up_bias"), {}};
-    p.down = {place("mlp.down"), place("mlp.down_bias"), {}};
-    if (adapter == nullptr) continue;
-    find_adapters(p.qkv, block, layer,
-                  {{"q_proj", 0, 0, q}, {"k_proj", 1, q, kv}, {"v_proj", 2, q + kv, kv}});
-    find_adapters(p.out, block, layer, {{"o_proj", 3, 0, spec.hidden}});
-    find_adapters(p.gate_up, block, layer,
-                  {{"gate_proj", 4, 0, spec.ffn}, {"up_proj", 5, spec.ffn, spec.ffn}});
-    find_adapters(p.down, block, layer, {{"down_proj", 6, 0, spec.hidden}});
+    const auto linear = [&](Projection which) { return find(block, layer, which, modules); };
+    blocks_.push_back({.attention_norm = place("attn.norm"),
+                       .q_norm = place("attn.q_norm"),
+                       .k_norm = place("attn.k_norm"),
+                       .mlp_norm = place("mlp.norm"),
+                       .qkv = linear(Projection::kQkv),
+                       .out = linear(Projection::kOut),
+                       .gate_up = linear(Projection::kGateUp),
+                       .down = linear(Projection::kDown)});
   }
   if (adapter == nullptr) return;
   scale_ = static_cast<float>(adapter->scale());

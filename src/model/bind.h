@@ -66,12 +66,12 @@ class ModelBinding {
     Place attention_norm, q_norm, k_norm, mlp_norm;
     LinearPlace qkv, out, gate_up, down;
   };
-  struct Module;
 
   static Place find(const BlockLayout& layout, const std::string& name);
   static Param bind(const Place& place, const BlockMemory& memory, const BindOptions& options);
-  static void find_adapters(LinearPlace& linear, const BlockLayout& layout, int64_t layer,
-                            const std::vector<Module>& modules);
+  // With the adapters of `modules` that the layout has.
+  static LinearPlace find(const BlockLayout& layout, int64_t layer, Projection projection,
+                          const std::vector<LinearModule>& modules);
   Linear bind(const LinearPlace& linear, const BlockMemory& memory, const BindOptions& options) const;
 
   float scale_ = 1, dropout_ = 0;  // of the adapters

@@ -1,11 +1,13 @@
 #include "model/context.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <utility>
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/error.h"
 #include "base/host_device.h"
 
 namespace lm {
@@ -63,8 +65,10 @@ void zero_surplus(const Context& context, const View& x, int64_t used) {
 
 DeviceBatch allocate_batch(const Context& context, const BatchShape& shape) {
   const bool gpu = context.device == DeviceType::kCuda;
-  // Rows with targets and these; on a GPU tokens, positions, samples and the documents' starts as well.
-  int64_t numbers = 2 * shape.targets;
+  // Rows with targets, these and their weights; on a GPU tokens, positions, samples and the documents' starts
+  // as well.
+  const int64_t of_targets = (shape.weighted ? 3 : 2) * shape.targets;
+  int64_t numbers = of_targets;
   if (gpu) {
     const int64_t runs = ceil_div(shape.documents, at_once(context, shape.documents));
     numbers += 3 * shape.tokens + shape.documents + runs;
@@ -75,8 +79,9 @@ DeviceBatch allocate_batch(const Context& context, const BatchShape& shape) {
                   .targets = {.count = shape.targets, .row = memory, .target = memory + shape.targets},
                   .document_count = shape.documents,
                   .runs = {}};
+  if (shape.weighted) out.targets.weight = reinterpret_cast<const float*>(memory + 2 * shape.targets);
   if (gpu) {
-    out.token = memory + 2 * shape.targets;
+    out.token = memory + of_targets;
     out.position = out.token + shape.tokens;
     out.sample = out.position + shape.tokens;
   }
@@ -84,15 +89,23 @@ DeviceBatch allocate_batch(const Context& context, const BatchShape& shape) {
 }
 
 DeviceBatch place_batch(const Context& context, const Batch& batch) {
-  std::vector<int32_t> all, target;
+  // One list of 32-bit numbers, as one copy brings them: weights by their bits.
+  std::vector<int32_t> all, target, weight;
+  const bool weighted = !batch.weight.empty();
+  LM_CHECK(!weighted || batch.weight.size() == batch.target.size(), "a weight for every target");
   for (size_t t = 0; t < batch.target.size(); ++t) {
     if (batch.target[t] < 0) continue;
     all.push_back(static_cast<int32_t>(t));
     target.push_back(batch.target[t]);
+    if (weighted) weight.push_back(std::bit_cast<int32_t>(batch.weight[t]));
   }
-  DeviceBatch out = allocate_batch(context, {batch.tokens(), std::ssize(target), batch.documents()});
+  DeviceBatch out = allocate_batch(context, {.tokens = batch.tokens(),
+                                             .targets = std::ssize(target),
+                                             .documents = batch.documents(),
+                                             .weighted = weighted});
   out.document_start = batch.document_start.data();
   all.insert(all.end(), target.begin(), target.end());
+  all.insert(all.end(), weight.begin(), weight.end());
   if (context.device == DeviceType::kCpu) {
     out.token = batch.token.data();
     out.position = batch.position.data();

@@ -34,11 +34,12 @@ class RopeTable {
   Memory memory_;  // cos, then sin
 };
 
-// The rows of a batch that have a target, and these targets, in device memory.
+// The rows of a batch that have a target, and these targets with their weights, in device memory.
 struct TargetRows {
   int64_t count = 0;
   const int32_t* row = nullptr;     // [R]
   const int32_t* target = nullptr;  // [R]
+  const float* weight = nullptr;    // [R], of each one's nll in the loss; null: 1
 };
 
 // A micro-batch as the layers see it. Pointers are device memory but where they say otherwise.
@@ -92,6 +93,7 @@ DeviceBatch place_batch(const Context& context, const Batch& batch);
 // those that place_batch's would have.
 struct BatchShape {
   int64_t tokens = 0, targets = 0, documents = 0;
+  bool weighted = false;  // its targets have weights
 };
 DeviceBatch allocate_batch(const Context& context, const BatchShape& shape);
 

@@ -58,6 +58,8 @@ struct Chunk {
   View x;        // [R_c, H], normed
   int64_t rows;  // that are of the batch
   const int32_t* target;
+  const float* weight;          // of the targets; null: 1
+  float* nll;                   // [R_c]; null when not wanted
   View max, sum, target_logit;  // [R_c] fp32
   View dx_sum;                  // [R_c, H] fp32
 };
@@ -86,6 +88,8 @@ void add_loss(const Context& context, const Chunk& chunk, double* nll_sum) {
   context.kernels.softmax_loss({.max = chunk.max.floats(),
                                 .sum = chunk.sum.floats(),
                                 .target_logit = chunk.target_logit.floats(),
+                                .weight = chunk.weight,
+                                .nll = chunk.nll,
                                 .total = nll_sum,
                                 .rows = chunk.rows},
                                context.stream);
@@ -104,6 +108,7 @@ void segment_backward(const Context& context, const HeadSegment& segment, const 
                                     .stride = columns,
                                     .first_column = segment.first_row,
                                     .scale = scale,
+                                    .weight = chunk.weight,
                                     .dtype = context.dtype},
                                    context.stream);
   if (segment.weight.gradient.defined())
@@ -162,7 +167,8 @@ void norm_targets(const Context& context, const Param& norm, const TargetRows& t
 
 // Calls work(chunk, first row) for the rows, in order, each within an arena frame.
 template <class Work>
-void for_chunks(const Context& context, const HeadRows& rows, int64_t row_chunk, const Work& work) {
+void for_chunks(const Context& context, const HeadRows& rows, const LossOptions& options, const Work& work) {
+  const int64_t row_chunk = options.row_chunk;
   for (int64_t row = 0; row < rows.targets.count; row += row_chunk) {
     const ArenaFrame frame(context.arena);
     const int64_t used = std::min(row_chunk, rows.targets.count - row);
@@ -170,8 +176,15 @@ void for_chunks(const Context& context, const HeadRows& rows, int64_t row_chunk,
     const auto some = [&](const View& all, int64_t of) {
       return all.defined() ? all.row_range(row, of) : View();
     };
-    work(Chunk{some(rows.normed, count), used, rows.targets.target + row, some(rows.max, used),
-               some(rows.sum, used), some(rows.target_logit, used), some(rows.dx_sum, count)},
+    work(Chunk{.x = some(rows.normed, count),
+               .rows = used,
+               .target = rows.targets.target + row,
+               .weight = rows.targets.weight == nullptr ? nullptr : rows.targets.weight + row,
+               .nll = options.nll == nullptr ? nullptr : options.nll + row,
+               .max = some(rows.max, used),
+               .sum = some(rows.sum, used),
+               .target_logit = some(rows.target_logit, used),
+               .dx_sum = some(rows.dx_sum, count)},
          row);
   }
 }
@@ -198,7 +211,7 @@ void head_loss(const Context& context, const Head& head, const DeviceBatch& batc
   rows.rstd = context.tensor(count, 1, DType::kF32);
   norm_targets(context, head.norm, rows.targets, picked, rows.normed, rows.rstd);
   View dpicked = !dx.defined() ? View() : count == x.rows ? dx : context.like(rows.normed);
-  for_chunks(context, rows, options.row_chunk, [&](const Chunk& chunk, int64_t row) {
+  for_chunks(context, rows, options, [&](const Chunk& chunk, int64_t row) {
     const View dchunk = dx.defined() ? dpicked.row_range(row, chunk.x.rows) : View();
     whole_chunk(context, head, chunk, dchunk, nll_sum, options.scale, options.first && row == 0);
   });
@@ -227,7 +240,7 @@ HeadRows head_begin(const Context& context, const Param& norm, const DeviceBatch
 void head_segment_forward(const Context& context, const HeadSegment& segment, const HeadRows& rows,
                           double* nll_sum, const LossOptions& options) {
   const bool last = segment.first_row + segment.weight.weight.rows == context.spec.vocab;
-  for_chunks(context, rows, options.row_chunk, [&](const Chunk& chunk, int64_t) {
+  for_chunks(context, rows, options, [&](const Chunk& chunk, int64_t) {
     segment_forward(context, segment, chunk);
     if (last) add_loss(context, chunk, nll_sum);
   });
@@ -236,7 +249,7 @@ void head_segment_forward(const Context& context, const HeadSegment& segment, co
 void head_segment_backward(const Context& context, const HeadSegment& segment, const HeadRows& rows,
                            const LossOptions& options) {
   if (rows.targets.count == 0 && options.first) zero_gradient(context, segment.weight);
-  for_chunks(context, rows, options.row_chunk, [&](const Chunk& chunk, int64_t row) {
+  for_chunks(context, rows, options, [&](const Chunk& chunk, int64_t row) {
     // Once more; of the statistics there is nothing left to learn.
     View logits = context.tensor(chunk.x.rows, segment.weight.weight.rows);
     multiply(context, chunk.x, segment.weight.weight, logits);

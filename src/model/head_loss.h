@@ -1,7 +1,8 @@
 // The final norm, the vocabulary projection and the cross-entropy, forward and backward in chunks of rows:
-// logits of the whole batch never exist. Rows without a target are dropped before the norm. The vocabulary is
-// walked in segments of 8192 rows in order: (max, sum) combine per segment, dX is added per segment in fp32,
-// so that cutting the matrix never changes a bit.
+// logits of the whole batch never exist. Rows without a target are dropped before the norm; each of the
+// others has a weight in the loss (TargetRows) and may give its nll by itself. The vocabulary is walked in
+// segments of 8192 rows in order: (max, sum) combine per segment, dX is added per segment in fp32, so that
+// cutting the matrix never changes a bit.
 //
 // A head whose matrix is there as a whole does all of it in one go (head_loss: row chunks outside, segments
 // inside, three GEMMs). Of one whose segments come one after another the steps are taken singly: begin,
@@ -26,12 +27,13 @@ struct HeadSegment {
 
 struct LossOptions {
   int64_t row_chunk = 512;  // rows of logits at once; numerics: fixed by the plan
-  float scale = 1;          // 1 / target tokens of the whole optimizer step
+  float scale = 1;          // 1 / sum of the target rows' weights in the whole optimizer step
   bool first = false;       // the step's first micro-batch: gradients are overwritten
+  float* nll = nullptr;     // [R] fp32 in device memory: of each target row; null when not wanted
 };
 
-// *nll_sum (fp64, device memory) += sum of nll over the batch's targets. With `dx` [T, H] defined it becomes
-// the gradient of x [T, H] and the head's gradients are added; undefined: evaluation.
+// *nll_sum (fp64, device memory) += sum of weight * nll over the batch's targets. With `dx` [T, H] defined it
+// becomes the gradient of x [T, H] and the head's gradients are added; undefined: evaluation.
 void head_loss(const Context& context, const Head& head, const DeviceBatch& batch, const View& x,
                const View& dx, double* nll_sum, const LossOptions& options);
 

@@ -21,8 +21,9 @@ Gradients::Gradients(const ModelLayout& layout, DType dtype, const Kernels& kern
   LM_CHECK(stream.device == DeviceType::kCpu || std::ssize(host_sums) >= sums_.size(),
            "host memory for norms");
   for (const Unit& unit : units_) {
-    const bool far = store != nullptr && store->holds(static_cast<int64_t>(memory_.size()));
-    memory_.emplace_back(stream.device, far ? 0 : unit.elements * static_cast<int64_t>(dtype_size(dtype)));
+    const bool off_device = store != nullptr && store->holds(static_cast<int64_t>(memory_.size()));
+    memory_.emplace_back(stream.device,
+                         off_device ? 0 : unit.elements * static_cast<int64_t>(dtype_size(dtype)));
   }
   int64_t granule = 0;
   for (const BlockLayout& block : layout.blocks) {
@@ -32,11 +33,11 @@ Gradients::Gradients(const ModelLayout& layout, DType dtype, const Kernels& kern
 }
 
 std::byte* Gradients::unit(int64_t u) const {
-  return streamed(u) ? store_->use(u) : memory_[static_cast<size_t>(u)].data();
+  return through_slots(u) ? store_->use(u) : memory_[static_cast<size_t>(u)].data();
 }
 
 void Gradients::begin(int64_t u) {
-  if (!streamed(u)) return;
+  if (!through_slots(u)) return;
   const Unit& range = units_[static_cast<size_t>(u)];
   const auto size = static_cast<int64_t>(dtype_size(dtype_));
   std::byte* const memory = unit(u);
@@ -60,7 +61,7 @@ void Gradients::zero(int64_t u) {
   zero_bytes(memory.data(), memory.size(), stream_);
 }
 
-void Gradients::reduce(int64_t u) {
+void Gradients::granule_norms(int64_t u) {
   const Unit& range = units_[static_cast<size_t>(u)];
   const int64_t granule = first_granule_[static_cast<size_t>(range.block)] + range.first / kGranule;
   kernels_.granule_norms({.x = unit(u),
@@ -154,7 +155,7 @@ NonFinite Gradients::find_in_granule(int64_t b, int64_t granule) const {
 }
 
 void Gradients::read(int64_t u, int64_t offset, std::span<std::byte> out) const {
-  if (streamed(u)) return store_->read(u, offset, out);
+  if (through_slots(u)) return store_->read(u, offset, out);
   copy_bytes(out.data(), memory_[static_cast<size_t>(u)].data() + offset, std::ssize(out), stream_);
   synchronize(stream_);
 }

@@ -1,6 +1,6 @@
 // Gradients of one optimizer step: a flat array per unit (a block, or a segment of a cut head), laid out as
 // its weights, added up by the backward pass on the compute device; then the norm over all of them and what
-// clipping makes of it. Arrays that live in a store are lent back for every addition, so that the sums are
+// clipping makes of it. Arrays that live in a store come back for every addition, so that the sums are
 // the same wherever they live.
 #pragma once
 
@@ -32,7 +32,7 @@ class Gradients {
             std::span<std::byte> host_sums = {}, Store* store = nullptr, bool cut_head = false);
   static int64_t norm_bytes(const ModelLayout& layout);
 
-  bool streamed(int64_t u) const { return store_ != nullptr && store_->holds(u); }
+  bool through_slots(int64_t u) const { return store_ != nullptr && store_->holds(u); }
   // Where a unit's gradient begins; of one in the store, in its slot.
   std::byte* unit(int64_t u) const;
   // The step's first addition to the unit comes next and overwrites it. What lies between tensors must be
@@ -42,7 +42,7 @@ class Gradients {
   void zero(int64_t u);
 
   // The unit's gradient is final: its granule norms are enqueued.
-  void reduce(int64_t u);
+  void granule_norms(int64_t u);
   // Squared norm of block b: granules in index order, in fp64. Waits for the stream.
   double block_square(int64_t b) const;
   // Of all blocks, in two steps, so that one wait serves this and other results: send, wait for the stream,

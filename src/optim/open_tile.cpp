@@ -39,6 +39,13 @@ void OpenTile::read(size_t stream, int64_t from, int64_t to, const std::byte* we
   take(0, {source, static_cast<size_t>(s.bytes(to - from))});
 }
 
+void join_masters(std::span<const uint16_t> weights, std::span<const uint16_t> low, float* out) {
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const auto top = static_cast<uint32_t>(weights[i] - (low[i] >= 0x8000 ? 1 : 0)) & 0xFFFF;
+    out[i] = std::bit_cast<float>(top << 16 | low[i]);
+  }
+}
+
 void OpenTile::read_master(int64_t from, int64_t to, const std::byte* weights, float* out,
                            Staging& staging) const {
   const auto copy_to = [](void* target) {
@@ -53,10 +60,7 @@ void OpenTile::read_master(int64_t from, int64_t to, const std::byte* weights, f
   std::vector<uint16_t> high(static_cast<size_t>(to - from)), low(high.size(), 0);
   staging.read_into(high.data(), weights, (to - from) * 2);
   if (form_ == MasterForm::kSplit) read(last, from, to, weights, staging, copy_to(low.data()));
-  for (size_t i = 0; i < high.size(); ++i) {
-    const auto top = static_cast<uint32_t>(high[i] - (low[i] >= 0x8000 ? 1 : 0)) & 0xFFFF;
-    out[i] = std::bit_cast<float>(top << 16 | low[i]);
-  }
+  join_masters(high, low, out);
 }
 
 }  // namespace lm

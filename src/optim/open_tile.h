@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "base/staging.h"
 #include "offload/store.h"
@@ -17,6 +18,9 @@ struct TileRange {
   int64_t first = 0, elements = 0;
   int64_t end() const { return first + elements; }
 };
+
+// Split masters: what bf16 weights, and the low halves beside them, are in fp32.
+void join_masters(std::span<const uint16_t> weights, std::span<const uint16_t> low, float* out);
 
 class OpenTile {
  public:

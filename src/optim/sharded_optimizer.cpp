@@ -35,7 +35,7 @@ ShardedOptimizer::ShardedOptimizer(const OptimizerSetup& setup, StreamView strea
     const auto block = static_cast<int64_t>(b);
     for (int64_t tile = 0; tile < tiles(block); ++tile) {
       const size_t i = index(block, tile);
-      if (in_store(i)) continue;
+      if (through_slots(i)) continue;
       own_[i] =
           Memory(on_host(i) ? DeviceType::kCpu : stream.device, streams_.bytes(range(block, tile).elements));
     }
@@ -51,12 +51,12 @@ size_t ShardedOptimizer::index(int64_t block, int64_t tile) const {
   return static_cast<size_t>(tiles_.first_tile[static_cast<size_t>(block)] + tile);
 }
 
-bool ShardedOptimizer::streamed(size_t index) const {
-  return index < tiles_.streamed.size() && tiles_.streamed[index] != 0;
+bool ShardedOptimizer::off_device(size_t index) const {
+  return index < tiles_.off_device.size() && tiles_.off_device[index] != 0;
 }
 
-bool ShardedOptimizer::in_store(size_t index) const {
-  return index < tiles_.in_store.size() && tiles_.in_store[index] != 0;
+bool ShardedOptimizer::through_slots(size_t index) const {
+  return index < tiles_.through_slots.size() && tiles_.through_slots[index] != 0;
 }
 
 TileRange ShardedOptimizer::range(int64_t block, int64_t tile) const {
@@ -75,17 +75,17 @@ void ShardedOptimizer::start(const Unit& unit, const std::byte* weights, Staging
   const auto size = static_cast<int64_t>(dtype_size(weight_dtype_));
   for (int64_t tile = 0; tile < tiles(unit.block); ++tile) {
     const size_t i = index(unit.block, tile);
-    if (in_store(i)) continue;
-    const Tile near = place(unit.block, tile);
-    const int64_t offset = near.first - unit.first;
+    if (through_slots(i)) continue;
+    const Tile own = place(unit.block, tile);
+    const int64_t offset = own.first - unit.first;
     if (offset < 0 || offset >= unit.elements) continue;
     const std::byte* const from = weights + offset * size;
     if (!on_host(i)) {
-      fill_master(near, from, stream_);
+      fill_master(own, from, stream_);
     } else if (form_ == MasterForm::kF32) {
-      std::vector<std::byte> copy(static_cast<size_t>(near.elements * size));
+      std::vector<std::byte> copy(static_cast<size_t>(own.elements * size));
       staging.read_into(copy.data(), from, std::ssize(copy));
-      fill_master(near, copy.data(), host_stream_);
+      fill_master(own, copy.data(), host_stream_);
     }
   }
 }
@@ -115,7 +115,7 @@ void ShardedOptimizer::update_tile(int64_t block, int64_t tile, const UpdateInpu
                                    StreamView stream) {
   const size_t i = index(block, tile);
   const Tile at = place(block, tile);
-  if (in_store(i)) return update_in_store(block, i, at, inputs, stream);
+  if (through_slots(i)) return update_in_slot(block, i, at, inputs, stream);
   apply(block, at, at.first, at.end(), inputs, stream);
 }
 
@@ -153,8 +153,8 @@ void ShardedOptimizer::update_on_host(int64_t block, int64_t tile, const UpdateI
 }
 
 // Check, update and checksum of a few granules at a time, while they are in the cache.
-void ShardedOptimizer::update_in_store(int64_t block, size_t i, Tile tile, const UpdateInputs& inputs,
-                                       StreamView stream) {
+void ShardedOptimizer::update_in_slot(int64_t block, size_t i, Tile tile, const UpdateInputs& inputs,
+                                      StreamView stream) {
   constexpr int64_t kAtOnce = 4;  // granules: 10 x 16 KiB of state each, half of a core's L2
   Store& store = *tiles_.store;
   const auto array = static_cast<int64_t>(i);
@@ -235,8 +235,26 @@ OpenTile ShardedOptimizer::open(int64_t block, int64_t tile) const {
           range(block, tile),
           own_[i].data(),
           on_host(i),
-          in_store(i) ? tiles_.store : nullptr,
+          through_slots(i) ? tiles_.store : nullptr,
           static_cast<int64_t>(i)};
+}
+
+void ShardedOptimizer::restore(int64_t block, int64_t tile, Staging& staging, const FillStream& fill) {
+  const size_t i = index(block, tile);
+  const auto array = static_cast<int64_t>(i);
+  Tile at = place(block, tile);
+  if (through_slots(i)) {
+    tiles_.store->claim(array, 0);
+    at.data = tiles_.store->use(array);
+  }
+  for (size_t s = 0; s < streams_.size(); ++s) {
+    const int64_t begin = streams_[s].bytes(at.first), bytes = streams_[s].bytes(at.elements);
+    const auto from = [&](int64_t offset, std::span<std::byte> out) { fill(s, begin + offset, out); };
+    on_host(i) ? from(0, {part(at, s), static_cast<size_t>(bytes)}) : staging.write(part(at, s), bytes, from);
+  }
+  if (!through_slots(i)) return;
+  tiles_.store->write_back(array);
+  tiles_.store->forget(array);
 }
 
 void ShardedOptimizer::read_master(int64_t block, const TensorPlace& place_in_block, const std::byte* weights,

@@ -1,12 +1,13 @@
 // The optimizer's state of a rank and the update of a block. A tile is a run of granules of a block with its
-// streams side by side: those of the rule, then the master (or its low half). Near tiles lie in memory of
-// this object, the others in a store, whose slots they pass through; with a GPU, what is off it may instead
-// be updated by the CPU (host_update.h), in host memory of this object or in a store of host memory. Where a
-// tile lies, who updates it and how long it is never changes a bit. The compute thread calls; on a GPU the
-// update is enqueued.
+// streams side by side: those of the rule, then the master (or its low half). Tiles on the device lie in
+// memory of this object, the others in a store, whose slots they pass through; with a GPU, what is off it may
+// instead be updated by the CPU (host_update.h), in host memory of this object or in a store of host memory.
+// Where a tile lies, who updates it and how long it is never changes a bit. The compute thread calls; on a
+// GPU the update is enqueued.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -22,12 +23,13 @@
 
 namespace lm {
 
-// How blocks are cut into tiles and which of them are in `store`; the default: each block is one near tile.
+// How blocks are cut into tiles and which of them are in `store`; the default: each block is one tile on the
+// device.
 struct TileLayout {
   std::vector<int64_t> first_tile;     // of each block, and behind the last; empty: one tile per block
   std::vector<int64_t> first_granule;  // of each tile, in its block
-  std::vector<char> streamed;          // per tile: off the device; empty: none
-  std::vector<char> in_store;          // per tile, of those: in `store`; the others in host memory of ours
+  std::vector<char> off_device;        // per tile; empty: none
+  std::vector<char> through_slots;     // per tile, of those: in `store`; the others in host memory of ours
   Store* store = nullptr;              // borrowed; may be null
 };
 
@@ -77,8 +79,6 @@ class ShardedOptimizer {
   void update_tile(int64_t block, int64_t tile, const UpdateInputs& inputs);
   int64_t tiles(int64_t block) const;
   int64_t t() const { return t_; }
-  // State of an earlier time is written anew.
-  void set_t(int64_t t) { t_ = t; }
   // An update that an error ended will not go on.
   void abandon() {
     if (host_ != nullptr) host_->abandon();
@@ -92,6 +92,12 @@ class ShardedOptimizer {
   // Elements of the block's flat array that a tile has, and its state outside of a step.
   TileRange range(int64_t block, int64_t tile) const;
   OpenTile open(int64_t block, int64_t tile) const;
+  // The other way: all of a tile's state from elsewhere. fill(stream, offset, host memory) makes a stream's
+  // bytes from byte `offset` of its block's on. None while a schedule has slots filled; complete after
+  // staging.finish().
+  using FillStream = std::function<void(size_t stream, int64_t offset, std::span<std::byte> bytes)>;
+  void restore(int64_t block, int64_t tile, Staging& staging, const FillStream& fill);
+  void restore_updates(int64_t t) { t_ = t; }
 
  private:
   struct Tile : TileRange {
@@ -101,9 +107,9 @@ class ShardedOptimizer {
     return stream.device == stream_.device ? kernels_ : kernels(stream.device);
   }
   size_t index(int64_t block, int64_t tile) const;
-  bool streamed(size_t index) const;
-  bool in_store(size_t index) const;
-  bool on_host(size_t index) const { return host_ != nullptr && streamed(index); }
+  bool off_device(size_t index) const;
+  bool through_slots(size_t index) const;
+  bool on_host(size_t index) const { return host_ != nullptr && off_device(index); }
   // `data` is null of a tile in the store.
   Tile place(int64_t block, int64_t tile) const;
   // Where a stream of the tile begins.
@@ -116,7 +122,7 @@ class ShardedOptimizer {
   void fill_master(const Tile& tile, const std::byte* weights, StreamView stream) const;
   void update_tile(int64_t block, int64_t tile, const UpdateInputs& inputs, StreamView stream);
   void update_on_host(int64_t block, int64_t tile, const UpdateInputs& inputs);
-  void update_in_store(int64_t block, size_t index, Tile tile, const UpdateInputs& inputs, StreamView stream);
+  void update_in_slot(int64_t block, size_t index, Tile tile, const UpdateInputs& inputs, StreamView stream);
 
   const ModelLayout& layout_;
   OptimizerConfig config_;

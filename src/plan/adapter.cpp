@@ -15,15 +15,15 @@ bool written(const LoraConfig& lora, const char* key) {
 
 }  // namespace
 
-AdapterSpec configured_adapter(const LoraConfig& lora) {
+AdapterSpec configured_adapter(const NameMap& names, const LoraConfig& lora) {
   return {.r = lora.r,
           .alpha = lora.alpha,
           .rslora = lora.rslora,
           .dropout = lora.dropout,
-          .targets = resolve_targets(lora.targets, "lora.targets")};
+          .targets = resolve_targets(names, lora.targets, "lora.targets")};
 }
 
-AdapterSpec continued_adapter(const LoraConfig& lora, const AdapterSpec& given,
+AdapterSpec continued_adapter(const NameMap& names, const LoraConfig& lora, const AdapterSpec& given,
                               const std::string& directory) {
   std::string what;
   const auto differs = [&](const std::string& asked, const std::string& there) {
@@ -46,7 +46,7 @@ AdapterSpec continued_adapter(const LoraConfig& lora, const AdapterSpec& given,
       out.alpha = lora.alpha;
   }
   if (written(lora, "targets")) {
-    const std::vector<std::string> asked = resolve_targets(lora.targets, "lora.targets");
+    const std::vector<std::string> asked = resolve_targets(names, lora.targets, "lora.targets");
     if (asked != given.targets)
       differs("lora.targets = " + value_text(asked), "targets " + value_text(given.targets));
   }

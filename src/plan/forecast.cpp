@@ -5,7 +5,7 @@
 namespace lm {
 namespace {
 
-// What is streamed runs beside compute; the step takes as long as the list with its waits.
+// Transfers run beside compute; the step takes as long as the list with its waits.
 void predict_transfers(const PlanInput& in, const StepShape& shape, const StepCosts& costs,
                        const ComputeRates& rates, Plan& plan) {
   const TimelineShape timeline = plan.placement.timeline();
@@ -59,7 +59,7 @@ void forecast(const PlanInput& in, Plan& plan) {
       .micro = uniform_work(static_cast<double>(n.micro_batch) * length, length, in.data.target_share),
       .step_tokens = sequences * length};
   const StepCosts costs(shape);
-  plan.schedule = plan.placement.schedule(in.spec, n.recompute, in.config.optimizer.clip);
+  plan.schedule = plan.placement.schedule(in.spec, n.recompute, in.config.optimizer.clip, n.ranks);
   plan.schedule.micro_batches = n.micro_batches;
   plan.prediction = predict_step(costs, plan.schedule, rates);
   plan.step_seconds = plan.prediction.seconds;

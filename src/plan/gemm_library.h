@@ -5,24 +5,23 @@
 
 #include <cstdint>
 
-#include "plan/plan.h"
-#include "spec/model_spec.h"
-#include "spec/parameter.h"
+#include "base/cuda.h"
+#include "base/dtype.h"
 
 namespace lm {
 
 // Whether micro-batches are rounded up to few different numbers of rows.
 bool rounds_rows(DType dtype, DeviceType device);
 
-// How many shapes it may keep; 0: it keeps none.
+// How many shapes it may keep.
 struct GemmShapes {
   int64_t least = 0;  // those of one micro-batch, whose layers share them
   int64_t wanted =
       0;  // where making one takes time that shows beside the work: of 12 different numbers of rows
 };
-// `flops`: of the longest micro-batch, forward and backward. `trains` false: forward alone.
-GemmShapes gemm_shapes(const ModelSpec& spec, const AdapterSpec* adapter, const NumericsPlan& numerics,
-                       double flops, bool trains = true);
+// `micro`: of one micro-batch (rehearse.h); `flops`: of the longest one, forward and backward. `trains`
+// false: forward alone.
+GemmShapes kept_shapes(int64_t micro, double flops, bool trains);
 
 // Host memory for one. Measured with shapes from 64 x 64 to 576 x 8192: 0.60 to 0.66 MiB while all stay, 0.73
 // to 0.86 where new ones take the place of old ones all the time.

@@ -21,41 +21,43 @@ Home PoolPlan::home_of(size_t array) const {
   return static_cast<int64_t>(array) < kept_in_host ? Home::kHost : home;
 }
 
-int64_t PoolPlan::streamed_bytes(Home at) const {
+int64_t PoolPlan::off_device_bytes(Home at) const {
   int64_t sum = 0;
   for (size_t a = 0; a < bytes.size(); ++a)
-    sum += streamed[a] != 0 && home_of(a) == at ? round_up(bytes[a], kSlotAlignment) : 0;
+    sum += off_device[a] != 0 && home_of(a) == at ? round_up(bytes[a], kSlotAlignment) : 0;
   return sum;
 }
 
-int64_t PoolPlan::streamed_bytes() const {
-  return streamed_bytes(Home::kHost) + streamed_bytes(Home::kNvme);
+int64_t PoolPlan::off_device_bytes() const {
+  return off_device_bytes(Home::kHost) + off_device_bytes(Home::kNvme);
 }
 
 int64_t PlacementPlan::head_segments() const {
   for (const Pool which : {Pool::kWeights, Pool::kGradients}) {
     const PoolPlan& arrays = pool(which);
-    const int64_t segments = arrays.slots > 0 ? std::ssize(arrays.streamed) - blocks : 0;
-    if (segments > 0 && std::count(arrays.streamed.end() - segments, arrays.streamed.end(), 1) > 0)
+    const int64_t segments = arrays.slots > 0 ? std::ssize(arrays.off_device) - blocks : 0;
+    if (segments > 0 && std::count(arrays.off_device.end() - segments, arrays.off_device.end(), 1) > 0)
       return segments;
   }
   return 0;
 }
 
-ScheduleShape PlacementPlan::schedule(const ModelSpec& spec, bool recompute, Clip clip) const {
+ScheduleShape PlacementPlan::schedule(const ModelSpec& spec, bool recompute, Clip clip, int ranks) const {
   return {.units = units(),
           .micro_batches = 1,
           .tied = spec.tied,
           .recompute = recompute,
           .clip = clip,
-          .group = group};
+          .group = group,
+          .pending = false,
+          .ranks = ranks};
 }
 
 TransferShape PlacementPlan::transfers() const {
   TransferShape shape;
   for (int p = 0; p < kPools; ++p) {
     const auto which = static_cast<Pool>(p);
-    if (pool(which).slots > 0) shape.pool(which) = {moved(which), pool(which).slots};
+    if (pool(which).slots > 0) shape.pool(which) = {through_slots(which), pool(which).slots};
   }
   shape.units = units();
   shape.first_tile = first_tile;
@@ -75,14 +77,15 @@ TimelineShape PlacementPlan::timeline() const {
   const PoolPlan& tiles = pool(Pool::kOptimizer);
   for (size_t a = 0; update_on_host && a < tiles.bytes.size(); ++a) {
     const int64_t elements = tiles.bytes[a] / granule_bytes * kGranule;
-    shape.host_updates.push_back({tiles.streamed[a] != 0, elements * update_brings, elements * update_sends});
+    shape.host_updates.push_back(
+        {tiles.off_device[a] != 0, elements * update_brings, elements * update_sends});
   }
   return shape;
 }
 
-std::vector<char> PlacementPlan::moved(Pool which) const {
+std::vector<char> PlacementPlan::through_slots(Pool which) const {
   const PoolPlan& plan = pool(which);
-  std::vector<char> out = plan.streamed;
+  std::vector<char> out = plan.off_device;
   for (size_t a = 0; a < out.size(); ++a) {
     if (which == Pool::kOptimizer && update_on_host && plan.home_of(a) == Home::kHost) out[a] = 0;
   }
@@ -93,11 +96,11 @@ std::vector<ScheduleUnit> PlacementPlan::units() const {
   LM_CHECK(blocks >= 2, "a placement is of a model's blocks");
   std::vector<ScheduleUnit> out = schedule_units(blocks - 2, head_segments());
   if (first_tile.empty()) return out;
-  const std::vector<char>& streamed = pool(Pool::kOptimizer).streamed;
+  const std::vector<char>& off_device = pool(Pool::kOptimizer).off_device;
   auto segment_tile = segment_tiles.begin();
   for (ScheduleUnit& unit : out) {
     const auto block = first_tile.begin() + unit.block;
-    const auto begin = streamed.begin() + block[0], end = streamed.begin() + block[1];
+    const auto begin = off_device.begin() + block[0], end = off_device.begin() + block[1];
     unit.off_device = std::any_of(begin, end, [](char s) { return s != 0; });
     if (unit.role == UnitRole::kVocabularySegment) {
       unit.first_tile = segment_tile[0], unit.end_tile = segment_tile[1];
@@ -114,7 +117,7 @@ std::vector<ScheduleUnit> PlacementPlan::units() const {
 
 bool PlacementPlan::on_disk() const {
   return std::any_of(pools.begin(), pools.end(),
-                     [](const PoolPlan& pool) { return pool.streamed_bytes(Home::kNvme) > 0; });
+                     [](const PoolPlan& pool) { return pool.off_device_bytes(Home::kNvme) > 0; });
 }
 
 }  // namespace lm

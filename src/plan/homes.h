@@ -29,23 +29,24 @@ const char* home_name(Home home);
 // Slots and arrays off the device are multiples of this: whole checksum chunks (offload/store.h).
 inline constexpr int64_t kSlotAlignment = 8192;
 
-// Arrays of one pool (schedule/transfers.h says which). Those that are streamed live off the device and pass
-// through slots; the others are near: in device memory (on the CPU, where both are one tier, in host memory).
+// Arrays of one pool (schedule/transfers.h says which). Those that are not off the device live in its memory
+// (on the CPU, where both are one tier, in host memory).
 struct PoolPlan {
-  Home home = Home::kHost;     // the streamed arrays' farthest: kHost (of a GPU) or kNvme
-  std::vector<int64_t> bytes;  // of each array; 0: nothing
-  std::vector<char> streamed;  // 1: off the device
-  int64_t kept_in_host = 0;  // of a GPU with home kNvme: arrays before this one that are streamed live there
-  int64_t slots = 0;         // 0: nothing passes through any
+  Home home = Home::kHost;       // the farthest of what is off the device: kHost (of a GPU) or kNvme
+  std::vector<int64_t> bytes;    // of each array; 0: nothing
+  std::vector<char> off_device;  // 1: the array is
+  // Of a GPU with home kNvme: of the arrays before this one, those off the device live in host memory.
+  int64_t kept_in_host = 0;
+  int64_t slots = 0;  // 0: nothing passes through any
   int64_t slot_bytes = 0;
-  Home home_of(size_t array) const;  // of a streamed array
-  int64_t streamed_bytes() const;
-  int64_t streamed_bytes(Home at) const;
+  Home home_of(size_t array) const;  // of an array off the device
+  int64_t off_device_bytes() const;
+  int64_t off_device_bytes(Home at) const;
 };
 
 struct PlacementPlan {
   DeviceType device = DeviceType::kCpu;
-  Home home[kStateClasses] = {};  // of what is not near; on a GPU at best kDevice, on the CPU kHost
+  Home home[kStateClasses] = {};  // of each class's off-device part
   int optimizer_threads = 1;
   std::array<PoolPlan, kPools> pools;
   int64_t blocks = 0;                  // of the model
@@ -84,13 +85,13 @@ struct PlacementPlan {
   // Into how many segments the head is cut: 0 unless one of them lives off the device.
   int64_t head_segments() const;
   // The step's list, but for what depends on the step.
-  ScheduleShape schedule(const ModelSpec& spec, bool recompute, Clip clip) const;
+  ScheduleShape schedule(const ModelSpec& spec, bool recompute, Clip clip, int ranks) const;
   // The pools as the schedule's transfers see them: what passes through slots.
   TransferShape transfers() const;
   // The same with what crosses which link.
   TimelineShape timeline() const;
   // Per array of a pool: whether it passes through slots. Host memory that the CPU works in needs none.
-  std::vector<char> moved(Pool which) const;
+  std::vector<char> through_slots(Pool which) const;
   // The model's units with the tiles of their updates. One whose state is all on the device is updated at
   // once.
   std::vector<ScheduleUnit> units() const;

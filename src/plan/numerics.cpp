@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <stdexcept>
 
 #include "base/bytes.h"
 #include "base/error.h"
-#include "base/json.h"
 #include "plan/device_reserve.h"
 #include "plan/gemm_library.h"
 #include "plan/placement.h"
@@ -68,9 +66,10 @@ int64_t largest_micro_batch(const PlanInput& in, Plan plan, const HomeChoice& ho
 
 void choose_micro_batch_and_recompute(const PlanInput& in, const HomeChoice& homes, Plan& plan) {
   const Recompute wanted = in.config.train.recompute;
-  // Moving block inputs away is of use only where nothing else is saved.
-  const bool moved = homes.activations != asked_home(OffloadHome::kNone, in.device);
-  const int64_t none = wanted == Recompute::kBlock || moved ? 0 : largest_micro_batch(in, plan, homes, false);
+  // Block inputs off the device are of use only where nothing else is saved.
+  const bool off_device = homes.activations != asked_home(OffloadHome::kNone, in.device);
+  const int64_t none =
+      wanted == Recompute::kBlock || off_device ? 0 : largest_micro_batch(in, plan, homes, false);
   const int64_t block = wanted == Recompute::kNone ? 0 : largest_micro_batch(in, plan, homes, true);
   const int64_t enough = in.device == DeviceType::kCpu ? kCpuEnoughTokens : kGpuEnoughTokens;
   const bool keep = none > 0 && (none * in.config.data.max_length >= enough || none >= block);
@@ -182,8 +181,6 @@ NumericsPlan adopted(const PlanInput& in, std::vector<Choice>& choices) {
   return n;
 }
 
-constexpr const char* kMasters[] = {"split", "fp32", "none"};
-
 }  // namespace
 
 NumericsPlan choose_numerics(const PlanInput& in, std::vector<Choice>& choices) {
@@ -197,59 +194,6 @@ NumericsPlan choose_numerics(const PlanInput& in, std::vector<Choice>& choices) 
   const Plan plan = choose_batches(training, base);
   choices.insert(choices.end(), plan.choices.begin(), plan.choices.end());
   return plan.numerics;
-}
-
-std::string numerics_json(const NumericsPlan& n) {
-  return nlohmann::ordered_json{
-      {"dtype", dtype_name(n.dtype)},
-      {"gradients", dtype_name(n.gradient_dtype)},
-      {"optimizer", rule_text(n.rule).name},
-      {"master", n.dtype == DType::kF32 ? "weight" : kMasters[static_cast<size_t>(n.master)]},
-      {"micro_batch", n.micro_batch},
-      {"micro_batches", n.micro_batches},
-      {"row_chunk", n.row_chunk},
-      {"round_rows", n.round_rows},
-      {"recompute", n.recompute ? "block" : "none"},
-      {"threads", n.threads},
-      {"documents_at_once", n.documents_at_once},
-      {"kernel_set", n.kernel_set},
-      {"ranks", n.ranks}}
-      .dump(2, ' ', false, Json::error_handler_t::replace);
-}
-
-NumericsPlan parse_numerics(const std::string& text, const std::string& place) {
-  try {
-    const Json json = parse_json(text, place, {.bytes = 1 << 16, .depth = 4});
-    const auto count = [&](const char* key, int64_t most) {
-      const auto value = json.at(key).get<int64_t>();
-      if (value < 1 || value > most) throw std::runtime_error(std::string(key) + " is out of range");
-      return value;
-    };
-    const auto type = [&](const char* key) {
-      const std::string name = json.at(key);
-      if (name != dtype_name(DType::kF32) && name != dtype_name(DType::kBF16))
-        throw std::runtime_error(std::string(key) + " is neither fp32 nor bf16");
-      return name == dtype_name(DType::kF32) ? DType::kF32 : DType::kBF16;
-    };
-    NumericsPlan n;
-    n.dtype = type("dtype");
-    n.gradient_dtype = type("gradients");
-    n.micro_batch = count("micro_batch", int64_t{1} << 30);
-    n.row_chunk = count("row_chunk", int64_t{1} << 30);
-    n.round_rows = json.at("round_rows").get<bool>();
-    n.recompute = json.at("recompute").get<std::string>() == "block";
-    n.threads = static_cast<int>(count("threads", 4096));
-    n.kernel_set = json.at("kernel_set").get<std::string>();
-    n.ranks = static_cast<int>(count("ranks", 1 << 20));
-    return n;
-  } catch (const std::exception& error) {
-    throw Error(Exit::kIncompatible,
-                {.area = "RUN-26",
-                 .what = std::string("the run's numerics cannot be read: ") + error.what(),
-                 .place = place,
-                 .next = "set run.dir to a new directory",
-                 .kept = "the directory, untouched"});
-  }
 }
 
 }  // namespace lm

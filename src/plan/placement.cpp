@@ -19,14 +19,14 @@ constexpr int64_t kLeastTile = 4 * kMiB, kMostTile = 32 * kMiB, kTilesPerStep = 
 // forward.
 constexpr double kStagedShare = 0.4;
 constexpr double kStagingOfSpare = 0.5;
-// Left free of what is spent on staging and on arrays that stay near.
+// Left free of what is spent on staging and on arrays that stay on the device.
 constexpr int64_t kMargin = 64 * kMiB;
 
 int64_t size_of(DType type) {
   return static_cast<int64_t>(dtype_size(type));
 }
 
-bool is_far(Home home, DeviceType device) {
+bool is_off_device(Home home, DeviceType device) {
   return home == Home::kNvme || (home == Home::kHost && device == DeviceType::kCuda);
 }
 
@@ -34,11 +34,11 @@ int64_t last_block(const PlanInput& in) {
   return static_cast<int64_t>(in.layout.blocks.size()) - 1;
 }
 
-// What can be streamed of weights and gradients: the transformer blocks, and an untied head's matrix by
-// segments. The embedding is looked up at its home, without a slot, and a final norm is too small to be worth
-// a transfer.
-std::vector<Unit> streamable_units(const PlanInput& in, Home home) {
-  std::vector<Unit> units = in.layout.units(is_far(home, in.device));
+// What can live off the device of weights and gradients: the transformer blocks, and an untied head's matrix
+// by segments. The embedding is looked up at its home, without a slot, and a final norm is too small to be
+// worth a transfer.
+std::vector<Unit> units_for_slots(const PlanInput& in, Home home) {
+  std::vector<Unit> units = in.layout.units(is_off_device(home, in.device));
   for (Unit& unit : units) {
     if (unit.role != UnitRole::kBody && !unit.segment()) unit = {};
   }
@@ -49,27 +49,27 @@ PoolPlan make_pool(Home home, std::vector<int64_t> bytes, int64_t slots, DeviceT
   PoolPlan pool;
   pool.home = home;
   pool.bytes = std::move(bytes);
-  pool.streamed.assign(pool.bytes.size(), 0);
-  if (!is_far(home, device)) return pool;
-  int64_t streamed = 0;
+  pool.off_device.assign(pool.bytes.size(), 0);
+  if (!is_off_device(home, device)) return pool;
+  int64_t count = 0;
   for (size_t a = 0; a < pool.bytes.size(); ++a) {
     if (pool.bytes[a] == 0) continue;
-    pool.streamed[a] = 1;
-    ++streamed;
+    pool.off_device[a] = 1;
+    ++count;
     pool.slot_bytes = std::max(pool.slot_bytes, round_up(pool.bytes[a], kSlotAlignment));
   }
-  pool.slots = std::min(slots, streamed);
+  pool.slots = std::min(slots, count);
   return pool;
 }
 
 void place_weights(const PlanInput& in, Home home, Plan& plan) {
   std::vector<int64_t> bytes;
-  // Adapters stay near, the frozen base is what LoRA streams.
-  for (const Unit& unit : streamable_units(in, home))
+  // Adapters stay on the device; of LoRA's weights the frozen base may leave it.
+  for (const Unit& unit : units_for_slots(in, home))
     bytes.push_back(in.adapter != nullptr ? unit.frozen_bytes : unit.elements * size_of(plan.numerics.dtype));
   plan.placement.pool(Pool::kWeights) = make_pool(home, std::move(bytes), kSlots, in.device);
-  // A tied embedding is the head's matrix too, which every row is multiplied by: it stays near.
-  const bool leaves = in.device == DeviceType::kCuda && is_far(home, in.device) && !in.spec.tied;
+  // A tied embedding is the head's matrix too, which every row is multiplied by: it stays on the device.
+  const bool leaves = in.device == DeviceType::kCuda && is_off_device(home, in.device) && !in.spec.tied;
   const BlockLayout& embedding = in.layout.blocks.front();
   plan.placement.embedding_in_host =
       !leaves ? 0 : embedding.frozen_bytes + embedding.flat_elements * size_of(plan.numerics.dtype);
@@ -77,20 +77,21 @@ void place_weights(const PlanInput& in, Home home, Plan& plan) {
 
 void place_gradients(const PlanInput& in, Home home, Plan& plan) {
   std::vector<int64_t> bytes;
-  for (const Unit& unit : streamable_units(in, home))
+  for (const Unit& unit : units_for_slots(in, home))
     bytes.push_back(in.adapter != nullptr ? 0 : unit.elements * size_of(plan.numerics.gradient_dtype));
   plan.placement.pool(Pool::kGradients) = make_pool(home, std::move(bytes), kSlots, in.device);
 }
 
 // No more slots than arrays that pass through them, and no longer ones than these need.
 void limit_slots(PlacementPlan& placement, Pool which) {
-  const std::vector<char> moved = placement.moved(which);
+  const std::vector<char> through_slots = placement.through_slots(which);
   PoolPlan& pool = placement.pool(which);
-  pool.slots = std::min<int64_t>(pool.slots, std::count(moved.begin(), moved.end(), 1));
+  pool.slots = std::min<int64_t>(pool.slots, std::count(through_slots.begin(), through_slots.end(), 1));
   if (pool.slots == 0) return;
   pool.slot_bytes = 0;
-  for (size_t a = 0; a < moved.size(); ++a) {
-    if (moved[a] != 0) pool.slot_bytes = std::max(pool.slot_bytes, round_up(pool.bytes[a], kSlotAlignment));
+  for (size_t a = 0; a < through_slots.size(); ++a) {
+    if (through_slots[a] != 0)
+      pool.slot_bytes = std::max(pool.slot_bytes, round_up(pool.bytes[a], kSlotAlignment));
   }
 }
 
@@ -123,15 +124,15 @@ void place_optimizer(const PlanInput& in, Home home, Plan& plan) {
   PlacementPlan& placement = plan.placement;
   const int64_t granule_bytes = placement.granule_bytes = plan.numerics.state().bytes(kGranule);
   const int64_t state = in.layout.flat_elements / kGranule * granule_bytes;
-  const bool far = is_far(home, in.device);
+  const bool off_device = is_off_device(home, in.device);
   int64_t tile = std::clamp(state / kTilesPerStep, kLeastTile, kMostTile);
   if (in.config.io.tile) tile = in.config.io.tile->bytes;
-  placement.tile_granules = far ? std::max<int64_t>(tile / granule_bytes, 1) : 0;
+  placement.tile_granules = off_device ? std::max<int64_t>(tile / granule_bytes, 1) : 0;
   placement.first_tile.clear();
   placement.first_granule.clear();
   placement.segment_tiles.clear();
   const std::vector<Unit> units = in.layout.units(placement.head_segments() > 0);
-  if (far && rule_text(plan.numerics.rule).whole_tensors) {
+  if (off_device && rule_text(plan.numerics.rule).whole_tensors) {
     for (const Unit& unit : units)
       placement.tile_granules = std::max(placement.tile_granules, unit.elements / kGranule);
   }
@@ -159,9 +160,9 @@ void place_optimizer(const PlanInput& in, Home home, Plan& plan) {
 
 void place_activations(const PlanInput& in, Home home, Plan& plan) {
   const int64_t each = micro_rows(in, plan.numerics) * in.spec.hidden * size_of(plan.numerics.dtype);
-  const bool far = is_far(home, in.device) && plan.numerics.recompute;
+  const bool off_device = is_off_device(home, in.device) && plan.numerics.recompute;
   std::vector<int64_t> bytes;
-  if (far) bytes.assign(static_cast<size_t>(last_block(in) * plan.placement.group), each);
+  if (off_device) bytes.assign(static_cast<size_t>(last_block(in) * plan.placement.group), each);
   // In and out of a block are held at once.
   plan.placement.pool(Pool::kActivations) = make_pool(home, std::move(bytes), kSlots + 1, in.device);
 }
@@ -182,7 +183,7 @@ int64_t spare(Plan& plan, Home home) {
 void stage_more(const PlanInput& in, Plan& plan) {
   PoolPlan& pool = plan.placement.pool(Pool::kOptimizer);
   if (pool.slots == 0) return;
-  const auto wanted = static_cast<int64_t>(kStagedShare * static_cast<double>(pool.streamed_bytes()));
+  const auto wanted = static_cast<int64_t>(kStagedShare * static_cast<double>(pool.off_device_bytes()));
   auto room = static_cast<int64_t>(kStagingOfSpare * static_cast<double>(spare(plan, Home::kHost)));
   if (in.device == DeviceType::kCuda && !plan.placement.update_on_host)
     room = std::min(room,
@@ -192,35 +193,35 @@ void stage_more(const PlanInput& in, Plan& plan) {
   size_plan(in, plan);
 }
 
-// The earliest arrays of a class stay near, as many as fit beside the slots that the others need: shorter
-// ones where only segments of a head are left.
-void keep_near(const PlanInput& in, Plan& plan, Pool which) {
+// The earliest arrays of a class stay on the device, as many as fit beside the slots that the others need:
+// shorter ones where only segments of a head are left.
+void keep_on_device(const PlanInput& in, Plan& plan, Pool which) {
   PoolPlan& pool = plan.placement.pool(which);
-  const bool slots_near = which != Pool::kOptimizer || !plan.placement.update_on_host;
+  const bool slots_on_device = which != Pool::kOptimizer || !plan.placement.update_on_host;
   const int64_t room = spare(plan, asked_home(OffloadHome::kNone, in.device)) +
-                       (slots_near ? pool.slots * pool.slot_bytes : 0);
-  int64_t near = 0, far = 0, longest = 0;  // bytes that stay; arrays that do not, and the longest of them
-  for (size_t a = 0; a < pool.bytes.size(); ++a) near += pool.streamed[a] != 0 ? pool.bytes[a] : 0;
+                       (slots_on_device ? pool.slots * pool.slot_bytes : 0);
+  int64_t kept = 0, others = 0, longest = 0;  // bytes that stay; arrays that do not, and the longest of them
+  for (size_t a = 0; a < pool.bytes.size(); ++a) kept += pool.off_device[a] != 0 ? pool.bytes[a] : 0;
   size_t end = pool.bytes.size();  // arrays before it stay
-  const auto slots = [&] { return slots_near ? std::min(pool.slots, far) * longest : 0; };
-  for (; end > 0 && near + slots() > room; --end) {
-    if (pool.streamed[end - 1] == 0) continue;
-    near -= pool.bytes[end - 1];
+  const auto slots = [&] { return slots_on_device ? std::min(pool.slots, others) * longest : 0; };
+  for (; end > 0 && kept + slots() > room; --end) {
+    if (pool.off_device[end - 1] == 0) continue;
+    kept -= pool.bytes[end - 1];
     longest = std::max(longest, round_up(pool.bytes[end - 1], kSlotAlignment));
-    ++far;
+    ++others;
   }
-  std::fill(pool.streamed.begin(), pool.streamed.begin() + static_cast<std::ptrdiff_t>(end), 0);
+  std::fill(pool.off_device.begin(), pool.off_device.begin() + static_cast<std::ptrdiff_t>(end), 0);
   limit_slots(plan.placement, which);
   size_plan(in, plan);
 }
 
-// With a GPU and a disk: of what is streamed, the earliest arrays live in host memory, as many as fit.
+// With a GPU and a disk: of what is off the device, the earliest arrays live in host memory, as many as fit.
 void keep_in_host(const PlanInput& in, Plan& plan, Pool which) {
   PoolPlan& pool = plan.placement.pool(which);
   if (in.device != DeviceType::kCuda || pool.home != Home::kNvme || pool.slots == 0) return;
   int64_t room = spare(plan, Home::kHost);
   for (size_t a = 0; a < pool.bytes.size(); ++a) {
-    const int64_t bytes = pool.streamed[a] != 0 ? round_up(pool.bytes[a], kSlotAlignment) : 0;
+    const int64_t bytes = pool.off_device[a] != 0 ? round_up(pool.bytes[a], kSlotAlignment) : 0;
     if (bytes > room) break;
     room -= bytes;
     pool.kept_in_host = static_cast<int64_t>(a) + 1;
@@ -231,9 +232,9 @@ void keep_in_host(const PlanInput& in, Plan& plan, Pool which) {
 
 void keep_what_fits(const PlanInput& in, Plan& plan) {
   const OffloadConfig offload = in.offload();
-  if (offload.weights == OffloadHome::kAuto) keep_near(in, plan, Pool::kWeights);
-  if (offload.gradients == OffloadHome::kAuto) keep_near(in, plan, Pool::kGradients);
-  if (offload.optimizer == OffloadHome::kAuto) keep_near(in, plan, Pool::kOptimizer);
+  if (offload.weights == OffloadHome::kAuto) keep_on_device(in, plan, Pool::kWeights);
+  if (offload.gradients == OffloadHome::kAuto) keep_on_device(in, plan, Pool::kGradients);
+  if (offload.optimizer == OffloadHome::kAuto) keep_on_device(in, plan, Pool::kOptimizer);
   if (offload.weights == OffloadHome::kAuto &&
       plan.placement.embedding_in_host <= spare(plan, Home::kDevice)) {
     plan.placement.embedding_in_host = 0;
@@ -247,14 +248,14 @@ void keep_what_fits(const PlanInput& in, Plan& plan) {
 }  // namespace
 
 Home asked_home(OffloadHome choice, DeviceType device) {
-  const Home near = device == DeviceType::kCuda ? Home::kDevice : Home::kHost;
+  const Home nearest = device == DeviceType::kCuda ? Home::kDevice : Home::kHost;
   switch (choice) {
     case OffloadHome::kHost:
       return Home::kHost;
     case OffloadHome::kNvme:
       return Home::kNvme;
     default:
-      return near;
+      return nearest;
   }
 }
 
@@ -289,10 +290,11 @@ void place(const PlanInput& in, const HomeChoice& homes, Plan& plan, int64_t mos
   set(StateClass::kGradients, homes.gradients);
   set(StateClass::kOptimizer, homes.optimizer);
   set(StateClass::kActivations, homes.activations);
-  // Streamed weights and gradients cross once per group: the largest group is the cheapest, if its inputs
-  // fit.
-  const bool streams = is_far(homes.weights, in.device) || is_far(homes.gradients, in.device);
-  p.group = streams && plan.numerics.recompute && in.trains()
+  // Weights and gradients off the device cross once per group: the largest group is the cheapest, if its
+  // inputs fit.
+  const bool off_device =
+      is_off_device(homes.weights, in.device) || is_off_device(homes.gradients, in.device);
+  p.group = off_device && plan.numerics.recompute && in.trains()
                 ? std::min(plan.numerics.micro_batches, most_group)
                 : 1;
   p.frozen_weights = in.adapter != nullptr;
@@ -318,20 +320,22 @@ void use_spare_memory(const PlanInput& in, Plan& plan) {
 void explain_homes(const PlanInput& in, Plan& plan) {
   const OffloadConfig offload = in.offload();
   const PlacementPlan& p = plan.placement;
-  if (in.adapter != nullptr && is_far(asked_home(offload.gradients, in.device), in.device)) {
-    plan.choices.push_back({"offload.gradients", "none",
-                            "an adapter's gradients stay near: they are small, and the base has none"});
+  if (in.adapter != nullptr && is_off_device(asked_home(offload.gradients, in.device), in.device)) {
+    plan.choices.push_back(
+        {"offload.gradients", "none",
+         "an adapter's gradients stay on the device: they are small, and the base has none"});
   }
   if (!p.transfers().any() && !p.update_on_host) return;
   const auto explain = [&](const char* key, OffloadHome choice, Pool which) {
     const PoolPlan& pool = p.pool(which);
     if (choice != OffloadHome::kAuto || pool.bytes.empty()) return;
-    const auto far = std::count(pool.streamed.begin(), pool.streamed.end(), 1);
+    const auto count = std::count(pool.off_device.begin(), pool.off_device.end(), 1);
     const auto all = std::count_if(pool.bytes.begin(), pool.bytes.end(), [](int64_t b) { return b > 0; });
-    if (far == 0) return plan.choices.push_back({key, "none", "all of it fits near"});
-    const int64_t host = pool.home == Home::kNvme ? pool.streamed_bytes(Home::kHost) : 0;
+    if (count == 0) return plan.choices.push_back({key, "none", "all of it fits on the device"});
+    const int64_t host = pool.home == Home::kNvme ? pool.off_device_bytes(Home::kHost) : 0;
     plan.choices.push_back({key, home_name(pool.home),
-                            std::to_string(far) + " of " + std::to_string(all) + " arrays do not fit near" +
+                            std::to_string(count) + " of " + std::to_string(all) +
+                                " arrays do not fit on the device" +
                                 (host > 0 ? ", " + format_bytes(host) + " of them fit in host memory" : "") +
                                 (pool.slots > 0 ? "; " + std::to_string(pool.slots) + " slots, fetched " +
                                                       std::to_string(pool.slots - 1) + " ahead"
@@ -345,8 +349,8 @@ void explain_homes(const PlanInput& in, Plan& plan) {
     plan.choices.push_back({"io.tile", format_bytes(p.pool(Pool::kOptimizer).slot_bytes),
                             "long enough for a disk's rate, short beside the state"});
   if (p.group > 1)
-    plan.choices.push_back(
-        {"group", std::to_string(p.group), "what is streamed crosses its link once per pass and group"});
+    plan.choices.push_back({"group", std::to_string(p.group),
+                            "what is off the device crosses its link once per pass and group"});
   if (!p.on_disk()) return;
   if (!in.config.io.block)
     plan.choices.push_back({"io.block", format_bytes(p.io_block), "longer requests are no faster"});
@@ -393,8 +397,8 @@ void choose_update_site(const PlanInput& in, const HomeChoice& homes, int64_t mo
   plan.choices.push_back({"update of state off the GPU", host ? "cpu" : "gpu", reason});
 }
 
-// What fits in memory with whole classes off the device: now as much of them stays near as fits, and the rest
-// is for the disk. Where that is too small, smaller groups leave fewer block inputs on it.
+// What fits in memory with whole classes off the device: now as much of them as fits stays there, and the
+// rest is for the disk. Where that is too small, smaller groups leave fewer block inputs on it.
 void spend_and_fit_disk(const PlanInput& in, const HomeChoice& homes, Plan& plan) {
   for (;;) {
     Plan spent = plan;

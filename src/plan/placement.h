@@ -1,6 +1,6 @@
-// Where each class of state lives: resolves offload.* into homes, slots, tiles and groups. Near memory first;
+// Where each class of state lives: resolves offload.* into homes, slots, tiles and groups. The device first;
 // what does not fit moves to the next home, one class after another in a fixed order, and of an `auto` class
-// as many of the earliest arrays stay near as fit. Inside src/plan.
+// as many of the earliest arrays stay on the device as fit. Inside src/plan.
 #pragma once
 
 #include <limits>
@@ -15,23 +15,23 @@ struct HomeChoice {
   Home optimizer, gradients, weights, activations;
 };
 std::vector<HomeChoice> home_candidates(const PlanInput& in);
-// The home that a choice names; near for "auto" and "none".
+// The home that a choice names; the device for "auto" and "none".
 Home asked_home(OffloadHome choice, DeviceType device);
 
-// Sets homes, pools, tiles and group for `homes` and plan.numerics, with the fewest slots and nothing of a
-// streamed class near. No group is larger than `most_group`.
+// Sets homes, pools, tiles and group for `homes` and plan.numerics, with the fewest slots and nothing kept on
+// the device of a class that has another home. No group is larger than `most_group`.
 void place(const PlanInput& in, const HomeChoice& homes, Plan& plan,
            int64_t most_group = std::numeric_limits<int64_t>::max());
 
 // Spends what the tiers have left: slots that stage optimizer state ahead, then arrays of `auto` classes that
-// stay near; where the disk is too small for the rest, those arrays alone. Leaves plan sized.
+// stay on the device; where the disk is too small for the rest, those arrays alone. Leaves plan sized.
 void use_spare_memory(const PlanInput& in, Plan& plan);
 
 // The nearest homes whose memory fits the machine's capacities, then of these and farther ones the nearest
 // that fit what is free now; the rest of plan.placement, with the numerics as they are in `plan`.
 void choose_placement(const PlanInput& in, Plan& plan);
 
-// What `auto` has become, and why, into plan.choices; nothing where everything is near.
+// What `auto` has become, and why, into plan.choices; nothing where everything is on the device.
 void explain_homes(const PlanInput& in, Plan& plan);
 
 }  // namespace lm

@@ -54,10 +54,12 @@ struct LinkTime {
   std::string unit;   // "FLOP", "B"
 };
 
-// What the prediction of time knows of the data; memory is planned for data.max_length whatever it says.
+// What a plan knows of the data. Lengths and share are the prediction's: memory is planned for
+// data.max_length whatever they say.
 struct DataShape {
   double mean_length = 0;   // tokens per sequence; 0: data.max_length
   double target_share = 1;  // of the tokens
+  bool weighted = false;    // targets have weights in the loss
 };
 
 struct Plan {
@@ -73,7 +75,7 @@ struct Plan {
   std::vector<LinkTime> links;  // what a step spends on each resource
   double step_seconds = 0;
   double step_tokens = 0;            // that the prediction is for
-  Timeline timeline;                 // where something is streamed: its step, in time and bytes
+  Timeline timeline;                 // where something is off the device: its step, in time and bytes
   std::string binding;               // the resource that decides
   double sol_seconds_per_token = 0;  // GEMM-bound time of one token: the speed of light
   std::vector<Choice> choices;       // every `auto`, resolved, with its reason

@@ -105,8 +105,8 @@ Json placement_json(const PlacementPlan& placement) {
     pools[pool_name(static_cast<Pool>(i))] = {
         {"home", home_name(pool.home)},
         {"arrays", pool.bytes.size()},
-        {"streamed", std::count(pool.streamed.begin(), pool.streamed.end(), 1)},
-        {"streamed_bytes", pool.streamed_bytes()},
+        {"off_device", std::count(pool.off_device.begin(), pool.off_device.end(), 1)},
+        {"off_device_bytes", pool.off_device_bytes()},
         {"slots", pool.slots},
         {"slot_bytes", pool.slot_bytes}};
   }
@@ -145,9 +145,9 @@ Json phases_json(const Prediction& prediction) {
 
 std::string print_plan(const Plan& plan) {
   const bool cpu = plan.placement.device == DeviceType::kCpu;
-  const bool streams = plan.placement.transfers().any();
-  std::string out = streams
-                        ? "plan: what does not fit near passes through slots, computed on the " +
+  const bool transfers = plan.placement.transfers().any();
+  std::string out = transfers
+                        ? "plan: what does not fit passes through slots, computed on the " +
                               std::string(cpu ? "CPU\n" : "GPU\n")
                         : std::string("plan: everything at home in ") +
                               (cpu ? "host memory, computed on the CPU\n" : "GPU memory, computed there\n");

@@ -130,9 +130,10 @@ StepCosts::StepCosts(const StepShape& shape)
 }
 
 Cost StepCosts::of(const Operation& operation) const {
+  LM_CHECK(operation.kind != OperationKind::kExchange, "no rate is known for an exchange between ranks");
   const auto elements = static_cast<double>(units_[static_cast<size_t>(operation.unit)].elements);
   if (operation.kind == OperationKind::kUpdate) return {.bytes = elements * update_bytes_};
-  if (operation.kind == OperationKind::kReduce)
+  if (operation.kind == OperationKind::kNorm)
     return {.bytes = elements * gradient_bytes_ + (operation.unit == 0 ? embedding_rows_ : 0)};
   return pass_.of(operation);
 }

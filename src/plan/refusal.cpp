@@ -31,7 +31,7 @@ std::optional<Plan> plan_with(const PlanInput& in, const Config& config) {
   if (!relayout) return draft(in.adapter, in.layout);
   try {
     AdapterSpec lora;
-    if (becomes_lora) lora = configured_adapter(config.lora);
+    if (becomes_lora) lora = configured_adapter(in.spec.names, config.lora);
     const AdapterSpec* adapter = becomes_lora ? &lora : in.adapter;
     const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
     return draft(adapter, make_layout(in.spec, adapter, dtype));

@@ -10,8 +10,8 @@ namespace {
 
 // The micro-batches of a rehearsal, all alike: documents of one length.
 struct RehearsedBatch {
-  RehearsedBatch(int64_t tokens, int64_t with_target, int64_t documents)
-      : shape{tokens, with_target, documents} {
+  RehearsedBatch(const PassShape& of, int64_t tokens, int64_t with_target, int64_t documents)
+      : shape{tokens, with_target, documents, of.weighted} {
     for (int64_t d = 0; d <= documents; ++d) start.push_back(static_cast<int32_t>(tokens * d / documents));
   }
   BatchShape shape;
@@ -54,16 +54,17 @@ class RehearsedMemory : public PassMemory {
 // A pass with all that it works on.
 class Rehearsal {
  public:
-  Rehearsal(const PassShape& shape, const RehearsedBatch& batch)
+  Rehearsal(const PassShape& shape, const RehearsedBatch& batch, std::set<GemmShape>* gemms = nullptr)
       : shape_(shape),
         units_(schedule_units(shape.spec.layer_count(),
                               shape.cut_head ? ceil_div(shape.spec.vocab, kVocabularySegment) : 0)),
+        counts_{.cost = {}, .gemms = gemms},
         arena_(Arena::Rehearsed{}),
         context_{shape.spec,
                  shape.dtype,
                  shape.device,
                  counting_kernels(shape.device),
-                 counting_stream(cost_, shape.device, shape.threads),
+                 counting_stream(counts_, shape.device, shape.threads),
                  arena_,
                  rope_,
                  uploads_,
@@ -107,7 +108,7 @@ class Rehearsal {
   }
 
   const Arena& arena() const { return arena_; }
-  const Cost& cost() const { return cost_; }
+  const Cost& cost() const { return counts_.cost; }
   const std::vector<ScheduleUnit>& units() const { return units_; }
 
  private:
@@ -118,7 +119,7 @@ class Rehearsal {
 
   const PassShape& shape_;
   std::vector<ScheduleUnit> units_;
-  Cost cost_;
+  Counts counts_;
   Arena arena_;
   RopeTable rope_;
   Uploads uploads_;
@@ -128,8 +129,8 @@ class Rehearsal {
 };
 
 // The last token of a document has no target: so many at most have one, and the head then gathers them.
-RehearsedBatch fullest(int64_t tokens, int64_t documents) {
-  return {tokens, std::max<int64_t>(tokens - 1, 1), documents};
+RehearsedBatch fullest(const PassShape& shape, int64_t tokens, int64_t documents) {
+  return {shape, tokens, std::max<int64_t>(tokens - 1, 1), documents};
 }
 
 // The arena of a group of micro-batches, in three phases: the blocks' forward, the head, the blocks'
@@ -189,7 +190,7 @@ PassSettings pass_settings(const PassShape& shape) {
 }
 
 ArenaNeed arena_need_whole(const PassShape& shape, int64_t tokens, int64_t documents) {
-  return need_of(shape, tokens, rehearse_group(shape, fullest(tokens, documents)));
+  return need_of(shape, tokens, rehearse_group(shape, fullest(shape, tokens, documents)));
 }
 
 // What lies in the arena grows with the group by what a micro-batch leaves there, and by that most where all
@@ -199,7 +200,7 @@ ArenaNeed arena_need(const PassShape& shape, int64_t tokens, int64_t documents) 
   constexpr int64_t kFew = 3;
   if (shape.group <= kFew) return arena_need_whole(shape, tokens, documents);
   PassShape few = shape;
-  const RehearsedBatch batch = fullest(tokens, documents);
+  const RehearsedBatch batch = fullest(shape, tokens, documents);
   few.group = kFew - 1;
   const GroupArena before = rehearse_group(few, batch);
   few.group = kFew;
@@ -215,9 +216,22 @@ ArenaNeed arena_need(const PassShape& shape, int64_t tokens, int64_t documents) 
 }
 
 int64_t arena_need_forward(const PassShape& shape, int64_t tokens, int64_t documents) {
-  const RehearsedBatch batch = fullest(tokens, documents);
+  const RehearsedBatch batch = fullest(shape, tokens, documents);
   Rehearsal rehearsal(shape, batch);
   return rehearsal.forward();
+}
+
+int64_t gemm_shapes(const PassShape& shape, int64_t tokens, int64_t micro_batches) {
+  // Rows of logits for a whole chunk and for a last one.
+  const int64_t targets = std::clamp<int64_t>(shape.row_chunk + 1, 1, std::max<int64_t>(tokens - 1, 1));
+  const RehearsedBatch batch(shape, tokens, targets, 1);
+  PassShape alone = shape;
+  alone.group = 1;
+  std::set<GemmShape> gemms;
+  Rehearsal rehearsal(alone, batch, &gemms);
+  micro_batches > 0 ? rehearsal.step(std::min<int64_t>(micro_batches, 2), [](const Operation&, int64_t) {})
+                    : static_cast<void>(rehearsal.forward());
+  return std::ssize(gemms);
 }
 
 PassCosts::PassCosts(const PassShape& shape, const StepWork& micro) {
@@ -225,7 +239,7 @@ PassCosts::PassCosts(const PassShape& shape, const StepWork& micro) {
   const auto targets = std::clamp<int64_t>(std::llround(micro.target_rows), 0, tokens);
   const double length = micro.tokens > 0 ? micro.squares / micro.tokens : 1;
   const auto documents = std::clamp<int64_t>(std::llround(micro.tokens / length), 1, tokens);
-  const RehearsedBatch batch(tokens, targets, documents);
+  const RehearsedBatch batch(shape, tokens, targets, documents);
   PassShape alone = shape;
   alone.group = 1;
   Rehearsal rehearsal(alone, batch);

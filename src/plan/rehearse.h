@@ -29,6 +29,7 @@ struct PassShape {
   int64_t group = 1;               // micro-batches that pass a block before the next
   bool inputs_off_device = false;  // block inputs live in slots, not in the arena
   bool cut_head = false;           // the head comes in vocabulary segments
+  bool weighted = false;           // targets have weights in the loss
 };
 PassSettings pass_settings(const PassShape& shape);
 
@@ -44,7 +45,11 @@ ArenaNeed arena_need(const PassShape& shape, int64_t tokens, int64_t documents);
 // Evaluation and generation: forward only.
 int64_t arena_need_forward(const PassShape& shape, int64_t tokens, int64_t documents);
 
-// What a step has to chew.
+// The different products of the longest micro-batch: of a step of so many (the second adds gradients that the
+// first wrote), or of an evaluation, which is no step of any.
+int64_t gemm_shapes(const PassShape& shape, int64_t tokens, int64_t micro_batches);
+
+// Tokens and attention work of a step.
 struct StepWork {
   double tokens = 0;
   double target_rows = 0;  // tokens with a target: only these pass the head

@@ -17,7 +17,8 @@ namespace {
 constexpr int64_t kCpuBase = 140 * kMiB;
 constexpr int64_t kCudaBase = 900 * kMiB;
 constexpr int64_t kChecksumBytes = 8;       // of every kSlotAlignment bytes off the device
-constexpr int64_t kStepBytesPerToken = 20;  // of a step's batches in host memory (data/batch.h)
+constexpr int64_t kStepBytesPerToken = 20;  // of a step's batches in host memory (base/batch.h)
+constexpr int64_t kWeightBytes = 4;         // of a target
 
 int64_t size_of(DType type) {
   return static_cast<int64_t>(dtype_size(type));
@@ -36,9 +37,10 @@ int64_t updated_rows(const PlanInput& in) {
 // cos and sin, granule norms, batches, and the order in which a step's tokens reach their rows.
 int64_t table_bytes(const PlanInput& in, const Plan& plan) {
   const int64_t angles = 4 * in.spec.head_dim * in.config.data.max_length;
-  if (!in.trains()) return angles + plan.micro_tokens * kStepBytesPerToken;
+  const int64_t per_token = kStepBytesPerToken + (in.data.weighted ? kWeightBytes : 0);
+  if (!in.trains()) return angles + plan.micro_tokens * per_token;
   const int64_t step_tokens = in.config.train.global_batch * in.config.data.max_length;
-  int64_t bytes = angles + in.layout.flat_elements / kGranule * 8 + step_tokens * kStepBytesPerToken;
+  int64_t bytes = angles + in.layout.flat_elements / kGranule * 8 + step_tokens * per_token;
   if (in.adapter == nullptr)
     bytes += 4 * (in.spec.vocab + step_tokens + plan.numerics.micro_batches * updated_rows(in));
   return bytes;
@@ -48,7 +50,8 @@ int64_t table_bytes(const PlanInput& in, const Plan& plan) {
 // another, and once the rows (model/embedding.h); each copy begins at a multiple of 64.
 int64_t upload_bytes(const PlanInput& in, const NumericsPlan& n, int64_t micro_tokens) {
   const auto copy = [](int64_t numbers) { return round_up(numbers * 4, 64); };
-  const int64_t batch = copy(5 * micro_tokens + document_starts(micro_tokens, micro_documents(in, n)));
+  const int64_t batch =
+      copy((in.data.weighted ? 6 : 5) * micro_tokens + document_starts(micro_tokens, micro_documents(in, n)));
   if (!in.trains()) return batch;
   const int64_t rows = updated_rows(in);
   const int64_t order = in.adapter == nullptr ? copy(micro_tokens + rows + 1) : 0;
@@ -69,48 +72,48 @@ int64_t export_bytes(const ModelLayout& layout) {
   return adapter + 2 * tensor;
 }
 
-// Streamed bytes of a class by home.
-struct FarBytes {
+// What of a class is off the device, by home.
+struct OffDeviceBytes {
   int64_t host = 0, disk = 0;
-  FarBytes operator*(int64_t n) const { return {host * n, disk * n}; }
+  OffDeviceBytes operator*(int64_t n) const { return {host * n, disk * n}; }
 };
 
-FarBytes far_bytes(const PoolPlan& pool) {
-  return {pool.streamed_bytes(Home::kHost), pool.streamed_bytes(Home::kNvme)};
+OffDeviceBytes off_device_bytes(const PoolPlan& pool) {
+  return {pool.off_device_bytes(Home::kHost), pool.off_device_bytes(Home::kNvme)};
 }
 
-// Elements whose optimizer state is streamed.
-FarBytes far_elements(const Plan& plan) {
+// Elements whose optimizer state is off the device.
+OffDeviceBytes off_device_elements(const Plan& plan) {
   const PoolPlan& pool = plan.placement.pool(Pool::kOptimizer);
-  FarBytes elements;
+  OffDeviceBytes elements;
   for (size_t a = 0; a < pool.bytes.size(); ++a) {
-    if (pool.streamed[a] == 0) continue;
+    if (pool.off_device[a] == 0) continue;
     (pool.home_of(a) == Home::kHost ? elements.host : elements.disk) +=
         pool.bytes[a] / plan.placement.granule_bytes * kGranule;
   }
   return elements;
 }
 
-// Rows of one class: what of it is near, and what is not.
+// Rows of one class: what of it is on the device, and what is off it.
 class ClassTable {
  public:
   ClassTable(const PlanInput& in, const Plan& plan)
-      : plan_(plan), near_(in.device == DeviceType::kCuda ? Home::kDevice : Home::kHost) {}
+      : plan_(plan), device_home_(in.device == DeviceType::kCuda ? Home::kDevice : Home::kHost) {}
 
-  // `total` bytes, of which `far` are not near.
-  void add(const std::string& name, int64_t total, const FarBytes& far, const std::string& note) {
-    rows_.push_back({name, total - far.host - far.disk, note, near_});
-    if (far.host > 0) rows_.push_back({name, far.host, note, Home::kHost});
-    if (far.disk > 0) rows_.push_back({name, far.disk, note, Home::kNvme});
+  // `total` bytes, of which `off` are off the device.
+  void add(const std::string& name, int64_t total, const OffDeviceBytes& off, const std::string& note) {
+    rows_.push_back({name, total - off.host - off.disk, note, device_home_});
+    if (off.host > 0) rows_.push_back({name, off.host, note, Home::kHost});
+    if (off.disk > 0) rows_.push_back({name, off.disk, note, Home::kNvme});
   }
-  void near(const std::string& name, int64_t bytes, const std::string& note) {
-    rows_.push_back({name, bytes, note, near_});
+  void device(const std::string& name, int64_t bytes, const std::string& note) {
+    rows_.push_back({name, bytes, note, device_home_});
   }
   void host(const std::string& name, int64_t bytes, const std::string& note) {
     rows_.push_back({name, bytes, note, Home::kHost});
   }
 
-  // Where streamed arrays pass through; from disk to a GPU they pass host memory too.
+  // Where arrays pass through; from disk to a GPU they pass host memory too.
   void slots() {
     int64_t staging = 0, disk = 0;
     for (int i = 0; i < kPools; ++i) {
@@ -120,10 +123,10 @@ class ClassTable {
       const int64_t bytes = pool.slots * pool.slot_bytes;
       rows_.push_back({std::string(pool_name(static_cast<Pool>(i))) + " slots", bytes,
                        std::to_string(pool.slots) + " x " + format_bytes(pool.slot_bytes),
-                       on_host ? Home::kHost : near_});
-      const int64_t on_disk = pool.streamed_bytes(Home::kNvme);
+                       on_host ? Home::kHost : device_home_});
+      const int64_t on_disk = pool.off_device_bytes(Home::kNvme);
       disk += on_disk;
-      if (on_disk > 0 && near_ == Home::kDevice && !on_host) staging += bytes;
+      if (on_disk > 0 && device_home_ == Home::kDevice && !on_host) staging += bytes;
     }
     if (plan_.placement.update_on_host)
       host("update staging", plan_.placement.update_staging, "gradients and weights on their way");
@@ -135,7 +138,7 @@ class ClassTable {
 
  private:
   const Plan& plan_;
-  Home near_;
+  Home device_home_;
   std::vector<ClassBytes> rows_;
 };
 
@@ -153,7 +156,8 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   const PlacementPlan& p = plan.placement;
   const int64_t flat = in.layout.flat_elements;
   const bool lora = in.adapter != nullptr;
-  const FarBytes lent = far_bytes(p.pool(Pool::kWeights)), far = far_elements(plan);
+  const OffDeviceBytes weights = off_device_bytes(p.pool(Pool::kWeights)),
+                       elements = off_device_elements(plan);
   ClassTable table(in, plan);
   if (in.purpose == PlanPurpose::kExport) {
     table.host("export", export_bytes(in.layout), "the adapter, and a tensor at a time");
@@ -163,32 +167,32 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   const auto name = [](StateClass state) { return state_class_name(state); };
   const int64_t embedding = p.embedding_in_host;
   table.add(name(StateClass::kWeights), flat * size_of(n.dtype) - (lora ? 0 : embedding),
-            lora ? FarBytes() : lent, per_parameter(n.dtype));
+            lora ? OffDeviceBytes() : weights, per_parameter(n.dtype));
   table.add(name(StateClass::kFrozenWeights), in.layout.frozen_bytes - (lora ? embedding : 0),
-            lora ? lent : FarBytes(), encodings_of(in.layout, n.dtype));
+            lora ? weights : OffDeviceBytes(), encodings_of(in.layout, n.dtype));
   if (embedding > 0) table.host("embedding", embedding, "the GPU looks up rows where they lie");
   if (in.trains()) {
     table.add(name(StateClass::kGradients), flat * size_of(n.gradient_dtype),
-              far_bytes(p.pool(Pool::kGradients)), per_parameter(n.gradient_dtype));
+              off_device_bytes(p.pool(Pool::kGradients)), per_parameter(n.gradient_dtype));
     for (const StateStream& stream : n.state()) {
-      table.add(stream.title, stream.bytes(flat), far * stream.bytes(1),
+      table.add(stream.title, stream.bytes(flat), elements * stream.bytes(1),
                 stream.type == DType::kI16 ? "low half beside the weight" : dtype_name(stream.type));
     }
     const PoolPlan& inputs = p.pool(Pool::kActivations);
-    table.add(name(StateClass::kActivations), plan.arena.saved + inputs.streamed_bytes(), far_bytes(inputs),
-              n.recompute ? "block inputs" : "saved by every block");
+    table.add(name(StateClass::kActivations), plan.arena.saved + inputs.off_device_bytes(),
+              off_device_bytes(inputs), n.recompute ? "block inputs" : "saved by every block");
   }
-  table.near("temporaries", plan.arena.bytes - plan.arena.saved,
-             !in.trains() ? "of one micro-batch, forward alone"
-                          : "logits of " + std::to_string(std::min(n.row_chunk, plan.micro_tokens)) +
-                                " rows at once: " + format_bytes(plan.arena.logits));
+  table.device("temporaries", plan.arena.bytes - plan.arena.saved,
+               !in.trains() ? "of one micro-batch, forward alone"
+                            : "logits of " + std::to_string(std::min(n.row_chunk, plan.micro_tokens)) +
+                                  " rows at once: " + format_bytes(plan.arena.logits));
   table.slots();
-  table.near("embedding rows", updated_rows(in) * in.spec.hidden * 4,
-             "fp32 sums of a step's distinct tokens");
-  table.near("tables", table_bytes(in, plan), "angles, norms, order of tokens, batches");
+  table.device("embedding rows", updated_rows(in) * in.spec.hidden * 4,
+               "fp32 sums of a step's distinct tokens");
+  table.device("tables", table_bytes(in, plan), "angles, norms, order of tokens, batches");
   const bool cpu = in.device == DeviceType::kCpu;
-  if (!cpu) table.near("context", kContextBytes, "CUDA's own");
-  if (!cpu) table.near("LibTorch", p.library_device_bytes, "attention while it runs, GEMM workspaces");
+  if (!cpu) table.device("context", kContextBytes, "CUDA's own");
+  if (!cpu) table.device("LibTorch", p.library_device_bytes, "attention while it runs, GEMM workspaces");
   if (!cpu)
     table.host("uploads and results", p.upload_bytes + p.result_bytes, "batches to the GPU, norms from it");
   if (!cpu) table.host("load buffer", kStagingBytes, "files pass through it on their way to the GPU");
@@ -254,7 +258,9 @@ PassShape pass_shape(const ModelSpec& spec, const ModelLayout& layout, const Ada
 }
 
 PassShape pass_shape(const PlanInput& in, const Plan& plan) {
-  return pass_shape(in.spec, in.layout, in.adapter, plan.numerics, plan.placement);
+  PassShape shape = pass_shape(in.spec, in.layout, in.adapter, plan.numerics, plan.placement);
+  shape.weighted = in.data.weighted;
+  return shape;
 }
 
 OffloadConfig PlanInput::offload() const {
@@ -265,14 +271,21 @@ OffloadConfig PlanInput::offload() const {
 }
 
 // The key has what candidates of one plan differ in.
-ArenaNeed ArenaNeeds::of(const PlanInput& in, const Plan& plan) {
+ArenaNeed Rehearsals::arena(const PlanInput& in, const Plan& plan) {
   const PassShape shape = pass_shape(in, plan);
   const int64_t tokens = plan.micro_tokens, documents = micro_documents(in, plan.numerics);
   const auto [place, fresh] =
-      known_.try_emplace({tokens, documents, shape.documents_at_once, shape.group, shape.recompute,
-                          shape.inputs_off_device, shape.cut_head, in.trains()});
+      arenas_.try_emplace({tokens, documents, shape.documents_at_once, shape.group, shape.recompute,
+                           shape.inputs_off_device, shape.cut_head, in.trains()});
   if (fresh && in.trains()) place->second = arena_need(shape, tokens, documents);
   if (fresh && !in.trains()) place->second = {.bytes = arena_need_forward(shape, tokens, documents)};
+  return place->second;
+}
+
+int64_t Rehearsals::gemm_shapes(const PlanInput& in, const Plan& plan) {
+  const int64_t micro_batches = in.trains() ? plan.numerics.micro_batches : 0;
+  const auto [place, fresh] = gemm_shapes_.try_emplace({plan.micro_tokens, micro_batches});
+  if (fresh) place->second = lm::gemm_shapes(pass_shape(in, plan), plan.micro_tokens, micro_batches);
   return place->second;
 }
 
@@ -285,12 +298,14 @@ void size_plan(const PlanInput& in, Plan& plan) {
   plan.micro_tokens = plan.numerics.micro_batch * in.config.data.max_length;
   plan.micro_rows = micro_rows(in, plan.numerics);
   const auto longest = static_cast<double>(in.config.data.max_length);
-  const GemmShapes shapes =
-      gemm_shapes(in.spec, in.adapter, plan.numerics,
-                  necessary_flops(in.spec, in.layout, in.adapter != nullptr,
-                                  uniform_work(static_cast<double>(plan.micro_tokens), longest)),
-                  in.trains());
-  plan.placement.gemm_shapes = plan.placement.every_gemm_shape ? shapes.wanted : shapes.least;
+  if (plan.numerics.round_rows) {
+    const GemmShapes shapes =
+        kept_shapes(in.rehearsals->gemm_shapes(in, plan),
+                    necessary_flops(in.spec, in.layout, in.adapter != nullptr,
+                                    uniform_work(static_cast<double>(plan.micro_tokens), longest)),
+                    in.trains());
+    plan.placement.gemm_shapes = plan.placement.every_gemm_shape ? shapes.wanted : shapes.least;
+  }
   if (in.device == DeviceType::kCuda) {
     plan.placement.upload_bytes = upload_bytes(in, plan.numerics, plan.micro_tokens);
     const AttentionShape shape{.tokens = plan.micro_tokens,
@@ -301,7 +316,7 @@ void size_plan(const PlanInput& in, Plan& plan) {
     // The loss, and the granules' norms.
     plan.placement.result_bytes = 8 + (in.trains() ? in.layout.flat_elements / kGranule * 8 : 0);
   }
-  plan.arena = in.arenas->of(in, plan);
+  plan.arena = in.rehearsals->arena(in, plan);
   plan.classes = classes_of(in, plan);
   plan.tiers.clear();
   plan.peak = {};

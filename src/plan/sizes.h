@@ -10,13 +10,16 @@
 namespace lm {
 
 // What was rehearsed while a plan is made: candidates differ in homes, and most of them not in what they need
-// of the arena.
-class ArenaNeeds {
+// of the arena, fewer yet in what they multiply.
+class Rehearsals {
  public:
-  ArenaNeed of(const PlanInput& in, const Plan& plan);
+  ArenaNeed arena(const PlanInput& in, const Plan& plan);
+  // Of one micro-batch.
+  int64_t gemm_shapes(const PlanInput& in, const Plan& plan);
 
  private:
-  std::map<std::array<int64_t, 8>, ArenaNeed> known_;
+  std::map<std::array<int64_t, 8>, ArenaNeed> arenas_;
+  std::map<std::array<int64_t, 2>, int64_t> gemm_shapes_;
 };
 
 // All that a plan is made from; borrowed for the call.
@@ -24,7 +27,7 @@ struct PlanInput : PlanInputs {
   const Machine& machine;
   World world;
   PlanPurpose purpose;
-  std::shared_ptr<ArenaNeeds> arenas = std::make_shared<ArenaNeeds>();
+  std::shared_ptr<Rehearsals> rehearsals = std::make_shared<Rehearsals>();
 
   bool trains() const { return purpose == PlanPurpose::kTrain; }
   // offload.*, of the classes that there are.
@@ -34,7 +37,7 @@ struct PlanInput : PlanInputs {
             machine,
             world,
             purpose,
-            arenas};
+            rehearsals};
   }
   PlanInput with(PlanPurpose other) const {
     PlanInput out = *this;

@@ -15,16 +15,14 @@ std::vector<int64_t> units_of_block(const std::vector<Unit>& units, int64_t bloc
   return out;
 }
 
-// `whole` with what of elements [begin, begin + whole.elements) of the flat array lies in the unit.
-void add_part(StateEntry whole, int64_t begin, const Unit& unit, int64_t u, StateCatalogue& out) {
-  const int64_t from = std::max(begin, unit.first),
-                to = std::min(begin + whole.elements, unit.first + unit.elements);
-  if (from >= to) return;
-  whole.unit = u;
-  whole.first = from - begin;
-  whole.elements = to - from;
-  whole.flat = from;
-  out.push_back(std::move(whole));
+// What of an array over a block's flat array lies in the unit.
+void add_part(StateEntry array, const Unit& unit, int64_t u, StateCatalogue& out) {
+  if (unit.elements == 0) return;
+  array.shape = {array.elements};
+  array.unit = u;
+  array.first = unit.first;
+  array.elements = unit.elements;
+  out.push_back(std::move(array));
 }
 
 }  // namespace
@@ -32,38 +30,35 @@ void add_part(StateEntry whole, int64_t begin, const Unit& unit, int64_t u, Stat
 StateCatalogue list_state(const ModelLayout& layout, const NumericsPlan& numerics, bool cut_head,
                           bool training) {
   const std::vector<Unit> units = layout.units(cut_head);
-  StateCatalogue out;
-  for (int64_t b = 0; b < std::ssize(layout.blocks); ++b) {
-    const std::vector<int64_t> here = units_of_block(units, b);
-    for (const TensorPlace& place : layout.blocks[static_cast<size_t>(b)].tensors) {
-      if (place.frozen) continue;
-      const Parameter& p = place.parameter;
-      const StateEntry whole{
-          .name = "weight." + p.name,
-          .state = StateClass::kWeights,
-          .dtype = numerics.dtype,
-          .shape = p.vector() ? std::vector<int64_t>{p.rows} : std::vector<int64_t>{p.rows, p.columns},
-          .elements = p.elements()};
-      for (const int64_t u : here) add_part(whole, place.offset, units[static_cast<size_t>(u)], u, out);
+  const auto each_unit = [&](const auto& visit) {
+    for (int64_t b = 0; b < std::ssize(layout.blocks); ++b) {
+      const std::string block = "block" + std::to_string(b) + ".";
+      const int64_t elements = layout.blocks[static_cast<size_t>(b)].flat_elements;
+      for (const int64_t u : units_of_block(units, b))
+        visit(block, elements, units[static_cast<size_t>(u)], u);
     }
-  }
+  };
+  StateCatalogue out;
+  each_unit([&](const std::string& block, int64_t elements, const Unit& unit, int64_t u) {
+    add_part({.name = block + "weight",
+              .state = StateClass::kWeights,
+              .dtype = numerics.dtype,
+              .elements = elements},
+             unit, u, out);
+  });
   if (!training) return out;
   out.push_back({.name = "optimizer.t", .state = StateClass::kOptimizer, .dtype = DType::kI64, .shape = {}});
   const StateStreams streams = numerics.state();
-  for (int64_t b = 0; b < std::ssize(layout.blocks); ++b) {
-    const int64_t flat = layout.blocks[static_cast<size_t>(b)].flat_elements;
-    for (const int64_t u : units_of_block(units, b)) {
-      for (size_t s = 0; s < streams.size(); ++s) {
-        const StateEntry whole{.name = "block" + std::to_string(b) + "." + streams[s].name,
-                               .state = StateClass::kOptimizer,
-                               .dtype = streams[s].type,
-                               .shape = {flat},
-                               .stream = s,
-                               .elements = flat};
-        add_part(whole, 0, units[static_cast<size_t>(u)], u, out);
-      }
+  each_unit([&](const std::string& block, int64_t elements, const Unit& unit, int64_t u) {
+    for (size_t s = 0; s < streams.size(); ++s) {
+      add_part({.name = block + streams[s].name,
+                .state = StateClass::kOptimizer,
+                .dtype = streams[s].type,
+                .stream = s,
+                .elements = elements},
+               unit, u, out);
     }
-  }
+  });
   return out;
 }
 

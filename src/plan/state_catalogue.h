@@ -2,8 +2,8 @@
 // of memory. What saves, hashes, compares or restores state walks it; bytes are moved by a source and a sink,
 // and neither listing nor reading marks anything as changed. Pure values.
 //
-//   weight.<tensor>   working weights of a trainable tensor
-//   block<b>.<s>      stream s of the optimizer's state (optim/rules), over block b's flat array
+//   block<b>.weight   working weights: block b's flat array of what is trained
+//   block<b>.<s>      stream s of the optimizer's state (optim/rules), over the same
 //   optimizer.t       updates so far
 #pragma once
 
@@ -22,11 +22,11 @@ struct StateEntry {
   std::string name;
   StateClass state = StateClass::kWeights;
   DType dtype = DType::kF32;
-  std::vector<int64_t> shape;  // of the whole array; none: a number
-  int64_t unit = -1;           // of ModelLayout::units; -1: of none
-  size_t stream = 0;           // of the optimizer's state
-  // Elements of the array that are here, and where they begin in their block's flat array.
-  int64_t first = 0, elements = 1, flat = 0;
+  std::vector<int64_t> shape = {};  // of the whole array; none: a number
+  int64_t unit = -1;                // of ModelLayout::units; -1: of none
+  size_t stream = 0;                // of the optimizer's state
+  // Elements of the array that are here: of its block's flat array.
+  int64_t first = 0, elements = 1;
   int rank = 0, ranks = 1;  // the shard of the range that this is; one rank has it all
   int64_t bytes() const { return elements * static_cast<int64_t>(dtype_size(dtype)); }
 };
@@ -53,6 +53,16 @@ class StateSink {
  public:
   virtual ~StateSink() = default;
   virtual void write(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) = 0;
+};
+
+// State that can be read in any order: a checkpoint's.
+class StateReader {
+ public:
+  virtual ~StateReader() = default;
+  // Bytes of an array of the catalogue, from byte `offset` of the whole of it. Throws Error(14) for an array
+  // that is not there or not of this type and size, and Error(22) for bytes that are not those that were
+  // written.
+  virtual void read(const std::string& array, int64_t offset, std::span<std::byte> bytes) = 0;
 };
 
 void move_state(const StateCatalogue& catalogue, StateSource& from, StateSink& to);

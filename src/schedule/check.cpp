@@ -12,7 +12,8 @@ struct Counts {
   int64_t forwards = 0, recomputes = 0, backwards = 0;  // of micro-batches, in ascending order
   int64_t loans = 0;
   int64_t tiles = 0;  // updated
-  bool reduced = false, updated = false;
+  bool exchanged = false, normed = false, updated = false;
+  bool final() const { return exchanged || normed; }  // of this rank's part of the gradient
 };
 
 class Checker {
@@ -43,8 +44,10 @@ class Checker {
         return recompute(op);
       case OperationKind::kBackward:
         return backward(op);
-      case OperationKind::kReduce:
-        return reduce(op);
+      case OperationKind::kExchange:
+        return exchange(op);
+      case OperationKind::kNorm:
+        return norm(op);
       case OperationKind::kCheck:
         return check();
       case OperationKind::kUpdate:
@@ -65,7 +68,7 @@ class Checker {
       if (unit.forwards != shape_.micro_batches) return "a forward of" + name + " is missing";
       if (!training) continue;
       if (unit.backwards != shape_.micro_batches) return "a backward of" + name + " is missing";
-      if (!unit.reduced) return name + " is never reduced";
+      if (!unit.normed) return name + " is never normed";
       if (shape_.deferred(u)) continue;
       if (!unit.updated && shape_.unit(u).tiles() > 0) return name + " is never updated";
     }
@@ -94,7 +97,7 @@ class Checker {
   // part.
   std::string forward(const Operation& op) {
     if (role(op.unit) == UnitRole::kHead) return "the head's forward belongs to the head operation";
-    if (at(op).reduced) return "forward after the unit's gradient is final";
+    if (at(op).final()) return "forward after the unit's gradient is final";
     if (op.unit > 0 && at(op.unit - 1).forwards <= op.micro) return "what comes before has not been passed";
     const std::string fault = use(op.unit);
     return fault.empty() ? ascend(at(op).forwards, op.micro) : fault;
@@ -137,22 +140,31 @@ class Checker {
     const int64_t before = behind(op.unit);
     if (before >= 0 && at(before).backwards <= op.micro) return "what comes behind has not been passed";
     if (shape_.recompute && what == UnitRole::kBody && at(op).recomputes <= op.micro) return "not recomputed";
-    if (at(op).reduced) return "backward after the unit's gradient is final";
+    if (at(op).final()) return "backward after the unit's gradient is final";
     const std::string fault = what == UnitRole::kEmbedding ? "" : use(op.unit);
     return fault.empty() ? ascend(at(op).backwards, op.micro) : fault;
   }
 
-  std::string reduce(const Operation& op) {
-    if (at(op).reduced) return "reduced twice";
-    if (at(op).backwards != shape_.micro_batches) return "reduced before its last backward";
-    at(op).reduced = true;
+  std::string exchange(const Operation& op) {
+    if (shape_.ranks == 1) return "one rank has nobody to exchange with";
+    if (at(op).exchanged) return "exchanged twice";
+    if (at(op).backwards != shape_.micro_batches) return "exchanged before its last backward";
+    at(op).exchanged = true;
+    return "";
+  }
+
+  std::string norm(const Operation& op) {
+    if (at(op).normed) return "normed twice";
+    if (at(op).backwards != shape_.micro_batches) return "normed before its last backward";
+    if (shape_.ranks > 1 && !at(op).exchanged) return "normed before its exchange";
+    at(op).normed = true;
     return "";
   }
 
   std::string check() {
     if (checked_) return "checked twice";
     for (const Counts& unit : units_) {
-      if (!unit.reduced) return "checked before every gradient is final";
+      if (!unit.normed) return "checked before every gradient is final";
     }
     checked_ = true;
     return "";
@@ -161,7 +173,7 @@ class Checker {
   // With clipping by block, a unit's update needs the norm of its whole block.
   bool final_gradient(const Operation& op) {
     for (int64_t u = 0; u < std::ssize(units_); ++u) {
-      if (shape_.unit(u).block == shape_.unit(op.unit).block && !at(u).reduced) return false;
+      if (shape_.unit(u).block == shape_.unit(op.unit).block && !at(u).normed) return false;
     }
     return true;
   }

@@ -52,7 +52,7 @@ class Builder {
   void backward(int64_t first, int64_t end, bool final) {
     for (const int64_t unit : segments_) {
       pass(OperationKind::kBackward, unit, first, end);
-      if (final) add(OperationKind::kReduce, unit, 0);
+      if (final) complete(unit);
     }
     if (cut()) pass(OperationKind::kBackward, head_, first, end);
     if (final) finished(head_);
@@ -104,9 +104,15 @@ class Builder {
     pass(OperationKind::kForward, unit, first, end);
   }
 
+  // The unit's last backward has been.
+  void complete(int64_t unit) {
+    if (shape_.ranks > 1) add(OperationKind::kExchange, unit, 0);
+    add(OperationKind::kNorm, unit, 0);
+  }
+
   // The last of a block's units is: the final norm comes after its segments.
   void finished(int64_t unit) {
-    add(OperationKind::kReduce, unit, 0);
+    complete(unit);
     if (shape_.clip == Clip::kGlobal) return;
     update(unit);
     if (unit != head_) return;
@@ -132,8 +138,9 @@ class Builder {
 }  // namespace
 
 const char* operation_name(OperationKind kind) {
-  constexpr const char* kNames[] = {"acquire", "forward", "release", "head",  "recompute", "backward",
-                                    "reduce",  "check",   "update",  "fetch", "claim",     "write back"};
+  constexpr const char* kNames[] = {"acquire",  "forward",  "release",   "head",  "recompute",
+                                    "backward", "exchange", "norm",      "check", "update",
+                                    "fetch",    "claim",    "write back"};
   return kNames[static_cast<size_t>(kind)];
 }
 

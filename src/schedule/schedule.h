@@ -24,9 +24,10 @@ enum class OperationKind : uint8_t {
   kHead,       // loss in chunks of rows; in a step also its backward
   kRecompute,  // a transformer block's saved activations once more from its input
   kBackward,
-  kReduce,  // the unit's gradient is final
-  kCheck,   // loss, norm and finiteness are known: the step's one wait
-  kUpdate,  // of a tile of the unit's state
+  kExchange,  // every rank adds up its shard of the unit's gradient from all of them; absent with one rank
+  kNorm,      // the unit's gradient is final: its part of the norm
+  kCheck,     // loss, norm and finiteness are known: the step's one wait
+  kUpdate,    // of a tile of the unit's state
   // Between an array's home and a slot; inserted by transfers.h, absent while everything is at home.
   kFetch,      // the array's bytes start on their way into the slot
   kClaim,      // the slot becomes the array's, whose bytes are about to be made
@@ -80,10 +81,11 @@ struct ScheduleShape {
   bool tied = false;
   bool recompute = false;
   Clip clip = Clip::kGlobal;
-  // Micro-batches that run through a unit before the next unit (G). 1 while weights are resident; with
-  // streamed weights each byte crosses its link once per pass and group.
+  // Micro-batches that run through a unit before the next unit (G). 1 while weights are resident; off
+  // the device each of their bytes crosses its link once per pass and group.
   int64_t group = 1;
   bool pending = false;  // the step before has left its deferred updates to this one
+  int ranks = 1;         // that share the step
 
   const ScheduleUnit& unit(int64_t u) const { return units[static_cast<size_t>(u)]; }
   bool deferred(int64_t u) const { return clip == Clip::kGlobal && unit(u).off_device; }
@@ -103,10 +105,10 @@ StepSchedule make_evaluation_schedule(const ScheduleShape& shape);
 // Empty, or the first rule that `schedule` breaks: a micro-batch passes the blocks in order and returns
 // through them in reverse, micro-batches ascend in every unit (so every accumulator adds in order), loans
 // are balanced and held by every use, segments follow each other in order (so that softmax and dX add up as
-// in a whole head), recomputation stands right before its backward, each unit is reduced once after its last
-// backward, updates follow their reduce (and the check, under global clipping) with no loan open, tile by
-// tile, nothing uses an updated unit, and a deferred update comes before its unit's next use. Transfers are
-// transfer_fault's matter.
+// in a whole head), recomputation stands right before its backward, each unit's gradient is exchanged (with
+// several ranks) and normed once after its last backward, updates follow that (and the check, under global
+// clipping) with no loan open, tile by tile, nothing uses an updated unit, and a deferred update comes before
+// its unit's next use. Transfers are transfer_fault's matter.
 std::string schedule_fault(const StepSchedule& schedule, const ScheduleShape& shape);
 // The same for an evaluation's list.
 std::string evaluation_fault(const StepSchedule& schedule, const ScheduleShape& shape);

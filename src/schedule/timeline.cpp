@@ -34,9 +34,9 @@ class Walk {
         arrived = std::max(arrived, ready_[at->second]);
       ++index;
       if (const auto update = shape_.host_update(op); update.used) {
-        const bool inputs_streamed =
+        const bool inputs_through_slots =
             shape.pool(Pool::kWeights).holds(op.unit) || shape.pool(Pool::kGradients).holds(op.unit);
-        update_on_host(update, compute(op), arrived, inputs_streamed);
+        update_on_host(update, compute(op), arrived, inputs_through_slots);
         continue;
       }
       wait(std::max(arrived, host_));  // the thread that enqueues this did the updates before it
@@ -61,8 +61,8 @@ class Walk {
   // By the CPU, beside what the GPU was given before. It follows the GPU only where that makes its inputs: a
   // block's own norm, or arrays that come through slots of the device.
   void update_on_host(const TimelineShape::HostUpdate& update, double seconds, double arrived,
-                      bool inputs_streamed) {
-    if (inputs_streamed || !clip_global_) host_ = std::max(host_, now_);
+                      bool inputs_through_slots) {
+    if (inputs_through_slots || !clip_global_) host_ = std::max(host_, now_);
     const auto brought = static_cast<double>(update.brings);
     host_ = std::max(host_, arrived) + std::max(seconds, brought / rates_.link);
     host_seconds_ += seconds;
@@ -77,10 +77,10 @@ class Walk {
 
   void transfer(const Operation& op) {
     const Key slot{op.pool, op.slot}, array{op.pool, op.array};
-    const TimelineShape::Array& moved =
+    const TimelineShape::Array& place =
         shape_.arrays[static_cast<size_t>(op.pool)][static_cast<size_t>(op.array)];
-    const auto bytes = static_cast<double>(moved.bytes);
-    const bool disk = moved.on_disk;
+    const auto bytes = static_cast<double>(place.bytes);
+    const bool disk = place.on_disk;
     const bool by_host = op.pool == Pool::kOptimizer && !shape_.host_updates.empty();
     const bool gpu = shape_.gpu && !by_host;
     const double issued = by_host ? host_ : now_;

@@ -1,6 +1,6 @@
 // When each operation of a step would run: compute in order, transfers on their links beside it, each as soon
-// as its slot, its array and its link are free. Gives the step's time where something is streamed, what waits
-// for what, and the bytes that cross each link. Pure arithmetic.
+// as its slot, its array and its link are free. Gives the step's time where something is off the device, what
+// waits for what, and the bytes that cross each link. Pure arithmetic.
 #pragma once
 
 #include <array>

@@ -35,7 +35,7 @@ class UseCollector {
   }
 
  private:
-  size_t size() const { return shape_.pool(pool_).streamed.size(); }
+  size_t size() const { return shape_.pool(pool_).through_slots.size(); }
 
   void add(const ArrayUse& use) {
     if (shape_.pool(pool_).holds(use.array)) uses_.push_back(use);
@@ -53,7 +53,8 @@ class UseCollector {
   void gradients(size_t index, const Operation& op) {
     if (!shape_.pool(pool_).holds(op.unit)) return;
     if (op.kind == OperationKind::kBackward) add({index, index, op.unit, op.micro > 0, true, false});
-    if (op.kind == OperationKind::kReduce) add({index, index, op.unit, true, false, false});
+    if (op.kind == OperationKind::kExchange) add({index, index, op.unit, true, true, false});
+    if (op.kind == OperationKind::kNorm) add({index, index, op.unit, true, false, false});
     if (op.kind == OperationKind::kUpdate)
       add({index, index, op.unit, true, false, op.tile + 1 >= shape_.unit(op).end_tile});
   }

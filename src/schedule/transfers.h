@@ -15,11 +15,14 @@
 namespace lm {
 
 struct PoolShape {
-  std::vector<char> streamed;  // per array: 1 = lives off the device; empty: none does
+  // Per array: 1 = lives off the device and passes through slots; empty: none does. (What the CPU updates
+  // where it lies, beside a GPU, is off the device and needs no slot.)
+  std::vector<char> through_slots;
   int64_t slots = 0;
 
   bool holds(int64_t array) const {
-    return static_cast<size_t>(array) < streamed.size() && streamed[static_cast<size_t>(array)] != 0;
+    return static_cast<size_t>(array) < through_slots.size() &&
+           through_slots[static_cast<size_t>(array)] != 0;
   }
 };
 
@@ -45,7 +48,7 @@ struct TransferShape {
 // What the slots hold between two lists.
 struct Slot {
   int64_t array = -1;     // -1: nothing of worth
-  bool changed = false;   // its home does not know yet
+  bool changed = false;   // modified since it was last written back
   bool promised = false;  // fetched for a use that is still to come
   int64_t order = 0;      // of its last use
 };

@@ -16,7 +16,8 @@ namespace lm {
 
 inline constexpr int64_t kGranule = 4096;     // elements; the unit of norms, tiles, shards
 inline constexpr int64_t kTensorStart = 256;  // elements
-// Rows of a vocabulary matrix that are worked on as one; an untied head may be lent and moved by them.
+// Rows of a vocabulary matrix that are worked on as one; an untied head may be borrowed and transferred by
+// them.
 inline constexpr int64_t kVocabularySegment = 8192;
 
 // A run of a frozen tensor's bytes.
@@ -60,8 +61,8 @@ enum class UnitRole : uint8_t {
   kFinalNorm,          // a head whose matrix comes in segments: the rest
   kVocabularySegment,  // of that matrix
 };
-// What is lent, moved and updated as one. Ranges of the block's two arrays, padding included; those of the
-// flat array begin and end at granules.
+// What is borrowed, transferred and updated as one. Ranges of the block's two arrays, padding included; those
+// of the flat array begin and end at granules.
 struct Unit {
   int64_t block = 0;
   UnitRole role = UnitRole::kBody;

@@ -9,14 +9,6 @@
 namespace lm {
 namespace {
 
-// A linear layer of the family's files with its shape; in block order.
-struct Module {
-  ModuleName name;
-  std::string leaf;  // "q_proj"
-  int64_t out = 0;
-  int64_t in = 0;
-};
-
 int64_t rows_of(const ModelSpec& spec, LinearPart part) {
   switch (part) {
     case LinearPart::kQ:
@@ -34,33 +26,19 @@ int64_t rows_of(const ModelSpec& spec, LinearPart part) {
   return 0;
 }
 
-std::vector<Module> modules_of(const ModelSpec& spec) {
-  std::vector<Module> out;
-  for (const ModuleName& name : spec.names.modules) {
-    const std::string path = name.path;
-    Module module{.name = name, .leaf = path.substr(path.rfind('.') + 1)};
-    for (int part = static_cast<int>(name.first); part <= static_cast<int>(name.last); ++part) {
-      module.out += rows_of(spec, static_cast<LinearPart>(part));
-    }
-    module.in = name.first == LinearPart::kOut    ? spec.q_rows()
-                : name.first == LinearPart::kDown ? spec.ffn
-                                                  : spec.hidden;
-    out.push_back(std::move(module));
-  }
-  return out;
+Projection projection_of(LinearPart part) {
+  if (part <= LinearPart::kV) return Projection::kQkv;
+  if (part == LinearPart::kOut) return Projection::kOut;
+  return part == LinearPart::kDown ? Projection::kDown : Projection::kGateUp;
 }
 
-// A projection, or its bias: the tensors `suffix` of the modules of parts [first, last], one after another.
-Parameter join(const std::string& name, ParameterKind kind, const std::string& layer,
-               const std::vector<Module>& modules, LinearPart first, LinearPart last, const char* suffix) {
-  Parameter parameter{.name = name, .kind = kind, .rows = 0, .columns = 1, .parts = {}};
-  for (const Module& module : modules) {
-    if (module.name.first < first || module.name.first > last) continue;
-    parameter.parts.push_back({layer + module.name.path + suffix, parameter.rows, module.out});
-    parameter.rows += module.out;
-    if (kind == ParameterKind::kMatrix) parameter.columns = module.in;
-  }
-  return parameter;
+int64_t columns_of(const ModelSpec& spec, Projection projection) {
+  if (projection == Projection::kOut) return spec.q_rows();
+  return projection == Projection::kDown ? spec.ffn : spec.hidden;
+}
+
+std::string last_name(const std::string& path) {
+  return path.substr(path.rfind('.') + 1);
 }
 
 Parameter single(const std::string& name, ParameterKind kind, const std::string& hf, int64_t rows,
@@ -68,28 +46,40 @@ Parameter single(const std::string& name, ParameterKind kind, const std::string&
   return {.name = name, .kind = kind, .rows = rows, .columns = columns, .parts = {{hf, 0, rows}}};
 }
 
+// A projection, or its bias: the tensors `suffix` of its modules, one after another.
+Parameter join(const std::string& ours, ParameterKind kind, const std::string& layer,
+               const std::vector<LinearModule>& modules, Projection projection) {
+  const bool bias = kind == ParameterKind::kBias;
+  Parameter parameter{
+      .name = ours + projection_name(projection) + (bias ? "_bias" : ""), .kind = kind, .parts = {}};
+  for (const LinearModule& module : modules) {
+    if (module.projection != projection) continue;
+    parameter.parts.push_back(
+        {layer + module.path + (bias ? ".bias" : ".weight"), module.first, module.rows});
+    parameter.rows += module.rows;
+    if (!bias) parameter.columns = module.columns;
+  }
+  return parameter;
+}
+
 // The base model's parameters of layer `i`: matrices, norms, biases.
 std::vector<Parameter> layer_parameters(const ModelSpec& spec, int64_t i) {
-  using enum LinearPart;
+  using enum Projection;
   const LayerSpec& layer = spec.layer(i);
   const NameMap& names = spec.names;
   const std::string ours = "layers." + std::to_string(i) + ".";
   const std::string hf = names.layers + std::to_string(i) + ".";
-  const std::vector<Module> modules = modules_of(spec);
-  auto matrix = [&](const char* name, LinearPart first, LinearPart last) {
-    return join(ours + name, ParameterKind::kMatrix, hf, modules, first, last, ".weight");
-  };
-  auto bias = [&](const char* name, LinearPart first, LinearPart last) {
-    return join(ours + name, ParameterKind::kBias, hf, modules, first, last, ".bias");
-  };
+  const std::vector<LinearModule> modules = linear_modules(spec);
+  auto matrix = [&](Projection which) { return join(ours, ParameterKind::kMatrix, hf, modules, which); };
+  auto bias = [&](Projection which) { return join(ours, ParameterKind::kBias, hf, modules, which); };
   auto norm = [&](const char* name, const char* theirs, int64_t n) {
     return single(ours + name, ParameterKind::kNorm, hf + theirs + ".weight", n);
   };
-  std::vector<Parameter> out = {matrix("attn.qkv", kQ, kV), matrix("attn.out", kOut, kOut)};
+  std::vector<Parameter> out = {matrix(kQkv), matrix(kOut)};
   switch (layer.mlp) {
     case MlpKind::kSwiGlu:
-      out.push_back(matrix("mlp.gate_up", kGate, kUp));
-      out.push_back(matrix("mlp.down", kDown, kDown));
+      out.push_back(matrix(kGateUp));
+      out.push_back(matrix(kDown));
   }
   switch (layer.norm) {
     case NormKind::kRms:
@@ -100,27 +90,27 @@ std::vector<Parameter> layer_parameters(const ModelSpec& spec, int64_t i) {
     out.push_back(norm("attn.q_norm", names.q_norm, spec.head_dim));
     out.push_back(norm("attn.k_norm", names.k_norm, spec.head_dim));
   }
-  if (layer.qkv_bias) out.push_back(bias("attn.qkv_bias", kQ, kV));
-  if (layer.o_bias) out.push_back(bias("attn.out_bias", kOut, kOut));
+  if (layer.qkv_bias) out.push_back(bias(kQkv));
+  if (layer.o_bias) out.push_back(bias(kOut));
   if (layer.mlp_bias) {
-    out.push_back(bias("mlp.gate_up_bias", kGate, kUp));
-    out.push_back(bias("mlp.down_bias", kDown, kDown));
+    out.push_back(bias(kGateUp));
+    out.push_back(bias(kDown));
   }
   return out;
 }
 
 std::vector<Parameter> layer_adapters(const ModelSpec& spec, const AdapterSpec& adapter, int64_t i) {
   std::vector<Parameter> out;
-  for (const Module& module : modules_of(spec)) {
+  for (const LinearModule& module : linear_modules(spec)) {
     const auto& targets = adapter.targets;
-    if (std::find(targets.begin(), targets.end(), module.leaf) == targets.end()) continue;
-    const std::string ours = "layers." + std::to_string(i) + "." + module.leaf;
+    if (std::find(targets.begin(), targets.end(), module.name) == targets.end()) continue;
+    const std::string ours = "layers." + std::to_string(i) + "." + module.name;
     const std::string hf =
-        std::string("base_model.model.") + spec.names.layers + std::to_string(i) + "." + module.name.path;
+        std::string("base_model.model.") + spec.names.layers + std::to_string(i) + "." + module.path;
     out.push_back(
-        single(ours + ".lora_A", ParameterKind::kLoraA, hf + ".lora_A.weight", adapter.r, module.in));
+        single(ours + ".lora_A", ParameterKind::kLoraA, hf + ".lora_A.weight", adapter.r, module.columns));
     out.push_back(
-        single(ours + ".lora_B", ParameterKind::kLoraB, hf + ".lora_B.weight", module.out, adapter.r));
+        single(ours + ".lora_B", ParameterKind::kLoraB, hf + ".lora_B.weight", module.rows, adapter.r));
   }
   return out;
 }
@@ -130,6 +120,28 @@ std::vector<Parameter> layer_adapters(const ModelSpec& spec, const AdapterSpec& 
 double AdapterSpec::scale() const {
   const double rank = static_cast<double>(r);
   return rslora ? alpha / std::sqrt(rank) : alpha / rank;
+}
+
+const char* projection_name(Projection projection) {
+  constexpr const char* kNames[] = {"attn.qkv", "attn.out", "mlp.gate_up", "mlp.down"};
+  return kNames[static_cast<size_t>(projection)];
+}
+
+std::vector<LinearModule> linear_modules(const ModelSpec& spec) {
+  std::vector<LinearModule> out;
+  for (const ModuleName& name : spec.names.modules) {
+    LinearModule module{.path = name.path,
+                        .name = last_name(name.path),
+                        .part = name.first,
+                        .projection = projection_of(name.first)};
+    module.columns = columns_of(spec, module.projection);
+    if (!out.empty() && out.back().projection == module.projection)
+      module.first = out.back().first + out.back().rows;
+    for (int part = static_cast<int>(name.first); part <= static_cast<int>(name.last); ++part)
+      module.rows += rows_of(spec, static_cast<LinearPart>(part));
+    out.push_back(std::move(module));
+  }
+  return out;
 }
 
 std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const AdapterSpec* adapter) {
@@ -167,24 +179,21 @@ std::vector<std::string> hf_names(const ModelSpec& spec) {
   return names;
 }
 
-std::vector<std::string> resolve_targets(const std::vector<std::string>& targets, const std::string& place) {
+std::vector<std::string> resolve_targets(const NameMap& names, const std::vector<std::string>& targets,
+                                         const std::string& place) {
   // A target names a module by the end of its path, as PEFT matches a list: "q_proj" or "self_attn.q_proj".
-  const auto modules = modules_of(ModelSpec{});
-  std::vector<bool> chosen(modules.size());
+  std::vector<bool> chosen(names.modules.size());
   auto fail = [&](const std::string& what) {
-    throw Error(
-        Exit::kConfig,
-        {.area = "CONFIG-20",
-         .what = what,
-         .place = place,
-         .next =
-             "use \"all-linear\" or some of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj",
-         .kept = ""});
+    std::string next = "use \"all-linear\" or some of";
+    for (const ModuleName& module : names.modules)
+      next += (&module == &names.modules.front() ? " " : ", ") + last_name(module.path);
+    throw Error(Exit::kConfig, {.area = "CONFIG-20", .what = what, .place = place, .next = next, .kept = ""});
   };
   for (const std::string& target : targets) {
     bool known = false;
-    for (size_t m = 0; m < modules.size(); ++m) {
-      if (target != "all-linear" && target != modules[m].leaf && target != modules[m].name.path) continue;
+    for (size_t m = 0; m < names.modules.size(); ++m) {
+      const std::string path = names.modules[m].path;
+      if (target != "all-linear" && target != last_name(path) && target != path) continue;
       chosen[m] = known = true;
     }
     if (known) continue;
@@ -194,8 +203,8 @@ std::vector<std::string> resolve_targets(const std::vector<std::string>& targets
                      : "\" is not a linear layer of the model"));
   }
   std::vector<std::string> out;
-  for (size_t m = 0; m < modules.size(); ++m) {
-    if (chosen[m]) out.push_back(modules[m].leaf);
+  for (size_t m = 0; m < names.modules.size(); ++m) {
+    if (chosen[m]) out.push_back(last_name(names.modules[m].path));
   }
   if (out.empty()) fail("the list of targets is empty");
   return out;

@@ -41,6 +41,21 @@ struct AdapterSpec {
   double scale() const;  // alpha / r, or alpha / sqrt(r)
 };
 
+// A layer's linear projections as our parameters have them.
+enum class Projection : uint8_t { kQkv, kOut, kGateUp, kDown };
+const char* projection_name(Projection projection);  // "attn.qkv"
+
+// A linear layer of the family's files, which an adapter may target: some rows of a projection, or all.
+struct LinearModule {
+  std::string path;                  // in its layer: "self_attn.q_proj"
+  std::string name;                  // the end of that: "q_proj"
+  LinearPart part = LinearPart::kQ;  // the first that it has: its number in the layer
+  Projection projection = Projection::kQkv;
+  int64_t first = 0, rows = 0, columns = 0;  // rows [first, first + rows) of the projection [*, columns]
+};
+// Of every layer, in block order.
+std::vector<LinearModule> linear_modules(const ModelSpec& spec);
+
 struct BlockParameters {
   std::string name;                  // "embedding", "block 3", "head"
   std::vector<Parameter> trainable;  // order of the flat array: decayed first, then norms and biases
@@ -54,14 +69,16 @@ struct BlockParameters {
 //                   layers.i.attn.norm [H], layers.i.mlp.norm [H], (layers.i.attn.q_norm, .k_norm [d]),
 //                   (layers.i.attn.qkv_bias, .out_bias, layers.i.mlp.gate_up_bias, .down_bias)
 //   block L + 1:    (head [V, H] unless tied), norm [H]
-// With an adapter every one of these is frozen, and per target module of block i, in the order q, k, v, o,
-// gate, up, down, the trainable part has layers.i.<module>.lora_A [r, in] and .lora_B [out, r].
+// With an adapter every one of these is frozen, and per target module of block i, in the order of
+// linear_modules, the trainable part has layers.i.<module>.lora_A [r, in] and .lora_B [out, r].
 std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const AdapterSpec* adapter);
 
 // Every Hugging Face tensor name the model consists of (no adapters), each exactly once, in block order.
 std::vector<std::string> hf_names(const ModelSpec& spec);
 
-// "all-linear" and suffixes -> module names in block order; throws Error(10) naming an unknown target.
-std::vector<std::string> resolve_targets(const std::vector<std::string>& targets, const std::string& place);
+// "all-linear" and suffixes -> the family's module names in block order; throws Error(10) naming an unknown
+// target.
+std::vector<std::string> resolve_targets(const NameMap& names, const std::vector<std::string>& targets,
+                                         const std::string& place);
 
 }  // namespace lm

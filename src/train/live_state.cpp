@@ -12,7 +12,7 @@ void LiveState::read(std::span<const StateEntry> entries, const Take& take) {
   }
   if (first.state == StateClass::kWeights) {
     for (const StateEntry& entry : entries) {
-      staging_.read(weights(entry.unit, entry.flat), entry.bytes(),
+      staging_.read(weights(entry.unit, entry.first), entry.bytes(),
                     [&](int64_t offset, std::span<const std::byte> bytes) { take(entry, offset, bytes); });
     }
     return;
@@ -25,13 +25,13 @@ void LiveState::read_tile(int64_t block, int64_t tile, std::span<const StateEntr
                           const Take& take) {
   const TileRange range = optimizer_->range(block, tile);
   const StateEntry& unit = entries.front();  // all entries have its elements
-  const int64_t from = std::max(unit.flat, range.first),
-                to = std::min(unit.flat + unit.elements, range.end());
+  const int64_t from = std::max(unit.first, range.first),
+                to = std::min(unit.first + unit.elements, range.end());
   if (from >= to) return;
   const OpenTile open = optimizer_->open(block, tile);
   const std::byte* const weights_here = open.fresh() ? weights(unit.unit, from) : nullptr;
   for (const StateEntry& entry : entries) {
-    const int64_t begin = (from - entry.flat) * static_cast<int64_t>(dtype_size(entry.dtype));
+    const int64_t begin = (from - entry.first) * static_cast<int64_t>(dtype_size(entry.dtype));
     open.read(entry.stream, from, to, weights_here, staging_,
               [&](int64_t offset, std::span<const std::byte> bytes) { take(entry, begin + offset, bytes); });
   }

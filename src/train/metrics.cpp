@@ -31,14 +31,32 @@ double hidden_pct(double busy_seconds, double wait_seconds) {
   return busy_seconds > 0 ? 100 * std::clamp(1 - wait_seconds / busy_seconds, 0.0, 1.0) : 100;
 }
 
-MetricsFile::MetricsFile(std::string path) : path_(std::move(path)), file_(std::fopen(path_.c_str(), "we")) {
-  if (file_ == nullptr) {
-    throw Error(Exit::kIo, {.area = "IO-05",
-                            .what = std::string("cannot write: ") + std::strerror(errno),
-                            .place = path_,
-                            .next = "make the run directory writable",
-                            .kept = ""});
-  }
+MetricsFile::MetricsFile(std::string path) : path_(std::move(path)) {
+  file_ = std::fopen(path_.c_str(), "a+e");
+  if (file_ == nullptr) fail("cannot write");
+}
+
+void MetricsFile::keep(int64_t bytes) {
+  std::string text(static_cast<size_t>(bytes), '\0');
+  if (std::fseek(file_, 0, SEEK_SET) != 0) fail("cannot read");
+  text.resize(std::fread(text.data(), 1, text.size(), file_));
+  const size_t rows = text.rfind('\n') + 1;  // npos: none
+  if (ftruncate(fileno(file_), static_cast<off_t>(rows)) != 0 || std::fseek(file_, 0, SEEK_END) != 0)
+    fail("cannot cut the file");
+}
+
+void MetricsFile::fail(const std::string& what) const {
+  throw Error(errno == ENOSPC ? Exit::kNoSpace : Exit::kIo,
+              {.area = "IO-05",
+               .what = what + ": " + std::strerror(errno),
+               .place = path_,
+               .next = "make the run directory writable, and free space on its file system",
+               .kept = ""});
+}
+
+int64_t MetricsFile::sync() {
+  if (std::fflush(file_) != 0 || fdatasync(fileno(file_)) != 0) fail("cannot make rows durable");
+  return std::ftell(file_);
 }
 
 MetricsFile::~MetricsFile() {
@@ -46,14 +64,7 @@ MetricsFile::~MetricsFile() {
 }
 
 void MetricsFile::write_line(const std::string& line) {
-  if (std::fputs((line + "\n").c_str(), file_) < 0 || std::fflush(file_) != 0) {
-    throw Error(errno == ENOSPC ? Exit::kNoSpace : Exit::kIo,
-                {.area = "IO-05",
-                 .what = std::string("cannot append a row: ") + std::strerror(errno),
-                 .place = path_,
-                 .next = "free space on this file system",
-                 .kept = ""});
-  }
+  if (std::fputs((line + "\n").c_str(), file_) < 0 || std::fflush(file_) != 0) fail("cannot append a row");
 }
 
 void MetricsFile::write(const StepRow& row) {

@@ -41,7 +41,7 @@ double hidden_pct(double busy_seconds, double wait_seconds);
 
 class MetricsFile {
  public:
-  // Starts the file anew. Throws Error(21) when it cannot be written.
+  // Throws Error(21) when it cannot be written.
   explicit MetricsFile(std::string path);
   ~MetricsFile();
   MetricsFile(const MetricsFile&) = delete;
@@ -49,11 +49,17 @@ class MetricsFile {
 
   void write(const StepRow& row);
   void write_eval(int64_t step, double eval_loss, int64_t target_tokens);
+  // Keeps the first `bytes`, rows of an earlier start, and goes on behind them. Where fewer are left (a power
+  // cut) the whole rows of these stay.
+  void keep(int64_t bytes);
+  // Its length, which is on the disk when this returns.
+  int64_t sync();
 
  private:
   void write_line(const std::string& line);
+  [[noreturn]] void fail(const std::string& what) const;  // errno says why
   std::string path_;
-  std::FILE* file_;
+  std::FILE* file_ = nullptr;
 };
 
 // GPU memory that this process has allocated now, by itself and by LibTorch's allocator (what that holds,

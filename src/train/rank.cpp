@@ -24,7 +24,7 @@ StepSettings step_settings(const RankSetup& setup) {
   settings.adapter = setup.adapter;
   settings.clip = setup.optimizer.clip;
   settings.max_grad_norm = setup.max_grad_norm;
-  settings.shape = placement.schedule(setup.spec, n.recompute, setup.optimizer.clip);
+  settings.shape = placement.schedule(setup.spec, n.recompute, setup.optimizer.clip, n.ranks);
   settings.transfers = placement.transfers();
   return settings;
 }
@@ -52,8 +52,8 @@ TileLayout tile_layout(const PlacementPlan& placement, Store* store) {
   if (store == nullptr && !placement.update_on_host && placement.head_segments() == 0) return {};
   return {.first_tile = placement.first_tile,
           .first_granule = placement.first_granule,
-          .streamed = placement.pool(Pool::kOptimizer).streamed,
-          .in_store = placement.moved(Pool::kOptimizer),
+          .off_device = placement.pool(Pool::kOptimizer).off_device,
+          .through_slots = placement.through_slots(Pool::kOptimizer),
           .store = store};
 }
 
@@ -62,18 +62,18 @@ TileLayout tile_layout(const PlacementPlan& placement, Store* store) {
 Rank::Rank(const RankSetup& setup, StreamView stream)
     : setup_(setup),
       device_(stream.device),
-      far_({.placement = setup_.plan.placement,
-            .layout = setup_.layout,
-            .paths = setup_.swap_paths,
-            .stream = stream,
-            .training = setup_.tokens_per_step > 0,
-            .staging = setup_.plan.placement.update_staging,
-            .engine = setup_.engine,
-            .store = setup_.store,
-            .slots_on_device = setup_.slots_on_device,
-            .trace = setup_.trace}),
-      weights_(setup.layout, setup.plan.numerics.dtype, stream.device, far_.store(Pool::kWeights),
-               setup_.plan.placement.head_segments() > 0, far_.embedding()),
+      off_device_({.placement = setup_.plan.placement,
+                   .layout = setup_.layout,
+                   .paths = setup_.swap_paths,
+                   .stream = stream,
+                   .training = setup_.tokens_per_step > 0,
+                   .staging = setup_.plan.placement.update_staging,
+                   .engine = setup_.engine,
+                   .store = setup_.store,
+                   .slots_on_device = setup_.slots_on_device,
+                   .trace = setup_.trace}),
+      weights_(setup.layout, setup.plan.numerics.dtype, stream.device, off_device_.store(Pool::kWeights),
+               setup_.plan.placement.head_segments() > 0, off_device_.embedding()),
       arena_(stream.device, setup.plan.arena.bytes),
       rope_(setup.spec, rope_positions(setup), setup.plan.numerics.dtype, stream.device, stream),
       step_memory_(stream.device, step_memory_bytes(setup_.plan.placement)),
@@ -94,22 +94,22 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
   if (setup.tokens_per_step > 0) {
     StreamView update_stream = stream;
     update_stream.threads = setup.plan.placement.optimizer_threads;
-    gradients_ =
-        std::make_unique<Gradients>(setup.layout, setup.plan.numerics.gradient_dtype, context_.kernels,
-                                    update_stream, tail(result_memory_, kLossBytes),
-                                    far_.store(Pool::kGradients), setup.plan.placement.head_segments() > 0);
+    gradients_ = std::make_unique<Gradients>(
+        setup.layout, setup.plan.numerics.gradient_dtype, context_.kernels, update_stream,
+        tail(result_memory_, kLossBytes), off_device_.store(Pool::kGradients),
+        setup.plan.placement.head_segments() > 0);
     optimizer_ = std::make_unique<ShardedOptimizer>(
         OptimizerSetup{.layout = setup.layout,
                        .config = setup.optimizer,
                        .weight_dtype = setup.plan.numerics.dtype,
                        .seed = setup.seed,
                        .kernels = context_.kernels,
-                       .tiles = tile_layout(setup.plan.placement, far_.store(Pool::kOptimizer)),
+                       .tiles = tile_layout(setup.plan.placement, off_device_.store(Pool::kOptimizer)),
                        .gradient_dtype = setup.plan.numerics.gradient_dtype,
                        .site = {.host = setup.plan.placement.update_on_host,
                                 .threads = setup.plan.placement.optimizer_threads,
-                                .staging = far_.update_staging()},
-                       .clock = far_.clock()},
+                                .staging = off_device_.update_staging()},
+                       .clock = off_device_.clock()},
         update_stream);
     if (setup.adapter == nullptr) {
       embedding_gradient_ =
@@ -124,7 +124,7 @@ void Rank::make_step() {
   step_ = std::make_unique<TrainStep>(StepParts{.context = context_,
                                                 .layout = setup_.layout,
                                                 .weights = weights_,
-                                                .far = far_,
+                                                .off_device = off_device_,
                                                 .gradients = gradients_.get(),
                                                 .optimizer = optimizer_.get(),
                                                 .embedding_gradient = embedding_gradient_.get(),
@@ -152,13 +152,13 @@ void Rank::weights_ready() {
 
 bool Rank::can_reset(const Error& error) const {
   const Exit code = error.code();
-  return (code == Exit::kIntegrity || code == Exit::kIo || code == Exit::kNoSpace) && !far_.hangs();
+  return (code == Exit::kIntegrity || code == Exit::kIo || code == Exit::kNoSpace) && !off_device_.hangs();
 }
 
 void Rank::reset() {
   synchronize(context_.stream);
   step_.reset();  // its loans end, and it forgets what it has deferred
-  far_.reset();
+  off_device_.reset();
   arena_.rewind(0);
   if (optimizer_ != nullptr) optimizer_->abandon();
   make_step();
@@ -167,6 +167,36 @@ void Rank::reset() {
 StateCatalogue Rank::catalogue() const {
   const bool cut_head = setup_.plan.placement.head_segments() > 0;
   return list_state(setup_.layout, setup_.plan.numerics, cut_head, training());
+}
+
+void Rank::restore(StateReader& from, int64_t updates) {
+  step_->flush();
+  Staging staging(context_.stream);
+  const std::vector<Unit>& units = weights_.units();
+  const auto name = [](int64_t block, const char* array) {
+    return "block" + std::to_string(block) + "." + array;
+  };
+  for (int64_t u = 0; u < std::ssize(units); ++u) {
+    const Unit& unit = units[static_cast<size_t>(u)];
+    if (unit.elements == 0) continue;
+    const auto size = static_cast<int64_t>(dtype_size(weights_.dtype()));
+    OpenUnit open = weights_.open(u, true);
+    staging.write(open.trainable(), unit.elements * size, [&](int64_t offset, std::span<std::byte> out) {
+      from.read(name(unit.block, "weight"), unit.first * size + offset, out);
+    });
+    open.close();
+  }
+  if (optimizer_ == nullptr) return staging.finish();
+  const StateStreams streams = setup_.plan.numerics.state();
+  for (int64_t b = 0; b < std::ssize(setup_.layout.blocks); ++b) {
+    for (int64_t tile = 0; tile < optimizer_->tiles(b); ++tile) {
+      optimizer_->restore(b, tile, staging, [&](size_t s, int64_t offset, std::span<std::byte> out) {
+        from.read(name(b, streams[s].name), offset, out);
+      });
+    }
+  }
+  optimizer_->restore_updates(updates);
+  staging.finish();
 }
 
 LiveState Rank::state() {

@@ -8,8 +8,8 @@
 #include "base/error.h"
 #include "config/config.h"
 #include "plan/plan.h"
-#include "train/far_state.h"
 #include "train/live_state.h"
+#include "train/off_device_state.h"
 #include "train/step.h"
 
 namespace lm {
@@ -48,7 +48,7 @@ class Rank {
   bool training() const { return optimizer_ != nullptr; }
   const Context& context() const { return context_; }
   const Arena& arena() const { return arena_; }
-  const FarState& far() const { return far_; }
+  const OffDeviceState& off_device() const { return off_device_; }
 
   // The weights have been loaded or initialised: masters take their values.
   void weights_ready();
@@ -56,6 +56,9 @@ class Rank {
   StateCatalogue catalogue() const;
   // A source of all of it, until the next step; completes deferred updates first.
   LiveState state();
+  // All of it from elsewhere, between steps; `updates`: of the optimizer so far. Where it throws the state is
+  // neither the old nor the new one, and may be restored again.
+  void restore(StateReader& from, int64_t updates);
 
   // Whether the run can go on after an error that ended a step: reset, then all of the catalogue's state
   // written anew. Damaged bytes and failed transfers can be got over; nothing of the state has been computed
@@ -70,7 +73,7 @@ class Rank {
 
   const RankSetup setup_;
   DeviceType device_;
-  FarState far_;
+  OffDeviceState off_device_;
   WeightStore weights_;
   Arena arena_;
   RopeTable rope_;

@@ -19,7 +19,7 @@ TrainStep::TrainStep(const StepParts& parts, const StepSettings& settings)
     : context_(parts.context),
       layout_(parts.layout),
       weights_(parts.weights),
-      far_(parts.far),
+      off_device_(parts.off_device),
       gradients_(parts.gradients),
       optimizer_(parts.optimizer),
       embedding_gradient_(parts.embedding_gradient),
@@ -32,6 +32,7 @@ TrainStep::TrainStep(const StepParts& parts, const StepSettings& settings)
       host_nll_(reinterpret_cast<double*>(parts.host_loss.empty() ? nll_.data() : parts.host_loss.data())),
       pass_(parts.context, parts.layout, settings.adapter, *this, settings.pass, nll_sum()) {
   LM_CHECK(parts.context.device == DeviceType::kCpu || parts.host_loss.size() >= sizeof(double), "host_loss");
+  LM_CHECK(settings.shape.ranks == 1, "a step of " + std::to_string(settings.shape.ranks) + " ranks");
 }
 
 StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr) {
@@ -40,8 +41,8 @@ StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr) {
   batches_ = &batches;
   if (trace_ != nullptr) trace_->begin_step(step);
   const int64_t micro_batches = std::ssize(batches.micro);
-  const auto targets = static_cast<double>(batches.target_tokens);
-  pass_.begin(step, micro_batches, targets > 0 ? static_cast<float>(1.0 / targets) : 0.0F);
+  const double divisor = batches.divisor();
+  pass_.begin(step, micro_batches, divisor > 0 ? static_cast<float>(1.0 / divisor) : 0.0F);
   result_ = {};
   // Without global clipping nothing is deferred: updates belong to this step from the start.
   if (settings_.clip != Clip::kGlobal) {
@@ -56,10 +57,10 @@ StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr) {
   const StepSchedule schedule = make_schedule(shape);
   shape.pending = shape.defers();
   const StepSchedule next = settings_.transfers.any() ? make_schedule(shape) : StepSchedule{};
-  const StepSchedule moved = add_transfers(schedule, next, settings_.transfers, slots_);
-  const bool far = settings_.transfers.any();
-  for (const Operation& operation : moved.operations) {
-    if (far) far_.poll();
+  const StepSchedule list = add_transfers(schedule, next, settings_.transfers, slots_);
+  const bool transfers = settings_.transfers.any();
+  for (const Operation& operation : list.operations) {
+    if (transfers) off_device_.poll();
     execute(operation);
   }
   pending_ = shape.pending;
@@ -76,7 +77,7 @@ void TrainStep::flush() {
     pending_ = false;
   }
   for (int p = 0; p < kPools; ++p) {
-    Store* const store = far_.store(static_cast<Pool>(p));
+    Store* const store = off_device_.store(static_cast<Pool>(p));
     for (Slot& slot : slots_.pools[static_cast<size_t>(p)]) {
       if (slot.array >= 0) {
         if (slot.changed) store->write_back(slot.array);
@@ -102,9 +103,11 @@ void TrainStep::carry_out(const Operation& operation) {
     case OperationKind::kBackward:
       pass_.carry_out(operation);
       break;
-    case OperationKind::kReduce:
-      reduce(operation);
+    case OperationKind::kNorm:
+      norm(operation);
       break;
+    case OperationKind::kExchange:
+      LM_CHECK(false, operation_name(operation.kind));
     case OperationKind::kCheck:
       check();
       break;
@@ -120,7 +123,7 @@ void TrainStep::carry_out(const Operation& operation) {
 }
 
 void TrainStep::transfer(const Operation& operation) {
-  Store& store = *far_.store(operation.pool);
+  Store& store = *off_device_.store(operation.pool);
   switch (operation.kind) {
     case OperationKind::kFetch:
       return store.fetch(operation.array, operation.slot);
@@ -150,12 +153,12 @@ int64_t TrainStep::input_array(int64_t block, int64_t micro) const {
 }
 
 std::byte* TrainStep::make_input(int64_t block, int64_t micro, int64_t bytes) {
-  far_.store(Pool::kActivations)->resize(input_array(block, micro), bytes);
+  off_device_.store(Pool::kActivations)->resize(input_array(block, micro), bytes);
   return input(block, micro);
 }
 
 std::byte* TrainStep::input(int64_t block, int64_t micro) {
-  std::byte* const bytes = far_.store(Pool::kActivations)->use(input_array(block, micro));
+  std::byte* const bytes = off_device_.store(Pool::kActivations)->use(input_array(block, micro));
   arrived();
   return bytes;
 }
@@ -173,19 +176,20 @@ void TrainStep::add_embedding_gradient(int64_t micro, const View& dx) {
   embedding_gradient_->add(context_, static_cast<size_t>(micro), dx);
 }
 
-void TrainStep::reduce(const Operation& operation) {
+void TrainStep::norm(const Operation& operation) {
   if (!trained(unit(operation).block)) return;
   if (unit(operation).role == UnitRole::kEmbedding) {
     const BlockMemory memory{nullptr, nullptr, gradients_->unit(0)};
     embedding_gradient_->finish(context_, pass_.embedding(memory, true).gradient);
   }
-  gradients_->reduce(operation.unit);
+  gradients_->granule_norms(operation.unit);
 }
 
 void TrainStep::check() {
   gradients_->send_squares();
   const double nll = read_loss();  // the step's one wait
-  result_.loss = batches_->target_tokens > 0 ? nll / static_cast<double>(batches_->target_tokens) : 0.0;
+  const double divisor = batches_->divisor();
+  result_.loss = divisor > 0 ? nll / divisor : 0.0;
   result_.grad_norm = std::sqrt(gradients_->total_square());
   result_.skipped = !std::isfinite(result_.loss) || !std::isfinite(result_.grad_norm);
   if (result_.skipped) result_.fault = fault_text(gradients_->find_non_finite(), result_.loss);
@@ -236,9 +240,9 @@ void TrainStep::update(const Operation& operation) {
                             .gradient_scale = update_.scale,
                             .lr = update_.lr,
                             .step = update_.step,
-                            // The check or the block's norm has waited for everything that is near; what
+                            // The check or the block's norm has waited for everything on the device; what
                             // comes through slots of the device is only on its way.
-                            .ready = !weights_.streamed(u) && !gradients_->streamed(u),
+                            .ready = !weights_.through_slots(u) && !gradients_->through_slots(u),
                             .first = range.first,
                             .elements = range.elements};
   const bool cut = scheduled.role == UnitRole::kFinalNorm || scheduled.role == UnitRole::kVocabularySegment;
@@ -269,7 +273,7 @@ void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head) {
     }
   }
   for (const Slot& slot : slots.pools[static_cast<size_t>(Pool::kWeights)]) {
-    if (slot.array >= 0) far_.store(Pool::kWeights)->forget(slot.array);
+    if (slot.array >= 0) off_device_.store(Pool::kWeights)->forget(slot.array);
   }
 }
 

@@ -17,7 +17,7 @@
 #include "optim/gradients.h"
 #include "optim/sharded_optimizer.h"
 #include "schedule/transfers.h"
-#include "train/far_state.h"
+#include "train/off_device_state.h"
 #include "weights/loans.h"
 
 namespace lm {
@@ -27,7 +27,7 @@ struct StepParts {
   const Context& context;
   const ModelLayout& layout;
   WeightStore& weights;
-  const FarState& far;
+  const OffDeviceState& off_device;
   // Null where nothing is trained: then `run` must not be called. The embedding's also where it is frozen.
   Gradients* gradients = nullptr;
   ShardedOptimizer* optimizer = nullptr;
@@ -55,6 +55,7 @@ struct StepResult {
 
 class TrainStep : private PassMemory {
  public:
+  // Of one rank: there is no exchange of gradients yet, and what asks for one is refused.
   TrainStep(const StepParts& parts, const StepSettings& settings);
 
   // `step` counts from 1 and keys the randomness. Updates of blocks whose state is off the device may be left
@@ -89,7 +90,7 @@ class TrainStep : private PassMemory {
     if (trace_ != nullptr) arrived_ns_ = steady_ns();
   }
   void transfer(const Operation& operation);
-  void reduce(const Operation& operation);
+  void norm(const Operation& operation);
   void check();
   void update(const Operation& operation);
   float block_scale(int64_t block) const;
@@ -120,7 +121,7 @@ class TrainStep : private PassMemory {
   const Context& context_;
   const ModelLayout& layout_;
   WeightStore& weights_;
-  const FarState& far_;
+  const OffDeviceState& off_device_;
   Gradients* gradients_;
   ShardedOptimizer* optimizer_;
   EmbeddingGradient* embedding_gradient_;

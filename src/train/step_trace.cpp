@@ -26,16 +26,17 @@ bool computes(OperationKind kind) {
 
 void TrainStep::execute(const Operation& operation) {
   if (trace_ == nullptr || !trace_->recording()) return carry_out(operation);
-  const double waited = far_.wait_seconds();
+  const double waited = off_device_.wait_seconds();
   const int64_t start = arrived_ns_ = steady_ns();
-  DeviceClock* const clock = computes(operation.kind) ? far_.clock() : nullptr;
+  DeviceClock* const clock = computes(operation.kind) ? off_device_.clock() : nullptr;
   const int64_t span = clock == nullptr ? 0
                                         : clock->begin(DeviceClock::Kind::kCompute, context_.stream, 0,
                                                        [&] { return name(operation); });
   carry_out(operation);
   if (clock != nullptr) clock->end(span, context_.stream);
   const int64_t end = steady_ns();
-  const int64_t wait_end = std::min(end, start + static_cast<int64_t>((far_.wait_seconds() - waited) * 1e9));
+  const int64_t wait_end =
+      std::min(end, start + static_cast<int64_t>((off_device_.wait_seconds() - waited) * 1e9));
   constexpr int64_t kShownWait = 1000;  // ns; a shorter one is the question, not a wait
   if (wait_end - start >= kShownWait) trace_->add(TraceRow::kCompute, "wait", start, wait_end);
   if (computes(operation.kind) || operation.kind == OperationKind::kWriteBack)
@@ -48,7 +49,7 @@ std::string TrainStep::name(const Operation& operation) const {
   if (operation.kind == OperationKind::kWriteBack)
     return kind + " " + pool_name(operation.pool) + " " + std::to_string(operation.array);
   const std::string text = kind + " " + layout_.name(unit(operation));
-  if (operation.kind == OperationKind::kReduce) return text;
+  if (operation.kind == OperationKind::kNorm) return text;
   if (operation.kind == OperationKind::kUpdate) return text + ", tile " + std::to_string(operation.tile);
   return text + ", micro-batch " + std::to_string(operation.micro);
 }

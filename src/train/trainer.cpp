@@ -26,7 +26,7 @@ Trainer::Trainer(Rank& rank, Loader& loader, const Config& config, const Trainer
 
 TrainerResult Trainer::run(const TrainerHooks& hooks) {
   TrainerResult result;
-  while (step_ < options_.total_steps) {
+  while (state_.step < options_.total_steps) {
     if (hooks.stop_requested && hooks.stop_requested()) {
       result.stopped = true;
       break;
@@ -37,30 +37,38 @@ TrainerResult Trainer::run(const TrainerHooks& hooks) {
     count_skipped(row);
     result.seconds += row.step_ms / 1e3;
     result.tokens += row.tokens;
-    const int64_t every = config_.train.eval_every;
-    if (hooks.evaluate && every > 0 && step_ % every == 0 && step_ < options_.total_steps) {
-      const double loss = hooks.evaluate(step_);
-      // What a warm-up reaches says nothing of the full rate.
-      const bool warm = step_ > warmup_steps(config_.optimizer, options_.total_steps);
-      if (warm && config_.optimizer.schedule == LrSchedule::kReduceLrOnPlateau) plateau_.observe(loss);
-    }
+    const bool best = evaluate_if_due(hooks);
+    if (hooks.after_step) hooks.after_step(best);
   }
-  result.steps = step_;
+  result.steps = state_.step;
   result.device_bytes = device_peak_;
   return result;
+}
+
+bool Trainer::evaluate_if_due(const TrainerHooks& hooks) {
+  const int64_t every = config_.train.eval_every, step = state_.step;
+  if (!hooks.evaluate || every <= 0 || step % every != 0 || step >= options_.total_steps) return false;
+  const double loss = hooks.evaluate(step);
+  // What a warm-up reaches says nothing of the full rate.
+  const bool warm = step > warmup_steps(config_.optimizer, options_.total_steps);
+  if (warm && config_.optimizer.schedule == LrSchedule::kReduceLrOnPlateau) plateau_.observe(loss);
+  const bool best = !state_.best_eval || loss < *state_.best_eval;
+  if (best) state_.best_eval = loss, state_.best_step = step;
+  return best;
 }
 
 StepRow Trainer::step_once() {
   const double start = monotonic_seconds();
   const StepBatches batches = loader_.next();
-  const double factor = schedule_factor(config_.optimizer, step_, options_.total_steps) * plateau_.factor();
+  const double factor =
+      schedule_factor(config_.optimizer, state_.step, options_.total_steps) * plateau_.factor();
   const double lr = config_.optimizer.lr * factor;
   between_steps_ = false;
-  const StepResult done = rank_.step().run(batches, step_ + 1, lr);
+  const StepResult done = rank_.step().run(batches, state_.step + 1, lr);
   between_steps_ = true;
-  ++step_;
+  ++state_.step;
   StepRow row;
-  row.step = step_;
+  row.step = state_.step;
   row.loss = done.loss;
   row.grad_norm = done.grad_norm;
   row.lr = lr;
@@ -71,14 +79,16 @@ StepRow Trainer::step_once() {
   const double seconds = monotonic_seconds() - start;
   row.step_ms = seconds * 1e3;
   row.tokens_per_s = static_cast<double>(row.tokens) / seconds;
+  state_.tokens += row.tokens;
+  state_.seconds += seconds;
   if (options_.sol_seconds) row.sol_pct = 100 * options_.sol_seconds(work_of(batches)) / seconds;
   // Within a step nothing of ours is allocated, and LibTorch gives nothing back: between steps is the peak.
   row.device_bytes = device_peak_ = std::max(device_peak_, device_bytes());
   row.host_bytes = resident_bytes();
-  if (DeviceClock* const clock = rank_.far().clock()) clock->collect();
-  const IoCounters moved = rank_.far().counters();
-  const double busy = rank_.far().busy_seconds();
-  const double waited = rank_.far().wait_seconds();
+  if (DeviceClock* const clock = rank_.off_device().clock()) clock->collect();
+  const IoCounters moved = rank_.off_device().counters();
+  const double busy = rank_.off_device().busy_seconds();
+  const double waited = rank_.off_device().wait_seconds();
   row.read_bytes = moved.read_bytes - moved_.read_bytes;
   row.written_bytes = moved.written_bytes - moved_.written_bytes;
   row.hidden_pct = hidden_pct(busy - busy_, waited - waited_);
@@ -90,30 +100,72 @@ StepRow Trainer::step_once() {
 
 void Trainer::count_skipped(const StepRow& row) {
   if (!row.skipped) {
-    skipped_in_row_ = 0;
+    state_.skipped_in_row = 0;
     return;
   }
-  ++skipped_;
-  ++skipped_in_row_;
+  ++state_.skipped;
+  ++state_.skipped_in_row;
   const std::string where = "step " + std::to_string(row.step) + " rank 0 " + row.fault;
   log_warning("NUM-12", where + ": step skipped, no weight has changed; loss " + std::to_string(row.loss) +
                             ", gradient norm " + std::to_string(row.grad_norm));
-  const bool too_many = row.step >= kSkipWindow && skipped_ * 1000 > row.step * kSkipsPerMille;
-  if (skipped_in_row_ <= kSkipsInRow && !too_many) return;
+  const bool too_many = row.step >= kSkipWindow && state_.skipped * 1000 > row.step * kSkipsPerMille;
+  if (state_.skipped_in_row <= kSkipsInRow && !too_many) return;
   throw Error(Exit::kNumerics, {.area = "NUM-12",
-                                .what = where + ": " + std::to_string(skipped_) + " steps were skipped, " +
-                                        std::to_string(skipped_in_row_) + " in a row",
+                                .what = where + ": " + std::to_string(state_.skipped) + " steps were skipped, " +
+                                        std::to_string(state_.skipped_in_row) + " in a row",
                                 .place = "",
                                 .next = "lower optimizer.lr or raise optimizer.warmup",
                                 .kept = ""});
 }
 
+TrainerState Trainer::state() const {
+  TrainerState out = state_;
+  out.plateau = plateau_.state();
+  out.data = loader_.position();
+  return out;
+}
+
 void Trainer::restore(const TrainerState& state) {
-  step_ = state.step;
-  skipped_ = state.skipped;
-  skipped_in_row_ = state.skipped_in_row;
+  state_ = state;
   plateau_.restore(state.plateau);
   loader_.restore(state.data);
+}
+
+Json state_json(const TrainerState& s) {
+  return {{"step", s.step},
+          {"skipped", s.skipped},
+          {"skipped_in_row", s.skipped_in_row},
+          {"tokens", s.tokens},
+          {"seconds", s.seconds},
+          {"best_eval", s.best_eval ? Json(*s.best_eval) : Json()},
+          {"best_step", s.best_step},
+          {"plateau",
+           {{"best", s.plateau.best},
+            {"factor", s.plateau.factor},
+            {"bad", s.plateau.bad},
+            {"seen", s.plateau.seen}}},
+          {"data", {{"epoch", s.data.epoch}, {"step", s.data.step}, {"fingerprint", s.data.fingerprint}}}};
+}
+
+TrainerState parse_trainer_state(const Json& json, const std::string& place) {
+  try {
+    const auto whole = [](const Json& object, const char* key) { return json_integer(object.at(key)); };
+    const Json &plateau = json.at("plateau"), &data = json.at("data"), &best = json.at("best_eval");
+    TrainerState s;
+    s.step = whole(json, "step"), s.best_step = whole(json, "best_step"), s.tokens = whole(json, "tokens");
+    s.skipped = whole(json, "skipped"), s.skipped_in_row = whole(json, "skipped_in_row");
+    s.seconds = json.at("seconds").get<double>();
+    if (!best.is_null()) s.best_eval = best.get<double>();
+    s.plateau = {plateau.at("best"), plateau.at("factor"), whole(plateau, "bad"), whole(plateau, "seen")};
+    s.data = {whole(data, "epoch"), whole(data, "step"), whole(data, "fingerprint")};
+    return s;
+  } catch (const std::exception& error) {
+    throw Error(Exit::kInput, {.area = "CKPT-07",
+                               .what = std::string("where the trainer stands: ") + error.what(),
+                               .place = place,
+                               .next = "use another checkpoint",
+                               .kept = "the checkpoint"});
+  }
 }
 
 }  // namespace lm

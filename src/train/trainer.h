@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 
+#include "base/json.h"
 #include "data/loader.h"
 #include "optim/learning_rate.h"
 #include "train/metrics.h"
@@ -22,6 +23,9 @@ struct TrainerHooks {
   std::function<bool()> stop_requested;  // asked between steps
   std::function<void(const StepRow&)> on_step;
   std::function<double(int64_t step)> evaluate;  // held-out loss; called every eval_every steps
+  // A step and what was due after it are done: the place to save. `best`: its evaluation gave the least loss
+  // so far.
+  std::function<void(bool best)> after_step;
 };
 
 struct TrainerResult {
@@ -34,10 +38,17 @@ struct TrainerResult {
 
 // What a resumed run must know besides the rank's state.
 struct TrainerState {
-  int64_t step = 0, skipped = 0, skipped_in_row = 0;
+  int64_t step = 0, skipped = 0, skipped_in_row = 0;  // steps done, and skipped of them
+  int64_t tokens = 0;                                 // seen so far
+  double seconds = 0;                                 // in steps so far
+  std::optional<double> best_eval;                    // the least held-out loss, and after which step
+  int64_t best_step = 0;
   PlateauRate::State plateau;
   LoaderPosition data;
 };
+// As an object of a checkpoint's manifest, and back. Throws Error(11) for what we have not written.
+Json state_json(const TrainerState& state);
+TrainerState parse_trainer_state(const Json& json, const std::string& place);
 
 class Trainer {
  public:
@@ -46,18 +57,18 @@ class Trainer {
 
   TrainerResult run(const TrainerHooks& hooks);
 
-  int64_t steps() const { return step_; }  // done
+  int64_t steps() const { return state_.step; }  // done
   // False while a step is at work: an error that ends it leaves weights of which some are new.
   bool between_steps() const { return between_steps_; }
 
   // Where the run stands, beside the rank's state (Rank::catalogue).
-  TrainerState state() const {
-    return {step_, skipped_, skipped_in_row_, plateau_.state(), loader_.position()};
-  }
+  TrainerState state() const;
   void restore(const TrainerState& state);
 
  private:
   StepRow step_once();
+  // Whether the evaluation gave the least loss so far.
+  bool evaluate_if_due(const TrainerHooks& hooks);
   void count_skipped(const StepRow& row);
 
   Rank& rank_;
@@ -65,9 +76,7 @@ class Trainer {
   const Config& config_;
   TrainerOptions options_;
   MetricsFile& metrics_;
-  int64_t step_ = 0;     // done
-  int64_t skipped_ = 0;  // steps skipped so far, and in a row
-  int64_t skipped_in_row_ = 0;
+  TrainerState state_;  // but for plateau and data, which their owners know
   bool between_steps_ = true;
   PlateauRate plateau_;
   IoCounters moved_;              // at the last row

@@ -12,12 +12,16 @@
 
 namespace lm {
 
+inline constexpr const char* kAdapterConfig = "adapter_config.json";
+inline constexpr const char* kAdapterWeights = "adapter_model.safetensors";
+
 struct AdapterConfig {
   AdapterSpec spec;
   std::string base_model;  // base_model_name_or_path, may be empty
 };
 
-AdapterConfig read_adapter_config(const std::string& directory);
+// `names`: of the model that it is for; null: that is not known, and targets stay as the file has them.
+AdapterConfig read_adapter_config(const std::string& directory, const NameMap* names);
 
 // `layout` was made with this adapter's spec; every LoRA tensor in it is loaded, none may be left over.
 int64_t load_adapter(const std::string& directory, const ModelLayout& layout,

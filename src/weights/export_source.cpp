@@ -53,7 +53,7 @@ const Unit& StoreSource::open(int64_t block, const TensorPlace& place, int64_t r
   const std::vector<int64_t> units = store_.units_of(block, place);
   const int64_t wanted = units[units.size() == 1 ? 0 : static_cast<size_t>(row / kVocabularySegment)];
   if (!open_ || open_->unit() != wanted) {
-    open_.reset();  // before the next: streamed units pass through one slot
+    open_.reset();  // before the next: units off the device pass through one slot
     open_.emplace(store_.open(wanted, false));
   }
   return store_.units()[static_cast<size_t>(wanted)];
@@ -68,12 +68,17 @@ FileSource::FileSource(const ExportFiles& setup) : setup_(setup) {
   for (const BlockLayout& block : setup.layout.blocks) {
     for (const TensorPlace& place : block.tensors) numbers_[&place] = ++number;
   }
-  if (!setup.adapter.empty()) read_adapter();
+  if (!setup.adapter.empty() || (setup.trained && setup.layout.frozen_elements > 0)) read_adapter();
 }
 
 void FileSource::read_adapter() {
   for (const BlockLayout& block : setup_.layout.blocks)
     adapter_.emplace_back(static_cast<size_t>(block.flat_elements * kFloat));
+  for (size_t b = 0; setup_.trained && b < adapter_.size(); ++b) {
+    const int64_t elements = std::ssize(adapter_[b]) / kFloat;
+    if (elements > 0) setup_.trained(b, 0, elements, reinterpret_cast<float*>(adapter_[b].data()));
+  }
+  if (setup_.trained) return;
   const auto target = [&](size_t block, const TensorPlace& place) {
     return LoadTarget{adapter_[block].data() + place.offset * kFloat, DType::kF32};
   };
@@ -95,7 +100,13 @@ WeightView FileSource::view(size_t block, const TensorPlace& place, int64_t row)
   const ParameterPart& part = part_of(parameter, row);
   const int64_t most = std::max<int64_t>(kPieceBytes / (parameter.columns * kFloat), 1);
   const int64_t rows = std::min(part.first + part.rows - row, most);
-  read_rows(place, row, rows);
+  if (setup_.trained && !place.frozen) {
+    floats_.resize(static_cast<size_t>(rows * parameter.columns * kFloat));
+    setup_.trained(block, place.offset + row * parameter.columns, rows * parameter.columns,
+                   reinterpret_cast<float*>(floats_.data()));
+  } else {
+    read_rows(place, row, rows);
+  }
   return {floats_.data(), DType::kF32, row, rows};
 }
 

@@ -52,6 +52,8 @@ struct ExportFiles {
   std::string model;          // directory of the model's own tensors; "": fresh ones, drawn with `seed`
   int64_t seed = 0;
   std::string adapter;  // PEFT directory; "": none
+  // Instead of what is trained in these files: fp32 values of elements of a block's flat array.
+  std::function<void(size_t block, int64_t first, int64_t elements, float* out)> trained = {};
   int threads = 1;
   Merge merge = {};  // empty: nothing is merged
 };

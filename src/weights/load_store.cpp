@@ -62,15 +62,15 @@ class Filling {
   std::vector<OpenUnit> open_;
 };
 
-// Calls read(wanted) for all near blocks at once, in the order of the files, then for each streamed block and
-// each segment of a cut head by itself, since these pass through one slot.
+// Calls read(wanted) for all blocks on the device at once, in the order of the files, then for each
+// other block and each segment of a cut head by itself, since these pass through one slot.
 void by_home(const WeightStore& store, const std::function<void(const std::function<bool(int64_t)>&)>& read) {
-  const auto apart = [&](int64_t unit) {
-    return store.streamed(unit) || store.units()[static_cast<size_t>(unit)].segment();
+  const auto by_itself = [&](int64_t unit) {
+    return store.through_slots(unit) || store.units()[static_cast<size_t>(unit)].segment();
   };
-  read([&](int64_t unit) { return !apart(unit); });
+  read([&](int64_t unit) { return !by_itself(unit); });
   for (int64_t u = 0; u < std::ssize(store.units()); ++u) {
-    if (apart(u)) read([u](int64_t unit) { return unit == u; });
+    if (by_itself(u)) read([u](int64_t unit) { return unit == u; });
   }
 }
 

@@ -40,28 +40,28 @@ OpenUnit::OpenUnit(OpenUnit&& other) noexcept
       brought_(other.brought_) {}
 
 OpenUnit::~OpenUnit() {
-  if (store_ != nullptr && brought_) store_->far_->forget(unit_);
+  if (store_ != nullptr && brought_) store_->off_device_->forget(unit_);
 }
 
 void OpenUnit::close() {
   if (!brought_) return;
-  if (changes_) store_->far_->write_back(unit_);
-  store_->far_->forget(unit_);
+  if (changes_) store_->off_device_->write_back(unit_);
+  store_->off_device_->forget(unit_);
   brought_ = false;
 }
 
 void OpenUnit::bring() const {
-  if (!brought_) store_->far_->fetch(unit_, 0);
+  if (!brought_) store_->off_device_->fetch(unit_, 0);
   brought_ = true;
 }
 
 std::byte* OpenUnit::trainable() const {
-  if (store_->trainable_away(unit_)) bring();
+  if (store_->trainable_off_device(unit_)) bring();
   return store_->trainable(unit_);
 }
 
 std::byte* OpenUnit::frozen() const {
-  if (store_->frozen_away(unit_)) bring();
+  if (store_->frozen_off_device(unit_)) bring();
   return store_->frozen(unit_);
 }
 
@@ -72,16 +72,20 @@ std::byte* OpenUnit::tensor(const TensorPlace& place) const {
          std::max<int64_t>(place.offset - unit.first, 0) * static_cast<int64_t>(dtype_size(store_->dtype_));
 }
 
-WeightStore::WeightStore(const ModelLayout& layout, DType dtype, DeviceType device, Store* far, bool cut_head,
-                         std::byte* embedding)
-    : layout_(layout), dtype_(dtype), far_(far), embedding_(embedding), units_(layout.units(cut_head)) {
+WeightStore::WeightStore(const ModelLayout& layout, DType dtype, DeviceType device, Store* store,
+                         bool cut_head, std::byte* embedding)
+    : layout_(layout),
+      dtype_(dtype),
+      off_device_(store),
+      embedding_(embedding),
+      units_(layout.units(cut_head)) {
   for (const Unit& unit : units_) {
-    const bool lent = homes_.empty() && embedding != nullptr;
-    const bool away = lent || streamed(static_cast<int64_t>(homes_.size()));
+    const bool in_host = homes_.empty() && embedding != nullptr;
+    const bool off_device = in_host || through_slots(static_cast<int64_t>(homes_.size()));
     const bool base = unit.frozen_bytes > 0;
     const int64_t trainable = unit.elements * static_cast<int64_t>(dtype_size(dtype));
-    homes_.push_back({Memory(device, away && !base ? 0 : trainable),
-                      Memory(device, away && base ? 0 : unit.frozen_bytes)});
+    homes_.push_back({Memory(device, off_device && !base ? 0 : trainable),
+                      Memory(device, off_device && base ? 0 : unit.frozen_bytes)});
   }
 }
 
@@ -92,24 +96,24 @@ std::vector<int64_t> WeightStore::units_of(int64_t block, const TensorPlace& pla
   return out;
 }
 
-bool WeightStore::frozen_away(int64_t unit) const {
-  return streamed(unit) && units_[static_cast<size_t>(unit)].frozen_bytes > 0;
+bool WeightStore::frozen_off_device(int64_t unit) const {
+  return through_slots(unit) && units_[static_cast<size_t>(unit)].frozen_bytes > 0;
 }
 
-bool WeightStore::trainable_away(int64_t unit) const {
-  return streamed(unit) && !frozen_away(unit);
+bool WeightStore::trainable_off_device(int64_t unit) const {
+  return through_slots(unit) && !frozen_off_device(unit);
 }
 
 std::byte* WeightStore::trainable(int64_t unit) const {
-  if (trainable_away(unit)) return far_->use(unit);
-  const bool lent = unit == 0 && embedding_ != nullptr && units_[0].frozen_bytes == 0;
-  return lent ? embedding_ : homes_[static_cast<size_t>(unit)].trainable.data();
+  if (trainable_off_device(unit)) return off_device_->use(unit);
+  const bool in_host = unit == 0 && embedding_ != nullptr && units_[0].frozen_bytes == 0;
+  return in_host ? embedding_ : homes_[static_cast<size_t>(unit)].trainable.data();
 }
 
 std::byte* WeightStore::frozen(int64_t unit) const {
-  if (frozen_away(unit)) return far_->use(unit);
-  const bool lent = unit == 0 && embedding_ != nullptr && units_[0].frozen_bytes > 0;
-  return lent ? embedding_ : homes_[static_cast<size_t>(unit)].frozen.data();
+  if (frozen_off_device(unit)) return off_device_->use(unit);
+  const bool in_host = unit == 0 && embedding_ != nullptr && units_[0].frozen_bytes > 0;
+  return in_host ? embedding_ : homes_[static_cast<size_t>(unit)].frozen.data();
 }
 
 std::byte* WeightStore::trainable_home(int64_t unit) {

@@ -1,6 +1,6 @@
 // Weights on loan. Compute borrows a unit (a block, or a segment of a cut head): `acquire` (what has to be
 // fetched is on its way, as the schedule says), `use` (waits only if something was fetched), and the loan's
-// end returns the slot. Units that live near are always at hand, and a loan of them costs nothing. One
+// end returns the slot. Units on the device are always at hand, and a loan of them costs nothing. One
 // thread, the rank's compute thread.
 #pragma once
 
@@ -34,7 +34,7 @@ class Loan {
 };
 
 // A unit's weights outside of a step (loading, export): brought from their home when first asked for; whoever
-// changes them takes them back with close(). One at a time where weights are streamed, and none while a
+// changes them takes them back with close(). One at a time where weights pass through slots, and none while a
 // schedule has slots filled (TrainStep::flush empties them).
 class OpenUnit {
  public:
@@ -60,10 +60,10 @@ class OpenUnit {
 
 class WeightStore {
  public:
-  // Units that `far` (may be null) holds live there: their trainable part, or, where the base is frozen, the
-  // frozen one; what else a unit has is near. The embedding's weights lie in `embedding` if not null:
-  // borrowed memory that the device can use in place.
-  WeightStore(const ModelLayout& layout, DType dtype, DeviceType device, Store* far = nullptr,
+  // Units that `store` (may be null) holds live there: their trainable part, or, where the base is frozen,
+  // the frozen one; what else a unit has is on the device. The embedding's weights lie in `embedding` if not
+  // null: borrowed memory that the device can use in place.
+  WeightStore(const ModelLayout& layout, DType dtype, DeviceType device, Store* store = nullptr,
               bool cut_head = false, std::byte* embedding = nullptr);
 
   Loan acquire(int64_t unit) { return Loan(*this, unit); }
@@ -73,11 +73,12 @@ class WeightStore {
   // The units that a block's tensor lies in: one, or the segments of a cut head.
   std::vector<int64_t> units_of(int64_t block, const TensorPlace& place) const;
 
-  // For the update: the unit's trainable weights, near or in their slot. Refused while the unit is on loan.
+  // For the update: the unit's trainable weights, on the device or in their slot. Refused while the unit is
+  // on loan.
   std::byte* trainable_home(int64_t unit);
   // The update of a unit is complete: earlier loans of it are void.
   void advance(int64_t unit) { ++homes_[static_cast<size_t>(unit)].version; }
-  bool streamed(int64_t unit) const { return far_ != nullptr && far_->holds(unit); }
+  bool through_slots(int64_t unit) const { return off_device_ != nullptr && off_device_->holds(unit); }
 
  private:
   friend class Loan;
@@ -89,14 +90,14 @@ class WeightStore {
     int64_t loans = 0;    // open now
   };
   // Whether that part of the unit lives in the store.
-  bool trainable_away(int64_t unit) const;
-  bool frozen_away(int64_t unit) const;
+  bool trainable_off_device(int64_t unit) const;
+  bool frozen_off_device(int64_t unit) const;
   std::byte* trainable(int64_t unit) const;
   std::byte* frozen(int64_t unit) const;
 
   const ModelLayout& layout_;
   DType dtype_;
-  Store* far_;
+  Store* off_device_;
   std::byte* embedding_;
   std::vector<Unit> units_;
   std::vector<UnitHome> homes_;  // of each unit

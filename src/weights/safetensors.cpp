@@ -76,6 +76,29 @@ int64_t TensorInfo::bytes() const {
   return *n;
 }
 
+std::string safetensors_beginning(std::span<const TensorInfo> tensors,
+                                  const std::map<std::string, std::string>& metadata, int64_t alignment) {
+  std::string out(sizeof(uint64_t), '\0');
+  out += "{";
+  if (!metadata.empty()) out += "\"__metadata__\":" + Json(metadata).dump();
+  int64_t offset = 0;
+  for (const TensorInfo& tensor : tensors) {
+    const int64_t end = offset + tensor.bytes();
+    if (out.back() != '{') out += ",";
+    out += Json(tensor.name).dump() + ":{\"dtype\":\"" + safetensors_dtype(tensor.dtype) +
+           "\",\"shape\":" + Json(tensor.shape).dump() + ",\"data_offsets\":[" + std::to_string(offset) +
+           "," + std::to_string(end) + "]}";
+    offset = end;
+  }
+  out += "}";
+  out.resize(static_cast<size_t>(round_up(std::ssize(out), alignment)), ' ');
+  const uint64_t length = out.size() - sizeof(uint64_t);
+  LM_CHECK(static_cast<int64_t>(length) <= kMostHeaderBytes,
+           "a header of " + std::to_string(length) + " bytes");
+  std::memcpy(out.data(), &length, sizeof length);
+  return out;
+}
+
 SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<TensorInfo> tensors,
                                      const std::map<std::string, std::string>& metadata)
     : tensors_(std::move(tensors)), file_(path) {
@@ -83,25 +106,9 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<Tensor
     const size_t size_a = dtype_size(a.dtype), size_b = dtype_size(b.dtype);
     return size_a != size_b ? size_a > size_b : a.name < b.name;
   });
-  std::string header = "{";
-  if (!metadata.empty()) header += "\"__metadata__\":" + Json(metadata).dump();
-  int64_t offset = 0;
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    const TensorInfo& tensor = tensors_[i];
-    LM_CHECK(i == 0 || tensors_[i - 1].name != tensor.name, tensor.name);
-    const int64_t end = offset + tensor.bytes();
-    if (header.size() > 1) header += ",";
-    header += Json(tensor.name).dump() + ":{\"dtype\":\"" + safetensors_dtype(tensor.dtype) +
-              "\",\"shape\":" + Json(tensor.shape).dump() + ",\"data_offsets\":[" + std::to_string(offset) +
-              "," + std::to_string(end) + "]}";
-    offset = end;
-  }
-  header += "}";
-  header.resize(static_cast<size_t>(round_up(static_cast<int64_t>(header.size()), 8)), ' ');
-  LM_CHECK(static_cast<int64_t>(header.size()) <= kMostHeaderBytes, path);
-  const uint64_t length = header.size();
-  file_.write(std::as_bytes(std::span(&length, 1)));
-  file_.write(header);
+  for (size_t i = 1; i < tensors_.size(); ++i)
+    LM_CHECK(tensors_[i - 1].name != tensors_[i].name, tensors_[i].name);
+  file_.write(safetensors_beginning(tensors_, metadata));
   if (!tensors_.empty()) left_ = tensors_.front().bytes();
 }
 

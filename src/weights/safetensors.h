@@ -41,6 +41,11 @@ struct TensorInfo {
   int64_t bytes() const;  // throws Error(70) on overflow: shapes of ours never do
 };
 
+// The beginning of a file with these tensors in this order, one behind the other: length and JSON, filled up
+// with blanks to a multiple of `alignment`.
+std::string safetensors_beginning(std::span<const TensorInfo> tensors,
+                                  const std::map<std::string, std::string>& metadata, int64_t alignment = 8);
+
 class SafetensorsWriter {
  public:
   // Writes the header for `tensors`; "format": "pt" is what other readers ask for.

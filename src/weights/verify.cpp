@@ -73,12 +73,12 @@ VerifyResult verify_model(const std::string& directory) {
   try {
     std::error_code error;
     const bool adapter = std::filesystem::exists(directory + "/adapter_config.json", error);
-    const ModelFiles files(directory, adapter ? "adapter_model.safetensors" : "");
+    const ModelFiles files(directory, adapter ? kAdapterWeights : "");
     result.files = files.names();
     for (const ModelFiles::Tensor& tensor : files.tensors()) result.bytes += tensor.entry->bytes();
     result.tensors = static_cast<int64_t>(files.tensors().size());
     if (adapter) {
-      read_adapter_config(directory);
+      read_adapter_config(directory, nullptr);
     } else {
       check_model_files(files, read_model_spec(directory));
     }

@@ -16,7 +16,19 @@
 namespace lm {
 namespace {
 
-enum class Kind { kText, kTexts, kInteger, kNumber, kNumbers, kFlag, kChoice, kSize, kBudget };
+enum class Kind {
+  kText,
+  kTexts,
+  kInteger,
+  kNumber,
+  kNumbers,
+  kFlag,
+  kChoice,
+  kSize,
+  kBudget,
+  kTime,
+  kInterval
+};
 
 struct KeyCase {
   std::string table, name, good;  // good: a value it accepts, as TOML
@@ -45,6 +57,12 @@ Kind kind_of(const bool*) {
 }
 Kind kind_of(const ByteSize*) {
   return Kind::kSize;
+}
+Kind kind_of(const Duration*) {
+  return Kind::kTime;
+}
+Kind kind_of(const Interval*) {
+  return Kind::kInterval;
 }
 Kind kind_of(const Budget*) {
   return Kind::kBudget;
@@ -195,6 +213,7 @@ bool accepts(const KeyCase& key, const std::string& value) {
     case Kind::kFlag:
       return value == "true";
     case Kind::kInteger:
+    case Kind::kInterval:
       return whole && value[0] != '-' && value.size() < 15;
     case Kind::kNumber:
       return !text && (whole || value == "0.5") && value[0] != '-' && value.size() < 15;

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <ctime>
 #include <fstream>
 
 #include "base/error.h"
@@ -93,7 +94,7 @@ TEST(Config, NamesWhatIsNotSupportedYet) {
              "qlora is not supported yet: full and lora are");
   EXPECT_HAS(failure(std::string(kLeast) + "[optimizer]\nname = \"adam\"\n"),
              "expected one of \"adamw\", \"sgd\", got the string \"adam\"; did you mean \"adamw\"?");
-  for (const char* table : {"zero", "checkpoint"}) {
+  for (const char* table : {"zero"}) {
     const std::string text = failure(std::string(kLeast) + "[" + table + "]\nx = 1\n");
     EXPECT_HAS(text, "not supported yet");
     EXPECT_HAS(text, "c.toml:5:2");
@@ -193,6 +194,9 @@ TEST(Config, SizesAreWordsAndBudgetsMayBeShares) {
   config = offload("host_memory = \"45%\"\n");
   EXPECT_DOUBLE_EQ(config.offload.host_memory.share, 0.45);
   EXPECT_HAS(print_config(config), "host_memory = \"45%\"");
+  config = offload("host_memory = \"1e-6%\"\n");
+  EXPECT_TRUE(same_config(config, parse_config(print_config(config), "again")));
+  EXPECT_HAS(failure(std::string(kLeast) + "[offload]\nhost_memory = \"4e-324%\"\n"), "a share such as");
   EXPECT_HAS(failure(std::string(kLeast) + "[offload]\nhost_memory = \"101%\"\n"),
              "`offload.host_memory`: expected a size such as \"24GiB\" or a share such as \"90%\", got the "
              "string \"101%\"");
@@ -252,6 +256,26 @@ TEST(Config, OverridesWinAndTakeBareWords) {
   EXPECT_EQ(config.train.method, Method::kLora);
   EXPECT_FALSE(config.run.threads.has_value());
   EXPECT_EQ(config.lora.targets, std::vector<std::string>{"q_proj"});
+}
+
+TEST(Config, WordsThatConfigTomlCouldNotHoldAreRefused) {
+  for (const char* word : {"run.dir=\xc0x", "run.dir=\"\xc0\"", "run.dir=\xed\xa0\x80"})
+    EXPECT_HAS(failure(kLeast, {word}), "`run.dir`: the value is not UTF-8");
+  const Config config = parse_config(kLeast, "c.toml", {"run.dir=\xc3\xa9 b"});
+  EXPECT_EQ(config.run.dir, "\xc3\xa9 b");
+  EXPECT_TRUE(same_config(config, parse_config(print_config(config), "again")));
+}
+
+TEST(Config, OfVeryManyMistakesTheFirstAreToldInTime) {
+  std::string text = std::string(kLeast) + "[train]\n";
+  for (int i = 0; i < 70000; ++i) text += "qzx" + std::to_string(i) + " = 1\n";
+  const std::clock_t start = std::clock();
+  const std::string report = failure(text);
+  const double seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+  EXPECT_HAS(report, "70000 mistakes:");
+  EXPECT_HAS(report, "and 69950 more");
+  EXPECT_LT(report.size(), 8192u);
+  EXPECT_LT(seconds, 1) << "a suggestion for each takes 3 s";
 }
 
 TEST(Config, OverridesAreAsStrictAsTheFile) {

@@ -45,12 +45,12 @@ def test_a_run_has_the_rates_of_torch(work, schedule):
 def test_sgd_learns_and_its_bits_are_the_same_wherever_its_state_is(work):
     (work / "swap").mkdir(exist_ok=True)
     settings = {"model__dtype": "bf16", "optimizer__name": "sgd", "optimizer__momentum": 0.8, "optimizer__lr": 0.1}
-    far = {"offload__optimizer": "nvme", "offload__paths": [str(work / "swap")], "io__tile": "64KiB"}
-    for name, changes in {"sgd_near": {}, "sgd_far": far}.items():
+    off_device = {"offload__optimizer": "nvme", "offload__paths": [str(work / "swap")], "io__tile": "64KiB"}
+    for name, changes in {"sgd_resident": {}, "sgd_off_device": off_device}.items():
         lmlaunch(config(work, name, **settings, **changes), cwd=work)
-    near, far = ([(row["loss"], row["grad_norm"]) for row in rows(work, name) if "loss" in row] for name in ("sgd_near", "sgd_far"))
-    assert near == far and near[-1][0] < 0.8 * near[0][0]
-    hashes = [json.loads(lmlaunch("verify", f"runs/{name}/model", "--json", cwd=work).stdout)["weights_hash"] for name in ("sgd_near", "sgd_far")]
+    resident, nvme = ([(row["loss"], row["grad_norm"]) for row in rows(work, name) if "loss" in row] for name in ("sgd_resident", "sgd_off_device"))
+    assert resident == nvme and resident[-1][0] < 0.8 * resident[0][0]
+    hashes = [json.loads(lmlaunch("verify", f"runs/{name}/model", "--json", cwd=work).stdout)["weights_hash"] for name in ("sgd_resident", "sgd_off_device")]
     assert hashes[0] == hashes[1]
     recorded = tomllib.loads((work / "runs/sgd_near/config.toml").read_text())["optimizer"]
     assert recorded["momentum"] == 0.8 and "betas" not in recorded and "eps" not in recorded
@@ -137,7 +137,7 @@ def test_gradients_of_an_adapter_stay_and_the_plan_says_so(work):
     (work / "swap").mkdir(exist_ok=True)
     changes = {"train__method": "lora", "offload__gradients": "nvme", "offload__paths": [str(work / "swap")]}
     planned = lmlaunch("plan", config(work, "lora_gradients", **changes), cwd=work).stdout
-    assert "offload.gradients" in planned and "an adapter's gradients stay near" in planned
+    assert "offload.gradients" in planned and "an adapter's gradients stay on the device" in planned
 
 
 def test_the_recorded_configuration_has_what_the_plan_chose(work):

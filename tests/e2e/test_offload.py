@@ -152,12 +152,12 @@ def test_a_head_of_its_own_leaves_in_segments_and_changes_no_bit(work, wide, met
         assert f"weights of head, segment {segment}" in names
         assert f"backward head, segment {segment}, micro-batch 1" in names
     assert ("gradient of head, segment 0" in names) == (method == "full")  # the last one never left its slot
-    near, far = (json.loads(lmlaunch(work, "eval", "c.toml", "--json", *wide, *more).stdout)["eval_loss"]
+    resident, off_device = (json.loads(lmlaunch(work, "eval", "c.toml", "--json", *wide, *more).stdout)["eval_loss"]
                  for more in ([], on_disk(work / "swap")))
-    assert near == far
+    assert resident == off_device
     plan = json.loads(lmlaunch(work, "plan", "c.toml", "--json", *wide, *on_disk(work / "swap")).stdout)
     pool = plan["placement"]["pools"]["weights"]
-    assert (pool["arrays"], pool["streamed"]) == (4 + 3, 2 + 3)
+    assert (pool["arrays"], pool["off_device"]) == (4 + 3, 2 + 3)
 
 
 def test_a_disk_is_measured_once(work, resident):

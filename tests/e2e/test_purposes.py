@@ -3,6 +3,7 @@ measured once."""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -66,6 +67,7 @@ def stopped_run(work, settings, **started):  # noqa: F811
     """The first steps of a run that is stopped on request."""
     run = work / "runs" / Path(settings[0]).stem
     (run / "metrics.jsonl").unlink(missing_ok=True)
+    shutil.rmtree(run / "checkpoints", ignore_errors=True)
     process = subprocess.Popen([BIN / "lmlaunch", *settings], cwd=work, stderr=subprocess.DEVNULL, **started)
     deadline = time.monotonic() + 120
     while len(steps_of(run)) < 3 and process.poll() is None and time.monotonic() < deadline:

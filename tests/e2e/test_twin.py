@@ -171,7 +171,7 @@ def test_where_pinning_is_refused_the_run_goes_on_and_says_so(work, resident):
 # An untied embedding whose weights are off the device is looked up by the GPU where it lies.
 def test_memory_that_the_gpu_must_reach_and_that_cannot_be_pinned_ends_with_31(works):
     work = works("llama_every_head_its_own_keys_odd_sizes")
-    _, err = lmlaunch("c.toml", *SHORT, "run.dir=runs/lent", "offload.weights=host", cwd=work, code=31, TWIN_NO_PIN="1")
+    _, err = lmlaunch("c.toml", *SHORT, "run.dir=runs/pinned", "offload.weights=host", cwd=work, code=31, TWIN_NO_PIN="1")
     assert "cannot be locked" in err, err
 
 

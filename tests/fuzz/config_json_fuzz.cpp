@@ -1,21 +1,30 @@
 // Any bytes as a model's config.json: refused with Error(11), or a spec whose sizes can be multiplied safely.
-#include <cstdint>
-#include <cstdlib>
-
-#include "base/error.h"
 #include "spec/block_layout.h"
+#include "tests/fuzz/support.h"
+
+namespace {
+
+using lm::fuzz::require;
+
+void check(lm::ModelSpec spec) {
+  require(spec.heads % spec.kv_heads == 0 && !spec.layers.empty());
+  require(spec.pad_token >= -1 && spec.pad_token < spec.vocab);
+  for (const float f : lm::rope_frequencies(spec)) require(f >= 0);
+  for (const lm::LayerSpec& layer : spec.layers) require(layer.window >= 0);
+  // Two layers say what all need; laying out thousands of them takes a second.
+  const int64_t layers = spec.layer_count();
+  spec.layers.resize(static_cast<size_t>(std::min<int64_t>(layers, 2)));
+  const lm::ModelLayout layout = lm::make_layout(spec, nullptr, lm::DType::kF32);
+  require(layout.flat_elements >= layout.trainable_elements && layout.trainable_elements > 0);
+  const __int128 most = __int128{layout.flat_elements} * layers * 16;  // bytes of weights and state
+  require(most > 0 && most <= INT64_MAX);
+}
+
+}  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  try {
-    const lm::ModelSpec spec = lm::parse_model_spec({reinterpret_cast<const char*>(data), size}, "fuzz");
-    if (spec.heads % spec.kv_heads != 0 || spec.layers.empty()) std::abort();
-    for (const float f : lm::rope_frequencies(spec)) {
-      if (!(f >= 0)) std::abort();
-    }
-    const lm::ModelLayout layout = lm::make_layout(spec, nullptr, lm::DType::kF32);
-    if (layout.flat_elements < layout.trainable_elements || layout.trainable_elements <= 0) std::abort();
-  } catch (const lm::Error& error) {
-    if (error.code() != lm::Exit::kInput || error.report().size() > 8192) std::abort();
-  }
+  const std::string text(lm::fuzz::text_of(data, size));
+  auto spec = lm::fuzz::parse(lm::Exit::kInput, [&] { return lm::parse_model_spec(text, "fuzz"); });
+  if (spec) check(std::move(*spec));
   return 0;
 }

@@ -201,6 +201,13 @@ struct LossShape {
   int64_t rows, columns, segment, pad, shift;
 };
 
+std::vector<int32_t> targets_of(const LossShape& s) {
+  std::vector<int32_t> out;
+  for (int64_t r = 0; r < s.rows; ++r)
+    out.push_back(static_cast<int32_t>((r * 389 + s.columns - 1) % s.columns));
+  return out;
+}
+
 TEST_F(GpuKernels, Softmax) {
   std::vector<LossShape> shapes;
   for (int64_t columns : {1, 2, 3, 4, 8, 9, 255, 256, 257, 1024, 2048, 2049, 8195})
@@ -222,9 +229,6 @@ TEST_F(GpuKernels, Softmax) {
            ++variant) {  // 1: -inf here and there; 2: first segment all -inf; 3: NaN; 4: inf; 5: large
         SCOPED_TRACE(name("softmax", t, {s.rows, s.columns, s.segment, s.pad, s.shift, variant}));
         const int64_t stride = s.columns + s.pad;
-        std::vector<int32_t> target;
-        for (int64_t r = 0; r < s.rows; ++r)
-          target.push_back(static_cast<int32_t>((r * 389 + s.columns - 1) % s.columns));
         Array logits = noise(t, s.rows * stride, 1, variant == 5 ? 1e4 : 4, s.shift);
         if (variant == 1) logits = with(logits, {-kInf, -1e30, 0}, 37);
         if (variant == 2) {
@@ -239,7 +243,8 @@ TEST_F(GpuKernels, Softmax) {
         }
         const auto scalars = [&] { return zeros(DType::kF32, s.rows); };
         check(
-            {logits, numbers(target), scalars(), scalars(), scalars(), zeros(DType::kF32, 2)},
+            {logits, numbers(targets_of(s)), scalars(), scalars(), scalars(), zeros(DType::kF32, 2),
+             noise(DType::kF32, s.rows, 5)},
             [&](const Kernels& k, StreamView v, const Pointers& p) {
               const int64_t size = static_cast<int64_t>(dtype_size(t));
               for (int64_t first = 0; first < s.columns; first += s.segment) {
@@ -272,6 +277,7 @@ TEST_F(GpuKernels, Softmax) {
                                     .stride = stride,
                                     .first_column = first,
                                     .scale = 0.25f,
+                                    .weight = variant % 2 == 0 ? nullptr : f32(p[6]),
                                     .dtype = t},
                                    v);
               }
@@ -285,19 +291,24 @@ TEST_F(GpuKernels, Softmax) {
 // log(1) is 0 everywhere, so the order of the additions shows in the bits.
 TEST_F(GpuKernels, SoftmaxLossAddsInRowOrder) {
   for (int64_t rows : {0, 1, 2, 255, 256, 257, 512, 1000}) {
-    SCOPED_TRACE(rows);
-    check(
-        {noise(DType::kF32, rows, 1, 1e4), with(zeros(DType::kF32, rows), {1}, 1),
-         noise(DType::kF32, rows, 3), noise(DType::kF32, 2, 4)},
-        [&](const Kernels& k, StreamView v, const Pointers& p) {
-          k.softmax_loss({.max = f32(p[0]),
-                          .sum = f32(p[1]),
-                          .target_logit = f32(p[2]),
-                          .total = static_cast<double*>(p[3]),
-                          .rows = rows},
-                         v);
-        },
-        Want::kBits);
+    for (const bool weighted : {false, true}) {
+      SCOPED_TRACE(name("loss", DType::kF32, {rows, weighted}));
+      check(
+          {noise(DType::kF32, rows, 1, 1e4), with(zeros(DType::kF32, rows), {1}, 1),
+           noise(DType::kF32, rows, 3), noise(DType::kF32, 2, 4), noise(DType::kF32, rows, 5),
+           zeros(DType::kF32, rows)},
+          [&](const Kernels& k, StreamView v, const Pointers& p) {
+            k.softmax_loss({.max = f32(p[0]),
+                            .sum = f32(p[1]),
+                            .target_logit = f32(p[2]),
+                            .weight = weighted ? f32(p[4]) : nullptr,
+                            .nll = weighted ? f32(p[5]) : nullptr,
+                            .total = static_cast<double*>(p[3]),
+                            .rows = rows},
+                           v);
+          },
+          Want::kBits);
+    }
   }
 }
 

@@ -1,4 +1,5 @@
-// Softmax cross-entropy over vocabulary segments against fp64 over the whole vocabulary.
+// Softmax cross-entropy over vocabulary segments against fp64 over the whole vocabulary, with and without a
+// weight per row.
 #include "tests/kernels/support.h"
 
 namespace lm {
@@ -8,6 +9,9 @@ struct Problem {
   int64_t rows, vocabulary, segment;
   Values logits;
   std::vector<int32_t> target;
+  std::vector<float> weight = {};  // empty: none
+  const float* weights() const { return weight.empty() ? nullptr : weight.data(); }
+  double weight_of(int64_t r) const { return weight.empty() ? 1 : weight[static_cast<size_t>(r)]; }
 };
 
 Problem make_problem(DType dtype, int64_t rows, int64_t vocabulary, int64_t segment, double scale) {
@@ -16,12 +20,13 @@ Problem make_problem(DType dtype, int64_t rows, int64_t vocabulary, int64_t segm
   return p;
 }
 
-// Statistics over the segments in order, then the loss, then the gradient in place.
+// Statistics over the segments in order, then the loss, then the gradient in place: {gradient, loss, each
+// row's max, target's logit and nll}.
 Outputs run(const Problem& p, float scale) {
   return same_everywhere(
       [&](const Kernels& k, StreamView stream) {
         Values logits = p.logits, max(DType::kF32, p.rows), sum(DType::kF32, p.rows),
-               chosen(DType::kF32, p.rows);
+               chosen(DType::kF32, p.rows), nll(DType::kF32, p.rows);
         float* m = static_cast<float*>(max.data());
         float* s = static_cast<float*>(sum.data());
         float* c = static_cast<float*>(chosen.data());
@@ -44,7 +49,14 @@ Outputs run(const Problem& p, float scale) {
                                stream);
         }
         double total = 1;
-        k.softmax_loss({.max = m, .sum = s, .target_logit = c, .total = &total, .rows = p.rows}, stream);
+        k.softmax_loss({.max = m,
+                        .sum = s,
+                        .target_logit = c,
+                        .weight = p.weights(),
+                        .nll = static_cast<float*>(nll.data()),
+                        .total = &total,
+                        .rows = p.rows},
+                       stream);
         for (int64_t first = 0; first < p.vocabulary; first += p.segment) {
           k.softmax_gradient({.logits = at(first),
                               .target = p.target.data(),
@@ -55,26 +67,29 @@ Outputs run(const Problem& p, float scale) {
                               .stride = p.vocabulary,
                               .first_column = first,
                               .scale = scale,
+                              .weight = p.weights(),
                               .dtype = p.logits.dtype()},
                              stream);
         }
         Values loss(DType::kF32, 1);
         loss.set(0, total - 1);
-        return Outputs{logits, loss, max, chosen};
+        return Outputs{logits, loss, max, chosen, nll};
       },
       Bits::kExp);
 }
 
-TEST(Softmax, LossAndGradientAreThoseOfTheWholeVocabulary) {
+void expect_whole_vocabulary(bool weighted) {
   for (DType dtype : {DType::kF32, DType::kBF16}) {
     for (const auto& [rows, vocabulary, segment] :
          {std::array<int64_t, 3>{1, 1, 1}, {7, 3, 2}, {9, 577, 577}, {67, 577, 64}, {9, 20000, 8192}}) {
       for (double spread : {1.0, 30.0}) {
         SCOPED_TRACE(dtype_text(dtype) + " vocabulary " + std::to_string(vocabulary));
-        const Problem p = make_problem(dtype, rows, vocabulary, segment, spread);
+        Problem p = make_problem(dtype, rows, vocabulary, segment, spread);
+        if (weighted)
+          for (int64_t r = 0; r < rows; ++r) p.weight.push_back(static_cast<float>(r % 4) * 0.7F);
         const float scale = 0.25f;
         const Outputs got = run(p, scale);
-        std::vector<double> gradient;
+        std::vector<double> gradient, nll;
         double loss = 0;
         for (int64_t r = 0; r < rows; ++r) {
           double largest = -1e300, sum = 0;
@@ -82,17 +97,37 @@ TEST(Softmax, LossAndGradientAreThoseOfTheWholeVocabulary) {
           for (int64_t j = 0; j < vocabulary; ++j) sum += std::exp(p.logits[r * vocabulary + j] - largest);
           const double lse = largest + std::log(sum);
           const int64_t target = p.target[static_cast<size_t>(r)];
-          loss += lse - p.logits[r * vocabulary + target];
+          nll.push_back(lse - p.logits[r * vocabulary + target]);
+          loss += p.weight_of(r) * nll.back();
           for (int64_t j = 0; j < vocabulary; ++j) {
             gradient.push_back((std::exp(p.logits[r * vocabulary + j] - lse) - (j == target ? 1 : 0)) *
-                               scale);
+                               scale * p.weight_of(r));
           }
         }
         // exp(x - lse): an error of 1e-5 in lse of 100 is relative in the gradient.
         expect_near(got[0], gradient, dtype == DType::kBF16 ? 1.0 / 128 : 2e-5, 1e-6, "gradient");
         EXPECT_NEAR(got[1][0], loss, 1e-6 * std::abs(loss) + 1e-5 * static_cast<double>(rows));
+        expect_near(got[4], nll, 1e-6, 1e-5, "nll");
       }
     }
+  }
+}
+
+TEST(Softmax, LossAndGradientAreThoseOfTheWholeVocabulary) {
+  expect_whole_vocabulary(false);
+}
+
+TEST(Softmax, AWeightPerRowReachesLossAndGradient) {
+  expect_whole_vocabulary(true);
+}
+
+TEST(Softmax, WeightsOfOneGiveTheBitsOfNone) {
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    Problem p = make_problem(dtype, 67, 577, 64, 4);
+    const Outputs none = run(p, 0.25F);
+    p.weight.assign(67, 1.F);
+    const Outputs ones = run(p, 0.25F);
+    for (size_t i = 0; i < none.size(); ++i) EXPECT_TRUE(ones[i] == none[i]) << "output " << i;
   }
 }
 

@@ -38,6 +38,10 @@ StepBatches batches_of(const Training& training, int64_t step) {
         const bool learnt = p + 1 < length && engine() % 3 != 0;
         batch.target.push_back(learnt ? batch.token[begin + static_cast<size_t>(p) + 1] : -1);
         out.target_tokens += learnt ? 1 : 0;
+        if (!training.weighted) continue;
+        // Some are 0.
+        batch.weight.push_back(static_cast<float>(engine() % 9) * 0.25F);
+        out.target_weight = out.target_weight.value_or(0) + (learnt ? batch.weight.back() : 0);
       }
       batch.document_start.push_back(static_cast<int32_t>(batch.token.size()));
       ++sample;
@@ -121,7 +125,9 @@ class Trainee {
     Machine machine;
     machine.cores = 2;
     if (on_device()) machine.gpus.push_back(known_gpu("H200"));
-    plan_ = make_plan({config, t_.spec, adapter(), layout_, stream.device, {}, t_.update_on_host}, machine);
+    plan_ = make_plan(
+        {config, t_.spec, adapter(), layout_, stream.device, {.weighted = t_.weighted}, t_.update_on_host},
+        machine);
     if (t_.row_chunk > 0) plan_.numerics.row_chunk = t_.row_chunk;
     units_ = layout_.units(plan_.placement.head_segments() > 0);
     rank_ = std::make_unique<Rank>(
@@ -258,7 +264,7 @@ class Trainee {
     const Gradients& all = rank_->gradients();
     const auto size = static_cast<int64_t>(dtype_size(all.dtype()));
     for (int64_t u = 0; u < std::ssize(units_); ++u) {
-      if (all.streamed(u)) return {};
+      if (all.through_slots(u)) return {};
       const Unit& unit = units_[static_cast<size_t>(u)];
       for (const Piece& piece : pieces(layout_, unit)) {
         if (piece.place->frozen) continue;

@@ -28,8 +28,9 @@ struct Training {
   bool lora = false;
   double dropout = 0;
   bool recompute = false;
+  bool weighted = false;  // targets have weights in the loss
   DocumentLengths documents = {{20, 9, 17}};
-  // Homes on the device's side only: on the CPU everything stays near.
+  // Homes on the device's side only: on the CPU everything stays in its memory.
   OffloadHome optimizer = OffloadHome::kNone, gradients_home = OffloadHome::kNone,
               weights = OffloadHome::kNone, activations = OffloadHome::kNone;
   std::optional<bool> update_on_host = {};

@@ -1,4 +1,5 @@
-// A cut head gives the bits of a whole one: loss, gradient of its input and of its parameters, logits.
+// A cut head gives the bits of a whole one: loss, nll of each row, gradient of its input and of its
+// parameters, logits. And a whole one gives what torch's own cross-entropy and autograd do.
 #include "model/head_loss.h"
 
 #include <ATen/Functions.h>
@@ -21,7 +22,7 @@ struct Variant {
   int64_t vocab = 20000;
   int64_t row_chunk = 16;
   DType dtype = DType::kBF16, gradient_dtype = DType::kF32;
-  bool trained = true, evaluation = false;
+  bool trained = true, evaluation = false, weighted = false;
   // Of each micro-batch: every how manyth row has a target; 1: all, 0: none.
   std::vector<int> targets = {3, 1};
 };
@@ -72,11 +73,15 @@ class HeadRun {
         const bool target = v.targets[m] > 0 && t % v.targets[m] == 0;
         batch.token.push_back(0);
         batch.target.push_back(target ? static_cast<int32_t>(engine() % static_cast<uint32_t>(v.vocab)) : -1);
+        if (v.weighted) batch.weight.push_back(static_cast<float>(engine() % 9) * 0.25F);  // some are 0
       }
       x_.push_back(random({kTokens, kHidden}));
       dx_.push_back(v.evaluation ? at::Tensor() : random({kTokens, kHidden}));
     }
-    for (const Batch& batch : batches_) placed_.push_back(place_batch(context_, batch));
+    for (const Batch& batch : batches_) {
+      placed_.push_back(place_batch(context_, batch));
+      nll_rows_.push_back(at::full({placed_.back().targets.count}, -1, at::kFloat));
+    }
   }
 
   void whole() {
@@ -124,7 +129,10 @@ class HeadRun {
 
   HeadTensors head_;
   std::vector<at::Tensor> x_, dx_;
+  std::vector<Batch> batches_;
   double nll_ = 0;
+  std::vector<at::Tensor> nll_rows_;  // of the rows with targets
+  static constexpr float kScale = 0.01F;
 
  private:
   static ModelSpec spec(int64_t vocab) {
@@ -136,7 +144,10 @@ class HeadRun {
     return spec;
   }
 
-  LossOptions options(size_t m) const { return {.row_chunk = v_.row_chunk, .scale = 0.01F, .first = m == 0}; }
+  LossOptions options(size_t m) const {
+    return {
+        .row_chunk = v_.row_chunk, .scale = kScale, .first = m == 0, .nll = nll_rows_[m].data_ptr<float>()};
+  }
 
   std::vector<Piece> cut_matrix() const {
     std::vector<Piece> out;
@@ -165,7 +176,6 @@ class HeadRun {
   RopeTable rope_;
   Uploads uploads_;
   Context context_;
-  std::vector<Batch> batches_;
   std::vector<DeviceBatch> placed_;
 };
 
@@ -183,6 +193,8 @@ void expect_same(const Variant& v, const std::string& text) {
   EXPECT_EQ(whole.nll_, cut.nll_) << text;
   for (size_t m = 0; m < whole.dx_.size(); ++m)
     EXPECT_TRUE(same(whole.dx_[m], cut.dx_[m])) << "dx of micro-batch " << m << ", " << text;
+  for (size_t m = 0; m < whole.nll_rows_.size(); ++m)
+    EXPECT_TRUE(same(whole.nll_rows_[m], cut.nll_rows_[m])) << "nll of micro-batch " << m << ", " << text;
   EXPECT_TRUE(same(whole.head_.weight_gradient, cut.head_.weight_gradient)) << "dW, " << text;
   EXPECT_TRUE(same(whole.head_.norm_gradient, cut.head_.norm_gradient)) << "norm, " << text;
 }
@@ -203,6 +215,7 @@ TEST(CutHead, GivesTheSameBitsInEveryTypeFrozenOrEvaluated) {
     }
     expect_same({.dtype = dtype, .trained = false}, "frozen");
     expect_same({.dtype = dtype, .trained = false, .evaluation = true}, "evaluated");
+    expect_same({.dtype = dtype, .weighted = true}, "weighted");
   }
 }
 
@@ -210,6 +223,58 @@ TEST(CutHead, GivesTheSameBitsWhereMicroBatchesHaveNoTargets) {
   for (const std::vector<int>& targets :
        {std::vector<int>{0}, {0, 0}, {0, 2}, {2, 0}, {1, 0, 5}, {1, 1, 1}, {60}})
     expect_same({.targets = targets}, std::to_string(targets.front()));
+}
+
+// |got - want| / |want|, as arrays.
+double apart(const at::Tensor& got, const at::Tensor& want) {
+  const at::Tensor exact = want.detach(), difference = got.to(at::kDouble).sub(exact);
+  return difference.norm().item<double>() / exact.norm().item<double>();
+}
+
+// torch's cross-entropy of each row times its weight, in fp64 and with autograd, of the same numbers.
+void expect_as_torch(const Variant& v, bool cut, double bound) {
+  HeadRun run(v);
+  cut ? run.cut() : run.whole();
+  const c10::InferenceMode with_autograd(false);
+  const auto leaf = [](const at::Tensor& x) { return x.to(at::kDouble).requires_grad_(); };
+  const at::Tensor norm = leaf(run.head_.norm), weight = leaf(run.head_.weight);
+  std::vector<at::Tensor> x, nll;
+  at::Tensor loss = at::zeros({}, at::kDouble);
+  for (size_t m = 0; m < run.x_.size(); ++m) {
+    x.push_back(leaf(run.x_[m]));
+    std::vector<int64_t> row, target;
+    std::vector<double> of_row;
+    const Batch& batch = run.batches_[m];
+    for (size_t t = 0; t < batch.target.size(); ++t) {
+      if (batch.target[t] < 0) continue;
+      row.push_back(static_cast<int64_t>(t)), target.push_back(batch.target[t]);
+      of_row.push_back(v.weighted ? batch.weight[t] : 1);
+    }
+    const at::Tensor some = x[m].index_select(0, at::tensor(row));
+    const at::Tensor normed = some.mul(some.square().mean(1, true).add(1e-6).rsqrt()).mul(norm);
+    nll.push_back(
+        at::cross_entropy_loss(at::mm(normed, weight.t()), at::tensor(target), {}, at::Reduction::None));
+    loss = loss.add(nll[m].mul(at::tensor(of_row, at::kDouble)).sum());
+  }
+  loss.mul(static_cast<double>(HeadRun::kScale)).backward();
+  double worst = std::abs(run.nll_ - loss.item<double>()) / loss.item<double>();
+  for (size_t m = 0; m < x.size(); ++m)
+    worst = std::max({worst, apart(run.dx_[m], x[m].grad()), apart(run.nll_rows_[m], nll[m])});
+  worst = std::max(
+      {worst, apart(run.head_.weight_gradient, weight.grad()), apart(run.head_.norm_gradient, norm.grad())});
+  EXPECT_LE(worst, bound) << dtype_name(v.dtype) << (cut ? ", cut" : ", whole")
+                          << (v.weighted ? ", weighted" : "");
+  std::printf("%s%s%s: %.1e\n", dtype_name(v.dtype), cut ? " cut" : " whole", v.weighted ? " weighted" : "",
+              worst);
+}
+
+TEST(HeadLoss, AgreesWithTorchWithAndWithoutAWeightPerRow) {
+  for (const bool cut : {false, true}) {
+    for (const bool weighted : {false, true}) {
+      expect_as_torch({.dtype = DType::kF32, .weighted = weighted}, cut, 2e-6);
+      expect_as_torch({.dtype = DType::kBF16, .weighted = weighted}, cut, 2e-2);
+    }
+  }
 }
 
 TEST(CutHead, GivesTheSameLogits) {

@@ -147,6 +147,19 @@ TEST_F(ModelOnDevice, ACutHeadAgrees) {
   }
 }
 
+TEST_F(ModelOnDevice, AWeightPerTargetAgrees) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const bool cut : {false, true}) {
+      Training training =
+          make("large vocabulary", dtype, !cut, cut ? "weighted targets, cut head" : "weighted targets");
+      training.weighted = true;
+      if (cut) training.weights = OffloadHome::kHost;
+      training.documents = {{20, 9, 17}, {31}};
+      expect_agreement(training);
+    }
+  }
+}
+
 TEST_F(ModelOnDevice, MastersGradientTypesAndClippingAgree) {
   Training training = make("llama", DType::kBF16, false, "fp32 master");
   training.master = Master::kF32;

@@ -29,13 +29,13 @@ class Clock : public ::testing::Test {
     Stream compute{DeviceType::kCuda}, up{DeviceType::kCuda};
     PinnedPool pool{DeviceType::kCuda, 256 * kMiB};
     PinnedBlock host = pool.lease(256 * kMiB);
-    Memory near{DeviceType::kCuda, 256 * kMiB};
+    Memory on_device{DeviceType::kCuda, 256 * kMiB};
     Event arrived{DeviceType::kCuda};
   };
   static void move(Parts& p, DeviceClock& clock, bool first) {
     const int64_t copy =
         clock.begin(DeviceClock::Kind::kToDevice, p.up.view(), p.host.size(), [] { return "weights"; });
-    copy_bytes(p.near.data(), p.host.data(), p.host.size(), p.up.view());
+    copy_bytes(p.on_device.data(), p.host.data(), p.host.size(), p.up.view());
     clock.end(copy, p.up.view());
     p.arrived.record(p.up.view());
     if (first) p.up.synchronize();
@@ -43,7 +43,7 @@ class Clock : public ::testing::Test {
     p.arrived.wait(p.compute.view());
     clock.end(stall, p.compute.view());
     const int64_t work = clock.begin(DeviceClock::Kind::kCompute, p.compute.view(), 0, [] { return "work"; });
-    zero_bytes(p.near.data(), p.near.size(), p.compute.view());
+    zero_bytes(p.on_device.data(), p.on_device.size(), p.compute.view());
     clock.end(work, p.compute.view());
     p.compute.synchronize();
   }
@@ -111,7 +111,7 @@ TEST_F(Clock, KeepsWhatIsNotOverForTheNextTime) {
   const int64_t open = clock.begin(DeviceClock::Kind::kFromDevice, p.up.view(), 0, [] { return ""; });
   clock.collect();
   EXPECT_EQ(clock.copy_seconds(), 0);
-  copy_bytes(p.host.data(), p.near.data(), p.host.size(), p.up.view());
+  copy_bytes(p.host.data(), p.on_device.data(), p.host.size(), p.up.view());
   clock.end(open, p.up.view());
   p.up.synchronize();
   clock.collect();

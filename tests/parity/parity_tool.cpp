@@ -12,7 +12,7 @@
 // INPUT: i32 `token`, `position`, `target` (-1 = none), `document_start` of a padding-free batch, whose
 // documents are dealt to the micro-batches in order. OUTPUT: `logits`, `loss`, `grad.<name>` of the first
 // step, and after N AdamW steps at a constant rate `losses` [N + 1], `norms` [N], `weight.<name>` and, in
-// fp32, `master.<name>`. Off the device (on disk, or in host memory with slots apart from it, as on a GPU)
+// fp32, `master.<name>`. Off the device (on disk, or in host memory with slots on the device, as on a GPU)
 // are optimizer state, gradients and weights; `grad.` is then left out.
 #include <cstdio>
 #include <cstring>
@@ -153,7 +153,7 @@ struct Case {
         micro_batches(std::stoll(arguments.get("micro-batches", "1"))),
         batches(read_batches(arguments.input, micro_batches)),
         whole(read_batches(arguments.input, 1)) {
-    if (!adapter_directory.empty()) adapter = read_adapter_config(adapter_directory).spec;
+    if (!adapter_directory.empty()) adapter = read_adapter_config(adapter_directory, &spec.names).spec;
     layout = make_layout(spec, adapter_spec(), dtype);
     optimizer.weight_decay = std::stod(arguments.get("weight-decay", "0"));
     const std::string master = arguments.get("master", "split");
@@ -188,7 +188,7 @@ struct Case {
     plan.placement.library_device_bytes = 1024 * kMiB;
   }
   bool off_device() const { return home != "none"; }
-  // Where a plan has room for nothing near.
+  // Where a plan has room for nothing on the device.
   void place_off_device() {
     Config config;
     config.data.max_length = spec.max_positions;

@@ -41,6 +41,6 @@ def test_steps_are_as_long_as_torchs(case, tmp_path, off_device, micro_batches):
     errors = worst(changes(ours["masters"], before), changes(after, before), relative)
     assert errors[0][0] <= 2e-4, errors[:5]
     if off_device != "none":  # and no bit depends on where it was clipped
-        near = tool.run(directory, documents, tmp_path / "near", micro_batches=micro_batches, **options)
-        assert all((near[what] == ours[what]).all() for what in ("losses", "norms"))
-        assert all((near["masters"][name] == ours["masters"][name]).all() for name in near["masters"])
+        resident = tool.run(directory, documents, tmp_path / "resident", micro_batches=micro_batches, **options)
+        assert all((resident[what] == ours[what]).all() for what in ("losses", "norms"))
+        assert all((resident["masters"][name] == ours["masters"][name]).all() for name in resident["masters"])

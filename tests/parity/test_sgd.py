@@ -39,9 +39,9 @@ def test_five_steps_are_torchs(case, tmp_path, off_device):
     assert errors[0][0] <= CHANGE[case[0]], errors[:5]
     assert ours["norms"].tolist() == pytest.approx(case[3]["norms"], rel={"fp32": 1e-5, "bf16": 2e-2}[case[0]])
     if off_device != "none":
-        near, _ = error_of(case, tmp_path / "near")
-        assert all((near[what] == ours[what]).all() for what in ("losses", "norms"))
-        assert all((near["masters"][name] == ours["masters"][name]).all() for name in near["masters"])
+        resident, _ = error_of(case, tmp_path / "resident")
+        assert all((resident[what] == ours[what]).all() for what in ("losses", "norms"))
+        assert all((resident["masters"][name] == ours["masters"][name]).all() for name in resident["masters"])
 
 
 @pytest.mark.parametrize("wrong", [dict(momentum=0.84), dict(lr=1.05 * LR), dict(weight_decay=0.0), dict(max_grad_norm=0.735)], ids=str)

@@ -36,7 +36,7 @@ class Arenas : public testing::Test {
 
 // `documents` of equal length; the first token of the micro-batch alone has no target: as many as there can
 // be.
-Batch full_batch(int64_t tokens, int64_t documents, int64_t vocab) {
+Batch full_batch(int64_t tokens, int64_t documents, int64_t vocab, bool weighted) {
   std::mt19937 random(5);
   std::uniform_int_distribution<int32_t> token(0, static_cast<int32_t>(vocab) - 1);
   Batch batch;
@@ -47,6 +47,7 @@ Batch full_batch(int64_t tokens, int64_t documents, int64_t vocab) {
     batch.position.push_back(static_cast<int32_t>(t % length));
     batch.target.push_back(t == 0 ? -1 : token(random));
     batch.sample.push_back(static_cast<int32_t>(t / length));
+    if (weighted) batch.weight.push_back(0.5F);
   }
   batch.document_start.push_back(static_cast<int32_t>(tokens));
   return batch;
@@ -59,7 +60,7 @@ struct Tried {
 // One optimizer step of two micro-batches of 2 x 96 tokens, and an evaluation.
 Tried run_step(const Case& c, const AdapterSpec* adapter) {
   const ModelLayout layout = c.layout(adapter);
-  const Plan plan = make_plan({c.config, c.spec, adapter, layout, device()}, c.machine);
+  const Plan plan = make_plan({c.config, c.spec, adapter, layout, device(), c.data}, c.machine);
   Rank rank({.spec = c.spec,
              .layout = layout,
              .adapter = adapter,
@@ -74,7 +75,8 @@ Tried run_step(const Case& c, const AdapterSpec* adapter) {
   rank.weights_ready();
   StepBatches batches;
   for (int64_t m = 0; m < plan.numerics.micro_batches; ++m) {
-    batches.micro.push_back(full_batch(plan.micro_tokens, plan.numerics.micro_batch, c.spec.vocab));
+    batches.micro.push_back(
+        full_batch(plan.micro_tokens, plan.numerics.micro_batch, c.spec.vocab, c.data.weighted));
     batches.target_tokens += plan.micro_tokens - 1;
   }
   rank.step().run(batches, 1, 1e-3);
@@ -111,6 +113,7 @@ TEST_F(Arenas, AreFilledAsPlanned) {
         c.config.data.max_length = 96;
         c.config.train.global_batch = 4;
         c.config.train.micro_batch = 2;
+        c.data.weighted = turn % 2 == 0;
         c.config.train.recompute = kind % 2 == 0 ? Recompute::kNone : Recompute::kBlock;
         c.config.model.dtype = kind < 4 ? ModelDType::kBF16 : ModelDType::kF32;
         if (kind == 2 || kind == 3) c.config.train.gradients = GradientDType::kBF16;
@@ -139,6 +142,7 @@ TEST_F(Arenas, AreFilledAsPlannedByACutHead) {
         if (kind == 2 || kind == 3) c.config.train.gradients = GradientDType::kBF16;
         c.config.offload.paths = {"."};
         c.config.offload.weights = OffloadHome::kNvme;
+        c.data.weighted = kind % 3 == 0;
         if (kind == 5) c.config.offload.activations = OffloadHome::kNvme;
         const Plan plan = c.draft();
         ASSERT_GT(plan.placement.head_segments(), 0);

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kSegments = 16;  // of 128,256 rows
 
-Case streamed(bool tied, Method method = Method::kFull) {
+Case off_device(bool tied, Method method = Method::kFull) {
   Case c{.spec = llama_8b(), .machine = cpu_machine(256)};
   c.spec.tied = tied;
   c.config.train.method = method;
@@ -22,11 +22,11 @@ Case streamed(bool tied, Method method = Method::kFull) {
 }
 
 int64_t count(const PoolPlan& pool) {
-  return std::count(pool.streamed.begin(), pool.streamed.end(), 1);
+  return std::count(pool.off_device.begin(), pool.off_device.end(), 1);
 }
 
 TEST(CutHead, LeavesInSegmentsAndTheNormStays) {
-  const Case c = streamed(false);
+  const Case c = off_device(false);
   const Plan plan = c.plan();
   const int64_t blocks = 34, segment = kVocabularySegment * 4096, rest = 128256 - 15 * kVocabularySegment;
   EXPECT_EQ(plan.placement.head_segments(), kSegments);
@@ -47,7 +47,7 @@ TEST(CutHead, LeavesInSegmentsAndTheNormStays) {
 }
 
 TEST(CutHead, OfLoraLeavesFrozen) {
-  const Plan plan = streamed(false, Method::kLora).plan();
+  const Plan plan = off_device(false, Method::kLora).plan();
   EXPECT_EQ(plan.placement.head_segments(), kSegments);
   EXPECT_EQ(plan.placement.pool(Pool::kWeights).bytes.back(),
             (128256LL - 15 * kVocabularySegment) * 4096 * 2);
@@ -65,17 +65,17 @@ TEST(CutHead, IsWholeWhereItIsTiedOrNothingIsStreamed) {
     EXPECT_EQ(plan.schedule.units.size(), 34u);
     EXPECT_EQ(plan.schedule.units.back().role, UnitRole::kHead);
   };
-  expect_whole(streamed(true).plan());
-  Case near = streamed(false);
-  near.config.offload.weights = near.config.offload.gradients = OffloadHome::kNone;
-  expect_whole(near.plan());
-  near.config.offload.optimizer = OffloadHome::kNvme;
-  expect_whole(near.plan());
+  expect_whole(off_device(true).plan());
+  Case resident = off_device(false);
+  resident.config.offload.weights = resident.config.offload.gradients = OffloadHome::kNone;
+  expect_whole(resident.plan());
+  resident.config.offload.optimizer = OffloadHome::kNvme;
+  expect_whole(resident.plan());
 }
 
 TEST(CutHead, CutsTilesWhereSegmentsEnd) {
   for (const OffloadHome optimizer : {OffloadHome::kNone, OffloadHome::kNvme}) {
-    Case c = streamed(false);
+    Case c = off_device(false);
     c.config.offload.optimizer = optimizer;
     c.config.io.tile = ByteSize{24 * kMiB};
     const Plan plan = c.plan();
@@ -102,7 +102,7 @@ TEST(CutHead, CutsTilesWhereSegmentsEnd) {
 TEST(CutHead, GivesListsWithoutFault) {
   for (const Method method : {Method::kFull, Method::kLora}) {
     for (const OffloadHome optimizer : {OffloadHome::kNone, OffloadHome::kNvme}) {
-      Case c = streamed(false, method);
+      Case c = off_device(false, method);
       c.config.offload.optimizer = optimizer;
       const Plan plan = c.plan();
       const TransferShape transfers = plan.placement.transfers();
@@ -135,15 +135,15 @@ TEST(CutHead, SendsItsSegmentsAwayFirst) {
     const int64_t segments = plan.placement.head_segments();
     ++(segments > 0 ? cut : whole);
     if (pool.slots == 0) continue;
-    // What is streamed are the last arrays, and so segments first.
+    // What is off the device are the last arrays, and so segments first.
     bool gone = false;
     for (size_t a = 0; a < pool.bytes.size(); ++a) {
       if (pool.bytes[a] == 0) continue;
-      EXPECT_TRUE(!gone || pool.streamed[a] != 0) << gib << " GiB, array " << a;
-      gone = gone || pool.streamed[a] != 0;
+      EXPECT_TRUE(!gone || pool.off_device[a] != 0) << gib << " GiB, array " << a;
+      gone = gone || pool.off_device[a] != 0;
     }
-    EXPECT_EQ(pool.streamed.back(), 1);
-    deep += pool.streamed[1] != 0;
+    EXPECT_EQ(pool.off_device.back(), 1);
+    deep += pool.off_device[1] != 0;
   }
   EXPECT_GT(whole, 0);
   EXPECT_GT(cut, 0);
@@ -163,10 +163,10 @@ TEST(CutHead, TakesSlotsOfItsSegmentsLengthWhereNothingElseIsStreamed) {
     c.machine.host_memory = mib << 20;
     const Plan plan = c.draft();
     const PoolPlan& pool = plan.placement.pool(Pool::kWeights);
-    if (!plan.fits || pool.slots == 0 || pool.streamed[32] != 0) continue;
+    if (!plan.fits || pool.slots == 0 || pool.off_device[32] != 0) continue;
     ++found;
     EXPECT_EQ(pool.slot_bytes, segment);
-    // One more array would not fit near, even if it needed no slot then.
+    // One more array would not fit on the device, even if it needed no slot then.
     const Tier& host = plan.tiers.front();
     EXPECT_GT(host.bytes + segment + 64 * kMiB, host.usable) << mib;
   }
@@ -174,7 +174,7 @@ TEST(CutHead, TakesSlotsOfItsSegmentsLengthWhereNothingElseIsStreamed) {
 }
 
 TEST(CutHead, CostsAFourthProductAndCrossesTwicePerGroup) {
-  Case c = streamed(false, Method::kLora);
+  Case c = off_device(false, Method::kLora);
   c.config.train.recompute = Recompute::kBlock;
   c.config.train.micro_batch = 1;
   const Plan cut = c.plan();

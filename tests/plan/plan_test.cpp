@@ -272,10 +272,10 @@ TEST(Plan, FillsHostMemoryBeforeTheDisk) {
   const Plan plan = c.plan();
   const PoolPlan& pool = plan.placement.pool(Pool::kOptimizer);
   ASSERT_EQ(pool.home, Home::kNvme);
-  const int64_t host = pool.streamed_bytes(Home::kHost), disk = pool.streamed_bytes(Home::kNvme);
+  const int64_t host = pool.off_device_bytes(Home::kHost), disk = pool.off_device_bytes(Home::kNvme);
   EXPECT_GT(host, int64_t{1} << 30);
   EXPECT_GT(disk, int64_t{1} << 30);
-  EXPECT_EQ(host + disk, pool.streamed_bytes());
+  EXPECT_EQ(host + disk, pool.off_device_bytes());
   EXPECT_EQ(plan.peak.disk, disk);
   const Tier& memory = plan.tiers[1];
   EXPECT_LE(memory.bytes, memory.usable);

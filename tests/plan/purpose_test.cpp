@@ -70,7 +70,7 @@ TEST(Purpose, WeightsOfAnEvaluationMayLiveOnDisk) {
   c.config.offload.optimizer = c.config.offload.gradients = OffloadHome::kNvme;
   c.machine.disks = {{.path = "/scratch", .free_bytes = 1LL << 40}};
   const Plan plan = c.plan();
-  EXPECT_GT(plan.placement.pool(Pool::kWeights).streamed_bytes(Home::kNvme), 0);
+  EXPECT_GT(plan.placement.pool(Pool::kWeights).off_device_bytes(Home::kNvme), 0);
   for (const Pool none : {Pool::kOptimizer, Pool::kGradients, Pool::kActivations})
     EXPECT_EQ(plan.placement.pool(none).slots, 0) << pool_name(none);
 }
@@ -117,6 +117,12 @@ TEST(Numerics, AreRecordedWholeAndDamageIsRefused) {
       std::string damaged = text;
       damaged.replace(damaged.find(name) + 1, 3, "xxx");
       EXPECT_THROW(parse_numerics(damaged, "numerics.json"), Error) << name;
+    }
+    for (const char* number : {"1e300", "2.5", "true", "18446744073709551615", "0", "1073741825"}) {
+      std::string damaged = text;
+      const size_t at = damaged.find(':', damaged.find("\"micro_batch\"")) + 1;
+      damaged.replace(at, damaged.find(',', at) - at, number);
+      EXPECT_THROW(parse_numerics(damaged, "numerics.json"), Error) << number;
     }
     EXPECT_THROW(parse_numerics("{", "numerics.json"), Error);
     EXPECT_THROW(parse_numerics("[]", "numerics.json"), Error);

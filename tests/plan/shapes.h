@@ -40,7 +40,7 @@ inline AdapterSpec adapter_r16() {
           .alpha = 32,
           .rslora = false,
           .dropout = 0,
-          .targets = resolve_targets({"all-linear"}, "test")};
+          .targets = resolve_targets(llama_names(), {"all-linear"}, "test")};
 }
 
 inline Machine cpu_machine(int64_t host_gib) {
@@ -73,13 +73,14 @@ struct Case {
   DeviceType device = DeviceType::kCpu;
   PlanPurpose purpose = PlanPurpose::kTrain;
   const NumericsPlan* recorded = nullptr;
+  DataShape data = {};
 
   Plan draft() const { return make(&draft_plan); }
   Plan plan() const { return make(&make_plan); }
   Plan make(decltype(&make_plan) how) const {
     const AdapterSpec lora = adapter_r16();
     const AdapterSpec* adapter = config.train.method == Method::kLora ? &lora : nullptr;
-    return how({config, spec, adapter, layout(adapter), device, {}, {}, recorded}, machine, {}, purpose);
+    return how({config, spec, adapter, layout(adapter), device, data, {}, recorded}, machine, {}, purpose);
   }
   ModelLayout layout(const AdapterSpec* adapter) const {
     return make_layout(spec, adapter, config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32);

@@ -25,14 +25,30 @@ std::string text(const StepSchedule& schedule) {
 TEST(Schedule, IsTheStepAsTheDesignTellsIt) {
   EXPECT_EQ(text(make_schedule({.units = schedule_units(2), .micro_batches = 2})),
             "forward0.0 forward1.0 forward2.0 head3.0 backward2.0 backward1.0 backward0.0 "
-            "forward0.1 forward1.1 forward2.1 head3.1 reduce3.0 backward2.1 reduce2.0 backward1.1 reduce1.0 "
-            "backward0.1 reduce0.0 check0.0 update0.0 update1.0 update2.0 update3.0 ");
+            "forward0.1 forward1.1 forward2.1 head3.1 norm3.0 backward2.1 norm2.0 backward1.1 norm1.0 "
+            "backward0.1 norm0.0 check0.0 update0.0 update1.0 update2.0 update3.0 ");
 }
 
-TEST(Schedule, UpdatesABlockAtItsReduceWhenClippingIsNotGlobal) {
+TEST(Schedule, UpdatesABlockAtItsNormWhenClippingIsNotGlobal) {
   EXPECT_EQ(text(make_schedule({.units = schedule_units(1), .recompute = true, .clip = Clip::kBlock})),
-            "forward0.0 forward1.0 head2.0 reduce2.0 update2.0 recompute1.0 backward1.0 reduce1.0 update1.0 "
-            "backward0.0 reduce0.0 update0.0 check0.0 ");
+            "forward0.0 forward1.0 head2.0 norm2.0 update2.0 recompute1.0 backward1.0 norm1.0 update1.0 "
+            "backward0.0 norm0.0 update0.0 check0.0 ");
+}
+
+// A gradient is complete with all ranks' parts, and only then has a norm; one rank has nobody to ask.
+TEST(Schedule, ExchangesEachGradientBetweenSeveralRanks) {
+  const ScheduleShape alone{.units = schedule_units(1, 2), .micro_batches = 2, .clip = Clip::kBlock};
+  ScheduleShape shape = alone;
+  shape.ranks = 2;
+  EXPECT_EQ(text(make_schedule(shape)),
+            "forward0.0 forward1.0 forward2.0 forward3.0 forward4.0 "
+            "backward3.0 backward4.0 backward2.0 backward1.0 backward0.0 "
+            "forward0.1 forward1.1 forward2.1 forward3.1 forward4.1 "
+            "backward3.1 exchange3.0 norm3.0 backward4.1 exchange4.0 norm4.0 "
+            "backward2.1 exchange2.0 norm2.0 update2.2 update3.0 update4.1 "
+            "backward1.1 exchange1.0 norm1.0 update1.0 backward0.1 exchange0.0 norm0.0 update0.0 check0.0 ");
+  EXPECT_NE(schedule_fault(make_schedule(shape), alone).find("nobody to exchange with"), std::string::npos);
+  EXPECT_NE(schedule_fault(make_schedule(alone), shape).find("before its exchange"), std::string::npos);
 }
 
 TEST(Schedule, LetsAGroupPassABlockBeforeTheNext) {
@@ -40,7 +56,7 @@ TEST(Schedule, LetsAGroupPassABlockBeforeTheNext) {
       text(make_schedule({.units = schedule_units(1), .micro_batches = 3, .recompute = true, .group = 2})),
       "forward0.0 forward0.1 forward1.0 forward1.1 head2.0 head2.1 "
       "recompute1.0 backward1.0 recompute1.1 backward1.1 backward0.0 backward0.1 "
-      "forward0.2 forward1.2 head2.2 reduce2.0 recompute1.2 backward1.2 reduce1.0 backward0.2 reduce0.0 "
+      "forward0.2 forward1.2 head2.2 norm2.0 recompute1.2 backward1.2 norm1.0 backward0.2 norm0.0 "
       "check0.0 update0.0 update1.0 update2.0 ");
 }
 
@@ -57,19 +73,18 @@ TEST(Schedule, LendsATiedHeadTheEmbedding) {
 
 TEST(Schedule, TakesACutHeadSegmentBySegment) {
   ScheduleShape shape{.units = schedule_units(1, 2), .micro_batches = 2, .group = 2};
-  EXPECT_EQ(
-      text(make_schedule(shape)),
-      "forward0.0 forward0.1 forward1.0 forward1.1 "
-      "forward2.0 forward2.1 forward3.0 forward3.1 forward4.0 forward4.1 "
-      "backward3.0 backward3.1 reduce3.0 backward4.0 backward4.1 reduce4.0 "
-      "backward2.0 backward2.1 reduce2.0 backward1.0 backward1.1 reduce1.0 backward0.0 backward0.1 reduce0.0 "
-      "check0.0 update0.0 update1.0 update2.2 update3.0 update4.1 ");
+  EXPECT_EQ(text(make_schedule(shape)),
+            "forward0.0 forward0.1 forward1.0 forward1.1 "
+            "forward2.0 forward2.1 forward3.0 forward3.1 forward4.0 forward4.1 "
+            "backward3.0 backward3.1 norm3.0 backward4.0 backward4.1 norm4.0 "
+            "backward2.0 backward2.1 norm2.0 backward1.0 backward1.1 norm1.0 backward0.0 backward0.1 norm0.0 "
+            "check0.0 update0.0 update1.0 update2.2 update3.0 update4.1 ");
   // A deferred update comes right before the segment's forward.
   shape = {.units = tiled_units(1, {0, 0, 4}, {2, 1, 1}), .pending = true};
   EXPECT_EQ(text(make_schedule(shape)),
             "forward0.0 forward1.0 update2.3 forward2.0 update3.0 update3.1 forward3.0 update4.2 forward4.0 "
-            "backward3.0 reduce3.0 backward4.0 reduce4.0 backward2.0 reduce2.0 backward1.0 reduce1.0 "
-            "backward0.0 reduce0.0 check0.0 update0.0 update1.0 ");
+            "backward3.0 norm3.0 backward4.0 norm4.0 backward2.0 norm2.0 backward1.0 norm1.0 "
+            "backward0.0 norm0.0 check0.0 update0.0 update1.0 ");
   EXPECT_EQ(text(make_flush_schedule(shape)), "update2.3 update3.0 update3.1 update4.2 ");
   shape.pending = false;
   EXPECT_EQ(text(make_evaluation_schedule(shape)), "forward0.0 forward1.0 forward2.0 forward3.0 forward4.0 ");
@@ -82,7 +97,9 @@ ScheduleShape random_shape(std::mt19937& random) {
                       .tied = draw(0, 1) == 1,
                       .recompute = draw(0, 1) == 1,
                       .clip = static_cast<Clip>(draw(0, 2)),
-                      .group = draw(1, 3)};
+                      .group = draw(1, 3),
+                      .pending = false,
+                      .ranks = draw(1, 2)};
   if (shape.tied || draw(0, 2) == 0) return shape;
   const bool frozen = draw(0, 3) == 0;
   std::vector<int64_t> cut;
@@ -181,13 +198,26 @@ TEST(Schedule, IsRefusedOutOfOrder) {
   };
   EXPECT_NE(fault({Kind::kUpdate, 0, 0}, {Kind::kCheck, 0, 0}).find("before the check"), std::string::npos);
   EXPECT_NE(fault({Kind::kUpdate, 2, 0}, {Kind::kUpdate, 1, 0}).find("forward order"), std::string::npos);
-  EXPECT_NE(fault({Kind::kReduce, 2, 0}, {Kind::kBackward, 2, 1}).find("backward"), std::string::npos);
+  EXPECT_NE(fault({Kind::kNorm, 2, 0}, {Kind::kBackward, 2, 1}).find("backward"), std::string::npos);
   // The tied matrix's gradient is complete with its rows only.
-  EXPECT_NE(fault({Kind::kReduce, 0, 0}, {Kind::kBackward, 0, 1}).find("before its last"), std::string::npos);
+  EXPECT_NE(fault({Kind::kNorm, 0, 0}, {Kind::kBackward, 0, 1}).find("before its last"), std::string::npos);
   EXPECT_NE(fault({Kind::kBackward, 1, 0}, {Kind::kBackward, 2, 0}), "");
   EXPECT_NE(fault({Kind::kRecompute, 2, 1}, {Kind::kAcquire, 3, 1}), "");
   EXPECT_NE(fault({Kind::kForward, 2, 0}, {Kind::kForward, 1, 0}), "");
-  EXPECT_NE(fault({Kind::kCheck, 0, 0}, {Kind::kReduce, 0, 0}).find("every gradient"), std::string::npos);
+  EXPECT_NE(fault({Kind::kCheck, 0, 0}, {Kind::kNorm, 0, 0}).find("every gradient"), std::string::npos);
+}
+
+TEST(Schedule, IsRefusedWithAnExchangeOutOfOrder) {
+  const ScheduleShape shape{.units = schedule_units(3), .micro_batches = 2, .ranks = 2};
+  const StepSchedule good = make_schedule(shape);
+  ASSERT_EQ(schedule_fault(good, shape), "");
+  const auto fault = [&](const Operation& what, const Operation& before) {
+    return schedule_fault(moved(good, what, before), shape);
+  };
+  EXPECT_NE(fault({Kind::kNorm, 2, 0}, {Kind::kExchange, 2, 0}).find("before its exchange"),
+            std::string::npos);
+  EXPECT_NE(fault({Kind::kExchange, 2, 0}, {Kind::kBackward, 2, 1}).find("before its last"),
+            std::string::npos);
 }
 
 TEST(Schedule, IsRefusedWithSegmentsOutOfOrder) {
@@ -200,7 +230,7 @@ TEST(Schedule, IsRefusedWithSegmentsOutOfOrder) {
     const auto turn = [&](Operation& op) { op.unit = op.unit == a ? b : op.unit == b ? a : op.unit; };
     for (size_t i = 1; i + 1 < bad.operations.size(); ++i) {
       // A pass's end goes with it: what is left to see is the order.
-      if (kind == Kind::kBackward && good.operations[i].kind == Kind::kReduce) turn(bad.operations[i]);
+      if (kind == Kind::kBackward && good.operations[i].kind == Kind::kNorm) turn(bad.operations[i]);
       if (good.operations[i].kind != kind || (good.operations[i].unit != a && good.operations[i].unit != b))
         continue;
       turn(bad.operations[i]);
@@ -219,7 +249,7 @@ TEST(Schedule, IsRefusedWithSegmentsOutOfOrder) {
     return schedule_fault(moved(good, what, before), shape);
   };
   EXPECT_NE(fault({Kind::kBackward, 3, 0}, {Kind::kForward, 5, 0}), "");
-  EXPECT_NE(fault({Kind::kReduce, 4, 0}, {Kind::kBackward, 4, 1}), "");
+  EXPECT_NE(fault({Kind::kNorm, 4, 0}, {Kind::kBackward, 4, 1}), "");
   EXPECT_NE(fault({Kind::kUpdate, 5, 0, 2}, {Kind::kUpdate, 4, 0, 1}), "");
 }
 

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <random>
 
+#include "schedule/timeline.h"
 #include "units.h"
 
 namespace lm {
@@ -18,7 +19,8 @@ std::string text(const StepSchedule& schedule) {
     if (op.kind == Kind::kFetch || op.kind == Kind::kClaim || op.kind == Kind::kWriteBack) {
       out += std::string(1, "fcw"[static_cast<int>(op.kind) - static_cast<int>(Kind::kFetch)]) +
              std::to_string(op.array) + ">" + std::to_string(op.slot) + " ";
-    } else if (op.kind == Kind::kForward || op.kind == Kind::kBackward || op.kind == Kind::kUpdate) {
+    } else if (op.kind == Kind::kForward || op.kind == Kind::kBackward || op.kind == Kind::kExchange ||
+               op.kind == Kind::kUpdate) {
       out += std::string(operation_name(op.kind)) + std::to_string(op.unit) + "." +
              std::to_string(op.kind == Kind::kUpdate ? op.tile : op.micro) + " ";
     }
@@ -111,7 +113,7 @@ TEST(Transfers, BringACutHeadsMatrixTwiceAndItsSumsOnce) {
                 "forward3.0 forward3.1 f5>0 forward4.0 forward4.1 f3>1 forward5.0 forward5.1 f4>0 "
                 "backward3.0 backward3.1 f5>1 backward4.0 backward4.1 f3>0 backward5.0 backward5.1 f4>1 "
                 "backward2.0 backward2.1 backward1.0 backward1.1 backward0.0 backward0.1 ");
-  // The gradient: claimed, summed over both micro-batches, reduced where it lies, and back for the update.
+  // The gradient: claimed, summed over both micro-batches, normed where it lies, and back for the update.
   shape = stream(Pool::kGradients, {0, 0, 0, 1, 1, 1}, 1, run);
   SlotState slots(shape);
   EXPECT_EQ(
@@ -121,6 +123,18 @@ TEST(Transfers, BringACutHeadsMatrixTwiceAndItsSumsOnce) {
           "backward3.0 backward3.1 w3>0 c4>0 backward4.0 backward4.1 w4>0 c5>0 backward5.0 "
           "backward5.1 w5>0 f3>0 backward2.0 backward2.1 backward1.0 backward1.1 backward0.0 backward0.1 "
           "update0.0 update1.0 update2.3 update3.0 f4>0 update4.1 f5>0 update5.2 c3>0 ");
+}
+
+// What an exchange makes of a gradient is what its home is sent; where compute is timed, so is it.
+TEST(Transfers, SendAGradientHomeAfterItsExchange) {
+  const ScheduleShape run{.units = schedule_units(2), .ranks = 2};
+  const TransferShape shape = stream(Pool::kGradients, {0, 1, 1, 0}, 1, run);
+  SlotState state(shape);
+  EXPECT_EQ(text(add_transfers(make_schedule(run), make_schedule(run), shape, state)),
+            "c2>0 forward0.0 forward1.0 forward2.0 exchange3.0 backward2.0 exchange2.0 w2>0 c1>0 backward1.0 "
+            "exchange1.0 backward0.0 exchange0.0 update0.0 update1.0 f2>0 update2.0 c2>0 update3.0 ");
+  const auto seconds = [](const Operation& op) { return op.kind == Kind::kExchange ? 1.0 : 0.0; };
+  EXPECT_EQ(walk_timeline(run, {}, {}, seconds).seconds, 4);
 }
 
 TEST(Transfers, SendASegmentHomeBetweenItsUpdateAndItsLastUse) {
@@ -187,10 +201,10 @@ Case random_case(std::mt19937& random) {
     for (int i = draw(1, 4); i >= 0; --i) cut.push_back(draw(1, 2));
   }
   const auto inner = [&] {
-    std::vector<char> streamed(blocks + std::max(cut.size(), size_t{1}) - 1, 0);
-    for (size_t b = 1; b < streamed.size(); ++b)
-      streamed[b] = static_cast<char>(b + 1 != blocks && draw(0, 2) > 0);
-    return streamed;
+    std::vector<char> through_slots(blocks + std::max(cut.size(), size_t{1}) - 1, 0);
+    for (size_t b = 1; b < through_slots.size(); ++b)
+      through_slots[b] = static_cast<char>(b + 1 != blocks && draw(0, 2) > 0);
+    return through_slots;
   };
   if (draw(0, 1) == 1) c.shape.pool(Pool::kWeights) = {inner(), draw(1, 4)};
   if (draw(0, 1) == 1) c.shape.pool(Pool::kGradients) = {inner(), draw(1, 4)};
@@ -204,14 +218,14 @@ Case random_case(std::mt19937& random) {
   std::vector<int64_t> off_device;  // tiles of each block
   for (size_t b = 0; b < blocks; ++b) {
     int64_t tiles = optimizer.slots > 0 ? draw(0, 3) : 0;
-    bool far = tiles > 0;
+    bool off = tiles > 0;
     if (b + 1 == blocks && !cut.empty()) {
       tiles = std::accumulate(cut.begin(), cut.end(), int64_t{0});
-      far = optimizer.slots > 0 && draw(0, 1) == 1;
+      off = optimizer.slots > 0 && draw(0, 1) == 1;
     }
     for (int64_t t = 0; t < tiles; ++t)
-      optimizer.streamed.push_back(static_cast<char>(far && (t + 1 == tiles || draw(0, 1) == 1)));
-    off_device.push_back(far ? tiles : 0);
+      optimizer.through_slots.push_back(static_cast<char>(off && (t + 1 == tiles || draw(0, 1) == 1)));
+    off_device.push_back(off ? tiles : 0);
     c.shape.first_tile.push_back(c.shape.first_tile.back() + tiles);
   }
   c.run.units = c.shape.units = tiled_units(layers, off_device, cut);

@@ -54,7 +54,11 @@ ModelSpec odd() {
 }
 
 AdapterSpec adapter(int64_t r, const std::vector<std::string>& targets) {
-  return {.r = r, .alpha = 32, .rslora = false, .dropout = 0, .targets = resolve_targets(targets, "test")};
+  return {.r = r,
+          .alpha = 32,
+          .rslora = false,
+          .dropout = 0,
+          .targets = resolve_targets(llama_names(), targets, "test")};
 }
 
 void check_layout(const ModelSpec& spec, const AdapterSpec* lora, DType dtype) {
@@ -227,13 +231,18 @@ TEST(Parameters, AreNamedAndOrderedAsDocumented) {
 }
 
 // The same matrices by other names, two of them joined in the files as Phi-3's are.
-TEST(Parameters, AFamilysNamesAreData) {
+ModelSpec joined() {
   using enum LinearPart;
   ModelSpec spec = odd();
   spec.names.modules = {{"attn.qkv_proj", kQ, kV},
                         {"attn.o_proj", kOut, kOut},
                         {"mlp.gate_up_proj", kGate, kUp},
                         {"mlp.down_proj", kDown, kDown}};
+  return spec;
+}
+
+TEST(Parameters, AFamilysNamesAreData) {
+  ModelSpec spec = joined();
   spec.names.layers = "h.";
   spec.names.head = "output";
   const auto blocks = list_parameters(spec, nullptr), llama = list_parameters(odd(), nullptr);
@@ -248,6 +257,23 @@ TEST(Parameters, AFamilysNamesAreData) {
   EXPECT_EQ(blocks[2].trainable[0].parts[0].name, "h.1.attn.qkv_proj.weight");
   EXPECT_EQ(blocks[2].trainable[10].parts[0].name, "h.1.mlp.gate_up_proj.bias");
   EXPECT_EQ(blocks[4].trainable[0].parts[0].name, "output.weight");
+}
+
+TEST(Parameters, AdaptersTargetTheFamilysModules) {
+  const AdapterSpec all{.r = 4, .alpha = 4, .targets = resolve_targets(joined().names, {"all-linear"}, "x")};
+  EXPECT_EQ(all.targets, (std::vector<std::string>{"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}));
+  const auto blocks = list_parameters(joined(), &all);
+  ASSERT_EQ(blocks[2].trainable.size(), 8u);
+  const Parameter& b = blocks[2].trainable[1];
+  EXPECT_EQ(b.name, "layers.1.qkv_proj.lora_B");
+  EXPECT_EQ(b.rows, 132 + 2 * 44);
+  EXPECT_EQ(b.parts[0].name, "base_model.model.model.layers.1.attn.qkv_proj.lora_B.weight");
+  try {
+    resolve_targets(joined().names, {"q_proj"}, "x");
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_NE(error.text().next.find("qkv_proj, o_proj, gate_up_proj, down_proj"), std::string::npos);
+  }
 }
 
 TEST(Parameters, LayersMayDiffer) {
@@ -286,12 +312,12 @@ TEST(Parameters, EveryHuggingFaceNameStandsOnce) {
 }
 
 TEST(Targets, AreResolvedInBlockOrderAndUnknownOnesNamed) {
-  EXPECT_EQ(resolve_targets({"down_proj", "mlp.up_proj", "q_proj", "q_proj"}, "x"),
+  EXPECT_EQ(resolve_targets(llama_names(), {"down_proj", "mlp.up_proj", "q_proj", "q_proj"}, "x"),
             (std::vector<std::string>{"q_proj", "up_proj", "down_proj"}));
-  EXPECT_EQ(resolve_targets({"all-linear"}, "x").size(), 7u);
+  EXPECT_EQ(resolve_targets(llama_names(), {"all-linear"}, "x").size(), 7u);
   for (const char* wrong : {"qproj", "proj", "lm_head", "layers.0.self_attn.q_proj", "mlp.q_proj", ""}) {
     try {
-      resolve_targets({"q_proj", wrong}, "train.toml:7:3");
+      resolve_targets(llama_names(), {"q_proj", wrong}, "train.toml:7:3");
       ADD_FAILURE() << wrong;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), Exit::kConfig);
@@ -299,7 +325,7 @@ TEST(Targets, AreResolvedInBlockOrderAndUnknownOnesNamed) {
       EXPECT_EQ(error.text().place, "train.toml:7:3");
     }
   }
-  EXPECT_THROW(resolve_targets({}, "x"), Error);
+  EXPECT_THROW(resolve_targets(llama_names(), {}, "x"), Error);
 }
 
 TEST(Targets, TheScaleIsAlphaOverTheRankOrItsRoot) {

@@ -16,7 +16,7 @@ ModelSpec small() {
 }
 
 AdapterSpec adapter() {
-  return {.r = 4, .alpha = 4, .targets = resolve_targets({"all-linear"}, "test")};
+  return {.r = 4, .alpha = 4, .targets = resolve_targets(llama_names(), {"all-linear"}, "test")};
 }
 
 TEST(Encoding, APlainTensorIsOnePieceThatIsUsedWhereItLies) {

@@ -149,7 +149,7 @@ class TamperedDisk {
 };
 
 // Short runs with everything on disk: slots in host memory, where optimizer state is checked and stamped
-// inside the update; apart from it, as on a GPU; and updated by the CPU beside one.
+// inside the update; on the device, as on a GPU; and updated by the CPU beside one.
 std::vector<Variant> runs_on_disk(int64_t steps) {
   Variant run;
   run.steps = steps;
@@ -178,7 +178,7 @@ Ending run_to_its_end(const Variant& run, const EngineFactory& engine) {
   } catch (const Error& error) {
     out.error = error;
   }
-  if (training != nullptr) out.retries = training->rank().far().counters().retries;
+  if (training != nullptr) out.retries = training->rank().off_device().counters().retries;
   return out;
 }
 
@@ -263,7 +263,7 @@ TEST_F(TamperedRuns, ARunThatIsResetAndGivenItsStateEndsAsIfNothingHadHappened) 
       Training training(run, [&](const EngineSetup& setup) { return disk.make_engine(setup); });
       Outcome out;
       out.losses.resize(static_cast<size_t>(run.steps)), out.norms = out.losses;
-      State copy = training.state();
+      Training::Copy copy = training.copy();
       int64_t copied = 0;  // steps
       for (int64_t s = 1; s <= run.steps; ++s) {
         try {
@@ -271,7 +271,7 @@ TEST_F(TamperedRuns, ARunThatIsResetAndGivenItsStateEndsAsIfNothingHadHappened) 
           out.losses[static_cast<size_t>(s) - 1] = result.loss;
           out.norms[static_cast<size_t>(s) - 1] = result.grad_norm;
           out.state = training.state();
-          if (s % 2 == 0) copy = out.state, copied = s;
+          if (s % 2 == 0) copy = training.copy(), copied = s;
         } catch (const Error& error) {
           ASSERT_EQ(error.code(), Exit::kIntegrity) << error.report();
           ASSERT_TRUE(training.rank().can_reset(error));

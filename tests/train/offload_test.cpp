@@ -1,6 +1,6 @@
 // Where state lives never changes a bit: losses, norms, weights and moments of runs that stream every class
-// through few slots against the run that keeps everything near. Built twice: for the CPU, which stands in for
-// a GPU where a run is `slots_on_device`, and for a GPU, where it skips without one.
+// through few slots against the run that keeps everything resident. Built twice: for the CPU, which stands in
+// for a GPU where a run is `slots_on_device`, and for a GPU, where it skips without one.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -68,7 +68,8 @@ void everything_on_disk(Engine engine, const std::string& name) {
   run.group = 2;
   run.engine = engine;
   Training training(run);
-  EXPECT_TRUE(training.rank().far().description().starts_with(name)) << training.rank().far().description();
+  EXPECT_TRUE(training.rank().off_device().description().starts_with(name))
+      << training.rank().off_device().description();
   const Outcome got = training.run();
   EXPECT_GT(got.moved_bytes, 0);
   expect_same(run, got);
@@ -98,17 +99,17 @@ std::vector<Variant> everywhere(Variant run) {
 TEST_F(Offload, GradientsInBf16GiveTheSameBits) {
   for (const bool lora : {false, true}) {
     for (const Clip clip : {Clip::kGlobal, Clip::kBlock}) {
-      Variant near;
-      near.lora = lora, near.clip = clip, near.micro_batches = 4, near.group = 3;
-      near.gradient_dtype = DType::kBF16, near.steps = 6;
-      for (const Variant& run : everywhere(near)) {
+      Variant resident;
+      resident.lora = lora, resident.clip = clip, resident.micro_batches = 4, resident.group = 3;
+      resident.gradient_dtype = DType::kBF16, resident.steps = 6;
+      for (const Variant& run : everywhere(resident)) {
         SCOPED_TRACE(run.text());
         expect_same(run, Training(run).run());
       }
       // They are gradients of their own: fp32 ones end elsewhere.
-      Variant wide = near;
+      Variant wide = resident;
       wide.gradient_dtype = DType::kF32;
-      EXPECT_TRUE(reference(wide).state != reference(near).state);
+      EXPECT_TRUE(reference(wide).state != reference(resident).state);
     }
   }
 }
@@ -116,9 +117,10 @@ TEST_F(Offload, GradientsInBf16GiveTheSameBits) {
 TEST_F(Offload, BiasesNormsOfHeadsAndWindowsGiveTheSameBits) {
   for (const Family family : {Family::kQwen2, Family::kQwen3, Family::kMistral}) {
     for (const bool lora : {false, true}) {
-      Variant near;
-      near.family = family, near.lora = lora, near.micro_batches = 2, near.group = 2, near.steps = 6;
-      for (const Variant& run : everywhere(near)) {
+      Variant resident;
+      resident.family = family, resident.lora = lora, resident.micro_batches = 2, resident.group = 2,
+      resident.steps = 6;
+      for (const Variant& run : everywhere(resident)) {
         SCOPED_TRACE(run.text());
         expect_same(run, Training(run).run());
       }
@@ -156,10 +158,10 @@ TEST_F(Offload, ASkippedStepChangesNoByteAndTheNextOneIsTheResidentRunsOwn) {
     return told;
   };
   for (const bool lora : {false, true}) {
-    Variant near;
-    near.lora = lora, near.micro_batches = 2, near.group = 2;
-    const Told want = run_one(near);
-    for (const Variant& run : everywhere(near)) {
+    Variant resident;
+    resident.lora = lora, resident.micro_batches = 2, resident.group = 2;
+    const Told want = run_one(resident);
+    for (const Variant& run : everywhere(resident)) {
       SCOPED_TRACE(run.text());
       const Told got = run_one(run);
       EXPECT_EQ(got.losses, want.losses);
@@ -179,10 +181,10 @@ TEST_F(Offload, SkippedStepsCompleteWhatWasLeftToThemAndNothingElse) {
     EXPECT_EQ(skipped, (std::vector<bool>{false, false, true, true, true}));
     return training.state();
   };
-  Variant near;
-  near.micro_batches = 2;
-  const auto want = run_one(near);
-  for (const Variant& run : everywhere(near)) {
+  Variant resident;
+  resident.micro_batches = 2;
+  const auto want = run_one(resident);
+  for (const Variant& run : everywhere(resident)) {
     SCOPED_TRACE(run.text());
     EXPECT_TRUE(run_one(run) == want);
   }
@@ -210,11 +212,11 @@ TEST_F(Offload, UpdatesBesideTheDeviceGiveTheSameBits) {
 // read as such all the same, and is still made of it afterwards.
 TEST_F(Offload, StateIsReadBeforeTheFirstStepAndReadingChangesNothing) {
   for (const Master master : {Master::kF32, Master::kSplit}) {
-    Variant near;
-    near.master = master;
-    const auto want = Training(near).state();
+    Variant resident;
+    resident.master = master;
+    const auto want = Training(resident).state();
     for (const bool on_host : {false, true}) {
-      Variant run = near;
+      Variant run = resident;
       run.optimizer = run.weights = true, run.tied = true;
       run.slots_on_device = run.on_host = on_host;
       SCOPED_TRACE(run.text());

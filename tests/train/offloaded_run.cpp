@@ -82,10 +82,10 @@ struct Contents : StateSink {
 void stream(PlacementPlan& placement, Pool pool, bool wanted, int64_t slots, bool mixed) {
   PoolPlan& plan = placement.pool(pool);
   if (!wanted) return;
-  for (size_t a = 0; a < plan.streamed.size(); ++a) {
-    if (mixed && a < plan.streamed.size() / 2) plan.streamed[a] = 0;
+  for (size_t a = 0; a < plan.off_device.size(); ++a) {
+    if (mixed && a < plan.off_device.size() / 2) plan.off_device[a] = 0;
   }
-  plan.slots = std::min<int64_t>(slots, std::count(plan.streamed.begin(), plan.streamed.end(), 1));
+  plan.slots = std::min<int64_t>(slots, std::count(plan.off_device.begin(), plan.off_device.end(), 1));
 }
 
 // Once per process: LibTorch keeps a GEMM workspace for each stream that it was ever given.
@@ -154,7 +154,7 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store)
   config.optimizer.name = optimizer_.name = run.rule;
   config.optimizer.threads = run.optimizer_threads;
   optimizer_.weight_decay = 0.01;
-  const auto home = [](bool far) { return far ? OffloadHome::kNvme : OffloadHome::kNone; };
+  const auto home = [](bool off_device) { return off_device ? OffloadHome::kNvme : OffloadHome::kNone; };
   config.offload.optimizer = home(run.optimizer);
   config.offload.gradients = home(run.gradients);
   config.offload.weights = home(run.weights);
@@ -201,54 +201,32 @@ void Training::load() {
   rank_->weights_ready();
 }
 
-void Training::restore(const State& state) {
+Training::Copy Training::copy() {
+  State bytes = state();  // completes deferred updates
+  return {std::move(bytes), rank_->optimizer().t()};
+}
+
+void Training::restore(const Copy& copy) {
+  struct Reader : StateReader {
+    explicit Reader(const State& state) : from(state) {}
+    void read(const std::string& array, int64_t offset, std::span<std::byte> bytes) override {
+      std::memcpy(bytes.data(), from.at(array).data() + offset, bytes.size());
+    }
+    const State& from;
+  } reader(copy.state);
   rank_->reset();
   load();  // a copy has nothing of what is frozen
-  const StateStreams streams(run_.rule, master_form(run_.master, run_.dtype));
-  Store* const store = rank_->far().store(Pool::kOptimizer);
-  ShardedOptimizer& optimizer = rank_->optimizer();
-  for (const StateEntry& entry : list_state(layout_, plan_.numerics, head_segments() > 0, true)) {
-    const auto size = static_cast<int64_t>(dtype_size(entry.dtype));
-    const std::byte* const from = state.at(entry.name).data() + entry.first * size;
-    if (entry.unit < 0) {
-      int64_t t = 0;
-      std::memcpy(&t, from, sizeof t);
-      optimizer.set_t(t);
-      continue;
-    }
-    const Unit unit = rank_->weights().units()[static_cast<size_t>(entry.unit)];
-    if (entry.state == StateClass::kWeights) {
-      OpenUnit open = rank_->weights().open(entry.unit, true);
-      std::memcpy(open.trainable() + (entry.flat - unit.first) * size, from,
-                  static_cast<size_t>(entry.bytes()));
-      open.close();
-      continue;
-    }
-    for (int64_t tile = 0; tile < optimizer.tiles(unit.block); ++tile) {
-      const TileRange range = optimizer.range(unit.block, tile);
-      const int64_t first = std::max(range.first, entry.flat),
-                    end = std::min(range.end(), entry.flat + entry.elements);
-      if (first >= end) continue;
-      const int64_t array = plan_.placement.first_tile[static_cast<size_t>(unit.block)] + tile;
-      const StateStream& stream = streams[entry.stream];
-      store->fetch(array, 0);
-      std::memcpy(store->use(array) + streams.offset(entry.stream, range.elements) +
-                      stream.bytes(first - range.first),
-                  from + stream.bytes(first - entry.flat), static_cast<size_t>(stream.bytes(end - first)));
-      store->write_back(array);
-      store->forget(array);
-    }
-  }
+  rank_->restore(reader, copy.updates);
 }
 
 std::vector<int64_t> Training::reduced_units() const {
   const std::vector<Unit> units = layout_.units(head_segments() > 0);
   std::vector<int64_t> out;
   for (const Operation& operation :
-       make_schedule(plan_.placement.schedule(spec_, plan_.numerics.recompute, run_.clip)).operations) {
+       make_schedule(plan_.placement.schedule(spec_, plan_.numerics.recompute, run_.clip, 1)).operations) {
     const Unit& unit = units[static_cast<size_t>(operation.unit)];
     const bool trained = layout_.blocks[static_cast<size_t>(unit.block)].flat_elements > 0;
-    if (operation.kind == OperationKind::kReduce && trained) out.push_back(operation.unit);
+    if (operation.kind == OperationKind::kNorm && trained) out.push_back(operation.unit);
   }
   return out;
 }
@@ -265,7 +243,7 @@ void Training::set_pools() {
   if (run_.activations) {
     PoolPlan& inputs = p.pool(Pool::kActivations);
     inputs.bytes.assign(static_cast<size_t>((spec_.layer_count() + 1) * p.group), inputs.bytes.front());
-    inputs.streamed.assign(inputs.bytes.size(), 1);
+    inputs.off_device.assign(inputs.bytes.size(), 1);
     inputs.slots = std::min<int64_t>(std::max<int64_t>(run_.slots, 2), std::ssize(inputs.bytes));
   }
   for (PoolPlan& pool : p.pools) {
@@ -283,8 +261,8 @@ void Training::set_update_site() {
                                                      plan_.numerics.gradient_dtype, plan_.numerics.dtype)
                          : 0;
   PoolPlan& pool = p.pool(Pool::kOptimizer);
-  const std::vector<char> moved = p.moved(Pool::kOptimizer);
-  pool.slots = std::min<int64_t>(pool.slots, std::count(moved.begin(), moved.end(), 1));
+  const std::vector<char> through_slots = p.through_slots(Pool::kOptimizer);
+  pool.slots = std::min<int64_t>(pool.slots, std::count(through_slots.begin(), through_slots.end(), 1));
 }
 
 void Training::set_arena(const Config& config) {
@@ -330,7 +308,7 @@ Outcome Training::run(bool read_between) {
       out.evaluated = rank_->step().evaluate(batches_of(run_.micro_batches, s, spec_.vocab).micro[0]);
   }
   out.state = state();
-  const IoCounters moved = rank_->far().counters();
+  const IoCounters moved = rank_->off_device().counters();
   out.moved_bytes = moved.read_bytes + moved.written_bytes;
   return out;
 }
@@ -362,12 +340,14 @@ const Outcome& reference(const Variant& run) {
   static std::map<std::string, Outcome> known;
   const auto found = known.find(run.numbers());
   if (found != known.end()) return found->second;
-  Variant near = run;
-  near.recompute = near.optimizer = near.gradients = near.weights = near.activations = near.mixed = false;
-  near.slots_on_device = near.on_host = false;
-  near.granules = near.group = 1, near.slots = 2, near.host = 0, near.optimizer_threads = 1;
-  near.engine = Engine::kSim, near.verify = true;
-  return known.emplace(run.numbers(), Training(near).run()).first->second;
+  Variant resident = run;
+  resident.recompute = resident.optimizer = resident.gradients = resident.weights = resident.activations =
+      resident.mixed = false;
+  resident.slots_on_device = resident.on_host = false;
+  resident.granules = resident.group = 1, resident.slots = 2, resident.host = 0,
+  resident.optimizer_threads = 1;
+  resident.engine = Engine::kSim, resident.verify = true;
+  return known.emplace(run.numbers(), Training(resident).run()).first->second;
 }
 
 }  // namespace lm::offloaded_run

@@ -24,7 +24,7 @@ enum class Family { kLlama, kQwen2, kQwen3, kMistral };  // plain; biases; q/k n
 // A run of the matrix. The first twelve decide the numbers, the rest must not.
 struct Variant {
   bool lora = false, tied = true;
-  int64_t vocab = 300;  // more than 8192: an untied head is cut where weights or gradients are streamed
+  int64_t vocab = 300;  // more than 8192: an untied head is cut where weights or gradients are off the device
   Clip clip = Clip::kGlobal;
   int64_t micro_batches = 1;
   DType dtype = DType::kBF16;
@@ -35,8 +35,8 @@ struct Variant {
   int64_t layers = 3, steps = 12;
 
   bool recompute = false;
-  bool optimizer = false, gradients = false, weights = false, activations = false;  // streamed
-  bool mixed = false;    // the earlier half of each pool stays near
+  bool optimizer = false, gradients = false, weights = false, activations = false;  // off the device
+  bool mixed = false;    // the earlier half of each pool stays on the device
   int64_t granules = 1;  // of a tile
   int64_t slots = 2;     // more where an operation needs more
   int64_t group = 1;
@@ -44,7 +44,7 @@ struct Variant {
   int optimizer_threads = 1;
   Engine engine = Engine::kSim;
   bool verify = true;
-  bool slots_on_device = false;  // slots apart from host memory, as on a GPU
+  bool slots_on_device = false;  // slots are memory of their own, as on a GPU
   bool on_host =
       false;     // with `slots_on_device`: state off the device is updated in host memory, as beside a GPU
   int host = 0;  // with `slots_on_device`: homes in host memory: 0 of none, 1 of all, 2 of the earlier half
@@ -81,8 +81,13 @@ class Training {
   Outcome run(bool read_between = false);
   StepResult step(int64_t step, double lr = 3e-3);
   State state();
-  // Resets the rank and writes such a copy into it; of runs with all optimizer state in stores, on the CPU.
-  void restore(const State& state);
+  // What a checkpoint has of it; `restore` resets the rank and writes it anew.
+  struct Copy {
+    State state;
+    int64_t updates = 0;
+  };
+  Copy copy();
+  void restore(const Copy& copy);
   // The trained units, in the order in which a step's gradients are final.
   std::vector<int64_t> reduced_units() const;
   void flush() { rank_->step().flush(); }
@@ -114,7 +119,7 @@ class Training {
   std::unique_ptr<Rank> rank_;
 };
 
-// The run that keeps everything near, once per set of numbers.
+// The run that keeps everything on the device, once per set of numbers.
 const Outcome& reference(const Variant& run);
 
 }  // namespace lm::offloaded_run

@@ -54,7 +54,7 @@ Batch batch_of(int64_t documents, int64_t length, int64_t vocab) {
 // A rank of a tiny model with fresh weights, planned for two documents of 128 tokens.
 struct Fixture {
   Fixture(const ModelSpec& model, bool lora, bool recompute, DType dtype, DType gradients,
-          bool round_rows = false)
+          bool round_rows = false, bool weighted = false)
       : spec(model),
         layout(make_layout(spec, lora ? &adapter : nullptr, dtype)),
         stream(start_torch(DeviceType::kCpu, 2, true)) {
@@ -67,22 +67,26 @@ struct Fixture {
     plan.placement.blocks = std::ssize(layout.blocks);
     plan.placement.optimizer_threads = 2;
     plan.micro_tokens = 256;
-    plan.arena = arena_need(
-        pass_shape(spec, layout, lora ? &adapter : nullptr, plan.numerics, plan.placement), 256, 2);
-    rank = std::make_unique<Rank>(RankSetup{.spec = spec,
-                                            .layout = layout,
-                                            .adapter = lora ? &adapter : nullptr,
-                                            .optimizer = optimizer,
-                                            .plan = plan,
-                                            .seed = 1,
-                                            .max_length = 128,
-                                            .tokens_per_step = 256,
-                                            .max_grad_norm = 1.0},
-                                  stream);
+    PassShape shape = pass_shape(spec, layout, lora ? &adapter : nullptr, plan.numerics, plan.placement);
+    shape.weighted = weighted;
+    plan.arena = arena_need(shape, 256, 2);
+    rank = std::make_unique<Rank>(setup(plan, lora), stream);
     const LoadSetup load{spec, layout, dtype, stream, 1};
     initialise_weights(load, 1, rank->weights());
     if (lora) initialise_adapter(load, 1, rank->weights());
     rank->weights_ready();
+  }
+
+  RankSetup setup(const Plan& of, bool lora) {
+    return {.spec = spec,
+            .layout = layout,
+            .adapter = lora ? &adapter : nullptr,
+            .optimizer = optimizer,
+            .plan = of,
+            .seed = 1,
+            .max_length = 128,
+            .tokens_per_step = 256,
+            .max_grad_norm = 1.0};
   }
 
   StepResult step(const StepBatches& batches, double lr = 1e-3) { return rank->step().run(batches, 1, lr); }
@@ -228,6 +232,28 @@ TEST(Step, SkipsANonFiniteStepWithoutTouchingWeightsOrMoments) {
   EXPECT_FALSE(f.step(one_batch(f.spec)).skipped);
 }
 
+// Twos change nothing but exponents. Zeros leave the other targets' loss and gradient.
+TEST(Step, DividesTheWeightedLossByTheSumOfTheWeights) {
+  const auto run = [](bool weighted, const StepBatches& batches) {
+    Fixture f(tiny_spec(false, true, false), false, false, DType::kF32, DType::kF32, false, weighted);
+    return f.step(batches);
+  };
+  const StepBatches plain = one_batch(tiny_spec(false, true, false));
+  StepBatches twos = plain, zeros = plain, fewer = plain;
+  twos.micro[0].weight.assign(256, 2.F);
+  twos.target_weight = 2 * 254;
+  zeros.micro[0].weight.assign(256, 1.F);
+  for (size_t t = 0; t < 100; ++t) zeros.micro[0].weight[t] = 0, fewer.micro[0].target[t] = -1;
+  zeros.target_weight = fewer.target_tokens = 154;
+  const StepResult one = run(false, plain), two = run(true, twos), some = run(true, zeros),
+                   rest = run(false, fewer);
+  EXPECT_EQ(two.loss, one.loss);
+  EXPECT_EQ(two.grad_norm, one.grad_norm);
+  EXPECT_NEAR(some.loss, rest.loss, 1e-6 * rest.loss);
+  EXPECT_NEAR(some.grad_norm, rest.grad_norm, 1e-5 * rest.grad_norm);
+  EXPECT_NE(some.grad_norm, one.grad_norm);
+}
+
 TEST(Step, AStepWithoutTargetsHasLossZeroAndNoGradient) {
   Fixture f(tiny_spec(false, true, false), false, false, DType::kF32, DType::kF32);
   f.step(one_batch(f.spec));  // leaves gradients that must not survive
@@ -238,6 +264,14 @@ TEST(Step, AStepWithoutTargetsHasLossZeroAndNoGradient) {
   EXPECT_EQ(result.loss, 0.0);
   EXPECT_EQ(result.grad_norm, 0.0);
   EXPECT_FALSE(result.skipped);
+}
+
+// Their gradients would have to be exchanged, and nothing does that yet.
+TEST(Step, OfSeveralRanksIsRefused) {
+  Fixture f(tiny_spec(false, false, true), false, false, DType::kF32, DType::kF32);
+  Plan plan = f.plan;
+  plan.numerics.ranks = 2;
+  EXPECT_THROW(Rank(f.setup(plan, false), f.stream), Error);
 }
 
 TEST(Loans, MisuseThrows) {

@@ -101,7 +101,8 @@ bool moves(const Subject& subject) {
                      [](OffloadHome h) { return h != OffloadHome::kNone; });
 }
 
-// The least device memory that the subject fits into: with more the plan would keep near what it can.
+// The least device memory that the subject fits into: with more the plan would keep on the device what it
+// can.
 Budget least_memory(Config config, const ModelSpec& spec, const AdapterSpec* adapter,
                     const ModelLayout& layout, const Machine& machine, const Subject& subject) {
   int64_t none = 0, fits = 4 * kGiB;

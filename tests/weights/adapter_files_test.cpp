@@ -11,6 +11,8 @@ using test::contains;
 using test::refusal;
 using test::TemporaryDirectory;
 
+const NameMap kNames = llama_names();
+
 AdapterSpec tiny_adapter() {
   return {.r = 3, .alpha = 6, .rslora = false, .dropout = 0.25, .targets = {"q_proj", "down_proj"}};
 }
@@ -42,7 +44,7 @@ TEST(Adapter, WhatIsWrittenIsReadAgain) {
   const TemporaryDirectory directory;
   const AdapterSpec adapter = tiny_adapter();
   write_tiny(directory / "out", adapter);
-  const AdapterConfig config = read_adapter_config(directory / "out");
+  const AdapterConfig config = read_adapter_config(directory / "out", &kNames);
   EXPECT_EQ(config.base_model, "org/base");
   EXPECT_EQ(config.spec.r, 3);
   EXPECT_EQ(config.spec.alpha, 6);
@@ -105,7 +107,7 @@ TEST(Adapter, RsLoraIsWrittenAsItsEqual) {
   adapter.r = 4;
   adapter.rslora = true;
   write_tiny(directory / "out", adapter);
-  const AdapterSpec read = read_adapter_config(directory / "out").spec;
+  const AdapterSpec read = read_adapter_config(directory / "out", &kNames).spec;
   EXPECT_FALSE(read.rslora);
   EXPECT_EQ(read.alpha, 12);
   EXPECT_EQ(read.scale(), adapter.scale());
@@ -121,7 +123,7 @@ TEST(Adapter, WholePathsAndPatternsNameTheSameModules) {
                               json("model\\..*\\.(q|down)_proj")}) {
     config["target_modules"] = targets;
     test::write_text(path, config.dump());
-    EXPECT_EQ(read_adapter_config(directory / "out").spec.targets, tiny_adapter().targets);
+    EXPECT_EQ(read_adapter_config(directory / "out", &kNames).spec.targets, tiny_adapter().targets);
   }
 }
 
@@ -158,7 +160,7 @@ TEST(Adapter, SettingsThatAreNotImplementedAreRefusedByName) {
     json config = good;
     config[key] = value;
     test::write_text(path, config.dump());
-    const std::string message = refusal([&] { read_adapter_config(directory / "out"); });
+    const std::string message = refusal([&] { read_adapter_config(directory / "out", &kNames); });
     EXPECT_TRUE(contains(message, key) ||
                 (std::string(key) == "target_modules" && contains(message, "target")))
         << message;

@@ -73,8 +73,9 @@ void copy_model(const std::string& directory, const std::string& out, DType dtyp
 }
 
 void copy_adapter(const std::string& base, const std::string& directory, const std::string& out) {
-  const AdapterConfig config = read_adapter_config(directory);
-  const ModelLayout layout = make_layout(read_model_spec(base), &config.spec, DType::kF32);
+  const ModelSpec spec = read_model_spec(base);
+  const AdapterConfig config = read_adapter_config(directory, &spec.names);
+  const ModelLayout layout = make_layout(spec, &config.spec, DType::kF32);
   Memory memory;
   load_adapter(directory, layout,
                [&](size_t, const TensorPlace& place) { return target(memory, place, DType::kF32); },

@@ -1,0 +1,228 @@
+#include "launcher/rank/checkpoints.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+
+#include "base/bytes.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "checkpoint/save.h"
+#include "config/config_names.h"
+#include "config/config_print.h"
+#include "config/config_text.h"
+#include "launcher/rank/run_files.h"
+#include "weights/model_files.h"
+#include "weights/verify.h"
+
+namespace lm {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kFailuresInRow = 3;
+// Before the first save: what a common disk writes.
+constexpr double kBytesPerSecond = 500e6;
+
+Error incompatible(const std::string& what, const std::string& place, const std::string& next) {
+  return Error(
+      Exit::kIncompatible,
+      {.area = "CKPT-26", .what = what, .place = place, .next = next, .kept = "the checkpoints, untouched"});
+}
+
+// No start takes it for a checkpoint any more, and nothing is lost.
+void set_aside(const std::string& path, const char* why) {
+  std::error_code error;
+  for (int i = 0; i < 100; ++i) {
+    const std::string name = path + "." + why + (i == 0 ? "" : std::to_string(i));
+    if (fs::exists(fs::symlink_status(name, error))) continue;
+    fs::rename(path, name, error);
+    if (!error)
+      log_note("CKPT-02", path + " is now " + fs::path(name).filename().string() + "; delete it if you like");
+    return;
+  }
+}
+
+// Of metrics.jsonl, when the checkpoint was saved; none where the manifest does not say.
+int64_t metrics_bytes(const Manifest& manifest) {
+  const auto found = manifest.run.find("metrics_bytes");
+  return found == manifest.run.end() || !found->is_number_integer()
+             ? 0
+             : std::max<int64_t>(json_integer(*found), 0);
+}
+
+std::string tokenizer_hash(const std::string& model) {
+  const std::string path = model + "/tokenizer.json";
+  std::error_code error;
+  return fs::exists(path, error) ? hash_text(read_small_file(path, int64_t{1} << 28)) : "";
+}
+
+}  // namespace
+
+std::vector<FoundCheckpoint> resumable_checkpoints(const Config& config, const std::string& run_directory) {
+  const std::string directory = run_directory + "/checkpoints", &resume = config.checkpoint.resume;
+  for (const std::string& name : interrupted_saves(directory))
+    log_note("CKPT-01", "ignored the incomplete " + name + ": its save was interrupted");
+  std::vector<FoundCheckpoint> found = find_checkpoints(directory);
+  if (resume == "never") {
+    if (found.empty()) return {};
+    throw incompatible("checkpoint.resume = \"never\", and this run has " + std::to_string(found.size()) +
+                           " checkpoints, which a fresh start would replace",
+                       directory, "leave checkpoint.resume out to go on, or type another run.dir=...");
+  }
+  const std::optional<int64_t> wanted = checkpoint_step(resume);
+  std::string all;
+  std::vector<FoundCheckpoint> out;
+  for (FoundCheckpoint& one : found) {
+    all += "\n  " + fs::path(one.path).filename().string() + ": " + (one.manifest ? "whole" : one.problem);
+    if (!one.manifest) {
+      log_warning("CKPT-02", one.path + " cannot be used: " + one.problem);
+    } else if (!wanted || one.step == *wanted) {
+      out.push_back(std::move(one));
+    }
+  }
+  if (!out.empty() || (found.empty() && !wanted)) return out;
+  throw incompatible(
+      (wanted ? "there is no whole checkpoint " + resume + "; there are:" : "no checkpoint is whole:") + all +
+          "\n ",
+      directory,
+      wanted ? "name one of them" : "delete the directory to start again, or restore it from a copy");
+}
+
+Checkpoints::Checkpoints(const Job& job, std::string run_directory, int lock)
+    : job_(job),
+      run_(std::move(run_directory)),
+      directory_(run_ + "/checkpoints"),
+      lock_(lock),
+      saved_at_(monotonic_seconds()) {}
+
+const std::string& Checkpoints::base_hash() {
+  const bool fresh = job_.config.model.init == ModelInit::kRandom;
+  if (!base_hash_) base_hash_ = fresh ? "" : weights_hash(ModelFiles(job_.model.directory));
+  return *base_hash_;
+}
+
+int64_t Checkpoints::restore(const std::vector<FoundCheckpoint>& found, Rank& rank, Trainer& trainer) {
+  std::string all;
+  for (const FoundCheckpoint& one : found) {
+    try {
+      CheckpointReader reader(one.path, job_.plan.numerics.threads);
+      const Manifest& manifest = reader.manifest();
+      const std::string base = manifest.sources.value("base", "");
+      // Full fine-tuning has all weights of its own.
+      if (job_.model.adapter && base != base_hash()) {
+        throw Error(
+            Exit::kInput,
+            {.area = "DATA-24",
+             .what = "the base model is not the one that the checkpoint's adapter was trained on: its "
+                     "weights' hash is " +
+                     base_hash() + ", " + base + " was recorded",
+             .place = job_.model.directory,
+             .next = "put the base model back, or start in another run.dir",
+             .kept = "the checkpoints"});
+      }
+      const auto updates = manifest.numbers.find("optimizer.t");
+      if (updates == manifest.numbers.end())
+        throw incompatible("no optimizer.t is in the checkpoint", one.path, "");
+      const TrainerState state = parse_trainer_state(manifest.run.value("trainer", Json()), one.path);
+      rank.restore(reader, updates->second);
+      trainer.restore(state);
+      newest_ = one.path;
+      newest_step_ = one.step;
+      log_line("goes on from " + one.path + ": step " + std::to_string(one.step));
+      for (const FoundCheckpoint& later : find_checkpoints(directory_)) {
+        if (later.step > one.step) set_aside(later.path, later.manifest ? "later" : "damaged");
+      }
+      return metrics_bytes(manifest);
+    } catch (const Error& error) {
+      if (error.code() != Exit::kIntegrity && error.code() != Exit::kIo) throw;
+      all += "\n  " + error.text().what + " at " + error.text().place;
+      log_warning("CKPT-02", one.path + " fails verification: " + error.what());
+      set_aside(one.path, "damaged");
+    }
+  }
+  throw incompatible("no checkpoint is whole:" + all + "\n ", directory_, "start again in another run.dir");
+}
+
+bool Checkpoints::due(const Trainer& trainer, bool best) const {
+  const CheckpointConfig& config = job_.config.checkpoint;
+  if (best && config.keep_best) return true;
+  if (config.every.seconds > 0)
+    return monotonic_seconds() - saved_at_ >= static_cast<double>(config.every.seconds);
+  return config.every.steps > 0 && trainer.steps() % config.every.steps == 0;
+}
+
+Manifest Checkpoints::about(const Trainer& trainer, int64_t metrics_bytes) {
+  Manifest out;
+  out.step = trainer.steps();
+  const TrainerState state = trainer.state();
+  out.run = {{"trainer", state_json(state)}, {"metrics_bytes", metrics_bytes}};
+  out.numerics = Json::parse(numerics_json(job_.plan.numerics));
+  std::string keys;
+  for (const KeyText& key : list_keys(resolved_config(job_, run_))) {
+    if (key.tag != KeyTag::kNumerics) continue;
+    out.config["keys"][key.table + "." + key.name] = key.value;
+    keys += key.table + "." + key.name + " = " + key.value + "\n";
+  }
+  out.config["hash"] = hash_text(keys);
+  out.sources = {{"base", base_hash()},
+                 {"tokenizer", tokenizer_hash(job_.model.directory)},
+                 {"data", state.data.fingerprint},
+                 {"lmlaunch", LM_VERSION}};
+  out.tensors = trained_tensors(job_.model.layout);
+  return out;
+}
+
+// Another process may have taken the directory over while this one was stopped, or the directory may be gone.
+void Checkpoints::check_lock() const {
+  struct stat held {
+  }, named{};
+  if (lock_ < 0 || (fstat(lock_, &held) == 0 && stat((run_ + "/.lock").c_str(), &named) == 0 &&
+                    held.st_ino == named.st_ino && held.st_dev == named.st_dev))
+    return;
+  throw Error(Exit::kInUse, {.area = "LOCK-30",
+                             .what = "the run directory's lock is no longer this run's",
+                             .place = run_,
+                             .next = "start again in another run.dir",
+                             .kept = "the checkpoints that were committed"});
+}
+
+void Checkpoints::save(Rank& rank, const Trainer& trainer, MetricsFile& metrics, bool required) {
+  if (trainer.steps() == newest_step_ && !newest_.empty()) return;
+  const double start = monotonic_seconds();
+  saved_at_ = start;
+  try {
+    const StateCatalogue catalogue = rank.catalogue();
+    seconds_ = std::max(seconds_, static_cast<double>(checkpoint_bytes(catalogue)) / kBytesPerSecond);
+    Save save({.directory = directory_,
+               .step = trainer.steps(),
+               .catalogue = catalogue,
+               .engine = engine_kind(name_of(job_.plan.placement.engine))});
+    LiveState state = rank.state();
+    move_state(catalogue, state, save);
+    newest_ = save.commit(about(trainer, metrics.sync()), [this] { check_lock(); });
+  } catch (const Error& error) {
+    const bool disk = error.code() == Exit::kNoSpace || error.code() == Exit::kIo;
+    ErrorText text = error.text();
+    text.what =
+        "the checkpoint of step " + std::to_string(trainer.steps()) + " cannot be saved: " + text.what;
+    text.next = "free space in " + directory_ + ", or set run.dir to a directory on another disk";
+    text.kept = newest_.empty() ? "" : newest_;
+    if (!disk || required || ++failures_ >= kFailuresInRow) throw Error(error.code(), text);
+    return log_warning("CKPT-03", text.what + "; the run goes on, and tries again when the next one is due");
+  }
+  failures_ = 0;
+  newest_step_ = trainer.steps();
+  seconds_ = monotonic_seconds() - start;
+  char line[64];
+  std::snprintf(line, sizeof line, "COMMITTED step %ld (%.2f s)", newest_step_, seconds_);
+  log_line(line);
+  std::vector<int64_t> kept;
+  if (job_.config.checkpoint.keep_best && trainer.state().best_eval)
+    kept.push_back(trainer.state().best_step);
+  retain_checkpoints(directory_, job_.config.checkpoint.keep, newest_step_, kept);
+}
+
+}  // namespace lm

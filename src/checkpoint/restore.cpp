@@ -1,0 +1,158 @@
+#include "checkpoint/restore.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <mutex>
+#include <thread>
+
+#include "base/log.h"
+#include "config/config_text.h"
+#include "offload/checksum.h"
+#include "weights/safetensors_header.h"
+
+namespace lm {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Calls body(i) for each i below `count`; the first exception is thrown when all threads have ended.
+void each_in_parallel(size_t count, int threads, const std::function<void(size_t)>& body) {
+  std::atomic<size_t> next{0};
+  std::mutex mutex;
+  std::exception_ptr failure;
+  const auto work = [&] {
+    for (size_t i = next++; i < count; i = next++) {
+      try {
+        body(i);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (!failure) failure = std::current_exception();
+        next = count;
+      }
+    }
+  };
+  std::vector<std::thread> others;
+  for (size_t i = 1; i < std::min<size_t>(static_cast<size_t>(threads), count); ++i)
+    others.emplace_back(work);
+  work();
+  for (std::thread& thread : others) thread.join();
+  if (failure) std::rethrow_exception(failure);
+}
+
+}  // namespace
+
+CheckpointReader::CheckpointReader(std::string directory, int threads)
+    : directory_(std::move(directory)), manifest_(read_manifest(directory_)), threads_(threads) {
+  for (const CheckpointFile& file : manifest_.files) files_.emplace_back(directory_ + "/" + file.name);
+  for (const SavedArray& array : manifest_.arrays) arrays_[array.name] = &array;
+}
+
+const SavedArray* CheckpointReader::find(const std::string& array) const {
+  const auto found = arrays_.find(array);
+  return found == arrays_.end() ? nullptr : found->second;
+}
+
+void CheckpointReader::read_chunk(size_t file, const FileChunk& chunk, std::span<std::byte> bytes) const {
+  files_[file].read_at(chunk.offset, bytes);
+  const uint64_t found = chunk_checksum(bytes);
+  if (found == chunk.checksum) return;
+  throw Error(Exit::kIntegrity, {.area = "INT-07",
+                                 .what = "bytes are not those that were saved: checksum " +
+                                         checksum_text(found) + ", expected " + checksum_text(chunk.checksum),
+                                 .place = files_[file].path() + ", offset " + std::to_string(chunk.offset) +
+                                          ", " + std::to_string(chunk.bytes) + " bytes",
+                                 .next = "check the disk; an earlier checkpoint may be whole",
+                                 .kept = "the other checkpoints"});
+}
+
+void CheckpointReader::read(const std::string& array, int64_t offset, std::span<std::byte> bytes) {
+  const SavedArray* const saved = find(array);
+  const int64_t first = saved == nullptr ? 0 : saved->first * static_cast<int64_t>(dtype_size(saved->dtype));
+  if (saved == nullptr || offset < first || offset + std::ssize(bytes) > first + saved->bytes()) {
+    throw Error(Exit::kIncompatible,
+                {.area = "CKPT-26",
+                 .what = "the checkpoint does not have " + array + (saved == nullptr ? "" : " of this size"),
+                 .place = directory_,
+                 .next = "start with the configuration that it was saved with, or in another run.dir",
+                 .kept = "the checkpoint"});
+  }
+  const std::vector<FileChunk>& chunks = manifest_.files[saved->file].chunks;
+  const int64_t begin = saved->offset + offset - first, end = begin + std::ssize(bytes);
+  auto chunk = std::ranges::upper_bound(chunks, begin, {}, &FileChunk::offset);
+  const auto from = static_cast<size_t>(std::max<int64_t>(chunk - chunks.begin() - 1, 0));
+  const auto to =
+      static_cast<size_t>(std::ranges::lower_bound(chunks, end, {}, &FileChunk::offset) - chunks.begin());
+  each_in_parallel(to - from, threads_, [&](size_t i) {
+    const FileChunk& here = chunks[from + i];
+    const int64_t a = std::max(begin, here.offset), b = std::min(end, here.offset + here.bytes);
+    if (a >= b) return;
+    std::byte* const out = bytes.data() + (a - begin);
+    const auto part = static_cast<size_t>(b - a);
+    if (b - a == here.bytes) return read_chunk(saved->file, here, {out, part});
+    std::vector<std::byte> whole(static_cast<size_t>(here.bytes));
+    read_chunk(saved->file, here, whole);
+    std::memcpy(out, whole.data() + (a - here.offset), part);
+  });
+}
+
+void CheckpointReader::verify() {
+  for (size_t f = 0; f < files_.size(); ++f) {
+    const std::vector<FileChunk>& chunks = manifest_.files[f].chunks;
+    each_in_parallel(chunks.size(), threads_, [&](size_t i) {
+      std::vector<std::byte> bytes(static_cast<size_t>(chunks[i].bytes));
+      read_chunk(f, chunks[i], bytes);
+    });
+  }
+}
+
+std::vector<FoundCheckpoint> find_checkpoints(const std::string& directory) {
+  std::vector<FoundCheckpoint> out;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(directory, error)) {
+    const std::optional<int64_t> step = checkpoint_step(entry.path().filename().string());
+    if (step) out.push_back({.path = entry.path().string(), .step = *step, .manifest = {}, .problem = ""});
+  }
+  std::ranges::sort(out, std::greater(), &FoundCheckpoint::step);
+  for (FoundCheckpoint& found : out) {
+    try {
+      found.manifest = read_manifest(found.path);
+    } catch (const Error& problem) {
+      found.problem = problem.what();
+    }
+  }
+  return out;
+}
+
+std::vector<std::string> interrupted_saves(const std::string& directory) {
+  std::vector<std::string> out;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(directory, error)) {
+    const std::string name = entry.path().filename().string();
+    const size_t dot = name.find(".tmp-");
+    if (dot != std::string::npos && checkpoint_step(name.substr(0, dot))) out.push_back(name);
+  }
+  std::ranges::sort(out);
+  return out;
+}
+
+void retain_checkpoints(const std::string& directory, int64_t keep, int64_t newest,
+                        const std::vector<int64_t>& kept) {
+  std::vector<std::string> gone;
+  for (const std::string& name : interrupted_saves(directory)) gone.push_back(directory + "/" + name);
+  int64_t whole = 0;
+  for (const FoundCheckpoint& found : find_checkpoints(directory)) {
+    whole += found.manifest.has_value();
+    const bool wanted = std::ranges::find(kept, found.step) != kept.end() || found.step == newest;
+    if (!wanted && (whole > keep || !found.manifest)) gone.push_back(found.path);
+  }
+  for (const std::string& path : gone) {
+    std::error_code error;
+    fs::remove_all(path, error);
+    if (error) log_warning("CKPT-03", "cannot delete " + path + ": " + error.message());
+  }
+}
+
+}  // namespace lm

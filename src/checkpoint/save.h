@@ -1,0 +1,53 @@
+// A checkpoint in the making, by a protocol after which a checkpoint that was seen is a checkpoint that is
+// kept: everything is written into a directory of a temporary name and made durable; then the directory gets
+// its name, which is made durable, too. Whatever happens before leaves an incomplete directory that no start
+// takes for a checkpoint. One thread.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "checkpoint/manifest.h"
+#include "checkpoint/shard_writer.h"
+#include "plan/state_catalogue.h"
+
+namespace lm {
+
+struct SaveSetup {
+  std::string directory;  // of all checkpoints of the run; made where it is missing
+  int64_t step = 0;
+  const StateCatalogue& catalogue;  // borrowed
+  IoEngineKind engine = IoEngineKind::kAuto;
+  std::function<std::unique_ptr<IoEngine>(const EngineSetup&)> make_engine = {};  // for tests
+};
+
+class Save : public StateSink {
+ public:
+  // Throws Error(20) where the disk has not 1.05 times the bytes free, Error(20, 21) where it cannot be
+  // written.
+  explicit Save(const SaveSetup& setup);
+  ~Save() override;  // without commit the directory goes
+  Save(const Save&) = delete;
+  Save& operator=(const Save&) = delete;
+
+  // Bytes of an entry of the catalogue, in any order and in pieces; they are copied.
+  void write(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) override;
+  // Every byte of the catalogue must have come. The manifest's files, arrays and numbers are filled in here.
+  // `allowed` is asked before the name is given, and throws where this process may not publish any more.
+  // The checkpoint's path; it is on the disk.
+  std::string commit(Manifest manifest, const std::function<void()>& allowed = {});
+
+ private:
+  std::string path_, temporary_;
+  std::map<std::string, size_t> places_;  // of arrays, in arrays_
+  std::vector<SavedArray> arrays_;
+  std::map<std::string, int64_t> numbers_;
+  std::unique_ptr<ShardWriter> shard_;
+};
+
+// Bytes that a checkpoint of this state takes on a disk, its manifest included.
+int64_t checkpoint_bytes(const StateCatalogue& catalogue);
+
+}  // namespace lm

@@ -1,0 +1,68 @@
+// <run>/numerics.json: a run's numerics as text, and back.
+#include <stdexcept>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "plan/numerics.h"
+
+namespace lm {
+namespace {
+
+constexpr const char* kMasters[] = {"split", "fp32", "none"};
+
+}  // namespace
+
+std::string numerics_json(const NumericsPlan& n) {
+  return nlohmann::ordered_json{
+      {"dtype", dtype_name(n.dtype)},
+      {"gradients", dtype_name(n.gradient_dtype)},
+      {"optimizer", rule_text(n.rule).name},
+      {"master", n.dtype == DType::kF32 ? "weight" : kMasters[static_cast<size_t>(n.master)]},
+      {"micro_batch", n.micro_batch},
+      {"micro_batches", n.micro_batches},
+      {"row_chunk", n.row_chunk},
+      {"round_rows", n.round_rows},
+      {"recompute", n.recompute ? "block" : "none"},
+      {"threads", n.threads},
+      {"documents_at_once", n.documents_at_once},
+      {"kernel_set", n.kernel_set},
+      {"ranks", n.ranks}}
+      .dump(2, ' ', false, Json::error_handler_t::replace);
+}
+
+NumericsPlan parse_numerics(const std::string& text, const std::string& place) {
+  try {
+    const Json json = parse_json(text, place, {.bytes = 1 << 16, .depth = 4});
+    const auto count = [&](const char* key, int64_t most) {
+      const int64_t value = json_integer(json.at(key));
+      if (value < 1 || value > most) throw std::runtime_error(std::string(key) + " is out of range");
+      return value;
+    };
+    const auto type = [&](const char* key) {
+      const std::string name = json.at(key);
+      if (name != dtype_name(DType::kF32) && name != dtype_name(DType::kBF16))
+        throw std::runtime_error(std::string(key) + " is neither fp32 nor bf16");
+      return name == dtype_name(DType::kF32) ? DType::kF32 : DType::kBF16;
+    };
+    NumericsPlan n;
+    n.dtype = type("dtype");
+    n.gradient_dtype = type("gradients");
+    n.micro_batch = count("micro_batch", int64_t{1} << 30);
+    n.row_chunk = count("row_chunk", int64_t{1} << 30);
+    n.round_rows = json.at("round_rows").get<bool>();
+    n.recompute = json.at("recompute").get<std::string>() == "block";
+    n.threads = static_cast<int>(count("threads", 4096));
+    n.kernel_set = json.at("kernel_set").get<std::string>();
+    n.ranks = static_cast<int>(count("ranks", 1 << 20));
+    return n;
+  } catch (const std::exception& error) {
+    throw Error(Exit::kIncompatible,
+                {.area = "RUN-26",
+                 .what = std::string("the run's numerics cannot be read: ") + error.what(),
+                 .place = place,
+                 .next = "set run.dir to a new directory",
+                 .kept = "the directory, untouched"});
+  }
+}
+
+}  // namespace lm

@@ -1,0 +1,176 @@
+#include "train/off_device_state.h"
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "base/staging.h"
+#include "config/config_names.h"
+
+namespace lm {
+namespace {
+
+static_assert(kSlotAlignment == kChecksumChunk, "plan and store count alike");
+
+// Room for writes that their own place refuses: of a file this part of all, or so many blocks.
+constexpr int64_t kSpareShare = 100, kSpareBlocks = 8;
+
+std::string array_name(const PlacementPlan& placement, const ModelLayout& layout, Pool pool, int64_t array) {
+  const auto block_name = [&](int64_t block) { return layout.blocks[static_cast<size_t>(block)].name; };
+  const auto unit_name = [&](int64_t unit) {
+    return layout.name(layout.units(placement.head_segments() > 0)[static_cast<size_t>(unit)]);
+  };
+  switch (pool) {
+    case Pool::kWeights:
+      return "weights of " + unit_name(array);
+    case Pool::kGradients:
+      return "gradient of " + unit_name(array);
+    case Pool::kActivations:
+      return "input of " + block_name(array / placement.group + 1);
+    case Pool::kOptimizer:
+      break;
+  }
+  const std::vector<int64_t>& first = placement.first_tile;
+  int64_t block = 0;
+  while (first[static_cast<size_t>(block) + 1] <= array) ++block;
+  return "optimizer state of " + block_name(block) + ", tile " +
+         std::to_string(array - first[static_cast<size_t>(block)]);
+}
+
+// Bytes of the arrays that pass through slots, 0 for the others.
+std::vector<int64_t> bytes_through_slots(const PoolPlan& pool, const PoolShape& shape) {
+  std::vector<int64_t> bytes = pool.bytes;
+  for (size_t a = 0; a < bytes.size(); ++a) {
+    if (!shape.holds(static_cast<int64_t>(a))) bytes[a] = 0;
+  }
+  return bytes;
+}
+
+// Of the arrays off the device: those that live in host memory.
+std::vector<char> in_host(const PoolPlan& pool) {
+  std::vector<char> out(pool.bytes.size(), 0);
+  for (size_t a = 0; a < out.size(); ++a) out[a] = pool.home_of(a) == Home::kHost ? 1 : 0;
+  return out;
+}
+
+}  // namespace
+
+OffDeviceState::OffDeviceState(const OffDeviceSetup& setup) {
+  const PlacementPlan& placement = setup.placement;
+  if (setup.stream.device == DeviceType::kCuda)
+    clock_ = std::make_unique<DeviceClock>(setup.stream, setup.trace);
+  const TransferShape shape = placement.transfers();
+  std::array<std::optional<LocalStoreSetup>, kPools> wanted;
+  int64_t disk = 0, memory = setup.training ? round_up(setup.staging, PinnedPool::kAlignment) : 0;
+  memory += round_up(placement.embedding_in_host, PinnedPool::kAlignment);
+  for (int i = 0; i < kPools; ++i) {
+    const auto pool = static_cast<Pool>(i);
+    const PoolPlan& plan = placement.pool(pool);
+    if (plan.slots == 0 || !(setup.training || pool == Pool::kWeights)) continue;
+    const bool host = pool == Pool::kOptimizer && placement.update_on_host;
+    LocalStoreSetup& store = wanted[static_cast<size_t>(i)].emplace();
+    store.bytes = bytes_through_slots(plan, shape.pool(pool));
+    store.name = [&placement, &layout = setup.layout, pool](int64_t array) {
+      return array_name(placement, layout, pool, array);
+    };
+    store.slots = plan.slots;
+    store.verify = placement.verify;
+    store.threads = setup.stream.threads;
+    store.slots_on_device = !host && (placement.device == DeviceType::kCuda || setup.slots_on_device);
+    if (!host) store.in_host = in_host(plan);
+    store.stream = host ? StreamView{} : setup.stream;
+    store.clock = host ? nullptr : clock_.get();
+    if (setup.store) continue;
+    disk += LocalStore::swap_bytes(store.bytes, store.in_host);
+    memory += round_up(LocalStore::pinned_bytes(store), PinnedPool::kAlignment);
+  }
+  if (memory > 0) open_memory(setup, memory);
+  if (disk > 0) open_disks(setup, disk);
+  for (size_t i = 0; i < kPools; ++i) {
+    if (!wanted[i]) continue;
+    stores_[i] = setup.store ? setup.store(static_cast<Pool>(i), *wanted[i])
+                             : std::make_unique<LocalStore>(*wanted[i], space_.get(), queue_.get(), *pinned_);
+  }
+}
+
+void OffDeviceState::open_memory(const OffDeviceSetup& setup, int64_t bytes) {
+  const PlacementPlan& placement = setup.placement;
+  pinned_ = std::make_unique<PinnedPool>(placement.device, bytes);
+  if (setup.training && setup.staging > 0) staging_ = pinned_->lease(setup.staging);
+  if (placement.embedding_in_host > 0) place_embedding(placement);
+  std::string refusal;
+  if (placement.device == DeviceType::kCuda && !pinned_->registered(&refusal))
+    warn_not_registered("transfers", bytes, refusal);
+}
+
+// The GPU reads it in place, which it can only where the memory is registered.
+void OffDeviceState::place_embedding(const PlacementPlan& placement) {
+  std::string reason;
+  if (placement.device == DeviceType::kCuda && !pinned_->registered(&reason)) {
+    throw Error(Exit::kHostMemory,
+                {.area = "MEM-17",
+                 .what = "host memory cannot be locked for the GPU: " + reason,
+                 .place = "",
+                 .next = "raise the memlock limit (ulimit -l), or set offload.weights = \"none\"",
+                 .kept = ""});
+  }
+  embedding_ = pinned_->lease(placement.embedding_in_host);
+}
+
+void OffDeviceState::open_disks(const OffDeviceSetup& setup, int64_t bytes) {
+  const PlacementPlan& placement = setup.placement;
+  space_ = std::make_unique<SwapSpace>(setup.paths, bytes,
+                                       std::max(bytes / kSpareShare, kSpareBlocks * placement.io_block));
+  const auto make = [this, &placement, chosen = setup.engine]() -> std::unique_ptr<IoEngine> {
+    const std::span<std::byte> buffers[] = {pinned_->memory()};
+    const EngineSetup engine{.files = space_->files(), .buffers = buffers, .depth = placement.io_depth};
+    if (chosen) return chosen(engine);
+    return make_engine(engine_kind(name_of(placement.engine)), engine, &engine_note_);
+  };
+  queue_ = std::make_unique<IoQueue>(*space_, make, placement.io_block,
+                                     IoRetry{.silence = std::chrono::seconds(placement.io_timeout)});
+  if (setup.trace != nullptr) {
+    queue_->set_span_hook([trace = setup.trace](const IoSpan& span) {
+      const TraceRow row = span.direction == IoDirection::kRead ? TraceRow::kReads : TraceRow::kWrites;
+      trace->add(row, span.what, span.start_ns, span.end_ns, span.bytes);
+    });
+  }
+  description_ = (engine_note_.empty() ? "" : engine_note_ + "; ") + queue_->description();
+}
+
+OffDeviceState::~OffDeviceState() {
+  for (std::unique_ptr<Store>& store : stores_) store.reset();
+  if (!hangs()) return;
+  [[maybe_unused]] const void* const stay[] = {queue_.release(), pinned_.release(), space_.release()};
+}
+
+void OffDeviceState::reset() {
+  if (queue_ != nullptr) queue_->restart();
+  for (const std::unique_ptr<Store>& store : stores_) {
+    if (store != nullptr) store->reset();
+  }
+}
+
+void OffDeviceState::poll() const {
+  for (const auto& store : stores_) {
+    if (store != nullptr) store->poll();
+  }
+}
+
+IoCounters OffDeviceState::counters() const {
+  return queue_ == nullptr ? IoCounters{} : queue_->counters();
+}
+
+double OffDeviceState::busy_seconds() const {
+  return counters().busy_seconds + (clock_ == nullptr ? 0 : clock_->copy_seconds());
+}
+
+double OffDeviceState::wait_seconds() const {
+  double sum = clock_ == nullptr ? 0 : clock_->stall_seconds();
+  for (const auto& store : stores_) sum += store == nullptr ? 0 : store->wait_seconds();
+  return sum;
+}
+
+}  // namespace lm

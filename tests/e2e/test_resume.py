@@ -1,0 +1,210 @@
+"""Runs that are interrupted and go on: what comes out equals, as text and byte for byte, the run that nobody interrupted."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from test_run import BIN, config, lmlaunch, rows, work  # noqa: F401
+
+STEPS = 8
+PLACES = {
+    "resident": {},
+    "on_disk": {"offload__optimizer": "nvme", "offload__weights": "nvme", "offload__gradients": "nvme", "offload__paths": ["."]},
+}
+MODEL_FILE = {"full": "model.safetensors", "lora": "adapter_model.safetensors"}
+
+
+def prepared(work, name, method="full", place="resident", **changes):  # noqa: F811
+    """A configuration of STEPS steps that saves after each third."""
+    settings = {"train__method": method, "train__steps": STEPS, "train__eval_every": 2, "model__dtype": "bf16", "optimizer__schedule": "cosine",
+                "checkpoint__every": 3, **PLACES[place], **changes}
+    shutil.rmtree(work / "runs" / name, ignore_errors=True)
+    return config(work, name, **settings)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(work):  # noqa: F811
+    """What a run of each method gives when nothing happens to it: its rows and its model."""
+    out = {}
+    for method in MODEL_FILE:
+        lmlaunch(prepared(work, f"undisturbed_{method}", method), cwd=work)
+        out[method] = result(work, f"undisturbed_{method}", method)
+    return out
+
+
+def result(work, name, method):  # noqa: F811
+    curve = [tuple((key, row[key]) for key in ("step", "loss", "grad_norm", "lr", "eval_loss", "target_tokens") if key in row)
+             for row in rows(work, name)]
+    return curve, (work / "runs" / name / "model" / MODEL_FILE[method]).read_bytes()
+
+
+def checkpoints(work, name):  # noqa: F811
+    return sorted(path.name for path in (work / "runs" / name / "checkpoints").iterdir())
+
+
+def interrupt(work, name, at, how, *arguments):  # noqa: F811
+    """Starts the run, and `how(process)` once its row `at` is written; gives exit code and messages."""
+    process = subprocess.Popen([BIN / "lmlaunch", f"{name}.toml", *arguments], cwd=work, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    metrics = work / "runs" / name / "metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and f'"step":{at},' in metrics.read_text()):
+        time.sleep(0.002)
+    how(process)
+    _, messages = process.communicate(timeout=120)
+    return process.returncode, messages
+
+
+def kill(process):
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def done(work, name):  # noqa: F811
+    status = work / "runs" / name / "status.json"
+    return status.exists() and json.loads(status.read_text())["state"] == "done"
+
+
+def signal_of(number):
+    return lambda process: process.send_signal(number)
+
+
+@pytest.mark.parametrize("method", MODEL_FILE)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(work, undisturbed, method, place):  # noqa: F811
+    name = f"killed_{method}_{place}"
+    prepared(work, name, method, place)
+    for at in (4, 6):
+        if not done(work, name):
+            code, _ = interrupt(work, name, at, kill)
+            assert code in (-signal.SIGKILL, 0)
+    if not done(work, name):
+        lmlaunch(f"{name}.toml", cwd=work)
+    assert result(work, name, method) == undisturbed[method]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+def test_a_signal_saves_and_exits_with_75(work, undisturbed, number):  # noqa: F811
+    name = f"signal_{number}"
+    prepared(work, name, checkpoint__every=0)
+    code, messages = interrupt(work, name, 2, signal_of(number))
+    assert code == 75, messages
+    step = json.loads((work / "runs" / name / "status.json").read_text())["step"]
+    last = messages.rstrip().splitlines()[-1]
+    assert last == f"lmlaunch: stop code=75 reason=signal:{number.name} step={step} checkpoint=runs/{name}/checkpoints/step_{step:08} repeat=0"
+    assert f"to go on: lmlaunch {name}.toml" in messages
+    lmlaunch(f"{name}.toml", cwd=work)
+    assert result(work, name, "full") == undisturbed["full"]
+
+
+def test_a_stop_file_and_a_time_limit_save_and_exit_with_75(work, undisturbed):  # noqa: F811
+    prepared(work, "stop_file", train__steps=100000)
+    code, messages = interrupt(work, "stop_file", 2, lambda process: (work / "runs" / "stop_file" / "STOP").touch())
+    assert code == 75 and "reason=stop_file" in messages and "repeat=0" in messages
+    prepared(work, "time_limit", train__steps=100000)
+    start = time.monotonic()
+    ended = lmlaunch("time_limit.toml", "run.time_limit=3s", cwd=work, check=False)
+    assert ended.returncode == 75 and "reason=time_limit" in ended.stderr and "repeat=0" in ended.stderr
+    assert time.monotonic() - start < 3 + 2  # the door's own start is not counted
+    ended = lmlaunch("time_limit.toml", cwd=work, check=False, env={**os.environ, "SLURM_JOB_END_TIME": str(int(time.time()) + 4)})
+    assert ended.returncode == 75 and "reason=time_limit" in ended.stderr and "the Slurm job ends in" in ended.stderr
+
+
+def test_a_checkpoint_that_is_not_whole_is_said_and_passed_over(work, undisturbed):  # noqa: F811
+    name = "damaged"
+    prepared(work, name)
+    lmlaunch(f"{name}.toml", cwd=work)
+    run = work / "runs" / name
+    for damage in ("bytes", "manifest", "absent"):
+        shutil.rmtree(run / "model", ignore_errors=True)
+        (run / "status.json").unlink(missing_ok=True)
+        newest = run / "checkpoints" / "step_00000006"
+        file = newest / ("MANIFEST.json" if damage == "manifest" else "rank00000.safetensors")
+        if damage == "absent":
+            file.unlink()
+        else:
+            raw = bytearray(file.read_bytes())
+            raw[len(raw) // 2] ^= 4
+            file.write_bytes(raw)
+        (run / "checkpoints" / "step_00000009.tmp-00").mkdir()
+        ended = lmlaunch(f"{name}.toml", cwd=work)
+        assert "warning CKPT-02" in ended.stderr and "step_00000006" in ended.stderr, damage
+        assert "goes on from runs/damaged/checkpoints/step_00000003" in ended.stderr, damage
+        assert "note CKPT-01" in ended.stderr and "step_00000009.tmp-00" in ended.stderr
+        assert result(work, name, "full") == undisturbed["full"]
+        assert [c for c in checkpoints(work, name) if "damaged" not in c] == ["step_00000003", "step_00000006"], damage
+    for path in (run / "checkpoints").iterdir():
+        (path / "MANIFEST.json").unlink(missing_ok=True)
+    (run / "status.json").unlink()
+    ended = lmlaunch(f"{name}.toml", cwd=work, check=False)
+    assert ended.returncode == 14 and "no checkpoint is whole" in ended.stderr and "step_00000003" in ended.stderr
+
+
+def test_which_checkpoint_is_taken_and_which_are_kept(work, undisturbed):  # noqa: F811
+    name = "choice"
+    prepared(work, name, checkpoint__every=1, checkpoint__keep=3)
+    lmlaunch(f"{name}.toml", cwd=work)
+    assert checkpoints(work, name) == ["step_00000005", "step_00000006", "step_00000007"]
+    (work / "runs" / name / "status.json").unlink()
+    refused = lmlaunch(f"{name}.toml", "checkpoint.resume=never", cwd=work, check=False)
+    assert refused.returncode == 14 and "never" in refused.stderr
+    refused = lmlaunch(f"{name}.toml", "checkpoint.resume=step_00000004", cwd=work, check=False)
+    assert refused.returncode == 14 and "step_00000005: whole" in refused.stderr
+    refused = lmlaunch(f"{name}.toml", "checkpoint.resume=latest", cwd=work, check=False)
+    assert refused.returncode == 10 and "checkpoint.resume" in refused.stderr
+    ended = lmlaunch(f"{name}.toml", "checkpoint.resume=step_00000005", "checkpoint.every=0", cwd=work)
+    assert "goes on from runs/choice/checkpoints/step_00000005" in ended.stderr
+    assert checkpoints(work, name) == ["step_00000005", "step_00000006.later", "step_00000007.later"]
+    assert result(work, name, "full") == undisturbed["full"]
+
+
+def test_the_best_by_held_out_loss_is_kept(work):  # noqa: F811
+    name = "best"
+    prepared(work, name, checkpoint__every=1, checkpoint__keep=1, checkpoint__keep_best=True, optimizer__lr=0.3, optimizer__schedule="linear",
+             optimizer__warmup=7)
+    lmlaunch(f"{name}.toml", cwd=work)
+    losses = {row["step"]: row["eval_loss"] for row in rows(work, name) if "eval_loss" in row and 0 < row["step"] < STEPS}
+    best = min(losses, key=losses.get)
+    assert checkpoints(work, name) == sorted({f"step_{best:08}", "step_00000007"})
+
+
+def test_a_changed_configuration_is_refused_unless_it_is_named(work):  # noqa: F811
+    name = "changed"
+    prepared(work, name)
+    code, _ = interrupt(work, name, 4, signal_of(signal.SIGTERM))
+    assert code == 75
+    refused = lmlaunch(f"{name}.toml", "optimizer.lr=0.5", "optimizer.weight_decay=0.1", cwd=work, check=False)
+    assert refused.returncode == 14 and "optimizer.lr: 0.01 there, 0.5 asked for" in refused.stderr and "--override optimizer.lr" in refused.stderr
+    refused = lmlaunch(f"{name}.toml", "optimizer.lr=0.5", "optimizer.weight_decay=0.1", "--override", "optimizer.lr", cwd=work, check=False)
+    assert refused.returncode == 14 and "optimizer.weight_decay" in refused.stderr
+    ended = lmlaunch(f"{name}.toml", "optimizer.lr=0.5", "--override", "optimizer.lr", cwd=work)
+    assert "optimizer.lr: 0.01 before, 0.5 from here on" in ended.stderr
+    assert [row["lr"] for row in rows(work, name) if "lr" in row][-1] > 0.01
+
+
+@pytest.mark.parametrize("method", MODEL_FILE)
+def test_a_checkpoint_is_exported_evaluated_verified_and_asked(work, undisturbed, method):  # noqa: F811
+    """At step 6 of the undisturbed run: the export is what a run of six steps writes, and evaluates as it did."""
+    name = f"undisturbed_{method}"
+    checkpoint = f"runs/{name}/checkpoints/step_00000006"
+    # The same six steps, the last of them saved as the model.
+    prepared(work, f"six_{method}", method)
+    interrupt(work, f"six_{method}", 6, signal_of(signal.SIGTERM), "checkpoint.every=6")
+    lmlaunch("export", checkpoint, "-o", f"exported_{method}", cwd=work)
+    lmlaunch("export", f"runs/six_{method}/checkpoints/step_00000006", "-o", f"six_{method}_exported", cwd=work)
+    exported = (work / f"exported_{method}" / MODEL_FILE[method]).read_bytes()
+    assert exported == (work / f"six_{method}_exported" / MODEL_FILE[method]).read_bytes()
+    wanted = [row["eval_loss"] for row in rows(work, name) if row["step"] == 6 and "eval_loss" in row]
+    for what in (checkpoint, f"{checkpoint}/"):
+        assert [json.loads(lmlaunch("eval", what, "--json", cwd=work).stdout)["eval_loss"]] == wanted
+    assert json.loads(lmlaunch("verify", checkpoint, "--json", cwd=work).stdout)["ok"]
+    if method == "lora":
+        lmlaunch("export", checkpoint, "-o", "merged_checkpoint", "--merge", cwd=work)
+        assert (work / "merged_checkpoint" / "model.safetensors").exists()
+    # A run without a model yet is taken at its newest checkpoint.
+    told = lmlaunch("eval", f"runs/six_{method}", "--json", cwd=work)
+    assert "taking its newest checkpoint" in told.stderr

@@ -1,0 +1,170 @@
+// Adapters where a family's files have their matrices: each by itself or several joined. A projection with
+// its adapters against torch's autograd in fp64.
+#include <ATen/Functions.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "base/bytes.h"
+#include "kernels/aten.h"
+#include "kernels/library.h"
+#include "kernels/runtime.h"
+#include "model/bind.h"
+
+namespace lm {
+namespace {
+
+constexpr int64_t kRows = 9;
+
+ModelSpec small(bool joined) {
+  using enum LinearPart;
+  ModelSpec spec;
+  spec.hidden = 64, spec.ffn = 96, spec.heads = 4, spec.kv_heads = 2, spec.head_dim = 16, spec.vocab = 300;
+  spec.layers.resize(2);
+  if (joined)
+    spec.names.modules = {{"self_attn.qkv_proj", kQ, kV},
+                          {"self_attn.o_proj", kOut, kOut},
+                          {"mlp.gate_up_proj", kGate, kUp},
+                          {"mlp.down_proj", kDown, kDown}};
+  return spec;
+}
+
+// An adapted module: its rows of the projection, written down by hand.
+struct Rows {
+  const char* module;
+  int64_t first, rows;
+};
+struct Expected {
+  const char* projection;
+  Linear TransformerBlock::*linear;
+  std::vector<Rows> modules;
+};
+
+std::vector<Expected> expected(bool joined) {
+  using Block = TransformerBlock;
+  const Expected out{"attn.out", &Block::out, {{"o_proj", 0, 64}}},
+      down{"mlp.down", &Block::down, {{"down_proj", 0, 64}}};
+  if (joined)
+    return {{"attn.qkv", &Block::qkv, {{"qkv_proj", 0, 128}}},
+            out,
+            {"mlp.gate_up", &Block::gate_up, {{"gate_up_proj", 0, 192}}},
+            down};
+  return {{"attn.qkv", &Block::qkv, {{"q_proj", 0, 64}, {"k_proj", 64, 32}, {"v_proj", 96, 32}}},
+          out,
+          {"mlp.gate_up", &Block::gate_up, {{"gate_proj", 0, 96}, {"up_proj", 96, 96}}},
+          down};
+}
+
+// The second layer of a LoRA model in fp32, with a context to compute in.
+struct Fixture {
+  explicit Fixture(bool joined)
+      : spec(small(joined)),
+        adapter{.r = 4, .alpha = 6, .targets = resolve_targets(spec.names, {"all-linear"}, "test")},
+        layout(make_layout(spec, &adapter, DType::kF32)),
+        stream(start_torch(DeviceType::kCpu, 1, true)),
+        rope(spec, kRows, DType::kF32, DeviceType::kCpu, stream) {
+    at::manual_seed(3);
+    trainable = at::randn({layout.blocks[2].flat_elements}, at::kFloat);
+    gradients = at::full({layout.blocks[2].flat_elements}, 7, at::kFloat);
+    frozen = at::randn({layout.blocks[2].frozen_bytes / 4}, at::kFloat);
+    block = bind(2);
+  }
+
+  TransformerBlock bind(int64_t number) const {
+    const auto at = [](const at::Tensor& x) { return static_cast<std::byte*>(x.data_ptr()); };
+    const BlockMemory memory{.trainable = at(trainable), .frozen = at(frozen), .gradients = at(gradients)};
+    return ModelBinding(spec, layout, &adapter)
+        .transformer(number, memory, {.dtype = DType::kF32, .training = true});
+  }
+
+  // The tensor `name` of the layer, in one of the arrays.
+  at::Tensor find(const at::Tensor& array, const std::string& name) const {
+    const TensorPlace& place = *layout.blocks[2].find("layers.1." + name);
+    const int64_t offset = place.frozen ? place.offset / 4 : place.offset;
+    return array.narrow(0, offset, place.parameter.elements())
+        .view({place.parameter.rows, place.parameter.columns});
+  }
+
+  ModelSpec spec;
+  AdapterSpec adapter;
+  ModelLayout layout;
+  StreamView stream;
+  Arena arena{DeviceType::kCpu, int64_t{4} << 20};
+  RopeTable rope;
+  Uploads uploads;
+  Context context{spec,  DType::kF32, DeviceType::kCpu, library_kernels(DeviceType::kCpu), stream,
+                  arena, rope,        uploads};
+  at::Tensor trainable, gradients, frozen;
+  TransformerBlock block;
+};
+
+void expect_near(const at::Tensor& got, const at::Tensor& want, const std::string& what) {
+  const at::Tensor exact = want.detach();
+  EXPECT_LE(got.to(at::kDouble).sub(exact).norm().item<double>() / exact.norm().item<double>(), 1e-6) << what;
+}
+
+void expect_as_torch(const Fixture& f, const Expected& e) {
+  const ArenaFrame frame(const_cast<Arena&>(f.arena));
+  const Linear& linear = f.block.*e.linear;
+  ASSERT_EQ(linear.adapters.size(), e.modules.size()) << e.projection;
+  const int64_t out = linear.weight.weight.rows, in = linear.weight.weight.columns;
+  const at::Tensor x = at::randn({kRows, in}, at::kFloat), dy = at::randn({kRows, out}, at::kFloat);
+  const at::Tensor y = at::empty_like(dy), dx = at::empty_like(x);
+  const auto view = [](const at::Tensor& t) {
+    return View{t.data_ptr(), DType::kF32, t.size(0), t.size(1), t.size(1)};
+  };
+  DeviceBatch batch;
+  batch.tokens = batch.rows = kRows;
+  LinearSaved saved = allocate_saved(f.context, linear, kRows);
+  linear_forward(f.context, linear, batch, view(x), view(y), saved);
+  linear_backward(f.context, linear, batch, view(x), view(dy), view(dx), saved, true);
+
+  const c10::InferenceMode with_autograd(false);
+  const auto leaf = [](const at::Tensor& t) { return t.to(at::kDouble).requires_grad_(); };
+  const at::Tensor input = leaf(x);
+  const at::Tensor base = at::mm(input, f.find(f.frozen, e.projection).to(at::kDouble).t());
+  at::Tensor loss = base.mul(dy.to(at::kDouble)).sum(), want = base.detach().clone();
+  std::vector<at::Tensor> factors;
+  for (const Rows& rows : e.modules) {
+    const std::string name = rows.module;
+    const at::Tensor a = leaf(f.find(f.trainable, name + ".lora_A")),
+                     b = leaf(f.find(f.trainable, name + ".lora_B"));
+    const at::Tensor part = at::mm(at::mm(input, a.t()), b.t()).mul(f.adapter.scale());
+    loss = loss.add(part.mul(dy.to(at::kDouble).narrow(1, rows.first, rows.rows)).sum());
+    want.narrow(1, rows.first, rows.rows).add_(part.detach());
+    factors.push_back(a), factors.push_back(b);
+  }
+  loss.backward();
+  expect_near(y, want, e.projection);
+  expect_near(dx, input.grad(), e.projection);
+  for (size_t m = 0; m < e.modules.size(); ++m) {
+    const std::string name = e.modules[m].module;
+    expect_near(f.find(f.gradients, name + ".lora_A"), factors[2 * m].grad(), name + " A");
+    expect_near(f.find(f.gradients, name + ".lora_B"), factors[2 * m + 1].grad(), name + " B");
+  }
+}
+
+TEST(Adapters, OfAFamilysModulesComputeWhatTorchDoes) {
+  for (const bool joined : {false, true}) {
+    const Fixture f(joined);
+    for (const Expected& e : expected(joined)) expect_as_torch(f, e);
+  }
+}
+
+// Dropout draws by layer and module; joined modules have keys of their own, too.
+TEST(Adapters, DrawTheirDropoutByLayerAndModule) {
+  for (const bool joined : {false, true}) {
+    Fixture f(joined);
+    f.adapter.dropout = 0.1;
+    std::set<uint64_t> keys;
+    for (const int64_t layer : {1, 2}) {
+      const TransformerBlock block = f.bind(layer);
+      for (const Linear* linear : {&block.qkv, &block.out, &block.gate_up, &block.down})
+        for (const Adapter& adapter : linear->adapters) keys.insert(adapter.dropout_key);
+    }
+    EXPECT_EQ(keys.size(), 2 * f.adapter.targets.size());
+  }
+}
+
+}  // namespace
+}  // namespace lm
