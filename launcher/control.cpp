@@ -16,12 +16,13 @@
 namespace lm {
 namespace {
 
-constexpr uint64_t kMagic = 0x316c72746e6f636cULL;  // "lcontrl1": layout version 1
+constexpr uint64_t kMagic = 0x326c72746e6f636cULL;  // "lcontrl2": layout version 2
 
 struct Slot {
   int64_t step, repeat;
   char checkpoint[4096];  // PATH_MAX
   char reason[256];
+  int32_t exit_code;
 };
 
 void copy_text(char* to, size_t size, const std::string& from) {
@@ -99,6 +100,7 @@ void Control::publish(const RankRecord& record) {
   slot.repeat = record.repeat;
   copy_text(slot.checkpoint, sizeof slot.checkpoint, record.checkpoint);
   copy_text(slot.reason, sizeof slot.reason, record.reason);
+  slot.exit_code = record.exit_code;
   region_->records.store(next, std::memory_order_release);
 }
 
@@ -108,7 +110,7 @@ RankRecord Control::latest() const {
   const Slot& slot = region_->slots[records % 2];
   return {slot.step, slot.repeat,
           std::string(slot.checkpoint, strnlen(slot.checkpoint, sizeof slot.checkpoint)),
-          std::string(slot.reason, strnlen(slot.reason, sizeof slot.reason))};
+          std::string(slot.reason, strnlen(slot.reason, sizeof slot.reason)), slot.exit_code};
 }
 
 std::string signal_name(int signal) {

@@ -10,12 +10,14 @@
 namespace lm {
 
 // What a rank had reached; `checkpoint` is the path of the last one that is safe on disk ("" none), `repeat`
-// the steps after it that a resumed run does again, `reason` why it ends, e.g. "error:NUM-12" ("" unknown).
+// the steps after it that a resumed run does again, `reason` why it ends, e.g. "error:NUM-12" ("" unknown);
+// `exit_code` that it is about to end with (-1: at work), as the kernel may not let it end.
 struct RankRecord {
   int64_t step = 0;
   int64_t repeat = 0;
   std::string checkpoint;
   std::string reason;
+  int exit_code = -1;
 };
 
 class Control {

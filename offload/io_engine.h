@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -35,6 +36,13 @@ struct IoFile {
   int64_t bytes = 0;
 };
 
+// Consecutive bytes of one file; multiples of the files' alignment.
+struct ExtentPiece {
+  int file = 0;
+  int64_t offset = 0;
+  int64_t bytes = 0;
+};
+
 // The files that transfers go to, as a queue wants to know them.
 class IoFiles {
  public:
@@ -44,6 +52,8 @@ class IoFiles {
   virtual const std::string& path(int index) const = 0;
   // Offsets, lengths and memory addresses of all transfers are multiples of this (at least 4096).
   virtual int64_t alignment() const = 0;
+  // Another place for bytes that file `failed` did not take; nothing where there is none. The I/O thread's.
+  virtual std::optional<ExtentPiece> spare(int /*failed*/, int64_t /*bytes*/) { return std::nullopt; }
 };
 
 class IoEngine {

@@ -1,5 +1,8 @@
 #include "offload/io_failure.h"
 
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+
 #include <cerrno>
 #include <cstring>
 #include <system_error>
@@ -28,6 +31,12 @@ std::string errno_text(int error) {
 
 bool is_no_space(int error) {
   return error == ENOSPC || error == EDQUOT || error == EFBIG;
+}
+
+std::string device_of(int descriptor) {
+  struct stat info {};
+  if (::fstat(descriptor, &info) != 0) return "an unknown device";
+  return "device " + std::to_string(major(info.st_dev)) + ":" + std::to_string(minor(info.st_dev));
 }
 
 Error disk_error(int error, const std::string& what, const std::string& place) {

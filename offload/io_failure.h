@@ -16,6 +16,9 @@ std::string errno_name(int error);
 // No room, whatever says so: the disk, a quota or the process's file size limit.
 bool is_no_space(int error);
 
+// "device 259:1", for messages.
+std::string device_of(int descriptor);
+
 // Error(20) for no room, Error(21) for the rest; `what` is followed by the errno's text.
 Error disk_error(int error, const std::string& what, const std::string& place);
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstdio>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -19,28 +20,39 @@
 namespace lm {
 namespace {
 
-constexpr std::chrono::seconds kPatience{60};
+std::string seconds_text(std::chrono::milliseconds time) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g s", static_cast<double>(time.count()) / 1000);
+  return text;
+}
 
 }  // namespace
 
 struct IoQueue::State {
-  State(const IoFiles& s, int64_t b, IoRetry r) : space(s), block(b), retry(r) {}
+  State(IoFiles& s, std::function<std::unique_ptr<IoEngine>()> make, int64_t b, IoRetry r)
+      : space(s), make_engine(std::move(make)), block(b), retry(r) {}
 
-  void run(const std::function<std::unique_ptr<IoEngine>()>& make_engine);
+  void start();
+  // The thread ends, and what was asked for is dropped; false where it hangs.
+  bool end();
+  void run();
   // Gives the worker what has become ready; false when it is time to stop.
   bool take(IoWorker& worker);
   void publish(IoWorker& worker, std::vector<Transfer*>& complete);
   Ticket ask(IoDirection direction, const Extent& extent, std::byte* memory, int64_t bytes,
              const std::string& what, std::span<const Ticket> after);
-  // Until `over`. A disk that answers nothing for a minute is slow or stuck; memory that it may still write
-  // to cannot be given up, so the wait goes on, and says so.
+  // Until `over`, or until the disk has been silent for too long; half of that time is worth a warning.
   template <class Over>
   void patiently(std::unique_lock<std::mutex>& lock, const Over& over);
+  // The first transfer with a part in a file that owes an answer; null where none does.
+  const Transfer* unanswered(size_t* part) const;
+  Error silence(const Transfer& transfer, size_t part, std::chrono::milliseconds time) const;
   void check() const {
     if (failure) throw Error(*failure);
   }
 
-  const IoFiles& space;
+  IoFiles& space;
+  const std::function<std::unique_ptr<IoEngine>()> make_engine;
   const int64_t block;
   const IoRetry retry;
   std::function<void(const IoSpan&)> span_hook;
@@ -51,26 +63,68 @@ struct IoQueue::State {
   std::unordered_map<Ticket, std::unique_ptr<Transfer>> active;
   std::vector<Transfer*> ready;  // not yet given to the worker
   Ticket next = 1;
-  IoEngine* engine = nullptr;  // while the thread may be waiting in it
-  bool woken = false;          // since the thread last took what is ready
+  IoEngine* engine = nullptr;        // while the thread may be waiting in it
+  const IoWorker* worker = nullptr;  // likewise
+  int64_t answers = 0;               // results so far
+  std::optional<Error> cause;        // of the end, before what is under way has been waited for
+  bool hangs = false, ended = false;
+  bool woken = false;  // since the thread last took what is ready
   bool started = false, stop = false;
   std::optional<Error> failure;
-  IoCounters counters;
+  IoCounters counters, before;  // and those of earlier threads
   std::string description;
 };
 
 template <class Over>
 void IoQueue::State::patiently(std::unique_lock<std::mutex>& lock, const Over& over) {
-  int64_t moved = counters.read_bytes + counters.written_bytes;
-  while (!changed.wait_for(lock, kPatience, over)) {
-    const int64_t now = counters.read_bytes + counters.written_bytes;
-    if (std::exchange(moved, now) != now || active.empty()) continue;
-    const Transfer& first = *active.begin()->second;
-    log_warning("SLOW-29", std::string("no transfer has ended for ") + std::to_string(kPatience.count()) +
-                               " s; waiting for the " +
-                               (first.direction == IoDirection::kRead ? "read" : "write") + " of " +
-                               first.what + " at " + space.path(first.parts.front().file));
+  // Counted in slices that were waited out: a process that was stopped finds them unspent.
+  const std::chrono::milliseconds slice = std::clamp<std::chrono::milliseconds>(
+      retry.silence / 16, std::chrono::milliseconds(1), std::chrono::seconds(1));
+  std::chrono::milliseconds silent{0};
+  int64_t seen = answers;
+  while (!hangs && !changed.wait_for(lock, slice, over)) {
+    size_t part = 0;
+    const Transfer* const transfer = unanswered(&part);
+    if (std::exchange(seen, answers) != answers || transfer == nullptr) {
+      silent = {};
+      continue;
+    }
+    const bool half = silent < retry.silence / 2;
+    silent += slice;
+    if (half && silent >= retry.silence / 2)
+      log_warning("SLOW-29", std::string(silence(*transfer, part, retry.silence / 2).what()));
+    if (silent < retry.silence) continue;
+    // The I/O thread waits for what the engine has; from here on nobody waits for it.
+    failure = cause ? *cause : silence(*transfer, part, retry.silence);
+    hangs = stop = true;
   }
+}
+
+const Transfer* IoQueue::State::unanswered(size_t* part) const {
+  const Transfer* first = nullptr;
+  for (const auto& [ticket, transfer] : active) {
+    if (transfer->waits_for > 0 || (first != nullptr && first->ticket < ticket)) continue;
+    for (size_t p = 0; p < transfer->parts.size(); ++p) {
+      if (worker == nullptr || worker->unanswered(transfer->parts[p].file) == 0) continue;
+      first = transfer.get();
+      *part = p;
+      break;
+    }
+  }
+  return first;
+}
+
+Error IoQueue::State::silence(const Transfer& transfer, size_t part, std::chrono::milliseconds time) const {
+  const Transfer::Part& at = transfer.parts[part];
+  return Error(
+      Exit::kIo,
+      {.area = "IO-05",
+       .what = "the disk has not answered for " + seconds_text(time) + "; waiting for the " +
+               (transfer.direction == IoDirection::kRead ? "read" : "write") + " of " + transfer.what,
+       .place = space.path(at.file) + "+" + std::to_string(at.offset),
+       .next = "look for errors of that disk in the kernel's log (dmesg); if it is only slow, raise "
+               "io.timeout",
+       .kept = ""});
 }
 
 bool IoQueue::State::take(IoWorker& worker) {
@@ -82,18 +136,20 @@ bool IoQueue::State::take(IoWorker& worker) {
 }
 
 void IoQueue::State::publish(IoWorker& worker, std::vector<Transfer*>& complete) {
-  if (span_hook) {
-    for (const Transfer* t : complete)
+  {
+    const std::lock_guard lock(mutex);
+    if (hangs) return;  // nobody waits any more, and what the hook works on may be gone
+    for (const Transfer* t : complete) {
+      if (!span_hook) break;
       span_hook({.direction = t->direction,
                  .what = t->what,
                  .start_ns = t->start_ns,
                  .end_ns = t->end_ns,
                  .bytes = t->bytes});
-  }
-  {
-    const std::lock_guard lock(mutex);
-    counters.retries = worker.retries();
-    counters.busy_seconds = worker.busy_seconds();
+    }
+    answers = worker.answers();
+    counters.retries = before.retries + worker.retries();
+    counters.busy_seconds = before.busy_seconds + worker.busy_seconds();
     for (Transfer* transfer : complete) {
       (transfer->direction == IoDirection::kRead ? counters.read_bytes : counters.written_bytes) +=
           transfer->bytes;
@@ -108,7 +164,7 @@ void IoQueue::State::publish(IoWorker& worker, std::vector<Transfer*>& complete)
   changed.notify_all();
 }
 
-void IoQueue::State::run(const std::function<std::unique_ptr<IoEngine>()>& make_engine) {
+void IoQueue::State::run() {
   ::pthread_setname_np(::pthread_self(), "lm-io");
   std::optional<IoWorker> worker;
   std::optional<Error> error;
@@ -117,6 +173,7 @@ void IoQueue::State::run(const std::function<std::unique_ptr<IoEngine>()>& make_
     {
       const std::lock_guard lock(mutex);
       engine = &worker->engine();
+      this->worker = &*worker;
       description = engine->description();
       started = true;
     }
@@ -136,28 +193,35 @@ void IoQueue::State::run(const std::function<std::unique_ptr<IoEngine>()>& make_
   {
     const std::lock_guard lock(mutex);
     engine = nullptr;
-    if (worker) counters.retries = worker->retries();
+    cause = error;
+    if (worker) counters.retries = before.retries + worker->retries();
   }
   if (worker) worker->settle();  // before anyone hears of the failure and frees memory
   {
     const std::lock_guard lock(mutex);
-    failure = error;
+    if (!failure) failure = error;
     active.clear();
     ready.clear();
+    this->worker = nullptr;
+    ended = true;
   }
   changed.notify_all();
 }
 
-IoQueue::IoQueue(const IoFiles& space, std::function<std::unique_ptr<IoEngine>()> make_engine, int64_t block,
+IoQueue::IoQueue(IoFiles& space, std::function<std::unique_ptr<IoEngine>()> make_engine, int64_t block,
                  IoRetry retry)
-    : state_(std::make_unique<State>(space, block, retry)) {
+    : state_(std::make_unique<State>(space, std::move(make_engine), block, retry)) {
   LM_CHECK(block > 0 && block % space.alignment() == 0, "io.block is not a multiple of the alignment");
+  state_->start();
+}
+
+void IoQueue::State::start() {
   // Signals belong to the compute thread.
   sigset_t all, old;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &old);
   try {
-    state_->thread = std::thread([state = state_.get(), make = std::move(make_engine)] { state->run(make); });
+    thread = std::thread([this] { run(); });
   } catch (const std::system_error& refused) {
     ::pthread_sigmask(SIG_SETMASK, &old, nullptr);
     throw Error(Exit::kHostMemory, {.area = "IO-17",
@@ -167,23 +231,44 @@ IoQueue::IoQueue(const IoFiles& space, std::function<std::unique_ptr<IoEngine>()
                                     .kept = ""});
   }
   ::pthread_sigmask(SIG_SETMASK, &old, nullptr);
-  std::unique_lock lock(state_->mutex);
-  state_->changed.wait(lock, [this] { return state_->started || state_->failure; });
-  if (!state_->started) {
-    const Error error = *state_->failure;
-    lock.unlock();
-    state_->thread.join();
-    throw Error(error);
-  }
+  std::unique_lock lock(mutex);
+  changed.wait(lock, [this] { return started || failure; });
+  if (started) return;
+  const Error error = *failure;
+  lock.unlock();
+  thread.join();
+  throw Error(error);
+}
+
+bool IoQueue::State::end() {
+  if (!thread.joinable()) return true;
+  std::unique_lock lock(mutex);
+  stop = true;
+  if (engine != nullptr) engine->wake();
+  patiently(lock, [this] { return ended; });
+  if (hangs) return false;
+  lock.unlock();
+  thread.join();
+  return true;
 }
 
 IoQueue::~IoQueue() {
-  {
-    const std::lock_guard lock(state_->mutex);
-    state_->stop = true;
-    if (state_->engine != nullptr) state_->engine->wake();
-  }
-  state_->thread.join();
+  if (state_->end()) return;
+  state_->thread.detach();
+  [[maybe_unused]] const State* const stays = state_.release();  // the thread may never return
+}
+
+void IoQueue::restart() {
+  if (!state_->end()) throw Error(*state_->failure);
+  state_->before = state_->counters;
+  state_->failure = state_->cause = std::nullopt;
+  state_->started = state_->stop = state_->ended = state_->woken = false;
+  state_->start();
+}
+
+bool IoQueue::hangs() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->hangs;
 }
 
 void IoQueue::set_span_hook(std::function<void(const IoSpan&)> hook) {

@@ -39,20 +39,22 @@ struct IoSpan {
 // each EAGAIN pausing twice as long as the last one, up to `longest_pause`. The default gives up after 1 s.
 // A read that fails with EIO is tried `read_errors` times more: reading again changes nothing on the disk. A
 // failed write is not: nobody knows what it left.
+// A disk that answers nothing at all for `silence` is given up; one that is only slow answers some request.
 struct IoRetry {
   int tries = 30;
   int read_errors = 3;
   std::chrono::microseconds longest_pause{50'000};
+  std::chrono::milliseconds silence{60'000};
 };
 
 class IoQueue {
  public:
-  // `make_engine` runs on the I/O thread (a ring belongs to the thread that made it); what it throws, the
-  // constructor throws. Transfers are cut into requests of at most `block` bytes.
-  IoQueue(const IoFiles& space, std::function<std::unique_ptr<IoEngine>()> make_engine, int64_t block,
+  // `make_engine` runs on the I/O thread (a ring belongs to the thread that made it), again at a restart;
+  // what it throws, the constructor throws. Transfers are cut into requests of at most `block` bytes.
+  IoQueue(IoFiles& space, std::function<std::unique_ptr<IoEngine>()> make_engine, int64_t block,
           IoRetry retry = {});
-  // Waits for the requests that the engine has; transfers not yet started are dropped, as are errors. `drain`
-  // first if all must be done.
+  // Waits for the requests that the engine has, unless they hang; transfers not yet started are dropped, as
+  // are errors. `drain` first if all must be done.
   ~IoQueue();
   IoQueue(const IoQueue&) = delete;
   IoQueue& operator=(const IoQueue&) = delete;
@@ -70,12 +72,19 @@ class IoQueue {
   // Blocks until the transfer is done. Throws the first failure of any transfer, this one's or an earlier
   // one's: Error(20) no space, Error(21) otherwise, naming path, offset, errno and state. After a failure
   // every later call throws it again: nothing is computed from state that is not known to be whole. Nothing
-  // is under way any more when it is thrown, so the memory may go. A minute without any progress is a warning
-  // in the log, not an error: slow is not lost.
+  // is under way any more when it is thrown, so the memory may go; but not where the disk has given no answer
+  // (hangs).
   void wait(Ticket ticket);
   bool done(Ticket ticket) const;
   // Waits for everything asked for so far.
   void drain();
+  // After a failure: what was asked for is dropped, tickets so far are done, and a new engine takes what
+  // comes. Nothing of the old is under way any more; throws its failure where it hangs. No other thread may
+  // call.
+  void restart();
+  // A wait was given up while the engine had requests: memory and files that they use, the space and this
+  // queue must stay until the process ends.
+  bool hangs() const;
 
   IoCounters counters() const;
   std::string description() const;  // the engine's

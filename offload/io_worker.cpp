@@ -1,17 +1,20 @@
 #include "offload/io_worker.h"
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <optional>
 #include <thread>
 #include <utility>
 
+#include "base/log.h"
 #include "offload/io_failure.h"
 
 namespace lm {
 namespace {
 
 constexpr std::chrono::microseconds kFirstPause{20};
+constexpr int kMostMoves = 2;  // of a request: to another path, and there to another place
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -25,8 +28,12 @@ const char* verb(IoDirection direction) {
 
 }  // namespace
 
-IoWorker::IoWorker(const IoFiles& space, std::unique_ptr<IoEngine> engine, int64_t block, IoRetry retry)
-    : space_(space), engine_(std::move(engine)), block_(block), retry_(retry) {
+IoWorker::IoWorker(IoFiles& space, std::unique_ptr<IoEngine> engine, int64_t block, IoRetry retry)
+    : space_(space),
+      engine_(std::move(engine)),
+      block_(block),
+      retry_(retry),
+      unanswered_(space.files().size()) {
   LM_CHECK(engine_ != nullptr && engine_->depth() > 0, "an I/O queue without an engine");
   slots_.resize(static_cast<size_t>(engine_->depth()));
   for (int i = engine_->depth() - 1; i >= 0; --i) free_.push_back(i);
@@ -57,7 +64,9 @@ void IoWorker::start_request(Transfer* transfer) {
   Transfer::Part& part = *std::min_element(
       transfer->parts.begin(), transfer->parts.end(),
       [&](const Transfer::Part& a, const Transfer::Part& b) { return fraction(a) < fraction(b); });
-  const int64_t bytes = std::min(block_, part.bytes - part.started);
+  const ExtentPiece place =
+      relocations_.find(part.file, part.offset + part.started, std::min(block_, part.bytes - part.started));
+  const int64_t bytes = place.bytes;
   if (transfer->started == 0) {
     transfer->start_ns = now_ns();
     if (under_way_++ == 0) busy_since_ = transfer->start_ns;
@@ -67,10 +76,11 @@ void IoWorker::start_request(Transfer* transfer) {
   Slot& slot = slots_[static_cast<size_t>(index)];
   slot.transfer = transfer;
   slot.tries = 0;
-  slot.read_errors = 0;
+  slot.read_errors = slot.moves = 0;
+  slot.own = {part.file, part.offset + part.started, bytes};
   slot.request = {.direction = transfer->direction,
-                  .file = part.file,
-                  .offset = part.offset + part.started,
+                  .file = place.file,
+                  .offset = place.offset,
                   .memory = part.memory + part.started,
                   .bytes = bytes,
                   .id = (static_cast<uint64_t>(++slot.use) << 31) | static_cast<uint64_t>(index)};
@@ -81,9 +91,12 @@ void IoWorker::start_request(Transfer* transfer) {
 }
 
 void IoWorker::hand_in(Slot& slot) {
+  std::atomic<int>& unanswered = unanswered_[static_cast<size_t>(slot.request.file)];
+  ++unanswered;
   try {
     engine_->submit(slot.request);
   } catch (...) {
+    --unanswered;
     release(slot);  // the engine does not have it: nothing to wait for
     throw;
   }
@@ -106,11 +119,29 @@ void IoWorker::release(Slot& slot) {
 
 Error IoWorker::failure(const Slot& slot, int error, const std::string& detail) const {
   const IoRequest& request = slot.request;
-  const std::string what = std::string(verb(request.direction)) + " of " + slot.transfer->what + ": " +
-                           detail + "at offset " + std::to_string(request.offset) + ", " +
-                           std::to_string(slot.transfer->finished) + " of " +
-                           std::to_string(slot.transfer->bytes) + " bytes done";
+  const std::string what =
+      std::string(verb(request.direction)) + " of " + slot.transfer->what + ": " + detail + "at offset " +
+      std::to_string(request.offset) + ", " + std::to_string(slot.transfer->finished) + " of " +
+      std::to_string(slot.transfer->bytes) + " bytes done, " + device_of(space_.files()[static_cast<size_t>(request.file)].descriptor);
   return disk_error(error, what, space_.path(request.file) + "+" + std::to_string(request.offset));
+}
+
+bool IoWorker::move_elsewhere(Slot& slot, int error) {
+  IoRequest& request = slot.request;
+  if (slot.moves == kMostMoves) return false;
+  const std::optional<ExtentPiece> to = space_.spare(request.file, request.bytes);
+  if (!to) return false;
+  // A disk that fails often is not told about each time.
+  if (std::has_single_bit(++moved_)) {
+    log_warning("IO-05", std::string(failure(slot, error, "").what()) + "; it goes to " +
+                             space_.path(to->file) + "+" + std::to_string(to->offset) + " instead (write " +
+                             std::to_string(moved_) + " that had to)");
+  }
+  relocations_.add(slot.own.file, slot.own.offset, *to);
+  request.file = to->file;
+  request.offset = to->offset;
+  ++slot.moves;
+  return true;
 }
 
 void IoWorker::again(Slot& slot, bool pause) {
@@ -138,7 +169,13 @@ bool IoWorker::progress(Slot& slot, int64_t result) {
     again(slot, true);
     return false;
   }
-  if (result < 0) throw failure(slot, static_cast<int>(-result), "");
+  if (result < 0) {
+    const bool write = request.direction == IoDirection::kWrite;
+    if (!write || !move_elsewhere(slot, static_cast<int>(-result)))
+      throw failure(slot, static_cast<int>(-result), "");
+    again(slot, false);
+    return false;
+  }
   const std::string told = std::to_string(result) + " of " + std::to_string(request.bytes) + " bytes ";
   if (result == 0) throw failure(slot, EIO, "ended early, " + told);
   if (result > request.bytes) throw failure(slot, EIO, "the engine reports " + told);
@@ -150,6 +187,7 @@ bool IoWorker::progress(Slot& slot, int64_t result) {
   slot.transfer->finished += moved;
   flying(request.direction) -= moved;
   request.offset += moved;
+  slot.own.offset += moved;
   request.memory += moved;
   request.bytes -= moved;
   if (request.bytes == 0) return true;
@@ -166,6 +204,8 @@ void IoWorker::wait(std::vector<Transfer*>& complete) {
     try {
       Slot& slot = slot_of(result.id);
       Transfer* const transfer = slot.transfer;
+      ++answers_;
+      --unanswered_[static_cast<size_t>(slot.request.file)];
       bool whole = false;
       try {
         whole = progress(slot, result.result);
@@ -213,7 +253,11 @@ void IoWorker::settle() noexcept {
     while (!confused_ && free_.size() < slots_.size()) {
       results_.clear();
       engine_->wait(results_);
-      for (const IoResult& result : results_) release(slot_of(result.id));
+      for (const IoResult& result : results_) {
+        Slot& slot = slot_of(result.id);
+        --unanswered_[static_cast<size_t>(slot.request.file)];
+        release(slot);
+      }
     }
   } catch (const std::exception&) {
   }

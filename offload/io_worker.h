@@ -2,6 +2,7 @@
 // nothing but results. Used by one thread; transfers belong to the queue.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -12,6 +13,7 @@
 #include "base/error.h"
 #include "offload/io_engine.h"
 #include "offload/io_queue.h"
+#include "offload/relocations.h"
 #include "offload/swap_space.h"
 
 namespace lm {
@@ -43,10 +45,14 @@ struct Transfer {
 
 class IoWorker {
  public:
-  IoWorker(const IoFiles& space, std::unique_ptr<IoEngine> engine, int64_t block, IoRetry retry);
+  IoWorker(IoFiles& space, std::unique_ptr<IoEngine> engine, int64_t block, IoRetry retry);
 
   IoEngine& engine() { return *engine_; }
   int64_t retries() const { return retries_; }
+  // Results so far.
+  int64_t answers() const { return answers_; }
+  // Requests of this file that the engine has not answered. Any thread.
+  int unanswered(int file) const { return unanswered_[static_cast<size_t>(file)]; }
   // In which at least one transfer was started and not complete, up to now.
   double busy_seconds() const;
   void add(Transfer* transfer);
@@ -62,8 +68,10 @@ class IoWorker {
   struct Slot {
     Transfer* transfer = nullptr;  // null: free
     IoRequest request;             // what is still to be moved of it
+    ExtentPiece own;               // the place that its transfer names, which may not be the request's
     int tries = 0;                 // without progress
     int read_errors = 0;
+    int moves = 0;     // to another place
     uint32_t use = 0;  // part of the id: a late duplicate is not taken for the slot's next request
   };
 
@@ -76,9 +84,11 @@ class IoWorker {
   // True when the request's last byte has moved; otherwise it was handed in again.
   bool progress(Slot& slot, int64_t result);
   void again(Slot& slot, bool pause);
+  // Gives what its place has refused another one; false where there is none.
+  bool move_elsewhere(Slot& slot, int error);
   Error failure(const Slot& slot, int error, const std::string& detail) const;
 
-  const IoFiles& space_;
+  IoFiles& space_;
   std::unique_ptr<IoEngine> engine_;
   const int64_t block_;
   const IoRetry retry_;
@@ -88,8 +98,12 @@ class IoWorker {
   int64_t flying_[2] = {0, 0};        // bytes in the engine, by direction
   std::chrono::microseconds pause_{0};
   int64_t retries_ = 0;
-  int64_t under_way_ = 0;  // transfers started and not complete
-  int64_t busy_ns_ = 0;    // up to busy_since_, or to when the last one was complete
+  int64_t answers_ = 0;
+  uint64_t moved_ = 0;  // writes that went elsewhere
+  Relocations relocations_;
+  std::vector<std::atomic<int>> unanswered_;  // by file
+  int64_t under_way_ = 0;                     // transfers started and not complete
+  int64_t busy_ns_ = 0;                       // up to busy_since_, or to when the last one was complete
   int64_t busy_since_ = 0;
   bool confused_ = false;  // the engine reported what it was not asked for: its results mean nothing
   std::vector<IoResult> results_;

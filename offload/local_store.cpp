@@ -99,6 +99,11 @@ LocalStore::~LocalStore() {
   } catch (const Error&) {
     // Whoever needed the bytes has been told.
   }
+  try {
+    up_.synchronize();
+    down_.synchronize();
+  } catch (const Error&) {
+  }
 }
 
 void LocalStore::flush() {
@@ -245,7 +250,8 @@ void LocalStore::check_whole(int64_t index) {
   // An exception must not leave an OpenMP thread: they only tell whether something is wrong.
   std::atomic<bool> whole{true};
   parallel_for(setup_.threads, chunks_of(length), kCheckGrain, [&](int64_t first, int64_t last) {
-    if (!intact(index, first * kChecksumChunk, std::min(last * kChecksumChunk, length))) whole = false;
+    const int64_t begin = first * kChecksumChunk, end = std::min(last * kChecksumChunk, length);
+    if (!intact(index, begin, end) && !reread(index, begin, end)) whole = false;
   });
   if (!whole) report_damage(index);
 }
@@ -280,23 +286,21 @@ void LocalStore::report_damage(int64_t index) const {
   int64_t offset = 0;
   while (offset + kChecksumChunk < a.bytes && intact(index, offset, offset + kChecksumChunk))
     offset += kChecksumChunk;
-  // Where the chunk lies on disk.
-  int64_t before = 0;
-  std::string place;
-  for (const ExtentPiece& piece : a.extent.pieces) {
-    if (offset >= before && offset < before + piece.bytes) {
-      place = space_->path(piece.file) + "+" + std::to_string(piece.offset + offset - before);
-    }
-    before += piece.bytes;
-  }
+  fail_damaged(index, offset);
+}
+
+void LocalStore::fail_damaged(int64_t index, int64_t offset) const {
+  const Array& a = array(index);
+  const ExtentPiece piece = slice(a.extent, offset, kChecksumChunk).pieces.front();
   throw Error(
       Exit::kIntegrity,
       {.area = "IO-06",
        .what = name(index) + ": " + std::to_string(kChecksumChunk) + " bytes at " + std::to_string(offset) +
-               " of " + std::to_string(a.bytes) + " are not what was written there",
-       .place = place,
+               " of " + std::to_string(a.bytes) + " are not what was written there, read twice",
+       .place = space_->path(piece.file) + "+" + std::to_string(piece.offset),
        .next = "check this disk and its log, or leave it out of offload.paths",
-       .kept = "nothing was computed from the damaged bytes; what was saved before is untouched"});
+       .kept = "nothing was computed from the damaged bytes; what was saved before is untouched, and the run "
+               "can go on from there"});
 }
 
 void LocalStore::resize(int64_t index, int64_t bytes) {

@@ -8,6 +8,7 @@
 // The store owns slots (leased from the pinned pool) and extents; queue and pool belong to the rank.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -60,6 +61,9 @@ class LocalStore : public Store, private ChunkChecks {
   std::byte* use_unchecked(int64_t array, Arrival* arrival) override;
   // What goes to a device is compared before.
   ChunkChecks* chunk_checks() override { return setup_.verify && !setup_.slots_on_device ? this : nullptr; }
+  void read(int64_t array, int64_t begin, std::span<std::byte> out) override;
+  // The queue has nothing under way.
+  void reset() override;
   void resize(int64_t array, int64_t bytes) override;
   bool holds(int64_t array) const override;
   bool fresh(int64_t array) const override { return arrays_[static_cast<size_t>(array)].fresh; }
@@ -97,6 +101,7 @@ class LocalStore : public Store, private ChunkChecks {
 
   // ChunkChecks
   bool intact(int64_t array, int64_t begin, int64_t end) const override;
+  bool reread(int64_t array, int64_t begin, int64_t end) override;
   void stamp(int64_t array, int64_t begin, int64_t end) override;
   void all_stamped(int64_t array) override { slot_of(array).stamped = true; }
   [[noreturn]] void report_damage(int64_t array) const override;
@@ -113,6 +118,9 @@ class LocalStore : public Store, private ChunkChecks {
   void read_into_slot(const Array& a, int64_t index, int64_t slot);
   void write_from_slot(int64_t index, int64_t slot);
   void check_whole(int64_t index);
+  // local_store_home.cpp
+  bool read_from_disk(const Array& a, int64_t index, int64_t begin, int64_t bytes, std::byte* to);
+  [[noreturn]] void fail_damaged(int64_t index, int64_t offset) const;
   // local_store_device.cpp
   std::byte* device_memory(int64_t slot) const { return device_.data() + slot * slot_bytes_; }
   void fetch_to_device(int64_t index, int64_t slot);
@@ -140,6 +148,7 @@ class LocalStore : public Store, private ChunkChecks {
   std::vector<Slot> slots_;
   std::vector<uint64_t> checksums_;  // of every chunk of every array, as last written
   double wait_seconds_ = 0;
+  std::atomic<uint64_t> read_again_{0};  // ranges that were right the second time
 };
 
 }  // namespace lm

@@ -65,10 +65,11 @@ void SimDisk::Engine::submit(const IoRequest& request) {
   const int64_t operation = disk_.operations_++;
   for (const SimFaultAt& at : disk_.setup_.faults) {
     if (operation != at.operation && !(at.for_ever && operation > at.operation)) continue;
-    if (!concerns(at.fault, request.direction)) continue;
+    if (!concerns(at.fault, request.direction) || (at.file >= 0 && at.file != request.file)) continue;
     pending.fault = at.fault;
     ++disk_.injected_;
     if (at.fault == SimFault::kDelay) pending.finish = std::max(pending.finish, Clock::now()) + kLate;
+    if (at.fault == SimFault::kHang) pending.finish = Clock::time_point::max();
     break;
   }
   pending_.push_back(pending);

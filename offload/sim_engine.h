@@ -24,6 +24,7 @@ enum class SimFault : uint8_t {
   kZero,       // answers 0
   kLong,       // moves what was asked and reports more
   kDelay,      // completes 2 ms late
+  kHang,       // never completes
   kDuplicate,  // is reported twice
   kUnknown,    // reports an id that nobody asked for
   // The silent ones, which only a checksum finds:
@@ -37,6 +38,7 @@ struct SimFaultAt {
   SimFault fault = SimFault::kEio;
   int64_t operation = 0;  // the disk's n-th, from 0, in the order handed in
   bool for_ever = false;  // that one and all later ones
+  int file = -1;          // of this file alone; -1: of any
 };
 
 struct SimSetup {

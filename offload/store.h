@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace lm {
 
@@ -30,6 +31,8 @@ class ChunkChecks {
   // written; and that they are, as they are now, what the next write_back writes.
   virtual bool intact(int64_t array, int64_t begin, int64_t end) const = 0;
   virtual void stamp(int64_t array, int64_t begin, int64_t end) = 0;
+  // Brings the range once more from its home, past what the system keeps of it: whether it is intact now.
+  virtual bool reread(int64_t array, int64_t begin, int64_t end) = 0;
   // Every chunk has been stamped since its last change, so that write_back need not.
   virtual void all_stamped(int64_t array) = 0;
   // Throws Error(22) with the place of the first chunk that is not intact.
@@ -64,6 +67,12 @@ class Store {
   virtual std::byte* use_unchecked(int64_t array, Arrival* arrival) = 0;
   // Null where nothing is left to a caller: then no array arrives unchecked.
   virtual ChunkChecks* chunk_checks() { return nullptr; }
+
+  // Bytes of the array from `begin` on as they are now, wherever it is, into host memory. Waits; it stays
+  // where it is.
+  virtual void read(int64_t array, int64_t begin, std::span<std::byte> out) = 0;
+  // After an error: nothing is under way, every slot is empty, and every array is as if it was never written.
+  virtual void reset() = 0;
 
   // From now on only the first `bytes` of the array count (a shorter batch's activations).
   virtual void resize(int64_t array, int64_t bytes) = 0;

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <utility>
 
 #include "base/bytes.h"
 #include "offload/io_failure.h"
@@ -113,8 +114,21 @@ int64_t direct_alignment(int descriptor, bool* refused) {
 
 }  // namespace
 
-SwapSpace::SwapSpace(const std::vector<SwapPath>& paths, int64_t bytes) {
-  LM_CHECK(!paths.empty() && bytes >= 0, "swap space without a path");
+Extent slice(const Extent& extent, int64_t begin, int64_t bytes) {
+  LM_CHECK(begin >= 0 && bytes >= 0 && begin + bytes <= extent.bytes, "a slice beyond its extent");
+  Extent out;
+  int64_t before = 0;
+  for (const ExtentPiece& piece : extent.pieces) {
+    const int64_t from = std::max(begin, before), to = std::min(begin + bytes, before + piece.bytes);
+    if (from < to) out.pieces.push_back({piece.file, piece.offset + from - before, to - from});
+    before += piece.bytes;
+  }
+  out.bytes = bytes;
+  return out;
+}
+
+SwapSpace::SwapSpace(const std::vector<SwapPath>& paths, int64_t bytes, int64_t spare) {
+  LM_CHECK(!paths.empty() && bytes >= 0 && spare >= 0, "swap space without a path");
   for (const SwapPath& path : paths)
     LM_CHECK(path.weight > 0, "the weight of " + path.directory + " is not positive");
   try {
@@ -124,6 +138,7 @@ SwapSpace::SwapSpace(const std::vector<SwapPath>& paths, int64_t bytes) {
     for (size_t i = 0; i < parts_.size(); ++i) {
       reserve(static_cast<int>(i));
       try_direct(static_cast<int>(i));
+      reserve_spare(static_cast<int>(i), round_up(spare, alignment_), paths[i].limit);
     }
   } catch (...) {
     for (const IoFile& file : files_) ::close(file.descriptor);
@@ -147,20 +162,21 @@ void SwapSpace::share_out(const std::vector<SwapPath>& paths) {
   for (const size_t i : order) {
     const auto share = static_cast<int64_t>(static_cast<double>(left) * paths[i].weight / weights);
     const int64_t wanted = i == order.back() ? left : std::min(left, round_up(share, alignment_));
-    files_[i].bytes = std::min(wanted, paths[i].limit / alignment_ * alignment_);
-    left -= files_[i].bytes;
+    parts_[i].bytes = files_[i].bytes = std::min(wanted, paths[i].limit / alignment_ * alignment_);
+    left -= parts_[i].bytes;
     weights -= paths[i].weight;
   }
   if (left > 0) fail_limits(capacity_, paths);
   const auto all = static_cast<double>(std::max<int64_t>(capacity_, 1));
-  for (size_t i = 0; i < paths.size(); ++i) parts_[i].share = static_cast<double>(files_[i].bytes) / all;
+  for (size_t i = 0; i < paths.size(); ++i) parts_[i].share = static_cast<double>(parts_[i].bytes) / all;
 }
 
 void SwapSpace::open_file(const SwapPath& path) {
   struct stat info {};
   if (::stat(path.directory.c_str(), &info) != 0) fail_path(errno, path.directory);
   if (!S_ISDIR(info.st_mode)) fail_path(ENOTDIR, path.directory);
-  File part{.directory = path.directory, .share = 0, .used = 0, .refusal = ""};
+  File part;
+  part.directory = path.directory;
   int descriptor = open_anonymous(path.directory, O_DIRECT);
   if (descriptor < 0 && errno == EINVAL) {
     part.refusal = "the file system refuses O_DIRECT (EINVAL)";
@@ -196,6 +212,28 @@ void SwapSpace::reserve(int index) {
   if (error != 0) throw disk_error(error, "cannot reserve " + format_bytes(file.bytes), directory);
 }
 
+// Without it nothing fails until a write does; others need room, too.
+void SwapSpace::reserve_spare(int index, int64_t bytes, int64_t limit) {
+  IoFile& file = files_[static_cast<size_t>(index)];
+  File& part = parts_[static_cast<size_t>(index)];
+  if (bytes == 0 || file.bytes == 0 || bytes > limit - file.bytes || bytes > free_bytes(part.directory) / 4)
+    return;
+  if (reserve_bytes(file.descriptor, file.bytes + bytes) != 0) return;
+  file.bytes += bytes;
+  part.spare = bytes;
+}
+
+std::optional<ExtentPiece> SwapSpace::spare(int failed, int64_t bytes) {
+  const int count = static_cast<int>(files_.size());
+  for (int step = 1; step <= count; ++step) {  // the failed one last
+    const int index = (failed + step) % count;
+    File& part = parts_[static_cast<size_t>(index)];
+    if (bytes > part.spare - part.spare_used) continue;
+    return ExtentPiece{index, part.bytes + std::exchange(part.spare_used, part.spare_used + bytes), bytes};
+  }
+  return std::nullopt;
+}
+
 // Some file systems accept the flag and refuse the transfers.
 void SwapSpace::try_direct(int index) {
   const IoFile& file = files_[static_cast<size_t>(index)];
@@ -216,8 +254,22 @@ void SwapSpace::try_direct(int index) {
   ::fcntl(file.descriptor, F_SETFL, ::fcntl(file.descriptor, F_GETFL) & ~O_DIRECT);
 }
 
+// Direct transfers pass by the page cache. Elsewhere pages that were written and have not reached the disk
+// yet would stay.
+void SwapSpace::drop_cached(const Extent& extent) const {
+  for (const ExtentPiece& piece : extent.pieces) {
+    if (direct(piece.file)) continue;
+    const int descriptor = files_[static_cast<size_t>(piece.file)].descriptor;
+    constexpr unsigned kOut =
+        SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+    ::sync_file_range(descriptor, piece.offset, piece.bytes, kOut);
+    ::posix_fadvise(descriptor, piece.offset, piece.bytes, POSIX_FADV_DONTNEED);
+  }
+}
+
 int64_t SwapSpace::room(int index) const {
-  return files_[static_cast<size_t>(index)].bytes - parts_[static_cast<size_t>(index)].used;
+  const File& part = parts_[static_cast<size_t>(index)];
+  return part.bytes - part.used;
 }
 
 double SwapSpace::behind(int index, int64_t total) const {

@@ -1,11 +1,13 @@
 // Scratch space on disks for state that does not fit in memory: one anonymous file per path, preallocated
 // before the first step, so that a full disk is met at the start and nothing is left behind however the
 // process ends. Space is handed out once, as extents, and striped over the paths by their bandwidth. Built by
-// the rank's compute thread; immutable once its extents are handed out.
+// the rank's compute thread; once its extents are handed out, only the queue's I/O thread takes of the spare
+// room.
 #pragma once
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,31 +21,31 @@ struct SwapPath {
   int64_t limit = std::numeric_limits<int64_t>::max();  // bytes; what is above it goes to the other paths
 };
 
-// Consecutive bytes of an extent that lie in one file.
-struct ExtentPiece {
-  int file = 0;
-  int64_t offset = 0;
-  int64_t bytes = 0;  // multiple of the space's alignment
-};
-
 // Space for one array. Pieces in order make up the array.
 struct Extent {
   std::vector<ExtentPiece> pieces;
   int64_t bytes = 0;  // multiple of the space's alignment
 };
 
+// Bytes [begin, begin + bytes) of it, both multiples of the space's alignment.
+Extent slice(const Extent& extent, int64_t begin, int64_t bytes);
+
 class SwapSpace : public IoFiles {
  public:
   // Room for `bytes` in all. Throws Error(20) with path, need and free bytes when a disk is too full or the
   // limits of all paths together are too small,
   // Error(21) when a path cannot hold such a file, Error(12) when it is missing or not writable.
-  SwapSpace(const std::vector<SwapPath>& paths, int64_t bytes);
+  // `spare`: bytes that each file has beyond its share, where disk and limit allow it, for what cannot be
+  // written in its own place.
+  SwapSpace(const std::vector<SwapPath>& paths, int64_t bytes, int64_t spare = 0);
   ~SwapSpace() override;
   SwapSpace(const SwapSpace&) = delete;
   SwapSpace& operator=(const SwapSpace&) = delete;
 
   // `bytes` is rounded up to the alignment. Throws Error(70) when more is asked than was planned.
   Extent allocate(int64_t bytes);
+  // In another file than the one that failed, else elsewhere in this one.
+  std::optional<ExtentPiece> spare(int failed, int64_t bytes) override;
 
   int64_t alignment() const override;
   const std::vector<IoFile>& files() const override;
@@ -51,6 +53,8 @@ class SwapSpace : public IoFiles {
   const std::string& path(int index) const override;
   // Whether file `index` bypasses the page cache; if not, why.
   bool direct(int index, std::string* reason = nullptr) const;
+  // Lets the system forget what it keeps of these bytes in memory, so that they are read from the disk.
+  void drop_cached(const Extent& extent) const;
   // What `bytes` take up here: rounded up to the alignment. Plans add up these.
   int64_t padded(int64_t bytes) const;
   int64_t capacity() const { return capacity_; }
@@ -59,8 +63,11 @@ class SwapSpace : public IoFiles {
  private:
   struct File {
     std::string directory;
-    double share = 0;     // of the whole, in 0..1
-    int64_t used = 0;     // bytes handed out, from the start of the file
+    double share = 0;   // of the whole, in 0..1
+    int64_t bytes = 0;  // of the whole
+    int64_t used = 0;   // handed out, from the start of the file
+    int64_t spare = 0;  // bytes behind them, and how many of these are taken
+    int64_t spare_used = 0;
     std::string refusal;  // why O_DIRECT is not used; empty when it is
   };
 
@@ -68,6 +75,7 @@ class SwapSpace : public IoFiles {
   // Sets every file's bytes and share.
   void share_out(const std::vector<SwapPath>& paths);
   void reserve(int index);
+  void reserve_spare(int index, int64_t bytes, int64_t limit);
   void try_direct(int index);
   // Hands out `bytes` of file `index`; there is room.
   void take(int index, int64_t bytes, Extent& extent);

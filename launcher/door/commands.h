@@ -15,6 +15,10 @@ Exit presets_command(const CommandLine& line);
 // Also `lmlaunch --dry-run CONFIG`.
 Exit plan_command(const CommandLine& line);
 
+// Settings with which a run of this command line takes less host memory, those that save most first; "" where
+// none are known.
+std::string less_host_memory(const CommandLine& line);
+
 // The files of configs/, compiled in, sorted by name.
 struct Preset {
   std::string name;  // without .toml

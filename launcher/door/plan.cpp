@@ -1,4 +1,5 @@
 #include <cstdio>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -73,6 +74,55 @@ Object gpu_object(const CommandLine& line, const Gpu& gpu, const SurveyedGpus& f
   return out;
 }
 
+// What a plan is made from: as much as the door can know.
+struct Question {
+  Config config;
+  PlannedModel model;
+  Machine machine;
+  Object gpu;  // null on the CPU
+  DeviceType device = DeviceType::kCpu;
+  std::optional<NumericsPlan> recorded;
+  std::string cache_dir;
+  bool imagined = false;  // another machine than this one
+
+  PlanInputs inputs() const {
+    PlanInputs out = model.inputs(config, device);
+    out.recorded = recorded ? &*recorded : nullptr;
+    return out;
+  }
+};
+
+std::unique_ptr<Question> question_of(const CommandLine& line) {
+  const std::string& config_path = line.positional[0];
+  auto out = std::make_unique<Question>();
+  out->config = load_config(config_path, line.overrides);
+  const Config& config = out->config;
+  const Environment environment = read_environment();
+  out->cache_dir = environment.cache_dir;
+  out->model = open_model(config, environment);
+  const SurveyedGpus found = survey_visible_gpus();
+  out->machine =
+      survey_machine(found.visible.facts(), {line.bytes("--gpu-memory"), line.bytes("--host-memory")});
+  // An imagined machine may have the disks of this one, or none that is here.
+  out->imagined = line.has("--gpu-memory") || line.has("--host-memory");
+  if (!out->imagined) check_disks(config);
+  out->machine.disks = survey_disks(config, environment.cache_dir, DiskRates::kKnown);
+  const bool gpu = plan_for_gpu(line, config.run.device, found);
+  if (gpu) require_gpu_memory(out->machine.gpus.front(), found);
+  if (gpu) out->gpu = gpu_object(line, out->machine.gpus.front(), found);
+  out->device = gpu ? DeviceType::kCuda : DeviceType::kCpu;
+  if (out->imagined) return out;
+  // What a start would find: the run's numerics, and rates that an earlier run has measured.
+  out->recorded = recorded_numerics(run_directory(config, config_path), config, out->device);
+  const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
+  const auto threads =
+      out->recorded ? out->recorded->threads : config.run.threads.value_or(out->machine.cores);
+  const RateSubject subject{out->device, dtype, static_cast<int>(threads)};
+  if (const auto rates = known_rates(out->machine, subject, out->cache_dir))
+    set_rates(subject, *rates, out->machine);
+  return out;
+}
+
 struct Planned {
   Plan plan;
   Object gpu;                    // null on the CPU
@@ -80,43 +130,19 @@ struct Planned {
 };
 
 Planned plan_of(const CommandLine& line) {
-  const std::string& config_path = line.positional[0];
-  const Config config = load_config(config_path, line.overrides);
-  const Environment environment = read_environment();
-  const PlannedModel model = open_model(config, environment);
-  const SurveyedGpus found = survey_visible_gpus();
-  Machine machine =
-      survey_machine(found.visible.facts(), {line.bytes("--gpu-memory"), line.bytes("--host-memory")});
-  // An imagined machine may have the disks of this one, or none that is here.
-  const bool imagined = line.has("--gpu-memory") || line.has("--host-memory");
-  if (!imagined) check_disks(config);
-  machine.disks = survey_disks(config, environment.cache_dir, DiskRates::kKnown);
-  const bool gpu = plan_for_gpu(line, config.run.device, found);
-  if (gpu) require_gpu_memory(machine.gpus.front(), found);
-  const Object described = gpu ? gpu_object(line, machine.gpus.front(), found) : Object();
-  const DeviceType device = gpu ? DeviceType::kCuda : DeviceType::kCpu;
-  PlanInputs inputs = model.inputs(config, device);
-  std::optional<NumericsPlan> recorded;
-  if (!imagined) {
-    // What a start would find: the run's numerics, and rates that an earlier run has measured.
-    recorded = recorded_numerics(run_directory(config, config_path), config, device);
-    inputs.recorded = recorded ? &*recorded : nullptr;
-    const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
-    const auto threads = recorded ? recorded->threads : config.run.threads.value_or(machine.cores);
-    const RateSubject subject{device, dtype, static_cast<int>(threads)};
-    if (const auto rates = known_rates(machine, subject, environment.cache_dir))
-      set_rates(subject, *rates, machine);
-  }
+  const std::unique_ptr<Question> question = question_of(line);
+  Machine& machine = question->machine;
+  const PlanInputs inputs = question->inputs();
   try {
     Plan plan = make_plan(inputs, machine);
-    if (!imagined && plan.placement.on_disk()) {
-      machine.disks = survey_disks(config, environment.cache_dir, DiskRates::kMeasured);
+    if (!question->imagined && plan.placement.on_disk()) {
+      machine.disks = survey_disks(question->config, question->cache_dir, DiskRates::kMeasured);
       plan = make_plan(inputs, machine);
     }
-    return {std::move(plan), described, std::nullopt};
+    return {std::move(plan), question->gpu, std::nullopt};
   } catch (const Error& error) {
     if (error.code() != Exit::kDoesNotFit) throw;
-    return {draft_plan(inputs, machine), described, error};
+    return {draft_plan(inputs, machine), question->gpu, error};
   }
 }
 
@@ -158,6 +184,15 @@ Exit plan_command(const CommandLine& line) {
     if (error.code() != Exit::kDoesNotFit || !line.has("--json")) throw;
     print_object(refusal_object(error));
     return error.code();
+  }
+}
+
+std::string less_host_memory(const CommandLine& line) {
+  try {
+    const std::unique_ptr<Question> question = question_of(line);
+    return less_memory(question->inputs(), question->machine, Home::kHost);
+  } catch (const Error&) {
+    return "";  // asked after a run has failed, when the machine may have changed
   }
 }
 

@@ -34,8 +34,8 @@ Error incompatible(const std::string& what, const std::string& directory, const 
 
 // What a run may have written before its first step.
 bool early_file(const std::string& name) {
-  static constexpr std::array kNames = {".lock",    "config.toml", "numerics.json", "plan.json",
-                                        "plan.txt", "log.txt",     "status.json"};
+  static constexpr std::array kNames = {".lock",     ".preflight", "config.toml", "numerics.json",
+                                        "plan.json", "plan.txt",   "log.txt",     "status.json"};
   for (const char* known : kNames) {
     if (name == known || name.starts_with(std::string(known) + ".")) return true;  // "status.json.tmp-..."
   }
@@ -221,6 +221,13 @@ RunLock::RunLock(const std::string& directory) {
 
 RunLock::RunLock(RunLock&& other) noexcept
     : fd_(std::exchange(other.fd_, -1)), taken_over_(std::move(other.taken_over_)) {}
+
+void RunLock::release() const {
+  struct flock lock {};
+  lock.l_type = F_UNLCK;
+  lock.l_whence = SEEK_SET;
+  fcntl(fd_, F_OFD_SETLK, &lock);
+}
 
 // Left in order: the record goes, the file stays (removing it would let two runs lock two files of one name).
 RunLock::~RunLock() {

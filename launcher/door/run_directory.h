@@ -28,6 +28,8 @@ class RunLock {
   RunLock(RunLock&& other) noexcept;
   RunLock& operator=(RunLock&&) = delete;
   int fd() const { return fd_; }  // close-on-exec until the rank is started
+  // Lets go of it for the rank, too, which has inherited it: one that the kernel keeps would hold it.
+  void release() const;
   // Who held it when the machine or the run died without letting go; "" if it was left in order.
   const std::string& taken_over() const { return taken_over_; }
 

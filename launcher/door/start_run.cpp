@@ -8,7 +8,9 @@
 #include "base/process.h"
 #include "config/config_toml.h"
 #include "launcher/control.h"
+#include "launcher/door/commands.h"
 #include "launcher/door/device_choice.h"
+#include "launcher/door/preflight.h"
 #include "launcher/door/run_directory.h"
 #include "launcher/door/supervise.h"
 #include "launcher/environment.h"
@@ -81,6 +83,7 @@ int train_in_rank(const CommandLine& line) {
   block_stop_signals();  // first: from here on a stop signal is counted, and the run ends with 75
   const std::string& config_path = line.positional[0];
   const Config config = load_config(config_path, line.overrides);
+  raise_descriptor_limit();
   resolve_model(config.model.path, read_environment());
   check_disks(config);
   const std::string program = rank_program(line, config.run.device);
@@ -95,6 +98,7 @@ int train_in_rank(const CommandLine& line) {
     log_note("CKPT-26", one.key + ": " + one.recorded + " before, " + one.asked + " from here on");
   if (!lock.taken_over().empty())
     log_note("LOCK-31", "took over the lock of a dead run: " + lock.taken_over());
+  try_run_directory(directory);
   Control control = Control::create();
   CommandLine handed_on = line;
   handed_on.flags["--run-dir"] = directory;
@@ -104,7 +108,9 @@ int train_in_rank(const CommandLine& line) {
   try {
     // The door counts stop signals, not the rank.
     const pid_t child = start_rank(program, handed_on, {control.fd(), lock.fd()}, StopSignals::kIgnored);
-    status = supervise_run(child, control);
+    status = supervise_run(child, control,
+                           {.less_memory = [&line] { return less_host_memory(line); },
+                            .left_behind = [&lock] { lock.release(); }});
   } catch (const Error& error) {
     std::fputs(error.report().c_str(), stderr);
     status = failed_before_start(error);

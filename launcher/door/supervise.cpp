@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstdio>
 #include <ctime>
+#include <utility>
 
 #include "base/bytes.h"
 #include "base/error.h"
@@ -20,6 +21,12 @@ namespace {
 
 // After the second request the rank may still leave by itself; then it is killed.
 constexpr int kGraceMs = 1000;
+// What a rank may take from saying how it ends to its end; then it is killed.
+constexpr int kEndMs = 10000;
+// One that hangs in the kernel does not even die; it is left behind.
+constexpr int kLeaveMs = 2000;
+// No signal tells that a rank is about to end.
+constexpr int kLookMs = 500;
 
 sigset_t waited_signals() {
   sigset_t set;
@@ -34,16 +41,11 @@ int64_t now_ms() {
   return t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-// Waits for a signal until `deadline_ms` (0: for ever); 0 when the time is over.
-int next_signal(int64_t deadline_ms) {
+// Waits for a signal; 0 when `timeout_ms` (-1: none) is over.
+int next_signal(int timeout_ms) {
   const sigset_t set = waited_signals();
-  if (deadline_ms == 0) {
-    const int signal = sigwaitinfo(&set, nullptr);
-    return signal > 0 ? signal : 0;
-  }
-  const int64_t left = std::max<int64_t>(deadline_ms - now_ms(), 0);
-  const timespec timeout{left / 1000, (left % 1000) * 1000000};
-  const int signal = sigtimedwait(&set, nullptr, &timeout);
+  const timespec timeout{timeout_ms / 1000, (timeout_ms % 1000) * 1000000L};
+  const int signal = timeout_ms < 0 ? sigwaitinfo(&set, nullptr) : sigtimedwait(&set, nullptr, &timeout);
   return signal > 0 ? signal : 0;
 }
 
@@ -77,7 +79,8 @@ constexpr const char* kRaiseLimit =
 
 // Prints why a signal ended the rank and gives the exit code for it. The kernel's own kills are told by the
 // cgroup's counter, which the caller read before the start.
-int report_death(int signal, int64_t oom_kills_before, const std::string& where) {
+int report_death(int signal, int64_t oom_kills_before, const std::string& where,
+                 const std::function<std::string()>& less_memory = {}) {
   std::string what =
       "the rank was killed by signal " + std::to_string(signal) + " (" + signal_name(signal) + ")";
   std::string next = "report this message with log.txt; it is a bug in lmlaunch or in a library";
@@ -88,11 +91,14 @@ int report_death(int signal, int64_t oom_kills_before, const std::string& where)
     const bool oom = read_oom_kills() > oom_kills_before;
     code = oom ? Exit::kHostMemory : Exit::kPeerLost;
     area = oom ? "MEM-16" : "PEER-08";
-    what += oom ? ": by the kernel, out of memory" : "";
-    what += limit.bytes > 0 ? "; cgroup memory limit " + format_bytes(limit.bytes) + " (" + limit.source + ")"
-                            : "; no cgroup memory limit";
-    next = std::string(oom ? "" : "if nobody killed it, it ran out of host memory: ") +
-           "see `lmlaunch plan`, lower train.micro_batch or set train.recompute = \"block\"";
+    if (oom) what = "out of host memory: the rank was killed by the kernel";
+    what += limit.bytes > 0 ? "; cgroup limit " + format_bytes(limit.bytes) + " (" + limit.source + ")"
+                            : "; no cgroup limit";
+    const std::string settings = oom && less_memory ? less_memory() : "";
+    next =
+        std::string(oom ? "" : "if nobody killed it, it ran out of host memory: ") +
+        (settings.empty() ? "see `lmlaunch plan`, lower train.micro_batch or set train.recompute = \"block\""
+                          : "raise the limit, or set " + settings);
   } else if (signal == SIGTERM || signal == SIGHUP || signal == SIGINT) {
     code = Exit::kPeerLost;
     area = "PEER-08";
@@ -133,28 +139,52 @@ void block_stop_signals() {
   std::signal(SIGXFSZ, SIG_IGN);
 }
 
-RunStatus supervise_run(pid_t child, Control& control) {
-  const int64_t oom_kills = read_oom_kills();
+namespace {
+
+// How a rank ended, or that it did not.
+struct RankEnd {
   int wait_status = 0;
-  int64_t kill_at = 0;  // 0: not asked for
-  bool killed_by_us = false;
-  while (!ended(child, &wait_status)) {
-    const int signal = next_signal(kill_at);
-    if (signal == 0 && kill_at != 0 && now_ms() >= kill_at) {
+  bool at_once = false;  // a second signal asked for it, and it was killed
+  bool left = false;     // it could not even be killed
+};
+
+RankEnd wait_for_end(pid_t child, Control& control) {
+  RankEnd end;
+  bool asked_twice = false;
+  int64_t kill_at = 0, leave_at = 0;  // 0: not yet known
+  while (!ended(child, &end.wait_status)) {
+    const int signal = next_signal(kLookMs);
+    const int64_t now = now_ms();
+    if (kill_at != 0 && leave_at == 0 && now >= kill_at) {
       kill(child, SIGKILL);
-      killed_by_us = true;
-      kill_at = 0;
+      end.at_once = asked_twice;
+      leave_at = now + kLeaveMs;
+    } else if (leave_at != 0 && now >= leave_at) {
+      log_warning("IO-05", "process " + std::to_string(child) +
+                               " stays behind: it waits in the kernel, and ends when its disk answers");
+      end.left = true;
+      return end;
     }
+    if (kill_at == 0 && control.latest().exit_code >= 0) kill_at = now + kEndMs;
     if (signal == 0 || signal == SIGCHLD) continue;
     control.request_stop(signal);
     if (control.stop_requests() == 1) {
       log_line("lmlaunch: " + signal_name(signal) +
                ": finishing the step, then saving; once more to stop at once");
-    } else if (!killed_by_us && kill_at == 0) {
+    } else if (!std::exchange(asked_twice, true)) {
       log_line("lmlaunch: " + signal_name(signal) + ": stopping at once");
-      kill_at = now_ms() + kGraceMs;
+      if (leave_at == 0) kill_at = now + kGraceMs;
     }
   }
+  return end;
+}
+
+}  // namespace
+
+RunStatus supervise_run(pid_t child, Control& control, const RankCare& care) {
+  const int64_t oom_kills = read_oom_kills();
+  const RankEnd end = wait_for_end(child, control);
+  if (end.left && care.left_behind) care.left_behind();
   const RankRecord last = control.latest();
   RunStatus out{.state = "failed",
                 .exit_code = 0,
@@ -164,13 +194,18 @@ RunStatus supervise_run(pid_t child, Control& control) {
                 .repeat = last.repeat};
   const std::string asked =
       control.stop_requests() > 0 ? "signal:" + signal_name(control.first_signal()) : "";
-  if (WIFSIGNALED(wait_status) && killed_by_us) {
+  const bool dead = end.left || WIFSIGNALED(end.wait_status);
+  if (dead && end.at_once) {
     out.exit_code = static_cast<int>(Exit::kStopped);
-  } else if (WIFSIGNALED(wait_status)) {
-    out.reason = "killed:" + signal_name(WTERMSIG(wait_status));
-    out.exit_code = report_death(WTERMSIG(wait_status), oom_kills, rank_and_step(last));
+  } else if (dead && last.exit_code >= 0) {
+    // It has said how it ends, and what was left of it is no matter.
+    out.exit_code = last.exit_code;
+    if (out.reason.empty()) out.reason = reason_of_code(last.exit_code);
+  } else if (dead) {
+    out.reason = "killed:" + signal_name(WTERMSIG(end.wait_status));
+    out.exit_code = report_death(WTERMSIG(end.wait_status), oom_kills, rank_and_step(last), care.less_memory);
   } else {
-    const int code = WEXITSTATUS(wait_status);
+    const int code = WEXITSTATUS(end.wait_status);
     const bool ours = !reason_of_code(code).empty();
     if (out.reason.empty()) out.reason = ours ? reason_of_code(code) : "error:exit-" + std::to_string(code);
     out.exit_code = ours ? code : report_strange_exit(code, rank_and_step(last));
@@ -188,7 +223,7 @@ int supervise_command(pid_t child) {
   const int64_t oom_kills = read_oom_kills();
   int wait_status = 0, passed_on = 0;
   while (!ended(child, &wait_status)) {
-    const int signal = next_signal(0);
+    const int signal = next_signal(-1);
     if (signal == 0 || signal == SIGCHLD) continue;
     passed_on = signal;
     kill(child, signal);

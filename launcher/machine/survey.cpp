@@ -125,7 +125,8 @@ int64_t read_oom_kills(const std::string& root) {
     const std::string text = read_text(directory + (group.v2 ? "/memory.events" : "/memory.oom_control"));
     if (!text.empty()) return read_number(field(text, "oom_kill "));
   }
-  return 0;
+  // No group of our own, or one that counts nothing: the machine's.
+  return read_number(field(read_text(root + "/proc/vmstat"), "oom_kill "));
 }
 
 HostFacts survey_host(const std::string& root) {

@@ -37,7 +37,7 @@ struct HostFacts {
 
 // `root` is a directory to read instead of / (tests).
 MemoryLimit read_memory_limit(const std::string& root = "");
-// Kills by the memory limit so far in this process's cgroup.
+// Kills for want of memory so far in this process's cgroup; without one, on this machine.
 int64_t read_oom_kills(const std::string& root = "");
 HostFacts survey_host(const std::string& root = "");
 

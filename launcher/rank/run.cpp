@@ -82,12 +82,10 @@ std::optional<NumericsPlan> saved_numerics(const std::vector<FoundCheckpoint>& s
   return parse_numerics(saved.front().manifest->numerics.dump(), saved.front().path);
 }
 
-}  // namespace
-
-Exit run_training(const CommandLine& line) {
+// The story of a run.
+Exit train(const CommandLine& line, Control& control) {
   const std::string directory = line.value("--run-dir").value();
   const RunFiles files(directory);
-  Control control = Control::attach(static_cast<int>(line.integer("--control-fd").value()));
 
   // What was asked for, what there is to go on from, and where every byte of it will live. Nothing large is
   // allocated yet, and what cannot fit ends here.
@@ -163,6 +161,20 @@ Exit run_training(const CommandLine& line) {
   if (!held_out.empty()) evaluate_and_record(*rank, held_out, result.steps, metrics);
   log_line("peak resident memory " + format_peak(job->plan, result.device_bytes));
   return Exit::kDone;
+}
+
+}  // namespace
+
+Exit run_training(const CommandLine& line) {
+  Control control = Control::attach(static_cast<int>(line.integer("--control-fd").value()));
+  try {
+    return train(line, control);
+  } catch (const Error& error) {
+    RankRecord last = control.latest();
+    last.exit_code = static_cast<int>(error.code());
+    control.publish(last);
+    throw;
+  }
 }
 
 }  // namespace lm

@@ -71,7 +71,7 @@ class ShardWriter::Files : public IoFiles {
 };
 
 ShardWriter::ShardWriter(ShardSetup setup)
-    : setup_(std::move(setup)), memory_(DeviceType::kCpu, kMemory), written_(kBuffers, 0) {
+    : setup_(std::move(setup)), memory_(std::make_unique<PinnedPool>(DeviceType::kCpu, kMemory)), written_(kBuffers, 0) {
   const std::string header = safetensors_beginning(setup_.arrays, {{"format", "pt"}}, kAlignment);
   int64_t end = std::ssize(header);
   for (const TensorInfo& array : setup_.arrays) {
@@ -82,10 +82,10 @@ ShardWriter::ShardWriter(ShardSetup setup)
   file_.name = setup_.path.substr(setup_.path.rfind('/') + 1);
   file_.bytes = end;
   files_ = std::make_unique<Files>(setup_.path, end);
-  std::memcpy(memory_.memory().data(), header.data(), kAlignment);
-  files_->try_direct(memory_.memory().first(kAlignment));
+  std::memcpy(memory_->memory().data(), header.data(), kAlignment);
+  files_->try_direct(memory_->memory().first(kAlignment));
   const auto make = [this] {
-    const std::span<std::byte> buffers[] = {memory_.memory()};
+    const std::span<std::byte> buffers[] = {memory_->memory()};
     const EngineSetup engine{.files = files_->files(), .buffers = buffers, .depth = kDepth};
     return setup_.make_engine ? setup_.make_engine(engine) : make_engine(setup_.engine, engine, nullptr);
   };
@@ -93,7 +93,16 @@ ShardWriter::ShardWriter(ShardSetup setup)
   put(0, std::as_bytes(std::span(header)));
 }
 
-ShardWriter::~ShardWriter() = default;
+ShardWriter::~ShardWriter() {
+  try {
+    queue_->drain();
+  } catch (const Error&) {
+    // Whoever wrote has been told.
+  }
+  if (!queue_->hangs()) return;
+  // What its requests use stays to the process's end.
+  [[maybe_unused]] const void* const stay[] = {queue_.release(), memory_.release(), files_.release()};
+}
 
 void ShardWriter::write(size_t array, int64_t offset, std::span<const std::byte> bytes) {
   LM_CHECK(offset >= 0 && offset + std::ssize(bytes) <= setup_.arrays[array].bytes(),
@@ -106,7 +115,7 @@ void ShardWriter::put(int64_t offset, std::span<const std::byte> bytes) {
   for (size_t done = 0; done < bytes.size();) {
     const std::span<const std::byte> piece =
         bytes.subspan(done, std::min<size_t>(kChunk, bytes.size() - done));
-    std::byte* const buffer = memory_.memory().data() + static_cast<int64_t>(next_) * kChunk;
+    std::byte* const buffer = memory_->memory().data() + static_cast<int64_t>(next_) * kChunk;
     queue_->wait(written_[next_]);
     std::memcpy(buffer, piece.data(), piece.size());
     const int64_t at = offset + static_cast<int64_t>(done), size = std::ssize(piece);

@@ -54,7 +54,7 @@ class ShardWriter {
   ShardSetup setup_;
   std::vector<int64_t> offsets_;  // of each array, and the file's end
   std::unique_ptr<Files> files_;
-  PinnedPool memory_;
+  std::unique_ptr<PinnedPool> memory_;
   std::unique_ptr<IoQueue> queue_;
   std::vector<Ticket> written_;  // the last write of each buffer
   size_t next_ = 0;              // buffer

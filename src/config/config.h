@@ -142,6 +142,7 @@ struct IoConfig {
   std::optional<ByteSize> block;                  // of one request; auto: 1 MiB
   std::optional<int64_t> depth;                   // requests in flight; auto: 32
   std::optional<ByteSize> tile;                   // optimizer state that moves as one
+  int64_t timeout = 60;                           // seconds without any answer until a disk is given up
 };
 
 struct CheckpointConfig {

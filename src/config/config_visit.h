@@ -181,6 +181,8 @@ void visit_io(IoT& io, V& v) {
   v.key("io", "depth", io.depth, {kPlacement, "requests in flight", {.low = 1, .high = 4096}});
   v.key("io", "tile", io.tile,
         {kPlacement, "bytes of optimizer state that move as one", {.low = 40960, .high = 1 << 30}});
+  v.key("io", "timeout", io.timeout,
+        {kPlacement, "seconds without any answer until a disk is given up", {.low = 1, .high = 1e6}});
 }
 
 template <class CheckpointT, class V>

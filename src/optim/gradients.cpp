@@ -81,10 +81,15 @@ void Gradients::send(int64_t first, int64_t count) const {
   copy_bytes(host_sums_ + first, from, count * static_cast<int64_t>(sizeof(double)), stream_);
 }
 
-double Gradients::sum(int64_t b) const {
+std::span<const double> Gradients::sums(int64_t b) const {
   const auto index = static_cast<size_t>(b);
-  const double* const first = host_sums_ + first_granule_[index];
-  return std::accumulate(first, first + layout_.blocks[index].flat_elements / kGranule, 0.0);
+  return {host_sums_ + first_granule_[index],
+          static_cast<size_t>(layout_.blocks[index].flat_elements / kGranule)};
+}
+
+double Gradients::sum(int64_t b) const {
+  const std::span<const double> all = sums(b);
+  return std::accumulate(all.begin(), all.end(), 0.0);
 }
 
 double Gradients::block_square(int64_t b) const {
@@ -102,6 +107,57 @@ double Gradients::total_square() const {
   double total = 0;
   for (size_t b = 0; b < layout_.blocks.size(); ++b) total += sum(static_cast<int64_t>(b));
   return total;
+}
+
+std::optional<NonFinite> Gradients::find_non_finite() const {
+  // What is no number spreads on its way back: it began in the last block that has it.
+  for (int64_t b = std::ssize(layout_.blocks) - 1; b >= 0; --b) {
+    if (const auto found = find_non_finite(b)) return found;
+  }
+  return std::nullopt;
+}
+
+std::optional<NonFinite> Gradients::find_non_finite(int64_t b) const {
+  // A square of a finite fp32 number is finite in fp64, and so is a granule's sum of them.
+  const std::span<const double> all = sums(b);
+  for (int64_t granule = std::ssize(all) - 1; granule >= 0; --granule) {
+    if (!std::isfinite(all[static_cast<size_t>(granule)])) return find_in_granule(b, granule);
+  }
+  return std::nullopt;
+}
+
+NonFinite Gradients::find_in_granule(int64_t b, int64_t granule) const {
+  const int64_t first = granule * kGranule;
+  const auto unit = std::find_if(units_.begin(), units_.end(), [&](const Unit& u) {
+    return u.block == b && first >= u.first && first < u.first + u.elements;
+  });
+  const auto size = static_cast<int64_t>(dtype_size(dtype_));
+  std::vector<std::byte> bytes(static_cast<size_t>(kGranule * size));
+  read(unit - units_.begin(), (first - unit->first) * size, bytes);
+  std::vector<float> elements(kGranule);
+  kernels(DeviceType::kCpu)
+      .accumulate({.to = elements.data(),
+                   .from = bytes.data(),
+                   .elements = kGranule,
+                   .to_dtype = DType::kF32,
+                   .from_dtype = dtype_,
+                   .overwrite = true},
+                  StreamView{});
+  const auto wrong =
+      std::find_if(elements.rbegin(), elements.rend(), [](float x) { return !std::isfinite(x); });
+  if (wrong == elements.rend()) return {"of " + layout_.name(*unit), "finite, with a norm that is not"};
+  const int64_t at = first + (elements.rend() - wrong) - 1;
+  for (const TensorPlace& place : layout_.blocks[static_cast<size_t>(b)].tensors) {
+    if (!place.frozen && at >= place.offset && at < place.offset + place.parameter.elements())
+      return {place.parameter.name, std::isnan(*wrong) ? "nan" : "inf"};
+  }
+  return {layout_.name(*unit) + ", between its tensors", std::isnan(*wrong) ? "nan" : "inf"};
+}
+
+void Gradients::read(int64_t u, int64_t offset, std::span<std::byte> out) const {
+  if (through_slots(u)) return store_->read(u, offset, out);
+  copy_bytes(out.data(), memory_[static_cast<size_t>(u)].data() + offset, std::ssize(out), stream_);
+  synchronize(stream_);
 }
 
 float clip_factor(double norm, double limit) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/arena.h"
@@ -16,6 +17,12 @@
 #include "spec/block_layout.h"
 
 namespace lm {
+
+// An element of a gradient that is no number.
+struct NonFinite {
+  std::string tensor;
+  const char* kind;  // "nan" or "inf"
+};
 
 class Gradients {
  public:
@@ -42,11 +49,19 @@ class Gradients {
   // then read.
   void send_squares() const;
   double total_square() const;
+  // Once norms were read and are not finite: a tensor of the block that backward reached first, wherever the
+  // gradient lives, or of this block. Waits. None where the norms are finite.
+  std::optional<NonFinite> find_non_finite() const;
+  std::optional<NonFinite> find_non_finite(int64_t b) const;
 
  private:
   // Granule norms [first, first + count) to host memory, in stream order.
   void send(int64_t first, int64_t count) const;
   double sum(int64_t b) const;
+  std::span<const double> sums(int64_t b) const;  // of its granules
+  NonFinite find_in_granule(int64_t b, int64_t granule) const;
+  // Bytes of a unit's gradient into host memory, wherever it lives. Waits.
+  void read(int64_t u, int64_t offset, std::span<std::byte> out) const;
 
   const ModelLayout& layout_;
   DType dtype_;

@@ -46,6 +46,12 @@ void HostUpdate::begin(std::vector<Range> ranges, bool ready) {
   ready_.wait(down_.view());
 }
 
+void HostUpdate::abandon() {
+  down_.synchronize();
+  up_.synchronize();
+  staged_ = given_ = ranges_.size();
+}
+
 void HostUpdate::copy(DeviceClock::Kind kind, void* to, const void* from, int64_t bytes, StreamView way) {
   if (clock_ == nullptr) return copy_bytes(to, from, bytes, way);
   const int64_t span = clock_->begin(kind, way, bytes, [] { return "update by the CPU"; });

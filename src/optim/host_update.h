@@ -37,6 +37,8 @@ class HostUpdate {
   // The ranges that next() will give one after another. With `ready` gradients and weights are complete on
   // the device; else what compute has enqueued so far is waited for.
   void begin(std::vector<Range> ranges, bool ready);
+  // What begin() named and next() has not given is not asked for any more.
+  void abandon();
   // The same elements in host memory; waits for them.
   Range next();
   // Weights of what next() gave go back: what compute enqueues after the last of them finds the new ones.

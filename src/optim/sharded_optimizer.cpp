@@ -179,8 +179,9 @@ void ShardedOptimizer::update_in_slot(int64_t block, size_t i, Tile tile, const 
       const int64_t first = granule * kGranule, last = std::min(granule + kAtOnce, end) * kGranule;
       bool intact = true;
       if (arrival == Arrival::kUnchecked)
-        each_stream(first, last,
-                    [&](int64_t a, int64_t b) { intact = intact && checks->intact(array, a, b); });
+        each_stream(first, last, [&](int64_t a, int64_t b) {
+          intact = intact && (checks->intact(array, a, b) || checks->reread(array, a, b));
+        });
       if (!intact) {
         damaged = true;
         return;

@@ -79,6 +79,10 @@ class ShardedOptimizer {
   void update_tile(int64_t block, int64_t tile, const UpdateInputs& inputs);
   int64_t tiles(int64_t block) const;
   int64_t t() const { return t_; }
+  // An update that an error ended will not go on.
+  void abandon() {
+    if (host_ != nullptr) host_->abandon();
+  }
 
   // fp32 value of a trainable tensor's master into `out` (host memory, its elements), for LoRA's export;
   // complete on return. Tiles in the store must be at home (between steps, after a flush).

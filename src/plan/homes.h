@@ -77,6 +77,7 @@ struct PlacementPlan {
   IoEngineChoice engine = IoEngineChoice::kAuto;
   int64_t io_block = 1 << 20;
   int io_depth = 32;
+  int64_t io_timeout = 60;  // seconds
   bool verify = true;
 
   PoolPlan& pool(Pool p) { return pools[static_cast<size_t>(p)]; }

@@ -365,6 +365,7 @@ void choose_io(const PlanInput& in, Plan& plan) {
   plan.placement.engine = io.engine;
   if (io.block) plan.placement.io_block = io.block->bytes;
   if (io.depth) plan.placement.io_depth = static_cast<int>(*io.depth);
+  plan.placement.io_timeout = io.timeout;
   plan.placement.verify = in.config.offload.verify;
 }
 

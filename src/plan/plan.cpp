@@ -24,6 +24,11 @@ Plan draft_plan(const PlanInputs& inputs, const Machine& machine, const World& w
   return plan;
 }
 
+std::string less_memory(const PlanInputs& inputs, const Machine& machine, Home home) {
+  const World world;
+  return memory_savers({inputs, machine, world, PlanPurpose::kTrain}, draft_plan(inputs, machine), home);
+}
+
 Plan make_plan(const PlanInputs& inputs, const Machine& machine, const World& world, PlanPurpose purpose) {
   Plan plan = draft_plan(inputs, machine, world, purpose);
   if (!plan.fits) throw Error(Exit::kDoesNotFit, explain_refusal({inputs, machine, world, purpose}, plan));

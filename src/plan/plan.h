@@ -116,6 +116,10 @@ Plan make_plan(const PlanInputs& inputs, const Machine& machine, const World& wo
 Plan draft_plan(const PlanInputs& inputs, const Machine& machine, const World& world = {},
                 PlanPurpose purpose = PlanPurpose::kTrain);
 
+// Settings that take less of a home's memory than the plan for these inputs, those that save most first; ""
+// where none does.
+std::string less_memory(const PlanInputs& inputs, const Machine& machine, Home home);
+
 // The table for people, and the object for programs.
 std::string print_plan(const Plan& plan);
 std::string plan_json(const Plan& plan);

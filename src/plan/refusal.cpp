@@ -135,9 +135,9 @@ uint32_t fitting_together(const PlanInput& in, const std::vector<Knob>& all, uin
   return 0;
 }
 
-std::string advice(const PlanInput& in, const Plan& plan, Home home) {
+// Those that save anything, and of them as bits the first few that make it fit alone.
+std::vector<Knob> saving_knobs(const PlanInput& in, const Plan& plan, Home home, uint32_t* alone) {
   std::vector<Knob> all;
-  uint32_t alone = 0;
   for (Knob& knob : knobs(in, plan)) {
     Config config = in.config;
     knob.apply(config);
@@ -145,8 +145,14 @@ std::string advice(const PlanInput& in, const Plan& plan, Home home) {
     if (!changed || need(*changed, home) >= need(plan, home)) continue;
     knob.saves = need(plan, home) - need(*changed, home);
     all.push_back(std::move(knob));
-    if (changed->fits && std::popcount(alone) < kMostKnobs) alone |= 1U << (all.size() - 1);
+    if (changed->fits && std::popcount(*alone) < kMostKnobs) *alone |= 1U << (all.size() - 1);
   }
+  return all;
+}
+
+std::string advice(const PlanInput& in, const Plan& plan, Home home) {
+  uint32_t alone = 0;
+  const std::vector<Knob> all = saving_knobs(in, plan, home, &alone);
   std::pair<uint32_t, int64_t> closest{0, need(plan, home)};
   const uint32_t together =
       fitting_together(in, all, ~alone, kMostKnobs - std::popcount(alone), home, &closest);
@@ -187,6 +193,14 @@ std::string have(const PlanInput& in, const Tier& tier) {
 }
 
 }  // namespace
+
+std::string memory_savers(const PlanInput& in, const Plan& plan, Home home) {
+  uint32_t ignored = 0;
+  std::vector<Knob> all = saving_knobs(in, plan, home, &ignored);
+  std::stable_sort(all.begin(), all.end(), [](const Knob& a, const Knob& b) { return a.saves > b.saves; });
+  all.resize(std::min<size_t>(all.size(), kMostKnobs));
+  return list(all, ~0U, ", or ");
+}
 
 ErrorText explain_refusal(const PlanInput& in, const Plan& plan) {
   const auto full = std::find_if(plan.tiers.begin(), plan.tiers.end(),

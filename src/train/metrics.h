@@ -22,6 +22,7 @@ struct StepRow {
   double grad_norm = 0;
   double lr = 0;
   bool skipped = false;
+  std::string fault;  // of a skipped step, for the log
   int64_t target_tokens = 0;
   int64_t tokens = 0;
   double step_ms = 0;

@@ -1,5 +1,7 @@
 #include "train/off_device_state.h"
 
+#include <algorithm>
+#include <chrono>
 #include <optional>
 
 #include "base/bytes.h"
@@ -11,6 +13,9 @@ namespace lm {
 namespace {
 
 static_assert(kSlotAlignment == kChecksumChunk, "plan and store count alike");
+
+// Room for writes that their own place refuses: of a file this part of all, or so many blocks.
+constexpr int64_t kSpareShare = 100, kSpareBlocks = 8;
 
 std::string array_name(const PlacementPlan& placement, const ModelLayout& layout, Pool pool, int64_t array) {
   const auto block_name = [&](int64_t block) { return layout.blocks[static_cast<size_t>(block)].name; };
@@ -116,21 +121,36 @@ void OffDeviceState::place_embedding(const PlacementPlan& placement) {
 
 void OffDeviceState::open_disks(const OffDeviceSetup& setup, int64_t bytes) {
   const PlacementPlan& placement = setup.placement;
-  space_ = std::make_unique<SwapSpace>(setup.paths, bytes);
-  const auto make = [&]() -> std::unique_ptr<IoEngine> {
+  space_ = std::make_unique<SwapSpace>(setup.paths, bytes,
+                                       std::max(bytes / kSpareShare, kSpareBlocks * placement.io_block));
+  const auto make = [this, &placement, chosen = setup.engine]() -> std::unique_ptr<IoEngine> {
     const std::span<std::byte> buffers[] = {pinned_->memory()};
     const EngineSetup engine{.files = space_->files(), .buffers = buffers, .depth = placement.io_depth};
-    if (setup.engine) return setup.engine(engine);
-    return make_engine(engine_kind(name_of(placement.engine)), engine, &description_);
+    if (chosen) return chosen(engine);
+    return make_engine(engine_kind(name_of(placement.engine)), engine, &engine_note_);
   };
-  queue_ = std::make_unique<IoQueue>(*space_, make, placement.io_block);
+  queue_ = std::make_unique<IoQueue>(*space_, make, placement.io_block,
+                                     IoRetry{.silence = std::chrono::seconds(placement.io_timeout)});
   if (setup.trace != nullptr) {
     queue_->set_span_hook([trace = setup.trace](const IoSpan& span) {
       const TraceRow row = span.direction == IoDirection::kRead ? TraceRow::kReads : TraceRow::kWrites;
       trace->add(row, span.what, span.start_ns, span.end_ns, span.bytes);
     });
   }
-  description_ = (description_.empty() ? "" : description_ + "; ") + queue_->description();
+  description_ = (engine_note_.empty() ? "" : engine_note_ + "; ") + queue_->description();
+}
+
+OffDeviceState::~OffDeviceState() {
+  for (std::unique_ptr<Store>& store : stores_) store.reset();
+  if (!hangs()) return;
+  [[maybe_unused]] const void* const stay[] = {queue_.release(), pinned_.release(), space_.release()};
+}
+
+void OffDeviceState::reset() {
+  if (queue_ != nullptr) queue_->restart();
+  for (const std::unique_ptr<Store>& store : stores_) {
+    if (store != nullptr) store->reset();
+  }
 }
 
 void OffDeviceState::poll() const {

@@ -36,6 +36,9 @@ class OffDeviceState {
  public:
   // Throws Error(12, 20, 21, 31): a path that cannot be used, a disk too full, memory that cannot be had.
   explicit OffDeviceState(const OffDeviceSetup& setup);
+  // Nothing is under way afterwards, unless a disk hangs: what its requests use then stays to the process's
+  // end.
+  ~OffDeviceState();
 
   // Null where nothing of the pool passes through slots.
   Store* store(Pool pool) const { return stores_[static_cast<size_t>(pool)].get(); }
@@ -52,6 +55,10 @@ class OffDeviceState {
   double wait_seconds() const;
   // Null on the CPU.
   DeviceClock* clock() const { return clock_.get(); }
+  // After an error that ended a step: nothing is under way, and every array is as if it was never written.
+  // Throws Error(21) where a disk hangs.
+  void reset();
+  bool hangs() const { return queue_ != nullptr && queue_->hangs(); }
   // For the log: engine, paths, what was chosen instead of what and why.
   const std::string& description() const { return description_; }
 
@@ -60,7 +67,7 @@ class OffDeviceState {
   void open_memory(const OffDeviceSetup& setup, int64_t bytes);
   void open_disks(const OffDeviceSetup& setup, int64_t bytes);
 
-  std::string description_;
+  std::string description_, engine_note_;
   std::unique_ptr<DeviceClock> clock_;
   std::unique_ptr<SwapSpace> space_;
   std::unique_ptr<PinnedPool> pinned_;

@@ -83,7 +83,7 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
       context_{setup.spec,
                setup.plan.numerics.dtype,
                stream.device,
-               library_kernels(stream.device),
+               setup.kernels != nullptr ? *setup.kernels : library_kernels(stream.device),
                stream,
                arena_,
                rope_,
@@ -117,16 +117,20 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
                                               setup.plan.micro_tokens, stream.device);
     }
   }
+  make_step();
+}
+
+void Rank::make_step() {
   step_ = std::make_unique<TrainStep>(StepParts{.context = context_,
-                                                .layout = setup.layout,
+                                                .layout = setup_.layout,
                                                 .weights = weights_,
                                                 .off_device = off_device_,
                                                 .gradients = gradients_.get(),
                                                 .optimizer = optimizer_.get(),
                                                 .embedding_gradient = embedding_gradient_.get(),
                                                 .host_loss = head(result_memory_, kLossBytes),
-                                                .trace = setup.trace},
-                                      step_settings(setup));
+                                                .trace = setup_.trace},
+                                      step_settings(setup_));
 }
 
 Rank::~Rank() {
@@ -144,6 +148,20 @@ void Rank::weights_ready() {
     const OpenUnit open = weights_.open(u, false);
     optimizer_->start(weights_.units()[static_cast<size_t>(u)], open.trainable(), staging);
   }
+}
+
+bool Rank::can_reset(const Error& error) const {
+  const Exit code = error.code();
+  return (code == Exit::kIntegrity || code == Exit::kIo || code == Exit::kNoSpace) && !off_device_.hangs();
+}
+
+void Rank::reset() {
+  synchronize(context_.stream);
+  step_.reset();  // its loans end, and it forgets what it has deferred
+  off_device_.reset();
+  arena_.rewind(0);
+  if (optimizer_ != nullptr) optimizer_->abandon();
+  make_step();
 }
 
 StateCatalogue Rank::catalogue() const {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "base/error.h"
 #include "config/config.h"
 #include "plan/plan.h"
 #include "train/live_state.h"
@@ -28,6 +29,7 @@ struct RankSetup {
   EngineFactory engine = {};              // tests: instead of the plan's
   StoreFactory store = {};                // tests: instead of this machine's memory and disks
   bool slots_on_device = false;           // tests: even where that is the CPU
+  const Kernels* kernels = nullptr;       // tests: instead of the device's
   Trace* trace = nullptr;                 // outlives the rank
 };
 
@@ -58,7 +60,17 @@ class Rank {
   // neither the old nor the new one, and may be restored again.
   void restore(StateReader& from, int64_t updates);
 
+  // Whether the run can go on after an error that ended a step: reset, then all of the catalogue's state
+  // written anew. Damaged bytes and failed transfers can be got over; nothing of the state has been computed
+  // from them.
+  bool can_reset(const Error& error) const;
+  // Nothing is under way, no slot holds anything, and what is off the device is as if it was never written.
+  // Throws Error(21) where a disk hangs.
+  void reset();
+
  private:
+  void make_step();
+
   const RankSetup setup_;
   DeviceType device_;
   OffDeviceState off_device_;

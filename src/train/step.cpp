@@ -6,6 +6,14 @@
 #include "base/error.h"
 
 namespace lm {
+namespace {
+
+std::string fault_text(const std::optional<NonFinite>& gradient, double loss) {
+  if (gradient) return "tensor " + gradient->tensor + " grad " + gradient->kind;
+  return std::isnan(loss) ? "loss nan" : "loss inf";
+}
+
+}  // namespace
 
 TrainStep::TrainStep(const StepParts& parts, const StepSettings& settings)
     : context_(parts.context),
@@ -184,7 +192,11 @@ void TrainStep::check() {
   result_.loss = divisor > 0 ? nll / divisor : 0.0;
   result_.grad_norm = std::sqrt(gradients_->total_square());
   result_.skipped = !std::isfinite(result_.loss) || !std::isfinite(result_.grad_norm);
-  if (settings_.clip != Clip::kGlobal) return;
+  if (result_.skipped) result_.fault = fault_text(gradients_->find_non_finite(), result_.loss);
+  if (settings_.clip != Clip::kGlobal) {
+    if (result_.skipped) fail_step(result_.fault);
+    return;
+  }
   update_ = {.lr = lr_,
              .scale = clip_factor(result_.grad_norm, settings_.max_grad_norm),
              .step = step_,
@@ -195,17 +207,18 @@ void TrainStep::check() {
 // Without global clipping: the block's own norm decides.
 float TrainStep::block_scale(int64_t block) const {
   const double norm = std::sqrt(gradients_->block_square(block));
-  if (!std::isfinite(norm)) {
-    throw Error(Exit::kNumerics,
-                {.area = "NUM-12",
-                 .what = "the gradient of " + layout_.blocks[static_cast<size_t>(block)].name +
-                         " is not finite, and blocks before it are already updated",
-                 .place = "step " + std::to_string(step_),
-                 .next = "lower optimizer.lr, or set optimizer.clip = \"global\", which skips such "
-                         "a step",
-                 .kept = ""});
-  }
+  if (!std::isfinite(norm)) fail_step(fault_text(gradients_->find_non_finite(block), 0));
   return settings_.clip == Clip::kBlock ? clip_factor(norm, settings_.max_grad_norm) : 1.0F;
+}
+
+void TrainStep::fail_step(const std::string& fault) const {
+  throw Error(Exit::kNumerics,
+              {.area = "NUM-12",
+               .what = "step " + std::to_string(step_) + " rank 0 " + fault +
+                       ", and other blocks may already be updated",
+               .place = "",
+               .next = "lower optimizer.lr, or set optimizer.clip = \"global\", which skips such a step",
+               .kept = "what was saved before this step"});
 }
 
 void TrainStep::update(const Operation& operation) {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/batch.h"
@@ -49,6 +50,7 @@ struct StepResult {
   double loss = 0;       // sum of nll / target tokens, over the whole step
   double grad_norm = 0;  // before clipping
   bool skipped = false;  // loss or norm not finite: no weight and no moment has changed
+  std::string fault;     // of a skipped step: "tensor layers.7.mlp.down grad inf", "loss nan"
 };
 
 class TrainStep : private PassMemory {
@@ -92,6 +94,8 @@ class TrainStep : private PassMemory {
   void check();
   void update(const Operation& operation);
   float block_scale(int64_t block) const;
+  // Ends the run: without global clipping an update may have been made before the fault was found.
+  [[noreturn]] void fail_step(const std::string& fault) const;
 
   // PassMemory
   DeviceBatch place(int64_t micro) override;

@@ -73,6 +73,7 @@ StepRow Trainer::step_once() {
   row.grad_norm = done.grad_norm;
   row.lr = lr;
   row.skipped = done.skipped;
+  row.fault = done.fault;
   row.target_tokens = batches.target_tokens;
   for (const Batch& batch : batches.micro) row.tokens += batch.tokens();
   const double seconds = monotonic_seconds() - start;
@@ -104,17 +105,17 @@ void Trainer::count_skipped(const StepRow& row) {
   }
   ++state_.skipped;
   ++state_.skipped_in_row;
-  log_warning("NUM-12", "step " + std::to_string(row.step) + " skipped: loss " + std::to_string(row.loss) +
-                            ", gradient norm " + std::to_string(row.grad_norm) + "; no weight has changed");
+  const std::string where = "step " + std::to_string(row.step) + " rank 0 " + row.fault;
+  log_warning("NUM-12", where + ": step skipped, no weight has changed; loss " + std::to_string(row.loss) +
+                            ", gradient norm " + std::to_string(row.grad_norm));
   const bool too_many = row.step >= kSkipWindow && state_.skipped * 1000 > row.step * kSkipsPerMille;
   if (state_.skipped_in_row <= kSkipsInRow && !too_many) return;
-  throw Error(Exit::kNumerics,
-              {.area = "NUM-12",
-               .what = std::to_string(state_.skipped) + " steps were skipped (" +
-                       std::to_string(state_.skipped_in_row) + " in a row): gradients are not finite",
-               .place = "step " + std::to_string(row.step),
-               .next = "lower optimizer.lr or raise optimizer.warmup",
-               .kept = ""});
+  throw Error(Exit::kNumerics, {.area = "NUM-12",
+                                .what = where + ": " + std::to_string(state_.skipped) + " steps were skipped, " +
+                                        std::to_string(state_.skipped_in_row) + " in a row",
+                                .place = "",
+                                .next = "lower optimizer.lr or raise optimizer.warmup",
+                                .kept = ""});
 }
 
 TrainerState Trainer::state() const {

@@ -9,10 +9,12 @@ import re
 import resource
 import struct
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+from limits import memory_limit
 from test_offload import BIN, children_of, environment, lmlaunch, loop_disk, on_disk, runs_on, skip_without, wait_for, work  # noqa: F401
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the files and limits of another process are root's")
@@ -102,6 +104,43 @@ def test_a_disk_that_answers_eio_is_exit_21(work, tmp_path):
         ended(door, err, 21, "IO-03", "(read|write) of ", "EIO", rf" at {re.escape(str(disk))}\+[0-9]+")
 
 
+@contextlib.contextmanager
+def frozen(directory):
+    """A file system whose writes wait in the kernel, where no signal reaches them, until the end."""
+    fifreeze, fithaw = 0xC0045877, 0xC0045878
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.ioctl(descriptor, fifreeze, 0)
+        try:
+            yield
+        finally:
+            fcntl.ioctl(descriptor, fithaw, 0)
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("engine", ["uring", "threads"])
+def test_a_disk_that_no_longer_answers_is_exit_21_within_its_timeout(work, tmp_path, engine):
+    """Also where the rank cannot even be killed: the door goes without it, and gives the directory back."""
+    skip_without(engine)
+    with loop_disk(tmp_path, 64) as disk:
+        with training(work, f"hang_{engine}", disk, f"io.engine={engine}", "io.timeout=2") as (door, rank, err):
+            with frozen(disk):
+                start = time.monotonic()
+                door.wait(timeout=40)
+                seconds = time.monotonic() - start
+                text = err.read_text()
+                assert Path(f"/proc/{rank}").exists(), "the rank was expected to be held by the kernel"
+                assert f"process {rank} stays behind" in text, text[-2000:]
+                with open(work / "runs" / f"hang_{engine}" / ".lock", "r+") as lock:
+                    fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the run's directory is given back
+            ended(door, err, 21, "IO-05", "the disk has not answered for 2 s; waiting for the write of ",
+                  rf" at {re.escape(str(disk))}\+[0-9]+")
+            said = text.index("error IO-05")
+            assert said < text.index("stays behind") and seconds < 2 + 10 + 2 + 4
+        wait_for(lambda: not Path(f"/proc/{rank}").exists(), "the rank outlives the hang")
+
+
 def test_room_that_ends_while_a_run_trains_is_exit_20(work):
     """By the limit on a file's size: unlike a full disk it may come after the space was reserved."""
     swap = work / "swap"
@@ -129,3 +168,60 @@ def test_memory_that_is_refused_is_exit_12_or_31_and_never_70(work):
         assert len(errors) == 1 and "memory" in errors[0], done.stderr[-2000:]
         assert re.search(r"^  next: \S", done.stderr, re.M)
     assert {0, 12, 31} <= set(codes.values()), codes
+
+
+def test_a_rank_killed_for_want_of_memory_is_exit_31_and_says_what_saves_most(work):
+    """By the kernel, in a group whose limit others use up."""
+    with memory_limit(512 << 20, group_only=True) as enter, open(work / "oom.err", "w") as file:
+        door = subprocess.Popen([BIN / "lmlaunch", "c.toml", "run.dir=runs/oom", "train.steps=1000000", "train.recompute=none"], cwd=work,
+                                env=environment(work), stderr=file, preexec_fn=enter)
+        hog = None
+        try:
+            status = work / "runs" / "oom" / "status.json"
+            wait_for(lambda: door.poll() is not None or status.exists() and json.loads(status.read_text())["step"] >= 2, "no second step")
+            assert door.poll() is None, (work / "oom.err").read_text()[-2000:]
+            Path(f"/proc/{children_of(door.pid)[0]}/oom_score_adj").write_text("1000")  # it goes first
+            hog = subprocess.Popen([sys.executable, "-c", "import time; held = bytearray(b'x' * (500 << 20)); time.sleep(60)"], preexec_fn=enter)
+            door.wait(timeout=60)
+        finally:
+            for process in filter(None, [hog, door]):
+                process.kill()
+                process.wait()
+    ended(door, work / "oom.err", 31, "MEM-16", "killed by the kernel; cgroup limit 512 MiB")
+    advice = re.search(r"^  next: raise the limit, or set (.*)", (work / "oom.err").read_text(), re.M)
+    saved = [float(bytes_) * (1024 if unit == "MiB" else 1) for bytes_, unit in re.findall(r"\(saves ([0-9.]+) ([KM]iB)\)", advice[1])]
+    assert saved and saved == sorted(saved, reverse=True), advice[0]
+
+
+# What a run needs of its files is tried before anything is loaded.
+
+def attribute(directory, change):
+    done = subprocess.run(["chattr", change, directory], capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"no attributes of files here: {done.stderr}")
+
+
+def test_a_run_directory_in_which_nothing_can_be_renamed_is_exit_12(work, tmp_path):
+    with loop_disk(tmp_path, 64) as disk:
+        run = disk / "run"
+        run.mkdir()
+        attribute(run, "+a")
+        try:
+            done = lmlaunch(work, "c.toml", f"run.dir={run}", check=False)
+        finally:
+            attribute(run, "-a")
+        assert done.returncode == 12, done.stderr[-2000:]
+        assert re.search(r"^lmlaunch: error RUN-33 .*rename is refused: EPERM", done.stderr, re.M), done.stderr[-2000:]
+        assert "computing" not in done.stderr and not (run / "metrics.jsonl").exists()
+        done = lmlaunch(work, "c.toml", f"run.dir={run}", "train.steps=2")
+        assert not list(run.glob(".preflight*"))
+
+
+def test_too_few_descriptors_are_exit_12_and_what_may_be_raised_is(work):
+    def limit(soft, hard):
+        return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    done = lmlaunch(work, "c.toml", "run.dir=runs/descriptors", check=False, preexec_fn=limit(20, 20))
+    assert done.returncode == 12 and "RLIMIT_NOFILE" in done.stderr, done.stderr[-2000:]
+    assert not (work / "runs" / "descriptors").exists()
+    # The least that is let through is enough.
+    lmlaunch(work, "c.toml", "run.dir=runs/descriptors", *on_disk(work / "swap"), "train.steps=2", preexec_fn=limit(20, 64))

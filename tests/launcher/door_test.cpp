@@ -193,7 +193,7 @@ TEST(Door, AKilledRankIsReportedWithItsFirstCause) {
   DoorResult result = door.run({"--gpus", "0", "c.toml"}, "signal:9");
   EXPECT_EQ(result.code, 40);
   EXPECT_HAS(result.err, "the rank was killed by signal 9 (SIGKILL)");
-  EXPECT_HAS(result.err, "cgroup memory limit");
+  EXPECT_HAS(result.err, "cgroup limit");
   EXPECT_HAS(result.err, "at rank 0, step 7");
   EXPECT_EQ(result.last_line(),
             "lmlaunch: stop code=40 reason=killed:SIGKILL step=7 checkpoint=none repeat=0");
@@ -201,6 +201,24 @@ TEST(Door, AKilledRankIsReportedWithItsFirstCause) {
   result = door.run({"--gpus", "0", "c.toml"}, "signal:11");
   EXPECT_EQ(result.code, 70);
   EXPECT_HAS(result.err, "SIGSEGV");
+}
+
+// Threads that the kernel holds may keep it from ending.
+TEST(Door, ARankThatHasSaidHowItEndsAndDoesNotIsKilled) {
+  Door door;
+  door.write_config("c.toml");
+  const DoorResult result = door.run({"--gpus", "0", "c.toml"}, "ends:21");
+  EXPECT_EQ(result.code, 21);
+  EXPECT_GT(result.ms, 9000);
+  EXPECT_LT(result.ms, 16000);
+  EXPECT_EQ(result.last_line(), "lmlaunch: stop code=21 reason=error:io step=7 checkpoint=none repeat=0");
+  // And at once where a signal asks for it twice.
+  door.start({"--gpus", "0", "c.toml", "run.dir=other"}, "ends:21");
+  door.wait_for("ready");
+  door.send(SIGTERM);
+  door.wait_for("finishing the step");
+  door.send(SIGTERM);
+  EXPECT_LT(door.finish().ms, 5000);
 }
 
 // Libraries do not check what they are given: without the limit each of these is a bug, with it 31.

@@ -52,6 +52,8 @@ TEST_F(SurveyOf, NoLimitIsNone) {
   fs::remove_all(root_ + "/proc");
   EXPECT_EQ(read_memory_limit(root_).bytes, 0);
   EXPECT_EQ(read_oom_kills(root_), 0);
+  write("/proc/vmstat", "pgfault 17\noom_kill 4\n");
+  EXPECT_EQ(read_oom_kills(root_), 4);
 }
 
 TEST_F(SurveyOf, ReadsProcessorAndMemory) {

@@ -199,21 +199,97 @@ TEST(Store, SurvivesOrReportsEveryFaultOfEveryOperation) {
   std::printf("%d cases, %d ended right, %d reported\n", cases, retried, reported);
 }
 
+// Every reading of the disk has a wrong bit, the second one, too.
 TEST(Store, FindsEveryFlippedBit) {
   int found = 0;
   for (unsigned seed = 0; seed < 1000; ++seed) {
-    Fixture f({{SimFault::kBitFlip, 40 + seed % 60, false}}, seed);
+    Fixture f({{SimFault::kBitFlip, 40 + seed % 60, true}}, seed, true, seed % 2 == 1);
     try {
       churn(f, 3, seed);
-      // A flip in a write's turn hits nothing; reads alone can flip.
-      found += f.disk.injected() == 0;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), Exit::kIntegrity);
+      EXPECT_NE(error.text().what.find("read twice"), std::string::npos);
       ++found;
     }
     ASSERT_FALSE(HasFatalFailure()) << "seed " << seed;
+    EXPECT_GT(f.disk.injected(), 0);
   }
   EXPECT_EQ(found, 1000);
+}
+
+TEST(Store, ReadsOnceMoreWhatCameBackChanged) {
+  int64_t healed = 0;
+  for (unsigned seed = 0; seed < 1000; ++seed) {
+    Fixture f({{SimFault::kBitFlip, 40 + seed % 60, false}}, seed, true, seed % 2 == 1), plain({}, seed);
+    ASSERT_NO_THROW(churn(f, 3, seed)) << "seed " << seed;
+    ASSERT_FALSE(HasFatalFailure()) << "seed " << seed;
+    if (f.disk.injected() == 0) continue;  // the fault met a write
+    churn(plain, 3, seed);
+    EXPECT_GT(f.queue.counters().read_bytes, plain.queue.counters().read_bytes) << "seed " << seed;
+    ++healed;
+  }
+  EXPECT_GT(healed, 300);
+}
+
+// What stands between program and disk is looked past: a page of memory that is wrong, and the disk right.
+TEST(Store, ReadsOnceMorePastThePageCache) {
+  const std::string path = std::filesystem::temp_directory_path().string();
+  SwapSpace space({{path, 1}}, 1 << 20);
+  const Extent extent = space.allocate(1 << 20);
+  ASSERT_NO_THROW(space.drop_cached(extent));
+  EXPECT_EQ(slice(extent, 8192, 16384).pieces.front().offset, extent.pieces.front().offset + 8192);
+}
+
+// An array is read where it is: in its slot, on its way home, at home.
+TEST(Store, GivesBytesOfAnArrayWhereverItIs) {
+  for (const bool on_device : {false, true}) {
+    Fixture f({}, 1, true, on_device, on_device ? std::vector<char>{0, 1, 0, 0, 0, 0} : std::vector<char>{});
+    for (const int64_t array : {0, 1, 2}) {
+      const std::vector<std::byte> want = pattern(f.bytes[static_cast<size_t>(array)], 7);
+      const auto expect_there = [&](const char* where) {
+        std::vector<std::byte> got(want.size());
+        f.store.read(array, 0, got);
+        EXPECT_TRUE(got == want) << where;
+        std::vector<std::byte> part(100);
+        f.store.read(array, 8000, part);
+        EXPECT_TRUE(std::equal(part.begin(), part.end(), want.begin() + 8000)) << where;
+      };
+      std::vector<std::byte> nothing(16, std::byte{1});
+      f.store.read(array, 0, nothing);
+      EXPECT_TRUE(nothing == std::vector<std::byte>(16));
+      f.store.claim(array, 0);
+      std::memcpy(f.store.use(array), want.data(), want.size());
+      expect_there("in its slot");
+      f.store.write_back(array);
+      expect_there("written back");
+      f.store.forget(array);
+      expect_there("on its way home");
+      f.store.flush();
+      f.store.fetch(array == 0 ? 3 : 0, 0);  // the slot is another's
+      expect_there("at home");
+      f.store.fetch(array, 1);
+      expect_there("on its way here");
+      EXPECT_TRUE(holds(f.store.use(array), want)) << "and it is there still";
+      f.store.forget(array);
+    }
+  }
+}
+
+TEST(Store, ResetTakesEveryArrayAsNeverWritten) {
+  for (const bool on_device : {false, true}) {
+    Fixture f({}, 1, true, on_device, on_device ? std::vector<char>{1, 0, 1, 1, 0, 0} : std::vector<char>{});
+    churn(f, 2);
+    f.store.flush();
+    f.store.fetch(4, 1);
+    f.disk.plan_faults({{SimFault::kEio, 0, true}});
+    f.store.fetch(5, 2);
+    EXPECT_THROW(f.store.use(5), Error);
+    f.disk.plan_faults({});
+    f.queue.restart();
+    f.store.reset();
+    for (int64_t array = 0; array < std::ssize(f.bytes); ++array) EXPECT_TRUE(f.store.fresh(array));
+    churn(f, 2, 5);
+  }
 }
 
 TEST(Store, WithoutVerificationAFlippedBitPasses) {

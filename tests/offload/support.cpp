@@ -156,7 +156,7 @@ bool ring_allowed() {
   }
 }
 
-std::unique_ptr<IoQueue> make_queue(const SwapSpace& space, const PinnedPool& pool, IoEngineKind kind,
+std::unique_ptr<IoQueue> make_queue(SwapSpace& space, const PinnedPool& pool, IoEngineKind kind,
                                     int64_t block, int depth) {
   return std::make_unique<IoQueue>(
       space,

@@ -70,7 +70,7 @@ std::vector<size_t> wrong_chunks(std::span<const std::byte> bytes, const std::ve
 bool ring_allowed();
 
 // An IoQueue on a real engine, whose buffers are the pool's.
-std::unique_ptr<IoQueue> make_queue(const SwapSpace& space, const PinnedPool& pool, IoEngineKind kind,
+std::unique_ptr<IoQueue> make_queue(SwapSpace& space, const PinnedPool& pool, IoEngineKind kind,
                                     int64_t block = 64 * 1024, int depth = 8);
 
 // Three arrays of different lengths, written, written again with other values beside reads, and read back,

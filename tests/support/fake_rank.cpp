@@ -2,6 +2,7 @@
 //   done | exit:N | signal:N                    ends so, after publishing step 7
 //   stop                                        publishes step 12, waits for a stop request, leaves with 75
 //   deaf                                        never stops
+//   ends:N                                      publishes step 7 and that it ends with N, and never does
 //   facts:FILE                                  writes its arguments, environment and ignored signals to FILE
 // It prints "fake rank: ready" on stderr when it has started.
 #include <signal.h>
@@ -55,6 +56,12 @@ int main(int argc, char** argv) {
     const int number = std::atoi(script.c_str() + script.find(':') + 1);
     if (script.starts_with("exit:")) return number;
     raise(number);
+  }
+  if (script.starts_with("ends:")) {
+    publish(
+        control,
+        {.step = 7, .repeat = 0, .checkpoint = "", .reason = "", .exit_code = std::atoi(script.c_str() + 5)});
+    for (int i = 0; i < 8000; ++i) usleep(5000);
   }
   if (script == "stop") {
     publish(control, {.step = 11, .repeat = 0, .checkpoint = "", .reason = ""});

@@ -65,6 +65,15 @@ class MemoryStore : public Store {
     return memory(array);
   }
 
+  void read(int64_t array, int64_t begin, std::span<std::byte> out) override {
+    const std::byte* const from = at(array).slot >= 0 ? memory(array) : at(array).home.data();
+    copy_bytes(out.data(), from + begin, std::ssize(out), stream_);
+    synchronize(stream_);
+  }
+  void reset() override {
+    for (Array& a : arrays_) a.slot = -1, a.fresh = true;
+  }
+
   void resize(int64_t array, int64_t bytes) override { at(array).bytes = bytes; }
   bool holds(int64_t array) const override {
     return static_cast<size_t>(array) < arrays_.size() && arrays_[static_cast<size_t>(array)].home.size() > 0;

@@ -13,6 +13,7 @@
 #include <optional>
 #include <random>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "offloaded_run.h"
 
@@ -249,6 +250,44 @@ TEST_F(TamperedRuns, OneThousandFlippedBitsThatAreReadAreFound) {
     EXPECT_GE(found_[state], 3) << state;
 }
 
+// Bytes that change are met in a step or while state is copied; the run goes back to its last copy.
+TEST_F(TamperedRuns, ARunThatIsResetAndGivenItsStateEndsAsIfNothingHadHappened) {
+  std::mt19937_64 random(11);
+  int64_t damages = 0;
+  for (const Variant& run : runs_on_disk(6)) {
+    TamperedDisk counting(Tampering::kBit, -1, 0);
+    run_to_its_end(run, [&](const EngineSetup& setup) { return counting.make_engine(setup); });
+    for (uint64_t i = 0; i < 30; ++i) {
+      const auto requests = static_cast<uint64_t>(counting.requests());
+      TamperedDisk disk(Tampering::kBit, static_cast<int64_t>(random() % requests), i);
+      Training training(run, [&](const EngineSetup& setup) { return disk.make_engine(setup); });
+      Outcome out;
+      out.losses.resize(static_cast<size_t>(run.steps)), out.norms = out.losses;
+      Training::Copy copy = training.copy();
+      int64_t copied = 0;  // steps
+      for (int64_t s = 1; s <= run.steps; ++s) {
+        try {
+          const StepResult result = training.step(s);
+          out.losses[static_cast<size_t>(s) - 1] = result.loss;
+          out.norms[static_cast<size_t>(s) - 1] = result.grad_norm;
+          out.state = training.state();
+          if (s % 2 == 0) copy = training.copy(), copied = s;
+        } catch (const Error& error) {
+          ASSERT_EQ(error.code(), Exit::kIntegrity) << error.report();
+          ASSERT_TRUE(training.rank().can_reset(error));
+          EXPECT_NE(error.text().kept.find("can go on from there"), std::string::npos);
+          training.restore(copy);
+          s = copied;
+          ++damages;
+        }
+      }
+      ASSERT_TRUE(same(run, out)) << run.text() << "after " << damages << " damages, request " << i;
+    }
+  }
+  std::printf("%ld damages\n", static_cast<long>(damages));
+  EXPECT_GT(damages, 15);
+}
+
 TEST_F(TamperedRuns, ChunksOfAnEarlierTimeAreFound) {
   run_until(Tampering::kStale, 100);
   EXPECT_GE(found_["optimizer state, in its update"], 10);
@@ -287,13 +326,17 @@ class FailingRuns : public ::testing::Test {
   // And the number of operations.
   std::pair<Ending, int64_t> with_fault(const Variant& run, std::vector<SimFaultAt> faults) {
     std::unique_ptr<SimDisk> disk;
-    const bool faulty = !faults.empty();
+    const bool faulty = !faults.empty(), hangs = faulty && faults.front().fault == SimFault::kHang;
     const Ending ending = run_to_its_end(run, [&](const EngineSetup& setup) {
       disk = std::make_unique<SimDisk>(setup.files, SimSetup{.faults = std::move(faults), .seed = 5});
       return disk->make_engine();
     });
     EXPECT_EQ(disk->injected() > 0, faulty);
-    return {ending, disk->operations()};
+    const int64_t operations = disk->operations();
+    // A thread that never returns still has it.
+    if (hangs) [[maybe_unused]]
+      const SimDisk* const stays = disk.release();
+    return {ending, operations};
   }
 
   static void ends_with(const Ending& ending, Exit code, const std::string& name) {
@@ -305,20 +348,11 @@ class FailingRuns : public ::testing::Test {
   int64_t runs_ = 0;
 };
 
-TEST_F(FailingRuns, EioOnceIsMadeGoodWhereItWasARead) {
-  int64_t healed = 0, reads = 0, writes = 0;
+TEST_F(FailingRuns, EioOnceIsMadeGood) {
   on_operations(SimFault::kEio, false, 1, [&](const Ending& ending) {
-    if (!ending.error) {
-      EXPECT_EQ(ending.retries, 1);
-      ++healed;
-      return;
-    }
-    ends_with(ending, Exit::kIo, "EIO");
-    ++(ending.error->text().what.starts_with("write of ") ? writes : reads);
+    EXPECT_FALSE(ending.error);
+    EXPECT_EQ(ending.retries, 1);  // a read where it was, a write elsewhere
   });
-  EXPECT_GT(healed, 50);
-  EXPECT_GT(writes, 50);
-  EXPECT_EQ(reads, 0);
 }
 
 TEST_F(FailingRuns, EioForEverIsExit21) {
@@ -346,7 +380,7 @@ TEST_F(FailingRuns, AFlushReportsAWriteThatFailed) {
     const int64_t writes = flush({});
     EXPECT_GT(writes, 5);
     try {
-      flush({{SimFault::kEio, writes - 1, false}});
+      flush({{SimFault::kEio, writes - 1, true}});
       FAIL() << "nothing was said";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), Exit::kIo) << error.report();
@@ -355,9 +389,38 @@ TEST_F(FailingRuns, AFlushReportsAWriteThatFailed) {
   }
 }
 
-TEST_F(FailingRuns, EnospcIsExit20) {
-  on_operations(SimFault::kEnospc, false, 1,
+TEST_F(FailingRuns, EnospcForEverIsExit20) {
+  on_operations(SimFault::kEnospc, true, 1,
                 [](const Ending& ending) { ends_with(ending, Exit::kNoSpace, "ENOSPC"); });
+}
+
+TEST_F(FailingRuns, EnospcOnceIsMadeGoodWhereItWasAWrite) {
+  int64_t moved = 0;
+  on_operations(SimFault::kEnospc, false, 3, [&](const Ending& ending) {
+    if (!ending.error) {
+      EXPECT_EQ(ending.retries, 1);
+      ++moved;
+      return;
+    }
+    ends_with(ending, Exit::kNoSpace, "ENOSPC");
+    EXPECT_TRUE(ending.error->text().what.starts_with("read of "));
+  });
+  EXPECT_GT(moved, 20);
+}
+
+TEST_F(FailingRuns, ADiskThatNoLongerAnswersIsExit21InTime) {
+  Variant run = runs_on_disk(2).front();
+  run.io_timeout = 1;
+  const int64_t operations = with_fault(run, {}).second;
+  for (const bool on_device : {false, true}) {
+    run.slots_on_device = on_device;
+    for (const int64_t k : {int64_t{0}, operations / 3, operations / 2, operations - 20}) {
+      const double start = monotonic_seconds();
+      const Ending ending = with_fault(run, {{SimFault::kHang, k, true}}).first;
+      EXPECT_LT(monotonic_seconds() - start, 4);
+      ends_with(ending, Exit::kIo, "the disk has not answered for 1 s; waiting for the ");
+    }
+  }
 }
 
 TEST_F(FailingRuns, ShortTransfersAreContinued) {

@@ -166,6 +166,7 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store)
   machine.cores = 2;
   if (cuda_built()) machine.gpus.push_back(known_gpu("H200"));
   plan_ = make_plan({config, spec_, run.lora ? &adapter_ : nullptr, layout_, device()}, machine);
+  plan_.placement.io_timeout = run.io_timeout;
   set_pools();
   set_update_site();
   if (run.slots_on_device && run.weights && !run.tied) {
@@ -187,12 +188,47 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store)
                 .swap_paths = {{std::filesystem::temp_directory_path().string(), 1}},
                 .engine = [this](const EngineSetup& setup) { return make_engine_of_run(setup); },
                 .store = std::move(store),
-                .slots_on_device = run.slots_on_device},
+                .slots_on_device = run.slots_on_device,
+                .kernels = run.kernels},
       stream_);
-  const LoadSetup load{spec_, layout_, run.dtype, stream_, 1};
+  load();
+}
+
+void Training::load() {
+  const LoadSetup load{spec_, layout_, run_.dtype, stream_, 1};
   initialise_weights(load, 1, rank_->weights());
-  if (run.lora) initialise_adapter(load, 1, rank_->weights());
+  if (run_.lora) initialise_adapter(load, 1, rank_->weights());
   rank_->weights_ready();
+}
+
+Training::Copy Training::copy() {
+  State bytes = state();  // completes deferred updates
+  return {std::move(bytes), rank_->optimizer().t()};
+}
+
+void Training::restore(const Copy& copy) {
+  struct Reader : StateReader {
+    explicit Reader(const State& state) : from(state) {}
+    void read(const std::string& array, int64_t offset, std::span<std::byte> bytes) override {
+      std::memcpy(bytes.data(), from.at(array).data() + offset, bytes.size());
+    }
+    const State& from;
+  } reader(copy.state);
+  rank_->reset();
+  load();  // a copy has nothing of what is frozen
+  rank_->restore(reader, copy.updates);
+}
+
+std::vector<int64_t> Training::reduced_units() const {
+  const std::vector<Unit> units = layout_.units(head_segments() > 0);
+  std::vector<int64_t> out;
+  for (const Operation& operation :
+       make_schedule(plan_.placement.schedule(spec_, plan_.numerics.recompute, run_.clip, 1)).operations) {
+    const Unit& unit = units[static_cast<size_t>(operation.unit)];
+    const bool trained = layout_.blocks[static_cast<size_t>(unit.block)].flat_elements > 0;
+    if (operation.kind == OperationKind::kNorm && trained) out.push_back(operation.unit);
+  }
+  return out;
 }
 
 Training::~Training() = default;
@@ -245,7 +281,7 @@ std::unique_ptr<IoEngine> Training::make_engine_of_run(const EngineSetup& setup)
   return disk_->make_engine();
 }
 
-std::map<std::string, std::vector<std::byte>> Training::state() {
+State Training::state() {
   // Made without the rank.
   const StateCatalogue catalogue = list_state(layout_, plan_.numerics, head_segments() > 0, true);
   Contents contents(catalogue);

@@ -49,15 +49,20 @@ struct Variant {
       false;     // with `slots_on_device`: state off the device is updated in host memory, as beside a GPU
   int host = 0;  // with `slots_on_device`: homes in host memory: 0 of none, 1 of all, 2 of the earlier half
 
+  const Kernels* kernels = nullptr;  // instead of the device's
+  int64_t io_timeout = 60;
+
   std::string text() const;
   std::string numbers() const;  // what decides them
 };
+
+using State = std::map<std::string, std::vector<std::byte>>;  // every byte of it, by name
 
 struct Outcome {
   std::vector<double> losses, norms;
   std::vector<bool> skipped;
   double evaluated = 0;
-  std::map<std::string, std::vector<std::byte>> state;
+  State state;
   int64_t moved_bytes = 0;
 };
 
@@ -75,16 +80,28 @@ class Training {
   // before every step, too.
   Outcome run(bool read_between = false);
   StepResult step(int64_t step, double lr = 3e-3);
-  std::map<std::string, std::vector<std::byte>> state();
+  State state();
+  // What a checkpoint has of it; `restore` resets the rank and writes it anew.
+  struct Copy {
+    State state;
+    int64_t updates = 0;
+  };
+  Copy copy();
+  void restore(const Copy& copy);
+  // The trained units, in the order in which a step's gradients are final.
+  std::vector<int64_t> reduced_units() const;
   void flush() { rank_->step().flush(); }
   // Completes what is deferred and puts `value` in place of the final norm's first weight, wherever that
   // lives; gives what was there.
   float replace_norm_weight(float value);
   int64_t head_segments() const { return plan_.placement.head_segments(); }
   const Rank& rank() const { return *rank_; }
+  const ModelLayout& layout() const { return layout_; }
+  const Gradients& gradients() { return rank_->gradients(); }
 
  private:
   std::unique_ptr<IoEngine> make_engine_of_run(const EngineSetup& setup);
+  void load();
   void set_pools();
   void set_update_site();
   void set_arena(const Config& config);

@@ -58,18 +58,29 @@ def _chunks(inputs, name):
         yield chunk
 
 
+def _pool(workers):
+    import concurrent.futures
+    import multiprocessing
+
+    try:
+        return concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _start_worker)
+    except OSError as error:  # semaphores are files there
+        print(f"lmlaunch: note DATA-33: tokenising in one process: /dev/shm cannot be used ({error.strerror})", file=sys.stderr, flush=True)
+        return None
+
+
 def _results(inputs, request):
     """Chunks of tokens in the order of the rows."""
     chunks = _chunks(inputs, request["format"])
     workers = request["workers"]
-    if workers <= 1 or inputs.total_bytes < SMALL_BYTES:
+    pool = None if workers <= 1 or inputs.total_bytes < SMALL_BYTES else _pool(workers)
+    if pool is None:
         for number, rows in enumerate(chunks):
             yield _work(rows, number == 0)
         return
-    import concurrent.futures
-    import multiprocessing
+    from concurrent.futures.process import BrokenProcessPool
 
-    with concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _start_worker) as pool:
+    with pool:
         pool.submit(os.getpid).result()  # forks now, before reading starts any thread
         waiting = deque()
         try:
@@ -79,7 +90,7 @@ def _results(inputs, request):
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
-        except concurrent.futures.process.BrokenProcessPool:
+        except BrokenProcessPool:
             raise InputError("a tokenising process died, perhaps for want of memory",
                              next="free memory, or split very long documents") from None
         finally:

@@ -1,0 +1,102 @@
+// The store's way to what lies at an array's home: a look at any array, wherever it is, and a second reading
+// of chunks that came back changed, since what was wrong may be the way and not the disk.
+#include <algorithm>
+#include <bit>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "offload/local_store.h"
+
+namespace lm {
+namespace {
+
+using Buffer = std::unique_ptr<std::byte, decltype(&std::free)>;
+
+Buffer aligned_buffer(int64_t bytes) {
+  auto* const memory = static_cast<std::byte*>(
+      std::aligned_alloc(static_cast<size_t>(kChecksumChunk), static_cast<size_t>(bytes)));
+  if (memory == nullptr) throw std::bad_alloc();
+  return {memory, &std::free};
+}
+
+}  // namespace
+
+// Chunks from `begin` on, which lie on disk, into `to`: whether they are what was written.
+bool LocalStore::read_from_disk(const Array& a, int64_t index, int64_t begin, int64_t bytes, std::byte* to) {
+  const Extent part = slice(a.extent, begin, bytes);
+  queue_->wait(queue_->read(part, to, bytes, name(index), {{a.written}}));
+  for (int64_t offset = 0; setup_.verify && offset < bytes; offset += kChecksumChunk) {
+    if (checksum(to + offset) !=
+        checksums_[a.first_chunk + static_cast<size_t>((begin + offset) / kChecksumChunk)])
+      return false;
+  }
+  return true;
+}
+
+bool LocalStore::reread(int64_t index, int64_t begin, int64_t end) {
+  const Array& a = array(index);
+  const int64_t bytes = round_up(end - begin, kChecksumChunk);
+  try {
+    const Buffer again = aligned_buffer(bytes);
+    space_->drop_cached(slice(a.extent, begin, bytes));
+    if (!read_from_disk(a, index, begin, bytes, again.get())) return false;
+    std::memcpy(memory(a.slot) + begin, again.get(), static_cast<size_t>(bytes));
+  } catch (const std::exception&) {
+    return false;  // on a thread of OpenMP; the damage is told, and the queue tells its failure
+  }
+  // A way that changes bytes often is not told about each time.
+  const uint64_t count = ++read_again_;
+  if (std::has_single_bit(count)) {
+    log_note("INT-06", name(index) + ": bytes " + std::to_string(begin) + " to " + std::to_string(end) +
+                           " came back changed, and were right when read again (" + std::to_string(count) +
+                           (count == 1 ? " time" : " times") + " so far)");
+  }
+  return true;
+}
+
+void LocalStore::read(int64_t index, int64_t begin, std::span<std::byte> out) {
+  Array& a = array(index);
+  const auto bytes = std::ssize(out);
+  LM_CHECK(begin >= 0 && begin + bytes <= a.bytes, name(index) + " has no such bytes");
+  if (a.slot >= 0) {
+    copy_bytes(out.data(), use(index) + begin, bytes, setup_.stream);
+    return synchronize(setup_.stream);
+  }
+  if (setup_.slots_on_device) finish_pending_write(index);
+  if (a.fresh) return void(std::memset(out.data(), 0, out.size()));
+  if (a.host_home != nullptr) {
+    device_slots_[static_cast<size_t>(a.left_from)].left.synchronize();
+    return void(std::memcpy(out.data(), a.host_home + begin, out.size()));
+  }
+  const int64_t first = begin / kChecksumChunk * kChecksumChunk,
+                whole = round_up(begin + bytes, kChecksumChunk) - first;
+  const Buffer chunks = aligned_buffer(whole);
+  if (!read_from_disk(a, index, first, whole, chunks.get())) {
+    space_->drop_cached(slice(a.extent, first, whole));
+    if (!read_from_disk(a, index, first, whole, chunks.get())) fail_damaged(index, first);
+  }
+  std::memcpy(out.data(), chunks.get() + (begin - first), out.size());
+}
+
+void LocalStore::reset() {
+  up_.synchronize();
+  down_.synchronize();
+  for (DeviceSlot& slot : device_slots_) {
+    slot.reading = slot.arriving = slot.filled_here = slot.in_use = false;
+    slot.leaving = -1;
+  }
+  std::fill(slots_.begin(), slots_.end(), Slot{});
+  for (size_t index = 0; index < arrays_.size(); ++index) {
+    Array& a = arrays_[index];
+    a.bytes = setup_.bytes[index];
+    a.slot = a.left_from = -1;
+    a.written = 0;
+    a.fresh = true;
+  }
+}
+
+}  // namespace lm
