@@ -42,6 +42,14 @@ bool early_file(const std::string& name) {
   return false;
 }
 
+// "status.json.tmp-123-4", "model.tmp-123-9": written under such a name, and cut off before it got its own.
+bool cut_off(const std::string& name) {
+  const size_t at = name.find(".tmp-");
+  if (at == std::string::npos) return false;
+  const std::string whole = name.substr(0, at);
+  return whole == "model" || (whole != ".lock" && early_file(whole));
+}
+
 std::string time_text(std::time_t time) {
   char text[32];
   std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&time));
@@ -217,6 +225,16 @@ RunLock::RunLock(const std::string& directory) {
     errno = reason;
     throw unusable("run.dir cannot be written", path);
   }
+}
+
+void remove_leftovers(const std::string& directory, const RunLock& lock) {
+  LM_CHECK(lock.fd() >= 0, directory);
+  std::error_code error;
+  std::vector<fs::path> gone;
+  for (const auto& entry : fs::directory_iterator(directory, error)) {
+    if (cut_off(entry.path().filename().string())) gone.push_back(entry.path());
+  }
+  for (const fs::path& path : gone) fs::remove_all(path, error);
 }
 
 RunLock::RunLock(RunLock&& other) noexcept
