@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <random>
+#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -25,6 +27,10 @@ namespace lm {
 namespace {
 
 namespace fs = std::filesystem;
+
+// A run that has just taken the lock has not said yet who it is.
+constexpr int kOwnerTries = 50;
+constexpr std::chrono::milliseconds kOwnerPause{2};
 
 Error incompatible(const std::string& what, const std::string& directory, const std::string& next) {
   return Error(
@@ -205,7 +211,11 @@ RunLock::RunLock(const std::string& directory) {
   lock.l_whence = SEEK_SET;
   if (fcntl(fd_, F_OFD_SETLK, &lock) != 0) {
     const int reason = errno;
-    const std::string owner = owner_text(fd_);
+    std::string owner = owner_text(fd_);
+    for (int i = 0; owner.empty() && i < kOwnerTries; ++i) {
+      std::this_thread::sleep_for(kOwnerPause);
+      owner = owner_text(fd_);
+    }
     close(std::exchange(fd_, -1));
     errno = reason;
     if (reason != EAGAIN && reason != EACCES) throw unusable("run.dir cannot be locked", path);

@@ -23,7 +23,7 @@ import tiny_models  # noqa: E402
 
 BIN = Path(os.environ.get("LM_BIN", ROOT / "build" / "bin"))
 FULL = os.environ.get("LM_FAULTS") == "full"
-STEPS, EVERY = 36, 3
+STEPS, EVERY = 30, 3
 METHODS = {"full": "model.safetensors", "lora": "adapter_model.safetensors"}
 RATES = {"full": 0.2, "lora": 3.0}  # so high that held-out loss soon stands still, and the rate falls
 # On the CPU, device and host are one home.
@@ -170,9 +170,13 @@ def resumed_at(messages):
     return int(lines[-1].rsplit(" ", 1)[1]) if lines else 0
 
 
-def in_parallel(function, items):
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(function, items))
+AT_ONCE = 4  # shares of a suite
+
+
+def shared(total, share):
+    """Calls share(number, its part of `total`), AT_ONCE of them at once."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(lambda n: share(n, (total + n) // AT_ONCE), range(AT_ONCE)))
 
 
 class Undisturbed:
@@ -190,12 +194,30 @@ class Undisturbed:
             assert steps == list(range(1, STEPS + 1)) and len({row["lr"] for row in run.rows() if "lr" in row}) > 4
         return self.known[method]
 
-    def seconds(self, method, place):
+    def pace(self, method, place):
         run = Run(self.work, f"timed_{method}_{place}", method, place)
         start = time.monotonic()
-        run.finish()
+        process = run.start()
+        while process.poll() is None and not run.steps_done():
+            time.sleep(0.002)
+        first = time.monotonic()
+        code, messages = wait(process)
+        assert code == 0, messages
         assert run.result() == self(method), "another home gives other bits"
-        return time.monotonic() - start
+        return Pace(first - start, (time.monotonic() - first) / STEPS)
+
+
+class Pace:
+    """How long the next start takes if nothing happens to it: other programs use this machine, too."""
+
+    def __init__(self, start, step):
+        self.start, self.step, self.slower = start, step, 1.0
+
+    def left(self, run):
+        return self.slower * (self.start + self.step * (STEPS - run.steps_done()))
+
+    def learn(self, expected, taken):
+        self.slower *= min(max(taken / expected, 0.5), 2) ** 0.5
 
 
 class Report:

@@ -1,12 +1,14 @@
 """kill -9 of the whole program at random times, saves and starts included: the next start goes on, and what comes out in the end
 is the undisturbed run, bit for bit. Runs are killed again and again until one start reaches the end."""
 
+import contextlib
 import random
+import subprocess
 import time
 
 import pytest
 
-from runs import EVERY, FULL, METHODS, PLACES, Report, Run, Undisturbed, in_parallel, kill, make_work, resumed_at, wait
+from runs import EVERY, FULL, METHODS, PLACES, Report, Run, Undisturbed, kill, make_work, resumed_at, shared, wait
 
 KILLS = 200 if FULL else 20  # over all places and methods
 KILLS_IN_A_ROW = 6
@@ -26,16 +28,20 @@ def report():
     out.write()
 
 
-def killed_once(run, delay, whom, report):
-    """Whether the start was killed; then the next one's duty is known: at most EVERY steps are done again."""
-    before = run.checkpoints()
-    process = run.start()
-    time.sleep(delay)
+def killed_once(run, pace, random, report):
+    """Whether the start was killed, and its messages."""
+    before, expected, whom = run.checkpoints(), pace.left(run), random.choice(WHOM)
+    begin, process = time.monotonic(), run.start()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(random.uniform(0, expected))
     ended_before = process.poll() is not None
+    if ended_before:
+        pace.learn(expected, time.monotonic() - begin)
     kill(process, whom)
     code, messages = wait(process)
     assert not ended_before or code == 0, messages
     if ended_before or run.done():
+        report.count("a start had ended before its kill")
         return False, messages
     # 40: the rank was killed, and the door tells. The rank may have ended by itself at that moment.
     assert code in ({-9} if whom != "rank" else {40, 0}), messages
@@ -52,14 +58,14 @@ def expect_little_lost(messages, steps_done, report):
     assert 0 <= repeated <= EVERY, messages
 
 
-def a_run_that_is_killed_until_it_ends(undisturbed, name, method, place, seconds, random, most, report):
+def a_run_that_is_killed_until_it_ends(undisturbed, name, method, place, pace, random, most, report):
     """Of at most `most` kills; how many there were."""
     # Some begin where tokens have not been prepared yet.
     cache = [f'data.cache_dir="cache/{name}"'] if random.random() < 0.2 else []
     run = Run(undisturbed.work, name, method, place, *cache)
     kills, steps_done = 0, 0
     while kills < most:
-        killed, messages = killed_once(run, random.uniform(0, seconds), random.choice(WHOM), report)
+        killed, messages = killed_once(run, pace, random, report)
         if "goes on from" in messages or not killed:
             expect_little_lost(messages, steps_done, report)
         steps_done = run.steps_done()
@@ -77,19 +83,17 @@ def a_run_that_is_killed_until_it_ends(undisturbed, name, method, place, seconds
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_run_that_is_killed_goes_on_as_if_nothing_had_happened(undisturbed, report, method, place):
-    seconds = undisturbed.seconds(method, place)
-    wanted = KILLS // (len(METHODS) * len(PLACES))
-    shares = 2  # at once
+    pace = undisturbed.pace(method, place)
 
-    def share(number):
+    def share(number, wanted):
         source, done, kills = report.random(method, place, number), 0, 0
-        while kills < (wanted + number) // shares:
-            most = min(KILLS_IN_A_ROW, (wanted + number) // shares - kills)
-            kills += a_run_that_is_killed_until_it_ends(undisturbed, f"{method}_{place}_{number}_{done}", method, place, seconds, source,
-                                                        most, report)
+        while kills < wanted:
+            most = min(KILLS_IN_A_ROW, wanted - kills)
+            kills += a_run_that_is_killed_until_it_ends(undisturbed, f"{method}_{place}_{number}_{done}", method, place, pace, source, most,
+                                                        report)
             done += 1
 
-    in_parallel(share, range(shares))
+    shared(KILLS // (len(METHODS) * len(PLACES)), share)
 
 
 def test_a_run_killed_in_every_save_loses_nothing(undisturbed, report):
