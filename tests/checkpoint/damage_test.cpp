@@ -1,5 +1,5 @@
-// Checkpoints of a state that needs no model: whatever bit of them is flipped, no byte of it is used; and what is
-// given to a save may be changed at once.
+// Checkpoints of a state that needs no model: whatever bit of them is flipped, no byte of it is used; and
+// what is given to a save may be changed at once.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -90,7 +90,8 @@ int refused(const std::string& checkpoint, const Arrays& arrays) {
 // Flips a bit, and back when it goes.
 class Flip {
  public:
-  Flip(const std::string& path, int64_t byte, int bit) : fd_(::open(path.c_str(), O_RDWR)), byte_(byte), bit_(bit) {
+  Flip(const std::string& path, int64_t byte, int bit)
+      : fd_(::open(path.c_str(), O_RDWR)), byte_(byte), bit_(bit) {
     turn();
   }
   ~Flip() {
@@ -121,13 +122,14 @@ void report(int found, uint64_t seed, double seconds) {
   const char* const directory = std::getenv("LM_RELIABILITY");
   if (directory == nullptr) return;
   std::filesystem::create_directories(directory);
-  const Json row = {{"failure", "F07: flipped bits in checkpoints"},
-                    {"how", "one random bit at a time: every second flip in the manifest, the others in the shard"},
-                    {"tries", kFlips},
-                    {"outcomes", {{"found, no byte used", found}, {"missed", kFlips - found}}},
-                    {"figures", Json::object()},
-                    {"seed", seed},
-                    {"seconds", seconds}};
+  const Json row = {
+      {"failure", "F07: flipped bits in checkpoints"},
+      {"how", "one random bit at a time: every second flip in the manifest, the others in the shard"},
+      {"tries", kFlips},
+      {"outcomes", {{"found, no byte used", found}, {"missed", kFlips - found}}},
+      {"figures", Json::object()},
+      {"seed", seed},
+      {"seconds", seconds}};
   std::ofstream(std::string(directory) + "/flips_in_process.json") << row.dump(1) << "\n";
 }
 
@@ -163,7 +165,8 @@ TEST(Damage, VerifyFindsAFlipInEveryChunk) {
   const CheckpointFile& file = reader.manifest().files.front();
   ASSERT_GE(file.chunks.size(), 5u);
   for (const FileChunk& chunk : file.chunks) {
-    const Flip flip(reader.directory() + "/" + file.name, chunk.offset + static_cast<int64_t>(random() % static_cast<uint64_t>(chunk.bytes)), 3);
+    const Flip flip(reader.directory() + "/" + file.name,
+                    chunk.offset + static_cast<int64_t>(random() % static_cast<uint64_t>(chunk.bytes)), 3);
     const std::string message = test::refusal([&] { reader.verify(); }, Exit::kIntegrity);
     EXPECT_TRUE(test::contains(message, "offset " + std::to_string(chunk.offset) + ",")) << message;
   }

@@ -137,12 +137,13 @@ def wait(process):
 
 
 def ready(process):
-    """Waits until the program's first line has run: from then on it counts signals. False where it has ended before."""
+    """Waits until the program's first line has run, which blocks stop signals and then ignores SIGPIPE (what it waits for with
+    sigwaitinfo does not show as blocked); from then on it counts signals. False where it has ended before."""
     deadline = time.monotonic() + 60
     while process.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(OSError):
-            status = dict(line.split(":\t", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if ":\t" in line)
-            if int(status["SigBlk"], 16) & 1 << (signal.SIGTERM - 1):
+        with contextlib.suppress(OSError, IndexError):
+            ignored = Path(f"/proc/{process.pid}/status").read_text().split("SigIgn:\t")[1].split()[0]
+            if int(ignored, 16) & 1 << (signal.SIGPIPE - 1):
                 return True
         time.sleep(0.0005)
     return False

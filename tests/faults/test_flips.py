@@ -145,3 +145,16 @@ def test_a_damaged_checkpoint_is_found_and_the_one_before_is_used(undisturbed, r
     DAMAGE[what](newest, before)
     expect_the_one_before(run, undisturbed, "of step 3" if "older" in what and what.startswith(("all", "the manifest")) else "")
     report.count(what, tries=1)
+
+
+def test_what_a_dead_run_was_writing_goes_at_the_next_start(undisturbed, dead):
+    """Also where that start saves nothing."""
+    run, newest, _ = copy_of(dead, "leftovers")
+    (newest.parent / "step_00000009.tmp-00").mkdir()
+    (run.directory / "model.tmp-1-0").mkdir()
+    for name in ("model.tmp-1-0/config.json", "status.json.tmp-1-1", "checkpoints/step_00000009.tmp-00/rank00000.safetensors"):
+        (run.directory / name).write_text("{")
+    assert len(run.leftovers()) == 3
+    messages = run.finish("checkpoint.every=0")
+    assert "note CKPT-01" in messages and "step_00000009.tmp-00" in messages and resumed_at(messages) == 6, messages
+    assert run.result() == undisturbed("full") and not run.leftovers()

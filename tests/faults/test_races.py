@@ -46,7 +46,7 @@ def test_exactly_one_of_two_runs_and_the_next_takes_over(undisturbed, report):
         for i in range(wanted):
             run = Run(undisturbed.work, f"race_{number}_{i}")
             winner = race(run, source)
-            time.sleep(source.uniform(0, pace.left(run)))
+            time.sleep(source.uniform(0, pace.left(run) / 2))
             kill(winner)
             wait(winner)
             run.wait_until_free()

@@ -18,7 +18,7 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "scancel", "s
 SECONDS_TO_START = 60
 # Some ten seconds of steps.
 LONGER = ["train.steps=600", "checkpoint.every=50", "train.eval_every=0", 'optimizer.schedule="cosine"']
-ENDLESS = ["train.steps=100000000", "checkpoint.every=1000", "train.eval_every=0", 'optimizer.schedule="constant"']
+ENDLESS = ["train.steps=100000000", "checkpoint.every=1000", "train.eval_every=0", 'optimizer.schedule="constant"', "optimizer.warmup=0", "optimizer.lr=1e-6"]
 
 
 def free_port():
@@ -144,7 +144,9 @@ def test_a_cancelled_job_has_saved(slurm, work, undisturbed, report):
 def test_a_requeued_job_goes_on(slurm, work, undisturbed, report):
     job = Job(slurm, Run(work, "requeued", "full", "resident", *LONGER), "--requeue")
     slurm("scontrol", "requeue", job.id)
-    eventually("the second start", 200, lambda: "restart=1" in (work / "requeued.restarts").read_text())
+    eventually("the job in the queue again", 30, lambda: "JobState=PENDING" in slurm("scontrol", "show", "job", job.id))
+    slurm("scontrol", "update", f"JobId={job.id}", "StartTime=now")  # Slurm itself waits two minutes
+    eventually("the second start", 150, lambda: "restart=1" in (work / "requeued.restarts").read_text())
     eventually("the end", 120, job.run.done)
     job.run.wait_until_free()
     messages = job.output.read_text()
