@@ -59,8 +59,8 @@ class Run:
         shutil.rmtree(self.directory, ignore_errors=True)
         self.swap.mkdir(parents=True, exist_ok=True)
         paths = [f'offload.paths=["swap/{name}"]'] if PLACES.get(place) else []
-        self.arguments = ["c.toml", f"run.dir=runs/{name}", f'train.method="{method}"', f"optimizer.lr={RATES[method]}",
-                          *PLACES.get(place, []), *paths, *changes]
+        rate = [] if any(change.startswith("optimizer.lr=") for change in changes) else [f"optimizer.lr={RATES[method]}"]
+        self.arguments = ["c.toml", f"run.dir=runs/{name}", f'train.method="{method}"', *rate, *PLACES.get(place, []), *paths, *changes]
         self.program, self.environment = bin / "lmlaunch", environment
 
     def start(self, *more):
