@@ -112,10 +112,10 @@ def report(slurm):
 class Job:
     """A run as a batch job, once it has made some steps."""
 
-    def __init__(self, slurm, run, *options):
+    def __init__(self, slurm, run, *options, first=""):
         arguments = " ".join(f"'{argument}'" for argument in run.arguments)
         script = run.work / f"{run.name}.sh"
-        script.write_text(f"#!/bin/sh\necho restart=$SLURM_RESTART_COUNT >>'{run.name}.restarts'\nexec {run.program} {arguments}\n")
+        script.write_text(f"#!/bin/sh\necho restart=$SLURM_RESTART_COUNT >>'{run.name}.restarts'\n{first}\nexec {run.program} {arguments}\n")
         self.run, self.output = run, run.work / f"{run.name}.out"
         self.id = re.search(r"\d+", slurm("sbatch", f"--chdir={run.work}", f"--output={self.output}", "--open-mode=append", "--export=ALL",
                                           *options, script))[0]
@@ -161,8 +161,16 @@ def test_a_job_that_asked_for_a_signal_saves_at_it(slurm, work, report):
     report.count("--signal=B:USR1@60: 75", tries=1)
 
 
-def test_a_job_saves_before_its_time_is_over(slurm, work, report):
-    job = Job(slurm, Run(work, "limited", "full", "resident", *ENDLESS), "--time=1")
-    job.expect_stopped("time_limit", 70)
-    assert "the Slurm job ends in" in job.output.read_text()
-    report.count("the end of the job's time: 75 before it", tries=1)
+# Slurm sets it since 23.02.
+END_TIME = 'export SLURM_JOB_END_TIME=${SLURM_JOB_END_TIME:-$(date -d "$(squeue -h -j $SLURM_JOB_ID -o %e)" +%s)}'
+
+
+def test_a_job_whose_time_is_over_has_saved(slurm, work, report):
+    """Before the end where the job knows it, else at Slurm's SIGTERM; both jobs at once, since Slurm counts minutes."""
+    told = Job(slurm, Run(work, "told", "full", "resident", *ENDLESS), "--time=1", first=END_TIME)
+    untold = Job(slurm, Run(work, "untold", "full", "resident", *ENDLESS), "--time=1", first="unset SLURM_JOB_END_TIME")
+    told.expect_stopped("time_limit", 70)
+    assert "the Slurm job ends in" in told.output.read_text()
+    report.count("SLURM_JOB_END_TIME: 75 before it", tries=1)
+    untold.expect_stopped("signal:SIGTERM", 120)
+    report.count("the job's time is over: SIGTERM, 75", tries=1)
