@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <random>
+#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -26,6 +28,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// A run that has just taken the lock has not said yet who it is.
+constexpr int kOwnerTries = 50;
+constexpr std::chrono::milliseconds kOwnerPause{2};
+
 Error incompatible(const std::string& what, const std::string& directory, const std::string& next) {
   return Error(
       Exit::kIncompatible,
@@ -40,6 +46,14 @@ bool early_file(const std::string& name) {
     if (name == known || name.starts_with(std::string(known) + ".")) return true;  // "status.json.tmp-..."
   }
   return false;
+}
+
+// "status.json.tmp-123-4", "model.tmp-123-9": written under such a name, and cut off before it got its own.
+bool cut_off(const std::string& name) {
+  const size_t at = name.find(".tmp-");
+  if (at == std::string::npos) return false;
+  const std::string whole = name.substr(0, at);
+  return whole == "model" || (whole != ".lock" && early_file(whole));
 }
 
 std::string time_text(std::time_t time) {
@@ -197,7 +211,11 @@ RunLock::RunLock(const std::string& directory) {
   lock.l_whence = SEEK_SET;
   if (fcntl(fd_, F_OFD_SETLK, &lock) != 0) {
     const int reason = errno;
-    const std::string owner = owner_text(fd_);
+    std::string owner = owner_text(fd_);
+    for (int i = 0; owner.empty() && i < kOwnerTries; ++i) {
+      std::this_thread::sleep_for(kOwnerPause);
+      owner = owner_text(fd_);
+    }
     close(std::exchange(fd_, -1));
     errno = reason;
     if (reason != EAGAIN && reason != EACCES) throw unusable("run.dir cannot be locked", path);
@@ -217,6 +235,16 @@ RunLock::RunLock(const std::string& directory) {
     errno = reason;
     throw unusable("run.dir cannot be written", path);
   }
+}
+
+void remove_leftovers(const std::string& directory, const RunLock& lock) {
+  LM_CHECK(lock.fd() >= 0, directory);
+  std::error_code error;
+  std::vector<fs::path> gone;
+  for (const auto& entry : fs::directory_iterator(directory, error)) {
+    if (cut_off(entry.path().filename().string())) gone.push_back(entry.path());
+  }
+  for (const fs::path& path : gone) fs::remove_all(path, error);
 }
 
 RunLock::RunLock(RunLock&& other) noexcept

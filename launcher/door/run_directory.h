@@ -38,4 +38,7 @@ class RunLock {
   std::string taken_over_;
 };
 
+// Deletes what dead runs were writing when they died; whoever holds the lock is alone.
+void remove_leftovers(const std::string& directory, const RunLock& lock);
+
 }  // namespace lm

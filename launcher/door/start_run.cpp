@@ -98,6 +98,7 @@ int train_in_rank(const CommandLine& line) {
     log_note("CKPT-26", one.key + ": " + one.recorded + " before, " + one.asked + " from here on");
   if (!lock.taken_over().empty())
     log_note("LOCK-31", "took over the lock of a dead run: " + lock.taken_over());
+  remove_leftovers(directory, lock);
   try_run_directory(directory);
   Control control = Control::create();
   CommandLine handed_on = line;

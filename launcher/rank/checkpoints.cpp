@@ -63,8 +63,11 @@ std::string tokenizer_hash(const std::string& model) {
 
 std::vector<FoundCheckpoint> resumable_checkpoints(const Config& config, const std::string& run_directory) {
   const std::string directory = run_directory + "/checkpoints", &resume = config.checkpoint.resume;
-  for (const std::string& name : interrupted_saves(directory))
-    log_note("CKPT-01", "ignored the incomplete " + name + ": its save was interrupted");
+  for (const std::string& name : interrupted_saves(directory)) {
+    std::error_code error;
+    fs::remove_all(directory + "/" + name, error);
+    log_note("CKPT-01", "removed the incomplete " + name + ": its save was interrupted");
+  }
   std::vector<FoundCheckpoint> found = find_checkpoints(directory);
   if (resume == "never") {
     if (found.empty()) return {};

@@ -13,7 +13,8 @@
 namespace lm {
 
 // Whole checkpoints that a run may go on from, as checkpoint.resume says, newest first; empty: it starts.
-// Notes what is ignored and why. Throws Error(14) where there are some and none may be used.
+// Notes what is ignored and why, and deletes what interrupted saves have left. Throws Error(14) where there
+// are some and none may be used.
 std::vector<FoundCheckpoint> resumable_checkpoints(const Config& config, const std::string& run_directory);
 
 class Checkpoints {

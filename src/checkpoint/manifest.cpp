@@ -5,6 +5,7 @@
 
 #include <charconv>
 #include <cstdio>
+#include <filesystem>
 #include <set>
 
 #include "base/bytes.h"
@@ -220,6 +221,9 @@ Manifest parse_manifest(std::string_view text, const std::string& place) {
 Manifest read_manifest(const std::string& directory) {
   const std::string path = directory + "/" + kManifestName;
   Manifest manifest = parse_manifest(read_small_file(path, kMostManifestBytes), path);
+  const std::optional<int64_t> named = checkpoint_step(std::filesystem::path(directory).filename().string());
+  if (named && *named != manifest.step)
+    fail_integrity("the manifest is of step " + std::to_string(manifest.step), path);
   for (const CheckpointFile& file : manifest.files) {
     const File found(directory + "/" + file.name);
     if (found.size() != file.bytes)

@@ -66,7 +66,7 @@ std::string manifest_text(const Manifest& manifest);
 // Throws Error(22) for bytes that are not those that were written, Error(11) for what no version of ours has
 // written, and Error(14) for a later version. `place` names the text in messages.
 Manifest parse_manifest(std::string_view text, const std::string& place);
-// Of a checkpoint's directory; also compares the files' sizes.
+// Of a checkpoint's directory; also compares the step in its name, and the files' sizes.
 Manifest read_manifest(const std::string& directory);
 
 // "1f0e...": 16 and 32 hex digits of XXH3.

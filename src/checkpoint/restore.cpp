@@ -48,6 +48,22 @@ CheckpointReader::CheckpointReader(std::string directory, int threads)
     : directory_(std::move(directory)), manifest_(read_manifest(directory_)), threads_(threads) {
   for (const CheckpointFile& file : manifest_.files) files_.emplace_back(directory_ + "/" + file.name);
   for (const SavedArray& array : manifest_.arrays) arrays_[array.name] = &array;
+  check_headers();
+}
+
+// What lies before the first array is read by nobody who restores, and by everyone who exports.
+void CheckpointReader::check_headers() const {
+  for (size_t f = 0; f < files_.size(); ++f) {
+    int64_t first = manifest_.files[f].bytes;
+    for (const SavedArray& array : manifest_.arrays) {
+      if (array.file == f) first = std::min(first, array.offset);
+    }
+    for (const FileChunk& chunk : manifest_.files[f].chunks) {
+      if (chunk.offset >= first) break;
+      std::vector<std::byte> bytes(static_cast<size_t>(chunk.bytes));
+      read_chunk(f, chunk, bytes);
+    }
+  }
 }
 
 const SavedArray* CheckpointReader::find(const std::string& array) const {

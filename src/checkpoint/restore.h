@@ -17,7 +17,7 @@ namespace lm {
 // A checkpoint's state, in any order. Chunks are read and compared by `threads` threads.
 class CheckpointReader : public StateReader {
  public:
-  // Throws as read_manifest does.
+  // Throws as read_manifest does, and Error(22) where a file's header is not as it was saved.
   explicit CheckpointReader(std::string directory, int threads = 1);
   const Manifest& manifest() const { return manifest_; }
   const std::string& directory() const { return directory_; }
@@ -27,6 +27,7 @@ class CheckpointReader : public StateReader {
   void verify();
 
  private:
+  void check_headers() const;
   void read_chunk(size_t file, const FileChunk& chunk, std::span<std::byte> bytes) const;
   std::string directory_;
   Manifest manifest_;

@@ -1,0 +1,77 @@
+"""Resume on the emulated GPU (tests/twin): a run there that is killed or stopped, and goes on, equals the one that nobody disturbed,
+in full and with LoRA, with its state on the device, on the host and on disk."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from runs import BIN, FULL, METHODS, Report, Run, Undisturbed, kill, make_work, ready, wait
+
+TWIN = BIN.parent / "twin"
+ENVIRONMENT = {**os.environ, "LD_PRELOAD": str(TWIN / "lib" / "libtwin_devices.so"), "LD_LIBRARY_PATH": str(TWIN / "lib")}
+STEPS = 7
+CLASSES = ("optimizer", "weights", "gradients", "activations")
+HOMES = {"device": [], "host": [f"offload.{name}=host" for name in CLASSES],
+         "disk": [f"offload.{name}=nvme" for name in ("optimizer", "weights", "gradients")] + ['offload.paths=["swap/disk"]']}
+INTERRUPTIONS = 2 if FULL else 1
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    return make_work(tmp_path_factory.mktemp("twin"))
+
+
+@pytest.fixture(scope="module")
+def report():
+    out = Report("twin_resume", "F01 F27: kill -9 and SIGTERM on the emulated GPU", "after a random step, then again; state on device, host "
+                 "and disk")
+    yield out
+    out.write()
+
+
+def run_on_twin(work, name, method, home):
+    (work / "swap" / "disk").mkdir(parents=True, exist_ok=True)
+    return Run(work, name, method, "resident", "run.device=cuda", f"train.steps={STEPS}", "train.recompute=block", "checkpoint.every=2",
+               "data.packing=true", *HOMES[home], bin=TWIN / "bin", environment=ENVIRONMENT)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(work):
+    known = {}
+
+    def result(method):
+        if method not in known:
+            run = run_on_twin(work, f"undisturbed_{method}", method, "device")
+            assert "NVIDIA H100" in run.finish()
+            known[method] = run.result()
+        return known[method]
+
+    return result
+
+
+def interrupt(run, at, how):
+    process = run.start()
+    assert ready(process)
+    while process.poll() is None and run.steps_done() < at:
+        time.sleep(0.005)
+    how(process)
+    code, messages = wait(process)
+    assert code in (-signal.SIGKILL, 75), messages
+    run.wait_until_free()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("home", HOMES)
+def test_an_interrupted_run_on_the_emulated_gpu_goes_on_bit_for_bit(work, report, undisturbed, method, home):
+    run, random = run_on_twin(work, f"{method}_{home}", method, home), report.random(method, home)
+    for _ in range(INTERRUPTIONS):
+        for how, name in ((kill, "killed"), (lambda process: process.send_signal(signal.SIGTERM), "75")):
+            if run.steps_done() < STEPS - 1:
+                interrupt(run, random.randint(max(run.steps_done(), 1), STEPS - 2), how)
+                report.count(name, tries=1)
+    run.finish()
+    assert run.result() == undisturbed(method)
+    assert not run.leftovers() and not list((work / "swap" / "disk").iterdir())
+    report.count("runs that ended with the undisturbed one's rows and model")

@@ -1,0 +1,54 @@
+// Where a trainer stands, as a checkpoint's manifest has it.
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "train/trainer.h"
+
+namespace lm {
+namespace {
+
+TrainerState some_state() {
+  TrainerState s;
+  s.step = 7, s.skipped = 3, s.skipped_in_row = 2, s.tokens = 12345678901, s.seconds = 0.1 + 0.2;
+  s.best_eval = 1.0 / 3, s.best_step = 6;
+  s.plateau = {.best = 2.0 / 3, .factor = 0.1, .bad = 4, .seen = 9};
+  s.data = {.epoch = 5, .step = 11, .fingerprint = 0x123456789abcdef};
+  return s;
+}
+
+TEST(TrainerState, ComesBackWhole) {
+  const TrainerState s = some_state();
+  const TrainerState back = parse_trainer_state(Json::parse(state_json(s).dump()), "m");
+  EXPECT_EQ(back.step, s.step);
+  EXPECT_EQ(back.skipped, s.skipped);
+  EXPECT_EQ(back.skipped_in_row, s.skipped_in_row);
+  EXPECT_EQ(back.tokens, s.tokens);
+  EXPECT_EQ(back.seconds, s.seconds);
+  EXPECT_EQ(back.best_eval, s.best_eval);
+  EXPECT_EQ(back.best_step, s.best_step);
+  EXPECT_EQ(back.plateau.best, s.plateau.best);
+  EXPECT_EQ(back.plateau.factor, s.plateau.factor);
+  EXPECT_EQ(back.plateau.bad, s.plateau.bad);
+  EXPECT_EQ(back.plateau.seen, s.plateau.seen);
+  EXPECT_EQ(back.data.epoch, s.data.epoch);
+  EXPECT_EQ(back.data.step, s.data.step);
+  EXPECT_EQ(back.data.fingerprint, s.data.fingerprint);
+}
+
+TEST(TrainerState, WithoutAnEvaluationThereIsNoBest) {
+  TrainerState s = some_state();
+  s.best_eval.reset();
+  EXPECT_FALSE(parse_trainer_state(Json::parse(state_json(s).dump()), "m").best_eval);
+}
+
+TEST(TrainerState, EveryKeyIsNeeded) {
+  const Json whole = state_json(some_state());
+  for (const auto& [key, value] : whole.items()) {
+    Json without = whole;
+    without.erase(key);
+    EXPECT_THROW(parse_trainer_state(without, "m"), Error) << key;
+  }
+}
+
+}  // namespace
+}  // namespace lm
