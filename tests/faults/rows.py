@@ -1,4 +1,4 @@
-"""Rows of the reliability report: each suite writes its own, build/reliability/<suite>.json."""
+"""Rows of the reliability report: each suite writes its own, build/reliability/<suite>.json, when it runs with full counts."""
 
 import json
 import os
@@ -13,8 +13,8 @@ SKIPPED = 77
 class Row:
     """What a suite shows; `outcomes` are counts, `figures` numbers or text."""
 
-    def __init__(self, suite, failure, how, seed=None):
-        self.suite, self.start = suite, time.monotonic()
+    def __init__(self, suite, failure, how, seed=None, full=True):
+        self.full, self.suite, self.start = full, suite, time.monotonic()
         self.row = {"failure": failure, "how": how, "tries": 0, "outcomes": {}, "figures": {}, "seed": seed}
 
     def count(self, outcome, number=1):
@@ -22,6 +22,9 @@ class Row:
 
     def write(self):
         self.row["seconds"] = round(time.monotonic() - self.start, 1)
+        print(json.dumps(self.row))
+        if not self.full:
+            return
         ROWS.mkdir(parents=True, exist_ok=True)
         (ROWS / f"{self.suite}.json").write_text(json.dumps(self.row, indent=1) + "\n")
 

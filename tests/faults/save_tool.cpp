@@ -3,11 +3,12 @@
 //
 //   save_tool save DIRECTORY STEP SEED uring|threads direct|buffered [delete-first]
 //   save_tool check DIRECTORY
+//   save_tool verify CHECKPOINT
 //   save_tool cut MOUNT drop-journal|keep-journal
 //
 // `save` is what a rank does: save, COMMITTED, and only then the older checkpoints go. delete-first is the
 // mistake that has them go before. `check` has a line for each checkpoint: "<step> <seed>", or "<step>
-// damaged: <why>". `cut` is the power cut, for ext4 and XFS on a loop device.
+// damaged: <why>"; `verify` takes a run's, too. `cut` is the power cut, for ext4 and XFS on a loop device.
 #include <fcntl.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -85,6 +86,8 @@ int run(const std::vector<std::string>& words) {
          words.size() > 6 && words[6] == "delete-first");
   } else if (verb == "check" && words.size() == 2) {
     check(words[1]);
+  } else if (verb == "verify" && words.size() == 2) {
+    CheckpointReader(words[1]).verify();
   } else if (verb == "cut" && words.size() == 3) {
     return cut(words[1], words[2] == "keep-journal");
   } else {
