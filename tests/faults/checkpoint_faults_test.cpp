@@ -222,6 +222,21 @@ TEST_F(CheckpointFaults, CallsOfALoad) {
   row.write();
 }
 
+TEST_F(CheckpointFaults, AnInterruptedReservationIsMadeAgain) {
+  save(1);
+  for (int64_t n = 0; n < kMostOperations; ++n) {
+    failing_calls::plan({SimFault::kEintr, n, false});
+    try {
+      save(2);
+    } catch (const Error&) {
+      EXPECT_NE(failing_calls::first(), "fallocate");
+    }
+    if (failing_calls::stop() == 0) return;
+    fs::remove_all(directory_ + "/step_00000002");
+  }
+  FAIL() << "no end";
+}
+
 // What a start takes for a run without checkpoints has none.
 TEST_F(CheckpointFaults, ADirectoryThatCannotBeReadIsNotEmpty) {
   save(1);
