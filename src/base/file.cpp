@@ -27,6 +27,24 @@ std::string reason(int error) {
   throw Error(Exit::kInput, {.area = "FILE-21", .what = what, .place = path, .next = next, .kept = ""});
 }
 
+// How often a call is made again that was interrupted, and one that failed to read: reading again changes
+// nothing on the disk.
+constexpr int kInterruptions = 30, kReadErrors = 3;
+
+// Of the machine, not of the file that was asked for.
+bool out_of_order(int error) {
+  return error == EIO || error == ENOMEM || error == EMFILE || error == ENFILE || error == EINTR ||
+         error == EAGAIN;
+}
+
+[[noreturn]] void fail_read(const std::string& operation, const std::string& place, int error) {
+  throw Error(Exit::kIo, {.area = "IO-05",
+                          .what = operation + ": " + reason(error),
+                          .place = place,
+                          .next = "check the disk",
+                          .kept = ""});
+}
+
 [[noreturn]] void fail_write(const std::string& operation, const std::string& path, int error) {
   const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
   throw Error(
@@ -62,6 +80,7 @@ File::File(const std::string& path) : path_(path) {
   if (path.find('\0') != std::string::npos)
     fail_input("a path with a NUL byte in it", path, "check the name");
   fd_ = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  if (fd_ < 0 && out_of_order(errno)) fail_read("cannot open", path, errno);
   if (fd_ < 0)
     fail_input("cannot open: " + reason(errno), path, "check that the file exists and is readable");
   struct stat info {};
@@ -86,24 +105,21 @@ File::File(File&& other) noexcept : path_(std::move(other.path_)), fd_(other.fd_
 
 void File::read_at(int64_t offset, std::span<std::byte> bytes) const {
   size_t done = 0;
+  int interruptions = 0, errors = 0;  // since something was read
   while (done < bytes.size()) {
     const ssize_t n =
         ::pread(fd_, bytes.data() + done, bytes.size() - done, offset + static_cast<int64_t>(done));
-    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EINTR && ++interruptions <= kInterruptions) continue;
+    if (n < 0 && errno == EIO && ++errors <= kReadErrors) continue;
     const std::string place = path_ + ", offset " + std::to_string(offset + static_cast<int64_t>(done));
-    if (n < 0) {
-      throw Error(Exit::kIo, {.area = "IO-05",
-                              .what = "read: " + reason(errno),
-                              .place = place,
-                              .next = "check the disk",
-                              .kept = ""});
-    }
+    if (n < 0) fail_read("read", place, errno);
     if (n == 0) {
       fail_input("the file ends early: " + std::to_string(done) + " of " + std::to_string(bytes.size()) +
                      " bytes read",
                  place, "the file is truncated or still being written: get it again");
     }
     done += static_cast<size_t>(n);
+    interruptions = errors = 0;
   }
 }
 
@@ -134,12 +150,14 @@ void NewFile::write(std::span<const std::byte> bytes) {
   // The kernel moves at most 2 GiB per call; 256 MiB keeps the calls interruptible.
   constexpr size_t kMost = size_t{256} << 20;
   size_t done = 0;
+  int interruptions = 0;  // since something was written
   while (done < bytes.size()) {
     const ssize_t n = ::write(fd_, bytes.data() + done, std::min(bytes.size() - done, kMost));
-    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EINTR && ++interruptions <= kInterruptions) continue;
     if (n <= 0) fail_write("write at offset " + std::to_string(size_), path_, n < 0 ? errno : EIO);
     done += static_cast<size_t>(n);
     size_ += n;
+    interruptions = 0;
   }
 }
 

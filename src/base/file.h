@@ -16,14 +16,15 @@ namespace lm {
 // fine. pread, not mmap: a file truncated under us must be an error, not a SIGBUS.
 class File {
  public:
-  // Throws Error(11) with the path and the reason.
+  // Throws Error(11) with the path and the reason; 21 where the disk or the process's limits are it.
   explicit File(const std::string& path);
   ~File();
   File(File&& other) noexcept;
   File& operator=(File&&) = delete;
   const std::string& path() const { return path_; }
   int64_t size() const { return size_; }  // when it was opened
-  // Fills `bytes` from `offset`, or throws Error: 11 when the file ends before, 21 on an I/O error.
+  // Fills `bytes` from `offset`, or throws Error: 11 when the file ends before, 21 on an I/O error
+  // that stays when it is read again.
   void read_at(int64_t offset, std::span<std::byte> bytes) const;
 
  private:

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "config/config_text.h"
 #include "offload/checksum.h"
+#include "offload/io_failure.h"
 #include "weights/safetensors_header.h"
 
 namespace lm {
@@ -40,6 +41,16 @@ void each_in_parallel(size_t count, int threads, const std::function<void(size_t
   work();
   for (std::thread& thread : others) thread.join();
   if (failure) std::rethrow_exception(failure);
+}
+
+// None where there is no directory; one that cannot be read is not taken for an empty one.
+std::vector<std::string> names_in(const std::string& directory) {
+  std::vector<std::string> out;
+  std::error_code error;
+  for (fs::directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error))
+    out.push_back(entry->path().filename().string());
+  if (!error || error == std::errc::no_such_file_or_directory) return out;
+  throw disk_error(error.value(), "cannot read the directory", directory);
 }
 
 }  // namespace
@@ -72,7 +83,12 @@ const SavedArray* CheckpointReader::find(const std::string& array) const {
 }
 
 void CheckpointReader::read_chunk(size_t file, const FileChunk& chunk, std::span<std::byte> bytes) const {
-  files_[file].read_at(chunk.offset, bytes);
+  try {
+    files_[file].read_at(chunk.offset, bytes);
+  } catch (const Error& error) {
+    if (error.code() == Exit::kInput) throw Error(Exit::kIntegrity, error.text());  // it was longer
+    throw;
+  }
   const uint64_t found = chunk_checksum(bytes);
   if (found == chunk.checksum) return;
   throw Error(Exit::kIntegrity, {.area = "INT-07",
@@ -126,10 +142,9 @@ void CheckpointReader::verify() {
 
 std::vector<FoundCheckpoint> find_checkpoints(const std::string& directory) {
   std::vector<FoundCheckpoint> out;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(directory, error)) {
-    const std::optional<int64_t> step = checkpoint_step(entry.path().filename().string());
-    if (step) out.push_back({.path = entry.path().string(), .step = *step, .manifest = {}, .problem = ""});
+  for (const std::string& name : names_in(directory)) {
+    if (const std::optional<int64_t> step = checkpoint_step(name))
+      out.push_back({.path = directory + "/" + name, .step = *step, .manifest = {}, .problem = ""});
   }
   std::ranges::sort(out, std::greater(), &FoundCheckpoint::step);
   for (FoundCheckpoint& found : out) {
@@ -144,9 +159,7 @@ std::vector<FoundCheckpoint> find_checkpoints(const std::string& directory) {
 
 std::vector<std::string> interrupted_saves(const std::string& directory) {
   std::vector<std::string> out;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(directory, error)) {
-    const std::string name = entry.path().filename().string();
+  for (const std::string& name : names_in(directory)) {
     const size_t dot = name.find(".tmp-");
     if (dot != std::string::npos && checkpoint_step(name.substr(0, dot))) out.push_back(name);
   }
@@ -154,20 +167,36 @@ std::vector<std::string> interrupted_saves(const std::string& directory) {
   return out;
 }
 
+namespace {
+
+void remove(const std::string& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) log_warning("CKPT-03", "cannot delete " + path + ": " + error.message());
+}
+
+}  // namespace
+
 void retain_checkpoints(const std::string& directory, int64_t keep, int64_t newest,
                         const std::vector<int64_t>& kept) {
-  std::vector<std::string> gone;
-  for (const std::string& name : interrupted_saves(directory)) gone.push_back(directory + "/" + name);
+  std::vector<FoundCheckpoint> all;
+  try {
+    for (const std::string& name : interrupted_saves(directory)) remove(directory + "/" + name);
+    all = find_checkpoints(directory);
+  } catch (const Error& error) {
+    log_warning("CKPT-03", std::string("nothing is deleted: ") + error.what());
+  }
   int64_t whole = 0;
-  for (const FoundCheckpoint& found : find_checkpoints(directory)) {
+  for (const FoundCheckpoint& found : all) {
     whole += found.manifest.has_value();
     const bool wanted = std::ranges::find(kept, found.step) != kept.end() || found.step == newest;
-    if (!wanted && (whole > keep || !found.manifest)) gone.push_back(found.path);
-  }
-  for (const std::string& path : gone) {
+    // One that cannot be read now may be whole: it counts for nothing, and goes when enough newer ones do.
+    if (wanted || whole < keep || (whole == keep && found.manifest)) continue;
+    // First the name goes: a crash leaves no checkpoint of which a part is gone.
+    const std::string nameless = found.path + ".tmp-deleted";
     std::error_code error;
-    fs::remove_all(path, error);
-    if (error) log_warning("CKPT-03", "cannot delete " + path + ": " + error.message());
+    fs::rename(found.path, nameless, error);
+    remove(error ? found.path : nameless);
   }
 }
 

@@ -43,6 +43,7 @@ struct FoundCheckpoint {
   std::optional<Manifest> manifest;
   std::string problem;
 };
+// Throws Error(21) for a directory that is there and cannot be read, as interrupted_saves does.
 std::vector<FoundCheckpoint> find_checkpoints(const std::string& directory);
 // Names of saves that were interrupted ("step_00000100.tmp-1f..."): no checkpoints, and nobody's any more.
 std::vector<std::string> interrupted_saves(const std::string& directory);

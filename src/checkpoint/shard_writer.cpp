@@ -25,10 +25,12 @@ constexpr int kDepth = 32;
 int reserve(int fd, int64_t bytes) {
   rlimit limit{};  // fallocate would answer with SIGXFSZ, which ends the process
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < static_cast<rlim_t>(bytes)) return EFBIG;
+  constexpr int kTries = 30;  // when a signal comes in between
   int status = 0;
-  do {
+  for (int i = 0; i < kTries; ++i) {
     status = ::fallocate(fd, 0, 0, bytes);
-  } while (status != 0 && errno == EINTR);
+    if (status == 0 || errno != EINTR) break;
+  }
   if (status == 0) return 0;
   if (errno != EOPNOTSUPP && errno != ENOSYS) return errno;
   return ::ftruncate(fd, bytes) == 0 ? 0 : errno;

@@ -13,8 +13,8 @@ A list (lists/*.txt) has a line per mistake, `#` begins a comment:
   NAME | FILE | OLD | NEW | TEST | what it is
 
 OLD stands once in FILE. `\\n` is a line break, `\\|` a bar; one space beside each bar belongs to the bar. TEST is what one would
-type, variables first: an executable of BUILD/twin/bin or BUILD/bin and its filter (`*X`: --gtest_filter=*X), `ctest -R NAME`, or
-`pytest FILE ...`.
+type, variables first: an executable of BUILD/twin/bin or BUILD/bin and its filter (`*X`: --gtest_filter=*X), `ctest -R NAME`,
+`pytest FILE ...`, or `python FILE ...`.
 
 Exits 1 if more than two mistakes are missed, if a line does not fit the sources any more or does not compile, or if a test fails
 without any mistake. Those whose test is skipped on this machine do not count."""
@@ -169,9 +169,11 @@ class Test:
             self.targets = ["build.ninja"]
             self.command = [str(Path(copy.cached["CMAKE_COMMAND"]).with_name("ctest")), "--test-dir", str(copy.build), "--no-tests=error",
                             "--output-on-failure", *arguments]
-        elif program == "pytest":
+        elif program in ("pytest", "python"):
             self.targets = ["twin"] if "tests/twin/" in text else ["executables", "parity_tool", "weights_tool"]
-            self.command = [copy.python, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments]
+            if "tests/faults/" in text:
+                self.targets = ["save_tool"] + (["executables"] if "power_cut" not in text else [])
+            self.command = [copy.python, *(["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"] if program == "pytest" else []), *arguments]
             self.environment |= {"LM_BIN": str(bin), "LM_TWIN_BIN": str(twin / "bin"), "LMLAUNCH_PYTHON": copy.python,
                                  "PYTHONDONTWRITEBYTECODE": "1"}
         else:
@@ -193,7 +195,7 @@ class Test:
 
 def skipped(result):
     """All of it."""
-    return bool(re.search(r"^\[  PASSED  \] 0 tests\.\n\[  SKIPPED \]|\*\*\*Skipped|^\d+ skipped", result.output, re.M))
+    return bool(re.search(r"^\[  PASSED  \] 0 tests\.\n\[  SKIPPED \]|\*\*\*Skipped|^\d+ skipped|^skipped: ", result.output, re.M))
 
 
 def ran_nothing(result):

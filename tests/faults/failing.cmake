@@ -1,0 +1,37 @@
+# Power cuts, failing operations and full disks.
+add_executable(save_tool save_tool.cpp)
+target_link_libraries(save_tool PRIVATE lm_flags lm_checkpoint lm_device_cpu)
+
+# lm_fault_script(name SCRIPT file.py SHORT args... FULL args... [THREADS n]): name with SHORT's arguments, and
+# faults_<name> with FULL's. Exit code 77 is a skip.
+function(lm_fault_script name)
+  cmake_parse_arguments(ARG "" "SCRIPT;THREADS" "SHORT;FULL" ${ARGN})
+  foreach(entry ${name} faults_${name})
+    set(arguments ${ARG_FULL})
+    if(entry STREQUAL name)
+      set(arguments ${ARG_SHORT})
+    endif()
+    lm_python_test(${entry} THREADS ${ARG_THREADS} COMMAND tests/faults/${ARG_SCRIPT} ${arguments})
+    set_tests_properties(${entry} PROPERTIES SKIP_RETURN_CODE 77)
+  endforeach()
+  set_tests_properties(faults_${name} PROPERTIES LABELS faults TIMEOUT 1800)
+endfunction()
+
+lm_fault_script(power_cut SCRIPT power_cut.py SHORT --short)
+lm_fault_script(full_disk_saves SCRIPT full_disk_saves.py SHORT --short THREADS 2)
+
+# lm_fault_test(name SHORT filter FULL filter SOURCES ... DEPENDS ...): the same of tests by GoogleTest's filters.
+function(lm_fault_test name)
+  cmake_parse_arguments(ARG "" "SHORT;FULL" "SOURCES;DEPENDS" ${ARGN})
+  lm_test(${name} SOURCES ${ARG_SOURCES} DEPENDS ${ARG_DEPENDS})
+  set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT GTEST_FILTER=${ARG_SHORT})
+  add_test(NAME faults_${name} COMMAND ${name})
+  set_tests_properties(faults_${name} PROPERTIES LABELS faults TIMEOUT 1800 SKIP_RETURN_CODE 77
+    ENVIRONMENT "OMP_WAIT_POLICY=PASSIVE;GTEST_FILTER=${ARG_FULL};LM_RELIABILITY=${PROJECT_BINARY_DIR}/reliability")
+endfunction()
+
+lm_fault_test(checkpoint_faults_test SHORT * FULL *ASave:*ALoad SOURCES checkpoint_faults_test.cpp failing_calls.cpp
+              DEPENDS lm_checkpoint lm_device_cpu)
+lm_fault_test(training_faults_test SHORT *Some* FULL *Every* SOURCES training_faults_test.cpp ../train/offloaded_run.cpp
+              DEPENDS lm_train lm_torch_cpu lm_device_cpu)
+set_tests_properties(training_faults_test faults_training_faults_test PROPERTIES PROCESSORS 2)
