@@ -149,6 +149,12 @@ int64_t Checkpoints::restore(const std::vector<FoundCheckpoint>& found, Rank& ra
   throw incompatible("no checkpoint is whole:" + all + "\n ", directory_, "start again in another run.dir");
 }
 
+int64_t Checkpoints::go_back(Rank& rank, Trainer& trainer) {
+  std::vector<FoundCheckpoint> found = find_checkpoints(directory_);
+  std::erase_if(found, [](const FoundCheckpoint& one) { return !one.manifest; });
+  return restore(found, rank, trainer);
+}
+
 bool Checkpoints::due(const Trainer& trainer, bool best) const {
   const CheckpointConfig& config = job_.config.checkpoint;
   if (best && config.keep_best) return true;

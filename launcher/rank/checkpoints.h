@@ -27,6 +27,9 @@ class Checkpoints {
   // Error(11) where the model that adapters stand on is another one. The bytes of metrics.jsonl up to it.
   int64_t restore(const std::vector<FoundCheckpoint>& found, Rank& rank, Trainer& trainer);
 
+  // The same from the newest of the run, after a step that failed.
+  int64_t go_back(Rank& rank, Trainer& trainer);
+
   // Whether a save is due after the step that was just done.
   bool due(const Trainer& trainer, bool best) const;
   // Saves; afterwards only what checkpoint.keep says is left. A full disk or an I/O error is a warning, until

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdio>
 #include <optional>
+#include <utility>
 
 #include "base/log.h"
 #include "base/trace.h"
@@ -43,10 +44,10 @@ EvalResult evaluate_and_record(Rank& rank, const std::vector<Batch>& held_out, i
 
 // Where a file of the run cannot be written any more, what the steps have reached is saved before the run
 // ends.
-TrainerResult train_or_save(Trainer& trainer, const TrainerHooks& hooks,
+TrainerResult train_or_save(Trainer& trainer, const std::function<TrainerResult()>& train,
                             const std::function<std::string()>& save) {
   try {
-    return trainer.run(hooks);
+    return train();
   } catch (const Error& error) {
     const bool disk = error.code() == Exit::kNoSpace || error.code() == Exit::kIo;
     if (!disk || !trainer.between_steps() || trainer.steps() == 0) throw;
@@ -60,6 +61,27 @@ TrainerResult train_or_save(Trainer& trainer, const TrainerHooks& hooks,
 void show_data(const JobData& data) {
   log_coloured(sample_view(data.train, false), sample_view(data.train, true));
   log_line(data.loader->length_report());
+}
+
+// Bytes that were damaged on a disk, or cannot be read, end a step and not the run, where there is a
+// checkpoint to go back to: all state is written anew from it. The same disk may fail again, so not for ever.
+TrainerResult train_or_go_back(const Job& job, Rank& rank, Trainer& trainer, const TrainerHooks& hooks,
+                               MetricsFile& metrics, Checkpoints& checkpoints) {
+  constexpr int kMost = 3;  // without a checkpoint in between
+  int64_t last = -1;
+  for (int times = 0;; ++times) {
+    try {
+      return trainer.run(hooks);
+    } catch (const Error& error) {
+      const int64_t saved = checkpoints.newest_step();
+      if (std::exchange(last, saved) != saved) times = 0;
+      if (trainer.between_steps() || saved == 0 || times >= kMost || !rank.can_reset(error)) throw;
+      log_warning(error.text().area, std::string(error.what()) + "; going back to " + checkpoints.newest());
+      rank.reset();
+      if (job.model.adapter) load_rank(job, rank);  // the frozen base may have lain on that disk, too
+      metrics.keep(checkpoints.go_back(rank, trainer));
+    }
+  }
 }
 
 // Seconds that a step's work takes at least.
@@ -144,7 +166,8 @@ Exit train(const CommandLine& line, Control& control) {
   if (!held_out.empty()) {
     hooks.evaluate = [&](int64_t step) { return evaluate_and_record(*rank, held_out, step, metrics).loss; };
   }
-  const TrainerResult result = train_or_save(trainer, hooks, [&] {
+  const auto train = [&] { return train_or_go_back(*job, *rank, trainer, hooks, metrics, checkpoints); };
+  const TrainerResult result = train_or_save(trainer, train, [&] {
     save_model(files, *job, *rank, space, trainer.steps());
     return files.path("model");
   });

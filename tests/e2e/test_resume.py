@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from test_faults import swap_file
 from test_run import BIN, config, lmlaunch, rows, work  # noqa: F401
 
 STEPS = 8
@@ -208,3 +209,29 @@ def test_a_checkpoint_is_exported_evaluated_verified_and_asked(work, undisturbed
     # A run without a model yet is taken at its newest checkpoint.
     told = lmlaunch("eval", f"runs/six_{method}", "--json", cwd=work)
     assert "taking its newest checkpoint" in told.stderr
+
+
+@pytest.mark.parametrize("method", MODEL_FILE)
+def test_damage_on_a_disk_sends_the_run_back_to_its_checkpoint(work, method):  # noqa: F811
+    """Chunks of the swap file are changed until the run has met one; it ends as if nothing had been."""
+    steps = {"train__steps": 600, "train__eval_every": 0, "checkpoint__every": 100, "log__every": 100}
+    lmlaunch(prepared(work, f"sound_{method}", method, "on_disk", **steps), cwd=work)
+    name = f"damaged_swap_{method}"
+    (work / "swap").mkdir(exist_ok=True)
+    prepared(work, name, method, "on_disk", **{**steps, "offload__paths": ["swap"]})
+
+    def damage(process):
+        rank = int(subprocess.run(["pgrep", "-P", str(process.pid), "lmlaunch"], capture_output=True, text=True).stdout.split()[0])
+        swap = swap_file(rank, work / "swap")
+        log = work / "runs" / name / "log.txt"
+        while process.poll() is None and "going back to" not in log.read_text():
+            for offset in range(0, os.fstat(swap).st_size, 8192):
+                byte = os.pread(swap, 1, offset + 100)
+                os.pwrite(swap, bytes([byte[0] ^ 4]), offset + 100)
+                time.sleep(0)
+        os.close(swap)
+
+    code, messages = interrupt(work, name, 120, damage)
+    assert code == 0, messages
+    assert "going back to" in messages and "are not what was written" in messages, messages
+    assert result(work, name, method) == result(work, f"sound_{method}", method)
