@@ -119,10 +119,11 @@ void IoWorker::release(Slot& slot) {
 
 Error IoWorker::failure(const Slot& slot, int error, const std::string& detail) const {
   const IoRequest& request = slot.request;
-  const std::string what =
-      std::string(verb(request.direction)) + " of " + slot.transfer->what + ": " + detail + "at offset " +
-      std::to_string(request.offset) + ", " + std::to_string(slot.transfer->finished) + " of " +
-      std::to_string(slot.transfer->bytes) + " bytes done, " + device_of(space_.files()[static_cast<size_t>(request.file)].descriptor);
+  const std::string what = std::string(verb(request.direction)) + " of " + slot.transfer->what + ": " +
+                           detail + "at offset " + std::to_string(request.offset) + ", " +
+                           std::to_string(slot.transfer->finished) + " of " +
+                           std::to_string(slot.transfer->bytes) + " bytes done, " +
+                           device_of(space_.files()[static_cast<size_t>(request.file)].descriptor);
   return disk_error(error, what, space_.path(request.file) + "+" + std::to_string(request.offset));
 }
 

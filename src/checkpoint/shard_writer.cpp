@@ -71,7 +71,9 @@ class ShardWriter::Files : public IoFiles {
 };
 
 ShardWriter::ShardWriter(ShardSetup setup)
-    : setup_(std::move(setup)), memory_(std::make_unique<PinnedPool>(DeviceType::kCpu, kMemory)), written_(kBuffers, 0) {
+    : setup_(std::move(setup)),
+      memory_(std::make_unique<PinnedPool>(DeviceType::kCpu, kMemory)),
+      written_(kBuffers, 0) {
   const std::string header = safetensors_beginning(setup_.arrays, {{"format", "pt"}}, kAlignment);
   int64_t end = std::ssize(header);
   for (const TensorInfo& array : setup_.arrays) {

@@ -110,12 +110,13 @@ void Trainer::count_skipped(const StepRow& row) {
                             ", gradient norm " + std::to_string(row.grad_norm));
   const bool too_many = row.step >= kSkipWindow && state_.skipped * 1000 > row.step * kSkipsPerMille;
   if (state_.skipped_in_row <= kSkipsInRow && !too_many) return;
-  throw Error(Exit::kNumerics, {.area = "NUM-12",
-                                .what = where + ": " + std::to_string(state_.skipped) + " steps were skipped, " +
-                                        std::to_string(state_.skipped_in_row) + " in a row",
-                                .place = "",
-                                .next = "lower optimizer.lr or raise optimizer.warmup",
-                                .kept = ""});
+  throw Error(Exit::kNumerics,
+              {.area = "NUM-12",
+               .what = where + ": " + std::to_string(state_.skipped) + " steps were skipped, " +
+                       std::to_string(state_.skipped_in_row) + " in a row",
+               .place = "",
+               .next = "lower optimizer.lr or raise optimizer.warmup",
+               .kept = ""});
 }
 
 TrainerState Trainer::state() const {
