@@ -39,21 +39,22 @@ bool LocalStore::read_from_disk(const Array& a, int64_t index, int64_t begin, in
 
 bool LocalStore::reread(int64_t index, int64_t begin, int64_t end) {
   const Array& a = array(index);
-  const int64_t bytes = round_up(end - begin, kChecksumChunk);
   try {
-    const Buffer again = aligned_buffer(bytes);
-    space_->drop_cached(slice(a.extent, begin, bytes));
-    if (!read_from_disk(a, index, begin, bytes, again.get())) return false;
-    std::memcpy(memory(a.slot) + begin, again.get(), static_cast<size_t>(bytes));
+    const Buffer again = aligned_buffer(kChecksumChunk);
+    space_->drop_cached(slice(a.extent, begin, round_up(end - begin, kChecksumChunk)));
+    for (int64_t offset = begin; offset < end; offset += kChecksumChunk) {
+      if (intact(index, offset, std::min(offset + kChecksumChunk, end))) continue;
+      if (!read_from_disk(a, index, offset, kChecksumChunk, again.get())) return false;
+      std::memcpy(memory(a.slot) + offset, again.get(), static_cast<size_t>(kChecksumChunk));
+      // A way that changes bytes often is not told about each time.
+      const uint64_t count = ++read_again_;
+      if (!std::has_single_bit(count)) continue;
+      log_note("INT-06", name(index) + ": the chunk at " + std::to_string(offset) +
+                             " came back changed, and was right when read again (" + std::to_string(count) +
+                             (count == 1 ? " chunk" : " chunks") + " so far)");
+    }
   } catch (const std::exception&) {
     return false;  // on a thread of OpenMP; the damage is told, and the queue tells its failure
-  }
-  // A way that changes bytes often is not told about each time.
-  const uint64_t count = ++read_again_;
-  if (std::has_single_bit(count)) {
-    log_note("INT-06", name(index) + ": bytes " + std::to_string(begin) + " to " + std::to_string(end) +
-                           " came back changed, and were right when read again (" + std::to_string(count) +
-                           (count == 1 ? " time" : " times") + " so far)");
   }
   return true;
 }

@@ -254,16 +254,17 @@ void SwapSpace::try_direct(int index) {
   ::fcntl(file.descriptor, F_SETFL, ::fcntl(file.descriptor, F_GETFL) & ~O_DIRECT);
 }
 
-// Direct transfers pass by the page cache. Elsewhere pages that were written and have not reached the disk
-// yet would stay.
+// Pages that have not reached the disk yet would stay, and so would what is only a part of a large page.
 void SwapSpace::drop_cached(const Extent& extent) const {
   for (const ExtentPiece& piece : extent.pieces) {
-    if (direct(piece.file)) continue;
     const int descriptor = files_[static_cast<size_t>(piece.file)].descriptor;
     constexpr unsigned kOut =
         SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
-    ::sync_file_range(descriptor, piece.offset, piece.bytes, kOut);
-    ::posix_fadvise(descriptor, piece.offset, piece.bytes, POSIX_FADV_DONTNEED);
+    constexpr int64_t kLargePage = 2 * kMiB;
+    const int64_t first = piece.offset / kLargePage * kLargePage,
+                  bytes = round_up(piece.offset + piece.bytes, kLargePage) - first;
+    ::sync_file_range(descriptor, first, bytes, kOut);
+    ::posix_fadvise(descriptor, first, bytes, POSIX_FADV_DONTNEED);
   }
 }
 

@@ -15,7 +15,7 @@ namespace {
 static_assert(kSlotAlignment == kChecksumChunk, "plan and store count alike");
 
 // Room for writes that their own place refuses: of a file this part of all, or so many blocks.
-constexpr int64_t kSpareShare = 100, kSpareBlocks = 8;
+constexpr int64_t kSpareShare = 100, kSpareBlocks = 2;
 
 std::string array_name(const PlacementPlan& placement, const ModelLayout& layout, Pool pool, int64_t array) {
   const auto block_name = [&](int64_t block) { return layout.blocks[static_cast<size_t>(block)].name; };

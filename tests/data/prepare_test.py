@@ -514,6 +514,24 @@ def test_worker_processes_give_the_same_file(run):
     assert parallel == open(request["out"], "rb").read()
 
 
+def test_without_shared_memory_one_process_does_it(run, monkeypatch, capfd):
+    """Queues between processes need semaphores, which are files in /dev/shm."""
+    import multiprocessing.synchronize
+
+    monkeypatch.setattr(prepare, "SMALL_BYTES", 0)
+    rows = [{"text": f"line {i} of a text that is long enough"} for i in range(300)]
+    request = run.request([run.write("a.jsonl", rows)], "qwen", workers=2)
+    with_workers = prepare.prepare(request), read_tokens(request["out"])
+
+    def refused(*_, **__):
+        raise OSError(28, "No space left on device")
+    monkeypatch.setattr(multiprocessing.synchronize, "SemLock", refused)
+    monkeypatch.setattr(multiprocessing.synchronize.Lock, "__init__", refused)
+    capfd.readouterr()
+    assert (prepare.prepare(request), read_tokens(request["out"])) == with_workers
+    assert "note DATA-33: tokenising in one process: /dev/shm cannot be used (No space left on device)" in capfd.readouterr().err
+
+
 def test_errors_of_workers_arrive_as_json_with_exit_code_11(run):
     request = run.request([run.write("a.jsonl", GOOD * 200 + json.dumps({"text": 5}) + "\n")], "chatml", workers=2)
     code, answer, _ = launch(request, "prepare.SMALL_BYTES = 0")

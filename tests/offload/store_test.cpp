@@ -231,15 +231,6 @@ TEST(Store, ReadsOnceMoreWhatCameBackChanged) {
   EXPECT_GT(healed, 300);
 }
 
-// What stands between program and disk is looked past: a page of memory that is wrong, and the disk right.
-TEST(Store, ReadsOnceMorePastThePageCache) {
-  const std::string path = std::filesystem::temp_directory_path().string();
-  SwapSpace space({{path, 1}}, 1 << 20);
-  const Extent extent = space.allocate(1 << 20);
-  ASSERT_NO_THROW(space.drop_cached(extent));
-  EXPECT_EQ(slice(extent, 8192, 16384).pieces.front().offset, extent.pieces.front().offset + 8192);
-}
-
 // An array is read where it is: in its slot, on its way home, at home.
 TEST(Store, GivesBytesOfAnArrayWhereverItIs) {
   for (const bool on_device : {false, true}) {

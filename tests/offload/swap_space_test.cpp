@@ -1,11 +1,14 @@
 #include "offload/swap_space.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <numeric>
+#include <tuple>
 
 #include "base/bytes.h"
 #include "base/error.h"
@@ -139,6 +142,43 @@ TEST(SwapSpace, HandsOutTheLastByteWhateverTheSizes) {
     EXPECT_EQ(space.allocated(), space.capacity());
     expect_disjoint(space, extents);
   }
+}
+
+TEST(SwapSpace, SlicesAnExtentAcrossItsPieces) {
+  const Extent extent{{{0, 8192, 4096}, {1, 0, 12288}, {0, 40960, 4096}}, 20480};
+  const Extent part = slice(extent, 8192, 12288);
+  ASSERT_EQ(part.pieces.size(), 2u);
+  EXPECT_EQ(part.bytes, 12288);
+  const auto piece = [&](size_t i) {
+    return std::tuple(part.pieces[i].file, part.pieces[i].offset, part.pieces[i].bytes);
+  };
+  EXPECT_EQ(piece(0), std::tuple(1, 4096, 8192));
+  EXPECT_EQ(piece(1), std::tuple(0, 40960, 4096));
+}
+
+// Pages of the range that memory holds of the file.
+int64_t cached_pages(int descriptor, int64_t offset, int64_t bytes) {
+  void* const pages = ::mmap(nullptr, static_cast<size_t>(bytes), PROT_READ, MAP_SHARED, descriptor, offset);
+  EXPECT_NE(pages, MAP_FAILED);
+  std::vector<unsigned char> there(static_cast<size_t>(bytes / 4096));
+  EXPECT_EQ(::mincore(pages, static_cast<size_t>(bytes), there.data()), 0);
+  ::munmap(pages, static_cast<size_t>(bytes));
+  return std::count_if(there.begin(), there.end(), [](unsigned char page) { return (page & 1) != 0; });
+}
+
+TEST(SwapSpace, DropsWhatMemoryHoldsOfItsBytes) {
+  const TemporaryDirectory directory;
+  constexpr int64_t kBytes = 8 * kMiB;
+  SwapSpace space({{directory.path()}}, kBytes);
+  const Extent extent = space.allocate(kBytes);
+  const int descriptor = space.files()[0].descriptor;
+  ASSERT_EQ(::fcntl(descriptor, F_SETFL, ::fcntl(descriptor, F_GETFL) & ~O_DIRECT), 0);
+  const std::vector<char> bytes(kBytes, 'x');
+  ASSERT_EQ(::pwrite(descriptor, bytes.data(), bytes.size(), 0), std::ssize(bytes));
+  ASSERT_EQ(cached_pages(descriptor, 0, kBytes), kBytes / 4096);
+  space.drop_cached(slice(extent, 512 * kKiB, 8192));
+  EXPECT_EQ(cached_pages(descriptor, 512 * kKiB, 8192), 0);
+  EXPECT_EQ(cached_pages(descriptor, kBytes / 2, kBytes / 2), kBytes / 2 / 4096);
 }
 
 TEST(SwapSpace, RefusesAPathThatIsMissingOrNoDirectory) {
