@@ -127,9 +127,9 @@ def holders(directory):
     return out
 
 
-def wait(process):
+def wait(process, seconds=300):
     try:
-        _, messages = process.communicate(timeout=300)
+        _, messages = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         kill(process)
         raise

@@ -70,7 +70,7 @@ def test_a_run_whose_lock_was_taken_away_publishes_nothing_more(undisturbed, rep
         time.sleep(0.005)
     (run.directory / ".lock").unlink()
     (run.directory / ".lock").touch()
-    code, messages = wait(first)
+    code, messages = wait(first, 30)
     assert code == 13 and "the run directory's lock is no longer this run's" in messages, messages
     seen = [name for name in run.checkpoints() if ".tmp-" not in name]
     assert f"COMMITTED step {int(seen[-1].removeprefix('step_'))} " in messages
@@ -86,7 +86,7 @@ def test_a_door_that_is_killed_takes_its_rank_with_it(undisturbed, report):
         time.sleep(0.005)
     begin = time.monotonic()
     kill(process, "door")
-    wait(process)
+    wait(process, 30)
     run.wait_until_free()
     report.most("seconds until a dead door's rank had let go", round(time.monotonic() - begin, 2))
     assert time.monotonic() - begin < 5
