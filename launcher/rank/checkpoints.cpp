@@ -214,12 +214,13 @@ void Checkpoints::save(Rank& rank, const Trainer& trainer, MetricsFile& metrics,
     newest_ = save.commit(about(trainer, metrics.sync()), [this] { check_lock(); });
   } catch (const Error& error) {
     const bool disk = error.code() == Exit::kNoSpace || error.code() == Exit::kIo;
+    if (!disk) throw;
     ErrorText text = error.text();
     text.what =
         "the checkpoint of step " + std::to_string(trainer.steps()) + " cannot be saved: " + text.what;
     text.next = "free space in " + directory_ + ", or set run.dir to a directory on another disk";
     text.kept = newest_.empty() ? "" : newest_;
-    if (!disk || required || ++failures_ >= kFailuresInRow) throw Error(error.code(), text);
+    if (required || ++failures_ >= kFailuresInRow) throw Error(error.code(), text);
     return log_warning("CKPT-03", text.what + "; the run goes on, and tries again when the next one is due");
   }
   failures_ = 0;

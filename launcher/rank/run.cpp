@@ -64,7 +64,8 @@ void show_data(const JobData& data) {
 }
 
 // Bytes that were damaged on a disk, or cannot be read, end a step and not the run, where there is a
-// checkpoint to go back to: all state is written anew from it. The same disk may fail again, so not for ever.
+// checkpoint to go back to: all state is written anew from it. Damage is also met between steps, by a save or
+// an evaluation. The same disk may fail again, so not for ever.
 TrainerResult train_or_go_back(const Job& job, Rank& rank, Trainer& trainer, const TrainerHooks& hooks,
                                MetricsFile& metrics, Checkpoints& checkpoints) {
   constexpr int kMost = 3;  // without a checkpoint in between
@@ -75,7 +76,8 @@ TrainerResult train_or_go_back(const Job& job, Rank& rank, Trainer& trainer, con
     } catch (const Error& error) {
       const int64_t saved = checkpoints.newest_step();
       if (std::exchange(last, saved) != saved) times = 0;
-      if (trainer.between_steps() || saved == 0 || times >= kMost || !rank.can_reset(error)) throw;
+      const bool of_state = !trainer.between_steps() || error.code() == Exit::kIntegrity;
+      if (!of_state || saved == 0 || times >= kMost || !rank.can_reset(error)) throw;
       log_warning(error.text().area, std::string(error.what()) + "; going back to " + checkpoints.newest());
       rank.reset();
       if (job.model.adapter) load_rank(job, rank);  // the frozen base may have lain on that disk, too
