@@ -214,7 +214,7 @@ def test_a_checkpoint_is_exported_evaluated_verified_and_asked(work, undisturbed
 @pytest.mark.parametrize("method", MODEL_FILE)
 def test_damage_on_a_disk_sends_the_run_back_to_its_checkpoint(work, method):  # noqa: F811
     """Chunks of the swap file are changed until the run has met one; it ends as if nothing had been."""
-    steps = {"train__steps": 600, "train__eval_every": 0, "checkpoint__every": 100, "log__every": 100}
+    steps = {"train__steps": 3000, "train__eval_every": 0, "checkpoint__every": 500, "log__every": 100}
     lmlaunch(prepared(work, f"sound_{method}", method, "on_disk", **steps), cwd=work)
     name = f"damaged_swap_{method}"
     (work / "swap").mkdir(exist_ok=True)
@@ -224,14 +224,15 @@ def test_damage_on_a_disk_sends_the_run_back_to_its_checkpoint(work, method):  #
         rank = int(subprocess.run(["pgrep", "-P", str(process.pid), "lmlaunch"], capture_output=True, text=True).stdout.split()[0])
         swap = swap_file(rank, work / "swap")
         log = work / "runs" / name / "log.txt"
-        while process.poll() is None and "going back to" not in log.read_text():
-            for offset in range(0, os.fstat(swap).st_size, 8192):
-                byte = os.pread(swap, 1, offset + 100)
-                os.pwrite(swap, bytes([byte[0] ^ 4]), offset + 100)
-                time.sleep(0)
+        for at in range(100, 8192):  # another byte each time: one that is changed twice is right again
+            if process.poll() is not None or "going back to" in log.read_text():
+                break
+            for offset in range(at, os.fstat(swap).st_size, 8192):
+                byte = os.pread(swap, 1, offset)
+                os.pwrite(swap, bytes([byte[0] ^ 4]), offset)
         os.close(swap)
 
-    code, messages = interrupt(work, name, 120, damage)
+    code, messages = interrupt(work, name, 510, damage)
     assert code == 0, messages
     assert "going back to" in messages and "are not what was written" in messages, messages
     assert result(work, name, method) == result(work, f"sound_{method}", method)
