@@ -79,6 +79,7 @@ struct PlacementPlan {
   int io_depth = 32;
   int64_t io_timeout = 60;  // seconds
   bool verify = true;
+  int64_t swap_spare = 0;  // bytes of every path's swap file for writes that their own place refuses
 
   PoolPlan& pool(Pool p) { return pools[static_cast<size_t>(p)]; }
   const PoolPlan& pool(Pool p) const { return pools[static_cast<size_t>(p)]; }

@@ -19,6 +19,8 @@ constexpr int64_t kCudaBase = 900 * kMiB;
 constexpr int64_t kChecksumBytes = 8;       // of every kSlotAlignment bytes off the device
 constexpr int64_t kStepBytesPerToken = 20;  // of a step's batches in host memory (base/batch.h)
 constexpr int64_t kWeightBytes = 4;         // of a target
+// Spare room of a swap file: this part of all that is on disk, or so many blocks, but not much for a small run.
+constexpr int64_t kSpareShare = 100, kSpareBlocks = 2, kLeastSpare = 512 * kKiB;
 
 int64_t size_of(DType type) {
   return static_cast<int64_t>(dtype_size(type));
@@ -227,6 +229,21 @@ Tier disk_tier(const PlanInput& in, const std::vector<ClassBytes>& classes) {
   return make_tier(Home::kNvme, classes, {0, 1}, room, room);
 }
 
+// Only where room is left: no plan is refused for it.
+void spare_disk(const PlanInput& in, Plan& plan) {
+  Tier& disk = plan.tiers.back();
+  int64_t& spare = plan.placement.swap_spare;
+  const int64_t blocks = std::min(kSpareBlocks * plan.placement.io_block, kLeastSpare);
+  spare = round_up(std::max(disk.bytes / kSpareShare, blocks), kSlotAlignment);
+  const int64_t all = spare * std::ssize(in.machine.disks);
+  if (all > disk.usable - disk.bytes) {
+    spare = 0;
+    return;
+  }
+  plan.classes.push_back({"spare room", all, "for writes that their place refuses", Home::kNvme});
+  disk.bytes += all;
+}
+
 bool all_memory(const Plan& plan, int64_t Tier::*limit) {
   return std::all_of(plan.tiers.begin(), plan.tiers.end(),
                      [&](const Tier& tier) { return tier.home == Home::kNvme || tier.bytes <= tier.*limit; });
@@ -332,6 +349,7 @@ void size_plan(const PlanInput& in, Plan& plan) {
   plan.peak.host = plan.tiers.back().bytes;
   if (plan.placement.on_disk()) {
     plan.tiers.push_back(disk_tier(in, plan.classes));
+    spare_disk(in, plan);
     plan.peak.disk = plan.tiers.back().bytes;
   }
   plan.fits = std::all_of(plan.tiers.begin(), plan.tiers.end(),

@@ -14,9 +14,6 @@ namespace {
 
 static_assert(kSlotAlignment == kChecksumChunk, "plan and store count alike");
 
-// Room for writes that their own place refuses: of a file this part of all, or so many blocks.
-constexpr int64_t kSpareShare = 100, kSpareBlocks = 2, kLeastSpare = 512 * kKiB;
-
 std::string array_name(const PlacementPlan& placement, const ModelLayout& layout, Pool pool, int64_t array) {
   const auto block_name = [&](int64_t block) { return layout.blocks[static_cast<size_t>(block)].name; };
   const auto unit_name = [&](int64_t unit) {
@@ -121,9 +118,7 @@ void OffDeviceState::place_embedding(const PlacementPlan& placement) {
 
 void OffDeviceState::open_disks(const OffDeviceSetup& setup, int64_t bytes) {
   const PlacementPlan& placement = setup.placement;
-  space_ = std::make_unique<SwapSpace>(
-      setup.paths, bytes,
-      std::max(bytes / kSpareShare, std::min(kSpareBlocks * placement.io_block, kLeastSpare)));
+  space_ = std::make_unique<SwapSpace>(setup.paths, bytes, placement.swap_spare);
   const auto make = [this, &placement, chosen = setup.engine]() -> std::unique_ptr<IoEngine> {
     const std::span<std::byte> buffers[] = {pinned_->memory()};
     const EngineSetup engine{.files = space_->files(), .buffers = buffers, .depth = placement.io_depth};

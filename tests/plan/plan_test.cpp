@@ -276,7 +276,8 @@ TEST(Plan, FillsHostMemoryBeforeTheDisk) {
   EXPECT_GT(host, int64_t{1} << 30);
   EXPECT_GT(disk, int64_t{1} << 30);
   EXPECT_EQ(host + disk, pool.off_device_bytes());
-  EXPECT_EQ(plan.peak.disk, disk);
+  EXPECT_GE(plan.placement.swap_spare, disk / 100);
+  EXPECT_EQ(plan.peak.disk, disk + plan.placement.swap_spare);
   const Tier& memory = plan.tiers[1];
   EXPECT_LE(memory.bytes, memory.usable);
   EXPECT_GT(memory.bytes, memory.usable - (int64_t{256} << 20));
@@ -328,11 +329,12 @@ TEST(Plan, MeetsADiskLimitThatIsLessThanWholeClasses) {
   c.config.offload.paths = {"/scratch"};
   c.machine.disks = {{.path = "/scratch", .free_bytes = 1LL << 40}};
   const Plan free = c.plan();
-  ASSERT_GT(free.peak.disk, 1LL << 30);
-  for (int64_t limit = free.peak.disk; limit > free.peak.disk * 9 / 10; limit -= 1LL << 30) {
+  const int64_t needed = free.peak.disk - free.placement.swap_spare;
+  ASSERT_GT(needed, 1LL << 30);
+  for (int64_t limit = needed; limit > needed * 9 / 10; limit -= 1LL << 30) {
     c.config.offload.disk_limit = Budget{limit, 0};
     const Plan plan = c.draft();
-    EXPECT_TRUE(plan.fits || limit < free.peak.disk);
+    EXPECT_TRUE(plan.fits || limit < needed);
     if (!plan.fits) continue;
     EXPECT_LE(plan.peak.disk, limit);
     EXPECT_EQ(plan.numerics.micro_batch, free.numerics.micro_batch);
@@ -348,7 +350,7 @@ TEST(Plan, StagesLessWhereTheDiskIsSmall) {
   c.machine.disks = {{.path = "/scratch", .free_bytes = 1LL << 40}};
   const Plan free = c.plan();
   ASSERT_GT(free.peak.disk, 0);
-  c.config.offload.disk_limit = Budget{free.peak.disk - (64LL << 20), 0};
+  c.config.offload.disk_limit = Budget{free.peak.disk - free.placement.swap_spare - (64LL << 20), 0};
   const Plan less = c.draft();
   EXPECT_TRUE(less.fits);
   EXPECT_LT(less.peak.disk, free.peak.disk);
@@ -360,7 +362,8 @@ TEST(Plan, CountsADiskLimitForEachPath) {
   c.config.offload.paths = {"/a", "/b"};
   c.config.offload.optimizer = c.config.offload.gradients = OffloadHome::kNvme;
   c.machine.disks = {{.path = "/a", .free_bytes = 1LL << 40}, {.path = "/b", .free_bytes = 1LL << 32}};
-  const int64_t needed = c.plan().peak.disk;
+  const Plan free = c.plan();
+  const int64_t needed = free.peak.disk - 2 * free.placement.swap_spare;  // of each path
   ASSERT_GT(needed, 2LL << 32);
   c.config.offload.disk_limit = Budget{needed - (1LL << 32), 0};
   EXPECT_TRUE(c.draft().fits);
