@@ -19,7 +19,8 @@ constexpr int64_t kCudaBase = 900 * kMiB;
 constexpr int64_t kChecksumBytes = 8;       // of every kSlotAlignment bytes off the device
 constexpr int64_t kStepBytesPerToken = 20;  // of a step's batches in host memory (base/batch.h)
 constexpr int64_t kWeightBytes = 4;         // of a target
-// Spare room of a swap file: this part of all that is on disk, or so many blocks, but not much for a small run.
+// Spare room of a swap file: this part of all that is on disk, or so many blocks, but not much for a small
+// run.
 constexpr int64_t kSpareShare = 100, kSpareBlocks = 2, kLeastSpare = 512 * kKiB;
 
 int64_t size_of(DType type) {

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from test_faults import swap_file
-from test_run import BIN, config, lmlaunch, rows, work  # noqa: F401
+from test_run import BIN, config, filled, lmlaunch, rows
 
 STEPS = 8
 PLACES = {
@@ -21,7 +21,7 @@ PLACES = {
 MODEL_FILE = {"full": "model.safetensors", "lora": "adapter_model.safetensors"}
 
 
-def prepared(work, name, method="full", place="resident", **changes):  # noqa: F811
+def prepared(work, name, method="full", place="resident", **changes):
     """A configuration of STEPS steps that saves after each third."""
     settings = {"train__method": method, "train__steps": STEPS, "train__eval_every": 2, "model__dtype": "bf16", "optimizer__schedule": "cosine",
                 "checkpoint__every": 3, **PLACES[place], **changes}
@@ -30,7 +30,13 @@ def prepared(work, name, method="full", place="resident", **changes):  # noqa: F
 
 
 @pytest.fixture(scope="module")
-def undisturbed(work):  # noqa: F811
+def work(tmp_path_factory):
+    """More layers than there are slots: with state on disk every step reads."""
+    return filled(tmp_path_factory.mktemp("resume"), layers=5)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(work):
     """What a run of each method gives when nothing happens to it: its rows and its model."""
     out = {}
     for method in MODEL_FILE:
@@ -39,17 +45,17 @@ def undisturbed(work):  # noqa: F811
     return out
 
 
-def result(work, name, method):  # noqa: F811
+def result(work, name, method):
     curve = [tuple((key, row[key]) for key in ("step", "loss", "grad_norm", "lr", "eval_loss", "target_tokens") if key in row)
              for row in rows(work, name)]
     return curve, (work / "runs" / name / "model" / MODEL_FILE[method]).read_bytes()
 
 
-def checkpoints(work, name):  # noqa: F811
+def checkpoints(work, name):
     return sorted(path.name for path in (work / "runs" / name / "checkpoints").iterdir())
 
 
-def interrupt(work, name, at, how, *arguments):  # noqa: F811
+def interrupt(work, name, at, how, *arguments):
     """Starts the run, and `how(process)` once its row `at` is written; gives exit code and messages."""
     process = subprocess.Popen([BIN / "lmlaunch", f"{name}.toml", *arguments], cwd=work, stderr=subprocess.PIPE, text=True, start_new_session=True)
     metrics = work / "runs" / name / "metrics.jsonl"
@@ -65,7 +71,7 @@ def kill(process):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def done(work, name):  # noqa: F811
+def done(work, name):
     status = work / "runs" / name / "status.json"
     return status.exists() and json.loads(status.read_text())["state"] == "done"
 
@@ -76,7 +82,7 @@ def signal_of(number):
 
 @pytest.mark.parametrize("method", MODEL_FILE)
 @pytest.mark.parametrize("place", PLACES)
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(work, undisturbed, method, place):  # noqa: F811
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(work, undisturbed, method, place):
     name = f"killed_{method}_{place}"
     prepared(work, name, method, place)
     for at in (4, 6):
@@ -89,7 +95,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(work, undisturbed, meth
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
-def test_a_signal_saves_and_exits_with_75(work, undisturbed, number):  # noqa: F811
+def test_a_signal_saves_and_exits_with_75(work, undisturbed, number):
     name = f"signal_{number}"
     prepared(work, name, checkpoint__every=0)
     code, messages = interrupt(work, name, 2, signal_of(number))
@@ -102,7 +108,7 @@ def test_a_signal_saves_and_exits_with_75(work, undisturbed, number):  # noqa: F
     assert result(work, name, "full") == undisturbed["full"]
 
 
-def test_a_stop_file_and_a_time_limit_save_and_exit_with_75(work, undisturbed):  # noqa: F811
+def test_a_stop_file_and_a_time_limit_save_and_exit_with_75(work, undisturbed):
     prepared(work, "stop_file", train__steps=100000)
     code, messages = interrupt(work, "stop_file", 2, lambda process: (work / "runs" / "stop_file" / "STOP").touch())
     assert code == 75 and "reason=stop_file" in messages and "repeat=0" in messages
@@ -115,7 +121,7 @@ def test_a_stop_file_and_a_time_limit_save_and_exit_with_75(work, undisturbed): 
     assert ended.returncode == 75 and "reason=time_limit" in ended.stderr and "the Slurm job ends in" in ended.stderr
 
 
-def test_a_checkpoint_that_is_not_whole_is_said_and_passed_over(work, undisturbed):  # noqa: F811
+def test_a_checkpoint_that_is_not_whole_is_said_and_passed_over(work, undisturbed):
     name = "damaged"
     prepared(work, name)
     lmlaunch(f"{name}.toml", cwd=work)
@@ -145,7 +151,7 @@ def test_a_checkpoint_that_is_not_whole_is_said_and_passed_over(work, undisturbe
     assert ended.returncode == 14 and "no checkpoint is whole" in ended.stderr and "step_00000003" in ended.stderr
 
 
-def test_which_checkpoint_is_taken_and_which_are_kept(work, undisturbed):  # noqa: F811
+def test_which_checkpoint_is_taken_and_which_are_kept(work, undisturbed):
     name = "choice"
     prepared(work, name, checkpoint__every=1, checkpoint__keep=3)
     lmlaunch(f"{name}.toml", cwd=work)
@@ -163,7 +169,7 @@ def test_which_checkpoint_is_taken_and_which_are_kept(work, undisturbed):  # noq
     assert result(work, name, "full") == undisturbed["full"]
 
 
-def test_the_best_by_held_out_loss_is_kept(work):  # noqa: F811
+def test_the_best_by_held_out_loss_is_kept(work):
     name = "best"
     prepared(work, name, checkpoint__every=1, checkpoint__keep=1, checkpoint__keep_best=True, optimizer__lr=0.3, optimizer__schedule="linear",
              optimizer__warmup=7)
@@ -173,7 +179,7 @@ def test_the_best_by_held_out_loss_is_kept(work):  # noqa: F811
     assert checkpoints(work, name) == sorted({f"step_{best:08}", "step_00000007"})
 
 
-def test_a_changed_configuration_is_refused_unless_it_is_named(work):  # noqa: F811
+def test_a_changed_configuration_is_refused_unless_it_is_named(work):
     name = "changed"
     prepared(work, name)
     code, _ = interrupt(work, name, 4, signal_of(signal.SIGTERM))
@@ -188,7 +194,7 @@ def test_a_changed_configuration_is_refused_unless_it_is_named(work):  # noqa: F
 
 
 @pytest.mark.parametrize("method", MODEL_FILE)
-def test_a_checkpoint_is_exported_evaluated_verified_and_asked(work, undisturbed, method):  # noqa: F811
+def test_a_checkpoint_is_exported_evaluated_verified_and_asked(work, undisturbed, method):
     """At step 6 of the undisturbed run: the export is what a run of six steps writes, and evaluates as it did."""
     name = f"undisturbed_{method}"
     checkpoint = f"runs/{name}/checkpoints/step_00000006"
@@ -212,7 +218,7 @@ def test_a_checkpoint_is_exported_evaluated_verified_and_asked(work, undisturbed
 
 
 @pytest.mark.parametrize("method", MODEL_FILE)
-def test_damage_on_a_disk_sends_the_run_back_to_its_checkpoint(work, method):  # noqa: F811
+def test_damage_on_a_disk_sends_the_run_back_to_its_checkpoint(work, method):
     """Chunks of the swap file are changed while the run stands still; it meets one and ends as if nothing had been."""
     steps = {"train__steps": 3000, "train__eval_every": 0, "checkpoint__every": 500, "log__every": 100}
     lmlaunch(prepared(work, f"sound_{method}", method, "on_disk", **steps), cwd=work)

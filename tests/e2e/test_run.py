@@ -25,11 +25,14 @@ def lmlaunch(*arguments, cwd, check=True, env=None):
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
-    """A model of two layers and examples in which the next token is usually the present one plus three."""
-    work = tmp_path_factory.mktemp("e2e")
+    return filled(tmp_path_factory.mktemp("e2e"), layers=2)
+
+
+def filled(work, layers):
+    """A small model, and examples in which the next token is usually the present one plus three."""
     torch.manual_seed(1)
     model = LlamaForCausalLM(LlamaConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        hidden_size=32, intermediate_size=64, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
         vocab_size=VOCAB, max_position_embeddings=64, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2))
     model.save_pretrained(work / "model")
     (work / "model" / "chat_template.jinja").write_text("{{ messages[0].content }}")
