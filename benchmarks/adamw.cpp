@@ -1,6 +1,7 @@
 // Our side of adamw.py: how much of the memory's speed does AdamW reach? Its ceiling is a loop that reads and
 // writes the same arrays and computes next to nothing. Both run in turn, on 1 and 2 threads; medians of the
-// rounds, as a table and a JSON line {form, threads, gbps, ceiling_gbps, achieved} each.
+// rounds, as a table and a JSON line {form, threads, gbps, ceiling_gbps, achieved} each. And adamw_8bit
+// beside adamw, of a bf16 weight with a split master: {rule, threads, ms, plain_ms, speedup}.
 //
 //   bench_adamw [million elements = 16] [rounds = 9]
 //   bench_adamw serve THREADS [million elements = 16]    prints "ready", then per line of input one fp32 pass
@@ -9,7 +10,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <iostream>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -91,6 +94,17 @@ RuleUpdate arguments(Arrays& a, bool split) {
           .form = split ? MasterForm::kSplit : MasterForm::kWeight};
 }
 
+// The same weights with coded state.
+RuleUpdate coded_arguments(Arrays& a, std::vector<Array<uint8_t>>& codes, std::vector<Array<float>>& scales) {
+  RuleUpdate out = arguments(a, true);
+  out.rule = AdamW8bit{out.rule.as<AdamW>()};
+  for (size_t s = 0; s < codes.size(); ++s) {
+    out.codes[s] = codes[s].data();
+    out.state[s] = scales[s].data();
+  }
+  return out;
+}
+
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
@@ -113,6 +127,42 @@ void serve(int64_t n, int threads) {
     const double s = seconds([&] { kernels(DeviceType::kCpu).update(args, stream); });
     std::printf("{\"ms\": %.6f}\n", s * 1e3);
     std::fflush(stdout);
+  }
+}
+
+void compare_coded(Arrays& a, int64_t n, int rounds) {
+  const auto elements = static_cast<size_t>(n);
+  std::vector<Array<uint8_t>> codes;
+  std::vector<Array<float>> scales;
+  for (int s = 0; s < 2; ++s) {
+    codes.emplace_back(elements, static_cast<uint8_t>(200));
+    scales.emplace_back(elements / kCodeBlock, 0.01F);
+  }
+  // Gradients of a model's kind, so that codes differ.
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal(0, 0.01F);
+  for (int64_t i = 0; i < n; ++i) {
+    const float x = normal(random);
+    uint32_t bits = 0;
+    std::memcpy(&bits, &x, 4);
+    a.g16[static_cast<size_t>(i)] = static_cast<uint16_t>(bits >> 16);
+  }
+  const RuleUpdate plain = arguments(a, true), coded = coded_arguments(a, codes, scales);
+  for (const int threads : {1, 2}) {
+    const StreamView stream{DeviceType::kCpu, nullptr, threads};
+    std::vector<double> of_plain, of_coded, ratios;
+    for (int round = 0; round <= rounds; ++round) {
+      const double p = seconds([&] { kernels(DeviceType::kCpu).update(plain, stream); });
+      const double c = seconds([&] { kernels(DeviceType::kCpu).update(coded, stream); });
+      if (round == 0) continue;
+      of_plain.push_back(p), of_coded.push_back(c), ratios.push_back(p / c);
+    }
+    const double speedup = median(ratios);
+    std::printf("adamw_8bit, %d threads: %.2f ms, adamw %.2f ms, %.2fx\n", threads, median(of_coded) * 1e3,
+                median(of_plain) * 1e3, speedup);
+    std::printf(
+        "{\"rule\": \"adamw_8bit\", \"threads\": %d, \"ms\": %.3f, \"plain_ms\": %.3f, \"speedup\": %.4f}\n",
+        threads, median(of_coded) * 1e3, median(of_plain) * 1e3, speedup);
   }
 }
 
@@ -167,4 +217,5 @@ int main(int count, char** words) {
           name, threads, bytes / median(our_seconds) / 1e9, bytes / median(twin_seconds) / 1e9, achieved);
     }
   }
+  compare_coded(a, n, rounds);
 }

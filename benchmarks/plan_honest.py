@@ -1,4 +1,4 @@
-"""Is the plan right? Fifteen fixed configurations and some drawn ones: planned against measured.
+"""Is the plan right? Twenty fixed configurations and some drawn ones: planned against measured.
 
 Peak resident memory, bytes on disk (what the process's nameless files occupy), bytes read and written per step, and the
 step's time (the cores' rate measured in the same process before every step, since others use the machine, too). Random weights;
@@ -21,8 +21,9 @@ from train_step import SHAPE, shape_of
 
 NVME = {name: f"offload.{name}=nvme" for name in ("optimizer", "gradients", "weights", "activations")}
 BLOCK = "train.recompute=block"
+INSIDE = "train.update=in_backward"
 UNTIED = "untied"  # a head of its own, which goes off the device by vocabulary segments
-SHORT = (1, 4, 12)  # of the fixed cases
+SHORT = (1, 4, 12, 15)  # of the fixed cases
 MOST_PARAMETERS = 150e6  # of a drawn model
 # The most by which plan and measurement may differ, in per cent.
 TARGETS = {"rss": 5, "disk": 1, "read": 1, "written": 1, "ms": 15}
@@ -44,6 +45,11 @@ CASES = [
     ("lora", "fp32", 4, 512, 2, [NVME["weights"], BLOCK]),
     ("lora", "fp32", 4, 256, 4, [NVME["weights"], NVME["activations"], BLOCK]),
     ("full", "fp32", 4, 256, 1, [UNTIED, *NVME.values(), BLOCK]),
+    ("qlora", "fp32", 2, 512, 2, []),
+    ("qlora", "fp32", 4, 256, 2, [NVME["weights"], BLOCK]),
+    ("full", "fp32", 2, 512, 2, [INSIDE, "optimizer.clip=block"]),
+    ("full", "bf16", 4, 256, 1, [INSIDE, BLOCK]),
+    ("full", "fp32", 4, 256, 2, [INSIDE, UNTIED, "optimizer.clip=none", NVME["optimizer"], NVME["weights"], BLOCK]),
 ]
 
 
@@ -68,7 +74,7 @@ def draw_shape(draw, tied):
 
 def draw_case(draw):
     """A shape and a case as those of CASES."""
-    method = draw.choice(("full", "full", "lora"))
+    method = draw.choice(("full", "full", "lora", "qlora"))
     micro = draw.choice((1, 2, 4))
     sequences = micro * draw.choice((1, 2, 3))
     length = draw.choice((128, 192, 256, 384, 512))
@@ -76,6 +82,8 @@ def draw_case(draw):
     homes = [name for name in NVME if draw.random() < 0.5 and (method == "full" or name in ("weights", "activations"))]
     tied = draw.random() < 0.5
     settings = [NVME[name] for name in homes] + ([] if tied else [UNTIED])
+    if "gradients" not in homes and draw.random() < 0.5:
+        settings += [INSIDE, f"optimizer.clip={draw.choice(('global', 'block', 'none'))}"]
     # What lives off the device by block needs the block's input alone.
     if {"weights", "activations", "gradients"} & set(homes) or draw.random() < 0.5:
         settings.append(BLOCK)

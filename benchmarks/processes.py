@@ -18,12 +18,15 @@ class Side:
             sys.exit(f"{command[0]} did not start: {ready!r}")
 
     def step(self):
-        self.process.stdin.write("step\n")
+        self.rows.append(self.ask("step"))
+
+    def ask(self, command):
+        self.process.stdin.write(command + "\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
             sys.exit(f"{self.command[0]} ended with {self.process.wait()}")
-        self.rows.append(json.loads(line))
+        return json.loads(line)
 
     def finish(self):
         self.process.stdin.close()

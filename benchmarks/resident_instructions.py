@@ -1,8 +1,8 @@
-"""What does the offload engine cost a run that does not use it?
+"""What do the offload engine and shards of ranks cost a run that does not use them?
 
 Instructions outside libtorch of one training step with everything in memory, tiny model, one thread, counted by valgrind's
 callgrind inside TrainStep::run, as the difference of runs of N and 2N steps, so that neither start nor first step are in them.
-Most instructions of a step are torch's matrix products, which are not ours. valgrind knows no AVX-512: what is counted are the
+A run of one rank with zero.stage = 3 is compared with one of stage 0. Most instructions of a step are torch's matrix products, which are not ours. valgrind knows no AVX-512: what is counted are the
 kernels for AVX2. The counts hardly differ between runs, so they are held to the RECORDED ones.
 
 A change that makes a step do more has to say why: then run this with --record, which prints the new numbers, put them into
@@ -28,6 +28,7 @@ SHAPE = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_s
          "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2}
 SEQUENCES, LENGTH = 2, 64
 STEPS = 2
+ONE_RANK = "one rank at stage 3: instructions per step"
 RECORDED = {"full": 8737106, "lora": 7886494}  # instructions per step outside libtorch
 
 
@@ -77,7 +78,8 @@ def main():
     options = parser.parse_args()
     methods = {"full": RECORDED["full"]} if options.short else RECORDED
     figures = Figures(options, [Figure(f"{method}: instructions per step", "x", f"recorded, {count / 1e6:.3f} M", at_most=1.02)
-                                for method, count in methods.items()])
+                                for method, count in methods.items()]
+                      + [Figure(ONE_RANK, "x", "stage 0", at_most=1.01)])
     if not shutil.which("valgrind"):
         figures.fail("no valgrind here, so nothing is counted: ./dev build installs it")
     found = {}
@@ -88,6 +90,9 @@ def main():
             base, base_outside = per_step(options.base_bin_dir / "train_step_bench", method, STEPS, ["gemm_tflops=1"])
             print(f"{method}: of the base {total / base:.4f}, outside libtorch {found[method] / base_outside:.4f}", flush=True)
         figures.set(f"{method}: instructions per step", found[method] / recorded)
+    third, third_outside = per_step(options.bin_dir / "train_step_bench", "full", STEPS, ["gemm_tflops=1", "zero.stage=3"])
+    none, none_outside = per_step(options.bin_dir / "train_step_bench", "full", STEPS, ["gemm_tflops=1", "zero.stage=0"])
+    figures.set(ONE_RANK, third_outside / none_outside, f"stage 0, {none_outside / 1e6:.3f} M; with libtorch {third / none:.4f}")
     if options.record:
         print("RECORDED = " + json.dumps({method: round(count) for method, count in found.items()}))
     figures.finish()

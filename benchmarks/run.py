@@ -2,9 +2,9 @@
 
 A full run writes results/CPU.md and .json, a run with NAMEs replaces their rows there; --short and --impossible keep nothing.
 --short (fewer rounds, looser targets) runs a benchmark that misses up to two more times, since it is for machines with other work
-on them: missed is what misses three times. --impossible gives every benchmark targets that nothing meets and demands that each of
-its figures is measured and missed: a benchmark that passes could not fail. Exits 1 if a target is missed, or if a benchmark ends
-any other way than with its figures.
+on them: a figure is missed that misses three times. --impossible gives every benchmark targets that nothing meets and demands that
+each of its figures is measured and missed: a benchmark that passes could not fail. Exits 1 if a target is missed, or if a benchmark
+ends any other way than with its figures.
 
 Usage: run.py BIN_DIR [--short] [--impossible] [NAME...]
 """
@@ -65,11 +65,15 @@ def run_once(name, options):
 
 
 def run(name, options):
-    """A benchmark that did not come to its end is not tried again: no noise does that."""
+    """A figure that has met its target keeps that value. A benchmark that did not come to its end is not tried again: no noise
+    does that."""
     attempts = ATTEMPTS_SHORT if options.short and not options.impossible else 1
+    rows = []
     for attempt in range(1, attempts + 1):
         print(f"== {name}" + (f", attempt {attempt} of {attempts}" if attempt > 1 else ""), flush=True)
         outcome = run_once(name, options)
+        met = {row["figure"]: row for row in rows if row["met"]}
+        outcome.rows = rows = [met.get(row["figure"], row) for row in outcome.rows]
         if outcome.fault or not outcome.missed():
             break
     return outcome

@@ -2,7 +2,9 @@
 
 #include "base/philox.h"
 #include "gpu_pattern.h"
+#include "plan/base_encoding.h"
 #include "plan/gemm_library.h"
+#include "plan/state_catalogue.h"
 #include "weights/load_store.h"
 
 namespace lm {
@@ -30,7 +32,8 @@ StepBatches random_batches(int64_t sequences, int64_t each, int64_t length, int6
   return out;
 }
 
-// Matrices and embeddings about N(0, 0.02), norms 1, biases 0; adapters are not touched.
+// Matrices and embeddings about N(0, 0.02), norms 1, biases and quantised matrices 0; adapters are not
+// touched.
 void fill_with_pattern(const ModelLayout& layout, DType dtype, StreamView stream, WeightStore& store) {
   const PatternTile small(dtype, stream, 0.02f), ones(dtype, stream, 0, 1);
   std::optional<OpenUnit> open;  // one at a time: units off the device pass through one slot
@@ -46,7 +49,10 @@ void fill_with_pattern(const ModelLayout& layout, DType dtype, StreamView stream
         const Unit& range = store.units()[static_cast<size_t>(unit)];
         const int64_t rows = range.rows > 0 ? range.rows : p.rows;
         const int64_t bytes = rows * p.columns * static_cast<int64_t>(dtype_size(dtype));
-        if (p.kind == ParameterKind::kBias) {
+        if (place.encoded()) {
+          const FrozenPiece& last = place.pieces.back();
+          zero_bytes(open->tensor(place), last.offset + last.bytes - place.offset, stream);
+        } else if (p.kind == ParameterKind::kBias) {
           zero_bytes(open->tensor(place), bytes, stream);
         } else {
           (p.kind == ParameterKind::kNorm ? ones : small).fill(open->tensor(place), bytes);
@@ -73,7 +79,7 @@ int64_t planned_gemm_shapes(const ModelSpec& spec, bool lora, const Config& conf
   const AdapterSpec* const trained = lora ? &adapter : nullptr;
   Machine machine;
   machine.cores = static_cast<int>(*config.run.threads);
-  const ModelLayout layout = make_layout(spec, trained, DType::kBF16);
+  const ModelLayout layout = make_layout(spec, trained, DType::kBF16, base_encoding(config.model));
   return draft_plan({config, spec, trained, layout, DeviceType::kCpu}, machine).placement.gemm_shapes;
 }
 
@@ -81,7 +87,8 @@ SyntheticRun::SyntheticRun(SyntheticSetup setup, const Machine& machine, StreamV
     : setup_(std::move(setup)),
       stream_(stream),
       adapter_(all_linear()),
-      layout_(make_layout(setup_.spec, setup_.lora ? &adapter_ : nullptr, DType::kBF16)) {
+      layout_(make_layout(setup_.spec, setup_.lora ? &adapter_ : nullptr, DType::kBF16,
+                          base_encoding(setup_.config.model))) {
   const Config& config = setup_.config;
   const AdapterSpec* const trained = setup_.lora ? &adapter_ : nullptr;
   plan_ =
@@ -127,12 +134,13 @@ double SyntheticRun::planned_seconds(const Machine& machine) const {
 
 int64_t SyntheticRun::planned_host_bytes() const {
   const PlacementPlan& placement = plan_.placement;
-  if (placement.gemm_shapes == 0) return plan_.peak.host;
+  const int64_t planned = plan_.peak.host - save_buffer_bytes(layout_, plan_.numerics);
+  if (placement.gemm_shapes == 0) return planned;
   const AdapterSpec* const trained = setup_.lora ? &adapter_ : nullptr;
   // All batches have one number of rows.
   const int64_t used = gemm_shapes(pass_shape(setup_.spec, layout_, trained, plan_.numerics, plan_.placement),
                                    plan_.micro_tokens, plan_.numerics.micro_batches);
-  return plan_.peak.host - std::max<int64_t>(placement.gemm_shapes - used, 0) * kGemmShapeBytes;
+  return planned - std::max<int64_t>(placement.gemm_shapes - used, 0) * kGemmShapeBytes;
 }
 
 int64_t SyntheticRun::tokens_per_step() const {

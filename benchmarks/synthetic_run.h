@@ -31,9 +31,11 @@ class SyntheticRun {
   // What the plan would say of a step's time with these rates.
   double planned_seconds(const Machine& machine) const;
   // The plan's peak of host memory for batches as these: the plan has room for the GEMM library's code for
-  // rows of every length, and these batches have one number of rows.
+  // rows of every length, and these batches have one number of rows; and for a save's buffers, and nothing is
+  // saved here.
   int64_t planned_host_bytes() const;
   const Rank& rank() const { return *rank_; }
+  Rank& rank() { return *rank_; }
   int64_t tokens_per_step() const;
 
  private:

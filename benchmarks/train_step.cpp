@@ -1,7 +1,7 @@
 // Our side of train_step.py, offload_step.py, plan_honest.py and resident_instructions.py: one optimizer step
 // per line of input, on random weights and tokens.
 //
-//   train_step_bench SHAPE_JSON full|lora fp32|bf16 THREADS SEQUENCES LENGTH [KEY=VALUE ...]
+//   train_step_bench SHAPE_JSON full|lora|qlora fp32|bf16 THREADS SEQUENCES LENGTH [KEY=VALUE ...]
 //
 // KEY=VALUE are settings of the configuration, slots=N the optimizer's slots, disk_gb_per_s=R the speed of a
 // simulated disk, gemm_tflops=R the speed of the cores, which is measured, with memory's, where it is not
@@ -40,8 +40,7 @@ struct Arguments {
 Arguments parse_arguments(int argc, char** argv) {
   Arguments out;
   out.spec = parse_model_spec(argv[1], "the command line");
-  out.lora = std::string(argv[2]) == "lora";
-  std::vector<std::string> settings;
+  std::vector<std::string> settings = {"train.method=" + std::string(argv[2])};
   for (int i = 7; i < argc; ++i) {
     const std::string setting = argv[i], value = setting.substr(setting.find('=') + 1);
     if (setting.starts_with("slots=")) {
@@ -58,7 +57,7 @@ Arguments parse_arguments(int argc, char** argv) {
   }
   Config& config = out.config;
   config = parse_config("[model]\npath = \"none\"\n[data]\ntrain = [\"none\"]\n", "benchmark", settings);
-  config.train.method = out.lora ? Method::kLora : Method::kFull;
+  out.lora = config.train.method == Method::kLora;
   config.train.gradients = std::string(argv[3]) == "bf16" ? GradientDType::kBF16 : GradientDType::kF32;
   config.run.threads = std::stoll(argv[4]);
   config.train.global_batch = std::stoll(argv[5]);

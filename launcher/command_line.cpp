@@ -2,137 +2,15 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 
 #include "base/bytes.h"
 #include "base/error.h"
 #include "config/nearest.h"
+#include "launcher/command_table.h"
 
 namespace lm {
 namespace {
-
-enum class Takes : uint8_t { kNothing, kText, kTexts, kCount, kBytes };
-
-struct FlagRow {
-  const char* name;
-  Takes takes;
-  const char* value;  // its name in help
-  const char* help;
-  bool hidden = false;  // between the door and the rank
-  bool later = false;   // answered by name, and not in help: there is nothing to choose yet
-};
-
-struct CommandRow {
-  const char* name;
-  const char* arguments;  // as in help
-  const char* help;
-  size_t least, most;  // positional arguments
-  bool overrides;
-  bool torch;
-  std::vector<FlagRow> flags;
-};
-
-const FlagRow kJson{"--json", Takes::kNothing, "", "one JSON object on stdout"};
-const FlagRow kGpus{"--gpus", Takes::kCount, "N",
-                    "0: the CPU; default: 1 if a GPU is visible, else the CPU with a note"};
-
-CommandRow training() {
-  return {"train",
-          "CONFIG.toml [table.key=value ...]",
-          "fine-tune; `train` itself may be left out",
-          1,
-          1,
-          true,
-          true,
-          {kGpus,
-           {"--ranks", Takes::kCount, "N", "", false, true},
-           {"--dry-run", Takes::kNothing, "", "print the plan and stop"},
-           {"--override", Takes::kTexts, "KEY",
-            "go on from a checkpoint although this key's value has changed; may be repeated"},
-           {"--trace", Takes::kText, "FILE", "steps 2 to 4 as a timeline that Perfetto opens"},
-           {"--run-dir", Takes::kText, "DIR", "", true},
-           {"--control-fd", Takes::kCount, "FD", "", true},
-           {"--lock-fd", Takes::kCount, "FD", "", true}}};
-}
-
-const std::vector<CommandRow>& commands() {
-  static const std::vector<CommandRow> rows = {
-      training(),
-      {"plan",
-       "CONFIG.toml [table.key=value ...]",
-       "memory and time, for this machine or an imagined one",
-       1,
-       1,
-       true,
-       false,
-       {kJson,
-        {"--gpu-memory", Takes::kBytes, "SIZE", "plan for a GPU of this memory, e.g. 24GiB"},
-        {"--host-memory", Takes::kBytes, "SIZE", "plan for this much host memory"},
-        kGpus}},
-      {"export",
-       "RUN|CHECKPOINT -o DIR",
-       "a Hugging Face directory, or a PEFT adapter",
-       1,
-       1,
-       false,
-       true,
-       {{"-o", Takes::kText, "DIR", "where to"},
-        {"--merge", Takes::kNothing, "", "add the adapter into the weights"},
-        kJson}},
-      {"generate",
-       "RUN|CHECKPOINT|MODEL --prompt TEXT",
-       "a quick look at the result (greedy)",
-       1,
-       1,
-       false,
-       true,
-       {{"--prompt", Takes::kText, "TEXT", "what to answer or continue"},
-        {"--max-tokens", Takes::kCount, "N", "stop after this many"},
-        kGpus,
-        kJson}},
-      {"eval",
-       "CONFIG|RUN|CHECKPOINT [table.key=value ...]",
-       "loss and perplexity on the evaluation set",
-       1,
-       1,
-       true,
-       true,
-       {kGpus, kJson}},
-      {"verify",
-       "RUN|CHECKPOINT|MODEL",
-       "check every checksum, print one hash of the weights",
-       1,
-       1,
-       false,
-       true,
-       {kJson}},
-      {"doctor",
-       "",
-       "what this machine has, and what to do about what it lacks",
-       0,
-       0,
-       false,
-       false,
-       {{"--path", Takes::kTexts, "DIR", "measure the disk of this directory, too; may be repeated"},
-        kJson,
-        {"--copies", Takes::kNothing, "", "", true}}},
-      {"presets",
-       "[NAME]",
-       "list, or print one as a commented TOML to start from",
-       0,
-       1,
-       false,
-       false,
-       {kJson}},
-  };
-  return rows;
-}
-
-const CommandRow* find_command(const std::string& name) {
-  for (const CommandRow& row : commands()) {
-    if (row.name == name) return &row;
-  }
-  return nullptr;
-}
 
 Error usage_error(const std::string& what, const std::string& next) {
   return Error(Exit::kUsage,
@@ -150,12 +28,20 @@ std::optional<int64_t> parse_count(const std::string& text) {
   return value;
 }
 
+std::optional<double> parse_number(const std::string& text) {
+  double value = 0;
+  const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = result.ec == std::errc() && result.ptr == text.data() + text.size();
+  return whole && std::isfinite(value) && value >= 0 ? std::optional(value) : std::nullopt;
+}
+
 void check_value(const FlagRow& flag, const std::string& value, const CommandRow& row) {
   const auto refuse = [&](const char* expected, const std::string& hint = "") {
     throw usage_error(std::string(flag.name) + ": expected " + expected + ", got \"" + value + "\"" + hint,
                       see_help(&row));
   };
   if (flag.takes == Takes::kCount && !parse_count(value)) refuse("a number of 0 or more");
+  if (flag.takes == Takes::kNumber && !parse_number(value)) refuse("a number of 0 or more");
   if (flag.takes == Takes::kBytes && parse_bytes(value).value_or(0) <= 0) {
     const std::string meant = with_unit(value, "GiB");
     refuse("a size such as 24GiB", meant.empty() ? "" : " without a unit: " + meant + "?");
@@ -213,9 +99,7 @@ class Reading {
     if (row_ != nullptr) {
       at_ = 1;
     } else if (first[0] != '-' && looks_like_command(first)) {
-      std::vector<std::string> names;
-      for (const CommandRow& row : commands()) names.emplace_back(row.name);
-      const auto hit = nearest(first, names);
+      const auto hit = nearest(first, command_names());
       throw usage_error("unknown command `" + first + "`" + (hit ? "; did you mean `" + *hit + "`?" : ""),
                         "see `lmlaunch --help`; a configuration's name ends in .toml");
     } else {
@@ -228,14 +112,11 @@ class Reading {
     const size_t equals = word.starts_with("--") ? word.find('=') : std::string::npos;
     const std::string name = word.substr(0, equals);
     const FlagRow* flag = nullptr;
-    std::vector<std::string> names = {"--help"};
     for (const FlagRow& row : row_->flags) {
-      if (row.hidden && reader_ == Reader::kDoor) continue;
-      if (row.name == name) flag = &row;
-      if (!row.later) names.emplace_back(row.name);
+      if (row.name == name && !(row.hidden && reader_ == Reader::kDoor)) flag = &row;
     }
     if (flag == nullptr) {
-      const auto hit = nearest(name, names);
+      const auto hit = nearest(name, flag_names(row_->name));
       throw usage_error(
           "unknown flag `" + name + "` of " + row_->name + (hit ? "; did you mean `" + *hit + "`?" : ""),
           see_help(row_));
@@ -277,6 +158,12 @@ class Reading {
     need(line_.positional.size() >= row_->least, row_->arguments);
     if (line_.command == "export") need(line_.has("-o"), "-o DIR");
     if (line_.command == "generate") need(line_.has("--prompt"), "--prompt TEXT");
+    const bool moves_files = line_.command == "export" || line_.command == "verify";
+    if (moves_files && line_.integer("--gpus").value_or(0) > 0) {
+      throw usage_error(
+          line_.command + " takes no GPU: it reads and writes files, tensor by tensor, on the CPU",
+          "leave --gpus out");
+    }
     if (line_.has("--gpus") && line_.has("--ranks")) {
       throw usage_error("--gpus and --ranks exclude each other", see_help(row_));
     }
@@ -292,7 +179,7 @@ class Reading {
 std::string flag_help(const CommandRow& row) {
   std::string out;
   for (const FlagRow& flag : row.flags) {
-    if (flag.hidden || flag.later) continue;
+    if (flag.hidden) continue;
     std::string left = "  ";
     left.append(flag.name).append(*flag.value ? " " : "").append(flag.value);
     left.resize(std::max<size_t>(left.size() + 2, 24), ' ');
@@ -302,6 +189,20 @@ std::string flag_help(const CommandRow& row) {
 }
 
 }  // namespace
+
+std::vector<std::string> command_names() {
+  std::vector<std::string> out;
+  for (const CommandRow& row : commands()) out.emplace_back(row.name);
+  return out;
+}
+
+std::vector<std::string> flag_names(const std::string& command) {
+  std::vector<std::string> out = {"--help"};
+  for (const FlagRow& flag : find_command(command)->flags) {
+    if (!flag.hidden) out.emplace_back(flag.name);
+  }
+  return out;
+}
 
 std::optional<std::string> CommandLine::value(const std::string& flag) const {
   const auto found = flags.find(flag);
@@ -318,6 +219,11 @@ std::optional<int64_t> CommandLine::integer(const std::string& flag) const {
   return text ? parse_count(*text) : std::nullopt;
 }
 
+std::optional<double> CommandLine::number(const std::string& flag) const {
+  const auto text = value(flag);
+  return text ? parse_number(*text) : std::nullopt;
+}
+
 std::optional<int64_t> CommandLine::bytes(const std::string& flag) const {
   const auto text = value(flag);
   return text ? parse_bytes(*text) : std::nullopt;
@@ -327,14 +233,48 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments, Reader
   return Reading(arguments, reader).read();
 }
 
+namespace {
+
+const FlagRow* find_flag(const CommandLine& line, const std::string& flag) {
+  const std::vector<FlagRow>& flags = find_command(line.command)->flags;
+  const auto known =
+      std::find_if(flags.begin(), flags.end(), [&](const FlagRow& f) { return f.name == flag; });
+  return known == flags.end() ? nullptr : &*known;
+}
+
+std::string shell_word(const std::string& text) {
+  constexpr std::string_view kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./=:,@%+-";
+  if (!text.empty() && text.find_first_not_of(kPlain) == std::string::npos) return text;
+  std::string out = "'";
+  for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return out + "'";
+}
+
+}  // namespace
+
+std::string typed(const CommandLine& line) {
+  CommandLine shown = line;
+  std::erase_if(shown.flags, [&](const auto& flag) {
+    const FlagRow* const known = find_flag(line, flag.first);
+    return known != nullptr && known->hidden;
+  });
+  // Flags last: what is done stands first.
+  const std::vector<std::string> words = to_arguments(shown);
+  const auto middle = std::find(words.begin(), words.end(), "--");
+  std::string out = "lmlaunch";
+  if (line.command != "train") out += " " + line.command;
+  for (auto word = middle + 1; word != words.end(); ++word) out += " " + shell_word(*word);
+  for (auto word = words.begin() + 1; word != middle; ++word) out += " " + shell_word(*word);
+  return out;
+}
+
 std::vector<std::string> to_arguments(const CommandLine& line) {
   std::vector<std::string> out = {line.command};
   for (const auto& [flag, value] : line.flags) {
     out.push_back(flag);
-    const CommandRow* row = find_command(line.command);
-    const auto known =
-        std::find_if(row->flags.begin(), row->flags.end(), [&](const FlagRow& f) { return f.name == flag; });
-    if (known != row->flags.end() && known->takes != Takes::kNothing) out.push_back(value);
+    const FlagRow* const known = find_flag(line, flag);
+    if (known != nullptr && known->takes != Takes::kNothing) out.push_back(value);
   }
   for (const auto& [flag, values] : line.lists) {
     for (const std::string& value : values) out.insert(out.end(), {flag, value});

@@ -25,14 +25,21 @@ struct CommandLine {
   std::optional<std::string> value(const std::string& flag) const;
   std::vector<std::string> list(const std::string& flag) const;
   std::optional<int64_t> integer(const std::string& flag) const;  // checked when it was parsed
+  std::optional<double> number(const std::string& flag) const;    // the same, with a fraction
   std::optional<int64_t> bytes(const std::string& flag) const;    // the same, of sizes such as 24GiB
 };
+
+// What can be typed: every command, and its flags, --help included.
+std::vector<std::string> command_names();
+std::vector<std::string> flag_names(const std::string& command);
 
 // `arguments` without the program's name.
 CommandLine parse_command_line(const std::vector<std::string>& arguments, Reader reader);
 
 // The other direction: `line` as arguments that parse to the same value.
 std::vector<std::string> to_arguments(const CommandLine& line);
+// What a user types into a shell for `line`, without what only the door hands on.
+std::string typed(const CommandLine& line);
 
 // Of the whole program ("") or of one command.
 std::string help_text(const std::string& command);

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <filesystem>
+#include <sstream>
 #include <string_view>
 
 #include "base/error.h"
@@ -92,6 +93,14 @@ Environment read_environment() {
   } else if (!cache.empty()) {
     out.hub_caches.push_back(cache + "/huggingface/hub");
   }
+  const std::string datasets = variable("HF_DATASETS_CACHE");
+  if (!datasets.empty()) {
+    out.datasets_caches.push_back(datasets);
+  } else if (!hf_home.empty()) {
+    out.datasets_caches.push_back(hf_home + "/datasets");
+  } else if (!cache.empty()) {
+    out.datasets_caches.push_back(cache + "/huggingface/datasets");
+  }
   out.python = variable("LMLAUNCH_PYTHON");
   out.python_from = "LMLAUNCH_PYTHON";
   if (!out.python.empty()) {
@@ -119,6 +128,100 @@ std::optional<int64_t> job_end_time() {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
   const bool whole = error == std::errc() && end == text.data() + text.size() && seconds > 0;
   return whole ? std::optional(seconds) : std::nullopt;
+}
+
+bool model_is_here(const std::string& path, const Environment& environment) {
+  std::error_code ignored;
+  if (fs::exists(path, ignored)) return true;
+  const std::string name = hub_directory(path);
+  return !name.empty() && std::ranges::any_of(environment.hub_caches, [&](const std::string& cache) {
+    return !snapshot(fs::path(cache) / name).empty();
+  });
+}
+
+namespace {
+
+std::optional<int> count(const char* name) {
+  const std::string text = variable(name);
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() && value >= 0 ? std::optional(value)
+                                                                                : std::nullopt;
+}
+
+// A word that may be part of a file's name.
+std::string word(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return !std::isalnum(c) && c != '.' && c != '-'; },
+      '_');
+  return text;
+}
+
+}  // namespace
+
+LauncherJob read_launcher_job() {
+  LauncherJob job;
+  const std::optional<int> mpirun_rank = count("OMPI_COMM_WORLD_RANK"),
+                           mpirun_ranks = count("OMPI_COMM_WORLD_SIZE");
+  if (mpirun_rank && mpirun_ranks) {
+    job.launcher = "mpirun";
+    job.rank = *mpirun_rank;
+    job.ranks = *mpirun_ranks;
+    const int here = count("OMPI_COMM_WORLD_LOCAL_SIZE").value_or(0);
+    job.one_machine = here == job.ranks;
+    if (here > 0 && job.ranks % here == 0) job.machines = job.ranks / here;
+    job.local_rank = count("OMPI_COMM_WORLD_LOCAL_RANK").value_or(0);
+    job.id = word(variable("PMIX_NAMESPACE"));
+    return job;
+  }
+  // Set for what srun starts alone; a batch script is one process, whatever the job has asked for.
+  const std::optional<int> tasks = count("SLURM_STEP_NUM_TASKS"), task = count("SLURM_PROCID");
+  if (!tasks || !task || *tasks < 2) return job;
+  job.launcher = "srun";
+  job.rank = *task;
+  job.ranks = *tasks;
+  job.one_machine = count("SLURM_STEP_NUM_NODES") == 1;
+  job.machines = std::max(count("SLURM_STEP_NUM_NODES").value_or(1), 1);
+  job.local_rank = count("SLURM_LOCALID").value_or(0);
+  job.id = word(variable("SLURM_JOB_ID") + "." + variable("SLURM_STEP_ID") + "." +
+                variable("SLURM_RESTART_COUNT"));
+  if (variable("PMIX_NAMESPACE").empty()) {
+    job.problem = "srun has started " + std::to_string(*tasks) +
+                  " processes that cannot find each other: each would train by itself";
+  }
+  return job;
+}
+
+std::optional<double> silence_seconds() {
+  const std::string text = variable("LMLAUNCH_SILENCE");
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() && value > 0 ? std::optional(value)
+                                                                               : std::nullopt;
+}
+
+std::vector<std::string> one_machine_mpi() {
+  std::vector<std::string> out;
+  // The kernel lets containers copy between processes only when told to, and Open MPI then warns at each
+  // copy.
+  for (const char* entry :
+       {"OMPI_MCA_pml=ob1", "OMPI_MCA_btl=self,vader", "OMPI_MCA_btl_vader_single_copy_mechanism=none"}) {
+    const std::string text = entry;
+    if (std::getenv(text.substr(0, text.find('=')).c_str()) == nullptr) out.push_back(text);
+  }
+  return out;
+}
+
+std::vector<std::string> gpu_of_rank(int place, bool one_machine) {
+  // Entries of the list are CUDA's order, whatever they are: numbers or the beginnings of UUIDs.
+  std::string gpu = std::to_string(place);
+  if (const auto list = read_cuda_variables().visible_devices) {
+    std::istringstream entries(*list);
+    for (int i = 0; i <= place; ++i) std::getline(entries, gpu, ',');
+  }
+  std::vector<std::string> out = {"CUDA_VISIBLE_DEVICES=" + gpu};
+  if (one_machine && std::getenv("NCCL_SOCKET_IFNAME") == nullptr) out.emplace_back("NCCL_SOCKET_IFNAME=lo");
+  return out;
 }
 
 std::string resolve_model(const std::string& path, const Environment& environment) {

@@ -11,9 +11,11 @@
 namespace lm {
 
 struct Environment {
-  std::string python;                   // interpreter for data preparation; "" when none was found
-  std::string python_from;              // "LMLAUNCH_PYTHON", "the build" or "PATH"
-  std::vector<std::string> hub_caches;  // nearest first: directories that hold models--ORG--NAME
+  std::string python;       // interpreter for data preparation; "" when none was found
+  std::string python_from;  // "LMLAUNCH_PYTHON", "the build" or "PATH"
+  // Nearest first: directories that hold models--ORG--NAME and datasets--ORG--NAME.
+  std::vector<std::string> hub_caches;
+  std::vector<std::string> datasets_caches;  // of the datasets library: directories that hold ORG___NAME
   std::string cache_dir;  // ours: $XDG_CACHE_HOME/lmlaunch or ~/.cache/lmlaunch; "" without a home
   std::string token_cache() const { return cache_dir.empty() ? "" : cache_dir + "/tokens"; }
 };
@@ -35,9 +37,39 @@ CudaVariables read_cuda_variables();
 // job.
 std::optional<int64_t> job_end_time();
 
+// What mpirun, or srun with PMIx, says of the process that it has started. A process that nobody, or a
+// launcher of one, has started is rank 0 of 1.
+struct LauncherJob {
+  int rank = 0, ranks = 1;
+  std::string launcher = {};  // "mpirun", "srun"; "" none
+  std::string id = {};        // one for all processes of the job and for no other job
+  bool one_machine = false;   // that all processes are on, as far as the launcher says
+  int machines = 1;           // with equally many processes each, likewise
+  int local_rank = 0;         // among the processes of its machine
+  std::string problem = {};   // why several processes cannot find each other; "" none
+  bool shared() const { return ranks > 1; }
+};
+
+LauncherJob read_launcher_job();
+
+// LMLAUNCH_SILENCE, for tests: seconds without a sign of life after which a rank that others wait for is
+// given up; nothing where it is not set.
+std::optional<double> silence_seconds();
+
+// What Open MPI of a job on one machine is told, beside what the user has told it: messages pass through
+// shared memory, so that its ranks listen on no network.
+std::vector<std::string> one_machine_mpi();
+
+// What a rank with a GPU is told beside its environment: CUDA shows it one of the GPUs that it shows here,
+// the `place`-th in CUDA's order. On one machine NCCL speaks by the loopback interface, unless the user names
+// another: nothing listens on a network.
+std::vector<std::string> gpu_of_rank(int place, bool one_machine);
+
 // A directory with a config.json: `path` itself, or the snapshot that refs/main of ORG/NAME names in a hub
 // cache. Throws Error(11) with every place that was looked at.
 std::string resolve_model(const std::string& path, const Environment& environment);
+// Whether there is one, or something that was meant to be: a directory at `path`, or a snapshot of ORG/NAME.
+bool model_is_here(const std::string& path, const Environment& environment);
 
 // The environment of a rank as "NAME=value" strings: without what changes the bits of a result behind our
 // back (ATEN_*, MKL_*, DNNL_*, ONEDNN_*, OMP_*, TORCH_*, PYTORCH_*, CUBLAS*), with cuBLAS's workspace, the

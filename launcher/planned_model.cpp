@@ -1,6 +1,9 @@
 #include "launcher/planned_model.h"
 
+#include <algorithm>
+
 #include "plan/adapter.h"
+#include "plan/base_encoding.h"
 #include "weights/adapter_files.h"
 
 namespace lm {
@@ -11,17 +14,30 @@ AdapterSpec make_adapter(const NameMap& names, const LoraConfig& lora) {
   return continued_adapter(names, lora, read_adapter_config(lora.init, &names).spec, lora.init);
 }
 
+const ModelShape* find_shape(std::string_view name, std::span<const ModelShape> known) {
+  for (const std::string_view tuned : {"-Instruct", "-Chat", "-it"}) {
+    if (name.ends_with(tuned)) name.remove_suffix(tuned.size());
+  }
+  const auto shape = std::ranges::find(known, name, &ModelShape::name);
+  return shape == known.end() ? nullptr : &*shape;
+}
+
 }  // namespace
 
-PlannedModel open_model(const Config& config, const Environment& environment) {
-  PlannedModel out{.directory = resolve_model(config.model.path, environment),
-                   .spec = {},
-                   .adapter = std::nullopt,
-                   .layout = {}};
-  out.spec = read_model_spec(out.directory);
+PlannedModel open_model(const Config& config, const Environment& environment,
+                        std::span<const ModelShape> known) {
+  PlannedModel out;
+  const ModelShape* const shape = find_shape(config.model.path, known);
+  if (shape != nullptr && !model_is_here(config.model.path, environment)) {
+    out.spec = parse_model_spec(shape->config, shape->name);
+  } else {
+    out.directory = resolve_model(config.model.path, environment);
+    out.spec = read_model_spec(out.directory);
+  }
   if (config.train.method == Method::kLora) out.adapter = make_adapter(out.spec.names, config.lora);
   const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
-  out.layout = make_layout(out.spec, out.adapter_spec(), dtype);
+  out.layout = make_layout(out.spec, out.adapter_spec(), dtype,
+                           base_encoding(config.model, out.spec.stored, out.adapter.has_value()));
   return out;
 }
 

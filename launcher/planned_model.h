@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 
 #include "launcher/environment.h"
@@ -10,8 +11,14 @@
 
 namespace lm {
 
+// A model by its published name, and its config.json: enough for a plan.
+struct ModelShape {
+  std::string name;  // "ORG/NAME"
+  std::string config;
+};
+
 struct PlannedModel {
-  std::string directory;  // resolved from model.path
+  std::string directory;  // resolved from model.path; "" for a shape that stands in for it
   ModelSpec spec;
   std::optional<AdapterSpec> adapter;  // train.method = "lora"
   ModelLayout layout;
@@ -23,7 +30,10 @@ struct PlannedModel {
   }
 };
 
-// Reads config.json, and adapter_config.json where an adapter is continued. Throws Error(10, 11).
-PlannedModel open_model(const Config& config, const Environment& environment);
+// Reads config.json, and adapter_config.json where an adapter is continued. A model that is not here is
+// planned by its shape, if `known` has it: fine-tuned models ("-Instruct") have that of their base. Throws
+// Error(10, 11).
+PlannedModel open_model(const Config& config, const Environment& environment,
+                        std::span<const ModelShape> known = {});
 
 }  // namespace lm

@@ -16,10 +16,10 @@ namespace lm {
 
 namespace {
 
-// The model is not read yet, so only Llama's names are known; others stay as they are.
-std::vector<std::string> spelt_out(const std::vector<std::string>& targets) {
+// What is no module of the model's stays as it is: planning the run names it.
+std::vector<std::string> spelt_out(const NameMap& names, const std::vector<std::string>& targets) {
   try {
-    return resolve_targets(llama_names(), targets, "lora.targets");
+    return resolve_targets(names, targets, "lora.targets");
   } catch (const Error&) {
     return targets;
   }
@@ -27,18 +27,26 @@ std::vector<std::string> spelt_out(const std::vector<std::string>& targets) {
 
 }  // namespace
 
+bool names_configuration(const std::string& what) {
+  std::error_code error;
+  return what.ends_with(".toml") || std::filesystem::is_regular_file(what, error);
+}
+
 std::string run_of(const std::string& directory) {
   namespace fs = std::filesystem;
   std::error_code error;
   fs::path run = (fs::absolute(directory, error) / "").lexically_normal().parent_path();
   const bool checkpoint = fs::exists(run / kManifestName, error);
   if (checkpoint) run = run.parent_path().parent_path();
-  return fs::exists(run / "config.toml", error) ? (checkpoint ? run.string() : directory) : "";
+  if (fs::exists(run / "config.toml", error)) return checkpoint ? run.string() : directory;
+  const bool model = run.filename() == "model" && fs::is_directory(run, error);
+  return model && fs::exists(run.parent_path() / kNumericsFile, error) ? run.parent_path().string() : "";
 }
 
-std::vector<KeyDifference> run_differences(const Config& recorded, const Config& asked) {
+std::vector<KeyDifference> run_differences(const Config& recorded, const Config& asked,
+                                           const NameMap& names) {
   Config before = recorded, after = asked;
-  for (Config* config : {&before, &after}) config->lora.targets = spelt_out(config->lora.targets);
+  for (Config* config : {&before, &after}) config->lora.targets = spelt_out(names, config->lora.targets);
   std::vector<KeyDifference> out = config_difference(before, after);
   const std::vector<std::string>& written = asked.lora.written;
   std::erase_if(out, [&](const KeyDifference& one) {
@@ -50,12 +58,12 @@ std::vector<KeyDifference> run_differences(const Config& recorded, const Config&
 }
 
 std::optional<NumericsPlan> recorded_numerics(const std::string& directory, const Config& config,
-                                              DeviceType device) {
+                                              const NameMap& names, DeviceType device) {
   const std::string file = directory + "/" + kNumericsFile, settings = directory + "/config.toml";
   if (directory.empty() || access(file.c_str(), F_OK) != 0 || access(settings.c_str(), F_OK) != 0)
     return std::nullopt;
   try {
-    if (!run_differences(load_config(settings), config).empty()) return std::nullopt;
+    if (!run_differences(load_config(settings), config, names).empty()) return std::nullopt;
   } catch (const Error&) {
     return std::nullopt;  // the door lets a run start on what it cannot read where nothing is lost
   }

@@ -8,22 +8,26 @@
 
 #include "config/config_print.h"
 #include "plan/numerics.h"
+#include "spec/name_map.h"
 
 namespace lm {
 
 inline constexpr char kNumericsFile[] = "numerics.json";
 
-// The run that a directory is, or is a checkpoint of; "" where it is neither.
+// Whether a command that takes a configuration or a directory is given the former.
+bool names_configuration(const std::string& what);
+
+// The run that a directory is, or is a checkpoint or the trained model of; "" where it is none of these.
 std::string run_of(const std::string& directory);
 
 // config_difference between what a run recorded and what is asked for now, where adapters are named in the
-// same way: "all-linear" is the modules that it stands for, and what lora.init decided is not asked for
-// again.
-std::vector<KeyDifference> run_differences(const Config& recorded, const Config& asked);
+// same way: "all-linear" is the modules that it stands for in a model with these names, and what lora.init
+// decided is not asked for again.
+std::vector<KeyDifference> run_differences(const Config& recorded, const Config& asked, const NameMap& names);
 
 // Nothing where `directory` ("": none) holds no run, or one of another configuration, or of another device:
 // none of these is what starts now. Throws Error(14) for a damaged file.
 std::optional<NumericsPlan> recorded_numerics(const std::string& directory, const Config& config,
-                                              DeviceType device);
+                                              const NameMap& names, DeviceType device);
 
 }  // namespace lm

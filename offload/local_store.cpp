@@ -18,8 +18,6 @@ namespace {
 // What every transfer is a multiple of: whole chunks, so that a last one comes back with the zeros that fill
 // it.
 constexpr int64_t kAlignment = kChecksumChunk;
-// A thread should have some 100 us of checking to do before it is worth waking.
-constexpr int64_t kCheckGrain = 128;  // chunks
 
 int64_t chunks_of(int64_t bytes) {
   return ceil_div(bytes, kChecksumChunk);
@@ -82,15 +80,16 @@ LocalStore::LocalStore(LocalStoreSetup setup, SwapSpace* space, IoQueue* queue, 
     if (setup_.bytes[a] == 0) continue;
     const int64_t whole = round_up(setup_.bytes[a], kAlignment);
     arrays_[a].bytes = setup_.bytes[a];
+    arrays_[a].first_chunk = chunks;
+    chunks += static_cast<size_t>(chunks_of(setup_.bytes[a]));
     if (lives_in_host(setup_.in_host, a)) {
       arrays_[a].host_home = std::exchange(host, host + whole);
       continue;
     }
     arrays_[a].extent = space->allocate(whole);
-    arrays_[a].first_chunk = chunks;
-    chunks += static_cast<size_t>(chunks_of(setup_.bytes[a]));
   }
   checksums_.resize(chunks);
+  unstamped_.reserve(arrays_.size());
 }
 
 LocalStore::~LocalStore() {
@@ -118,6 +117,7 @@ void LocalStore::flush() {
   // Homes in host memory: their last copies.
   up_.synchronize();
   down_.synchronize();
+  stamp_what_has_left();
 }
 
 LocalStore::Array& LocalStore::array(int64_t index) {
@@ -266,14 +266,17 @@ void LocalStore::stamp_at(const Array& a, const std::byte* bytes, int64_t begin,
     checksums_[a.first_chunk + static_cast<size_t>(offset / kChecksumChunk)] = checksum(bytes + offset);
 }
 
-bool LocalStore::intact(int64_t index, int64_t begin, int64_t end) const {
-  const Array& a = array(index);
+bool LocalStore::matches(const Array& a, const std::byte* bytes, int64_t begin, int64_t end) const {
   for (int64_t offset = begin; offset < end; offset += kChecksumChunk) {
-    if (checksum(memory(a.slot) + offset) !=
-        checksums_[a.first_chunk + static_cast<size_t>(offset / kChecksumChunk)])
+    if (checksum(bytes + offset) != checksums_[a.first_chunk + static_cast<size_t>(offset / kChecksumChunk)])
       return false;
   }
   return true;
+}
+
+bool LocalStore::intact(int64_t index, int64_t begin, int64_t end) const {
+  const Array& a = array(index);
+  return matches(a, memory(a.slot), begin, end);
 }
 
 void LocalStore::stamp(int64_t index, int64_t begin, int64_t end) {
@@ -291,14 +294,20 @@ void LocalStore::report_damage(int64_t index) const {
 
 void LocalStore::fail_damaged(int64_t index, int64_t offset) const {
   const Array& a = array(index);
-  const ExtentPiece piece = slice(a.extent, offset, kChecksumChunk).pieces.front();
+  const bool disk = a.host_home == nullptr;
+  const auto place = [&] {
+    const ExtentPiece piece = slice(a.extent, offset, kChecksumChunk).pieces.front();
+    return space_->path(piece.file) + "+" + std::to_string(piece.offset);
+  };
   throw Error(
       Exit::kIntegrity,
       {.area = "IO-06",
        .what = name(index) + ": " + std::to_string(kChecksumChunk) + " bytes at " + std::to_string(offset) +
-               " of " + std::to_string(a.bytes) + " are not what was written there, read twice",
-       .place = space_->path(piece.file) + "+" + std::to_string(piece.offset),
-       .next = "check this disk and its log, or leave it out of offload.paths",
+               " of " + std::to_string(a.bytes) + " are not what was written there" +
+               (disk ? ", read twice" : ""),
+       .place = disk ? place() : "host memory",
+       .next = disk ? "check this disk and its log, or leave it out of offload.paths"
+                    : "check this machine's memory: its ECC log, a memory test",
        .kept = "nothing was computed from the damaged bytes; what was saved before is untouched, and the run "
                "can go on from there"});
 }

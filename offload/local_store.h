@@ -1,5 +1,5 @@
 // The store of one machine: arrays at home in swap space or in pinned host memory. Every chunk of 8 KiB that
-// goes to disk has its checksum kept in memory, and is compared with it before it is used again.
+// goes home has its checksum kept in memory, and is compared with it before it is used again.
 //
 // On the CPU slots are pinned host memory. On a GPU they are device memory: copies run on streams of their
 // own, one each way, and what comes from disk or goes there is staged in host memory, slot for slot
@@ -27,7 +27,7 @@ struct LocalStoreSetup {
   std::vector<int64_t> bytes;                // of each array; 0: not in this store
   std::function<std::string(int64_t)> name;  // of an array, for messages: "weights of layers.3"
   int64_t slots = 0;
-  bool verify = true;            // false: trust the disk (offload.verify)
+  bool verify = true;            // false: trust disk and host memory (offload.verify)
   int threads = 1;               // that check and stamp whole arrays
   bool slots_on_device = false;  // slots are device memory (tests: also where the device is the CPU)
   // Per array, with slots_on_device: home is pinned host memory; empty: all on disk.
@@ -101,6 +101,8 @@ class LocalStore : public Store, private ChunkChecks {
 
   // ChunkChecks
   bool intact(int64_t array, int64_t begin, int64_t end) const override;
+  // The same of bytes that lie elsewhere: `bytes` is the array's first.
+  bool matches(const Array& a, const std::byte* bytes, int64_t begin, int64_t end) const;
   bool reread(int64_t array, int64_t begin, int64_t end) override;
   void stamp(int64_t array, int64_t begin, int64_t end) override;
   void all_stamped(int64_t array) override { slot_of(array).stamped = true; }
@@ -119,6 +121,8 @@ class LocalStore : public Store, private ChunkChecks {
   void write_from_slot(int64_t index, int64_t slot);
   void check_whole(int64_t index);
   // local_store_home.cpp
+  void stamp_host_home(int64_t index);
+  void check_host_home(int64_t index, int64_t begin, int64_t end) const;
   bool read_from_disk(const Array& a, int64_t index, int64_t begin, int64_t bytes, std::byte* to);
   [[noreturn]] void fail_damaged(int64_t index, int64_t offset) const;
   // local_store_device.cpp
@@ -129,12 +133,19 @@ class LocalStore : public Store, private ChunkChecks {
   void copy_to_device(int64_t slot, const std::byte* from);
   void write_staged_to_disk(int64_t slot);
   void finish_pending_write(int64_t index);
+  void stamp_what_has_left();
+  const Event& left(int64_t index) const {
+    return device_slots_[static_cast<size_t>(array(index).left_from)].left;
+  }
   void end_use(int64_t slot);
   void clear(int64_t slot);
   void copy(std::byte* to, const std::byte* from, int64_t index, StreamView way);
   void wait_for_arrival(int64_t index, int64_t slot);
   static uint64_t checksum(const std::byte* chunk);
   void stamp_at(const Array& a, const std::byte* bytes, int64_t begin, int64_t end);
+
+  // Chunks: a thread should have some 100 us of checking to do before it is worth waking.
+  static constexpr int64_t kCheckGrain = 128;
 
   LocalStoreSetup setup_;
   SwapSpace* space_;
@@ -147,6 +158,7 @@ class LocalStore : public Store, private ChunkChecks {
   std::vector<Array> arrays_;
   std::vector<Slot> slots_;
   std::vector<uint64_t> checksums_;  // of every chunk of every array, as last written
+  std::vector<int64_t> unstamped_;   // arrays on their way to homes in host memory: their checksums are due
   double wait_seconds_ = 0;
   std::atomic<uint64_t> read_again_{0};  // ranges that were right the second time
 };

@@ -4,9 +4,11 @@
 //   use         the compute stream waits for `arrived`
 //   write_back  `used` -> host memory (down) -> `left` -> checksums, disk (a ticket)
 //
-// A home in host memory leaves out the disk. The two directions run beside each other: a copy into a slot
+// A home in host memory leaves out the disk: checksums are taken of it once `left` has passed, and compared
+// before the copy up. The two directions run beside each other: a copy into a slot
 // waits for the one out of it, and a copy from a home in host memory for the last one to it. The steps in the
 // middle are taken by poll(), or by whoever needs them first.
+#include <algorithm>
 #include <utility>
 
 #include "base/clock.h"
@@ -63,6 +65,18 @@ void LocalStore::finish_pending_write(int64_t index) {
   for (size_t s = 0; s < device_slots_.size(); ++s) {
     if (device_slots_[s].leaving == index) write_staged_to_disk(static_cast<int64_t>(s));
   }
+  if (std::erase(unstamped_, index) == 0) return;
+  left(index).synchronize();
+  stamp_host_home(index);
+}
+
+// The event may have been recorded once more since, for a later copy: then this is done a little later.
+void LocalStore::stamp_what_has_left() {
+  std::erase_if(unstamped_, [this](int64_t index) {
+    if (!left(index).done()) return false;
+    stamp_host_home(index);
+    return true;
+  });
 }
 
 void LocalStore::fetch_to_device(int64_t index, int64_t slot) {
@@ -78,9 +92,10 @@ void LocalStore::fetch_to_device(int64_t index, int64_t slot) {
     read_into_slot(a, index, slot);
     device.reading = true;
   } else {
+    if (setup_.verify) check_host_home(index, 0, a.bytes);
     // The event may have been recorded once more since, for a later copy: then this one waits a little
     // longer.
-    device_slots_[static_cast<size_t>(a.left_from)].left.wait(up_.view());
+    left(index).wait(up_.view());
     copy_to_device(slot, a.host_home);
   }
 }
@@ -136,6 +151,8 @@ void LocalStore::write_back_from_device(int64_t index) {
   if (a.host_home != nullptr) {
     copy(a.host_home, device_memory(slot), index, down_.view());
     a.left_from = slot;
+    if (setup_.verify && std::ranges::find(unstamped_, index) == unstamped_.end())
+      unstamped_.push_back(index);
   } else {
     // The same host memory, one generation earlier; or a read that nobody came for.
     queue_->wait(s.written);
@@ -158,6 +175,7 @@ void LocalStore::poll() {
       check_whole(slots_[s].array);
     copy_to_device(slot, memory(slot));
   }
+  stamp_what_has_left();
 }
 
 }  // namespace lm

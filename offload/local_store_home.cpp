@@ -1,6 +1,8 @@
-// The store's way to what lies at an array's home: a look at any array, wherever it is, and a second reading
-// of chunks that came back changed, since what was wrong may be the way and not the disk.
+// The store's way to what lies at an array's home: a look at any array, wherever it is, checksums of what
+// lies in host memory, and a second reading of chunks that came back from disk changed, since what was wrong
+// may be the way and not the disk.
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstdlib>
 #include <cstring>
@@ -9,6 +11,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/parallel.h"
 #include "offload/local_store.h"
 
 namespace lm {
@@ -24,6 +27,29 @@ Buffer aligned_buffer(int64_t bytes) {
 }
 
 }  // namespace
+
+// Its bytes have arrived. A last chunk that is not full is filled with zeros, as on a disk.
+void LocalStore::stamp_host_home(int64_t index) {
+  const Array& a = array(index);
+  const int64_t chunks = ceil_div(a.bytes, kChecksumChunk);
+  std::memset(a.host_home + a.bytes, 0, static_cast<size_t>(chunks * kChecksumChunk - a.bytes));
+  parallel_for(setup_.threads, chunks, kCheckGrain, [&](int64_t first, int64_t last) {
+    stamp_at(a, a.host_home, first * kChecksumChunk, std::min(last * kChecksumChunk, a.bytes));
+  });
+}
+
+void LocalStore::check_host_home(int64_t index, int64_t begin, int64_t end) const {
+  const Array& a = array(index);
+  std::atomic<int64_t> damaged{-1};
+  const int64_t first_chunk = begin / kChecksumChunk, chunks = ceil_div(end, kChecksumChunk) - first_chunk;
+  parallel_for(setup_.threads, chunks, kCheckGrain, [&](int64_t first, int64_t last) {
+    for (int64_t chunk = first_chunk + first; chunk < first_chunk + last; ++chunk) {
+      const int64_t offset = chunk * kChecksumChunk;
+      if (!matches(a, a.host_home, offset, offset + kChecksumChunk)) damaged = offset;
+    }
+  });
+  if (damaged >= 0) fail_damaged(index, damaged);
+}
 
 // Chunks from `begin` on, which lie on disk, into `to`: whether they are what was written.
 bool LocalStore::read_from_disk(const Array& a, int64_t index, int64_t begin, int64_t bytes, std::byte* to) {
@@ -70,7 +96,8 @@ void LocalStore::read(int64_t index, int64_t begin, std::span<std::byte> out) {
   if (setup_.slots_on_device) finish_pending_write(index);
   if (a.fresh) return void(std::memset(out.data(), 0, out.size()));
   if (a.host_home != nullptr) {
-    device_slots_[static_cast<size_t>(a.left_from)].left.synchronize();
+    left(index).synchronize();
+    if (setup_.verify) check_host_home(index, begin, begin + bytes);
     return void(std::memcpy(out.data(), a.host_home + begin, out.size()));
   }
   const int64_t first = begin / kChecksumChunk * kChecksumChunk,
@@ -91,6 +118,7 @@ void LocalStore::reset() {
     slot.leaving = -1;
   }
   std::fill(slots_.begin(), slots_.end(), Slot{});
+  unstamped_.clear();
   for (size_t index = 0; index < arrays_.size(); ++index) {
     Array& a = arrays_[index];
     a.bytes = setup_.bytes[index];

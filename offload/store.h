@@ -80,6 +80,11 @@ class Store {
   // Never written so far, so that its bytes are zeros without meaning.
   virtual bool fresh(int64_t array) const = 0;
 
+  // For the stream of the ranks' group: the array in its slot; then, with that work enqueued, that the slot's
+  // next user waits for it. False where the store does not know that stream, so that compute has to wait.
+  virtual std::byte* use_in_group(int64_t array) { return use(array); }
+  virtual bool used_in_group(int64_t /*array*/) { return false; }
+
   // That compute has waited in `use`, where no clock of the device counts it.
   virtual double wait_seconds() const { return 0; }
 };

@@ -20,12 +20,12 @@ MAY_INCLUDE = {
     "src/spec": {"src/base"},
     "src/schedule": {"src/base", "src/config", "src/spec"},
     "offload": {"src/base"},
-    "comm": {"src/base"},
+    "comm": {"src/base", "offload"},
     "src/kernels": {"src/base", "src/optim/rules"},
     "src/model": {"src/base", "src/config", "src/spec", "src/kernels", "src/schedule"},
     "src/plan": {"src/base", "src/config", "src/spec", "src/kernels", "src/schedule", "src/model", "src/optim/rules"},
     "src/data": {"src/base", "src/config"},
-    "src/weights": {"src/base", "src/spec", "src/plan", "src/model", "comm", "offload"},
+    "src/weights": {"src/base", "src/spec", "src/kernels", "src/plan", "src/model", "comm", "offload"},
     "src/optim": {"src/base", "src/optim/rules", "src/config", "src/spec", "src/plan", "src/kernels", "comm", "offload"},
     "src/checkpoint": {"src/base", "src/config", "src/spec", "src/plan", "src/weights", "src/optim", "comm", "offload"},
 }
@@ -34,8 +34,9 @@ MAY_INCLUDE["src/train"] = EVERYTHING_BELOW
 # What door and rank share. An adapter's configuration is read by src/weights, strictly and once.
 MAY_INCLUDE["launcher"] = {"src/base", "src/config", "src/spec", "src/plan", "src/weights"}
 MAY_INCLUDE["launcher/machine"] = {"launcher", "src/base", "src/config", "src/plan", "offload"}
-MAY_INCLUDE["launcher/door"] = MAY_INCLUDE["launcher/machine"] | {"launcher/machine", "src/spec", "src/schedule"}
-MAY_INCLUDE["launcher/rank"] = EVERYTHING_BELOW | {"src/train", "launcher", "launcher/machine"}
+MAY_INCLUDE["launcher/report"] = {"launcher", "src/base", "src/config", "src/spec"}
+MAY_INCLUDE["launcher/door"] = MAY_INCLUDE["launcher/machine"] | {"launcher/machine", "launcher/report", "src/spec", "src/schedule", "comm"}
+MAY_INCLUDE["launcher/rank"] = EVERYTHING_BELOW | {"src/train", "launcher", "launcher/machine", "launcher/report"}
 
 # The files that LibTorch stands behind: products and attention, views for it, how it is started, what it throws.
 SEES_TORCH = re.compile(r"src/kernels/(aten|library|library_error|attention_cuda|gemm_rate|runtime_cpu|runtime_cuda)\.")

@@ -7,13 +7,25 @@
 
 #include "base/error.h"
 #include "launcher/command_line.h"
+#include "launcher/planned_model.h"
+#include "plan/alternatives.h"
 
 namespace lm {
 
 Exit doctor_command(const CommandLine& line);
 Exit presets_command(const CommandLine& line);
+Exit report_command(const CommandLine& line);
+Exit completions_command(const CommandLine& line);
 // Also `lmlaunch --dry-run CONFIG`.
 Exit plan_command(const CommandLine& line);
+
+// Writes a configuration for a model and data, on this machine.
+Exit init_command(const CommandLine& line);
+
+// What this machine could do with that configuration, which is to become a file: as `plan --compare` lists
+// it.
+std::vector<Alternative> ways_to_train(const Config& config, const std::string& config_path,
+                                       const CommandLine& line);
 
 // Settings with which a run of this command line takes less host memory, those that save most first; "" where
 // none are known.
@@ -25,5 +37,10 @@ struct Preset {
   std::string text;
 };
 const std::vector<Preset>& presets();
+// Null where there is none of this name; "NAME.toml" is NAME.
+const Preset* find_preset(const std::string& name);
+
+// The models that presets name, as their config.json has them, compiled in.
+const std::vector<ModelShape>& model_shapes();
 
 }  // namespace lm

@@ -10,6 +10,8 @@ Error usage(const std::string& what, const std::string& next) {
                {.area = "USE-20", .what = what, .place = "the command line", .next = next, .kept = ""});
 }
 
+constexpr int64_t kMostRanks = 256;  // processes of one machine
+
 // Why a GPU cannot be used here; "" when it can.
 std::string obstacle(const DeviceFacts& facts) {
   if (facts.gpus == 0) return "there is no GPU (no /dev/nvidia0)";
@@ -26,28 +28,36 @@ std::string all_hidden(const DeviceFacts& facts) {
 
 DeviceDecision decide_device(const CommandLine& line, DeviceChoice configured, const DeviceFacts& facts) {
   const auto gpus = line.integer("--gpus"), ranks = line.integer("--ranks");
-  if (gpus && *gpus > 1)
-    throw usage("--gpus " + std::to_string(*gpus) + ": several GPUs are not supported yet", "use --gpus 1");
-  if (ranks && *ranks > 1)
-    throw usage("--ranks " + std::to_string(*ranks) + ": several ranks are not supported yet",
-                "use --ranks 1");
+  const bool plans = line.command == "plan";
+  if (gpus && *gpus > 1 && !plans && line.command != "train")
+    throw usage("--gpus " + std::to_string(*gpus) + ": " + line.command + " computes on one GPU",
+                "use --gpus 1");
+  if (ranks && *ranks > kMostRanks && !plans)
+    throw usage("--ranks " + std::to_string(*ranks) + ": more than " + std::to_string(kMostRanks),
+                "use fewer");
   if (ranks && *ranks == 0) throw usage("--ranks 0: at least one process trains", "use --ranks 1");
-  const bool wants_cpu = ranks.has_value() || (gpus && *gpus == 0), wants_gpu = gpus && *gpus == 1;
+  const bool wants_cpu = ranks.has_value() || (gpus && *gpus == 0), wants_gpu = gpus && *gpus > 0;
   if (wants_cpu && configured == DeviceChoice::kCuda) {
     throw usage("the command line asks for the CPU, and run.device = \"cuda\" for a GPU",
                 "change one of them");
   }
   if (wants_gpu && configured == DeviceChoice::kCpu) {
-    throw usage("--gpus 1 asks for a GPU, and run.device = \"cpu\" for the CPU", "change one of them");
+    throw usage("--gpus " + std::to_string(*gpus) + " asks for a GPU, and run.device = \"cpu\" for the CPU",
+                "change one of them");
   }
   if (wants_cpu || configured == DeviceChoice::kCpu) return {};
-  const std::string missing = obstacle(facts);
+  std::string missing = obstacle(facts);
+  if (missing.empty() && !plans && gpus.value_or(1) > facts.visible)
+    missing =
+        facts.visible == 1 ? "one is visible here" : std::to_string(facts.visible) + " are visible here";
   if (missing.empty()) return {.cuda = true, .note = ""};
   if (wants_gpu || configured == DeviceChoice::kCuda) {
     throw Error(Exit::kDoesNotFit,
                 {.area = "DEV-34",
-                 .what = "a GPU is asked for, and " + missing,
-                 .place = wants_gpu ? "--gpus 1" : "run.device = \"cuda\"",
+                 .what = (gpus.value_or(1) > 1 ? std::to_string(*gpus) + " GPUs are asked for, and "
+                                               : "a GPU is asked for, and ") +
+                         missing,
+                 .place = wants_gpu ? "--gpus " + std::to_string(*gpus) : "run.device = \"cuda\"",
                  .next = line.command == "plan" ? "--gpu-memory SIZE plans for a GPU that is not here"
                                                 : "`lmlaunch doctor` tells more; --gpus 0 uses the CPU",
                  .kept = ""});

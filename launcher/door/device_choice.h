@@ -23,8 +23,7 @@ struct DeviceDecision {
   std::string note;  // why it is not what one might expect; "" when there is nothing to say
 };
 
-// Throws Error(2) for contradictions and for what is not supported yet (several GPUs or ranks), Error(12)
-// when a GPU is asked for by name and cannot be had.
+// Throws Error(2) for contradictions, Error(12) when GPUs are asked for by name or number and cannot be had.
 DeviceDecision decide_device(const CommandLine& line, DeviceChoice configured, const DeviceFacts& facts);
 
 }  // namespace lm

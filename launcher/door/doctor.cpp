@@ -13,6 +13,8 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "comm/mpi_api.h"
+#include "comm/nccl_api.h"
 #include "launcher/door/commands.h"
 #include "launcher/door/device_choice.h"
 #include "launcher/environment.h"
@@ -255,6 +257,29 @@ Check check_disk() {
                            : "a full fine-tune writes 2 bytes per parameter, and much more with checkpoints"};
 }
 
+// mpirun's version is that of the library when both are of one package.
+Check check_mpi() {
+  const std::string plugin = beside_this_program("lmlaunch-mpi.so");
+  if (plugin.empty()) {
+    return {"open mpi", true, "not built in: runs use one machine",
+            "for several machines: install openmpi-bin and libopenmpi-dev, then ./dev build"};
+  }
+  try {
+    return {"open mpi", true, mpi_version(plugin), ""};
+  } catch (const Error& error) {
+    return {"open mpi", false, error.text().what, error.text().next};
+  }
+}
+
+// Which several GPUs need.
+Check check_nccl(bool several) {
+  try {
+    return {"nccl", true, nccl_version(), ""};
+  } catch (const Error& error) {
+    return {"nccl", !several, error.text().what, several ? error.text().next : ""};
+  }
+}
+
 Check check_python(const Environment& environment) {
   if (environment.python.empty()) {
     return {"python", false, "not found", "needed to prepare data: set LMLAUNCH_PYTHON, or install python3"};
@@ -315,6 +340,8 @@ std::vector<Check> all_checks(const std::vector<std::string>& paths) {
   out.push_back(check_memlock());
   out.push_back(check_disk());
   for (const MeasuredDisk& disk : disks) out.push_back(check_disk_rates(disk));
+  out.push_back(check_mpi());
+  out.push_back(check_nccl(gpus.visible.gpus.size() > 1));
   out.push_back(check_python(environment));
   out.push_back(check_hub(environment));
   return out;

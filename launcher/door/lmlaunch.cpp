@@ -10,6 +10,7 @@
 #include "launcher/command_line.h"
 #include "launcher/door/commands.h"
 #include "launcher/door/start_run.h"
+#include "launcher/environment.h"
 #include "launcher/status.h"
 
 namespace {
@@ -27,12 +28,20 @@ int run_command(const CommandLine& line) {
   }
   if (line.command == "doctor") return static_cast<int>(doctor_command(line));
   if (line.command == "presets") return static_cast<int>(presets_command(line));
-  if (line.command == "plan" || line.has("--dry-run")) return static_cast<int>(plan_command(line));
+  if (line.command == "completions") return static_cast<int>(completions_command(line));
+  if (line.command == "init") return static_cast<int>(init_command(line));
+  if (line.command == "report") return static_cast<int>(report_command(line));
+  if (line.command == "plan" || line.has("--dry-run")) {
+    // Of the processes of an MPI job one plans, for all of them.
+    return read_launcher_job().rank > 0 ? 0 : static_cast<int>(plan_command(line));
+  }
   return line.command == "train" ? train_in_rank(line) : command_in_rank(line);
 }
 
-// The message, and for training the last line that a scheduler's script looks for.
+// The message, and for training the last line that a scheduler's script looks for. What is wrong with the
+// command line of an MPI job one of its processes says.
 int report(const Error& error, bool training) {
+  if (read_launcher_job().rank > 0) return static_cast<int>(error.code());
   std::fputs(error.report().c_str(), stderr);
   if (training) std::fprintf(stderr, "%s\n", stop_line(failed_before_start(error)).c_str());
   return static_cast<int>(error.code());

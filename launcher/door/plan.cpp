@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -15,11 +17,18 @@
 #include "launcher/machine/rates.h"
 #include "launcher/planned_model.h"
 #include "launcher/recorded.h"
+#include "plan/alternatives.h"
+#include "plan/scaling.h"
 
 namespace lm {
 namespace {
 
 using Object = nlohmann::ordered_json;
+
+// A plan for several GPUs is about machines that one does not have.
+bool imagines_gpus(const CommandLine& line) {
+  return line.has("--gpu-memory") || line.integer("--gpus").value_or(1) > 1;
+}
 
 bool plan_for_gpu(const CommandLine& line, DeviceChoice configured, const SurveyedGpus& found) {
   DeviceFacts facts{.gpus = static_cast<int>(found.survey.cards.size()),
@@ -27,7 +36,7 @@ bool plan_for_gpu(const CommandLine& line, DeviceChoice configured, const Survey
                     .hidden_by = found.cuda.visible_devices.value_or(""),
                     .cuda_program = true};
   // A GPU that is imagined is as good as one that is there.
-  if (line.has("--gpu-memory")) facts.gpus = facts.visible = 1;
+  if (imagines_gpus(line)) facts.gpus = facts.visible = 1;
   const DeviceDecision decision = decide_device(line, configured, facts);
   if (!decision.note.empty()) log_note("DEV-34", decision.note);
   const bool gpu = decision.cuda;
@@ -61,6 +70,10 @@ Object gpu_object(const CommandLine& line, const Gpu& gpu, const SurveyedGpus& f
   Object out = {{"memory_bytes", gpu.memory_bytes}};
   if (line.has("--gpu-memory")) return out;
   out["name"] = gpu.name;
+  if (found.visible.gpus.empty()) {  // several, none of which is here
+    out["uuid"] = "";
+    return out;
+  }
   const GpuFacts facts = found.visible.gpus.front().facts;
   out["uuid"] = facts.uuid;
   if (facts.memory == 0) {
@@ -81,6 +94,7 @@ struct Question {
   Machine machine;
   Object gpu;  // null on the CPU
   DeviceType device = DeviceType::kCpu;
+  World world;
   std::optional<NumericsPlan> recorded;
   std::string cache_dir;
   bool imagined = false;  // another machine than this one
@@ -90,21 +104,74 @@ struct Question {
     out.recorded = recorded ? &*recorded : nullptr;
     return out;
   }
+  Machine share() const { return share_of_machine(machine, world.ranks_per_node()); }
 };
 
-std::unique_ptr<Question> question_of(const CommandLine& line) {
-  const std::string& config_path = line.positional[0];
+// A preset may be planned by its name, without a file: for machines that are imagined, its disks too.
+const Preset* planned_preset(const CommandLine& line) {
+  const std::string& path = line.positional[0];
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored) ? nullptr : find_preset(path);
+}
+
+Error world_error(const std::string& what, const std::string& next) {
+  return Error(Exit::kUsage,
+               {.area = "USE-20", .what = what, .place = "the command line", .next = next, .kept = ""});
+}
+
+constexpr int64_t kMostPlanned = 1 << 16;  // ranks
+
+World world_of(const CommandLine& line) {
+  const auto gpus = line.integer("--gpus"), processes = line.integer("--ranks");
+  const LauncherJob job = read_launcher_job();
+  // --gpus 0 says where ranks compute, not how many there are.
+  const int64_t asked = processes.value_or(gpus.value_or(0));
+  const int64_t ranks = asked > 0 ? asked : job.ranks;
+  const int64_t nodes = line.integer("--nodes").value_or(ranks == job.ranks ? job.machines : 1);
+  if (processes && gpus.value_or(0) > 0)
+    throw world_error("--ranks are processes on the CPU, and --gpus asks for GPUs", "leave out one of them");
+  if (ranks > kMostPlanned)
+    throw world_error(std::to_string(ranks) + " ranks: more than " + std::to_string(kMostPlanned),
+                      "plan for fewer");
+  if (nodes < 1 || ranks % nodes != 0) {
+    throw world_error("--nodes " + std::to_string(nodes) + ": " + std::to_string(ranks) +
+                          " ranks cannot be on so many machines, equally many on each",
+                      "give --gpus or --ranks N and --nodes M so that M divides N");
+  }
+  return {static_cast<int>(ranks), static_cast<int>(nodes)};
+}
+
+// Links between ranks as the command line has them; and a GPU, where several are planned for and none is
+// here.
+void imagine_machine(const CommandLine& line, Machine& machine) {
+  if (line.integer("--gpus").value_or(1) > 1 && machine.gpus.empty()) {
+    machine.gpus.push_back(known_gpu("H100"));
+    log_note("DEV-34", "no GPU is here: planning for H100s of 80 GB; --gpu-memory SIZE plans for others");
+  }
+  for (Gpu& gpu : machine.gpus)
+    gpu.peer_bandwidth =
+        static_cast<double>(line.bytes("--gpu-link").value_or(static_cast<int64_t>(gpu.peer_bandwidth)));
+  machine.network_bandwidth = static_cast<double>(line.bytes("--node-link").value_or(0));
+}
+
+// `elsewhere`: the configuration is not meant for this machine.
+std::unique_ptr<Question> question_about(const Config& config, const std::string& config_path, bool elsewhere,
+                                         const CommandLine& line) {
   auto out = std::make_unique<Question>();
-  out->config = load_config(config_path, line.overrides);
-  const Config& config = out->config;
+  out->config = config;
   const Environment environment = read_environment();
   out->cache_dir = environment.cache_dir;
-  out->model = open_model(config, environment);
+  out->model = open_model(config, environment, model_shapes());
+  if (out->model.directory.empty())
+    log_note("FILE-21",
+             config.model.path + " is not here: planning with the shape that lmlaunch knows of it");
   const SurveyedGpus found = survey_visible_gpus();
   out->machine =
       survey_machine(found.visible.facts(), {line.bytes("--gpu-memory"), line.bytes("--host-memory")});
+  out->world = world_of(line);
+  imagine_machine(line, out->machine);
   // An imagined machine may have the disks of this one, or none that is here.
-  out->imagined = line.has("--gpu-memory") || line.has("--host-memory");
+  out->imagined = imagines_gpus(line) || line.has("--host-memory") || out->world.nodes > 1 || elsewhere;
   if (!out->imagined) check_disks(config);
   out->machine.disks = survey_disks(config, environment.cache_dir, DiskRates::kKnown);
   const bool gpu = plan_for_gpu(line, config.run.device, found);
@@ -113,36 +180,52 @@ std::unique_ptr<Question> question_of(const CommandLine& line) {
   out->device = gpu ? DeviceType::kCuda : DeviceType::kCpu;
   if (out->imagined) return out;
   // What a start would find: the run's numerics, and rates that an earlier run has measured.
-  out->recorded = recorded_numerics(run_directory(config, config_path), config, out->device);
+  const NameMap& names = out->model.spec.names;
+  out->recorded = recorded_numerics(run_directory(config, config_path), config, names, out->device);
   const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
   const auto threads =
-      out->recorded ? out->recorded->threads : config.run.threads.value_or(out->machine.cores);
+      out->recorded ? out->recorded->threads : config.run.threads.value_or(out->share().cores);
   const RateSubject subject{out->device, dtype, static_cast<int>(threads)};
   if (const auto rates = known_rates(out->machine, subject, out->cache_dir))
     set_rates(subject, *rates, out->machine);
   return out;
 }
 
+std::unique_ptr<Question> question_of(const CommandLine& line) {
+  const std::string& path = line.positional[0];
+  const Preset* const preset = planned_preset(line);
+  const Config config = preset != nullptr
+                            ? parse_config(preset->text, "preset " + preset->name, line.overrides)
+                            : load_config(path, line.overrides);
+  return question_about(config, path, preset != nullptr, line);
+}
+
 struct Planned {
   Plan plan;
-  Object gpu;                    // null on the CPU
-  std::optional<Error> refusal;  // why it does not fit, and what would
+  std::optional<Scaling> scaling;  // with several ranks
+  Object gpu;                      // null on the CPU
+  std::optional<Error> refusal;    // why it does not fit, and what would
 };
 
 Planned plan_of(const CommandLine& line) {
   const std::unique_ptr<Question> question = question_of(line);
   Machine& machine = question->machine;
   const PlanInputs inputs = question->inputs();
+  const World& world = question->world;
+  const auto scaling = [&]() -> std::optional<Scaling> {
+    if (world.ranks == 1) return std::nullopt;
+    return predict_scaling(inputs, machine, world);
+  };
   try {
-    Plan plan = make_plan(inputs, machine);
+    Plan plan = make_plan(inputs, question->share(), world);
     if (!question->imagined && plan.placement.on_disk()) {
       machine.disks = survey_disks(question->config, question->cache_dir, DiskRates::kMeasured);
-      plan = make_plan(inputs, machine);
+      plan = make_plan(inputs, question->share(), world);
     }
-    return {std::move(plan), question->gpu, std::nullopt};
+    return {std::move(plan), scaling(), question->gpu, std::nullopt};
   } catch (const Error& error) {
     if (error.code() != Exit::kDoesNotFit) throw;
-    return {draft_plan(inputs, machine), question->gpu, error};
+    return {draft_plan(inputs, question->share(), world), scaling(), question->gpu, error};
   }
 }
 
@@ -161,22 +244,48 @@ Object refusal_object(const Error& refusal) {
   return {{"fits", false}, {"why", refusal.what()}, {"next", refusal.text().next}};
 }
 
+// The rows that no other beats, and as many as a screen shows; --json has all.
+Exit compare_command(const CommandLine& line) {
+  constexpr size_t kMostRows = 16;
+  const std::unique_ptr<Question> question = question_of(line);
+  refuse_idle_ranks(question->world, question->config);
+  const std::vector<Alternative> all = alternatives(question->inputs(), question->share(), question->world);
+  if (line.has("--json")) {
+    std::printf("%s\n", alternatives_json(all).c_str());
+  } else {
+    if (!question->gpu.is_null()) print_gpu(question->gpu);
+    const std::vector<Alternative> best = best_alternatives(all);
+    std::fputs(print_alternatives(best, kMostRows).c_str(), stdout);
+    std::printf(
+        "%zu of %zu ways: those that another one beats in speed and bits are left out (--json has all)\n",
+        std::min(kMostRows, best.size()), all.size());
+  }
+  return !all.empty() && all.front().plan.fits ? Exit::kDone : Exit::kDoesNotFit;
+}
+
 }  // namespace
 
 Exit plan_command(const CommandLine& line) {
+  if (line.has("--compare")) return compare_command(line);
   try {
     const Planned planned = plan_of(line);
     if (!line.has("--json")) {
+      if (planned.refusal && planned.scaling)
+        std::fputs(print_scaling(*planned.scaling, planned.plan).c_str(), stdout);
       if (planned.refusal) throw *planned.refusal;
       print_gpu(planned.gpu);
       std::fputs(print_plan(planned.plan).c_str(), stdout);
+      if (planned.scaling) std::fputs(print_scaling(*planned.scaling, planned.plan).c_str(), stdout);
       return Exit::kDone;
     }
     // The same object whether it fits or not, so that a program can compare machines; a refusal adds its
     // reason.
     Object object = planned.refusal ? refusal_object(*planned.refusal) : Object::object();
     object.update(Object::parse(plan_json(planned.plan)));
+    if (planned.refusal) object["fits"] = false;  // for more reasons than bytes
     if (!planned.gpu.is_null()) object["gpu"] = planned.gpu;
+    if (planned.scaling) object["scaling"] = Object::parse(scaling_json(*planned.scaling));
+    if (planned.scaling) object["notes"] = scaling_notes(planned.plan);
     print_object(object);
     return planned.refusal ? planned.refusal->code() : Exit::kDone;
   } catch (const Error& error) {
@@ -185,6 +294,12 @@ Exit plan_command(const CommandLine& line) {
     print_object(refusal_object(error));
     return error.code();
   }
+}
+
+std::vector<Alternative> ways_to_train(const Config& config, const std::string& config_path,
+                                       const CommandLine& line) {
+  const std::unique_ptr<Question> question = question_about(config, config_path, false, line);
+  return best_alternatives(alternatives(question->inputs(), question->share(), question->world));
 }
 
 std::string less_host_memory(const CommandLine& line) {

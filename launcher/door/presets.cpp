@@ -16,6 +16,13 @@ std::string first_comment(const std::string& text) {
 
 }  // namespace
 
+const Preset* find_preset(const std::string& name) {
+  for (const Preset& preset : presets()) {
+    if (preset.name == name || preset.name + ".toml" == name) return &preset;
+  }
+  return nullptr;
+}
+
 Exit presets_command(const CommandLine& line) {
   if (line.positional.empty()) {
     nlohmann::ordered_json json = nlohmann::ordered_json::array();
@@ -31,20 +38,18 @@ Exit presets_command(const CommandLine& line) {
     if (line.has("--json")) std::printf("%s\n", nlohmann::ordered_json{{"presets", json}}.dump().c_str());
     return Exit::kDone;
   }
-  std::string name = line.positional[0];
-  if (name.ends_with(".toml")) name.resize(name.size() - 5);
-  std::vector<std::string> names;
-  for (const Preset& preset : presets()) {
-    names.push_back(preset.name);
-    if (preset.name != name) continue;
+  const std::string& name = line.positional[0];
+  if (const Preset* const preset = find_preset(name)) {
     if (line.has("--json")) {
       std::printf("%s\n",
-                  nlohmann::ordered_json{{"name", preset.name}, {"toml", preset.text}}.dump().c_str());
+                  nlohmann::ordered_json{{"name", preset->name}, {"toml", preset->text}}.dump().c_str());
     } else {
-      std::fputs(preset.text.c_str(), stdout);
+      std::fputs(preset->text.c_str(), stdout);
     }
     return Exit::kDone;
   }
+  std::vector<std::string> names;
+  for (const Preset& preset : presets()) names.push_back(preset.name);
   const auto hit = nearest(name, names);
   throw Error(Exit::kUsage,
               {.area = "USE-20",

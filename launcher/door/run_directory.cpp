@@ -32,6 +32,13 @@ namespace fs = std::filesystem;
 constexpr int kOwnerTries = 50;
 constexpr std::chrono::milliseconds kOwnerPause{2};
 
+// ".ended.JOB": how the first rank of an MPI job that failed has ended.
+constexpr std::string_view kEndedPrefix = ".ended.";
+
+std::string ended_path(const std::string& directory, const std::string& job) {
+  return directory + "/" + std::string(kEndedPrefix) + job;
+}
+
 Error incompatible(const std::string& what, const std::string& directory, const std::string& next) {
   return Error(
       Exit::kIncompatible,
@@ -40,8 +47,10 @@ Error incompatible(const std::string& what, const std::string& directory, const 
 
 // What a run may have written before its first step.
 bool early_file(const std::string& name) {
-  static constexpr std::array kNames = {".lock",     ".preflight", "config.toml", "numerics.json",
-                                        "plan.json", "plan.txt",   "log.txt",     "status.json"};
+  static constexpr std::array kNames = {".lock",       ".preflight", "config.toml", "numerics.json",
+                                        "plan.json",   "plan.txt",   "log.txt",     "status.json",
+                                        "report.html", "tensorboard"};
+  if (name.starts_with("log.rank") || name.starts_with(kEndedPrefix)) return true;
   for (const char* known : kNames) {
     if (name == known || name.starts_with(std::string(known) + ".")) return true;  // "status.json.tmp-..."
   }
@@ -50,6 +59,7 @@ bool early_file(const std::string& name) {
 
 // "status.json.tmp-123-4", "model.tmp-123-9": written under such a name, and cut off before it got its own.
 bool cut_off(const std::string& name) {
+  if (name.starts_with(kEndedPrefix)) return true;  // of a job that is over
   const size_t at = name.find(".tmp-");
   if (at == std::string::npos) return false;
   const std::string whole = name.substr(0, at);
@@ -151,6 +161,7 @@ std::string run_directory(const Config& config, const std::string& config_path) 
 }
 
 std::vector<KeyDifference> check_run_directory(const std::string& directory, const Config& config,
+                                               const NameMap& names,
                                                const std::vector<std::string>& overridden) {
   std::error_code error;
   if (!fs::exists(directory, error)) return {};
@@ -172,7 +183,7 @@ std::vector<KeyDifference> check_run_directory(const std::string& directory, con
   if (nothing_to_lose) return {};
   std::vector<KeyDifference> differences;
   try {
-    differences = run_differences(load_config(recorded), config);
+    differences = run_differences(load_config(recorded), config, names);
   } catch (const Error& unreadable) {
     throw incompatible("its config.toml cannot be read: " + std::string(unreadable.what()), directory,
                        "set run.dir to a new directory");
@@ -245,6 +256,33 @@ void remove_leftovers(const std::string& directory, const RunLock& lock) {
     if (cut_off(entry.path().filename().string())) gone.push_back(entry.path());
   }
   for (const fs::path& path : gone) fs::remove_all(path, error);
+}
+
+void tell_end(const std::string& directory, const std::string& job, const RunStatus& status) {
+  const int fd = open(ended_path(directory, job).c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (fd < 0) return;  // another was first, or the directory is out of reach
+  const std::string text =
+      Json{{"exit_code", status.exit_code.value_or(0)}, {"reason", status.reason}}.dump();
+  [[maybe_unused]] const ssize_t written = write(fd, text.data(), text.size());
+  close(fd);
+}
+
+std::optional<RunStatus> told_end(const std::string& directory, const std::string& job) {
+  try {
+    const Json json = read_json_file(ended_path(directory, job), {.bytes = 4096, .depth = 4});
+    RunStatus out;
+    out.state = "failed";
+    out.exit_code = json.at("exit_code").get<int>();
+    out.reason = json.at("reason").get<std::string>();
+    return out;
+  } catch (const std::exception&) {
+    return std::nullopt;  // nobody has, or it is being written
+  }
+}
+
+bool leader_left(const std::string& directory) {
+  struct stat info {};
+  return stat((directory + "/.lock").c_str(), &info) != 0 || info.st_size == 0;
 }
 
 RunLock::RunLock(RunLock&& other) noexcept

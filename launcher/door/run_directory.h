@@ -3,10 +3,13 @@
 // last of them is gone. Nothing is created before the checks have passed. One thread.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "config/config_print.h"
+#include "launcher/status.h"
+#include "spec/name_map.h"
 
 namespace lm {
 
@@ -15,8 +18,10 @@ std::string run_directory(const Config& config, const std::string& config_path);
 
 // Throws Error(14) when `directory` holds a finished run, a run of another configuration (naming what
 // differs) or files that are no run's. A run that failed before its first step left nothing to lose and
-// stands in nobody's way. Keys in `overridden` may differ; those that do are returned. Reads only.
+// stands in nobody's way. `names`: of the model that `config` trains. Keys in `overridden` may differ; those
+// that do are returned. Reads only.
 std::vector<KeyDifference> check_run_directory(const std::string& directory, const Config& config,
+                                               const NameMap& names,
                                                const std::vector<std::string>& overridden = {});
 
 class RunLock {
@@ -40,5 +45,12 @@ class RunLock {
 
 // Deletes what dead runs were writing when they died; whoever holds the lock is alone.
 void remove_leftovers(const std::string& directory, const RunLock& lock);
+
+// The doors of an MPI job, on whatever machines, tell one another by a file in the run's directory how the
+// first rank that failed has ended: a rank that was killed cannot say so itself. Later ones change nothing.
+void tell_end(const std::string& directory, const std::string& job, const RunStatus& status);
+std::optional<RunStatus> told_end(const std::string& directory, const std::string& job);
+// Whether the door that held the directory's lock has ended in order.
+bool leader_left(const std::string& directory);
 
 }  // namespace lm

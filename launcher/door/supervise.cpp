@@ -21,6 +21,12 @@ namespace {
 
 // After the second request the rank may still leave by itself; then it is killed.
 constexpr int kGraceMs = 1000;
+// What the others may take after one has failed; then they are killed.
+constexpr int kOthersMs = 3000;
+// The same when one under another door has failed: mpirun kills this door a second later.
+constexpr int kElsewhereMs = 400;
+// How often other doors are asked, and how long after a rank that may have ended because of another's.
+constexpr int kAskMs = 100, kAskedLaterMs = 1500;
 // What a rank may take from saying how it ends to its end; then it is killed.
 constexpr int kEndMs = 10000;
 // One that hangs in the kernel does not even die; it is left behind.
@@ -79,13 +85,13 @@ constexpr const char* kRaiseLimit =
 
 // Prints why a signal ended the rank and gives the exit code for it. The kernel's own kills are told by the
 // cgroup's counter, which the caller read before the start.
-int report_death(int signal, int64_t oom_kills_before, const std::string& where,
+int report_death(int signal, int64_t oom_kills_before, const std::string& where, bool of_several = false,
                  const std::function<std::string()>& less_memory = {}) {
   std::string what =
       "the rank was killed by signal " + std::to_string(signal) + " (" + signal_name(signal) + ")";
   std::string next = "report this message with log.txt; it is a bug in lmlaunch or in a library";
-  Exit code = Exit::kInternal;
-  std::string area = "BUG-70";
+  Exit code = of_several ? Exit::kPeerLost : Exit::kInternal;
+  std::string area = of_several ? "PEER-08" : "BUG-70";
   if (signal == SIGKILL) {
     const MemoryLimit limit = read_memory_limit();
     const bool oom = read_oom_kills() > oom_kills_before;
@@ -126,8 +132,10 @@ int report_strange_exit(int code, const std::string& where) {
   return static_cast<int>(ours);
 }
 
-std::string rank_and_step(const RankRecord& record) {
-  return "rank 0, step " + std::to_string(record.step);
+std::string whereabouts(int rank, const RankRecord& record, const RankCare& care) {
+  const std::string operation = care.operation ? care.operation(rank) : "";
+  return (care.name ? care.name(rank) : "rank " + std::to_string(rank)) + ", step " +
+         std::to_string(record.step) + (operation.empty() ? "" : ", in \"" + operation + "\"");
 }
 
 }  // namespace
@@ -141,49 +149,142 @@ void block_stop_signals() {
 
 namespace {
 
-// How a rank ended, or that it did not.
+// How a run's ranks ended: the first cause.
 struct RankEnd {
+  int rank = 0;
   int wait_status = 0;
-  bool at_once = false;  // a second signal asked for it, and it was killed
-  bool left = false;     // it could not even be killed
+  bool at_once = false;                     // a second signal asked for it, and it was killed
+  bool left = false;                        // one could not even be killed
+  std::optional<RunStatus> elsewhere = {};  // the first cause, of a rank under another door
 };
 
-RankEnd wait_for_end(pid_t child, Control& control) {
+// The ranks of a run while some of them live.
+class RankWatch {
+ public:
+  RankWatch(const std::vector<pid_t>& ranks, const RankCare& care) : ranks_(ranks), care_(care) {}
+
+  bool alive() const {
+    return std::any_of(ranks_.begin(), ranks_.end(), [](pid_t p) { return p > 0; });
+  }
+  // Reaps who has ended. Gives whether one has just failed.
+  bool reap() {
+    bool failed = false;
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      int wait_status = 0;
+      if (ranks_[r] <= 0 || !ended(ranks_[r], &wait_status)) continue;
+      ranks_[r] = 0;
+      const bool good = WIFEXITED(wait_status) && goes_well(WEXITSTATUS(wait_status));
+      if (worse(wait_status, end.wait_status) || (r == 0 && good && !failed_))
+        end.rank = static_cast<int>(r), end.wait_status = wait_status;
+      failed = failed || !good;
+    }
+    if (failed && !std::exchange(failed_, true) && alive() && care_.rank_failed) care_.rank_failed();
+    return failed;
+  }
+  void kill_all() const {
+    for (const pid_t rank : ranks_) {
+      if (rank > 0) kill(rank, SIGKILL);
+    }
+  }
+  // Once: tells the ranks if one under another door has failed.
+  bool failed_elsewhere() {
+    if (!care_.failed_elsewhere || end.elsewhere || failed_) return false;
+    end.elsewhere = care_.failed_elsewhere();
+    if (end.elsewhere && care_.rank_failed) care_.rank_failed();
+    return end.elsewhere.has_value();
+  }
+  void warn_left() const {
+    for (const pid_t rank : ranks_) {
+      if (rank > 0)
+        log_warning("IO-05", "process " + std::to_string(rank) +
+                                 " stays behind: it waits in the kernel, and ends when its disk answers");
+    }
+  }
+
   RankEnd end;
+
+ private:
+  static bool goes_well(int code) { return code == 0 || code == static_cast<int>(Exit::kStopped); }
+  // A rank that ended because of another is no cause; of causes the first counts.
+  static bool worse(int now, int before) {
+    const auto weight = [](int status) {
+      if (WIFSIGNALED(status)) return 3;
+      const int code = WEXITSTATUS(status);
+      if (code == 0) return 0;
+      return code == static_cast<int>(Exit::kStopped) ? 1 : code == static_cast<int>(Exit::kPeerLost) ? 2 : 3;
+    };
+    return weight(now) > weight(before);
+  }
+
+  std::vector<pid_t> ranks_;  // 0: reaped
+  const RankCare& care_;
+  bool failed_ = false;
+};
+
+// Of two times, of which 0 is none.
+int64_t earlier(int64_t a, int64_t b) {
+  return a == 0 ? b : std::min(a, b);
+}
+
+RankEnd wait_for_end(const std::vector<pid_t>& ranks, Control& control, const RankCare& care) {
+  RankWatch watch(ranks, care);
   bool asked_twice = false;
   int64_t kill_at = 0, leave_at = 0;  // 0: not yet known
-  while (!ended(child, &end.wait_status)) {
-    const int signal = next_signal(kLookMs);
+  for (;;) {
+    const bool failed = watch.reap();
+    if (!watch.alive()) return watch.end;
+    if (failed) kill_at = earlier(kill_at, now_ms() + kOthersMs);
+    const int signal = next_signal(care.failed_elsewhere ? kAskMs : kLookMs);
+    if (signal == 0 && kill_at == 0 && care.meanwhile) care.meanwhile();
     const int64_t now = now_ms();
+    if (watch.failed_elsewhere()) kill_at = earlier(kill_at, now + (care.quiet ? kOthersMs : kElsewhereMs));
     if (kill_at != 0 && leave_at == 0 && now >= kill_at) {
-      kill(child, SIGKILL);
-      end.at_once = asked_twice;
+      watch.kill_all();
+      watch.end.at_once = asked_twice;
       leave_at = now + kLeaveMs;
     } else if (leave_at != 0 && now >= leave_at) {
-      log_warning("IO-05", "process " + std::to_string(child) +
-                               " stays behind: it waits in the kernel, and ends when its disk answers");
-      end.left = true;
-      return end;
+      watch.reap();
+      if (!watch.alive()) return watch.end;
+      watch.warn_left();
+      watch.end.left = true;
+      return watch.end;
     }
     if (kill_at == 0 && control.latest().exit_code >= 0) kill_at = now + kEndMs;
     if (signal == 0 || signal == SIGCHLD) continue;
     control.request_stop(signal);
+    if (watch.end.elsewhere) continue;  // mpirun ends what is left
     if (control.stop_requests() == 1) {
-      log_line("lmlaunch: " + signal_name(signal) +
-               ": finishing the step, then saving; once more to stop at once");
+      if (!care.quiet)
+        log_line("lmlaunch: " + signal_name(signal) +
+                 ": finishing the step, then saving; once more to stop at once");
     } else if (!std::exchange(asked_twice, true)) {
-      log_line("lmlaunch: " + signal_name(signal) + ": stopping at once");
+      if (!care.quiet) log_line("lmlaunch: " + signal_name(signal) + ": stopping at once");
       if (leave_at == 0) kill_at = now + kGraceMs;
     }
   }
-  return end;
 }
 
 }  // namespace
 
-RunStatus supervise_run(pid_t child, Control& control, const RankCare& care) {
+namespace {
+
+// A rank that says that another has ended, or that its library has ended it, may have been told late why.
+void ask_once_more(RankEnd& end, const RankCare& care) {
+  if (!care.failed_elsewhere || end.elsewhere || !WIFEXITED(end.wait_status)) return;
+  const int code = WEXITSTATUS(end.wait_status);
+  if (code != static_cast<int>(Exit::kPeerLost) && !reason_of_code(code).empty()) return;
+  for (const int64_t until = now_ms() + kAskedLaterMs; !end.elsewhere && now_ms() < until;) {
+    end.elsewhere = care.failed_elsewhere();
+    if (!end.elsewhere) next_signal(kAskMs);
+  }
+}
+
+}  // namespace
+
+RunStatus supervise_run(const std::vector<pid_t>& ranks, Control& control, const RankCare& care) {
   const int64_t oom_kills = read_oom_kills();
-  const RankEnd end = wait_for_end(child, control);
+  RankEnd end = wait_for_end(ranks, control, care);
+  ask_once_more(end, care);
   if (end.left && care.left_behind) care.left_behind();
   const RankRecord last = control.latest();
   RunStatus out{.state = "failed",
@@ -195,20 +296,26 @@ RunStatus supervise_run(pid_t child, Control& control, const RankCare& care) {
   const std::string asked =
       control.stop_requests() > 0 ? "signal:" + signal_name(control.first_signal()) : "";
   const bool dead = end.left || WIFSIGNALED(end.wait_status);
-  if (dead && end.at_once) {
+  if (end.elsewhere) {
+    out.exit_code = end.elsewhere->exit_code;
+    out.reason = end.elsewhere->reason;
+  } else if (dead && end.at_once) {
     out.exit_code = static_cast<int>(Exit::kStopped);
-  } else if (dead && last.exit_code >= 0) {
+  } else if (dead && last.exit_code >= 0 && end.rank == 0) {
     // It has said how it ends, and what was left of it is no matter.
     out.exit_code = last.exit_code;
     if (out.reason.empty()) out.reason = reason_of_code(last.exit_code);
   } else if (dead) {
-    out.reason = "killed:" + signal_name(WTERMSIG(end.wait_status));
-    out.exit_code = report_death(WTERMSIG(end.wait_status), oom_kills, rank_and_step(last), care.less_memory);
+    const int signal = WTERMSIG(end.wait_status);
+    out.reason = "killed:" + signal_name(signal);
+    out.exit_code = report_death(signal, oom_kills, whereabouts(end.rank, last, care),
+                                 ranks.size() > 1 || care.failed_elsewhere, care.less_memory);
   } else {
     const int code = WEXITSTATUS(end.wait_status);
     const bool ours = !reason_of_code(code).empty();
-    if (out.reason.empty()) out.reason = ours ? reason_of_code(code) : "error:exit-" + std::to_string(code);
-    out.exit_code = ours ? code : report_strange_exit(code, rank_and_step(last));
+    if (out.reason.empty() || end.rank != 0)
+      out.reason = ours ? reason_of_code(code) : "error:exit-" + std::to_string(code);
+    out.exit_code = ours ? code : report_strange_exit(code, whereabouts(end.rank, last, care));
   }
   if (out.exit_code == static_cast<int>(Exit::kStopped)) {
     out.state = "stopped";

@@ -6,7 +6,9 @@
 #include <sys/types.h>
 
 #include <functional>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "launcher/control.h"
 #include "launcher/status.h"
@@ -17,14 +19,22 @@ namespace lm {
 // call.
 void block_stop_signals();
 
-// Training: waits for the end of `child`, relays stop requests through `control`, prints the first cause of a
-// death on stderr. The result is the final status (state, exit code, reason, last record). A child that is
-// killed and that the kernel does not let go of (requests to a dead disk) is left behind.
+// Training: waits for the end of all `ranks`, relays stop requests through `control`, prints the first cause
+// of a death on stderr. The result is the final status (state, exit code, reason, last record). Once one of
+// several has failed the others are told, and killed if that does not end them. A rank that is killed and
+// that the kernel does not let go of (requests to a dead disk) is left behind.
 struct RankCare {
   std::function<std::string()> less_memory = {};  // settings that take less; asked when the kernel has killed
   std::function<void()> left_behind = {};
+  std::function<void()> rank_failed = {};          // tells the others
+  std::function<void()> meanwhile = {};            // about twice per second; must be quick
+  std::function<std::string(int)> name = {};       // of a rank, in messages; "rank 0" and so on
+  std::function<std::string(int)> operation = {};  // what it was last at; "" unknown
+  // Of an MPI job: how a rank under another door has failed; then this one's ranks have to end, too.
+  std::function<std::optional<RunStatus>()> failed_elsewhere = {};
+  bool quiet = false;  // another door speaks for the run
 };
-RunStatus supervise_run(pid_t child, Control& control, const RankCare& care = {});
+RunStatus supervise_run(const std::vector<pid_t>& ranks, Control& control, const RankCare& care = {});
 
 // Other commands: signals go to the child as they come; the result is our exit code. When the child died of a
 // signal that we passed on, this process ends by the same one.

@@ -94,11 +94,34 @@ std::vector<FoundCheckpoint> resumable_checkpoints(const Config& config, const s
       wanted ? "name one of them" : "delete the directory to start again, or restore it from a copy");
 }
 
-Checkpoints::Checkpoints(const Job& job, std::string run_directory, int lock)
+struct Checkpoints::Pending {
+  Pending(Rank& rank_at_work, int64_t step_done)
+      : rank(rank_at_work), step(step_done), start(monotonic_seconds()), catalogue(rank.catalogue()) {}
+  ~Pending() { rank.step().end_save(); }
+  Pending(const Pending&) = delete;
+  Pending& operator=(const Pending&) = delete;
+
+  Rank& rank;
+  int64_t step;
+  double start, begun = 0;  // monotonic: at the beginning, and without what `state` counts itself
+  StateCatalogue catalogue;
+  Manifest manifest;
+  std::vector<int64_t> kept;  // besides checkpoint.keep's
+  std::optional<Save> save;
+  // Of the save's thread, until it has ended.
+  std::string path;
+  double committed = 0;  // monotonic
+  std::unique_ptr<StepSave> state;
+};
+
+Checkpoints::~Checkpoints() = default;
+
+Checkpoints::Checkpoints(const Job& job, std::string run_directory, int lock, Group& group)
     : job_(job),
       run_(std::move(run_directory)),
       directory_(run_ + "/checkpoints"),
       lock_(lock),
+      group_(group),
       saved_at_(monotonic_seconds()) {}
 
 const std::string& Checkpoints::base_hash() {
@@ -111,42 +134,56 @@ int64_t Checkpoints::restore(const std::vector<FoundCheckpoint>& found, Rank& ra
   std::string all;
   for (const FoundCheckpoint& one : found) {
     try {
-      CheckpointReader reader(one.path, job_.plan.numerics.threads);
-      const Manifest& manifest = reader.manifest();
-      const std::string base = manifest.sources.value("base", "");
-      // Full fine-tuning has all weights of its own.
-      if (job_.model.adapter && base != base_hash()) {
-        throw Error(
-            Exit::kInput,
-            {.area = "DATA-24",
-             .what = "the base model is not the one that the checkpoint's adapter was trained on: its "
-                     "weights' hash is " +
-                     base_hash() + ", " + base + " was recorded",
-             .place = job_.model.directory,
-             .next = "put the base model back, or start in another run.dir",
-             .kept = "the checkpoints"});
-      }
-      const auto updates = manifest.numbers.find("optimizer.t");
-      if (updates == manifest.numbers.end())
-        throw incompatible("no optimizer.t is in the checkpoint", one.path, "");
-      const TrainerState state = parse_trainer_state(manifest.run.value("trainer", Json()), one.path);
-      rank.restore(reader, updates->second);
-      trainer.restore(state);
+      together(group_, "loading a checkpoint", [&] { restore_from(one, rank, trainer); });
       newest_ = one.path;
       newest_step_ = one.step;
       log_line("goes on from " + one.path + ": step " + std::to_string(one.step));
-      for (const FoundCheckpoint& later : find_checkpoints(directory_)) {
+      for (const FoundCheckpoint& later :
+           leads() ? find_checkpoints(directory_) : std::vector<FoundCheckpoint>()) {
         if (later.step > one.step) set_aside(later.path, later.manifest ? "later" : "damaged");
       }
-      return metrics_bytes(manifest);
+      return metrics_bytes(*one.manifest);
     } catch (const Error& error) {
       if (error.code() != Exit::kIntegrity && error.code() != Exit::kIo) throw;
       all += "\n  " + error.text().what + " at " + error.text().place;
       log_warning("CKPT-02", one.path + " fails verification: " + error.what());
-      set_aside(one.path, "damaged");
+      if (leads()) set_aside(one.path, "damaged");
     }
   }
   throw incompatible("no checkpoint is whole:" + all + "\n ", directory_, "start again in another run.dir");
+}
+
+void Checkpoints::restore_from(const FoundCheckpoint& one, Rank& rank, Trainer& trainer) {
+  CheckpointReader reader(one.path, job_.plan.numerics.threads);
+  const Manifest& manifest = reader.manifest();
+  const std::string base = manifest.sources.value("base", "");
+  // Full fine-tuning has all weights of its own.
+  if (job_.model.adapter && base != base_hash()) {
+    throw Error(Exit::kInput,
+                {.area = "DATA-24",
+                 .what = "the base model is not the one that the checkpoint's adapter was trained on: its "
+                         "weights' hash is " +
+                         base_hash() + ", " + base + " was recorded",
+                 .place = job_.model.directory,
+                 .next = "put the base model back, or start in another run.dir",
+                 .kept = "the checkpoints"});
+  }
+  // State of one rule may be as long as that of another, and mean something else.
+  const Json numerics = Json::parse(numerics_json(job_.plan.numerics));
+  for (const char* key : {"optimizer", "master"}) {
+    const std::string saved = manifest.numerics.value(key, ""), now = numerics.at(key);
+    if (saved != now)
+      throw incompatible(std::string("the checkpoint's state is of optimizer.") +
+                             (key == std::string("optimizer") ? "name" : key) + " = " + saved + ", not of " +
+                             now,
+                         one.path, "start with " + saved + ", or in another run.dir");
+  }
+  const auto updates = manifest.numbers.find("optimizer.t");
+  if (updates == manifest.numbers.end())
+    throw incompatible("no optimizer.t is in the checkpoint", one.path, "");
+  const TrainerState state = parse_trainer_state(manifest.run.value("trainer", Json()), one.path);
+  rank.restore(reader, updates->second);
+  trainer.restore(state);
 }
 
 int64_t Checkpoints::go_back(Rank& rank, Trainer& trainer) {
@@ -155,12 +192,40 @@ int64_t Checkpoints::go_back(Rank& rank, Trainer& trainer) {
   return restore(found, rank, trainer);
 }
 
-bool Checkpoints::due(const Trainer& trainer, bool best) const {
+std::string Checkpoints::take_best(Rank& rank, const Trainer& trainer) {
+  complete();
+  if (!job_.config.checkpoint.keep_best) return "";
+  for (const FoundCheckpoint& one : find_checkpoints(directory_)) {
+    if (one.step != trainer.state().best_step || !one.manifest) continue;
+    CheckpointReader reader(one.path, job_.plan.numerics.threads);
+    try {  // before anything of what training has reached is written over
+      together(group_, "verifying a checkpoint", [&] { reader.verify(); });
+    } catch (const Error& error) {
+      if (error.code() != Exit::kIntegrity && error.code() != Exit::kIo) throw;
+      log_warning("CKPT-02",
+                  one.path + " fails verification, the last step's model is kept: " + error.what());
+      if (leads()) set_aside(one.path, "damaged");
+      return "";
+    }
+    together(group_, "loading a checkpoint",
+             [&] { rank.restore(reader, reader.manifest().numbers.at("optimizer.t")); });
+    return one.path;
+  }
+  return "";
+}
+
+bool Checkpoints::due(const Trainer& trainer, bool best) {
   const CheckpointConfig& config = job_.config.checkpoint;
   if (best && config.keep_best) return true;
   if (config.every.seconds > 0)
-    return monotonic_seconds() - saved_at_ >= static_cast<double>(config.every.seconds);
+    // By one clock.
+    return group_.gather("save's time", seconds_since_save()).front() >=
+           static_cast<double>(config.every.seconds);
   return config.every.steps > 0 && trainer.steps() % config.every.steps == 0;
+}
+
+double Checkpoints::seconds_since_save() const {
+  return monotonic_seconds() - saved_at_;
 }
 
 Manifest Checkpoints::about(const Trainer& trainer, int64_t metrics_bytes) {
@@ -176,8 +241,7 @@ Manifest Checkpoints::about(const Trainer& trainer, int64_t metrics_bytes) {
     keys += key.table + "." + key.name + " = " + key.value + "\n";
   }
   out.config["hash"] = hash_text(keys);
-  out.sources = {{"base", base_hash()},
-                 {"tokenizer", tokenizer_hash(job_.model.directory)},
+  out.sources = {{"tokenizer", tokenizer_hash(job_.model.directory)},
                  {"data", state.data.fingerprint},
                  {"lmlaunch", LM_VERSION}};
   out.tensors = trained_tensors(job_.model.layout);
@@ -198,41 +262,132 @@ void Checkpoints::check_lock() const {
                              .kept = "the checkpoints that were committed"});
 }
 
-void Checkpoints::save(Rank& rank, const Trainer& trainer, MetricsFile& metrics, bool required) {
-  if (trainer.steps() == newest_step_ && !newest_.empty()) return;
-  const double start = monotonic_seconds();
-  saved_at_ = start;
+bool Checkpoints::fails(int64_t step, const std::function<void()>& body) {
   try {
-    const StateCatalogue catalogue = rank.catalogue();
-    seconds_ = std::max(seconds_, static_cast<double>(checkpoint_bytes(catalogue)) / kBytesPerSecond);
-    Save save({.directory = directory_,
-               .step = trainer.steps(),
-               .catalogue = catalogue,
-               .engine = engine_kind(name_of(job_.plan.placement.engine))});
-    LiveState state = rank.state();
-    move_state(catalogue, state, save);
-    newest_ = save.commit(about(trainer, metrics.sync()), [this] { check_lock(); });
+    body();
+    return false;
   } catch (const Error& error) {
     const bool disk = error.code() == Exit::kNoSpace || error.code() == Exit::kIo;
     if (!disk) throw;
     ErrorText text = error.text();
-    text.what =
-        "the checkpoint of step " + std::to_string(trainer.steps()) + " cannot be saved: " + text.what;
+    text.what = "the checkpoint of step " + std::to_string(step) + " cannot be saved: " + text.what;
     text.next = "free space in " + directory_ + ", or set run.dir to a directory on another disk";
     text.kept = newest_.empty() ? "" : newest_;
-    if (required || ++failures_ >= kFailuresInRow) throw Error(error.code(), text);
-    return log_warning("CKPT-03", text.what + "; the run goes on, and tries again when the next one is due");
+    if (required_ || ++failures_ >= kFailuresInRow) throw Error(error.code(), text);
+    log_warning("CKPT-03", text.what + "; the run goes on, and tries again when the next one is due");
+    return true;
   }
-  failures_ = 0;
-  newest_step_ = trainer.steps();
+}
+
+void Checkpoints::begin(Rank& rank, const Trainer& trainer, MetricsFile& metrics) {
+  complete();
+  if (trainer.steps() == newest_step_ && !newest_.empty()) return;
+  if (group_.ranks() > 1) return save_together(rank, trainer, metrics);
+  saved_at_ = monotonic_seconds();
+  fails(trainer.steps(), [&] {
+    auto pending = std::make_unique<Pending>(rank, trainer.steps());
+    seconds_ =
+        std::max(seconds_, static_cast<double>(checkpoint_bytes(pending->catalogue)) / kBytesPerSecond);
+    pending->manifest = about(trainer, metrics.sync());
+    if (job_.config.checkpoint.keep_best && trainer.state().best_eval)
+      pending->kept.push_back(trainer.state().best_step);
+    pending->save.emplace(SaveSetup{.directory = directory_,
+                                    .step = pending->step,
+                                    .catalogue = pending->catalogue,
+                                    .engine = engine_kind(name_of(job_.plan.placement.engine))});
+    Pending& p = *pending;
+    p.state = rank.step().begin_save({.catalogue = p.catalogue, .sink = *p.save, .complete = [this, &p] {
+                                        p.manifest.sources["base"] = base_hash();
+                                        p.path =
+                                            p.save->commit(std::move(p.manifest), [this] { check_lock(); });
+                                        p.committed = monotonic_seconds();
+                                      }});
+    p.begun = monotonic_seconds() - p.state->compute_seconds();
+    pending_ = std::move(pending);
+  });
+}
+
+void Checkpoints::save_together(Rank& rank, const Trainer& trainer, MetricsFile& metrics) {
+  const double start = saved_at_ = monotonic_seconds();
+  std::string path;
+  const bool failed = fails(trainer.steps(), [&] {
+    const StateCatalogue catalogue = rank.catalogue();
+    LiveState state = rank.state();
+    Save save({.directory = directory_,
+               .step = trainer.steps(),
+               .catalogue = catalogue,
+               .group = &group_,
+               .engine = engine_kind(name_of(job_.plan.placement.engine))});
+    Manifest manifest;
+    together(group_, "saving state", [&] {
+      if (leads()) {
+        manifest = about(trainer, metrics.sync());
+        manifest.sources["base"] = base_hash();
+      }
+      move_state(catalogue, state, save);
+    });
+    path = save.commit(std::move(manifest), [this] { check_lock(); });
+  });
+  if (failed) return;
   seconds_ = monotonic_seconds() - start;
   char line[64];
-  std::snprintf(line, sizeof line, "COMMITTED step %ld (%.2f s)", newest_step_, seconds_);
+  std::snprintf(line, sizeof line, "COMMITTED step %ld (%.2f s)", trainer.steps(), seconds_);
   log_line(line);
   std::vector<int64_t> kept;
   if (job_.config.checkpoint.keep_best && trainer.state().best_eval)
     kept.push_back(trainer.state().best_step);
-  retain_checkpoints(directory_, job_.config.checkpoint.keep, newest_step_, kept);
+  committed(trainer.steps(), path, kept);
+}
+
+void Checkpoints::committed(int64_t step, const std::string& path, const std::vector<int64_t>& kept) {
+  failures_ = 0;
+  newest_ = path;
+  newest_step_ = step;
+  if (leads()) retain_checkpoints(directory_, job_.config.checkpoint.keep, newest_step_, kept);
+}
+
+void Checkpoints::poll() {
+  if (pending_ && pending_->state->ended()) end();
+}
+
+void Checkpoints::complete() {
+  if (!pending_) return;
+  if (pending_->state->needs_step()) pending_->rank.step().flush();
+  end();
+}
+
+void Checkpoints::save(Rank& rank, const Trainer& trainer, MetricsFile& metrics) {
+  if (pending_ && pending_->step != trainer.steps()) complete();
+  required_ = true;
+  begin(rank, trainer, metrics);
+  complete();
+  required_ = false;
+}
+
+void Checkpoints::give_up() {
+  if (!pending_ || pending_->state->needs_step()) return pending_.reset();
+  try {
+    end();
+  } catch (const Error& error) {
+    log_warning(error.text().area, error.what());
+  }
+}
+
+// It has everything, or has failed.
+void Checkpoints::end() {
+  std::unique_ptr<Pending> done;
+  const bool failed = fails(pending_->step, [&] {
+    std::unique_ptr<Pending> over = std::move(pending_);  // what has failed is gone before anyone hears of it
+    over->state->finish();
+    done = std::move(over);
+  });
+  if (failed) return;
+  seconds_ = done->committed - done->start;
+  char line[96];
+  std::snprintf(line, sizeof line, "COMMITTED step %ld (%.2f s, %.2f s of them in the way of training)",
+                done->step, seconds_, done->begun - done->start + done->state->compute_seconds());
+  log_line(line);
+  committed(done->step, done->path, done->kept);
 }
 
 }  // namespace lm

@@ -1,32 +1,42 @@
 #include <cmath>
 #include <cstdio>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "config/config_toml.h"
 #include "launcher/rank/job.h"
 #include "launcher/rank/rank_commands.h"
+#include "launcher/recorded.h"
 #include "train/evaluate.h"
 
 namespace lm {
+namespace {
+
+[[noreturn]] void refuse_without_data(const std::string& what, bool model) {
+  throw Error(Exit::kConfig,
+              {.area = "CONF-20",
+               .what = "there is no evaluation data",
+               .place = what,
+               .next = model ? "name some: lmlaunch eval " + what + " 'data.eval=[\"file.jsonl\"]'"
+                             : "set data.eval = [\"file\"] or data.eval_fraction",
+               .kept = ""});
+}
+
+}  // namespace
 
 Exit eval_command(const CommandLine& line) {
   const std::string& what = line.positional[0];
-  Subject subject = std::filesystem::is_directory(what)
-                        ? open_subject(what)
-                        : Subject{.config = load_config(what, line.overrides)};
+  Subject subject = names_configuration(what) ? Subject{.config = load_config(what, line.overrides)}
+                                              : open_subject(what, line.overrides);
+  // A model's directory has no data of its own: only what is held out is read.
+  DataConfig& data_keys = subject.config.data;
+  if (data_keys.train.empty()) data_keys.train = data_keys.eval;
+  if (data_keys.train.empty()) refuse_without_data(what, true);
   if (!subject.run.empty() && (line.has("--gpus") || line.has("--ranks")))
     subject.config.run.device = DeviceChoice::kAuto;  // as the door chose (start_run.cpp)
   const std::unique_ptr<Job> job = open_job(subject.config, line, PlanPurpose::kEvaluate, subject.run);
   JobData data = open_data(*job);
   const std::vector<Batch> held_out = data.loader->eval_batches();
-  if (held_out.empty()) {
-    throw Error(Exit::kConfig, {.area = "CONF-20",
-                                .what = "there is no evaluation data",
-                                .place = what,
-                                .next = "set data.eval = [\"file\"] or data.eval_fraction",
-                                .kept = ""});
-  }
+  if (held_out.empty()) refuse_without_data(what, false);
   const std::unique_ptr<Rank> rank = make_rank(*job, false);
   load_rank(*job, *rank, subject.trained);
   const EvalResult result = evaluate(*rank, held_out);

@@ -1,49 +1,144 @@
 #include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "base/bytes.h"
+#include "base/file.h"
+#include "base/log.h"
 #include "checkpoint/trained_values.h"
 #include "kernels/library.h"
 #include "launcher/rank/job.h"
+#include "launcher/rank/merge_check.h"
 #include "launcher/rank/rank_commands.h"
 #include "launcher/rank/run_files.h"
+#include "launcher/report/card.h"
 #include "model/merge.h"
+#include "weights/export_gguf.h"
 #include "weights/export_source.h"
 
 namespace lm {
+namespace {
+
+Error usage(const std::string& what, const std::string& next) {
+  return Error(Exit::kUsage,
+               {.area = "USE-20", .what = what, .place = "the command line", .next = next, .kept = ""});
+}
+
+// "" unless --base names another model, whose weights are taken as they are.
+std::string take_base(const CommandLine& line, bool merge, ModelConfig& model) {
+  const std::optional<std::string> base = line.value("--base");
+  if (!base) return "";
+  if (!merge) throw usage("--base says what --merge adds the adapter to", "add --merge, or leave --base out");
+  model.path = *base;
+  model.quantize = Quantize::kNone;
+  return *base;
+}
+
+std::optional<GgufType> gguf_type(const CommandLine& line) {
+  const std::optional<std::string> word = line.value("--gguf");
+  if (!word) return std::nullopt;
+  if (*word == "f16") return GgufType::kF16;
+  if (*word == "bf16") return GgufType::kBF16;
+  if (*word == "q8_0") return GgufType::kQ8_0;
+  throw usage("--gguf: expected f16, bf16 or q8_0, got \"" + *word + "\"", "see `lmlaunch export --help`");
+}
+
+// What was asked for and what there is, before anything is read.
+void check_request(const CommandLine& line, bool lora) {
+  const bool merge = line.has("--merge"), adapter = line.has("--adapter");
+  if (merge && !lora)
+    throw usage("--merge adds an adapter into the weights; " + line.positional[0] + " has none",
+                "leave --merge out");
+  if (adapter && !lora)
+    throw usage("--adapter: " + line.positional[0] + " has all of its weights trained, and no adapter",
+                "leave --adapter out");
+  if (adapter && merge) throw usage("--adapter and --merge exclude each other", "leave one of them out");
+  if (lora && !merge && line.has("--gguf"))
+    throw usage("--gguf writes a model, and " + line.positional[0] + " is an adapter",
+                "add --merge: the adapter is added into the weights that it was trained on");
+}
+
+// What an adapter was trained on, for messages.
+std::string base_text(const PlannedModel& model) {
+  for (const BlockLayout& block : model.layout.blocks) {
+    for (const TensorPlace& place : block.tensors) {
+      if (place.encoded()) return std::string("dequantised weights (") + place.encoding().name + ")";
+    }
+  }
+  return "the weights of " + model.directory;
+}
+
+ExportFiles files_of(const Subject& subject, const Job& job, DType stored) {
+  const bool lora = job.model.adapter.has_value(), trained = !subject.trained.empty();
+  const bool fresh = job.config.model.init == ModelInit::kRandom;
+  return {.spec = job.model.spec,
+          .layout = job.model.layout,
+          .model = !lora && trained ? subject.trained
+                   : fresh          ? ""
+                                    : job.model.directory,
+          .seed = job.config.run.seed,
+          .adapter = lora ? subject.trained : "",
+          .threads = job.plan.numerics.threads,
+          .quantised_from = stored};
+}
+
+void write_gguf(const Job& job, const WeightSource& source, const std::string& output, GgufType type) {
+  const std::string path = std::filesystem::path(job.config.model.path).lexically_normal().filename();
+  export_gguf(output, job.model.spec, job.model.layout, source,
+              {.type = type,
+               .name = path.empty() ? job.model.spec.model_type : path,
+               .tokenizer_dir = job.model.directory,
+               .chat_template = job.chat_template});
+}
+
+std::string compared(const MergeCheck& check) {
+  char text[200];
+  std::snprintf(text, sizeof text,
+                "read again: its logits differ by at most %.2g from those of the model with its adapter (the "
+                "largest is %.3g)",
+                check.difference, check.largest);
+  return text;
+}
+
+// Compares what was merged, and says where everything is.
+void report(const CommandLine& line, const Subject& subject, const std::string& output, const Job& job,
+            const std::string& into, DType stored) {
+  const bool merge = line.has("--merge"), compare = merge && into.empty() && !line.has("--gguf");
+  const MergeCheck check = compare ? check_merged(subject, output, stored, line) : MergeCheck();
+  if (line.has("--json")) {
+    nlohmann::ordered_json out{{"directory", output}, {"merged", merge}};
+    if (merge) out["base"] = into.empty() ? base_text(job.model) : into;
+    if (compare && check.skipped.empty()) out["logits_differ_by"] = check.difference;
+    std::printf("%s\n", out.dump().c_str());
+    return;
+  }
+  if (merge) log_line("merged into " + (into.empty() ? base_text(job.model) : "the weights of " + into));
+  if (compare && !check.skipped.empty())
+    log_note("FILE-27", "the merged model is not compared with the adapter's: " + check.skipped);
+  if (compare && check.skipped.empty()) log_line(compared(check));
+  std::printf("%s\n", output.c_str());
+}
+
+}  // namespace
 
 Exit export_command(const CommandLine& line) {
   const std::optional<std::string> output = line.value("-o");
-  if (!output) {
-    throw Error(Exit::kUsage, {.area = "USE-20",
-                               .what = "export needs -o DIR",
-                               .place = "the command line",
-                               .next = "lmlaunch export " + line.positional[0] + " -o DIR",
-                               .kept = ""});
-  }
+  if (!output) throw usage("export needs -o DIR", "lmlaunch export " + line.positional[0] + " -o DIR");
+  const std::optional<GgufType> gguf = gguf_type(line);
   Subject subject = open_subject(line.positional[0]);
   const DType dtype = subject.config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
   // In fp32 nothing is lost before the one rounding of the export: an adapter is stored in fp32, and W + s B
   // A is formed in it.
   subject.config.model.dtype = ModelDType::kF32;
+  const bool merge = line.has("--merge");
+  const std::string into = take_base(line, merge, subject.config.model);
   const std::unique_ptr<Job> job = open_job(subject.config, line, PlanPurpose::kExport);
+  job->chat_template = own_template(subject);
   const PlannedModel& model = job->model;
-  const bool lora = model.adapter.has_value(), merge = line.has("--merge");
-  if (merge && !lora) {
-    throw Error(Exit::kUsage, {.area = "USE-20",
-                               .what = "--merge adds an adapter into the weights; this run has none",
-                               .place = line.positional[0],
-                               .next = "leave --merge out",
-                               .kept = ""});
-  }
-  const bool trained = !subject.trained.empty(), fresh = job->config.model.init == ModelInit::kRandom;
-  ExportFiles files{.spec = model.spec,
-                    .layout = model.layout,
-                    .model = !lora && trained ? subject.trained
-                             : fresh          ? ""
-                                              : model.directory,
-                    .seed = job->config.run.seed,
-                    .adapter = lora ? subject.trained : "",
-                    .threads = job->plan.numerics.threads};
+  const bool lora = model.adapter.has_value();
+  check_request(line, lora);
+  if (gguf) check_gguf(model.spec, *output);
+  ExportFiles files = files_of(subject, *job, dtype);
   if (merge) {
     files.merge = [&](size_t block, const TensorPlace& place, const std::byte* adapter, std::byte* weight) {
       merge_adapters(model.layout.blocks[block], place, *model.adapter,
@@ -60,16 +155,16 @@ Exit export_command(const CommandLine& line) {
     };
   }
   FileSource source(files);
-  write_export(*job,
-               [&source](size_t block, const TensorPlace& place, int64_t row) {
-                 return source.view(block, place, row);
-               },
-               {.output = *output, .dtype = dtype, .adapter = lora && !merge});
-  if (line.has("--json")) {
-    std::printf("%s\n", nlohmann::ordered_json{{"directory", *output}, {"merged", merge}}.dump().c_str());
+  const WeightSource view = [&source](size_t block, const TensorPlace& place, int64_t row) {
+    return source.view(block, place, row);
+  };
+  if (gguf) {
+    write_gguf(*job, view, *output, *gguf);
   } else {
-    std::printf("%s\n", output->c_str());
+    write_export(*job, view, {.output = *output, .dtype = dtype, .adapter = lora && !merge});
+    if (!subject.run.empty()) write_model_card(*output, subject.run, lora && !merge);
   }
+  report(line, subject, *output, *job, into, dtype);
   return Exit::kDone;
 }
 

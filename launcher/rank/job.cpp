@@ -1,24 +1,28 @@
 #include "launcher/rank/job.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <optional>
 
+#include "base/bytes.h"
 #include "base/cuda.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/process.h"
 #include "checkpoint/restore.h"
+#include "config/config_print.h"
 #include "config/config_text.h"
 #include "config/config_toml.h"
 #include "kernels/gemm_rate.h"
 #include "kernels/runtime.h"
 #include "launcher/machine/disk_survey.h"
 #include "launcher/machine/machine_survey.h"
-#include "launcher/machine/rates.h"
 #include "launcher/machine/survey.h"
 #include "launcher/recorded.h"
 #include "offload/copy_probe.h"
+#include "weights/adapter_files.h"
 #include "weights/load_store.h"
 
 namespace lm {
@@ -83,7 +87,7 @@ std::vector<SwapPath> swap_paths(const Job& job) {
   std::vector<SwapPath> paths;
   for (const Disk& disk : disks) {
     paths.push_back({disk.path, measured ? disk.write_bandwidth : 1});
-    const int64_t room = path_room(job.config.offload, disk);
+    const int64_t room = path_room(job.config.offload, disk) / job.ranks_on_machine;
     if (room > 0 && (disks.size() > 1 || job.config.offload.disk_limit)) paths.back().limit = room;
   }
   return paths;
@@ -96,19 +100,98 @@ PrepareOptions prepare_options(const Job& job, const std::vector<std::string>& f
   return {.files = files,
           .format = data.format,
           .loss_on = data.loss_on,
+          .columns = data.columns,
+          .chat_template = data.chat_template,
+          .bad_rows = data.bad_rows,
+          .answers = data.answers,
+          .reasoning = data.reasoning,
           .model_dir = job.model.directory,
           .cache_dir = data.cache_dir.empty() ? job.environment.token_cache() : data.cache_dir,
           .python = job.environment.python,
           .program_dir = program.lexically_normal().string(),
           .workers = job.plan.numerics.threads,
           .vocab = job.model.spec.vocab,
+          .caches = {job.environment.hub_caches, job.environment.datasets_caches},
           .stopped = {}};
 }
 
 }  // namespace
 
+namespace {
+
+// A run of many processes is slow, or does not fit, on a machine that has little for each.
+void warn_of_little(const Machine& machine, int ranks) {
+  constexpr int64_t kLittleMemory = kGiB;
+  const auto online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  const std::string these = std::to_string(ranks) + " ranks share " + std::to_string(machine.cores) +
+                            (machine.cores == 1 ? " core" : " cores");
+  if (ranks > machine.cores) {
+    log_warning("RANK-16", these + ": each step waits for its slowest rank; start at most one rank per core" +
+                               (online > machine.cores
+                                    ? ", or let them use more of this machine's " + std::to_string(online) +
+                                          " (mpirun --bind-to "
+                                          "none, srun --cpus-per-task)"
+                                    : ""));
+  } else if (online > machine.cores && machine.cores == ranks) {
+    log_note("RANK-16", these + " of this machine's " + std::to_string(online) +
+                            "; mpirun --bind-to none or srun --cpus-per-task gives them more");
+  }
+  if (const int64_t memory = machine.host_capacity(); memory > 0 && memory / ranks < kLittleMemory) {
+    log_warning("RANK-16", std::to_string(ranks) + " ranks share " + format_bytes(memory) +
+                               " of memory, less than 1 GiB each; start fewer");
+  }
+}
+
+// What all ranks plan with: the leader's machine, and the numerics that the run has recorded.
+void adopt_leader(Ranks& ranks, Machine& machine, std::optional<NumericsPlan>& recorded) {
+  machine = parse_machine(ranks.from_leader("machine", [&] { return machine_json(machine); }));
+  const std::string numerics =
+      ranks.from_leader("numerics", [&] { return recorded ? numerics_json(*recorded) : ""; });
+  if (!numerics.empty()) recorded = parse_numerics(numerics, "the first rank's numerics");
+  if (numerics.empty()) recorded.reset();
+}
+
+// Of all ranks' GPUs the one with the least room decides what each may take of its own. `mine`: this rank's.
+void take_least_gpu(Group& group, const Gpu& mine, Gpu& planned) {
+  struct Room {
+    int64_t memory, free;
+  };
+  for (const Room& room : group.gather("memory of GPUs", Room{mine.memory_bytes, mine.free_bytes})) {
+    planned.memory_bytes = std::min(planned.memory_bytes, room.memory);
+    planned.free_bytes = std::min(planned.free_bytes, room.free);
+  }
+}
+
+// NCCL refuses two ranks on one GPU, and each would have planned with all of its memory.
+void refuse_shared_gpu(Group& group, const std::string& uuid) {
+  struct Card {
+    char uuid[96] = "";
+  };
+  Card mine;
+  uuid.copy(mine.uuid, sizeof mine.uuid - 1);
+  const std::vector<Card> all = group.gather("GPUs", mine);
+  for (size_t i = 0; i < all.size(); ++i) {
+    for (size_t j = i + 1; j < all.size(); ++j) {
+      if (all[i].uuid[0] == 0 || std::string(all[i].uuid) != all[j].uuid) continue;
+      throw Error(Exit::kDoesNotFit, {.area = "DEV-34",
+                                      .what = "ranks " + std::to_string(i) + " and " + std::to_string(j) +
+                                              " were given the same GPU",
+                                      .place = all[i].uuid,
+                                      .next = "start one process per GPU, or train on the CPU with --gpus 0",
+                                      .kept = ""});
+    }
+  }
+}
+
+}  // namespace
+
+RateSubject rate_subject(const Job& job) {
+  return {job.stream.device, job.plan.numerics.dtype, job.plan.numerics.threads};
+}
+
 std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, PlanPurpose purpose,
-                              const std::string& run, const std::optional<NumericsPlan>& saved) {
+                              const std::string& run, const std::optional<NumericsPlan>& saved,
+                              Ranks* ranks) {
   auto job = std::make_unique<Job>();
   job->config = config;
   job->environment = read_environment();
@@ -122,10 +205,32 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, Pla
   if (device == DeviceType::kCuda) gpus.push_back(select_gpu());
   job->machine = survey_machine(gpus);
   job->machine.disks = survey_disks(config, cache, DiskRates::kKnown);
-  const std::optional<NumericsPlan> recorded = saved ? saved : recorded_numerics(run, config, device);
+  std::optional<NumericsPlan> recorded =
+      saved ? saved : recorded_numerics(run, config, job->model.spec.names, device);
+  const int count = ranks == nullptr ? 1 : ranks->count();
+  if (count > 1) {
+    job->ranks_on_machine = ranks->on_machine();
+    job->machine.cores = ranks->machine_cores(job->machine.cores);
+    if (ranks->leads()) warn_of_little(job->machine, job->ranks_on_machine);
+    ranks->agree("configuration", print_config(config), "give all machines the same file");
+    ranks->agree("device", cpu ? "cpu" : "cuda",
+                 "set run.device = \"cpu\", or leave machines without a GPU out");
+    // Each rank updates all of what is trained: products must have the same bits on all of them.
+    if (purpose == PlanPurpose::kTrain && is_orthogonal(config.optimizer.name))
+      ranks->agree(cpu ? "kind of CPU" : "kind of GPU", cpu ? job->machine.cpu_model : gpus.front().name,
+                   "with this optimizer.name use machines of one kind");
+    if (!gpus.empty()) refuse_shared_gpu(ranks->group(), gpus.front().uuid);
+    const std::vector<Gpu> mine = job->machine.gpus;
+    adopt_leader(*ranks, job->machine, recorded);
+    if (!mine.empty()) take_least_gpu(ranks->group(), mine.front(), job->machine.gpus.front());
+  }
   PlanInputs inputs = job->model.inputs(config, device);
   inputs.recorded = recorded ? &*recorded : nullptr;
-  const auto plan = [&] { job->plan = make_plan(inputs, job->machine, {}, purpose); };
+  const auto plan = [&] {
+    const int here = job->ranks_on_machine;
+    const World world{.ranks = count, .nodes = count % here == 0 ? count / here : 1};
+    job->plan = make_plan(inputs, share_of_machine(job->machine, here), world, purpose);
+  };
   // What cannot fit ends here, before anything is started or measured.
   plan();
   const NumericsPlan& numerics = job->plan.numerics;
@@ -134,17 +239,22 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, Pla
   const bool training = purpose == PlanPurpose::kTrain, on_disk = placement.on_disk();
   // The time of a step is predicted for training alone; a GPU that works alone has its rates from its name.
   if (training && (cpu || moves_state(placement))) {
-    const RateSubject subject{device, numerics.dtype, numerics.threads};
-    set_rates(subject, rates_of(*job, subject, job->plan.peak.host), job->machine);
+    const RateSubject subject = rate_subject(*job);
+    if (count == 1 || ranks->leads())
+      set_rates(subject, rates_of(*job, subject, job->plan.peak.host), job->machine);
   }
-  if (on_disk) job->machine.disks = survey_disks(config, cache, DiskRates::kMeasured);
+  if (on_disk && (count == 1 || ranks->leads()))
+    job->machine.disks = survey_disks(config, cache, DiskRates::kMeasured);
+  if (count > 1) adopt_leader(*ranks, job->machine, recorded);
   if (training || on_disk) plan();
+  if (count > 1) ranks->agree("plan", plan_json(job->plan), "see that all machines run the same lmlaunch");
   job->peak_flops = training ? compute_rates(job->machine, device, numerics.dtype).peak_flops : 0;
   return job;
 }
 
-std::unique_ptr<Rank> make_rank(const Job& job, bool training, Trace* trace) {
+std::unique_ptr<Rank> make_rank(const Job& job, bool training, Trace* trace, Ranks* ranks) {
   const int64_t tokens = job.config.train.global_batch * job.config.data.max_length;
+  Group* const device_group = ranks == nullptr ? nullptr : &ranks->device_group(job.stream.device);
   return std::make_unique<Rank>(RankSetup{.spec = job.model.spec,
                                           .layout = job.model.layout,
                                           .adapter = job.model.adapter_spec(),
@@ -155,6 +265,8 @@ std::unique_ptr<Rank> make_rank(const Job& job, bool training, Trace* trace) {
                                           .tokens_per_step = training ? tokens : 0,
                                           .max_grad_norm = job.config.train.max_grad_norm,
                                           .swap_paths = swap_paths(job),
+                                          .group = ranks == nullptr ? nullptr : &ranks->group(),
+                                          .device_group = device_group,
                                           .trace = trace},
                                 job.stream);
 }
@@ -195,7 +307,9 @@ void load_rank(const Job& job, Rank& rank, const std::string& trained) {
   rank.weights_ready();
 }
 
-JobData open_data(const Job& job, const std::function<bool()>& stopped) {
+namespace {
+
+JobData open_data_here(const Job& job, const std::function<bool()>& stopped, int rank) {
   const Config& config = job.config;
   JobData data;
   PrepareOptions options = prepare_options(job, config.data.train);
@@ -207,6 +321,9 @@ JobData open_data(const Job& job, const std::function<bool()>& stopped) {
     data.eval = prepare_tokens(options);
     data.eval_source = std::make_unique<TokenFile>(data.eval.path);
   }
+  std::vector<std::pair<ExampleRange, double>> weights;
+  for (size_t i = 0; i < config.data.weights.size(); ++i)
+    weights.emplace_back(data.train.entries.at(i), config.data.weights[i]);
   data.loader = std::make_unique<Loader>(*data.train_source, data.eval_source.get(),
                                          LoaderOptions{.seed = config.run.seed,
                                                        .max_length = config.data.max_length,
@@ -217,22 +334,66 @@ JobData open_data(const Job& job, const std::function<bool()>& stopped) {
                                                        .vocab = job.model.spec.vocab,
                                                        .eval_fraction = config.data.eval_fraction,
                                                        .text = data.train.text,
-                                                       .eval_text = data.eval.text});
+                                                       .eval_text = data.eval.text,
+                                                       .weights = weights,
+                                                       .rank = rank,
+                                                       .world = job.plan.numerics.ranks});
   return data;
 }
 
-Subject open_subject(const std::string& path) {
+}  // namespace
+
+JobData open_data(const Job& job, const std::function<bool()>& stopped, Ranks* ranks) {
+  // The leader makes the token files, and the others find them.
+  if (ranks == nullptr) return open_data_here(job, stopped, 0);
+  JobData data;
+  ranks->in_turn("token files", [&] { data = open_data_here(job, stopped, ranks->group().rank()); });
+  // Their names are hashes of what they were made from.
+  const auto name = [](const Prepared& made) { return fs::path(made.path).filename().string(); };
+  ranks->agree("training text", name(data.train) + " " + name(data.eval),
+               "give all machines the same files and tokenizer");
+  return data;
+}
+
+namespace {
+
+// A configuration must name data to train on, and a model's directory has none.
+Config config_of_model(const std::string& path, const std::vector<std::string>& overrides) {
+  constexpr const char* kNoData = "none";
+  Config config = parse_config(
+      "[model]\npath = " + value_text(path) + "\n[data]\ntrain = [\"" + kNoData + "\"]\n", path, overrides);
+  if (config.data.train == std::vector<std::string>{kNoData}) config.data.train.clear();
+  return config;
+}
+
+// A PEFT adapter names the model that it is for.
+void open_adapter(const std::string& path, Subject& subject) {
+  subject.config.model.path = read_adapter_config(path, nullptr).base_model;
+  subject.config.train.method = Method::kLora;
+  subject.config.lora.init = path;
+  subject.trained = path;
+  if (!subject.config.model.path.empty()) return;
+  throw Error(Exit::kInput, {.area = "FILE-21",
+                             .what = "the adapter does not name the model that it is for",
+                             .place = path + "/" + kAdapterConfig,
+                             .next = "set base_model_name_or_path there",
+                             .kept = ""});
+}
+
+}  // namespace
+
+Subject open_subject(const std::string& path, const std::vector<std::string>& overrides) {
   const std::string run = run_of(path);
   Subject subject;
   if (run.empty()) {
-    subject.config.model.path = path;
+    subject.config = config_of_model(path, overrides);
+    if (fs::exists(fs::path(path) / kAdapterConfig)) open_adapter(path, subject);
     return subject;
   }
-  const bool checkpoint = run != path;
-  subject = {.config = load_config(run + "/config.toml"), .trained = path, .checkpoint = true, .run = run};
-  if (checkpoint) return subject;
+  subject = {.config = load_config(run + "/config.toml", overrides), .trained = path, .run = run};
+  subject.checkpoint = fs::exists(fs::path(path) / kManifestName);
+  if (run != path) return subject;
   subject.trained = path + "/model";
-  subject.checkpoint = false;
   if (fs::is_directory(subject.trained)) return subject;
   for (const FoundCheckpoint& found : find_checkpoints(path + "/checkpoints")) {
     if (!found.manifest) continue;

@@ -11,7 +11,9 @@
 #include "data/loader.h"
 #include "data/prepare.h"
 #include "launcher/command_line.h"
+#include "launcher/machine/rates.h"
 #include "launcher/planned_model.h"
+#include "launcher/rank/ranks.h"
 #include "train/rank.h"
 
 namespace lm {
@@ -22,19 +24,28 @@ struct Job {
   PlannedModel model;
   Machine machine;
   Plan plan;
+  int ranks_on_machine = 1;
+  // Of the model that leaves, where it is not its base's: the data's, known once they are open.
+  std::string chat_template = {};
   double peak_flops = 0;  // measured (CPU) or specified (GPU)
   StreamView stream;
 };
 
+// What the job's rates are kept under.
+RateSubject rate_subject(const Job& job);
+
 // Starts torch on the device that this executable and the command line say, and makes the plan; for training
 // with rates that were measured, now or within a week. Adopts `saved`, a checkpoint's numerics, where given,
 // else those that `run`, a run's directory ("": none), has recorded. Throws Error(10, 11, 12, 14).
+// With several `ranks` (null: one) all plan with what the first of them knows.
 std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, PlanPurpose purpose,
                               const std::string& run = "",
-                              const std::optional<NumericsPlan>& saved = std::nullopt);
+                              const std::optional<NumericsPlan>& saved = std::nullopt,
+                              Ranks* ranks = nullptr);
 
 // A rank for the job; `training` allocates gradients and optimizer state as well.
-std::unique_ptr<Rank> make_rank(const Job& job, bool training, Trace* trace = nullptr);
+std::unique_ptr<Rank> make_rank(const Job& job, bool training, Trace* trace = nullptr,
+                                Ranks* ranks = nullptr);
 
 // The job's weights into the rank: the base model (or fresh weights), then the adapter (given or fresh).
 // With `trained`, a run's model/ directory or a checkpoint, its weights or adapter are taken instead.
@@ -46,16 +57,18 @@ struct JobData {
   std::unique_ptr<DataSource> train_source, eval_source;
   std::unique_ptr<Loader> loader;
 };
-JobData open_data(const Job& job, const std::function<bool()>& stopped = {});
+JobData open_data(const Job& job, const std::function<bool()>& stopped = {}, Ranks* ranks = nullptr);
 
-// A run's directory as RUN arguments name it, one of its checkpoints, or a model's: the configuration to open
-// it with and where its trained weights are ("" = the base model itself).
+// A run's directory as RUN arguments name it, its model/ or one of its checkpoints, a model's or an
+// adapter's: the configuration to open it with and where its trained weights are ("" = the base model
+// itself).
 struct Subject {
   Config config;
   std::string trained = {};
   bool checkpoint = false;  // that `trained` is
   std::string run = {};     // "" unless it is a run's directory
 };
-Subject open_subject(const std::string& path);
+// `overrides`: keys of the configuration, "table.key=value".
+Subject open_subject(const std::string& path, const std::vector<std::string>& overrides = {});
 
 }  // namespace lm

@@ -1,6 +1,9 @@
 #include "launcher/rank/progress.h"
 
+#include <algorithm>
+#include <cctype>
 #include <cstdio>
+#include <string_view>
 
 #include "base/bytes.h"
 #include "base/log.h"
@@ -8,9 +11,29 @@
 
 namespace lm {
 
-void Progress::show(const StepRow& row) {
+void Progress::begin(bool gpu) const {
+  log_line(
+      std::string(
+          "progress: `% of limit` is the share of the hardware's limit, which is the time that a step's "
+          "arithmetic takes at ") +
+      (gpu ? "the GPU's peak rate by its data sheet" : "the rate of this machine's fastest matrix product") +
+      "; memory is " + (gpu ? "the GPU's" : "this process's"));
+}
+
+double Progress::seconds_to_save(int64_t step, double mean_seconds, double since_save) const {
+  if (checkpoint_.seconds > 0) return std::max(0.0, static_cast<double>(checkpoint_.seconds) - since_save);
+  const int64_t every = checkpoint_.steps;
+  return every > 0 ? static_cast<double>(every - step % every) * mean_seconds : -1;
+}
+
+void Progress::show(const StepRow& row, double since_save) {
   seconds_ += row.step_ms / 1e3;
-  const double left = seconds_ / static_cast<double>(row.step) * static_cast<double>(total_ - row.step);
+  ++steps_;
+  const double mean = seconds_ / static_cast<double>(steps_);
+  const double left = mean * static_cast<double>(total_ - row.step);
+  // What would come after the last step does not come.
+  const auto before_the_end = [left](double seconds) { return seconds < left ? seconds : -1; };
+  const double eval = eval_every_ > 0 ? static_cast<double>(eval_every_ - row.step % eval_every_) * mean : -1;
   show_step({.step = row.step,
              .total = total_,
              .loss = row.loss,
@@ -18,7 +41,10 @@ void Progress::show(const StepRow& row) {
              .lr = row.lr,
              .tokens_per_s = row.tokens_per_s,
              .sol_pct = row.sol_pct,
-             .seconds_left = left},
+             .memory_bytes = row.device_bytes > 0 ? row.device_bytes : row.host_bytes,
+             .seconds_left = left,
+             .seconds_to_eval = before_the_end(eval),
+             .seconds_to_save = before_the_end(seconds_to_save(row.step, mean, since_save))},
             every_);
 }
 
@@ -31,12 +57,42 @@ void Progress::finish(const TrainerResult& result) {
   log_line(line);
 }
 
+namespace {
+
+// As a word of a shell's command line.
+std::string quoted(const std::string& path) {
+  const bool plain = std::all_of(path.begin(), path.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 ||
+           std::string_view("/._-+,@%").find(static_cast<char>(c)) != std::string_view::npos;
+  });
+  if (plain && path[0] != '-') return path;
+  std::string out = path[0] == '-' ? "'./" : "'";
+  for (const char c : path) out += c == '\'' ? "'\\''" : std::string(1, c);
+  return out + "'";
+}
+
+// "1.21 GiB (planned 1.25 GiB)"; on a GPU, where `device_bytes` is not 0, ", of the GPU's 20.1 GiB (planned
+// 20.9 GiB)" behind it.
 std::string format_peak(const Plan& plan, int64_t device_bytes) {
   const std::string host =
       format_bytes(peak_resident_bytes()) + " (planned " + format_bytes(plan.peak.host) + ")";
   if (device_bytes == 0) return host;
   return host + ", of the GPU's " + format_bytes(device_bytes) + " (planned " +
          format_bytes(plan.peak.device) + ")";
+}
+
+}  // namespace
+
+void show_result(const Plan& plan, bool lora, const TrainerResult& result, const std::string& run) {
+  log_line("peak resident memory " + format_peak(plan, result.device_bytes));
+  const std::string name = quoted(run);
+  const std::string third =
+      lora ? "lmlaunch export " + name + " -o DIR --merge    the adapter added into its model"
+           : "lmlaunch verify " + name + "    one hash of the trained weights";
+  log_line("the trained " + std::string(lora ? "adapter" : "model") + " is in " + run +
+           "/model; next:\n  lmlaunch generate " + name +
+           " --prompt \"...\"    what it answers\n  lmlaunch report " + name +
+           "    its curves, memory and settings as a page\n  " + third);
 }
 
 }  // namespace lm

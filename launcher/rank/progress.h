@@ -11,18 +11,29 @@ namespace lm {
 
 class Progress {
  public:
-  Progress(const Config& config, int64_t total_steps) : every_(config.log.every), total_(total_steps) {}
-  void show(const StepRow& row);
+  // `evaluates`: every train.eval_every steps.
+  Progress(const Config& config, int64_t total_steps, bool evaluates)
+      : every_(config.log.every),
+        eval_every_(evaluates ? config.train.eval_every : 0),
+        checkpoint_(config.checkpoint.every),
+        total_(total_steps) {}
+  // The line that explains the others; before the first step.
+  void begin(bool gpu) const;
+  // `since_save`: seconds since the last save.
+  void show(const StepRow& row, double since_save);
   void finish(const TrainerResult& result);
 
  private:
-  int64_t every_;
+  double seconds_to_save(int64_t step, double mean_seconds, double since_save) const;
+
+  int64_t every_, eval_every_;
+  Interval checkpoint_;
   int64_t total_;
-  double seconds_ = 0;  // in steps so far, for the time left
+  int64_t steps_ = 0;   // of this start
+  double seconds_ = 0;  // in these, for the time left
 };
 
-// "1.21 GiB (planned 1.25 GiB)"; on a GPU, where `device_bytes` is not 0, ", of the GPU's 20.1 GiB (planned
-// 20.9 GiB)" behind it.
-std::string format_peak(const Plan& plan, int64_t device_bytes);
+// The peaks of memory against the plan, where the result is, and what to do with it.
+void show_result(const Plan& plan, bool lora, const TrainerResult& result, const std::string& run);
 
 }  // namespace lm

@@ -4,8 +4,8 @@
 
 #include <cstdio>
 #include <limits>
-#include <vector>
 
+#include "base/bytes.h"
 #include "base/log.h"
 
 namespace lm {
@@ -13,7 +13,7 @@ namespace {
 
 struct Part {
   std::string text;
-  int leaves;  // the highest goes first; 0: stays
+  int rank;  // the lower, the sooner it gets its place; 0: stays
 };
 
 template <class... Values>
@@ -32,20 +32,32 @@ std::string duration_text(double seconds) {
 }
 
 std::string progress_line(const StepView& view, int columns) {
-  std::vector<Part> parts = {{print("step %ld/%ld", view.step, view.total), 0},
-                             {print("  loss %.4f", view.loss), 0},
-                             {print("  norm %.3f", view.grad_norm), 3},
-                             {print("  lr %.2e", view.lr), 4},
-                             {print("  %.0f tokens/s", view.tokens_per_s), 2},
-                             {print("  %.0f%% of speed of light", view.sol_pct), 5},
-                             {"  left " + duration_text(view.seconds_left), 1}};
-  std::string line;
-  for (int most = 5; most >= 0; --most) {
-    line.clear();
-    for (const Part& part : parts) line += part.leaves <= most ? part.text : "";
-    if (line.size() <= static_cast<size_t>(columns)) return line;
+  const auto in = [](const char* what, double seconds) {
+    return seconds < 0 ? "" : std::string("  ") + what + " " + duration_text(seconds);
+  };
+  const Part parts[] = {{print("step %ld/%ld", view.step, view.total), 0},
+                        {print("  loss %.4f", view.loss), 0},
+                        {print("  norm %.3f", view.grad_norm), 7},
+                        {print("  lr %.2e", view.lr), 8},
+                        {print("  %.0f tokens/s", view.tokens_per_s), 2},
+                        {print("  %.0f%% of limit", view.sol_pct), 4},
+                        {"  " + format_bytes(view.memory_bytes), 3},
+                        {in("eval", view.seconds_to_eval), 5},
+                        {in("save", view.seconds_to_save), 6},
+                        {in("left", view.seconds_left), 1}};
+  const auto room = static_cast<size_t>(columns);
+  size_t taken = 0;
+  bool shown[std::size(parts)] = {};
+  for (int rank = 0; rank <= 8; ++rank) {
+    for (size_t i = 0; i < std::size(parts); ++i) {
+      if (parts[i].rank != rank || (rank > 0 && taken + parts[i].text.size() > room)) continue;
+      shown[i] = true;
+      taken += parts[i].text.size();
+    }
   }
-  return line.substr(0, static_cast<size_t>(columns));
+  std::string line;
+  for (size_t i = 0; i < std::size(parts); ++i) line += shown[i] ? parts[i].text : "";
+  return line.substr(0, room);
 }
 
 std::string progress_line(const StepView& view) {

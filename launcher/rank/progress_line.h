@@ -6,15 +6,17 @@
 
 namespace lm {
 
-// What the line tells of a step.
+// What the line tells of a step. Seconds below 0: there is nothing to come.
 struct StepView {
   int64_t step = 0, total = 0;
   double loss = 0, grad_norm = 0, lr = 0, tokens_per_s = 0, sol_pct = 0;
-  double seconds_left = 0;
+  int64_t memory_bytes = 0;  // of the GPU where one computes, else of the process
+  double seconds_left = 0, seconds_to_eval = -1, seconds_to_save = -1;
 };
 
-// "step 12/100  loss 2.1234  ...  left 0:41" in at most `columns`: what does not fit is left out, the share
-// of the speed of light first, then learning rate, norm, tokens per second and the time left.
+// "step 12/100  loss 2.1234  ...  left 0:41" in at most `columns`: what matters least is left out where it
+// does not fit, the learning rate first, then norm, next save, next evaluation, share of the hardware's
+// limit, memory, tokens per second and the time left.
 std::string progress_line(const StepView& view, int columns);
 // With everything, for files.
 std::string progress_line(const StepView& view);

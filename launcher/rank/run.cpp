@@ -8,11 +8,15 @@
 #include "base/log.h"
 #include "base/trace.h"
 #include "config/config_toml.h"
+#include "kernels/library_error.h"
 #include "launcher/control.h"
 #include "launcher/rank/checkpoints.h"
+#include "launcher/rank/hardware_limit.h"
 #include "launcher/rank/job.h"
 #include "launcher/rank/progress.h"
+#include "launcher/rank/ranks.h"
 #include "launcher/rank/run_files.h"
+#include "launcher/rank/samples.h"
 #include "launcher/rank/save_model.h"
 #include "launcher/rank/stop_request.h"
 #include "train/evaluate.h"
@@ -42,15 +46,34 @@ EvalResult evaluate_and_record(Rank& rank, const std::vector<Batch>& held_out, i
   return result;
 }
 
+// What a run is judged by beside its steps: the held-out loss, and answers to the prompts that it is to show.
+struct Judge {
+  Rank& rank;
+  const std::vector<Batch>& held_out;
+  const Samples& samples;
+  MetricsFile& metrics;
+
+  double evaluate_at(int64_t step) const { return evaluate_and_record(rank, held_out, step, metrics).loss; }
+  void at(int64_t step) const {
+    if (!held_out.empty()) evaluate_at(step);
+    samples.answer(rank, step, metrics);
+  }
+  // This lives as long as the hooks.
+  void set(TrainerHooks& hooks) const {
+    if (!held_out.empty()) hooks.evaluate = [this](int64_t step) { return evaluate_at(step); };
+    if (!samples.empty()) hooks.sample = [this](int64_t step) { samples.answer(rank, step, metrics); };
+  }
+};
+
 // Where a file of the run cannot be written any more, what the steps have reached is saved before the run
-// ends.
-TrainerResult train_or_save(Trainer& trainer, const std::function<TrainerResult()>& train,
+// ends; by a run of one rank, as others would have to help.
+TrainerResult train_or_save(int ranks, Trainer& trainer, const std::function<TrainerResult()>& train,
                             const std::function<std::string()>& save) {
   try {
     return train();
   } catch (const Error& error) {
     const bool disk = error.code() == Exit::kNoSpace || error.code() == Exit::kIo;
-    if (!disk || !trainer.between_steps() || trainer.steps() == 0) throw;
+    if (!disk || !trainer.between_steps() || trainer.steps() == 0 || ranks > 1) throw;
     log_warning(error.text().area, std::string(error.what()) + "; saving the model");
     ErrorText text = error.text();
     text.kept = "the model after step " + std::to_string(trainer.steps()) + ", in " + save();
@@ -58,9 +81,17 @@ TrainerResult train_or_save(Trainer& trainer, const std::function<TrainerResult(
   }
 }
 
-void show_data(const JobData& data) {
+// What is learnt, for people; and how the trained model is to be talked to, where its base does not say so.
+void take_data(const JobData& data, const RunFiles& files, Job& job) {
+  job.chat_template = data.train.chat_template;
+  files.keep_template(job);
   log_coloured(sample_view(data.train, false), sample_view(data.train, true));
   log_line(data.loader->length_report());
+}
+
+void show_offload(const Rank& rank) {
+  const std::string how = rank.off_device().description();
+  if (!how.empty()) log_line("offload: " + how);
 }
 
 // Bytes that were damaged on a disk, or cannot be read, end a step and not the run, where there is a
@@ -74,9 +105,11 @@ TrainerResult train_or_go_back(const Job& job, Rank& rank, Trainer& trainer, con
     try {
       return trainer.run(hooks);
     } catch (const Error& error) {
+      checkpoints.give_up();
       const int64_t saved = checkpoints.newest_step();
       if (std::exchange(last, saved) != saved) times = 0;
       const bool of_state = !trainer.between_steps() || error.code() == Exit::kIntegrity;
+      if (job.plan.numerics.ranks > 1) throw;  // the others wait in the middle of a step
       if (!of_state || saved == 0 || times >= kMost || !rank.can_reset(error)) throw;
       log_warning(error.text().area, std::string(error.what()) + "; going back to " + checkpoints.newest());
       rank.reset();
@@ -86,18 +119,69 @@ TrainerResult train_or_go_back(const Job& job, Rank& rank, Trainer& trainer, con
   }
 }
 
-// Seconds that a step's work takes at least.
-double necessary_seconds(const Job& job, const StepWork& work) {
-  return necessary_flops(job.model.spec, job.model.layout, job.model.adapter.has_value(), work) /
-         job.peak_flops;
+// After a step: what has become of the last save, and the next one where it is due. None outlives the last
+// step.
+void save_beside(Rank& rank, const Trainer& trainer, int64_t steps, bool best, MetricsFile& metrics,
+                 Checkpoints& checkpoints) {
+  checkpoints.poll();
+  if (trainer.steps() == steps) return checkpoints.complete();
+  if (checkpoints.due(trainer, best)) checkpoints.begin(rank, trainer, metrics);
 }
 
 // A stopped run leaves what it goes on from.
-void leave(const std::string& config_path, const StopRequest& stop, Rank& rank, const Trainer& trainer,
+void leave(const CommandLine& line, const StopRequest& stop, Rank& rank, const Trainer& trainer,
            int64_t steps, MetricsFile& metrics, Checkpoints& checkpoints) {
-  if (trainer.steps() > 0 && stop.time_to_save()) checkpoints.save(rank, trainer, metrics, true);
+  if (trainer.steps() > 0 && stop.time_to_save()) checkpoints.save(rank, trainer, metrics);
   log_line("stopped after step " + std::to_string(trainer.steps()) + " of " + std::to_string(steps) +
-           "; to go on: lmlaunch " + config_path);
+           "; to go on: " + typed(line));
+}
+
+// A run that its held-out loss has ended: why, and which step's weights are the result. The checkpoint that
+// they are taken from; "": they are the last step's.
+std::string end_early(const Config& config, Rank& rank, const Trainer& trainer, Checkpoints& checkpoints) {
+  const TrainerState state = trainer.state();
+  const int64_t evaluations = state.no_lower;
+  char line[160];
+  std::snprintf(line, sizeof line,
+                "stopped early after step %ld: %ld evaluation%s in a row gave no lower held-out loss than "
+                "%.4f, of step %ld",
+                state.step, evaluations, evaluations == 1 ? "" : "s", state.best_eval.value_or(0),
+                state.best_step);
+  log_line(line);
+  const std::string best = checkpoints.take_best(rank, trainer);
+  log_line(!best.empty() ? "the result has the weights of step " + std::to_string(state.best_step) +
+                               ", the best: " + best
+           : config.checkpoint.keep_best
+               ? "the result has the last step's weights: no checkpoint of the best is there"
+               : "the result has the last step's weights; with checkpoint.keep_best = true it would have the "
+                 "best ones");
+  return best;
+}
+
+// The checkpoint that a model in shards is written from. `early`: the held-out loss has ended the run.
+std::string result_source(const Job& job, bool early, Rank& rank, const Trainer& trainer,
+                          MetricsFile& metrics, Checkpoints& checkpoints) {
+  const std::string best = early ? end_early(job.config, rank, trainer, checkpoints) : "";
+  if (!best.empty()) return best;
+  if (trains_in_shards(job)) checkpoints.save(rank, trainer, metrics);
+  return checkpoints.newest();
+}
+
+RankRecord record_of(const Trainer& trainer, const Checkpoints& checkpoints, const StopRequest& stop) {
+  const int64_t step = trainer.steps(), repeat = step - checkpoints.newest_step();
+  return {step, repeat, checkpoints.newest(), stop.reason()};
+}
+
+// The descriptor of the run's lock; -1: the door has none.
+int lock_of(const CommandLine& line) {
+  return static_cast<int>(line.integer("--lock-fd").value_or(-1));
+}
+
+// The leader clears away what interrupted saves have left, before the others look.
+std::vector<FoundCheckpoint> find_saved(Ranks& ranks, const Config& config, const std::string& directory) {
+  std::vector<FoundCheckpoint> saved;
+  ranks.in_turn("checkpoints", [&] { saved = resumable_checkpoints(config, directory); });
+  return saved;
 }
 
 // What the newest checkpoint was computed with.
@@ -107,9 +191,9 @@ std::optional<NumericsPlan> saved_numerics(const std::vector<FoundCheckpoint>& s
 }
 
 // The story of a run.
-Exit train(const CommandLine& line, Control& control) {
+Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   const std::string directory = line.value("--run-dir").value();
-  const RunFiles files(directory);
+  const RunFiles files(directory, ranks.leads());
 
   // What was asked for, what there is to go on from, and where every byte of it will live. Nothing large is
   // allocated yet, and what cannot fit ends here.
@@ -117,88 +201,103 @@ Exit train(const CommandLine& line, Control& control) {
   StopRequest stop(control, config.run, directory);
   std::optional<Trace> trace;
   if (line.has("--trace")) trace.emplace(*line.value("--trace"), kFirstTraced, kLastTraced);
-  const std::vector<FoundCheckpoint> saved = resumable_checkpoints(config, directory);
-  const std::unique_ptr<Job> job =
-      open_job(config, line, PlanPurpose::kTrain, directory, saved_numerics(saved));
+  const std::vector<FoundCheckpoint> saved = find_saved(ranks, config, directory);
+  const auto job = open_job(config, line, PlanPurpose::kTrain, directory, saved_numerics(saved), &ranks);
   files.begin(*job);
   log_line(print_plan(job->plan));
-  ReservedSpace space(files.path("."), model_bytes(*job));
+  ReservedSpace space(files.path("."), ranks.leads() ? model_bytes(*job) : 0);
 
   // Text becomes tokens once; a second start finds them. The first example shows what will be learnt.
-  JobData data = open_data(*job, [&] { return control.stop_requests() > 0; });
-  show_data(data);
+  JobData data = open_data(
+      *job, [&] { return control.stop_requests() > 0; }, &ranks);
+  take_data(data, files, *job);
   const std::vector<Batch> held_out = data.loader->eval_batches();
+  const Samples samples(*job);
   const int64_t steps = total_steps(config, *data.loader);
 
   // From here on every byte has its home: weights, gradients, optimizer state and the arena.
-  const std::unique_ptr<Rank> rank = make_rank(*job, true, trace ? &*trace : nullptr);
-  if (!rank->off_device().description().empty()) log_line("offload: " + rank->off_device().description());
-  MetricsFile metrics(files.path("metrics.jsonl"));
-  Trainer trainer(*rank, *data.loader, config,
-                  {.total_steps = steps,
-                   .sol_seconds = [&](const StepWork& work) { return necessary_seconds(*job, work); }},
-                  metrics);
+  const std::unique_ptr<Rank> rank = make_rank(*job, true, trace ? &*trace : nullptr, &ranks);
+  show_offload(*rank);
+  const std::unique_ptr<EventFile> events = files.events(config.log);
+  MetricsFile metrics(ranks.leads() ? files.path("metrics.jsonl") : "", events.get());
+  HardwareLimit limit(*job);
+  Trainer trainer(*rank, *data.loader, config, {.total_steps = steps, .sol_share = std::ref(limit)}, metrics);
 
   // The run begins, or goes on from the newest checkpoint that is whole.
-  Checkpoints checkpoints(*job, directory, static_cast<int>(line.integer("--lock-fd").value_or(-1)));
+  Checkpoints checkpoints(*job, directory, lock_of(line), ranks.group());
   if (saved.empty() || job->model.adapter) load_rank(*job, *rank);
   metrics.keep(saved.empty() ? 0 : checkpoints.restore(saved, *rank, trainer));
-  if (!held_out.empty() && saved.empty()) evaluate_and_record(*rank, held_out, 0, metrics);
+  const Judge judge{*rank, held_out, samples, metrics};
+  if (saved.empty()) judge.at(0);
 
   // The loop. Whoever asks for a stop lets the step at hand finish.
-  Progress progress(config, steps);
+  Progress progress(config, steps, !held_out.empty());
+  progress.begin(job->stream.device == DeviceType::kCuda);
   const auto publish = [&] {
-    control.publish({.step = trainer.steps(),
-                     .repeat = trainer.steps() - checkpoints.newest_step(),
-                     .checkpoint = checkpoints.newest(),
-                     .reason = stop.reason()});
+    if (ranks.own_door()) control.publish(record_of(trainer, checkpoints, stop));
   };
-  TrainerHooks hooks;
-  hooks.stop_requested = [&] { return stop.requested(); };
+  TrainerHooks hooks;  // all leave after the same step: that one is agreed on
+  hooks.stop_requested = [&] { return ranks.any("stop", stop.requested()); };
   hooks.on_step = [&](const StepRow& row) {
     stop.expect(row.step_ms / 1e3, checkpoints.expected_seconds());
-    progress.show(row);
+    progress.show(row, checkpoints.seconds_since_save());
     publish();
     files.running(row.step);
   };
   hooks.after_step = [&](bool best) {
-    if (trainer.steps() < steps && checkpoints.due(trainer, best)) checkpoints.save(*rank, trainer, metrics);
+    save_beside(*rank, trainer, steps, best, metrics, checkpoints);
     publish();
   };
-  if (!held_out.empty()) {
-    hooks.evaluate = [&](int64_t step) { return evaluate_and_record(*rank, held_out, step, metrics).loss; };
-  }
+  judge.set(hooks);
   const auto train = [&] { return train_or_go_back(*job, *rank, trainer, hooks, metrics, checkpoints); };
-  const TrainerResult result = train_or_save(trainer, train, [&] {
+  const TrainerResult result = train_or_save(ranks.count(), trainer, train, [&] {
     save_model(files, *job, *rank, space, trainer.steps());
     return files.path("model");
   });
   progress.finish(result);
+  if (ranks.leads()) limit.keep();
   if (trace) trace->write();  // a run too short to have done so
 
   if (result.stopped) {
-    leave(line.positional[0], stop, *rank, trainer, steps, metrics, checkpoints);
+    leave(line, stop, *rank, trainer, steps, metrics, checkpoints);
     publish();
     return Exit::kStopped;
   }
   // The trained model appears in one step, complete or not at all. It is worth more than what follows.
-  save_model(files, *job, *rank, space, result.steps);
-  if (!held_out.empty()) evaluate_and_record(*rank, held_out, result.steps, metrics);
-  log_line("peak resident memory " + format_peak(job->plan, result.device_bytes));
+  const std::string source = result_source(*job, result.early, *rank, trainer, metrics, checkpoints);
+  save_model(files, *job, *rank, space, result.steps, source);
+  if (!result.early) judge.at(result.steps);  // one that ended early has just been judged
+  show_result(job->plan, job->model.adapter.has_value(), result, directory);
   return Exit::kDone;
+}
+
+// Says so to people, the other ranks and the door.
+Exit end_with(const Error& error, Ranks& ranks, Control& control) {
+  // First of all: once the others have ended because of this, not much time is left.
+  std::fputs(error.report().c_str(), stderr);
+  ranks.tell(error);
+  if (ranks.own_door()) {
+    RankRecord last = control.latest();
+    last.exit_code = static_cast<int>(error.code());
+    control.publish(last);
+  }
+  return error.code();
 }
 
 }  // namespace
 
 Exit run_training(const CommandLine& line) {
   Control control = Control::attach(static_cast<int>(line.integer("--control-fd").value()));
+  // This process and the others that share the run; as a rule there are none.
+  Ranks ranks(line);
   try {
-    return train(line, control);
+    const Exit end = train(line, control, ranks);
+    ranks.leave();
+    return end;
   } catch (const Error& error) {
-    RankRecord last = control.latest();
-    last.exit_code = static_cast<int>(error.code());
-    control.publish(last);
-    throw;
+    return end_with(error, ranks, control);
+  } catch (const std::exception& error) {
+    return end_with(library_error(error), ranks, control);
   }
 }
 

@@ -6,7 +6,8 @@
 
 namespace lm {
 
-// `train CONFIG --run-dir DIR --control-fd FD ...`, as the door hands it on. Returns kDone or kStopped.
+// `train CONFIG --run-dir DIR --control-fd FD ...`, as the door hands it on. Returns kDone or kStopped, or
+// the code of an error that it has printed.
 Exit run_training(const CommandLine& line);
 
 }  // namespace lm

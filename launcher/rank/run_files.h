@@ -5,31 +5,49 @@
 #include <string>
 
 #include "launcher/rank/job.h"
+#include "train/event_file.h"
 #include "weights/weight_source.h"
 
 namespace lm {
 
 class RunFiles {
  public:
-  explicit RunFiles(std::string directory) : directory_(std::move(directory)) {}
+  // `writes`: one of a run's ranks does; of the others nothing is written, whatever is called.
+  explicit RunFiles(std::string directory, bool writes = true)
+      : directory_(std::move(directory)), writes_(writes) {}
   std::string path(const std::string& name) const { return directory_ + "/" + name; }
 
   // numerics.json, config.toml (every `auto` as resolved), plan.txt, plan.json; later lines of the log also
   // go to log.txt.
   void begin(const Job& job) const;
+  // chat_template.jinja, where the trained model's is not its base's.
+  void keep_template(const Job& job) const;
   void running(int64_t step) const;
-  // <run>/model: a Hugging Face directory, or a PEFT adapter. Replaces an earlier one in one step.
-  void write_model(const Job& job, Rank& rank) const;
+  // <run>/tensorboard, where log.tensorboard asks for it; null where it does not.
+  std::unique_ptr<EventFile> events(const LogConfig& log) const;
+  // <run>/model: a Hugging Face directory, or a PEFT adapter. Replaces an earlier one in one step. All ranks
+  // call; where weights are in shards, out of a checkpoint of the rank's state.
+  void write_model(const Job& job, Rank& rank, const std::string& checkpoint = "") const;
 
  private:
   std::string directory_;
+  bool writes_;
 };
 
 // The run's configuration with its `auto` keys replaced by what the plan chose.
 Config resolved_config(const Job& job, const std::string& directory);
 
-// The rank's model, or its adapter, into `output`.
-void export_rank(const Job& job, Rank& rank, const std::string& output, bool replace);
+// The rank's model, or its adapter, into `output`. `masters`: of every trained element, by block, where the
+// rank has not all of them.
+void export_rank(const Job& job, Rank& rank, const std::string& output, bool replace,
+                 const std::vector<std::vector<float>>& masters = {});
+
+// Whether no rank has the whole of what is trained.
+bool trains_in_shards(const Job& job);
+
+inline constexpr char kChatTemplate[] = "chat_template.jinja";
+// The chat template of what was trained, a run or an adapter; "": its base model's own.
+std::string own_template(const Subject& subject);
 
 struct ExportRequest {
   std::string output;

@@ -89,6 +89,7 @@ int64_t model_bytes(const Job& job) {
 }
 
 ReservedSpace::ReservedSpace(const std::string& directory, int64_t bytes) {
+  if (bytes == 0) return;
   const int64_t free = free_disk_bytes(directory);
   const std::string short_of = format_bytes(free) + " are free";
   if (free < bytes) refuse(directory, bytes, short_of);
@@ -107,11 +108,13 @@ void ReservedSpace::release() {
   fd_ = -1;
 }
 
-void save_model(const RunFiles& files, const Job& job, Rank& rank, ReservedSpace& space, int64_t step) {
+void save_model(const RunFiles& files, const Job& job, Rank& rank, ReservedSpace& space, int64_t step,
+                const std::string& checkpoint) {
   space.release();
   try {
-    return files.write_model(job, rank);
+    return files.write_model(job, rank, checkpoint);
   } catch (const Error& error) {
+    if (rank.group().ranks() > 1) throw;  // the others are no longer with us
     const std::string wanted = files.path("model"), found = write_elsewhere(job, rank);
     ErrorText text = error.text();
     text.what = "the trained model cannot be written: " + text.what;

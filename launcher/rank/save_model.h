@@ -30,6 +30,8 @@ class ReservedSpace {
 // Writes <run>/model in the room that `space` gives up. If that fails, writes it below the first directory
 // with room among offload.paths, the user's cache, /var/tmp and /tmp, and throws the failure, which then says
 // where the model is and how to move it. `step`: done.
-void save_model(const RunFiles& files, const Job& job, Rank& rank, ReservedSpace& space, int64_t step);
+// `checkpoint`: as RunFiles::write_model says.
+void save_model(const RunFiles& files, const Job& job, Rank& rank, ReservedSpace& space, int64_t step,
+                const std::string& checkpoint = "");
 
 }  // namespace lm

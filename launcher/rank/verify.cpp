@@ -2,10 +2,14 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "base/log.h"
 #include "checkpoint/restore.h"
 #include "config/config_text.h"
 #include "launcher/environment.h"
+#include "launcher/rank/job.h"
 #include "launcher/rank/rank_commands.h"
+#include "launcher/recorded.h"
+#include "weights/adapter_files.h"
 #include "weights/verify.h"
 
 namespace lm {
@@ -31,19 +35,33 @@ VerifyResult verify_checkpoint(const std::string& directory) {
   return result;
 }
 
+std::optional<ModelSpec> find_base(const std::string& name) {
+  std::string directory;
+  try {
+    directory = resolve_model(name, read_environment());
+  } catch (const Error&) {
+    log_note("FILE-21",
+             "the adapter is not compared with its base model, which is not here: \"" + name + "\"");
+    return std::nullopt;
+  }
+  return read_model_spec(directory);
+}
+
 }  // namespace
 
 Exit verify_command(const CommandLine& line) {
   namespace fs = std::filesystem;
   const std::string& what = line.positional[0];
-  const bool run = fs::exists(fs::path(what) / "model") && fs::exists(fs::path(what) / "config.toml");
-  const bool adapter = fs::exists(fs::path(what) / "adapter_config.json");
-  const bool checkpoint = fs::exists(fs::path(what) / kManifestName);
-  const std::string directory = checkpoint ? ""
-                                : run      ? what + "/model"
-                                : adapter  ? what
-                                           : resolve_model(what, read_environment());
-  const VerifyResult result = checkpoint ? verify_checkpoint(what) : verify_model(directory);
+  const auto has = [](const std::string& directory, const char* file) {
+    return fs::exists(fs::path(directory) / file);
+  };
+  const bool model = has(what, kAdapterConfig) || has(what, kManifestName);
+  // Of a run its trained model, or what there is of it.
+  const std::string subject = model                  ? what
+                              : run_of(what).empty() ? resolve_model(what, read_environment())
+                                                     : open_subject(what).trained;
+  const VerifyResult result =
+      has(subject, kManifestName) ? verify_checkpoint(subject) : verify_model(subject, find_base);
   if (line.has("--json")) {
     nlohmann::ordered_json json = {
         {"ok", result.ok}, {"weights_hash", result.weights_hash}, {"files", result.files}};

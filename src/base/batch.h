@@ -22,12 +22,13 @@ struct Batch {
   int64_t documents() const { return static_cast<int64_t>(document_start.size()) - 1; }
 };
 
-// The micro-batches of one optimizer step. `target_tokens` counts targets >= 0 over all of them (and all
+// A rank's micro-batches of one optimizer step. `target_tokens` counts targets >= 0 over all of them (and all
 // ranks), `target_weight` is the sum of their weights where they have some. The loss is the sum of weight *
 // nll divided by that of the weights, which is known before the step starts.
 struct StepBatches {
   std::vector<Batch> micro;
   int64_t target_tokens = 0;
+  int64_t tokens = 0;                        // over all ranks, too
   std::optional<double> target_weight = {};  // unset: 1 for each target
   double divisor() const { return target_weight.value_or(static_cast<double>(target_tokens)); }
 };

@@ -24,6 +24,7 @@ enum class Exit : int {
   kDeviceMemory = 30,
   kHostMemory = 31,
   kPeerLost = 40,
+  kNoProgress = 41,
   kNumerics = 50,
   kInternal = 70,
   kStopped = 75,

@@ -63,6 +63,9 @@ LM_HOST_DEVICE float exponential(float a) {
 LM_HOST_DEVICE float exponential_to_infinity(float a) {
   return exponential(a);
 }
+LM_HOST_DEVICE float select_less(float a, float b, float x, float y) {
+  return a < b ? x : y;
+}
 LM_HOST_DEVICE float one_nan(float a) {
   return a == a ? a : float_of(kNan);
 }

@@ -41,6 +41,14 @@ void warn_not_registered(const std::string& what, int64_t bytes, const std::stri
 // What of host memory loading and saving take on a GPU; the plan counts it.
 inline constexpr int64_t kStagingBytes = 64 * kMiB;
 
+// Of every rank, in memory that the ranks of a machine share: what they send to one another passes through
+// it.
+inline constexpr int64_t kRankStagingBytes = 8 * kMiB;
+
+// The same on a GPU, for what has come from other GPUs to be added: of eight ranks 8 MiB each, long enough
+// for a link's rate.
+inline constexpr int64_t kDeviceRankStagingBytes = 64 * kMiB;
+
 class Staging {
  public:
   // The buffer is made when the first bytes need it.

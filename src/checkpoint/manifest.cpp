@@ -17,8 +17,6 @@
 namespace lm {
 namespace {
 
-// 80 bytes for each 4 MiB of state: that of a terabyte fits in 20 MiB.
-constexpr int64_t kMostManifestBytes = 256 * kMiB;
 constexpr std::string_view kFormat = "lmlaunch checkpoint";
 constexpr std::string_view kSeal = ",\n\"checksum\": \"";  // the text's last key, and 32 digits
 constexpr std::string_view kEnd = "\"\n}\n";

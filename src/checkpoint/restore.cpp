@@ -1,14 +1,20 @@
 #include "checkpoint/restore.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <filesystem>
 #include <mutex>
 #include <thread>
 
+#include "base/bytes.h"
 #include "base/log.h"
+#include "checkpoint/shard_writer.h"
 #include "config/config_text.h"
 #include "offload/checksum.h"
 #include "offload/io_failure.h"
@@ -19,15 +25,51 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Calls body(i) for each i below `count`; the first exception is thrown when all threads have ended.
-void each_in_parallel(size_t count, int threads, const std::function<void(size_t)>& body) {
+// What direct transfers want of offsets, sizes and memory.
+constexpr int64_t kAlignment = 4096;
+// Read by one call, of neighbouring chunks; no chunk is longer.
+constexpr int64_t kMostAtOnce = ShardWriter::kChunk;
+
+bool aligned(const void* memory) {
+  return reinterpret_cast<uintptr_t>(memory) % kAlignment == 0;
+}
+
+}  // namespace
+
+// Aligned memory of a thread, as large as was ever asked for.
+class CheckpointReader::Scratch {
+ public:
+  std::span<std::byte> of(int64_t bytes) {
+    if (bytes > bytes_) {
+      bytes_ = round_up(bytes, kAlignment);
+      memory_.reset(static_cast<std::byte*>(std::aligned_alloc(kAlignment, static_cast<size_t>(bytes_))));
+      if (memory_ == nullptr) throw std::bad_alloc();
+    }
+    return {memory_.get(), static_cast<size_t>(bytes)};
+  }
+
+ private:
+  struct Free {
+    void operator()(std::byte* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<std::byte, Free> memory_;
+  int64_t bytes_ = 0;
+};
+
+namespace {
+
+// Calls body(i, the thread's memory) for each i below `count`; the first exception is thrown when all threads
+// have ended.
+template <class Scratch>
+void each_in_parallel(size_t count, int threads, const std::function<void(size_t, Scratch&)>& body) {
   std::atomic<size_t> next{0};
   std::mutex mutex;
   std::exception_ptr failure;
   const auto work = [&] {
+    Scratch scratch;
     for (size_t i = next++; i < count; i = next++) {
       try {
-        body(i);
+        body(i, scratch);
       } catch (...) {
         const std::lock_guard lock(mutex);
         if (!failure) failure = std::current_exception();
@@ -56,9 +98,15 @@ std::vector<std::string> names_in(const std::string& directory) {
 }  // namespace
 
 CheckpointReader::CheckpointReader(std::string directory, int threads)
-    : directory_(std::move(directory)), manifest_(read_manifest(directory_)), threads_(threads) {
-  for (const CheckpointFile& file : manifest_.files) files_.emplace_back(directory_ + "/" + file.name);
-  for (const SavedArray& array : manifest_.arrays) arrays_[array.name] = &array;
+    : directory_(std::move(directory)),
+      manifest_(read_manifest(directory_)),
+      threads_(std::max(threads, kReaders)) {
+  for (const CheckpointFile& file : manifest_.files) {
+    files_.emplace_back(directory_ + "/" + file.name);
+    direct_.emplace_back(files_.back().path());
+  }
+  for (const SavedArray& array : manifest_.arrays) arrays_[array.name].push_back(&array);
+  for (auto& [name, parts] : arrays_) std::ranges::sort(parts, {}, &SavedArray::first);
   check_headers();
 }
 
@@ -72,72 +120,163 @@ void CheckpointReader::check_headers() const {
     for (const FileChunk& chunk : manifest_.files[f].chunks) {
       if (chunk.offset >= first) break;
       std::vector<std::byte> bytes(static_cast<size_t>(chunk.bytes));
-      read_chunk(f, chunk, bytes);
+      read_chunks(f, {&chunk, 1}, bytes);
     }
   }
 }
 
 const SavedArray* CheckpointReader::find(const std::string& array) const {
   const auto found = arrays_.find(array);
-  return found == arrays_.end() ? nullptr : found->second;
+  return found == arrays_.end() ? nullptr : found->second.front();
 }
 
-void CheckpointReader::read_chunk(size_t file, const FileChunk& chunk, std::span<std::byte> bytes) const {
+void CheckpointReader::read_chunks(size_t file, std::span<const FileChunk> chunks,
+                                   std::span<std::byte> bytes) const {
+  const int64_t begin = chunks.front().offset;
   try {
-    files_[file].read_at(chunk.offset, bytes);
+    if (!read_direct(file, begin, bytes)) files_[file].read_at(begin, bytes);
   } catch (const Error& error) {
     if (error.code() == Exit::kInput) throw Error(Exit::kIntegrity, error.text());  // it was longer
     throw;
   }
-  const uint64_t found = chunk_checksum(bytes);
-  if (found == chunk.checksum) return;
-  throw Error(Exit::kIntegrity, {.area = "INT-07",
-                                 .what = "bytes are not those that were saved: checksum " +
-                                         checksum_text(found) + ", expected " + checksum_text(chunk.checksum),
-                                 .place = files_[file].path() + ", offset " + std::to_string(chunk.offset) +
-                                          ", " + std::to_string(chunk.bytes) + " bytes",
-                                 .next = "check the disk; an earlier checkpoint may be whole",
-                                 .kept = "the other checkpoints"});
+  read_bytes_ += std::ssize(bytes);
+  for (const FileChunk& chunk : chunks) {
+    const uint64_t found = chunk_checksum(
+        bytes.subspan(static_cast<size_t>(chunk.offset - begin), static_cast<size_t>(chunk.bytes)));
+    if (found == chunk.checksum) continue;
+    throw Error(Exit::kIntegrity,
+                {.area = "INT-07",
+                 .what = "bytes are not those that were saved: checksum " + checksum_text(found) +
+                         ", expected " + checksum_text(chunk.checksum),
+                 .place = files_[file].path() + ", offset " + std::to_string(chunk.offset) + ", " +
+                          std::to_string(chunk.bytes) + " bytes",
+                 .next = "check the disk; an earlier checkpoint may be whole",
+                 .kept = "the other checkpoints"});
+  }
 }
 
-void CheckpointReader::read(const std::string& array, int64_t offset, std::span<std::byte> bytes) {
-  const SavedArray* const saved = find(array);
-  const int64_t first = saved == nullptr ? 0 : saved->first * static_cast<int64_t>(dtype_size(saved->dtype));
-  if (saved == nullptr || offset < first || offset + std::ssize(bytes) > first + saved->bytes()) {
-    throw Error(Exit::kIncompatible,
-                {.area = "CKPT-26",
-                 .what = "the checkpoint does not have " + array + (saved == nullptr ? "" : " of this size"),
-                 .place = directory_,
-                 .next = "start with the configuration that it was saved with, or in another run.dir",
-                 .kept = "the checkpoint"});
+CheckpointReader::DirectFile::DirectFile(const std::string& path)
+    : descriptor(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_DIRECT)) {}
+
+CheckpointReader::DirectFile::~DirectFile() {
+  if (descriptor >= 0) ::close(descriptor);
+}
+
+// False where a whole aligned transfer is not what comes: the page cache's way says why, if there is a
+// reason.
+bool CheckpointReader::read_direct(size_t file, int64_t offset, std::span<std::byte> bytes) const {
+  const int fd = direct_[file].descriptor;
+  if (fd < 0 || offset % kAlignment != 0 || std::ssize(bytes) % kAlignment != 0 || !aligned(bytes.data()))
+    return false;
+  for (size_t done = 0; done < bytes.size();) {
+    const ssize_t n =
+        ::pread(fd, bytes.data() + done, bytes.size() - done, offset + static_cast<int64_t>(done));
+    if (n <= 0 || n % kAlignment != 0) return false;
+    done += static_cast<size_t>(n);
   }
-  const std::vector<FileChunk>& chunks = manifest_.files[saved->file].chunks;
-  const int64_t begin = saved->offset + offset - first, end = begin + std::ssize(bytes);
+  return true;
+}
+
+// The chunks that hold the part, of each of the ranks' shards that it lies in.
+void CheckpointReader::add_pieces(const Part& part, std::vector<Piece>& out) const {
+  const auto shards = arrays_.find(part.array);
+  int64_t at = part.offset;  // of the whole array; what comes before has been found
+  const int64_t end = part.offset + std::ssize(part.bytes);
+  for (size_t s = 0; shards != arrays_.end() && s < shards->second.size() && at < end; ++s) {
+    const SavedArray& saved = *shards->second[s];
+    const int64_t first = saved.first * static_cast<int64_t>(dtype_size(saved.dtype));
+    const int64_t here = std::min(end, first + saved.bytes()) - at;
+    if (at < first || here <= 0) continue;
+    const auto skip = static_cast<size_t>(at - part.offset);
+    add_chunks(saved, at - first, part.bytes.subspan(skip, static_cast<size_t>(here)), out);
+    at += here;
+  }
+  if (at == end) return;
+  throw Error(Exit::kIncompatible,
+              {.area = "CKPT-26",
+               .what = "the checkpoint does not have " + part.array +
+                       (shards == arrays_.end() ? "" : " of this size"),
+               .place = directory_,
+               .next = "start with the configuration that it was saved with, or in another run.dir",
+               .kept = "the checkpoint"});
+}
+
+void CheckpointReader::add_chunks(const SavedArray& saved, int64_t offset, std::span<std::byte> bytes,
+                                  std::vector<Piece>& out) const {
+  const std::vector<FileChunk>& chunks = manifest_.files[saved.file].chunks;
+  const int64_t begin = saved.offset + offset, end = begin + std::ssize(bytes);
   auto chunk = std::ranges::upper_bound(chunks, begin, {}, &FileChunk::offset);
-  const auto from = static_cast<size_t>(std::max<int64_t>(chunk - chunks.begin() - 1, 0));
-  const auto to =
-      static_cast<size_t>(std::ranges::lower_bound(chunks, end, {}, &FileChunk::offset) - chunks.begin());
-  each_in_parallel(to - from, threads_, [&](size_t i) {
-    const FileChunk& here = chunks[from + i];
-    const int64_t a = std::max(begin, here.offset), b = std::min(end, here.offset + here.bytes);
-    if (a >= b) return;
-    std::byte* const out = bytes.data() + (a - begin);
-    const auto part = static_cast<size_t>(b - a);
-    if (b - a == here.bytes) return read_chunk(saved->file, here, {out, part});
-    std::vector<std::byte> whole(static_cast<size_t>(here.bytes));
-    read_chunk(saved->file, here, whole);
-    std::memcpy(out, whole.data() + (a - here.offset), part);
+  if (chunk != chunks.begin()) --chunk;
+  for (; chunk != chunks.end() && chunk->offset < end; ++chunk) {
+    const int64_t a = std::max(begin, chunk->offset), b = std::min(end, chunk->offset + chunk->bytes);
+    if (a < b)
+      out.push_back({.file = saved.file,
+                     .chunk = *chunk,
+                     .skip = a - chunk->offset,
+                     .bytes = bytes.subspan(static_cast<size_t>(a - begin), static_cast<size_t>(b - a))});
+  }
+}
+
+void CheckpointReader::read_pieces(std::span<const Piece> pieces) const {
+  // Where runs begin: of chunks that are neighbours, or the same, and together not too long.
+  std::vector<size_t> starts;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const Piece& piece = pieces[i];
+    const bool first = starts.empty();
+    const Piece &head = pieces[first ? i : starts.back()], &before = pieces[first ? i : i - 1];
+    const bool joins =
+        !first && piece.file == before.file &&
+        (piece.chunk.offset == before.chunk.offset || piece.chunk.offset == before.chunk.end()) &&
+        piece.chunk.end() - head.chunk.offset <= kMostAtOnce;
+    if (!joins) starts.push_back(i);
+  }
+  starts.push_back(pieces.size());
+  each_in_parallel<Scratch>(starts.size() - 1, threads_, [&](size_t i, Scratch& scratch) {
+    read_run(pieces.subspan(starts[i], starts[i + 1] - starts[i]), scratch);
   });
 }
 
-void CheckpointReader::verify() {
-  for (size_t f = 0; f < files_.size(); ++f) {
-    const std::vector<FileChunk>& chunks = manifest_.files[f].chunks;
-    each_in_parallel(chunks.size(), threads_, [&](size_t i) {
-      std::vector<std::byte> bytes(static_cast<size_t>(chunks[i].bytes));
-      read_chunk(f, chunks[i], bytes);
-    });
+void CheckpointReader::read_run(std::span<const Piece> run, Scratch& scratch) const {
+  std::vector<FileChunk> chunks;
+  std::byte* const memory = run.front().bytes.data();
+  const int64_t begin = run.front().chunk.offset;
+  bool in_place = aligned(memory);  // all of it goes there as it comes
+  for (const Piece& piece : run) {
+    in_place = in_place && std::ssize(piece.bytes) == piece.chunk.bytes &&
+               piece.bytes.data() == memory + (piece.chunk.offset - begin);
+    if (chunks.empty() || chunks.back().offset != piece.chunk.offset) chunks.push_back(piece.chunk);
   }
+  const int64_t bytes = chunks.back().end() - begin;
+  if (in_place) return read_chunks(run.front().file, chunks, {memory, static_cast<size_t>(bytes)});
+  const std::span<std::byte> whole = scratch.of(bytes);
+  read_chunks(run.front().file, chunks, whole);
+  for (const Piece& piece : run)
+    std::memcpy(piece.bytes.data(), whole.data() + (piece.chunk.offset - begin) + piece.skip,
+                piece.bytes.size());
+}
+
+void CheckpointReader::read(const std::string& array, int64_t offset, std::span<std::byte> bytes) {
+  const Part part{array, offset, bytes};
+  read({&part, 1});
+}
+
+void CheckpointReader::read(std::span<const Part> parts) {
+  std::vector<Piece> pieces;
+  for (const Part& part : parts) add_pieces(part, pieces);
+  // As they lie in the files.
+  std::ranges::sort(pieces, [](const Piece& a, const Piece& b) {
+    return std::pair(a.file, a.chunk.offset) < std::pair(b.file, b.chunk.offset);
+  });
+  read_pieces(pieces);
+}
+
+void CheckpointReader::verify() {
+  std::vector<Piece> all;  // that go nowhere
+  for (size_t f = 0; f < files_.size(); ++f) {
+    for (const FileChunk& chunk : manifest_.files[f].chunks)
+      all.push_back({.file = f, .chunk = chunk, .skip = 0, .bytes = {}});
+  }
+  read_pieces(all);
 }
 
 std::vector<FoundCheckpoint> find_checkpoints(const std::string& directory) {

@@ -2,9 +2,11 @@
 // checksum before anyone uses it. One thread.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -14,26 +16,57 @@
 
 namespace lm {
 
-// A checkpoint's state, in any order. Chunks are read and compared by `threads` threads.
+// A checkpoint's state, in any order. Chunks are read past the page cache, and compared, by `threads`
+// threads, at least kReaders.
 class CheckpointReader : public StateReader {
  public:
+  // Under way at once, so that a disk is kept busy while others compare; each has a chunk of memory.
+  static constexpr int kReaders = 4;
+
   // Throws as read_manifest does, and Error(22) where a file's header is not as it was saved.
   explicit CheckpointReader(std::string directory, int threads = 1);
   const Manifest& manifest() const { return manifest_; }
   const std::string& directory() const { return directory_; }
-  const SavedArray* find(const std::string& array) const;  // null: not there
+  const SavedArray* find(const std::string& array) const;  // its first part; null: not there
   void read(const std::string& array, int64_t offset, std::span<std::byte> bytes) override;
+  void read(std::span<const Part> parts) override;
   // Compares every byte of every file; what is wrong is thrown, Error(22).
   void verify();
+  int64_t read_bytes() const { return read_bytes_; }  // of files, so far
 
  private:
+  struct DirectFile {
+    explicit DirectFile(const std::string& path);
+    DirectFile(DirectFile&& other) noexcept : descriptor(std::exchange(other.descriptor, -1)) {}
+    DirectFile& operator=(DirectFile&&) = delete;
+    ~DirectFile();
+    int descriptor;  // -1: its file system has no direct transfers
+  };
+  // Where a piece of a chunk goes.
+  struct Piece {
+    size_t file = 0;
+    FileChunk chunk;
+    int64_t skip = 0;  // bytes of the chunk before it
+    std::span<std::byte> bytes;
+  };
   void check_headers() const;
-  void read_chunk(size_t file, const FileChunk& chunk, std::span<std::byte> bytes) const;
+  void add_pieces(const Part& part, std::vector<Piece>& out) const;
+  // Bytes of a saved part from byte `offset` of it.
+  void add_chunks(const SavedArray& saved, int64_t offset, std::span<std::byte> bytes,
+                  std::vector<Piece>& out) const;
+  class Scratch;
+  void read_run(std::span<const Piece> run, Scratch& scratch) const;
+  void read_pieces(std::span<const Piece> pieces) const;
+  // Neighbours.
+  void read_chunks(size_t file, std::span<const FileChunk> chunks, std::span<std::byte> bytes) const;
+  bool read_direct(size_t file, int64_t offset, std::span<std::byte> bytes) const;
   std::string directory_;
   Manifest manifest_;
   std::vector<File> files_;
-  std::map<std::string, const SavedArray*> arrays_;
+  std::vector<DirectFile> direct_;                                // the same
+  std::map<std::string, std::vector<const SavedArray*>> arrays_;  // parts, as ranks have saved them, in order
   int threads_;
+  mutable std::atomic<int64_t> read_bytes_ = 0;
 };
 
 // What is in a directory of checkpoints, newest first. Those that have no whole manifest say why.

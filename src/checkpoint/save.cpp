@@ -21,7 +21,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kShard[] = "rank00000.safetensors";
+std::string shard_name(int rank) {
+  char name[32];
+  std::snprintf(name, sizeof name, "rank%05d.safetensors", rank);
+  return name;
+}
 
 // The name and the directories above it last longer than the process.
 void make_directories(const std::string& path) {
@@ -59,30 +63,60 @@ int64_t checkpoint_bytes(const StateCatalogue& catalogue) {
   return bytes;
 }
 
-Save::Save(const SaveSetup& setup) : path_(setup.directory + "/" + checkpoint_name(setup.step)) {
-  make_directories(setup.directory);
-  check_room(setup.directory, checkpoint_bytes(setup.catalogue));
+Save::Save(const SaveSetup& setup)
+    : group_(setup.group != nullptr ? *setup.group : alone_),
+      path_(setup.directory + "/" + checkpoint_name(setup.step)) {
+  list(setup.catalogue);
   std::vector<TensorInfo> tensors;
-  for (const StateEntry& entry : setup.catalogue) {
-    if (entry.unit < 0 || !places_.emplace(entry.name, arrays_.size()).second) continue;
-    arrays_.push_back({.name = entry.name, .dtype = entry.dtype, .elements = entry.shape.front()});
-    tensors.push_back({entry.name, entry.dtype, entry.shape});
+  for (const SavedArray& array : arrays_) {
+    const bool part = places_.at(array.name).size() > 1 || group_.ranks() > 1;
+    const std::string name = part ? array.name + "." + std::to_string(array.first) : array.name;
+    tensors.push_back({name, array.dtype, {array.elements}});
   }
-  const std::string temporary = path_ + ".tmp-" + random_name();
-  if (::mkdir(temporary.c_str(), 0777) != 0)
-    throw disk_error(errno, "cannot create the directory", temporary);
-  temporary_ = temporary;
+  together(group_, "a checkpoint's directory", [&] {
+    if (group_.rank() == 0)
+      make_directory(setup.directory, checkpoint_bytes(setup.catalogue) * group_.ranks());
+  });
+  temporary_ = gather_texts(group_, "a checkpoint's name", temporary_).front();
   try {
-    shard_ = std::make_unique<ShardWriter>(ShardSetup{.path = temporary_ + "/" + kShard,
-                                                      .arrays = std::move(tensors),
-                                                      .engine = setup.engine,
-                                                      .make_engine = setup.make_engine});
+    together(group_, "a checkpoint's file", [&] {
+      shard_ = std::make_unique<ShardWriter>(ShardSetup{.path = temporary_ + "/" + shard_name(group_.rank()),
+                                                        .arrays = std::move(tensors),
+                                                        .ranks = group_.ranks(),
+                                                        .engine = setup.engine,
+                                                        .make_engine = setup.make_engine});
+    });
   } catch (...) {
     std::error_code ignored;
     fs::remove_all(temporary_, ignored);
     throw;
   }
   for (size_t i = 0; i < arrays_.size(); ++i) arrays_[i].offset = shard_->offset(i);
+}
+
+// Neighbours become one: of one rank's units the whole array.
+void Save::list(const StateCatalogue& catalogue) {
+  for (const StateEntry& entry : catalogue) {
+    if (entry.unit < 0) continue;
+    std::vector<size_t>& parts = places_[entry.name];
+    SavedArray* const last = parts.empty() ? nullptr : &arrays_[parts.back()];
+    if (last != nullptr && last->first + last->elements == entry.first) {
+      last->elements += entry.elements;
+      continue;
+    }
+    parts.push_back(arrays_.size());
+    arrays_.push_back(
+        {.name = entry.name, .dtype = entry.dtype, .first = entry.first, .elements = entry.elements});
+  }
+}
+
+void Save::make_directory(const std::string& directory, int64_t bytes) {
+  make_directories(directory);
+  check_room(directory, bytes);
+  const std::string temporary = path_ + ".tmp-" + random_name();
+  if (::mkdir(temporary.c_str(), 0777) != 0)
+    throw disk_error(errno, "cannot create the directory", temporary);
+  temporary_ = temporary;
 }
 
 Save::~Save() {
@@ -93,6 +127,14 @@ Save::~Save() {
 }
 
 void Save::write(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) {
+  write(entry, offset, bytes, false);
+}
+
+void Save::write_lasting(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) {
+  write(entry, offset, bytes, true);
+}
+
+void Save::write(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes, bool lasting) {
   if (entry.unit < 0) {
     int64_t value = 0;
     LM_CHECK(bytes.size() == sizeof value && offset == 0, entry.name);
@@ -100,16 +142,54 @@ void Save::write(const StateEntry& entry, int64_t offset, std::span<const std::b
     numbers_[entry.name] = value;
     return;
   }
-  const int64_t begin = entry.first * static_cast<int64_t>(dtype_size(entry.dtype));
-  shard_->write(places_.at(entry.name), begin + offset, bytes);
+  for (const size_t i : places_.at(entry.name)) {
+    const SavedArray& part = arrays_[i];
+    if (entry.first < part.first || entry.first >= part.first + part.elements) continue;
+    const int64_t begin = (entry.first - part.first) * static_cast<int64_t>(dtype_size(entry.dtype));
+    return shard_->write(i, begin + offset, bytes, lasting);
+  }
+  LM_CHECK(false, entry.name + " is not in the catalogue");
 }
 
 std::string Save::commit(Manifest manifest, const std::function<void()>& allowed) {
-  manifest.files = {shard_->finish()};
+  together(group_, "a checkpoint's file", [&] { manifest.files = {shard_->finish()}; });
   shard_.reset();
   manifest.arrays = arrays_;
   manifest.numbers = numbers_;
-  atomic_write_file(temporary_ + "/" + kManifestName, manifest_text(manifest));  // also syncs the directory
+  if (group_.ranks() > 1) add_others(manifest);
+  together(group_, "a checkpoint's commit", [&] {
+    if (group_.rank() == 0) publish(manifest, allowed);
+  });
+  temporary_.clear();
+  return path_;
+}
+
+void Save::add_others(Manifest& manifest) {
+  Manifest mine;
+  mine.files = manifest.files;
+  mine.arrays = manifest.arrays;
+  const std::vector<std::string> all = gather_texts(group_, "a checkpoint's files", manifest_text(mine));
+  for (size_t rank = 1; group_.rank() == 0 && rank < all.size(); ++rank) {
+    Manifest other = parse_manifest(all[rank], "rank " + std::to_string(rank));
+    manifest.files.push_back(std::move(other.files.front()));
+    for (SavedArray& array : other.arrays) {
+      array.file = rank;
+      manifest.arrays.push_back(std::move(array));
+    }
+  }
+}
+
+void Save::publish(const Manifest& manifest, const std::function<void()>& allowed) {
+  const std::string text = manifest_text(manifest);
+  if (std::ssize(text) > kMostManifestBytes) {
+    throw Error(Exit::kDoesNotFit, {.area = "CKPT-07",
+                                    .what = "the manifest would have " + format_bytes(std::ssize(text)) +
+                                            ", more than a reader takes",
+                                    .place = path_,
+                                    .next = "use fewer ranks",
+                                    .kept = ""});
+  }
+  atomic_write_file(temporary_ + "/" + kManifestName, text);  // also syncs the directory
   if (allowed) allowed();
   // An earlier checkpoint of this step gives way in one step, and goes when it is no longer needed.
   std::error_code error;
@@ -120,7 +200,6 @@ std::string Save::commit(Manifest manifest, const std::function<void()>& allowed
   const std::string earlier = std::exchange(temporary_, "");
   sync_directory(fs::path(path_).parent_path().string());
   if (again) fs::remove_all(earlier, error);
-  return path_;
 }
 
 }  // namespace lm

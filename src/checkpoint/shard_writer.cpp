@@ -36,14 +36,32 @@ int reserve(int fd, int64_t bytes) {
   return ::ftruncate(fd, bytes) == 0 ? 0 : errno;
 }
 
+// What is read is compared by whole chunks: so short that other ranks, whose shards begin anywhere in this
+// one, need not read much that is not theirs; and not shorter than is worth a checksum. The manifest names
+// them all: the more ranks share an array, the fewer each has.
+int64_t checked_bytes(int64_t array, int ranks) {
+  constexpr int64_t kOfAll = 1024, kFewest = 8, kMost = 512, kLeast = 64 * kKiB;
+  const int64_t parts = std::clamp(kOfAll / ranks, kFewest, kMost);
+  return std::clamp(round_up(array / parts, kAlignment), kLeast, ShardWriter::kChunk);
+}
+
+// Bytes and scales of coded state begin and end anywhere: its tiles cannot be transferred past the page
+// cache.
+bool has_pages_only(const std::vector<TensorInfo>& arrays) {
+  return std::ranges::all_of(arrays, [](const TensorInfo& array) {
+    return array.dtype != DType::kU8 && array.bytes() % kAlignment == 0;
+  });
+}
+
 }  // namespace
 
-// One file, open for direct transfers where its file system has them.
+// One file, open for direct transfers where they are wanted and its file system has them.
 class ShardWriter::Files : public IoFiles {
  public:
-  Files(std::string path, int64_t bytes) : path_(std::move(path)) {
+  Files(std::string path, int64_t bytes, bool direct)
+      : path_(std::move(path)), alignment_(direct ? kAlignment : 1) {
     constexpr int kFlags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC;
-    int fd = ::open(path_.c_str(), kFlags | O_DIRECT, 0666);
+    int fd = ::open(path_.c_str(), kFlags | (direct ? O_DIRECT : 0), 0666);
     if (fd < 0 && errno == EINVAL) fd = ::open(path_.c_str(), kFlags, 0666);
     if (fd < 0) throw disk_error(errno, "cannot create", path_);
     files_.push_back({.descriptor = fd, .bytes = bytes});
@@ -65,36 +83,36 @@ class ShardWriter::Files : public IoFiles {
 
   const std::vector<IoFile>& files() const override { return files_; }
   const std::string& path(int) const override { return path_; }
-  int64_t alignment() const override { return kAlignment; }
+  int64_t alignment() const override { return alignment_; }
 
  private:
   std::string path_;
+  int64_t alignment_;
   std::vector<IoFile> files_;
 };
 
-ShardWriter::ShardWriter(ShardSetup setup)
-    : setup_(std::move(setup)),
-      memory_(std::make_unique<PinnedPool>(DeviceType::kCpu, kMemory)),
-      written_(kBuffers, 0) {
+ShardWriter::ShardWriter(ShardSetup setup) : setup_(std::move(setup)) {
   const std::string header = safetensors_beginning(setup_.arrays, {{"format", "pt"}}, kAlignment);
   int64_t end = std::ssize(header);
   for (const TensorInfo& array : setup_.arrays) {
-    LM_CHECK(array.bytes() % kAlignment == 0, array.name);
     offsets_.push_back(std::exchange(end, end + array.bytes()));
   }
   offsets_.push_back(end);
+  buffers_.resize(static_cast<size_t>(save_buffers(end)));
+  memory_ = std::make_unique<PinnedPool>(DeviceType::kCpu, std::ssize(buffers_) * kChunk);
   file_.name = setup_.path.substr(setup_.path.rfind('/') + 1);
   file_.bytes = end;
-  files_ = std::make_unique<Files>(setup_.path, end);
+  const bool direct = has_pages_only(setup_.arrays);
+  files_ = std::make_unique<Files>(setup_.path, end, direct);
   std::memcpy(memory_->memory().data(), header.data(), kAlignment);
-  files_->try_direct(memory_->memory().first(kAlignment));
+  if (direct) files_->try_direct(memory_->memory().first(kAlignment));
   const auto make = [this] {
     const std::span<std::byte> buffers[] = {memory_->memory()};
     const EngineSetup engine{.files = files_->files(), .buffers = buffers, .depth = kDepth};
     return setup_.make_engine ? setup_.make_engine(engine) : make_engine(setup_.engine, engine, nullptr);
   };
   queue_ = std::make_unique<IoQueue>(*files_, make, kBlock);
-  put(0, std::as_bytes(std::span(header)));
+  put(0, std::as_bytes(std::span(header)), kChunk, false);
 }
 
 ShardWriter::~ShardWriter() {
@@ -108,27 +126,65 @@ ShardWriter::~ShardWriter() {
   [[maybe_unused]] const void* const stay[] = {queue_.release(), memory_.release(), files_.release()};
 }
 
-void ShardWriter::write(size_t array, int64_t offset, std::span<const std::byte> bytes) {
+void ShardWriter::write(size_t array, int64_t offset, std::span<const std::byte> bytes, bool lasting) {
   LM_CHECK(offset >= 0 && offset + std::ssize(bytes) <= setup_.arrays[array].bytes(),
            setup_.arrays[array].name);
-  LM_CHECK(offset % kAlignment == 0 && std::ssize(bytes) % kAlignment == 0, setup_.arrays[array].name);
-  put(offsets_[array] + offset, bytes);
+  LM_CHECK(offset % files_->alignment() == 0 && std::ssize(bytes) % files_->alignment() == 0,
+           setup_.arrays[array].name);
+  // Direct transfers want the memory's address aligned, too.
+  const bool in_place =
+      lasting && reinterpret_cast<uintptr_t>(bytes.data()) % static_cast<uintptr_t>(kAlignment) == 0;
+  put(offsets_[array] + offset, bytes, checked_bytes(setup_.arrays[array].bytes(), setup_.ranks), in_place);
 }
 
-void ShardWriter::put(int64_t offset, std::span<const std::byte> bytes) {
-  for (size_t done = 0; done < bytes.size();) {
+void ShardWriter::put(int64_t offset, std::span<const std::byte> bytes, int64_t checked, bool lasting) {
+  for (size_t done = 0; done < bytes.size(); done += kChunk) {
     const std::span<const std::byte> piece =
         bytes.subspan(done, std::min<size_t>(kChunk, bytes.size() - done));
-    std::byte* const buffer = memory_->memory().data() + static_cast<int64_t>(next_) * kChunk;
-    queue_->wait(written_[next_]);
+    const int64_t at = offset + static_cast<int64_t>(done);
+    if (lasting) {
+      const Ticket written = start(at, piece, checked);
+      const std::lock_guard lock(mutex_);
+      lasting_.push_back(written);
+      continue;
+    }
+    const size_t b = take_buffer();
+    std::byte* const buffer = memory_->memory().data() + static_cast<int64_t>(b) * kChunk;
+    queue_->wait(buffers_[b].written);
     std::memcpy(buffer, piece.data(), piece.size());
-    const int64_t at = offset + static_cast<int64_t>(done), size = std::ssize(piece);
-    file_.chunks.push_back({at, size, chunk_checksum({buffer, piece.size()})});
-    const Extent place{.pieces = {{.file = 0, .offset = at, .bytes = size}}, .bytes = size};
-    written_[next_] = queue_->write(place, buffer, size, "the checkpoint");
-    next_ = (next_ + 1) % kBuffers;
-    done += piece.size();
+    const Ticket written = start(at, {buffer, piece.size()}, checked);
+    const std::lock_guard lock(mutex_);
+    buffers_[b] = {.written = written, .filling = false};
   }
+}
+
+Ticket ShardWriter::start(int64_t at, std::span<const std::byte> piece, int64_t checked) {
+  const int64_t size = std::ssize(piece);
+  std::vector<FileChunk> chunks;
+  for (int64_t from = 0; from < size; from += checked) {
+    const int64_t length = std::min(checked, size - from);
+    chunks.push_back({at + from, length,
+                      chunk_checksum(piece.subspan(static_cast<size_t>(from), static_cast<size_t>(length)))});
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    file_.chunks.insert(file_.chunks.end(), chunks.begin(), chunks.end());
+  }
+  const Extent place{.pieces = {{.file = 0, .offset = at, .bytes = size}}, .bytes = size};
+  return queue_->write(place, piece.data(), size, "the checkpoint");
+}
+
+void ShardWriter::wait_lasting() {
+  for (const Ticket ticket : lasting_) queue_->wait(ticket);
+  lasting_.clear();
+}
+
+// The one that was given to the engine longest ago; nobody else fills it: there are more than writers.
+size_t ShardWriter::take_buffer() {
+  const std::lock_guard lock(mutex_);
+  while (buffers_[next_].filling) next_ = (next_ + 1) % buffers_.size();
+  buffers_[next_].filling = true;
+  return std::exchange(next_, (next_ + 1) % buffers_.size());
 }
 
 CheckpointFile ShardWriter::finish() {

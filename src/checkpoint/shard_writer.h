@@ -1,11 +1,13 @@
 // A rank's file of a checkpoint in the making: safetensors whose arrays may come in any order and in pieces,
 // as the updates of a step produce them. Bytes are copied into a few buffers, checksummed there and written
 // by the I/O engine past the page cache, so that whoever gives them may change them at once, and waits only
-// when all buffers are under way. One thread at a time calls.
+// when all buffers are under way. Bytes that last are written from where they lie. `write` may be called by
+// kWriters threads at once, the rest by one.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,13 +16,15 @@
 #include "offload/engines.h"
 #include "offload/io_queue.h"
 #include "offload/pinned.h"
+#include "plan/state_catalogue.h"
 #include "weights/safetensors.h"
 
 namespace lm {
 
 struct ShardSetup {
   std::string path;
-  std::vector<TensorInfo> arrays;  // each a multiple of 4096 bytes, as flat arrays are
+  std::vector<TensorInfo> arrays;
+  int ranks = 1;  // that write the checkpoint, each its file
   IoEngineKind engine = IoEngineKind::kAuto;
   // Replaces the engine that `engine` names, for tests.
   std::function<std::unique_ptr<IoEngine>(const EngineSetup&)> make_engine = {};
@@ -28,9 +32,8 @@ struct ShardSetup {
 
 class ShardWriter {
  public:
-  // Memory of a writer, which the plan counts.
-  static constexpr int64_t kChunk = 4 << 20, kBuffers = 4;
-  static constexpr int64_t kMemory = kChunk * kBuffers;
+  // No chunk is longer than a buffer, of which there are save_buffers().
+  static constexpr int64_t kChunk = kSaveBuffer, kWriters = 2;
 
   // Reserves the file's space and writes its header. Throws Error(20, 21, 31); nothing but an incomplete file
   // stays behind.
@@ -39,9 +42,12 @@ class ShardWriter {
   ShardWriter(const ShardWriter&) = delete;
   ShardWriter& operator=(const ShardWriter&) = delete;
 
-  // Bytes of an array (its place in the setup), from byte `offset` of it; both multiples of 4096. Throws
-  // Error(20, 21).
-  void write(size_t array, int64_t offset, std::span<const std::byte> bytes);
+  // Bytes of an array (its place in the setup), from byte `offset` of it; both multiples of 4096 where every
+  // array is one and none has bytes for elements, as flat arrays are: others go through the page cache.
+  // Throws Error(20, 21).
+  // `lasting`: the bytes stay as they are until wait_lasting() has returned.
+  void write(size_t array, int64_t offset, std::span<const std::byte> bytes, bool lasting = false);
+  void wait_lasting();
   // Every byte of every array must have come, once. Waits, and makes them durable.
   CheckpointFile finish();
   // Where an array begins in the file.
@@ -49,15 +55,25 @@ class ShardWriter {
 
  private:
   class Files;
-  void put(int64_t offset, std::span<const std::byte> bytes);
+  struct Buffer {
+    Ticket written = 0;  // its last write
+    bool filling = false;
+  };
+  // With a checksum of every `checked` bytes.
+  void put(int64_t offset, std::span<const std::byte> bytes, int64_t checked, bool lasting);
+  // Of the file's bytes from `at` on, which are at most kChunk.
+  Ticket start(int64_t at, std::span<const std::byte> piece, int64_t checked);
+  size_t take_buffer();
 
   ShardSetup setup_;
   std::vector<int64_t> offsets_;  // of each array, and the file's end
   std::unique_ptr<Files> files_;
   std::unique_ptr<PinnedPool> memory_;
   std::unique_ptr<IoQueue> queue_;
-  std::vector<Ticket> written_;  // the last write of each buffer
+  std::mutex mutex_;  // of what follows
+  std::vector<Buffer> buffers_;
   size_t next_ = 0;              // buffer
+  std::vector<Ticket> lasting_;  // writes from where the bytes lie
   CheckpointFile file_;
 };
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,12 +16,17 @@ namespace lm {
 enum class DeviceChoice : uint8_t { kAuto, kCuda, kCpu };
 enum class ModelDType : uint8_t { kBF16, kF32 };
 enum class ModelInit : uint8_t { kPretrained, kRandom };
+enum class Quantize : uint8_t { kNone, kNf4, kFp4, kInt8 };
 enum class DataFormat : uint8_t { kAuto, kText, kChat, kShareGpt, kPromptCompletion, kAlpaca, kTokens };
 enum class TooLong : uint8_t { kAuto, kCut, kSplit, kDrop };
 enum class LossOn : uint8_t { kCompletion, kAll };
-enum class Method : uint8_t { kFull, kLora };
+enum class BadRows : uint8_t { kStop, kSkip };
+enum class Answers : uint8_t { kAll, kLast, kEach };
+enum class Reasoning : uint8_t { kKeep, kDrop };
+enum class Method : uint8_t { kFull, kLora, kQlora };  // load_config makes the last kLora with model.quantize
 enum class GradientDType : uint8_t { kF32, kBF16 };
 enum class Recompute : uint8_t { kAuto, kNone, kBlock };
+enum class UpdateTime : uint8_t { kAuto, kAfter, kInBackward };
 enum class Clip : uint8_t { kGlobal, kBlock, kNone };
 enum class LrSchedule : uint8_t {
   kConstant,
@@ -73,18 +79,36 @@ struct ModelConfig {
   std::string path;                         // a Hugging Face directory, or ORG/NAME in the local hub cache
   ModelDType dtype = ModelDType::kBF16;     // of weights and activations
   ModelInit init = ModelInit::kPretrained;  // random: fresh weights of the config's shape, for benchmarks
+  // Frozen matrices of the transformer blocks as codes of 4 or 8 bits; needs an adapter to train. nf4: 4.1
+  // bits per weight.
+  Quantize quantize = Quantize::kNone;
+  bool double_quantize =
+      true;  // scales of 4-bit codes as codes of 8 bits: 4.1 bits per weight instead of 4.5
 };
 
+inline bool quantises_to_four_bits(const ModelConfig& model) {
+  return model.quantize == Quantize::kNf4 || model.quantize == Quantize::kFp4;
+}
+
+// Our column's name -> the files' name for it.
+using ColumnNames = std::map<std::string, std::string>;
+
 struct DataConfig {
-  std::vector<std::string> train;         // files or globs: JSONL, JSON, Parquet, CSV, text
-  std::vector<std::string> eval;          // the same; empty: see eval_fraction
-  double eval_fraction = 0.0;             // share of the training examples held out when `eval` is empty
+  std::vector<std::string> train;  // files or globs: JSONL, JSON, Parquet, CSV, text; or ORG/NAME in a cache
+  std::vector<double> weights;     // of each entry of `train`: how often its examples occur in an epoch
+  std::vector<std::string> eval;   // the same; empty: see eval_fraction
+  double eval_fraction = 0.0;      // share of the training examples held out when `eval` is empty
   DataFormat format = DataFormat::kAuto;  // detected from the columns unless named
-  int64_t max_length = 2048;              // tokens per sequence; activation memory grows with it
-  TooLong too_long = TooLong::kAuto;      // of longer examples; auto: plain text is split, others are cut
-  bool packing = false;                   // fill sequences with several examples; attention stays inside each
-  LossOn loss_on = LossOn::kCompletion;   // train on answers only, or on every token
-  std::string cache_dir;                  // of token caches; "" = ~/.cache/lmlaunch/tokens
+  ColumnNames columns;                    // {prompt = "question"}: columns that have other names
+  std::string chat_template;              // a file of Jinja; "" = the model's own
+  BadRows bad_rows = BadRows::kStop;  // a row that cannot be used ends the run, or is counted and left out
+  Answers answers = Answers::kAll;    // of a conversation are trained; each: as an example of its own
+  Reasoning reasoning = Reasoning::kKeep;  // what assistants thought: as the template has it, or taken out
+  int64_t max_length = 2048;               // tokens per sequence; activation memory grows with it
+  TooLong too_long = TooLong::kAuto;       // of longer examples; auto: plain text is split, others are cut
+  bool packing = false;                  // fill sequences with several examples; attention stays inside each
+  LossOn loss_on = LossOn::kCompletion;  // train on answers only, or on every token
+  std::string cache_dir;                 // of token caches; "" = ~/.cache/lmlaunch/tokens
 };
 
 struct TrainConfig {
@@ -95,12 +119,21 @@ struct TrainConfig {
   std::optional<int64_t> micro_batch;  // sequences at once on a rank; auto: the most that fits
   GradientDType gradients = GradientDType::kF32;  // of accumulated gradients; bf16 halves their bytes
   Recompute recompute = Recompute::kAuto;  // block: keep block inputs only, one more forward in backward
-  double max_grad_norm = 1.0;              // clipping threshold; used unless optimizer.clip = "none"
-  int64_t eval_every = 0;                  // steps between evaluations; 0: before and after only
+  // in_backward: a block's gradient exists only between its backward and its update, in one slot that the
+  // blocks share; with optimizer.clip = "global" a first backward measures the norm.
+  UpdateTime update = UpdateTime::kAuto;
+  double max_grad_norm = 1.0;  // clipping threshold; used unless optimizer.clip = "none"
+  int64_t eval_every = 0;      // steps between evaluations; 0: before and after only
+  // Evaluations without a lower held-out loss after which the run ends; 0: it never does for that.
+  int64_t early_stopping_patience = 0;
+  double early_stopping_threshold = 0.0;    // by more than so much a loss has to be lower
+  std::vector<std::string> sample_prompts;  // answered at each evaluation; "@FILE": one on each line of it
+  int64_t sample_tokens = 64;               // of an answer, at most
 };
 
 struct OptimizerConfig {
   RuleId name = Rules::id<AdamW>();
+  std::string written;        // what the rule was called where that is another's name for it; by load_config
   double lr = 5e-5;           // peak learning rate
   RuleSettings rule;          // the keys of every rule; those of `name` count
   double weight_decay = 0.0;  // not applied to norms and biases
@@ -134,7 +167,9 @@ struct OffloadConfig {
   Budget device_memory = {0, 0.9};               // of the GPU
   Budget host_memory = {0, 0.9};                 // of this machine, for the rank's whole process
   std::optional<Budget> disk_limit;              // of each path; auto: what is free
-  bool verify = true;  // checksum of every chunk that comes back from disk; ~2 % of a step
+  // Checksums of every chunk that comes back from disk, or to a GPU from its home in host memory; ~2 % of a
+  // step.
+  bool verify = true;
 };
 
 struct IoConfig {
@@ -145,6 +180,11 @@ struct IoConfig {
   int64_t timeout = 60;                           // seconds without any answer until a disk is given up
 };
 
+struct ZeroConfig {
+  int64_t stage =
+      1;  // what each rank has a shard of: 0 nothing, 1 optimizer state, 2 and gradients, 3 and weights
+};
+
 struct CheckpointConfig {
   Interval every = {0, 30 * 60};  // between saves; a run that is stopped saves, too
   int64_t keep = 2;               // of the newest
@@ -153,7 +193,8 @@ struct CheckpointConfig {
 };
 
 struct LogConfig {
-  int64_t every = 1;  // steps between lines of log.txt, and of stderr unless it is a terminal
+  int64_t every = 1;         // steps between lines of log.txt, and of stderr unless it is a terminal
+  bool tensorboard = false;  // also write the curves to <run>/tensorboard, as TensorBoard reads them
 };
 
 struct Config {
@@ -163,6 +204,7 @@ struct Config {
   TrainConfig train;
   OptimizerConfig optimizer;
   LoraConfig lora;
+  ZeroConfig zero;
   OffloadConfig offload;
   IoConfig io;
   CheckpointConfig checkpoint;

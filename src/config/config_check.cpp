@@ -1,6 +1,9 @@
 #include "config/config_check.h"
 
+#include <algorithm>
 #include <cmath>
+#include <map>
+#include <string_view>
 
 #include "config/config_text.h"
 
@@ -18,8 +21,10 @@ class Checks {
     length_of_run();
     batch();
     evaluation();
+    data();
     schedule();
     adapter();
+    quantisation();
     types();
     offload();
     checkpoint();
@@ -70,15 +75,50 @@ class Checks {
                 " holds out training examples: leave one out");
     const bool has_eval = !data.eval.empty() || data.eval_fraction > 0;
     if (usable_("data.eval_fraction")) {
-      require(config_.train.eval_every == 0 || has_eval, "train.eval_every", "data.eval",
+      const bool samples = !config_.train.sample_prompts.empty();
+      require(config_.train.eval_every == 0 || has_eval || samples, "train.eval_every", "data.eval",
               "train.eval_every = " + value_text(config_.train.eval_every) +
                   " needs something to evaluate: set data.eval or data.eval_fraction");
+    }
+    const int64_t patience = config_.train.early_stopping_patience;
+    if (patience > 0 && usable_("data.eval_fraction")) {
+      require(has_eval && config_.train.eval_every > 0, "train.early_stopping_patience", "train.eval_every",
+              "train.early_stopping_patience = " + value_text(patience) +
+                  " follows the held-out loss: set train.eval_every (now " +
+                  value_text(config_.train.eval_every) + ") and data.eval or data.eval_fraction");
     }
     if (config_.optimizer.schedule == LrSchedule::kReduceLrOnPlateau && usable_("data.eval_fraction")) {
       require(has_eval && config_.train.eval_every > 0, "optimizer.schedule", "train.eval_every",
               "optimizer.schedule = \"reduce_lr_on_plateau\" follows the evaluation loss: set "
               "train.eval_every (now " +
                   value_text(config_.train.eval_every) + ") and data.eval or data.eval_fraction");
+    }
+  }
+
+  void data() {
+    const DataConfig& data = config_.data;
+    require(data.weights.empty() || data.weights.size() == data.train.size(), "data.weights", "data.train",
+            "data.weights has " + std::to_string(data.weights.size()) + " numbers and data.train " +
+                std::to_string(data.train.size()) + " entries: give one weight for each");
+    require(
+        data.answers == Answers::kAll || data.loss_on == LossOn::kCompletion, "data.answers", "data.loss_on",
+        "data.answers = " + value_text(data.answers) +
+            " says which answers are trained, and data.loss_on = \"all\" trains every token: leave one out");
+    // As src/data/prepare/formats.py reads them.
+    static constexpr std::string_view kColumns[] = {
+        "messages", "conversations", "prompt", "completion", "instruction", "input",  "output",
+        "system",   "history",       "text",   "tools",      "input_ids",   "labels", "attention_mask"};
+    std::string known;
+    for (const std::string_view column : kColumns) known += (known.empty() ? "" : ", ") + std::string(column);
+    std::map<std::string, std::string> used;
+    for (const auto& [ours, theirs] : data.columns) {
+      require(std::ranges::find(kColumns, ours) != std::end(kColumns), "data.columns", "data.columns",
+              "data.columns names `" + ours + "`, which is none of: " + known +
+                  " (left is what a column means, right what the files call it)");
+      const auto [before, fresh] = used.emplace(theirs, ours);
+      require(fresh, "data.columns", "data.columns",
+              "data.columns takes " + value_text(theirs) + " for both `" + before->second + "` and `" + ours +
+                  "`");
     }
   }
 
@@ -101,6 +141,14 @@ class Checks {
         config_.lora.init.empty() || config_.train.method == Method::kLora, "lora.init", "train.method",
         "lora.init = " + value_text(config_.lora.init) +
             " continues an adapter, and train.method = \"full\" trains none: set train.method = \"lora\"");
+  }
+
+  void quantisation() {
+    const ModelConfig& model = config_.model;
+    require(model.quantize == Quantize::kNone || config_.train.method == Method::kLora, "model.quantize",
+            "train.method",
+            "model.quantize = " + value_text(model.quantize) +
+                " freezes the model, and train.method = \"full\" trains it: set train.method = \"qlora\"");
   }
 
   void types() {
@@ -141,6 +189,12 @@ class Checks {
       require(block->bytes % 4096 == 0, "io.block", "io.block",
               "io.block = " + value_text(block) + " is not a multiple of 4KiB, which direct transfers want");
     }
+    const bool gradients = offload.gradients == OffloadHome::kHost || offload.gradients == OffloadHome::kNvme;
+    require(!gradients || config_.train.update != UpdateTime::kInBackward, "offload.gradients",
+            "train.update",
+            "offload.gradients = " + value_text(offload.gradients) +
+                " moves the gradients of the model, and train.update = \"in_backward\" never has more than "
+                "one block's: leave one of them out");
     const bool off_device =
         offload.activations == OffloadHome::kHost || offload.activations == OffloadHome::kNvme;
     require(!off_device || config_.train.recompute != Recompute::kNone, "offload.activations",

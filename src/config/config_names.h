@@ -33,6 +33,11 @@ struct EnumNames<ModelInit> {
                                                  {ModelInit::kRandom, "random"}};
 };
 template <>
+struct EnumNames<Quantize> {
+  static constexpr EnumName<Quantize> kAll[] = {
+      {Quantize::kNone, "none"}, {Quantize::kNf4, "nf4"}, {Quantize::kFp4, "fp4"}, {Quantize::kInt8, "int8"}};
+};
+template <>
 struct EnumNames<DataFormat> {
   static constexpr EnumName<DataFormat> kAll[] = {
       {DataFormat::kAuto, "auto"},     {DataFormat::kText, "text"},
@@ -51,8 +56,22 @@ struct EnumNames<LossOn> {
   static constexpr EnumName<LossOn> kAll[] = {{LossOn::kCompletion, "completion"}, {LossOn::kAll, "all"}};
 };
 template <>
+struct EnumNames<BadRows> {
+  static constexpr EnumName<BadRows> kAll[] = {{BadRows::kStop, "stop"}, {BadRows::kSkip, "skip"}};
+};
+template <>
+struct EnumNames<Answers> {
+  static constexpr EnumName<Answers> kAll[] = {
+      {Answers::kAll, "all"}, {Answers::kLast, "last"}, {Answers::kEach, "each"}};
+};
+template <>
+struct EnumNames<Reasoning> {
+  static constexpr EnumName<Reasoning> kAll[] = {{Reasoning::kKeep, "keep"}, {Reasoning::kDrop, "drop"}};
+};
+template <>
 struct EnumNames<Method> {
-  static constexpr EnumName<Method> kAll[] = {{Method::kFull, "full"}, {Method::kLora, "lora"}};
+  static constexpr EnumName<Method> kAll[] = {
+      {Method::kFull, "full"}, {Method::kLora, "lora"}, {Method::kQlora, "qlora"}};
 };
 template <>
 struct EnumNames<GradientDType> {
@@ -63,6 +82,11 @@ template <>
 struct EnumNames<Recompute> {
   static constexpr EnumName<Recompute> kAll[] = {
       {Recompute::kAuto, "auto"}, {Recompute::kNone, "none"}, {Recompute::kBlock, "block"}};
+};
+template <>
+struct EnumNames<UpdateTime> {
+  static constexpr EnumName<UpdateTime> kAll[] = {
+      {UpdateTime::kAuto, "auto"}, {UpdateTime::kAfter, "after"}, {UpdateTime::kInBackward, "in_backward"}};
 };
 template <>
 struct EnumNames<Clip> {
@@ -76,6 +100,37 @@ struct EnumNames<RuleId> {
     for (size_t i = 0; i < all.size(); ++i) all[i] = {static_cast<RuleId>(i), Rules::kTexts[i].name};
     return all;
   }();
+  // What transformers, torchtune and TRL, bitsandbytes and torch call them. A "paged" one differs from the
+  // other in where its state may live, which offload.optimizer says here.
+  static constexpr EnumName<RuleId> kOtherNames[] = {
+      {Rules::id<AdamW>(), "adamw_torch"},
+      {Rules::id<AdamW>(), "adamw_torch_fused"},
+      {Rules::id<AdamW>(), "adamw_hf"},
+      {Rules::id<AdamW>(), "adamw_apex_fused"},
+      {Rules::id<AdamW>(), "paged_adamw"},
+      {Rules::id<AdamW>(), "paged_adamw_32bit"},
+      {Rules::id<AdamW>(), "torch.optim.AdamW"},
+      {Rules::id<AdamW>(), "bitsandbytes.optim.PagedAdamW"},
+      {Rules::id<AdamW8bit>(), "adamw_bnb_8bit"},
+      {Rules::id<AdamW8bit>(), "paged_adamw_8bit"},
+      {Rules::id<AdamW8bit>(), "bitsandbytes.optim.AdamW8bit"},
+      {Rules::id<AdamW8bit>(), "bitsandbytes.optim.PagedAdamW8bit"},
+      {Rules::id<AdamW4bit>(), "adamw_torch_4bit"},
+      {Rules::id<AdamW4bit>(), "torchao.optim.AdamW4bit"},
+      {Rules::id<AdamWFp8>(), "adamw_torch_fp8"},
+      {Rules::id<AdamWFp8>(), "torchao.optim.AdamWFp8"},
+      {Rules::id<Adafactor>(), "transformers.Adafactor"},
+      {Rules::id<Adafactor>(), "transformers.optimization.Adafactor"},
+      {Rules::id<Lion>(), "lion_32bit"},
+      {Rules::id<Lion>(), "paged_lion"},
+      {Rules::id<Lion>(), "paged_lion_32bit"},
+      {Rules::id<Lion>(), "bitsandbytes.optim.Lion"},
+      {Rules::id<Lion8bit>(), "lion_bnb_8bit"},
+      {Rules::id<Lion8bit>(), "paged_lion_8bit"},
+      {Rules::id<Lion8bit>(), "bitsandbytes.optim.Lion8bit"},
+      {Rules::id<Lion8bit>(), "bitsandbytes.optim.PagedLion8bit"},
+      {Rules::id<Sgd>(), "torch.optim.SGD"},
+  };
 };
 template <>
 struct EnumNames<Master> {
@@ -120,12 +175,20 @@ constexpr std::string_view name_of(E value) {
   return "?";
 }
 
+// Of a choice that others have names for, these count as well.
 template <class E>
 constexpr std::optional<E> parse_name(std::string_view name) {
-  for (const auto& entry : EnumNames<E>::kAll) {
-    if (entry.name == name) return entry.value;
+  const auto find = [&](const auto& entries) -> std::optional<E> {
+    for (const auto& entry : entries) {
+      if (entry.name == name) return entry.value;
+    }
+    return std::nullopt;
+  };
+  std::optional<E> found = find(EnumNames<E>::kAll);
+  if constexpr (requires { EnumNames<E>::kOtherNames; }) {
+    if (!found) found = find(EnumNames<E>::kOtherNames);
   }
-  return std::nullopt;
+  return found;
 }
 
 }  // namespace lm

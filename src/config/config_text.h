@@ -53,6 +53,11 @@ inline std::string value_text(const Duration& value) {
 inline std::string value_text(const Interval& value) {
   return value.seconds > 0 ? quote(seconds_text(value.seconds)) : std::to_string(value.steps);
 }
+inline std::string value_text(const ColumnNames& names) {
+  std::string out = "{";
+  for (const auto& [ours, theirs] : names) out += (out.size() > 1 ? ", " : "") + ours + " = " + quote(theirs);
+  return out + "}";
+}
 template <class E>
 requires std::is_enum_v<E> std::string value_text(E value) {
   return quote(name_of(value));
@@ -100,7 +105,11 @@ inline std::string expected_text(const std::vector<std::string>*, const KeyInfo&
   return std::string("a list of ") + (info.required ? "one or more " : "") + "strings";
 }
 inline std::string expected_text(const std::vector<double>*, const KeyInfo& info) {
-  return "a list of " + std::to_string(info.range.count) + " numbers, each" + range_text(info.range);
+  const std::string count = info.range.count == 0 ? "" : std::to_string(info.range.count) + " ";
+  return "a list of " + count + "numbers, each" + range_text(info.range);
+}
+inline std::string expected_text(const ColumnNames*, const KeyInfo&) {
+  return "a table such as {prompt = \"question\"}";
 }
 template <class E>
 requires std::is_enum_v<E> std::string expected_text(const E*, const KeyInfo&) {

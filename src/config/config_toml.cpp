@@ -71,7 +71,7 @@ class Loader {
     const auto found = entries_.find(full);
     if (!info.used) {
       if (found != entries_.end())
-        of_others_[full] += (of_others_[full].empty() ? "" : " and ") + std::string(info.rule);
+        of_others_[full] += (of_others_[full].empty() ? "" : ", ") + std::string(info.rule);
       return;
     }
     used_.insert(full);
@@ -99,10 +99,6 @@ class Loader {
   template <class T>
   std::string refusal(const std::string& full, const Entry& entry, const T* type, const KeyInfo& info) const {
     const auto text = word(entry);
-    for (const LaterValue& later : kLaterValues) {
-      if (text && later.key == full && later.value == *text)
-        return "`" + full + "`: " + std::string(later.sentence);
-    }
     std::string got = got_text(*entry.node);
     const auto unfit = file_.unfit_numbers.find({entry.where.line, entry.where.column});
     if (unfit != file_.unfit_numbers.end()) got = shorten(unfit->second);
@@ -120,9 +116,6 @@ class Loader {
     const Problem where = at(key.source(), place_);
     if (const auto again = file_.repeated_tables.find(name); again != file_.repeated_tables.end()) {
       name = again->second;
-    }
-    for (const LaterTable& later : kLaterTables) {
-      if (later.name == name) return problem(where, "[" + name + "]: " + std::string(later.sentence));
     }
     const bool known = std::find(tables_.begin(), tables_.end(), name) != tables_.end();
     const toml::table* table = node.as_table();
@@ -154,10 +147,6 @@ class Loader {
       return problem(where, "`" + shorten(text) + "`: expected table.key=value");
     }
     const std::string table = text.substr(0, dot), name = text.substr(dot + 1, equals - dot - 1);
-    for (const LaterTable& later : kLaterTables) {
-      if (later.name == table)
-        return problem(where, "`" + table + "." + shorten(name) + "`: " + std::string(later.sentence));
-    }
     if (!knows(table, name)) {
       const bool known_table = std::find(tables_.begin(), tables_.end(), table) != tables_.end();
       return problem(where, "unknown key `" + shorten(table + "." + name) + "`" +
@@ -185,9 +174,7 @@ class Loader {
 
   std::string nearest_table(const std::string& name) const {
     if (found_ >= kMostProblems) return "";
-    std::vector<std::string> names = tables_;
-    for (const LaterTable& later : kLaterTables) names.emplace_back(later.name);
-    const auto hit = nearest(name, names);
+    const auto hit = nearest(name, tables_);
     if (hit) return "; did you mean [" + *hit + "]?";
     std::string all = "; there are";
     for (const std::string& table : tables_) all += " [" + table + "]";
@@ -232,6 +219,18 @@ class Loader {
     refuse_keys_of_other_rules();
     if (config_.model.dtype == ModelDType::kF32 && !given("optimizer.master")) {
       config_.optimizer.master = Master::kF32;
+    }
+    if (given("optimizer.name") && usable("optimizer.name")) {
+      const std::string written = word(entries_["optimizer.name"].back()).value_or("");
+      if (written != name_of(config_.optimizer.name)) config_.optimizer.written = written;
+    }
+    if (config_.train.method == Method::kQlora) {
+      config_.train.method = Method::kLora;
+      if (!given("model.quantize")) config_.model.quantize = Quantize::kNf4;
+      if (config_.model.quantize == Quantize::kNone)
+        blame("model.quantize",
+              "model.quantize = \"none\", and train.method = \"qlora\" trains adapters of a quantised model: "
+              "set train.method = \"lora\" or leave model.quantize out");
     }
     for (const char* key : {"r", "alpha", "rslora", "targets"}) {
       if (given(std::string("lora.") + key)) config_.lora.written.emplace_back(key);

@@ -55,18 +55,43 @@ void visit_model(ModelT& model, V& v) {
   v.key("model", "dtype", model.dtype, {kNumerics, "of weights and activations"});
   v.key("model", "init", model.init,
         {kNumerics, "random: fresh weights of the config's shape, for benchmarks"});
+  v.key("model", "quantize", model.quantize,
+        {kNumerics, "frozen matrices of the blocks as codes of 4 or 8 bits; train.method = \"lora\" alone"});
+  v.key("model", "double_quantize", model.double_quantize,
+        {kNumerics, "scales of 4-bit codes as codes, too: 4.1 bits per weight instead of 4.5"});
 }
 
 template <class DataT, class V>
 void visit_data(DataT& data, V& v) {
   using enum KeyTag;
   v.table("data", "what it is trained on");
-  v.key("data", "train", data.train,
-        {kNumerics, "files or globs: JSONL, JSON, Parquet, CSV, text", {}, true});
+  v.key(
+      "data", "train", data.train,
+      {kNumerics,
+       "files or globs: JSONL, JSON, Parquet, CSV, text, also .gz and .zst; or ORG/NAME of a data set in the "
+       "local hub cache",
+       {},
+       true});
+  v.key("data", "weights", data.weights,
+        {kNumerics,
+         "of each entry of train: how often its examples occur in an epoch; []: once",
+         {.low = 0, .high = 1e6, .low_open = true}});
   v.key("data", "eval", data.eval, {kReporting, "the same, for evaluation; empty: see eval_fraction"});
   v.key("data", "eval_fraction", data.eval_fraction,
         {kNumerics, "share of the training examples held out when eval is empty", kFraction});
   v.key("data", "format", data.format, {kNumerics, "of the examples; auto: by their columns"});
+  v.key("data", "columns", data.columns, {kNumerics, "columns that have other names in the files"});
+  v.key("data", "chat_template", data.chat_template,
+        {kNumerics, "a file with a chat template in Jinja; \"\": the model's own"});
+  v.key("data", "bad_rows", data.bad_rows,
+        {kNumerics, "a row that cannot be used ends the run, or is counted, named and left out"});
+  v.key("data", "answers", data.answers,
+        {kNumerics,
+         "which of a conversation are trained; each: as an example that ends with it, as the model will see "
+         "it"});
+  v.key(
+      "data", "reasoning", data.reasoning,
+      {kNumerics, "what assistants thought before they answered: as the chat template has it, or taken out"});
   v.key("data", "max_length", data.max_length,
         {kNumerics, "tokens per sequence; activation memory grows with it", {.low = 2, .high = 16777216}});
   v.key("data", "too_long", data.too_long,
@@ -82,7 +107,9 @@ template <class TrainT, class V>
 void visit_train(TrainT& train, V& v) {
   using enum KeyTag;
   v.table("train", "how it is trained");
-  v.key("train", "method", train.method, {kNumerics, "all weights, or low-rank adapters: see [lora]"});
+  v.key("train", "method", train.method,
+        {kNumerics,
+         "all weights, or low-rank adapters: see [lora]; qlora: adapters, and model.quantize = \"nf4\""});
   v.key("train", "epochs", train.epochs,
         {kNumerics,
          "passes over the data; exclusive with steps (neither: 1)",
@@ -96,10 +123,23 @@ void visit_train(TrainT& train, V& v) {
         {kNumerics, "type of accumulated gradients; bf16 halves their bytes"});
   v.key("train", "recompute", train.recompute,
         {kPlacement, "block: keep block inputs only, at one more forward in backward"});
+  v.key("train", "update", train.update,
+        {kPlacement,
+         "in_backward: each block right after its backward, gradients in memory for one block alone; "
+         "auto: only where those of the whole model do not fit"});
   v.key("train", "max_grad_norm", train.max_grad_norm,
         {kNumerics, "clipping threshold; used unless optimizer.clip = \"none\"", kPositive});
   v.key("train", "eval_every", train.eval_every,
         {kReporting, "steps between evaluations; 0: before and after only", kCountFromZero});
+  v.key("train", "early_stopping_patience", train.early_stopping_patience,
+        {kReporting, "evaluations without a lower held-out loss after which the run ends; 0: it goes on",
+         kCountFromZero});
+  v.key("train", "early_stopping_threshold", train.early_stopping_threshold,
+        {kReporting, "by more than so much a held-out loss counts as lower", {.low = 0, .high = 1e6}});
+  v.key("train", "sample_prompts", train.sample_prompts,
+        {kReporting, "answered at each evaluation, greedily; \"@FILE\": the lines of a file"});
+  v.key("train", "sample_tokens", train.sample_tokens,
+        {kReporting, "of such an answer, at most", {.low = 1, .high = 1e6}});
 }
 
 template <class OptimizerT, class V>
@@ -152,6 +192,15 @@ void visit_lora(LoraT& lora, V& v) {
         {kNumerics, "a PEFT adapter directory to continue, which decides what is not written; \"\" = fresh"});
 }
 
+template <class ZeroT, class V>
+void visit_zero(ZeroT& zero, V& v) {
+  v.table("zero", "what several ranks share out among them; never changes a result");
+  v.key("zero", "stage", zero.stage,
+        {KeyTag::kPlacement,
+         "what each rank has a shard of: 0 nothing, 1 optimizer state, 2 and gradients, 3 and weights",
+         {.low = 0, .high = 3}});
+}
+
 template <class OffloadT, class V>
 void visit_offload(OffloadT& offload, V& v) {
   using enum KeyTag;
@@ -169,7 +218,8 @@ void visit_offload(OffloadT& offload, V& v) {
         {kPlacement, "that the rank's process may use of this machine"});
   v.key("offload", "disk_limit", offload.disk_limit, {kPlacement, "of each path; auto: what is free"});
   v.key("offload", "verify", offload.verify,
-        {kPlacement, "compare every chunk that comes back from disk with its checksum"});
+        {kPlacement,
+         "compare every chunk that comes back from disk, or to a GPU from host memory, with its checksum"});
 }
 
 template <class IoT, class V>
@@ -208,6 +258,8 @@ void visit_log(LogT& log, V& v) {
   v.key("log", "every", log.every,
         {KeyTag::kReporting, "steps between lines of log.txt, and of stderr unless it is a terminal",
          kCountFromOne});
+  v.key("log", "tensorboard", log.tensorboard,
+        {KeyTag::kReporting, "also write the curves to <run>/tensorboard, as TensorBoard reads them"});
 }
 
 template <class ConfigT, class V>
@@ -218,6 +270,7 @@ void visit_config(ConfigT& config, V& v) {
   visit_train(config.train, v);
   visit_optimizer(config.optimizer, v);
   visit_lora(config.lora, v);
+  visit_zero(config.zero, v);
   visit_offload(config.offload, v);
   visit_io(config.io, v);
   visit_checkpoint(config.checkpoint, v);

@@ -1,5 +1,4 @@
-// Words people bring along: keys of common training scripts and what they are called here, and tables of
-// later versions. Pure tables.
+// Words people bring along: keys of common training scripts and what they are called here. A pure table.
 #pragma once
 
 #include <string>
@@ -35,6 +34,8 @@ inline constexpr OtherName kOtherNames[] = {
     {"gradient_clipping", "train.max_grad_norm"},
     {"clip_grad", "train.max_grad_norm"},
     {"eval_steps", "train.eval_every"},
+    {"early_stopping", "train.early_stopping_patience"},
+    {"patience", "train.early_stopping_patience"},
     {"max_seq_length", "data.max_length"},
     {"max_seq_len", "data.max_length"},
     {"seq_len", "data.max_length"},
@@ -80,22 +81,6 @@ inline constexpr OtherName kOtherNames[] = {
     {"block_size", "io.block"},
     {"queue_depth", "io.depth"},
     {"sub_group_size", "io.tile"},
-};
-
-// Tables that are described, and not there yet; refused by name.
-struct LaterTable {
-  std::string_view name, sentence;
-};
-inline constexpr LaterTable kLaterTables[] = {
-    {"zero", "sharding over ranks is not supported yet: one rank trains"},
-};
-
-// Values that are described, and not there yet.
-struct LaterValue {
-  std::string_view key, value, sentence;
-};
-inline constexpr LaterValue kLaterValues[] = {
-    {"train.method", "qlora", "qlora is not supported yet: full and lora are"},
 };
 
 }  // namespace lm

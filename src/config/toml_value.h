@@ -128,6 +128,19 @@ inline bool read(const Entry& entry, Interval& field, const KeyInfo& info) {
   field = read_as;
   return true;
 }
+// Names that are no columns of ours are told beside the others (config_check.cpp).
+inline bool read(const Entry& entry, ColumnNames& field, const KeyInfo& info) {
+  const auto* table = entry.node->as_table();
+  if (table == nullptr) return false;
+  ColumnNames names;
+  KeyInfo each = info;
+  each.required = true;
+  for (auto&& [name, value] : *table) {
+    if (!read(Entry{&value, entry.where, "", false}, names[std::string(name.str())], each)) return false;
+  }
+  field = std::move(names);
+  return true;
+}
 template <class E>
 requires std::is_enum_v<E>
 bool read(const Entry& entry, E& field, const KeyInfo&) {
@@ -180,6 +193,9 @@ template <class E>
 requires std::is_enum_v<E> std::string word_hint(const Entry& entry, const E*) {
   std::vector<std::string> names;
   for (const auto& known : EnumNames<E>::kAll) names.emplace_back(known.name);
+  if constexpr (requires { EnumNames<E>::kOtherNames; }) {
+    for (const auto& known : EnumNames<E>::kOtherNames) names.emplace_back(known.name);
+  }
   const auto text = word(entry);
   const auto hit = text ? nearest(*text, names) : std::nullopt;
   return hit ? "; did you mean " + quote(*hit) + "?" : "";

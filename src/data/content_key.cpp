@@ -62,7 +62,7 @@ ContentKey read_and_hash(int fd, const std::string& path) {
 
 }  // namespace
 
-std::vector<std::string> expand_files(const std::vector<std::string>& patterns) {
+std::vector<std::string> expand_files(const std::vector<std::string>& patterns, const DataCaches& caches) {
   std::vector<std::string> files;
   for (const std::string& pattern : patterns) {
     struct stat info {};
@@ -74,7 +74,11 @@ std::vector<std::string> expand_files(const std::vector<std::string>& patterns) 
     const int status = ::glob(pattern.c_str(), GLOB_TILDE | GLOB_BRACE, nullptr, &found);
     for (size_t i = 0; status == 0 && i < found.gl_pathc; ++i) files.emplace_back(found.gl_pathv[i]);
     ::globfree(&found);
-    if (status != 0) refuse("no such data file", pattern);
+    if (status == 0) continue;
+    DataSetName name;
+    if (!parse_data_set_name(pattern, name)) refuse("no such data file", pattern);
+    const std::vector<std::string> set = find_data_set(pattern, name, caches);
+    files.insert(files.end(), set.begin(), set.end());
   }
   if (files.empty()) refuse("no data file is named", "data.train");
   for (const std::string& file : files) {

@@ -5,13 +5,15 @@
 #include <string>
 #include <vector>
 
+#include "data/hub.h"
 #include "data/token_file.h"
 
 namespace lm {
 
-// Expands names and globs in the order given; the matches of a glob are sorted. Throws Error(11) for a name
-// that matches nothing or is no regular file.
-std::vector<std::string> expand_files(const std::vector<std::string>& patterns);
+// Expands names, globs and names of data sets in the order given; the matches of one are sorted. Throws
+// Error(11) for a name that matches nothing or is no regular file.
+std::vector<std::string> expand_files(const std::vector<std::string>& patterns,
+                                      const DataCaches& caches = {});
 
 // Hashes file contents. Hashes of large files are remembered in `table_path` under (path, size, mtime,
 // inode), so that an unchanged file is not read again; a lost or damaged table costs only time.

@@ -67,6 +67,8 @@ Loader::Loader(const DataSource& train, const DataSource* eval, const LoaderOpti
       train, options.max_length, options.too_long,
       [&](int64_t index) { return held == 0 || draw(index) >= held; }, train_counts_, options.text);
   check_share(train, train_counts_);
+  if (pieces_in_epoch() == 0)
+    refuse("data.weights leave not one example for an epoch", train.name(), "raise them");
   if (eval == nullptr && held == 0) return;
   const DataSource& from = eval != nullptr ? *eval : train;
   eval_pieces_ = cut_pieces(
@@ -83,21 +85,64 @@ std::string Loader::length_report() const {
 }
 
 const SequenceList& Loader::sequences_of(int64_t epoch) {
-  if (planned_ != epoch) {
-    const Permutation order(static_cast<int64_t>(pieces_.size()), options_.seed, epoch,
-                            ShufflePurpose::kEpoch);
+  if (planned_ == epoch) return plan_;
+  const Permutation order(pieces_in_epoch(), options_.seed, epoch, ShufflePurpose::kEpoch);
+  if (options_.weights.empty()) {
     plan_ = pack_sequences(pieces_, order, options_.packing, options_.max_length);
-    planned_ = epoch;
+  } else {
+    const std::vector<int32_t> weighted = weighted_pieces(epoch);
+    plan_ = pack_sequences(
+        pieces_, [&](int64_t i) { return weighted[static_cast<size_t>(order(i))]; }, options_.packing,
+        options_.max_length, std::ssize(weighted));
   }
+  planned_ = epoch;
   return plan_;
+}
+
+namespace {
+
+// Of `count` pieces of one weight: so many once more than the others.
+int64_t once_more(int64_t count, double weight) {
+  return std::llround((weight - std::floor(weight)) * static_cast<double>(count));
+}
+
+}  // namespace
+
+int64_t Loader::pieces_in_epoch() const {
+  if (options_.weights.empty()) return std::ssize(pieces_);
+  int64_t all = 0;
+  for (const auto& [range, weight] : options_.weights) {
+    const int64_t count = std::ranges::count_if(
+        pieces_, [&](const Piece& p) { return p.example >= range.begin && p.example < range.end; });
+    all += static_cast<int64_t>(std::floor(weight)) * count + once_more(count, weight);
+  }
+  return all;
+}
+
+std::vector<int32_t> Loader::weighted_pieces(int64_t epoch) const {
+  std::vector<int32_t> out;
+  for (const auto& [range, weight] : options_.weights) {
+    std::vector<int32_t> here;
+    for (int64_t i = 0; i < std::ssize(pieces_); ++i) {
+      const Piece& piece = pieces_[static_cast<size_t>(i)];
+      if (piece.example >= range.begin && piece.example < range.end) here.push_back(static_cast<int32_t>(i));
+    }
+    const auto times = static_cast<int64_t>(std::floor(weight));
+    const int64_t more = once_more(std::ssize(here), weight);
+    const Permutation draw(std::ssize(here), options_.seed, epoch, ShufflePurpose::kWeights);
+    for (int64_t i = 0; i < std::ssize(here); ++i) {
+      const int64_t copies = times + (draw(i) < more ? 1 : 0);
+      out.insert(out.end(), static_cast<size_t>(copies), here[static_cast<size_t>(i)]);
+    }
+  }
+  return out;
 }
 
 int64_t Loader::steps_in_epoch(int64_t epoch) {
   LM_CHECK(epoch >= 0, "epoch");
   if (!options_.packing) epoch = 0;  // every epoch has the same number of sequences
   if (const auto known = steps_.find(epoch); known != steps_.end()) return known->second;
-  const int64_t sequences =
-      options_.packing ? sequences_of(epoch).sequences() : static_cast<int64_t>(pieces_.size());
+  const int64_t sequences = options_.packing ? sequences_of(epoch).sequences() : pieces_in_epoch();
   return steps_[epoch] = ceil_div(sequences, options_.global_batch);
 }
 
@@ -119,8 +164,12 @@ int64_t Loader::total_steps(double epochs) {
 StepBatches Loader::next() {
   auto& [epoch, step, fingerprint] = position_;
   if (fingerprint != fingerprint_) {
-    refuse("the data is not the data with which this run began", train_.name(),
-           "restore the files of data.train, or start a new run directory");
+    refuse(
+        "the tokens are not those with which this run began: the data, the tokenizer or the chat template "
+        "has changed",
+        train_.name(),
+        "restore the files of data.train and the tokenizer's files in model.path, or start in another "
+        "run.dir");
   }
   if (epoch < 0 || step < 0 || step >= steps_in_epoch(epoch)) {
     throw Error(Exit::kIncompatible,
@@ -137,12 +186,20 @@ StepBatches Loader::next() {
   for (int64_t s = first; s < first + count; ++s) {
     for (const int32_t piece : list.sequence(s)) {
       batches.target_tokens += pieces_[static_cast<size_t>(piece)].targets;
+      batches.tokens += pieces_[static_cast<size_t>(piece)].length;
     }
   }
   const int64_t begin = first + count * options_.rank / options_.world;
   const int64_t end = first + count * (options_.rank + 1) / options_.world;
   for (int64_t s = begin; s < end; s += options_.micro_batch) {
     batches.micro.push_back(assemble(train_, pieces_, list, s, std::min(end, s + options_.micro_batch)));
+  }
+  // Ranks pass as many micro-batches as the one that has most, since each makes the same calls as the others:
+  // what they lack are sequences from which nothing is learnt.
+  const int64_t most = ceil_div(ceil_div(count, options_.world), options_.micro_batch);
+  while (std::ssize(batches.micro) < most) {
+    batches.micro.push_back(assemble(train_, pieces_, list, first, first + 1));
+    std::ranges::fill(batches.micro.back().target, -1);
   }
   if (++step == steps_in_epoch(epoch)) {
     ++epoch;

@@ -27,13 +27,18 @@ struct LoaderOptions {
   int64_t vocab = 0;           // the model's: every id must be below it
   double eval_fraction = 0.0;  // of the training examples held out; used without an eval source
   std::vector<ExampleRange> text = {}, eval_text = {};  // examples of each source that are plain text
+  // Ranges of the training examples, in order, and how often those of each occur in an epoch; empty: once.
+  // Of a fraction, another part in each epoch.
+  std::vector<std::pair<ExampleRange, double>> weights = {};
   int rank = 0, world = 1;  // a step's sequences are dealt to the ranks as equal, contiguous runs
 };
 
 // Where a run stands in its data: what next() will give.
 struct LoaderPosition {
   int64_t epoch = 0, step = 0;  // steps of the epoch that are done
-  int64_t fingerprint = 0;      // of the data that it belongs to
+  // Of the data that it belongs to. A token file's is that of its cache key, which everything is in that the
+  // tokens depend on: data files, tokenizer, template and options (data/prepare.h).
+  int64_t fingerprint = 0;
 };
 
 class Loader {
@@ -66,6 +71,9 @@ class Loader {
 
  private:
   const SequenceList& sequences_of(int64_t epoch);
+  // The pieces of an epoch by weight, in the order of the file. The number of them is that of each epoch.
+  std::vector<int32_t> weighted_pieces(int64_t epoch) const;
+  int64_t pieces_in_epoch() const;
   Batch assemble(const DataSource& source, const std::vector<Piece>& pieces, const SequenceList& list,
                  int64_t begin, int64_t end) const;
   void append(const DataSource& source, const Piece& piece, Batch& batch) const;

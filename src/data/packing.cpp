@@ -94,11 +94,11 @@ std::span<const int32_t> SequenceList::sequence(int64_t index) const {
 }
 
 SequenceList pack_sequences(std::span<const Piece> pieces, const std::function<int64_t(int64_t)>& at,
-                            bool packing, int64_t max_length) {
-  const auto count = static_cast<int64_t>(pieces.size());
+                            bool packing, int64_t max_length, int64_t count) {
+  if (count < 0) count = std::ssize(pieces);
   // Pass 1: the sequence of each piece, in visiting order. room[s % kOpen] is what is left in sequence s, for
   // the newest kOpen ones; older sequences are closed.
-  std::vector<int32_t> visited(pieces.size()), sequence_of(pieces.size());
+  std::vector<int32_t> visited(static_cast<size_t>(count)), sequence_of(static_cast<size_t>(count));
   std::vector<int64_t> room(kOpen, 0);
   int64_t sequences = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -118,7 +118,7 @@ SequenceList pack_sequences(std::span<const Piece> pieces, const std::function<i
   for (const int32_t s : sequence_of) ++list.start[static_cast<size_t>(s) + 1];
   for (size_t s = 1; s < list.start.size(); ++s) list.start[s] += list.start[s - 1];
   std::vector<int64_t> next(list.start.begin(), list.start.end() - 1);
-  list.order.resize(pieces.size());
+  list.order.resize(visited.size());
   for (size_t i = 0; i < visited.size(); ++i) {
     list.order[static_cast<size_t>(next[static_cast<size_t>(sequence_of[i])]++)] = visited[i];
   }

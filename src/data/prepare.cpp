@@ -8,15 +8,19 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <stdexcept>
+#include <utility>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/log.h"
+#include "config/config_names.h"
 #include "data/content_key.h"
 #include "data/python.h"
 
@@ -26,33 +30,11 @@ namespace {
 using Json = nlohmann::json;
 namespace fs = std::filesystem;
 
+constexpr auto kForgotten = std::chrono::hours(7 * 24);
+
 [[noreturn]] void refuse(Exit code, const std::string& what, const std::string& place,
                          const std::string& next) {
   throw Error(code, {.area = "DATA-24", .what = what, .place = place, .next = next, .kept = ""});
-}
-
-const char* format_name(DataFormat format) {
-  switch (format) {
-    case DataFormat::kAuto:
-      return "auto";
-    case DataFormat::kText:
-      return "text";
-    case DataFormat::kChat:
-      return "chat";
-    case DataFormat::kShareGpt:
-      return "sharegpt";
-    case DataFormat::kPromptCompletion:
-      return "prompt_completion";
-    case DataFormat::kAlpaca:
-      return "alpaca";
-    case DataFormat::kTokens:
-      return "tokens";
-  }
-  return "auto";
-}
-
-const char* loss_name(LossOn loss_on) {
-  return loss_on == LossOn::kAll ? "all" : "completion";
 }
 
 // Made with the user's rights alone: the caches hold the training text.
@@ -70,6 +52,13 @@ std::string make_cache_dir(const std::string& wanted) {
   return dir;
 }
 
+// What is decided about rows, as the program of prepare/ is told it.
+Json row_options(const PrepareOptions& options) {
+  return {{"format", name_of(options.format)},   {"loss_on", name_of(options.loss_on)},
+          {"columns", options.columns},          {"bad_rows", name_of(options.bad_rows)},
+          {"answers", name_of(options.answers)}, {"reasoning", name_of(options.reasoning)}};
+}
+
 bool exists(const fs::path& path) {
   std::error_code ignored;
   return fs::exists(path, ignored);
@@ -78,8 +67,8 @@ bool exists(const fs::path& path) {
 // Everything that the tokens depend on.
 ContentKey key_of(const PrepareOptions& options, const std::vector<std::string>& files,
                   ContentHasher& hasher) {
-  std::vector<std::string> parts{"tokens " + std::to_string(kTokenFileVersion), format_name(options.format),
-                                 loss_name(options.loss_on), "ids " + std::to_string(options.vocab)};
+  std::vector<std::string> parts{"tokens " + std::to_string(kTokenFileVersion), row_options(options).dump(),
+                                 "ids " + std::to_string(options.vocab)};
   const auto add = [&](const std::string& name, const std::string& path) {
     parts.push_back(name + " " + (exists(path) ? to_hex(hasher.hash_file(path)) : "-"));
   };
@@ -96,8 +85,18 @@ ContentKey key_of(const PrepareOptions& options, const std::vector<std::string>&
     std::sort(entries.begin(), entries.end());
     for (const fs::path& entry : entries) add(entry.filename(), entry);
   }
-  // The kind of a file follows from its suffix, so that belongs to its content.
-  for (const std::string& file : files) add(fs::path(file).extension(), file);
+  if (!options.chat_template.empty()) {
+    if (!exists(options.chat_template))
+      refuse(Exit::kInput, "data.chat_template names no file", options.chat_template,
+             "name a file that holds a chat template in Jinja");
+    add("own template", options.chat_template);
+  }
+  // The kind of a file follows from its suffix, so that belongs to its content: ".jsonl", ".jsonl.gz".
+  for (const std::string& file : files) {
+    const fs::path name(file);
+    const bool packed = name.extension() == ".gz" || name.extension() == ".zst";
+    add((packed ? name.stem().extension().string() : "") + name.extension().string(), file);
+  }
   return combine(parts);
 }
 
@@ -130,18 +129,19 @@ void run_python(const PrepareOptions& options, const std::vector<std::string>& f
                 const ContentKey& key) {
   const std::string program = options.program_dir + "/prepare.py";
   if (!exists(program)) refuse(Exit::kInternal, "the data program is not installed", program, "build again");
-  const Json request{{"files", files},
-                     {"format", format_name(options.format)},
-                     {"model_dir", options.model_dir},
-                     {"loss_on", loss_name(options.loss_on)},
-                     {"workers", options.workers},
-                     {"vocab", options.vocab},
-                     {"out", out},
-                     {"key", to_hex(key)}};
+  Json request = row_options(options);
+  request.update({{"files", files},
+                  {"model_dir", options.model_dir},
+                  {"chat_template", options.chat_template},
+                  {"workers", options.workers},
+                  {"vocab", options.vocab},
+                  {"out", out},
+                  {"key", to_hex(key)}});
   ask_python(options.python, program, request, options.stopped);
 }
 
-Prepared describe(const TokenFile& file, bool from_cache) {
+// `counts`: of the files of each entry of PrepareOptions::files.
+Prepared describe(const TokenFile& file, bool from_cache, const std::vector<size_t>& counts) {
   Prepared prepared{.path = file.name(),
                     .from_cache = from_cache,
                     .examples = file.examples(),
@@ -149,6 +149,8 @@ Prepared describe(const TokenFile& file, bool from_cache) {
                     .trained_tokens = file.trained_tokens(),
                     .dropped = 0,
                     .text = {},
+                    .entries = {},
+                    .chat_template = {},
                     .notes = {},
                     .sample = {}};
   // Deeply nested JSON parses, and ends the process when it is copied.
@@ -162,6 +164,16 @@ Prepared describe(const TokenFile& file, bool from_cache) {
     prepared.notes = summary.at("notes").get<std::vector<std::string>>();
     for (const Json& range : summary.at("text"))
       prepared.text.push_back({range.at(0).get<int64_t>(), range.at(1).get<int64_t>()});
+    prepared.chat_template = summary.at("chat_template").get<std::string>();
+    const auto of_files = summary.at("files").get<std::vector<int64_t>>();
+    size_t next = 0;
+    int64_t first = 0;
+    for (const size_t count : counts) {
+      int64_t end = first;
+      for (size_t i = 0; i < count; ++i) end += of_files.at(next++);
+      prepared.entries.push_back({std::exchange(first, end), end});
+    }
+    if (next != of_files.size() || first != prepared.examples) throw std::out_of_range("its counts of files");
     for (const Json& piece : summary.at("sample")) {
       prepared.sample.push_back({piece.at("text").get<std::string>(), piece.at("trained").get<bool>()});
     }
@@ -173,11 +185,12 @@ Prepared describe(const TokenFile& file, bool from_cache) {
 }
 
 // The cache under `path`, if it is there, whole and of this key. A damaged one is told and made again.
-std::optional<Prepared> cached(const std::string& path, const ContentKey& key) {
+std::optional<Prepared> cached(const std::string& path, const ContentKey& key,
+                               const std::vector<size_t>& counts) {
   if (!exists(path)) return std::nullopt;
   try {
     const TokenFile file(path);
-    if (file.key() == key) return describe(file, true);
+    if (file.key() == key) return describe(file, true, counts);
     log_warning("DATA-24", path + " belongs to other data; tokenising again");
   } catch (const Error& error) {
     log_warning(error.text().area, std::string(error.what()) + "; tokenising again");
@@ -185,37 +198,70 @@ std::optional<Prepared> cached(const std::string& path, const ContentKey& key) {
   return std::nullopt;
 }
 
+// What a preparation that was not finished has left, to go on from; the names are those of token_file.py.
+void remove_unfinished(const std::string& temporary) {
+  for (const char* suffix : {"", ".marks", ".offsets", ".state", ".state.new"})
+    ::unlink((temporary + suffix).c_str());
+}
+
+// Nobody has come back for those of last week.
+void remove_forgotten(const std::string& dir) {
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(dir, ignored)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.ends_with(".tokens.tmp")) continue;
+    const auto age = fs::file_time_type::clock::now() - entry.last_write_time(ignored);
+    const int lock =
+        ::open((dir + "/" + name.substr(0, name.size() - 11) + ".lock").c_str(), O_RDWR | O_CLOEXEC);
+    if (age > kForgotten && (lock < 0 || ::flock(lock, LOCK_EX | LOCK_NB) == 0))
+      remove_unfinished(entry.path());
+    if (lock >= 0) ::close(lock);
+  }
+}
+
 }  // namespace
 
 Prepared prepare_tokens(const PrepareOptions& options) {
-  const std::vector<std::string> files = expand_files(options.files);
+  std::vector<std::string> files;
+  std::vector<size_t> counts;
+  for (const std::string& entry : options.files) {
+    const std::vector<std::string> found = expand_files({entry}, options.caches);
+    files.insert(files.end(), found.begin(), found.end());
+    counts.push_back(found.size());
+  }
+  if (files.empty()) expand_files({});  // refuses
   const std::string dir = make_cache_dir(options.cache_dir);
   ContentHasher hasher(dir + "/hashes");
   const ContentKey key = key_of(options, files, hasher);
   hasher.save();
   const std::string path = dir + "/" + to_hex(key) + ".tokens";
-  if (auto found = cached(path, key)) return *found;
+  if (auto found = cached(path, key, counts)) return *found;
 
   const CacheLock lock(dir + "/" + to_hex(key) + ".lock", options.stopped);
-  if (auto found = cached(path, key)) return *found;  // made while we waited
-  const std::string temporary = path + ".tmp";        // ours alone: we hold the lock
+  if (auto found = cached(path, key, counts)) return *found;  // made while we waited
+  const std::string temporary = path + ".tmp";                // ours alone: we hold the lock
+  remove_forgotten(dir);
   try {
     run_python(options, files, temporary, key);
-    const Prepared prepared = describe(TokenFile(temporary), false);
+    const Prepared prepared = describe(TokenFile(temporary), false, counts);
     if (prepared.examples == 0) {
       refuse(Exit::kInput,
              "not one token is a training target in " + std::to_string(prepared.dropped) + " examples",
              files.front(), "check the format of the data and data.loss_on");
     }
+  } catch (const Error& error) {
+    if (error.code() != Exit::kStopped && error.text().kept.empty()) remove_unfinished(temporary);
+    throw;
   } catch (...) {
-    ::unlink(temporary.c_str());
+    remove_unfinished(temporary);
     throw;
   }
   if (::rename(temporary.c_str(), path.c_str()) != 0) {
     refuse(Exit::kIo, std::string("cannot publish the token cache: ") + std::strerror(errno), path,
            "check data.cache_dir");
   }
-  return describe(TokenFile(path), false);
+  sync_directory(dir);  // of the file Python has done it; a run that goes on from a checkpoint counts on both
+  return describe(TokenFile(path), false, counts);
 }
 
 std::string sample_view(const Prepared& prepared, bool terminal) {

@@ -11,21 +11,28 @@
 #include <vector>
 
 #include "config/config.h"
+#include "data/hub.h"
 #include "data/packing.h"
 #include "data/token_file.h"
 
 namespace lm {
 
 struct PrepareOptions {
-  std::vector<std::string> files;  // names or globs
+  std::vector<std::string> files;  // names, globs, or names of data sets
   DataFormat format = DataFormat::kAuto;
   LossOn loss_on = LossOn::kCompletion;
-  std::string model_dir;          // holds tokenizer.json, tokenizer_config.json, chat_template.jinja
-  std::string cache_dir;          // "" = ~/.cache/lmlaunch/tokens; made when missing
-  std::string python;             // interpreter, by path or looked up in PATH
-  std::string program_dir;        // the folder prepare/
-  int workers = 1;                // processes
-  int64_t vocab = 0;              // the model's: every id must be below it; 0: not asked
+  ColumnNames columns = {};
+  std::string chat_template = {};  // a file; "" = the model's own
+  BadRows bad_rows = BadRows::kStop;
+  Answers answers = Answers::kAll;
+  Reasoning reasoning = Reasoning::kKeep;
+  std::string model_dir;    // holds tokenizer.json, tokenizer_config.json, chat_template.jinja
+  std::string cache_dir;    // "" = ~/.cache/lmlaunch/tokens; made when missing
+  std::string python;       // interpreter, by path or looked up in PATH
+  std::string program_dir;  // the folder prepare/
+  int workers = 1;          // processes
+  int64_t vocab = 0;        // the model's: every id must be below it; 0: not asked
+  DataCaches caches = {};
   std::function<bool()> stopped;  // asked about ten times per second while Python runs; may be empty
 };
 
@@ -39,8 +46,11 @@ struct Prepared {
   std::string path;  // of the token file
   bool from_cache = false;
   int64_t examples = 0, tokens = 0, trained_tokens = 0;
-  int64_t dropped = 0;             // examples in which nothing is trained
-  std::vector<ExampleRange> text;  // of which the examples are plain text
+  int64_t dropped = 0;                // examples in which nothing is trained
+  std::vector<ExampleRange> text;     // of which the examples are plain text
+  std::vector<ExampleRange> entries;  // the examples of each of PrepareOptions::files
+  // Of the conversations, where the model has none of its own or another was asked for: Jinja.
+  std::string chat_template;
   std::vector<std::string> notes;  // what the user should know of the data
   std::vector<SamplePiece> sample;
 };

@@ -1,7 +1,10 @@
 #include "data/python.h"
 
+#include <sys/socket.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 
 #include "base/error.h"
@@ -25,31 +28,96 @@ std::string end_of(int status) {
 
 }  // namespace
 
-Json ask_python(const std::string& python, const std::string& program, const Json& request,
-                const std::function<bool()>& stopped) {
+namespace {
+
+std::vector<std::string> command(const std::string& python, const std::string& program) {
   // -I: no environment variable and no folder of the user's changes what runs; -B: no bytecode beside the
   // program.
+  return {python, "-I", "-B", program};
+}
+
+[[noreturn]] void refuse_interpreter(const std::string& python, int error) {
+  refuse(Exit::kConfig, std::string("cannot start Python for the data: ") + std::strerror(error), python,
+         "set LMLAUNCH_PYTHON to a Python with requirements.txt installed");
+}
+
+// What the program itself refuses.
+void throw_error_of(const Json& answer) {
+  if (!answer.is_object() || !answer.contains("error")) return;
+  const Json& error = answer["error"];
+  throw Error(Exit::kInput, {.area = error.value("area", "DATA-24"),
+                             .what = error.value("what", "unknown"),
+                             .place = error.value("place", ""),
+                             .next = error.value("next", ""),
+                             .kept = error.value("kept", "")});
+}
+
+std::string line_of(const Json& request) {
+  return request.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace
+
+Json ask_python(const std::string& python, const std::string& program, const Json& request,
+                const std::function<bool()>& stopped) {
   const ProgramResult result =
-      run_program({.argv = {python, "-I", "-B", program}},
-                  request.dump(-1, ' ', false, Json::error_handler_t::replace), log_line, stopped);
-  if (result.error != 0)
-    refuse(Exit::kConfig, std::string("cannot start Python for the data: ") + std::strerror(result.error),
-           python, "set LMLAUNCH_PYTHON to a Python with requirements.txt installed");
+      run_program({.argv = command(python, program)}, line_of(request), log_line, stopped);
+  if (result.error != 0) refuse_interpreter(python, result.error);
   if (result.stopped)
     refuse(Exit::kStopped, "stopped while tokenising the data", python,
-           "start again; tokenising begins anew");
+           "start again; tokenising goes on where it was");
   const Json answer = Json::parse(result.output, nullptr, false);
-  if (answer.is_object() && answer.contains("error")) {
-    const Json& error = answer["error"];
-    throw Error(Exit::kInput, {.area = error.value("area", "DATA-24"),
-                               .what = error.value("what", "unknown"),
-                               .place = error.value("place", ""),
-                               .next = error.value("next", ""),
-                               .kept = ""});
-  }
+  throw_error_of(answer);
   if (result.status != 0 || !answer.is_object())
-    refuse(Exit::kInput, "the data program ended with " + end_of(result.status), program,
-           "its own message stands above");
+    throw Error(
+        Exit::kInput,
+        {.area = "DATA-24",
+         .what = "the data program ended with " + end_of(result.status),
+         .place = program,
+         .next = "its own message stands above; without one, free memory",
+         .kept = WIFSIGNALED(result.status) ? "what it has done: started again, it goes on there" : ""});
+  return answer;
+}
+
+PythonSession::PythonSession(const std::string& python, const std::string& program) : program_(program) {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) refuse_interpreter(python, errno);
+  pid_ = start_program({.argv = command(python, program), .stop_signals = StopSignals::kIgnored},
+                       {.in = ends[1], .out = ends[1]});
+  close(ends[1]);
+  socket_ = ends[0];
+  if (pid_ >= 0) return;
+  close(socket_);
+  refuse_interpreter(python, -pid_);
+}
+
+PythonSession::~PythonSession() {
+  close(socket_);  // its standard input ends, and it with that
+  while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
+Json PythonSession::ask(const Json& request) {
+  const auto ended = [&] {
+    refuse(Exit::kInput, "the text program has ended", program_, "its own message stands above");
+  };
+  const std::string line = line_of(request) + "\n";
+  for (size_t sent = 0; sent < line.size();) {
+    const ssize_t n = send(socket_, line.data() + sent, line.size() - sent, MSG_NOSIGNAL);
+    if (n < 0 && errno != EINTR) ended();
+    if (n > 0) sent += static_cast<size_t>(n);
+  }
+  size_t end = 0;
+  while ((end = received_.find('\n')) == std::string::npos) {
+    char buffer[65536];
+    const ssize_t n = recv(socket_, buffer, sizeof buffer, 0);
+    if (n == 0 || (n < 0 && errno != EINTR)) ended();
+    if (n > 0) received_.append(buffer, static_cast<size_t>(n));
+  }
+  const Json answer = Json::parse(received_.substr(0, end), nullptr, false);
+  received_.erase(0, end + 1);
+  throw_error_of(answer);
+  if (!answer.is_object()) ended();
   return answer;
 }
 

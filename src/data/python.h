@@ -13,4 +13,24 @@ namespace lm {
 nlohmann::json ask_python(const std::string& python, const std::string& program,
                           const nlohmann::json& request, const std::function<bool()>& stopped = {});
 
+// A program of prepare/ that stays and answers one question after the other, each a line. Its standard error
+// is this process's, and stop signals of the terminal do not reach it.
+class PythonSession {
+ public:
+  // Throws Error(10) for an interpreter that cannot be started.
+  PythonSession(const std::string& python, const std::string& program);
+  ~PythonSession();  // ends it
+  PythonSession(const PythonSession&) = delete;
+  PythonSession& operator=(const PythonSession&) = delete;
+
+  // Throws Error(11) for what the program refuses, and when it has ended.
+  nlohmann::json ask(const nlohmann::json& request);
+
+ private:
+  std::string program_;
+  int socket_ = -1;
+  int pid_ = -1;
+  std::string received_;  // behind the last answer
+};
+
 }  // namespace lm

@@ -7,20 +7,44 @@ namespace {
 
 using Json = nlohmann::json;
 
-Json ask(const TextTools& tools, Json request) {
-  request["model_dir"] = tools.model_dir;
-  return ask_python(tools.python, tools.program_dir + "/text.py", request);
+std::vector<int32_t> ids_of(const Json& answer) {
+  return answer.at("ids").get<std::vector<int32_t>>();
+}
+std::string text_of(const Json& answer) {
+  return answer.at("text").get<std::string>();
 }
 
 }  // namespace
 
-Prompt encode_prompt(const TextTools& tools, const std::string& text) {
-  const Json answer = ask(tools, {{"prompt", text}, {"chat", true}});
-  return {answer.at("ids").get<std::vector<int32_t>>(), answer.at("stop").get<std::vector<int32_t>>()};
+TextSession::TextSession(const TextTools& tools)
+    : python_(std::make_unique<PythonSession>(tools.python, tools.program_dir + "/text.py")) {
+  const Json model = python_->ask({{"model_dir", tools.model_dir}, {"chat_template", tools.chat_template}});
+  stop_ = model.at("stop").get<std::vector<int32_t>>();
+  has_template_ = model.at("template").get<bool>();
 }
 
-std::string decode_tokens(const TextTools& tools, const std::vector<int32_t>& tokens) {
-  return ask(tools, {{"ids", tokens}}).at("text").get<std::string>();
+TextSession::~TextSession() = default;
+
+std::vector<int32_t> TextSession::prompt(const std::string& text) {
+  return ids_of(python_->ask({{"prompt", text}}));
+}
+
+std::vector<int32_t> TextSession::conversation(const std::vector<ChatMessage>& messages) {
+  Json list = Json::array();
+  for (const ChatMessage& one : messages) list.push_back({{"role", one.role}, {"content", one.content}});
+  return ids_of(python_->ask({{"messages", list}}));
+}
+
+void TextSession::begin_answer() {
+  python_->ask({{"begin", true}});
+}
+
+std::string TextSession::next(int32_t token) {
+  return text_of(python_->ask({{"next", token}}));
+}
+
+std::string TextSession::end_answer() {
+  return text_of(python_->ask({{"end", true}}));
 }
 
 }  // namespace lm

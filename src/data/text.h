@@ -1,26 +1,51 @@
-// A prompt to tokens and an answer back to text, by the model's own tokenizer and chat template (a small
-// Python program, as for training data). Blocks; throws Error(11) for a tokenizer that cannot be used.
+// A model's own tokenizer and chat template at hand: prompts to tokens, and an answer's tokens back to text
+// as they come. A Python program that stays until the end, as the one for training data; it dies with this
+// process. Calls block; one thread. Throws Error(10 or 11) as ask_python does.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace lm {
 
+class PythonSession;
+
 struct TextTools {
-  std::string python;       // interpreter
-  std::string program_dir;  // the folder prepare/
-  std::string model_dir;    // holds tokenizer.json
+  std::string python;              // interpreter
+  std::string program_dir;         // the folder prepare/
+  std::string model_dir;           // holds tokenizer.json
+  std::string chat_template = {};  // in Jinja; "": the model's own
 };
 
-struct Prompt {
-  std::vector<int32_t> tokens;
-  std::vector<int32_t> stop;  // tokens that end an answer
+struct ChatMessage {
+  std::string role;  // "system", "user", "assistant"
+  std::string content;
 };
 
-// As a user's message when the model has a chat template, else as plain text.
-Prompt encode_prompt(const TextTools& tools, const std::string& text);
-std::string decode_tokens(const TextTools& tools, const std::vector<int32_t>& tokens);
+class TextSession {
+ public:
+  explicit TextSession(const TextTools& tools);
+  ~TextSession();
+
+  const std::vector<int32_t>& stop() const { return stop_; }  // tokens that end an answer
+  bool has_template() const { return has_template_; }
+
+  // As a user's message when the model has a chat template, else as plain text.
+  std::vector<int32_t> prompt(const std::string& text);
+  // A conversation up to where the model speaks; without a chat template in the form that training gives it.
+  std::vector<int32_t> conversation(const std::vector<ChatMessage>& messages);
+
+  // An answer's tokens one by one: the text that is certain now. What may be part of a character waits.
+  void begin_answer();
+  std::string next(int32_t token);
+  std::string end_answer();  // the rest
+
+ private:
+  std::unique_ptr<PythonSession> python_;
+  std::vector<int32_t> stop_;
+  bool has_template_ = false;
+};
 
 }  // namespace lm

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <type_traits>
 
 #include "base/bytes.h"
 #include "base/error.h"
@@ -80,6 +81,7 @@ class TileList {
   TileList(const Documents& documents, int64_t group, int64_t kv_heads, int64_t tile_rows, bool descending)
       : start_(documents.start),
         documents_(documents.count),
+        past_(documents.past),
         group_(group),
         kv_heads_(kv_heads),
         tile_rows_(tile_rows),
@@ -92,14 +94,14 @@ class TileList {
       ++document_;
     }
     if (document_ == documents_) return false;
-    const int64_t rows = length() * group_;
+    const int64_t first = past_ * group_, rows = length() * group_;
     int64_t index = (number - first_) / kv_heads_;
     if (descending_) index = ceil_div(rows, tile_rows_) - 1 - index;
     tile = {.document_begin = start_[document_],
-            .document_length = length(),
+            .document_length = past_ + length(),
             .kv_head = (number - first_) % kv_heads_,
-            .row_begin = index * tile_rows_,
-            .row_end = std::min(rows, (index + 1) * tile_rows_)};
+            .row_begin = first + index * tile_rows_,
+            .row_end = first + std::min(rows, (index + 1) * tile_rows_)};
     return true;
   }
 
@@ -108,7 +110,7 @@ class TileList {
   int64_t in_document() const { return ceil_div(length() * group_, tile_rows_) * kv_heads_; }
 
   const int32_t* start_;
-  int64_t documents_, group_, kv_heads_, tile_rows_;
+  int64_t documents_, past_, group_, kv_heads_, tile_rows_;
   bool descending_;
   int64_t document_ = 0, first_ = 0;  // number of the first tile of document_
 };
@@ -150,6 +152,22 @@ void check_arguments(const Args& a, StreamView stream) {
   LM_CHECK(
       a.documents.count >= 1 && a.documents.start[0] == 0 && a.documents.start[a.documents.count] == a.tokens,
       "documents do not cover the tokens");
+  LM_CHECK(a.documents.past == 0 || a.documents.count == 1, "one document goes on");
+}
+
+// With an address of q, out and lse where the document's first token would have it: rows of tiles are counted
+// from there.
+AttentionForward from_the_first_token(AttentionForward a) {
+  const int64_t past = a.documents.past;
+  const auto earlier = [&](auto*& pointer, int64_t bytes) {
+    using Pointer = std::remove_reference_t<decltype(pointer)>;
+    pointer = reinterpret_cast<Pointer>(reinterpret_cast<uintptr_t>(pointer) - static_cast<uintptr_t>(bytes));
+  };
+  const auto size = static_cast<int64_t>(dtype_size(a.dtype));
+  earlier(a.q, past * a.q_stride * size);
+  earlier(a.out, past * a.heads * a.head_dim * size);
+  earlier(a.lse, past * static_cast<int64_t>(sizeof(float)));
+  return a;
 }
 
 }  // namespace
@@ -181,12 +199,13 @@ void forward(const Path& path, const AttentionForward& args, StreamView stream) 
   ForwardScratch layout;
   const int64_t bytes = lay_out(layout, nullptr, args.head_dim);
   const auto tile = args.dtype == DType::kF32 ? path.forward_f32 : path.forward_bf16;
+  const AttentionForward whole = from_the_first_token(args);
   run_tiles(TileList(args.documents, args.heads / args.kv_heads, args.kv_heads, kForwardRows,
                      /*descending=*/true),
             stream.threads, [&](int thread, const Tile& item) {
               ForwardScratch scratch;
               lay_out(scratch, static_cast<std::byte*>(args.scratch) + thread * bytes, args.head_dim);
-              tile(args, item, scratch);
+              tile(whole, item, scratch);
             });
 }
 

@@ -14,12 +14,23 @@
 namespace lm {
 namespace {
 
-constexpr int64_t kCausalFromTopLeft = 1;  // the memory-efficient kernel's mask code
+// The memory-efficient kernel's mask codes: the last query sees all keys, or the first query one. (Flash
+// attention does the former.)
+constexpr int64_t kCausalFromTopLeft = 1, kCausalFromBottomRight = 2;
 
 // A call's documents, as ATen takes them.
+at::Tensor starts_of(const DocumentRun& documents, const int32_t* start) {
+  return tensor_of(const_cast<int32_t*>(start), {documents.count + 1}, {1}, DType::kI32, DeviceType::kCuda);
+}
 at::Tensor starts_of(const DocumentRun& documents) {
-  auto* const start = const_cast<int32_t*>(documents.start);
-  return tensor_of(start, {documents.count + 1}, {1}, DType::kI32, DeviceType::kCuda);
+  return starts_of(documents, documents.start);
+}
+
+// The keys of a call whose one document has a past begin with that.
+DocumentRun keys_of(DocumentRun documents, int64_t past) {
+  documents.tokens += past;
+  documents.longest += past;
+  return documents;
 }
 
 // Their rows of a slice [tokens, heads, head_dim] with this stride between tokens.
@@ -61,10 +72,10 @@ struct Heads {
   at::Tensor q, k, v;
 };
 template <class Args>
-Heads inputs_of(const Args& a, const DocumentRun& d) {
+Heads inputs_of(const Args& a, const DocumentRun& d, const DocumentRun& keys) {
   return {heads_of(d, a.q, a.heads, a.head_dim, a.q_stride, a.dtype),
-          heads_of(d, a.k, a.kv_heads, a.head_dim, a.kv_stride, a.dtype),
-          heads_of(d, a.v, a.kv_heads, a.head_dim, a.kv_stride, a.dtype)};
+          heads_of(keys, a.k, a.kv_heads, a.head_dim, a.kv_stride, a.dtype),
+          heads_of(keys, a.v, a.kv_heads, a.head_dim, a.kv_stride, a.dtype)};
 }
 template <class Args>
 at::Tensor output_of(const Args& a, const DocumentRun& d, const void* out) {
@@ -72,28 +83,31 @@ at::Tensor output_of(const Args& a, const DocumentRun& d, const void* out) {
 }
 
 void forward(const AttentionForward& a, const DocumentRun& d) {
-  const Heads in = inputs_of(a, d);
+  const int64_t past = a.documents.past;
+  const DocumentRun keys = keys_of(d, past);
+  const Heads in = inputs_of(a, d, keys);
   const at::Tensor starts = starts_of(d), out = output_of(a, d, a.out);
+  const at::Tensor key_starts = past > 0 ? starts_of(d, d.key_start) : starts;
   const double scale = 1.0 / std::sqrt(static_cast<double>(a.head_dim));
   if (a.dtype == DType::kBF16) {
-    const auto result = at::_flash_attention_forward(in.q, in.k, in.v, starts, starts, d.longest, d.longest,
-                                                     0.0, a.window == 0, false, scale, flash_left(a.window),
-                                                     flash_right(a.window));
+    const auto result = at::_flash_attention_forward(in.q, in.k, in.v, starts, key_starts, d.longest,
+                                                     keys.longest, 0.0, a.window == 0, false, scale,
+                                                     flash_left(a.window), flash_right(a.window));
     const at::Tensor lse = lse_of(d, a.lse, a.heads);
     out.copy_(std::get<0>(result));
     lse.copy_(std::get<1>(result).reshape(lse.sizes()));
     return;
   }
   const int64_t group = a.heads / a.kv_heads;
-  const auto result = at::_efficient_attention_forward(in.q.unsqueeze(0), widen(in.k, group).unsqueeze(0),
-                                                       widen(in.v, group).unsqueeze(0), std::nullopt, starts,
-                                                       starts, d.longest, d.longest, 0.0, kCausalFromTopLeft,
-                                                       false, scale, {}, efficient_window(a.window));
+  const auto result = at::_efficient_attention_forward(
+      in.q.unsqueeze(0), widen(in.k, group).unsqueeze(0), widen(in.v, group).unsqueeze(0), std::nullopt,
+      starts, key_starts, d.longest, keys.longest, 0.0,
+      past > 0 ? kCausalFromBottomRight : kCausalFromTopLeft, false, scale, {}, efficient_window(a.window));
   out.copy_(std::get<0>(result).squeeze(0));
 }
 
 void backward(const AttentionBackward& a, const DocumentRun& d) {
-  const Heads in = inputs_of(a, d);
+  const Heads in = inputs_of(a, d, d);
   const Heads grad = {heads_of(d, a.dq, a.heads, a.head_dim, a.dq_stride, a.dtype),
                       heads_of(d, a.dk, a.kv_heads, a.head_dim, a.dkv_stride, a.dtype),
                       heads_of(d, a.dv, a.kv_heads, a.head_dim, a.dkv_stride, a.dtype)};

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/library.h"
+#include "kernels/norms_formula.h"
 
 namespace lm {
 namespace {
@@ -89,13 +90,18 @@ void dropout(const Dropout& a, StreamView stream) {
   pass(stream, kDropout * (a.accumulate ? 3 : 2) * product(a.rows, a.width), a.dtype);
 }
 
-// Keys that queries see, summed over all tokens, the diagonal counted half.
+// Keys that a document's first tokens see, the diagonal counted half.
+double seen_by_first(double tokens, int64_t window) {
+  const double seen = window > 0 ? std::min(static_cast<double>(window), tokens) : tokens;
+  return tokens * seen - seen * seen / 2;
+}
+// The same of all queries.
 double visible_keys(const Documents& documents, int64_t window) {
   double sum = 0;
   for (int64_t d = 0; d < documents.count; ++d) {
-    const auto length = static_cast<double>(documents.start[d + 1] - documents.start[d]);
-    const double seen = window > 0 ? std::min(static_cast<double>(window), length) : length;
-    sum += length * seen - seen * seen / 2;
+    const auto past = static_cast<double>(documents.past);
+    sum += seen_by_first(past + static_cast<double>(documents.start[d + 1] - documents.start[d]), window);
+    if (past > 0) sum -= seen_by_first(past, window);
   }
   return sum;
 }
@@ -116,13 +122,18 @@ void gemm(const Gemm& g, StreamView stream) {
   const int64_t inner = g.transpose_a ? g.a.rows : g.a.columns;
   if (std::set<GemmShape>* const gemms = counts_of(stream).gemms)
     gemms->insert({g.out.rows, g.out.columns, inner, g.a.stride, g.b.stride, g.out.stride, g.transpose_a,
-                   g.transpose_b, g.addend.defined(), g.scale != 1});
+                   g.transpose_b, g.addend.defined(), g.scale != 1, g.addend_scale != 1});
   Cost& cost = counted(stream);
   cost.gemm_flops += 2 * product(g.out.rows, g.out.columns, inner);
   if (stream.device == DeviceType::kCuda && std::min({g.out.rows, g.out.columns, inner}) >= kNarrow) return;
   const auto bytes = [](const View& x) { return product(x.rows, x.columns) * size(x.dtype); };
   const double moved = bytes(g.a) + bytes(g.b) + bytes(g.out) + bytes(g.addend);
   cost.bytes += moved * (g.transpose_a ? kTransposed : 1);
+}
+void multiply_row(const MultiplyRow& m, StreamView stream) {
+  Cost& cost = counted(stream);
+  cost.gemm_flops += 2 * product(m.rows, m.columns);
+  cost.bytes += product(m.rows, m.columns) * size(m.dtype);
 }
 void copy_rows(const CopyRows& c, StreamView stream) {
   move(stream, 2 * static_cast<double>(c.to.bytes()));
@@ -131,7 +142,13 @@ void scale(const Scale& s, StreamView stream) {
   move(stream, 2 * static_cast<double>(s.out.bytes()));
 }
 void materialise(const Materialise& m, StreamView stream) {
-  move(stream, static_cast<double>(m.out.bytes()));
+  pass(stream, product(m.out.rows, m.out.columns), m.out.dtype);
+}
+void granule_norms(const GranuleNorms& n, StreamView stream) {
+  move(stream, static_cast<double>(n.granules * kGranuleElements) * size(n.dtype));
+}
+void normalise(const Normalise& n, StreamView stream) {
+  move(stream, 2 * static_cast<double>(n.elements) * size(DType::kBF16));
 }
 void zero(const View& x, StreamView stream) {
   move(stream, static_cast<double>(x.bytes()));
@@ -156,8 +173,11 @@ Kernels table(DeviceType device) {
       .sum_columns = sum_columns,
       .add_bias = add_bias,
       .dropout = dropout,
-      .granule_norms = nullptr,  // of the update, not of a pass
-      .update = nullptr,
+      .granule_norms = granule_norms,
+      .normalise = normalise,
+      .update = nullptr,  // of no pass
+      .materialise = materialise,
+      .multiply_row = cpu ? multiply_row : nullptr,
       .attention_forward = attention_forward,
       .attention_backward = attention_backward,
       .attention_forward_scratch = cpu ? attention_forward_scratch_cpu : attention_forward_scratch_cuda,
@@ -165,8 +185,7 @@ Kernels table(DeviceType device) {
       .gemm = gemm,
       .copy_rows = copy_rows,
       .scale = scale,
-      .zero = zero,
-      .materialise = materialise};
+      .zero = zero};
 }
 
 }  // namespace

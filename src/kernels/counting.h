@@ -21,7 +21,7 @@ struct Cost {
 
 // A product as a GEMM library tells it from others that it makes code for: sizes, strides, what is
 // transposed, added and scaled. Types come from the model's and need not be told apart.
-using GemmShape = std::array<int64_t, 10>;
+using GemmShape = std::array<int64_t, 11>;
 
 struct Counts {
   Cost cost;

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "base/parallel.h"
+#include "kernels/exponential.h"
 #include "kernels/kernels.h"
 #include "kernels/lanes.h"
 
@@ -34,7 +35,14 @@ void sum_columns(const SumColumns&, StreamView);
 void add_bias(const AddBias&, StreamView);
 void dropout(const Dropout&, StreamView);
 void granule_norms(const GranuleNorms&, StreamView);
+void normalise(const Normalise&, StreamView);
 void update(const RuleUpdate&, StreamView);
+void update_coded(const RuleUpdate&, StreamView);
+void update_factored(const RuleUpdate&, StreamView);
+void update_orthogonal(const RuleUpdate&, StreamView);
+void materialise(const Materialise&, StreamView);
+void quantise(const Quantise&, StreamView);
+void multiply_row(const MultiplyRow&, StreamView);
 
 // Calls body(T{}) for the element type T of `type`.
 template <class Body>

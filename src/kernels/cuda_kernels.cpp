@@ -23,7 +23,9 @@ constexpr Kernels kCudaKernels = {
     .add_bias = gpu::add_bias,
     .dropout = gpu::dropout,
     .granule_norms = gpu::granule_norms,
+    .normalise = gpu::normalise,
     .update = gpu::update,
+    .materialise = gpu::materialise,
 };
 
 }  // namespace

@@ -22,6 +22,8 @@ void sum_columns(const SumColumns&, StreamView);
 void add_bias(const AddBias&, StreamView);
 void dropout(const Dropout&, StreamView);
 void granule_norms(const GranuleNorms&, StreamView);
+void normalise(const Normalise&, StreamView);
 void update(const RuleUpdate&, StreamView);
+void materialise(const Materialise&, StreamView);
 
 }  // namespace lm::gpu

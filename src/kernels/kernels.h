@@ -7,11 +7,13 @@
 // throughout; rounding to bf16 is to nearest even except where a formula says otherwise.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 
 #include "base/cuda.h"
 #include "base/dtype.h"
+#include "base/encoding_kind.h"
 #include "base/view.h"
 #include "optim/rules/rules.h"
 
@@ -206,23 +208,61 @@ struct GranuleNorms {
   DType dtype = DType::kF32;
 };
 
+// x = bf16(x / max(norm, least)) with norm = bf16(root of the sum of `sums`), which granule_norms has made of
+// x: added in fp64, the i-th to lane i mod 64, then lanes as there.
+struct Normalise {
+  void* x = nullptr;  // bf16
+  int64_t elements = 0;
+  const double* sums = nullptr;  // [granules]
+  int64_t granules = 0;
+  float* norm = nullptr;  // what x was divided by
+  float least = 0;
+};
+
+// State of a rule that keeps averages of rows and columns (optim/rules/factored.h), which is called with
+// whole matrices or vectors.
+struct FactoredState {
+  int64_t rows = 1, columns = 0;  // of a vector: its elements
+  void* row = nullptr;            // [rows], dtype
+  void* column = nullptr;         // [columns]
+  void* vector = nullptr;         // [columns], of a vector, which has neither of the others
+  float* scratch = nullptr;       // [factored_scratch(rows, columns)]
+  DType dtype = DType::kF32;
+};
+
+// A matrix whose rule steps by its orthogonal momentum (optim/rules/muon.h, kernels/orthogonal.h), in two
+// calls: the first moves state[0] and writes the direction, with zeros up to a whole granule; the second
+// takes the step. The weight is of the second alone, the gradient of the first.
+struct OrthogonalState {
+  enum class Call : int64_t { kNone, kDirection, kStep };  // no padding behind it: a GPU's argument
+  Call call = Call::kNone;
+  int64_t rows = 0, columns = 0;
+  void* direction = nullptr;  // [rows, columns], bf16
+};
+
 // One fused pass of an optimizer's rule: reads gradient and state, writes state and the working weight. The
 // gradient is multiplied by gradient_scale (clipping), then the rule's own lines follow (optim/rules), in
 // fp32 with exactly those operations (nothing contracted; sqrt and / correctly rounded). Every NaN that is
-// stored is 0x7FC00000.
+// stored is 0x7FC00000. Coded state (optim/rules/codes.h) is read from its codes and coded anew; there what
+// is no finite number becomes 0, and so does a block of numbers below 2^-126.
 struct RuleUpdate {
   RuleScalars rule;
-  const void* gradient = nullptr;          // [elements], gradient_dtype
-  void* weight = nullptr;                  // working weight, weight_dtype
-  void* master = nullptr;                  // kSplit: uint16 low halves; kF32: float; else null
-  float* state[Rules::kMostStreams] = {};  // of the rule's streams, in their order
-  int64_t elements = 0;
+  const void* gradient = nullptr;           // [elements], gradient_dtype
+  void* weight = nullptr;                   // working weight, weight_dtype
+  void* master = nullptr;                   // kSplit: uint16 low halves; kF32: float; else null
+  float* state[Rules::kMostStates] = {};    // [elements] of each; coded: the scales, one for each block
+  uint8_t* codes[Rules::kMostStates] = {};  // of a rule whose state is coded, but null for its small tensors
+  FactoredState factored = {};              // of a rule that has it instead
+  OrthogonalState orthogonal = {};          // of a matrix that has it beside state[0]
+  int64_t elements = 0;                     // coded: a multiple of 256
   DType gradient_dtype = DType::kF32;
   DType weight_dtype = DType::kF32;
   MasterForm form = MasterForm::kWeight;
   float gradient_scale = 1;
   uint64_t rounding_key = 0;  // kStochastic: from (seed, purpose, step, tensor)
-  int64_t first_index = 0;    // kStochastic: index of element 0 in that key's sequence; a multiple of 64
+  // kStochastic: index of element 0 in that key's sequence; a multiple of 64 but for factored and orthogonal
+  // state.
+  int64_t first_index = 0;
 };
 
 // Neighbouring documents that a GPU's attention takes at once.
@@ -230,6 +270,8 @@ struct DocumentRun {
   int64_t first = 0, tokens = 0;   // their tokens
   int64_t count = 0, longest = 0;  // documents, and tokens of the longest
   const int32_t* start = nullptr;  // [count + 1], from `first`; device memory
+  // The same of the keys where they begin earlier than the queries (Documents::past).
+  const int32_t* key_start = nullptr;
 };
 
 // Which tokens belong together. The CPU reads `start`, a GPU the runs.
@@ -238,6 +280,9 @@ struct Documents {
   int64_t count = 0;
   const DocumentRun* runs = nullptr;  // HOST memory, [run_count]
   int64_t run_count = 0;
+  // Of one document, forward: so many of its tokens came before. Their keys and values lie in front of those
+  // of the tokens here, which continue it.
+  int64_t past = 0;
 };
 
 // Causal attention inside documents, grouped heads, never a T x T matrix. Query head h reads key head
@@ -246,7 +291,7 @@ struct Documents {
 // elements).
 struct AttentionForward {
   const void* q = nullptr;  // [tokens, heads, head_dim], stride q_stride
-  const void* k = nullptr;  // [tokens, kv_heads, head_dim], stride kv_stride
+  const void* k = nullptr;  // [past + tokens, kv_heads, head_dim], stride kv_stride
   const void* v = nullptr;
   void* out = nullptr;   // [tokens, heads, head_dim], contiguous
   float* lse = nullptr;  // [heads, tokens]: log of the sum of exp(scale * q·k)
@@ -286,7 +331,20 @@ struct Gemm {
   View a, b, out;    // out may be addend
   View addend = {};  // undefined: none; of out's shape
   bool transpose_a = false, transpose_b = false;
-  float scale = 1;  // of the product
+  float scale = 1;         // of the product
+  float addend_scale = 1;  // of the addend
+};
+
+// out[r] = scale * (weight[r] · x) (+ addend[r]), added up in fp32 and rounded once: one token's product. The
+// matrix is read once, at the memory's rate, where a GEMM library brings it into another order first.
+struct MultiplyRow {
+  const void* x = nullptr;       // [columns]
+  const void* weight = nullptr;  // [rows, columns], stride in elements
+  const void* addend = nullptr;  // null, or [rows]; may be out
+  void* out = nullptr;           // [rows]
+  int64_t rows = 0, columns = 0, stride = 0;
+  float scale = 1;
+  DType dtype = DType::kF32;
 };
 
 // to = from, with rows that may lie apart on both sides; of one type and shape.
@@ -300,14 +358,32 @@ struct Scale {
   float factor = 1;
 };
 
-// The elements of a matrix from the bytes of a frozen tensor's encoding (spec/encoding.h); `out` is
-// contiguous.
+// The elements of a matrix of the files from the pieces that encode it (spec/encoding.h); `out` is
+// contiguous. Formulas are bitsandbytes' in fp32, rounded once: value of the code * scale of its block (a
+// double scale: value of its code * scale of the scales + their mean), or integer * scale of the row * fp32(1
+// / 127).
 struct Materialise {
-  void (*encoding)(std::span<const std::byte* const> pieces, int64_t rows, int64_t columns, DType dtype,
-                   std::byte* out) = nullptr;
-  std::span<const std::byte* const> pieces;
+  EncodingKind kind = EncodingKind::kNf4;
+  std::array<const std::byte*, kMostPieces> pieces = {};
   View out;
 };
+
+// The other way, on the CPU: codes and fp32 scales of some of a matrix: of 4-bit codes `x` begins at a
+// multiple of kScaleBlock and ends at one or with the matrix; of 8-bit codes it is whole rows. A block's
+// scale is its largest magnitude; numbers are divided by it (multiplied by its reciprocal in whole blocks)
+// and become the nearest code.
+struct Quantise {
+  EncodingKind kind = EncodingKind::kNf4;  // of double scales: what quantise_scales begins with
+  const void* x = nullptr;
+  int64_t elements = 0, columns = 0;
+  uint8_t* codes = nullptr;
+  float* scales = nullptr;
+  DType dtype = DType::kF32;
+};
+
+// Double scales: `codes` of all scales of a matrix, and in `nested` their mean (added in fp64) and the scales
+// of what they differ from it by.
+void quantise_scales(std::span<const float> scales, uint8_t* codes, float* nested);
 
 // The launchers of one device. The last ones are LibTorch's, and null in a table that has none of it.
 struct Kernels {
@@ -328,7 +404,12 @@ struct Kernels {
   void (*add_bias)(const AddBias&, StreamView);
   void (*dropout)(const Dropout&, StreamView);
   void (*granule_norms)(const GranuleNorms&, StreamView);
+  void (*normalise)(const Normalise&, StreamView);
   void (*update)(const RuleUpdate&, StreamView);
+  void (*materialise)(const Materialise&, StreamView);
+  void (*multiply_row)(const MultiplyRow&, StreamView) = nullptr;  // the CPU's alone: cuBLAS knows the case
+  void (*quantise)(const Quantise&,
+                   StreamView) = nullptr;  // the CPU's alone: bases are quantised as they load
   // kernels/library.h
   void (*attention_forward)(const AttentionForward&, StreamView) = nullptr;
   void (*attention_backward)(const AttentionBackward&, StreamView) = nullptr;
@@ -338,8 +419,7 @@ struct Kernels {
   void (*gemm)(const Gemm&, StreamView) = nullptr;
   void (*copy_rows)(const CopyRows&, StreamView) = nullptr;
   void (*scale)(const Scale&, StreamView) = nullptr;
-  void (*zero)(const View& x, StreamView) = nullptr;              // contiguous
-  void (*materialise)(const Materialise&, StreamView) = nullptr;  // null on GPUs: the CPU alone can
+  void (*zero)(const View& x, StreamView) = nullptr;  // contiguous
 };
 
 // The table of a device; throws Error(12) for CUDA in an executable without it.

@@ -217,6 +217,46 @@ LM_INLINE U32 mul_high(U32 a, U32 b) {
   return a;
 }
 
+// Sixteen 4-bit numbers out of 8 bytes, the high half of each byte first.
+LM_INLINE U32 load_halves(const uint8_t* from) {
+  U32 r;
+#if defined(__AVX2__)
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+  const __m128i high = _mm_and_si128(_mm_srli_epi16(bytes, 4), _mm_set1_epi8(15));
+  const __m128i each = _mm_unpacklo_epi8(high, _mm_and_si128(bytes, _mm_set1_epi8(15)));
+#if defined(__AVX512F__)
+  r.part[0] = (NativeU32)_mm512_maskz_cvtepu8_epi32(0xFFFF, each);
+#else
+  r.part[0] = (NativeU32)_mm256_cvtepu8_epi32(each);
+  r.part[1] = (NativeU32)_mm256_cvtepu8_epi32(_mm_srli_si128(each, 8));
+#endif
+#else
+  for (int l = 0; l < kLanes; ++l)
+    r.part[l / kNative][l % kNative] = l % 2 == 0 ? from[l / 2] >> 4 : from[l / 2] & 15;
+#endif
+  return r;
+}
+// The lanes of `table` that the lanes of `index`, below 16, number.
+LM_INLINE F32 look_up(const F32& table, U32 index) {
+  F32 r;
+#if defined(__AVX512F__)
+  r.part[0] = (NativeF32)_mm512_maskz_permutexvar_ps(0xFFFF, (__m512i)index.part[0], (__m512)table.part[0]);
+#elif defined(__AVX2__)
+  for (int p = 0; p < kParts; ++p) {
+    const __m256i i = (__m256i)index.part[p];
+    const __m256 low = _mm256_permutevar8x32_ps((__m256)table.part[0], i);
+    const __m256 high = _mm256_permutevar8x32_ps((__m256)table.part[1], i);
+    r.part[p] = (NativeF32)_mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(i, 28)));
+  }
+#else
+  float lane[kLanes];
+  memcpy(lane, table.part, sizeof lane);
+  for (int l = 0; l < kLanes; ++l)
+    r.part[l / kNative][l % kNative] = lane[index.part[l / kNative][l % kNative]];
+#endif
+  return r;
+}
+
 // How many lanes a load or store touches.
 struct Whole {};
 struct Part {
@@ -253,6 +293,88 @@ LM_INLINE void store_u16(uint16_t* to, U32 a, Whole) {
     *reinterpret_cast<MemoryU16*>(to + p * kNative) = v;
   }
 }
+// Whole vectors alone. Each lane must be below 256.
+LM_INLINE U32 load_u8(const uint8_t* from) {
+  U32 r;
+  for (int p = 0; p < kParts; ++p) {
+#if defined(__AVX512F__)
+    r.part[p] = (NativeU32)_mm512_maskz_cvtepu8_epi32(0xFFFF, _mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__)
+    r.part[p] = (NativeU32)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(from + p * kNative)));
+#else
+    for (int l = 0; l < kNative; ++l) r.part[p][l] = from[p * kNative + l];
+#endif
+  }
+  return r;
+}
+LM_INLINE void store_u8(uint8_t* to, U32 a) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128((__m128i*)to, _mm512_maskz_cvtepi32_epi8(0xFFFF, (__m512i)a.part[0]));
+#elif defined(__AVX2__)
+  const __m256i halves =
+      _mm256_permute4x64_epi64(_mm256_packus_epi32((__m256i)a.part[0], (__m256i)a.part[1]), 0xD8);
+  _mm_storeu_si128((__m128i*)to,
+                   _mm_packus_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1)));
+#else
+  for (int p = 0; p < kParts; ++p) {
+    for (int l = 0; l < kNative; ++l) to[p * kNative + l] = (uint8_t)a.part[p][l];
+  }
+#endif
+}
+
+// Sixteen 4-bit numbers into 8 bytes, the high half of each byte first.
+LM_INLINE void store_halves(uint8_t* to, U32 a) {
+  uint8_t each[kLanes];
+  store_u8(each, a);
+  for (int half = 0; half < 2; ++half) {
+    uint64_t x;
+    memcpy(&x, each + 8 * half, sizeof x);
+    x = (x << 4 | x >> 8) & 0x00FF00FF00FF00FF;
+    x = (x | x >> 8) & 0x0000FFFF0000FFFF;
+    const auto four = static_cast<uint32_t>(x | x >> 16);
+    memcpy(to + 4 * half, &four, sizeof four);
+  }
+}
+
+// table[i % entries] of each lane, for 32 to 256 entries. (AVX-512's permutations take 2 to 20 cycles here,
+// its gathers 60.)
+template <int entries>
+LM_INLINE F32 look_up(const float* table, U32 i) {
+  F32 r;
+#if defined(__AVX512F__)
+  const __m512i at = (__m512i)i.part[0];
+  __m512 found[entries / 32];
+  for (int g = 0; g < entries / 32; ++g)
+    found[g] =
+        _mm512_permutex2var_ps(_mm512_loadu_ps(table + 32 * g), at, _mm512_loadu_ps(table + 32 * g + 16));
+  for (int groups = entries / 32, bit = 32; groups > 1; groups /= 2, bit *= 2) {
+    const __mmask16 upper = _mm512_mask_test_epi32_mask(0xFFFF, at, _mm512_set1_epi32(bit));
+    for (int g = 0; g < groups / 2; ++g)
+      found[g] = _mm512_mask_blend_ps(upper, found[2 * g], found[2 * g + 1]);
+  }
+  r.part[0] = (NativeF32)found[0];
+#else
+  i = i & U32(entries - 1);
+  for (int p = 0; p < kParts; ++p) {
+#if defined(__AVX2__)
+    r.part[p] = (NativeF32)_mm256_i32gather_ps(table, (__m256i)i.part[p], 4);
+#else
+    for (int l = 0; l < kNative; ++l) r.part[p][l] = table[i.part[p][l]];
+#endif
+  }
+#endif
+  return r;
+}
+LM_INLINE F32 of_octave(const float* table, U32 octave) {
+  return look_up<32>(table, octave);
+}
+LM_INLINE F32 greatest(F32 a, F32 b) {
+  return max(a, b);
+}
+LM_INLINE F32 least(F32 a, F32 b) {
+  return min(a, b);
+}
+
 LM_INLINE U32 load_u16(const uint16_t* from, Part count) {
   uint16_t whole[kLanes] = {};
   memcpy(whole, from, sizeof(uint16_t) * static_cast<size_t>(count.n));
@@ -367,30 +489,6 @@ LM_INLINE float max_lanes(F32 a) {
     for (int l = 0; l < step; ++l) lane[l] = lane[l] < lane[l + step] ? lane[l + step] : lane[l];
   }
   return lane[0];
-}
-
-// exp within one unit in the last place: 2^n * poly(r), r = x - n ln 2 in [-0.35, 0.35] (the coefficients
-// are Cephes's). The argument is kept in [-87.33, 88.02], so the result is never 0 or infinite: 1.2e-38
-// and 1.7e38 stand for them, which softmax and SwiGLU cannot tell apart. exp(NaN) is NaN. Bits differ between
-// baseline and the rest.
-LM_INLINE F32 exponential(F32 x) {
-  x = min(F32(88.02f), max(F32(-87.33f), x));
-  const F32 shift(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
-  const F32 t = multiply_add(x, F32(1.44269504088896341f), shift);
-  const F32 n = t - shift;
-  const F32 r = multiply_add(n, F32(2.12194440e-4f), multiply_add(n, F32(-0.693359375f), x));
-  F32 y = F32(1.9875691500e-4f);
-  y = multiply_add(y, r, F32(1.3981999507e-3f));
-  y = multiply_add(y, r, F32(8.3334519073e-3f));
-  y = multiply_add(y, r, F32(4.1665795894e-2f));
-  y = multiply_add(y, r, F32(1.6666665459e-1f));
-  y = multiply_add(y, r, F32(5.0000001201e-1f));
-  y = multiply_add(y, r * r, r) + F32(1.f);
-  return y * float_of((bits_of(t) + U32(127)) << 23);
-}
-// The same, but infinite for infinity, as the GPU's is.
-LM_INLINE F32 exponential_to_infinity(F32 x) {
-  return select_less(F32(3.40282347e38f), x, x, exponential(x));
 }
 
 }  // namespace lm::LM_ISA

@@ -22,8 +22,8 @@ void gemm(const Gemm& g, StreamView stream) {
     return;
   }
   const at::Tensor addend = g.addend.data == g.out.data ? out : tensor_of(g.addend, stream.device);
-  widens ? at::addmm_out(out, addend, left, right, out.scalar_type(), 1, g.scale)
-         : at::addmm_out(out, addend, left, right, 1, g.scale);
+  widens ? at::addmm_out(out, addend, left, right, out.scalar_type(), g.addend_scale, g.scale)
+         : at::addmm_out(out, addend, left, right, g.addend_scale, g.scale);
 }
 
 void copy_rows(const CopyRows& c, StreamView stream) {
@@ -40,10 +40,6 @@ void zero(const View& x, StreamView stream) {
   if (x.elements() > 0) tensor_of(x, stream.device).zero_();
 }
 
-void materialise(const Materialise& m, StreamView) {
-  m.encoding(m.pieces, m.out.rows, m.out.columns, m.out.dtype, static_cast<std::byte*>(m.out.data));
-}
-
 Kernels with_library(DeviceType device) {
   Kernels out = kernels(device);
   const bool cpu = device == DeviceType::kCpu;
@@ -55,7 +51,6 @@ Kernels with_library(DeviceType device) {
   out.copy_rows = copy_rows;
   out.scale = scale;
   out.zero = zero;
-  if (cpu) out.materialise = materialise;
   return out;
 }
 

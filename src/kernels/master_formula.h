@@ -2,9 +2,27 @@
 // lanes of them. Both launchers and the tests' scalar reference use these lines.
 #pragma once
 
+#include <type_traits>
+
 #include "base/host_device.h"
+#include "optim/rules/rule.h"
 
 namespace lm {
+
+// Calls body(form) with the form of the weights as a constant.
+template <class Body>
+LM_INLINE void with_form(MasterForm form, const Body& body) {
+  switch (form) {
+    case MasterForm::kWeight:
+      return body(std::integral_constant<MasterForm, MasterForm::kWeight>());
+    case MasterForm::kSplit:
+      return body(std::integral_constant<MasterForm, MasterForm::kSplit>());
+    case MasterForm::kF32:
+      return body(std::integral_constant<MasterForm, MasterForm::kF32>());
+    case MasterForm::kStochastic:
+      return body(std::integral_constant<MasterForm, MasterForm::kStochastic>());
+  }
+}
 
 // Split master: bits M, working weight (M + 0x8000) >> 16, and M & 0xFFFF beside it.
 template <class U>

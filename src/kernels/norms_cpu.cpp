@@ -1,5 +1,5 @@
-// Sums of squares of granules on the CPU. The squares of fp32 numbers are exact in fp64, so only the order of
-// the additions is to be kept: 64 lanes, then a tree.
+// Sums of squares of granules, and dividing by their root, on the CPU. The squares of fp32 numbers are exact
+// in fp64, so only the order of the additions is to be kept: 64 lanes, then a tree.
 #include "kernels/cpu_launchers.h"
 #include "kernels/norms_formula.h"
 
@@ -52,6 +52,19 @@ void granule_norms(const GranuleNorms& a, StreamView stream) {
                      a.sums[g] = granule_sum(static_cast<const T*>(a.x) + g * kGranuleElements);
                    }
                  });
+  });
+}
+
+void normalise(const Normalise& a, StreamView stream) {
+  double lane[kNormLanes] = {};
+  for (int64_t g = 0; g < a.granules; ++g) lane[g % kNormLanes] += a.sums[g];
+  *a.norm = norm_of(add_norm_lanes(lane), a.least);
+  const F32 norm(*a.norm);
+  Bf16* const x = static_cast<Bf16*>(a.x);
+  parallel_elements(stream.threads, a.elements, [&](int64_t begin, int64_t end) {
+    each_vector(end - begin, [&](int64_t i, auto count) LM_BODY {
+      store(x + begin + i, one_nan(load(x + begin + i, count) / norm), count);
+    });
   });
 }
 

@@ -20,4 +20,11 @@ LM_HOST_DEVICE double add_norm_lanes(double (&lane)[kNormLanes]) {
   return nan;
 }
 
+// What Normalise divides by, of the sum of all squares.
+LM_HOST_DEVICE float norm_of(double squares, float least) {
+  const float norm = round_as<Bf16>(root(static_cast<float>(squares)));
+  const float clamp = round_as<Bf16>(least);
+  return norm < clamp ? clamp : norm;
+}
+
 }  // namespace lm

@@ -22,7 +22,11 @@ const Kernels kTable = {
     .add_bias = add_bias,
     .dropout = dropout,
     .granule_norms = granule_norms,
+    .normalise = normalise,
     .update = update,
+    .materialise = materialise,
+    .multiply_row = multiply_row,
+    .quantise = quantise,
 };
 
 }  // namespace lm::LM_ISA

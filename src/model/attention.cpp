@@ -21,9 +21,20 @@ float attention_scale(const ModelSpec& spec) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(spec.head_dim)));
 }
 
+// The tokens' keys and values behind the earlier ones; from the first of them attention reads.
+View keep_keys_and_values(const Context& context, const DeviceBatch& batch, int64_t layer, const View& qkv) {
+  const ModelSpec& spec = context.spec;
+  const View kept = batch.cache->layer(layer);
+  context.kernels.copy_rows(
+      {.from = qkv.row_range(0, batch.tokens).column_range(spec.q_rows(), 2 * spec.kv_rows()),
+       .to = kept.row_range(batch.past(), batch.tokens)},
+      context.stream);
+  return kept;
+}
+
 }  // namespace
 
-void attention_forward(const Context& context, const DeviceBatch& batch, int64_t window, const View& qkv,
+void attention_forward(const Context& context, const DeviceBatch& batch, int64_t layer, const View& qkv,
                        const View& out, const View& lse) {
   const ModelSpec& spec = context.spec;
   const ArenaFrame frame(context.arena);
@@ -40,9 +51,15 @@ void attention_forward(const Context& context, const DeviceBatch& batch, int64_t
                         .head_dim = spec.head_dim,
                         .q_stride = qkv.stride,
                         .kv_stride = qkv.stride,
-                        .window = window,
+                        .window = spec.layer(layer).window,
                         .scale = attention_scale(spec),
                         .dtype = context.dtype};
+  if (batch.cache != nullptr) {
+    const View kept = keep_keys_and_values(context, batch, layer, qkv);
+    args.k = kept.data;
+    args.v = kept.column_range(spec.kv_rows(), spec.kv_rows()).data;
+    args.kv_stride = kept.stride;
+  }
   args.scratch = context.arena.allocate(context.kernels.attention_forward_scratch(args, context.stream));
   context.kernels.attention_forward(args, context.stream);
 }

@@ -15,10 +15,16 @@ ModelBinding::Place ModelBinding::find(const BlockLayout& layout, const std::str
   if (place == nullptr) return {};
   const Parameter& p = place->parameter;
   Place out{place->offset, place->frozen, p.rows, p.columns};
-  if (!place->frozen || place->pieces.front().encoding->materialise == nullptr) return out;
-  out.encoding = place->pieces.front().encoding;
-  for (const FrozenPiece& piece : place->pieces) out.pieces.push_back(piece.offset);
-  LM_CHECK(out.pieces.size() <= kMostPieces, out.encoding->name);
+  if (!place->encoded()) return out;
+  out.encoding = place->encoding().kind;
+  const size_t pieces = place->pieces.size() / p.parts.size();
+  LM_CHECK(p.parts.size() <= kMostParts && pieces <= kMostPieces, p.name);
+  for (size_t i = 0; i < p.parts.size(); ++i) {
+    EncodedPart& part = out.parts[i];
+    part.rows = p.parts[i].rows;
+    part.pieces.fill(-1);
+    for (size_t k = 0; k < pieces; ++k) part.pieces[k] = place->pieces[i * pieces + k].offset;
+  }
   return out;
 }
 
@@ -68,10 +74,16 @@ Param ModelBinding::bind(const Place& place, const BlockMemory& memory, const Bi
   const auto at = [&](std::byte* begin, int64_t byte, DType type) {
     return view_of(begin + byte, type, place.rows, place.columns);
   };
-  if (place.encoding != nullptr) {
+  if (place.encoding != EncodingKind::kPlain) {
     Param out{{nullptr, options.dtype, place.rows, place.columns, place.columns}, {}, place.encoding};
-    for (size_t i = 0; i < place.pieces.size(); ++i)
-      out.pieces[i] = memory.frozen + (place.pieces[i] - memory.first_frozen_byte);
+    for (size_t i = 0; i < kMostParts; ++i) {
+      if (place.parts[i].rows == 0) break;
+      out.parts[i].rows = place.parts[i].rows;
+      for (size_t k = 0; k < kMostPieces; ++k) {
+        const int64_t offset = place.parts[i].pieces[k];
+        if (offset >= 0) out.parts[i].pieces[k] = memory.frozen + (offset - memory.first_frozen_byte);
+      }
+    }
     return out;
   }
   if (place.frozen) return {at(memory.frozen, place.offset - memory.first_frozen_byte, options.dtype), {}};

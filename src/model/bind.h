@@ -45,13 +45,17 @@ class ModelBinding {
   HeadSegment segment(const Unit& unit, const BlockMemory& memory, const BindOptions& options) const;
 
  private:
+  struct EncodedPart {
+    int64_t rows = 0;
+    std::array<int64_t, kMostPieces> pieces = {};  // offsets; -1: none
+  };
   struct Place {
     int64_t offset = 0;  // as a TensorPlace's
     bool frozen = false;
     int64_t rows = 0, columns = 0;  // 0 rows: the model has no such tensor
     // Of a frozen tensor that has to be materialised.
-    const Encoding* encoding = nullptr;
-    std::vector<int64_t> pieces = {};  // their offsets
+    EncodingKind encoding = EncodingKind::kPlain;
+    std::array<EncodedPart, kMostParts> parts = {};
   };
   struct AdapterPlace {
     int64_t first = 0, rows = 0;  // of the projection's output

@@ -71,7 +71,7 @@ DeviceBatch allocate_batch(const Context& context, const BatchShape& shape) {
   int64_t numbers = of_targets;
   if (gpu) {
     const int64_t runs = ceil_div(shape.documents, at_once(context, shape.documents));
-    numbers += 3 * shape.tokens + shape.documents + runs;
+    numbers += 3 * shape.tokens + shape.documents + runs + (shape.continued ? 2 : 0);
   }
   auto* const memory = reinterpret_cast<const int32_t*>(context.arena.allocate(numbers * 4));
   DeviceBatch out{.tokens = shape.tokens,
@@ -88,7 +88,7 @@ DeviceBatch allocate_batch(const Context& context, const BatchShape& shape) {
   return out;
 }
 
-DeviceBatch place_batch(const Context& context, const Batch& batch) {
+DeviceBatch place_batch(const Context& context, const Batch& batch, const KeyValueCache* cache) {
   // One list of 32-bit numbers, as one copy brings them: weights by their bits.
   std::vector<int32_t> all, target, weight;
   const bool weighted = !batch.weight.empty();
@@ -102,8 +102,13 @@ DeviceBatch place_batch(const Context& context, const Batch& batch) {
   DeviceBatch out = allocate_batch(context, {.tokens = batch.tokens(),
                                              .targets = std::ssize(target),
                                              .documents = batch.documents(),
-                                             .weighted = weighted});
+                                             .weighted = weighted,
+                                             .continued = cache != nullptr});
   out.document_start = batch.document_start.data();
+  out.cache = cache;
+  // Where there is no kernel for one row there are two: LibTorch on a GPU takes an addend of one row for a
+  // bias, and another library for the product.
+  if (cache != nullptr && batch.tokens() == 1) out.rows = context.kernels.multiply_row != nullptr ? 1 : 2;
   all.insert(all.end(), target.begin(), target.end());
   all.insert(all.end(), weight.begin(), weight.end());
   if (context.device == DeviceType::kCpu) {
@@ -117,6 +122,11 @@ DeviceBatch place_batch(const Context& context, const Batch& batch) {
     for (DocumentRun& run : out.runs) {
       run.start = start;
       start += run.count + 1;
+    }
+    if (cache != nullptr) {
+      LM_CHECK(out.runs.size() == 1 && out.runs.front().count == 1, "one document goes on");
+      out.runs.front().key_start = start;
+      starts.insert(starts.end(), {0, static_cast<int32_t>(cache->tokens() + batch.tokens())});
     }
     for (const std::vector<int32_t>* array :
          {&batch.token, &batch.position, &batch.sample, &std::as_const(starts)})

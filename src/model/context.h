@@ -14,6 +14,7 @@
 #include "base/cuda.h"
 #include "base/view.h"
 #include "kernels/kernels.h"
+#include "model/key_value_cache.h"
 #include "model/uploads.h"
 #include "spec/model_spec.h"
 
@@ -53,8 +54,13 @@ struct DeviceBatch {
   const int32_t* document_start = nullptr;  // HOST memory, [document_count + 1]
   int64_t document_count = 0;
   std::vector<DocumentRun> runs;  // of the documents, on a GPU: as attention takes them
+  // The one document goes on from the tokens that the cache holds, and its own keys and values join them.
+  const KeyValueCache* cache = nullptr;
+  int64_t past() const { return cache != nullptr ? cache->tokens() : 0; }
+  // A token that continues a text: its products are with one row.
+  bool one_row() const { return cache != nullptr && rows == 1; }
   Documents documents() const {
-    return {document_start, document_count, runs.data(), static_cast<int64_t>(runs.size())};
+    return {document_start, document_count, runs.data(), static_cast<int64_t>(runs.size()), past()};
   }
 };
 
@@ -88,12 +94,14 @@ void zero_surplus(const Context& context, const View& x, int64_t used);
 
 // The batch's arrays where the device can read them: on the CPU the batch itself (the rows with targets in
 // the arena), on a GPU all of them in one block of the arena, by one copy.
-DeviceBatch place_batch(const Context& context, const Batch& batch);
+// With a cache: a batch of one document that continues its text.
+DeviceBatch place_batch(const Context& context, const Batch& batch, const KeyValueCache* cache = nullptr);
 // Memory for such arrays alone: of so many tokens, rows with a target and documents. The batch's pointers are
 // those that place_batch's would have.
 struct BatchShape {
   int64_t tokens = 0, targets = 0, documents = 0;
-  bool weighted = false;  // its targets have weights
+  bool weighted = false;   // its targets have weights
+  bool continued = false;  // a document that goes on
 };
 DeviceBatch allocate_batch(const Context& context, const BatchShape& shape);
 

@@ -1,6 +1,6 @@
 // The embedding: a gather of rows forward; backward, the sum of gradients per distinct token of the whole
-// optimizer step, in position order, added to the block's gradient once at the step's end (for a tied weight
-// that is after the head's gradient). Memory for the sums is owned here, sized for the longest step.
+// optimizer step, in position order, added to the block's gradient once (for a tied weight that is after the
+// head's gradient), before ranks exchange it. Memory for the sums is owned here, sized for the longest step.
 #pragma once
 
 #include <vector>
@@ -17,11 +17,11 @@ class EmbeddingGradient {
   // `max_rows` distinct tokens at most: min(V, tokens per step).
   EmbeddingGradient(const ModelSpec& spec, int64_t max_rows, int64_t max_tokens, DeviceType device);
 
-  // Numbers the distinct tokens of the step's micro-batches and zeroes their sums.
+  // A backward of the step begins: numbers the distinct tokens of its micro-batches and zeroes their sums.
   void begin(const Context& context, const std::vector<Batch>& micro_batches);
   // Adds dx [T, H] of micro-batch `micro`, in position order. Micro-batches come in ascending order.
   void add(const Context& context, size_t micro, const View& dx);
-  // gradient[token] += sum, once per step. Without a tied head the caller has zeroed `gradient` before.
+  // gradient[token] += sum, once per backward. Without a tied head the caller has zeroed `gradient` before.
   void finish(const Context& context, const View& gradient);
 
  private:

@@ -282,8 +282,18 @@ View head_normed(const Context& context, const Param& norm, const View& x) {
 
 void head_segment_logits(const Context& context, const HeadSegment& segment, const View& normed,
                          const View& logits) {
-  multiply(context, normed, segment.weight.weight,
-           logits.column_range(segment.first_row, segment.weight.weight.rows));
+  const View& weight = segment.weight.weight;
+  const View columns = logits.column_range(segment.first_row, weight.rows);
+  if (normed.rows > 1 || context.kernels.multiply_row == nullptr)
+    return multiply(context, normed, weight, columns);
+  context.kernels.multiply_row({.x = normed.data,
+                                .weight = weight.data,
+                                .out = columns.data,
+                                .rows = weight.rows,
+                                .columns = weight.columns,
+                                .stride = weight.stride,
+                                .dtype = context.dtype},
+                               context.stream);
 }
 
 void head_logits(const Context& context, const Head& head, const View& x, const View& logits) {

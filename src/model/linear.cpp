@@ -1,7 +1,5 @@
 #include "model/linear.h"
 
-#include "base/error.h"
-
 namespace lm {
 namespace {
 
@@ -35,6 +33,23 @@ Dropout dropout_arguments(const Context& context, const Adapter& adapter, const 
           .p = adapter.dropout,
           .accumulate = accumulate,
           .dtype = context.dtype};
+}
+
+// x Wᵀ, of one row by the kernel for it where the device has one.
+void multiply(const Context& context, const DeviceBatch& batch, const Gemm& product) {
+  if (!batch.one_row() || context.kernels.multiply_row == nullptr)
+    return context.kernels.gemm(product, context.stream);
+  const bool adds = product.addend.defined();
+  context.kernels.multiply_row({.x = product.a.data,
+                                .weight = product.b.data,
+                                .addend = adds ? product.addend.data : nullptr,
+                                .out = product.out.data,
+                                .rows = product.b.rows,
+                                .columns = product.b.columns,
+                                .stride = product.b.stride,
+                                .scale = product.scale,
+                                .dtype = context.dtype},
+                               context.stream);
 }
 
 // drop(x): x itself when dropout is off (evaluation clears the key), else a copy in the arena.
@@ -79,11 +94,16 @@ LinearSaved allocate_saved(const Context& context, const Linear& linear, int64_t
 }
 
 View borrow(const Context& context, const Param& param) {
-  if (param.encoding == nullptr) return param.weight;
-  LM_CHECK(context.kernels.materialise != nullptr, "this device has no encoded weights");
+  if (param.encoding == EncodingKind::kPlain) return param.weight;
   const View out = context.like(param.weight);
-  context.kernels.materialise({.encoding = param.encoding->materialise, .pieces = param.pieces, .out = out},
-                              context.stream);
+  int64_t row = 0;
+  for (const Param::EncodedPart& part : param.parts) {
+    if (part.rows == 0) break;
+    context.kernels.materialise(
+        {.kind = param.encoding, .pieces = part.pieces, .out = out.row_range(row, part.rows)},
+        context.stream);
+    row += part.rows;
+  }
   return out;
 }
 
@@ -91,9 +111,8 @@ void linear_forward(const Context& context, const Linear& linear, const DeviceBa
                     const View& y, LinearSaved& saved, const View& residual) {
   {
     const ArenaFrame frame(context.arena);
-    context.kernels.gemm(
-        {.a = x, .b = borrow(context, linear.weight), .out = y, .addend = residual, .transpose_b = true},
-        context.stream);
+    const View weight = borrow(context, linear.weight);
+    multiply(context, batch, {.a = x, .b = weight, .out = y, .addend = residual, .transpose_b = true});
   }
   if (linear.bias.weight.defined()) {
     context.kernels.add_bias({.x = y.data,
@@ -108,13 +127,13 @@ void linear_forward(const Context& context, const Linear& linear, const DeviceBa
   for (size_t i = 0; i < linear.adapters.size(); ++i) {
     const Adapter& adapter = linear.adapters[i];
     const View slice = y.column_range(adapter.first, adapter.rows);
-    context.kernels.gemm({.a = saved.reduced[i],
-                          .b = adapter.b.weight,
-                          .out = slice,
-                          .addend = slice,
-                          .transpose_b = true,
-                          .scale = adapter.scale},
-                         context.stream);
+    multiply(context, batch,
+             {.a = saved.reduced[i],
+              .b = adapter.b.weight,
+              .out = slice,
+              .addend = slice,
+              .transpose_b = true,
+              .scale = adapter.scale});
   }
 }
 
@@ -138,11 +157,11 @@ void linear_reduce(const Context& context, const Linear& linear, const DeviceBat
   for (size_t i = 0; i < linear.adapters.size(); ++i) {
     const ArenaFrame frame(context.arena);
     const Adapter& adapter = linear.adapters[i];
-    context.kernels.gemm({.a = dropped(context, adapter, batch, x),
-                          .b = adapter.a.weight,
-                          .out = saved.reduced[i],
-                          .transpose_b = true},
-                         context.stream);
+    multiply(context, batch,
+             {.a = dropped(context, adapter, batch, x),
+              .b = adapter.a.weight,
+              .out = saved.reduced[i],
+              .transpose_b = true});
   }
 }
 

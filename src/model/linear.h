@@ -5,8 +5,8 @@
 #include <array>
 #include <vector>
 
+#include "base/encoding_kind.h"
 #include "model/context.h"
-#include "spec/encoding.h"
 
 namespace lm {
 
@@ -15,10 +15,14 @@ namespace lm {
 struct Param {
   View weight;
   View gradient;
-  // Of a frozen matrix that is not stored as its elements: where the pieces lie. Its `weight` has a shape and
-  // no data.
-  const Encoding* encoding = nullptr;
-  std::array<const std::byte*, kMostPieces> pieces = {};
+  // Of a frozen matrix that is not stored as its elements: where the pieces of each of its parts lie, in row
+  // order. Its `weight` has a shape and no data.
+  struct EncodedPart {
+    int64_t rows = 0;  // 0: there are no more parts
+    std::array<const std::byte*, kMostPieces> pieces = {};
+  };
+  EncodingKind encoding = EncodingKind::kPlain;
+  std::array<EncodedPart, kMostParts> parts = {};
 };
 
 // The weight as a matrix: where it lies, or materialised in the arena, in the caller's frame.

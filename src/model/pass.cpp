@@ -43,6 +43,7 @@ void Pass::begin(int64_t step, int64_t micro_batches, float loss_scale) {
   step_ = step;
   micro_batches_ = micro_batches;
   loss_scale_ = loss_scale;
+  inputs_kept_ = false;
 }
 
 void Pass::carry_out(const Operation& operation) {
@@ -51,6 +52,7 @@ void Pass::carry_out(const Operation& operation) {
     case OperationKind::kForward:
       return block == head_ ? head_forward(operation) : forward(block, micro);
     case OperationKind::kHead:
+      if (micro == 0 && trained_.back()) memory_.begin_gradient(operation.unit);
       return head_loss(context_, bind_head(true), at(micro).device, input(block, micro), at(micro).dx,
                        nll_sum_, loss_options(micro));
     case OperationKind::kRecompute:
@@ -176,7 +178,12 @@ void Pass::backward(int64_t block, int64_t micro) {
   const bool train_embedding = trained_.front() != 0;
   if (block == 0) {
     if (train_embedding) memory_.add_embedding_gradient(micro, m.dx);
-    if (last_of_group(micro)) context_.arena.rewind(group_mark_);
+    if (!last_of_group(micro)) return;
+    if (settings_.keeps_inputs && !inputs_kept_) {
+      inputs_kept_ = true;
+    } else {
+      context_.arena.rewind(group_mark_);
+    }
     return;
   }
   const auto b = static_cast<size_t>(block);

@@ -37,6 +37,8 @@ struct PassSettings {
   int64_t group = 1;        // micro-batches that pass a block before the next
   bool cut_head = false;
   bool inputs_off_device = false;
+  // A step has two backwards of the same micro-batches, and the first one leaves block inputs to the second.
+  bool keeps_inputs = false;
 };
 
 class Pass {
@@ -93,6 +95,7 @@ class Pass {
   // Of the step under way.
   int64_t step_ = 0, micro_batches_ = 0;
   float loss_scale_ = 0;
+  bool inputs_kept_ = false;  // the first of two backwards has been
   std::vector<std::unique_ptr<MicroBatch>> group_;
   std::vector<int64_t> mark_;   // of the arena, before a block's saved activations
   int64_t group_mark_ = 0;      // before the group

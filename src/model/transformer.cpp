@@ -163,7 +163,7 @@ void block_forward(const Context& context, const TransformerBlock& block, const 
     qk_norm_forward(context, block.k_norm, saved, k_heads(spec));
   }
   rotate(context, block.layer, batch, saved.qkv, false);
-  attention_forward(context, batch, spec.layer(block.layer).window, saved.qkv, saved.attention, saved.lse);
+  attention_forward(context, batch, block.layer, saved.qkv, saved.attention, saved.lse);
   zero_surplus(context, saved.attention, batch.tokens);
   const View projected = context.tensor(rows, spec.hidden);
   linear_forward(context, block.out, batch, saved.attention, projected, saved.out_adapters);

@@ -5,40 +5,59 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "optim/shards.h"
 
 namespace lm {
 
 Gradients::Gradients(const ModelLayout& layout, DType dtype, const Kernels& kernels, StreamView stream,
-                     std::span<std::byte> host_sums, Store* store, bool cut_head)
+                     std::span<std::byte> host_sums, GradientHomes homes, bool cut_head)
     : layout_(layout),
       dtype_(dtype),
       kernels_(kernels),
       stream_(stream),
-      store_(store),
+      homes_(std::move(homes)),
       units_(layout.units(cut_head)),
       sums_(stream.device, norm_bytes(layout)),
       host_sums_(reinterpret_cast<double*>(host_sums.empty() ? sums_.data() : host_sums.data())) {
   LM_CHECK(stream.device == DeviceType::kCpu || std::ssize(host_sums) >= sums_.size(),
            "host memory for norms");
+  const auto size = static_cast<int64_t>(dtype_size(dtype));
   for (const Unit& unit : units_) {
-    const bool off_device = store != nullptr && store->holds(static_cast<int64_t>(memory_.size()));
-    memory_.emplace_back(stream.device,
-                         off_device ? 0 : unit.elements * static_cast<int64_t>(dtype_size(dtype)));
+    const bool elsewhere = through_slots(std::ssize(memory_)) || in_slot(unit.block);
+    memory_.emplace_back(stream.device, elsewhere ? 0 : unit.elements * size);
   }
-  int64_t granule = 0;
+  int64_t granule = 0, longest = 0;  // elements of a block in the slot
   for (const BlockLayout& block : layout.blocks) {
+    if (in_slot(std::ssize(first_granule_))) longest = std::max(longest, block.flat_elements);
     first_granule_.push_back(granule);
     granule += block.flat_elements / kGranule;
   }
+  slot_ = Memory(stream.device, longest * size);
 }
 
 std::byte* Gradients::unit(int64_t u) const {
-  return through_slots(u) ? store_->use(u) : memory_[static_cast<size_t>(u)].data();
+  const Unit& range = units_[static_cast<size_t>(u)];
+  if (through_slots(u)) return homes_.store->use(u);
+  if (!in_slot(range.block)) return memory_[static_cast<size_t>(u)].data();
+  LM_CHECK(slot_block_ == range.block, "the gradient of block " + std::to_string(range.block) +
+                                           " is asked for, and block " + std::to_string(slot_block_) +
+                                           "'s is in the slot");
+  return slot_.data() + range.first * static_cast<int64_t>(dtype_size(dtype_));
+}
+
+int64_t Gradients::bytes() const {
+  int64_t sum = slot_.size();
+  for (const Memory& memory : memory_) sum += memory.size();
+  return sum;
 }
 
 void Gradients::begin(int64_t u) {
-  if (!through_slots(u)) return;
   const Unit& range = units_[static_cast<size_t>(u)];
+  if (in_slot(range.block)) {
+    slot_block_ = range.block;
+  } else if (!through_slots(u)) {
+    return;
+  }
   const auto size = static_cast<int64_t>(dtype_size(dtype_));
   std::byte* const memory = unit(u);
   int64_t end = range.first;  // elements so far; trainable tensors lie in ascending order
@@ -57,18 +76,70 @@ void Gradients::begin(int64_t u) {
 }
 
 void Gradients::zero(int64_t u) {
-  const Memory& memory = memory_[static_cast<size_t>(u)];
-  zero_bytes(memory.data(), memory.size(), stream_);
+  const Unit& range = units_[static_cast<size_t>(u)];
+  if (in_slot(range.block)) slot_block_ = range.block;
+  zero_bytes(unit(u), range.elements * static_cast<int64_t>(dtype_size(dtype_)), stream_);
 }
 
-void Gradients::granule_norms(int64_t u) {
+std::byte* Gradients::unit_in_group(int64_t u) const {
+  return through_slots(u) ? homes_.store->use_in_group(u) : unit(u);
+}
+
+void Gradients::leave_to_compute(int64_t u, Group& group) const {
+  const bool passes_on =
+      through_slots(u) ? !homes_.store->used_in_group(u) : in_slot(units_[static_cast<size_t>(u)].block);
+  if (passes_on) group.end_before(stream_);
+}
+
+void Gradients::exchange(int64_t u, Group& group, bool sharded) {
+  const auto size = static_cast<int64_t>(dtype_size(dtype_));
+  const std::vector<ByteRange> ranges = shard_bytes(units_[static_cast<size_t>(u)], group.ranks(), size);
+  std::byte* const all = unit_in_group(u);
+  std::byte* const own = all + ranges[static_cast<size_t>(group.rank())].begin;
+  const bool rounds = dtype_ != DType::kF32;  // once, after the last addition
+  group.begin_after(stream_);
+  const StreamView stream = group.stream(stream_);
+  group.exchange("exchange of gradients", all, ranges,
+                 [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
+                   const int64_t elements = bytes / size;
+                   if (rounds && sum_.size() < elements * 4) sum_ = Memory(stream.device, elements * 4);
+                   void* const to = rounds ? sum_.data() : own + offset;
+                   Accumulate add{.to = to, .elements = elements, .from_dtype = dtype_, .overwrite = true};
+                   for (const std::byte* const rank : from) {
+                     add.from = rank;
+                     kernels_.accumulate(add, stream);
+                     add.overwrite = false;
+                   }
+                   if (!rounds) return;
+                   kernels_.accumulate({.to = own + offset,
+                                        .from = sum_.data(),
+                                        .elements = elements,
+                                        .to_dtype = dtype_,
+                                        .overwrite = true},
+                                       stream);
+                 });
+  if (!sharded) group.share("sums of gradients", all, ranges);
+  leave_to_compute(u, group);
+}
+
+void Gradients::granule_norms(int64_t u, Group& group, bool sharded) {
   const Unit& range = units_[static_cast<size_t>(u)];
-  const int64_t granule = first_granule_[static_cast<size_t>(range.block)] + range.first / kGranule;
-  kernels_.granule_norms({.x = unit(u),
-                          .sums = reinterpret_cast<double*>(sums_.data()) + granule,
-                          .granules = range.elements / kGranule,
+  auto* const sums = reinterpret_cast<double*>(sums_.data()) +
+                     first_granule_[static_cast<size_t>(range.block)] + range.first / kGranule;
+  const Shard own = shard_of(range, sharded ? group.rank() : 0, sharded ? group.ranks() : 1);
+  const int64_t skipped = own.first - range.first;
+  const std::byte* const gradient = unit_in_group(u);
+  group.begin_after(stream_);
+  kernels_.granule_norms({.x = gradient + skipped * static_cast<int64_t>(dtype_size(dtype_)),
+                          .sums = sums + skipped / kGranule,
+                          .granules = own.elements / kGranule,
                           .dtype = dtype_},
-                         stream_);
+                         group.stream(stream_));
+  leave_to_compute(u, group);
+  if (!sharded) return;
+  std::vector<ByteRange> ranges = shard_bytes(range, group.ranks(), sizeof(double));
+  for (ByteRange& one : ranges) one.begin /= kGranule, one.bytes /= kGranule;
+  group.share("norms of gradients", reinterpret_cast<std::byte*>(sums), ranges);
 }
 
 int64_t Gradients::norm_bytes(const ModelLayout& layout) {
@@ -109,19 +180,24 @@ double Gradients::total_square() const {
   return total;
 }
 
-std::optional<NonFinite> Gradients::find_non_finite() const {
+std::optional<int64_t> Gradients::non_finite_block() const {
   // What is no number spreads on its way back: it began in the last block that has it.
   for (int64_t b = std::ssize(layout_.blocks) - 1; b >= 0; --b) {
-    if (const auto found = find_non_finite(b)) return found;
+    if (non_finite_granule(b)) return b;
   }
   return std::nullopt;
 }
 
 std::optional<NonFinite> Gradients::find_non_finite(int64_t b) const {
+  const std::optional<int64_t> granule = non_finite_granule(b);
+  return granule ? std::optional(find_in_granule(b, *granule)) : std::nullopt;
+}
+
+std::optional<int64_t> Gradients::non_finite_granule(int64_t b) const {
   // A square of a finite fp32 number is finite in fp64, and so is a granule's sum of them.
   const std::span<const double> all = sums(b);
   for (int64_t granule = std::ssize(all) - 1; granule >= 0; --granule) {
-    if (!std::isfinite(all[static_cast<size_t>(granule)])) return find_in_granule(b, granule);
+    if (!std::isfinite(all[static_cast<size_t>(granule)])) return granule;
   }
   return std::nullopt;
 }
@@ -145,7 +221,8 @@ NonFinite Gradients::find_in_granule(int64_t b, int64_t granule) const {
                   StreamView{});
   const auto wrong =
       std::find_if(elements.rbegin(), elements.rend(), [](float x) { return !std::isfinite(x); });
-  if (wrong == elements.rend()) return {"of " + layout_.name(*unit), "finite, with a norm that is not"};
+  if (wrong == elements.rend())
+    return {"of " + layout_.name(*unit), "finite, with a norm that is not", false};
   const int64_t at = first + (elements.rend() - wrong) - 1;
   for (const TensorPlace& place : layout_.blocks[static_cast<size_t>(b)].tensors) {
     if (!place.frozen && at >= place.offset && at < place.offset + place.parameter.elements())
@@ -155,8 +232,8 @@ NonFinite Gradients::find_in_granule(int64_t b, int64_t granule) const {
 }
 
 void Gradients::read(int64_t u, int64_t offset, std::span<std::byte> out) const {
-  if (through_slots(u)) return store_->read(u, offset, out);
-  copy_bytes(out.data(), memory_[static_cast<size_t>(u)].data() + offset, std::ssize(out), stream_);
+  if (through_slots(u)) return homes_.store->read(u, offset, out);
+  copy_bytes(out.data(), unit(u) + offset, std::ssize(out), stream_);
   synchronize(stream_);
 }
 

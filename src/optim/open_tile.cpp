@@ -6,10 +6,11 @@
 
 namespace lm {
 
-OpenTile::OpenTile(const StateStreams& streams, MasterForm form, TileRange range, const std::byte* data,
-                   bool host, Store* store, int64_t array)
+OpenTile::OpenTile(const StateStreams& streams, MasterForm form, const BlockLayout& block, TileRange range,
+                   const std::byte* data, bool host, Store* store, int64_t array)
     : streams_(streams),
       form_(form),
+      block_(block),
       range_(range),
       data_(data),
       host_(host),
@@ -26,17 +27,18 @@ OpenTile::~OpenTile() {
 
 void OpenTile::read(size_t stream, int64_t from, int64_t to, const std::byte* weights, Staging& staging,
                     const Staging::Take& take) const {
-  const StateStream& s = streams_[stream];
+  const int64_t size = bytes(stream, from, to);
+  if (size == 0) return;
   if (data_ == nullptr) {
-    std::vector<std::byte> bytes(static_cast<size_t>(s.bytes(to - from)));
+    std::vector<std::byte> zeros(static_cast<size_t>(size));
     if (master(stream) && form_ == MasterForm::kF32)
-      read_master(from, to, weights, reinterpret_cast<float*>(bytes.data()), staging);
-    return take(0, bytes);
+      read_master(from, to, weights, reinterpret_cast<float*>(zeros.data()), staging);
+    return take(0, zeros);
   }
-  const std::byte* const source =
-      data_ + streams_.offset(stream, range_.elements) + s.bytes(from - range_.first);
-  if (!host_) return staging.read(source, s.bytes(to - from), take);
-  take(0, {source, static_cast<size_t>(s.bytes(to - from))});
+  const std::byte* const source = data_ + streams_.offset(stream, block_.count(range_.first, range_.end())) +
+                                  bytes(stream, range_.first, from);
+  if (!host_) return staging.read(source, size, take);
+  take(0, {source, static_cast<size_t>(size)});
 }
 
 void join_masters(std::span<const uint16_t> weights, std::span<const uint16_t> low, float* out) {

@@ -10,6 +10,7 @@
 #include "base/staging.h"
 #include "offload/store.h"
 #include "optim/rules/rules.h"
+#include "spec/block_layout.h"
 
 namespace lm {
 
@@ -25,14 +26,22 @@ void join_masters(std::span<const uint16_t> weights, std::span<const uint16_t> l
 class OpenTile {
  public:
   // `data`: its memory (`host`: the host's, else the stream's device's), or null: `array` of the store.
-  OpenTile(const StateStreams& streams, MasterForm form, TileRange range, const std::byte* data, bool host,
-           Store* store, int64_t array);
+  OpenTile(const StateStreams& streams, MasterForm form, const BlockLayout& block, TileRange range,
+           const std::byte* data, bool host, Store* store, int64_t array);
   ~OpenTile();
   OpenTile(const OpenTile&) = delete;
   OpenTile& operator=(const OpenTile&) = delete;
 
   // No update has touched it yet: zeros, but an fp32 master is what the working weights say.
   bool fresh() const { return data_ == nullptr; }
+  // Whether read() gives the state itself, in host memory, and no copy.
+  bool lasting(DeviceType device) const {
+    return store_ == nullptr && data_ != nullptr && (host_ || device == DeviceType::kCpu);
+  }
+  // Of a stream for the block's elements [from, to).
+  int64_t bytes(size_t stream, int64_t from, int64_t to) const {
+    return streams_[stream].bytes(block_.count(from, to));
+  }
   // A stream's values of the block's elements [from, to), which lie in the tile: take(offset, bytes of host
   // memory) until all have been given. `weights`: the working weights of these elements; only of a fresh one.
   void read(size_t stream, int64_t from, int64_t to, const std::byte* weights, Staging& staging,
@@ -44,6 +53,7 @@ class OpenTile {
   bool master(size_t stream) const { return has_master(form_) && stream + 1 == streams_.size(); }
   const StateStreams& streams_;
   MasterForm form_;
+  const BlockLayout& block_;
   TileRange range_;
   const std::byte* data_;
   bool host_;

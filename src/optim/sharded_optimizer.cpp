@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <atomic>
 
+#include "base/bytes.h"
 #include "base/parallel.h"
 #include "base/philox.h"
-#include "optim/ranges.h"
+#include "kernels/orthogonal.h"
+#include "plan/update_work.h"
 
 namespace lm {
 ShardedOptimizer::ShardedOptimizer(const OptimizerSetup& setup, StreamView stream)
@@ -22,10 +24,16 @@ ShardedOptimizer::ShardedOptimizer(const OptimizerSetup& setup, StreamView strea
   if (setup.site.host)
     host_ = std::make_unique<HostUpdate>(stream, setup.site.staging, setup.gradient_dtype, weight_dtype_,
                                          setup.clock);
+  const int64_t scratch = update_scratch_bytes(layout_, config_.name);
+  scratch_ = Memory(stream.device, scratch);
+  if (host_ != nullptr && stream.device != DeviceType::kCpu)
+    host_scratch_ = Memory(DeviceType::kCpu, scratch);
   if (tiles_.first_tile.empty()) {
     for (const BlockLayout& block : layout_.blocks) {
       tiles_.first_tile.push_back(static_cast<int64_t>(own_.size()));
-      if (block.flat_elements > 0) own_.emplace_back();
+      if (block.flat_elements == 0) continue;
+      own_.emplace_back();
+      tiles_.granules.push_back(block.flat_elements / kGranule);
     }
     tiles_.first_tile.push_back(static_cast<int64_t>(own_.size()));
     tiles_.first_granule.assign(own_.size(), 0);
@@ -35,9 +43,13 @@ ShardedOptimizer::ShardedOptimizer(const OptimizerSetup& setup, StreamView strea
     const auto block = static_cast<int64_t>(b);
     for (int64_t tile = 0; tile < tiles(block); ++tile) {
       const size_t i = index(block, tile);
-      if (through_slots(i)) continue;
-      own_[i] =
-          Memory(on_host(i) ? DeviceType::kCpu : stream.device, streams_.bytes(range(block, tile).elements));
+      const TileRange here = range(block, tile);
+      const int64_t bytes = streams_.bytes(layout_.blocks[b].count(here.first, here.end()));
+      if (through_slots(i)) {
+        if (here.elements > 0) tiles_.store->resize(static_cast<int64_t>(i), bytes);
+        continue;
+      }
+      own_[i] = Memory(on_host(i) ? DeviceType::kCpu : stream.device, bytes);
     }
   }
 }
@@ -61,14 +73,20 @@ bool ShardedOptimizer::through_slots(size_t index) const {
 
 TileRange ShardedOptimizer::range(int64_t block, int64_t tile) const {
   const size_t i = index(block, tile);
-  const int64_t first = tiles_.first_granule[i] * kGranule;
-  const int64_t end = tile + 1 < tiles(block) ? tiles_.first_granule[i + 1] * kGranule
-                                              : layout_.blocks[static_cast<size_t>(block)].flat_elements;
-  return {first, end - first};
+  return {tiles_.first_granule[i] * kGranule, tiles_.granules[i] * kGranule};
 }
 
 ShardedOptimizer::Tile ShardedOptimizer::place(int64_t block, int64_t tile) const {
-  return {range(block, tile), own_[index(block, tile)].data()};
+  return {range(block, tile), &layout_.blocks[static_cast<size_t>(block)], own_[index(block, tile)].data()};
+}
+
+std::byte* ShardedOptimizer::part(const Tile& tile, size_t stream, int64_t at) const {
+  return tile.data + streams_.offset(stream, tile.block->count(tile.first, tile.end())) +
+         streams_[stream].bytes(tile.block->count(tile.first, at));
+}
+
+int64_t ShardedOptimizer::part_bytes(const Tile& tile, size_t stream) const {
+  return streams_[stream].bytes(tile.block->count(tile.first, tile.end()));
 }
 
 void ShardedOptimizer::start(const Unit& unit, const std::byte* weights, Staging& staging) {
@@ -78,7 +96,7 @@ void ShardedOptimizer::start(const Unit& unit, const std::byte* weights, Staging
     if (through_slots(i)) continue;
     const Tile own = place(unit.block, tile);
     const int64_t offset = own.first - unit.first;
-    if (offset < 0 || offset >= unit.elements) continue;
+    if (own.elements == 0 || offset < 0 || offset >= unit.elements) continue;
     const std::byte* const from = weights + offset * size;
     if (!on_host(i)) {
       fill_master(own, from, stream_);
@@ -107,6 +125,7 @@ void ShardedOptimizer::update(int64_t block, const UpdateInputs& inputs) {
 }
 
 void ShardedOptimizer::update_tile(int64_t block, int64_t tile, const UpdateInputs& inputs) {
+  if (range(block, tile).elements == 0) return;
   if (on_host(index(block, tile))) return update_on_host(block, tile, inputs);
   update_tile(block, tile, inputs, stream_);
 }
@@ -152,10 +171,8 @@ void ShardedOptimizer::update_on_host(int64_t block, int64_t tile, const UpdateI
   host_->send();
 }
 
-// Check, update and checksum of a few granules at a time, while they are in the cache.
 void ShardedOptimizer::update_in_slot(int64_t block, size_t i, Tile tile, const UpdateInputs& inputs,
                                       StreamView stream) {
-  constexpr int64_t kAtOnce = 4;  // granules: 10 x 16 KiB of state each, half of a core's L2
   Store& store = *tiles_.store;
   const auto array = static_cast<int64_t>(i);
   ChunkChecks* const checks = store.chunk_checks();
@@ -164,11 +181,24 @@ void ShardedOptimizer::update_in_slot(int64_t block, size_t i, Tile tile, const 
   const int64_t from = (tile.first - inputs.first) * static_cast<int64_t>(dtype_size(weight_dtype_));
   if (arrival == Arrival::kZeros) fill_master(tile, inputs.weights + from, stream);
   if (checks == nullptr) return apply(block, tile, tile.first, tile.end(), inputs, stream);
+  const bool unchecked = arrival == Arrival::kUnchecked;
+  const bool intact = streams_.of_elements() ? update_by_granules(block, i, tile, unchecked, inputs, stream)
+                                             : update_at_once(block, i, tile, unchecked, inputs, stream);
+  if (!intact) checks->report_damage(array);
+  checks->all_stamped(array);
+}
+
+// Check, update and checksum of a few granules at a time, while they are in the cache.
+bool ShardedOptimizer::update_by_granules(int64_t block, size_t i, const Tile& tile, bool unchecked,
+                                          const UpdateInputs& inputs, StreamView stream) {
+  constexpr int64_t kAtOnce = 4;  // granules: 10 x 16 KiB of state each, half of a core's L2
+  ChunkChecks* const checks = tiles_.store->chunk_checks();
+  const auto array = static_cast<int64_t>(i);
   // Each stream's bytes of the tile's elements [first, end).
   const auto each_stream = [&](int64_t first, int64_t end, const auto& visit) {
     for (size_t k = 0; k < streams_.size(); ++k) {
-      const int64_t begin = streams_.offset(k, tile.elements);
-      visit(begin + streams_[k].bytes(first), begin + streams_[k].bytes(end));
+      const int64_t begin = streams_.offset(k, {tile.elements});
+      visit(begin + streams_[k].bytes({first}), begin + streams_[k].bytes({end}));
     }
   };
   StreamView alone = stream;
@@ -178,7 +208,7 @@ void ShardedOptimizer::update_in_slot(int64_t block, size_t i, Tile tile, const 
     for (int64_t granule = begin; granule < end && !damaged; granule += kAtOnce) {
       const int64_t first = granule * kGranule, last = std::min(granule + kAtOnce, end) * kGranule;
       bool intact = true;
-      if (arrival == Arrival::kUnchecked)
+      if (unchecked)
         each_stream(first, last, [&](int64_t a, int64_t b) {
           intact = intact && (checks->intact(array, a, b) || checks->reread(array, a, b));
         });
@@ -190,65 +220,163 @@ void ShardedOptimizer::update_in_slot(int64_t block, size_t i, Tile tile, const 
       each_stream(first, last, [&](int64_t a, int64_t b) { checks->stamp(array, a, b); });
     }
   });
-  if (damaged) checks->report_damage(array);
-  checks->all_stamped(array);
+  return !damaged;
+}
+
+// The same for streams of which a granule's part is no whole number of chunks.
+bool ShardedOptimizer::update_at_once(int64_t block, size_t i, const Tile& tile, bool unchecked,
+                                      const UpdateInputs& inputs, StreamView stream) {
+  constexpr int64_t kAtOnce = 16 * kChecksumChunk;
+  ChunkChecks& checks = *tiles_.store->chunk_checks();
+  const auto array = static_cast<int64_t>(i);
+  const int64_t bytes = streams_.bytes(tile.block->count(tile.first, tile.end()));
+  const auto each_piece = [&](const auto& visit) {
+    parallel_for(stream.threads, ceil_div(bytes, kAtOnce), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t piece = begin; piece < end; ++piece)
+        visit(piece * kAtOnce, std::min((piece + 1) * kAtOnce, bytes));
+    });
+  };
+  std::atomic<bool> damaged{false};
+  if (unchecked)
+    each_piece([&](int64_t a, int64_t b) {
+      if (!checks.intact(array, a, b) && !checks.reread(array, a, b)) damaged = true;
+    });
+  if (damaged) return false;
+  apply(block, tile, tile.first, tile.end(), inputs, stream);
+  each_piece([&](int64_t a, int64_t b) { checks.stamp(array, a, b); });
+  return true;
 }
 
 void ShardedOptimizer::apply(int64_t block, const Tile& tile, int64_t from, int64_t to,
                              const UpdateInputs& inputs, StreamView stream) const {
+  each_range(*tile.block, from, to, updates_whole(config_.name, *tile.block), [&](const RuleRange& range) {
+    if (is_factored(config_.name)) return apply_factored(block, tile, range, inputs, stream);
+    if (range.tensor != nullptr && steps_orthogonally(config_.name, *tile.block, *range.tensor))
+      return apply_orthogonal(block, tile, range, inputs, stream);
+    if (!is_coded(config_.name)) return apply(block, tile, range, false, inputs, stream);
+    tile.block->each_run(range.first, range.first + range.elements,
+                         [&](int64_t first, int64_t elements, bool small) {
+                           RuleRange run = range;
+                           run.first = first, run.elements = elements;
+                           apply(block, tile, run, !small, inputs, stream);
+                         });
+  });
+}
+
+RuleUpdate ShardedOptimizer::arguments(int64_t block, const Tile& tile, const RuleRange& range,
+                                       const UpdateInputs& inputs) const {
   const auto weight_size = static_cast<int64_t>(dtype_size(weight_dtype_));
   const auto gradient_size = static_cast<int64_t>(dtype_size(inputs.gradient_dtype));
-  const bool whole_tensors = rule_text(config_.name).whole_tensors;
-  each_range(
-      layout_.blocks[static_cast<size_t>(block)], from, to, whole_tensors, [&](const RuleRange& range) {
-        RuleUpdate args{
-            .rule = RuleScalars::at(config_.name, config_.rule,
-                                    {.lr = inputs.lr * range.lr_scale,
-                                     .weight_decay = range.decay ? config_.weight_decay : 0,
-                                     .t = t_}),
-            .gradient = inputs.gradients + (range.first - inputs.first) * gradient_size,
-            .weight = inputs.weights + (range.first - inputs.first) * weight_size,
-            .elements = range.elements,
-            .gradient_dtype = inputs.gradient_dtype,
-            .weight_dtype = weight_dtype_,
-            .form = form_,
-            .gradient_scale = inputs.gradient_scale,
-            .rounding_key = philox_key(static_cast<uint64_t>(seed_), Purpose::kRounding,
-                                       static_cast<uint64_t>(inputs.step), static_cast<uint32_t>(block)),
-            .first_index = range.first};
-        for (size_t k = 0; k < streams_.size(); ++k) {
-          std::byte* const at = part(tile, k) + streams_[k].bytes(range.first - tile.first);
-          if (has_master(form_) && k + 1 == streams_.size()) {
-            args.master = at;
-          } else {
-            args.state[k] = reinterpret_cast<float*>(at);
-          }
-        }
-        table(stream).update(args, stream);
-      });
+  return {.rule = RuleScalars::at(config_.name, config_.rule,
+                                  {.lr = inputs.lr * range.lr_scale,
+                                   .weight_decay = range.decay ? config_.weight_decay : 0,
+                                   .t = t_}),
+          .gradient = inputs.gradients + (range.first - inputs.first) * gradient_size,
+          .weight = inputs.weights + (range.first - inputs.first) * weight_size,
+          .master = has_master(form_) ? part(tile, streams_.size() - 1, range.first) : nullptr,
+          .elements = range.elements,
+          .gradient_dtype = inputs.gradient_dtype,
+          .weight_dtype = weight_dtype_,
+          .form = form_,
+          .gradient_scale = inputs.gradient_scale,
+          .rounding_key = philox_key(static_cast<uint64_t>(seed_), Purpose::kRounding,
+                                     static_cast<uint64_t>(inputs.step), static_cast<uint32_t>(block)),
+          .first_index = range.first};
+}
+
+void ShardedOptimizer::apply(int64_t block, const Tile& tile, const RuleRange& range, bool coded,
+                             const UpdateInputs& inputs, StreamView stream) const {
+  RuleUpdate args = arguments(block, tile, range, inputs);
+  const size_t count = streams_.size() - (has_master(form_) ? 1 : 0);
+  const auto at = [&](size_t stream_of_state) { return part(tile, stream_of_state, range.first); };
+  if (!is_coded(config_.name)) {
+    for (size_t s = 0; s < count; ++s) args.state[s] = reinterpret_cast<float*>(at(s));
+  } else {
+    // Codes, scales, and what small tensors have instead.
+    for (size_t s = 0; s < count / 3; ++s) {
+      if (coded) args.codes[s] = reinterpret_cast<uint8_t*>(at(3 * s));
+      args.state[s] = reinterpret_cast<float*>(at(3 * s + (coded ? 1 : 2)));
+    }
+  }
+  table(stream).update(args, stream);
+}
+
+void ShardedOptimizer::apply_factored(int64_t block, const Tile& tile, const RuleRange& range,
+                                      const UpdateInputs& inputs, StreamView stream) const {
+  const Memory& scratch = stream.device == scratch_.device() ? scratch_ : host_scratch_;
+  std::byte* row = part(tile, 0, range.first);
+  std::byte* column = part(tile, 1, range.first);
+  const auto size = static_cast<int64_t>(dtype_size(streams_[0].type));
+  range.tensor->each_part([&](int64_t first, int64_t rows, int64_t columns) {
+    RuleRange matrix = range;
+    matrix.first = first;
+    matrix.elements = rows * columns;
+    RuleUpdate args = arguments(block, tile, matrix, inputs);
+    args.factored = {.rows = rows,
+                     .columns = columns,
+                     .scratch = reinterpret_cast<float*>(scratch.data()),
+                     .dtype = streams_[0].type};
+    if (range.tensor->parameter.vector()) {
+      args.factored.vector = part(tile, 2, first);
+    } else {
+      args.factored.row = row;
+      args.factored.column = column;
+      row += round_up(rows, kStatisticsStart) * size;
+      column += round_up(columns, kStatisticsStart) * size;
+    }
+    table(stream).update(args, stream);
+  });
+}
+
+void ShardedOptimizer::apply_orthogonal(int64_t block, const Tile& tile, const RuleRange& range,
+                                        const UpdateInputs& inputs, StreamView stream) const {
+  LM_CHECK(stream.device == scratch_.device(), "products have other bits on another device");
+  range.tensor->each_part([&](int64_t first, int64_t rows, int64_t columns) {
+    RuleRange matrix = range;
+    matrix.first = first;
+    matrix.elements = rows * columns;
+    RuleUpdate args = arguments(block, tile, matrix, inputs);
+    args.state[0] = reinterpret_cast<float*>(part(tile, 0, first));
+    args.orthogonal = {.call = OrthogonalState::Call::kDirection,
+                       .rows = rows,
+                       .columns = columns,
+                       .direction = scratch_.data()};
+    kernels_.update(args, stream);
+    args.orthogonal.direction = orthogonalise(kernels_, rows, columns, scratch_.data(), stream);
+    args.orthogonal.call = OrthogonalState::Call::kStep;
+    kernels_.update(args, stream);
+  });
 }
 
 OpenTile ShardedOptimizer::open(int64_t block, int64_t tile) const {
   const size_t i = index(block, tile);
-  return {streams_,
-          form_,
-          range(block, tile),
-          own_[i].data(),
-          on_host(i),
-          through_slots(i) ? tiles_.store : nullptr,
-          static_cast<int64_t>(i)};
+  return {streams_,       form_,      layout_.blocks[static_cast<size_t>(block)], range(block, tile),
+          own_[i].data(), on_host(i), through_slots(i) ? tiles_.store : nullptr,  static_cast<int64_t>(i)};
+}
+
+void ShardedOptimizer::show(int64_t block, int64_t tile, const TakeStream& take) const {
+  const size_t i = index(block, tile);
+  Tile at = place(block, tile);
+  if (through_slots(i)) at.data = tiles_.store->use(static_cast<int64_t>(i));
+  for (size_t s = 0; s < streams_.size(); ++s) {
+    const int64_t bytes = part_bytes(at, s);
+    if (bytes > 0)
+      take(s, streams_[s].bytes(at.block->count(0, at.first)), {part(at, s), static_cast<size_t>(bytes)});
+  }
 }
 
 void ShardedOptimizer::restore(int64_t block, int64_t tile, Staging& staging, const FillStream& fill) {
   const size_t i = index(block, tile);
   const auto array = static_cast<int64_t>(i);
   Tile at = place(block, tile);
+  if (at.elements == 0) return;
   if (through_slots(i)) {
     tiles_.store->claim(array, 0);
     at.data = tiles_.store->use(array);
   }
   for (size_t s = 0; s < streams_.size(); ++s) {
-    const int64_t begin = streams_[s].bytes(at.first), bytes = streams_[s].bytes(at.elements);
+    const int64_t begin = streams_[s].bytes(at.block->count(0, at.first)), bytes = part_bytes(at, s);
+    if (bytes == 0) continue;
     const auto from = [&](int64_t offset, std::span<std::byte> out) { fill(s, begin + offset, out); };
     on_host(i) ? from(0, {part(at, s), static_cast<size_t>(bytes)}) : staging.write(part(at, s), bytes, from);
   }

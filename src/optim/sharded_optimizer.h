@@ -2,7 +2,8 @@
 // streams side by side: those of the rule, then the master (or its low half). Tiles on the device lie in
 // memory of this object, the others in a store, whose slots they pass through; with a GPU, what is off it may
 // instead be updated by the CPU (host_update.h), in host memory of this object or in a store of host memory.
-// Where a tile lies, who updates it and how long it is never changes a bit. The compute thread calls; on a
+// Where a tile lies, who updates it and how long it is never changes a bit. (Of a rule with products a GPU's
+// rank updates all itself.) The compute thread calls; on a
 // GPU the update is enqueued.
 #pragma once
 
@@ -19,6 +20,7 @@
 #include "offload/store.h"
 #include "optim/host_update.h"
 #include "optim/open_tile.h"
+#include "optim/ranges.h"
 #include "spec/block_layout.h"
 
 namespace lm {
@@ -28,6 +30,7 @@ namespace lm {
 struct TileLayout {
   std::vector<int64_t> first_tile;     // of each block, and behind the last; empty: one tile per block
   std::vector<int64_t> first_granule;  // of each tile, in its block
+  std::vector<int64_t> granules;       // of each tile, 0 of one that other ranks alone have
   std::vector<char> off_device;        // per tile; empty: none
   std::vector<char> through_slots;     // per tile, of those: in `store`; the others in host memory of ours
   Store* store = nullptr;              // borrowed; may be null
@@ -92,15 +95,22 @@ class ShardedOptimizer {
   // Elements of the block's flat array that a tile has, and its state outside of a step.
   TileRange range(int64_t block, int64_t tile) const;
   OpenTile open(int64_t block, int64_t tile) const;
+  // On the CPU also within a step, right after the tile's update: take(stream, offset, its bytes), where they
+  // lie then, from byte `offset` of its block's on.
+  using TakeStream = std::function<void(size_t stream, int64_t offset, std::span<const std::byte> bytes)>;
+  void show(int64_t block, int64_t tile, const TakeStream& take) const;
   // The other way: all of a tile's state from elsewhere. fill(stream, offset, host memory) makes a stream's
   // bytes from byte `offset` of its block's on. None while a schedule has slots filled; complete after
   // staging.finish().
   using FillStream = std::function<void(size_t stream, int64_t offset, std::span<std::byte> bytes)>;
   void restore(int64_t block, int64_t tile, Staging& staging, const FillStream& fill);
   void restore_updates(int64_t t) { t_ = t; }
+  // Whether a tile passes through slots of the store; else it is in memory of ours.
+  bool through_slots(int64_t block, int64_t tile) const { return through_slots(index(block, tile)); }
 
  private:
   struct Tile : TileRange {
+    const BlockLayout* block = nullptr;
     std::byte* data = nullptr;
   };
   const Kernels& table(StreamView stream) const {
@@ -112,17 +122,34 @@ class ShardedOptimizer {
   bool on_host(size_t index) const { return host_ != nullptr && off_device(index); }
   // `data` is null of a tile in the store.
   Tile place(int64_t block, int64_t tile) const;
-  // Where a stream of the tile begins.
-  std::byte* part(const Tile& tile, size_t stream) const {
-    return tile.data + streams_.offset(stream, tile.elements);
-  }
+  // Where a stream of the tile begins, or its value for element `at` of the block, and its length.
+  std::byte* part(const Tile& tile, size_t stream) const { return part(tile, stream, tile.first); }
+  std::byte* part(const Tile& tile, size_t stream, int64_t at) const;
+  int64_t part_bytes(const Tile& tile, size_t stream) const;
   // Elements [from, to) of the block, which lie in the tile.
   void apply(int64_t block, const Tile& tile, int64_t from, int64_t to, const UpdateInputs& inputs,
              StreamView stream) const;
+  // A run of them, whose state is in codes or not.
+  void apply(int64_t block, const Tile& tile, const RuleRange& range, bool coded, const UpdateInputs& inputs,
+             StreamView stream) const;
+  // A tensor whose state is statistics of rows and columns.
+  void apply_factored(int64_t block, const Tile& tile, const RuleRange& range, const UpdateInputs& inputs,
+                      StreamView stream) const;
+  // A tensor of matrices that step by their orthogonal momentum.
+  void apply_orthogonal(int64_t block, const Tile& tile, const RuleRange& range, const UpdateInputs& inputs,
+                        StreamView stream) const;
+  // What all updates of elements from `first` on have in common.
+  RuleUpdate arguments(int64_t block, const Tile& tile, const RuleRange& range,
+                       const UpdateInputs& inputs) const;
   void fill_master(const Tile& tile, const std::byte* weights, StreamView stream) const;
   void update_tile(int64_t block, int64_t tile, const UpdateInputs& inputs, StreamView stream);
   void update_on_host(int64_t block, int64_t tile, const UpdateInputs& inputs);
   void update_in_slot(int64_t block, size_t index, Tile tile, const UpdateInputs& inputs, StreamView stream);
+  // An update in a slot that compares and stamps chunks itself; false: one was damaged.
+  bool update_by_granules(int64_t block, size_t index, const Tile& tile, bool unchecked,
+                          const UpdateInputs& inputs, StreamView stream);
+  bool update_at_once(int64_t block, size_t index, const Tile& tile, bool unchecked,
+                      const UpdateInputs& inputs, StreamView stream);
 
   const ModelLayout& layout_;
   OptimizerConfig config_;
@@ -135,6 +162,7 @@ class ShardedOptimizer {
   TileLayout tiles_;
   std::vector<Memory> own_;  // per tile; empty where it is in the store
   std::unique_ptr<HostUpdate> host_;
+  Memory scratch_, host_scratch_;  // of updates where this computes, and on the host
   StreamView host_stream_;
   int64_t t_ = 0;
 };

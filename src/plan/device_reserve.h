@@ -35,4 +35,7 @@ int64_t library_device_bytes(const ModelSpec& spec, const AttentionShape& shape)
 // Context, modules, and streams of a CUDA process. Not measured yet: no GPU has run this program.
 inline constexpr int64_t kContextBytes = 640 << 20;
 
+// What NCCL takes of a GPU that has others. Not measured yet, either.
+inline constexpr int64_t kNcclBytes = 512 << 20;
+
 }  // namespace lm

@@ -1,29 +1,72 @@
 #include "plan/forecast.h"
 
 #include <algorithm>
+#include <cstdio>
+
+#include "plan/traffic.h"
+#include "plan/update_work.h"
 
 namespace lm {
 namespace {
 
+// Calls of all ranks, between the operations of the step: nothing else happens while they last.
+void predict_traffic(const PlanInput& in, Plan& plan) {
+  plan.world = in.world;
+  if (in.world.ranks == 1) return;
+  const TransferShape transfers = plan.placement.transfers();
+  const StepSchedule step =
+      transfers.any() ? steady_steps(plan.schedule, transfers).back() : make_schedule(plan.schedule);
+  const RankLinks links = rank_links(in.machine, in.device);
+  plan.traffic = traffic_of(Traffic(in.layout, plan.numerics, plan.placement), step, in.world, links);
+  if (links.assumed && (in.device == DeviceType::kCuda || in.world.nodes > 1))
+    plan.choices.push_back({"links between ranks", "assumed",
+                            "not measured: 22 GB/s from GPU to GPU where it has no "
+                            "known NVLink, 45 GB/s from machine to machine"});
+  plan.step_seconds += plan.traffic.seconds;
+}
+
+// Between the steps, and so in no list.
+double stop_vote_seconds(const PlanInput& in, const Plan& plan) {
+  if (in.world.ranks == 1) return 0;
+  const Traffic traffic(in.layout, plan.numerics, plan.placement);
+  return collective_time(traffic.stop_vote(), in.world, rank_links(in.machine, in.device)).seconds();
+}
+
 // Transfers run beside compute; the step takes as long as the list with its waits.
-void predict_transfers(const PlanInput& in, const StepShape& shape, const StepCosts& costs,
-                       const ComputeRates& rates, Plan& plan) {
+void predict_transfers(const PlanInput& in, const StepShape& shape, const StepCosts& costs, Plan& plan) {
   const TimelineShape timeline = plan.placement.timeline();
   if (!timeline.transfers.any() && !plan.placement.update_on_host) return;
-  const ComputeRates host = compute_rates(in.machine, DeviceType::kCpu, plan.numerics.dtype);
+  const auto compute = compute_seconds(in, plan, costs);
+  const Traffic traffic(in.layout, plan.numerics, plan.placement);
+  const RankLinks links = rank_links(in.machine, in.device);
   const auto seconds = [&](const Operation& op) {
-    const double all = cost_seconds(costs.of(op), timeline.host_update(op).used ? host : rates);
-    if (op.kind != OperationKind::kUpdate) return all;
-    return all / static_cast<double>(plan.schedule.unit(op.unit).tiles());
+    double sum = compute(op);
+    for (const Collective& call : traffic.of(op)) sum += collective_time(call, in.world, links).seconds();
+    return sum;
   };
   plan.timeline = walk_timeline(plan.schedule, timeline, link_rates(in.machine, in.device), seconds);
-  plan.step_seconds = plan.timeline.seconds;
+  plan.step_seconds = plan.timeline.seconds + stop_vote_seconds(in, plan);
   if (plan.placement.embedding_in_host == 0) return;
-  // Rows that are looked up; all of it when it is updated: read and written.
+  // Rows that are looked up, by a second forward once more, unless recomputation has kept them; all of it
+  // when it is updated: read and written.
   const auto row = static_cast<double>(in.spec.hidden) * static_cast<double>(dtype_size(plan.numerics.dtype));
   const auto updated =
       in.adapter != nullptr ? 0.0 : 2.0 * static_cast<double>(plan.placement.embedding_in_host);
-  plan.timeline.link_bytes += shape.step_tokens * row + updated;
+  const double lookups = plan.schedule.measures() && !plan.numerics.recompute ? 2 : 1;
+  plan.timeline.link_bytes += lookups * shape.step_tokens / in.world.ranks * row + updated;
+}
+
+// With a first backward for the norm alone.
+void explain_measuring(const StepCosts& costs, const ComputeRates& rates, Plan& plan) {
+  if (!plan.schedule.measures()) return;
+  ScheduleShape after = plan.schedule;
+  after.in_backward = false;
+  const double seconds = plan.prediction.seconds - predict_step(costs, after, rates).seconds;
+  char value[32];
+  std::snprintf(value, sizeof value, "%.3g s", seconds);
+  plan.choices.push_back({"backward for the norm", value,
+                          std::string("compute of every step that optimizer.clip = \"global\" costs with "
+                                      "updates inside backward; \"block\" and \"none\" do without")});
 }
 
 void add_links(Plan& plan, const LinkRates& rates) {
@@ -34,6 +77,12 @@ void add_links(Plan& plan, const LinkRates& rates) {
   add("disk read", t.disk_read_bytes, rates.disk_read);
   add("disk write", t.disk_written_bytes, rates.disk_write);
   add("GPU link", t.link_bytes, 2 * rates.link);
+  const RankTraffic& traffic = plan.traffic;
+  const auto add_calls = [&](const char* name, double seconds, double bytes) {
+    if (seconds > 0) plan.links.push_back({name, seconds, bytes, "B"});
+  };
+  add_calls("between ranks", traffic.inside_seconds, traffic.bytes() * (1 - traffic.between_share));
+  add_calls("between machines", traffic.between_seconds, traffic.bytes() * traffic.between_share);
   if (t.host_seconds > 0) plan.links.push_back({"CPU update", t.host_seconds, 0, "B"});
   for (const LinkTime& link : plan.links) {
     const auto best = std::find_if(plan.links.begin(), plan.links.end(),
@@ -46,27 +95,55 @@ void add_links(Plan& plan, const LinkRates& rates) {
 
 }  // namespace
 
-void forecast(const PlanInput& in, Plan& plan) {
+StepShape step_shape(const PlanInput& in, const Plan& plan) {
   const NumericsPlan& n = plan.numerics;
-  const bool lora = in.adapter != nullptr;
   const double longest = static_cast<double>(in.config.data.max_length);
   const double length = in.data.mean_length > 0 ? std::min(in.data.mean_length, longest) : longest;
   const double sequences = static_cast<double>(in.config.train.global_batch);
+  const auto size = [](DType type) { return static_cast<double>(dtype_size(type)); };
+  // Sums of rows and columns take two more passes over the gradient and one over the weights; state counts
+  // twice, read and written.
+  const double sums = is_factored(n.rule) ? size(n.gradient_dtype) + size(n.dtype) / 2 : 0;
+  const auto state = static_cast<double>(state_bytes(in.layout, n.state()));
+  return {.pass = pass_shape(in, plan),
+          .state_bytes = state / static_cast<double>(std::max<int64_t>(in.layout.flat_elements, 1)) + sums,
+          .micro = uniform_work(static_cast<double>(n.micro_batch) * length, length, in.data.target_share),
+          .step_tokens = sequences * length,
+          .ranks = n.ranks,
+          .sharded = plan.placement.sharded,
+          .rule = n.rule,
+          .bf16_time = compute_rates(in.machine, in.device, n.dtype).gemm_flops /
+                       compute_rates(in.machine, in.device, DType::kBF16).gemm_flops};
+}
+
+std::function<double(const Operation&)> compute_seconds(const PlanInput& in, const Plan& plan,
+                                                        const StepCosts& costs) {
+  const ComputeRates rates = compute_rates(in.machine, in.device, plan.numerics.dtype),
+                     host = compute_rates(in.machine, DeviceType::kCpu, plan.numerics.dtype);
+  return [=, &costs, &plan, timeline = plan.placement.timeline()](const Operation& op) {
+    if (is_transfer(op)) return 0.0;
+    const double all = cost_seconds(costs.of(op), timeline.host_update(op).used ? host : rates);
+    const bool tile = op.kind == OperationKind::kUpdate;
+    return tile ? all / static_cast<double>(plan.schedule.unit(op.unit).tiles()) : all;
+  };
+}
+
+void forecast(const PlanInput& in, Plan& plan) {
+  const NumericsPlan& n = plan.numerics;
+  const bool lora = in.adapter != nullptr;
   const ComputeRates rates = compute_rates(in.machine, in.device, n.dtype);
-  const StepShape shape{
-      .pass = pass_shape(in, plan),
-      .state_bytes = n.state().bytes(1),
-      .micro = uniform_work(static_cast<double>(n.micro_batch) * length, length, in.data.target_share),
-      .step_tokens = sequences * length};
+  const StepShape shape = step_shape(in, plan);
   const StepCosts costs(shape);
-  plan.schedule = plan.placement.schedule(in.spec, n.recompute, in.config.optimizer.clip, n.ranks);
+  plan.schedule = plan.placement.schedule(in.spec, n.recompute, in.config.optimizer.clip);
   plan.schedule.micro_batches = n.micro_batches;
   plan.prediction = predict_step(costs, plan.schedule, rates);
   plan.step_seconds = plan.prediction.seconds;
+  explain_measuring(costs, rates, plan);
   plan.step_tokens = shape.step_tokens;
   plan.sol_seconds_per_token =
       necessary_flops(in.spec, in.layout, lora, in.config.data.max_length) / rates.peak_flops;
-  predict_transfers(in, shape, costs, rates, plan);
+  predict_traffic(in, plan);
+  predict_transfers(in, shape, costs, plan);
   const Prediction& p = plan.prediction;
   const double compute = p.gemm_seconds + p.attention_seconds;
   plan.links = {{"compute", compute, p.cost.gemm_flops + p.cost.attention_flops, "FLOP"},

@@ -2,9 +2,17 @@
 // through slots. Inside src/plan; rates never steer numerics.
 #pragma once
 
+#include <functional>
+
 #include "plan/sizes.h"
 
 namespace lm {
+
+// What a step's costs depend on, and the seconds that a rank computes in each of its operations; the latter
+// borrows `plan` and `costs`.
+StepShape step_shape(const PlanInput& in, const Plan& plan);
+std::function<double(const Operation&)> compute_seconds(const PlanInput& in, const Plan& plan,
+                                                        const StepCosts& costs);
 
 // Fills schedule, prediction, timeline, links, binding and the seconds from numerics and placement.
 void forecast(const PlanInput& in, Plan& plan);

@@ -24,12 +24,18 @@ Home PoolPlan::home_of(size_t array) const {
 int64_t PoolPlan::off_device_bytes(Home at) const {
   int64_t sum = 0;
   for (size_t a = 0; a < bytes.size(); ++a)
-    sum += off_device[a] != 0 && home_of(a) == at ? round_up(bytes[a], kSlotAlignment) : 0;
+    sum += off_device[a] != 0 && home_of(a) == at ? round_up(ceil_div(bytes[a], shards), kSlotAlignment) : 0;
   return sum;
 }
 
 int64_t PoolPlan::off_device_bytes() const {
   return off_device_bytes(Home::kHost) + off_device_bytes(Home::kNvme);
+}
+
+int64_t PoolPlan::whole_bytes() const {
+  int64_t sum = 0;
+  for (size_t a = 0; a < bytes.size(); ++a) sum += off_device[a] != 0 ? bytes[a] : 0;
+  return sum;
 }
 
 int64_t PlacementPlan::head_segments() const {
@@ -42,7 +48,7 @@ int64_t PlacementPlan::head_segments() const {
   return 0;
 }
 
-ScheduleShape PlacementPlan::schedule(const ModelSpec& spec, bool recompute, Clip clip, int ranks) const {
+ScheduleShape PlacementPlan::schedule(const ModelSpec& spec, bool recompute, Clip clip) const {
   return {.units = units(),
           .micro_batches = 1,
           .tied = spec.tied,
@@ -50,7 +56,9 @@ ScheduleShape PlacementPlan::schedule(const ModelSpec& spec, bool recompute, Cli
           .clip = clip,
           .group = group,
           .pending = false,
-          .ranks = ranks};
+          .ranks = ranks,
+          .sharded = sharded,
+          .in_backward = in_backward()};
 }
 
 TransferShape PlacementPlan::transfers() const {
@@ -63,6 +71,7 @@ TransferShape PlacementPlan::transfers() const {
   shape.first_tile = first_tile;
   shape.group = group;
   shape.frozen_weights = frozen_weights;
+  shape.measures = measures;
   return shape;
 }
 
@@ -72,11 +81,12 @@ TimelineShape PlacementPlan::timeline() const {
   for (int p = 0; p < kPools; ++p) {
     const PoolPlan& plan = pool(static_cast<Pool>(p));
     for (size_t a = 0; a < plan.bytes.size(); ++a)
-      shape.arrays[static_cast<size_t>(p)].push_back({plan.bytes[a], plan.home_of(a) == Home::kNvme});
+      shape.arrays[static_cast<size_t>(p)].push_back(
+          {plan.bytes[a], plan.home_of(a) == Home::kNvme, plan.shards > 1});
   }
   const PoolPlan& tiles = pool(Pool::kOptimizer);
   for (size_t a = 0; update_on_host && a < tiles.bytes.size(); ++a) {
-    const int64_t elements = tiles.bytes[a] / granule_bytes * kGranule;
+    const int64_t elements = granules[a] * kGranule;
     shape.host_updates.push_back(
         {tiles.off_device[a] != 0, elements * update_brings, elements * update_sends});
   }

@@ -37,11 +37,16 @@ struct PoolPlan {
   std::vector<char> off_device;  // 1: the array is
   // Of a GPU with home kNvme: of the arrays before this one, those off the device live in host memory.
   int64_t kept_in_host = 0;
+  // 1, or the number of ranks: then what is off the device lives in shards, each rank's in its own memory.
+  int shards = 1;
   int64_t slots = 0;  // 0: nothing passes through any
   int64_t slot_bytes = 0;
   Home home_of(size_t array) const;  // of an array off the device
+  // That a rank has there: of arrays in shards its own.
   int64_t off_device_bytes() const;
   int64_t off_device_bytes(Home at) const;
+  // Of what it has not on the device, whole.
+  int64_t whole_bytes() const;
 };
 
 struct PlacementPlan {
@@ -49,16 +54,21 @@ struct PlacementPlan {
   Home home[kStateClasses] = {};  // of each class's off-device part
   int optimizer_threads = 1;
   std::array<PoolPlan, kPools> pools;
-  int64_t blocks = 0;                  // of the model
-  std::vector<int64_t> first_tile;     // of each block, and behind the last: optimizer arrays are tiles
+  int64_t blocks = 0;               // of the model
+  std::vector<int64_t> first_tile;  // of each block, and behind the last: optimizer arrays are tiles
+  // Of the first rank; another's begin as many granules later as its shard of the unit does, and are cut off
+  // where it ends.
   std::vector<int64_t> first_granule;  // of each tile, in its block
+  std::vector<int64_t> granules;       // of each tile
+  int ranks = 1;                       // that share the run
+  bool sharded = false;                // each has a shard of the optimizer's state
   // Of a cut head: the first tile of each segment, of the final norm, and the end.
   std::vector<int64_t> segment_tiles;
   int64_t tile_granules = 0;  // of 4096 elements each; a unit's last may be shorter
   // With a GPU: bytes of the embedding's weights in pinned host memory, where the GPU reads rows and writes
   // updates in place; 0: on the device.
   int64_t embedding_in_host = 0;
-  int64_t granule_bytes = 0;  // optimizer state of one
+  int64_t granule_bytes = 0;  // optimizer state of one, on average
   // With a GPU: state off it is updated by the CPU where it lies, in host memory or a slot there; else it
   // passes through the GPU. Then, per element, what an update brings from the GPU (gradient and weight) and
   // sends there (weight), and the host memory for that.
@@ -72,6 +82,10 @@ struct PlacementPlan {
   // That the CPU's GEMM library may keep code for (0: it keeps none), and whether these are all it could use.
   int64_t gemm_shapes = 0;
   bool every_gemm_shape = false;
+  // Updates inside backward: of each block, whether its gradient passes through the one slot that such blocks
+  // share; empty: updates come after backward, or gradients have memory of their own.
+  std::vector<char> gradients_in_slot;
+  bool measures = false;        // and a first backward is for the norm of all of them
   int64_t group = 1;            // micro-batches that pass a block before the next
   bool frozen_weights = false;  // LoRA: what the weight pool moves is the base
   IoEngineChoice engine = IoEngineChoice::kAuto;
@@ -85,8 +99,9 @@ struct PlacementPlan {
   const PoolPlan& pool(Pool p) const { return pools[static_cast<size_t>(p)]; }
   // Into how many segments the head is cut: 0 unless one of them lives off the device.
   int64_t head_segments() const;
+  bool in_backward() const { return !gradients_in_slot.empty(); }
   // The step's list, but for what depends on the step.
-  ScheduleShape schedule(const ModelSpec& spec, bool recompute, Clip clip, int ranks) const;
+  ScheduleShape schedule(const ModelSpec& spec, bool recompute, Clip clip) const;
   // The pools as the schedule's transfers see them: what passes through slots.
   TransferShape transfers() const;
   // The same with what crosses which link.

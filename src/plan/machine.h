@@ -21,6 +21,7 @@ struct Gpu {
   int64_t free_bytes = 0;     // now, before our process has a context
   double link_bandwidth = 0;  // to host memory, bytes/s each way
   int processors = 0;         // streaming multiprocessors
+  double peer_bandwidth = 0;  // to other GPUs of the machine, bytes/s each way
 };
 
 // A directory of offload.paths.
@@ -43,11 +44,35 @@ struct Machine {
   double memory_bandwidth = 0;
   std::vector<Gpu> gpus;
   std::vector<Disk> disks;
-  int64_t host_limit = 0;  // the smallest of cgroup limit and RLIMIT_AS; 0: none
+  int64_t host_limit = 0;        // the smallest of cgroup limit and RLIMIT_AS; 0: none
+  double network_bandwidth = 0;  // to other machines, bytes/s each way, all its ranks together
 
   // The most host memory that this process can ever have; 0: not known.
   int64_t host_capacity() const;
 };
+
+// The ranks that share a run, and the machines that they are on, equally many on each.
+struct World {
+  int ranks = 1;
+  int nodes = 1;
+  int ranks_per_node() const { return ranks / nodes; }
+};
+
+// What carries bytes from rank to rank, each way.
+struct RankLinks {
+  double inside = 0;           // a machine: bytes/s of each rank
+  double between = 0;          // machines: bytes/s of all ranks of one
+  double call_seconds = 0;     // until all have come to a call, whatever it moves
+  double message_seconds = 0;  // more for each rank of another machine
+  bool assumed = false;        // some rate is the documented default of predict.cpp
+};
+
+// What one of `ranks` equal processes on the machine may take of it.
+Machine share_of_machine(const Machine& machine, int ranks);
+
+// As text, and back; every number survives.
+std::string machine_json(const Machine& machine);
+Machine parse_machine(const std::string& text);
 
 // Dense peaks and sizes of known GPUs by (part of) their name, in any case; all zero but the name when
 // unknown.

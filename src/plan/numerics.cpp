@@ -22,7 +22,12 @@ constexpr int64_t kCpuEnoughTokens = 256, kGpuEnoughTokens = 2048;
 constexpr int64_t kCpuRowChunk = 512, kGpuRowChunk = 4096, kLeastRowChunk = 256;  // 512 x 49152 bf16: 48 MiB
 constexpr int64_t kLogitsShare = 32;
 
-// Divisors of the global batch, largest first.
+// Sequences of a step that a rank computes, at most.
+int64_t rank_batch(const PlanInput& in) {
+  return ceil_div(in.config.train.global_batch, in.world.ranks);
+}
+
+// Largest first.
 std::vector<int64_t> divisors(int64_t n) {
   std::vector<int64_t> small, large;
   for (int64_t d = 1; d * d <= n; ++d) {
@@ -39,7 +44,7 @@ std::vector<int64_t> micro_batch_candidates(const PlanInput& in) {
   if (in.config.train.micro_batch) return {*in.config.train.micro_batch};
   const int64_t most = in.device == DeviceType::kCpu ? kCpuMicroTokens : kGpuMicroTokens;
   std::vector<int64_t> out;
-  for (const int64_t m : divisors(in.config.train.global_batch)) {
+  for (const int64_t m : divisors(rank_batch(in))) {
     if (m == 1 || m * in.config.data.max_length <= most) out.push_back(m);
   }
   return out;
@@ -48,7 +53,7 @@ std::vector<int64_t> micro_batch_candidates(const PlanInput& in) {
 // With what follows from it.
 void set_micro_batch(const PlanInput& in, int64_t sequences, NumericsPlan& n) {
   n.micro_batch = sequences;
-  n.micro_batches = ceil_div(in.config.train.global_batch, sequences);
+  n.micro_batches = ceil_div(rank_batch(in), sequences);
   if (in.device == DeviceType::kCuda)
     n.documents_at_once = documents_at_once(sequences * in.config.data.max_length);
 }
@@ -139,8 +144,10 @@ Plan choose_batches(const PlanInput& in, const Plan& base) {
   Config config = in.config;
   config.offload = {};
   config.offload.paths = in.config.offload.paths;
+  config.train.update = UpdateTime::kAuto;
   const int64_t micro_batch = nearest_that_fits(in.with(config), base).numerics.micro_batch;
   config.offload = in.config.offload;
+  config.train.update = in.config.train.update;
   config.train.micro_batch = micro_batch;
   const PlanInput fixed = in.with(config);
   Plan plan = nearest_that_fits(fixed, base);
@@ -167,6 +174,7 @@ NumericsPlan adopted(const PlanInput& in, std::vector<Choice>& choices) {
   NumericsPlan n = recorded;
   n.master = now.master;
   n.rule = now.rule;
+  n.ranks = now.ranks;
   if (config.train.recompute != Recompute::kAuto) n.recompute = config.train.recompute == Recompute::kBlock;
   set_micro_batch(in, recorded.micro_batch, n);
   const auto choose = [&](const char* key, bool automatic, const std::string& value) {
@@ -175,6 +183,10 @@ NumericsPlan adopted(const PlanInput& in, std::vector<Choice>& choices) {
   choose("run.threads", !config.run.threads, std::to_string(n.threads));
   choose("train.recompute", config.train.recompute == Recompute::kAuto, n.recompute ? "block" : "none");
   choose("train.micro_batch", !config.train.micro_batch, std::to_string(n.micro_batch));
+  if (recorded.ranks != now.ranks)
+    choices.push_back({"ranks", std::to_string(now.ranks),
+                       "this run began with " + std::to_string(recorded.ranks) +
+                           ", and losses differ in rounding from those"});
   if (n.kernel_set != now.kernel_set)
     choices.push_back({"kernels", now.kernel_set,
                        "this run began with " + n.kernel_set + ", and losses differ in rounding from those"});
@@ -183,8 +195,24 @@ NumericsPlan adopted(const PlanInput& in, std::vector<Choice>& choices) {
 
 }  // namespace
 
+// What has another's name, for whoever wonders which rule that is.
+void say_rule(const OptimizerConfig& optimizer, std::vector<Choice>& choices) {
+  if (optimizer.written.empty()) return;
+  const bool paged = optimizer.written.find("aged") != std::string::npos;
+  choices.push_back(
+      {"optimizer.name", rule_text(optimizer.name).name,
+       "what " + optimizer.written + " is called here" +
+           (paged ? "; its state leaves the device where offload.optimizer says, \"auto\": as much "
+                    "as does not fit"
+                  : "")});
+}
+
 NumericsPlan choose_numerics(const PlanInput& in, std::vector<Choice>& choices) {
-  const PlanInput training = in.with(PlanPurpose::kTrain);
+  say_rule(in.config.optimizer, choices);
+  // What samples take of the memory is no matter of numerics: a run has the same bits without them.
+  Config config = in.config;
+  config.train.sample_prompts.clear();
+  const PlanInput training = in.with(config).with(PlanPurpose::kTrain);
   if (in.recorded != nullptr) return adopted(training, choices);
   Plan base;
   base.numerics = settled(training);

@@ -5,6 +5,8 @@
 
 #include "base/bytes.h"
 #include "plan/forecast.h"
+#include "plan/tile_cutter.h"
+#include "plan/update_work.h"
 
 namespace lm {
 namespace {
@@ -26,19 +28,22 @@ int64_t size_of(DType type) {
   return static_cast<int64_t>(dtype_size(type));
 }
 
-bool is_off_device(Home home, DeviceType device) {
-  return home == Home::kNvme || (home == Home::kHost && device == DeviceType::kCuda);
-}
-
 int64_t last_block(const PlanInput& in) {
   return static_cast<int64_t>(in.layout.blocks.size()) - 1;
 }
 
+// Then neither gradients nor weights are in shards. (Of adapters they never are.)
+bool updates_whole_tensors(const PlanInput& in) {
+  return in.trains() && in.adapter == nullptr && rule_text(in.config.optimizer.name).whole_tensors;
+}
+bool cuts_head(const PlanInput& in) {
+  return !updates_whole_tensors(in) || !updates_whole(in.config.optimizer.name, in.layout.blocks.back());
+}
+
 // What can live off the device of weights and gradients: the transformer blocks, and an untied head's matrix
-// by segments. The embedding is looked up at its home, without a slot, and a final norm is too small to be
-// worth a transfer.
-std::vector<Unit> units_for_slots(const PlanInput& in, Home home) {
-  std::vector<Unit> units = in.layout.units(is_off_device(home, in.device));
+// by segments. The embedding is looked up at its home, without a slot; a final norm is worth no transfer.
+std::vector<Unit> units_for_slots(const PlanInput& in, bool through_slots) {
+  std::vector<Unit> units = in.layout.units(through_slots && cuts_head(in));
   for (Unit& unit : units) {
     if (unit.role != UnitRole::kBody && !unit.segment()) unit = {};
   }
@@ -62,12 +67,36 @@ PoolPlan make_pool(Home home, std::vector<int64_t> bytes, int64_t slots, DeviceT
   return pool;
 }
 
+// In shards of the ranks, each in its own memory.
+PoolPlan make_shards(std::vector<int64_t> bytes, int ranks) {
+  PoolPlan pool = make_pool(Home::kHost, std::move(bytes), kSlots, DeviceType::kCuda);
+  pool.shards = ranks;
+  return pool;
+}
+
+// What is on a disk is there whole on every rank.
+bool shards_weights(const PlanInput& in, Home home) {
+  return in.world.ranks > 1 && in.config.zero.stage >= 3 && in.trains() && !updates_whole_tensors(in) &&
+         !is_off_device(home, in.device);
+}
+
+// A gradient that several micro-batches or groups add to is exchanged when it is whole, so that every stage
+// adds in the same order: until then each rank needs all of it, unless all micro-batches pass a block
+// together.
+bool shards_gradients(const PlanInput& in, Home home, const NumericsPlan& numerics) {
+  return in.world.ranks > 1 && in.config.zero.stage >= 2 && in.trains() && in.adapter == nullptr &&
+         !updates_whole_tensors(in) && (numerics.micro_batches == 1 || numerics.recompute) &&
+         !is_off_device(home, in.device);
+}
+
 void place_weights(const PlanInput& in, Home home, Plan& plan) {
   std::vector<int64_t> bytes;
+  const bool shards = shards_weights(in, home);
   // Adapters stay on the device; of LoRA's weights the frozen base may leave it.
-  for (const Unit& unit : units_for_slots(in, home))
+  for (const Unit& unit : units_for_slots(in, shards || is_off_device(home, in.device)))
     bytes.push_back(in.adapter != nullptr ? unit.frozen_bytes : unit.elements * size_of(plan.numerics.dtype));
-  plan.placement.pool(Pool::kWeights) = make_pool(home, std::move(bytes), kSlots, in.device);
+  plan.placement.pool(Pool::kWeights) = shards ? make_shards(std::move(bytes), in.world.ranks)
+                                               : make_pool(home, std::move(bytes), kSlots, in.device);
   // A tied embedding is the head's matrix too, which every row is multiplied by: it stays on the device.
   const bool leaves = in.device == DeviceType::kCuda && is_off_device(home, in.device) && !in.spec.tied;
   const BlockLayout& embedding = in.layout.blocks.front();
@@ -77,9 +106,11 @@ void place_weights(const PlanInput& in, Home home, Plan& plan) {
 
 void place_gradients(const PlanInput& in, Home home, Plan& plan) {
   std::vector<int64_t> bytes;
-  for (const Unit& unit : units_for_slots(in, home))
+  const bool shards = !plan.placement.in_backward() && shards_gradients(in, home, plan.numerics);
+  for (const Unit& unit : units_for_slots(in, shards || is_off_device(home, in.device)))
     bytes.push_back(in.adapter != nullptr ? 0 : unit.elements * size_of(plan.numerics.gradient_dtype));
-  plan.placement.pool(Pool::kGradients) = make_pool(home, std::move(bytes), kSlots, in.device);
+  plan.placement.pool(Pool::kGradients) = shards ? make_shards(std::move(bytes), in.world.ranks)
+                                                 : make_pool(home, std::move(bytes), kSlots, in.device);
 }
 
 // No more slots than arrays that pass through them, and no longer ones than these need.
@@ -95,48 +126,25 @@ void limit_slots(PlacementPlan& placement, Pool which) {
   }
 }
 
-// Cuts optimizer state into tiles.
-class TileCutter {
- public:
-  // `each`: granules of a tile; 0: a unit is one tile.
-  TileCutter(PlacementPlan& placement, int64_t each, int64_t granule_bytes)
-      : placement_(placement), each_(each), granule_bytes_(granule_bytes) {}
-
-  void begin_block() { placement_.first_tile.push_back(std::ssize(bytes_)); }
-  void begin_unit() { placement_.segment_tiles.push_back(std::ssize(bytes_) - placement_.first_tile.back()); }
-  void cut(const Unit& unit) {
-    const int64_t begin = unit.first / kGranule, end = begin + unit.elements / kGranule;
-    const int64_t each = each_ > 0 ? each_ : end - begin;
-    for (int64_t first = begin; first < end; first += each) {
-      placement_.first_granule.push_back(first);
-      bytes_.push_back(std::min(each, end - first) * granule_bytes_);
-    }
-  }
-  std::vector<int64_t> take() { return std::move(bytes_); }
-
- private:
-  PlacementPlan& placement_;
-  int64_t each_, granule_bytes_;
-  std::vector<int64_t> bytes_;  // of each tile
-};
-
 void place_optimizer(const PlanInput& in, Home home, Plan& plan) {
   PlacementPlan& placement = plan.placement;
-  const int64_t granule_bytes = placement.granule_bytes = plan.numerics.state().bytes(kGranule);
-  const int64_t state = in.layout.flat_elements / kGranule * granule_bytes;
+  placement.ranks = plan.numerics.ranks;
+  placement.sharded =
+      placement.ranks > 1 && in.config.zero.stage >= 1 && !rule_text(plan.numerics.rule).whole_tensors;
+  const int64_t state = state_bytes(in.layout, plan.numerics.state());
+  const int64_t granule_bytes = placement.granule_bytes =
+      ceil_div(state, std::max<int64_t>(in.layout.flat_elements / kGranule, 1));
   const bool off_device = is_off_device(home, in.device);
-  int64_t tile = std::clamp(state / kTilesPerStep, kLeastTile, kMostTile);
-  if (in.config.io.tile) tile = in.config.io.tile->bytes;
-  placement.tile_granules = off_device ? std::max<int64_t>(tile / granule_bytes, 1) : 0;
-  placement.first_tile.clear();
-  placement.first_granule.clear();
-  placement.segment_tiles.clear();
+  const int64_t usual = std::clamp(state / kTilesPerStep, kLeastTile, kMostTile);
+  const int64_t tile = in.config.io.tile ? in.config.io.tile->bytes : usual;
+  for (auto* list :
+       {&placement.first_tile, &placement.first_granule, &placement.granules, &placement.segment_tiles})
+    list->clear();
   const std::vector<Unit> units = in.layout.units(placement.head_segments() > 0);
-  if (off_device && rule_text(plan.numerics.rule).whole_tensors) {
-    for (const Unit& unit : units)
-      placement.tile_granules = std::max(placement.tile_granules, unit.elements / kGranule);
-  }
-  TileCutter tiles(placement, placement.tile_granules, granule_bytes);
+  int64_t longest = 1;  // no tile crosses a unit's end
+  for (const Unit& unit : units) longest = std::max(longest, unit.elements / kGranule);
+  const int64_t each = std::clamp<int64_t>(tile / std::max<int64_t>(granule_bytes, 1), 1, longest);
+  TileCutter tiles(placement, in.layout, plan.numerics, off_device ? each : 0);
   // A tile of a cut head lies in one segment: its update needs no other. Tiles follow the block's array, in
   // which the matrix comes before the norm.
   for (const Unit& unit : units) {
@@ -150,6 +158,9 @@ void place_optimizer(const PlanInput& in, Home home, Plan& plan) {
     if (unit.role == UnitRole::kFinalNorm) tiles.begin_unit();
   }
   tiles.begin_block();
+  placement.tile_granules = 0;
+  for (const int64_t granules : placement.granules)
+    if (off_device) placement.tile_granules = std::max(placement.tile_granules, granules);
   placement.pool(Pool::kOptimizer) = make_pool(home, tiles.take(), kSlots + 1, in.device);
   if (!placement.update_on_host) return;
   limit_slots(placement, Pool::kOptimizer);
@@ -197,6 +208,7 @@ void stage_more(const PlanInput& in, Plan& plan) {
 // shorter ones where only segments of a head are left.
 void keep_on_device(const PlanInput& in, Plan& plan, Pool which) {
   PoolPlan& pool = plan.placement.pool(which);
+  if (pool.shards > 1) return;
   const bool slots_on_device = which != Pool::kOptimizer || !plan.placement.update_on_host;
   const int64_t room = spare(plan, asked_home(OffloadHome::kNone, in.device)) +
                        (slots_on_device ? pool.slots * pool.slot_bytes : 0);
@@ -247,40 +259,6 @@ void keep_what_fits(const PlanInput& in, Plan& plan) {
 
 }  // namespace
 
-Home asked_home(OffloadHome choice, DeviceType device) {
-  const Home nearest = device == DeviceType::kCuda ? Home::kDevice : Home::kHost;
-  switch (choice) {
-    case OffloadHome::kHost:
-      return Home::kHost;
-    case OffloadHome::kNvme:
-      return Home::kNvme;
-    default:
-      return nearest;
-  }
-}
-
-std::vector<HomeChoice> home_candidates(const PlanInput& in) {
-  const OffloadConfig offload = in.offload();
-  HomeChoice homes{asked_home(offload.optimizer, in.device), asked_home(offload.gradients, in.device),
-                   asked_home(offload.weights, in.device), asked_home(offload.activations, in.device)};
-  std::vector<HomeChoice> out = {homes};
-  const auto move = [&](OffloadHome choice, Home& home, Home to) {
-    if (choice != OffloadHome::kAuto) return;
-    home = to;
-    out.push_back(homes);
-  };
-  const bool may_recompute = in.config.train.recompute != Recompute::kNone;
-  const auto move_all = [&](Home to) {
-    move(offload.optimizer, homes.optimizer, to);
-    if (in.adapter == nullptr) move(offload.gradients, homes.gradients, to);
-    move(offload.weights, homes.weights, to);
-    if (may_recompute) move(offload.activations, homes.activations, to);
-  };
-  if (in.device == DeviceType::kCuda) move_all(Home::kHost);
-  if (!offload.paths.empty()) move_all(Home::kNvme);
-  return out;
-}
-
 void place(const PlanInput& in, const HomeChoice& homes, Plan& plan, int64_t most_group) {
   PlacementPlan& p = plan.placement;
   p.device = in.device;  // first: the rehearsal asks
@@ -297,6 +275,13 @@ void place(const PlanInput& in, const HomeChoice& homes, Plan& plan, int64_t mos
   p.group = off_device && plan.numerics.recompute && in.trains()
                 ? std::min(plan.numerics.micro_batches, most_group)
                 : 1;
+  p.measures = homes.in_backward && in.config.optimizer.clip == Clip::kGlobal;
+  p.gradients_in_slot.clear();
+  if (homes.in_backward) p.gradients_in_slot.assign(in.layout.blocks.size(), 1);
+  // A tied embedding's gradient is begun by the head and complete at the end alone.
+  if (homes.in_backward && in.spec.tied) p.gradients_in_slot.front() = 0;
+  const bool one_group = homes.in_backward || shards_gradients(in, homes.gradients, plan.numerics);
+  if (one_group) p.group = plan.numerics.micro_batches;
   p.frozen_weights = in.adapter != nullptr;
   p.blocks = std::ssize(in.layout.blocks);
   place_weights(in, homes.weights, plan);
@@ -305,7 +290,7 @@ void place(const PlanInput& in, const HomeChoice& homes, Plan& plan, int64_t mos
   for (;; p.group = ceil_div(p.group, 2)) {
     place_activations(in, homes.activations, plan);
     size_plan(in, plan);
-    if (p.group == 1 || fits_capacity(plan)) break;
+    if (p.group == 1 || one_group || fits_capacity(plan)) break;
   }
 }
 
@@ -325,10 +310,15 @@ void explain_homes(const PlanInput& in, Plan& plan) {
         {"offload.gradients", "none",
          "an adapter's gradients stay on the device: they are small, and the base has none"});
   }
+  if (in.config.train.update == UpdateTime::kAuto && p.in_backward()) {
+    plan.choices.push_back({"train.update", "in_backward",
+                            std::string("gradients of all blocks do not fit") +
+                                (p.measures && in.offload().paths.empty() ? "" : " in the nearest home")});
+  }
   if (!p.transfers().any() && !p.update_on_host) return;
   const auto explain = [&](const char* key, OffloadHome choice, Pool which) {
     const PoolPlan& pool = p.pool(which);
-    if (choice != OffloadHome::kAuto || pool.bytes.empty()) return;
+    if (choice != OffloadHome::kAuto || pool.bytes.empty() || pool.shards > 1) return;
     const auto count = std::count(pool.off_device.begin(), pool.off_device.end(), 1);
     const auto all = std::count_if(pool.bytes.begin(), pool.bytes.end(), [](int64_t b) { return b > 0; });
     if (count == 0) return plan.choices.push_back({key, "none", "all of it fits on the device"});
@@ -342,7 +332,7 @@ void explain_homes(const PlanInput& in, Plan& plan) {
                                                 : "")});
   };
   explain("offload.optimizer", offload.optimizer, Pool::kOptimizer);
-  explain("offload.gradients", offload.gradients, Pool::kGradients);
+  if (!p.in_backward()) explain("offload.gradients", offload.gradients, Pool::kGradients);
   explain("offload.weights", offload.weights, Pool::kWeights);
   explain("offload.activations", offload.activations, Pool::kActivations);
   if (!in.config.io.tile && p.tile_granules > 0)
@@ -376,6 +366,9 @@ void choose_update_site(const PlanInput& in, const HomeChoice& homes, int64_t mo
   Plan on_host = plan;
   use_spare_memory(in, plan);
   if (!choice) return;
+  if (is_orthogonal(plan.numerics.rule))
+    return plan.choices.push_back(
+        {"update of state off the GPU", "gpu", "products have other bits on the CPU"});
   on_host.placement.update_on_host = true;
   place(in, homes, on_host, most_group);
   if (!fits_memory(on_host)) return;
@@ -397,17 +390,42 @@ void choose_update_site(const PlanInput& in, const HomeChoice& homes, int64_t mo
   plan.choices.push_back({"update of state off the GPU", host ? "cpu" : "gpu", reason});
 }
 
+int64_t missing_memory(const Plan& plan) {
+  int64_t sum = 0;
+  for (const Tier& tier : plan.tiers)
+    sum += tier.home == Home::kNvme ? 0 : std::max<int64_t>(tier.bytes - tier.usable, 0);
+  return sum;
+}
+
+// Nothing fits: of the farthest homes with updates after backward and inside it those that lack less.
+void place_nearest_miss(const PlanInput& in, const std::vector<HomeChoice>& candidates, Plan& plan) {
+  for (const bool in_backward : {false, true}) {
+    const auto farthest = std::find_if(candidates.rbegin(), candidates.rend(), [&](const HomeChoice& homes) {
+      return homes.in_backward == in_backward;
+    });
+    if (farthest == candidates.rend()) continue;
+    Plan other = plan;
+    place(in, *farthest, other);
+    const int64_t more = missing_memory(other) - missing_memory(plan);
+    if (more < 0 || (more == 0 && !in_backward)) plan = std::move(other);
+  }
+}
+
 // What fits in memory with whole classes off the device: now as much of them as fits stays there, and the
 // rest is for the disk. Where that is too small, smaller groups leave fewer block inputs on it.
 void spend_and_fit_disk(const PlanInput& in, const HomeChoice& homes, Plan& plan) {
   for (;;) {
     Plan spent = plan;
     choose_update_site(in, homes, plan.placement.group, spent);
-    if (spent.fits || plan.placement.group == 1) {
+    const int64_t group = plan.placement.group;
+    if (spent.fits || group == 1) {
       plan = std::move(spent);
       return;
     }
-    place(in, homes, plan, ceil_div(plan.placement.group, 2));
+    place(in, homes, plan, ceil_div(group, 2));
+    if (plan.placement.group < group) continue;
+    plan = std::move(spent);  // all micro-batches have to pass a block together
+    return;
   }
 }
 
@@ -429,7 +447,11 @@ void choose_placement(const PlanInput& in, Plan& plan) {
   chosen = std::min(chosen, candidates.size() - 1);
   for (; !fits_memory(plan) && chosen + 1 < candidates.size(); ++chosen)
     place(in, candidates[chosen + 1], plan);
-  if (fits_memory(plan)) spend_and_fit_disk(in, candidates[chosen], plan);
+  if (fits_memory(plan)) {
+    spend_and_fit_disk(in, candidates[chosen], plan);
+  } else {
+    place_nearest_miss(in, candidates, plan);
+  }
   // What is left now may hold code, which is made again otherwise.
   Plan more = plan;
   more.placement.every_gemm_shape = true;

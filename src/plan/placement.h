@@ -9,12 +9,15 @@
 
 namespace lm {
 
-// HomeChoice to try, the nearest first: for each class with `auto` one step further than in the candidate
-// before.
+// Homes to try, the nearest first: for each class with `auto` one step further than in the candidate before.
+// Updates inside backward, where `auto` may choose them, come before any other home if they cost nothing, and
+// last if clip = "global" wants a second backward for them.
 struct HomeChoice {
   Home optimizer, gradients, weights, activations;
+  bool in_backward = false;
 };
 std::vector<HomeChoice> home_candidates(const PlanInput& in);
+bool is_off_device(Home home, DeviceType device);
 // The home that a choice names; the device for "auto" and "none".
 Home asked_home(OffloadHome choice, DeviceType device);
 

@@ -15,7 +15,6 @@ Plan draft_plan(const PlanInputs& inputs, const Machine& machine, const World& w
                  .next = "--gpu-memory SIZE plans for an imagined one; --gpus 0 uses the CPU",
                  .kept = ""});
   }
-  LM_CHECK(world.ranks == 1, "several ranks are not supported yet");
   const PlanInput in{inputs, machine, world, purpose};
   Plan plan;
   plan.numerics = choose_numerics(in, plan.choices);
@@ -29,7 +28,21 @@ std::string less_memory(const PlanInputs& inputs, const Machine& machine, Home h
   return memory_savers({inputs, machine, world, PlanPurpose::kTrain}, draft_plan(inputs, machine), home);
 }
 
+void refuse_idle_ranks(const World& world, const Config& config) {
+  const int ranks = world.ranks;
+  const int64_t sequences = config.train.global_batch;
+  if (ranks <= sequences) return;
+  throw Error(Exit::kDoesNotFit,
+              {.area = "RANK-12",
+               .what = std::to_string(ranks) + " ranks share train.global_batch = " +
+                       std::to_string(sequences) + " sequences: some would have nothing to do",
+               .place = std::to_string(ranks) + " ranks",
+               .next = "use at most " + std::to_string(sequences) + " ranks, or raise train.global_batch",
+               .kept = ""});
+}
+
 Plan make_plan(const PlanInputs& inputs, const Machine& machine, const World& world, PlanPurpose purpose) {
+  if (purpose == PlanPurpose::kTrain) refuse_idle_ranks(world, inputs.config);
   Plan plan = draft_plan(inputs, machine, world, purpose);
   if (!plan.fits) throw Error(Exit::kDoesNotFit, explain_refusal({inputs, machine, world, purpose}, plan));
   return plan;

@@ -54,6 +54,19 @@ struct LinkTime {
   std::string unit;   // "FLOP", "B"
 };
 
+// What a rank says to the others in a step: bytes that it sends, on average of all ranks, and the time that
+// takes. Compute waits for every call.
+struct RankTraffic {
+  double gradient_bytes = 0, weight_bytes = 0;
+  double vote_bytes = 0;     // losses, norms, whether to stop
+  double between_share = 0;  // of all of it: to ranks of other machines
+  int64_t calls = 0;
+  double seconds = 0;
+  double inside_seconds = 0, between_seconds = 0;  // that links of either kind are at work
+
+  double bytes() const { return gradient_bytes + weight_bytes + vote_bytes; }
+};
+
 // What a plan knows of the data. Lengths and share are the prediction's: memory is planned for
 // data.max_length whatever they say.
 struct DataShape {
@@ -62,19 +75,26 @@ struct DataShape {
   bool weighted = false;    // targets have weights in the loss
 };
 
+// Tokens that a prompt of train.sample_prompts and its answer may have together, where data.max_length allows
+// it.
+inline constexpr int64_t kSamplePositions = 1024;
+
 struct Plan {
   NumericsPlan numerics;
   PlacementPlan placement;
   ArenaNeed arena;
-  int64_t micro_tokens = 0;  // micro_batch x max_length
-  int64_t micro_rows = 0;    // of such a micro-batch's tensors
+  int64_t micro_tokens = 0;     // micro_batch x max_length; of generation, those of a prompt taken at once
+  int64_t micro_rows = 0;       // of such a micro-batch's tensors
+  int64_t cache_positions = 0;  // tokens of a text that is generated; 0: none is
   std::vector<ClassBytes> classes;
   std::vector<Tier> tiers;  // nearest first
   PeakBytes peak;
   bool fits = true;
   std::vector<LinkTime> links;  // what a step spends on each resource
   double step_seconds = 0;
-  double step_tokens = 0;            // that the prediction is for
+  double step_tokens = 0;  // that the prediction is for
+  World world;
+  RankTraffic traffic;
   Timeline timeline;                 // where something is off the device: its step, in time and bytes
   std::string binding;               // the resource that decides
   double sol_seconds_per_token = 0;  // GEMM-bound time of one token: the speed of light
@@ -91,11 +111,6 @@ PassShape pass_shape(const ModelSpec& spec, const ModelLayout& layout, const Ada
 // own; export reads weights tensor by tensor.
 enum class PlanPurpose : uint8_t { kTrain, kEvaluate, kGenerate, kExport };
 
-// The ranks that share a run.
-struct World {
-  int ranks = 1;
-};
-
 // What a plan is made from beside the machine; borrowed for the call.
 struct PlanInputs {
   const Config& config;
@@ -107,6 +122,9 @@ struct PlanInputs {
   std::optional<bool> update_on_host = {};  // settles what the plan would choose (benchmarks compare both)
   const NumericsPlan* recorded = nullptr;   // what the run has recorded, which is kept
 };
+
+// Throws Error(12) where there are more ranks than sequences in a step.
+void refuse_idle_ranks(const World& world, const Config& config);
 
 // Throws Error(12) with a table of need and have and the settings that would fit.
 Plan make_plan(const PlanInputs& inputs, const Machine& machine, const World& world = {},

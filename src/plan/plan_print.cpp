@@ -45,12 +45,12 @@ std::string amount(double value, const std::string& unit) {
 }
 
 double tokens_per_second(const Plan& plan) {
-  return plan.step_seconds > 0 ? plan.step_tokens / plan.step_seconds : 0;
+  return plan.step_seconds > 0 ? plan.step_tokens / plan.step_seconds : 0;  // of all ranks
 }
 
-// Share of the speed of light that the prediction reaches.
+// Share of the hardware's limit that the prediction reaches.
 double predicted_sol(const Plan& plan) {
-  return 100 * plan.sol_seconds_per_token * tokens_per_second(plan);
+  return 100 * plan.sol_seconds_per_token * tokens_per_second(plan) / plan.world.ranks;
 }
 
 bool known(int64_t bytes) {
@@ -71,18 +71,41 @@ std::string tier_table(const Plan& plan, const Tier& tier) {
   return out + row("peak", format_bytes(tier.bytes), note);
 }
 
+std::string traffic_rows(const RankTraffic& traffic) {
+  std::string out;
+  const auto add = [&](const char* name, double bytes, const char* note) {
+    if (bytes > 0) out += row(name, amount(bytes, "B"), note);
+  };
+  add("gradients sent", traffic.gradient_bytes, "to other ranks, by each per step");
+  add("weights sent", traffic.weight_bytes, "the same");
+  add("votes sent", traffic.vote_bytes, "losses, norms, whether to stop");
+  return out;
+}
+
+Json traffic_json(const Plan& plan) {
+  const RankTraffic& t = plan.traffic;
+  return {{"gradient_bytes", t.gradient_bytes},
+          {"weight_bytes", t.weight_bytes},
+          {"vote_bytes", t.vote_bytes},
+          {"between_machines_share", t.between_share},
+          {"calls", t.calls},
+          {"seconds", t.seconds}};
+}
+
 std::string step_lines(const Plan& plan) {
   const NumericsPlan& n = plan.numerics;
   char rate[96];
-  std::snprintf(rate, sizeof rate, "%.0f tokens/s, %.0f %% of the speed of light, bound by %s",
+  std::snprintf(rate, sizeof rate, "%.0f tokens/s, %.0f %% of the hardware's limit, bound by %s",
                 tokens_per_second(plan), predicted_sol(plan), plan.binding.c_str());
   std::string out = "step: " + std::to_string(n.micro_batches) + " x " + std::to_string(n.micro_batch) +
                     " sequences, at most " + std::to_string(plan.micro_tokens) +
-                    " tokens at once, recompute " + (n.recompute ? "block" : "none") + "\n";
+                    " tokens at once, recompute " + (n.recompute ? "block" : "none") +
+                    (plan.placement.in_backward() ? ", updates inside backward" : "") + "\n";
   if (plan.placement.group > 1)
     out += row("group", std::to_string(plan.placement.group), "micro-batches pass a block before the next");
   for (const LinkTime& link : plan.links)
     out += row(link.name, duration(link.seconds), amount(link.amount, link.unit));
+  if (plan.world.ranks > 1) out += traffic_rows(plan.traffic);
   out += row("predicted step", duration(plan.step_seconds), rate);
   if (!plan.placement.on_disk()) return out;
   out += row("waiting", duration(plan.timeline.waiting_seconds), "of it, for transfers");
@@ -115,6 +138,7 @@ Json placement_json(const PlacementPlan& placement) {
           {"pools", pools},
           {"group", placement.group},
           {"tile_granules", placement.tile_granules},
+          {"update", placement.in_backward() ? "in_backward" : "after"},
           {"update_on_host", placement.update_on_host},
           {"optimizer_threads", placement.optimizer_threads}};
 }
@@ -182,6 +206,9 @@ std::string plan_json(const Plan& plan) {
       {"disk_read_bytes", plan.timeline.disk_read_bytes},
       {"disk_written_bytes", plan.timeline.disk_written_bytes},
       {"waiting_seconds", plan.timeline.waiting_seconds},
+      {"ranks", plan.world.ranks},
+      {"nodes", plan.world.nodes},
+      {"traffic", traffic_json(plan)},
       {"phases", phases_json(plan.prediction)},
       {"numerics", Json::parse(numerics_json(plan.numerics))},
       {"placement", placement_json(plan.placement)},

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "plan/update_work.h"
 
 namespace lm {
 namespace {
@@ -19,6 +20,11 @@ constexpr double kCpuAttentionShare = 0.4;  // of the GEMM rate
 // Norms, SwiGLU and softmax against memcpy (benchmarks/kernels.py: 0.2 .. 0.6), and what a call costs on the
 // CPU beside its work: two threads woken, ATen's checks.
 constexpr double kCpuPassShare = 0.4, kCpuCallSeconds = 20e-6;
+
+// Between ranks: GPUs of a machine over PCIe 4 x16, machines over one InfiniBand adapter of 400 Gbit/s each;
+// a meeting of all, and a message to a rank of another machine.
+constexpr double kPeerBandwidth = 22e9, kNetworkBandwidth = 45e9;
+constexpr double kMeetingSeconds = 20e-6, kMessageSeconds = 2e-6;
 
 double known(double value, double otherwise, bool& assumed) {
   if (value > 0) return value;
@@ -117,12 +123,35 @@ ComputeRates compute_rates(const Machine& machine, DeviceType device, DType dtyp
   return rates;
 }
 
+RankLinks rank_links(const Machine& machine, DeviceType device) {
+  RankLinks links{.call_seconds = kMeetingSeconds, .message_seconds = kMessageSeconds};
+  // Processes of a machine pass bytes through memory that they share: a copy into it is read and written.
+  links.inside = device == DeviceType::kCuda
+                     ? known(machine.gpus.front().peer_bandwidth, kPeerBandwidth, links.assumed)
+                     : compute_rates(machine, device, DType::kF32).bandwidth / 2;
+  links.between = known(machine.network_bandwidth, kNetworkBandwidth, links.assumed);
+  return links;
+}
+
 StepCosts::StepCosts(const StepShape& shape)
     : pass_(shape.pass, shape.micro), units_(shape.pass.layout.units(shape.pass.cut_head)) {
   const auto size = [](DType type) { return static_cast<double>(dtype_size(type)); };
   gradient_bytes_ = size(shape.pass.gradient_dtype);
   // Reads gradient, weight and state; writes all but the gradient.
-  update_bytes_ = gradient_bytes_ + 2 * (size(shape.pass.dtype) + static_cast<double>(shape.state_bytes));
+  update_bytes_ = gradient_bytes_ + 2 * (size(shape.pass.dtype) + shape.state_bytes);
+  // Beside what the links do (traffic.h): the ranks' parts of a shard are read and their sum is written, and
+  // what arrives is copied to its place.
+  const double rest = 1 - 1.0 / shape.ranks;
+  exchange_bytes_ = shape.ranks == 1 ? 0 : gradient_bytes_ * (1 + 3.0 / shape.ranks);
+  if (!shape.sharded) exchange_bytes_ += rest * 2 * gradient_bytes_;
+  gather_bytes_ = rest * 2 * size(shape.pass.dtype);
+  if (shape.sharded) update_bytes_ /= shape.ranks;
+  for (const Unit& unit : units_) {
+    Cost products = update_products(shape.pass.layout.blocks[static_cast<size_t>(unit.block)], unit.first,
+                                    unit.elements, shape.rule, shape.pass.device, nullptr);
+    products.gemm_flops *= shape.bf16_time;
+    products_.push_back(products);
+  }
   if (units_.front().elements > 0) {
     embedding_rows_ = std::min(static_cast<double>(shape.pass.spec.vocab), shape.step_tokens) *
                       static_cast<double>(shape.pass.spec.hidden) * (4 + 2 * gradient_bytes_);
@@ -130,11 +159,16 @@ StepCosts::StepCosts(const StepShape& shape)
 }
 
 Cost StepCosts::of(const Operation& operation) const {
-  LM_CHECK(operation.kind != OperationKind::kExchange, "no rate is known for an exchange between ranks");
   const auto elements = static_cast<double>(units_[static_cast<size_t>(operation.unit)].elements);
-  if (operation.kind == OperationKind::kUpdate) return {.bytes = elements * update_bytes_};
-  if (operation.kind == OperationKind::kNorm)
-    return {.bytes = elements * gradient_bytes_ + (operation.unit == 0 ? embedding_rows_ : 0)};
+  if (operation.kind == OperationKind::kUpdate) {
+    Cost cost{.bytes = elements * update_bytes_};
+    cost += products_[static_cast<size_t>(operation.unit)];
+    return cost;
+  }
+  if (operation.kind == OperationKind::kExchange) return {.bytes = elements * exchange_bytes_};
+  if (operation.kind == OperationKind::kGather) return {.bytes = elements * gather_bytes_};
+  if (operation.kind == OperationKind::kAddRows) return {.bytes = embedding_rows_};
+  if (operation.kind == OperationKind::kNorm) return {.bytes = elements * gradient_bytes_};
   return pass_.of(operation);
 }
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 
+#include "optim/rules/rules.h"
 #include "plan/machine.h"
 #include "plan/rehearse.h"
 
@@ -33,15 +34,23 @@ struct ComputeRates {
 };
 ComputeRates compute_rates(const Machine& machine, DeviceType device, DType dtype);
 
+// Of a rank; `machine` is its share.
+RankLinks rank_links(const Machine& machine, DeviceType device);
+
 // Everything about the run that a step's cost depends on.
 struct StepShape {
   PassShape pass;
-  int64_t state_bytes = 10;  // of the optimizer, per parameter
-  StepWork micro;            // of one micro-batch
-  double step_tokens = 0;    // of all of them
+  double state_bytes = 10;  // of the optimizer, per parameter
+  StepWork micro;           // of one micro-batch
+  double step_tokens = 0;   // of all of them
+  int ranks = 1;
+  bool sharded = false;  // optimizer state
+  RuleId rule = {};      // products of its updates count, too
+  double bf16_time = 1;  // of a FLOP in bf16, beside one in the model's type
 };
 
-// What each operation of a step's list costs: compute as rehearsed, updates by their state's bytes.
+// What each operation of a step's list costs: compute as rehearsed, updates by their state's bytes and their
+// rule's products.
 class StepCosts {
  public:
   explicit StepCosts(const StepShape& shape);
@@ -51,7 +60,9 @@ class StepCosts {
  private:
   PassCosts pass_;
   std::vector<Unit> units_;
-  double gradient_bytes_, update_bytes_;  // per parameter
+  std::vector<Cost> products_;                    // of each unit's update
+  double gradient_bytes_, update_bytes_;          // per parameter
+  double exchange_bytes_ = 0, gather_bytes_ = 0;  // the same
   double embedding_rows_ = 0;  // bytes that adding the step's rows to the embedding's gradient moves
 };
 double cost_seconds(const Cost& cost, const ComputeRates& rates);

@@ -6,7 +6,8 @@
 #include <optional>
 
 #include "base/bytes.h"
-#include "plan/adapter.h"
+#include "plan/alternatives.h"
+#include "plan/changed.h"
 
 namespace lm {
 namespace {
@@ -20,49 +21,27 @@ struct Knob {
   int64_t saves = 0;
 };
 
-// The plan for a changed configuration; nothing where it cannot be made (LoRA targets that the model lacks).
-std::optional<Plan> plan_with(const PlanInput& in, const Config& config) {
-  const bool becomes_lora = config.train.method == Method::kLora && in.adapter == nullptr;
-  const bool relayout = becomes_lora || config.model.dtype != in.config.model.dtype;
-  const auto draft = [&](const AdapterSpec* adapter, const ModelLayout& layout) {
-    return draft_plan({config, in.spec, adapter, layout, in.device, in.data}, in.machine, in.world,
-                      in.purpose);
-  };
-  if (!relayout) return draft(in.adapter, in.layout);
-  try {
-    AdapterSpec lora;
-    if (becomes_lora) lora = configured_adapter(in.spec.names, config.lora);
-    const AdapterSpec* adapter = becomes_lora ? &lora : in.adapter;
-    const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
-    return draft(adapter, make_layout(in.spec, adapter, dtype));
-  } catch (const Error&) {
-    return std::nullopt;
-  }
-}
-
-// Some class may still be told to live on disk.
-bool may_use_disk(const PlanInput& in) {
-  const OffloadConfig& o = in.config.offload;
-  const auto free_choice = [](OffloadHome home) { return home == OffloadHome::kAuto; };
-  return o.paths.empty() && (free_choice(o.optimizer) || free_choice(o.gradients) || free_choice(o.weights) ||
-                             free_choice(o.activations));
-}
-
 // What may be turned, the least intrusive first.
 std::vector<Knob> knobs(const PlanInput& in, const Plan& plan) {
   const NumericsPlan& n = plan.numerics;
   const bool bf16 = n.dtype == DType::kBF16;
   std::vector<Knob> out;
   if (!in.trains()) {
-    if (may_use_disk(in))
+    if (may_use_disk(in.config.offload))
       out.push_back(
           {"offload.paths = [\"a directory on a fast disk\"]", [](Config& c) { c.offload.paths = {"."}; }});
     return out;
   }
+  if (plan.cache_positions > 0) {
+    out.push_back({"train.sample_prompts = []", [](Config& c) { c.train.sample_prompts.clear(); }});
+  }
   if (!n.recompute) {
     out.push_back({"train.recompute = \"block\"", [](Config& c) { c.train.recompute = Recompute::kBlock; }});
   }
-  if (may_use_disk(in)) {
+  if (in.config.train.update == UpdateTime::kAfter && in.adapter == nullptr) {
+    out.push_back({"train.update = \"auto\"", [](Config& c) { c.train.update = UpdateTime::kAuto; }});
+  }
+  if (may_use_disk(in.config.offload)) {
     out.push_back(
         {"offload.paths = [\"a directory on a fast disk\"]", [](Config& c) { c.offload.paths = {"."}; }});
   }
@@ -92,6 +71,14 @@ std::vector<Knob> knobs(const PlanInput& in, const Plan& plan) {
   if (in.adapter == nullptr) {
     out.push_back({"train.method = \"lora\"", [](Config& c) { c.train.method = Method::kLora; }});
   }
+  if (in.config.model.quantize == Quantize::kNone && in.spec.stored == EncodingKind::kPlain) {
+    const char* const setting =
+        in.adapter == nullptr ? "train.method = \"qlora\"" : "model.quantize = \"nf4\"";
+    out.push_back({setting, [](Config& c) {
+                     c.train.method = Method::kLora;
+                     c.model.quantize = Quantize::kNf4;
+                   }});
+  }
   return out;
 }
 
@@ -103,12 +90,12 @@ int64_t need(const Plan& plan, Home home) {
   return 0;
 }
 
-std::optional<Plan> plan_with(const PlanInput& in, const std::vector<Knob>& all, uint32_t chosen) {
+std::optional<ChangedPlan> plan_with(const PlanInput& in, const std::vector<Knob>& all, uint32_t chosen) {
   Config config = in.config;
   for (size_t i = 0; i < all.size(); ++i) {
     if ((chosen >> i & 1U) != 0) all[i].apply(config);
   }
-  return plan_with(in, config);
+  return plan_changed(in, config);
 }
 
 std::string list(const std::vector<Knob>& all, uint32_t chosen, const char* between) {
@@ -127,10 +114,11 @@ uint32_t fitting_together(const PlanInput& in, const std::vector<Knob>& all, uin
   for (uint32_t chosen = 1; chosen < 1U << all.size(); ++chosen) {
     const int count = std::popcount(chosen);
     if (count < 2 || count > most || (chosen & ~among) != 0) continue;
-    const std::optional<Plan> changed = plan_with(in, all, chosen);
+    const std::optional<ChangedPlan> changed = plan_with(in, all, chosen);
     if (!changed) continue;
-    if (changed->fits) return chosen;
-    if (need(*changed, home) < closest->second) *closest = {chosen, need(*changed, home)};
+    if (changed->plan.fits) return chosen;
+    const int64_t needed = need(changed->plan, home);
+    if (needed < closest->second) *closest = {chosen, needed};
   }
   return 0;
 }
@@ -141,11 +129,11 @@ std::vector<Knob> saving_knobs(const PlanInput& in, const Plan& plan, Home home,
   for (Knob& knob : knobs(in, plan)) {
     Config config = in.config;
     knob.apply(config);
-    const std::optional<Plan> changed = plan_with(in, config);
-    if (!changed || need(*changed, home) >= need(plan, home)) continue;
-    knob.saves = need(plan, home) - need(*changed, home);
+    const std::optional<ChangedPlan> changed = plan_changed(in, config);
+    if (!changed || need(changed->plan, home) >= need(plan, home)) continue;
+    knob.saves = need(plan, home) - need(changed->plan, home);
     all.push_back(std::move(knob));
-    if (changed->fits && std::popcount(*alone) < kMostKnobs) *alone |= 1U << (all.size() - 1);
+    if (changed->plan.fits && std::popcount(*alone) < kMostKnobs) *alone |= 1U << (all.size() - 1);
   }
   return all;
 }
@@ -192,6 +180,12 @@ std::string have(const PlanInput& in, const Tier& tier) {
   return usable + " of " + format_bytes(tier.capacity) + " may be used";
 }
 
+std::string other_ways(const PlanInput& in) {
+  if (!in.trains()) return "";
+  const std::string fitting = name_alternatives(alternatives(in, in.machine, in.world));
+  return fitting.empty() ? "" : "; of `lmlaunch plan --compare` these fit: " + fitting;
+}
+
 }  // namespace
 
 std::string memory_savers(const PlanInput& in, const Plan& plan, Home home) {
@@ -219,7 +213,8 @@ ErrorText explain_refusal(const PlanInput& in, const Plan& plan) {
           .what = std::string(in.trains() ? "the run" : "this") + " does not fit: it needs " +
                   format_bytes(full->bytes) + " of " + kKinds[kind] + ", " + have(in, *full) + table,
           .place = "",
-          .next = full->home == Home::kNvme ? disk_advice(in, *full) : advice(in, plan, full->home),
+          .next = (full->home == Home::kNvme ? disk_advice(in, *full) : advice(in, plan, full->home)) +
+                  other_ways(in),
           .kept = "nothing was started or written"};
 }
 

@@ -56,7 +56,7 @@ struct StepWork {
   double squares = 0;      // sum over documents of length²: causal attention sees half of it
 };
 
-inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kUpdate) + 1;
+inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kGather) + 1;
 
 // What the compute operations of a step's list cost, each by itself.
 class PassCosts {

@@ -2,12 +2,16 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "base/batch.h"
 #include "base/bytes.h"
 #include "base/staging.h"
+#include "model/key_value_cache.h"
 #include "plan/device_reserve.h"
 #include "plan/gemm_library.h"
+#include "plan/state_catalogue.h"
+#include "plan/update_work.h"
 
 namespace lm {
 namespace {
@@ -19,6 +23,7 @@ constexpr int64_t kCudaBase = 900 * kMiB;
 constexpr int64_t kChecksumBytes = 8;       // of every kSlotAlignment bytes off the device
 constexpr int64_t kStepBytesPerToken = 20;  // of a step's batches in host memory (base/batch.h)
 constexpr int64_t kWeightBytes = 4;         // of a target
+constexpr int64_t kLeastPrompt = 32;        // a plan of fewer tokens has no room for the arrays of one
 // Spare room of a swap file: this part of all that is on disk, or so many blocks, but not much for a small
 // run.
 constexpr int64_t kSpareShare = 100, kSpareBlocks = 2, kLeastSpare = 512 * kKiB;
@@ -78,23 +83,13 @@ int64_t export_bytes(const ModelLayout& layout) {
 // What of a class is off the device, by home.
 struct OffDeviceBytes {
   int64_t host = 0, disk = 0;
-  OffDeviceBytes operator*(int64_t n) const { return {host * n, disk * n}; }
+  int64_t whole = 0;  // of all ranks' shards together
+  int64_t shard = 0;  // of this rank, in the memory of its device
 };
 
 OffDeviceBytes off_device_bytes(const PoolPlan& pool) {
-  return {pool.off_device_bytes(Home::kHost), pool.off_device_bytes(Home::kNvme)};
-}
-
-// Elements whose optimizer state is off the device.
-OffDeviceBytes off_device_elements(const Plan& plan) {
-  const PoolPlan& pool = plan.placement.pool(Pool::kOptimizer);
-  OffDeviceBytes elements;
-  for (size_t a = 0; a < pool.bytes.size(); ++a) {
-    if (pool.off_device[a] == 0) continue;
-    (pool.home_of(a) == Home::kHost ? elements.host : elements.disk) +=
-        pool.bytes[a] / plan.placement.granule_bytes * kGranule;
-  }
-  return elements;
+  if (pool.shards > 1) return {.whole = pool.whole_bytes(), .shard = pool.off_device_bytes()};
+  return {pool.off_device_bytes(Home::kHost), pool.off_device_bytes(Home::kNvme), pool.whole_bytes()};
 }
 
 // Rows of one class: what of it is on the device, and what is off it.
@@ -105,7 +100,7 @@ class ClassTable {
 
   // `total` bytes, of which `off` are off the device.
   void add(const std::string& name, int64_t total, const OffDeviceBytes& off, const std::string& note) {
-    rows_.push_back({name, total - off.host - off.disk, note, device_home_});
+    rows_.push_back({name, total - off.whole + off.shard, note + shards(off), device_home_});
     if (off.host > 0) rows_.push_back({name, off.host, note, Home::kHost});
     if (off.disk > 0) rows_.push_back({name, off.disk, note, Home::kNvme});
   }
@@ -118,7 +113,7 @@ class ClassTable {
 
   // Where arrays pass through; from disk to a GPU they pass host memory too.
   void slots() {
-    int64_t staging = 0, disk = 0;
+    int64_t staging = 0, checked = 0;
     for (int i = 0; i < kPools; ++i) {
       const PoolPlan& pool = plan_.placement.pools[static_cast<size_t>(i)];
       if (pool.slots == 0) continue;
@@ -128,22 +123,96 @@ class ClassTable {
                        std::to_string(pool.slots) + " x " + format_bytes(pool.slot_bytes),
                        on_host ? Home::kHost : device_home_});
       const int64_t on_disk = pool.off_device_bytes(Home::kNvme);
-      disk += on_disk;
-      if (on_disk > 0 && device_home_ == Home::kDevice && !on_host) staging += bytes;
+      const bool through_device = device_home_ == Home::kDevice && !on_host && pool.shards == 1;
+      checked += on_disk + (through_device ? pool.off_device_bytes(Home::kHost) : 0);
+      if (on_disk > 0 && through_device) staging += bytes;
     }
     if (plan_.placement.update_on_host)
       host("update staging", plan_.placement.update_staging, "gradients and weights on their way");
     if (staging > 0) host("staging", staging, "between disk and GPU");
-    if (disk > 0) host("checksums", disk / kSlotAlignment * kChecksumBytes, "of what is on disk");
+    if (checked > 0)
+      host("checksums", checked / kSlotAlignment * kChecksumBytes, "of what passes through slots");
   }
 
   std::vector<ClassBytes> take() { return std::move(rows_); }
 
  private:
+  std::string shards(const OffDeviceBytes& off) const {
+    return off.shard > 0 ? ", in shards of " + std::to_string(plan_.placement.ranks) + " ranks" : "";
+  }
+
   const Plan& plan_;
   Home device_home_;
   std::vector<ClassBytes> rows_;
 };
+
+// Bytes or elements on a rank, and what of them is off the device.
+struct Share {
+  int64_t all = 0;
+  OffDeviceBytes off;
+  void add(int64_t n, bool off_device, Home home) {
+    all += n;
+    if (!off_device) return;
+    (home == Home::kHost ? off.host : off.disk) += n;
+    off.whole += n;
+  }
+};
+
+// Calls body(block, first element, elements, whether off the device, home) for each tile.
+template <class Body>
+void each_tile(const PlacementPlan& p, const Body& body) {
+  const PoolPlan& pool = p.pool(Pool::kOptimizer);
+  for (size_t b = 0; b + 1 < p.first_tile.size(); ++b) {
+    for (auto a = static_cast<size_t>(p.first_tile[b]); a < static_cast<size_t>(p.first_tile[b + 1]); ++a)
+      body(b, p.first_granule[a] * kGranule, p.granules[a] * kGranule, pool.off_device[a] != 0,
+           pool.home_of(a));
+  }
+}
+
+// Of a stream of the optimizer's state; `elements` of the tiles.
+Share stream_bytes(const PlanInput& in, const Plan& plan, const StateStream& stream, const Share& elements) {
+  const auto of = [&](int64_t n) { return stream.bytes(Elements{n}); };
+  if (stream.of == StreamOf::kAll) {
+    const OffDeviceBytes& off = elements.off;
+    return {of(elements.all), {of(off.host), of(off.disk), of(off.whole)}};
+  }
+  Share out;
+  each_tile(plan.placement, [&](size_t b, int64_t first, int64_t n, bool off_device, Home home) {
+    out.add(stream.bytes(in.layout.blocks[b].count(first, first + n)), off_device, home);
+  });
+  return out;
+}
+
+// How a state is kept, by the last of its streams.
+std::string kept_as(const StateStream& stream) {
+  switch (stream.of) {
+    case StreamOf::kSmall:
+      return "codes, scales; fp32 of small tensors";
+    case StreamOf::kVectors:
+      return std::string(dtype_name(stream.type)) + " of rows, columns and vectors";
+    case StreamOf::kOutside:
+      return std::string(dtype_name(stream.type)) + " of vectors, embedding and head";
+    default:
+      return stream.type == DType::kI16 ? "low half beside the weight" : dtype_name(stream.type);
+  }
+}
+
+// A row for each state: those in codes and of rows and columns consist of several streams.
+void add_state(const PlanInput& in, const Plan& plan, ClassTable& table) {
+  const StateStreams streams = plan.numerics.state();
+  Share elements, sum;
+  each_tile(plan.placement, [&](size_t, int64_t, int64_t n, bool off_device, Home home) {
+    elements.add(n, off_device, home);
+  });
+  for (size_t s = 0; s < streams.size(); ++s) {
+    const Share bytes = stream_bytes(in, plan, streams[s], elements);
+    sum.all += bytes.all;
+    sum.off = {sum.off.host + bytes.off.host, sum.off.disk + bytes.off.disk, sum.off.whole + bytes.off.whole};
+    if (s + 1 < streams.size() && streams[s + 1].title == streams[s].title) continue;
+    table.add(streams[s].title, sum.all, sum.off, kept_as(streams[s]));
+    sum = {};
+  }
+}
 
 // "bf16", or every encoding with its bytes.
 std::string encodings_of(const ModelLayout& layout, DType dtype) {
@@ -154,13 +223,23 @@ std::string encodings_of(const ModelLayout& layout, DType dtype) {
   return out;
 }
 
+// Of all blocks; with updates inside backward, of the longest one that shares the slot and of the others.
+int64_t gradient_elements(const ModelLayout& layout, const PlacementPlan& placement) {
+  if (!placement.in_backward()) return layout.flat_elements;
+  int64_t slot = 0, own = 0;
+  for (size_t b = 0; b < layout.blocks.size(); ++b) {
+    const int64_t elements = layout.blocks[b].flat_elements;
+    placement.gradients_in_slot[b] != 0 ? slot = std::max(slot, elements) : own += elements;
+  }
+  return slot + own;
+}
+
 std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   const NumericsPlan& n = plan.numerics;
   const PlacementPlan& p = plan.placement;
   const int64_t flat = in.layout.flat_elements;
   const bool lora = in.adapter != nullptr;
-  const OffDeviceBytes weights = off_device_bytes(p.pool(Pool::kWeights)),
-                       elements = off_device_elements(plan);
+  const OffDeviceBytes weights = off_device_bytes(p.pool(Pool::kWeights));
   ClassTable table(in, plan);
   if (in.purpose == PlanPurpose::kExport) {
     table.host("export", export_bytes(in.layout), "the adapter, and a tensor at a time");
@@ -175,12 +254,10 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
             lora ? weights : OffDeviceBytes(), encodings_of(in.layout, n.dtype));
   if (embedding > 0) table.host("embedding", embedding, "the GPU looks up rows where they lie");
   if (in.trains()) {
-    table.add(name(StateClass::kGradients), flat * size_of(n.gradient_dtype),
-              off_device_bytes(p.pool(Pool::kGradients)), per_parameter(n.gradient_dtype));
-    for (const StateStream& stream : n.state()) {
-      table.add(stream.title, stream.bytes(flat), elements * stream.bytes(1),
-                stream.type == DType::kI16 ? "low half beside the weight" : dtype_name(stream.type));
-    }
+    table.add(name(StateClass::kGradients), gradient_elements(in.layout, p) * size_of(n.gradient_dtype),
+              off_device_bytes(p.pool(Pool::kGradients)),
+              per_parameter(n.gradient_dtype) + (p.in_backward() ? ", of one block at a time" : ""));
+    add_state(in, plan, table);
     const PoolPlan& inputs = p.pool(Pool::kActivations);
     table.add(name(StateClass::kActivations), plan.arena.saved + inputs.off_device_bytes(),
               off_device_bytes(inputs), n.recompute ? "block inputs" : "saved by every block");
@@ -189,9 +266,21 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
                !in.trains() ? "of one micro-batch, forward alone"
                             : "logits of " + std::to_string(std::min(n.row_chunk, plan.micro_tokens)) +
                                   " rows at once: " + format_bytes(plan.arena.logits));
+  if (plan.cache_positions > 0)
+    table.device("key-value cache", KeyValueCache::bytes(in.spec, plan.cache_positions, n.dtype),
+                 std::to_string(plan.cache_positions) + " tokens, " + dtype_name(n.dtype));
   table.slots();
   table.device("embedding rows", updated_rows(in) * in.spec.hidden * 4,
                "fp32 sums of a step's distinct tokens");
+  if (const int64_t scratch = in.trains() ? update_scratch_bytes(in.layout, n.rule) : 0; scratch > 0) {
+    // On both where both update.
+    const bool products = is_orthogonal(n.rule);
+    const std::string name = products ? "products" : "sums",
+                      note = products ? "of the matrix whose momentum is made orthogonal"
+                                      : "of rows and columns of the matrix whose weights are updated";
+    table.device(name, scratch, note);
+    if (p.update_on_host) table.host(name, scratch, note);
+  }
   table.device("tables", table_bytes(in, plan), "angles, norms, order of tokens, batches");
   const bool cpu = in.device == DeviceType::kCpu;
   if (!cpu) table.device("context", kContextBytes, "CUDA's own");
@@ -199,6 +288,15 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   if (!cpu)
     table.host("uploads and results", p.upload_bytes + p.result_bytes, "batches to the GPU, norms from it");
   if (!cpu) table.host("load buffer", kStagingBytes, "files pass through it on their way to the GPU");
+  if (in.trains())
+    table.host("save buffers", save_buffer_bytes(in.layout, n), "state passes through them to a checkpoint");
+  if (in.world.ranks > 1)
+    table.host("shared memory", kRankStagingBytes, "this rank's part, for what ranks send to one another");
+  if (!cpu && in.world.ranks > 1) {
+    const int64_t sums = n.gradient_dtype == DType::kF32 ? 0 : 2 * kDeviceRankStagingBytes / in.world.ranks;
+    table.device("exchange", kDeviceRankStagingBytes + sums, "what comes from other GPUs to be added");
+    table.device("NCCL", kNcclBytes, "its channels");
+  }
   if (p.gemm_shapes > 0)
     table.host("GEMM code", p.gemm_shapes * kGemmShapeBytes,
                "for up to " + std::to_string(p.gemm_shapes) + " shapes");
@@ -307,15 +405,32 @@ int64_t Rehearsals::gemm_shapes(const PlanInput& in, const Plan& plan) {
   return place->second;
 }
 
+int64_t micro_tokens(const PlanInput& in, const NumericsPlan& numerics) {
+  if (in.purpose != PlanPurpose::kGenerate) return numerics.micro_batch * in.config.data.max_length;
+  return std::clamp(in.config.data.max_length, kLeastPrompt, kPromptTokens);
+}
+
+namespace {
+
+int64_t cache_positions(const PlanInput& in) {
+  if (in.purpose == PlanPurpose::kGenerate) return in.config.data.max_length;
+  const bool samples = in.trains() && !in.config.train.sample_prompts.empty();
+  return samples ? std::min(in.config.data.max_length, kSamplePositions) : 0;
+}
+
+}  // namespace
+
 int64_t micro_rows(const PlanInput& in, const NumericsPlan& numerics) {
-  const int64_t tokens = numerics.micro_batch * in.config.data.max_length;
+  const int64_t tokens = micro_tokens(in, numerics);
   return numerics.round_rows ? rounded_rows(tokens) : tokens;
 }
 
 void size_plan(const PlanInput& in, Plan& plan) {
-  plan.micro_tokens = plan.numerics.micro_batch * in.config.data.max_length;
+  plan.micro_tokens = micro_tokens(in, plan.numerics);
+  plan.cache_positions = cache_positions(in);
   plan.micro_rows = micro_rows(in, plan.numerics);
   const auto longest = static_cast<double>(in.config.data.max_length);
+  plan.placement.gemm_shapes = 0;
   if (plan.numerics.round_rows) {
     const GemmShapes shapes =
         kept_shapes(in.rehearsals->gemm_shapes(in, plan),
@@ -324,9 +439,17 @@ void size_plan(const PlanInput& in, Plan& plan) {
                     in.trains());
     plan.placement.gemm_shapes = plan.placement.every_gemm_shape ? shapes.wanted : shapes.least;
   }
+  if (in.device == DeviceType::kCpu && in.trains() && is_orthogonal(plan.numerics.rule)) {
+    std::set<GemmShape> gemms;
+    for (const BlockLayout& block : in.layout.blocks)
+      update_products(block, 0, block.flat_elements, plan.numerics.rule, in.device, &gemms);
+    plan.placement.gemm_shapes += std::ssize(gemms);
+  }
   if (in.device == DeviceType::kCuda) {
-    plan.placement.upload_bytes = upload_bytes(in, plan.numerics, plan.micro_tokens);
-    const AttentionShape shape{.tokens = plan.micro_tokens,
+    // A second backward sends what it needs behind what the first one has sent.
+    plan.placement.upload_bytes =
+        upload_bytes(in, plan.numerics, plan.micro_tokens) * (plan.placement.measures ? 2 : 1);
+    const AttentionShape shape{.tokens = std::max(plan.micro_tokens, plan.cache_positions),
                                .processors = in.machine.gpus.front().processors,
                                .deterministic = in.config.run.deterministic,
                                .dtype = plan.numerics.dtype};

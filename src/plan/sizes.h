@@ -50,7 +50,9 @@ PassShape pass_shape(const PlanInput& in, const Plan& plan);
 // The most documents that a micro-batch can have.
 int64_t micro_documents(const PlanInput& in, const NumericsPlan& numerics);
 
-// Rows of the tensors of the longest micro-batch.
+// Tokens of the longest micro-batch, or what generation takes at once.
+int64_t micro_tokens(const PlanInput& in, const NumericsPlan& numerics);
+// Rows of its tensors.
 int64_t micro_rows(const PlanInput& in, const NumericsPlan& numerics);
 
 // Fills arena, micro_tokens, micro_rows, classes, tiers, peak and fits from plan.numerics and plan.placement.

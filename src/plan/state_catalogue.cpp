@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "plan/update_work.h"
+
 namespace lm {
 namespace {
 
@@ -15,48 +17,53 @@ std::vector<int64_t> units_of_block(const std::vector<Unit>& units, int64_t bloc
   return out;
 }
 
-// What of an array over a block's flat array lies in the unit.
-void add_part(StateEntry array, const Unit& unit, int64_t u, StateCatalogue& out) {
-  if (unit.elements == 0) return;
-  array.shape = {array.elements};
+// What of an array lies in the shard of a unit: elements [first, first + elements) of it.
+void add_part(StateEntry array, const Shard& shard, int64_t u, StateCatalogue& out) {
+  if (array.elements == 0) return;
   array.unit = u;
-  array.first = unit.first;
-  array.elements = unit.elements;
+  array.shard = shard;
   out.push_back(std::move(array));
 }
 
 }  // namespace
 
 StateCatalogue list_state(const ModelLayout& layout, const NumericsPlan& numerics, bool cut_head,
-                          bool training) {
+                          bool training, int rank) {
   const std::vector<Unit> units = layout.units(cut_head);
   const auto each_unit = [&](const auto& visit) {
     for (int64_t b = 0; b < std::ssize(layout.blocks); ++b) {
       const std::string block = "block" + std::to_string(b) + ".";
-      const int64_t elements = layout.blocks[static_cast<size_t>(b)].flat_elements;
       for (const int64_t u : units_of_block(units, b))
-        visit(block, elements, units[static_cast<size_t>(u)], u);
+        visit(block, layout.blocks[static_cast<size_t>(b)],
+              shard_of(units[static_cast<size_t>(u)], rank, numerics.ranks), u);
     }
   };
   StateCatalogue out;
-  each_unit([&](const std::string& block, int64_t elements, const Unit& unit, int64_t u) {
-    add_part({.name = block + "weight",
+  each_unit([&](const std::string& name, const BlockLayout& block, const Shard& shard, int64_t u) {
+    add_part({.name = name + "weight",
               .state = StateClass::kWeights,
               .dtype = numerics.dtype,
-              .elements = elements},
-             unit, u, out);
+              .shape = {block.flat_elements},
+              .first = shard.first,
+              .elements = shard.elements},
+             shard, u, out);
   });
   if (!training) return out;
-  out.push_back({.name = "optimizer.t", .state = StateClass::kOptimizer, .dtype = DType::kI64, .shape = {}});
+  if (rank == 0)
+    out.push_back(
+        {.name = "optimizer.t", .state = StateClass::kOptimizer, .dtype = DType::kI64, .shape = {}});
   const StateStreams streams = numerics.state();
-  each_unit([&](const std::string& block, int64_t elements, const Unit& unit, int64_t u) {
+  each_unit([&](const std::string& name, const BlockLayout& block, const Shard& shard, int64_t u) {
     for (size_t s = 0; s < streams.size(); ++s) {
-      add_part({.name = block + streams[s].name,
+      const auto values = [&](int64_t from, int64_t to) { return streams[s].values(block.count(from, to)); };
+      add_part({.name = name + streams[s].name,
                 .state = StateClass::kOptimizer,
                 .dtype = streams[s].type,
+                .shape = {values(0, block.flat_elements)},
                 .stream = s,
-                .elements = elements},
-               unit, u, out);
+                .first = values(0, shard.first),
+                .elements = values(shard.first, shard.end())},
+               shard, u, out);
     }
   });
   return out;
@@ -72,6 +79,13 @@ void move_state(const StateCatalogue& catalogue, StateSource& from, StateSink& t
                 to.write(entry, offset, bytes);
               });
   }
+}
+
+int64_t save_buffer_bytes(const ModelLayout& layout, const NumericsPlan& numerics) {
+  constexpr int64_t kHeader = kMiB;
+  const int64_t bytes = kHeader + layout.flat_elements * static_cast<int64_t>(dtype_size(numerics.dtype)) +
+                        state_bytes(layout, numerics.state());
+  return save_buffers(bytes) * kSaveBuffer;
 }
 
 }  // namespace lm

@@ -7,17 +7,30 @@
 //   optimizer.t       updates so far
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/bytes.h"
 #include "plan/plan.h"
 
 namespace lm {
 
-// An array, or the part of it that lies in one unit.
+// What a checkpoint in the making copies passes through buffers of so many bytes: as many that what is saved
+// of a unit in its update waits less for the disk. With 4 such a step took 1.28 of its bound (SmolLM2-135M,
+// all on disk, benchmarks/save.py), with 16 1.20.
+inline constexpr int64_t kSaveBuffer = int64_t{4} << 20;
+// For a rank's file of so many bytes.
+inline int64_t save_buffers(int64_t bytes) {
+  return std::clamp<int64_t>(ceil_div(bytes, kSaveBuffer), 3, 16);
+}
+// Host memory of them, beside the state itself.
+int64_t save_buffer_bytes(const ModelLayout& layout, const NumericsPlan& numerics);
+
+// An array, or the part of it that lies in one unit: with several ranks, in a rank's shard of the unit.
 struct StateEntry {
   std::string name;
   StateClass state = StateClass::kWeights;
@@ -25,17 +38,18 @@ struct StateEntry {
   std::vector<int64_t> shape = {};  // of the whole array; none: a number
   int64_t unit = -1;                // of ModelLayout::units; -1: of none
   size_t stream = 0;                // of the optimizer's state
-  // Elements of the array that are here: of its block's flat array.
+  // Elements of the array that are here, and of its block's flat array what they are of.
   int64_t first = 0, elements = 1;
-  int rank = 0, ranks = 1;  // the shard of the range that this is; one rank has it all
+  Shard shard = {};
   int64_t bytes() const { return elements * static_cast<int64_t>(dtype_size(dtype)); }
 };
 using StateCatalogue = std::vector<StateEntry>;
 
 // The order is that in which state is moved: weights, then the optimizer's (none without training), each by
-// block, and a name's parts one after another.
+// block, and a name's parts one after another. With several ranks each lists what it moves: its shards, and
+// the first also what is no array. Together they are the whole.
 StateCatalogue list_state(const ModelLayout& layout, const NumericsPlan& numerics, bool cut_head,
-                          bool training);
+                          bool training, int rank = 0);
 
 // What state comes from: memory of a rank, wherever it lives, or files.
 class StateSource {
@@ -46,6 +60,8 @@ class StateSource {
   // neighbours in a catalogue, of one class and unit: they may take turns.
   using Take = std::function<void(const StateEntry&, int64_t offset, std::span<const std::byte>)>;
   virtual void read(std::span<const StateEntry> entries, const Take& take) = 0;
+  // During take(): whether these bytes are the state itself, which lies there as long as it is not changed.
+  virtual bool lasting() const { return false; }
 };
 
 // Where it goes: a file, a hash, a test's memory.
@@ -53,16 +69,31 @@ class StateSink {
  public:
   virtual ~StateSink() = default;
   virtual void write(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) = 0;
+  // The same of bytes that stay as they are until wait_lasting() has returned: they need not be copied.
+  virtual void write_lasting(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) {
+    write(entry, offset, bytes);
+  }
+  virtual void wait_lasting() {}
 };
 
 // State that can be read in any order: a checkpoint's.
 class StateReader {
  public:
+  // What read takes.
+  struct Part {
+    std::string array;
+    int64_t offset = 0;
+    std::span<std::byte> bytes;
+  };
   virtual ~StateReader() = default;
   // Bytes of an array of the catalogue, from byte `offset` of the whole of it. Throws Error(14) for an array
   // that is not there or not of this type and size, and Error(22) for bytes that are not those that were
   // written.
   virtual void read(const std::string& array, int64_t offset, std::span<std::byte> bytes) = 0;
+  // All of them: a disk is at its speed when it is asked for much at once.
+  virtual void read(std::span<const Part> parts) {
+    for (const Part& part : parts) read(part.array, part.offset, part.bytes);
+  }
 };
 
 void move_state(const StateCatalogue& catalogue, StateSource& from, StateSink& to);

@@ -11,9 +11,9 @@ namespace {
 struct Counts {
   int64_t forwards = 0, recomputes = 0, backwards = 0;  // of micro-batches, in ascending order
   int64_t loans = 0;
-  int64_t tiles = 0;  // updated
-  bool exchanged = false, normed = false, updated = false;
-  bool final() const { return exchanged || normed; }  // of this rank's part of the gradient
+  int64_t tiles = 0;        // updated
+  bool rows_added = false;  // of the embedding
+  bool exchanged = false, normed = false, updated = false, gathered = false;
 };
 
 class Checker {
@@ -44,6 +44,8 @@ class Checker {
         return recompute(op);
       case OperationKind::kBackward:
         return backward(op);
+      case OperationKind::kAddRows:
+        return add_rows(op);
       case OperationKind::kExchange:
         return exchange(op);
       case OperationKind::kNorm:
@@ -52,6 +54,8 @@ class Checker {
         return check();
       case OperationKind::kUpdate:
         return shape_.deferred(op.unit) ? deferred_update(op) : update(op);
+      case OperationKind::kGather:
+        return gather(op);
       case OperationKind::kFetch:
       case OperationKind::kClaim:
       case OperationKind::kWriteBack:
@@ -69,8 +73,11 @@ class Checker {
       if (!training) continue;
       if (unit.backwards != shape_.micro_batches) return "a backward of" + name + " is missing";
       if (!unit.normed) return name + " is never normed";
+      if (shape_.ranks > 1 && !unit.exchanged) return name + " is never exchanged";
+      if (role(u) == UnitRole::kEmbedding && !unit.rows_added) return "rows of" + name + " are never added";
       if (shape_.deferred(u)) continue;
       if (!unit.updated && shape_.unit(u).tiles() > 0) return name + " is never updated";
+      if (shape_.sharded && unit.updated && !unit.gathered) return name + " is never gathered";
     }
     if (training && !checked_) return "nothing checks the step";
     return "";
@@ -85,7 +92,25 @@ class Checker {
     if (at(unit).updated) return "a unit is used after its update";
     if (shape_.pending && shape_.deferred(unit) && at(unit).tiles < shape_.unit(unit).tiles())
       return "a unit is used before its deferred update";
+    if (shape_.sharded && at(unit).tiles > 0 && !at(unit).gathered)
+      return "a unit is used before its weights are gathered";
     return at(unit).loans == 0 ? "a unit is used without a loan" : "";
+  }
+
+  // With updates inside backward the blocks' gradients share a slot: each ends with its update, or, where
+  // only the norm was wanted, with that. A tied embedding's is its own.
+  std::string begin_gradient(const Operation& op) {
+    const int64_t block = shape_.unit(op.unit).block;
+    if (!shape_.in_backward || (shape_.tied && role(op.unit) == UnitRole::kEmbedding)) return "";
+    for (int64_t u = 0; u < std::ssize(units_); ++u) {
+      const Counts& unit = at(u);
+      if (shape_.unit(u).block == block || unit.backwards == 0) continue;
+      if (shape_.tied && role(u) == UnitRole::kEmbedding) continue;
+      const bool measured = shape_.measures() && !checked_ && unit.normed;
+      if (!measured && !unit.updated && shape_.unit(u).tiles() > 0)
+        return "a gradient begins in the slot of another that is not updated";
+    }
+    return "";
   }
 
   // The micro-batch that comes next in a unit; every accumulator adds them in this order.
@@ -97,7 +122,7 @@ class Checker {
   // part.
   std::string forward(const Operation& op) {
     if (role(op.unit) == UnitRole::kHead) return "the head's forward belongs to the head operation";
-    if (at(op).final()) return "forward after the unit's gradient is final";
+    if (final(op)) return "forward after the unit's gradient is final";
     if (op.unit > 0 && at(op.unit - 1).forwards <= op.micro) return "what comes before has not been passed";
     const std::string fault = use(op.unit);
     return fault.empty() ? ascend(at(op).forwards, op.micro) : fault;
@@ -110,6 +135,7 @@ class Checker {
     for (int64_t u = 0; fault.empty() && shape_.tied && u < std::ssize(units_); ++u) {
       if (role(u) == UnitRole::kEmbedding) fault = use(u);
     }
+    if (fault.empty()) fault = begin_gradient(op);
     if (!fault.empty()) return fault;
     ++at(op).backwards;
     return ascend(at(op).forwards, op.micro);
@@ -140,15 +166,31 @@ class Checker {
     const int64_t before = behind(op.unit);
     if (before >= 0 && at(before).backwards <= op.micro) return "what comes behind has not been passed";
     if (shape_.recompute && what == UnitRole::kBody && at(op).recomputes <= op.micro) return "not recomputed";
-    if (at(op).final()) return "backward after the unit's gradient is final";
-    const std::string fault = what == UnitRole::kEmbedding ? "" : use(op.unit);
+    if (final(op)) return "backward after the unit's gradient is final";
+    std::string fault = what == UnitRole::kEmbedding ? "" : use(op.unit);
+    // The embedding's backward sums rows, which join its gradient later.
+    if (fault.empty() && what != UnitRole::kEmbedding) fault = begin_gradient(op);
     return fault.empty() ? ascend(at(op).backwards, op.micro) : fault;
+  }
+
+  // A tied matrix has the head's gradient by then.
+  std::string add_rows(const Operation& op) {
+    if (role(op.unit) != UnitRole::kEmbedding) return "only the embedding has rows to add";
+    if (at(op).rows_added) return "rows added twice";
+    if (at(op).backwards != shape_.micro_batches) return "rows added before the last backward";
+    at(op).rows_added = true;
+    return begin_gradient(op);
+  }
+
+  bool rows_missing(const Operation& op) {
+    return role(op.unit) == UnitRole::kEmbedding && !at(op).rows_added;
   }
 
   std::string exchange(const Operation& op) {
     if (shape_.ranks == 1) return "one rank has nobody to exchange with";
     if (at(op).exchanged) return "exchanged twice";
     if (at(op).backwards != shape_.micro_batches) return "exchanged before its last backward";
+    if (rows_missing(op)) return "exchanged before its rows are added";
     at(op).exchanged = true;
     return "";
   }
@@ -156,6 +198,7 @@ class Checker {
   std::string norm(const Operation& op) {
     if (at(op).normed) return "normed twice";
     if (at(op).backwards != shape_.micro_batches) return "normed before its last backward";
+    if (rows_missing(op)) return "normed before its rows are added";
     if (shape_.ranks > 1 && !at(op).exchanged) return "normed before its exchange";
     at(op).normed = true;
     return "";
@@ -167,15 +210,34 @@ class Checker {
       if (!unit.normed) return "checked before every gradient is final";
     }
     checked_ = true;
+    if (shape_.measures()) begin_second_backward();
     return "";
+  }
+
+  // Of what recomputation keeps, the forward stands.
+  void begin_second_backward() {
+    for (int64_t u = 0; u < std::ssize(units_); ++u) {
+      const bool kept = shape_.recompute && (role(u) == UnitRole::kEmbedding || role(u) == UnitRole::kBody);
+      Counts& unit = at(u);
+      unit = {.forwards = kept ? unit.forwards : 0, .loans = unit.loans, .normed = true};
+    }
+  }
+
+  // The unit's gradient has come to its end; of a second backward its norm is from the first.
+  bool final(const Operation& op) {
+    const bool second = shape_.measures() && checked_;
+    return at(op).exchanged || at(op).updated || (at(op).normed && !second);
   }
 
   // With clipping by block, a unit's update needs the norm of its whole block.
   bool final_gradient(const Operation& op) {
     for (int64_t u = 0; u < std::ssize(units_); ++u) {
-      if (shape_.unit(u).block == shape_.unit(op.unit).block && !at(u).normed) return false;
+      if (shape_.unit(u).block != shape_.unit(op.unit).block) continue;
+      const Counts& unit = at(u);
+      if (!unit.normed || unit.backwards != shape_.micro_batches) return false;
+      if (shape_.ranks > 1 && !unit.exchanged) return false;
     }
-    return true;
+    return !rows_missing(op);
   }
 
   std::string tile(const Operation& op) {
@@ -190,12 +252,22 @@ class Checker {
     const std::string fault = tile(op);
     if (!fault.empty() || at(op).tiles < shape_.unit(op.unit).tiles()) return fault;
     at(op).updated = true;
-    if (shape_.clip != Clip::kGlobal) return "";
+    if (!shape_.updates_at_end()) return "";
     // One order for what is updated at once and what is deferred: the forward's.
     while (next_update_ < std::ssize(units_) &&
            (shape_.deferred(next_update_) || shape_.unit(next_update_).tiles() == 0))
       ++next_update_;
     return op.unit == next_update_++ ? "" : "updates must go in forward order";
+  }
+
+  std::string gather(const Operation& op) {
+    if (!shape_.sharded) return "every rank has all of the weights";
+    if (at(op).gathered) return "gathered twice";
+    if (at(op).tiles == 0 || at(op).tiles < shape_.unit(op.unit).tiles())
+      return "gathered before every tile is updated";
+    if (at(op).loans != 0) return "gathered while on loan";
+    at(op).gathered = true;
+    return "";
   }
 
   // Of the step before: its check has passed, its gradient is final.

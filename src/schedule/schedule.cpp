@@ -49,6 +49,7 @@ class Builder {
     if (shape_.tied) add(OperationKind::kRelease, embedding_, first);
   }
 
+  // `final`: the gradients are complete, and are normed.
   void backward(int64_t first, int64_t end, bool final) {
     for (const int64_t unit : segments_) {
       pass(OperationKind::kBackward, unit, first, end);
@@ -68,15 +69,25 @@ class Builder {
     // The embedding's backward sums rows and needs no weights. It comes last, so that a tied matrix, whose
     // gradient the head began, is complete only here.
     for (int64_t micro = first; micro < end; ++micro) add(OperationKind::kBackward, embedding_, micro);
-    if (final) finished(embedding_);
+    if (!final) return;
+    add(OperationKind::kAddRows, embedding_, 0);
+    finished(embedding_);
   }
 
   void check_and_update() {
     add(OperationKind::kCheck, 0, 0);
-    if (shape_.clip != Clip::kGlobal) return;
+    if (!shape_.updates_at_end()) return;
     for (int64_t u = 0; u < std::ssize(shape_.units); ++u) {
       if (!shape_.deferred(u)) update(u);
     }
+  }
+
+  // The same micro-batches once more, their norm known: what the first backward has measured is updated.
+  void second_backward(int64_t end) {
+    measured_ = true;
+    if (!shape_.recompute) forward(0, end);
+    head(0, end);
+    backward(0, end, true);
   }
 
   void all_pending_updates() {
@@ -107,13 +118,13 @@ class Builder {
   // The unit's last backward has been.
   void complete(int64_t unit) {
     if (shape_.ranks > 1) add(OperationKind::kExchange, unit, 0);
-    add(OperationKind::kNorm, unit, 0);
+    if (!measured_) add(OperationKind::kNorm, unit, 0);
   }
 
   // The last of a block's units is: the final norm comes after its segments.
   void finished(int64_t unit) {
     complete(unit);
-    if (shape_.clip == Clip::kGlobal) return;
+    if (shape_.clip == Clip::kGlobal && !measured_) return;
     update(unit);
     if (unit != head_) return;
     for (const int64_t segment : segments_) update(segment);
@@ -123,6 +134,7 @@ class Builder {
     const ScheduleUnit& range = shape_.unit(unit);
     for (int64_t tile = range.first_tile; tile < range.end_tile; ++tile)
       add(OperationKind::kUpdate, unit, 0, tile);
+    if (shape_.sharded && range.tiles() > 0) add(OperationKind::kGather, unit, 0);
   }
 
   void pending_update(int64_t unit) {
@@ -130,6 +142,7 @@ class Builder {
   }
 
   const ScheduleShape& shape_;
+  bool measured_ = false;             // a backward has been for the norm alone
   int64_t embedding_ = 0, head_ = 0;  // units; the head's, or its final norm's
   std::vector<int64_t> body_, segments_;
   StepSchedule schedule_;
@@ -138,9 +151,9 @@ class Builder {
 }  // namespace
 
 const char* operation_name(OperationKind kind) {
-  constexpr const char* kNames[] = {"acquire",  "forward",  "release",   "head",  "recompute",
-                                    "backward", "exchange", "norm",      "check", "update",
-                                    "fetch",    "claim",    "write back"};
+  constexpr const char* kNames[] = {"acquire",  "forward",  "release",  "head",  "recompute",
+                                    "backward", "add rows", "exchange", "norm",  "check",
+                                    "update",   "gather",   "fetch",    "claim", "write back"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -165,12 +178,14 @@ std::vector<ScheduleUnit> schedule_units(int64_t layers, int64_t segments) {
 }
 
 bool ScheduleShape::defers() const {
-  return clip == Clip::kGlobal &&
+  return updates_at_end() &&
          std::any_of(units.begin(), units.end(), [](const ScheduleUnit& unit) { return unit.off_device; });
 }
 
 StepSchedule make_schedule(const ScheduleShape& shape) {
   LM_CHECK(shape.group >= 1, "a group has at least one micro-batch");
+  LM_CHECK(!shape.in_backward || shape.group >= shape.micro_batches,
+           "updates inside backward want all micro-batches of a step in one group");
   Builder builder(shape);
   for (int64_t first = 0; first < shape.micro_batches; first += shape.group) {
     const int64_t end = std::min(first + shape.group, shape.micro_batches);
@@ -179,6 +194,7 @@ StepSchedule make_schedule(const ScheduleShape& shape) {
     builder.backward(first, end, end == shape.micro_batches);
   }
   builder.check_and_update();
+  if (shape.measures()) builder.second_backward(shape.micro_batches);
   return builder.take();
 }
 

@@ -24,10 +24,12 @@ enum class OperationKind : uint8_t {
   kHead,       // loss in chunks of rows; in a step also its backward
   kRecompute,  // a transformer block's saved activations once more from its input
   kBackward,
+  kAddRows,   // the rows that the embedding's backward has summed join the block's gradient
   kExchange,  // every rank adds up its shard of the unit's gradient from all of them; absent with one rank
   kNorm,      // the unit's gradient is final: its part of the norm
   kCheck,     // loss, norm and finiteness are known: the step's one wait
   kUpdate,    // of a tile of the unit's state
+  kGather,    // every rank has updated its shard of the unit's weights: all get all of them
   // Between an array's home and a slot; inserted by transfers.h, absent while everything is at home.
   kFetch,      // the array's bytes start on their way into the slot
   kClaim,      // the slot becomes the array's, whose bytes are about to be made
@@ -86,14 +88,23 @@ struct ScheduleShape {
   int64_t group = 1;
   bool pending = false;  // the step before has left its deferred updates to this one
   int ranks = 1;         // that share the step
+  bool sharded = false;  // a rank updates its shard of a unit alone, and weights are gathered
+  // A block's gradient ends with its update, right after its backward: all micro-batches are one group.
+  bool in_backward = false;
 
   const ScheduleUnit& unit(int64_t u) const { return units[static_cast<size_t>(u)]; }
-  bool deferred(int64_t u) const { return clip == Clip::kGlobal && unit(u).off_device; }
+  // All gradients are there when the step is checked, and updates come then.
+  bool updates_at_end() const { return clip == Clip::kGlobal && !in_backward; }
+  bool deferred(int64_t u) const { return updates_at_end() && unit(u).off_device; }
+  // A first backward is for the norm alone, a second one makes the gradients once more for the updates.
+  bool measures() const { return clip == Clip::kGlobal && in_backward; }
   bool defers() const;  // any unit
 };
 
 // Under global clipping every update waits for the check; otherwise a unit is updated as soon as its block's
-// gradient is final.
+// gradient is final. With updates inside backward under global clipping, the check stands between two
+// backwards of the same micro-batches; what the first one needs and recomputation does not keep, a second
+// forward makes again.
 StepSchedule make_schedule(const ScheduleShape& shape);
 
 // The deferred updates alone: before evaluation, saving and the end.
@@ -106,9 +117,12 @@ StepSchedule make_evaluation_schedule(const ScheduleShape& shape);
 // through them in reverse, micro-batches ascend in every unit (so every accumulator adds in order), loans
 // are balanced and held by every use, segments follow each other in order (so that softmax and dX add up as
 // in a whole head), recomputation stands right before its backward, each unit's gradient is exchanged (with
-// several ranks) and normed once after its last backward, updates follow that (and the check, under global
-// clipping) with no loan open, tile by tile, nothing uses an updated unit, and a deferred update comes before
-// its unit's next use. Transfers are transfer_fault's matter.
+// several ranks) and normed once after its last backward, the embedding's with its rows, updates follow that
+// (and the check, under global clipping) with no loan open, tile by tile, weights of which each rank has
+// updated a shard are gathered before their next use, nothing uses an updated unit in the same step, a
+// deferred update comes before its unit's next use, and with updates inside backward no block's gradient
+// begins before the one before it in the slot has ended (a tied embedding's, which the head begins, has
+// memory of its own). Transfers are transfer_fault's matter.
 std::string schedule_fault(const StepSchedule& schedule, const ScheduleShape& shape);
 // The same for an evaluation's list.
 std::string evaluation_fault(const StepSchedule& schedule, const ScheduleShape& shape);

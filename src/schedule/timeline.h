@@ -12,6 +12,10 @@
 
 namespace lm {
 
+// Steps one after another with their transfers. The first finds empty slots and nothing deferred; the last is
+// like every later one.
+std::vector<StepSchedule> steady_steps(const ScheduleShape& schedule, const TransferShape& transfers);
+
 struct LinkRates {
   double disk_read = 0, disk_write = 0;  // bytes/s, all paths together
   double link = 0;                       // host memory to GPU and back, each way
@@ -23,6 +27,8 @@ struct TimelineShape {
   struct Array {
     int64_t bytes = 0;
     bool on_disk = false;
+    bool in_shards =
+        false;  // of the ranks: a fetch is a call that all of them make, and compute waits for it
   };
   // The CPU's update of a tile beside a GPU, and the bytes that it brings from there and sends there.
   struct HostUpdate {
@@ -49,7 +55,7 @@ struct Timeline {
   double host_seconds = 0;  // updates by the CPU, beside the GPU
 };
 
-// `compute` gives an operation's seconds.
+// `compute` gives an operation's seconds; of a fetch of what is in shards, those of gathering it.
 Timeline walk_timeline(const ScheduleShape& schedule, const TimelineShape& shape, const LinkRates& rates,
                        const std::function<double(const Operation&)>& compute);
 

@@ -46,13 +46,14 @@ class UseCollector {
     const auto a = static_cast<size_t>(op.unit);
     if (op.kind == OperationKind::kAcquire) open_[a] = index;
     if (op.kind == OperationKind::kRelease) add({open_[a], index, op.unit, true, false, false});
-    if (op.kind == OperationKind::kUpdate && !shape_.frozen_weights)
-      add({index, index, op.unit, true, true, false});
+    const bool changes = op.kind == OperationKind::kUpdate || op.kind == OperationKind::kGather;
+    if (changes && !shape_.frozen_weights) add({index, index, op.unit, true, true, false});
   }
 
   void gradients(size_t index, const Operation& op) {
     if (!shape_.pool(pool_).holds(op.unit)) return;
     if (op.kind == OperationKind::kBackward) add({index, index, op.unit, op.micro > 0, true, false});
+    if (op.kind == OperationKind::kAddRows) add({index, index, op.unit, true, true, false});
     if (op.kind == OperationKind::kExchange) add({index, index, op.unit, true, true, false});
     if (op.kind == OperationKind::kNorm) add({index, index, op.unit, true, false, false});
     if (op.kind == OperationKind::kUpdate)
@@ -65,19 +66,24 @@ class UseCollector {
     if (role == UnitRole::kVocabularySegment) return;
     const int64_t block = shape_.unit(op).block;
     const auto input = [&](int64_t b) { return (b - 1) * shape_.group + op.micro % shape_.group; };
+    const bool last = !shape_.measures || checked_;  // of the backwards
     switch (op.kind) {
       case OperationKind::kForward:
+        if (role == UnitRole::kEmbedding) checked_ = false;
         if (role != UnitRole::kEmbedding) add({index, index, input(block), true, false, false});
         if (role != UnitRole::kFinalNorm) add({index, index, input(block + 1), false, true, false});
         break;
       case OperationKind::kHead:
-        add({index, index, input(block), true, false, true});
+        add({index, index, input(block), true, false, last});
         break;
       case OperationKind::kBackward:
-        if (role == UnitRole::kFinalNorm) add({index, index, input(block), true, false, true});
+        if (role == UnitRole::kFinalNorm) add({index, index, input(block), true, false, last});
         break;
       case OperationKind::kRecompute:  // its backward follows at once
-        add({index, index + 1, input(block), true, false, true});
+        add({index, index + 1, input(block), true, false, last});
+        break;
+      case OperationKind::kCheck:
+        checked_ = true;
         break;
       default:
         break;
@@ -87,6 +93,7 @@ class UseCollector {
   Pool pool_;
   const TransferShape& shape_;
   std::vector<size_t> open_;  // weights: where the unit was acquired
+  bool checked_ = false;      // activations: since the step began
   std::vector<ArrayUse> uses_;
 };
 

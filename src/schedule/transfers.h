@@ -34,6 +34,7 @@ struct TransferShape {
   std::vector<int64_t> first_tile;  // of each block
   int64_t group = 1;
   bool frozen_weights = false;  // no update changes what the weight pool moves
+  bool measures = false;        // as ScheduleShape's: block inputs are for two backwards
 
   const PoolShape& pool(Pool p) const { return pools[static_cast<size_t>(p)]; }
   PoolShape& pool(Pool p) { return pools[static_cast<size_t>(p)]; }

@@ -28,6 +28,32 @@ void place_trainable(std::vector<Parameter>&& parameters, BlockLayout& layout) {
   layout.flat_elements = round_up(layout.flat_elements, kGranule);
 }
 
+void find_small_runs(BlockLayout& layout) {
+  for (size_t i = 0; i < layout.tensors.size() && !layout.tensors[i].frozen; ++i) {
+    const TensorPlace& place = layout.tensors[i];
+    if (place.parameter.elements() >= kSmallTensor) continue;
+    const bool last = i + 1 == layout.tensors.size() || layout.tensors[i + 1].frozen;
+    const int64_t end = last ? layout.flat_elements : layout.tensors[i + 1].offset;
+    if (!layout.small_runs.empty() && layout.small_runs.back().end == place.offset) {
+      layout.small_runs.back().end = end;
+    } else {
+      layout.small_runs.push_back({place.offset, end});
+    }
+  }
+}
+
+void find_sides(BlockLayout& layout) {
+  for (const TensorPlace& place : layout.tensors) {
+    if (place.frozen || place.parameter.vector()) continue;
+    MatrixSides sides{.offset = place.offset};
+    place.each_part([&](int64_t, int64_t rows, int64_t columns) {
+      sides.rows += round_up(rows, kStatisticsStart);
+      sides.columns += round_up(columns, kStatisticsStart);
+    });
+    layout.sides.push_back(sides);
+  }
+}
+
 int64_t placed_bytes(const FrozenPiece& piece) {
   return round_up(piece.bytes, kFrozenStart);
 }
@@ -37,9 +63,15 @@ void place_frozen(std::vector<Parameter>&& parameters, const Encoding& plain, co
   for (Parameter& parameter : parameters) {
     const Encoding& encoding = parameter.kind == ParameterKind::kMatrix ? of_matrices : plain;
     TensorPlace place{.parameter = std::move(parameter), .offset = layout.frozen_bytes, .frozen = true};
-    for (const int64_t bytes : encoding.piece_bytes(place.parameter.rows, place.parameter.columns)) {
-      place.pieces.push_back({&encoding, layout.frozen_bytes, bytes});
-      layout.frozen_bytes += placed_bytes(place.pieces.back());
+    const auto add = [&](int64_t rows) {
+      for (const int64_t bytes : encoding.piece_bytes(rows, place.parameter.columns)) {
+        place.pieces.push_back({&encoding, layout.frozen_bytes, bytes});
+        layout.frozen_bytes += placed_bytes(place.pieces.back());
+      }
+    };
+    if (encoding.plain()) add(place.parameter.rows);
+    for (const ParameterPart& part : place.parameter.parts) {
+      if (!encoding.plain()) add(part.rows);
     }
     layout.frozen_elements += place.parameter.elements();
     layout.tensors.push_back(std::move(place));
@@ -78,6 +110,18 @@ bool Unit::holds(const TensorPlace& place) const {
              : place.offset >= first && place.offset + place.parameter.elements() <= first + elements;
 }
 
+Shard shard_of(const Unit& unit, int rank, int ranks) {
+  const int64_t granules = unit.elements / kGranule, each = ceil_div(granules, ranks);
+  const int64_t begin = std::min(rank * each, granules), end = std::min(begin + each, granules);
+  return {.first = unit.first + begin * kGranule, .elements = (end - begin) * kGranule};
+}
+
+Shard frozen_shard_of(int64_t bytes, int rank, int ranks) {
+  constexpr int64_t kSector = 512;
+  const int64_t each = round_up(ceil_div(bytes, ranks), kSector), first = std::min(rank * each, bytes);
+  return {.first = first, .elements = std::min(each, bytes - first)};
+}
+
 std::vector<Unit> list_units(int64_t layers, int64_t segments) {
   std::vector<Unit> out = {{.block = 0, .role = UnitRole::kEmbedding}};
   for (int64_t i = 1; i <= layers; ++i) out.push_back({.block = i, .role = UnitRole::kBody});
@@ -113,6 +157,23 @@ const TensorPlace* BlockLayout::find(const std::string& tensor) const {
   return nullptr;
 }
 
+Elements BlockLayout::count(int64_t from, int64_t to) const {
+  Elements out{.all = to - from};
+  for (const ElementRun& run : small_runs)
+    out.small += std::max<int64_t>(std::min(run.end, to) - std::max(run.first, from), 0);
+  for (const DecayRange& range : ranges) {
+    const int64_t end = range.first + range.elements;
+    if (!range.decay) out.vectors += std::max<int64_t>(std::min(end, to) - std::max(range.first, from), 0);
+  }
+  out.outside = body ? out.vectors : out.all;
+  for (const MatrixSides& matrix : sides) {
+    if (matrix.offset < from || matrix.offset >= to) continue;
+    out.rows += matrix.rows;
+    out.columns += matrix.columns;
+  }
+  return out;
+}
+
 std::map<std::string, int64_t> ModelLayout::frozen_bytes_by_encoding() const {
   std::map<std::string, int64_t> out;
   for (const BlockLayout& block : blocks) {
@@ -131,8 +192,11 @@ ModelLayout make_layout(const ModelSpec& spec, const AdapterSpec* adapter, DType
     BlockLayout layout;
     layout.name = std::move(block.name);
     place_trainable(std::move(block.trainable), layout);
-    const bool body = !model.blocks.empty() && std::ssize(model.blocks) <= spec.layer_count();
-    place_frozen(std::move(block.frozen), plain, body && encoding != nullptr ? *encoding : plain, layout);
+    find_small_runs(layout);
+    find_sides(layout);
+    layout.body = !model.blocks.empty() && std::ssize(model.blocks) <= spec.layer_count();
+    place_frozen(std::move(block.frozen), plain, layout.body && encoding != nullptr ? *encoding : plain,
+                 layout);
     model.trainable_elements += layout.parameter_elements;
     model.frozen_elements += layout.frozen_elements;
     model.flat_elements += layout.flat_elements;

@@ -3,19 +3,22 @@
 // their pieces at a multiple of 512 bytes). Torch-free, immutable values.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/elements.h"
 #include "spec/encoding.h"
 #include "spec/parameter.h"
 
 namespace lm {
 
-inline constexpr int64_t kGranule = 4096;     // elements; the unit of norms, tiles, shards
-inline constexpr int64_t kTensorStart = 256;  // elements
+inline constexpr int64_t kGranule = 4096;      // elements; the unit of norms, tiles, shards
+inline constexpr int64_t kTensorStart = 256;   // elements
+inline constexpr int64_t kSmallTensor = 4096;  // elements; a trainable tensor with fewer is a small one
 // Rows of a vocabulary matrix that are worked on as one; an untied head may be borrowed and transferred by
 // them.
 inline constexpr int64_t kVocabularySegment = 8192;
@@ -31,7 +34,20 @@ struct TensorPlace {
   Parameter parameter;
   int64_t offset = 0;  // trainable: elements into the flat array; frozen: of the first piece
   bool frozen = false;
-  std::vector<FrozenPiece> pieces = {};  // of a frozen tensor, in its encoding's order, one behind the other
+  // Of a frozen tensor, in its encoding's order, one behind the other. Each matrix of the files is encoded by
+  // itself: where `encoded()`, the pieces of all parts follow each other.
+  std::vector<FrozenPiece> pieces = {};
+  const Encoding& encoding() const { return *pieces.front().encoding; }
+  bool encoded() const { return frozen && !encoding().plain(); }
+  // Of a trainable tensor: calls body(first element of the flat array, rows, columns) for each tensor of the
+  // files that it consists of, a vector being one row.
+  template <class Body>
+  void each_part(const Body& body) const {
+    for (const ParameterPart& part : parameter.parts) {
+      const int64_t first = offset + part.first * parameter.columns;
+      parameter.vector() ? body(first, int64_t{1}, part.rows) : body(first, part.rows, parameter.columns);
+    }
+  }
 };
 
 // A run of granules that one set of optimizer settings applies to.
@@ -42,15 +58,44 @@ struct DecayRange {
   double lr_scale = 1;
 };
 
+struct ElementRun {
+  int64_t first = 0, end = 0;
+};
+
+// Statistics of rows and columns are one matrix of the files behind another, each filled up to so many.
+inline constexpr int64_t kStatisticsStart = 64;
+struct MatrixSides {
+  int64_t offset = 0;             // of the tensor, in the flat array
+  int64_t rows = 0, columns = 0;  // of its matrices of the files together, filled up
+};
+
 struct BlockLayout {
   std::string name;
-  std::vector<TensorPlace> tensors;  // trainable, then frozen
-  std::vector<DecayRange> ranges;    // cover the flat array
-  int64_t flat_elements = 0;         // trainable, padding included; multiple of kGranule (may be 0)
-  int64_t parameter_elements = 0;    // trainable, without padding
+  bool body = false;                   // a transformer block
+  std::vector<TensorPlace> tensors;    // trainable, then frozen
+  std::vector<DecayRange> ranges;      // cover the flat array
+  std::vector<ElementRun> small_runs;  // of it: of small tensors one behind another
+  std::vector<MatrixSides> sides;      // of trainable matrices
+  int64_t flat_elements = 0;           // trainable, padding included; multiple of kGranule (may be 0)
+  int64_t parameter_elements = 0;      // trainable, without padding
   int64_t frozen_bytes = 0;
   int64_t frozen_elements = 0;
   const TensorPlace* find(const std::string& name) const;  // null when absent
+  // Of the flat array's [from, to): what lies behind a tensor counts as its own, and a matrix that begins
+  // there counts with all of its rows and columns.
+  Elements count(int64_t from, int64_t to) const;
+  // Calls body(first, elements, small) for the longest runs in [from, to) of small tensors and of others.
+  template <class Body>
+  void each_run(int64_t from, int64_t to, const Body& body) const {
+    for (const ElementRun& run : small_runs) {
+      const int64_t begin = std::clamp(run.first, from, to), end = std::clamp(run.end, from, to);
+      if (begin == end) continue;
+      if (from < begin) body(from, begin - from, false);
+      body(begin, end - begin, true);
+      from = end;
+    }
+    if (from < to) body(from, to - from, false);
+  }
 };
 
 // What a unit is to the step: which operations it has, and when.
@@ -73,6 +118,17 @@ struct Unit {
   // Whether all of this tensor of the block lies here.
   bool holds(const TensorPlace& place) const;
 };
+
+// A rank's part of a unit's flat array: whole granules, as many on every rank but the last that have some.
+struct Shard {
+  int64_t first = 0;     // element of the block
+  int64_t elements = 0;  // may be 0
+  int64_t end() const { return first + elements; }
+};
+Shard shard_of(const Unit& unit, int rank, int ranks);
+// The same of frozen bytes, counted in bytes: equal parts of whole sectors, of which the last ones may be
+// shorter.
+Shard frozen_shard_of(int64_t bytes, int rank, int ranks);
 
 // The units of a model of L layers without their ranges: one for each block, then the segments of the head's
 // matrix, 0 if it is whole. A unit's number is its place in this list.

@@ -36,14 +36,6 @@ void check_architecture(const ConfigReader& config, const Family& family) {
 
 // Features that a key switches on and that are not implemented; to ignore one would train another model.
 void refuse_what_is_set(const ConfigReader& config) {
-  if (const Json* quantization = config.find("quantization_config")) {
-    std::string method = "an unnamed method";
-    if (quantization->is_object() && quantization->contains("quant_method")) {
-      method = (*quantization)["quant_method"].dump().substr(0, 100);
-    }
-    config.fail("quantization_config", "quantised weights (" + method +
-                                           ") are not supported: use the model's bf16, fp16 or fp32 version");
-  }
   for (const char* key : {"use_bidirectional_attention", "is_encoder_decoder", "add_cross_attention"}) {
     if (config.boolean(key, false)) config.fail(key, "= true is not supported: only causal decoders are");
   }
@@ -56,6 +48,33 @@ void refuse_what_is_set(const ConfigReader& config) {
   const std::string act = config.text("hidden_act").value_or("silu");
   if (act != "silu")
     config.fail("hidden_act", "= \"" + act.substr(0, 100) + "\" is not supported, only silu");
+}
+
+// What bitsandbytes quantised is read as it is.
+EncodingKind read_quantisation(const ConfigReader& config) {
+  constexpr const char* kKey = "quantization_config";
+  const Json* const table = config.find(kKey);
+  if (table == nullptr || table->is_null()) return EncodingKind::kPlain;
+  if (!table->is_object()) config.fail(kKey, "must be an object");
+  const std::string method =
+      table->contains("quant_method") ? (*table)["quant_method"].dump().substr(0, 100) : "an unnamed method";
+  const ConfigReader q(*table, config.place(), std::string(kKey) + ".");
+  const bool four = q.boolean("load_in_4bit", false), eight = q.boolean("load_in_8bit", false);
+  if (method != "\"bitsandbytes\"" || four == eight) {
+    config.fail(kKey, "quantised weights (" + method +
+                          ") are not supported: use the model's bf16, fp16 or fp32 version, or what "
+                          "bitsandbytes made of it in 4 or 8 bits");
+  }
+  if (eight) return EncodingKind::kInt8;
+  const std::string type = q.text("bnb_4bit_quant_type").value_or("fp4");
+  if (type != "nf4" && type != "fp4")
+    q.fail("bnb_4bit_quant_type", "= \"" + type.substr(0, 100) + "\" is neither nf4 nor fp4");
+  const std::string storage = q.text("bnb_4bit_quant_storage").value_or("uint8");
+  if (storage != "uint8")
+    q.fail("bnb_4bit_quant_storage", "= \"" + storage.substr(0, 100) + "\" is not supported, only uint8");
+  const bool twice = q.boolean("bnb_4bit_use_double_quant", false);
+  if (type == "fp4") return twice ? EncodingKind::kFp4Double : EncodingKind::kFp4;
+  return twice ? EncodingKind::kNf4Double : EncodingKind::kNf4;
 }
 
 void read_sizes(const ConfigReader& config, const Family& family, ModelSpec& spec) {
@@ -180,6 +199,7 @@ ModelSpec parse_model_spec(const std::string& json, const std::string& place) {
   spec.architecture = family.architecture;
   spec.names = family.names();
   refuse_what_is_set(config);
+  spec.stored = read_quantisation(config);
   read_sizes(config, family, spec);
   spec.rms_eps = config.number("rms_norm_eps", 1e-6);
   if (!(spec.rms_eps >= 0) || spec.rms_eps > 1) config.fail("rms_norm_eps", "must be in [0, 1]");

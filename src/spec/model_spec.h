@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/encoding_kind.h"
 #include "spec/layer_spec.h"
 #include "spec/name_map.h"
 
@@ -41,6 +42,8 @@ struct ModelSpec {
   bool tied = false;              // the head is the embedding's matrix
   int64_t pad_token = -1;         // its embedding row gets no gradient from the input side; -1: none
   std::vector<LayerSpec> layers;  // L
+  // Of the blocks' matrices in the files; a matrix may be stored plainly all the same.
+  EncodingKind stored = EncodingKind::kPlain;
 
   int64_t layer_count() const { return static_cast<int64_t>(layers.size()); }  // L
   const LayerSpec& layer(int64_t i) const { return layers[static_cast<size_t>(i)]; }

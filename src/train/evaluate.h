@@ -9,7 +9,7 @@
 
 namespace lm {
 
-// Sum of nll / targets over the held-out set.
+// Over the held-out set: the sum of weight * nll divided by that of the targets' weights, as in training.
 struct EvalResult {
   double loss = 0;
   int64_t target_tokens = 0;

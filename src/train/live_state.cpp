@@ -2,16 +2,25 @@
 
 #include <algorithm>
 
+#include "base/error.h"
+
 namespace lm {
 
 void LiveState::read(std::span<const StateEntry> entries, const Take& take) {
   const StateEntry& first = entries.front();
+  lasting_ = false;
   if (first.unit < 0) {
     const int64_t t = optimizer_->t();
     return take(first, 0, std::as_bytes(std::span(&t, 1)));
   }
   if (first.state == StateClass::kWeights) {
     for (const StateEntry& entry : entries) {
+      lasting_ = stream_.device == DeviceType::kCpu && !weights_.in_shards(entry.unit) &&
+                 !weights_.through_slots(entry.unit);
+      if (weights_.in_shards(entry.unit)) {
+        read_shard(entry, take);
+        continue;
+      }
       staging_.read(weights(entry.unit, entry.first), entry.bytes(),
                     [&](int64_t offset, std::span<const std::byte> bytes) { take(entry, offset, bytes); });
     }
@@ -24,20 +33,33 @@ void LiveState::read(std::span<const StateEntry> entries, const Take& take) {
 void LiveState::read_tile(int64_t block, int64_t tile, std::span<const StateEntry> entries,
                           const Take& take) {
   const TileRange range = optimizer_->range(block, tile);
-  const StateEntry& unit = entries.front();  // all entries have its elements
-  const int64_t from = std::max(unit.first, range.first),
-                to = std::min(unit.first + unit.elements, range.end());
+  const StateEntry& unit = entries.front();  // all entries are of its shard
+  const int64_t from = std::max(unit.shard.first, range.first), to = std::min(unit.shard.end(), range.end());
   if (from >= to) return;
   const OpenTile open = optimizer_->open(block, tile);
+  lasting_ = open.lasting(stream_.device);
   const std::byte* const weights_here = open.fresh() ? weights(unit.unit, from) : nullptr;
   for (const StateEntry& entry : entries) {
-    const int64_t begin = (from - entry.first) * static_cast<int64_t>(dtype_size(entry.dtype));
+    const int64_t begin = open.bytes(entry.stream, entry.shard.first, from);
     open.read(entry.stream, from, to, weights_here, staging_,
               [&](int64_t offset, std::span<const std::byte> bytes) { take(entry, begin + offset, bytes); });
   }
 }
 
+// What the other ranks have is theirs to give.
+void LiveState::read_shard(const StateEntry& entry, const Take& take) {
+  const Unit& unit = weights_.units()[static_cast<size_t>(entry.unit)];
+  const int64_t begin = (entry.first - unit.first) * static_cast<int64_t>(dtype_size(weights_.dtype()));
+  shard_.resize(static_cast<size_t>(std::min(entry.bytes(), kReadAtOnce)));
+  for (int64_t offset = 0; offset < entry.bytes(); offset += std::ssize(shard_)) {
+    const auto bytes = static_cast<size_t>(std::min<int64_t>(entry.bytes() - offset, std::ssize(shard_)));
+    weights_.read(entry.unit, begin + offset, std::span(shard_).first(bytes));
+    take(entry, offset, std::span<const std::byte>(shard_).first(bytes));
+  }
+}
+
 const std::byte* LiveState::weights(int64_t unit, int64_t element) {
+  LM_CHECK(!weights_.in_shards(unit), "a fresh tile beside weights in shards");
   if (!open_ || open_->unit() != unit) {
     open_.reset();
     open_.emplace(weights_.open(unit, false));

@@ -16,17 +16,23 @@ class LiveState : public StateSource {
  public:
   // `optimizer` may be null: weights alone.
   LiveState(WeightStore& weights, const ShardedOptimizer* optimizer, StreamView stream)
-      : weights_(weights), optimizer_(optimizer), staging_(stream) {}
+      : weights_(weights), optimizer_(optimizer), stream_(stream), staging_(stream) {}
   void read(std::span<const StateEntry> entries, const Take& take) override;
+  bool lasting() const override { return lasting_; }
 
  private:
   void read_tile(int64_t block, int64_t tile, std::span<const StateEntry> entries, const Take& take);
+  void read_shard(const StateEntry& entry, const Take& take);
   // Working weights from that element of their block on.
   const std::byte* weights(int64_t unit, int64_t element);
 
   WeightStore& weights_;
   const ShardedOptimizer* optimizer_;
+  StreamView stream_;
+  bool lasting_ = false;
+  static constexpr int64_t kReadAtOnce = int64_t{4} << 20;
   Staging staging_;
+  std::vector<std::byte> shard_;
   std::optional<OpenUnit> open_;  // one at a time: off-device units pass through one slot
 };
 

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -31,18 +32,32 @@ double hidden_pct(double busy_seconds, double wait_seconds) {
   return busy_seconds > 0 ? 100 * std::clamp(1 - wait_seconds / busy_seconds, 0.0, 1.0) : 100;
 }
 
-MetricsFile::MetricsFile(std::string path) : path_(std::move(path)) {
+namespace {
+
+// Of whole rows; 0 where the last is none of ours.
+int64_t last_step(const std::string& rows) {
+  const size_t begin = rows.rfind('\n', rows.size() - 2) + 1;  // npos: the first row
+  const nlohmann::json row = nlohmann::json::parse(rows.substr(begin), nullptr, false);
+  return row.is_object() ? row.value("step", int64_t{0}) : 0;
+}
+
+}  // namespace
+
+MetricsFile::MetricsFile(std::string path, EventFile* events) : path_(std::move(path)), events_(events) {
+  if (path_.empty()) return;
   file_ = std::fopen(path_.c_str(), "a+e");
   if (file_ == nullptr) fail("cannot write");
 }
 
 void MetricsFile::keep(int64_t bytes) {
+  if (file_ == nullptr) return;
   std::string text(static_cast<size_t>(bytes), '\0');
   if (std::fseek(file_, 0, SEEK_SET) != 0) fail("cannot read");
   text.resize(std::fread(text.data(), 1, text.size(), file_));
   const size_t rows = text.rfind('\n') + 1;  // npos: none
   if (ftruncate(fileno(file_), static_cast<off_t>(rows)) != 0 || std::fseek(file_, 0, SEEK_END) != 0)
     fail("cannot cut the file");
+  if (events_ != nullptr) events_->go_on_after(rows > 0 ? last_step(text.substr(0, rows)) : -1);
 }
 
 void MetricsFile::fail(const std::string& what) const {
@@ -55,15 +70,17 @@ void MetricsFile::fail(const std::string& what) const {
 }
 
 int64_t MetricsFile::sync() {
+  if (file_ == nullptr) return 0;
   if (std::fflush(file_) != 0 || fdatasync(fileno(file_)) != 0) fail("cannot make rows durable");
   return std::ftell(file_);
 }
 
 MetricsFile::~MetricsFile() {
-  std::fclose(file_);
+  if (file_ != nullptr) std::fclose(file_);
 }
 
 void MetricsFile::write_line(const std::string& line) {
+  if (file_ == nullptr) return;
   if (std::fputs((line + "\n").c_str(), file_) < 0 || std::fflush(file_) != 0) fail("cannot append a row");
 }
 
@@ -84,12 +101,23 @@ void MetricsFile::write(const StepRow& row) {
                                  {"hidden_pct", row.hidden_pct}};
   if (row.skipped) json["skipped"] = true;
   write_line(json.dump());
+  if (events_ == nullptr) return;
+  events_->write(
+      row.step,
+      std::array{Scalar{"train/loss", row.loss}, Scalar{"train/grad_norm", row.grad_norm},
+                 Scalar{"train/learning_rate", row.lr}, Scalar{"train/tokens_per_second", row.tokens_per_s}});
 }
 
 void MetricsFile::write_eval(int64_t step, double eval_loss, int64_t target_tokens) {
   write_line(
       nlohmann::ordered_json{{"step", step}, {"eval_loss", eval_loss}, {"target_tokens", target_tokens}}
           .dump());
+  if (events_ != nullptr) events_->write(step, std::array{Scalar{"eval/loss", eval_loss}});
+}
+
+void MetricsFile::write_sample(int64_t step, const std::string& prompt, const std::string& answer) {
+  const nlohmann::ordered_json row = {{"step", step}, {"prompt", prompt}, {"answer", answer}};
+  write_line(row.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
 int64_t device_bytes() {

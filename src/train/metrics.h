@@ -9,6 +9,7 @@
 
 #include "base/batch.h"
 #include "plan/predict.h"
+#include "train/event_file.h"
 
 namespace lm {
 
@@ -41,13 +42,15 @@ double hidden_pct(double busy_seconds, double wait_seconds);
 
 class MetricsFile {
  public:
-  // Throws Error(21) when it cannot be written.
-  explicit MetricsFile(std::string path);
+  // "": a rank that leaves its rows to another. Throws Error(21) when it cannot be written. The same numbers
+  // go to `events`, which may be null.
+  explicit MetricsFile(std::string path, EventFile* events = nullptr);
   ~MetricsFile();
   MetricsFile(const MetricsFile&) = delete;
   MetricsFile& operator=(const MetricsFile&) = delete;
 
   void write(const StepRow& row);
+  void write_sample(int64_t step, const std::string& prompt, const std::string& answer);
   void write_eval(int64_t step, double eval_loss, int64_t target_tokens);
   // Keeps the first `bytes`, rows of an earlier start, and goes on behind them. Where fewer are left (a power
   // cut) the whole rows of these stay.
@@ -60,6 +63,7 @@ class MetricsFile {
   [[noreturn]] void fail(const std::string& what) const;  // errno says why
   std::string path_;
   std::FILE* file_ = nullptr;
+  EventFile* events_;
 };
 
 // GPU memory that this process has allocated now, by itself and by LibTorch's allocator (what that holds,

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/staging.h"
 #include "config/config_names.h"
+#include "optim/shards.h"
 
 namespace lm {
 namespace {
@@ -52,6 +53,37 @@ std::vector<char> in_host(const PoolPlan& pool) {
   return out;
 }
 
+std::vector<ByteRange> frozen_shards(int64_t bytes, int ranks) {
+  std::vector<ByteRange> out;
+  for (int r = 0; r < ranks; ++r) {
+    const Shard shard = frozen_shard_of(bytes, r, ranks);
+    out.push_back({shard.first, shard.elements});
+  }
+  return out;
+}
+
+std::unique_ptr<Store> make_shards(const OffDeviceSetup& setup, Pool pool) {
+  const PlacementPlan& placement = setup.placement;
+  LM_CHECK(setup.group != nullptr && setup.group->ranks() == placement.pool(pool).shards, "ranks of shards");
+  const std::vector<Unit> units = setup.layout.units(placement.head_segments() > 0);
+  const bool weights = pool == Pool::kWeights, frozen = weights && placement.frozen_weights;
+  const int ranks = placement.pool(pool).shards;
+  return std::make_unique<ShardStore>(ShardStoreSetup{
+      .group = *setup.group,
+      .bytes = bytes_through_slots(placement.pool(pool), placement.transfers().pool(pool)),
+      .shards =
+          [units, frozen, ranks, bytes = placement.pool(pool).bytes](int64_t array) {
+            const Unit& unit = units[static_cast<size_t>(array)];
+            const int64_t all = bytes[static_cast<size_t>(array)];
+            return frozen ? frozen_shards(all, ranks) : shard_bytes(unit, ranks, all / unit.elements);
+          },
+      .name = [&placement, &layout = setup.layout,
+               pool](int64_t array) { return array_name(placement, layout, pool, array); },
+      .slots = placement.pool(pool).slots,
+      .gathers = weights,
+      .stream = setup.stream});
+}
+
 }  // namespace
 
 OffDeviceState::OffDeviceState(const OffDeviceSetup& setup) {
@@ -66,6 +98,10 @@ OffDeviceState::OffDeviceState(const OffDeviceSetup& setup) {
     const auto pool = static_cast<Pool>(i);
     const PoolPlan& plan = placement.pool(pool);
     if (plan.slots == 0 || !(setup.training || pool == Pool::kWeights)) continue;
+    if (plan.shards > 1) {
+      stores_[static_cast<size_t>(i)] = make_shards(setup, pool);
+      continue;
+    }
     const bool host = pool == Pool::kOptimizer && placement.update_on_host;
     LocalStoreSetup& store = wanted[static_cast<size_t>(i)].emplace();
     store.bytes = bytes_through_slots(plan, shape.pool(pool));

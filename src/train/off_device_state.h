@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "base/trace.h"
+#include "comm/shard_store.h"
 #include "offload/engines.h"
 #include "offload/local_store.h"
 #include "plan/plan.h"
@@ -30,6 +31,7 @@ struct OffDeviceSetup {
   StoreFactory store = {};
   bool slots_on_device = false;  // tests: even where that is the CPU
   Trace* trace = nullptr;        // transfers are told to it
+  Group* group = nullptr;  // of the ranks that have shards, for the device's memory; null: there are none
 };
 
 class OffDeviceState {

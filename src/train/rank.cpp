@@ -24,8 +24,9 @@ StepSettings step_settings(const RankSetup& setup) {
   settings.adapter = setup.adapter;
   settings.clip = setup.optimizer.clip;
   settings.max_grad_norm = setup.max_grad_norm;
-  settings.shape = placement.schedule(setup.spec, n.recompute, setup.optimizer.clip, n.ranks);
+  settings.shape = placement.schedule(setup.spec, n.recompute, setup.optimizer.clip);
   settings.transfers = placement.transfers();
+  settings.pass.keeps_inputs = settings.shape.measures() && n.recompute;
   return settings;
 }
 
@@ -48,19 +49,41 @@ PinnedBlock lease(PinnedPool& pool, int64_t bytes) {
   return bytes > 0 ? pool.lease(bytes) : PinnedBlock();
 }
 
-TileLayout tile_layout(const PlacementPlan& placement, Store* store) {
-  if (store == nullptr && !placement.update_on_host && placement.head_segments() == 0) return {};
-  return {.first_tile = placement.first_tile,
-          .first_granule = placement.first_granule,
-          .off_device = placement.pool(Pool::kOptimizer).off_device,
-          .through_slots = placement.through_slots(Pool::kOptimizer),
-          .store = store};
+// Every rank's tiles begin in its shard of a unit where the first rank's do in its own.
+void move_to_shards(const std::vector<Unit>& units, int rank, int ranks, TileLayout& tiles) {
+  for (const Unit& unit : units) {
+    const Shard first = shard_of(unit, 0, ranks), own = shard_of(unit, rank, ranks);
+    const auto block = static_cast<size_t>(unit.block);
+    for (int64_t t = tiles.first_tile[block]; t < tiles.first_tile[block + 1]; ++t) {
+      const auto i = static_cast<size_t>(t);
+      const int64_t offset = tiles.first_granule[i] - first.first / kGranule;
+      if (offset < 0 || offset >= first.elements / kGranule) continue;
+      tiles.first_granule[i] = own.first / kGranule + offset;
+      tiles.granules[i] = std::clamp<int64_t>(own.elements / kGranule - offset, 0, tiles.granules[i]);
+    }
+  }
+}
+
+TileLayout tile_layout(const PlacementPlan& placement, const std::vector<Unit>& units, int rank,
+                       Store* store) {
+  if (store == nullptr && !placement.update_on_host && placement.head_segments() == 0 && !placement.sharded)
+    return {};
+  TileLayout tiles{.first_tile = placement.first_tile,
+                   .first_granule = placement.first_granule,
+                   .granules = placement.granules,
+                   .off_device = placement.pool(Pool::kOptimizer).off_device,
+                   .through_slots = placement.through_slots(Pool::kOptimizer),
+                   .store = store};
+  if (placement.sharded) move_to_shards(units, rank, placement.ranks, tiles);
+  return tiles;
 }
 
 }  // namespace
 
 Rank::Rank(const RankSetup& setup, StreamView stream)
     : setup_(setup),
+      group_(setup.group != nullptr ? *setup.group : alone_),
+      device_group_(setup.device_group != nullptr ? *setup.device_group : group_),
       device_(stream.device),
       off_device_({.placement = setup_.plan.placement,
                    .layout = setup_.layout,
@@ -71,9 +94,11 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
                    .engine = setup_.engine,
                    .store = setup_.store,
                    .slots_on_device = setup_.slots_on_device,
-                   .trace = setup_.trace}),
+                   .trace = setup_.trace,
+                   .group = &device_group_}),
       weights_(setup.layout, setup.plan.numerics.dtype, stream.device, off_device_.store(Pool::kWeights),
-               setup_.plan.placement.head_segments() > 0, off_device_.embedding()),
+               setup_.plan.placement.head_segments() > 0, off_device_.embedding(),
+               setup_.plan.placement.pool(Pool::kWeights).shards > 1),
       arena_(stream.device, setup.plan.arena.bytes),
       rope_(setup.spec, rope_positions(setup), setup.plan.numerics.dtype, stream.device, stream),
       step_memory_(stream.device, step_memory_bytes(setup_.plan.placement)),
@@ -94,17 +119,20 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
   if (setup.tokens_per_step > 0) {
     StreamView update_stream = stream;
     update_stream.threads = setup.plan.placement.optimizer_threads;
-    gradients_ = std::make_unique<Gradients>(
-        setup.layout, setup.plan.numerics.gradient_dtype, context_.kernels, update_stream,
-        tail(result_memory_, kLossBytes), off_device_.store(Pool::kGradients),
-        setup.plan.placement.head_segments() > 0);
+    gradients_ =
+        std::make_unique<Gradients>(setup.layout, setup.plan.numerics.gradient_dtype, context_.kernels,
+                                    update_stream, tail(result_memory_, kLossBytes),
+                                    GradientHomes{.store = off_device_.store(Pool::kGradients),
+                                                  .in_slot = setup.plan.placement.gradients_in_slot},
+                                    setup.plan.placement.head_segments() > 0);
     optimizer_ = std::make_unique<ShardedOptimizer>(
         OptimizerSetup{.layout = setup.layout,
                        .config = setup.optimizer,
                        .weight_dtype = setup.plan.numerics.dtype,
                        .seed = setup.seed,
                        .kernels = context_.kernels,
-                       .tiles = tile_layout(setup.plan.placement, off_device_.store(Pool::kOptimizer)),
+                       .tiles = tile_layout(setup.plan.placement, weights_.units(), group_.rank(),
+                                            off_device_.store(Pool::kOptimizer)),
                        .gradient_dtype = setup.plan.numerics.gradient_dtype,
                        .site = {.host = setup.plan.placement.update_on_host,
                                 .threads = setup.plan.placement.optimizer_threads,
@@ -118,6 +146,8 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
     }
   }
   make_step();
+  if (setup_.plan.cache_positions > 0)
+    decoder_ = std::make_unique<Decoder>(context_, setup_.plan.cache_positions);
 }
 
 void Rank::make_step() {
@@ -128,6 +158,8 @@ void Rank::make_step() {
                                                 .gradients = gradients_.get(),
                                                 .optimizer = optimizer_.get(),
                                                 .embedding_gradient = embedding_gradient_.get(),
+                                                .group = group_,
+                                                .device_group = device_group_,
                                                 .host_loss = head(result_memory_, kLossBytes),
                                                 .trace = setup_.trace},
                                       step_settings(setup_));
@@ -166,12 +198,17 @@ void Rank::reset() {
 
 StateCatalogue Rank::catalogue() const {
   const bool cut_head = setup_.plan.placement.head_segments() > 0;
-  return list_state(setup_.layout, setup_.plan.numerics, cut_head, training());
+  return list_state(setup_.layout, setup_.plan.numerics, cut_head, training(), group_.rank());
 }
 
 void Rank::restore(StateReader& from, int64_t updates) {
   step_->flush();
   Staging staging(context_.stream);
+  // What goes to memory that stays where it is comes all at once.
+  std::vector<StateReader::Part> parts;
+  const auto read = [&](bool stays, const std::string& array, int64_t offset, std::span<std::byte> out) {
+    stays && !staging.used() ? parts.push_back({array, offset, out}) : from.read(array, offset, out);
+  };
   const std::vector<Unit>& units = weights_.units();
   const auto name = [](int64_t block, const char* array) {
     return "block" + std::to_string(block) + "." + array;
@@ -181,20 +218,25 @@ void Rank::restore(StateReader& from, int64_t updates) {
     if (unit.elements == 0) continue;
     const auto size = static_cast<int64_t>(dtype_size(weights_.dtype()));
     OpenUnit open = weights_.open(u, true);
-    staging.write(open.trainable(), unit.elements * size, [&](int64_t offset, std::span<std::byte> out) {
-      from.read(name(unit.block, "weight"), unit.first * size + offset, out);
+    // Of weights in shards this rank's alone: the others read theirs.
+    const Shard here = weights_.in_shards(u) ? shard_of(unit, group_.rank(), group_.ranks())
+                                             : Shard{unit.first, unit.elements};
+    std::byte* const to = open.trainable() + (here.first - unit.first) * size;
+    staging.write(to, here.elements * size, [&](int64_t offset, std::span<std::byte> out) {
+      read(!weights_.through_slots(u), name(unit.block, "weight"), here.first * size + offset, out);
     });
     open.close();
   }
-  if (optimizer_ == nullptr) return staging.finish();
+  if (optimizer_ == nullptr) return from.read(parts), staging.finish();
   const StateStreams streams = setup_.plan.numerics.state();
   for (int64_t b = 0; b < std::ssize(setup_.layout.blocks); ++b) {
     for (int64_t tile = 0; tile < optimizer_->tiles(b); ++tile) {
       optimizer_->restore(b, tile, staging, [&](size_t s, int64_t offset, std::span<std::byte> out) {
-        from.read(name(b, streams[s].name), offset, out);
+        read(!optimizer_->through_slots(b, tile), name(b, streams[s].name), offset, out);
       });
     }
   }
+  from.read(parts);
   optimizer_->restore_updates(updates);
   staging.finish();
 }

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "config/config.h"
 #include "plan/plan.h"
+#include "train/decoder.h"
 #include "train/live_state.h"
 #include "train/off_device_state.h"
 #include "train/step.h"
@@ -29,6 +30,8 @@ struct RankSetup {
   EngineFactory engine = {};              // tests: instead of the plan's
   StoreFactory store = {};                // tests: instead of this machine's memory and disks
   bool slots_on_device = false;           // tests: even where that is the CPU
+  Group* group = nullptr;                 // that this rank is of, and outlives it; null: it is alone
+  Group* device_group = nullptr;          // the same ranks, for what lies on their GPUs; null: as `group`
   const Kernels* kernels = nullptr;       // tests: instead of the device's
   Trace* trace = nullptr;                 // outlives the rank
 };
@@ -49,6 +52,9 @@ class Rank {
   const Context& context() const { return context_; }
   const Arena& arena() const { return arena_; }
   const OffDeviceState& off_device() const { return off_device_; }
+  // Where the plan has a cache.
+  Decoder& decoder() { return *decoder_; }
+  Group& group() { return group_; }
 
   // The weights have been loaded or initialised: masters take their values.
   void weights_ready();
@@ -72,6 +78,9 @@ class Rank {
   void make_step();
 
   const RankSetup setup_;
+  LocalGroup alone_;
+  Group& group_;
+  Group& device_group_;
   DeviceType device_;
   OffDeviceState off_device_;
   WeightStore weights_;
@@ -87,6 +96,7 @@ class Rank {
   std::unique_ptr<ShardedOptimizer> optimizer_;
   std::unique_ptr<EmbeddingGradient> embedding_gradient_;
   std::unique_ptr<TrainStep> step_;
+  std::unique_ptr<Decoder> decoder_;
 };
 
 }  // namespace lm

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "optim/shards.h"
 
 namespace lm {
 namespace {
@@ -12,6 +13,12 @@ std::string fault_text(const std::optional<NonFinite>& gradient, double loss) {
   if (gradient) return "tensor " + gradient->tensor + " grad " + gradient->kind;
   return std::isnan(loss) ? "loss nan" : "loss inf";
 }
+
+// What a rank says of a fault.
+struct Finding {
+  bool element = false;  // it has the number itself; else only the norm, which all know
+  char text[255] = {};
+};
 
 }  // namespace
 
@@ -23,6 +30,8 @@ TrainStep::TrainStep(const StepParts& parts, const StepSettings& settings)
       gradients_(parts.gradients),
       optimizer_(parts.optimizer),
       embedding_gradient_(parts.embedding_gradient),
+      group_(parts.group),
+      device_group_(parts.device_group),
       trace_(parts.trace),
       settings_(settings),
       head_(std::ssize(parts.layout.blocks) - 1),
@@ -32,7 +41,8 @@ TrainStep::TrainStep(const StepParts& parts, const StepSettings& settings)
       host_nll_(reinterpret_cast<double*>(parts.host_loss.empty() ? nll_.data() : parts.host_loss.data())),
       pass_(parts.context, parts.layout, settings.adapter, *this, settings.pass, nll_sum()) {
   LM_CHECK(parts.context.device == DeviceType::kCpu || parts.host_loss.size() >= sizeof(double), "host_loss");
-  LM_CHECK(settings.shape.ranks == 1, "a step of " + std::to_string(settings.shape.ranks) + " ranks");
+  for (size_t u = 0; u < loans_.size(); ++u) gathered_.emplace_back(parts.context.device);
+  LM_CHECK(settings.shape.ranks == parts.group.ranks(), "the plan is for another number of ranks");
 }
 
 StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr) {
@@ -49,7 +59,7 @@ StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr) {
     update_ = {.lr = lr, .scale = 1, .step = step, .skipped = false};
     update_begun_ = false;
   }
-  context_.uploads.rewind();  // the last check waited for what was sent before it
+  context_.uploads.rewind();  // the last step's check, or its end, has waited for them
   zero_loss();
   ScheduleShape shape = settings_.shape;
   shape.micro_batches = micro_batches;
@@ -65,7 +75,16 @@ StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr) {
   }
   pending_ = shape.pending;
   batches_ = nullptr;
+  if (settings_.shape.measures())
+    wait_for_group();  // a second backward has sent and exchanged since the check
   return result_;
+}
+
+// What moves in the group's stream may fail after a step's check: the others then go on without it.
+void TrainStep::wait_for_group() {
+  device_group_.end_before(context_.stream);
+  synchronize(context_.stream);
+  device_group_.check();
 }
 
 void TrainStep::flush() {
@@ -87,6 +106,8 @@ void TrainStep::flush() {
     }
     if (store != nullptr) store->flush();
   }
+  if (&device_group_ != &group_) wait_for_group();
+  if (save_ != nullptr) save_->flushed();
 }
 
 void TrainStep::carry_out(const Operation& operation) {
@@ -95,6 +116,7 @@ void TrainStep::carry_out(const Operation& operation) {
       loans_[static_cast<size_t>(operation.unit)].emplace(weights_.acquire(operation.unit));
       break;
     case OperationKind::kRelease:
+      if (save_ != nullptr) save_->returning(operation.unit, *loans_[static_cast<size_t>(operation.unit)]);
       loans_[static_cast<size_t>(operation.unit)].reset();
       break;
     case OperationKind::kForward:
@@ -103,13 +125,22 @@ void TrainStep::carry_out(const Operation& operation) {
     case OperationKind::kBackward:
       pass_.carry_out(operation);
       break;
+    case OperationKind::kAddRows:
+      add_rows();
+      break;
+    case OperationKind::kExchange:
+      if (trained(unit(operation).block))
+        gradients_->exchange(operation.unit, device_group_, settings_.shape.sharded);
+      break;
     case OperationKind::kNorm:
       norm(operation);
       break;
-    case OperationKind::kExchange:
-      LM_CHECK(false, operation_name(operation.kind));
+    case OperationKind::kGather:
+      gather(operation);
+      break;
     case OperationKind::kCheck:
       check();
+      if (save_ != nullptr) save_->wait_beside();  // updates follow
       break;
     case OperationKind::kUpdate:
       update(operation);
@@ -142,6 +173,7 @@ BlockMemory TrainStep::borrow(int64_t unit, bool gradient) {
   const std::optional<Loan>& loan = loans_[static_cast<size_t>(unit)];
   LM_CHECK(loan.has_value(), "unit " + std::to_string(unit) + " is used without a loan");
   const Unit& range = weights_.units()[static_cast<size_t>(unit)];
+  gathered_[static_cast<size_t>(unit)].wait(context_.stream);
   BlockMemory memory{loan->trainable(), loan->frozen(), nullptr, range.first, range.first_frozen_byte};
   if (gradient && gradients_ != nullptr && range.elements > 0) memory.gradients = gradients_->unit(unit);
   arrived();
@@ -164,35 +196,58 @@ std::byte* TrainStep::input(int64_t block, int64_t micro) {
 }
 
 DeviceBatch TrainStep::place(int64_t micro) {
-  if (micro == 0 && embedding_gradient_ != nullptr) {
-    embedding_gradient_->begin(context_, batches_->micro);
-    // A tied embedding's gradient is begun by the head; an untied one consists of the step's rows alone.
-    if (!context_.spec.tied) gradients_->zero(0);
-  }
   return place_batch(context_, batches_->micro[static_cast<size_t>(micro)]);
 }
 
 void TrainStep::add_embedding_gradient(int64_t micro, const View& dx) {
+  if (micro == 0) embedding_gradient_->begin(context_, batches_->micro);
   embedding_gradient_->add(context_, static_cast<size_t>(micro), dx);
 }
 
+void TrainStep::add_rows() {
+  if (!trained(0)) return;
+  // A tied embedding's gradient is begun by the head; an untied one consists of the step's rows alone.
+  if (!context_.spec.tied) gradients_->zero(0);
+  const BlockMemory memory{nullptr, nullptr, gradients_->unit(0)};
+  embedding_gradient_->finish(context_, pass_.embedding(memory, true).gradient);
+}
+
 void TrainStep::norm(const Operation& operation) {
-  if (!trained(unit(operation).block)) return;
-  if (unit(operation).role == UnitRole::kEmbedding) {
-    const BlockMemory memory{nullptr, nullptr, gradients_->unit(0)};
-    embedding_gradient_->finish(context_, pass_.embedding(memory, true).gradient);
+  if (trained(unit(operation).block))
+    gradients_->granule_norms(operation.unit, device_group_, settings_.shape.sharded);
+}
+
+void TrainStep::gather(const Operation& operation) {
+  const Unit& range = unit(operation);
+  if (update_.skipped || !trained(range.block)) return;
+  constexpr char kWhat[] = "gather of weights";
+  const std::vector<ByteRange> shards =
+      shard_bytes(range, group_.ranks(), static_cast<int64_t>(dtype_size(context_.dtype)));
+  std::byte* const weights = weights_.trainable_home(operation.unit);
+  if (weights_.in_host_memory(operation.unit)) {
+    synchronize(context_.stream);
+    return group_.share(kWhat, weights, shards);
   }
-  gradients_->granule_norms(operation.unit);
+  device_group_.begin_after(context_.stream);
+  device_group_.share(kWhat, weights, shards);
+  const bool slot = weights_.through_slots(operation.unit) && !weights_.in_shards(operation.unit);
+  if (slot) return device_group_.end_before(context_.stream);  // the slot's copies follow compute
+  gathered_[static_cast<size_t>(operation.unit)].record(device_group_.stream(context_.stream));
 }
 
 void TrainStep::check() {
+  device_group_.end_before(context_.stream);
   gradients_->send_squares();
-  const double nll = read_loss();  // the step's one wait
+  double nll = 0;
+  for (const double part : group_.gather("loss", read_loss())) nll += part;  // the step's one wait
   const double divisor = batches_->divisor();
   result_.loss = divisor > 0 ? nll / divisor : 0.0;
   result_.grad_norm = std::sqrt(gradients_->total_square());
   result_.skipped = !std::isfinite(result_.loss) || !std::isfinite(result_.grad_norm);
-  if (result_.skipped) result_.fault = fault_text(gradients_->find_non_finite(), result_.loss);
+  faulty_block_ = result_.skipped ? gradients_->non_finite_block() : std::nullopt;
+  // Of two backwards the second has the block's gradient.
+  if (result_.skipped && !(faulty_block_ && settings_.shape.measures()))
+    result_.fault = find_fault(faulty_block_, result_.loss);
   if (settings_.clip != Clip::kGlobal) {
     if (result_.skipped) fail_step(result_.fault);
     return;
@@ -204,27 +259,49 @@ void TrainStep::check() {
   update_begun_ = false;
 }
 
+// A first backward has found the fault, the second one has the gradient.
+void TrainStep::explain_skip(int64_t block) {
+  if (!settings_.shape.measures() || faulty_block_ != block || !result_.fault.empty()) return;
+  device_group_.end_before(context_.stream);
+  result_.fault = find_fault(block, result_.loss);
+}
+
+std::string TrainStep::find_fault(std::optional<int64_t> block, double loss) const {
+  const std::optional<NonFinite> here = block ? gradients_->find_non_finite(*block) : std::nullopt;
+  Finding mine{.element = here && here->element};
+  fault_text(here, loss).copy(mine.text, sizeof mine.text - 1);
+  const std::vector<Finding> all = group_.gather("what failed a step", mine);
+  size_t rank = 0;
+  for (size_t r = all.size(); r-- > 0;) {
+    if (all[r].element) rank = r;
+  }
+  return "rank " + std::to_string(rank) + " " + all[rank].text;
+}
+
 // Without global clipping: the block's own norm decides.
 float TrainStep::block_scale(int64_t block) const {
+  device_group_.end_before(context_.stream);
   const double norm = std::sqrt(gradients_->block_square(block));
-  if (!std::isfinite(norm)) fail_step(fault_text(gradients_->find_non_finite(block), 0));
+  device_group_.check();
+  if (!std::isfinite(norm)) fail_step(find_fault(block, 0));
   return settings_.clip == Clip::kBlock ? clip_factor(norm, settings_.max_grad_norm) : 1.0F;
 }
 
 void TrainStep::fail_step(const std::string& fault) const {
-  throw Error(Exit::kNumerics,
-              {.area = "NUM-12",
-               .what = "step " + std::to_string(step_) + " rank 0 " + fault +
-                       ", and other blocks may already be updated",
-               .place = "",
-               .next = "lower optimizer.lr, or set optimizer.clip = \"global\", which skips such a step",
-               .kept = "what was saved before this step"});
+  throw Error(
+      Exit::kNumerics,
+      {.area = "NUM-12",
+       .what = "step " + std::to_string(step_) + " " + fault + ", and other blocks may already be updated",
+       .place = "",
+       .next = "lower optimizer.lr, or set optimizer.clip = \"global\", which skips such a step",
+       .kept = "what was saved before this step"});
 }
 
 void TrainStep::update(const Operation& operation) {
   const int64_t u = operation.unit, tile = operation.tile;
   const ScheduleUnit& scheduled = settings_.shape.unit(u);
   const int64_t block = scheduled.block;
+  if (update_.skipped) explain_skip(block);
   if (update_.skipped || !trained(block)) return;
   if (!update_begun_) {
     optimizer_->begin_update();
@@ -233,28 +310,32 @@ void TrainStep::update(const Operation& operation) {
   // A cut head's updates begin with the final norm.
   const bool first = !unit(operation).segment() && tile == scheduled.first_tile;
   if (settings_.clip != Clip::kGlobal && first) update_.scale = block_scale(block);
+  // A second backward's gradient has been exchanged since the check.
+  if (settings_.shape.measures() && first) device_group_.end_before(context_.stream);
   const Unit& range = unit(operation);
-  const UpdateInputs inputs{.weights = weights_.trainable_home(u),
-                            .gradients = gradients_->unit(u),
-                            .gradient_dtype = gradients_->dtype(),
-                            .gradient_scale = update_.scale,
-                            .lr = update_.lr,
-                            .step = update_.step,
-                            // The check or the block's norm has waited for everything on the device; what
-                            // comes through slots of the device is only on its way.
-                            .ready = !weights_.through_slots(u) && !gradients_->through_slots(u),
-                            .first = range.first,
-                            .elements = range.elements};
+  const UpdateInputs inputs{
+      .weights = weights_.trainable_home(u),
+      .gradients = gradients_->unit(u),
+      .gradient_dtype = gradients_->dtype(),
+      .gradient_scale = update_.scale,
+      .lr = update_.lr,
+      .step = update_.step,
+      // The check or the block's norm has waited for everything on the device; what comes through slots of
+      // the device, or from a second backward, is only on its way.
+      .ready = !weights_.through_slots(u) && !gradients_->through_slots(u) && !settings_.shape.measures(),
+      .first = range.first,
+      .elements = range.elements};
   const bool cut = scheduled.role == UnitRole::kFinalNorm || scheduled.role == UnitRole::kVocabularySegment;
   const bool whole = !scheduled.off_device && !cut;
   whole ? optimizer_->update(block, inputs) : optimizer_->update_tile(block, tile, inputs);
+  if (save_ != nullptr) save_->updated(u, tile, update_.step);
   if (tile + 1 == scheduled.end_tile) weights_.advance(u);
 }
 
-void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head) {
+void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head, const KeyValueCache* cache) {
   flush();
   const ArenaFrame frame(context_.arena);
-  ForwardPass pass(pass_, place_batch(context_, batch));
+  ForwardPass pass(pass_, place_batch(context_, batch, cache));
   TransferShape transfers;  // of the weights alone
   transfers.units = settings_.transfers.units;
   transfers.pool(Pool::kWeights) = settings_.transfers.pool(Pool::kWeights);
@@ -284,6 +365,7 @@ void TrainStep::zero_loss() {
 double TrainStep::read_loss() {
   if (context_.device == DeviceType::kCuda) copy_bytes(host_nll_, nll_.data(), nll_.size(), context_.stream);
   synchronize(context_.stream);
+  device_group_.check();
   return *host_nll_;
 }
 
@@ -300,7 +382,7 @@ std::vector<float> TrainStep::logits(const Batch& batch, const std::vector<int32
   const Memory memory(context_.device, bytes);
   const View out = view_of(memory.data(), context_.dtype, count, vocab);
   View normed;
-  context_.uploads.rewind();  // whoever came before has waited, as this does at its end
+  context_.uploads.rewind();
   walk_forward(batch, [&](const Operation& operation, ForwardPass& pass) {
     if (unit(operation).segment()) {
       return head_segment_logits(context_, pass.bind_segment(operation), normed, out);
@@ -323,6 +405,7 @@ std::vector<float> TrainStep::logits(const Batch& batch, const std::vector<int32
   std::vector<std::byte> host(static_cast<size_t>(bytes));
   copy_bytes(host.data(), out.data, bytes, context_.stream);
   synchronize(context_.stream);
+  device_group_.check();
   kernels(DeviceType::kCpu)
       .accumulate({.to = floats.data(),
                    .from = host.data(),
@@ -332,6 +415,27 @@ std::vector<float> TrainStep::logits(const Batch& batch, const std::vector<int32
                    .overwrite = true},
                   StreamView{});
   return floats;
+}
+
+void TrainStep::extend(KeyValueCache& cache, std::span<const int32_t> tokens, const View& logits) {
+  const auto count = static_cast<int64_t>(tokens.size());
+  Batch batch;
+  batch.token.assign(tokens.begin(), tokens.end());
+  for (int64_t i = 0; i < count; ++i) batch.position.push_back(static_cast<int32_t>(cache.tokens() + i));
+  batch.target.assign(tokens.size(), -1);
+  batch.sample.assign(tokens.size(), 0);
+  batch.document_start = {0, static_cast<int32_t>(count)};
+  View normed;
+  context_.uploads.rewind();  // whoever came before has waited
+  const auto head = [&](const Operation& operation, ForwardPass& pass) {
+    if (unit(operation).segment())
+      return head_segment_logits(context_, pass.bind_segment(operation), normed, logits);
+    const View last = pass.x().row_range(count - 1, 1);
+    if (operation.kind == OperationKind::kHead) return head_logits(context_, pass.bind_head(), last, logits);
+    normed = head_normed(context_, pass.bind_norm(), last);
+  };
+  walk_forward(batch, head, &cache);
+  cache.set_tokens(cache.tokens() + count);
 }
 
 }  // namespace lm

@@ -18,6 +18,7 @@
 #include "optim/sharded_optimizer.h"
 #include "schedule/transfers.h"
 #include "train/off_device_state.h"
+#include "train/step_save.h"
 #include "weights/loans.h"
 
 namespace lm {
@@ -32,6 +33,8 @@ struct StepParts {
   Gradients* gradients = nullptr;
   ShardedOptimizer* optimizer = nullptr;
   EmbeddingGradient* embedding_gradient = nullptr;
+  Group& group;
+  Group& device_group;  // the same ranks, for what lies on the device; on the CPU the same one
   // Registered host memory for one double, to which the loss is copied; on the CPU empty.
   std::span<std::byte> host_loss = {};
   Trace* trace = nullptr;
@@ -50,12 +53,11 @@ struct StepResult {
   double loss = 0;       // sum of nll / target tokens, over the whole step
   double grad_norm = 0;  // before clipping
   bool skipped = false;  // loss or norm not finite: no weight and no moment has changed
-  std::string fault;     // of a skipped step: "tensor layers.7.mlp.down grad inf", "loss nan"
+  std::string fault;     // of a skipped step: "rank 0 tensor layers.7.mlp.down grad inf", "rank 0 loss nan"
 };
 
 class TrainStep : private PassMemory {
  public:
-  // Of one rank: there is no exchange of gradients yet, and what asks for one is refused.
   TrainStep(const StepParts& parts, const StepSettings& settings);
 
   // `step` counts from 1 and keys the randomness. Updates of blocks whose state is off the device may be left
@@ -66,11 +68,20 @@ class TrainStep : private PassMemory {
   // what a store reports of a write (offload/store.h).
   void flush();
 
+  // Between steps: a save of the state after the last one, which rides on the next (step_save.h). What
+  // `setup` throws when it is read at once is thrown. It has all bytes after the next step or flush; end_save
+  // before it goes.
+  std::unique_ptr<StepSave> begin_save(const StepSaveSetup& setup);
+  void end_save() { save_ = nullptr; }
+
   // Sum of nll over the batch's targets, without gradients. Begins with a flush.
   double evaluate(const Batch& batch);
   // logits [rows, V] after the given tokens (rows of the batch), fp32 in host memory: generation and tests.
   // Begins with a flush.
   std::vector<float> logits(const Batch& batch, const std::vector<int32_t>& rows);
+  // The same after the last of some tokens that continue the text of `cache`, which they join: logits [1, V]
+  // in device memory, whole when the stream has been waited for.
+  void extend(KeyValueCache& cache, std::span<const int32_t> tokens, const View& logits);
 
  private:
   // What the check of a step hands to the updates that wait for it.
@@ -90,10 +101,16 @@ class TrainStep : private PassMemory {
     if (trace_ != nullptr) arrived_ns_ = steady_ns();
   }
   void transfer(const Operation& operation);
+  void add_rows();
   void norm(const Operation& operation);
+  void gather(const Operation& operation);
+  // What a step failed by: a tensor of the block, as the rank that has its gradient names it, or the loss.
+  std::string find_fault(std::optional<int64_t> block, double loss) const;
+  void explain_skip(int64_t block);
   void check();
   void update(const Operation& operation);
   float block_scale(int64_t block) const;
+  SaveWay save_way(int64_t unit, bool rides) const;
   // Ends the run: without global clipping an update may have been made before the fault was found.
   [[noreturn]] void fail_step(const std::string& fault) const;
 
@@ -109,9 +126,10 @@ class TrainStep : private PassMemory {
   const Unit& unit(const Operation& operation) const {
     return weights_.units()[static_cast<size_t>(operation.unit)];
   }
+  void wait_for_group();
   // Carries out an evaluation's list; `head` does what the head's operations are for.
   using HeadVisitor = std::function<void(const Operation& operation, ForwardPass& pass)>;
-  void walk_forward(const Batch& batch, const HeadVisitor& head);
+  void walk_forward(const Batch& batch, const HeadVisitor& head, const KeyValueCache* cache = nullptr);
   bool trained(int64_t block) const;
   void zero_loss();
   double* nll_sum() const { return reinterpret_cast<double*>(nll_.data()); }
@@ -125,6 +143,8 @@ class TrainStep : private PassMemory {
   Gradients* gradients_;
   ShardedOptimizer* optimizer_;
   EmbeddingGradient* embedding_gradient_;
+  Group& group_;
+  Group& device_group_;
   Trace* trace_;
   int64_t arrived_ns_ = 0;  // of the operation under way
   StepSettings settings_;
@@ -132,6 +152,7 @@ class TrainStep : private PassMemory {
   SlotState slots_;  // between lists
   bool pending_ = false;
   Update update_;
+  StepSave* save_ = nullptr;  // that rides on this step
 
   // Of the step being walked.
   const StepBatches* batches_ = nullptr;
@@ -139,9 +160,12 @@ class TrainStep : private PassMemory {
   double lr_ = 0;
   StepResult result_;
   bool update_begun_ = false;
+  std::optional<int64_t> faulty_block_;     // that the second of two backwards is to look for its fault in
   std::vector<std::optional<Loan>> loans_;  // per unit, between acquire and release
-  Memory nll_;                              // fp64, on the device
-  double* host_nll_;                        // the same where the host reads it
+  // Per unit, of a group of GPUs: a gather of its weights, which its next use waits for.
+  std::vector<Moved> gathered_;
+  Memory nll_;        // fp64, on the device
+  double* host_nll_;  // the same where the host reads it
   Pass pass_;
 };
 

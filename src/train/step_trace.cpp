@@ -49,7 +49,7 @@ std::string TrainStep::name(const Operation& operation) const {
   if (operation.kind == OperationKind::kWriteBack)
     return kind + " " + pool_name(operation.pool) + " " + std::to_string(operation.array);
   const std::string text = kind + " " + layout_.name(unit(operation));
-  if (operation.kind == OperationKind::kNorm) return text;
+  if (operation.kind == OperationKind::kAddRows || operation.kind == OperationKind::kNorm) return text;
   if (operation.kind == OperationKind::kUpdate) return text + ", tile " + std::to_string(operation.tile);
   return text + ", micro-batch " + std::to_string(operation.micro);
 }

@@ -1,6 +1,7 @@
 #include "train/trainer.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -27,6 +28,8 @@ Trainer::Trainer(Rank& rank, Loader& loader, const Config& config, const Trainer
 TrainerResult Trainer::run(const TrainerHooks& hooks) {
   TrainerResult result;
   while (state_.step < options_.total_steps) {
+    result.early = patience_is_over();
+    if (result.early) break;
     if (hooks.stop_requested && hooks.stop_requested()) {
       result.stopped = true;
       break;
@@ -38,6 +41,7 @@ TrainerResult Trainer::run(const TrainerHooks& hooks) {
     result.seconds += row.step_ms / 1e3;
     result.tokens += row.tokens;
     const bool best = evaluate_if_due(hooks);
+    if (hooks.sample && evaluation_due()) hooks.sample(state_.step);
     if (hooks.after_step) hooks.after_step(best);
   }
   result.steps = state_.step;
@@ -45,16 +49,27 @@ TrainerResult Trainer::run(const TrainerHooks& hooks) {
   return result;
 }
 
+bool TrainerState::observe(double held_out_loss, double threshold) {
+  const bool best = std::isfinite(held_out_loss) && (!best_eval || held_out_loss < *best_eval);
+  const bool lower = best && (!best_eval || *best_eval - held_out_loss > threshold);
+  no_lower = lower ? 0 : no_lower + 1;
+  if (best) best_eval = held_out_loss, best_step = step;
+  return best;
+}
+
+bool Trainer::evaluation_due() const {
+  const int64_t every = config_.train.eval_every;
+  return every > 0 && state_.step % every == 0 && state_.step < options_.total_steps;
+}
+
 bool Trainer::evaluate_if_due(const TrainerHooks& hooks) {
-  const int64_t every = config_.train.eval_every, step = state_.step;
-  if (!hooks.evaluate || every <= 0 || step % every != 0 || step >= options_.total_steps) return false;
+  if (!hooks.evaluate || !evaluation_due()) return false;
+  const int64_t step = state_.step;
   const double loss = hooks.evaluate(step);
   // What a warm-up reaches says nothing of the full rate.
   const bool warm = step > warmup_steps(config_.optimizer, options_.total_steps);
   if (warm && config_.optimizer.schedule == LrSchedule::kReduceLrOnPlateau) plateau_.observe(loss);
-  const bool best = !state_.best_eval || loss < *state_.best_eval;
-  if (best) state_.best_eval = loss, state_.best_step = step;
-  return best;
+  return state_.observe(loss, config_.train.early_stopping_threshold);
 }
 
 StepRow Trainer::step_once() {
@@ -75,13 +90,13 @@ StepRow Trainer::step_once() {
   row.skipped = done.skipped;
   row.fault = done.fault;
   row.target_tokens = batches.target_tokens;
-  for (const Batch& batch : batches.micro) row.tokens += batch.tokens();
+  row.tokens = batches.tokens;
   const double seconds = monotonic_seconds() - start;
   row.step_ms = seconds * 1e3;
   row.tokens_per_s = static_cast<double>(row.tokens) / seconds;
   state_.tokens += row.tokens;
   state_.seconds += seconds;
-  if (options_.sol_seconds) row.sol_pct = 100 * options_.sol_seconds(work_of(batches)) / seconds;
+  if (options_.sol_share) row.sol_pct = 100 * options_.sol_share(work_of(batches), seconds);
   // Within a step nothing of ours is allocated, and LibTorch gives nothing back: between steps is the peak.
   row.device_bytes = device_peak_ = std::max(device_peak_, device_bytes());
   row.host_bytes = resident_bytes();
@@ -105,7 +120,7 @@ void Trainer::count_skipped(const StepRow& row) {
   }
   ++state_.skipped;
   ++state_.skipped_in_row;
-  const std::string where = "step " + std::to_string(row.step) + " rank 0 " + row.fault;
+  const std::string where = "step " + std::to_string(row.step) + " " + row.fault;
   log_warning("NUM-12", where + ": step skipped, no weight has changed; loss " + std::to_string(row.loss) +
                             ", gradient norm " + std::to_string(row.grad_norm));
   const bool too_many = row.step >= kSkipWindow && state_.skipped * 1000 > row.step * kSkipsPerMille;
@@ -141,6 +156,7 @@ Json state_json(const TrainerState& s) {
           {"seconds", s.seconds},
           {"best_eval", s.best_eval ? Json(*s.best_eval) : Json()},
           {"best_step", s.best_step},
+          {"no_lower", s.no_lower},
           {"plateau",
            {{"best", s.plateau.best},
             {"factor", s.plateau.factor},
@@ -157,6 +173,7 @@ TrainerState parse_trainer_state(const Json& json, const std::string& place) {
     s.step = whole(json, "step"), s.best_step = whole(json, "best_step"), s.tokens = whole(json, "tokens");
     s.skipped = whole(json, "skipped"), s.skipped_in_row = whole(json, "skipped_in_row");
     s.seconds = json.at("seconds").get<double>();
+    s.no_lower = whole(json, "no_lower");
     if (!best.is_null()) s.best_eval = best.get<double>();
     s.plateau = {plateau.at("best"), plateau.at("factor"), whole(plateau, "bad"), whole(plateau, "seen")};
     s.data = {whole(data, "epoch"), whole(data, "step"), whole(data, "fingerprint")};

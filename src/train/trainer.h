@@ -15,7 +15,8 @@ namespace lm {
 
 struct TrainerOptions {
   int64_t total_steps = 0;
-  std::function<double(const StepWork&)> sol_seconds;  // at the speed of light; empty: not known
+  // The share of the speed of light that so much work in so many seconds is; empty: not known.
+  std::function<double(const StepWork&, double seconds)> sol_share;
 };
 
 // What the launcher hangs into the loop; any may be empty.
@@ -23,6 +24,7 @@ struct TrainerHooks {
   std::function<bool()> stop_requested;  // asked between steps
   std::function<void(const StepRow&)> on_step;
   std::function<double(int64_t step)> evaluate;  // held-out loss; called every eval_every steps
+  std::function<void(int64_t step)> sample;      // answers to train.sample_prompts; called then, too
   // A step and what was due after it are done: the place to save. `best`: its evaluation gave the least loss
   // so far.
   std::function<void(bool best)> after_step;
@@ -31,6 +33,7 @@ struct TrainerHooks {
 struct TrainerResult {
   int64_t steps = 0;     // done
   bool stopped = false;  // on request, before total_steps
+  bool early = false;    // the held-out loss has ended it, before total_steps
   double seconds = 0;    // in steps
   int64_t tokens = 0;
   int64_t device_bytes = 0;  // at the peak (metrics.h)
@@ -43,8 +46,13 @@ struct TrainerState {
   double seconds = 0;                                 // in steps so far
   std::optional<double> best_eval;                    // the least held-out loss, and after which step
   int64_t best_step = 0;
+  int64_t no_lower = 0;  // evaluations in a row that gave no lower loss, as early stopping counts
   PlateauRate::State plateau;
   LoaderPosition data;
+
+  // After an evaluation: whether its loss is the least so far, which one that is not finite never is. To
+  // count as lower it has to be by more than `threshold`.
+  bool observe(double held_out_loss, double threshold);
 };
 // As an object of a checkpoint's manifest, and back. Throws Error(11) for what we have not written.
 Json state_json(const TrainerState& state);
@@ -58,6 +66,11 @@ class Trainer {
   TrainerResult run(const TrainerHooks& hooks);
 
   int64_t steps() const { return state_.step; }  // done
+  // The held-out loss has not fallen for as many evaluations as train.early_stopping_patience allows.
+  bool patience_is_over() const {
+    const int64_t patience = config_.train.early_stopping_patience;
+    return patience > 0 && state_.no_lower >= patience;
+  }
   // False while a step is at work: an error that ends it leaves weights of which some are new.
   bool between_steps() const { return between_steps_; }
 
@@ -67,6 +80,7 @@ class Trainer {
 
  private:
   StepRow step_once();
+  bool evaluation_due() const;
   // Whether the evaluation gave the least loss so far.
   bool evaluate_if_due(const TrainerHooks& hooks);
   void count_skipped(const StepRow& row);

@@ -57,7 +57,7 @@ void write_adapter(const std::string& directory, const AdapterSpec& spec, const 
   writer.commit();
   atomic_write_file(output.temporary() + "/" + kAdapterConfig, config.dump(2, ' ', true) + "\n");
   atomic_write_file(output.temporary() + "/README.md", card(spec, base.name));
-  if (!base.directory.empty()) copy_tokenizer_files(base.directory, output.temporary());
+  if (!base.directory.empty()) copy_tokenizer_files(base.directory, output.temporary(), base.chat_template);
   output.commit();
 }
 

@@ -28,10 +28,15 @@ int64_t load_adapter(const std::string& directory, const ModelLayout& layout,
                      const std::function<LoadTarget(size_t block, const TensorPlace& place)>& target,
                      const LoadOptions& options);
 
+// Compares the adapter's targets, names, shapes and types with the model that it is for, without reading
+// data.
+void check_adapter(const std::string& directory, const ModelSpec& base);
+
 // The model under an adapter: what adapter_config.json calls it, and where its tokenizer files are.
 struct BaseModel {
   std::string name;
-  std::string directory;  // "": the adapter gets no tokenizer files
+  std::string directory;           // "": the adapter gets no tokenizer files
+  std::string chat_template = {};  // in place of the base model's; "": that one
 };
 
 // Makes the whole directory and renames it at the end; weights in fp32. rsLoRA is written as its equal,

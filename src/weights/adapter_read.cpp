@@ -87,7 +87,10 @@ std::vector<std::string> read_targets(const Json& config, const NameMap* model, 
   try {
     return resolve_targets(*model, names, place);
   } catch (const Error& error) {
-    throw Error(Exit::kInput, error.text());  // the file's fault, not the configuration's
+    ErrorText text = error.text();  // the file's fault, not the configuration's
+    text.area = "FILE-23";
+    text.next = "use the base model that the adapter was trained on";
+    throw Error(Exit::kInput, text);
   }
 }
 
@@ -158,8 +161,13 @@ int64_t load_adapter(const std::string& directory, const ModelLayout& layout,
                      const std::function<LoadTarget(size_t, const TensorPlace&)>& target,
                      const LoadOptions& options) {
   const ModelFiles files(directory, kAdapterWeights);
-  return load_tensors(
-      files, adapter_items(layout, target), [](const std::string&) { return false; }, options);
+  return load_adapter_tensors(files, adapter_items(layout, target), options);
+}
+
+void check_adapter(const std::string& directory, const ModelSpec& base) {
+  const AdapterSpec spec = read_adapter_config(directory, &base.names).spec;
+  const auto unread = [](size_t, const TensorPlace&) { return LoadTarget{}; };
+  load_adapter(directory, make_layout(base, &spec, DType::kF32), unread, {});
 }
 
 }  // namespace lm

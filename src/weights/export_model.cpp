@@ -37,7 +37,8 @@ std::string config_for_dtype(const std::string& text, DType dtype, const std::st
   Json config = parse_json(text, place, {.bytes = kMostConfigBytes, .depth = 32});
   if (!config.is_object()) fail_json("config.json must hold one object", place, 0);
   const char* const name = dtype == DType::kF32 ? "float32" : "bfloat16";
-  bool changed = false, found = false;
+  bool changed = config.erase("quantization_config") > 0,
+       found = false;  // of a base: what is written is plain
   for (const char* key : {"dtype", "torch_dtype"}) {
     const auto it = config.find(key);
     if (it == config.end()) continue;
@@ -64,10 +65,11 @@ int64_t tokenizer_bytes(const std::string& from) {
   return bytes;
 }
 
-void copy_tokenizer_files(const std::string& from, const std::string& to) {
+void copy_tokenizer_files(const std::string& from, const std::string& to, const std::string& chat_template) {
   for (const char* name : kCopied) copy_file(from + "/" + name, to + "/" + name);
   const std::string templates = "additional_chat_templates";
   std::error_code error;
+  if (!chat_template.empty()) return atomic_write_file(to + "/chat_template.jinja", chat_template);
   if (!fs::is_directory(from + "/" + templates, error)) return;
   fs::create_directory(to + "/" + templates, error);
   std::vector<std::string> names;
@@ -90,7 +92,7 @@ void export_model(const std::string& output, const std::string& base_directory, 
   write_model_files(
       directory.temporary(), tensors.tensors(),
       [&](const std::string& name, const TensorSink& sink) { tensors.fill(name, sink); }, options.part_bytes);
-  copy_tokenizer_files(base_directory, directory.temporary());
+  copy_tokenizer_files(base_directory, directory.temporary(), options.chat_template);
   atomic_write_file(directory.temporary() + "/config.json", config);
   directory.commit();
 }

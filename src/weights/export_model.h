@@ -14,6 +14,7 @@ struct ExportOptions {
   DType dtype = DType::kBF16;       // or fp32: of the files
   int64_t part_bytes = kPartBytes;  // a larger model is written in parts
   bool replace = false;             // an existing directory is exchanged, else refused
+  std::string chat_template = {};   // in place of the base model's; "": that one
 };
 
 void export_model(const std::string& output, const std::string& base_directory, const ModelLayout& layout,
@@ -27,6 +28,7 @@ std::string config_for_dtype(const std::string& text, DType dtype, const std::st
 int64_t tokenizer_bytes(const std::string& from);
 
 // Copies what belongs to the tokenizer and to generation; used for LoRA's output as well.
-void copy_tokenizer_files(const std::string& from, const std::string& to);
+void copy_tokenizer_files(const std::string& from, const std::string& to,
+                          const std::string& chat_template = "");
 
 }  // namespace lm

@@ -1,11 +1,13 @@
 #include "weights/export_source.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/error.h"
 #include "weights/adapter_files.h"
 #include "weights/convert.h"
 #include "weights/initialise.h"
+#include "weights/stored.h"
 
 namespace lm {
 namespace {
@@ -91,6 +93,7 @@ WeightView FileSource::view(size_t block, const TensorPlace& place, int64_t row)
   if (setup_.merge && place.frozen && !adapter_.at(block).empty()) {
     if (merged_ != &place) {
       read_rows(place, 0, parameter.rows);
+      if (place.encoded()) round_to_codes(place);
       setup_.merge(block, place, adapter_[block].data(), floats_.data());
       merged_ = &place;
     }
@@ -120,6 +123,15 @@ void FileSource::read_rows(const TensorPlace& place, int64_t first, int64_t rows
     const ParameterPart& part = part_of(parameter, row);
     const int64_t end = std::min(part.first + part.rows, first + rows);
     const ModelFiles::Tensor tensor = files_->find(part.name).value();
+    if (const auto stored = find_stored(*files_, part.name, part.rows, parameter.columns)) {
+      std::vector<float> values(static_cast<size_t>(part.rows * parameter.columns));
+      decode_stored(*stored, part.rows, parameter.columns, values.data(), setup_.threads);
+      std::memcpy(floats_.data() + (row - first) * parameter.columns * kFloat,
+                  values.data() + (row - part.first) * parameter.columns,
+                  static_cast<size_t>((end - row) * parameter.columns * kFloat));
+      row = end;
+      continue;
+    }
     const auto size = static_cast<int64_t>(dtype_size(tensor.entry->dtype));
     const int64_t elements = (end - row) * parameter.columns;
     raw_.resize(static_cast<size_t>(elements * size));
@@ -127,6 +139,25 @@ void FileSource::read_rows(const TensorPlace& place, int64_t first, int64_t rows
     convert_elements(raw_.data(), tensor.entry->dtype,
                      floats_.data() + (row - first) * parameter.columns * kFloat, DType::kF32, elements);
     row = end;
+  }
+}
+
+void FileSource::round_to_codes(const TensorPlace& place) {
+  const Parameter& parameter = place.parameter;
+  std::vector<std::byte> pieces(static_cast<size_t>(place.pieces.back().offset + place.pieces.back().bytes -
+                                                    place.pieces.front().offset));
+  for (size_t p = 0; p < parameter.parts.size(); ++p) {
+    const ParameterPart& part = parameter.parts[p];
+    // Stored codes stand for what was read already.
+    if (files_ != nullptr && find_stored(*files_, part.name, part.rows, parameter.columns)) continue;
+    std::byte* const values = floats_.data() + part.first * parameter.columns * kFloat;
+    write_encoded(place, p, pieces.data(), nullptr, [&](const EncodedMatrix& matrix) {
+      const auto elements = [&](int64_t first, int64_t n, std::byte* to) {
+        convert_elements(values + first * kFloat, DType::kF32, to, setup_.quantised_from, n);
+      };
+      encode(matrix, setup_.quantised_from, elements, setup_.threads);
+      decode(matrix, reinterpret_cast<float*>(values), setup_.threads);
+    });
   }
 }
 

@@ -56,6 +56,9 @@ struct ExportFiles {
   std::function<void(size_t block, int64_t first, int64_t elements, float* out)> trained = {};
   int threads = 1;
   Merge merge = {};  // empty: nothing is merged
+  // Where the layout's matrices are encoded, what is merged into is what their codes, made from elements of
+  // this type, stand for: the weights that the adapter was trained on.
+  DType quantised_from = DType::kBF16;
 };
 
 // Files as fp32, tensor by tensor: the adapter is held, of the model no more than a tensor that is merged, or
@@ -68,6 +71,8 @@ class FileSource {
  private:
   void read_adapter();
   void read_rows(const TensorPlace& place, int64_t first, int64_t rows);
+  // All of a tensor that `floats_` holds becomes what its codes stand for.
+  void round_to_codes(const TensorPlace& place);
 
   ExportFiles setup_;
   std::unique_ptr<ModelFiles> files_;            // null: fresh

@@ -95,4 +95,9 @@ void initialise(const Parameter& parameter, uint64_t seed, uint32_t tensor, DTyp
   });
 }
 
+void initialise_elements(const Parameter& parameter, uint64_t seed, uint32_t tensor, DType dtype,
+                         std::byte* memory, int64_t first, int64_t elements) {
+  fill(parameter, philox_key(seed, Purpose::kInit, 0, tensor), dtype, memory, first, first + elements);
+}
+
 }  // namespace lm

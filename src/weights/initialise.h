@@ -14,4 +14,8 @@ namespace lm {
 void initialise(const Parameter& parameter, uint64_t seed, uint32_t tensor, DType dtype, std::byte* memory,
                 int64_t first_row, int64_t rows, int threads = 1);
 
+// The same for some of its elements, `memory` beginning with the first of them; one thread.
+void initialise_elements(const Parameter& parameter, uint64_t seed, uint32_t tensor, DType dtype,
+                         std::byte* memory, int64_t first, int64_t elements);
+
 }  // namespace lm

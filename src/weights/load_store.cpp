@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/staging.h"
 #include "weights/adapter_files.h"
+#include "weights/encode.h"
 #include "weights/initialise.h"
 #include "weights/loader.h"
 
@@ -22,13 +23,15 @@ class Filling {
   LoadTarget target(int64_t unit, const TensorPlace& place) {
     if (open_.empty() || open_.back().unit() != unit) open_.push_back(store_.open(unit, true));
     const Unit& range = store_.units()[static_cast<size_t>(unit)];
-    return {open_.back().tensor(place), setup_.dtype, range.first_row, range.rows};
+    return {open_.back().tensor(place), setup_.dtype, range.first_row, range.rows,
+            place.encoded() ? &place : nullptr};
   }
   LoadOptions options() {
     return {.threads = setup_.threads, .progress = {}, .staging = staging_.used() ? &staging_ : nullptr};
   }
 
   void initialise(const Parameter& parameter, int64_t seed, uint32_t number, const LoadTarget& target) {
+    if (target.encoded != nullptr) return initialise_encoded(parameter, seed, number, target);
     const int64_t end = target.first_row + (target.rows > 0 ? target.rows : parameter.rows);
     const int64_t row_bytes = parameter.columns * static_cast<int64_t>(dtype_size(setup_.dtype));
     const int64_t most = staging_.used() ? staging_.piece_bytes() / row_bytes : end;
@@ -41,6 +44,20 @@ class Filling {
                      setup_.threads);
       if (staging_.used()) staging_.send(to, here, rows * row_bytes);
       to += rows * row_bytes;
+    }
+  }
+
+  void initialise_encoded(const Parameter& parameter, int64_t seed, uint32_t number,
+                          const LoadTarget& target) {
+    for (size_t p = 0; p < parameter.parts.size(); ++p) {
+      const int64_t before = parameter.parts[p].first * parameter.columns;
+      const MatrixElements elements = [&](int64_t first, int64_t n, std::byte* to) {
+        initialise_elements(parameter, static_cast<uint64_t>(seed), number, setup_.dtype, to, before + first,
+                            n);
+      };
+      write_encoded(*target.encoded, p, target.memory, options().staging, [&](const EncodedMatrix& matrix) {
+        encode(matrix, setup_.dtype, elements, setup_.threads);
+      });
     }
   }
 

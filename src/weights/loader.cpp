@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "weights/convert.h"
+#include "weights/stored.h"
 
 namespace lm {
 namespace {
@@ -31,24 +32,32 @@ std::vector<int64_t> shape_of(const Parameter& parameter, const ParameterPart& p
   return {part.rows, parameter.columns};
 }
 
+// What the tensors of files are compared with, and what to do where they differ.
+struct Description {
+  const char* source;
+  const char* next;
+};
+constexpr Description kOfModel = {"config.json describes",
+                                  "check that config.json and the weights belong together and are complete"};
+constexpr Description kOfAdapter = {
+    "adapter_config.json and the base model describe",
+    "use the base model that the adapter was trained on, and the adapter's files as they were written"};
+
 class Differences {
  public:
   void add(const std::string& line) {
     if (lines_.size() < kMostDifferences) lines_.push_back(line);
     ++count_;
   }
-  void fail_if_any(const std::string& directory) const {
+  void fail_if_any(const std::string& directory, const Description& description) const {
     if (count_ == 0) return;
     std::string what = std::to_string(count_) + (count_ == 1 ? " tensor differs" : " tensors differ") +
-                       " from what config.json describes:";
+                       " from what " + description.source + ":";
     for (const std::string& line : lines_) what += "\n    " + line;
     if (count_ > lines_.size()) what += "\n    and " + std::to_string(count_ - lines_.size()) + " more";
-    throw Error(Exit::kInput,
-                {.area = "FILE-23",
-                 .what = what + "\n ",
-                 .place = directory,
-                 .next = "check that config.json and the weights belong together and are complete",
-                 .kept = ""});
+    throw Error(
+        Exit::kInput,
+        {.area = "FILE-23", .what = what + "\n ", .place = directory, .next = description.next, .kept = ""});
   }
 
  private:
@@ -56,8 +65,12 @@ class Differences {
   size_t count_ = 0;
 };
 
+// Extra tensors that are no difference, by name.
+using AllowedExtra = std::function<bool(const std::string& name)>;
+
 // Every part is there with its shape, and nothing else is.
-void check(const ModelFiles& files, const std::vector<LoadItem>& items, const AllowedExtra& allowed) {
+void check(const ModelFiles& files, const std::vector<LoadItem>& items, const AllowedExtra& allowed,
+           const Description& description) {
   Differences differences;
   std::unordered_set<std::string> wanted;
   for (const LoadItem& item : items) {
@@ -67,6 +80,12 @@ void check(const ModelFiles& files, const std::vector<LoadItem>& items, const Al
       if (!tensor) {
         differences.add("missing: " + part.name);
         continue;
+      }
+      if (item.parameter->kind == ParameterKind::kMatrix) {
+        if (const auto stored = find_stored(files, part.name, part.rows, item.parameter->columns)) {
+          wanted.insert(stored->beside.begin(), stored->beside.end());
+          continue;
+        }
       }
       const std::vector<int64_t> shape = shape_of(*item.parameter, part);
       if (tensor->entry->shape != shape) {
@@ -83,18 +102,26 @@ void check(const ModelFiles& files, const std::vector<LoadItem>& items, const Al
     if (wanted.contains(name) || allowed(name)) continue;
     differences.add("unexpected: " + name.substr(0, 200) + " " + shape_text(tensor.entry->shape));
   }
-  differences.fail_if_any(files.directory());
+  differences.fail_if_any(files.directory(), description);
 }
 
 std::vector<Chunk> chunks_of(const ModelFiles& files, const std::vector<LoadItem>& items) {
   std::vector<Chunk> chunks;
   for (const LoadItem& item : items) {
-    if (!item.target.memory) continue;
+    if (!item.target.memory || item.target.encoded != nullptr) continue;
     const int64_t size = static_cast<int64_t>(dtype_size(item.target.dtype));
     const int64_t columns = item.parameter->columns, first_row = item.target.first_row;
     const int64_t end_row = item.target.rows > 0 ? first_row + item.target.rows : item.parameter->rows;
     for (const ParameterPart& part : item.parameter->parts) {
       const ModelFiles::Tensor tensor = *files.find(part.name);
+      if (!is_weight_type(tensor.entry->dtype)) {
+        throw Error(Exit::kInput,
+                    {.area = "FILE-23",
+                     .what = part.name + " is quantised, and is wanted as elements",
+                     .place = tensor.file->path(),
+                     .next = "set train.method = \"qlora\"; embedding and head must be bf16, fp16 or fp32",
+                     .kept = ""});
+      }
       const int64_t file_size = static_cast<int64_t>(dtype_size(tensor.entry->dtype));
       const int64_t most = kChunkBytes / file_size;
       // Elements of the part, as far as they are wanted.
@@ -124,7 +151,7 @@ void read_chunk(const Chunk& chunk, std::vector<std::byte>& buffer) {
     chunk.tensor.file->read(entry, chunk.offset, {chunk.to, bytes});
     return;
   }
-  buffer.resize(static_cast<size_t>(kChunkBytes));
+  buffer.resize(std::max(buffer.size(), bytes));
   chunk.tensor.file->read(entry, chunk.offset, std::span(buffer).first(bytes));
   convert_elements(buffer.data(), entry.dtype, chunk.to, chunk.to_type, chunk.elements);
 }
@@ -210,6 +237,37 @@ int64_t read_chunks(std::span<const Chunk> chunks, const LoadOptions& options) {
   return reader.done();
 }
 
+// Quantises the encoded ones, each matrix of the files by itself. Returns the bytes read.
+int64_t read_encoded(const ModelFiles& files, const std::vector<LoadItem>& items, const LoadOptions& options,
+                     int64_t done) {
+  const int64_t before = done;
+  for (const LoadItem& item : items) {
+    if (!item.target.memory || item.target.encoded == nullptr) continue;
+    const std::vector<ParameterPart>& parts = item.parameter->parts;
+    for (size_t p = 0; p < parts.size(); ++p) {
+      const ModelFiles::Tensor tensor = *files.find(parts[p].name);
+      const MatrixElements elements = [&](int64_t first, int64_t n, std::byte* to) {
+        static thread_local std::vector<std::byte> buffer;
+        read_chunk({.tensor = tensor,
+                    .offset = first * static_cast<int64_t>(dtype_size(tensor.entry->dtype)),
+                    .elements = n,
+                    .to = to,
+                    .to_type = item.target.dtype},
+                   buffer);
+      };
+      const auto stored = find_stored(files, parts[p].name, parts[p].rows, item.parameter->columns);
+      write_encoded(*item.target.encoded, p, item.target.memory, options.staging,
+                    [&](const EncodedMatrix& matrix) {
+                      if (stored) return read_stored(*stored, matrix);
+                      encode(matrix, item.target.dtype, elements, options.threads);
+                    });
+      done += tensor.entry->bytes();
+      if (options.progress) options.progress(done);
+    }
+  }
+  return done - before;
+}
+
 // A stored head beside a tied embedding is fine if it is the same matrix; another one means that config.json
 // describes another model than the weights.
 void check_tied_head(const ModelFiles& files, const NameMap& names) {
@@ -243,9 +301,10 @@ AllowedExtra allowed_for(const ModelSpec& spec) {
 
 }  // namespace
 
-int64_t load_tensors(const ModelFiles& files, const std::vector<LoadItem>& items, const AllowedExtra& allowed,
-                     const LoadOptions& options) {
-  check(files, items, allowed);
+int64_t load_adapter_tensors(const ModelFiles& files, const std::vector<LoadItem>& items,
+                             const LoadOptions& options) {
+  check(
+      files, items, [](const std::string&) { return false; }, kOfAdapter);
   return read_chunks(chunks_of(files, items), options);
 }
 
@@ -260,10 +319,11 @@ int64_t load_model(const ModelFiles& files, const ModelSpec& spec, const ModelLa
       items.push_back({&place.parameter, target(b, place)});
     }
   }
-  check(files, items, allowed_for(spec));
+  check(files, items, allowed_for(spec), kOfModel);
   // Once, by the call that reads the embedding.
   if (spec.tied && items.front().target.memory != nullptr) check_tied_head(files, spec.names);
-  return read_chunks(chunks_of(files, items), options);
+  const int64_t read = read_chunks(chunks_of(files, items), options);
+  return read + read_encoded(files, items, options, read);
 }
 
 void check_model_files(const ModelFiles& files, const ModelSpec& spec) {
@@ -272,7 +332,7 @@ void check_model_files(const ModelFiles& files, const ModelSpec& spec) {
   for (const BlockParameters& block : blocks) {
     for (const Parameter& parameter : block.trainable) items.push_back({&parameter, {}});
   }
-  check(files, items, allowed_for(spec));
+  check(files, items, allowed_for(spec), kOfModel);
 }
 
 bool is_ignored_tensor(const std::string& name) {

@@ -21,6 +21,8 @@ struct LoadTarget {
   DType dtype = DType::kBF16;  // bf16 or fp32
   int64_t first_row = 0;       // that `memory` begins with
   int64_t rows = 0;            // 0: all
+  // Not null: `memory` begins with its pieces, and `dtype` is what it is quantised from.
+  const TensorPlace* encoded = nullptr;
 };
 
 struct LoadItem {
@@ -36,12 +38,9 @@ struct LoadOptions {
   Staging* staging = nullptr;
 };
 
-// Extra tensors that are no difference, by name.
-using AllowedExtra = std::function<bool(const std::string& name)>;
-
-// Returns the bytes read.
-int64_t load_tensors(const ModelFiles& files, const std::vector<LoadItem>& items, const AllowedExtra& allowed,
-                     const LoadOptions& options);
+// An adapter's tensors, as its configuration and its base model have them. Returns the bytes read.
+int64_t load_adapter_tensors(const ModelFiles& files, const std::vector<LoadItem>& items,
+                             const LoadOptions& options);
 
 // The base model's parameters of `layout` (not the adapter's), target by target. A head that is stored
 // although it is tied must equal the embedding.

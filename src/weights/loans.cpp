@@ -73,11 +73,12 @@ std::byte* OpenUnit::tensor(const TensorPlace& place) const {
 }
 
 WeightStore::WeightStore(const ModelLayout& layout, DType dtype, DeviceType device, Store* store,
-                         bool cut_head, std::byte* embedding)
+                         bool cut_head, std::byte* embedding, bool shards)
     : layout_(layout),
       dtype_(dtype),
       off_device_(store),
       embedding_(embedding),
+      shards_(shards),
       units_(layout.units(cut_head)) {
   for (const Unit& unit : units_) {
     const bool in_host = homes_.empty() && embedding != nullptr;
@@ -106,8 +107,7 @@ bool WeightStore::trainable_off_device(int64_t unit) const {
 
 std::byte* WeightStore::trainable(int64_t unit) const {
   if (trainable_off_device(unit)) return off_device_->use(unit);
-  const bool in_host = unit == 0 && embedding_ != nullptr && units_[0].frozen_bytes == 0;
-  return in_host ? embedding_ : homes_[static_cast<size_t>(unit)].trainable.data();
+  return in_host_memory(unit) ? embedding_ : homes_[static_cast<size_t>(unit)].trainable.data();
 }
 
 std::byte* WeightStore::frozen(int64_t unit) const {

@@ -64,7 +64,7 @@ class WeightStore {
   // the frozen one; what else a unit has is on the device. The embedding's weights lie in `embedding` if not
   // null: borrowed memory that the device can use in place.
   WeightStore(const ModelLayout& layout, DType dtype, DeviceType device, Store* store = nullptr,
-              bool cut_head = false, std::byte* embedding = nullptr);
+              bool cut_head = false, std::byte* embedding = nullptr, bool shards = false);
 
   Loan acquire(int64_t unit) { return Loan(*this, unit); }
   OpenUnit open(int64_t unit, bool changes) { return OpenUnit(*this, unit, changes); }
@@ -78,7 +78,16 @@ class WeightStore {
   std::byte* trainable_home(int64_t unit);
   // The update of a unit is complete: earlier loans of it are void.
   void advance(int64_t unit) { ++homes_[static_cast<size_t>(unit)].version; }
+  // Each rank has a shard of the unit's trainable weights; `read` gives bytes of this one's.
+  bool in_shards(int64_t unit) const { return shards_ && trainable_off_device(unit); }
+  void read(int64_t unit, int64_t begin, std::span<std::byte> out) const {
+    off_device_->read(unit, begin, out);
+  }
   bool through_slots(int64_t unit) const { return off_device_ != nullptr && off_device_->holds(unit); }
+  // The unit's trainable weights are the embedding's, in host memory that a GPU uses in place.
+  bool in_host_memory(int64_t unit) const {
+    return unit == 0 && embedding_ != nullptr && units_[0].frozen_bytes == 0;
+  }
 
  private:
   friend class Loan;
@@ -99,6 +108,7 @@ class WeightStore {
   DType dtype_;
   Store* off_device_;
   std::byte* embedding_;
+  bool shards_;  // `store` has a shard of each of its arrays
   std::vector<Unit> units_;
   std::vector<UnitHome> homes_;  // of each unit
 };

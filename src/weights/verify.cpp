@@ -7,10 +7,8 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
-#include <optional>
 
 #include "base/error.h"
-#include "spec/model_spec.h"
 #include "weights/adapter_files.h"
 #include "weights/loader.h"
 
@@ -68,7 +66,7 @@ std::string weights_hash(const ModelFiles& files) {
   return hash.hex();
 }
 
-VerifyResult verify_model(const std::string& directory) {
+VerifyResult verify_model(const std::string& directory, const FindBase& find_base) {
   VerifyResult result;
   try {
     std::error_code error;
@@ -78,7 +76,9 @@ VerifyResult verify_model(const std::string& directory) {
     for (const ModelFiles::Tensor& tensor : files.tensors()) result.bytes += tensor.entry->bytes();
     result.tensors = static_cast<int64_t>(files.tensors().size());
     if (adapter) {
-      read_adapter_config(directory, nullptr);
+      const std::string name = read_adapter_config(directory, nullptr).base_model;
+      const std::optional<ModelSpec> base = find_base ? find_base(name) : std::nullopt;
+      if (base) check_adapter(directory, *base);
     } else {
       check_model_files(files, read_model_spec(directory));
     }

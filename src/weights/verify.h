@@ -3,9 +3,12 @@
 // thread; the errors of a damaged model are in the result, not thrown.
 #pragma once
 
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "spec/model_spec.h"
 #include "weights/model_files.h"
 
 namespace lm {
@@ -19,8 +22,12 @@ struct VerifyResult {
   std::string problem;  // the error's report when not ok
 };
 
-// Reads every byte. `directory` holds a model (checked against its config.json) or a PEFT adapter.
-VerifyResult verify_model(const std::string& directory);
+// The model that an adapter calls its base; nothing where that is not at hand.
+using FindBase = std::function<std::optional<ModelSpec>(const std::string& name)>;
+
+// Reads every byte. `directory` holds a model, which is checked against its config.json, or a PEFT adapter,
+// which is checked against its base where `find_base` knows that.
+VerifyResult verify_model(const std::string& directory, const FindBase& find_base = {});
 
 std::string weights_hash(const ModelFiles& files);
 

@@ -24,6 +24,9 @@ figures = Figures(options, [Figure("speed", "x", "the peer", at_least=2)])
 GOOD = START + "figures.set('speed', 3)\nfigures.finish()\n"
 SLOW = START + "figures.set('speed', 1)\nfigures.finish()\n"
 SLOW_TWICE = START + "figures.set('speed', 3 if runs > 2 else 1)\nfigures.finish()\n"
+TWO = START.replace('at_least=2)]', 'at_least=2), Figure("size", "x", "the peer", at_least=2)]')
+TAKE_TURNS = TWO + "figures.set('speed', 3 if runs == 1 else 1)\nfigures.set('size', 3 if runs == 3 else 1)\nfigures.finish()\n"
+NEVER_THE_SECOND = TWO + "figures.set('speed', 3 if runs == 1 else 1)\nfigures.set('size', 1)\nfigures.finish()\n"
 EMPTY = "print('no figures')\n"
 CRASHES = START + "figures.set('speed', 3)\nraise RuntimeError('on the way')\n"
 CRASHES_LATE = START + "figures.set('speed', 3)\nprint(__import__('json').dumps(figures.rows()[0]))\nraise RuntimeError('late')\n"
@@ -79,6 +82,13 @@ def test_a_short_run_believes_a_miss_the_third_time(runner):
     assert runner({"a.py": SLOW_TWICE}, "--short") == 0
     assert runner.runs("a.py") == 3
     assert runner({"b.py": SLOW}, "--short") == 1
+    assert runner.runs("b.py") == 3
+
+
+def test_a_figure_that_was_met_once_in_a_short_run_stays_met(runner):
+    assert runner({"a.py": TAKE_TURNS}, "--short") == 0
+    assert runner.runs("a.py") == 3
+    assert runner({"b.py": NEVER_THE_SECOND}, "--short") == 1
     assert runner.runs("b.py") == 3
 
 

@@ -22,6 +22,7 @@ enum class Kind {
   kInteger,
   kNumber,
   kNumbers,
+  kNames,
   kFlag,
   kChoice,
   kSize,
@@ -51,6 +52,9 @@ Kind kind_of(const double*) {
 }
 Kind kind_of(const std::vector<double>*) {
   return Kind::kNumbers;
+}
+Kind kind_of(const ColumnNames*) {
+  return Kind::kNames;
 }
 Kind kind_of(const bool*) {
   return Kind::kFlag;
@@ -95,6 +99,14 @@ std::vector<KeyCase> all_keys() {
   return std::move(collector.keys);
 }
 
+// Rules may have keys of the same name.
+bool is_same(const KeyCase& a, const KeyCase& b) {
+  const auto rule = [](const KeyCase& key) {
+    return std::string(key.info.rule == nullptr ? "" : key.info.rule);
+  };
+  return a.table == b.table && a.name == b.name && rule(a) == rule(b);
+}
+
 // The text of a valid file in which the line of `key` is `line`; `number` becomes that line's number.
 std::string file_with(const KeyCase& key, const std::string& line, int* number) {
   std::string out;
@@ -106,11 +118,10 @@ std::string file_with(const KeyCase& key, const std::string& line, int* number) 
   std::string table;
   for (const KeyCase& other : all_keys()) {
     const bool chooses = key.info.rule != nullptr && other.table == "optimizer" && other.name == "name";
-    const bool needed =
-        other.info.required || chooses || (other.table == key.table && other.name == key.name);
+    const bool needed = other.info.required || chooses || is_same(other, key);
     if (!needed) continue;
     if (table != other.table) add("[" + (table = other.table) + "]");
-    if (other.table == key.table && other.name == key.name) {
+    if (is_same(other, key)) {
       *number = lines + 1;
       add(line);
     } else {
@@ -216,7 +227,8 @@ bool accepts(const KeyCase& key, const std::string& value) {
     case Kind::kInterval:
       return whole && value[0] != '-' && value.size() < 15;
     case Kind::kNumber:
-      return !text && (whole || value == "0.5") && value[0] != '-' && value.size() < 15;
+      return !text && (whole || value.ends_with("0.5")) && value.size() < 15 &&
+             (value[0] != '-' || key.info.range.low <= std::stod(value));
     default:
       return false;
   }
@@ -245,7 +257,9 @@ TEST(ConfigGenerated, EveryWrongValueIsRefusedAtItsPlaceWithWhatIsExpected) {
   for (const KeyCase& key : all_keys()) {
     for (const std::string value : values) {
       if (accepts(key, value)) continue;
-      if (key.kind == Kind::kTexts && value == "[]" && !key.info.required) continue;
+      const bool any_list =
+          key.kind == Kind::kTexts || (key.kind == Kind::kNumbers && key.info.range.count == 0);
+      if (any_list && value == "[]" && !key.info.required) continue;
       int line = 0;
       const std::string report = report_of(file_with(key, key.name + "   = " + value, &line));
       const std::string place = "f.toml:" + std::to_string(line) + ":" + std::to_string(key.name.size() + 6);

@@ -4,19 +4,36 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/process.h"
 #include "data/content_key.h"
 #include "data/loader.h"
+
+namespace {
+
+// Told of each descriptor that is flushed to the disk.
+std::function<void(const std::string& path)> on_fsync;
+
+}  // namespace
+
+// In place of the C library's.
+extern "C" int fsync(int descriptor) {
+  if (on_fsync) on_fsync(std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(descriptor)));
+  return static_cast<int>(::syscall(SYS_fsync, descriptor));
+}
 
 namespace lm {
 namespace {
@@ -191,6 +208,19 @@ TEST_F(Prepare, DoesNotReadALargeUnchangedFileAgain) {
   EXPECT_NE(ContentHasher(dir_ + "/hashes").hash_file(big), key);
   write("hashes", "damaged\n2097152 1000000000005 x\n");
   EXPECT_NE(ContentHasher(dir_ + "/hashes").hash_file(big), key);
+}
+
+// Its bytes are flushed by who writes them (prepare_test.py).
+TEST_F(Prepare, TheCachesNameIsOnTheDiskBeforeItIsUsed) {
+  std::vector<std::string> names;  // in the cache's directory when that was flushed last
+  on_fsync = [&](const std::string& path) {
+    if (path != dir_ + "/cache") return;
+    names.clear();
+    for (const auto& entry : fs::directory_iterator(path)) names.push_back(entry.path());
+  };
+  const Prepared prepared = prepare_tokens(options({dir_ + "/a.jsonl"}));
+  on_fsync = {};
+  EXPECT_EQ(std::count(names.begin(), names.end(), prepared.path), 1) << names.size() << " names";
 }
 
 TEST_F(Prepare, WaitsForAnotherRunThatTokenisesTheSame) {

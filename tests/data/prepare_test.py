@@ -84,6 +84,24 @@ def test_every_chunk_of_a_large_file_has_its_checksum(tmp_path):
     assert read_tokens(tmp_path / "out.tokens") == examples
 
 
+def test_a_file_is_on_the_disk_whole(tmp_path, monkeypatch):
+    from token_file import TokenFileWriter
+
+    flushed, fsync = {}, os.fsync
+
+    def watched(descriptor):
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        flushed[path] = open(path, "rb").read()
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    path = tmp_path / "out.tokens"
+    writer = TokenFileWriter(str(path), 1000, bytes(16))
+    writer.add([3], np.array([1, 2, 3], "<i4").tobytes(), bytes(3), 3)
+    writer.finish({"dropped": 0})
+    assert flushed == {str(path): path.read_bytes()}
+
+
 class Runner:
     def __init__(self, directory, model_dir):
         self.dir, self.model_dir = directory, model_dir
@@ -289,14 +307,29 @@ def test_only_the_completion_of_a_pair_is_trained(run):
         assert run.trained(rows[1:], name) == [["world<|im_end|>"]]
 
 
-def test_an_answer_without_an_end_token_is_told(run, model_dir, tmp_path):
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / file).write_text(open(os.path.join(model_dir("chatml"), file)).read())
-    (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}"
-                                                  "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}")
-    endless = Runner(tmp_path, lambda name: str(tmp_path))
-    _, summary = endless([{"messages": PLAIN_CHAT}], "chatml")
-    assert any("will not learn to stop" in note for note in summary["notes"])
+def with_template(run, model_dir, tmp_path, template, name="chatml"):
+    """A runner over a copy of that model with another template, or none."""
+    config = json.load(open(os.path.join(model_dir(name), "tokenizer_config.json")))
+    config.pop("chat_template", None)
+    (tmp_path / "tokenizer.json").write_text(open(os.path.join(model_dir(name), "tokenizer.json")).read())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    if template is not None:
+        (tmp_path / "chat_template.jinja").write_text(template)
+    return Runner(tmp_path, lambda name: str(tmp_path))
+
+
+NO_END = ("{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+          "{% if add_generation_prompt %}assistant: {% endif %}")
+
+
+def test_an_answer_without_an_end_token_is_told_and_nothing_but_those_is_refused(run, model_dir, tmp_path):
+    endless = with_template(run, model_dir, tmp_path, NO_END)
+    error = refused(endless, [{"messages": PLAIN_CHAT}] * 2, "chatml")
+    assert "never stop" in error.what and error.place.endswith("data.jsonl") and "eos_token" in error.next
+    files = [run.write("a.jsonl", [{"messages": PLAIN_CHAT}]), run.write("b.jsonl", ROWS[:1])]  # the pair's end token is ours
+    summary = prepare.prepare(endless.request(files, "chatml"))
+    assert any(note.startswith("1 of 2 examples end without an end token") for note in summary["notes"])
+    assert endless([{"messages": PLAIN_CHAT}], "chatml", loss_on="all")[1]["notes"]
     assert run([{"messages": PLAIN_CHAT}], "chatml")[1]["notes"] == []
     assert run([{"messages": PLAIN_CHAT}], "chatml", loss_on="all")[1]["notes"] == []
 
@@ -424,7 +457,7 @@ def test_files_keep_their_order_and_may_differ_in_format(run):
 def test_a_named_format_is_used_and_checked(run):
     both = {"text": "fox", "prompt": "hello", "completion": " world"}
     assert run.trained([both], "chatml", format="text") == [["fox<|im_end|>"]]
-    assert run.trained([both], "chatml", format="prompt_completion") == [[" world<|im_end|>"]]
+    assert run.trained([both], "chatml", format="prompt-completion") == [[" world<|im_end|>"]]
     error = refused(run, [both], "chatml", format="alpaca")
     assert "'instruction' is missing" in error.what and "text, prompt, completion" in error.what
 

@@ -31,6 +31,8 @@ COMMANDS = {
     "lmlaunch configs/quickstart.toml run.dir=runs/first": SHORT,
     "lmlaunch configs/quickstart.toml run.dir=runs/second optimizer.lr=1e-4": SHORT,
     'lmlaunch generate runs/second --prompt "..."': ["--max-tokens", "8"],
+    "lmlaunch chat runs/second": ["--max-tokens", "4"],
+    "lmlaunch report runs/first runs/second -o both.html": [],
     "lmlaunch presets": [],
     "lmlaunch --help": [],
     """lmlaunch plan c.toml 'offload.paths=["/nvme0/swap"]'""": [],
@@ -40,10 +42,19 @@ COMMANDS = {
     "lmlaunch --trace steps.json c.toml": [*SHORT, "run.dir=runs/traced"],
     "lmlaunch doctor --path /nvme0/swap": [],
     "lmlaunch plan my.toml --gpu-memory 24GiB --host-memory 64GiB": [],
+    "lmlaunch plan --ranks 4 c.toml": ["train.global_batch=16"],
+    "lmlaunch plan --gpus 512 --nodes 64 c.toml train.global_batch=2048": ["run.device=auto"],
+    "lmlaunch plan --gpus 16 --nodes 2 --gpu-memory 24GiB --gpu-link 22GB --node-link 12GB c.toml": ["train.global_batch=16", "run.device=auto"],
+    "lmlaunch plan --compare llama-3.1-8b-full-24gib --gpu-memory 24GiB --host-memory 64GiB": [],
 }
+# What is typed where a command asks for it; the last character ends it.
+TYPED = {"lmlaunch chat runs/second": b"Hello\n\x04"}
 NOT_HERE = {
     "./dev demo": "trains a real model for minutes; tests/parity/test_quickstart.py has its inputs",
     "./dev test": "is what runs this test",
+    "mpirun -n 4 lmlaunch config.toml": "tests/e2e/test_mpi.py",
+    "srun --mpi=pmix -n 4 lmlaunch config.toml": "tests/faults/test_slurm_ranks.py",
+    "sbatch configs/slurm/train.sbatch config.toml": "tests/faults/test_slurm_ranks.py",
 }
 
 
@@ -125,12 +136,13 @@ def through_pipes(work, line):
     return done.returncode, (done.stdout + done.stderr).decode()
 
 
-def on_a_terminal(work, line):
+def on_a_terminal(work, line, typed=b"", columns=COLUMNS):
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = subprocess.Popen(["bash", "-c", line], cwd=work, env=environment(work), stdin=theirs, stdout=theirs, stderr=theirs,
                                start_new_session=True)
     os.close(theirs)
+    os.write(ours, typed)
     parts = []
 
     def read():
@@ -183,7 +195,7 @@ def test_the_first_hour_on_a_terminal(model, tmp_path):
     first_hour(tmp_path, model)
     said, shown = {}, 0
     for command, line in shell_lines(tmp_path):
-        code, said[command] = on_a_terminal(tmp_path, line)
+        code, said[command] = on_a_terminal(tmp_path, line, TYPED.get(command, b""))
         assert code == 0, f"{command}\n{said[command]}"
         # Colours, and the line that is written over: nothing else steers the terminal.
         codes = set(re.findall(r"\x1b[^a-zA-Z]*[a-zA-Z]", said[command]))

@@ -97,7 +97,7 @@ def test_the_models_room_is_held_and_leaves_nothing_when_the_run_is_killed(work,
             ended(process, 40)
             assert used(disk) < 256 << 10
             assert {path.name for path in (disk / "run").iterdir()} <= {".lock", "config.toml", "numerics.json", "plan.txt", "plan.json", "log.txt",
-                                                                        "metrics.jsonl", "status.json"}
+                                                                        "metrics.jsonl", "status.json", "report.html"}
 
 
 def test_a_disk_that_fills_during_the_run_leaves_the_model_in_its_place(work, shape):

@@ -1,12 +1,14 @@
 """What a run says of its data: what data.max_length does to rows, and where a mistake stands."""
 
+import gzip
 import json
+import os
 import re
 import shutil
 
 import pytest
 import tokenizers
-from test_run import VOCAB, config, lmlaunch, work  # noqa: F401
+from test_run import VOCAB, config, lmlaunch, losses, work  # noqa: F401
 from transformers import LlamaConfig, LlamaForCausalLM
 
 
@@ -84,3 +86,66 @@ def test_a_cache_made_for_another_model_is_not_taken_for_a_smaller_one(work):
     (work / "both.jsonl").write_text(json.dumps({"input_ids": [1, 2, 60]}) + "\n")
     lmlaunch(config(work, "large", model__path="larger", data__train=["both.jsonl"], data__eval=[], train__steps=1), cwd=work)
     refused_at(work, "small", "both.jsonl:1", model__path="smaller", data__train=["both.jsonl"], data__eval=[])
+
+
+# ---- the words of the configuration ---------------------------------------------------------------------------------
+
+TEMPLATE = "{% for m in messages %}{{ m.content + ' ' }}{% if m.role == 'assistant' %}{{ '<eos> ' }}{% endif %}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def chats(words):
+    """The same conversations as JSONL and, packed, under other names of columns; a data set by that name in a hub's cache."""
+    rows = [[{"role": "user", "content": f"w{n % 90} w5"}, {"role": "assistant", "content": f"w{(n + 1) % 90} w6 w7"}] for n in range(40)]
+    (words / "chats.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    packed = "".join(json.dumps({"dialog": row, "messages": 5}) + "\n" for row in rows) + "not json\n"
+    (words / "packed.jsonl.gz").write_bytes(gzip.compress(packed.encode()))
+    snapshot = words / "hub" / "datasets--org--chats" / "snapshots" / "0a"
+    (snapshot / "data").mkdir(parents=True)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0a")
+    (snapshot / "data" / "train.jsonl").write_text((words / "chats.jsonl").read_text())
+    (words / "own.jinja").write_text(TEMPLATE)
+    return words
+
+
+def with_table(work, name, text, **changes):
+    """`text` goes into [data]; config() writes values of JSON alone."""
+    path = work / config(work, name, **changes)
+    path.write_text(path.read_text().replace("[data]\n", "[data]\n" + text + "\n"))
+    return path.name
+
+
+def test_the_same_conversations_train_the_same_from_every_place(chats):
+    common = {"data__eval": [], "data__chat_template": "own.jinja", "train__steps": 4}
+    lmlaunch(config(chats, "plain", data__train=["chats.jsonl"], **common), cwd=chats)
+    options = with_table(chats, "packed", 'columns = {messages = "dialog"}\nbad_rows = "skip"', data__train=["packed.jsonl.gz"], **common)
+    told = lmlaunch(options, cwd=chats).stderr
+    assert "1 of 41 rows cannot be used and are left out" in told and "packed.jsonl.gz:41:" in told
+    environment = {**os.environ, "HF_HUB_CACHE": str(chats / "hub")}
+    lmlaunch(config(chats, "by_name", data__train=["org/chats"], **common), cwd=chats, env=environment)
+    assert losses(chats, "plain") == losses(chats, "packed") == losses(chats, "by_name")
+    done = lmlaunch(config(chats, "absent", data__train=["org/none"], **common), cwd=chats, env=environment, check=False)
+    assert done.returncode == 11 and str(chats / "hub" / "datasets--org--none") in done.stderr
+    lmlaunch("plain.toml", "run.dir=runs/other", 'data.columns={messages="dialog"}', cwd=chats, check=False)
+    assert (chats / "runs" / "plain" / "config.toml").read_text().count('chat_template = "own.jinja"') == 1
+
+
+def test_the_result_has_the_template_that_was_used(chats):
+    for name, method in [("own_full", "full"), ("own_lora", "lora")]:
+        lmlaunch(config(chats, name, data__train=["chats.jsonl"], data__eval=[], data__chat_template="own.jinja", train__steps=2,
+                        train__method=method), cwd=chats)
+        assert (chats / "runs" / name / "model" / "chat_template.jinja").read_text() == TEMPLATE
+    lmlaunch("export", "runs/own_lora", "--merge", "-o", "own_merged", cwd=chats)
+    assert (chats / "own_merged" / "chat_template.jinja").read_text() == TEMPLATE
+
+
+def test_weights_say_how_many_steps_an_epoch_has(chats):
+    rows = (chats / "chats.jsonl").read_text().splitlines(keepends=True)
+    (chats / "first.jsonl").write_text("".join(rows[:16]))
+    (chats / "second.jsonl").write_text("".join(rows[16:]))
+    lmlaunch(config(chats, "weighted", data__train=["first.jsonl", "second.jsonl"], data__weights=[2, 0.5], data__eval=[],
+                    data__chat_template="own.jinja", train__steps="auto", train__epochs=1), cwd=chats)
+    assert len(losses(chats, "weighted")) == -(-(32 + 12) // 8)
+    done = lmlaunch("weighted.toml", "data.weights=[1]", cwd=chats, check=False)
+    assert done.returncode == 10 and "data.weights has 1 numbers and data.train 2 entries" in done.stderr

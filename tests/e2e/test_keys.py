@@ -42,20 +42,44 @@ def test_a_run_has_the_rates_of_torch(work, schedule):
     assert rates == pytest.approx(torch_rates(after), rel=1e-6, abs=1e-6)  # polynomial ends at 1e-7
 
 
-def test_sgd_learns_and_its_bits_are_the_same_wherever_its_state_is(work):
+# Their settings, how they are recorded, and what a plan says of them and does not.
+RULES = {
+    "sgd": ({"momentum": 0.8, "lr": 0.1}, {"momentum": 0.8}, "momentum", "second moment"),
+    "lion": ({"betas": [0.9, 0.98], "lr": 0.005}, {"betas": [0.9, 0.98]}, "momentum", "second moment"),
+    "adamw_8bit": ({"lr": 0.01, "eps": 1e-6}, {"betas": [0.9, 0.999], "eps": 1e-6}, "codes, scales", "momentum"),
+    "adamw_4bit": ({"lr": 0.01}, {"betas": [0.9, 0.999], "eps": 1e-8}, "codes, scales", "momentum"),
+    "adamw_fp8": ({"lr": 0.01, "master": "none"}, {"betas": [0.9, 0.999], "eps": 1e-8}, "codes, scales", "momentum"),
+    "adafactor": ({"lr": 0.3, "scale_parameter": True}, {"eps": [1e-30, 0.001]}, "fp32 of rows, columns and vectors", "first moment"),
+    "adafactor_lowmem": ({"lr": 0.1, "master": "none"}, {}, "bf16 of rows, columns and vectors", "first moment"),
+    "muon": ({"lr": 0.01, "momentum": 0.9}, {"momentum": 0.9, "betas": [0.9, 0.999], "eps": 1e-8}, "fp32 of vectors, embedding and head", "first moment"),
+    "lion_8bit": ({"lr": 0.005, "master": "none"}, {"betas": [0.9, 0.99]}, "codes, scales", "second moment"),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_learns_and_its_bits_are_the_same_wherever_its_state_is(work, rule):
+    keys, kept, planned, never = RULES[rule]
     (work / "swap").mkdir(exist_ok=True)
-    settings = {"model__dtype": "bf16", "optimizer__name": "sgd", "optimizer__momentum": 0.8, "optimizer__lr": 0.1}
+    settings = {"model__dtype": "bf16", "optimizer__name": rule, **{f"optimizer__{key}": value for key, value in keys.items()}}
     off_device = {"offload__optimizer": "nvme", "offload__paths": [str(work / "swap")], "io__tile": "64KiB"}
-    for name, changes in {"sgd_resident": {}, "sgd_off_device": off_device}.items():
+    names = [f"{rule}_resident", f"{rule}_off_device"]
+    for name, changes in zip(names, ({}, off_device)):
         lmlaunch(config(work, name, **settings, **changes), cwd=work)
-    resident, nvme = ([(row["loss"], row["grad_norm"]) for row in rows(work, name) if "loss" in row] for name in ("sgd_resident", "sgd_off_device"))
+    resident, nvme = ([(row["loss"], row["grad_norm"]) for row in rows(work, name) if "loss" in row] for name in names)
     assert resident == nvme and resident[-1][0] < 0.8 * resident[0][0]
-    hashes = [json.loads(lmlaunch("verify", f"runs/{name}/model", "--json", cwd=work).stdout)["weights_hash"] for name in ("sgd_resident", "sgd_off_device")]
+    hashes = [json.loads(lmlaunch("verify", f"runs/{name}/model", "--json", cwd=work).stdout)["weights_hash"] for name in names]
     assert hashes[0] == hashes[1]
-    recorded = tomllib.loads((work / "runs/sgd_resident/config.toml").read_text())["optimizer"]
-    assert recorded["momentum"] == 0.8 and "betas" not in recorded and "eps" not in recorded
-    plan = (work / "runs/sgd_resident/plan.txt").read_text()
-    assert "momentum" in plan and "second moment" not in plan
+    recorded = tomllib.loads((work / f"runs/{names[0]}/config.toml").read_text())["optimizer"]
+    assert {key: value for key, value in recorded.items() if key in ("momentum", "betas", "eps")} == kept
+    plan = (work / f"runs/{names[0]}/plan.txt").read_text()
+    assert planned in plan and never not in plan
+
+
+def test_what_others_call_a_rule_is_said_once(work):
+    done = lmlaunch(config(work, "theirs", optimizer__name="paged_adamw_8bit", train__steps=1), cwd=work)
+    told = [line for line in done.stderr.splitlines() if "paged_adamw_8bit" in line]
+    assert len(told) == 1 and "adamw_8bit" in told[0] and "offload.optimizer" in told[0], done.stderr
+    assert tomllib.loads((work / "runs/theirs/config.toml").read_text())["optimizer"]["name"] == "adamw_8bit"
 
 
 def test_a_plateau_follows_the_evaluations_after_its_warmup(work):
@@ -145,7 +169,7 @@ def test_the_recorded_configuration_has_what_the_plan_chose(work):
                                     '[train]\nmethod = "lora"\nsteps = 1\n')
     lmlaunch("--gpus", "0", "auto.toml", cwd=work)
     recorded = resolved(work, "auto")
-    decided = {"run.device": "cpu", "model.dtype": "bf16", "train.micro_batch": 8, "train.recompute": "none",
+    decided = {"run.device": "cpu", "model.dtype": "bf16", "train.micro_batch": 8, "train.recompute": "none", "train.update": "after",
                "train.gradients": "fp32", "optimizer.master": "split", "lora.r": 8, "lora.alpha": 16.0}
     assert {key: recorded[key.split(".")[0]][key.split(".")[1]] for key in decided} == decided
     assert recorded["lora"]["targets"] == ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

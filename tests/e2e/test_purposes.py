@@ -112,17 +112,18 @@ def test_rates_are_measured_once_a_week(work, tmp_path):  # noqa: F811
     def peak_share(run):
         done = subprocess.run([BIN / "lmlaunch", name, f"run.dir={run}"], cwd=work, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        return [row["sol_pct"] for row in map(json.loads, open(work / run / "metrics.jsonl")) if "sol_pct" in row][-1]
+        return max(row["sol_pct"] for row in map(json.loads, open(work / run / "metrics.jsonl")) if "sol_pct" in row)
 
     peak_share("rates_1")
     [file] = (tmp_path / "lmlaunch" / "rates").glob("*.json")
     kept = json.loads(file.read_text())
     assert kept["threads"] == 1 and kept["dtype"] == "fp32" and kept["libtorch"] and kept["gemm_flop_per_s"] > 1e8
-    # What is kept is believed: with a millionth of the rate the same step is a million times the ceiling.
+    # What is kept is believed by the door, and by a run until a step is faster: then it was measured on a busy machine.
     file.write_text(json.dumps({**kept, "gemm_flop_per_s": kept["gemm_flop_per_s"] / 1e6}))
-    assert peak_share("rates_2") > 1000
     planned = json.loads(lmlaunch("plan", name, "--json", cwd=work, env=environment).stdout)
-    assert planned["sol_pct"] <= 100 and planned["step_seconds"] > 10  # the door believes it, too
+    assert planned["sol_pct"] <= 100 and planned["step_seconds"] > 10
+    assert 0 < peak_share("rates_2") <= 100
+    assert json.loads(file.read_text())["gemm_flop_per_s"] > kept["gemm_flop_per_s"] / 1e3
     # Not for another number of threads, and not for longer than a week.
     subprocess.run([BIN / "lmlaunch", name, "run.dir=rates_3", "run.threads=2"], cwd=work, env=environment, check=True, capture_output=True)
     assert len(list(file.parent.glob("*.json"))) == 2

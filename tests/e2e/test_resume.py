@@ -3,13 +3,14 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import time
 
 import pytest
-
+import tokenizers
 from test_faults import swap_file
 from test_run import BIN, config, filled, lmlaunch, rows
 
@@ -62,7 +63,11 @@ def interrupt(work, name, at, how, *arguments):
     while process.poll() is None and not (metrics.exists() and f'"step":{at},' in metrics.read_text()):
         time.sleep(0.002)
     how(process)
-    _, messages = process.communicate(timeout=120)
+    try:
+        _, messages = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        kill(process)
+        raise
     return process.returncode, messages
 
 
@@ -92,6 +97,48 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(work, undisturbed, meth
     if not done(work, name):
         lmlaunch(f"{name}.toml", cwd=work)
     assert result(work, name, method) == undisturbed[method]
+
+
+@pytest.mark.parametrize("rule", ["lion", "adamw_8bit", "lion_8bit", "muon"])
+def test_every_rule_goes_on_as_if_nothing_had_happened(work, rule):
+    """Half of it in memory, the other half, which goes on from the same checkpoint, on disk."""
+    whole, halves = f"whole_{rule}", f"halves_{rule}"
+    lmlaunch(prepared(work, whole, optimizer__name=rule), cwd=work)
+    prepared(work, halves, optimizer__name=rule)
+    code, _ = interrupt(work, halves, 4, kill)
+    assert code in (-signal.SIGKILL, 0)
+    if not done(work, halves):
+        config(work, halves, **{"train__steps": STEPS, "train__eval_every": 2, "model__dtype": "bf16", "optimizer__schedule": "cosine",
+                                "checkpoint__every": 3, "optimizer__name": rule, **PLACES["on_disk"]})
+        lmlaunch(f"{halves}.toml", cwd=work)
+    assert result(work, halves, "full") == result(work, whole, "full")
+
+
+def test_a_save_of_state_on_disk_reads_nothing(work):
+    moved = {}
+    for every in (0, 1, 3):
+        name = f"reads_{every}"
+        lmlaunch(prepared(work, name, place="on_disk", checkpoint__every=every, train__eval_every=0), cwd=work)
+        moved[every] = [(row["read_bytes"], row["written_bytes"]) for row in rows(work, name) if "loss" in row]
+        assert len(moved[every]) == STEPS
+    # A transfer counts for the step in which it ends, which may be either of two.
+    for every in (1, 3):
+        for way in (0, 1):
+            assert sum(row[way] for row in moved[every][:-1]) == pytest.approx(sum(row[way] for row in moved[0][:-1]), rel=0.05)
+    assert moved[0][2][0] > 0
+
+
+def test_a_save_is_of_its_own_step_though_it_is_committed_in_the_next(work, undisturbed):
+    metrics = (work / "runs" / "undisturbed_full" / "metrics.jsonl").read_bytes()
+    log = (work / "runs" / "undisturbed_full" / "log.txt").read_text()
+    assert checkpoints(work, "undisturbed_full") == ["step_00000003", "step_00000006"]
+    for step in (3, 6):
+        manifest = json.loads((work / "runs" / "undisturbed_full" / "checkpoints" / f"step_{step:08}" / "MANIFEST.json").read_text())
+        trainer = manifest["run"]["trainer"]
+        assert (manifest["step"], trainer["step"], manifest["numbers"]["optimizer.t"]) == (step, step, step)
+        before = [json.loads(line)["step"] for line in metrics[:manifest["run"]["metrics_bytes"]].splitlines()]
+        assert max(before) == step and before.count(step) == len([line for line in metrics.splitlines() if json.loads(line)["step"] == step])
+        assert len(re.findall(rf"^COMMITTED step {step} \(\d+\.\d\d s, \d+\.\d\d s of them in the way of training\)$", log, re.M)) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
@@ -193,6 +240,45 @@ def test_a_changed_configuration_is_refused_unless_it_is_named(work):
     assert [row["lr"] for row in rows(work, name) if "lr" in row][-1] > 0.01
 
 
+@pytest.mark.parametrize("rules", [("adamw_8bit", "adamw_fp8"), ("adafactor", "adafactor_lowmem")])
+def test_state_of_another_rule_is_refused_even_where_it_is_as_long(work, rules):
+    name = f"of_{rules[0]}"
+    prepared(work, name, optimizer__name=rules[0])
+    code, messages = interrupt(work, name, 4, signal_of(signal.SIGTERM))
+    assert code == 75, messages
+    refused = lmlaunch(f"{name}.toml", f"optimizer.name={rules[1]}", "--override", "optimizer.name", cwd=work, check=False)
+    assert refused.returncode == 14 and f"optimizer.name = {rules[0]}, not of {rules[1]}" in refused.stderr, refused.stderr
+    lmlaunch(f"{name}.toml", "--override", "optimizer.name", cwd=work)  # nothing is lost
+
+
+def test_a_changed_tokenizer_is_refused(work):
+    """Where the run's text would be other tokens."""
+    letters = {chr(code): code - 32 for code in range(32, 127)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(letters, unk_token=" "))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    shutil.copytree(work / "model", work / "lettered")
+    file = work / "lettered" / "tokenizer.json"
+    tokenizer.save(str(file))
+    (work / "lettered" / "tokenizer_config.json").write_text(json.dumps({"eos_token": "~"}))
+    (work / "letters.jsonl").write_text("".join(json.dumps({"text": f"the quick brown fox no. {i}"}) + "\n" for i in range(20)))
+    settings = {"model__path": "lettered", "data__train": ["letters.jsonl"], "data__eval": [], "train__eval_every": 0}
+    prepared(work, "kept_tokenizer", **settings)
+    lmlaunch("kept_tokenizer.toml", cwd=work)
+    prepared(work, "tokenizer", **settings)
+    code, _ = interrupt(work, "tokenizer", 4, signal_of(signal.SIGTERM))
+    assert code == 75
+    before = file.read_text()
+    changed = json.loads(before)
+    vocabulary = changed["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    file.write_text(json.dumps(changed))
+    refused = lmlaunch("tokenizer.toml", cwd=work, check=False)
+    assert refused.returncode == 11 and "the tokenizer or the chat template has changed" in refused.stderr, refused.stderr
+    file.write_text(before)
+    lmlaunch("tokenizer.toml", cwd=work)
+    assert result(work, "tokenizer", "full") == result(work, "kept_tokenizer", "full")
+
+
 @pytest.mark.parametrize("method", MODEL_FILE)
 def test_a_checkpoint_is_exported_evaluated_verified_and_asked(work, undisturbed, method):
     """At step 6 of the undisturbed run: the export is what a run of six steps writes, and evaluates as it did."""
@@ -217,15 +303,8 @@ def test_a_checkpoint_is_exported_evaluated_verified_and_asked(work, undisturbed
     assert "taking its newest checkpoint" in told.stderr
 
 
-@pytest.mark.parametrize("method", MODEL_FILE)
-def test_damage_on_a_disk_sends_the_run_back_to_its_checkpoint(work, method):
-    """Chunks of the swap file are changed while the run stands still; it meets one and ends as if nothing had been."""
-    steps = {"train__steps": 3000, "train__eval_every": 0, "checkpoint__every": 500, "log__every": 100}
-    lmlaunch(prepared(work, f"sound_{method}", method, "on_disk", **steps), cwd=work)
-    name = f"damaged_swap_{method}"
-    (work / "swap").mkdir(exist_ok=True)
-    prepared(work, name, method, "on_disk", **{**steps, "offload__paths": ["swap"]})
-
+def damaged(work):
+    """What changes every chunk of the run's swap file while the run stands still."""
     def damage(process):
         rank = int(subprocess.run(["pgrep", "-P", str(process.pid), "lmlaunch"], capture_output=True, text=True).stdout.split()[0])
         os.kill(rank, signal.SIGSTOP)
@@ -236,7 +315,48 @@ def test_damage_on_a_disk_sends_the_run_back_to_its_checkpoint(work, method):
         os.close(swap)
         os.kill(rank, signal.SIGCONT)
 
-    code, messages = interrupt(work, name, 510, damage)
+    return damage
+
+
+@pytest.mark.parametrize("method", MODEL_FILE)
+def test_damage_on_a_disk_sends_the_run_back_to_its_checkpoint(work, method):
+    """It meets a chunk that was changed and ends as if nothing had been."""
+    steps = {"train__steps": 900, "train__eval_every": 0, "checkpoint__every": 200, "log__every": 50}
+    lmlaunch(prepared(work, f"sound_{method}", method, "on_disk", **steps), cwd=work)
+    name = f"damaged_swap_{method}"
+    (work / "swap").mkdir(exist_ok=True)
+    prepared(work, name, method, "on_disk", **{**steps, "offload__paths": ["swap"]})
+    code, messages = interrupt(work, name, 210, damaged(work))
     assert code == 0, messages
     assert "going back to" in messages and "are not what was written" in messages, messages
     assert result(work, name, method) == result(work, f"sound_{method}", method)
+
+
+@pytest.mark.parametrize("method", MODEL_FILE)
+def test_damage_while_a_save_is_under_way_drops_it(work, method):
+    """Every step carries the save of the one before it, and one of them fails."""
+    steps = {"train__steps": 200, "train__eval_every": 0, "checkpoint__every": 1, "log__every": 100}
+    lmlaunch(prepared(work, f"sound_each_{method}", method, "on_disk", **{**steps, "checkpoint__every": 0}), cwd=work)
+    name = f"damaged_each_{method}"
+    (work / "swap").mkdir(exist_ok=True)
+    prepared(work, name, method, "on_disk", **{**steps, "offload__paths": ["swap"]})
+    code, messages = interrupt(work, name, 50, damaged(work))
+    assert code == 0, messages
+    assert "going back to" in messages and "are not what was written" in messages, messages
+    said = [int(step) for step in re.findall(r"COMMITTED step (\d+) ", messages)]
+    assert said == list(range(1, 200)), messages
+    assert checkpoints(work, name) == ["step_00000198", "step_00000199"]
+    assert result(work, name, method) == result(work, f"sound_each_{method}", method)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_stop_completes_the_save_that_is_under_way(work, undisturbed, place):
+    name = f"stop_{place}"
+    prepared(work, name, place=place, checkpoint__every=1, checkpoint__keep=9, train__eval_every=0)  # which would flush before the save
+    code, messages = interrupt(work, name, 2, signal_of(signal.SIGTERM))
+    step = json.loads((work / "runs" / name / "status.json").read_text())["step"]
+    assert code == 75 and "repeat=0" in messages, messages
+    assert [int(s) for s in re.findall(r"COMMITTED step (\d+) ", messages)] == list(range(1, step + 1)), messages
+    assert checkpoints(work, name) == [f"step_{s:08}" for s in range(1, step + 1)]
+    lmlaunch(f"{name}.toml", cwd=work)
+    assert result(work, name, "full")[1] == undisturbed["full"][1]

@@ -136,6 +136,22 @@ def test_eval_and_verify_read_the_run(work, full):
     assert verified["ok"] and len(verified["weights_hash"]) == 32
 
 
+def test_an_adapter_is_verified_with_its_base(work):
+    lmlaunch(config(work, "adapter", train__method="lora", train__steps=1), cwd=work)
+    for what in ("runs/adapter", "runs/adapter/model"):
+        assert json.loads(lmlaunch("verify", what, "--json", cwd=work).stdout)["ok"]
+    file = work / "runs" / "adapter" / "model" / "adapter_config.json"
+    LlamaConfig(hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=VOCAB,
+                architectures=["LlamaForCausalLM"]).save_pretrained(work / "wider")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": "wider"}))
+    for what in ("runs/adapter", "runs/adapter/model"):
+        done = lmlaunch("verify", what, cwd=work, check=False)
+        assert done.returncode == 11 and "self_attn.q_proj.lora_A.weight is [8, 32], the model needs [8, 48]" in done.stderr
+    file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": "nowhere"}))
+    done = lmlaunch("verify", "runs/adapter", "--json", cwd=work)
+    assert json.loads(done.stdout)["ok"] and 'not compared with its base model, which is not here: "nowhere"' in done.stderr
+
+
 @pytest.mark.parametrize("master", ["split", "fp32", "none"])
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_what_is_written_is_what_was_trained_to_the_bit(work, method, master):
@@ -256,7 +272,7 @@ def refused(work, name, code, *words, **changes):
 def test_bad_input_gets_a_clear_answer(work):
     refused(work, "typo", 10, "typo.toml:", "global_batch", train__globalbatch=8)
     assert not (work / "runs" / "typo").exists()
-    refused(work, "qlora", 10, "qlora", train__method="qlora")
+    refused(work, "quantised", 10, "model.quantize", "qlora", model__quantize="nf4")
     refused(work, "nomodel", 11, "nowhere", model__path="nowhere")
     refused(work, "nodata", 11, "missing.jsonl", data__train=["missing.jsonl"])
     (work / "empty.jsonl").write_text("")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "parity"))
@@ -240,3 +241,46 @@ def test_smollm2_learns_and_answers_as_on_the_cpu(tmp_path):
                                    cwd=tmp_path, on=on)[0])["text"]
                for on, gpus in [("twin", ["--gpus", "1"]), ("cpu", ["--gpus", "0"])]]
     assert answers[0] == answers[1]
+
+
+def damage_in_memory(process, bytes_):
+    """Stops the rank that `process` has started, changes a bit wherever it has these bytes, and lets it go on. How often that was."""
+    rank = int(subprocess.run(["pgrep", "-P", str(process.pid), "lmlaunch"], capture_output=True, text=True).stdout.split()[0])
+    os.kill(rank, signal.SIGSTOP)
+    count = 0
+    with open(f"/proc/{rank}/maps") as maps, open(f"/proc/{rank}/mem", "r+b", buffering=0) as memory:
+        for line in maps:
+            place, rights, _, _, inode = line.split()[:5]
+            if not rights.startswith("rw") or inode != "0":
+                continue
+            begin, end = (int(part, 16) for part in place.split("-"))
+            try:
+                memory.seek(begin)
+                held = memory.read(end - begin)
+            except OSError:  # what nothing may read: the twin's guards
+                continue
+            at = held.find(bytes_)
+            while at >= 0:
+                memory.seek(begin + at)
+                memory.write(bytes([bytes_[0] ^ 4]))
+                count += 1
+                at = held.find(bytes_, at + 1)
+    os.kill(rank, signal.SIGCONT)
+    return count
+
+
+def test_damage_in_host_memory_ends_the_run(work):
+    """Frozen weights that live there, of more layers than there are slots, changed from outside: known bytes, wherever they are."""
+    torch.manual_seed(5)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        **{**tiny_models.sizes(48, 112, 6, 2), "num_hidden_layers": 6}))
+    model.save_pretrained(work / "deep")
+    known = model.model.layers[1].mlp.down_proj.weight.detach().numpy().tobytes()[:256]
+    process = start("c.toml", "model.path=deep", "train.method=lora", "offload.weights=host", "train.steps=1000", "run.dir=runs/damaged",
+                    cwd=work, on="twin")
+    metrics = work / "runs" / "damaged" / "metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and '"step":3,' in metrics.read_text()):
+        time.sleep(0.01)
+    assert damage_in_memory(process, known) > 0
+    _, err = finish(process, code=22)
+    assert "weights of " in err and "are not what was written there" in err and "at host memory" in err, err

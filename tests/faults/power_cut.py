@@ -83,13 +83,23 @@ class Disk:
         self.mounted = True
 
     def unmount(self):
+        device = must("findmnt", "-no", "SOURCE", self.mount_point).stdout.strip()
         for _ in range(1000):  # a killed owner of a ring keeps the mount busy for some milliseconds
             done = sh("umount", self.mount_point)
             if done.returncode == 0:
                 self.mounted = False
-                return
+                return self.wait_for_detach(device)
             time.sleep(0.01)
         raise RuntimeError(done.stderr)
+
+    @staticmethod
+    def wait_for_detach(device):
+        """The kernel lets go of a loop device some time after its mount; a mount that takes over such a device gets EIO."""
+        for _ in range(1000):
+            if sh("losetup", device).returncode != 0:
+                return
+            time.sleep(0.01)
+        raise RuntimeError(f"{device} stays attached")
 
     def cut_power(self, how):
         must(TOOL, "cut", self.mount_point, how)

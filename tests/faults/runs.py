@@ -95,6 +95,10 @@ class Run:
             return sorted(path.name for path in (self.directory / "checkpoints").iterdir())
         return []
 
+    def begun(self):
+        """The newest step of which a save was begun, by the names that are there."""
+        return max((int(name[len("step_"):][:8]) for name in self.checkpoints()), default=0)
+
     def result(self):
         """Everything that the run has computed: its rows, each step of which came once, and the bytes of its model."""
         curve = [tuple((key, row[key]) for key in COMPUTED if key in row) for row in self.rows()]

@@ -163,7 +163,7 @@ def print_summary(rows, twin):
     failed, missing = of("failed"), of("not run")
     print(f"gpu_checks: {len(of('passed'))} passed, {len(failed)} failed: {', '.join(failed) or 'none'}, "
           f"{len(missing)} not run: {', '.join(missing) or 'none'}")
-    print("gpu_checks: no run here shows several GPUs, models at their full depth or real weights, long runs, a full disk as home "
+    print("gpu_checks: no run here shows several GPUs (ranks share this one), models at their full depth or real weights, long runs, a full disk as home "
           "of state, or other cards and drivers than this one" + ("; and nothing here ran on a GPU" if twin else ""))
     return 0 if not failed and not missing else 1
 

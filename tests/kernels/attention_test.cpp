@@ -127,27 +127,36 @@ struct Problem {
   int64_t k_offset() const { return shape.q_elements(); }
   int64_t v_offset() const { return shape.q_elements() + shape.kv_heads * shape.head_dim; }
 
-  void forward(const Path& path, int threads = 1) {
-    AttentionForward args{
-        .q = qkv.data(),
-        .k = qkv.at(k_offset()),
-        .v = qkv.at(v_offset()),
-        .out = out.data(),
-        .lse = static_cast<float*>(lse.data()),
-        .documents = {.start = start.data(), .count = static_cast<int64_t>(shape.lengths.size())},
-        .tokens = shape.tokens(),
-        .heads = shape.heads,
-        .kv_heads = shape.kv_heads,
-        .head_dim = shape.head_dim,
-        .q_stride = shape.stride(),
-        .kv_stride = shape.stride(),
-        .window = shape.window,
-        .scale = scale,
-        .dtype = shape.dtype};
+  // With `past`: of the one document's tokens behind so many, whose keys and values are there already.
+  void forward(const Path& path, int threads = 1, int64_t past = 0) {
+    const int64_t tokens = shape.tokens() - past;
+    const std::vector<int32_t> rest{0, static_cast<int32_t>(tokens)};
+    std::vector<float> own_lse(static_cast<size_t>(tokens * shape.heads));
+    AttentionForward args{.q = qkv.at(past * shape.stride()),
+                          .k = qkv.at(k_offset()),
+                          .v = qkv.at(v_offset()),
+                          .out = out.at(past * shape.q_elements()),
+                          .lse = past > 0 ? own_lse.data() : static_cast<float*>(lse.data()),
+                          .documents = {.start = past > 0 ? rest.data() : start.data(),
+                                        .count = static_cast<int64_t>(shape.lengths.size()),
+                                        .past = past},
+                          .tokens = tokens,
+                          .heads = shape.heads,
+                          .kv_heads = shape.kv_heads,
+                          .head_dim = shape.head_dim,
+                          .q_stride = shape.stride(),
+                          .kv_stride = shape.stride(),
+                          .window = shape.window,
+                          .scale = scale,
+                          .dtype = shape.dtype};
     const StreamView stream{.threads = threads};
     Scratch scratch(attention_forward_scratch_cpu(args, stream));
     args.scratch = scratch.data();
     attention::forward(path, args, stream);
+    for (int64_t h = 0; past > 0 && h < shape.heads; ++h) {
+      for (int64_t t = 0; t < tokens; ++t)
+        lse.set(h * shape.tokens() + past + t, own_lse[static_cast<size_t>(h * tokens + t)]);
+    }
   }
   void backward(const Path& path, int threads = 1) {
     AttentionBackward args{
@@ -313,6 +322,39 @@ TEST_P(AttentionShapes, EveryWindowEqualsTheReference) {
     expect_reference({3, 1, 64, window, lengths, GetParam()});
     expect_reference({2, 2, 16, window, lengths, GetParam()});
     expect_reference({5, 1, 8, window, lengths, GetParam()});
+  }
+}
+
+// Token by token, in a few pieces, and all but one at once.
+TEST_P(AttentionShapes, ADocumentThatGoesOnEqualsTheReference) {
+  for (const int64_t window : {0, 1, 70}) {
+    const Shape shape{6, 2, 32, window, {150}, GetParam()};
+    Problem reference_problem(shape);
+    const Reference reference(reference_problem);
+    for (const char* name : kPathNames) {
+      const Path* path = attention::find_path(name, shape.dtype);
+      if (path == nullptr) continue;
+      for (const std::vector<int32_t>& ends :
+           std::vector<std::vector<int32_t>>{{1, 150}, {64, 65, 66, 130, 131, 150}, {149, 150}}) {
+        Problem p(shape);
+        for (int64_t past = 0; const int32_t end : ends) {
+          // What comes later is not there yet.
+          Problem some({6, 2, 32, window, {end}, GetParam()});
+          std::memcpy(some.qkv.data(), p.qkv.data(), some.qkv.bits().size());
+          some.forward(*path, 2, past);
+          for (int64_t i = past * shape.q_elements(); i < end * shape.q_elements(); ++i)
+            p.out.set(i, some.out.get(i));
+          for (int64_t h = 0; h < shape.heads; ++h) {
+            for (int64_t t = past; t < end; ++t) p.lse.set(h * 150 + t, some.lse.get(h * end + t));
+          }
+          past = end;
+        }
+        const std::string what = std::string(name) + " " + shape.text() + ": ";
+        const int64_t q = shape.q_elements();
+        expect_near(p.out, 0, q, q, reference.out, shape.dtype, what + "out");
+        expect_near(p.lse, 0, 1, 1, reference.lse, DType::kF32, what + "lse");
+      }
+    }
   }
 }
 

@@ -58,6 +58,31 @@ TEST_F(GpuKernels, Rows) {
   }
 }
 
+TEST_F(GpuKernels, Materialise) {
+  const std::pair<int64_t, int64_t> sizes[] = {{1, 1}, {1, 7}, {3, 43}, {40, 48}, {64, 64}, {33, 577}};
+  for (const EncodingKind kind : {EncodingKind::kNf4, EncodingKind::kFp4, EncodingKind::kNf4Double,
+                                  EncodingKind::kFp4Double, EncodingKind::kInt8}) {
+    for (DType t : kBoth) {
+      for (const auto& [rows, columns] : sizes) {
+        for (int64_t shift : {0, 1, 8}) {
+          SCOPED_TRACE(name("materialise", t, {static_cast<int64_t>(kind), rows, columns, shift}));
+          const int64_t n = rows * columns, blocks = (n + kScaleBlock - 1) / kScaleBlock;
+          // Codes may be any bytes; so may codes of scales, which `noise` has, too.
+          check(
+              {noise(DType::kF32, (n + 3) / 4, 1), noise(DType::kF32, std::max(blocks, rows), 2),
+               noise(DType::kF32, 1 + (blocks + kNestedBlock - 1) / kNestedBlock, 3), zeros(t, n, shift)},
+              [&](const Kernels& k, StreamView v, const Pointers& p) {
+                Materialise m{.kind = kind, .out = view_of(p[3], t, rows, columns)};
+                for (size_t i = 0; i < 3; ++i) m.pieces[i] = static_cast<const std::byte*>(p[i]);
+                k.materialise(m, v);
+              },
+              Want::kBits);
+        }
+      }
+    }
+  }
+}
+
 TEST_F(GpuKernels, Accumulate) {
   const std::vector<int64_t> sizes = {0,
                                       1,
@@ -257,6 +282,163 @@ TEST_F(GpuKernels, AdamW) {
                               .rsqrt_correction2 = 1.5f,
                               .eps = 1e-8f,
                               .decay = 0.99999f});
+}
+
+TEST_F(GpuKernels, Lion) {
+  check_update("lion",
+               Lion{.one_minus_beta1 = 0.1f, .one_minus_beta2 = 0.01f, .lr = 1e-3f, .decay = 0.99999f});
+}
+
+// All that the scratch holds is compared too: every sum and factor.
+void check_factored(const char* rule_name, const RuleScalars& rule, DType statistics) {
+  const std::pair<int64_t, int64_t> shapes[] = {{0, 300}, {0, 1},    {1, 70},    {9, 4},
+                                                {70, 3},  {130, 64}, {200, 1000}};
+  for (Master mode : {Master::kWeight, Master::kSplit, Master::kF32, Master::kStochastic}) {
+    const DType weight = mode == Master::kWeight ? DType::kF32 : DType::kBF16,
+                master = mode == Master::kF32 ? DType::kF32 : DType::kBF16;
+    for (DType gradient : kBoth) {
+      for (const auto& [rows, columns] : shapes) {  // rows: 0 of a vector
+        SCOPED_TRACE(name(rule_name, gradient, {static_cast<int64_t>(mode), rows, columns}));
+        const bool vector = rows == 0;
+        const int64_t lines = std::max<int64_t>(rows, 1), n = lines * columns;
+        check(
+            {noise(gradient, n, 1), noise(weight, n, 4), noise(master, n, 5), zeros(statistics, lines),
+             zeros(statistics, columns), zeros(DType::kF32, factored_scratch(lines, columns))},
+            [&, rows_ = lines, columns_ = columns](const Kernels& k, StreamView s, const Pointers& p) {
+              for (int step = 0; step < 2; ++step) {
+                k.update({.rule = rule,
+                          .gradient = p[0],
+                          .weight = p[1],
+                          .master = mode == Master::kSplit || mode == Master::kF32 ? p[2] : nullptr,
+                          .factored = {.rows = rows_,
+                                       .columns = columns_,
+                                       .row = vector ? nullptr : p[3],
+                                       .column = vector ? nullptr : p[4],
+                                       .vector = vector ? p[4] : nullptr,
+                                       .scratch = f32(p[5]),
+                                       .dtype = statistics},
+                          .elements = rows_ * columns_,
+                          .gradient_dtype = gradient,
+                          .weight_dtype = weight,
+                          .form = mode,
+                          .gradient_scale = 0.7f,
+                          .rounding_key = 0xABCDEF0123456789u,
+                          .first_index = 4096 + 37},
+                         s);
+              }
+            },
+            Want::kBits);
+      }
+    }
+  }
+}
+
+TEST_F(GpuKernels, FactoredState) {
+  Adafactor::Settings scaled;
+  scaled.scale_parameter = true;
+  const RulePass pass{.lr = 1e-2, .weight_decay = 0.01, .t = 3};
+  check_factored("adafactor", Adafactor::at({}, pass), DType::kF32);
+  check_factored("adafactor, scaled", Adafactor::at(scaled, pass), DType::kF32);
+  check_factored("adafactor_lowmem", AdafactorLowmem::at({}, pass), DType::kBF16);
+}
+
+// Both calls of an orthogonal step, and the division between them; the direction is filled up to a granule.
+TEST_F(GpuKernels, OrthogonalState) {
+  const Muon rule = Muon::at({}, {.lr = 1e-2, .weight_decay = 0.01, .t = 3});
+  const std::pair<int64_t, int64_t> shapes[] = {{1, 70}, {9, 4}, {70, 3}, {130, 64}, {200, 1000}};
+  for (Master mode : {Master::kWeight, Master::kSplit, Master::kF32, Master::kStochastic}) {
+    const DType weight = mode == Master::kWeight ? DType::kF32 : DType::kBF16,
+                master = mode == Master::kF32 ? DType::kF32 : DType::kBF16;
+    for (DType gradient : kBoth) {
+      for (const auto& [rows, columns] : shapes) {
+        SCOPED_TRACE(name("muon", gradient, {static_cast<int64_t>(mode), rows, columns}));
+        const int64_t n = rows * columns, granules = (n + 4095) / 4096;
+        check(
+            {noise(gradient, n, 1), noise(weight, n, 4), noise(master, n, 5), zeros(DType::kF32, n),
+             noise(DType::kBF16, granules * 4096, 6), zeros(DType::kF32, 2 * granules),
+             zeros(DType::kF32, 1)},
+            [&, rows_ = rows, columns_ = columns](const Kernels& k, StreamView s, const Pointers& p) {
+              RuleUpdate update{.rule = rule,
+                                .gradient = p[0],
+                                .weight = p[1],
+                                .master = mode == Master::kSplit || mode == Master::kF32 ? p[2] : nullptr,
+                                .state = {f32(p[3])},
+                                .orthogonal = {.call = OrthogonalState::Call::kDirection,
+                                               .rows = rows_,
+                                               .columns = columns_,
+                                               .direction = p[4]},
+                                .elements = n,
+                                .gradient_dtype = gradient,
+                                .weight_dtype = weight,
+                                .form = mode,
+                                .gradient_scale = 0.7f,
+                                .rounding_key = 0xABCDEF0123456789u,
+                                .first_index = 4096 * 3 + 5};
+              auto* const sums = static_cast<double*>(p[5]);
+              for (int step = 0; step < 2; ++step) {
+                update.orthogonal.call = OrthogonalState::Call::kDirection;
+                k.update(update, s);
+                k.granule_norms({.x = p[4], .sums = sums, .granules = granules, .dtype = DType::kBF16}, s);
+                k.normalise({.x = p[4],
+                             .elements = n,
+                             .sums = sums,
+                             .granules = granules,
+                             .norm = f32(p[6]),
+                             .least = 1e-7f},
+                            s);
+                update.orthogonal.call = OrthogonalState::Call::kStep;
+                k.update(update, s);
+              }
+            },
+            Want::kBits);
+      }
+    }
+  }
+}
+
+// Codes are n / 2 bf16 numbers to the test: any bytes.
+void check_coded(const char* rule_name, const RuleScalars& rule, int64_t block = 256) {
+  for (Master mode : {Master::kWeight, Master::kSplit, Master::kF32, Master::kStochastic}) {
+    const DType weight = mode == Master::kWeight ? DType::kF32 : DType::kBF16,
+                master = mode == Master::kF32 ? DType::kF32 : DType::kBF16;
+    for (DType gradient : kBoth) {
+      for (int64_t n : {0, 256, 512, 4096, 256 * 100}) {
+        SCOPED_TRACE(name(rule_name, gradient, {static_cast<int64_t>(mode), n}));
+        check(
+            {with(noise(gradient, n, 1), {kNotANumber, kInf, -kInf, 0., -0., 1e-42, 3.4e38, 1e20}, 911),
+             noise(weight, n, 4), noise(master, n, 5), noise(DType::kBF16, n / 2, 2),
+             noise(DType::kF32, n / block, 6, 0.1), noise(DType::kBF16, n / 2, 3),
+             noise(DType::kF32, n / block, 7, 0.01)},
+            [&](const Kernels& k, StreamView s, const Pointers& p) {
+              for (int step = 0; step < 2; ++step) {
+                k.update({.rule = rule,
+                          .gradient = p[0],
+                          .weight = p[1],
+                          .master = mode == Master::kSplit || mode == Master::kF32 ? p[2] : nullptr,
+                          .state = {f32(p[4]), f32(p[6])},
+                          .codes = {static_cast<uint8_t*>(p[3]), static_cast<uint8_t*>(p[5])},
+                          .elements = n,
+                          .gradient_dtype = gradient,
+                          .weight_dtype = weight,
+                          .form = mode,
+                          .gradient_scale = 0.7f,
+                          .rounding_key = 0xABCDEF0123456789u,
+                          .first_index = 4096},
+                         s);
+              }
+            },
+            Want::kBits);
+      }
+    }
+  }
+}
+
+TEST_F(GpuKernels, CodedState) {
+  check_coded("adamw_8bit", AdamW8bit::at({}, {.lr = 1e-2, .weight_decay = 0.01, .t = 3}));
+  // Of the codes of 4 bits the first half is used.
+  check_coded("adamw_4bit", AdamW4bit::at({}, {.lr = 1e-2, .weight_decay = 0.01, .t = 3}), 128);
+  check_coded("adamw_fp8", AdamWFp8::at({}, {.lr = 1e-2, .weight_decay = 0.01, .t = 3}));
+  check_coded("lion_8bit", Lion8bit::at({}, {.lr = 1e-2, .weight_decay = 0.01, .t = 3}));
 }
 
 TEST_F(GpuKernels, Sgd) {

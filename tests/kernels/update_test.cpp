@@ -79,6 +79,13 @@ Sgd sgd_at(int64_t) {
   return {.lr = static_cast<float>(kLr), .momentum = 0.9f, .weight_decay = static_cast<float>(kDecay)};
 }
 
+Lion lion_at(int64_t) {
+  return {.one_minus_beta1 = 0.1f,
+          .one_minus_beta2 = 0.01f,
+          .lr = static_cast<float>(kLr),
+          .decay = static_cast<float>(1 - kLr * kDecay)};
+}
+
 RuleUpdate arguments(Master mode, const Values& gradient, State& s, int64_t t, const RuleScalars& rule) {
   return {.rule = rule,
           .gradient = gradient.data(),
@@ -110,6 +117,13 @@ void plain(const Sgd& c, float g, float& m, float&, float& p) {
   p = std::fma(-c.lr, m, p);
 }
 
+void plain(const Lion& c, float g, float& m, float&, float& p) {
+  const float direction = std::fma(c.one_minus_beta1, g - m, m);
+  p = p * c.decay;
+  p = p - (direction > 0 ? c.lr : direction < 0 ? -c.lr : 0);
+  m = std::fma(c.one_minus_beta2, g - m, m);
+}
+
 template <class R>
 void plain_update(const RuleUpdate& a, const Values& gradient) {
   const auto clean = [](float x) { return std::isnan(x) ? bits_float(0x7FC00000) : x; };
@@ -134,7 +148,7 @@ void plain_update(const RuleUpdate& a, const Values& gradient) {
     float &m = a.state[0][i], &v = a.state[1][i];
     plain(a.rule.as<R>(), static_cast<float>(gradient[i]) * a.gradient_scale, m, v, p);
     m = clean(m);
-    if (kStreamCount < R >> 1) v = clean(v);
+    if (kStateCount < R >> 1) v = clean(v);
     p = clean(p);
     const uint32_t bits = float_bits(p);
     const uint32_t random = philox_at(a.rounding_key, static_cast<uint64_t>(a.first_index + i), 0, 0);
@@ -217,6 +231,10 @@ TEST(AdamW, EveryInstructionSetGivesTheBitsOfThePlainFormula) {
 }
 TEST(Sgd, EveryInstructionSetGivesTheBitsOfThePlainFormula) {
   every_instruction_set_gives_the_plain_bits(sgd_at);
+}
+
+TEST(Lion, EveryInstructionSetGivesTheBitsOfThePlainFormula) {
+  every_instruction_set_gives_the_plain_bits(lion_at);
 }
 
 TEST(AdamW, SplitMasterEqualsASeparateFp32MasterOverFiftySteps) {
@@ -324,6 +342,28 @@ TEST(AdamW, StochasticRoundingIsUnbiased) {
   const double deviation = unit * std::sqrt(chance * (1 - chance) / static_cast<double>(n));
   EXPECT_NEAR(sum / static_cast<double>(n), 1 + 1e-3, 5 * deviation);
   EXPECT_GT(sum, static_cast<double>(n)) << "rounding to nearest would have lost every update";
+}
+
+// The paper's Algorithm 2 in fp64.
+TEST(Lion, FollowsThePaperInFp64OverFiftySteps) {
+  const int64_t n = 400;
+  const Values start = Values::random(DType::kF32, n, 71), zero(DType::kF32, n);
+  State s = make_state(Master::kWeight, start, zero, zero);
+  std::vector<double> p, m(n);
+  for (int64_t i = 0; i < n; ++i) p.push_back(start[i]);
+  for (int t = 1; t <= 50; ++t) {
+    const Values gradient = Values::random(DType::kF32, n, static_cast<uint32_t>(200 + t));
+    const Lion rule = Lion::at({.betas = {0.9, 0.98}}, {.lr = 0.01, .weight_decay = 0.1, .t = t});
+    kernels(DeviceType::kCpu).update(arguments(Master::kWeight, gradient, s, t, rule), {});
+    for (size_t i = 0; i < p.size(); ++i) {
+      const double g = gradient[static_cast<int64_t>(i)] * 0.7, c = 0.9 * m[i] + 0.1 * g;
+      p[i] -= 0.01 * ((c > 0 ? 1 : -1) + 0.1 * p[i]);
+      m[i] = 0.98 * m[i] + 0.02 * g;
+    }
+  }
+  expect_near(s.weight, p, 2e-6, 2e-6, "weight");
+  expect_near(s.m, m, 1e-5, 1e-6, "momentum");
+  EXPECT_TRUE(s.v == zero);
 }
 
 }  // namespace

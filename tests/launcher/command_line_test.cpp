@@ -85,6 +85,13 @@ TEST(CommandLine, WhatIsHandedOnParsesToTheSame) {
   EXPECT_EQ(again.value("--run-dir"), "-r");
 }
 
+TEST(CommandLine, WhatIsTypedAgainIsTheSameRun) {
+  CommandLine line = parse({"--gpus", "0", "a.toml", "run.dir=b", "data.train=[\"it's\"]"});
+  line.flags["--run-dir"] = "/x";
+  EXPECT_EQ(typed(line), "lmlaunch a.toml run.dir=b 'data.train=[\"it'\\''s\"]' --gpus 0");
+  EXPECT_EQ(typed(parse({"generate", "m", "--prompt", ""})), "lmlaunch generate m --prompt ''");
+}
+
 TEST(CommandLine, HelpEndsWithEveryExitCodeAndItsMeaning) {
   const std::string help = help_text("");
   size_t at = help.find("Exit codes:\n");
@@ -97,17 +104,8 @@ TEST(CommandLine, HelpEndsWithEveryExitCodeAndItsMeaning) {
     ASSERT_NE(at, std::string::npos) << line;
     ++lines;
   }
-  EXPECT_EQ(lines, 16);
+  EXPECT_EQ(lines, 17);
   EXPECT_EQ(help.find('\n', at + 1), help.size() - 1);  // nothing behind the last
-}
-
-TEST(CommandLine, HelpNamesOnlyWhatThereIs) {
-  for (const char* command :
-       {"", "train", "plan", "export", "generate", "eval", "verify", "doctor", "presets"}) {
-    const std::string help = help_text(command);
-    EXPECT_EQ(help.find("--ranks"), std::string::npos) << command;
-  }
-  EXPECT_EQ(refusal({"--rank", "1", "a.toml"}).find("--ranks"), std::string::npos);  // nor as a suggestion
 }
 
 TEST(DeviceChoice, FollowsTheCommandLineThenTheConfigurationThenTheMachine) {
@@ -131,7 +129,23 @@ TEST(DeviceChoice, FollowsTheCommandLineThenTheConfigurationThenTheMachine) {
   EXPECT_THROW(decide({"a.toml"}, DeviceChoice::kCuda, unbuilt), Error);
   EXPECT_THROW(decide({"--gpus", "0", "a.toml"}, DeviceChoice::kCuda, one), Error);
   EXPECT_THROW(decide({"--gpus", "1", "a.toml"}, DeviceChoice::kCpu, one), Error);
-  EXPECT_THROW(decide({"--gpus", "2", "a.toml"}, DeviceChoice::kAuto, one), Error);
+  const DeviceFacts two{.gpus = 4, .visible = 2, .cuda_program = true};
+  EXPECT_TRUE(decide({"--gpus", "2", "a.toml"}, DeviceChoice::kAuto, two).cuda);
+  EXPECT_TRUE(decide({"plan", "--gpus", "8", "a.toml"}, DeviceChoice::kAuto, two).cuda);
+  const auto refusal = [&](const Words& words, const DeviceFacts& facts) -> std::string {
+    try {
+      decide(words, DeviceChoice::kAuto, facts);
+    } catch (const Error& error) {
+      return std::to_string(static_cast<int>(error.code())) + " " + error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(refusal({"--gpus", "3", "a.toml"}, two),
+            "12 3 GPUs are asked for, and 2 are visible here at --gpus 3");
+  EXPECT_EQ(refusal({"--gpus", "2", "a.toml"}, one),
+            "12 2 GPUs are asked for, and one is visible here at --gpus 2");
+  EXPECT_EQ(refusal({"eval", "--gpus", "2", "a.toml"}, two),
+            "2 --gpus 2: eval computes on one GPU at the command line");
 }
 
 }  // namespace

@@ -95,5 +95,97 @@ TEST(Environment, HubAndCacheDirectoriesFollowTheirVariables) {
   for (const auto& [name, value] : before) set(name, value.empty() ? nullptr : value.c_str());
 }
 
+class Launcher : public ::testing::Test {
+ protected:
+  ~Launcher() override {
+    for (const std::string& name : set_) unsetenv(name.c_str());
+  }
+  void set(const std::string& name, const std::string& value) {
+    setenv(name.c_str(), value.c_str(), 1);
+    set_.push_back(name);
+  }
+  std::vector<std::string> set_;
+};
+
+TEST_F(Launcher, WithoutOneAProcessIsTheOnlyRank) {
+  const LauncherJob job = read_launcher_job();
+  EXPECT_FALSE(job.shared());
+  EXPECT_EQ(job.rank, 0);
+  // A batch script is one process, whatever its job has asked for.
+  set("SLURM_JOB_ID", "7");
+  set("SLURM_NTASKS", "4");
+  set("SLURM_PROCID", "0");
+  EXPECT_FALSE(read_launcher_job().shared());
+}
+
+TEST_F(Launcher, MpirunNumbersItsProcesses) {
+  set("OMPI_COMM_WORLD_RANK", "2");
+  set("OMPI_COMM_WORLD_SIZE", "3");
+  set("OMPI_COMM_WORLD_LOCAL_SIZE", "2");
+  set("PMIX_NAMESPACE", "12/3 4");
+  LauncherJob job = read_launcher_job();
+  EXPECT_TRUE(job.shared());
+  EXPECT_EQ(job.rank, 2);
+  EXPECT_EQ(job.ranks, 3);
+  EXPECT_EQ(job.id, "12_3_4");  // part of a file's name
+  EXPECT_FALSE(job.one_machine);
+  EXPECT_EQ(job.machines, 1);  // not equally many on each
+  set("OMPI_COMM_WORLD_LOCAL_SIZE", "1");
+  EXPECT_EQ(read_launcher_job().machines, 3);
+  set("OMPI_COMM_WORLD_LOCAL_SIZE", "3");
+  EXPECT_TRUE(read_launcher_job().one_machine);
+  EXPECT_EQ(read_launcher_job().machines, 1);
+  set("OMPI_COMM_WORLD_LOCAL_RANK", "1");
+  EXPECT_EQ(read_launcher_job().local_rank, 1);
+  set("OMPI_COMM_WORLD_SIZE", "1");
+  set("OMPI_COMM_WORLD_RANK", "0");
+  EXPECT_FALSE(read_launcher_job().shared());
+}
+
+TEST_F(Launcher, SrunNeedsPmix) {
+  set("SLURM_STEP_NUM_TASKS", "4");
+  set("SLURM_PROCID", "3");
+  set("SLURM_JOB_ID", "7");
+  set("SLURM_STEP_ID", "0");
+  set("SLURM_RESTART_COUNT", "1");
+  EXPECT_NE(read_launcher_job().problem, "");
+  set("PMIX_NAMESPACE", "slurm.pmix.7.0");
+  set("SLURM_LOCALID", "1");
+  const LauncherJob job = read_launcher_job();
+  EXPECT_EQ(job.problem, "");
+  EXPECT_EQ(job.local_rank, 1);
+  EXPECT_EQ(job.rank, 3);
+  EXPECT_EQ(job.ranks, 4);
+  EXPECT_EQ(job.id, "7.0.1");  // another start of the same job is another one
+}
+
+TEST_F(Launcher, SilenceIsANumberOfSeconds) {
+  EXPECT_FALSE(silence_seconds());
+  set("LMLAUNCH_SILENCE", "2.5");
+  EXPECT_EQ(silence_seconds(), 2.5);
+  for (const char* wrong : {"", "0", "-1", "2s", "nan"}) {
+    set("LMLAUNCH_SILENCE", wrong);
+    EXPECT_FALSE(silence_seconds()) << wrong;
+  }
+}
+
+TEST_F(Launcher, WhatTheUserTellsOpenMpiStands) {
+  EXPECT_EQ(one_machine_mpi().size(), 3U);
+  set("OMPI_MCA_pml", "ucx");
+  const std::vector<std::string> rest = one_machine_mpi();
+  EXPECT_EQ(rest.size(), 2U);
+  EXPECT_EQ(rest[0], "OMPI_MCA_btl=self,vader");
+}
+
+TEST_F(Launcher, ARankIsShownOneOfTheGpusThatAreShown) {
+  using Variables = std::vector<std::string>;
+  EXPECT_EQ(gpu_of_rank(1, true), (Variables{"CUDA_VISIBLE_DEVICES=1", "NCCL_SOCKET_IFNAME=lo"}));
+  set("CUDA_VISIBLE_DEVICES", "3,GPU-1234,0");
+  EXPECT_EQ(gpu_of_rank(0, false), Variables{"CUDA_VISIBLE_DEVICES=3"});
+  EXPECT_EQ(gpu_of_rank(1, false), Variables{"CUDA_VISIBLE_DEVICES=GPU-1234"});
+  set("NCCL_SOCKET_IFNAME", "eth0");
+  EXPECT_EQ(gpu_of_rank(2, true), Variables{"CUDA_VISIBLE_DEVICES=0"});
+}
+
 }  // namespace
 }  // namespace lm

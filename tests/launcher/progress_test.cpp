@@ -24,7 +24,10 @@ const StepView kUsual{.step = 12,
                       .lr = 3e-4,
                       .tokens_per_s = 1234,
                       .sol_pct = 45,
-                      .seconds_left = 41};
+                      .memory_bytes = int64_t{3} << 29,
+                      .seconds_left = 41,
+                      .seconds_to_eval = 8,
+                      .seconds_to_save = 20};
 const StepView kLong{.step = 1234567,
                      .total = 9999999,
                      .loss = 123.45678,
@@ -32,7 +35,10 @@ const StepView kLong{.step = 1234567,
                      .lr = 3e-100,
                      .tokens_per_s = 123456789,
                      .sol_pct = 100,
-                     .seconds_left = 1e7};
+                     .memory_bytes = int64_t{1023} << 40,
+                     .seconds_left = 1e7,
+                     .seconds_to_eval = 1e6,
+                     .seconds_to_save = 1e6};
 
 // What `act` leaves on stderr, which is a terminal of `columns` or a pipe (0), and in log.txt.
 struct Seen {
@@ -74,13 +80,19 @@ Seen see(int columns, const std::function<void()>& act) {
 TEST(ProgressLine, FitsItsColumnsAndLeavesOutTheLeastFirst) {
   EXPECT_EQ(
       progress_line(kUsual),
-      "step 12/100  loss 2.1235  norm 1.500  lr 3.00e-04  1234 tokens/s  45% of speed of light  left 0:41");
+      "step 12/100  loss 2.1235  norm 1.500  lr 3.00e-04  1234 tokens/s  45% of limit  1.50 GiB  eval 0:08"
+      "  save 0:20  left 0:41");
   EXPECT_EQ(progress_line(kUsual, 79),
-            "step 12/100  loss 2.1235  norm 1.500  lr 3.00e-04  1234 tokens/s  left 0:41");
+            "step 12/100  loss 2.1235  1234 tokens/s  45% of limit  1.50 GiB  left 0:41");
   EXPECT_EQ(progress_line(kLong, 79),
             "step 1234567/9999999  loss 123.4568  123456789 tokens/s  left 2777:46:40");
+  StepView rare = kUsual;
+  rare.seconds_to_eval = rare.seconds_to_save = -1;  // there is none to come
+  EXPECT_EQ(progress_line(rare).find("eval"), std::string::npos);
+  EXPECT_EQ(progress_line(rare).find("save"), std::string::npos);
   for (int columns = 1; columns < 200; ++columns) {
     EXPECT_LE(progress_line(kLong, columns).size(), static_cast<size_t>(columns));
+    EXPECT_LE(progress_line(kUsual, columns).size(), static_cast<size_t>(columns));
   }
 }
 
@@ -100,7 +112,7 @@ TEST(ProgressLine, OnATerminalEveryStepIsDrawnInItsWidthAndLogTxtGetsOneLinePerL
   EXPECT_EQ(drawn, 6);
   EXPECT_EQ(std::count(seen.log.begin(), seen.log.end(), '\n'), 2 + 1) << seen.log;
   EXPECT_EQ(seen.log.find('\r'), std::string::npos);
-  EXPECT_NE(seen.log.find("of speed of light"), std::string::npos);
+  EXPECT_NE(seen.log.find("% of limit"), std::string::npos);
 }
 
 TEST(ProgressLine, InAPipeALinePerLogEveryAndTheLastStep) {

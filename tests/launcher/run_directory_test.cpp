@@ -32,7 +32,7 @@ class RunDirectory : public ::testing::Test {
   void write(const std::string& name, const std::string& text) { std::ofstream(root_ + "/" + name) << text; }
   int code() {
     try {
-      check_run_directory(root_, config_);
+      check_run_directory(root_, config_, names_);
       return 0;
     } catch (const Error& error) {
       return static_cast<int>(error.code());
@@ -40,10 +40,11 @@ class RunDirectory : public ::testing::Test {
   }
   std::string root_;
   Config config_;
+  NameMap names_ = llama_names();
 };
 
 TEST_F(RunDirectory, NewEmptyAndBarelyBegunDirectoriesMayBeUsed) {
-  check_run_directory(root_ + "/new", config_);
+  check_run_directory(root_ + "/new", config_, names_);
   EXPECT_FALSE(fs::exists(root_ + "/new"));
   EXPECT_EQ(code(), 0);
   write(".lock", "");
@@ -61,6 +62,27 @@ TEST_F(RunDirectory, TheSameNumericsStartAgainAndOthersAreRefused) {
   EXPECT_EQ(code(), 0);
   config_.optimizer.lr = 1.0;
   EXPECT_EQ(code(), 14);
+}
+
+// A run records which modules its adapters have, by the names of its family, whichever projections that
+// joins.
+TEST_F(RunDirectory, AllLinearIsWhatItStandsForInTheModel) {
+  using enum LinearPart;
+  names_.modules = {{"self_attn.qkv_proj", kQ, kV},
+                    {"self_attn.o_proj", kOut, kOut},
+                    {"mlp.gate_up_proj", kGate, kUp},
+                    {"mlp.down_proj", kDown, kDown}};
+  config_.train.method = Method::kLora;
+  Config resolved = config_;
+  config_.lora.targets = {"all-linear"};
+  resolved.lora.targets = {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"};
+  write("config.toml", print_config(resolved));
+  write("metrics.jsonl", "{}\n");
+  EXPECT_EQ(code(), 0);
+  config_.lora.targets = {"gate_up_proj", "self_attn.o_proj", "down_proj"};
+  EXPECT_EQ(code(), 14);
+  config_.lora.targets.emplace_back("self_attn.qkv_proj");
+  EXPECT_EQ(code(), 0);
 }
 
 TEST_F(RunDirectory, ARunThatFailedBeforeItsFirstStepStandsInNobodysWay) {
@@ -95,7 +117,7 @@ TEST_F(RunDirectory, AFinishedRunIsNotOverwritten) {
   status.exit_code = 0;
   write_status(root_, status);
   try {
-    check_run_directory(root_, config_);
+    check_run_directory(root_, config_, names_);
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Exit::kIncompatible);
@@ -158,6 +180,34 @@ TEST_F(RunDirectory, AHostileLockFileIsNoOwner) {
   fs::remove(root_ + "/.lock");
   fs::create_symlink("/etc/passwd", root_ + "/.lock");
   EXPECT_THROW(RunLock{root_}, Error);
+}
+
+TEST_F(RunDirectory, TheFirstRankOfAJobThatFailsSaysHowForAll) {
+  EXPECT_FALSE(told_end(root_, "job.1"));
+  tell_end(root_, "job.1", {.state = "failed", .exit_code = 41, .reason = "error:hang", .checkpoint = ""});
+  tell_end(root_, "job.1",
+           {.state = "failed", .exit_code = 40, .reason = "killed:SIGKILL", .checkpoint = ""});
+  const std::optional<RunStatus> told = told_end(root_, "job.1");
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->exit_code, 41);
+  EXPECT_EQ(told->reason, "error:hang");
+  EXPECT_EQ(told->state, "failed");
+  EXPECT_FALSE(told_end(root_, "job.2"));
+  write(".ended.job.3", "");  // being written
+  EXPECT_FALSE(told_end(root_, "job.3"));
+  EXPECT_EQ(code(), 0);  // of a job that is over
+  const RunLock lock(root_);
+  remove_leftovers(root_, lock);
+  EXPECT_FALSE(told_end(root_, "job.1"));
+}
+
+TEST_F(RunDirectory, ALeaderHasLeftOnceItsLockIsInOrder) {
+  EXPECT_TRUE(leader_left(root_));
+  {
+    const RunLock lock(root_);
+    EXPECT_FALSE(leader_left(root_));
+  }
+  EXPECT_TRUE(leader_left(root_));
 }
 
 TEST(RunDirectoryName, DefaultsToTheConfigurationsName) {

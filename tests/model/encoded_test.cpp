@@ -1,5 +1,5 @@
-// A linear layer over a frozen matrix in an encoding that no source knows computes what it computes over the
-// materialised matrix; a plain one is borrowed where it lies.
+// A linear layer over a quantised frozen matrix computes what it computes over the materialised matrix, whose
+// parts are materialised one by one; a plain one is borrowed where it lies.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -9,7 +9,7 @@
 #include "kernels/library.h"
 #include "kernels/runtime.h"
 #include "model/bind.h"
-#include "tests/support/int8_rows.h"
+#include "weights/encode.h"
 
 namespace lm {
 namespace {
@@ -25,40 +25,55 @@ ModelSpec small() {
 
 // The frozen matrices of a block of a LoRA model, encoded, and a context to compute in.
 struct Fixture {
-  explicit Fixture(DType type)
+  Fixture(DType type, EncodingKind kind)
       : dtype(type),
-        layout(make_layout(spec, &adapter, type, &test::kInt8Rows)),
+        layout(make_layout(spec, &adapter, type, &encoding_of(kind))),
         stream(start_torch(DeviceType::kCpu, 1, true)),
         rope(spec, kRows, type, DeviceType::kCpu, stream),
         frozen(DeviceType::kCpu, layout.blocks[1].frozen_bytes) {
     std::mt19937 random(7);
+    std::normal_distribution<float> normal(0, 0.02F);
     for (const TensorPlace& place : layout.blocks[1].tensors) {
-      if (place.pieces.size() != 2) continue;
-      const Parameter& p = place.parameter;
-      std::vector<float> values(static_cast<size_t>(p.elements()));
-      for (float& v : values) v = static_cast<float>(static_cast<int>(random() % 2001) - 1000) * 1e-4F;
-      const test::Int8Rows rows = test::int8_rows(values, p.columns);
-      std::memcpy(frozen.data() + place.pieces[0].offset, rows.codes.data(), rows.codes.size());
-      std::memcpy(frozen.data() + place.pieces[1].offset, rows.scales.data(), rows.scales.size() * 4);
+      if (!place.encoded()) continue;
+      const auto draw = [&](int64_t, int64_t n, std::byte* to) {
+        for (int64_t i = 0; i < n; ++i) reinterpret_cast<float*>(to)[i] = normal(random);
+      };
+      for (size_t part = 0; part < place.parameter.parts.size(); ++part)
+        write_encoded(place, part, frozen.data() + place.offset, nullptr,
+                      [&](const EncodedMatrix& matrix) { encode(matrix, DType::kF32, draw, 1); });
     }
     block = ModelBinding(spec, layout, nullptr).transformer(1, {.frozen = frozen.data()}, {.dtype = type});
   }
 
-  // Where the layout has its pieces.
+  // Part by part, where the layout has its pieces, in fp32 rounded to the model's type.
   View matrix(const char* name) {
     const TensorPlace& place = *layout.blocks[1].find(name);
-    const std::vector<const std::byte*> pieces = {frozen.data() + place.pieces[0].offset,
-                                                  frozen.data() + place.pieces[1].offset};
     const View out = context.tensor(place.parameter.rows, place.parameter.columns);
-    test::int8_rows_materialise(pieces, out.rows, out.columns, dtype, static_cast<std::byte*>(out.data));
+    size_t piece = 0;
+    auto* to = static_cast<std::byte*>(out.data);
+    for (const ParameterPart& part : place.parameter.parts) {
+      EncodedMatrix one{.encoding = &place.encoding(), .rows = part.rows, .columns = out.columns};
+      for (size_t k = 0; k < place.encoding().piece_bytes(1, 1).size(); ++k)
+        one.pieces[k] = frozen.data() + place.pieces[piece++].offset;
+      std::vector<float> values(static_cast<size_t>(part.rows * out.columns));
+      decode(one, values.data(), 1);
+      for (const float value : values) write_element(value, to), to += dtype_size(dtype);
+    }
     return out;
+  }
+
+  void write_element(float value, std::byte* to) const {
+    uint32_t bits = 0;
+    std::memcpy(&bits, &value, 4);
+    if (dtype == DType::kBF16) bits = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+    std::memcpy(to, &bits, dtype_size(dtype));
   }
 
   View filled(int64_t rows, int64_t columns) {
     const View out = context.tensor(rows, columns);
     for (int64_t i = 0; i < out.elements(); ++i) {
-      test::write_element(static_cast<float>((i * 29) % 61 - 30) * 0.03F, dtype,
-                          static_cast<std::byte*>(out.data) + static_cast<size_t>(i) * dtype_size(dtype));
+      write_element(static_cast<float>((i * 29) % 61 - 30) * 0.03F,
+                    static_cast<std::byte*>(out.data) + static_cast<size_t>(i) * dtype_size(dtype));
     }
     return out;
   }
@@ -82,15 +97,17 @@ bool same(const View& a, const View& b) {
 }
 
 TEST(Encoded, ALinearLayerComputesWithTheMaterialisedMatrix) {
-  for (const DType dtype : {DType::kBF16, DType::kF32}) {
-    Fixture f(dtype);
+  for (int i = 0; i < 10; ++i) {
+    const DType dtype = i % 2 == 0 ? DType::kBF16 : DType::kF32;
+    const auto kind = static_cast<EncodingKind>(1 + i / 2);
+    Fixture f(dtype, kind);
     const std::pair<const char*, const Linear*> layers[] = {{"layers.0.attn.qkv", &f.block.qkv},
                                                             {"layers.0.attn.out", &f.block.out},
                                                             {"layers.0.mlp.gate_up", &f.block.gate_up},
                                                             {"layers.0.mlp.down", &f.block.down}};
     for (const auto& [name, encoded] : layers) {
       const ArenaFrame frame(f.arena);
-      ASSERT_EQ(encoded->weight.encoding, &test::kInt8Rows);
+      ASSERT_EQ(encoded->weight.encoding, kind);
       Linear plain = *encoded;
       plain.weight = {borrow(f.context, encoded->weight), {}};
       EXPECT_TRUE(same(plain.weight.weight, f.matrix(name))) << name;
@@ -112,7 +129,7 @@ TEST(Encoded, ALinearLayerComputesWithTheMaterialisedMatrix) {
 }
 
 TEST(Encoded, APlainMatrixIsBorrowedWhereItLies) {
-  Fixture f(DType::kBF16);
+  Fixture f(DType::kBF16, EncodingKind::kNf4);
   std::vector<std::byte> memory(64 * 64 * 2);
   const Param plain{view_of(memory.data(), DType::kBF16, 64, 64), {}};
   const int64_t before = f.arena.mark();

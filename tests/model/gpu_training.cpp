@@ -165,6 +165,7 @@ class Trainee {
     std::vector<int32_t> rows;
     for (int32_t row = 0; row < first.micro[0].tokens(); ++row) rows.push_back(row);
     out.logits = rank_->step().logits(first.micro[0], rows);
+    out.continued = continued(first.micro[0]);
     for (int64_t step = 1; step <= kSteps; ++step) {
       const StepResult result = rank_->step().run(batches_of(t_, step), step, 3e-3);
       out.losses.push_back(result.loss);
@@ -185,6 +186,21 @@ class Trainee {
   }
 
  private:
+  // A token, five at once, token by token, and from an earlier place once more.
+  std::vector<std::pair<int64_t, std::vector<float>>> continued(const Batch& batch) {
+    Decoder decoder(rank_->context(), kMaxLength);
+    const int64_t length = batch.document_start[1];
+    std::vector<int64_t> ends = {1};
+    for (int64_t end = std::min<int64_t>(6, length); end <= length; ++end) ends.push_back(end);
+    ends.push_back(std::min<int64_t>(3, length));
+    std::vector<std::pair<int64_t, std::vector<float>>> out;
+    for (const int64_t end : ends) {
+      const auto logits =
+          decoder.logits(rank_->step(), std::span(batch.token).first(static_cast<size_t>(end)));
+      out.emplace_back(end, std::vector<float>(logits.begin(), logits.end()));
+    }
+    return out;
+  }
   bool on_device() const { return stream_.device == DeviceType::kCuda; }
   const AdapterSpec* adapter() {
     if (!t_.lora) return nullptr;

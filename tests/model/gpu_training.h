@@ -41,6 +41,8 @@ using Tensors = std::map<std::string, std::vector<float>>;
 
 struct Outcome {
   std::vector<float> logits;  // of every row of the first micro-batch, before the first step
+  // After so many tokens of its first document, by a decoder that goes on from what it has cached.
+  std::vector<std::pair<int64_t, std::vector<float>>> continued;
   std::vector<double> losses, norms;
   double evaluated = 0;  // nll of the first micro-batch, after the last step
   Tensors initialised;   // weights as initialise_weights leaves them

@@ -6,6 +6,7 @@
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdio>
 
 #include "gpu_compare.h"
@@ -39,6 +40,20 @@ class ModelOnDevice : public ::testing::Test {
   static Outcome on_cpu(const Training& training) { return train(training, {DeviceType::kCpu, nullptr, 2}); }
   Outcome on_device(const Training& training) const { return train(training, device_); }
 
+  // A text that goes on, token by token, has the logits that it has as a whole.
+  static void expect_continuation(const Training& training, const Outcome& one, double bound) {
+    const auto vocab = static_cast<size_t>(training.spec.vocab);
+    for (const auto& [end, logits] : one.continued) {
+      const float* whole = one.logits.data() + static_cast<size_t>(end - 1) * vocab;
+      double difference = 0, size = 0;
+      for (size_t i = 0; i < vocab; ++i) {
+        difference += std::pow(double{logits[i]} - double{whole[i]}, 2);
+        size += std::pow(double{whole[i]}, 2);
+      }
+      EXPECT_LE(std::sqrt(difference / size), bound) << "after " << end << " tokens";
+    }
+  }
+
   void expect_agreement(const Training& training) const {
     SCOPED_TRACE(training.name);
     const Outcome cpu = on_cpu(training), device = on_device(training);
@@ -48,6 +63,8 @@ class ModelOnDevice : public ::testing::Test {
     std::printf("%-44s %s\n", training.name.c_str(), text(d).c_str());
     const Bounds& bounds = training.dtype == DType::kF32 ? kF32Bounds : kBF16Bounds;
     EXPECT_LE(d.logits, bounds.logits);
+    expect_continuation(training, cpu, bounds.logits);
+    expect_continuation(training, device, bounds.logits);
     EXPECT_LE(d.loss, bounds.loss);
     EXPECT_LE(d.norm, bounds.norm);
     EXPECT_LE(d.gradient.value, bounds.gradient) << d.gradient.where;

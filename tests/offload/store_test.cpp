@@ -156,6 +156,48 @@ TEST(Store, AFlushBringsEverythingHomeOrSaysWhatFailed) {
   }
 }
 
+// Every byte of a home in host memory that counts, and the zeros that fill its last chunk.
+TEST(Store, FindsWhatChangesInHostMemory) {
+  for (const bool verify : {true, false}) {
+    int64_t found = 0, flips = 0;
+    for (const int64_t array : {0, 2, 3}) {
+      const int64_t bytes = std::vector<int64_t>{20000, 0, 40960, 1}[static_cast<size_t>(array)];
+      for (int64_t offset = 0; offset < round_up(bytes, kChecksumChunk); offset += 997) {
+        Fixture f({}, 1, verify, true, {1, 0, 1, 1});
+        const std::vector<std::byte> written = pattern(bytes, 9);
+        f.store.claim(array, 0);
+        std::memcpy(f.store.use(array), written.data(), written.size());
+        f.store.write_back(array);
+        (offset % 2 == 0) ? f.store.poll() : f.store.flush();
+        f.store.forget(array);
+        // Homes lie behind the slots' staging, in order.
+        const int64_t home = 3 * 40960 + (array == 0 ? 0 : array == 2 ? 24576 : 24576 + 40960);
+        std::byte* const at = f.pool.memory().data() + home;
+        ASSERT_TRUE(holds(at, written));
+        at[offset] ^= std::byte{4};
+        ++flips;
+        try {
+          std::vector<std::byte> out(1);
+          if (offset % 3 != 0) {
+            f.store.fetch(array, 1);
+          } else {
+            f.store.read(array, std::min(offset, bytes - 1), out);
+          }
+        } catch (const Error& error) {
+          ++found;
+          EXPECT_EQ(error.code(), Exit::kIntegrity);
+          EXPECT_EQ(error.text().place, "host memory");
+          const std::string what = "array " + std::to_string(array) + ": 8192 bytes at " +
+                                   std::to_string(offset / kChecksumChunk * kChecksumChunk) + " of ";
+          EXPECT_TRUE(error.text().what.starts_with(what)) << error.what();
+        }
+      }
+    }
+    EXPECT_GT(flips, 70);
+    EXPECT_EQ(found, verify ? flips : 0);
+  }
+}
+
 TEST(Store, WhatIsUsedWithoutASlotIsAnError) {
   Fixture f;
   EXPECT_THROW(f.store.use(1), Error);

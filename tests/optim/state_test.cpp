@@ -177,7 +177,10 @@ TEST_F(State, MastersAreReadAsTheyAre) {
       for (const BlockLayout& block : layout.blocks) {
         tiles.first_tile.push_back(std::ssize(tiles.first_granule));
         const int64_t granules = block.flat_elements / kGranule;
-        for (int64_t g = 0; g < granules; g += 3) tiles.first_granule.push_back(g);
+        for (int64_t g = 0; g < granules; g += 3) {
+          tiles.first_granule.push_back(g);
+          tiles.granules.push_back(std::min<int64_t>(3, granules - g));
+        }
       }
       tiles.first_tile.push_back(std::ssize(tiles.first_granule));
       tiles.off_device.assign(tiles.first_granule.size(), host ? 1 : 0);

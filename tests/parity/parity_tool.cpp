@@ -5,7 +5,8 @@
 //     [--weight-decay X] [--recompute none|block] [--micro-batches M] [--adapter PEFT_DIR] [--threads N]
 //     [--optimizer-threads N] [--gradients fp32|bf16] [--master split|fp32|none] [--max-grad-norm X] [--eps
 //     X]
-//     [--off-device none|disk|host] (with a tied head)
+//     [--off-device none|disk|host] (with a tied head) [--quantize none|nf4|fp4|int8] [--double-quantize
+//     yes|no] [--generate N]
 //
 // On the CPU; parity_tool_gpu is the same on the first GPU.
 //
@@ -13,7 +14,8 @@
 // documents are dealt to the micro-batches in order. OUTPUT: `logits`, `loss`, `grad.<name>` of the first
 // step, and after N AdamW steps at a constant rate `losses` [N + 1], `norms` [N], `weight.<name>` and, in
 // fp32, `master.<name>`. Off the device (on disk, or in host memory with slots on the device, as on a GPU)
-// are optimizer state, gradients and weights; `grad.` is then left out.
+// are optimizer state, gradients and weights; `grad.` is then left out. With --generate there is `generated`
+// alone, [documents, N]: the likeliest tokens after each of them.
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -24,7 +26,9 @@
 #include "base/staging.h"
 #include "config/config_names.h"
 #include "kernels/runtime.h"
+#include "plan/base_encoding.h"
 #include "train/rank.h"
+#include "train/sampling.h"
 #include "weights/adapter_files.h"
 #include "weights/load_store.h"
 #include "weights/safetensors.h"
@@ -154,7 +158,7 @@ struct Case {
         batches(read_batches(arguments.input, micro_batches)),
         whole(read_batches(arguments.input, 1)) {
     if (!adapter_directory.empty()) adapter = read_adapter_config(adapter_directory, &spec.names).spec;
-    layout = make_layout(spec, adapter_spec(), dtype);
+    layout = make_layout(spec, adapter_spec(), dtype, base_encoding(model_config(arguments)));
     optimizer.weight_decay = std::stod(arguments.get("weight-decay", "0"));
     const std::string master = arguments.get("master", "split");
     optimizer.name = parse_name<RuleId>(arguments.get("optimizer", "adamw")).value();
@@ -173,12 +177,19 @@ struct Case {
     plan.placement.blocks = std::ssize(layout.blocks);
     plan.placement.optimizer_threads = std::stoi(arguments.get("optimizer-threads", std::to_string(threads)));
     plan.micro_tokens = longest(batches);
+    plan.cache_positions = arguments.options.contains("generate") ? spec.max_positions : 0;
     if (device == DeviceType::kCuda) place_on_device();
     if (off_device()) place_off_device();
     plan.arena = arena_need(pass_shape(spec, layout, adapter_spec(), plan.numerics, plan.placement),
                             whole.micro[0].tokens(), 64);
     // All rows' logits at once, which training never has, gather every row.
     plan.arena.bytes += whole.micro[0].tokens() * (spec.hidden + 2) * 8;
+  }
+  static ModelConfig model_config(const Arguments& arguments) {
+    ModelConfig out;
+    out.quantize = parse_name<Quantize>(arguments.get("quantize", "none")).value();
+    out.double_quantize = arguments.get("double-quantize", "yes") == "yes";
+    return out;
   }
   // More than models this small need.
   void place_on_device() {
@@ -291,6 +302,19 @@ void train(const Case& c, Rank& rank, StreamView stream, int steps, double lr, O
   output.add("losses", {static_cast<int64_t>(losses.size())}, losses);
 }
 
+void generate(const Batch& prompts, Rank& rank, int64_t tokens, Output& output) {
+  std::vector<float> all;
+  for (size_t d = 0; d + 1 < prompts.document_start.size(); ++d) {
+    std::vector<int32_t> text(prompts.token.begin() + prompts.document_start[d],
+                              prompts.token.begin() + prompts.document_start[d + 1]);
+    for (int64_t i = 0; i < tokens; ++i) {
+      text.push_back(choose_token({}, rank.decoder().logits(rank.step(), text), i));
+      all.push_back(static_cast<float>(text.back()));
+    }
+  }
+  output.add("generated", {prompts.documents(), tokens}, all);
+}
+
 void run(const Arguments& arguments) {
   const Case c(arguments);
   const StreamView stream = start_torch(c.device, c.threads, true);
@@ -301,6 +325,10 @@ void run(const Arguments& arguments) {
   rank.weights_ready();
 
   Output output;
+  if (const int64_t tokens = std::stoll(arguments.get("generate", "0")); tokens > 0) {
+    generate(c.whole.micro[0], rank, tokens, output);
+    return output.write(arguments.output);
+  }
   std::vector<int32_t> rows(c.whole.micro[0].token.size());
   for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int32_t>(i);
   output.add("logits", {static_cast<int64_t>(rows.size()), c.spec.vocab},

@@ -3,6 +3,7 @@
   parity_tool MODEL_DIR INPUT.safetensors OUTPUT.safetensors [--dtype fp32|bf16] [--steps N] [--lr X] [--weight-decay X]
               [--recompute none|block] [--micro-batches M] [--adapter PEFT_DIR] [--threads N] [--gradients fp32|bf16]
               [--max-grad-norm X] [--eps X] [--off-device none|disk|host] [--optimizer adamw|sgd] [--momentum X]
+              [--quantize none|nf4|fp4|int8] [--double-quantize yes|no] [--generate N]
 
 It trains at a constant learning rate, betas 0.9 and 0.999, unless told otherwise without clipping and with eps 1e-8.
 """
@@ -40,6 +41,8 @@ def run(model_dir, documents, work, **options):
                           capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, f"parity_tool {' '.join(arguments)}: status {done.returncode}\n{done.stderr}"
     tensors = load_file(work / "output.safetensors")
+    if "generated" in tensors:
+        return tensors["generated"].long()
     of = lambda prefix: {k[len(prefix):]: v.float() for k, v in tensors.items() if k.startswith(prefix)}
     return {"logits": tensors["logits"], "loss": tensors["loss"][0], "losses": tensors.get("losses"), "norms": tensors.get("norms"),
             "gradients": of("grad."), "weights": of("weight."), "masters": of("master."), "bytes": (work / "output.safetensors").read_bytes()}

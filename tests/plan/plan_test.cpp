@@ -10,7 +10,6 @@
 
 #include "base/bytes.h"
 #include "shapes.h"
-#include "tests/support/int8_rows.h"
 
 namespace lm {
 namespace {
@@ -33,6 +32,17 @@ TEST(Plan, KnowsTheBytesOfLlama1B) {
   EXPECT_EQ(plan.peak.device, 0);
   EXPECT_EQ(plan.peak.disk, 0);
   EXPECT_GT(plan.peak.host, flat * 16);
+}
+
+TEST(Plan, HasSaveBuffersForARunThatTrains) {
+  Case c{.spec = llama_1b(), .machine = cpu_machine(64)};
+  EXPECT_EQ(class_bytes(c.plan(), "save buffers"), 64 * kMiB);
+  // Of a small model as many as its state fills.
+  const Case small{.spec = make_spec({64, 160, 2, 4, 2, 16, 20000, false})};
+  EXPECT_EQ(class_bytes(small.plan(), "save buffers"),
+            ceil_div(small.layout(nullptr).flat_elements * 12 + kMiB, 4 * kMiB) * 4 * kMiB);
+  c.purpose = PlanPurpose::kEvaluate;
+  EXPECT_EQ(class_bytes(c.plan(), "save buffers"), -1);
 }
 
 TEST(Plan, KnowsTheBytesOfSmolLM2WithLora) {
@@ -61,19 +71,6 @@ TEST(Plan, HasOneMasterPerChoice) {
   c.config.model.dtype = ModelDType::kF32;
   EXPECT_EQ(class_bytes(c.plan(), "master"), -1);
   EXPECT_EQ(class_bytes(c.plan(), "weights"), flat * 4);
-}
-
-TEST(Plan, HasTheStreamsOfItsRule) {
-  Case c;
-  const int64_t flat = c.layout(nullptr).flat_elements;
-  c.config.optimizer.name = Rules::id<Sgd>();
-  const Plan plan = c.plan();
-  EXPECT_EQ(class_bytes(plan, "momentum"), flat * 4);
-  EXPECT_EQ(class_bytes(plan, "master"), flat * 2);
-  EXPECT_EQ(class_bytes(plan, "second moment"), -1);
-  EXPECT_EQ(plan.placement.granule_bytes, 4096 * 6);
-  Case adamw;
-  EXPECT_EQ(adamw.plan().peak.host - plan.peak.host, flat * 4);
 }
 
 TEST(Plan, AddsUpToItsPeak) {
@@ -234,6 +231,7 @@ TEST(Plan, SaysSoWhereALimitOfOffloadDecidesTheMicroBatch) {
   c.config.train.global_batch = 16;
   c.config.data.max_length = 512;
   const Plan free = c.plan();
+  c.config.train.update = UpdateTime::kAfter;
   int smaller = 0;
   for (int64_t bytes = free.peak.host; bytes > free.peak.host / 2; bytes -= 1LL << 24) {
     c.config.offload.host_memory = {bytes, 0};
@@ -300,25 +298,6 @@ TEST(Plan, UpdatesTilesThatThereAre) {
     }
     EXPECT_EQ(updates, std::vector<int>(updates.size(), 1));
   }
-}
-
-TEST(Plan, SumsFrozenBytesByEncoding) {
-  Case c{.spec = llama_1b(), .machine = cpu_machine(64)};
-  c.config.train.method = Method::kLora;
-  const AdapterSpec lora = adapter_r16();
-  const ModelLayout layout = make_layout(c.spec, &lora, DType::kBF16, &test::kInt8Rows);
-  const Plan bf16 = c.plan();
-  const Plan int8 = make_plan({c.config, c.spec, &lora, layout, c.device}, c.machine);
-  const auto row = [](const Plan& plan) {
-    return *std::find_if(plan.classes.begin(), plan.classes.end(),
-                         [](const ClassBytes& r) { return r.name == "frozen weights"; });
-  };
-  EXPECT_EQ(row(bf16).note, "bf16");
-  EXPECT_EQ(row(int8).bytes, layout.frozen_bytes);
-  const auto bytes = layout.frozen_bytes_by_encoding();
-  EXPECT_EQ(row(int8).note,
-            "bf16 " + format_bytes(bytes.at("bf16")) + ", int8 rows " + format_bytes(bytes.at("int8 rows")));
-  EXPECT_LT(int8.peak.host, bf16.peak.host - (int64_t{900} << 20));
 }
 
 // What memory has room for needs no disk: a limit is met by what is left, not by whole classes.
@@ -466,7 +445,7 @@ TEST(Plan, OfEightBillionParametersTakesFiftyMilliseconds) {
   c.config.offload.paths = {"/scratch"};
   c.machine.disks = {{.path = "/scratch", .free_bytes = 1LL << 40}};
   double best = 1;
-  for (int i = 0; i < 5; ++i) {
+  for (int i = 0; i < 20; ++i) {
     const std::clock_t start = std::clock();
     c.plan();
     best = std::min(best, static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC);

@@ -62,6 +62,46 @@ TEST(Purpose, GenerationFitsWhereTrainingDoesNot) {
   }
 }
 
+// Of a prompt so many tokens pass at once; what grows with the text is its cache and the table of angles.
+TEST(Purpose, GenerationHasRoomForItsTextAndForAPartOfThePromptAtOnce) {
+  Case c{.spec = llama_1b(), .machine = cpu_machine(64), .purpose = PlanPurpose::kGenerate};
+  c.config.train.global_batch = c.config.train.micro_batch.emplace(1);
+  std::vector<Plan> plans;
+  for (const int64_t length : {2, 512, 1024, 65536}) {
+    c.config.data.max_length = length;
+    plans.push_back(c.plan());
+    EXPECT_EQ(class_bytes(plans.back(), "key-value cache"), 16 * length * 2 * 8 * 64 * 2) << length;
+  }
+  EXPECT_LT(plans[0].arena.bytes, plans[1].arena.bytes);
+  EXPECT_EQ(plans[1].arena.bytes, plans[3].arena.bytes);
+  const auto grown = [&](const char* name) {
+    return class_bytes(plans[3], name) - class_bytes(plans[2], name);
+  };
+  EXPECT_EQ(plans[3].peak.host - plans[2].peak.host, grown("key-value cache") + grown("tables"));
+}
+
+// The samples of a training run have at most so many tokens, and a run without them has no cache.
+TEST(Purpose, TrainingHasRoomForItsSamples) {
+  Case c{.spec = llama_1b(), .machine = cpu_machine(64)};
+  c.config.data.max_length = 4096;
+  c.config.train.global_batch = c.config.train.micro_batch.emplace(1);
+  EXPECT_EQ(class_bytes(c.plan(), "key-value cache"), -1);
+  c.config.train.sample_prompts = {"hello"};
+  EXPECT_EQ(class_bytes(c.plan(), "key-value cache"), 16 * kSamplePositions * 2 * 8 * 64 * 2);
+  c.config.data.max_length = 100;
+  EXPECT_EQ(class_bytes(c.plan(), "key-value cache"), 16 * 100 * 2 * 8 * 64 * 2);
+  // However little memory there is, the numerics are those of a run without samples.
+  c.config.train.micro_batch.reset();
+  c.config.train.global_batch = 64;
+  for (int gib = 20; gib < 40; ++gib) {
+    c.machine = cpu_machine(gib);
+    c.config.train.sample_prompts = {"hello"};
+    const NumericsPlan with = c.draft().numerics;
+    c.config.train.sample_prompts.clear();
+    EXPECT_EQ(with, c.draft().numerics) << gib;
+  }
+}
+
 // With too little memory for the weights they pass through slots; offload.* of the other classes is nobody's.
 TEST(Purpose, WeightsOfAnEvaluationMayLiveOnDisk) {
   Case c{.spec = llama_8b(), .machine = cpu_machine(12), .purpose = PlanPurpose::kEvaluate};

@@ -1,6 +1,7 @@
 // Models and machines for the tests of src/plan: published shapes, written down by hand.
 #pragma once
 
+#include "plan/base_encoding.h"
 #include "plan/plan.h"
 #include "spec/block_layout.h"
 
@@ -74,16 +75,18 @@ struct Case {
   PlanPurpose purpose = PlanPurpose::kTrain;
   const NumericsPlan* recorded = nullptr;
   DataShape data = {};
+  World world = {};  // `machine` is a rank's share
 
   Plan draft() const { return make(&draft_plan); }
   Plan plan() const { return make(&make_plan); }
   Plan make(decltype(&make_plan) how) const {
     const AdapterSpec lora = adapter_r16();
     const AdapterSpec* adapter = config.train.method == Method::kLora ? &lora : nullptr;
-    return how({config, spec, adapter, layout(adapter), device, data, {}, recorded}, machine, {}, purpose);
+    return how({config, spec, adapter, layout(adapter), device, data, {}, recorded}, machine, world, purpose);
   }
   ModelLayout layout(const AdapterSpec* adapter) const {
-    return make_layout(spec, adapter, config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32);
+    return make_layout(spec, adapter, config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32,
+                       base_encoding(config.model));
   }
 };
 

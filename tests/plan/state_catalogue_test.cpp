@@ -38,8 +38,6 @@ std::map<std::string, int64_t> whole_names(const StateCatalogue& catalogue) {
     EXPECT_TRUE(entry.name == last || entry.state == StateClass::kOptimizer || !elements.contains(entry.name))
         << text(entry);
     EXPECT_EQ(entry.first, elements[entry.name]) << text(entry);
-    EXPECT_EQ(entry.rank, 0);
-    EXPECT_EQ(entry.ranks, 1);
     elements[entry.name] += entry.elements;
     last = entry.name;
   }
@@ -49,6 +47,33 @@ std::map<std::string, int64_t> whole_names(const StateCatalogue& catalogue) {
     EXPECT_EQ(elements[entry.name], all) << text(entry);
   }
   return elements;
+}
+
+// Each rank lists its shards, whole granules of one unit; together they are everything, once.
+TEST(StateCatalogue, RanksTogetherListWhatOneRankLists) {
+  const ModelLayout layout = make_layout(small_spec(false), nullptr, DType::kBF16);
+  std::map<std::string, int64_t> whole;
+  for (const StateEntry& entry : list_state(layout, {}, true, true)) whole[entry.name] += entry.elements;
+  for (const int ranks : {2, 3, 5}) {
+    NumericsPlan numerics;
+    numerics.ranks = ranks;
+    std::map<std::string, std::map<int64_t, int64_t>> parts;  // by name and first element
+    for (int rank = 0; rank < ranks; ++rank) {
+      for (const StateEntry& entry : list_state(layout, numerics, true, true, rank)) {
+        EXPECT_TRUE(parts[entry.name].emplace(entry.first, entry.elements).second) << text(entry);
+        EXPECT_TRUE(entry.unit < 0 || entry.first % kGranule + entry.elements % kGranule == 0) << text(entry);
+      }
+    }
+    ASSERT_EQ(parts.size(), whole.size());
+    for (const auto& [name, runs] : parts) {
+      int64_t end = 0;
+      for (const auto& [first, elements] : runs) {
+        EXPECT_EQ(first, end) << name << " of " << ranks << " ranks";
+        end = first + elements;
+      }
+      EXPECT_EQ(end, whole.at(name)) << name << " of " << ranks << " ranks";
+    }
+  }
 }
 
 TEST(StateCatalogue, ListsEveryTrainableTensorAndEveryStreamOnce) {
@@ -102,6 +127,40 @@ TEST(StateCatalogue, HasTheStreamsOfRuleAndMaster) {
   EXPECT_EQ(streams({.master = Master::kNone}), "m fp32; v fp32; ");
   EXPECT_EQ(streams({.dtype = DType::kF32}), "m fp32; v fp32; ");
   EXPECT_EQ(streams({.rule = Rules::id<Sgd>()}), "m fp32; master i16; ");
+  EXPECT_EQ(streams({.rule = Rules::id<Lion8bit>()}), "m u8; m_scale fp32; m_small fp32; master i16; ");
+}
+
+// Of ranks' shards each array's parts lie one behind another and are the whole, whatever an element takes.
+TEST(StateCatalogue, CodesAndScalesOfShardsAreTheWhole) {
+  const ModelLayout layout = make_layout(small_spec(false), nullptr, DType::kBF16);
+  NumericsPlan numerics{.rule = Rules::id<AdamW8bit>()};
+  for (const int ranks : {1, 2, 3, 7}) {
+    numerics.ranks = ranks;
+    std::map<std::string, int64_t> end, whole;
+    for (const bool cut_head : {false, true}) {
+      end.clear();
+      // A unit's parts come rank by rank, and units follow one another.
+      std::map<std::string, std::map<int64_t, int64_t>> parts;
+      for (int rank = 0; rank < ranks; ++rank) {
+        for (const StateEntry& entry : list_state(layout, numerics, cut_head, true, rank)) {
+          if (entry.unit < 0) continue;
+          EXPECT_TRUE(parts[entry.name].emplace(entry.first, entry.elements).second) << entry.name;
+          whole[entry.name] = entry.shape.at(0);
+        }
+      }
+      for (const auto& [name, of_array] : parts) {
+        int64_t at = 0;
+        for (const auto& [first, elements] : of_array) {
+          EXPECT_EQ(first, at) << name << ", " << ranks << " ranks";
+          at = first + elements;
+        }
+        EXPECT_EQ(at, whole[name]) << name << ", " << ranks << " ranks";
+      }
+      EXPECT_EQ(whole["block1.m"], whole["block1.m_scale"] * 256);
+      EXPECT_EQ(whole["block1.m"] + whole["block1.m_small"], whole["block1.weight"]);
+      EXPECT_GT(whole["block1.m_small"], 0);
+    }
+  }
 }
 
 TEST(StateCatalogue, OfARankThatDoesNotTrainHasWeightsAlone) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <random>
 
+#include "base/error.h"
 #include "units.h"
 
 namespace lm {
@@ -26,13 +27,13 @@ TEST(Schedule, IsTheStepAsTheDesignTellsIt) {
   EXPECT_EQ(text(make_schedule({.units = schedule_units(2), .micro_batches = 2})),
             "forward0.0 forward1.0 forward2.0 head3.0 backward2.0 backward1.0 backward0.0 "
             "forward0.1 forward1.1 forward2.1 head3.1 norm3.0 backward2.1 norm2.0 backward1.1 norm1.0 "
-            "backward0.1 norm0.0 check0.0 update0.0 update1.0 update2.0 update3.0 ");
+            "backward0.1 add rows0.0 norm0.0 check0.0 update0.0 update1.0 update2.0 update3.0 ");
 }
 
 TEST(Schedule, UpdatesABlockAtItsNormWhenClippingIsNotGlobal) {
   EXPECT_EQ(text(make_schedule({.units = schedule_units(1), .recompute = true, .clip = Clip::kBlock})),
             "forward0.0 forward1.0 head2.0 norm2.0 update2.0 recompute1.0 backward1.0 norm1.0 update1.0 "
-            "backward0.0 norm0.0 update0.0 check0.0 ");
+            "backward0.0 add rows0.0 norm0.0 update0.0 check0.0 ");
 }
 
 // A gradient is complete with all ranks' parts, and only then has a norm; one rank has nobody to ask.
@@ -46,7 +47,8 @@ TEST(Schedule, ExchangesEachGradientBetweenSeveralRanks) {
             "forward0.1 forward1.1 forward2.1 forward3.1 forward4.1 "
             "backward3.1 exchange3.0 norm3.0 backward4.1 exchange4.0 norm4.0 "
             "backward2.1 exchange2.0 norm2.0 update2.2 update3.0 update4.1 "
-            "backward1.1 exchange1.0 norm1.0 update1.0 backward0.1 exchange0.0 norm0.0 update0.0 check0.0 ");
+            "backward1.1 exchange1.0 norm1.0 update1.0 "
+            "backward0.1 add rows0.0 exchange0.0 norm0.0 update0.0 check0.0 ");
   EXPECT_NE(schedule_fault(make_schedule(shape), alone).find("nobody to exchange with"), std::string::npos);
   EXPECT_NE(schedule_fault(make_schedule(alone), shape).find("before its exchange"), std::string::npos);
 }
@@ -56,7 +58,8 @@ TEST(Schedule, LetsAGroupPassABlockBeforeTheNext) {
       text(make_schedule({.units = schedule_units(1), .micro_batches = 3, .recompute = true, .group = 2})),
       "forward0.0 forward0.1 forward1.0 forward1.1 head2.0 head2.1 "
       "recompute1.0 backward1.0 recompute1.1 backward1.1 backward0.0 backward0.1 "
-      "forward0.2 forward1.2 head2.2 norm2.0 recompute1.2 backward1.2 norm1.0 backward0.2 norm0.0 "
+      "forward0.2 forward1.2 head2.2 norm2.0 recompute1.2 backward1.2 norm1.0 backward0.2 add rows0.0 "
+      "norm0.0 "
       "check0.0 update0.0 update1.0 update2.0 ");
 }
 
@@ -77,17 +80,49 @@ TEST(Schedule, TakesACutHeadSegmentBySegment) {
             "forward0.0 forward0.1 forward1.0 forward1.1 "
             "forward2.0 forward2.1 forward3.0 forward3.1 forward4.0 forward4.1 "
             "backward3.0 backward3.1 norm3.0 backward4.0 backward4.1 norm4.0 "
-            "backward2.0 backward2.1 norm2.0 backward1.0 backward1.1 norm1.0 backward0.0 backward0.1 norm0.0 "
-            "check0.0 update0.0 update1.0 update2.2 update3.0 update4.1 ");
+            "backward2.0 backward2.1 norm2.0 backward1.0 backward1.1 norm1.0 "
+            "backward0.0 backward0.1 add rows0.0 norm0.0 check0.0 update0.0 update1.0 update2.2 update3.0 "
+            "update4.1 ");
   // A deferred update comes right before the segment's forward.
   shape = {.units = tiled_units(1, {0, 0, 4}, {2, 1, 1}), .pending = true};
   EXPECT_EQ(text(make_schedule(shape)),
             "forward0.0 forward1.0 update2.3 forward2.0 update3.0 update3.1 forward3.0 update4.2 forward4.0 "
             "backward3.0 norm3.0 backward4.0 norm4.0 backward2.0 norm2.0 backward1.0 norm1.0 "
-            "backward0.0 norm0.0 check0.0 update0.0 update1.0 ");
+            "backward0.0 add rows0.0 norm0.0 check0.0 update0.0 update1.0 ");
   EXPECT_EQ(text(make_flush_schedule(shape)), "update2.3 update3.0 update3.1 update4.2 ");
   shape.pending = false;
   EXPECT_EQ(text(make_evaluation_schedule(shape)), "forward0.0 forward1.0 forward2.0 forward3.0 forward4.0 ");
+}
+
+// The gradient of one block at a time; a norm over all of them needs a backward of its own.
+TEST(Schedule, UpdatesABlockRightAfterItsBackward) {
+  ScheduleShape shape{.units = tiled_units(1, {0, 2, 0}),
+                      .micro_batches = 2,
+                      .recompute = true,
+                      .clip = Clip::kNone,
+                      .group = 2,
+                      .in_backward = true};
+  const std::string forward = "forward0.0 forward0.1 forward1.0 forward1.1 ",
+                    block = "recompute1.0 backward1.0 recompute1.1 backward1.1 ",
+                    rows = "backward0.0 backward0.1 add rows0.0 ";
+  EXPECT_EQ(text(make_schedule(shape)), forward + "head2.0 head2.1 norm2.0 update2.0 " + block +
+                                            "norm1.0 update1.0 update1.1 " + rows +
+                                            "norm0.0 update0.0 check0.0 ");
+  shape.clip = Clip::kGlobal;
+  const std::string measured =
+      forward + "head2.0 head2.1 norm2.0 " + block + "norm1.0 " + rows + "norm0.0 check0.0 ";
+  const std::string second =
+      "head2.0 head2.1 update2.0 " + block + "update1.0 update1.1 " + rows + "update0.0 ";
+  EXPECT_EQ(text(make_schedule(shape)), measured + second);
+  EXPECT_FALSE(shape.defers());
+  // What a block's backward has overwritten is made once more.
+  shape.recompute = false, shape.ranks = 2;
+  EXPECT_EQ(
+      text(make_schedule(shape)),
+      forward + "head2.0 head2.1 exchange2.0 norm2.0 backward1.0 backward1.1 exchange1.0 norm1.0 " + rows +
+          "exchange0.0 norm0.0 check0.0 " + forward +
+          "head2.0 head2.1 exchange2.0 update2.0 backward1.0 backward1.1 exchange1.0 update1.0 update1.1 " +
+          rows + "exchange0.0 update0.0 ");
 }
 
 ScheduleShape random_shape(std::mt19937& random) {
@@ -100,6 +135,8 @@ ScheduleShape random_shape(std::mt19937& random) {
                       .group = draw(1, 3),
                       .pending = false,
                       .ranks = draw(1, 2)};
+  shape.in_backward = draw(0, 1) == 1;
+  if (shape.in_backward) shape.group = std::max(shape.group, shape.micro_batches);
   if (shape.tied || draw(0, 2) == 0) return shape;
   const bool frozen = draw(0, 3) == 0;
   std::vector<int64_t> cut;
@@ -207,6 +244,30 @@ TEST(Schedule, IsRefusedOutOfOrder) {
   EXPECT_NE(fault({Kind::kCheck, 0, 0}, {Kind::kNorm, 0, 0}).find("every gradient"), std::string::npos);
 }
 
+TEST(Schedule, IsRefusedWithTwoBlocksGradientsAtOnce) {
+  for (const Clip clip : {Clip::kGlobal, Clip::kBlock}) {
+    ScheduleShape shape{
+        .units = schedule_units(2), .micro_batches = 2, .clip = clip, .group = 2, .in_backward = true};
+    const StepSchedule good = make_schedule(shape);
+    ASSERT_EQ(schedule_fault(good, shape), "");
+    const auto fault = [&](const ScheduleShape& of, const Operation& what, const Operation& before) {
+      return schedule_fault(moved(make_schedule(of), what, before), of);
+    };
+    const Operation ended{clip == Clip::kGlobal ? Kind::kNorm : Kind::kUpdate, 2};
+    EXPECT_NE(fault(shape, ended, {Kind::kBackward, 1, 1}).find("slot of another"), std::string::npos);
+    EXPECT_NE(fault(shape, {ended.kind, 1}, {Kind::kNorm, 0}).find("slot of another"), std::string::npos);
+    // A tied embedding's is complete at the end alone, and so has memory of its own.
+    shape.tied = true;
+    EXPECT_EQ(fault(shape, {ended.kind, 1}, {Kind::kNorm, 0}), "");
+    shape.in_backward = false;
+    EXPECT_NE(schedule_fault(make_schedule(shape), ScheduleShape{shape.units, 2, true, false, clip, 2, false,
+                                                                 1, false, true}) == "",
+              clip == Clip::kGlobal);
+    shape.in_backward = true, shape.group = 1;
+    EXPECT_THROW(make_schedule(shape), Error);
+  }
+}
+
 TEST(Schedule, IsRefusedWithAnExchangeOutOfOrder) {
   const ScheduleShape shape{.units = schedule_units(3), .micro_batches = 2, .ranks = 2};
   const StepSchedule good = make_schedule(shape);
@@ -218,6 +279,61 @@ TEST(Schedule, IsRefusedWithAnExchangeOutOfOrder) {
             std::string::npos);
   EXPECT_NE(fault({Kind::kExchange, 2, 0}, {Kind::kBackward, 2, 1}).find("before its last"),
             std::string::npos);
+}
+
+// Ranks that have each updated a shard need the others' before anything uses the unit: after its last tile.
+TEST(Schedule, GathersAUnitsWeightsBehindItsLastTile) {
+  for (const Clip clip : {Clip::kGlobal, Clip::kBlock}) {
+    ScheduleShape shape{.units = tiled_units(2, {0, 2, 0, 0}), .clip = clip, .ranks = 2, .sharded = true};
+    const StepSchedule good = make_schedule(shape);
+    ASSERT_EQ(schedule_fault(good, shape), "");
+    int64_t gathers = 0;
+    for (size_t i = 0; i < good.operations.size(); ++i) {
+      const Operation& op = good.operations[i];
+      if (op.kind != Kind::kGather) continue;
+      ++gathers;
+      EXPECT_EQ(good.operations[i - 1],
+                (Operation{Kind::kUpdate, op.unit, 0, shape.unit(op.unit).end_tile - 1}));
+    }
+    // Under global clipping block 1 is updated and gathered under the next step's forward.
+    EXPECT_EQ(gathers, clip == Clip::kGlobal ? 3 : 4);
+    const std::string flush =
+        text(make_flush_schedule({shape.units, 1, false, false, clip, 1, true, 2, true}));
+    EXPECT_EQ(flush, clip == Clip::kGlobal ? "update1.0 update1.1 gather1.0 " : "");
+    StepSchedule missing = good;
+    std::erase_if(missing.operations,
+                  [](const Operation& op) { return op.kind == Kind::kGather && op.unit == 2; });
+    EXPECT_NE(schedule_fault(missing, shape), "");
+    EXPECT_NE(schedule_fault(moved(good, {Kind::kGather, 2}, {Kind::kUpdate, 2}), shape), "");
+    shape.sharded = false;
+    EXPECT_EQ(text(make_schedule(shape)).find("gather"), std::string::npos);
+  }
+}
+
+// A rank's part of a tied matrix's gradient is the head's and its rows: other ranks must be given both.
+TEST(Schedule, AddsTheEmbeddingsRowsBeforeItsGradientIsExchanged) {
+  for (const bool tied : {false, true}) {
+    const ScheduleShape shape{
+        .units = schedule_units(2), .micro_batches = 3, .tied = tied, .group = 2, .ranks = 2};
+    const StepSchedule good = make_schedule(shape);
+    ASSERT_EQ(schedule_fault(good, shape), "");
+    const auto at = std::find(good.operations.begin(), good.operations.end(), Operation{Kind::kAddRows});
+    ASSERT_NE(at, good.operations.end());
+    EXPECT_EQ(*(at - 1), (Operation{Kind::kBackward, 0, 2}));
+    EXPECT_EQ(*(at + 1), (Operation{Kind::kExchange}));
+    const auto fault = [&](const Operation& what, const Operation& before) {
+      return schedule_fault(moved(good, what, before), shape);
+    };
+    EXPECT_NE(fault({Kind::kExchange}, {Kind::kAddRows}).find("exchanged before its rows"),
+              std::string::npos);
+    EXPECT_NE(fault({Kind::kAddRows}, {Kind::kHead, 3, 2}).find("before the last"), std::string::npos);
+    EXPECT_NE(fault({Kind::kAddRows}, {Kind::kBackward, 0, 2}).find("before the last"), std::string::npos);
+    ScheduleShape alone = shape;
+    alone.ranks = 1;
+    EXPECT_NE(schedule_fault(moved(make_schedule(alone), {Kind::kNorm}, {Kind::kAddRows}), alone)
+                  .find("normed before its rows"),
+              std::string::npos);
+  }
 }
 
 TEST(Schedule, IsRefusedWithSegmentsOutOfOrder) {

@@ -137,6 +137,19 @@ TEST(Transfers, SendAGradientHomeAfterItsExchange) {
   EXPECT_EQ(walk_timeline(run, {}, {}, seconds).seconds, 4);
 }
 
+TEST(Transfers, KeepTheEmbeddingsGradientForItsRows) {
+  const ScheduleShape run{.units = schedule_units(1), .micro_batches = 2};
+  const StepSchedule step = make_schedule(run);
+  const TransferShape shape = stream(Pool::kGradients, {1, 0, 0}, 1, run);
+  int rows = 0;
+  for (const ArrayUse& use : array_uses(step, Pool::kGradients, shape)) {
+    if (step.operations[use.begin].kind != Kind::kAddRows) continue;
+    EXPECT_TRUE(use.needs && use.changes && !use.dies);
+    ++rows;
+  }
+  EXPECT_EQ(rows, 1);
+}
+
 TEST(Transfers, SendASegmentHomeBetweenItsUpdateAndItsLastUse) {
   const ScheduleShape run{.units = tiled_units(1, {0, 0, 4}, {2, 1, 1}), .pending = true};
   TransferShape shape = stream(Pool::kWeights, {0, 0, 0, 1, 1}, 1, run);
@@ -194,6 +207,9 @@ Case random_case(std::mt19937& random) {
            .clip = static_cast<Clip>(draw(0, 2)),
            .group = draw(1, 3)};
   const auto blocks = static_cast<size_t>(layers + 2);
+  c.run.in_backward = draw(0, 2) == 0;
+  if (c.run.in_backward) c.run.group = 5;
+  c.shape.measures = c.run.measures();
   c.shape.group = c.run.group;
   // At least a tile in each segment, wherever it is.
   std::vector<int64_t> cut;
@@ -207,7 +223,7 @@ Case random_case(std::mt19937& random) {
     return through_slots;
   };
   if (draw(0, 1) == 1) c.shape.pool(Pool::kWeights) = {inner(), draw(1, 4)};
-  if (draw(0, 1) == 1) c.shape.pool(Pool::kGradients) = {inner(), draw(1, 4)};
+  if (draw(0, 1) == 1 && !c.run.in_backward) c.shape.pool(Pool::kGradients) = {inner(), draw(1, 4)};
   if (draw(0, 1) == 1 && c.run.recompute) {
     c.shape.pool(Pool::kActivations) = {std::vector<char>(static_cast<size_t>((layers + 1) * c.run.group), 1),
                                         draw(2, 5)};

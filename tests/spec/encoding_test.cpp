@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "spec/block_layout.h"
-#include "tests/support/int8_rows.h"
 
 namespace lm {
 namespace {
@@ -23,7 +22,7 @@ TEST(Encoding, APlainTensorIsOnePieceThatIsUsedWhereItLies) {
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
     const Encoding& plain = plain_encoding(dtype);
     EXPECT_STREQ(plain.name, dtype_name(dtype));
-    EXPECT_EQ(plain.materialise, nullptr);
+    EXPECT_TRUE(plain.plain());
     const AdapterSpec lora = adapter();
     const ModelLayout layout = make_layout(small(), &lora, dtype);
     for (const BlockLayout& block : layout.blocks) {
@@ -41,10 +40,22 @@ TEST(Encoding, APlainTensorIsOnePieceThatIsUsedWhereItLies) {
   }
 }
 
-TEST(Encoding, ANewOneHasItsPiecesInTheBlocksAndItsBytesInTheSum) {
+// Of each kind: pieces of one matrix of the files, and their bytes.
+std::vector<int64_t> expected_bytes(EncodingKind kind, int64_t n, int64_t rows) {
+  const int64_t scales = (n + 63) / 64;
+  if (kind == EncodingKind::kInt8) return {n, rows * 4};
+  if (!has_double_scales(kind)) return {(n + 1) / 2, scales * 4};
+  return {(n + 1) / 2, scales, 4 + (scales + 255) / 256 * 4};
+}
+
+class Quantised : public testing::TestWithParam<EncodingKind> {};
+
+TEST_P(Quantised, EveryMatrixOfTheFilesHasItsOwnPiecesInTheBlocks) {
   const AdapterSpec lora = adapter();
   const ModelSpec spec = small();
-  const ModelLayout layout = make_layout(spec, &lora, DType::kBF16, &test::kInt8Rows);
+  const Encoding& encoding = encoding_of(GetParam());
+  const ModelLayout layout = make_layout(spec, &lora, DType::kBF16, &encoding);
+  int64_t encoded_bytes = 0, pieces = 0;
   for (size_t b = 0; b < layout.blocks.size(); ++b) {
     const BlockLayout& block = layout.blocks[b];
     int64_t end = 0;
@@ -52,28 +63,30 @@ TEST(Encoding, ANewOneHasItsPiecesInTheBlocksAndItsBytesInTheSum) {
       if (!place.frozen) continue;
       const Parameter& p = place.parameter;
       const bool body = b > 0 && b + 1 < layout.blocks.size();
-      const bool encoded = body && p.kind == ParameterKind::kMatrix;
-      ASSERT_EQ(place.pieces.size(), encoded ? 2u : 1u) << p.name;
+      ASSERT_EQ(place.encoded(), body && p.kind == ParameterKind::kMatrix) << p.name;
       EXPECT_EQ(place.offset, place.pieces[0].offset);
-      if (encoded) {
-        EXPECT_EQ(place.pieces[0].bytes, p.elements());
-        EXPECT_EQ(place.pieces[1].bytes, p.rows * 4);
+      size_t piece = 0;
+      for (const ParameterPart& part : p.parts) {
+        if (!place.encoded()) break;
+        for (const int64_t bytes : expected_bytes(encoding.kind, part.rows * p.columns, part.rows)) {
+          EXPECT_EQ(place.pieces.at(piece++).bytes, bytes) << part.name;
+          encoded_bytes += bytes, ++pieces;
+        }
       }
-      for (const FrozenPiece& piece : place.pieces) {
-        EXPECT_EQ(piece.offset % 512, 0);
-        EXPECT_GE(piece.offset, end);
-        end = piece.offset + piece.bytes;
+      ASSERT_EQ(place.pieces.size(), place.encoded() ? piece : 1u) << p.name;
+      for (const FrozenPiece& one : place.pieces) {
+        EXPECT_EQ(one.offset % 512, 0);
+        EXPECT_GE(one.offset, end);
+        end = one.offset + one.bytes;
       }
     }
     EXPECT_LE(end, block.frozen_bytes);
   }
   const auto bytes = layout.frozen_bytes_by_encoding();
   ASSERT_EQ(bytes.size(), 2u);
-  const int64_t matrices = 2 * ((64 + 2 * 32) * 64 + 64 * 64 + 3 * 96 * 64);
-  const int64_t scales = 2 * ((64 + 2 * 32) + 64 + 2 * 96 + 64) * 4;
-  EXPECT_GE(bytes.at("int8 rows"), matrices + scales);
-  EXPECT_LT(bytes.at("int8 rows"), matrices + scales + 2 * 8 * 512);
-  EXPECT_EQ(bytes.at("int8 rows") + bytes.at("bf16"), layout.frozen_bytes);
+  EXPECT_GE(bytes.at(encoding.name), encoded_bytes);
+  EXPECT_LT(bytes.at(encoding.name), encoded_bytes + pieces * 512);
+  EXPECT_EQ(bytes.at(encoding.name) + bytes.at("bf16"), layout.frozen_bytes);
   // What is trained does not depend on it.
   EXPECT_EQ(layout.flat_elements, make_layout(spec, &lora, DType::kBF16).flat_elements);
   // A cut head stays as it was.
@@ -82,25 +95,9 @@ TEST(Encoding, ANewOneHasItsPiecesInTheBlocksAndItsBytesInTheSum) {
   ASSERT_EQ(units.size(), plain.size());
   EXPECT_EQ(units.back().frozen_bytes, plain.back().frozen_bytes);
 }
-
-TEST(Encoding, MaterialisesAMatrixInEitherType) {
-  std::vector<float> values;
-  for (int i = 0; i < 6 * 50; ++i) values.push_back(static_cast<float>((i * 37) % 101 - 50) * 0.01F);
-  const test::Int8Rows rows = test::int8_rows(values, 50);
-  const std::vector<const std::byte*> pieces = {reinterpret_cast<const std::byte*>(rows.codes.data()),
-                                                reinterpret_cast<const std::byte*>(rows.scales.data())};
-  std::vector<float> out(values.size());
-  test::kInt8Rows.materialise(pieces, 6, 50, DType::kF32, reinterpret_cast<std::byte*>(out.data()));
-  for (size_t i = 0; i < out.size(); ++i) EXPECT_NEAR(out[i], values[i], 0.5 / 254 + 1e-6) << i;
-  std::vector<uint16_t> half(values.size());
-  test::kInt8Rows.materialise(pieces, 6, 50, DType::kBF16, reinterpret_cast<std::byte*>(half.data()));
-  for (size_t i = 0; i < out.size(); ++i) {
-    const uint32_t bits = static_cast<uint32_t>(half[i]) << 16;
-    float value = 0;
-    std::memcpy(&value, &bits, 4);
-    EXPECT_NEAR(value, out[i], std::abs(out[i]) / 128) << i;
-  }
-}
+INSTANTIATE_TEST_SUITE_P(Kinds, Quantised,
+                         testing::Values(EncodingKind::kNf4, EncodingKind::kFp4, EncodingKind::kNf4Double,
+                                         EncodingKind::kFp4Double, EncodingKind::kInt8));
 
 }  // namespace
 }  // namespace lm

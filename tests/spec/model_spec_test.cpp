@@ -247,6 +247,31 @@ TEST(ModelSpec, WhatIsNotImplementedIsRefusedByName) {
   expect_refused(config.dump(), "mixtral");
 }
 
+TEST(ModelSpec, KnowsWhatBitsandbytesQuantised) {
+  const auto stored = [](const json& quantisation) {
+    json config = llama();
+    config["quantization_config"] = {{"quant_method", "bitsandbytes"}};
+    config["quantization_config"].update(quantisation);
+    return parse(config).stored;
+  };
+  EXPECT_EQ(parse(llama()).stored, EncodingKind::kPlain);
+  EXPECT_EQ(stored({{"load_in_4bit", true}, {"bnb_4bit_quant_type", "nf4"}}), EncodingKind::kNf4);
+  EXPECT_EQ(
+      stored({{"load_in_4bit", true}, {"bnb_4bit_quant_type", "nf4"}, {"bnb_4bit_use_double_quant", true}}),
+      EncodingKind::kNf4Double);
+  EXPECT_EQ(stored({{"load_in_4bit", true}}), EncodingKind::kFp4);
+  EXPECT_EQ(stored({{"load_in_8bit", true}, {"load_in_4bit", false}}), EncodingKind::kInt8);
+  for (const json& bad :
+       {json{{"load_in_4bit", true}, {"bnb_4bit_quant_type", "af4"}},
+        json{{"load_in_4bit", true}, {"bnb_4bit_quant_storage", "float32"}},
+        json{{"load_in_4bit", true}, {"load_in_8bit", true}}, json{{"load_in_4bit", false}}}) {
+    json config = llama();
+    config["quantization_config"] = {{"quant_method", "bitsandbytes"}};
+    config["quantization_config"].update(bad);
+    expect_refused(config.dump(), "quantization_config");
+  }
+}
+
 TEST(ModelSpec, AWrongTypeOrRangeIsRefusedWithItsKey) {
   const char* const kSizes[] = {
       "hidden_size", "intermediate_size",   "num_hidden_layers", "num_attention_heads",

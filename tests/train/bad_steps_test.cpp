@@ -147,7 +147,7 @@ TEST_F(BadSteps, AreSkippedAndNameTheTensorInEveryHome) {
         break;
       }
       EXPECT_TRUE(result.skipped);
-      EXPECT_EQ(result.fault, "tensor " + planted + " grad " + kind);
+      EXPECT_EQ(result.fault, "rank 0 tensor " + planted + " grad " + kind);
       // What is skipped changes nothing; looked at once, as it takes time.
       if (call == 3) {
         EXPECT_TRUE(training.state() == before) << "a skipped step has changed something";
@@ -168,7 +168,7 @@ TEST_F(BadSteps, NameEveryTensor) {
       const int64_t element = place.offset + (++count % 2 == 0 ? 0 : place.parameter.elements() - 1);
       const char* kind = plant_next(Plant::Where::kNorms, static_cast<int64_t>(call), element);
       const StepResult result = training.step(++step);
-      EXPECT_EQ(result.fault, "tensor " + place.parameter.name + " grad " + kind);
+      EXPECT_EQ(result.fault, "rank 0 tensor " + place.parameter.name + " grad " + kind);
     }
   }
   EXPECT_GT(count, 15);
@@ -181,7 +181,7 @@ TEST_F(BadSteps, NameTheBlockThatBackwardReachedFirst) {
   training.replace_norm_weight(std::numeric_limits<float>::infinity());
   const StepResult result = training.step(2);
   EXPECT_TRUE(result.skipped);
-  EXPECT_EQ(result.fault, "tensor norm grad nan");
+  EXPECT_EQ(result.fault, "rank 0 tensor norm grad nan");
 }
 
 TEST_F(BadSteps, WithoutGlobalClippingEndTheRunAtOnceAndNameTheTensor) {

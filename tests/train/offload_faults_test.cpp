@@ -3,8 +3,8 @@
 // fails is either made good or ends the run with the code that says so. A run that ends well has the numbers
 // of one that met nothing.
 //
-// State whose home is host memory has no checksums, as no other memory of the process has: checksums are for
-// what leaves it.
+// Homes in host memory have slots on a device before them, and checksums as disks have. State in host memory
+// that compute or the CPU's update works on where it lies has none, as no other memory of the process has.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -243,7 +243,13 @@ class TamperedRuns : public ::testing::Test {
   std::map<std::string, int64_t> found_;
 };
 
-TEST_F(TamperedRuns, OneThousandFlippedBitsThatAreReadAreFound) {
+TEST_F(TamperedRuns, FlippedBitsThatAreReadAreFound) {
+  run_until(Tampering::kBit, 100);
+  EXPECT_GE(found_["optimizer state, in its update"], 3);
+}
+
+// Minutes: `./dev test --faults`.
+TEST_F(TamperedRuns, DISABLED_OneThousandFlippedBitsThatAreReadAreFound) {
   run_until(Tampering::kBit, 1000);
   for (const char* state :
        {"optimizer state, in its update", "optimizer state, whole", "weights", "gradient", "input"})

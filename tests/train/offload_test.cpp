@@ -16,19 +16,6 @@ namespace {
 
 using namespace offloaded_run;
 
-void expect_same(const Variant& run, const Outcome& got) {
-  const Outcome& want = reference(run);
-  EXPECT_EQ(got.losses, want.losses) << run.text();
-  EXPECT_EQ(got.norms, want.norms) << run.text();
-  EXPECT_EQ(got.skipped, want.skipped) << run.text();
-  EXPECT_EQ(got.evaluated, want.evaluated) << run.text();
-  ASSERT_EQ(got.state.size(), want.state.size()) << run.text();
-  for (const auto& [name, bytes] : want.state) {
-    ASSERT_TRUE(got.state.count(name)) << name;
-    EXPECT_TRUE(got.state.at(name) == bytes) << name << " differs: " << run.text();
-  }
-}
-
 class Offload : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -192,12 +179,12 @@ TEST_F(Offload, SkippedStepsCompleteWhatWasLeftToThemAndNothingElse) {
 
 // The CPU beside a device: state in host memory, on disk, or half and half; under every clip mode and master.
 TEST_F(Offload, UpdatesBesideTheDeviceGiveTheSameBits) {
-  for (int i = 0; i < 27; ++i) {
+  for (int i = 0; i < 30; ++i) {
     Variant run;
     run.slots_on_device = run.optimizer = run.on_host = true;
     run.host = i % 3;
     run.clip = static_cast<Clip>(i / 3 % 3);
-    run.master = static_cast<Master>(i / 9);
+    run.master = static_cast<Master>(i / 9 % 3);
     run.gradients = i % 2 == 1, run.weights = i % 4 == 2, run.mixed = i % 5 == 4;
     run.lora = i % 7 == 6, run.granules = 1 + i % 4;
     run.rule = static_cast<RuleId>(static_cast<size_t>(i) / 3 % Rules::kSize);
@@ -300,41 +287,30 @@ TEST_F(Offload, AStoreInMemoryAloneGivesTheSameBits) {
   }
 }
 
-// 80 seeded draws from {none, disk, mixed} x {optimizer, gradients, weights, activations} x tile sizes x
-// threads x engines x recompute x accumulation x groups x clip modes x tied/untied x full/LoRA x rules x
-// masters x gradients in fp32/bf16 x biases, norms of heads, windows.
+TEST_F(Offload, AQuantisedBaseGivesTheSameBits) {
+  for (int kind = 1; kind <= static_cast<int>(EncodingKind::kInt8); ++kind) {
+    Variant run;
+    run.lora = true, run.base = static_cast<EncodingKind>(kind), run.steps = 6;
+    run.dtype = kind % 2 == 0 ? DType::kF32 : DType::kBF16;
+    if (run.dtype == DType::kF32) run.master = Master::kF32;
+    Variant plain = run;
+    plain.base = EncodingKind::kPlain;
+    EXPECT_NE(reference(plain).losses, reference(run).losses);
+    run.weights = run.recompute = true;
+    for (const int host : {-1, 0, 1, 2}) {  // slots of the device's own memory, or its homes themselves
+      run.slots_on_device = host >= 0, run.host = std::max(host, 0), run.mixed = host == 2;
+      SCOPED_TRACE(run.text());
+      expect_same(run, Training(run).run());
+    }
+  }
+}
+
 TEST_F(Offload, DrawnRunsGiveTheSameBits) {
   const bool ring = ring_allowed();
   int without_ring = 0;
   std::mt19937 random(11);
-  const auto draw = [&](int from, int to) { return std::uniform_int_distribution<int>(from, to)(random); };
   for (int i = 0; i < 80; ++i) {
-    Variant run;
-    run.lora = draw(0, 3) == 0;
-    run.tied = draw(0, 1) == 1;
-    run.vocab = std::array<int64_t, 4>{300, 300, 8200, 17000}[static_cast<size_t>(run.tied ? 0 : draw(0, 3))];
-    run.clip = static_cast<Clip>(draw(0, 2));
-    run.micro_batches = draw(0, 1) == 0 ? 1 : 4;
-    run.dtype = draw(0, 3) == 0 ? DType::kF32 : DType::kBF16;
-    run.master = static_cast<Master>(run.dtype == DType::kF32 ? 1 : draw(0, 2));
-    run.optimizer = draw(0, 3) > 0;
-    run.gradients = draw(0, 1) == 1;
-    run.weights = draw(0, 1) == 1;
-    run.activations = draw(0, 1) == 1;
-    run.recompute = run.activations || draw(0, 1) == 1;
-    run.mixed = draw(0, 2) == 0;
-    run.granules = std::array<int64_t, 3>{1, 3, 1000}[static_cast<size_t>(draw(0, 2))];
-    run.slots = draw(1, 4);
-    run.group = draw(1, 4);
-    run.optimizer_threads = draw(1, 2);
-    run.engine = static_cast<Engine>(draw(0, 2));
-    run.verify = draw(0, 3) > 0;
-    run.slots_on_device = draw(0, 2) == 0;
-    run.host = run.slots_on_device ? draw(0, 2) : 0;
-    run.on_host = run.slots_on_device && run.optimizer && draw(0, 1) == 1;
-    run.family = static_cast<Family>(draw(0, 3));
-    run.rule = static_cast<RuleId>(static_cast<size_t>(i) % Rules::kSize);
-    if (run.dtype == DType::kBF16 && draw(0, 1) == 1) run.gradient_dtype = DType::kBF16;
+    Variant run = drawn_variant(random, i);
     if (run.engine == Engine::kUring && !ring) {
       run.engine = Engine::kThreads;
       ++without_ring;

@@ -73,8 +73,11 @@ struct Contents : StateSink {
   void write(const StateEntry& entry, int64_t offset, std::span<const std::byte> b) override {
     moved.at(static_cast<size_t>(&entry - catalogue.data())) += std::ssize(b);
     std::vector<std::byte>& known = bytes[entry.name];
-    EXPECT_EQ(entry.first * static_cast<int64_t>(dtype_size(entry.dtype)) + offset, std::ssize(known))
-        << entry.name;
+    // Of a rank among several the rest stays zero.
+    const auto begin =
+        static_cast<size_t>(entry.first * static_cast<int64_t>(dtype_size(entry.dtype)) + offset);
+    EXPECT_GE(begin, known.size()) << entry.name;
+    known.resize(begin);
     known.insert(known.end(), b.begin(), b.end());
   }
 };
@@ -109,21 +112,55 @@ std::string Variant::text() const {
   add("activations", activations), add("mixed", mixed), add("granules", granules), add("slots", slots);
   add("group", group), add("threads", optimizer_threads), add("engine", static_cast<int>(engine));
   add("bf16_gradients", gradient_dtype == DType::kBF16), add("family", static_cast<int>(family));
+  add("base", static_cast<int>(base));
+  add("in_backward", in_backward), add("stage", stage);
   add("slots_on_device", slots_on_device), add("host", host), add("on_host", on_host);
   return out;
 }
 std::string Variant::numbers() const {
   std::string out;
-  for (const int64_t value :
-       {vocab, int64_t{lora}, int64_t{tied}, static_cast<int64_t>(clip), micro_batches,
-        static_cast<int64_t>(dtype), static_cast<int64_t>(rule), static_cast<int64_t>(master),
-        static_cast<int64_t>(gradient_dtype), static_cast<int64_t>(family), layers, steps})
+  for (const int64_t value : {vocab, int64_t{lora}, int64_t{tied}, static_cast<int64_t>(clip), micro_batches,
+                              static_cast<int64_t>(dtype), static_cast<int64_t>(rule),
+                              static_cast<int64_t>(master), static_cast<int64_t>(gradient_dtype),
+                              static_cast<int64_t>(family), layers, steps, static_cast<int64_t>(base)})
     out += std::to_string(value) + ",";
   return out;
 }
 
 DeviceType device() {
   return cuda_built() ? DeviceType::kCuda : DeviceType::kCpu;
+}
+
+Variant drawn_variant(std::mt19937& random, int i) {
+  const auto draw = [&](int from, int to) { return std::uniform_int_distribution<int>(from, to)(random); };
+  Variant run;
+  run.lora = draw(0, 3) == 0;
+  run.tied = draw(0, 1) == 1;
+  run.vocab = std::array<int64_t, 4>{300, 300, 8200, 17000}[static_cast<size_t>(run.tied ? 0 : draw(0, 3))];
+  run.clip = static_cast<Clip>(draw(0, 2));
+  run.micro_batches = draw(0, 1) == 0 ? 1 : 4;
+  run.dtype = draw(0, 3) == 0 ? DType::kF32 : DType::kBF16;
+  run.master = static_cast<Master>(run.dtype == DType::kF32 ? 1 : draw(0, 2));
+  run.optimizer = draw(0, 3) > 0;
+  run.gradients = draw(0, 1) == 1;
+  run.weights = draw(0, 1) == 1;
+  run.activations = draw(0, 1) == 1;
+  run.recompute = run.activations || draw(0, 1) == 1;
+  run.mixed = draw(0, 2) == 0;
+  run.granules = std::array<int64_t, 3>{1, 3, 1000}[static_cast<size_t>(draw(0, 2))];
+  run.slots = draw(1, 4);
+  run.group = draw(1, 4);
+  run.optimizer_threads = draw(1, 2);
+  run.engine = static_cast<Engine>(draw(0, 2));
+  run.verify = draw(0, 3) > 0;
+  run.slots_on_device = draw(0, 2) == 0;
+  run.host = run.slots_on_device ? draw(0, 2) : 0;
+  run.on_host = run.slots_on_device && run.optimizer && draw(0, 1) == 1;
+  run.family = static_cast<Family>(draw(0, 3));
+  run.rule = static_cast<RuleId>(static_cast<size_t>(i) % Rules::kSize);
+  if (run.dtype == DType::kBF16 && draw(0, 1) == 1) run.gradient_dtype = DType::kBF16;
+  if (run.lora) run.base = static_cast<EncodingKind>(draw(0, 5));
+  return run;
 }
 
 bool ring_allowed() {
@@ -135,11 +172,15 @@ bool ring_allowed() {
   }
 }
 
-Training::Training(const Variant& run, EngineFactory engine, StoreFactory store)
+Training::Training(const Variant& run, EngineFactory engine, StoreFactory store, Group* group,
+                   Group* device_group)
     : run_(run),
+      rank_index_(group == nullptr ? 0 : group->rank()),
+      ranks_(group == nullptr ? 1 : group->ranks()),
       engine_(std::move(engine)),
       spec_(small_spec(run)),
-      layout_(make_layout(spec_, run.lora ? &adapter_ : nullptr, run.dtype)),
+      layout_(make_layout(spec_, run.lora ? &adapter_ : nullptr, run.dtype,
+                          run.base == EncodingKind::kPlain ? nullptr : &encoding_of(run.base))),
       stream_(started(run.threads)) {
   Config config;
   config.data.max_length = kLength;
@@ -156,16 +197,19 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store)
   optimizer_.weight_decay = 0.01;
   const auto home = [](bool off_device) { return off_device ? OffloadHome::kNvme : OffloadHome::kNone; };
   config.offload.optimizer = home(run.optimizer);
-  config.offload.gradients = home(run.gradients);
+  config.offload.gradients = home(run.gradients && !run.in_backward);
+  config.train.update = run.in_backward ? UpdateTime::kInBackward : UpdateTime::kAfter;
   config.offload.weights = home(run.weights);
   config.offload.activations = home(run.activations);
   config.offload.verify = run.verify;
+  config.zero.stage = run.stage;
   const StateStreams state(run.rule, master_form(run.master, run.dtype));
-  config.io.tile = ByteSize{state.bytes(run.granules * kGranule)};
+  config.io.tile = ByteSize{state.bytes({run.granules * kGranule})};
   Machine machine;
   machine.cores = 2;
   if (cuda_built()) machine.gpus.push_back(known_gpu("H200"));
-  plan_ = make_plan({config, spec_, run.lora ? &adapter_ : nullptr, layout_, device()}, machine);
+  plan_ = make_plan({config, spec_, run.lora ? &adapter_ : nullptr, layout_, device()}, machine,
+                    {.ranks = ranks_});
   plan_.placement.io_timeout = run.io_timeout;
   set_pools();
   set_update_site();
@@ -189,6 +233,8 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store)
                 .engine = [this](const EngineSetup& setup) { return make_engine_of_run(setup); },
                 .store = std::move(store),
                 .slots_on_device = run.slots_on_device,
+                .group = group,
+                .device_group = device_group,
                 .kernels = run.kernels},
       stream_);
   load();
@@ -215,15 +261,19 @@ void Training::restore(const Copy& copy) {
     const State& from;
   } reader(copy.state);
   rank_->reset();
+  restore_from(reader, copy.updates);
+}
+
+void Training::restore_from(StateReader& from, int64_t updates) {
   load();  // a copy has nothing of what is frozen
-  rank_->restore(reader, copy.updates);
+  rank_->restore(from, updates);
 }
 
 std::vector<int64_t> Training::reduced_units() const {
   const std::vector<Unit> units = layout_.units(head_segments() > 0);
   std::vector<int64_t> out;
   for (const Operation& operation :
-       make_schedule(plan_.placement.schedule(spec_, plan_.numerics.recompute, run_.clip, 1)).operations) {
+       make_schedule(plan_.placement.schedule(spec_, plan_.numerics.recompute, run_.clip)).operations) {
     const Unit& unit = units[static_cast<size_t>(operation.unit)];
     const bool trained = layout_.blocks[static_cast<size_t>(unit.block)].flat_elements > 0;
     if (operation.kind == OperationKind::kNorm && trained) out.push_back(operation.unit);
@@ -236,9 +286,9 @@ Training::~Training() = default;
 // Slots as few as this run wants.
 void Training::set_pools() {
   PlacementPlan& p = plan_.placement;
-  p.group = std::min(run_.group, run_.micro_batches);
+  p.group = run_.in_backward ? run_.micro_batches : std::min(run_.group, run_.micro_batches);
   stream(p, Pool::kOptimizer, run_.optimizer, run_.slots, run_.mixed);
-  stream(p, Pool::kGradients, run_.gradients && !run_.lora, run_.slots, run_.mixed);
+  stream(p, Pool::kGradients, run_.gradients && !run_.lora && !run_.in_backward, run_.slots, run_.mixed);
   stream(p, Pool::kWeights, run_.weights, run_.slots, run_.mixed);
   if (run_.activations) {
     PoolPlan& inputs = p.pool(Pool::kActivations);
@@ -255,8 +305,9 @@ void Training::set_pools() {
 // What a plan for a GPU may choose.
 void Training::set_update_site() {
   PlacementPlan& p = plan_.placement;
-  p.update_on_host = run_.on_host;
-  p.update_staging = run_.on_host
+  // A GPU's products are the GPU's.
+  p.update_on_host = run_.on_host && !(device() == DeviceType::kCuda && is_orthogonal(run_.rule));
+  p.update_staging = p.update_on_host
                          ? HostUpdate::staging_bytes(p.tile_granules * kGranule,
                                                      plan_.numerics.gradient_dtype, plan_.numerics.dtype)
                          : 0;
@@ -281,9 +332,12 @@ std::unique_ptr<IoEngine> Training::make_engine_of_run(const EngineSetup& setup)
   return disk_->make_engine();
 }
 
+StateCatalogue Training::catalogue() const {
+  return list_state(layout_, plan_.numerics, head_segments() > 0, true, rank_index_);
+}
+
 State Training::state() {
-  // Made without the rank.
-  const StateCatalogue catalogue = list_state(layout_, plan_.numerics, head_segments() > 0, true);
+  const StateCatalogue catalogue = this->catalogue();
   Contents contents(catalogue);
   LiveState state = rank_->state();
   move_state(catalogue, state, contents);
@@ -291,8 +345,16 @@ State Training::state() {
   return std::move(contents.bytes);
 }
 
+StepBatches Training::batches(int64_t step) const {
+  StepBatches all = batches_of(run_.micro_batches, step, spec_.vocab);
+  const int64_t count = std::ssize(all.micro);
+  all.micro.erase(all.micro.begin() + count * (rank_index_ + 1) / ranks_, all.micro.end());
+  all.micro.erase(all.micro.begin(), all.micro.begin() + count * rank_index_ / ranks_);
+  return all;
+}
+
 StepResult Training::step(int64_t step, double lr) {
-  return rank_->step().run(batches_of(run_.micro_batches, step, spec_.vocab), step, lr);
+  return rank_->step().run(batches(step), step, lr);
 }
 
 Outcome Training::run(bool read_between) {
@@ -342,12 +404,25 @@ const Outcome& reference(const Variant& run) {
   if (found != known.end()) return found->second;
   Variant resident = run;
   resident.recompute = resident.optimizer = resident.gradients = resident.weights = resident.activations =
-      resident.mixed = false;
+      resident.mixed = resident.in_backward = false;
   resident.slots_on_device = resident.on_host = false;
   resident.granules = resident.group = 1, resident.slots = 2, resident.host = 0,
   resident.optimizer_threads = 1;
   resident.engine = Engine::kSim, resident.verify = true;
   return known.emplace(run.numbers(), Training(resident).run()).first->second;
+}
+
+void expect_same(const Variant& run, const Outcome& got) {
+  const Outcome& want = reference(run);
+  EXPECT_EQ(got.losses, want.losses) << run.text();
+  EXPECT_EQ(got.norms, want.norms) << run.text();
+  EXPECT_EQ(got.skipped, want.skipped) << run.text();
+  EXPECT_EQ(got.evaluated, want.evaluated) << run.text();
+  ASSERT_EQ(got.state.size(), want.state.size()) << run.text();
+  for (const auto& [name, bytes] : want.state) {
+    ASSERT_TRUE(got.state.count(name)) << name;
+    EXPECT_TRUE(got.state.at(name) == bytes) << name << " differs: " << run.text();
+  }
 }
 
 }  // namespace lm::offloaded_run

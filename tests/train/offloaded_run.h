@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -21,7 +22,7 @@ enum class Engine { kUring, kThreads, kSim };
 // What families differ in, where state passes through: sizes of blocks, and what attention does.
 enum class Family { kLlama, kQwen2, kQwen3, kMistral };  // plain; biases; q/k norms; sliding windows
 
-// A run of the matrix. The first twelve decide the numbers, the rest must not.
+// A run of the matrix. The first thirteen decide the numbers, the rest must not.
 struct Variant {
   bool lora = false, tied = true;
   int64_t vocab = 300;  // more than 8192: an untied head is cut where weights or gradients are off the device
@@ -33,6 +34,7 @@ struct Variant {
   DType gradient_dtype = DType::kF32;
   Family family = Family::kLlama;
   int64_t layers = 3, steps = 12;
+  EncodingKind base = EncodingKind::kPlain;  // with LoRA: of the frozen matrices
 
   bool recompute = false;
   bool optimizer = false, gradients = false, weights = false, activations = false;  // off the device
@@ -48,6 +50,10 @@ struct Variant {
   bool on_host =
       false;     // with `slots_on_device`: state off the device is updated in host memory, as beside a GPU
   int host = 0;  // with `slots_on_device`: homes in host memory: 0 of none, 1 of all, 2 of the earlier half
+
+  bool in_backward = false;  // updates; then gradients have no home, and all micro-batches are one group
+
+  int64_t stage = 1;  // of several ranks
 
   const Kernels* kernels = nullptr;  // instead of the device's
   int64_t io_timeout = 60;
@@ -67,13 +73,20 @@ struct Outcome {
 };
 
 DeviceType device();
+// A draw from {none, disk, mixed} x {optimizer, gradients, weights, activations} x tile sizes x threads x
+// engines x recompute x accumulation x groups x clip modes x tied/untied x full/LoRA x rules x masters x
+// gradients in fp32/bf16 x biases, norms of heads, windows; the rules take turns with `i`.
+Variant drawn_variant(std::mt19937& random, int i);
 // Whether this machine lets us have a ring; a test that names io_uring skips without one.
 bool ring_allowed();
 
 class Training {
  public:
   // `engine` (may be empty) replaces the variant's; `store` (may be empty) this machine's memory and disks.
-  explicit Training(const Variant& run, EngineFactory engine = {}, StoreFactory store = {});
+  // `group` (may be null): the ranks that share the variant's micro-batches, of which this is one;
+  // `device_group` (null: as `group`): the same, for what lies on their GPUs.
+  explicit Training(const Variant& run, EngineFactory engine = {}, StoreFactory store = {},
+                    Group* group = nullptr, Group* device_group = nullptr);
   ~Training();
 
   // All steps, an evaluation after the fifth, and the state after the last; with `read_between` it is read
@@ -88,14 +101,21 @@ class Training {
   };
   Copy copy();
   void restore(const Copy& copy);
+  // The state where it lives, and the other direction; `updates`: of the optimizer so far.
+  LiveState live_state() { return rank_->state(); }
+  void restore_from(StateReader& from, int64_t updates);
   // The trained units, in the order in which a step's gradients are final.
   std::vector<int64_t> reduced_units() const;
   void flush() { rank_->step().flush(); }
+  // Made without the rank.
+  StateCatalogue catalogue() const;
+  TrainStep& train_step() { return rank_->step(); }
   // Completes what is deferred and puts `value` in place of the final norm's first weight, wherever that
   // lives; gives what was there.
   float replace_norm_weight(float value);
   int64_t head_segments() const { return plan_.placement.head_segments(); }
   const Rank& rank() const { return *rank_; }
+  const Plan& plan() const { return plan_; }
   const ModelLayout& layout() const { return layout_; }
   const Gradients& gradients() { return rank_->gradients(); }
 
@@ -106,7 +126,11 @@ class Training {
   void set_update_site();
   void set_arena(const Config& config);
 
+  // This rank's micro-batches of a step.
+  StepBatches batches(int64_t step) const;
+
   Variant run_;
+  int rank_index_ = 0, ranks_ = 1;
   EngineFactory engine_;
   AdapterSpec adapter_{
       .r = 4, .alpha = 8, .rslora = false, .dropout = 0.1, .targets = {"q_proj", "v_proj", "down_proj"}};
@@ -121,5 +145,6 @@ class Training {
 
 // The run that keeps everything on the device, once per set of numbers.
 const Outcome& reference(const Variant& run);
+void expect_same(const Variant& run, const Outcome& got);
 
 }  // namespace lm::offloaded_run

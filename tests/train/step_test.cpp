@@ -2,12 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <set>
 
 #include "base/error.h"
 #include "kernels/runtime.h"
+#include "train/evaluate.h"
 #include "train/rank.h"
 #include "weights/load_store.h"
 
@@ -254,6 +256,45 @@ TEST(Step, DividesTheWeightedLossByTheSumOfTheWeights) {
   EXPECT_NE(some.grad_norm, one.grad_norm);
 }
 
+// -log softmax of the target, in fp64 from the rank's logits.
+double reference_nll(const float* logits, int64_t vocab, int32_t target) {
+  const double highest = *std::max_element(logits, logits + vocab);
+  double sum = 0;
+  for (int64_t v = 0; v < vocab; ++v) sum += std::exp(logits[v] - highest);
+  return std::log(sum) + highest - logits[target];
+}
+
+// Batches of which some have weights, and of these some are 0.
+TEST(Step, AnEvaluationDividesByTheSumOfTheWeights) {
+  const ModelSpec spec = tiny_spec(false, true, false);
+  Fixture f(spec, false, false, DType::kF32, DType::kF32, false, true);
+  std::vector<Batch> batches = {batch_of(2, 40, spec.vocab), batch_of(1, 60, spec.vocab),
+                                batch_of(1, 30, spec.vocab)};
+  for (size_t t = 0; t < 80; ++t) batches[0].weight.push_back(static_cast<float>(t % 7) * 0.25F);
+  batches[2].weight.assign(30, 3.F);
+  double nll = 0, weights = 0;
+  int64_t targets = 0;
+  for (const Batch& batch : batches) {
+    std::vector<int32_t> rows;
+    for (size_t t = 0; t < batch.target.size(); ++t) {
+      if (batch.target[t] >= 0) rows.push_back(static_cast<int32_t>(t));
+    }
+    const std::vector<float> logits = f.rank->step().logits(batch, rows);
+    for (size_t r = 0; r < rows.size(); ++r) {
+      const auto t = static_cast<size_t>(rows[r]);
+      const double weight = batch.weight.empty() ? 1 : batch.weight[t];
+      nll += weight *
+             reference_nll(logits.data() + static_cast<int64_t>(r) * spec.vocab, spec.vocab, batch.target[t]);
+      weights += weight;
+    }
+    targets += std::ssize(rows);
+  }
+  const EvalResult result = evaluate(*f.rank, batches);
+  EXPECT_NEAR(result.loss, nll / weights, 1e-6 * nll / weights);
+  EXPECT_EQ(result.target_tokens, targets);
+  EXPECT_GT(std::abs(weights - static_cast<double>(targets)), 0.1 * weights);
+}
+
 TEST(Step, AStepWithoutTargetsHasLossZeroAndNoGradient) {
   Fixture f(tiny_spec(false, true, false), false, false, DType::kF32, DType::kF32);
   f.step(one_batch(f.spec));  // leaves gradients that must not survive
@@ -266,11 +307,11 @@ TEST(Step, AStepWithoutTargetsHasLossZeroAndNoGradient) {
   EXPECT_FALSE(result.skipped);
 }
 
-// Their gradients would have to be exchanged, and nothing does that yet.
-TEST(Step, OfSeveralRanksIsRefused) {
+// A plan for two ranks and a rank that is alone: it would never be given the others' gradients.
+TEST(Step, OfRanksThatAreNotThereIsRefused) {
   Fixture f(tiny_spec(false, false, true), false, false, DType::kF32, DType::kF32);
   Plan plan = f.plan;
-  plan.numerics.ranks = 2;
+  plan.placement.ranks = plan.numerics.ranks = 2;
   EXPECT_THROW(Rank(f.setup(plan, false), f.stream), Error);
 }
 

@@ -1,6 +1,8 @@
 // Where a trainer stands, as a checkpoint's manifest has it.
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "base/error.h"
 #include "train/trainer.h"
 
@@ -10,7 +12,7 @@ namespace {
 TrainerState some_state() {
   TrainerState s;
   s.step = 7, s.skipped = 3, s.skipped_in_row = 2, s.tokens = 12345678901, s.seconds = 0.1 + 0.2;
-  s.best_eval = 1.0 / 3, s.best_step = 6;
+  s.best_eval = 1.0 / 3, s.best_step = 6, s.no_lower = 2;
   s.plateau = {.best = 2.0 / 3, .factor = 0.1, .bad = 4, .seen = 9};
   s.data = {.epoch = 5, .step = 11, .fingerprint = 0x123456789abcdef};
   return s;
@@ -26,6 +28,7 @@ TEST(TrainerState, ComesBackWhole) {
   EXPECT_EQ(back.seconds, s.seconds);
   EXPECT_EQ(back.best_eval, s.best_eval);
   EXPECT_EQ(back.best_step, s.best_step);
+  EXPECT_EQ(back.no_lower, s.no_lower);
   EXPECT_EQ(back.plateau.best, s.plateau.best);
   EXPECT_EQ(back.plateau.factor, s.plateau.factor);
   EXPECT_EQ(back.plateau.bad, s.plateau.bad);
@@ -39,6 +42,26 @@ TEST(TrainerState, WithoutAnEvaluationThereIsNoBest) {
   TrainerState s = some_state();
   s.best_eval.reset();
   EXPECT_FALSE(parse_trainer_state(Json::parse(state_json(s).dump()), "m").best_eval);
+}
+
+TEST(TrainerState, ALossThatIsNoNumberIsNeverTheLeast) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  TrainerState s;
+  s.step = 1;
+  EXPECT_FALSE(s.observe(nan, 0));
+  EXPECT_FALSE(s.best_eval);
+  s.step = 2;
+  EXPECT_TRUE(s.observe(2.0, 0));
+  EXPECT_EQ(s.no_lower, 0);
+  for (const double loss : {nan, -std::numeric_limits<double>::infinity(), 2.0})
+    EXPECT_FALSE(s.observe(loss, 0));
+  EXPECT_EQ(s.best_eval, 2.0);
+  EXPECT_EQ(s.best_step, 2);
+  EXPECT_EQ(s.no_lower, 3);
+  s.step = 3;
+  EXPECT_TRUE(s.observe(1.9, 0.5));  // the least, and not by enough for early stopping
+  EXPECT_EQ(s.best_step, 3);
+  EXPECT_EQ(s.no_lower, 4);
 }
 
 TEST(TrainerState, EveryKeyIsNeeded) {

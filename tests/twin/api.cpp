@@ -224,9 +224,14 @@ void** __cudaRegisterFatBinary(void*) {
 }
 void __cudaRegisterFatBinaryEnd(void**) {}
 void __cudaUnregisterFatBinary(void**) {}
+// Apart from the state, whose threads a process that forks before its first call must not have.
+static std::unordered_map<const void*, const char*>& kernels() {
+  static auto* const all = new std::unordered_map<const void*, const char*>;  // by their host function
+  return *all;
+}
 void __cudaRegisterFunction(void**, const char* host, char*, const char* name, int, uint3*, uint3*, dim3*,
                             dim3*, int*) {
-  state().kernels.emplace(host, name);
+  kernels().emplace(host, name);
 }
 void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
 cudaError_t __cudaGetKernel(cudaKernel_t* out, const void* host) {
@@ -247,8 +252,8 @@ cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared, 
   return cudaSuccess;
 }
 static cudaError_t not_twinned(const void* kernel) {
-  const auto it = state().kernels.find(kernel);
-  fault(std::string("kernel not twinned: ") + (it == state().kernels.end() ? "?" : it->second));
+  const auto it = kernels().find(kernel);
+  fault(std::string("kernel not twinned: ") + (it == kernels().end() ? "?" : it->second));
   return failed(cudaErrorInvalidDeviceFunction);
 }
 cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3, dim3, void**, size_t, cudaStream_t) {

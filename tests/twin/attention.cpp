@@ -47,6 +47,13 @@ float probabilities(const Rule& rule, const float* q, const View& k, int64_t beg
   return most + std::log(sum);
 }
 
+// The documents of the keys begin where those of the queries do, or earlier: then the last query sees all
+// keys.
+int64_t length_of(const at::Tensor& starts, int64_t document) {
+  const int32_t* s = starts.data_ptr<int32_t>();
+  return s[document + 1] - s[document];
+}
+
 template <class Body>  // body(document, begin, length)
 void documents(const at::Tensor& starts, const Body& body) {
   const int32_t* s = starts.data_ptr<int32_t>();
@@ -54,22 +61,24 @@ void documents(const at::Tensor& starts, const Body& body) {
 }
 
 void forward(
-    const Rule& rule, const at::Tensor& starts, const at::Tensor& q_, const at::Tensor& k_,
-    const at::Tensor& v_, const at::Tensor& out,
+    const Rule& rule, const at::Tensor& starts, const at::Tensor& k_starts, const at::Tensor& q_,
+    const at::Tensor& k_, const at::Tensor& v_, const at::Tensor& out,
     const std::function<void(int64_t document, int64_t head, int64_t i, int64_t token, float lse)>& lse) {
   const View q(q_), k(k_), v(v_), o(at::empty(out.sizes(), at::kFloat));
   const int64_t heads = q.t.size(1), group = heads / k.t.size(1), dim = q.t.size(2);
   std::vector<float> p;
   documents(starts, [&](int64_t document, int64_t begin, int64_t length) {
+    const int64_t k_begin = k_starts.data_ptr<int32_t>()[document], k_length = length_of(k_starts, document),
+                  past = k_length - length;
     for (int64_t h = 0; h < heads; ++h) {
       for (int64_t i = 0; i < length; ++i) {
-        const int64_t first = rule.first(i), last = rule.last(i, length);
-        const float l = probabilities(rule, q.row(begin + i, h), k, begin, first, last, h / group, dim, p);
+        const int64_t first = rule.first(past + i), last = rule.last(past + i, k_length);
+        const float l = probabilities(rule, q.row(begin + i, h), k, k_begin, first, last, h / group, dim, p);
         lse(document, h, i, begin + i, l);
         float* to = o.row(begin + i, h);
         std::fill(to, to + dim, 0.f);
         for (int64_t j = first; j < last; ++j) {
-          const float* value = v.row(begin + j, h / group);
+          const float* value = v.row(k_begin + j, h / group);
           for (int64_t d = 0; d < dim; ++d) to[d] += p[static_cast<size_t>(j - first)] * value[d];
         }
       }
@@ -149,23 +158,23 @@ Tensors5 flash_forward(const at::Tensor& q, const at::Tensor& k, const at::Tenso
   TORCH_CHECK(q.scalar_type() == at::kBFloat16 || q.scalar_type() == at::kHalf,
               "FlashAttention only supports fp16 and bf16");
   check_heads(q, k, v, 3);
-  TORCH_CHECK(starts && k_starts && starts->is_same(*k_starts) && dropout == 0,
-              "twin: flash over equal documents only");
+  TORCH_CHECK(starts && k_starts && dropout == 0, "twin: flash over packed documents only");
   check_starts(*starts);
+  check_starts(*k_starts);
   TORCH_CHECK(q.size(2) % 8 == 0 && q.size(2) <= 256, "head_size must be a multiple of 8, at most 256");
   TORCH_CHECK(causal || (left && right && right->expect_int() == 0), "twin: flash, causal or a window");
   const at::Tensor out = at::empty(q.sizes(), q.options()),
                    lse = at::empty({q.size(1), q.size(0)}, q.options().dtype(at::kFloat));
   std::vector<twin::Access> accesses;
-  for (const at::Tensor& t : {q, k, v, *starts}) add_access(accesses, t, false);
+  for (const at::Tensor& t : {q, k, v, *starts, *k_starts}) add_access(accesses, t, false);
   for (const at::Tensor& t : {out, lse}) add_access(accesses, t, true);
   twin::enqueue(
       current(), twin::Kind::kAten, "flash forward",
-      [rule = flash_rule(q, causal, scale, left), s = seen(*starts), q = seen(q), k = seen(k), v = seen(v),
-       out = seen(out), lse = seen(lse)] {
+      [rule = flash_rule(q, causal, scale, left), s = seen(*starts), ks = seen(*k_starts), q = seen(q),
+       k = seen(k), v = seen(v), out = seen(out), lse = seen(lse)] {
         const c10::InferenceMode guard;
         float* l = lse.data_ptr<float>();
-        forward(rule, s, q, k, v, out,
+        forward(rule, s, ks, q, k, v, out,
                 [&](int64_t, int64_t h, int64_t, int64_t token, float x) { l[h * lse.size(1) + token] = x; });
       },
       std::move(accesses));
@@ -228,23 +237,26 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, c10::SymInt, c10::Sym
     bool want_lse, std::optional<double> scale, const std::optional<at::Tensor>& seqlen_k,
     std::optional<int64_t> window) {
   check_heads(q, k, v, 4);
-  TORCH_CHECK(!bias && starts && k_starts && !seqlen_k && dropout == 0 && mask == 1 && q.size(0) == 1,
+  TORCH_CHECK(!bias && starts && k_starts && !seqlen_k && dropout == 0 && q.size(0) == 1,
               "twin: efficient attention over packed documents");
+  // From the top left queries of a document that goes on would see too little.
+  TORCH_CHECK(mask == (starts->is_same(*k_starts) ? 1 : 2), "twin: the mask of documents ", mask);
+  check_starts(*k_starts);
   TORCH_CHECK(q.size(2) == k.size(2), "efficient attention: as many key heads as query heads");
   check_starts(*starts);
   const int64_t rows = want_lse ? (longest->expect_int() + 31) / 32 * 32 : 0;
   const at::Tensor out = at::empty(q.sizes(), q.options()),
                    lse = at::empty({starts->numel() - 1, q.size(2), rows}, q.options().dtype(at::kFloat));
   std::vector<twin::Access> accesses;
-  for (const at::Tensor& t : {q, k, v, *starts}) add_access(accesses, t, false);
+  for (const at::Tensor& t : {q, k, v, *starts, *k_starts}) add_access(accesses, t, false);
   for (const at::Tensor& t : {out, lse}) add_access(accesses, t, true);
   const Rule rule{scale.value_or(1 / std::sqrt(static_cast<double>(q.size(-1)))), true, window.value_or(0)};
   twin::enqueue(
       current(), twin::Kind::kAten, "efficient forward",
-      [rule, rows, s = seen(*starts), q = seen(q)[0], k = seen(k)[0], v = seen(v)[0], out = seen(out)[0],
-       lse = seen(lse)] {
+      [rule, rows, s = seen(*starts), ks = seen(*k_starts), q = seen(q)[0], k = seen(k)[0], v = seen(v)[0],
+       out = seen(out)[0], lse = seen(lse)] {
         const c10::InferenceMode guard;
-        forward(rule, s, q, k, v, out, [&](int64_t document, int64_t h, int64_t i, int64_t, float x) {
+        forward(rule, s, ks, q, k, v, out, [&](int64_t document, int64_t h, int64_t i, int64_t, float x) {
           if (rows > 0) lse.data_ptr<float>()[(document * lse.size(1) + h) * rows + i] = x;
         });
       },

@@ -30,6 +30,7 @@ void count(const Operation& op) {
   if (op.kind == Kind::kKernel) ++c.launches;
   if (op.kind == Kind::kAten) ++c.aten_operations;
   if (op.kind == Kind::kGemm) ++c.gemms;
+  if (op.kind == Kind::kNccl) ++c.collectives;
   Counters::Name& name = c.by_name[plain(op.what)];
   ++name.times;
   for (const Access& a : op.accesses) name.bytes += a.rows * a.bytes;

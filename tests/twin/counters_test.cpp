@@ -31,6 +31,7 @@ struct Subject {
   OffloadHome optimizer = OffloadHome::kNone, gradients = OffloadHome::kNone, weights = OffloadHome::kNone,
               activations = OffloadHome::kNone;
   std::optional<bool> update_on_host = {};
+  UpdateTime update = UpdateTime::kAfter;
 };
 
 struct Counted {
@@ -87,6 +88,7 @@ Config config_of(const Subject& subject) {
   config.train.micro_batch = 1;
   config.train.global_batch = subject.micro_batches;
   config.train.recompute = subject.recompute ? Recompute::kBlock : Recompute::kNone;
+  config.train.update = subject.update;
   config.optimizer.threads = 2;
   config.offload.optimizer = subject.optimizer;
   config.offload.gradients = subject.gradients;
@@ -189,6 +191,7 @@ constexpr int64_t kFewSteps = 4, kMoreSteps = 16;
 
 // With state off the device copies are as many bytes as the plan counts, beside a step's batches and results.
 TEST(Counters, TheLinkCarriesThePlansBytes) {
+  constexpr UpdateTime kInside = UpdateTime::kInBackward;
   constexpr OffloadHome kHost = OffloadHome::kHost, kNear = OffloadHome::kNone, kDisk = OffloadHome::kNvme;
   const Subject subjects[] = {
       {"optimizer on the host, updated by the CPU", false, 3, 2, false, kHost, kNear, kNear, kNear, true},
@@ -199,6 +202,8 @@ TEST(Counters, TheLinkCarriesThePlansBytes) {
       {"block inputs on the host", false, 8, 2, true, kNear, kNear, kNear, kHost, {}},
       {"everything on the host", false, 3, 2, true, kHost, kHost, kHost, kHost, {}},
       {"LoRA, weights on the host", true, 3, 2, false, kNear, kNear, kHost, kNear, {}},
+      {"in backward, optimizer on host", false, 3, 2, false, kHost, kNear, kNear, kNear, {}, kInside},
+      {"in backward, weights on host", false, 3, 2, false, kNear, kNear, kHost, kNear, {}, kInside},
   };
   for (const Subject& subject : subjects) {
     SCOPED_TRACE(subject.name);

@@ -105,10 +105,9 @@ struct State {
   std::map<uintptr_t, size_t> pinned;
   std::unordered_set<void*> host_allocated;
   uintptr_t next = kBase;
-  std::vector<int64_t> used;                             // of each device
-  std::vector<Stream*> streams;                          // the null streams of the devices first
-  Clock host;                                            // what the host has waited for
-  std::unordered_map<const void*, const char*> kernels;  // LibTorch's own, by their host function
+  std::vector<int64_t> used;     // of each device
+  std::vector<Stream*> streams;  // the null streams of the devices first
+  Clock host;                    // what the host has waited for
 };
 State& state();  // never destroyed: streams outlive main
 

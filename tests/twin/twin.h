@@ -28,7 +28,7 @@ inline Access writes(const void* p, int64_t bytes, int64_t rows = 1, int64_t str
 }
 
 // What an operation is, for the counters.
-enum class Kind : uint8_t { kKernel, kAten, kGemm, kCopy, kOrder };
+enum class Kind : uint8_t { kKernel, kAten, kGemm, kCopy, kNccl, kOrder };
 
 // Runs `work` in the stream's thread, in order, with access to device memory.
 TWIN_EXPORT void enqueue(void* stream, Kind kind, std::string what, std::function<void()> work,
@@ -69,6 +69,7 @@ struct Counters {
   int64_t launches = 0;         // of our own kernels
   int64_t aten_operations = 0;  // of ATen's, GEMMs apart
   int64_t gemms = 0;
+  int64_t collectives = 0;      // of NCCL's, a group of calls as one
   int64_t host_waits = 0;       // times that a host thread had to wait for a stream
   int64_t pageable_copies = 0;  // copies with host memory that is not registered
   int64_t allocations = 0;      // cudaMalloc and cudaFree

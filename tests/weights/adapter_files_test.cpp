@@ -1,5 +1,7 @@
 #include "weights/adapter_files.h"
 
+#include <optional>
+
 #include "tests/weights/support.h"
 #include "weights/verify.h"
 
@@ -185,6 +187,42 @@ TEST(Adapter, ALayerWithoutItsTensorsIsListed) {
       [&] { load_adapter(directory / "out", make_layout(tiny_spec(), &fewer, DType::kF32), nothing, {}); });
   EXPECT_TRUE(contains(message, "unexpected: base_model.model.model.layers.0.mlp.down_proj.lora_A.weight"))
       << message;
+}
+
+TEST(Adapter, IsVerifiedWithTheModelThatItIsFor) {
+  const TemporaryDirectory directory;
+  write_tiny(directory / "out", tiny_adapter());
+  const auto verified = [&](const std::optional<ModelSpec>& base) {
+    std::string asked;
+    const VerifyResult result = verify_model(directory / "out", [&](const std::string& name) {
+      asked = name;
+      return base;
+    });
+    EXPECT_EQ(asked, "org/base");
+    return result;
+  };
+  EXPECT_TRUE(verified(tiny_spec()).ok);
+  EXPECT_TRUE(verified(std::nullopt).ok);
+  ModelSpec wider = tiny_spec();
+  wider.ffn += 8;
+  const std::string shapes = verified(wider).problem;
+  for (const char* part : {"2 tensors differ from what adapter_config.json and the base model describe",
+                           "shape: base_model.model.model.layers.1.mlp.down_proj.lora_A.weight is [3, ",
+                           "use the base model that the adapter was trained on"}) {
+    EXPECT_TRUE(contains(shapes, part)) << part << " in\n" << shapes;
+  }
+  EXPECT_TRUE(contains(shapes, directory / "out")) << shapes;
+  ModelSpec joined = tiny_spec();
+  joined.names.modules = {{"self_attn.qkv_proj", LinearPart::kQ, LinearPart::kV},
+                          {"self_attn.o_proj", LinearPart::kOut, LinearPart::kOut},
+                          {"mlp.gate_up_proj", LinearPart::kGate, LinearPart::kUp},
+                          {"mlp.down_proj", LinearPart::kDown, LinearPart::kDown}};
+  const VerifyResult refused = verified(joined);
+  EXPECT_FALSE(refused.ok);
+  for (const char* part : {"\"q_proj\" is not a linear layer of the model", "out/adapter_config.json",
+                           "use the base model that the adapter was trained on"}) {
+    EXPECT_TRUE(contains(refused.problem, part)) << part << " in\n" << refused.problem;
+  }
 }
 
 }  // namespace

@@ -2,18 +2,23 @@
 //   spec DIR                     the model spec and its RoPE frequencies as JSON
 //   model DIR OUT DTYPE PART     load as DTYPE (fp32 | bf16), export in parts of PART bytes
 //   adapter BASE DIR OUT         load a PEFT adapter of the model BASE, write it again
+//   quantise FILE OUT ENCODING   every matrix of a safetensors file: its codes, scales and their values
+//   quantised DIR OUT DTYPE ENCODING   the same of a model's linear layers as it is loaded
 //   copy FILE OUT                read every tensor of a safetensors file, write it again
 //   verify DIR                   the result of verify_model as JSON
 // Exit code: that of the error, with its report on stderr.
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
+#include "kernels/cpu_features.h"
 #include "weights/adapter_files.h"
+#include "weights/encode.h"
 #include "weights/export_model.h"
 #include "weights/verify.h"
 
@@ -102,10 +107,103 @@ void copy_file(const std::string& from, const std::string& to) {
   writer.commit();
 }
 
+// What a matrix became, and what it stands for.
+void add_encoded(const std::string& name, const EncodedMatrix& matrix, std::vector<TensorInfo>& infos,
+                 Memory& memory) {
+  static constexpr const char* kNames[] = {".codes", ".scales", ".nested"};
+  const auto add = [&](const std::string& piece, DType dtype, int64_t bytes) -> std::vector<std::byte>& {
+    infos.push_back({name + piece, dtype, {bytes / static_cast<int64_t>(dtype_size(dtype))}});
+    return memory[name + piece] = std::vector<std::byte>(static_cast<size_t>(bytes));
+  };
+  const int64_t elements = matrix.rows * matrix.columns;
+  for (size_t k = 0; k < kMostPieces && matrix.pieces[k] != nullptr; ++k)
+    std::memcpy(add(kNames[k], DType::kU8, matrix.bytes[k]).data(), matrix.pieces[k],
+                static_cast<size_t>(matrix.bytes[k]));
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const int64_t bytes = elements * static_cast<int64_t>(dtype_size(dtype));
+    Materialise m{.kind = matrix.encoding->kind, .out = {}};
+    std::copy(matrix.pieces.begin(), matrix.pieces.end(), m.pieces.begin());
+    m.out = view_of(add(std::string(".") + dtype_name(dtype), dtype, bytes).data(), dtype, matrix.rows,
+                    matrix.columns);
+    cpu_kernels(cpu_level()).materialise(m, {DeviceType::kCpu, nullptr, 2});
+  }
+}
+
+void write_all(const std::string& path, const std::vector<TensorInfo>& infos, const Memory& memory) {
+  SafetensorsWriter writer(path, infos);
+  for (const TensorInfo& info : writer.order()) writer.write(info.name, memory.at(info.name));
+  writer.commit();
+}
+
+const Encoding& encoding_named(const std::string& name) {
+  for (int kind = 1; kind <= static_cast<int>(EncodingKind::kInt8); ++kind) {
+    const Encoding& one = encoding_of(static_cast<EncodingKind>(kind));
+    if (one.name == name) return one;
+  }
+  LM_CHECK(false, name);
+}
+
+// Every matrix of a file by itself.
+void quantise_file(const std::string& from, const std::string& to, const Encoding& encoding) {
+  const SafetensorsFile file(from);
+  std::vector<TensorInfo> infos;
+  Memory memory;
+  for (const SafetensorsEntry& entry : file.entries()) {
+    EncodedMatrix matrix{.encoding = &encoding, .rows = entry.shape.at(0), .columns = entry.shape.at(1)};
+    std::vector<std::vector<std::byte>> pieces;
+    for (const int64_t bytes : encoding.piece_bytes(matrix.rows, matrix.columns))
+      pieces.emplace_back(static_cast<size_t>(bytes));
+    for (size_t k = 0; k < pieces.size(); ++k)
+      matrix.pieces[k] = pieces[k].data(), matrix.bytes[k] = std::ssize(pieces[k]);
+    const auto size = static_cast<int64_t>(dtype_size(entry.dtype));
+    encode(
+        matrix, entry.dtype,
+        [&](int64_t first, int64_t n, std::byte* out) {
+          file.read(entry, first * size, {out, static_cast<size_t>(n * size)});
+        },
+        2);
+    add_encoded(entry.name, matrix, infos, memory);
+  }
+  write_all(to, infos, memory);
+}
+
+// The quantised matrices of a model.
+void quantise_model(const std::string& directory, const std::string& to, DType dtype,
+                    const Encoding& encoding) {
+  const ModelSpec spec = read_model_spec(directory);
+  const AdapterSpec adapter{.r = 1, .alpha = 1, .targets = resolve_targets(spec.names, {"all-linear"}, "")};
+  const ModelLayout layout = make_layout(spec, &adapter, dtype, &encoding);
+  std::vector<std::vector<std::byte>> blocks;
+  for (const BlockLayout& block : layout.blocks) blocks.emplace_back(static_cast<size_t>(block.frozen_bytes));
+  load_model(ModelFiles(directory), spec, layout,
+             [&](size_t block, const TensorPlace& place) {
+               return LoadTarget{blocks[block].data() + place.offset, dtype, 0, 0,
+                                 place.encoded() ? &place : nullptr};
+             },
+             {.threads = 2, .progress = {}});
+  std::vector<TensorInfo> infos;
+  Memory memory;
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    for (const TensorPlace& place : layout.blocks[b].tensors) {
+      if (!place.encoded()) continue;
+      for (size_t part = 0; part < place.parameter.parts.size(); ++part)
+        write_encoded(place, part, blocks[b].data() + place.offset, nullptr,
+                      [&](const EncodedMatrix& matrix) {
+                        add_encoded(place.parameter.parts[part].name, matrix, infos, memory);
+                      });
+    }
+  }
+  write_all(to, infos, memory);
+}
+
 int run(const std::vector<std::string>& a) {
   const std::string command = a.empty() ? "" : a[0];
   if (command == "spec" && a.size() == 2) {
     print_spec(a[1]);
+  } else if (command == "quantise" && a.size() == 4) {
+    quantise_file(a[1], a[2], encoding_named(a[3]));
+  } else if (command == "quantised" && a.size() == 5) {
+    quantise_model(a[1], a[2], a[3] == "fp32" ? DType::kF32 : DType::kBF16, encoding_named(a[4]));
   } else if (command == "model" && a.size() == 5) {
     copy_model(a[1], a[2], a[3] == "fp32" ? DType::kF32 : DType::kBF16, std::atoll(a[4].c_str()));
   } else if (command == "adapter" && a.size() == 4) {

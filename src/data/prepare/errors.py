@@ -2,11 +2,11 @@
 
 
 class InputError(Exception):
-    """`area` is the failure's tag, `place` a file:line, `next` what to do about it."""
+    """`area` is the failure's tag, `place` a file:line, `next` what to do about it, `kept` what is not lost."""
 
-    def __init__(self, what, place="", next="", area="DATA-24"):
+    def __init__(self, what, place="", next="", area="DATA-24", kept=""):
         super().__init__(what)
-        self.area, self.what, self.place, self.next = area, what, place, next
+        self.area, self.what, self.place, self.next, self.kept = area, what, place, next, kept
 
     def as_json(self):
-        return {"error": {"area": self.area, "what": self.what, "place": self.place, "next": self.next}}
+        return {"error": {"area": self.area, "what": self.what, "place": self.place, "next": self.next, "kept": self.kept}}

@@ -7,7 +7,8 @@
 """
 
 import json
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 
 from errors import InputError
 
@@ -42,23 +43,54 @@ COLUMNS = {
     "tokens": ("input_ids",),
     "chat": ("messages",),
     "sharegpt": ("conversations",),
-    "prompt_completion": ("prompt", "completion"),
+    "prompt-completion": ("prompt", "completion"),
     "alpaca": ("instruction", "output"),
     "text": ("text",),
 }
+# What a format may have beside these.
+MORE_COLUMNS = {"tokens": ("labels", "attention_mask"), "chat": ("tools",), "sharegpt": ("tools", "system"),
+                "prompt-completion": ("tools",), "alpaca": ("input", "system", "history"), "text": ()}
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "model": "assistant",
          "system": "system", "observation": "tool", "tool": "tool", "function_call": "function_call",
          "developer": "developer"}
 
 
-def detect(row, place):
-    for name, columns in COLUMNS.items():
-        if all(column in row for column in columns):
+def renamed(row, columns, place):
+    """`columns` maps our names to the files' names."""
+    for ours, theirs in columns.items():
+        if theirs not in row:
+            raise InputError(f"data.columns takes {ours!r} from column {theirs!r}, which is not here; found "
+                             + (", ".join(map(str, row)) or "none"), place, "correct data.columns, or this row")
+    taken = set(columns.values())
+    kept = {key: value for key, value in row.items() if key not in taken}
+    return {**kept, **{ours: row[theirs] for ours, theirs in columns.items()}}
+
+
+def detect(row, place, columns=()):
+    """`columns` are those that data.columns names: the format is one that has them."""
+    _refuse_preferences(row, place, columns)
+    for name, needed in COLUMNS.items():
+        if all(column in row for column in needed) and set(columns) <= {*needed, *MORE_COLUMNS[name]}:
             return name
     known = "; ".join(" + ".join(columns) for columns in COLUMNS.values())
     raise InputError("unknown columns: found " + (", ".join(map(str, row)) or "none"), place,
-                     f"rename them to one of these sets: {known}")
+                     f"rename them, in the files or by data.columns, to one of these sets: {known}")
+
+
+def _refuse_preferences(row, place, columns):
+    """What is made for DPO and KTO looks like examples, and half of it is what a model should not write."""
+    what = "this is preference data ({}), and lmlaunch trains on examples of what is right"
+    if "chosen" in row and "rejected" in row and not {"messages", "text"}.intersection(columns):
+        chosen = _decoded(row["chosen"])
+        # Answers that are lists of messages have the question in them, unless that is such a list itself.
+        whole = isinstance(chosen, list) and not isinstance(_decoded(row.get("prompt")), list)
+        ours = "messages" if whole else "completion" if "prompt" in row else "text"
+        raise InputError(what.format("columns chosen and rejected"), place,
+                         f'to train on the chosen answers, set data.columns = {{{ours} = "chosen"}}')
+    if isinstance(row.get("label"), bool) and "completion" in row:
+        raise InputError(what.format("each completion with a label, true or false"), place,
+                         "keep the rows whose label is true, and leave the column out")
 
 
 def example(name, row, place):
@@ -84,7 +116,7 @@ def _decoded(value):
     if isinstance(value, str):
         try:
             return json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return value
     return value
 
@@ -98,7 +130,7 @@ def _messages(value, column, place):
 
 def _message(message, column, place):
     role = message.get("role", message.get("from"))
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise InputError(f"unknown role {role!r} in {column!r}", place, "use one of " + ", ".join(ROLES))
     # The keys beyond role and content (tool_calls, name, reasoning_content) belong to the template. A null key is
     # dropped, since templates test for presence.
@@ -153,6 +185,9 @@ def _prompt_completion(row, place):
     if isinstance(prompt, list) and isinstance(completion, list):
         before = _messages(prompt, "prompt", place)
         return Chat(before + _messages(completion, "completion", place), _tools(row, place), len(before))
+    if isinstance(prompt, list) and isinstance(completion, str):
+        before = _messages(prompt, "prompt", place)
+        return Chat(before + [{"role": "assistant", "content": completion}], _tools(row, place), len(before))
     raise InputError("'prompt' and 'completion' are neither two strings nor two lists of messages", place,
                      "correct or remove this row")
 
@@ -193,5 +228,65 @@ def _ids(row, place):
     return Ids(ids, labels)
 
 
-_MAKERS = {"tokens": _ids, "chat": _chat, "sharegpt": _sharegpt, "prompt_completion": _prompt_completion,
+_MAKERS = {"tokens": _ids, "chat": _chat, "sharegpt": _sharegpt, "prompt-completion": _prompt_completion,
            "alpaca": _alpaca, "text": lambda row, place: Text(_string(row, "text", place))}
+
+
+# ---- what of a conversation is trained ------------------------------------------------------------------------------
+
+REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+def without_reasoning(example):
+    """What assistants thought goes, be it a key of the message or the beginning of its text."""
+    def spoken(text):
+        return re.sub(r"^\s*<think>.*?</think>\s*", "", text, flags=re.DOTALL)
+
+    if isinstance(example, Pair):
+        return Pair(example.prompt, spoken(example.completion))
+    if not isinstance(example, Chat):
+        return example
+    messages = []
+    for message in example.messages:
+        message = {key: value for key, value in message.items() if key not in REASONING}
+        if message["role"] == "assistant" and isinstance(message.get("content"), str):
+            message["content"] = spoken(message["content"])
+        messages.append(message)
+    alpaca = example.alpaca and {**example.alpaca, "output": spoken(example.alpaca["output"])}
+    return replace(example, messages=messages, alpaca=alpaca)
+
+
+def chats(chat, answers):
+    """`answers` is data.answers: the conversation as it is, with its last answer trained alone, or cut after each answer,
+    which alone is trained: so a template shows each as it will when the model has to write it."""
+    spoken = [i for i, m in enumerate(chat.messages) if m["role"] == "assistant" and i >= chat.first]
+    if answers == "all" or not spoken:
+        return [chat]
+    if answers == "last":
+        return [replace(chat, first=spoken[-1])]
+    if len(spoken) == 1:
+        return [replace(chat, messages=chat.messages[: spoken[0] + 1], first=spoken[0])]
+    return [Chat(chat.messages[: i + 1], chat.tools, i) for i in spoken]
+
+
+def has_empty_answer(example):
+    if isinstance(example, Pair):
+        return not example.completion.strip()
+    return isinstance(example, Chat) and any(
+        message["role"] == "assistant" and not message.get("tool_calls")
+        and isinstance(message.get("content"), str) and not message["content"].strip()
+        for message in example.messages[example.first:])
+
+
+def check_tools(chat, text, place):
+    """`text` is what the template made of the conversation: a template that knows no tools leaves them out."""
+    def name(tool):
+        inner = tool.get("function", tool)
+        return inner.get("name") if isinstance(inner, dict) else None
+
+    calls = [("call of tool", name(call)) for message in chat.messages for call in message.get("tool_calls") or []
+             if isinstance(call, dict)]
+    for what, tool in calls + [("tool", name(tool)) for tool in chat.tools or []]:
+        if isinstance(tool, str) and tool not in text:
+            raise InputError(f"the chat template drops the {what} {tool!r}", place,
+                             "use a template that writes tools (data.chat_template), or leave these rows out", "DATA-23")

@@ -1,11 +1,14 @@
 """Tokenises training data into a token file (token_file.h). Reads one JSON request from stdin or from the file named
 on the command line:
 
-  {"files": [...], "format": "auto", "model_dir": "...", "loss_on": "completion", "workers": 2, "vocab": 49152, "out": "...", "key": hex}
+  {"files": [...], "format": "auto", "model_dir": "...", "loss_on": "completion", "workers": 2, "vocab": 49152, "out": "...",
+   "key": hex}
 
-(vocab: ids must be below it; 0: no matter) writes `out`, and prints one JSON line: {examples, tokens, trained_tokens, dropped,
-notes, sample, text: [[first, end], ...] of the examples that are plain text}, or {"error": {area,
-what, place, next}} with exit code 11. Progress goes to stderr. Nothing is read but the files named and the model's."""
+(vocab: ids must be below it; 0: no matter; further keys are those of tokenise.Options) writes `out`, and prints one JSON
+line: {examples, tokens, trained_tokens, dropped, notes, sample, chat_template, files: how many examples each of them gave,
+text: [[first, end], ...] of the examples that are plain text}, or {"error": {area, what, place, next}} with exit code 11.
+Progress goes to stderr. Nothing is read but the files named and the model's. A request that was not finished, by a killed
+process or SIGTERM, is taken up where it was: beside `out` lies what is needed (token_file.py)."""
 
 import ctypes
 import json
@@ -19,8 +22,11 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # an isolated in
 
 from errors import InputError  # noqa: E402
 
-ROWS_PER_CHUNK = 128
 SMALL_BYTES = 1 << 20  # below this, starting worker processes costs more than they save
+KEPT = "what is tokenised so far: started again, it goes on there"
+SAVE_SECONDS = 10      # between two points from which a killed process goes on
+
+BEGINNING = [0, 0, 0, None]
 
 _model = None  # set before the workers are forked, which inherit it
 
@@ -29,33 +35,45 @@ def _start_worker():
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no worker outlives this process
 
 
-def _work(rows, want_sample):
-    return _model.chunk(rows, want_sample)
+def _work(name, rows, want_sample):
+    return _model.chunk(name, rows, want_sample)
 
 
 def _load_model(request):
-    from tokenise import IdsOnly, Model
+    from tokenise import IdsOnly, Model, Options
 
     directory = request["model_dir"]
+    options = Options(**{key: request[key] for key in Options.__dataclass_fields__ if key in request})
     if request["format"] in ("auto", "tokens") and not os.path.isfile(os.path.join(directory, "tokenizer.json")):
-        return IdsOnly(request["loss_on"], request.get("vocab", 0))
-    return Model(directory, request["loss_on"], request.get("vocab", 0))
+        return IdsOnly(request["loss_on"], request.get("vocab", 0), options)
+    return Model(directory, request["loss_on"], request.get("vocab", 0), options)
 
 
-def _chunks(inputs, name):
-    """Lists of (format, place, row). The first row of a file decides its format."""
+def _chunks(inputs, name, options, start):
+    """(format, Rows). The first row of a file that can be read decides its format. Where reading goes on is Rows.end and the
+    format of that file, `start`."""
     import formats
+    from sources import parsed
 
-    chunk, current, detected = [], None, None
-    for path, place, row in inputs.rows():
-        if path != current:
-            current, detected = path, formats.detect(row, place) if name == "auto" else name
-        chunk.append((detected, place, row))
-        if len(chunk) == ROWS_PER_CHUNK:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
+    def detect(rows):
+        for number, row in rows.rows:
+            place = rows.place(number)
+            try:
+                row = formats.renamed(parsed(row, place), options.columns, place)
+            except InputError:
+                if options.bad_rows == "stop":
+                    raise
+                continue
+            return formats.detect(row, place, options.columns)
+        return None
+
+    current, detected = start[0], start[3]
+    for rows in inputs.chunks(start[:3]):
+        if rows.file != current or detected is None:
+            current, detected = rows.file, detect(rows) if name == "auto" else name
+        rows.end.append(detected)
+        # Of no format: every row is one that cannot be used.
+        yield detected or "text", rows
 
 
 def _pool(workers):
@@ -69,14 +87,14 @@ def _pool(workers):
         return None
 
 
-def _results(inputs, request):
-    """Chunks of tokens in the order of the rows."""
-    chunks = _chunks(inputs, request["format"])
-    workers = request["workers"]
+def _results(inputs, request, start):
+    """(where reading goes on, Chunk), in the order of the rows."""
+    chunks = _chunks(inputs, request["format"], _model.options, start)
+    workers, first = request["workers"], start == BEGINNING
     pool = None if workers <= 1 or inputs.total_bytes < SMALL_BYTES else _pool(workers)
     if pool is None:
-        for number, rows in enumerate(chunks):
-            yield _work(rows, number == 0)
+        for number, (name, rows) in enumerate(chunks):
+            yield rows.end, _work(name, rows, first and number == 0)
         return
     from concurrent.futures.process import BrokenProcessPool
 
@@ -84,15 +102,17 @@ def _results(inputs, request):
         pool.submit(os.getpid).result()  # forks now, before reading starts any thread
         waiting = deque()
         try:
-            for number, rows in enumerate(chunks):
-                waiting.append(pool.submit(_work, rows, number == 0))
+            for number, (name, rows) in enumerate(chunks):
+                waiting.append((rows.end, pool.submit(_work, name, rows, first and number == 0)))
                 if len(waiting) > 4 * workers:  # memory stays bounded when reading is faster than tokenising
-                    yield waiting.popleft().result()
+                    end, future = waiting.popleft()
+                    yield end, future.result()
             while waiting:
-                yield waiting.popleft().result()
+                end, future = waiting.popleft()
+                yield end, future.result()
         except BrokenProcessPool:
             raise InputError("a tokenising process died, perhaps for want of memory",
-                             next="free memory, or split very long documents") from None
+                             next="free memory, or split very long documents", kept=KEPT) from None
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -100,29 +120,60 @@ def _results(inputs, request):
 class Progress:
     """A line on stderr every two seconds."""
 
-    def __init__(self, inputs):
-        self.inputs, self.start = inputs, time.monotonic()
-        self.last = self.start
+    def __init__(self, inputs, tokens):
+        self.inputs, self.start, self.tokens_before = inputs, time.monotonic(), tokens
+        self.last, self.read_before = self.start, None
 
     def show(self, writer):
         now = time.monotonic()
+        if self.read_before is None:  # reading has found its place
+            self.read_before = self.inputs.done_bytes
         if now - self.last < 2:
             return
         self.last = now
-        share = 100 * self.inputs.done_bytes / max(self.inputs.total_bytes, 1)
-        print(f"tokenising: {share:.0f} % read, {writer.examples} examples, {writer.tokens / 1e6:.1f} M tokens, "
-              f"{writer.tokens / (now - self.start) / 1e3:.0f} k tokens/s", file=sys.stderr, flush=True)
+        total, done = max(self.inputs.total_bytes, 1), self.inputs.done_bytes
+        left = (now - self.start) * (total - done) / max(done - self.read_before, 1)
+        print(f"tokenising: {100 * done / total:.0f} % read, {writer.examples} examples, {writer.tokens / 1e6:.1f} M tokens, "
+              f"{(writer.tokens - self.tokens_before) / (now - self.start) / 1e3:.0f} k tokens/s, "
+              f"{_time(left)} left", file=sys.stderr, flush=True)
 
 
-def _notes(dropped, endless, without_bos, examples):
+def _time(seconds):
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def _notes(counts, examples):
     notes = []
-    if dropped:
-        notes.append(f"{dropped} of {examples + dropped} examples have nothing to learn and are dropped")
-    if endless:
-        notes.append(f"{endless} of {examples} examples end without an end token: the model will not learn to stop")
-    if without_bos:
+    left_out = sum(count for count, _ in counts.skipped.values())
+    if left_out:
+        reasons = "; ".join(f"{count} x {what} (first: {place})" for what, (count, place) in counts.skipped.items())
+        notes.append(f"{left_out} of {counts.rows} rows cannot be used and are left out: {reasons}")
+    if counts.dropped:
+        notes.append(f"{counts.dropped} of {examples + counts.dropped} examples have nothing to learn and are dropped")
+    if counts.empty:
+        notes.append(f"{counts.empty} of {examples} examples have an empty answer (first: {counts.first_empty}): "
+                     "there the model learns to say nothing")
+    if counts.endless:
+        notes.append(f"{counts.endless} of {examples} examples end without an end token: the model will not learn to stop")
+    if counts.without_bos:
         notes.append("the chat template writes no begin token although the tokenizer adds one to plain text")
+    if counts.untemplated:
+        notes.append("the model has no chat template: conversations are written in the manner of Alpaca (### Instruction, "
+                     "### Response), and the trained model gets a chat_template.jinja that does so")
     return notes
+
+
+def _check(counts, request):
+    left_out = sum(count for count, _ in counts.skipped.values())
+    if counts.rows == 0:
+        raise InputError("the data is empty", ", ".join(request["files"][:3]), "name files that hold examples")
+    if left_out >= counts.rows:
+        what, (_, place) = next(iter(counts.skipped.items()))
+        raise InputError(f"not one of {counts.rows} rows can be used: {what}", place, "correct data.format or the files")
+    if request["loss_on"] == "completion" and counts.answered and counts.endless == counts.answered:
+        raise InputError(
+            "no answer ends with an end token: a model trained on these would never stop", ", ".join(request["files"][:3]),
+            "let the chat template write one after each answer, or name one as eos_token in tokenizer_config.json", "DATA-23")
 
 
 def _add_texts(ranges, first, texts):
@@ -138,26 +189,32 @@ def prepare(request):
     global _model
     from sources import Inputs
     from token_file import TokenFileWriter
+    from tokenise import Counts
 
     inputs = Inputs(request["files"])
     # Workers tokenise on one thread each; alone, the tokenizer uses all cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if inputs.total_bytes < SMALL_BYTES else "false"
     _model = _load_model(request)
     writer = TokenFileWriter(request["out"], _model.vocab(), bytes.fromhex(request["key"]))
-    progress, sample, dropped, endless, without_bos = Progress(inputs), None, 0, 0, 0
-    texts = []
-    for chunk in _results(inputs, request):
-        _add_texts(texts, writer.examples, chunk.texts)
-        writer.add(chunk.lengths, chunk.tokens, chunk.marks, chunk.trained)
-        sample = sample or chunk.sample
-        dropped, endless = dropped + chunk.dropped, endless + chunk.endless
-        without_bos += chunk.without_bos
+    state = writer.went_on or {"end": BEGINNING, "sample": None, "texts": [], "files": [0] * len(inputs.files), "counts": {}}
+    counts = Counts(**state["counts"])
+    if writer.went_on:
+        print(f"lmlaunch: note DATA-24: tokenising goes on after {writer.examples} examples", file=sys.stderr, flush=True)
+    progress, saved = Progress(inputs, writer.tokens), time.monotonic()
+    for end, chunk in _results(inputs, request, state["end"]):
+        _add_texts(state["texts"], writer.examples, chunk.texts)
+        writer.add(chunk.lengths, chunk.tokens, chunk.marks, chunk.counts.trained)
+        counts.add(chunk.counts)
+        state["files"][end[0]] += len(chunk.lengths)
+        state["end"], state["sample"] = end, state["sample"] or chunk.sample
         progress.show(writer)
-    if writer.examples + dropped == 0:
-        raise InputError("the data is empty", ", ".join(request["files"][:3]), "name files that hold examples")
+        if time.monotonic() - saved >= request.get("save_seconds", SAVE_SECONDS):
+            writer.save({**state, "counts": vars(counts)})
+            saved = time.monotonic()
+    _check(counts, request)
     summary = {"examples": writer.examples, "tokens": writer.tokens, "trained_tokens": writer.trained,
-               "dropped": dropped, "notes": _notes(dropped, endless, without_bos, writer.examples),
-               "sample": sample or [], "text": texts}
+               "dropped": counts.dropped, "notes": _notes(counts, writer.examples), "sample": state["sample"] or [],
+               "text": state["texts"], "files": state["files"], "chat_template": _model.template_of_result(counts)}
     writer.finish(summary)
     return summary
 
@@ -176,7 +233,7 @@ def main():
         print(json.dumps(missing.as_json()))
     except OSError as error:
         print(json.dumps(InputError(error.strerror or str(error), error.filename or "",
-                                    "check the path and the space on its disk").as_json()))
+                                    "check the path and the space on its disk", kept=KEPT).as_json()))
     return 11
 
 

@@ -1,70 +1,183 @@
-"""Rows of data files: JSONL, JSON, Parquet, CSV and text, one dict per row, each with its place for messages."""
+"""Rows of data files: JSONL, JSON, Parquet, Arrow, CSV and text, as they are or as .gz and .zst, each row with its place for
+messages. Lines of JSON are handed on unparsed: parsing is work for many processes, reading is not."""
 
 import csv
+import gzip
+import io
 import json
 import os
+import zlib
+from dataclasses import dataclass
 
 from errors import InputError
 
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv", ".txt", ".text", ".md")
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".csv", ".tsv", ".txt", ".text", ".md")
+PACKED = (".gz", ".zst")
+ROWS_PER_CHUNK, BYTES_PER_CHUNK = 128, 1 << 18
+
+
+@dataclass
+class Rows:
+    """Some rows of one file, in order. A row is a dict, or bytes (a line of JSON), or the InputError that it is; anything
+    else is a mistake of the row's own."""
+
+    file: int      # its number in Inputs.files
+    name: str      # "data.jsonl:{}", to be filled with a row's number
+    rows: list     # (number, row)
+    end: list      # [file, number of the last row, byte after it or 0]: where reading goes on
+
+    def place(self, number):
+        return self.name.format(number)
+
+
+def parsed(row, place):
+    """The dict that a row of Rows stands for."""
+    if isinstance(row, InputError):
+        raise row
+    if isinstance(row, bytes):
+        path, line = place.rsplit(":", 1)
+        row = parse_json(row, path, int(line))
+    if not isinstance(row, dict):
+        raise InputError(f"a row is {_kind(row)} instead of an object", place, "write one JSON object per example")
+    return row
 
 
 class Inputs:
-    """All files in order; `done_bytes` says how far reading is, `total_bytes` how much there is."""
+    """All files in order; `done_bytes` says how far reading is, `total_bytes` how much there is, both as stored."""
 
     def __init__(self, files):
         self.files = files
-        self.total_bytes = sum(os.path.getsize(f) for f in files)
-        self.done_bytes = 0
+        self.sizes = [os.path.getsize(f) for f in files]
+        self.total_bytes, self.done_bytes = sum(self.sizes), 0
+
+    def chunks(self, start=(0, 0, 0)):
+        """Yields Rows, from after the row that `start` (a Rows.end) names."""
+        for index, path in enumerate(self.files):
+            before = sum(self.sizes[:index])
+            if index < start[0]:
+                continue
+            reader = _Reader(path, *(start[1:] if index == start[0] else (0, 0)))
+            rows, size = [], 0
+            try:
+                for number, row in reader.rows():
+                    rows.append((number, row))
+                    size += len(row) if isinstance(row, bytes) else 0
+                    if len(rows) == ROWS_PER_CHUNK or size >= BYTES_PER_CHUNK:
+                        self.done_bytes = before + reader.done()
+                        yield Rows(index, reader.name, rows, [index, number, reader.offset])
+                        rows, size = [], 0
+            except (EOFError, zlib.error, gzip.BadGzipFile, OSError) as error:
+                if not reader.packed or getattr(error, "errno", None) is not None:
+                    raise
+                raise InputError(f"damaged {reader.packed} file: {error}", path, "write or download it again") from None
+            self.done_bytes = before + self.sizes[index]
+            if rows:
+                yield Rows(index, reader.name, rows, [index, rows[-1][0], reader.offset])
+
+
+class _Reader:
+    """One file. `skip`: the number of the last row that is not wanted any more, `offset`: the byte after it, 0: unknown."""
+
+    def __init__(self, path, skip, offset):
+        self.path, self.skip, self.offset = path, skip, offset
+        # A brace in a path is no place for the number.
+        self.name = path.replace("{", "{{").replace("}", "}}") + ":{}"
+        stem, suffix = os.path.splitext(path)
+        self.packed = suffix.lower() if suffix.lower() in PACKED else ""
+        self.suffix = os.path.splitext(stem)[1].lower() if self.packed else suffix.lower()
+        if self.suffix not in SUFFIXES:
+            raise InputError(f"unknown kind of file {suffix!r}", path,
+                             "use one of " + " ".join(SUFFIXES) + ", or one of these as " + " or ".join(PACKED))
+        if self.packed and self.suffix in (".parquet", ".arrow"):
+            raise InputError(f"a {self.suffix} file cannot be read out of a {self.packed} file", path, "unpack it")
+        self.stored = None  # the file as it lies on the disk
+
+    def done(self):
+        return 0 if self.stored is None else self.stored.tell()
 
     def rows(self):
-        """Yields (file, place, row)."""
-        for path in self.files:
-            before = self.done_bytes
-            for place, row in self._rows_of(path):
-                if not isinstance(row, dict):
-                    raise InputError(f"a row is {_kind(row)} instead of an object", place,
-                                     "write one JSON object per example")
-                yield path, place, row
-            self.done_bytes = before + os.path.getsize(path)
+        for number, row in self._kind_of_rows():
+            if number > self.skip:
+                yield number, row
 
-    def _rows_of(self, path):
-        suffix = os.path.splitext(path)[1].lower()
-        if suffix not in SUFFIXES:
-            raise InputError(f"unknown kind of file {suffix!r}", path, "use one of " + " ".join(SUFFIXES))
-        if suffix in (".jsonl", ".ndjson"):
-            return self._json_lines(path)
-        if suffix == ".json":
-            return self._json(path)
-        if suffix == ".parquet":
-            return _parquet(path)
-        if suffix in (".csv", ".tsv"):
-            return _csv(path, "\t" if suffix == ".tsv" else ",")
-        return _text(path)
+    def _kind_of_rows(self):
+        if self.suffix in (".jsonl", ".ndjson"):
+            return self._json_lines()
+        if self.suffix == ".json":
+            return self._json()
+        if self.suffix in (".parquet", ".arrow"):
+            self.name = self.name[:-3] + " row {}"
+            return _tables(self.path, _parquet if self.suffix == ".parquet" else _arrow)
+        if self.suffix in (".csv", ".tsv"):
+            return self._csv("\t" if self.suffix == ".tsv" else ",")
+        return self._text()
 
-    def _json_lines(self, path):
-        before = self.done_bytes
-        with open(path, "rb") as file:
-            for number, line in enumerate(file, 1):
+    def _open(self):
+        self.stored = open(self.path, "rb")
+        if self.packed == ".gz":
+            return io.BufferedReader(gzip.GzipFile(fileobj=self.stored))
+        if self.packed == ".zst":
+            import pyarrow
+
+            return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(self.stored, mode="r"), "zstd"))
+        return self.stored
+
+    def _json_lines(self):
+        with self._open() as file:
+            number = 0
+            if self.offset and not self.packed:
+                file.seek(self.offset)
+                number = self.skip
+            self.offset = 0 if self.packed else self.offset
+            for number, line in enumerate(file, number + 1):
+                self.offset += 0 if self.packed else len(line)
                 if line.strip():
                     # Without its line break: what breaks off there is this line's mistake, not the next one's.
-                    yield f"{path}:{number}", parse_json(line.rstrip(b"\r\n"), path, number)
-                self.done_bytes = before + file.tell() if number % 256 == 0 else self.done_bytes
+                    yield number, line.rstrip(b"\r\n")
 
-    def _json(self, path):
+    def _json(self):
         """One array of rows; a file of that name that begins with an object is taken as one object per line."""
-        with open(path, "rb") as file:
-            head = file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
-            if head.startswith(b"{"):
-                yield from self._json_lines(path)
+        with self._open() as file:
+            if file.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+                yield from self._json_lines()
                 return
-            file.seek(0)
-            rows = parse_json(file.read(), path, 1)
-        if not isinstance(rows, list):
-            raise InputError(f"the file holds {_kind(rows)} instead of a list of examples", path,
-                             "write a list of objects, or one object per line")
-        for number, row in enumerate(rows, 1):
-            yield f"{path} item {number}", row
+            rows = parse_json(file.read(), self.path, 1)
+            if not isinstance(rows, list):
+                raise InputError(f"the file holds {_kind(rows)} instead of a list of examples", self.path,
+                                 "write a list of objects, or one object per line")
+            self.name = self.name[:-3] + " item {}"
+            yield from enumerate(rows, 1)  # the file stays open: done() asks it
+
+    def _csv(self, delimiter):
+        csv.field_size_limit(1 << 30)
+        try:
+            with io.TextIOWrapper(self._open(), encoding="utf-8-sig", newline="") as file:
+                reader = csv.DictReader(file, delimiter=delimiter, strict=True)
+                while True:
+                    # A quoted field may span lines: the row's place is where it begins.
+                    number = reader.line_num + 1 if reader.line_num else 2
+                    try:
+                        row = next(reader)
+                    except StopIteration:
+                        return
+                    except csv.Error as error:
+                        row = InputError(f"not CSV: {error}", self.name.format(number), "quote the field, or correct the row")
+                        if "end of data" in str(error):  # a quote that nothing closes has taken all rows behind it
+                            raise row from None
+                    if isinstance(row, dict) and (None in row or None in row.values()):
+                        row = InputError(f"a row does not have the header's {len(reader.fieldnames)} fields",
+                                         self.name.format(number), "quote fields that hold the delimiter")
+                    yield number, row
+        except UnicodeDecodeError:
+            raise InputError("not UTF-8", self.path, "convert the file to UTF-8") from None
+
+    def _text(self):
+        """A text file is one document."""
+        try:
+            with io.TextIOWrapper(self._open(), encoding="utf-8-sig", newline="") as file:
+                yield 1, {"text": file.read()}
+        except UnicodeDecodeError:
+            raise InputError("not UTF-8", self.path, "convert the file to UTF-8") from None
 
 
 def parse_json(text, path, line):
@@ -79,22 +192,45 @@ def parse_json(text, path, line):
         raise InputError("not UTF-8", f"{path}:{line}", "convert the file to UTF-8") from None
     except RecursionError:
         raise InputError("nested too deeply", f"{path}:{line}", "correct or remove this row") from None
+    except ValueError:  # Python reads no number of thousands of digits
+        raise InputError("a number has too many digits", f"{path}:{line}", "correct or remove this row") from None
 
 
 def _parquet(path):
-    import pyarrow
     import pyarrow.parquet
 
+    return pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=256)
+
+
+def _arrow(path):
+    """As the datasets library keeps them: a stream of batches, or the file format."""
+    import pyarrow
+
+    with pyarrow.memory_map(path) as file:
+        try:
+            reader = pyarrow.ipc.open_stream(file)
+        except pyarrow.ArrowInvalid:
+            file.seek(0)
+            whole = pyarrow.ipc.open_file(file)
+            reader = (whole.get_batch(i) for i in range(whole.num_record_batches))
+        for batch in reader:
+            for first in range(0, len(batch), 256):
+                yield batch.slice(first, 256)
+
+
+def _tables(path, batches):
+    import pyarrow
+
     try:
-        file = pyarrow.parquet.ParquetFile(path)
         number = 0
-        for batch in file.iter_batches(batch_size=1024):
+        for batch in batches(path):
             for row in batch.to_pylist():
                 number += 1
-                yield f"{path} row {number}", {key: _without_nulls(value) for key, value in row.items()}
+                yield number, {key: _without_nulls(value) for key, value in row.items()}
     except (pyarrow.ArrowException, OSError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"not a readable Parquet file: {first}", path, "write the file again") from None
+        kind = "Parquet" if batches is _parquet else "Arrow"
+        raise InputError(f"not a readable {kind} file: {first}", path, "write the file again") from None
 
 
 def _without_nulls(value):
@@ -104,37 +240,6 @@ def _without_nulls(value):
     if isinstance(value, list):
         return [_without_nulls(item) for item in value]
     return value
-
-
-def _csv(path, delimiter):
-    csv.field_size_limit(1 << 30)
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, delimiter=delimiter, strict=True)
-            while True:
-                # A quoted field may span lines: the row's place is where it begins.
-                place = f"{path}:{reader.line_num + 1 if reader.line_num else 2}"
-                try:
-                    row = next(reader)
-                except StopIteration:
-                    return
-                except csv.Error as error:
-                    raise InputError(f"not CSV: {error}", place, "quote the field, or correct the row") from None
-                if None in row or None in row.values():
-                    raise InputError(f"a row does not have the header's {len(reader.fieldnames)} fields", place,
-                                     "quote fields that hold the delimiter")
-                yield place, row
-    except UnicodeDecodeError:
-        raise InputError("not UTF-8", path, "convert the file to UTF-8") from None
-
-
-def _text(path):
-    """A text file is one document."""
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            yield f"{path}:1", {"text": file.read()}
-    except UnicodeDecodeError:
-        raise InputError("not UTF-8", path, "convert the file to UTF-8") from None
 
 
 def _kind(value):

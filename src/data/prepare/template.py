@@ -11,8 +11,7 @@ import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from errors import InputError
-
-REASONING = ("reasoning_content", "thinking", "reasoning")
+from formats import REASONING
 
 
 class GenerationTracker(jinja2.ext.Extension):
@@ -149,8 +148,21 @@ def _cleaned(message):
     return message
 
 
-def load_template(model_dir, config, special_tokens):
-    """From chat_template.jinja (which wins) or tokenizer_config.json; None when the model has none."""
+def read_template(path):
+    """A template of the user's own."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8"
+        raise InputError(f"data.chat_template cannot be read: {reason}", path, "name a file of Jinja", "DATA-23") from None
+
+
+def load_template(model_dir, config, special_tokens, own=None):
+    """From `own` (the text and place of one), chat_template.jinja (which wins) or tokenizer_config.json; None when the model
+    has none."""
+    if own is not None:
+        return ChatTemplate({"default": own}, special_tokens)
     sources = {}
     config_path = os.path.join(model_dir, "tokenizer_config.json")
     in_config = config.get("chat_template")

@@ -4,22 +4,42 @@ neither a tokenizer nor its library."""
 import array
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jinja2
 
 import formats
 import mask
 from errors import InputError
-from template import load_template
+from sources import parsed
+from template import load_template, read_template
 
 SAMPLE_TOKENS = 1000
+MOST_REASONS = 20  # why rows were left out; the rest is counted together
 
 # The text of Stanford Alpaca, for models without a chat template.
 PREAMBLE = ("Below is an instruction that describes a task. Write a response that appropriately completes the "
             "request.\n\n")
 PREAMBLE_INPUT = ("Below is an instruction that describes a task, paired with an input that provides further context. "
                   "Write a response that appropriately completes the request.\n\n")
+
+
+# What _segments writes for a conversation, for the directory of a model that was trained on it. BOS is the tokenizer's own.
+TEMPLATE = ("{% if messages[0].role != 'system' %}{{ PREAMBLE }}{% endif %}{% for message in messages %}"
+            "{% if message.role == 'system' %}{{ message.content + '\\n\\n' }}"
+            "{% elif message.role == 'user' %}{{ '### Instruction:\\n' + message.content + '\\n\\n### Response:' }}"
+            "{% else %}{{ message.content + eos_token }}{% if not loop.last %}{{ '\\n\\n' }}{% endif %}{% endif %}{% endfor %}")
+
+
+@dataclass
+class Options:
+    """What the configuration says of the rows, beside loss_on."""
+
+    columns: dict = field(default_factory=dict)
+    chat_template: str = ""
+    bad_rows: str = "stop"
+    answers: str = "all"
+    reasoning: str = "keep"
 
 
 @dataclass
@@ -40,22 +60,46 @@ class Chunk:
     lengths: list
     tokens: bytes
     marks: bytes
-    trained: int
-    dropped: int       # examples without a trained token
-    endless: int       # examples whose last answer has no end token
-    without_bos: int   # of templates, where the tokenizer would write one
     texts: list        # of each example: whether it is plain text
     sample: list | None
+    counts: "Counts"
+
+
+@dataclass
+class Counts:
+    """Of a chunk, then of all; kept beside half-made token files."""
+
+    trained: int = 0
+    dropped: int = 0       # examples without a trained token
+    answered: int = 0      # examples with an answer that is trained
+    endless: int = 0       # of these, those whose last answer has no end token
+    without_bos: int = 0   # of templates, where the tokenizer would write one
+    untemplated: int = 0   # conversations of a model without a template
+    empty: int = 0         # examples with an empty answer
+    first_empty: str = ""  # the place of the first
+    rows: int = 0
+    skipped: dict = field(default_factory=dict)  # what is wrong -> [how many rows, the first one's place]
+
+    def add(self, other):
+        for name in ("trained", "dropped", "answered", "endless", "without_bos", "untemplated", "empty", "rows"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.first_empty = self.first_empty or other.first_empty
+        for what, (count, place) in other.skipped.items():
+            known = self.skipped.setdefault(what if len(self.skipped) < MOST_REASONS else "other reasons", [0, place])
+            known[0] += count
+
+    def skip(self, error, place):
+        self.add(Counts(skipped={error.what[:120]: [1, error.place or place]}))
 
 
 class Model:
     """The tokenizer and template of a model directory; `loss_on` is "completion" or "all", ids are below `most_ids` (0: no
-    matter)."""
+    matter). `own_template`: the text of one in place of the model's."""
 
-    def __init__(self, model_dir, loss_on, most_ids=0):
+    def __init__(self, model_dir, loss_on, most_ids=0, options=None, own_template=""):
         from tokenizers import Tokenizer
 
-        self.dir, self.loss_on, self.most_ids = model_dir, loss_on, most_ids
+        self.dir, self.loss_on, self.most_ids, self.options = model_dir, loss_on, most_ids, options or Options()
         path = os.path.join(model_dir, "tokenizer.json")
         if not os.path.isfile(path):
             raise InputError("the model has no tokenizer.json", model_dir,
@@ -70,7 +114,9 @@ class Model:
         special = _special_tokens(config)
         if "added_tokens_decoder" not in config:
             special.update(_special_tokens(self._json("special_tokens_map.json")))
-        self.template = load_template(model_dir, config, special)
+        path = self.options.chat_template
+        self.own_template = read_template(path) if path else own_template
+        self.template = load_template(model_dir, config, special, (self.own_template, path) if self.own_template else None)
         self.eos_text = special.get("eos_token", "")
         self.bos = self._id(special.get("bos_token"))
         self.eos = self._id(special.get("eos_token"))
@@ -97,6 +143,14 @@ class Model:
     def vocab(self):
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
+    def template_of_result(self, counts):
+        """What the trained model's directory has to say in place of the model's; "" when that is right."""
+        if self.own_template or not counts.untemplated:
+            return self.own_template
+        bos = "{{ bos_token }}" if self.writes_bos else ""
+        eos = TEMPLATE if self.eos_text else TEMPLATE.replace(" + eos_token", "")
+        return bos + eos.replace("PREAMBLE", json.dumps(PREAMBLE))
+
     def render(self, example, place):
         """Rendered, for anything but Ids."""
         if isinstance(example, formats.Text):
@@ -104,14 +158,18 @@ class Model:
         if isinstance(example, formats.Pair):
             return self._joined([(example.prompt, False), (example.completion, True)], place)
         if self.template is None:
-            return self._joined(self._segments(example, place), place)
+            rendered = self._joined(self._segments(example, place), place)
+            formats.check_tools(example, rendered.text, place)
+            return rendered
         try:
             if self.loss_on == "all":
-                return Rendered(self.template.render(example.messages, example.tools), None, False, place)
-            text, spans = mask.chat_spans(self.template, example, place)
+                text, spans = self.template.render(example.messages, example.tools), None
+            else:
+                text, spans = mask.chat_spans(self.template, example, place)
         except (jinja2.exceptions.TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:
             raise InputError(f"the chat template refuses this conversation: {error}", place,
                              "correct or remove this row", "DATA-23") from None
+        formats.check_tools(example, text, place)
         return Rendered(text, spans, False, place)
 
     def _joined(self, segments, place):
@@ -149,25 +207,21 @@ class Model:
                 yield "" if last else "\n\n", False
 
     def encode(self, rendered):
-        """(ids, marks) for each, in order."""
+        """An encoding for each, in order."""
         out = [None] * len(rendered)
         for plain in (True, False):
             for whole in (True, False):
                 group = [i for i, r in enumerate(rendered) if (r.plain, r.spans is None) == (plain, whole)]
                 # The fast way gives no offsets.
                 encode = self.tokenizer.encode_batch_fast if whole else self.tokenizer.encode_batch
-                try:
-                    encodings = encode([rendered[i].text for i in group], add_special_tokens=plain)
-                except (UnicodeEncodeError, TypeError):
-                    raise _no_unicode([rendered[i] for i in group]) from None
-                for i, encoding in zip(group, encodings):
-                    out[i] = self._finish(rendered[i], encoding)
+                for i, encoding in zip(group, encode([rendered[i].text for i in group], add_special_tokens=plain)):
+                    out[i] = encoding
         return out
 
     def _finish(self, rendered, encoding):
         ids = encoding.ids
         if rendered.spans is None:
-            marks = [1] * len(ids)
+            marks = bytearray(b"\1" * len(ids))
         else:
             marks = mask.mark_tokens(ids, encoding.offsets, rendered.text, rendered.spans, self.end_ids)
         doubled = self.bos is not None and ids[:2] == [self.bos, self.bos]
@@ -178,40 +232,77 @@ class Model:
             ids, marks = ids[1:], marks[1:]
         if rendered.plain and self.eos is not None:
             if not ids or ids[-1] != self.eos:
-                ids, marks = ids + [self.eos], marks + [1]
+                ids.append(self.eos)
+                marks.append(1)
             marks[-1] = 1
         return ids, marks
 
-    def chunk(self, rows, want_sample):
-        """`rows` are (format, place, row)."""
-        examples = [(place, formats.example(name, row, place)) for name, place, row in rows]
-        rendered = [self.render(e, place) for place, e in examples if not isinstance(e, formats.Ids)]
-        encoded = iter(self.encode(rendered))
-        chunk = Chunk([], b"", b"", 0, 0, 0, 0, [], None)
-        all_ids, all_marks = [], []
-        for place, example in examples:
-            if isinstance(example, formats.Ids):
-                ids = example.ids
-                marks = [1] * len(ids) if self.loss_on == "all" else [int(label != -100) for label in example.labels]
-            else:
-                ids, marks = next(encoded)
-                templated = isinstance(example, formats.Chat) and self.template is not None
-                chunk.without_bos += templated and self.writes_bos and ids[:1] != [self.bos]
-                chunk.endless += 1 in marks and self._endless(ids, marks)
-            self._check_ids(ids, example, place)
-            if 1 not in marks[1:]:
-                chunk.dropped += 1
+    def examples(self, name, row, place):
+        """(example, Rendered or None) of one row."""
+        example = formats.example(name, formats.renamed(row, self.options.columns, place), place)
+        if self.options.reasoning == "drop":
+            example = formats.without_reasoning(example)
+        several = formats.chats(example, self.options.answers) if isinstance(example, formats.Chat) else [example]
+        out = []
+        for one in several:
+            rendered = None if isinstance(one, formats.Ids) else self.render(one, place)
+            if rendered is not None and not rendered.text.isascii():
+                _check_unicode(rendered.text, place)
+            out.append((place, one, rendered))
+        return out
+
+    def chunk(self, name, rows, want_sample):
+        """`rows` is a sources.Rows, `name` their format."""
+        counts, examples = Counts(rows=len(rows.rows)), []
+        for number, row in rows.rows:
+            place = rows.place(number)
+            try:
+                examples += self.examples(name, parsed(row, place), place)
+            except InputError as error:
+                self._leave_out(error, place, counts)
+        encoded = iter(self.encode([rendered for _, _, rendered in examples if rendered is not None]))
+        chunk = Chunk([], b"", b"", [], None, counts)
+        all_ids, all_marks = array.array("i"), bytearray()
+        for place, example, rendered in examples:
+            try:
+                ids, marks = self._finish(rendered, next(encoded)) if rendered else self._given(example)
+                self._check_ids(ids, example, place)
+            except InputError as error:
+                self._leave_out(error, place, counts)
+                continue
+            if rendered is not None:
+                self._count(example, ids, marks, place, counts)
+            if 1 not in marks or 1 not in marks[1:]:
+                counts.dropped += 1
                 continue
             if want_sample and chunk.sample is None:
                 chunk.sample = self.sample(ids, marks)
             chunk.lengths.append(len(ids))
             chunk.texts.append(isinstance(example, formats.Text))
-            all_ids += ids
-            all_marks += marks
-        chunk.tokens = array.array("i", all_ids).tobytes()
-        chunk.marks = bytes(all_marks)
-        chunk.trained = sum(all_marks)
+            all_ids.extend(ids)
+            all_marks += bytes(marks)
+        chunk.tokens, chunk.marks = all_ids.tobytes(), bytes(all_marks)
+        counts.trained = all_marks.count(1)
         return chunk
+
+    def _leave_out(self, error, place, counts):
+        if self.options.bad_rows == "stop":
+            raise error
+        counts.skip(error, place)
+
+    def _given(self, example):
+        return example.ids, [1] * len(example.ids) if self.loss_on == "all" else [int(label != -100) for label in example.labels]
+
+    def _count(self, example, ids, marks, place, counts):
+        chat = isinstance(example, formats.Chat)
+        counts.without_bos += chat and self.template is not None and self.writes_bos and ids[:1] != [self.bos]
+        counts.untemplated += chat and self.template is None
+        if 1 in marks and not isinstance(example, formats.Text):
+            counts.answered += 1
+            counts.endless += self._endless(ids, marks)
+        if formats.has_empty_answer(example):
+            counts.first_empty = counts.first_empty or place
+            counts.empty += 1
 
     def _check_ids(self, ids, example, place):
         if not self.most_ids or not ids or max(ids) < self.most_ids:
@@ -243,8 +334,12 @@ class Model:
 class IdsOnly(Model):
     """For data that is tokenised already and a model directory without a tokenizer."""
 
-    def __init__(self, loss_on, most_ids=0):
-        self.loss_on, self.most_ids, self.template = loss_on, most_ids, None
+    def __init__(self, loss_on, most_ids=0, options=None):
+        self.loss_on, self.most_ids, self.options, self.template = loss_on, most_ids, options or Options(), None
+        self.eos_text = ""
+
+    def template_of_result(self, counts):
+        return ""
 
     def vocab(self):
         return 0
@@ -259,14 +354,12 @@ class IdsOnly(Model):
         return [{"text": f"{t} ", "trained": bool(m)} for t, m in zip(ids[:200], marks)]
 
 
-def _no_unicode(rendered):
+def _check_unicode(text, place):
     """JSON can spell half of a surrogate pair, which is no character."""
-    for r in rendered:
-        try:
-            r.text.encode()
-        except UnicodeEncodeError:
-            return InputError("the text holds half of a surrogate pair", r.place, "correct or remove this row")
-    return InputError("the text is not Unicode", rendered[0].place, "correct or remove this row")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError("the text holds half of a surrogate pair", place, "correct or remove this row") from None
 
 
 def _special_tokens(config):

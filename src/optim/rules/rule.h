@@ -18,12 +18,21 @@
 // and nothing is contracted, so that both give the same bits. `state` has the element's value of each stream.
 // The gradient comes clipped; a NaN that `update` leaves is stored as 0x7FC00000. The master beside a bf16
 // weight is no rule's matter: every rule works in fp32 and has all of its forms.
+//
+// A rule whose state is statistics of a matrix's rows and columns has, in place of `update`, what
+// factored.h asks for. A rule that steps whole matrices by products has, beside `update` for the rest, what
+// muon.h shows.
+//
+// Nor is how state is kept: with `kCodes`, a map for each value of the state (codes.h), and kStreams =
+// coded_streams(...), `update` has the values of the codes, and what it leaves is coded again.
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "base/dtype.h"
+#include "base/elements.h"
 #include "base/host_device.h"
 #include "base/range.h"
 
@@ -36,13 +45,44 @@ struct RuleText {
   bool whole_tensors = false;
 };
 
-// State that lies beside the weights, one value for each element.
+// What a stream has values of: all elements; where state is coded, those of small tensors (BlockLayout) and
+// of the others; where it is statistics, the rows and the columns of matrices and the elements of vectors;
+// where matrices of transformer blocks have less, the elements outside of them.
+enum class StreamOf : uint8_t { kAll, kSmall, kLarge, kVectors, kRows, kColumns, kOutside };
+
+// State that lies beside the weights.
 struct StateStream {
-  const char* name;   // in lists of state: "block3.m"
-  const char* title;  // in the plan
+  char name[16] = {};           // in lists of state: "block3.m"
+  const char* title = nullptr;  // in the plan
   DType type = DType::kF32;
-  constexpr int64_t bytes(int64_t elements) const {
-    return elements * static_cast<int64_t>(dtype_size(type));
+  StreamOf of = StreamOf::kAll;
+  int64_t per = 1;  // elements that a value is for; a tensor's last one may be for fewer
+  constexpr int64_t values(const Elements& elements) const {
+    switch (of) {
+      case StreamOf::kAll:
+        return elements.all;
+      case StreamOf::kSmall:
+        return elements.small;
+      case StreamOf::kLarge:
+        return elements.large() / per;
+      case StreamOf::kVectors:
+        return elements.vectors;
+      case StreamOf::kRows:
+        return elements.rows;
+      case StreamOf::kColumns:
+        return elements.columns;
+      case StreamOf::kOutside:
+        return elements.outside;
+    }
+    return 0;
+  }
+  constexpr int64_t bytes(const Elements& elements) const {
+    return values(elements) * static_cast<int64_t>(dtype_size(type));
+  }
+  constexpr void append(const char* text) {
+    size_t end = 0;
+    while (name[end] != 0) ++end;
+    while (*text != 0) name[end++] = *text++;
   }
 };
 
@@ -75,7 +115,37 @@ constexpr StateStream master_stream(MasterForm form) {
 
 template <int n>
 struct RuleAt;
+// What is the same for a rule and for that whose state it codes: one kernel serves the small tensors of both.
 template <class R>
-inline constexpr int kStreamCount = static_cast<int>(R::kStreams.size());
+struct FormulaOf {
+  using Rule = R;
+};
+template <class R>
+requires requires {
+  typename R::Formula;
+}
+struct FormulaOf<R> {
+  using Rule = typename R::Formula;
+};
+template <class R>
+using RuleFormula = typename FormulaOf<R>::Rule;
+
+// Whether the rule's state is coded, and how many values of it an element has.
+template <class R>
+inline constexpr bool kIsCoded = requires {
+  R::kCodes;
+};
+// Whether it is statistics of rows and columns.
+template <class R>
+inline constexpr bool kIsFactored = requires {
+  R::kFactored;
+};
+// Whether it steps matrices of transformer blocks by their orthogonal momentum, and `update` is of the rest.
+template <class R>
+inline constexpr bool kIsOrthogonal = requires {
+  R::kOrthogonal;
+};
+template <class R>
+inline constexpr int kStateCount = static_cast<int>(R::kStreams.size()) / (kIsCoded<R> ? 3 : 1);
 
 }  // namespace lm

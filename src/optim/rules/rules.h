@@ -2,7 +2,15 @@
 // way from a number to its type.
 #pragma once
 
+#include "optim/rules/adafactor.h"
+#include "optim/rules/adafactor_lowmem.h"
 #include "optim/rules/adamw.h"
+#include "optim/rules/adamw_4bit.h"
+#include "optim/rules/adamw_8bit.h"
+#include "optim/rules/adamw_fp8.h"
+#include "optim/rules/lion.h"
+#include "optim/rules/lion_8bit.h"
+#include "optim/rules/muon.h"
 #include "optim/rules/sgd.h"
 
 #include <algorithm>
@@ -22,6 +30,10 @@ struct RuleList {
   static constexpr RuleText kTexts[] = {R::kText...};
   static constexpr std::span<const StateStream> kStreams[] = {R::kStreams...};
   static constexpr size_t kMostStreams = std::max({R::kStreams.size()...});
+  static constexpr size_t kMostStates = static_cast<size_t>(std::max({kStateCount<R>...}));
+  static constexpr bool kCoded[] = {kIsCoded<R>...};
+  static constexpr bool kFactored[] = {kIsFactored<R>...};
+  static constexpr bool kOrthogonal[] = {kIsOrthogonal<R>...};
   static constexpr size_t kMostBytes = std::max({sizeof(R)...});
   using Settings = std::tuple<typename R::Settings...>;
 
@@ -56,6 +68,18 @@ constexpr const RuleText& rule_text(RuleId rule) {
   return Rules::kTexts[static_cast<size_t>(rule)];
 }
 
+constexpr bool is_coded(RuleId rule) {
+  return Rules::kCoded[static_cast<size_t>(rule)];
+}
+
+constexpr bool is_factored(RuleId rule) {
+  return Rules::kFactored[static_cast<size_t>(rule)];
+}
+
+constexpr bool is_orthogonal(RuleId rule) {
+  return Rules::kOrthogonal[static_cast<size_t>(rule)];
+}
+
 // The keys of every rule, each with its value.
 struct RuleSettings {
   Rules::Settings all;
@@ -80,9 +104,13 @@ class StateStreams {
   const StateStream* end() const { return streams_ + count_; }
   size_t size() const { return count_; }
   const StateStream& operator[](size_t s) const { return streams_[s]; }
-  // Of `elements` elements: all streams, or those before `stream`, which is where it begins.
-  int64_t bytes(int64_t elements) const { return offset(count_, elements); }
-  int64_t offset(size_t stream, int64_t elements) const {
+  // Whether a value is of one element in every stream, so that bytes follow from their number.
+  bool of_elements() const {
+    return std::all_of(begin(), end(), [](const StateStream& stream) { return stream.of == StreamOf::kAll; });
+  }
+  // Of so many elements: all streams, or those before `stream`, which is where it begins.
+  int64_t bytes(const Elements& elements) const { return offset(count_, elements); }
+  int64_t offset(size_t stream, const Elements& elements) const {
     int64_t sum = 0;
     for (size_t s = 0; s < stream; ++s) sum += streams_[s].bytes(elements);
     return sum;

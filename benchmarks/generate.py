@@ -1,0 +1,105 @@
+"""How fast is text made, token by token, beside transformers with its key-value cache, and beside what reading the weights takes?
+
+A model of SmolLM2-135M's shape with random weights answers a prompt of 32 tokens with 128, greedily, on the same threads; in turns,
+the median of each. A token takes at least as long as reading all weights once at the rate at which memory can be summed up.
+
+Usage: generate.py BIN_DIR [--rounds 5] [--threads 2] [--short] [--impossible]
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import tokenizers
+import torch
+from figures import Figure, Figures, common_options
+from train_step import SHAPE
+from transformers import LlamaConfig, LlamaForCausalLM
+
+TOKENS, PROMPT = 128, [7 * i + 3 for i in range(32)]
+TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def prepare(work):
+    torch.manual_seed(1)
+    settings = {key: value for key, value in SHAPE.items() if key not in ("architectures", "model_type", "torch_dtype")}
+    LlamaForCausalLM(LlamaConfig(**settings)).to(torch.bfloat16).save_pretrained(work)
+    (work / "generation_config.json").write_text("{}")  # nothing ends an answer
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(SHAPE["vocab_size"])}, unk_token="w0"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    words.save(str(work / "tokenizer.json"))
+
+
+def ours(options, work, dtype):
+    """Tokens per second behind the first, and the tokens."""
+    prompt = " ".join(f"w{token}" for token in PROMPT)
+    done = subprocess.run([options.bin_dir.resolve() / "lmlaunch", "generate", work, "--gpus", "0", "--prompt", prompt, "--max-tokens", str(TOKENS),
+                           "--json", f"model.dtype={dtype}", f"run.threads={options.threads}"], capture_output=True, text=True,
+                          env=os.environ | {"LMLAUNCH_PYTHON": sys.executable})
+    if done.returncode != 0:
+        sys.exit(done.stderr)
+    answer = json.loads(done.stdout)
+    assert len(answer["tokens"]) == TOKENS and answer["prompt_tokens"] == len(PROMPT)
+    return (TOKENS - 1) / answer["seconds"], answer["tokens"]
+
+
+def theirs(model):
+    ids = torch.tensor([PROMPT])
+    settings = dict(attention_mask=torch.ones_like(ids), do_sample=False, eos_token_id=None, pad_token_id=0)
+    seconds = []
+    for tokens in (1, TOKENS):
+        start = time.perf_counter()
+        text = model.generate(ids, max_new_tokens=tokens, **settings)
+        seconds.append(time.perf_counter() - start)
+    return (TOKENS - 1) / (seconds[1] - seconds[0]), text[0, len(PROMPT):].tolist()
+
+
+def reading_rate():
+    """Bytes per second; torch's own sum runs at a part of it."""
+    memory = torch.ones(1 << 28, dtype=torch.float32)
+    best = 0.0
+    for _ in range(5):
+        start = time.perf_counter()
+        torch.mv(memory.view(-1, 1 << 14), memory[:1 << 14])
+        best = max(best, memory.nbytes / (time.perf_counter() - start))
+    return best
+
+
+def main():
+    parser = common_options(__doc__)
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    figures = [Figure(f"tokens/s of {TOKENS} tokens, {dtype}", "x", "transformers with its cache", at_least=1.0) for dtype in TYPES]
+    figures += [Figure(f"time of a token, {dtype}", "x", "reading the weights", at_most=1.7) for dtype in TYPES]
+    found = Figures(options, figures)
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory(prefix="lmlaunch-generate-") as directory:
+        work = Path(directory)
+        prepare(work)
+        rate = reading_rate()
+        for dtype, torch_type in TYPES.items():
+            model = LlamaForCausalLM.from_pretrained(work, dtype=torch_type)
+            model.generation_config.eos_token_id = None
+            rates = {"ours": [], "theirs": []}
+            for _ in range(options.rounds or (2 if options.short else 5)):
+                our_rate, our_text = ours(options, work, dtype)
+                their_rate, their_text = theirs(model)
+                rates["ours"].append(our_rate), rates["theirs"].append(their_rate)
+                assert dtype == "bf16" or our_text == their_text
+            us, them = (statistics.median(rates[side]) for side in ("ours", "theirs"))
+            weights = sum(parameter.nbytes for parameter in model.parameters())
+            print(f"{dtype}: {us:.1f} tokens/s, transformers {them:.1f}; weights of {weights / 1e6:.0f} MB at {rate / 1e9:.1f} GB/s "
+                  f"give at most {rate / weights:.1f}")
+            found.set(f"tokens/s of {TOKENS} tokens, {dtype}", us / them)
+            found.set(f"time of a token, {dtype}", rate / weights / us)
+    found.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+// What the ranks of a run say to one another. Two movements are everything: `share` (every rank has made a
+// range of an array, and afterwards all have all of it) and `exchange` (every rank has an array of its own,
+// and each adds up its range of all of them); the rest is made of the first. Every rank makes the same calls
+// in the same order. A group belongs to a rank and is called by its compute thread; calls return when their
+// bytes are there, but those of a group of GPUs (nccl_group.h), which enqueue.
+//
+// Throws Error(40) when another rank has ended, and Error(41) when one has not come to the same call within
+// the deadline; after either the group is of no more use.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "base/cuda.h"
+
+namespace lm {
+
+// Bytes of an array, [begin, begin + bytes), that belong to one rank.
+struct ByteRange {
+  int64_t begin = 0, bytes = 0;
+};
+
+class Group {
+ public:
+  virtual ~Group() = default;
+  virtual int rank() const = 0;
+  virtual int ranks() const = 0;
+
+  // shards[r] of `data` is what rank r has made; every rank's are the same, and they do not overlap. `what`
+  // names the call in a message.
+  virtual void share(const char* what, std::byte* data, std::span<const ByteRange> shards) = 0;
+  // Of every rank's array of the same size, shards[r] goes to rank r: add(offset, bytes, from) is called
+  // there for each part of its range, `offset` from its begin, with every rank's bytes in the order of ranks
+  // (its own among them). They are valid during the call; parts are multiples of kExchangePart but the last.
+  using Add = std::function<void(int64_t offset, int64_t bytes, std::span<const std::byte* const> from)>;
+  virtual void exchange(const char* what, const std::byte* data, std::span<const ByteRange> shards,
+                        const Add& add) = 0;
+
+  // A group of GPUs moves in a stream of its own. What is moved from here on is what `callers` has been given
+  // so far; what `callers` is given from here on finds what has been moved so far.
+  virtual void begin_after(StreamView /*callers*/) {}
+  virtual void end_before(StreamView /*callers*/) {}
+  // Where additions of an exchange belong, of a caller that works in that stream.
+  virtual StreamView stream(StreamView callers) const { return callers; }
+  // After a wait for what was moved: throws what has become of it.
+  virtual void check() {}
+
+  int64_t sent_bytes() const { return sent_; }  // to other ranks, so far
+
+  // Every rank's value, in the order of ranks.
+  template <class T>
+  std::vector<T> gather(const char* what, const T& mine) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    std::vector<T> all(static_cast<size_t>(ranks()));
+    std::vector<ByteRange> shards;
+    for (int r = 0; r < ranks(); ++r)
+      shards.push_back({r * static_cast<int64_t>(sizeof(T)), static_cast<int64_t>(sizeof(T))});
+    all[static_cast<size_t>(rank())] = mine;
+    share(what, reinterpret_cast<std::byte*>(all.data()), shards);
+    return all;
+  }
+  // Nobody goes on before all have come.
+  void barrier(const char* what) { gather(what, char{}); }
+  // Rank 0's bytes, of a length that all know.
+  void broadcast(const char* what, std::span<std::byte> bytes) {
+    std::vector<ByteRange> shards(static_cast<size_t>(ranks()));
+    shards[0].bytes = std::ssize(bytes);
+    share(what, bytes.data(), shards);
+  }
+
+ protected:
+  int64_t sent_ = 0;  // counted where the bytes leave
+};
+
+inline constexpr int64_t kExchangePart = 4096;  // bytes
+
+// Every rank's text, in the order of ranks.
+std::vector<std::string> gather_texts(Group& group, const char* what, const std::string& mine);
+
+// Work of every rank that may fail on one alone (an Error): then all throw, with the first one's code, the
+// others naming it.
+void together(Group& group, const char* what, const std::function<void()>& work);
+
+// Something that a group has moved in its stream: whoever uses it next waits for that, once.
+class Moved {
+ public:
+  explicit Moved(DeviceType device) : event_(device) {}
+  void record(StreamView stream) {
+    event_.record(stream);
+    waits_ = true;
+  }
+  void wait(StreamView callers) {
+    if (std::exchange(waits_, false)) event_.wait(callers);
+  }
+
+ private:
+  Event event_;
+  bool waits_ = false;
+};
+
+// A run with one rank: nothing moves.
+class LocalGroup final : public Group {
+ public:
+  int rank() const override { return 0; }
+  int ranks() const override { return 1; }
+  void share(const char* /*what*/, std::byte* /*data*/, std::span<const ByteRange> /*shards*/) override {}
+  void exchange(const char* /*what*/, const std::byte* data, std::span<const ByteRange> shards,
+                const Add& add) override {
+    const std::byte* const from[] = {data + shards[0].begin};
+    if (shards[0].bytes > 0) add(0, shards[0].bytes, from);
+  }
+};
+
+}  // namespace lm

@@ -1,0 +1,65 @@
+#include "comm/mpi_group.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace lm {
+
+MpiGroup::MpiGroup(MpiLink& link, int64_t staging, std::function<void(const char* what)> on_call)
+    : link_(link), on_call_(std::move(on_call)), staging_(static_cast<size_t>(staging)) {
+  LM_CHECK(staging >= kExchangePart * ranks(), "staging for a part of every rank");
+}
+
+void MpiGroup::move(const char* what) {
+  if (on_call_) on_call_(what);
+  for (const Transfer& transfer : transfers_) {
+    if (transfer.from != nullptr) sent_ += transfer.bytes;
+  }
+  link_.move(what, transfers_);
+}
+
+void MpiGroup::share(const char* what, std::byte* data, std::span<const ByteRange> shards) {
+  transfers_.clear();
+  const ByteRange mine = shards[static_cast<size_t>(rank())];
+  for (int i = 1; i < ranks(); ++i) {  // each begins with another, so that no link has all of them at once
+    const int r = (rank() + i) % ranks();
+    const ByteRange theirs = shards[static_cast<size_t>(r)];
+    if (theirs.bytes > 0) transfers_.push_back({.to = data + theirs.begin, .bytes = theirs.bytes, .peer = r});
+    if (mine.bytes > 0) transfers_.push_back({.from = data + mine.begin, .bytes = mine.bytes, .peer = r});
+  }
+  move(what);
+}
+
+void MpiGroup::exchange(const char* what, const std::byte* data, std::span<const ByteRange> shards,
+                        const Add& add) {
+  const int64_t room = std::ssize(staging_) / ranks() / kExchangePart * kExchangePart;
+  int64_t all = 0;
+  for (const ByteRange& run : shards) all = std::max(all, run.bytes);
+  const auto part = [room](const ByteRange& run, int64_t at) {
+    return ByteRange{run.begin + at, std::clamp<int64_t>(run.bytes - at, 0, room)};
+  };
+  std::vector<const std::byte*> from(static_cast<size_t>(ranks()));
+  for (int64_t at = 0; at == 0 || at < all; at += room) {
+    const ByteRange mine = part(shards[static_cast<size_t>(rank())], at);
+    transfers_.clear();
+    for (int i = 1; i < ranks(); ++i) {
+      const int r = (rank() + i) % ranks();
+      std::byte* const staged = staging_.data() + r * room;
+      from[static_cast<size_t>(r)] = staged;
+      const ByteRange theirs = part(shards[static_cast<size_t>(r)], at);
+      if (mine.bytes > 0) transfers_.push_back({.to = staged, .bytes = mine.bytes, .peer = r});
+      if (theirs.bytes > 0)
+        transfers_.push_back({.from = data + theirs.begin, .bytes = theirs.bytes, .peer = r});
+    }
+    move(what);
+    // A copy, as the sum may be made where the array is.
+    std::byte* const own = staging_.data() + rank() * room;
+    if (mine.bytes > 0) std::memcpy(own, data + mine.begin, static_cast<size_t>(mine.bytes));
+    from[static_cast<size_t>(rank())] = own;
+    if (mine.bytes > 0) add(at, mine.bytes, from);
+  }
+}
+
+}  // namespace lm

@@ -1,0 +1,33 @@
+// The ranks of an MPI job, on one machine or on many. What is added arrives from each rank and is added in
+// the order of ranks, as in SharedGroup: the same bits.
+#pragma once
+
+#include "comm/group.h"
+#include "comm/mpi_link.h"
+
+namespace lm {
+
+class MpiGroup final : public Group {
+ public:
+  // `staging`: bytes for what arrives to be added. `on_call` is told each call before it is made.
+  explicit MpiGroup(MpiLink& link, int64_t staging = kStaging,
+                    std::function<void(const char* what)> on_call = {});
+
+  static constexpr int64_t kStaging = int64_t{8} << 20;
+
+  int rank() const override { return link_.rank(); }
+  int ranks() const override { return link_.ranks(); }
+  void share(const char* what, std::byte* data, std::span<const ByteRange> shards) override;
+  void exchange(const char* what, const std::byte* data, std::span<const ByteRange> shards,
+                const Add& add) override;
+
+ private:
+  void move(const char* what);
+
+  MpiLink& link_;
+  const std::function<void(const char*)> on_call_;
+  std::vector<std::byte> staging_;
+  std::vector<Transfer> transfers_;
+};
+
+}  // namespace lm

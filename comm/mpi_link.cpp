@@ -1,0 +1,146 @@
+#include "comm/mpi_link.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "base/clock.h"
+#include "comm/mpi_worker.h"
+
+namespace lm {
+namespace {
+
+// Of a call: its number and its name, so that ranks that come for different things notice.
+int tag_of(uint64_t call, const char* what) {
+  uint32_t hash = 2166136261U;
+  for (const char* c = what; *c != 0; ++c) hash = (hash ^ static_cast<unsigned char>(*c)) * 16777619U;
+  return static_cast<int>((hash ^ static_cast<uint32_t>(call)) & 0xffffffU);
+}
+
+}  // namespace
+
+bool MpiWorker::wait(std::unique_lock<std::mutex>& lock, double seconds, const std::function<bool()>& done) {
+  return done_.wait_for(lock, std::chrono::duration<double>(seconds), done);
+}
+
+void MpiWorker::wait_joined() {
+  std::unique_lock lock(mutex_);
+  const double most = 2 * setup_.silence, began = monotonic_seconds();
+  while (!wait(lock, kBeatSeconds, [this] { return joined_ || failure_; })) {
+    if (setup_.ended && setup_.ended()) {
+      throw Error(Exit::kPeerLost, {.area = "PEER-08",
+                                    .what = "another rank has ended before all had come",
+                                    .place = setup_.host,
+                                    .next = "see that rank's message",
+                                    .kept = ""});
+    }
+    if (monotonic_seconds() - began < most) continue;
+    throw Error(Exit::kNoProgress,
+                {.area = "HANG-09",
+                 .what = "not all processes of the MPI job have come within " + seconds_of(most),
+                 .place = setup_.host,
+                 .next = "see whether all machines run the same lmlaunch, and reach each other",
+                 .kept = ""});
+  }
+  if (failure_) throw Error(*failure_);
+}
+
+void MpiWorker::move(const char* what, std::span<const Transfer> transfers) {
+  std::unique_lock lock(mutex_);
+  if (failure_) throw Error(*failure_);
+  const uint64_t call = ++calls_;
+  asked_ = Order{what, call, tag_of(call, what), transfers, monotonic_seconds()};
+  wake_.notify_one();
+  uint64_t turns = turns_;
+  double seen = monotonic_seconds();
+  while (!wait(lock, kBeatSeconds, [this] { return !asked_ || failure_; })) {
+    const double now = monotonic_seconds();
+    if (turns_ != turns) turns = turns_, seen = now;
+    if (setup_.ended && setup_.ended()) {
+      stopping_ = true;
+      wake_.notify_one();
+      wait(lock, kTellSeconds, [this] { return ended_; });
+      throw Error(Exit::kPeerLost, {.area = "PEER-08",
+                                    .what = std::string("another rank has ended during \"") + what + "\"",
+                                    .place = here() + " on " + setup_.host,
+                                    .next = "see that rank's message",
+                                    .kept = ""});
+    }
+    if (now - seen > setup_.silence) {
+      throw Error(Exit::kNoProgress, {.area = "HANG-09",
+                                      .what = std::string("MPI itself has been stuck for ") +
+                                              seconds_of(now - seen) + " in \"" + what + "\"",
+                                      .place = here() + " on " + setup_.host,
+                                      .next = kLookForRank,
+                                      .kept = ""});
+    }
+  }
+  if (!asked_) return;
+  wait(lock, 2 * kTellSeconds, [this] { return released_; });
+  throw Error(*failure_);
+}
+
+std::optional<Error> MpiWorker::lost() {
+  const std::lock_guard lock(mutex_);
+  if (failure_ || !setup_.ended || !setup_.ended()) return failure_;
+  return Error(Exit::kPeerLost, {.area = "PEER-08",
+                                 .what = "another rank has ended",
+                                 .place = here() + " on " + setup_.host,
+                                 .next = "see that rank's message",
+                                 .kept = ""});
+}
+
+bool MpiWorker::end(Exit code, std::string why) {
+  std::unique_lock lock(mutex_);
+  why.resize(std::min(why.size(), sizeof Sign::why - 1));
+  Sign word = sign(Sign::Kind::kEnd);
+  word.code = static_cast<int32_t>(code);
+  copy_text(word.why, sizeof word.why, why);
+  last_word_ = word;
+  wake_.notify_one();
+  wait(lock, 2 * kTellSeconds + kHearSeconds, [this] { return ended_; });
+  return told_by_leader_ == why;
+}
+
+bool MpiWorker::leave() {
+  std::unique_lock lock(mutex_);
+  leaving_ = true;
+  wake_.notify_one();
+  return wait(lock, setup_.silence, [this] { return ended_; });
+}
+
+bool MpiWorker::stop() {
+  std::unique_lock lock(mutex_);
+  stopping_ = true;
+  wake_.notify_one();
+  return wait(lock, kTellSeconds, [this] { return ended_; });
+}
+
+MpiLink::MpiLink(LinkSetup setup) : worker_(std::make_shared<MpiWorker>(std::move(setup))) {
+  std::thread([worker = worker_] { worker->run(); }).detach();
+  worker_->wait_joined();
+  rank_ = worker_->rank;
+  ranks_ = worker_->ranks;
+}
+
+MpiLink::~MpiLink() {
+  worker_->stop();
+}
+
+void MpiLink::move(const char* what, std::span<const Transfer> transfers) {
+  worker_->move(what, transfers);
+}
+
+std::optional<Error> MpiLink::lost() const {
+  return worker_->lost();
+}
+
+bool MpiLink::end(Exit code, const std::string& why) {
+  return worker_->end(code, why);
+}
+
+void MpiLink::leave() {
+  worker_->leave();
+}
+
+}  // namespace lm

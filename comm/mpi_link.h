@@ -1,0 +1,69 @@
+// A rank's place in an MPI job: a thread of its own that makes all MPI calls, and the messages between it and
+// the rank's compute thread, which makes none. The thread moves what it is asked to and tells the next rank
+// five times a second that this one lives, and where it is. Each rank watches the one before it: whoever is
+// stopped, or behind a link that is down, is given up after `silence` seconds without a sign; whoever works
+// is waited for. Who gives up tells all others, as does who ends with an error, so that all end with one
+// reason.
+//
+// The compute thread constructs, calls and destroys. An Error that `move` has thrown is the end of the link;
+// memory of its transfers is not touched afterwards.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "base/error.h"
+#include "comm/mpi_api.h"
+
+namespace lm {
+
+// Bytes to or from another rank: `to` is null for what is sent, `from` for what is received.
+struct Transfer {
+  std::byte* to = nullptr;
+  const std::byte* from = nullptr;
+  int64_t bytes = 0;
+  int peer = 0;
+};
+
+struct LinkSetup {
+  const MpiApi& api;  // outlives the process's last call
+  double silence = 60;
+  double late = 3600;                // seconds after which one that lives and does not come is given up
+  std::function<bool()> ended = {};  // whether somebody outside of MPI knows that a rank has ended
+  std::string host = {};             // of this rank, for the others' messages
+};
+
+class MpiWorker;
+
+class MpiLink {
+ public:
+  // Joins the job; throws Error(41) when not all of it come within twice `silence`, Error(40) when MPI fails.
+  explicit MpiLink(LinkSetup setup);
+  ~MpiLink();
+  MpiLink(const MpiLink&) = delete;
+  MpiLink& operator=(const MpiLink&) = delete;
+
+  int rank() const { return rank_; }
+  int ranks() const { return ranks_; }
+
+  // All transfers of one call, which every rank makes in the same order and by the same name.
+  void move(const char* what, std::span<const Transfer> transfers);
+  // For any thread, while this rank waits for others outside of MPI: what has become of them.
+  std::optional<Error> lost() const;
+  // Tells the others that this rank ends with an error, as far as they can be reached within a second. Gives
+  // whether rank 0, which speaks for all, ends with the same one.
+  bool end(Exit code, const std::string& why);
+  // With all others, once nobody calls any more: leaves MPI in order.
+  void leave();
+
+ private:
+  std::shared_ptr<MpiWorker> worker_;  // shared with its thread, which may be stuck in MPI for ever
+  int rank_ = 0, ranks_ = 1;
+};
+
+}  // namespace lm

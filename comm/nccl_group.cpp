@@ -1,0 +1,273 @@
+#include "comm/nccl_group.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "base/clock.h"
+
+namespace lm {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kLook = 200ms;
+constexpr auto kNap = 50us;
+constexpr double kTold = 0.5;      // seconds in which a rank's end is heard of
+constexpr double kReasoned = 2.0;  // and in which the group's thread says why NCCL has failed
+// NCCL is left alone for so long; then it is aborted though a call of this rank may be stuck in it.
+constexpr auto kStuck = 2s;
+
+// Every shard has the same length, and they lie one behind the other.
+bool even(std::span<const ByteRange> shards) {
+  for (size_t r = 0; r < shards.size(); ++r) {
+    const auto at = shards[0].begin + static_cast<int64_t>(r) * shards[0].bytes;
+    if (shards[r].bytes != shards[0].bytes || shards[r].begin != at) return false;
+  }
+  return true;
+}
+
+size_t length(int64_t bytes) {
+  return static_cast<size_t>(bytes);
+}
+
+}  // namespace
+
+NcclGroup::NcclGroup(NcclSetup setup)
+    : setup_(std::move(setup)),
+      stream_(DeviceType::kCuda),
+      staging_(DeviceType::kCuda, setup_.staging),
+      order_(DeviceType::kCuda),
+      done_(DeviceType::kCuda) {
+  LM_CHECK(setup_.staging >= kExchangePart * ranks(), "staging for a part of every rank");
+  connect();
+  watch_ = std::thread([this] { watch(); });
+}
+
+NcclGroup::~NcclGroup() {
+  {
+    const std::lock_guard lock(leave_mutex_);
+    leaving_ = true;
+  }
+  leave_.notify_one();
+  if (watch_.joinable()) watch_.join();
+  if (comm_ != nullptr) setup_.api.abort(comm_);
+}
+
+void NcclGroup::connect() {
+  NcclId id{};
+  if (rank() == 0) must(setup_.api.unique_id(&id), "start");
+  setup_.peers.broadcast("NCCL's id", std::as_writable_bytes(std::span(&id, 1)));
+  NcclConfig config;
+  const int result = setup_.api.init(&comm_, ranks(), id, rank(), &config);
+  if (result != kNcclInProgress) must(result, "start");
+  called_ = monotonic_seconds();
+  try {
+    settle("start");
+  } catch (const Error&) {
+    if (comm_ != nullptr) setup_.api.abort(std::exchange(comm_, nullptr));
+    throw;
+  }
+}
+
+Error NcclGroup::nccl_error(int result, const std::string& what) const {
+  const char* const more = comm_ == nullptr ? nullptr : setup_.api.last_error(comm_);
+  const std::string detail = more == nullptr || *more == 0 ? "" : std::string(" (") + more + ")";
+  const bool starts = what == "start";
+  return Error(starts ? Exit::kDoesNotFit : Exit::kPeerLost,
+               {.area = starts ? "NCCL-34" : "NCCL-10",
+                .what = "NCCL has failed in \"" + what + "\": " + setup_.api.error_string(result) + detail,
+                .place = "rank " + std::to_string(rank()) + " on " + setup_.host,
+                .next = starts ? "see what `lmlaunch doctor` says of GPUs and NCCL; NCCL_DEBUG=WARN makes "
+                                 "NCCL say more"
+                               : "see whether another rank has ended, and its message",
+                .kept = ""});
+}
+
+void NcclGroup::must(int result, const char* what) const {
+  if (result != kNcclSuccess) throw nccl_error(result, what);
+}
+
+// Until NCCL has taken the call, which takes longer only where ranks are to be connected. Of an error the
+// group's thread may know the reason.
+void NcclGroup::settle(const char* what) {
+  const bool watched = watch_.joinable();
+  const double began = monotonic_seconds();
+  for (double failed = 0;;) {
+    int result = kNcclSuccess;
+    {
+      const std::lock_guard lock(mutex_);
+      if (failure_) throw Error(*failure_);
+      must(setup_.api.async_error(comm_, &result), what);
+    }
+    if (result == kNcclSuccess) return;
+    if (result != kNcclInProgress) {
+      const double now = monotonic_seconds();
+      if (failed == 0) failed = now;
+      if (!watched || now - failed > kReasoned) return must(result, what);
+    }
+    if (monotonic_seconds() - began > setup_.late) throw not_come(what, monotonic_seconds() - began);
+    if (!watched) {
+      if (const auto error = setup_.lost ? setup_.lost(what) : std::nullopt) throw Error(*error);
+    }
+    std::this_thread::sleep_for(kNap);
+  }
+}
+
+void NcclGroup::enqueue(const char* what, const std::function<void(void* comm, void* stream)>& calls) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_) throw Error(*failure_);
+    what_ = what;
+    must(setup_.api.group_start(), what);
+    calls(comm_, stream_.view().handle);
+    const int result = setup_.api.group_end();
+    if (result != kNcclInProgress) must(result, what);
+  }
+  settle(what);
+  const std::lock_guard lock(mutex_);
+  called_ = monotonic_seconds();
+  done_.record(stream_.view());
+}
+
+void NcclGroup::share(const char* what, std::byte* data, std::span<const ByteRange> shards) {
+  const NcclApi& api = setup_.api;
+  const ByteRange mine = shards[static_cast<size_t>(rank())];
+  sent_ += mine.bytes * (ranks() - 1);
+  if (std::ranges::all_of(shards, [](const ByteRange& run) { return run.bytes == 0; })) return;
+  enqueue(what, [&](void* comm, void* stream) {
+    if (even(shards)) {
+      must(api.all_gather(data + mine.begin, data + shards[0].begin, length(mine.bytes), kNcclBytes, comm,
+                          stream),
+           what);
+      return;
+    }
+    for (int r = 0; r < ranks(); ++r) {
+      const ByteRange& run = shards[static_cast<size_t>(r)];
+      std::byte* const at = data + run.begin;
+      if (run.bytes > 0) must(api.broadcast(at, at, length(run.bytes), kNcclBytes, r, comm, stream), what);
+    }
+  });
+}
+
+void NcclGroup::exchange(const char* what, const std::byte* data, std::span<const ByteRange> shards,
+                         const Add& add) {
+  const NcclApi& api = setup_.api;
+  const int64_t room = staging_.size() / ranks() / kExchangePart * kExchangePart;
+  int64_t all = 0;
+  for (const ByteRange& run : shards) all = std::max(all, run.bytes);
+  const auto part = [&](int r, int64_t at) {
+    const ByteRange& run = shards[static_cast<size_t>(r)];
+    return ByteRange{run.begin + at, std::clamp<int64_t>(run.bytes - at, 0, room)};
+  };
+  std::vector<const std::byte*> from;
+  for (int r = 0; r < ranks(); ++r) from.push_back(staging_.data() + r * room);
+  for (int64_t at = 0; at < all; at += room) {
+    const ByteRange mine = part(rank(), at);
+    const auto peer = [&](int i) { return (rank() + i) % ranks(); };
+    bool any = false;
+    for (int i = 1; i < ranks(); ++i) any = any || mine.bytes > 0 || part(peer(i), at).bytes > 0;
+    if (any) {
+      enqueue(what, [&](void* comm, void* stream) {
+        for (int i = 1; i < ranks(); ++i) {
+          const ByteRange theirs = part(peer(i), at);
+          if (theirs.bytes > 0)
+            must(api.send(data + theirs.begin, length(theirs.bytes), kNcclBytes, peer(i), comm, stream),
+                 what);
+          if (mine.bytes > 0)
+            must(api.receive(staging_.data() + peer(i) * room, length(mine.bytes), kNcclBytes, peer(i), comm,
+                             stream),
+                 what);
+          sent_ += theirs.bytes;
+        }
+      });
+    }
+    if (mine.bytes == 0) continue;
+    // A copy, as the sum may be made where the array is.
+    copy_bytes(staging_.data() + rank() * room, data + mine.begin, mine.bytes, stream_.view());
+    add(at, mine.bytes, from);
+  }
+}
+
+void NcclGroup::begin_after(StreamView callers) {
+  order_.record(callers);
+  order_.wait(stream_.view());
+}
+
+void NcclGroup::end_before(StreamView callers) {
+  order_.record(stream_.view());
+  order_.wait(callers);
+}
+
+void NcclGroup::check() {
+  const std::lock_guard lock(mutex_);
+  if (failure_) throw Error(*failure_);
+}
+
+void NcclGroup::leave() {
+  setup_.peers.barrier("the end of NCCL");
+  const std::lock_guard lock(mutex_);
+  if (failure_) throw Error(*failure_);
+  void* const comm = std::exchange(comm_, nullptr);
+  int result = setup_.api.finalize(comm);
+  const double began = monotonic_seconds();
+  while (result == kNcclInProgress && monotonic_seconds() - began < setup_.late) {
+    setup_.api.async_error(comm, &result);
+    std::this_thread::sleep_for(kNap);
+  }
+  setup_.api.destroy(comm);
+}
+
+void NcclGroup::watch() {
+  for (;;) {
+    {
+      std::unique_lock lock(leave_mutex_);
+      if (leave_.wait_for(lock, kLook, [this] { return leaving_; })) return;
+    }
+    std::optional<Error> error = look();
+    if (!error) continue;
+    // What NCCL says of a rank that has ended is not the reason.
+    const double until = monotonic_seconds() + kTold;
+    while (error->text().area == "NCCL-10" && setup_.lost && monotonic_seconds() < until) {
+      if (const std::optional<Error> reason = setup_.lost(what_of_call())) error = reason;
+      std::this_thread::sleep_for(kLook / 4);
+    }
+    return give_up(*error);
+  }
+}
+
+std::string NcclGroup::what_of_call() {
+  const std::unique_lock lock(mutex_, kLook);
+  return lock ? what_ : "a call of NCCL";
+}
+
+std::optional<Error> NcclGroup::look() {
+  const std::string what = what_of_call();
+  if (std::optional<Error> error = setup_.lost ? setup_.lost(what) : std::nullopt) return error;
+  const std::unique_lock lock(mutex_, kLook);
+  if (!lock || comm_ == nullptr) return std::nullopt;  // a call is under way, or the ranks have left
+  int result = kNcclSuccess;
+  if (const int asked = setup_.api.async_error(comm_, &result); asked != kNcclSuccess)
+    return nccl_error(asked, what);
+  if (result != kNcclSuccess && result != kNcclInProgress) return nccl_error(result, what);
+  const double waited = monotonic_seconds() - called_;
+  if (waited < setup_.late || done_.done()) return std::nullopt;
+  return not_come(what, waited);
+}
+
+Error NcclGroup::not_come(const std::string& what, double seconds) const {
+  return Error(Exit::kNoProgress, {.area = "HANG-09",
+                                   .what = "others have not come to \"" + what + "\" for " +
+                                           std::to_string(static_cast<int64_t>(seconds)) + " s",
+                                   .place = "rank " + std::to_string(rank()) + " on " + setup_.host,
+                                   .next = "see the other ranks' logs",
+                                   .kept = ""});
+}
+
+void NcclGroup::give_up(const Error& error) {
+  const std::unique_lock lock(mutex_, kStuck);
+  failure_ = error;
+  if (comm_ != nullptr) setup_.api.abort(std::exchange(comm_, nullptr));
+}
+
+}  // namespace lm

@@ -1,0 +1,89 @@
+// The ranks of a run, each with a GPU of its own, over NCCL: the same two movements as every group, of device
+// memory. What is added goes to each rank by sends and receives and is added there in the order of ranks, by
+// the caller's kernel in the group's stream, so that sums have the bits of the other groups'.
+//
+// Calls enqueue in the group's own stream and return: begin_after and end_before say what they follow and
+// what follows them. A rank that is lost leaves the others' streams standing still; a thread of the group
+// looks for that, aborts what is under way, and check() throws the reason once somebody has waited. The rank
+// owns the group; its compute thread calls everything.
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "base/arena.h"
+#include "base/cuda.h"
+#include "base/error.h"
+#include "base/staging.h"
+#include "comm/group.h"
+#include "comm/nccl_api.h"
+
+namespace lm {
+
+struct NcclSetup {
+  const NcclApi& api;
+  Group& peers;  // the same ranks, over host memory; outlives this group
+  // What has become of other ranks, in the operation that is named: asked several times per second by the
+  // group's thread.
+  std::function<std::optional<Error>(const std::string& what)> lost = {};
+  std::string host = {};                      // of this rank, for messages
+  int64_t staging = kDeviceRankStagingBytes;  // device memory for what arrives to be added
+  double late = 3600;  // seconds after which a call that others do not come to is given up
+};
+
+class NcclGroup final : public Group {
+ public:
+  // All ranks, each with the device selected that it computes on. Throws Error(12) where NCCL cannot be
+  // loaded or refuses, Error(40, 41) when others do not come.
+  explicit NcclGroup(NcclSetup setup);
+  ~NcclGroup() override;  // without leave() what is under way is aborted
+  NcclGroup(const NcclGroup&) = delete;
+  NcclGroup& operator=(const NcclGroup&) = delete;
+
+  int rank() const override { return setup_.peers.rank(); }
+  int ranks() const override { return setup_.peers.ranks(); }
+  void share(const char* what, std::byte* data, std::span<const ByteRange> shards) override;
+  void exchange(const char* what, const std::byte* data, std::span<const ByteRange> shards,
+                const Add& add) override;
+  void begin_after(StreamView callers) override;
+  void end_before(StreamView callers) override;
+  StreamView stream(StreamView) const override { return stream_.view(); }
+  void check() override;
+  // With all others, once nothing is under way any more: leaves in order.
+  void leave();
+
+ private:
+  void connect();
+  void enqueue(const char* what, const std::function<void(void* comm, void* stream)>& calls);
+  void settle(const char* what);
+  void must(int result, const char* what) const;
+  Error nccl_error(int result, const std::string& what) const;
+  Error not_come(const std::string& what, double seconds) const;
+  void watch();
+  std::optional<Error> look();
+  std::string what_of_call();
+  void give_up(const Error& error);
+
+  const NcclSetup setup_;
+  Stream stream_;
+  Memory staging_;
+  Event order_;  // recorded anew for each wait
+
+  // Held during every call of NCCL, none of which waits. Guards what follows.
+  std::timed_mutex mutex_;
+  void* comm_ = nullptr;  // null: aborted
+  std::optional<Error> failure_;
+  std::string what_ = "start";
+  double called_ = 0;  // when the last call was made
+  Event done_;         // of that one
+
+  std::mutex leave_mutex_;
+  std::condition_variable leave_;
+  bool leaving_ = false;
+  std::thread watch_;
+};
+
+}  // namespace lm

@@ -1,0 +1,77 @@
+// Arrays of which every rank keeps a shard: a store whose far homes are the other ranks. Fetching an array of
+// weights gathers it from all of them, in its slot; what is written back is this rank's shard alone.
+// Gradients are the other way round: each rank has made an array in its slot, their exchange (Gradients)
+// leaves the sum of this rank's shard there, and nothing but that is ever fetched again.
+//
+// Every rank makes the same calls in the same order, as the schedule does. The compute thread calls. On a GPU
+// everything here moves in the group's stream: what uses a slot waits for what was last moved there, and for
+// nothing later.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/arena.h"
+#include "base/cuda.h"
+#include "comm/group.h"
+#include "offload/store.h"
+
+namespace lm {
+
+struct ShardStoreSetup {
+  Group& group;                                           // borrowed
+  std::vector<int64_t> bytes = {};                        // of each whole array; 0: not in here
+  std::function<std::vector<ByteRange>(int64_t)> shards;  // of an array, every rank's; together the whole
+  std::function<std::string(int64_t)> name;               // of an array, for messages
+  int64_t slots = 0;
+  bool gathers = true;     // a fetch brings the whole array; else this rank's shard
+  StreamView stream = {};  // compute's: arrays lie on its device
+};
+
+class ShardStore final : public Store {
+ public:
+  explicit ShardStore(ShardStoreSetup setup);
+
+  void fetch(int64_t array, int64_t slot) override;
+  void claim(int64_t array, int64_t slot) override;
+  void write_back(int64_t array) override;
+  void forget(int64_t array) override;
+  void flush() override {}
+  std::byte* use(int64_t array) override;
+  std::byte* use_unchecked(int64_t array, Arrival* arrival) override;
+  // What another rank has, and no slot here, reads as zeros.
+  void read(int64_t array, int64_t begin, std::span<std::byte> out) override;
+  void reset() override;
+  void resize(int64_t array, int64_t bytes) override;
+  bool holds(int64_t array) const override;
+  bool fresh(int64_t array) const override { return at(array).fresh; }
+  std::byte* use_in_group(int64_t array) override;
+  bool used_in_group(int64_t array) override;
+
+ private:
+  struct Array {
+    std::vector<ByteRange> shards;
+    Memory home;  // of this rank's shard
+    int64_t bytes = 0;
+    int64_t slot = -1;
+    bool fresh = true;
+  };
+  struct Slot {
+    Slot(DeviceType device, int64_t bytes) : memory(device, bytes), moved(device) {}
+    Memory memory;
+    Moved moved;  // the last that was, into it or out of it
+  };
+  Array& at(int64_t array) { return arrays_[static_cast<size_t>(array)]; }
+  const Array& at(int64_t array) const { return arrays_[static_cast<size_t>(array)]; }
+  ByteRange own(const Array& array) const { return array.shards[static_cast<size_t>(setup_.group.rank())]; }
+  Slot& slot_of(const Array& array) { return slots_[static_cast<size_t>(array.slot)]; }
+  StreamView way() const { return setup_.group.stream(setup_.stream); }
+  void enter(int64_t array, int64_t slot);
+
+  ShardStoreSetup setup_;
+  std::vector<Array> arrays_;
+  std::vector<Slot> slots_;
+};
+
+}  // namespace lm

@@ -1,0 +1,173 @@
+#include "comm/shared_group.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "base/clock.h"
+#include "base/error.h"
+
+namespace lm {
+namespace {
+
+constexpr int kLookMs = 200;
+
+int64_t longest(std::span<const ByteRange> shards) {
+  int64_t bytes = 0;
+  for (const ByteRange& run : shards) bytes = std::max(bytes, run.bytes);
+  return bytes;
+}
+
+// Of a run, the bytes from `at` on, at most `most`.
+ByteRange part(const ByteRange& run, int64_t at, int64_t most) {
+  return {run.begin + at, std::clamp<int64_t>(run.bytes - at, 0, most)};
+}
+
+void copy_run(std::byte* to, const std::byte* from, int64_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+
+}  // namespace
+
+SignsOfLife::SignsOfLife(const SharedRegion& region, double silence)
+    : region_(region),
+      silence_(silence),
+      beats_(static_cast<size_t>(region.ranks())),
+      seen_(static_cast<size_t>(region.ranks())) {}
+
+void SignsOfLife::look(double now) {
+  // Who was stopped itself, or has not looked for long, does not know who was silent meanwhile.
+  const bool first = now - looked_ > std::max(silence_ / 2, 1.0);
+  looked_ = now;
+  for (int r = 0; r < region_.ranks(); ++r) {
+    const auto i = static_cast<size_t>(r);
+    const uint64_t beats = region_.beats(r);
+    if (first || beats != beats_[i]) beats_[i] = beats, seen_[i] = now;
+  }
+}
+
+SharedGroup::SharedGroup(SharedRegion& region, int rank, double silence)
+    : region_(region), rank_(rank), silence_(silence), signs_(region, silence) {
+  LM_CHECK(rank >= 0 && rank < region.ranks(), "a rank of the region");
+  LM_CHECK(region.staging_bytes() >= 2 * kExchangePart * region.ranks(), "staging for a part of every rank");
+  alive_ = std::thread([this] { live(); });
+}
+
+SharedGroup::~SharedGroup() {
+  {
+    const std::lock_guard lock(mutex_);
+    leaving_ = true;
+  }
+  leave_.notify_one();
+  alive_.join();
+}
+
+void SharedGroup::live() {
+  std::unique_lock lock(mutex_);
+  while (!leave_.wait_for(lock, std::chrono::milliseconds(kLookMs), [this] { return leaving_; }))
+    region_.beat(rank_);
+}
+
+void SharedGroup::share(const char* what, std::byte* data, std::span<const ByteRange> shards) {
+  const int64_t room = region_.staging_bytes() / 2, all = longest(shards);
+  for (int64_t at = 0; at == 0 || at < all; at += room) {
+    const ByteRange mine = part(shards[static_cast<size_t>(rank_)], at, room);
+    copy_run(half(rank_), data + mine.begin, mine.bytes);
+    sent_ += mine.bytes * (ranks() - 1);
+    meet(what);
+    for (int r = 0; r < ranks(); ++r) {
+      const ByteRange theirs = part(shards[static_cast<size_t>(r)], at, room);
+      if (r != rank_) copy_run(data + theirs.begin, half(r), theirs.bytes);
+    }
+    ++round_;
+  }
+}
+
+void SharedGroup::exchange(const char* what, const std::byte* data, std::span<const ByteRange> shards,
+                           const Add& add) {
+  const int64_t room = region_.staging_bytes() / 2 / ranks() / kExchangePart * kExchangePart;
+  const int64_t all = longest(shards);
+  std::vector<const std::byte*> from(static_cast<size_t>(ranks()));
+  for (int64_t at = 0; at == 0 || at < all; at += room) {
+    for (int r = 0; r < ranks(); ++r) {
+      const ByteRange theirs = part(shards[static_cast<size_t>(r)], at, room);
+      copy_run(half(rank_) + r * room, data + theirs.begin, theirs.bytes);
+      if (r != rank_) sent_ += theirs.bytes;
+    }
+    meet(what);
+    const ByteRange mine = part(shards[static_cast<size_t>(rank_)], at, room);
+    for (int r = 0; r < ranks(); ++r) from[static_cast<size_t>(r)] = half(r) + rank_ * room;
+    if (mine.bytes > 0) add(at, mine.bytes, from);
+    ++round_;
+  }
+}
+
+void SharedGroup::meet(const char* what) {
+  const uint64_t meeting = region_.arrive(rank_, what);
+  waiting_since_ = 0;
+  while (!region_.wait(meeting, kLookMs)) {
+    if (region_.all_arrived(meeting)) break;
+    if (region_.ended()) throw ended_error(what);
+    look_after(what, meeting);
+  }
+  for (int r = 0; r < ranks(); ++r) {
+    const std::string theirs = region_.name(r, meeting);
+    LM_CHECK(theirs == what,
+             "rank " + std::to_string(r) + " calls \"" + theirs + "\", this one \"" + what + "\"");
+  }
+}
+
+void SharedGroup::look_after(const char* what, uint64_t meeting) {
+  const double now = monotonic_seconds();
+  if (waiting_since_ == 0) waiting_since_ = now;
+  signs_.look(now);
+  for (int r = 0; r < ranks(); ++r) {
+    if (region_.where(r).meeting >= meeting) continue;
+    if (signs_.silent_seconds(r, now) > silence_) give_up(what, meeting, r, signs_.silent_seconds(r, now));
+    if (now - waiting_since_ > kLate) give_up(what, meeting, r, now - waiting_since_);
+  }
+}
+
+void SharedGroup::give_up(const char* what, uint64_t meeting, int rank, double seconds) const {
+  region_.end();
+  throw silent_error("\"" + std::string(what) + "\", call " + std::to_string(meeting), rank, seconds);
+}
+
+std::function<std::optional<Error>(const std::string&)> SharedGroup::watch() const {
+  return [this, signs = SignsOfLife(region_, silence_)](const std::string& what) mutable {
+    if (region_.ended()) return std::optional(ended_error(what));
+    const double now = monotonic_seconds();
+    signs.look(now);
+    for (int r = 0; r < ranks(); ++r) {
+      if (signs.silent_seconds(r, now) <= silence_) continue;
+      region_.end();
+      return std::optional(silent_error("\"" + what + "\"", r, signs.silent_seconds(r, now)));
+    }
+    return std::optional<Error>();
+  };
+}
+
+Error SharedGroup::ended_error(const std::string& what) const {
+  return Error(Exit::kPeerLost, {.area = "PEER-08",
+                                 .what = "another rank has ended during \"" + what + "\"",
+                                 .place = "rank " + std::to_string(rank_),
+                                 .next = "see that rank's message",
+                                 .kept = ""});
+}
+
+Error SharedGroup::silent_error(const std::string& call, int rank, double seconds) const {
+  const SharedRegion::Whereabouts there = region_.where(rank);
+  char text[32];
+  std::snprintf(text, sizeof text, "%.0f s", seconds);
+  return Error(
+      Exit::kNoProgress,
+      {.area = "HANG-09",
+       .what = "rank " + std::to_string(rank) + " has given no sign of life for " + text +
+               ": it has not come to " + call + ", and was last seen at \"" + there.what + "\", call " +
+               std::to_string(there.meeting),
+       .place = "rank " + std::to_string(rank_),
+       .next = "see whether that process is stopped or waits for a disk; then start the same command again",
+       .kept = ""});
+}
+
+}  // namespace lm

@@ -1,0 +1,217 @@
+#include "launcher/command_table.h"
+
+namespace lm {
+namespace {
+
+const FlagRow kJson{"--json", Takes::kNothing, "", "one JSON object on stdout"};
+const FlagRow kGpus{"--gpus", Takes::kCount, "N",
+                    "0: the CPU; default: 1 if a GPU is visible, else the CPU with a note"};
+
+// Of commands that compute nothing: a script may pass it to all.
+const FlagRow kNoGpus{"--gpus", Takes::kCount, "0",
+                      "0 alone: files are read and written tensor by tensor, which a GPU would not speed up"};
+
+// How generate and chat choose tokens.
+const FlagRow kTemperature{"--temperature", Takes::kNumber, "T",
+                           "0: always the likeliest token; higher: more varied; default: 0"};
+const FlagRow kTopP{"--top-p", Takes::kNumber, "P",
+                    "of the likeliest tokens that together have this probability; default: 1, all"};
+const FlagRow kTopK{"--top-k", Takes::kCount, "K", "of the K likeliest tokens; default: 0, all"};
+const FlagRow kSeed{"--seed", Takes::kCount, "S", "of the random choice; default: 0"};
+
+// As many as there are.
+constexpr size_t kMany = 1000000;
+
+CommandRow training() {
+  return {
+      "train",
+      "CONFIG.toml [table.key=value ...]",
+      "fine-tune; `train` itself may be left out",
+      1,
+      1,
+      true,
+      true,
+      {{"--gpus", Takes::kCount, "N",
+        "GPUs of this machine that share the run, a process each; 0: the CPU; default: 1 if one is visible"},
+       {"--ranks", Takes::kCount, "N",
+        "processes on this machine that share the run, on the CPU; on several: mpirun -n N lmlaunch ..."},
+       {"--dry-run", Takes::kNothing, "", "print the plan and stop"},
+       {"--override", Takes::kTexts, "KEY",
+        "go on from a checkpoint although this key's value has changed; may be repeated"},
+       {"--trace", Takes::kText, "FILE", "steps 2 to 4 as a timeline that Perfetto opens"},
+       {"--run-dir", Takes::kText, "DIR", "", true},
+       {"--control-fd", Takes::kCount, "FD", "", true},
+       {"--lock-fd", Takes::kCount, "FD", "", true},
+       {"--rank", Takes::kCount, "R", "", true},
+       {"--ranks-fd", Takes::kCount, "FD", "", true},
+       {"--mpi", Takes::kText, "PLUGIN", "", true},
+       {"--refused", Takes::kText, "JSON", "", true}}};
+}
+
+CommandRow reporting() {
+  return {
+      "report",
+      "RUN [RUN ...]",
+      "a run as a page for a browser, or several on one",
+      1,
+      kMany,
+      false,
+      false,
+      {{"-o", Takes::kText, "FILE", "where to; default: RUN/report.html, of several runs report.html here"},
+       kJson}};
+}
+
+CommandRow completing() {
+  return {"completions", "", "a script for bash and zsh: eval \"$(lmlaunch completions)\"", 0, 0, false,
+          false,         {}};
+}
+
+CommandRow beginning() {
+  return {"init",
+          "MODEL DATA [DATA ...]",
+          "write a commented configuration that fits this machine",
+          2,
+          kMany,
+          false,
+          false,
+          {{"-o", Takes::kText, "FILE", "where to; default: MODEL's name with .toml"},
+           {"--method", Takes::kText, "METHOD", "full, lora or qlora; default: the fastest that fits"},
+           {"--disk", Takes::kTexts, "DIR",
+            "a directory on a fast disk for what memory cannot hold; may be repeated"},
+           kGpus}};
+}
+
+CommandRow planning() {
+  return {"plan",
+          "CONFIG.toml [table.key=value ...]",
+          "memory and time, for this machine or an imagined one; CONFIG.toml may be a preset's name",
+          1,
+          1,
+          true,
+          false,
+          {kJson,
+           {"--gpu-memory", Takes::kBytes, "SIZE", "plan for a GPU of this memory, e.g. 24GiB"},
+           {"--host-memory", Takes::kBytes, "SIZE", "plan for this much host memory (of each machine)"},
+           {"--compare", Takes::kNothing, "",
+            "a table of other ways to train it: methods, optimizers, masters, with a disk or without"},
+           {"--gpus", Takes::kCount, "N",
+            "0: the CPU; 1: one GPU; more: a plan for so many GPUs together, which do not have to be here"},
+           {"--ranks", Takes::kCount, "N", "a plan for so many processes on the CPU that share the run"},
+           {"--nodes", Takes::kCount, "M",
+            "the GPUs or processes are on M machines like this one, equally many on each"},
+           {"--gpu-link", Takes::kBytes, "SIZE",
+            "per second from GPU to GPU of a machine; default: as the GPU's name says, else 22GB"},
+           {"--node-link", Takes::kBytes, "SIZE",
+            "per second from machine to machine, all GPUs of one together; default: 45GB"}}};
+}
+
+CommandRow generating() {
+  return {"generate",
+          "RUN|CHECKPOINT|MODEL|ADAPTER --prompt TEXT [table.key=value ...]",
+          "an answer to one prompt, in the model's chat template where it has one",
+          1,
+          1,
+          true,
+          true,
+          {{"--prompt", Takes::kText, "TEXT", "what to answer or continue"},
+           {"--max-tokens", Takes::kCount, "N", "stop after this many; default: 128"},
+           kTemperature,
+           kTopP,
+           kTopK,
+           kSeed,
+           kGpus,
+           kJson}};
+}
+
+CommandRow chatting() {
+  return {"chat",
+          "RUN|CHECKPOINT|MODEL|ADAPTER [table.key=value ...]",
+          "talk to it: a line of standard input is a turn",
+          1,
+          1,
+          true,
+          true,
+          {{"--system", Takes::kText, "TEXT", "a system message before the conversation; default: none"},
+           {"--max-tokens", Takes::kCount, "N", "of an answer; default: 1024"},
+           {"--context", Takes::kCount, "N",
+            "tokens that the conversation may have; default: 4096, or what the model knows if that is less"},
+           kTemperature,
+           kTopP,
+           kTopK,
+           kSeed,
+           kGpus}};
+}
+
+}  // namespace
+
+const std::vector<CommandRow>& commands() {
+  static const std::vector<CommandRow> rows = {
+      training(),
+      beginning(),
+      planning(),
+      {"export",
+       "RUN|CHECKPOINT|MODEL|ADAPTER -o DIR",
+       "a Hugging Face directory, a PEFT adapter, or a file for llama.cpp",
+       1,
+       1,
+       false,
+       true,
+       {{"-o", Takes::kText, "DIR", "where to; with --gguf, a file's name"},
+        {"--gguf", Takes::kText, "TYPE",
+         "a model as one file for llama.cpp, its matrices in f16, bf16 or q8_0 (8 bits)"},
+        {"--adapter", Takes::kNothing, "", "a PEFT adapter: of a run that trains one the default"},
+        {"--merge", Takes::kNothing, "", "add the adapter into the weights that it was trained on"},
+        {"--base", Takes::kText, "DIR",
+         "with --merge: into this model's weights (of a quantised one, the original)"},
+        kNoGpus,
+        kJson}},
+      generating(),
+      chatting(),
+      {"eval",
+       "CONFIG|RUN|CHECKPOINT|MODEL|ADAPTER [table.key=value ...]",
+       "loss and perplexity on the evaluation set, of a model on data.eval=[\"FILE\"]",
+       1,
+       1,
+       true,
+       true,
+       {kGpus, kJson}},
+      {"verify",
+       "RUN|CHECKPOINT|MODEL|ADAPTER",
+       "check every checksum, print one hash of the weights",
+       1,
+       1,
+       false,
+       true,
+       {kNoGpus, kJson}},
+      reporting(),
+      {"doctor",
+       "",
+       "what this machine has, and what to do about what it lacks",
+       0,
+       0,
+       false,
+       false,
+       {{"--path", Takes::kTexts, "DIR", "measure the disk of this directory, too; may be repeated"},
+        kJson,
+        {"--copies", Takes::kNothing, "", "", true}}},
+      {"presets",
+       "[NAME]",
+       "list, or print one as a commented TOML to start from",
+       0,
+       1,
+       false,
+       false,
+       {kJson}},
+      completing(),
+  };
+  return rows;
+}
+
+const CommandRow* find_command(const std::string& name) {
+  for (const CommandRow& row : commands()) {
+    if (row.name == name) return &row;
+  }
+  return nullptr;
+}
+
+}  // namespace lm

@@ -1,0 +1,139 @@
+#include "launcher/door/checked_run.h"
+
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "config/config_toml.h"
+#include "launcher/door/device_choice.h"
+#include "launcher/door/preflight.h"
+#include "launcher/environment.h"
+#include "launcher/machine/disk_survey.h"
+#include "launcher/machine/survey.h"
+#include "launcher/machine/visible_gpus.h"
+#include "launcher/report/card.h"
+#include "launcher/status.h"
+#include "spec/model_spec.h"
+
+namespace lm {
+namespace {
+
+DeviceFacts device_facts() {
+  const CudaVariables cuda = read_cuda_variables();
+  // Without a choice their number is enough; UUIDs would take NVML's tens of milliseconds.
+  const std::vector<GpuFacts> cards =
+      cuda.visible_devices ? survey_gpus().cards : std::vector<GpuFacts>(static_cast<size_t>(count_gpus()));
+  const VisibleGpus visible = visible_gpus(cards, cuda.visible_devices, cuda.device_order);
+  return {.gpus = static_cast<int>(cards.size()),
+          .visible = static_cast<int>(visible.gpus.size()),
+          .hidden_by = cuda.visible_devices.value_or(""),
+          .cuda_program = !beside_this_program("lmlaunch-cuda").empty()};
+}
+
+}  // namespace
+
+std::string rank_program(const CommandLine& line, DeviceChoice configured, bool quiet) {
+  const DeviceFacts facts = device_facts();
+  const DeviceDecision decision = decide_device(line, configured, facts);
+  if (!decision.note.empty() && !quiet) log_note("DEV-34", decision.note);
+  const std::string name = decision.cuda ? "lmlaunch-cuda" : "lmlaunch-cpu";
+  const std::string path = beside_this_program(name);
+  if (path.empty()) {
+    throw Error(Exit::kDoesNotFit, {.area = "DEV-34",
+                                    .what = name + " is not beside lmlaunch",
+                                    .place = "",
+                                    .next = "./dev build",
+                                    .kept = ""});
+  }
+  return path;
+}
+
+int visible_gpu_count() {
+  return device_facts().visible;
+}
+
+bool computes_on_gpu(const std::string& program) {
+  return program.ends_with("lmlaunch-cuda");
+}
+
+namespace {
+
+// Of the modules that an adapter's targets stand for; without adapters they are not asked for.
+NameMap module_names(const Config& config, const std::string& model) {
+  return config.train.method == Method::kLora ? read_model_spec(model).names : llama_names();
+}
+
+}  // namespace
+
+pid_t start_rank(const std::string& executable, const CommandLine& line, const std::vector<int>& keep_fds,
+                 StopSignals stop_signals, const std::vector<std::string>& variables) {
+  std::vector<std::string> argv = to_arguments(line);
+  argv.insert(argv.begin(), executable);
+  std::vector<std::string> environment = rank_environment();
+  for (const std::string& variable : variables)
+    std::erase_if(environment, [name = variable.substr(0, variable.find('=') + 1)](const std::string& entry) {
+      return entry.starts_with(name);
+    });
+  const pid_t child = start_program({.argv = std::move(argv),
+                                     .environment = std::move(environment),
+                                     .variables = variables,
+                                     .keep_fds = keep_fds,
+                                     .stop_signals = stop_signals});
+  if (child > 0) return child;
+  throw Error(Exit::kDoesNotFit, {.area = "RUN-33",
+                                  .what = std::string("cannot start the rank: ") + std::strerror(-child),
+                                  .place = executable,
+                                  .next = "build it again, or see `lmlaunch doctor`",
+                                  .kept = ""});
+}
+
+CheckedRun check_run(const CommandLine& line) {
+  const std::string& config_path = line.positional[0];
+  CheckedRun run{.config = load_config(config_path, line.overrides)};
+  raise_descriptor_limit();
+  run.names = module_names(run.config, resolve_model(run.config.model.path, read_environment()));
+  check_disks(run.config);
+  run.program = rank_program(line, run.config.run.device);
+  run.directory = run_directory(run.config, config_path);
+  run.overridden = line.list("--override");
+  check_run_directory(run.directory, run.config, run.names, run.overridden);
+  return run;
+}
+
+CheckedRun check_run_of_leader(const CommandLine& line) {
+  const std::string& config_path = line.positional[0];
+  CheckedRun run{.config = load_config(config_path, line.overrides)};
+  raise_descriptor_limit();
+  resolve_model(run.config.model.path, read_environment());
+  run.program = rank_program(line, run.config.run.device, true);
+  run.directory = run_directory(run.config, config_path);
+  return run;
+}
+
+RunLock take_directory(const CheckedRun& run) {
+  RunLock lock(run.directory);
+  // Another run may have come and gone since.
+  for (const KeyDifference& one : check_run_directory(run.directory, run.config, run.names, run.overridden))
+    log_note("CKPT-26", one.key + ": " + one.recorded + " before, " + one.asked + " from here on");
+  if (!lock.taken_over().empty())
+    log_note("LOCK-31", "took over the lock of a dead run: " + lock.taken_over());
+  remove_leftovers(run.directory, lock);
+  try_run_directory(run.directory);
+  return lock;
+}
+
+void record_end(const CheckedRun& run, const RunStatus& status, LiveReport& report) {
+  try {
+    write_status(run.directory, status);
+  } catch (const Error& error) {
+    std::fputs(error.report().c_str(), stderr);
+  }
+  report.finish();
+  const std::string model = run.directory + "/model";
+  if (status.state == "done" && std::filesystem::is_directory(model))
+    write_model_card(model, run.directory, run.config.train.method == Method::kLora);
+}
+
+}  // namespace lm

@@ -1,0 +1,187 @@
+#include "launcher/door/job_run.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <optional>
+#include <thread>
+
+#include "base/error.h"
+#include "base/process.h"
+#include "comm/shared_region.h"
+#include "config/config_toml.h"
+#include "launcher/control.h"
+#include "launcher/door/checked_run.h"
+#include "launcher/door/commands.h"
+#include "launcher/door/supervise.h"
+#include "launcher/environment.h"
+#include "launcher/refusal_text.h"
+#include "launcher/status.h"
+
+namespace lm {
+namespace {
+
+Error usage(const std::string& what, const std::string& next) {
+  return Error(Exit::kUsage,
+               {.area = "USE-20", .what = what, .place = "the command line", .next = next, .kept = ""});
+}
+
+void check_launch(const CommandLine& line, const LauncherJob& job) {
+  if (!job.problem.empty()) throw usage(job.problem, "srun --mpi=pmix lmlaunch ...");
+  if (line.has("--ranks")) {
+    throw usage("--ranks inside an MPI job: " + job.launcher + " has already started " +
+                    std::to_string(job.ranks) + " processes, each of which is a rank",
+                "leave --ranks out, or start lmlaunch without " + job.launcher);
+  }
+  if (beside_this_program("lmlaunch-mpi.so").empty()) {
+    throw Error(Exit::kDoesNotFit,
+                {.area = "MPI-34",
+                 .what = "this is an MPI job, and this lmlaunch was built without Open MPI",
+                 .place = job.launcher,
+                 .next = "install Open MPI (Debian: openmpi-bin, libopenmpi-dev), then "
+                         "./dev build; on one machine --ranks N needs none",
+                 .kept = ""});
+  }
+  if (line.integer("--gpus").value_or(0) > 0) {
+    throw usage("--gpus " + std::to_string(*line.integer("--gpus")) + " inside an MPI job: each of the " +
+                    std::to_string(job.ranks) + " processes that " + job.launcher +
+                    " has started is a rank with one GPU",
+                "leave --gpus out; --gpus 0 trains on the CPU");
+  }
+}
+
+// The GPU of this process's rank: as many as there are processes on the machine, or one that the launcher has
+// chosen.
+int place_of_gpu(const LauncherJob& job) {
+  const int visible = visible_gpu_count();
+  if (visible == 1 || job.local_rank < visible) return visible == 1 ? 0 : job.local_rank;
+  throw Error(Exit::kDoesNotFit,
+              {.area = "DEV-34",
+               .what = "more processes than GPUs: " + std::to_string(visible) + " are visible",
+               .place = "process " + std::to_string(job.local_rank) + " of its machine",
+               .next = "start one process per GPU, or train on the CPU with --gpus 0",
+               .kept = ""});
+}
+
+std::string host_name() {
+  char host[256] = "";
+  gethostname(host, sizeof host - 1);
+  return host;
+}
+
+// What rank 0's door still has to do once its rank has ended takes it moments; mpirun kills it a second after
+// the first process that ends with an error.
+void wait_for_leader(const std::string& directory) {
+  using namespace std::chrono_literals;
+  const auto until = std::chrono::steady_clock::now() + 2s;
+  while (!leader_left(directory) && std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(20ms);
+}
+
+// One process of the job.
+class JobRun {
+ public:
+  JobRun(const CommandLine& line, const LauncherJob& job) : line_(line), job_(job) {}
+
+  int train() {
+    prepare();
+    RunStatus status;
+    try {
+      status = supervise();
+    } catch (const Error& error) {
+      std::fputs(error.report().c_str(), stderr);
+      status = failed_before_start(error);
+    }
+    if (refusal_ && leads()) status = failed_before_start(*refusal_);
+    if (status.state == "failed" && tells_) tell_end(run_.directory, job_.id, status);
+    if (leads()) {
+      if (lock_) record_end(run_, status, *report_);
+      std::fprintf(stderr, "%s\n", stop_line(status).c_str());
+    } else if (*status.exit_code != 0) {
+      wait_for_leader(run_.directory);
+    }
+    return *status.exit_code;
+  }
+
+ private:
+  bool leads() const { return job_.rank == 0; }
+
+  // A door that has something against the run starts its rank all the same: the ranks tell one another, so
+  // that all end with the same code and one message.
+  void prepare() {
+    try {
+      check_launch(line_, job_);
+      run_ = leads() ? check_run(line_) : check_run_of_leader(line_);
+      if (computes_on_gpu(run_.program)) gpu_ = gpu_of_rank(place_of_gpu(job_), job_.one_machine);
+      if (leads()) {
+        lock_.emplace(take_directory(run_));
+        report_.emplace(run_.directory);
+      }
+    } catch (const Error& error) {
+      refusal_ = error;
+    }
+    if (run_.program.empty()) run_.program = beside_this_program("lmlaunch-cpu");
+  }
+
+  RunStatus supervise() {
+    const std::string plugin = beside_this_program("lmlaunch-mpi.so");
+    // Without Open MPI, or where srun gives it no way, nobody can be told.
+    const bool alone = plugin.empty() || run_.program.empty() || !job_.problem.empty();
+    if (refusal_ && alone) return refused();
+    Control control = Control::create();
+    SharedRegion region = SharedRegion::create(1, 1 << 16);  // where the rank is, for this door
+    CommandLine handed_on = line_;
+    handed_on.flags["--run-dir"] =
+        run_.directory.empty() ? "." : run_.directory;  // "." of one that is refused
+    handed_on.flags["--control-fd"] = std::to_string(control.fd());
+    handed_on.flags["--ranks-fd"] = std::to_string(region.fd());
+    handed_on.flags["--rank"] = std::to_string(job_.rank);
+    handed_on.flags["--mpi"] = plugin;
+    std::vector<int> keep = {control.fd(), region.fd()};
+    if (lock_) {
+      handed_on.flags["--lock-fd"] = std::to_string(lock_->fd());
+      keep.push_back(lock_->fd());
+    }
+    if (refusal_) handed_on.flags["--refused"] = refusal_text(*refusal_);
+    std::vector<std::string> variables = job_.one_machine ? one_machine_mpi() : std::vector<std::string>();
+    variables.insert(variables.end(), gpu_.begin(), gpu_.end());
+    const pid_t child = start_rank(run_.program, handed_on, keep, StopSignals::kIgnored, variables);
+    RankCare care{.less_memory = [this] { return less_host_memory(line_); },
+                  .rank_failed = [&region] { region.end(); },
+                  .name = [this](int) { return "rank " + std::to_string(job_.rank) + " on " + host_name(); },
+                  .operation = [&region](int) { return region.where(0).what; },
+                  .failed_elsewhere = [this] { return told_end(run_.directory, job_.id); },
+                  .quiet = !leads()};
+    if (lock_) care.left_behind = [this] { lock_->release(); };
+    if (report_) care.meanwhile = [this] { report_->refresh(); };
+    const RunStatus status = supervise_run({child}, control, care);
+    // A rank that ends by itself tells the others, one that dies cannot. Where the run was refused there is
+    // nothing to tell, and the directory may be another run's.
+    const SharedRegion::Whereabouts last = region.where(0);
+    tells_ = status.reason.starts_with("killed:") || (last.meeting > 0 && last.what != kRefusalCall);
+    return status;
+  }
+
+  RunStatus refused() const {
+    if (leads()) std::fputs(refusal_->report().c_str(), stderr);
+    return failed_before_start(*refusal_);
+  }
+
+  const CommandLine& line_;
+  const LauncherJob& job_;
+  CheckedRun run_;
+  std::vector<std::string> gpu_;  // that the rank is shown; empty on the CPU
+  std::optional<RunLock> lock_;
+  std::optional<LiveReport> report_;  // of the leader
+  std::optional<Error> refusal_;
+  bool tells_ = false;  // the other doors, how this one's rank has failed
+};
+
+}  // namespace
+
+int train_in_job(const CommandLine& line, const LauncherJob& job) {
+  return JobRun(line, job).train();
+}
+
+}  // namespace lm

@@ -1,0 +1,43 @@
+#include "launcher/report/report.h"
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "base/file.h"
+#include "launcher/door/commands.h"
+#include "launcher/recorded.h"
+
+namespace lm {
+namespace {
+
+std::string run_at(const std::string& path) {
+  const std::string run = run_of(path);
+  if (!run.empty()) return run;
+  throw Error(Exit::kInput, {.area = "FILE-21",
+                             .what = "no run's directory: it has no config.toml",
+                             .place = path,
+                             .next = "name what run.dir was, runs/<config's name> unless it was set",
+                             .kept = ""});
+}
+
+}  // namespace
+
+Exit report_command(const CommandLine& line) {
+  std::vector<Json> records;
+  for (const std::string& path : line.positional) records.push_back(RunReport(run_at(path)).record());
+  std::string output = line.value("-o").value_or("");
+  if (output.empty())
+    output =
+        records.size() == 1 ? records[0]["directory"].get<std::string>() + "/report.html" : "report.html";
+  atomic_write_file(output, report_page(records));
+  if (line.has("--json")) {
+    std::printf("%s\n", nlohmann::ordered_json{{"page", output}, {"runs", records.size()}}
+                            .dump(-1, ' ', false, Json::error_handler_t::replace)
+                            .c_str());
+  } else {
+    std::printf("%s\n", output.c_str());
+  }
+  return Exit::kDone;
+}
+
+}  // namespace lm

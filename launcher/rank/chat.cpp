@@ -1,0 +1,170 @@
+// `lmlaunch chat`: a line of standard input is a turn. On a terminal it is asked for; through a pipe the
+// answers alone are written, each with an end of line.
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <ctime>
+
+#include "base/log.h"
+#include "launcher/rank/rank_commands.h"
+#include "launcher/rank/speaker.h"
+
+namespace lm {
+namespace {
+
+constexpr int64_t kDefaultTokens = 1024, kDefaultContext = 4096;
+
+// Ctrl-C ends an answer, and where none is under way the chat. A terminal's reaches this process twice, once
+// through the door, so what follows within a moment is the same one.
+constexpr int64_t kSameMs = 300;
+volatile std::sig_atomic_t interrupts = 0;
+volatile int64_t interrupted_ms = -kSameMs;
+
+int64_t now_ms() {
+  timespec t{};
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+void on_interrupt(int) {
+  const int64_t now = now_ms();
+  if (now - interrupted_ms >= kSameMs) interrupts = interrupts + 1;
+  interrupted_ms = now;
+}
+
+void catch_interrupts() {
+  struct sigaction action {};
+  action.sa_handler = on_interrupt;  // without SA_RESTART: waiting for a line ends, too
+  sigaction(SIGINT, &action, nullptr);
+}
+
+// Lines of standard input. (Not a stream's: an interrupt has to end the wait.)
+class Input {
+ public:
+  // False at the end of the input and when the wait was interrupted.
+  bool line(std::string& out) {
+    const int before = interrupts;
+    size_t end = 0;
+    while ((end = read_.find('\n')) == std::string::npos) {
+      char buffer[4096];
+      const ssize_t n = ::read(STDIN_FILENO, buffer, sizeof buffer);
+      if (n < 0 && errno == EINTR && interrupts == before) continue;
+      if (n > 0) {
+        read_.append(buffer, static_cast<size_t>(n));
+        continue;
+      }
+      if (n < 0 || read_.empty()) return false;
+      end = read_.size();  // a last line without an end
+      read_ += '\n';
+      break;
+    }
+    out = read_.substr(0, end);
+    read_.erase(0, end + 1);
+    if (!out.empty() && out.back() == '\r') out.pop_back();
+    return true;
+  }
+
+ private:
+  std::string read_;
+};
+
+class Chat {
+ public:
+  Chat(const CommandLine& line, Speaker& speaker, int64_t context)
+      : speaker_(speaker),
+        system_(line.value("--system").value_or("")),
+        context_(context),
+        most_(line.integer("--max-tokens").value_or(kDefaultTokens)),
+        sampling_(sampling_of(line)) {
+    reset();
+  }
+
+  void reset() {
+    messages_.clear();
+    if (!system_.empty()) messages_.push_back({"system", system_});
+  }
+
+  // Of a turn that finds no room nothing is kept.
+  void turn(const std::string& said) {
+    messages_.push_back({"user", said});
+    const std::vector<int32_t> prompt = speaker_.text().conversation(messages_);
+    if (std::ssize(prompt) >= context_) {
+      messages_.pop_back();
+      log_line("this conversation has " + std::to_string(prompt.size()) + " tokens, and there is room for " +
+               std::to_string(context_) + ": /reset begins a new one, --context N makes more room");
+      return;
+    }
+    const int before = interrupts;
+    AnswerOptions options{.most = most_, .sampling = sampling_};
+    options.sampling.seed = sampling_.seed + messages_.size();  // each turn its own numbers
+    options.stopped = [&] { return interrupts != before; };
+    const auto answer = speaker_.answer(prompt, options, [](const std::string& piece) {
+      std::fputs(piece.c_str(), stdout);
+      std::fflush(stdout);
+    });
+    std::printf("\n");
+    std::fflush(stdout);
+    messages_.push_back({"assistant", answer.text});
+    if (answer.full)
+      log_line("the answer ends here: all " + std::to_string(context_) +
+               " tokens of --context are used; /reset begins a new conversation");
+  }
+
+ private:
+  Speaker& speaker_;
+  std::string system_;
+  int64_t context_, most_;
+  Sampling sampling_;
+  std::vector<ChatMessage> messages_;
+};
+
+constexpr const char* kHelp =
+    "a line is a turn; /reset begins a new conversation, /exit (or Ctrl-D) ends, Ctrl-C stops an answer";
+
+// What a line that begins with a slash asks for; false: to end.
+bool obey(const std::string& word, Chat& chat) {
+  if (word == "/exit") return false;
+  if (word == "/reset") {
+    chat.reset();
+    log_line("a new conversation");
+  } else if (word == "/help") {
+    log_line(kHelp);
+  } else {
+    log_line("unknown command " + word + "; " + kHelp);
+  }
+  return true;
+}
+
+}  // namespace
+
+Exit chat_command(const CommandLine& line) {
+  sampling_of(line);  // a mistake is told before anything is loaded
+  Speaker speaker(line);
+  if (!speaker.text().has_template())
+    log_note("DATA-23",
+             "the model has no chat template: turns are written as \"### Instruction\" and "
+             "\"### Response\", as in training");
+  const int64_t most = speaker.spec().max_positions;
+  const int64_t context =
+      line.integer("--context").value_or(most > 0 ? std::min(most, kDefaultContext) : kDefaultContext);
+  speaker.load(context);
+  Chat chat(line, speaker, std::max<int64_t>(context, 2));
+  const bool terminal = isatty(STDIN_FILENO) != 0 && isatty(STDOUT_FILENO) != 0;
+  if (terminal) log_line(kHelp);
+  catch_interrupts();
+  Input input;
+  for (std::string said;;) {
+    if (terminal) std::printf("> ");
+    std::fflush(stdout);
+    if (!input.line(said)) {
+      if (terminal) std::printf("\n");
+      return Exit::kDone;
+    }
+    if (said.find_first_not_of(" \t") == std::string::npos) continue;
+    if (said[0] == '/' ? !obey(said, chat) : (chat.turn(said), false)) return Exit::kDone;
+  }
+}
+
+}  // namespace lm

@@ -1,0 +1,26 @@
+#include "launcher/rank/hardware_limit.h"
+
+#include <algorithm>
+
+#include "launcher/machine/rates.h"
+
+namespace lm {
+
+double HardwareLimit::operator()(const StepWork& work, double seconds) {
+  const bool lora = job_.model.adapter.has_value();
+  const double rate = necessary_flops(job_.model.spec, job_.model.layout, lora, work) / seconds;
+  flops_ = std::max(flops_, rate);
+  return rate / flops_;
+}
+
+void HardwareLimit::keep() const {
+  if (flops_ <= job_.peak_flops || job_.stream.device != DeviceType::kCpu) return;
+  const RateSubject subject = rate_subject(job_);
+  const std::string& cache = job_.environment.cache_dir;
+  std::optional<MeasuredRates> rates = known_rates(job_.machine, subject, cache);
+  if (!rates || rates->gemm_flops >= flops_) return;
+  rates->gemm_flops = flops_;
+  keep_rates(job_.machine, subject, *rates, cache);
+}
+
+}  // namespace lm

@@ -1,0 +1,93 @@
+#include "launcher/rank/samples.h"
+
+#include <optional>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "launcher/rank/speaker.h"
+
+namespace lm {
+namespace {
+
+constexpr int64_t kMostBytes = int64_t{1} << 20;  // of a file of prompts
+
+Error refusal(const std::string& what, const std::string& place, const std::string& next) {
+  return Error(Exit::kConfig, {.area = "CONF-20", .what = what, .place = place, .next = next, .kept = ""});
+}
+
+void add_lines(const std::string& text, std::vector<std::string>& out) {
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    std::string line = text.substr(begin, end - begin);
+    if (!line.empty() && line.back() == '\r') line.pop_back();
+    if (!line.empty()) out.push_back(line);
+    begin = end + 1;
+  }
+}
+
+// As the configuration has them, or the lines of "@FILE".
+std::vector<std::string> prompts_of(const std::vector<std::string>& written) {
+  std::vector<std::string> out;
+  for (const std::string& one : written) {
+    one.starts_with('@') ? add_lines(read_small_file(one.substr(1), kMostBytes), out) : out.push_back(one);
+  }
+  if (out.empty() && !written.empty())
+    throw refusal("there is no prompt in it", written.front(), "write one on each line");
+  return out;
+}
+
+// One line of the log.
+std::string in_a_line(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '\n')
+      out += "\\n";
+    else if (static_cast<unsigned char>(c) >= 0x20 && c != 0x7f)
+      out += c;
+  }
+  return out;
+}
+
+TextTools tools_of(const Job& job) {
+  return text_tools(job.environment, job.model.directory, job.chat_template);
+}
+
+}  // namespace
+
+Samples::Samples(const Job& job) : job_(job) {
+  const std::vector<std::string> texts = prompts_of(job.config.train.sample_prompts);
+  if (texts.empty()) return;
+  options_.most = job.config.train.sample_tokens;
+  TextSession session(tools_of(job));
+  options_.stop = session.stop();
+  for (const std::string& text : texts) {
+    prompts_.push_back({text, session.prompt(text)});
+    const int64_t tokens = std::ssize(prompts_.back().tokens), room = job.plan.cache_positions;
+    if (tokens == 0 || tokens > room)
+      throw refusal("a prompt of train.sample_prompts has " + std::to_string(tokens) +
+                        " tokens, and with its answer it may have " + std::to_string(room),
+                    in_a_line(text.substr(0, 60)),
+                    "shorten it" + std::string(room < kSamplePositions ? ", or raise data.max_length" : ""));
+  }
+}
+
+void Samples::answer(Rank& rank, int64_t step, MetricsFile& metrics) const {
+  if (empty()) return;
+  rank.decoder().forget();  // the weights are other ones since the last time
+  std::optional<TextSession> session;
+  if (rank.group().rank() == 0) session.emplace(tools_of(job_));
+  for (const SamplePrompt& prompt : prompts_) {
+    const Answer answer = answer_prompt(rank, prompt.tokens, options_);
+    if (!session) continue;
+    session->begin_answer();
+    std::string text;
+    for (const int32_t token : answer.tokens) text += session->next(token);
+    text += session->end_answer();
+    metrics.write_sample(step, prompt.text, text);
+    log_line("sample after step " + std::to_string(step) + ": " + in_a_line(prompt.text) + " => " +
+             in_a_line(text));
+  }
+}
+
+}  // namespace lm

@@ -1,0 +1,49 @@
+#include "launcher/rank/speaker.h"
+
+#include <filesystem>
+
+#include "base/process.h"
+#include "launcher/rank/run_files.h"
+
+namespace lm {
+
+TextTools text_tools(const Environment& environment, const std::string& model_dir,
+                     const std::string& chat_template) {
+  const std::filesystem::path program =
+      std::filesystem::path(beside_this_program("lmlaunch-cpu")).parent_path() / "../share/lmlaunch/prepare";
+  return {environment.python, program.lexically_normal().string(), model_dir, chat_template};
+}
+
+Speaker::Speaker(const CommandLine& line)
+    : line_(line), subject_(open_subject(line.positional[0], line.overrides)) {
+  const Environment environment = read_environment();
+  const std::string model = resolve_model(subject_.config.model.path, environment);
+  spec_ = read_model_spec(model);
+  text_ = std::make_unique<TextSession>(text_tools(environment, model, own_template(subject_)));
+}
+
+void Speaker::load(int64_t positions) {
+  subject_.config.data.max_length = std::max<int64_t>(positions, 2);
+  subject_.config.train.global_batch = 1;
+  subject_.config.train.micro_batch = 1;
+  job_ = open_job(subject_.config, line_, PlanPurpose::kGenerate);
+  rank_ = make_rank(*job_, false);
+  load_rank(*job_, *rank_, subject_.trained);
+}
+
+Speaker::Spoken Speaker::answer(std::span<const int32_t> prompt, AnswerOptions options,
+                                const std::function<void(const std::string&)>& on_text) {
+  Spoken out;
+  const auto tell = [&](const std::string& piece) {
+    out.text += piece;
+    if (!piece.empty()) on_text(piece);
+  };
+  options.stop = text_->stop();
+  options.on_token = [&](int32_t token) { tell(text_->next(token)); };
+  text_->begin_answer();
+  static_cast<Answer&>(out) = answer_prompt(*rank_, prompt, options);
+  tell(text_->end_answer());
+  return out;
+}
+
+}  // namespace lm

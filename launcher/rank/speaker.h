@@ -1,0 +1,44 @@
+// A model that generate and chat talk to, from whatever they are given: a run, a checkpoint, a model's
+// directory or an adapter's.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "data/text.h"
+#include "launcher/command_line.h"
+#include "launcher/rank/answer.h"
+#include "launcher/rank/job.h"
+
+namespace lm {
+
+// The text program for a model's directory; `chat_template`: in place of its own, "" none.
+TextTools text_tools(const Environment& environment, const std::string& model_dir,
+                     const std::string& chat_template);
+
+class Speaker {
+ public:
+  // Opens the subject and its tokenizer, no weights yet.
+  explicit Speaker(const CommandLine& line);
+
+  TextSession& text() { return *text_; }
+  const ModelSpec& spec() const { return spec_; }
+  // Plans and loads, for texts of at most so many tokens. Throws Error(12) where that does not fit.
+  void load(int64_t positions);
+  // `on_text` is given whole characters as they come.
+  struct Spoken : Answer {
+    std::string text;
+  };
+  Spoken answer(std::span<const int32_t> prompt, AnswerOptions options,
+                const std::function<void(const std::string&)>& on_text);
+
+ private:
+  const CommandLine& line_;
+  Subject subject_;
+  ModelSpec spec_;
+  std::unique_ptr<TextSession> text_;
+  std::unique_ptr<Job> job_;
+  std::unique_ptr<Rank> rank_;
+};
+
+}  // namespace lm

@@ -1,0 +1,72 @@
+#include "launcher/report/card.h"
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "launcher/report/report.h"
+
+namespace lm {
+namespace {
+
+// Indented, so that Markdown takes it as it is.
+std::string verbatim(const std::string& text) {
+  std::string out;
+  for (size_t from = 0; from < text.size();) {
+    const size_t to = std::min(text.find('\n', from), text.size());
+    out += "    " + text.substr(from, to - from) + "\n";
+    from = to + 1;
+  }
+  return out;
+}
+
+std::string figure(const Json& value) {
+  return value.is_null() ? "not known" : value.dump();
+}
+
+std::string figures(const Json& record) {
+  const Json &total = record.at("measured"), &eval = record.at("eval");
+  std::string out = "steps: " + record.at("status").at("step").dump() + "\n";
+  out += "tokens: " + std::to_string(static_cast<int64_t>(total.at("tokens").get<double>())) + "\n";
+  out += "seconds in steps: " + figure(total.at("seconds")) + "\n";
+  out += "training loss at the last step: " + figure(total.at("last_loss")) + "\n";
+  if (eval.size() > 1)
+    out +=
+        "held-out loss: " + figure(eval.front().at(1)) + " before, " + figure(eval.back().at(1)) + " after\n";
+  return out;
+}
+
+}  // namespace
+
+std::string model_card(const Json& record, bool adapter) {
+  const std::string base = record.at("base").get<std::string>();
+  const bool lora = record.at("lora").get<bool>();
+  const auto quoted = [](const std::string& text) {
+    return Json(text).dump(-1, ' ', true, Json::error_handler_t::replace);
+  };
+  std::string settings;
+  for (const Json& key : record.at("settings"))
+    settings += key.at(0).get<std::string>() + " = " + key.at(2).get<std::string>() + "\n";
+  std::string out =
+      "---\nbase_model: " + quoted(base) + "\nlibrary_name: " + (adapter ? "peft" : "transformers") +
+      "\npipeline_tag: text-generation\ntags:\n- lmlaunch\n" + (lora ? "- lora\n" : "") + "---\n\n";
+  out += std::string(adapter ? "A LoRA adapter for"
+                     : lora  ? "With a LoRA adapter added into its weights:"
+                             : "All weights trained:") +
+         " the model below, by lmlaunch " + record.at("version").get<std::string>() +
+         ". Before you publish it add its licence, what it is for and what it cannot do.\n\n" +
+         verbatim(base);
+  out += "\n## Figures\n\n" + verbatim(figures(record));
+  const std::string data = record.at("data").get<std::string>();
+  if (!data.empty()) out += "\n## Data\n\n" + verbatim(data);
+  return out + "\n## Settings that differ from the defaults\n\n" + verbatim(settings);
+}
+
+void write_model_card(const std::string& directory, const std::string& run, bool adapter) {
+  try {
+    atomic_write_file(directory + "/README.md", model_card(RunReport(run).record(), adapter));
+  } catch (const std::exception& error) {
+    log_note("FILE-03", "the model has no card: " + std::string(error.what()));
+  }
+}
+
+}  // namespace lm

@@ -1,0 +1,67 @@
+// A run's rows of metrics.jsonl in bounded memory: each series as at most kMostPoints points, of which one
+// stands for one step or, in a long run, for several (mean, least, most). A file that grows is read on from
+// where the last reading ended. One thread.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/json.h"
+
+namespace lm {
+
+class Curves {
+ public:
+  static constexpr int64_t kMostPoints = 800;
+  static constexpr size_t kMostAnswers = 16;       // of the first rows, and of the last
+  static constexpr size_t kMostAnswerText = 2000;  // bytes of a prompt, and of an answer
+
+  explicit Curves(std::string path) : path_(std::move(path)) {}
+
+  // What has come since the last call. A file that was cut (its run goes on from a checkpoint) is read anew;
+  // one that is not there has no rows.
+  void read();
+
+  Json series() const;    // {"step": [...], "loss": [1.2, [mean, least, most], null, ...], ...}
+  Json held_out() const;  // [[step, loss], ...]
+  Json answers() const;   // [[step, prompt, answer], ...] of the first and the last sample rows
+  Json totals() const;    // of the whole run: tokens, seconds, bytes, peaks, means, skipped steps
+  int64_t rows() const { return rows_; }
+
+ private:
+  static constexpr std::array kSeries = {"loss",       "grad_norm",     "lr",         "tokens_per_s",
+                                         "sol_pct",    "step_ms",       "host_bytes", "device_bytes",
+                                         "read_bytes", "written_bytes", "hidden_pct"};
+  struct Spread {
+    int64_t count = 0;
+    double sum = 0, least = 0, most = 0;
+    void add(const Spread& other);
+  };
+  struct Point {
+    int64_t step = 0;  // the last of it
+    std::array<Spread, kSeries.size()> of;
+  };
+
+  void add_row(const std::string& line);
+  void add_step(int64_t step, const Json& row);
+  void add_answer(int64_t step, const Json& row);
+  void start_anew();
+
+  std::string path_;
+  int64_t read_ = 0;  // bytes, up to the end of a line
+  int64_t rows_ = 0, skipped_ = 0;
+  int64_t width_ = 1;  // steps of a point
+  std::vector<Point> points_;
+  std::vector<std::pair<int64_t, double>> held_out_;
+  std::deque<Json> first_answers_, last_answers_;
+  Point whole_;  // every step
+  double tokens_ = 0, moving_ = 0, hidden_ = 0;
+  std::optional<double> last_loss_;
+};
+
+}  // namespace lm

@@ -1,0 +1,206 @@
+#include "launcher/report/report.h"
+
+#include <algorithm>
+#include <deque>
+#include <filesystem>
+#include <fstream>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "config/config_print.h"
+#include "config/config_text.h"
+#include "config/config_toml.h"
+#include "launcher/report/page.h"
+#include "launcher/status.h"
+
+namespace lm {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A refresh takes at most this share of one core.
+constexpr double kShare = 1.0 / 400;
+constexpr double kFirst = 5, kLeast = 20;  // seconds
+
+constexpr size_t kMostLines = 60;       // of the log's end
+constexpr size_t kMostText = 16 << 10;  // bytes of notes, data, sample
+
+// What log.txt tells beside its steps.
+struct LogParts {
+  std::string data, notes, sample, end;
+  int64_t total_steps = 0;
+};
+
+void append(std::string& text, const std::string& line) {
+  if (text.size() + line.size() < kMostText) text += line + "\n";
+}
+
+LogParts read_log(const std::string& path) {
+  LogParts out;
+  std::deque<std::string> end;
+  bool sampling = false;
+  std::ifstream file(path, std::ios::binary);
+  for (std::string line; std::getline(file, line);) {
+    end.push_back(line);
+    if (end.size() > kMostLines) end.pop_front();
+    if (line.starts_with("step ")) {
+      if (const size_t slash = line.find('/'); slash != std::string::npos)
+        out.total_steps = std::max<int64_t>(out.total_steps, std::atoll(line.c_str() + slash + 1));
+      continue;
+    }
+    const bool data = line.starts_with("data: ");
+    if (data) sampling = false;
+    if (sampling) append(out.sample, line);
+    if (data && out.data.find(line) == std::string::npos) append(out.data, line);
+    if (line.starts_with("lmlaunch: note ") || line.starts_with("lmlaunch: warning "))
+      append(out.notes, line);
+    if (line.starts_with("one example, trained text")) {
+      sampling = true;
+      out.sample.clear();  // of the newest start
+    }
+  }
+  for (const std::string& line : end) out.end += line + "\n";
+  return out;
+}
+
+// What of its configuration a run's page and card tell: the base model, and [key, default, value] of every
+// key whose value is not its default's.
+struct Settings {
+  std::string base;
+  bool lora = false;
+  Json changed = Json::array();
+};
+
+Settings settings_of(const std::string& path) {
+  Settings out;
+  try {
+    const Config config = load_config(path);
+    out.base = config.model.path;
+    out.lora = config.train.method == Method::kLora;
+    const std::vector<KeyText> standard = list_keys(Config()), here = list_keys(config);
+    for (size_t i = 0; i < here.size(); ++i) {
+      if (here[i].value != standard[i].value)
+        out.changed.push_back({here[i].table + "." + here[i].name, standard[i].value, here[i].value});
+    }
+  } catch (const Error&) {
+    // a run that died before it had one, or another version's: nothing is told of settings
+  }
+  return out;
+}
+
+Json checkpoints(const std::string& directory) {
+  std::vector<std::pair<std::string, int64_t>> found;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(directory, error)) {
+    if (!fs::exists(entry.path() / kManifestName, error)) continue;
+    int64_t bytes = 0;
+    for (const auto& file : fs::directory_iterator(entry.path(), error)) {
+      const auto size = file.file_size(error);
+      if (!error) bytes += static_cast<int64_t>(size);
+    }
+    found.emplace_back(entry.path().filename().string(), bytes);
+  }
+  std::ranges::sort(found);
+  Json out = Json::array();
+  for (const auto& [name, bytes] : found) out.push_back({{"name", name}, {"bytes", bytes}});
+  return out;
+}
+
+Json plan_of(const std::string& path) {
+  try {
+    Json plan = read_json_file(path, {.bytes = 16 << 20, .depth = 16});
+    Json out = Json::object();
+    for (const char* key :
+         {"peak", "tiers", "links", "phases", "binding", "step_seconds", "tokens_per_s", "sol_pct"}) {
+      if (plan.contains(key)) out[key] = plan[key];
+    }
+    return out;
+  } catch (const Error&) {
+    return Json::object();  // died before it had one
+  }
+}
+
+Json status_of(const std::string& directory, int64_t step) {
+  const std::optional<RunStatus> status = read_status(directory);
+  if (!status)
+    return {{"state", "unknown"}, {"step", step}, {"reason", "no status.json"}, {"exit_code", nullptr}};
+  return {{"state", status->state},
+          {"step", std::max(status->step, step)},
+          {"reason", status->reason},
+          {"exit_code", status->exit_code ? Json(*status->exit_code) : Json()}};
+}
+
+std::string name_of(const std::string& directory) {
+  std::error_code error;
+  return (fs::absolute(directory, error) / "").lexically_normal().parent_path().filename().string();
+}
+
+}  // namespace
+
+RunReport::RunReport(std::string directory)
+    : directory_(std::move(directory)), curves_(directory_ + "/metrics.jsonl") {}
+
+Json RunReport::record() {
+  curves_.read();
+  const LogParts log = read_log(directory_ + "/log.txt");
+  const Settings settings = settings_of(directory_ + "/config.toml");
+  const Json series = curves_.series();
+  const int64_t step = series["step"].empty() ? 0 : series["step"].back().get<int64_t>();
+  return {{"name", name_of(directory_)},
+          {"directory", directory_},
+          {"version", LM_VERSION},
+          {"status", status_of(directory_, step)},
+          {"total_steps", log.total_steps},
+          {"series", series},
+          {"eval", curves_.held_out()},
+          {"answers", curves_.answers()},
+          {"measured", curves_.totals()},
+          {"plan", plan_of(directory_ + "/plan.json")},
+          {"base", settings.base},
+          {"lora", settings.lora},
+          {"settings", settings.changed},
+          {"checkpoints", checkpoints(directory_ + "/checkpoints")},
+          {"data", log.data},
+          {"notes", log.notes},
+          {"sample", log.sample},
+          {"log", log.end}};
+}
+
+std::string report_page(const std::vector<Json>& records) {
+  const std::string text = Json(records).dump(-1, ' ', false, Json::error_handler_t::replace);
+  const std::string page = kReportPage;
+  constexpr std::string_view kMark = "@RUNS@";
+  const size_t at = page.find(kMark);
+  LM_CHECK(at != std::string::npos, "page.html has no place for the runs");
+  std::string out = page.substr(0, at);
+  // A "<" in a text must not end the script that holds it.
+  for (const char c : text) c == '<' ? out += "\\u003c" : out += c;
+  return out + page.substr(at + kMark.size());
+}
+
+LiveReport::LiveReport(const std::string& directory)
+    : run_(directory), path_(directory + "/report.html"), due_(monotonic_seconds() + kFirst) {}
+
+void LiveReport::refresh() {
+  const double start = monotonic_seconds();
+  if (start < due_) return;
+  finish();
+  const double end = monotonic_seconds();
+  due_ = end + std::max(kLeast, (end - start) / kShare);
+}
+
+void LiveReport::finish() {
+  std::error_code error;
+  if (!fs::exists(run_.directory() + "/plan.json", error)) return;
+  try {
+    atomic_write_file(path_, report_page({run_.record()}));
+  } catch (const std::exception& error) {  // whatever it is, the run goes on
+    if (!std::exchange(said_, true))
+      log_note("FILE-03", "report.html cannot be written: " + std::string(error.what()));
+  }
+}
+
+}  // namespace lm

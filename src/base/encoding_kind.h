@@ -1,0 +1,33 @@
+// The ways in which bytes may stand for the values of a frozen matrix, and the sizes that belong to them:
+// bitsandbytes' formats, whose bits these are.
+#pragma once
+
+#include <cstdint>
+
+namespace lm {
+
+enum class EncodingKind : uint8_t {
+  kPlain,      // the elements themselves
+  kNf4,        // 4-bit codes of the quantiles of a normal distribution, an fp32 scale for each block of them
+  kFp4,        // the same with 4-bit floats
+  kNf4Double,  // the scales, too, are codes: of 8 bits, with scales of their own ("double quantisation")
+  kFp4Double,
+  kInt8,  // 8-bit integers, an fp32 scale for each row
+};
+
+constexpr bool is_fp4(EncodingKind kind) {
+  return kind == EncodingKind::kFp4 || kind == EncodingKind::kFp4Double;
+}
+constexpr bool has_double_scales(EncodingKind kind) {
+  return kind == EncodingKind::kNf4Double || kind == EncodingKind::kFp4Double;
+}
+constexpr bool is_four_bit(EncodingKind kind) {
+  return is_fp4(kind) || kind == EncodingKind::kNf4 || kind == EncodingKind::kNf4Double;
+}
+
+inline constexpr int64_t kScaleBlock = 64;    // 4-bit codes that share a scale
+inline constexpr int64_t kNestedBlock = 256;  // 8-bit scales that share one
+inline constexpr int kMostPieces = 3;         // of a matrix
+inline constexpr int kMostParts = 3;          // matrices of the files that are one of ours (q, k, v)
+
+}  // namespace lm

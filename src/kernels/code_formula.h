@@ -1,0 +1,96 @@
+// Codes of state (optim/rules/codes.h) as formulas over F, float or lanes of it. Both launchers and the
+// tests' scalar reference use these lines.
+#pragma once
+
+#include "base/host_device.h"
+#include "optim/rules/codes.h"
+
+namespace lm {
+
+// The scalar forms of what lanes.h has.
+LM_HOST_DEVICE float greatest(float a, float b) {
+  return b < a ? a : b;
+}
+LM_HOST_DEVICE float least(float a, float b) {
+  return a < b ? a : b;
+}
+LM_HOST_DEVICE float of_octave(const float* table, uint32_t octave) {
+  return table[octave & 31];
+}
+
+template <class F>
+LM_HOST_DEVICE F magnitude(F x) {
+  using U = decltype(bits_of(x));
+  return float_of(bits_of(x) & U(0x7FFFFFFF));
+}
+
+// What a state is before it is coded: 0 in place of NaN and infinity.
+template <class F>
+LM_HOST_DEVICE F coded_state(F x) {
+  return select_less(magnitude(x), F(__builtin_inff()), x, F(0.f));
+}
+
+// Of a block's largest magnitude: the scale that is stored, and numbers over it. bitsandbytes multiplies by
+// the reciprocal, torchao divides.
+template <CodeMap map>
+LM_HOST_DEVICE float code_scale(float largest) {
+  if constexpr (map == CodeMap::kSigned8 || map == CodeMap::kUnsigned8)
+    return select_less(largest, 1.17549435e-38f, 0.f, largest);
+  const float scale = select_less(largest, 1e-12f, 1e-12f, largest);
+  return map == CodeMap::kFloat8 ? scale / kLargestFloat8 : scale;
+}
+// What numbers are multiplied or divided by.
+template <CodeMap map>
+LM_HOST_DEVICE float code_factor(float largest) {
+  if constexpr (map == CodeMap::kSigned8 || map == CodeMap::kUnsigned8)
+    return select_less(largest, 1.17549435e-38f, 0.f, 1.f / largest);
+  return code_scale<map>(largest);
+}
+template <CodeMap map, class F>
+LM_HOST_DEVICE F over_scale(F x, F factor) {
+  if constexpr (map == CodeMap::kSigned8 || map == CodeMap::kUnsigned8) return x * factor;
+  return x / factor;
+}
+
+// The code whose value is nearest to x, a number in [-1, 1] but for rounding. (Within a thousandth of a step
+// of the middle between two values it may be either.)
+template <CodeMap map, class Table, class F>
+LM_HOST_DEVICE auto nearest_code(const Table& table, F x) {
+  using U = decltype(bits_of(x));
+  const F size = greatest(magnitude(x), F(kLeastCoded));
+  const U octave = bits_of(size) >> 23;
+  F number = fused(size, of_octave(table.slope[0], octave), of_octave(table.offset[0], octave));
+  for (int l = 1; l < CodeTable::kLines; ++l)
+    number =
+        least(number, fused(size, of_octave(table.slope[l], octave), of_octave(table.offset[l], octave)));
+  number = select_less(size, F(table.last), greatest(number, F(0.f)), F(table.one));
+  // 2^23 has no digits behind the point: adding it rounds.
+  const U rounded = bits_of(number + F(8388608.f)) & U(0x1FF);
+  if constexpr (map == CodeMap::kUnsigned8) return rounded;
+  // 1 has no negative: the code of the largest magnitude below it stands for it.
+  const U negative = U(0) - (bits_of(x) >> 31);
+  return U(127) + rounded - (negative & (rounded + rounded - (rounded >> 7)));
+}
+
+template <CodeMap map, class F>
+LM_HOST_DEVICE auto nearest_code(const CodeTable4& table, F x) {
+  using U = decltype(bits_of(x));
+  F number(0.f);
+  LM_UNROLL
+  for (int t = 0; t < 15; ++t) number = number + select_less(x, F(table.threshold[t]), F(0.f), F(1.f));
+  return bits_of(number + F(8388608.f)) & U(0xF);
+}
+
+// Nearest even. What is smaller than the normal floats has the exponent that 2^14 has of its last bits.
+template <CodeMap map, class F>
+LM_HOST_DEVICE auto nearest_code(const FloatTable8&, F x) {
+  using U = decltype(bits_of(x));
+  const F size = magnitude(x);
+  const U bits = bits_of(size);
+  const U normal = ((bits + U(0x7FFFF) + ((bits >> 20) & U(1))) >> 20) - U(120 << 3);
+  const U small = bits_of(size + F(16384.f)) & U(0xF);
+  const U code = bits_of(select_less(size, F(0.015625f), float_of(small), float_of(normal)));
+  return code | ((bits_of(x) >> 31) << 7);
+}
+
+}  // namespace lm

@@ -1,0 +1,24 @@
+// AdamW with its moments in 8-bit codes, as bitsandbytes' AdamW8bit: between the updates alone, each works in
+// fp32 on what the codes say.
+#pragma once
+
+#include "optim/rules/adamw.h"
+#include "optim/rules/codes.h"
+
+namespace lm {
+
+struct AdamW8bit : AdamW {
+  using Formula = AdamW;
+  static constexpr RuleText kText = {
+      "adamw_8bit", "adamw with its moments in 8 bits, blocks of 256, as bitsandbytes' AdamW8bit"};
+  static constexpr std::array kCodes = {CodeMap::kSigned8, CodeMap::kUnsigned8};
+  static constexpr std::array kStreams = coded_streams(AdamW::kStreams, kCodes);
+  static AdamW8bit at(const Settings& settings, const RulePass& pass) { return {AdamW::at(settings, pass)}; }
+};
+
+template <>
+struct RuleAt<3> {
+  using Rule = AdamW8bit;
+};
+
+}  // namespace lm

@@ -1,0 +1,198 @@
+// State in codes: of a block of elements each has the number of the value of a map that is nearest to it over
+// the scale that they share, an fp32 number. Tensors below 4096 elements keep fp32 state. Pure constants.
+//
+// 8 bits, as bitsandbytes: blocks of 256, the scale is the largest magnitude; the maps are its
+// create_dynamic_map(signed, 7, 8): seven decades, each with twice as many values as the one below it, 0 and
+// 1. 4 bits, as torchao: blocks of 128, create_dynamic_map(True, 3, 4) of the same kind, and 1/16, 2/16,
+// ... 1. Floats of 8 bits (e4m3), as torchao: blocks of 256, the largest magnitude becomes the largest float.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "optim/rules/rule.h"
+
+namespace lm {
+
+inline constexpr int64_t kCodeBlock = 256;  // what is coded is whole ones of these
+
+enum class CodeMap : uint8_t { kSigned8, kUnsigned8, kSigned4, kUnsigned4, kFloat8 };
+
+constexpr int code_bits(CodeMap map) {
+  return map == CodeMap::kSigned4 || map == CodeMap::kUnsigned4 ? 4 : 8;
+}
+// Elements that share a scale.
+constexpr int64_t code_block(CodeMap map) {
+  return code_bits(map) == 4 ? 128 : kCodeBlock;
+}
+
+// A dynamic map's magnitudes in order: 0, those of the decades, 1.
+template <int n>
+struct Magnitudes {
+  float at[n] = {};
+};
+template <CodeMap map>
+constexpr auto list_magnitudes() {
+  constexpr bool with_sign = map != CodeMap::kUnsigned8;
+  constexpr float kDecades[] = {1e-6F, 1e-5F, 1e-4F, 1e-3F, 1e-2F, 1e-1F, 1.F};
+  constexpr int first = map == CodeMap::kSigned4 ? 4 : 0;  // of the decades
+  Magnitudes<map == CodeMap::kSigned4 ? 9 : with_sign ? 129 : 256> out;
+  int count = 1;
+  for (int i = 0; i < 7 - first; ++i) {
+    const int n = 1 << (with_sign ? i : i + 1);
+    // torch.linspace(0.1, 1, n + 1) in fp32: from the nearer end, each a product and a sum that are rounded
+    // once.
+    const float step = (1.F - 0.1F) / static_cast<float>(n);
+    const auto bound = [&](int k) {
+      const double from = 0.1F, each = step;
+      return static_cast<float>(k < (n + 1) / 2 ? from + each * k : 1 - each * (n - k));
+    };
+    for (int k = 0; k < n; ++k) out.at[count++] = kDecades[first + i] * ((bound(k) + bound(k + 1)) / 2.F);
+  }
+  out.at[count] = 1.F;
+  return out;
+}
+
+// The value of each code, and the way back: over the magnitudes, a magnitude's number is a chain of lines
+// from each to the next, less and less steep, but for the last line to 1. So it is the least of all lines,
+// and of those that count in an octave, of which there are three at most: line l of the octave with the
+// exponent e is slope[l][e % 32] * x + offset[l][e % 32].
+struct CodeTable {
+  static constexpr int kLines = 3;
+  float value[256] = {};
+  float slope[kLines][32] = {};
+  float offset[kLines][32] = {};
+  float one = 0;   // the number of 1
+  float last = 0;  // from here on 1 is the nearest
+};
+inline constexpr uint32_t kFirstOctave = 104;  // 2^-23
+inline constexpr float kLeastCoded =
+    std::bit_cast<float>(kFirstOctave << 23);  // a smaller one is nearest to 0
+
+template <CodeMap map>
+constexpr CodeTable make_code_table() {
+  const auto magnitudes = list_magnitudes<map>();
+  const int one = static_cast<int>(std::size(magnitudes.at)) - 1;
+  CodeTable out;
+  for (int code = 0; code < 256; ++code) {
+    const int m = map == CodeMap::kSigned8 ? code - 127 : code;
+    out.value[code] = m < 0 ? -magnitudes.at[-m] : magnitudes.at[m];
+  }
+  out.one = static_cast<float>(one);
+  out.last = (magnitudes.at[one - 1] + magnitudes.at[one]) / 2;
+  for (uint32_t octave = kFirstOctave; octave < 128; ++octave) {
+    const double begin = std::bit_cast<float>(octave << 23), end = 2 * begin;
+    int lines = 0;
+    double slope = 0, offset = 0;
+    for (int m = 0; m + 1 < one; ++m) {
+      const double low = magnitudes.at[m], high = magnitudes.at[m + 1];
+      const bool only_left = m + 2 == one;  // goes on to 1
+      if (high <= begin && !only_left) continue;
+      if (low >= end) break;
+      // Of a decade's lines, which are one but for rounding, the first.
+      const double next = 1 / (high - low);
+      if (lines > 0 && next > slope * 0.999) continue;
+      slope = next;
+      offset = m - slope * low;
+      if (lines == CodeTable::kLines) throw "more lines than an octave has room for";
+      out.slope[lines][octave % 32] = static_cast<float>(slope);
+      out.offset[lines++][octave % 32] = static_cast<float>(offset);
+    }
+    for (; lines < CodeTable::kLines; ++lines) {
+      out.slope[lines][octave % 32] = static_cast<float>(slope);
+      out.offset[lines][octave % 32] = static_cast<float>(offset);
+    }
+  }
+  return out;
+}
+
+// The value of each code of 4 bits, and the way back: a number's code is how many of the thresholds it
+// reaches. As torchao rounds, a number reaches a code once what it is above the value before, in fp32, is
+// half of the step.
+struct CodeTable4 {
+  float value[16] = {};
+  float threshold[15] = {};
+};
+template <CodeMap map>
+constexpr CodeTable4 make_code_table4() {
+  CodeTable4 out;
+  if constexpr (map == CodeMap::kSigned4) {
+    const auto magnitudes = list_magnitudes<map>();
+    for (int code = 0; code < 16; ++code)
+      out.value[code] = code < 7 ? -magnitudes.at[7 - code] : magnitudes.at[code - 7];
+  } else {
+    for (int code = 0; code < 16; ++code) out.value[code] = static_cast<float>(code + 1) / 16;
+  }
+  for (int code = 0; code < 15; ++code) {
+    const float low = out.value[code], half = (out.value[code + 1] - low) * 0.5F;
+    // Numbers in their order as integers: the first that is far enough.
+    const auto at = [](int64_t number) {
+      return number < 0 ? -std::bit_cast<float>(static_cast<uint32_t>(-number))
+                        : std::bit_cast<float>(static_cast<uint32_t>(number));
+    };
+    const auto number = [](float x) {
+      return x < 0 ? -static_cast<int64_t>(std::bit_cast<uint32_t>(-x))
+                   : static_cast<int64_t>(std::bit_cast<uint32_t>(x));
+    };
+    int64_t below = number(low), reaches = number(out.value[code + 1]);
+    while (reaches - below > 1) {
+      const int64_t middle = below + (reaches - below) / 2;
+      (at(middle) - low >= half ? reaches : below) = middle;
+    }
+    out.threshold[code] = at(reaches);
+  }
+  return out;
+}
+
+// The value of each float of 8 bits, e4m3: four bits of exponent, three of the mantissa, no infinity.
+struct FloatTable8 {
+  float value[256] = {};
+};
+constexpr float kLargestFloat8 = 448;
+constexpr FloatTable8 make_float_table8() {
+  FloatTable8 out;
+  for (uint32_t code = 0; code < 256; ++code) {
+    const uint32_t exponent = code >> 3 & 15, mantissa = code & 7;
+    const float size = exponent == 0 ? static_cast<float>(mantissa) / 512
+                                     : std::bit_cast<float>((exponent + 120) << 23 | mantissa << 20);
+    out.value[code] = (code & 127) == 127 ? 0 : code < 128 ? size : -size;  // NaN is never made
+  }
+  return out;
+}
+
+// A map's table.
+template <CodeMap map>
+constexpr auto make_table() {
+  if constexpr (map == CodeMap::kFloat8) {
+    return make_float_table8();
+  } else if constexpr (code_bits(map) == 4) {
+    return make_code_table4<map>();
+  } else {
+    return make_code_table<map>();
+  }
+}
+
+// The streams of a rule whose state is coded: in place of each its codes, their scales, and the values of
+// small tensors.
+template <size_t n>
+constexpr std::array<StateStream, 3 * n> coded_streams(const std::array<StateStream, n>& plain,
+                                                       const std::array<CodeMap, n>& maps) {
+  std::array<StateStream, 3 * n> out;
+  for (size_t s = 0; s < n; ++s) {
+    StateStream* const of = &out[3 * s];
+    of[0] = of[1] = of[2] = plain[s];
+    of[0].type = DType::kU8;
+    of[0].of = StreamOf::kLarge;
+    of[1].of = StreamOf::kLarge;
+    of[0].per = 8 / code_bits(maps[s]);
+    of[1].per = code_block(maps[s]);
+    of[1].append("_scale");
+    of[2].of = StreamOf::kSmall;
+    of[2].append("_small");
+  }
+  return out;
+}
+
+}  // namespace lm

@@ -1,0 +1,261 @@
+#include "plan/alternatives.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "base/bytes.h"
+#include "plan/changed.h"
+
+namespace lm {
+namespace {
+
+// Values of keys; no text: as they are configured.
+struct Setting {
+  std::vector<std::string> text = {};
+  void (*apply)(Config&) = nullptr;
+};
+
+const char* method_name(const PlanInput& in, const Config& config) {
+  if (config.train.method == Method::kFull) return "full";
+  const bool plain = config.model.quantize == Quantize::kNone && in.spec.stored == EncodingKind::kPlain;
+  return plain ? "lora" : "qlora";
+}
+
+// A base that its files have quantised stays as it is.
+std::vector<Setting> methods(const PlanInput& in) {
+  if (in.spec.stored != EncodingKind::kPlain) return {{}};
+  const bool full = in.adapter == nullptr, quantised = in.config.model.quantize != Quantize::kNone;
+  Setting all{.apply = [](Config& c) { c.train.method = Method::kFull, c.model.quantize = Quantize::kNone; }};
+  Setting lora{
+      .apply = [](Config& c) { c.train.method = Method::kLora, c.model.quantize = Quantize::kNone; }};
+  Setting qlora;
+  if (!full) all.text = {"train.method=full"};
+  if (full || quantised) lora.text = {"train.method=lora"};
+  if (quantised) {
+    all.text.emplace_back("model.quantize=none");
+    lora.text.emplace_back("model.quantize=none");
+  } else {
+    qlora.text = {full ? "train.method=qlora" : "model.quantize=nf4"};
+    qlora.apply = [](Config& c) { c.train.method = Method::kLora, c.model.quantize = Quantize::kNf4; };
+  }
+  return {all, lora, qlora};
+}
+
+std::vector<Setting> masters(const Config& config) {
+  std::vector<Setting> out = {{}};
+  if (config.model.dtype == ModelDType::kF32) {
+    // A master beside fp32 weights is nothing to choose.
+    out.push_back({{"model.dtype=bf16"}, [](Config& c) {
+                     c.model.dtype = ModelDType::kBF16, c.optimizer.master = Master::kSplit;
+                   }});
+  } else if (config.optimizer.master == Master::kF32) {
+    out.push_back({{"optimizer.master=split"}, [](Config& c) { c.optimizer.master = Master::kSplit; }});
+  }
+  if (config.model.dtype == ModelDType::kBF16 && config.optimizer.master != Master::kNone)
+    out.push_back({{"optimizer.master=none"}, [](Config& c) { c.optimizer.master = Master::kNone; }});
+  return out;
+}
+
+// The other time of updates; gradients that are told to live elsewhere are of updates after.
+std::optional<Setting> other_update(const Config& config) {
+  const OffloadHome gradients = config.offload.gradients;
+  if (gradients == OffloadHome::kHost || gradients == OffloadHome::kNvme) return std::nullopt;
+  if (config.train.update == UpdateTime::kInBackward)
+    return Setting{{"train.update=after"}, [](Config& c) { c.train.update = UpdateTime::kAfter; }};
+  return Setting{{"train.update=in_backward"}, [](Config& c) { c.train.update = UpdateTime::kInBackward; }};
+}
+
+class Comparison {
+ public:
+  explicit Comparison(const PlanInput& in) : in_(in) {}
+
+  std::vector<Alternative> all() {
+    for (const Setting& method : methods(in_)) {
+      Config config = in_.config;
+      if (method.apply != nullptr) method.apply(config);
+      if (config.train.method == Method::kLora) {
+        add(method.text, config);
+        continue;
+      }
+      for (const Setting& master : masters(config)) {
+        Config mastered = config;
+        if (master.apply != nullptr) master.apply(mastered);
+        each_rule(with(method.text, master.text), mastered);
+      }
+    }
+    return std::move(out_);
+  }
+
+ private:
+  static std::vector<std::string> with(std::vector<std::string> settings,
+                                       const std::vector<std::string>& more) {
+    settings.insert(settings.end(), more.begin(), more.end());
+    return settings;
+  }
+
+  void each_rule(const std::vector<std::string>& settings, const Config& config) {
+    for (size_t rule = 0; rule < Rules::kSize; ++rule) {
+      Config changed = config;
+      changed.optimizer.name = RuleId{static_cast<uint8_t>(rule)};
+      const bool configured = changed.optimizer.name == in_.config.optimizer.name;
+      const std::string name = rule_text(changed.optimizer.name).name;
+      each_update(configured ? settings : with(settings, {"optimizer.name=" + name}), changed);
+    }
+  }
+
+  void each_update(const std::vector<std::string>& settings, const Config& config) {
+    const bool in_backward = add(settings, config);
+    const std::optional<Setting> other = other_update(config);
+    // What "auto" has chosen is there already.
+    if (!other || (in_backward && config.train.update == UpdateTime::kAuto)) return;
+    Config changed = config;
+    other->apply(changed);
+    add(with(settings, other->text), changed);
+  }
+
+  // Whether updates are inside backward.
+  bool add(const std::vector<std::string>& settings, const Config& config) {
+    if (!add_planned(settings, config) && may_use_disk(config.offload)) {
+      Config on_disk = config;
+      on_disk.offload.paths = {"."};
+      add_planned(with(settings, {"offload.paths=[\"DIRECTORY\"]"}), on_disk);
+    }
+    return !out_.empty() && out_.back().plan.placement.in_backward();
+  }
+
+  // Whether it fits.
+  bool add_planned(const std::vector<std::string>& settings, const Config& config) {
+    std::optional<ChangedPlan> changed = plan_changed(in_, config);
+    if (!changed) return false;
+    out_.push_back({.settings = settings,
+                    .plan = std::move(changed->plan),
+                    .method = method_name(in_, config),
+                    .rule = rule_text(config.optimizer.name).name,
+                    .weight_bits = changed->weight_bits,
+                    .state_bits = changed->state_bits});
+    return out_.back().plan.fits;
+  }
+
+  const PlanInput& in_;
+  std::vector<Alternative> out_;
+};
+
+// The first memory that is too small counts.
+int64_t lacks(const Plan& plan) {
+  for (const Tier& tier : plan.tiers) {
+    if (tier.bytes > tier.usable) return tier.bytes - tier.usable;
+  }
+  return 0;
+}
+
+bool beats(const Alternative& a, const Alternative& b) {
+  if (a.method != b.method || a.plan.fits < b.plan.fits) return false;
+  if (a.plan.fits > b.plan.fits) return a.state_bits >= b.state_bits && a.weight_bits >= b.weight_bits;
+  if (!a.plan.fits) return lacks(a.plan) < lacks(b.plan);
+  return a.tokens_per_second() >= b.tokens_per_second() && a.state_bits >= b.state_bits &&
+         a.weight_bits >= b.weight_bits;
+}
+
+std::string number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, value < 10 ? "%.1f" : "%.0f", value);
+  return text;
+}
+
+std::string bytes_or_none(int64_t bytes) {
+  return bytes > 0 ? format_bytes(bytes) : "-";
+}
+
+}  // namespace
+
+double Alternative::tokens_per_second() const {
+  return plan.step_seconds > 0 ? plan.step_tokens / plan.step_seconds : 0;
+}
+
+std::string Alternative::setting_text() const {
+  std::string out;
+  for (const std::string& setting : settings) out += (out.empty() ? "" : " ") + setting;
+  return out.empty() ? "as it is" : out;
+}
+
+std::vector<Alternative> alternatives(const PlanInputs& inputs, const Machine& machine, const World& world) {
+  const PlanInput in{inputs, machine, world, PlanPurpose::kTrain};
+  std::vector<Alternative> out = Comparison(in).all();
+  std::ranges::stable_sort(out, {}, [](const Alternative& row) {
+    return std::tuple(!row.plan.fits, lacks(row.plan), -row.tokens_per_second(), -row.state_bits);
+  });
+  return out;
+}
+
+std::vector<Alternative> best_alternatives(std::vector<Alternative> all) {
+  std::vector<Alternative> out;
+  for (size_t i = 0; i < all.size(); ++i) {
+    // Of two that are equal the first one stays.
+    const bool beaten = std::ranges::any_of(all, [&](const Alternative& other) {
+      return &other != &all[i] && beats(other, all[i]) && (!beats(all[i], other) || &other < &all[i]);
+    });
+    if (!beaten) out.push_back(all[i]);
+  }
+  return out;
+}
+
+std::string name_alternatives(const std::vector<Alternative>& all) {
+  constexpr int kOfEach = 2;
+  std::map<std::string, int> named;
+  std::string out;
+  for (const Alternative& row : best_alternatives(all)) {
+    if (!row.plan.fits || row.settings.empty() || ++named[row.method] > kOfEach) continue;
+    out += (out.empty() ? "" : ", or ") + row.setting_text() + " (" + number(row.tokens_per_second()) +
+           " tokens/s)";
+  }
+  return out;
+}
+
+std::string print_alternatives(const std::vector<Alternative>& rows, size_t most) {
+  char line[160];
+  const auto columns = [&](const std::string& fits, const std::string& tokens, const std::string& step,
+                           const Alternative* row, const std::string& settings) {
+    const auto memory = [&](int64_t PeakBytes::*tier, const char* title) {
+      return row == nullptr ? std::string(title) : bytes_or_none(row->plan.peak.*tier);
+    };
+    std::snprintf(line, sizeof line, "%-5s %9s %9s %10s %10s %10s %8s %6s  ", fits.c_str(), tokens.c_str(),
+                  step.c_str(), memory(&PeakBytes::device, "GPU").c_str(),
+                  memory(&PeakBytes::host, "host").c_str(), memory(&PeakBytes::disk, "disk").c_str(),
+                  row == nullptr ? "weights" : number(row->weight_bits).c_str(),
+                  row == nullptr ? "state" : number(row->state_bits).c_str());
+    return line + settings + "\n";
+  };
+  std::string out = columns("fits", "tokens/s", "s/step", nullptr, "settings");
+  for (size_t i = 0; i < std::min(most, rows.size()); ++i) {
+    const Alternative& row = rows[i];
+    out += columns(row.plan.fits ? "yes" : "no", number(row.tokens_per_second()),
+                   number(row.plan.step_seconds), &row, row.setting_text());
+  }
+  return out + "weights, state: bits of a weight, and of its optimizer state with the master\n";
+}
+
+std::string alternatives_json(const std::vector<Alternative>& rows) {
+  nlohmann::ordered_json out = nlohmann::ordered_json::array();
+  for (const Alternative& row : rows) {
+    const PeakBytes& peak = row.plan.peak;
+    out.push_back(
+        {{"fits", row.plan.fits},
+         {"settings", row.settings},
+         {"method", row.method},
+         {"rule", row.rule},
+         {"peak", {{"device_bytes", peak.device}, {"host_bytes", peak.host}, {"disk_bytes", peak.disk}}},
+         {"step_seconds", row.plan.step_seconds},
+         {"tokens_per_s", row.tokens_per_second()},
+         {"binding", row.plan.binding},
+         {"weight_bits", row.weight_bits},
+         {"state_bits", row.state_bits}});
+  }
+  return out.dump(2);
+}
+
+}  // namespace lm

@@ -1,0 +1,54 @@
+#include "plan/base_encoding.h"
+
+#include <string>
+
+#include "base/error.h"
+#include "config/config_text.h"
+
+namespace lm {
+namespace {
+
+Quantize type_of(EncodingKind kind) {
+  if (kind == EncodingKind::kPlain) return Quantize::kNone;
+  if (kind == EncodingKind::kInt8) return Quantize::kInt8;
+  return is_fp4(kind) ? Quantize::kFp4 : Quantize::kNf4;
+}
+
+[[noreturn]] void refuse(const std::string& what, const std::string& next) {
+  throw Error(Exit::kConfig, {.area = "CONFIG-20",
+                              .what = what,
+                              .place = "model.path",
+                              .next = next,
+                              .kept = "nothing was started or written"});
+}
+
+}  // namespace
+
+const Encoding* base_encoding(const ModelConfig& model) {
+  const bool twice = model.double_quantize;
+  switch (model.quantize) {
+    case Quantize::kNf4:
+      return &encoding_of(twice ? EncodingKind::kNf4Double : EncodingKind::kNf4);
+    case Quantize::kFp4:
+      return &encoding_of(twice ? EncodingKind::kFp4Double : EncodingKind::kFp4);
+    case Quantize::kInt8:
+      return &encoding_of(EncodingKind::kInt8);
+    default:
+      return nullptr;
+  }
+}
+
+const Encoding* base_encoding(const ModelConfig& model, EncodingKind stored, bool adapter) {
+  if (stored == EncodingKind::kPlain) return base_encoding(model);
+  const Quantize type = type_of(stored);
+  const std::string files = "the model's weights are quantised (" + value_text(type) + ")";
+  if (!adapter)
+    refuse(files + ", and quantised weights cannot be trained",
+           "set train.method = \"qlora\", or use the model's bf16, fp16 or fp32 version");
+  if (model.quantize != Quantize::kNone && model.quantize != type)
+    refuse(files + ", and model.quantize = " + value_text(model.quantize),
+           "leave model.quantize out, or set it to " + value_text(type));
+  return &encoding_of(stored);
+}
+
+}  // namespace lm

@@ -1,0 +1,62 @@
+#include "plan/placement.h"
+
+namespace lm {
+
+bool is_off_device(Home home, DeviceType device) {
+  return home == Home::kNvme || (home == Home::kHost && device == DeviceType::kCuda);
+}
+
+Home asked_home(OffloadHome choice, DeviceType device) {
+  const Home nearest = device == DeviceType::kCuda ? Home::kDevice : Home::kHost;
+  switch (choice) {
+    case OffloadHome::kHost:
+      return Home::kHost;
+    case OffloadHome::kNvme:
+      return Home::kNvme;
+    default:
+      return nearest;
+  }
+}
+
+namespace {
+
+std::vector<HomeChoice> from_near_to_far(const PlanInput& in, bool in_backward) {
+  const OffloadConfig offload = in.offload();
+  HomeChoice homes{asked_home(offload.optimizer, in.device), asked_home(offload.gradients, in.device),
+                   asked_home(offload.weights, in.device), asked_home(offload.activations, in.device),
+                   in_backward};
+  std::vector<HomeChoice> out = {homes};
+  const auto move = [&](OffloadHome choice, Home& home, Home to) {
+    if (choice != OffloadHome::kAuto) return;
+    home = to;
+    out.push_back(homes);
+  };
+  const bool may_recompute = in.config.train.recompute != Recompute::kNone;
+  const auto move_all = [&](Home to) {
+    move(offload.optimizer, homes.optimizer, to);
+    if (in.adapter == nullptr && !in_backward) move(offload.gradients, homes.gradients, to);
+    move(offload.weights, homes.weights, to);
+    if (may_recompute) move(offload.activations, homes.activations, to);
+  };
+  if (in.device == DeviceType::kCuda) move_all(Home::kHost);
+  if (!offload.paths.empty()) move_all(Home::kNvme);
+  return out;
+}
+
+}  // namespace
+
+std::vector<HomeChoice> home_candidates(const PlanInput& in) {
+  const UpdateTime update = in.trains() ? in.config.train.update : UpdateTime::kAfter;
+  if (update == UpdateTime::kInBackward) return from_near_to_far(in, true);
+  std::vector<HomeChoice> out = from_near_to_far(in, false);
+  // Gradients of adapters are small, and some are told where to live.
+  const bool may =
+      in.adapter == nullptr && !is_off_device(asked_home(in.offload().gradients, in.device), in.device);
+  if (update == UpdateTime::kAfter || !may) return out;
+  const std::vector<HomeChoice> inside = from_near_to_far(in, true);
+  const bool free = in.config.optimizer.clip != Clip::kGlobal;
+  out.insert(free ? out.begin() + 1 : out.end(), inside.begin(), inside.end());
+  return out;
+}
+
+}  // namespace lm

@@ -1,0 +1,168 @@
+#include "plan/scaling.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "base/bytes.h"
+
+namespace lm {
+namespace {
+
+// Numbers of ranks that fill machines, ascending.
+std::vector<int> numbers(const World& most, int64_t sequences) {
+  const int each = most.ranks_per_node();
+  std::vector<int> out;
+  for (int ranks = 1; ranks <= std::min(each, most.ranks); ++ranks) out.push_back(ranks);
+  for (int nodes = 2; nodes <= most.nodes; ++nodes) out.push_back(nodes * each);
+  std::erase_if(out, [&](int ranks) { return ranks > sequences; });
+  return out;
+}
+
+// Plans for numbers of ranks, each made once.
+class Rows {
+ public:
+  Rows(const PlanInputs& inputs, const Machine& node, const World& most)
+      : inputs_(inputs), node_(node), each_(most.ranks_per_node()) {}
+
+  const ScalingRow& of(int ranks) {
+    const auto [place, fresh] = rows_.try_emplace(ranks);
+    if (!fresh) return place->second;
+    const World world{ranks, static_cast<int>(ceil_div(ranks, each_))};
+    const Plan plan = draft_plan(inputs_, share_of_machine(node_, world.ranks_per_node()), world);
+    ScalingRow& row = place->second;
+    row = {.world = world,
+           .fits = plan.fits,
+           .peak = plan.peak,
+           .step_seconds = plan.step_seconds,
+           .call_seconds = plan.traffic.seconds,
+           .tokens_per_second = plan.step_seconds > 0 ? plan.step_tokens / plan.step_seconds : 0,
+           .efficiency = 0,
+           .binding = plan.binding};
+    return row;
+  }
+
+  std::vector<ScalingRow> take() const {
+    std::vector<ScalingRow> out;
+    for (const auto& [ranks, row] : rows_) out.push_back(row);
+    return out;
+  }
+
+ private:
+  const PlanInputs& inputs_;
+  const Machine& node_;
+  int each_;
+  std::map<int, ScalingRow> rows_;
+};
+
+bool power_of_two(int n) {
+  return (n & (n - 1)) == 0;
+}
+
+// The fewest that fit among `all`: doubled until some do, then halved in between. More ranks need less each.
+int find_fewest(const std::vector<int>& all, Rows& rows) {
+  size_t low = 0, high = 0;  // all before `low` do not fit
+  while (high < all.size() && !rows.of(all[high]).fits)
+    low = high + 1, high = std::min(2 * high + 1, all.size());
+  if (high == all.size() && (all.empty() || !rows.of(all.back()).fits)) return 0;
+  high = std::min(high, all.size() - 1);
+  while (low < high) {
+    const size_t middle = (low + high) / 2;
+    if (rows.of(all[middle]).fits) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return all[high];
+}
+
+}  // namespace
+
+Scaling predict_scaling(const PlanInputs& inputs, const Machine& node, const World& most) {
+  const std::vector<int> all = numbers(most, inputs.config.train.global_batch);
+  Rows rows(inputs, node, most);
+  Scaling out;
+  out.fewest = find_fewest(all, rows);
+  for (const int ranks : all) {
+    if (power_of_two(ranks) || ranks == all.back()) rows.of(ranks);
+  }
+  for (ScalingRow& row : rows.take()) {
+    const int ranks = row.world.ranks;
+    if (!power_of_two(ranks) && ranks != all.back() && ranks != out.fewest) continue;
+    if (out.fewest > 0) {
+      const ScalingRow& fewest = rows.of(out.fewest);
+      row.efficiency = row.tokens_per_second / ranks / (fewest.tokens_per_second / out.fewest);
+    }
+    out.rows.push_back(std::move(row));
+  }
+  return out;
+}
+
+std::vector<std::string> scaling_notes(const Plan& plan) {
+  std::vector<std::string> notes;
+  const bool gpu = plan.placement.device == DeviceType::kCuda;
+  if (gpu) notes.emplace_back("no run of several GPUs has been measured yet: a forecast");
+  if (plan.world.nodes > 1) {
+    notes.emplace_back(
+        "ranks exchange with every other rank directly: sums within a machine before they leave it are not "
+        "built");
+  }
+  notes.emplace_back("compute waits while ranks exchange: doing both at once is not built");
+  const PlacementPlan& p = plan.placement;
+  if (const RuleText& rule = rule_text(plan.numerics.rule); rule.whole_tensors)
+    notes.push_back(std::string(rule.name) +
+                    " updates whole matrices: each rank has all of what is trained, whatever zero.stage");
+  for (const Pool pool : {Pool::kWeights, Pool::kGradients}) {
+    if (p.pool(pool).shards == 1 && p.pool(pool).off_device_bytes(Home::kNvme) > 0)
+      notes.push_back(std::string(pool_name(pool)) +
+                      " on disk are there whole on every rank, whatever zero.stage");
+  }
+  return notes;
+}
+
+std::string print_scaling(const Scaling& scaling, const Plan& plan) {
+  const bool gpu = plan.placement.device == DeviceType::kCuda;
+  const char* const unit = gpu ? "GPUs" : "ranks";
+  char line[200];
+  std::snprintf(
+      line, sizeof line,
+      "scaling (of a rank; the same train.global_batch)\n  %6s %8s %12s %12s %12s %9s %9s %10s %10s  %s\n",
+      unit, "machines", gpu ? "GPU memory" : "", "host memory", "disk", "step", "exchange", "tokens/s",
+      "efficiency", "bound by");
+  std::string out = line;
+  for (const ScalingRow& row : scaling.rows) {
+    std::snprintf(line, sizeof line, "  %6d %8d %12s %12s %12s %7.2f s %7.2f s %10.0f %9.0f%%  %s\n",
+                  row.world.ranks, row.world.nodes, gpu ? format_bytes(row.peak.device).c_str() : "",
+                  format_bytes(row.peak.host).c_str(), format_bytes(row.peak.disk).c_str(), row.step_seconds,
+                  row.call_seconds, row.tokens_per_second, 100 * row.efficiency,
+                  row.fits ? row.binding.c_str() : "DOES NOT FIT");
+    out += line;
+  }
+  out += scaling.fewest > 0 ? "  fits on " + std::to_string(scaling.fewest) + " " + unit + " or more\n"
+                            : "  fits on none of these\n";
+  for (const std::string& note : scaling_notes(plan)) out += "  note: " + note + "\n";
+  return out;
+}
+
+std::string scaling_json(const Scaling& scaling) {
+  using Json = nlohmann::ordered_json;
+  Json rows = Json::array();
+  for (const ScalingRow& row : scaling.rows) {
+    rows.push_back({{"ranks", row.world.ranks},
+                    {"nodes", row.world.nodes},
+                    {"fits", row.fits},
+                    {"device_bytes", row.peak.device},
+                    {"host_bytes", row.peak.host},
+                    {"disk_bytes", row.peak.disk},
+                    {"step_seconds", row.step_seconds},
+                    {"exchange_seconds", row.call_seconds},
+                    {"tokens_per_s", row.tokens_per_second},
+                    {"efficiency", row.efficiency},
+                    {"binding", row.binding}});
+  }
+  return Json{{"fewest_ranks", scaling.fewest}, {"rows", rows}}.dump();
+}
+
+}  // namespace lm

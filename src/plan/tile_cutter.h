@@ -1,0 +1,39 @@
+// Cuts optimizer state into the tiles of a placement. Inside src/plan.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace lm {
+
+class TileCutter {
+ public:
+  // `each`: granules of a tile; 0: a unit is one tile, as is one whose tensors the rule updates whole. Fills
+  // the placement's lists of tiles, which are empty.
+  TileCutter(PlacementPlan& placement, const ModelLayout& layout, const NumericsPlan& numerics, int64_t each)
+      : placement_(placement),
+        layout_(layout),
+        rule_(numerics.rule),
+        streams_(numerics.state()),
+        each_(each) {}
+
+  void begin_block() { placement_.first_tile.push_back(std::ssize(bytes_)); }
+  void begin_unit() { placement_.segment_tiles.push_back(std::ssize(bytes_) - placement_.first_tile.back()); }
+  void cut(const Unit& unit);
+  // Bytes of each tile, on the rank that has most.
+  std::vector<int64_t> take() { return std::move(bytes_); }
+
+ private:
+  int64_t most_bytes(const Unit& unit, int64_t offset, int64_t elements) const;
+
+  PlacementPlan& placement_;
+  const ModelLayout& layout_;
+  RuleId rule_;
+  StateStreams streams_;
+  int64_t each_;
+  std::vector<int64_t> bytes_;
+};
+
+}  // namespace lm

@@ -1,0 +1,59 @@
+// What the operations of a step send to other ranks, call by call, and the seconds that takes on the links
+// between them. Pure.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace lm {
+
+// A call that all ranks make: of an array each of them has a shard, the first one's no shorter than any.
+// Either each has made its shard and all get all of it, or (an exchange) each has an array of its own and
+// adds up its shard of all of them.
+struct Collective {
+  enum class Kind : uint8_t { kGradients, kWeights, kVotes } kind = Kind::kVotes;
+  bool exchange = false;
+  int64_t bytes = 0;  // of the array
+  int64_t shard = 0;  // of the first rank
+
+  int64_t shard_of(int rank) const;
+  // Bytes from `rank` to all others together.
+  int64_t sent(int rank, int ranks) const;
+};
+
+class Traffic {
+ public:
+  Traffic(const ModelLayout& layout, const NumericsPlan& numerics, const PlacementPlan& placement);
+  // The calls of an operation, transfers among them; none with one rank.
+  std::vector<Collective> of(const Operation& operation) const;
+  // Before each step: whether to stop.
+  Collective stop_vote() const;
+
+ private:
+  Collective scalars(int64_t bytes) const;  // of each rank
+  Collective of_unit(Collective::Kind kind, const Unit& unit, int64_t element_bytes) const;
+
+  int ranks_;
+  bool sharded_, frozen_;
+  bool weights_in_shards_;
+  int64_t weight_bytes_, gradient_bytes_;  // of an element
+  std::vector<Unit> units_;
+  std::vector<char> trained_;  // of each unit: whether its block is
+};
+
+// Every rank sends to every other one: what each kind of link has to do, both at once, and what the call
+// costs whatever it moves.
+struct CollectiveTime {
+  double inside = 0, between = 0, fixed = 0;
+  double seconds() const;
+};
+CollectiveTime collective_time(const Collective& call, const World& world, const RankLinks& links);
+
+// Of a step's list with its transfers.
+RankTraffic traffic_of(const Traffic& traffic, const StepSchedule& step, const World& world,
+                       const RankLinks& links);
+
+}  // namespace lm

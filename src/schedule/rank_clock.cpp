@@ -1,0 +1,120 @@
+#include "schedule/rank_clock.h"
+
+#include <algorithm>
+
+namespace lm {
+namespace {
+
+// Occupies a link from `start` at the earliest.
+double occupy(double& free_at, double start, double seconds) {
+  free_at = std::max(free_at, start) + seconds;
+  return free_at;
+}
+
+}  // namespace
+
+TimedList::TimedList(StepSchedule list, const TransferShape& shape)
+    : list_(std::move(list)), wanted_(list_.operations.size()) {
+  StepSchedule inner;
+  std::vector<size_t> place;  // of an operation of `inner`, in the list
+  for (size_t i = 0; i < list_.operations.size(); ++i) {
+    if (is_transfer(list_.operations[i])) continue;
+    inner.operations.push_back(list_.operations[i]);
+    place.push_back(i);
+  }
+  for (int p = 0; p < kPools; ++p) {
+    const auto pool = static_cast<Pool>(p);
+    for (const ArrayUse& use : array_uses(inner, pool, shape))
+      wanted_[place[use.begin]].emplace_back(pool, use.array);
+  }
+}
+
+RankClock::RankClock(const TimelineShape& shape, const LinkRates& rates, bool updates_at_end,
+                     DiskClock& disks)
+    : shape_(shape), rates_(rates), updates_at_end_(updates_at_end), disks_(disks) {}
+
+double& RankClock::at(Times& times, Pool pool, int64_t index) {
+  std::vector<double>& of_pool = times[static_cast<size_t>(pool)];
+  const auto i = static_cast<size_t>(index);
+  if (of_pool.size() <= i) of_pool.resize(i + 1);
+  return of_pool[i];
+}
+
+bool RankClock::gathers(const Operation& op) const {
+  return op.kind == OperationKind::kFetch && array(op).in_shards;
+}
+
+void RankClock::pass(const TimedList& list, size_t i, double seconds) {
+  const Operation& op = list.operations()[i];
+  if (is_transfer(op) && !gathers(op)) return transfer(op);
+  if (const auto update = shape_.host_update(op); update.used) {
+    const TransferShape& shape = shape_.transfers;
+    const bool inputs_through_slots =
+        shape.pool(Pool::kWeights).holds(op.unit) || shape.pool(Pool::kGradients).holds(op.unit);
+    return update_on_host(update, seconds, arrived(list, i), inputs_through_slots);
+  }
+  arrive(list, i);
+  leave(op, now + seconds);
+}
+
+void RankClock::arrive(const TimedList& list, size_t i) {
+  const Operation& op = list.operations()[i];
+  if (is_transfer(op))
+    return wait(std::max(at(slot_free_, op.pool, op.slot), at(home_ready_, op.pool, op.array)));
+  wait(std::max(arrived(list, i), host_));  // the thread that enqueues this did the updates before it
+}
+
+void RankClock::leave(const Operation& op, double time) {
+  now = time;
+  if (is_transfer(op)) at(ready_, op.pool, op.array) = now;
+  if (op.kind == OperationKind::kCheck) host_ = now;
+}
+
+double RankClock::arrived(const TimedList& list, size_t i) {
+  double out = 0;
+  for (const auto& [pool, array] : list.wanted(i)) out = std::max(out, at(ready_, pool, array));
+  return out;
+}
+
+void RankClock::wait(double until) {
+  if (until <= now) return;
+  waited += until - now;
+  now = until;
+}
+
+// By the CPU, beside what the GPU was given before. It follows the GPU only where that makes its inputs: a
+// block's own norm, or arrays that come through slots of the device.
+void RankClock::update_on_host(const TimelineShape::HostUpdate& update, double seconds, double arrived,
+                               bool inputs_through_slots) {
+  if (inputs_through_slots || !updates_at_end_) host_ = std::max(host_, now);
+  const auto brought = static_cast<double>(update.brings);
+  host_ = std::max(host_, arrived) + std::max(seconds, brought / rates_.link);
+  host_seconds += seconds;
+  crossed += brought + static_cast<double>(update.sends);
+}
+
+void RankClock::transfer(const Operation& op) {
+  const TimelineShape::Array& place = array(op);
+  const auto bytes = static_cast<double>(place.bytes);
+  const bool disk = place.on_disk;
+  const bool by_host = op.pool == Pool::kOptimizer && !shape_.host_updates.empty();
+  const bool link = shape_.gpu && !by_host && !place.in_shards;
+  const double issued = by_host ? host_ : now;
+  double& home_ready = at(home_ready_, op.pool, op.array);
+  double& slot_free = at(slot_free_, op.pool, op.slot);
+  double done = std::max({issued, slot_free, home_ready});
+  if (op.kind == OperationKind::kFetch) {
+    if (disk) done = occupy(disks_.read_free, done, bytes / rates_.disk_read), read += bytes;
+    if (link) done = occupy(up_free_, done, bytes / rates_.link), crossed += bytes;
+    at(ready_, op.pool, op.array) = done;
+  } else if (op.kind == OperationKind::kClaim) {
+    at(ready_, op.pool, op.array) = done;
+  } else {
+    done = std::max(issued, home_ready);
+    if (link) done = occupy(down_free_, done, bytes / rates_.link), crossed += bytes;
+    if (disk) done = occupy(disks_.write_free, done, bytes / rates_.disk_write), written += bytes;
+    slot_free = home_ready = done;
+  }
+}
+
+}  // namespace lm

@@ -1,0 +1,70 @@
+// The clocks of one rank while it walks steps' lists: compute in order, transfers on their links beside it.
+// The forecast has one of them, the simulation of many ranks one for each. Inside src/schedule and src/plan;
+// one thread.
+#pragma once
+
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "schedule/timeline.h"
+
+namespace lm {
+
+// A list, and the arrays that each of its operations waits for.
+class TimedList {
+ public:
+  TimedList(StepSchedule list, const TransferShape& shape);
+  const std::vector<Operation>& operations() const { return list_.operations; }
+  const std::vector<std::pair<Pool, int64_t>>& wanted(size_t i) const { return wanted_[i]; }
+
+ private:
+  StepSchedule list_;
+  std::vector<std::vector<std::pair<Pool, int64_t>>> wanted_;  // of each operation
+};
+
+// The disks of a machine, whose ranks share them.
+struct DiskClock {
+  double read_free = 0, write_free = 0;  // when what was given to them so far is done
+};
+
+class RankClock {
+ public:
+  // Borrows all.
+  RankClock(const TimelineShape& shape, const LinkRates& rates, bool updates_at_end, DiskClock& disks);
+
+  // The list's i-th operation, of so many seconds of compute.
+  void pass(const TimedList& list, size_t i, double seconds);
+  // The same in two parts, where other ranks have a say in when it ends: until its inputs are there, ...
+  void arrive(const TimedList& list, size_t i);
+  // ... and from then on.
+  void leave(const Operation& op, double time);
+  // Whether it is a fetch of what is in shards, which is a call of all ranks.
+  bool gathers(const Operation& op) const;
+
+  double now = 0, waited = 0;
+  double read = 0, written = 0, crossed = 0;  // bytes
+  double host_seconds = 0;
+
+ private:
+  using Times = std::array<std::vector<double>, kPools>;
+  static double& at(Times& times, Pool pool, int64_t index);
+  const TimelineShape::Array& array(const Operation& op) const {
+    return shape_.arrays[static_cast<size_t>(op.pool)][static_cast<size_t>(op.array)];
+  }
+  double arrived(const TimedList& list, size_t i);
+  void wait(double until);
+  void update_on_host(const TimelineShape::HostUpdate& update, double seconds, double arrived,
+                      bool inputs_through_slots);
+  void transfer(const Operation& op);
+
+  const TimelineShape& shape_;
+  const LinkRates& rates_;
+  bool updates_at_end_;
+  DiskClock& disks_;
+  double host_ = 0;  // the CPU's clock beside a GPU: it has done its work up to there
+  double up_free_ = 0, down_free_ = 0;
+  Times slot_free_, home_ready_, ready_;
+};
+
+}  // namespace lm

@@ -1,0 +1,112 @@
+// A save of the state after a step that rides on the step after it: what is off the device is handed on right
+// after its deferred update, from where it lies then, so that it needs no read of its own; what stays as it
+// is until the next check is written by a thread of this object beside the next step's compute. What neither
+// holds for is read at once. Every byte goes to the sink once, from two threads at a time.
+//
+// The compute thread constructs it and calls; TrainStep::ride gives it the step. Borrows everything.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "optim/sharded_optimizer.h"
+#include "plan/state_catalogue.h"
+#include "weights/loans.h"
+
+namespace lm {
+
+class LiveState;
+
+// How a unit's state comes.
+enum class SaveWay : uint8_t {
+  kNow,     // read before the next step, from its home
+  kBeside,  // memory that does not change before the next step's check
+  kUpdate,  // tile by tile after its deferred update
+  kLoan,    // the same as kBeside, but for weights that pass through a slot: at the end of their first loan
+};
+struct SaveUnit {
+  SaveWay way = SaveWay::kNow;
+  int64_t first_tile = 0, end_tile = 0;  // of its block; with kUpdate
+};
+
+struct StepSaveSetup {
+  const StateCatalogue& catalogue;
+  StateSink& sink;
+  // Called on the thread of the save once the sink has every byte: the commit.
+  std::function<void()> complete;
+};
+
+class StepSave {
+ public:
+  // What TrainStep says of the state after its last step.
+  struct State {
+    WeightStore& weights;
+    const ShardedOptimizer* optimizer;  // may be null: weights alone
+    StreamView stream;
+    std::vector<SaveUnit> units;
+    int64_t step = 0, updates = 0;  // the step, and updates when all of its are done
+  };
+
+  // Reads what must be read now; throws what the sink does.
+  StepSave(const StepSaveSetup& setup, State state);
+  ~StepSave();  // what has not come by now is given up
+  StepSave(const StepSave&) = delete;
+  StepSave& operator=(const StepSave&) = delete;
+
+  // TrainStep's: none of them throws for the sink, whose failure ends the save and waits for finish().
+  // The tile has just been updated, by the update of that step.
+  void updated(int64_t unit, int64_t tile, int64_t step);
+  // A loan of the unit is about to end; its weights are still in their slot.
+  void returning(int64_t unit, const Loan& loan);
+  // Afterwards memory may change.
+  void wait_beside();
+  // Slots are empty and what was deferred is done: what would still have come with a loan is read.
+  void flushed();
+
+  // Whether a step or a flush has to bring what is missing; the rest comes by itself.
+  bool needs_step() const;
+  // Whether everything has been written and committed, or has failed.
+  bool ended() const;
+  // Waits for that, which comes only where it needs no step; throws the first failure.
+  void finish();
+  // In which the compute thread worked for this save or waited for it.
+  double compute_seconds() const { return compute_seconds_; }
+
+ private:
+  using Entries = std::span<const StateEntry>;
+  class Busy;
+  bool waits_for(int64_t unit, SaveWay way) const;
+  void write(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes);
+  void write_tile(int64_t unit, int64_t tile);
+  void write_weights(int64_t unit, const std::byte* weights);
+  // `lasting`: what is the state itself stays until wait_beside() has returned.
+  void read(LiveState& from, Entries entries, bool lasting = false);
+  void came(int64_t unit);
+  void try_on_compute(const std::function<void()>& body);
+  void fail();
+  void run();
+
+  const StepSaveSetup setup_;
+  State state_;
+  std::vector<Entries> weights_, optimizer_;  // of each unit; empty: it has none
+  std::vector<int64_t> next_tile_;            // of each unit that comes with its update
+  std::vector<char> came_;                    // each unit that comes with the step
+  std::vector<Entries> beside_;               // the thread's
+  double compute_seconds_ = 0;
+
+  std::atomic<bool> given_up_{false};  // no byte more
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  int64_t expected_ = 0;  // units that still have to come with the step
+  bool beside_done_ = false, ended_ = false;
+  std::exception_ptr failure_;  // the first
+  std::thread thread_;
+};
+
+}  // namespace lm

@@ -1,0 +1,41 @@
+// Quantising while loading: a matrix of the files becomes the pieces of an encoding, a bounded number of its
+// elements at a time, so that neither the matrix nor a second copy of it is ever whole in memory. The caller
+// owns the memory; complete on return.
+#pragma once
+
+#include <array>
+#include <functional>
+
+#include "base/staging.h"
+#include "spec/block_layout.h"
+
+namespace lm {
+
+// Elements [first, first + elements) of a matrix into `to`. Called by several threads at once.
+using MatrixElements = std::function<void(int64_t first, int64_t elements, std::byte* to)>;
+
+// A matrix of the files, encoded, in host memory.
+struct EncodedMatrix {
+  const Encoding* encoding = nullptr;
+  int64_t rows = 0, columns = 0;
+  std::array<std::byte*, kMostPieces> pieces = {};
+  std::array<int64_t, kMostPieces> bytes = {};  // of each
+};
+
+// Elements are of `dtype` (fp32 or bf16): the codes are those of the values that the model would compute
+// with.
+void encode(const EncodedMatrix& matrix, DType dtype, const MatrixElements& elements, int threads);
+
+// Its values as fp32.
+void decode(const EncodedMatrix& matrix, float* out, int threads);
+
+// Part `part` of an encoded tensor whose first piece lies at `memory`: there, or, where `staging` is not
+// null, in memory of its own that passes through it on its way. `fill` makes the pieces.
+void write_encoded(const TensorPlace& place, size_t part, std::byte* memory, Staging* staging,
+                   const std::function<void(const EncodedMatrix&)>& fill);
+
+// body(begin, end) on ranges of [0, n) that begin at multiples of `grain`, by several threads; rethrows the
+// first exception.
+void for_each_range(int threads, int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& body);
+
+}  // namespace lm

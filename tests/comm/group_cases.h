@@ -1,0 +1,113 @@
+// What every kind of group does, called by each rank of one.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <random>
+#include <vector>
+
+#include "comm/group.h"
+
+namespace lm {
+
+inline std::byte value(int rank, int64_t at) {
+  return static_cast<std::byte>((rank * 131 + at * 7 + at / 253) & 0xff);
+}
+
+// Runs of random lengths, empty ones among them, in the order of ranks.
+inline std::vector<ByteRange> random_shards(std::mt19937& random, int ranks, int64_t longest) {
+  std::vector<ByteRange> shards;
+  int64_t begin = 0;
+  for (int r = 0; r < ranks; ++r) {
+    const int64_t bytes = random() % 4 == 0 ? 0 : static_cast<int64_t>(random()) % longest;
+    shards.push_back({begin, bytes});
+    begin += bytes + static_cast<int64_t>(random() % 3) * 5;
+  }
+  return shards;
+}
+
+inline void share_gives_everyone_every_run(Group& group) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 60; ++round) {
+    const std::vector<ByteRange> shards =
+        random_shards(random, group.ranks(), round % 3 == 0 ? 200000 : 9000);
+    std::vector<std::byte> data(static_cast<size_t>(shards.back().begin + shards.back().bytes),
+                                std::byte{0xee});
+    const ByteRange& mine = shards[static_cast<size_t>(group.rank())];
+    for (int64_t i = 0; i < mine.bytes; ++i)
+      data[static_cast<size_t>(mine.begin + i)] = value(group.rank(), i + round);
+    group.share("share", data.data(), shards);
+    std::vector<std::byte> wanted(data.size(), std::byte{0xee});
+    for (int r = 0; r < group.ranks(); ++r) {
+      for (int64_t i = 0; i < shards[static_cast<size_t>(r)].bytes; ++i)
+        wanted[static_cast<size_t>(shards[static_cast<size_t>(r)].begin + i)] = value(r, i + round);
+    }
+    ASSERT_EQ(data, wanted) << "rank " << group.rank() << " round " << round;
+  }
+}
+
+inline void exchange_brings_every_rank_its_run_of_all(Group& group) {
+  std::mt19937 random(8);
+  for (int round = 0; round < 60; ++round) {
+    const std::vector<ByteRange> shards =
+        random_shards(random, group.ranks(), round % 3 == 0 ? 300000 : 20000);
+    std::vector<std::byte> data(static_cast<size_t>(shards.back().begin + shards.back().bytes));
+    for (size_t i = 0; i < data.size(); ++i) data[i] = value(group.rank(), static_cast<int64_t>(i) + round);
+    int64_t done = 0;
+    const ByteRange& mine = shards[static_cast<size_t>(group.rank())];
+    group.exchange("exchange", data.data(), shards,
+                   [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
+                     ASSERT_EQ(offset, done);
+                     ASSERT_EQ(std::ssize(from), group.ranks());
+                     ASSERT_TRUE(bytes % kExchangePart == 0 || offset + bytes == mine.bytes);
+                     for (int r = 0; r < group.ranks(); ++r) {
+                       for (int64_t i = 0; i < bytes; ++i)
+                         ASSERT_EQ(from[static_cast<size_t>(r)][i],
+                                   value(r, mine.begin + offset + i + round));
+                     }
+                     done += bytes;
+                   });
+    ASSERT_EQ(done, mine.bytes);
+  }
+}
+
+// As gradients do: the sum replaces what was there, in the order of ranks.
+inline void an_exchange_may_add_where_the_array_is(Group& group) {
+  constexpr int64_t kEach = 50000;
+  std::vector<uint32_t> data(static_cast<size_t>(kEach * group.ranks()));
+  for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<uint32_t>(i * 7 + 1) << group.rank();
+  std::vector<ByteRange> shards;
+  for (int r = 0; r < group.ranks(); ++r) shards.push_back({r * kEach * 4, kEach * 4});
+  uint32_t* const mine = data.data() + group.rank() * kEach;
+  group.exchange("sum", reinterpret_cast<const std::byte*>(data.data()), shards,
+                 [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
+                   uint32_t* const out = mine + offset / 4;
+                   for (int r = 0; r < group.ranks(); ++r) {
+                     const auto* const part = reinterpret_cast<const uint32_t*>(from[static_cast<size_t>(r)]);
+                     for (int64_t i = 0; i < bytes / 4; ++i) out[i] = (r == 0 ? 0 : 3 * out[i]) + part[i];
+                   }
+                 });
+  for (int64_t i = 0; i < kEach; ++i) {
+    const auto value = static_cast<uint32_t>((group.rank() * kEach + i) * 7 + 1);
+    uint32_t wanted = 0;
+    for (int r = 0; r < group.ranks(); ++r) wanted = 3 * wanted + (value << r);
+    ASSERT_EQ(mine[i], wanted) << i;
+  }
+}
+
+// `sent`: bytes that the group has sent so far.
+inline void gather_broadcast_and_count_what_is_sent(Group& group, const std::function<int64_t()>& sent) {
+  const int64_t start = sent();
+  const std::vector<double> all = group.gather("gather", 0.5 + group.rank());
+  for (int r = 0; r < group.ranks(); ++r) ASSERT_EQ(all[static_cast<size_t>(r)], 0.5 + r);
+  const int64_t before = sent();
+  ASSERT_EQ(before - start, 8 * (group.ranks() - 1));
+  std::vector<std::byte> text(1000, group.rank() == 0 ? std::byte{7} : std::byte{0});
+  group.broadcast("broadcast", text);
+  ASSERT_EQ(text, std::vector<std::byte>(1000, std::byte{7}));
+  ASSERT_EQ(sent() - before, group.rank() == 0 ? 1000 * (group.ranks() - 1) : 0);
+  for (int i = 0; i < 2000; ++i) group.barrier("barrier");
+}
+
+}  // namespace lm

@@ -1,0 +1,278 @@
+// The link over messages in memory, which can stay away: ranks are threads.
+#include "comm/mpi_link.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "comm/mpi_group.h"
+
+namespace lm {
+namespace {
+
+// MPI as one process: a rank is the thread that joins.
+struct Message {
+  int from, to, tag;
+  MpiChannel channel;
+  std::vector<std::byte> bytes;
+};
+struct Request {
+  bool sends = false;
+  std::byte* data = nullptr;
+  int64_t bytes = 0;
+  int from = -1, at = 0;
+  MpiChannel channel = MpiChannel::kData;
+};
+struct World {
+  std::mutex mutex;
+  std::condition_variable come;
+  int wanted = 0, joined = 0, left = 0;
+  std::vector<Message> messages;
+  std::vector<bool> mute;  // what such a rank sends does not arrive
+};
+World world;
+thread_local int this_rank = -1;
+
+int join(int* rank, int* ranks, char* /*text*/, int /*size*/) {
+  std::unique_lock lock(world.mutex);
+  *rank = this_rank = world.joined++;
+  *ranks = world.wanted;
+  world.come.notify_all();
+  world.come.wait_for(lock, std::chrono::seconds(5), [] { return world.joined >= world.wanted; });
+  return 0;
+}
+
+void* send(const void* data, int64_t bytes, int to, MpiChannel channel, int tag, char* /*text*/,
+           int /*size*/) {
+  const std::lock_guard lock(world.mutex);
+  const auto* const begin = static_cast<const std::byte*>(data);
+  if (!world.mute[static_cast<size_t>(this_rank)])
+    world.messages.push_back({this_rank, to, tag, channel, {begin, begin + bytes}});
+  return new Request{.sends = true};
+}
+
+void* receive(void* data, int64_t bytes, int from, MpiChannel channel, char* /*text*/, int /*size*/) {
+  return new Request{.data = static_cast<std::byte*>(data),
+                     .bytes = bytes,
+                     .from = from,
+                     .at = this_rank,
+                     .channel = channel};
+}
+
+int test(void* handle, MpiArrival* arrival, char* /*text*/, int /*size*/) {
+  auto* const request = static_cast<Request*>(handle);
+  if (!request->sends) {
+    const std::lock_guard lock(world.mutex);
+    const auto found = std::find_if(world.messages.begin(), world.messages.end(), [&](const Message& one) {
+      return one.to == request->at && one.channel == request->channel &&
+             (request->from < 0 || one.from == request->from);
+    });
+    if (found == world.messages.end()) return 0;
+    std::memcpy(request->data, found->bytes.data(), found->bytes.size());
+    *arrival = {found->from, found->tag, std::ssize(found->bytes)};
+    world.messages.erase(found);
+  }
+  delete request;
+  return 1;
+}
+
+void leave() {
+  const std::lock_guard lock(world.mutex);
+  ++world.left;
+}
+
+const MpiApi in_memory{join, send, receive, test, leave};
+
+void mute(int rank) {
+  const std::lock_guard lock(world.mutex);
+  world.mute[static_cast<size_t>(rank)] = true;
+}
+
+struct Outcome {
+  std::string error;  // with its code; "" none
+  double seconds = 0;
+};
+
+std::vector<Outcome> with_links(int ranks, const std::function<void(MpiLink&, Group&)>& body,
+                                double silence = 20, double late = 3600,
+                                const std::function<bool(int)>& ended = {}) {
+  {
+    const std::lock_guard lock(world.mutex);
+    world.wanted = ranks;
+    world.joined = world.left = 0;
+    world.messages.clear();
+    world.mute.assign(static_cast<size_t>(ranks), false);
+  }
+  std::vector<Outcome> out(static_cast<size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int i = 0; i < ranks; ++i) {
+    threads.emplace_back([&] {
+      const double start = monotonic_seconds();
+      std::atomic<int> rank = -1;
+      std::string failure;
+      {
+        LinkSetup setup{.api = in_memory, .silence = silence, .late = late, .host = "node"};
+        if (ended) setup.ended = [&] { return rank >= 0 && ended(rank); };
+        MpiLink link(setup);
+        rank = link.rank();
+        try {
+          MpiGroup group(link);
+          body(link, group);
+        } catch (const Error& error) {
+          failure = std::to_string(static_cast<int>(error.code())) + " " + error.what();
+        }
+      }
+      out[static_cast<size_t>(rank)] = {failure, monotonic_seconds() - start};
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return out;
+}
+
+bool says(const Outcome& outcome, const std::string& text) {
+  return outcome.error.find(text) != std::string::npos;
+}
+
+TEST(MpiLink, LeavesInOrderWithAllOthers) {
+  for (const Outcome& one : with_links(3, [](MpiLink&link, Group&group) {
+         for (int i = 0; i < 100; ++i) group.barrier("barrier");
+         link.leave();
+       }))
+    EXPECT_EQ(one.error, "");
+  EXPECT_EQ(world.left, 3);
+}
+
+TEST(MpiLink, ASilentRankIsGivenUpByItsNeighbourWhoTellsTheOthers) {
+  const std::vector<Outcome> out = with_links(
+      4,
+      [](MpiLink& link, Group& group) {
+        group.barrier("first");
+        if (link.rank() == 1) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(400));  // a beat says where it is
+          mute(1);
+        }
+        group.barrier("second");
+      },
+      1.0);
+  EXPECT_TRUE(says(out[2], "41 rank 1 on node has given no sign of life for")) << out[2].error;
+  EXPECT_TRUE(says(out[2], "it was last seen at \"first\", call 1")) << out[2].error;
+  EXPECT_TRUE(says(out[2], "in \"second\", call 2")) << out[2].error;
+  for (int rank : {0, 3})  // rank 1 itself has heard all the others
+    EXPECT_TRUE(says(out[static_cast<size_t>(rank)], "41 rank 2 on node has ended the run: rank 1 on node"))
+        << rank << ": " << out[static_cast<size_t>(rank)].error;
+  for (const Outcome& one : out) EXPECT_LT(one.seconds, 4);
+}
+
+TEST(MpiLink, ARankThatWorksForLongIsWaitedFor) {
+  for (const Outcome& one : with_links(
+           2,
+           [](MpiLink&link, Group&group) {
+             if (link.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+             group.barrier("after long work");
+             link.leave();
+           },
+           0.5))
+    EXPECT_EQ(one.error, "");
+}
+
+TEST(MpiLink, ARankThatLivesAndNeverComesIsNamed) {
+  const std::vector<Outcome> out = with_links(
+      3,
+      [](MpiLink& link, Group& group) {
+        if (link.rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+        group.barrier("evaluation");
+      },
+      0.5, 1.0);
+  EXPECT_TRUE(says(out[0], "rank 2 has not come to \"evaluation\", call 1") ||
+              says(out[1], "rank 2 has not come to \"evaluation\", call 1"))
+      << out[0].error << "\n"
+      << out[1].error;
+  for (const Outcome& one : out) EXPECT_TRUE(says(one, "41 ")) << one.error;
+}
+
+TEST(MpiLink, WhoEndsWithAnErrorEndsAllWithItsCode) {
+  std::atomic<int> past_start = 0;  // an end seen inside "start" would name that
+  const std::vector<Outcome> out = with_links(3, [&](MpiLink& link, Group& group) {
+    group.barrier("start");
+    ++past_start;
+    if (link.rank() == 0) {
+      while (past_start < 3) std::this_thread::yield();
+      link.end(Exit::kNoSpace, "the disk is full at /swap");
+      throw Error(Exit::kNoSpace, {.area = "X", .what = "mine", .place = "", .next = "", .kept = ""});
+    }
+    group.barrier("gradients of block 3");
+  });
+  EXPECT_EQ(out[0].error, "20 mine");
+  for (int rank : {1, 2}) {
+    EXPECT_TRUE(says(out[static_cast<size_t>(rank)],
+                     "20 rank 0 on node has ended the run: the disk is full at /swap"))
+        << out[static_cast<size_t>(rank)].error;
+    EXPECT_TRUE(says(out[static_cast<size_t>(rank)], "gradients of block 3"));
+    EXPECT_LT(out[static_cast<size_t>(rank)].seconds, 2);
+  }
+}
+
+// Each rank finds it for itself, rank 2 first and the leader last: the leader alone says it.
+TEST(MpiLink, WhatAllEndWithTheLeaderSaysForAll) {
+  std::array<std::atomic<bool>, 3> said = {false, false, false};
+  const std::vector<Outcome> out = with_links(3, [&](MpiLink& link, Group& group) {
+    group.barrier("start");
+    std::this_thread::sleep_for(std::chrono::milliseconds(100) * (2 - link.rank()));
+    said[static_cast<size_t>(link.rank())] = link.end(Exit::kConfig, "too few sequences");
+    throw Error(Exit::kConfig, {.area = "X", .what = "mine", .place = "", .next = "", .kept = ""});
+  });
+  for (const Outcome& one : out) EXPECT_LT(one.seconds, 3);
+  EXPECT_FALSE(said[0]);
+  EXPECT_TRUE(said[1]);
+  EXPECT_TRUE(said[2]);
+}
+
+TEST(MpiLink, WhatADoorHasSeenEndsARankThatWaits) {
+  const std::vector<Outcome> out = with_links(
+      2,
+      [](MpiLink& link, Group& group) {
+        if (link.rank() == 0) group.barrier("weights");
+      },
+      20, 3600, [](int rank) { return rank == 0; });
+  EXPECT_TRUE(says(out[0], "40 another rank has ended during \"weights\"")) << out[0].error;
+  EXPECT_LT(out[0].seconds, 3);
+}
+
+TEST(MpiLink, RanksThatComeForDifferentThingsNotice) {
+  const std::vector<Outcome> out = with_links(2, [](MpiLink& link, Group& group) {
+    group.barrier(link.rank() == 0 ? "gather of weights" : "evaluation");
+  });
+  EXPECT_TRUE(says(out[0], "has come for something else") || says(out[1], "has come for something else"));
+  for (const Outcome& one : out) EXPECT_TRUE(says(one, "70 ")) << one.error;
+}
+
+TEST(MpiLink, AJobThatIsNotCompleteEnds) {
+  world.wanted = 2;
+  world.joined = world.left = 0;
+  const double start = monotonic_seconds();
+  try {
+    MpiLink link({.api = in_memory, .silence = 0.5, .host = "node"});
+    ADD_FAILURE() << "came through";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Exit::kNoProgress);
+    EXPECT_LT(monotonic_seconds() - start, 3);
+  }
+  {  // its thread must not outlive what it uses
+    const std::lock_guard lock(world.mutex);
+    world.joined = 2;
+  }
+  world.come.notify_all();
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+}
+
+}  // namespace
+}  // namespace lm

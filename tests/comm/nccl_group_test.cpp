@@ -1,0 +1,205 @@
+// The group of GPUs, as processes: on a machine with a GPU over NCCL itself, else over the twin's.
+#include "comm/nccl_group.h"
+
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "group_cases.h"
+#include "tests/support/gpu_ranks.h"
+
+namespace lm {
+namespace {
+
+// The cases of every group speak of host memory: this takes it to the device and back.
+class ThroughDevice final : public Group {
+ public:
+  explicit ThroughDevice(GpuRank& rank) : group_(rank.group), compute_(rank.compute) {}
+  int rank() const override { return group_.rank(); }
+  int ranks() const override { return group_.ranks(); }
+  void share(const char* what, std::byte* data, std::span<const ByteRange> shards) override {
+    const int64_t bytes = end_of(shards);
+    const Memory memory(DeviceType::kCuda, bytes);
+    copy_bytes(memory.data(), data, bytes, compute_);
+    group_.begin_after(compute_);
+    group_.share(what, memory.data(), shards);
+    group_.end_before(compute_);
+    copy_bytes(data, memory.data(), bytes, compute_);
+    synchronize(compute_);
+    group_.check();
+  }
+  void exchange(const char* what, const std::byte* data, std::span<const ByteRange> shards,
+                const Add& add) override {
+    const int64_t bytes = end_of(shards);
+    const Memory memory(DeviceType::kCuda, bytes);
+    copy_bytes(memory.data(), data, bytes, compute_);
+    group_.begin_after(compute_);
+    const StreamView stream = group_.stream(compute_);
+    group_.exchange(what, memory.data(), shards,
+                    [&](int64_t offset, int64_t length, std::span<const std::byte* const> from) {
+                      std::vector<std::vector<std::byte>> host;
+                      std::vector<const std::byte*> parts;
+                      for (const std::byte* const part : from) {
+                        host.emplace_back(static_cast<size_t>(length));
+                        copy_bytes(host.back().data(), part, length, stream);
+                        parts.push_back(host.back().data());
+                      }
+                      synchronize(stream);
+                      group_.check();
+                      add(offset, length, parts);
+                    });
+    group_.end_before(compute_);
+    synchronize(compute_);
+    group_.check();
+  }
+
+ private:
+  static int64_t end_of(std::span<const ByteRange> shards) {
+    int64_t end = 0;
+    for (const ByteRange& run : shards) end = std::max(end, run.begin + run.bytes);
+    return end;
+  }
+  NcclGroup& group_;
+  StreamView compute_;
+};
+
+class NcclGroups : public ::testing::TestWithParam<int> {};
+
+TEST_P(NcclGroups, MoveWhatEveryGroupMoves) {
+  LM_NEEDS_GPU();
+  expect_good_ends(with_gpus({.ranks = GetParam(), .staging = 1 << 17}, [](GpuRank& rank) {
+    ThroughDevice group(rank);
+    share_gives_everyone_every_run(group);
+    exchange_brings_every_rank_its_run_of_all(group);
+    an_exchange_may_add_where_the_array_is(group);
+    const int64_t before = rank.group.sent_bytes();
+    std::vector<std::byte> text(70000, rank.group.rank() == 0 ? std::byte{7} : std::byte{0});
+    group.broadcast("broadcast", text);
+    EXPECT_EQ(text, std::vector<std::byte>(70000, std::byte{7}));
+    const std::vector<double> all = group.gather("gather", 0.5 + group.rank());
+    for (int r = 0; r < group.ranks(); ++r) EXPECT_EQ(all[static_cast<size_t>(r)], 0.5 + r);
+    EXPECT_EQ(rank.group.sent_bytes() - before, (8 + (group.rank() == 0 ? 70000 : 0)) * (group.ranks() - 1));
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, NcclGroups, ::testing::Values(2, 3, 4));
+
+// Nobody waits between the calls: what follows what is the streams' matter.
+TEST(NcclGroup, FollowsTheCallersStreamAndIsFollowedByIt) {
+  LM_NEEDS_GPU();
+  expect_good_ends(with_gpus({.ranks = 2}, [](GpuRank& rank) {
+    constexpr int64_t kEach = 30000;
+    constexpr int kRounds = 20;
+    const int me = rank.group.rank();
+    const std::vector<ByteRange> shards{{0, kEach}, {kEach, kEach}};
+    const Memory array(DeviceType::kCuda, 2 * kEach), seen(DeviceType::kCuda, 2 * kEach * kRounds);
+    std::vector<std::byte> made(static_cast<size_t>(kEach * kRounds)),
+        host(static_cast<size_t>(2 * kEach * kRounds));
+    for (int64_t i = 0; i < std::ssize(made); ++i) made[static_cast<size_t>(i)] = value(me, i);
+    for (int64_t round = 0; round < kRounds; ++round) {
+      copy_bytes(array.data() + me * kEach, made.data() + round * kEach, kEach, rank.compute);
+      rank.group.begin_after(rank.compute);
+      rank.group.share("share", array.data(), shards);
+      rank.group.end_before(rank.compute);
+      copy_bytes(seen.data() + round * 2 * kEach, array.data(), 2 * kEach, rank.compute);
+    }
+    copy_bytes(host.data(), seen.data(), seen.size(), rank.compute);
+    synchronize(rank.compute);
+    rank.group.check();
+    for (int64_t i = 0; i < std::ssize(host); ++i) {
+      const int64_t round = i / (2 * kEach), at = i % (2 * kEach);
+      ASSERT_EQ(host[static_cast<size_t>(i)], value(static_cast<int>(at / kEach), round * kEach + at % kEach))
+          << i;
+    }
+  }));
+}
+
+// A call to which not all come, and the wait for it.
+void wait_for_others(GpuRank& rank) {
+  const std::vector<ByteRange> shards{{0, 64}, {64, 64}, {128, 64}};
+  const Memory array(DeviceType::kCuda, 192);
+  rank.group.share("gather of an array", array.data(), shards);
+  rank.group.end_before(rank.compute);
+  const auto began = std::chrono::steady_clock::now();
+  synchronize(rank.compute);
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(15));
+  rank.group.check();
+}
+
+TEST(NcclGroup, ARankThatHasEndedEndsTheOthers) {
+  LM_NEEDS_GPU();
+  const std::vector<GpuRankEnd> ends = with_gpus({.ranks = 3}, [](GpuRank& rank) {
+    if (rank.group.rank() != 1) return wait_for_others(rank);
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    rank.region.end();  // as the door does
+    _exit(3);
+  });
+  EXPECT_EQ(ends[1].code, 3);
+  for (const size_t r : {0, 2}) {
+    EXPECT_EQ(ends[r].code, 0);
+    EXPECT_EQ(ends[r].error,
+              "40 another rank has ended during \"gather of an array\" at rank " + std::to_string(r));
+  }
+}
+
+TEST(NcclGroup, ARankThatIsStoppedIsNamed) {
+  LM_NEEDS_GPU();
+  const std::vector<GpuRankEnd> ends = with_gpus(
+      {.ranks = 3, .silence = 1.5},
+      [](GpuRank& rank) {
+        if (rank.group.rank() == 1) {
+          setpgid(
+              0,
+              0);  // the kernel hangs up a group of processes of which one is stopped and that loses another
+          raise(SIGSTOP);
+        }
+        wait_for_others(rank);
+      },
+      [](const std::vector<pid_t>& ranks) {
+        for (const size_t r : {0, 2}) waitid(P_PID, static_cast<id_t>(ranks[r]), nullptr, WEXITED | WNOWAIT);
+        kill(ranks[1], SIGKILL);
+      });
+  EXPECT_EQ(ends[1].code, -SIGKILL);
+  const std::string all = ends[0].error + ends[2].error;
+  EXPECT_NE(all.find("41 rank 1 has given no sign of life for"), std::string::npos) << all;
+  EXPECT_NE(all.find("it has not come to \"gather of an array\""), std::string::npos) << all;
+  for (const size_t r : {0, 2}) EXPECT_NE(ends[r].error, "");
+}
+
+TEST(NcclGroup, ARankThatNeverComesEndsTheStart) {
+  LM_NEEDS_GPU();
+  const SharedRegion unused = SharedRegion::create(1);
+  SharedRegion region = SharedRegion::create(2);
+  const pid_t child = fork();
+  if (child == 0) {
+    int code = 1;
+    try {
+      SharedGroup peers(region, 0);
+      std::thread other([&] {
+        SharedGroup there(region, 1);
+        NcclId id;
+        there.broadcast("NCCL's id", std::as_writable_bytes(std::span(&id, 1)));
+        region.end();
+      });
+      other.detach();
+      cuda_select(0);
+      NcclGroup group({.api = load_nccl(), .peers = peers, .lost = peers.watch(), .host = "here"});
+    } catch (const Error& error) {
+      code = static_cast<int>(error.code());
+    }
+    _exit(code);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 40);
+}
+
+TEST(NcclLibrary, SaysItsVersion) {
+  const std::string version = nccl_version();
+  EXPECT_GE(version, "2.14");
+  EXPECT_EQ(std::count(version.begin(), version.end(), '.'), 2);
+}
+
+}  // namespace
+}  // namespace lm

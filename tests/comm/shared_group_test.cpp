@@ -1,0 +1,185 @@
+// Ranks as threads over one region, as separate mappings of it, and as processes.
+#include "comm/shared_group.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "base/error.h"
+#include "group_cases.h"
+
+namespace lm {
+namespace {
+
+using Body = std::function<void(SharedGroup&)>;
+
+// Each rank in a thread of its own; the error of the first that threw, by rank.
+std::vector<std::string> with_ranks(int ranks, const Body& body, int64_t staging = SharedRegion::kStaging,
+                                    double silence = 20) {
+  SharedRegion region = SharedRegion::create(ranks, staging);
+  std::vector<std::string> errors(static_cast<size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int r = 0; r < ranks; ++r) {
+    threads.emplace_back([&, r] {
+      try {
+        SharedGroup group(region, r, silence);
+        body(group);
+      } catch (const Error& error) {
+        errors[static_cast<size_t>(r)] = std::to_string(static_cast<int>(error.code())) + " " + error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return errors;
+}
+
+void expect_none(const std::vector<std::string>& errors) {
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+class SharedGroups : public ::testing::TestWithParam<int> {};
+
+TEST_P(SharedGroups, ShareGivesEveryoneEveryRun) {
+  expect_none(with_ranks(GetParam(), share_gives_everyone_every_run, int64_t{1} << 16));
+}
+
+TEST_P(SharedGroups, ExchangeBringsEveryRankItsRunOfAll) {
+  expect_none(with_ranks(GetParam(), exchange_brings_every_rank_its_run_of_all, int64_t{1} << 17));
+}
+
+TEST_P(SharedGroups, AnExchangeMayAddWhereTheArrayIs) {
+  expect_none(with_ranks(GetParam(), an_exchange_may_add_where_the_array_is, int64_t{1} << 17));
+}
+
+TEST_P(SharedGroups, GatherBroadcastAndCountWhatIsSent) {
+  expect_none(with_ranks(GetParam(), [](SharedGroup& group) {
+    gather_broadcast_and_count_what_is_sent(group, [&] { return group.sent_bytes(); });
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, SharedGroups, ::testing::Values(1, 2, 3, 4, 8));
+
+TEST(SharedGroupFailures, ARankThatHasEndedEndsTheOthers) {
+  SharedRegion region = SharedRegion::create(3);
+  const auto start = std::chrono::steady_clock::now();
+  std::thread end([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    region.end();
+  });
+  for (int rank : {0, 1}) {
+    SharedGroup group(region, rank);
+    try {
+      group.barrier("gradients of block 3");
+      ADD_FAILURE() << "came through";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Exit::kPeerLost);
+      EXPECT_NE(std::string(error.what()).find("gradients of block 3"), std::string::npos);
+    }
+  }
+  end.join();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2));
+}
+
+TEST(SharedGroupFailures, ARankThatDoesNotComeIsNamed) {
+  const std::vector<std::string> errors = with_ranks(
+      3,
+      [](SharedGroup& group) {
+        group.barrier("first");
+        if (group.rank() != 1) group.barrier("second");
+      },
+      SharedRegion::kStaging, 0.5);
+  EXPECT_EQ(errors[1], "");
+  // One finds it, and the other is told either way.
+  const std::string all = errors[0] + errors[2];
+  EXPECT_NE(all.find("it has not come to \"second\", call 2, and was last seen at \"first\", call 1"),
+            std::string::npos)
+      << all;
+  EXPECT_NE(all.find("41 rank 1 has given no sign of life"), std::string::npos) << all;
+  for (int rank : {0, 2}) EXPECT_NE(errors[static_cast<size_t>(rank)], "");
+}
+
+TEST(SharedGroupFailures, ARankThatWorksForLongIsWaitedFor) {
+  const std::vector<std::string> errors = with_ranks(
+      2,
+      [](SharedGroup& group) {
+        if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+        group.barrier("after long work");
+      },
+      SharedRegion::kStaging, 0.5);
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+TEST(SharedGroupFailures, RanksThatComeForDifferentThingsSayWhich) {
+  const std::vector<std::string> errors = with_ranks(
+      2, [](SharedGroup& group) { group.barrier(group.rank() == 0 ? "gather of weights" : "evaluation"); });
+  EXPECT_NE(errors[0].find("rank 1 calls \"evaluation\", this one \"gather of weights\""), std::string::npos);
+  EXPECT_NE(errors[1].find("rank 0 calls \"gather of weights\""), std::string::npos);
+}
+
+TEST(SharedGroupFailures, TogetherAllFailOrNone) {
+  const std::vector<std::string> errors = with_ranks(3, [](SharedGroup& group) {
+    together(group, "easy work", [] {});
+    EXPECT_EQ(gather_texts(group, "texts", std::string(static_cast<size_t>(group.rank()), 'x')),
+              (std::vector<std::string>{"", "x", "xx"}));
+    together(group, "hard work", [&] {
+      if (group.rank() != 1) return;
+      throw Error(Exit::kNoSpace, {.area = "X", .what = "full", .place = "here", .next = "", .kept = ""});
+    });
+  });
+  EXPECT_EQ(errors[0], "20 hard work has failed at rank 1");
+  EXPECT_EQ(errors[1], "20 full at here");
+  EXPECT_EQ(errors[2], "20 hard work has failed at rank 1");
+}
+
+TEST(SharedGroupFailures, AnotherFileIsNoRegion) {
+  EXPECT_THROW(SharedRegion::attach(-1), Error);
+  EXPECT_THROW(SharedRegion::attach(0), Error);
+}
+
+TEST(SharedGroup, RanksMayBeProcesses) {
+  const int ranks = 3;
+  SharedRegion region = SharedRegion::create(ranks);
+  std::vector<pid_t> children;
+  for (int r = 0; r < ranks; ++r) {
+    const pid_t child = fork();
+    if (child == 0) {
+      SharedRegion own = SharedRegion::attach(dup(region.fd()));
+      SharedGroup group(own, r);
+      int64_t sum = 0;
+      for (int64_t i = 0; i < 500; ++i) {
+        for (const int64_t x : group.gather("numbers", i * (r + 1))) sum += x;
+      }
+      _exit(sum == 6 * 499 * 500 / 2 ? 0 : 1);
+    }
+    children.push_back(child);
+  }
+  for (const pid_t child : children) {
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+}
+
+TEST(LocalGroup, HasEverythingAlready) {
+  LocalGroup group;
+  int value = 5;
+  const ByteRange all[] = {{0, sizeof value}};
+  group.share("share", reinterpret_cast<std::byte*>(&value), all);
+  EXPECT_EQ(value, 5);
+  int seen = 0;
+  group.exchange("exchange", reinterpret_cast<std::byte*>(&value), all,
+                 [&](int64_t, int64_t bytes, std::span<const std::byte* const> from) {
+                   ASSERT_EQ(bytes, 4);
+                   std::memcpy(&seen, from[0], sizeof seen);
+                 });
+  EXPECT_EQ(seen, 5);
+  EXPECT_EQ(group.gather("gather", 3), std::vector<int>{3});
+}
+
+}  // namespace
+}  // namespace lm

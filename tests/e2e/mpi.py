@@ -1,0 +1,67 @@
+"""lmlaunch under mpirun, and what is left of it."""
+
+import json
+import os
+import subprocess
+import time
+
+from test_run import BIN
+
+ROOT_MAY = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def environment(**more):
+    return {**os.environ, **ROOT_MAY, **{key: str(value) for key, value in more.items()}}
+
+
+def start(work, name, ranks, *arguments, options=(), **variables):
+    """mpirun with `ranks` doors, in a session of its own."""
+    command = ["mpirun", "--oversubscribe", *options, "-n", str(ranks), str(BIN / "lmlaunch"), f"{name}.toml", *arguments]
+    return subprocess.Popen(command, cwd=work, env=environment(**variables), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                            start_new_session=True)
+
+
+def run(work, name, ranks, *arguments, code=0, **more):
+    """To its end; what it said."""
+    process = start(work, name, ranks, *arguments, **more)
+    _, messages = process.communicate(timeout=300)
+    assert process.returncode == code, f"exit {process.returncode} instead of {code}\n{messages}"
+    return messages
+
+
+def until(condition, seconds, what):
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, f"not within {seconds} s: {what}"
+        time.sleep(0.005)
+    return found
+
+
+def processes(work):
+    """{rank: process id} of the ranks that work in this directory."""
+    out = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            argv = open(f"/proc/{entry}/cmdline").read().split("\0")
+            if os.path.basename(argv[0]).startswith("lmlaunch-c") and os.path.samefile(f"/proc/{entry}/cwd", work):
+                rank = int(argv[argv.index("--rank") + 1]) if "--rank" in argv else 0
+                if state(entry) not in "ZX":
+                    out[rank] = int(entry)
+        except (OSError, ValueError, IndexError):
+            continue  # it has just ended
+    return out
+
+
+def state(pid):
+    return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0]
+
+
+def nothing_left(work, seconds=5):
+    until(lambda: not processes(work), seconds, f"the end of {processes(work)}")
+
+
+def status(work, name):
+    path = work / "runs" / name / "status.json"
+    return json.loads(path.read_text()) if path.exists() else {}

@@ -1,0 +1,187 @@
+"""`lmlaunch --gpus N` on the twin (tests/twin), whose libnccl is a stand-in: ranks are processes with a card each, and every
+stage and home gives the same bits at one number of GPUs, close to those of as many processes on the CPU. `-m long` has the
+rest of the combinations."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from test_run import config, filled
+from test_twin import H100, TWIN, lmlaunch, rows, start
+
+STEPS = 4
+long = pytest.mark.long
+MODEL_FILE = {"full": "model.safetensors", "lora": "adapter_model.safetensors"}
+
+
+def cards(count):
+    return ",".join([f"{H100}:80"] * count)
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    return filled(tmp_path_factory.mktemp("gpus"), layers=5)
+
+
+def prepared(work, name, method="full", **changes):
+    shutil.rmtree(work / "runs" / name, ignore_errors=True)
+    settings = {"train__method": method, "train__steps": STEPS, "train__eval_every": 2, "train__global_batch": 5, "train__micro_batch": 1,
+                "train__recompute": "block", "run__device": "auto", "model__dtype": "fp32", "optimizer__eps": 1e-5, **changes}
+    config(work, name, **settings)
+    return f"{name}.toml"
+
+
+def result(work, name, method="full"):
+    curve = [tuple((key, row[key]) for key in ("step", "loss", "grad_norm", "lr", "eval_loss", "target_tokens") if key in row)
+             for row in rows(work, name)]
+    return curve, (work / "runs" / name / "model" / MODEL_FILE[method]).read_bytes()
+
+
+def train(work, name, gpus, *arguments, method="full", code=0, variables=None, **changes):
+    file = prepared(work, name, method, **changes)
+    err = lmlaunch("--gpus", gpus, file, *arguments, cwd=work, code=code, TWIN_GPUS=cards(max(gpus, 1)), **(variables or {}))[1]
+    return result(work, name, method) if code == 0 else err
+
+
+def train_on_cpu(work, name, ranks, method="full", **changes):
+    file = prepared(work, name, method, **changes)
+    lmlaunch("--ranks", ranks, file, cwd=work, on="cpu")
+    return result(work, name, method)
+
+
+def expect_close(gpu, cpu, rel):
+    for ours, theirs in zip(gpu[0], cpu[0], strict=True):
+        for (key, a), (other, b) in zip(ours, theirs, strict=True):
+            assert key == other and a == pytest.approx(b, rel=rel), (key, a, b)
+
+
+def check_one_result(work, gpus, method, ways):
+    first = None
+    for i, (changes, variables) in enumerate(ways):
+        got = train(work, f"way{i}", gpus, method=method, variables=variables, **changes)
+        first = first or got
+        assert got == first, (changes, variables)
+    return first
+
+
+HOST = {f"offload__{name}": "host" for name in ("optimizer", "weights", "gradients", "activations")}
+STAGES = [({"zero__stage": stage}, {}) for stage in (0, 1, 2, 3)]
+# What must not matter: where state lives, how late streams are, what order they take.
+QUICK = [*STAGES, ({"zero__stage": 3, "offload__optimizer": "host"}, {"TWIN_RACES": "2"}), ({"zero__stage": 1, **HOST}, {}),
+         ({"zero__stage": 2}, {"TWIN_LAZY": "1"})]
+
+
+def test_stages_and_homes_give_the_same_bits_on_two_gpus_and_are_close_to_the_cpus(work):
+    gpu = check_one_result(work, 2, "full", QUICK)
+    expect_close(gpu, train_on_cpu(work, "cpu", 2, zero__stage=3), 2e-5)
+
+
+def test_a_frozen_base_in_shards_of_two_gpus(work):
+    ways = [({"zero__stage": 0}, {}), ({"zero__stage": 3}, {"TWIN_RACES": "2"})]
+    gpu = check_one_result(work, 2, "lora", ways)
+    expect_close(gpu, train_on_cpu(work, "cpu", 2, "lora", zero__stage=3), 2e-5)
+
+
+def test_four_gpus_add_bf16_gradients_in_the_order_of_ranks(work):
+    same = {"train__gradients": "bf16", "model__dtype": "bf16", "train__steps": 2}
+    gpu = check_one_result(work, 4, "full", [({"zero__stage": stage, **same}, {}) for stage in (0, 3)])
+    expect_close(gpu, train_on_cpu(work, "cpu", 4, zero__stage=1, **same), 2e-2)
+
+
+@long
+@pytest.mark.parametrize("gpus", [2, 3, 4])
+@pytest.mark.parametrize("method", MODEL_FILE)
+@pytest.mark.parametrize("clip", ["global", "block"])
+def test_every_combination(work, gpus, method, clip):
+    homes = [{}, HOST, {"offload__optimizer": "host"}, {"offload__weights": "host"},
+             {"offload__optimizer": "nvme", "offload__paths": ["."]}]
+    ways = [({"zero__stage": stage, "optimizer__clip": clip, **home}, {"TWIN_RACES": "2"} if (stage + i) % 3 == 0 else {"TWIN_DELAY": f"{i}:300"})
+            for stage in (0, 1, 2, 3) for i, home in enumerate(homes)]
+    gpu = check_one_result(work, gpus, method, ways)
+    expect_close(gpu, train_on_cpu(work, "cpu", gpus, method, zero__stage=3, optimizer__clip=clip), 5e-5)
+
+
+def test_a_run_goes_on_with_as_many_gpus_bit_for_bit_and_with_one(work):
+    steps = {"train__steps": 12, "train__eval_every": 50, "zero__stage": 3}
+    whole = train(work, "whole", 2, **steps)
+    file = prepared(work, "parts", **steps)
+    door, _ = started(work, "parts", 2, 2)
+    door.send_signal(signal.SIGUSR1)
+    err = door.communicate(timeout=120)[1]
+    assert door.returncode == 75, err
+    shutil.copytree(work / "runs" / "parts", work / "runs" / "one")
+    lmlaunch("--gpus", 2, file, cwd=work, TWIN_GPUS=cards(2))
+    assert result(work, "parts") == whole
+    lmlaunch("--gpus", 1, file, "run.dir=runs/one", cwd=work, TWIN_GPUS=cards(1))
+    expect_close(result(work, "one"), whole, 1e-4)
+
+
+def test_ranks_have_a_card_each_of_those_that_are_shown(work):
+    uuids = [f"GPU-{d * 8}-{d * 4}-{d * 4}-{d * 4}-{d * 12}" for d in "1234"]
+    file = prepared(work, "shown", train__steps=1)
+    two = f"{H100}:80,{H100}:40"
+    err = lmlaunch("--gpus", 2, file, cwd=work, TWIN_GPUS=f"{two},{two.replace('40', '80')}", CUDA_VISIBLE_DEVICES=f"{uuids[3]},{uuids[1]}")[1]
+    assert "of the GPU; 36.00 GiB may be used" in err  # the smaller one decides
+    assert uuids[3] in err and uuids[1] in (work / "runs" / "shown" / "log.rank1.txt").read_text()
+    err = lmlaunch("--gpus", 3, file, cwd=work, code=12, TWIN_GPUS=cards(4), CUDA_VISIBLE_DEVICES="0,1")[1]
+    assert "3 GPUs are asked for, and 2 are visible here" in err
+
+
+def started(work, name, gpus, step, **variables):
+    door = start("--gpus", gpus, f"{name}.toml", cwd=work, on="twin", TWIN_GPUS=cards(gpus), **variables)
+    metrics = work / "runs" / name / "metrics.jsonl"
+    while door.poll() is None and not (metrics.exists() and f'"step":{step},' in metrics.read_text()):
+        time.sleep(0.01)
+    pids = subprocess.run(["pgrep", "-P", str(door.pid)], capture_output=True, text=True).stdout.split()
+    return door, [int(pid) for pid in pids]
+
+
+@pytest.mark.parametrize("how, code, said", [(signal.SIGKILL, 40, "was killed by signal 9"),
+                                             (signal.SIGSTOP, 41, "rank 1 has given no sign of life")])
+def test_a_rank_that_is_lost_ends_all(work, how, code, said):
+    prepared(work, "lost", train__steps=100000, zero__stage=3)
+    door, ranks = started(work, "lost", 2, 2, LMLAUNCH_SILENCE="2")
+    assert len(ranks) == 2, door.stderr.read() if door.poll() is not None else ranks
+    began = time.monotonic()
+    os.kill(ranks[1], how)
+    err = door.communicate(timeout=60)[1]
+    assert door.returncode == code and time.monotonic() - began < 20, err
+    assert said in err and "rank 1" in err, err
+    assert err.strip().splitlines()[-1].startswith(f"lmlaunch: stop code={code} ")
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in ranks)
+
+
+def test_an_error_of_nccl_ends_the_run_with_its_name(work):
+    err = train(work, "failed", 2, code=40, train__steps=50, variables={"TWIN_NCCL": "fail:1:30"})
+    assert "error NCCL-10 (exit 40): NCCL has failed in " in err and "remote process exited" in err and " at rank 1 on " in err, err
+
+
+def test_doctor_says_which_nccl_there_is(work):
+    out = subprocess.run([TWIN / "bin" / "lmlaunch", "doctor", "--json"], cwd=work, capture_output=True, text=True).stdout
+    assert any(check["name"] == "nccl" and check["ok"] for check in json.loads(out)["checks"]), out
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None or not (TWIN / "bin" / "lmlaunch-mpi.so").exists(), reason="no Open MPI")
+def test_mpirun_gives_what_one_door_gives(work):
+    wanted = train(work, "door", 2, zero__stage=3)
+    file = prepared(work, "mpi", zero__stage=3)
+    environment = {**os.environ, "LD_PRELOAD": str(TWIN / "lib" / "libtwin_devices.so"), "LD_LIBRARY_PATH": str(TWIN / "lib"),
+                   "TWIN_GPUS": cards(2), "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+    def start_two():
+        # Bound to one core each, products on the twin would be those of one thread.
+        return subprocess.run(["mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2", TWIN / "bin" / "lmlaunch", file], cwd=work,
+                              env=environment, capture_output=True, text=True, timeout=300)
+
+    done = start_two()
+    assert done.returncode == 0, done.stderr
+    assert result(work, "mpi") == wanted
+    shutil.rmtree(work / "runs" / "mpi")
+    environment["TWIN_GPUS"] = cards(1)
+    done = start_two()
+    assert done.returncode == 12 and "ranks 0 and 1 were given the same GPU" in done.stderr and "--gpus 0" in done.stderr, done.stderr

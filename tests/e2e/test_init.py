@@ -1,0 +1,60 @@
+"""`lmlaunch init MODEL DATA`: a configuration that fits this machine, is commented, and trains as it was written."""
+
+import json
+import tomllib
+
+import pytest
+from test_run import filled, lmlaunch
+
+
+@pytest.fixture
+def fresh(tmp_path):
+    return filled(tmp_path, layers=2)
+
+
+@pytest.mark.parametrize("method", [None, "full", "lora"])
+def test_it_trains_as_written(fresh, method):
+    chosen = ["--method", method] if method else []
+    assert lmlaunch("init", "model", "train.jsonl", "--gpus", "0", *chosen, cwd=fresh).stdout == "model.toml\n"
+    text = (fresh / "model.toml").read_text()
+    keys = tomllib.loads(text)
+    assert (keys["model"]["path"], keys["data"]["train"]) == ("model", ["train.jsonl"])
+    assert keys["train"]["method"] == (method or keys["train"]["method"])
+    assert text.startswith("# model, for the machine on which `lmlaunch init` was called: ") and "lmlaunch plan model.toml" in text
+    assert keys["data"]["max_length"] == 64  # no longer than the model's
+    assert json.loads(lmlaunch("plan", "model.toml", "--json", cwd=fresh).stdout)["fits"] is True
+    lmlaunch("model.toml", cwd=fresh)
+    assert json.loads((fresh / "runs" / "model" / "status.json").read_text())["state"] == "done"
+
+
+def test_other_ways_are_listed_and_each_is_a_command_line(fresh):
+    lmlaunch("init", "model", "train.jsonl", "eval.jsonl", "--gpus", "0", "-o", "a.toml", cwd=fresh)
+    text = (fresh / "a.toml").read_text()
+    assert tomllib.loads(text)["data"]["train"] == ["train.jsonl", "eval.jsonl"]
+    rows = [line for line in text.splitlines() if " tokens/s  " in line]
+    assert rows
+    for row in rows:
+        settings = row.split(" tokens/s  ")[1].split()
+        done = json.loads(lmlaunch("plan", "a.toml", "--json", *settings, cwd=fresh).stdout)
+        assert done["fits"] is True, row
+    assert len({tuple(row.split(" tokens/s  ")[1].split()) for row in rows}) == len(rows)
+
+
+def test_what_fits_nowhere_is_refused_and_nothing_is_written(fresh):
+    shape = json.loads((fresh / "model" / "config.json").read_text())
+    (fresh / "huge").mkdir()
+    (fresh / "huge" / "config.json").write_text(json.dumps({**shape, "hidden_size": 16384, "intermediate_size": 65536, "num_hidden_layers": 60,
+                                                            "head_dim": 128, "num_attention_heads": 128, "num_key_value_heads": 128}))
+    done = lmlaunch("init", "huge", "train.jsonl", "--gpus", "0", cwd=fresh, check=False)
+    assert done.returncode == 12 and "--disk" in done.stderr and not (fresh / "huge.toml").exists(), done.stderr
+
+
+def test_nothing_is_written_over_or_guessed(fresh):
+    (fresh / "model.toml").write_text("mine")
+    done = lmlaunch("init", "model", "train.jsonl", cwd=fresh, check=False)
+    assert done.returncode == 14 and "model.toml" in done.stderr and (fresh / "model.toml").read_text() == "mine"
+    for arguments, code, told in [(("model", "trian.jsonl"), 11, "no such data file"), (("modle", "train.jsonl"), 11, "does not exist"),
+                                  (("model",), 2, "init needs MODEL DATA"), (("model", "train.jsonl", "--method", "dora"), 2, "expected full, lora or qlora")]:
+        done = lmlaunch("init", *arguments, "-o", "b.toml", cwd=fresh, check=False)
+        assert done.returncode == code and told in done.stderr, done.stderr
+        assert not (fresh / "b.toml").exists()

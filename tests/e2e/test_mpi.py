@@ -1,0 +1,258 @@
+"""The same program under mpirun: the same bits as --ranks, one console, one exit code; nobody else loads MPI."""
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+
+import pytest
+
+import mpi
+from test_ranks import ON_DISK, prepared, result, run as run_ranks
+from test_run import BIN, filled, lmlaunch
+
+pytestmark = pytest.mark.skipif(not shutil.which("mpirun"), reason="no mpirun (openmpi-bin)")
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    return filled(tmp_path_factory.mktemp("mpi"), layers=3)
+
+
+def compare(work, ranks, stage, home, method, micro_batch):
+    changes = dict(zero__stage=stage, model__dtype="bf16", train__micro_batch=micro_batch, **home)
+    prepared(work, "forked", method, **changes)
+    run_ranks(work, "forked", ranks)
+    prepared(work, "launched", method, **changes)
+    mpi.run(work, "launched", ranks)
+    assert result(work, "launched", method) == result(work, "forked", method)
+    for rank in range(1, ranks):
+        assert (work / "runs" / "launched" / f"log.rank{rank}.txt").exists()
+
+
+@pytest.mark.parametrize("ranks, stage, home, method, micro_batch", [
+    (2, 1, {}, "full", 1), (3, 3, {}, "full", 3), (4, 2, {}, "lora", 1), (2, 1, ON_DISK, "full", 3)])
+def test_the_bits_of_ranks(work, ranks, stage, home, method, micro_batch):
+    compare(work, ranks, stage, home, method, micro_batch)
+
+
+ALL = list(itertools.product((1, 2, 3, 4), (0, 1, 2, 3), ({}, {"offload__optimizer": "nvme", "offload__paths": ["."]}, ON_DISK),
+                             ("full", "lora"), (1, 3)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks, stage, home, method, micro_batch", random.Random(14).sample(ALL, 32))
+def test_the_bits_of_ranks_everywhere(work, ranks, stage, home, method, micro_batch):
+    compare(work, ranks, stage, home, method, micro_batch)
+
+
+def test_what_mpirun_binds_changes_no_bit(work):
+    """Threads are the run's to choose: mpirun binds each of two processes to a core, --ranks none."""
+    prepared(work, "forked", run__threads="auto")
+    run_ranks(work, "forked", 2)
+    prepared(work, "launched", run__threads="auto")
+    mpi.run(work, "launched", 2, options=["--bind-to", "core"])
+    numerics = [json.loads((work / "runs" / name / "numerics.json").read_text()) for name in ("forked", "launched")]
+    assert numerics[0] == numerics[1]
+    assert result(work, "launched") == result(work, "forked")
+
+
+def maps(pid):
+    return open(f"/proc/{pid}/maps").read()
+
+
+def sockets(pid):
+    out = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # it has just been closed
+            out.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return [link for link in out if link.startswith("socket:")]
+
+
+@pytest.mark.parametrize("arguments", [["--gpus", "0"], ["--ranks", "1"], ["--ranks", "2"]])
+def test_without_a_job_nothing_of_mpi_is_loaded(work, arguments):
+    prepared(work, "plain", train__steps=1_000_000)
+    door = subprocess.Popen([BIN / "lmlaunch", *arguments, "plain.toml"], cwd=work, stderr=subprocess.DEVNULL)
+    metrics = work / "runs" / "plain" / "metrics.jsonl"
+    mpi.until(metrics.exists, 60, "metrics")
+    try:
+        for pid in [door.pid, *mpi.processes(work).values()]:
+            assert "libmpi" not in maps(pid) and "lmlaunch-mpi" not in maps(pid)
+            assert not sockets(pid)
+    finally:
+        door.kill()
+        door.wait()
+    mpi.nothing_left(work)
+
+
+def listening(pid):
+    """Ports on which this process listens, of any address."""
+    inodes = {link[len("socket:["):-1] for link in sockets(pid)}
+    out = []
+    for name in ("tcp", "tcp6"):
+        for line in open(f"/proc/{pid}/net/{name}").read().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                out.append(fields[1])
+    return out
+
+
+def test_in_a_job_the_ranks_load_it_and_listen_on_nothing(work):
+    prepared(work, "loaded", train__steps=1_000_000)
+    job = mpi.start(work, "loaded", 2)
+    mpi.until((work / "runs" / "loaded" / "metrics.jsonl").exists, 60, "metrics")
+    ranks = mpi.processes(work)
+    try:
+        assert sorted(ranks) == [0, 1]
+        for pid in ranks.values():
+            assert "libmpi" in maps(pid) and not listening(pid)
+    finally:
+        job.send_signal(signal.SIGUSR1)
+        job.communicate(timeout=60)
+    assert job.returncode == 75
+    mpi.nothing_left(work)
+
+
+def test_a_job_of_one_process_is_no_job(work):
+    prepared(work, "alone")
+    run_ranks(work, "alone", 1)
+    wanted = result(work, "alone")
+    prepared(work, "alone")
+    mpi.run(work, "alone", 1)
+    assert result(work, "alone") == wanted
+
+
+def stop_lines(messages):
+    return [line for line in messages.splitlines() if line.startswith("lmlaunch: stop ")]
+
+
+@pytest.mark.parametrize("changes, arguments, code, said", [
+    ({}, ["train.stepz=3"], 10, "stepz"),
+    ({}, ["--ranks", "2"], 2, "--ranks inside an MPI job"),
+    ({}, ["--rankz", "2"], 2, "--rankz"),
+    ({}, ["--gpus", "1"], 2, "--gpus 1 inside an MPI job"),
+    ({"run__device": "cuda"}, [], 12, "a GPU is asked for"),
+    ({"train__global_batch": 2, "train__micro_batch": 1}, [], 12, "train.global_batch = 2"),
+    ({"data__train": ["missing.jsonl"]}, [], 11, "missing.jsonl"),
+    ({"model__path": "nowhere"}, [], 11, "model.path"),
+])
+def test_an_error_of_all_is_said_once(work, changes, arguments, code, said):
+    prepared(work, "wrong", **changes)
+    messages = mpi.run(work, "wrong", 3, *arguments, code=code)
+    assert len(re.findall(r"lmlaunch: error ", messages)) == 1, messages
+    assert said in messages
+    stops = [f"lmlaunch: stop code={code} reason=error:"] if "--rankz" not in arguments else []  # that is no training yet
+    assert len(stop_lines(messages)) == len(stops) and all(map(str.startswith, stop_lines(messages), stops)), messages
+    mpi.nothing_left(work)
+
+
+def test_a_directory_in_use_is_left_alone(work):
+    prepared(work, "used", train__steps=1_000_000)
+    door = subprocess.Popen([BIN / "lmlaunch", "used.toml"], cwd=work, stderr=subprocess.DEVNULL)
+    mpi.until((work / "runs" / "used" / "metrics.jsonl").exists, 60, "metrics")
+    try:
+        messages = mpi.run(work, "used", 2, code=13)
+        assert messages.count("lmlaunch: error LOCK-30") == 1 and door.poll() is None, messages
+        assert not list((work / "runs" / "used").glob(".ended*"))
+    finally:
+        door.kill()
+        door.wait()
+
+
+def test_an_error_of_one_rank_ends_all_with_its_code(work):
+    """The second rank finds its log's place taken."""
+    prepared(work, "error", train__steps=1_000_000)
+    (work / "runs" / "error" / "log.rank1.txt").mkdir(parents=True)
+    messages = mpi.run(work, "error", 3, code=21)
+    assert "the rank's log cannot be written" in messages
+    assert stop_lines(messages)[-1].startswith("lmlaunch: stop code=21 reason=error:"), messages
+    mpi.nothing_left(work)
+
+
+def test_another_configuration_on_another_machine_is_refused(work):
+    """Each process reads its own file, as machines without a shared disk do."""
+    prepared(work, "differs")
+    text = (work / "differs.toml").read_text()
+    for rank in (0, 1):
+        (work / f"differs{rank}.toml").write_text(text.replace("0.01", f"0.0{rank + 1}"))
+    shutil.rmtree(work / "runs" / "differs", ignore_errors=True)
+    script = f'exec "{BIN}/lmlaunch" differs$OMPI_COMM_WORLD_RANK.toml run.dir=runs/differs'
+    done = subprocess.run(["mpirun", "--oversubscribe", "-n", "2", "sh", "-c", script], cwd=work, env=mpi.environment(), capture_output=True,
+                          text=True, timeout=120)
+    assert done.returncode == 10, done.stderr
+    assert "rank 1 has another configuration than rank 0" in done.stderr
+
+
+def test_orthogonal_steps_on_other_kinds_of_cpus_are_refused(work):
+    """Each rank makes all products itself, and another CPU's may have other bits. The second one sees another /proc/cpuinfo."""
+    if subprocess.run(["unshare", "-m", "mount", "--bind", "/proc/meminfo", "/proc/cpuinfo"], capture_output=True).returncode != 0:
+        pytest.skip("no mount namespace here (root)")
+    other = re.sub(r"(?m)^(model name\s*: ).*$", r"\1Another CPU", open("/proc/cpuinfo").read())
+    (work / "cpuinfo").write_text(other)
+    script = f'[ $OMPI_COMM_WORLD_RANK = 0 ] || mount --bind cpuinfo /proc/cpuinfo; exec "{BIN}/lmlaunch" kinds.toml'
+    for rule, code in (("adamw", 0), ("muon", 10)):
+        prepared(work, "kinds", optimizer__name=rule)
+        shutil.rmtree(work / "runs" / "kinds", ignore_errors=True)
+        done = subprocess.run(["mpirun", "--oversubscribe", "-n", "2", "unshare", "-m", "sh", "-c", script], cwd=work, env=mpi.environment(),
+                              capture_output=True, text=True, timeout=120)
+        assert done.returncode == code, done.stderr
+        assert ("rank 1 has another kind of CPU than rank 0" in done.stderr) == (rule == "muon"), done.stderr
+
+
+def test_tasks_that_cannot_find_each_other_are_refused(work):
+    prepared(work, "lonely")
+    slurm = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7"}
+    done = lmlaunch("lonely.toml", cwd=work, check=False, env={**os.environ, **slurm})
+    assert done.returncode == 2 and "srun --mpi=pmix" in done.stderr, done.stderr
+    quiet = lmlaunch("lonely.toml", cwd=work, check=False, env={**os.environ, **slurm, "SLURM_PROCID": "3"})
+    assert quiet.returncode == 2 and not quiet.stderr
+    assert not (work / "runs" / "lonely").exists()
+
+
+def test_a_stop_is_agreed_on_and_the_job_goes_on(work):
+    prepared(work, "whole", model__dtype="bf16", zero__stage=2)
+    mpi.run(work, "whole", 3)
+    prepared(work, "stopped", model__dtype="bf16", zero__stage=2)
+    job = mpi.start(work, "stopped", 3)
+    metrics = work / "runs" / "stopped" / "metrics.jsonl"
+    mpi.until(lambda: job.poll() is not None or (metrics.exists() and '"step":3,' in metrics.read_text()), 60, "step 3")
+    job.send_signal(signal.SIGUSR1)
+    _, messages = job.communicate(timeout=60)
+    assert job.returncode == 75, messages
+    assert messages.count("SIGUSR1: finishing the step") == 1, messages
+    assert stop_lines(messages)[0].startswith("lmlaunch: stop code=75 reason=signal:SIGUSR1"), messages
+    assert json.loads((work / "runs" / "stopped" / "status.json").read_text())["state"] == "stopped"
+    mpi.run(work, "stopped", 3)
+    assert result(work, "stopped") == result(work, "whole")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--gpus", "0"]])
+def test_one_process_plans_for_all(work, arguments):
+    prepared(work, "planned")
+    process = mpi.start(work, "planned", 2, "--dry-run", *arguments)
+    out, messages = process.communicate(timeout=60)
+    assert process.returncode == 0, messages
+
+    def memory(text):  # times change with the rates that each process has measured
+        return [line for line in text.splitlines() if re.match(r"  [a-zA-Z].* [KMG]iB  ", line)]
+
+    assert memory(out) == memory(lmlaunch("plan", "planned.toml", "--ranks", "2", cwd=work).stdout)
+    assert memory(out) != memory(lmlaunch("plan", "planned.toml", "--ranks", "1", cwd=work).stdout) != []
+
+
+def test_few_cores_are_said(work):
+    cores = len(os.sched_getaffinity(0))
+    prepared(work, "few", train__steps=1, train__global_batch=cores + 1)
+    messages = mpi.run(work, "few", cores + 1)
+    assert f"{cores + 1} ranks share {cores} cores" in messages
+
+
+def test_doctor_says_which_open_mpi(work):
+    checks = json.loads(lmlaunch("doctor", "--json", cwd=work).stdout)["checks"]
+    version = re.search(r"\d+\.\d+\.\d+", subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout)[0]
+    assert [check["value"] for check in checks if check["name"] == "open mpi"] == [f"Open MPI v{version}"]

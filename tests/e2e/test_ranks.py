@@ -1,0 +1,184 @@
+"""`lmlaunch --ranks N`: several processes that share a run give what one gives, end together, and go on at any number."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from test_run import BIN, config, filled, lmlaunch, rows
+
+STEPS = 9
+ON_DISK = {"offload__optimizer": "nvme", "offload__weights": "nvme", "offload__gradients": "nvme", "offload__paths": ["."]}
+MODEL_FILE = {"full": "model.safetensors", "lora": "adapter_model.safetensors"}
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    return filled(tmp_path_factory.mktemp("ranks"), layers=5)
+
+
+def prepared(work, name, method="full", **changes):
+    """A fresh run of STEPS steps, of which the last has fewer sequences than there may be ranks."""
+    shutil.rmtree(work / "runs" / name, ignore_errors=True)
+    settings = {"train__method": method, "train__steps": STEPS, "train__eval_every": 4, "train__global_batch": 9, "train__micro_batch": 1,
+                "model__dtype": "fp32", "optimizer__schedule": "cosine", "checkpoint__every": 3, **changes}
+    return config(work, name, **settings)
+
+
+def curve(work, name):
+    """What a run's rows say of its numbers, as text."""
+    return [tuple((key, row[key]) for key in ("step", "loss", "grad_norm", "lr", "eval_loss", "target_tokens", "tokens") if key in row)
+            for row in rows(work, name)]
+
+
+def result(work, name, method="full"):
+    return curve(work, name), (work / "runs" / name / "model" / MODEL_FILE[method]).read_bytes()
+
+
+def run(work, name, ranks, *arguments):
+    return lmlaunch("--ranks", ranks, f"{name}.toml", *arguments, cwd=work)
+
+
+def started(work, name, ranks, step, *arguments):
+    """A run that has done `step` steps: the door, and the ranks' process ids."""
+    door = subprocess.Popen([BIN / "lmlaunch", "--ranks", str(ranks), f"{name}.toml", *arguments], cwd=work, stderr=subprocess.PIPE, text=True,
+                            start_new_session=True)
+    metrics = work / "runs" / name / "metrics.jsonl"
+    while door.poll() is None and not (metrics.exists() and f'"step":{step},' in metrics.read_text()):
+        time.sleep(0.002)
+    return door, [int(pid) for pid in subprocess.run(["pgrep", "-P", str(door.pid)], capture_output=True, text=True).stdout.split()]
+
+
+def gone(pids, seconds=5):
+    end = time.monotonic() + seconds
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
+        assert time.monotonic() < end, f"left behind: {pids}"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("method", MODEL_FILE)
+def test_ranks_give_what_one_process_gives(work, method):
+    prepared(work, "alone", method)
+    lmlaunch("alone.toml", "--gpus", "0", cwd=work)
+    prepared(work, "ranks_1", method)
+    run(work, "ranks_1", 1)
+    assert result(work, "ranks_1", method) == result(work, "alone", method)
+    one = rows(work, "alone")
+    for ranks in (2, 3, 4):
+        prepared(work, f"ranks_{ranks}", method)
+        run(work, f"ranks_{ranks}", ranks)
+        many = rows(work, f"ranks_{ranks}")
+        assert [row["step"] for row in many] == [row["step"] for row in one]
+        for a, b in zip(many, one):
+            key = "eval_loss" if "eval_loss" in a else "loss"
+            assert a[key] == pytest.approx(b[key], rel=1e-6)
+            assert a.get("tokens") == b.get("tokens") and a["target_tokens"] == b["target_tokens"]
+
+
+@pytest.mark.parametrize("method", MODEL_FILE)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_stages_and_homes_give_the_same_bits(work, method, ranks):
+    wanted = None
+    for stage, place in [(0, {}), (1, {}), (1, ON_DISK), (2, {}), (3, {}), (3, {"offload__optimizer": "nvme", "offload__paths": ["."]})]:
+        prepared(work, "same", method, zero__stage=stage, model__dtype="bf16", **place)
+        run(work, "same", ranks)
+        wanted = wanted or result(work, "same", method)
+        assert result(work, "same", method) == wanted, (stage, place)
+
+
+@pytest.mark.parametrize("method", MODEL_FILE)
+def test_a_killed_run_of_ranks_goes_on_bit_for_bit(work, method):
+    prepared(work, "whole", method, model__dtype="bf16")
+    run(work, "whole", 3)
+    prepared(work, "killed", method, model__dtype="bf16", train__steps=STEPS)
+    door, ranks = started(work, "killed", 3, 5)
+    os.killpg(door.pid, signal.SIGKILL)
+    door.wait()
+    gone(ranks)
+    told = run(work, "killed", 3).stderr
+    assert "goes on from runs/killed/checkpoints/step_00000003" in told or "step_00000006" in told
+    assert result(work, "killed", method) == result(work, "whole", method)
+
+
+@pytest.mark.parametrize("rule", ["adamw", "adamw_8bit"])
+def test_another_number_of_ranks_goes_on(work, rule):
+    """The first step after a resume is that of the uninterrupted run, whoever makes it: its loss knows all weights, its norm all gradients."""
+    prepared(work, "base", train__steps=10_000, checkpoint__every=0, optimizer__name=rule)
+    door, ranks = started(work, "base", 2, 5)
+    door.send_signal(signal.SIGUSR1)
+    assert door.wait(timeout=60) == 75
+    gone(ranks)
+    last = rows(work, "base")[-1]["step"]
+    saved = work / "runs" / f"base_{last}"
+    shutil.rmtree(saved, ignore_errors=True)
+    shutil.copytree(work / "runs" / "base", saved)
+    after = {}
+    for ranks in (1, 2, 3, 5):
+        shutil.rmtree(work / "runs" / "base")
+        shutil.copytree(saved, work / "runs" / "base")
+        told = run(work, "base", ranks, f"train.steps={last + 3}", "--override", "train.steps").stderr
+        assert ("this run began with 2" in told) == (ranks != 2)
+        new = [row for row in rows(work, "base") if "loss" in row and row["step"] > last]
+        assert [row["step"] for row in new] == [last + 1, last + 2, last + 3]
+        after[ranks] = [(row["loss"], row["grad_norm"]) for row in new]
+    for ranks, numbers in after.items():
+        for got, wanted in zip(numbers, after[2]):
+            assert got == pytest.approx(wanted, rel=1e-5), ranks
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGABRT"])
+def test_the_death_of_a_rank_ends_all_and_is_named(work, name):
+    prepared(work, "dies", train__steps=1_000_000, checkpoint__every=5)
+    door, ranks = started(work, "dies", 3, 7)
+    start = time.monotonic()
+    os.kill(ranks[1], getattr(signal, name))
+    _, messages = door.communicate(timeout=20)
+    assert time.monotonic() - start < 5
+    assert door.returncode == 40, messages
+    assert re.search(rf"error PEER-08 \(exit 40\): the rank was killed by signal \d+ \({name}\).* at rank 1, step \d+", messages), messages
+    last = messages.rstrip().splitlines()[-1]
+    assert last.startswith(f"lmlaunch: stop code=40 reason=killed:{name} step=") and "checkpoint=runs/dies/checkpoints/step_" in last
+    gone(ranks)
+    assert json.loads((work / "runs" / "dies" / "status.json").read_text())["exit_code"] == 40
+
+
+def test_a_stop_is_agreed_on(work):
+    prepared(work, "undisturbed", model__dtype="bf16")
+    run(work, "undisturbed", 2)
+    prepared(work, "stopped", model__dtype="bf16")
+    door, ranks = started(work, "stopped", 2, 4)
+    door.send_signal(signal.SIGTERM)
+    _, messages = door.communicate(timeout=60)
+    gone(ranks)
+    if door.returncode == 75:  # else it was over before
+        assert "to go on: lmlaunch stopped.toml --ranks 2\n" in messages
+        run(work, "stopped", 2)
+    assert result(work, "stopped") == result(work, "undisturbed")
+
+
+def test_an_error_of_one_rank_is_told_once_and_ends_all(work):
+    """The second rank finds its log's place taken."""
+    prepared(work, "error", train__steps=1_000_000)
+    door, ranks = started(work, "error", 2, 4)
+    os.killpg(door.pid, signal.SIGKILL)
+    door.wait()
+    gone(ranks)
+    log = work / "runs" / "error" / "log.rank1.txt"
+    log.unlink()
+    log.mkdir()
+    done = lmlaunch("--ranks", "2", "error.toml", cwd=work, check=False)
+    assert done.returncode == 21, done.stderr
+    assert "the rank's log cannot be written" in done.stderr
+    assert done.stderr.rstrip().splitlines()[-1].startswith("lmlaunch: stop code=21 reason=error:")
+
+
+def test_more_ranks_than_sequences_is_refused_before_anything(work):
+    prepared(work, "many", train__global_batch=2)
+    done = lmlaunch("--ranks", "3", "many.toml", cwd=work, check=False)
+    assert done.returncode == 12, done.stderr
+    assert "train.global_batch" in done.stderr

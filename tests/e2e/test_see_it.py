@@ -1,0 +1,228 @@
+"""What a person sees of a run: TensorBoard's own reader reads the event files, a browser opens the page."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_resume import interrupt, kill
+from test_run import BIN, config, eval_losses, lmlaunch, rows, work  # noqa: F401
+
+BROWSER = next((path for path in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if path), None)
+MOST_BYTES, MOST_MS = 3 << 20, 1000
+
+
+def scalars(work, name):
+    """{tag: [(step, value), ...]} of a run's directory, as TensorBoard shows them."""
+    reader = EventAccumulator(str(work / "runs" / name / "tensorboard"), size_guidance={"scalars": 0})
+    reader.Reload()
+    return {tag: [(event.step, event.value) for event in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
+
+
+def assert_told(work, name):
+    """TensorBoard shows each row of metrics.jsonl once, in float32."""
+    told, metrics = scalars(work, name), rows(work, name)
+    steps, evals = [row for row in metrics if "loss" in row], [row for row in metrics if "eval_loss" in row]
+    names = {"train/loss": "loss", "train/grad_norm": "grad_norm", "train/learning_rate": "lr", "train/tokens_per_second": "tokens_per_s"}
+    assert set(told) == {*names, "eval/loss"}
+    for tag, key in names.items():
+        assert [step for step, _ in told[tag]] == [row["step"] for row in steps]
+        assert [value for _, value in told[tag]] == pytest.approx([row[key] for row in steps], rel=1e-6)
+    assert told["eval/loss"] == [(row["step"], pytest.approx(row["eval_loss"], rel=1e-6)) for row in evals]
+
+
+def test_tensorboard_shows_the_rows_of_metrics(work):
+    lmlaunch(config(work, "curves", log__tensorboard=True, train__eval_every=5), cwd=work)
+    assert_told(work, "curves")
+
+
+def test_nobody_who_did_not_ask_gets_event_files(work):
+    lmlaunch(config(work, "no_curves", train__steps=2), cwd=work)
+    assert not (work / "runs" / "no_curves" / "tensorboard").exists()
+
+
+def test_tensorboard_forgets_the_steps_that_a_resumed_run_repeats(work):
+    toml = config(work, "again", log__tensorboard=True, train__steps=400, checkpoint__every=10)
+    interrupt(work, "again", 150, kill)
+    lmlaunch(toml, cwd=work)
+    assert len(list((work / "runs" / "again" / "tensorboard").iterdir())) == 2
+    assert [row["step"] for row in rows(work, "again") if "loss" in row] == list(range(1, 401))
+    assert_told(work, "again")
+
+
+def test_a_run_without_room_for_event_files_trains_all_the_same(work):
+    blocked = work / "runs" / "blocked"
+    lmlaunch(config(work, "blocked", train__steps=1), cwd=work)
+    shutil.rmtree(blocked)
+    blocked.mkdir()
+    (blocked / "tensorboard").write_text("")
+    done = lmlaunch(config(work, "blocked", train__steps=3, log__tensorboard=True), cwd=work)
+    assert "warning IO-05" in done.stderr and len([row for row in rows(work, "blocked") if "loss" in row]) == 3
+
+
+@pytest.fixture(scope="module")
+def seen(work):
+    (work / "swap").mkdir(exist_ok=True)
+    off = {"offload__optimizer": "nvme", "offload__paths": [str(work / "swap")]}
+    for name, changes in {"page": {"checkpoint__every": 4}, "page_off": off}.items():
+        done = lmlaunch(config(work, name, train__eval_every=4, **changes), cwd=work)
+    return done.stderr
+
+
+def browser(*arguments):
+    if BROWSER is None:
+        pytest.skip("no Chromium here: install the package chromium")
+    return subprocess.run([BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", *arguments], capture_output=True, text=True, timeout=120)
+
+
+def shown(page):
+    """The page as it stands once its script has run, without the script."""
+    dom = browser("--dump-dom", page.as_uri()).stdout
+    error = re.search(r'data-error="([^"]*)"', dom[:2000])
+    assert error is None, error[1]
+    ready = re.search(r'data-ready="(\d+)"', dom[:2000])
+    assert ready, dom[:2000]
+    assert int(ready[1]) < MOST_MS
+    return re.sub(r"<script.*?</script>", "", dom, flags=re.S)
+
+
+def test_the_page_of_a_run_shows_its_curves_settings_and_memory(work, seen):
+    page = work / "runs" / "page" / "report.html"
+    text = shown(page)
+    for part in ("Loss", "Norm of the gradients", "Learning rate", "Tokens per second", "hardware’s limit", "Host memory", "A step as it was planned",
+                 "optimizer.lr", "0.01", "step_00000008", "One example", "12 of 12", ">done<", "64 rows whole, 0 cut"):
+        assert part in text, part
+    assert text.count("<svg") == 7 and text.count("<polyline") >= 7
+    assert f"{eval_losses(work, 'page')[-1]:.4g}" in text
+    assert not re.search(r'(?:src|href)="(?!#)', page.read_text()) and "http://www.w3.org/2000/svg" in page.read_text()
+
+
+def test_the_page_of_an_offloaded_run_shows_what_passed_its_links(work, seen):
+    text = shown(work / "runs" / "page_off" / "report.html")
+    for part in ("Bytes per step to and from disks", "hidden behind compute", "first moment"):
+        assert part in text, part
+
+
+def test_several_runs_stand_on_one_page(work, seen):
+    said = lmlaunch("report", "runs/page", "runs/page_off/model", "-o", "both.html", "--json", cwd=work).stdout
+    assert json.loads(said) == {"page": "both.html", "runs": 2}
+    text = shown(work / "both.html")
+    for part in ("page training", "page_off held out", "Settings that differ between the runs", "offload.optimizer"):
+        assert part in text, part
+    assert "optimizer.lr" not in text  # the same in both
+
+
+def test_a_report_of_what_is_no_run_says_so(work):
+    done = lmlaunch("report", "model", cwd=work, check=False)
+    assert done.returncode == 11 and "no run's directory" in done.stderr
+
+
+def long_run(work):
+    """10,000 steps and 200 evaluations, as a run of days leaves them."""
+    run = work / "runs" / "long"
+    shutil.copytree(work / "runs" / "page", run, ignore=shutil.ignore_patterns("model", "checkpoints"))
+    row = next(row for row in rows(work, "page") if "loss" in row)
+    with open(run / "metrics.jsonl", "w") as file:
+        for step in range(1, 10001):
+            file.write(json.dumps({**row, "step": step, "loss": 2 / step**0.3 + 0.001 * (step * 7919 % 101), "grad_norm": 1 + step * 104729 % 97 / 100}) + "\n")
+            if step % 50 == 0:
+                file.write(json.dumps({"step": step, "eval_loss": 2 / step**0.3, "target_tokens": 9}) + "\n")
+    return run
+
+
+def test_the_page_of_ten_thousand_steps_is_small_and_opens_at_once(work, seen):
+    run = long_run(work)
+    start = time.monotonic()
+    lmlaunch("report", "runs/long", cwd=work)
+    assert time.monotonic() - start < 1
+    assert (run / "report.html").stat().st_size < MOST_BYTES
+    assert "10000" in shown(run / "report.html")
+
+
+def test_the_page_is_there_while_the_run_goes_on(work):
+    toml = config(work, "live", train__steps=1000000, log__every=1000)
+    process = subprocess.Popen([BIN / "lmlaunch", toml], cwd=work, stderr=subprocess.DEVNULL)
+    page = work / "runs" / "live" / "report.html"
+    try:
+        deadline = time.monotonic() + 60
+        while not page.exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert '"state":"running"' in page.read_text()
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+    assert '"state":"stopped"' in page.read_text()
+
+
+def test_the_end_of_a_run_names_the_result_and_three_commands(work, seen):
+    assert "the trained model is in runs/page_off/model; next:" in seen
+    commands = re.findall(r"^  (lmlaunch .*?)(?:    |$)", seen, re.M)
+    assert len(commands) == 3
+    for command in commands[1:]:
+        lmlaunch(*command.split()[1:], cwd=work)
+    assert seen.count("progress: `% of limit`") == 1
+
+
+def completed(*words):
+    """What bash offers for the last of the words."""
+    script = f"""PATH={BIN}:$PATH; eval "$(lmlaunch completions)"; COMP_WORDS=({" ".join(words[:-1])} '{words[-1]}'); COMP_CWORD={len(words) - 1}
+    _lmlaunch; printf '%s\\n' "${{COMPREPLY[@]}}" """
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_bash_completes_commands_flags_and_keys():
+    assert completed("lmlaunch", "re") == ["report"]
+    assert completed("lmlaunch", "generate", "--m") == ["--max-tokens"]
+    assert completed("lmlaunch", "c.toml", "--dry") == ["--dry-run"]
+    assert completed("lmlaunch", "c.toml", "log.t") == ["log.tensorboard="]
+    assert not [word for word in completed("lmlaunch", "c.toml", "--") if word.endswith("-fd")]  # between door and rank
+
+
+def seconds_of(text):
+    return sum(int(part) * 60**i for i, part in enumerate(reversed(text.split(":"))))
+
+
+def test_the_time_left_of_a_resumed_run_is_that_of_its_own_steps(work):
+    """Of 30,000 steps of a millisecond or more the first thousands are done: the rest takes seconds."""
+    toml = config(work, "eta", train__steps=30000, train__global_batch=2, train__micro_batch=2, checkpoint__every=1000, log__every=1000)
+    interrupt(work, "eta", 4000, kill)
+    _, said = interrupt(work, "eta", 4600, lambda process: process.terminate(), "log.every=10")
+    left = [(int(step), seconds_of(time)) for step, time in re.findall(r"^step (\d+)/30000 .* left ([\d:]+)$", said, re.M)]
+    step, first = left[5]
+    steps = [row for row in rows(work, "eta") if "loss" in row][step - 20:step]
+    expected = sum(row["step_ms"] for row in steps) / 1e3 / len(steps) * (30000 - step)
+    assert 0.2 * expected - 1 < first < 5 * expected + 1
+
+
+def test_a_model_has_a_card_with_its_data_settings_and_figures(work, seen):
+    for directory, library in {"page": "transformers", "card_lora": "peft"}.items():
+        if directory == "card_lora":
+            lmlaunch(config(work, directory, train__method="lora"), cwd=work)
+        card = (work / "runs" / directory / "model" / "README.md").read_text()
+        for part in (f"library_name: {library}", "base_model: \"model\"", "steps: 12", "train: 64 rows, ", "optimizer.lr = 0.01"):
+            assert part in card, part
+        before, after = re.search(r"held-out loss: (\S+) before, (\S+) after", card).groups()
+        assert (float(before), float(after)) == pytest.approx((eval_losses(work, directory)[0], eval_losses(work, directory)[-1]), rel=1e-5)
+    lmlaunch("export", "runs/card_lora", "--merge", "-o", "card_merged", cwd=work)
+    assert "library_name: transformers" in (work / "card_merged" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_run_its_model_and_what_it_exports_are_the_same_to_every_command(work, method):
+    lmlaunch(config(work, f"same_{method}", train__method=method), cwd=work)
+    run = f"runs/same_{method}"
+    losses = {json.loads(lmlaunch("eval", what, "--json", cwd=work).stdout)["eval_loss"] for what in (run, f"{run}/model")}
+    assert losses == {eval_losses(work, f"same_{method}")[-1]}
+    hashes = set()
+    for what, copy in ((run, "copy_of_run"), (f"{run}/model", "copy_of_model")):
+        lmlaunch("export", what, "-o", f"{copy}_{method}", cwd=work)
+        hashes.add(json.loads(lmlaunch("verify", f"{copy}_{method}", "--json", cwd=work).stdout)["weights_hash"])
+    assert hashes == {json.loads(lmlaunch("verify", f"{run}/model", "--json", cwd=work).stdout)["weights_hash"]}
+
+
+if __name__ == "__main__":  # a screenshot for the docs: test_see_it.py PAGE OUT.png
+    browser(f"--screenshot={sys.argv[2]}", "--window-size=1280,2000", "--hide-scrollbars", sys.argv[1])

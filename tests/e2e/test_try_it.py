@@ -1,0 +1,380 @@
+"""Trying the result: generate and chat from whatever holds a model, samples during a run, and the end of a run whose held-out loss
+does not fall any more."""
+
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import subprocess
+import time
+
+import pytest
+import tokenizers
+import torch
+from test_run import BIN, VOCAB, config, eval_losses, filled, lmlaunch, losses, rows
+from transformers import AutoModelForCausalLM
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+EXTRA = ["<user>", "<assistant>", "<system>", "<end>"]
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """The small model of test_run with a tokenizer of bytes (so that one character may be several tokens) and a chat template."""
+    work = filled(tmp_path_factory.mktemp("try"), layers=2)
+    letters = [chr(code) for code in range(32, 125)]  # 93, and four special tokens
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({**{c: i + 4 for i, c in enumerate(letters)}, **{t: i for i, t in enumerate(EXTRA)}},
+                                                             unk_token=" "))
+    words.add_special_tokens(EXTRA)
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    words.decoder = tokenizers.decoders.Fuse()
+    words.save(str(work / "model" / "tokenizer.json"))
+    (work / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    (work / "model" / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    (work / "model" / "generation_config.json").write_text(json.dumps({"eos_token_id": 3}))
+    assert len(letters) + 4 == VOCAB
+    return work
+
+
+@pytest.fixture(scope="module")
+def runs(work):
+    """A full run and a LoRA run, each with a checkpoint."""
+    for name, method in (("full", "full"), ("lora", "lora")):
+        lmlaunch(config(work, name, train__steps=6, train__method=method, checkpoint__every=3), cwd=work)
+    return work / "runs"
+
+
+def generated(where, work, *more, prompt="ab"):
+    return json.loads(lmlaunch("generate", where, "--prompt", prompt, "--max-tokens", "8", "--json", "--gpus", "0", *more, cwd=work).stdout)
+
+
+def test_greedy_text_is_that_of_transformers(work):
+    model = AutoModelForCausalLM.from_pretrained(work / "model", dtype=torch.float32)
+    prompt = f"<user>{'hello'}<assistant>"
+    ids = tokenizers.Tokenizer.from_file(str(work / "model" / "tokenizer.json")).encode(prompt, add_special_tokens=False).ids
+    theirs = model.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False, eos_token_id=3, pad_token_id=3)[0, len(ids):].tolist()
+    ours = json.loads(lmlaunch("generate", "model", "--prompt", "hello", "--max-tokens", "20", "--json", "model.dtype=fp32", cwd=work).stdout)
+    assert ours["tokens"] == [token for token in theirs if token != 3]
+    assert ours["prompt_tokens"] == len(ids) == 7
+    printed = lmlaunch("generate", "model", "--prompt", "hello", "--max-tokens", "20", "model.dtype=fp32", cwd=work).stdout
+    assert printed == ours["text"] + "\n"
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_every_place_of_a_run_speaks(runs, work, method):
+    run = runs / method
+    checkpoint = sorted((run / "checkpoints").iterdir())[-1]
+    answers = [generated(where, work)["tokens"] for where in (run, run / "model", f"{run / 'model'}/")]
+    assert answers[0] == answers[1] == answers[2] and len(answers[0]) == 8
+    assert len(generated(checkpoint, work)["tokens"]) == 8
+    # ... and is evaluated, verified and exported.
+    losses = {json.loads(lmlaunch("eval", where, "--json", "--gpus", "0", cwd=work).stdout)["eval_loss"] for where in (run, run / "model")}
+    assert losses == {eval_losses(work, method)[-1]}
+    lmlaunch("eval", checkpoint, cwd=work)
+    for where in (run, run / "model", checkpoint):
+        assert json.loads(lmlaunch("verify", where, "--json", "--gpus", "0", cwd=work).stdout)["ok"]
+        shutil.rmtree(work / "exported", ignore_errors=True)
+        lmlaunch("export", where, "-o", "exported", "--gpus", "0", cwd=work)
+        assert (work / "exported" / ("adapter_config.json" if method == "lora" else "config.json")).exists()
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_run_is_asked_with_the_template_that_it_was_trained_with(work, method):
+    (work / "own.jinja").write_text("{% for m in messages %}<{{ m.role }}>!!!!{{ m.content }}{% endfor %}"
+                                    "{% if add_generation_prompt %}<assistant>{% endif %}")
+    name = f"own_{method}"
+    lmlaunch(config(work, name, train__steps=2, train__method=method, data__chat_template="own.jinja", checkpoint__every=1), cwd=work)
+    run = work / "runs" / name
+    lmlaunch("export", run, "-o", f"exported_{name}", cwd=work)
+    for where in (run, run / "model", sorted((run / "checkpoints").iterdir())[-1], f"exported_{name}"):
+        assert generated(where, work)["prompt_tokens"] == generated("model", work)["prompt_tokens"] + len("!!!!"), where
+
+
+def test_a_run_without_a_model_yet_gives_its_newest_checkpoint(runs, work):
+    shutil.copytree(runs / "full", work / "unfinished")
+    shutil.rmtree(work / "unfinished" / "model")
+    for command in ("generate", "eval", "verify"):
+        more = ["--prompt", "a", "--max-tokens", "1"] if command == "generate" else []
+        done = lmlaunch(command, "unfinished", *more, cwd=work)
+        assert "taking its newest checkpoint" in done.stderr, command
+
+
+def test_a_model_directory_is_evaluated_on_any_data(runs, work):
+    told = json.loads(lmlaunch("eval", "model", "data.eval=[\"eval.jsonl\"]", "data.max_length=32", "data.cache_dir=cache", "model.dtype=fp32", "--json",
+                               cwd=work).stdout)
+    assert told["eval_loss"] == eval_losses(work, "full")[0]  # before training
+    adapter = json.loads(lmlaunch("eval", runs / "lora" / "model", "data.eval=[\"train.jsonl\"]", "--json", cwd=work).stdout)
+    assert adapter["target_tokens"] > told["target_tokens"]
+    refused = lmlaunch("eval", "model", cwd=work, check=False)
+    assert refused.returncode == 10 and "data.eval=" in refused.stderr
+    refused = lmlaunch("eval", "no-such-model", "data.eval=[\"eval.jsonl\"]", cwd=work, check=False)
+    assert refused.returncode not in (0, 70)
+
+
+def test_commands_that_move_files_say_why_they_take_no_gpu(runs, work):
+    for command in (["verify", "model"], ["export", "model", "-o", "x"]):
+        done = lmlaunch(*command, "--gpus", "1", cwd=work, check=False)
+        assert done.returncode == 2 and "on the CPU" in done.stderr, done.stderr
+
+
+def test_sampling_is_a_matter_of_its_seed(work):
+    settings = ["--temperature", "1.5"]
+    texts = [generated("model", work, *settings, "--seed", str(seed))["tokens"] for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+    greedy = generated("model", work)["tokens"]
+    assert texts[0] != greedy == generated("model", work, *settings, "--top-k", "1")["tokens"]
+    assert greedy == generated("model", work, *settings, "--top-p", "0.000001")["tokens"]
+
+
+@pytest.mark.parametrize("wrong", [["--top-k", "5"], ["--top-p", "0.9"], ["--seed", "1"], ["--temperature", "-1"], ["--temperature", "warm"],
+                                   ["--temperature", "1", "--top-p", "1.5"], ["--temperature", "1", "--top-p", "0"]])
+def test_what_cannot_be_sampled_by_is_refused(wrong, work):
+    done = lmlaunch("generate", "model", "--prompt", "a", *wrong, cwd=work, check=False)
+    assert done.returncode == 2 and wrong[-2] in done.stderr, done.stderr
+
+
+def test_text_comes_as_whole_characters(tmp_path):
+    """A model of bytes that says one text, whose characters have up to four of them: what has been written is always UTF-8."""
+    text = "aé€😀z"
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    bytes_of = tokenizers.Tokenizer(tokenizers.models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    bytes_of.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bytes_of.decoder = tokenizers.decoders.ByteLevel()
+    bytes_of.save(str(tmp_path / "tokenizer.json"))
+    program = BIN.parent / "share" / "lmlaunch" / "prepare" / "text.py"
+    ids = bytes_of.encode(text).ids
+    requests = [{"model_dir": str(tmp_path), "chat_template": ""}, {"begin": True}, *({"next": token} for token in ids), {"end": True},
+                {"begin": True}, {"next": ids[1]}, {"end": True}]
+    done = subprocess.run([os.environ.get("LMLAUNCH_PYTHON", "python3"), "-I", "-B", program], input="".join(json.dumps(r) + "\n" for r in requests),
+                          capture_output=True, text=True)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    pieces = [answer["text"] for answer in answers[2:2 + len(ids)]]
+    assert "".join(pieces) == text and [piece for piece in pieces if piece] == list(text)
+    assert answers[-1] == {"text": "\ufffd"}  # half a character at the end is told as such
+
+
+# chat
+
+VARIED = ["--temperature", "2", "--seed", "3"]  # the small model's likeliest token is a special one now and then, which has no text
+
+
+def chat(work, lines, *more):
+    return subprocess.run([BIN / "lmlaunch", "chat", "model", "--gpus", "0", "--max-tokens", "6", *more], cwd=work, input=lines, capture_output=True,
+                          text=True, timeout=120)
+
+
+def test_a_line_of_a_pipe_is_a_turn(work):
+    done = chat(work, "hello\n\nand you\n")
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    # The second answer has the whole conversation before it.
+    whole = json.loads(lmlaunch("generate", "model", "--prompt", f"hello<assistant>{first}<user>and you", "--max-tokens", "6", "--json", cwd=work).stdout)
+    assert second == whole["text"] and first == generated("model", work, "model.dtype=bf16", prompt="hello")["text"][:6]
+    again = chat(work, "hello\n/reset\nhello\n/exit\nhello\n")
+    assert again.stdout.splitlines() == [first, first] and again.returncode == 0
+    assert "unknown command /what" in chat(work, "/what\n").stderr
+
+
+def test_a_full_context_is_said_and_a_reset_helps(work):
+    done = chat(work, "hello there\nhello there\n/reset\nhello there\n", "--context", "24", *VARIED)
+    assert done.returncode == 0 and done.stderr.count("/reset begins a new") >= 1, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == lines[-1] != ""
+
+
+def test_a_system_message_comes_first(work):
+    plain, led = chat(work, "x\n", *VARIED).stdout, chat(work, "x\n", "--system", "You are terse.", *VARIED).stdout
+    assert plain != led
+
+
+class Terminal:
+    """A pseudo-terminal with lmlaunch chat at its other end."""
+
+    def __init__(self, work, *more, model="model"):
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.chdir(work)
+            os.execv(BIN / "lmlaunch", ["lmlaunch", "chat", model, "--gpus", "0", *more])
+        self.seen = ""
+
+    def until(self, pattern, seconds=60):
+        deadline = time.monotonic() + seconds
+        while not re.search(pattern, self.seen):
+            assert time.monotonic() < deadline, self.seen
+            if select.select([self.fd], [], [], 0.2)[0]:
+                try:
+                    self.seen += os.read(self.fd, 4096).decode()
+                except OSError:
+                    break
+        found = re.search(pattern, self.seen)
+        assert found, self.seen
+        told, self.seen = self.seen[:found.end()], self.seen[found.end():]
+        return told
+
+    def say(self, text):
+        os.write(self.fd, text.encode())
+
+    def end(self):
+        status = os.waitpid(self.pid, 0)[1]
+        os.close(self.fd)
+        return os.waitstatus_to_exitcode(status)
+
+
+def test_a_terminal_is_asked_for_each_turn(work):
+    terminal = Terminal(work, "--max-tokens", "6")
+    terminal.until("Ctrl-C stops an answer")
+    terminal.until("> $")
+    terminal.say("hello\n")
+    told = terminal.until(r"> $")
+    assert told.splitlines()[0] == "hello" and len(told.splitlines()) >= 2  # the terminal's echo, then the answer
+    terminal.say("/exit\n")
+    assert terminal.end() == 0
+
+
+def test_an_interrupt_ends_the_answer_and_then_the_chat(work):
+    shutil.copytree(work / "model", work / "endless", dirs_exist_ok=True)
+    (work / "endless" / "generation_config.json").write_text("{}")
+    (work / "endless" / "tokenizer_config.json").write_text("{}")
+    terminal = Terminal(work, "--max-tokens", "49000", "--context", "50000", *VARIED, model="endless")
+    terminal.until("> $")
+    terminal.say("hello\n")
+    terminal.until("hello\r\n.{5}")
+    terminal.say("\x03")
+    terminal.until(r"> $", seconds=20)
+    time.sleep(0.5)
+    terminal.say("\x03")  # at the prompt: the end
+    assert terminal.end() == 0
+
+
+def test_help_gives_the_defaults():
+    for command in ("generate", "chat"):
+        text = subprocess.run([BIN / "lmlaunch", command, "--help"], capture_output=True, text=True, check=True).stdout
+        flags = re.findall(r"^  (--(?:max-tokens|temperature|top-p|top-k|seed)) .*default: ", text, re.M)
+        assert sorted(flags) == ["--max-tokens", "--seed", "--temperature", "--top-k", "--top-p"], text
+
+
+# samples
+
+def test_samples_are_told_and_change_nothing(work):
+    (work / "prompts.txt").write_text("first line\n\nsecond line\n")
+    settings = dict(train__steps=6, train__eval_every=2, checkpoint__every=4)
+    lmlaunch(config(work, "plain", **settings), cwd=work)
+    done = lmlaunch(config(work, "sampled", train__sample_prompts=["hello", "@prompts.txt"], train__sample_tokens=5, **settings), cwd=work)
+    assert losses(work, "plain") == losses(work, "sampled") and eval_losses(work, "plain") == eval_losses(work, "sampled")
+    hashes = {json.loads(lmlaunch("verify", work / "runs" / name, "--json", cwd=work).stdout)["weights_hash"] for name in ("plain", "sampled")}
+    assert len(hashes) == 1
+    samples = [row for row in rows(work, "sampled") if "prompt" in row]
+    assert [(row["step"], row["prompt"]) for row in samples] == [(step, prompt) for step in (0, 2, 4, 6)
+                                                                 for prompt in ("hello", "first line", "second line")]
+    assert len({row["answer"] for row in samples}) > 1
+    assert done.stderr.count("sample after step 4: hello => ") == 1
+    # The last ones are what generate says of the result, the first ones what it says of the model.
+    for step, where in ((0, "model"), (6, "runs/sampled")):
+        answer = json.loads(lmlaunch("generate", where, "--prompt", "hello", "--max-tokens", "5", "--json", "model.dtype=fp32", cwd=work).stdout)["text"]
+        assert answer == next(row["answer"] for row in samples if row["step"] == step)
+    page = (work / "runs" / "sampled" / "report.html").read_text()
+    assert "Answers to train.sample_prompts" in page and "second line" in page
+    # The plan has room for them, and says so.
+    assert "key-value cache" in (work / "runs" / "sampled" / "plan.txt").read_text()
+    assert "key-value cache" not in (work / "runs" / "plain" / "plan.txt").read_text()
+
+
+def test_ranks_sample_together(work):
+    settings = dict(train__steps=2, train__sample_prompts=["hello"], train__sample_tokens=4, train__global_batch=8, train__micro_batch=4)
+    answers = []
+    for name, more in (("alone", []), ("pair", ["--ranks", "2", "zero.stage=3"])):
+        lmlaunch(config(work, name, **settings), *more, cwd=work)
+        answers.append([(row["step"], row["answer"]) for row in rows(work, name) if "prompt" in row])
+    assert answers[0] == answers[1] and len(answers[0]) == 2
+
+
+@pytest.mark.parametrize("prompts, reason", [(["x" * 40], "and with its answer it may have 32"), ([""], "train.sample_prompts"),
+                                             (["@nowhere.txt"], "nowhere.txt")])
+def test_a_prompt_that_cannot_be_answered_ends_the_run_before_it_begins(prompts, reason, work):
+    done = lmlaunch(config(work, "refused", train__sample_prompts=prompts), cwd=work, check=False)
+    assert done.returncode in (10, 11) and reason in done.stderr, done.stderr
+
+
+# early stopping
+
+def stopping(work, name, **more):
+    """A rate so high that the held-out loss rises again."""
+    return config(work, name, **{**dict(train__steps=200, train__eval_every=2, train__early_stopping_patience=3, optimizer__lr=0.3), **more})
+
+
+def stop_by(values, patience, threshold):
+    """transformers' EarlyStoppingCallback, as its Trainer calls it: the evaluation after which it stops."""
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+    from transformers.trainer_callback import EarlyStoppingCallback
+    arguments = TrainingArguments(output_dir="x", metric_for_best_model="loss", greater_is_better=False, eval_strategy="steps", save_strategy="no",
+                                  report_to=[], use_cpu=True)
+    callback, state, control = EarlyStoppingCallback(patience, threshold), TrainerState(), TrainerControl()
+    for i, loss in enumerate(values):
+        callback.on_evaluate(arguments, state, control, metrics={"eval_loss": loss})
+        if state.best_metric is None or loss < state.best_metric:
+            state.best_metric = loss
+        if control.should_training_stop:
+            return i
+    return None
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.02])
+def test_a_run_ends_where_that_of_transformers_does(threshold, work):
+    name = f"early_{threshold}"
+    done = lmlaunch(stopping(work, name, train__early_stopping_threshold=threshold), cwd=work)
+    evaluated = [(row["step"], row["eval_loss"]) for row in rows(work, name) if "eval_loss" in row][1:]  # without step 0
+    assert "stopped early after step" in done.stderr and evaluated[-1][0] < 200
+    assert stop_by([loss for _, loss in evaluated], 3, threshold) == len(evaluated) - 1
+    assert "checkpoint.keep_best = true" in done.stderr
+    assert (work / "runs" / name / "model" / "config.json").exists()
+    # Its model is the last step's.
+    assert json.loads(lmlaunch("eval", f"runs/{name}", "--json", cwd=work).stdout)["eval_loss"] == evaluated[-1][1]
+
+
+def test_the_best_is_the_result_where_it_is_kept(work):
+    done = lmlaunch(stopping(work, "early_best", checkpoint__keep_best=True), cwd=work)
+    evaluated = [(row["eval_loss"], row["step"]) for row in rows(work, "early_best") if "eval_loss" in row][1:]
+    least, step = min(evaluated)
+    assert f"the result has the weights of step {step}, the best" in done.stderr and evaluated[-1][1] == step + 6
+    assert json.loads(lmlaunch("eval", "runs/early_best", "--json", cwd=work).stdout)["eval_loss"] == least
+
+
+def test_a_best_checkpoint_that_is_damaged_costs_nothing_but_itself(work):
+    name = stopping(work, "early_damaged", checkpoint__keep_best=True, checkpoint__every=1)
+    step = int(re.search(r"the result has the weights of step (\d+)", lmlaunch(name, cwd=work).stderr)[1])
+    run = work / "runs" / "early_damaged"
+    shutil.rmtree(run / "model")
+    (run / "status.json").unlink()
+    for file in (run / "checkpoints" / f"step_{step:08}").glob("*.safetensors"):
+        data = bytearray(file.read_bytes())
+        data[-5] ^= 1
+        file.write_bytes(data)
+    done = lmlaunch(name, cwd=work)
+    assert "fails verification, the last step's model is kept" in done.stderr, done.stderr
+    last = [row["eval_loss"] for row in rows(work, "early_damaged") if "eval_loss" in row][-1]
+    assert json.loads(lmlaunch("eval", "runs/early_damaged", "--json", cwd=work).stdout)["eval_loss"] == last
+    assert (run / "checkpoints" / f"step_{step:08}.damaged").exists()
+
+
+def test_patience_outlives_an_interruption(work):
+    name = stopping(work, "early_whole", checkpoint__every=1, checkpoint__keep=100)
+    end = int(re.search(r"stopped early after step (\d+)", lmlaunch(name, cwd=work).stderr)[1])
+    # As if it had been interrupted behind the first evaluation without a lower loss.
+    halves = work / "runs" / "early_halves"
+    shutil.copytree(work / "runs" / "early_whole", halves)
+    shutil.rmtree(halves / "model")
+    (halves / "status.json").unlink()
+    for checkpoint in (halves / "checkpoints").iterdir():
+        if int(checkpoint.name.removeprefix("step_")) > end - 3:
+            shutil.rmtree(checkpoint)
+    second = lmlaunch(name, "run.dir=runs/early_halves", cwd=work)
+    assert f"goes on from runs/early_halves/checkpoints/step_{end - 3:08}" in second.stderr
+    assert f"stopped early after step {end}:" in second.stderr
+    assert losses(work, "early_halves") == losses(work, "early_whole")
+
+
+def test_patience_needs_something_to_evaluate(work):
+    done = lmlaunch(config(work, "patient", train__early_stopping_patience=2), cwd=work, check=False)
+    assert done.returncode == 10 and "train.early_stopping_patience = 2 follows the held-out loss: set train.eval_every" in done.stderr

@@ -1,0 +1,104 @@
+"""mpirun over two hosts, which are network namespaces of this machine: training, a cable that is pulled for good, and for a second."""
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+import mpi
+from test_ranks import prepared, result, run as run_ranks
+from test_run import BIN, filled, rows
+
+SHELL = Path(__file__).parent / "host_shell.sh"
+NAME = f"lm{os.getpid()}"
+SILENCE = 4
+NETWORK = "10.77.0.0/24"
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    if os.getuid() != 0 or not shutil.which("ip") or not shutil.which("mpirun"):
+        pytest.skip("needs root, ip (iproute2) and mpirun (openmpi-bin)")
+    up = subprocess.run([SHELL, "--up", NAME], capture_output=True, text=True)
+    if up.returncode != 0:
+        subprocess.run([SHELL, "--down", NAME], capture_output=True)
+        pytest.skip(f"no network namespaces here: {up.stderr.strip()}")
+    yield
+    subprocess.run([SHELL, "--down", NAME], check=True)
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory, hosts):
+    return filled(tmp_path_factory.mktemp("hosts"), layers=3)
+
+
+def start(work, name):
+    command = ["ip", "netns", "exec", f"{NAME}A", "mpirun", "--mca", "plm_rsh_agent", str(SHELL), "--mca", "oob_tcp_if_include", NETWORK,
+               "--mca", "btl_tcp_if_include", NETWORK, "-H", "10.77.0.1:1,10.77.0.2:1", "-n", "2", str(BIN / "lmlaunch"), f"{name}.toml"]
+    log = open(work / f"{name}.console", "w")
+    return subprocess.Popen(command, cwd=work, env=mpi.environment(LM_HOSTS=NAME, LMLAUNCH_SILENCE=SILENCE), stdout=log, stderr=log,
+                            start_new_session=True)
+
+
+def console(work, name):
+    return (work / f"{name}.console").read_text()
+
+
+def cable(state):
+    subprocess.run(["ip", "-n", f"{NAME}A", "link", "set", "vA", state], check=True)
+
+
+def steps(work, name):
+    return len(rows(work, name)) if (work / "runs" / name / "metrics.jsonl").exists() else 0
+
+
+@pytest.fixture(scope="module")
+def wanted(work):
+    prepared(work, "forked", zero__stage=3, train__steps=400, train__eval_every=0, checkpoint__every=0)
+    run_ranks(work, "forked", 2)
+    return result(work, "forked")
+
+
+def test_two_hosts_give_the_bits_of_one(work, wanted):
+    prepared(work, "hosts", zero__stage=3, train__steps=400, train__eval_every=0, checkpoint__every=0)
+    job = start(work, "hosts")
+    assert job.wait(timeout=120) == 0, console(work, "hosts")
+    assert result(work, "hosts") == wanted
+    mpi.nothing_left(work)
+
+
+def test_a_cable_that_is_out_for_a_second_changes_nothing(work, wanted):
+    prepared(work, "flap", zero__stage=3, train__steps=400, train__eval_every=0, checkpoint__every=0)
+    job = start(work, "flap")
+    mpi.until(lambda: steps(work, "flap") >= 5 or job.poll() is not None, 60, "steps")
+    cable("down")
+    before = steps(work, "flap")
+    time.sleep(1)
+    cable("up")
+    assert before < 400, "over before the cable was out"
+    assert job.wait(timeout=120) == 0, console(work, "flap")
+    assert result(work, "flap") == wanted
+    mpi.nothing_left(work)
+
+
+def test_a_cable_that_stays_out_ends_both_hosts(work):
+    prepared(work, "cut", zero__stage=3, train__steps=1_000_000, train__eval_every=0, checkpoint__every=0)
+    job = start(work, "cut")
+    mpi.until(lambda: steps(work, "cut") >= 5 or job.poll() is not None, 60, "steps")
+    try:
+        cable("down")
+        begin = time.monotonic()
+        mpi.nothing_left(work, SILENCE + 5)
+        mpi.until(lambda: mpi.status(work, "cut").get("state") == "failed", 3, "the status")
+        assert time.monotonic() - begin < SILENCE + 5
+        assert mpi.status(work, "cut")["exit_code"] == 41
+        said = console(work, "cut")
+        assert re.search(r"error HANG-09 \(exit 41\): rank 1 on \S+ has given no sign of life for \d", said), said
+    finally:
+        cable("up")
+        subprocess.run(["kill", "-9", "--", f"-{job.pid}"], check=False)  # mpirun itself waits for the other host for ever
+        job.wait()

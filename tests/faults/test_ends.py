@@ -1,0 +1,97 @@
+"""A run of several processes of which one is killed, crashes or is stopped, while it loads, computes, waits for the others or saves:
+all end within seconds, one message names the rank, what it was at and the cause, and nothing is left. With --ranks and under mpirun."""
+
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from runs import FULL, ROOT, Report, Run, make_work
+
+sys.path.insert(0, str(ROOT / "tests" / "e2e"))
+import mpi  # noqa: E402
+
+SILENCE = 3  # seconds that a stopped rank may be silent
+SECONDS = {"SIGKILL": 5, "SIGSEGV": 5, "SIGSTOP": SILENCE + 5}
+ENDLESS = ["train.steps=1000000", "train.eval_every=0", 'optimizer.schedule="constant"', "optimizer.warmup=0",
+           "zero.stage=3", "train.global_batch=6"]
+RANKS = 3
+LAUNCHERS = ["--ranks", "mpirun"]
+PHASES = ["load", "forward", "reduce", "save"]
+CASES = [(launcher, name, phase, rank) for launcher in LAUNCHERS for name in SECONDS for phase in PHASES for rank in range(RANKS)]
+FEW = [("--ranks", "SIGKILL", "save", 2), ("--ranks", "SIGSTOP", "forward", 1), ("--ranks", "SIGSEGV", "reduce", 0),
+       ("mpirun", "SIGKILL", "forward", 1), ("mpirun", "SIGKILL", "reduce", 0), ("mpirun", "SIGSEGV", "load", 2),
+       ("mpirun", "SIGSTOP", "save", 2), ("mpirun", "SIGSTOP", "forward", 0)]
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    return make_work(tmp_path_factory.mktemp("ends"))
+
+
+@pytest.fixture(scope="module")
+def report():
+    out = Report("ends", "T07, T08: a rank dies or is stopped", f"{RANKS} processes, --ranks and mpirun: SIGKILL, SIGSEGV, SIGSTOP at {', '.join(PHASES)}")
+    yield out
+    out.write()
+
+
+def command(run, launcher):
+    if launcher == "--ranks":
+        return [run.program, "--ranks", str(RANKS), *run.arguments]
+    return ["mpirun", "--oversubscribe", "-n", str(RANKS), run.program, *run.arguments]
+
+
+def reached(run, phase):
+    if phase == "load":
+        return (run.directory / "plan.json").exists()
+    if run.steps_done() < 3:
+        return False
+    return phase != "save" or any(".tmp" in name for name in run.checkpoints())
+
+
+@pytest.mark.parametrize("launcher, name, phase, rank", CASES if FULL else FEW)
+def test_all_end(work, report, launcher, name, phase, rank):
+    if launcher == "mpirun" and not shutil.which("mpirun"):
+        pytest.skip("no mpirun (openmpi-bin)")
+    run = Run(work, "ends", "full", "resident", *ENDLESS, f"checkpoint.every={1 if phase == 'save' else 0}")
+    process = subprocess.Popen(command(run, launcher), cwd=work, env=mpi.environment(LMLAUNCH_SILENCE=SILENCE), stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        mpi.until(lambda: process.poll() is not None or reached(run, phase), 60, f"the run at {phase}")
+        ranks = mpi.processes(work)
+        assert len(ranks) == RANKS, process.communicate()[1] if process.poll() is not None else ranks
+        other = ranks[(rank + 1) % RANKS]
+        if phase == "reduce":  # then it waits for one that is away for a moment
+            os.kill(other, signal.SIGSTOP)
+            time.sleep(0.3)
+        elif phase == "forward":
+            time.sleep(random.Random(rank).random() / 20)
+        start = time.monotonic()
+        os.kill(ranks[rank], getattr(signal, name))
+        if phase == "reduce":
+            os.kill(other, signal.SIGCONT)
+        _, messages = process.communicate(timeout=60)
+        seconds = time.monotonic() - start
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    mpi.nothing_left(work, 3)
+    assert seconds < SECONDS[name], f"{seconds:.1f} s\n{messages}"
+    host = f" on {socket.gethostname()}" if launcher == "mpirun" else ""
+    if name == "SIGSTOP":
+        assert re.search(rf"error HANG-09 \(exit 41\): rank {rank}{host} has given no sign of life for \d.*\"", messages), messages
+    else:
+        assert re.search(rf'error PEER-08 \(exit 40\): the rank was killed by signal \d+ \({name}\).* at rank {rank}{host}, step \d+, in "', messages), messages
+    code = 41 if name == "SIGSTOP" else 40
+    assert process.returncode == code, messages
+    assert run.status()["exit_code"] == code and run.status()["state"] == "failed", (run.status(), messages)
+    report.count(f"{launcher} {name}: exit {code}, rank, operation and cause named, nothing left", tries=1)

@@ -1,0 +1,164 @@
+// A run's files as a page's data: whole, small, and never markup.
+#include "launcher/report/report.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "base/file.h"
+
+namespace lm {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Report : public testing::Test {
+ protected:
+  Report() {
+    char name[] = "/tmp/lmlaunch-report-XXXXXX";
+    run_ = mkdtemp(name);
+  }
+  ~Report() override { fs::remove_all(run_); }
+
+  void append(const std::string& file, const std::string& text) {
+    std::ofstream(run_ + "/" + file, std::ios::app) << text;
+  }
+  void steps(int64_t first, int64_t last) {
+    std::string text;
+    for (int64_t i = first; i <= last; ++i)
+      text +=
+          Json{{"step", i}, {"loss", 1.0 / static_cast<double>(i)}, {"tokens", 10}, {"step_ms", 5.0}}.dump() +
+          "\n";
+    append("metrics.jsonl", text);
+  }
+  std::string run_;
+};
+
+TEST_F(Report, EveryStepOfAShortRunIsAPointWithItsValue) {
+  append("metrics.jsonl", "{\"step\":0,\"eval_loss\":2.5,\"target_tokens\":7}\n");
+  steps(1, 3);
+  append("metrics.jsonl", "{\"step\":3,\"eval_loss\":1.25,\"target_tokens\":7}\n");
+  Curves curves(run_ + "/metrics.jsonl");
+  curves.read();
+  EXPECT_EQ(curves.series()["step"], Json({1, 2, 3}));
+  EXPECT_EQ(curves.series()["loss"], Json({1.0, 0.5, 0.333333}));
+  EXPECT_EQ(curves.series()["lr"], Json({nullptr, nullptr, nullptr}));
+  EXPECT_EQ(curves.held_out(), Json({{0, 2.5}, {3, 1.25}}));
+  EXPECT_EQ(curves.totals()["tokens"], 30);
+  EXPECT_EQ(curves.totals()["tokens_per_s"], 2000);
+}
+
+TEST_F(Report, ALongRunKeepsItsLeastAndItsMostInFewPoints) {
+  steps(1, 4999);
+  append("metrics.jsonl", "{\"step\":5000,\"loss\":77,\"tokens\":10,\"step_ms\":5}\n");
+  steps(5001, 10000);
+  Curves curves(run_ + "/metrics.jsonl");
+  curves.read();
+  const Json series = curves.series();
+  ASSERT_LE(series["step"].size(), static_cast<size_t>(Curves::kMostPoints));
+  ASSERT_GE(series["step"].size(), static_cast<size_t>(Curves::kMostPoints / 2));
+  EXPECT_EQ(series["step"].back(), 10000);
+  double most = 0, least = 1e9;
+  for (const Json& point : series["loss"]) {
+    ASSERT_EQ(point.size(), 3u);
+    EXPECT_LE(point[1], point[0]);
+    EXPECT_LE(point[0], point[2]);
+    most = std::max<double>(most, point[2]);
+    least = std::min<double>(least, point[1]);
+  }
+  EXPECT_EQ(most, 77);
+  EXPECT_EQ(least, 1e-4);
+  EXPECT_EQ(curves.totals()["tokens"], 100000);
+  EXPECT_LT(report_page({RunReport(run_).record()}).size(), size_t{3} << 20);
+}
+
+TEST_F(Report, ReadingOnIsReadingAll) {
+  Curves live(run_ + "/metrics.jsonl");
+  live.read();
+  EXPECT_EQ(live.rows(), 0);
+  steps(1, 700);
+  live.read();
+  append("metrics.jsonl", "{\"step\":701,\"loss\":");  // a row that is just being written
+  live.read();
+  EXPECT_EQ(live.rows(), 700);
+  append("metrics.jsonl", "3}\n");
+  steps(702, 2000);
+  live.read();
+  Curves whole(run_ + "/metrics.jsonl");
+  whole.read();
+  EXPECT_EQ(live.series(), whole.series());
+  EXPECT_EQ(live.totals(), whole.totals());
+  fs::resize_file(run_ + "/metrics.jsonl", 0);  // the run goes back
+  steps(1, 5);
+  live.read();
+  EXPECT_EQ(live.rows(), 5);
+}
+
+TEST_F(Report, TextOfFilesIsDataAndNeverMarkup) {
+  append("log.txt", "lmlaunch: note X-1: </script><script>alert(1)</script>\ndata: 3 examples\n");
+  append("metrics.jsonl",
+         "not a "
+         "row\n[]\n{\"step\":\"1\"}\n{\"step\":1,\"skipped\":\"?\"}\n{\"step\":1,\"loss\":null,\"grad_norm\":"
+         "2}\n");
+  const std::string page = report_page({RunReport(run_).record()});
+  EXPECT_EQ(page.find("</script><script>alert"), std::string::npos);
+  EXPECT_NE(page.find("\\u003c/script>\\u003cscript>alert(1)"), std::string::npos);
+  const Json record = RunReport(run_).record();
+  EXPECT_EQ(record["series"]["loss"], Json({nullptr}));  // was not finite
+  EXPECT_EQ(record["series"]["grad_norm"], Json({2.0}));
+  EXPECT_EQ(record["data"], "data: 3 examples\n");
+}
+
+TEST_F(Report, OfLogTxtTheSampleTheNotesAndTheDataAreTold) {
+  append("log.txt",
+         "data: 9 examples\none example, trained text between « and »:\nuser: «yes»\n\ndata: train: 9 rows, "
+         "2 cut\n"
+         "lmlaunch: warning NUM-12: step 3: step skipped\nstep 5/60  loss 1.0\nstep 6/60  loss 1.0\n");
+  const Json record = RunReport(run_).record();
+  EXPECT_EQ(record["sample"], "user: «yes»\n\n");
+  EXPECT_EQ(record["data"], "data: 9 examples\ndata: train: 9 rows, 2 cut\n");
+  EXPECT_EQ(record["notes"], "lmlaunch: warning NUM-12: step 3: step skipped\n");
+  EXPECT_EQ(record["total_steps"], 60);
+}
+
+TEST_F(Report, SettingsThatAreNotTheDefaultsAreNamed) {
+  append("config.toml", "[model]\npath = \"m\"\n[data]\ntrain = [\"t\"]\n[optimizer]\nlr = 0.5\n");
+  const Json settings = RunReport(run_).record()["settings"];
+  EXPECT_EQ(settings, Json({{"model.path", "\"\"", "\"m\""},
+                            {"data.train", "[]", "[\"t\"]"},
+                            {"optimizer.lr", "5e-05", "0.5"}}));
+}
+
+TEST_F(Report, ACheckpointIsOneOnceItsManifestIsThere) {
+  for (const char* name : {"step_00000020", "step_00000040"})
+    fs::create_directories(run_ + "/checkpoints/" + name);
+  append("checkpoints/step_00000020/MANIFEST.json", "1234");
+  append("checkpoints/step_00000020/shard", "56");
+  EXPECT_EQ(RunReport(run_).record()["checkpoints"],
+            Json::array({{{"name", "step_00000020"}, {"bytes", 6}}}));
+}
+
+TEST_F(Report, APageThatCannotBeWrittenIsSaidOnceAndTriedAgain) {
+  append("plan.json", "{}");
+  fs::create_directories(run_ + "/report.html/in the way");
+  testing::internal::CaptureStderr();
+  LiveReport live(run_);
+  live.finish();
+  live.finish();
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("report.html"), std::string::npos) << said;
+  EXPECT_EQ(said.find("lmlaunch: note"), said.rfind("lmlaunch: note")) << said;
+  fs::remove_all(run_ + "/report.html");
+  live.finish();
+  EXPECT_TRUE(fs::is_regular_file(run_ + "/report.html"));
+}
+
+TEST_F(Report, ARunThatHasNoPlanYetGetsNoPage) {
+  append("status.json", "{}");
+  LiveReport(run_).finish();
+  EXPECT_FALSE(fs::exists(run_ + "/report.html"));
+}
+
+}  // namespace
+}  // namespace lm

@@ -1,0 +1,235 @@
+// A rule's updates of one tensor, for a test to compare with another implementation of the rule:
+//
+//   rule_tool RULE SHAPE DONE STEPS LR WEIGHT_DECAY INPUT OUTPUT [KEY=VALUE ...]
+//
+// SHAPE: ELEMENTS, or ROWSxCOLUMNS. KEY: one of the rule's of [optimizer], a number.
+// INPUT: fp32 weights, where DONE steps are done already each of the rule's states after them, then the
+// gradients of each step. OUTPUT: the weights, then each of the rule's states: its values in fp32 or, from
+// 4096 elements on where the rule codes them, the codes and the scales. Of a rule that keeps statistics of
+// rows and columns, with DONE = 0: those of the rows, those of the columns, or a vector's, in their type. Of
+// a rule that steps matrices by their orthogonal momentum, of a matrix with DONE = 0: the momentum.
+//
+//   rule_tool maps RULE OUTPUT
+//
+// OUTPUT: the values of the map of each of the rule's states.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "base/bytes.h"
+#include "config/config_names.h"
+#include "kernels/library.h"
+#include "kernels/orthogonal.h"
+#include "spec/block_layout.h"
+
+namespace {
+
+using namespace lm;
+
+struct Case {
+  RuleId rule;
+  int64_t rows, columns, done, steps;  // rows: 0 of a vector
+  double lr, weight_decay;
+  RuleSettings settings;
+  int64_t elements() const { return std::max<int64_t>(rows, 1) * columns; }
+};
+
+// "KEY=VALUE" of the rule's settings.
+template <class R>
+void set_key(RuleSettings& settings, const std::string& text) {
+  const size_t equal = text.find('=');
+  const double value = std::atof(text.substr(equal + 1).c_str());
+  bool found = false;
+  R::keys(settings.of<R>(), [&](const std::string& name, auto& field, const char*, const Range&) {
+    if (text.substr(0, equal) != name) return;
+    found = true;
+    using Field = std::remove_reference_t<decltype(field)>;
+    if constexpr (std::is_arithmetic_v<Field>) field = static_cast<Field>(value);
+  });
+  if (!found) throw std::runtime_error("no setting " + text);
+}
+
+template <class T>
+void write(std::ofstream& out, const T* values, int64_t n) {
+  out.write(reinterpret_cast<const char*>(values), n * static_cast<int64_t>(sizeof(T)));
+}
+
+template <class R>
+void run_factored(const Case& c, std::ifstream& in, std::ofstream& out) {
+  const auto size = static_cast<int64_t>(dtype_size(R::kStreams[0].type));
+  std::vector<float> weights(static_cast<size_t>(c.elements())), gradient(weights.size());
+  const auto read = [&](std::vector<float>& values) {
+    in.read(reinterpret_cast<char*>(values.data()), c.elements() * 4);
+    if (!in) throw std::runtime_error("the input is too short");
+  };
+  const bool vector = c.rows == 0;
+  const int64_t rows = std::max<int64_t>(c.rows, 1);
+  std::vector<std::byte> row(static_cast<size_t>(rows * size)), column(static_cast<size_t>(c.columns * size));
+  std::vector<float> scratch(static_cast<size_t>(factored_scratch(rows, c.columns)));
+  read(weights);
+  for (int64_t t = 1; t <= c.steps; ++t) {
+    read(gradient);
+    kernels(DeviceType::kCpu)
+        .update({.rule = RuleScalars::at(c.rule, c.settings,
+                                         {.lr = c.lr, .weight_decay = c.weight_decay, .t = t}),
+                 .gradient = gradient.data(),
+                 .weight = weights.data(),
+                 .factored = {.rows = rows,
+                              .columns = c.columns,
+                              .row = vector ? nullptr : row.data(),
+                              .column = vector ? nullptr : column.data(),
+                              .vector = vector ? column.data() : nullptr,
+                              .scratch = scratch.data(),
+                              .dtype = R::kStreams[0].type},
+                 .elements = c.elements()},
+                {});
+  }
+  write(out, weights.data(), c.elements());
+  if (!vector) write(out, row.data(), std::ssize(row));
+  write(out, column.data(), std::ssize(column));
+}
+
+template <class R>
+void run_orthogonal(const Case& c, std::ifstream& in, std::ofstream& out) {
+  const Kernels& kernels = library_kernels(DeviceType::kCpu);
+  std::vector<float> weights(static_cast<size_t>(c.elements())), gradient(weights.size()),
+      momentum(weights.size());
+  std::vector<std::byte> scratch(static_cast<size_t>(orthogonal_scratch_bytes(c.rows, c.columns)));
+  const auto read = [&](std::vector<float>& values) {
+    in.read(reinterpret_cast<char*>(values.data()), c.elements() * 4);
+    if (!in) throw std::runtime_error("the input is too short");
+  };
+  read(weights);
+  for (int64_t t = 1; t <= c.steps; ++t) {
+    read(gradient);
+    RuleUpdate update{
+        .rule = RuleScalars::at(c.rule, c.settings, {.lr = c.lr, .weight_decay = c.weight_decay, .t = t}),
+        .gradient = gradient.data(),
+        .weight = weights.data(),
+        .state = {momentum.data()},
+        .orthogonal = {.call = OrthogonalState::Call::kDirection,
+                       .rows = c.rows,
+                       .columns = c.columns,
+                       .direction = scratch.data()},
+        .elements = c.elements()};
+    kernels.update(update, {});
+    update.orthogonal.direction = orthogonalise(kernels, c.rows, c.columns, scratch.data(), {});
+    update.orthogonal.call = OrthogonalState::Call::kStep;
+    kernels.update(update, {});
+  }
+  write(out, weights.data(), c.elements());
+  write(out, momentum.data(), c.elements());
+}
+
+template <class R>
+void run(const Case& c, std::ifstream& in, std::ofstream& out) {
+  const int64_t elements = c.elements(), padded = round_up(elements, kCodeBlock);
+  bool coded = false;
+  int64_t codes_bytes = 0, scales = 0;
+  if constexpr (kIsCoded<R>) {
+    coded = elements >= kSmallTensor;
+    codes_bytes = elements * code_bits(R::kCodes[0]) / 8;
+    scales = padded / code_block(R::kCodes[0]);
+  }
+  const auto read_bytes = [&](void* to, int64_t bytes) {
+    in.read(static_cast<char*>(to), bytes);
+    if (!in) throw std::runtime_error("the input is too short");
+  };
+  const auto read = [&](std::vector<float>& values) { read_bytes(values.data(), elements * 4); };
+  std::vector<float> weights(static_cast<size_t>(padded)), gradient(weights.size());
+  std::vector<std::vector<uint8_t>> codes(kStateCount<R>);
+  std::vector<std::vector<float>> state(kStateCount<R>);
+  RuleUpdate update{.rule = {}, .gradient = gradient.data(), .weight = weights.data(), .elements = padded};
+  for (size_t s = 0; s < state.size(); ++s) {
+    state[s].assign(static_cast<size_t>(coded ? scales : padded), 0.F);
+    update.state[s] = state[s].data();
+    if (!coded) continue;
+    codes[s].assign(static_cast<size_t>(padded), 0);
+    update.codes[s] = codes[s].data();
+  }
+  read(weights);
+  for (size_t s = 0; c.done > 0 && s < state.size(); ++s) {
+    if (coded) read_bytes(codes[s].data(), codes_bytes);
+    coded ? read_bytes(state[s].data(), scales * 4) : read(state[s]);
+  }
+  for (int64_t t = c.done + 1; t <= c.done + c.steps; ++t) {
+    read(gradient);
+    update.rule = RuleScalars::at(c.rule, c.settings, {.lr = c.lr, .weight_decay = c.weight_decay, .t = t});
+    kernels(DeviceType::kCpu).update(update, {});
+  }
+  write(out, weights.data(), elements);
+  for (size_t s = 0; s < state.size(); ++s) {
+    if (coded) write(out, codes[s].data(), codes_bytes);
+    write(out, state[s].data(), coded ? scales : elements);
+  }
+}
+
+template <CodeMap map>
+void write_map(std::ofstream& out) {
+  write(out, make_table<map>().value, 1 << code_bits(map));
+}
+template <class R, size_t s = 0>
+void write_maps(std::ofstream& out) {
+  if constexpr (kIsCoded<R> && s < static_cast<size_t>(kStateCount<R>)) {
+    write_map<R::kCodes[s]>(out);
+    write_maps<R, s + 1>(out);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const bool maps = argc == 4 && std::string(argv[1]) == "maps";
+  if (argc < 9 && !maps) {
+    std::fprintf(stderr,
+                 "usage: rule_tool RULE SHAPE DONE STEPS LR WEIGHT_DECAY INPUT OUTPUT [KEY=VALUE ...]\n"
+                 "       rule_tool maps RULE OUTPUT\n");
+    return 2;
+  }
+  const auto rule = parse_name<RuleId>(argv[maps ? 2 : 1]);
+  if (!rule) {
+    std::fprintf(stderr, "rule_tool: no rule %s\n", argv[maps ? 2 : 1]);
+    return 2;
+  }
+  try {
+    std::ofstream out(argv[maps ? 3 : 8], std::ios::binary);
+    if (maps) {
+      Rules::with(*rule, [&](auto type) { write_maps<typename decltype(type)::type>(out); });
+    } else {
+      const std::string shape = argv[2];
+      const size_t by = shape.find('x');
+      Case c{.rule = *rule,
+             .rows = by == std::string::npos ? 0 : std::atoll(shape.c_str()),
+             .columns = std::atoll(shape.c_str() + (by == std::string::npos ? 0 : by + 1)),
+             .done = std::atoll(argv[3]),
+             .steps = std::atoll(argv[4]),
+             .lr = std::atof(argv[5]),
+             .weight_decay = std::atof(argv[6]),
+             .settings = {}};
+      std::ifstream in(argv[7], std::ios::binary);
+      Rules::with(*rule, [&](auto type) {
+        using R = typename decltype(type)::type;
+        for (int i = 9; i < argc; ++i) set_key<R>(c.settings, argv[i]);
+        if constexpr (kIsFactored<R>) {
+          run_factored<R>(c, in, out);
+        } else if constexpr (kIsOrthogonal<R>) {
+          c.rows > 0 ? run_orthogonal<R>(c, in, out) : run<R>(c, in, out);
+        } else {
+          run<R>(c, in, out);
+        }
+      });
+    }
+    out.close();
+    if (!out) throw std::runtime_error("cannot write the output");
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "rule_tool: %s\n", error.what());
+    return 70;
+  }
+}

@@ -1,0 +1,245 @@
+// Plans for several ranks: what each has, what they send, how they scale, and the forecast against a
+// simulation of all of them.
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+#include "base/bytes.h"
+#include "plan/scaling.h"
+#include "plan/simulate.h"
+#include "plan/traffic.h"
+#include "shapes.h"
+
+namespace lm {
+namespace {
+
+Case stage_case(int64_t stage, int ranks, ModelSpec spec = llama_1b()) {
+  Case c{.spec = std::move(spec), .machine = cpu_machine(256)};
+  c.config.zero.stage = stage;
+  c.config.train.global_batch = 8 * ranks;
+  c.config.train.micro_batch = 8;
+  c.config.train.recompute = Recompute::kBlock;
+  c.world.ranks = ranks;
+  return c;
+}
+
+// Within a granule of every unit.
+void expect_share(const Plan& plan, const std::string& name, const Plan& whole, int ranks) {
+  const auto share = static_cast<double>(class_bytes(whole, name)) / ranks;
+  EXPECT_NEAR(static_cast<double>(class_bytes(plan, name)) / share, 1, 0.01) << name;
+}
+
+TEST(RanksPlan, MemoryFallsAsAStagePromises) {
+  for (const int ranks : {2, 4, 8}) {
+    const Plan whole = stage_case(0, ranks).plan();
+    for (const char* name : {"master", "first moment", "second moment"}) {
+      EXPECT_EQ(class_bytes(whole, name), class_bytes(stage_case(0, 1).plan(), name));
+      for (const int64_t stage : {1, 2, 3}) expect_share(stage_case(stage, ranks).plan(), name, whole, ranks);
+    }
+    EXPECT_EQ(class_bytes(stage_case(1, ranks).plan(), "gradients"), class_bytes(whole, "gradients"));
+    EXPECT_EQ(class_bytes(stage_case(2, ranks).plan(), "weights"), class_bytes(whole, "weights"));
+    // The embedding, here the head's matrix too, is whole on every rank; so is the final norm.
+    const Case c = stage_case(3, ranks);
+    const ModelLayout layout = c.layout(nullptr);
+    const int64_t here = layout.blocks.front().flat_elements + layout.blocks.back().flat_elements,
+                  shared = layout.flat_elements - here;
+    const Plan third = c.plan();
+    for (const auto& [name, size] : {std::pair("gradients", 4), std::pair("weights", 2)}) {
+      const double want = static_cast<double>((here + shared / ranks) * size);
+      EXPECT_NEAR(static_cast<double>(class_bytes(third, name)) / want, 1, 0.01) << name;
+    }
+    EXPECT_EQ(class_bytes(third, "shared memory"), 8 * kMiB);
+  }
+  EXPECT_EQ(class_bytes(stage_case(3, 1).plan(), "shared memory"), -1);
+}
+
+TEST(RanksPlan, ShardsOfGpusAreInTheirMemory) {
+  Case c = stage_case(3, 8, llama_8b());
+  c.machine = gpu_machine("H100");
+  c.device = DeviceType::kCuda;
+  const Plan plan = c.draft();
+  for (const ClassBytes& row : plan.classes) {
+    if (row.name == "weights" || row.name == "gradients") {
+      EXPECT_EQ(row.home, Home::kDevice) << row.bytes;
+    }
+    EXPECT_NE(row.name, "checksums");
+  }
+  EXPECT_EQ(plan.timeline.link_bytes, 0);
+}
+
+// One rank has nobody to ask, whatever the stage.
+TEST(RanksPlan, OneRankHasTheListOfStageZero) {
+  for (const bool lora : {false, true}) {
+    Case none = stage_case(0, 1), third = stage_case(3, 1);
+    if (lora) none.config.train.method = third.config.train.method = Method::kLora;
+    const Plan a = none.plan(), b = third.plan();
+    const auto list = [](const Plan& plan) {
+      return steady_steps(plan.schedule, plan.placement.transfers()).back().operations;
+    };
+    EXPECT_EQ(list(a), list(b));
+    EXPECT_EQ(print_plan(a), print_plan(b));
+    for (const Operation& op : list(b)) {
+      EXPECT_NE(op.kind, OperationKind::kExchange);
+      EXPECT_NE(op.kind, OperationKind::kGather);
+      EXPECT_FALSE(is_transfer(op));
+    }
+  }
+}
+
+// Rings would send as much: 2 (N - 1)/N of the gradient without shards.
+TEST(RanksPlan, TrafficIsWhatAStageNeeds) {
+  for (const int ranks : {2, 4}) {
+    const Plan none = stage_case(0, ranks).plan(), first = stage_case(1, ranks).plan();
+    const auto flat = static_cast<double>(stage_case(0, ranks).layout(nullptr).flat_elements);
+    const double rest = 1 - 1.0 / ranks;
+    EXPECT_DOUBLE_EQ(none.traffic.gradient_bytes, 2 * 4 * rest * flat);
+    EXPECT_EQ(none.traffic.weight_bytes, 0);
+    EXPECT_DOUBLE_EQ(first.traffic.gradient_bytes, 4 * rest * flat);
+    EXPECT_DOUBLE_EQ(first.traffic.weight_bytes, 2 * rest * flat);
+    EXPECT_GT(stage_case(3, ranks).plan().traffic.weight_bytes, first.traffic.weight_bytes);
+    EXPECT_EQ(stage_case(2, ranks).plan().traffic.bytes(), first.traffic.bytes());
+  }
+  EXPECT_EQ(stage_case(3, 1).plan().traffic.bytes(), 0);
+}
+
+TEST(RanksPlan, ASlowLinkBindsAndItsRateCounts) {
+  Case c = stage_case(1, 16);
+  c.machine = gpu_machine("H100");
+  c.device = DeviceType::kCuda;
+  c.world.nodes = 2;
+  c.machine.network_bandwidth = 1e9;
+  const Plan slow = c.draft();
+  EXPECT_EQ(slow.binding, "between machines");
+  c.machine.network_bandwidth = 2e9;
+  const Plan faster = c.draft();
+  EXPECT_NEAR(slow.traffic.between_seconds / faster.traffic.between_seconds, 2, 1e-9);
+  EXPECT_LT(faster.step_seconds, slow.step_seconds);
+  // 8 of 15 others are on the other machine.
+  EXPECT_DOUBLE_EQ(slow.traffic.between_share, 8.0 / 15);
+}
+
+TEST(RanksPlan, ScalingFindsTheFewestThatFit) {
+  Case c = stage_case(3, 64, llama_8b());
+  stay_near(c.config);
+  c.device = DeviceType::kCuda;
+  c.config.train.micro_batch = 1;
+  Machine node = gpu_machine("H100");
+  node.host_memory = int64_t{2048} * kGiB;
+  const ModelLayout layout = c.layout(nullptr);
+  const PlanInputs inputs{c.config, c.spec, nullptr, layout, c.device, {}, {}, nullptr};
+  const Scaling scaling = predict_scaling(inputs, node, {64, 8});
+  ASSERT_GT(scaling.fewest, 1);
+  ASSERT_LE(scaling.fewest, 8);
+  const auto fits = [&](int ranks) {
+    return draft_plan(inputs, share_of_machine(node, ranks), {ranks}).fits;
+  };
+  EXPECT_TRUE(fits(scaling.fewest));
+  EXPECT_FALSE(fits(scaling.fewest - 1));
+  double before = 0;
+  for (const ScalingRow& row : scaling.rows) {
+    EXPECT_EQ(row.fits, row.world.ranks >= scaling.fewest) << row.world.ranks;
+    // Behind one machine's links its network may hold them up.
+    if (row.world.nodes == 1) {
+      EXPECT_GT(row.tokens_per_second, before);
+    }
+    before = row.tokens_per_second;
+    if (row.world.ranks == scaling.fewest) {
+      EXPECT_DOUBLE_EQ(row.efficiency, 1);
+    }
+    EXPECT_EQ(row.world.nodes, (row.world.ranks + 7) / 8);
+  }
+  EXPECT_EQ(scaling.rows.back().world.ranks, 64);
+  // A smaller batch keeps fewer busy.
+  c.config.train.global_batch = 4;
+  EXPECT_EQ(predict_scaling(inputs, node, {64, 8}).rows.back().world.ranks, 4);
+}
+
+struct Judged {
+  Plan plan;
+  Simulation simulation;
+};
+
+Judged judge(const Case& c, const Stragglers& stragglers = {}) {
+  const AdapterSpec lora = adapter_r16();
+  const AdapterSpec* adapter = c.config.train.method == Method::kLora ? &lora : nullptr;
+  const ModelLayout layout = c.layout(adapter);
+  const PlanInputs inputs{c.config, c.spec, adapter, layout, c.device, {}, {}, nullptr};
+  Judged out{draft_plan(inputs, c.machine, c.world), {}};
+  out.simulation = simulate_step(inputs, c.machine, out.plan, stragglers);
+  return out;
+}
+
+// Without stragglers all ranks do the same: what one of them is forecast is what all take, on whatever links.
+// One of these is found by halving more than once.
+TEST(RanksPlan, TheFewestAreFoundForGpusOfEachSize) {
+  Case c = stage_case(3, 64, llama_8b());
+  stay_near(c.config);
+  c.device = DeviceType::kCuda;
+  c.config.train.micro_batch = 1;
+  const ModelLayout layout = c.layout(nullptr);
+  const PlanInputs inputs{c.config, c.spec, nullptr, layout, c.device, {}, {}, nullptr};
+  for (const int64_t memory : {64, 48, 36, 34, 33, 32, 31, 30, 29, 28}) {
+    Machine node = gpu_machine("H100");
+    node.host_memory = int64_t{2048} * kGiB;
+    node.gpus.front().memory_bytes = memory * kGiB;
+    int fewest = 0;
+    for (int ranks = 64; ranks > 0; ranks -= ranks > 8 ? 8 : 1) {
+      const World world{ranks, (ranks + 7) / 8};
+      if (draft_plan(inputs, share_of_machine(node, std::min(ranks, 8)), world).fits) fewest = ranks;
+    }
+    EXPECT_EQ(predict_scaling(inputs, node, {64, 8}).fewest, fewest) << memory << " GiB";
+  }
+}
+
+TEST(RanksPlan, TheForecastIsTheSimulations) {
+  for (const int ranks : {1, 2, 6, 32}) {
+    for (const int64_t stage : {0, 1, 2, 3}) {
+      for (int which = 0; which < 5; ++which) {
+        Case c = stage_case(stage, ranks, smollm2_135m());
+        if (which == 1) c.config.train.method = Method::kLora;
+        if (which == 2) c.config.offload.optimizer = OffloadHome::kNvme;
+        if (which == 3) c.config.offload.weights = c.config.offload.gradients = OffloadHome::kNvme;
+        if (which >= 2)
+          c.config.offload.paths = {"/swap"}, c.machine.disks = {{"/swap", 1'000 * kGiB, 2e8, 1e8}};
+        if (which == 4) {
+          c.config.offload.optimizer = OffloadHome::kHost;
+          c.machine = gpu_machine("H100");
+          c.device = DeviceType::kCuda;
+        }
+        if (ranks > 6) c.world.nodes = 4;
+        const Judged judged = judge(c);
+        const double forecast = judged.plan.step_seconds;
+        EXPECT_NEAR(forecast / judged.simulation.seconds, 1, 0.02)
+            << ranks << " ranks, stage " << stage << ", " << which;
+        EXPECT_GE(forecast, judged.simulation.bound * 0.999)
+            << ranks << " ranks, stage " << stage << ", " << which;
+      }
+    }
+  }
+}
+
+TEST(RanksPlan, StragglersHoldAllUp) {
+  Case c = stage_case(3, 64);
+  c.world.nodes = 8;
+  const double even = judge(c).simulation.seconds;
+  const double one_slow = judge(c, {.seed = 3, .share = 0.1, .slowdown = 1.5}).simulation.seconds;
+  const double all_slow = judge(c, {.seed = 3, .share = 1, .slowdown = 1.5}).simulation.seconds;
+  EXPECT_GT(one_slow, even * 1.05);
+  EXPECT_LE(one_slow, all_slow * 1.0001);
+  EXPECT_LE(all_slow, even * 1.5);
+  EXPECT_EQ(one_slow, judge(c, {.seed = 3, .share = 0.1, .slowdown = 1.5}).simulation.seconds);
+}
+
+TEST(RanksPlan, FourThousandRanksAreSimulatedInSeconds) {
+  Case c = stage_case(3, 4096, llama_8b());
+  c.world.nodes = 512;
+  c.machine = gpu_machine("H100");
+  c.device = DeviceType::kCuda;
+  const auto start = std::chrono::steady_clock::now();
+  const Judged judged = judge(c, {.seed = 1, .share = 0.01, .slowdown = 1.3});
+  EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 10);
+  EXPECT_GT(judged.simulation.seconds, judged.plan.step_seconds);
+}
+
+}  // namespace
+}  // namespace lm

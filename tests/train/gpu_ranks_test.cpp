@@ -1,0 +1,297 @@
+// Ranks with a GPU each: the same bits over NCCL as over host memory, whatever a stage shards and wherever
+// state lives; and what is moved does not hold up what is computed.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "kernels/kernels.h"
+#include "offloaded_run.h"
+#include "optim/gradients.h"
+#include "spec/block_layout.h"
+#include "tests/support/gpu_ranks.h"
+
+namespace lm {
+namespace {
+
+using namespace offloaded_run;
+
+// Device memory by way of the host, over the group that processes of the CPU have.
+class ThroughHost final : public Group {
+ public:
+  explicit ThroughHost(Group& peers) : peers_(peers) {}
+  int rank() const override { return peers_.rank(); }
+  int ranks() const override { return peers_.ranks(); }
+  void begin_after(StreamView callers) override { compute_ = callers; }
+  void share(const char* what, std::byte* data, std::span<const ByteRange> shards) override {
+    std::vector<std::byte> host = taken(data, shards);
+    peers_.share(what, host.data(), shards);
+    for (const ByteRange& run : shards) {
+      if (run.bytes > 0) copy_bytes(data + run.begin, host.data() + run.begin, run.bytes, compute_);
+    }
+    synchronize(compute_);
+  }
+  void exchange(const char* what, const std::byte* data, std::span<const ByteRange> shards,
+                const Add& add) override {
+    const std::vector<std::byte> host = taken(data, shards);
+    peers_.exchange(what, host.data(), shards,
+                    [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
+                      std::vector<Memory> parts;
+                      std::vector<const std::byte*> device;
+                      for (const std::byte* const part : from) {
+                        parts.emplace_back(DeviceType::kCuda, bytes);
+                        copy_bytes(parts.back().data(), part, bytes, compute_);
+                        device.push_back(parts.back().data());
+                      }
+                      add(offset, bytes, device);
+                      synchronize(compute_);
+                    });
+  }
+
+ private:
+  std::vector<std::byte> taken(const std::byte* data, std::span<const ByteRange> shards) const {
+    int64_t bytes = 0;
+    for (const ByteRange& run : shards) bytes = std::max(bytes, run.begin + run.bytes);
+    std::vector<std::byte> host(static_cast<size_t>(bytes));
+    if (bytes > 0) copy_bytes(host.data(), data, bytes, compute_);
+    synchronize(compute_);
+    return host;
+  }
+  Group& peers_;
+  StreamView compute_;
+};
+
+// What the ranks of a run have found, each in a file of its own: numbers, then the state that it has.
+class Findings {
+ public:
+  Findings()
+      : directory_(std::filesystem::temp_directory_path() / ("gpu_ranks_" + std::to_string(getpid()))) {
+    std::filesystem::create_directories(directory_);
+  }
+  ~Findings() { std::filesystem::remove_all(directory_); }
+  Findings(const Findings&) = delete;
+  Findings& operator=(const Findings&) = delete;
+
+  void write(int rank, const Outcome& outcome) const {
+    std::ofstream file(path(rank), std::ios::binary);
+    file.precision(17);
+    for (const double x : outcome.losses) file << x << ' ';
+    for (const double x : outcome.norms) file << x << ' ';
+    file << outcome.evaluated << '\n' << outcome.state.size() << '\n';
+    for (const auto& [name, bytes] : outcome.state) {
+      file << name << ' ' << bytes.size() << '\n';
+      file.write(reinterpret_cast<const char*>(bytes.data()), std::ssize(bytes));
+    }
+  }
+  // The numbers, which agree, and all ranks' state together: what one does not have it has as zeros.
+  std::string numbers;
+  State state;
+  void read(int ranks) {
+    for (int r = 0; r < ranks; ++r) {
+      std::ifstream file(path(r), std::ios::binary);
+      std::string line;
+      std::getline(file, line);
+      if (r == 0) numbers = line;
+      EXPECT_EQ(line, numbers) << "rank " << r;
+      size_t arrays = 0, size = 0;
+      file >> arrays;
+      for (std::string name; arrays > 0; --arrays) {
+        file >> name >> size;
+        file.get();
+        std::vector<std::byte> bytes(size);
+        file.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(size));
+        std::vector<std::byte>& known = state[name];
+        known.resize(std::max(known.size(), size));
+        for (size_t i = 0; i < size; ++i) known[i] = r == 0 ? bytes[i] : known[i] | bytes[i];
+      }
+      EXPECT_TRUE(file.good()) << "rank " << r << " has found nothing";
+    }
+  }
+
+ private:
+  std::string path(int rank) const { return directory_ / std::to_string(rank); }
+  std::filesystem::path directory_;
+};
+
+void run_gpus(const Variant& run, int ranks, bool nccl, Findings& out) {
+  expect_good_ends(with_gpus({.ranks = ranks, .seconds = 300}, [&](GpuRank& rank) {
+    ThroughHost host(rank.peers);
+    Group& group = nccl ? static_cast<Group&>(rank.group) : host;
+    out.write(rank.group.rank(), Training(run, {}, {}, &rank.peers, &group).run());
+  }));
+  out.read(ranks);
+}
+
+void expect_same(const Findings& a, const Findings& b, const Variant& run) {
+  EXPECT_EQ(a.numbers, b.numbers) << run.text();
+  EXPECT_EQ(a.state.size(), b.state.size());
+  for (const auto& [name, bytes] : b.state)
+    EXPECT_TRUE(a.state.at(name) == bytes) << name << ", " << run.text();
+}
+
+Variant small_run() {
+  Variant run;
+  run.micro_batches = 4;
+  run.steps = 2;
+  run.recompute = true;
+  run.group = 4;
+  run.slots_on_device = true;
+  return run;
+}
+
+TEST(GpuRanks, AStepOfStageThreeHasTheBitsOfTheCpuGroups) {
+  LM_NEEDS_GPU();
+  for (const int ranks : {2, 4}) {
+    Variant run = small_run();
+    run.stage = 3;
+    Findings nccl, host;
+    run_gpus(run, ranks, true, nccl);
+    run_gpus(run, ranks, false, host);
+    expect_same(nccl, host, run);
+  }
+}
+
+TEST(GpuRanks, StagesClippingAdaptersAndHomesDoNotChangeABit) {
+  LM_NEEDS_GPU();
+  for (const bool lora : {false, true}) {
+    for (const Clip clip : {Clip::kGlobal, Clip::kBlock}) {
+      Variant first = small_run();
+      first.lora = lora, first.clip = clip, first.stage = 0;
+      first.tied = lora;  // an embedding by itself goes to host memory with the weights
+      first.gradient_dtype = clip == Clip::kBlock ? DType::kBF16 : DType::kF32;
+      Findings wanted;
+      run_gpus(first, 2, true, wanted);
+      for (int i = 1; i < 6; ++i) {
+        Variant run = first;
+        run.stage = std::min(i, 3);
+        run.optimizer = i >= 4;
+        run.weights = run.gradients = i == 5;
+        run.on_host = i == 5 && clip == Clip::kGlobal;
+        run.host = i == 5 ? 1 : 0;
+        Findings got;
+        run_gpus(run, 2, true, got);
+        expect_same(got, wanted, run);
+      }
+    }
+  }
+}
+
+// The slot that blocks share is the group's to read while compute goes on with the next block.
+TEST(GpuRanks, UpdatesInsideBackwardDoNotChangeABit) {
+  LM_NEEDS_GPU();
+  for (const Clip clip : {Clip::kGlobal, Clip::kBlock}) {
+    Variant first = small_run();
+    first.clip = clip, first.stage = 0;
+    Findings wanted;
+    run_gpus(first, 2, true, wanted);
+    for (const int stage : {0, 1, 3}) {
+      Variant run = first;
+      run.stage = stage, run.in_backward = true;
+      Findings got;
+      run_gpus(run, 2, true, got);
+      expect_same(got, wanted, run);
+    }
+  }
+}
+
+// Nobody waits for a rank that comes later, unless it needs what that one brings: else this does not end.
+// `slots`: gradients are in shards, and pass through one slot.
+void exchange_beside_computation(GpuRank& rank, bool slots) {
+  ModelLayout layout;
+  layout.blocks.resize(3);
+  for (BlockLayout& block : layout.blocks) block.name = "block", block.flat_elements = 4 * kGranule;
+  layout.flat_elements = 12 * kGranule;
+  constexpr int64_t kBytes = 4 * kGranule * 4;
+  ShardStore store({.group = rank.group,
+                    .bytes = {0, kBytes, kBytes},
+                    .shards =
+                        [](int64_t) {
+                          return std::vector<ByteRange>{{0, kBytes / 2}, {kBytes / 2, kBytes / 2}};
+                        },
+                    .name = [](int64_t a) { return "array " + std::to_string(a); },
+                    .slots = 2,
+                    .gathers = false,
+                    .stream = rank.compute});
+  RegisteredMemory sums(DeviceType::kCuda, Gradients::norm_bytes(layout));
+  Gradients gradients(layout, DType::kF32, kernels(DeviceType::kCuda), rank.compute,
+                      {sums.data(), static_cast<size_t>(sums.size())},
+                      {.store = slots ? &store : nullptr, .in_slot = {}});
+  const auto exchange = [&](int64_t unit, int64_t slot) {
+    if (gradients.through_slots(unit)) store.claim(unit, slot);
+    zero_bytes(gradients.unit(unit), kBytes, rank.compute);
+    gradients.exchange(unit, rank.group, true);
+    if (gradients.through_slots(unit)) store.write_back(unit);
+    gradients.granule_norms(unit, rank.group, true);
+  };
+  exchange(0, 0);  // connects the ranks, for which both are needed
+  rank.group.end_before(rank.compute);
+  synchronize(rank.compute);
+  if (rank.group.rank() == 1) rank.peers.barrier("computed");
+  exchange(1, 0);
+  Event computed(DeviceType::kCuda);
+  computed.record(rank.compute);
+  computed.synchronize();
+  if (rank.group.rank() == 0) rank.peers.barrier("computed");
+  exchange(2, 0);  // where the one before was
+  rank.group.end_before(rank.compute);
+  gradients.send_squares();
+  synchronize(rank.compute);
+  rank.group.check();
+  EXPECT_EQ(gradients.total_square(), 0);
+}
+
+TEST(GpuRanks, AnExchangeDoesNotHoldUpWhatIsComputedBesideIt) {
+  LM_NEEDS_GPU();
+  for (const bool slots : {false, true})
+    expect_good_ends(
+        with_gpus({.ranks = 2}, [&](GpuRank& rank) { exchange_beside_computation(rank, slots); }));
+}
+
+TEST(GpuRanks, AGatherDoesNotHoldUpWhatIsComputedBesideIt) {
+  LM_NEEDS_GPU();
+  expect_good_ends(with_gpus({.ranks = 2}, [](GpuRank& rank) {
+    const int me = rank.group.rank();
+    ShardStore store({.group = rank.group,
+                      .bytes = {8192, 8192, 8192},
+                      .shards =
+                          [](int64_t) {
+                            return std::vector<ByteRange>{{0, 4096}, {4096, 4096}};
+                          },
+                      .name = [](int64_t a) { return "array " + std::to_string(a); },
+                      .slots = 2,
+                      .stream = rank.compute});
+    std::vector<std::byte> made(8192), host(8192);
+    const auto fill = [](int64_t array, int shard) { return static_cast<std::byte>(16 * array + shard + 1); };
+    for (int64_t a = 0; a < 3; ++a) {
+      std::fill(made.begin(), made.end(), fill(a, me));
+      store.claim(a, 0);
+      copy_bytes(store.use(a), made.data(), 8192, rank.compute);
+      synchronize(rank.compute);
+      store.write_back(a);
+    }
+    const auto expect = [&](int64_t array) {
+      copy_bytes(host.data(), store.use(array), 8192, rank.compute);
+      synchronize(rank.compute);
+      rank.group.check();
+      for (int64_t i : {0, 4095, 4096, 8191})
+        EXPECT_EQ(host[static_cast<size_t>(i)], fill(array, i < 4096 ? 0 : 1)) << array << " " << i;
+    };
+    store.fetch(0, 0);
+    expect(0);
+    if (me == 1) rank.peers.barrier("computed");
+    store.fetch(1, 1);
+    expect(0);  // while the next one is on its way
+    if (me == 0) rank.peers.barrier("computed");
+    expect(1);
+    store.fetch(2, 0);
+    expect(2);
+    std::vector<std::byte> read(100);
+    store.read(0, 4096 * me + 7, read);
+    EXPECT_EQ(read, std::vector<std::byte>(100, fill(0, me)));
+  }));
+}
+
+}  // namespace
+}  // namespace lm

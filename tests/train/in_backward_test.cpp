@@ -1,0 +1,253 @@
+// Updates inside backward against updates after it: gradients of one block at a time never change a bit of
+// losses, norms, weights or moments, wherever state lives and however a step is clipped and cut. Built twice:
+// for the CPU, which stands in for a GPU where a run is `slots_on_device`, and for a GPU, where it skips
+// without one.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <limits>
+#include <set>
+
+#include "base/error.h"
+#include "offloaded_run.h"
+
+namespace lm {
+namespace {
+
+using namespace offloaded_run;
+
+class InBackward : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string reason;
+    if (cuda_built() && cuda_device_count(&reason) == 0) GTEST_SKIP() << "no CUDA device: " << reason;
+  }
+};
+
+// What a run of the matrix is drawn from: rule, home of state, clip mode, accumulation, tile, threads of the
+// update, recomputation, model.
+constexpr int kFactors = 8;
+using Row = std::array<size_t, kFactors>;
+constexpr Row kLevels = {Rules::kSize, 5, 3, 2, 3, 2, 2, 4};
+
+using Pair = std::array<size_t, 4>;  // factor, level, later factor, level
+std::set<Pair> pairs_of(const Row& row) {
+  std::set<Pair> out;
+  for (size_t a = 0; a < kFactors; ++a) {
+    for (size_t b = a + 1; b < kFactors; ++b) out.insert({a, row[a], b, row[b]});
+  }
+  return out;
+}
+
+// Rows in which every pair of two factors' levels stands together at least once.
+std::vector<Row> pairwise(std::mt19937& random) {
+  std::set<Pair> missing;
+  for (size_t a = 0; a < kFactors; ++a) {
+    for (size_t b = a + 1; b < kFactors; ++b) {
+      for (size_t i = 0; i < kLevels[a]; ++i) {
+        for (size_t j = 0; j < kLevels[b]; ++j) missing.insert({a, i, b, j});
+      }
+    }
+  }
+  const auto gain = [&](const Row& row) {
+    int64_t count = 0;
+    for (const Pair& pair : pairs_of(row)) count += static_cast<int64_t>(missing.count(pair));
+    return count;
+  };
+  std::vector<Row> out;
+  while (!missing.empty()) {
+    constexpr int kTries = 200;
+    Row best = {};
+    for (int i = 0; i < kTries; ++i) {
+      Row row;
+      for (size_t f = 0; f < kFactors; ++f) row[f] = random() % kLevels[f];
+      const Pair& wanted = *missing.begin();
+      row[wanted[0]] = wanted[1], row[wanted[2]] = wanted[3];
+      if (i == 0 || gain(row) > gain(best)) best = row;
+    }
+    for (const Pair& pair : pairs_of(best)) missing.erase(pair);
+    out.push_back(best);
+  }
+  return out;
+}
+
+// 0: on the device; 1, 2, 3: off it in host memory, on disk, half and half; 4: in host memory, updated there.
+void set_home(size_t home, Variant& run) {
+  run.optimizer = run.weights = home > 0;
+  run.slots_on_device = home == 1 || home >= 3;
+  run.host = home == 1 || home == 4 ? 1 : home == 3 ? 2 : 0;
+  run.mixed = home == 3;
+  run.on_host = home == 4;
+}
+
+Variant variant_of(const Row& row) {
+  Variant run;
+  run.in_backward = true;
+  run.steps = 6;
+  run.rule = static_cast<RuleId>(row[0]);
+  set_home(row[1], run);
+  run.clip = static_cast<Clip>(row[2]);
+  run.micro_batches = row[3] == 0 ? 1 : 4;
+  run.granules = std::array<int64_t, 3>{1, 3, 1000}[row[4]];
+  run.optimizer_threads = static_cast<int>(row[5]) + 1;
+  run.recompute = row[6] == 1;
+  run.activations = run.recompute && row[1] > 0;
+  run.lora = row[7] == 1, run.tied = row[7] != 2 && row[7] != 3;
+  if (row[7] == 3) run.vocab = 17000;  // a head in segments where weights are off the device
+  run.master = static_cast<Master>(row[0] % 3);
+  run.gradient_dtype = row[0] % 2 == 0 ? DType::kF32 : DType::kBF16;
+  return run;
+}
+
+TEST_F(InBackward, GivesTheSameBitsForEveryPairOfSettings) {
+  std::mt19937 random(11);
+  const std::vector<Row> rows = pairwise(random);
+  EXPECT_LT(rows.size(), 80U);
+  for (const Row& row : rows) {
+    const Variant run = variant_of(row);
+    SCOPED_TRACE(run.text());
+    expect_same(run, Training(run).run());
+  }
+}
+
+TEST_F(InBackward, GivesTheSameBitsInEachHomeUnderEachClipping) {
+  for (const Clip clip : {Clip::kGlobal, Clip::kBlock, Clip::kNone}) {
+    for (size_t home = 0; home < kLevels[1]; ++home) {
+      Variant run;
+      run.in_backward = true;
+      run.clip = clip, run.micro_batches = 2, run.steps = 6;
+      run.recompute = home % 2 == 0;
+      set_home(home, run);
+      SCOPED_TRACE(run.text());
+      expect_same(run, Training(run).run());
+    }
+  }
+}
+
+TEST_F(InBackward, GivesTheSameBitsForBiasesNormsOfHeadsAndWindows) {
+  for (const Family family : {Family::kQwen2, Family::kQwen3, Family::kMistral}) {
+    for (const bool tied : {false, true}) {
+      Variant run;
+      run.in_backward = run.recompute = true;
+      run.family = family, run.tied = tied, run.micro_batches = 2, run.steps = 6;
+      SCOPED_TRACE(run.text());
+      expect_same(run, Training(run).run());
+    }
+  }
+}
+
+// Bytes of gradients that a plan counts.
+int64_t gradient_bytes(const Plan& plan) {
+  int64_t sum = 0;
+  for (const ClassBytes& row : plan.classes) sum += row.name == "gradients" ? row.bytes : 0;
+  return sum;
+}
+
+TEST_F(InBackward, HasMemoryForOneBlocksGradientAndATiedEmbeddings) {
+  for (const bool tied : {false, true}) {
+    Variant run;
+    run.tied = tied, run.layers = 6, run.in_backward = true;
+    Training training(run);
+    int64_t longest = 0, all = 0, kept = 0;
+    const std::vector<BlockLayout>& blocks = training.layout().blocks;
+    for (size_t b = 0; b < blocks.size(); ++b) {
+      all += blocks[b].flat_elements * 4;
+      if (b > 0 || !tied) longest = std::max(longest, blocks[b].flat_elements * 4);
+    }
+    if (tied) kept = blocks.front().flat_elements * 4;
+    EXPECT_EQ(gradient_bytes(training.plan()), longest + kept);
+    EXPECT_EQ(training.gradients().bytes(), longest + kept);
+    run.in_backward = false;
+    Training after(run);
+    EXPECT_EQ(gradient_bytes(after.plan()), all);
+    EXPECT_EQ(after.gradients().bytes(), all);
+  }
+}
+
+// Whoever asks for a gradient that is no more is a mistake of ours.
+TEST_F(InBackward, RefusesAGradientThatAnotherBlockHasReplaced) {
+  Variant run;
+  run.in_backward = true, run.tied = false, run.clip = Clip::kBlock;
+  Training training(run);
+  training.step(1);
+  EXPECT_NE(training.gradients().unit(0), nullptr);  // the embedding's is the last
+  EXPECT_THROW(training.gradients().unit(1), Error);
+}
+
+// Under global clipping nothing is updated before all norms are known: a bad step is skipped as ever, and its
+// tensor named, whose gradient the second backward has.
+TEST_F(InBackward, ASkippedStepChangesNoByteAndIsExplained) {
+  for (const bool recompute : {false, true}) {
+    for (size_t home = 0; home < kLevels[1]; ++home) {
+      std::vector<StepResult> results[2];
+      State states[2];
+      for (const bool in_backward : {false, true}) {
+        Variant run;
+        run.tied = false, run.recompute = recompute, run.in_backward = in_backward;
+        set_home(home, run);
+        SCOPED_TRACE(run.text());
+        Training training(run);
+        training.step(1);
+        const State before = training.state();
+        const float was = training.replace_norm_weight(std::numeric_limits<float>::infinity());
+        const StepResult bad = training.step(2);
+        training.replace_norm_weight(was);
+        EXPECT_TRUE(bad.skipped);
+        EXPECT_EQ(bad.fault, "rank 0 tensor norm grad nan");
+        EXPECT_TRUE(training.state() == before);
+        const StepResult good = training.step(3);
+        EXPECT_FALSE(good.skipped);
+        EXPECT_EQ(good.fault, "");
+        results[in_backward] = {bad, good};
+        states[in_backward] = training.state();
+      }
+      EXPECT_EQ(results[1][1].loss, results[0][1].loss);
+      EXPECT_EQ(results[1][1].grad_norm, results[0][1].grad_norm);
+      EXPECT_TRUE(states[1] == states[0]);
+    }
+  }
+}
+
+// Otherwise blocks behind may already be updated: the run ends at once.
+TEST_F(InBackward, ABadGradientWithoutGlobalClippingEndsTheRun) {
+  for (const Clip clip : {Clip::kBlock, Clip::kNone}) {
+    Variant run;
+    run.tied = false, run.in_backward = true, run.clip = clip;
+    Training training(run);
+    training.step(1);
+    training.replace_norm_weight(std::numeric_limits<float>::infinity());
+    try {
+      training.step(2);
+      ADD_FAILURE() << "the run goes on";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Exit::kNumerics);
+      EXPECT_TRUE(error.text().what.starts_with("step 2 rank 0 tensor norm grad nan")) << error.report();
+    }
+  }
+}
+
+// Between the two, a run may change from one to the other.
+TEST_F(InBackward, GoesOnFromACheckpointBitForBit) {
+  for (const Clip clip : {Clip::kGlobal, Clip::kBlock}) {
+    for (const size_t home : {0, 2}) {
+      Variant run;
+      run.clip = clip, run.micro_batches = 2, run.recompute = true, run.steps = 6;
+      set_home(home, run);
+      Variant inside = run;
+      inside.in_backward = true;
+      Training first(inside);
+      for (int64_t step = 1; step <= 3; ++step) first.step(step);
+      const Training::Copy copy = first.copy();
+      for (const Variant& later : {run, inside}) {
+        SCOPED_TRACE(later.text());
+        Training training(later);
+        training.restore(copy);
+        for (int64_t step = 4; step <= 6; ++step) training.step(step);
+        EXPECT_TRUE(training.state() == reference(run).state);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lm

@@ -1,0 +1,241 @@
+// Several ranks that share a step's micro-batches, as threads of this process: what a stage shards and where
+// state lives never changes a bit at one number of ranks, and against one rank sums differ in rounding alone.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <thread>
+
+#include "comm/shared_group.h"
+#include "offloaded_run.h"
+
+namespace lm {
+namespace {
+
+using namespace offloaded_run;
+
+// What all ranks give together: the numbers, which must agree, and every byte of the state.
+Outcome run_ranks(const Variant& run, int ranks) {
+  SharedRegion region = SharedRegion::create(ranks);
+  std::vector<Outcome> outcomes(static_cast<size_t>(ranks));
+  std::vector<std::string> errors(static_cast<size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int r = 0; r < ranks; ++r) {
+    threads.emplace_back([&, r] {
+      try {
+        SharedGroup group(region, r);
+        Training training(run, {}, {}, &group);
+        const OffDeviceState& off_device = training.rank().off_device();
+        const bool one_pass = run.recompute || run.micro_batches <= ranks;
+        const bool shards = ranks > 1 && (run.lora || !rule_text(run.rule).whole_tensors);
+        if (!run.weights) {
+          EXPECT_EQ(off_device.store(Pool::kWeights) != nullptr, shards && run.stage >= 3);
+        }
+        if (!run.gradients) {
+          EXPECT_EQ(off_device.store(Pool::kGradients) != nullptr,
+                    shards && run.stage >= 2 && !run.lora && one_pass && !run.in_backward);
+        }
+        outcomes[static_cast<size_t>(r)] = training.run();
+      } catch (const std::exception& error) {
+        errors[static_cast<size_t>(r)] = error.what();
+        region.end();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  Outcome all = outcomes.front();
+  for (size_t r = 0; r < outcomes.size(); ++r) {
+    EXPECT_EQ(errors[r], "") << "rank " << r << " of " << ranks << " " << run.text();
+    EXPECT_EQ(outcomes[r].losses, all.losses) << run.text();
+    EXPECT_EQ(outcomes[r].norms, all.norms) << run.text();
+    EXPECT_EQ(outcomes[r].evaluated, all.evaluated) << run.text();
+    for (const auto& [name, bytes] : outcomes[r].state) {
+      std::vector<std::byte>& known = all.state[name];
+      if (known.size() < bytes.size()) known.resize(bytes.size());
+      for (size_t i = 0; i < bytes.size(); ++i) known[i] |= r == 0 ? std::byte{0} : bytes[i];
+    }
+  }
+  return all;
+}
+
+double relative(double a, double b) {
+  return std::abs(a - b) / std::max(std::abs(b), 1e-30);
+}
+
+// ||a - b|| / ||b|| over all weights of fp32 runs.
+double weights_apart(const State& a, const State& b) {
+  double difference = 0, norm = 0;
+  for (const auto& [name, bytes] : b) {
+    if (!name.ends_with(".weight")) continue;
+    const std::vector<std::byte>& other = a.at(name);
+    EXPECT_EQ(other.size(), bytes.size()) << name;
+    for (size_t i = 0; i + 4 <= std::min(bytes.size(), other.size()); i += 4) {
+      float x = 0, y = 0;
+      std::memcpy(&x, other.data() + i, 4), std::memcpy(&y, bytes.data() + i, 4);
+      difference += std::pow(static_cast<double>(x) - y, 2), norm += std::pow(static_cast<double>(y), 2);
+    }
+  }
+  return std::sqrt(difference / norm);
+}
+
+void expect_same(const Variant& run, int ranks, const Outcome& got, const Outcome& want) {
+  EXPECT_EQ(got.losses, want.losses) << ranks << " ranks " << run.text();
+  EXPECT_EQ(got.norms, want.norms) << ranks << " ranks " << run.text();
+  EXPECT_EQ(got.evaluated, want.evaluated) << ranks << " ranks " << run.text();
+  ASSERT_EQ(got.state.size(), want.state.size()) << run.text();
+  for (const auto& [name, bytes] : want.state)
+    EXPECT_TRUE(got.state.at(name) == bytes) << name << " differs: " << ranks << " ranks " << run.text();
+}
+
+// The contract's bounds (fp32): losses 1e-6, weights after twelve steps 1e-4.
+TEST(Ranks, GiveWhatOneRankGives) {
+  for (const bool lora : {false, true}) {
+    for (const bool tied : {true, false}) {
+      Variant run;
+      run.lora = lora, run.tied = tied;
+      run.dtype = DType::kF32;
+      run.micro_batches = 4;
+      const Outcome one = run_ranks(run, 1);
+      for (const int ranks : {2, 3, 4}) {
+        const Outcome many = run_ranks(run, ranks);
+        for (size_t s = 0; s < one.losses.size(); ++s) {
+          EXPECT_LE(relative(many.losses[s], one.losses[s]), 1e-6) << ranks << " ranks, step " << s + 1;
+          EXPECT_LE(relative(many.norms[s], one.norms[s]), 1e-5) << ranks << " ranks, step " << s + 1;
+        }
+        EXPECT_LE(weights_apart(many.state, one.state), 1e-4) << ranks << " ranks " << run.text();
+      }
+    }
+  }
+}
+
+// Stage 0 and resident against stage 1 in every home.
+TEST(Ranks, StagesAndHomesGiveTheSameBits) {
+  for (const int ranks : {2, 3}) {
+    for (const bool lora : {false, true}) {
+      for (const Clip clip : {Clip::kGlobal, Clip::kBlock}) {
+        Variant run;
+        run.lora = lora, run.clip = clip;
+        run.micro_batches = 3;
+        run.steps = 6;
+        run.stage = 0;
+        const Outcome want = run_ranks(run, ranks);
+        for (int homes = 0; homes < 5; ++homes) {
+          Variant other = run;
+          other.stage = 1;
+          other.optimizer = homes == 1 || homes == 4;
+          other.gradients = homes == 2 || homes == 4;
+          other.weights = homes == 3 || homes == 4;
+          expect_same(other, ranks, run_ranks(other, ranks), want);
+        }
+      }
+    }
+  }
+}
+
+// Shards of gradients and of weights, the frozen base's included, against every rank having everything.
+TEST(Ranks, EveryStageGivesTheSameBits) {
+  for (const int ranks : {2, 3, 4}) {
+    for (int64_t which = 0; which < 6; ++which) {
+      Variant run;
+      run.lora = which == 1;
+      run.clip = which == 2 ? Clip::kBlock : Clip::kGlobal;
+      run.tied = which != 3;
+      if (which == 3) run.vocab = 17000;  // a head in segments, once it is sharded
+      run.recompute = which == 4;
+      run.micro_batches = ranks * (which >= 4 ? 2 : 1);
+      run.steps = 5;
+      run.stage = 0;
+      const Outcome want = run_ranks(run, ranks);
+      for (const int64_t stage : {1, 2, 3}) {
+        run.stage = stage;
+        expect_same(run, ranks, run_ranks(run, ranks), want);
+        run.optimizer = true;
+        expect_same(run, ranks, run_ranks(run, ranks), want);
+        run.optimizer = false;
+      }
+    }
+  }
+}
+
+// A block's gradient is exchanged before its update, and gone afterwards.
+TEST(Ranks, UpdatesInsideBackwardGiveTheSameBits) {
+  for (const int ranks : {2, 3}) {
+    for (int64_t which = 0; which < 6; ++which) {
+      Variant run;
+      run.clip = static_cast<Clip>(which % 3);
+      run.tied = which < 3;
+      run.lora = which == 4;
+      if (which == 5) run.vocab = 17000;  // a head in segments, once its weights are in shards
+      run.recompute = which % 2 == 1;
+      run.micro_batches = ranks * (which >= 2 ? 2 : 1);
+      run.steps = 5;
+      run.stage = 0;
+      const Outcome want = run_ranks(run, ranks);
+      run.in_backward = true;
+      for (const int64_t stage : {0, 1, 2, 3}) {
+        run.stage = stage;
+        run.optimizer = which == 3;
+        expect_same(run, ranks, run_ranks(run, ranks), want);
+      }
+    }
+  }
+}
+
+// Also where a shard begins between the granules of large and of small tensors.
+TEST(Ranks, EveryRuleGivesTheSameBitsInShards) {
+  for (size_t rule = 0; rule < Rules::kSize; ++rule) {
+    for (const bool lora : {false, true}) {
+      Variant run;
+      run.rule = static_cast<RuleId>(rule);
+      run.lora = lora;
+      run.master = static_cast<Master>(rule % 3);
+      run.micro_batches = 3;
+      run.steps = 4;
+      run.stage = 0;
+      const Outcome want = run_ranks(run, 3);
+      for (const int64_t stage : {1, 3}) {
+        run.stage = stage;
+        expect_same(run, 3, run_ranks(run, 3), want);
+        run.optimizer = true;
+        expect_same(run, 3, run_ranks(run, 3), want);
+        run.optimizer = false;
+      }
+    }
+  }
+}
+
+TEST(Ranks, MoreRanksThanGranulesOrMicroBatches) {
+  Variant run;
+  run.lora = true;  // adapters of one granule or two
+  run.micro_batches = 5;
+  run.steps = 4;
+  run.stage = 0;
+  const Outcome want = run_ranks(run, 5);
+  run.stage = 1;
+  expect_same(run, 5, run_ranks(run, 5), want);
+  run.optimizer = true;
+  expect_same(run, 5, run_ranks(run, 5), want);
+  run.stage = 3;
+  expect_same(run, 5, run_ranks(run, 5), want);
+}
+
+// A cut head's segments are sharded one by one, and gradients in bf16 are added in fp32.
+TEST(Ranks, CutHeadsAndShortGradients) {
+  for (const int ranks : {2, 3}) {
+    Variant run;
+    run.tied = false;
+    run.vocab = 17000;
+    run.micro_batches = 3;
+    run.steps = 4;
+    run.gradient_dtype = DType::kBF16;
+    run.stage = 0;
+    run.weights = true;  // cut
+    const Outcome want = run_ranks(run, ranks);
+    run.stage = 1;
+    run.optimizer = run.gradients = true;
+    expect_same(run, ranks, run_ranks(run, ranks), want);
+  }
+}
+
+}  // namespace
+}  // namespace lm

@@ -1,0 +1,152 @@
+// What some ranks have saved goes on with any other number of them, at any stage: the state that all have
+// together is the same byte for byte, and training goes on as it would have.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <thread>
+
+#include "checkpoint/restore.h"
+#include "checkpoint/save.h"
+#include "comm/shared_group.h"
+#include "offloaded_run.h"
+
+namespace lm {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace offloaded_run;
+
+constexpr int64_t kSavedAfter = 3, kSteps = 5;
+
+struct Ran {
+  State state;                        // of all ranks together, before the steps below
+  std::vector<double> losses, norms;  // of the steps after the save
+};
+
+// Calls work(rank, group) on so many threads.
+void with_ranks(int ranks, const std::function<void(int, Group&)>& work) {
+  SharedRegion region = SharedRegion::create(ranks);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < ranks; ++r) {
+    threads.emplace_back([&, r] {
+      try {
+        SharedGroup group(region, r);
+        work(r, group);
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << "rank " << r << " of " << ranks << ": " << error.what();
+        region.end();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Each rank has its shards, and zeros for the others'.
+State joined(const std::vector<State>& parts) {
+  State all;
+  for (const State& part : parts) {
+    for (const auto& [name, bytes] : part) {
+      std::vector<std::byte>& known = all[name];
+      known.resize(std::max(known.size(), bytes.size()));
+      for (size_t i = 0; i < bytes.size(); ++i) known[i] |= bytes[i];
+    }
+  }
+  return all;
+}
+
+void go_on(Training& training, int rank, Ran& out) {
+  for (int64_t s = kSavedAfter + 1; s <= kSteps; ++s) {
+    const StepResult result = training.step(s);
+    if (rank != 0) continue;
+    out.losses.push_back(result.loss);
+    out.norms.push_back(result.grad_norm);
+  }
+}
+
+Ran train_and_save(const Variant& run, int ranks, const std::string& directory, std::string& saved) {
+  Ran out;
+  std::vector<State> states(static_cast<size_t>(ranks));
+  with_ranks(ranks, [&](int r, Group& group) {
+    Training training(run, {}, {}, &group);
+    for (int64_t s = 1; s <= kSavedAfter; ++s) training.step(s);
+    const StateCatalogue catalogue = training.catalogue();
+    states[static_cast<size_t>(r)] = training.state();
+    LiveState live = training.live_state();
+    Save save({.directory = directory, .step = kSavedAfter, .catalogue = catalogue, .group = &group});
+    move_state(catalogue, live, save);
+    Manifest manifest;
+    manifest.step = kSavedAfter;
+    const std::string path = save.commit(std::move(manifest));
+    if (r == 0) saved = path;
+    go_on(training, r, out);
+  });
+  out.state = joined(states);
+  return out;
+}
+
+Ran load_and_go_on(const Variant& run, int ranks, const std::string& saved) {
+  Ran out;
+  std::vector<State> states(static_cast<size_t>(ranks));
+  with_ranks(ranks, [&](int r, Group& group) {
+    Training training(run, {}, {}, &group);
+    CheckpointReader reader(saved);
+    training.restore_from(reader, kSavedAfter);
+    states[static_cast<size_t>(r)] = training.state();
+    go_on(training, r, out);
+  });
+  out.state = joined(states);
+  return out;
+}
+
+TEST(Reshard, AnyNumberOfRanksGoesOnFromAnyOther) {
+  const fs::path directory = fs::path(testing::TempDir()) / ("reshard_" + std::to_string(getpid()));
+  // Adapters are of small tensors alone, whose state is never coded.
+  const struct {
+    bool lora;
+    RuleId rule;
+  } runs[] = {{false, Rules::id<AdamW>()},
+              {true, Rules::id<AdamW>()},
+              {false, Rules::id<AdamW8bit>()},
+              {false, Rules::id<Muon>()}};
+  for (const auto& [lora, rule] : runs) {
+    int64_t pair = 0;
+    for (const int saving : {1, 2, 3, 4}) {
+      Variant run;
+      run.lora = lora;
+      run.rule = rule;
+      run.tied = false;
+      run.dtype = DType::kF32;
+      run.master = Master::kF32;
+      run.micro_batches = 8;
+      run.recompute = true;
+      run.group = 8;
+      run.stage = saving - 1;
+      std::string saved;
+      const Ran want = train_and_save(run, saving, directory, saved);
+      for (const int loading : {1, 2, 3, 4, 5, 8}) {
+        run.stage = pair++ % 4;
+        run.optimizer = pair % 3 == 0;  // on disk
+        const std::string text = std::to_string(saving) + " ranks saved, " + std::to_string(loading) +
+                                 " load at stage " + std::to_string(run.stage) + (lora ? ", LoRA, " : ", ") +
+                                 rule_text(rule).name;
+        const Ran got = load_and_go_on(run, loading, saved);
+        ASSERT_EQ(got.state.size(), want.state.size()) << text;
+        for (const auto& [name, bytes] : want.state)
+          EXPECT_TRUE(got.state.at(name) == bytes) << name << ": " << text;
+        ASSERT_EQ(got.losses.size(), want.losses.size()) << text;
+        for (size_t s = 0; s < want.losses.size(); ++s) {
+          EXPECT_LE(std::abs(got.losses[s] / want.losses[s] - 1), 1e-6) << text;
+          EXPECT_LE(std::abs(got.norms[s] / want.norms[s] - 1), 1e-5) << text;
+          if (loading == saving) {
+            EXPECT_EQ(got.losses[s], want.losses[s]) << text;
+          }
+        }
+      }
+      fs::remove_all(directory);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lm

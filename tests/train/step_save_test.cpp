@@ -1,0 +1,305 @@
+// A save that rides on the next step has the bytes of a flush and a pass over everything after its own step,
+// and the run does not notice it.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <mutex>
+#include <random>
+#include <thread>
+
+#include "base/error.h"
+#include "checkpoint/restore.h"
+#include "checkpoint/save.h"
+#include "offloaded_run.h"
+
+namespace lm {
+namespace {
+
+using namespace offloaded_run;
+using Bytes = std::map<std::string, std::vector<std::byte>>;
+
+// Takes every byte of a catalogue once.
+class Memory : public StateSink {
+ public:
+  explicit Memory(const StateCatalogue& catalogue) {
+    for (const StateEntry& entry : catalogue) {
+      std::vector<std::byte>& bytes = bytes_[entry.name];
+      const auto end = static_cast<size_t>(entry.bytes() + begin(entry));
+      bytes.resize(std::max(bytes.size(), end));
+      seen_[entry.name].resize(bytes.size(), 0);
+    }
+  }
+  void write(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) override {
+    if (std::this_thread::get_id() != compute_) std::this_thread::sleep_for(delay_beside);
+    const std::lock_guard lock(mutex_);
+    if (writes_left-- == 0)
+      throw Error(Exit::kNoSpace, {.area = "TEST", .what = "full", .place = "", .next = "", .kept = ""});
+    const auto at = static_cast<size_t>(begin(entry) + offset);
+    std::memcpy(bytes_.at(entry.name).data() + at, bytes.data(), bytes.size());
+    const auto seen = std::span(seen_.at(entry.name)).subspan(at, bytes.size());
+    EXPECT_EQ(std::ranges::count(seen, 1), 0) << entry.name << ": bytes come twice";
+    std::ranges::fill(seen, 1);
+  }
+  // As a disk would: taken only later.
+  void write_lasting(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) override {
+    lasting_.push_back([=, this] { write(entry, offset, bytes); });
+  }
+  void wait_lasting() override {
+    for (const auto& take : std::exchange(lasting_, {})) take();
+  }
+  // All of them have come.
+  const Bytes& whole() const {
+    for (const auto& [name, seen] : seen_)
+      EXPECT_EQ(std::ranges::count(seen, 0), 0) << name << ": bytes are missing";
+    return bytes_;
+  }
+
+  std::chrono::microseconds delay_beside{0};  // of each write of the save's own thread
+  int64_t writes_left = -1;                   // until one fails; -1: none does
+
+ private:
+  static int64_t begin(const StateEntry& entry) {
+    return entry.first * static_cast<int64_t>(dtype_size(entry.dtype));
+  }
+  std::thread::id compute_ = std::this_thread::get_id();
+  std::mutex mutex_;
+  std::vector<std::function<void()>> lasting_;
+  Bytes bytes_;
+  std::map<std::string, std::vector<char>> seen_;
+};
+
+// A save in a test: of the state after the last step.
+struct Saving {
+  explicit Saving(Training& training, int64_t writes = -1, std::chrono::microseconds delay = {})
+      : training(training), catalogue(training.catalogue()), memory(catalogue) {
+    memory.writes_left = writes;
+    memory.delay_beside = delay;
+    save = training.train_step().begin_save(
+        {.catalogue = catalogue, .sink = memory, .complete = [this] { committed = true; }});
+  }
+  ~Saving() { training.train_step().end_save(); }
+  // The next step is done, or a flush.
+  const Bytes& finish() {
+    if (!save->needs_step()) save->finish();  // else it would wait for ever
+    EXPECT_TRUE(committed);
+    return memory.whole();
+  }
+  Training& training;
+  StateCatalogue catalogue;
+  Memory memory;
+  std::atomic<bool> committed{false};
+  std::unique_ptr<StepSave> save;
+};
+
+void expect_equal(const Bytes& got, const Bytes& want) {
+  ASSERT_EQ(got.size(), want.size());
+  for (const auto& [name, bytes] : want) EXPECT_TRUE(got.at(name) == bytes) << name << " differs";
+}
+
+// Saves ride on the steps after `from`, each on the next; gives losses, and every byte at the end.
+void expect_saves_unnoticed(const Variant& run, std::chrono::microseconds delay = {}) {
+  SCOPED_TRACE(run.text());
+  Training plain(run), saved(run);
+  std::unique_ptr<Saving> saving;
+  Bytes want;
+  for (int64_t s = 1; s <= run.steps; ++s) {
+    const StepResult a = plain.step(s), b = saved.step(s);
+    EXPECT_EQ(a.loss, b.loss);
+    EXPECT_EQ(a.grad_norm, b.grad_norm);
+    if (saving != nullptr) {
+      expect_equal(saving->finish(), want);
+      saving.reset();
+    }
+    // A flush between: nothing is pending when the next save begins; or the one at hand is completed.
+    if (s == 3) saved.flush();
+    want = plain.state();
+    saving = std::make_unique<Saving>(saved, -1, delay);
+    if (s == 5) {
+      saved.flush();
+      expect_equal(saving->finish(), want);
+    }
+  }
+  saved.flush();
+  expect_equal(saving->finish(), want);
+  expect_equal(saved.state(), want);
+}
+
+TEST(StepSave, OfDrawnRunsIsThatOfAFlushAndAPass) {
+  std::mt19937 random(5);
+  const bool ring = ring_allowed();
+  for (int i = 0; i < 30; ++i) {
+    Variant run = drawn_variant(random, i);
+    run.steps = 7;
+    if (run.engine == Engine::kUring && !ring) run.engine = Engine::kThreads;
+    expect_saves_unnoticed(run);
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+// Updates follow the check here too, if the norm is global; and no tile is read while it may pass through a
+// slot.
+TEST(StepSave, OfUpdatesInsideBackwardIsThatOfAFlushAndAPass) {
+  std::mt19937 random(6);
+  for (int i = 0; i < 16; ++i) {
+    Variant run = drawn_variant(random, i);
+    run.steps = 7, run.in_backward = true, run.engine = Engine::kSim;
+    if (i % 2 == 0) run.clip = Clip::kGlobal;
+    expect_saves_unnoticed(run, std::chrono::microseconds(i % 4 == 0 ? 500 : 0));
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+// The step is at its check long before.
+TEST(StepSave, WhatStaysOnTheDeviceWaitsForASlowDisk) {
+  for (const bool mixed : {false, true}) {
+    Variant run;
+    run.steps = 4;
+    run.optimizer = run.mixed = mixed;
+    expect_saves_unnoticed(run, std::chrono::milliseconds(2));
+  }
+}
+
+TEST(StepSave, OfStateOnDiskReadsNothing) {
+  Variant run;
+  run.optimizer = run.gradients = run.weights = run.activations = run.recompute = true;
+  run.micro_batches = 4, run.group = 2, run.granules = 3;
+  const auto moved = [&](bool save) {
+    Training training(run);
+    std::unique_ptr<Saving> saving;
+    for (int64_t s = 1; s <= 8; ++s) {
+      training.step(s);
+      if (save && saving != nullptr) saving->finish(), saving.reset();
+      if (save && s < 8) saving = std::make_unique<Saving>(training);
+    }
+    return training.rank().off_device().counters();
+  };
+  const IoCounters without = moved(false), with = moved(true);
+  EXPECT_GT(without.read_bytes, 1 << 20);
+  EXPECT_EQ(with.read_bytes, without.read_bytes);
+  EXPECT_EQ(with.written_bytes, without.written_bytes);
+}
+
+TEST(StepSave, ThatFailsSaysSoOnceAndTheRunGoesOn) {
+  for (const bool disk : {false, true}) {
+    Variant run;
+    run.optimizer = run.weights = disk, run.mixed = disk;
+    Training plain(run);
+    for (int64_t s = 1; s <= 3; ++s) plain.step(s);
+    const Bytes want = plain.state();
+    int64_t failures = 0;
+    for (int64_t writes = 0; writes < 40; writes += 3) {
+      SCOPED_TRACE(writes);
+      Training training(run);
+      training.step(1);
+      std::unique_ptr<Saving> saving;
+      const auto failed = [&](const auto& body) {
+        try {
+          body();
+          return false;
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), Exit::kNoSpace) << error.what();
+          return true;
+        }
+      };
+      const bool begun = !failed([&] { saving = std::make_unique<Saving>(training, writes); });
+      training.step(2);  // throws nothing of the save
+      if (!begun || failed([&] { saving->finish(); })) ++failures;
+      training.step(3);
+      expect_equal(training.state(), want);
+    }
+    EXPECT_GT(failures, 3);
+  }
+}
+
+// A step that is skipped has no updates: with some still to come there is nothing to ride on.
+TEST(StepSave, OfASkippedStepIsThatOfAFlushAndAPass) {
+  for (const bool disk : {false, true}) {
+    Variant run;
+    run.optimizer = run.weights = disk;
+    SCOPED_TRACE(disk);
+    Training plain(run), training(run);
+    const auto lr = [](int64_t s) { return s == 2 ? 1e38 : 3e-3; };  // those after the second are skipped
+    std::unique_ptr<Saving> saving;
+    Bytes want;
+    for (int64_t s = 1; s <= 4; ++s) {
+      plain.step(s, lr(s));
+      EXPECT_EQ(training.step(s, lr(s)).skipped, s > 2);
+      if (saving != nullptr) expect_equal(saving->finish(), want);
+      want = plain.state();
+      saving.reset();
+      saving = std::make_unique<Saving>(training);
+    }
+    training.flush();
+    expect_equal(saving->finish(), want);
+  }
+}
+
+TEST(StepSave, GivenUpInTheMiddleLeavesTheRunAlone) {
+  Variant run;
+  run.optimizer = true, run.mixed = true;
+  Training plain(run), training(run);
+  for (int64_t s = 1; s <= 4; ++s) {
+    plain.step(s), training.step(s);
+    const Saving saving(training, -1, std::chrono::milliseconds(1));
+  }
+  expect_equal(training.state(), plain.state());
+}
+
+// Takes long for each request.
+class SlowEngine : public IoEngine {
+ public:
+  explicit SlowEngine(std::unique_ptr<IoEngine> inner) : inner_(std::move(inner)) {}
+  int depth() const override { return inner_->depth(); }
+  void submit(const IoRequest& request) override {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    inner_->submit(request);
+  }
+  void wait(std::vector<IoResult>& results) override { inner_->wait(results); }
+  void wake() override { inner_->wake(); }
+  std::string description() const override { return inner_->description(); }
+
+ private:
+  std::unique_ptr<IoEngine> inner_;
+};
+
+// Half of the state comes with the next step's updates; of a resident run all is written from where it lies,
+// and the step's own update waits for that.
+TEST(StepSave, ComesBackFromAShard) {
+  const std::string directory = (std::filesystem::temp_directory_path() / "lmlaunch_step_save").string();
+  for (const bool resident : {false, true}) {
+    SCOPED_TRACE(resident);
+    std::filesystem::remove_all(directory);
+    Variant run;
+    run.optimizer = run.mixed = !resident;
+    Training plain(run), training(run);
+    plain.step(1), training.step(1);
+    const StateCatalogue catalogue = training.catalogue();
+    const auto slow = [](const EngineSetup& setup) {
+      return std::make_unique<SlowEngine>(make_engine(IoEngineKind::kThreads, setup, nullptr));
+    };
+    Save save({.directory = directory, .step = 1, .catalogue = catalogue, .make_engine = slow});
+    Manifest manifest;
+    manifest.step = 1;
+    const std::unique_ptr<StepSave> riding = training.train_step().begin_save(
+        {.catalogue = catalogue, .sink = save, .complete = [&] { save.commit(manifest); }});
+    training.step(2);
+    riding->finish();
+    training.train_step().end_save();
+    CheckpointReader reader(directory + "/step_00000001");
+    for (const auto& [name, want] : plain.state()) {
+      if (name == "optimizer.t") {
+        EXPECT_EQ(reader.manifest().numbers.at(name), 1);
+        continue;
+      }
+      std::vector<std::byte> got(want.size());
+      reader.read(name, 0, got);
+      EXPECT_TRUE(got == want) << name;
+    }
+  }
+  std::filesystem::remove_all(directory);
+}
+
+}  // namespace
+}  // namespace lm
