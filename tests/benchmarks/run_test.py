@@ -23,7 +23,7 @@ figures = Figures(options, [Figure("speed", "x", "the peer", at_least=2)])
 """
 GOOD = START + "figures.set('speed', 3)\nfigures.finish()\n"
 SLOW = START + "figures.set('speed', 1)\nfigures.finish()\n"
-SLOW_TWICE = START + "figures.set('speed', 3 if runs > 2 else 1)\nfigures.finish()\n"
+SLOW_AT_FIRST = START + "figures.set('speed', 3 if runs > 4 else 1)\nfigures.finish()\n"
 TWO = START.replace('at_least=2)]', 'at_least=2), Figure("size", "x", "the peer", at_least=2)]')
 TAKE_TURNS = TWO + "figures.set('speed', 3 if runs == 1 else 1)\nfigures.set('size', 3 if runs == 3 else 1)\nfigures.finish()\n"
 NEVER_THE_SECOND = TWO + "figures.set('speed', 3 if runs == 1 else 1)\nfigures.set('size', 1)\nfigures.finish()\n"
@@ -42,6 +42,8 @@ def runner(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "HERE", tmp_path)
     monkeypatch.setattr(run, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(run, "commit", lambda: "abc")
+    pauses = []
+    monkeypatch.setattr(run.time, "sleep", lambda seconds: seconds and pauses.append(seconds))
 
     def go(benchmarks, *words):
         for name, text in benchmarks.items():
@@ -52,7 +54,7 @@ def runner(tmp_path, monkeypatch):
             run.main()
         return ended.value.code
 
-    go.directory = tmp_path
+    go.directory, go.pauses = tmp_path, pauses
     go.runs = lambda name: int((tmp_path / name).with_suffix(".count").read_text())
     return go
 
@@ -78,22 +80,22 @@ def test_impossible_targets_are_missed_by_figures_that_were_measured(runner, bad
     assert runner({"a.py": GOOD, "b.py": bad}, "--impossible") == 1
 
 
-def test_a_short_run_believes_a_miss_the_third_time(runner):
-    assert runner({"a.py": SLOW_TWICE}, "--short") == 0
-    assert runner.runs("a.py") == 3
+def test_a_short_run_believes_a_miss_the_fifth_time(runner):
+    assert runner({"a.py": SLOW_AT_FIRST}, "--short") == 0
+    assert runner.runs("a.py") == 5 and len(runner.pauses) == 4
     assert runner({"b.py": SLOW}, "--short") == 1
-    assert runner.runs("b.py") == 3
+    assert runner.runs("b.py") == 5
 
 
 def test_a_figure_that_was_met_once_in_a_short_run_stays_met(runner):
     assert runner({"a.py": TAKE_TURNS}, "--short") == 0
     assert runner.runs("a.py") == 3
     assert runner({"b.py": NEVER_THE_SECOND}, "--short") == 1
-    assert runner.runs("b.py") == 3
+    assert runner.runs("b.py") == 5
 
 
 def test_a_full_run_believes_a_miss_at_once(runner):
-    assert runner({"a.py": SLOW_TWICE}) == 1
+    assert runner({"a.py": SLOW_AT_FIRST}) == 1
     assert runner.runs("a.py") == 1
 
 

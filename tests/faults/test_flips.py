@@ -148,13 +148,14 @@ def test_a_damaged_checkpoint_is_found_and_the_one_before_is_used(undisturbed, r
 
 
 def test_what_a_dead_run_was_writing_goes_at_the_next_start(undisturbed, dead):
-    """Also where that start saves nothing."""
+    """Also where that start saves nothing. (The run was killed at any moment, so it may have left some by itself.)"""
     run, newest, _ = copy_of(dead, "leftovers")
-    (newest.parent / "step_00000009.tmp-00").mkdir()
-    (run.directory / "model.tmp-1-0").mkdir()
-    for name in ("model.tmp-1-0/config.json", "status.json.tmp-1-1", "checkpoints/step_00000009.tmp-00/rank00000.safetensors"):
-        (run.directory / name).write_text("{")
-    assert len(run.leftovers()) == 3
+    planted = [newest.parent / "step_00000009.tmp-00", run.directory / "model.tmp-1-0", run.directory / "status.json.tmp-1-1"]
+    for path in planted[:2]:
+        path.mkdir()
+    for path in (planted[0] / "rank00000.safetensors", planted[1] / "config.json", planted[2]):
+        path.write_text("{")
+    assert set(planted) <= set(run.leftovers())
     messages = run.finish("checkpoint.every=0")
     assert "note CKPT-01" in messages and "step_00000009.tmp-00" in messages and resumed_at(messages) == 6, messages
     assert run.result() == undisturbed("full") and not run.leftovers()
