@@ -1,0 +1,82 @@
+"""Do models train in the memory that low-memory training promises, and does the plan know it?
+
+Random weights of published shapes, made in place: Llama-3.2-1B and 3.1-8B, two steps each on the CPU. Resident memory without
+what the libraries take (as the plan has it), and all of it against the plan; a step's time is printed beside the plan's. Takes half an
+hour and 50 GB of disk, so it has no short form.
+
+Usage: large_models.py BIN_DIR [--path DIR] [--threads 2] [--only N]
+"""
+
+import json
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from figures import Figure, Figures, common_options
+from processes import Side
+
+SHAPES = Path(__file__).resolve().parents[1] / "configs" / "models"
+GIB = 1 << 30
+STEPS = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    model: str
+    method: str
+    sequences: int
+    length: int
+    most: float  # GiB over the libraries
+    settings: list = field(default_factory=list)
+
+
+SMALL = ["train.recompute=block", "train.micro_batch=1"]
+NO_MASTER = [*SMALL, "optimizer.master=none", "optimizer.clip=block"]
+INSIDE = [*NO_MASTER, "train.update=in_backward"]
+ON_DISK = [f"offload.{part}=nvme" for part in ("optimizer", "gradients", "weights")]
+CASES = [
+    Case("1B, full, adafactor_lowmem", "meta-llama--Llama-3.2-1B", "full", 8, 160, 3.0, [*INSIDE, "optimizer.name=adafactor_lowmem"]),
+    Case("1B, full, adamw_8bit", "meta-llama--Llama-3.2-1B", "full", 8, 160, 5.2, [*INSIDE, "optimizer.name=adamw_8bit"]),
+    Case("8B, QLoRA", "meta-llama--Llama-3.1-8B", "qlora", 1, 512, 6.5, SMALL),
+    Case("8B, QLoRA, base on disk", "meta-llama--Llama-3.1-8B", "qlora", 1, 512, 3.0, [*SMALL, "offload.weights=nvme"]),
+    Case("8B, full, adamw_8bit, all on disk", "meta-llama--Llama-3.1-8B", "full", 1, 512, 8.0,
+         [*NO_MASTER, *ON_DISK, "optimizer.name=adamw_8bit", "offload.host_memory=8GiB"]),
+]
+
+
+def train(options, case):
+    """The row of the last step."""
+    shape = json.loads((SHAPES / f"{case.model}.json").read_text())
+    settings = [*case.settings, "rates=each", *([f"offload.paths={options.path}"] if "nvme" in " ".join(case.settings) else [])]
+    side = Side([str(options.bin_dir / "train_step_bench"), json.dumps(shape), case.method, "bf16", str(options.threads), str(case.sequences),
+                 str(case.length), *settings])
+    for _ in range(STEPS):
+        side.step()
+    side.finish()
+    return side.rows[-1]
+
+
+def main():
+    parser = common_options(__doc__)
+    parser.add_argument("--path", default=tempfile.gettempdir())
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", type=int, help="the n-th model alone")
+    options = parser.parse_args()
+    cases = CASES if options.only is None else [CASES[options.only]]
+    wanted = []
+    for case in cases:
+        wanted += [Figure(case.name, "GiB", "", at_most=case.most), Figure(f"{case.name}: plan", "% off", "the plan", at_most=5)]
+    figures = Figures(options, wanted)
+    for case in cases:
+        row = train(options, case)
+        planned, libraries = row["planned"]["rss"], row["planned"]["libraries"]
+        print(f"{case.name:34} RSS {row['peak_rss'] / GIB:5.2f} GiB (planned {planned / GIB:.2f}, libraries {libraries / GIB:.2f} of it), "
+              f"step {row['ms'] / 1e3:.0f} s (planned {row['planned']['ms'] / 1e3:.0f})", flush=True)
+        figures.set(case.name, (row["peak_rss"] - libraries) / GIB)
+        figures.set(f"{case.name}: plan", abs(100 * (planned - row["peak_rss"]) / row["peak_rss"]), f"the plan, {planned / GIB:.2f} GiB")
+    figures.finish()
+
+
+if __name__ == "__main__":
+    main()
