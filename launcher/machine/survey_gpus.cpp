@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -88,7 +89,12 @@ class Nvml {
         one.facts.memory = static_cast<int64_t>(memory.total);
         one.facts.free_memory = static_cast<int64_t>(memory.free);
       }
-      if (pci_of && pci_of(device, &pci) == 0) one.pci = {pci.domain, pci.bus, pci.device};
+      if (pci_of && pci_of(device, &pci) == 0) {
+        one.pci = {pci.domain, pci.bus, pci.device};
+        char address[32] = "";  // as /sys writes it
+        std::snprintf(address, sizeof address, "%04x:%02x:%02x.0", pci.domain, pci.bus, pci.device);
+        one.facts.pci_address = address;
+      }
       out.push_back(std::move(one));
     }
     return out;
@@ -112,6 +118,7 @@ std::vector<GpuFacts> cards_from_proc(const std::string& root) {
       return line.substr(std::min(line.find_first_not_of(" \t", line.find(':') + 1), line.size()));
     };
     GpuFacts& gpu = by_address[entry.path().filename().string()];
+    gpu.pci_address = entry.path().filename().string();
     std::ifstream file(entry.path() / "information");
     for (std::string line; std::getline(file, line);) {
       if (line.starts_with("Model:")) gpu.name = value(line);

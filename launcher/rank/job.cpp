@@ -19,6 +19,7 @@
 #include "kernels/runtime.h"
 #include "launcher/machine/disk_survey.h"
 #include "launcher/machine/machine_survey.h"
+#include "launcher/machine/numa.h"
 #include "launcher/machine/survey.h"
 #include "launcher/recorded.h"
 #include "offload/copy_probe.h"
@@ -183,6 +184,21 @@ void refuse_shared_gpu(Group& group, const std::string& uuid) {
   }
 }
 
+// Ranks that share a machine stay beside their GPUs. (One alone keeps all cores: what it updates on the host
+// needs them more than it needs near memory.) The machine's cores have been counted before.
+void settle_beside(const GpuFacts& gpu) {
+  const std::optional<NumaNode> node = node_of_device(gpu.pci_address);
+  if (!node) return;
+  const std::string where = "NUMA node " + std::to_string(node->number) + ", that of its GPU";
+  if (settle_on(*node)) {
+    log_line("on " + where + ": cores " + node->core_list);
+  } else {
+    log_warning("RANK-16", "this rank may use none of the cores " + node->core_list + " of " + where +
+                               ": bytes to it cross the machine; bind ranks to their GPU's node, or to "
+                               "nothing (mpirun --bind-to none)");
+  }
+}
+
 }  // namespace
 
 RateSubject rate_subject(const Job& job) {
@@ -220,6 +236,7 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, Pla
       ranks->agree(cpu ? "kind of CPU" : "kind of GPU", cpu ? job->machine.cpu_model : gpus.front().name,
                    "with this optimizer.name use machines of one kind");
     if (!gpus.empty()) refuse_shared_gpu(ranks->group(), gpus.front().uuid);
+    if (!gpus.empty() && job->ranks_on_machine > 1) settle_beside(gpus.front());
     const std::vector<Gpu> mine = job->machine.gpus;
     adopt_leader(*ranks, job->machine, recorded);
     if (!mine.empty()) take_least_gpu(ranks->group(), mine.front(), job->machine.gpus.front());

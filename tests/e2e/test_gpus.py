@@ -12,7 +12,7 @@ import time
 import pytest
 
 from test_run import config, filled
-from test_twin import H100, TWIN, lmlaunch, rows, start
+from test_twin import H100, TWIN, lmlaunch, rows, start, twin_environment
 
 STEPS = 4
 long = pytest.mark.long
@@ -130,6 +130,32 @@ def test_ranks_have_a_card_each_of_those_that_are_shown(work):
     assert uuids[3] in err and uuids[1] in (work / "runs" / "shown" / "log.rank1.txt").read_text()
     err = lmlaunch("--gpus", 3, file, cwd=work, code=12, TWIN_GPUS=cards(4), CUDA_VISIBLE_DEVICES="0,1")[1]
     assert "3 GPUs are asked for, and 2 are visible here" in err
+
+
+def test_ranks_run_on_the_nodes_of_their_gpus(work):
+    """The second card's node has one core, of a third one none is ours. CUDA shows the cards the other way round."""
+    core = min(os.sched_getaffinity(0))
+    for node, cores in (("0", f"{core}-1023"), ("1", f"{core}"), ("2", "1023")):
+        (work / "nodes" / f"node{node}").mkdir(parents=True, exist_ok=True)
+        (work / "nodes" / f"node{node}" / "cpulist").write_text(cores + "\n")
+    mounts = "mount --bind nodes /sys/devices/system/node && mount --bind devices /sys/bus/pci/devices"
+    (work / "devices").mkdir(exist_ok=True)
+    if subprocess.run(["unshare", "-m", "sh", "-c", mounts], cwd=work, capture_output=True).returncode != 0:
+        pytest.skip("no mount namespace here (root)")
+    uuids = [f"GPU-{d * 8}-{d * 4}-{d * 4}-{d * 4}-{d * 12}" for d in "12"]
+    file = prepared(work, "nodes_of_cards", train__steps=1)
+    for second, said in (("1", f"on NUMA node 1, that of its GPU: cores {core}\n"),
+                         ("2", "warning RANK-16: this rank may use none of the cores 1023 of NUMA node 2, that of its GPU")):
+        for address, node in (("0000:10:00.0", "0"), ("0000:11:00.0", second)):
+            (work / "devices" / address).mkdir(exist_ok=True)
+            (work / "devices" / address / "numa_node").write_text(node + "\n")
+        shutil.rmtree(work / "runs" / "nodes_of_cards", ignore_errors=True)
+        environment = twin_environment(TWIN_GPUS=cards(2), CUDA_VISIBLE_DEVICES=f"{uuids[1]},{uuids[0]}")
+        done = subprocess.run(["unshare", "-m", "sh", "-c", f'{mounts} && exec "{TWIN}/bin/lmlaunch" --gpus 2 {file}'], cwd=work,
+                              env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        other = (work / "runs" / "nodes_of_cards" / "log.rank1.txt").read_text()
+        assert said in done.stderr and f"on NUMA node 0, that of its GPU: cores {core}-1023\n" in other, done.stderr + other
 
 
 def started(work, name, gpus, step, **variables):

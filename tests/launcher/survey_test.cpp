@@ -98,6 +98,7 @@ TEST_F(SurveyOf, DescribesGpusByProcInPciOrderWhereNvmlDoesNot) {
   ASSERT_EQ(survey.cards.size(), 2u);
   EXPECT_EQ(survey.cards[0].name, "NVIDIA L4");
   EXPECT_EQ(survey.cards[0].uuid, "GPU-5c-1");
+  EXPECT_EQ(survey.cards[0].pci_address, "0000:1b:00.0");
   EXPECT_EQ(survey.cards[1].name, "NVIDIA H100");
   EXPECT_EQ(survey.cards[1].uuid, "");
   EXPECT_EQ(survey.cards[1].memory, 0);
