@@ -32,8 +32,8 @@ using Row = nlohmann::json;
 
 class Bench {
  public:
-  Bench(SyntheticRun& run, std::string directory)
-      : run_(run), directory_(std::move(directory)), catalogue_(run.rank().catalogue()) {}
+  Bench(SyntheticRun& run, std::string directory, bool copies)
+      : run_(run), directory_(std::move(directory)), catalogue_(run.rank().catalogue()), copies_(copies) {}
 
   Row answer(const std::string& command) {
     if (command == "save") return save();
@@ -56,7 +56,7 @@ class Bench {
 
   Row save() {
     const double start = monotonic_seconds();
-    Save save({.directory = directory_, .step = steps_, .catalogue = catalogue_});
+    Save save({.directory = directory_, .step = steps_, .catalogue = catalogue_, .copies = copies_});
     Manifest manifest;
     manifest.step = steps_;
     const std::unique_ptr<StepSave> riding = run_.rank().step().begin_save(
@@ -90,6 +90,7 @@ class Bench {
   SyntheticRun& run_;
   std::string directory_, newest_;
   StateCatalogue catalogue_;
+  bool copies_;
   int64_t steps_ = 0;
 };
 
@@ -111,7 +112,7 @@ void run(int argc, char** argv) {
     machine.disks.push_back({path, probe.free_bytes, probe.read_bytes_per_s, probe.write_bytes_per_s});
   }
   SyntheticRun training({.spec = spec, .config = config}, machine, stream);
-  Bench bench(training, argv[5]);
+  Bench bench(training, argv[5], save_copies(training.plan().placement, config.optimizer.clip));
   std::printf("ready\n");
   std::fflush(stdout);
   for (std::string line; std::getline(std::cin, line);) {

@@ -1,5 +1,7 @@
 #include "synthetic_run.h"
 
+#include <algorithm>
+
 #include "base/philox.h"
 #include "gpu_pattern.h"
 #include "plan/base_encoding.h"
@@ -132,9 +134,14 @@ double SyntheticRun::planned_seconds(const Machine& machine) const {
       .step_seconds;
 }
 
+int64_t SyntheticRun::class_bytes(std::string_view name) const {
+  const auto found = std::ranges::find(plan_.classes, name, &ClassBytes::name);
+  return found == plan_.classes.end() ? 0 : found->bytes;
+}
+
 int64_t SyntheticRun::planned_host_bytes() const {
   const PlacementPlan& placement = plan_.placement;
-  const int64_t planned = plan_.peak.host - save_buffer_bytes(layout_, plan_.numerics);
+  const int64_t planned = plan_.peak.host - class_bytes("save buffers");
   if (placement.gemm_shapes == 0) return planned;
   const AdapterSpec* const trained = setup_.lora ? &adapter_ : nullptr;
   // All batches have one number of rows.

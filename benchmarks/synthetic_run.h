@@ -34,6 +34,8 @@ class SyntheticRun {
   // rows of every length, and these batches have one number of rows; and for a save's buffers, and nothing is
   // saved here.
   int64_t planned_host_bytes() const;
+  // Of a row of the plan.
+  int64_t class_bytes(std::string_view name) const;
   const Rank& rank() const { return *rank_; }
   Rank& rank() { return *rank_; }
   int64_t tokens_per_step() const;

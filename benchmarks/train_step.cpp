@@ -66,13 +66,6 @@ Arguments parse_arguments(int argc, char** argv) {
   return out;
 }
 
-// Of host memory.
-int64_t class_bytes(const Plan& plan, std::string_view name) {
-  int64_t bytes = 0;
-  for (const ClassBytes& one : plan.classes) bytes += one.name == name ? one.bytes : 0;
-  return bytes;
-}
-
 void measure_gemm(StreamView stream, Machine& machine) {
   const GemmRate rate = measure_gemm_rate(DType::kBF16, stream);
   machine.gemm_bf16_flops = rate.ceiling;
@@ -142,7 +135,7 @@ void run(int argc, char** argv) {
                                        {"wait_ms", (off_device.wait_seconds() - waited) * 1e3},
                                        {"planned",
                                         {{"rss", run.planned_host_bytes()},
-                                         {"libraries", class_bytes(plan, "libraries")},
+                                         {"libraries", run.class_bytes("libraries")},
                                          {"disk", plan.peak.disk},
                                          {"read_bytes", plan.timeline.disk_read_bytes},
                                          {"written_bytes", plan.timeline.disk_written_bytes},

@@ -294,6 +294,7 @@ void Checkpoints::begin(Rank& rank, const Trainer& trainer, MetricsFile& metrics
     pending->save.emplace(SaveSetup{.directory = directory_,
                                     .step = pending->step,
                                     .catalogue = pending->catalogue,
+                                    .copies = save_copies(job_.plan.placement, job_.config.optimizer.clip),
                                     .engine = engine_kind(name_of(job_.plan.placement.engine))});
     Pending& p = *pending;
     p.state = rank.step().begin_save({.catalogue = p.catalogue, .sink = *p.save, .complete = [this, &p] {

@@ -83,6 +83,7 @@ Save::Save(const SaveSetup& setup)
       shard_ = std::make_unique<ShardWriter>(ShardSetup{.path = temporary_ + "/" + shard_name(group_.rank()),
                                                         .arrays = std::move(tensors),
                                                         .ranks = group_.ranks(),
+                                                        .copies = setup.copies,
                                                         .engine = setup.engine,
                                                         .make_engine = setup.make_engine});
     });

@@ -21,6 +21,7 @@ struct SaveSetup {
   int64_t step = 0;
   const StateCatalogue& catalogue;  // borrowed; of several ranks each its own
   Group* group = nullptr;           // the ranks that save together: all construct, and all commit
+  bool copies = true;               // save_copies(): how many buffers there are
   IoEngineKind engine = IoEngineKind::kAuto;
   std::function<std::unique_ptr<IoEngine>(const EngineSetup&)> make_engine = {};  // for tests
 };

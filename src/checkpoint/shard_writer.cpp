@@ -98,7 +98,7 @@ ShardWriter::ShardWriter(ShardSetup setup) : setup_(std::move(setup)) {
     offsets_.push_back(std::exchange(end, end + array.bytes()));
   }
   offsets_.push_back(end);
-  buffers_.resize(static_cast<size_t>(save_buffers(end)));
+  buffers_.resize(static_cast<size_t>(save_buffers(end, setup_.copies)));
   memory_ = std::make_unique<PinnedPool>(DeviceType::kCpu, std::ssize(buffers_) * kChunk);
   file_.name = setup_.path.substr(setup_.path.rfind('/') + 1);
   file_.bytes = end;

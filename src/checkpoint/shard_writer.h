@@ -24,7 +24,8 @@ namespace lm {
 struct ShardSetup {
   std::string path;
   std::vector<TensorInfo> arrays;
-  int ranks = 1;  // that write the checkpoint, each its file
+  int ranks = 1;       // that write the checkpoint, each its file
+  bool copies = true;  // save_copies()
   IoEngineKind engine = IoEngineKind::kAuto;
   // Replaces the engine that `engine` names, for tests.
   std::function<std::unique_ptr<IoEngine>(const EngineSetup&)> make_engine = {};

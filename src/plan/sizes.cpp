@@ -289,7 +289,8 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
     table.host("uploads and results", p.upload_bytes + p.result_bytes, "batches to the GPU, norms from it");
   if (!cpu) table.host("load buffer", kStagingBytes, "files pass through it on their way to the GPU");
   if (in.trains())
-    table.host("save buffers", save_buffer_bytes(in.layout, n), "state passes through them to a checkpoint");
+    table.host("save buffers", save_buffer_bytes(in.layout, n, p, in.config.optimizer.clip),
+               "state passes through them to a checkpoint");
   if (in.world.ranks > 1)
     table.host("shared memory", kRankStagingBytes, "this rank's part, for what ranks send to one another");
   if (!cpu && in.world.ranks > 1) {

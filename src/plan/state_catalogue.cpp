@@ -81,11 +81,17 @@ void move_state(const StateCatalogue& catalogue, StateSource& from, StateSink& t
   }
 }
 
-int64_t save_buffer_bytes(const ModelLayout& layout, const NumericsPlan& numerics) {
+bool save_copies(const PlacementPlan& placement, Clip clip) {
+  return placement.ranks > 1 || placement.device != DeviceType::kCpu || clip != Clip::kGlobal ||
+         placement.pool(Pool::kWeights).slots > 0 || placement.pool(Pool::kOptimizer).slots > 0;
+}
+
+int64_t save_buffer_bytes(const ModelLayout& layout, const NumericsPlan& numerics,
+                          const PlacementPlan& placement, Clip clip) {
   constexpr int64_t kHeader = kMiB;
   const int64_t bytes = kHeader + layout.flat_elements * static_cast<int64_t>(dtype_size(numerics.dtype)) +
                         state_bytes(layout, numerics.state());
-  return save_buffers(bytes) * kSaveBuffer;
+  return save_buffers(bytes, save_copies(placement, clip)) * kSaveBuffer;
 }
 
 }  // namespace lm

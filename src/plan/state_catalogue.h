@@ -23,12 +23,17 @@ namespace lm {
 // of a unit in its update waits less for the disk. With 4 such a step took 1.28 of its bound (SmolLM2-135M,
 // all on disk, benchmarks/save.py), with 16 1.20.
 inline constexpr int64_t kSaveBuffer = int64_t{4} << 20;
-// For a rank's file of so many bytes.
-inline int64_t save_buffers(int64_t bytes) {
-  return std::clamp<int64_t>(ceil_div(bytes, kSaveBuffer), 3, 16);
+// Whether a save copies. State of one rank in host memory, which no update changes before the next step's
+// check, is written from where it lies (train/step_save.h), and little else has to be copied.
+bool save_copies(const PlacementPlan& placement, Clip clip);
+// For a rank's file of so many bytes; more than the threads that fill them.
+inline int64_t save_buffers(int64_t bytes, bool copies) {
+  constexpr int64_t kFewest = 3, kMost = 16;
+  return copies ? std::clamp<int64_t>(ceil_div(bytes, kSaveBuffer), kFewest, kMost) : kFewest;
 }
-// Host memory of them, beside the state itself.
-int64_t save_buffer_bytes(const ModelLayout& layout, const NumericsPlan& numerics);
+// Host memory that they take, beside the state itself.
+int64_t save_buffer_bytes(const ModelLayout& layout, const NumericsPlan& numerics,
+                          const PlacementPlan& placement, Clip clip);
 
 // An array, or the part of it that lies in one unit: with several ranks, in a rank's shard of the unit.
 struct StateEntry {

@@ -36,11 +36,16 @@ TEST(Plan, KnowsTheBytesOfLlama1B) {
 
 TEST(Plan, HasSaveBuffersForARunThatTrains) {
   Case c{.spec = llama_1b(), .machine = cpu_machine(64)};
-  EXPECT_EQ(class_bytes(c.plan(), "save buffers"), 64 * kMiB);
+  EXPECT_EQ(class_bytes(c.plan(), "save buffers"), 12 * kMiB) << "state is written from where it lies";
   // Of a small model as many as its state fills.
-  const Case small{.spec = make_spec({64, 160, 2, 4, 2, 16, 20000, false})};
+  Case small{.spec = make_spec({64, 160, 2, 4, 2, 16, 20000, false})};
+  for (Case* one : {&c, &small}) one->config.optimizer.clip = Clip::kBlock;
+  EXPECT_EQ(class_bytes(c.plan(), "save buffers"), 64 * kMiB) << "the next updates come before a check";
   EXPECT_EQ(class_bytes(small.plan(), "save buffers"),
             ceil_div(small.layout(nullptr).flat_elements * 12 + kMiB, 4 * kMiB) * 4 * kMiB);
+  c.config.optimizer.clip = Clip::kGlobal;
+  c.config.offload.optimizer = OffloadHome::kNvme;
+  EXPECT_EQ(class_bytes(c.plan(), "save buffers"), 64 * kMiB) << "slots are used again";
   c.purpose = PlanPurpose::kEvaluate;
   EXPECT_EQ(class_bytes(c.plan(), "save buffers"), -1);
 }
