@@ -130,7 +130,7 @@ TEST(NcclGroup, ARankThatHasEndedEndsTheOthers) {
   LM_NEEDS_GPU();
   const std::vector<GpuRankEnd> ends = with_gpus({.ranks = 3}, [](GpuRank& rank) {
     if (rank.group.rank() != 1) return wait_for_others(rank);
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1000));
     rank.region.end();  // as the door does
     _exit(3);
   });

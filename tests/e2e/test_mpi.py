@@ -215,9 +215,9 @@ def test_tasks_that_cannot_find_each_other_are_refused(work):
 
 
 def test_a_stop_is_agreed_on_and_the_job_goes_on(work):
-    prepared(work, "whole", model__dtype="bf16", zero__stage=2)
+    prepared(work, "whole", model__dtype="bf16", zero__stage=2, train__steps=60)
     mpi.run(work, "whole", 3)
-    prepared(work, "stopped", model__dtype="bf16", zero__stage=2)
+    prepared(work, "stopped", model__dtype="bf16", zero__stage=2, train__steps=60)
     job = mpi.start(work, "stopped", 3)
     metrics = work / "runs" / "stopped" / "metrics.jsonl"
     mpi.until(lambda: job.poll() is not None or (metrics.exists() and '"step":3,' in metrics.read_text()), 60, "step 3")

@@ -19,6 +19,8 @@ endfunction()
 
 lm_fault_script(power_cut SCRIPT power_cut.py SHORT --short)
 lm_fault_script(full_disk_saves SCRIPT full_disk_saves.py SHORT --short THREADS 2)
+# A device that one of them lets go may be the next that another takes.
+set_tests_properties(power_cut full_disk_saves PROPERTIES RESOURCE_LOCK loop_devices)
 
 # lm_fault_test(name SHORT filter FULL filter SOURCES ... DEPENDS ...): the same of tests by GoogleTest's filters.
 function(lm_fault_test name)

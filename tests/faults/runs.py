@@ -61,7 +61,7 @@ class Run:
         paths = [f'offload.paths=["swap/{name}"]'] if PLACES.get(place) else []
         rate = [] if any(change.startswith("optimizer.lr=") for change in changes) else [f"optimizer.lr={RATES[method]}"]
         self.arguments = ["c.toml", f"run.dir=runs/{name}", f'train.method="{method}"', *rate, *PLACES.get(place, []), *paths, *changes]
-        self.program, self.environment = bin / "lmlaunch", environment
+        self.program, self.environment, self.killed_when_done = bin / "lmlaunch", environment, False
 
     def start(self, *more):
         return subprocess.Popen([self.program, *self.arguments, *more], cwd=self.work, env=self.environment, stdout=subprocess.DEVNULL,
@@ -105,8 +105,11 @@ class Run:
         return curve, (self.directory / "model" / METHODS[self.method]).read_bytes()
 
     def leftovers(self):
-        """Files that nobody needs after the run, and processes that still hold one of its files."""
+        """Files that nobody needs after the run, and processes that still hold one of its files. A run that is killed when it is
+        done, but for its page and its model's card, may leave one of these half written."""
         temporary = [path for path in self.directory.rglob("*") if ".tmp" in path.name]
+        if self.killed_when_done:
+            temporary = [path for path in temporary if not path.name.startswith(("report.html.tmp-", "README.md.tmp-"))]
         return [*temporary, *self.swap.rglob("*"), *holders(self.directory), *holders(self.swap)]
 
     def wait_until_free(self):

@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "tests" / "e2e"))
 import mpi  # noqa: E402
 
 SILENCE = 3  # seconds that a stopped rank may be silent
-SECONDS = {"SIGKILL": 5, "SIGSEGV": 5, "SIGSTOP": SILENCE + 5}
+SECONDS = {"SIGKILL": 5, "SIGSEGV": 5, "SIGSTOP": SILENCE + 15}
 ENDLESS = ["train.steps=1000000", "train.eval_every=0", 'optimizer.schedule="constant"', "optimizer.warmup=0",
            "zero.stage=3", "train.global_batch=6"]
 RANKS = 3

@@ -40,6 +40,7 @@ def killed_once(run, pace, random, report):
     kill(process, whom)
     code, messages = wait(process)
     assert not ended_before or code == 0, messages
+    run.killed_when_done = not ended_before and run.done()
     if ended_before or run.done():
         report.count("a start had ended before its kill")
         return False, messages
@@ -102,14 +103,16 @@ def test_a_run_killed_in_every_save_loses_nothing(undisturbed, report):
     """The moments that a uniform draw seldom meets: between the temporary directory's first file and the checkpoint's name."""
     run, source = Run(undisturbed.work, "saves"), random.Random(report.seed)
     for _ in range(60 if FULL else 6):
+        before = set(run.checkpoints())
         process, steps_done = run.start(), 0
         deadline = time.monotonic() + 60
-        while process.poll() is None and not any(".tmp-" in name for name in run.checkpoints()) and time.monotonic() < deadline:
+        while process.poll() is None and not any(".tmp-" in name for name in set(run.checkpoints()) - before) and time.monotonic() < deadline:
             pass
         time.sleep(source.uniform(0, 0.03))
         kill(process)
         code, messages = wait(process)
-        if code == 0:
+        run.killed_when_done = code != 0 and run.done()
+        if run.done():
             break
         run.wait_until_free()
         report.count("killed while a save was seen", tries=1)

@@ -51,6 +51,7 @@ def test_exactly_one_of_two_runs_and_the_next_takes_over(undisturbed, report):
             wait(winner)
             run.wait_until_free()
             report.count("one ran, the other left with 13", tries=1)
+            run.killed_when_done = run.done()
             if not run.done():
                 # Again, on a directory with something in it.
                 winner = race(run, source)

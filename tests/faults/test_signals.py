@@ -111,7 +111,7 @@ def test_a_run_that_is_stopped_goes_on_as_if_nothing_had_happened(undisturbed, r
 def test_a_second_signal_in_a_save_leaves_the_checkpoint_before_it(undisturbed, report):
     """The rank is stopped in its save, so that the second signal finds it there."""
     run = Run(undisturbed.work, "in_a_save")
-    process = run.start("checkpoint.every=1")
+    process = run.start("checkpoint.every=1", "checkpoint.keep=100")
     deadline = time.monotonic() + 60
     while process.poll() is None and not any(".tmp-" in name for name in run.checkpoints()) and time.monotonic() < deadline:
         pass

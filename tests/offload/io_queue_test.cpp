@@ -120,14 +120,14 @@ TEST_F(Queue, ARowOfWritesDoesNotHoldUpARead) {
   PinnedBlock block = pool_.lease(8 * kMiB), other = pool_.lease(256 * kKiB);
   SimSetup setup;
   setup.depth = 4;
-  setup.write_bytes_per_s = 20e6;  // 0.42 s of writing
+  setup.write_bytes_per_s = 5e6;  // 1.7 s of writing
   setup.read_bytes_per_s = 200e6;
   auto queue = make(setup);
   const Ticket write = queue->write(extent, block.data(), 8 * kMiB, "long");
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   const double start = monotonic_seconds();
   queue->wait(queue->read(small, other.data(), 256 * kKiB, "short"));
-  EXPECT_LT(monotonic_seconds() - start, 0.2);
+  EXPECT_LT(monotonic_seconds() - start, 0.8);
   EXPECT_FALSE(queue->done(write));
   queue->drain();
   EXPECT_TRUE(queue->done(write));
@@ -137,16 +137,15 @@ TEST_F(Queue, RunsAtTheSpeedOfTheSimulatedDisk) {
   const Extent extent = space_.allocate(8 * kMiB);
   PinnedBlock block = pool_.lease(8 * kMiB), other = pool_.lease(8 * kMiB);
   SimSetup setup;
-  setup.read_bytes_per_s = setup.write_bytes_per_s = 40e6;
+  setup.read_bytes_per_s = setup.write_bytes_per_s = 10e6;
   auto queue = make(setup);
   const double start = monotonic_seconds();
   queue->write(extent, block.data(), 8 * kMiB, "w");
   queue->read(extent, other.data(), 8 * kMiB, "r");
   queue->drain();
-  const double seconds =
-      monotonic_seconds() - start;  // both directions at once: 0.21 s; in turn it were 0.42
-  EXPECT_GT(seconds, 0.2);
-  EXPECT_LT(seconds, 0.38);
+  const double seconds = monotonic_seconds() - start;  // both directions at once: 0.84 s; in turn it were 1.7
+  EXPECT_GT(seconds, 0.8);
+  EXPECT_LT(seconds, 1.5);
 }
 
 TEST_F(Queue, KeepsTheFirstFailureForEveryLaterCall) {
@@ -235,7 +234,7 @@ TEST_F(Queue, ThrowsWhatMakingItsEngineThrew) {
 }
 
 TEST_F(Queue, CountsTheTimeInWhichSomethingIsUnderWayOnce) {
-  constexpr double kRate = 100e6;
+  constexpr double kRate = 20e6;
   SimSetup setup;
   setup.read_bytes_per_s = setup.write_bytes_per_s = kRate;
   const auto queue = make(setup);
