@@ -23,6 +23,7 @@ class Figure:
     ceiling: str  # what bounds the figure, or what it is compared with
     at_least: float | None = None  # the target: one of the two
     at_most: float | None = None
+    loosened: bool = True  # by --short; false for what a busy machine does not change
 
     def __post_init__(self):
         if (self.at_least is None) == (self.at_most is None):
@@ -71,7 +72,7 @@ class Figures:
         if self.impossible:
             return math.inf if at_least else -math.inf
         target = figure.at_least if at_least else figure.at_most
-        return loosened(target, figure.unit, at_least) if self.short else target
+        return loosened(target, figure.unit, at_least) if self.short and figure.loosened else target
 
     def met(self, figure):
         value = self.values.get(figure.name)

@@ -111,6 +111,12 @@ def test_short_runs_use_them():
     assert exit_status(measured) == 1
 
 
+def test_a_figure_that_load_does_not_change_keeps_its_target():
+    measured = figures(Figure("bytes", "MiB", "the file", at_most=300, loosened=False), short=True)
+    measured.set("bytes", 301)
+    assert exit_status(measured) == 1
+
+
 @pytest.mark.parametrize("short", [False, True])
 def test_nothing_meets_an_impossible_target(short, capsys):
     measured = figures(SPEED, MEMORY, short=short, impossible=True)

@@ -135,6 +135,18 @@ def test_what_cannot_be_sampled_by_is_refused(wrong, work):
     assert done.returncode == 2 and wrong[-2] in done.stderr, done.stderr
 
 
+def test_text_comes_while_it_is_made(work):
+    shutil.copytree(work / "model", work / "endless", dirs_exist_ok=True)
+    (work / "endless" / "generation_config.json").write_text("{}")
+    (work / "endless" / "tokenizer_config.json").write_text("{}")
+    command = [BIN / "lmlaunch", "generate", "endless", "--gpus", "0", "--prompt", "a", "--max-tokens", "49000", "--temperature", "2"]
+    with subprocess.Popen(command, cwd=work, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        first = process.stdout.read(5)
+        going_on = process.poll() is None
+        process.kill()
+    assert len(first) == 5 and going_on
+
+
 def test_text_comes_as_whole_characters(tmp_path):
     """A model of bytes that says one text, whose characters have up to four of them: what has been written is always UTF-8."""
     text = "aé€😀z"
@@ -160,8 +172,8 @@ def test_text_comes_as_whole_characters(tmp_path):
 VARIED = ["--temperature", "2", "--seed", "3"]  # the small model's likeliest token is a special one now and then, which has no text
 
 
-def chat(work, lines, *more):
-    return subprocess.run([BIN / "lmlaunch", "chat", "model", "--gpus", "0", "--max-tokens", "6", *more], cwd=work, input=lines, capture_output=True,
+def chat(work, lines, *more, model="model"):
+    return subprocess.run([BIN / "lmlaunch", "chat", model, "--gpus", "0", "--max-tokens", "6", *more], cwd=work, input=lines, capture_output=True,
                           text=True, timeout=120)
 
 
@@ -175,6 +187,19 @@ def test_a_line_of_a_pipe_is_a_turn(work):
     again = chat(work, "hello\n/reset\nhello\n/exit\nhello\n")
     assert again.stdout.splitlines() == [first, first] and again.returncode == 0
     assert "unknown command /what" in chat(work, "/what\n").stderr
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_every_place_of_a_run_is_talked_to(runs, work, method):
+    run = runs / method
+    lmlaunch("export", run, "-o", f"taken_{method}", cwd=work)
+    said = []
+    for where in (run, run / "model", f"taken_{method}", sorted((run / "checkpoints").iterdir())[-1]):
+        done = chat(work, "hello\n", *VARIED, model=where)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+    *of_its_end, of_a_checkpoint = said
+    assert len(set(of_its_end)) == 1 and of_its_end[0].strip() and of_a_checkpoint.strip()
 
 
 def test_a_full_context_is_said_and_a_reset_helps(work):
