@@ -10,6 +10,7 @@ import pytest
 from test_first_hour import BIN, model, on_a_terminal, through_pipes  # noqa: F401
 
 RUN = "lmlaunch mine.toml train.steps=4 run.dir=runs/"
+ANSWER = r"(?m)^(?!lmlaunch: ).*\w"
 # (command, exit code, what is said: patterns)
 DAY = [
     # Say it.
@@ -46,12 +47,12 @@ DAY = [
     ("lmlaunch eval model 'data.eval=[\"chats.jsonl\"]'", 0, "perplexity"),
     ("lmlaunch eval model", 10, "data.eval"),
     # Try it.
-    ("lmlaunch generate runs/full --prompt Hello --max-tokens 8", 0),
+    ("lmlaunch generate runs/full --prompt Hello --max-tokens 8 --temperature 2 --seed 3", 0, ANSWER),
     ("lmlaunch generate runs/full/model --prompt Hello --max-tokens 8 --json", 0, '"prompt_tokens"'),
-    ("lmlaunch generate runs/lora --prompt Hello --max-tokens 8 --temperature 0.8 --top-p 0.9 --top-k 20 --seed 3", 0),
-    ("lmlaunch generate runs/qlora --prompt Hello --max-tokens 8", 0),
-    ("lmlaunch generate model --prompt Hello --max-tokens 4", 0),
-    ("printf 'Hello\\nAgain\\n' | lmlaunch chat runs/full --max-tokens 4", 0),
+    ("lmlaunch generate runs/lora --prompt Hello --max-tokens 8 --temperature 0.8 --top-p 0.9 --top-k 20 --seed 3", 0, ANSWER),
+    ("lmlaunch generate runs/qlora --prompt Hello --max-tokens 8 --temperature 2 --seed 3", 0, ANSWER),
+    ("lmlaunch generate model --prompt Hello --max-tokens 4 --json", 0, r'"tokens": ?\[\d+'),
+    ("printf 'Hello\\nAgain\\n' | lmlaunch chat runs/full --max-tokens 8 --temperature 2 --seed 3", 0, ANSWER),
     ("lmlaunch generate runs/nothing --prompt Hello", 11, "runs/nothing"),
     ("lmlaunch generate runs/full", 2, "needs --prompt"),
     ("lmlaunch mine.toml run.dir=runs/early train.steps=60 train.eval_every=1 train.early_stopping_patience=2 optimizer.lr=0.5", 0, "stopped early after step"),
@@ -71,10 +72,11 @@ DAY = [
     ("lmlaunch export runs/lora -o adapter", 0, "adapter"),
     ("lmlaunch export runs/lora -o merged --merge", 0, "logits differ by at most", "merged"),
     ("lmlaunch export adapter -o merged_again --merge", 0, "merged_again"),
-    ("lmlaunch verify runs/full", 0),
-    ("lmlaunch verify merged", 0),
+    ("lmlaunch verify runs/full", 0, r"ok  \w+  \d+ tensors"),
+    ("lmlaunch verify merged", 0, r"ok  \w+  \d+ tensors"),
+    ("lmlaunch export runs/full --gguf q8_0 -o full.gguf", 11, "llama.cpp cannot be given this tokenizer", "next:"),
     ("lmlaunch eval merged 'data.eval=[\"chats.jsonl\"]'", 0, "perplexity"),
-    ("lmlaunch generate exported --prompt Hello --max-tokens 4", 0),
+    ("lmlaunch generate exported --prompt Hello --max-tokens 8 --temperature 2 --seed 3", 0, ANSWER),
 ]
 
 
