@@ -11,7 +11,7 @@ constexpr char kInstall[] =
 
 Error cannot_load(const std::string& plugin, const std::string& why) {
   return Error(Exit::kDoesNotFit, {.area = "MPI-34",
-                                   .what = "this is an MPI job, and Open MPI cannot be loaded: " + why,
+                                   .what = "Open MPI cannot be loaded, which an MPI job needs: " + why,
                                    .place = plugin,
                                    .next = kInstall,
                                    .kept = ""});

@@ -9,9 +9,6 @@
 #include <sstream>
 #include <string_view>
 
-#include "base/error.h"
-#include "base/file.h"
-
 namespace lm {
 namespace {
 
@@ -36,46 +33,6 @@ std::string on_path(const std::string& name) {
     from = to + 1;
   }
   return "";
-}
-
-bool plain_name(std::string_view name) {
-  return !name.empty() && name[0] != '.' && std::all_of(name.begin(), name.end(), [](unsigned char c) {
-    return std::isalnum(c) || c == '.' || c == '_' || c == '-';
-  });
-}
-
-// "ORG/NAME" -> "models--ORG--NAME"; "" when it is not of that form.
-std::string hub_directory(const std::string& path) {
-  const size_t slash = path.find('/');
-  if (slash == std::string::npos) return "";
-  const std::string_view org = std::string_view(path).substr(0, slash),
-                         name = std::string_view(path).substr(slash + 1);
-  if (!plain_name(org) || !plain_name(name)) return "";
-  return "models--" + std::string(org) + "--" + std::string(name);
-}
-
-bool is_model(const fs::path& directory) {
-  std::error_code ignored;
-  return fs::exists(directory / "config.json", ignored);
-}
-
-// The snapshot that refs/main names, else the only one; "" when there is none.
-std::string snapshot(const fs::path& repository) {
-  std::error_code ignored;
-  if (fs::is_regular_file(repository / "refs" / "main", ignored)) {
-    std::string revision = read_small_file((repository / "refs" / "main").string(), 256);
-    while (!revision.empty() && std::isspace(static_cast<unsigned char>(revision.back())))
-      revision.pop_back();
-    const fs::path found = repository / "snapshots" / revision;
-    return plain_name(revision) && is_model(found) ? found.string() : "";
-  }
-  std::string only;
-  for (const auto& entry : fs::directory_iterator(repository / "snapshots", ignored)) {
-    if (!is_model(entry.path())) continue;
-    if (!only.empty()) return "";
-    only = entry.path().string();
-  }
-  return only;
 }
 
 }  // namespace
@@ -128,15 +85,6 @@ std::optional<int64_t> job_end_time() {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
   const bool whole = error == std::errc() && end == text.data() + text.size() && seconds > 0;
   return whole ? std::optional(seconds) : std::nullopt;
-}
-
-bool model_is_here(const std::string& path, const Environment& environment) {
-  std::error_code ignored;
-  if (fs::exists(path, ignored)) return true;
-  const std::string name = hub_directory(path);
-  return !name.empty() && std::ranges::any_of(environment.hub_caches, [&](const std::string& cache) {
-    return !snapshot(fs::path(cache) / name).empty();
-  });
 }
 
 namespace {
@@ -222,33 +170,6 @@ std::vector<std::string> gpu_of_rank(int place, bool one_machine) {
   std::vector<std::string> out = {"CUDA_VISIBLE_DEVICES=" + gpu};
   if (one_machine && std::getenv("NCCL_SOCKET_IFNAME") == nullptr) out.emplace_back("NCCL_SOCKET_IFNAME=lo");
   return out;
-}
-
-std::string resolve_model(const std::string& path, const Environment& environment) {
-  std::error_code ignored;
-  const auto refuse = [&](const std::string& what, const std::string& next) {
-    throw Error(Exit::kInput, {.area = "FILE-21", .what = what, .place = path, .next = next, .kept = ""});
-  };
-  if (is_model(path)) return path;
-  if (fs::is_directory(path, ignored)) {
-    refuse("model.path is a directory without a config.json",
-           "give a Hugging Face model directory (config.json, *.safetensors, tokenizer.json)");
-  }
-  const std::string name = hub_directory(path);
-  if (name.empty()) {
-    refuse("model.path does not exist",
-           "give a Hugging Face model directory, or ORG/NAME of one in the hub cache");
-  }
-  std::string looked;
-  for (const std::string& cache : environment.hub_caches) {
-    const std::string found = snapshot(fs::path(cache) / name);
-    if (!found.empty()) return found;
-    looked += (looked.empty() ? "" : ", ") + (fs::path(cache) / name).string();
-  }
-  refuse("model.path is no directory, and the hub cache holds no complete snapshot of it (looked in " +
-             (looked.empty() ? "nothing: HOME is not set" : looked) + ")",
-         "download it first, e.g. `hf download " + path + "`, or give a directory");
-  return "";
 }
 
 std::vector<std::string> rank_environment() {

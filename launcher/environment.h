@@ -65,12 +65,6 @@ std::vector<std::string> one_machine_mpi();
 // another: nothing listens on a network.
 std::vector<std::string> gpu_of_rank(int place, bool one_machine);
 
-// A directory with a config.json: `path` itself, or the snapshot that refs/main of ORG/NAME names in a hub
-// cache. Throws Error(11) with every place that was looked at.
-std::string resolve_model(const std::string& path, const Environment& environment);
-// Whether there is one, or something that was meant to be: a directory at `path`, or a snapshot of ORG/NAME.
-bool model_is_here(const std::string& path, const Environment& environment);
-
 // The environment of a rank as "NAME=value" strings: without what changes the bits of a result behind our
 // back (ATEN_*, MKL_*, DNNL_*, ONEDNN_*, OMP_*, TORCH_*, PYTORCH_*, CUBLAS*), with cuBLAS's workspace, the
 // GEMM library's code cache and the spinning of waiting threads fixed, and with CUDA's numbering of GPUs.

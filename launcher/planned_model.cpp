@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "launcher/model_place.h"
 #include "plan/adapter.h"
 #include "plan/base_encoding.h"
 #include "weights/adapter_files.h"

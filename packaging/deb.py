@@ -15,6 +15,7 @@ sys.path.append(str(ROOT / "cmake"))
 from package import version  # noqa: E402
 
 HOME = "usr/lib/lmlaunch"
+BILL = "lmlaunch.cdx.json"  # of materials, as cmake/package.py writes it
 
 CONTROL = """Package: lmlaunch
 Version: {version}
@@ -22,6 +23,7 @@ Architecture: amd64
 Maintainer: the lmlaunch project
 Depends: libc6 (>= 2.36), libstdc++6 (>= 12), python3 (>= 3.11), python3-venv
 Installed-Size: {kib}
+Suggests: openmpi-bin
 Section: science
 Priority: optional
 Description: fine-tunes language models from one TOML file
@@ -69,6 +71,7 @@ def main():
     write(tree / "usr/bin/lmlaunch", START.format(home=HOME))
     write(tree / "usr/sbin/lmlaunch-setup", SETUP.format(home=HOME, wheel=wheel.name))
     write(tree / "usr/share/doc/lmlaunch/copyright", (ROOT / "LICENSE").read_text(), 0o644)
+    shutil.copy(out / BILL, tree / "usr/share/doc/lmlaunch" / BILL)
     kib = sum(file.stat().st_size for file in tree.rglob("*") if file.is_file()) // 1024
     write(tree / "DEBIAN/control", CONTROL.format(version=version(), kib=kib), 0o644)
     write(tree / "DEBIAN/prerm", REMOVE.format(home=HOME))

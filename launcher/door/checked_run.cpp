@@ -13,6 +13,7 @@
 #include "launcher/machine/disk_survey.h"
 #include "launcher/machine/survey.h"
 #include "launcher/machine/visible_gpus.h"
+#include "launcher/model_place.h"
 #include "launcher/report/card.h"
 #include "launcher/status.h"
 #include "spec/model_spec.h"
@@ -92,6 +93,7 @@ pid_t start_rank(const std::string& executable, const CommandLine& line, const s
 CheckedRun check_run(const CommandLine& line) {
   const std::string& config_path = line.positional[0];
   CheckedRun run{.config = load_config(config_path, line.overrides)};
+  settle_model(run.config);
   raise_descriptor_limit();
   run.names = module_names(run.config, resolve_model(run.config.model.path, read_environment()));
   check_disks(run.config);
@@ -105,6 +107,7 @@ CheckedRun check_run(const CommandLine& line) {
 CheckedRun check_run_of_leader(const CommandLine& line) {
   const std::string& config_path = line.positional[0];
   CheckedRun run{.config = load_config(config_path, line.overrides)};
+  settle_model(run.config);
   raise_descriptor_limit();
   resolve_model(run.config.model.path, read_environment());
   run.program = rank_program(line, run.config.run.device, true);

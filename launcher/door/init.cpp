@@ -12,6 +12,7 @@
 #include "config/config_toml.h"
 #include "launcher/door/commands.h"
 #include "launcher/environment.h"
+#include "launcher/model_place.h"
 #include "spec/model_spec.h"
 
 namespace lm {
@@ -44,15 +45,29 @@ void check_data(const std::string& data) {
                 "name files, globs, or ORG/NAME of a data set in the local hub cache");
 }
 
+// What MODEL names: a model; or an adapter, which is gone on with.
+struct Start {
+  std::string model, adapter;  // "": a fresh one, if any
+};
+
+Start start_of(const CommandLine& line) {
+  Config config;
+  config.model.path = line.positional[0];
+  if (line.value("--method") != "full") config.train.method = Method::kLora;
+  settle_model(config);
+  return {config.model.path, config.lora.init};
+}
+
 // What a user would write: everything else stays as it is.
-std::string base_text(const CommandLine& line, const std::string& method, int64_t length) {
+std::string base_text(const CommandLine& line, const Start& start, int64_t length) {
   const std::vector<std::string> data(line.positional.begin() + 1, line.positional.end());
-  std::string text = "model.path = " + quote(line.positional[0]) + "\ndata.train = " + value_text(data) +
+  std::string text = "model.path = " + quote(start.model) + "\ndata.train = " + value_text(data) +
                      "\ndata.max_length = " + std::to_string(length) + "\ndata.eval_fraction = 0.02\n";
   if (line.integer("--gpus") == 0) text += "run.device = \"cpu\"\n";
   if (const auto disks = line.list("--disk"); !disks.empty())
     text += "offload.paths = " + value_text(disks) + "\n";
-  return text + "train.method = " + quote(method) + "\n";
+  if (start.adapter.empty()) return text + "train.method = \"full\"\n";
+  return text + "train.method = \"lora\"\nlora.init = " + quote(start.adapter) + "\n";
 }
 
 struct FittingWays {
@@ -60,18 +75,19 @@ struct FittingWays {
   std::vector<Alternative> ways;  // the first is taken
 };
 
-FittingWays choose(const CommandLine& line, const std::string& output) {
-  const Environment environment = read_environment();
-  const ModelSpec spec = read_model_spec(resolve_model(line.positional[0], environment));
+FittingWays choose(const CommandLine& line, const Start& start, const std::string& output) {
+  const ModelSpec spec = read_model_spec(resolve_model(start.model, read_environment()));
   const std::string method = line.value("--method").value_or("");
   std::vector<Alternative> least;
   for (const int64_t most : kLengths) {
     const int64_t length = std::min(most, spec.max_positions);
     if (length < most && most != kLengths[0] && length < kLengths[std::size(kLengths) - 1]) break;
-    const Config config = parse_config(base_text(line, "full", length), output, {});
+    const Config config = parse_config(base_text(line, start, length), output, {});
     FittingWays choice{length, ways_to_train(config, output, line)};
-    std::erase_if(choice.ways,
-                  [&](const Alternative& way) { return !method.empty() && way.method != method; });
+    std::erase_if(choice.ways, [&](const Alternative& way) {
+      const bool asked = method.empty() || way.method == method;
+      return !asked || (!start.adapter.empty() && way.method == "full");
+    });
     std::erase_if(choice.ways, [&](const Alternative& way) {
       // Of a disk that nobody has named there are only imagined ways.
       if (way.setting_text().find("DIRECTORY") != std::string::npos) return true;
@@ -156,7 +172,8 @@ std::string settings_from(const Alternative& way, const Alternative& other) {
   return learning_rate(way) == learning_rate(other) ? out : out + " optimizer.lr=" + learning_rate(other);
 }
 
-std::string config_text(const CommandLine& line, const std::string& output, const FittingWays& choice) {
+std::string config_text(const CommandLine& line, const Start& start, const std::string& output,
+                        const FittingWays& choice) {
   const Alternative& way = choice.ways.front();
   const bool adapter = way.method != "full";
   const std::vector<std::string> data(line.positional.begin() + 1, line.positional.end());
@@ -170,7 +187,7 @@ std::string config_text(const CommandLine& line, const std::string& output, cons
          output + "\n# Every other key and what it does: lmlaunch presets, and README.md.\n";
   Tables tables;
   if (line.integer("--gpus") == 0) tables.set("run.device", "\"cpu\"");
-  tables.set("model.path", quote(line.positional[0]), "a directory, or ORG/NAME in the local hub cache");
+  tables.set("model.path", quote(start.model), "a directory, or ORG/NAME in the local hub cache");
   tables.set("data.train", value_text(data), "JSONL, JSON, Parquet, CSV, text");
   tables.set("data.eval_fraction", "0.02", "of the examples, held out to see what was learnt");
   tables.set("data.max_length", std::to_string(choice.length), "tokens; longer conversations are cut");
@@ -181,7 +198,11 @@ std::string config_text(const CommandLine& line, const std::string& output, cons
   tables.set("optimizer.lr", learning_rate(way), "the first thing to try others of");
   tables.set("optimizer.schedule", "\"cosine\"");
   tables.set("optimizer.warmup", "0.03", "of all steps");
-  if (adapter) tables.set("lora.r", "8", "rank: more learns more, and costs more");
+  if (!start.adapter.empty()) {
+    tables.set("lora.init", quote(start.adapter), "the adapter that is gone on with");
+  } else if (adapter) {
+    tables.set("lora.r", "8", "rank: more learns more, and costs more");
+  }
   if (const auto disks = line.list("--disk"); !disks.empty())
     tables.set("offload.paths", value_text(disks), "for what memory cannot hold");
   for (const std::string& setting : way.settings) {
@@ -216,8 +237,9 @@ Exit init_command(const CommandLine& line) {
   if (fs::exists(output, ignored))
     throw refusal(Exit::kIncompatible, "the file exists already, and is left as it is", output,
                   "remove it, or name another one with -o");
-  const FittingWays choice = choose(line, output);
-  const std::string text = config_text(line, output, choice);
+  const Start start = start_of(line);
+  const FittingWays choice = choose(line, start, output);
+  const std::string text = config_text(line, start, output, choice);
   parse_config(text, output, {});  // what is written is read
   atomic_write_file(output, text);
   std::printf("%s\n", output.c_str());

@@ -15,6 +15,7 @@
 #include "launcher/machine/disk_survey.h"
 #include "launcher/machine/machine_survey.h"
 #include "launcher/machine/rates.h"
+#include "launcher/model_place.h"
 #include "launcher/planned_model.h"
 #include "launcher/recorded.h"
 #include "plan/alternatives.h"
@@ -194,9 +195,9 @@ std::unique_ptr<Question> question_about(const Config& config, const std::string
 std::unique_ptr<Question> question_of(const CommandLine& line) {
   const std::string& path = line.positional[0];
   const Preset* const preset = planned_preset(line);
-  const Config config = preset != nullptr
-                            ? parse_config(preset->text, "preset " + preset->name, line.overrides)
-                            : load_config(path, line.overrides);
+  Config config = preset != nullptr ? parse_config(preset->text, "preset " + preset->name, line.overrides)
+                                    : load_config(path, line.overrides);
+  settle_model(config);
   return question_about(config, path, preset != nullptr, line);
 }
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <filesystem>
 #include <optional>
 
@@ -69,6 +70,19 @@ std::optional<Rates> measure(const std::string& path, IoEngineChoice engine) {
   }
 }
 
+// A second plan within the week does not measure, and a disk that has changed meanwhile is measured once the
+// file is gone.
+void keep_disk_rates(const std::string& cache_dir, const Json& key, const std::string& path,
+                     const Rates& rates) {
+  const std::string file = keep_figures(
+      cache_dir, kFolder, key, {{"read_bytes_per_s", rates.read}, {"write_bytes_per_s", rates.write}});
+  char text[100];
+  std::snprintf(text, sizeof text, " reads %.2f GB/s and writes %.2f GB/s; ", rates.read / 1e9,
+                rates.write / 1e9);
+  log_line(path + text +
+           (file.empty() ? "not kept: it will be measured again" : "kept for a week in " + file));
+}
+
 [[noreturn]] void refuse(const std::string& path, int error) {
   const bool unsupported = error == EOPNOTSUPP || error == EISDIR;
   throw Error(
@@ -118,9 +132,7 @@ std::vector<Disk> survey_disks(const Config& config, const std::string& cache_di
     std::optional<Rates> found = known_rates(cache_dir, key);
     if (!found && rates == DiskRates::kMeasured) {
       found = measure(path, config.io.engine);
-      if (found)
-        keep_figures(cache_dir, kFolder, key,
-                     {{"read_bytes_per_s", found->read}, {"write_bytes_per_s", found->write}});
+      if (found) keep_disk_rates(cache_dir, key, path, *found);
     }
     if (!found) continue;
     disk.read_bandwidth = found->read;

@@ -45,9 +45,9 @@ std::optional<Json> kept_figures(const std::string& cache_dir, const std::string
   }
 }
 
-void keep_figures(const std::string& cache_dir, const std::string& folder, const Json& key,
-                  const Json& figures, bool certain) {
-  if (cache_dir.empty()) return;
+std::string keep_figures(const std::string& cache_dir, const std::string& folder, const Json& key,
+                         const Json& figures, bool certain) {
+  if (cache_dir.empty()) return "";
   try {
     const std::string file = file_of(cache_dir, folder, key);
     std::filesystem::create_directories(std::filesystem::path(file).parent_path());
@@ -55,7 +55,9 @@ void keep_figures(const std::string& cache_dir, const std::string& folder, const
     json.update(figures);
     json["measured"] = static_cast<int64_t>(std::time(nullptr)) - (certain ? 0 : kWeek - kHour);
     atomic_write_file(file, text_of(json, 2) + "\n");
+    return file;
   } catch (const std::exception&) {
+    return "";
   }
 }
 

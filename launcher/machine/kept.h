@@ -12,9 +12,9 @@ namespace lm {
 // Under `cache_dir` ("": nothing is kept), in `folder`. `key` says what was measured: figures are given for
 // the same key alone, as one object with the key's fields.
 std::optional<Json> kept_figures(const std::string& cache_dir, const std::string& folder, const Json& key);
-// `certain` false: for an hour alone.
-void keep_figures(const std::string& cache_dir, const std::string& folder, const Json& key,
-                  const Json& figures, bool certain = true);
+// `certain` false: for an hour alone. The file; "" where they cannot be kept.
+std::string keep_figures(const std::string& cache_dir, const std::string& folder, const Json& key,
+                         const Json& figures, bool certain = true);
 
 // A rate among them that can be used: finite and above 0. Throws where it cannot.
 double kept_rate(const Json& figures, const char* name);

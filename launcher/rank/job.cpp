@@ -21,9 +21,9 @@
 #include "launcher/machine/machine_survey.h"
 #include "launcher/machine/numa.h"
 #include "launcher/machine/survey.h"
+#include "launcher/model_place.h"
 #include "launcher/recorded.h"
 #include "offload/copy_probe.h"
-#include "weights/adapter_files.h"
 #include "weights/load_store.h"
 
 namespace lm {
@@ -385,16 +385,9 @@ Config config_of_model(const std::string& path, const std::vector<std::string>& 
 
 // A PEFT adapter names the model that it is for.
 void open_adapter(const std::string& path, Subject& subject) {
-  subject.config.model.path = read_adapter_config(path, nullptr).base_model;
   subject.config.train.method = Method::kLora;
-  subject.config.lora.init = path;
   subject.trained = path;
-  if (!subject.config.model.path.empty()) return;
-  throw Error(Exit::kInput, {.area = "FILE-21",
-                             .what = "the adapter does not name the model that it is for",
-                             .place = path + "/" + kAdapterConfig,
-                             .next = "set base_model_name_or_path there",
-                             .kept = ""});
+  settle_model(subject.config);
 }
 
 }  // namespace
@@ -404,7 +397,7 @@ Subject open_subject(const std::string& path, const std::vector<std::string>& ov
   Subject subject;
   if (run.empty()) {
     subject.config = config_of_model(path, overrides);
-    if (fs::exists(fs::path(path) / kAdapterConfig)) open_adapter(path, subject);
+    if (holds_adapter(path)) open_adapter(path, subject);
     return subject;
   }
   subject = {.config = load_config(run + "/config.toml", overrides), .trained = path, .run = run};

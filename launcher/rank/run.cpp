@@ -10,6 +10,7 @@
 #include "config/config_toml.h"
 #include "kernels/library_error.h"
 #include "launcher/control.h"
+#include "launcher/model_place.h"
 #include "launcher/rank/checkpoints.h"
 #include "launcher/rank/hardware_limit.h"
 #include "launcher/rank/job.h"
@@ -197,7 +198,8 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
 
   // What was asked for, what there is to go on from, and where every byte of it will live. Nothing large is
   // allocated yet, and what cannot fit ends here.
-  const Config config = load_config(line.positional[0], line.overrides);
+  Config config = load_config(line.positional[0], line.overrides);
+  settle_model(config);
   StopRequest stop(control, config.run, directory);
   std::optional<Trace> trace;
   if (line.has("--trace")) trace.emplace(*line.value("--trace"), kFirstTraced, kLastTraced);

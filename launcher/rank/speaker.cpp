@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "base/process.h"
+#include "launcher/model_place.h"
 #include "launcher/rank/run_files.h"
 
 namespace lm {

@@ -5,7 +5,7 @@
 #include "base/log.h"
 #include "checkpoint/restore.h"
 #include "config/config_text.h"
-#include "launcher/environment.h"
+#include "launcher/model_place.h"
 #include "launcher/rank/job.h"
 #include "launcher/rank/rank_commands.h"
 #include "launcher/recorded.h"

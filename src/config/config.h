@@ -151,7 +151,7 @@ struct LoraConfig {
   double dropout = 0.0;  // on the adapter's input
   std::vector<std::string> targets = {"all-linear"};  // or names such as q_proj, v_proj
   bool rslora = false;
-  std::string init;  // a PEFT adapter directory to continue, which decides what is not written; "" = fresh
+  std::string init;  // a PEFT adapter or a run to continue, which decides what is not written; "" = fresh
   std::vector<std::string> written;  // keys of this table that were given a value; filled by load_config
 };
 

@@ -51,7 +51,10 @@ void visit_model(ModelT& model, V& v) {
   using enum KeyTag;
   v.table("model", "what is trained");
   v.key("model", "path", model.path,
-        {kNumerics, "a Hugging Face directory, or ORG/NAME in the local hub cache", {}, true});
+        {kNumerics,
+         "a Hugging Face directory, a run's, or ORG/NAME in the local hub cache; of lora an adapter, too",
+         {},
+         true});
   v.key("model", "dtype", model.dtype, {kNumerics, "of weights and activations"});
   v.key("model", "init", model.init,
         {kNumerics, "random: fresh weights of the config's shape, for benchmarks"});
@@ -189,7 +192,7 @@ void visit_lora(LoraT& lora, V& v) {
         {kNumerics, "\"all-linear\", or names such as q_proj, v_proj", {}, true});
   v.key("lora", "rslora", lora.rslora, {kNumerics, "scale by the square root of the rank"});
   v.key("lora", "init", lora.init,
-        {kNumerics, "a PEFT adapter directory to continue, which decides what is not written; \"\" = fresh"});
+        {kNumerics, "a PEFT adapter or a run to continue, which decides what is not written; \"\" = fresh"});
 }
 
 template <class ZeroT, class V>

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pyarrow
 import pytest
@@ -17,7 +18,9 @@ from prepare_test import (PLAIN_CHAT, PREPARE, SYSTEM_CHAT, TOOL_CHAT, TOOLS, mo
                           refused, run, with_template)
 from transformers import AutoTokenizer
 
-import prepare  # noqa: I001, of PREPARE
+import formats  # noqa: I001, of PREPARE
+import prepare
+from errors import InputError
 from token_file import BESIDE
 from token_file import TokenFileWriter as prepare_writer
 
@@ -272,6 +275,30 @@ def test_arrow_files_of_the_datasets_library_are_read(run, tmp_path):
 def test_each_files_examples_are_counted(run):
     files = [run.write("b.jsonl", [PAIR] * 3), run.write("a.jsonl", [{"text": "fox"}]), run.write("c.jsonl", [PAIR] * 2)]
     assert prepare.prepare(run.request(files, "chatml"))["files"] == [3, 1, 2]
+
+
+# ---- what it tells while it works ------------------------------------------------------------------------------------
+
+
+def test_progress_is_told_as_time_passes(run, monkeypatch, capfd):
+    """A clock that is three seconds further at each look, so that there is a line for each piece of 128 rows."""
+    now = iter(range(0, 3000, 3))
+    monkeypatch.setattr(prepare, "time", types.SimpleNamespace(monotonic=lambda: next(now)))
+    prepare.prepare(run.request([run.write("a.jsonl", [{"text": "fox"}] * 300)], "chatml"))
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("tokenising: ")]
+    assert [re.search(r", (\d+) examples, ", line)[1] for line in lines] == ["128", "256", "300"], lines
+    assert all(re.fullmatch(r"tokenising: \d+ % read, \d+ examples, 0\.0 M tokens, \d+ k tokens/s, \d+ (s|min) left", line) for line in lines), lines
+    assert lines[-1].startswith("tokenising: 100 % read")
+
+
+def test_the_words_of_data_format_are_those_of_the_configuration():
+    names = open(os.path.join(os.path.dirname(PREPARE), "..", "config", "config_names.h")).read()
+    words = re.findall(r'DataFormat::k\w+, "([\w-]+)"', names)
+    assert set(words) == {"auto", *formats.COLUMNS}
+    for word in formats.COLUMNS:
+        with pytest.raises(InputError) as caught:
+            formats.example(word, {}, "a.jsonl:1")
+        assert f"every row of a {word} file needs" in caught.value.next
 
 
 # ---- killed and started again ---------------------------------------------------------------------------------------

@@ -2,6 +2,9 @@
 functions, and the values that llama.cpp reads. test_llama_cpp.py runs the files."""
 
 import json
+import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,7 +12,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from test_run import config, lmlaunch
+from test_run import BIN, config, lmlaunch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, SmolLM3Config
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "data"))
@@ -194,3 +197,40 @@ def test_a_merged_model_is_read_again_and_compared(tmp_path):
     assert "all of its weights" in lmlaunch("export", "model", "--adapter", "-o", "x", cwd=tmp_path, check=False).stderr
     lmlaunch("export", "runs/fp32", "--adapter", "-o", "adapter", cwd=tmp_path)
     assert {"adapter_config.json", "adapter_model.safetensors"} <= {path.name for path in (tmp_path / "adapter").iterdir()}
+
+
+# A disk that keeps zeros in place of the weights: preloaded, since nothing in the program writes wrong ones.
+ZEROS = r"""#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+ssize_t write(int file, const void* bytes, size_t count) {
+  char link[64], path[4096] = "";
+  snprintf(link, sizeof link, "/proc/self/fd/%d", file);
+  const int weights = readlink(link, path, sizeof path - 1) > 0 && strstr(path, ".safetensors") != NULL;
+  const int header = count > 8 && ((const char*)bytes)[8] == '{';
+  if (!weights || header) return syscall(SYS_write, file, bytes, count);
+  void* zeros = calloc(1, count);
+  const ssize_t done = syscall(SYS_write, file, zeros, count);
+  free(zeros);
+  return done;
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
+def test_a_merged_model_that_is_not_what_it_should_be_is_refused(tmp_path):
+    (tmp_path / "zeros.c").write_text(ZEROS)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", "zeros.so", "zeros.c"], cwd=tmp_path, check=True)
+    environment = {**os.environ, "LD_PRELOAD": str(tmp_path / "zeros.so")}
+    if subprocess.run([BIN / "lmlaunch", "--version"], env=environment, capture_output=True).returncode != 0:
+        pytest.skip("nothing can be preloaded into this build")
+    make_model(tmp_path / "model", "qwen3")
+    (tmp_path / "train.jsonl").write_text(json.dumps({"text": "hello world"}) + "\n")
+    lmlaunch(config(tmp_path, "run", data__eval=[], data__train=["train.jsonl"], train__steps=1, train__method="lora", train__global_batch=1,
+                    train__micro_batch=1), cwd=tmp_path)
+    done = lmlaunch("export", "runs/run", "--merge", "-o", "merged", cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == 22 and "the merged model's logits differ by" in done.stderr, done.stderr

@@ -5,10 +5,14 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
+import time
 
+import jinja2
 import pytest
 import tokenizers
-from test_run import VOCAB, config, lmlaunch, losses, work  # noqa: F401
+from test_run import BIN, VOCAB, config, lmlaunch, losses, work  # noqa: F401
 from transformers import LlamaConfig, LlamaForCausalLM
 
 
@@ -49,6 +53,15 @@ def test_other_rows_are_cut_and_counted_in_evaluation_too(words):
     for which in ("train", "eval"):
         assert (f"data: {which}: 2 rows, 50 tokens, at data.max_length 32: 1 row whole, 1 cut, 0 split into 0, 0 dropped; 42 tokens "
                 "used, 8 not") in done.stderr
+
+
+def test_what_is_held_out_is_counted_beside_what_is_trained(words):
+    lmlaunch(config(words, "held_out", data__eval=[], data__eval_fraction=0.25, train__steps=1), cwd=words)
+    lines = dict(re.findall(r"data: (train|eval): (\d+ rows, \d+) tokens", (words / "runs" / "held_out" / "log.txt").read_text()))
+    lengths = [len(json.loads(line)["input_ids"]) for line in open(words / "train.jsonl")]
+    counts = {which: [int(n) for n in re.findall(r"\d+", line)] for which, line in lines.items()}
+    assert (counts["train"][0], counts["eval"][0]) == (48, 16) and len(lengths) == 64
+    assert counts["train"][1] + counts["eval"][1] == sum(lengths)
 
 
 def refused_at(work, name, place, **changes):
@@ -138,6 +151,78 @@ def test_the_result_has_the_template_that_was_used(chats):
         assert (chats / "runs" / name / "model" / "chat_template.jinja").read_text() == TEMPLATE
     lmlaunch("export", "runs/own_lora", "--merge", "-o", "own_merged", cwd=chats)
     assert (chats / "own_merged" / "chat_template.jinja").read_text() == TEMPLATE
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_model_without_a_template_says_so_and_the_result_has_the_one_that_was_used(chats, method):
+    if not (chats / "bare").exists():
+        shutil.copytree(chats / "model", chats / "bare", ignore=shutil.ignore_patterns("chat_template*"))
+    name = f"bare_{method}"
+    lmlaunch(config(chats, name, model__path="bare", data__train=["chats.jsonl"], data__eval=[], train__steps=1, train__method=method), cwd=chats)
+    assert "the model has no chat template: conversations are written in the manner of Alpaca" in (chats / "runs" / name / "log.txt").read_text()
+    template = jinja2.Environment().from_string((chats / "runs" / name / "model" / "chat_template.jinja").read_text())
+    text = template.render(messages=[{"role": "user", "content": "w0 w5"}, {"role": "assistant", "content": "w1 w6 w7"}], eos_token="<eos>")
+    assert text.endswith("### Instruction:\nw0 w5\n\n### Response:w1 w6 w7<eos>") and text.startswith("Below is an instruction")
+
+
+FORMATS = {
+    "text": {"text": "w1 w2 w3"}, "tokens": {"input_ids": [1, 2, 3]}, "prompt-completion": {"prompt": "w1", "completion": "w2 w3"},
+    "alpaca": {"instruction": "w1", "output": "w2"}, "chat": {"messages": [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}]},
+    "sharegpt": {"conversations": [{"from": "human", "value": "w1"}, {"from": "gpt", "value": "w2"}]}}
+
+
+def test_every_word_of_data_format_is_one_that_rows_can_have(chats):
+    done = lmlaunch(config(chats, "no_format", data__format="prompt_completion"), cwd=chats, check=False)
+    known = re.search(r"data\.format.*|format.*", done.stderr)[0]
+    assert done.returncode == 10 and set(re.findall(r'"([\w-]+)"', known)) >= {"auto", *FORMATS}, done.stderr
+    for word, row in FORMATS.items():
+        (chats / f"{word}.jsonl").write_text(json.dumps(row) + "\n")
+        lmlaunch(config(chats, f"as_{word}", data__train=[f"{word}.jsonl"], data__eval=[], data__format=word, data__chat_template="own.jinja",
+                        train__steps=1, train__global_batch=1, train__micro_batch=1), cwd=chats)
+    done = lmlaunch("as_prompt-completion.toml", "run.dir=runs/other_rows", 'data.train=["text.jsonl"]', cwd=chats, check=False)
+    assert done.returncode == 11 and "every row of a prompt-completion file needs prompt and completion" in done.stderr, done.stderr
+
+
+# The interpreter of a start that is killed: it saves after each piece of the data, and after the second waits for that.
+WAITS = """import os, sys, time
+sys.path.insert(0, os.path.dirname(sys.argv[-1]))
+sys.argv = sys.argv[-1:]
+import prepare
+from token_file import TokenFileWriter
+prepare.SAVE_SECONDS, kept = 0, TokenFileWriter.save
+
+def save(self, state):
+    kept(self, state)
+    if self.examples > 128:
+        with open("saved.new", "w") as file:
+            file.write(str(self.examples))
+        os.rename("saved.new", "saved")
+        time.sleep(600)
+
+TokenFileWriter.save = save
+sys.exit(prepare.main())
+"""
+
+
+def test_a_start_that_is_killed_goes_on_tokenising_and_trains_the_same(words):
+    (words / "many.jsonl").write_text("".join(json.dumps({"text": " ".join(f"w{i % 90}" for i in range(n, n + 9))}) + "\n" for n in range(400)))
+    common = {"data__train": ["many.jsonl"], "data__eval": [], "train__steps": 4}
+    lmlaunch(config(words, "unkilled", data__cache_dir="cache_whole", **common), cwd=words)
+    (words / "waits.py").write_text(WAITS)
+    (words / "python").write_text(f'#!/bin/sh\nexec {os.environ.get("LMLAUNCH_PYTHON", sys.executable)} -I -B "{words}/waits.py" "$@"\n')
+    (words / "python").chmod(0o755)
+    toml = config(words, "killed", data__cache_dir="cache_killed", **common)
+    process = subprocess.Popen([BIN / "lmlaunch", toml], cwd=words, env={**os.environ, "LMLAUNCH_PYTHON": str(words / "python")},
+                               stderr=subprocess.PIPE, text=True)
+    while not (words / "saved").exists():
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.01)
+    process.kill()
+    process.communicate(timeout=60)  # its rank and the interpreter go with it, and their ends of the pipe
+    examples = int((words / "saved").read_text())
+    done = lmlaunch(toml, cwd=words)
+    assert 128 < examples < 400 and f"tokenising goes on after {examples} examples" in done.stderr, done.stderr
+    assert losses(words, "killed") == losses(words, "unkilled") and len(losses(words, "killed")) == 4
 
 
 def test_weights_say_how_many_steps_an_epoch_has(chats):

@@ -199,6 +199,21 @@ def test_peft_loads_the_adapter_and_agrees_on_its_loss(work, lora):
     assert loss_by_transformers(adapted, work) == pytest.approx(after, rel=1e-3)
 
 
+def test_peft_loads_the_exported_adapter_and_gives_the_same_logits(work, lora):
+    from peft import PeftModel
+
+    lmlaunch("export", "runs/lora", "--adapter", "-o", "exported_adapter", cwd=work)
+    ids = torch.tensor([[1, 4, 7, 10, 13, 16]])
+    logits = []
+    for directory in (work / "runs" / "lora" / "model", work / "exported_adapter", None):
+        model = AutoModelForCausalLM.from_pretrained(work / "model", dtype=torch.float32)
+        if directory is not None:
+            model = PeftModel.from_pretrained(model, directory)
+        with torch.no_grad():
+            logits.append(model.eval()(ids).logits)
+    assert torch.equal(logits[0], logits[1]) and not torch.allclose(logits[1], logits[2], rtol=1e-2)
+
+
 def test_the_merged_export_is_the_adapted_model(work, lora):
     lmlaunch("export", "runs/lora", "-o", "merged", "--merge", cwd=work)
     merged = AutoModelForCausalLM.from_pretrained(work / "merged", dtype=torch.float32)

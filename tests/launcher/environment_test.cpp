@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "base/error.h"
+#include "launcher/model_place.h"
 
 namespace lm {
 namespace {
@@ -55,6 +56,58 @@ TEST_F(HubCache, ADirectoryIsTakenAsItIs) {
   EXPECT_EQ(resolve_model(root_ + "/here", environment_), root_ + "/here");
   write("empty/x", "");
   EXPECT_NE(refusal(root_ + "/empty").find("without a config.json"), std::string::npos);
+}
+
+TEST_F(HubCache, ARefusalSaysWhatAConfigIsNeededFor) {
+  write("empty/x", "");
+  for (const std::string& path : {root_ + "/empty", std::string("org/name"), std::string("nowhere")}) {
+    const std::string said = refusal(path);
+    EXPECT_NE(said.find("config.json, which says the model's shape and the size of its vocabulary"),
+              std::string::npos)
+        << said;
+  }
+}
+
+TEST_F(HubCache, ARunStandsForItsModelAndAnyOtherDirectoryDoesNot) {
+  write("run/config.toml", "");
+  const std::string early = refusal(root_ + "/run");
+  EXPECT_NE(early.find("no trained model yet"), std::string::npos) << early;
+  EXPECT_NE(early.find("lmlaunch " + root_ + "/run/config.toml"), std::string::npos) << early;
+  write("run/model/config.json", "{}");
+  for (const char* name : {"/run", "/run/", "/run/model"})
+    EXPECT_TRUE(fs::equivalent(resolve_model(root_ + name, environment_), root_ + "/run/model")) << name;
+  write("other/model/config.json", "{}");
+  EXPECT_NE(refusal(root_ + "/other").find("without a config.json"), std::string::npos);
+  write("run/checkpoints/step_00000001/MANIFEST.json", "{}");
+  const std::string checkpoint = root_ + "/run/checkpoints/step_00000001";
+  EXPECT_NE(refusal(checkpoint).find("lmlaunch export " + checkpoint + " -o DIR"), std::string::npos);
+}
+
+TEST_F(HubCache, AnAdapterIsContinuedOrRefusedWithWhatMakesAModelOfIt) {
+  const std::string adapter = R"({"peft_type": "LORA", "r": 4, "target_modules": ["q_proj"])";
+  write("run/config.toml", "");
+  write("run/model/adapter_config.json", adapter + R"(, "base_model_name_or_path": "org/base"})");
+  Config config;
+  config.train.method = Method::kLora;
+  for (const char* name : {"/run", "/run/model"}) {
+    config.model.path = root_ + name;
+    config.lora.init = "";
+    settle_model(config);
+    EXPECT_EQ(config.model.path, "org/base");
+    EXPECT_EQ(config.lora.init, root_ + "/run/model");
+    EXPECT_NE(refusal(root_ + name).find("lmlaunch export " + root_ + name + " --merge -o DIR"),
+              std::string::npos);
+    // The same adapter twice is no contradiction, another one is.
+    config.model.path = root_ + name;
+    config.lora.init = root_ + "/run";
+    settle_model(config);
+    EXPECT_EQ(config.lora.init, root_ + "/run/model");
+    config.model.path = root_ + name;
+    config.lora.init = root_;
+    EXPECT_THROW(settle_model(config), Error);
+  }
+  write("nameless/adapter_config.json", adapter + "}");
+  EXPECT_NE(refusal(root_ + "/nameless").find("base_model_name_or_path"), std::string::npos);
 }
 
 TEST_F(HubCache, WhatIsMissingOrHostileIsRefused) {

@@ -1,0 +1,28 @@
+// Which directory is meant by the place of a model: a model's or an adapter's stands for itself, a run's for
+// its model/, ORG/NAME for a snapshot in a hub cache. Reads files alone; any thread.
+#pragma once
+
+#include <string>
+
+#include "config/config.h"
+#include "launcher/environment.h"
+
+namespace lm {
+
+// The directory that `place` stands for; `place` where that is none of a model, an adapter or a run.
+std::string model_directory(const std::string& place);
+
+bool holds_adapter(const std::string& directory);
+
+// model.path and lora.init as the directories that they stand for. With train.method = "lora" a model.path
+// that is an adapter becomes the model that it is for, and that adapter is continued; with another method it
+// is left, and refused when the model is opened. Throws Error(10, 11).
+void settle_model(Config& config);
+
+// A directory with a config.json: the one that `path` stands for, or the snapshot that refs/main of ORG/NAME
+// names in a hub cache. Throws Error(11): with every place that was looked at, or with what else `path` is.
+std::string resolve_model(const std::string& path, const Environment& environment);
+// Whether there is one, or something that was meant to be: a directory at `path`, or a snapshot of ORG/NAME.
+bool model_is_here(const std::string& path, const Environment& environment);
+
+}  // namespace lm
