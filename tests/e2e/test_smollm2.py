@@ -1,5 +1,5 @@
-"""A real model in half the memory: SmolLM2-135M, full fine-tuning with everything on disk, under a limit that training in
-memory exceeds twice. The model and the text are the quickstart's."""
+"""A real model, SmolLM2-135M: full fine-tuning with everything on disk, under a limit that training in memory exceeds twice; and
+answers of 64 tokens that are transformers' own. The model and the text are the quickstart's."""
 
 import json
 import os
@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from test_offload import BIN, EVERYTHING, memory_limit
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 3
@@ -26,6 +28,13 @@ def work(tmp_path_factory):
         subprocess.run([sys.executable, ROOT / "configs" / "quickstart" / command[0], *command[1:]], check=True)
     (work / "swap").mkdir()
     return work
+
+
+@pytest.fixture(scope="module")
+def model(work):
+    """In fp32, with its tokenizer."""
+    directory = work / "build" / "quickstart" / "model"
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32), AutoTokenizer.from_pretrained(directory)
 
 
 # Without re-computation a resident run takes more still; with it, the limit is the harder one to keep.
@@ -69,3 +78,20 @@ def test_smollm2_trains_under_half_of_what_it_takes_in_memory(work):
         step = subprocess.run([BIN / "train_step_bench", shape, "full", "fp32", "2", "2", "512", "train.recompute=block"], input="step\n",
                               capture_output=True, text=True, timeout=300, preexec_fn=enter)
         assert step.returncode in (-signal.SIGKILL, 31) and "loss" not in step.stdout, (step.returncode, step.stderr)
+
+
+# Each has an answer of more than 64 tokens.
+GREEDY = ["Write a long story about a dragon.", "Describe a day in the life of a farmer.", "Write a poem about the sea.", "Why is the sky blue?",
+          "Give me a recipe for pancakes.", "Tell me about the history of Rome.", "How does a bicycle stay upright?", "Explain what a prime number is."]
+
+
+@pytest.mark.parametrize("question", GREEDY)
+def test_sixty_four_greedy_tokens_are_those_of_transformers(work, model, question):
+    network, tokenizer = model
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True)["input_ids"]
+    theirs = network.generate(torch.tensor([ids]), max_new_tokens=64, do_sample=False, pad_token_id=0)[0, len(ids):].tolist()
+    done = subprocess.run([BIN / "lmlaunch", "generate", work / "build" / "quickstart" / "model", "--gpus", "0", "--prompt", question,
+                           "--max-tokens", "64", "--json", "model.dtype=fp32"], cwd=work, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    ours = json.loads(done.stdout)
+    assert ours["prompt_tokens"] == len(ids) and len(theirs) == 64 and ours["tokens"] == theirs
