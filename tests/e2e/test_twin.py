@@ -163,6 +163,16 @@ def test_an_offloaded_run_repeats_the_resident_one(work, resident):
     assert numbers(work, "offloaded") == resident
 
 
+@pytest.mark.parametrize("where", ["optimizer", "weights"])
+def test_rows_have_the_bytes_that_crossed_the_link(work, where):
+    """Of a steady step as many as planned; both ways, as the last step leaves its updates to the end of the run."""
+    lmlaunch("c.toml", *SHORT, "train.steps=5", f"run.dir=runs/link_{where}", f"offload.{where}=host", cwd=work)
+    planned = next(link["amount"] for link in json.loads((work / "runs" / f"link_{where}" / "plan.json").read_text())["links"] if link["name"] == "GPU link")
+    for row in [row for row in rows(work, f"link_{where}") if "loss" in row][2:]:
+        assert row["to_device_bytes"] > 0 and row["from_device_bytes"] > 0
+        assert row["to_device_bytes"] + row["from_device_bytes"] == pytest.approx(planned, rel=0.01)
+
+
 def test_where_pinning_is_refused_the_run_goes_on_and_says_so(work, resident):
     _, err = lmlaunch("c.toml", *SHORT, "run.dir=runs/unpinned", *EVERYTHING, cwd=work, TWIN_NO_PIN="1")
     assert numbers(work, "unpinned") == resident
