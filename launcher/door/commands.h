@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "launcher/command_line.h"
-#include "launcher/planned_model.h"
+#include "launcher/presets.h"
 #include "plan/alternatives.h"
 
 namespace lm {
@@ -30,17 +30,5 @@ std::vector<Alternative> ways_to_train(const Config& config, const std::string& 
 // Settings with which a run of this command line takes less host memory, those that save most first; "" where
 // none are known.
 std::string less_host_memory(const CommandLine& line);
-
-// The files of configs/, compiled in, sorted by name.
-struct Preset {
-  std::string name;  // without .toml
-  std::string text;
-};
-const std::vector<Preset>& presets();
-// Null where there is none of this name; "NAME.toml" is NAME.
-const Preset* find_preset(const std::string& name);
-
-// The models that presets name, as their config.json has them, compiled in.
-const std::vector<ModelShape>& model_shapes();
 
 }  // namespace lm

@@ -16,13 +16,6 @@ std::string first_comment(const std::string& text) {
 
 }  // namespace
 
-const Preset* find_preset(const std::string& name) {
-  for (const Preset& preset : presets()) {
-    if (preset.name == name || preset.name + ".toml" == name) return &preset;
-  }
-  return nullptr;
-}
-
 Exit presets_command(const CommandLine& line) {
   if (line.positional.empty()) {
     nlohmann::ordered_json json = nlohmann::ordered_json::array();
@@ -40,11 +33,11 @@ Exit presets_command(const CommandLine& line) {
   }
   const std::string& name = line.positional[0];
   if (const Preset* const preset = find_preset(name)) {
+    const std::string text = preset_mark(preset->name) + preset->text;
     if (line.has("--json")) {
-      std::printf("%s\n",
-                  nlohmann::ordered_json{{"name", preset->name}, {"toml", preset->text}}.dump().c_str());
+      std::printf("%s\n", nlohmann::ordered_json{{"name", preset->name}, {"toml", text}}.dump().c_str());
     } else {
-      std::fputs(preset->text.c_str(), stdout);
+      std::fputs(text.c_str(), stdout);
     }
     return Exit::kDone;
   }

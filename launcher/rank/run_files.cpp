@@ -7,10 +7,12 @@
 #include "checkpoint/restore.h"
 #include "checkpoint/trained_values.h"
 #include "config/config_print.h"
+#include "launcher/presets.h"
 #include "launcher/recorded.h"
 #include "launcher/status.h"
 #include "optim/shards.h"
 #include "plan/adapter.h"
+#include "plan/step_lanes.h"
 #include "weights/adapter_files.h"
 #include "weights/export_model.h"
 #include "weights/export_source.h"
@@ -30,14 +32,17 @@ Config resolved_config(const Job& job, const std::string& directory) {
   return config;
 }
 
-void RunFiles::begin(const Job& job) const {
+void RunFiles::begin(const Job& job, const std::string& asked) const {
   if (!writes_) return;
   log_to_file(path("log.txt"));
   // First: whoever finds this configuration finds its numerics.
   atomic_write_file(path(kNumericsFile), numerics_json(job.plan.numerics) + "\n");
-  atomic_write_file(path("config.toml"), print_config(resolved_config(job, directory_)));
+  const std::string mark = preset_mark(preset_of(read_small_file(asked, kMiB)));
+  atomic_write_file(path("config.toml"), mark + print_config(resolved_config(job, directory_)));
   atomic_write_file(path("plan.txt"), print_plan(job.plan));
-  atomic_write_file(path("plan.json"), plan_json(job.plan) + "\n");
+  const PlanInputs inputs = job.model.inputs(job.config, job.stream.device);
+  const auto lanes = step_lanes(inputs, share_of_machine(job.machine, job.ranks_on_machine), job.plan);
+  atomic_write_file(path("plan.json"), plan_json(job.plan, lanes) + "\n");
 }
 
 void RunFiles::keep_template(const Job& job) const {

@@ -17,9 +17,9 @@ class RunFiles {
       : directory_(std::move(directory)), writes_(writes) {}
   std::string path(const std::string& name) const { return directory_ + "/" + name; }
 
-  // numerics.json, config.toml (every `auto` as resolved), plan.txt, plan.json; later lines of the log also
-  // go to log.txt.
-  void begin(const Job& job) const;
+  // numerics.json, config.toml (every `auto` as resolved; with the preset's name where `asked`, the
+  // configuration's file, has it), plan.txt, plan.json; later lines of the log also go to log.txt.
+  void begin(const Job& job, const std::string& asked) const;
   // chat_template.jinja, where the trained model's is not its base's.
   void keep_template(const Job& job) const;
   void running(int64_t step) const;

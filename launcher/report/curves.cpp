@@ -172,6 +172,9 @@ Json Curves::totals() const {
           {"device_bytes", of("device_bytes").most},
           {"read_bytes", of("read_bytes").sum},
           {"written_bytes", of("written_bytes").sum},
+          {"to_device_bytes", of("to_device_bytes").sum},
+          {"from_device_bytes", of("from_device_bytes").sum},
+          {"sent_bytes", of("sent_bytes").sum},
           {"hidden_pct", moving_ > 0 ? rounded(hidden_ / moving_) : Json(100)},
           {"skipped", skipped_},
           {"last_loss", last_loss_ ? rounded(*last_loss_) : Json()}};

@@ -6,13 +6,14 @@
 #include <fstream>
 #include <utility>
 
-#include "base/clock.h"
+#include "base/bytes.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "config/config_print.h"
 #include "config/config_text.h"
 #include "config/config_toml.h"
+#include "launcher/presets.h"
 #include "launcher/report/page.h"
 #include "launcher/status.h"
 
@@ -72,7 +73,18 @@ struct Settings {
   std::string base;
   bool lora = false;
   Json changed = Json::array();
+  Json preset;  // {name, settings}: the same against the preset that it was made from; null: from none
 };
+
+Json changes(const Config& from, const Config& to) {
+  Json out = Json::array();
+  const std::vector<KeyText> before = list_keys(from), after = list_keys(to);
+  for (size_t i = 0; i < after.size(); ++i) {
+    if (after[i].value != before[i].value)
+      out.push_back({after[i].table + "." + after[i].name, before[i].value, after[i].value});
+  }
+  return out;
+}
 
 Settings settings_of(const std::string& path) {
   Settings out;
@@ -80,11 +92,10 @@ Settings settings_of(const std::string& path) {
     const Config config = load_config(path);
     out.base = config.model.path;
     out.lora = config.train.method == Method::kLora;
-    const std::vector<KeyText> standard = list_keys(Config()), here = list_keys(config);
-    for (size_t i = 0; i < here.size(); ++i) {
-      if (here[i].value != standard[i].value)
-        out.changed.push_back({here[i].table + "." + here[i].name, standard[i].value, here[i].value});
-    }
+    out.changed = changes(Config(), config);
+    if (const Preset* const preset = find_preset(preset_of(read_small_file(path, kMiB))))
+      out.preset = {{"name", preset->name},
+                    {"settings", changes(parse_config(preset->text, preset->name), config)}};
   } catch (const Error&) {
     // a run that died before it had one, or another version's: nothing is told of settings
   }
@@ -113,8 +124,8 @@ Json plan_of(const std::string& path) {
   try {
     Json plan = read_json_file(path, {.bytes = 16 << 20, .depth = 16});
     Json out = Json::object();
-    for (const char* key :
-         {"peak", "tiers", "links", "phases", "binding", "step_seconds", "tokens_per_s", "sol_pct"}) {
+    for (const char* key : {"peak", "tiers", "links", "traffic", "timeline", "phases", "binding",
+                            "step_seconds", "tokens_per_s", "sol_pct"}) {
       if (plan.contains(key)) out[key] = plan[key];
     }
     return out;
@@ -162,6 +173,7 @@ Json RunReport::record() {
           {"base", settings.base},
           {"lora", settings.lora},
           {"settings", settings.changed},
+          {"preset", settings.preset},
           {"checkpoints", checkpoints(directory_ + "/checkpoints")},
           {"data", log.data},
           {"notes", log.notes},
@@ -181,14 +193,14 @@ std::string report_page(const std::vector<Json>& records) {
   return out + page.substr(at + kMark.size());
 }
 
-LiveReport::LiveReport(const std::string& directory)
-    : run_(directory), path_(directory + "/report.html"), due_(monotonic_seconds() + kFirst) {}
+LiveReport::LiveReport(const std::string& directory, double (*clock)())
+    : run_(directory), path_(directory + "/report.html"), clock_(clock), due_(clock() + kFirst) {}
 
 void LiveReport::refresh() {
-  const double start = monotonic_seconds();
+  const double start = clock_();
   if (start < due_) return;
   finish();
-  const double end = monotonic_seconds();
+  const double end = clock_();
   due_ = end + std::max(kLeast, (end - start) / kShare);
 }
 

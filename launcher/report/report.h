@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "launcher/report/curves.h"
 
 namespace lm {
@@ -33,14 +34,16 @@ std::string report_page(const std::vector<Json>& records);
 // written is said once, and tried again when the next is due.
 class LiveReport {
  public:
-  explicit LiveReport(const std::string& directory);
+  // `clock` gives seconds that only grow; tests have one of their own.
+  explicit LiveReport(const std::string& directory, double (*clock)() = monotonic_seconds);
   void refresh();  // where it is due
   void finish();   // in any case
 
  private:
   RunReport run_;
   std::string path_;
-  double due_;  // monotonic
+  double (*clock_)();
+  double due_;  // by that clock
   bool said_ = false;
 };
 

@@ -23,6 +23,8 @@ std::unique_ptr<TimingEvent> DeviceClock::take() {
 int64_t DeviceClock::begin_named(Kind kind, StreamView stream, int64_t bytes, std::string name) {
   spans_.push_back({kind, std::move(name), bytes, false, take(), take()});
   spans_.back().first->record(stream);
+  if (kind == Kind::kToDevice) to_device_bytes_ += bytes;
+  if (kind == Kind::kFromDevice) from_device_bytes_ += bytes;
   return collected_ + std::ssize(spans_) - 1;
 }
 

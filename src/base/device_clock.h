@@ -41,6 +41,9 @@ class DeviceClock {
   // Sums of what has been collected.
   double stall_seconds() const { return stall_seconds_; }
   double copy_seconds() const { return copy_seconds_; }
+  // Of all copies that were begun.
+  int64_t to_device_bytes() const { return to_device_bytes_; }
+  int64_t from_device_bytes() const { return from_device_bytes_; }
 
  private:
   struct Span {
@@ -64,6 +67,7 @@ class DeviceClock {
   std::unique_ptr<TimingEvent> known_;
   int64_t known_ns_ = 0;
   double stall_seconds_ = 0, copy_seconds_ = 0;
+  int64_t to_device_bytes_ = 0, from_device_bytes_ = 0;
 };
 
 }  // namespace lm

@@ -36,15 +36,8 @@ double stop_vote_seconds(const PlanInput& in, const Plan& plan) {
 void predict_transfers(const PlanInput& in, const StepShape& shape, const StepCosts& costs, Plan& plan) {
   const TimelineShape timeline = plan.placement.timeline();
   if (!timeline.transfers.any() && !plan.placement.update_on_host) return;
-  const auto compute = compute_seconds(in, plan, costs);
-  const Traffic traffic(in.layout, plan.numerics, plan.placement);
-  const RankLinks links = rank_links(in.machine, in.device);
-  const auto seconds = [&](const Operation& op) {
-    double sum = compute(op);
-    for (const Collective& call : traffic.of(op)) sum += collective_time(call, in.world, links).seconds();
-    return sum;
-  };
-  plan.timeline = walk_timeline(plan.schedule, timeline, link_rates(in.machine, in.device), seconds);
+  plan.timeline = walk_timeline(plan.schedule, timeline, link_rates(in.machine, in.device),
+                                operation_seconds(in, plan, costs));
   plan.step_seconds = plan.timeline.seconds + stop_vote_seconds(in, plan);
   if (plan.placement.embedding_in_host == 0) return;
   // Rows that are looked up, by a second forward once more, unless recomputation has kept them; all of it
@@ -125,6 +118,17 @@ std::function<double(const Operation&)> compute_seconds(const PlanInput& in, con
     const double all = cost_seconds(costs.of(op), timeline.host_update(op).used ? host : rates);
     const bool tile = op.kind == OperationKind::kUpdate;
     return tile ? all / static_cast<double>(plan.schedule.unit(op.unit).tiles()) : all;
+  };
+}
+
+std::function<double(const Operation&)> operation_seconds(const PlanInput& in, const Plan& plan,
+                                                          const StepCosts& costs) {
+  return [&in, compute = compute_seconds(in, plan, costs),
+          traffic = Traffic(in.layout, plan.numerics, plan.placement),
+          links = rank_links(in.machine, in.device)](const Operation& op) {
+    double sum = compute(op);
+    for (const Collective& call : traffic.of(op)) sum += collective_time(call, in.world, links).seconds();
+    return sum;
   };
 }
 

@@ -13,6 +13,9 @@ namespace lm {
 StepShape step_shape(const PlanInput& in, const Plan& plan);
 std::function<double(const Operation&)> compute_seconds(const PlanInput& in, const Plan& plan,
                                                         const StepCosts& costs);
+// The same with the calls of all ranks that belong to it; borrows `in`, too.
+std::function<double(const Operation&)> operation_seconds(const PlanInput& in, const Plan& plan,
+                                                          const StepCosts& costs);
 
 // Fills schedule, prediction, timeline, links, binding and the seconds from numerics and placement.
 void forecast(const PlanInput& in, Plan& plan);

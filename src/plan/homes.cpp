@@ -130,4 +130,26 @@ bool PlacementPlan::on_disk() const {
                      [](const PoolPlan& pool) { return pool.off_device_bytes(Home::kNvme) > 0; });
 }
 
+std::string array_name(const PlacementPlan& placement, const ModelLayout& layout, Pool pool, int64_t array) {
+  const auto block_name = [&](int64_t block) { return layout.blocks[static_cast<size_t>(block)].name; };
+  const auto unit_name = [&](int64_t unit) {
+    return layout.name(layout.units(placement.head_segments() > 0)[static_cast<size_t>(unit)]);
+  };
+  switch (pool) {
+    case Pool::kWeights:
+      return "weights of " + unit_name(array);
+    case Pool::kGradients:
+      return "gradient of " + unit_name(array);
+    case Pool::kActivations:
+      return "input of " + block_name(array / placement.group + 1);
+    case Pool::kOptimizer:
+      break;
+  }
+  const std::vector<int64_t>& first = placement.first_tile;
+  int64_t block = 0;
+  while (first[static_cast<size_t>(block) + 1] <= array) ++block;
+  return "optimizer state of " + block_name(block) + ", tile " +
+         std::to_string(array - first[static_cast<size_t>(block)]);
+}
+
 }  // namespace lm

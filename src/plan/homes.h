@@ -114,4 +114,7 @@ struct PlacementPlan {
   bool on_disk() const;
 };
 
+// What a pool's array is called in messages: "optimizer state of block 3, tile 2".
+std::string array_name(const PlacementPlan& placement, const ModelLayout& layout, Pool pool, int64_t array);
+
 }  // namespace lm

@@ -1,10 +1,12 @@
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/bytes.h"
 #include "plan/plan.h"
+#include "plan/step_lanes.h"
 
 namespace lm {
 namespace {
@@ -165,6 +167,19 @@ Json phases_json(const Prediction& prediction) {
   return out;
 }
 
+// To a nanosecond.
+Json timeline_json(const std::vector<StepLane>& lanes) {
+  const auto rounded = [](double seconds) { return std::round(seconds * 1e9) / 1e9; };
+  Json out = Json::array();
+  for (const StepLane& lane : lanes) {
+    Json spans = Json::array();
+    for (const StepSpan& span : lane.spans)
+      spans.push_back({rounded(span.start), rounded(span.end), span.name, span.kind});
+    out.push_back({{"lane", lane.name}, {"spans", spans}});
+  }
+  return out;
+}
+
 }  // namespace
 
 std::string print_plan(const Plan& plan) {
@@ -183,7 +198,7 @@ std::string print_plan(const Plan& plan) {
   return out;
 }
 
-std::string plan_json(const Plan& plan) {
+std::string plan_json(const Plan& plan, const std::vector<StepLane>& lanes) {
   Json tiers = Json::array(), links = Json::array(), choices = Json::array();
   for (const Tier& tier : plan.tiers) tiers.push_back(tier_json(plan, tier));
   for (const LinkTime& link : plan.links) {
@@ -193,7 +208,7 @@ std::string plan_json(const Plan& plan) {
   for (const Choice& choice : plan.choices) {
     choices.push_back({{"key", choice.key}, {"value", choice.value}, {"reason", choice.reason}});
   }
-  return Json{
+  Json out{
       {"fits", plan.fits},
       {"peak",
        {{"device_bytes", plan.peak.device}, {"host_bytes", plan.peak.host}, {"disk_bytes", plan.peak.disk}}},
@@ -212,8 +227,13 @@ std::string plan_json(const Plan& plan) {
       {"phases", phases_json(plan.prediction)},
       {"numerics", Json::parse(numerics_json(plan.numerics))},
       {"placement", placement_json(plan.placement)},
-      {"choices", choices}}
-      .dump(2, ' ', false, Json::error_handler_t::replace);
+      {"choices", choices}};
+  if (!lanes.empty()) out["timeline"] = timeline_json(lanes);
+  return out.dump(2, ' ', false, Json::error_handler_t::replace);
+}
+
+std::string plan_json(const Plan& plan) {
+  return plan_json(plan, {});
 }
 
 }  // namespace lm

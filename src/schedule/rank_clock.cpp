@@ -51,7 +51,7 @@ void RankClock::pass(const TimedList& list, size_t i, double seconds) {
     const TransferShape& shape = shape_.transfers;
     const bool inputs_through_slots =
         shape.pool(Pool::kWeights).holds(op.unit) || shape.pool(Pool::kGradients).holds(op.unit);
-    return update_on_host(update, seconds, arrived(list, i), inputs_through_slots);
+    return update_on_host(op, update, seconds, arrived(list, i), inputs_through_slots);
   }
   arrive(list, i);
   leave(op, now + seconds);
@@ -65,6 +65,8 @@ void RankClock::arrive(const TimedList& list, size_t i) {
 }
 
 void RankClock::leave(const Operation& op, double time) {
+  const bool call = gathers(op) || op.kind == OperationKind::kExchange || op.kind == OperationKind::kGather;
+  note(call ? Lane::kRanks : Lane::kCompute, op, now, time);
   now = time;
   if (is_transfer(op)) at(ready_, op.pool, op.array) = now;
   if (op.kind == OperationKind::kCheck) host_ = now;
@@ -84,11 +86,13 @@ void RankClock::wait(double until) {
 
 // By the CPU, beside what the GPU was given before. It follows the GPU only where that makes its inputs: a
 // block's own norm, or arrays that come through slots of the device.
-void RankClock::update_on_host(const TimelineShape::HostUpdate& update, double seconds, double arrived,
-                               bool inputs_through_slots) {
+void RankClock::update_on_host(const Operation& op, const TimelineShape::HostUpdate& update, double seconds,
+                               double arrived, bool inputs_through_slots) {
   if (inputs_through_slots || !updates_at_end_) host_ = std::max(host_, now);
   const auto brought = static_cast<double>(update.brings);
-  host_ = std::max(host_, arrived) + std::max(seconds, brought / rates_.link);
+  const double start = std::max(host_, arrived);
+  host_ = start + std::max(seconds, brought / rates_.link);
+  note(Lane::kHostUpdate, op, start, host_);
   host_seconds += seconds;
   crossed += brought + static_cast<double>(update.sends);
 }
@@ -103,16 +107,20 @@ void RankClock::transfer(const Operation& op) {
   double& home_ready = at(home_ready_, op.pool, op.array);
   double& slot_free = at(slot_free_, op.pool, op.slot);
   double done = std::max({issued, slot_free, home_ready});
+  const auto move = [&](Lane lane, double& free_at, double rate) {
+    done = occupy(free_at, done, bytes / rate);
+    note(lane, op, done - bytes / rate, done);
+  };
   if (op.kind == OperationKind::kFetch) {
-    if (disk) done = occupy(disks_.read_free, done, bytes / rates_.disk_read), read += bytes;
-    if (link) done = occupy(up_free_, done, bytes / rates_.link), crossed += bytes;
+    if (disk) move(Lane::kDiskRead, disks_.read_free, rates_.disk_read), read += bytes;
+    if (link) move(Lane::kToDevice, up_free_, rates_.link), crossed += bytes;
     at(ready_, op.pool, op.array) = done;
   } else if (op.kind == OperationKind::kClaim) {
     at(ready_, op.pool, op.array) = done;
   } else {
     done = std::max(issued, home_ready);
-    if (link) done = occupy(down_free_, done, bytes / rates_.link), crossed += bytes;
-    if (disk) done = occupy(disks_.write_free, done, bytes / rates_.disk_write), written += bytes;
+    if (link) move(Lane::kFromDevice, down_free_, rates_.link), crossed += bytes;
+    if (disk) move(Lane::kDiskWrite, disks_.write_free, rates_.disk_write), written += bytes;
     slot_free = home_ready = done;
   }
 }

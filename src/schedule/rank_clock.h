@@ -45,6 +45,7 @@ class RankClock {
   double now = 0, waited = 0;
   double read = 0, written = 0, crossed = 0;  // bytes
   double host_seconds = 0;
+  std::vector<LaneSpan>* spans = nullptr;  // gets what each lane does; null: nobody asks
 
  private:
   using Times = std::array<std::vector<double>, kPools>;
@@ -54,9 +55,12 @@ class RankClock {
   }
   double arrived(const TimedList& list, size_t i);
   void wait(double until);
-  void update_on_host(const TimelineShape::HostUpdate& update, double seconds, double arrived,
-                      bool inputs_through_slots);
+  void update_on_host(const Operation& op, const TimelineShape::HostUpdate& update, double seconds,
+                      double arrived, bool inputs_through_slots);
   void transfer(const Operation& op);
+  void note(Lane lane, const Operation& op, double start, double end) const {
+    if (spans != nullptr && end > start) spans->push_back({lane, op, start, end});
+  }
 
   const TimelineShape& shape_;
   const LinkRates& rates_;

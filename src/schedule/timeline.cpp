@@ -18,13 +18,15 @@ std::vector<StepSchedule> steady_steps(const ScheduleShape& schedule, const Tran
 }
 
 Timeline walk_timeline(const ScheduleShape& schedule, const TimelineShape& shape, const LinkRates& rates,
-                       const std::function<double(const Operation&)>& compute) {
+                       const std::function<double(const Operation&)>& compute, std::vector<LaneSpan>* spans) {
   DiskClock disks;
   RankClock clock(shape, rates, schedule.updates_at_end(), disks);
+  clock.spans = spans;
   Timeline out;
   for (StepSchedule& step : steady_steps(schedule, shape.transfers)) {
     const TimedList list(std::move(step), shape.transfers);
     const RankClock before = clock;
+    if (spans != nullptr) spans->clear();
     for (size_t i = 0; i < list.operations().size(); ++i) {
       const Operation& op = list.operations()[i];
       clock.pass(list, i, is_transfer(op) && !clock.gathers(op) ? 0 : compute(op));
@@ -35,6 +37,8 @@ Timeline walk_timeline(const ScheduleShape& schedule, const TimelineShape& shape
            .disk_written_bytes = clock.written - before.written,
            .link_bytes = clock.crossed - before.crossed,
            .host_seconds = clock.host_seconds - before.host_seconds};
+    if (spans == nullptr) continue;
+    for (LaneSpan& span : *spans) span.start -= before.now, span.end -= before.now;
   }
   return out;
 }

@@ -55,8 +55,21 @@ struct Timeline {
   double host_seconds = 0;  // updates by the CPU, beside the GPU
 };
 
-// `compute` gives an operation's seconds; of a fetch of what is in shards, those of gathering it.
+// What is busy in a step, beside one another.
+enum class Lane : uint8_t { kCompute, kRanks, kHostUpdate, kToDevice, kFromDevice, kDiskRead, kDiskWrite };
+inline constexpr int kLanes = 7;
+
+// An operation on its lane, in seconds from the step's begin.
+struct LaneSpan {
+  Lane lane = Lane::kCompute;
+  Operation operation;
+  double start = 0, end = 0;
+};
+
+// `compute` gives an operation's seconds; of a fetch of what is in shards, those of gathering it. `spans`:
+// the step's, where somebody wants them; transfers may end after it.
 Timeline walk_timeline(const ScheduleShape& schedule, const TimelineShape& shape, const LinkRates& rates,
-                       const std::function<double(const Operation&)>& compute);
+                       const std::function<double(const Operation&)>& compute,
+                       std::vector<LaneSpan>* spans = nullptr);
 
 }  // namespace lm

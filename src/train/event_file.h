@@ -1,7 +1,8 @@
 // A run's curves as TensorBoard reads them: an event file in the run's directory tensorboard/, with the tags
-// that Transformers' TensorBoardCallback writes (train/loss, train/grad_norm, train/learning_rate, eval/loss)
-// and train/tokens_per_second. Each start of a run writes a file of its own, which sorts behind the earlier
-// ones. A copy for viewing: where it cannot be written the run says so once and goes on. One thread.
+// that Transformers' TensorBoardCallback writes (train/loss, train/grad_norm, train/learning_rate,
+// train/epoch, train/train_tokens_per_second, eval/loss). Each start of a run writes a file of its own, which
+// sorts behind the earlier ones. A copy for viewing: where it cannot be written the run says so once and goes
+// on. One thread.
 //
 //   file   = record*
 //   record = length (8 bytes), checksum of the length (4), Event (length bytes), checksum of the Event (4)

@@ -86,6 +86,7 @@ void MetricsFile::write_line(const std::string& line) {
 
 void MetricsFile::write(const StepRow& row) {
   nlohmann::ordered_json json = {{"step", row.step},
+                                 {"epoch", row.epoch},
                                  {"loss", row.loss},
                                  {"grad_norm", row.grad_norm},
                                  {"lr", row.lr},
@@ -98,14 +99,17 @@ void MetricsFile::write(const StepRow& row) {
                                  {"host_bytes", row.host_bytes},
                                  {"read_bytes", row.read_bytes},
                                  {"written_bytes", row.written_bytes},
+                                 {"to_device_bytes", row.to_device_bytes},
+                                 {"from_device_bytes", row.from_device_bytes},
+                                 {"sent_bytes", row.sent_bytes},
                                  {"hidden_pct", row.hidden_pct}};
   if (row.skipped) json["skipped"] = true;
   write_line(json.dump());
   if (events_ == nullptr) return;
-  events_->write(
-      row.step,
-      std::array{Scalar{"train/loss", row.loss}, Scalar{"train/grad_norm", row.grad_norm},
-                 Scalar{"train/learning_rate", row.lr}, Scalar{"train/tokens_per_second", row.tokens_per_s}});
+  events_->write(row.step,
+                 std::array{Scalar{"train/loss", row.loss}, Scalar{"train/grad_norm", row.grad_norm},
+                            Scalar{"train/learning_rate", row.lr}, Scalar{"train/epoch", row.epoch},
+                            Scalar{"train/train_tokens_per_second", row.tokens_per_s}});
 }
 
 void MetricsFile::write_eval(int64_t step, double eval_loss, int64_t target_tokens) {

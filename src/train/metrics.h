@@ -19,6 +19,7 @@ StepWork work_of(const StepBatches& batches);
 
 struct StepRow {
   int64_t step = 0;
+  double epoch = 0;  // of the data seen so far, with this step's
   double loss = 0;
   double grad_norm = 0;
   double lr = 0;
@@ -31,7 +32,11 @@ struct StepRow {
   double sol_pct = 0;  // share of the speed of light: necessary FLOP of the step at peak rate / measured time
   int64_t device_bytes = 0;  // device_bytes(), the most so far
   int64_t host_bytes = 0;
-  int64_t read_bytes = 0, written_bytes = 0;  // by offloading
+  // Since the row before, by offloading: from and to disks, and by copies to and from a GPU; and by this rank
+  // to others.
+  int64_t read_bytes = 0, written_bytes = 0;
+  int64_t to_device_bytes = 0, from_device_bytes = 0;
+  int64_t sent_bytes = 0;
   // Of the time of that I/O (and, on a GPU, of copies to it and from it), hidden behind compute. On a GPU of
   // what was over at the step's check; the rest counts for the next row.
   double hidden_pct = 100;

@@ -55,6 +55,10 @@ class Rank {
   // Where the plan has a cache.
   Decoder& decoder() { return *decoder_; }
   Group& group() { return group_; }
+  // To other ranks so far, of what lies on the device and of the rest.
+  int64_t sent_bytes() const {
+    return group_.sent_bytes() + (&device_group_ == &group_ ? 0 : device_group_.sent_bytes());
+  }
 
   // The weights have been loaded or initialised: masters take their values.
   void weights_ready();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -100,7 +101,27 @@ StepRow Trainer::step_once() {
   // Within a step nothing of ours is allocated, and LibTorch gives nothing back: between steps is the peak.
   row.device_bytes = device_peak_ = std::max(device_peak_, device_bytes());
   row.host_bytes = resident_bytes();
-  if (DeviceClock* const clock = rank_.off_device().clock()) clock->collect();
+  row.epoch = epoch();
+  count_moved(row);
+  return row;
+}
+
+double Trainer::epoch() const {
+  const LoaderPosition at = loader_.position();
+  const auto whole = static_cast<double>(at.epoch);
+  if (at.step == 0) return whole;
+  return whole + static_cast<double>(at.step) / static_cast<double>(loader_.steps_in_epoch(at.epoch));
+}
+
+void Trainer::count_moved(StepRow& row) {
+  const int64_t sent = rank_.sent_bytes();
+  row.sent_bytes = sent - std::exchange(sent_, sent);
+  if (DeviceClock* const clock = rank_.off_device().clock()) {
+    clock->collect();
+    row.to_device_bytes = clock->to_device_bytes() - std::exchange(to_device_, clock->to_device_bytes());
+    row.from_device_bytes =
+        clock->from_device_bytes() - std::exchange(from_device_, clock->from_device_bytes());
+  }
   const IoCounters moved = rank_.off_device().counters();
   const double busy = rank_.off_device().busy_seconds();
   const double waited = rank_.off_device().wait_seconds();
@@ -110,7 +131,6 @@ StepRow Trainer::step_once() {
   moved_ = moved;
   busy_ = busy;
   waited_ = waited;
-  return row;
 }
 
 void Trainer::count_skipped(const StepRow& row) {

@@ -84,6 +84,9 @@ class Trainer {
   // Whether the evaluation gave the least loss so far.
   bool evaluate_if_due(const TrainerHooks& hooks);
   void count_skipped(const StepRow& row);
+  // What has passed each link since the last row.
+  void count_moved(StepRow& row);
+  double epoch() const;
 
   Rank& rank_;
   Loader& loader_;
@@ -95,6 +98,7 @@ class Trainer {
   PlateauRate plateau_;
   IoCounters moved_;              // at the last row
   double busy_ = 0, waited_ = 0;  // the same
+  int64_t to_device_ = 0, from_device_ = 0, sent_ = 0;
   int64_t device_peak_ = 0;
 };
 

@@ -300,7 +300,8 @@ def test_samples_are_told_and_change_nothing(work):
         answer = json.loads(lmlaunch("generate", where, "--prompt", "hello", "--max-tokens", "5", "--json", "model.dtype=fp32", cwd=work).stdout)["text"]
         assert answer == next(row["answer"] for row in samples if row["step"] == step)
     page = (work / "runs" / "sampled" / "report.html").read_text()
-    assert "Answers to train.sample_prompts" in page and "second line" in page
+    told = json.loads(re.search(r'id="runs">(.*?)</script>', page)[1])[0]["answers"]
+    assert told == [[row["step"], row["prompt"], row["answer"]] for row in samples]
     # The plan has room for them, and says so.
     assert "key-value cache" in (work / "runs" / "sampled" / "plan.txt").read_text()
     assert "key-value cache" not in (work / "runs" / "plain" / "plan.txt").read_text()

@@ -85,6 +85,14 @@ def work(works):
     return works("llama_three_heads_per_key_tied_with_pad_token")
 
 
+def make_deep(work, tied=False):
+    """Six layers: more than there are slots for weights that pass through."""
+    torch.manual_seed(5)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**tiny_models.sizes(48, 112, 6, 2), "num_hidden_layers": 6, "tie_word_embeddings": tied}))
+    model.save_pretrained(work / "deep")
+    return model
+
+
 def rows(work, name):
     return [json.loads(line) for line in open(work / "runs" / name / "metrics.jsonl")]
 
@@ -161,6 +169,17 @@ def resident(work):
 def test_an_offloaded_run_repeats_the_resident_one(work, resident):
     lmlaunch("c.toml", *SHORT, "run.dir=runs/offloaded", *EVERYTHING, cwd=work)
     assert numbers(work, "offloaded") == resident
+
+
+def test_rows_have_the_bytes_that_crossed_the_link(work):
+    """Of a steady step as many as planned, of weights that are more than there are slots. (A tied embedding stays on the GPU; from
+    another one the GPU reads rows in place, which is no copy.)"""
+    make_deep(work, tied=True)
+    lmlaunch("c.toml", "--gpus", "1", "run.dir=runs/link", "model.path=deep", "train.recompute=block", "offload.weights=host", cwd=work)
+    planned = next(link["amount"] for link in json.loads((work / "runs" / "link" / "plan.json").read_text())["links"] if link["name"] == "GPU link")
+    for row in [row for row in rows(work, "link") if "loss" in row][2:]:
+        assert row["to_device_bytes"] > 0 and row["from_device_bytes"] > 0
+        assert row["to_device_bytes"] + row["from_device_bytes"] == pytest.approx(planned, rel=0.01)
 
 
 def test_where_pinning_is_refused_the_run_goes_on_and_says_so(work, resident):
@@ -271,10 +290,7 @@ def damage_in_memory(process, bytes_):
 
 def test_damage_in_host_memory_ends_the_run(work):
     """Frozen weights that live there, of more layers than there are slots, changed from outside: known bytes, wherever they are."""
-    torch.manual_seed(5)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        **{**tiny_models.sizes(48, 112, 6, 2), "num_hidden_layers": 6}))
-    model.save_pretrained(work / "deep")
+    model = make_deep(work)
     known = model.model.layers[1].mlp.down_proj.weight.detach().numpy().tobytes()[:256]
     process = start("c.toml", "model.path=deep", "train.method=lora", "offload.weights=host", "train.steps=1000", "run.dir=runs/damaged",
                     cwd=work, on="twin")

@@ -7,6 +7,9 @@
 #include <fstream>
 
 #include "base/file.h"
+#include "config/config_print.h"
+#include "config/config_toml.h"
+#include "launcher/presets.h"
 
 namespace lm {
 namespace {
@@ -130,6 +133,26 @@ TEST_F(Report, SettingsThatAreNotTheDefaultsAreNamed) {
                             {"optimizer.lr", "5e-05", "0.5"}}));
 }
 
+TEST_F(Report, ARunOfAPresetIsHeldAgainstIt) {
+  const Preset& preset = *find_preset("smollm2-135m-lora");
+  EXPECT_EQ(preset_of(preset.text), "");
+  const Config config = parse_config(preset.text, preset.name, {"optimizer.lr=0.5"});
+  append("config.toml", preset_mark(preset.name) + print_config(config));
+  const Json record = RunReport(run_).record();
+  EXPECT_EQ(record["preset"],
+            Json({{"name", "smollm2-135m-lora"}, {"settings", {{"optimizer.lr", "2e-04", "0.5"}}}}));
+  EXPECT_GT(record["settings"].size(), 1u);  // against the defaults
+}
+
+TEST_F(Report, ARunOfNoPresetOrOneThatIsNotKnownIsHeldAgainstTheDefaults) {
+  const std::string keys = "[model]\npath = \"m\"\n[data]\ntrain = [\"t\"]\n";
+  for (const char* head : {"", "# preset: of another version\n", "# mine\n\n# preset: smollm2-135m-lora\n"}) {
+    fs::remove(run_ + "/config.toml");
+    append("config.toml", head + keys);
+    EXPECT_TRUE(RunReport(run_).record()["preset"].is_null()) << head;
+  }
+}
+
 TEST_F(Report, ACheckpointIsOneOnceItsManifestIsThere) {
   for (const char* name : {"step_00000020", "step_00000040"})
     fs::create_directories(run_ + "/checkpoints/" + name);
@@ -152,6 +175,34 @@ TEST_F(Report, APageThatCannotBeWrittenIsSaidOnceAndTriedAgain) {
   fs::remove_all(run_ + "/report.html");
   live.finish();
   EXPECT_TRUE(fs::is_regular_file(run_ + "/report.html"));
+}
+
+double clock_now = 0;
+double clock_seconds() {
+  return clock_now;
+}
+
+TEST_F(Report, ThePageIsRenewedAgainAndAgainWhileTheRunGoesOn) {
+  append("plan.json", "{}");
+  clock_now = 100;
+  LiveReport live(run_, clock_seconds);
+  const auto steps_at = [&](double now) {
+    clock_now = now;
+    live.refresh();
+    const std::string page =
+        fs::exists(run_ + "/report.html") ? read_small_file(run_ + "/report.html", 1 << 20) : "";
+    const size_t at = page.find("\"step\":[");
+    return at == std::string::npos ? -1 : static_cast<int>(page[page.find(']', at) - 1] - '0');
+  };
+  steps(1, 3);
+  EXPECT_EQ(steps_at(104), -1);
+  EXPECT_EQ(steps_at(105), 3);
+  steps(4, 6);
+  EXPECT_EQ(steps_at(124), 3);
+  EXPECT_EQ(steps_at(125), 6);
+  steps(7, 9);
+  EXPECT_EQ(steps_at(144), 6);
+  EXPECT_EQ(steps_at(145), 9);
 }
 
 TEST_F(Report, ARunThatHasNoPlanYetGetsNoPage) {

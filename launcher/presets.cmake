@@ -15,7 +15,7 @@ endfunction()
 list_texts(presets "${PRESETS}")
 list_texts(models "${MODELS}")
 file(WRITE ${OUT}
-"#include \"launcher/door/commands.h\"
+"#include \"launcher/presets.h\"
 
 namespace lm {
 
