@@ -1,8 +1,10 @@
 #include "launcher/command_line.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <span>
 
 #include "base/bytes.h"
 #include "base/error.h"
@@ -35,19 +37,19 @@ std::optional<double> parse_number(const std::string& text) {
   return whole && std::isfinite(value) && value >= 0 ? std::optional(value) : std::nullopt;
 }
 
-void check_value(const FlagRow& flag, const std::string& value, const CommandRow& row) {
-  const auto refuse = [&](const char* expected, const std::string& hint = "") {
-    throw usage_error(std::string(flag.name) + ": expected " + expected + ", got \"" + value + "\"" + hint,
-                      see_help(&row));
+// Empty, or what is wrong with a flag's value.
+std::string value_error(const FlagRow& flag, const std::string& value) {
+  const auto expected = [&](const char* what, const std::string& hint = "") {
+    return std::string("expected ") + what + ", got \"" + value + "\"" + hint;
   };
-  if (flag.takes == Takes::kCount && !parse_count(value)) refuse("a number of 0 or more");
-  if (flag.takes == Takes::kNumber && !parse_number(value)) refuse("a number of 0 or more");
+  if (flag.takes == Takes::kCount && !parse_count(value)) return expected("a number of 0 or more");
+  if (flag.takes == Takes::kNumber && !parse_number(value)) return expected("a number of 0 or more");
   if (flag.takes == Takes::kBytes && parse_bytes(value).value_or(0) <= 0) {
     const std::string meant = with_unit(value, "GiB");
-    refuse("a size such as 24GiB", meant.empty() ? "" : " without a unit: " + meant + "?");
+    return expected("a size such as 24GiB", meant.empty() ? "" : " without a unit: " + meant + "?");
   }
   const bool text = flag.takes == Takes::kText || flag.takes == Takes::kTexts;
-  if (text && value.empty() && std::string(flag.name) != "--prompt") refuse("a value");
+  return text && value.empty() && std::string(flag.name) != "--prompt" ? expected("a value") : "";
 }
 
 // True where a mistyped command is likelier than a configuration's path.
@@ -55,126 +57,115 @@ bool looks_like_command(const std::string& word) {
   return word.find_first_of("./") == std::string::npos;
 }
 
-class Reading {
- public:
-  Reading(const std::vector<std::string>& arguments, Reader reader) : rest_(arguments), reader_(reader) {}
+// The first word that is no flag names the command; flags of training may stand before the configuration.
+const CommandRow& command_of(const std::string& first) {
+  const CommandRow* const row = find_command(first);
+  if (row != nullptr) return *row;
+  if (first.starts_with('-') || !looks_like_command(first)) return *find_command("train");
+  const auto hit = nearest(first, command_names());
+  throw usage_error("unknown command `" + first + "`" + (hit ? "; did you mean `" + *hit + "`?" : ""),
+                    "see `lmlaunch --help`; a configuration's name ends in .toml");
+}
 
-  CommandLine read() {
-    if (rest_.empty()) {
-      throw usage_error("nothing to do: lmlaunch needs a configuration or a command", see_help(nullptr));
-    }
-    choose_command();
-    if (row_ == nullptr) return std::move(line_);
-    bool only_positional = false;
-    for (; at_ < rest_.size(); ++at_) {
-      const std::string& word = rest_[at_];
-      if (!only_positional && word == "--") {
-        only_positional = true;
-      } else if (!only_positional && (word == "--help" || word == "-h")) {
-        return CommandLine{"help", {row_->name}, {}, {}, {}};
-      } else if (!only_positional && word.size() > 1 && word[0] == '-') {
-        take_flag(word);
-      } else {
-        take_positional(word);
-      }
-    }
-    check_counts();
-    return std::move(line_);
-  }
-
- private:
-  // The first word that is no flag names the command; flags of training may stand before the configuration.
-  void choose_command() {
-    const std::string& first = rest_[0];
-    if (first == "--help" || first == "-h" || first == "help") {
-      line_.command = "help";
-      if (rest_.size() > 1 && find_command(rest_[1])) line_.positional = {rest_[1]};
-      return;
-    }
-    if (first == "--version") {
-      line_.command = "version";
-      return;
-    }
-    row_ = find_command(first);
-    if (row_ != nullptr) {
-      at_ = 1;
-    } else if (first[0] != '-' && looks_like_command(first)) {
-      const auto hit = nearest(first, command_names());
-      throw usage_error("unknown command `" + first + "`" + (hit ? "; did you mean `" + *hit + "`?" : ""),
-                        "see `lmlaunch --help`; a configuration's name ends in .toml");
+// A command's flags for CLI11: what is typed of each is read from its option when all words are taken. Every
+// flag takes all of its values, so that one that is given twice can be named.
+std::map<std::string, CLI::Option*> add_flags(CLI::App& app, const CommandRow& row, Reader reader) {
+  std::map<std::string, CLI::Option*> out;
+  for (const FlagRow& flag : row.flags) {
+    if (flag.hidden && reader == Reader::kDoor) continue;
+    if (flag.takes == Takes::kNothing) {
+      out[flag.name] = app.add_flag(flag.name)->disable_flag_override();
     } else {
-      row_ = find_command("train");
+      const auto check = [&flag](const std::string& value) { return value_error(flag, value); };
+      out[flag.name] =
+          app.add_option(flag.name)->check(check)->expected(1)->allow_extra_args(false)->take_all();
     }
-    line_.command = row_->name;
   }
+  return out;
+}
 
-  void take_flag(const std::string& word) {
-    const size_t equals = word.starts_with("--") ? word.find('=') : std::string::npos;
-    const std::string name = word.substr(0, equals);
-    const FlagRow* flag = nullptr;
-    for (const FlagRow& row : row_->flags) {
-      if (row.name == name && !(row.hidden && reader_ == Reader::kDoor)) flag = &row;
-    }
-    if (flag == nullptr) {
-      const auto hit = nearest(name, flag_names(row_->name));
-      throw usage_error(
-          "unknown flag `" + name + "` of " + row_->name + (hit ? "; did you mean `" + *hit + "`?" : ""),
-          see_help(row_));
-    }
-    std::string value;
-    if (flag->takes == Takes::kNothing) {
-      if (equals != std::string::npos) throw usage_error(name + " takes no value", see_help(row_));
-    } else if (equals != std::string::npos) {
-      value = word.substr(equals + 1);
-    } else if (at_ + 1 < rest_.size()) {
-      value = rest_[++at_];
+// What CLI11 found wrong, in our words: its messages name no next step.
+Error refused(const CLI::Error& error, const CLI::App& app, const CommandRow& row) {
+  const std::string text = error.what();
+  const std::vector<std::string> unknown = app.remaining();
+  if (!unknown.empty()) {
+    const std::string name = unknown.front().substr(0, unknown.front().find('='));
+    const auto hit = nearest(name, flag_names(row.name));
+    return usage_error(
+        "unknown flag `" + name + "` of " + row.name + (hit ? "; did you mean `" + *hit + "`?" : ""),
+        see_help(&row));
+  }
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) == nullptr) return usage_error(text, see_help(&row));
+  // Its text begins with the flag, of a switch without dashes.
+  for (const FlagRow& flag : row.flags) {
+    const std::string name = flag.name;
+    if (text.starts_with(name + ":"))
+      return usage_error(name + " needs a value: " + flag.value, see_help(&row));
+    if (text.starts_with(name.substr(2) + " ")) return usage_error(name + " takes no value", see_help(&row));
+  }
+  return usage_error(text, see_help(&row));
+}
+
+// In the order in which CLI11 takes words. `--flag=` is two words there: it would take the next one as value.
+std::vector<std::string> last_first(std::span<const std::string> words) {
+  std::vector<std::string> out;
+  bool flags = true;
+  for (const std::string& word : words) {
+    flags = flags && word != "--";
+    const bool empty_value = flags && word.starts_with("--") && word.find('=') == word.size() - 1;
+    out.push_back(empty_value ? word.substr(0, word.size() - 1) : word);
+    if (empty_value) out.emplace_back();
+  }
+  std::reverse(out.begin(), out.end());
+  return out;
+}
+
+void take_flags(const CommandRow& row, const std::map<std::string, CLI::Option*>& options,
+                CommandLine& line) {
+  for (const FlagRow& flag : row.flags) {
+    const auto option = options.find(flag.name);
+    if (option == options.end() || option->second->empty()) continue;
+    const std::vector<std::string>& values = option->second->results();
+    if (flag.takes == Takes::kTexts) {
+      line.lists[flag.name] = values;
+    } else if (values.size() > 1) {
+      throw usage_error(std::string(flag.name) + " is given twice", see_help(&row));
     } else {
-      throw usage_error(name + " needs a value: " + flag->value, see_help(row_));
-    }
-    check_value(*flag, value, *row_);
-    if (flag->takes == Takes::kTexts) {
-      line_.lists[name].push_back(value);
-    } else if (!line_.flags.emplace(name, value).second) {
-      throw usage_error(name + " is given twice", see_help(row_));
+      line.flags[flag.name] = flag.takes == Takes::kNothing ? "" : values.front();
     }
   }
+}
 
-  void take_positional(const std::string& word) {
-    if (line_.positional.size() < row_->most) {
-      line_.positional.push_back(word);
-    } else if (row_->overrides && word.find('=') != std::string::npos) {
-      line_.overrides.push_back(word);
+void take_words(const CommandRow& row, const std::vector<std::string>& words, CommandLine& line) {
+  for (const std::string& word : words) {
+    if (line.positional.size() < row.most) {
+      line.positional.push_back(word);
+    } else if (row.overrides && word.find('=') != std::string::npos) {
+      line.overrides.push_back(word);
     } else {
       throw usage_error(
-          "unexpected argument `" + word + "`" + (row_->overrides ? "; keys are set as table.key=value" : ""),
-          see_help(row_));
+          "unexpected argument `" + word + "`" + (row.overrides ? "; keys are set as table.key=value" : ""),
+          see_help(&row));
     }
   }
+}
 
-  void check_counts() const {
-    const auto need = [&](bool there, const std::string& what) {
-      if (!there) throw usage_error(line_.command + " needs " + what, see_help(row_));
-    };
-    need(line_.positional.size() >= row_->least, row_->arguments);
-    if (line_.command == "export") need(line_.has("-o"), "-o DIR");
-    if (line_.command == "generate") need(line_.has("--prompt"), "--prompt TEXT");
-    const bool moves_files = line_.command == "export" || line_.command == "verify";
-    if (moves_files && line_.integer("--gpus").value_or(0) > 0) {
-      throw usage_error(
-          line_.command + " takes no GPU: it reads and writes files, tensor by tensor, on the CPU",
-          "leave --gpus out");
-    }
-    if (line_.has("--gpus") && line_.has("--ranks")) {
-      throw usage_error("--gpus and --ranks exclude each other", see_help(row_));
-    }
+void check_together(const CommandRow& row, const CommandLine& line) {
+  const auto need = [&](bool there, const std::string& what) {
+    if (!there) throw usage_error(line.command + " needs " + what, see_help(&row));
+  };
+  need(line.positional.size() >= row.least, row.arguments);
+  if (line.command == "export") need(line.has("-o"), "-o DIR");
+  if (line.command == "generate") need(line.has("--prompt"), "--prompt TEXT");
+  const bool moves_files = line.command == "export" || line.command == "verify";
+  if (moves_files && line.integer("--gpus").value_or(0) > 0) {
+    throw usage_error(line.command + " takes no GPU: it reads and writes files, tensor by tensor, on the CPU",
+                      "leave --gpus out");
   }
-
-  const std::vector<std::string>& rest_;
-  Reader reader_;
-  const CommandRow* row_ = nullptr;
-  size_t at_ = 0;
-  CommandLine line_;
-};
+  if (line.has("--gpus") && line.has("--ranks")) {
+    throw usage_error("--gpus and --ranks exclude each other", see_help(&row));
+  }
+}
 
 std::string flag_help(const CommandRow& row) {
   std::string out;
@@ -230,7 +221,33 @@ std::optional<int64_t> CommandLine::bytes(const std::string& flag) const {
 }
 
 CommandLine parse_command_line(const std::vector<std::string>& arguments, Reader reader) {
-  return Reading(arguments, reader).read();
+  if (arguments.empty()) {
+    throw usage_error("nothing to do: lmlaunch needs a configuration or a command", see_help(nullptr));
+  }
+  const std::string& first = arguments.front();
+  if (first == "--version") return CommandLine{"version", {}, {}, {}, {}};
+  if (first == "--help" || first == "-h" || first == "help") {
+    const bool one = arguments.size() > 1 && find_command(arguments[1]) != nullptr;
+    return CommandLine{"help", one ? std::vector{arguments[1]} : std::vector<std::string>(), {}, {}, {}};
+  }
+  const CommandRow& row = command_of(first);
+  CommandLine line{row.name, {}, {}, {}, {}};
+  CLI::App app;
+  app.set_help_flag("-h,--help");
+  const std::map<std::string, CLI::Option*> flags = add_flags(app, row, reader);
+  std::vector<std::string> words;
+  app.add_option("words", words);
+  try {
+    app.parse(last_first(first == row.name ? std::span(arguments).subspan(1) : std::span(arguments)));
+  } catch (const CLI::CallForHelp&) {
+    return CommandLine{"help", {row.name}, {}, {}, {}};
+  } catch (const CLI::Error& error) {
+    throw refused(error, app, row);
+  }
+  take_flags(row, flags, line);
+  take_words(row, words, line);
+  check_together(row, line);
+  return line;
 }
 
 namespace {
