@@ -1,12 +1,10 @@
 #include "launcher/model_place.h"
 
-#include <algorithm>
-#include <cctype>
 #include <filesystem>
 #include <string_view>
 
 #include "base/error.h"
-#include "base/file.h"
+#include "base/hub_snapshot.h"
 #include "config/config_text.h"
 #include "launcher/recorded.h"
 #include "weights/adapter_files.h"
@@ -25,12 +23,6 @@ bool is_model(const fs::path& directory) {
   return holds(directory, "config.json");
 }
 
-bool plain_name(std::string_view name) {
-  return !name.empty() && name[0] != '.' && std::all_of(name.begin(), name.end(), [](unsigned char c) {
-    return std::isalnum(c) || c == '.' || c == '_' || c == '-';
-  });
-}
-
 // "ORG/NAME" -> "models--ORG--NAME"; "" when it is not of that form.
 std::string hub_directory(const std::string& path) {
   const size_t slash = path.find('/');
@@ -39,25 +31,6 @@ std::string hub_directory(const std::string& path) {
                          name = std::string_view(path).substr(slash + 1);
   if (!plain_name(org) || !plain_name(name)) return "";
   return "models--" + std::string(org) + "--" + std::string(name);
-}
-
-// The snapshot that refs/main names, else the only one; "" when there is none.
-std::string snapshot(const fs::path& repository) {
-  std::error_code ignored;
-  if (fs::is_regular_file(repository / "refs" / "main", ignored)) {
-    std::string revision = read_small_file((repository / "refs" / "main").string(), 256);
-    while (!revision.empty() && std::isspace(static_cast<unsigned char>(revision.back())))
-      revision.pop_back();
-    const fs::path found = repository / "snapshots" / revision;
-    return plain_name(revision) && is_model(found) ? found.string() : "";
-  }
-  std::string only;
-  for (const auto& entry : fs::directory_iterator(repository / "snapshots", ignored)) {
-    if (!is_model(entry.path())) continue;
-    if (!only.empty()) return "";
-    only = entry.path().string();
-  }
-  return only;
 }
 
 Error refusal(const std::string& what, const std::string& place, const std::string& next) {
@@ -139,7 +112,7 @@ bool model_is_here(const std::string& path, const Environment& environment) {
   if (fs::exists(path, ignored)) return true;
   const std::string name = hub_directory(path);
   return !name.empty() && std::ranges::any_of(environment.hub_caches, [&](const std::string& cache) {
-    return !snapshot(fs::path(cache) / name).empty();
+    return !hub_snapshot(fs::path(cache) / name, is_model).empty();
   });
 }
 
@@ -156,7 +129,7 @@ std::string resolve_model(const std::string& path, const Environment& environmen
   }
   std::string looked;
   for (const std::string& cache : environment.hub_caches) {
-    const std::string found = snapshot(fs::path(cache) / name);
+    const std::string found = hub_snapshot(fs::path(cache) / name, is_model).string();
     if (!found.empty()) return found;
     looked += (looked.empty() ? "" : ", ") + (fs::path(cache) / name).string();
   }

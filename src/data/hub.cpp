@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/file.h"
+#include "base/hub_snapshot.h"
 
 namespace lm {
 namespace {
@@ -28,12 +28,6 @@ const std::map<std::string, std::set<std::string>> kSplitWords = {
 
 [[noreturn]] void refuse(const std::string& what, const std::string& place, const std::string& next) {
   throw Error(Exit::kInput, {.area = "DATA-25", .what = what, .place = place, .next = next, .kept = ""});
-}
-
-bool plain_name(std::string_view name) {
-  return !name.empty() && name[0] != '.' && std::ranges::all_of(name, [](unsigned char c) {
-    return std::isalnum(c) || c == '.' || c == '_' || c == '-';
-  });
 }
 
 bool is_data(const std::string& file) {
@@ -80,18 +74,7 @@ std::string split_of(const std::string& relative) {
 // As huggingface_hub downloads them: snapshots/REVISION/[CONFIG/]train-00000-of-00001.parquet and the like.
 std::vector<Found> of_snapshot(const fs::path& repository) {
   std::error_code ignored;
-  fs::path snapshot;
-  if (fs::is_regular_file(repository / "refs" / "main", ignored)) {
-    std::string revision = read_small_file((repository / "refs" / "main").string(), 256);
-    while (!revision.empty() && std::isspace(static_cast<unsigned char>(revision.back())))
-      revision.pop_back();
-    if (plain_name(revision)) snapshot = repository / "snapshots" / revision;
-  } else {
-    for (const auto& entry : fs::directory_iterator(repository / "snapshots", ignored)) {
-      if (!snapshot.empty()) return {};  // which of them, nobody says
-      snapshot = entry.path();
-    }
-  }
+  const fs::path snapshot = hub_snapshot(repository, [](const fs::path& at) { return fs::is_directory(at); });
   std::vector<Found> out;
   if (snapshot.empty()) return out;
   for (const auto& entry : fs::recursive_directory_iterator(snapshot, ignored)) {

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "spec/families/family.h"
 #include "weights/gguf_tokenizer.h"
 
 namespace lm {
@@ -22,23 +23,11 @@ namespace {
                              .kept = ""});
 }
 
-// Ours is what transformers calls it.
-struct Architecture {
-  std::string_view model_type, name;
-  bool turns_neighbours;  // its RoPE turns rows 0 and 1, 2 and 3, ... of a head instead of 0 and d/2, ...
-  bool qkv_bias, other_bias, llama3_rope;
-};
-constexpr Architecture kArchitectures[] = {{"llama", "llama", true, true, true, true},
-                                           {"mistral", "llama", true, false, false, true},
-                                           {"smollm3", "smollm3", true, false, false, false},
-                                           {"qwen2", "qwen2", false, true, false, false},
-                                           {"qwen3", "qwen3", false, false, false, false}};
-
-const Architecture& architecture_of(const ModelSpec& spec) {
-  for (const Architecture& one : kArchitectures) {
-    if (one.model_type == spec.model_type) return one;
-  }
-  refuse("models of type \"" + spec.model_type + "\" here", spec);
+const LlamaCpp& llama_cpp_of(const ModelSpec& spec) {
+  const Family* const family = family_of(spec);
+  if (family == nullptr || family->llama_cpp.name == nullptr)
+    refuse("models of type \"" + spec.model_type + "\"", spec);
+  return family->llama_cpp;
 }
 
 constexpr std::pair<std::string_view, std::string_view> kNames[] = {{"model.embed_tokens", "token_embd"},
@@ -75,7 +64,7 @@ std::string gguf_name(const std::string& ours) {
 
 // Of q_proj and k_proj, weights and biases: how many heads; 0 for other tensors.
 int64_t turned_heads(const ModelSpec& spec, const std::string& name) {
-  if (!architecture_of(spec).turns_neighbours) return 0;
+  if (!llama_cpp_of(spec).turns_neighbours) return 0;
   if (name.find(".self_attn.q_proj.") != std::string::npos) return spec.heads;
   return name.find(".self_attn.k_proj.") != std::string::npos ? spec.kv_heads : 0;
 }
@@ -125,7 +114,7 @@ int64_t least_window(const ModelSpec& spec) {
 
 GgufValues describe(const ModelSpec& spec, const GgufOptions& options) {
   GgufValues values;
-  const std::string arch(architecture_of(spec).name);
+  const std::string arch(llama_cpp_of(spec).name);
   const auto number = [&](const char* key, int64_t value) {
     values.add(arch + "." + key, static_cast<uint32_t>(value));
   };
@@ -164,14 +153,13 @@ GgufValues describe(const ModelSpec& spec, const GgufOptions& options) {
 }  // namespace
 
 void check_gguf(const ModelSpec& spec, const std::string& output) {
-  const Architecture& arch = architecture_of(spec);
+  const LlamaCpp& arch = llama_cpp_of(spec);
   for (int64_t i = 0; i < spec.layer_count(); ++i) {
     const LayerSpec& layer = spec.layer(i);
     if (layer.qkv_bias && !arch.qkv_bias) refuse("biases of q, k and v", spec);
     if ((layer.o_bias || layer.mlp_bias) && !arch.other_bias) refuse("biases of o_proj or of the MLP", spec);
-    // It counts by itself: each fourth layer knows no positions.
-    const bool rope = arch.name != "smollm3" || (i + 1) % 4 != 0;
-    if (layer.rope != rope) refuse("layers without RoPE other than every fourth", spec);
+    const bool rope = arch.no_rope_every == 0 || (i + 1) % arch.no_rope_every != 0;
+    if (layer.rope != rope) refuse("layers without RoPE but those that it counts by itself", spec);
   }
   if (spec.rope.type == RopeScaling::Type::kLlama3 && !arch.llama3_rope)
     refuse("RoPE scaled as Llama 3's", spec);

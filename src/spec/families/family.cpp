@@ -85,6 +85,13 @@ const Family& find_family(const ConfigReader& config) {
               "= \"" + type.substr(0, 100) + "\" is not an architecture known here" + supported);
 }
 
+const Family* family_of(const ModelSpec& spec) {
+  for (const Family* family : kFamilies) {
+    if (spec.model_type == family->model_type) return family;
+  }
+  return nullptr;
+}
+
 void read_attention_bias(const ConfigReader& config, ModelSpec& spec) {
   const bool bias = config.boolean("attention_bias", false);
   for (LayerSpec& layer : spec.layers) layer.qkv_bias = layer.o_bias = bias;
