@@ -135,6 +135,32 @@ def size_breaches(path, text):
             yield f"{path}:{line}: {name} has {length} lines, at most {MAX_FUNCTION_LINES}: split it"
 
 
+def cycle(graph):
+    """A cycle of the graph {node: nodes} as a list that ends with its first node; [] if there is none."""
+    done, path = set(), []
+
+    def visit(node):
+        if node in path:
+            return path[path.index(node):] + [node]
+        if node in done:
+            return []
+        path.append(node)
+        for after in sorted(graph.get(node, ())):
+            if found := visit(after):
+                return found
+        done.add(path.pop())
+        return []
+
+    return next((found for node in sorted(graph) if (found := visit(node))), [])
+
+
+def cycle_breaches(includes):
+    """`includes`: file -> files of ours that it includes. Neither files nor the folders of the table may include in a circle."""
+    for what, graph in (("the table of who may include whom", MAY_INCLUDE), ("files", includes)):
+        if found := cycle(graph):
+            yield f"{what}: includes in a circle: {' -> '.join(found)}"
+
+
 def self_test():
     """The checks find what they are for, so that silence means something."""
     body = "  work();\n" * 90
@@ -153,12 +179,15 @@ def self_test():
     assert any("may not include launcher/rank" in b
                for b in include_breaches(root, "launcher/door/a.h", '#include "launcher/rank/job.h"\n'))
     assert not list(include_breaches(root, "src/spec/a.h", '#include "base/error.h"\n#include <vector>\n'))
+    assert cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert list(cycle_breaches({"a.h": {"b.h"}, "b.h": {"a.h"}})) != []
 
 
 def main():
     root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent).resolve()
     self_test()
-    breaches, files = [], 0
+    breaches, files, includes = [], 0, {}
     for top in ("src", "offload", "comm", "launcher", "tests", "benchmarks"):
         for file in sorted((root / top).rglob("*")):
             if file.suffix not in SUFFIXES:
@@ -168,6 +197,9 @@ def main():
             breaches += size_breaches(path, text)
             if top not in ("tests", "benchmarks"):
                 breaches += include_breaches(root, path, text)
+                ours = (resolve(root, path, match[2]) for match in INCLUDE.finditer(text) if match[1] == '"')
+                includes[path] = {target for target in ours if target}
+    breaches += cycle_breaches(includes)
     print("\n".join(breaches + [f"{files} files, {len(breaches)} breaches of the design's rules"]))
     return 1 if breaches or not files else 0
 
