@@ -154,5 +154,106 @@ TEST_F(Arenas, AreFilledAsPlannedByACutHead) {
   }
 }
 
+// A small model of micro-batches of 2 x 96 tokens, six in a step.
+Case small_case(bool tied) {
+  Case c{.config = {}, .spec = make_spec({64, 128, 3, 4, 2, 16, 300, tied})};
+  c.machine = device() == DeviceType::kCpu ? cpu_machine(kThreads) : gpu_machine("H200");
+  c.machine.cores = kThreads;
+  c.device = device();
+  c.config.data.max_length = 96;
+  c.config.train.global_batch = 12;
+  c.config.train.micro_batch = 2;
+  return c;
+}
+
+TEST_F(Arenas, AreFilledAsPlannedByQuantisedBases) {
+  const AdapterSpec lora = adapter_r16();
+  for (const Quantize quantize : {Quantize::kNf4, Quantize::kFp4, Quantize::kInt8}) {
+    for (int kind = 0; kind < 8; ++kind) {
+      Case c = small_case(kind % 2 == 0);
+      c.config.train.method = Method::kLora;
+      c.config.model.quantize = quantize;
+      c.config.model.double_quantize = kind % 4 < 2;
+      c.config.train.recompute = kind < 4 ? Recompute::kNone : Recompute::kBlock;
+      c.config.model.dtype = kind % 3 == 0 ? ModelDType::kF32 : ModelDType::kBF16;
+      if (kind % 4 == 3) {
+        c.config.offload.paths = {"."};
+        c.config.offload.weights = OffloadHome::kNvme;
+      }
+      const Tried tried = run_step(c, &lora);
+      EXPECT_EQ(tried.used, tried.planned) << "encoding " << static_cast<int>(quantize) << ", kind " << kind;
+    }
+  }
+}
+
+TEST_F(Arenas, AreFilledAsPlannedByUpdatesInsideBackward) {
+  const AdapterSpec lora = adapter_r16();
+  for (const AdapterSpec* adapter : {static_cast<const AdapterSpec*>(nullptr), &lora}) {
+    for (const Clip clip : {Clip::kGlobal, Clip::kBlock, Clip::kNone}) {
+      for (const Recompute recompute : {Recompute::kNone, Recompute::kBlock}) {
+        for (const bool tied : {true, false}) {
+          Case c = small_case(tied);
+          if (adapter != nullptr) c.config.train.method = Method::kLora;
+          c.config.train.update = UpdateTime::kInBackward;
+          c.config.optimizer.clip = clip;
+          c.config.train.recompute = recompute;
+          const Tried tried = run_step(c, adapter);
+          EXPECT_EQ(tried.used, tried.planned)
+              << "clip " << static_cast<int>(clip) << ", recompute " << static_cast<int>(recompute)
+              << ", tied " << tied << ", LoRA " << (adapter != nullptr);
+        }
+      }
+    }
+  }
+}
+
+// All six micro-batches pass a block before the next one, or a few do; block inputs may lie on a disk.
+TEST_F(Arenas, AreFilledAsPlannedByGroups) {
+  const AdapterSpec lora = adapter_r16();
+  for (const AdapterSpec* adapter : {static_cast<const AdapterSpec*>(nullptr), &lora}) {
+    for (const int64_t micro_batches : {1, 4, 5, 7}) {
+      for (const bool inputs_off_device : {false, true}) {
+        Case c = small_case(true);
+        if (adapter != nullptr) c.config.train.method = Method::kLora;
+        c.config.train.global_batch = 2 * micro_batches;
+        c.config.train.recompute = Recompute::kBlock;
+        c.config.offload.paths = {"."};
+        c.config.offload.weights = OffloadHome::kNvme;
+        c.config.offload.activations = inputs_off_device ? OffloadHome::kNvme : OffloadHome::kNone;
+        ASSERT_EQ(c.draft().placement.group, micro_batches);
+        const Tried tried = run_step(c, adapter);
+        EXPECT_EQ(tried.used, tried.planned)
+            << micro_batches << " micro-batches, inputs off the device: " << inputs_off_device;
+      }
+    }
+  }
+}
+
+// Plans of evaluation and of generation have room for a pass forward alone.
+TEST_F(Arenas, AreFilledAsPlannedByAnEvaluation) {
+  for (const PlanPurpose purpose : {PlanPurpose::kEvaluate, PlanPurpose::kGenerate}) {
+    for (int kind = 0; kind < 4; ++kind) {
+      Case c = small_case(kind % 2 == 0);
+      c.purpose = purpose;
+      c.config.model.dtype = kind < 2 ? ModelDType::kBF16 : ModelDType::kF32;
+      const ModelLayout layout = c.layout(nullptr);
+      const Plan plan = c.plan();
+      Rank rank({.spec = c.spec,
+                 .layout = layout,
+                 .adapter = nullptr,
+                 .optimizer = c.config.optimizer,
+                 .plan = plan,
+                 .seed = 1,
+                 .max_length = c.config.data.max_length},
+                stream());
+      rank.weights_ready();
+      rank.step().evaluate(
+          full_batch(plan.micro_tokens, plan.micro_tokens / c.config.data.max_length, c.spec.vocab, false));
+      EXPECT_EQ(rank.arena().high_water(), plan.arena.bytes)
+          << "purpose " << static_cast<int>(purpose) << ", kind " << kind;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lm
