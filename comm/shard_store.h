@@ -1,5 +1,5 @@
-// Arrays of which every rank keeps a shard: a store whose far homes are the other ranks. Fetching an array of
-// weights gathers it from all of them, in its slot; what is written back is this rank's shard alone.
+// Arrays of which every rank keeps a shard: a store whose off-device homes are the other ranks. Fetching an
+// array of weights gathers it from all of them, in its slot; what is written back is this rank's shard alone.
 // Gradients are the other way round: each rank has made an array in its slot, their exchange (Gradients)
 // leaves the sum of this rank's shard there, and nothing but that is ever fetched again.
 //

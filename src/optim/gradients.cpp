@@ -23,8 +23,8 @@ Gradients::Gradients(const ModelLayout& layout, DType dtype, const Kernels& kern
            "host memory for norms");
   const auto size = static_cast<int64_t>(dtype_size(dtype));
   for (const Unit& unit : units_) {
-    const bool elsewhere = through_slots(std::ssize(memory_)) || in_slot(unit.block);
-    memory_.emplace_back(stream.device, elsewhere ? 0 : unit.elements * size);
+    const bool in_slots = through_slots(std::ssize(memory_)) || in_slot(unit.block);
+    memory_.emplace_back(stream.device, in_slots ? 0 : unit.elements * size);
   }
   int64_t granule = 0, longest = 0;  // elements of a block in the slot
   for (const BlockLayout& block : layout.blocks) {

@@ -95,7 +95,7 @@ class Gradients {
   StreamView stream_;
   GradientHomes homes_;
   std::vector<Unit> units_;
-  std::vector<Memory> memory_;          // of each unit; empty where it lives elsewhere
+  std::vector<Memory> memory_;          // of each unit; empty where it is off the device or in a slot
   Memory slot_;                         // that blocks share: one after another, laid out as the block
   int64_t slot_block_ = -1;             // whose gradient is in it
   Memory sums_;                         // fp64 [granules of all blocks]

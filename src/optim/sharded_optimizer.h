@@ -99,9 +99,9 @@ class ShardedOptimizer {
   // lie then, from byte `offset` of its block's on.
   using TakeStream = std::function<void(size_t stream, int64_t offset, std::span<const std::byte> bytes)>;
   void show(int64_t block, int64_t tile, const TakeStream& take) const;
-  // The other way: all of a tile's state from elsewhere. fill(stream, offset, host memory) makes a stream's
-  // bytes from byte `offset` of its block's on. None while a schedule has slots filled; complete after
-  // staging.finish().
+  // The other way: all of a tile's state from a checkpoint. fill(stream, offset, host memory) makes a
+  // stream's bytes from byte `offset` of its block's on. None while a schedule has slots filled; complete
+  // after staging.finish().
   using FillStream = std::function<void(size_t stream, int64_t offset, std::span<std::byte> bytes)>;
   void restore(int64_t block, int64_t tile, Staging& staging, const FillStream& fill);
   void restore_updates(int64_t t) { t_ = t; }

@@ -61,7 +61,7 @@ std::vector<Setting> masters(const Config& config) {
   return out;
 }
 
-// The other time of updates; gradients that are told to live elsewhere are of updates after.
+// The other time of updates; gradients that are told to live off the device are of updates after.
 std::optional<Setting> other_update(const Config& config) {
   const OffloadHome gradients = config.offload.gradients;
   if (gradients == OffloadHome::kHost || gradients == OffloadHome::kNvme) return std::nullopt;

@@ -7,7 +7,8 @@
 namespace lm {
 namespace {
 
-// Numbers of a block's units, in the order of its flat array: the segments of a cut head, then what is left.
+// Numbers of a block's units, in the order of its flat array: the segments of a cut head, then the final
+// norm.
 std::vector<int64_t> units_of_block(const std::vector<Unit>& units, int64_t block) {
   std::vector<int64_t> out;
   for (int64_t u = 0; u < std::ssize(units); ++u) {

@@ -66,8 +66,8 @@ class Rank {
   StateCatalogue catalogue() const;
   // A source of all of it, until the next step; completes deferred updates first.
   LiveState state();
-  // All of it from elsewhere, between steps; `updates`: of the optimizer so far. Where it throws the state is
-  // neither the old nor the new one, and may be restored again.
+  // All of it from a checkpoint, between steps; `updates`: of the optimizer so far. Where it throws the state
+  // is neither the old nor the new one, and may be restored again.
   void restore(StateReader& from, int64_t updates);
 
   // Whether the run can go on after an error that ended a step: reset, then all of the catalogue's state
