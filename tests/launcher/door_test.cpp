@@ -29,6 +29,19 @@ TEST(Door, HelpVersionAndPresetsAnswerAtOnce) {
   EXPECT_HAS(door.run({"plan", "--help"}).out, "--gpu-memory");
 }
 
+// Its target sees no LibTorch; neither may a library that it links.
+TEST(Door, LinksNoLibTorch) {
+  const std::string out = "/tmp/door_libraries." + std::to_string(getpid());
+  ASSERT_EQ(std::system(("ldd " LM_BINARIES "/lmlaunch > " + out).c_str()), 0);
+  std::ifstream file(out);
+  const std::string libraries{std::istreambuf_iterator<char>(file), {}};
+  std::remove(out.c_str());
+  EXPECT_HAS(libraries, "libc.so");
+  for (const char* torch : {"libtorch", "libc10"}) {
+    EXPECT_EQ(libraries.find(torch), std::string::npos) << libraries;
+  }
+}
+
 TEST(Door, BadCommandLinesExitWith2AndNameTheNearest) {
   Door door;
   const auto usage = [&](const std::vector<std::string>& arguments) {
