@@ -13,7 +13,7 @@ A list (lists/*.txt) has a line per mistake, `#` begins a comment:
   NAME | FILE | OLD | NEW | TEST | what it is
 
 OLD stands once in FILE. `\\n` is a line break, `\\|` a bar; one space beside each bar belongs to the bar. TEST is what one would
-type, variables first: an executable of BUILD/twin/bin or BUILD/bin and its filter (`*X`: --gtest_filter=*X), `ctest -R NAME`,
+type, variables first: an executable of BUILD/twin/bin or BUILD/bin and its filter (`X`: --gtest_filter=X), `ctest -R NAME`,
 `pytest FILE ...`, or `python FILE ...`.
 
 Exits 1 if more than two mistakes are missed, if a line does not fit the sources any more or does not compile, or if a test fails
@@ -183,7 +183,7 @@ class Test:
         else:
             self.targets = [program]
             place = twin / "bin" if program.startswith("twin_") else bin
-            self.command = [str(place / program)] + [f"--gtest_filter={a}" if a.startswith("*") else a for a in arguments]
+            self.command = [str(place / program)] + [a if a.startswith("-") else f"--gtest_filter={a}" for a in arguments]
 
     def run(self, limit):
         start = time.monotonic()
