@@ -94,11 +94,12 @@ function(lm_gpu_program name)
   endif()
 endfunction()
 
-# lm_python_test(name [LONG] [THREADS n] COMMAND args...): a ctest entry that runs LM_PYTHON with args.
+# lm_python_test(name [LONG] [THREADS n] COMMAND args...): a ctest entry that runs LM_PYTHON with args. pytest, and scripts of
+# their own, end with 77 when something was skipped (tests/conftest.py).
 function(lm_python_test name)
   cmake_parse_arguments(ARG "LONG" "THREADS" "COMMAND" ${ARGN})
   add_test(NAME ${name} COMMAND ${LM_PYTHON} ${ARG_COMMAND} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 600
+  set_tests_properties(${name} PROPERTIES TIMEOUT 600 SKIP_RETURN_CODE 77
     ENVIRONMENT "LM_BIN=${CMAKE_RUNTIME_OUTPUT_DIRECTORY};LMLAUNCH_PYTHON=${LM_PYTHON};PYTHONDONTWRITEBYTECODE=1")
   if(ARG_THREADS)
     set_tests_properties(${name} PROPERTIES PROCESSORS ${ARG_THREADS})

@@ -400,6 +400,33 @@ def test_a_run_trains_in_half_the_memory(work):
     assert weights_hash(work, "large_on_disk") == weights_hash(work, "large")
 
 
+def test_what_offload_may_take_changes_no_loss_or_is_said_to(work):
+    """With everything automatic: a limit of memory moves state to disk and recomputes; the micro-batch, and with it every bit, stays
+    what it is without the limit, until nothing else fits, which the log says."""
+    automatic = ["model.path=large", "model.init=random", "train.steps=2", "train.global_batch=16", "train.micro_batch=auto",
+                 "train.recompute=auto", "data.eval=[]"]
+
+    def micro_batch(*settings):
+        """Planned; None where nothing fits."""
+        done = lmlaunch(work, "plan", "c.toml", "--json", *automatic, *settings, check=False)
+        return json.loads(done.stdout)["numerics"]["micro_batch"] if done.returncode == 0 else None
+
+    limited = lambda mib: [f'offload.paths=["{work / "swap"}"]', f"offload.host_memory={mib}MiB"]  # noqa: E731
+    free = micro_batch()
+    planned = {mib: micro_batch(*limited(mib)) for mib in range(400, 200, -20)}
+    same = min(mib for mib, sequences in planned.items() if sequences == free)
+    smaller = [mib for mib, sequences in planned.items() if sequences not in (free, None)]
+    assert same <= 340 and smaller, planned
+    said = {}
+    for name, settings in [("as_it_fits", []), ("limited", limited(same)), ("followed", limited(smaller[0]))]:
+        train(work, name, *automatic, *settings)
+        said[name] = "losses differ in rounding" in (work / "runs" / name / "log.txt").read_text()
+    assert numbers(work, "limited") == numbers(work, "as_it_fits")
+    assert weights_hash(work, "limited") == weights_hash(work, "as_it_fits")
+    assert said == {"as_it_fits": False, "limited": False, "followed": True}
+    assert numbers(work, "followed") != numbers(work, "as_it_fits")
+
+
 # No io_uring.
 
 def forbid_io_uring():

@@ -93,8 +93,9 @@ void on_all_engines(int64_t stride, int64_t slow_stride) {
   Row row("training_transfers", "the n-th transfer of training with all state on disk fails",
           "in front of io_uring and of the pread/pwrite threads: EIO, ENOSPC, short, EINTR, EAGAIN; once and "
           "for ever");
+  const bool ring = ring_allowed();
   for (const Engine engine : {Engine::kThreads, Engine::kUring}) {
-    if (engine == Engine::kUring && !ring_allowed()) continue;
+    if (engine == Engine::kUring && !ring) continue;
     const Variant run = run_on_disk(engine);
     row.figure(engine == Engine::kUring ? "transfers, io_uring" : "transfers, threads",
                run_to_its_end(run, {}).operations);
@@ -107,6 +108,7 @@ void on_all_engines(int64_t stride, int64_t slow_stride) {
   }
   row.figure("stride", stride);
   row.write();
+  if (!ring) GTEST_SKIP() << "io_uring is refused here: the faults went to threads alone";
 }
 
 TEST(TrainingFaults, SomeTransfers) {

@@ -129,13 +129,19 @@ void expect_saves_unnoticed(const Variant& run, std::chrono::microseconds delay 
 TEST(StepSave, OfDrawnRunsIsThatOfAFlushAndAPass) {
   std::mt19937 random(5);
   const bool ring = ring_allowed();
+  int without_ring = 0;
   for (int i = 0; i < 30; ++i) {
     Variant run = drawn_variant(random, i);
     run.steps = 7;
-    if (run.engine == Engine::kUring && !ring) run.engine = Engine::kThreads;
+    if (run.engine == Engine::kUring && !ring) {
+      run.engine = Engine::kThreads;
+      ++without_ring;
+    }
     expect_saves_unnoticed(run);
     if (testing::Test::HasFailure()) return;
   }
+  if (without_ring > 0)
+    GTEST_SKIP() << "io_uring is refused here: " << without_ring << " runs drawn for it ran on threads";
 }
 
 // Updates follow the check here too, if the norm is global; and no tile is read while it may pass through a

@@ -1,0 +1,61 @@
+// What the CPU's GEMM library keeps is bounded, whatever shapes come: that is, it makes again what it had to
+// forget. Alone in its program, for the library reads its bounds once.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "kernels/cpu_features.h"
+#include "kernels/library.h"
+#include "kernels/runtime.h"
+
+namespace lm {
+namespace {
+
+// Before oneDNN is first used: it then prints a line for everything that it makes or finds again.
+const int kTold = setenv("ONEDNN_VERBOSE", "profile_create", 1);
+
+class GemmLibrary {
+ public:
+  explicit GemmLibrary(int64_t kept) : stream_(start_torch(DeviceType::kCpu, 1, true, kept)) {}
+
+  // Products of 2, 3, ... rows (one row is no product of matrices), `count` of them; for how many the library
+  // has made code.
+  int64_t made_by(int64_t count) {
+    testing::internal::CaptureStdout();
+    for (int64_t rows = 2; rows < count + 2; ++rows) {
+      library_kernels(DeviceType::kCpu)
+          .gemm({.a = view_of(left_.data(), DType::kBF16, rows, kSize),
+                 .b = view_of(right_.data(), DType::kBF16, kSize, kSize),
+                 .out = view_of(out_.data(), DType::kBF16, rows, kSize)},
+                stream_);
+    }
+    const std::string printed = testing::internal::GetCapturedStdout();
+    int64_t lines = 0;
+    for (size_t at = 0; (at = printed.find("create:cache_miss,cpu,matmul", at)) != std::string::npos; ++at)
+      ++lines;
+    return lines;
+  }
+
+ private:
+  static constexpr int64_t kSize = 64, kMostRows = 64;
+  StreamView stream_;
+  std::vector<uint16_t> left_ = std::vector<uint16_t>(kMostRows * kSize),
+                        right_ = std::vector<uint16_t>(kSize * kSize), out_ = left_;
+};
+
+TEST(GemmLibrary, ForgetsWhatIsBeyondItsBound) {
+  if (cpu_level() < CpuLevel::kAvx512) GTEST_SKIP() << "oneDNN's bf16 products need AVX-512";
+  ASSERT_EQ(kTold, 0);
+  constexpr int64_t kKept = 8;
+  GemmLibrary library(kKept);
+  EXPECT_EQ(library.made_by(kKept), kKept);
+  EXPECT_EQ(library.made_by(kKept), 0) << "as many as it may keep are kept";
+  // In this order what comes next is always what was forgotten last.
+  EXPECT_EQ(library.made_by(3 * kKept), 2 * kKept);
+  for (int turn = 0; turn < 3; ++turn) EXPECT_EQ(library.made_by(3 * kKept), 3 * kKept);
+}
+
+}  // namespace
+}  // namespace lm
