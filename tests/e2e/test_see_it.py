@@ -106,7 +106,7 @@ def test_the_end_of_a_run_names_the_result_and_three_commands(work, seen):
     assert len(commands) == 3
     for command in commands[1:]:
         lmlaunch(*command.split()[1:], cwd=work)
-    assert seen.count("progress: `% of limit`") == 1
+    assert seen.count("progress: `% of the hardware's limit`") == 1
 
 
 def completed(*words):
