@@ -160,7 +160,9 @@ const std::vector<CommandRow>& commands() {
         {"--gguf", Takes::kText, "TYPE",
          "a model as one file for llama.cpp, its matrices in f16, bf16 or q8_0 (8 bits)"},
         {"--adapter", Takes::kNothing, "", "a PEFT adapter: of a run that trains one the default"},
-        {"--merge", Takes::kNothing, "", "add the adapter into the weights that it was trained on"},
+        {"--merge", Takes::kNothing, "",
+         "add the adapter into the weights that it was trained on; what was written is read again and "
+         "compared, unless --gguf"},
         {"--base", Takes::kText, "DIR",
          "with --merge: into this model's weights (of a quantised one, the original)"},
         kNoGpus,

@@ -7,8 +7,11 @@ namespace lm {
 namespace {
 
 // Names of files come from `-o default`, where nothing here fits.
-constexpr char kScript[] = R"script(# bash: eval "$(lmlaunch completions)"
-# zsh: autoload -U bashcompinit && bashcompinit, then the same
+constexpr char kScript[] = R"script(# bash and zsh: eval "$(lmlaunch completions)"
+if [ -n "${ZSH_VERSION-}" ]; then  # zsh takes bash's completions where it is told to
+  type compdef >/dev/null 2>&1 || { autoload -Uz compinit && compinit; }
+  autoload -Uz bashcompinit && bashcompinit
+fi
 _lmlaunch() {
   local word=${COMP_WORDS[COMP_CWORD]} flags
   case ${COMP_WORDS[1]} in
@@ -23,7 +26,8 @@ _lmlaunch() {
     [ ${#COMPREPLY[@]} = 0 ] || compopt -o nospace 2>/dev/null
   fi
 }
-complete -o default -F _lmlaunch lmlaunch
+# zsh has no compopt: there no blank follows a word, so that the value of a key can be typed at once.
+complete -o default ${ZSH_VERSION:+-o} ${ZSH_VERSION:+nospace} -F _lmlaunch lmlaunch
 )script";
 
 std::string joined(const std::vector<std::string>& words) {

@@ -103,7 +103,7 @@ std::string compared(const MergeCheck& check) {
 // Compares what was merged, and says where everything is.
 void report(const CommandLine& line, const Subject& subject, const std::string& output, const Job& job,
             const std::string& into, DType stored) {
-  const bool merge = line.has("--merge"), compare = merge && into.empty() && !line.has("--gguf");
+  const bool merge = line.has("--merge"), compare = merge && !line.has("--gguf");
   const MergeCheck check = compare ? check_merged(subject, output, stored, line) : MergeCheck();
   if (line.has("--json")) {
     nlohmann::ordered_json out{{"directory", output}, {"merged", merge}};

@@ -13,9 +13,9 @@ namespace lm {
 
 void Progress::begin(bool gpu) const {
   log_line(
-      std::string(
-          "progress: `% of limit` is the share of the hardware's limit, which is the time that a step's "
-          "arithmetic takes at ") +
+      std::string("progress: `% of the hardware's limit` (`% hw` where columns are few) is the share of a "
+                  "step's time that "
+                  "its arithmetic takes at ") +
       (gpu ? "the GPU's peak rate by its data sheet" : "the rate of this machine's fastest matrix product") +
       "; memory is " + (gpu ? "the GPU's" : "this process's"));
 }

@@ -14,9 +14,10 @@ struct StepView {
   double seconds_left = 0, seconds_to_eval = -1, seconds_to_save = -1;
 };
 
-// "step 12/100  loss 2.1234  ...  left 0:41" in at most `columns`: what matters least is left out where it
-// does not fit, the learning rate first, then norm, next save, next evaluation, share of the hardware's
-// limit, memory, tokens per second and the time left.
+// "step 12/100  loss 2.1234  ...  left 0:41" in at most `columns`. Where they are few, the learning rate and
+// then the norm are left out; then words and numbers become short ("45% hw"), which shows in 80 columns all
+// else of most runs; then what matters least is left out: the later of the next evaluation and the next save,
+// the other, the share of the hardware's limit, memory, tokens per second, and the time left.
 std::string progress_line(const StepView& view, int columns);
 // With everything, for files.
 std::string progress_line(const StepView& view);

@@ -170,6 +170,7 @@ Json Curves::totals() const {
           {"sol_pct", mean(of("sol_pct"))},
           {"host_bytes", of("host_bytes").most},
           {"device_bytes", of("device_bytes").most},
+          {"disk_bytes", of("disk_bytes").most},
           {"read_bytes", of("read_bytes").sum},
           {"written_bytes", of("written_bytes").sum},
           {"to_device_bytes", of("to_device_bytes").sum},

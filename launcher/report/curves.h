@@ -42,6 +42,7 @@ class Curves {
                                          "step_ms",
                                          "host_bytes",
                                          "device_bytes",
+                                         "disk_bytes",
                                          "read_bytes",
                                          "written_bytes",
                                          "hidden_pct",

@@ -97,6 +97,7 @@ void MetricsFile::write(const StepRow& row) {
                                  {"sol_pct", row.sol_pct},
                                  {"device_bytes", row.device_bytes},
                                  {"host_bytes", row.host_bytes},
+                                 {"disk_bytes", row.disk_bytes},
                                  {"read_bytes", row.read_bytes},
                                  {"written_bytes", row.written_bytes},
                                  {"to_device_bytes", row.to_device_bytes},

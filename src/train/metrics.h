@@ -32,6 +32,7 @@ struct StepRow {
   double sol_pct = 0;  // share of the speed of light: necessary FLOP of the step at peak rate / measured time
   int64_t device_bytes = 0;  // device_bytes(), the most so far
   int64_t host_bytes = 0;
+  int64_t disk_bytes = 0;  // of state that lives on disks
   // Since the row before, by offloading: from and to disks, and by copies to and from a GPU; and by this rank
   // to others.
   int64_t read_bytes = 0, written_bytes = 0;

@@ -169,6 +169,10 @@ void OffDeviceState::poll() const {
   }
 }
 
+int64_t OffDeviceState::disk_bytes() const {
+  return space_ != nullptr ? space_->allocated() : 0;
+}
+
 IoCounters OffDeviceState::counters() const {
   return queue_ == nullptr ? IoCounters{} : queue_->counters();
 }

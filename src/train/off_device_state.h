@@ -49,6 +49,8 @@ class OffDeviceState {
   // Pinned, for updates by the CPU beside a GPU; empty where there are none.
   std::span<std::byte> update_staging() const { return staging_.bytes(); }
   IoCounters counters() const;
+  // That arrays have on disks, of the space that was reserved for them; 0 where nothing lives there.
+  int64_t disk_bytes() const;
   // Lets copies between host memory and the device go on (Store::poll).
   void poll() const;
   // That disks and each way of the link to a GPU have been busy, and that compute has waited for them. On a

@@ -101,6 +101,7 @@ StepRow Trainer::step_once() {
   // Within a step nothing of ours is allocated, and LibTorch gives nothing back: between steps is the peak.
   row.device_bytes = device_peak_ = std::max(device_peak_, device_bytes());
   row.host_bytes = resident_bytes();
+  row.disk_bytes = rank_.off_device().disk_bytes();
   row.epoch = epoch();
   count_moved(row);
   return row;

@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from test_run import config, eval_losses, lmlaunch, rows, work  # noqa: F401
+from test_run import BIN, config, eval_losses, lmlaunch, rows, work  # noqa: F401
 from test_see_it import seen  # noqa: F401
+from test_twin import lmlaunch as on_the_twin
+from test_twin import make_deep, make_work
 
 BROWSER = next((path for path in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if path), None)
 MOST_BYTES, MOST_MS = 3_000_000, 1000
@@ -59,6 +61,10 @@ def size(text):
     return float(number) * 1024 ** ["B", "KiB", "MiB", "GiB", "TiB"].index(unit)
 
 
+def steps_of(work, name):
+    return [row for row in rows(work, name) if "loss" in row]
+
+
 def plan_of(work, name):
     return json.loads((work / "runs" / name / "plan.json").read_text())
 
@@ -87,6 +93,87 @@ def test_the_tile_of_memory_has_the_plans_and_the_measured(work, seen):
     value, note = tiles(shown(work / "runs" / "page" / "report.html"))["peak memory"]
     assert size(value) == pytest.approx(max(row["host_bytes"] for row in rows(work, "page") if "loss" in row), rel=0.01)
     assert note.startswith("planned ") and size(note) == pytest.approx(plan_of(work, "page")["peak"]["host_bytes"], rel=0.01)
+
+
+TIERS = {"host": "Host memory", "device": "GPU memory", "nvme": "Disk"}
+MEASURED = {"host": "host_bytes", "device": "device_bytes", "nvme": "disk_bytes"}
+
+
+def check_tiers(work, name, expected):
+    """Each tier's planned bytes, in all and of each class, as in plan.json; its measured ones are the most of the rows."""
+    text = card(shown(work / "runs" / name / "report.html"), "Memory of each tier, against the plan")
+    drawn = re.findall(r"<div><b>(.*?)</b>: planned (.*?)(?: of (.*?) that may be used)?(?:; measured (.*?))?</div>.*?<table>(.*?)</table>", text, re.S)
+    planned = plan_of(work, name)["tiers"]
+    assert [tier["name"] for tier in planned] == expected and [title for title, *_ in drawn] == [TIERS[tier] for tier in expected]
+    for tier, (_, bytes_, usable, measured, classes) in zip(planned, drawn, strict=True):
+        assert size(bytes_) == pytest.approx(tier["bytes"], rel=0.01)
+        assert bool(usable) == bool(tier["usable_bytes"]) and (not usable or size(usable) == pytest.approx(tier["usable_bytes"], rel=0.01))
+        assert size(measured) == pytest.approx(max(row[MEASURED[tier["name"]]] for row in steps_of(work, name)), rel=0.01)
+        cells = {cell[0]: size(cell[1]) for cell in table_rows(classes)}
+        assert cells == {c["name"]: pytest.approx(c["bytes"], rel=0.01) for c in tier["classes"] if c["bytes"] > 0}
+    return {tier["name"]: (tier["bytes"], size(measured)) for tier, (_, _, _, measured, _) in zip(planned, drawn, strict=True)}
+
+
+def test_each_tier_of_memory_has_the_plans_and_the_measured(work, seen):
+    check_tiers(work, "page", ["host"])
+    planned, measured = check_tiers(work, "page_off", ["host", "nvme"])["nvme"]
+    assert 0.5 * planned < measured <= planned
+
+
+def curve(text, title, number=0):
+    """(step, value) of each point of a chart's line, read off its axes."""
+    chart = card(text, title)
+
+    def axis(pattern, shift):
+        marks = [(float(at) - shift, float(value)) for at, value in re.findall(pattern, chart)]
+        (low, a), (high, b) = marks[0], marks[-1]
+        return lambda at: a + (at - low) * (b - a) / (high - low)
+
+    x = axis(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="middle">([\d.]+)</text>', 0)
+    y = axis(r'<text x="[\d.]+" y="([\d.]+)" text-anchor="end">([\d.e-]+)</text>', 4)
+    line = re.findall(r'<polyline points="([^"]*)"', chart)[number]
+    return [(x(float(at)), y(float(high))) for at, high in (point.split(",") for point in line.split())]
+
+
+def test_the_points_of_a_curve_lie_where_the_rows_say(work, seen):
+    text, steps = shown(work / "runs" / "page" / "report.html"), steps_of(work, "page")
+    held_out = [(row["step"], row["eval_loss"]) for row in rows(work, "page") if "eval_loss" in row]
+    for title, expected in {"Norm of the gradients": [(row["step"], row["grad_norm"]) for row in steps],
+                            "Tokens per second": [(row["step"], row["tokens_per_s"]) for row in steps],
+                            "Loss": [(row["step"], row["loss"]) for row in steps], "Loss, held out": held_out}.items():
+        name, _, second = title.partition(", ")
+        points = curve(text, name, number=1 if second else 0)
+        a_pixel = (max(value for _, value in expected) + 1) / 100  # the least a chart is high: 250 of them
+        assert [step for step, _ in points] == pytest.approx([step for step, _ in expected], abs=0.05), title
+        assert [value for _, value in points] == pytest.approx([value for _, value in expected], abs=a_pixel), title
+
+
+def test_the_share_of_hidden_transfers_is_that_of_the_rows(work, seen):
+    shares = table_rows(card(shown(work / "runs" / "page_off" / "report.html"), "A step as it was planned"))
+    moved = [(row["read_bytes"] + row["written_bytes"], row["hidden_pct"]) for row in steps_of(work, "page_off")]
+    expected = sum(count * share for count, share in moved) / sum(count for count, _ in moved)
+    told = next(row[1] for row in shares if row[0] == "hidden behind compute")
+    assert float(told.removesuffix(" %")) == pytest.approx(expected, rel=0.01, abs=0.1)
+
+
+@pytest.mark.skipif(not (BIN.parent / "twin" / "bin" / "lmlaunch-cuda").exists(), reason="this build has no twin")
+def test_the_page_of_a_run_on_a_gpu_shows_its_memory_and_its_link(tmp_path):
+    work = make_work(tmp_path, "llama_three_heads_per_key_tied_with_pad_token")
+    make_deep(work)
+    on_the_twin("c.toml", "--gpus", "1", "run.dir=runs/gpu", "model.path=deep", "train.recompute=block", "offload.weights=host", cwd=work)
+    page, steps, plan = work / "runs" / "gpu" / "report.html", steps_of(work, "gpu"), plan_of(work, "gpu")
+    text = shown(page)
+    value, note = tiles(text)["peak memory"]
+    assert size(value) == pytest.approx(max(row["device_bytes"] for row in steps), rel=0.01)
+    assert size(note) == pytest.approx(plan["peak"]["device_bytes"], rel=0.01)
+    check_tiers(work, "gpu", ["device", "host"])
+    planned, measured = link_row(text, "GPU link")
+    assert planned == pytest.approx(next(link["amount"] for link in plan["links"] if link["name"] == "GPU link"), rel=0.01)
+    assert measured == pytest.approx(sum(row["to_device_bytes"] + row["from_device_bytes"] for row in steps[1:]) / len(steps[1:]), rel=0.01)
+    whole = {cells[0]: cells[1] for cells in table_rows(card(text, "A step as it was planned"))}
+    for name, key in {"copied to the GPU": "to_device_bytes", "copied from the GPU": "from_device_bytes"}.items():
+        assert size(whole[name]) == pytest.approx(sum(row[key] for row in steps), rel=0.01)
+    assert "Bytes per step to and from the GPU" in text and "hidden behind compute" in text
 
 
 def lanes(text):

@@ -115,6 +115,7 @@ def test_the_merged_export_is_what_was_trained_or_goes_into_the_original(work, q
     for (name, ours), theirs in zip(merged.named_parameters(), adapted.parameters()):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6, msg=name)
     done = lmlaunch("export", "runs/qlora", "-o", "original", "--merge", "--base", "model", "--json", cwd=work)
+    assert 0 < json.loads(done.stdout)["logits_differ_by"] < 0.2
     assert json.loads(done.stdout)["base"] == "model"
     original = AutoModelForCausalLM.from_pretrained(work / "original", dtype=torch.float32)
     base = AutoModelForCausalLM.from_pretrained(work / "model", dtype=torch.float32)

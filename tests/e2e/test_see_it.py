@@ -1,13 +1,17 @@
 """What a person sees of a run: TensorBoard's own reader reads the event files; lines, commands, cards. test_page.py has the page."""
 
 import json
+import os
+import pty
 import re
+import select
 import shutil
 import subprocess
 import time
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_first_hour import first_hour, model, through_pipes  # noqa: F401
 from test_resume import interrupt, kill
 from test_run import BIN, config, eval_losses, filled, lmlaunch, rows, work  # noqa: F401
 from transformers.integrations.integration_utils import rewrite_logs
@@ -100,13 +104,21 @@ def test_the_page_is_there_while_the_run_goes_on(work):
     assert '"state":"stopped"' in page.read_text()
 
 
-def test_the_end_of_a_run_names_the_result_and_three_commands(work, seen):
-    assert "the trained model is in runs/page_off/model; next:" in seen
-    commands = re.findall(r"^  (lmlaunch .*?)(?:    |$)", seen, re.M)
-    assert len(commands) == 3
-    for command in commands[1:]:
-        lmlaunch(*command.split()[1:], cwd=work)
-    assert seen.count("progress: `% of limit`") == 1
+@pytest.mark.parametrize("method, result, names", [("full", "model", ["generate", "report", "verify"]), ("lora", "adapter", ["generate", "report", "export"])])
+def test_the_end_of_a_run_names_the_result_and_three_commands_that_work(model, tmp_path, method, result, names):  # noqa: F811
+    first_hour(tmp_path, model)
+    code, said = through_pipes(tmp_path, f"{BIN}/lmlaunch c.toml train.method={method} train.steps=2 run.dir='runs/a b'")
+    assert code == 0 and f"the trained {result} is in runs/a b/model; next:" in said, said
+    commands = re.findall(r"^  (lmlaunch .*?)(?:    |$)", said, re.M)
+    assert [command.split()[1] for command in commands] == names
+    for command in commands:
+        code, said = through_pipes(tmp_path, f"PATH={BIN}:$PATH\n{command}")
+        assert code == 0, f"{command}\n{said}"
+    assert (tmp_path / "runs" / "a b" / "report.html").exists() and (tmp_path / "DIR" / "model.safetensors").exists() == (method == "lora")
+
+
+def test_one_line_at_the_start_explains_the_others(work, seen):
+    assert seen.count("progress: `% of the hardware's limit`") == 1
 
 
 def completed(*words):
@@ -122,6 +134,37 @@ def test_bash_completes_commands_flags_and_keys():
     assert completed("lmlaunch", "c.toml", "--dry") == ["--dry-run"]
     assert completed("lmlaunch", "c.toml", "log.t") == ["log.tensorboard="]
     assert not [word for word in completed("lmlaunch", "c.toml", "--") if word.endswith("-fd")]  # between door and rank
+
+
+def zsh_line(typed):
+    """The line that stands at zsh's prompt when somebody has typed that, a tab as its last character."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(["zsh", "-f", "-i"], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+                               env={**os.environ, "TERM": "dumb", "PATH": f"{BIN}:{os.environ['PATH']}"})
+    os.close(theirs)
+
+    def read_until(pattern):
+        said = ""
+        while not re.search(pattern, said):
+            assert select.select([ours], [], [], 60)[0], said
+            said += os.read(ours, 65536).decode(errors="replace")
+        return re.search(pattern, said)
+
+    try:
+        os.write(ours, b"autoload -Uz compinit; compinit -u -D; eval \"$(lmlaunch completions)\"; PS1='rea''dy> '\n")
+        read_until("ready> ")
+        os.write(ours, typed.encode() + b"\x01echo '[\x05]'\n")  # from its beginning to its end, in quotes
+        return read_until(r"(?m)^\[(.*)\]\r?$")[1]
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh here")
+@pytest.mark.parametrize("typed, completed", [("re", "report"), ("generate --max", "generate --max-tokens"), ("c.toml log.t", "c.toml log.tensorboard=")])
+def test_zsh_completes_them_too(typed, completed):
+    assert zsh_line(f"lmlaunch {typed}\t") == f"lmlaunch {completed}"
 
 
 def seconds_of(text):

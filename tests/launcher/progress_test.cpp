@@ -10,6 +10,7 @@
 #include <fstream>
 #include <functional>
 #include <sstream>
+#include <utility>
 
 #include "base/log.h"
 #include "launcher/rank/progress_line.h"
@@ -77,22 +78,66 @@ Seen see(int columns, const std::function<void()>& act) {
   return out;
 }
 
-TEST(ProgressLine, FitsItsColumnsAndLeavesOutTheLeastFirst) {
-  EXPECT_EQ(
-      progress_line(kUsual),
-      "step 12/100  loss 2.1235  norm 1.500  lr 3.00e-04  1234 tokens/s  45% of limit  1.50 GiB  eval 0:08"
-      "  save 0:20  left 0:41");
-  EXPECT_EQ(progress_line(kUsual, 79),
-            "step 12/100  loss 2.1235  1234 tokens/s  45% of limit  1.50 GiB  left 0:41");
-  EXPECT_EQ(progress_line(kLong, 79),
-            "step 1234567/9999999  loss 123.4568  123456789 tokens/s  left 2777:46:40");
+// A long run of a large model; more than that does not fit into 80 columns.
+const StepView kLarge{.step = 10000,
+                      .total = 10000,
+                      .loss = 2.12345,
+                      .grad_norm = 1.5,
+                      .lr = 3e-4,
+                      .tokens_per_s = 12345,
+                      .sol_pct = 45,
+                      .memory_bytes = (int64_t{159} << 29) + 1,
+                      .seconds_left = 11 * 3600 + 130,
+                      .seconds_to_eval = 725,
+                      .seconds_to_save = 1799};
+
+TEST(ProgressLine, SaysEverythingWhereThereIsRoom) {
+  EXPECT_EQ(progress_line(kUsual),
+            "step 12/100  loss 2.1235  norm 1.500  lr 3.00e-04  1234 tokens/s  45% of the hardware's limit  "
+            "1.50 GiB  eval 0:08  save 0:20  left 0:41");
   StepView rare = kUsual;
   rare.seconds_to_eval = rare.seconds_to_save = -1;  // there is none to come
   EXPECT_EQ(progress_line(rare).find("eval"), std::string::npos);
   EXPECT_EQ(progress_line(rare).find("save"), std::string::npos);
-  for (int columns = 1; columns < 200; ++columns) {
-    EXPECT_LE(progress_line(kLong, columns).size(), static_cast<size_t>(columns));
-    EXPECT_LE(progress_line(kUsual, columns).size(), static_cast<size_t>(columns));
+}
+
+// A terminal of 80 columns has room for 79: its cursor stands in the last.
+TEST(ProgressLine, In80ColumnsHasLossSpeedLimitMemoryWhatComesNextAndTheTimeLeft) {
+  EXPECT_EQ(progress_line(kUsual, 79),
+            "12/100  loss 2.123  1.2k tok/s  45% hw  1.5GiB  eval 8s  save 20s  left 41s");
+  EXPECT_EQ(progress_line(kLarge, 79),
+            "10000/10000 loss 2.123 12.3k tok/s 45% hw 79.5GiB eval 12m save 29m left 11h02m");
+}
+
+TEST(ProgressLine, LeavesOutTheLeastFirst) {
+  EXPECT_EQ(progress_line(kLarge, 78),
+            "10000/10000 loss 2.123 12.3k tok/s 45% hw 79.5GiB eval 12m left 11h02m");
+  StepView saves = kLarge;
+  std::swap(saves.seconds_to_eval, saves.seconds_to_save);
+  EXPECT_EQ(progress_line(saves, 78),
+            "10000/10000 loss 2.123 12.3k tok/s 45% hw 79.5GiB save 12m left 11h02m");
+  const char* const kFewer[] = {"10000/10000 loss 2.123 12.3k tok/s 45% hw 79.5GiB left 11h02m",
+                                "10000/10000 loss 2.123 12.3k tok/s 79.5GiB left 11h02m",
+                                "10000/10000 loss 2.123 12.3k tok/s left 11h02m",
+                                "10000/10000 loss 2.123 left 11h02m",
+                                "10000/10000 loss 2.123",
+                                "10000/10000 loss 2.12"};
+  int columns = 69;
+  for (const std::string fewer : kFewer) {
+    EXPECT_EQ(progress_line(kLarge, columns), fewer);
+    columns = static_cast<int>(fewer.size()) - 1;
+  }
+}
+
+TEST(ProgressLine, FitsEveryWidth) {
+  StepView ends = kUsual;
+  ends.seconds_to_eval = ends.seconds_to_save = -1;
+  for (const StepView& view : {kUsual, kLarge, kLong, ends}) {
+    for (int columns = 1; columns < 200; ++columns) {
+      const std::string line = progress_line(view, columns), wider = progress_line(view, columns + 1);
+      EXPECT_LE(line.size(), static_cast<size_t>(columns));
+      EXPECT_TRUE(wider.size() > static_cast<size_t>(columns) || line == wider) << line << '\n' << wider;
+    }
   }
 }
 
@@ -112,7 +157,7 @@ TEST(ProgressLine, OnATerminalEveryStepIsDrawnInItsWidthAndLogTxtGetsOneLinePerL
   EXPECT_EQ(drawn, 6);
   EXPECT_EQ(std::count(seen.log.begin(), seen.log.end(), '\n'), 2 + 1) << seen.log;
   EXPECT_EQ(seen.log.find('\r'), std::string::npos);
-  EXPECT_NE(seen.log.find("% of limit"), std::string::npos);
+  EXPECT_NE(seen.log.find("100% of the hardware's limit"), std::string::npos);
 }
 
 TEST(ProgressLine, InAPipeALinePerLogEveryAndTheLastStep) {

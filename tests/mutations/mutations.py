@@ -175,7 +175,9 @@ class Test:
             self.targets = ["twin"] if "tests/twin/" in text else ["executables", "parity_tool", "weights_tool"]
             if "tests/faults/" in text:
                 self.targets = ["save_tool"] + (["executables"] if "power_cut" not in text else [])
-            if re.search(r"test_(twin|gpus)", text):
+            if "test_sampling" in text:
+                self.targets.append("sampling_tool")
+            if re.search(r"test_(twin|gpus|page)", text):
                 self.targets = ["twin", *self.targets]
             self.command = [copy.python, *(["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"] if program == "pytest" else []), *arguments]
             self.environment |= {"LM_BIN": str(bin), "LM_TWIN_BIN": str(twin / "bin"), "LMLAUNCH_PYTHON": copy.python,
