@@ -7,7 +7,7 @@ function(lm_program_faults name)
     lm_python_test(program_${name} THREADS 2 COMMAND ${command})
   endif()
   lm_python_test(faults_${name} THREADS 2 COMMAND ${command})
-  set_property(TEST faults_${name} APPEND PROPERTY ENVIRONMENT LM_FAULTS=full)
+  lm_reliability_rows(faults_${name} LM_FAULTS=full)
   # A suite of which every test was skipped is not shown.
   set_tests_properties(faults_${name} PROPERTIES LABELS faults TIMEOUT 3600
     SKIP_REGULAR_EXPRESSION "(^|\n)[0-9]+ skipped")
