@@ -347,6 +347,11 @@ void Checkpoints::committed(int64_t step, const std::string& path, const std::ve
   if (leads()) retain_checkpoints(directory_, job_.config.checkpoint.keep, newest_step_, kept);
 }
 
+void Checkpoints::settle() {
+  if (pending_ && job_.config.checkpoint.every.steps > 0 && !pending_->state->needs_step())
+    pending_->state->wait();
+}
+
 void Checkpoints::poll() {
   if (pending_ && pending_->state->ended()) end();
 }

@@ -39,6 +39,10 @@ class Checkpoints {
   bool due(const Trainer& trainer, bool best);
   // Begins a save of the step that was just done; one that was begun before is completed first.
   void begin(Rank& rank, const Trainer& trainer, MetricsFile& metrics);
+  // To be called before a step's row is written: the save that was begun before the step has come to its end.
+  // So no row is more than checkpoint.every steps ahead of the last checkpoint, and a run that is killed
+  // repeats no more. Where `every` is a time, nothing is waited for.
+  void settle();
   // To be called after every step: says what has become of a save. Once it is committed, only what
   // checkpoint.keep says is left. A full disk or an I/O error is a warning, until the third in a row: then it
   // is thrown.

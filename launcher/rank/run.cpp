@@ -240,6 +240,7 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   };
   TrainerHooks hooks;  // all leave after the same step: that one is agreed on
   hooks.stop_requested = [&] { return ranks.any("stop", stop.requested()); };
+  hooks.before_row = [&] { checkpoints.settle(); };
   hooks.on_step = [&](const StepRow& row) {
     stop.expect(row.step_ms / 1e3, checkpoints.expected_seconds());
     progress.show(row, checkpoints.seconds_since_save());

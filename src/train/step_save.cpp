@@ -213,10 +213,14 @@ bool StepSave::ended() const {
   return ended_;
 }
 
-void StepSave::finish() {
+void StepSave::wait() {
   const Busy busy(*this);
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return ended_; });
+}
+
+void StepSave::finish() {
+  wait();
   if (failure_) std::rethrow_exception(failure_);
 }
 

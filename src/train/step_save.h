@@ -73,7 +73,9 @@ class StepSave {
   bool needs_step() const;
   // Whether everything has been written and committed, or has failed.
   bool ended() const;
-  // Waits for that, which comes only where it needs no step; throws the first failure.
+  // Waits for that, which comes only where it needs no step.
+  void wait();
+  // Waits, and throws the first failure.
   void finish();
   // In which the compute thread worked for this save or waited for it.
   double compute_seconds() const { return compute_seconds_; }

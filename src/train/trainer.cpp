@@ -36,6 +36,7 @@ TrainerResult Trainer::run(const TrainerHooks& hooks) {
       break;
     }
     const StepRow row = step_once();
+    if (hooks.before_row) hooks.before_row();
     metrics_.write(row);
     if (hooks.on_step) hooks.on_step(row);
     count_skipped(row);

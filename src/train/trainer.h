@@ -22,6 +22,7 @@ struct TrainerOptions {
 // What the launcher hangs into the loop; any may be empty.
 struct TrainerHooks {
   std::function<bool()> stop_requested;  // asked between steps
+  std::function<void()> before_row;      // a step is computed, and its row not yet written
   std::function<void(const StepRow&)> on_step;
   std::function<double(int64_t step)> evaluate;  // held-out loss; called every eval_every steps
   std::function<void(int64_t step)> sample;      // answers to train.sample_prompts; called then, too

@@ -372,3 +372,96 @@ def test_a_stop_completes_the_save_that_is_under_way(work, undisturbed, place):
     assert checkpoints(work, name) == [f"step_{s:08}" for s in range(1, step + 1)]
     lmlaunch(f"{name}.toml", cwd=work)
     assert result(work, name, "full")[1] == undisturbed["full"][1]
+
+
+LONGER = {"train__steps": 120, "train__eval_every": 0, "checkpoint__every": 40, "log__every": 40}
+# Where state lies and how it gets there, before and after.
+MOVES = {"to_disk": ("resident", {}, "on_disk", {}), "from_disk": ("on_disk", {}, "resident", {}),
+         "ring_to_threads": ("on_disk", {"io__engine": "uring"}, "on_disk", {"io__engine": "threads"}),
+         "threads_to_ring": ("on_disk", {"io__engine": "threads"}, "on_disk", {"io__engine": "uring"}),
+         "tiles_and_blocks": ("on_disk", {}, "on_disk", {"io__tile": "64KiB", "io__block": "4KiB", "io__depth": 2}),
+         "update_threads": ("on_disk", {"optimizer__threads": 1}, "on_disk", {"optimizer__threads": 2}),
+         "some_classes": ("on_disk", {}, "on_disk", {"offload__weights": "none", "offload__gradients": "none"})}
+
+
+@pytest.fixture(scope="module")
+def longer(work):
+    out = {}
+    for method in MODEL_FILE:
+        lmlaunch(prepared(work, f"longer_{method}", method, **LONGER), cwd=work)
+        out[method] = result(work, f"longer_{method}", method)
+    return out
+
+
+@pytest.mark.parametrize("move, method", [*((move, "full") for move in MOVES), ("to_disk", "lora"), ("from_disk", "lora")])
+def test_a_run_goes_on_elsewhere_with_the_same_bits(work, longer, move, method):
+    before, settings, after, others = MOVES[move]
+    name = f"{move}_{method}"
+    prepared(work, name, method, before, **{**LONGER, **settings})
+    code, messages = interrupt(work, name, 50, signal_of(signal.SIGTERM))
+    assert code == 75, messages
+    plan = (work / "runs" / name / "plan.txt").read_text()
+    kept = shutil.copytree(work / "runs" / name, work / "kept", dirs_exist_ok=True)
+    prepared(work, name, method, after, **{**LONGER, **others})
+    shutil.move(kept, work / "runs" / name)
+    ended = lmlaunch(f"{name}.toml", cwd=work)
+    assert f"goes on from runs/{name}/checkpoints/step_" in ended.stderr
+    assert result(work, name, method) == longer[method]
+    if {before, after} == {"resident", "on_disk"}:
+        assert (work / "runs" / name / "plan.txt").read_text() != plan
+
+
+def test_an_adapter_of_another_base_is_refused(work):
+    shutil.copytree(work / "model", work / "base")
+    prepared(work, "base", "lora", model__path="base", **LONGER)
+    code, messages = interrupt(work, "base", 50, signal_of(signal.SIGTERM))
+    assert code == 75, messages
+    file = work / "base" / "model.safetensors"
+    sound = file.read_bytes()
+    file.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
+    before = checkpoints(work, "base")
+    refused = lmlaunch("base.toml", cwd=work, check=False)
+    assert refused.returncode == 11 and "error DATA-24 (exit 11): the base model is not the one" in refused.stderr, refused.stderr
+    assert checkpoints(work, "base") == before
+    file.write_bytes(sound)
+    lmlaunch("base.toml", cwd=work)
+
+
+@pytest.mark.parametrize("change", ["an_example", "one_more"])
+def test_changed_data_is_refused(work, change):
+    name = f"data_{change}"
+    shutil.copy(work / "train.jsonl", work / f"{name}.jsonl")
+    prepared(work, name, data__train=[f"{name}.jsonl"], **LONGER)
+    code, messages = interrupt(work, name, 50, signal_of(signal.SIGTERM))
+    assert code == 75, messages
+    lines = (work / f"{name}.jsonl").read_text().splitlines()
+    example = json.loads(lines[3])
+    example["input_ids"][0] = (example["input_ids"][0] + 1) % 50
+    (work / f"{name}.jsonl").write_text("\n".join([*lines[:3], json.dumps(example), *lines[4:]] if change == "an_example" else [*lines, lines[0]]) + "\n")
+    before = checkpoints(work, name)
+    refused = lmlaunch(f"{name}.toml", cwd=work, check=False)
+    assert refused.returncode == 11 and "error DATA-24 (exit 11)" in refused.stderr and "has changed" in refused.stderr, refused.stderr
+    assert checkpoints(work, name) == before
+    (work / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    lmlaunch(f"{name}.toml", cwd=work)
+
+
+def test_a_save_that_the_time_is_too_short_for_is_left_out(work, longer):
+    """The run stands still until its time is over: it leaves with the checkpoint that it has."""
+    name = "too_late"
+    prepared(work, name, **LONGER)
+    start = time.monotonic()
+
+    def stand_still(process):
+        rank = int(subprocess.run(["pgrep", "-P", str(process.pid), "lmlaunch"], capture_output=True, text=True).stdout.split()[0])
+        os.kill(rank, signal.SIGSTOP)
+        time.sleep(max(0, start + 6 - time.monotonic()))
+        os.kill(rank, signal.SIGCONT)
+
+    code, messages = interrupt(work, name, 45, stand_still, "run.time_limit=5s")
+    assert code == 75, messages
+    last = re.search(r"stop code=75 reason=time_limit step=(\d+) checkpoint=(\S+) repeat=(\d+)$", messages.rstrip())
+    assert last and (last[2], int(last[3])) == (f"runs/{name}/checkpoints/step_00000040", int(last[1]) - 40), messages
+    assert int(last[3]) > 0 and checkpoints(work, name) == ["step_00000040"]
+    lmlaunch(f"{name}.toml", cwd=work)
+    assert result(work, name, "full") == longer["full"]

@@ -14,6 +14,7 @@ function(lm_fault_script name)
     lm_python_test(${entry} THREADS ${ARG_THREADS} COMMAND tests/faults/${ARG_SCRIPT} ${arguments})
   endforeach()
   set_tests_properties(faults_${name} PROPERTIES LABELS faults TIMEOUT 1800)
+  lm_reliability_rows(faults_${name})
 endfunction()
 
 lm_fault_script(power_cut SCRIPT power_cut.py SHORT --short)
@@ -28,7 +29,8 @@ function(lm_fault_test name)
   set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT GTEST_FILTER=${ARG_SHORT})
   add_test(NAME faults_${name} COMMAND ${name})
   set_tests_properties(faults_${name} PROPERTIES LABELS faults TIMEOUT 1800 SKIP_RETURN_CODE 77
-    ENVIRONMENT "OMP_WAIT_POLICY=PASSIVE;GTEST_FILTER=${ARG_FULL};LM_RELIABILITY=${PROJECT_BINARY_DIR}/reliability")
+    ENVIRONMENT "OMP_WAIT_POLICY=PASSIVE;GTEST_FILTER=${ARG_FULL}")
+  lm_reliability_rows(faults_${name})
 endfunction()
 
 lm_fault_test(checkpoint_faults_test SHORT * FULL *ASave:*ALoad SOURCES checkpoint_faults_test.cpp failing_calls.cpp
@@ -41,3 +43,4 @@ set_tests_properties(training_faults_test faults_training_faults_test PROPERTIES
 add_test(NAME faults_flips_in_homes COMMAND offload_faults_test)
 set_tests_properties(faults_flips_in_homes PROPERTIES LABELS faults TIMEOUT 1800 SKIP_RETURN_CODE 77 PROCESSORS 2
   ENVIRONMENT "OMP_WAIT_POLICY=PASSIVE;GTEST_FILTER=*OneThousand*;GTEST_ALSO_RUN_DISABLED_TESTS=1")
+lm_reliability_rows(faults_flips_in_homes)

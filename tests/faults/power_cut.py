@@ -251,7 +251,7 @@ def main():
     parser.add_argument("--short", action="store_true")
     short = parser.parse_args().short
     row = Row("power_cut", "a kill or a power cut during a save",
-              "SIGKILL at every (system call, n), then a shutdown of the file system (loop), with its journal and without", full=not short)
+              "SIGKILL at every (system call, n), then a shutdown of the file system (loop), with its journal and without")
     if os.geteuid() != 0:
         row.skip("loop devices need root")
     if missing := [tool for tool in ["strace", "mkfs.ext4", "mkfs.xfs"] if sh("sh", "-c", f"command -v {tool}").returncode]:

@@ -1,20 +1,30 @@
-"""Collects the rows that the suites of `./dev test --faults` have written into build/reliability.json, and prints them as a table.
+"""Collects the rows that the suites of `./dev test --faults` have written into build/reliability.json, and prints them as a table,
+with the mistakes that were planted against what they show (tests/mutations).
 
   report.py BUILD SUITES_RESULT
 
-SUITES_RESULT is ctest's own account of the entries with the label `faults` (--output-junit). An entry that was skipped, or that
-wrote no row, is named as not shown: it is never a pass. Exits 1 if a suite failed."""
+SUITES_RESULT is ctest's own account of the entries with the label `faults` (--output-junit); the rows of an entry are in
+BUILD/reliability/ENTRY. An entry that was skipped, or that wrote no row, is named as not shown: it is never a pass. Exits 1 if a
+suite failed, if one passed and wrote no row, or if the README's guarantees do not name a row."""
 
 import json
 import platform
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from fnmatch import fnmatch
 from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "mutations"))
+import mutations  # noqa: E402
+
+LISTS = ("faults", "disks", "resume", "saves", "fuzz", "guarantees")  # of mistakes against what the rows show
 
 
 def commit():
-    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True)
+    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
 
 
@@ -22,6 +32,27 @@ def entries(junit):
     """{name: passed, failed or not shown}"""
     words = {"run": "passed", "fail": "failed"}
     return {case.get("name"): words.get(case.get("status"), "not shown") for case in ElementTree.parse(junit).iter("testcase")}
+
+
+def planted():
+    """{list: {verdict: names}}; "caught" has their number."""
+    table, out = mutations.read_table(), {}
+    for name in LISTS:
+        verdicts = out.setdefault(name, {"caught": 0})
+        for mutation in mutations.read_list(mutations.LISTS / f"{name}.txt"):
+            verdict = mutations.earlier_verdict(table, mutation)[0]
+            if verdict == "caught":
+                verdicts["caught"] += 1
+            else:
+                verdicts.setdefault(verdict, []).append(mutation.name)
+    return out
+
+
+def named(row):
+    """Whether the second column of the README's guarantees has it, between backticks; `fuzz_*` are all that begin so."""
+    text = (ROOT / "README.md").read_text().split("\n## Guarantees\n")[1].split("\n## ")[0]
+    columns = [line.split(" | ")[1] for line in text.splitlines() if line.startswith("| ")]
+    return any(fnmatch(row, name) for column in columns for name in re.findall(r"`([^`]+)`", column))
 
 
 def cells(name, row):
@@ -32,30 +63,35 @@ def cells(name, row):
 
 
 def report(rows, results):
-    """The rows by suite, and the names of entries of which nothing is shown: `results` has more of them than rows are there."""
-    shown = {name for name, row in rows.items() if "skipped" not in row}
-    missing = sorted(name for name, result in results.items() if result == "not shown")
-    silent = len([r for r in results.values() if r == "passed"]) > 0 and not shown
-    return {"commit": commit(), "machine": platform.platform(), "entries": results, "rows": rows, "not_shown": missing}, silent
+    """Everything, and what is wrong. `rows`: {entry: {name: row}}."""
+    silent = sorted(entry for entry, result in results.items() if result == "passed" and not rows.get(entry))
+    everything = {name: row for of_entry in rows.values() for name, row in of_entry.items()}
+    wrong = [f"{entry}: FAILED" for entry, result in sorted(results.items()) if result == "failed"]
+    wrong += [f"{entry}: not shown, it has written no row" for entry in silent]
+    wrong += [f"{name}: the README's guarantees do not name it" for name in sorted(everything) if not named(name)]
+    skipped = sorted(entry for entry, result in results.items() if result == "not shown")
+    return {"commit": commit(), "machine": platform.platform(), "entries": results, "rows": everything, "not_shown": skipped + silent,
+            "mistakes": planted()}, skipped, wrong
 
 
 def main():
     build, junit = Path(sys.argv[1]), Path(sys.argv[2])
-    rows = {path.stem: json.loads(path.read_text()) for path in sorted((build / "reliability").glob("*.json"))}
-    results = entries(junit)
-    out, silent = report(rows, results)
+    rows = {}
+    for path in sorted((build / "reliability").glob("*/*.json")):
+        rows.setdefault(path.parent.name, {})[path.stem] = json.loads(path.read_text())
+    out, skipped, wrong = report(rows, entries(junit))
     (build / "reliability.json").write_text(json.dumps(out, indent=1) + "\n")
-    for name, row in rows.items():
+    for name, row in out["rows"].items():
         name, failure, outcomes, figures, seconds = cells(name, row)
         print(f"{name} ({seconds})\n  {failure}\n  {outcomes}" + (f"\n  {figures}" if figures else ""))
-    for name in out["not_shown"]:
-        print(f"{name}: not shown, it was skipped")
-    failed = sorted(name for name, result in results.items() if result == "failed")
-    for name in failed:
-        print(f"{name}: FAILED")
-    if silent:
-        print("no suite has written a row")
-    return 1 if failed or silent else 0
+    for name, verdicts in out["mistakes"].items():
+        others = "".join(f"; {verdict}: {', '.join(names)}" for verdict, names in verdicts.items() if verdict != "caught")
+        print(f"mistakes planted, {name}: {verdicts['caught']} caught{others}")
+    for entry in skipped:
+        print(f"{entry}: not shown, it was skipped")
+    for line in wrong:
+        print(line)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Rows of the reliability report: each suite writes its own, build/reliability/<suite>.json, when it runs with full counts."""
+"""Rows of the reliability report: a suite writes its own, SUITE.json in the folder that LM_RELIABILITY names. ctest's entries with
+full counts have one (CMakeLists.txt)."""
 
 import json
 import os
@@ -6,15 +7,22 @@ import time
 from pathlib import Path
 
 BIN = Path(os.environ.get("LM_BIN", Path(__file__).resolve().parents[2] / "build" / "bin"))
-ROWS = BIN.parent / "reliability"
 SKIPPED = 77
+
+
+def write_row(suite, row):
+    print(json.dumps(row))
+    if "LM_RELIABILITY" in os.environ:
+        directory = Path(os.environ["LM_RELIABILITY"])
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"{suite}.json").write_text(json.dumps(row, indent=1) + "\n")
 
 
 class Row:
     """What a suite shows; `outcomes` are counts, `figures` numbers or text."""
 
-    def __init__(self, suite, failure, how, seed=None, full=True):
-        self.full, self.suite, self.start = full, suite, time.monotonic()
+    def __init__(self, suite, failure, how, seed=None):
+        self.suite, self.start = suite, time.monotonic()
         self.row = {"failure": failure, "how": how, "tries": 0, "outcomes": {}, "figures": {}, "seed": seed}
 
     def count(self, outcome, number=1):
@@ -22,11 +30,7 @@ class Row:
 
     def write(self):
         self.row["seconds"] = round(time.monotonic() - self.start, 1)
-        print(json.dumps(self.row))
-        if not self.full:
-            return
-        ROWS.mkdir(parents=True, exist_ok=True)
-        (ROWS / f"{self.suite}.json").write_text(json.dumps(self.row, indent=1) + "\n")
+        write_row(self.suite, self.row)
 
     def skip(self, why):
         """Not shown, and said so."""

@@ -1,16 +1,13 @@
 """Resume on the emulated GPU (tests/twin): a run there that is killed or stopped, and goes on, equals the one that nobody disturbed,
 in full and with LoRA, with its state on the device, on the host and on disk."""
 
-import os
 import signal
 import time
 
 import pytest
 
-from runs import BIN, FULL, METHODS, Report, Run, Undisturbed, kill, make_work, ready, wait
+from runs import FULL, METHODS, Report, Run, kill, make_work, ready, wait
 
-TWIN = BIN.parent / "twin"
-ENVIRONMENT = {**os.environ, "LD_PRELOAD": str(TWIN / "lib" / "libtwin_devices.so"), "LD_LIBRARY_PATH": str(TWIN / "lib")}
 STEPS = 12
 CLASSES = ("optimizer", "weights", "gradients", "activations")
 HOMES = {"device": [], "host": [f"offload.{name}=host" for name in CLASSES],
@@ -33,8 +30,8 @@ def report():
 
 def run_on_twin(work, name, method, home):
     (work / "swap" / "disk").mkdir(parents=True, exist_ok=True)
-    return Run(work, name, method, "resident", "run.device=cuda", f"train.steps={STEPS}", "train.recompute=block", "checkpoint.every=2",
-               "data.packing=true", *HOMES[home], bin=TWIN / "bin", environment=ENVIRONMENT)
+    return Run(work, name, method, "device", f"train.steps={STEPS}", "train.recompute=block", "checkpoint.every=2",
+               "data.packing=true", *HOMES[home])
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,9 @@
                                            same program has done counts, so that it may be interrupted.
   fuzz.py BUILD coverage [NAME...]         that last part alone, with the places that no input reaches
 
+`long` and `coverage` fail where less than 90 % of a parser's regions are reached, `long` also where a parser has had fewer
+executions. `short` writes a row of the reliability report (tests/faults/rows.py).
+
 BUILD: the ordinary build directory; the targets are built in BUILD/fuzz, which needs clang, its sanitizers and llvm-cov, and not
 torch. What the parser does wrong is a finding: the input that shows it stays in BUILD/fuzz/findings, and the exit is 1. Exit 77:
 there is no clang here (with CI in the environment that is an error)."""
@@ -30,6 +33,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "faults"))
+from rows import Row  # noqa: E402
+
 LIMITS = ["-rss_limit_mb=512", "-timeout=5", "-max_len=65536"]
 SLICE_SECONDS = 120  # of a long run; what a slice has done is kept
 LEAST_COVERAGE = 0.9
@@ -138,15 +144,27 @@ class Fuzzer:
         with tempfile.TemporaryDirectory(prefix="lmlaunch-fuzz-") as grown:
             run = self.run(parser, [f"-max_total_time={seconds}", "-seed=1", grown, parser.inputs()])
         say(parser, run, f"{run.executions} executions in {run.seconds:.0f} s")
+        row = Row(f"fuzz_{parser.name}", "F21 F22 F24 F36: a hostile file", f"{seconds} s of libFuzzer with ASan and UBSan, from the inputs that are kept")
+        row.row["tries"] = run.executions
+        row.count("finding" if run.finding else "no finding")
+        long = self.long_run(parser)
+        if long:
+            row.row["figures"] = {"executions of a long run": long["executions"], "its findings": len(long["findings"])}
+        if "coverage" in long:
+            row.row["figures"]["regions covered"] = f"{100 * long['coverage']:.1f} %"
+        row.write()
         return bool(run.finding)
+
+    def long_run(self, parser):
+        """What a long run of this very program has kept; {}: there was none."""
+        row = self.rows().get(parser.name, {})
+        return row if row.get("program") == hashlib.sha256(self.program(parser).read_bytes()).hexdigest() else {}
 
     def long(self, parsers, runs, minutes):
         self.make([f"{parser.name}_{kind}" for parser in parsers for kind in ("fuzz", "cover")])
         for parser in parsers:
             program = hashlib.sha256(self.program(parser).read_bytes()).hexdigest()
-            row = self.rows().get(parser.name, {})
-            if row.get("program") != program:
-                row = {"program": program, "executions": 0, "seconds": 0, "findings": []}
+            row = self.long_run(parser) or {"program": program, "executions": 0, "seconds": 0, "findings": []}
             grown = self.build / "corpus" / parser.name
             grown.mkdir(parents=True, exist_ok=True)
             end = time.monotonic() + 60 * minutes
@@ -160,7 +178,7 @@ class Fuzzer:
                     say(parser, run)
                 self.keep({parser.name: row})
             self.keep({parser.name: {**row, **self.coverage(parser)}})
-        return self.table(parsers)
+        return self.table(parsers, runs)
 
     def rows(self):
         return json.loads(self.json.read_text())["parsers"] if self.json.exists() else {}
@@ -168,14 +186,20 @@ class Fuzzer:
     def keep(self, rows):
         self.json.write_text(json.dumps({"parsers": {**self.rows(), **rows}}, indent=1) + "\n")
 
-    def table(self, parsers):
+    def table(self, parsers, runs):
+        """False where nothing falls short."""
         print("| parser | executions | findings | regions | covered | coverage |\n|---|---|---|---|---|---|")
         good = True
         for name, row in self.rows().items():
             if name in {parser.name for parser in parsers}:
                 print(f"| {name} | {row['executions']} | {len(row['findings'])} | {row['regions']} | {row['covered']} "
                       f"| {100 * row['coverage']:.1f} % |")
-                good = good and not row["findings"] and row["coverage"] >= LEAST_COVERAGE
+                short = [f"{len(row['findings'])} findings"] if row["findings"] else []
+                short += [f"{row['executions']} executions of {runs}"] if row["executions"] < runs else []
+                short += [f"less than {100 * LEAST_COVERAGE:.0f} % of its regions"] if row["coverage"] < LEAST_COVERAGE else []
+                if short:
+                    print(f"fuzz.py: {name} falls short: {', '.join(short)}")
+                good = good and not short
         return not good
 
     def coverage(self, parser):
@@ -219,10 +243,12 @@ def say(parser, run, what=""):
 
 
 def show_coverage(fuzzer, parsers):
+    good = True
     for parser in parsers:
         row = fuzzer.coverage(parser)
+        good = good and row["coverage"] >= LEAST_COVERAGE
         print(f"{parser.name}: {row['covered']} of {row['regions']} regions, {100 * row['coverage']:.1f} %", *row["uncovered"], sep="\n  ")
-    return 0
+    return 0 if good else 1
 
 
 def main():

@@ -91,6 +91,25 @@ TEST_F(MovedWrites, AreReadBackFromWhereTheyWent) {
   }
 }
 
+// What is moved may fail where it went, and the rest of a write that was short may be what is moved.
+TEST_F(MovedWrites, AreMovedAgainAndInPart) {
+  const Outcome plain = run({}, 8 * kBlock);
+  for (const SimFault first : {SimFault::kEio, SimFault::kShort}) {
+    int64_t moved = 0;
+    for (int64_t k = 0; k < plain.operations; ++k) {
+      // The operation in which it is tried again is one of the next.
+      for (int64_t later = 1; later < 6; ++later) {
+        const Outcome outcome = run({{first, k, false}, {SimFault::kEio, k + later, false}}, 8 * kBlock);
+        ASSERT_FALSE(outcome.error) << outcome.error->report();
+        EXPECT_EQ(outcome.result.wrong, 0u);
+        ASSERT_EQ(outcome.result.sums, plain.result.sums) << k << " and " << later << " later";
+        moved += outcome.counters.retries;
+      }
+    }
+    EXPECT_GT(moved, 100);
+  }
+}
+
 TEST_F(MovedWrites, LeaveAPathThatTakesNone) {
   // The whole of one path, more than once: what is written again is written where it went.
   const Outcome plain = run({}, 0);

@@ -74,10 +74,10 @@ def write_old_style(directory):
     path.write_text(json.dumps(config, indent=2))
 
 
-def make(name, directory, dtype=torch.float32, seed=8):
+def make(name, directory, dtype=torch.float32, seed=8, **changes):
     """Writes the model and returns it as transformers reads it back, with attention in its plainest form."""
     config_class, arguments, style = MODELS[name]
-    config = getattr(transformers, config_class)(**arguments)
+    config = getattr(transformers, config_class)(**{**arguments, **changes})
     model = transformers.AutoModelForCausalLM.from_config(config)
     randomise(model, seed)
     model.to(dtype).save_pretrained(directory, **{k: v for k, v in style.items() if k == "max_shard_size"})

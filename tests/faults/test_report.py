@@ -1,0 +1,58 @@
+"""The reliability report: what was skipped, failed or has written no row is never a pass."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+REPORT = Path(__file__).with_name("report.py")
+STATUS = {"passed": "run", "failed": "fail", "skipped": "notrun"}
+
+
+def reported(build, results, rows):
+    """Exit code, text and reliability.json for {entry: result} and {entry: [names of rows]}."""
+    cases = "".join(f'<testcase name="{name}" status="{STATUS[result]}"/>' for name, result in results.items())
+    (build / "reliability.xml").write_text(f"<testsuite>{cases}</testsuite>")
+    for entry, names in rows.items():
+        (build / "reliability" / entry).mkdir(parents=True)
+        for name in names:
+            row = {"failure": "F", "how": "H", "tries": 3, "outcomes": {"made good": 3}, "figures": {"most": 2}, "seed": None, "seconds": 1}
+            (build / "reliability" / entry / f"{name}.json").write_text(json.dumps(row))
+    done = subprocess.run([sys.executable, "-B", REPORT, build, build / "reliability.xml"], capture_output=True, text=True)
+    return done.returncode, done.stdout, json.loads((build / "reliability.json").read_text())
+
+
+def test_rows_and_verdicts_are_shown(tmp_path):
+    code, text, out = reported(tmp_path, {"faults_x": "passed"}, {"faults_x": ["save_calls", "load_calls"]})
+    assert code == 0, text
+    assert "save_calls (1 s)\n  F\n  3 tries; made good: 3\n  most: 2\n" in text and set(out["rows"]) == {"save_calls", "load_calls"}
+    for name in ("faults", "disks", "resume", "saves", "fuzz", "guarantees"):
+        assert f"mistakes planted, {name}: {out['mistakes'][name]['caught']} caught" in text
+    assert out["mistakes"]["faults"]["caught"] > 0
+
+
+def test_an_entry_that_passed_without_a_row_is_named_and_fails(tmp_path):
+    code, text, out = reported(tmp_path, {"faults_x": "passed", "faults_y": "passed"}, {"faults_x": ["kill"]})
+    assert code == 1 and "faults_y: not shown, it has written no row" in text and out["not_shown"] == ["faults_y"]
+
+
+def test_what_was_skipped_or_failed_is_named(tmp_path):
+    code, text, out = reported(tmp_path, {"faults_x": "passed", "faults_y": "skipped"}, {"faults_x": ["kill"]})
+    assert code == 0 and "faults_y: not shown, it was skipped" in text and out["not_shown"] == ["faults_y"]
+    code, text, _ = reported(tmp_path, {"faults_z": "failed"}, {})
+    assert code == 1 and "faults_z: FAILED" in text
+
+
+def test_a_row_that_the_readme_does_not_name_fails(tmp_path):
+    code, text, _ = reported(tmp_path, {"faults_x": "passed"}, {"faults_x": ["something_new"]})
+    assert code == 1 and "something_new: the README's guarantees do not name it" in text
+
+
+def test_every_entry_of_the_report_has_a_row_in_the_readme():
+    """By the names under which the suites write."""
+    import report
+    found = [match[1] for path in [*REPORT.parent.glob("*.py"), *REPORT.parent.glob("*.cpp")]
+             for match in re.finditer(r'(?:Report|Row|Row row)\("(\w+)"', path.read_text())]
+    assert {"kill", "power_cut", "load_calls"} <= set(found)
+    assert [name for name in found if not report.named(name)] == []
