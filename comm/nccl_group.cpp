@@ -33,14 +33,10 @@ size_t length(int64_t bytes) {
 
 }  // namespace
 
-NcclGroup::NcclGroup(NcclSetup setup)
-    : setup_(std::move(setup)),
-      stream_(DeviceType::kCuda),
-      staging_(DeviceType::kCuda, setup_.staging),
-      order_(DeviceType::kCuda),
-      done_(DeviceType::kCuda) {
+NcclGroup::NcclGroup(NcclSetup setup) : setup_(std::move(setup)) {
   LM_CHECK(setup_.staging >= kExchangePart * ranks(), "staging for a part of every rank");
   connect();
+  device_ = std::make_unique<OnDevice>(setup_.staging);
   watch_ = std::thread([this] { watch(); });
 }
 
@@ -51,7 +47,6 @@ NcclGroup::~NcclGroup() {
   }
   leave_.notify_one();
   if (watch_.joinable()) watch_.join();
-  if (comm_ != nullptr) setup_.api.abort(comm_);
 }
 
 void NcclGroup::connect() {
@@ -59,19 +54,15 @@ void NcclGroup::connect() {
   if (rank() == 0) must(setup_.api.unique_id(&id), "start");
   setup_.peers.broadcast("NCCL's id", std::as_writable_bytes(std::span(&id, 1)));
   NcclConfig config;
-  const int result = setup_.api.init(&comm_, ranks(), id, rank(), &config);
+  const int result = setup_.api.init(&comm_.handle, ranks(), id, rank(), &config);
   if (result != kNcclInProgress) must(result, "start");
   called_ = monotonic_seconds();
-  try {
-    settle("start");
-  } catch (const Error&) {
-    if (comm_ != nullptr) setup_.api.abort(std::exchange(comm_, nullptr));
-    throw;
-  }
+  settle("start");
 }
 
 Error NcclGroup::nccl_error(int result, const std::string& what) const {
-  const char* const more = comm_ == nullptr ? nullptr : setup_.api.last_error(comm_);
+  const char* const more =
+      setup_.api.last_error(comm_.handle);  // of none: of the call that would have made one
   const std::string detail = more == nullptr || *more == 0 ? "" : std::string(" (") + more + ")";
   const bool starts = what == "start";
   return Error(starts ? Exit::kDoesNotFit : Exit::kPeerLost,
@@ -98,7 +89,7 @@ void NcclGroup::settle(const char* what) {
     {
       const std::lock_guard lock(mutex_);
       if (failure_) throw Error(*failure_);
-      must(setup_.api.async_error(comm_, &result), what);
+      must(setup_.api.async_error(comm_.handle, &result), what);
     }
     if (result == kNcclSuccess) return;
     if (result != kNcclInProgress) {
@@ -120,14 +111,14 @@ void NcclGroup::enqueue(const char* what, const std::function<void(void* comm, v
     if (failure_) throw Error(*failure_);
     what_ = what;
     must(setup_.api.group_start(), what);
-    calls(comm_, stream_.view().handle);
+    calls(comm_.handle, device_->stream.view().handle);
     const int result = setup_.api.group_end();
     if (result != kNcclInProgress) must(result, what);
   }
   settle(what);
   const std::lock_guard lock(mutex_);
   called_ = monotonic_seconds();
-  done_.record(stream_.view());
+  device_->done.record(device_->stream.view());
 }
 
 void NcclGroup::share(const char* what, std::byte* data, std::span<const ByteRange> shards) {
@@ -153,7 +144,7 @@ void NcclGroup::share(const char* what, std::byte* data, std::span<const ByteRan
 void NcclGroup::exchange(const char* what, const std::byte* data, std::span<const ByteRange> shards,
                          const Add& add) {
   const NcclApi& api = setup_.api;
-  const int64_t room = staging_.size() / ranks() / kExchangePart * kExchangePart;
+  const int64_t room = device_->staging.size() / ranks() / kExchangePart * kExchangePart;
   int64_t all = 0;
   for (const ByteRange& run : shards) all = std::max(all, run.bytes);
   const auto part = [&](int r, int64_t at) {
@@ -161,7 +152,7 @@ void NcclGroup::exchange(const char* what, const std::byte* data, std::span<cons
     return ByteRange{run.begin + at, std::clamp<int64_t>(run.bytes - at, 0, room)};
   };
   std::vector<const std::byte*> from;
-  for (int r = 0; r < ranks(); ++r) from.push_back(staging_.data() + r * room);
+  for (int r = 0; r < ranks(); ++r) from.push_back(device_->staging.data() + r * room);
   for (int64_t at = 0; at < all; at += room) {
     const ByteRange mine = part(rank(), at);
     const auto peer = [&](int i) { return (rank() + i) % ranks(); };
@@ -175,8 +166,8 @@ void NcclGroup::exchange(const char* what, const std::byte* data, std::span<cons
             must(api.send(data + theirs.begin, length(theirs.bytes), kNcclBytes, peer(i), comm, stream),
                  what);
           if (mine.bytes > 0)
-            must(api.receive(staging_.data() + peer(i) * room, length(mine.bytes), kNcclBytes, peer(i), comm,
-                             stream),
+            must(api.receive(device_->staging.data() + peer(i) * room, length(mine.bytes), kNcclBytes,
+                             peer(i), comm, stream),
                  what);
           sent_ += theirs.bytes;
         }
@@ -184,19 +175,20 @@ void NcclGroup::exchange(const char* what, const std::byte* data, std::span<cons
     }
     if (mine.bytes == 0) continue;
     // A copy, as the sum may be made where the array is.
-    copy_bytes(staging_.data() + rank() * room, data + mine.begin, mine.bytes, stream_.view());
+    copy_bytes(device_->staging.data() + rank() * room, data + mine.begin, mine.bytes,
+               device_->stream.view());
     add(at, mine.bytes, from);
   }
 }
 
 void NcclGroup::begin_after(StreamView callers) {
-  order_.record(callers);
-  order_.wait(stream_.view());
+  device_->order.record(callers);
+  device_->order.wait(device_->stream.view());
 }
 
 void NcclGroup::end_before(StreamView callers) {
-  order_.record(stream_.view());
-  order_.wait(callers);
+  device_->order.record(device_->stream.view());
+  device_->order.wait(callers);
 }
 
 void NcclGroup::check() {
@@ -208,7 +200,7 @@ void NcclGroup::leave() {
   setup_.peers.barrier("the end of NCCL");
   const std::lock_guard lock(mutex_);
   if (failure_) throw Error(*failure_);
-  void* const comm = std::exchange(comm_, nullptr);
+  void* const comm = std::exchange(comm_.handle, nullptr);
   int result = setup_.api.finalize(comm);
   const double began = monotonic_seconds();
   while (result == kNcclInProgress && monotonic_seconds() - began < setup_.late) {
@@ -245,13 +237,13 @@ std::optional<Error> NcclGroup::look() {
   const std::string what = what_of_call();
   if (std::optional<Error> error = setup_.lost ? setup_.lost(what) : std::nullopt) return error;
   const std::unique_lock lock(mutex_, kLook);
-  if (!lock || comm_ == nullptr) return std::nullopt;  // a call is under way, or the ranks have left
+  if (!lock || comm_.handle == nullptr) return std::nullopt;  // a call is under way, or the ranks have left
   int result = kNcclSuccess;
-  if (const int asked = setup_.api.async_error(comm_, &result); asked != kNcclSuccess)
+  if (const int asked = setup_.api.async_error(comm_.handle, &result); asked != kNcclSuccess)
     return nccl_error(asked, what);
   if (result != kNcclSuccess && result != kNcclInProgress) return nccl_error(result, what);
   const double waited = monotonic_seconds() - called_;
-  if (waited < setup_.late || done_.done()) return std::nullopt;
+  if (waited < setup_.late || device_->done.done()) return std::nullopt;
   return not_come(what, waited);
 }
 
@@ -267,7 +259,7 @@ Error NcclGroup::not_come(const std::string& what, double seconds) const {
 void NcclGroup::give_up(const Error& error) {
   const std::unique_lock lock(mutex_, kStuck);
   failure_ = error;
-  if (comm_ != nullptr) setup_.api.abort(std::exchange(comm_, nullptr));
+  comm_.abort();
 }
 
 }  // namespace lm

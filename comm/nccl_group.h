@@ -9,10 +9,12 @@
 #pragma once
 
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "base/arena.h"
 #include "base/cuda.h"
@@ -50,7 +52,7 @@ class NcclGroup final : public Group {
                 const Add& add) override;
   void begin_after(StreamView callers) override;
   void end_before(StreamView callers) override;
-  StreamView stream(StreamView) const override { return stream_.view(); }
+  StreamView stream(StreamView) const override { return device_->stream.view(); }
   void check() override;
   // With all others, once nothing is under way any more: leaves in order.
   void leave();
@@ -67,18 +69,33 @@ class NcclGroup final : public Group {
   std::string what_of_call();
   void give_up(const Error& error);
 
+  // What calls need of the device, made once NCCL has accepted the ranks.
+  struct OnDevice {
+    explicit OnDevice(int64_t staging_bytes) : staging(DeviceType::kCuda, staging_bytes) {}
+    Stream stream{DeviceType::kCuda};
+    Memory staging;
+    Event order{DeviceType::kCuda};  // recorded anew for each wait
+    Event done{DeviceType::kCuda};   // of the last call; guarded by the mutex
+  };
+  // Aborted at its end, unless it was left or aborted before.
+  struct Communicator {
+    const NcclApi& api;
+    void* handle = nullptr;
+    ~Communicator() { abort(); }
+    void abort() {
+      if (void* const ended = std::exchange(handle, nullptr); ended != nullptr) api.abort(ended);
+    }
+  };
+
   const NcclSetup setup_;
-  Stream stream_;
-  Memory staging_;
-  Event order_;  // recorded anew for each wait
+  std::unique_ptr<OnDevice> device_;
 
   // Held during every call of NCCL, none of which waits. Guards what follows.
   std::timed_mutex mutex_;
-  void* comm_ = nullptr;  // null: aborted
+  Communicator comm_{setup_.api};  // null: aborted
   std::optional<Error> failure_;
   std::string what_ = "start";
   double called_ = 0;  // when the last call was made
-  Event done_;         // of that one
 
   std::mutex leave_mutex_;
   std::condition_variable leave_;

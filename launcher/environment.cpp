@@ -105,6 +105,18 @@ std::string word(std::string text) {
   return text;
 }
 
+// Of where mpirun is reached, as it says it: "12.0;tcp://10.0.0.1,10.1.0.1:4711;tcp6://[fd00::1]:4712".
+std::vector<std::string> addresses_of(const std::string& uri) {
+  static constexpr std::string_view kBegin = ";tcp://";
+  const size_t begin = uri.find(kBegin);
+  if (begin == std::string::npos) return {};
+  const size_t first = begin + kBegin.size();
+  std::istringstream list(uri.substr(first, uri.find(':', first) - first));
+  std::vector<std::string> out;
+  for (std::string one; std::getline(list, one, ',');) out.push_back(one);
+  return out;
+}
+
 }  // namespace
 
 LauncherJob read_launcher_job() {
@@ -120,6 +132,7 @@ LauncherJob read_launcher_job() {
     if (here > 0 && job.ranks % here == 0) job.machines = job.ranks / here;
     job.local_rank = count("OMPI_COMM_WORLD_LOCAL_RANK").value_or(0);
     job.id = word(variable("PMIX_NAMESPACE"));
+    job.launcher_addresses = addresses_of(variable("OMPI_MCA_orte_hnp_uri"));
     return job;
   }
   // Set for what srun starts alone; a batch script is one process, whatever the job has asked for.
@@ -131,6 +144,8 @@ LauncherJob read_launcher_job() {
   job.one_machine = count("SLURM_STEP_NUM_NODES") == 1;
   job.machines = std::max(count("SLURM_STEP_NUM_NODES").value_or(1), 1);
   job.local_rank = count("SLURM_LOCALID").value_or(0);
+  if (const std::string address = variable("SLURM_LAUNCH_NODE_IPADDR"); !address.empty())
+    job.launcher_addresses = {address};
   job.id = word(variable("SLURM_JOB_ID") + "." + variable("SLURM_STEP_ID") + "." +
                 variable("SLURM_RESTART_COUNT"));
   if (variable("PMIX_NAMESPACE").empty()) {
@@ -160,7 +175,7 @@ std::vector<std::string> one_machine_mpi() {
   return out;
 }
 
-std::vector<std::string> gpu_of_rank(int place, bool one_machine) {
+std::vector<std::string> gpu_of_rank(int place, const std::string& interface) {
   // Entries of the list are CUDA's order, whatever they are: numbers or the beginnings of UUIDs.
   std::string gpu = std::to_string(place);
   if (const auto list = read_cuda_variables().visible_devices) {
@@ -168,7 +183,10 @@ std::vector<std::string> gpu_of_rank(int place, bool one_machine) {
     for (int i = 0; i <= place; ++i) std::getline(entries, gpu, ',');
   }
   std::vector<std::string> out = {"CUDA_VISIBLE_DEVICES=" + gpu};
-  if (one_machine && std::getenv("NCCL_SOCKET_IFNAME") == nullptr) out.emplace_back("NCCL_SOCKET_IFNAME=lo");
+  // NCCL takes a name for the beginning of one, unless it is written "=name".
+  if (!interface.empty() && std::getenv("NCCL_SOCKET_IFNAME") == nullptr)
+    out.emplace_back("NCCL_SOCKET_IFNAME==" + interface);
+  if (std::getenv("NCCL_RAS_ENABLE") == nullptr) out.emplace_back("NCCL_RAS_ENABLE=0");
   return out;
 }
 

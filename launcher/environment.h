@@ -46,7 +46,9 @@ struct LauncherJob {
   bool one_machine = false;   // that all processes are on, as far as the launcher says
   int machines = 1;           // with equally many processes each, likewise
   int local_rank = 0;         // among the processes of its machine
-  std::string problem = {};   // why several processes cannot find each other; "" none
+  // Numeric ones of the machine that the launcher itself is on, which all others of the job have a route to.
+  std::vector<std::string> launcher_addresses = {};
+  std::string problem = {};  // why several processes cannot find each other; "" none
   bool shared() const { return ranks > 1; }
 };
 
@@ -61,9 +63,11 @@ std::optional<double> silence_seconds();
 std::vector<std::string> one_machine_mpi();
 
 // What a rank with a GPU is told beside its environment: CUDA shows it one of the GPUs that it shows here,
-// the `place`-th in CUDA's order. On one machine NCCL speaks by the loopback interface, unless the user names
-// another: nothing listens on a network.
-std::vector<std::string> gpu_of_rank(int place, bool one_machine);
+// the `place`-th in CUDA's order. NCCL speaks by the interface that is named ("lo": nothing listens on a
+// network;
+// "": it chooses), and its monitor, which would listen beside it, is off. What the user says of either
+// stands.
+std::vector<std::string> gpu_of_rank(int place, const std::string& interface);
 
 // The environment of a rank as "NAME=value" strings: without what changes the bits of a result behind our
 // back (ATEN_*, MKL_*, DNNL_*, ONEDNN_*, OMP_*, TORCH_*, PYTORCH_*, CUBLAS*), with cuBLAS's workspace, the

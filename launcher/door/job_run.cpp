@@ -16,6 +16,7 @@
 #include "launcher/door/commands.h"
 #include "launcher/door/supervise.h"
 #include "launcher/environment.h"
+#include "launcher/machine/interface.h"
 #include "launcher/refusal_text.h"
 #include "launcher/status.h"
 
@@ -62,6 +63,16 @@ int place_of_gpu(const LauncherJob& job) {
                .place = "process " + std::to_string(job.local_rank) + " of its machine",
                .next = "start one process per GPU, or train on the CPU with --gpus 0",
                .kept = ""});
+}
+
+// By which the ranks' GPUs speak: loopback on one machine, else the way to where the launcher is; "" not
+// known.
+std::string interface_between(const LauncherJob& job) {
+  if (job.one_machine) return "lo";
+  for (const std::string& address : job.launcher_addresses) {
+    if (const std::string name = interface_towards(address); !name.empty()) return name;
+  }
+  return "";
 }
 
 std::string host_name() {
@@ -113,7 +124,7 @@ class JobRun {
     try {
       check_launch(line_, job_);
       run_ = leads() ? check_run(line_) : check_run_of_leader(line_);
-      if (computes_on_gpu(run_.program)) gpu_ = gpu_of_rank(place_of_gpu(job_), job_.one_machine);
+      if (computes_on_gpu(run_.program)) gpu_ = gpu_of_rank(place_of_gpu(job_), interface_between(job_));
       if (leads()) {
         lock_.emplace(take_directory(run_));
         report_.emplace(run_.directory);

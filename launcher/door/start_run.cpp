@@ -34,7 +34,7 @@ std::vector<pid_t> start_ranks(const std::string& executable, const CommandLine&
     for (int r = 0; r < region->ranks(); ++r) {
       of_rank.flags["--rank"] = std::to_string(r);
       const std::vector<std::string> gpu =
-          computes_on_gpu(executable) ? gpu_of_rank(r, true) : std::vector<std::string>();
+          computes_on_gpu(executable) ? gpu_of_rank(r, "lo") : std::vector<std::string>();
       children.push_back(start_rank(executable, of_rank, keep_fds, StopSignals::kIgnored, gpu));
     }
   } catch (const Error&) {

@@ -192,6 +192,21 @@ def test_doctor_says_which_nccl_there_is(work):
     assert any(check["name"] == "nccl" and check["ok"] for check in json.loads(out)["checks"]), out
 
 
+@pytest.mark.skipif(shutil.which("strace") is None, reason="no strace")
+def test_one_gpu_opens_no_socket_and_knows_nothing_of_mpi(work):
+    file = prepared(work, "alone")
+    train(work, "tokens", 1)  # text is prepared by Python, once
+    variables = [part for item in {**twin_environment(TWIN_GPUS=cards(1))}.items() if item[0].startswith(("LD_", "TWIN_")) for part in ("-E", "=".join(item))]
+    done = subprocess.run(["strace", "-f", "-qq", "-o", work / "calls", "-e", "trace=network,openat,execve", *variables,
+                           TWIN / "bin" / "lmlaunch", "--gpus", "1", file], cwd=work, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    calls = (work / "calls").read_text()
+    assert "lmlaunch-cuda" in calls and "libtwin_cudart" in calls
+    for name in ("socket(", "connect(", "bind(", "listen("):
+        assert name not in calls, [line for line in calls.splitlines() if name in line][:5]
+    assert "lmlaunch-mpi" not in calls and "libmpi" not in calls
+
+
 @pytest.mark.skipif(shutil.which("mpirun") is None or not (TWIN / "bin" / "lmlaunch-mpi.so").exists(), reason="no Open MPI")
 def test_mpirun_gives_what_one_door_gives(work):
     wanted = train(work, "door", 2, zero__stage=3)

@@ -9,10 +9,12 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 
 import pytest
 
 import mpi
+from limits import memory_limit
 from test_ranks import ON_DISK, prepared, result, run as run_ranks
 from test_run import BIN, filled, lmlaunch
 
@@ -250,6 +252,97 @@ def test_few_cores_are_said(work):
     prepared(work, "few", train__steps=1, train__global_batch=cores + 1)
     messages = mpi.run(work, "few", cores + 1)
     assert f"{cores + 1} ranks share {cores} cores" in messages
+
+
+def start_apart(work, name, places):
+    """Each process with a directory of its own, as machines without a common disk."""
+    command = ["mpirun", "--oversubscribe"]
+    for place in places:
+        command += [":"] * (place != places[0]) + ["-wdir", str(place), "-n", "1", str(BIN / "lmlaunch"), str(work / f"{name}.toml")]
+    return subprocess.run(command, cwd=work, env=mpi.environment(), capture_output=True, text=True, timeout=120)
+
+
+def apart(work, name, **changes):
+    """A run whose text, model and cache are looked for where each process is, and two places with both."""
+    places = [work / f"{name}{i}" for i in range(2)]
+    for place in places:
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(work / "model", place / "model")
+        for text in work.glob("*.jsonl"):
+            shutil.copy(text, place)
+    prepared(work, name, run__dir=str(work / "runs" / name), train__steps=2, train__global_batch=2, **changes)
+    return places
+
+
+def test_other_training_text_on_one_rank_ends_the_run(work):
+    places = apart(work, "texts")
+    for text in places[1].glob("*.jsonl"):
+        text.write_text("".join(reversed(text.read_text().splitlines(keepends=True))))
+    done = start_apart(work, "texts", places)
+    assert "error RANK-32 (exit 10): rank 1 has another training text than rank 0" in done.stderr, done.stderr
+    assert done.returncode == 10 and mpi.status(work, "texts")["exit_code"] == 10
+
+
+def test_another_model_on_one_rank_ends_the_run(work):
+    places = apart(work, "models")
+    config = json.loads((places[1] / "model" / "config.json").read_text())
+    (places[1] / "model" / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-5, "num_hidden_layers": 2}))
+    done = start_apart(work, "models", places)
+    assert "error RANK-32 (exit 10): rank 1 has another plan than rank 0" in done.stderr, done.stderr
+    assert done.returncode == 10
+
+
+def test_machines_without_a_common_cache_tokenise_each_for_itself(work):
+    places = apart(work, "caches")
+    done = start_apart(work, "caches", places)
+    assert done.returncode == 0, done.stderr
+    made = [sorted(path.name for path in (place / "cache").rglob("*") if path.is_file()) for place in places]
+    assert made[0] == made[1] != []
+
+
+def test_little_memory_for_each_is_said(work):
+    prepared(work, "little", train__steps=1, train__global_batch=2)
+    with memory_limit(int(1.5 * 2**30), group_only=True) as under:
+        done = subprocess.run([BIN / "lmlaunch", "--ranks", "2", "little.toml"], cwd=work, capture_output=True, text=True, preexec_fn=under)
+    assert "2 ranks share 1.50 GiB of memory, less than 1 GiB each; start fewer" in done.stderr, done.stderr
+
+
+# Where files differ between ranks: the second one's process is given a view of its own.
+OTHER_VIEW = ["unshare", "-m", "sh", "-c", 'mount --bind "$0" "$1" && shift && exec "$@"']
+
+
+@pytest.mark.skipif(os.getuid() != 0 or shutil.which("unshare") is None, reason="not root, or no unshare")
+@pytest.mark.parametrize("what, code", [("model", 11), ("missing", 11), ("checkpoints", 14)])
+def test_what_one_rank_alone_cannot_read_ends_all_with_one_code(work, what, code):
+    prepared(work, "view", zero__stage=3, train__steps=1000, train__eval_every=0)
+    seen, other = work / "model", work / "other"
+    shutil.rmtree(other, ignore_errors=True)
+    if what == "checkpoints":
+        job = mpi.start(work, "view", 2)
+        mpi.until(lambda: job.poll() is not None or list((work / "runs" / "view" / "checkpoints").glob("step_*3")), 60, "a checkpoint")
+        job.send_signal(signal.SIGUSR1)
+        job.communicate(timeout=60)
+        assert job.returncode == 75
+        seen = work / "runs" / "view" / "checkpoints"
+    shutil.copytree(seen, other)
+    for file in other.rglob("*.safetensors"):
+        if what == "missing":
+            file.unlink()
+        else:
+            file.write_bytes(file.read_bytes()[:-100 if what == "model" else -1] + b"?" * (what == "checkpoints"))
+    program = [str(BIN / "lmlaunch"), "view.toml"]
+    job = subprocess.Popen(["mpirun", "--oversubscribe", "-n", "1", *program, ":", "-n", "1", *OTHER_VIEW, str(other), str(seen), *program],
+                           cwd=work, env=mpi.environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    said, found = [], None
+    for line in job.stderr:
+        said.append(line)
+        if found is None and line.startswith(("lmlaunch: error", "lmlaunch: warning")):
+            found = time.monotonic()
+    assert job.wait() == code == mpi.status(work, "view")["exit_code"], "".join(said)
+    assert time.monotonic() - found < 5
+    errors = [line for line in said if line.startswith("lmlaunch: error")]
+    assert errors and all(f"(exit {code})" in line for line in errors) and "rank 1" in "".join(said), "".join(said)
+    mpi.nothing_left(work)
 
 
 def test_doctor_says_which_open_mpi(work):

@@ -1,12 +1,15 @@
 """`lmlaunch --ranks N`: several processes that share a run give what one gives, end together, and go on at any number."""
 
+import ctypes
 import json
 import os
 import re
 import shutil
 import signal
 import subprocess
+import sysconfig
 import time
+from pathlib import Path
 
 import pytest
 
@@ -183,3 +186,14 @@ def test_more_ranks_than_sequences_is_refused_before_anything(work):
     done = lmlaunch("--ranks", "3", "many.toml", cwd=work, check=False)
     assert done.returncode == 12, done.stderr
     assert "train.global_batch" in done.stderr
+
+
+def test_doctor_says_the_version_of_the_nccl_beside_torch(work):
+    libraries = [path for path in (Path(sysconfig.get_path("purelib")) / "nvidia" / "nccl" / "lib").glob("libnccl.so.2")]
+    if not libraries:
+        pytest.skip("LibTorch came without NCCL")
+    code = ctypes.c_int()
+    assert ctypes.CDLL(libraries[0]).ncclGetVersion(ctypes.byref(code)) == 0
+    version = f"{code.value // 10000}.{code.value // 100 % 100}.{code.value % 100}"
+    checks = json.loads(lmlaunch("doctor", "--json", cwd=work).stdout)["checks"]
+    assert [(check["ok"], check["value"]) for check in checks if check["name"] == "nccl"] == [(True, version)]

@@ -12,6 +12,7 @@ import pytest
 import mpi
 from test_ranks import prepared, result, run as run_ranks
 from test_run import BIN, filled, rows
+from test_twin import H100, TWIN
 
 SHELL = Path(__file__).parent / "host_shell.sh"
 NAME = f"lm{os.getpid()}"
@@ -36,12 +37,14 @@ def work(tmp_path_factory, hosts):
     return filled(tmp_path_factory.mktemp("hosts"), layers=3)
 
 
-def start(work, name):
+def start(work, name, processes=None, **variables):
+    """`processes`: mpirun's arguments from the first -n on."""
+    processes = processes or ["-n", "2", str(BIN / "lmlaunch"), f"{name}.toml"]
     command = ["ip", "netns", "exec", f"{NAME}A", "mpirun", "--mca", "plm_rsh_agent", str(SHELL), "--mca", "oob_tcp_if_include", NETWORK,
-               "--mca", "btl_tcp_if_include", NETWORK, "-H", "10.77.0.1:1,10.77.0.2:1", "-n", "2", str(BIN / "lmlaunch"), f"{name}.toml"]
+               "--mca", "btl_tcp_if_include", NETWORK, "-H", "10.77.0.1:1,10.77.0.2:1", *processes]
     log = open(work / f"{name}.console", "w")
-    return subprocess.Popen(command, cwd=work, env=mpi.environment(LM_HOSTS=NAME, LMLAUNCH_SILENCE=SILENCE), stdout=log, stderr=log,
-                            start_new_session=True)
+    return subprocess.Popen(command, cwd=work, env=mpi.environment(LM_HOSTS=NAME, LMLAUNCH_SILENCE=SILENCE, **variables), stdout=log,
+                            stderr=log, start_new_session=True)
 
 
 def console(work, name):
@@ -69,6 +72,28 @@ def test_two_hosts_give_the_bits_of_one(work, wanted):
     assert job.wait(timeout=120) == 0, console(work, "hosts")
     assert result(work, "hosts") == wanted
     mpi.nothing_left(work)
+
+
+@pytest.mark.skipif(not (TWIN / "bin" / "lmlaunch-mpi.so").exists(), reason="no twin with Open MPI")
+def test_nccl_is_told_the_interface_between_the_hosts(work):
+    """With GPUs, which are the twin's: what a rank's NCCL finds in its environment."""
+    prepared(work, "gpus", zero__stage=3, train__steps=1_000_000, train__eval_every=0, checkpoint__every=0, run__device="auto")
+    lmlaunch = [str(TWIN / "bin" / "lmlaunch"), "gpus.toml"]
+    twin = {"LD_PRELOAD": str(TWIN / "lib" / "libtwin_devices.so"), "LD_LIBRARY_PATH": str(TWIN / "lib"), "TWIN_GPUS": f"{H100}:80,{H100}:80"}
+    told = [part for item in twin.items() for part in ("-x", "=".join(item))]
+    process = [["-n", "1", *told, "-x", f"CUDA_VISIBLE_DEVICES={card}", *lmlaunch] for card in range(2)]
+    job = start(work, "gpus", [*process[0], ":", *process[1]])
+    try:
+        mpi.until(lambda: steps(work, "gpus") >= 1 or job.poll() is not None, 60, "steps")
+        ranks = mpi.processes(work)
+        assert sorted(ranks) == [0, 1], console(work, "gpus")
+        for rank, name in enumerate(["vA", "vB"]):
+            environment = Path(f"/proc/{ranks[rank]}/environ").read_text().split("\0")
+            assert f"NCCL_SOCKET_IFNAME=={name}" in environment and "NCCL_RAS_ENABLE=0" in environment
+    finally:
+        job.terminate()
+        job.wait(60)
+        mpi.nothing_left(work)
 
 
 def test_a_cable_that_is_out_for_a_second_changes_nothing(work, wanted):

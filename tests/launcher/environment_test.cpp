@@ -1,12 +1,17 @@
 #include "launcher/environment.h"
 
 #include <gtest/gtest.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
 #include "base/error.h"
+#include "launcher/machine/interface.h"
 #include "launcher/model_place.h"
 
 namespace lm {
@@ -207,6 +212,9 @@ TEST_F(Launcher, SrunNeedsPmix) {
   const LauncherJob job = read_launcher_job();
   EXPECT_EQ(job.problem, "");
   EXPECT_EQ(job.local_rank, 1);
+  EXPECT_TRUE(job.launcher_addresses.empty());
+  set("SLURM_LAUNCH_NODE_IPADDR", "10.2.0.7");
+  EXPECT_EQ(read_launcher_job().launcher_addresses, std::vector<std::string>{"10.2.0.7"});
   EXPECT_EQ(job.rank, 3);
   EXPECT_EQ(job.ranks, 4);
   EXPECT_EQ(job.id, "7.0.1");  // another start of the same job is another one
@@ -232,12 +240,45 @@ TEST_F(Launcher, WhatTheUserTellsOpenMpiStands) {
 
 TEST_F(Launcher, ARankIsShownOneOfTheGpusThatAreShown) {
   using Variables = std::vector<std::string>;
-  EXPECT_EQ(gpu_of_rank(1, true), (Variables{"CUDA_VISIBLE_DEVICES=1", "NCCL_SOCKET_IFNAME=lo"}));
+  const std::string silent = "NCCL_RAS_ENABLE=0";
+  EXPECT_EQ(gpu_of_rank(1, "lo"), (Variables{"CUDA_VISIBLE_DEVICES=1", "NCCL_SOCKET_IFNAME==lo", silent}));
   set("CUDA_VISIBLE_DEVICES", "3,GPU-1234,0");
-  EXPECT_EQ(gpu_of_rank(0, false), Variables{"CUDA_VISIBLE_DEVICES=3"});
-  EXPECT_EQ(gpu_of_rank(1, false), Variables{"CUDA_VISIBLE_DEVICES=GPU-1234"});
+  EXPECT_EQ(gpu_of_rank(0, ""), (Variables{"CUDA_VISIBLE_DEVICES=3", silent}));
+  EXPECT_EQ(gpu_of_rank(1, "ib0"),
+            (Variables{"CUDA_VISIBLE_DEVICES=GPU-1234", "NCCL_SOCKET_IFNAME==ib0", silent}));
   set("NCCL_SOCKET_IFNAME", "eth0");
-  EXPECT_EQ(gpu_of_rank(2, true), Variables{"CUDA_VISIBLE_DEVICES=0"});
+  EXPECT_EQ(gpu_of_rank(2, "lo"), (Variables{"CUDA_VISIBLE_DEVICES=0", silent}));
+  set("NCCL_RAS_ENABLE", "1");
+  EXPECT_EQ(gpu_of_rank(2, "lo"), Variables{"CUDA_VISIBLE_DEVICES=0"});
+}
+
+TEST_F(Launcher, SaysWhereItIsReached) {
+  set("OMPI_COMM_WORLD_RANK", "1");
+  set("OMPI_COMM_WORLD_SIZE", "2");
+  EXPECT_TRUE(read_launcher_job().launcher_addresses.empty());
+  set("OMPI_MCA_orte_hnp_uri", "1037041664.0;tcp://10.0.0.1,192.0.2.2:39079;tcp6://[fd00::2]:44181");
+  EXPECT_EQ(read_launcher_job().launcher_addresses, (std::vector<std::string>{"10.0.0.1", "192.0.2.2"}));
+  set("OMPI_MCA_orte_hnp_uri", "1037041664.0;tcp6://[fd00::2]:44181");
+  EXPECT_TRUE(read_launcher_job().launcher_addresses.empty());
+}
+
+TEST(Interface, IsTheOneThatHasTheAddressOrTheWayToIt) {
+  EXPECT_EQ(interface_towards("127.0.0.1"), "");  // reaches nobody else
+  EXPECT_EQ(interface_towards("no address"), "");
+  ifaddrs* all = nullptr;
+  ASSERT_EQ(getifaddrs(&all), 0);
+  int asked = 0;
+  for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
+    if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != AF_INET) continue;
+    if ((one->ifa_flags & IFF_UP) == 0 || (one->ifa_flags & IFF_LOOPBACK) != 0) continue;
+    char own[NI_MAXHOST] = "";
+    ASSERT_EQ(getnameinfo(one->ifa_addr, sizeof(sockaddr_in), own, sizeof own, nullptr, 0, NI_NUMERICHOST),
+              0);
+    EXPECT_EQ(interface_towards(own), one->ifa_name) << own;
+    ++asked;
+  }
+  freeifaddrs(all);
+  if (asked == 0) GTEST_SKIP() << "no network here but loopback";
 }
 
 }  // namespace

@@ -124,5 +124,15 @@ def test_first_gradients_are_those_of_torch(work, reference, stage):
     assert worst[name] <= 1e-5, f"{name}: {worst[name]:.2g}"
 
 
+@pytest.mark.parametrize("ranks, stage", [(2, 1), (3, 2), (4, 3)])
+def test_first_gradients_are_those_of_one_rank(work, ranks, stage):
+    """Each tensor's, with other numbers of sequences and of targets on every rank."""
+    one, many = ours(work, 0, 1), ours(work, stage, ranks)
+    assert one.keys() == many.keys()
+    worst = {name: ((many[name] - wanted).norm() / wanted.norm()).item() for name, wanted in one.items()}
+    name = max(worst, key=worst.get)
+    assert worst[name] <= 1e-5, f"{name}: {worst[name]:.2g}"
+
+
 if __name__ == "__main__":
     theirs(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
