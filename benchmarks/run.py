@@ -154,7 +154,7 @@ def main():
     parser = common_options(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME")
     options = parser.parse_intermixed_args()
-    every = (options.bin_dir.parent / ("short_benchmarks.txt" if options.short else "benchmarks.txt")).read_text().split()
+    every = (options.bin_dir.parent / "benchmarks.txt").read_text().split()
     if unknown := [name for name in options.names if name not in every]:
         sys.exit(f"run.py: no benchmark {unknown[0]}: there are {', '.join(every)}")
     names = [name for name in every if not options.names or name in options.names]

@@ -109,14 +109,11 @@ function(lm_python_test name)
   endif()
 endfunction()
 
-# lm_benchmark(name.py [LONG] [PROGRAM program SOURCES ... DEPENDS ...]): benchmarks/name.py, which `./dev bench` runs with
-# LM_PYTHON, and the executable that is our side of it. LONG: it has no short form.
+# lm_benchmark(name.py [PROGRAM program SOURCES ... DEPENDS ...]): benchmarks/name.py, which `./dev bench` runs with
+# LM_PYTHON, and the executable that is our side of it.
 function(lm_benchmark name)
-  cmake_parse_arguments(ARG "LONG" "PROGRAM" "SOURCES;DEPENDS" ${ARGN})
+  cmake_parse_arguments(ARG "" "PROGRAM" "SOURCES;DEPENDS" ${ARGN})
   set_property(GLOBAL APPEND PROPERTY LM_BENCHMARKS ${name})
-  if(NOT ARG_LONG)
-    set_property(GLOBAL APPEND PROPERTY LM_SHORT_BENCHMARKS ${name})
-  endif()
   if(ARG_PROGRAM)
     add_executable(${ARG_PROGRAM} ${ARG_SOURCES})
     target_link_libraries(${ARG_PROGRAM} PRIVATE lm_flags ${ARG_DEPENDS})
@@ -134,7 +131,7 @@ endfunction()
 
 # Writes the lists that ./dev and cmake/bundle.py read; called last.
 function(lm_write_lists)
-  foreach(list GPU_TESTS BENCHMARKS SHORT_BENCHMARKS GPU_BENCHMARKS)
+  foreach(list GPU_TESTS BENCHMARKS GPU_BENCHMARKS)
     get_property(names GLOBAL PROPERTY LM_${list})
     string(TOLOWER ${list} file)
     list(JOIN names "\n" text)

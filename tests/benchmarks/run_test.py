@@ -21,7 +21,6 @@ runs = int(count.read_text()) + 1 if count.exists() else 1
 count.write_text(str(runs))
 figures = Figures(options, [Figure("speed", "x", "the peer", at_least=2)])
 """
-LONG = "long.py"  # has no short form
 GOOD = START + "figures.set('speed', 3)\nfigures.finish()\n"
 SLOW = START + "figures.set('speed', 1)\nfigures.finish()\n"
 SLOW_AT_FIRST = START + "figures.set('speed', 3 if runs > 4 else 1)\nfigures.finish()\n"
@@ -50,7 +49,6 @@ def runner(tmp_path, monkeypatch):
         for name, text in benchmarks.items():
             (tmp_path / name).write_text(text)
         (tmp_path / "benchmarks.txt").write_text("\n".join(benchmarks))
-        (tmp_path / "short_benchmarks.txt").write_text("\n".join(name for name in benchmarks if name != LONG))
         monkeypatch.setattr(sys, "argv", ["run.py", str(tmp_path / "bin"), *words])
         with pytest.raises(SystemExit) as ended:
             run.main()
@@ -99,12 +97,6 @@ def test_a_figure_that_was_met_once_in_a_short_run_stays_met(runner):
 def test_a_full_run_believes_a_miss_at_once(runner):
     assert runner({"a.py": SLOW_AT_FIRST}) == 1
     assert runner.runs("a.py") == 1
-
-
-def test_a_short_run_leaves_out_what_has_no_short_form(runner):
-    assert runner({"a.py": GOOD, LONG: SLOW}, "--short") == 0
-    assert runner({"a.py": GOOD, LONG: SLOW}) == 1
-    assert "no benchmark long.py" in runner({"a.py": GOOD, LONG: SLOW}, "--short", LONG)
 
 
 def test_a_crash_is_not_noise(runner):

@@ -39,7 +39,7 @@ lm_fault_test(training_faults_test SHORT *Some* FULL *Every* SOURCES training_fa
               DEPENDS lm_train lm_torch_cpu lm_device_cpu)
 set_tests_properties(training_faults_test faults_training_faults_test PROPERTIES PROCESSORS 2)
 
-# The thousand flips on disks and the thousand in host memory, of which offload_faults_test has some.
+# A thousand flips and a thousand stale chunks, on disks and in host memory, of which offload_faults_test has some.
 add_test(NAME faults_flips_in_homes COMMAND offload_faults_test)
 set_tests_properties(faults_flips_in_homes PROPERTIES LABELS faults TIMEOUT 1800 SKIP_RETURN_CODE 77 PROCESSORS 2
   ENVIRONMENT "OMP_WAIT_POLICY=PASSIVE;GTEST_FILTER=*OneThousand*;GTEST_ALSO_RUN_DISABLED_TESTS=1")

@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "offloaded_run.h"
+#include "tests/faults/rows.h"
 
 namespace lm {
 namespace {
@@ -191,6 +192,13 @@ class TamperedRuns : public ::testing::Test {
  protected:
   // Until `enough` changes have been read.
   void run_until(Tampering what, int64_t enough) {
+    constexpr const char* kSuites[] = {"flips_on_disk", "stale_chunks_on_disk", "swapped_chunks_on_disk"};
+    constexpr const char* kFailures[] = {"a bit changes in state on disk",
+                                         "a chunk on disk is as it was at an earlier time",
+                                         "two chunks on disk lie in each other's place"};
+    Row row(kSuites[static_cast<int>(what)], kFailures[static_cast<int>(what)],
+            "in training runs with all state on disk, between two transfers; judged where its bytes are read "
+            "again");
     const std::vector<Variant> runs = runs_on_disk(3);
     std::vector<int64_t> requests;
     for (const Variant& run : runs) {
@@ -207,14 +215,14 @@ class TamperedRuns : public ::testing::Test {
       TamperedDisk disk(what, static_cast<int64_t>(random() % static_cast<uint64_t>(requests[r])), i);
       const Ending ending =
           run_to_its_end(runs[r], [&](const EngineSetup& setup) { return disk.make_engine(setup); });
+      row.tried();
       judge(runs[r], disk, ending);
     }
-    for (const auto& [state, count] : found_) RecordProperty(state, static_cast<int>(count));
-    std::printf("read and found %ld, written over %ld, never read %ld;", static_cast<long>(read_),
-                static_cast<long>(overwritten_), static_cast<long>(untouched_));
-    for (const auto& [state, count] : found_)
-      std::printf(" %s: %ld", state.c_str(), static_cast<long>(count));
-    std::printf("\n");
+    row.count("read and found", read_);
+    row.count("written over", overwritten_);
+    row.count("never read", untouched_);
+    for (const auto& [state, count] : found_) row.figure(state, count);
+    row.write();
   }
 
   void judge(const Variant& run, const TamperedDisk& disk, const Ending& ending) {
@@ -254,6 +262,10 @@ TEST_F(TamperedRuns, DISABLED_OneThousandFlippedBitsThatAreReadAreFound) {
   for (const char* state :
        {"optimizer state, in its update", "optimizer state, whole", "weights", "gradient", "input"})
     EXPECT_GE(found_[state], 3) << state;
+}
+
+TEST_F(TamperedRuns, DISABLED_OneThousandChunksOfAnEarlierTimeThatAreReadAreFound) {
+  run_until(Tampering::kStale, 1000);
 }
 
 // Bytes that change are met in a step or while state is copied; the run goes back to its last copy.
