@@ -1,7 +1,7 @@
 """How fast is text made, token by token, beside transformers with its key-value cache, and beside what reading the weights takes?
 
-A model of SmolLM2-135M's shape with random weights answers a prompt of 32 tokens with 128, greedily, on the same threads; in turns,
-the median of each. A token takes at least as long as reading all weights once at the rate at which memory can be summed up.
+SmolLM2-135M-Instruct, as the quickstart makes it, goes on from a text with 128 tokens, greedily, on the same threads; in turns,
+the median of each. No token ends the answer, and no chat template is around the text. A token takes at least as long as reading all weights once at the rate at which memory can be summed up.
 
 Usage: generate.py BIN_DIR [--rounds 5] [--threads 2] [--short] [--impossible]
 """
@@ -15,48 +15,50 @@ import tempfile
 import time
 from pathlib import Path
 
-import tokenizers
 import torch
 from figures import Figure, Figures, common_options
-from train_step import SHAPE
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer
+from transformers import LlamaForCausalLM
 
-TOKENS, PROMPT = 128, [7 * i + 3 for i in range(32)]
+MAKE_MODEL = Path(__file__).resolve().parents[1] / "configs" / "quickstart" / "make_model.py"
+MODEL = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "lmlaunch" / "models" / "smollm2-135m-instruct"
+TOKENS = 128
+PROMPT = "The old lighthouse stood at the end of the long stone pier, and every evening its keeper climbed the narrow stairs to light the lamp."
 TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def prepare(work):
-    torch.manual_seed(1)
-    settings = {key: value for key, value in SHAPE.items() if key not in ("architectures", "model_type", "torch_dtype")}
-    LlamaForCausalLM(LlamaConfig(**settings)).to(torch.bfloat16).save_pretrained(work)
-    (work / "generation_config.json").write_text("{}")  # nothing ends an answer
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(SHAPE["vocab_size"])}, unk_token="w0"))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    words.save(str(work / "tokenizer.json"))
+    """The model without what would end an answer; returns the prompt's tokens."""
+    subprocess.run([sys.executable, MAKE_MODEL, MODEL], check=True)
+    for name in ("model.safetensors", "tokenizer.json"):
+        (work / name).symlink_to(MODEL / name)
+    config = json.loads((MODEL / "config.json").read_text())
+    (work / "config.json").write_text(json.dumps({**config, "eos_token_id": None}))
+    (work / "generation_config.json").write_text("{}")
+    return Tokenizer.from_file(str(MODEL / "tokenizer.json")).encode(PROMPT).ids
 
 
-def ours(options, work, dtype):
+def ours(options, work, dtype, prompt):
     """Tokens per second behind the first, and the tokens."""
-    prompt = " ".join(f"w{token}" for token in PROMPT)
-    done = subprocess.run([options.bin_dir.resolve() / "lmlaunch", "generate", work, "--gpus", "0", "--prompt", prompt, "--max-tokens", str(TOKENS),
+    done = subprocess.run([options.bin_dir.resolve() / "lmlaunch", "generate", work, "--gpus", "0", "--prompt", PROMPT, "--max-tokens", str(TOKENS),
                            "--json", f"model.dtype={dtype}", f"run.threads={options.threads}"], capture_output=True, text=True,
                           env=os.environ | {"LMLAUNCH_PYTHON": sys.executable})
     if done.returncode != 0:
         sys.exit(done.stderr)
     answer = json.loads(done.stdout)
-    assert len(answer["tokens"]) == TOKENS and answer["prompt_tokens"] == len(PROMPT)
+    assert len(answer["tokens"]) == TOKENS and answer["prompt_tokens"] == len(prompt)
     return (TOKENS - 1) / answer["seconds"], answer["tokens"]
 
 
-def theirs(model):
-    ids = torch.tensor([PROMPT])
+def theirs(model, prompt):
+    ids = torch.tensor([prompt])
     settings = dict(attention_mask=torch.ones_like(ids), do_sample=False, eos_token_id=None, pad_token_id=0)
     seconds = []
     for tokens in (1, TOKENS):
         start = time.perf_counter()
         text = model.generate(ids, max_new_tokens=tokens, **settings)
         seconds.append(time.perf_counter() - start)
-    return (TOKENS - 1) / (seconds[1] - seconds[0]), text[0, len(PROMPT):].tolist()
+    return (TOKENS - 1) / (seconds[1] - seconds[0]), text[0, len(prompt):].tolist()
 
 
 def reading_rate():
@@ -81,15 +83,15 @@ def main():
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory(prefix="lmlaunch-generate-") as directory:
         work = Path(directory)
-        prepare(work)
+        prompt = prepare(work)
         rate = reading_rate()
         for dtype, torch_type in TYPES.items():
             model = LlamaForCausalLM.from_pretrained(work, dtype=torch_type)
             model.generation_config.eos_token_id = None
             rates = {"ours": [], "theirs": []}
             for _ in range(options.rounds or (2 if options.short else 5)):
-                our_rate, our_text = ours(options, work, dtype)
-                their_rate, their_text = theirs(model)
+                our_rate, our_text = ours(options, work, dtype, prompt)
+                their_rate, their_text = theirs(model, prompt)
                 rates["ours"].append(our_rate), rates["theirs"].append(their_rate)
                 assert dtype == "bf16" or our_text == their_text
             us, them = (statistics.median(rates[side]) for side in ("ours", "theirs"))

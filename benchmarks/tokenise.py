@@ -2,7 +2,8 @@
 
 1 GB of JSONL, rows of 200 to 4000 characters out of the source text of Python's own library, and a BPE of 8192 words trained on it.
 Ours: prepare.py from file to token file, on all cores. Against it: encode_batch_fast on the same texts, already in memory, with the
-library's own threads. Then the same is killed at half and started again. --short: 48 MB.
+library's own threads. Memory is that of prepare.py and its processes: the rank that has started it, and waits, is not counted. Then
+the same is killed at half and started again. --short: 48 MB.
 
 Usage: tokenise.py BIN_DIR [--megabytes 1000] [--short] [--impossible]
 """
@@ -119,7 +120,7 @@ def main():
     megabytes = options.megabytes or (48 if options.short else 1000)
     figures = Figures(options, [
         Figure("tokens per second", "x", "encode_batch_fast of texts in memory, with its own threads", at_least=0.8),
-        Figure("peak memory", "MiB", "all processes, shared pages once", at_most=300, loosened=False),
+        Figure("peak memory", "MiB", "all processes of prepare.py, shared pages once; not the rank that waits", at_most=300, loosened=False),
         Figure("killed at half and started again", "x", "the time of a run that nobody kills", at_most=1.3),
         Figure("the file after a kill", "x", "1: the bytes of a run that nobody kills", at_least=1, loosened=False)])
     program = options.bin_dir.resolve().parent / "share" / "lmlaunch" / "prepare" / "prepare.py"

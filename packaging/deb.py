@@ -21,7 +21,7 @@ CONTROL = """Package: lmlaunch
 Version: {version}
 Architecture: amd64
 Maintainer: the lmlaunch project
-Depends: libc6 (>= 2.36), libstdc++6 (>= 12), python3 (>= 3.11), python3-venv
+Depends: libc6 (>= 2.36), libstdc++6 (>= 12), libgomp1, python3 (>= 3.11), python3-venv
 Installed-Size: {kib}
 Suggests: openmpi-bin
 Section: science

@@ -1,23 +1,65 @@
 """Every command of the pages in docs/, run as it stands there, each page in its order and in a folder of its own, with a tiny
-model. `my.toml` is a configuration of the tester's, training takes six steps, and /nvme0/swap lies in the folder."""
+model. `my.toml` is a configuration of the tester's, training takes six steps, and /nvme0/swap lies in the folder. Commands inside
+sentences, README's too, have a table: what is run for each, or which test runs it."""
 
+import json
 import re
 
 import pytest
-from test_first_hour import ROOT, commands_of, first_hour, model, through_pipes  # noqa: F401
+import torch
+from test_first_hour import README, ROOT, commands_of, first_hour, through_pipes
+from test_gguf import CHATML, SIZES, SPECIAL, byte_level
+from transformers import LlamaConfig, LlamaForCausalLM
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 TRAINS = re.compile(r"lmlaunch (--ranks \d+ )?\S+\.toml ")
 SHORT = " train.steps=6"
 
+# Commands inside sentences. Those that name no files of their own are run with some.
+RUN_AS = {
+    "lmlaunch plan": "lmlaunch plan my.toml",
+    "lmlaunch doctor": "lmlaunch doctor",
+    "lmlaunch presets NAME": "lmlaunch presets smollm2-135m-lora",
+    "lmlaunch init MODEL DATA": "lmlaunch init build/quickstart/model build/quickstart/train.jsonl -o made.toml",
+    "lmlaunch --ranks 4 config.toml": "lmlaunch --ranks 4 c.toml run.dir=runs/four train.global_batch=16 train.steps=2",
+    "lmlaunch export RUN -o DIR --merge":
+        "lmlaunch c.toml run.dir=runs/adapter train.method=lora train.steps=2 && lmlaunch export runs/adapter -o merged --merge",
+}
+# Those that need a launcher, GPUs or a browser.
+ELSEWHERE = {
+    "lmlaunch --gpus 4 my.toml": "tests/e2e/test_gpus.py",
+    "lmlaunch --gpus 4 config.toml": "tests/e2e/test_gpus.py",
+    "mpirun -n 4 lmlaunch my.toml": "tests/e2e/test_mpi.py",
+    "srun --mpi=pmix lmlaunch my.toml": "tests/faults/test_slurm_ranks.py",
+    "tensorboard --logdir runs": "tests/e2e/test_see_it.py",
+}
 
-def line_of(work, command):
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """With a tokenizer that llama.cpp has a name for."""
+    directory = tmp_path_factory.mktemp("model")
+    byte_level(SPECIAL).save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": SPECIAL[2], "chat_template": CHATML}))
+    torch.manual_seed(1)
+    sizes = {**SIZES, "max_position_embeddings": 512, "bos_token_id": 0, "eos_token_id": 2}
+    LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True)).to(torch.bfloat16).save_pretrained(directory)
+    return directory
+
+
+def line_of(work, command, short=SHORT):
     command = re.sub(r"/(nvme\d)", rf"{work}/\1", command)
-    return f'export PATH="{work}/build/bin:$PATH"\n{command}' + (SHORT if TRAINS.match(command) else "")
+    return f'export PATH="{work}/build/bin:$PATH"\n{command}' + (short if TRAINS.match(command) else "")
+
+
+def inside_sentences(text):
+    text = re.sub(r"^```\n.*?^```", "", text, flags=re.M | re.S)
+    found = re.findall(r"`((?:lmlaunch|mpirun|srun|sbatch|tensorboard)\s[^`]*)`", text)
+    return [" ".join(command.split()) for command in found]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_command_of_the_page_works(model, tmp_path, page):  # noqa: F811
+def test_every_command_of_the_page_works(model, tmp_path, page):
     commands = commands_of(page.read_text())
     assert commands or page.name == "README.md"
     first_hour(tmp_path, model)
@@ -32,6 +74,18 @@ def test_the_first_page_names_every_other_and_every_link_leads_somewhere():
     assert [name for name in linked if not (ROOT / "docs" / name).exists()] == []
 
 
-def test_a_command_that_does_not_work_is_found(model, tmp_path):  # noqa: F811
+def test_every_command_inside_a_sentence_is_run_here_or_elsewhere(model, tmp_path):
+    found = {command for text in [README, *(page.read_text() for page in PAGES)] for command in inside_sentences(text)}
+    assert found == {*RUN_AS, *ELSEWHERE}
+    for command, file in ELSEWHERE.items():
+        assert command.split()[0].replace("lmlaunch", "--gpus") in (ROOT / file).read_text(), file
+    first_hour(tmp_path, model)
+    for command, run in RUN_AS.items():
+        code, said = through_pipes(tmp_path, line_of(tmp_path, run, short=""))
+        assert code == 0, f"{command}\n{said}"
+    assert inside_sentences("Then `lmlaunch\nnew thing` does it.") == ["lmlaunch new thing"]
+
+
+def test_a_command_that_does_not_work_is_found(model, tmp_path):
     first_hour(tmp_path, model)
     assert through_pipes(tmp_path, line_of(tmp_path, "lmlaunch my.toml train.stepz=1"))[0] == 10

@@ -109,6 +109,47 @@ def test_the_debian_package_installs_and_says_its_version(wheel, tmp_path):
     assert bill["metadata"]["component"]["version"] == version and {"torch", "nlohmann-json3-dev"} <= {part["name"] for part in bill["components"]}
 
 
+@pytest.fixture(scope="module")
+def debian(wheel):
+    """The package."""
+    subprocess.run([sys.executable, "-B", ROOT / "packaging" / "deb.py", BIN.parent], check=True)
+    [package] = wheel.parent.glob("*.deb")
+    return package
+
+
+@pytest.fixture(scope="module")
+def bookworm(debian, tmp_path_factory):
+    """A function that runs a command in a new root, which has of Debian 12 what every machine has and what the package depends on."""
+    root = tmp_path_factory.mktemp("bookworm")
+    depends = subprocess.run(["dpkg-deb", "--field", debian, "Depends"], capture_output=True, text=True, check=True).stdout
+    needed = ",".join(one.split()[0] for one in depends.split(","))
+    subprocess.run(["debootstrap", "--variant=minbase", f"--include={needed}", "bookworm", root], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["mount", "--bind", "/proc", root / "proc"], check=True)
+
+    def run(*command):
+        return subprocess.run(["chroot", root, *map(str, command)], capture_output=True, text=True, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"})
+
+    run.root = root
+    yield run
+    subprocess.run(["umount", root / "proc"], check=True)
+    shutil.rmtree(root)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("debootstrap") is None, reason="making a Debian root needs root and debootstrap")
+def test_debian_installs_the_package_runs_it_and_removes_it(debian, bookworm):
+    shutil.copy(debian, bookworm.root / "tmp" / debian.name)
+    installed = bookworm("dpkg", "-i", f"/tmp/{debian.name}")
+    assert installed.returncode == 0, installed.stderr
+    version = bookworm("lmlaunch", "--version")
+    assert version.stdout == f"lmlaunch {debian.name.split('_')[1]}\n", version.stderr
+    planned = bookworm("lmlaunch", "plan", "smollm2-135m-lora", "--gpu-memory", "8GiB", "--host-memory", "16GiB")
+    assert planned.returncode == 0 and "of the GPU" in planned.stdout + planned.stderr, planned.stderr
+    assert bookworm("sh", "-n", "/usr/sbin/lmlaunch-setup").returncode == 0  # it loads 5 GB: the wheel's own test installs those
+    removed = bookworm("dpkg", "-r", "lmlaunch")
+    assert removed.returncode == 0, removed.stderr
+    assert not [path for path in ("usr/bin/lmlaunch", "usr/sbin/lmlaunch-setup", "usr/lib/lmlaunch") if (bookworm.root / path).exists()]
+
+
 def test_the_container_file_copies_the_wheel_and_starts_its_command():
     """There is no docker here: its lines, against what packaging makes."""
     lines = [line.split(None, 1) for line in (ROOT / "packaging" / "Containerfile").read_text().splitlines() if line and line[0] != "#"]

@@ -283,7 +283,7 @@ def test_help_gives_the_defaults():
 # samples
 
 def test_samples_are_told_and_change_nothing(work):
-    (work / "prompts.txt").write_text("first line\n\nsecond line\n")
+    (work / "prompts.txt").write_text("first line\n\nhello line\n")
     settings = dict(train__steps=6, train__eval_every=2, checkpoint__every=4)
     lmlaunch(config(work, "plain", **settings), cwd=work)
     done = lmlaunch(config(work, "sampled", train__sample_prompts=["hello", "@prompts.txt"], train__sample_tokens=5, **settings), cwd=work)
@@ -292,7 +292,7 @@ def test_samples_are_told_and_change_nothing(work):
     assert len(hashes) == 1
     samples = [row for row in rows(work, "sampled") if "prompt" in row]
     assert [(row["step"], row["prompt"]) for row in samples] == [(step, prompt) for step in (0, 2, 4, 6)
-                                                                 for prompt in ("hello", "first line", "second line")]
+                                                                 for prompt in ("hello", "first line", "hello line")]
     assert len({row["answer"] for row in samples}) > 1
     assert done.stderr.count("sample after step 4: hello => ") == 1
     # The last ones are what generate says of the result, the first ones what it says of the model.

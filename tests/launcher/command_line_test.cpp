@@ -47,6 +47,10 @@ TEST(CommandLine, MistakesAreNamed) {
   EXPECT_NE(refusal({"--gpus", "1", "--gpus", "1", "a.toml"}).find("given twice"), std::string::npos);
   EXPECT_NE(refusal({"--gpus", "1", "--ranks", "1", "a.toml"}).find("exclude each other"), std::string::npos);
   EXPECT_NE(refusal({"--gpus"}).find("needs a value"), std::string::npos);
+  EXPECT_NE(refusal({"export", "a", "-o", "b", "--gpus", "1"}).find("export takes no GPU"),
+            std::string::npos);
+  EXPECT_NE(refusal({"verify", "a", "--gpus", "1"}).find("verify takes no GPU"), std::string::npos);
+  EXPECT_EQ(parse({"verify", "a", "--gpus", "0"}).integer("--gpus"), 0);
   EXPECT_NE(refusal({"plan"}).find("plan needs CONFIG.toml"), std::string::npos);
   EXPECT_NE(refusal({"plan", "a.toml", "--host-memory", "lots"}).find("expected a size"), std::string::npos);
   for (const char* flag : {"--gpu-memory", "--host-memory"}) {
