@@ -69,6 +69,8 @@ int open_anonymous(const std::string& directory, int flags) {
   return ::open(directory.c_str(), O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC | flags, 0600);
 }
 
+constexpr int kTries = 30;  // of a call, when a signal comes in between
+
 // Where a file system cannot reserve space, zeros do it.
 int write_zeros(int descriptor, int64_t bytes) {
   constexpr int64_t kStep = 4 * kMiB;
@@ -76,12 +78,14 @@ int write_zeros(int descriptor, int64_t bytes) {
                                                           &std::free);
   if (zeros == nullptr) return ENOMEM;
   std::memset(zeros.get(), 0, kStep);
+  int interruptions = 0;  // since something was written
   for (int64_t offset = 0; offset < bytes;) {
     const ssize_t written =
         ::pwrite(descriptor, zeros.get(), static_cast<size_t>(std::min(kStep, bytes - offset)), offset);
-    if (written < 0 && errno == EINTR) continue;
+    if (written < 0 && errno == EINTR && ++interruptions < kTries) continue;
     if (written <= 0) return written == 0 ? EIO : errno;
     offset += written;
+    interruptions = 0;
   }
   return 0;
 }
@@ -91,9 +95,10 @@ int reserve_bytes(int descriptor, int64_t bytes) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < static_cast<rlim_t>(bytes)) return EFBIG;
   int status = 0;
-  do {
+  for (int i = 0; i < kTries; ++i) {
     status = ::fallocate(descriptor, 0, 0, bytes);
-  } while (status != 0 && errno == EINTR);
+    if (status == 0 || errno != EINTR) break;
+  }
   if (status == 0) return 0;
   return errno == EOPNOTSUPP || errno == ENOSYS ? write_zeros(descriptor, bytes) : errno;
 }
@@ -244,9 +249,10 @@ void SwapSpace::try_direct(int index) {
   LM_CHECK(zeros != nullptr, "no memory for a trial write");
   std::memset(zeros.get(), 0, bytes);
   ssize_t written = 0;
-  do {
+  for (int i = 0; i < kTries; ++i) {
     written = ::pwrite(file.descriptor, zeros.get(), bytes, 0);
-  } while (written < 0 && errno == EINTR);
+    if (written >= 0 || errno != EINTR) break;
+  }
   if (written == alignment_) return;
   const int error = written < 0 ? errno : EIO;
   if (error != EINVAL) throw disk_error(error, "trial write", part.directory);

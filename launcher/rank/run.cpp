@@ -260,7 +260,6 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   progress.finish(result);
   if (ranks.leads()) limit.keep();
   if (trace) trace->write();  // a run too short to have done so
-
   if (result.stopped) {
     leave(line, stop, *rank, trainer, steps, metrics, checkpoints);
     publish();
