@@ -112,6 +112,7 @@ struct EnumNames<RuleId> {
       {Rules::id<AdamW>(), "torch.optim.AdamW"},
       {Rules::id<AdamW>(), "bitsandbytes.optim.PagedAdamW"},
       {Rules::id<AdamW8bit>(), "adamw_bnb_8bit"},
+      {Rules::id<AdamW8bit>(), "adamw_torch_8bit"},
       {Rules::id<AdamW8bit>(), "paged_adamw_8bit"},
       {Rules::id<AdamW8bit>(), "bitsandbytes.optim.AdamW8bit"},
       {Rules::id<AdamW8bit>(), "bitsandbytes.optim.PagedAdamW8bit"},

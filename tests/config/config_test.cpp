@@ -164,7 +164,8 @@ TEST(Config, KnowsWhatOthersCallARule) {
     EXPECT_EQ(optimizer(name).name, Rules::id<AdamW>()) << name;
     EXPECT_EQ(optimizer(name).written, name);
   }
-  for (const char* name : {"adamw_bnb_8bit", "paged_adamw_8bit", "bitsandbytes.optim.PagedAdamW8bit"})
+  for (const char* name : {"adamw_bnb_8bit", "adamw_torch_8bit", "paged_adamw_8bit",
+                           "bitsandbytes.optim.PagedAdamW8bit"})
     EXPECT_EQ(optimizer(name).name, Rules::id<AdamW8bit>()) << name;
   EXPECT_EQ(optimizer("paged_lion_32bit").name, Rules::id<Lion>());
   EXPECT_EQ(optimizer("paged_lion_8bit").name, Rules::id<Lion8bit>());
