@@ -301,6 +301,8 @@ void load_base(const Job& job, const LoadSetup& setup, Rank& rank) {
 void load_rank(const Job& job, Rank& rank, const std::string& trained) {
   const LoadSetup setup{job.model.spec, job.model.layout, job.plan.numerics.dtype, job.stream,
                         job.plan.numerics.threads};
+  LoadSetup adapters = setup;
+  adapters.dtype = job.plan.numerics.trained_dtype();
   const bool lora = job.model.adapter.has_value();
   const bool checkpoint = !trained.empty() && fs::exists(fs::path(trained) / kManifestName);
   if (checkpoint) {
@@ -316,9 +318,9 @@ void load_rank(const Job& job, Rank& rank, const std::string& trained) {
   if (lora) {
     const std::string adapter = trained.empty() ? job.config.lora.init : trained;
     if (adapter.empty()) {
-      initialise_adapter(setup, job.config.run.seed, rank.weights());
+      initialise_adapter(adapters, job.config.run.seed, rank.weights());
     } else {
-      load_adapter_weights(setup, adapter, rank.weights());
+      load_adapter_weights(adapters, adapter, rank.weights());
     }
   }
   rank.weights_ready();

@@ -143,7 +143,7 @@ void export_rank(const Job& job, Rank& rank, const std::string& output, bool rep
     };
   }
   const DType dtype = job.plan.numerics.dtype;
-  StoreSource source(rank.weights(), dtype, job.stream, masters);
+  StoreSource source(rank.weights(), job.plan.numerics.trained_dtype(), job.stream, masters);
   write_export(
       job,
       [&source](size_t block, const TensorPlace& place, int64_t row) {

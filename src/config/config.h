@@ -15,6 +15,7 @@ namespace lm {
 
 enum class DeviceChoice : uint8_t { kAuto, kCuda, kCpu };
 enum class ModelDType : uint8_t { kBF16, kF32 };
+enum class LoraDType : uint8_t { kAuto, kBF16, kF32 };
 enum class ModelInit : uint8_t { kPretrained, kRandom };
 enum class Quantize : uint8_t { kNone, kNf4, kFp4, kInt8 };
 enum class DataFormat : uint8_t { kAuto, kText, kChat, kShareGpt, kPromptCompletion, kAlpaca, kTokens };
@@ -149,6 +150,10 @@ struct LoraConfig {
   int64_t r = 8;
   double alpha = 16.0;   // the adapter's output is scaled by alpha / r (rslora: alpha / sqrt(r))
   double dropout = 0.0;  // on the adapter's input
+  // Of the adapters and of what they compute. auto: model.dtype, and bf16 ones have a master. fp32 beside a
+  // bf16 model takes no more memory than bf16 with its master, some percent of a step, and fp32 copies of the
+  // activations that an adapter reads, for as long as it does.
+  LoraDType dtype = LoraDType::kAuto;
   std::vector<std::string> targets = {"all-linear"};  // or names such as q_proj, v_proj
   bool rslora = false;
   std::string init;  // a PEFT adapter or a run to continue, which decides what is not written; "" = fresh
@@ -210,5 +215,14 @@ struct Config {
   CheckpointConfig checkpoint;
   LogConfig log;
 };
+
+// Adapters of another type than their model's.
+inline bool has_fp32_adapters(const Config& config) {
+  return config.train.method != Method::kFull && config.lora.dtype == LoraDType::kF32;
+}
+// What is trained is fp32, and so its own master.
+inline bool trains_fp32(const Config& config) {
+  return config.model.dtype == ModelDType::kF32 || has_fp32_adapters(config);
+}
 
 }  // namespace lm

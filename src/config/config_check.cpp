@@ -152,13 +152,17 @@ class Checks {
   }
 
   void types() {
-    if (config_.model.dtype != ModelDType::kF32) return;
-    const std::string fp32 = "model.dtype = \"fp32\": ";
-    require(!given_("optimizer.master") || config_.optimizer.master == Master::kF32, "optimizer.master",
-            "model.dtype",
+    const bool model = config_.model.dtype == ModelDType::kF32;
+    require(!model || config_.train.method == Method::kFull || config_.lora.dtype != LoraDType::kBF16,
+            "lora.dtype", "model.dtype",
+            "lora.dtype = \"bf16\" and model.dtype = \"fp32\": adapters are no coarser than the model they "
+            "adapt (leave lora.dtype out)");
+    if (!trains_fp32(config_)) return;
+    const std::string key = model ? "model.dtype" : "lora.dtype", fp32 = key + " = \"fp32\": ";
+    require(!given_("optimizer.master") || config_.optimizer.master == Master::kF32, "optimizer.master", key,
             "optimizer.master = " + value_text(config_.optimizer.master) + " is of bf16 weights, and " +
                 fp32 + "fp32 weights are their own master (leave the key out)");
-    require(config_.train.gradients == GradientDType::kF32, "train.gradients", "model.dtype",
+    require(config_.train.gradients == GradientDType::kF32, "train.gradients", key,
             "train.gradients = \"bf16\" and " + fp32 + "gradients of fp32 weights are added in fp32");
   }
 

@@ -28,6 +28,11 @@ struct EnumNames<ModelDType> {
   static constexpr EnumName<ModelDType> kAll[] = {{ModelDType::kBF16, "bf16"}, {ModelDType::kF32, "fp32"}};
 };
 template <>
+struct EnumNames<LoraDType> {
+  static constexpr EnumName<LoraDType> kAll[] = {
+      {LoraDType::kAuto, "auto"}, {LoraDType::kBF16, "bf16"}, {LoraDType::kF32, "fp32"}};
+};
+template <>
 struct EnumNames<ModelInit> {
   static constexpr EnumName<ModelInit> kAll[] = {{ModelInit::kPretrained, "pretrained"},
                                                  {ModelInit::kRandom, "random"}};
@@ -112,6 +117,7 @@ struct EnumNames<RuleId> {
       {Rules::id<AdamW>(), "torch.optim.AdamW"},
       {Rules::id<AdamW>(), "bitsandbytes.optim.PagedAdamW"},
       {Rules::id<AdamW8bit>(), "adamw_bnb_8bit"},
+      {Rules::id<AdamW8bit>(), "adamw_torch_8bit"},
       {Rules::id<AdamW8bit>(), "paged_adamw_8bit"},
       {Rules::id<AdamW8bit>(), "bitsandbytes.optim.AdamW8bit"},
       {Rules::id<AdamW8bit>(), "bitsandbytes.optim.PagedAdamW8bit"},

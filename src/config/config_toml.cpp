@@ -217,9 +217,7 @@ class Loader {
     const auto given = [&](const std::string& key) { return entries_.count(key) != 0; };
     const auto usable = [&](const std::string& key) { return unusable_.count(key) == 0; };
     refuse_keys_of_other_rules();
-    if (config_.model.dtype == ModelDType::kF32 && !given("optimizer.master")) {
-      config_.optimizer.master = Master::kF32;
-    }
+    if (trains_fp32(config_) && !given("optimizer.master")) config_.optimizer.master = Master::kF32;
     if (given("optimizer.name") && usable("optimizer.name")) {
       const std::string written = word(entries_["optimizer.name"].back()).value_or("");
       if (written != name_of(config_.optimizer.name)) config_.optimizer.written = written;

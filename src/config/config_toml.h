@@ -12,7 +12,8 @@ namespace lm {
 
 // Reads `path` and then applies `overrides`, each "table.key=value" with a TOML value or a bare word; throws
 // Error(10) with every problem found. The result is valid: each key in its range, and the keys agree.
-// With model.dtype = "fp32" and optimizer.master not given, master becomes "fp32".
+// Where what is trained is fp32 (model.dtype, lora.dtype) and optimizer.master not given, master becomes
+// "fp32".
 Config load_config(const std::string& path, const std::vector<std::string>& overrides = {});
 
 // The same from a text; `place` names it in messages.

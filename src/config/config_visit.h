@@ -188,6 +188,9 @@ void visit_lora(LoraT& lora, V& v) {
   v.key("lora", "alpha", lora.alpha,
         {kNumerics, "the adapter's output is scaled by alpha / r (rslora: alpha / sqrt(r))", kPositive});
   v.key("lora", "dropout", lora.dropout, {kNumerics, "on the adapter's input", kFraction});
+  v.key(
+      "lora", "dtype", lora.dtype,
+      {kNumerics, "of adapters and their products: auto is model.dtype; fp32 beside a bf16 model as peft's"});
   v.key("lora", "targets", lora.targets,
         {kNumerics, "\"all-linear\", or names such as q_proj, v_proj", {}, true});
   v.key("lora", "rslora", lora.rslora, {kNumerics, "scale by the square root of the rank"});

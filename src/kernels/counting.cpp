@@ -136,7 +136,7 @@ void multiply_row(const MultiplyRow& m, StreamView stream) {
   cost.bytes += product(m.rows, m.columns) * size(m.dtype);
 }
 void copy_rows(const CopyRows& c, StreamView stream) {
-  move(stream, 2 * static_cast<double>(c.to.bytes()));
+  move(stream, static_cast<double>(c.from.bytes() + c.to.bytes()));
 }
 void scale(const Scale& s, StreamView stream) {
   move(stream, 2 * static_cast<double>(s.out.bytes()));

@@ -347,7 +347,7 @@ struct MultiplyRow {
   DType dtype = DType::kF32;
 };
 
-// to = from, with rows that may lie apart on both sides; of one type and shape.
+// to = from of one shape, with rows that may lie apart on both sides; rounded where to's type is the smaller.
 struct CopyRows {
   View from, to;
 };

@@ -88,8 +88,8 @@ Param ModelBinding::bind(const Place& place, const BlockMemory& memory, const Bi
   }
   if (place.frozen) return {at(memory.frozen, place.offset - memory.first_frozen_byte, options.dtype), {}};
   const int64_t element = place.offset - memory.first;
-  Param out{at(memory.trainable, element * static_cast<int64_t>(dtype_size(options.dtype)), options.dtype),
-            {}};
+  const DType trained = options.fp32_adapters ? DType::kF32 : options.dtype;
+  Param out{at(memory.trainable, element * static_cast<int64_t>(dtype_size(trained)), trained), {}};
   if (memory.gradients != nullptr) {
     const auto size = static_cast<int64_t>(dtype_size(options.gradient_dtype));
     out.gradient = at(memory.gradients, element * size, options.gradient_dtype);

@@ -16,7 +16,7 @@ namespace lm {
 // Where the arrays of a block (or of a segment of a cut head) are right now. `gradients` is null in
 // evaluation; unused parts may be null.
 struct BlockMemory {
-  std::byte* trainable = nullptr;  // working weights, flat_elements of the model's type
+  std::byte* trainable = nullptr;  // working weights, flat_elements of what is trained's type
   std::byte* frozen = nullptr;     // frozen_bytes
   std::byte* gradients = nullptr;  // flat_elements of the gradient type
   // Of the block: what the memory begins with.
@@ -25,6 +25,7 @@ struct BlockMemory {
 
 struct BindOptions {
   DType dtype = DType::kBF16;
+  bool fp32_adapters = false;  // what is trained is fp32 whatever dtype says
   DType gradient_dtype = DType::kF32;
   // Of LoRA dropout; `training` off: no dropout.
   bool training = false;

@@ -21,8 +21,8 @@ void add_bias_gradient(const Context& context, const View& gradient, const View&
   add_vector_gradient(context, gradient, sums.floats(), first);
 }
 
-Dropout dropout_arguments(const Context& context, const Adapter& adapter, const DeviceBatch& batch,
-                          const View& x, const View& out, bool accumulate) {
+Dropout dropout_arguments(const Adapter& adapter, const DeviceBatch& batch, const View& x, const View& out,
+                          bool accumulate) {
   return {.x = x.data,
           .out = out.data,
           .sample = batch.sample,
@@ -32,7 +32,7 @@ Dropout dropout_arguments(const Context& context, const Adapter& adapter, const 
           .key = adapter.dropout_key,
           .p = adapter.dropout,
           .accumulate = accumulate,
-          .dtype = context.dtype};
+          .dtype = x.dtype};
 }
 
 // x Wᵀ, of one row by the kernel for it where the device has one.
@@ -48,7 +48,7 @@ void multiply(const Context& context, const DeviceBatch& batch, const Gemm& prod
                                 .columns = product.b.columns,
                                 .stride = product.b.stride,
                                 .scale = product.scale,
-                                .dtype = context.dtype},
+                                .dtype = product.a.dtype},
                                context.stream);
 }
 
@@ -56,15 +56,27 @@ void multiply(const Context& context, const DeviceBatch& batch, const Gemm& prod
 View dropped(const Context& context, const Adapter& adapter, const DeviceBatch& batch, const View& x) {
   if (adapter.dropout_key == 0) return x;
   const View out = context.like(x);
-  context.kernels.dropout(dropout_arguments(context, adapter, batch, x, out, false), context.stream);
+  context.kernels.dropout(dropout_arguments(adapter, batch, x, out, false), context.stream);
   zero_surplus(context, out, batch.tokens);
   return out;
 }
 
+// An adapter of another type than the model works in its own on copies, in the arena, of what the model gives
+// it: what it adds to a product is added there, and the sum rounded once.
+View in_type_of(const Context& context, const Linear& linear, const View& x) {
+  if (linear.adapters.empty() || linear.adapters.front().a.weight.dtype == x.dtype) return x;
+  const View copy = context.tensor(x.rows, x.columns, linear.adapters.front().a.weight.dtype);
+  context.kernels.copy_rows({.from = x, .to = copy}, context.stream);
+  return copy;
+}
+
+// Back from such a copy.
+void settle(const Context& context, const View& copy, const View& x) {
+  if (copy.data != x.data) context.kernels.copy_rows({.from = copy, .to = x}, context.stream);
+}
+
 void adapter_backward(const Context& context, const Adapter& adapter, const DeviceBatch& batch, const View& x,
-                      const View& dy, const View& dx, const View& reduced, bool first) {
-  const ArenaFrame frame(context.arena);
-  const View dy_slice = dy.column_range(adapter.first, adapter.rows);
+                      const View& dy_slice, const View& dx, const View& reduced, bool first) {
   // The scale multiplies the small factor [T, r] once and so reaches dA, dB and dx.
   const View scaled = context.like(reduced);
   context.kernels.scale({.x = reduced, .out = scaled, .factor = adapter.scale}, context.stream);
@@ -80,7 +92,7 @@ void adapter_backward(const Context& context, const Adapter& adapter, const Devi
   }
   const View part = context.like(dx);
   context.kernels.gemm({.a = dreduced, .b = adapter.a.weight, .out = part}, context.stream);
-  context.kernels.dropout(dropout_arguments(context, adapter, batch, part, dx, true), context.stream);
+  context.kernels.dropout(dropout_arguments(adapter, batch, part, dx, true), context.stream);
 }
 
 }  // namespace
@@ -88,7 +100,7 @@ void adapter_backward(const Context& context, const Adapter& adapter, const Devi
 LinearSaved allocate_saved(const Context& context, const Linear& linear, int64_t rows) {
   LinearSaved saved;
   for (const Adapter& adapter : linear.adapters) {
-    saved.reduced.push_back(context.tensor(rows, adapter.a.weight.rows));
+    saved.reduced.push_back(context.tensor(rows, adapter.a.weight.rows, adapter.a.weight.dtype));
   }
   return saved;
 }
@@ -125,15 +137,17 @@ void linear_forward(const Context& context, const Linear& linear, const DeviceBa
   }
   linear_reduce(context, linear, batch, x, saved);
   for (size_t i = 0; i < linear.adapters.size(); ++i) {
+    const ArenaFrame frame(context.arena);
     const Adapter& adapter = linear.adapters[i];
-    const View slice = y.column_range(adapter.first, adapter.rows);
+    const View slice = y.column_range(adapter.first, adapter.rows), sum = in_type_of(context, linear, slice);
     multiply(context, batch,
              {.a = saved.reduced[i],
               .b = adapter.b.weight,
-              .out = slice,
-              .addend = slice,
+              .out = sum,
+              .addend = sum,
               .transpose_b = true,
               .scale = adapter.scale});
+    settle(context, sum, slice);
   }
 }
 
@@ -142,9 +156,17 @@ void linear_backward(const Context& context, const Linear& linear, const DeviceB
   if (linear.weight.gradient.defined()) add_weight_gradient(context, linear.weight.gradient, dy, x, first);
   if (linear.bias.gradient.defined()) add_bias_gradient(context, linear.bias.gradient, dy, first);
   if (dx.defined()) linear_input_gradient(context, linear, dy, dx);
+  if (linear.adapters.empty()) return;
+  const ArenaFrame frame(context.arena);
+  const View input = in_type_of(context, linear, x);
+  const View sum = dx.defined() ? in_type_of(context, linear, dx) : dx;
   for (size_t i = 0; i < linear.adapters.size(); ++i) {
-    adapter_backward(context, linear.adapters[i], batch, x, dy, dx, saved.reduced[i], first);
+    const ArenaFrame slice_frame(context.arena);
+    const Adapter& adapter = linear.adapters[i];
+    const View dy_slice = in_type_of(context, linear, dy.column_range(adapter.first, adapter.rows));
+    adapter_backward(context, adapter, batch, input, dy_slice, sum, saved.reduced[i], first);
   }
+  if (dx.defined()) settle(context, sum, dx);
 }
 
 void linear_input_gradient(const Context& context, const Linear& linear, const View& dy, const View& dx) {
@@ -154,11 +176,14 @@ void linear_input_gradient(const Context& context, const Linear& linear, const V
 
 void linear_reduce(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,
                    LinearSaved& saved) {
+  if (linear.adapters.empty()) return;
+  const ArenaFrame copies(context.arena);
+  const View input = in_type_of(context, linear, x);
   for (size_t i = 0; i < linear.adapters.size(); ++i) {
     const ArenaFrame frame(context.arena);
     const Adapter& adapter = linear.adapters[i];
     multiply(context, batch,
-             {.a = dropped(context, adapter, batch, x),
+             {.a = dropped(context, adapter, batch, input),
               .b = adapter.a.weight,
               .out = saved.reduced[i],
               .transpose_b = true});

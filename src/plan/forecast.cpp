@@ -96,7 +96,7 @@ StepShape step_shape(const PlanInput& in, const Plan& plan) {
   const auto size = [](DType type) { return static_cast<double>(dtype_size(type)); };
   // Sums of rows and columns take two more passes over the gradient and one over the weights; state counts
   // twice, read and written.
-  const double sums = is_factored(n.rule) ? size(n.gradient_dtype) + size(n.dtype) / 2 : 0;
+  const double sums = is_factored(n.rule) ? size(n.gradient_dtype) + size(n.trained_dtype()) / 2 : 0;
   const auto state = static_cast<double>(state_bytes(in.layout, n.state()));
   return {.pass = pass_shape(in, plan),
           .state_bytes = state / static_cast<double>(std::max<int64_t>(in.layout.flat_elements, 1)) + sums,

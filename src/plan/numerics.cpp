@@ -111,6 +111,7 @@ NumericsPlan settled(const PlanInput& in) {
   const Config& config = in.config;
   NumericsPlan n;
   n.dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
+  n.fp32_adapters = n.dtype != DType::kF32 && has_fp32_adapters(config);
   n.gradient_dtype = config.train.gradients == GradientDType::kF32 ? DType::kF32 : DType::kBF16;
   n.master = config.optimizer.master;
   n.rule = config.optimizer.name;
@@ -167,7 +168,8 @@ Plan choose_batches(const PlanInput& in, const Plan& base) {
 NumericsPlan adopted(const PlanInput& in, std::vector<Choice>& choices) {
   const NumericsPlan &recorded = *in.recorded, now = settled(in);
   const Config& config = in.config;
-  LM_CHECK(recorded.dtype == now.dtype && recorded.gradient_dtype == now.gradient_dtype &&
+  LM_CHECK(recorded.dtype == now.dtype && recorded.trained_dtype() == now.trained_dtype() &&
+               recorded.gradient_dtype == now.gradient_dtype &&
                config.run.threads.value_or(recorded.threads) == recorded.threads &&
                config.train.micro_batch.value_or(recorded.micro_batch) == recorded.micro_batch,
            "recorded numerics are another configuration's");

@@ -15,7 +15,8 @@ namespace lm {
 struct PlanInput;  // sizes.h
 
 struct NumericsPlan {
-  DType dtype = DType::kBF16;
+  DType dtype = DType::kBF16;  // of the model: its weights and activations
+  bool fp32_adapters = false;  // what is trained is fp32 whatever the model is
   DType gradient_dtype = DType::kF32;
   int64_t micro_batch = 1;    // sequences
   int64_t micro_batches = 1;  // per step
@@ -28,7 +29,8 @@ struct NumericsPlan {
   RuleId rule = {};                // of the optimizer
   std::string kernel_set = "cpu";  // the device and its instruction set or kind
   int ranks = 1;
-  MasterForm form() const { return master_form(master, dtype); }
+  DType trained_dtype() const { return fp32_adapters ? DType::kF32 : dtype; }
+  MasterForm form() const { return master_form(master, trained_dtype()); }
   StateStreams state() const { return {rule, form()}; }
   bool operator==(const NumericsPlan&) const = default;
 };

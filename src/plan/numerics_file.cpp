@@ -15,9 +15,10 @@ constexpr const char* kMasters[] = {"split", "fp32", "none"};
 std::string numerics_json(const NumericsPlan& n) {
   return nlohmann::ordered_json{
       {"dtype", dtype_name(n.dtype)},
+      {"trained", dtype_name(n.trained_dtype())},
       {"gradients", dtype_name(n.gradient_dtype)},
       {"optimizer", rule_text(n.rule).name},
-      {"master", n.dtype == DType::kF32 ? "weight" : kMasters[static_cast<size_t>(n.master)]},
+      {"master", n.trained_dtype() == DType::kF32 ? "weight" : kMasters[static_cast<size_t>(n.master)]},
       {"micro_batch", n.micro_batch},
       {"micro_batches", n.micro_batches},
       {"row_chunk", n.row_chunk},
@@ -46,6 +47,10 @@ NumericsPlan parse_numerics(const std::string& text, const std::string& place) {
     };
     NumericsPlan n;
     n.dtype = type("dtype");
+    // A record without it is of a run with one type for both.
+    n.fp32_adapters = json.contains("trained") && type("trained") != n.dtype;
+    if (n.fp32_adapters && n.dtype == DType::kF32)
+      throw std::runtime_error("trained is bf16, and dtype fp32");
     n.gradient_dtype = type("gradients");
     n.micro_batch = count("micro_batch", int64_t{1} << 30);
     n.row_chunk = count("row_chunk", int64_t{1} << 30);

@@ -94,14 +94,15 @@ void place_weights(const PlanInput& in, Home home, Plan& plan) {
   const bool shards = shards_weights(in, home);
   // Adapters stay on the device; of LoRA's weights the frozen base may leave it.
   for (const Unit& unit : units_for_slots(in, shards || is_off_device(home, in.device)))
-    bytes.push_back(in.adapter != nullptr ? unit.frozen_bytes : unit.elements * size_of(plan.numerics.dtype));
+    bytes.push_back(in.adapter != nullptr ? unit.frozen_bytes
+                                          : unit.elements * size_of(plan.numerics.trained_dtype()));
   plan.placement.pool(Pool::kWeights) = shards ? make_shards(std::move(bytes), in.world.ranks)
                                                : make_pool(home, std::move(bytes), kSlots, in.device);
   // A tied embedding is the head's matrix too, which every row is multiplied by: it stays on the device.
   const bool leaves = in.device == DeviceType::kCuda && is_off_device(home, in.device) && !in.spec.tied;
   const BlockLayout& embedding = in.layout.blocks.front();
   plan.placement.embedding_in_host =
-      !leaves ? 0 : embedding.frozen_bytes + embedding.flat_elements * size_of(plan.numerics.dtype);
+      !leaves ? 0 : embedding.frozen_bytes + embedding.flat_elements * size_of(plan.numerics.trained_dtype());
 }
 
 void place_gradients(const PlanInput& in, Home home, Plan& plan) {
@@ -164,7 +165,7 @@ void place_optimizer(const PlanInput& in, Home home, Plan& plan) {
   placement.pool(Pool::kOptimizer) = make_pool(home, tiles.take(), kSlots + 1, in.device);
   if (!placement.update_on_host) return;
   limit_slots(placement, Pool::kOptimizer);
-  placement.update_sends = size_of(plan.numerics.dtype);
+  placement.update_sends = size_of(plan.numerics.trained_dtype());
   placement.update_brings = size_of(plan.numerics.gradient_dtype) + placement.update_sends;
   placement.update_staging = kUpdateSlots * placement.tile_granules * kGranule * placement.update_brings;
 }

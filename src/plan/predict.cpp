@@ -138,13 +138,13 @@ StepCosts::StepCosts(const StepShape& shape)
   const auto size = [](DType type) { return static_cast<double>(dtype_size(type)); };
   gradient_bytes_ = size(shape.pass.gradient_dtype);
   // Reads gradient, weight and state; writes all but the gradient.
-  update_bytes_ = gradient_bytes_ + 2 * (size(shape.pass.dtype) + shape.state_bytes);
+  update_bytes_ = gradient_bytes_ + 2 * (size(shape.pass.trained_dtype()) + shape.state_bytes);
   // Beside what the links do (traffic.h): the ranks' parts of a shard are read and their sum is written, and
   // what arrives is copied to its place.
   const double rest = 1 - 1.0 / shape.ranks;
   exchange_bytes_ = shape.ranks == 1 ? 0 : gradient_bytes_ * (1 + 3.0 / shape.ranks);
   if (!shape.sharded) exchange_bytes_ += rest * 2 * gradient_bytes_;
-  gather_bytes_ = rest * 2 * size(shape.pass.dtype);
+  gather_bytes_ = rest * 2 * size(shape.pass.trained_dtype());
   if (shape.sharded) update_bytes_ /= shape.ranks;
   for (const Unit& unit : units_) {
     Cost products = update_products(shape.pass.layout.blocks[static_cast<size_t>(unit.block)], unit.first,

@@ -24,7 +24,7 @@ struct Knob {
 // What may be turned, the least intrusive first.
 std::vector<Knob> knobs(const PlanInput& in, const Plan& plan) {
   const NumericsPlan& n = plan.numerics;
-  const bool bf16 = n.dtype == DType::kBF16;
+  const bool bf16 = n.trained_dtype() == DType::kBF16;
   std::vector<Knob> out;
   if (!in.trains()) {
     if (may_use_disk(in.config.offload))
@@ -65,7 +65,10 @@ std::vector<Knob> knobs(const PlanInput& in, const Plan& plan) {
     out.push_back({"data.max_length = " + std::to_string(shorter),
                    [shorter](Config& c) { c.data.max_length = shorter; }});
   }
-  if (!bf16) {
+  if (n.fp32_adapters)
+    out.push_back({"lora.dtype = \"bf16\"",
+                   [](Config& c) { c.lora.dtype = LoraDType::kBF16, c.optimizer.master = Master::kSplit; }});
+  if (n.dtype == DType::kF32) {
     out.push_back({"model.dtype = \"bf16\"", [](Config& c) { c.model.dtype = ModelDType::kBF16; }});
   }
   if (in.adapter == nullptr) {

@@ -181,7 +181,9 @@ ArenaNeed need_of(const PassShape& shape, int64_t tokens, const GroupArena& aren
 }  // namespace
 
 PassSettings pass_settings(const PassShape& shape) {
-  return {.bind = {.dtype = shape.dtype, .gradient_dtype = shape.gradient_dtype},
+  return {.bind = {.dtype = shape.dtype,
+                   .fp32_adapters = shape.fp32_adapters,
+                   .gradient_dtype = shape.gradient_dtype},
           .recompute = shape.recompute,
           .row_chunk = shape.row_chunk,
           .group = shape.group,

@@ -19,6 +19,7 @@ struct PassShape {
   const ModelLayout& layout;
   const AdapterSpec* adapter = nullptr;  // null: full fine-tuning
   DType dtype = DType::kBF16;
+  bool fp32_adapters = false;  // what is trained is fp32 whatever dtype says
   DType gradient_dtype = DType::kF32;
   DeviceType device = DeviceType::kCpu;
   int threads = 1;
@@ -30,6 +31,7 @@ struct PassShape {
   bool inputs_off_device = false;  // block inputs live in slots, not in the arena
   bool cut_head = false;           // the head comes in vocabulary segments
   bool weighted = false;           // targets have weights in the loss
+  DType trained_dtype() const { return fp32_adapters ? DType::kF32 : dtype; }
 };
 PassSettings pass_settings(const PassShape& shape);
 

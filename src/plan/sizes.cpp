@@ -248,8 +248,8 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   }
   const auto name = [](StateClass state) { return state_class_name(state); };
   const int64_t embedding = p.embedding_in_host;
-  table.add(name(StateClass::kWeights), flat * size_of(n.dtype) - (lora ? 0 : embedding),
-            lora ? OffDeviceBytes() : weights, per_parameter(n.dtype));
+  table.add(name(StateClass::kWeights), flat * size_of(n.trained_dtype()) - (lora ? 0 : embedding),
+            lora ? OffDeviceBytes() : weights, per_parameter(n.trained_dtype()));
   table.add(name(StateClass::kFrozenWeights), in.layout.frozen_bytes - (lora ? embedding : 0),
             lora ? weights : OffDeviceBytes(), encodings_of(in.layout, n.dtype));
   if (embedding > 0) table.host("embedding", embedding, "the GPU looks up rows where they lie");
@@ -362,6 +362,7 @@ PassShape pass_shape(const ModelSpec& spec, const ModelLayout& layout, const Ada
           .layout = layout,
           .adapter = adapter,
           .dtype = numerics.dtype,
+          .fp32_adapters = numerics.fp32_adapters,
           .gradient_dtype = numerics.gradient_dtype,
           .device = placement.device,
           .threads = numerics.threads,

@@ -43,7 +43,7 @@ StateCatalogue list_state(const ModelLayout& layout, const NumericsPlan& numeric
   each_unit([&](const std::string& name, const BlockLayout& block, const Shard& shard, int64_t u) {
     add_part({.name = name + "weight",
               .state = StateClass::kWeights,
-              .dtype = numerics.dtype,
+              .dtype = numerics.trained_dtype(),
               .shape = {block.flat_elements},
               .first = shard.first,
               .elements = shard.elements},
@@ -90,7 +90,8 @@ bool save_copies(const PlacementPlan& placement, Clip clip) {
 int64_t save_buffer_bytes(const ModelLayout& layout, const NumericsPlan& numerics,
                           const PlacementPlan& placement, Clip clip) {
   constexpr int64_t kHeader = kMiB;
-  const int64_t bytes = kHeader + layout.flat_elements * static_cast<int64_t>(dtype_size(numerics.dtype)) +
+  const int64_t bytes = kHeader +
+                        layout.flat_elements * static_cast<int64_t>(dtype_size(numerics.trained_dtype())) +
                         state_bytes(layout, numerics.state());
   return save_buffers(bytes, save_copies(placement, clip)) * kSaveBuffer;
 }

@@ -17,7 +17,7 @@ Traffic::Traffic(const ModelLayout& layout, const NumericsPlan& numerics, const 
       sharded_(placement.sharded),
       frozen_(placement.frozen_weights),
       weights_in_shards_(placement.pool(Pool::kWeights).shards > 1),
-      weight_bytes_(static_cast<int64_t>(dtype_size(numerics.dtype))),
+      weight_bytes_(static_cast<int64_t>(dtype_size(numerics.trained_dtype()))),
       gradient_bytes_(static_cast<int64_t>(dtype_size(numerics.gradient_dtype))),
       units_(layout.units(placement.head_segments() > 0)) {
   for (const Unit& unit : units_)

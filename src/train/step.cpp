@@ -222,7 +222,7 @@ void TrainStep::gather(const Operation& operation) {
   if (update_.skipped || !trained(range.block)) return;
   constexpr char kWhat[] = "gather of weights";
   const std::vector<ByteRange> shards =
-      shard_bytes(range, group_.ranks(), static_cast<int64_t>(dtype_size(context_.dtype)));
+      shard_bytes(range, group_.ranks(), static_cast<int64_t>(dtype_size(weights_.dtype())));
   std::byte* const weights = weights_.trainable_home(operation.unit);
   if (weights_.in_host_memory(operation.unit)) {
     synchronize(context_.stream);

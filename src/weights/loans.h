@@ -60,9 +60,9 @@ class OpenUnit {
 
 class WeightStore {
  public:
-  // Units that `store` (may be null) holds live there: their trainable part, or, where the base is frozen,
-  // the frozen one; what else a unit has is on the device. The embedding's weights lie in `embedding` if not
-  // null: borrowed memory that the device can use in place.
+  // `dtype`: of what is trained. Units that `store` (may be null) holds live there: their trainable part, or,
+  // where the base is frozen, the frozen one; what else a unit has is on the device. The embedding's weights
+  // lie in `embedding` if not null: borrowed memory that the device can use in place.
   WeightStore(const ModelLayout& layout, DType dtype, DeviceType device, Store* store = nullptr,
               bool cut_head = false, std::byte* embedding = nullptr, bool shards = false);
 
@@ -93,7 +93,7 @@ class WeightStore {
   friend class Loan;
   friend class OpenUnit;
   struct UnitHome {
-    Memory trainable;  // elements of the model's type
+    Memory trainable;  // elements of `dtype`
     Memory frozen;
     int64_t version = 0;  // counts updates
     int64_t loans = 0;    // open now

@@ -164,7 +164,8 @@ TEST(Config, KnowsWhatOthersCallARule) {
     EXPECT_EQ(optimizer(name).name, Rules::id<AdamW>()) << name;
     EXPECT_EQ(optimizer(name).written, name);
   }
-  for (const char* name : {"adamw_bnb_8bit", "paged_adamw_8bit", "bitsandbytes.optim.PagedAdamW8bit"})
+  for (const char* name :
+       {"adamw_bnb_8bit", "adamw_torch_8bit", "paged_adamw_8bit", "bitsandbytes.optim.PagedAdamW8bit"})
     EXPECT_EQ(optimizer(name).name, Rules::id<AdamW8bit>()) << name;
   EXPECT_EQ(optimizer("paged_lion_32bit").name, Rules::id<Lion>());
   EXPECT_EQ(optimizer("paged_lion_8bit").name, Rules::id<Lion8bit>());
@@ -288,9 +289,36 @@ TEST(Config, KeysThatContradictEachOtherAreBothNamed) {
   EXPECT_HAS(
       failure("[model]\npath=\"m\"\ndtype=\"fp32\"\n[data]\ntrain=\"t\"\n[train]\ngradients=\"bf16\"\n"),
       "train.gradients");
+  const std::string adapter = "[train]\nmethod=\"lora\"\n[lora]\ndtype=\"fp32\"\n";
+  EXPECT_HAS(conflict(adapter + "[optimizer]\nmaster=\"split\"\n"),
+             "lora.dtype = \"fp32\": fp32 weights are");
+  EXPECT_HAS(
+      failure("[model]\npath=\"m\"\n[data]\ntrain=\"t\"\n[train]\nmethod=\"qlora\"\ngradients=\"bf16\"\n"
+              "[lora]\ndtype=\"fp32\"\n"),
+      "lora.dtype = \"fp32\": gradients of fp32 weights");
+  EXPECT_HAS(failure("[model]\npath=\"m\"\ndtype=\"fp32\"\n[data]\ntrain=\"t\"\n[train]\nmethod=\"lora\"\n"
+                     "[lora]\ndtype=\"bf16\"\n"),
+             "no coarser than the model");
+  EXPECT_HAS(conflict("[lora]\ndtype = \"fp16\"\n"), "expected one of \"auto\", \"bf16\", \"fp32\"");
   EXPECT_HAS(conflict("[optimizer]\nbetas = [0.9, 1.0]\n"),
              "a list of 2 numbers, each of at least 0 and less than 1");
   EXPECT_HAS(conflict("[optimizer]\nbetas = [0.9]\n"), "a list of 2 numbers");
+}
+
+// fp32 adapters are their own master, as an fp32 model's weights; of all weights lora.dtype says nothing.
+TEST(Config, AdaptersMayHaveATypeOfTheirOwn) {
+  const auto with = [](const std::string& method, const std::string& dtype) {
+    return parse_config(
+        std::string(kLeast) + "[train]\nmethod = \"" + method + "\"\n[lora]\ndtype = \"" + dtype + "\"\n",
+        "c.toml");
+  };
+  EXPECT_EQ(parse_config(kLeast, "c.toml").lora.dtype, LoraDType::kAuto);
+  for (const char* method : {"lora", "qlora"}) {
+    EXPECT_EQ(with(method, "fp32").optimizer.master, Master::kF32);
+    EXPECT_EQ(with(method, "bf16").optimizer.master, Master::kSplit);
+    EXPECT_EQ(with(method, "auto").optimizer.master, Master::kSplit);
+  }
+  EXPECT_EQ(with("full", "fp32").optimizer.master, Master::kSplit);
 }
 
 TEST(Config, OverridesWinAndTakeBareWords) {

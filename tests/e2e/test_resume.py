@@ -19,6 +19,7 @@ PLACES = {
     "resident": {},
     "on_disk": {"offload__optimizer": "nvme", "offload__weights": "nvme", "offload__gradients": "nvme", "offload__paths": ["."]},
 }
+RULES = ["adamw", "adamw_8bit", "adamw_4bit", "adamw_fp8", "adafactor", "adafactor_lowmem", "sgd", "lion", "lion_8bit", "muon"]
 MODEL_FILE = {"full": "model.safetensors", "lora": "adapter_model.safetensors"}
 
 
@@ -111,7 +112,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(work, undisturbed, meth
     assert result(work, name, method) == undisturbed[method]
 
 
-@pytest.mark.parametrize("rule", ["lion", "adamw_8bit", "lion_8bit", "muon"])
+@pytest.mark.parametrize("rule", RULES)
 def test_every_rule_goes_on_as_if_nothing_had_happened(work, rule):
     """Half of it in memory, the other half, which goes on from the same checkpoint, on disk."""
     whole, halves = f"whole_{rule}", f"halves_{rule}"

@@ -151,6 +151,52 @@ TEST(Adapters, OfAFamilysModulesComputeWhatTorchDoes) {
   }
 }
 
+// fp32 adapters over a bf16 projection, in peft's order: the projection is rounded, the adapter works on its
+// input and output in fp32, and the sum is rounded once. Small integers make every product exact.
+TEST(Adapters, InFp32AddToABf16ProjectionAndRoundOnce) {
+  const Fixture f(false);
+  Context context{f.spec,           DType::kBF16,
+                  DeviceType::kCpu, library_kernels(DeviceType::kCpu),
+                  f.stream,         const_cast<Arena&>(f.arena),
+                  f.rope,           const_cast<Uploads&>(f.uploads)};
+  const ArenaFrame frame(context.arena);
+  const auto integers = [](int64_t rows, int64_t columns, int64_t most) {
+    return at::randint(-most, most + 1, {rows, columns}, at::kFloat);
+  };
+  const auto half = [](const at::Tensor& x) { return x.to(at::kBFloat16); };
+  const auto view = [](const at::Tensor& t) {
+    return View{t.data_ptr(), t.scalar_type() == at::kFloat ? DType::kF32 : DType::kBF16, t.size(0),
+                t.size(1), t.size(1)};
+  };
+  constexpr int64_t kIn = 16, kOut = 48, kR = 4, kFirst = 16, kAdapted = 32;
+  const at::Tensor weight = half(integers(kOut, kIn, 2)), x = half(integers(kRows, kIn, 2)),
+                   dy = half(integers(kRows, kOut, 2));
+  // Nine bits are no bf16 number: adapters or inner products of that type would round them.
+  const at::Tensor a = integers(kR, kIn, 300).div(512), b = integers(kAdapted, kR, 300).div(512);
+  const at::Tensor da = at::zeros_like(a), db = at::zeros_like(b), y = half(at::zeros({kRows, kOut})),
+                   dx = half(at::zeros({kRows, kIn}));
+  Linear linear;
+  linear.weight.weight = view(weight);
+  linear.adapters.push_back(
+      {.first = kFirst, .rows = kAdapted, .a = {view(a), view(da)}, .b = {view(b), view(db)}, .scale = 2});
+  DeviceBatch batch;
+  batch.tokens = batch.rows = kRows;
+  LinearSaved saved = allocate_saved(context, linear, kRows);
+  linear_forward(context, linear, batch, view(x), view(y), saved);
+  linear_backward(context, linear, batch, view(x), view(dy), view(dx), saved, true);
+
+  const at::Tensor wide = x.to(at::kFloat), up = dy.to(at::kFloat).narrow(1, kFirst, kAdapted);
+  const at::Tensor reduced = wide.mm(a.t()), dreduced = up.mm(b).mul(2);
+  at::Tensor want = half(wide.mm(weight.to(at::kFloat).t()));
+  at::Tensor slice = want.narrow(1, kFirst, kAdapted);
+  slice.copy_(half(slice.to(at::kFloat).add(reduced.mm(b.t()).mul(2))));
+  EXPECT_TRUE(at::equal(y, want));
+  EXPECT_TRUE(at::equal(
+      dx, half(half(dy.to(at::kFloat).mm(weight.to(at::kFloat))).to(at::kFloat).add(dreduced.mm(a)))));
+  expect_near(da, dreduced.t().mm(wide).to(at::kDouble), "A");
+  expect_near(db, up.t().mm(reduced).mul(2).to(at::kDouble), "B");
+}
+
 // Dropout draws by layer and module; joined modules have keys of their own, too.
 TEST(Adapters, DrawTheirDropoutByLayerAndModule) {
   for (const bool joined : {false, true}) {

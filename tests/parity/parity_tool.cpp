@@ -6,7 +6,7 @@
 //     [--optimizer-threads N] [--gradients fp32|bf16] [--master split|fp32|none] [--max-grad-norm X] [--eps
 //     X]
 //     [--off-device none|disk|host] (with a tied head) [--quantize none|nf4|fp4|int8] [--double-quantize
-//     yes|no] [--generate N]
+//     yes|no] [--adapter-dtype auto|fp32] [--generate N]
 //
 // On the CPU; parity_tool_gpu is the same on the first GPU.
 //
@@ -167,6 +167,7 @@ struct Case {
     max_grad_norm = std::stod(arguments.get("max-grad-norm", "1e30"));
     optimizer.master = master == "fp32" ? Master::kF32 : master == "none" ? Master::kNone : Master::kSplit;
     plan.numerics.dtype = dtype;
+    plan.numerics.fp32_adapters = adapter && arguments.get("adapter-dtype", "auto") == "fp32";
     plan.numerics.rule = optimizer.name;
     plan.numerics.master = optimizer.master;
     plan.numerics.gradient_dtype = arguments.get("gradients", "fp32") == "bf16" ? DType::kBF16 : DType::kF32;
@@ -210,6 +211,7 @@ struct Case {
     config.train.gradients =
         plan.numerics.gradient_dtype == DType::kBF16 ? GradientDType::kBF16 : GradientDType::kF32;
     config.model.dtype = dtype == DType::kBF16 ? ModelDType::kBF16 : ModelDType::kF32;
+    config.lora.dtype = plan.numerics.fp32_adapters ? LoraDType::kF32 : LoraDType::kAuto;
     config.optimizer.master = optimizer.master;
     config.optimizer.name = optimizer.name;
     config.offload.optimizer = config.offload.weights = OffloadHome::kNvme;
@@ -266,7 +268,7 @@ void dump_weights(const Case& c, Rank& rank, Staging& staging, Output& output) {
     return open->trainable();
   };
   dump(output, "weight.", c.layout, [&](int64_t b, const TensorPlace& place, const ParameterPart& part) {
-    return part_of(weights(b), c.dtype, place, part, staging);
+    return part_of(weights(b), c.plan.numerics.trained_dtype(), place, part, staging);
   });
   dump(output, "master.", c.layout, [&](int64_t b, const TensorPlace& place, const ParameterPart& part) {
     const Parameter& p = place.parameter;
@@ -321,7 +323,8 @@ void run(const Arguments& arguments) {
   Rank rank(c.setup(), stream);
   const LoadSetup load{c.spec, c.layout, c.dtype, stream, c.threads};
   load_weights(load, arguments.model, rank.weights());
-  if (c.adapter) load_adapter_weights(load, c.adapter_directory, rank.weights());
+  const LoadSetup adapters{c.spec, c.layout, c.plan.numerics.trained_dtype(), stream, c.threads};
+  if (c.adapter) load_adapter_weights(adapters, c.adapter_directory, rank.weights());
   rank.weights_ready();
 
   Output output;

@@ -48,11 +48,12 @@ def file_names(tensors):
     return {file_name(name): value for name, value in tensors.items()}
 
 
-def adapted(base, directory, arguments, dtype=torch.float32, dropout=0.0):
-    """A model with a random adapter, in directory/base and directory/adapter."""
+def adapted(base, directory, arguments, dtype=torch.float32, dropout=0.0, fp32_adapters=False):
+    """A model with a random adapter, in directory/base and directory/adapter. `fp32_adapters`: whatever the model's type, as peft
+    has them unless told otherwise."""
     model = tiny_models.make(base, directory / "base", dtype)
     config = peft.LoraConfig(task_type="CAUSAL_LM", lora_dropout=dropout, **arguments)
-    model = peft.get_peft_model(model, config, autocast_adapter_dtype=False)
+    model = peft.get_peft_model(model, config, autocast_adapter_dtype=fp32_adapters)
     randomise(model, arguments)
     model.save_pretrained(directory / "adapter")
     return model
@@ -89,6 +90,41 @@ def test_five_adamw_steps_of_the_adapter_agree(pair):
     check_all(dtype, ours["weights"], theirs["weights"])
     check_changes(dtype, ours["masters"], theirs)
     assert theirs["losses"][-1] < theirs["losses"][0]
+
+
+# fp32 adapters over a bf16 model, peft's own default: bf16 ones within the same bounds, and nothing of them rounded to bf16.
+
+@pytest.fixture(scope="module", params=ADAPTERS)
+def wide(request, tmp_path_factory):
+    base, arguments = ADAPTERS[request.param]
+    directory = tmp_path_factory.mktemp("wide")
+    model = adapted(base, directory, arguments, torch.bfloat16, fp32_adapters=True)
+    assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32} and model.dtype == torch.bfloat16
+    documents = reference.random_documents(model.config.vocab_size)
+    theirs = reference.train(model, documents, STEPS, LR, WEIGHT_DECAY)
+    for what in ("gradients", "weights", "first_weights"):
+        theirs[what] = file_names(theirs[what])
+    options = dict(adapter=directory / "adapter", dtype="bf16", steps=STEPS, lr=LR, weight_decay=WEIGHT_DECAY)
+    runs = {kind: tool.run(directory / "base", documents, directory / kind, adapter_dtype=kind, **options) for kind in ("fp32", "auto")}
+    return runs, theirs
+
+
+def test_fp32_adapters_over_a_bf16_model_are_as_pefts(wide):
+    ours, theirs = wide[0]["fp32"], wide[1]
+    check("bf16", ours["logits"], theirs["logits"])
+    assert ours["loss"].item() == pytest.approx(theirs["loss"].item(), rel=5e-3)
+    check_all("bf16", ours["gradients"], theirs["gradients"])
+    check_all("bf16", ours["weights"], theirs["weights"])
+    check_changes("bf16", ours["masters"], theirs)
+    assert theirs["losses"][-1] < theirs["losses"][0]
+
+
+def test_fp32_adapters_have_what_bf16_ones_lose(wide):
+    fp32, auto = wide[0]["fp32"], wide[0]["auto"]
+    rounded = lambda w: w.bfloat16().float()
+    for name, weight in fp32["weights"].items():
+        assert torch.equal(weight, fp32["masters"][name]) and not torch.equal(weight, rounded(weight)), name
+    assert all(torch.equal(w, rounded(w)) for w in auto["weights"].values())
 
 
 # Dropout: the same function with the same mask, so that its gradient must be the same, too.

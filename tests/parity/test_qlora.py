@@ -68,6 +68,24 @@ def test_five_adamw_steps_of_the_adapter_agree(pair):
     assert theirs["losses"][-1] < theirs["losses"][0]
 
 
+@pytest.mark.parametrize("encoding", ["nf4_double", "int8"])
+def test_fp32_adapters_over_a_quantised_bf16_model_are_as_pefts(tmp_path, encoding):
+    base, arguments = ADAPTERS["all_linear"]
+    model = adapted(base, tmp_path, arguments, torch.bfloat16, fp32_adapters=True)
+    quantise(model, encoding)
+    documents = reference.random_documents(model.config.vocab_size)
+    theirs = reference.train(model, documents, STEPS, LR, WEIGHT_DECAY)
+    for what in ("gradients", "weights", "first_weights"):
+        theirs[what] = file_names(theirs[what])
+    quantize, double = ENCODINGS[encoding]
+    ours = tool.run(tmp_path / "base", documents, tmp_path / "run", adapter=tmp_path / "adapter", dtype="bf16", adapter_dtype="fp32",
+                    steps=STEPS, lr=LR, weight_decay=WEIGHT_DECAY, quantize=quantize, double_quantize=double)
+    check("bf16", ours["logits"], theirs["logits"])
+    check_all("bf16", ours["gradients"], theirs["gradients"])
+    check_all("bf16", ours["weights"], theirs["weights"])
+    check_changes("bf16", ours["masters"], theirs)
+
+
 def test_quantising_changes_the_result():
     """Else the comparisons above show nothing."""
     weight = torch.randn(96, 40, generator=torch.Generator().manual_seed(3)) * 0.1

@@ -96,12 +96,13 @@ TEST_F(Arenas, AreFilledAsPlanned) {
   AdapterSpec plain = adapter_r16(), dropping = adapter_r16(), some = adapter_r16();
   dropping.dropout = 0.1;
   some.targets = {"q_proj", "v_proj"};
-  int turn = 0;
+  int turn = 0, fp32_adapters = 0;
   for (const ModelSpec& spec : specs) {
     for (const AdapterSpec* adapter :
          {static_cast<const AdapterSpec*>(nullptr), static_cast<const AdapterSpec*>(&plain),
           static_cast<const AdapterSpec*>(&dropping), static_cast<const AdapterSpec*>(&some)}) {
-      // Two of {no recomputation, recomputation} x {bf16, bf16 gradients, fp32}, one of each policy.
+      // Two of {no recomputation, recomputation} x {bf16, bf16 gradients, fp32}, one of each policy; every
+      // second adapter of a bf16 model is fp32.
       ++turn;
       for (const int kind : {turn % 6, (turn + 3) % 6}) {
         Case c{.config = {}, .spec = spec};
@@ -115,11 +116,17 @@ TEST_F(Arenas, AreFilledAsPlanned) {
         c.config.train.recompute = kind % 2 == 0 ? Recompute::kNone : Recompute::kBlock;
         c.config.model.dtype = kind < 4 ? ModelDType::kBF16 : ModelDType::kF32;
         if (kind == 2 || kind == 3) c.config.train.gradients = GradientDType::kBF16;
+        if (adapter != nullptr && kind < 2) {
+          c.config.train.method = Method::kLora;
+          c.config.lora.dtype = LoraDType::kF32;
+          ++fp32_adapters;
+        }
         const Tried tried = run_step(c, adapter);
         EXPECT_EQ(tried.used, tried.planned) << "vocab " << spec.vocab << ", kind " << kind;
       }
     }
   }
+  EXPECT_GT(fp32_adapters, 3);
 }
 
 TEST_F(Arenas, AreFilledAsPlannedByACutHead) {

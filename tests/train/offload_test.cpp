@@ -101,6 +101,27 @@ TEST_F(Offload, GradientsInBf16GiveTheSameBits) {
   }
 }
 
+TEST_F(Offload, AdaptersInFp32OverACoarserModelGiveTheSameBits) {
+  for (const EncodingKind base : {EncodingKind::kPlain, EncodingKind::kNf4Double}) {
+    Variant resident;
+    resident.lora = resident.fp32_adapters = true, resident.base = base;
+    resident.micro_batches = 2, resident.group = 2, resident.steps = 5;
+    std::vector<Variant> runs = everywhere(resident);
+    runs.push_back(runs.front());
+    runs.back().in_backward = true;
+    for (const Variant& run : runs) {
+      SCOPED_TRACE(run.text());
+      expect_same(run, Training(run).run());
+    }
+    // Adapters of the model's own type are others, and a master beside fp32 ones is none.
+    Variant same = resident, none = resident;
+    same.fp32_adapters = false, none.master = Master::kNone;
+    EXPECT_NE(reference(same).losses, reference(resident).losses);
+    EXPECT_TRUE(reference(none).state == reference(resident).state);
+    EXPECT_FALSE(reference(resident).state.contains("block1.master"));
+  }
+}
+
 TEST_F(Offload, BiasesNormsOfHeadsAndWindowsGiveTheSameBits) {
   for (const Family family : {Family::kQwen2, Family::kQwen3, Family::kMistral}) {
     for (const bool lora : {false, true}) {

@@ -112,17 +112,18 @@ std::string Variant::text() const {
   add("activations", activations), add("mixed", mixed), add("granules", granules), add("slots", slots);
   add("group", group), add("threads", optimizer_threads), add("engine", static_cast<int>(engine));
   add("bf16_gradients", gradient_dtype == DType::kBF16), add("family", static_cast<int>(family));
-  add("base", static_cast<int>(base));
+  add("base", static_cast<int>(base)), add("fp32_adapters", fp32_adapters), add("r", r);
   add("in_backward", in_backward), add("stage", stage);
   add("slots_on_device", slots_on_device), add("host", host), add("on_host", on_host);
   return out;
 }
 std::string Variant::numbers() const {
   std::string out;
-  for (const int64_t value : {vocab, int64_t{lora}, int64_t{tied}, static_cast<int64_t>(clip), micro_batches,
-                              static_cast<int64_t>(dtype), static_cast<int64_t>(rule),
-                              static_cast<int64_t>(master), static_cast<int64_t>(gradient_dtype),
-                              static_cast<int64_t>(family), layers, steps, static_cast<int64_t>(base)})
+  for (const int64_t value :
+       {vocab, int64_t{lora}, int64_t{tied}, static_cast<int64_t>(clip), micro_batches,
+        static_cast<int64_t>(dtype), static_cast<int64_t>(rule), static_cast<int64_t>(master),
+        static_cast<int64_t>(gradient_dtype), static_cast<int64_t>(family), layers, steps,
+        static_cast<int64_t>(base), int64_t{fp32_adapters}, r})
     out += std::to_string(value) + ",";
   return out;
 }
@@ -160,6 +161,7 @@ Variant drawn_variant(std::mt19937& random, int i) {
   run.rule = static_cast<RuleId>(static_cast<size_t>(i) % Rules::kSize);
   if (run.dtype == DType::kBF16 && draw(0, 1) == 1) run.gradient_dtype = DType::kBF16;
   if (run.lora) run.base = static_cast<EncodingKind>(draw(0, 5));
+  run.fp32_adapters = run.lora && run.gradient_dtype == DType::kF32 && draw(0, 1) == 1;
   return run;
 }
 
@@ -178,6 +180,11 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store,
       rank_index_(group == nullptr ? 0 : group->rank()),
       ranks_(group == nullptr ? 1 : group->ranks()),
       engine_(std::move(engine)),
+      adapter_{.r = run.r,
+               .alpha = 2.0 * static_cast<double>(run.r),
+               .rslora = false,
+               .dropout = 0.1,
+               .targets = {"q_proj", "v_proj", "down_proj"}},
       spec_(small_spec(run)),
       layout_(make_layout(spec_, run.lora ? &adapter_ : nullptr, run.dtype,
                           run.base == EncodingKind::kPlain ? nullptr : &encoding_of(run.base))),
@@ -190,6 +197,7 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store,
   config.train.method = run.lora ? Method::kLora : Method::kFull;
   config.train.gradients = run.gradient_dtype == DType::kBF16 ? GradientDType::kBF16 : GradientDType::kF32;
   config.model.dtype = run.dtype == DType::kBF16 ? ModelDType::kBF16 : ModelDType::kF32;
+  config.lora.dtype = run.fp32_adapters ? LoraDType::kF32 : LoraDType::kAuto;
   config.optimizer.clip = optimizer_.clip = run.clip;
   config.optimizer.master = optimizer_.master = run.master;
   config.optimizer.name = optimizer_.name = run.rule;
@@ -203,7 +211,7 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store,
   config.offload.activations = home(run.activations);
   config.offload.verify = run.verify;
   config.zero.stage = run.stage;
-  const StateStreams state(run.rule, master_form(run.master, run.dtype));
+  const StateStreams state(run.rule, master_form(run.master, run.trained_dtype()));
   config.io.tile = ByteSize{state.bytes({run.granules * kGranule})};
   Machine machine;
   machine.cores = 2;
@@ -241,9 +249,10 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store,
 }
 
 void Training::load() {
-  const LoadSetup load{spec_, layout_, run_.dtype, stream_, 1};
+  const LoadSetup load{spec_, layout_, run_.dtype, stream_, 1},
+      adapters{spec_, layout_, run_.trained_dtype(), stream_, 1};
   initialise_weights(load, 1, rank_->weights());
-  if (run_.lora) initialise_adapter(load, 1, rank_->weights());
+  if (run_.lora) initialise_adapter(adapters, 1, rank_->weights());
   rank_->weights_ready();
 }
 
@@ -307,10 +316,10 @@ void Training::set_update_site() {
   PlacementPlan& p = plan_.placement;
   // A GPU's products are the GPU's.
   p.update_on_host = run_.on_host && !(device() == DeviceType::kCuda && is_orthogonal(run_.rule));
-  p.update_staging = p.update_on_host
-                         ? HostUpdate::staging_bytes(p.tile_granules * kGranule,
-                                                     plan_.numerics.gradient_dtype, plan_.numerics.dtype)
-                         : 0;
+  p.update_staging =
+      p.update_on_host ? HostUpdate::staging_bytes(p.tile_granules * kGranule, plan_.numerics.gradient_dtype,
+                                                   plan_.numerics.trained_dtype())
+                       : 0;
   PoolPlan& pool = p.pool(Pool::kOptimizer);
   const std::vector<char> through_slots = p.through_slots(Pool::kOptimizer);
   pool.slots = std::min<int64_t>(pool.slots, std::count(through_slots.begin(), through_slots.end(), 1));

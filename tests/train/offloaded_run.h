@@ -22,7 +22,7 @@ enum class Engine { kUring, kThreads, kSim };
 // What families differ in, where state passes through: sizes of blocks, and what attention does.
 enum class Family { kLlama, kQwen2, kQwen3, kMistral };  // plain; biases; q/k norms; sliding windows
 
-// A run of the matrix. The first thirteen decide the numbers, the rest must not.
+// A run of the matrix. The first fifteen decide the numbers, the rest must not.
 struct Variant {
   bool lora = false, tied = true;
   int64_t vocab = 300;  // more than 8192: an untied head is cut where weights or gradients are off the device
@@ -35,6 +35,8 @@ struct Variant {
   Family family = Family::kLlama;
   int64_t layers = 3, steps = 12;
   EncodingKind base = EncodingKind::kPlain;  // with LoRA: of the frozen matrices
+  bool fp32_adapters = false;                // with LoRA: whatever dtype is
+  int64_t r = 4;                             // of adapters
 
   bool recompute = false;
   bool optimizer = false, gradients = false, weights = false, activations = false;  // off the device
@@ -60,6 +62,7 @@ struct Variant {
 
   std::string text() const;
   std::string numbers() const;  // what decides them
+  DType trained_dtype() const { return fp32_adapters ? DType::kF32 : dtype; }
 };
 
 using State = std::map<std::string, std::vector<std::byte>>;  // every byte of it, by name
@@ -132,8 +135,7 @@ class Training {
   Variant run_;
   int rank_index_ = 0, ranks_ = 1;
   EngineFactory engine_;
-  AdapterSpec adapter_{
-      .r = 4, .alpha = 8, .rslora = false, .dropout = 0.1, .targets = {"q_proj", "v_proj", "down_proj"}};
+  AdapterSpec adapter_;
   OptimizerConfig optimizer_;
   ModelSpec spec_;
   ModelLayout layout_;

@@ -108,6 +108,15 @@ def check_four_bits(name, x, ours, kind, double):
         assert bits(ours[name + ".bf16"]) == bits(bnb.dequantize_4bit(codes, state)), name
 
 
+def check_int8(name, x, ours):
+    codes, scales, _ = bnb.int8_vectorwise_quant(x)
+    assert bits(ours[name + ".codes"]) == bits(codes), name
+    assert bits(ours[name + ".scales"]) == bits(scales), name
+    values = bnb.int8_vectorwise_dequant(codes, scales)
+    assert bits(ours[name + ".fp32"]) == bits(values), name
+    assert bits(ours[name + ".bf16"]) == bits(rounded(values)), name
+
+
 @pytest.mark.parametrize("encoding", FOUR_BITS)
 def test_random_matrices_have_bitsandbytes_bits(encoding, matrices, tmp_path):
     save_file(matrices, tmp_path / "in.safetensors")
@@ -122,9 +131,4 @@ def test_random_matrices_have_bitsandbytes_int8_bits(matrices, tmp_path):
     tool("quantise", tmp_path / "in.safetensors", tmp_path / "out.safetensors", "int8")
     ours = load_file(tmp_path / "out.safetensors")
     for name, x in matrices.items():
-        codes, scales, _ = bnb.int8_vectorwise_quant(x)
-        assert bits(ours[name + ".codes"]) == bits(codes), name
-        assert bits(ours[name + ".scales"]) == bits(scales), name
-        values = bnb.int8_vectorwise_dequant(codes, scales)
-        assert bits(ours[name + ".fp32"]) == bits(values), name
-        assert bits(ours[name + ".bf16"]) == bits(rounded(values)), name
+        check_int8(name, x, ours)
