@@ -14,6 +14,7 @@
 #include "launcher/control.h"
 #include "launcher/door/checked_run.h"
 #include "launcher/door/commands.h"
+#include "launcher/door/end_launcher.h"
 #include "launcher/door/supervise.h"
 #include "launcher/environment.h"
 #include "launcher/machine/interface.h"
@@ -109,6 +110,7 @@ class JobRun {
     if (leads()) {
       if (lock_) record_end(run_, status, *report_);
       std::fprintf(stderr, "%s\n", stop_line(status).c_str());
+      if (status.state == "failed" && !job_.one_machine) end_mpirun_later();
     } else if (*status.exit_code != 0) {
       wait_for_leader(run_.directory);
     }

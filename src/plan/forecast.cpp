@@ -9,7 +9,8 @@
 namespace lm {
 namespace {
 
-// Calls of all ranks, between the operations of the step: nothing else happens while they last.
+// Calls of all ranks, between the operations of the step: on the CPU nothing else happens while they last.
+// (GPUs compute beside them, which the walk below knows.)
 void predict_traffic(const PlanInput& in, Plan& plan) {
   plan.world = in.world;
   if (in.world.ranks == 1) return;
@@ -32,10 +33,11 @@ double stop_vote_seconds(const PlanInput& in, const Plan& plan) {
   return collective_time(traffic.stop_vote(), in.world, rank_links(in.machine, in.device)).seconds();
 }
 
-// Transfers run beside compute; the step takes as long as the list with its waits.
+// Transfers, and calls of ranks with GPUs, run beside compute; the step takes as long as the list with its
+// waits.
 void predict_transfers(const PlanInput& in, const StepShape& shape, const StepCosts& costs, Plan& plan) {
   const TimelineShape timeline = plan.placement.timeline();
-  if (!timeline.transfers.any() && !plan.placement.update_on_host) return;
+  if (!timeline.transfers.any() && !plan.placement.update_on_host && !timeline.calls_beside) return;
   plan.timeline = walk_timeline(plan.schedule, timeline, link_rates(in.machine, in.device),
                                 operation_seconds(in, plan, costs));
   plan.step_seconds = plan.timeline.seconds + stop_vote_seconds(in, plan);

@@ -76,8 +76,11 @@ TransferShape PlacementPlan::transfers() const {
 }
 
 TimelineShape PlacementPlan::timeline() const {
-  TimelineShape shape{
-      .transfers = transfers(), .arrays = {}, .gpu = device == DeviceType::kCuda, .host_updates = {}};
+  TimelineShape shape{.transfers = transfers(),
+                      .arrays = {},
+                      .gpu = device == DeviceType::kCuda,
+                      .calls_beside = device == DeviceType::kCuda && ranks > 1,
+                      .host_updates = {}};
   for (int p = 0; p < kPools; ++p) {
     const PoolPlan& plan = pool(static_cast<Pool>(p));
     for (size_t a = 0; a < plan.bytes.size(); ++a)

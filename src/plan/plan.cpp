@@ -32,7 +32,7 @@ void refuse_idle_ranks(const World& world, const Config& config) {
   const int ranks = world.ranks;
   const int64_t sequences = config.train.global_batch;
   if (ranks <= sequences) return;
-  throw Error(Exit::kDoesNotFit,
+  throw Error(Exit::kConfig,
               {.area = "RANK-12",
                .what = std::to_string(ranks) + " ranks share train.global_batch = " +
                        std::to_string(sequences) + " sequences: some would have nothing to do",

@@ -109,7 +109,7 @@ std::vector<std::string> scaling_notes(const Plan& plan) {
         "ranks exchange with every other rank directly: sums within a machine before they leave it are not "
         "built");
   }
-  notes.emplace_back("compute waits while ranks exchange: doing both at once is not built");
+  if (!gpu) notes.emplace_back("ranks on the CPU compute or exchange, never both at once");
   const PlacementPlan& p = plan.placement;
   if (const RuleText& rule = rule_text(plan.numerics.rule); rule.whole_tensors)
     notes.push_back(std::string(rule.name) +

@@ -72,6 +72,7 @@ class Ranks {
   void pass(const TimedList& list, size_t i, const Timed& timed, const std::vector<double>& slowness,
             Network& network) {
     const Operation& op = list.operations()[i];
+    if (clocks_.front().beside(op)) return pass_beside(list, i, timed, slowness, network);
     const bool moves = is_transfer(op) && !clocks_.front().gathers(op);
     if (moves) take_turns();  // who comes to a disk first is served first
     if (timed.calls.empty()) {
@@ -86,6 +87,22 @@ class Ranks {
     for (const Collective& call : timed.calls) last += network.carry(call);
     for (size_t r = 0; r < clocks_.size(); ++r) clocks_[r].leave(op, last + timed.compute * slowness[r]);
   }
+
+  // In the ranks' streams of calls, while their compute goes on.
+  void pass_beside(const TimedList& list, size_t i, const Timed& timed, const std::vector<double>& slowness,
+                   Network& network) {
+    std::vector<double> start;
+    for (RankClock& clock : clocks_) start.push_back(clock.ready_beside(list, i));
+    if (!timed.calls.empty()) {
+      double last = *std::ranges::max_element(start);
+      for (const Collective& call : timed.calls) last += network.carry(call);
+      std::ranges::fill(start, last);
+    }
+    for (size_t r = 0; r < clocks_.size(); ++r)
+      clocks_[r].pass_beside(list.operations()[i], start[r], start[r] + timed.compute * slowness[r]);
+  }
+
+  bool beside(const Operation& op) const { return clocks_.front().beside(op); }
 
   // Between two steps.
   void call(double seconds) {
@@ -141,7 +158,7 @@ Simulation simulate_step(const PlanInputs& inputs, const Machine& machine, const
       const Operation& op = list.operations()[i];
       const Timed timed{compute(op), traffic.of(op)};
       if (timed.compute == 0 && timed.calls.empty() && !is_transfer(op) && list.wanted(i).empty()) continue;
-      if (!shape.host_update(op).used) computing += timed.compute;
+      if (!shape.host_update(op).used && !ranks.beside(op)) computing += timed.compute;
       ranks.pass(list, i, timed, slowness, network);
     }
     if (plan.world.ranks > 1) ranks.call(network.carry(traffic.stop_vote()));

@@ -46,6 +46,10 @@ bool RankClock::gathers(const Operation& op) const {
 
 void RankClock::pass(const TimedList& list, size_t i, double seconds) {
   const Operation& op = list.operations()[i];
+  if (beside(op)) {
+    const double start = ready_beside(list, i);
+    return pass_beside(op, start, start + seconds);
+  }
   if (is_transfer(op) && !gathers(op)) return transfer(op);
   if (const auto update = shape_.host_update(op); update.used) {
     const TransferShape& shape = shape_.transfers;
@@ -61,7 +65,53 @@ void RankClock::arrive(const TimedList& list, size_t i) {
   const Operation& op = list.operations()[i];
   if (is_transfer(op))
     return wait(std::max(at(slot_free_, op.pool, op.slot), at(home_ready_, op.pool, op.array)));
-  wait(std::max(arrived(list, i), host_));  // the thread that enqueues this did the updates before it
+  // The thread that enqueues this did the updates before it.
+  wait(std::max({arrived(list, i), host_, called(op)}));
+}
+
+bool RankClock::beside(const Operation& op) const {
+  return shape_.calls_beside && (gathers(op) || op.kind == OperationKind::kExchange ||
+                                 op.kind == OperationKind::kNorm || op.kind == OperationKind::kGather);
+}
+
+double RankClock::ready_beside(const TimedList& list, size_t i) {
+  const Operation& op = list.operations()[i];
+  const double issued = std::max({now, host_, calls_free_});
+  if (!is_transfer(op)) return std::max(issued, arrived(list, i));
+  return std::max({issued, at(slot_free_, op.pool, op.slot), at(home_ready_, op.pool, op.array)});
+}
+
+void RankClock::pass_beside(const Operation& op, double start, double end) {
+  note(Lane::kRanks, op, start, end);
+  calls_free_ = end;
+  if (is_transfer(op)) {
+    at(ready_, op.pool, op.array) = end;
+  } else if (op.kind == OperationKind::kGather) {
+    // What is written back from a slot follows compute.
+    if (shape_.transfers.pool(Pool::kWeights).holds(op.unit)) return wait(end);
+    if (std::ssize(gathered_) <= op.unit) gathered_.resize(static_cast<size_t>(op.unit) + 1);
+    gathered_[static_cast<size_t>(op.unit)] = end;
+  } else if (shape_.transfers.pool(Pool::kGradients).holds(op.unit)) {
+    at(ready_, Pool::kGradients, op.unit) = end;
+  }
+}
+
+// What compute waits for of the calls: the check for all, an update that does not follow the check for its
+// norm, and who uses weights for these.
+double RankClock::called(const Operation& op) const {
+  switch (op.kind) {
+    case OperationKind::kCheck:
+      return calls_free_;
+    case OperationKind::kUpdate:
+      return updates_at_end_ ? 0 : calls_free_;
+    case OperationKind::kForward:
+    case OperationKind::kHead:
+    case OperationKind::kRecompute:
+    case OperationKind::kBackward:
+      return op.unit < std::ssize(gathered_) ? gathered_[static_cast<size_t>(op.unit)] : 0;
+    default:
+      return 0;
+  }
 }
 
 void RankClock::leave(const Operation& op, double time) {
@@ -118,7 +168,7 @@ void RankClock::transfer(const Operation& op) {
   } else if (op.kind == OperationKind::kClaim) {
     at(ready_, op.pool, op.array) = done;
   } else {
-    done = std::max(issued, home_ready);
+    done = std::max({issued, home_ready, at(ready_, op.pool, op.array)});
     if (link) move(Lane::kFromDevice, down_free_, rates_.link), crossed += bytes;
     if (disk) move(Lane::kDiskWrite, disks_.write_free, rates_.disk_write), written += bytes;
     slot_free = home_ready = done;

@@ -42,6 +42,12 @@ class RankClock {
   // Whether it is a fetch of what is in shards, which is a call of all ranks.
   bool gathers(const Operation& op) const;
 
+  // Whether it runs in the stream of calls, in which one follows the other, and compute goes on. Then: when
+  // it can begin, and its time once all ranks are known to have come.
+  bool beside(const Operation& op) const;
+  double ready_beside(const TimedList& list, size_t i);
+  void pass_beside(const Operation& op, double start, double end);
+
   double now = 0, waited = 0;
   double read = 0, written = 0, crossed = 0;  // bytes
   double host_seconds = 0;
@@ -54,6 +60,7 @@ class RankClock {
     return shape_.arrays[static_cast<size_t>(op.pool)][static_cast<size_t>(op.array)];
   }
   double arrived(const TimedList& list, size_t i);
+  double called(const Operation& op) const;
   void wait(double until);
   void update_on_host(const Operation& op, const TimelineShape::HostUpdate& update, double seconds,
                       double arrived, bool inputs_through_slots);
@@ -68,6 +75,8 @@ class RankClock {
   DiskClock& disks_;
   double host_ = 0;  // the CPU's clock beside a GPU: it has done its work up to there
   double up_free_ = 0, down_free_ = 0;
+  double calls_free_ = 0;         // when the stream of calls has done what it was given so far
+  std::vector<double> gathered_;  // when a unit's weights have come from all ranks
   Times slot_free_, home_ready_, ready_;
 };
 

@@ -27,8 +27,7 @@ struct TimelineShape {
   struct Array {
     int64_t bytes = 0;
     bool on_disk = false;
-    bool in_shards =
-        false;  // of the ranks: a fetch is a call that all of them make, and compute waits for it
+    bool in_shards = false;  // of the ranks: a fetch is a call that all of them make
   };
   // The CPU's update of a tile beside a GPU, and the bytes that it brings from there and sends there.
   struct HostUpdate {
@@ -37,7 +36,8 @@ struct TimelineShape {
   };
   TransferShape transfers;
   std::array<std::vector<Array>, kPools> arrays;
-  bool gpu = false;                      // compute is one: slots lie there
+  bool gpu = false;           // compute is one: slots lie there
+  bool calls_beside = false;  // ranks with GPUs exchange, gather and take norms in a stream beside compute
   std::vector<HostUpdate> host_updates;  // of each tile; empty: the CPU updates none, and has no such slots
 
   HostUpdate host_update(const Operation& op) const {

@@ -184,8 +184,21 @@ def test_an_error_of_one_rank_is_told_once_and_ends_all(work):
 def test_more_ranks_than_sequences_is_refused_before_anything(work):
     prepared(work, "many", train__global_batch=2)
     done = lmlaunch("--ranks", "3", "many.toml", cwd=work, check=False)
-    assert done.returncode == 12, done.stderr
+    assert done.returncode == 10, done.stderr
     assert "train.global_batch" in done.stderr
+
+
+def test_more_ranks_than_sequences_are_refused_with_what_is_possible(work):
+    """Where they are to go on from a checkpoint that three have saved, too."""
+    prepared(work, "idle", train__global_batch=3, train__steps=1000)
+    door, _ = started(work, "idle", 3, 4)
+    door.terminate()
+    door.communicate(timeout=60)
+    assert door.returncode == 75
+    for arguments in (["--ranks", 4, "idle.toml"], ["plan", "--ranks", 4, "idle.toml"]):
+        done = lmlaunch(*arguments, cwd=work, check=False)
+        assert done.returncode == 10, done.stderr
+        assert "4 ranks share train.global_batch = 3 sequences" in done.stderr and "use at most 3 ranks" in done.stderr
 
 
 def test_doctor_says_the_version_of_the_nccl_beside_torch(work):

@@ -75,13 +75,14 @@ def test_two_hosts_give_the_bits_of_one(work, wanted):
 
 
 @pytest.mark.skipif(not (TWIN / "bin" / "lmlaunch-mpi.so").exists(), reason="no twin with Open MPI")
-def test_nccl_is_told_the_interface_between_the_hosts(work):
+def test_a_host_has_its_own_gpus_and_nccl_the_interface_between_them(work):
     """With GPUs, which are the twin's: what a rank's NCCL finds in its environment."""
     prepared(work, "gpus", zero__stage=3, train__steps=1_000_000, train__eval_every=0, checkpoint__every=0, run__device="auto")
     lmlaunch = [str(TWIN / "bin" / "lmlaunch"), "gpus.toml"]
     twin = {"LD_PRELOAD": str(TWIN / "lib" / "libtwin_devices.so"), "LD_LIBRARY_PATH": str(TWIN / "lib"), "TWIN_GPUS": f"{H100}:80,{H100}:80"}
     told = [part for item in twin.items() for part in ("-x", "=".join(item))]
-    process = [["-n", "1", *told, "-x", f"CUDA_VISIBLE_DEVICES={card}", *lmlaunch] for card in range(2)]
+    # Each host counts its GPUs from its own first one; both are rank 0 of their host.
+    process = [["-n", "1", *told, "-x", f"CUDA_VISIBLE_DEVICES={seen}", *lmlaunch] for seen in ("0,1", "1,0")]
     job = start(work, "gpus", [*process[0], ":", *process[1]])
     try:
         mpi.until(lambda: steps(work, "gpus") >= 1 or job.poll() is not None, 60, "steps")
@@ -90,6 +91,7 @@ def test_nccl_is_told_the_interface_between_the_hosts(work):
         for rank, name in enumerate(["vA", "vB"]):
             environment = Path(f"/proc/{ranks[rank]}/environ").read_text().split("\0")
             assert f"NCCL_SOCKET_IFNAME=={name}" in environment and "NCCL_RAS_ENABLE=0" in environment
+            assert environment[max(i for i, text in enumerate(environment) if text.startswith("CUDA_VISIBLE_DEVICES="))][-2:] == f"={rank}"
     finally:
         job.terminate()
         job.wait(60)
@@ -122,8 +124,12 @@ def test_a_cable_that_stays_out_ends_both_hosts(work):
         assert time.monotonic() - begin < SILENCE + 5
         assert mpi.status(work, "cut")["exit_code"] == 41
         said = console(work, "cut")
-        assert re.search(r"error HANG-09 \(exit 41\): rank 1 on \S+ has given no sign of life for \d", said), said
+        assert re.search(r"error HANG-09 \(exit 41\): rank 1 on \S+ has given no sign of life for \d.*it was last seen at \"\w[^\"]*\", call \d",
+                         said), said
+        # mpirun by itself would wait for the other host for ever.
+        mpi.until(lambda: job.poll() is not None, max(SILENCE + 5 - (time.monotonic() - begin), 0), "mpirun's end")
     finally:
         cable("up")
-        subprocess.run(["kill", "-9", "--", f"-{job.pid}"], check=False)  # mpirun itself waits for the other host for ever
+        if job.poll() is None:
+            subprocess.run(["kill", "-9", "--", f"-{job.pid}"], check=False)
         job.wait()

@@ -1,5 +1,5 @@
-"""Several processes under a real Slurm of one node: srun --mpi=pmix, and configs/slurm/train.sbatch with its time limit, requeue and
-scancel. What comes out is what --ranks gives, bit for bit. Skipped, visibly, where Slurm or Open MPI is missing."""
+"""Several processes under a real Slurm of one node: srun --mpi=pmix, and configs/slurm/train.sbatch with its time limit, requeue,
+preemption and scancel. What comes out is what --ranks gives, bit for bit. Skipped, visibly, where Slurm or Open MPI is missing."""
 
 import os
 import re
@@ -18,7 +18,7 @@ import mpi  # noqa: E402
 pytestmark = pytest.mark.skipif(not shutil.which("mpirun"), reason="no Open MPI (openmpi-bin)")
 RANKS = 2
 SHORT = ["train.eval_every=0", 'optimizer.schedule="cosine"', "zero.stage=2", "train.global_batch=4"]
-LONGER = [*SHORT, "train.steps=6000", "checkpoint.every=1000"]  # longer than the fifteen seconds until the signal
+LONGER = [*SHORT, "train.steps=12000", "checkpoint.every=2000"]  # longer than the half minute until the signal
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def longer(work):
 
 @pytest.fixture(scope="module")
 def report(slurm):  # noqa: F811
-    out = Report("slurm_ranks", "F27: Slurm, several processes", f"one node, {RANKS} processes: srun --mpi=pmix; the sample script's time limit, requeue and scancel")
+    out = Report("slurm_ranks", "F27: Slurm, several processes", f"one node, {RANKS} processes: srun --mpi=pmix; the sample script's time limit, requeue, preemption and scancel")
     yield out
     out.write()
 
@@ -52,6 +52,16 @@ def submit(slurm, run, *options):  # noqa: F811
     said = slurm("sbatch", f"--chdir={run.work}", f"--output={output}", f"--export=ALL,PATH={path},OMPI_MCA_btl_vader_single_copy_mechanism=none",
                  f"--ntasks={RANKS}", *options, ROOT / "configs" / "slurm" / "train.sbatch", *run.arguments)
     return re.search(r"\d+", said)[0], output
+
+
+def queued_again(slurm, job, restarts):  # noqa: F811
+    said = slurm("scontrol", "show", "job", job)
+    return "JobState=PENDING" in said and int(re.search(r"Restarts=(\d+)", said)[1]) >= restarts
+
+
+def start_soon(slurm, job):  # noqa: F811
+    """Slurm itself waits two minutes; a start within the second of the end is taken for one of before it, and revoked."""
+    slurm("scontrol", "update", f"JobId={job}", "StartTime=now+3")
 
 
 def test_srun_gives_the_bits_of_ranks(slurm, work, report):  # noqa: F811
@@ -72,21 +82,40 @@ def test_srun_without_pmix_is_refused(slurm, work):  # noqa: F811
 def test_a_job_at_its_time_limit_saves_and_goes_on_after_its_requeue(slurm, work, longer, report):  # noqa: F811
     run = Run(work, "limit", "full", "resident", *LONGER)
     job, output = submit(slurm, run, "--time=2", "--signal=USR1@105")
-    eventually("the job in the queue again", 100, lambda: "JobState=PENDING" in slurm("scontrol", "show", "job", job))
+    eventually("the job in the queue again", 100, lambda: queued_again(slurm, job, 1))
     first = output.read_text()
     assert "stop code=75 reason=signal:SIGUSR1" in first and run.status()["state"] == "stopped", first
-    slurm("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm itself waits two minutes
+    start_soon(slurm, job)
     eventually("the end", 180, lambda: run.done() or "stop code=75" in output.read_text()[len(first):])
     messages = output.read_text()
     assert f"lmlaunch job {job}, restart 1" in messages and resumed_at(messages) > 0, messages
     while not run.done():  # a slow machine needs a third start
-        eventually("the job in the queue again", 60, lambda: run.done() or "JobState=PENDING" in slurm("scontrol", "show", "job", job))
+        eventually("the job in the queue again", 60, lambda: run.done() or queued_again(slurm, job, 2))
         if not run.done():
-            slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
+            start_soon(slurm, job)
             eventually("the next start", 60, lambda: run.done() or "JobState=RUNNING" in slurm("scontrol", "show", "job", job))
     run.wait_until_free()
     assert run.result() == longer and not run.leftovers()
     report.count("time limit: 75, SLURM_RESTART_COUNT=1 goes on, equal bits", tries=1)
+
+
+def test_a_preempted_job_saves_and_goes_on_when_it_is_its_turn_again(slurm, work, longer, report):  # noqa: F811
+    run = Run(work, "preempted", "full", "resident", *LONGER)
+    job, output = submit(slurm, run)
+    eventually("the first steps", 60, lambda: run.steps_done() >= 5)
+    took = work / "urgent.out"
+    slurm("sbatch", "--partition=urgent", f"--ntasks={RANKS}", f"--output={took}", f"--chdir={work}", "--wrap", "echo urgent")
+    eventually("the job in the queue again", 60, lambda: queued_again(slurm, job, 1))
+    first = output.read_text()
+    assert "stop code=75 reason=signal:SIGTERM" in first and run.status()["state"] == "stopped" and run.status()["repeat"] == 0, first
+    eventually("the other job", 60, lambda: took.exists() and took.read_text() == "urgent\n")
+    start_soon(slurm, job)
+    eventually("the end", 180, lambda: run.done() or "stop code=75" in output.read_text()[len(first):])
+    messages = output.read_text()
+    assert f"lmlaunch job {job}, restart 1" in messages and resumed_at(messages) >= 5, messages
+    run.wait_until_free()
+    assert run.result() == longer and not run.leftovers()
+    report.count("preemption: 75, SLURM_RESTART_COUNT=1 goes on, equal bits", tries=1)
 
 
 def test_a_cancelled_job_has_saved(slurm, work, longer, report):  # noqa: F811
