@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TAG = "py3-none-manylinux_2_36_x86_64"  # glibc of Debian 12
 RUN_TIME = ("torch", "tokenizers", "jinja2", "numpy", "pyarrow")
 # Compiled in or copied: the Debian package it comes from, and its licence.
-COMPILED_IN = {"libcli11-dev": "BSD-3-Clause", "libtomlplusplus-dev": "MIT", "nlohmann-json3-dev": "MIT"}
+COMPILED_IN = {"libcli11-dev": "BSD-3-Clause", "libfmt-dev": "MIT", "libtomlplusplus-dev": "MIT", "nlohmann-json3-dev": "MIT"}
 COPIED = {"liburing2": "LGPL-2.1-or-later OR MIT", "libxxhash0": "BSD-2-Clause", "zlib1g": "Zlib"}
 
 MAIN = '''"""lmlaunch: fine-tunes language models from one TOML file. This package is its executables; `main` starts them."""

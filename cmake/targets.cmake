@@ -140,6 +140,7 @@ function(lm_write_lists)
 endfunction()
 
 find_package(Threads REQUIRED)
+find_package(fmt REQUIRED)  # header-only: nothing to carry beside the executables
 find_package(nlohmann_json REQUIRED)
 
 set(LM_HAVE_CUDA OFF)

@@ -1,5 +1,6 @@
 #include "comm/group.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <optional>
 
@@ -37,9 +38,8 @@ void together(Group& group, const char* what, const std::function<void()>& work)
   if (failure) throw Error(static_cast<Exit>(*first), failure->text());
   throw Error(static_cast<Exit>(*first), {.area = "PEER-32",
                                           .what = std::string(what) + " has failed",
-                                          .place = "rank " + std::to_string(first - codes.begin()),
-                                          .next = "see that rank's message",
-                                          .kept = ""});
+                                          .place = fmt::format("rank {}", first - codes.begin()),
+                                          .next = "see that rank's message"});
 }
 
 }  // namespace lm

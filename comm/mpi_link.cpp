@@ -31,16 +31,14 @@ void MpiWorker::wait_joined() {
       throw Error(Exit::kPeerLost, {.area = "PEER-08",
                                     .what = "another rank has ended before all had come",
                                     .place = setup_.host,
-                                    .next = "see that rank's message",
-                                    .kept = ""});
+                                    .next = "see that rank's message"});
     }
     if (monotonic_seconds() - began < most) continue;
     throw Error(Exit::kNoProgress,
                 {.area = "HANG-09",
                  .what = "not all processes of the MPI job have come within " + seconds_of(most),
                  .place = setup_.host,
-                 .next = "see whether all machines run the same lmlaunch, and reach each other",
-                 .kept = ""});
+                 .next = "see whether all machines run the same lmlaunch, and reach each other"});
   }
   if (failure_) throw Error(*failure_);
 }
@@ -63,16 +61,14 @@ void MpiWorker::move(const char* what, std::span<const Transfer> transfers) {
       throw Error(Exit::kPeerLost, {.area = "PEER-08",
                                     .what = std::string("another rank has ended during \"") + what + "\"",
                                     .place = here() + " on " + setup_.host,
-                                    .next = "see that rank's message",
-                                    .kept = ""});
+                                    .next = "see that rank's message"});
     }
     if (now - seen > setup_.silence) {
       throw Error(Exit::kNoProgress, {.area = "HANG-09",
                                       .what = std::string("MPI itself has been stuck for ") +
                                               seconds_of(now - seen) + " in \"" + what + "\"",
                                       .place = here() + " on " + setup_.host,
-                                      .next = kLookForRank,
-                                      .kept = ""});
+                                      .next = kLookForRank});
     }
   }
   if (!asked_) return;
@@ -86,8 +82,7 @@ std::optional<Error> MpiWorker::lost() {
   return Error(Exit::kPeerLost, {.area = "PEER-08",
                                  .what = "another rank has ended",
                                  .place = here() + " on " + setup_.host,
-                                 .next = "see that rank's message",
-                                 .kept = ""});
+                                 .next = "see that rank's message"});
 }
 
 bool MpiWorker::end(Exit code, std::string why) {

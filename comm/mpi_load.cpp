@@ -13,8 +13,7 @@ Error cannot_load(const std::string& plugin, const std::string& why) {
   return Error(Exit::kDoesNotFit, {.area = "MPI-34",
                                    .what = "Open MPI cannot be loaded, which an MPI job needs: " + why,
                                    .place = plugin,
-                                   .next = kInstall,
-                                   .kept = ""});
+                                   .next = kInstall});
 }
 
 template <class Function>

@@ -1,5 +1,6 @@
 #include "comm/mpi_worker.h"
 
+#include <fmt/format.h>
 #include <sys/prctl.h>
 
 #include <algorithm>
@@ -36,8 +37,7 @@ Error MpiWorker::mpi_error(const std::string& reason) const {
   return Error(Exit::kPeerLost, {.area = "PEER-10",
                                  .what = "MPI has failed in \"" + what_ + "\": " + reason,
                                  .place = here() + " on " + setup_.host,
-                                 .next = "see whether another rank has ended, and its message",
-                                 .kept = ""});
+                                 .next = "see whether another rank has ended, and its message"});
 }
 
 Sign MpiWorker::sign(Sign::Kind kind) const {
@@ -138,14 +138,12 @@ bool MpiWorker::advance_order() {
     MpiArrival arrival;
     if (!finish(one.request, &arrival)) return false;
     if (one.transfer->to != nullptr && arrival.tag != order_->tag) {
-      throw Error(
-          Exit::kInternal,
-          {.area = "BUG-70",
-           .what = "rank " + std::to_string(one.transfer->peer) + " has come for something else than \"" +
-                   what_ + "\", call " + std::to_string(call_),
-           .place = here(),
-           .next = "see the logs of both ranks, and report this message; it is a bug in lmlaunch",
-           .kept = ""});
+      throw Error(Exit::kInternal,
+                  {.area = "BUG-70",
+                   .what = fmt::format("rank {} has come for something else than \"{}\", call {}",
+                                       one.transfer->peer, what_, call_),
+                   .place = here(),
+                   .next = "see the logs of both ranks, and report this message; it is a bug in lmlaunch"});
     }
     return true;
   });
@@ -198,13 +196,11 @@ void MpiWorker::take(const Sign& sign, int from) {
     neighbour_left_ = sign.kind == Sign::Kind::kLeave;
     return;
   }
-  const Error error(
-      static_cast<Exit>(sign.code),
-      {.area = "PEER-32",
-       .what = "rank " + std::to_string(from) + " on " + sign.host + " has ended the run: " + sign.why,
-       .place = here() + " on " + setup_.host + ", in \"" + what_ + "\"",
-       .next = "see that rank's message",
-       .kept = ""});
+  const Error error(static_cast<Exit>(sign.code),
+                    {.area = "PEER-32",
+                     .what = fmt::format("rank {} on {} has ended the run: {}", from, sign.host, sign.why),
+                     .place = here() + " on " + setup_.host + ", in \"" + what_ + "\"",
+                     .next = "see that rank's message"});
   if (!heard_end_) heard_end_ = error;
   const std::lock_guard lock(mutex_);
   if (from == 0) told_by_leader_ = sign.why;
@@ -263,17 +259,15 @@ void MpiWorker::look_at_neighbour() {
   if (ranks == 1 || neighbour_left_ || silent < setup_.silence) return;
   const int before = (rank + ranks - 1) % ranks;
   const std::string host = neighbour_.host[0] == 0 ? "" : std::string(" on ") + neighbour_.host;
-  const std::string where = neighbour_.host[0] == 0
-                                ? ""
-                                : ": it was last seen at \"" + std::string(neighbour_.what) + "\", call " +
-                                      std::to_string(neighbour_.call);
-  throw Error(Exit::kNoProgress, {.area = "HANG-09",
-                                  .what = "rank " + std::to_string(before) + host +
-                                          " has given no sign of life for " + seconds_of(silent) + where,
-                                  .place = here() + " on " + setup_.host + ", in \"" + what_ + "\", call " +
-                                           std::to_string(call_),
-                                  .next = kLookForRank,
-                                  .kept = ""});
+  const std::string where = neighbour_.host[0] == 0 ? ""
+                                                    : fmt::format(": it was last seen at \"{}\", call {}",
+                                                                  neighbour_.what, neighbour_.call);
+  throw Error(Exit::kNoProgress,
+              {.area = "HANG-09",
+               .what = fmt::format("rank {}{} has given no sign of life for {}{}", before, host,
+                                   seconds_of(silent), where),
+               .place = fmt::format("{} on {}, in \"{}\", call {}", here(), setup_.host, what_, call_),
+               .next = kLookForRank});
 }
 
 void MpiWorker::look_at_late() {
@@ -282,13 +276,11 @@ void MpiWorker::look_at_late() {
   const auto missing = std::find_if(pending_.begin(), pending_.end(),
                                     [](const Pending& one) { return one.transfer->to != nullptr; });
   const Transfer& transfer = *(missing == pending_.end() ? pending_.front() : *missing).transfer;
-  throw Error(Exit::kNoProgress,
-              {.area = "HANG-09",
-               .what = "rank " + std::to_string(transfer.peer) + " has not come to \"" + what_ + "\", call " +
-                       std::to_string(call_) + ", for " + seconds_of(waited),
-               .place = here() + " on " + setup_.host,
-               .next = "see that rank's log",
-               .kept = ""});
+  throw Error(Exit::kNoProgress, {.area = "HANG-09",
+                                  .what = fmt::format("rank {} has not come to \"{}\", call {}, for {}",
+                                                      transfer.peer, what_, call_, seconds_of(waited)),
+                                  .place = here() + " on " + setup_.host,
+                                  .next = "see that rank's log"});
 }
 
 void MpiWorker::tell_all(const Sign& sign) {

@@ -1,5 +1,6 @@
 #include "comm/nccl_group.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -68,11 +69,10 @@ Error NcclGroup::nccl_error(int result, const std::string& what) const {
   return Error(starts ? Exit::kDoesNotFit : Exit::kPeerLost,
                {.area = starts ? "NCCL-34" : "NCCL-10",
                 .what = "NCCL has failed in \"" + what + "\": " + setup_.api.error_string(result) + detail,
-                .place = "rank " + std::to_string(rank()) + " on " + setup_.host,
+                .place = fmt::format("rank {} on {}", rank(), setup_.host),
                 .next = starts ? "see what `lmlaunch doctor` says of GPUs and NCCL; NCCL_DEBUG=WARN makes "
                                  "NCCL say more"
-                               : "see whether another rank has ended, and its message",
-                .kept = ""});
+                               : "see whether another rank has ended, and its message"});
 }
 
 void NcclGroup::must(int result, const char* what) const {
@@ -249,11 +249,10 @@ std::optional<Error> NcclGroup::look() {
 
 Error NcclGroup::not_come(const std::string& what, double seconds) const {
   return Error(Exit::kNoProgress, {.area = "HANG-09",
-                                   .what = "others have not come to \"" + what + "\" for " +
-                                           std::to_string(static_cast<int64_t>(seconds)) + " s",
-                                   .place = "rank " + std::to_string(rank()) + " on " + setup_.host,
-                                   .next = "see the other ranks' logs",
-                                   .kept = ""});
+                                   .what = fmt::format("others have not come to \"{}\" for {} s", what,
+                                                       static_cast<int64_t>(seconds)),
+                                   .place = fmt::format("rank {} on {}", rank(), setup_.host),
+                                   .next = "see the other ranks' logs"});
 }
 
 void NcclGroup::give_up(const Error& error) {

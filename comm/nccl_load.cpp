@@ -1,4 +1,5 @@
 #include <dlfcn.h>
+#include <fmt/format.h>
 
 #include "base/error.h"
 #include "comm/nccl_api.h"
@@ -25,8 +26,7 @@ void find(Function*& function, const char* name) {
                  .what = std::string("NCCL cannot be loaded, which several GPUs need: ") +
                          (why == nullptr ? "an earlier attempt has failed" : why),
                  .place = kLibrary,
-                 .next = "install the nvidia-nccl package that this LibTorch names, or train with --gpus 1",
-                 .kept = ""});
+                 .next = "install the nvidia-nccl package that this LibTorch names, or train with --gpus 1"});
   }
   function = reinterpret_cast<Function*>(address);
 }
@@ -61,8 +61,7 @@ const NcclApi& load_nccl() {
 std::string nccl_version() {
   int code = 0;
   load_nccl().version(&code);
-  return std::to_string(code / 10000) + "." + std::to_string(code / 100 % 100) + "." +
-         std::to_string(code % 100);
+  return fmt::format("{}.{}.{}", code / 10000, code / 100 % 100, code % 100);
 }
 
 }  // namespace lm

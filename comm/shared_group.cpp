@@ -1,5 +1,6 @@
 #include "comm/shared_group.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -112,8 +113,7 @@ void SharedGroup::meet(const char* what) {
   }
   for (int r = 0; r < ranks(); ++r) {
     const std::string theirs = region_.name(r, meeting);
-    LM_CHECK(theirs == what,
-             "rank " + std::to_string(r) + " calls \"" + theirs + "\", this one \"" + what + "\"");
+    LM_CHECK(theirs == what, fmt::format("rank {} calls \"{}\", this one \"{}\"", r, theirs, what));
   }
 }
 
@@ -130,7 +130,7 @@ void SharedGroup::look_after(const char* what, uint64_t meeting) {
 
 void SharedGroup::give_up(const char* what, uint64_t meeting, int rank, double seconds) const {
   region_.end();
-  throw silent_error("\"" + std::string(what) + "\", call " + std::to_string(meeting), rank, seconds);
+  throw silent_error(fmt::format("\"{}\", call {}", what, meeting), rank, seconds);
 }
 
 std::function<std::optional<Error>(const std::string&)> SharedGroup::watch() const {
@@ -150,9 +150,8 @@ std::function<std::optional<Error>(const std::string&)> SharedGroup::watch() con
 Error SharedGroup::ended_error(const std::string& what) const {
   return Error(Exit::kPeerLost, {.area = "PEER-08",
                                  .what = "another rank has ended during \"" + what + "\"",
-                                 .place = "rank " + std::to_string(rank_),
-                                 .next = "see that rank's message",
-                                 .kept = ""});
+                                 .place = fmt::format("rank {}", rank_),
+                                 .next = "see that rank's message"});
 }
 
 Error SharedGroup::silent_error(const std::string& call, int rank, double seconds) const {
@@ -162,12 +161,11 @@ Error SharedGroup::silent_error(const std::string& call, int rank, double second
   return Error(
       Exit::kNoProgress,
       {.area = "HANG-09",
-       .what = "rank " + std::to_string(rank) + " has given no sign of life for " + text +
-               ": it has not come to " + call + ", and was last seen at \"" + there.what + "\", call " +
-               std::to_string(there.meeting),
-       .place = "rank " + std::to_string(rank_),
-       .next = "see whether that process is stopped or waits for a disk; then start the same command again",
-       .kept = ""});
+       .what = fmt::format("rank {} has given no sign of life for {}: it has not come to {}, and was last "
+                           "seen at \"{}\", call {}",
+                           rank, text, call, there.what, there.meeting),
+       .place = fmt::format("rank {}", rank_),
+       .next = "see whether that process is stopped or waits for a disk; then start the same command again"});
 }
 
 }  // namespace lm

@@ -34,8 +34,7 @@ Error region_error(const char* what) {
   return Error(Exit::kHostMemory, {.area = "COMM-16",
                                    .what = std::string(what) + ": " + std::strerror(errno),
                                    .place = "",
-                                   .next = "use fewer ranks",
-                                   .kept = ""});
+                                   .next = "use fewer ranks"});
 }
 
 }  // namespace

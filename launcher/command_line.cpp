@@ -15,8 +15,7 @@ namespace lm {
 namespace {
 
 Error usage_error(const std::string& what, const std::string& next) {
-  return Error(Exit::kUsage,
-               {.area = "USE-20", .what = what, .place = "the command line", .next = next, .kept = ""});
+  return Error(Exit::kUsage, {.area = "USE-20", .what = what, .place = "the command line", .next = next});
 }
 
 std::string see_help(const CommandRow* row) {
@@ -84,17 +83,19 @@ std::map<std::string, CLI::Option*> add_flags(CLI::App& app, const CommandRow& r
   return out;
 }
 
+Error unknown_flag(const std::string& word, const CommandRow& row) {
+  const std::string name = word.substr(0, word.find('='));
+  const auto hit = nearest(name, flag_names(row.name));
+  return usage_error(
+      "unknown flag `" + name + "` of " + row.name + (hit ? "; did you mean `" + *hit + "`?" : ""),
+      see_help(&row));
+}
+
 // What CLI11 found wrong, in our words: its messages name no next step.
 Error refused(const CLI::Error& error, const CLI::App& app, const CommandRow& row) {
   const std::string text = error.what();
   const std::vector<std::string> unknown = app.remaining();
-  if (!unknown.empty()) {
-    const std::string name = unknown.front().substr(0, unknown.front().find('='));
-    const auto hit = nearest(name, flag_names(row.name));
-    return usage_error(
-        "unknown flag `" + name + "` of " + row.name + (hit ? "; did you mean `" + *hit + "`?" : ""),
-        see_help(&row));
-  }
+  if (!unknown.empty()) return unknown_flag(unknown.front(), row);
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) == nullptr) return usage_error(text, see_help(&row));
   // Its text begins with the flag, of a switch without dashes.
   for (const FlagRow& flag : row.flags) {
@@ -107,14 +108,23 @@ Error refused(const CLI::Error& error, const CLI::App& app, const CommandRow& ro
 }
 
 // In the order in which CLI11 takes words. `--flag=` is two words there: it would take the next one as value.
-std::vector<std::string> last_first(std::span<const std::string> words) {
+// What begins with one dash is a flag of one letter: it would take the rest of a word for its value.
+std::vector<std::string> last_first(std::span<const std::string> words, const CommandRow& row) {
   std::vector<std::string> out;
-  bool flags = true;
-  for (const std::string& word : words) {
-    flags = flags && word != "--";
-    const bool empty_value = flags && word.starts_with("--") && word.find('=') == word.size() - 1;
+  for (size_t i = 0; i < words.size(); ++i) {
+    const std::string& word = words[i];
+    if (word == "--") {
+      out.insert(out.end(), words.begin() + static_cast<std::ptrdiff_t>(i), words.end());
+      break;
+    }
+    const bool empty_value = word.starts_with("--") && word.find('=') == word.size() - 1;
+    if (word.size() > 2 && word[0] == '-' && word[1] != '-') throw unknown_flag(word, row);
     out.push_back(empty_value ? word.substr(0, word.size() - 1) : word);
     if (empty_value) out.emplace_back();
+    const auto named = [&](const FlagRow& flag) { return flag.name == word; };
+    const auto flag = std::ranges::find_if(row.flags, named);
+    const bool takes_next = flag != row.flags.end() && flag->takes != Takes::kNothing;
+    if (takes_next && i + 1 < words.size()) out.push_back(words[++i]);  // whatever it looks like
   }
   std::reverse(out.begin(), out.end());
   return out;
@@ -238,7 +248,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments, Reader
   std::vector<std::string> words;
   app.add_option("words", words);
   try {
-    app.parse(last_first(first == row.name ? std::span(arguments).subspan(1) : std::span(arguments)));
+    app.parse(last_first(first == row.name ? std::span(arguments).subspan(1) : std::span(arguments), row));
   } catch (const CLI::CallForHelp&) {
     return CommandLine{"help", {row.name}, {}, {}, {}};
   } catch (const CLI::Error& error) {

@@ -1,6 +1,7 @@
 #include "launcher/control.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -32,11 +33,9 @@ void copy_text(char* to, size_t size, const std::string& from) {
 }
 
 Error system_error(const char* what) {
-  return Error(Exit::kInternal, {.area = "BUG-70",
-                                 .what = std::string(what) + ": " + std::strerror(errno),
-                                 .place = "",
-                                 .next = "",
-                                 .kept = ""});
+  return Error(
+      Exit::kInternal,
+      {.area = "BUG-70", .what = std::string(what) + ": " + std::strerror(errno), .place = "", .next = ""});
 }
 
 }  // namespace
@@ -115,7 +114,7 @@ RankRecord Control::latest() const {
 
 std::string signal_name(int signal) {
   const char* name = sigabbrev_np(signal);
-  return name == nullptr ? "signal " + std::to_string(signal) : std::string("SIG") + name;
+  return name == nullptr ? fmt::format("signal {}", signal) : std::string("SIG") + name;
 }
 
 }  // namespace lm

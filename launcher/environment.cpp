@@ -1,5 +1,6 @@
 #include "launcher/environment.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -149,8 +150,8 @@ LauncherJob read_launcher_job() {
   job.id = word(variable("SLURM_JOB_ID") + "." + variable("SLURM_STEP_ID") + "." +
                 variable("SLURM_RESTART_COUNT"));
   if (variable("PMIX_NAMESPACE").empty()) {
-    job.problem = "srun has started " + std::to_string(*tasks) +
-                  " processes that cannot find each other: each would train by itself";
+    job.problem = fmt::format(
+        "srun has started {} processes that cannot find each other: each would train by itself", *tasks);
   }
   return job;
 }

@@ -34,7 +34,7 @@ std::string hub_directory(const std::string& path) {
 }
 
 Error refusal(const std::string& what, const std::string& place, const std::string& next) {
-  return Error(Exit::kInput, {.area = "FILE-21", .what = what, .place = place, .next = next, .kept = ""});
+  return Error(Exit::kInput, {.area = "FILE-21", .what = what, .place = place, .next = next});
 }
 
 // The model that an adapter is for, as it names it.

@@ -50,7 +50,8 @@ std::vector<KeyDifference> run_differences(const Config& recorded, const Config&
   std::vector<KeyDifference> out = config_difference(before, after);
   const std::vector<std::string>& written = asked.lora.written;
   std::erase_if(out, [&](const KeyDifference& one) {
-    const bool adapter = one.key.starts_with("lora.") && one.key != "lora.init";
+    const bool adapter =  // what the adapter's files decide
+        one.key.starts_with("lora.") && one.key != "lora.init" && one.key != "lora.dtype";
     return adapter && !asked.lora.init.empty() &&
            std::ranges::find(written, one.key.substr(5)) == written.end();
   });

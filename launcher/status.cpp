@@ -1,5 +1,6 @@
 #include "launcher/status.h"
 
+#include <fmt/format.h>
 #include <filesystem>
 
 #include "base/error.h"
@@ -31,9 +32,9 @@ RunStatus failed_before_start(const Error& error) {
 }
 
 std::string stop_line(const RunStatus& status) {
-  return "lmlaunch: stop code=" + std::to_string(status.exit_code.value_or(0)) +
-         " reason=" + word(status.reason) + " step=" + std::to_string(status.step) +
-         " checkpoint=" + word(status.checkpoint) + " repeat=" + std::to_string(status.repeat);
+  return fmt::format("lmlaunch: stop code={} reason={} step={} checkpoint={} repeat={}",
+                     status.exit_code.value_or(0), word(status.reason), status.step, word(status.checkpoint),
+                     status.repeat);
 }
 
 void write_status(const std::string& directory, const RunStatus& status) {

@@ -1,5 +1,6 @@
 #include "offload/disk_probe.h"
 
+#include <fmt/format.h>
 #include <sys/statvfs.h>
 
 #include <algorithm>
@@ -92,7 +93,7 @@ DiskProbe probe_disk(const std::string& directory, IoEngineKind engine, int64_t 
   SwapSpace space({{directory}}, blocks * kBlock);
   probe.direct = space.direct(0, &probe.direct_reason);
   probe.alignment = space.alignment();
-  LM_CHECK(kBlock % probe.alignment == 0, "an alignment of " + std::to_string(probe.alignment));
+  LM_CHECK(kBlock % probe.alignment == 0, fmt::format("an alignment of {}", probe.alignment));
   PinnedPool pool(DeviceType::kCpu, kWindow * kBlock, std::max(probe.alignment, PinnedPool::kAlignment));
   IoQueue queue(
       space,

@@ -1,5 +1,6 @@
 #include "offload/engines.h"
 
+#include <fmt/format.h>
 #include <cerrno>
 
 #include "base/error.h"
@@ -31,8 +32,8 @@ std::unique_ptr<IoEngine> make_engine(IoEngineKind kind, const EngineSetup& setu
   } catch (const RefusedCall& refused) {
     std::unique_ptr<IoEngine> engine = make_threads_engine(setup);
     if (note != nullptr) {
-      *note = "io_uring unavailable (" + errno_name(refused.error()) + cause_of(refused.error()) +
-              "): using " + std::to_string(engine->depth()) + " I/O threads";
+      *note = fmt::format("io_uring unavailable ({}{}): using {} I/O threads", errno_name(refused.error()),
+                          cause_of(refused.error()), engine->depth());
     }
     return engine;
   }

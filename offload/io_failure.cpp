@@ -1,5 +1,6 @@
 #include "offload/io_failure.h"
 
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 
@@ -22,7 +23,7 @@ const char* next_step(int error) {
 
 std::string errno_name(int error) {
   const char* name = ::strerrorname_np(error);
-  return name != nullptr ? name : "errno " + std::to_string(error);
+  return name != nullptr ? name : fmt::format("errno {}", error);
 }
 
 std::string errno_text(int error) {
@@ -36,7 +37,7 @@ bool is_no_space(int error) {
 std::string device_of(int descriptor) {
   struct stat info {};
   if (::fstat(descriptor, &info) != 0) return "an unknown device";
-  return "device " + std::to_string(major(info.st_dev)) + ":" + std::to_string(minor(info.st_dev));
+  return fmt::format("device {}:{}", major(info.st_dev), minor(info.st_dev));
 }
 
 Error disk_error(int error, const std::string& what, const std::string& place) {
@@ -44,8 +45,7 @@ Error disk_error(int error, const std::string& what, const std::string& place) {
   return Error(full ? Exit::kNoSpace : Exit::kIo, {.area = full ? "IO-02" : "IO-03",
                                                    .what = what + ": " + errno_text(error),
                                                    .place = place,
-                                                   .next = next_step(error),
-                                                   .kept = ""});
+                                                   .next = next_step(error)});
 }
 
 }  // namespace lm

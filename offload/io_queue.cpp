@@ -1,5 +1,6 @@
 #include "offload/io_queue.h"
 
+#include <fmt/format.h>
 #include <pthread.h>
 #include <signal.h>
 
@@ -121,10 +122,9 @@ Error IoQueue::State::silence(const Transfer& transfer, size_t part, std::chrono
       {.area = "IO-05",
        .what = "the disk has not answered for " + seconds_text(time) + "; waiting for the " +
                (transfer.direction == IoDirection::kRead ? "read" : "write") + " of " + transfer.what,
-       .place = space.path(at.file) + "+" + std::to_string(at.offset),
+       .place = fmt::format("{}+{}", space.path(at.file), at.offset),
        .next = "look for errors of that disk in the kernel's log (dmesg); if it is only slow, raise "
-               "io.timeout",
-       .kept = ""});
+               "io.timeout"});
 }
 
 bool IoQueue::State::take(IoWorker& worker) {
@@ -187,8 +187,7 @@ void IoQueue::State::run() {
   } catch (const Error& e) {
     error = e;
   } catch (const std::exception& e) {
-    error = Error(Exit::kInternal,
-                  {.area = "BUG-70", .what = e.what(), .place = "I/O thread", .next = "", .kept = ""});
+    error = Error(Exit::kInternal, {.area = "BUG-70", .what = e.what(), .place = "I/O thread", .next = ""});
   }
   {
     const std::lock_guard lock(mutex);
@@ -227,8 +226,7 @@ void IoQueue::State::start() {
     throw Error(Exit::kHostMemory, {.area = "IO-17",
                                     .what = std::string("cannot start the I/O thread: ") + refused.what(),
                                     .place = "",
-                                    .next = "raise the limits on processes (ulimit -u) and memory",
-                                    .kept = ""});
+                                    .next = "raise the limits on processes (ulimit -u) and memory"});
   }
   ::pthread_sigmask(SIG_SETMASK, &old, nullptr);
   std::unique_lock lock(mutex);
@@ -281,7 +279,7 @@ Ticket IoQueue::State::ask(IoDirection direction, const Extent& extent, std::byt
                            const std::string& what, std::span<const Ticket> after) {
   const int64_t alignment = space.alignment();
   LM_CHECK(bytes >= 0 && bytes % alignment == 0 && bytes <= extent.bytes,
-           what + ": " + std::to_string(bytes) + " bytes of an extent of " + std::to_string(extent.bytes));
+           fmt::format("{}: {} bytes of an extent of {}", what, bytes, extent.bytes));
   LM_CHECK(reinterpret_cast<uintptr_t>(memory) % static_cast<uintptr_t>(alignment) == 0,
            what + ": unaligned memory");
   auto transfer = std::make_unique<Transfer>();

@@ -1,5 +1,6 @@
 #include "offload/io_worker.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <bit>
 #include <cerrno>
@@ -107,7 +108,7 @@ IoWorker::Slot& IoWorker::slot_of(uint64_t id) {
   const bool known =
       index < slots_.size() && slots_[index].transfer != nullptr && slots_[index].request.id == id;
   confused_ = confused_ || !known;
-  LM_CHECK(known, "the engine reported request " + std::to_string(id) + ", which is not under way");
+  LM_CHECK(known, fmt::format("the engine reported request {}, which is not under way", id));
   return slots_[index];
 }
 
@@ -119,12 +120,11 @@ void IoWorker::release(Slot& slot) {
 
 Error IoWorker::failure(const Slot& slot, int error, const std::string& detail) const {
   const IoRequest& request = slot.request;
-  const std::string what = std::string(verb(request.direction)) + " of " + slot.transfer->what + ": " +
-                           detail + "at offset " + std::to_string(request.offset) + ", " +
-                           std::to_string(slot.transfer->finished) + " of " +
-                           std::to_string(slot.transfer->bytes) + " bytes done, " +
-                           device_of(space_.files()[static_cast<size_t>(request.file)].descriptor);
-  return disk_error(error, what, space_.path(request.file) + "+" + std::to_string(request.offset));
+  const std::string what =
+      fmt::format("{} of {}: {}at offset {}, {} of {} bytes done, {}", verb(request.direction),
+                  slot.transfer->what, detail, request.offset, slot.transfer->finished, slot.transfer->bytes,
+                  device_of(space_.files()[static_cast<size_t>(request.file)].descriptor));
+  return disk_error(error, what, fmt::format("{}+{}", space_.path(request.file), request.offset));
 }
 
 bool IoWorker::move_elsewhere(Slot& slot, int error) {
@@ -134,9 +134,9 @@ bool IoWorker::move_elsewhere(Slot& slot, int error) {
   if (!to) return false;
   // A disk that fails often is not told about each time.
   if (std::has_single_bit(++moved_)) {
-    log_warning("IO-05", std::string(failure(slot, error, "").what()) + "; it goes to " +
-                             space_.path(to->file) + "+" + std::to_string(to->offset) + " instead (write " +
-                             std::to_string(moved_) + " that had to)");
+    log_warning("IO-05",
+                fmt::format("{}; it goes to {}+{} instead (write {} that had to)",
+                            failure(slot, error, "").what(), space_.path(to->file), to->offset, moved_));
   }
   relocations_.add(slot.own.file, slot.own.offset, *to);
   request.file = to->file;
@@ -159,14 +159,13 @@ bool IoWorker::progress(Slot& slot, int64_t result) {
   IoRequest& request = slot.request;
   if (result == -EINTR || result == -EAGAIN) {
     if (++slot.tries > retry_.tries)
-      throw failure(slot, static_cast<int>(-result),
-                    "given up after " + std::to_string(retry_.tries) + " tries ");
+      throw failure(slot, static_cast<int>(-result), fmt::format("given up after {} tries ", retry_.tries));
     again(slot, result == -EAGAIN);
     return false;
   }
   if (result == -EIO && request.direction == IoDirection::kRead) {
     if (++slot.read_errors > retry_.read_errors)
-      throw failure(slot, EIO, "failed " + std::to_string(slot.read_errors) + " times ");
+      throw failure(slot, EIO, fmt::format("failed {} times ", slot.read_errors));
     again(slot, true);
     return false;
   }
@@ -177,7 +176,7 @@ bool IoWorker::progress(Slot& slot, int64_t result) {
     again(slot, false);
     return false;
   }
-  const std::string told = std::to_string(result) + " of " + std::to_string(request.bytes) + " bytes ";
+  const std::string told = fmt::format("{} of {} bytes ", result, request.bytes);
   if (result == 0) throw failure(slot, EIO, "ended early, " + told);
   if (result > request.bytes) throw failure(slot, EIO, "the engine reports " + told);
   // Direct transfers continue at a multiple of the alignment; what a short one moved beyond it is moved

@@ -1,5 +1,6 @@
 #include "offload/local_store.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -70,7 +71,7 @@ LocalStore::LocalStore(LocalStoreSetup setup, SwapSpace* space, IoQueue* queue, 
            "host memory cannot be its own home");
   if (disk) {
     LM_CHECK(kAlignment % space->alignment() == 0,
-             "the disks want an alignment of " + std::to_string(space->alignment()));
+             fmt::format("the disks want an alignment of {}", space->alignment()));
   }
   for (size_t s = 0; setup_.slots_on_device && s < slots_.size(); ++s)
     device_slots_.emplace_back(setup_.stream.device);
@@ -297,14 +298,13 @@ void LocalStore::fail_damaged(int64_t index, int64_t offset) const {
   const bool disk = a.host_home == nullptr;
   const auto place = [&] {
     const ExtentPiece piece = slice(a.extent, offset, kChecksumChunk).pieces.front();
-    return space_->path(piece.file) + "+" + std::to_string(piece.offset);
+    return fmt::format("{}+{}", space_->path(piece.file), piece.offset);
   };
   throw Error(
       Exit::kIntegrity,
       {.area = "IO-06",
-       .what = name(index) + ": " + std::to_string(kChecksumChunk) + " bytes at " + std::to_string(offset) +
-               " of " + std::to_string(a.bytes) + " are not what was written there" +
-               (disk ? ", read twice" : ""),
+       .what = fmt::format("{}: {} bytes at {} of {} are not what was written there{}", name(index),
+                           kChecksumChunk, offset, a.bytes, disk ? ", read twice" : ""),
        .place = disk ? place() : "host memory",
        .next = disk ? "check this disk and its log, or leave it out of offload.paths"
                     : "check this machine's memory: its ECC log, a memory test",

@@ -1,6 +1,7 @@
 // The store's way to what lies at an array's home: a look at any array, wherever it is, checksums of what
 // lies in host memory, and a second reading of chunks that came back from disk changed, since what was wrong
 // may be the way and not the disk.
+#include <fmt/format.h>
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -75,9 +76,10 @@ bool LocalStore::reread(int64_t index, int64_t begin, int64_t end) {
       // A way that changes bytes often is not told about each time.
       const uint64_t count = ++read_again_;
       if (!std::has_single_bit(count)) continue;
-      log_note("INT-06", name(index) + ": the chunk at " + std::to_string(offset) +
-                             " came back changed, and was right when read again (" + std::to_string(count) +
-                             (count == 1 ? " chunk" : " chunks") + " so far)");
+      log_note(
+          "INT-06",
+          fmt::format("{}: the chunk at {} came back changed, and was right when read again ({}{} so far)",
+                      name(index), offset, count, count == 1 ? " chunk" : " chunks"));
     }
   } catch (const std::exception&) {
     return false;  // on a thread of OpenMP; the damage is told, and the queue tells its failure

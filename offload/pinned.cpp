@@ -27,8 +27,7 @@ void populate(std::byte* begin, int64_t bytes) {
                 {.area = "MEM-17",
                  .what = "no " + format_bytes(bytes) + " of host memory for transfers: " + errno_text(errno),
                  .place = "",
-                 .next = "lower offload.host_memory",
-                 .kept = ""});
+                 .next = "lower offload.host_memory"});
   }
 #endif
   volatile std::byte* page = begin;

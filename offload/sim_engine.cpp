@@ -1,5 +1,6 @@
 #include "offload/sim_engine.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cerrno>
 #include <condition_variable>
@@ -43,7 +44,7 @@ class SimDisk::Engine final : public IoEngine {
     woken_ = true;
     changed_.notify_one();
   }
-  std::string description() const override { return "simulated disk, depth " + std::to_string(depth_); }
+  std::string description() const override { return fmt::format("simulated disk, depth {}", depth_); }
 
  private:
   SimDisk& disk_;

@@ -1,6 +1,7 @@
 #include "offload/swap_space.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -32,14 +33,13 @@ int64_t free_bytes(const std::string& directory) {
 
 [[noreturn]] void fail_full(int error, const std::string& directory, int64_t needed) {
   const int64_t free = free_bytes(directory);
-  std::string what =
-      "offload files need " + format_bytes(needed) + " (" + std::to_string(needed) + " bytes), ";
+  std::string what = fmt::format("offload files need {} ({} bytes), ", format_bytes(needed), needed);
   if (error == EFBIG) {
     rlimit limit{};
     ::getrlimit(RLIMIT_FSIZE, &limit);
     what += "the process's file size limit is " + format_bytes(static_cast<int64_t>(limit.rlim_cur));
   } else {
-    what += format_bytes(free) + " (" + std::to_string(free) + " bytes) are free";
+    what += fmt::format("{} ({} bytes) are free", format_bytes(free), free);
   }
   throw disk_error(error, what, directory);
 }
@@ -52,16 +52,14 @@ int64_t free_bytes(const std::string& directory) {
               {.area = "IO-02",
                .what = "offload files need " + format_bytes(needed) + ", and may take no more than " + limits,
                .place = "offload.paths",
-               .next = "raise offload.disk_limit, free space, or name another directory in offload.paths",
-               .kept = ""});
+               .next = "raise offload.disk_limit, free space, or name another directory in offload.paths"});
 }
 
 [[noreturn]] void fail_path(int error, const std::string& directory) {
   throw Error(Exit::kDoesNotFit, {.area = "IO-19",
                                   .what = "cannot keep offload files here: " + errno_text(error),
                                   .place = directory,
-                                  .next = "name existing, writable directories in offload.paths",
-                                  .kept = ""});
+                                  .next = "name existing, writable directories in offload.paths"});
 }
 
 // An anonymous file: it never has a name, so nothing can be left behind. O_EXCL: nor can it be given one.
@@ -256,7 +254,7 @@ void SwapSpace::try_direct(int index) {
   if (written == alignment_) return;
   const int error = written < 0 ? errno : EIO;
   if (error != EINVAL) throw disk_error(error, "trial write", part.directory);
-  part.refusal = "a direct write of " + std::to_string(alignment_) + " bytes is refused (EINVAL)";
+  part.refusal = fmt::format("a direct write of {} bytes is refused (EINVAL)", alignment_);
   ::fcntl(file.descriptor, F_SETFL, ::fcntl(file.descriptor, F_GETFL) & ~O_DIRECT);
 }
 
@@ -301,9 +299,9 @@ void SwapSpace::take(int index, int64_t bytes, Extent& extent) {
 Extent SwapSpace::allocate(int64_t bytes) {
   LM_CHECK(bytes >= 0, "a negative extent");
   const int64_t wanted = padded(bytes);
-  LM_CHECK(wanted <= capacity_ - allocated_, "swap space of " + std::to_string(capacity_) + " bytes has " +
-                                                 std::to_string(capacity_ - allocated_) +
-                                                 " left and was asked for " + std::to_string(wanted));
+  LM_CHECK(wanted <= capacity_ - allocated_,
+           fmt::format("swap space of {} bytes has {} left and was asked for {}", capacity_,
+                       capacity_ - allocated_, wanted));
   const int count = static_cast<int>(files_.size());
   const int64_t total = allocated_ + wanted;
   Extent extent;

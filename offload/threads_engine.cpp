@@ -1,4 +1,5 @@
 // pread and pwrite on a few threads, for machines that refuse io_uring: the same transfers, more CPU time.
+#include <fmt/format.h>
 #include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
@@ -72,9 +73,7 @@ class ThreadsEngine final : public IoEngine {
     finished_.notify_one();
   }
 
-  std::string description() const override {
-    return "pread/pwrite on " + std::to_string(depth()) + " threads";
-  }
+  std::string description() const override { return fmt::format("pread/pwrite on {} threads", depth()); }
 
  private:
   void work() {

@@ -1,6 +1,7 @@
 // The ring. One thread makes it, submits and reaps; completions run in that thread (DEFER_TASKRUN), so no
 // interrupt lands on a compute thread. Buffers and files are registered: the kernel then neither pins pages
 // nor looks up the file per request, which is two thirds of its CPU time at 1 MiB.
+#include <fmt/format.h>
 #include <liburing.h>
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -29,8 +30,7 @@ RefusedCall ring_error(int error, const std::string& call) {
       {.area = "IO-18",
        .what = call + " refused: " + errno_text(error),
        .place = "io_uring",
-       .next = "allow io_uring (seccomp profile, kernel.io_uring_disabled), or set io.engine = \"threads\"",
-       .kept = ""});
+       .next = "allow io_uring (seccomp profile, kernel.io_uring_disabled), or set io.engine = \"threads\""});
 }
 
 // The ring and its wake descriptor, released whatever fails later in construction.
@@ -256,7 +256,7 @@ void UringEngine::wait(std::vector<IoResult>& results) {
 }
 
 std::string UringEngine::description() const {
-  std::string text = "io_uring, depth " + std::to_string(depth_) + ", registered files";
+  std::string text = fmt::format("io_uring, depth {}, registered files", depth_);
   if (!refusal_.empty()) {
     text += ", unregistered buffers (" + refusal_ + ")";
   } else {

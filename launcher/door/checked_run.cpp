@@ -42,11 +42,9 @@ std::string rank_program(const CommandLine& line, DeviceChoice configured, bool 
   const std::string name = decision.cuda ? "lmlaunch-cuda" : "lmlaunch-cpu";
   const std::string path = beside_this_program(name);
   if (path.empty()) {
-    throw Error(Exit::kDoesNotFit, {.area = "DEV-34",
-                                    .what = name + " is not beside lmlaunch",
-                                    .place = "",
-                                    .next = "./dev build",
-                                    .kept = ""});
+    throw Error(
+        Exit::kDoesNotFit,
+        {.area = "DEV-34", .what = name + " is not beside lmlaunch", .place = "", .next = "./dev build"});
   }
   return path;
 }
@@ -86,8 +84,7 @@ pid_t start_rank(const std::string& executable, const CommandLine& line, const s
   throw Error(Exit::kDoesNotFit, {.area = "RUN-33",
                                   .what = std::string("cannot start the rank: ") + std::strerror(-child),
                                   .place = executable,
-                                  .next = "build it again, or see `lmlaunch doctor`",
-                                  .kept = ""});
+                                  .next = "build it again, or see `lmlaunch doctor`"});
 }
 
 CheckedRun check_run(const CommandLine& line) {

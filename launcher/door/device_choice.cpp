@@ -1,13 +1,14 @@
 #include "launcher/door/device_choice.h"
 
+#include <fmt/format.h>
+
 #include "base/error.h"
 
 namespace lm {
 namespace {
 
 Error usage(const std::string& what, const std::string& next) {
-  return Error(Exit::kUsage,
-               {.area = "USE-20", .what = what, .place = "the command line", .next = next, .kept = ""});
+  return Error(Exit::kUsage, {.area = "USE-20", .what = what, .place = "the command line", .next = next});
 }
 
 constexpr int64_t kMostRanks = 256;  // processes of one machine
@@ -23,18 +24,16 @@ std::string obstacle(const DeviceFacts& facts) {
 
 std::string all_hidden(const DeviceFacts& facts) {
   return "no GPU is visible: CUDA_VISIBLE_DEVICES=\"" + facts.hidden_by + "\" hides the " +
-         (facts.gpus == 1 ? "one that is" : std::to_string(facts.gpus) + " that are") + " there";
+         (facts.gpus == 1 ? "one that is" : fmt::format("{} that are", facts.gpus)) + " there";
 }
 
 DeviceDecision decide_device(const CommandLine& line, DeviceChoice configured, const DeviceFacts& facts) {
   const auto gpus = line.integer("--gpus"), ranks = line.integer("--ranks");
   const bool plans = line.command == "plan";
   if (gpus && *gpus > 1 && !plans && line.command != "train")
-    throw usage("--gpus " + std::to_string(*gpus) + ": " + line.command + " computes on one GPU",
-                "use --gpus 1");
+    throw usage(fmt::format("--gpus {}: {} computes on one GPU", *gpus, line.command), "use --gpus 1");
   if (ranks && *ranks > kMostRanks && !plans)
-    throw usage("--ranks " + std::to_string(*ranks) + ": more than " + std::to_string(kMostRanks),
-                "use fewer");
+    throw usage(fmt::format("--ranks {}: more than {}", *ranks, kMostRanks), "use fewer");
   if (ranks && *ranks == 0) throw usage("--ranks 0: at least one process trains", "use --ranks 1");
   const bool wants_cpu = ranks.has_value() || (gpus && *gpus == 0), wants_gpu = gpus && *gpus > 0;
   if (wants_cpu && configured == DeviceChoice::kCuda) {
@@ -42,25 +41,23 @@ DeviceDecision decide_device(const CommandLine& line, DeviceChoice configured, c
                 "change one of them");
   }
   if (wants_gpu && configured == DeviceChoice::kCpu) {
-    throw usage("--gpus " + std::to_string(*gpus) + " asks for a GPU, and run.device = \"cpu\" for the CPU",
+    throw usage(fmt::format("--gpus {} asks for a GPU, and run.device = \"cpu\" for the CPU", *gpus),
                 "change one of them");
   }
   if (wants_cpu || configured == DeviceChoice::kCpu) return {};
   std::string missing = obstacle(facts);
   if (missing.empty() && !plans && gpus.value_or(1) > facts.visible)
-    missing =
-        facts.visible == 1 ? "one is visible here" : std::to_string(facts.visible) + " are visible here";
+    missing = facts.visible == 1 ? "one is visible here" : fmt::format("{} are visible here", facts.visible);
   if (missing.empty()) return {.cuda = true, .note = ""};
   if (wants_gpu || configured == DeviceChoice::kCuda) {
     throw Error(Exit::kDoesNotFit,
                 {.area = "DEV-34",
-                 .what = (gpus.value_or(1) > 1 ? std::to_string(*gpus) + " GPUs are asked for, and "
+                 .what = (gpus.value_or(1) > 1 ? fmt::format("{} GPUs are asked for, and ", *gpus)
                                                : "a GPU is asked for, and ") +
                          missing,
-                 .place = wants_gpu ? "--gpus " + std::to_string(*gpus) : "run.device = \"cuda\"",
+                 .place = wants_gpu ? fmt::format("--gpus {}", *gpus) : "run.device = \"cuda\"",
                  .next = line.command == "plan" ? "--gpu-memory SIZE plans for a GPU that is not here"
-                                                : "`lmlaunch doctor` tells more; --gpus 0 uses the CPU",
-                 .kept = ""});
+                                                : "`lmlaunch doctor` tells more; --gpus 0 uses the CPU"});
   }
   return {.cuda = false, .note = missing + ": using the CPU; pass --gpus 0 to silence this"};
 }

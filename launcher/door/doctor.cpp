@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <linux/magic.h>
 #include <sys/utsname.h>
 #include <sys/vfs.h>
@@ -42,10 +43,9 @@ Check check_cpu(const CpuFacts& cpu) {
                      : cpu.avx512    ? "AVX-512"
                      : cpu.avx2      ? "AVX2"
                                      : "no AVX2";
-  return {
-      "cpu", cpu.avx2,
-      cpu.model + ", " + std::to_string(cpu.cores) + " cores usable, " + simd + (cpu.amx_bf16 ? ", AMX" : ""),
-      cpu.avx2 ? "" : "training works, several times slower than with AVX2"};
+  return {"cpu", cpu.avx2,
+          fmt::format("{}, {} cores usable, {}{}", cpu.model, cpu.cores, simd, cpu.amx_bf16 ? ", AMX" : ""),
+          cpu.avx2 ? "" : "training works, several times slower than with AVX2"};
 }
 
 Check check_memory(const HostFacts& host) {
@@ -77,7 +77,7 @@ Check check_gpu(size_t card, const SurveyedGpus& found) {
   } else if (found.visible.order_guessed) {
     value += ", numbered by CUDA_DEVICE_ORDER=" + found.cuda.device_order;
   } else {
-    value += ", CUDA device " + std::to_string(seen - visible.begin());
+    value += fmt::format(", CUDA device {}", seen - visible.begin());
   }
   Check check{"gpu", gpu.memory > 0, value, gpu.memory > 0 ? "" : found.survey.problem + ": " + kMendNvml};
   check.numbers = {{"uuid", gpu.uuid}, {"visible", shown}};
@@ -312,7 +312,7 @@ Check check_hub(const Environment& environment) {
     for (const auto& entry : std::filesystem::directory_iterator(cache, error)) {
       models += entry.path().filename().string().starts_with("models--");
     }
-    if (models > 0) return {"hub cache", true, cache + ", " + std::to_string(models) + " models", ""};
+    if (models > 0) return {"hub cache", true, fmt::format("{}, {} models", cache, models), ""};
   }
   return {"hub cache", true, environment.hub_caches.empty() ? "none" : environment.hub_caches[0] + ", empty",
           ""};

@@ -1,5 +1,6 @@
 #include "launcher/door/end_launcher.h"
 
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -22,7 +23,7 @@ constexpr int kRequests = 3, kBetweenMs = 300;
 bool is_mpirun(pid_t process) {
   static constexpr std::array kNames = {"mpirun", "mpiexec", "orterun", "mpirun.openmpi", "mpiexec.openmpi"};
   std::string name;
-  std::getline(std::ifstream("/proc/" + std::to_string(process) + "/comm"), name);
+  std::getline(std::ifstream(fmt::format("/proc/{}/comm", process)), name);
   return std::ranges::find(kNames, name) != kNames.end();
 }
 

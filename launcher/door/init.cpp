@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
@@ -23,7 +24,7 @@ namespace fs = std::filesystem;
 constexpr int64_t kLengths[] = {2048, 1024, 512, 256, 128};  // tokens of a sequence, until something fits
 
 Error refusal(Exit code, const std::string& what, const std::string& place, const std::string& next) {
-  return Error(code, {.area = "INIT-20", .what = what, .place = place, .next = next, .kept = ""});
+  return Error(code, {.area = "INIT-20", .what = what, .place = place, .next = next});
 }
 
 std::string output_of(const CommandLine& line) {
@@ -61,8 +62,9 @@ Start start_of(const CommandLine& line) {
 // What a user would write: everything else stays as it is.
 std::string base_text(const CommandLine& line, const Start& start, int64_t length) {
   const std::vector<std::string> data(line.positional.begin() + 1, line.positional.end());
-  std::string text = "model.path = " + quote(start.model) + "\ndata.train = " + value_text(data) +
-                     "\ndata.max_length = " + std::to_string(length) + "\ndata.eval_fraction = 0.02\n";
+  std::string text =
+      fmt::format("model.path = {}\ndata.train = {}\ndata.max_length = {}\ndata.eval_fraction = 0.02\n",
+                  quote(start.model), value_text(data), length);
   if (line.integer("--gpus") == 0) text += "run.device = \"cpu\"\n";
   if (const auto disks = line.list("--disk"); !disks.empty())
     text += "offload.paths = " + value_text(disks) + "\n";

@@ -1,5 +1,6 @@
 #include "launcher/door/job_run.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -25,16 +26,16 @@ namespace lm {
 namespace {
 
 Error usage(const std::string& what, const std::string& next) {
-  return Error(Exit::kUsage,
-               {.area = "USE-20", .what = what, .place = "the command line", .next = next, .kept = ""});
+  return Error(Exit::kUsage, {.area = "USE-20", .what = what, .place = "the command line", .next = next});
 }
 
 void check_launch(const CommandLine& line, const LauncherJob& job) {
   if (!job.problem.empty()) throw usage(job.problem, "srun --mpi=pmix lmlaunch ...");
   if (line.has("--ranks")) {
-    throw usage("--ranks inside an MPI job: " + job.launcher + " has already started " +
-                    std::to_string(job.ranks) + " processes, each of which is a rank",
-                "leave --ranks out, or start lmlaunch without " + job.launcher);
+    throw usage(
+        fmt::format("--ranks inside an MPI job: {} has already started {} processes, each of which is a rank",
+                    job.launcher, job.ranks),
+        "leave --ranks out, or start lmlaunch without " + job.launcher);
   }
   if (beside_this_program("lmlaunch-mpi.so").empty()) {
     throw Error(Exit::kDoesNotFit,
@@ -42,13 +43,12 @@ void check_launch(const CommandLine& line, const LauncherJob& job) {
                  .what = "this is an MPI job, and this lmlaunch was built without Open MPI",
                  .place = job.launcher,
                  .next = "install Open MPI (Debian: openmpi-bin, libopenmpi-dev), then "
-                         "./dev build; on one machine --ranks N needs none",
-                 .kept = ""});
+                         "./dev build; on one machine --ranks N needs none"});
   }
   if (line.integer("--gpus").value_or(0) > 0) {
-    throw usage("--gpus " + std::to_string(*line.integer("--gpus")) + " inside an MPI job: each of the " +
-                    std::to_string(job.ranks) + " processes that " + job.launcher +
-                    " has started is a rank with one GPU",
+    throw usage(fmt::format("--gpus {} inside an MPI job: each of the {} processes that {} has started is a "
+                            "rank with one GPU",
+                            *line.integer("--gpus"), job.ranks, job.launcher),
                 "leave --gpus out; --gpus 0 trains on the CPU");
   }
 }
@@ -58,12 +58,10 @@ void check_launch(const CommandLine& line, const LauncherJob& job) {
 int place_of_gpu(const LauncherJob& job) {
   const int visible = visible_gpu_count();
   if (visible == 1 || job.local_rank < visible) return visible == 1 ? 0 : job.local_rank;
-  throw Error(Exit::kDoesNotFit,
-              {.area = "DEV-34",
-               .what = "more processes than GPUs: " + std::to_string(visible) + " are visible",
-               .place = "process " + std::to_string(job.local_rank) + " of its machine",
-               .next = "start one process per GPU, or train on the CPU with --gpus 0",
-               .kept = ""});
+  throw Error(Exit::kDoesNotFit, {.area = "DEV-34",
+                                  .what = fmt::format("more processes than GPUs: {} are visible", visible),
+                                  .place = fmt::format("process {} of its machine", job.local_rank),
+                                  .next = "start one process per GPU, or train on the CPU with --gpus 0"});
 }
 
 // By which the ranks' GPUs speak: loopback on one machine, else the way to where the launcher is; "" not
@@ -162,7 +160,7 @@ class JobRun {
     const pid_t child = start_rank(run_.program, handed_on, keep, StopSignals::kIgnored, variables);
     RankCare care{.less_memory = [this] { return less_host_memory(line_); },
                   .rank_failed = [&region] { region.end(); },
-                  .name = [this](int) { return "rank " + std::to_string(job_.rank) + " on " + host_name(); },
+                  .name = [this](int) { return fmt::format("rank {} on {}", job_.rank, host_name()); },
                   .operation = [&region](int) { return region.where(0).what; },
                   .failed_elsewhere = [this] { return told_end(run_.directory, job_.id); },
                   .quiet = !leads()};

@@ -59,18 +59,16 @@ int main(int argc, char** argv) {
   } catch (const Error& error) {
     return report(error, training);
   } catch (const std::bad_alloc&) {
-    return report(Error(Exit::kHostMemory, {.area = "MEM-16",
-                                            .what = "out of host memory",
-                                            .place = "",
-                                            .next = "raise the memory limit",
-                                            .kept = ""}),
-                  training);
+    return report(
+        Error(
+            Exit::kHostMemory,
+            {.area = "MEM-16", .what = "out of host memory", .place = "", .next = "raise the memory limit"}),
+        training);
   } catch (const std::exception& error) {
     return report(Error(Exit::kInternal, {.area = "BUG-70",
                                           .what = error.what(),
                                           .place = "",
-                                          .next = "report this message; it is a bug in lmlaunch",
-                                          .kept = ""}),
+                                          .next = "report this message; it is a bug in lmlaunch"}),
                   training);
   }
 }

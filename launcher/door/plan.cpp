@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -45,8 +46,7 @@ bool plan_for_gpu(const CommandLine& line, DeviceChoice configured, const Survey
     throw Error(Exit::kUsage, {.area = "USE-20",
                                .what = "--gpu-memory plans for a GPU, and the run is to use the CPU",
                                .place = "the command line",
-                               .next = "leave out --gpus 0, or set run.device = \"cuda\"",
-                               .kept = ""});
+                               .next = "leave out --gpus 0, or set run.device = \"cuda\""});
   }
   return gpu;
 }
@@ -62,8 +62,7 @@ void require_gpu_memory(const Gpu& gpu, const SurveyedGpus& found) {
                                           (problem.empty() ? "" : ": " + problem),
                                   .place = "",
                                   .next = (problem.empty() ? "" : std::string(kMendNvml) + ", or ") +
-                                          "--gpu-memory SIZE plans for a GPU of that size",
-                                  .kept = ""});
+                                          "--gpu-memory SIZE plans for a GPU of that size"});
 }
 
 // Which GPU the plan is for, by name; one that is imagined has only a size.
@@ -116,8 +115,7 @@ const Preset* planned_preset(const CommandLine& line) {
 }
 
 Error world_error(const std::string& what, const std::string& next) {
-  return Error(Exit::kUsage,
-               {.area = "USE-20", .what = what, .place = "the command line", .next = next, .kept = ""});
+  return Error(Exit::kUsage, {.area = "USE-20", .what = what, .place = "the command line", .next = next});
 }
 
 constexpr int64_t kMostPlanned = 1 << 16;  // ranks
@@ -132,12 +130,11 @@ World world_of(const CommandLine& line) {
   if (processes && gpus.value_or(0) > 0)
     throw world_error("--ranks are processes on the CPU, and --gpus asks for GPUs", "leave out one of them");
   if (ranks > kMostPlanned)
-    throw world_error(std::to_string(ranks) + " ranks: more than " + std::to_string(kMostPlanned),
-                      "plan for fewer");
+    throw world_error(fmt::format("{} ranks: more than {}", ranks, kMostPlanned), "plan for fewer");
   if (nodes < 1 || ranks % nodes != 0) {
-    throw world_error("--nodes " + std::to_string(nodes) + ": " + std::to_string(ranks) +
-                          " ranks cannot be on so many machines, equally many on each",
-                      "give --gpus or --ranks N and --nodes M so that M divides N");
+    throw world_error(
+        fmt::format("--nodes {}: {} ranks cannot be on so many machines, equally many on each", nodes, ranks),
+        "give --gpus or --ranks N and --nodes M so that M divides N");
   }
   return {static_cast<int>(ranks), static_cast<int>(nodes)};
 }

@@ -1,6 +1,7 @@
 #include "launcher/door/preflight.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -64,8 +65,8 @@ void raise_descriptor_limit() {
   if (limit.rlim_cur >= kLeastDescriptors) return;
   throw Error(Exit::kDoesNotFit,
               {.area = "RUN-33",
-               .what = "this process may have " + std::to_string(limit.rlim_cur) +
-                       " files open (RLIMIT_NOFILE), a run needs " + std::to_string(kLeastDescriptors),
+               .what = fmt::format("this process may have {} files open (RLIMIT_NOFILE), a run needs {}",
+                                   limit.rlim_cur, kLeastDescriptors),
                .place = "",
                .next = "raise the limit (ulimit -n)",
                .kept = "nothing was started or written"});

@@ -48,8 +48,7 @@ Exit presets_command(const CommandLine& line) {
               {.area = "USE-20",
                .what = "unknown preset `" + name + "`" + (hit ? "; did you mean `" + *hit + "`?" : ""),
                .place = "the command line",
-               .next = "`lmlaunch presets` lists them",
-               .kept = ""});
+               .next = "`lmlaunch presets` lists them"});
 }
 
 }  // namespace lm

@@ -16,8 +16,7 @@ std::string run_at(const std::string& path) {
   throw Error(Exit::kInput, {.area = "FILE-21",
                              .what = "no run's directory: it has no config.toml",
                              .place = path,
-                             .next = "name what run.dir was, runs/<config's name> unless it was set",
-                             .kept = ""});
+                             .next = "name what run.dir was, runs/<config's name> unless it was set"});
 }
 
 }  // namespace

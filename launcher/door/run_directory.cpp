@@ -1,6 +1,7 @@
 #include "launcher/door/run_directory.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -126,9 +127,9 @@ std::string owner_text(int fd) {
   try {
     const Json json =
         parse_json(std::string_view(buffer, static_cast<size_t>(n)), ".lock", {.bytes = 2048, .depth = 4});
-    return "process " + std::to_string(json.at("pid").get<int64_t>()) + " on host " +
-           json.at("host").get<std::string>() + ", started " + json.at("started").get<std::string>() +
-           ", run " + json.at("run_id").get<std::string>();
+    return fmt::format("process {} on host {}, started {}, run {}", json.at("pid").get<int64_t>(),
+                       json.at("host").get<std::string>(), json.at("started").get<std::string>(),
+                       json.at("run_id").get<std::string>());
   } catch (const std::exception&) {
     return "";
   }
@@ -138,8 +139,7 @@ Error unusable(const std::string& what, const std::string& directory) {
   return Error(Exit::kDoesNotFit, {.area = "RUN-33",
                                    .what = what + ": " + std::strerror(errno),
                                    .place = directory,
-                                   .next = "set run.dir to a directory that can be written",
-                                   .kept = ""});
+                                   .next = "set run.dir to a directory that can be written"});
 }
 
 // The last one for its owner alone: logs show training text. What is made inside is as the user's umask says,
@@ -197,8 +197,8 @@ std::vector<KeyDifference> check_run_directory(const std::string& directory, con
   });
   if (differences.empty()) {
     if (!status || status->state != "done") return accepted;
-    throw incompatible("the directory holds this run, finished after step " + std::to_string(status->step) +
-                           finished_at(directory),
+    throw incompatible(fmt::format("the directory holds this run, finished after step {}{}", status->step,
+                                   finished_at(directory)),
                        directory, start_over);
   }
   std::string what = "the directory holds a run of another configuration:", flags;

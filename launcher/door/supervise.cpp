@@ -1,5 +1,6 @@
 #include "launcher/door/supervise.h"
 
+#include <fmt/format.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -87,8 +88,7 @@ constexpr const char* kRaiseLimit =
 // cgroup's counter, which the caller read before the start.
 int report_death(int signal, int64_t oom_kills_before, const std::string& where, bool of_several = false,
                  const std::function<std::string()>& less_memory = {}) {
-  std::string what =
-      "the rank was killed by signal " + std::to_string(signal) + " (" + signal_name(signal) + ")";
+  std::string what = fmt::format("the rank was killed by signal {} ({})", signal, signal_name(signal));
   std::string next = "report this message with log.txt; it is a bug in lmlaunch or in a library";
   Exit code = of_several ? Exit::kPeerLost : Exit::kInternal;
   std::string area = of_several ? "PEER-08" : "BUG-70";
@@ -115,7 +115,7 @@ int report_death(int signal, int64_t oom_kills_before, const std::string& where,
     what += limit;
     next = kRaiseLimit;
   }
-  print(Error(code, {.area = area, .what = what, .place = where, .next = next, .kept = ""}));
+  print(Error(code, {.area = area, .what = what, .place = where, .next = next}));
   return static_cast<int>(code);
 }
 
@@ -123,19 +123,18 @@ int report_death(int signal, int64_t oom_kills_before, const std::string& where,
 int report_strange_exit(int code, const std::string& where) {
   const std::string limit = limit_of_addresses();
   const Exit ours = limit.empty() ? Exit::kInternal : Exit::kHostMemory;
-  print(Error(ours, {.area = limit.empty() ? "BUG-70" : "MEM-16",
-                     .what = "the rank ended with code " + std::to_string(code) +
-                             ", which is none of lmlaunch's" + limit,
-                     .place = where,
-                     .next = limit.empty() ? "report this message with log.txt" : kRaiseLimit,
-                     .kept = ""}));
+  print(Error(ours,
+              {.area = limit.empty() ? "BUG-70" : "MEM-16",
+               .what = fmt::format("the rank ended with code {}, which is none of lmlaunch's{}", code, limit),
+               .place = where,
+               .next = limit.empty() ? "report this message with log.txt" : kRaiseLimit}));
   return static_cast<int>(ours);
 }
 
 std::string whereabouts(int rank, const RankRecord& record, const RankCare& care) {
   const std::string operation = care.operation ? care.operation(rank) : "";
-  return (care.name ? care.name(rank) : "rank " + std::to_string(rank)) + ", step " +
-         std::to_string(record.step) + (operation.empty() ? "" : ", in \"" + operation + "\"");
+  return fmt::format("{}, step {}{}", care.name ? care.name(rank) : fmt::format("rank {}", rank), record.step,
+                     operation.empty() ? "" : ", in \"" + operation + "\"");
 }
 
 }  // namespace
@@ -196,8 +195,10 @@ class RankWatch {
   void warn_left() const {
     for (const pid_t rank : ranks_) {
       if (rank > 0)
-        log_warning("IO-05", "process " + std::to_string(rank) +
-                                 " stays behind: it waits in the kernel, and ends when its disk answers");
+        log_warning(
+            "IO-05",
+            fmt::format("process {} stays behind: it waits in the kernel, and ends when its disk answers",
+                        rank));
     }
   }
 
@@ -314,7 +315,7 @@ RunStatus supervise_run(const std::vector<pid_t>& ranks, Control& control, const
     const int code = WEXITSTATUS(end.wait_status);
     const bool ours = !reason_of_code(code).empty();
     if (out.reason.empty() || end.rank != 0)
-      out.reason = ours ? reason_of_code(code) : "error:exit-" + std::to_string(code);
+      out.reason = ours ? reason_of_code(code) : fmt::format("error:exit-{}", code);
     out.exit_code = ours ? code : report_strange_exit(code, whereabouts(end.rank, last, care));
   }
   if (out.exit_code == static_cast<int>(Exit::kStopped)) {

@@ -1,6 +1,7 @@
 #include "launcher/machine/disk_survey.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/sysmacros.h>
@@ -39,7 +40,7 @@ bool may_use_disks(const Config& config) {
 Json rate_key(const std::string& path, dev_t device, IoEngineChoice engine) {
   std::error_code ignored;
   const fs::path whole = fs::weakly_canonical(path, ignored);
-  return {{"device", std::to_string(major(device)) + ":" + std::to_string(minor(device))},
+  return {{"device", fmt::format("{}:{}", major(device), minor(device))},
           {"path", whole.empty() ? path : whole.string()},
           {"engine", name_of(engine)}};
 }

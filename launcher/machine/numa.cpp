@@ -1,5 +1,6 @@
 #include "launcher/machine/numa.h"
 
+#include <fmt/format.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -55,7 +56,7 @@ std::optional<NumaNode> node_of_device(const std::string& pci_address, const std
   std::istringstream number(first_line(root + "/sys/bus/pci/devices/" + pci_address + "/numa_node"));
   NumaNode node;
   if (!(number >> node.number) || node.number < 0) return std::nullopt;
-  node.core_list = first_line(nodes + std::to_string(node.number) + "/cpulist");
+  node.core_list = first_line(fmt::format("{}{}/cpulist", nodes, node.number));
   node.cores = parse_core_list(node.core_list);
   if (CPU_COUNT(&node.cores) == 0) return std::nullopt;  // a node of memory alone
   return node;

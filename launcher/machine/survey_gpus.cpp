@@ -1,6 +1,7 @@
 // GPUs by NVML, loaded from the driver's library at run time, so that the door links nothing of CUDA. The few
 // declarations below are NVML's stable C interface (version 2 entry points).
 #include <dlfcn.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
@@ -63,7 +64,7 @@ class Nvml {
   // Such as "Driver/library version mismatch", when a driver was updated under a running system.
   std::string status_text() const {
     const auto text_of = find<const char* (*)(int)>("nvmlErrorString");
-    return text_of ? text_of(status_) : "error " + std::to_string(status_);
+    return text_of ? text_of(status_) : fmt::format("error {}", status_);
   }
 
   std::vector<Found> devices() const {

@@ -34,8 +34,7 @@ namespace {
   throw Error(Exit::kUsage, {.area = "USE-20",
                              .what = what,
                              .place = "the command line",
-                             .next = "see `lmlaunch " + line.command + " --help`",
-                             .kept = ""});
+                             .next = "see `lmlaunch " + line.command + " --help`"});
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // `lmlaunch chat`: a line of standard input is a turn. On a terminal it is asked for; through a pipe the
 // answers alone are written, each with an end of line.
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -92,8 +93,10 @@ class Chat {
     const std::vector<int32_t> prompt = speaker_.text().conversation(messages_);
     if (std::ssize(prompt) >= context_) {
       messages_.pop_back();
-      log_line("this conversation has " + std::to_string(prompt.size()) + " tokens, and there is room for " +
-               std::to_string(context_) + ": /reset begins a new one, --context N makes more room");
+      log_line(
+          fmt::format("this conversation has {} tokens, and there is room for {}: /reset begins a new one, "
+                      "--context N makes more room",
+                      prompt.size(), context_));
       return;
     }
     const int before = interrupts;
@@ -108,8 +111,9 @@ class Chat {
     std::fflush(stdout);
     messages_.push_back({"assistant", answer.text});
     if (answer.full)
-      log_line("the answer ends here: all " + std::to_string(context_) +
-               " tokens of --context are used; /reset begins a new conversation");
+      log_line(fmt::format(
+          "the answer ends here: all {} tokens of --context are used; /reset begins a new conversation",
+          context_));
   }
 
  private:

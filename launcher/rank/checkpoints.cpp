@@ -1,5 +1,6 @@
 #include "launcher/rank/checkpoints.h"
 
+#include <fmt/format.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -71,8 +72,9 @@ std::vector<FoundCheckpoint> resumable_checkpoints(const Config& config, const s
   std::vector<FoundCheckpoint> found = find_checkpoints(directory);
   if (resume == "never") {
     if (found.empty()) return {};
-    throw incompatible("checkpoint.resume = \"never\", and this run has " + std::to_string(found.size()) +
-                           " checkpoints, which a fresh start would replace",
+    throw incompatible(fmt::format("checkpoint.resume = \"never\", and this run has {} checkpoints, which a "
+                                   "fresh start would replace",
+                                   found.size()),
                        directory, "leave checkpoint.resume out to go on, or type another run.dir=...");
   }
   const std::optional<int64_t> wanted = checkpoint_step(resume);
@@ -137,7 +139,7 @@ int64_t Checkpoints::restore(const std::vector<FoundCheckpoint>& found, Rank& ra
       together(group_, "loading a checkpoint", [&] { restore_from(one, rank, trainer); });
       newest_ = one.path;
       newest_step_ = one.step;
-      log_line("goes on from " + one.path + ": step " + std::to_string(one.step));
+      log_line(fmt::format("goes on from {}: step {}", one.path, one.step));
       for (const FoundCheckpoint& later :
            leads() ? find_checkpoints(directory_) : std::vector<FoundCheckpoint>()) {
         if (later.step > one.step) set_aside(later.path, later.manifest ? "later" : "damaged");
@@ -270,7 +272,7 @@ bool Checkpoints::fails(int64_t step, const std::function<void()>& body) {
     const bool disk = error.code() == Exit::kNoSpace || error.code() == Exit::kIo;
     if (!disk) throw;
     ErrorText text = error.text();
-    text.what = "the checkpoint of step " + std::to_string(step) + " cannot be saved: " + text.what;
+    text.what = fmt::format("the checkpoint of step {} cannot be saved: {}", step, text.what);
     text.next = "free space in " + directory_ + ", or set run.dir to a directory on another disk";
     text.kept = newest_.empty() ? "" : newest_;
     if (required_ || ++failures_ >= kFailuresInRow) throw Error(error.code(), text);

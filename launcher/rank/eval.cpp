@@ -18,8 +18,7 @@ namespace {
                .what = "there is no evaluation data",
                .place = what,
                .next = model ? "name some: lmlaunch eval " + what + " 'data.eval=[\"file.jsonl\"]'"
-                             : "set data.eval = [\"file\"] or data.eval_fraction",
-               .kept = ""});
+                             : "set data.eval = [\"file\"] or data.eval_fraction"});
 }
 
 }  // namespace

@@ -20,8 +20,7 @@ namespace lm {
 namespace {
 
 Error usage(const std::string& what, const std::string& next) {
-  return Error(Exit::kUsage,
-               {.area = "USE-20", .what = what, .place = "the command line", .next = next, .kept = ""});
+  return Error(Exit::kUsage, {.area = "USE-20", .what = what, .place = "the command line", .next = next});
 }
 
 // "" unless --base names another model, whose weights are taken as they are.

@@ -26,8 +26,7 @@ Exit generate_command(const CommandLine& line) {
     throw Error(Exit::kUsage, {.area = "USE-20",
                                .what = "generate needs --prompt TEXT",
                                .place = "the command line",
-                               .next = "lmlaunch generate " + line.positional[0] + " --prompt \"...\"",
-                               .kept = ""});
+                               .next = "lmlaunch generate " + line.positional[0] + " --prompt \"...\""});
   }
   const AnswerOptions options{.most = line.integer("--max-tokens").value_or(kDefaultTokens),
                               .sampling = sampling_of(line)};
@@ -37,8 +36,7 @@ Exit generate_command(const CommandLine& line) {
     throw Error(Exit::kInput, {.area = "DATA-24",
                                .what = "the model's tokenizer makes no token of the prompt",
                                .place = *text,
-                               .next = "ask something else",
-                               .kept = ""});
+                               .next = "ask something else"});
   }
   speaker.load(std::ssize(prompt) + options.most);
   const bool json = line.has("--json");

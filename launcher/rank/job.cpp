@@ -1,5 +1,6 @@
 #include "launcher/rank/job.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -40,8 +41,7 @@ GpuFacts select_gpu() {
     throw Error(Exit::kDoesNotFit, {.area = "GPU-34",
                                     .what = "CUDA shows no GPU" + (reason.empty() ? "" : ": " + reason),
                                     .place = list ? "CUDA_VISIBLE_DEVICES=\"" + *list + "\"" : "",
-                                    .next = "`lmlaunch doctor` tells more; --gpus 0 uses the CPU",
-                                    .kept = ""});
+                                    .next = "`lmlaunch doctor` tells more; --gpus 0 uses the CPU"});
   }
   const ComputingGpu gpu = computing_gpu(survey, cuda_device(0));
   log_line("computing on " + gpu.facts.name + " (" + gpu.facts.uuid + ")");
@@ -124,22 +124,24 @@ namespace {
 void warn_of_little(const Machine& machine, int ranks) {
   constexpr int64_t kLittleMemory = kGiB;
   const auto online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-  const std::string these = std::to_string(ranks) + " ranks share " + std::to_string(machine.cores) +
-                            (machine.cores == 1 ? " core" : " cores");
+  const std::string these =
+      fmt::format("{} ranks share {}{}", ranks, machine.cores, machine.cores == 1 ? " core" : " cores");
   if (ranks > machine.cores) {
-    log_warning("RANK-16", these + ": each step waits for its slowest rank; start at most one rank per core" +
-                               (online > machine.cores
-                                    ? ", or let them use more of this machine's " + std::to_string(online) +
-                                          " (mpirun --bind-to "
-                                          "none, srun --cpus-per-task)"
-                                    : ""));
+    log_warning("RANK-16",
+                these + ": each step waits for its slowest rank; start at most one rank per core" +
+                    (online > machine.cores ? fmt::format(", or let them use more of this machine's {} "
+                                                          "(mpirun --bind-to none, srun --cpus-per-task)",
+                                                          online)
+                                            : ""));
   } else if (online > machine.cores && machine.cores == ranks) {
-    log_note("RANK-16", these + " of this machine's " + std::to_string(online) +
-                            "; mpirun --bind-to none or srun --cpus-per-task gives them more");
+    log_note(
+        "RANK-16",
+        fmt::format("{} of this machine's {}; mpirun --bind-to none or srun --cpus-per-task gives them more",
+                    these, online));
   }
   if (const int64_t memory = machine.host_capacity(); memory > 0 && memory / ranks < kLittleMemory) {
-    log_warning("RANK-16", std::to_string(ranks) + " ranks share " + format_bytes(memory) +
-                               " of memory, less than 1 GiB each; start fewer");
+    log_warning("RANK-16", fmt::format("{} ranks share {} of memory, less than 1 GiB each; start fewer",
+                                       ranks, format_bytes(memory)));
   }
 }
 
@@ -174,12 +176,11 @@ void refuse_shared_gpu(Group& group, const std::string& uuid) {
   for (size_t i = 0; i < all.size(); ++i) {
     for (size_t j = i + 1; j < all.size(); ++j) {
       if (all[i].uuid[0] == 0 || std::string(all[i].uuid) != all[j].uuid) continue;
-      throw Error(Exit::kDoesNotFit, {.area = "DEV-34",
-                                      .what = "ranks " + std::to_string(i) + " and " + std::to_string(j) +
-                                              " were given the same GPU",
-                                      .place = all[i].uuid,
-                                      .next = "start one process per GPU, or train on the CPU with --gpus 0",
-                                      .kept = ""});
+      throw Error(Exit::kDoesNotFit,
+                  {.area = "DEV-34",
+                   .what = fmt::format("ranks {} and {} were given the same GPU", i, j),
+                   .place = all[i].uuid,
+                   .next = "start one process per GPU, or train on the CPU with --gpus 0"});
     }
   }
 }
@@ -189,7 +190,7 @@ void refuse_shared_gpu(Group& group, const std::string& uuid) {
 void settle_beside(const GpuFacts& gpu) {
   const std::optional<NumaNode> node = node_of_device(gpu.pci_address);
   if (!node) return;
-  const std::string where = "NUMA node " + std::to_string(node->number) + ", that of its GPU";
+  const std::string where = fmt::format("NUMA node {}, that of its GPU", node->number);
   if (settle_on(*node)) {
     log_line("on " + where + ": cores " + node->core_list);
   } else {
@@ -417,8 +418,7 @@ Subject open_subject(const std::string& path, const std::vector<std::string>& ov
   throw Error(Exit::kIncompatible, {.area = "RUN-14",
                                     .what = "this run has no trained model yet, and no checkpoint",
                                     .place = subject.trained,
-                                    .next = "let the run finish: lmlaunch " + path + "/config.toml",
-                                    .kept = ""});
+                                    .next = "let the run finish: lmlaunch " + path + "/config.toml"});
 }
 
 }  // namespace lm

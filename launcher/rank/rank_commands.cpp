@@ -45,8 +45,7 @@ Exit run_rank_command(const std::vector<std::string>& arguments) {
   throw Error(Exit::kUsage, {.area = "USE-20",
                              .what = "the rank's executable has no command " + line.command,
                              .place = "",
-                             .next = "start lmlaunch instead",
-                             .kept = ""});
+                             .next = "start lmlaunch instead"});
 }
 
 }  // namespace lm

@@ -1,6 +1,7 @@
 #include "launcher/rank/ranks.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -24,14 +25,13 @@ void speak_into(const std::string& path, bool create = true) {
     throw Error(Exit::kIo, {.area = "FILE-33",
                             .what = "the rank's log cannot be written",
                             .place = path,
-                            .next = "see that the run's directory can be written",
-                            .kept = ""});
+                            .next = "see that the run's directory can be written"});
   }
   close(fd);
 }
 
 std::string log_of(const CommandLine& line, int64_t rank) {
-  return line.value("--run-dir").value() + "/log.rank" + std::to_string(rank) + ".txt";
+  return fmt::format("{}/log.rank{}.txt", line.value("--run-dir").value(), rank);
 }
 
 void write_console(int console, const Error& error) {
@@ -148,7 +148,7 @@ void Ranks::tell(const Error& error) {
   const bool said = link_ && link_->end(error.code(), error.what());
   const bool follows = error.code() == Exit::kPeerLost && text.area != "NCCL-10";
   if (said || console_ < 0 || follows) return;
-  const std::string rank = "rank " + std::to_string(group_->rank());
+  const std::string rank = fmt::format("rank {}", group_->rank());
   if (text.place.find(rank) == std::string::npos) text.place += (text.place.empty() ? "" : ", ") + rank;
   write_console(console_, Error(error.code(), text));
 }
@@ -195,12 +195,11 @@ void Ranks::agree(const char* what, const std::string& mine, const std::string& 
   const std::vector<size_t> all = group_->gather(what, std::hash<std::string>()(mine));
   const auto other = std::ranges::find_if(all, [&](size_t one) { return one != all.front(); });
   if (other == all.end()) return;
-  throw Error(Exit::kConfig, {.area = "RANK-32",
-                              .what = "rank " + std::to_string(other - all.begin()) + " has another " + what +
-                                      " than rank 0",
-                              .place = "",
-                              .next = next,
-                              .kept = ""});
+  throw Error(Exit::kConfig,
+              {.area = "RANK-32",
+               .what = fmt::format("rank {} has another {} than rank 0", other - all.begin(), what),
+               .place = "",
+               .next = next});
 }
 
 }  // namespace lm

@@ -1,5 +1,6 @@
 #include "launcher/rank/run.h"
 
+#include <fmt/format.h>
 #include <cmath>
 #include <cstdio>
 #include <optional>
@@ -77,7 +78,7 @@ TrainerResult train_or_save(int ranks, Trainer& trainer, const std::function<Tra
     if (!disk || !trainer.between_steps() || trainer.steps() == 0 || ranks > 1) throw;
     log_warning(error.text().area, std::string(error.what()) + "; saving the model");
     ErrorText text = error.text();
-    text.kept = "the model after step " + std::to_string(trainer.steps()) + ", in " + save();
+    text.kept = fmt::format("the model after step {}, in {}", trainer.steps(), save());
     throw Error(error.code(), text);
   }
 }
@@ -133,8 +134,7 @@ void save_beside(Rank& rank, const Trainer& trainer, int64_t steps, bool best, M
 void leave(const CommandLine& line, const StopRequest& stop, Rank& rank, const Trainer& trainer,
            int64_t steps, MetricsFile& metrics, Checkpoints& checkpoints) {
   if (trainer.steps() > 0 && stop.time_to_save()) checkpoints.save(rank, trainer, metrics);
-  log_line("stopped after step " + std::to_string(trainer.steps()) + " of " + std::to_string(steps) +
-           "; to go on: " + typed(line));
+  log_line(fmt::format("stopped after step {} of {}; to go on: {}", trainer.steps(), steps, typed(line)));
 }
 
 // A run that its held-out loss has ended: why, and which step's weights are the result. The checkpoint that
@@ -150,8 +150,8 @@ std::string end_early(const Config& config, Rank& rank, const Trainer& trainer, 
                 state.best_step);
   log_line(line);
   const std::string best = checkpoints.take_best(rank, trainer);
-  log_line(!best.empty() ? "the result has the weights of step " + std::to_string(state.best_step) +
-                               ", the best: " + best
+  log_line(!best.empty()
+               ? fmt::format("the result has the weights of step {}, the best: {}", state.best_step, best)
            : config.checkpoint.keep_best
                ? "the result has the last step's weights: no checkpoint of the best is there"
                : "the result has the last step's weights; with checkpoint.keep_best = true it would have the "

@@ -28,6 +28,7 @@ Config resolved_config(const Job& job, const std::string& directory) {
   config.train.update = job.plan.placement.in_backward() ? UpdateTime::kInBackward : UpdateTime::kAfter;
   config.optimizer.threads = job.plan.placement.optimizer_threads;
   if (job.model.adapter) config.lora = resolved_lora(config.lora, *job.model.adapter);
+  if (job.model.adapter) config.lora.dtype = adapter_type(config);
   if (!config.train.epochs && !config.train.steps) config.train.epochs = 1;
   return config;
 }

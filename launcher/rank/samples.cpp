@@ -1,5 +1,6 @@
 #include "launcher/rank/samples.h"
 
+#include <fmt/format.h>
 #include <optional>
 
 #include "base/error.h"
@@ -13,7 +14,7 @@ namespace {
 constexpr int64_t kMostBytes = int64_t{1} << 20;  // of a file of prompts
 
 Error refusal(const std::string& what, const std::string& place, const std::string& next) {
-  return Error(Exit::kConfig, {.area = "CONF-20", .what = what, .place = place, .next = next, .kept = ""});
+  return Error(Exit::kConfig, {.area = "CONF-20", .what = what, .place = place, .next = next});
 }
 
 void add_lines(const std::string& text, std::vector<std::string>& out) {
@@ -65,10 +66,11 @@ Samples::Samples(const Job& job) : job_(job) {
     prompts_.push_back({text, session.prompt(text)});
     const int64_t tokens = std::ssize(prompts_.back().tokens), room = job.plan.cache_positions;
     if (tokens == 0 || tokens > room)
-      throw refusal("a prompt of train.sample_prompts has " + std::to_string(tokens) +
-                        " tokens, and with its answer it may have " + std::to_string(room),
-                    in_a_line(text.substr(0, 60)),
-                    "shorten it" + std::string(room < kSamplePositions ? ", or raise data.max_length" : ""));
+      throw refusal(
+          fmt::format("a prompt of train.sample_prompts has {} tokens, and with its answer it may have {}",
+                      tokens, room),
+          in_a_line(text.substr(0, 60)),
+          "shorten it" + std::string(room < kSamplePositions ? ", or raise data.max_length" : ""));
   }
 }
 
@@ -85,8 +87,7 @@ void Samples::answer(Rank& rank, int64_t step, MetricsFile& metrics) const {
     for (const int32_t token : answer.tokens) text += session->next(token);
     text += session->end_answer();
     metrics.write_sample(step, prompt.text, text);
-    log_line("sample after step " + std::to_string(step) + ": " + in_a_line(prompt.text) + " => " +
-             in_a_line(text));
+    log_line(fmt::format("sample after step {}: {} => {}", step, in_a_line(prompt.text), in_a_line(text)));
   }
 }
 

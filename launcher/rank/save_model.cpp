@@ -1,6 +1,7 @@
 #include "launcher/rank/save_model.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -118,7 +119,7 @@ void save_model(const RunFiles& files, const Job& job, Rank& rank, ReservedSpace
     const std::string wanted = files.path("model"), found = write_elsewhere(job, rank);
     ErrorText text = error.text();
     text.what = "the trained model cannot be written: " + text.what;
-    text.kept = found.empty() ? "" : "the model after step " + std::to_string(step) + ", in " + found;
+    text.kept = found.empty() ? "" : fmt::format("the model after step {}, in {}", step, found);
     if (!found.empty()) text.next += "; then: mv " + found + " " + wanted;
     throw Error(error.code(), text);
   }

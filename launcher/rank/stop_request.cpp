@@ -1,5 +1,6 @@
 #include "launcher/rank/stop_request.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -27,9 +28,8 @@ StopRequest::StopRequest(const Control& control, const RunConfig& config, std::s
     end_ = monotonic_seconds() + static_cast<double>(config.time_limit->seconds);
   } else if (const std::optional<int64_t> end = job_end_time()) {
     end_ = monotonic_seconds() + static_cast<double>(*end) - wall_seconds();
-    log_line("the Slurm job ends in " +
-             std::to_string(std::max<int64_t>(static_cast<int64_t>(seconds_left()), 0)) +
-             " s: the run saves and leaves before that");
+    log_line(fmt::format("the Slurm job ends in {} s: the run saves and leaves before that",
+                         std::max<int64_t>(static_cast<int64_t>(seconds_left()), 0)));
   }
   // One that was left behind has been obeyed.
   if (unlink(file_.c_str()) == 0) log_note("RUN-27", file_ + " is of an earlier run, and was removed");

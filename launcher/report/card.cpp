@@ -1,5 +1,7 @@
 #include "launcher/report/card.h"
 
+#include <fmt/format.h>
+
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -26,7 +28,7 @@ std::string figure(const Json& value) {
 std::string figures(const Json& record) {
   const Json &total = record.at("measured"), &eval = record.at("eval");
   std::string out = "steps: " + record.at("status").at("step").dump() + "\n";
-  out += "tokens: " + std::to_string(static_cast<int64_t>(total.at("tokens").get<double>())) + "\n";
+  out += fmt::format("tokens: {}\n", static_cast<int64_t>(total.at("tokens").get<double>()));
   out += "seconds in steps: " + figure(total.at("seconds")) + "\n";
   out += "training loss at the last step: " + figure(total.at("last_loss")) + "\n";
   if (eval.size() > 1)

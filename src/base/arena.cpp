@@ -24,8 +24,7 @@ std::byte* map_host(int64_t bytes) {
     throw Error(Exit::kHostMemory, {.area = "MEM-16",
                                     .what = "cannot map " + format_bytes(bytes) + " of host memory",
                                     .place = "",
-                                    .next = "lower train.micro_batch or data.max_length",
-                                    .kept = ""});
+                                    .next = "lower train.micro_batch or data.max_length"});
   }
   if (bytes >= kHugePage) madvise(p, static_cast<size_t>(bytes), MADV_HUGEPAGE);
   return static_cast<std::byte*>(p);

@@ -1,5 +1,6 @@
 #include "base/clock.h"
 
+#include <fmt/format.h>
 #include <charconv>
 
 namespace lm {
@@ -32,7 +33,7 @@ std::string seconds_text(int64_t seconds) {
     const bool fits = seconds >= unit.seconds && seconds % unit.seconds == 0;
     if (fits) return std::to_string(seconds / unit.seconds) + std::string(unit.name);
   }
-  return std::to_string(seconds) + "s";
+  return fmt::format("{}s", seconds);
 }
 
 }  // namespace lm

@@ -1,5 +1,6 @@
 // The CUDA runtime behind base/cuda.h.
 #include <cuda_runtime.h>
+#include <fmt/format.h>
 
 #include <cstring>
 #include <mutex>
@@ -80,9 +81,8 @@ void check_cuda(const char* expression, int status, const char* file, int line) 
       error == cudaErrorMemoryAllocation ? Exit::kDeviceMemory : Exit::kInternal,
       {.area = error == cudaErrorMemoryAllocation ? "MEM-15" : "GPU-34",
        .what = std::string(expression) + ": " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error),
-       .place = std::string(name ? name + 1 : file) + ":" + std::to_string(line),
-       .next = "run lmlaunch doctor",
-       .kept = ""});
+       .place = fmt::format("{}:{}", name ? name + 1 : file, line),
+       .next = "run lmlaunch doctor"});
 }
 
 Stream::Stream(DeviceType device, int threads) : view_{device, nullptr, threads} {
@@ -208,8 +208,7 @@ void* cuda_allocate(int64_t bytes) {
                                     .what = "GPU memory: asked for " + format_bytes(bytes) + ", " +
                                             format_bytes(static_cast<int64_t>(free_bytes)) + " free",
                                     .place = "",
-                                    .next = "lower train.micro_batch, or set train.recompute = \"block\"",
-                                    .kept = ""});
+                                    .next = "lower train.micro_batch, or set train.recompute = \"block\""});
 }
 void cuda_free(void* memory) noexcept {
   allocations().remove(memory);

@@ -1,5 +1,6 @@
 #include "base/error.h"
 
+#include <fmt/format.h>
 #include <cstdio>
 #include <cstring>
 
@@ -41,8 +42,8 @@ Error::Error(Exit code, ErrorText text)
     : std::runtime_error(one_line(text)), code_(code), text_(std::move(text)) {}
 
 std::string Error::report() const {
-  std::string out = "lmlaunch: error " + text_.area + " (exit " + std::to_string(static_cast<int>(code_)) +
-                    "): " + escape_controls(one_line(text_)) + "\n";
+  std::string out = fmt::format("lmlaunch: error {} (exit {}): {}\n", text_.area, static_cast<int>(code_),
+                                escape_controls(one_line(text_)));
   if (!text_.kept.empty()) out += "  kept: " + escape_controls(text_.kept) + "\n";
   if (!text_.next.empty()) out += "  next: " + escape_controls(text_.next) + "\n";
   return out;
@@ -53,9 +54,8 @@ void fail_check(const char* expression, const char* file, int line, const std::s
   throw Error(Exit::kInternal, {.area = "BUG-70",
                                 .what = std::string("assumption does not hold: ") + expression +
                                         (detail.empty() ? "" : ": " + detail),
-                                .place = std::string(name ? name + 1 : file) + ":" + std::to_string(line),
-                                .next = "report this message; it is a bug in lmlaunch",
-                                .kept = ""});
+                                .place = fmt::format("{}:{}", name ? name + 1 : file, line),
+                                .next = "report this message; it is a bug in lmlaunch"});
 }
 
 std::string escape_controls(const std::string& text) {

@@ -43,9 +43,9 @@ std::span<const ExitCode> exit_codes();
 struct ErrorText {
   std::string area;
   std::string what;
-  std::string place;
-  std::string next;
-  std::string kept;
+  std::string place = {};
+  std::string next = {};
+  std::string kept = {};
 };
 
 class Error : public std::runtime_error {

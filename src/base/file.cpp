@@ -1,6 +1,7 @@
 #include "base/file.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -24,7 +25,7 @@ std::string reason(int error) {
 }
 
 [[noreturn]] void fail_input(const std::string& what, const std::string& path, const std::string& next) {
-  throw Error(Exit::kInput, {.area = "FILE-21", .what = what, .place = path, .next = next, .kept = ""});
+  throw Error(Exit::kInput, {.area = "FILE-21", .what = what, .place = path, .next = next});
 }
 
 // How often a call is made again that was interrupted, and one that failed to read: reading again changes
@@ -38,22 +39,19 @@ bool out_of_order(int error) {
 }
 
 [[noreturn]] void fail_read(const std::string& operation, const std::string& place, int error) {
-  throw Error(Exit::kIo, {.area = "IO-05",
-                          .what = operation + ": " + reason(error),
-                          .place = place,
-                          .next = "check the disk",
-                          .kept = ""});
+  throw Error(
+      Exit::kIo,
+      {.area = "IO-05", .what = operation + ": " + reason(error), .place = place, .next = "check the disk"});
 }
 
 [[noreturn]] void fail_write(const std::string& operation, const std::string& path, int error) {
   const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
-  throw Error(
-      full ? Exit::kNoSpace : Exit::kIo,
-      {.area = full ? "FILE-03" : "IO-05",
-       .what = operation + ": " + reason(error),
-       .place = path,
-       .next = full ? "free space there, or choose another directory" : "check the disk and its permissions",
-       .kept = ""});
+  throw Error(full ? Exit::kNoSpace : Exit::kIo,
+              {.area = full ? "FILE-03" : "IO-05",
+               .what = operation + ": " + reason(error),
+               .place = path,
+               .next = full ? "free space there, or choose another directory"
+                            : "check the disk and its permissions"});
 }
 
 std::string parent_of(const std::string& path) {
@@ -64,7 +62,7 @@ std::string parent_of(const std::string& path) {
 // Unique among the processes and threads of this machine; O_EXCL catches the rest.
 std::string temporary_name(const std::string& path) {
   static std::atomic<uint64_t> counter{0};
-  return path + ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(counter.fetch_add(1));
+  return fmt::format("{}.tmp-{}-{}", path, ::getpid(), counter.fetch_add(1));
 }
 
 const char* kind_of(mode_t mode) {
@@ -111,12 +109,11 @@ void File::read_at(int64_t offset, std::span<std::byte> bytes) const {
         ::pread(fd_, bytes.data() + done, bytes.size() - done, offset + static_cast<int64_t>(done));
     if (n < 0 && errno == EINTR && ++interruptions <= kInterruptions) continue;
     if (n < 0 && errno == EIO && ++errors <= kReadErrors) continue;
-    const std::string place = path_ + ", offset " + std::to_string(offset + static_cast<int64_t>(done));
+    const std::string place = fmt::format("{}, offset {}", path_, offset + static_cast<int64_t>(done));
     if (n < 0) fail_read("read", place, errno);
     if (n == 0) {
-      fail_input("the file ends early: " + std::to_string(done) + " of " + std::to_string(bytes.size()) +
-                     " bytes read",
-                 place, "the file is truncated or still being written: get it again");
+      fail_input(fmt::format("the file ends early: {} of {} bytes read", done, bytes.size()), place,
+                 "the file is truncated or still being written: get it again");
     }
     done += static_cast<size_t>(n);
     interruptions = errors = 0;
@@ -126,9 +123,8 @@ void File::read_at(int64_t offset, std::span<std::byte> bytes) const {
 std::string read_small_file(const std::string& path, int64_t cap) {
   const File file(path);
   if (file.size() > cap) {
-    fail_input("the file has " + std::to_string(file.size()) + " bytes, at most " + std::to_string(cap) +
-                   " are accepted",
-               path, "check that this is the right file");
+    fail_input(fmt::format("the file has {} bytes, at most {} are accepted", file.size(), cap), path,
+               "check that this is the right file");
   }
   std::string text(static_cast<size_t>(file.size()), '\0');
   file.read_at(0, std::as_writable_bytes(std::span(text)));
@@ -154,7 +150,7 @@ void NewFile::write(std::span<const std::byte> bytes) {
   while (done < bytes.size()) {
     const ssize_t n = ::write(fd_, bytes.data() + done, std::min(bytes.size() - done, kMost));
     if (n < 0 && errno == EINTR && ++interruptions <= kInterruptions) continue;
-    if (n <= 0) fail_write("write at offset " + std::to_string(size_), path_, n < 0 ? errno : EIO);
+    if (n <= 0) fail_write(fmt::format("write at offset {}", size_), path_, n < 0 ? errno : EIO);
     done += static_cast<size_t>(n);
     size_ += n;
     interruptions = 0;

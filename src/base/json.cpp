@@ -1,5 +1,6 @@
 #include "base/json.h"
 
+#include <fmt/format.h>
 #include <utility>
 #include <vector>
 
@@ -56,7 +57,7 @@ class Builder : public nlohmann::json_sax<Json> {
   }
   void open(Json&& value) {
     if (static_cast<int>(open_.size()) >= depth_) {
-      fail_json("nested deeper than " + std::to_string(depth_) + " levels", place_, offset());
+      fail_json(fmt::format("nested deeper than {} levels", depth_), place_, offset());
     }
     open_.push_back(add(std::move(value)));
   }
@@ -76,9 +77,8 @@ class Builder : public nlohmann::json_sax<Json> {
 
 Json parse_json(std::string_view text, const std::string& place, const JsonLimits& limits) {
   if (static_cast<int64_t>(text.size()) > limits.bytes) {
-    fail_json("the text has " + std::to_string(text.size()) + " bytes, at most " +
-                  std::to_string(limits.bytes) + " are accepted",
-              place, 0);
+    fail_json(fmt::format("the text has {} bytes, at most {} are accepted", text.size(), limits.bytes), place,
+              0);
   }
   refuse_nul(text, place, 0);
   const char* position = text.data();
@@ -101,9 +101,8 @@ int64_t json_integer(const Json& value) {
 void fail_json(const std::string& what, const std::string& place, int64_t offset) {
   throw Error(Exit::kInput, {.area = "FILE-21",
                              .what = what,
-                             .place = place + ", byte " + std::to_string(offset),
-                             .next = "the file is damaged or not what its name says: get it again",
-                             .kept = ""});
+                             .place = fmt::format("{}, byte {}", place, offset),
+                             .next = "the file is damaged or not what its name says: get it again"});
 }
 
 void refuse_nul(std::string_view text, const std::string& place, int64_t offset) {

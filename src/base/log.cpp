@@ -37,8 +37,7 @@ void log_to_file(const std::string& path) {
     throw Error(Exit::kIo, {.area = "IO-05",
                             .what = std::string("cannot open the log: ") + std::strerror(errno),
                             .place = path,
-                            .next = "make the run directory writable",
-                            .kept = ""});
+                            .next = "make the run directory writable"});
   }
   const std::lock_guard lock(mutex);
   if (file != nullptr) std::fclose(file);

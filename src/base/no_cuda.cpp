@@ -11,8 +11,7 @@ namespace {
   throw Error(Exit::kDoesNotFit, {.area = "GPU-34",
                                   .what = "this executable has no CUDA code",
                                   .place = "",
-                                  .next = "run lmlaunch without --gpus, or build with CUDA",
-                                  .kept = ""});
+                                  .next = "run lmlaunch without --gpus, or build with CUDA"});
 }
 
 }  // namespace

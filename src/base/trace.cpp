@@ -1,5 +1,6 @@
 #include "base/trace.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -44,8 +45,7 @@ void Trace::write() {
   const std::lock_guard lock(mutex_);
   try {
     atomic_write_file(path_, text());
-    log_line("trace: " + std::to_string(spans_.size()) + " spans of steps " + std::to_string(first_) +
-             " to " + std::to_string(last_) + " in " + path_);
+    log_line(fmt::format("trace: {} spans of steps {} to {} in {}", spans_.size(), first_, last_, path_));
   } catch (const Error& error) {
     log_warning("TRACE-05", std::string("no trace was written: ") + error.what());
   }

@@ -1,5 +1,6 @@
 #include "checkpoint/manifest.h"
 
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <xxhash.h>
 
@@ -91,8 +92,8 @@ Manifest manifest_of(const Json& json, const std::string& place) {
   if (const int64_t version = count(json.at("version")); version > kCheckpointVersion) {
     throw Error(Exit::kIncompatible,
                 {.area = "CKPT-26",
-                 .what = "the checkpoint has format " + std::to_string(version) +
-                         ", this lmlaunch reads up to " + std::to_string(kCheckpointVersion),
+                 .what = fmt::format("the checkpoint has format {}, this lmlaunch reads up to {}", version,
+                                     kCheckpointVersion),
                  .place = place,
                  .next = "use the lmlaunch that wrote it, or a later one",
                  .kept = "the checkpoint"});
@@ -203,16 +204,14 @@ Manifest parse_manifest(std::string_view text, const std::string& place) {
     throw Error(Exit::kInput, {.area = "CKPT-07",
                                .what = "the manifest: " + json_reason(error),
                                .place = place,
-                               .next = "use another checkpoint",
-                               .kept = ""});
+                               .next = "use another checkpoint"});
   } catch (const Error&) {
     throw;
   } catch (const std::runtime_error& error) {
     throw Error(Exit::kInput, {.area = "CKPT-07",
                                .what = std::string("the manifest: ") + error.what(),
                                .place = place,
-                               .next = "use another checkpoint",
-                               .kept = ""});
+                               .next = "use another checkpoint"});
   }
 }
 
@@ -221,12 +220,11 @@ Manifest read_manifest(const std::string& directory) {
   Manifest manifest = parse_manifest(read_small_file(path, kMostManifestBytes), path);
   const std::optional<int64_t> named = checkpoint_step(std::filesystem::path(directory).filename().string());
   if (named && *named != manifest.step)
-    fail_integrity("the manifest is of step " + std::to_string(manifest.step), path);
+    fail_integrity(fmt::format("the manifest is of step {}", manifest.step), path);
   for (const CheckpointFile& file : manifest.files) {
     const File found(directory + "/" + file.name);
     if (found.size() != file.bytes)
-      fail_integrity("the file has " + std::to_string(found.size()) + " bytes, " +
-                         std::to_string(file.bytes) + " were written",
+      fail_integrity(fmt::format("the file has {} bytes, {} were written", found.size(), file.bytes),
                      found.path());
   }
   return manifest;

@@ -1,6 +1,7 @@
 #include "checkpoint/restore.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -144,14 +145,14 @@ void CheckpointReader::read_chunks(size_t file, std::span<const FileChunk> chunk
     const uint64_t found = chunk_checksum(
         bytes.subspan(static_cast<size_t>(chunk.offset - begin), static_cast<size_t>(chunk.bytes)));
     if (found == chunk.checksum) continue;
-    throw Error(Exit::kIntegrity,
-                {.area = "INT-07",
-                 .what = "bytes are not those that were saved: checksum " + checksum_text(found) +
-                         ", expected " + checksum_text(chunk.checksum),
-                 .place = files_[file].path() + ", offset " + std::to_string(chunk.offset) + ", " +
-                          std::to_string(chunk.bytes) + " bytes",
-                 .next = "check the disk; an earlier checkpoint may be whole",
-                 .kept = "the other checkpoints"});
+    throw Error(
+        Exit::kIntegrity,
+        {.area = "INT-07",
+         .what = "bytes are not those that were saved: checksum " + checksum_text(found) + ", expected " +
+                 checksum_text(chunk.checksum),
+         .place = fmt::format("{}, offset {}, {} bytes", files_[file].path(), chunk.offset, chunk.bytes),
+         .next = "check the disk; an earlier checkpoint may be whole",
+         .kept = "the other checkpoints"});
   }
 }
 

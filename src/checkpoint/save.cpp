@@ -1,6 +1,7 @@
 #include "checkpoint/save.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -70,7 +71,7 @@ Save::Save(const SaveSetup& setup)
   std::vector<TensorInfo> tensors;
   for (const SavedArray& array : arrays_) {
     const bool part = places_.at(array.name).size() > 1 || group_.ranks() > 1;
-    const std::string name = part ? array.name + "." + std::to_string(array.first) : array.name;
+    const std::string name = part ? fmt::format("{}.{}", array.name, array.first) : array.name;
     tensors.push_back({name, array.dtype, {array.elements}});
   }
   together(group_, "a checkpoint's directory", [&] {
@@ -171,7 +172,7 @@ void Save::add_others(Manifest& manifest) {
   mine.arrays = manifest.arrays;
   const std::vector<std::string> all = gather_texts(group_, "a checkpoint's files", manifest_text(mine));
   for (size_t rank = 1; group_.rank() == 0 && rank < all.size(); ++rank) {
-    Manifest other = parse_manifest(all[rank], "rank " + std::to_string(rank));
+    Manifest other = parse_manifest(all[rank], fmt::format("rank {}", rank));
     manifest.files.push_back(std::move(other.files.front()));
     for (SavedArray& array : other.arrays) {
       array.file = rank;
@@ -187,8 +188,7 @@ void Save::publish(const Manifest& manifest, const std::function<void()>& allowe
                                     .what = "the manifest would have " + format_bytes(std::ssize(text)) +
                                             ", more than a reader takes",
                                     .place = path_,
-                                    .next = "use fewer ranks",
-                                    .kept = ""});
+                                    .next = "use fewer ranks"});
   }
   atomic_write_file(temporary_ + "/" + kManifestName, text);  // also syncs the directory
   if (allowed) allowed();

@@ -1,6 +1,7 @@
 #include "checkpoint/shard_writer.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -194,7 +195,7 @@ CheckpointFile ShardWriter::finish() {
   std::ranges::sort(file_.chunks, {}, &FileChunk::offset);
   int64_t end = 0;
   for (const FileChunk& chunk : file_.chunks) {
-    LM_CHECK(chunk.offset == end, "bytes at " + std::to_string(end) + " of the checkpoint");
+    LM_CHECK(chunk.offset == end, fmt::format("bytes at {} of the checkpoint", end));
     end += chunk.bytes;
   }
   LM_CHECK(end == file_.bytes, "the checkpoint is incomplete");

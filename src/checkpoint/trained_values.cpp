@@ -1,5 +1,7 @@
 #include "checkpoint/trained_values.h"
 
+#include <fmt/format.h>
+
 #include "optim/open_tile.h"
 #include "weights/adapter_files.h"
 #include "weights/convert.h"
@@ -7,8 +9,7 @@
 namespace lm {
 
 void TrainedValues::read(int64_t block, int64_t first, int64_t elements, float* out) const {
-  const std::string name = "block" + std::to_string(block) + ".", weight = name + "weight",
-                    master = name + "master";
+  const std::string name = fmt::format("block{}.", block), weight = name + "weight", master = name + "master";
   const SavedArray *const weights = reader_.find(weight), *const masters =
                                                               masters_ ? reader_.find(master) : nullptr;
   const auto read = [&](const std::string& array, void* to, int64_t size) {

@@ -216,6 +216,11 @@ struct Config {
   LogConfig log;
 };
 
+// "auto" is the model's type.
+inline LoraDType adapter_type(const Config& config) {
+  if (config.lora.dtype != LoraDType::kAuto) return config.lora.dtype;
+  return config.model.dtype == ModelDType::kF32 ? LoraDType::kF32 : LoraDType::kBF16;
+}
 // Adapters of another type than their model's.
 inline bool has_fp32_adapters(const Config& config) {
   return config.train.method != Method::kFull && config.lora.dtype == LoraDType::kF32;

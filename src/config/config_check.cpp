@@ -1,5 +1,6 @@
 #include "config/config_check.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -63,9 +64,8 @@ class Checks {
     const std::string sizes = "train.global_batch = " + value_text(train.global_batch) +
                               " is not divisible by train.micro_batch = " + value_text(train.micro_batch);
     require(rest == 0, "train.micro_batch", "train.global_batch",
-            sizes + ": " + std::to_string(train.global_batch) + " = " +
-                std::to_string(train.global_batch / *train.micro_batch) + " x " +
-                std::to_string(*train.micro_batch) + " + " + std::to_string(rest));
+            fmt::format("{}: {} = {} x {} + {}", sizes, train.global_batch,
+                        train.global_batch / *train.micro_batch, *train.micro_batch, rest));
   }
 
   void evaluation() {
@@ -98,8 +98,8 @@ class Checks {
   void data() {
     const DataConfig& data = config_.data;
     require(data.weights.empty() || data.weights.size() == data.train.size(), "data.weights", "data.train",
-            "data.weights has " + std::to_string(data.weights.size()) + " numbers and data.train " +
-                std::to_string(data.train.size()) + " entries: give one weight for each");
+            fmt::format("data.weights has {} numbers and data.train {} entries: give one weight for each",
+                        data.weights.size(), data.train.size()));
     require(
         data.answers == Answers::kAll || data.loss_on == LossOn::kCompletion, "data.answers", "data.loss_on",
         "data.answers = " + value_text(data.answers) +

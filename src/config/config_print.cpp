@@ -54,7 +54,11 @@ std::vector<KeyText> list_keys(const Config& config) {
 }
 
 std::vector<KeyDifference> config_difference(const Config& recorded, const Config& asked) {
-  const std::vector<KeyText> before = list_keys(recorded), after = list_keys(asked);
+  const auto keys = [](Config config) {
+    config.lora.dtype = adapter_type(config);
+    return list_keys(config);
+  };
+  const std::vector<KeyText> before = keys(recorded), after = keys(asked);
   std::vector<KeyDifference> out;
   for (size_t i = 0; i < after.size(); ++i) {
     const bool resolved_once = after[i].value == quote("auto");

@@ -1,6 +1,7 @@
 #include "config/config_toml.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -30,11 +31,9 @@ constexpr size_t kMostProblems = 50;  // are told; suggestions for ten thousands
 constexpr const char* kNext = "correct it; `lmlaunch presets` lists commented configurations to start from";
 
 Error config_error(std::string what, std::string place, std::string next) {
-  return Error(Exit::kConfig, {.area = "CONF-20",
-                               .what = std::move(what),
-                               .place = std::move(place),
-                               .next = std::move(next),
-                               .kept = ""});
+  return Error(
+      Exit::kConfig,
+      {.area = "CONF-20", .what = std::move(what), .place = std::move(place), .next = std::move(next)});
 }
 
 // Names come from the file: a newline in one must not look like a line of ours.
@@ -260,6 +259,12 @@ class Loader {
     DataConfig& data = config_.data;
     if (!data.eval.empty() && wins("data.eval", "data.eval_fraction")) data.eval_fraction = 0;
     if (data.eval_fraction > 0 && wins("data.eval_fraction", "data.eval")) data.eval.clear();
+    // A model in fp32 has no narrower adapter or master.
+    if (config_.model.dtype == ModelDType::kF32) {
+      if (wins("model.dtype", "lora.dtype")) config_.lora.dtype = LoraDType::kAuto;
+      if (wins("model.dtype", "optimizer.master")) config_.optimizer.master = Master::kF32;
+      if (wins("model.dtype", "train.gradients")) config_.train.gradients = GradientDType::kF32;
+    }
   }
 
   void blame(const std::string& key, const std::string& text) {
@@ -275,9 +280,9 @@ class Loader {
       return order(a) < order(b);
     });
     if (problems_.size() == 1) throw config_error(problems_[0].text, problems_[0].place(), kNext);
-    std::string what = std::to_string(found_) + " mistakes:";
+    std::string what = fmt::format("{} mistakes:", found_);
     for (const Problem& one : problems_) what += "\n  " + one.place() + ": " + one.text;
-    if (found_ > problems_.size()) what += "\n  and " + std::to_string(found_ - problems_.size()) + " more";
+    if (found_ > problems_.size()) what += fmt::format("\n  and {} more", found_ - problems_.size());
     throw config_error(what, "", kNext);
   }
 

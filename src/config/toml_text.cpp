@@ -1,5 +1,6 @@
 #include "config/toml_text.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cctype>
 
@@ -47,7 +48,7 @@ class TextScan {
     if (c == '.') ++dots_;
     if (c == '\n' || c == '=' || c == ',') dots_ = 0;
     const bool deep = brackets_ > kConfigMostNesting || dots_ > kConfigMostNesting;
-    return deep ? "nested deeper than " + std::to_string(kConfigMostNesting) + " levels" : "";
+    return deep ? fmt::format("nested deeper than {} levels", kConfigMostNesting) : "";
   }
   void skip_string(char mark) {
     const std::string triple(3, mark);
@@ -177,10 +178,9 @@ bool Parser::set_duplicate_aside(int line, const std::string& description) {
   if (statement.starts_with('[')) {
     if (name.empty() || statement.starts_with("[[")) return false;
     const int before = first_mention(text_, first, name);
-    report(
-        line, column,
-        "table [" + name + "] is given twice" + (before ? "; first in line " + std::to_string(before) : ""));
-    const std::string other = "lmlaunch-again-" + std::to_string(out_.repeated_tables.size());
+    report(line, column,
+           "table [" + name + "] is given twice" + (before ? fmt::format("; first in line {}", before) : ""));
+    const std::string other = fmt::format("lmlaunch-again-{}", out_.repeated_tables.size());
     out_.repeated_tables[other] = name;
     text_.replace(start, last - start, "[" + other + "]");
     return true;
@@ -196,7 +196,7 @@ bool Parser::set_duplicate_aside(int line, const std::string& description) {
   const bool alone = toml::parse(std::string_view(statement)).succeeded();
   report(line, column,
          "key `" + name + "`" + (header.empty() ? "" : " of [" + header + "]") + " is given twice" +
-             (before ? "; first in line " + std::to_string(before) : ""));
+             (before ? fmt::format("; first in line {}", before) : ""));
   if (!alone) {
     keep_what_parses(line);
     return false;
@@ -218,9 +218,7 @@ void Parser::keep_what_parses(int error_line) {
 TomlText Parser::parse() {
   if (text_.size() > kConfigMostBytes) {
     out_.complete = false;
-    report(1, 1,
-           "the file has " + std::to_string(text_.size()) + " bytes; at most " +
-               std::to_string(kConfigMostBytes) + " are read");
+    report(1, 1, fmt::format("the file has {} bytes; at most {} are read", text_.size(), kConfigMostBytes));
     return std::move(out_);
   }
   size_t at = 0;

@@ -1,6 +1,7 @@
 #include "data/content_key.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <glob.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -29,8 +30,7 @@ constexpr size_t kBufferBytes = 1 << 20;
   throw Error(Exit::kInput, {.area = "DATA-24",
                              .what = what,
                              .place = place,
-                             .next = "check data.train, data.eval and model.path",
-                             .kept = ""});
+                             .next = "check data.train, data.eval and model.path"});
 }
 
 ContentKey digest(XXH3_state_t* state) {
@@ -104,9 +104,9 @@ ContentKey ContentHasher::hash_file(const std::string& path) {
       std::unique_ptr<const int, void (*)(const int*)>(&fd, [](const int* f) { ::close(*f); });
   struct stat info {};
   if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) refuse("not a regular file", path);
-  const std::string stamp = std::to_string(info.st_size) + " " +
-                            std::to_string(int64_t{info.st_mtim.tv_sec} * 1000000000 + info.st_mtim.tv_nsec) +
-                            " " + std::to_string(info.st_ino) + " ";
+  const std::string stamp =
+      fmt::format("{} {} {} ", info.st_size, int64_t{info.st_mtim.tv_sec} * 1000000000 + info.st_mtim.tv_nsec,
+                  info.st_ino);
   char absolute[PATH_MAX];
   const std::string full = ::realpath(path.c_str(), absolute) != nullptr ? absolute : path;
   // Within one tick of the file system's clock a file may change and keep its stamp.
@@ -135,7 +135,7 @@ ContentKey ContentHasher::hash_file(const std::string& path) {
 
 void ContentHasher::save() const {
   if (!changed_) return;
-  const std::string temporary = table_path_ + ".tmp-" + std::to_string(::getpid());
+  const std::string temporary = fmt::format("{}.tmp-{}", table_path_, ::getpid());
   {
     std::ofstream out(temporary);
     for (size_t i = lines_.size() > kTableLines ? lines_.size() - kTableLines : 0; i < lines_.size(); ++i) {

@@ -27,7 +27,7 @@ const std::map<std::string, std::set<std::string>> kSplitWords = {
     {"test", {"test", "testing", "eval", "evaluation"}}};
 
 [[noreturn]] void refuse(const std::string& what, const std::string& place, const std::string& next) {
-  throw Error(Exit::kInput, {.area = "DATA-25", .what = what, .place = place, .next = next, .kept = ""});
+  throw Error(Exit::kInput, {.area = "DATA-25", .what = what, .place = place, .next = next});
 }
 
 bool is_data(const std::string& file) {

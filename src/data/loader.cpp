@@ -1,5 +1,6 @@
 #include "data/loader.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -14,7 +15,7 @@ namespace lm {
 namespace {
 
 [[noreturn]] void refuse(const std::string& what, const std::string& place, const std::string& next) {
-  throw Error(Exit::kInput, {.area = "DATA-24", .what = what, .place = place, .next = next, .kept = ""});
+  throw Error(Exit::kInput, {.area = "DATA-24", .what = what, .place = place, .next = next});
 }
 
 // How many of `examples` are held out: the rounded share, but neither all nor none.
@@ -36,9 +37,9 @@ void check_share(const DataSource& source, const PieceCounts& counts) {
   if (counts.examples == 0)
     refuse("there is no training example", place, "look at data.train and data.eval_fraction");
   if (counts.targets == 0) {
-    refuse("not one token is a training target in " + std::to_string(counts.examples) + " examples (" +
-               std::to_string(counts.without_target) + " without a target, " +
-               std::to_string(counts.too_long) + " longer than data.max_length)",
+    refuse(fmt::format("not one token is a training target in {} examples ({} without a target, {} longer "
+                       "than data.max_length)",
+                       counts.examples, counts.without_target, counts.too_long),
            place, "check the format of the data, data.loss_on, data.max_length and data.too_long");
   }
   if (counts.targets * 100 < counts.tokens) {
@@ -172,12 +173,10 @@ StepBatches Loader::next() {
         "run.dir");
   }
   if (epoch < 0 || step < 0 || step >= steps_in_epoch(epoch)) {
-    throw Error(Exit::kIncompatible,
-                {.area = "CKPT-26",
-                 .what = "the saved data position is outside the epoch",
-                 .place = "epoch " + std::to_string(epoch) + " step " + std::to_string(step),
-                 .next = "resume with the batch size and data options of the run",
-                 .kept = ""});
+    throw Error(Exit::kIncompatible, {.area = "CKPT-26",
+                                      .what = "the saved data position is outside the epoch",
+                                      .place = fmt::format("epoch {} step {}", epoch, step),
+                                      .next = "resume with the batch size and data options of the run"});
   }
   const SequenceList& list = sequences_of(epoch);
   const int64_t first = step * options_.global_batch;
@@ -242,9 +241,9 @@ void Loader::append(const DataSource& source, const Piece& piece, Batch& batch) 
       return static_cast<uint32_t>(id) >= static_cast<uint64_t>(options_.vocab);
     });
     const int64_t position = source.first_token(piece.example) + piece.begin + (bad - view.tokens.begin());
-    refuse("token " + std::to_string(position) + " = " + std::to_string(*bad) +
-               " is outside the model's vocabulary of " + std::to_string(options_.vocab),
-           source.name(), "use the tokenizer that belongs to model.path");
+    refuse(
+        fmt::format("token {} = {} is outside the model's vocabulary of {}", position, *bad, options_.vocab),
+        source.name(), "use the tokenizer that belongs to model.path");
   }
   batch.document_start.push_back(static_cast<int32_t>(at));
   batch.token.insert(batch.token.end(), view.tokens.begin(), view.tokens.end());

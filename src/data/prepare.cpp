@@ -1,6 +1,7 @@
 #include "data/prepare.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <pwd.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -34,7 +35,7 @@ constexpr auto kForgotten = std::chrono::hours(7 * 24);
 
 [[noreturn]] void refuse(Exit code, const std::string& what, const std::string& place,
                          const std::string& next) {
-  throw Error(code, {.area = "DATA-24", .what = what, .place = place, .next = next, .kept = ""});
+  throw Error(code, {.area = "DATA-24", .what = what, .place = place, .next = next});
 }
 
 // Made with the user's rights alone: the caches hold the training text.
@@ -67,7 +68,7 @@ bool exists(const fs::path& path) {
 // Everything that the tokens depend on.
 ContentKey key_of(const PrepareOptions& options, const std::vector<std::string>& files,
                   ContentHasher& hasher) {
-  std::vector<std::string> parts{"tokens " + std::to_string(kTokenFileVersion), row_options(options).dump(),
+  std::vector<std::string> parts{fmt::format("tokens {}", kTokenFileVersion), row_options(options).dump(),
                                  "ids " + std::to_string(options.vocab)};
   const auto add = [&](const std::string& name, const std::string& path) {
     parts.push_back(name + " " + (exists(path) ? to_hex(hasher.hash_file(path)) : "-"));
@@ -245,8 +246,7 @@ Prepared prepare_tokens(const PrepareOptions& options) {
     run_python(options, files, temporary, key);
     const Prepared prepared = describe(TokenFile(temporary), false, counts);
     if (prepared.examples == 0) {
-      refuse(Exit::kInput,
-             "not one token is a training target in " + std::to_string(prepared.dropped) + " examples",
+      refuse(Exit::kInput, fmt::format("not one token is a training target in {} examples", prepared.dropped),
              files.front(), "check the format of the data and data.loss_on");
     }
   } catch (const Error& error) {

@@ -1,5 +1,6 @@
 #include "data/python.h"
 
+#include <fmt/format.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,12 +19,12 @@ using Json = nlohmann::json;
 
 [[noreturn]] void refuse(Exit code, const std::string& what, const std::string& place,
                          const std::string& next) {
-  throw Error(code, {.area = "DATA-24", .what = what, .place = place, .next = next, .kept = ""});
+  throw Error(code, {.area = "DATA-24", .what = what, .place = place, .next = next});
 }
 
 std::string end_of(int status) {
-  return WIFSIGNALED(status) ? "signal " + std::to_string(WTERMSIG(status))
-                             : "status " + std::to_string(WEXITSTATUS(status));
+  return WIFSIGNALED(status) ? fmt::format("signal {}", WTERMSIG(status))
+                             : fmt::format("status {}", WEXITSTATUS(status));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "data/source.h"
 
+#include <fmt/format.h>
 #include <xxhash.h>
 
 #include "base/error.h"
@@ -15,7 +16,7 @@ void MemorySource::add(std::vector<int32_t> tokens, std::vector<uint8_t> trained
 }
 
 const MemorySource::Stored& MemorySource::at(int64_t index) const {
-  LM_CHECK(index >= 0 && index < examples(), "example " + std::to_string(index));
+  LM_CHECK(index >= 0 && index < examples(), fmt::format("example {}", index));
   return examples_[static_cast<size_t>(index)];
 }
 
@@ -26,7 +27,7 @@ int64_t MemorySource::length(int64_t index) const {
 ExampleView MemorySource::example(int64_t index, int64_t begin, int64_t count, ExampleBuffer&) const {
   const Stored& stored = at(index);
   LM_CHECK(begin >= 0 && count >= 0 && begin <= length(index) - count,
-           "range of example " + std::to_string(index));
+           fmt::format("range of example {}", index));
   const auto first = static_cast<size_t>(begin), n = static_cast<size_t>(count);
   return {std::span(stored.tokens).subspan(first, n), std::span(stored.trained).subspan(first, n)};
 }

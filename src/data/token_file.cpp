@@ -1,6 +1,7 @@
 #include "data/token_file.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
@@ -59,8 +60,7 @@ void TokenFile::refuse(const std::string& what) const {
   throw Error(Exit::kInput, {.area = "DATA-24",
                              .what = "damaged token file: " + what,
                              .place = path_,
-                             .next = "delete it; the next start makes it anew",
-                             .kept = ""});
+                             .next = "delete it; the next start makes it anew"});
 }
 
 TokenFile::TokenFile(const std::string& path) : path_(path) {
@@ -70,8 +70,7 @@ TokenFile::TokenFile(const std::string& path) : path_(path) {
     throw Error(Exit::kInput, {.area = "DATA-24",
                                .what = std::string("cannot open the token file: ") + std::strerror(errno),
                                .place = path,
-                               .next = "check data.cache_dir",
-                               .kept = ""});
+                               .next = "check data.cache_dir"});
   }
   try {
     struct stat info {};
@@ -88,15 +87,14 @@ TokenFile::~TokenFile() {
 }
 
 void TokenFile::read_header(int64_t file_bytes) {
-  if (file_bytes < kHeaderBytes) refuse("only " + std::to_string(file_bytes) + " bytes");
+  if (file_bytes < kHeaderBytes) refuse(fmt::format("only {} bytes", file_bytes));
   unsigned char header[kHeaderBytes];
   read_raw(0, header, kHeaderBytes);
   if (std::memcmp(header, "LMTOKENS", 8) != 0) refuse("it does not begin with LMTOKENS");
   if (load<uint32_t>(header, kCrcAt) != crc32(std::span(header).first(kCrcAt)))
     refuse("the header's checksum is wrong");
   if (load<uint32_t>(header, 8) != kTokenFileVersion || load<uint32_t>(header, 12) != kHeaderBytes) {
-    refuse("version " + std::to_string(load<uint32_t>(header, 8)) + " instead of " +
-           std::to_string(kTokenFileVersion));
+    refuse(fmt::format("version {} instead of {}", load<uint32_t>(header, 8), kTokenFileVersion));
   }
   // A value beyond int64 becomes negative and is refused with the others.
   vocab_ = load<int64_t>(header, 16);
@@ -107,7 +105,7 @@ void TokenFile::read_header(int64_t file_bytes) {
   if (!at || vocab_ < 0 || trained_tokens_ < 0 || trained_tokens_ > tokens_)
     refuse("impossible counts in the header");
   if (at->end != file_bytes || load<int64_t>(header, 56) != file_bytes) {
-    refuse(std::to_string(file_bytes) + " bytes instead of " + std::to_string(at->end));
+    refuse(fmt::format("{} bytes instead of {}", file_bytes, at->end));
   }
   std::copy_n(header + 64, key_.size(), key_.begin());
   if (std::any_of(header + 80, header + kSumsCrcAt, [](unsigned char c) { return c != 0; }))
@@ -121,7 +119,7 @@ void TokenFile::read_header(int64_t file_bytes) {
   read_at(offsets_at_, offsets_.data(), 8 * (examples + 1));
   if (offsets_.front() != 0 || offsets_.back() != static_cast<uint64_t>(tokens_) ||
       !std::ranges::is_sorted(offsets_)) {
-    refuse("the examples' offsets do not rise from 0 to " + std::to_string(tokens_));
+    refuse(fmt::format("the examples' offsets do not rise from 0 to {}", tokens_));
   }
   summary_.resize(static_cast<size_t>(summary_bytes));
   read_at(at->summary, summary_.data(), summary_bytes);
@@ -150,8 +148,7 @@ void TokenFile::check_chunk(int64_t chunk) const {
   std::vector<unsigned char> bytes(static_cast<size_t>(end - begin));
   read_raw(begin, bytes.data(), end - begin);
   if (crc32(bytes) != sums_[static_cast<size_t>(chunk)]) {
-    refuse("bytes " + std::to_string(begin) + " to " + std::to_string(end - 1) +
-           " have changed since they were written");
+    refuse(fmt::format("bytes {} to {} have changed since they were written", begin, end - 1));
   }
   good.store(true, std::memory_order_relaxed);
 }
@@ -161,10 +158,8 @@ void TokenFile::read_raw(int64_t offset, void* out, int64_t bytes) const {
   while (bytes > 0) {
     const ssize_t got = ::pread(fd_, to, static_cast<size_t>(bytes), offset);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0)
-      refuse(std::string("cannot read at ") + std::to_string(offset) + ": " + std::strerror(errno));
-    if (got == 0)
-      refuse("it ends at " + std::to_string(offset) + ", " + std::to_string(bytes) + " bytes too early");
+    if (got < 0) refuse(fmt::format("cannot read at {}: {}", offset, std::strerror(errno)));
+    if (got == 0) refuse(fmt::format("it ends at {}, {} bytes too early", offset, bytes));
     to += got;
     offset += got;
     bytes -= got;
@@ -172,7 +167,7 @@ void TokenFile::read_raw(int64_t offset, void* out, int64_t bytes) const {
 }
 
 int64_t TokenFile::first_token(int64_t index) const {
-  LM_CHECK(index >= 0 && index < examples(), "example " + std::to_string(index));
+  LM_CHECK(index >= 0 && index < examples(), fmt::format("example {}", index));
   return static_cast<int64_t>(offsets_[static_cast<size_t>(index)]);
 }
 
@@ -182,7 +177,7 @@ int64_t TokenFile::length(int64_t index) const {
 
 ExampleView TokenFile::example(int64_t index, int64_t begin, int64_t count, ExampleBuffer& buffer) const {
   LM_CHECK(begin >= 0 && count >= 0 && begin <= length(index) - count,
-           "range of example " + std::to_string(index));
+           fmt::format("range of example {}", index));
   const int64_t first = first_token(index) + begin;
   buffer.tokens.resize(static_cast<size_t>(count));
   buffer.trained.resize(static_cast<size_t>(count));

@@ -120,7 +120,8 @@ void attention_backward(const AttentionBackward& a, StreamView stream) {
 
 void gemm(const Gemm& g, StreamView stream) {
   const int64_t inner = g.transpose_a ? g.a.rows : g.a.columns;
-  if (std::set<GemmShape>* const gemms = counts_of(stream).gemms)
+  // The library makes code for products of bf16 alone.
+  if (std::set<GemmShape>* const gemms = counts_of(stream).gemms; gemms && g.a.dtype == DType::kBF16)
     gemms->insert({g.out.rows, g.out.columns, inner, g.a.stride, g.b.stride, g.out.stride, g.transpose_a,
                    g.transpose_b, g.addend.defined(), g.scale != 1, g.addend_scale != 1});
   Cost& cost = counted(stream);

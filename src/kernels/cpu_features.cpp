@@ -48,8 +48,7 @@ const Kernels& cpu_kernels(CpuLevel level) {
                                     .what = std::string("kernels for ") + cpu_level_name(level) +
                                             " on a processor with " + cpu_level_name(cpu_level()),
                                     .place = "",
-                                    .next = "ask for cpu_level() or less",
-                                    .kept = ""});
+                                    .next = "ask for cpu_level() or less"});
   }
 #if defined(LM_X86_LEVELS)
   if (level == CpuLevel::kAvx512) return avx512::kTable;
@@ -62,8 +61,7 @@ void refuse_arguments(const char* kernel, const char* why) {
   throw Error(Exit::kInternal, {.area = "KERNEL-70",
                                 .what = std::string("kernel ") + kernel + ": " + why,
                                 .place = "",
-                                .next = "this is a mistake of the program; please report it",
-                                .kept = ""});
+                                .next = "this is a mistake of the program; please report it"});
 }
 void refuse_dtype(const char* kernel, DType type) {
   refuse_arguments(kernel, (std::string("no form for ") + dtype_name(type)).c_str());

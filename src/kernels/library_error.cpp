@@ -25,8 +25,7 @@ Error out_of_host_memory(const std::string& why) {
           {.area = "MEM-16",
            .what = "out of host memory" + (why.empty() ? "" : ": " + why),
            .place = "",
-           .next = "lower train.micro_batch, or set train.recompute = \"block\"",
-           .kept = ""}};
+           .next = "lower train.micro_batch, or set train.recompute = \"block\""}};
 }
 
 Error bug(const std::string& what, const std::string& place) {
@@ -34,8 +33,7 @@ Error bug(const std::string& what, const std::string& place) {
           {.area = "BUG-70",
            .what = what,
            .place = place,
-           .next = "report this message; it is a bug in lmlaunch",
-           .kept = ""}};
+           .next = "report this message; it is a bug in lmlaunch"}};
 }
 
 Error torch_error(const c10::Error& error) {
@@ -63,8 +61,7 @@ Error torch_error(const c10::Error& error) {
            .what = "GPU memory: " + (told ? "LibTorch asked for " + asked + ", " + free + " free"
                                           : "LibTorch got none: " + first_line(text)),
            .place = "",
-           .next = "lower train.micro_batch or offload.device_memory, or set train.recompute = \"block\"",
-           .kept = ""}};
+           .next = "lower train.micro_batch or offload.device_memory, or set train.recompute = \"block\""}};
 }
 
 }  // namespace

@@ -9,8 +9,7 @@ const Kernels& kernels(DeviceType device) {
   throw Error(Exit::kDoesNotFit, {.area = "GPU-34",
                                   .what = "this executable has no CUDA kernels",
                                   .place = "",
-                                  .next = "run lmlaunch without --gpus, or build with CUDA",
-                                  .kept = ""});
+                                  .next = "run lmlaunch without --gpus, or build with CUDA"});
 }
 
 }  // namespace lm

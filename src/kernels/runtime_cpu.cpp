@@ -17,8 +17,7 @@ StreamView start_torch(DeviceType device, int threads, bool deterministic, int64
     throw Error(Exit::kDoesNotFit, {.area = "GPU-34",
                                     .what = "this executable has no CUDA code",
                                     .place = "",
-                                    .next = "run lmlaunch with --gpus 0, or build with CUDA",
-                                    .kept = ""});
+                                    .next = "run lmlaunch with --gpus 0, or build with CUDA"});
   }
   if (gemm_shapes > 0) {
     // oneDNN's own list of what it has made, and that of the layer which ATen puts above it. Both read these

@@ -1,5 +1,7 @@
 #include "model/bind.h"
 
+#include <fmt/format.h>
+
 #include "base/error.h"
 #include "base/philox.h"
 
@@ -30,7 +32,7 @@ ModelBinding::Place ModelBinding::find(const BlockLayout& layout, const std::str
 
 ModelBinding::LinearPlace ModelBinding::find(const BlockLayout& layout, int64_t layer, Projection projection,
                                              const std::vector<LinearModule>& modules) {
-  const std::string prefix = "layers." + std::to_string(layer) + ".";
+  const std::string prefix = fmt::format("layers.{}.", layer);
   const std::string name = prefix + projection_name(projection);
   LinearPlace out{find(layout, name), find(layout, name + "_bias"), {}};
   for (const LinearModule& module : modules) {
@@ -52,7 +54,7 @@ ModelBinding::ModelBinding(const ModelSpec& spec, const ModelLayout& layout, con
   for (int64_t layer = 0; layer < spec.layer_count(); ++layer) {
     const BlockLayout& block = layout.blocks[static_cast<size_t>(layer) + 1];
     const auto place = [&](const char* name) {
-      return find(block, "layers." + std::to_string(layer) + "." + name);
+      return find(block, fmt::format("layers.{}.{}", layer, name));
     };
     const auto linear = [&](Projection which) { return find(block, layer, which, modules); };
     blocks_.push_back({.attention_norm = place("attn.norm"),

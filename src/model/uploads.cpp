@@ -1,5 +1,6 @@
 #include "model/uploads.h"
 
+#include <fmt/format.h>
 #include <cstring>
 #include <string>
 
@@ -11,9 +12,9 @@ namespace lm {
 void Uploads::send(void* to, const void* from, int64_t bytes, StreamView stream) {
   if (bytes == 0) return;
   if (stream.device == DeviceType::kCpu) return copy_bytes(to, from, bytes, stream);
-  LM_CHECK(bytes <= std::ssize(memory_) - used_, "uploads of a step: " + std::to_string(memory_.size()) +
-                                                     " B planned, " + std::to_string(used_) + " B used, " +
-                                                     std::to_string(bytes) + " B more");
+  LM_CHECK(
+      bytes <= std::ssize(memory_) - used_,
+      fmt::format("uploads of a step: {} B planned, {} B used, {} B more", memory_.size(), used_, bytes));
   std::byte* const staged = memory_.data() + used_;
   used_ += round_up(bytes, kAlignment);
   std::memcpy(staged, from, static_cast<size_t>(bytes));

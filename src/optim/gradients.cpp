@@ -1,5 +1,6 @@
 #include "optim/gradients.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -39,9 +40,9 @@ std::byte* Gradients::unit(int64_t u) const {
   const Unit& range = units_[static_cast<size_t>(u)];
   if (through_slots(u)) return homes_.store->use(u);
   if (!in_slot(range.block)) return memory_[static_cast<size_t>(u)].data();
-  LM_CHECK(slot_block_ == range.block, "the gradient of block " + std::to_string(range.block) +
-                                           " is asked for, and block " + std::to_string(slot_block_) +
-                                           "'s is in the slot");
+  LM_CHECK(slot_block_ == range.block,
+           fmt::format("the gradient of block {} is asked for, and block {}'s is in the slot", range.block,
+                       slot_block_));
   return slot_.data() + range.first * static_cast<int64_t>(dtype_size(dtype_));
 }
 

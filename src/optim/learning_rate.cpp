@@ -1,5 +1,6 @@
 #include "optim/learning_rate.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -74,11 +75,10 @@ void check_schedule(const OptimizerConfig& config, int64_t total) {
   const bool decays = config.schedule == LrSchedule::kWarmupStableDecay;
   const int64_t decay = decays ? decay_steps(total) : 0;
   if (warmup + decay <= total) return;
-  const std::string last =
-      decays ? " and the " + std::to_string(decay) + " in which warmup_stable_decay falls" : "";
+  const std::string last = decays ? fmt::format(" and the {} in which warmup_stable_decay falls", decay) : "";
   throw Error(Exit::kConfig, {.area = "CONFIG-20",
-                              .what = "optimizer.warmup is " + std::to_string(warmup) + " steps" + last +
-                                      ", and the run has " + std::to_string(total) + " in all",
+                              .what = fmt::format("optimizer.warmup is {} steps{}, and the run has {} in all",
+                                                  warmup, last, total),
                               .place = "optimizer.warmup",
                               .next = "lower optimizer.warmup, or train for more epochs or steps",
                               .kept = "nothing was trained"});

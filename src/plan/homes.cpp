@@ -1,5 +1,6 @@
 #include "plan/homes.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 
 #include "base/bytes.h"
@@ -151,8 +152,8 @@ std::string array_name(const PlacementPlan& placement, const ModelLayout& layout
   const std::vector<int64_t>& first = placement.first_tile;
   int64_t block = 0;
   while (first[static_cast<size_t>(block) + 1] <= array) ++block;
-  return "optimizer state of " + block_name(block) + ", tile " +
-         std::to_string(array - first[static_cast<size_t>(block)]);
+  return fmt::format("optimizer state of {}, tile {}", block_name(block),
+                     array - first[static_cast<size_t>(block)]);
 }
 
 }  // namespace lm

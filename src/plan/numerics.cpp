@@ -1,5 +1,6 @@
 #include "plan/numerics.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <array>
 
@@ -82,8 +83,7 @@ void choose_micro_batch_and_recompute(const PlanInput& in, const HomeChoice& hom
   n.recompute = wanted == Recompute::kBlock || (wanted == Recompute::kAuto && !keep);
   set_micro_batch(in, std::max(n.recompute ? block : none, micro_batch_candidates(in).back()), n);
   if (wanted == Recompute::kAuto) {
-    const std::string larger =
-        "with saved activations only micro-batches of " + std::to_string(none) + " fit";
+    const std::string larger = fmt::format("with saved activations only micro-batches of {} fit", none);
     plan.choices.push_back({"train.recompute", n.recompute ? "block" : "none",
                             keep       ? "saved activations fit"
                             : none > 0 ? larger
@@ -93,8 +93,7 @@ void choose_micro_batch_and_recompute(const PlanInput& in, const HomeChoice& hom
 
 std::string micro_batch_reason(const PlanInput& in) {
   const int64_t most = in.device == DeviceType::kCpu ? kCpuMicroTokens : kGpuMicroTokens;
-  return "the most sequences that divide global_batch and fit, up to " + std::to_string(most) +
-         " tokens at once";
+  return fmt::format("the most sequences that divide global_batch and fit, up to {} tokens at once", most);
 }
 
 int64_t choose_row_chunk(const PlanInput& in, DType dtype) {
@@ -155,30 +154,32 @@ Plan choose_batches(const PlanInput& in, const Plan& base) {
   std::string reason = micro_batch_reason(in);
   Plan less = nearest_that_fits(in, base);
   if (less.numerics.micro_batch != micro_batch && !can_be_placed(fixed, plan)) {
-    reason = "what fits offload's limits; without them it would be " + std::to_string(micro_batch) +
-             ", and losses differ in rounding: set it to keep results the same whatever the limits";
+    reason = fmt::format(
+        "what fits offload's limits; without them it would be {}, and losses differ in rounding: set it to "
+        "keep results the same whatever the limits",
+        micro_batch);
     plan = std::move(less);
   }
   plan.choices.push_back({"train.micro_batch", std::to_string(plan.numerics.micro_batch), reason});
   return plan;
 }
 
-// The configuration is that of the run, so it asks for nothing else; recomputation, which changes no bit, may
-// be asked for anew.
+// What the configuration says itself was compared with the run's, and holds where it differs (--override);
+// what it leaves open is as it was recorded.
 NumericsPlan adopted(const PlanInput& in, std::vector<Choice>& choices) {
   const NumericsPlan &recorded = *in.recorded, now = settled(in);
   const Config& config = in.config;
-  LM_CHECK(recorded.dtype == now.dtype && recorded.trained_dtype() == now.trained_dtype() &&
-               recorded.gradient_dtype == now.gradient_dtype &&
-               config.run.threads.value_or(recorded.threads) == recorded.threads &&
-               config.train.micro_batch.value_or(recorded.micro_batch) == recorded.micro_batch,
-           "recorded numerics are another configuration's");
   NumericsPlan n = recorded;
+  if (recorded.dtype != now.dtype) n.row_chunk = now.row_chunk, n.round_rows = now.round_rows;
+  n.dtype = now.dtype;
+  n.fp32_adapters = now.fp32_adapters;
+  n.gradient_dtype = now.gradient_dtype;
+  if (config.run.threads) n.threads = now.threads;
   n.master = now.master;
   n.rule = now.rule;
   n.ranks = now.ranks;
   if (config.train.recompute != Recompute::kAuto) n.recompute = config.train.recompute == Recompute::kBlock;
-  set_micro_batch(in, recorded.micro_batch, n);
+  set_micro_batch(in, config.train.micro_batch.value_or(recorded.micro_batch), n);
   const auto choose = [&](const char* key, bool automatic, const std::string& value) {
     if (automatic) choices.push_back({key, value, "as this run has recorded"});
   };
@@ -186,9 +187,9 @@ NumericsPlan adopted(const PlanInput& in, std::vector<Choice>& choices) {
   choose("train.recompute", config.train.recompute == Recompute::kAuto, n.recompute ? "block" : "none");
   choose("train.micro_batch", !config.train.micro_batch, std::to_string(n.micro_batch));
   if (recorded.ranks != now.ranks)
-    choices.push_back({"ranks", std::to_string(now.ranks),
-                       "this run began with " + std::to_string(recorded.ranks) +
-                           ", and losses differ in rounding from those"});
+    choices.push_back(
+        {"ranks", std::to_string(now.ranks),
+         fmt::format("this run began with {}, and losses differ in rounding from those", recorded.ranks)});
   if (n.kernel_set != now.kernel_set)
     choices.push_back({"kernels", now.kernel_set,
                        "this run began with " + n.kernel_set + ", and losses differ in rounding from those"});

@@ -1,5 +1,6 @@
 #include "plan/placement.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cstdio>
 
@@ -324,13 +325,12 @@ void explain_homes(const PlanInput& in, Plan& plan) {
     const auto all = std::count_if(pool.bytes.begin(), pool.bytes.end(), [](int64_t b) { return b > 0; });
     if (count == 0) return plan.choices.push_back({key, "none", "all of it fits on the device"});
     const int64_t host = pool.home == Home::kNvme ? pool.off_device_bytes(Home::kHost) : 0;
-    plan.choices.push_back({key, home_name(pool.home),
-                            std::to_string(count) + " of " + std::to_string(all) +
-                                " arrays do not fit on the device" +
-                                (host > 0 ? ", " + format_bytes(host) + " of them fit in host memory" : "") +
-                                (pool.slots > 0 ? "; " + std::to_string(pool.slots) + " slots, fetched " +
-                                                      std::to_string(pool.slots - 1) + " ahead"
-                                                : "")});
+    plan.choices.push_back(
+        {key, home_name(pool.home),
+         fmt::format(
+             "{} of {} arrays do not fit on the device{}{}", count, all,
+             host > 0 ? ", " + format_bytes(host) + " of them fit in host memory" : "",
+             pool.slots > 0 ? fmt::format("; {} slots, fetched {} ahead", pool.slots, pool.slots - 1) : "")});
   };
   explain("offload.optimizer", offload.optimizer, Pool::kOptimizer);
   if (!p.in_backward()) explain("offload.gradients", offload.gradients, Pool::kGradients);

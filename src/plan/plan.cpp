@@ -1,5 +1,7 @@
 #include "plan/plan.h"
 
+#include <fmt/format.h>
+
 #include "plan/forecast.h"
 #include "plan/placement.h"
 #include "plan/refusal.h"
@@ -12,8 +14,7 @@ Plan draft_plan(const PlanInputs& inputs, const Machine& machine, const World& w
                 {.area = "GPU-34",
                  .what = "the plan is for a GPU, and none is known",
                  .place = "",
-                 .next = "--gpu-memory SIZE plans for an imagined one; --gpus 0 uses the CPU",
-                 .kept = ""});
+                 .next = "--gpu-memory SIZE plans for an imagined one; --gpus 0 uses the CPU"});
   }
   const PlanInput in{inputs, machine, world, purpose};
   Plan plan;
@@ -32,13 +33,13 @@ void refuse_idle_ranks(const World& world, const Config& config) {
   const int ranks = world.ranks;
   const int64_t sequences = config.train.global_batch;
   if (ranks <= sequences) return;
-  throw Error(Exit::kConfig,
-              {.area = "RANK-12",
-               .what = std::to_string(ranks) + " ranks share train.global_batch = " +
-                       std::to_string(sequences) + " sequences: some would have nothing to do",
-               .place = std::to_string(ranks) + " ranks",
-               .next = "use at most " + std::to_string(sequences) + " ranks, or raise train.global_batch",
-               .kept = ""});
+  throw Error(
+      Exit::kConfig,
+      {.area = "RANK-12",
+       .what = fmt::format("{} ranks share train.global_batch = {} sequences: some would have nothing to do",
+                           ranks, sequences),
+       .place = fmt::format("{} ranks", ranks),
+       .next = fmt::format("use at most {} ranks, or raise train.global_batch", sequences)});
 }
 
 Plan make_plan(const PlanInputs& inputs, const Machine& machine, const World& world, PlanPurpose purpose) {

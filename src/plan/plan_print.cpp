@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -99,10 +100,10 @@ std::string step_lines(const Plan& plan) {
   char rate[96];
   std::snprintf(rate, sizeof rate, "%.0f tokens/s, %.0f %% of the hardware's limit, bound by %s",
                 tokens_per_second(plan), predicted_sol(plan), plan.binding.c_str());
-  std::string out = "step: " + std::to_string(n.micro_batches) + " x " + std::to_string(n.micro_batch) +
-                    " sequences, at most " + std::to_string(plan.micro_tokens) +
-                    " tokens at once, recompute " + (n.recompute ? "block" : "none") +
-                    (plan.placement.in_backward() ? ", updates inside backward" : "") + "\n";
+  std::string out =
+      fmt::format("step: {} x {} sequences, at most {} tokens at once, recompute {}{}\n", n.micro_batches,
+                  n.micro_batch, plan.micro_tokens, n.recompute ? "block" : "none",
+                  plan.placement.in_backward() ? ", updates inside backward" : "");
   if (plan.placement.group > 1)
     out += row("group", std::to_string(plan.placement.group), "micro-batches pass a block before the next");
   for (const LinkTime& link : plan.links)
@@ -110,7 +111,8 @@ std::string step_lines(const Plan& plan) {
   if (plan.world.ranks > 1) out += traffic_rows(plan.traffic);
   out += row("predicted step", duration(plan.step_seconds), rate);
   if (!plan.placement.on_disk()) return out;
-  out += row("waiting", duration(plan.timeline.waiting_seconds), "of it, for transfers");
+  out += row("waiting", duration(plan.timeline.waiting_seconds),
+             plan.world.ranks > 1 ? "of it, for transfers and other ranks" : "of it, for transfers");
   const double terabytes = plan.timeline.disk_written_bytes * 1000 / 1e12;
   char wear[96];
   std::snprintf(wear, sizeof wear, "written per 1,000 steps; a 600-TBW drive lasts %.0f thousand steps",

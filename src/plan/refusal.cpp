@@ -1,5 +1,6 @@
 #include "plan/refusal.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <bit>
 #include <functional>
@@ -62,7 +63,7 @@ std::vector<Knob> knobs(const PlanInput& in, const Plan& plan) {
   const auto shorter = static_cast<int64_t>(
       std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(in.config.data.max_length - 1, 1))));
   if (shorter >= kShortest) {
-    out.push_back({"data.max_length = " + std::to_string(shorter),
+    out.push_back({fmt::format("data.max_length = {}", shorter),
                    [shorter](Config& c) { c.data.max_length = shorter; }});
   }
   if (n.fp32_adapters)

@@ -1,5 +1,6 @@
 #include "plan/scaling.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -140,7 +141,7 @@ std::string print_scaling(const Scaling& scaling, const Plan& plan) {
                   row.fits ? row.binding.c_str() : "DOES NOT FIT");
     out += line;
   }
-  out += scaling.fewest > 0 ? "  fits on " + std::to_string(scaling.fewest) + " " + unit + " or more\n"
+  out += scaling.fewest > 0 ? fmt::format("  fits on {} {} or more\n", scaling.fewest, unit)
                             : "  fits on none of these\n";
   for (const std::string& note : scaling_notes(plan)) out += "  note: " + note + "\n";
   return out;

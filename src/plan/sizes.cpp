@@ -1,5 +1,6 @@
 #include "plan/sizes.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <limits>
 #include <numeric>
@@ -33,7 +34,7 @@ int64_t size_of(DType type) {
 }
 
 std::string per_parameter(DType type) {
-  return std::string(dtype_name(type)) + ", " + std::to_string(size_of(type)) + " B per parameter";
+  return fmt::format("{}, {} B per parameter", dtype_name(type), size_of(type));
 }
 
 // Of the embedding, that a step may update.
@@ -120,7 +121,7 @@ class ClassTable {
       const bool on_host = plan_.placement.update_on_host && static_cast<Pool>(i) == Pool::kOptimizer;
       const int64_t bytes = pool.slots * pool.slot_bytes;
       rows_.push_back({std::string(pool_name(static_cast<Pool>(i))) + " slots", bytes,
-                       std::to_string(pool.slots) + " x " + format_bytes(pool.slot_bytes),
+                       fmt::format("{} x {}", pool.slots, format_bytes(pool.slot_bytes)),
                        on_host ? Home::kHost : device_home_});
       const int64_t on_disk = pool.off_device_bytes(Home::kNvme);
       const bool through_device = device_home_ == Home::kDevice && !on_host && pool.shards == 1;
@@ -138,7 +139,7 @@ class ClassTable {
 
  private:
   std::string shards(const OffDeviceBytes& off) const {
-    return off.shard > 0 ? ", in shards of " + std::to_string(plan_.placement.ranks) + " ranks" : "";
+    return off.shard > 0 ? fmt::format(", in shards of {} ranks", plan_.placement.ranks) : "";
   }
 
   const Plan& plan_;
@@ -263,12 +264,13 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
               off_device_bytes(inputs), n.recompute ? "block inputs" : "saved by every block");
   }
   table.device("temporaries", plan.arena.bytes - plan.arena.saved,
-               !in.trains() ? "of one micro-batch, forward alone"
-                            : "logits of " + std::to_string(std::min(n.row_chunk, plan.micro_tokens)) +
-                                  " rows at once: " + format_bytes(plan.arena.logits));
+               !in.trains()
+                   ? "of one micro-batch, forward alone"
+                   : fmt::format("logits of {} rows at once: {}", std::min(n.row_chunk, plan.micro_tokens),
+                                 format_bytes(plan.arena.logits)));
   if (plan.cache_positions > 0)
     table.device("key-value cache", KeyValueCache::bytes(in.spec, plan.cache_positions, n.dtype),
-                 std::to_string(plan.cache_positions) + " tokens, " + dtype_name(n.dtype));
+                 fmt::format("{} tokens, {}", plan.cache_positions, dtype_name(n.dtype)));
   table.slots();
   table.device("embedding rows", updated_rows(in) * in.spec.hidden * 4,
                "fp32 sums of a step's distinct tokens");
@@ -299,8 +301,7 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
     table.device("NCCL", kNcclBytes, "its channels");
   }
   if (p.gemm_shapes > 0)
-    table.host("GEMM code", p.gemm_shapes * kGemmShapeBytes,
-               "for up to " + std::to_string(p.gemm_shapes) + " shapes");
+    table.host("GEMM code", p.gemm_shapes * kGemmShapeBytes, fmt::format("{} shapes", p.gemm_shapes));
   table.host("libraries", cpu ? kCpuBase : kCudaBase,
              cpu ? "LibTorch and GEMM workspaces" : "LibTorch, CUDA");
   return table.take();

@@ -1,5 +1,6 @@
 #include "plan/state_catalogue.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 
 #include "plan/update_work.h"
@@ -33,7 +34,7 @@ StateCatalogue list_state(const ModelLayout& layout, const NumericsPlan& numeric
   const std::vector<Unit> units = layout.units(cut_head);
   const auto each_unit = [&](const auto& visit) {
     for (int64_t b = 0; b < std::ssize(layout.blocks); ++b) {
-      const std::string block = "block" + std::to_string(b) + ".";
+      const std::string block = fmt::format("block{}.", b);
       for (const int64_t u : units_of_block(units, b))
         visit(block, layout.blocks[static_cast<size_t>(b)],
               shard_of(units[static_cast<size_t>(u)], rank, numerics.ranks), u);

@@ -1,5 +1,6 @@
 #include "plan/step_lanes.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <array>
 
@@ -38,9 +39,9 @@ class Names {
     if (op.kind == OperationKind::kCheck) return kind;
     const std::string text = kind + " " + layout_.name(units_[static_cast<size_t>(op.unit)]);
     if (of_a_micro_batch(op.kind) && plan_.numerics.micro_batches > 1)
-      return text + ", micro-batch " + std::to_string(op.micro);
+      return fmt::format("{}, micro-batch {}", text, op.micro);
     const bool tiled = op.kind == OperationKind::kUpdate && plan_.schedule.unit(op.unit).tiles() > 1;
-    return tiled ? text + ", tile " + std::to_string(op.tile) : text;
+    return tiled ? fmt::format("{}, tile {}", text, op.tile) : text;
   }
 
   const ModelLayout& layout_;

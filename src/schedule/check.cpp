@@ -1,4 +1,5 @@
 // The rules of a schedule, checked without knowledge of how it was made: a walk that counts.
+#include <fmt/format.h>
 #include <algorithm>
 #include <vector>
 
@@ -67,7 +68,7 @@ class Checker {
   std::string finish(bool training) const {
     for (int64_t u = 0; u < std::ssize(units_); ++u) {
       const Counts& unit = units_[static_cast<size_t>(u)];
-      const std::string name = " unit " + std::to_string(u);
+      const std::string name = fmt::format(" unit {}", u);
       if (unit.loans != 0) return "a loan of" + name + " is never returned";
       if (unit.forwards != shape_.micro_batches) return "a forward of" + name + " is missing";
       if (!training) continue;
@@ -287,9 +288,8 @@ class Checker {
 };
 
 std::string describe(size_t index, const Operation& op) {
-  return " (operation " + std::to_string(index) + ": " + operation_name(op.kind) + ", unit " +
-         std::to_string(op.unit) + ", micro-batch " + std::to_string(op.micro) + ", tile " +
-         std::to_string(op.tile) + ")";
+  return fmt::format(" (operation {}: {}, unit {}, micro-batch {}, tile {})", index, operation_name(op.kind),
+                     op.unit, op.micro, op.tile);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "schedule/transfers.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <map>
 
@@ -196,8 +197,7 @@ class PoolPlanner {
 };
 
 std::string breach(size_t index, const Operation& op, const std::string& text) {
-  return std::string(pool_name(op.pool)) + " " + std::to_string(op.array) + ": " + text + " (operation " +
-         std::to_string(index) + ")";
+  return fmt::format("{} {}: {} (operation {})", pool_name(op.pool), op.array, text, index);
 }
 
 // Replays one pool's transfers against its uses.

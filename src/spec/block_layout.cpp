@@ -1,5 +1,6 @@
 #include "spec/block_layout.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <utility>
 
@@ -147,7 +148,7 @@ std::vector<Unit> ModelLayout::units(bool cut_head) const {
 
 std::string ModelLayout::name(const Unit& unit) const {
   const std::string& block = blocks[static_cast<size_t>(unit.block)].name;
-  return unit.segment() ? block + ", segment " + std::to_string(unit.first_row / kVocabularySegment) : block;
+  return unit.segment() ? fmt::format("{}, segment {}", block, unit.first_row / kVocabularySegment) : block;
 }
 
 const TensorPlace* BlockLayout::find(const std::string& tensor) const {

@@ -1,5 +1,6 @@
 #include "spec/config_reader.h"
 
+#include <fmt/format.h>
 #include <cmath>
 
 #include "base/error.h"
@@ -64,7 +65,7 @@ int64_t ConfigReader::integer(const char* key, int64_t missing, int64_t least, i
   const bool huge = value->is_number_unsigned() && value->get<uint64_t>() > static_cast<uint64_t>(most);
   const int64_t number = huge ? 0 : value->get<int64_t>();
   if (huge || number < least || number > most) {
-    fail(key, "= " + value->dump() + " is outside " + std::to_string(least) + " .. " + std::to_string(most));
+    fail(key, fmt::format("= {} is outside {} .. {}", value->dump(), least, most));
   }
   return number;
 }
@@ -73,8 +74,7 @@ void ConfigReader::fail(const std::string& key, const std::string& what) const {
   throw Error(Exit::kInput, {.area = "MODEL-23",
                              .what = prefix_ + key + " " + what,
                              .place = place_,
-                             .next = "use a model that this version supports, or correct config.json",
-                             .kept = ""});
+                             .next = "use a model that this version supports, or correct config.json"});
 }
 
 }  // namespace lm

@@ -1,5 +1,6 @@
 #include "spec/model_spec.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -89,23 +90,22 @@ void read_sizes(const ConfigReader& config, const Family& family, ModelSpec& spe
   spec.max_positions = config.size("max_position_embeddings", family.max_positions, kMostPositions);
   if (spec.heads % spec.kv_heads != 0) {
     config.fail("num_key_value_heads",
-                "= " + std::to_string(spec.kv_heads) +
-                    " does not divide num_attention_heads = " + std::to_string(spec.heads));
+                fmt::format("= {} does not divide num_attention_heads = {}", spec.kv_heads, spec.heads));
   }
   if (!config.find("head_dim") && family.head_dim == 0 && spec.hidden % spec.heads != 0) {
-    config.fail("hidden_size", "= " + std::to_string(spec.hidden) +
-                                   " is not a multiple of num_attention_heads = " +
-                                   std::to_string(spec.heads) + ", and there is no head_dim");
+    config.fail("hidden_size",
+                fmt::format("= {} is not a multiple of num_attention_heads = {}, and there is no head_dim",
+                            spec.hidden, spec.heads));
   }
   spec.head_dim = config.size(
       "head_dim", family.head_dim ? family.head_dim : std::max<int64_t>(spec.hidden / spec.heads, 1),
       kMostHeadDim);
   if (spec.head_dim % 2 != 0) {
-    config.fail("head_dim", "= " + std::to_string(spec.head_dim) + " is odd: RoPE turns pairs of features");
+    config.fail("head_dim", fmt::format("= {} is odd: RoPE turns pairs of features", spec.head_dim));
   }
   if (spec.q_rows() > kMostRows) {
-    config.fail("head_dim", "× num_attention_heads = " + std::to_string(spec.q_rows()) + " is more than " +
-                                std::to_string(kMostRows));
+    config.fail("head_dim",
+                fmt::format("× num_attention_heads = {} is more than {}", spec.q_rows(), kMostRows));
   }
 }
 
@@ -162,7 +162,7 @@ void read_tokens(const ConfigReader& config, const Family& family, ModelSpec& sp
     // An unsigned number past 2^63 would turn negative in get<int64_t>.
     const bool huge = id.is_number_unsigned() && id.get<uint64_t>() >= static_cast<uint64_t>(spec.vocab);
     if (huge || id.get<int64_t>() >= spec.vocab) {
-      config.fail(key, "= " + id.dump() + " is not below vocab_size = " + std::to_string(spec.vocab));
+      config.fail(key, fmt::format("= {} is not below vocab_size = {}", id.dump(), spec.vocab));
     }
   };
   for (const char* key : {"bos_token_id", "eos_token_id"}) {

@@ -1,5 +1,6 @@
 #include "spec/parameter.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -67,8 +68,8 @@ std::vector<Parameter> layer_parameters(const ModelSpec& spec, int64_t i) {
   using enum Projection;
   const LayerSpec& layer = spec.layer(i);
   const NameMap& names = spec.names;
-  const std::string ours = "layers." + std::to_string(i) + ".";
-  const std::string hf = names.layers + std::to_string(i) + ".";
+  const std::string ours = fmt::format("layers.{}.", i);
+  const std::string hf = fmt::format("{}{}.", names.layers, i);
   const std::vector<LinearModule> modules = linear_modules(spec);
   auto matrix = [&](Projection which) { return join(ours, ParameterKind::kMatrix, hf, modules, which); };
   auto bias = [&](Projection which) { return join(ours, ParameterKind::kBias, hf, modules, which); };
@@ -104,9 +105,8 @@ std::vector<Parameter> layer_adapters(const ModelSpec& spec, const AdapterSpec& 
   for (const LinearModule& module : linear_modules(spec)) {
     const auto& targets = adapter.targets;
     if (std::find(targets.begin(), targets.end(), module.name) == targets.end()) continue;
-    const std::string ours = "layers." + std::to_string(i) + "." + module.name;
-    const std::string hf =
-        std::string("base_model.model.") + spec.names.layers + std::to_string(i) + "." + module.path;
+    const std::string ours = fmt::format("layers.{}.{}", i, module.name);
+    const std::string hf = fmt::format("base_model.model.{}{}.{}", spec.names.layers, i, module.path);
     out.push_back(
         single(ours + ".lora_A", ParameterKind::kLoraA, hf + ".lora_A.weight", adapter.r, module.columns));
     out.push_back(
@@ -157,7 +157,7 @@ std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const Adapte
   add("embedding",
       {single("embed", ParameterKind::kEmbedding, weight(names.embedding), spec.vocab, spec.hidden)}, {});
   for (int64_t i = 0; i < spec.layer_count(); ++i) {
-    add("block " + std::to_string(i), layer_parameters(spec, i),
+    add(fmt::format("block {}", i), layer_parameters(spec, i),
         adapter ? layer_adapters(spec, *adapter, i) : std::vector<Parameter>{});
   }
   std::vector<Parameter> last;
@@ -187,7 +187,7 @@ std::vector<std::string> resolve_targets(const NameMap& names, const std::vector
     std::string next = "use \"all-linear\" or some of";
     for (const ModuleName& module : names.modules)
       next += (&module == &names.modules.front() ? " " : ", ") + last_name(module.path);
-    throw Error(Exit::kConfig, {.area = "CONFIG-20", .what = what, .place = place, .next = next, .kept = ""});
+    throw Error(Exit::kConfig, {.area = "CONFIG-20", .what = what, .place = place, .next = next});
   };
   for (const std::string& target : targets) {
     bool known = false;

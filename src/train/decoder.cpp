@@ -1,5 +1,6 @@
 #include "train/decoder.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 
 #include "base/error.h"
@@ -14,7 +15,7 @@ Decoder::Decoder(const Context& context, int64_t positions)
       floats_(static_cast<size_t>(context.spec.vocab)) {}
 
 std::span<const float> Decoder::logits(TrainStep& step, std::span<const int32_t> text) {
-  LM_CHECK(!text.empty() && std::ssize(text) <= positions(), std::to_string(text.size()) + " tokens");
+  LM_CHECK(!text.empty() && std::ssize(text) <= positions(), fmt::format("{} tokens", text.size()));
   // What both texts begin with is there; the last token has to pass for its logits.
   const auto differ = std::mismatch(text.begin(), text.end() - 1, text_.begin(), text_.end());
   text_.erase(differ.second, text_.end());

@@ -1,5 +1,6 @@
 #include "train/event_file.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -94,7 +95,7 @@ EventFile::EventFile(const std::string& directory) {
   fs::create_directories(directory, error);
   char number[32];
   std::snprintf(number, sizeof number, "%010ld", static_cast<long>(next_number(directory)));
-  path_ = directory + "/" + kPrefix + number + "." + host_name() + "." + std::to_string(getpid()) + ".0";
+  path_ = fmt::format("{}/{}{}.{}.{}.0", directory, kPrefix, number, host_name(), getpid());
   file_ = std::fopen(path_.c_str(), "wxe");
   if (file_ == nullptr) give_up("cannot create the event file");
   write_event(0, text_field(3, "brain.Event:2"));

@@ -65,8 +65,7 @@ void MetricsFile::fail(const std::string& what) const {
               {.area = "IO-05",
                .what = what + ": " + std::strerror(errno),
                .place = path_,
-               .next = "make the run directory writable, and free space on its file system",
-               .kept = ""});
+               .next = "make the run directory writable, and free space on its file system"});
 }
 
 int64_t MetricsFile::sync() {

@@ -124,8 +124,7 @@ void OffDeviceState::place_embedding(const PlacementPlan& placement) {
                 {.area = "MEM-17",
                  .what = "host memory cannot be locked for the GPU: " + reason,
                  .place = "",
-                 .next = "raise the memlock limit (ulimit -l), or set offload.weights = \"none\"",
-                 .kept = ""});
+                 .next = "raise the memlock limit (ulimit -l), or set offload.weights = \"none\""});
   }
   embedding_ = pinned_->lease(placement.embedding_in_host);
 }

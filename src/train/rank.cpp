@@ -1,5 +1,6 @@
 #include "train/rank.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 
 #include "base/bytes.h"
@@ -210,9 +211,7 @@ void Rank::restore(StateReader& from, int64_t updates) {
     stays && !staging.used() ? parts.push_back({array, offset, out}) : from.read(array, offset, out);
   };
   const std::vector<Unit>& units = weights_.units();
-  const auto name = [](int64_t block, const char* array) {
-    return "block" + std::to_string(block) + "." + array;
-  };
+  const auto name = [](int64_t block, const char* array) { return fmt::format("block{}.{}", block, array); };
   for (int64_t u = 0; u < std::ssize(units); ++u) {
     const Unit& unit = units[static_cast<size_t>(u)];
     if (unit.elements == 0) continue;

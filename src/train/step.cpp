@@ -1,5 +1,6 @@
 #include "train/step.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
 
@@ -171,7 +172,7 @@ bool TrainStep::trained(int64_t block) const {
 
 BlockMemory TrainStep::borrow(int64_t unit, bool gradient) {
   const std::optional<Loan>& loan = loans_[static_cast<size_t>(unit)];
-  LM_CHECK(loan.has_value(), "unit " + std::to_string(unit) + " is used without a loan");
+  LM_CHECK(loan.has_value(), fmt::format("unit {} is used without a loan", unit));
   const Unit& range = weights_.units()[static_cast<size_t>(unit)];
   gathered_[static_cast<size_t>(unit)].wait(context_.stream);
   BlockMemory memory{loan->trainable(), loan->frozen(), nullptr, range.first, range.first_frozen_byte};
@@ -275,7 +276,7 @@ std::string TrainStep::find_fault(std::optional<int64_t> block, double loss) con
   for (size_t r = all.size(); r-- > 0;) {
     if (all[r].element) rank = r;
   }
-  return "rank " + std::to_string(rank) + " " + all[rank].text;
+  return fmt::format("rank {} {}", rank, all[rank].text);
 }
 
 // Without global clipping: the block's own norm decides.
@@ -288,13 +289,12 @@ float TrainStep::block_scale(int64_t block) const {
 }
 
 void TrainStep::fail_step(const std::string& fault) const {
-  throw Error(
-      Exit::kNumerics,
-      {.area = "NUM-12",
-       .what = "step " + std::to_string(step_) + " " + fault + ", and other blocks may already be updated",
-       .place = "",
-       .next = "lower optimizer.lr, or set optimizer.clip = \"global\", which skips such a step",
-       .kept = "what was saved before this step"});
+  throw Error(Exit::kNumerics,
+              {.area = "NUM-12",
+               .what = fmt::format("step {} {}, and other blocks may already be updated", step_, fault),
+               .place = "",
+               .next = "lower optimizer.lr, or set optimizer.clip = \"global\", which skips such a step",
+               .kept = "what was saved before this step"});
 }
 
 void TrainStep::update(const Operation& operation) {

@@ -1,5 +1,6 @@
 #include "train/step_save.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <utility>
 
@@ -67,8 +68,7 @@ StepSave::StepSave(const StepSaveSetup& setup, State state)
     throw Error(Exit::kHostMemory, {.area = "CKPT-03",
                                     .what = std::string("cannot start the save's thread: ") + refused.what(),
                                     .place = "",
-                                    .next = "raise the limits on processes (ulimit -u) and memory",
-                                    .kept = ""});
+                                    .next = "raise the limits on processes (ulimit -u) and memory"});
   }
 }
 
@@ -150,9 +150,9 @@ void StepSave::updated(int64_t unit, int64_t tile, int64_t step) {
   const auto u = static_cast<size_t>(unit);
   if (!waits_for(unit, SaveWay::kUpdate)) return;
   try_on_compute([&] {
-    LM_CHECK(step == state_.step && state_.optimizer->t() == state_.updates && tile == next_tile_[u],
-             "tile " + std::to_string(tile) + " of unit " + std::to_string(unit) + " is of step " +
-                 std::to_string(step) + ", the save of step " + std::to_string(state_.step));
+    LM_CHECK(
+        step == state_.step && state_.optimizer->t() == state_.updates && tile == next_tile_[u],
+        fmt::format("tile {} of unit {} is of step {}, the save of step {}", tile, unit, step, state_.step));
     ++next_tile_[u];
     write_tile(unit, tile);
     if (tile + 1 < state_.units[u].end_tile) return;
@@ -166,7 +166,7 @@ void StepSave::write_tile(int64_t unit, int64_t tile) {
   const int64_t block = state_.weights.units()[static_cast<size_t>(unit)].block;
   state_.optimizer->show(block, tile, [&](size_t stream, int64_t offset, std::span<const std::byte> bytes) {
     const auto entry = std::ranges::find(entries, stream, &StateEntry::stream);
-    LM_CHECK(entry != entries.end(), "stream " + std::to_string(stream));
+    LM_CHECK(entry != entries.end(), fmt::format("stream {}", stream));
     write(*entry, offset - entry->first * static_cast<int64_t>(dtype_size(entry->dtype)), bytes);
   });
 }
@@ -199,7 +199,7 @@ void StepSave::flushed() {
       read(live, weights_[static_cast<size_t>(u)]);
       came(u);
     }
-    LM_CHECK(expected_ == 0, std::to_string(expected_) + " units have not been updated");
+    LM_CHECK(expected_ == 0, fmt::format("{} units have not been updated", expected_));
   });
 }
 

@@ -1,5 +1,6 @@
 // The step's operations as a trace shows them: on the host when they were carried out or handed to the GPU,
 // and by the GPU's clock when it did them.
+#include <fmt/format.h>
 #include <algorithm>
 
 #include "base/device_clock.h"
@@ -47,11 +48,11 @@ std::string TrainStep::name(const Operation& operation) const {
   const std::string kind = operation_name(operation.kind);
   if (operation.kind == OperationKind::kCheck) return kind;
   if (operation.kind == OperationKind::kWriteBack)
-    return kind + " " + pool_name(operation.pool) + " " + std::to_string(operation.array);
+    return fmt::format("{} {} {}", kind, pool_name(operation.pool), operation.array);
   const std::string text = kind + " " + layout_.name(unit(operation));
   if (operation.kind == OperationKind::kAddRows || operation.kind == OperationKind::kNorm) return text;
-  if (operation.kind == OperationKind::kUpdate) return text + ", tile " + std::to_string(operation.tile);
-  return text + ", micro-batch " + std::to_string(operation.micro);
+  if (operation.kind == OperationKind::kUpdate) return fmt::format("{}, tile {}", text, operation.tile);
+  return fmt::format("{}, micro-batch {}", text, operation.micro);
 }
 
 }  // namespace lm

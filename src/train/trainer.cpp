@@ -1,5 +1,6 @@
 #include "train/trainer.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -142,18 +143,16 @@ void Trainer::count_skipped(const StepRow& row) {
   }
   ++state_.skipped;
   ++state_.skipped_in_row;
-  const std::string where = "step " + std::to_string(row.step) + " " + row.fault;
-  log_warning("NUM-12", where + ": step skipped, no weight has changed; loss " + std::to_string(row.loss) +
-                            ", gradient norm " + std::to_string(row.grad_norm));
+  const std::string where = fmt::format("step {} {}", row.step, row.fault);
+  log_warning("NUM-12", fmt::format("{}: step skipped, no weight has changed; loss {:f}, gradient norm {:f}",
+                                    where, row.loss, row.grad_norm));
   const bool too_many = row.step >= kSkipWindow && state_.skipped * 1000 > row.step * kSkipsPerMille;
   if (state_.skipped_in_row <= kSkipsInRow && !too_many) return;
-  throw Error(Exit::kNumerics,
-              {.area = "NUM-12",
-               .what = where + ": " + std::to_string(state_.skipped) + " steps were skipped, " +
-                       std::to_string(state_.skipped_in_row) + " in a row",
-               .place = "",
-               .next = "lower optimizer.lr or raise optimizer.warmup",
-               .kept = ""});
+  throw Error(Exit::kNumerics, {.area = "NUM-12",
+                                .what = fmt::format("{}: {} steps were skipped, {} in a row", where,
+                                                    state_.skipped, state_.skipped_in_row),
+                                .place = "",
+                                .next = "lower optimizer.lr or raise optimizer.warmup"});
 }
 
 TrainerState Trainer::state() const {

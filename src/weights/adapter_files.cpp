@@ -1,5 +1,6 @@
 #include "weights/adapter_files.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
 
@@ -12,7 +13,7 @@ namespace {
 std::string card(const AdapterSpec& spec, const std::string& base_model) {
   std::string out = "---\nbase_model: " + Json(base_model).dump(-1, ' ', true) +
                     "\nlibrary_name: peft\npipeline_tag: text-generation\ntags:\n- lora\n---\n\n";
-  out += "LoRA adapter, r = " + std::to_string(spec.r) + ", target modules:";
+  out += fmt::format("LoRA adapter, r = {}, target modules:", spec.r);
   for (const std::string& target : spec.targets) out += " " + target;
   return out + ".\n";
 }

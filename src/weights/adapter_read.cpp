@@ -1,4 +1,5 @@
 // What adapter_files.h has of reading: no code of writing, so that a fuzz target needs none.
+#include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -16,8 +17,7 @@ constexpr int64_t kMostRank = 1 << 16;
   throw Error(Exit::kInput, {.area = "FILE-23",
                              .what = key + " " + what,
                              .place = place,
-                             .next = "use a plain LoRA adapter of linear layers",
-                             .kept = ""});
+                             .next = "use a plain LoRA adapter of linear layers"});
 }
 
 bool is_neutral(const Json& value) {
@@ -142,7 +142,7 @@ AdapterConfig read_adapter_config(const std::string& directory, const NameMap* n
   const auto r = config.find("r");
   const bool has_rank = r != config.end() && r->is_number_integer();
   if (!has_rank || number(config, "r", 0, place) < 1 || number(config, "r", 0, place) > double{kMostRank}) {
-    fail("r", "must be an integer in 1 .. " + std::to_string(kMostRank), place);
+    fail("r", fmt::format("must be an integer in 1 .. {}", kMostRank), place);
   }
   out.spec.r = r->get<int64_t>();
   out.spec.alpha = number(config, "lora_alpha", 8, place);

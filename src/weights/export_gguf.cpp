@@ -1,5 +1,6 @@
 #include "weights/export_gguf.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -19,8 +20,7 @@ namespace {
   throw Error(Exit::kInput, {.area = "FILE-26",
                              .what = "llama.cpp has no place for " + what,
                              .place = spec.architecture,
-                             .next = "leave --gguf out",
-                             .kept = ""});
+                             .next = "leave --gguf out"});
 }
 
 const LlamaCpp& llama_cpp_of(const ModelSpec& spec) {
@@ -59,7 +59,7 @@ std::string gguf_name(const std::string& ours) {
     if (rest.substr(0, dot) == theirs) return prefix + std::string(name) + rest.substr(dot);
   }
   throw Error(Exit::kInternal,
-              {.area = "BUG-70", .what = "no GGUF name", .place = ours, .next = "report this", .kept = ""});
+              {.area = "BUG-70", .what = "no GGUF name", .place = ours, .next = "report this"});
 }
 
 // Of q_proj and k_proj, weights and biases: how many heads; 0 for other tensors.
@@ -127,9 +127,9 @@ GgufValues describe(const ModelSpec& spec, const GgufOptions& options) {
   values.add("general.quantization_version", uint32_t{2});
   const int64_t window = least_window(spec);
   if (window > 0 && window < spec.max_positions)
-    log_note("FILE-26",
-             "llama.cpp knows no sliding window in this architecture: the file says a context of " +
-                 std::to_string(window) + " tokens, up to which there is no difference");
+    log_note("FILE-26", fmt::format("llama.cpp knows no sliding window in this architecture: the file says a "
+                                    "context of {} tokens, up to which there is no difference",
+                                    window));
   number("context_length", window > 0 ? std::min(window, spec.max_positions) : spec.max_positions);
   number("embedding_length", spec.hidden);
   number("block_count", spec.layer_count());
@@ -168,8 +168,7 @@ void check_gguf(const ModelSpec& spec, const std::string& output) {
     throw Error(Exit::kIncompatible, {.area = "FILE-14",
                                       .what = "the output exists already",
                                       .place = output,
-                                      .next = "remove it or choose another name",
-                                      .kept = ""});
+                                      .next = "remove it or choose another name"});
 }
 
 void export_gguf(const std::string& output, const ModelSpec& spec, const ModelLayout& layout,

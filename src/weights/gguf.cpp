@@ -169,8 +169,7 @@ void GgufWriter::write(std::span<const float> weights) {
     throw Error(Exit::kInput, {.area = "FILE-26",
                                .what = "a weight of " + tensor.name + " is beyond what 16-bit floats hold",
                                .place = "--gguf",
-                               .next = "use --gguf bf16",
-                               .kept = ""});
+                               .next = "use --gguf bf16"});
   file_.write(std::span<const std::byte>(bytes_));
   written_ += std::ssize(weights);
   if (written_ < tensor.elements()) return;

@@ -1,5 +1,6 @@
 #include "weights/gguf_tokenizer.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <filesystem>
 #include <map>
@@ -34,8 +35,7 @@ constexpr Splitting kSplittings[] = {
                .what = "llama.cpp cannot be given this tokenizer: " + what,
                .place = place,
                .next = "leave --gguf out, and convert the exported directory with llama.cpp's own "
-                       "convert_hf_to_gguf.py",
-               .kept = ""});
+                       "convert_hf_to_gguf.py"});
 }
 
 class Tokenizer {
@@ -103,8 +103,7 @@ class Tokenizer {
     const auto put = [&](const std::string& text, const Json& id, int32_t type) {
       const int64_t i = id.is_number_integer() ? id.get<int64_t>() : -1;
       if (i < 0 || i >= vocab)
-        refuse("token \"" + text + "\" has the id " + id.dump() + ", and the model " + std::to_string(vocab) +
-                   " tokens",
+        refuse(fmt::format("token \"{}\" has the id {}, and the model {} tokens", text, id.dump(), vocab),
                place_);
       tokens_[static_cast<size_t>(i)] = text;
       types_[static_cast<size_t>(i)] = type;
@@ -123,7 +122,7 @@ class Tokenizer {
       put(text, at(added, "id"), added.value("special", false) ? kControl : kUserDefined);
     }
     for (size_t i = 0; i < tokens_.size(); ++i) {
-      if (types_[i] == kUnused) tokens_[i] = "[PAD" + std::to_string(i) + "]";
+      if (types_[i] == kUnused) tokens_[i] = fmt::format("[PAD{}]", i);
     }
   }
 

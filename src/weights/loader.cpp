@@ -1,5 +1,6 @@
 #include "weights/loader.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -51,13 +52,12 @@ class Differences {
   }
   void fail_if_any(const std::string& directory, const Description& description) const {
     if (count_ == 0) return;
-    std::string what = std::to_string(count_) + (count_ == 1 ? " tensor differs" : " tensors differ") +
-                       " from what " + description.source + ":";
+    std::string what = fmt::format("{}{} from what {}:", count_,
+                                   count_ == 1 ? " tensor differs" : " tensors differ", description.source);
     for (const std::string& line : lines_) what += "\n    " + line;
-    if (count_ > lines_.size()) what += "\n    and " + std::to_string(count_ - lines_.size()) + " more";
-    throw Error(
-        Exit::kInput,
-        {.area = "FILE-23", .what = what + "\n ", .place = directory, .next = description.next, .kept = ""});
+    if (count_ > lines_.size()) what += fmt::format("\n    and {} more", count_ - lines_.size());
+    throw Error(Exit::kInput,
+                {.area = "FILE-23", .what = what + "\n ", .place = directory, .next = description.next});
   }
 
  private:
@@ -119,8 +119,7 @@ std::vector<Chunk> chunks_of(const ModelFiles& files, const std::vector<LoadItem
                     {.area = "FILE-23",
                      .what = part.name + " is quantised, and is wanted as elements",
                      .place = tensor.file->path(),
-                     .next = "set train.method = \"qlora\"; embedding and head must be bf16, fp16 or fp32",
-                     .kept = ""});
+                     .next = "set train.method = \"qlora\"; embedding and head must be bf16, fp16 or fp32"});
       }
       const int64_t file_size = static_cast<int64_t>(dtype_size(tensor.entry->dtype));
       const int64_t most = kChunkBytes / file_size;
@@ -289,8 +288,7 @@ void check_tied_head(const ModelFiles& files, const NameMap& names) {
                .what = "tie_word_embeddings is true, but " + head_name + " and " + embedding_name +
                        " are both stored and differ",
                .place = files.directory(),
-               .next = "set tie_word_embeddings to false in config.json if the head is its own matrix",
-               .kept = ""});
+               .next = "set tie_word_embeddings to false in config.json if the head is its own matrix"});
 }
 
 AllowedExtra allowed_for(const ModelSpec& spec) {

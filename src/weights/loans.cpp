@@ -1,5 +1,6 @@
 #include "weights/loans.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <exception>
 #include <utility>
@@ -22,7 +23,7 @@ Loan::~Loan() {
 
 std::byte* Loan::trainable() const {
   const auto& home = store_->homes_[static_cast<size_t>(unit_)];
-  LM_CHECK(home.version == version_, "a loan of unit " + std::to_string(unit_) + " outlived an update");
+  LM_CHECK(home.version == version_, fmt::format("a loan of unit {} outlived an update", unit_));
   return store_->trainable(unit_);
 }
 
@@ -118,7 +119,7 @@ std::byte* WeightStore::frozen(int64_t unit) const {
 
 std::byte* WeightStore::trainable_home(int64_t unit) {
   const UnitHome& home = homes_[static_cast<size_t>(unit)];
-  LM_CHECK(home.loans == 0, "unit " + std::to_string(unit) + " is on loan");
+  LM_CHECK(home.loans == 0, fmt::format("unit {} is on loan", unit));
   return trainable(unit);
 }
 

@@ -20,7 +20,7 @@ constexpr int64_t kMostParts = 10'000;
 
 [[noreturn]] void fail(const std::string& area, const std::string& what, const std::string& place,
                        const std::string& next) {
-  throw Error(Exit::kInput, {.area = area, .what = what, .place = place, .next = next, .kept = ""});
+  throw Error(Exit::kInput, {.area = area, .what = what, .place = place, .next = next});
 }
 
 // Also true for a dangling link or a link loop: these must be refused with their reason, not passed over.

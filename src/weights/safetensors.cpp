@@ -1,5 +1,6 @@
 #include "weights/safetensors.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cstring>
 
@@ -14,24 +15,20 @@ namespace {
   throw Error(Exit::kInput, {.area = "FILE-21",
                              .what = what,
                              .place = place,
-                             .next = "the file is damaged, incomplete or no safetensors file: get it again",
-                             .kept = ""});
+                             .next = "the file is damaged, incomplete or no safetensors file: get it again"});
 }
 
 }  // namespace
 
 SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
-  if (file_.size() < 8) fail_file("the file has " + std::to_string(file_.size()) + " bytes: no header", path);
+  if (file_.size() < 8) fail_file(fmt::format("the file has {} bytes: no header", file_.size()), path);
   uint64_t length = 0;
   file_.read_at(0, std::as_writable_bytes(std::span(&length, 1)));  // little-endian, as this machine is
   if (length > static_cast<uint64_t>(kMostHeaderBytes)) {
-    fail_file(
-        "the header length " + std::to_string(length) + " is more than " + std::to_string(kMostHeaderBytes),
-        path);
+    fail_file(fmt::format("the header length {} is more than {}", length, kMostHeaderBytes), path);
   }
   if (static_cast<int64_t>(length) > file_.size() - 8) {
-    fail_file("the header length is " + std::to_string(length) + ", but the file has only " +
-                  std::to_string(file_.size()) + " bytes",
+    fail_file(fmt::format("the header length is {}, but the file has only {} bytes", length, file_.size()),
               path);
   }
   data_start_ = 8 + static_cast<int64_t>(length);
@@ -85,16 +82,15 @@ std::string safetensors_beginning(std::span<const TensorInfo> tensors,
   for (const TensorInfo& tensor : tensors) {
     const int64_t end = offset + tensor.bytes();
     if (out.back() != '{') out += ",";
-    out += Json(tensor.name).dump() + ":{\"dtype\":\"" + safetensors_dtype(tensor.dtype) +
-           "\",\"shape\":" + Json(tensor.shape).dump() + ",\"data_offsets\":[" + std::to_string(offset) +
-           "," + std::to_string(end) + "]}";
+    out +=
+        fmt::format("{}:{{\"dtype\":\"{}\",\"shape\":{},\"data_offsets\":[{},{}]}}", Json(tensor.name).dump(),
+                    safetensors_dtype(tensor.dtype), Json(tensor.shape).dump(), offset, end);
     offset = end;
   }
   out += "}";
   out.resize(static_cast<size_t>(round_up(std::ssize(out), alignment)), ' ');
   const uint64_t length = out.size() - sizeof(uint64_t);
-  LM_CHECK(static_cast<int64_t>(length) <= kMostHeaderBytes,
-           "a header of " + std::to_string(length) + " bytes");
+  LM_CHECK(static_cast<int64_t>(length) <= kMostHeaderBytes, fmt::format("a header of {} bytes", length));
   std::memcpy(out.data(), &length, sizeof length);
   return out;
 }

@@ -1,5 +1,6 @@
 #include "weights/safetensors_header.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <utility>
 
@@ -132,11 +133,11 @@ void Parser::fail_value(const std::string& found) const {
 
 bool Parser::number_unsigned(number_unsigned_t value) {
   if (!in_array_) fail_value("a number");
-  if (value > static_cast<uint64_t>(INT64_MAX)) fail_value("the size " + std::to_string(value));
+  if (value > static_cast<uint64_t>(INT64_MAX)) fail_value(fmt::format("the size {}", value));
   const auto size = static_cast<int64_t>(value);
   if (state_ == State::kShape) {
     if (static_cast<int64_t>(entry_.shape.size()) >= kMostDimensions) {
-      fail_tensor("more than " + std::to_string(kMostDimensions) + " dimensions");
+      fail_tensor(fmt::format("more than {} dimensions", kMostDimensions));
     }
     entry_.shape.push_back(size);
   } else {
@@ -179,8 +180,7 @@ bool Parser::start_object(std::size_t) {
 bool Parser::key(string_t& name) {
   if (state_ == State::kRoot) {
     if (static_cast<int64_t>(name.size()) > kMostNameBytes) {
-      fail("a name of " + std::to_string(name.size()) + " bytes, at most " + std::to_string(kMostNameBytes) +
-           " are accepted");
+      fail(fmt::format("a name of {} bytes, at most {} are accepted", name.size(), kMostNameBytes));
     }
     if (name == "__metadata__") {
       if (metadata_seen_) fail("__metadata__ stands twice");
@@ -188,7 +188,7 @@ bool Parser::key(string_t& name) {
       return true;
     }
     if (static_cast<int64_t>(header_.entries.size()) >= kMostTensors) {
-      fail("more than " + std::to_string(kMostTensors) + " tensors");
+      fail(fmt::format("more than {} tensors", kMostTensors));
     }
     entry_ =
         SafetensorsEntry{.name = std::move(name), .dtype = DType::kF32, .shape = {}, .begin = 0, .end = 0};
@@ -248,17 +248,15 @@ bool Parser::end_array() {
   throw Error(Exit::kInput, {.area = "FILE-21",
                              .what = "tensor " + in_quotes(entry.name) + ": " + what,
                              .place = place,
-                             .next = "the file is damaged: get it again",
-                             .kept = ""});
+                             .next = "the file is damaged: get it again"});
 }
 
 // The bytes of the shape agree with the offsets, and these lie inside the data.
 void check_entry(const SafetensorsEntry& entry, int64_t data_bytes, const std::string& place) {
-  const std::string offsets =
-      "data_offsets [" + std::to_string(entry.begin) + ", " + std::to_string(entry.end) + "]";
+  const std::string offsets = fmt::format("data_offsets [{}, {}]", entry.begin, entry.end);
   if (entry.begin > entry.end) fail_entry(entry, offsets + " are not in order", place);
   if (entry.end > data_bytes) {
-    fail_entry(entry, offsets + " beyond buffer of " + std::to_string(data_bytes) + " bytes", place);
+    fail_entry(entry, fmt::format("{} beyond buffer of {} bytes", offsets, data_bytes), place);
   }
   std::optional<int64_t> bytes = static_cast<int64_t>(dtype_size(entry.dtype));
   for (const int64_t size : entry.shape) {
@@ -267,8 +265,8 @@ void check_entry(const SafetensorsEntry& entry, int64_t data_bytes, const std::s
   }
   if (*bytes != entry.bytes()) {
     fail_entry(entry,
-               offsets + " hold " + std::to_string(entry.bytes()) + " bytes, the shape " +
-                   shape_text(entry.shape) + " needs " + std::to_string(*bytes),
+               fmt::format("{} hold {} bytes, the shape {} needs {}", offsets, entry.bytes(),
+                           shape_text(entry.shape), *bytes),
                place);
   }
 }
@@ -297,15 +295,15 @@ SafetensorsHeader parse_safetensors_header(const HeaderText& next, int64_t data_
     check_entry(entry, data_bytes, place);
     if (entry.begin != covered) {
       fail_entry(entry,
-                 std::string(entry.begin < covered ? "overlaps the tensor before it" : "a hole before it") +
-                     ": it begins at " + std::to_string(entry.begin) + ", the data before ends at " +
-                     std::to_string(covered),
+                 fmt::format("{}: it begins at {}, the data before ends at {}",
+                             entry.begin < covered ? "overlaps the tensor before it" : "a hole before it",
+                             entry.begin, covered),
                  place);
     }
     covered = entry.end;
   }
   if (covered != data_bytes) {
-    fail_json(std::to_string(data_bytes - covered) + " bytes after the last tensor belong to none", place,
+    fail_json(fmt::format("{} bytes after the last tensor belong to none", data_bytes - covered), place,
               8 + stream.position() + covered);
   }
   std::sort(entries.begin(), entries.end(),

@@ -1,5 +1,6 @@
 #include "weights/stored.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -23,8 +24,7 @@ constexpr float kMapError = 1e-6F;  // older releases made the maps in another p
        .what = tensor.entry->name + ": " + what,
        .place = tensor.file->path(),
        .next = "save the model again with transformers and bitsandbytes, or use its bf16, fp16 or fp32 "
-               "version",
-       .kept = ""});
+               "version"});
 }
 
 // What a matrix is checked with.
@@ -38,9 +38,9 @@ class Reader {
     if (!tensor) fail(codes_, "there is no " + name + " beside it");
     names.push_back(name);
     if (tensor->entry->dtype != dtype || tensor->entry->elements() != elements) {
-      fail(*tensor, "is " + std::string(safetensors_dtype(tensor->entry->dtype)) + " " +
-                        shape_text(tensor->entry->shape) + ", and this matrix needs " +
-                        safetensors_dtype(dtype) + " [" + std::to_string(elements) + "]");
+      fail(*tensor,
+           fmt::format("is {} {}, and this matrix needs {} [{}]", safetensors_dtype(tensor->entry->dtype),
+                       shape_text(tensor->entry->shape), safetensors_dtype(dtype), elements));
     }
     return *tensor;
   }
@@ -51,8 +51,7 @@ class Reader {
     tensor.file->read(*tensor.entry, 0, std::as_writable_bytes(std::span(values)));
     for (size_t i = 0; i < values.size(); ++i) {
       if (std::abs(values[i] - expected[i]) <= kMapError) continue;
-      fail(tensor, "entry " + std::to_string(i) + " is " + std::to_string(values[i]) + ", and the type has " +
-                       std::to_string(expected[i]));
+      fail(tensor, fmt::format("entry {} is {:f}, and the type has {:f}", i, values[i], expected[i]));
     }
   }
 
@@ -113,8 +112,8 @@ StoredMatrix find_four_bits(const ModelFiles& files, const ModelFiles::Tensor& c
   const bool twice = state.has("nested_offset");
   const int64_t n = rows * columns, scales = ceil_div(n, kScaleBlock);
   if (codes.entry->elements() != ceil_div(n, 2))
-    fail(codes, "has " + std::to_string(codes.entry->elements()) + " bytes of codes, and " +
-                    shape_text({rows, columns}) + " needs " + std::to_string(ceil_div(n, 2)));
+    fail(codes, fmt::format("has {} bytes of codes, and {} needs {}", codes.entry->elements(),
+                            shape_text({rows, columns}), ceil_div(n, 2)));
   StoredMatrix out{.codes = codes};
   out.scales = reader.beside(name + ".absmax", twice ? DType::kU8 : DType::kF32, scales);
   reader.map(name + ".quant_map", four_bit_table(nf4 ? EncodingKind::kNf4 : EncodingKind::kFp4).value);

@@ -43,6 +43,8 @@ def test_the_file_has_every_bit_of_fp32_adapters(work):
     for name, tensor in adapter(work, "wide").items():
         assert tensor.dtype == torch.float32 and not torch.equal(tensor, tensor.bfloat16().float()), name
     assert all(torch.equal(t.float(), t.bfloat16().float()) for t in adapter(work, "narrow").values())
+    # A model in fp32 takes the adapter and what the run's configuration says of it along.
+    lmlaunch("eval", "runs/narrow", "model.dtype=fp32", cwd=work)
 
 
 def test_the_run_and_its_plan_say_which_type(work):
@@ -112,6 +114,8 @@ def test_what_does_not_go_together_is_refused(work, settings, words):
 
 
 def test_a_run_does_not_go_on_with_another_type(work):
-    refused = lmlaunch(config(work, "wide", **{**WIDE, "lora__dtype": "auto"}), cwd=work, check=False)
-    assert refused.returncode == 14 and "optimizer.master" in refused.stderr, refused.stderr
+    """ "auto" is the model's type, whatever the masters are. """
+    for master in ({}, {"optimizer__master": "fp32"}):
+        refused = lmlaunch(config(work, "wide", **{**WIDE, "lora__dtype": "auto", **master}), cwd=work, check=False)
+        assert refused.returncode == 14 and 'lora.dtype' in refused.stderr and '"fp32"' in refused.stderr, refused.stderr
     config(work, "wide", **WIDE)

@@ -61,6 +61,7 @@ SETTINGS = {
     # More lengths than the library has room for: it replaces what it keeps all the time.
     "full_wide": ['data.train=["wide.jsonl"]', "data.max_length=2048", "train.global_batch=2", "train.micro_batch=1"],
     "lora": ["train.method=lora"],
+    "lora_fp32": ["train.method=lora", "lora.dtype=fp32"],
     "lora_on_disk": ["train.method=lora", *DISK, "offload.weights=nvme"],
 }
 

@@ -253,6 +253,21 @@ def test_a_changed_configuration_is_refused_unless_it_is_named(work):
     assert [row["lr"] for row in rows(work, name) if "lr" in row][-1] > 0.01
 
 
+def test_numerics_may_be_changed_by_name(work):
+    """A run goes on with what is asked for, not with what was recorded."""
+    name = "numerics"
+    prepared(work, name)
+    code, _ = interrupt(work, name, 4, signal_of(signal.SIGTERM))
+    assert code == 75
+    changes = {"train.gradients": "bf16", "run.threads": "1", "train.micro_batch": "1"}
+    settings = [f"{key}={value}" for key, value in changes.items()]
+    refused = lmlaunch(f"{name}.toml", *settings, cwd=work, check=False)
+    assert refused.returncode == 14 and "train.gradients" in refused.stderr, refused.stderr
+    lmlaunch(f"{name}.toml", *settings, *(word for key in changes for word in ("--override", key)), cwd=work)
+    numerics = json.loads((work / "runs" / name / "numerics.json").read_text())
+    assert (numerics["gradients"], numerics["threads"], numerics["micro_batch"]) == ("bf16", 1, 1), numerics
+
+
 @pytest.mark.parametrize("rules", [("adamw_8bit", "adamw_fp8"), ("adafactor", "adafactor_lowmem")])
 def test_state_of_another_rule_is_refused_even_where_it_is_as_long(work, rules):
     name = f"of_{rules[0]}"

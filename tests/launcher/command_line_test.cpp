@@ -61,6 +61,9 @@ TEST(CommandLine, MistakesAreNamed) {
   EXPECT_NE(refusal({"a.toml", "b.toml"}).find("unexpected argument `b.toml`"), std::string::npos);
   EXPECT_NE(refusal({"export", "run"}).find("-o DIR"), std::string::npos);
   EXPECT_NE(refusal({"generate", "run"}).find("--prompt"), std::string::npos);
+  EXPECT_NE(refusal({"export", "run", "-o=out"}).find("unknown flag `-o`"), std::string::npos);
+  EXPECT_NE(refusal({"plan", "a.toml", "-host-memory", "4GiB"}).find("unknown flag `-host-memory`"),
+            std::string::npos);
   EXPECT_NE(refusal({"--dry-run=yes", "a.toml"}).find("takes no value"), std::string::npos);
   EXPECT_NE(refusal({"quickstart"}).find("unknown command `quickstart`"), std::string::npos);
 }
@@ -68,7 +71,8 @@ TEST(CommandLine, MistakesAreNamed) {
 TEST(CommandLine, WhatIsHandedOnParsesToTheSame) {
   for (const Words& words :
        {Words{"--gpus", "0", "a.toml", "a.b=c d"}, Words{"a.toml", "x.y=--z"},
-        Words{"generate", "m", "--prompt", "-- \"x\"", "--json"},
+        Words{"generate", "m", "--prompt", "-- \"x\"", "--json"}, Words{"generate", "m", "--prompt=--x="},
+        Words{"generate", "m", "--prompt", "-x y"}, Words{"generate", "m", "--prompt", "--"},
         Words{"export", "--merge", "-o", "out", "run"}, Words{"a.toml", "--trace", "t.json"},
         Words{"doctor", "--path", "/a", "--path=/b"}}) {
     const CommandLine line = parse(words), again = parse(to_arguments(line), Reader::kRank);

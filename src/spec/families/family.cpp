@@ -1,5 +1,6 @@
 #include "spec/families/family.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <utility>
 
@@ -53,13 +54,13 @@ void for_each_type(const ConfigReader& config, const ModelSpec& spec, Use&& use)
   const Json* types = config.find("layer_types");
   if (!types) return;
   if (!types->is_array() || types->size() != spec.layers.size()) {
-    config.fail("layer_types", "must be a list with one entry for each of the " +
-                                   std::to_string(spec.layers.size()) + " layers");
+    config.fail("layer_types",
+                fmt::format("must be a list with one entry for each of the {} layers", spec.layers.size()));
   }
   for (size_t i = 0; i < types->size(); ++i) {
     const Json& type = (*types)[i];
     const bool slides = type == "sliding_attention";
-    const std::string entry = "entry " + std::to_string(i) + " = " + type.dump(-1, ' ', true).substr(0, 100);
+    const std::string entry = fmt::format("entry {} = {}", i, type.dump(-1, ' ', true).substr(0, 100));
     if (!slides && type != "full_attention") config.fail("layer_types", entry + " is not supported");
     use(i, slides, entry);
   }

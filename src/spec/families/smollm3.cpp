@@ -1,6 +1,8 @@
 // SmolLM3: Llama with layers that know no positions, every fourth one if the file does not list them.
 #include "spec/families/family.h"
 
+#include <fmt/format.h>
+
 namespace lm::families {
 namespace {
 
@@ -10,8 +12,8 @@ void read_rope_layers(const ConfigReader& config, ModelSpec& spec) {
   const int64_t interval = config.size("no_rope_layer_interval", 4, kMostPositions);
   const Json* list = config.find("no_rope_layers");
   if (list && (!list->is_array() || list->size() < spec.layers.size())) {
-    config.fail("no_rope_layers", "must be a list with one entry for each of the " +
-                                      std::to_string(spec.layers.size()) + " layers");
+    config.fail("no_rope_layers",
+                fmt::format("must be a list with one entry for each of the {} layers", spec.layers.size()));
   }
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     bool& rope = spec.layers[i].rope;
@@ -20,7 +22,7 @@ void read_rope_layers(const ConfigReader& config, ModelSpec& spec) {
     const Json& entry = (*list)[i];
     rope = entry == 1;
     if (!entry.is_number_integer() || (entry != 0 && entry != 1)) {
-      config.fail("no_rope_layers", "entry " + std::to_string(i) + " must be 0 or 1");
+      config.fail("no_rope_layers", fmt::format("entry {} must be 0 or 1", i));
     }
   }
 }
