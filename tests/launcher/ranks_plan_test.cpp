@@ -52,7 +52,7 @@ TEST(Door, PlansForRanksAndForClusters) {
   EXPECT_GT(two["traffic"]["seconds"], 0);
   // More than there are sequences, as a run would be told; machines that ranks do not fill.
   const DoorResult idle = door.run({"plan", "c.toml", "--ranks", "512"});
-  EXPECT_EQ(idle.code, 12);
+  EXPECT_EQ(idle.code, 10);
   EXPECT_HAS(idle.err, "some would have nothing to do");
   for (const std::vector<std::string>& wrong : {std::vector<std::string>{"--gpus", "8", "--nodes", "3"},
                                                 {"--nodes", "2"},
