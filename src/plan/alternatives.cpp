@@ -27,12 +27,21 @@ const char* method_name(const PlanInput& in, const Config& config) {
 }
 
 // A base that its files have quantised stays as it is.
+void adapt(Config& c, Quantize quantize) {
+  if (c.train.method == Method::kFull) c.lora.dtype = LoraDType::kAuto;
+  c.train.method = Method::kLora, c.model.quantize = quantize;
+}
+
 std::vector<Setting> methods(const PlanInput& in) {
   if (in.spec.stored != EncodingKind::kPlain) return {{}};
   const bool full = in.adapter == nullptr, quantised = in.config.model.quantize != Quantize::kNone;
-  Setting all{.apply = [](Config& c) { c.train.method = Method::kFull, c.model.quantize = Quantize::kNone; }};
-  Setting lora{
-      .apply = [](Config& c) { c.train.method = Method::kLora, c.model.quantize = Quantize::kNone; }};
+  // Adapters in fp32 are their own masters, which the model's weights in bf16 are not.
+  const bool wide = in.config.lora.dtype == LoraDType::kF32 && in.config.model.dtype == ModelDType::kBF16;
+  Setting all{.apply = [](Config& c) {
+    if (has_fp32_adapters(c) && c.model.dtype == ModelDType::kBF16) c.optimizer.master = Master::kSplit;
+    c.train.method = Method::kFull, c.model.quantize = Quantize::kNone;
+  }};
+  Setting lora{.apply = [](Config& c) { adapt(c, Quantize::kNone); }};
   Setting qlora;
   if (!full) all.text = {"train.method=full"};
   if (full || quantised) lora.text = {"train.method=lora"};
@@ -41,7 +50,11 @@ std::vector<Setting> methods(const PlanInput& in) {
     lora.text.emplace_back("model.quantize=none");
   } else {
     qlora.text = {full ? "train.method=qlora" : "model.quantize=nf4"};
-    qlora.apply = [](Config& c) { c.train.method = Method::kLora, c.model.quantize = Quantize::kNf4; };
+    qlora.apply = [](Config& c) { adapt(c, Quantize::kNf4); };
+  }
+  if (wide && !full) all.text.emplace_back("optimizer.master=split");
+  if (wide && full) {
+    for (Setting* const adapter : {&lora, &qlora}) adapter->text.emplace_back("lora.dtype=auto");
   }
   return {all, lora, qlora};
 }

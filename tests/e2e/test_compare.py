@@ -28,3 +28,9 @@ def test_nothing_fits_is_exit_12_and_a_table_all_the_same():
     done = subprocess.run([BIN / "lmlaunch", "plan", "--compare", PRESET, "--gpu-memory", "1GiB", "--host-memory", "1GiB"],
                           capture_output=True, text=True, env={"HOME": "/nonexistent"})
     assert done.returncode == 12 and done.stdout.count("\nno ") >= 2, done.stdout
+
+
+def test_any_machine_answers_for_a_gpu_that_is_not_there():
+    """Its host memory is what this machine has."""
+    rows = plan("--compare", PRESET, "--gpu-memory", "24GiB", codes=(0, 12))
+    assert {"full", "lora", "qlora"} == {row["method"] for row in rows} and any(row["fits"] for row in rows)

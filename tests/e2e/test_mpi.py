@@ -139,7 +139,7 @@ def stop_lines(messages):
     ({}, ["--rankz", "2"], 2, "--rankz"),
     ({}, ["--gpus", "1"], 2, "--gpus 1 inside an MPI job"),
     ({"run__device": "cuda"}, [], 12, "a GPU is asked for"),
-    ({"train__global_batch": 2, "train__micro_batch": 1}, [], 12, "train.global_batch = 2"),
+    ({"train__global_batch": 2, "train__micro_batch": 1}, [], 10, "train.global_batch = 2"),
     ({"data__train": ["missing.jsonl"]}, [], 11, "missing.jsonl"),
     ({"model__path": "nowhere"}, [], 11, "model.path"),
 ])

@@ -58,6 +58,8 @@ TEST(Alternatives, AreWhatARunWithTheirSettingsPlans) {
   for (const std::vector<std::string>& overrides : {std::vector<std::string>{},
                                                     {"train.method=lora"},
                                                     {"train.method=qlora"},
+                                                    {"train.method=lora", "lora.dtype=fp32"},
+                                                    {"lora.dtype=fp32"},
                                                     {"model.dtype=fp32"},
                                                     {"optimizer.name=sgd"}}) {
     const Compared compared(12, overrides);
