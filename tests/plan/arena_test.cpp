@@ -85,6 +85,18 @@ Tried run_step(const Case& c, const AdapterSpec* adapter) {
   return {plan.arena.bytes, rank.arena().high_water()};
 }
 
+// Micro-batches of 2 x 96 tokens, so many sequences in a step.
+Case case_of(ModelSpec spec, int64_t sequences) {
+  Case c{.config = {}, .spec = std::move(spec)};
+  c.machine = device() == DeviceType::kCpu ? cpu_machine(kThreads) : gpu_machine("H200");
+  c.machine.cores = kThreads;
+  c.device = device();
+  c.config.data.max_length = 96;
+  c.config.train.global_batch = sequences;
+  c.config.train.micro_batch = 2;
+  return c;
+}
+
 TEST_F(Arenas, AreFilledAsPlanned) {
   ModelSpec everything = make_spec({48, 80, 3, 6, 2, 16, 8200, false});
   for (LayerSpec& layer : everything.layers) {
@@ -105,13 +117,7 @@ TEST_F(Arenas, AreFilledAsPlanned) {
       // second adapter of a bf16 model is fp32.
       ++turn;
       for (const int kind : {turn % 6, (turn + 3) % 6}) {
-        Case c{.config = {}, .spec = spec};
-        c.machine = device() == DeviceType::kCpu ? cpu_machine(kThreads) : gpu_machine("H200");
-        c.machine.cores = kThreads;
-        c.device = device();
-        c.config.data.max_length = 96;
-        c.config.train.global_batch = 4;
-        c.config.train.micro_batch = 2;
+        Case c = case_of(spec, 4);
         c.data.weighted = turn % 2 == 0;
         c.config.train.recompute = kind % 2 == 0 ? Recompute::kNone : Recompute::kBlock;
         c.config.model.dtype = kind < 4 ? ModelDType::kBF16 : ModelDType::kF32;
@@ -135,13 +141,7 @@ TEST_F(Arenas, AreFilledAsPlannedByACutHead) {
        {static_cast<const AdapterSpec*>(nullptr), static_cast<const AdapterSpec*>(&lora)}) {
     for (const int64_t vocab : {5000, 17000}) {
       for (int kind = 0; kind < 6; ++kind) {
-        Case c{.config = {}, .spec = make_spec({64, 128, 2, 4, 2, 16, vocab, false})};
-        c.machine = device() == DeviceType::kCpu ? cpu_machine(kThreads) : gpu_machine("H200");
-        c.machine.cores = kThreads;
-        c.device = device();
-        c.config.data.max_length = 96;
-        c.config.train.global_batch = 6;
-        c.config.train.micro_batch = 2;
+        Case c = case_of(make_spec({64, 128, 2, 4, 2, 16, vocab, false}), 6);
         c.config.train.recompute = kind % 2 == 0 ? Recompute::kNone : Recompute::kBlock;
         c.config.model.dtype = kind < 4 ? ModelDType::kBF16 : ModelDType::kF32;
         if (kind == 2 || kind == 3) c.config.train.gradients = GradientDType::kBF16;
@@ -159,16 +159,8 @@ TEST_F(Arenas, AreFilledAsPlannedByACutHead) {
   }
 }
 
-// A small model of micro-batches of 2 x 96 tokens, six in a step.
 Case small_case(bool tied) {
-  Case c{.config = {}, .spec = make_spec({64, 128, 3, 4, 2, 16, 300, tied})};
-  c.machine = device() == DeviceType::kCpu ? cpu_machine(kThreads) : gpu_machine("H200");
-  c.machine.cores = kThreads;
-  c.device = device();
-  c.config.data.max_length = 96;
-  c.config.train.global_batch = 12;
-  c.config.train.micro_batch = 2;
-  return c;
+  return case_of(make_spec({64, 128, 3, 4, 2, 16, 300, tied}), 12);
 }
 
 TEST_F(Arenas, AreFilledAsPlannedByQuantisedBases) {
