@@ -30,8 +30,10 @@ namespace {
 namespace fs = std::filesystem;
 
 // A run that has just taken the lock has not said yet who it is.
-constexpr int kOwnerTries = 50;
-constexpr std::chrono::milliseconds kOwnerPause{2};
+constexpr std::chrono::milliseconds kOwnerWait{100};
+// A run that was killed gives its lock back when the last of its processes has given back its memory.
+constexpr std::chrono::seconds kEndingWait{10};
+constexpr std::chrono::milliseconds kLockPause{2};
 
 // ".ended.JOB": how the first rank of an MPI job that failed has ended.
 constexpr std::string_view kEndedPrefix = ".ended.";
@@ -85,15 +87,16 @@ bool empty_file(const fs::directory_entry& entry) {
   return entry.is_regular_file(error) && entry.file_size(error) == 0;
 }
 
-// Field 22 of /proc/self/stat: when this process started, in clock ticks since boot; with the pid it names a
-// process for good.
-std::string own_start_time() {
+// Field 22 of /proc/PROCESS/stat: when it started, in clock ticks since boot; with the pid it names a process
+// for good. "" where there is none, or only what its parent has not waited for yet.
+std::string start_time(const std::string& process) {
   char buffer[1024];
-  const int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+  const int fd = open(("/proc/" + process + "/stat").c_str(), O_RDONLY | O_CLOEXEC);
   const ssize_t n = fd < 0 ? 0 : read(fd, buffer, sizeof buffer);
   if (fd >= 0) close(fd);
   std::string text(buffer, static_cast<size_t>(std::max<ssize_t>(n, 0)));
   size_t at = text.rfind(')');  // the name before it may hold spaces
+  if (at != std::string::npos && (text.substr(at, 3) == ") Z" || text.substr(at, 3) == ") X")) return "";
   for (int field = 2; field < 22 && at != std::string::npos; ++field) at = text.find(' ', at + 1);
   return at == std::string::npos ? "" : text.substr(at + 1, text.find(' ', at + 1) - at - 1);
 }
@@ -107,6 +110,10 @@ std::string read_line(const char* path) {
   return text.substr(0, text.find('\n'));
 }
 
+std::string boot_id() {
+  return read_line("/proc/sys/kernel/random/boot_id");
+}
+
 std::string owner_record() {
   char host[256] = "";
   gethostname(host, sizeof host - 1);
@@ -114,24 +121,54 @@ std::string owner_record() {
   char run_id[24];
   std::random_device random;
   std::snprintf(run_id, sizeof run_id, "%08x%08x", random(), random());
-  const Json json = {{"host", host},       {"boot_id", read_line("/proc/sys/kernel/random/boot_id")},
-                     {"pid", getpid()},    {"start_time", own_start_time()},
+  const Json json = {{"host", host},       {"boot_id", boot_id()},
+                     {"pid", getpid()},    {"start_time", start_time("self")},
                      {"started", started}, {"run_id", run_id}};
   return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-std::string owner_text(int fd) {
+// Who has the lock, as its record says.
+struct LockOwner {
+  std::string text;   // "" if it has not said so yet
+  bool gone = false;  // a process of this machine that is no more
+};
+
+LockOwner lock_owner(int fd) {
   char buffer[2048];
   const ssize_t n = pread(fd, buffer, sizeof buffer, 0);
-  if (n <= 0) return "";
+  if (n <= 0) return {};
   try {
     const Json json =
         parse_json(std::string_view(buffer, static_cast<size_t>(n)), ".lock", {.bytes = 2048, .depth = 4});
-    return fmt::format("process {} on host {}, started {}, run {}", json.at("pid").get<int64_t>(),
-                       json.at("host").get<std::string>(), json.at("started").get<std::string>(),
-                       json.at("run_id").get<std::string>());
+    const auto pid = json.at("pid").get<int64_t>();
+    LockOwner out;
+    out.text =
+        fmt::format("process {} on host {}, started {}, run {}", pid, json.at("host").get<std::string>(),
+                    json.at("started").get<std::string>(), json.at("run_id").get<std::string>());
+    out.gone = json.at("boot_id").get<std::string>() == boot_id() &&
+               json.at("start_time").get<std::string>() != start_time(std::to_string(pid));
+    return out;
   } catch (const std::exception&) {
-    return "";
+    return {};
+  }
+}
+
+// Waits only for a run that is ending or has not said who it is. False: another has it, `owner`; errno says
+// why.
+bool take_lock(int fd, LockOwner& owner) {
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  using Clock = std::chrono::steady_clock;
+  for (const Clock::time_point start = Clock::now();; std::this_thread::sleep_for(kLockPause)) {
+    if (fcntl(fd, F_OFD_SETLK, &lock) == 0) return true;
+    const int reason = errno;
+    owner = lock_owner(fd);
+    const Clock::duration wait = owner.gone           ? Clock::duration(kEndingWait)
+                                 : owner.text.empty() ? Clock::duration(kOwnerWait)
+                                                      : Clock::duration::zero();
+    errno = reason;
+    if ((reason != EAGAIN && reason != EACCES) || Clock::now() - start >= wait) return false;
   }
 }
 
@@ -217,27 +254,19 @@ RunLock::RunLock(const std::string& directory) {
   const std::string path = directory + "/.lock";
   fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
   if (fd_ < 0) throw unusable("run.dir cannot be written", path);
-  struct flock lock {};
-  lock.l_type = F_WRLCK;
-  lock.l_whence = SEEK_SET;
-  if (fcntl(fd_, F_OFD_SETLK, &lock) != 0) {
+  if (LockOwner owner; !take_lock(fd_, owner)) {
     const int reason = errno;
-    std::string owner = owner_text(fd_);
-    for (int i = 0; owner.empty() && i < kOwnerTries; ++i) {
-      std::this_thread::sleep_for(kOwnerPause);
-      owner = owner_text(fd_);
-    }
     close(std::exchange(fd_, -1));
     errno = reason;
     if (reason != EAGAIN && reason != EACCES) throw unusable("run.dir cannot be locked", path);
     throw Error(Exit::kInUse,
                 {.area = "LOCK-30",
-                 .what = "the run directory is in use" + (owner.empty() ? "" : " by " + owner),
+                 .what = "the run directory is in use" + (owner.text.empty() ? "" : " by " + owner.text),
                  .place = directory,
                  .next = "wait for that run, stop it (SIGTERM), or set run.dir to another directory",
                  .kept = "that run, undisturbed"});
   }
-  taken_over_ = owner_text(fd_);
+  taken_over_ = lock_owner(fd_).text;
   const std::string record = owner_record();
   if (ftruncate(fd_, 0) != 0 ||
       pwrite(fd_, record.data(), record.size(), 0) != static_cast<ssize_t>(record.size())) {

@@ -1,11 +1,14 @@
 // The door as a process: exit codes, messages, signals, and what lies on disk afterwards.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <fstream>
+#include <thread>
 
 #include "base/json.h"
 #include "launcher/status.h"
@@ -313,6 +316,30 @@ TEST(Door, ADoorThatIsKilledTakesItsRankWithItAndItsLockIsTakenOver) {
   // Its stderr has been closed, so the rank is gone too; its lock with it.
   const DoorResult next = door.run({"--gpus", "0", "c.toml"});
   EXPECT_EQ(next.code, 0);
+  EXPECT_HAS(next.err, "LOCK-31");
+}
+
+// Its door is dead, and a rank still gives its memory back: the test has the lock for a second in its place.
+TEST(Door, AStartAfterAKillWaitsForTheLockOfTheDead) {
+  Door door;
+  door.write_config("c.toml");
+  door.start({"--gpus", "0", "c.toml"}, "deaf");
+  door.wait_for("ready");
+  const int holder = open(door.path("run/.lock").c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_GE(holder, 0);
+  door.send(SIGKILL);
+  door.finish();
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  ASSERT_EQ(fcntl(holder, F_OFD_SETLKW, &lock), 0);
+  std::thread ends([&] {
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    close(holder);
+  });
+  const DoorResult next = door.run({"--gpus", "0", "c.toml"});
+  ends.join();
+  EXPECT_EQ(next.code, 0) << next.err;
   EXPECT_HAS(next.err, "LOCK-31");
 }
 
