@@ -307,6 +307,18 @@ def test_samples_are_told_and_change_nothing(work):
     assert "key-value cache" not in (work / "runs" / "plain" / "plan.txt").read_text()
 
 
+def test_samples_are_of_their_steps_weights(work):
+    """One prompt, asked again and again: what the answer before has left in the cache is of older weights, and a learning rate like
+    this changes every answer."""
+    lmlaunch(config(work, "moving", train__steps=3, train__eval_every=1, train__sample_prompts=["hello"], train__sample_tokens=12,
+                    checkpoint__every=1, checkpoint__keep=100, optimizer__lr=0.1), cwd=work)
+    answers = [row["answer"] for row in rows(work, "moving") if "prompt" in row]
+    places = ["model", *(f"runs/moving/checkpoints/step_{step:08}" for step in (1, 2)), "runs/moving"]
+    said = [json.loads(lmlaunch("generate", place, "--prompt", "hello", "--max-tokens", "12", "--json", "model.dtype=fp32", cwd=work).stdout)["text"]
+            for place in places]
+    assert answers == said and len(set(answers)) > 2, (answers, said)
+
+
 def test_ranks_sample_together(work):
     settings = dict(train__steps=2, train__sample_prompts=["hello"], train__sample_tokens=4, train__global_batch=8, train__micro_batch=4)
     answers = []
