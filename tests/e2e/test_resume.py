@@ -176,8 +176,8 @@ def test_a_stop_file_and_a_time_limit_save_and_exit_with_75(work, undisturbed):
     start = time.monotonic()
     ended = lmlaunch("time_limit.toml", "run.time_limit=3s", cwd=work, check=False)
     assert ended.returncode == 75 and "reason=time_limit" in ended.stderr and "repeat=0" in ended.stderr
-    assert time.monotonic() - start < 3 + 10  # the door's own start is not counted, nor is the save
-    ended = lmlaunch("time_limit.toml", cwd=work, check=False, env={**os.environ, "SLURM_JOB_END_TIME": str(int(time.time()) + 4)})
+    assert time.monotonic() - start < 3 + 40  # the door's own start is not counted, nor is the save
+    ended = lmlaunch("time_limit.toml", cwd=work, check=False, env={**os.environ, "SLURM_JOB_END_TIME": str(int(time.time()) + 8)})
     assert ended.returncode == 75 and "reason=time_limit" in ended.stderr and "the Slurm job ends in" in ended.stderr
 
 
@@ -471,10 +471,10 @@ def test_a_save_that_the_time_is_too_short_for_is_left_out(work, longer):
     def stand_still(process):
         rank = int(subprocess.run(["pgrep", "-P", str(process.pid), "lmlaunch"], capture_output=True, text=True).stdout.split()[0])
         os.kill(rank, signal.SIGSTOP)
-        time.sleep(max(0, start + 6 - time.monotonic()))
+        time.sleep(max(0, start + 16 - time.monotonic()))
         os.kill(rank, signal.SIGCONT)
 
-    code, messages = interrupt(work, name, 45, stand_still, "run.time_limit=5s")
+    code, messages = interrupt(work, name, 45, stand_still, "run.time_limit=15s")
     assert code == 75, messages
     last = re.search(r"stop code=75 reason=time_limit step=(\d+) checkpoint=(\S+) repeat=(\d+)$", messages.rstrip())
     assert last and (last[2], int(last[3])) == (f"runs/{name}/checkpoints/step_00000040", int(last[1]) - 40), messages
