@@ -256,7 +256,7 @@ TEST_F(TamperedRuns, FlippedBitsThatAreReadAreFound) {
   EXPECT_GE(found_["optimizer state, in its update"], 3);
 }
 
-// Minutes: `./dev test --faults`.
+// Minutes: `./dev test --faults --full`.
 TEST_F(TamperedRuns, DISABLED_OneThousandFlippedBitsThatAreReadAreFound) {
   run_until(Tampering::kBit, 1000);
   for (const char* state :
