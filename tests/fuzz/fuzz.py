@@ -145,10 +145,10 @@ class Fuzzer:
 
     def short(self, parser, seconds):
         self.make([f"{parser.name}_fuzz"])
+        row = Row(f"fuzz_{parser.name}", FAILURE, f"{seconds} s of libFuzzer with ASan and UBSan, from the inputs that are kept")
         with tempfile.TemporaryDirectory(prefix="lmlaunch-fuzz-") as grown:
             run = self.run(parser, [f"-max_total_time={seconds}", "-seed=1", grown, parser.inputs()])
         say(parser, run, f"{run.executions} executions in {run.seconds:.0f} s")
-        row = Row(f"fuzz_{parser.name}", FAILURE, f"{seconds} s of libFuzzer with ASan and UBSan, from the inputs that are kept")
         row.row["tries"] = run.executions
         row.count("finding" if run.finding else "no finding")
         long = self.long_run(parser)
