@@ -17,7 +17,23 @@ import pytest
 from limits import memory_limit
 from test_offload import BIN, children_of, environment, lmlaunch, loop_disk, on_disk, runs_on, skip_without, wait_for, work  # noqa: F401
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "faults"))
+from rows import Row  # noqa: E402
+
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the files and limits of another process are root's")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def row(request):
+    """Of the reliability report; the last test is counted by now, its fixtures go after it."""
+    out = Row("failing_machine", "a disk, memory, a limit or a directory fails under the whole program",
+              "a file system shut down, frozen or full, swapped bytes, cgroups and RLIMITs, a directory without rights")
+    yield
+    results = request.config.pluginmanager.get_plugin("terminalreporter").stats
+    for outcome, tests in [("as specified", results.get("passed", [])), ("otherwise", results.get("failed", []))]:
+        out.count(outcome, len(tests))
+        out.row["tries"] += len(tests)
+    out.write()
 
 
 @contextlib.contextmanager
