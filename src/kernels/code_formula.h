@@ -52,18 +52,24 @@ LM_HOST_DEVICE F over_scale(F x, F factor) {
   return x / factor;
 }
 
+// The number of a dynamic map's magnitude at `size`, not yet rounded.
+template <class Table, class F>
+LM_HOST_DEVICE F code_number(const Table& table, F magnitude) {
+  const F size = greatest(magnitude, F(kLeastCoded));
+  const auto octave = bits_of(size) >> 23;
+  F number = fused(size, of_octave(table.slope[0], octave), of_octave(table.offset[0], octave));
+  for (int l = 1; l < CodeTable::kLines; ++l)
+    number =
+        least(number, fused(size, of_octave(table.slope[l], octave), of_octave(table.offset[l], octave)));
+  return select_less(size, F(table.last), greatest(number, F(0.f)), F(table.one));
+}
+
 // The code whose value is nearest to x, a number in [-1, 1] but for rounding. (Within a thousandth of a step
 // of the middle between two values it may be either.)
 template <CodeMap map, class Table, class F>
 LM_HOST_DEVICE auto nearest_code(const Table& table, F x) {
   using U = decltype(bits_of(x));
-  const F size = greatest(magnitude(x), F(kLeastCoded));
-  const U octave = bits_of(size) >> 23;
-  F number = fused(size, of_octave(table.slope[0], octave), of_octave(table.offset[0], octave));
-  for (int l = 1; l < CodeTable::kLines; ++l)
-    number =
-        least(number, fused(size, of_octave(table.slope[l], octave), of_octave(table.offset[l], octave)));
-  number = select_less(size, F(table.last), greatest(number, F(0.f)), F(table.one));
+  const F number = code_number(table, magnitude(x));
   // 2^23 has no digits behind the point: adding it rounds.
   const U rounded = bits_of(number + F(8388608.f)) & U(0x1FF);
   if constexpr (map == CodeMap::kUnsigned8) return rounded;

@@ -11,37 +11,36 @@ namespace {
 template <CodeMap map>
 inline constexpr auto kTable = make_table<map>();
 
-// The values of a map's codes in halves of 16 bits: a permutation finds them among twice as many.
-struct HalfTable {
-  uint16_t low[256] = {}, high[256] = {};
+constexpr int kRead = 4;  // vectors of values at once
+#if defined(__AVX512F__)
+// Of the bytes of 4 vectors that are joined or parted in turns in every 128 bits: its own inverse.
+LM_INLINE __m512i take_turns(__m512i bytes) {
+  const __m512i turns = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return _mm512_maskz_permutexvar_epi32(0xFFFF, turns, bytes);
+}
+
+// Byte b of the value of each code: two permutations find 64 of them, one in each half of the codes.
+struct ByteTable {
+  alignas(64) uint8_t byte[4][256] = {};
 };
 template <CodeMap map>
-constexpr HalfTable make_half_table() {
-  HalfTable out;
+constexpr ByteTable make_byte_table() {
+  ByteTable out;
   for (size_t code = 0; code < 256; ++code) {
     const auto bits = std::bit_cast<uint32_t>(kTable<map>.value[code]);
-    out.low[code] = static_cast<uint16_t>(bits);
-    out.high[code] = static_cast<uint16_t>(bits >> 16);
+    for (int b = 0; b < 4; ++b) out.byte[b][code] = static_cast<uint8_t>(bits >> (8 * b));
   }
   return out;
 }
-
-constexpr int kRead = 4;  // vectors of values at once
-#if defined(__AVX512F__)
 template <CodeMap map>
-inline constexpr HalfTable kHalves = make_half_table<map>();
+inline constexpr ByteTable kBytes = make_byte_table<map>();
 
-// entry[i] of each of the 32 numbers below 256.
-LM_INLINE __m512i look_up_halves(const uint16_t* entry, __m512i i) {
+LM_INLINE __m512i look_up_bytes(const uint8_t* entry, __m512i codes) {
   const auto of = [&](int first) LM_BODY {
-    return _mm512_permutex2var_epi16(_mm512_loadu_si512(entry + first), i,
-                                     _mm512_loadu_si512(entry + first + 32));
+    return _mm512_permutex2var_epi8(_mm512_load_si512(entry + first), codes,
+                                    _mm512_load_si512(entry + first + 64));
   };
-  const __mmask32 bit6 = _mm512_test_epi16_mask(i, _mm512_set1_epi16(64));
-  const __mmask32 bit7 = _mm512_test_epi16_mask(i, _mm512_set1_epi16(128));
-  const __m512i low = _mm512_mask_blend_epi16(bit6, of(0), of(64));
-  const __m512i high = _mm512_mask_blend_epi16(bit6, of(128), of(192));
-  return _mm512_mask_blend_epi16(bit7, low, high);
+  return _mm512_mask_blend_epi8(_mm512_movepi8_mask(codes), of(0), of(128));
 }
 #endif
 
@@ -54,15 +53,14 @@ LM_INLINE void read_codes(const uint8_t* codes, int64_t i, F32 (&out)[kRead]) {
                        LM_BODY { out[v] = look_up(values, load_halves(codes + (i + v * kLanes) / 2)); });
   } else {
 #if defined(__AVX512F__)
-    // Joining the halves takes turns in every 128 bits, so that is the order of the codes.
-    const __m512i turns = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m512i of = take_turns(_mm512_loadu_si512(codes + i));
+    __m512i byte[4];
+    each_of<4>([&](auto b) LM_BODY { byte[b] = look_up_bytes(kBytes<map>.byte[b], of); });
+    const __m512i low[2] = {_mm512_unpacklo_epi8(byte[0], byte[1]), _mm512_unpackhi_epi8(byte[0], byte[1])};
+    const __m512i high[2] = {_mm512_unpacklo_epi8(byte[2], byte[3]), _mm512_unpackhi_epi8(byte[2], byte[3])};
     each_of<2>([&](auto half) LM_BODY {
-      const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i + 32 * half));
-      const __m512i number = _mm512_maskz_permutexvar_epi64(0xFF, turns, _mm512_cvtepu8_epi16(bytes));
-      const __m512i low = look_up_halves(kHalves<map>.low, number),
-                    high = look_up_halves(kHalves<map>.high, number);
-      out[2 * half].part[0] = (NativeF32)_mm512_unpacklo_epi16(low, high);
-      out[2 * half + 1].part[0] = (NativeF32)_mm512_unpackhi_epi16(low, high);
+      out[2 * half].part[0] = (NativeF32)_mm512_unpacklo_epi16(low[half], high[half]);
+      out[2 * half + 1].part[0] = (NativeF32)_mm512_unpackhi_epi16(low[half], high[half]);
     });
 #else
     each_of<kRead>(
@@ -112,22 +110,65 @@ LM_INLINE const Table& loaded(const Table& table) {
   return table;
 }
 
-// The largest lane, of numbers, without going through memory.
-LM_INLINE float largest_lane(F32 a) {
-#if defined(__AVX2__)
+// The codes of a dynamic map of 64 elements from element i on, of their states.
+template <CodeMap map, class Table>
+LM_INLINE void code_four(const Table& table, const float* values, F32 factor, uint8_t* codes, int64_t i) {
 #if defined(__AVX512F__)
-  const __m512 all = (__m512)a.part[0];
-  const __m256 eight =
-      _mm256_max_ps(_mm512_maskz_extractf32x8_ps(0xFF, all, 0), _mm512_maskz_extractf32x8_ps(0xFF, all, 1));
-#else
-  const __m256 eight = _mm256_max_ps((__m256)a.part[0], (__m256)a.part[1]);
+  if constexpr (map == CodeMap::kSigned8 || map == CodeMap::kUnsigned8) {
+    // nearest_code(), but for its last lines: joining 32-bit numbers to bytes clamps them.
+    __m512i number[4];
+    each_of<4>([&](auto v) LM_BODY {
+      const F32 x = over_scale<map>(load(values + v * kLanes, Whole{}), factor);
+      F32 of = code_number(table, magnitude(x));
+      if constexpr (map == CodeMap::kSigned8) of = float_of(bits_of(of) | (bits_of(x) & U32(0x80000000)));
+      number[v] = _mm512_maskz_cvtps_epi32(0xFFFF, (__m512)of.part[0]);
+    });
+    __m512i bytes;
+    if constexpr (map == CodeMap::kSigned8) {
+      // From -128 to 127 for codes from 0 to 255: 1 has no negative.
+      const __m512i one = _mm512_set1_epi16(1);
+      bytes = _mm512_packs_epi16(_mm512_sub_epi16(_mm512_packs_epi32(number[0], number[1]), one),
+                                 _mm512_sub_epi16(_mm512_packs_epi32(number[2], number[3]), one));
+      bytes = _mm512_xor_si512(bytes, _mm512_set1_epi8(-128));
+    } else {
+      bytes = _mm512_packus_epi16(_mm512_packus_epi32(number[0], number[1]),
+                                  _mm512_packus_epi32(number[2], number[3]));
+    }
+    _mm512_storeu_si512(codes + i, take_turns(bytes));
+    return;
+  }
 #endif
-  __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-  four = _mm_max_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_max_ss(four, _mm_shuffle_ps(four, four, 1)));
-#else
-  return max_lanes(a);
-#endif
+  each_of<4>([&](auto v) LM_BODY {
+    const F32 x = over_scale<map>(load(values + v * kLanes, Whole{}), factor);
+    write_codes<map>(codes, i + v * kLanes, nearest_code<map>(table, x));
+  });
+}
+
+// The largest magnitude in each lane, as bits, whose order is that of the numbers: infinity and NaN are above
+// all of them.
+LM_INLINE void keep_largest(U32& largest, F32 x) {
+  const U32 bits = bits_of(magnitude(x));
+  for (int p = 0; p < kParts; ++p)
+    largest.part[p] = largest.part[p] < bits.part[p] ? bits.part[p] : largest.part[p];
+}
+LM_INLINE uint32_t largest_lane(U32 a) {
+  alignas(64) uint32_t lane[kLanes];
+  memcpy(lane, &a, sizeof lane);
+  uint32_t out = 0;
+  for (int l = 0; l < kLanes; ++l) out = lane[l] > out ? lane[l] : out;
+  return out;
+}
+
+// The largest magnitude of a block's states once those that are no numbers are 0.
+template <int64_t n>
+[[gnu::noinline]] float largest_of_numbers(float* values) {
+  U32 largest(0);
+  for (int64_t at = 0; at < n; at += kLanes) {
+    const F32 x = coded_state(load(values + at, Whole{}));
+    store(values + at, x, Whole{});
+    keep_largest(largest, x);
+  }
+  return std::bit_cast<float>(largest_lane(largest));
 }
 
 template <class R, class G, MasterForm form>
@@ -138,9 +179,9 @@ LM_INLINE void update_block(const RuleUpdate& a, const R& rule, int64_t first) {
   const G* gradient = static_cast<const G*>(a.gradient);
   const F32 gradient_scale(a.gradient_scale);
   float values[kStates][kCodeBlock];
-  F32 largest[kStates][kBlocks];
+  U32 largest[kStates][kBlocks];
   each_of<kStates>([&](auto s) LM_BODY {
-    for (F32& of_block : largest[s]) of_block = F32(0.f);
+    for (U32& of_block : largest[s]) of_block = U32(0);
   });
   for (int64_t begin = 0; begin < kCodeBlock; begin += kRead * kLanes) {
     PhiloxWords<U32> numbers{};
@@ -158,8 +199,7 @@ LM_INLINE void update_block(const RuleUpdate& a, const R& rule, int64_t first) {
       each_of<kStates>([&](auto s) LM_BODY { state[s] = read[s][w] * scale[s]; });
       R::update(rule, load(gradient + i, Whole{}) * gradient_scale, state, p);
       each_of<kStates>([&](auto s) LM_BODY {
-        state[s] = coded_state(state[s]);
-        largest[s][begin / kBlock] = max(largest[s][begin / kBlock], magnitude(state[s]));
+        keep_largest(largest[s][begin / kBlock], state[s]);
         store(values[s] + at, state[s], Whole{});
       });
       store_weight<form>(a, i, one_nan(p), numbers.word[w], Whole{});
@@ -170,13 +210,12 @@ LM_INLINE void update_block(const RuleUpdate& a, const R& rule, int64_t first) {
     static_assert(code_block(map) == kBlock);
     const auto& table = loaded(kTable<map>);
     for (int64_t b = 0; b < kBlocks; ++b) {
-      const float top = largest_lane(largest[s][b]);
+      float top = std::bit_cast<float>(largest_lane(largest[s][b]));
+      if (!(top < __builtin_inff())) top = largest_of_numbers<kBlock>(values[s] + b * kBlock);
       const F32 factor(code_factor<map>(top));
       a.state[s][block + b] = code_scale<map>(top);
-      for (int64_t at = b * kBlock; at < (b + 1) * kBlock; at += kLanes) {
-        const F32 x = over_scale<map>(load(values[s] + at, Whole{}), factor);
-        write_codes<map>(a.codes[s], first + at, nearest_code<map>(table, x));
-      }
+      for (int64_t at = b * kBlock; at < (b + 1) * kBlock; at += 4 * kLanes)
+        code_four<map>(table, values[s] + at, factor, a.codes[s], first + at);
     }
   });
 }

@@ -151,6 +151,31 @@ def test_a_directory_that_bitsandbytes_quantised_is_trained_as_it_is(work, kind,
     assert refused.returncode == 10 and "qlora" in refused.stderr
 
 
+def test_a_directory_that_bitsandbytes_quantised_to_int8_is_trained_as_it_is(work, tmp_path):
+    """Before and after it is the model that its codes stand for, in transformers and with the adapter in peft."""
+    from transformers import BitsAndBytesConfig
+    settings = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=["lm_head"])
+    model = AutoModelForCausalLM.from_pretrained(work / "model", quantization_config=settings, dtype=torch.float32, device_map="cpu")
+    codes = {name + ".weight": (m.weight.data.clone(), m.weight.SCB.clone()) for name, m in model.named_modules()
+             if isinstance(m, bnb.nn.Linear8bitLt)}
+    assert len(codes) == 7 * 3
+    model.save_pretrained(tmp_path / "quantised")
+
+    def dequantised():
+        out = AutoModelForCausalLM.from_pretrained(work / "model", dtype=torch.float32)
+        for name, parameter in out.named_parameters():
+            if name in codes:
+                parameter.data = codes[name][0].float() * codes[name][1][:, None] * (1 / 127)
+        return out
+
+    lmlaunch(config(work, "stored-int8", **{**ADAPTER, "train__method": "lora", "model__path": str(tmp_path / "quantised")}), cwd=work)
+    before, after = eval_losses(work, "stored-int8")
+    assert after < before - 0.5 * learnt(work)
+    assert loss_by_transformers(dequantised(), work) == pytest.approx(before, rel=1e-4)
+    adapted = PeftModel.from_pretrained(dequantised(), work / "runs" / "stored-int8" / "model")
+    assert loss_by_transformers(adapted, work) == pytest.approx(after, rel=1e-4)
+
+
 def test_the_plan_counts_the_bytes_of_codes(work, qlora):
     plans = {}
     for method in ("lora", "qlora"):

@@ -26,7 +26,8 @@ import tiny_models  # noqa: E402
 FULL = os.environ.get("LM_FAULTS") == "full"
 STEPS, EVERY = 30, 3
 METHODS = {"full": "model.safetensors", "lora": "adapter_model.safetensors"}
-RATES = {"full": 0.2, "lora": 3.0}  # so high that held-out loss soon stands still, and the rate falls
+MODEL_FILES = {**METHODS, "qlora": METHODS["lora"]}
+RATES = {"full": 0.2, "lora": 3.0, "qlora": 3.0}  # so high that held-out loss soon stands still, and the rate falls
 # On the CPU, device and host are one home.
 PLACES = {"resident": [], "nvme": [f'offload.{name}="nvme"' for name in ("optimizer", "weights", "gradients")]}
 # The emulated GPU (tests/twin), beside which host memory is a home of its own.
@@ -111,7 +112,7 @@ class Run:
     def result(self):
         """Everything that the run has computed: its rows, each step of which came once, and the bytes of its model."""
         curve = [tuple((key, row[key]) for key in COMPUTED if key in row) for row in self.rows()]
-        return curve, (self.directory / "model" / METHODS[self.method]).read_bytes()
+        return curve, (self.directory / "model" / MODEL_FILES[self.method]).read_bytes()
 
     def leftovers(self):
         """Files that nobody needs after the run, and processes that still hold one of its files. A run that is killed when it is

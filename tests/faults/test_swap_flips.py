@@ -16,9 +16,10 @@ from runs import FULL, METHODS, Report, Run, make_work, rank_of, wait
 
 FLIPS = 1000 if FULL else 20  # with checkpoints, over all cases
 ENDING = 40 if FULL else 4  # without, over all cases
-CLASSES = {"optimizer": ("optimizer",), "all": ("optimizer", "weights", "gradients")}  # what lies on the disk
-# What is trained, what lies on the disk, and the rule: state of adamw_8bit is codes.
-CASES = [("full", "optimizer", "adamw"), ("full", "optimizer", "adamw_8bit"), ("full", "all", "adamw"), ("lora", "all", "adamw")]
+CLASSES = {"optimizer": ("optimizer",), "base": ("weights",), "all": ("optimizer", "weights", "gradients")}  # what lies on the disk
+# What is trained, what lies on the disk, and the rule: state of adamw_8bit is codes, and qlora's base is codes and scales.
+CASES = [("full", "optimizer", "adamw"), ("full", "optimizer", "adamw_8bit"), ("full", "all", "adamw"), ("lora", "all", "adamw"),
+         ("qlora", "base", "adamw")]
 PAGE = 4096
 AFTER = 3  # steps in which what is used has been read or written over
 FLIPS_OF_A_RUN, STEPS_OF_A_FLIP = 25, 12
@@ -27,7 +28,7 @@ FLIPS_OF_A_RUN, STEPS_OF_A_FLIP = 25, 12
 @pytest.fixture(scope="module")
 def report():
     out = Report("swap_flips", "F06: a bit of a live swap file changes", "one random bit of what has been written to the anonymous file, through "
-                 "/proc/RANK/fd while the rank is stopped; optimizer state alone (floats, 8-bit codes), then all state, in full and with LoRA, "
+                 "/proc/RANK/fd while the rank is stopped; optimizer state alone (floats, 8-bit codes), then all state, in full and with LoRA, and a quantised base, "
                  "io_uring and threads by turns")
     yield out
     out.write()

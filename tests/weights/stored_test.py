@@ -149,9 +149,12 @@ def test_what_is_damaged_is_refused_with_file_and_tensor(saved, tmp_path):
         def short(tensors):
             tensors[module + ".SCB"] = tensors[module + ".SCB"][:-1].clone()
 
+        def short_codes(tensors):
+            tensors[NAME] = tensors[NAME][:-1].clone()
+
         def columns(tensors):
             tensors[module + ".weight_format"] = torch.tensor(1, dtype=torch.uint8)
-        cases = {"scb": (short, ".SCB"), "format": (columns, ".weight_format")}
+        cases = {"scb": (short, ".SCB"), "codes": (short_codes, "[135, 80]"), "format": (columns, ".weight_format")}
     for name, (change, words) in cases.items():
         bad = changed(directory, tmp_path / name, change)
         error = tool("quantised", bad, tmp_path / "out", "bf16", encoding, code=11)
