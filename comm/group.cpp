@@ -35,10 +35,14 @@ void together(Group& group, const char* what, const std::function<void()>& work)
   const std::vector<int> codes = group.gather(what, failure ? static_cast<int>(failure->code()) : 0);
   const auto first = std::ranges::find_if(codes, [](int code) { return code != 0; });
   if (first == codes.end()) return;
-  if (failure) throw Error(static_cast<Exit>(*first), failure->text());
+  const auto by = static_cast<size_t>(first - codes.begin());
+  const std::vector<std::string> texts = gather_texts(group, what, failure ? failure->what() : "");
+  const auto mine = static_cast<size_t>(group.rank());
+  if (failure && (mine == by || texts[mine] != texts[by]))
+    throw Error(static_cast<Exit>(*first), failure->text());
   throw Error(static_cast<Exit>(*first), {.area = "PEER-32",
                                           .what = std::string(what) + " has failed",
-                                          .place = fmt::format("rank {}", first - codes.begin()),
+                                          .place = fmt::format("rank {}", by),
                                           .next = "see that rank's message"});
 }
 

@@ -53,6 +53,8 @@ class Group {
   virtual void check() {}
 
   int64_t sent_bytes() const { return sent_; }  // to other ranks, so far
+  // For any thread: whether this rank waits in a call for something that others have not yet done.
+  virtual bool waits() const { return false; }
 
   // Every rank's value, in the order of ranks.
   template <class T>
@@ -85,7 +87,7 @@ inline constexpr int64_t kExchangePart = 4096;  // bytes
 std::vector<std::string> gather_texts(Group& group, const char* what, const std::string& mine);
 
 // Work of every rank that may fail on one alone (an Error): then all throw, with the first one's code, the
-// others naming it.
+// others naming it. So do others that have failed for the same reason: it is said once.
 void together(Group& group, const char* what, const std::function<void()>& work);
 
 // Something that a group has moved in its stream: whoever uses it next waits for that, once.

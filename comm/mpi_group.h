@@ -20,6 +20,7 @@ class MpiGroup final : public Group {
   void share(const char* what, std::byte* data, std::span<const ByteRange> shards) override;
   void exchange(const char* what, const std::byte* data, std::span<const ByteRange> shards,
                 const Add& add) override;
+  bool waits() const override { return link_.moving(); }
 
  private:
   void move(const char* what);

@@ -85,6 +85,11 @@ std::optional<Error> MpiWorker::lost() {
                                  .next = "see that rank's message"});
 }
 
+bool MpiWorker::moving() {
+  const std::lock_guard lock(mutex_);
+  return asked_.has_value();
+}
+
 bool MpiWorker::end(Exit code, std::string why) {
   std::unique_lock lock(mutex_);
   why.resize(std::min(why.size(), sizeof Sign::why - 1));
@@ -128,6 +133,10 @@ void MpiLink::move(const char* what, std::span<const Transfer> transfers) {
 
 std::optional<Error> MpiLink::lost() const {
   return worker_->lost();
+}
+
+bool MpiLink::moving() const {
+  return worker_->moving();
 }
 
 bool MpiLink::end(Exit code, const std::string& why) {

@@ -53,6 +53,8 @@ class MpiLink {
 
   // All transfers of one call, which every rank makes in the same order and by the same name.
   void move(const char* what, std::span<const Transfer> transfers);
+  // For any thread: whether a call is on its way, here or at another rank.
+  bool moving() const;
   // For any thread, while this rank waits for others outside of MPI: what has become of them.
   std::optional<Error> lost() const;
   // Tells the others that this rank ends with an error, as far as they can be reached within a second. Gives

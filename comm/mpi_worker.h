@@ -42,6 +42,7 @@ class MpiWorker {
   void wait_joined();
   void move(const char* what, std::span<const Transfer> transfers);
   std::optional<Error> lost();
+  bool moving();
   bool end(Exit code, std::string why);
   bool leave();
   // Whether the thread has ended.

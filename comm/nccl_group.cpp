@@ -84,6 +84,11 @@ void NcclGroup::must(int result, const char* what) const {
 void NcclGroup::settle(const char* what) {
   const bool watched = watch_.joinable();
   const double began = monotonic_seconds();
+  struct Waiting {
+    std::atomic<bool>& waits;
+    ~Waiting() { waits = false; }
+  } const waiting{waits_};
+  waits_ = true;
   for (double failed = 0;;) {
     int result = kNcclSuccess;
     {

@@ -8,6 +8,7 @@
 // owns the group; its compute thread calls everything.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -54,6 +55,7 @@ class NcclGroup final : public Group {
   void end_before(StreamView callers) override;
   StreamView stream(StreamView) const override { return device_->stream.view(); }
   void check() override;
+  bool waits() const override { return waits_; }
   // With all others, once nothing is under way any more: leaves in order.
   void leave();
 
@@ -96,6 +98,8 @@ class NcclGroup final : public Group {
   std::optional<Error> failure_;
   std::string what_ = "start";
   double called_ = 0;  // when the last call was made
+
+  std::atomic<bool> waits_ = false;  // for NCCL to take a call: it may connect the ranks first
 
   std::mutex leave_mutex_;
   std::condition_variable leave_;

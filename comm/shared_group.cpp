@@ -105,6 +105,7 @@ void SharedGroup::exchange(const char* what, const std::byte* data, std::span<co
 
 void SharedGroup::meet(const char* what) {
   const uint64_t meeting = region_.arrive(rank_, what);
+  meeting_.store(meeting, std::memory_order_relaxed);
   waiting_since_ = 0;
   while (!region_.wait(meeting, kLookMs)) {
     if (region_.all_arrived(meeting)) break;

@@ -4,6 +4,7 @@
 // its rank lives, so that who waits can tell one that is stopped from one that works.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <optional>
@@ -48,6 +49,7 @@ class SharedGroup final : public Group {
   void share(const char* what, std::byte* data, std::span<const ByteRange> shards) override;
   void exchange(const char* what, const std::byte* data, std::span<const ByteRange> shards,
                 const Add& add) override;
+  bool waits() const override { return !region_.all_arrived(meeting_.load(std::memory_order_relaxed)); }
 
   // For a thread that looks several times per second while this rank waits for others outside of this group:
   // what has become of them, in the operation that is named. It borrows the group.
@@ -69,6 +71,7 @@ class SharedGroup final : public Group {
   const double silence_;
   SignsOfLife signs_;
   double waiting_since_ = 0;
+  std::atomic<uint64_t> meeting_ = 0;  // the last that this rank has come to
   uint64_t round_ = 0;
 
   std::mutex mutex_;

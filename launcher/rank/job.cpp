@@ -210,21 +210,27 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, Pla
                               const std::string& run, const std::optional<NumericsPlan>& saved,
                               Ranks* ranks) {
   auto job = std::make_unique<Job>();
+  const int count = ranks == nullptr ? 1 : ranks->count();
+  // What all of several ranks refuse, one of them says.
+  const auto on_all = [&](const char* what, const std::function<void()>& work) {
+    count > 1 ? together(ranks->group(), what, work) : work();
+  };
   job->config = config;
   job->environment = read_environment();
-  job->model = open_model(config, job->environment);
   // The door has chosen: lmlaunch-cuda is started when a GPU computes.
   const bool cpu = !cuda_built() || line.integer("--gpus") == 0 || config.run.device == DeviceChoice::kCpu;
   const DeviceType device = cpu ? DeviceType::kCpu : DeviceType::kCuda;
   const std::string& cache = job->environment.cache_dir;
-  check_disks(config);
   std::vector<GpuFacts> gpus;
-  if (device == DeviceType::kCuda) gpus.push_back(select_gpu());
-  job->machine = survey_machine(gpus);
-  job->machine.disks = survey_disks(config, cache, DiskRates::kKnown);
-  std::optional<NumericsPlan> recorded =
-      saved ? saved : recorded_numerics(run, config, job->model.spec.names, device);
-  const int count = ranks == nullptr ? 1 : ranks->count();
+  std::optional<NumericsPlan> recorded;
+  on_all("opening the model", [&] {
+    job->model = open_model(config, job->environment);
+    check_disks(config);
+    if (device == DeviceType::kCuda) gpus.push_back(select_gpu());
+    job->machine = survey_machine(gpus);
+    job->machine.disks = survey_disks(config, cache, DiskRates::kKnown);
+    recorded = saved ? saved : recorded_numerics(run, config, job->model.spec.names, device);
+  });
   if (count > 1) {
     job->ranks_on_machine = ranks->on_machine();
     job->machine.cores = ranks->machine_cores(job->machine.cores);
@@ -250,7 +256,7 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, Pla
     job->plan = make_plan(inputs, share_of_machine(job->machine, here), world, purpose);
   };
   // What cannot fit ends here, before anything is started or measured.
-  plan();
+  on_all("the plan", plan);
   const NumericsPlan& numerics = job->plan.numerics;
   const PlacementPlan& placement = job->plan.placement;
   job->stream = start_torch(device, numerics.threads, config.run.deterministic, placement.gemm_shapes);
@@ -264,7 +270,7 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, Pla
   if (on_disk && (count == 1 || ranks->leads()))
     job->machine.disks = survey_disks(config, cache, DiskRates::kMeasured);
   if (count > 1) adopt_leader(*ranks, job->machine, recorded);
-  if (training || on_disk) plan();
+  if (training || on_disk) on_all("the plan", plan);
   if (count > 1) ranks->agree("plan", plan_json(job->plan), "see that all machines run the same lmlaunch");
   job->peak_flops = training ? compute_rates(job->machine, device, numerics.dtype).peak_flops : 0;
   return job;

@@ -39,12 +39,6 @@ void write_console(int console, const Error& error) {
   [[maybe_unused]] const ssize_t written = write(console, report.data(), report.size());
 }
 
-std::string host_name() {
-  char host[64] = "";
-  gethostname(host, sizeof host - 1);
-  return host;
-}
-
 // Where a rank is: ranks of one boot of one kernel share a machine, whatever they call it.
 struct Place {
   char boot[64] = "";
@@ -94,7 +88,7 @@ void Ranks::join(const CommandLine& line) {
                                                 .silence = silence_seconds().value_or(SharedGroup::kSilence),
                                                 .late = SharedGroup::kLate,
                                                 .ended = [this] { return region_->ended(); },
-                                                .host = host_name()});
+                                                .host = host()});
   } catch (const Error& error) {
     if (console_ >= 0) write_console(console_, error);  // nobody else can
     throw;
@@ -138,6 +132,12 @@ void Ranks::meet_neighbours() {
   affinity_decides_ = CPU_COUNT(&mine.cores) == survey_host().cpu.cores;
 }
 
+std::string Ranks::host() {
+  char name[64] = "";
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
 Ranks::~Ranks() {
   if (console_ >= 0) close(console_);
 }
@@ -155,7 +155,7 @@ void Ranks::tell(const Error& error) {
 
 Group& Ranks::device_group(DeviceType device) {
   if (device == DeviceType::kCpu || count() == 1) return *group_;
-  NcclSetup setup{.api = load_nccl(), .peers = *group_, .host = host_name()};
+  NcclSetup setup{.api = load_nccl(), .peers = *group_, .host = host()};
   if (link_) {
     setup.lost = [this](const std::string&) { return link_->lost(); };
   } else {

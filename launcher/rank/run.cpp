@@ -1,6 +1,8 @@
 #include "launcher/rank/run.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
+
 #include <cmath>
 #include <cstdio>
 #include <optional>
@@ -11,6 +13,7 @@
 #include "config/config_toml.h"
 #include "kernels/library_error.h"
 #include "launcher/control.h"
+#include "launcher/environment.h"
 #include "launcher/model_place.h"
 #include "launcher/rank/checkpoints.h"
 #include "launcher/rank/hardware_limit.h"
@@ -23,6 +26,7 @@
 #include "launcher/rank/stop_request.h"
 #include "train/evaluate.h"
 #include "train/trainer.h"
+#include "train/watchdog.h"
 
 namespace lm {
 namespace {
@@ -91,9 +95,12 @@ void take_data(const JobData& data, const RunFiles& files, Job& job) {
   log_line(data.loader->length_report());
 }
 
-void show_offload(const Rank& rank) {
-  const std::string how = rank.off_device().description();
+// Says where its state is.
+std::unique_ptr<Rank> open_rank(const Job& job, std::optional<Trace>& trace, Ranks& ranks) {
+  std::unique_ptr<Rank> rank = make_rank(job, true, trace ? &*trace : nullptr, &ranks);
+  const std::string how = rank->off_device().description();
   if (!how.empty()) log_line("offload: " + how);
+  return rank;
 }
 
 // Bytes that were damaged on a disk, or cannot be read, end a step and not the run, where there is a
@@ -191,6 +198,69 @@ std::optional<NumericsPlan> saved_numerics(const std::vector<FoundCheckpoint>& s
   return parse_numerics(saved.front().manifest->numerics.dump(), saved.front().path);
 }
 
+// Says so to people, the other ranks and the door.
+Exit end_with(const Error& error, Ranks& ranks, Control& control) {
+  // First of all: once the others have ended because of this, not much time is left. That another has ended
+  // is no news on the console: it, or the door, says why.
+  if (ranks.leads() && error.text().area == "PEER-08") {
+    log_file_line(error.what());
+  } else {
+    std::fputs(error.report().c_str(), stderr);
+  }
+  ranks.tell(error);
+  if (ranks.own_door()) {
+    RankRecord last = control.latest();
+    last.exit_code = static_cast<int>(error.code());
+    control.publish(last);
+  }
+  return error.code();
+}
+
+// The watchdog learns what a step takes, and looks away while hooks save.
+void tell_watchdog(Watchdog& watchdog, StepPulse& pulse, TrainerHooks& hooks) {
+  hooks.on_step = [&watchdog, inner = hooks.on_step](const StepRow& row) {
+    watchdog.step_done(row.step_ms / 1e3);
+    inner(row);
+  };
+  hooks.before_row = [&pulse, inner = hooks.before_row] {
+    const Unwatched saves(pulse);
+    inner();
+  };
+  hooks.after_step = [&pulse, inner = hooks.after_step](bool best) {
+    const Unwatched saves(pulse);
+    inner(best);
+  };
+}
+
+// Over one of several ranks, whose others would wait for it for long; null for one alone. It ends the
+// process, as the compute thread cannot. The hooks are of no use after it.
+std::unique_ptr<Watchdog> watch_over(Rank& rank, const Plan& plan, Ranks& ranks, Control& control,
+                                     TrainerHooks& hooks) {
+  if (ranks.count() == 1) return nullptr;
+  // A disk that does not answer is given up after the same time, by who knows which one it is.
+  const double later = plan.placement.on_disk() ? 1.25 : 1;
+  auto watchdog = std::make_unique<Watchdog>(WatchdogSetup{
+      .pulse = rank.pulse(),
+      .group = rank.group(),
+      .device_group = rank.device_group(),
+      .least = later * silence_seconds().value_or(Watchdog::kLeast),
+      .step_seconds = plan.step_seconds,
+      .host = Ranks::host(),
+      .name = [&rank](const Operation& operation) { return rank.step().name(operation); },
+      .moved_bytes = disk_bytes_moved,
+      .give_up = [&](const Error& error) { _exit(static_cast<int>(end_with(error, ranks, control))); }});
+  tell_watchdog(*watchdog, rank.pulse(), hooks);
+  return watchdog;
+}
+
+// What was measured, for later runs; and the trace of one that was too short to have written it.
+void finish_loop(const TrainerResult& result, const Ranks& ranks, Progress& progress,
+                 const HardwareLimit& limit, std::optional<Trace>& trace) {
+  progress.finish(result);
+  if (ranks.leads()) limit.keep();
+  if (trace) trace->write();
+}
+
 // The story of a run.
 Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   const std::string directory = line.value("--run-dir").value();
@@ -218,8 +288,7 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   const int64_t steps = total_steps(config, *data.loader);
 
   // From here on every byte has its home: weights, gradients, optimizer state and the arena.
-  const std::unique_ptr<Rank> rank = make_rank(*job, true, trace ? &*trace : nullptr, &ranks);
-  show_offload(*rank);
+  const std::unique_ptr<Rank> rank = open_rank(*job, trace, ranks);
   const std::unique_ptr<EventFile> events = files.events(config.log);
   MetricsFile metrics(ranks.leads() ? files.path("metrics.jsonl") : "", events.get());
   HardwareLimit limit(*job);
@@ -252,14 +321,15 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
     publish();
   };
   judge.set(hooks);
-  const auto train = [&] { return train_or_go_back(*job, *rank, trainer, hooks, metrics, checkpoints); };
+  const auto train = [&] {
+    const auto watchdog = watch_over(*rank, job->plan, ranks, control, hooks);
+    return train_or_go_back(*job, *rank, trainer, hooks, metrics, checkpoints);
+  };
   const TrainerResult result = train_or_save(ranks.count(), trainer, train, [&] {
     save_model(files, *job, *rank, space, trainer.steps());
     return files.path("model");
   });
-  progress.finish(result);
-  if (ranks.leads()) limit.keep();
-  if (trace) trace->write();  // a run too short to have done so
+  finish_loop(result, ranks, progress, limit, trace);
   if (result.stopped) {
     leave(line, stop, *rank, trainer, steps, metrics, checkpoints);
     publish();
@@ -271,19 +341,6 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   if (!result.early) judge.at(result.steps);  // one that ended early has just been judged
   show_result(job->plan, job->model.adapter.has_value(), result, directory);
   return Exit::kDone;
-}
-
-// Says so to people, the other ranks and the door.
-Exit end_with(const Error& error, Ranks& ranks, Control& control) {
-  // First of all: once the others have ended because of this, not much time is left.
-  std::fputs(error.report().c_str(), stderr);
-  ranks.tell(error);
-  if (ranks.own_door()) {
-    RankRecord last = control.latest();
-    last.exit_code = static_cast<int>(error.code());
-    control.publish(last);
-  }
-  return error.code();
 }
 
 }  // namespace

@@ -162,7 +162,8 @@ void Rank::make_step() {
                                                 .group = group_,
                                                 .device_group = device_group_,
                                                 .host_loss = head(result_memory_, kLossBytes),
-                                                .trace = setup_.trace},
+                                                .trace = setup_.trace,
+                                                .pulse = &pulse_},
                                       step_settings(setup_));
 }
 

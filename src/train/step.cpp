@@ -34,6 +34,7 @@ TrainStep::TrainStep(const StepParts& parts, const StepSettings& settings)
       group_(parts.group),
       device_group_(parts.device_group),
       trace_(parts.trace),
+      pulse_(parts.pulse),
       settings_(settings),
       head_(std::ssize(parts.layout.blocks) - 1),
       slots_(settings.transfers),
@@ -51,6 +52,7 @@ StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr) {
   lr_ = lr;
   batches_ = &batches;
   if (trace_ != nullptr) trace_->begin_step(step);
+  if (pulse_ != nullptr) pulse_->begin_step(step);
   const int64_t micro_batches = std::ssize(batches.micro);
   const double divisor = batches.divisor();
   pass_.begin(step, micro_batches, divisor > 0 ? static_cast<float>(1.0 / divisor) : 0.0F);
@@ -70,7 +72,9 @@ StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr) {
   const StepSchedule next = settings_.transfers.any() ? make_schedule(shape) : StepSchedule{};
   const StepSchedule list = add_transfers(schedule, next, settings_.transfers, slots_);
   const bool transfers = settings_.transfers.any();
+  const WalkedList walked(pulse_);
   for (const Operation& operation : list.operations) {
+    walked.begin(operation);
     if (transfers) off_device_.poll();
     execute(operation);
   }
@@ -93,7 +97,11 @@ void TrainStep::flush() {
     ScheduleShape shape = settings_.shape;
     shape.pending = true;
     const StepSchedule list = add_transfers(make_flush_schedule(shape), {}, settings_.transfers, slots_);
-    for (const Operation& operation : list.operations) execute(operation);
+    const WalkedList walked(pulse_);
+    for (const Operation& operation : list.operations) {
+      walked.begin(operation);
+      execute(operation);
+    }
     pending_ = false;
   }
   for (int p = 0; p < kPools; ++p) {
@@ -343,7 +351,9 @@ void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head, const 
   const StepSchedule list =
       add_transfers(make_evaluation_schedule({.units = settings_.shape.units, .tied = context_.spec.tied}),
                     {}, transfers, slots);
+  const WalkedList walked(pulse_);
   for (const Operation& operation : list.operations) {
+    walked.begin(operation);
     const bool computes = operation.kind == OperationKind::kForward || operation.kind == OperationKind::kHead;
     if (!computes) {
       execute(operation);

@@ -18,6 +18,7 @@
 #include "optim/sharded_optimizer.h"
 #include "schedule/transfers.h"
 #include "train/off_device_state.h"
+#include "train/step_pulse.h"
 #include "train/step_save.h"
 #include "weights/loans.h"
 
@@ -38,6 +39,7 @@ struct StepParts {
   // Registered host memory for one double, to which the loss is copied; on the CPU empty.
   std::span<std::byte> host_loss = {};
   Trace* trace = nullptr;
+  StepPulse* pulse = nullptr;  // null: nobody watches
 };
 
 struct StepSettings {
@@ -83,6 +85,9 @@ class TrainStep : private PassMemory {
   // in device memory, whole when the stream has been waited for.
   void extend(KeyValueCache& cache, std::span<const int32_t> tokens, const View& logits);
 
+  // An operation of a step, for people. Any thread.
+  std::string name(const Operation& operation) const;
+
  private:
   // What the check of a step hands to the updates that wait for it.
   struct Update {
@@ -95,7 +100,6 @@ class TrainStep : private PassMemory {
   // carry_out, traced.
   void execute(const Operation& operation);
   void carry_out(const Operation& operation);
-  std::string name(const Operation& operation) const;
   // What an operation needs has come: its compute begins.
   void arrived() {
     if (trace_ != nullptr) arrived_ns_ = steady_ns();
@@ -146,6 +150,7 @@ class TrainStep : private PassMemory {
   Group& group_;
   Group& device_group_;
   Trace* trace_;
+  StepPulse* pulse_;
   int64_t arrived_ns_ = 0;  // of the operation under way
   StepSettings settings_;
   int64_t head_;     // the last block, and its unit

@@ -47,7 +47,7 @@ void TrainStep::execute(const Operation& operation) {
 std::string TrainStep::name(const Operation& operation) const {
   const std::string kind = operation_name(operation.kind);
   if (operation.kind == OperationKind::kCheck) return kind;
-  if (operation.kind == OperationKind::kWriteBack)
+  if (is_transfer(operation))
     return fmt::format("{} {} {}", kind, pool_name(operation.pool), operation.array);
   const std::string text = kind + " " + layout_.name(unit(operation));
   if (operation.kind == OperationKind::kAddRows || operation.kind == OperationKind::kNorm) return text;

@@ -114,6 +114,20 @@ TEST(SharedGroupFailures, ARankThatWorksForLongIsWaitedFor) {
   for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
+// What a watchdog asks: who has come to a meeting waits until all have, even if it does not notice that.
+TEST(SharedGroupWaits, WaitsForAMeetingUntilAllHaveCome) {
+  SharedRegion region = SharedRegion::create(2);
+  SharedGroup first(region, 0), second(region, 1);
+  EXPECT_FALSE(first.waits());
+  std::thread other([&] { second.barrier("meeting"); });
+  while (!second.waits()) std::this_thread::yield();
+  EXPECT_FALSE(first.waits());
+  first.barrier("meeting");
+  other.join();
+  EXPECT_FALSE(first.waits());
+  EXPECT_FALSE(second.waits());
+}
+
 TEST(SharedGroupFailures, RanksThatComeForDifferentThingsSayWhich) {
   const std::vector<std::string> errors = with_ranks(
       2, [](SharedGroup& group) { group.barrier(group.rank() == 0 ? "gather of weights" : "evaluation"); });
@@ -134,6 +148,19 @@ TEST(SharedGroupFailures, TogetherAllFailOrNone) {
   EXPECT_EQ(errors[0], "20 hard work has failed at rank 1");
   EXPECT_EQ(errors[1], "20 full at here");
   EXPECT_EQ(errors[2], "20 hard work has failed at rank 1");
+}
+
+TEST(SharedGroupFailures, WhatSeveralFailByTheFirstOfThemSays) {
+  const std::vector<std::string> errors = with_ranks(4, [](SharedGroup& group) {
+    together(group, "the plan", [&] {
+      const char* const what = group.rank() == 3 ? "another" : "too large";
+      if (group.rank() > 0)
+        throw Error(Exit::kDoesNotFit, {.area = "X", .what = what, .place = "", .next = "", .kept = ""});
+    });
+  });
+  EXPECT_EQ(errors[1], "12 too large");
+  EXPECT_EQ(errors[3], "12 another");
+  for (const size_t r : {0, 2}) EXPECT_EQ(errors[r], "12 the plan has failed at rank 1");
 }
 
 TEST(SharedGroupFailures, AnotherFileIsNoRegion) {

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sysconfig
 import time
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+import mpi
+from stuck import Stuck
 from test_run import BIN, config, filled, lmlaunch, rows
 
 STEPS = 9
@@ -47,10 +50,10 @@ def run(work, name, ranks, *arguments):
     return lmlaunch("--ranks", ranks, f"{name}.toml", *arguments, cwd=work)
 
 
-def started(work, name, ranks, step, *arguments):
+def started(work, name, ranks, step, *arguments, **variables):
     """A run that has done `step` steps: the door, and the ranks' process ids."""
     door = subprocess.Popen([BIN / "lmlaunch", "--ranks", str(ranks), f"{name}.toml", *arguments], cwd=work, stderr=subprocess.PIPE, text=True,
-                            start_new_session=True)
+                            start_new_session=True, env={**os.environ, **variables})
     metrics = work / "runs" / name / "metrics.jsonl"
     while door.poll() is None and not (metrics.exists() and f'"step":{step},' in metrics.read_text()):
         time.sleep(0.002)
@@ -151,6 +154,25 @@ def test_the_death_of_a_rank_ends_all_and_is_named(work, name):
     assert json.loads((work / "runs" / "dies" / "status.json").read_text())["exit_code"] == 40
 
 
+def test_a_rank_that_is_stuck_in_a_step_ends_all_and_is_named(work):
+    """Its other threads live on, and say so: only its operations stand still. (tests/faults/test_ends.py has the first rank, and mpirun.)"""
+    rank = 1
+    prepared(work, "stuck", train__steps=1_000_000, train__eval_every=0, checkpoint__every=0)
+    door, ranks = started(work, "stuck", 3, 7, LMLAUNCH_SILENCE="2")
+    held = Stuck(mpi.processes(work)[rank])
+    start = time.monotonic()
+    while door.poll() is None and time.monotonic() - start < 60:
+        held.has_ended()
+        time.sleep(0.05)
+    _, messages = door.communicate(timeout=20)
+    assert door.returncode == 41, messages
+    said = re.findall(r'error HANG-09 \(exit 41\): rank (\d) on (\S+) has made no progress for [\d.]+ s: it is stuck in "(\w[^"]*)" of step \d+', messages)
+    assert [(int(number), host) for number, host, _ in said] == [(rank, socket.gethostname())], messages
+    assert messages.count("lmlaunch: error") == 1, messages
+    gone(ranks)
+    assert json.loads((work / "runs" / "stuck" / "status.json").read_text())["exit_code"] == 41
+
+
 def test_a_stop_is_agreed_on(work):
     prepared(work, "undisturbed", model__dtype="bf16")
     run(work, "undisturbed", 2)
@@ -198,7 +220,8 @@ def test_more_ranks_than_sequences_are_refused_with_what_is_possible(work):
     for arguments in (["--ranks", 4, "idle.toml"], ["plan", "--ranks", 4, "idle.toml"]):
         done = lmlaunch(*arguments, cwd=work, check=False)
         assert done.returncode == 10, done.stderr
-        assert "4 ranks share train.global_batch = 3 sequences" in done.stderr and "use at most 3 ranks" in done.stderr
+        assert done.stderr.count("4 ranks share train.global_batch = 3 sequences") == 1, done.stderr
+        assert "use at most 3 ranks" in done.stderr
 
 
 def test_doctor_says_the_version_of_the_nccl_beside_torch(work):

@@ -17,6 +17,7 @@ from runs import FULL, ROOT, Report, Run, make_work
 
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))
 import mpi  # noqa: E402
+from stuck import Stuck  # noqa: E402
 
 SILENCE = 3  # seconds that a stopped rank may be silent
 SECONDS = {"SIGKILL": 5, "SIGSEGV": 5, "SIGSTOP": SILENCE + 15}
@@ -95,3 +96,28 @@ def test_all_end(work, report, launcher, name, phase, rank):
     assert process.returncode == code, messages
     assert run.status()["exit_code"] == code and run.status()["state"] == "failed", (run.status(), messages)
     report.count(f"{launcher} {name}: exit {code}, rank, operation and cause named, nothing left", tries=1)
+
+
+@pytest.mark.parametrize("launcher, rank", [(launcher, rank) for launcher in LAUNCHERS for rank in range(RANKS)] if FULL else [("--ranks", 0), ("mpirun", 1)])
+def test_all_end_where_one_is_stuck(work, report, launcher, rank):
+    """Its compute thread is held in a step, while its other threads say that it lives."""
+    if launcher == "mpirun" and not shutil.which("mpirun"):
+        pytest.skip("no mpirun (openmpi-bin)")
+    run = Run(work, "ends", "full", "resident", *ENDLESS, "checkpoint.every=0")
+    process = subprocess.Popen(command(run, launcher), cwd=work, env=mpi.environment(LMLAUNCH_SILENCE=SILENCE), stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        mpi.until(lambda: process.poll() is not None or reached(run, "forward"), 60, "steps")
+        held = Stuck(mpi.processes(work)[rank])
+        mpi.until(held.has_ended, SECONDS["SIGSTOP"], "the end of the rank that is stuck")
+        _, messages = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    mpi.nothing_left(work, 3)
+    # Under mpirun the first process may be the one to say it, as it heard it.
+    stuck = rf'rank {rank} on {socket.gethostname()} has made no progress for [\d.]+ s: it is stuck in "\w'
+    assert len(re.findall(stuck, messages)) == 1 and messages.count("lmlaunch: error") == 1, messages
+    assert process.returncode == 41 and run.status()["exit_code"] == 41, (run.status(), messages)
+    report.count(f"{launcher}, stuck: exit 41, rank, host and operation named, nothing left", tries=1)

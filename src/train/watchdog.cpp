@@ -1,0 +1,100 @@
+#include "train/watchdog.h"
+
+#include <fmt/format.h>
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <utility>
+
+namespace lm {
+namespace {
+
+constexpr size_t kRemembered = 63;  // steps; enough for a median that an odd one does not move
+constexpr int kLooks = 64;          // within the least time
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+}  // namespace
+
+int64_t disk_bytes_moved() {
+  std::ifstream counters("/proc/self/io");
+  int64_t total = 0, value = 0;
+  for (std::string name; counters >> name >> value;) {
+    if (name == "read_bytes:" || name == "write_bytes:") total += value;
+  }
+  return total;
+}
+
+Watchdog::Watchdog(WatchdogSetup setup) : setup_(std::move(setup)) {
+  thread_ = std::thread([this] { watch(); });
+}
+
+Watchdog::~Watchdog() {
+  {
+    const std::lock_guard lock(mutex_);
+    leaving_ = true;
+  }
+  leave_.notify_one();
+  thread_.join();
+}
+
+void Watchdog::step_done(double seconds) {
+  const std::lock_guard lock(mutex_);
+  if (seconds_.size() == kRemembered) seconds_.erase(seconds_.begin());
+  seconds_.push_back(seconds);
+}
+
+double Watchdog::limit() const {
+  const std::lock_guard lock(mutex_);
+  const double step = seconds_.empty() ? setup_.step_seconds : median(seconds_);
+  return std::max(setup_.least, kSteps * step);
+}
+
+// The check of a GPU's step waits for all that it was given, and with that for other ranks: if one of these
+// is stuck, that one is to speak first.
+double Watchdog::allowed(const StepPulse::Beat& beat) const {
+  const bool for_others =
+      &setup_.device_group != &setup_.group && beat.at && beat.at->kind == OperationKind::kCheck;
+  return for_others ? 2 * limit() : limit();
+}
+
+bool Watchdog::moves() {
+  const int64_t bytes = setup_.moved_bytes ? setup_.moved_bytes() : 0;
+  const StepPulse::Beat beat = setup_.pulse.latest();
+  const bool moved = std::exchange(seen_, beat.count) != beat.count;
+  const bool transferred = std::exchange(bytes_, bytes) != bytes;
+  return moved || transferred || !beat.watched || setup_.group.waits() || setup_.device_group.waits();
+}
+
+void Watchdog::watch() {
+  const std::chrono::duration<double> look(std::min(setup_.least / kLooks, 1.0));
+  double still = 0;
+  std::unique_lock lock(mutex_);
+  while (!leave_.wait_for(lock, look, [this] { return leaving_; })) {
+    lock.unlock();
+    still = moves() ? 0 : still + look.count();
+    const StepPulse::Beat beat = setup_.pulse.latest();
+    if (still > 0 && still >= allowed(beat)) return setup_.give_up(stuck(beat, still));
+    lock.lock();
+  }
+}
+
+Error Watchdog::stuck(const StepPulse::Beat& beat, double seconds) const {
+  const int rank = setup_.group.rank();
+  const std::string where = beat.at ? setup_.name(*beat.at) : "the end of a list";
+  return Error(
+      Exit::kNoProgress,
+      {.area = "HANG-09",
+       .what = fmt::format("rank {} on {} has made no progress for {:.1f} s: it is stuck in \"{}\" of "
+                           "step {}, with {:.1f} s allowed",
+                           rank, setup_.host, seconds, where, beat.step, allowed(beat)),
+       .place = fmt::format("rank {}", rank),
+       .next = "see whether its GPU, its disk or a debugger holds that process (its stack: gdb -p, or "
+               "/proc/PID/stack); then start the same command again"});
+}
+
+}  // namespace lm

@@ -1,0 +1,124 @@
+// A compute thread that is stuck, and others that only seem so. Deadlines are fractions of a second; what
+// must not be given up is watched for several of them.
+#include "train/watchdog.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <optional>
+#include <string>
+#include <thread>
+
+namespace lm {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr double kShort = 0.4;
+
+// One that can be told to wait for others.
+class WaitingGroup final : public Group {
+ public:
+  int rank() const override { return 2; }
+  int ranks() const override { return 3; }
+  void share(const char*, std::byte*, std::span<const ByteRange>) override {}
+  void exchange(const char*, const std::byte*, std::span<const ByteRange>, const Add&) override {}
+  bool waits() const override { return others_are_late; }
+  std::atomic<bool> others_are_late = false;
+};
+
+struct Watched {
+  StepPulse pulse;
+  WaitingGroup group, device;
+  std::atomic<int64_t> bytes = 0;
+  std::promise<std::string> given_up;
+  std::future<std::string> message = given_up.get_future();
+  std::optional<Watchdog> dog;
+
+  explicit Watched(double step_seconds = 0, bool gpu = false) {
+    dog.emplace(WatchdogSetup{.pulse = pulse,
+                              .group = group,
+                              .device_group = gpu ? device : group,
+                              .least = kShort,
+                              .step_seconds = step_seconds,
+                              .host = "node7",
+                              .name = [](const Operation& op) { return operation_name(op.kind); },
+                              .moved_bytes = [this] { return bytes.load(); },
+                              .give_up =
+                                  [this](const Error& error) {
+                                    given_up.set_value(std::to_string(static_cast<int>(error.code())) + " " +
+                                                       error.what());
+                                  }});
+  }
+  bool spared() { return message.wait_for(milliseconds(0)) == std::future_status::timeout; }
+};
+
+const Operation kForwardOp{.kind = OperationKind::kForward, .unit = 3};
+
+TEST(Watchdog, NamesRankHostAndOperationOfAStuckThread) {
+  Watched rank;
+  rank.pulse.begin_step(7);
+  rank.pulse.begin(kForwardOp);
+  ASSERT_EQ(rank.message.wait_for(std::chrono::seconds(30)), std::future_status::ready);
+  const std::string message = rank.message.get();
+  EXPECT_EQ(message.rfind("41 rank 2 on node7 has made no progress for ", 0), 0U) << message;
+  EXPECT_NE(message.find("it is stuck in \"forward\" of step 7"), std::string::npos) << message;
+}
+
+// Each of them for several times the limit: one operation after the other, a wait for others, a slow disk, a
+// load before the first step, and a save.
+TEST(Watchdog, SparesWhoMakesHeadwayOrNeedNot) {
+  Watched goes_on, waits, moves, loads, saves;
+  waits.group.others_are_late = true;
+  loads.pulse.begin_step(1);
+  for (Watched* const rank : {&goes_on, &waits, &moves, &saves}) rank->pulse.begin(kForwardOp);
+  const Unwatched save(saves.pulse);
+  for (int i = 0; i < 300; ++i) {
+    goes_on.pulse.begin(kForwardOp);
+    ++moves.bytes;
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+  EXPECT_TRUE(goes_on.spared());
+  EXPECT_TRUE(waits.spared());
+  EXPECT_TRUE(moves.spared());
+  EXPECT_TRUE(loads.spared());
+  EXPECT_TRUE(saves.spared());
+}
+
+TEST(Watchdog, NamesTheStepOfWhoIsStuckBetweenTwo) {
+  Watched rank;
+  rank.pulse.begin_step(7);
+  rank.pulse.begin(kForwardOp);
+  rank.pulse.end_list();
+  ASSERT_EQ(rank.message.wait_for(std::chrono::seconds(30)), std::future_status::ready);
+  EXPECT_NE(rank.message.get().find("\"the end of a list\" of step 7"), std::string::npos);
+}
+
+TEST(Watchdog, AllowsTenStepsAsPlannedThenAsMeasured) {
+  Watched rank(60);
+  EXPECT_DOUBLE_EQ(rank.dog->limit(), 600);
+  for (const double seconds : {40.0, 3.0, 2.0, 2.5, 90.0}) rank.dog->step_done(seconds);
+  EXPECT_DOUBLE_EQ(rank.dog->limit(), 30);  // the median's
+  for (int i = 0; i < 6; ++i) rank.dog->step_done(0.001);
+  EXPECT_DOUBLE_EQ(rank.dog->limit(), kShort);
+}
+
+// Its wait may be for a rank that is stuck, and that one is to be named.
+TEST(Watchdog, AllowsTheCheckOfAGpusStepTwiceTheTime) {
+  Watched stuck(0.05, true), waits(0.05, true);  // 0.5 s
+  waits.pulse.begin({.kind = OperationKind::kCheck});
+  stuck.pulse.begin(kForwardOp);
+  ASSERT_EQ(stuck.message.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+  ASSERT_EQ(waits.message.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+  EXPECT_NE(stuck.message.get().find("with 0.5 s allowed"), std::string::npos);
+  EXPECT_NE(waits.message.get().find("with 1.0 s allowed"), std::string::npos);
+}
+
+TEST(DiskBytes, AreCountedByTheKernel) {
+  EXPECT_GE(disk_bytes_moved(), 0);
+}
+
+}  // namespace
+}  // namespace lm
