@@ -109,6 +109,21 @@ function(lm_python_test name)
   endif()
 endfunction()
 
+# lm_reliability_rows(entry SHORT | FULL | ONLY): an entry of `./dev test --faults` (label `faults`), which has the counts of CI, or
+# of `./dev test --faults --full` (label `faults_full`); ONLY: of both, it has but one form. Its rows go into a folder of its own,
+# where tests/faults/report.py looks for them. (The label `hours`: `./dev test --full` leaves it out.)
+function(lm_reliability_rows entry counts)
+  set(labels_SHORT faults)
+  set(labels_FULL faults_full)
+  set(labels_ONLY faults faults_full)
+  set(environment_SHORT short)
+  set(environment_FULL full)
+  set(environment_ONLY full)
+  set_property(TEST ${entry} APPEND PROPERTY LABELS ${labels_${counts}})
+  set_property(TEST ${entry} APPEND PROPERTY ENVIRONMENT
+    LM_RELIABILITY=${PROJECT_BINARY_DIR}/reliability/${entry} LM_FAULTS=${environment_${counts}})
+endfunction()
+
 # lm_benchmark(name.py [PROGRAM program SOURCES ... DEPENDS ...]): benchmarks/name.py, which `./dev bench` runs with
 # LM_PYTHON, and the executable that is our side of it.
 function(lm_benchmark name)

@@ -257,8 +257,34 @@ void CheckpointReader::read_run(std::span<const Piece> run, Scratch& scratch) co
 }
 
 void CheckpointReader::read(const std::string& array, int64_t offset, std::span<std::byte> bytes) {
-  const Part part{array, offset, bytes};
-  read({&part, 1});
+  std::vector<Piece> pieces;
+  add_pieces({array, offset, bytes}, pieces);
+  if (!pieces.empty() && take_kept(pieces.front())) pieces.erase(pieces.begin());
+  if (pieces.empty()) return;
+  const Piece last = pieces.back();
+  const bool goes_on = last.skip + std::ssize(last.bytes) < last.chunk.bytes;
+  if (goes_on) pieces.pop_back();
+  read_pieces(pieces);
+  if (goes_on) keep(last);
+}
+
+// Who reads an array bit by bit comes for the rest of the last chunk next.
+bool CheckpointReader::take_kept(const Piece& piece) {
+  const auto kept = std::ranges::find_if(kept_, [&](const Kept& one) {
+    return one.file == piece.file && one.chunk.offset == piece.chunk.offset;
+  });
+  if (kept == kept_.end()) return false;
+  std::memcpy(piece.bytes.data(), kept->bytes.data() + piece.skip, piece.bytes.size());
+  if (piece.skip + std::ssize(piece.bytes) == piece.chunk.bytes) kept_.erase(kept);
+  return true;
+}
+
+void CheckpointReader::keep(const Piece& piece) {
+  Kept kept{piece.file, piece.chunk, std::vector<std::byte>(static_cast<size_t>(piece.chunk.bytes))};
+  read_chunks(kept.file, {&kept.chunk, 1}, kept.bytes);
+  if (kept_.size() == kMostKept) kept_.erase(kept_.begin());
+  kept_.push_back(std::move(kept));
+  take_kept(piece);
 }
 
 void CheckpointReader::read(std::span<const Part> parts) {

@@ -16,8 +16,8 @@
 
 namespace lm {
 
-// A checkpoint's state, in any order. Chunks are read past the page cache, and compared, by `threads`
-// threads, at least kReaders.
+// A checkpoint's state, in any order; best ascending in each array, as then no chunk is read twice. Chunks
+// are read past the page cache, and compared, by `threads` threads, at least kReaders.
 class CheckpointReader : public StateReader {
  public:
   // Under way at once, so that a disk is kept busy while others compare; each has a chunk of memory.
@@ -49,6 +49,15 @@ class CheckpointReader : public StateReader {
     int64_t skip = 0;  // bytes of the chunk before it
     std::span<std::byte> bytes;
   };
+  // A chunk of which a part was asked for: the next call begins in it.
+  struct Kept {
+    size_t file = 0;
+    FileChunk chunk;
+    std::vector<std::byte> bytes;
+  };
+  static constexpr size_t kMostKept = 6;  // arrays that are read in turns
+  bool take_kept(const Piece& piece);
+  void keep(const Piece& piece);
   void check_headers() const;
   void add_pieces(const Part& part, std::vector<Piece>& out) const;
   // Bytes of a saved part from byte `offset` of it.
@@ -63,6 +72,7 @@ class CheckpointReader : public StateReader {
   std::string directory_;
   Manifest manifest_;
   std::vector<File> files_;
+  std::vector<Kept> kept_;                                        // oldest first
   std::vector<DirectFile> direct_;                                // the same
   std::map<std::string, std::vector<const SavedArray*>> arrays_;  // parts, as ranks have saved them, in order
   int threads_;

@@ -182,6 +182,12 @@ LM_INLINE F32 multiply_add(F32 a, F32 b, F32 c) {
   if constexpr (kNative > 4) return fused(a, b, c);
   return a * b + c;
 }
+// Added to a number it leaves the nearest integer in the low bits: 1.5 * 2^23.
+inline constexpr float kIntegerShift = 12582912.f;
+// 2^n, of n + kIntegerShift.
+LM_INLINE F32 power_of_two(F32 shifted) {
+  return float_of((bits_of(shifted) + U32(127)) << 23);
+}
 LM_INLINE F32 root(F32 a) {
 #if defined(__AVX512F__)
   a.part[0] = _mm512_maskz_sqrt_ps(0xFFFF, a.part[0]);

@@ -1,12 +1,22 @@
 // Softmax cross-entropy on the CPU, a vocabulary segment at a time. The two passes of the statistics read a
 // row of a segment (16 KB in bf16) once from memory, once from L1.
 #include <cmath>
+#include <type_traits>
 
 #include "kernels/block_formula.h"
 #include "kernels/cpu_launchers.h"
 
 namespace lm::LM_ISA {
 namespace {
+
+// As many elements as V has lanes.
+template <class V, class T>
+LM_INLINE void prefetch(const T* from) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  LM_UNROLL
+  for (int64_t j = 0; j < static_cast<int64_t>(sizeof(V) / sizeof(float)); j += kLine)
+    __builtin_prefetch(from + j);
+}
 
 template <class T>
 void statistics_row(const SoftmaxStatistics& a, int64_t r) {
@@ -19,12 +29,13 @@ void statistics_row(const SoftmaxStatistics& a, int64_t r) {
   const float old_max = a.first_segment ? -infinity : a.max[r];
   const float segment_max = max_lanes(largest);
   const float new_max = old_max < segment_max ? segment_max : old_max;
-  const F32 shift(new_max);
   F32 sums(0.f);
   // The exponentials read L1, so memory can bring the next row meanwhile: 9 % faster than without.
-  each_vector(a.columns, [&](int64_t j, auto count) LM_BODY {
-    __builtin_prefetch(x + a.stride + j);
-    sums = sums + tail_or(exponential(load(x + j, count) - shift), count, 0.f);
+  each_wide(a.columns, [&](int64_t j, auto count) LM_BODY {
+    const auto logit = load(x + j, count);
+    using V = std::remove_const_t<decltype(logit)>;
+    prefetch<V>(x + a.stride + j);
+    sums = add_in_order(sums, tail_or(exponential(logit - V(new_max)), count, 0.f));
   });
   const float carried = a.first_segment ? 0.f : a.sum[r] * std::exp(old_max - new_max);
   a.max[r] = new_max;
@@ -36,17 +47,19 @@ void statistics_row(const SoftmaxStatistics& a, int64_t r) {
 template <class T>
 void gradient_row(const SoftmaxGradient& a, int64_t r) {
   T* x = static_cast<T*>(a.logits) + r * a.stride;
-  const F32 lse(a.max[r] + std::log(a.sum[r]));
-  const F32 scale(a.weight == nullptr ? a.scale : a.scale * a.weight[r]);
+  const float lse = a.max[r] + std::log(a.sum[r]);
+  const float scale = a.weight == nullptr ? a.scale : a.scale * a.weight[r];
   const int64_t column = a.target[r] - a.first_column;
   const bool here = column >= 0 && column < a.columns;
   const float target = here ? to_float(x[column]) : 0.f;
-  each_vector(a.columns, [&](int64_t j, auto count) LM_BODY {
-    store(x + j, lm::softmax_gradient(load(x + j, count), lse, F32(0.f), scale), count);
+  each_wide(a.columns, [&](int64_t j, auto count) LM_BODY {
+    const auto logit = load(x + j, count);
+    using V = std::remove_const_t<decltype(logit)>;
+    store(x + j, lm::softmax_gradient(logit, V(lse), V(0.f), V(scale)), count);
   });
   if (!here) return;
   float lane[kLanes];
-  store(lane, lm::softmax_gradient(F32(target), lse, F32(1.f), scale), Whole{});
+  store(lane, lm::softmax_gradient(F32(target), F32(lse), F32(1.f), F32(scale)), Whole{});
   x[column] = round_to<T>(lane[0]);
 }
 

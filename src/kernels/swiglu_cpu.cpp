@@ -12,7 +12,7 @@ void swiglu_forward(const SwigluForward& a, StreamView stream) {
         const T* gate = static_cast<const T*>(a.gate_up) + r * 2 * a.ffn;
         const T* up = gate + a.ffn;
         T* out = static_cast<T*>(a.out) + r * a.ffn;
-        each_vector(a.ffn, [&](int64_t j, auto count) LM_BODY {
+        each_wide(a.ffn, [&](int64_t j, auto count) LM_BODY {
           store(out + j, swiglu<T>(load(gate + j, count), load(up + j, count)), count);
         });
       }
@@ -28,8 +28,8 @@ void swiglu_backward(const SwigluBackward& a, StreamView stream) {
         T* gate = static_cast<T*>(a.gate_up) + r * 2 * a.ffn;
         T* up = gate + a.ffn;
         T* dh = static_cast<T*>(a.dh) + r * a.ffn;
-        each_vector(a.ffn, [&](int64_t j, auto count) LM_BODY {
-          F32 g = load(gate + j, count), u = load(up + j, count), d = load(dh + j, count);
+        each_wide(a.ffn, [&](int64_t j, auto count) LM_BODY {
+          auto g = load(gate + j, count), u = load(up + j, count), d = load(dh + j, count);
           swiglu_backward_at<T>(g, u, d);
           store(dh + j, d, count);
           store(up + j, u, count);

@@ -38,6 +38,11 @@ constexpr Splitting kSplittings[] = {
                        "convert_hf_to_gguf.py"});
 }
 
+// Of a value in a message.
+std::string shown(const std::string& text) {
+  return text.substr(0, 100);
+}
+
 class Tokenizer {
  public:
   Tokenizer(const std::string& directory, int64_t vocab)
@@ -46,7 +51,7 @@ class Tokenizer {
     if (std::filesystem::exists(config_place_))
       config_ = read_json_file(config_place_, {.bytes = kMostTokenizer, .depth = 32});
     const Json& model = at(whole_, "model");
-    if (at(model, "type") != "BPE") refuse("its model is of type " + at(model, "type").dump(), place_);
+    if (at(model, "type") != "BPE") refuse("its model is of type " + shown(at(model, "type").dump()), place_);
     read_tokens(model, vocab);
     pieces_ = model.value("byte_fallback", false);
     read_merges(model);
@@ -103,7 +108,8 @@ class Tokenizer {
     const auto put = [&](const std::string& text, const Json& id, int32_t type) {
       const int64_t i = id.is_number_integer() ? id.get<int64_t>() : -1;
       if (i < 0 || i >= vocab)
-        refuse(fmt::format("token \"{}\" has the id {}, and the model {} tokens", text, id.dump(), vocab),
+        refuse(fmt::format("token \"{}\" has the id {}, and the model {} tokens", shown(text),
+                           shown(id.dump()), vocab),
                place_);
       tokens_[static_cast<size_t>(i)] = text;
       types_[static_cast<size_t>(i)] = type;
@@ -134,7 +140,7 @@ class Tokenizer {
       } else {
         const std::string text = merge.is_string() ? merge.get<std::string>() : "";
         const size_t blank = text.find(' ', 1);
-        if (blank == std::string::npos) refuse("a merge is " + merge.dump(), place_);
+        if (blank == std::string::npos) refuse("a merge is " + shown(merge.dump()), place_);
         merges_.emplace_back(text.substr(0, blank), text.substr(blank + 1));
       }
     }
@@ -232,12 +238,16 @@ class Tokenizer {
 void add_tokenizer(const std::string& directory, int64_t vocab, const std::string& chat_template,
                    GgufValues& values) {
   const std::string own = directory + "/chat_template.jinja";
-  const Tokenizer tokenizer(directory, vocab);
-  tokenizer.add_to(values);
-  std::string text = chat_template;
-  if (text.empty() && std::filesystem::exists(own)) text = read_small_file(own, kMiB);
-  if (text.empty()) text = tokenizer.chat_template();
-  if (!text.empty()) values.add("tokenizer.chat_template", text);
+  try {
+    const Tokenizer tokenizer(directory, vocab);
+    tokenizer.add_to(values);
+    std::string text = chat_template;
+    if (text.empty() && std::filesystem::exists(own)) text = read_small_file(own, kMiB);
+    if (text.empty()) text = tokenizer.chat_template();
+    if (!text.empty()) values.add("tokenizer.chat_template", text);
+  } catch (const nlohmann::json::exception& error) {  // a value of another type than every tokenizer's
+    refuse(json_reason(error), directory + "/tokenizer.json");
+  }
 }
 
 }  // namespace lm

@@ -4,13 +4,12 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <random>
 
+#include "../faults/rows.h"
 #include "../weights/support.h"
 #include "checkpoint/restore.h"
 #include "checkpoint/save.h"
@@ -118,30 +117,16 @@ uint64_t chosen_seed() {
   return given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device()();
 }
 
-void report(int found, uint64_t seed, double seconds) {
-  const char* const directory = std::getenv("LM_RELIABILITY");
-  if (directory == nullptr) return;
-  std::filesystem::create_directories(directory);
-  const Json row = {
-      {"failure", "F07: flipped bits in checkpoints"},
-      {"how", "one random bit at a time: every second flip in the manifest, the others in the shard"},
-      {"tries", kFlips},
-      {"outcomes", {{"found, no byte used", found}, {"missed", kFlips - found}}},
-      {"figures", Json::object()},
-      {"seed", seed},
-      {"seconds", seconds}};
-  std::ofstream(std::string(directory) + "/flips_in_process.json") << row.dump(1) << "\n";
-}
-
 TEST(Damage, AThousandFlippedBitsAreFoundAndNoByteIsUsed) {
-  const auto begin = std::chrono::steady_clock::now();
+  Row row("flips_in_process", "a bit flips in a checkpoint",
+          "one random bit at a time: every second flip in the manifest, the others in the shard");
   const TemporaryDirectory directory;
   const uint64_t seed = chosen_seed();
+  row.seed(seed);
   std::mt19937_64 random(seed);
   Arrays arrays;
   const std::string checkpoint = save(directory.path(), 100, random, &arrays);
   ASSERT_EQ(refused(checkpoint, arrays), 0);
-  int found = 0;
   for (int i = 0; i < kFlips; ++i) {
     const std::string path = checkpoint + (i % 2 == 0 ? "/rank00000.safetensors" : "/MANIFEST.json");
     const auto byte = static_cast<int64_t>(random() % std::filesystem::file_size(path));
@@ -150,10 +135,11 @@ TEST(Damage, AThousandFlippedBitsAreFoundAndNoByteIsUsed) {
     // Which arrays are refused is a matter of the chunk that was hit; of the header, all are.
     const bool seen = refused(checkpoint, arrays) > 0;
     EXPECT_TRUE(seen) << path << " byte " << byte << " bit " << bit << ", LM_FAULTS_SEED=" << seed;
-    found += seen;
+    row.tried();
+    row.count(seen ? "found, no byte used" : "missed");
   }
   EXPECT_EQ(refused(checkpoint, arrays), 0) << "a flip was not taken back";
-  report(found, seed, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  row.write();
 }
 
 TEST(Damage, VerifyFindsAFlipInEveryChunk) {

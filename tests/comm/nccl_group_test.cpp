@@ -92,12 +92,15 @@ TEST(NcclGroup, FollowsTheCallersStreamAndIsFollowedByIt) {
     constexpr int kRounds = 20;
     const int me = rank.group.rank();
     const std::vector<ByteRange> shards{{0, kEach}, {kEach, kEach}};
-    const Memory array(DeviceType::kCuda, 2 * kEach), seen(DeviceType::kCuda, 2 * kEach * kRounds);
+    const Memory array(DeviceType::kCuda, 2 * kEach), seen(DeviceType::kCuda, 2 * kEach * kRounds),
+        source(DeviceType::kCuda, kEach * kRounds);
     std::vector<std::byte> made(static_cast<size_t>(kEach * kRounds)),
         host(static_cast<size_t>(2 * kEach * kRounds));
     for (int64_t i = 0; i < std::ssize(made); ++i) made[static_cast<size_t>(i)] = value(me, i);
+    copy_bytes(source.data(), made.data(), made.size(), rank.compute);
     for (int64_t round = 0; round < kRounds; ++round) {
-      copy_bytes(array.data() + me * kEach, made.data() + round * kEach, kEach, rank.compute);
+      // On the device: a copy from the host's memory would be over when the call returns.
+      copy_bytes(array.data() + me * kEach, source.data() + round * kEach, kEach, rank.compute);
       rank.group.begin_after(rank.compute);
       rank.group.share("share", array.data(), shards);
       rank.group.end_before(rank.compute);

@@ -19,6 +19,8 @@ SHORT = " train.steps=6"
 RUN_AS = {
     "lmlaunch plan": "lmlaunch plan my.toml",
     "lmlaunch doctor": "lmlaunch doctor",
+    "lmlaunch plan llama-3.1-8b-full-24gib --gpu-memory 24GiB --host-memory 64GiB":
+        "lmlaunch plan llama-3.1-8b-full-24gib --gpu-memory 24GiB --host-memory 64GiB",
     "lmlaunch presets NAME": "lmlaunch presets smollm2-135m-lora",
     "lmlaunch init MODEL DATA": "lmlaunch init build/quickstart/model build/quickstart/train.jsonl -o made.toml",
     "lmlaunch --ranks 4 config.toml": "lmlaunch --ranks 4 c.toml run.dir=runs/four train.global_batch=16 train.steps=2",
@@ -74,16 +76,19 @@ def test_the_first_page_names_every_other_and_every_link_leads_somewhere():
     assert [name for name in linked if not (ROOT / "docs" / name).exists()] == []
 
 
-def test_every_command_inside_a_sentence_is_run_here_or_elsewhere(model, tmp_path):
+def test_the_tables_have_what_stands_inside_sentences():
     found = {command for text in [README, *(page.read_text() for page in PAGES)] for command in inside_sentences(text)}
     assert found == {*RUN_AS, *ELSEWHERE}
+    assert inside_sentences("Then `lmlaunch\nnew thing` does it.") == ["lmlaunch new thing"]
+
+
+def test_every_command_inside_a_sentence_is_run_here_or_elsewhere(model, tmp_path):
     for command, file in ELSEWHERE.items():
         assert command.split()[0].replace("lmlaunch", "--gpus") in (ROOT / file).read_text(), file
     first_hour(tmp_path, model)
     for command, run in RUN_AS.items():
         code, said = through_pipes(tmp_path, line_of(tmp_path, run, short=""))
         assert code == 0, f"{command}\n{said}"
-    assert inside_sentences("Then `lmlaunch\nnew thing` does it.") == ["lmlaunch new thing"]
 
 
 def test_a_command_that_does_not_work_is_found(model, tmp_path):

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from test_ranks import gone
 from test_run import config, filled
 from test_twin import H100, TWIN, lmlaunch, rows, start, twin_environment
 
@@ -179,7 +180,7 @@ def test_a_rank_that_is_lost_ends_all(work, how, code, said):
     assert door.returncode == code and time.monotonic() - began < 20, err
     assert said in err and "rank 1" in err, err
     assert err.strip().splitlines()[-1].startswith(f"lmlaunch: stop code={code} ")
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in ranks)
+    gone(ranks)
 
 
 def test_an_error_of_nccl_ends_the_run_with_its_name(work):

@@ -73,13 +73,16 @@ def test_a_run_lives_in_the_memory_that_was_planned(work, name):
     planned = json.loads(subprocess.run([BIN / "lmlaunch", "plan", *command[1:], "--json"], cwd=work, check=True, capture_output=True,
                                         text=True).stdout)["peak"]["host_bytes"]
     limit = planned * 105 // 100
+    # As on a first day: nothing is kept of the machine's rates, so that this run measures them.
     with memory_limit(limit) as enter:
-        done = subprocess.run([*command, f"offload.host_memory={limit}B"], cwd=work, capture_output=True, text=True, preexec_fn=enter)
+        done = subprocess.run([*command, f"offload.host_memory={limit}B"], cwd=work, capture_output=True, text=True, preexec_fn=enter,
+                              env={**os.environ, "XDG_CACHE_HOME": str(work / "user-caches" / name)})
     assert done.returncode == 0, done.stderr[-2000:]
     rows = [json.loads(line) for line in open(work / "runs" / name / "metrics.jsonl")]
     taken = [row["host_bytes"] for row in rows if "loss" in row]
     assert len(taken) == STEPS and len({row["tokens"] for row in rows if "loss" in row}) > STEPS // 2
     assert 0.65 * planned < max(taken) <= 1.03 * planned, (max(taken), planned)
+    assert list((work / "user-caches" / name).glob("lmlaunch/rates/*")), "the run has measured no rates"
     peak = int(done.stderr.split("peak resident memory ")[1].split(" MiB")[0]) << 20
     assert peak <= 1.03 * planned, "the probes and the start count, too"
 

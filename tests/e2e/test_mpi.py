@@ -339,7 +339,7 @@ def test_what_one_rank_alone_cannot_read_ends_all_with_one_code(work, what, code
         if found is None and line.startswith(("lmlaunch: error", "lmlaunch: warning")):
             found = time.monotonic()
     assert job.wait() == code == mpi.status(work, "view")["exit_code"], "".join(said)
-    assert time.monotonic() - found < 5
+    assert time.monotonic() - found < 20  # at once, and not when the other gives no sign of life
     errors = [line for line in said if line.startswith("lmlaunch: error")]
     assert errors and all(f"(exit {code})" in line for line in errors) and "rank 1" in "".join(said), "".join(said)
     mpi.nothing_left(work)

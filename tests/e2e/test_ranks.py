@@ -57,7 +57,7 @@ def started(work, name, ranks, step, *arguments):
     return door, [int(pid) for pid in subprocess.run(["pgrep", "-P", str(door.pid)], capture_output=True, text=True).stdout.split()]
 
 
-def gone(pids, seconds=5):
+def gone(pids, seconds=30):
     end = time.monotonic() + seconds
     while any(os.path.exists(f"/proc/{pid}") for pid in pids):
         assert time.monotonic() < end, f"left behind: {pids}"
@@ -141,8 +141,8 @@ def test_the_death_of_a_rank_ends_all_and_is_named(work, name):
     door, ranks = started(work, "dies", 3, 7)
     start = time.monotonic()
     os.kill(ranks[1], getattr(signal, name))
-    _, messages = door.communicate(timeout=20)
-    assert time.monotonic() - start < 5
+    _, messages = door.communicate(timeout=60)
+    assert time.monotonic() - start < 20  # at once, and not when a peer gives no sign of life
     assert door.returncode == 40, messages
     assert re.search(rf"error PEER-08 \(exit 40\): the rank was killed by signal \d+ \({name}\).* at rank 1, step \d+", messages), messages
     last = messages.rstrip().splitlines()[-1]

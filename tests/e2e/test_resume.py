@@ -176,8 +176,8 @@ def test_a_stop_file_and_a_time_limit_save_and_exit_with_75(work, undisturbed):
     start = time.monotonic()
     ended = lmlaunch("time_limit.toml", "run.time_limit=3s", cwd=work, check=False)
     assert ended.returncode == 75 and "reason=time_limit" in ended.stderr and "repeat=0" in ended.stderr
-    assert time.monotonic() - start < 3 + 10  # the door's own start is not counted, nor is the save
-    ended = lmlaunch("time_limit.toml", cwd=work, check=False, env={**os.environ, "SLURM_JOB_END_TIME": str(int(time.time()) + 4)})
+    assert time.monotonic() - start < 3 + 40  # the door's own start is not counted, nor is the save
+    ended = lmlaunch("time_limit.toml", cwd=work, check=False, env={**os.environ, "SLURM_JOB_END_TIME": str(int(time.time()) + 8)})
     assert ended.returncode == 75 and "reason=time_limit" in ended.stderr and "the Slurm job ends in" in ended.stderr
 
 
@@ -349,12 +349,12 @@ def damaged(work):
 @pytest.mark.parametrize("method", MODEL_FILE)
 def test_damage_on_a_disk_sends_the_run_back_to_its_checkpoint(work, method):
     """It meets a chunk that was changed and ends as if nothing had been."""
-    steps = {"train__steps": 900, "train__eval_every": 0, "checkpoint__every": 200, "log__every": 50}
+    steps = {"train__steps": 400, "train__eval_every": 0, "checkpoint__every": 60, "log__every": 50}
     lmlaunch(prepared(work, f"sound_{method}", method, "on_disk", **steps), cwd=work)
     name = f"damaged_swap_{method}"
     (work / "swap").mkdir(exist_ok=True)
     prepared(work, name, method, "on_disk", **{**steps, "offload__paths": ["swap"]})
-    code, messages = interrupt(work, name, 210, damaged(work), ends_it=False)
+    code, messages = interrupt(work, name, 70, damaged(work), ends_it=False)
     assert code == 0, messages
     assert "going back to" in messages and "are not what was written" in messages, messages
     assert result(work, name, method) == result(work, f"sound_{method}", method)
@@ -363,17 +363,17 @@ def test_damage_on_a_disk_sends_the_run_back_to_its_checkpoint(work, method):
 @pytest.mark.parametrize("method", MODEL_FILE)
 def test_damage_while_a_save_is_under_way_drops_it(work, method):
     """Every step carries the save of the one before it, and one of them fails."""
-    steps = {"train__steps": 200, "train__eval_every": 0, "checkpoint__every": 1, "log__every": 100}
+    steps = {"train__steps": 120, "train__eval_every": 0, "checkpoint__every": 1, "log__every": 100}
     lmlaunch(prepared(work, f"sound_each_{method}", method, "on_disk", **{**steps, "checkpoint__every": 0}), cwd=work)
     name = f"damaged_each_{method}"
     (work / "swap").mkdir(exist_ok=True)
     prepared(work, name, method, "on_disk", **{**steps, "offload__paths": ["swap"]})
-    code, messages = interrupt(work, name, 50, damaged(work), ends_it=False)
+    code, messages = interrupt(work, name, 30, damaged(work), ends_it=False)
     assert code == 0, messages
     assert "going back to" in messages and "are not what was written" in messages, messages
     said = [int(step) for step in re.findall(r"COMMITTED step (\d+) ", messages)]
-    assert said == list(range(1, 200)), messages
-    assert checkpoints(work, name) == ["step_00000198", "step_00000199"]
+    assert said == list(range(1, 120)), messages
+    assert checkpoints(work, name) == ["step_00000118", "step_00000119"]
     assert result(work, name, method) == result(work, f"sound_each_{method}", method)
 
 
@@ -471,10 +471,10 @@ def test_a_save_that_the_time_is_too_short_for_is_left_out(work, longer):
     def stand_still(process):
         rank = int(subprocess.run(["pgrep", "-P", str(process.pid), "lmlaunch"], capture_output=True, text=True).stdout.split()[0])
         os.kill(rank, signal.SIGSTOP)
-        time.sleep(max(0, start + 6 - time.monotonic()))
+        time.sleep(max(0, start + 16 - time.monotonic()))
         os.kill(rank, signal.SIGCONT)
 
-    code, messages = interrupt(work, name, 45, stand_still, "run.time_limit=5s")
+    code, messages = interrupt(work, name, 45, stand_still, "run.time_limit=15s")
     assert code == 75, messages
     last = re.search(r"stop code=75 reason=time_limit step=(\d+) checkpoint=(\S+) repeat=(\d+)$", messages.rstrip())
     assert last and (last[2], int(last[3])) == (f"runs/{name}/checkpoints/step_00000040", int(last[1]) - 40), messages

@@ -13,14 +13,15 @@ function(lm_fault_script name)
     endif()
     lm_python_test(${entry} THREADS ${ARG_THREADS} COMMAND tests/faults/${ARG_SCRIPT} ${arguments})
   endforeach()
-  set_tests_properties(faults_${name} PROPERTIES LABELS faults TIMEOUT 1800)
-  lm_reliability_rows(faults_${name})
+  set_tests_properties(faults_${name} PROPERTIES TIMEOUT 1800)
+  lm_reliability_rows(${name} SHORT)
+  lm_reliability_rows(faults_${name} FULL)
 endfunction()
 
 lm_fault_script(power_cut SCRIPT power_cut.py SHORT --short)
 lm_fault_script(full_disk_saves SCRIPT full_disk_saves.py SHORT --short THREADS 2)
 # A device that one of them lets go may be the next that another takes.
-set_tests_properties(power_cut full_disk_saves PROPERTIES RESOURCE_LOCK loop_devices)
+set_tests_properties(power_cut full_disk_saves faults_power_cut faults_full_disk_saves PROPERTIES RESOURCE_LOCK loop_devices)
 
 # lm_fault_test(name SHORT filter FULL filter SOURCES ... DEPENDS ...): the same of tests by GoogleTest's filters.
 function(lm_fault_test name)
@@ -28,9 +29,10 @@ function(lm_fault_test name)
   lm_test(${name} SOURCES ${ARG_SOURCES} DEPENDS ${ARG_DEPENDS})
   set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT GTEST_FILTER=${ARG_SHORT})
   add_test(NAME faults_${name} COMMAND ${name})
-  set_tests_properties(faults_${name} PROPERTIES LABELS faults TIMEOUT 1800 SKIP_RETURN_CODE 77
+  set_tests_properties(faults_${name} PROPERTIES TIMEOUT 1800 SKIP_RETURN_CODE 77
     ENVIRONMENT "OMP_WAIT_POLICY=PASSIVE;GTEST_FILTER=${ARG_FULL}")
-  lm_reliability_rows(faults_${name})
+  lm_reliability_rows(${name} SHORT)
+  lm_reliability_rows(faults_${name} FULL)
 endfunction()
 
 lm_fault_test(checkpoint_faults_test SHORT * FULL *ASave:*ALoad SOURCES checkpoint_faults_test.cpp failing_calls.cpp
@@ -42,8 +44,8 @@ lm_fault_test(training_calls_test SHORT *Some*:*SetUp FULL *Every*
 set_tests_properties(training_calls_test faults_training_calls_test PROPERTIES PROCESSORS 2)
 set_tests_properties(training_faults_test faults_training_faults_test PROPERTIES PROCESSORS 2)
 
-# A thousand flips and a thousand stale chunks, on disks and in host memory, of which offload_faults_test has some.
+# A thousand flips and a thousand stale chunks, on disks and in host memory, of which offload_faults_test (tests/train) has some.
 add_test(NAME faults_flips_in_homes COMMAND offload_faults_test)
-set_tests_properties(faults_flips_in_homes PROPERTIES LABELS faults TIMEOUT 1800 SKIP_RETURN_CODE 77 PROCESSORS 2
+set_tests_properties(faults_flips_in_homes PROPERTIES TIMEOUT 1800 SKIP_RETURN_CODE 77 PROCESSORS 2
   ENVIRONMENT "OMP_WAIT_POLICY=PASSIVE;GTEST_FILTER=*OneThousand*;GTEST_ALSO_RUN_DISABLED_TESTS=1")
-lm_reliability_rows(faults_flips_in_homes)
+lm_reliability_rows(faults_flips_in_homes FULL)

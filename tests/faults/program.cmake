@@ -1,14 +1,18 @@
-# lm_program_faults(name [FULL_ONLY]): tests/faults/test_<name>.py, short as program_<name> and with full counts as
-# faults_<name>. FULL_ONLY: no short form.
+# lm_program_faults(name [ONLY]): tests/faults/test_<name>.py, with the counts of CI as program_<name> and with full ones as
+# faults_<name>. ONLY: the latter alone.
 function(lm_program_faults name)
-  cmake_parse_arguments(ARG "FULL_ONLY" "" "" ${ARGN})
+  cmake_parse_arguments(ARG "ONLY" "" "" ${ARGN})
   set(command -m pytest -q -p no:cacheprovider tests/faults/test_${name}.py)
-  if(NOT ARG_FULL_ONLY)
-    lm_python_test(program_${name} THREADS 2 COMMAND ${command})
-  endif()
   lm_python_test(faults_${name} THREADS 2 COMMAND ${command})
-  lm_reliability_rows(faults_${name} LM_FAULTS=full)
-  set_tests_properties(faults_${name} PROPERTIES LABELS faults TIMEOUT 3600)
+  set_tests_properties(faults_${name} PROPERTIES TIMEOUT 3600)
+  if(ARG_ONLY)
+    lm_reliability_rows(faults_${name} ONLY)
+    set_tests_properties(faults_${name} PROPERTIES PROCESSORS 1)  # they wait for Slurm's minutes
+  else()
+    lm_reliability_rows(faults_${name} FULL)
+    lm_python_test(program_${name} THREADS 2 COMMAND ${command})
+    lm_reliability_rows(program_${name} SHORT)
+  endif()
 endfunction()
 
 lm_program_faults(kill)
@@ -17,8 +21,8 @@ lm_program_faults(flips)
 lm_program_faults(swap_flips)
 lm_program_faults(races)
 lm_program_faults(ends)
-lm_program_faults(slurm FULL_ONLY)
-lm_program_faults(slurm_ranks FULL_ONLY)
+lm_program_faults(slurm ONLY)
+lm_program_faults(slurm_ranks ONLY)
 if(TARGET twin_rank)
   lm_program_faults(twin_resume)
 endif()

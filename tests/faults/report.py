@@ -1,11 +1,12 @@
 """Collects the rows that the suites of `./dev test --faults` have written into build/reliability.json, and prints them as a table,
 with the mistakes that were planted against what they show (tests/mutations).
 
-  report.py BUILD SUITES_RESULT
+  report.py BUILD SUITES_RESULT short|full
 
-SUITES_RESULT is ctest's own account of the entries with the label `faults` (--output-junit); the rows of an entry are in
-BUILD/reliability/ENTRY. An entry that was skipped, or that wrote no row, is named as not shown: it is never a pass. Exits 1 if a
-suite failed, if one passed and wrote no row, or if the README's guarantees do not name a row."""
+SUITES_RESULT is ctest's own account of the entries that ran (--output-junit), with the counts of CI or full ones; the rows of an
+entry are in BUILD/reliability/ENTRY, and each says which counts it has. An entry that was skipped, or that wrote no row, is named
+as not shown: it is never a pass. Exits 1 if a suite failed, if one passed and wrote no row, or if the README's guarantees do not
+name a row."""
 
 import json
 import platform
@@ -58,29 +59,32 @@ def named(row):
 def cells(name, row):
     text = lambda values: ", ".join(f"{key}: {value}" for key, value in values.items())  # noqa: E731
     if "skipped" in row:
-        return [name, row["failure"], f"not shown: {row['skipped']}", "", ""]
-    return [name, row["failure"], f"{row['tries']} tries; " + text(row["outcomes"]), text(row["figures"]), f"{row['seconds']} s"]
+        return [name, row["failure"], f"not shown: {row['skipped']}", "", row["counts"]]
+    return [name, row["failure"], f"{row['tries']} tries; " + text(row["outcomes"]), text(row["figures"]),
+            f"{row['counts']} counts, {row['seconds']} s"]
 
 
-def report(rows, results):
-    """Everything, and what is wrong. `rows`: {entry: {name: row}}."""
+def report(rows, results, counts):
+    """Everything, and what is wrong. `rows`: {entry: {name: row}}; `counts`: those that were asked for."""
     silent = sorted(entry for entry, result in results.items() if result == "passed" and not rows.get(entry))
     everything = {name: row for of_entry in rows.values() for name, row in of_entry.items()}
     wrong = [f"{entry}: FAILED" for entry, result in sorted(results.items()) if result == "failed"]
     wrong += [f"{entry}: not shown, it has written no row" for entry in silent]
     wrong += [f"{name}: the README's guarantees do not name it" for name in sorted(everything) if not named(name)]
     skipped = sorted(entry for entry, result in results.items() if result == "not shown")
-    return {"commit": commit(), "machine": platform.platform(), "entries": results, "rows": everything, "not_shown": skipped + silent,
-            "mistakes": planted()}, skipped, wrong
+    return {"commit": commit(), "machine": platform.platform(), "counts": counts, "entries": results, "rows": everything,
+            "not_shown": skipped + silent, "mistakes": planted()}, skipped, wrong
 
 
 def main():
-    build, junit = Path(sys.argv[1]), Path(sys.argv[2])
+    build, junit, counts = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     rows = {}
     for path in sorted((build / "reliability").glob("*/*.json")):
         rows.setdefault(path.parent.name, {})[path.stem] = json.loads(path.read_text())
-    out, skipped, wrong = report(rows, entries(junit))
+    out, skipped, wrong = report(rows, entries(junit), counts)
     (build / "reliability.json").write_text(json.dumps(out, indent=1) + "\n")
+    print(f"{out['commit']} on {out['machine']}, {counts} counts" +
+          (": those of CI; ./dev test --faults --full has the full ones" if counts == "short" else ""))
     for name, row in out["rows"].items():
         name, failure, outcomes, figures, seconds = cells(name, row)
         print(f"{name} ({seconds})\n  {failure}\n  {outcomes}" + (f"\n  {figures}" if figures else ""))

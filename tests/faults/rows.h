@@ -16,14 +16,21 @@ class Row {
  public:
   Row(std::string suite, const std::string& failure, const std::string& how)
       : suite_(std::move(suite)), start_(monotonic_seconds()) {
-    row_ = {{"failure", failure},        {"how", how},     {"tries", 0}, {"outcomes", Json::object()},
-            {"figures", Json::object()}, {"seed", nullptr}};
+    const char* const counts = std::getenv("LM_FAULTS");
+    row_ = {{"failure", failure},
+            {"how", how},
+            {"tries", 0},
+            {"outcomes", Json::object()},
+            {"figures", Json::object()},
+            {"seed", nullptr},
+            {"counts", counts != nullptr ? counts : "short"}};
   }
   void tried() { row_["tries"] = row_["tries"].get<int64_t>() + 1; }
   void count(const std::string& outcome, int64_t number = 1) {
     row_["outcomes"][outcome] = row_["outcomes"].value(outcome, int64_t{0}) + number;
   }
   void figure(const std::string& name, const Json& value) { row_["figures"][name] = value; }
+  void seed(uint64_t value) { row_["seed"] = value; }
   void skip(const std::string& why) { row_["skipped"] = why; }
   void write() {
     row_["seconds"] = static_cast<double>(static_cast<int64_t>((monotonic_seconds() - start_) * 10)) / 10;

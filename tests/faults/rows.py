@@ -1,5 +1,5 @@
-"""Rows of the reliability report: a suite writes its own, SUITE.json in the folder that LM_RELIABILITY names. ctest's entries with
-full counts have one (CMakeLists.txt)."""
+"""Rows of the reliability report: a suite writes its own, SUITE.json in the folder that LM_RELIABILITY names. LM_FAULTS says whether
+its counts are short or full (lm_reliability_rows of cmake/targets.cmake sets both)."""
 
 import json
 import os
@@ -11,6 +11,7 @@ SKIPPED = 77
 
 
 def write_row(suite, row):
+    row = {**row, "counts": os.environ.get("LM_FAULTS", "short")}
     print(json.dumps(row))
     if "LM_RELIABILITY" in os.environ:
         directory = Path(os.environ["LM_RELIABILITY"])

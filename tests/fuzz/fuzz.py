@@ -11,7 +11,7 @@
   fuzz.py BUILD coverage [NAME...]         that last part alone, with the places that no input reaches
 
 `long` and `coverage` fail where less than 90 % of a parser's regions are reached, `long` also where a parser has had fewer
-executions. `short` writes a row of the reliability report (tests/faults/rows.py).
+executions. All but `coverage` write rows of the reliability report (tests/faults/rows.py).
 
 BUILD: the ordinary build directory; the targets are built in BUILD/fuzz, which needs clang, its sanitizers and llvm-cov, and not
 torch. What the parser does wrong is a finding: the input that shows it stays in BUILD/fuzz/findings, and the exit is 1. Exit 77:
@@ -39,6 +39,7 @@ from rows import Row  # noqa: E402
 LIMITS = ["-rss_limit_mb=512", "-timeout=5", "-max_len=65536"]
 SLICE_SECONDS = 120  # of a long run; what a slice has done is kept
 LEAST_COVERAGE = 0.9
+FAILURE = "a hostile file"
 # A small quarantine leaves most of the memory limit to the parser.
 SANITIZERS = {"ASAN_OPTIONS": "quarantine_size_mb=64", "UBSAN_OPTIONS": "print_stacktrace=1"}
 
@@ -131,20 +132,23 @@ class Fuzzer:
     def corpus(self, parsers):
         """Also shows that no parser is without one."""
         self.make([f"{parser.name}_fuzz" for parser in parsers])
-        failed = 0
+        row, failed = Row("fuzz_corpus", FAILURE, "every input that is kept, once, with ASan and UBSan"), 0
         for parser in parsers:
             inputs = sorted(parser.inputs().iterdir())
             run = self.run(parser, ["-runs=0", parser.inputs()])
             say(parser, run, f"{len(inputs)} inputs")
             failed += bool(run.finding or run.executions < len(inputs) or not inputs)
+            row.row["tries"] += run.executions
+        row.count("parsers with a finding", failed)
+        row.write()
         return failed
 
     def short(self, parser, seconds):
         self.make([f"{parser.name}_fuzz"])
+        row = Row(f"fuzz_{parser.name}", FAILURE, f"{seconds} s of libFuzzer with ASan and UBSan, from the inputs that are kept")
         with tempfile.TemporaryDirectory(prefix="lmlaunch-fuzz-") as grown:
             run = self.run(parser, [f"-max_total_time={seconds}", "-seed=1", grown, parser.inputs()])
         say(parser, run, f"{run.executions} executions in {run.seconds:.0f} s")
-        row = Row(f"fuzz_{parser.name}", "F21 F22 F24 F36: a hostile file", f"{seconds} s of libFuzzer with ASan and UBSan, from the inputs that are kept")
         row.row["tries"] = run.executions
         row.count("finding" if run.finding else "no finding")
         long = self.long_run(parser)
@@ -177,7 +181,13 @@ class Fuzzer:
                     row["findings"].append(run.finding)
                     say(parser, run)
                 self.keep({parser.name: row})
-            self.keep({parser.name: {**row, **self.coverage(parser)}})
+            row = {**row, **self.coverage(parser)}
+            self.keep({parser.name: row})
+            shown = Row(f"fuzz_{parser.name}", FAILURE, "libFuzzer with ASan and UBSan, from the inputs that are kept")
+            shown.row["tries"] = row["executions"]
+            shown.count("finding", len(row["findings"]))
+            shown.row["figures"] = {"regions covered": f"{100 * row['coverage']:.1f} %", "seconds of all long runs": row["seconds"]}
+            shown.write()
         return self.table(parsers, runs)
 
     def rows(self):

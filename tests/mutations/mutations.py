@@ -103,6 +103,15 @@ def stale(mutation, root=ROOT):
     return "" if mutation.old != mutation.new else "NEW is OLD"
 
 
+def tools_of(arguments):
+    """The test programs that a file of tests names, or a module beside it that it imports."""
+    files = [ROOT / word for word in arguments if word.endswith(".py")]
+    for file in files:
+        beside = {file.with_name(f"{name}.py") for name in re.findall(r"^(?:from|import) (\w+)", file.read_text(), re.M)}
+        files += sorted(path for path in beside if path.exists() and path not in files)
+    return sorted({name for file in files for name in re.findall(r'"(\w+_tool)"', file.read_text())})
+
+
 def program(test):
     return next(word for word in shlex.split(test) if "=" not in word)
 
@@ -172,11 +181,9 @@ class Test:
             self.command = [str(Path(copy.cached["CMAKE_COMMAND"]).with_name("ctest")), "--test-dir", str(copy.build), "--no-tests=error",
                             "--output-on-failure", *arguments]
         elif program in ("pytest", "python"):
-            self.targets = ["twin"] if "tests/twin/" in text else ["executables", "parity_tool", "weights_tool"]
+            self.targets = ["twin"] if "tests/twin/" in text else ["executables", *tools_of(arguments)]
             if "tests/faults/" in text:
                 self.targets = ["save_tool"] + (["executables"] if "power_cut" not in text else [])
-            if "test_sampling" in text:
-                self.targets.append("sampling_tool")
             if re.search(r"test_(twin|gpus|page)", text):
                 self.targets = ["twin", *self.targets]
             self.command = [copy.python, *(["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"] if program == "pytest" else []), *arguments]

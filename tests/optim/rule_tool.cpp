@@ -1,6 +1,8 @@
-// A rule's updates of one tensor, for a test to compare with another implementation of the rule:
+// A rule's updates of one tensor, for a test to compare with another implementation of the rule. Each line of
+// its input, words between tabs, is answered by "done" or by what is wrong: a start of LibTorch takes longer
+// than what most ask for.
 //
-//   rule_tool RULE SHAPE DONE STEPS LR WEIGHT_DECAY INPUT OUTPUT [KEY=VALUE ...]
+//   RULE SHAPE DONE STEPS LR WEIGHT_DECAY INPUT OUTPUT [KEY=VALUE ...]
 //
 // SHAPE: ELEMENTS, or ROWSxCOLUMNS. KEY: one of the rule's of [optimizer], a number.
 // INPUT: fp32 weights, where DONE steps are done already each of the rule's states after them, then the
@@ -9,7 +11,7 @@
 // rows and columns, with DONE = 0: those of the rows, those of the columns, or a vector's, in their type. Of
 // a rule that steps matrices by their orthogonal momentum, of a matrix with DONE = 0: the momentum.
 //
-//   rule_tool maps RULE OUTPUT
+//   maps RULE OUTPUT
 //
 // OUTPUT: the values of the map of each of the rule's states.
 #include <algorithm>
@@ -17,6 +19,8 @@
 #include <cstdlib>
 #include <exception>
 #include <fstream>
+#include <iostream>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -182,54 +186,59 @@ void write_maps(std::ofstream& out) {
   }
 }
 
+// One line of what is asked.
+void answer(const std::vector<std::string>& words) {
+  const bool maps = words.size() == 3 && words[0] == "maps";
+  if (words.size() < 8 && !maps)
+    throw std::runtime_error(
+        "RULE SHAPE DONE STEPS LR WEIGHT_DECAY INPUT OUTPUT [KEY=VALUE ...] or maps RULE OUTPUT");
+  const auto rule = parse_name<RuleId>(words[maps ? 1 : 0]);
+  if (!rule) throw std::runtime_error("no rule " + words[maps ? 1 : 0]);
+  std::ofstream out(words[maps ? 2 : 7], std::ios::binary);
+  if (maps) {
+    Rules::with(*rule, [&](auto type) { write_maps<typename decltype(type)::type>(out); });
+  } else {
+    const std::string& shape = words[1];
+    const size_t by = shape.find('x');
+    Case c{.rule = *rule,
+           .rows = by == std::string::npos ? 0 : std::atoll(shape.c_str()),
+           .columns = std::atoll(shape.c_str() + (by == std::string::npos ? 0 : by + 1)),
+           .done = std::atoll(words[2].c_str()),
+           .steps = std::atoll(words[3].c_str()),
+           .lr = std::atof(words[4].c_str()),
+           .weight_decay = std::atof(words[5].c_str()),
+           .settings = {}};
+    std::ifstream in(words[6], std::ios::binary);
+    Rules::with(*rule, [&](auto type) {
+      using R = typename decltype(type)::type;
+      for (size_t i = 8; i < words.size(); ++i) set_key<R>(c.settings, words[i]);
+      if constexpr (kIsFactored<R>) {
+        run_factored<R>(c, in, out);
+      } else if constexpr (kIsOrthogonal<R>) {
+        c.rows > 0 ? run_orthogonal<R>(c, in, out) : run<R>(c, in, out);
+      } else {
+        run<R>(c, in, out);
+      }
+    });
+  }
+  out.close();
+  if (!out) throw std::runtime_error("cannot write the output");
+}
+
 }  // namespace
 
-int main(int argc, char** argv) {
-  const bool maps = argc == 4 && std::string(argv[1]) == "maps";
-  if (argc < 9 && !maps) {
-    std::fprintf(stderr,
-                 "usage: rule_tool RULE SHAPE DONE STEPS LR WEIGHT_DECAY INPUT OUTPUT [KEY=VALUE ...]\n"
-                 "       rule_tool maps RULE OUTPUT\n");
-    return 2;
-  }
-  const auto rule = parse_name<RuleId>(argv[maps ? 2 : 1]);
-  if (!rule) {
-    std::fprintf(stderr, "rule_tool: no rule %s\n", argv[maps ? 2 : 1]);
-    return 2;
-  }
-  try {
-    std::ofstream out(argv[maps ? 3 : 8], std::ios::binary);
-    if (maps) {
-      Rules::with(*rule, [&](auto type) { write_maps<typename decltype(type)::type>(out); });
-    } else {
-      const std::string shape = argv[2];
-      const size_t by = shape.find('x');
-      Case c{.rule = *rule,
-             .rows = by == std::string::npos ? 0 : std::atoll(shape.c_str()),
-             .columns = std::atoll(shape.c_str() + (by == std::string::npos ? 0 : by + 1)),
-             .done = std::atoll(argv[3]),
-             .steps = std::atoll(argv[4]),
-             .lr = std::atof(argv[5]),
-             .weight_decay = std::atof(argv[6]),
-             .settings = {}};
-      std::ifstream in(argv[7], std::ios::binary);
-      Rules::with(*rule, [&](auto type) {
-        using R = typename decltype(type)::type;
-        for (int i = 9; i < argc; ++i) set_key<R>(c.settings, argv[i]);
-        if constexpr (kIsFactored<R>) {
-          run_factored<R>(c, in, out);
-        } else if constexpr (kIsOrthogonal<R>) {
-          c.rows > 0 ? run_orthogonal<R>(c, in, out) : run<R>(c, in, out);
-        } else {
-          run<R>(c, in, out);
-        }
-      });
+int main() {
+  for (std::string line; std::getline(std::cin, line);) {
+    std::string said = "done";
+    try {
+      std::vector<std::string> words;
+      std::istringstream in(line);
+      for (std::string word; std::getline(in, word, '\t');) words.push_back(word);
+      answer(words);
+    } catch (const std::exception& error) {
+      said = error.what();
     }
-    out.close();
-    if (!out) throw std::runtime_error("cannot write the output");
-    return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "rule_tool: %s\n", error.what());
-    return 70;
+    std::printf("%s\n", said.c_str());
+    std::fflush(stdout);
   }
 }

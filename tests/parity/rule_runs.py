@@ -1,5 +1,6 @@
 """Runs of the optimizer's rules, a tensor at a time, by build/bin/rule_tool, for tests against other implementations."""
 
+import functools
 import os
 import subprocess
 from pathlib import Path
@@ -19,9 +20,15 @@ def data(elements, seed=0):
     return weights, gradients
 
 
+@functools.cache
+def tool():
+    """Started once; it ends with its input, when this process ends."""
+    return subprocess.Popen([TOOL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
 def run(*command):
-    done = subprocess.run([str(c) for c in (TOOL, *command)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    print(*command, sep="\t", file=tool().stdin, flush=True)
+    assert (answer := tool().stdout.readline()) == "done\n", answer or f"exit {tool().wait()}"
 
 
 def ours(work, rule, weights, gradients, lr, weight_decay, states, coded, done=0, before=(), block=256, per_byte=1):

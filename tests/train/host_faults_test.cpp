@@ -271,7 +271,7 @@ TEST(HostFaults, ChunksOfAnEarlierTimeThatAreReadAreFound) {
   run_until(Tampering::kStale, 60, stale_row());
 }
 
-// Half a minute and more each: `./dev test --faults`.
+// Half a minute and more each: `./dev test --faults --full`.
 TEST(HostFaults, DISABLED_OneThousandFlippedBitsThatAreReadAreFound) {
   run_until(Tampering::kBit, 1000, flips_row());
 }

@@ -116,6 +116,7 @@ class Training {
   // Completes what is deferred and puts `value` in place of the final norm's first weight, wherever that
   // lives; gives what was there.
   float replace_norm_weight(float value);
+  bool weights_in_shards(int64_t u) { return rank_->weights().in_shards(u); }
   int64_t head_segments() const { return plan_.placement.head_segments(); }
   const Rank& rank() const { return *rank_; }
   const Plan& plan() const { return plan_; }

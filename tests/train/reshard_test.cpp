@@ -148,5 +148,63 @@ TEST(Reshard, AnyNumberOfRanksGoesOnFromAnyOther) {
   }
 }
 
+// Of what a rank keeps: its shards, or the whole weights where these are not in shards.
+int64_t needed_bytes(Training& training, int64_t stage, int rank, int ranks) {
+  const NumericsPlan& numerics = training.plan().numerics;
+  const StateStreams streams = numerics.state();
+  const auto weight = static_cast<int64_t>(dtype_size(numerics.trained_dtype()));
+  int64_t state = 0, needed = 0;
+  for (const StateStream& stream : streams) state += static_cast<int64_t>(dtype_size(stream.type));
+  const std::vector<Unit> units = training.layout().units(training.head_segments() > 0);
+  for (int64_t u = 0; u < std::ssize(units); ++u) {
+    const Unit& unit = units[static_cast<size_t>(u)];
+    const int64_t own = shard_of(unit, rank, ranks).elements;
+    needed += weight * (training.weights_in_shards(u) ? own : unit.elements);
+    needed += state * (stage == 0 ? unit.elements : own);
+  }
+  return needed;
+}
+
+// The vocabulary makes the arrays so long that a chunk of a checksum is little of a shard.
+TEST(Reshard, RanksReadHardlyMoreThanTheyKeep) {
+  const fs::path directory = fs::path(testing::TempDir()) / ("reshard_reads_" + std::to_string(getpid()));
+  Variant run;
+  run.vocab = 80000;
+  run.tied = false;
+  run.layers = 1;
+  run.micro_batches = 8;
+  run.recompute = true;
+  run.granules = 16;  // of a tile, which is read by itself where its home is a disk: some chunks
+  run.stage = 1;
+  std::string saved;
+  with_ranks(2, [&](int r, Group& group) {
+    Training training(run, {}, {}, &group);
+    const StateCatalogue catalogue = training.catalogue();
+    LiveState live = training.live_state();
+    Save save({.directory = directory.string(), .step = 1, .catalogue = catalogue, .group = &group});
+    move_state(catalogue, live, save);
+    Manifest manifest;
+    manifest.step = 1;
+    const std::string path = save.commit(std::move(manifest));
+    if (r == 0) saved = path;
+  });
+  for (const auto& [ranks, stage, on_disk] : {std::tuple{3, 0, false}, {4, 3, true}}) {
+    run.stage = stage;
+    run.optimizer = on_disk;
+    with_ranks(ranks, [&, ranks = ranks, stage = stage, on_disk = on_disk](int r, Group& group) {
+      Training training(run, {}, {}, &group);
+      CheckpointReader reader(saved);
+      const int64_t before = reader.read_bytes();  // headers
+      training.restore_from(reader, 0);
+      const auto read = static_cast<double>(reader.read_bytes() - before);
+      const auto needed = static_cast<double>(needed_bytes(training, stage, r, ranks));
+      EXPECT_GE(read, needed) << "rank " << r << " of " << ranks << ", stage " << stage;
+      EXPECT_LE(read, 1.05 * needed) << "rank " << r << " of " << ranks << ", stage " << stage
+                                     << (on_disk ? ", on disk" : "");
+    });
+  }
+  fs::remove_all(directory);
+}
+
 }  // namespace
 }  // namespace lm

@@ -1,0 +1,128 @@
+// Kernels that compute four vectors at once (wide_lanes.h): each element has the bits that it has in a vector
+// of its own, and a sum adds in the order of one vector after the other.
+#include <array>
+
+#include "tests/kernels/support.h"
+
+namespace lm {
+namespace {
+
+constexpr DType kBoth[] = {DType::kF32, DType::kBF16};
+constexpr int64_t kAlone = 16;  // one vector of F32
+
+// Of `from`, elements [first, first + n) of each of `rows` rows of `width`.
+Values columns(const Values& from, int64_t rows, int64_t width, int64_t first, int64_t n) {
+  Values out(from.dtype(), rows * n);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t j = 0; j < n; ++j) out.set(r * n + j, from[r * width + first + j]);
+  }
+  return out;
+}
+
+struct Swiglu {
+  Values h, gradients, h_again;  // gradients: of gate and up, as gate_up lies
+};
+
+Swiglu swiglu(const Kernels& k, const Values& gate, const Values& up, const Values& dh, int64_t rows) {
+  const DType dtype = gate.dtype();
+  const int64_t ffn = gate.size() / rows;
+  Values gate_up(dtype, 2 * gate.size()), h(dtype, gate.size()), d = dh;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t j = 0; j < ffn; ++j) {
+      gate_up.set(r * 2 * ffn + j, gate[r * ffn + j]);
+      gate_up.set((r * 2 + 1) * ffn + j, up[r * ffn + j]);
+    }
+  }
+  const StreamView stream{DeviceType::kCpu, nullptr, 1};
+  k.swiglu_forward({.gate_up = gate_up.data(), .out = h.data(), .rows = rows, .ffn = ffn, .dtype = dtype},
+                   stream);
+  k.swiglu_backward({.gate_up = gate_up.data(), .dh = d.data(), .rows = rows, .ffn = ffn, .dtype = dtype},
+                    stream);
+  return {h, gate_up, d};
+}
+
+TEST(WideLanes, SwigluGivesEachElementTheBitsThatItHasAlone) {
+  const int64_t rows = 3, ffn = 64 + 2 * kAlone + 5;  // four vectors, single ones, and a part of one
+  for (DType dtype : kBoth) {
+    for (CpuLevel level : cpu_levels()) {
+      SCOPED_TRACE(std::string(cpu_level_name(level)) + " " + dtype_text(dtype));
+      const Kernels& k = cpu_kernels(level);
+      const Values gate = Values::random(dtype, rows * ffn, 1, 4), up = Values::random(dtype, rows * ffn, 2),
+                   dh = Values::random(dtype, rows * ffn, 3);
+      const Swiglu whole = swiglu(k, gate, up, dh, rows);
+      for (int64_t first = 0; first < ffn; first += kAlone) {
+        const int64_t n = std::min(kAlone, ffn - first);
+        const Swiglu alone = swiglu(k, columns(gate, rows, ffn, first, n), columns(up, rows, ffn, first, n),
+                                    columns(dh, rows, ffn, first, n), rows);
+        EXPECT_TRUE(columns(whole.h, rows, ffn, first, n) == alone.h) << first;
+        EXPECT_TRUE(columns(whole.h_again, rows, ffn, first, n) == alone.h_again) << first;
+        EXPECT_TRUE(columns(whole.gradients, 2 * rows, ffn, first, n) == alone.gradients) << first;
+      }
+    }
+  }
+}
+
+// (exp(x - max - log(sum)) - 0) * 1: with max 0 and sum 1 the exponentials.
+Values exponentials(const Kernels& k, Values x) {
+  float max = 0, sum = 1;
+  const int32_t target = -1;
+  k.softmax_gradient({.logits = x.data(),
+                      .target = &target,
+                      .max = &max,
+                      .sum = &sum,
+                      .rows = 1,
+                      .columns = x.size(),
+                      .stride = x.size(),
+                      .scale = 1,
+                      .dtype = x.dtype()},
+                     {DeviceType::kCpu, nullptr, 1});
+  return x;
+}
+
+TEST(WideLanes, SoftmaxGradientGivesEachElementTheBitsThatItHasAlone) {
+  const int64_t n = 2 * 64 + kAlone + 3;
+  for (DType dtype : kBoth) {
+    for (CpuLevel level : cpu_levels()) {
+      SCOPED_TRACE(std::string(cpu_level_name(level)) + " " + dtype_text(dtype));
+      const Values x = Values::random(dtype, n, 4, 5), whole = exponentials(cpu_kernels(level), x);
+      for (int64_t j = 0; j < n; ++j)
+        EXPECT_TRUE(columns(whole, 1, n, j, 1) == exponentials(cpu_kernels(level), columns(x, 1, n, j, 1)))
+            << j;
+    }
+  }
+}
+
+// Lane l of the sum adds elements l, l + 16, l + 32, ...; then the lanes are added by a tree.
+TEST(WideLanes, SoftmaxStatisticsAddOneVectorAfterTheOther) {
+  const int64_t n = 5 * 64 + 2 * kAlone + 7;
+  for (CpuLevel level : cpu_levels()) {
+    SCOPED_TRACE(cpu_level_name(level));
+    const Kernels& k = cpu_kernels(level);
+    Values x = Values::random(DType::kF32, n + 64, 5, 3);  // the kernel may fetch the next row ahead
+    float max = 0, sum = 0, chosen = 0;
+    const int32_t target = 0;
+    k.softmax_statistics({.logits = x.data(),
+                          .target = &target,
+                          .max = &max,
+                          .sum = &sum,
+                          .target_logit = &chosen,
+                          .rows = 1,
+                          .columns = n,
+                          .stride = n,
+                          .first_segment = true,
+                          .dtype = DType::kF32},
+                         {DeviceType::kCpu, nullptr, 1});
+    Values shifted(DType::kF32, n);
+    for (int64_t j = 0; j < n; ++j) shifted.set(j, static_cast<float>(x[j]) - max);
+    const Values terms = exponentials(k, shifted);
+    std::array<float, kAlone> lane{};
+    for (int64_t j = 0; j < n; ++j) lane[static_cast<size_t>(j % kAlone)] += static_cast<float>(terms[j]);
+    for (size_t step = kAlone / 2; step > 0; step /= 2) {
+      for (size_t l = 0; l < step; ++l) lane[l] += lane[l + step];
+    }
+    EXPECT_EQ(sum, lane[0]);
+  }
+}
+
+}  // namespace
+}  // namespace lm
