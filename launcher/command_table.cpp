@@ -93,7 +93,8 @@ CommandRow planning() {
            {"--gpu-memory", Takes::kBytes, "SIZE", "plan for a GPU of this memory, e.g. 24GiB"},
            {"--host-memory", Takes::kBytes, "SIZE", "plan for this much host memory (of each machine)"},
            {"--compare", Takes::kNothing, "",
-            "a table of other ways to train it: methods, optimizers, masters, with a disk or without"},
+            "a table of other ways to train it: methods, optimizers, masters, with a disk or without; those "
+            "that fit first, the fastest first"},
            {"--gpus", Takes::kCount, "N",
             "0: the CPU; 1: one GPU; more: a plan for so many GPUs together, which do not have to be here"},
            {"--ranks", Takes::kCount, "N", "a plan for so many processes on the CPU that share the run"},

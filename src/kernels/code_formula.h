@@ -64,8 +64,8 @@ LM_HOST_DEVICE F code_number(const Table& table, F magnitude) {
   return select_less(size, F(table.last), greatest(number, F(0.f)), F(table.one));
 }
 
-// The code whose value is nearest to x, a number in [-1, 1] but for rounding. (Within a thousandth of a step
-// of the middle between two values it may be either.)
+// The code whose value is nearest to x, a number in [-1, 1] but for rounding. (Within 2e-5 of a step of the
+// middle between two values it may be either.)
 template <CodeMap map, class Table, class F>
 LM_HOST_DEVICE auto nearest_code(const Table& table, F x) {
   using U = decltype(bits_of(x));

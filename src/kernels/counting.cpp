@@ -125,7 +125,9 @@ void gemm(const Gemm& g, StreamView stream) {
     gemms->insert({g.out.rows, g.out.columns, inner, g.a.stride, g.b.stride, g.out.stride, g.transpose_a,
                    g.transpose_b, g.addend.defined(), g.scale != 1, g.addend_scale != 1});
   Cost& cost = counted(stream);
-  cost.gemm_flops += 2 * product(g.out.rows, g.out.columns, inner);
+  const double flops = 2 * product(g.out.rows, g.out.columns, inner);
+  cost.gemm_flops += flops;
+  if (g.a.dtype == DType::kF32) cost.fp32_gemm_flops += flops;
   if (stream.device == DeviceType::kCuda && std::min({g.out.rows, g.out.columns, inner}) >= kNarrow) return;
   const auto bytes = [](const View& x) { return product(x.rows, x.columns) * size(x.dtype); };
   const double moved = bytes(g.a) + bytes(g.b) + bytes(g.out) + bytes(g.addend);
@@ -197,6 +199,7 @@ Cost& Cost::operator+=(const Cost& other) {
   bytes += other.bytes;
   pass_bytes += other.pass_bytes;
   calls += other.calls;
+  fp32_gemm_flops += other.fp32_gemm_flops;
   return *this;
 }
 

@@ -13,6 +13,7 @@ struct FourBits {
   const uint8_t* codes;
   const uint8_t* scale_codes;  // null: `scales` has the scales themselves
   const float* scales;
+  ScaleBlocks blocks;
   int64_t elements;
   float value[16];
   float map[256];
@@ -27,7 +28,8 @@ __global__ void four_bits(FourBits a, T* out, bool packs) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t t = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; t * kEach < a.elements;
        t += step) {
-    const int64_t first = t * kEach, block = first / kScaleBlock;
+    const int64_t first = t * kEach, block = block_of_matrix(a.blocks, first / kScaleBlock);
+    const int64_t of = block * kScaleBlock + first % kScaleBlock;
     float scale;
     if (a.scale_codes == nullptr) {
       scale = a.scales[block];
@@ -37,7 +39,7 @@ __global__ void four_bits(FourBits a, T* out, bool packs) {
     const int n = a.elements - first < kEach ? static_cast<int>(a.elements - first) : kEach;
     Pack<T, kEach> made;
     for (int i = 0; i < n; ++i) {
-      const uint8_t byte = a.codes[(first + i) / 2];
+      const uint8_t byte = a.codes[(of + i) / 2];
       made.at[i] = round_to<T>(value[i % 2 == 0 ? byte >> 4 : byte & 15] * scale);
     }
     if (packs && n == kEach) {
@@ -50,10 +52,11 @@ __global__ void four_bits(FourBits a, T* out, bool packs) {
 
 template <class T>
 __global__ void eight_bits(const int8_t* codes, const float* scales, int64_t elements, int64_t columns,
-                           T* out) {
+                           int64_t width, T* out) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < elements; i += step)
-    out[i] = round_to<T>(static_cast<float>(codes[i]) * scales[i / columns] * (1 / 127.0f));
+    out[i] = round_to<T>(static_cast<float>(codes[i / columns * width + i % columns]) * scales[i / columns] *
+                         (1 / 127.0f));
 }
 
 }  // namespace
@@ -65,14 +68,17 @@ void materialise(const Materialise& m, StreamView stream) {
     const int64_t elements = m.out.elements();
     if (m.kind == EncodingKind::kInt8) {
       return launch(eight_bits<T>, stride_blocks(elements), kThreads, stream,
-                    reinterpret_cast<const int8_t*>(m.pieces[0]), reinterpret_cast<const float*>(m.pieces[1]),
-                    elements, m.out.columns, out);
+                    reinterpret_cast<const int8_t*>(m.pieces[0]) + m.first,
+                    reinterpret_cast<const float*>(m.pieces[1]) + m.first / m.width(), elements,
+                    m.out.columns, m.width(), out);
     }
     LM_CHECK(is_four_bit(m.kind), "the elements of a plain encoding are used where they lie");
+    LM_CHECK(ScaleBlocks::can(m), "a tile cuts blocks of 4-bit codes");
     const bool twice = has_double_scales(m.kind);
     FourBits a{reinterpret_cast<const uint8_t*>(m.pieces[0]),
                twice ? reinterpret_cast<const uint8_t*>(m.pieces[1]) : nullptr,
                reinterpret_cast<const float*>(m.pieces[twice ? 2 : 1]),
+               ScaleBlocks(m),
                elements,
                {},
                {}};

@@ -25,26 +25,27 @@ LM_INLINE float scale_of(const Materialise& m, int64_t block) {
 }
 
 template <class T, bool twice>
-void four_bits(const Materialise& m, int64_t first_block, int64_t end_block) {
+void four_bits(const Materialise& m, const ScaleBlocks& blocks, int64_t first_block, int64_t end_block) {
   F32 table;
   memcpy(&table, four_bit_table(m.kind).value, sizeof table);
   const auto* const codes = reinterpret_cast<const uint8_t*>(m.pieces[0]);
   T* const out = static_cast<T*>(m.out.data);
   const int64_t elements = m.out.elements();
   for (int64_t block = first_block; block < end_block; ++block) {
-    const F32 scale(scale_of<twice>(m, block));
-    const int64_t begin = block * kScaleBlock;
+    const int64_t of = block_of_matrix(blocks, block), begin = block * kScaleBlock;
+    const F32 scale(scale_of<twice>(m, of));
+    const uint8_t* const code = codes + of * (kScaleBlock / 2) - begin / 2;  // of the element that is out[0]
     if (begin + kScaleBlock <= elements) {
       LM_UNROLL for (int v = 0; v < kVectors; ++v) {
         const int64_t i = begin + v * kLanes;
-        store(out + i, look_up(table, load_halves(codes + i / 2)) * scale, Whole{});
+        store(out + i, look_up(table, load_halves(code + i / 2)) * scale, Whole{});
       }
       continue;
     }
     for (int64_t i = begin; i < elements; i += kLanes) {
       const int64_t left = elements - i < kLanes ? elements - i : kLanes;
       uint8_t bytes[kLanes / 2] = {};
-      memcpy(bytes, codes + i / 2, static_cast<size_t>((left + 1) / 2));
+      memcpy(bytes, code + i / 2, static_cast<size_t>((left + 1) / 2));
       const F32 values = look_up(table, load_halves(bytes)) * scale;
       left == kLanes ? store(out + i, values, Whole{}) : store(out + i, values, Part{static_cast<int>(left)});
     }
@@ -56,9 +57,9 @@ void eight_bits(const Materialise& m, int64_t first_row, int64_t end_row) {
   const auto* const scales = reinterpret_cast<const float*>(m.pieces[1]);
   const int64_t columns = m.out.columns;
   for (int64_t row = first_row; row < end_row; ++row) {
-    const auto* const codes = reinterpret_cast<const int8_t*>(m.pieces[0]) + row * columns;
+    const auto* const codes = reinterpret_cast<const int8_t*>(m.pieces[0]) + m.first + row * m.width();
     T* const out = static_cast<T*>(m.out.data) + row * columns;
-    const F32 scale(scales[row]), level(kLevel);
+    const F32 scale(scales[m.first / m.width() + row]), level(kLevel);
     each_vector(columns, [&](int64_t j, auto count) LM_BODY {
       int8_t code[kLanes] = {};
       float value[kLanes];
@@ -142,10 +143,13 @@ void materialise(const Materialise& m, StreamView stream) {
                           [&](int64_t begin, int64_t end) { eight_bits<T>(m, begin, end); });
     }
     if (!is_four_bit(m.kind)) refuse_arguments("materialise", "the elements are used where they lie");
+    if (!ScaleBlocks::can(m)) refuse_arguments("materialise", "a tile cuts blocks of 4-bit codes");
+    const ScaleBlocks blocks(m);
     const bool twice = has_double_scales(m.kind);
     parallel_for(stream.threads, (m.out.elements() + kScaleBlock - 1) / kScaleBlock,
                  kGrainElements / kScaleBlock, [&](int64_t begin, int64_t end) {
-                   twice ? four_bits<T, true>(m, begin, end) : four_bits<T, false>(m, begin, end);
+                   twice ? four_bits<T, true>(m, blocks, begin, end)
+                         : four_bits<T, false>(m, blocks, begin, end);
                  });
   });
 }

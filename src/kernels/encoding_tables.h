@@ -4,8 +4,30 @@
 #include <cstdint>
 
 #include "base/encoding_kind.h"
+#include "base/host_device.h"
+#include "kernels/kernels.h"
 
 namespace lm {
+
+// Which block of a matrix of 4-bit codes each block of what is made from it is, in order: a value.
+struct ScaleBlocks {
+  explicit ScaleBlocks(const Materialise& m) : first(m.first / kScaleBlock) {
+    if (m.out.columns == m.width()) return;
+    row = m.out.columns / kScaleBlock, matrix_row = m.width() / kScaleBlock;
+  }
+  // Whether it is made of whole blocks.
+  static bool can(const Materialise& m) {
+    const bool whole_rows = m.out.columns == m.width();
+    return m.first % kScaleBlock == 0 &&
+           (whole_rows || (m.out.columns % kScaleBlock == 0 && m.width() % kScaleBlock == 0));
+  }
+
+  int64_t first;
+  int64_t row = 1, matrix_row = 1;  // blocks of a row; 1 and 1: whole rows, which follow each other
+};
+LM_HOST_DEVICE int64_t block_of_matrix(const ScaleBlocks& b, int64_t block) {
+  return b.first + block / b.row * b.matrix_row + block % b.row;
+}
 
 // Values of 4-bit codes; a value between them becomes the code in `order` whose place is the number of
 // thresholds that it is larger than. Thresholds are the midpoints in fp32.

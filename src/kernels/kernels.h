@@ -358,14 +358,19 @@ struct Scale {
   float factor = 1;
 };
 
-// The elements of a matrix of the files from the pieces that encode it (spec/encoding.h); `out` is
-// contiguous. Formulas are bitsandbytes' in fp32, rounded once: value of the code * scale of its block (a
-// double scale: value of its code * scale of the scales + their mean), or integer * scale of the row * fp32(1
-// / 127).
+// The elements of a matrix of the files, or of some of its rows or columns, from the pieces that encode it
+// (spec/encoding.h); `out` is contiguous. Of 4-bit codes some rows begin at a multiple of kScaleBlock
+// elements, and for some columns all widths and the first are multiples of it. Formulas are bitsandbytes' in
+// fp32, rounded once: value of the code * scale of its block (a double scale: value of its code * scale of
+// the scales + their mean), or integer * scale of the row * fp32(1 / 127).
 struct Materialise {
   EncodingKind kind = EncodingKind::kNf4;
   std::array<const std::byte*, kMostPieces> pieces = {};
   View out;
+  int64_t first = 0;    // element of the matrix that out begins with
+  int64_t columns = 0;  // of the matrix; 0: out's
+
+  int64_t width() const { return columns > 0 ? columns : out.columns; }
 };
 
 // The other way, on the CPU: codes and fp32 scales of some of a matrix: of 4-bit codes `x` begins at a

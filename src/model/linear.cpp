@@ -1,5 +1,7 @@
 #include "model/linear.h"
 
+#include <algorithm>
+
 namespace lm {
 namespace {
 
@@ -50,6 +52,65 @@ void multiply(const Context& context, const DeviceBatch& batch, const Gemm& prod
                                 .scale = product.scale,
                                 .dtype = product.a.dtype},
                                context.stream);
+}
+
+// How many of `all` rows (or columns) of so many elements are materialised at once: equal tiles, but for the
+// last, of a multiple of 64.
+int64_t tile_of(const Context& context, int64_t all, int64_t elements) {
+  const int64_t fit = tile_elements(context.device) / elements / kScaleBlock * kScaleBlock;
+  const int64_t most = std::max(fit, kScaleBlock);
+  const int64_t tiles = (all + most - 1) / most, each = (all + tiles - 1) / tiles;
+  return std::min(all, (each + kScaleBlock - 1) / kScaleBlock * kScaleBlock);
+}
+
+void materialise(const Context& context, const Param& param, const Param::EncodedPart& part, const View& out,
+                 int64_t first) {
+  context.kernels.materialise({.kind = param.encoding,
+                               .pieces = part.pieces,
+                               .out = out,
+                               .first = first,
+                               .columns = param.weight.columns},
+                              context.stream);
+}
+
+// Calls body(rows, first row) for the whole matrix where it lies, or for tiles of its rows, one at a time in
+// the arena.
+template <class Body>
+void each_row_tile(const Context& context, const Param& param, const Body& body) {
+  if (param.encoding == EncodingKind::kPlain) return body(param.weight, 0);
+  const int64_t columns = param.weight.columns;
+  int64_t row = 0;
+  for (const Param::EncodedPart& part : param.parts) {
+    if (part.rows == 0) break;
+    const int64_t tile = tile_of(context, part.rows, columns);
+    for (int64_t first = 0; first < part.rows; first += tile) {
+      const ArenaFrame frame(context.arena);
+      const View out = context.tensor(std::min(tile, part.rows - first), columns, param.weight.dtype);
+      materialise(context, param, part, out, first * columns);
+      body(out, row + first);
+    }
+    row += part.rows;
+  }
+}
+
+// The same for tiles of its columns. (4-bit codes of rows that are no multiple of 64 long make one tile: its
+// blocks straddle rows.)
+template <class Body>
+void each_column_tile(const Context& context, const Param& param, const Body& body) {
+  if (param.encoding == EncodingKind::kPlain) return body(param.weight, 0);
+  const int64_t rows = param.weight.rows, columns = param.weight.columns;
+  const int64_t tile = columns % kScaleBlock == 0 ? tile_of(context, columns, rows) : columns;
+  for (int64_t first = 0; first < columns; first += tile) {
+    const ArenaFrame frame(context.arena);
+    const View out = context.tensor(rows, std::min(tile, columns - first), param.weight.dtype);
+    int64_t row = 0;
+    for (const Param::EncodedPart& part : param.parts) {
+      if (part.rows == 0) break;
+      materialise(context, param, part, out.row_range(row, part.rows), first);
+      row += part.rows;
+    }
+    body(out, first);
+  }
 }
 
 // drop(x): x itself when dropout is off (evaluation clears the key), else a copy in the arena.
@@ -105,27 +166,17 @@ LinearSaved allocate_saved(const Context& context, const Linear& linear, int64_t
   return saved;
 }
 
-View borrow(const Context& context, const Param& param) {
-  if (param.encoding == EncodingKind::kPlain) return param.weight;
-  const View out = context.like(param.weight);
-  int64_t row = 0;
-  for (const Param::EncodedPart& part : param.parts) {
-    if (part.rows == 0) break;
-    context.kernels.materialise(
-        {.kind = param.encoding, .pieces = part.pieces, .out = out.row_range(row, part.rows)},
-        context.stream);
-    row += part.rows;
-  }
-  return out;
-}
-
 void linear_forward(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,
                     const View& y, LinearSaved& saved, const View& residual) {
-  {
-    const ArenaFrame frame(context.arena);
-    const View weight = borrow(context, linear.weight);
-    multiply(context, batch, {.a = x, .b = weight, .out = y, .addend = residual, .transpose_b = true});
-  }
+  // By rows of W forward, by its columns backward: no product's sum is cut.
+  each_row_tile(context, linear.weight, [&](const View& rows, int64_t first) {
+    multiply(context, batch,
+             {.a = x,
+              .b = rows,
+              .out = y.column_range(first, rows.rows),
+              .addend = residual.defined() ? residual.column_range(first, rows.rows) : residual,
+              .transpose_b = true});
+  });
   if (linear.bias.weight.defined()) {
     context.kernels.add_bias({.x = y.data,
                               .bias = linear.bias.weight.data,
@@ -170,8 +221,10 @@ void linear_backward(const Context& context, const Linear& linear, const DeviceB
 }
 
 void linear_input_gradient(const Context& context, const Linear& linear, const View& dy, const View& dx) {
-  const ArenaFrame frame(context.arena);
-  context.kernels.gemm({.a = dy, .b = borrow(context, linear.weight), .out = dx}, context.stream);
+  each_column_tile(context, linear.weight, [&](const View& columns, int64_t first) {
+    context.kernels.gemm({.a = dy, .b = columns, .out = dx.column_range(first, columns.columns)},
+                         context.stream);
+  });
 }
 
 void linear_reduce(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,

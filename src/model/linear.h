@@ -25,8 +25,12 @@ struct Param {
   std::array<EncodedPart, kMostParts> parts = {};
 };
 
-// The weight as a matrix: where it lies, or materialised in the arena, in the caller's frame.
-View borrow(const Context& context, const Param& param);
+// Of an encoded matrix so many elements are materialised at once, or 64 rows or columns where that is more:
+// never a second copy of it. On a CPU a tile stays in the cache until the product has read it; a GPU's
+// product is fast when it is wide.
+constexpr int64_t tile_elements(DeviceType device) {
+  return int64_t{1} << (device == DeviceType::kCpu ? 20 : 24);
+}
 
 // LoRA on rows [first, first + rows) of a projection's output.
 struct Adapter {

@@ -63,13 +63,13 @@ std::vector<Setting> masters(const Config& config) {
   std::vector<Setting> out = {{}};
   if (config.model.dtype == ModelDType::kF32) {
     // A master beside fp32 weights is nothing to choose.
-    out.push_back({{"model.dtype=bf16"}, [](Config& c) {
+    out.push_back({{"model.dtype=bf16", "optimizer.master=split"}, [](Config& c) {
                      c.model.dtype = ModelDType::kBF16, c.optimizer.master = Master::kSplit;
                    }});
-  } else if (config.optimizer.master == Master::kF32) {
+  } else if (!trains_fp32(config) && config.optimizer.master == Master::kF32) {
     out.push_back({{"optimizer.master=split"}, [](Config& c) { c.optimizer.master = Master::kSplit; }});
   }
-  if (config.model.dtype == ModelDType::kBF16 && config.optimizer.master != Master::kNone)
+  if (!trains_fp32(config) && config.optimizer.master != Master::kNone)
     out.push_back({{"optimizer.master=none"}, [](Config& c) { c.optimizer.master = Master::kNone; }});
   return out;
 }
@@ -91,10 +91,6 @@ class Comparison {
     for (const Setting& method : methods(in_)) {
       Config config = in_.config;
       if (method.apply != nullptr) method.apply(config);
-      if (config.train.method == Method::kLora) {
-        add(method.text, config);
-        continue;
-      }
       for (const Setting& master : masters(config)) {
         Config mastered = config;
         if (master.apply != nullptr) master.apply(mastered);
@@ -117,7 +113,11 @@ class Comparison {
       changed.optimizer.name = RuleId{static_cast<uint8_t>(rule)};
       const bool configured = changed.optimizer.name == in_.config.optimizer.name;
       const std::string name = rule_text(changed.optimizer.name).name;
-      each_update(configured ? settings : with(settings, {"optimizer.name=" + name}), changed);
+      const std::vector<std::string> all = configured ? settings : with(settings, {"optimizer.name=" + name});
+      if (config.train.method == Method::kLora)
+        add(all, changed);
+      else
+        each_update(all, changed);
     }
   }
 

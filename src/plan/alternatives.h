@@ -1,5 +1,6 @@
 // What else this machine could train the model with: full fine-tuning, adapters, adapters of a quantised
-// base, each optimizer, each master, updates after backward or inside it, with a disk or without, every one
+// base, each of them with each optimizer and master; updates after backward or inside it; with a disk or
+// without; every one
 // of them planned as the run itself would be. For `lmlaunch plan
 // --compare`, and for what a refusal advises. Pure.
 #pragma once
@@ -23,9 +24,9 @@ struct Alternative {
   std::string setting_text() const;  // one line, "as it is" for none
 };
 
-// Those that fit first, of them the fastest first; of those that do not fit first what needs least. What
-// takes a disk is there only where it does not fit without one. An adapter has the configured optimizer
-// alone: its state is less than a hundredth of the rest.
+// Those that fit first, of them the cheapest, in seconds of a token, first; of those that do not fit first
+// what needs least. What takes a disk is there only where it does not fit without one. Adapters are updated
+// when the configuration says: their gradients are less than a hundredth of the rest.
 std::vector<Alternative> alternatives(const PlanInputs& inputs, const Machine& machine, const World& world);
 
 // Without those that are beaten by another one of their method, which fits, is as fast and keeps as many

@@ -61,13 +61,18 @@ double memory_seconds(const Cost& cost, const ComputeRates& rates) {
          cost.calls * rates.call_seconds;
 }
 
+double gemm_seconds(const Cost& cost, const ComputeRates& rates) {
+  return (cost.gemm_flops - cost.fp32_gemm_flops) / rates.gemm_flops +
+         cost.fp32_gemm_flops / rates.fp32_gemm_flops;
+}
+
 void add(Prediction& to, OperationKind kind, const Cost& cost, double times, const ComputeRates& rates) {
   const Cost scaled{cost.gemm_flops * times, cost.attention_flops * times, cost.bytes * times,
-                    cost.pass_bytes * times, cost.calls * times};
+                    cost.pass_bytes * times, cost.calls * times,           cost.fp32_gemm_flops * times};
   const double seconds = cost_seconds(scaled, rates);
   to.seconds += seconds;
   to.by_kind[static_cast<size_t>(kind)] += seconds;
-  to.gemm_seconds += scaled.gemm_flops / rates.gemm_flops;
+  to.gemm_seconds += gemm_seconds(scaled, rates);
   to.attention_seconds += scaled.attention_flops / rates.attention_flops;
   to.memory_seconds += memory_seconds(scaled, rates);
   to.cost += scaled;
@@ -100,22 +105,29 @@ double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, bool lo
 ComputeRates compute_rates(const Machine& machine, DeviceType device, DType dtype) {
   const bool bf16 = dtype == DType::kBF16;
   ComputeRates rates;
+  bool fp32_assumed = false;
   if (device == DeviceType::kCuda) {
     LM_CHECK(!machine.gpus.empty(), "a plan for a GPU needs one");
     const Gpu& gpu = machine.gpus.front();
-    rates.peak_flops =
-        bf16 ? known(gpu.bf16_flops, kGpuBF16, rates.assumed) : known(gpu.fp32_flops, kGpuF32, rates.assumed);
+    const double fp32 = known(gpu.fp32_flops, kGpuF32, fp32_assumed);
+    rates.peak_flops = bf16 ? known(gpu.bf16_flops, kGpuBF16, rates.assumed) : fp32;
     rates.gemm_flops = kGpuGemmShare * rates.peak_flops;
+    rates.fp32_gemm_flops = kGpuGemmShare * fp32;
+    rates.assumed |= !bf16 && fp32_assumed;
     rates.attention_flops = kGpuAttentionShare * rates.peak_flops;
     rates.bandwidth = kGpuBandwidthShare * known(gpu.bandwidth, kGpuBandwidth, rates.assumed);
     rates.pass_bandwidth = rates.bandwidth;
     return rates;
   }
   const double cores = std::max(machine.cores, 1);
-  rates.peak_flops = bf16 ? known(machine.gemm_bf16_flops,
-                                  cores * (machine.avx512_bf16 ? kCoreBF16 : kCoreF32), rates.assumed)
-                          : known(machine.gemm_fp32_flops, cores * kCoreF32, rates.assumed);
+  const double core = machine.avx512_bf16 ? kCoreBF16 : kCoreF32;
+  double fp32 = known(machine.gemm_fp32_flops, cores * kCoreF32, fp32_assumed);
+  rates.peak_flops = bf16 ? known(machine.gemm_bf16_flops, cores * core, rates.assumed) : fp32;
+  // Where bf16 alone was measured, as much slower as it is by default.
+  if (bf16 && fp32_assumed) fp32 = rates.peak_flops * (kCoreF32 / core);
   rates.gemm_flops = machine.gemm_sustained * rates.peak_flops;
+  rates.fp32_gemm_flops = machine.gemm_sustained * fp32;
+  rates.assumed |= !bf16 && fp32_assumed;
   rates.attention_flops = kCpuAttentionShare * rates.gemm_flops;
   rates.bandwidth = known(machine.memory_bandwidth, cores * kCoreBandwidth, rates.assumed);
   rates.pass_bandwidth = kCpuPassShare * rates.bandwidth;
@@ -173,7 +185,7 @@ Cost StepCosts::of(const Operation& operation) const {
 }
 
 double cost_seconds(const Cost& cost, const ComputeRates& rates) {
-  return cost.gemm_flops / rates.gemm_flops + cost.attention_flops / rates.attention_flops +
+  return gemm_seconds(cost, rates) + cost.attention_flops / rates.attention_flops +
          memory_seconds(cost, rates);
 }
 

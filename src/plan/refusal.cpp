@@ -67,7 +67,7 @@ std::vector<Knob> knobs(const PlanInput& in, const Plan& plan) {
                    [shorter](Config& c) { c.data.max_length = shorter; }});
   }
   if (n.fp32_adapters)
-    out.push_back({"lora.dtype = \"bf16\"",
+    out.push_back({"lora.dtype = \"bf16\" with optimizer.master = \"split\"",
                    [](Config& c) { c.lora.dtype = LoraDType::kBF16, c.optimizer.master = Master::kSplit; }});
   if (n.dtype == DType::kF32) {
     out.push_back({"model.dtype = \"bf16\"", [](Config& c) { c.model.dtype = ModelDType::kBF16; }});

@@ -248,6 +248,7 @@ PassCosts::PassCosts(const PassShape& shape, const StepWork& micro) {
   costs_.resize(rehearsal.units().size());
   const auto since = [](Cost now, const Cost& before) {
     now.gemm_flops -= before.gemm_flops;
+    now.fp32_gemm_flops -= before.fp32_gemm_flops;
     now.attention_flops -= before.attention_flops;
     now.bytes -= before.bytes;
     now.pass_bytes -= before.pass_bytes;

@@ -146,6 +146,24 @@ TEST(Alternatives, SayTheBitsOfWeightsAndState) {
   }
 }
 
+TEST(Alternatives, AdaptersComeWithEveryOptimizerAndMaster) {
+  for (const bool wide : {false, true}) {
+    const Compared compared(12, wide ? std::vector<std::string>{"train.method=lora", "lora.dtype=fp32"}
+                                     : std::vector<std::string>{"train.method=lora"});
+    for (const char* const method : {"lora", "qlora"}) {
+      std::set<std::string> rules, masterless;
+      for (const Alternative& row : compared.rows) {
+        if (row.method != method) continue;
+        const bool none = row.setting_text().find("optimizer.master=none") != std::string::npos;
+        (none ? masterless : rules).insert(row.rule);
+      }
+      EXPECT_EQ(rules.size(), Rules::kSize) << method;
+      // Adapters in fp32 are their own masters.
+      EXPECT_EQ(masterless.size(), wide ? 0 : Rules::kSize) << method;
+    }
+  }
+}
+
 TEST(Alternatives, ArePrintedAndGivenToPrograms) {
   const Compared compared(12);
   const std::string table = print_alternatives(compared.rows, 3);

@@ -95,6 +95,33 @@ TEST(Prediction, MultipliesWhatTheSpeedOfLightSays) {
               necessary_flops(spec, lora, true, uniform_work(4096, 512)) - attention - unwanted, 1e6);
 }
 
+// Adapters of a wider type than their model's multiply at that type's rate.
+TEST(Prediction, TimesFp32AdaptersAtTheRateOfFp32) {
+  const ModelSpec spec = smollm2_135m();
+  const ComputeRates rates = compute_rates(cpu_machine(16), DeviceType::kCpu, DType::kBF16);
+  ASSERT_LT(rates.fp32_gemm_flops, 0.9 * rates.gemm_flops);
+  const ScheduleShape schedule{.units = schedule_units(30), .micro_batches = 1, .tied = true};
+  const AdapterSpec adapter = adapter_r16();
+  const ModelLayout layout = make_layout(spec, &adapter, DType::kBF16);
+  double elements = 0;
+  for (const BlockLayout& block : layout.blocks) {
+    for (const TensorPlace& place : block.tensors) {
+      if (!place.frozen) elements += static_cast<double>(place.parameter.rows * place.parameter.columns);
+    }
+  }
+  StepShape shape = shape_of(spec, layout, &adapter);
+  shape.pass.recompute = false;
+  const Prediction narrow = predict_step(StepCosts(shape), schedule, rates);
+  EXPECT_EQ(narrow.cost.fp32_gemm_flops, 0);
+  shape.pass.fp32_adapters = true;
+  const Prediction wide = predict_step(StepCosts(shape), schedule, rates);
+  const double unwanted = 2 * 576.0 * 3 * 16, tokens = shape.micro.tokens;
+  EXPECT_NEAR(wide.cost.fp32_gemm_flops, (6 * elements - unwanted) * tokens, 1e6);
+  EXPECT_NEAR(wide.gemm_seconds - narrow.gemm_seconds,
+              wide.cost.fp32_gemm_flops * (1 / rates.fp32_gemm_flops - 1 / rates.gemm_flops),
+              1e-9 * wide.gemm_seconds);
+}
+
 TEST(Prediction, UpdatesWithTwentyEightBytesPerParameter) {
   const ModelSpec spec = smollm2_135m();
   const ModelLayout layout = make_layout(spec, nullptr, DType::kBF16);

@@ -22,6 +22,8 @@ const std::map<std::string, Change>& settings() {
       {"optimizer.master = \"split\"", [](Config& c) { c.optimizer.master = Master::kSplit; }},
       {"optimizer.master = \"none\"", [](Config& c) { c.optimizer.master = Master::kNone; }},
       {"data.max_length = 1024", [](Config& c) { c.data.max_length = 1024; }},
+      {"lora.dtype = \"bf16\" with optimizer.master = \"split\"",
+       [](Config& c) { c.lora.dtype = LoraDType::kBF16, c.optimizer.master = Master::kSplit; }},
       {"model.dtype = \"bf16\"", [](Config& c) { c.model.dtype = ModelDType::kBF16; }},
       {"train.method = \"lora\"", [](Config& c) { c.train.method = Method::kLora; }},
       {"train.method = \"qlora\"",

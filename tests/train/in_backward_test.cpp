@@ -6,10 +6,9 @@
 
 #include <array>
 #include <limits>
-#include <set>
 
 #include "base/error.h"
-#include "offloaded_run.h"
+#include "pairwise.h"
 
 namespace lm {
 namespace {
@@ -28,57 +27,7 @@ class InBackward : public ::testing::Test {
 // update, recomputation, model.
 constexpr int kFactors = 8;
 using Row = std::array<size_t, kFactors>;
-constexpr Row kLevels = {Rules::kSize, 5, 3, 2, 3, 2, 2, 4};
-
-using Pair = std::array<size_t, 4>;  // factor, level, later factor, level
-std::set<Pair> pairs_of(const Row& row) {
-  std::set<Pair> out;
-  for (size_t a = 0; a < kFactors; ++a) {
-    for (size_t b = a + 1; b < kFactors; ++b) out.insert({a, row[a], b, row[b]});
-  }
-  return out;
-}
-
-// Rows in which every pair of two factors' levels stands together at least once.
-std::vector<Row> pairwise(std::mt19937& random) {
-  std::set<Pair> missing;
-  for (size_t a = 0; a < kFactors; ++a) {
-    for (size_t b = a + 1; b < kFactors; ++b) {
-      for (size_t i = 0; i < kLevels[a]; ++i) {
-        for (size_t j = 0; j < kLevels[b]; ++j) missing.insert({a, i, b, j});
-      }
-    }
-  }
-  const auto gain = [&](const Row& row) {
-    int64_t count = 0;
-    for (const Pair& pair : pairs_of(row)) count += static_cast<int64_t>(missing.count(pair));
-    return count;
-  };
-  std::vector<Row> out;
-  while (!missing.empty()) {
-    constexpr int kTries = 200;
-    Row best = {};
-    for (int i = 0; i < kTries; ++i) {
-      Row row;
-      for (size_t f = 0; f < kFactors; ++f) row[f] = random() % kLevels[f];
-      const Pair& wanted = *missing.begin();
-      row[wanted[0]] = wanted[1], row[wanted[2]] = wanted[3];
-      if (i == 0 || gain(row) > gain(best)) best = row;
-    }
-    for (const Pair& pair : pairs_of(best)) missing.erase(pair);
-    out.push_back(best);
-  }
-  return out;
-}
-
-// 0: on the device; 1, 2, 3: off it in host memory, on disk, half and half; 4: in host memory, updated there.
-void set_home(size_t home, Variant& run) {
-  run.optimizer = run.weights = home > 0;
-  run.slots_on_device = home == 1 || home >= 3;
-  run.host = home == 1 || home == 4 ? 1 : home == 3 ? 2 : 0;
-  run.mixed = home == 3;
-  run.on_host = home == 4;
-}
+constexpr Row kLevels = {Rules::kSize, kHomes, 3, 2, 3, 2, 2, 4};
 
 Variant variant_of(const Row& row) {
   Variant run;
@@ -100,8 +49,7 @@ Variant variant_of(const Row& row) {
 }
 
 TEST_F(InBackward, GivesTheSameBitsForEveryPairOfSettings) {
-  std::mt19937 random(11);
-  const std::vector<Row> rows = pairwise(random);
+  const std::vector<Row> rows = pairwise<kFactors>(kLevels, 11);
   EXPECT_LT(rows.size(), 80U);
   for (const Row& row : rows) {
     const Variant run = variant_of(row);

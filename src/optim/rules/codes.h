@@ -55,6 +55,26 @@ constexpr auto list_magnitudes() {
   return out;
 }
 
+// The line on which a dynamic map's magnitude m and the next one lie, as the number of a magnitude: within a
+// decade it is that of its values before they are rounded. (Two rounded neighbours are up to 2e-5 of their
+// distance off, which 128 of them further on is a code in a thousand.)
+struct CodeLine {
+  double slope = 0, offset = 0;
+};
+template <CodeMap map>
+constexpr CodeLine code_line(int m, double low, double high) {
+  constexpr int first = map == CodeMap::kUnsigned8 ? 1 : 0;  // decade i has 2^(i + first) values
+  double decade = 1e-6;
+  for (int i = 0; i < 7; ++i, decade *= 10) {
+    const int n = 1 << (i + first), begin = n - first;
+    if (m < begin || m + 1 >= begin + n) continue;
+    const double slope = n / (0.9 * decade);
+    return {slope, begin - 0.5 - 0.1 * decade * slope};
+  }
+  const double slope = 1 / (high - low);
+  return {slope, m - slope * low};
+}
+
 // The value of each code, and the way back: over the magnitudes, a magnitude's number is a chain of lines
 // from each to the next, less and less steep, but for the last line to 1. So it is the least of all lines,
 // and of those that count in an octave, of which there are three at most: line l of the octave with the
@@ -91,11 +111,10 @@ constexpr CodeTable make_code_table() {
       const bool only_left = m + 2 == one;  // goes on to 1
       if (high <= begin && !only_left) continue;
       if (low >= end) break;
-      // Of a decade's lines, which are one but for rounding, the first.
-      const double next = 1 / (high - low);
-      if (lines > 0 && next > slope * 0.999) continue;
-      slope = next;
-      offset = m - slope * low;
+      // A decade has one line.
+      const CodeLine next = code_line<map>(m, low, high);
+      if (lines > 0 && next.slope > slope * 0.999) continue;
+      slope = next.slope, offset = next.offset;
       if (lines == CodeTable::kLines) throw "more lines than an octave has room for";
       out.slope[lines][octave % 32] = static_cast<float>(slope);
       out.offset[lines++][octave % 32] = static_cast<float>(offset);

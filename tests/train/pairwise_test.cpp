@@ -1,0 +1,109 @@
+// Every pair of settings of a run that may not change its bits, and of those that decide them: rules, homes,
+// time of updates, clip modes, accumulation, tiles, threads, masters, gradients, recomputation and models,
+// each row against the run that keeps everything on the device and updates at the end. Built twice: for the
+// CPU, which stands in for a GPU where a run is `slots_on_device`, and for a GPU, where it skips without one.
+#include "pairwise.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <span>
+
+namespace lm {
+namespace {
+
+using namespace offloaded_run;
+
+class Pairwise : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string reason;
+    if (cuda_built() && cuda_device_count(&reason) == 0) GTEST_SKIP() << "no CUDA device: " << reason;
+  }
+};
+
+enum Factor : size_t {
+  kRule,
+  kHome,
+  kUpdate,
+  kClip,
+  kMicro,
+  kTile,
+  kThreads,
+  kMaster,
+  kGradient,
+  kAgain,
+  kModel,
+  kFactors
+};
+using Row = std::array<size_t, kFactors>;
+constexpr Row kLevels = {Rules::kSize, kHomes, 2, 3, 2, 3, 2, 3, 2, 2, 6};
+
+std::vector<Row> rows() {
+  return pairwise<kFactors>(kLevels, 15);
+}
+
+// Tied; not tied; a head in segments; adapters; adapters wider than the model; adapters of a quantised base.
+void set_model(size_t model, Variant& run) {
+  run.tied = model != 1 && model != 2;
+  if (model == 2) run.vocab = 17000;
+  run.lora = model >= 3;
+  if (model == 4) run.r = 96;
+  if (model == 5) run.base = EncodingKind::kNf4Double;
+}
+
+Variant variant_of(const Row& row) {
+  Variant run;
+  run.steps = 5;
+  run.rule = static_cast<RuleId>(row[kRule]);
+  set_home(row[kHome], run);
+  run.in_backward = row[kUpdate] == 1;
+  run.gradients = !run.in_backward && row[kHome] > 0;
+  run.clip = static_cast<Clip>(row[kClip]);
+  run.micro_batches = row[kMicro] == 0 ? 1 : 4;
+  run.group = 3;
+  run.granules = std::array<int64_t, 3>{1, 3, 1000}[row[kTile]];
+  run.optimizer_threads = static_cast<int>(row[kThreads]) + 1;
+  run.master = static_cast<Master>(row[kMaster]);
+  run.gradient_dtype = row[kGradient] == 0 ? DType::kF32 : DType::kBF16;
+  run.recompute = row[kAgain] == 1;
+  run.activations = run.recompute && row[kHome] > 0;
+  set_model(row[kModel], run);
+  return run;
+}
+
+void expect_same_bits(std::span<const Row> some) {
+  for (const Row& row : some) {
+    const Variant run = variant_of(row);
+    SCOPED_TRACE(run.text());
+    expect_same(run, Training(run).run());
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+TEST_F(Pairwise, HasEveryPairOfTwoFactorsLevels) {
+  const std::vector<Row> all = rows();
+  for (size_t a = 0; a < kFactors; ++a) {
+    for (size_t b = a + 1; b < kFactors; ++b) {
+      std::vector<char> together(kLevels[a] * kLevels[b], 0);
+      for (const Row& row : all) together[row[a] * kLevels[b] + row[b]] = 1;
+      EXPECT_EQ(std::count(together.begin(), together.end(), 0), 0) << "factors " << a << " and " << b;
+    }
+  }
+  std::printf("%zu rows\n", all.size());
+  EXPECT_LT(all.size(), 100U);
+}
+
+// Those that cover the most: in them each rule's neighbours are drawn, and each home, update and clip mode.
+TEST_F(Pairwise, TheFirstRowsGiveTheSameBits) {
+  const std::vector<Row> all = rows();
+  expect_same_bits(std::span(all).first(10));
+}
+
+TEST_F(Pairwise, EveryRowGivesTheSameBits) {
+  expect_same_bits(rows());
+}
+
+}  // namespace
+}  // namespace lm
