@@ -2,6 +2,7 @@
 
 import bitsandbytes as bnb
 import bitsandbytes.backends.cpu.ops
+import numpy as np
 import pytest
 import torch
 from rule_runs import apart, check_state, data, ours, run
@@ -12,6 +13,7 @@ RULES = {
     "adamw_8bit": (bnb.optim.AdamW8bit, True, 1e-4),
     "lion_8bit": (bnb.optim.Lion8bit, True, 1e-4),
 }
+FIRST_DECAY = {"adamw_8bit": 0.9, "lion_8bit": 0.99}  # of the first state; of the second 0.999
 SIGNED, UNSIGNED = (bnb.functional.create_dynamic_map(signed, 7, 8).numpy() for signed in (True, False))
 
 
@@ -58,16 +60,28 @@ def test_twenty_steps_are_bitsandbytess(tmp_path, rule, elements, weight_decay):
     for gradient in gradients:
         theirs.step(gradient)
     after, states = ours(tmp_path, rule, weights, gradients, lr, weight_decay, len(theirs.states()), coded)
-    # One code in 10,000 is one off after a step, by a rounding; from then on the two are different runs: 5.5e-6 and 99.86 % of codes
-    # after twenty steps. Where a moment then crosses 0 the distance counts more codes. All is judged step by step below.
-    assert apart(after, theirs.weights()) <= (1e-5 if coded else 1e-6)
+    # Of 100,000 codes of a step about one is within a rounding of the middle between two (no other differs, as the next test shows);
+    # where the two took another one, a few elements of its block go other ways from then on. Lion's steps are signs: some flip.
+    if rule == "lion_8bit" and elements > 10000:
+        assert (np.abs(after - theirs.weights()) > 1e-6 * np.abs(theirs.weights()).max()).mean() <= 5e-4
+        return
+    assert apart(after, theirs.weights()) <= (2e-6 if coded and elements > 10000 else 1e-6)
     for mine, their in zip(states, theirs.states(), strict=True):
-        check_state(mine, their, coded, equal=0.998)
+        check_state(mine, their, coded)
+
+
+def distance_from_middle(values, code_map):
+    """Of each value of a block-wise coded state, in steps between the two values of the map that are next to it."""
+    blocks = values.reshape(-1, 256)
+    x = (blocks / np.abs(blocks).max(axis=1, keepdims=True)).reshape(-1)
+    above = np.clip(np.searchsorted(code_map, x), 1, 255)
+    low, high = code_map[above - 1].astype(np.float64), code_map[above].astype(np.float64)
+    return np.abs((x - low) / (high - low) - 0.5)
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("rule", [rule for rule, (_, coded, _) in RULES.items() if coded])
-def test_each_step_from_their_state_is_one_code_off_at_most(tmp_path, rule, weight_decay):
+def test_each_step_from_their_state_differs_only_in_the_middle_between_two_codes(tmp_path, rule, weight_decay):
     optimizer, _, lr = RULES[rule]
     weights, gradients = data(256 * 400)
     theirs = Theirs(optimizer, weights, lr, weight_decay)
@@ -76,8 +90,13 @@ def test_each_step_from_their_state_is_one_code_off_at_most(tmp_path, rule, weig
         theirs.step(gradient)
         after, states = ours(tmp_path, rule, weights, [gradient], lr, weight_decay, len(theirs.states()), True, done, before)
         assert apart(after, theirs.weights()) <= 1e-6
-        for mine, their in zip(states, theirs.states(), strict=True):
-            assert check_state(mine, their, True) <= 1
+        for number, (mine, their) in enumerate(zip(states, theirs.states(), strict=True)):
+            assert check_state(mine, their, True, equal=0.9999) <= 1
+            code_map, decay = (SIGNED, FIRST_DECAY[rule]) if number == 0 else (UNSIGNED, 0.999)
+            old = code_map[before[number][0]].astype(np.float64) * before[number][1].repeat(256) if done else 0
+            wanted = decay * old + (1 - decay) * gradient.astype(np.float64) ** (number + 1)
+            other = mine[0] != their[0]
+            assert not other.any() or distance_from_middle(wanted, code_map)[other].max() < 5e-5
 
 
 @pytest.mark.parametrize("rule", ["adamw_8bit", "lion_8bit"])
