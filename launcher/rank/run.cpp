@@ -216,40 +216,27 @@ Exit end_with(const Error& error, Ranks& ranks, Control& control) {
   return error.code();
 }
 
-// The watchdog learns what a step takes, and looks away while hooks save.
-void tell_watchdog(Watchdog& watchdog, StepPulse& pulse, TrainerHooks& hooks) {
-  hooks.on_step = [&watchdog, inner = hooks.on_step](const StepRow& row) {
-    watchdog.step_done(row.step_ms / 1e3);
-    inner(row);
-  };
-  hooks.before_row = [&pulse, inner = hooks.before_row] {
-    const Unwatched saves(pulse);
-    inner();
-  };
-  hooks.after_step = [&pulse, inner = hooks.after_step](bool best) {
-    const Unwatched saves(pulse);
-    inner(best);
-  };
-}
-
-// Over one of several ranks, whose others would wait for it for long; null for one alone. It ends the
-// process, as the compute thread cannot. The hooks are of no use after it.
+// Over one of several ranks, whose others would wait for it for long; null for one alone, and on GPUs, where
+// a wait for the device may be one for another rank. It ends the process, as the compute thread cannot. The
+// hooks are of no use after it.
 std::unique_ptr<Watchdog> watch_over(Rank& rank, const Plan& plan, Ranks& ranks, Control& control,
                                      TrainerHooks& hooks) {
-  if (ranks.count() == 1) return nullptr;
+  if (ranks.count() == 1 || &rank.device_group() != &rank.group()) return nullptr;
   // A disk that does not answer is given up after the same time, by who knows which one it is.
   const double later = plan.placement.on_disk() ? 1.25 : 1;
   auto watchdog = std::make_unique<Watchdog>(WatchdogSetup{
       .pulse = rank.pulse(),
       .group = rank.group(),
-      .device_group = rank.device_group(),
       .least = later * silence_seconds().value_or(Watchdog::kLeast),
       .step_seconds = plan.step_seconds,
       .host = Ranks::host(),
       .name = [&rank](const Operation& operation) { return rank.step().name(operation); },
       .moved_bytes = disk_bytes_moved,
       .give_up = [&](const Error& error) { _exit(static_cast<int>(end_with(error, ranks, control))); }});
-  tell_watchdog(*watchdog, rank.pulse(), hooks);
+  hooks.on_step = [&learns = *watchdog, inner = hooks.on_step](const StepRow& row) {
+    learns.step_done(row.step_ms / 1e3);
+    inner(row);
+  };
   return watchdog;
 }
 

@@ -275,15 +275,17 @@ bool CheckpointReader::take_kept(const Piece& piece) {
   });
   if (kept == kept_.end()) return false;
   std::memcpy(piece.bytes.data(), kept->bytes.data() + piece.skip, piece.bytes.size());
-  if (piece.skip + std::ssize(piece.bytes) == piece.chunk.bytes) kept_.erase(kept);
+  std::rotate(kept, kept + 1, kept_.end());
+  if (piece.skip + std::ssize(piece.bytes) == piece.chunk.bytes) kept_.pop_back();
   return true;
 }
 
 void CheckpointReader::keep(const Piece& piece) {
-  Kept kept{piece.file, piece.chunk, std::vector<std::byte>(static_cast<size_t>(piece.chunk.bytes))};
-  read_chunks(kept.file, {&kept.chunk, 1}, kept.bytes);
   if (kept_.size() == kMostKept) kept_.erase(kept_.begin());
-  kept_.push_back(std::move(kept));
+  const auto memory = std::make_shared<Scratch>();
+  const Kept kept{piece.file, piece.chunk, memory, memory->of(piece.chunk.bytes)};
+  read_chunks(kept.file, {&kept.chunk, 1}, kept.bytes);
+  kept_.push_back(kept);
   take_kept(piece);
 }
 

@@ -42,6 +42,7 @@ class CheckpointReader : public StateReader {
     ~DirectFile();
     int descriptor;  // -1: its file system has no direct transfers
   };
+  class Scratch;
   // Where a piece of a chunk goes.
   struct Piece {
     size_t file = 0;
@@ -53,9 +54,10 @@ class CheckpointReader : public StateReader {
   struct Kept {
     size_t file = 0;
     FileChunk chunk;
-    std::vector<std::byte> bytes;
+    std::shared_ptr<Scratch> memory;  // of the bytes
+    std::span<std::byte> bytes;
   };
-  static constexpr size_t kMostKept = 6;  // arrays that are read in turns
+  static constexpr size_t kMostKept = 6;  // arrays that are read in turns: 24 MiB at most
   bool take_kept(const Piece& piece);
   void keep(const Piece& piece);
   void check_headers() const;
@@ -63,7 +65,6 @@ class CheckpointReader : public StateReader {
   // Bytes of a saved part from byte `offset` of it.
   void add_chunks(const SavedArray& saved, int64_t offset, std::span<std::byte> bytes,
                   std::vector<Piece>& out) const;
-  class Scratch;
   void read_run(std::span<const Piece> run, Scratch& scratch) const;
   void read_pieces(std::span<const Piece> pieces) const;
   // Neighbours.
@@ -72,7 +73,7 @@ class CheckpointReader : public StateReader {
   std::string directory_;
   Manifest manifest_;
   std::vector<File> files_;
-  std::vector<Kept> kept_;                                        // oldest first
+  std::vector<Kept> kept_;                                        // longest unused first
   std::vector<DirectFile> direct_;                                // the same
   std::map<std::string, std::vector<const SavedArray*>> arrays_;  // parts, as ranks have saved them, in order
   int threads_;

@@ -73,12 +73,28 @@ void materialise(const Context& context, const Param& param, const Param::Encode
                               context.stream);
 }
 
+// Some columns of all parts.
+void materialise_columns(const Context& context, const Param& param, const View& out, int64_t first) {
+  int64_t row = 0;
+  for (const Param::EncodedPart& part : param.parts) {
+    if (part.rows == 0) break;
+    materialise(context, param, part, out.row_range(row, part.rows), first);
+    row += part.rows;
+  }
+}
+
 // Calls body(rows, first row) for the whole matrix where it lies, or for tiles of its rows, one at a time in
-// the arena.
+// the arena: all of it in one product where it is no larger than a tile.
 template <class Body>
 void each_row_tile(const Context& context, const Param& param, const Body& body) {
   if (param.encoding == EncodingKind::kPlain) return body(param.weight, 0);
   const int64_t columns = param.weight.columns;
+  if (param.weight.elements() <= tile_elements(context.device)) {
+    const ArenaFrame frame(context.arena);
+    const View out = context.like(param.weight);
+    materialise_columns(context, param, out, 0);
+    return body(out, 0);
+  }
   int64_t row = 0;
   for (const Param::EncodedPart& part : param.parts) {
     if (part.rows == 0) break;
@@ -93,22 +109,18 @@ void each_row_tile(const Context& context, const Param& param, const Body& body)
   }
 }
 
-// The same for tiles of its columns. (4-bit codes of rows that are no multiple of 64 long make one tile: its
-// blocks straddle rows.)
+// The same for tiles of its columns. (4-bit codes of rows that are no multiple of 64 long make one tile:
+// their blocks straddle rows.)
 template <class Body>
 void each_column_tile(const Context& context, const Param& param, const Body& body) {
   if (param.encoding == EncodingKind::kPlain) return body(param.weight, 0);
   const int64_t rows = param.weight.rows, columns = param.weight.columns;
-  const int64_t tile = columns % kScaleBlock == 0 ? tile_of(context, columns, rows) : columns;
+  const bool whole_blocks = !is_four_bit(param.encoding) || columns % kScaleBlock == 0;
+  const int64_t tile = whole_blocks ? tile_of(context, columns, rows) : columns;
   for (int64_t first = 0; first < columns; first += tile) {
     const ArenaFrame frame(context.arena);
     const View out = context.tensor(rows, std::min(tile, columns - first), param.weight.dtype);
-    int64_t row = 0;
-    for (const Param::EncodedPart& part : param.parts) {
-      if (part.rows == 0) break;
-      materialise(context, param, part, out.row_range(row, part.rows), first);
-      row += part.rows;
-    }
+    materialise_columns(context, param, out, first);
     body(out, first);
   }
 }

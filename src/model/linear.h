@@ -25,9 +25,9 @@ struct Param {
   std::array<EncodedPart, kMostParts> parts = {};
 };
 
-// Of an encoded matrix so many elements are materialised at once, or 64 rows or columns where that is more:
-// never a second copy of it. On a CPU a tile stays in the cache until the product has read it; a GPU's
-// product is fast when it is wide.
+// Of an encoded matrix at most so many elements are materialised at once, or 64 rows or columns where that is
+// more: a second copy only of what is smaller. On a CPU a tile stays in the cache until the product has read
+// it; a GPU's product is fast when it is wide.
 constexpr int64_t tile_elements(DeviceType device) {
   return int64_t{1} << (device == DeviceType::kCpu ? 20 : 24);
 }

@@ -36,7 +36,8 @@ std::vector<Setting> methods(const PlanInput& in) {
   if (in.spec.stored != EncodingKind::kPlain) return {{}};
   const bool full = in.adapter == nullptr, quantised = in.config.model.quantize != Quantize::kNone;
   // Adapters in fp32 are their own masters, which the model's weights in bf16 are not.
-  const bool wide = in.config.lora.dtype == LoraDType::kF32 && in.config.model.dtype == ModelDType::kBF16;
+  const bool fp32_adapters = in.config.lora.dtype == LoraDType::kF32;
+  const bool wide = fp32_adapters && in.config.model.dtype == ModelDType::kBF16;
   Setting all{.apply = [](Config& c) {
     if (has_fp32_adapters(c) && c.model.dtype == ModelDType::kBF16) c.optimizer.master = Master::kSplit;
     c.train.method = Method::kFull, c.model.quantize = Quantize::kNone;
@@ -53,7 +54,7 @@ std::vector<Setting> methods(const PlanInput& in) {
     qlora.apply = [](Config& c) { adapt(c, Quantize::kNf4); };
   }
   if (wide && !full) all.text.emplace_back("optimizer.master=split");
-  if (wide && full) {
+  if (fp32_adapters && full) {
     for (Setting* const adapter : {&lora, &qlora}) adapter->text.emplace_back("lora.dtype=auto");
   }
   return {all, lora, qlora};
@@ -63,9 +64,13 @@ std::vector<Setting> masters(const Config& config) {
   std::vector<Setting> out = {{}};
   if (config.model.dtype == ModelDType::kF32) {
     // A master beside fp32 weights is nothing to choose.
-    out.push_back({{"model.dtype=bf16", "optimizer.master=split"}, [](Config& c) {
-                     c.model.dtype = ModelDType::kBF16, c.optimizer.master = Master::kSplit;
-                   }});
+    if (has_fp32_adapters(config)) {
+      out.push_back({{"model.dtype=bf16"}, [](Config& c) { c.model.dtype = ModelDType::kBF16; }});
+    } else {
+      out.push_back({{"model.dtype=bf16", "optimizer.master=split"}, [](Config& c) {
+                       c.model.dtype = ModelDType::kBF16, c.optimizer.master = Master::kSplit;
+                     }});
+    }
   } else if (!trains_fp32(config) && config.optimizer.master == Master::kF32) {
     out.push_back({{"optimizer.master=split"}, [](Config& c) { c.optimizer.master = Master::kSplit; }});
   }
@@ -166,12 +171,17 @@ int64_t lacks(const Plan& plan) {
   return 0;
 }
 
+// An adapter's update is so little of a step that rules and masters differ by less than a forecast knows.
+bool as_fast(const Alternative& a, const Alternative& b) {
+  constexpr double kAlike = 0.01;
+  return a.tokens_per_second() >= b.tokens_per_second() * (a.method == "full" ? 1 : 1 - kAlike);
+}
+
 bool beats(const Alternative& a, const Alternative& b) {
   if (a.method != b.method || a.plan.fits < b.plan.fits) return false;
   if (a.plan.fits > b.plan.fits) return a.state_bits >= b.state_bits && a.weight_bits >= b.weight_bits;
   if (!a.plan.fits) return lacks(a.plan) < lacks(b.plan);
-  return a.tokens_per_second() >= b.tokens_per_second() && a.state_bits >= b.state_bits &&
-         a.weight_bits >= b.weight_bits;
+  return as_fast(a, b) && a.state_bits >= b.state_bits && a.weight_bits >= b.weight_bits;
 }
 
 std::string number(double value) {

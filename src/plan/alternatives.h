@@ -1,8 +1,7 @@
 // What else this machine could train the model with: full fine-tuning, adapters, adapters of a quantised
 // base, each of them with each optimizer and master; updates after backward or inside it; with a disk or
-// without; every one
-// of them planned as the run itself would be. For `lmlaunch plan
-// --compare`, and for what a refusal advises. Pure.
+// without; every one of them planned as the run itself would be. For `lmlaunch plan --compare`, and for what
+// a refusal advises. Pure.
 #pragma once
 
 #include <string>

@@ -16,7 +16,6 @@ class StepPulse {
     uint64_t count = 0;           // operations begun so far
     int64_t step = 0;             // 0: before the first
     std::optional<Operation> at;  // nothing: no list is being walked
-    bool watched = false;         // from the first operation on, but for work that may take any time
   };
 
   void begin_step(int64_t step) {
@@ -26,18 +25,11 @@ class StepPulse {
   void begin(const Operation& operation) {
     const std::lock_guard lock(mutex_);
     beat_.at = operation;
-    beat_.watched = true;
     ++beat_.count;
   }
   void end_list() {
     const std::lock_guard lock(mutex_);
     beat_.at.reset();
-    ++beat_.count;
-  }
-  // Between steps: whether somebody is to watch.
-  void set_watched(bool watched) {
-    const std::lock_guard lock(mutex_);
-    beat_.watched = watched;
     ++beat_.count;
   }
   Beat latest() const {
@@ -48,18 +40,6 @@ class StepPulse {
  private:
   mutable std::mutex mutex_;
   Beat beat_;
-};
-
-// While work between steps is done that may take any time: a save.
-class Unwatched {
- public:
-  explicit Unwatched(StepPulse& pulse) : pulse_(pulse) { pulse_.set_watched(false); }
-  ~Unwatched() { pulse_.set_watched(true); }
-  Unwatched(const Unwatched&) = delete;
-  Unwatched& operator=(const Unwatched&) = delete;
-
- private:
-  StepPulse& pulse_;
 };
 
 // While a list is walked; of no pulse it does nothing.

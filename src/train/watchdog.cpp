@@ -54,20 +54,12 @@ double Watchdog::limit() const {
   return std::max(setup_.least, kSteps * step);
 }
 
-// The check of a GPU's step waits for all that it was given, and with that for other ranks: if one of these
-// is stuck, that one is to speak first.
-double Watchdog::allowed(const StepPulse::Beat& beat) const {
-  const bool for_others =
-      &setup_.device_group != &setup_.group && beat.at && beat.at->kind == OperationKind::kCheck;
-  return for_others ? 2 * limit() : limit();
-}
-
 bool Watchdog::moves() {
   const int64_t bytes = setup_.moved_bytes ? setup_.moved_bytes() : 0;
   const StepPulse::Beat beat = setup_.pulse.latest();
   const bool moved = std::exchange(seen_, beat.count) != beat.count;
   const bool transferred = std::exchange(bytes_, bytes) != bytes;
-  return moved || transferred || !beat.watched || setup_.group.waits() || setup_.device_group.waits();
+  return moved || transferred || !beat.at || setup_.group.waits();
 }
 
 void Watchdog::watch() {
@@ -78,20 +70,19 @@ void Watchdog::watch() {
     lock.unlock();
     still = moves() ? 0 : still + look.count();
     const StepPulse::Beat beat = setup_.pulse.latest();
-    if (still > 0 && still >= allowed(beat)) return setup_.give_up(stuck(beat, still));
+    if (beat.at && still >= limit()) return setup_.give_up(stuck(beat, still));
     lock.lock();
   }
 }
 
 Error Watchdog::stuck(const StepPulse::Beat& beat, double seconds) const {
   const int rank = setup_.group.rank();
-  const std::string where = beat.at ? setup_.name(*beat.at) : "the end of a list";
   return Error(
       Exit::kNoProgress,
       {.area = "HANG-09",
        .what = fmt::format("rank {} on {} has made no progress for {:.1f} s: it is stuck in \"{}\" of "
                            "step {}, with {:.1f} s allowed",
-                           rank, setup_.host, seconds, where, beat.step, allowed(beat)),
+                           rank, setup_.host, seconds, setup_.name(*beat.at), beat.step, limit()),
        .place = fmt::format("rank {}", rank),
        .next = "see whether its GPU, its disk or a debugger holds that process (its stack: gdb -p, or "
                "/proc/PID/stack); then start the same command again"});

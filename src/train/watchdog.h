@@ -3,9 +3,9 @@
 // The limit is ten times the median step, at least a minute: no single operation takes as long as a step.
 //
 // Headway is the next operation, or bytes that the process moves from or to its disks. A rank that waits for
-// others is not the one that is stuck. Who has begun no step yet (it loads, or prepares data), or saves, is
-// not watched (Unwatched): for that the group's own patience is there. Time is counted in looks that
-// were waited out, so that a process that was stopped finds its limit unspent.
+// others is not the one that is stuck. Between lists (it loads, prepares data, saves, writes to a console) it
+// is not watched: for that the group's own patience is there. Time is counted in looks that were waited out,
+// so that a process that was stopped finds its limit unspent.
 #pragma once
 
 #include <condition_variable>
@@ -24,8 +24,7 @@ namespace lm {
 
 struct WatchdogSetup {
   const StepPulse& pulse;                                  // borrowed
-  const Group& group;                                      // of host memory; borrowed
-  const Group& device_group;                               // borrowed
+  const Group& group;                                      // borrowed
   double least = 60;                                       // seconds
   double step_seconds = 0;                                 // as planned, until steps are measured
   std::string host = {};                                   // of this rank, for the message
@@ -56,7 +55,6 @@ class Watchdog {
   void watch();
   // Whether the rank has made headway, or need not, since the last look.
   bool moves();
-  double allowed(const StepPulse::Beat& beat) const;
   Error stuck(const StepPulse::Beat& beat, double seconds) const;
 
   const WatchdogSetup setup_;

@@ -158,13 +158,17 @@ def test_a_rank_that_is_stuck_in_a_step_ends_all_and_is_named(work):
     """Its other threads live on, and say so: only its operations stand still. (tests/faults/test_ends.py has the first rank, and mpirun.)"""
     rank = 1
     prepared(work, "stuck", train__steps=1_000_000, train__eval_every=0, checkpoint__every=0)
-    door, ranks = started(work, "stuck", 3, 7, LMLAUNCH_SILENCE="2")
-    held = Stuck(mpi.processes(work)[rank])
-    start = time.monotonic()
-    while door.poll() is None and time.monotonic() - start < 60:
-        held.has_ended()
-        time.sleep(0.05)
-    _, messages = door.communicate(timeout=20)
+    door, ranks = started(work, "stuck", 3, 7, LMLAUNCH_SILENCE="5")
+    try:
+        held = Stuck(mpi.processes(work)[rank])
+        start = time.monotonic()
+        while door.poll() is None and time.monotonic() - start < 90:
+            held.has_ended()
+            time.sleep(0.05)
+        _, messages = door.communicate(timeout=20)
+    finally:
+        if door.poll() is None:
+            door.kill()  # its ranks go with it
     assert door.returncode == 41, messages
     said = re.findall(r'error HANG-09 \(exit 41\): rank (\d) on (\S+) has made no progress for [\d.]+ s: it is stuck in "(\w[^"]*)" of step \d+', messages)
     assert [(int(number), host) for number, host, _ in said] == [(rank, socket.gethostname())], messages

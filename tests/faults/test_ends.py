@@ -109,7 +109,7 @@ def test_all_end_where_one_is_stuck(work, report, launcher, rank):
     try:
         mpi.until(lambda: process.poll() is not None or reached(run, "forward"), 60, "steps")
         held = Stuck(mpi.processes(work)[rank])
-        mpi.until(held.has_ended, SECONDS["SIGSTOP"], "the end of the rank that is stuck")
+        mpi.until(held.has_ended, 90, "the end of the rank that is stuck")
         _, messages = process.communicate(timeout=60)
     finally:
         if process.poll() is None:

@@ -83,6 +83,40 @@ TEST_F(GpuKernels, Materialise) {
   }
 }
 
+// Some rows or columns of a matrix: element `first` of it on.
+TEST_F(GpuKernels, MaterialiseATile) {
+  struct Tile {
+    int64_t rows, columns, first, width;
+    bool eight_bits_only = false;
+  };
+  for (const Tile& tile : {Tile{5, 43, 64 * 43, 43}, Tile{70, 64, 128, 192}, Tile{3, 128, 192, 320},
+                           Tile{4, 17, 5, 29, true}, Tile{3, 29, 2 * 29, 29, true}}) {
+    for (const EncodingKind kind : {EncodingKind::kNf4, EncodingKind::kFp4, EncodingKind::kNf4Double,
+                                    EncodingKind::kFp4Double, EncodingKind::kInt8}) {
+      if (tile.eight_bits_only && kind != EncodingKind::kInt8) continue;
+      for (DType t : kBoth) {
+        SCOPED_TRACE(
+            name("materialise", t, {static_cast<int64_t>(kind), tile.rows, tile.columns, tile.first}));
+        const int64_t all = tile.first / tile.width + tile.rows, n = all * tile.width;
+        const int64_t blocks = (n + kScaleBlock - 1) / kScaleBlock;
+        check(
+            {noise(DType::kF32, (n + 3) / 4, 1), noise(DType::kF32, std::max(blocks, all), 2),
+             noise(DType::kF32, 1 + (blocks + kNestedBlock - 1) / kNestedBlock, 3),
+             zeros(t, tile.rows * tile.columns)},
+            [&](const Kernels& k, StreamView v, const Pointers& p) {
+              Materialise m{.kind = kind,
+                            .out = view_of(p[3], t, tile.rows, tile.columns),
+                            .first = tile.first,
+                            .columns = tile.width};
+              for (size_t i = 0; i < 3; ++i) m.pieces[i] = static_cast<const std::byte*>(p[i]);
+              k.materialise(m, v);
+            },
+            Want::kBits);
+      }
+    }
+  }
+}
+
 TEST_F(GpuKernels, Accumulate) {
   const std::vector<int64_t> sizes = {0,
                                       1,

@@ -97,6 +97,24 @@ bool same(const View& a, const View& b) {
   return std::memcmp(a.data, b.data, static_cast<size_t>(a.bytes())) == 0;
 }
 
+// The largest difference, as a share of the largest value of b.
+double distance(const View& a, const View& b) {
+  const auto value = [](const View& of, int64_t i) {
+    return of.dtype == DType::kF32 ? double{static_cast<const float*>(of.data)[i]}
+                                   : double{to_float(static_cast<const Bf16*>(of.data)[i])};
+  };
+  double most = 0, apart = 0;
+  for (int64_t i = 0; i < b.elements(); ++i) {
+    most = std::max(most, std::abs(value(b, i)));
+    apart = std::max(apart, std::abs(value(a, i) - value(b, i)));
+  }
+  return apart / most;
+}
+// A library may sum products of other widths in another order: a rounding of the output.
+double bound_of(DType dtype) {
+  return dtype == DType::kF32 ? 1e-5 : 0x1p-7;
+}
+
 TEST(Encoded, ALinearLayerComputesWithTheMaterialisedMatrix) {
   for (int i = 0; i < 10; ++i) {
     const DType dtype = i % 2 == 0 ? DType::kBF16 : DType::kF32;
@@ -170,8 +188,8 @@ TEST(Encoded, OneTileOfAMatrixExistsAtATime) {
       f.arena.restart_high_water();
       linear_input_gradient(f.context, *encoded, dy, dx);
       EXPECT_LE(f.arena.high_water() - f.arena.mark(), tile) << name;
-      EXPECT_TRUE(same(y, expected)) << name;
-      EXPECT_TRUE(same(dx, expected_dx)) << name;
+      EXPECT_LE(distance(y, expected), bound_of(dtype)) << name;
+      EXPECT_LE(distance(dx, expected_dx), bound_of(dtype)) << name;
     }
   }
 }

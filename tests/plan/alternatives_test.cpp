@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <set>
 
 #include <nlohmann/json.hpp>
@@ -55,13 +56,16 @@ struct Compared {
 };
 
 TEST(Alternatives, AreWhatARunWithTheirSettingsPlans) {
-  for (const std::vector<std::string>& overrides : {std::vector<std::string>{},
-                                                    {"train.method=lora"},
-                                                    {"train.method=qlora"},
-                                                    {"train.method=lora", "lora.dtype=fp32"},
-                                                    {"lora.dtype=fp32"},
-                                                    {"model.dtype=fp32"},
-                                                    {"optimizer.name=sgd"}}) {
+  for (const std::vector<std::string>& overrides :
+       {std::vector<std::string>{},
+        {"train.method=lora"},
+        {"train.method=qlora"},
+        {"train.method=lora", "lora.dtype=fp32"},
+        {"lora.dtype=fp32"},
+        {"model.dtype=fp32"},
+        {"model.dtype=fp32", "lora.dtype=fp32"},
+        {"model.dtype=fp32", "lora.dtype=fp32", "train.method=lora"},
+        {"optimizer.name=sgd"}}) {
     const Compared compared(12, overrides);
     std::set<std::vector<std::string>> seen;
     int as_it_is = 0;
@@ -122,12 +126,20 @@ TEST(Alternatives, TheBestAreThoseThatNoOtherBeats) {
   const std::vector<Alternative> best = best_alternatives(compared.rows);
   ASSERT_FALSE(best.empty());
   EXPECT_LT(best.size(), compared.rows.size());
-  EXPECT_EQ(best.front().settings, compared.rows.front().settings);
+  std::map<std::string, int> of_method;
+  for (const Alternative& row : best) ++of_method[row.method];
+  EXPECT_GE(of_method["full"], 3);
+  for (const char* adapters : {"lora", "qlora"}) {
+    EXPECT_GE(of_method[adapters], 1);
+    EXPECT_LE(of_method[adapters], 3) << "what is configured would drown in them";
+  }
   for (const Alternative& row : compared.rows) {
     if (!row.plan.fits) continue;
     const bool matched = std::ranges::any_of(best, [&](const Alternative& b) {
-      return b.method == row.method && b.plan.fits && b.tokens_per_second() >= row.tokens_per_second() &&
-             b.state_bits >= row.state_bits && b.weight_bits >= row.weight_bits;
+      const double alike = row.method == "full" ? 1 : 0.99;  // adapters' rules differ by less than is known
+      return b.method == row.method && b.plan.fits &&
+             b.tokens_per_second() >= alike * row.tokens_per_second() && b.state_bits >= row.state_bits &&
+             b.weight_bits >= row.weight_bits;
     });
     EXPECT_TRUE(matched) << row.setting_text();
   }

@@ -12,7 +12,7 @@
 namespace lm::offloaded_run {
 
 // `levels[f]` of factor f; each row has one level of each. A row is the best of 200 draws that hold a missing
-// pair, so early rows cover the most.
+// pair, drawn as well, so early rows cover the most.
 template <size_t n>
 std::vector<std::array<size_t, n>> pairwise(const std::array<size_t, n>& levels, uint32_t seed) {
   using Row = std::array<size_t, n>;
@@ -31,11 +31,12 @@ std::vector<std::array<size_t, n>> pairwise(const std::array<size_t, n>& levels,
     }
   };
   const auto with_a_missing_pair = [&](Row row) {
+    size_t skip = random() % left;
     for (size_t a = 0; a < n; ++a) {
       for (size_t b = a + 1; b < n; ++b) {
         const std::vector<char>& pairs = missing[a * n + b];
         for (size_t p = 0; p < pairs.size(); ++p) {
-          if (pairs[p] == 0) continue;
+          if (pairs[p] == 0 || skip-- > 0) continue;
           row[a] = p / levels[b], row[b] = p % levels[b];
           return row;
         }

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <set>
 #include <span>
 
 namespace lm {
@@ -95,10 +96,19 @@ TEST_F(Pairwise, HasEveryPairOfTwoFactorsLevels) {
   EXPECT_LT(all.size(), 100U);
 }
 
-// Those that cover the most: in them each rule's neighbours are drawn, and each home, update and clip mode.
+// Those that cover the most: every home, both times of updates and rules of every kind.
 TEST_F(Pairwise, TheFirstRowsGiveTheSameBits) {
   const std::vector<Row> all = rows();
-  expect_same_bits(std::span(all).first(10));
+  const std::span<const Row> first = std::span(all).first(10);
+  const auto levels = [&](size_t factor) {
+    std::set<size_t> out;
+    for (const Row& row : first) out.insert(row[factor]);
+    return out;
+  };
+  EXPECT_EQ(levels(kHome).size(), kHomes);
+  EXPECT_EQ(levels(kUpdate).size(), 2U);
+  EXPECT_GE(levels(kRule).size(), 6U);
+  expect_same_bits(first);
 }
 
 TEST_F(Pairwise, EveryRowGivesTheSameBits) {

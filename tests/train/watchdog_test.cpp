@@ -31,16 +31,15 @@ class WaitingGroup final : public Group {
 
 struct Watched {
   StepPulse pulse;
-  WaitingGroup group, device;
+  WaitingGroup group;
   std::atomic<int64_t> bytes = 0;
   std::promise<std::string> given_up;
   std::future<std::string> message = given_up.get_future();
   std::optional<Watchdog> dog;
 
-  explicit Watched(double step_seconds = 0, bool gpu = false) {
+  explicit Watched(double step_seconds = 0) {
     dog.emplace(WatchdogSetup{.pulse = pulse,
                               .group = group,
-                              .device_group = gpu ? device : group,
                               .least = kShort,
                               .step_seconds = step_seconds,
                               .host = "node7",
@@ -74,7 +73,7 @@ TEST(Watchdog, SparesWhoMakesHeadwayOrNeedNot) {
   waits.group.others_are_late = true;
   loads.pulse.begin_step(1);
   for (Watched* const rank : {&goes_on, &waits, &moves, &saves}) rank->pulse.begin(kForwardOp);
-  const Unwatched save(saves.pulse);
+  saves.pulse.end_list();
   for (int i = 0; i < 300; ++i) {
     goes_on.pulse.begin(kForwardOp);
     ++moves.bytes;
@@ -87,15 +86,6 @@ TEST(Watchdog, SparesWhoMakesHeadwayOrNeedNot) {
   EXPECT_TRUE(saves.spared());
 }
 
-TEST(Watchdog, NamesTheStepOfWhoIsStuckBetweenTwo) {
-  Watched rank;
-  rank.pulse.begin_step(7);
-  rank.pulse.begin(kForwardOp);
-  rank.pulse.end_list();
-  ASSERT_EQ(rank.message.wait_for(std::chrono::seconds(30)), std::future_status::ready);
-  EXPECT_NE(rank.message.get().find("\"the end of a list\" of step 7"), std::string::npos);
-}
-
 TEST(Watchdog, AllowsTenStepsAsPlannedThenAsMeasured) {
   Watched rank(60);
   EXPECT_DOUBLE_EQ(rank.dog->limit(), 600);
@@ -103,17 +93,6 @@ TEST(Watchdog, AllowsTenStepsAsPlannedThenAsMeasured) {
   EXPECT_DOUBLE_EQ(rank.dog->limit(), 30);  // the median's
   for (int i = 0; i < 6; ++i) rank.dog->step_done(0.001);
   EXPECT_DOUBLE_EQ(rank.dog->limit(), kShort);
-}
-
-// Its wait may be for a rank that is stuck, and that one is to be named.
-TEST(Watchdog, AllowsTheCheckOfAGpusStepTwiceTheTime) {
-  Watched stuck(0.05, true), waits(0.05, true);  // 0.5 s
-  waits.pulse.begin({.kind = OperationKind::kCheck});
-  stuck.pulse.begin(kForwardOp);
-  ASSERT_EQ(stuck.message.wait_for(std::chrono::seconds(60)), std::future_status::ready);
-  ASSERT_EQ(waits.message.wait_for(std::chrono::seconds(60)), std::future_status::ready);
-  EXPECT_NE(stuck.message.get().find("with 0.5 s allowed"), std::string::npos);
-  EXPECT_NE(waits.message.get().find("with 1.0 s allowed"), std::string::npos);
 }
 
 TEST(DiskBytes, AreCountedByTheKernel) {
