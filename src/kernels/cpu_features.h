@@ -8,6 +8,7 @@
 
 namespace lm {
 
+// AVX-512 is F, BW, VL, DQ and VBMI (Ice Lake, Zen 4 and later): who has less of it takes the AVX2 kernels.
 enum class CpuLevel : uint8_t { kBaseline, kAvx2, kAvx512 };
 
 // The highest level that this executable was built with and this processor has.
