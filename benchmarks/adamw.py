@@ -62,10 +62,12 @@ def main():
     options = parser.parse_args()
     rounds = options.rounds or (7 if options.short else 15)
     # Not in the short form: coding is arithmetic, which other work on the machine slows down more than fp32 state's traffic.
+    # Both are bound by memory: of a tie a short run tells one side or the other, and is asked for 0.9.
+    tie = 0.95 if options.short else 1.0
     coded = [] if options.short else [Figure(CODED, "x", "the same update with fp32 state", at_least=1.0)]
     figures = Figures(options, [
         *coded, *[Figure(of_memory(form, threads), "x", "a loop of the same traffic", at_least=0.90) for form in FORMS for threads in THREADS],
-        *[Figure(of_torch(threads), "x", "torch's fused AdamW", at_least=1.0) for threads in THREADS]])
+        *[Figure(of_torch(threads), "x", "torch's fused AdamW", at_least=tie) for threads in THREADS]])
     for row in json_rows([str(options.bin_dir / "bench_adamw"), str(options.million), str(rounds)]):
         if "rule" in row:
             if row["threads"] == 2 and coded:
