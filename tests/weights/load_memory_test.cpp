@@ -10,14 +10,6 @@
 namespace lm {
 namespace {
 
-int64_t status_bytes(const std::string& key) {
-  std::ifstream file("/proc/self/status");
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with(key)) return std::stoll(line.substr(key.size() + 1)) * 1024;
-  }
-  return 0;
-}
-
 // 164 MB of files: what a GPU's load takes of host memory does not grow with them.
 TEST(LoadOnAGpu, TakesNoMoreHostMemoryThanItsBuffer) {
   std::string reason;
@@ -31,9 +23,9 @@ TEST(LoadOnAGpu, TakesNoMoreHostMemoryThanItsBuffer) {
   WeightStore store(layout, DType::kF32, DeviceType::kCuda);
   // The twin's device memory is this process's: it is all there already, as it comes with values in it.
   std::ofstream("/proc/self/clear_refs") << "5";
-  const int64_t before = status_bytes("VmRSS:");
+  const int64_t before = test::status_bytes("VmRSS:");
   load_weights({spec, layout, DType::kF32, stream.view(), 2}, directory.path(), store);
-  const int64_t taken = status_bytes("VmHWM:") - before;
+  const int64_t taken = test::status_bytes("VmHWM:") - before;
   EXPECT_LE(taken, kStagingBytes + 32 * kMiB);
   Staging staging(stream.view(), 1 * kMiB);
   for (int64_t b = 0; b < std::ssize(layout.blocks); ++b) {

@@ -13,14 +13,6 @@
 namespace lm {
 namespace {
 
-int64_t status_bytes(const std::string& key) {
-  std::ifstream file("/proc/self/status");
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with(key)) return std::stoll(line.substr(key.size() + 1)) * 1024;
-  }
-  return 0;
-}
-
 TEST(QuantisedLoad, TakesTheQuantisedModelAndATensorForEachThread) {
   constexpr int kThreads = 2;
   const test::TemporaryDirectory directory;
@@ -33,7 +25,7 @@ TEST(QuantisedLoad, TakesTheQuantisedModelAndATensorForEachThread) {
     const ModelLayout layout = make_layout(spec, &adapter, DType::kBF16, &encoding_of(kind));
     ::malloc_trim(0);  // memory that was freed and kept would not count again
     std::ofstream("/proc/self/clear_refs") << "5";
-    const int64_t before = status_bytes("VmRSS:");
+    const int64_t before = test::status_bytes("VmRSS:");
     WeightStore store(layout, DType::kBF16, DeviceType::kCpu);
     int64_t model = 0, plain = 0, largest = 0;
     for (const BlockLayout& block : layout.blocks) {
@@ -47,7 +39,7 @@ TEST(QuantisedLoad, TakesTheQuantisedModelAndATensorForEachThread) {
     }
     load_weights({spec, layout, DType::kBF16, StreamView{DeviceType::kCpu, nullptr, kThreads}, kThreads},
                  directory.path(), store);
-    const int64_t taken = status_bytes("VmHWM:") - before;
+    const int64_t taken = test::status_bytes("VmHWM:") - before;
     constexpr int64_t kRest = 8 * kMiB;  // headers, stacks of threads
     EXPECT_LE(taken, model + kThreads * largest + kRest) << format_bytes(taken);
     EXPECT_GE(taken, model * 9 / 10) << "the quantised model was not written";

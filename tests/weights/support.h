@@ -41,6 +41,14 @@ inline void write_text(const std::string& path, const std::string& text) {
   std::ofstream(path, std::ios::binary).write(text.data(), static_cast<std::streamsize>(text.size()));
 }
 
+// "VmRSS:", "VmHWM:" of this process; 0: not known.
+inline int64_t status_bytes(const std::string& key) {
+  std::ifstream file("/proc/self/status");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with(key)) return std::stoll(line.substr(key.size() + 1)) * 1024;
+  }
+  return 0;
+}
 inline std::string read_text(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
