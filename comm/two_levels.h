@@ -3,6 +3,8 @@
 // other one's shards, one sum in fp32, however many ranks it has. Ranks are numbered machine by machine,
 // equally many on each; how many that are decides the order of additions, and so the bits.
 //
+// No run uses it yet: groups of one machine's ranks, and of one rank of each machine, are still to be made.
+//
 // Owns the memory of partial sums; borrows both groups. Called by the rank's compute thread, by all ranks in
 // the same order, as a Group is; throws what these throw.
 #pragma once
