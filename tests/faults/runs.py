@@ -131,12 +131,15 @@ class Run:
 
 
 def holders(directory):
-    """Processes with an open file or a working directory below `directory`, deleted files included."""
+    """Processes with an open file or a working directory below `directory`, deleted files included. Not a copy of this process that
+    another thread has forked and that has not become its program yet: it shares the files that this process had open."""
     out, prefix = [], str(directory) + "/"
     for process in Path("/proc").iterdir():
         if not process.name.isdigit():
             continue
         with contextlib.suppress(OSError):
+            if os.readlink(process / "exe") == os.readlink("/proc/self/exe"):
+                continue
             for link in [process / "cwd", *(process / "fd").iterdir()]:
                 with contextlib.suppress(OSError):
                     if (target := os.readlink(link)).startswith(prefix):
