@@ -86,10 +86,16 @@ micro_batch = {rows}
         return read_run(self.work / "runs" / name, done.stderr)
 
 
+def size_of(text):
+    """Bytes of "2.54 GiB ..."."""
+    number, unit = text.split()[:2]
+    return float(number) * 2 ** {"MiB": 20, "GiB": 30}[unit]
+
+
 def read_run(directory, log):
     rows = [json.loads(line) for line in open(directory / "metrics.jsonl")]
     return {"rows": [row for row in rows if "loss" in row],
-            "peak": int(log.split("peak resident memory ")[1].split(" MiB")[0]) << 20,
+            "peak": size_of(log.split("peak resident memory ")[1]),
             "planned": json.loads((directory / "plan.json").read_text())["peak"]["host_bytes"]}
 
 

@@ -2,11 +2,25 @@
 
 #include <fmt/format.h>
 #include <algorithm>
+#include <numeric>
 #include <optional>
 
 #include "base/error.h"
 
 namespace lm {
+
+int64_t longest_of(std::span<const ByteRange> ranges) {
+  int64_t bytes = 0;
+  for (const ByteRange& range : ranges) bytes = std::max(bytes, range.bytes);
+  return bytes;
+}
+
+void Group::exchange(const char* what, const std::byte* data, std::span<const ByteRange> shards,
+                     const Add& add) {
+  Members all{.ranks = std::vector<int>(static_cast<size_t>(ranks())), .place = rank()};
+  std::iota(all.ranks.begin(), all.ranks.end(), 0);
+  exchange_among(all, what, data, shards, longest_of(shards), add);
+}
 
 std::vector<std::string> gather_texts(Group& group, const char* what, const std::string& mine) {
   const std::vector<int64_t> lengths = group.gather(what, static_cast<int64_t>(std::ssize(mine)));

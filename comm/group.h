@@ -26,6 +26,13 @@ namespace lm {
 struct ByteRange {
   int64_t begin = 0, bytes = 0;
 };
+int64_t longest_of(std::span<const ByteRange> ranges);
+
+// Some ranks of a group, while the others make the same call among themselves.
+struct Members {
+  std::vector<int> ranks;  // ascending; in every such set equally many
+  int place = 0;           // of this rank among them
+};
 
 class Group {
  public:
@@ -40,8 +47,11 @@ class Group {
   // there for each part of its range, `offset` from its begin, with every rank's bytes in the order of ranks
   // (its own among them). They are valid during the call; parts are multiples of kExchangePart but the last.
   using Add = std::function<void(int64_t offset, int64_t bytes, std::span<const std::byte* const> from)>;
-  virtual void exchange(const char* what, const std::byte* data, std::span<const ByteRange> shards,
-                        const Add& add) = 0;
+  void exchange(const char* what, const std::byte* data, std::span<const ByteRange> shards, const Add& add);
+  // The same among `members`: shards[i] goes to members.ranks[i], and `from` has their bytes alone. All ranks
+  // make the call at once; `longest`: bytes of the longest shard that any of them has.
+  virtual void exchange_among(const Members& members, const char* what, const std::byte* data,
+                              std::span<const ByteRange> shards, int64_t longest, const Add& add) = 0;
 
   // A group of GPUs moves in a stream of its own. What is moved from here on is what `callers` has been given
   // so far; what `callers` is given from here on finds what has been moved so far.
@@ -113,8 +123,8 @@ class LocalGroup final : public Group {
   int rank() const override { return 0; }
   int ranks() const override { return 1; }
   void share(const char* /*what*/, std::byte* /*data*/, std::span<const ByteRange> /*shards*/) override {}
-  void exchange(const char* /*what*/, const std::byte* data, std::span<const ByteRange> shards,
-                const Add& add) override {
+  void exchange_among(const Members& /*members*/, const char* /*what*/, const std::byte* data,
+                      std::span<const ByteRange> shards, int64_t /*longest*/, const Add& add) override {
     const std::byte* const from[] = {data + shards[0].begin};
     if (shards[0].bytes > 0) add(0, shards[0].bytes, from);
   }

@@ -32,32 +32,32 @@ void MpiGroup::share(const char* what, std::byte* data, std::span<const ByteRang
   move(what);
 }
 
-void MpiGroup::exchange(const char* what, const std::byte* data, std::span<const ByteRange> shards,
-                        const Add& add) {
-  const int64_t room = std::ssize(staging_) / ranks() / kExchangePart * kExchangePart;
-  int64_t all = 0;
-  for (const ByteRange& run : shards) all = std::max(all, run.bytes);
+void MpiGroup::exchange_among(const Members& members, const char* what, const std::byte* data,
+                              std::span<const ByteRange> shards, int64_t longest, const Add& add) {
+  const auto count = static_cast<int>(members.ranks.size());
+  const int64_t room = std::ssize(staging_) / count / kExchangePart * kExchangePart;
   const auto part = [room](const ByteRange& run, int64_t at) {
     return ByteRange{run.begin + at, std::clamp<int64_t>(run.bytes - at, 0, room)};
   };
-  std::vector<const std::byte*> from(static_cast<size_t>(ranks()));
-  for (int64_t at = 0; at == 0 || at < all; at += room) {
-    const ByteRange mine = part(shards[static_cast<size_t>(rank())], at);
+  std::vector<const std::byte*> from(members.ranks.size());
+  for (int64_t at = 0; at == 0 || at < longest; at += room) {
+    const ByteRange mine = part(shards[static_cast<size_t>(members.place)], at);
     transfers_.clear();
-    for (int i = 1; i < ranks(); ++i) {
-      const int r = (rank() + i) % ranks();
-      std::byte* const staged = staging_.data() + r * room;
-      from[static_cast<size_t>(r)] = staged;
-      const ByteRange theirs = part(shards[static_cast<size_t>(r)], at);
-      if (mine.bytes > 0) transfers_.push_back({.to = staged, .bytes = mine.bytes, .peer = r});
+    for (int i = 1; i < count; ++i) {
+      const auto other = static_cast<size_t>((members.place + i) % count);
+      const int peer = members.ranks[other];
+      std::byte* const staged = staging_.data() + static_cast<int64_t>(other) * room;
+      from[other] = staged;
+      const ByteRange theirs = part(shards[other], at);
+      if (mine.bytes > 0) transfers_.push_back({.to = staged, .bytes = mine.bytes, .peer = peer});
       if (theirs.bytes > 0)
-        transfers_.push_back({.from = data + theirs.begin, .bytes = theirs.bytes, .peer = r});
+        transfers_.push_back({.from = data + theirs.begin, .bytes = theirs.bytes, .peer = peer});
     }
     move(what);
     // A copy, as the sum may be made where the array is.
-    std::byte* const own = staging_.data() + rank() * room;
+    std::byte* const own = staging_.data() + members.place * room;
     if (mine.bytes > 0) std::memcpy(own, data + mine.begin, static_cast<size_t>(mine.bytes));
-    from[static_cast<size_t>(rank())] = own;
+    from[static_cast<size_t>(members.place)] = own;
     if (mine.bytes > 0) add(at, mine.bytes, from);
   }
 }

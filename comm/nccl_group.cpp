@@ -146,33 +146,32 @@ void NcclGroup::share(const char* what, std::byte* data, std::span<const ByteRan
   });
 }
 
-void NcclGroup::exchange(const char* what, const std::byte* data, std::span<const ByteRange> shards,
-                         const Add& add) {
+void NcclGroup::exchange_among(const Members& members, const char* what, const std::byte* data,
+                               std::span<const ByteRange> shards, int64_t longest, const Add& add) {
   const NcclApi& api = setup_.api;
-  const int64_t room = device_->staging.size() / ranks() / kExchangePart * kExchangePart;
-  int64_t all = 0;
-  for (const ByteRange& run : shards) all = std::max(all, run.bytes);
-  const auto part = [&](int r, int64_t at) {
-    const ByteRange& run = shards[static_cast<size_t>(r)];
+  const auto count = static_cast<int>(members.ranks.size());
+  const int64_t room = device_->staging.size() / count / kExchangePart * kExchangePart;
+  const auto part = [&](int i, int64_t at) {
+    const ByteRange& run = shards[static_cast<size_t>(i)];
     return ByteRange{run.begin + at, std::clamp<int64_t>(run.bytes - at, 0, room)};
   };
   std::vector<const std::byte*> from;
-  for (int r = 0; r < ranks(); ++r) from.push_back(device_->staging.data() + r * room);
-  for (int64_t at = 0; at < all; at += room) {
-    const ByteRange mine = part(rank(), at);
-    const auto peer = [&](int i) { return (rank() + i) % ranks(); };
+  for (int i = 0; i < count; ++i) from.push_back(device_->staging.data() + i * room);
+  for (int64_t at = 0; at < longest; at += room) {
+    const ByteRange mine = part(members.place, at);
+    const auto other = [&](int i) { return (members.place + i) % count; };
     bool any = false;
-    for (int i = 1; i < ranks(); ++i) any = any || mine.bytes > 0 || part(peer(i), at).bytes > 0;
+    for (int i = 1; i < count; ++i) any = any || mine.bytes > 0 || part(other(i), at).bytes > 0;
     if (any) {
       enqueue(what, [&](void* comm, void* stream) {
-        for (int i = 1; i < ranks(); ++i) {
-          const ByteRange theirs = part(peer(i), at);
+        for (int i = 1; i < count; ++i) {
+          const ByteRange theirs = part(other(i), at);
+          const int peer = members.ranks[static_cast<size_t>(other(i))];
           if (theirs.bytes > 0)
-            must(api.send(data + theirs.begin, length(theirs.bytes), kNcclBytes, peer(i), comm, stream),
-                 what);
+            must(api.send(data + theirs.begin, length(theirs.bytes), kNcclBytes, peer, comm, stream), what);
           if (mine.bytes > 0)
-            must(api.receive(device_->staging.data() + peer(i) * room, length(mine.bytes), kNcclBytes,
-                             peer(i), comm, stream),
+            must(api.receive(device_->staging.data() + other(i) * room, length(mine.bytes), kNcclBytes, peer,
+                             comm, stream),
                  what);
           sent_ += theirs.bytes;
         }
@@ -180,7 +179,7 @@ void NcclGroup::exchange(const char* what, const std::byte* data, std::span<cons
     }
     if (mine.bytes == 0) continue;
     // A copy, as the sum may be made where the array is.
-    copy_bytes(device_->staging.data() + rank() * room, data + mine.begin, mine.bytes,
+    copy_bytes(device_->staging.data() + members.place * room, data + mine.begin, mine.bytes,
                device_->stream.view());
     add(at, mine.bytes, from);
   }

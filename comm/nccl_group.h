@@ -49,8 +49,8 @@ class NcclGroup final : public Group {
   int rank() const override { return setup_.peers.rank(); }
   int ranks() const override { return setup_.peers.ranks(); }
   void share(const char* what, std::byte* data, std::span<const ByteRange> shards) override;
-  void exchange(const char* what, const std::byte* data, std::span<const ByteRange> shards,
-                const Add& add) override;
+  void exchange_among(const Members& members, const char* what, const std::byte* data,
+                      std::span<const ByteRange> shards, int64_t longest, const Add& add) override;
   void begin_after(StreamView callers) override;
   void end_before(StreamView callers) override;
   StreamView stream(StreamView) const override { return device_->stream.view(); }

@@ -13,12 +13,6 @@ namespace {
 
 constexpr int kLookMs = 200;
 
-int64_t longest(std::span<const ByteRange> shards) {
-  int64_t bytes = 0;
-  for (const ByteRange& run : shards) bytes = std::max(bytes, run.bytes);
-  return bytes;
-}
-
 // Of a run, the bytes from `at` on, at most `most`.
 ByteRange part(const ByteRange& run, int64_t at, int64_t most) {
   return {run.begin + at, std::clamp<int64_t>(run.bytes - at, 0, most)};
@@ -70,7 +64,7 @@ void SharedGroup::live() {
 }
 
 void SharedGroup::share(const char* what, std::byte* data, std::span<const ByteRange> shards) {
-  const int64_t room = region_.staging_bytes() / 2, all = longest(shards);
+  const int64_t room = region_.staging_bytes() / 2, all = longest_of(shards);
   for (int64_t at = 0; at == 0 || at < all; at += room) {
     const ByteRange mine = part(shards[static_cast<size_t>(rank_)], at, room);
     copy_run(half(rank_), data + mine.begin, mine.bytes);
@@ -84,20 +78,20 @@ void SharedGroup::share(const char* what, std::byte* data, std::span<const ByteR
   }
 }
 
-void SharedGroup::exchange(const char* what, const std::byte* data, std::span<const ByteRange> shards,
-                           const Add& add) {
-  const int64_t room = region_.staging_bytes() / 2 / ranks() / kExchangePart * kExchangePart;
-  const int64_t all = longest(shards);
-  std::vector<const std::byte*> from(static_cast<size_t>(ranks()));
-  for (int64_t at = 0; at == 0 || at < all; at += room) {
-    for (int r = 0; r < ranks(); ++r) {
-      const ByteRange theirs = part(shards[static_cast<size_t>(r)], at, room);
-      copy_run(half(rank_) + r * room, data + theirs.begin, theirs.bytes);
-      if (r != rank_) sent_ += theirs.bytes;
+void SharedGroup::exchange_among(const Members& members, const char* what, const std::byte* data,
+                                 std::span<const ByteRange> shards, int64_t longest, const Add& add) {
+  const auto count = std::ssize(members.ranks);
+  const int64_t room = region_.staging_bytes() / 2 / count / kExchangePart * kExchangePart;
+  std::vector<const std::byte*> from(members.ranks.size());
+  for (int64_t at = 0; at == 0 || at < longest; at += room) {
+    for (int64_t i = 0; i < count; ++i) {
+      const ByteRange theirs = part(shards[static_cast<size_t>(i)], at, room);
+      copy_run(half(rank_) + i * room, data + theirs.begin, theirs.bytes);
+      if (i != members.place) sent_ += theirs.bytes;
     }
     meet(what);
-    const ByteRange mine = part(shards[static_cast<size_t>(rank_)], at, room);
-    for (int r = 0; r < ranks(); ++r) from[static_cast<size_t>(r)] = half(r) + rank_ * room;
+    const ByteRange mine = part(shards[static_cast<size_t>(members.place)], at, room);
+    for (size_t i = 0; i < from.size(); ++i) from[i] = half(members.ranks[i]) + members.place * room;
     if (mine.bytes > 0) add(at, mine.bytes, from);
     ++round_;
   }

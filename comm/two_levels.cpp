@@ -1,6 +1,7 @@
 #include "comm/two_levels.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "base/error.h"
 
@@ -10,27 +11,34 @@ namespace {
 constexpr auto kSumBytes = static_cast<int64_t>(sizeof(float));
 
 // So many elements that both their own bytes and their sums' are whole parts.
-int64_t room_for(int64_t staging, int machines) {
-  return staging / kSumBytes / machines / kExchangePart * kExchangePart;
+int64_t room_for(int64_t partial, int machines) {
+  return partial / kSumBytes / machines / kExchangePart * kExchangePart;
+}
+
+Members every(int step, int first, int count, int place) {
+  Members out{.ranks = {}, .place = place};
+  for (int i = 0; i < count; ++i) out.ranks.push_back(first + i * step);
+  return out;
 }
 
 }  // namespace
 
-TwoLevels::TwoLevels(Group& inside, Group& across, int64_t staging)
-    : inside_(inside),
-      across_(across),
-      room_(room_for(staging, across.ranks())),
-      partial_(static_cast<size_t>(room_ * across.ranks())) {
-  LM_CHECK(room_ > 0, "staging for a part of every machine");
+TwoLevels::TwoLevels(Group& group, int each, DeviceType device, int64_t partial) : group_(group) {
+  LM_CHECK(each > 0 && group.ranks() % each == 0, "equally many ranks on every machine");
+  const int machine = group.rank() / each, place = group.rank() % each;
+  inside_ = every(1, machine * each, each, place);
+  across_ = every(each, place, group.ranks() / each, machine);
+  room_ = room_for(partial, machines());
+  LM_CHECK(room_ > 0, "room for a part of every machine's sums");
+  partial_ = Memory(device, machines() * room_ * kSumBytes);
 }
 
 void TwoLevels::exchange(const char* what, const std::byte* data, std::span<const ByteRange> shards,
                          const TwoLevelAdd& add) {
-  LM_CHECK(std::ssize(shards) == ranks(), "a shard of every rank");
-  int64_t longest = 0;
-  for (const ByteRange& shard : shards) longest = std::max(longest, shard.bytes / add.element_bytes);
+  LM_CHECK(std::ssize(shards) == group_.ranks(), "a shard of every rank");
+  const int64_t longest = longest_of(shards) / add.element_bytes;
   std::vector<ByteRange> parts(shards.size());
-  for (int64_t first = 0; first == 0 || first < longest; first += room_) {
+  for (int64_t first = 0; first < longest; first += room_) {
     const int64_t at = first * add.element_bytes, most = room_ * add.element_bytes;
     std::ranges::transform(shards, parts.begin(), [&](const ByteRange& shard) {
       return ByteRange{shard.begin + at, std::clamp<int64_t>(shard.bytes - at, 0, most)};
@@ -43,32 +51,28 @@ void TwoLevels::exchange(const char* what, const std::byte* data, std::span<cons
 // Of every machine's shards, the one of the rank with this one's place.
 void TwoLevels::add_inside(const char* what, const std::byte* data, std::span<const ByteRange> parts,
                            const TwoLevelAdd& add) {
-  for (int m = 0; m < across_.ranks(); ++m) {
-    float* const sums = partial_.data() + m * room_;
-    const auto of_machine =
-        parts.subspan(static_cast<size_t>(rank_of(m, 0)), static_cast<size_t>(inside_.ranks()));
-    inside_.exchange(what, data, of_machine,
-                     [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
-                       add.inside(sums + offset / add.element_bytes, bytes / add.element_bytes, from);
-                     });
+  for (int m = 0; m < machines(); ++m) {
+    const auto of_machine = parts.subspan(static_cast<size_t>(m * each()), inside_.ranks.size());
+    group_.exchange_among(inside_, what, data, of_machine, longest_of(of_machine),
+                          [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
+                            add.inside(sums_of(m) + offset / add.element_bytes, bytes / add.element_bytes,
+                                       from);
+                          });
   }
 }
 
 void TwoLevels::add_across(const char* what, std::span<const ByteRange> parts, int64_t first,
                            const TwoLevelAdd& add) {
   std::vector<ByteRange> sums;
-  for (int m = 0; m < across_.ranks(); ++m) {
-    const ByteRange& part = parts[static_cast<size_t>(rank_of(m, inside_.rank()))];
+  for (int m = 0; m < machines(); ++m) {
+    const ByteRange& part = parts[static_cast<size_t>(across_.ranks[static_cast<size_t>(m)])];
     sums.push_back({m * room_ * kSumBytes, part.bytes / add.element_bytes * kSumBytes});
   }
-  std::vector<const float*> machines(sums.size());
-  across_.exchange(what, reinterpret_cast<const std::byte*>(partial_.data()), sums,
-                   [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
-                     std::ranges::transform(from, machines.begin(), [](const std::byte* sum) {
-                       return reinterpret_cast<const float*>(sum);
-                     });
-                     add.across(first + offset / kSumBytes, bytes / kSumBytes, machines);
-                   });
+  group_.exchange_among(across_, what, partial_.data(), sums,
+                        longest_of(parts) / add.element_bytes * kSumBytes,
+                        [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
+                          add.across(first + offset / kSumBytes, bytes / kSumBytes, from);
+                        });
 }
 
 }  // namespace lm

@@ -252,7 +252,9 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, Pla
   inputs.recorded = recorded ? &*recorded : nullptr;
   const auto plan = [&] {
     const int here = job->ranks_on_machine;
-    const World world{.ranks = count, .nodes = count % here == 0 ? count / here : 1};
+    const World world{.ranks = count,
+                      .nodes = count % here == 0 ? count / here : 1,
+                      .by_machine = ranks == nullptr || ranks->by_machine()};
     job->plan = make_plan(inputs, share_of_machine(job->machine, here), world, purpose);
   };
   // What cannot fit ends here, before anything is started or measured.

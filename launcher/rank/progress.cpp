@@ -10,6 +10,26 @@
 #include "launcher/rank/progress_line.h"
 
 namespace lm {
+namespace {
+
+DiskStep planned_disks(const Plan& plan) {
+  DiskStep out{.seconds = plan.step_seconds};
+  for (const LinkTime& link : plan.links) {
+    if (!link.name.starts_with("disk ")) continue;
+    out.disk_seconds = std::max(out.disk_seconds, link.seconds);  // both ways at once
+    out.bytes += static_cast<int64_t>(link.amount);
+  }
+  return out;
+}
+
+}  // namespace
+
+Progress::Progress(const Config& config, const Plan& plan, int64_t total_steps, bool evaluates)
+    : every_(config.log.every),
+      eval_every_(evaluates ? config.train.eval_every : 0),
+      checkpoint_(config.checkpoint.every),
+      total_(total_steps),
+      disks_(planned_disks(plan)) {}
 
 void Progress::begin(bool gpu) const {
   log_line(
@@ -46,6 +66,16 @@ void Progress::show(const StepRow& row, double since_save) {
              .seconds_to_eval = before_the_end(eval),
              .seconds_to_save = before_the_end(seconds_to_save(row.step, mean, since_save))},
             every_);
+  watch_disks(row);
+}
+
+// Once, as the run is then slower than was promised.
+void Progress::watch_disks(const StepRow& row) {
+  const auto slow = disks_.see({.seconds = row.step_ms / 1e3,
+                                .disk_seconds = row.disk_seconds,
+                                .wait_seconds = row.wait_seconds,
+                                .bytes = row.read_bytes + row.written_bytes});
+  if (slow) log_warning("SLOW-29", *slow);
 }
 
 void Progress::finish(const TrainerResult& result) {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "config/config.h"
+#include "launcher/rank/disk_pace.h"
 #include "plan/plan.h"
 #include "train/trainer.h"
 
@@ -12,11 +13,7 @@ namespace lm {
 class Progress {
  public:
   // `evaluates`: every train.eval_every steps.
-  Progress(const Config& config, int64_t total_steps, bool evaluates)
-      : every_(config.log.every),
-        eval_every_(evaluates ? config.train.eval_every : 0),
-        checkpoint_(config.checkpoint.every),
-        total_(total_steps) {}
+  Progress(const Config& config, const Plan& plan, int64_t total_steps, bool evaluates);
   // The line that explains the others; before the first step.
   void begin(bool gpu) const;
   // `since_save`: seconds since the last save.
@@ -26,11 +23,14 @@ class Progress {
  private:
   double seconds_to_save(int64_t step, double mean_seconds, double since_save) const;
 
+  void watch_disks(const StepRow& row);
+
   int64_t every_, eval_every_;
   Interval checkpoint_;
   int64_t total_;
   int64_t steps_ = 0;   // of this start
   double seconds_ = 0;  // in these, for the time left
+  DiskPace disks_;
 };
 
 // The peaks of memory against the plan, where the result is, and what to do with it.

@@ -127,6 +127,10 @@ void Ranks::meet_neighbours() {
     on_machine_ = std::max(on_machine_, static_cast<int>(here));
     if (std::strcmp(one.boot, all.front().boot) == 0) CPU_OR(&leaders, &leaders, &one.cores);
   }
+  for (size_t r = 0; r < all.size(); ++r) {
+    const size_t first = r - r % static_cast<size_t>(on_machine_);
+    by_machine_ = by_machine_ && std::strcmp(all[r].boot, all[first].boot) == 0;
+  }
   machine_cores_ = CPU_COUNT(&leaders);
   // A quota of a container counts for all of them together.
   affinity_decides_ = CPU_COUNT(&mine.cores) == survey_host().cpu.cores;

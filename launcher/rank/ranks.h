@@ -40,6 +40,8 @@ class Ranks {
   // The most ranks that share a machine, and the cores that those on the leader's machine have together:
   // mpirun may give each of them others. `cores`: this rank's own.
   int on_machine() const { return on_machine_; }
+  // Whether they are numbered machine by machine, equally many on each.
+  bool by_machine() const { return by_machine_; }
   int machine_cores(int cores) const {
     return machine_cores_ > 0 && affinity_decides_ ? machine_cores_ : cores;
   }
@@ -69,7 +71,7 @@ class Ranks {
   std::unique_ptr<Group> group_;
   std::unique_ptr<NcclGroup> gpus_;
   int on_machine_ = 1, machine_cores_ = 0;
-  bool affinity_decides_ = false;
+  bool affinity_decides_ = false, by_machine_ = true;
 };
 
 }  // namespace lm

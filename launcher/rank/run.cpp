@@ -289,7 +289,7 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   if (saved.empty()) judge.at(0);
 
   // The loop. Whoever asks for a stop lets the step at hand finish.
-  Progress progress(config, steps, !held_out.empty());
+  Progress progress(config, job->plan, steps, !held_out.empty());
   progress.begin(job->stream.device == DeviceType::kCuda);
   const auto publish = [&] {
     if (ranks.own_door()) control.publish(record_of(trainer, checkpoints, stop));

@@ -49,6 +49,11 @@ inline constexpr int64_t kRankStagingBytes = 8 * kMiB;
 // for a link's rate.
 inline constexpr int64_t kDeviceRankStagingBytes = 64 * kMiB;
 
+// What a machine's ranks have added up before it goes to the other machines, where it is added.
+constexpr int64_t partial_sum_bytes(DeviceType device) {
+  return device == DeviceType::kCpu ? kRankStagingBytes : kDeviceRankStagingBytes;
+}
+
 class Staging {
  public:
   // The buffer is made when the first bytes need it.

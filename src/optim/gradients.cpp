@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "base/staging.h"
 #include "optim/shards.h"
 
 namespace lm {
@@ -92,33 +93,52 @@ void Gradients::leave_to_compute(int64_t u, Group& group) const {
   if (passes_on) group.end_before(stream_);
 }
 
-void Gradients::exchange(int64_t u, Group& group, bool sharded) {
+void Gradients::add_up(float* to, int64_t elements, DType from_dtype, std::span<const std::byte* const> from,
+                       StreamView stream) const {
+  Accumulate add{.to = to, .elements = elements, .from_dtype = from_dtype, .overwrite = true};
+  for (const std::byte* const one : from) {
+    add.from = one;
+    kernels_.accumulate(add, stream);
+    add.overwrite = false;
+  }
+}
+
+void Gradients::add_into(std::byte* to, int64_t elements, DType from_dtype,
+                         std::span<const std::byte* const> from, StreamView stream) {
+  if (dtype_ == DType::kF32) return add_up(reinterpret_cast<float*>(to), elements, from_dtype, from, stream);
+  const int64_t bytes = elements * static_cast<int64_t>(sizeof(float));
+  if (sum_.size() < bytes) sum_ = Memory(stream.device, bytes);
+  auto* const sum = reinterpret_cast<float*>(sum_.data());
+  add_up(sum, elements, from_dtype, from, stream);
+  kernels_.accumulate({.to = to, .from = sum, .elements = elements, .to_dtype = dtype_, .overwrite = true},
+                      stream);
+}
+
+void Gradients::exchange(int64_t u, Group& group, bool sharded, int machine_ranks) {
   const auto size = static_cast<int64_t>(dtype_size(dtype_));
   const std::vector<ByteRange> ranges = shard_bytes(units_[static_cast<size_t>(u)], group.ranks(), size);
   std::byte* const all = unit_in_group(u);
   std::byte* const own = all + ranges[static_cast<size_t>(group.rank())].begin;
-  const bool rounds = dtype_ != DType::kF32;  // once, after the last addition
   group.begin_after(stream_);
   const StreamView stream = group.stream(stream_);
-  group.exchange("exchange of gradients", all, ranges,
-                 [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
-                   const int64_t elements = bytes / size;
-                   if (rounds && sum_.size() < elements * 4) sum_ = Memory(stream.device, elements * 4);
-                   void* const to = rounds ? sum_.data() : own + offset;
-                   Accumulate add{.to = to, .elements = elements, .from_dtype = dtype_, .overwrite = true};
-                   for (const std::byte* const rank : from) {
-                     add.from = rank;
-                     kernels_.accumulate(add, stream);
-                     add.overwrite = false;
-                   }
-                   if (!rounds) return;
-                   kernels_.accumulate({.to = own + offset,
-                                        .from = sum_.data(),
-                                        .elements = elements,
-                                        .to_dtype = dtype_,
-                                        .overwrite = true},
-                                       stream);
-                 });
+  if (machine_ranks > 1) {
+    if (!levels_) levels_.emplace(group, machine_ranks, stream.device, partial_sum_bytes(stream.device));
+    levels_->exchange("exchange of gradients", all, ranges,
+                      {.element_bytes = size,
+                       .inside =
+                           [&](float* to, int64_t elements, std::span<const std::byte* const> from) {
+                             add_up(to, elements, dtype_, from, stream);
+                           },
+                       .across =
+                           [&](int64_t first, int64_t elements, std::span<const std::byte* const> from) {
+                             add_into(own + first * size, elements, DType::kF32, from, stream);
+                           }});
+  } else {
+    group.exchange("exchange of gradients", all, ranges,
+                   [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
+                     add_into(own + offset, bytes / size, dtype_, from, stream);
+                   });
+  }
   if (!sharded) group.share("sums of gradients", all, ranges);
   leave_to_compute(u, group);
 }

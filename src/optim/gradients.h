@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/arena.h"
-#include "comm/group.h"
+#include "comm/two_levels.h"
 #include "config/config.h"
 #include "kernels/kernels.h"
 #include "offload/store.h"
@@ -54,9 +54,10 @@ class Gradients {
   void zero(int64_t u);
 
   // Every rank's gradient of the unit has come to its end: the sum over all of them, in the order of ranks,
-  // in fp32. Of a rank's own shard where `sharded`, else of the whole unit. With a group of GPUs in its
-  // stream, as the norms that follow: who reads either waits for it (Group::end_before).
-  void exchange(int64_t u, Group& group, bool sharded);
+  // where `machine_ranks` > 1 of so many at a time and then of these sums (comm/two_levels.h), in fp32. Of a
+  // rank's own shard where `sharded`, else of the whole unit. With a group of GPUs in its stream, as the
+  // norms that follow: who reads either waits for it (Group::end_before).
+  void exchange(int64_t u, Group& group, bool sharded, int machine_ranks);
   // The unit's gradient is final: its granule norms are enqueued; where each rank has its shard alone, those
   // of the others come from them.
   void granule_norms(int64_t u, Group& group, bool sharded);
@@ -78,6 +79,12 @@ class Gradients {
   double sum(int64_t b) const;
   std::span<const double> sums(int64_t b) const;  // of its granules
   std::optional<int64_t> non_finite_granule(int64_t b) const;
+  // to[0, elements) = the sum of ranks, or of machines, in fp32.
+  void add_up(float* to, int64_t elements, DType from_dtype, std::span<const std::byte* const> from,
+              StreamView stream) const;
+  // The same, rounded once to the gradient's type.
+  void add_into(std::byte* to, int64_t elements, DType from_dtype, std::span<const std::byte* const> from,
+                StreamView stream);
   // For the group's stream; afterwards, compute does not touch the unit before that is done with it.
   std::byte* unit_in_group(int64_t u) const;
   void leave_to_compute(int64_t u, Group& group) const;
@@ -102,6 +109,7 @@ class Gradients {
   double* host_sums_;                   // the same where the host reads them
   std::vector<int64_t> first_granule_;  // of each block
   Memory sum_;                          // fp32, of ranks' bf16 gradients, of some granules
+  std::optional<TwoLevels> levels_;     // of the group, from the first exchange that needs them
 };
 
 // The factor that clipping gives a gradient of this norm: min(1, limit / (norm + 1e-6)), in fp32.

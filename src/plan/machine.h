@@ -55,6 +55,7 @@ struct Machine {
 struct World {
   int ranks = 1;
   int nodes = 1;
+  bool by_machine = true;  // ranks are numbered machine by machine
   int ranks_per_node() const { return ranks / nodes; }
 };
 

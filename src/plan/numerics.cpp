@@ -119,6 +119,8 @@ NumericsPlan settled(const PlanInput& in) {
   n.threads = static_cast<int>(config.run.threads.value_or(in.machine.cores));
   n.kernel_set = kernel_set(in.machine, in.device);
   n.ranks = in.world.ranks;
+  // One machine's ranks are all of them: the same order as one by one.
+  if (in.world.nodes > 1 && in.world.by_machine) n.machine_ranks = in.world.ranks_per_node();
   return n;
 }
 
@@ -178,6 +180,7 @@ NumericsPlan adopted(const PlanInput& in, std::vector<Choice>& choices) {
   n.master = now.master;
   n.rule = now.rule;
   n.ranks = now.ranks;
+  if (recorded.ranks != now.ranks) n.machine_ranks = now.machine_ranks;
   if (config.train.recompute != Recompute::kAuto) n.recompute = config.train.recompute == Recompute::kBlock;
   set_micro_batch(in, config.train.micro_batch.value_or(recorded.micro_batch), n);
   const auto choose = [&](const char* key, bool automatic, const std::string& value) {
@@ -190,6 +193,10 @@ NumericsPlan adopted(const PlanInput& in, std::vector<Choice>& choices) {
     choices.push_back(
         {"ranks", std::to_string(now.ranks),
          fmt::format("this run began with {}, and losses differ in rounding from those", recorded.ranks)});
+  if (n.machine_ranks != now.machine_ranks)
+    choices.push_back(
+        {"ranks of a machine", std::to_string(n.machine_ranks),
+         "as this run has recorded: gradients of so many are added up first, wherever they are"});
   if (n.kernel_set != now.kernel_set)
     choices.push_back({"kernels", now.kernel_set,
                        "this run began with " + n.kernel_set + ", and losses differ in rounding from those"});

@@ -29,6 +29,9 @@ struct NumericsPlan {
   RuleId rule = {};                // of the optimizer
   std::string kernel_set = "cpu";  // the device and its instruction set or kind
   int ranks = 1;
+  int machine_ranks = 1;  // whose gradients are added up first, before those of other machines
+  // With one rank to a machine, or one machine, sums are those of all ranks in their order.
+  bool two_levels() const { return machine_ranks > 1 && machine_ranks < ranks; }
   DType trained_dtype() const { return fp32_adapters ? DType::kF32 : dtype; }
   MasterForm form() const { return master_form(master, trained_dtype()); }
   StateStreams state() const { return {rule, form()}; }

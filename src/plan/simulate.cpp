@@ -24,7 +24,12 @@ class Network {
 
   // Seconds of a call, from the last one's coming on.
   double carry(const Collective& call) {
-    const int each = world_.ranks_per_node();
+    const int each = world_.ranks_per_node(), outside = world_.ranks - each;
+    if (call.reach == Collective::Reach::kMachine)  // a call for each machine's shards
+      return occupy(most_inside(call), 0) + world_.nodes * links_.call_seconds;
+    if (call.reach == Collective::Reach::kMachines)
+      return occupy(0, most_of_places(call)) + links_.call_seconds +
+             (world_.nodes - 1) * links_.message_seconds;
     double inside = 0, between = 0;
     for (int node = 0; node < world_.nodes; ++node) {
       double here = 0;  // bytes of the node's shards
@@ -37,17 +42,42 @@ class Network {
         inside = std::max({inside, own * (each - 1), here - own});
       }
     }
-    inside /= links_.inside;
-    between = world_.nodes > 1 ? between / links_.between : 0;
-    inside_busy += inside;
-    between_busy += between;
-    const int outside = world_.ranks - each;
-    return links_.call_seconds + outside * links_.message_seconds + std::max(inside, between);
+    return occupy(inside, between) + links_.call_seconds + outside * links_.message_seconds;
   }
 
   double inside_busy = 0, between_busy = 0;
 
  private:
+  // Bytes of the rank that has the most to send or to receive on its machine: what it does not add up, and
+  // what others have of what it does.
+  double most_inside(const Collective& call) const {
+    int64_t most = 0;
+    for (int place = 0; place < world_.ranks_per_node(); ++place) {
+      const int64_t own = call.shards_of_place(place, world_.ranks);
+      most = std::max({most, call.bytes - own, own * (world_.ranks_per_node() - 1)});
+    }
+    return static_cast<double>(most);
+  }
+  // Bytes of the machine that has the most to send or to receive: others' shards, once each; and its own from
+  // each of the others.
+  double most_of_places(const Collective& call) const {
+    const int each = world_.ranks_per_node();
+    int64_t most = 0;
+    for (int node = 0; node < world_.nodes; ++node) {
+      int64_t here = 0;
+      for (int r = node * each; r < (node + 1) * each; ++r) here += call.shard_of(r);
+      most = std::max({most, call.bytes - here, here * (world_.nodes - 1)});
+    }
+    return static_cast<double>(most);
+  }
+  double occupy(double inside, double between) {
+    inside /= links_.inside;
+    between = world_.nodes > 1 ? between / links_.between : 0;
+    inside_busy += inside;
+    between_busy += between;
+    return std::max(inside, between);
+  }
+
   const World& world_;
   const RankLinks& links_;
 };
@@ -143,7 +173,7 @@ Simulation simulate_step(const PlanInputs& inputs, const Machine& machine, const
   Ranks ranks(plan.world, shape, rates, plan.schedule.updates_at_end());
   Simulation out;
   uint64_t number = 0;
-  for (StepSchedule& step : steady_steps(plan.schedule, shape.transfers)) {
+  const auto walk = [&](const TimedList& list) {
     std::vector<double> slowness;
     for (int r = 0; r < plan.world.ranks; ++r) {
       const bool slow = draw(stragglers.seed, number, static_cast<uint64_t>(r)) < stragglers.share;
@@ -153,7 +183,6 @@ Simulation simulate_step(const PlanInputs& inputs, const Machine& machine, const
     Network network(plan.world, links);
     const double start = ranks.end(), read = ranks.first().read, written = ranks.first().written;
     double computing = 0;
-    const TimedList list(std::move(step), shape.transfers);
     for (size_t i = 0; i < list.operations().size(); ++i) {
       const Operation& op = list.operations()[i];
       const Timed timed{compute(op), traffic.of(op)};
@@ -168,7 +197,15 @@ Simulation simulate_step(const PlanInputs& inputs, const Machine& machine, const
            .bound = std::max({computing * slowest, network.inside_busy, network.between_busy,
                               (ranks.first().read - read) * per_node / rates.disk_read,
                               (ranks.first().written - written) * per_node / rates.disk_write})};
-  }
+  };
+  std::vector<StepSchedule> steps = steady_steps(plan.schedule, shape.transfers);
+  const TimedList last(std::move(steps.back()), shape.transfers);
+  steps.pop_back();
+  for (StepSchedule& step : steps) walk(TimedList(std::move(step), shape.transfers));
+  Steadiness steady;
+  do {
+    walk(last);
+  } while (!steady.reached(out.seconds, ranks.first().behind()));
   return out;
 }
 

@@ -287,14 +287,14 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   const bool cpu = in.device == DeviceType::kCpu;
   if (!cpu) table.device("context", kContextBytes, "CUDA's own");
   if (!cpu) table.device("LibTorch", p.library_device_bytes, "attention while it runs, GEMM workspaces");
-  if (!cpu)
-    table.host("uploads and results", p.upload_bytes + p.result_bytes, "batches to the GPU, norms from it");
+  if (!cpu) table.host("uploads and results", p.upload_bytes + p.result_bytes, "batches up, norms down");
   if (!cpu) table.host("load buffer", kStagingBytes, "files pass through it on their way to the GPU");
   if (in.trains())
     table.host("save buffers", save_buffer_bytes(in.layout, n, p, in.config.optimizer.clip),
                "state passes through them to a checkpoint");
-  if (in.world.ranks > 1)
-    table.host("shared memory", kRankStagingBytes, "this rank's part, for what ranks send to one another");
+  if (in.world.ranks > 1) table.host("shared memory", kRankStagingBytes, "what this rank sends to others");
+  if (in.trains() && n.two_levels())
+    table.device("partial sums", partial_sum_bytes(in.device), "of a machine, for the other machines");
   if (!cpu && in.world.ranks > 1) {
     const int64_t sums = n.gradient_dtype == DType::kF32 ? 0 : 2 * kDeviceRankStagingBytes / in.world.ranks;
     table.device("exchange", kDeviceRankStagingBytes + sums, "what comes from other GPUs to be added");

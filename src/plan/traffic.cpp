@@ -8,12 +8,34 @@ int64_t Collective::shard_of(int rank) const {
   return std::clamp<int64_t>(bytes - rank * shard, 0, shard);
 }
 
+int64_t Collective::shards_of_place(int rank, int ranks) const {
+  int64_t sum = 0;
+  for (int r = rank % machine_ranks; r < ranks; r += machine_ranks) sum += shard_of(r);
+  return sum;
+}
+
 int64_t Collective::sent(int rank, int ranks) const {
+  if (reach == Reach::kMachine) return bytes - shards_of_place(rank, ranks);
+  if (reach == Reach::kMachines) return shards_of_place(rank, ranks) - shard_of(rank);
   return exchange ? bytes - shard_of(rank) : shard_of(rank) * (ranks - 1);
+}
+
+double Collective::mean_sent(int ranks) const {
+  const double all = ranks, each = machine_ranks;
+  const double times = reach == Reach::kMachine    ? (each - 1) / each
+                       : reach == Reach::kMachines ? (all / each - 1) / all
+                                                   : (all - 1) / all;
+  return static_cast<double>(bytes) * times;
+}
+
+double Collective::between_share(const World& world) const {
+  if (reach != Reach::kAll) return reach == Reach::kMachines ? 1 : 0;
+  return static_cast<double>(world.ranks - world.ranks_per_node()) / (world.ranks - 1);
 }
 
 Traffic::Traffic(const ModelLayout& layout, const NumericsPlan& numerics, const PlacementPlan& placement)
     : ranks_(placement.ranks),
+      machine_ranks_(numerics.two_levels() ? numerics.machine_ranks : 1),
       sharded_(placement.sharded),
       frozen_(placement.frozen_weights),
       weights_in_shards_(placement.pool(Pool::kWeights).shards > 1),
@@ -25,12 +47,11 @@ Traffic::Traffic(const ModelLayout& layout, const NumericsPlan& numerics, const 
 }
 
 Collective Traffic::scalars(int64_t bytes) const {
-  return {.kind = Collective::Kind::kVotes, .exchange = false, .bytes = ranks_ * bytes, .shard = bytes};
+  return {.kind = Collective::Kind::kVotes, .bytes = ranks_ * bytes, .shard = bytes};
 }
 
 Collective Traffic::of_unit(Collective::Kind kind, const Unit& unit, int64_t element_bytes) const {
   return {.kind = kind,
-          .exchange = false,
           .bytes = unit.elements * element_bytes,
           .shard = lm::shard_of(unit, 0, ranks_).elements * element_bytes};
 }
@@ -48,7 +69,6 @@ std::vector<Collective> Traffic::of(const Operation& op) const {
     const Unit& unit = units_[static_cast<size_t>(op.array)];
     if (!frozen_) return {of_unit(Kind::kWeights, unit, weight_bytes_)};
     return {{.kind = Kind::kWeights,
-             .exchange = false,
              .bytes = unit.frozen_bytes,
              .shard = frozen_shard_of(unit.frozen_bytes, 0, ranks_).elements}};
   }
@@ -56,14 +76,26 @@ std::vector<Collective> Traffic::of(const Operation& op) const {
   const Unit& unit = units_[static_cast<size_t>(op.unit)];
   if (op.kind == OperationKind::kGather) return {of_unit(Kind::kWeights, unit, weight_bytes_)};
   if (op.kind == OperationKind::kExchange) {
-    Collective sums = of_unit(Kind::kGradients, unit, gradient_bytes_), exchange = sums;
-    exchange.exchange = true;
-    return sharded_ ? std::vector{exchange} : std::vector{exchange, sums};
+    const Collective sums = of_unit(Kind::kGradients, unit, gradient_bytes_);
+    std::vector<Collective> calls = exchange_of(unit);
+    if (!sharded_) calls.push_back(sums);
+    return calls;
   }
   if (op.kind != OperationKind::kNorm || !sharded_) return {};
   Collective norms = of_unit(Kind::kVotes, unit, sizeof(double));  // one of each granule
   norms.bytes /= kGranule, norms.shard /= kGranule;
   return {norms};
+}
+
+std::vector<Collective> Traffic::exchange_of(const Unit& unit) const {
+  Collective all = of_unit(Collective::Kind::kGradients, unit, gradient_bytes_);
+  all.exchange = true;
+  if (machine_ranks_ == 1) return {all};
+  Collective machines = of_unit(Collective::Kind::kGradients, unit, sizeof(float));  // sums
+  machines.exchange = true;
+  all.machine_ranks = machines.machine_ranks = machine_ranks_;
+  all.reach = Collective::Reach::kMachine, machines.reach = Collective::Reach::kMachines;
+  return {all, machines};
 }
 
 double CollectiveTime::seconds() const {
@@ -73,10 +105,15 @@ double CollectiveTime::seconds() const {
 CollectiveTime collective_time(const Collective& call, const World& world, const RankLinks& links) {
   // The first rank has the longest shard: nobody sends or receives more.
   const auto each = static_cast<double>(call.shard);
-  const int inside = world.ranks_per_node() - 1, outside = world.ranks - world.ranks_per_node();
+  const int here = world.ranks_per_node(), inside = here - 1, outside = world.ranks - here;
+  if (call.reach == Collective::Reach::kMachine)  // one call for each machine's shards
+    return {.inside = each * inside * world.nodes / links.inside, .fixed = world.nodes * links.call_seconds};
+  if (call.reach == Collective::Reach::kMachines)
+    return {.between = each * here * (world.nodes - 1) / links.between,
+            .fixed = links.call_seconds + (world.nodes - 1) * links.message_seconds};
   CollectiveTime out{.inside = each * inside / links.inside,
                      .fixed = links.call_seconds + outside * links.message_seconds};
-  if (outside > 0) out.between = each * outside * world.ranks_per_node() / links.between;
+  if (outside > 0) out.between = each * outside * here / links.between;
   return out;
 }
 
@@ -84,9 +121,10 @@ RankTraffic traffic_of(const Traffic& traffic, const StepSchedule& step, const W
                        const RankLinks& links) {
   RankTraffic out;
   if (world.ranks == 1) return out;
+  double between = 0;
   const auto add = [&](const Collective& call) {
-    // Every byte goes to all ranks but one.
-    const double bytes = static_cast<double>(call.bytes) * (1 - 1.0 / world.ranks);
+    const double bytes = call.mean_sent(world.ranks);
+    between += bytes * call.between_share(world);
     if (call.kind == Collective::Kind::kGradients) out.gradient_bytes += bytes;
     if (call.kind == Collective::Kind::kWeights) out.weight_bytes += bytes;
     if (call.kind == Collective::Kind::kVotes) out.vote_bytes += bytes;
@@ -100,7 +138,7 @@ RankTraffic traffic_of(const Traffic& traffic, const StepSchedule& step, const W
     for (const Collective& call : traffic.of(op)) add(call);
   }
   add(traffic.stop_vote());
-  out.between_share = static_cast<double>(world.ranks - world.ranks_per_node()) / (world.ranks - 1);
+  out.between_share = between / out.bytes();
   return out;
 }
 

@@ -15,13 +15,23 @@ namespace lm {
 // adds up its shard of all of them.
 struct Collective {
   enum class Kind : uint8_t { kGradients, kWeights, kVotes } kind = Kind::kVotes;
+  // An exchange among all; or its two levels: among the ranks of each machine, of every machine's shards
+  // those of the ranks with the same places; then among machines, each rank with those of its place on the
+  // others.
+  enum class Reach : uint8_t { kAll, kMachine, kMachines } reach = Reach::kAll;
   bool exchange = false;
-  int64_t bytes = 0;  // of the array
-  int64_t shard = 0;  // of the first rank
+  int64_t bytes = 0;      // of the array
+  int64_t shard = 0;      // of the first rank
+  int machine_ranks = 1;  // of an exchange in two levels
 
   int64_t shard_of(int rank) const;
+  // Of every machine's ranks with the same place as `rank`.
+  int64_t shards_of_place(int rank, int ranks) const;
   // Bytes from `rank` to all others together.
   int64_t sent(int rank, int ranks) const;
+  // The mean of that over all ranks, and the share of it that goes to ranks of other machines.
+  double mean_sent(int ranks) const;
+  double between_share(const World& world) const;
 };
 
 class Traffic {
@@ -35,8 +45,10 @@ class Traffic {
  private:
   Collective scalars(int64_t bytes) const;  // of each rank
   Collective of_unit(Collective::Kind kind, const Unit& unit, int64_t element_bytes) const;
+  std::vector<Collective> exchange_of(const Unit& unit) const;
 
   int ranks_;
+  int machine_ranks_;
   bool sharded_, frozen_;
   bool weights_in_shards_;
   int64_t weight_bytes_, gradient_bytes_;  // of an element

@@ -128,6 +128,10 @@ double RankClock::arrived(const TimedList& list, size_t i) {
   return out;
 }
 
+double RankClock::behind() const {
+  return std::max({now, disks_.read_free, disks_.write_free, up_free_, down_free_, calls_free_}) - now;
+}
+
 void RankClock::wait(double until) {
   if (until <= now) return;
   waited += until - now;

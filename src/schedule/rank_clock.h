@@ -48,6 +48,9 @@ class RankClock {
   double ready_beside(const TimedList& list, size_t i);
   void pass_beside(const Operation& op, double start, double end);
 
+  // Seconds after `now` until links have done what they were given.
+  double behind() const;
+
   double now = 0, waited = 0;
   double read = 0, written = 0, crossed = 0;  // bytes
   double host_seconds = 0;

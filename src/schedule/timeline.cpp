@@ -23,8 +23,7 @@ Timeline walk_timeline(const ScheduleShape& schedule, const TimelineShape& shape
   RankClock clock(shape, rates, schedule.updates_at_end(), disks);
   clock.spans = spans;
   Timeline out;
-  for (StepSchedule& step : steady_steps(schedule, shape.transfers)) {
-    const TimedList list(std::move(step), shape.transfers);
+  const auto walk = [&](const TimedList& list) {
     const RankClock before = clock;
     if (spans != nullptr) spans->clear();
     for (size_t i = 0; i < list.operations().size(); ++i) {
@@ -37,9 +36,17 @@ Timeline walk_timeline(const ScheduleShape& schedule, const TimelineShape& shape
            .disk_written_bytes = clock.written - before.written,
            .link_bytes = clock.crossed - before.crossed,
            .host_seconds = clock.host_seconds - before.host_seconds};
-    if (spans == nullptr) continue;
+    if (spans == nullptr) return;
     for (LaneSpan& span : *spans) span.start -= before.now, span.end -= before.now;
-  }
+  };
+  std::vector<StepSchedule> steps = steady_steps(schedule, shape.transfers);
+  TimedList last(std::move(steps.back()), shape.transfers);
+  steps.pop_back();
+  for (StepSchedule& step : steps) walk(TimedList(std::move(step), shape.transfers));
+  Steadiness steady;
+  do {
+    walk(last);
+  } while (!steady.reached(out.seconds, clock.behind()));
   return out;
 }
 

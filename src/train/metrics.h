@@ -41,6 +41,8 @@ struct StepRow {
   // Of the time of that I/O (and, on a GPU, of copies to it and from it), hidden behind compute. On a GPU of
   // what was over at the step's check; the rest counts for the next row.
   double hidden_pct = 100;
+  double disk_seconds = 0;  // in which some transfer of a disk was under way; not in the file
+  double wait_seconds = 0;  // in which compute waited for transfers; not in the file
 };
 
 // Share of I/O's time that compute did not wait for; 100 when nothing moved.

@@ -25,6 +25,7 @@ StepSettings step_settings(const RankSetup& setup) {
   settings.adapter = setup.adapter;
   settings.clip = setup.optimizer.clip;
   settings.max_grad_norm = setup.max_grad_norm;
+  settings.machine_ranks = n.two_levels() ? n.machine_ranks : 1;
   settings.shape = placement.schedule(setup.spec, n.recompute, setup.optimizer.clip);
   settings.transfers = placement.transfers();
   settings.pass.keeps_inputs = settings.shape.measures() && n.recompute;

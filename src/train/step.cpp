@@ -139,7 +139,7 @@ void TrainStep::carry_out(const Operation& operation) {
       break;
     case OperationKind::kExchange:
       if (trained(unit(operation).block))
-        gradients_->exchange(operation.unit, device_group_, settings_.shape.sharded);
+        gradients_->exchange(operation.unit, device_group_, settings_.shape.sharded, settings_.machine_ranks);
       break;
     case OperationKind::kNorm:
       norm(operation);

@@ -49,6 +49,7 @@ struct StepSettings {
   double max_grad_norm = 1.0;
   ScheduleShape shape;  // micro_batches and pending are set per step
   TransferShape transfers;
+  int machine_ranks = 1;  // whose gradients are added up before those of other machines; 1: nobody's
 };
 
 struct StepResult {

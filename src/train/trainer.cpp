@@ -131,6 +131,8 @@ void Trainer::count_moved(StepRow& row) {
   row.read_bytes = moved.read_bytes - moved_.read_bytes;
   row.written_bytes = moved.written_bytes - moved_.written_bytes;
   row.hidden_pct = hidden_pct(busy - busy_, waited - waited_);
+  row.disk_seconds = moved.busy_seconds - moved_.busy_seconds;
+  row.wait_seconds = waited - waited_;
   moved_ = moved;
   busy_ = busy;
   waited_ = waited;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <random>
 #include <vector>
@@ -68,6 +69,38 @@ inline void exchange_brings_every_rank_its_run_of_all(Group& group) {
                      }
                      done += bytes;
                    });
+    ASSERT_EQ(done, mine.bytes);
+  }
+}
+
+// Every second rank, and then halves: two sets make the call at once, with shards of other lengths.
+inline void an_exchange_among_some_brings_theirs(Group& group) {
+  if (group.ranks() % 2 != 0) return;
+  std::mt19937 random(9);
+  const int half = group.ranks() / 2, rank = group.rank();
+  for (int round = 0; round < 20; ++round) {
+    const bool odd = round % 2 == 1;
+    Members members{.ranks = {}, .place = odd ? rank / 2 : rank % half};
+    for (int i = 0; i < half; ++i) members.ranks.push_back(odd ? rank % 2 + 2 * i : rank / half * half + i);
+    const int set = odd ? rank % 2 : rank / half;
+    const std::vector<ByteRange> first = random_shards(random, half, 100000),
+                                 second = random_shards(random, half, 9000);
+    const std::vector<ByteRange>& shards = set == 0 ? first : second;
+    std::vector<std::byte> data(static_cast<size_t>(shards.back().begin + shards.back().bytes));
+    for (size_t i = 0; i < data.size(); ++i) data[i] = value(rank, static_cast<int64_t>(i) + round);
+    const ByteRange& mine = shards[static_cast<size_t>(members.place)];
+    int64_t done = 0;
+    group.exchange_among(
+        members, "exchange among some", data.data(), shards, std::max(longest_of(first), longest_of(second)),
+        [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
+          ASSERT_EQ(offset, done);
+          ASSERT_EQ(std::ssize(from), half);
+          for (size_t m = 0; m < from.size(); ++m) {
+            for (int64_t i = 0; i < bytes; ++i)
+              ASSERT_EQ(from[m][i], value(members.ranks[m], mine.begin + offset + i + round));
+          }
+          done += bytes;
+        });
     ASSERT_EQ(done, mine.bytes);
   }
 }

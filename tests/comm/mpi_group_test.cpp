@@ -38,6 +38,11 @@ TEST_F(MpiGroups, ExchangeBringsEveryRankItsRunOfAll) {
   exchange_brings_every_rank_its_run_of_all(group);
 }
 
+TEST_F(MpiGroups, AnExchangeAmongSomeBringsTheirs) {
+  MpiGroup group(*link_, int64_t{1} << 15);
+  an_exchange_among_some_brings_theirs(group);
+}
+
 TEST_F(MpiGroups, AnExchangeMayAddWhereTheArrayIs) {
   MpiGroup group(*link_, int64_t{1} << 15);
   an_exchange_may_add_where_the_array_is(group);

@@ -28,26 +28,26 @@ class ThroughDevice final : public Group {
     synchronize(compute_);
     group_.check();
   }
-  void exchange(const char* what, const std::byte* data, std::span<const ByteRange> shards,
-                const Add& add) override {
+  void exchange_among(const Members& members, const char* what, const std::byte* data,
+                      std::span<const ByteRange> shards, int64_t longest, const Add& add) override {
     const int64_t bytes = end_of(shards);
     const Memory memory(DeviceType::kCuda, bytes);
     copy_bytes(memory.data(), data, bytes, compute_);
     group_.begin_after(compute_);
     const StreamView stream = group_.stream(compute_);
-    group_.exchange(what, memory.data(), shards,
-                    [&](int64_t offset, int64_t length, std::span<const std::byte* const> from) {
-                      std::vector<std::vector<std::byte>> host;
-                      std::vector<const std::byte*> parts;
-                      for (const std::byte* const part : from) {
-                        host.emplace_back(static_cast<size_t>(length));
-                        copy_bytes(host.back().data(), part, length, stream);
-                        parts.push_back(host.back().data());
-                      }
-                      synchronize(stream);
-                      group_.check();
-                      add(offset, length, parts);
-                    });
+    group_.exchange_among(members, what, memory.data(), shards, longest,
+                          [&](int64_t offset, int64_t length, std::span<const std::byte* const> from) {
+                            std::vector<std::vector<std::byte>> host;
+                            std::vector<const std::byte*> parts;
+                            for (const std::byte* const part : from) {
+                              host.emplace_back(static_cast<size_t>(length));
+                              copy_bytes(host.back().data(), part, length, stream);
+                              parts.push_back(host.back().data());
+                            }
+                            synchronize(stream);
+                            group_.check();
+                            add(offset, length, parts);
+                          });
     group_.end_before(compute_);
     synchronize(compute_);
     group_.check();
@@ -71,6 +71,7 @@ TEST_P(NcclGroups, MoveWhatEveryGroupMoves) {
     ThroughDevice group(rank);
     share_gives_everyone_every_run(group);
     exchange_brings_every_rank_its_run_of_all(group);
+    an_exchange_among_some_brings_theirs(group);
     an_exchange_may_add_where_the_array_is(group);
     const int64_t before = rank.group.sent_bytes();
     std::vector<std::byte> text(70000, rank.group.rank() == 0 ? std::byte{7} : std::byte{0});

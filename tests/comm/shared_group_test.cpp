@@ -52,6 +52,10 @@ TEST_P(SharedGroups, ExchangeBringsEveryRankItsRunOfAll) {
   expect_none(with_ranks(GetParam(), exchange_brings_every_rank_its_run_of_all, int64_t{1} << 17));
 }
 
+TEST_P(SharedGroups, AnExchangeAmongSomeBringsTheirs) {
+  expect_none(with_ranks(GetParam(), an_exchange_among_some_brings_theirs, int64_t{1} << 17));
+}
+
 TEST_P(SharedGroups, AnExchangeMayAddWhereTheArrayIs) {
   expect_none(with_ranks(GetParam(), an_exchange_may_add_where_the_array_is, int64_t{1} << 17));
 }

@@ -1,5 +1,4 @@
-// Sums in two levels, of machines that are imitated: ranks are threads, and those of a machine share a region
-// that the other machines' do not know.
+// Sums in two levels, of machines that are imitated: ranks are threads of one group.
 #include "comm/two_levels.h"
 
 #include <gtest/gtest.h>
@@ -72,7 +71,7 @@ float wanted(const std::vector<std::vector<std::byte>>& arrays, const Grouping& 
 
 struct Summed {
   std::vector<float> shard;
-  int64_t sent = 0;  // between machines
+  int64_t sent = 0;
 };
 
 TwoLevelAdd adding_into(std::vector<float>& out, int64_t element_bytes) {
@@ -86,11 +85,11 @@ TwoLevelAdd adding_into(std::vector<float>& out, int64_t element_bytes) {
                 }
               },
           .across =
-              [&out](int64_t first, int64_t elements, std::span<const float* const> from) {
+              [&out](int64_t first, int64_t elements, std::span<const std::byte* const> from) {
                 ASSERT_EQ(first, std::ssize(out));
                 for (int64_t i = 0; i < elements; ++i) {
-                  float sum = from[0][i];
-                  for (const float* const machine : from.subspan(1)) sum += machine[i];
+                  float sum = element(from[0], i, 4);
+                  for (const std::byte* const machine : from.subspan(1)) sum += element(machine, i, 4);
                   out.push_back(sum);
                 }
               }};
@@ -98,12 +97,8 @@ TwoLevelAdd adding_into(std::vector<float>& out, int64_t element_bytes) {
 
 // All ranks at once; `shards` in elements.
 std::vector<Summed> sum(const Grouping& grouping, const std::vector<std::vector<std::byte>>& arrays,
-                        const std::vector<ByteRange>& shards, int64_t element_bytes, int64_t staging) {
-  std::vector<SharedRegion> machines, places;
-  for (int m = 0; m < grouping.machines; ++m)
-    machines.push_back(SharedRegion::create(grouping.each, int64_t{1} << 17));
-  for (int l = 0; l < grouping.each; ++l)
-    places.push_back(SharedRegion::create(grouping.machines, int64_t{1} << 17));
+                        const std::vector<ByteRange>& shards, int64_t element_bytes, int64_t partial) {
+  SharedRegion region = SharedRegion::create(static_cast<int>(std::ssize(arrays)), int64_t{1} << 17);
   std::vector<ByteRange> ranges;
   for (const ByteRange& shard : shards)
     ranges.push_back({shard.begin * element_bytes, shard.bytes * element_bytes});
@@ -111,16 +106,12 @@ std::vector<Summed> sum(const Grouping& grouping, const std::vector<std::vector<
   std::vector<std::thread> threads;
   for (int r = 0; r < std::ssize(arrays); ++r) {
     threads.emplace_back([&, r] {
-      const int machine = r / grouping.each, place = r % grouping.each;
-      SharedGroup inside(machines[static_cast<size_t>(machine)], place);
-      SharedGroup across(places[static_cast<size_t>(place)], machine);
-      TwoLevels levels(inside, across, staging);
-      EXPECT_EQ(levels.rank(), r);
-      EXPECT_EQ(levels.ranks(), std::ssize(arrays));
+      SharedGroup group(region, r);
+      TwoLevels levels(group, grouping.each, DeviceType::kCpu, partial);
       Summed& mine = out[static_cast<size_t>(r)];
       levels.exchange("sum", arrays[static_cast<size_t>(r)].data(), ranges,
                       adding_into(mine.shard, element_bytes));
-      mine.sent = levels.sent_between_machines();
+      mine.sent = group.sent_bytes();
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -140,8 +131,8 @@ TEST_P(TwoLevelSums, AreAddedByRankThenByMachine) {
       if (ranks > 2) shards[1].bytes = 0;
       std::vector<std::vector<std::byte>> arrays;
       for (int r = 0; r < ranks; ++r) arrays.push_back(bytes_of(values(r, ranks * length), element_bytes));
-      const int64_t staging = grouping.machines * kExchangePart * 4 * 3;
-      const std::vector<Summed> got = sum(grouping, arrays, shards, element_bytes, staging);
+      const int64_t partial = grouping.machines * kExchangePart * 4 * 3;
+      const std::vector<Summed> got = sum(grouping, arrays, shards, element_bytes, partial);
       for (int r = 0; r < ranks; ++r) {
         const ByteRange& shard = shards[static_cast<size_t>(r)];
         const std::vector<float>& mine = got[static_cast<size_t>(r)].shard;
@@ -156,20 +147,20 @@ TEST_P(TwoLevelSums, AreAddedByRankThenByMachine) {
   }
 }
 
-// A machine sends one sum of each other machine's shards, whatever its own number of ranks.
+// A rank sends what others of its machine add up; and, of each other machine, one sum to one rank.
 TEST_P(TwoLevelSums, CrossBetweenMachinesOncePerMachine) {
   const Grouping grouping = GetParam();
   const int ranks = grouping.machines * grouping.each;
   constexpr int64_t kLength = 20000;
   std::vector<ByteRange> shards;
   for (int r = 0; r < ranks; ++r) shards.push_back({r * kLength, kLength});
-  std::vector<std::vector<std::byte>> arrays;
-  for (int r = 0; r < ranks; ++r) arrays.push_back(bytes_of(values(r, ranks * kLength), 4));
-  const std::vector<Summed> got = sum(grouping, arrays, shards, 4, int64_t{4} << 20);
-  for (int m = 0; m < grouping.machines; ++m) {
-    int64_t sent = 0;
-    for (int l = 0; l < grouping.each; ++l) sent += got[static_cast<size_t>(m * grouping.each + l)].sent;
-    EXPECT_EQ(sent, (grouping.machines - 1) * grouping.each * kLength * 4) << "machine " << m;
+  for (const int64_t element_bytes : {4, 2}) {
+    std::vector<std::vector<std::byte>> arrays;
+    for (int r = 0; r < ranks; ++r) arrays.push_back(bytes_of(values(r, ranks * kLength), element_bytes));
+    const int64_t inside = (grouping.each - 1) * grouping.machines * kLength * element_bytes,
+                  between = (grouping.machines - 1) * kLength * 4;
+    for (const Summed& rank : sum(grouping, arrays, shards, element_bytes, int64_t{4} << 20))
+      EXPECT_EQ(rank.sent, inside + between);
   }
 }
 

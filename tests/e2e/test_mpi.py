@@ -16,7 +16,7 @@ import pytest
 import mpi
 from limits import memory_limit
 from test_ranks import ON_DISK, prepared, result, run as run_ranks
-from test_run import BIN, filled, lmlaunch
+from test_run import BIN, filled, lmlaunch, rows
 
 pytestmark = pytest.mark.skipif(not shutil.which("mpirun"), reason="no mpirun (openmpi-bin)")
 
@@ -62,6 +62,30 @@ def test_what_mpirun_binds_changes_no_bit(work):
     numerics = [json.loads((work / "runs" / name / "numerics.json").read_text()) for name in ("forked", "launched")]
     assert numerics[0] == numerics[1]
     assert result(work, "launched") == result(work, "forked")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, for machines with boot ids of their own")
+def test_machines_add_up_their_own_ranks_first(work):
+    """Machines that are imitated. A run keeps the order of its sums: it goes on with the same bits on one machine."""
+    steps = dict(train__steps=100, train__eval_every=0, checkpoint__every=0)
+    prepared(work, "two", zero__stage=3, **steps)
+    mpi.run(work, "two", 4, machine_ranks=2)
+    directory = work / "runs" / "two"
+    assert json.loads((directory / "numerics.json").read_text())["machine_ranks"] == 2
+    assert json.loads((directory / "plan.json").read_text())["nodes"] == 2
+    prepared(work, "flat", zero__stage=3, **steps)
+    run_ranks(work, "flat", 4)
+    assert result(work, "flat") != result(work, "two")
+    losses = [[row["loss"] for row in rows(work, name) if "loss" in row] for name in ("flat", "two")]
+    assert losses[0][:5] == pytest.approx(losses[1][:5], rel=1e-6)
+    prepared(work, "moved", zero__stage=1, **steps)
+    job, metrics = mpi.start(work, "moved", 4, machine_ranks=2), work / "runs" / "moved" / "metrics.jsonl"
+    mpi.until(lambda: metrics.exists() and '"step":3,' in metrics.read_text() or job.poll() is not None, 60, "step 3")
+    (metrics.parent / "STOP").touch()
+    messages = job.communicate(timeout=60)[1]
+    assert job.returncode == 75 and len(rows(work, "moved")) < 100, messages
+    run_ranks(work, "moved", 4)
+    assert result(work, "moved") == result(work, "two")
 
 
 def maps(pid):

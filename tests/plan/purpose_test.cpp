@@ -141,6 +141,30 @@ TEST(Numerics, AreKeptAsRecordedWhateverTheMachineHas) {
   EXPECT_EQ(later.draft().numerics.micro_batch, recorded.micro_batch);
 }
 
+// Sums keep their order when as many ranks are spread otherwise; another number of ranks has another.
+TEST(Numerics, KeepWhoseGradientsAreAddedUpFirst) {
+  Case c;
+  c.config.train.global_batch = 24;
+  c.world = {.ranks = 6, .nodes = 2};
+  const NumericsPlan recorded = parse_numerics(numerics_json(c.draft().numerics), "numerics.json");
+  EXPECT_EQ(recorded.machine_ranks, 3);
+  c.world.by_machine = false;
+  EXPECT_FALSE(c.draft().numerics.two_levels());
+  c.recorded = &recorded;
+  for (const int nodes : {1, 2, 3, 6}) {
+    c.world = {.ranks = 6, .nodes = nodes};
+    const Plan plan = c.draft();
+    EXPECT_EQ(plan.numerics.machine_ranks, 3) << nodes;
+    const auto said = std::ranges::find(plan.choices, "ranks of a machine", &Choice::key);
+    EXPECT_EQ(said != plan.choices.end(), nodes != 2) << nodes;
+  }
+  c.world = {.ranks = 8, .nodes = 2};
+  EXPECT_EQ(c.draft().numerics.machine_ranks, 4);
+  std::string damaged = numerics_json(recorded);
+  damaged.replace(damaged.find("\"machine_ranks\": 3"), 18, "\"machine_ranks\": 4");
+  EXPECT_THROW(parse_numerics(damaged, "numerics.json"), Error);
+}
+
 TEST(Numerics, AreRecordedWholeAndDamageIsRefused) {
   for (const DeviceType device : {DeviceType::kCpu, DeviceType::kCuda}) {
     Case c{.machine = gpu_machine("H200"), .device = device};

@@ -33,21 +33,21 @@ class ThroughHost final : public Group {
     }
     synchronize(compute_);
   }
-  void exchange(const char* what, const std::byte* data, std::span<const ByteRange> shards,
-                const Add& add) override {
+  void exchange_among(const Members& members, const char* what, const std::byte* data,
+                      std::span<const ByteRange> shards, int64_t longest, const Add& add) override {
     const std::vector<std::byte> host = taken(data, shards);
-    peers_.exchange(what, host.data(), shards,
-                    [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
-                      std::vector<Memory> parts;
-                      std::vector<const std::byte*> device;
-                      for (const std::byte* const part : from) {
-                        parts.emplace_back(DeviceType::kCuda, bytes);
-                        copy_bytes(parts.back().data(), part, bytes, compute_);
-                        device.push_back(parts.back().data());
-                      }
-                      add(offset, bytes, device);
-                      synchronize(compute_);
-                    });
+    peers_.exchange_among(members, what, host.data(), shards, longest,
+                          [&](int64_t offset, int64_t bytes, std::span<const std::byte* const> from) {
+                            std::vector<Memory> parts;
+                            std::vector<const std::byte*> device;
+                            for (const std::byte* const part : from) {
+                              parts.emplace_back(DeviceType::kCuda, bytes);
+                              copy_bytes(parts.back().data(), part, bytes, compute_);
+                              device.push_back(parts.back().data());
+                            }
+                            add(offset, bytes, device);
+                            synchronize(compute_);
+                          });
   }
 
  private:
@@ -153,6 +153,23 @@ TEST(GpuRanks, AStepOfStageThreeHasTheBitsOfTheCpuGroups) {
   }
 }
 
+// Two machines of two, whose partial sums lie on the device.
+TEST(GpuRanks, SumsInTwoLevelsHaveTheBitsOfTheCpuGroups) {
+  LM_NEEDS_GPU();
+  for (const DType gradients : {DType::kF32, DType::kBF16}) {
+    Variant run = small_run();
+    run.stage = 3, run.nodes = 2;
+    run.gradient_dtype = gradients;
+    Findings nccl, host, flat;
+    run_gpus(run, 4, true, nccl);
+    run_gpus(run, 4, false, host);
+    expect_same(nccl, host, run);
+    run.nodes = 1;
+    run_gpus(run, 4, true, flat);
+    EXPECT_NE(flat.numbers, nccl.numbers);
+  }
+}
+
 TEST(GpuRanks, StagesClippingAdaptersAndHomesDoNotChangeABit) {
   LM_NEEDS_GPU();
   for (const bool lora : {false, true}) {
@@ -221,7 +238,7 @@ void exchange_beside_computation(GpuRank& rank, bool slots) {
   const auto exchange = [&](int64_t unit, int64_t slot) {
     if (gradients.through_slots(unit)) store.claim(unit, slot);
     zero_bytes(gradients.unit(unit), kBytes, rank.compute);
-    gradients.exchange(unit, rank.group, true);
+    gradients.exchange(unit, rank.group, true, 1);
     if (gradients.through_slots(unit)) store.write_back(unit);
     gradients.granule_norms(unit, rank.group, true);
   };

@@ -113,7 +113,7 @@ std::string Variant::text() const {
   add("group", group), add("threads", optimizer_threads), add("engine", static_cast<int>(engine));
   add("bf16_gradients", gradient_dtype == DType::kBF16), add("family", static_cast<int>(family));
   add("base", static_cast<int>(base)), add("fp32_adapters", fp32_adapters), add("r", r);
-  add("in_backward", in_backward), add("stage", stage);
+  add("in_backward", in_backward), add("stage", stage), add("nodes", nodes);
   add("slots_on_device", slots_on_device), add("host", host), add("on_host", on_host);
   return out;
 }
@@ -123,7 +123,7 @@ std::string Variant::numbers() const {
        {vocab, int64_t{lora}, int64_t{tied}, static_cast<int64_t>(clip), micro_batches,
         static_cast<int64_t>(dtype), static_cast<int64_t>(rule), static_cast<int64_t>(master),
         static_cast<int64_t>(gradient_dtype), static_cast<int64_t>(family), layers, steps,
-        static_cast<int64_t>(base), int64_t{fp32_adapters}, r})
+        static_cast<int64_t>(base), int64_t{fp32_adapters}, r, int64_t{nodes}})
     out += std::to_string(value) + ",";
   return out;
 }
@@ -217,7 +217,7 @@ Training::Training(const Variant& run, EngineFactory engine, StoreFactory store,
   machine.cores = 2;
   if (cuda_built()) machine.gpus.push_back(known_gpu("H200"));
   plan_ = make_plan({config, spec_, run.lora ? &adapter_ : nullptr, layout_, device()}, machine,
-                    {.ranks = ranks_});
+                    {.ranks = ranks_, .nodes = run.nodes});
   plan_.placement.io_timeout = run.io_timeout;
   set_pools();
   set_update_site();

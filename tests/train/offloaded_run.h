@@ -56,6 +56,7 @@ struct Variant {
   bool in_backward = false;  // updates; then gradients have no home, and all micro-batches are one group
 
   int64_t stage = 1;  // of several ranks
+  int nodes = 1;      // machines that they are planned to be on
 
   const Kernels* kernels = nullptr;  // instead of the device's
   int64_t io_timeout = 60;

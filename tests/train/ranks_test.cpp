@@ -237,5 +237,39 @@ TEST(Ranks, CutHeadsAndShortGradients) {
   }
 }
 
+// Machines of which each adds up its ranks' gradients first: other bits than one by one, the same in every
+// stage and home, and within the bounds of one rank.
+TEST(Ranks, OfSeveralMachinesAddUpInTwoLevels) {
+  for (const int nodes : {2, 3}) {
+    for (const DType gradients : {DType::kF32, DType::kBF16}) {
+      for (const bool lora : {false, true}) {
+        Variant run;
+        run.dtype = DType::kF32;
+        run.gradient_dtype = gradients;
+        run.lora = lora;
+        run.micro_batches = 6;
+        run.steps = 6;
+        run.stage = 0;
+        run.nodes = nodes;
+        const Outcome want = run_ranks(run, 6);
+        for (const int64_t stage : {1, 3}) {
+          Variant other = run;
+          other.stage = stage;
+          other.optimizer = other.gradients = stage == 3;
+          expect_same(other, 6, run_ranks(other, 6), want);
+        }
+        Variant flat = run;
+        flat.nodes = 1;
+        if (gradients == DType::kBF16) continue;  // the last rounding hides the order
+        EXPECT_NE(run_ranks(flat, 6).norms, want.norms) << run.text();
+        const Outcome one = run_ranks(flat, 1);
+        for (size_t s = 0; s < one.losses.size(); ++s)
+          EXPECT_LE(relative(want.losses[s], one.losses[s]), 1e-6) << "step " << s + 1 << " " << run.text();
+        EXPECT_LE(weights_apart(want.state, one.state), 1e-4) << run.text();
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lm

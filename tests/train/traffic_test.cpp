@@ -87,6 +87,28 @@ TEST(Traffic, IsThePlansForEveryStage) {
   }
 }
 
+// Sums in two levels cross between machines once for each of these, in fp32, and other calls as before.
+TEST(Traffic, IsThePlansForSeveralMachines) {
+  for (const int nodes : {2, 3}) {
+    for (const DType gradients : {DType::kF32, DType::kBF16}) {
+      for (const int64_t stage : {0, 1, 3}) {
+        Variant run;
+        run.stage = stage, run.nodes = nodes;
+        run.gradient_dtype = gradients;
+        run.micro_batches = 6;
+        run.steps = 4;
+        double counted = 0;
+        const std::vector<Sent> all = sent_by_all(run, 6);
+        for (const Sent& sent : all) {
+          EXPECT_EQ(sent.counted, sent.listed) << nodes << " machines, stage " << stage;
+          counted += static_cast<double>(sent.counted);
+        }
+        EXPECT_NEAR(all.front().planned * 6 / counted, 1, 0.01) << nodes << " machines, stage " << stage;
+      }
+    }
+  }
+}
+
 TEST(Traffic, OfOneRankIsNothing) {
   LocalGroup group;
   const Sent sent = last_step({.stage = 3}, group);

@@ -24,7 +24,8 @@ class WaitingGroup final : public Group {
   int rank() const override { return 2; }
   int ranks() const override { return 3; }
   void share(const char*, std::byte*, std::span<const ByteRange>) override {}
-  void exchange(const char*, const std::byte*, std::span<const ByteRange>, const Add&) override {}
+  void exchange_among(const Members&, const char*, const std::byte*, std::span<const ByteRange>, int64_t,
+                      const Add&) override {}
   bool waits() const override { return others_are_late; }
   std::atomic<bool> others_are_late = false;
 };
