@@ -13,8 +13,8 @@ namespace {
 
 // The division and root of one vector fill the time of its cache misses, so the next ones are asked for
 // early. Of a same-traffic loop's speed, AdamW in fp32 / with a split master reaches on one thread of a Zen 5
-// 98 / 105 % with 64 to 96 ahead, 85 / 96 % with 128, 91 / 97 % with 256; a Zen 4 has 92 % (split) without and
-// 102 % with 128. A prefetch past the end of an array is harmless.
+// 98 / 105 % with 64 to 96 ahead, 85 / 96 % with 128, 91 / 97 % with 256; a Zen 4 has 92 % (split) without
+// and 102 % with 128. A prefetch past the end of an array is harmless.
 inline constexpr int64_t kAhead = 80;
 template <class T>
 LM_INLINE void prefetch(const T* array, int64_t i) {

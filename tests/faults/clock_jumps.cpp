@@ -1,5 +1,5 @@
-// For LD_PRELOAD: a wall clock that jumps by an hour and by ten years, forth and back, every few milliseconds.
-// The monotonic clocks go on as they are.
+// For LD_PRELOAD: a wall clock that jumps by an hour and by ten years, forth and back, every few
+// milliseconds. The monotonic clocks go on as they are.
 #include <dlfcn.h>
 #include <sys/time.h>
 #include <time.h>
