@@ -183,7 +183,7 @@ class Test:
         elif program in ("pytest", "python"):
             self.targets = ["twin"] if "tests/twin/" in text else ["executables", *tools_of(arguments)]
             if "tests/faults/" in text:
-                self.targets = ["save_tool"] + (["executables"] if "power_cut" not in text else [])
+                self.targets = ["save_tool", "clock_jumps"] + (["executables"] if "power_cut" not in text else [])
             if re.search(r"test_(twin|gpus|page)", text):
                 self.targets = ["twin", *self.targets]
             self.command = [copy.python, *(["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"] if program == "pytest" else []), *arguments]
