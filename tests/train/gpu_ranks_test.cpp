@@ -164,6 +164,7 @@ TEST(GpuRanks, SumsInTwoLevelsHaveTheBitsOfTheCpuGroups) {
     run_gpus(run, 4, true, nccl);
     run_gpus(run, 4, false, host);
     expect_same(nccl, host, run);
+    if (gradients == DType::kBF16) continue;  // the last rounding hides the order
     run.nodes = 1;
     run_gpus(run, 4, true, flat);
     EXPECT_NE(flat.numbers, nccl.numbers);
