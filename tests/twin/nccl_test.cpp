@@ -138,6 +138,8 @@ TEST(TwinNccl, RefusesOneGpuForTwoRanksOfAMachine) {
                   "12 NCCL has failed in \"start\": invalid usage (Duplicate GPU detected");
 }
 
+// NCCL fails in the second of three calls, and says so only later: which call a rank is in by then, that one or
+// the next, is the hour's.
 TEST(NcclGroupFailures, AnErrorOfNcclEndsItsRankAndThenTheOthers) {
   const std::vector<GpuRankEnd> ends =
       with_gpus({.ranks = 2, .variables = {"TWIN_NCCL=fail:1:2"}}, [](GpuRank& rank) {
@@ -149,10 +151,15 @@ TEST(NcclGroupFailures, AnErrorOfNcclEndsItsRankAndThenTheOthers) {
         synchronize(rank.compute);
         rank.group.check();
       });
-  EXPECT_NE(ends[1].error.find("40 NCCL has failed in \"third\": remote process exited"), std::string::npos)
-      << ends[1].error;
-  EXPECT_NE(ends[0].error.find("40 another rank has ended during \"third\""), std::string::npos)
-      << ends[0].error;
+  const auto names_call = [&](size_t rank, const std::string& begin, const std::string& end) {
+    const std::string& error = ends[rank].error;
+    const auto has = [&](const char* call) {
+      return error.find(begin + "\"" + call + "\"" + end) != std::string::npos;
+    };
+    EXPECT_TRUE(has("second") || has("third")) << error;
+  };
+  names_call(1, "40 NCCL has failed in ", ": remote process exited");
+  names_call(0, "40 another rank has ended during ", "");
 }
 
 TEST(NcclGroupFailures, MemoryOfTheHostIsRefused) {
