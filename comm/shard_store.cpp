@@ -9,7 +9,7 @@ namespace lm {
 ShardStore::ShardStore(ShardStoreSetup setup) : setup_(std::move(setup)) {
   int64_t longest = 0;
   for (size_t a = 0; a < setup_.bytes.size(); ++a) {
-    Array array;
+    Array array(setup_.stream.device);
     array.bytes = setup_.bytes[a];
     if (array.bytes > 0) {
       array.shards = setup_.shards(static_cast<int64_t>(a));
@@ -30,7 +30,7 @@ void ShardStore::enter(int64_t array, int64_t slot) {
 
 void ShardStore::fetch(int64_t array, int64_t slot) {
   enter(array, slot);
-  const Array& a = at(array);
+  Array& a = at(array);
   Slot& to = slot_of(a);
   setup_.group.begin_after(setup_.stream);  // with it, what the slot was used for
   if (a.fresh) {
@@ -39,6 +39,7 @@ void ShardStore::fetch(int64_t array, int64_t slot) {
   }
   const ByteRange mine = own(a);
   if (mine.bytes > 0) copy_bytes(to.memory.data() + mine.begin, a.home.data(), mine.bytes, way());
+  a.moved.record(way());
   if (setup_.gathers) setup_.group.share("gather of an array", to.memory.data(), a.shards);
   to.moved.record(way());
 }
@@ -55,6 +56,7 @@ void ShardStore::write_back(int64_t array) {
   setup_.group.begin_after(setup_.stream);
   if (mine.bytes > 0) copy_bytes(a.home.data(), from.memory.data() + mine.begin, mine.bytes, way());
   from.moved.record(way());
+  a.moved.record(way());
   a.fresh = false;
 }
 
@@ -66,6 +68,16 @@ std::byte* ShardStore::use(int64_t array) {
   std::byte* const memory = use_in_group(array);
   slot_of(at(array)).moved.wait(setup_.stream);
   return memory;
+}
+
+std::byte* ShardStore::use_home(int64_t array) {
+  Array& a = at(array);
+  a.moved.wait(setup_.stream);
+  a.slot = -1;
+  a.fresh = false;
+  if (own(a).bytes == 0) return slots_.front().memory.data();  // nobody looks there
+  return reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(a.home.data()) -
+                                      static_cast<uintptr_t>(own(a).begin));
 }
 
 std::byte* ShardStore::use_in_group(int64_t array) {

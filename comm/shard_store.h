@@ -1,5 +1,6 @@
 // Arrays of which every rank keeps a shard: a store whose off-device homes are the other ranks. Fetching an
-// array of weights gathers it from all of them, in its slot; what is written back is this rank's shard alone.
+// array of weights gathers it from all of them, in its slot; what is written back is this rank's shard alone,
+// and an update may change that at home.
 // Gradients are the other way round: each rank has made an array in its slot, their exchange (Gradients)
 // leaves the sum of this rank's shard there, and nothing but that is ever fetched again.
 //
@@ -46,13 +47,16 @@ class ShardStore final : public Store {
   void resize(int64_t array, int64_t bytes) override;
   bool holds(int64_t array) const override;
   bool fresh(int64_t array) const override { return at(array).fresh; }
+  std::byte* use_home(int64_t array) override;
   std::byte* use_in_group(int64_t array) override;
   bool used_in_group(int64_t array) override;
 
  private:
   struct Array {
+    explicit Array(DeviceType device) : moved(device) {}
     std::vector<ByteRange> shards;
     Memory home;  // of this rank's shard
+    Moved moved;  // the last that was, out of it or into it
     int64_t bytes = 0;
     int64_t slot = -1;
     bool fresh = true;

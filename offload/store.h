@@ -80,6 +80,10 @@ class Store {
   // Never written so far, so that its bytes are zeros without meaning.
   virtual bool fresh(int64_t array) const = 0;
 
+  // Of a store of shards: this rank's where it lives, as if all of the array lay around it. It is about to
+  // change: the array leaves its slot.
+  virtual std::byte* use_home(int64_t array) { return use(array); }
+
   // For the stream of the ranks' group: the array in its slot; then, with that work enqueued, that the slot's
   // next user waits for it. False where the store does not know that stream, so that compute has to wait.
   virtual std::byte* use_in_group(int64_t array) { return use(array); }

@@ -284,62 +284,37 @@ bool Checkpoints::fails(int64_t step, const std::function<void()>& body) {
 void Checkpoints::begin(Rank& rank, const Trainer& trainer, MetricsFile& metrics) {
   complete();
   if (trainer.steps() == newest_step_ && !newest_.empty()) return;
-  if (group_.ranks() > 1) return save_together(rank, trainer, metrics);
   saved_at_ = monotonic_seconds();
   fails(trainer.steps(), [&] {
     auto pending = std::make_unique<Pending>(rank, trainer.steps());
     seconds_ =
         std::max(seconds_, static_cast<double>(checkpoint_bytes(pending->catalogue)) / kBytesPerSecond);
-    pending->manifest = about(trainer, metrics.sync());
+    together(group_, "a checkpoint's manifest", [&] {
+      if (leads()) pending->manifest = about(trainer, metrics.sync());
+    });
     if (job_.config.checkpoint.keep_best && trainer.state().best_eval)
       pending->kept.push_back(trainer.state().best_step);
     pending->save.emplace(SaveSetup{.directory = directory_,
                                     .step = pending->step,
                                     .catalogue = pending->catalogue,
+                                    .group = &group_,
                                     .copies = save_copies(job_.plan.placement, job_.config.optimizer.clip),
                                     .engine = engine_kind(name_of(job_.plan.placement.engine))});
     Pending& p = *pending;
-    p.state = rank.step().begin_save({.catalogue = p.catalogue, .sink = *p.save, .complete = [this, &p] {
-                                        p.manifest.sources["base"] = base_hash();
-                                        p.path =
-                                            p.save->commit(std::move(p.manifest), [this] { check_lock(); });
-                                        p.committed = monotonic_seconds();
-                                      }});
+    together(group_, "saving state", [&] {
+      p.state = rank.step().begin_save({.catalogue = p.catalogue, .sink = *p.save, .complete = [this, &p] {
+                                          if (alone()) commit(p);
+                                        }});
+    });
     p.begun = monotonic_seconds() - p.state->compute_seconds();
     pending_ = std::move(pending);
   });
 }
 
-void Checkpoints::save_together(Rank& rank, const Trainer& trainer, MetricsFile& metrics) {
-  const double start = saved_at_ = monotonic_seconds();
-  std::string path;
-  const bool failed = fails(trainer.steps(), [&] {
-    const StateCatalogue catalogue = rank.catalogue();
-    LiveState state = rank.state();
-    Save save({.directory = directory_,
-               .step = trainer.steps(),
-               .catalogue = catalogue,
-               .group = &group_,
-               .engine = engine_kind(name_of(job_.plan.placement.engine))});
-    Manifest manifest;
-    together(group_, "saving state", [&] {
-      if (leads()) {
-        manifest = about(trainer, metrics.sync());
-        manifest.sources["base"] = base_hash();
-      }
-      move_state(catalogue, state, save);
-    });
-    path = save.commit(std::move(manifest), [this] { check_lock(); });
-  });
-  if (failed) return;
-  seconds_ = monotonic_seconds() - start;
-  char line[64];
-  std::snprintf(line, sizeof line, "COMMITTED step %ld (%.2f s)", trainer.steps(), seconds_);
-  log_line(line);
-  std::vector<int64_t> kept;
-  if (job_.config.checkpoint.keep_best && trainer.state().best_eval)
-    kept.push_back(trainer.state().best_step);
-  committed(trainer.steps(), path, kept);
+void Checkpoints::commit(Pending& p) {
+  if (leads()) p.manifest.sources["base"] = base_hash();
+  p.path = p.save->commit(std::move(p.manifest), [this] { check_lock(); });
+  p.committed = monotonic_seconds();
 }
 
 void Checkpoints::committed(int64_t step, const std::string& path, const std::vector<int64_t>& kept) {
@@ -350,17 +325,19 @@ void Checkpoints::committed(int64_t step, const std::string& path, const std::ve
 }
 
 void Checkpoints::settle() {
-  if (pending_ && job_.config.checkpoint.every.steps > 0 && !pending_->state->needs_step())
-    pending_->state->wait();
+  if (!pending_ || pending_->state->needs_step()) return;
+  if (!alone()) return end();
+  if (job_.config.checkpoint.every.steps > 0) pending_->state->wait();
 }
 
 void Checkpoints::poll() {
-  if (pending_ && pending_->state->ended()) end();
+  if (pending_ && alone() && pending_->state->ended()) end();
 }
 
 void Checkpoints::complete() {
   if (!pending_) return;
-  if (pending_->state->needs_step()) pending_->rank.step().flush();
+  // What has failed needs no step, of several ranks on one alone: all flush.
+  if (!alone() || pending_->state->needs_step()) pending_->rank.step().flush();
   end();
 }
 
@@ -373,7 +350,8 @@ void Checkpoints::save(Rank& rank, const Trainer& trainer, MetricsFile& metrics)
 }
 
 void Checkpoints::give_up() {
-  if (!pending_ || pending_->state->needs_step()) return pending_.reset();
+  // Of several ranks the others may be in the middle of a step.
+  if (!pending_ || !alone() || pending_->state->needs_step()) return pending_.reset();
   try {
     end();
   } catch (const Error& error) {
@@ -386,7 +364,8 @@ void Checkpoints::end() {
   std::unique_ptr<Pending> done;
   const bool failed = fails(pending_->step, [&] {
     std::unique_ptr<Pending> over = std::move(pending_);  // what has failed is gone before anyone hears of it
-    over->state->finish();
+    together(group_, "saving state", [&] { over->state->finish(); });
+    if (!alone()) commit(*over);
     done = std::move(over);
   });
   if (failed) return;

@@ -1,6 +1,6 @@
 // A run's checkpoints: which one it goes on from, when it saves, what it keeps, and what becomes of a save
 // that fails. A save is begun after its step and committed while the next one runs (train/step_save.h). One
-// thread, the rank's; the commit is made by that of the save.
+// thread, the rank's; the commit is made by that of the save, or, as it takes all ranks, after that step.
 #pragma once
 
 #include <memory>
@@ -71,12 +71,13 @@ class Checkpoints {
   // Carries out `body`, a part of the save of that step, and gives whether it failed.
   bool fails(int64_t step, const std::function<void()>& body);
   void end();
-  // The way of several ranks: at once, each its shards.
-  void save_together(Rank& rank, const Trainer& trainer, MetricsFile& metrics);
+  // All ranks at once; of one alone by the thread of the save.
+  void commit(Pending& pending);
   void committed(int64_t step, const std::string& path, const std::vector<int64_t>& kept);
   // Of one checkpoint into rank and trainer.
   void restore_from(const FoundCheckpoint& one, Rank& rank, Trainer& trainer);
   bool leads() const { return group_.rank() == 0; }
+  bool alone() const { return group_.ranks() == 1; }
   // But for what `sources` says of the base model.
   Manifest about(const Trainer& trainer, int64_t metrics_bytes);
   const std::string& base_hash();

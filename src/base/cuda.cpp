@@ -186,6 +186,12 @@ void cuda_select(int index) {
   LM_CUDA(cudaSetDevice(index));
 }
 
+int cuda_selected() {
+  int index = 0;
+  LM_CUDA(cudaGetDevice(&index));
+  return index;
+}
+
 int cuda_driver_version() {
   int version = 0;
   return cudaDriverGetVersion(&version) == cudaSuccess ? version : 0;

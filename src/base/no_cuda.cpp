@@ -60,6 +60,9 @@ GpuInfo cuda_device(int) {
 void cuda_select(int) {
   refuse();
 }
+int cuda_selected() {
+  refuse();
+}
 int cuda_driver_version() {
   return 0;
 }

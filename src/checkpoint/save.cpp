@@ -129,14 +129,16 @@ Save::~Save() {
 }
 
 void Save::write(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) {
-  write(entry, offset, bytes, false);
+  write(entry, offset, bytes, nullptr);
 }
 
-void Save::write_lasting(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) {
-  write(entry, offset, bytes, true);
+void Save::lend(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes,
+                std::vector<Write>& writes) {
+  write(entry, offset, bytes, &writes);
 }
 
-void Save::write(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes, bool lasting) {
+void Save::write(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes,
+                 std::vector<Write>* lent) {
   if (entry.unit < 0) {
     int64_t value = 0;
     LM_CHECK(bytes.size() == sizeof value && offset == 0, entry.name);
@@ -148,14 +150,13 @@ void Save::write(const StateEntry& entry, int64_t offset, std::span<const std::b
     const SavedArray& part = arrays_[i];
     if (entry.first < part.first || entry.first >= part.first + part.elements) continue;
     const int64_t begin = (entry.first - part.first) * static_cast<int64_t>(dtype_size(entry.dtype));
-    return shard_->write(i, begin + offset, bytes, lasting);
+    return shard_->write(i, begin + offset, bytes, lent);
   }
   LM_CHECK(false, entry.name + " is not in the catalogue");
 }
 
 std::string Save::commit(Manifest manifest, const std::function<void()>& allowed) {
   together(group_, "a checkpoint's file", [&] { manifest.files = {shard_->finish()}; });
-  shard_.reset();
   manifest.arrays = arrays_;
   manifest.numbers = numbers_;
   if (group_.ranks() > 1) add_others(manifest);

@@ -1,7 +1,8 @@
 // A checkpoint in the making, by a protocol after which a checkpoint that was seen is a checkpoint that is
 // kept: everything is written into a directory of a temporary name and made durable; then the directory gets
 // its name, which is made durable, too. Whatever happens before leaves an incomplete directory that no start
-// takes for a checkpoint. `write` may be called by two threads at once, the rest by one at a time.
+// takes for a checkpoint. `write` may be called by two threads at once, `wait` by any, the rest by one at a
+// time.
 #pragma once
 
 #include <functional>
@@ -38,8 +39,9 @@ class Save : public StateSink {
   // Bytes of an entry of the catalogue, in any order and in pieces; they are copied. Numbers: one thread.
   void write(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) override;
   // Those are written from where they lie.
-  void write_lasting(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) override;
-  void wait_lasting() override { shard_->wait_lasting(); }
+  void lend(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes,
+            std::vector<Write>& writes) override;
+  void wait(std::span<const Write> writes) override { shard_->wait(writes); }
   // Every byte of the catalogue must have come. The manifest's files, arrays and numbers are filled in here.
   // `allowed` is asked before the name is given, and throws where this process may not publish any more.
   // The checkpoint's path; it is on the disk.
@@ -48,7 +50,9 @@ class Save : public StateSink {
 
  private:
   void list(const StateCatalogue& catalogue);
-  void write(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes, bool lasting);
+  // `lent`: the writes from where the bytes lie; null: they are copied.
+  void write(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes,
+             std::vector<Write>* lent);
   void make_directory(const std::string& directory, int64_t bytes);
   // Files and arrays of all ranks into the first one's manifest.
   void add_others(Manifest& manifest);

@@ -113,7 +113,7 @@ ShardWriter::ShardWriter(ShardSetup setup) : setup_(std::move(setup)) {
     return setup_.make_engine ? setup_.make_engine(engine) : make_engine(setup_.engine, engine, nullptr);
   };
   queue_ = std::make_unique<IoQueue>(*files_, make, kBlock);
-  put(0, std::as_bytes(std::span(header)), kChunk, false);
+  put(0, std::as_bytes(std::span(header)), kChunk, nullptr);
 }
 
 ShardWriter::~ShardWriter() {
@@ -127,26 +127,27 @@ ShardWriter::~ShardWriter() {
   [[maybe_unused]] const void* const stay[] = {queue_.release(), memory_.release(), files_.release()};
 }
 
-void ShardWriter::write(size_t array, int64_t offset, std::span<const std::byte> bytes, bool lasting) {
+void ShardWriter::write(size_t array, int64_t offset, std::span<const std::byte> bytes,
+                        std::vector<Ticket>* lent) {
   LM_CHECK(offset >= 0 && offset + std::ssize(bytes) <= setup_.arrays[array].bytes(),
            setup_.arrays[array].name);
   LM_CHECK(offset % files_->alignment() == 0 && std::ssize(bytes) % files_->alignment() == 0,
            setup_.arrays[array].name);
   // Direct transfers want the memory's address aligned, too.
-  const bool in_place =
-      lasting && reinterpret_cast<uintptr_t>(bytes.data()) % static_cast<uintptr_t>(kAlignment) == 0;
-  put(offsets_[array] + offset, bytes, checked_bytes(setup_.arrays[array].bytes(), setup_.ranks), in_place);
+  const auto address = reinterpret_cast<uintptr_t>(bytes.data());
+  const bool in_place = address % static_cast<uintptr_t>(files_->alignment()) == 0;
+  put(offsets_[array] + offset, bytes, checked_bytes(setup_.arrays[array].bytes(), setup_.ranks),
+      in_place ? lent : nullptr);
 }
 
-void ShardWriter::put(int64_t offset, std::span<const std::byte> bytes, int64_t checked, bool lasting) {
+void ShardWriter::put(int64_t offset, std::span<const std::byte> bytes, int64_t checked,
+                      std::vector<Ticket>* lent) {
   for (size_t done = 0; done < bytes.size(); done += kChunk) {
     const std::span<const std::byte> piece =
         bytes.subspan(done, std::min<size_t>(kChunk, bytes.size() - done));
     const int64_t at = offset + static_cast<int64_t>(done);
-    if (lasting) {
-      const Ticket written = start(at, piece, checked);
-      const std::lock_guard lock(mutex_);
-      lasting_.push_back(written);
+    if (lent != nullptr) {
+      lent->push_back(start(at, piece, checked));
       continue;
     }
     const size_t b = take_buffer();
@@ -175,9 +176,8 @@ Ticket ShardWriter::start(int64_t at, std::span<const std::byte> piece, int64_t 
   return queue_->write(place, piece.data(), size, "the checkpoint");
 }
 
-void ShardWriter::wait_lasting() {
-  for (const Ticket ticket : lasting_) queue_->wait(ticket);
-  lasting_.clear();
+void ShardWriter::wait(std::span<const Ticket> writes) {
+  for (const Ticket written : writes) queue_->wait(written);
 }
 
 // The one that was given to the engine longest ago; nobody else fills it: there are more than writers.

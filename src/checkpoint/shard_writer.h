@@ -1,8 +1,8 @@
 // A rank's file of a checkpoint in the making: safetensors whose arrays may come in any order and in pieces,
 // as the updates of a step produce them. Bytes are copied into a few buffers, checksummed there and written
 // by the I/O engine past the page cache, so that whoever gives them may change them at once, and waits only
-// when all buffers are under way. Bytes that last are written from where they lie. `write` may be called by
-// kWriters threads at once, the rest by one.
+// when all buffers are under way. Bytes that are lent are written from where they lie. `write` may be called
+// by kWriters threads at once, `wait` by any, the rest by one.
 #pragma once
 
 #include <functional>
@@ -46,9 +46,10 @@ class ShardWriter {
   // Bytes of an array (its place in the setup), from byte `offset` of it; both multiples of 4096 where every
   // array is one and none has bytes for elements, as flat arrays are: others go through the page cache.
   // Throws Error(20, 21).
-  // `lasting`: the bytes stay as they are until wait_lasting() has returned.
-  void write(size_t array, int64_t offset, std::span<const std::byte> bytes, bool lasting = false);
-  void wait_lasting();
+  // `lent`: the bytes stay as they are until wait() has returned for what is added to it.
+  void write(size_t array, int64_t offset, std::span<const std::byte> bytes,
+             std::vector<Ticket>* lent = nullptr);
+  void wait(std::span<const Ticket> writes);
   // Every byte of every array must have come, once. Waits, and makes them durable.
   CheckpointFile finish();
   // Where an array begins in the file.
@@ -61,7 +62,7 @@ class ShardWriter {
     bool filling = false;
   };
   // With a checksum of every `checked` bytes.
-  void put(int64_t offset, std::span<const std::byte> bytes, int64_t checked, bool lasting);
+  void put(int64_t offset, std::span<const std::byte> bytes, int64_t checked, std::vector<Ticket>* lent);
   // Of the file's bytes from `at` on, which are at most kChunk.
   Ticket start(int64_t at, std::span<const std::byte> piece, int64_t checked);
   size_t take_buffer();
@@ -73,8 +74,7 @@ class ShardWriter {
   std::unique_ptr<IoQueue> queue_;
   std::mutex mutex_;  // of what follows
   std::vector<Buffer> buffers_;
-  size_t next_ = 0;              // buffer
-  std::vector<Ticket> lasting_;  // writes from where the bytes lie
+  size_t next_ = 0;  // buffer
   CheckpointFile file_;
 };
 

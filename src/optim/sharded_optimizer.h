@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -95,8 +96,12 @@ class ShardedOptimizer {
   // Elements of the block's flat array that a tile has, and its state outside of a step.
   TileRange range(int64_t block, int64_t tile) const;
   OpenTile open(int64_t block, int64_t tile) const;
-  // On the CPU also within a step, right after the tile's update: take(stream, offset, its bytes), where they
-  // lie then, from byte `offset` of its block's on.
+  // Within a step, right after the tile's update: take(stream, offset, its bytes), where they lie then, from
+  // byte `offset` of its block's on. That is host memory with all that the update has made, or memory of the
+  // device, in which the compute stream makes it.
+  bool shows_host_memory(int64_t block, int64_t tile) const {
+    return stream_.device == DeviceType::kCpu || on_host(index(block, tile));
+  }
   using TakeStream = std::function<void(size_t stream, int64_t offset, std::span<const std::byte> bytes)>;
   void show(int64_t block, int64_t tile, const TakeStream& take) const;
   // The other way: all of a tile's state from a checkpoint. fill(stream, offset, host memory) makes a
@@ -105,8 +110,11 @@ class ShardedOptimizer {
   using FillStream = std::function<void(size_t stream, int64_t offset, std::span<std::byte> bytes)>;
   void restore(int64_t block, int64_t tile, Staging& staging, const FillStream& fill);
   void restore_updates(int64_t t) { t_ = t; }
-  // Whether a tile passes through slots of the store; else it is in memory of ours.
-  bool through_slots(int64_t block, int64_t tile) const { return through_slots(index(block, tile)); }
+  // Of the store, where the tile passes through its slots; else it is in memory of ours.
+  std::optional<int64_t> array(int64_t block, int64_t tile) const {
+    const size_t i = index(block, tile);
+    return through_slots(i) ? std::optional(static_cast<int64_t>(i)) : std::nullopt;
+  }
 
  private:
   struct Tile : TileRange {

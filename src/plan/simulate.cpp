@@ -173,7 +173,7 @@ Simulation simulate_step(const PlanInputs& inputs, const Machine& machine, const
   Ranks ranks(plan.world, shape, rates, plan.schedule.updates_at_end());
   Simulation out;
   uint64_t number = 0;
-  const auto walk = [&](const TimedList& list) {
+  walk_until_steady(plan.schedule, shape.transfers, [&](const TimedList& list) {
     std::vector<double> slowness;
     for (int r = 0; r < plan.world.ranks; ++r) {
       const bool slow = draw(stragglers.seed, number, static_cast<uint64_t>(r)) < stragglers.share;
@@ -197,15 +197,8 @@ Simulation simulate_step(const PlanInputs& inputs, const Machine& machine, const
            .bound = std::max({computing * slowest, network.inside_busy, network.between_busy,
                               (ranks.first().read - read) * per_node / rates.disk_read,
                               (ranks.first().written - written) * per_node / rates.disk_write})};
-  };
-  std::vector<StepSchedule> steps = steady_steps(plan.schedule, shape.transfers);
-  const TimedList last(std::move(steps.back()), shape.transfers);
-  steps.pop_back();
-  for (StepSchedule& step : steps) walk(TimedList(std::move(step), shape.transfers));
-  Steadiness steady;
-  do {
-    walk(last);
-  } while (!steady.reached(out.seconds, ranks.first().behind()));
+    return WalkedStep{out.seconds, ranks.first().behind()};
+  });
   return out;
 }
 

@@ -94,7 +94,8 @@ int64_t save_buffer_bytes(const ModelLayout& layout, const NumericsPlan& numeric
   const int64_t bytes = kHeader +
                         layout.flat_elements * static_cast<int64_t>(dtype_size(numerics.trained_dtype())) +
                         state_bytes(layout, numerics.state());
-  return save_buffers(bytes, save_copies(placement, clip)) * kSaveBuffer;
+  const int64_t staging = placement.device == DeviceType::kCpu ? 0 : kSaveStaging;
+  return save_buffers(bytes, save_copies(placement, clip)) * kSaveBuffer + staging;
 }
 
 }  // namespace lm

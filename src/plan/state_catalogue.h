@@ -23,6 +23,8 @@ namespace lm {
 // of a unit in its update waits less for the disk. With 4 such a step took 1.28 of its bound (SmolLM2-135M,
 // all on disk, benchmarks/save.py), with 16 1.20.
 inline constexpr int64_t kSaveBuffer = int64_t{4} << 20;
+// Registered host memory through which it brings state from a GPU, beside the step.
+inline constexpr int64_t kSaveStaging = 4 * kSaveBuffer;
 // Whether a save copies. State of one rank in host memory, which no update changes before the next step's
 // check, is written from where it lies (train/step_save.h), and little else has to be copied.
 bool save_copies(const PlacementPlan& placement, Clip clip);
@@ -74,11 +76,14 @@ class StateSink {
  public:
   virtual ~StateSink() = default;
   virtual void write(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) = 0;
-  // The same of bytes that stay as they are until wait_lasting() has returned: they need not be copied.
-  virtual void write_lasting(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) {
+  // The same of bytes that stay as they are until wait() has returned for what is added to `writes`: they
+  // need not be copied.
+  using Write = uint64_t;
+  virtual void lend(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes,
+                    std::vector<Write>& /*writes*/) {
     write(entry, offset, bytes);
   }
-  virtual void wait_lasting() {}
+  virtual void wait(std::span<const Write> /*writes*/) {}
 };
 
 // State that can be read in any order: a checkpoint's.

@@ -78,7 +78,7 @@ class Checker {
       if (role(u) == UnitRole::kEmbedding && !unit.rows_added) return "rows of" + name + " are never added";
       if (shape_.deferred(u)) continue;
       if (!unit.updated && shape_.unit(u).tiles() > 0) return name + " is never updated";
-      if (shape_.sharded && unit.updated && !unit.gathered) return name + " is never gathered";
+      if (gathers(u) && unit.updated && !unit.gathered) return name + " is never gathered";
     }
     if (training && !checked_) return "nothing checks the step";
     return "";
@@ -88,12 +88,13 @@ class Checker {
   Counts& at(int64_t unit) { return units_[static_cast<size_t>(unit)]; }
   Counts& at(const Operation& op) { return at(op.unit); }
   UnitRole role(int64_t unit) const { return shape_.unit(unit).role; }
+  bool gathers(int64_t unit) const { return shape_.sharded && !shape_.unit(unit).in_shards; }
 
   std::string use(int64_t unit) {
     if (at(unit).updated) return "a unit is used after its update";
     if (shape_.pending && shape_.deferred(unit) && at(unit).tiles < shape_.unit(unit).tiles())
       return "a unit is used before its deferred update";
-    if (shape_.sharded && at(unit).tiles > 0 && !at(unit).gathered)
+    if (gathers(unit) && at(unit).tiles > 0 && !at(unit).gathered)
       return "a unit is used before its weights are gathered";
     return at(unit).loans == 0 ? "a unit is used without a loan" : "";
   }
@@ -262,7 +263,7 @@ class Checker {
   }
 
   std::string gather(const Operation& op) {
-    if (!shape_.sharded) return "every rank has all of the weights";
+    if (!gathers(op.unit)) return "every rank has what it keeps of the weights";
     if (at(op).gathered) return "gathered twice";
     if (at(op).tiles == 0 || at(op).tiles < shape_.unit(op.unit).tiles())
       return "gathered before every tile is updated";

@@ -24,8 +24,9 @@ TimedList::TimedList(StepSchedule list, const TransferShape& shape)
   }
   for (int p = 0; p < kPools; ++p) {
     const auto pool = static_cast<Pool>(p);
-    for (const ArrayUse& use : array_uses(inner, pool, shape))
-      wanted_[place[use.begin]].emplace_back(pool, use.array);
+    for (const ArrayUse& use : array_uses(inner, pool, shape)) {
+      if (!use.at_home) wanted_[place[use.begin]].emplace_back(pool, use.array);
+    }
   }
 }
 
@@ -88,7 +89,8 @@ void RankClock::pass_beside(const Operation& op, double start, double end) {
     at(ready_, op.pool, op.array) = end;
   } else if (op.kind == OperationKind::kGather) {
     // What is written back from a slot follows compute.
-    if (shape_.transfers.pool(Pool::kWeights).holds(op.unit)) return wait(end);
+    const TransferShape& shape = shape_.transfers;
+    if (shape.pool(Pool::kWeights).holds(op.unit) && !shape.frozen_weights) return wait(end);
     if (std::ssize(gathered_) <= op.unit) gathered_.resize(static_cast<size_t>(op.unit) + 1);
     gathered_[static_cast<size_t>(op.unit)] = end;
   } else if (shape_.transfers.pool(Pool::kGradients).holds(op.unit)) {

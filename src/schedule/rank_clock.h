@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -22,6 +23,15 @@ class TimedList {
   StepSchedule list_;
   std::vector<std::vector<std::pair<Pool, int64_t>>> wanted_;  // of each operation
 };
+
+// What a walk says of a step: its seconds, and how many its links are behind at its end.
+struct WalkedStep {
+  double seconds = 0, behind = 0;
+};
+// Walks the steps of a run one after another until they are like every later one: links that are slower than
+// compute fall behind it from step to step, until slots hold compute up.
+void walk_until_steady(const ScheduleShape& schedule, const TransferShape& transfers,
+                       const std::function<WalkedStep(const TimedList&)>& walk);
 
 // The disks of a machine, whose ranks share them.
 struct DiskClock {

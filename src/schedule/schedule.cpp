@@ -134,7 +134,7 @@ class Builder {
     const ScheduleUnit& range = shape_.unit(unit);
     for (int64_t tile = range.first_tile; tile < range.end_tile; ++tile)
       add(OperationKind::kUpdate, unit, 0, tile);
-    if (shape_.sharded && range.tiles() > 0) add(OperationKind::kGather, unit, 0);
+    if (shape_.sharded && range.tiles() > 0 && !range.in_shards) add(OperationKind::kGather, unit, 0);
   }
 
   void pending_update(int64_t unit) {

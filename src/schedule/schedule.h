@@ -29,7 +29,7 @@ enum class OperationKind : uint8_t {
   kNorm,      // the unit's gradient is final: its part of the norm
   kCheck,     // loss, norm and finiteness are known: the step's one wait
   kUpdate,    // of a tile of the unit's state
-  kGather,    // every rank has updated its shard of the unit's weights: all get all of them
+  kGather,    // every rank has updated its shard of weights that all keep whole: all get all of them
   // Between an array's home and a slot; inserted by transfers.h, absent while everything is at home.
   kFetch,      // the array's bytes start on their way into the slot
   kClaim,      // the slot becomes the array's, whose bytes are about to be made
@@ -70,6 +70,9 @@ struct ScheduleUnit {
   // Whether any of the block's state is off the device. Under global clipping the update of such a unit is
   // deferred: it runs under the next forward, before the unit's own.
   bool off_device = false;
+  // Each rank has its shard of the weights alone. An update changes that where it lives, and whoever uses the
+  // unit gathers it.
+  bool in_shards = false;
 
   int64_t tiles() const { return end_tile - first_tile; }
   bool operator==(const ScheduleUnit&) const = default;
@@ -119,10 +122,10 @@ StepSchedule make_evaluation_schedule(const ScheduleShape& shape);
 // in a whole head), recomputation stands right before its backward, each unit's gradient is exchanged (with
 // several ranks) and normed once after its last backward, the embedding's with its rows, updates follow that
 // (and the check, under global clipping) with no loan open, tile by tile, weights of which each rank has
-// updated a shard are gathered before their next use, nothing uses an updated unit in the same step, a
-// deferred update comes before its unit's next use, and with updates inside backward no block's gradient
-// begins before the one before it in the slot has ended (a tied embedding's, which the head begins, has
-// memory of its own). Transfers are transfer_fault's matter.
+// updated a shard are gathered before their next use (those in shards by that use), nothing uses an updated
+// unit in the same step, a deferred update comes before its unit's next use, and with updates inside backward
+// no block's gradient begins before the one before it in the slot has ended (a tied embedding's, which the
+// head begins, has memory of its own). Transfers are transfer_fault's matter.
 std::string schedule_fault(const StepSchedule& schedule, const ScheduleShape& shape);
 // The same for an evaluation's list.
 std::string evaluation_fault(const StepSchedule& schedule, const ScheduleShape& shape);

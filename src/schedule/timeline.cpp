@@ -1,5 +1,7 @@
 #include "schedule/timeline.h"
 
+#include <cmath>
+
 #include "schedule/rank_clock.h"
 
 namespace lm {
@@ -17,13 +19,29 @@ std::vector<StepSchedule> steady_steps(const ScheduleShape& schedule, const Tran
   return out;
 }
 
+void walk_until_steady(const ScheduleShape& schedule, const TransferShape& transfers,
+                       const std::function<WalkedStep(const TimedList&)>& walk) {
+  constexpr int kMost = 12;  // of the last list
+  std::vector<StepSchedule> steps = steady_steps(schedule, transfers);
+  const TimedList last(std::move(steps.back()), transfers);
+  steps.pop_back();
+  for (StepSchedule& step : steps) walk(TimedList(std::move(step), transfers));
+  WalkedStep before;
+  for (int step = 0; step < kMost; ++step) {
+    const WalkedStep now = walk(last);
+    const auto same = [&](double a, double b) { return std::abs(a - b) <= 1e-4 * now.seconds; };
+    if (same(now.seconds, before.seconds) && same(now.behind, before.behind)) return;
+    before = now;
+  }
+}
+
 Timeline walk_timeline(const ScheduleShape& schedule, const TimelineShape& shape, const LinkRates& rates,
                        const std::function<double(const Operation&)>& compute, std::vector<LaneSpan>* spans) {
   DiskClock disks;
   RankClock clock(shape, rates, schedule.updates_at_end(), disks);
   clock.spans = spans;
   Timeline out;
-  const auto walk = [&](const TimedList& list) {
+  walk_until_steady(schedule, shape.transfers, [&](const TimedList& list) {
     const RankClock before = clock;
     if (spans != nullptr) spans->clear();
     for (size_t i = 0; i < list.operations().size(); ++i) {
@@ -36,17 +54,11 @@ Timeline walk_timeline(const ScheduleShape& schedule, const TimelineShape& shape
            .disk_written_bytes = clock.written - before.written,
            .link_bytes = clock.crossed - before.crossed,
            .host_seconds = clock.host_seconds - before.host_seconds};
-    if (spans == nullptr) return;
-    for (LaneSpan& span : *spans) span.start -= before.now, span.end -= before.now;
-  };
-  std::vector<StepSchedule> steps = steady_steps(schedule, shape.transfers);
-  TimedList last(std::move(steps.back()), shape.transfers);
-  steps.pop_back();
-  for (StepSchedule& step : steps) walk(TimedList(std::move(step), shape.transfers));
-  Steadiness steady;
-  do {
-    walk(last);
-  } while (!steady.reached(out.seconds, clock.behind()));
+    if (spans != nullptr) {
+      for (LaneSpan& span : *spans) span.start -= before.now, span.end -= before.now;
+    }
+    return WalkedStep{out.seconds, clock.behind()};
+  });
   return out;
 }
 

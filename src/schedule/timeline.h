@@ -4,7 +4,6 @@
 #pragma once
 
 #include <array>
-#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -16,25 +15,6 @@ namespace lm {
 // Steps one after another with their transfers. The first finds empty slots and nothing deferred; the last is
 // like every later one.
 std::vector<StepSchedule> steady_steps(const ScheduleShape& schedule, const TransferShape& transfers);
-
-// How often the last of them is walked: links that are slower than compute fall behind it from step to step,
-// until slots hold compute up.
-class Steadiness {
- public:
-  // Whether a step of so many seconds, at whose end links are so many seconds behind, is like every later
-  // one.
-  bool reached(double seconds, double behind) {
-    const double tolerance = 1e-4 * seconds;
-    const bool same = std::abs(seconds - seconds_) <= tolerance && std::abs(behind - behind_) <= tolerance;
-    seconds_ = seconds, behind_ = behind;
-    return same || ++steps_ >= kMost;
-  }
-
- private:
-  static constexpr int kMost = 12;
-  double seconds_ = 0, behind_ = 0;
-  int steps_ = 0;
-};
 
 struct LinkRates {
   double disk_read = 0, disk_write = 0;  // bytes/s, all paths together

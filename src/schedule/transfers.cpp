@@ -48,7 +48,9 @@ class UseCollector {
     if (op.kind == OperationKind::kAcquire) open_[a] = index;
     if (op.kind == OperationKind::kRelease) add({open_[a], index, op.unit, true, false, false});
     const bool changes = op.kind == OperationKind::kUpdate || op.kind == OperationKind::kGather;
-    if (changes && !shape_.frozen_weights) add({index, index, op.unit, true, true, false});
+    if (!changes || shape_.frozen_weights) return;
+    const bool at_home = shape_.unit(op).in_shards;
+    add({index, index, op.unit, !at_home, !at_home, false, at_home});
   }
 
   void gradients(size_t index, const Operation& op) {
@@ -123,6 +125,7 @@ class PoolPlanner {
   };
 
   void visit(const ArrayUse& use) {
+    if (use.at_home) return change_home(use);
     const size_t s = find(use.array) < work_.size() ? find(use.array) : bring(use);
     Work& w = work_[s];
     ++order_;
@@ -136,6 +139,14 @@ class PoolPlanner {
     left_at_[use.array] = use.end + 1;
     if (use.dies) w.slot = {.array = -1, .changed = false, .promised = false, .order = order_};
     if (use.begin < length_) state_[s] = w.slot;
+  }
+
+  void change_home(const ArrayUse& use) {
+    left_at_[use.array] = use.end + 1;
+    const size_t s = find(use.array);
+    if (s == work_.size()) return;
+    work_[s].slot = {.array = -1, .changed = false, .promised = false, .order = work_[s].slot.order};
+    if (use.begin < length_) state_[s] = work_[s].slot;
   }
 
   size_t find(int64_t array) const {
@@ -233,6 +244,10 @@ class PoolChecker {
       const auto at = std::find_if(slots_.begin(), slots_.end(),
                                    [&](const Slot& slot) { return slot.array == use.array; });
       const Operation op{.kind = OperationKind::kFetch, .pool = pool_, .array = use.array};
+      if (use.at_home) {
+        if (at != slots_.end()) *at = {};
+        continue;
+      }
       if (at == slots_.end()) return breach(index, op, "used, and in no slot");
       if (use.changes) at->changed = true;
       if (use.dies) *at = {};

@@ -76,6 +76,7 @@ struct ArrayUse {
   bool needs = true;     // the bytes must be there
   bool changes = false;  // and are others afterwards
   bool dies = false;     // nobody wants them afterwards
+  bool at_home = false;  // no use of a slot: the home changes, and what a slot has of the array is old
 };
 std::vector<ArrayUse> array_uses(const StepSchedule& schedule, Pool pool, const TransferShape& shape);
 

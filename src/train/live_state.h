@@ -15,8 +15,9 @@ namespace lm {
 class LiveState : public StateSource {
  public:
   // `optimizer` may be null: weights alone.
-  LiveState(WeightStore& weights, const ShardedOptimizer* optimizer, StreamView stream)
-      : weights_(weights), optimizer_(optimizer), stream_(stream), staging_(stream) {}
+  LiveState(WeightStore& weights, const ShardedOptimizer* optimizer, StreamView stream,
+            int64_t staging_bytes = kStagingBytes)
+      : weights_(weights), optimizer_(optimizer), stream_(stream), staging_(stream, staging_bytes) {}
   void read(std::span<const StateEntry> entries, const Take& take) override;
   bool lasting() const override { return lasting_; }
 

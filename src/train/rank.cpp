@@ -233,7 +233,7 @@ void Rank::restore(StateReader& from, int64_t updates) {
   for (int64_t b = 0; b < std::ssize(setup_.layout.blocks); ++b) {
     for (int64_t tile = 0; tile < optimizer_->tiles(b); ++tile) {
       optimizer_->restore(b, tile, staging, [&](size_t s, int64_t offset, std::span<std::byte> out) {
-        read(!optimizer_->through_slots(b, tile), name(b, streams[s].name), offset, out);
+        read(!optimizer_->array(b, tile), name(b, streams[s].name), offset, out);
       });
     }
   }

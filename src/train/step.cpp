@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/error.h"
 #include "optim/shards.h"
@@ -164,6 +165,13 @@ void TrainStep::carry_out(const Operation& operation) {
 
 void TrainStep::transfer(const Operation& operation) {
   Store& store = *off_device_.store(operation.pool);
+  if (operation.kind != OperationKind::kWriteBack) {
+    std::vector<int64_t>& arrays = in_slots_[static_cast<size_t>(operation.pool)];
+    const auto slot = static_cast<size_t>(operation.slot);
+    if (slot >= arrays.size()) arrays.resize(slot + 1, -1);
+    const int64_t before = std::exchange(arrays[slot], operation.array);
+    if (save_ != nullptr && before >= 0) save_->take_back(operation.pool, before);
+  }
   switch (operation.kind) {
     case OperationKind::kFetch:
       return store.fetch(operation.array, operation.slot);
@@ -239,8 +247,8 @@ void TrainStep::gather(const Operation& operation) {
   }
   device_group_.begin_after(context_.stream);
   device_group_.share(kWhat, weights, shards);
-  const bool slot = weights_.through_slots(operation.unit) && !weights_.in_shards(operation.unit);
-  if (slot) return device_group_.end_before(context_.stream);  // the slot's copies follow compute
+  // The slot's copies follow compute.
+  if (weights_.trained_through_slots(operation.unit)) return device_group_.end_before(context_.stream);
   gathered_[static_cast<size_t>(operation.unit)].record(device_group_.stream(context_.stream));
 }
 

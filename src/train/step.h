@@ -4,6 +4,7 @@
 // state belong to their stores.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -158,7 +159,8 @@ class TrainStep : private PassMemory {
   SlotState slots_;  // between lists
   bool pending_ = false;
   Update update_;
-  StepSave* save_ = nullptr;  // that rides on this step
+  std::array<std::vector<int64_t>, kPools> in_slots_;  // the array that each slot holds
+  StepSave* save_ = nullptr;                           // that rides on this step
 
   // Of the step being walked.
   const StepBatches* batches_ = nullptr;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "base/clock.h"
@@ -36,8 +37,25 @@ StepSave::StepSave(const StepSaveSetup& setup, State state)
       weights_(state_.units.size()),
       optimizer_(state_.units.size()),
       next_tile_(state_.units.size()),
-      came_(state_.units.size(), 0) {
+      came_(state_.units.size(), 0),
+      stream_(state_.stream.device),
+      begins_(state_.stream.device) {
   const Busy busy(*this);
+  take_in();
+  begins_.record(state_.stream);
+  if (state_.stream.device == DeviceType::kCuda) gpu_ = cuda_selected();
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& refused) {
+    throw Error(Exit::kHostMemory, {.area = "CKPT-03",
+                                    .what = std::string("cannot start the save's thread: ") + refused.what(),
+                                    .place = "",
+                                    .next = "raise the limits on processes (ulimit -u) and memory"});
+  }
+}
+
+// What comes when; what must be read now is.
+void StepSave::take_in() {
   const StateCatalogue& catalogue = setup_.catalogue;
   LiveState live(state_.weights, state_.optimizer, state_.stream);
   for (size_t begin = 0, end = 0; begin < catalogue.size(); begin = end) {
@@ -62,14 +80,6 @@ StepSave::StepSave(const StepSaveSetup& setup, State state)
       ++expected_;
     }
   }
-  try {
-    thread_ = std::thread([this] { run(); });
-  } catch (const std::system_error& refused) {
-    throw Error(Exit::kHostMemory, {.area = "CKPT-03",
-                                    .what = std::string("cannot start the save's thread: ") + refused.what(),
-                                    .place = "",
-                                    .next = "raise the limits on processes (ulimit -u) and memory"});
-  }
 }
 
 StepSave::~StepSave() {
@@ -86,25 +96,73 @@ void StepSave::write(const StateEntry& entry, int64_t offset, std::span<const st
   setup_.sink.write(entry, offset, bytes);
 }
 
-void StepSave::read(LiveState& from, Entries entries, bool lasting) {
+void StepSave::read(LiveState& from, Entries entries) {
   from.read(entries, [&](const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) {
-    if (given_up_) throw GivenUp();
-    if (lasting && from.lasting()) return setup_.sink.write_lasting(entry, offset, bytes);
     write(entry, offset, bytes);
   });
 }
 
+// Slots are in demand: what is lent from them comes first, and finds few writes before its own.
+void StepSave::read_beside(Staging& staging) {
+  constexpr size_t kAhead = 8;
+  LiveState live(state_.weights, state_.optimizer, stream_.view(), kThreadStaging);
+  Writes writes;
+  const auto take = [&](const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) {
+    for (size_t done = 0; done < bytes.size(); done += kSaveBuffer) {
+      const std::span<const std::byte> piece =
+          bytes.subspan(done, std::min<size_t>(kSaveBuffer, bytes.size() - done));
+      const int64_t at = offset + static_cast<int64_t>(done);
+      {
+        std::unique_lock lock(mutex_);
+        while (!lent_.empty() && !given_up_) hand_on_lent(staging, lock);
+      }
+      if (given_up_) throw GivenUp();
+      live.lasting() ? setup_.sink.lend(entry, at, piece, writes) : write(entry, at, piece);
+      const size_t over = writes.size() - std::min(writes.size(), kAhead);
+      setup_.sink.wait(std::span(writes).first(over));
+      writes.erase(writes.begin(), writes.begin() + static_cast<std::ptrdiff_t>(over));
+    }
+  };
+  for (const Entries& entries : beside_) live.read(entries, take);
+  setup_.sink.wait(writes);
+}
+
+// The oldest, without the lock. Slots are few, and needed long before a disk has what they hold: a copy frees
+// them.
+void StepSave::hand_on_lent(Staging& staging, std::unique_lock<std::mutex>& lock) {
+  const Lent lent = lent_.front();
+  lent_.pop_front();
+  lock.unlock();
+  Writes writes;
+  if (lent.made) {
+    lent.made->wait(stream_.view());
+    staging.read(lent.bytes.data(), std::ssize(lent.bytes),
+                 [&](int64_t offset, std::span<const std::byte> bytes) {
+                   write(*lent.entry, lent.offset + offset, bytes);
+                 });
+  } else if (lent.lender == kUntilCheck) {
+    setup_.sink.lend(*lent.entry, lent.offset, lent.bytes, writes);
+  } else {
+    write(*lent.entry, lent.offset, lent.bytes);
+  }
+  lock.lock();
+  writes_.insert(writes_.end(), writes.begin(), writes.end());
+  if (--owing_[lent.lender] == 0) owing_.erase(lent.lender);
+  changed_.notify_all();
+}
+
 void StepSave::run() {
   try {
-    if (!beside_.empty()) {
-      LiveState live(state_.weights, state_.optimizer, state_.stream);
-      for (const Entries& entries : beside_) read(live, entries, true);
-      setup_.sink.wait_lasting();
-    }
+    if (state_.stream.device == DeviceType::kCuda) cuda_select(gpu_);
+    begins_.wait(stream_.view());
+    Staging staging(stream_.view(), kThreadStaging);
+    read_beside(staging);
     std::unique_lock lock(mutex_);
     beside_done_ = true;
     changed_.notify_all();
-    changed_.wait(lock, [&] { return expected_ == 0 || given_up_; });
+    while (!given_up_ && (expected_ > 0 || !lent_.empty())) {
+      lent_.empty() ? changed_.wait(lock) : hand_on_lent(staging, lock);
+    }
     lock.unlock();
     if (!given_up_) setup_.complete();
   } catch (const GivenUp&) {
@@ -134,6 +192,28 @@ void StepSave::try_on_compute(const std::function<void()>& body) {
   }
 }
 
+void StepSave::lend(const Lent& lent) {
+  const std::lock_guard lock(mutex_);
+  lent_.push_back(lent);
+  ++owing_[lent.lender];
+  changed_.notify_all();
+}
+
+std::shared_ptr<Event> StepSave::made() const {
+  if (state_.stream.device == DeviceType::kCpu) return nullptr;
+  auto event = std::make_shared<Event>(state_.stream.device);
+  event->record(state_.stream);
+  return event;
+}
+
+void StepSave::take_back(Pool pool, int64_t array) {
+  const Lender lender{pool, array};
+  std::unique_lock lock(mutex_);
+  if (!owing_.contains(lender)) return;
+  const Busy busy(*this);
+  changed_.wait(lock, [&] { return !owing_.contains(lender) || ended_; });
+}
+
 void StepSave::came(int64_t unit) {
   came_[static_cast<size_t>(unit)] = 1;
   const std::lock_guard lock(mutex_);
@@ -154,40 +234,68 @@ void StepSave::updated(int64_t unit, int64_t tile, int64_t step) {
         step == state_.step && state_.optimizer->t() == state_.updates && tile == next_tile_[u],
         fmt::format("tile {} of unit {} is of step {}, the save of step {}", tile, unit, step, state_.step));
     ++next_tile_[u];
-    write_tile(unit, tile);
+    lend_tile(unit, tile);
     if (tile + 1 < state_.units[u].end_tile) return;
-    write_weights(unit, state_.weights.trainable_home(unit));
+    lend_weights(unit, state_.weights.trainable_home(unit));
     came(unit);
   });
 }
 
-void StepSave::write_tile(int64_t unit, int64_t tile) {
+// Of several ranks each has its shard to save.
+void StepSave::lend_tile(int64_t unit, int64_t tile) {
   const Entries entries = optimizer_[static_cast<size_t>(unit)];
   const int64_t block = state_.weights.units()[static_cast<size_t>(unit)].block;
+  const std::optional<int64_t> array = state_.optimizer->array(block, tile);
+  const Lender lender = array ? Lender{Pool::kOptimizer, *array} : kUntilCheck;
+  const std::shared_ptr<Event> made =
+      state_.optimizer->shows_host_memory(block, tile) ? nullptr : this->made();
   state_.optimizer->show(block, tile, [&](size_t stream, int64_t offset, std::span<const std::byte> bytes) {
     const auto entry = std::ranges::find(entries, stream, &StateEntry::stream);
-    LM_CHECK(entry != entries.end(), fmt::format("stream {}", stream));
-    write(*entry, offset - entry->first * static_cast<int64_t>(dtype_size(entry->dtype)), bytes);
+    if (entry == entries.end()) return;
+    const int64_t begin = entry->first * static_cast<int64_t>(dtype_size(entry->dtype));
+    const int64_t from = std::max(begin, offset);
+    const int64_t to = std::min(begin + entry->bytes(), offset + std::ssize(bytes));
+    if (from >= to) return;
+    lend({.lender = lender,
+          .entry = &*entry,
+          .offset = from - begin,
+          .bytes = bytes.subspan(static_cast<size_t>(from - offset), static_cast<size_t>(to - from)),
+          .made = made});
   });
 }
 
-void StepSave::write_weights(int64_t unit, const std::byte* weights) {
-  const StateEntry& entry = weights_[static_cast<size_t>(unit)].front();
-  write(entry, 0, {weights, static_cast<size_t>(entry.bytes())});
+void StepSave::lend_weights(int64_t unit, const std::byte* weights) {
+  const auto u = static_cast<size_t>(unit);
+  const bool slot = state_.weights.through_slots(unit);
+  const std::shared_ptr<Event> made = this->made();
+  for (const StateEntry& entry : weights_[u]) {
+    const int64_t begin = entry.first - state_.weights.units()[u].first;
+    lend({.lender = slot ? Lender{Pool::kWeights, unit} : kUntilCheck,
+          .entry = &entry,
+          .offset = 0,
+          .bytes = {weights + begin * static_cast<int64_t>(dtype_size(entry.dtype)),
+                    static_cast<size_t>(entry.bytes())},
+          .made = made});
+  }
 }
 
 void StepSave::returning(int64_t unit, const Loan& loan) {
   if (!waits_for(unit, SaveWay::kLoan)) return;
   try_on_compute([&] {
-    write_weights(unit, loan.trainable());
+    lend_weights(unit, loan.trainable());
     came(unit);
   });
 }
 
 void StepSave::wait_beside() {
-  const Busy busy(*this);
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return beside_done_; });
+  Writes writes;
+  {
+    const Busy busy(*this);
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return (beside_done_ && owing_.empty()) || ended_; });
+    std::swap(writes, writes_);
+  }
+  try_on_compute([&] { setup_.sink.wait(writes); });
 }
 
 void StepSave::flushed() {
@@ -234,9 +342,10 @@ SaveWay TrainStep::save_way(int64_t unit, bool rides) const {
 }
 
 std::unique_ptr<StepSave> TrainStep::begin_save(const StepSaveSetup& setup) {
-  // A GPU's memory is read on its stream. Without global clipping the next updates come before any check.
-  const bool rides = context_.device == DeviceType::kCpu && settings_.clip == Clip::kGlobal &&
-                     !(pending_ && update_.skipped);
+  // Without global clipping the next updates come before any check. GPUs gather weights right after their
+  // update, in a stream that the save's does not know.
+  const bool gathered_beside = context_.device == DeviceType::kCuda && group_.ranks() > 1;
+  const bool rides = !gathered_beside && settings_.clip == Clip::kGlobal && !(pending_ && update_.skipped);
   std::vector<SaveUnit> units;
   for (int64_t u = 0; u < std::ssize(settings_.shape.units); ++u) {
     const ScheduleUnit& unit = settings_.shape.unit(u);

@@ -1,22 +1,27 @@
-// A save of the state after a step that rides on the step after it: what is off the device is handed on right
-// after its deferred update, from where it lies then, so that it needs no read of its own; what stays as it
-// is until the next check is written by a thread of this object beside the next step's compute. What neither
-// holds for is read at once. Every byte goes to the sink once, from two threads at a time.
+// A save of the state after a step that rides on the step after it: what is off the device is lent right
+// after its deferred update, by the slot in which it lies then, so that it needs no read of its own; what
+// stays as it is until the next check is lent until then. A thread of this object hands both to the sink
+// beside the next step's compute. What neither holds for is read at once. Every byte goes to the sink once,
+// from two threads at a time.
 //
-// The compute thread constructs it and calls; TrainStep::ride gives it the step. Borrows everything.
+// The compute thread constructs it and calls; TrainStep gives it the step. Borrows everything.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <exception>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <span>
 #include <thread>
 #include <vector>
 
+#include "base/cuda.h"
 #include "optim/sharded_optimizer.h"
 #include "plan/state_catalogue.h"
+#include "schedule/schedule.h"
 #include "weights/loans.h"
 
 namespace lm {
@@ -64,7 +69,10 @@ class StepSave {
   void updated(int64_t unit, int64_t tile, int64_t step);
   // A loan of the unit is about to end; its weights are still in their slot.
   void returning(int64_t unit, const Loan& loan);
-  // Afterwards memory may change.
+  // The slot that holds the array is about to hold another one: waits until the sink has what was lent from
+  // it.
+  void take_back(Pool pool, int64_t array);
+  // Afterwards all memory may change.
   void wait_beside();
   // Slots are empty and what was deferred is done: what would still have come with a loan is read.
   void flushed();
@@ -83,16 +91,34 @@ class StepSave {
  private:
   using Entries = std::span<const StateEntry>;
   class Busy;
+  static constexpr int64_t kThreadStaging = kSaveStaging / 2;  // for what stays and for what is lent
+  using Writes = std::vector<StateSink::Write>;
+  // Whose slot bytes are lent from, by pool and array; kUntilCheck: memory that changes after the next check.
+  using Lender = std::pair<Pool, int64_t>;
+  static constexpr Lender kUntilCheck{Pool::kWeights, -1};
+  struct Lent {
+    Lender lender;
+    const StateEntry* entry;
+    int64_t offset;
+    std::span<const std::byte> bytes;
+    std::shared_ptr<Event> made;  // of memory of a GPU: after which it has them
+  };
+  void take_in();
   bool waits_for(int64_t unit, SaveWay way) const;
   void write(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes);
-  void write_tile(int64_t unit, int64_t tile);
-  void write_weights(int64_t unit, const std::byte* weights);
-  // `lasting`: what is the state itself stays until wait_beside() has returned.
-  void read(LiveState& from, Entries entries, bool lasting = false);
+  void read(LiveState& from, Entries entries);
+  void lend(const Lent& lent);
+  // Of what compute has been given so far; null on the CPU.
+  std::shared_ptr<Event> made() const;
+  void lend_tile(int64_t unit, int64_t tile);
+  void lend_weights(int64_t unit, const std::byte* weights);
   void came(int64_t unit);
   void try_on_compute(const std::function<void()>& body);
   void fail();
+  // The thread.
   void run();
+  void read_beside(Staging& staging);
+  void hand_on_lent(Staging& staging, std::unique_lock<std::mutex>& lock);
 
   const StepSaveSetup setup_;
   State state_;
@@ -102,10 +128,18 @@ class StepSave {
   std::vector<Entries> beside_;               // the thread's
   double compute_seconds_ = 0;
 
+  // Beside a GPU's compute the thread has a stream of its own, which begins when the state is there.
+  Stream stream_;
+  Event begins_;
+  int gpu_ = 0;  // that it selects
+
   std::atomic<bool> given_up_{false};  // no byte more
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  int64_t expected_ = 0;  // units that still have to come with the step
+  int64_t expected_ = 0;             // units that still have to come with the step
+  std::deque<Lent> lent_;            // not handed on yet
+  std::map<Lender, int64_t> owing_;  // how many of those each has, and the one being handed on
+  Writes writes_;                    // under way, from memory that is lent until the check
   bool beside_done_ = false, ended_ = false;
   std::exception_ptr failure_;  // the first
   std::thread thread_;

@@ -120,7 +120,7 @@ std::byte* WeightStore::frozen(int64_t unit) const {
 std::byte* WeightStore::trainable_home(int64_t unit) {
   const UnitHome& home = homes_[static_cast<size_t>(unit)];
   LM_CHECK(home.loans == 0, fmt::format("unit {} is on loan", unit));
-  return trainable(unit);
+  return in_shards(unit) ? off_device_->use_home(unit) : trainable(unit);
 }
 
 }  // namespace lm

@@ -73,8 +73,8 @@ class WeightStore {
   // The units that a block's tensor lies in: one, or the segments of a cut head.
   std::vector<int64_t> units_of(int64_t block, const TensorPlace& place) const;
 
-  // For the update: the unit's trainable weights, on the device or in their slot. Refused while the unit is
-  // on loan.
+  // For the update: the unit's trainable weights, on the device or in their slot; of weights in shards, this
+  // rank's at home (Store::use_home). Refused while the unit is on loan.
   std::byte* trainable_home(int64_t unit);
   // The update of a unit is complete: earlier loans of it are void.
   void advance(int64_t unit) { ++homes_[static_cast<size_t>(unit)].version; }
@@ -84,6 +84,8 @@ class WeightStore {
     off_device_->read(unit, begin, out);
   }
   bool through_slots(int64_t unit) const { return off_device_ != nullptr && off_device_->holds(unit); }
+  // Not of an adapter, whose base does.
+  bool trained_through_slots(int64_t unit) const { return trainable_off_device(unit); }
   // The unit's trainable weights are the embedding's, in host memory that a GPU uses in place.
   bool in_host_memory(int64_t unit) const {
     return unit == 0 && embedding_ != nullptr && units_[0].frozen_bytes == 0;

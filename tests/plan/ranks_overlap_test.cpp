@@ -113,5 +113,22 @@ TEST(RanksOverlap, TheForecastIsThatOfTwoClocks) {
   }
 }
 
+// Of LoRA the base alone passes through slots: adapters are gathered beside the updates of the next ones.
+TEST(RanksOverlap, AdaptersOverABaseInShardsAreGatheredBesideUpdates) {
+  Case c = gpus(3, 4, 30e9);
+  c.config.train.method = Method::kLora;
+  const Plan plan = c.draft();
+  ASSERT_GT(plan.placement.pool(Pool::kWeights).slots, 0);
+  double updates = 0;
+  const auto seconds = [](const Operation& op) {
+    return op.kind == OperationKind::kUpdate || op.kind == OperationKind::kGather ? 1.0 : 0.0;
+  };
+  for (const Operation& op : make_schedule(plan.schedule).operations)
+    updates += op.kind == OperationKind::kUpdate ? seconds(op) : 0;
+  ASSERT_GT(updates, 10);
+  const Timeline timeline = walk_timeline(plan.schedule, plan.placement.timeline(), {.link = 1}, seconds);
+  EXPECT_LE(timeline.seconds, updates + 2);
+}
+
 }  // namespace
 }  // namespace lm

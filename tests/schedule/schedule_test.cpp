@@ -310,6 +310,20 @@ TEST(Schedule, GathersAUnitsWeightsBehindItsLastTile) {
   }
 }
 
+// Of weights in shards a rank has nothing else to keep: whoever uses them gathers them.
+TEST(Schedule, GathersNoWeightsThatStayInShards) {
+  ScheduleShape shape{.units = schedule_units(2), .ranks = 2, .sharded = true};
+  shape.units[1].in_shards = true;
+  const StepSchedule good = make_schedule(shape);
+  ASSERT_EQ(schedule_fault(good, shape), "");
+  EXPECT_EQ(text(good).find("gather1"), std::string::npos);
+  EXPECT_NE(text(good).find("gather2"), std::string::npos);
+  ScheduleShape whole = shape;
+  whole.units[1].in_shards = false;
+  EXPECT_NE(schedule_fault(good, whole).find("never gathered"), std::string::npos);
+  EXPECT_NE(schedule_fault(make_schedule(whole), shape).find("every rank has"), std::string::npos);
+}
+
 // A rank's part of a tied matrix's gradient is the head's and its rows: other ranks must be given both.
 TEST(Schedule, AddsTheEmbeddingsRowsBeforeItsGradientIsExchanged) {
   for (const bool tied : {false, true}) {

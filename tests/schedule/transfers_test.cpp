@@ -137,6 +137,34 @@ TEST(Transfers, SendAGradientHomeAfterItsExchange) {
   EXPECT_EQ(walk_timeline(run, {}, {}, seconds).seconds, 4);
 }
 
+// A rank's update changes its shard where it lives: nothing is fetched for it, and what the slots have of the
+// unit is old.
+TEST(Transfers, LeaveAShardAtHomeToItsUpdateAndFetchItBehindThat) {
+  ScheduleShape run{.units = schedule_units(2), .ranks = 2, .sharded = true};
+  run.units[1].in_shards = run.units[2].in_shards = true;
+  const TransferShape shape = stream(Pool::kWeights, {0, 1, 1, 0}, 2, run);
+  const StepSchedule step = make_schedule(run);
+  ASSERT_EQ(schedule_fault(step, run), "");
+  SlotState state(shape);
+  const SlotState empty = state;
+  const StepSchedule first = add_transfers(step, step, shape, state);
+  EXPECT_EQ(
+      text(first),
+      "f1>0 f2>1 forward0.0 forward1.0 forward2.0 exchange3.0 backward2.0 exchange2.0 "
+      "backward1.0 exchange1.0 backward0.0 exchange0.0 update0.0 update1.0 f1>1 update2.0 f2>0 update3.0 ");
+  EXPECT_EQ(transfer_fault(first, shape, empty), "");
+  const SlotState before = state;
+  const StepSchedule second = add_transfers(step, step, shape, state);
+  EXPECT_GT(text(second).find("f1>"), text(second).find("update1.0"));
+  EXPECT_EQ(transfer_fault(second, shape, before), "");
+  // With what a slot has from before the update the next step is at fault.
+  StepSchedule both = first;
+  std::erase_if(both.operations,
+                [](const Operation& op) { return op.kind == Kind::kFetch && op.slot == 1 && op.array == 1; });
+  both.operations.insert(both.operations.end(), second.operations.begin(), second.operations.end());
+  EXPECT_NE(transfer_fault(both, shape, empty).find("in no slot"), std::string::npos);
+}
+
 TEST(Transfers, KeepTheEmbeddingsGradientForItsRows) {
   const ScheduleShape run{.units = schedule_units(1), .micro_batches = 2};
   const StepSchedule step = make_schedule(run);
@@ -244,7 +272,13 @@ Case random_case(std::mt19937& random) {
     off_device.push_back(off ? tiles : 0);
     c.shape.first_tile.push_back(c.shape.first_tile.back() + tiles);
   }
-  c.run.units = c.shape.units = tiled_units(layers, off_device, cut);
+  c.run.units = tiled_units(layers, off_device, cut);
+  if (draw(0, 1) == 1) {
+    c.run.ranks = 2, c.run.sharded = true;
+    for (size_t u = 0; u < c.run.units.size(); ++u)
+      c.run.units[u].in_shards = c.shape.pool(Pool::kWeights).holds(static_cast<int64_t>(u));
+  }
+  c.shape.units = c.run.units;
   return c;
 }
 
@@ -274,6 +308,29 @@ TEST(Transfers, KeepEveryRuleOverManyStepsOfRandomRuns) {
   }
 }
 
+// Slots hide for some steps what a disk falls behind by, and no longer.
+TEST(Timeline, OfAStepIsNoShorterThanItsDiskNeeds) {
+  constexpr int64_t kLayers = 10, kTiles = 4;
+  std::vector<int64_t> tiles(kLayers + 2, kTiles);
+  tiles.front() = tiles.back() = 0;
+  const ScheduleShape run{.units = tiled_units(kLayers, tiles)};
+  TimelineShape shape{.transfers = stream(Pool::kOptimizer, std::vector<char>(kLayers * kTiles, 1), 30, run),
+                      .arrays = {},
+                      .host_updates = {}};
+  shape.transfers.first_tile.push_back(0);
+  for (const int64_t count : tiles)
+    shape.transfers.first_tile.push_back(shape.transfers.first_tile.back() + count);
+  shape.arrays[static_cast<size_t>(Pool::kOptimizer)].assign(kLayers * kTiles, {1, true, false});
+  const auto compute = [](const Operation& op) {
+    return op.kind == Kind::kForward || op.kind == Kind::kBackward ? 1.0 : 0.0;
+  };
+  const double computed = walk_timeline(run, {}, {}, compute).seconds;
+  const LinkRates rates{.disk_read = 1e9, .disk_write = kLayers * kTiles / (1.1 * computed)};
+  const Timeline timeline = walk_timeline(run, shape, rates, compute);
+  EXPECT_EQ(timeline.disk_written_bytes, kLayers * kTiles);
+  EXPECT_NEAR(timeline.seconds, 1.1 * computed, 1e-3 * computed);
+}
+
 TEST(Transfers, AreFoundFaultyWhenOneIsMissingOrLate) {
   std::mt19937 random(7);
   int mutants = 0, caught = 0;
@@ -293,7 +350,7 @@ TEST(Transfers, AreFoundFaultyWhenOneIsMissingOrLate) {
           {good.operations.begin() + static_cast<std::ptrdiff_t>(k) + 1, good.operations.end()}};
       bool used = false;
       for (const ArrayUse& use : array_uses(rest, good.operations[k].pool, c.shape))
-        used = used || use.array == good.operations[k].array;
+        used = used || (use.array == good.operations[k].array && !use.at_home);
       if (!used) continue;
       ++mutants;
       caught += !transfer_fault(bad, c.shape, before).empty();

@@ -267,6 +267,61 @@ TEST(GpuRanks, AnExchangeDoesNotHoldUpWhatIsComputedBesideIt) {
         with_gpus({.ranks = 2}, [&](GpuRank& rank) { exchange_beside_computation(rank, slots); }));
 }
 
+// An array that compute has made in its slot, and nobody has waited for.
+ShardStore with_one_made(GpuRank& rank) {
+  ShardStore store({.group = rank.group,
+                    .bytes = {8192, 8192},
+                    .shards =
+                        [](int64_t) {
+                          return std::vector<ByteRange>{{0, 4096}, {4096, 4096}};
+                        },
+                    .name = [](int64_t a) { return "array " + std::to_string(a); },
+                    .slots = 1,
+                    .stream = rank.compute});
+  store.claim(0, 0);
+  zero_bytes(store.use(0), 8192, rank.compute);
+  return store;
+}
+
+// The order checker sees whether they are: the slot's next array, and the shard's way home.
+TEST(GpuRanks, AFetchFollowsWhatItsSlotWasUsedFor) {
+  LM_NEEDS_GPU();
+  expect_good_ends(with_gpus({.ranks = 2}, [](GpuRank& rank) {
+    ShardStore store = with_one_made(rank);
+    store.fetch(1, 0);
+    rank.group.end_before(rank.compute);
+    synchronize(rank.compute);
+  }));
+}
+
+TEST(GpuRanks, AShardGoesHomeOnceItIsMade) {
+  LM_NEEDS_GPU();
+  expect_good_ends(with_gpus({.ranks = 2}, [](GpuRank& rank) {
+    ShardStore store = with_one_made(rank);
+    store.write_back(0);
+    rank.group.end_before(rank.compute);
+    synchronize(rank.compute);
+  }));
+}
+
+// Compute has changed the shard at home, and nobody has waited for that either.
+TEST(GpuRanks, AFetchFollowsTheUpdateOfItsShard) {
+  LM_NEEDS_GPU();
+  expect_good_ends(with_gpus({.ranks = 2}, [](GpuRank& rank) {
+    ShardStore store = with_one_made(rank);
+    store.write_back(0);
+    store.forget(0);
+    const int64_t begin = 4096 * rank.group.rank();
+    zero_bytes(store.use_home(0) + begin, 4096, rank.compute);
+    store.fetch(0, 0);
+    std::vector<std::byte> host(8192, std::byte{1});
+    copy_bytes(host.data(), store.use(0), 8192, rank.compute);
+    synchronize(rank.compute);
+    rank.group.check();
+    for (const std::byte one : host) ASSERT_EQ(one, std::byte{0});
+  }));
+}
+
 TEST(GpuRanks, AGatherDoesNotHoldUpWhatIsComputedBesideIt) {
   LM_NEEDS_GPU();
   expect_good_ends(with_gpus({.ranks = 2}, [](GpuRank& rank) {

@@ -9,19 +9,14 @@
 
 #include "base/error.h"
 #include "pairwise.h"
+#include "tests/support/device_test.h"
 
 namespace lm {
 namespace {
 
 using namespace offloaded_run;
 
-class InBackward : public ::testing::Test {
- protected:
-  void SetUp() override {
-    std::string reason;
-    if (cuda_built() && cuda_device_count(&reason) == 0) GTEST_SKIP() << "no CUDA device: " << reason;
-  }
-};
+class InBackward : public DeviceTest {};
 
 // What a run of the matrix is drawn from: rule, home of state, clip mode, accumulation, tile, threads of the
 // update, recomputation, model.

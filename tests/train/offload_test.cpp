@@ -10,19 +10,14 @@
 #include "base/error.h"
 #include "memory_store.h"
 #include "offloaded_run.h"
+#include "tests/support/device_test.h"
 
 namespace lm {
 namespace {
 
 using namespace offloaded_run;
 
-class Offload : public ::testing::Test {
- protected:
-  void SetUp() override {
-    std::string reason;
-    if (cuda_built() && cuda_device_count(&reason) == 0) GTEST_SKIP() << "no CUDA device: " << reason;
-  }
-};
+class Offload : public DeviceTest {};
 
 TEST_F(Offload, GradientsAreClippedInTheseRuns) {
   for (const bool lora : {false, true}) {

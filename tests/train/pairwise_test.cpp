@@ -3,6 +3,7 @@
 // each row against the run that keeps everything on the device and updates at the end. Built twice: for the
 // CPU, which stands in for a GPU where a run is `slots_on_device`, and for a GPU, where it skips without one.
 #include "pairwise.h"
+#include "tests/support/device_test.h"
 
 #include <gtest/gtest.h>
 
@@ -16,13 +17,7 @@ namespace {
 
 using namespace offloaded_run;
 
-class Pairwise : public ::testing::Test {
- protected:
-  void SetUp() override {
-    std::string reason;
-    if (cuda_built() && cuda_device_count(&reason) == 0) GTEST_SKIP() << "no CUDA device: " << reason;
-  }
-};
+class Pairwise : public DeviceTest {};
 
 enum Factor : size_t {
   kRule,

@@ -1,5 +1,5 @@
 // A save that rides on the next step has the bytes of a flush and a pass over everything after its own step,
-// and the run does not notice it.
+// and the run does not notice it. Built twice: for the CPU, and for a GPU, where it skips without one.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -13,11 +13,13 @@
 #include "checkpoint/restore.h"
 #include "checkpoint/save.h"
 #include "offloaded_run.h"
+#include "tests/support/device_test.h"
 
 namespace lm {
 namespace {
 
 using namespace offloaded_run;
+class StepSaves : public DeviceTest {};
 using Bytes = std::map<std::string, std::vector<std::byte>>;
 
 // Takes every byte of a catalogue once.
@@ -43,11 +45,18 @@ class Memory : public StateSink {
     std::ranges::fill(seen, 1);
   }
   // As a disk would: taken only later.
-  void write_lasting(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) override {
-    lasting_.push_back([=, this] { write(entry, offset, bytes); });
+  void lend(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes,
+            std::vector<Write>& writes) override {
+    const std::lock_guard lock(lent_mutex_);
+    writes.push_back(lent_.size());
+    lent_.push_back([&entry, offset, bytes, this] { write(entry, offset, bytes); });
   }
-  void wait_lasting() override {
-    for (const auto& take : std::exchange(lasting_, {})) take();
+  void wait(std::span<const Write> writes) override {
+    for (const Write at : writes) take(at);
+  }
+  // What a file's end waits for.
+  void take_all() {
+    for (size_t at = 0; at < lent_.size(); ++at) take(at);  // nothing is lent any more
   }
   // All of them have come.
   const Bytes& whole() const {
@@ -60,12 +69,18 @@ class Memory : public StateSink {
   int64_t writes_left = -1;                   // until one fails; -1: none does
 
  private:
+  // Whoever comes second waits until the first has it.
+  void take(size_t at) {
+    const std::lock_guard lock(lent_mutex_);
+    if (lent_[at]) std::exchange(lent_[at], nullptr)();
+  }
   static int64_t begin(const StateEntry& entry) {
     return entry.first * static_cast<int64_t>(dtype_size(entry.dtype));
   }
   std::thread::id compute_ = std::this_thread::get_id();
   std::mutex mutex_;
-  std::vector<std::function<void()>> lasting_;
+  std::mutex lent_mutex_;
+  std::vector<std::function<void()>> lent_;  // by number; empty: taken
   Bytes bytes_;
   std::map<std::string, std::vector<char>> seen_;
 };
@@ -76,8 +91,10 @@ struct Saving {
       : training(training), catalogue(training.catalogue()), memory(catalogue) {
     memory.writes_left = writes;
     memory.delay_beside = delay;
-    save = training.train_step().begin_save(
-        {.catalogue = catalogue, .sink = memory, .complete = [this] { committed = true; }});
+    save = training.train_step().begin_save({.catalogue = catalogue, .sink = memory, .complete = [this] {
+                                               memory.take_all();
+                                               committed = true;
+                                             }});
   }
   ~Saving() { training.train_step().end_save(); }
   // The next step is done, or a flush.
@@ -126,7 +143,7 @@ void expect_saves_unnoticed(const Variant& run, std::chrono::microseconds delay 
   expect_equal(saved.state(), want);
 }
 
-TEST(StepSave, OfDrawnRunsIsThatOfAFlushAndAPass) {
+TEST_F(StepSaves, OfDrawnRunsIsThatOfAFlushAndAPass) {
   std::mt19937 random(5);
   const bool ring = ring_allowed();
   int without_ring = 0;
@@ -146,7 +163,7 @@ TEST(StepSave, OfDrawnRunsIsThatOfAFlushAndAPass) {
 
 // Updates follow the check here too, if the norm is global; and no tile is read while it may pass through a
 // slot.
-TEST(StepSave, OfUpdatesInsideBackwardIsThatOfAFlushAndAPass) {
+TEST_F(StepSaves, OfUpdatesInsideBackwardIsThatOfAFlushAndAPass) {
   std::mt19937 random(6);
   for (int i = 0; i < 16; ++i) {
     Variant run = drawn_variant(random, i);
@@ -158,16 +175,36 @@ TEST(StepSave, OfUpdatesInsideBackwardIsThatOfAFlushAndAPass) {
 }
 
 // The step is at its check long before.
-TEST(StepSave, WhatStaysOnTheDeviceWaitsForASlowDisk) {
-  for (const bool mixed : {false, true}) {
-    Variant run;
-    run.steps = 4;
-    run.optimizer = run.mixed = mixed;
-    expect_saves_unnoticed(run, std::chrono::milliseconds(2));
+TEST_F(StepSaves, WhatStaysOnTheDeviceWaitsForASlowDisk) {
+  for (const Clip clip : {Clip::kGlobal, Clip::kBlock}) {
+    for (const bool mixed : {false, true}) {
+      Variant run;
+      run.steps = 4, run.clip = clip;
+      run.optimizer = run.mixed = mixed;
+      expect_saves_unnoticed(run, std::chrono::milliseconds(2));
+    }
   }
 }
 
-TEST(StepSave, OfStateOnDiskReadsNothing) {
+// Where checkpoint.every is a time nothing waits for it: what was lent is whole before the updates after the
+// next.
+TEST_F(StepSaves, ThatOutlastsTheNextStepHasItsBytes) {
+  // With a slot for each tile none has to be taken back before the check.
+  for (const int64_t slots : {2, 64}) {
+    Variant run;
+    run.optimizer = true, run.mixed = slots == 2, run.slots = slots;
+    Training plain(run), training(run);
+    plain.step(1);
+    const Bytes want = plain.state();
+    training.step(1);  // nothing waits for a GPU's updates
+    Saving saving(training, -1, std::chrono::milliseconds(10));
+    for (int64_t s = 2; s <= 3; ++s) plain.step(s), training.step(s);
+    expect_equal(saving.finish(), want);
+    expect_equal(training.state(), plain.state());
+  }
+}
+
+TEST_F(StepSaves, OfStateOnDiskReadsNothing) {
   Variant run;
   run.optimizer = run.gradients = run.weights = run.activations = run.recompute = true;
   run.micro_batches = 4, run.group = 2, run.granules = 3;
@@ -187,7 +224,7 @@ TEST(StepSave, OfStateOnDiskReadsNothing) {
   EXPECT_EQ(with.written_bytes, without.written_bytes);
 }
 
-TEST(StepSave, ThatFailsSaysSoOnceAndTheRunGoesOn) {
+TEST_F(StepSaves, ThatFailsSaysSoOnceAndTheRunGoesOn) {
   for (const bool disk : {false, true}) {
     Variant run;
     run.optimizer = run.weights = disk, run.mixed = disk;
@@ -220,7 +257,7 @@ TEST(StepSave, ThatFailsSaysSoOnceAndTheRunGoesOn) {
 }
 
 // A step that is skipped has no updates: with some still to come there is nothing to ride on.
-TEST(StepSave, OfASkippedStepIsThatOfAFlushAndAPass) {
+TEST_F(StepSaves, OfASkippedStepIsThatOfAFlushAndAPass) {
   for (const bool disk : {false, true}) {
     Variant run;
     run.optimizer = run.weights = disk;
@@ -242,7 +279,7 @@ TEST(StepSave, OfASkippedStepIsThatOfAFlushAndAPass) {
   }
 }
 
-TEST(StepSave, GivenUpInTheMiddleLeavesTheRunAlone) {
+TEST_F(StepSaves, GivenUpInTheMiddleLeavesTheRunAlone) {
   Variant run;
   run.optimizer = true, run.mixed = true;
   Training plain(run), training(run);
@@ -272,7 +309,7 @@ class SlowEngine : public IoEngine {
 
 // Half of the state comes with the next step's updates; of a resident run all is written from where it lies,
 // and the step's own update waits for that.
-TEST(StepSave, ComesBackFromAShard) {
+TEST_F(StepSaves, ComesBackFromAShard) {
   const std::string directory = (std::filesystem::temp_directory_path() / "lmlaunch_step_save").string();
   for (const bool resident : {false, true}) {
     SCOPED_TRACE(resident);
