@@ -40,10 +40,10 @@ class Side:
         return self.rows[-1]["peak_rss"]
 
 
-def json_rows(command):
+def json_rows(command, **more):
     """Runs a program, prints what it says and gives the JSON lines of it."""
     rows = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **more) as process:
         for line in process.stdout:
             if line.startswith("{"):
                 rows.append(json.loads(line))

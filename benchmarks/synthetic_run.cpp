@@ -34,6 +34,13 @@ StepBatches random_batches(int64_t sequences, int64_t each, int64_t length, int6
   return out;
 }
 
+// A rank's micro-batches of them, as the loader gives them.
+void keep_own(const Group& group, StepBatches& batches) {
+  const int64_t count = std::ssize(batches.micro), rank = group.rank(), ranks = group.ranks();
+  batches.micro.erase(batches.micro.begin() + count * (rank + 1) / ranks, batches.micro.end());
+  batches.micro.erase(batches.micro.begin(), batches.micro.begin() + count * rank / ranks);
+}
+
 // Matrices and embeddings about N(0, 0.02), norms 1, biases and quantised matrices 0; adapters are not
 // touched.
 void fill_with_pattern(const ModelLayout& layout, DType dtype, StreamView stream, WeightStore& store) {
@@ -93,8 +100,9 @@ SyntheticRun::SyntheticRun(SyntheticSetup setup, const Machine& machine, StreamV
                           base_encoding(setup_.config.model))) {
   const Config& config = setup_.config;
   const AdapterSpec* const trained = setup_.lora ? &adapter_ : nullptr;
-  plan_ =
-      make_plan({config, setup_.spec, trained, layout_, stream.device, {}, setup_.update_on_host}, machine);
+  const World world{.ranks = setup_.group != nullptr ? setup_.group->ranks() : 1};
+  plan_ = make_plan({config, setup_.spec, trained, layout_, stream.device, {}, setup_.update_on_host},
+                    machine, world);
   if (setup_.slots > 0) plan_.placement.pool(Pool::kOptimizer).slots = setup_.slots;
   std::vector<SwapPath> paths;
   for (const std::string& path : config.offload.paths) paths.push_back({path, 1});
@@ -108,7 +116,10 @@ SyntheticRun::SyntheticRun(SyntheticSetup setup, const Machine& machine, StreamV
                                            .tokens_per_step = tokens_per_step(),
                                            .max_grad_norm = 1.0,
                                            .swap_paths = paths,
-                                           .engine = setup_.engine},
+                                           .engine = setup_.engine,
+                                           .group = setup_.group,
+                                           .device_group = setup_.device_group,
+                                           .kernels = setup_.kernels},
                                  stream);
   const LoadSetup load{setup_.spec, layout_, DType::kBF16, stream, plan_.numerics.threads};
   if (setup_.pattern) {
@@ -120,6 +131,7 @@ SyntheticRun::SyntheticRun(SyntheticSetup setup, const Machine& machine, StreamV
   rank_->weights_ready();
   batches_ = random_batches(config.train.global_batch, plan_.numerics.micro_batch, config.data.max_length,
                             setup_.spec.vocab);
+  if (setup_.group != nullptr) keep_own(*setup_.group, batches_);
 }
 
 double SyntheticRun::planned_seconds(const Machine& machine) const {
@@ -154,8 +166,12 @@ int64_t SyntheticRun::tokens_per_step() const {
   return setup_.config.train.global_batch * setup_.config.data.max_length;
 }
 
+StepResult SyntheticRun::begin_step() {
+  return rank_->step().run(batches_, ++steps_, 1e-5);
+}
+
 StepResult SyntheticRun::step() {
-  const StepResult result = rank_->step().run(batches_, ++steps_, 1e-5);
+  const StepResult result = begin_step();
   synchronize(stream_);
   return result;
 }

@@ -16,6 +16,10 @@ struct SyntheticSetup {
   EngineFactory engine = {};
   std::optional<bool> update_on_host = {};  // with a GPU; none: as planned
   bool pattern = false;  // with a GPU: weights repeat one tile (gpu_pattern.h), which takes no time to make
+  // As RankSetup's; of a group's ranks each has its part of the batch.
+  Group* group = nullptr;
+  Group* device_group = nullptr;
+  const Kernels* kernels = nullptr;
 };
 
 // What start_torch wants to know of such a run on the CPU, before a machine is measured.
@@ -26,7 +30,8 @@ class SyntheticRun {
   // Plans, allocates and initialises. `machine` is what the plan may assume.
   SyntheticRun(SyntheticSetup setup, const Machine& machine, StreamView stream);
 
-  StepResult step();  // waits until the GPU has finished it
+  StepResult step();        // waits until the GPU has finished it
+  StepResult begin_step();  // as a run's: waits for its check alone
   const Plan& plan() const { return plan_; }
   // What the plan would say of a step's time with these rates.
   double planned_seconds(const Machine& machine) const;
@@ -36,6 +41,8 @@ class SyntheticRun {
   int64_t planned_host_bytes() const;
   // Of a row of the plan.
   int64_t class_bytes(std::string_view name) const;
+  const ModelLayout& layout() const { return layout_; }
+  const AdapterSpec* adapter() const { return setup_.lora ? &adapter_ : nullptr; }
   const Rank& rank() const { return *rank_; }
   Rank& rank() { return *rank_; }
   int64_t tokens_per_step() const;
