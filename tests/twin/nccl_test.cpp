@@ -138,8 +138,8 @@ TEST(TwinNccl, RefusesOneGpuForTwoRanksOfAMachine) {
                   "12 NCCL has failed in \"start\": invalid usage (Duplicate GPU detected");
 }
 
-// NCCL fails in the second of three calls, and says so only later: which call a rank is in by then, that one or
-// the next, is the hour's.
+// NCCL fails in the second of three calls, and says so only later: which call a rank is in by then, that one
+// or the next, is the hour's.
 TEST(NcclGroupFailures, AnErrorOfNcclEndsItsRankAndThenTheOthers) {
   const std::vector<GpuRankEnd> ends =
       with_gpus({.ranks = 2, .variables = {"TWIN_NCCL=fail:1:2"}}, [](GpuRank& rank) {
