@@ -137,7 +137,10 @@ TEST(Reshard, AnyNumberOfRanksGoesOnFromAnyOther) {
         ASSERT_EQ(got.losses.size(), want.losses.size()) << text;
         for (size_t s = 0; s < want.losses.size(); ++s) {
           EXPECT_LE(std::abs(got.losses[s] / want.losses[s] - 1), 1e-6) << text;
-          EXPECT_LE(std::abs(got.norms[s] / want.norms[s] - 1), 1e-5) << text;
+          // Later gradients are of weights that were stepped: muon's matrices by products in bf16, which
+          // round a momentum's last bit to another step.
+          const double bound = s > 0 && rule == Rules::id<Muon>() ? 1e-4 : 1e-5;
+          EXPECT_LE(std::abs(got.norms[s] / want.norms[s] - 1), bound) << text;
           if (loading == saving) {
             EXPECT_EQ(got.losses[s], want.losses[s]) << text;
           }
