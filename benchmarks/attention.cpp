@@ -1,5 +1,5 @@
 // Our side of attention.py: how fast is our CPU attention, against ATen's flash kernels and against the
-// machine's bf16 GEMM?
+// machine's GEMM of the same type?
 //
 //   bench_attention [THREADS = 2] [ROUNDS = 9] [short]
 //
@@ -165,7 +165,7 @@ void measure(const Case& c, int threads, int rounds) {
   const at::Tensor dout = Tensors::view(c, t.dout, 0, c.heads);
   std::tuple<at::Tensor, at::Tensor> peer_out;
   std::tuple<at::Tensor, at::Tensor, at::Tensor> peer_gradient;
-  const at::Tensor square = at::randn({kGemm, kGemm}).to(at::kBFloat16);
+  const at::Tensor square = at::randn({kGemm, kGemm}).to(t.qkv.scalar_type());
   const std::function<void()> gemm = [&] { at::mm(square, square); };
   std::vector<std::function<void()>> forward{[&] { lm::attention_forward_cpu(t.forward, stream); }, gemm};
   std::vector<std::function<void()>> backward{[&] { lm::attention_backward_cpu(t.backward, stream); }, gemm};

@@ -8,15 +8,15 @@
 namespace lm::attention {
 namespace {
 
-// P and dS of six rows, from their scores and dP: as left operands of dQ (dS) and, pairs of rows together, of
-// dV and dK.
+// P and dS of a block of rows, from their scores and dP: as left operands of dQ (dS) and, pairs of rows
+// together, of dV and dK.
 template <class Isa, bool kMasked>
 [[gnu::noinline]] void probability_rows(const BackwardScratch& s, const RowBlock& block, float scale2,
                                         int64_t window) {
   using V = typename Isa::V;
   using Lane = typename Isa::Lane;
   const V factor = Isa::splat_float(scale2);
-  for (int64_t m = 0; m < kRowBlock; m += 2) {
+  for (int64_t m = 0; m < Isa::kRows; m += 2) {
     const int64_t row = block.begin + m;
     const V lse0 = Isa::splat_float(-s.lse[row]), lse1 = Isa::splat_float(-s.lse[row + 1]);
     const V delta0 = Isa::splat_float(s.delta[row]), delta1 = Isa::splat_float(s.delta[row + 1]);
@@ -80,12 +80,16 @@ void add_key_tile(const AttentionBackward& a, const Tile& tile, const BackwardSc
   float* dv = shared.dv + (tile.kv_head * a.tokens + token) * width;
   const bool add = index > first;
   wait_turn(turn, static_cast<int32_t>(index - first));
-  int64_t key = 0;
-  for (; key + kKeyBlock <= keys; key += kKeyBlock)
-    add_keys<Isa, kKeyBlock>(a, tile, s, key0, key, dk, dv, add);
-  for (; key < keys; ++key) add_keys<Isa, 1>(a, tile, s, key0, key, dk, dv, add);
+  if constexpr (Isa::kTiles) {
+    Isa::add_keys(s, tile.row_end - tile.row_begin, width, keys, dk, dv, add);
+  } else {
+    int64_t key = 0;
+    for (; key + kKeyBlock <= keys; key += kKeyBlock)
+      add_keys<Isa, kKeyBlock>(a, tile, s, key0, key, dk, dv, add);
+    for (; key < keys; ++key) add_keys<Isa, 1>(a, tile, s, key0, key, dk, dv, add);
+  }
   if (index == last) {
-    for (key = 0; key < keys; ++key) {
+    for (int64_t key = 0; key < keys; ++key) {
       const int64_t at = (token + key) * a.dkv_stride + tile.kv_head * dim;
       Isa::store_row(static_cast<Element*>(a.dk) + at, dk + key * width, a.scale, dim);
       Isa::store_row(static_cast<Element*>(a.dv) + at, dv + key * width, 1, dim);
@@ -139,21 +143,24 @@ void backward_tile(const AttentionBackward& a, const Tile& tile, const BackwardS
     Isa::pack_transposed(key_t, static_cast<const Element*>(a.k) + at, a.kv_stride, keys, dim);
     Isa::pack_transposed(value_t, static_cast<const Element*>(a.v) + at, a.kv_stride, keys, dim);
     Isa::pack_keys(key, static_cast<const Element*>(a.k) + at, a.kv_stride, keys, dim, width);
-    for (int64_t r = 0; r < all; r += kRowBlock) {
-      const RowBlock block = row_block(s.position, r, key0, a.window);
+    for (int64_t r = 0; r < all; r += Isa::kRows) {
+      const RowBlock block = row_block<Isa>(s.position, r, key0, a.window);
       const int64_t begin = block.span.begin, count = block.span.end - begin;
+      if constexpr (Isa::kTiles) {
+        if (count <= 0) Isa::turn_rows(s, r, 0, 0);
+      }
       if (count <= 0) continue;
-      multiply<Isa, kRowBlock>({q + r * lanes, lanes, 1}, key_t + begin, kKeys, lanes, s.score + begin, kKeys,
-                               count, false);
-      multiply<Isa, kRowBlock>({dout + r * lanes, lanes, 1}, value_t + begin, kKeys, lanes, s.dp + begin,
-                               kKeys, count, false);
+      multiply_rows<Isa>({q + r * lanes, lanes, 1}, key_t + begin, kKeys, lanes, s.score + begin, kKeys,
+                         count, false);
+      multiply_rows<Isa>({dout + r * lanes, lanes, 1}, value_t + begin, kKeys, lanes, s.dp + begin, kKeys,
+                         count, false);
       if (block.partly_masked)
         probability_rows<Isa, true>(s, block, scale2, a.window);
       else
         probability_rows<Isa, false>(s, block, scale2, a.window);
-      multiply<Isa, kRowBlock>({ds + begin / Isa::kStep, kKeys / Isa::kStep, 1},
-                               key + begin / Isa::kStep * width, width, count / Isa::kStep, s.dq + r * width,
-                               width, width, true);
+      if constexpr (Isa::kTiles) Isa::turn_rows(s, r, begin, block.span.end);
+      multiply_rows<Isa>({ds + begin / Isa::kStep, kKeys / Isa::kStep, 1}, key + begin / Isa::kStep * width,
+                         width, count / Isa::kStep, s.dq + r * width, width, width, true);
     }
     add_key_tile<Isa>(a, tile, s, shared, key0);
   }

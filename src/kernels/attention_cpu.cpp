@@ -1,6 +1,8 @@
 // Attention on the CPU: the choice of instructions, the list of tiles and the threads that take from it. The
 // mathematics is in attention_forward.h and attention_backward.h.
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstring>
@@ -36,8 +38,8 @@ int64_t lay_out(ForwardScratch& s, std::byte* base, int64_t head_dim) {
   pieces.take(s.q, kForwardRows * head_dim, 4);
   pieces.take(s.key_t, head_dim * kKeys, 4);
   pieces.take(s.value, kKeys * width, 4);
-  pieces.take(s.p, kRowBlock * kKeys, 4);
-  pieces.take(s.score, kRowBlock * kKeys);
+  pieces.take(s.p, kMostRows * kKeys, 4);
+  pieces.take(s.score, kMostRows * kKeys);
   pieces.take(s.out, kForwardRows * width);
   pieces.take(s.sum, kForwardRows * 16);
   pieces.take(s.top, kForwardRows);
@@ -54,9 +56,9 @@ int64_t lay_out(BackwardScratch& s, std::byte* base, int64_t head_dim) {
   for (std::byte** rows : {&s.q_pairs, &s.dout_pairs}) pieces.take(*rows, kBackwardRows * width, 4);
   for (std::byte** keys : {&s.key_t, &s.value_t}) pieces.take(*keys, head_dim * kKeys, 4);
   pieces.take(s.key, kKeys * width, 4);
-  pieces.take(s.ds, kRowBlock * kKeys, 4);
+  pieces.take(s.ds, kMostRows * kKeys, 4);
   for (std::byte** pairs : {&s.p_pairs, &s.ds_pairs}) pieces.take(*pairs, kBackwardRows * kKeys, 4);
-  for (float** rows : {&s.score, &s.dp}) pieces.take(*rows, kRowBlock * kKeys);
+  for (float** rows : {&s.score, &s.dp}) pieces.take(*rows, kMostRows * kKeys);
   pieces.take(s.dq, kBackwardRows * width);
   pieces.take(s.lse, kBackwardRows);
   pieces.take(s.delta, kBackwardRows);
@@ -128,14 +130,23 @@ void run_tiles(const TileList& tiles, int threads, const Work& work) {
   }
 }
 
+// A process asks the kernel for tile registers once; all its threads have them then.
+bool tiles_allowed() {
+  constexpr int kRequestFeature = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  static const bool allowed = __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
+                              syscall(SYS_arch_prctl, kRequestFeature, kTileData) == 0;
+  return allowed;
+}
+
 // Asked here, in code that every machine can run.
 bool usable(const Path& path) {
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f");
-  if (&path == &kAvx512Bf16) {
-    return avx512 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bf16");
-  }
+  const bool avx512_bf16 = avx512 && __builtin_cpu_supports("avx512bw") &&
+                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                           __builtin_cpu_supports("avx512bf16");
+  if (&path == &kAmxBf16) return avx512_bf16 && tiles_allowed();
+  if (&path == &kAvx512Bf16) return avx512_bf16;
   if (&path == &kAvx512) return avx512;
   return &path == &kBaseline || avx2;
 }
@@ -182,7 +193,7 @@ void wait_turn(const int32_t* turn, int32_t value) {
 }
 
 const Path* find_path(const char* name, DType dtype) {
-  for (const Path* path : {&kAvx512Bf16, &kAvx512, &kAvx2, &kBaseline}) {
+  for (const Path* path : {&kAmxBf16, &kAvx512Bf16, &kAvx512, &kAvx2, &kBaseline}) {
     if (name != nullptr && std::strcmp(name, path->name) != 0) continue;
     const bool serves = dtype == DType::kF32 ? path->forward_f32 != nullptr : path->forward_bf16 != nullptr;
     if (serves && usable(*path)) return path;

@@ -1,5 +1,6 @@
-// One tile of the forward pass, for any instruction set: for each key tile in order, scores of six rows at a
-// time, online softmax in fp32, and their product with the values. For the files of one instruction set only.
+// One tile of the forward pass, for any instruction set: for each key tile in order, scores of a few rows at
+// a time, online softmax in fp32, and their product with the values. For the files of one instruction set
+// only.
 #pragma once
 
 #include <cmath>
@@ -14,7 +15,8 @@ inline constexpr float kLog2E = 1.44269504088896341f;
 // mind, and most key tiles need neither a horizontal maximum nor a rescaled output.
 inline constexpr float kSlack = 8;
 
-// The rows of six in a tile, padded: rows past the end repeat the last one's position and read zeros.
+// Rows of a tile that are computed at once, padded: rows past the end repeat the last one's position and read
+// zeros.
 struct RowBlock {
   int64_t begin;  // row in the tile
   Span span;      // keys in the key tile that some row sees
@@ -22,9 +24,10 @@ struct RowBlock {
   bool partly_masked;  // some row does not see all of the span
 };
 
-inline RowBlock row_block(const int32_t* position, int64_t begin, int64_t key0, int64_t window) {
-  const int64_t first = position[begin], last = position[begin + kRowBlock - 1];
-  RowBlock block{begin, visible_span(first, last, key0, window), key0, false};
+template <class Isa>
+RowBlock row_block(const int32_t* position, int64_t begin, int64_t key0, int64_t window) {
+  const int64_t first = position[begin], last = position[begin + Isa::kRows - 1];
+  RowBlock block{begin, visible_span(first, last, key0, window, Isa::kKeyGrain), key0, false};
   block.partly_masked =
       key0 + block.span.end - 1 > first || (window > 0 && key0 + block.span.begin <= last - window);
   return block;
@@ -49,7 +52,7 @@ template <class Isa, bool kMasked>
                                     int64_t window, int64_t width) {
   using V = typename Isa::V;
   auto* p = reinterpret_cast<typename Isa::Lane*>(s.p);
-  for (int64_t m = 0; m < kRowBlock; ++m) {
+  for (int64_t m = 0; m < Isa::kRows; ++m) {
     const int64_t row = block.begin + m;
     const float* score = s.score + m * kKeys;
     const int64_t end = s.position[row] + 1 - block.key0;
@@ -92,7 +95,7 @@ template <class Isa>
 int64_t list_rows(const void* base, int64_t stride, int64_t heads, int64_t kv_heads, int64_t head_dim,
                   const Tile& tile, int32_t* position, const void** row) {
   const int64_t group = heads / kv_heads, rows = tile.row_end - tile.row_begin;
-  const int64_t all = (rows + kRowBlock - 1) / kRowBlock * kRowBlock;
+  const int64_t all = (rows + Isa::kRows - 1) / Isa::kRows * Isa::kRows;
   for (int64_t r = 0; r < all; ++r) {
     const int64_t at = tile.row_begin + smaller(r, rows - 1);
     const int64_t head = tile.kv_head * group + at % group;
@@ -125,19 +128,18 @@ void forward_tile(const AttentionForward& a, const Tile& tile, const ForwardScra
     const int64_t at = (tile.document_begin + key0) * a.kv_stride + tile.kv_head * dim;
     Isa::pack_transposed(key_t, static_cast<const Element*>(a.k) + at, a.kv_stride, keys, dim);
     Isa::pack_keys(value, static_cast<const Element*>(a.v) + at, a.kv_stride, keys, dim, width);
-    for (int64_t r = 0; r < all; r += kRowBlock) {
-      const RowBlock block = row_block(s.position, r, key0, a.window);
+    for (int64_t r = 0; r < all; r += Isa::kRows) {
+      const RowBlock block = row_block<Isa>(s.position, r, key0, a.window);
       const int64_t begin = block.span.begin, count = block.span.end - begin;
       if (count <= 0) continue;
-      multiply<Isa, kRowBlock>({q + r * lanes, lanes, 1}, key_t + begin, kKeys, lanes, s.score + begin, kKeys,
-                               count, false);
+      multiply_rows<Isa>({q + r * lanes, lanes, 1}, key_t + begin, kKeys, lanes, s.score + begin, kKeys,
+                         count, false);
       if (block.partly_masked)
         softmax_rows<Isa, true>(s, block, scale2, a.window, width);
       else
         softmax_rows<Isa, false>(s, block, scale2, a.window, width);
-      multiply<Isa, kRowBlock>({p + begin / Isa::kStep, kKeys / Isa::kStep, 1},
-                               value + begin / Isa::kStep * width, width, count / Isa::kStep,
-                               s.out + r * width, width, width, true);
+      multiply_rows<Isa>({p + begin / Isa::kStep, kKeys / Isa::kStep, 1}, value + begin / Isa::kStep * width,
+                         width, count / Isa::kStep, s.out + r * width, width, width, true);
     }
   }
   finish_forward<Isa>(a, tile, s);

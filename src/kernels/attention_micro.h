@@ -76,15 +76,25 @@ void multiply(Left<Isa> left, const typename Isa::Lane* right, int64_t right_str
   }
 }
 
-// Which keys of the tile that begins at `key0` rows at positions [first, last] see: spans of kKeyGrain, empty
-// when begin >= end.
+// c = (add ? c : 0) + left * right for the rows of a block, on tiles where a path has them.
+template <class Isa>
+void multiply_rows(Left<Isa> left, const typename Isa::Lane* right, int64_t right_stride, int64_t count,
+                   float* c, int64_t c_stride, int64_t width, bool add) {
+  if constexpr (Isa::kTiles)
+    Isa::multiply_tiles(left.data, left.row, right, right_stride, count, c, c_stride, width, add);
+  else
+    multiply<Isa, Isa::kRows>(left, right, right_stride, count, c, c_stride, width, add);
+}
+
+// Which keys of the tile that begins at `key0` rows at positions [first, last] see: whole grains, empty when
+// begin >= end.
 struct Span {
   int64_t begin, end;
 };
-inline Span visible_span(int64_t first, int64_t last, int64_t key0, int64_t window) {
-  Span span{0, smaller(kKeys, (last - key0 + kKeyGrain) / kKeyGrain * kKeyGrain)};
+inline Span visible_span(int64_t first, int64_t last, int64_t key0, int64_t window, int64_t grain) {
+  Span span{0, smaller(kKeys, (last - key0 + grain) / grain * grain)};
   if (last < key0) span.end = 0;
-  if (window > 0) span.begin = larger(0, first - window + 1 - key0) / kKeyGrain * kKeyGrain;
+  if (window > 0) span.begin = larger(0, first - window + 1 - key0) / grain * grain;
   return span;
 }
 

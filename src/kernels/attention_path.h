@@ -17,8 +17,8 @@ inline constexpr int64_t kBackwardRows =
     96;                                   // rows of a backward tile: P and dS of a tile stay in the L1 cache
 inline constexpr int64_t kKeys = 64;      // keys of a key tile
 inline constexpr int64_t kRowBlock = 6;   // rows of a register block: 6 x 4 accumulators of 32 registers
+inline constexpr int64_t kMostRows = 32;  // of any path's block of rows
 inline constexpr int64_t kKeyBlock = 4;   // keys of a register block in dK and dV
-inline constexpr int64_t kKeyGrain = 16;  // masked tiles are computed in spans of this many keys
 inline constexpr int64_t kMaxHeadDim = 256;
 
 // One tile of rows of one pair.
@@ -36,8 +36,8 @@ struct ForwardScratch {
   std::byte* q;       // [kForwardRows, head_dim] lanes
   std::byte* key_t;   // [head_dim, kKeys]
   std::byte* value;   // [kKeys, width]
-  std::byte* p;       // [kRowBlock, kKeys]
-  float* score;       // [kRowBlock, kKeys]
+  std::byte* p;       // [kMostRows, kKeys]
+  float* score;       // [kMostRows, kKeys]
   float* out;         // [kForwardRows, width]
   float* sum;         // [kForwardRows, 16]
   float* top;         // [kForwardRows]: the reference that exponents are taken from
@@ -51,9 +51,9 @@ struct BackwardScratch {
   std::byte *q_pairs, *dout_pairs;  // [kBackwardRows, width]
   std::byte *key_t, *value_t;       // [head_dim, kKeys]
   std::byte* key;                   // [kKeys, width]
-  std::byte* ds;                    // [kRowBlock, kKeys]
+  std::byte* ds;                    // [kMostRows, kKeys]
   std::byte *p_pairs, *ds_pairs;    // [kBackwardRows, kKeys]
-  float *score, *dp;                // [kRowBlock, kKeys]
+  float *score, *dp;                // [kMostRows, kKeys]
   float* dq;                        // [kBackwardRows, width]
   float *lse, *delta;               // [kBackwardRows]
   int32_t* position;
@@ -83,10 +83,10 @@ struct Path {
   void (*backward_bf16)(const AttentionBackward&, const Tile&, const BackwardScratch&, const BackwardShared&);
 };
 
-extern const Path kBaseline, kAvx2, kAvx512, kAvx512Bf16;
+extern const Path kBaseline, kAvx2, kAvx512, kAvx512Bf16, kAmxBf16;
 
-// The fastest usable path for `dtype`; by name ("baseline", "avx2", "avx512", "avx512_bf16") null when the
-// machine or the element type does not allow it.
+// The fastest usable path for `dtype`; by name ("baseline", "avx2", "avx512", "avx512_bf16",
+// "amx_bf16") null when the machine or the element type does not allow it.
 const Path& best_path(DType dtype);
 const Path* find_path(const char* name, DType dtype);
 

@@ -61,6 +61,9 @@ struct Portable {
   using Lane = float;
   static constexpr int kWidth = kWidthValue, kStep = 1;
   static constexpr int kVectors = kWidth == 16 ? 4 : 2;  // 6 x 4 of 32 registers, 6 x 2 of 16
+  static constexpr bool kTiles = false;                  // products are of vectors
+  static constexpr int64_t kRows = kRowBlock;            // computed at once
+  static constexpr int64_t kKeyGrain = 16;  // masked key tiles are computed in spans of this many keys
   using V = typename Vectors<kWidth>::Float;
   using I = typename Vectors<kWidth>::Int;
   using L = V;

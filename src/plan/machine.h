@@ -35,7 +35,8 @@ struct Machine {
   int cores = 1;  // that this process may use
   std::string cpu_model;
   bool avx512_bf16 = false;
-  std::string instructions;    // the widest that kernels use: "avx512_bf16", "avx512", "avx2"; "" none
+  std::string
+      instructions;  // the widest that kernels use: "amx_bf16", "avx512_bf16", "avx512", "avx2"; "" none
   int64_t host_memory = 0;     // physical
   int64_t host_available = 0;  // MemAvailable, or less under a cgroup limit or RLIMIT_AS
   double gemm_bf16_flops = 0;  // of all cores together

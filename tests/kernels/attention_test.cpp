@@ -15,7 +15,7 @@ namespace {
 
 using attention::Path;
 
-constexpr const char* kPathNames[] = {"baseline", "avx2", "avx512", "avx512_bf16"};
+constexpr const char* kPathNames[] = {"baseline", "avx2", "avx512", "avx512_bf16", "amx_bf16"};
 
 struct Shape {
   int64_t heads, kv_heads, head_dim, window;
@@ -423,6 +423,15 @@ INSTANTIATE_TEST_SUITE_P(Types, AttentionShapes, testing::Values(DType::kF32, DT
                          [](const auto& info) { return std::string(dtype_name(info.param)); });
 
 // The loss sum(dout * out), moved along random directions of q, k and v.
+TEST(Attention, EveryPathRunsHere) {
+  std::string missing;
+  for (const char* name : kPathNames) {
+    const bool here = attention::find_path(name, DType::kBF16) != nullptr;
+    if (!here) missing += std::string(" ") + name;
+  }
+  if (!missing.empty()) GTEST_SKIP() << "this machine cannot run" << missing;
+}
+
 TEST(Attention, GradientsEqualFiniteDifferences) {
   const Shape shape{4, 2, 6, 3, {2, 5}};
   const Path& path = attention::best_path(shape.dtype);
