@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "config/config_toml.h"
+#include "kernels/cpu_rates.h"
 #include "kernels/gemm_rate.h"
 #include "offload/copy_probe.h"
 #include "offload/disk_probe.h"
@@ -70,6 +71,10 @@ void measure_gemm(StreamView stream, Machine& machine) {
   const GemmRate rate = measure_gemm_rate(DType::kBF16, stream);
   machine.gemm_bf16_flops = rate.ceiling;
   machine.gemm_sustained = rate.sustained / rate.ceiling;
+  const CpuRates cpu = measure_cpu_rates(DType::kBF16, stream);
+  machine.attention_flops = cpu.attention_flops;
+  machine.call_seconds = cpu.call_seconds;
+  machine.gemm_call_seconds = cpu.gemm_call_seconds;
 }
 
 // Rates measured in this process; memory without end, so that nothing is planned for want of it.
@@ -78,6 +83,7 @@ Machine this_machine(const Arguments& arguments, StreamView stream) {
   Machine machine;
   machine.cores = static_cast<int>(*config.run.threads);
   machine.host_memory = machine.host_available = int64_t{1} << 40;
+  machine.library_bytes = resident_bytes();
   machine.gemm_bf16_flops = arguments.gemm_tflops * 1e12;
   if (arguments.gemm_tflops <= 0) {
     measure_gemm(stream, machine);
@@ -85,7 +91,8 @@ Machine this_machine(const Arguments& arguments, StreamView stream) {
   }
   for (const std::string& path : config.offload.paths) {
     const DiskProbe probe = probe_disk(path);
-    machine.disks.push_back({path, probe.free_bytes, probe.read_bytes_per_s, probe.write_bytes_per_s});
+    machine.disks.push_back(
+        {path, probe.free_bytes, probe.read_bytes_per_s, probe.write_bytes_per_s, probe.both_bytes_per_s});
   }
   return machine;
 }

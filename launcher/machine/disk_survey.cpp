@@ -46,13 +46,15 @@ Json rate_key(const std::string& path, dev_t device, IoEngineChoice engine) {
 }
 
 struct Rates {
-  double read = 0, write = 0;
+  double read = 0, write = 0, both = 0;
 };
 
 std::optional<Rates> known_rates(const std::string& cache_dir, const Json& key) {
   const std::optional<Json> json = kept_figures(cache_dir, kFolder, key);
   try {
-    if (json) return Rates{kept_rate(*json, "read_bytes_per_s"), kept_rate(*json, "write_bytes_per_s")};
+    if (json)
+      return Rates{kept_rate(*json, "read_bytes_per_s"), kept_rate(*json, "write_bytes_per_s"),
+                   kept_rate(*json, "both_bytes_per_s")};
   } catch (const std::exception&) {
     // Damaged: measured again.
   }
@@ -63,7 +65,7 @@ std::optional<Rates> measure(const std::string& path, IoEngineChoice engine) {
   log_line("measuring the disk of " + path + ": 2 s");
   try {
     const DiskProbe probe = probe_disk(path, engine_kind(name_of(engine)));
-    return Rates{probe.read_bytes_per_s, probe.write_bytes_per_s};
+    return Rates{probe.read_bytes_per_s, probe.write_bytes_per_s, probe.both_bytes_per_s};
   } catch (const Error& error) {
     // The run itself may need less than the probe, and tells what is wrong where it does not.
     log_note("DISK-19", std::string("not measured: ") + error.what());
@@ -75,8 +77,10 @@ std::optional<Rates> measure(const std::string& path, IoEngineChoice engine) {
 // file is gone.
 void keep_disk_rates(const std::string& cache_dir, const Json& key, const std::string& path,
                      const Rates& rates) {
-  const std::string file = keep_figures(
-      cache_dir, kFolder, key, {{"read_bytes_per_s", rates.read}, {"write_bytes_per_s", rates.write}});
+  const std::string file = keep_figures(cache_dir, kFolder, key,
+                                        {{"read_bytes_per_s", rates.read},
+                                         {"write_bytes_per_s", rates.write},
+                                         {"both_bytes_per_s", rates.both}});
   char text[100];
   std::snprintf(text, sizeof text, " reads %.2f GB/s and writes %.2f GB/s; ", rates.read / 1e9,
                 rates.write / 1e9);
@@ -138,6 +142,7 @@ std::vector<Disk> survey_disks(const Config& config, const std::string& cache_di
     if (!found) continue;
     disk.read_bandwidth = found->read;
     disk.write_bandwidth = found->write;
+    disk.both_bandwidth = found->both;
   }
   for (size_t i = 0; i < disks.size(); ++i) {
     const int64_t sharers = std::count(devices.begin(), devices.end(), devices[i]);
@@ -145,6 +150,7 @@ std::vector<Disk> survey_disks(const Config& config, const std::string& cache_di
     disks[i].free_bytes /= sharers;
     disks[i].read_bandwidth /= static_cast<double>(sharers);
     disks[i].write_bandwidth /= static_cast<double>(sharers);
+    disks[i].both_bandwidth /= static_cast<double>(sharers);
   }
   return disks;
 }

@@ -16,6 +16,7 @@
 #include "config/config_print.h"
 #include "config/config_text.h"
 #include "config/config_toml.h"
+#include "kernels/cpu_rates.h"
 #include "kernels/gemm_rate.h"
 #include "kernels/runtime.h"
 #include "launcher/machine/disk_survey.h"
@@ -25,6 +26,7 @@
 #include "launcher/model_place.h"
 #include "launcher/recorded.h"
 #include "offload/copy_probe.h"
+#include "train/metrics.h"
 #include "weights/load_store.h"
 
 namespace lm {
@@ -53,9 +55,14 @@ GpuFacts select_gpu() {
 MeasuredRates measure_rates(const RateSubject& subject, StreamView stream, int64_t planned) {
   MeasuredRates rates;
   if (subject.device == DeviceType::kCpu) {
+    rates.library_bytes = resident_bytes();  // what a probe leaves is used again
     const GemmRate gemm = measure_gemm_rate(subject.dtype, stream);
     rates.gemm_flops = gemm.ceiling;
     rates.gemm_sustained = gemm.sustained / gemm.ceiling;
+    const CpuRates cpu = measure_cpu_rates(subject.dtype, stream);
+    rates.attention_flops = cpu.attention_flops;
+    rates.call_seconds = cpu.call_seconds;
+    rates.gemm_call_seconds = cpu.gemm_call_seconds;
   } else {
     rates.link_bandwidth = probe_copies(subject.device).each_way();
   }

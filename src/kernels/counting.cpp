@@ -127,6 +127,7 @@ void gemm(const Gemm& g, StreamView stream) {
   Cost& cost = counted(stream);
   const double flops = 2 * product(g.out.rows, g.out.columns, inner);
   cost.gemm_flops += flops;
+  cost.gemm_calls += 1;
   if (g.a.dtype == DType::kF32) cost.fp32_gemm_flops += flops;
   if (stream.device == DeviceType::kCuda && std::min({g.out.rows, g.out.columns, inner}) >= kNarrow) return;
   const auto bytes = [](const View& x) { return product(x.rows, x.columns) * size(x.dtype); };
@@ -199,6 +200,7 @@ Cost& Cost::operator+=(const Cost& other) {
   bytes += other.bytes;
   pass_bytes += other.pass_bytes;
   calls += other.calls;
+  gemm_calls += other.gemm_calls;
   fp32_gemm_flops += other.fp32_gemm_flops;
   return *this;
 }

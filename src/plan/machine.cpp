@@ -4,11 +4,17 @@
 #include <array>
 #include <cctype>
 
+#include "base/bytes.h"
+
 namespace lm {
 namespace {
 
 // Of a current NVMe drive and a PCIe 4 x16 slot, where nothing was measured.
 constexpr double kDiskRead = 3e9, kDiskWrite = 2e9, kLink = 22e9;
+
+// Where nothing was measured.
+constexpr int64_t kCpuBase = 140 * kMiB, kCudaBase = 900 * kMiB;
+constexpr int64_t kCpuGrowth = 8 * kMiB;
 
 // Of NVLink's rate, that large collectives reach.
 constexpr double kReachedOfNvlink = 0.8;
@@ -76,6 +82,11 @@ int64_t Machine::host_capacity() const {
   return host_memory > 0 ? std::min(host_memory, host_limit) : host_limit;
 }
 
+int64_t host_library_bytes(const Machine& machine, DeviceType device) {
+  if (device == DeviceType::kCuda) return kCudaBase;
+  return machine.library_bytes > 0 ? machine.library_bytes + kCpuGrowth : kCpuBase;
+}
+
 std::string kernel_set(const Machine& machine, DeviceType device) {
   if (device == DeviceType::kCuda) return "cuda " + machine.gpus.front().name;
   return machine.instructions.empty() ? "cpu" : "cpu " + machine.instructions;
@@ -83,11 +94,18 @@ std::string kernel_set(const Machine& machine, DeviceType device) {
 
 LinkRates link_rates(const Machine& machine, DeviceType device) {
   LinkRates rates;
+  double both = 0;
+  bool measured = true;
   for (const Disk& disk : machine.disks) {
     rates.disk_read += disk.read_bandwidth;
     rates.disk_write += disk.write_bandwidth;
+    both += disk.both_bandwidth;
+    measured &= disk.both_bandwidth > 0;
   }
   rates.assumed = rates.disk_read <= 0 || rates.disk_write <= 0;
+  // Of a disk that takes turns both ways together take as long as one after the other: a half.
+  if (measured && !rates.assumed)
+    rates.disk_share = std::min(1.0, both / 4 * (1 / rates.disk_read + 1 / rates.disk_write));
   if (rates.assumed) rates.disk_read = kDiskRead, rates.disk_write = kDiskWrite;
   rates.link = device == DeviceType::kCuda && machine.gpus.front().link_bandwidth > 0
                    ? machine.gpus.front().link_bandwidth

@@ -29,6 +29,7 @@ struct Disk {
   std::string path;
   int64_t free_bytes = 0;
   double read_bandwidth = 0, write_bandwidth = 0;  // bytes/s, large requests past the page cache
+  double both_bandwidth = 0;                       // as many reads as writes at once, both counted
 };
 
 struct Machine {
@@ -43,9 +44,13 @@ struct Machine {
   double gemm_fp32_flops = 0;
   double gemm_sustained = 1;  // share of these that long work keeps up
   double memory_bandwidth = 0;
+  double attention_flops = 0;                      // of all cores together, in the model's type
+  double call_seconds = 0, gemm_call_seconds = 0;  // of the CPU's kernels and GEMMs, whatever their size
   std::vector<Gpu> gpus;
   std::vector<Disk> disks;
-  int64_t host_limit = 0;        // the smallest of cgroup limit and RLIMIT_AS; 0: none
+  int64_t host_limit = 0;  // the smallest of cgroup limit and RLIMIT_AS; 0: none
+  // Resident memory of the CPU's executable with LibTorch started, before it has anything of a run.
+  int64_t library_bytes = 0;
   double network_bandwidth = 0;  // to other machines, bytes/s each way, all its ranks together
 
   // The most host memory that this process can ever have; 0: not known.
@@ -82,6 +87,9 @@ Gpu known_gpu(const std::string& name);
 
 // What computes, as far as it decides bits: "cpu avx512_bf16", "cuda NVIDIA H200".
 std::string kernel_set(const Machine& machine, DeviceType device);
+
+// Resident memory of lmlaunch-cpu | -cuda beside what is planned: libraries, thread stacks, GEMM workspaces.
+int64_t host_library_bytes(const Machine& machine, DeviceType device);
 
 // The rates of its links; documented defaults where nothing was measured.
 LinkRates link_rates(const Machine& machine, DeviceType device);

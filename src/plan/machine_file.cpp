@@ -13,7 +13,8 @@ std::string machine_json(const Machine& m) {
                     gpu.link_bandwidth, gpu.processors, gpu.peer_bandwidth});
   }
   for (const Disk& disk : m.disks)
-    disks.push_back({disk.path, disk.free_bytes, disk.read_bandwidth, disk.write_bandwidth});
+    disks.push_back(
+        {disk.path, disk.free_bytes, disk.read_bandwidth, disk.write_bandwidth, disk.both_bandwidth});
   return Json{{"cores", m.cores},
               {"cpu_model", m.cpu_model},
               {"avx512_bf16", m.avx512_bf16},
@@ -24,7 +25,11 @@ std::string machine_json(const Machine& m) {
               {"gemm_fp32_flops", m.gemm_fp32_flops},
               {"gemm_sustained", m.gemm_sustained},
               {"memory_bandwidth", m.memory_bandwidth},
+              {"attention_flops", m.attention_flops},
+              {"call_seconds", m.call_seconds},
+              {"gemm_call_seconds", m.gemm_call_seconds},
               {"host_limit", m.host_limit},
+              {"library_bytes", m.library_bytes},
               {"network_bandwidth", m.network_bandwidth},
               {"gpus", gpus},
               {"disks", disks}}
@@ -39,10 +44,13 @@ Machine parse_machine(const std::string& text) {
   m.host_memory = json.at("host_memory"), m.host_available = json.at("host_available");
   m.gemm_bf16_flops = json.at("gemm_bf16_flops"), m.gemm_fp32_flops = json.at("gemm_fp32_flops");
   m.gemm_sustained = json.at("gemm_sustained"), m.memory_bandwidth = json.at("memory_bandwidth");
-  m.host_limit = json.at("host_limit"), m.network_bandwidth = json.at("network_bandwidth");
+  m.attention_flops = json.at("attention_flops");
+  m.call_seconds = json.at("call_seconds"), m.gemm_call_seconds = json.at("gemm_call_seconds");
+  m.host_limit = json.at("host_limit"), m.library_bytes = json.at("library_bytes");
+  m.network_bandwidth = json.at("network_bandwidth");
   for (const Json& gpu : json.at("gpus"))
     m.gpus.push_back({gpu[0], gpu[1], gpu[2], gpu[3], gpu[4], gpu[5], gpu[6], gpu[7], gpu[8]});
-  for (const Json& disk : json.at("disks")) m.disks.push_back({disk[0], disk[1], disk[2], disk[3]});
+  for (const Json& disk : json.at("disks")) m.disks.push_back({disk[0], disk[1], disk[2], disk[3], disk[4]});
   return m;
 }
 
@@ -55,6 +63,7 @@ Machine share_of_machine(const Machine& machine, int ranks) {
     disk.free_bytes /= ranks;
     disk.read_bandwidth /= ranks;
     disk.write_bandwidth /= ranks;
+    disk.both_bandwidth /= ranks;
   }
   return out;
 }

@@ -222,7 +222,10 @@ NumericsPlan choose_numerics(const PlanInput& in, std::vector<Choice>& choices) 
   // What samples take of the memory is no matter of numerics: a run has the same bits without them.
   Config config = in.config;
   config.train.sample_prompts.clear();
-  const PlanInput training = in.with(config).with(PlanPurpose::kTrain);
+  // Measured, and so not the same in every run.
+  Machine machine = in.machine;
+  machine.library_bytes = 0;
+  const PlanInput training = in.with(config).with(PlanPurpose::kTrain).with(machine);
   if (in.recorded != nullptr) return adopted(training, choices);
   Plan base;
   base.numerics = settled(training);

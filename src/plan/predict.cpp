@@ -16,7 +16,8 @@ constexpr double kCoreBF16 = 150e9, kCoreF32 = 60e9, kCoreBandwidth = 12e9;
 constexpr double kGpuBF16 = 100e12, kGpuF32 = 20e12, kGpuBandwidth = 500e9;
 // Shares of the peak that large operations are assumed to reach: predictions only, never the speed of light.
 constexpr double kGpuGemmShare = 0.7, kGpuAttentionShare = 0.4, kGpuBandwidthShare = 0.8;
-constexpr double kCpuAttentionShare = 0.4;  // of the GEMM rate
+// Of the GEMM rate, where it was not measured: 0.4 of what AVX-512 reaches, 0.12 of what AMX does.
+constexpr double kCpuAttentionShare = 0.4;
 // Norms, SwiGLU and softmax against memcpy (benchmarks/kernels.py: 0.2 .. 0.6), and what a call costs on the
 // CPU beside its work: two threads woken, ATen's checks.
 constexpr double kCpuPassShare = 0.4, kCpuCallSeconds = 20e-6;
@@ -58,7 +59,7 @@ double visible_keys(const StepWork& work, double window) {
 
 double memory_seconds(const Cost& cost, const ComputeRates& rates) {
   return cost.bytes / rates.bandwidth + cost.pass_bytes / rates.pass_bandwidth +
-         cost.calls * rates.call_seconds;
+         (cost.calls - cost.gemm_calls) * rates.call_seconds + cost.gemm_calls * rates.gemm_call_seconds;
 }
 
 double gemm_seconds(const Cost& cost, const ComputeRates& rates) {
@@ -67,8 +68,13 @@ double gemm_seconds(const Cost& cost, const ComputeRates& rates) {
 }
 
 void add(Prediction& to, OperationKind kind, const Cost& cost, double times, const ComputeRates& rates) {
-  const Cost scaled{cost.gemm_flops * times, cost.attention_flops * times, cost.bytes * times,
-                    cost.pass_bytes * times, cost.calls * times,           cost.fp32_gemm_flops * times};
+  const Cost scaled{.gemm_flops = cost.gemm_flops * times,
+                    .attention_flops = cost.attention_flops * times,
+                    .bytes = cost.bytes * times,
+                    .pass_bytes = cost.pass_bytes * times,
+                    .calls = cost.calls * times,
+                    .gemm_calls = cost.gemm_calls * times,
+                    .fp32_gemm_flops = cost.fp32_gemm_flops * times};
   const double seconds = cost_seconds(scaled, rates);
   to.seconds += seconds;
   to.by_kind[static_cast<size_t>(kind)] += seconds;
@@ -128,10 +134,13 @@ ComputeRates compute_rates(const Machine& machine, DeviceType device, DType dtyp
   rates.gemm_flops = machine.gemm_sustained * rates.peak_flops;
   rates.fp32_gemm_flops = machine.gemm_sustained * fp32;
   rates.assumed |= !bf16 && fp32_assumed;
-  rates.attention_flops = kCpuAttentionShare * rates.gemm_flops;
   rates.bandwidth = known(machine.memory_bandwidth, cores * kCoreBandwidth, rates.assumed);
   rates.pass_bandwidth = kCpuPassShare * rates.bandwidth;
-  rates.call_seconds = kCpuCallSeconds;
+  // Kept with the rate of products, and never without it.
+  bool ignored = false;
+  rates.attention_flops = known(machine.attention_flops, kCpuAttentionShare * rates.gemm_flops, ignored);
+  rates.call_seconds = known(machine.call_seconds, kCpuCallSeconds, ignored);
+  rates.gemm_call_seconds = known(machine.gemm_call_seconds, kCpuCallSeconds, ignored);
   return rates;
 }
 

@@ -30,8 +30,9 @@ struct ComputeRates {
   double attention_flops = 0;
   double bandwidth = 0;       // of copies and sums
   double pass_bandwidth = 0;  // of passes that compute on what they read: norms, SwiGLU, softmax
-  double call_seconds = 0;    // of each call, whatever its size: waking threads, checking arguments
-  bool assumed = false;       // some rate is the documented default of predict.cpp
+  // Of each call, whatever its size: waking threads, of a GEMM the library's checks of its arguments, too.
+  double call_seconds = 0, gemm_call_seconds = 0;
+  bool assumed = false;  // some rate is the documented default of predict.cpp
 };
 ComputeRates compute_rates(const Machine& machine, DeviceType device, DType dtype);
 

@@ -253,6 +253,7 @@ PassCosts::PassCosts(const PassShape& shape, const StepWork& micro) {
     now.bytes -= before.bytes;
     now.pass_bytes -= before.pass_bytes;
     now.calls -= before.calls;
+    now.gemm_calls -= before.gemm_calls;
     return now;
   };
   Cost before;

@@ -17,10 +17,6 @@
 namespace lm {
 namespace {
 
-// Resident memory of lmlaunch-cpu | -cuda beside what is planned: libraries, thread stacks, GEMM workspaces
-// (benchmarks/plan_honest.py).
-constexpr int64_t kCpuBase = 140 * kMiB;
-constexpr int64_t kCudaBase = 900 * kMiB;
 constexpr int64_t kChecksumBytes = 8;       // of every kSlotAlignment bytes off the device
 constexpr int64_t kStepBytesPerToken = 20;  // of a step's batches in host memory (base/batch.h)
 constexpr int64_t kWeightBytes = 4;         // of a target
@@ -244,7 +240,7 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   ClassTable table(in, plan);
   if (in.purpose == PlanPurpose::kExport) {
     table.host("export", export_bytes(in.layout), "the adapter, and a tensor at a time");
-    table.host("libraries", kCpuBase, "LibTorch and GEMM workspaces");
+    table.host("libraries", host_library_bytes(in.machine, DeviceType::kCpu), "LibTorch and GEMM workspaces");
     return table.take();
   }
   const auto name = [](StateClass state) { return state_class_name(state); };
@@ -302,7 +298,7 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   }
   if (p.gemm_shapes > 0)
     table.host("GEMM code", p.gemm_shapes * kGemmShapeBytes, fmt::format("{} shapes", p.gemm_shapes));
-  table.host("libraries", cpu ? kCpuBase : kCudaBase,
+  table.host("libraries", host_library_bytes(in.machine, in.device),
              cpu ? "LibTorch and GEMM workspaces" : "LibTorch, CUDA");
   return table.take();
 }

@@ -39,6 +39,7 @@ struct PlanInput : PlanInputs {
             purpose,
             rehearsals};
   }
+  PlanInput with(const Machine& other) const { return {*this, other, world, purpose, rehearsals}; }
   PlanInput with(PlanPurpose other) const {
     PlanInput out = *this;
     out.purpose = other;

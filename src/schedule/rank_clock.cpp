@@ -13,6 +13,21 @@ double occupy(double& free_at, double start, double seconds) {
 
 }  // namespace
 
+double DiskClock::pass(Way& way, Way& other, double start, double seconds, double share) {
+  if (start > way.until) way.since = way.until = start;
+  const double from = std::max(way.until, other.since);
+  const double alone = std::min(std::max(0.0, from - way.until), seconds);
+  way.until += alone;
+  double left = seconds - alone;
+  if (const double other_left = other.until - from; left > 0 && other_left > 0) {
+    const double together = std::min(left, other_left) / share;
+    way.until += together;
+    other.until += together * (1 - share);
+    left -= together * share;
+  }
+  return way.until += left;
+}
+
 TimedList::TimedList(StepSchedule list, const TransferShape& shape)
     : list_(std::move(list)), wanted_(list_.operations.size()) {
   StepSchedule inner;
@@ -131,7 +146,7 @@ double RankClock::arrived(const TimedList& list, size_t i) {
 }
 
 double RankClock::behind() const {
-  return std::max({now, disks_.read_free, disks_.write_free, up_free_, down_free_, calls_free_}) - now;
+  return std::max({now, disks_.read.until, disks_.write.until, up_free_, down_free_, calls_free_}) - now;
 }
 
 void RankClock::wait(double until) {
@@ -167,8 +182,13 @@ void RankClock::transfer(const Operation& op) {
     done = occupy(free_at, done, bytes / rate);
     note(lane, op, done - bytes / rate, done);
   };
+  const auto move_on_disk = [&](Lane lane, DiskClock::Way& way, DiskClock::Way& other, double rate) {
+    const double begin = std::max(way.until, done);
+    done = DiskClock::pass(way, other, done, bytes / rate, rates_.disk_share);
+    note(lane, op, begin, done);
+  };
   if (op.kind == OperationKind::kFetch) {
-    if (disk) move(Lane::kDiskRead, disks_.read_free, rates_.disk_read), read += bytes;
+    if (disk) move_on_disk(Lane::kDiskRead, disks_.read, disks_.write, rates_.disk_read), read += bytes;
     if (link) move(Lane::kToDevice, up_free_, rates_.link), crossed += bytes;
     at(ready_, op.pool, op.array) = done;
   } else if (op.kind == OperationKind::kClaim) {
@@ -176,7 +196,7 @@ void RankClock::transfer(const Operation& op) {
   } else {
     done = std::max({issued, home_ready, at(ready_, op.pool, op.array)});
     if (link) move(Lane::kFromDevice, down_free_, rates_.link), crossed += bytes;
-    if (disk) move(Lane::kDiskWrite, disks_.write_free, rates_.disk_write), written += bytes;
+    if (disk) move_on_disk(Lane::kDiskWrite, disks_.write, disks_.read, rates_.disk_write), written += bytes;
     slot_free = home_ready = done;
   }
 }

@@ -35,7 +35,16 @@ void walk_until_steady(const ScheduleShape& schedule, const TransferShape& trans
 
 // The disks of a machine, whose ranks share them.
 struct DiskClock {
-  double read_free = 0, write_free = 0;  // when what was given to them so far is done
+  // What was given to it so far begins and ends then; it has no pause between.
+  struct Way {
+    double since = 0, until = 0;
+  };
+  Way read, write;
+
+  // When a transfer ends that begins at `start` at the earliest and takes `seconds` where the other way has
+  // nothing to do. While it has, both have `share` of their rates: the other one ends later, too. (What was
+  // said of its transfers stands; those that follow wait for it.)
+  static double pass(Way& way, Way& other, double start, double seconds, double share);
 };
 
 class RankClock {

@@ -18,6 +18,7 @@ std::vector<StepSchedule> steady_steps(const ScheduleShape& schedule, const Tran
 
 struct LinkRates {
   double disk_read = 0, disk_write = 0;  // bytes/s, all paths together
+  double disk_share = 1;                 // of its rate, that each way has while both are busy
   double link = 0;                       // host memory to GPU and back, each way
   bool assumed = false;
 };

@@ -42,10 +42,12 @@ TEST_F(DiskSurvey, MeasuresADiskOnceAndDoubtsItsRecord) {
   const Disk measured = survey(DiskRates::kMeasured)[0];
   EXPECT_GT(measured.read_bandwidth, 0);
   EXPECT_GT(measured.write_bandwidth, 0);
+  EXPECT_GT(measured.both_bandwidth, 0);
   EXPECT_GT(measured.free_bytes, 0);
   EXPECT_TRUE(fs::is_empty(root_ + "/one"));
   EXPECT_EQ(survey(DiskRates::kMeasured)[0].read_bandwidth, measured.read_bandwidth);  // kept
   EXPECT_EQ(survey(DiskRates::kKnown)[0].write_bandwidth, measured.write_bandwidth);
+  EXPECT_EQ(survey(DiskRates::kKnown)[0].both_bandwidth, measured.both_bandwidth);
   const Json kept = read_json_file(record());
   const auto rate_with = [&](const char* key, const Json& value) {
     Json json = kept;

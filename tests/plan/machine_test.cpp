@@ -47,5 +47,52 @@ TEST(Machine, HasNoMoreMemoryThanItsLimit) {
   EXPECT_EQ(machine.host_capacity(), 200);
 }
 
+TEST(Machine, SurvivesAsText) {
+  Machine machine;
+  machine.library_bytes = 123456789;
+  machine.gemm_sustained = 0.9;
+  machine.attention_flops = 95e9;
+  machine.call_seconds = 2e-6;
+  machine.gemm_call_seconds = 9e-6;
+  machine.disks.push_back({"/disk", 1, 3e9, 2e9, 2.5e9});
+  const Machine read = parse_machine(machine_json(machine));
+  EXPECT_EQ(read.library_bytes, 123456789);
+  EXPECT_EQ(read.attention_flops, 95e9);
+  EXPECT_EQ(read.call_seconds, 2e-6);
+  EXPECT_EQ(read.gemm_call_seconds, 9e-6);
+  ASSERT_EQ(read.disks.size(), 1U);
+  EXPECT_EQ(read.disks[0].both_bandwidth, 2.5e9);
+  EXPECT_EQ(machine_json(read), machine_json(machine));
+}
+
+// What was measured counts, less or more than the default.
+TEST(Machine, TakesWhatItsLibrariesWereSeenToTake) {
+  Machine machine;
+  const int64_t assumed = host_library_bytes(machine, DeviceType::kCpu);
+  machine.library_bytes = assumed / 2;
+  const int64_t little = host_library_bytes(machine, DeviceType::kCpu);
+  EXPECT_LT(little, assumed);
+  machine.library_bytes = 2 * assumed;
+  EXPECT_EQ(host_library_bytes(machine, DeviceType::kCpu) - little, 2 * assumed - assumed / 2);
+  EXPECT_GT(host_library_bytes(machine, DeviceType::kCuda), 2 * assumed);  // CUDA's are not in it
+}
+
+// Both ways at once: a disk that takes turns has half of each rate, one that does not has all of it.
+TEST(Machine, SharesItsDisksBetweenBothWays) {
+  Machine machine;
+  const auto share = [&](double read, double write, double both) {
+    machine.disks = {{"/disk", 1, read, write, both}};
+    return link_rates(machine, DeviceType::kCpu).disk_share;
+  };
+  EXPECT_DOUBLE_EQ(share(2e9, 2e9, 2e9), 0.5);
+  EXPECT_DOUBLE_EQ(share(3e9, 1e9, 1.5e9), 0.5);
+  EXPECT_DOUBLE_EQ(share(2e9, 2e9, 4e9), 1);
+  EXPECT_DOUBLE_EQ(share(2e9, 2e9, 5e9), 1);
+  EXPECT_DOUBLE_EQ(share(2e9, 2e9, 0), 1);  // not measured
+  EXPECT_DOUBLE_EQ(share(0, 0, 2e9), 1);
+  machine.disks = {{"/one", 1, 1e9, 1e9, 1e9}, {"/two", 1, 1e9, 1e9, 2e9}};
+  EXPECT_DOUBLE_EQ(link_rates(machine, DeviceType::kCpu).disk_share, 0.75);
+}
+
 }  // namespace
 }  // namespace lm

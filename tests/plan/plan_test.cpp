@@ -231,6 +231,24 @@ TEST(Plan, ChoosesTheSameMicroBatchWhateverOffloadMayTake) {
   EXPECT_GT(limited, 10);
 }
 
+// They are measured when a run begins: its bits must not follow.
+TEST(Plan, ChoosesTheSameMicroBatchWhateverLibrariesTake) {
+  Case c{.spec = llama_1b()};
+  c.config.train.global_batch = 16;
+  c.config.data.max_length = 512;
+  int changed = 0;
+  for (int64_t gib = 8; gib <= 64; gib += 2) {
+    c.machine = cpu_machine(gib);
+    const Plan assumed = c.draft();
+    c.machine.library_bytes = 4LL << 30;
+    const Plan more = c.draft();
+    EXPECT_TRUE(more.numerics == assumed.numerics) << gib;
+    EXPECT_GT(more.peak.host, assumed.peak.host) << gib;
+    changed += more.fits != assumed.fits;
+  }
+  EXPECT_GT(changed, 0);
+}
+
 TEST(Plan, SaysSoWhereALimitOfOffloadDecidesTheMicroBatch) {
   Case c{.machine = cpu_machine(64)};
   c.config.train.global_batch = 16;

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <random>
 
+#include "schedule/rank_clock.h"
 #include "schedule/timeline.h"
 #include "units.h"
 
@@ -329,6 +330,62 @@ TEST(Timeline, OfAStepIsNoShorterThanItsDiskNeeds) {
   const Timeline timeline = walk_timeline(run, shape, rates, compute);
   EXPECT_EQ(timeline.disk_written_bytes, kLayers * kTiles);
   EXPECT_NEAR(timeline.seconds, 1.1 * computed, 1e-3 * computed);
+}
+
+// A second of each way, of a disk that takes turns: both end after two, and what begins later waits for less.
+TEST(DiskClock, SlowsBothWaysWhileBothAreBusy) {
+  const auto ends = [](double write_begins, double share) {
+    DiskClock disk;
+    DiskClock::pass(disk.write, disk.read, write_begins, 1, share);
+    DiskClock::pass(disk.read, disk.write, 0, 1, share);
+    return std::pair(disk.read.until, disk.write.until);
+  };
+  EXPECT_EQ(ends(0, 1), std::pair(1.0, 1.0));
+  EXPECT_EQ(ends(0, 0.5), std::pair(2.0, 2.0));
+  EXPECT_EQ(ends(0.5, 0.5), std::pair(1.5, 2.0));
+  EXPECT_EQ(ends(1, 0.5), std::pair(1.0, 2.0));
+  EXPECT_EQ(ends(7, 0.5), std::pair(1.0, 8.0));
+}
+
+// Whoever comes when: the disk is never busy for longer than one way after the other, nor for less than the
+// longer one, and where nothing else is to be done it is never idle.
+TEST(DiskClock, DoesTheWorkOfBothWays) {
+  std::mt19937 random(11);
+  const auto draw = [&] { return 1e-3 * static_cast<double>(random() % 1000); };
+  for (int round = 0; round < 200; ++round) {
+    DiskClock disk;
+    double read = 0, written = 0;
+    for (int i = 0; i < 50; ++i) {
+      const double seconds = draw();
+      const bool reads = random() % 2 == 0;
+      (reads ? read : written) += seconds;
+      reads ? DiskClock::pass(disk.read, disk.write, 0, seconds, 0.5)
+            : DiskClock::pass(disk.write, disk.read, 0, seconds, 0.5);
+    }
+    EXPECT_NEAR(std::max(disk.read.until, disk.write.until), read + written, 1e-9);
+    EXPECT_NEAR(std::min(disk.read.until, disk.write.until), 2 * std::min(read, written), 1e-9);
+  }
+}
+
+// All that a step moves crosses a disk that takes turns one after the other.
+TEST(Timeline, OfADiskThatTakesTurnsIsTheSumOfBothWays) {
+  constexpr int64_t kLayers = 10, kTiles = 4;
+  std::vector<int64_t> tiles(kLayers + 2, kTiles);
+  tiles.front() = tiles.back() = 0;
+  const ScheduleShape run{.units = tiled_units(kLayers, tiles)};
+  TimelineShape shape{.transfers = stream(Pool::kOptimizer, std::vector<char>(kLayers * kTiles, 1), 30, run),
+                      .arrays = {},
+                      .host_updates = {}};
+  shape.transfers.first_tile.push_back(0);
+  for (const int64_t count : tiles)
+    shape.transfers.first_tile.push_back(shape.transfers.first_tile.back() + count);
+  shape.arrays[static_cast<size_t>(Pool::kOptimizer)].assign(kLayers * kTiles, {1, true, false});
+  const auto seconds = [&](double share) {
+    const LinkRates rates{.disk_read = 1, .disk_write = 1, .disk_share = share};
+    return walk_timeline(run, shape, rates, [](const Operation&) { return 1e-6; }).seconds;
+  };
+  EXPECT_NEAR(seconds(0.5), 2 * kLayers * kTiles, 0.02 * kLayers * kTiles);
+  EXPECT_LT(seconds(1), 0.8 * seconds(0.5));
 }
 
 TEST(Transfers, AreFoundFaultyWhenOneIsMissingOrLate) {

@@ -1,0 +1,18 @@
+// What a step's time depends on beside the rate of large products: it differs between CPUs by more than that
+// rate does. Some 50 ms and 3 MiB, once before a run; on the compute thread, CPU only.
+#pragma once
+
+#include "base/cuda.h"
+#include "base/dtype.h"
+
+namespace lm {
+
+struct CpuRates {
+  double attention_flops = 0;    // FLOP/s of a forward and a backward, visible keys alone
+  double call_seconds = 0;       // of a kernel beside its work: threads woken and waited for
+  double gemm_call_seconds = 0;  // of a small product: ATen's and its library's checks, too
+};
+// Medians, as a step can expect them on a machine that others use, too.
+CpuRates measure_cpu_rates(DType dtype, StreamView stream);
+
+}  // namespace lm
