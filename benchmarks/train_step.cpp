@@ -71,9 +71,8 @@ void measure_gemm(StreamView stream, Machine& machine) {
   const GemmRate rate = measure_gemm_rate(DType::kBF16, stream);
   machine.gemm_bf16_flops = rate.ceiling;
   machine.gemm_sustained = rate.sustained / rate.ceiling;
-  const CpuRates cpu = measure_cpu_rates(DType::kBF16, stream);
+  const CpuRates cpu = measure_cpu_rates(DType::kBF16, stream, rate.sustained);
   machine.attention_flops = cpu.attention_flops;
-  machine.call_seconds = cpu.call_seconds;
   machine.gemm_call_seconds = cpu.gemm_call_seconds;
 }
 

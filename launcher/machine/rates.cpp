@@ -32,7 +32,6 @@ std::optional<MeasuredRates> known_rates(const Machine& machine, const RateSubje
       rates.gemm_flops = kept_rate(*json, "gemm_flop_per_s");
       rates.gemm_sustained = kept_rate(*json, "gemm_sustained");
       rates.attention_flops = kept_rate(*json, "attention_flop_per_s");
-      rates.call_seconds = kept_rate(*json, "call_seconds");
       rates.gemm_call_seconds = kept_rate(*json, "gemm_call_seconds");
       rates.library_bytes = static_cast<int64_t>(kept_rate(*json, "library_bytes"));
     }
@@ -51,7 +50,6 @@ void keep_rates(const Machine& machine, const RateSubject& subject, const Measur
     figures["gemm_flop_per_s"] = rates.gemm_flops;
     figures["gemm_sustained"] = rates.gemm_sustained;
     figures["attention_flop_per_s"] = rates.attention_flops;
-    figures["call_seconds"] = rates.call_seconds;
     figures["gemm_call_seconds"] = rates.gemm_call_seconds;
     figures["library_bytes"] = rates.library_bytes;
   }
@@ -68,7 +66,6 @@ void set_rates(const RateSubject& subject, const MeasuredRates& rates, Machine& 
     (subject.dtype == DType::kBF16 ? machine.gemm_bf16_flops : machine.gemm_fp32_flops) = rates.gemm_flops;
     machine.gemm_sustained = rates.gemm_sustained;
     machine.attention_flops = rates.attention_flops;
-    machine.call_seconds = rates.call_seconds;
     machine.gemm_call_seconds = rates.gemm_call_seconds;
     machine.library_bytes = rates.library_bytes;
   }

@@ -24,7 +24,7 @@ struct MeasuredRates {
   double gemm_sustained = 1;  // the median product, as a share of it
   double memory_bandwidth = 0;
   double attention_flops = 0;
-  double call_seconds = 0, gemm_call_seconds = 0;
+  double gemm_call_seconds = 0;
   int64_t library_bytes = 0;  // of the CPU's executable, as Machine has it
   double link_bandwidth = 0;  // with a GPU
 };

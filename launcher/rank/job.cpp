@@ -59,9 +59,8 @@ MeasuredRates measure_rates(const RateSubject& subject, StreamView stream, int64
     const GemmRate gemm = measure_gemm_rate(subject.dtype, stream);
     rates.gemm_flops = gemm.ceiling;
     rates.gemm_sustained = gemm.sustained / gemm.ceiling;
-    const CpuRates cpu = measure_cpu_rates(subject.dtype, stream);
+    const CpuRates cpu = measure_cpu_rates(subject.dtype, stream, gemm.sustained);
     rates.attention_flops = cpu.attention_flops;
-    rates.call_seconds = cpu.call_seconds;
     rates.gemm_call_seconds = cpu.gemm_call_seconds;
   } else {
     rates.link_bandwidth = probe_copies(subject.device).each_way();

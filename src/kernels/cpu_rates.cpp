@@ -9,7 +9,6 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/parallel.h"
 #include "kernels/aten.h"
 #include "kernels/library.h"
 
@@ -90,23 +89,27 @@ double attention_flops(DType dtype, StreamView stream) {
   return kFlops / seconds;
 }
 
-double gemm_call_seconds(DType dtype, StreamView stream) {
-  constexpr int64_t kSize = 64;  // half a million FLOP: less than a microsecond's work
-  const at::Tensor x = at::ones({3, kSize, kSize}, torch_type(dtype));
+// What a product of a small model's size takes beyond its FLOP at the rate of large ones. Each has weights of
+// its own, as layers have, so that none lies in the nearest cache.
+double gemm_call_seconds(DType dtype, StreamView stream, double gemm_flops) {
+  constexpr int64_t kSize = 256, kWeights = 16;
+  const at::Tensor x = at::ones({kWeights + 2, kSize, kSize}, torch_type(dtype));
   const auto matrix = [&](int64_t i) { return view_of(x[i].data_ptr(), dtype, kSize, kSize); };
-  const Gemm product{.a = matrix(0), .b = matrix(1), .out = matrix(2)};
   const Kernels& kernels = library_kernels(DeviceType::kCpu);
-  return median_seconds(101, [&] { kernels.gemm(product, stream); });
+  int64_t next = 0;
+  const double seconds = median_seconds(101, [&] {
+    kernels.gemm({.a = matrix(kWeights), .b = matrix(next++ % kWeights), .out = matrix(kWeights + 1)},
+                 stream);
+  });
+  return std::max(0.0, seconds - 2.0 * kSize * kSize * kSize / gemm_flops);
 }
 
 }  // namespace
 
-CpuRates measure_cpu_rates(DType dtype, StreamView stream) {
+CpuRates measure_cpu_rates(DType dtype, StreamView stream, double gemm_flops) {
   LM_CHECK(stream.device == DeviceType::kCpu, "a GPU's rates are its specification");
   return {.attention_flops = attention_flops(dtype, stream),
-          .call_seconds = median_seconds(
-              101, [&] { parallel_for(stream.threads, stream.threads, 1, [](int64_t, int64_t) {}); }),
-          .gemm_call_seconds = gemm_call_seconds(dtype, stream)};
+          .gemm_call_seconds = gemm_call_seconds(dtype, stream, gemm_flops)};
 }
 
 }  // namespace lm

@@ -9,10 +9,9 @@ namespace lm {
 
 struct CpuRates {
   double attention_flops = 0;    // FLOP/s of a forward and a backward, visible keys alone
-  double call_seconds = 0;       // of a kernel beside its work: threads woken and waited for
-  double gemm_call_seconds = 0;  // of a small product: ATen's and its library's checks, too
+  double gemm_call_seconds = 0;  // of a small product beyond its FLOP: checks, weights that are in no cache
 };
-// Medians, as a step can expect them on a machine that others use, too.
-CpuRates measure_cpu_rates(DType dtype, StreamView stream);
+// Medians, as a step can expect them on a machine that others use, too. `gemm_flops`: of large products.
+CpuRates measure_cpu_rates(DType dtype, StreamView stream, double gemm_flops);
 
 }  // namespace lm

@@ -44,8 +44,8 @@ struct Machine {
   double gemm_fp32_flops = 0;
   double gemm_sustained = 1;  // share of these that long work keeps up
   double memory_bandwidth = 0;
-  double attention_flops = 0;                      // of all cores together, in the model's type
-  double call_seconds = 0, gemm_call_seconds = 0;  // of the CPU's kernels and GEMMs, whatever their size
+  double attention_flops = 0;    // of all cores together, in the model's type
+  double gemm_call_seconds = 0;  // of the CPU's GEMMs, whatever their size
   std::vector<Gpu> gpus;
   std::vector<Disk> disks;
   int64_t host_limit = 0;  // the smallest of cgroup limit and RLIMIT_AS; 0: none

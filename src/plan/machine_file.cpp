@@ -26,7 +26,6 @@ std::string machine_json(const Machine& m) {
               {"gemm_sustained", m.gemm_sustained},
               {"memory_bandwidth", m.memory_bandwidth},
               {"attention_flops", m.attention_flops},
-              {"call_seconds", m.call_seconds},
               {"gemm_call_seconds", m.gemm_call_seconds},
               {"host_limit", m.host_limit},
               {"library_bytes", m.library_bytes},
@@ -45,7 +44,7 @@ Machine parse_machine(const std::string& text) {
   m.gemm_bf16_flops = json.at("gemm_bf16_flops"), m.gemm_fp32_flops = json.at("gemm_fp32_flops");
   m.gemm_sustained = json.at("gemm_sustained"), m.memory_bandwidth = json.at("memory_bandwidth");
   m.attention_flops = json.at("attention_flops");
-  m.call_seconds = json.at("call_seconds"), m.gemm_call_seconds = json.at("gemm_call_seconds");
+  m.gemm_call_seconds = json.at("gemm_call_seconds");
   m.host_limit = json.at("host_limit"), m.library_bytes = json.at("library_bytes");
   m.network_bandwidth = json.at("network_bandwidth");
   for (const Json& gpu : json.at("gpus"))

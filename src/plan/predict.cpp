@@ -139,7 +139,7 @@ ComputeRates compute_rates(const Machine& machine, DeviceType device, DType dtyp
   // Kept with the rate of products, and never without it.
   bool ignored = false;
   rates.attention_flops = known(machine.attention_flops, kCpuAttentionShare * rates.gemm_flops, ignored);
-  rates.call_seconds = known(machine.call_seconds, kCpuCallSeconds, ignored);
+  rates.call_seconds = kCpuCallSeconds;
   rates.gemm_call_seconds = known(machine.gemm_call_seconds, kCpuCallSeconds, ignored);
   return rates;
 }
