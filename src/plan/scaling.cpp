@@ -105,11 +105,6 @@ std::vector<std::string> scaling_notes(const Plan& plan) {
   std::vector<std::string> notes;
   const bool gpu = plan.placement.device == DeviceType::kCuda;
   if (gpu) notes.emplace_back("no run of several GPUs has been measured yet: a forecast");
-  if (plan.world.nodes > 1) {
-    notes.emplace_back(
-        "ranks exchange with every other rank directly: sums within a machine before they leave it are not "
-        "built");
-  }
   if (!gpu) notes.emplace_back("ranks on the CPU compute or exchange, never both at once");
   const PlacementPlan& p = plan.placement;
   if (const RuleText& rule = rule_text(plan.numerics.rule); rule.whole_tensors)

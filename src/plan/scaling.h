@@ -32,7 +32,7 @@ std::string print_scaling(const Scaling& scaling, const Plan& plan);
 // An object of `fewest_ranks` and `rows`.
 std::string scaling_json(const Scaling& scaling);
 
-// What of the forecast's world is not built, or what it leaves out; for people.
+// What the forecast has not been held against, or leaves out; for people.
 std::vector<std::string> scaling_notes(const Plan& plan);
 
 }  // namespace lm

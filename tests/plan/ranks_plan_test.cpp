@@ -145,6 +145,18 @@ TEST(RanksPlan, ASlowLinkBindsAndItsRateCounts) {
   EXPECT_NEAR(slow.traffic.between_share, (weights * 8 / 15 + sums) / (weights + inside + sums), 1e-3);
 }
 
+// Nothing that is built is said to be missing.
+TEST(RanksPlan, ScalingSaysWhatItLeavesOut) {
+  Case c = stage_case(3, 16);
+  c.world.nodes = 2;
+  EXPECT_EQ(scaling_notes(c.plan()),
+            std::vector<std::string>{"ranks on the CPU compute or exchange, never both at once"});
+  c.machine = gpu_machine("H100");
+  c.device = DeviceType::kCuda;
+  EXPECT_EQ(scaling_notes(c.draft()),
+            std::vector<std::string>{"no run of several GPUs has been measured yet: a forecast"});
+}
+
 TEST(RanksPlan, ScalingFindsTheFewestThatFit) {
   Case c = stage_case(3, 64, llama_8b());
   stay_near(c.config);
