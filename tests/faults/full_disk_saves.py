@@ -61,7 +61,7 @@ def disk(system, work, at):
         image = work / f"{at.parent.name}.img"
         must("truncate", "-s", SPACE, image)
         must("mkfs.ext4", "-q", image)
-        must("mount", "-o", "loop", image, at)
+        must("mount", "-o", "loop,errors=remount-ro", image, at)
     try:
         yield at
     finally:
