@@ -1,19 +1,34 @@
 #include "kernels/cpu_rates.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/ones.h>
-
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
+#include "base/arena.h"
+#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "kernels/aten.h"
 #include "kernels/library.h"
 
 namespace lm {
 namespace {
+
+// Of ordinary numbers, as zeros and denormals may take another time.
+class Arrays {
+ public:
+  Arrays(int64_t count, int64_t elements, DType dtype)
+      : bytes_(elements * static_cast<int64_t>(dtype_size(dtype))),
+        memory_(DeviceType::kCpu, count * bytes_) {
+    constexpr int kThreeQuarters = 0x3F;  // 0x3F3F is 0.75 as bf16, and 0x3F3F3F3F as fp32
+    std::memset(memory_.data(), kThreeQuarters, static_cast<size_t>(count * bytes_));
+  }
+  void* data(int64_t i) const { return memory_.data() + i * bytes_; }
+
+ private:
+  int64_t bytes_;
+  Memory memory_;
+};
 
 template <class Call>
 double median_seconds(size_t calls, const Call& call) {
@@ -33,9 +48,8 @@ double attention_flops(DType dtype, StreamView stream) {
   constexpr int64_t kTokens = 256, kHeads = 8, kHeadDim = 64, kWidth = kHeads * kHeadDim;
   constexpr size_t kCalls = 9;
   const Kernels& kernels = library_kernels(DeviceType::kCpu);
-  const at::Tensor x = at::ones({8, kTokens, kWidth}, torch_type(dtype));
-  const at::Tensor lse = at::ones({kHeads, kTokens}, at::kFloat);
-  const auto array = [&](int64_t i) { return x[i].data_ptr(); };
+  const Arrays x(8, kTokens * kWidth, dtype), lse(1, kHeads * kTokens, DType::kF32);
+  const auto array = [&](int64_t i) { return x.data(i); };
   const int32_t start[] = {0, kTokens};
   const Documents documents{.start = start, .count = 1};
   const float scale = 1 / std::sqrt(static_cast<float>(kHeadDim));
@@ -43,7 +57,7 @@ double attention_flops(DType dtype, StreamView stream) {
                            .k = array(1),
                            .v = array(2),
                            .out = array(3),
-                           .lse = lse.data_ptr<float>(),
+                           .lse = static_cast<float*>(lse.data(0)),
                            .documents = documents,
                            .tokens = kTokens,
                            .heads = kHeads,
@@ -58,7 +72,7 @@ double attention_flops(DType dtype, StreamView stream) {
                              .k = array(1),
                              .v = array(2),
                              .out = array(3),
-                             .lse = lse.data_ptr<float>(),
+                             .lse = static_cast<float*>(lse.data(0)),
                              .dq = array(5),
                              .dk = array(6),
                              .dv = array(7),
@@ -75,11 +89,8 @@ double attention_flops(DType dtype, StreamView stream) {
                              .dtype = dtype};
   const int64_t bytes = std::max(kernels.attention_forward_scratch(forward, stream),
                                  kernels.attention_backward_scratch(backward, stream));
-  constexpr int64_t kAlignment = 64;
-  const at::Tensor scratch = at::empty({bytes + kAlignment}, at::kByte);
-  auto* aligned = static_cast<std::byte*>(scratch.data_ptr());
-  aligned += (kAlignment - reinterpret_cast<uintptr_t>(aligned) % kAlignment) % kAlignment;
-  forward.scratch = backward.scratch = aligned;
+  const Memory scratch(DeviceType::kCpu, bytes);
+  forward.scratch = backward.scratch = scratch.data();
   const double seconds = median_seconds(kCalls, [&] {
     kernels.attention_forward(forward, stream);
     kernels.attention_backward(backward, stream);
@@ -93,8 +104,8 @@ double attention_flops(DType dtype, StreamView stream) {
 // its own, as layers have, so that none lies in the nearest cache.
 double gemm_call_seconds(DType dtype, StreamView stream, double gemm_flops) {
   constexpr int64_t kSize = 256, kWeights = 16;
-  const at::Tensor x = at::ones({kWeights + 2, kSize, kSize}, torch_type(dtype));
-  const auto matrix = [&](int64_t i) { return view_of(x[i].data_ptr(), dtype, kSize, kSize); };
+  const Arrays x(kWeights + 2, kSize * kSize, dtype);
+  const auto matrix = [&](int64_t i) { return view_of(x.data(i), dtype, kSize, kSize); };
   const Kernels& kernels = library_kernels(DeviceType::kCpu);
   int64_t next = 0;
   const double seconds = median_seconds(101, [&] {

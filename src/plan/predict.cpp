@@ -136,9 +136,10 @@ ComputeRates compute_rates(const Machine& machine, DeviceType device, DType dtyp
   rates.assumed |= !bf16 && fp32_assumed;
   rates.bandwidth = known(machine.memory_bandwidth, cores * kCoreBandwidth, rates.assumed);
   rates.pass_bandwidth = kCpuPassShare * rates.bandwidth;
-  // Kept with the rate of products, and never without it.
+  // Kept with the rate of products, and never without it; no kernel is faster than the peak.
   bool ignored = false;
-  rates.attention_flops = known(machine.attention_flops, kCpuAttentionShare * rates.gemm_flops, ignored);
+  rates.attention_flops = std::min(
+      known(machine.attention_flops, kCpuAttentionShare * rates.gemm_flops, ignored), rates.peak_flops);
   rates.call_seconds = kCpuCallSeconds;
   rates.gemm_call_seconds = known(machine.gemm_call_seconds, kCpuCallSeconds, ignored);
   return rates;
