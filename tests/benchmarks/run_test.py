@@ -42,6 +42,7 @@ def runner(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "HERE", tmp_path)
     monkeypatch.setattr(run, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(run, "commit", lambda: "abc")
+    monkeypatch.setattr(run, "kind_is_known", lambda: True)
     pauses = []
     monkeypatch.setattr(run.time, "sleep", lambda seconds: seconds and pauses.append(seconds))
 
@@ -85,6 +86,24 @@ def test_a_short_run_believes_a_miss_the_fifth_time(runner):
     assert runner.runs("a.py") == 5 and len(runner.pauses) == 4
     assert runner({"b.py": SLOW}, "--short") == 1
     assert runner.runs("b.py") == 5
+
+
+def test_a_short_run_on_an_unknown_kind_of_machine_names_what_it_misses(runner, monkeypatch, capfd):
+    monkeypatch.setattr(run, "kind_is_known", lambda: False)
+    assert runner({"a.py": SLOW}, "--short") == 0
+    assert runner.runs("a.py") == 1 and not runner.pauses
+    out = capfd.readouterr().out
+    assert "NOT JUDGED" in out and "a.py: speed is 1.00x, at least 1.50x wanted" in out
+    for bad in (EMPTY, CRASHES, MISSES_AND_EXITS_0, MEASURES_NOTHING):
+        assert runner({"b.py": bad}, "--short") == 1
+    assert runner({"c.py": SLOW}) == 1
+
+
+def test_the_kind_of_a_machine_is_known_by_its_results(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "RESULTS", tmp_path)
+    assert not run.kind_is_known()
+    run.results_file(run.machine()).write_text("{}")
+    assert run.kind_is_known()
 
 
 def test_a_figure_that_was_met_once_in_a_short_run_stays_met(runner):
