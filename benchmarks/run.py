@@ -106,15 +106,23 @@ def missed_line(name, row):
             f"{row['bound']} {number(row['target'], row['unit'])} wanted")
 
 
+def cpu_name(cpuinfo):
+    """With its generation, which the names that clouds give hide: AMD numbers it by family, Intel by the model of family 6."""
+    def of(key):
+        return (re.search(rf"^{key}\s*: (.*)$", cpuinfo, re.M) or ["", ""])[1].strip()
+
+    generation = f"model {of('model')}" if of("cpu family") == "6" else f"family {of('cpu family')}"
+    return f"{of('model name')} {generation}" if of("cpu family") else platform.machine()
+
+
 def machine():
-    cpu = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
     kib = int(re.search(r"^MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text(), re.M)[1])
-    return {"cpu": cpu[1].strip() if cpu else platform.machine(), "cores": len(os.sched_getaffinity(0)),
+    return {"cpu": cpu_name(Path("/proc/cpuinfo").read_text()), "cores": len(os.sched_getaffinity(0)),
             "memory_gib": round(kib / 2**20, 1), "kernel": platform.release()}
 
 
 def results_file(kind):
-    words = re.sub(r"\((R|TM)\)|\bCPU\b|@.*", " ", kind["cpu"])
+    words = re.sub(r"\((R|TM)\)|\bCPU\b|@ [0-9.]+GHz", " ", kind["cpu"])
     slug = re.sub(r"[^a-z0-9]+", "-", f"{words} {kind['cores']} cores".lower()).strip("-")
     return RESULTS / f"{slug}.json"
 

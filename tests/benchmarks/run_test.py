@@ -159,4 +159,12 @@ def test_a_run_by_name_replaces_its_rows_alone(runner, monkeypatch):
 def test_the_results_file_is_named_by_cpu_and_cores():
     kind = {"cpu": "Intel(R) Xeon(R) Platinum 8480+ CPU @ 2.00GHz", "cores": 8}
     assert run.results_file(kind).name == "intel-xeon-platinum-8480-8-cores.json"
-    assert run.results_file({"cpu": "AMD EPYC", "cores": 2}).name == "amd-epyc-2-cores.json"
+    assert run.results_file({"cpu": "AMD EPYC family 26", "cores": 2}).name == "amd-epyc-family-26-2-cores.json"
+
+
+@pytest.mark.parametrize("name, family, model, kind", [
+    ("AMD EPYC", 25, 17, "AMD EPYC family 25"), ("AMD EPYC", 26, 2, "AMD EPYC family 26"),
+    ("Intel(R) Xeon(R) Processor", 6, 143, "Intel(R) Xeon(R) Processor model 143")])
+def test_generations_of_processors_with_one_name_are_kinds_of_their_own(name, family, model, kind):
+    assert run.cpu_name(f"processor\t: 0\ncpu family\t: {family}\nmodel\t\t: {model}\nmodel name\t: {name}\n\nprocessor\t: 1\n") == kind
+    assert run.cpu_name("")
