@@ -25,7 +25,8 @@ void descend(Values& weight, Values& momentum, const Values& gradient, double lr
 TEST(StochasticRounding, IsUnbiasedOverTenMillionRoundings) {
   const int64_t n = 1 << 20, rounds = 10;
   const Values gradient = Values::random(DType::kF32, n, 5);
-  double error = 0, variance = 0;  // of the sum, in units of each weight's last place
+  // In units of each weight's last place: towards larger numbers, and away from 0, which signs do not cancel.
+  double error = 0, outward = 0, variance = 0;
   for (int64_t round = 1; round <= rounds; ++round) {
     Values weight = Values::random(DType::kBF16, n, static_cast<uint32_t>(round), 0.02),
            momentum(DType::kF32, n);
@@ -40,11 +41,13 @@ TEST(StochasticRounding, IsUnbiasedOverTenMillionRoundings) {
       const double chance = std::abs(double{exact}) / unit - down;
       ASSERT_LT(std::abs(weight[i] - double{exact}), unit) << exact;
       error += (weight[i] - double{exact}) / unit;
+      outward += (std::abs(weight[i]) - std::abs(double{exact})) / unit;
       variance += chance * (1 - chance);
     }
   }
   EXPECT_GT(variance, 0.1 * static_cast<double>(n * rounds));
   EXPECT_LE(std::abs(error), 3 * std::sqrt(variance));
+  EXPECT_LE(std::abs(outward), 3 * std::sqrt(variance));
 }
 
 TEST(StochasticRounding, LearnsFromUpdatesBelowHalfAUnit) {

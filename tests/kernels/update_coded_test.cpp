@@ -257,6 +257,22 @@ TEST(AdamWFp8, IsTheUpdateOfTheValuesThatItsCodesStandFor) {
   expect_the_formulas_update(AdamWFp8::at({}, {.lr = 1e-2, .weight_decay = 0.01, .t = 5}));
 }
 
+// Numbers below the least normal one have no scale: they are coded as zeros, on every processor alike.
+TEST(Codes, ABlockOfDenormalsIsABlockOfZeros) {
+  const auto expect_zeros = []<CodeMap map>(std::integral_constant<CodeMap, map>) {
+    const auto& codes = table<map>();
+    const uint32_t zero = nearest_code<map>(codes, over_scale<map>(0.F, code_factor<map>(0.F)));
+    for (const float largest : {1e-45F, 2e-39F, 1.1754942e-38F}) {
+      EXPECT_EQ(code_scale<map>(largest), 0.F) << largest;
+      EXPECT_EQ(code_factor<map>(largest), 0.F) << largest;
+      EXPECT_EQ(nearest_code<map>(codes, over_scale<map>(largest, code_factor<map>(largest))), zero) << largest;
+    }
+    EXPECT_EQ(code_scale<map>(1.17549435e-38F), 1.17549435e-38F);
+  };
+  expect_zeros(std::integral_constant<CodeMap, CodeMap::kSigned8>());
+  expect_zeros(std::integral_constant<CodeMap, CodeMap::kUnsigned8>());
+}
+
 // As state is before the first update: zero bytes stand for zeros, whatever the value of the code 0.
 TEST(AdamW8bit, BeginsWithZeros) {
   const int64_t n = 512;

@@ -115,6 +115,11 @@ TEST(Schedule, UpdatesABlockRightAfterItsBackward) {
       "head2.0 head2.1 update2.0 " + block + "update1.0 update1.1 " + rows + "update0.0 ";
   EXPECT_EQ(text(make_schedule(shape)), measured + second);
   EXPECT_FALSE(shape.defers());
+  // The gradient is gone with the block's backward: nothing can wait for the next forward, wherever its state lives.
+  for (ScheduleUnit& unit : shape.units) unit.off_device = true;
+  EXPECT_FALSE(shape.defers());
+  EXPECT_EQ(text(make_schedule(shape)), measured + second);
+  for (ScheduleUnit& unit : shape.units) unit.off_device = false;
   // What a block's backward has overwritten is made once more.
   shape.recompute = false, shape.ranks = 2;
   EXPECT_EQ(

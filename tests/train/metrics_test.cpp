@@ -2,6 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
+#include <filesystem>
+#include <set>
+
+#include "train/event_file.h"
+
 namespace lm {
 namespace {
 
@@ -24,6 +31,23 @@ TEST(HiddenPct, IsTheShareOfTransferTimeThatNobodyWaitedFor) {
   EXPECT_EQ(hidden_pct(0, 0), 100);  // nothing moved
   EXPECT_EQ(hidden_pct(2, 0.5), 75);
   EXPECT_EQ(hidden_pct(2, 2.5), 0);  // waited, too, for a transfer that had not begun
+}
+
+// Readers go through them by name: a start that follows another one within its second, or a clock put back, comes
+// behind it all the same.
+TEST(EventFile, OfALaterStartSortsBehindThoseOfEarlierOnes) {
+  namespace fs = std::filesystem;
+  const fs::path directory = fs::path(testing::TempDir()) / ("event_files_" + std::to_string(getpid()));
+  std::set<std::string> before;
+  for (int start = 0; start < 4; ++start) {
+    const EventFile file(directory);
+    std::set<std::string> now;
+    for (const auto& entry : fs::directory_iterator(directory)) now.insert(entry.path().filename());
+    ASSERT_EQ(now.size(), before.size() + 1);
+    EXPECT_FALSE(before.contains(*now.rbegin())) << *now.rbegin();
+    before = now;
+  }
+  fs::remove_all(directory);
 }
 
 }  // namespace
