@@ -137,7 +137,7 @@ def test_bash_completes_commands_flags_and_keys():
 
 
 def zsh_line(typed):
-    """The line that stands at zsh's prompt when somebody has typed that, a tab as its last character."""
+    """The line that stands at zsh's prompt when somebody has typed that, tabs included."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(["zsh", "-f", "-i"], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
                                env={**os.environ, "TERM": "dumb", "PATH": f"{BIN}:{os.environ['PATH']}"})
@@ -162,9 +162,11 @@ def zsh_line(typed):
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh here")
-@pytest.mark.parametrize("typed, completed", [("re", "report"), ("generate --max", "generate --max-tokens"), ("c.toml log.t", "c.toml log.tensorboard=")])
+@pytest.mark.parametrize("typed, completed", [
+    ("re\t", "report"), ("generate --max\t", "generate --max-tokens"), ("c.toml log.t\t", "c.toml log.tensorboard="),
+    ("c.toml log.t\ttrue", "c.toml log.tensorboard=true")])
 def test_zsh_completes_them_too(typed, completed):
-    assert zsh_line(f"lmlaunch {typed}\t") == f"lmlaunch {completed}"
+    assert zsh_line(f"lmlaunch {typed}") == f"lmlaunch {completed}"
 
 
 def seconds_of(text):

@@ -115,7 +115,8 @@ TEST(Schedule, UpdatesABlockRightAfterItsBackward) {
       "head2.0 head2.1 update2.0 " + block + "update1.0 update1.1 " + rows + "update0.0 ";
   EXPECT_EQ(text(make_schedule(shape)), measured + second);
   EXPECT_FALSE(shape.defers());
-  // The gradient is gone with the block's backward: nothing can wait for the next forward, wherever its state lives.
+  // The gradient is gone with the block's backward: nothing can wait for the next forward, wherever its state
+  // lives.
   for (ScheduleUnit& unit : shape.units) unit.off_device = true;
   EXPECT_FALSE(shape.defers());
   EXPECT_EQ(text(make_schedule(shape)), measured + second);
