@@ -265,7 +265,8 @@ TEST(Codes, ABlockOfDenormalsIsABlockOfZeros) {
     for (const float largest : {1e-45F, 2e-39F, 1.1754942e-38F}) {
       EXPECT_EQ(code_scale<map>(largest), 0.F) << largest;
       EXPECT_EQ(code_factor<map>(largest), 0.F) << largest;
-      EXPECT_EQ(nearest_code<map>(codes, over_scale<map>(largest, code_factor<map>(largest))), zero) << largest;
+      EXPECT_EQ(nearest_code<map>(codes, over_scale<map>(largest, code_factor<map>(largest))), zero)
+          << largest;
     }
     EXPECT_EQ(code_scale<map>(1.17549435e-38F), 1.17549435e-38F);
   };

@@ -33,8 +33,8 @@ TEST(HiddenPct, IsTheShareOfTransferTimeThatNobodyWaitedFor) {
   EXPECT_EQ(hidden_pct(2, 2.5), 0);  // waited, too, for a transfer that had not begun
 }
 
-// Readers go through them by name: a start that follows another one within its second, or a clock put back, comes
-// behind it all the same.
+// Readers go through them by name: a start that follows another one within its second, or a clock put back,
+// comes behind it all the same.
 TEST(EventFile, OfALaterStartSortsBehindThoseOfEarlierOnes) {
   namespace fs = std::filesystem;
   const fs::path directory = fs::path(testing::TempDir()) / ("event_files_" + std::to_string(getpid()));
