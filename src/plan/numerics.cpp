@@ -124,13 +124,10 @@ NumericsPlan settled(const PlanInput& in) {
   return n;
 }
 
-// Micro-batch and recomputation for the nearest homes in which some fit the machine's capacities; a table's
-// gradient that is made last decides only where nothing fits without it.
+// Micro-batch and recomputation for the nearest homes in which some fit the machine's capacities.
 Plan nearest_that_fits(const PlanInput& in, const Plan& base) {
   Plan plan;
-  std::vector<HomeChoice> candidates = home_candidates(in);
-  std::ranges::stable_partition(candidates, [](const HomeChoice& homes) { return !homes.table_last; });
-  for (const HomeChoice& homes : candidates) {
+  for (const HomeChoice& homes : home_candidates(in)) {
     plan = base;
     choose_micro_batch_and_recompute(in, homes, plan);
     place(in, homes, plan);
