@@ -121,7 +121,8 @@ struct TrainConfig {
   GradientDType gradients = GradientDType::kF32;  // of accumulated gradients; bf16 halves their bytes
   Recompute recompute = Recompute::kAuto;  // block: keep block inputs only, one more forward in backward
   // in_backward: a block's gradient exists only between its backward and its update, in one slot that the
-  // blocks share; with optimizer.clip = "global" a first backward measures the norm.
+  // blocks share; with optimizer.clip = "global" a first backward measures the norm. A tied embedding's lies
+  // beside that slot, or, where it does not fit there and the norm is not global, is made last in its place.
   UpdateTime update = UpdateTime::kAuto;
   double max_grad_norm = 1.0;  // clipping threshold; used unless optimizer.clip = "none"
   int64_t eval_every = 0;      // steps between evaluations; 0: before and after only

@@ -61,7 +61,7 @@ struct Chunk {
   const float* weight;          // of the targets; null: 1
   float* nll;                   // [R_c]; null when not wanted
   View max, sum, target_logit;  // [R_c] fp32
-  View dx_sum;                  // [R_c, H] fp32
+  View dx_sum;                  // [R_c, H] fp32; undefined: nobody wants dx
 };
 
 // logits [R_c, S] of a segment; they join the chunk's statistics.
@@ -113,6 +113,7 @@ void segment_backward(const Context& context, const HeadSegment& segment, const 
                                    context.stream);
   if (segment.weight.gradient.defined())
     add_weight_gradient(context, segment.weight.gradient, logits, chunk.x, first);
+  if (!chunk.dx_sum.defined()) return;
   context.kernels.gemm({.a = logits, .b = segment.weight.weight, .out = part}, context.stream);
   context.kernels.accumulate({.to = chunk.dx_sum.data,
                               .from = part.data,
@@ -138,8 +139,9 @@ void round_sum(const Context& context, const View& dx_sum, const View& dx) {
 void whole_chunk(const Context& context, const Head& head, Chunk chunk, const View& dx, double* nll_sum,
                  float scale, bool first) {
   const int64_t vocab = head.weight.weight.rows;
-  for (View* statistic : {&chunk.max, &chunk.sum, &chunk.target_logit})
-    *statistic = context.tensor(chunk.rows, 1, DType::kF32);
+  for (View* statistic : {&chunk.max, &chunk.sum, &chunk.target_logit}) {
+    if (!statistic->defined()) *statistic = context.tensor(chunk.rows, 1, DType::kF32);
+  }
   std::vector<View> logits;  // per segment
   for (int64_t row = 0; row < vocab; row += kVocabularySegment)
     logits.push_back(segment_forward(context, segment_of(head.weight, row), chunk));
@@ -207,7 +209,12 @@ void head_loss(const Context& context, const Head& head, const DeviceBatch& batc
     return;
   }
   const View picked = pick(context, rows.targets, x);
-  rows.normed = context.tensor(context.rounded(count), hidden);
+  if (options.keep != nullptr) {
+    rows.normed = options.keep->normed.row_range(0, context.rounded(count));
+    rows.max = options.keep->max, rows.sum = options.keep->sum;
+  } else {
+    rows.normed = context.tensor(context.rounded(count), hidden);
+  }
   rows.rstd = context.tensor(count, 1, DType::kF32);
   norm_targets(context, head.norm, rows.targets, picked, rows.normed, rows.rstd);
   View dpicked = !dx.defined() ? View() : count == x.rows ? dx : context.like(rows.normed);
@@ -253,9 +260,15 @@ void head_segment_backward(const Context& context, const HeadSegment& segment, c
     // Once more; of the statistics there is nothing left to learn.
     View logits = context.tensor(chunk.x.rows, segment.weight.weight.rows);
     multiply(context, chunk.x, segment.weight.weight, logits);
-    const View part = context.like(chunk.x);
+    const View part = chunk.dx_sum.defined() ? context.like(chunk.x) : View();
     segment_backward(context, segment, chunk, logits, part, options.scale, options.first && row == 0);
   });
+}
+
+void head_weight_gradient(const Context& context, const Param& weight, const HeadRows& rows,
+                          const LossOptions& options) {
+  for (int64_t row = 0; row < weight.weight.rows; row += kVocabularySegment)
+    head_segment_backward(context, segment_of(weight, row), rows, options);
 }
 
 void head_finish(const Context& context, const Param& norm, const View& x, const HeadRows& rows,

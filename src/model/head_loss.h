@@ -7,6 +7,7 @@
 // A head whose matrix is there as a whole does all of it in one go (head_loss: row chunks outside, segments
 // inside, three GEMMs). Of one whose segments come one after another the steps are taken singly: begin,
 // forward of each segment, backward of each segment, finish; the logits are computed twice, in four GEMMs.
+// So they are where the gradient of a whole matrix is made later than the rest (head_weight_gradient).
 #pragma once
 
 #include "model/linear.h"
@@ -30,6 +31,8 @@ struct LossOptions {
   float scale = 1;          // 1 / sum of the target rows' weights in the whole optimizer step
   bool first = false;       // the step's first micro-batch: gradients are overwritten
   float* nll = nullptr;     // [R] fp32 in device memory: of each target row; null when not wanted
+  // Memory for what head_weight_gradient wants: normed, max and sum. Null: nobody does.
+  const struct HeadRows* keep = nullptr;
 };
 
 // *nll_sum (fp64, device memory) += sum of weight * nll over the batch's targets. With `dx` [T, H] defined it
@@ -55,6 +58,11 @@ void head_segment_backward(const Context& context, const HeadSegment& segment, c
 // `x` is head_begin's, and dx becomes its gradient.
 void head_finish(const Context& context, const Param& norm, const View& x, const HeadRows& rows,
                  const View& dx, const LossOptions& options);
+
+// The gradient of the matrix alone, of what head_loss has kept (its `keep`, with the batch's targets): the
+// logits once more, a segment at a time, and of each chunk the same product that head_loss would have added.
+void head_weight_gradient(const Context& context, const Param& weight, const HeadRows& rows,
+                          const LossOptions& options);
 
 // For generation and tests: the final norm of x [rows, H], and a segment's columns of its logits [rows, V].
 View head_normed(const Context& context, const Param& norm, const View& x);

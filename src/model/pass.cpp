@@ -1,5 +1,6 @@
 #include "model/pass.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.h"
@@ -10,6 +11,11 @@ namespace lm {
 //   [batch 0] [dx 0] [x_in 1, 0] [batch 1] ... [saved 1, 0] [x_in 2, 0] [saved 1, 1] [x_in 2, 1] ...
 // and backward gives them back from the end, block by block. With recomputation [saved b] exists only around
 // backward of b. Inputs that live off the device lie in their slots instead.
+//
+// Where a tied table's gradient is made last, before all of that lie what it is made of and the slot of the
+// blocks' gradients; when these have ended, it takes the slot's place and what lies behind:
+//   [kept 0] [kept 1] ... [slot    ] [batch 0] [dx 0] [x_in 1, 0] ...
+//   [kept 0] [kept 1] ... [table's gradient                ] [batch m] [logits]
 struct Pass::MicroBatch {
   MicroBatch(const Context& context, DeviceBatch batch, size_t blocks)
       : device(std::move(batch)),
@@ -35,6 +41,25 @@ Pass::Pass(const Context& context, const ModelLayout& layout, const AdapterSpec*
       group_(static_cast<size_t>(settings.group)),
       mark_(layout.blocks.size()) {
   for (const BlockLayout& block : layout.blocks) trained_.push_back(block.flat_elements > 0 ? 1 : 0);
+  if (settings.table_last) take_gradient_slot(layout);
+}
+
+void Pass::take_gradient_slot(const ModelLayout& layout) {
+  const int64_t rows = settings_.micro_rows;
+  for (int64_t micro = 0; micro < settings_.group; ++micro) {
+    HeadRows kept;
+    kept.normed = context_.tensor(rows, context_.spec.hidden);
+    for (View* statistic : {&kept.max, &kept.sum}) *statistic = context_.tensor(rows, 1, DType::kF32);
+    kept_heads_.push_back(kept);
+  }
+  int64_t longest = 0;
+  for (size_t b = 1; b < layout.blocks.size(); ++b)
+    longest = std::max(longest, layout.blocks[b].flat_elements);
+  const auto size = static_cast<int64_t>(dtype_size(settings_.bind.gradient_dtype));
+  table_bytes_ = layout.blocks.front().flat_elements * size;
+  slot_mark_ = context_.arena.mark();
+  gradient_slot_ = context_.arena.allocate(longest * size);
+  end_mark_ = context_.arena.mark();
 }
 
 Pass::~Pass() = default;
@@ -46,6 +71,12 @@ void Pass::begin(int64_t step, int64_t micro_batches, float loss_scale) {
   inputs_kept_ = false;
 }
 
+void Pass::end() {
+  if (!settings_.table_last) return;
+  context_.arena.rewind(slot_mark_);
+  context_.arena.allocate(end_mark_ - slot_mark_);
+}
+
 void Pass::carry_out(const Operation& operation) {
   const int64_t block = unit(operation).block, micro = operation.micro;
   switch (operation.kind) {
@@ -53,12 +84,13 @@ void Pass::carry_out(const Operation& operation) {
       return block == head_ ? head_forward(operation) : forward(block, micro);
     case OperationKind::kHead:
       if (micro == 0 && trained_.back()) memory_.begin_gradient(operation.unit);
-      return head_loss(context_, bind_head(true), at(micro).device, input(block, micro), at(micro).dx,
-                       nll_sum_, loss_options(micro));
+      return head(block, micro);
     case OperationKind::kRecompute:
       return recompute(block, micro);
     case OperationKind::kBackward:
       return block == head_ ? head_backward(operation) : backward(block, micro);
+    case OperationKind::kTableGradient:
+      return table_gradient(micro);
     default:
       LM_CHECK(false, operation_name(operation.kind));
   }
@@ -81,7 +113,8 @@ TransformerBlock Pass::bind_block(int64_t block, bool gradient, bool training) {
 
 Head Pass::bind_head(bool gradient) {
   const BlockMemory memory = memory_.borrow(head_, gradient);
-  const Param tied = context_.spec.tied ? embedding(memory_.borrow(0, gradient), gradient) : Param();
+  const bool with_table = gradient && !settings_.table_last;
+  const Param tied = context_.spec.tied ? embedding(memory_.borrow(0, with_table), with_table) : Param();
   return binding_.head(memory, tied, options(gradient));
 }
 
@@ -95,6 +128,29 @@ HeadSegment Pass::bind_segment(const Operation& operation, bool gradient) {
 
 LossOptions Pass::loss_options(int64_t micro) const {
   return {.row_chunk = settings_.row_chunk, .scale = loss_scale_, .first = micro == 0};
+}
+
+void Pass::head(int64_t block, int64_t micro) {
+  LossOptions options = loss_options(micro);
+  if (settings_.table_last) options.keep = &kept_head(micro);
+  head_loss(context_, bind_head(true), at(micro).device, input(block, micro), at(micro).dx, nll_sum_,
+            options);
+}
+
+// All activations have ended, and every block's gradient.
+void Pass::table_gradient(int64_t micro) {
+  if (micro == 0) {
+    LM_CHECK(context_.arena.mark() == end_mark_, "a table's gradient is made where activations are");
+    context_.arena.rewind(slot_mark_);
+    context_.arena.allocate(table_bytes_);
+    memory_.begin_gradient(0);
+  }
+  const ArenaFrame frame(context_.arena);
+  const DeviceBatch batch = memory_.place(micro);
+  HeadRows rows = kept_head(micro);
+  rows.targets = batch.targets;
+  rows.normed = rows.normed.row_range(0, context_.rounded(rows.targets.count));
+  head_weight_gradient(context_, embedding(memory_.borrow(0, true), true), rows, loss_options(micro));
 }
 
 bool Pass::last_of_group(int64_t micro) const {

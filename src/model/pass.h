@@ -39,6 +39,9 @@ struct PassSettings {
   bool inputs_off_device = false;
   // A step has two backwards of the same micro-batches, and the first one leaves block inputs to the second.
   bool keeps_inputs = false;
+  // A tied table's gradient is made last (ScheduleShape), of micro-batches of so many rows at most.
+  bool table_last = false;
+  int64_t micro_rows = 0;
 };
 
 class Pass {
@@ -50,8 +53,15 @@ class Pass {
 
   // A step of so many micro-batches begins; `loss_scale` is 1 / its target tokens.
   void begin(int64_t step, int64_t micro_batches, float loss_scale);
-  // kForward, kHead, kRecompute or kBackward of the step's list.
+  // kForward, kHead, kRecompute, kBackward or kTableGradient of the step's list.
   void carry_out(const Operation& operation);
+
+  // The step has ended: so has what the arena had for it alone.
+  void end();
+
+  // Where the arena has room for the gradients of one block after another, and of a tied table that is made
+  // last, behind which there is nothing then; null: gradients have memory of their own.
+  std::byte* gradient_slot() const { return gradient_slot_; }
 
   // The embedding's weights, with its gradient if `gradient`.
   Param embedding(const BlockMemory& memory, bool gradient) const;
@@ -64,6 +74,10 @@ class Pass {
   void begin_micro(int64_t micro);
   void recompute(int64_t block, int64_t micro);
   void backward(int64_t block, int64_t micro);
+  void head(int64_t block, int64_t micro);
+  void table_gradient(int64_t micro);
+  void take_gradient_slot(const ModelLayout& layout);
+  HeadRows& kept_head(int64_t micro) { return kept_heads_[static_cast<size_t>(micro % settings_.group)]; }
   // Of a cut head: of a segment, or of the final norm.
   void head_forward(const Operation& operation);
   void head_backward(const Operation& operation);
@@ -91,6 +105,12 @@ class Pass {
   PassSettings settings_;
   double* nll_sum_;
   int64_t head_;  // the last block, and its unit
+  // Of a tied table that is made last: what each micro-batch's head has kept for it, and behind that in the
+  // arena the slot, at whose beginning it begins, too.
+  std::vector<HeadRows> kept_heads_;
+  std::byte* gradient_slot_ = nullptr;
+  int64_t slot_mark_ = 0, end_mark_ = 0;  // of the arena, before the slot and behind it
+  int64_t table_bytes_ = 0;
 
   // Of the step under way.
   int64_t step_ = 0, micro_batches_ = 0;

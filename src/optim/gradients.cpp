@@ -34,7 +34,8 @@ Gradients::Gradients(const ModelLayout& layout, DType dtype, const Kernels& kern
     first_granule_.push_back(granule);
     granule += block.flat_elements / kGranule;
   }
-  slot_ = Memory(stream.device, longest * size);
+  if (!homes_.slot_elsewhere) slot_ = Memory(stream.device, longest * size);
+  slot_memory_ = slot_.data();
 }
 
 std::byte* Gradients::unit(int64_t u) const {
@@ -44,7 +45,7 @@ std::byte* Gradients::unit(int64_t u) const {
   LM_CHECK(slot_block_ == range.block,
            fmt::format("the gradient of block {} is asked for, and block {}'s is in the slot", range.block,
                        slot_block_));
-  return slot_.data() + range.first * static_cast<int64_t>(dtype_size(dtype_));
+  return slot_memory_ + range.first * static_cast<int64_t>(dtype_size(dtype_));
 }
 
 int64_t Gradients::bytes() const {

@@ -29,8 +29,9 @@ struct NonFinite {
 
 // Where gradients live that do not have memory of their own.
 struct GradientHomes {
-  Store* store = nullptr;     // borrowed; may be null. Units that it holds live there.
-  std::vector<char> in_slot;  // per block: it shares the slot; empty: none does
+  Store* store = nullptr;       // borrowed; may be null. Units that it holds live there.
+  std::vector<char> in_slot;    // per block: it shares the slot; empty: none does
+  bool slot_elsewhere = false;  // memory for the slot comes from somebody else (lend_slot)
 };
 
 class Gradients {
@@ -40,6 +41,9 @@ class Gradients {
   Gradients(const ModelLayout& layout, DType dtype, const Kernels& kernels, StreamView stream,
             std::span<std::byte> host_sums = {}, GradientHomes homes = {}, bool cut_head = false);
   static int64_t norm_bytes(const ModelLayout& layout);
+
+  // Memory for the slot, of the device, as long as a block that lies in it needs.
+  void lend_slot(std::byte* memory) { slot_memory_ = memory; }
 
   bool through_slots(int64_t u) const { return homes_.store != nullptr && homes_.store->holds(u); }
   // Where a unit's gradient begins; of one in the store, in its slot. Throws Error(70) where the slot that
@@ -104,6 +108,7 @@ class Gradients {
   std::vector<Unit> units_;
   std::vector<Memory> memory_;          // of each unit; empty where it is off the device or in a slot
   Memory slot_;                         // that blocks share: one after another, laid out as the block
+  std::byte* slot_memory_;              // the same, or what was lent
   int64_t slot_block_ = -1;             // whose gradient is in it
   Memory sums_;                         // fp64 [granules of all blocks]
   double* host_sums_;                   // the same where the host reads them

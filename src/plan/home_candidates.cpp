@@ -20,12 +20,24 @@ Home asked_home(OffloadHome choice, DeviceType device) {
 
 namespace {
 
+// Not where a first backward has to measure it while block inputs wait for the second one.
+bool may_make_table_last(const PlanInput& in, bool in_backward) {
+  return in_backward && in.adapter == nullptr && in.spec.tied && in.config.optimizer.clip != Clip::kGlobal;
+}
+
 std::vector<HomeChoice> from_near_to_far(const PlanInput& in, bool in_backward) {
   const OffloadConfig offload = in.offload();
   HomeChoice homes{asked_home(offload.optimizer, in.device), asked_home(offload.gradients, in.device),
                    asked_home(offload.weights, in.device), asked_home(offload.activations, in.device),
                    in_backward};
   std::vector<HomeChoice> out = {homes};
+  const auto with_table_last = [&] {
+    if (!may_make_table_last(in, in_backward)) return;
+    out.push_back(homes);
+    out.back().table_last = true;
+  };
+  with_table_last();
+  const size_t near = out.size();
   const auto move = [&](OffloadHome choice, Home& home, Home to) {
     if (choice != OffloadHome::kAuto) return;
     home = to;
@@ -40,6 +52,7 @@ std::vector<HomeChoice> from_near_to_far(const PlanInput& in, bool in_backward) 
   };
   if (in.device == DeviceType::kCuda) move_all(Home::kHost);
   if (!offload.paths.empty()) move_all(Home::kNvme);
+  if (out.size() > near) with_table_last();
   return out;
 }
 

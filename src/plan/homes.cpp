@@ -59,7 +59,8 @@ ScheduleShape PlacementPlan::schedule(const ModelSpec& spec, bool recompute, Cli
           .pending = false,
           .ranks = ranks,
           .sharded = sharded,
-          .in_backward = in_backward()};
+          .in_backward = in_backward(),
+          .table_last = table_last};
 }
 
 TransferShape PlacementPlan::transfers() const {
@@ -130,6 +131,16 @@ std::vector<ScheduleUnit> PlacementPlan::units() const {
     }
   }
   return out;
+}
+
+int64_t PlacementPlan::gradient_elements(const ModelLayout& layout) const {
+  if (!in_backward()) return layout.flat_elements;
+  int64_t slot = 0, own = 0;
+  for (size_t b = table_last ? 1 : 0; b < layout.blocks.size(); ++b) {
+    const int64_t elements = layout.blocks[b].flat_elements;
+    gradients_in_slot[b] != 0 ? slot = std::max(slot, elements) : own += elements;
+  }
+  return slot + own;
 }
 
 bool PlacementPlan::on_disk() const {

@@ -85,6 +85,8 @@ struct PlacementPlan {
   // Updates inside backward: of each block, whether its gradient passes through the one slot that such blocks
   // share; empty: updates come after backward, or gradients have memory of their own.
   std::vector<char> gradients_in_slot;
+  // A tied embedding's, too: it is made last, and the slot lies in the arena (model/pass.h).
+  bool table_last = false;
   bool measures = false;        // and a first backward is for the norm of all of them
   int64_t group = 1;            // micro-batches that pass a block before the next
   bool frozen_weights = false;  // LoRA: what the weight pool moves is the base
@@ -100,6 +102,9 @@ struct PlacementPlan {
   // Into how many segments the head is cut: 0 unless one of them lives off the device.
   int64_t head_segments() const;
   bool in_backward() const { return !gradients_in_slot.empty(); }
+  // Of gradients, beside each other: of all blocks; with updates inside backward, of the longest one in the
+  // slot and of those outside it. A table that is made last comes when no other is there, and is not counted.
+  int64_t gradient_elements(const ModelLayout& layout) const;
   // The step's list, but for what depends on the step.
   ScheduleShape schedule(const ModelSpec& spec, bool recompute, Clip clip) const;
   // The pools as the schedule's transfers see them: what passes through slots.

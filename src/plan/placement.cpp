@@ -280,8 +280,9 @@ void place(const PlanInput& in, const HomeChoice& homes, Plan& plan, int64_t mos
   p.measures = homes.in_backward && in.config.optimizer.clip == Clip::kGlobal;
   p.gradients_in_slot.clear();
   if (homes.in_backward) p.gradients_in_slot.assign(in.layout.blocks.size(), 1);
-  // A tied embedding's gradient is begun by the head and complete at the end alone.
-  if (homes.in_backward && in.spec.tied) p.gradients_in_slot.front() = 0;
+  p.table_last = homes.table_last;
+  // A tied embedding's gradient is begun by the head, unless it is made last, and complete at the end alone.
+  if (homes.in_backward && in.spec.tied && !p.table_last) p.gradients_in_slot.front() = 0;
   const bool one_group = homes.in_backward || shards_gradients(in, homes.gradients, plan.numerics);
   if (one_group) p.group = plan.numerics.micro_batches;
   p.frozen_weights = in.adapter != nullptr;
@@ -317,6 +318,9 @@ void explain_homes(const PlanInput& in, Plan& plan) {
                             std::string("gradients of all blocks do not fit") +
                                 (p.measures && in.offload().paths.empty() ? "" : " in the nearest home")});
   }
+  if (p.table_last)
+    plan.choices.push_back({"gradient of the tied table", "made last",
+                            "it does not fit beside activations; logits are computed once more for it"});
   if (!p.transfers().any() && !p.update_on_host) return;
   const auto explain = [&](const char* key, OffloadHome choice, Pool which) {
     const PoolPlan& pool = p.pool(which);

@@ -11,10 +11,12 @@ namespace lm {
 
 // Homes to try, the nearest first: for each class with `auto` one step further than in the candidate before.
 // Updates inside backward, where `auto` may choose them, come before any other home if they cost nothing, and
-// last if clip = "global" wants a second backward for them.
+// last if clip = "global" wants a second backward for them. A tied table's gradient that is made last comes
+// before what leaves the device, and beside all of that as the last resort: it computes the logits twice.
 struct HomeChoice {
   Home optimizer, gradients, weights, activations;
   bool in_backward = false;
+  bool table_last = false;
 };
 std::vector<HomeChoice> home_candidates(const PlanInput& in);
 bool is_off_device(Home home, DeviceType device);

@@ -71,7 +71,7 @@ class Rehearsal {
                  shape.documents_at_once,
                  shape.round_rows},
         memory_(context_, shape, batch),
-        pass_(context_, shape.layout, shape.adapter, memory_, pass_settings(shape), nullptr) {}
+        pass_(context_, shape.layout, shape.adapter, memory_, settings(shape, batch), nullptr) {}
 
   // Calls after(operation, the arena's high water during it) behind each compute operation of a step of so
   // many micro-batches.
@@ -81,7 +81,8 @@ class Rehearsal {
                                  .micro_batches = micro_batches,
                                  .tied = shape_.spec.tied,
                                  .recompute = shape_.recompute,
-                                 .group = shape_.group};
+                                 .group = shape_.group,
+                                 .table_last = shape_.table_last};
     pass_.begin(0, micro_batches, 1);
     for (const Operation& operation : make_schedule(schedule).operations) {
       if (computes(operation)) {
@@ -90,6 +91,7 @@ class Rehearsal {
         after(operation, arena_.high_water());
       }
     }
+    pass_.end();
   }
 
   // The arena's high water in an evaluation.
@@ -114,7 +116,13 @@ class Rehearsal {
  private:
   static bool computes(const Operation& operation) {
     return operation.kind == OperationKind::kForward || operation.kind == OperationKind::kHead ||
-           operation.kind == OperationKind::kRecompute || operation.kind == OperationKind::kBackward;
+           operation.kind == OperationKind::kRecompute || operation.kind == OperationKind::kBackward ||
+           operation.kind == OperationKind::kTableGradient;
+  }
+  static PassSettings settings(const PassShape& shape, const RehearsedBatch& batch) {
+    PassSettings out = pass_settings(shape);
+    out.micro_rows = shape.round_rows ? rounded_rows(batch.shape.tokens) : batch.shape.tokens;
+    return out;
   }
 
   const PassShape& shape_;
@@ -188,7 +196,8 @@ PassSettings pass_settings(const PassShape& shape) {
           .row_chunk = shape.row_chunk,
           .group = shape.group,
           .cut_head = shape.cut_head,
-          .inputs_off_device = shape.inputs_off_device};
+          .inputs_off_device = shape.inputs_off_device,
+          .table_last = shape.table_last};
 }
 
 ArenaNeed arena_need_whole(const PassShape& shape, int64_t tokens, int64_t documents) {

@@ -31,6 +31,7 @@ struct PassShape {
   bool inputs_off_device = false;  // block inputs live in slots, not in the arena
   bool cut_head = false;           // the head comes in vocabulary segments
   bool weighted = false;           // targets have weights in the loss
+  bool table_last = false;         // a tied table's gradient is made last, in the arena
   DType trained_dtype() const { return fp32_adapters ? DType::kF32 : dtype; }
 };
 PassSettings pass_settings(const PassShape& shape);
@@ -65,7 +66,7 @@ class PassCosts {
  public:
   // `micro`: of each micro-batch.
   PassCosts(const PassShape& shape, const StepWork& micro);
-  // Zero of what is no kForward, kHead, kRecompute or kBackward.
+  // Zero of what is no kForward, kHead, kRecompute, kBackward or kTableGradient.
   const Cost& of(const Operation& operation) const;
 
  private:

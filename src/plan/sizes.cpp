@@ -220,15 +220,13 @@ std::string encodings_of(const ModelLayout& layout, DType dtype) {
   return out;
 }
 
-// Of all blocks; with updates inside backward, of the longest one that shares the slot and of the others.
-int64_t gradient_elements(const ModelLayout& layout, const PlacementPlan& placement) {
-  if (!placement.in_backward()) return layout.flat_elements;
-  int64_t slot = 0, own = 0;
-  for (size_t b = 0; b < layout.blocks.size(); ++b) {
-    const int64_t elements = layout.blocks[b].flat_elements;
-    placement.gradients_in_slot[b] != 0 ? slot = std::max(slot, elements) : own += elements;
-  }
-  return slot + own;
+// What the arena has beside saved activations.
+std::string temporaries_note(const PlanInput& in, const Plan& plan) {
+  if (!in.trains()) return "of one micro-batch, forward alone";
+  const std::string note =
+      fmt::format("logits of {} rows at once: {}", std::min(plan.numerics.row_chunk, plan.micro_tokens),
+                  format_bytes(plan.arena.logits));
+  return note + (plan.placement.table_last ? "; at the end the table's gradient" : "");
 }
 
 std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
@@ -251,7 +249,7 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
             lora ? weights : OffDeviceBytes(), encodings_of(in.layout, n.dtype));
   if (embedding > 0) table.host("embedding", embedding, "the GPU looks up rows where they lie");
   if (in.trains()) {
-    table.add(name(StateClass::kGradients), gradient_elements(in.layout, p) * size_of(n.gradient_dtype),
+    table.add(name(StateClass::kGradients), p.gradient_elements(in.layout) * size_of(n.gradient_dtype),
               off_device_bytes(p.pool(Pool::kGradients)),
               per_parameter(n.gradient_dtype) + (p.in_backward() ? ", of one block at a time" : ""));
     add_state(in, plan, table);
@@ -259,11 +257,9 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
     table.add(name(StateClass::kActivations), plan.arena.saved + inputs.off_device_bytes(),
               off_device_bytes(inputs), n.recompute ? "block inputs" : "saved by every block");
   }
-  table.device("temporaries", plan.arena.bytes - plan.arena.saved,
-               !in.trains()
-                   ? "of one micro-batch, forward alone"
-                   : fmt::format("logits of {} rows at once: {}", std::min(n.row_chunk, plan.micro_tokens),
-                                 format_bytes(plan.arena.logits)));
+  // The arena has the slot of gradients, too, where a tied table's takes its place.
+  const int64_t slot = p.table_last ? p.gradient_elements(in.layout) * size_of(n.gradient_dtype) : 0;
+  table.device("temporaries", plan.arena.bytes - plan.arena.saved - slot, temporaries_note(in, plan));
   if (plan.cache_positions > 0)
     table.device("key-value cache", KeyValueCache::bytes(in.spec, plan.cache_positions, n.dtype),
                  fmt::format("{} tokens, {}", plan.cache_positions, dtype_name(n.dtype)));
@@ -369,7 +365,8 @@ PassShape pass_shape(const ModelSpec& spec, const ModelLayout& layout, const Ada
           .documents_at_once = numerics.documents_at_once,
           .group = placement.group,
           .inputs_off_device = placement.pool(Pool::kActivations).slots > 0,
-          .cut_head = placement.head_segments() > 0};
+          .cut_head = placement.head_segments() > 0,
+          .table_last = placement.table_last};
 }
 
 PassShape pass_shape(const PlanInput& in, const Plan& plan) {
@@ -391,7 +388,7 @@ ArenaNeed Rehearsals::arena(const PlanInput& in, const Plan& plan) {
   const int64_t tokens = plan.micro_tokens, documents = micro_documents(in, plan.numerics);
   const auto [place, fresh] =
       arenas_.try_emplace({tokens, documents, shape.documents_at_once, shape.group, shape.recompute,
-                           shape.inputs_off_device, shape.cut_head, in.trains()});
+                           shape.inputs_off_device, shape.cut_head, shape.table_last, in.trains()});
   if (fresh && in.trains()) place->second = arena_need(shape, tokens, documents);
   if (fresh && !in.trains()) place->second = {.bytes = arena_need_forward(shape, tokens, documents)};
   return place->second;
@@ -445,9 +442,10 @@ void size_plan(const PlanInput& in, Plan& plan) {
     plan.placement.gemm_shapes += std::ssize(gemms);
   }
   if (in.device == DeviceType::kCuda) {
-    // A second backward sends what it needs behind what the first one has sent.
-    plan.placement.upload_bytes =
-        upload_bytes(in, plan.numerics, plan.micro_tokens) * (plan.placement.measures ? 2 : 1);
+    // A second backward sends what it needs behind what the first one has sent, and so does a table's
+    // gradient.
+    plan.placement.upload_bytes = upload_bytes(in, plan.numerics, plan.micro_tokens) *
+                                  (plan.placement.measures || plan.placement.table_last ? 2 : 1);
     const AttentionShape shape{.tokens = std::max(plan.micro_tokens, plan.cache_positions),
                                .processors = in.machine.gpus.front().processors,
                                .deterministic = in.config.run.deterministic,

@@ -18,7 +18,7 @@ class Rehearsals {
   int64_t gemm_shapes(const PlanInput& in, const Plan& plan);
 
  private:
-  std::map<std::array<int64_t, 8>, ArenaNeed> arenas_;
+  std::map<std::array<int64_t, 9>, ArenaNeed> arenas_;
   std::map<std::array<int64_t, 2>, int64_t> gemm_shapes_;
 };
 

@@ -19,7 +19,8 @@ const char* lane_name(size_t lane) {
 // Of what happens once for each micro-batch.
 bool of_a_micro_batch(OperationKind kind) {
   return kind == OperationKind::kForward || kind == OperationKind::kHead ||
-         kind == OperationKind::kRecompute || kind == OperationKind::kBackward;
+         kind == OperationKind::kRecompute || kind == OperationKind::kBackward ||
+         kind == OperationKind::kTableGradient;
 }
 
 class Names {

@@ -12,6 +12,7 @@ namespace {
 struct Counts {
   int64_t forwards = 0, recomputes = 0, backwards = 0;  // of micro-batches, in ascending order
   int64_t loans = 0;
+  int64_t table_parts = 0;  // of micro-batches, of a tied table's gradient that is made last
   int64_t tiles = 0;        // updated
   bool rows_added = false;  // of the embedding
   bool exchanged = false, normed = false, updated = false, gathered = false;
@@ -45,6 +46,8 @@ class Checker {
         return recompute(op);
       case OperationKind::kBackward:
         return backward(op);
+      case OperationKind::kTableGradient:
+        return table_gradient(op);
       case OperationKind::kAddRows:
         return add_rows(op);
       case OperationKind::kExchange:
@@ -73,6 +76,7 @@ class Checker {
       if (unit.forwards != shape_.micro_batches) return "a forward of" + name + " is missing";
       if (!training) continue;
       if (unit.backwards != shape_.micro_batches) return "a backward of" + name + " is missing";
+      if (last(u) && unit.table_parts != shape_.micro_batches) return "a table gradient is missing";
       if (!unit.normed) return name + " is never normed";
       if (shape_.ranks > 1 && !unit.exchanged) return name + " is never exchanged";
       if (role(u) == UnitRole::kEmbedding && !unit.rows_added) return "rows of" + name + " are never added";
@@ -88,6 +92,8 @@ class Checker {
   Counts& at(int64_t unit) { return units_[static_cast<size_t>(unit)]; }
   Counts& at(const Operation& op) { return at(op.unit); }
   UnitRole role(int64_t unit) const { return shape_.unit(unit).role; }
+  // A tied table whose gradient is made last.
+  bool last(int64_t unit) const { return shape_.table_last && role(unit) == UnitRole::kEmbedding; }
   bool gathers(int64_t unit) const { return shape_.sharded && !shape_.unit(unit).in_shards; }
 
   std::string use(int64_t unit) {
@@ -100,10 +106,11 @@ class Checker {
   }
 
   // With updates inside backward the blocks' gradients share a slot: each ends with its update, or, where
-  // only the norm was wanted, with that. A tied embedding's is its own.
+  // only the norm was wanted, with that. A tied embedding's is its own, unless it is made last.
   std::string begin_gradient(const Operation& op) {
     const int64_t block = shape_.unit(op.unit).block;
-    if (!shape_.in_backward || (shape_.tied && role(op.unit) == UnitRole::kEmbedding)) return "";
+    if (!shape_.in_backward) return "";
+    if (shape_.tied && role(op.unit) == UnitRole::kEmbedding && !last(op.unit)) return "";
     for (int64_t u = 0; u < std::ssize(units_); ++u) {
       const Counts& unit = at(u);
       if (shape_.unit(u).block == block || unit.backwards == 0) continue;
@@ -175,11 +182,23 @@ class Checker {
     return fault.empty() ? ascend(at(op).backwards, op.micro) : fault;
   }
 
+  // It lies where the blocks' gradients and all activations were.
+  std::string table_gradient(const Operation& op) {
+    if (!last(op.unit)) return "only a tied table's gradient is made last";
+    if (at(op).rows_added) return "the head's part follows the rows";
+    if (at(op).backwards != shape_.micro_batches) return "a table gradient begins beside activations";
+    std::string fault = use(op.unit);
+    if (fault.empty()) fault = begin_gradient(op);
+    return fault.empty() ? ascend(at(op).table_parts, op.micro) : fault;
+  }
+
   // A tied matrix has the head's gradient by then.
   std::string add_rows(const Operation& op) {
     if (role(op.unit) != UnitRole::kEmbedding) return "only the embedding has rows to add";
     if (at(op).rows_added) return "rows added twice";
     if (at(op).backwards != shape_.micro_batches) return "rows added before the last backward";
+    if (last(op.unit) && at(op).table_parts != shape_.micro_batches)
+      return "rows added before the head's part";
     at(op).rows_added = true;
     return begin_gradient(op);
   }

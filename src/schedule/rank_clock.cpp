@@ -125,6 +125,7 @@ double RankClock::called(const Operation& op) const {
     case OperationKind::kHead:
     case OperationKind::kRecompute:
     case OperationKind::kBackward:
+    case OperationKind::kTableGradient:
       return op.unit < std::ssize(gathered_) ? gathered_[static_cast<size_t>(op.unit)] : 0;
     default:
       return 0;

@@ -70,6 +70,7 @@ class Builder {
     // gradient the head began, is complete only here.
     for (int64_t micro = first; micro < end; ++micro) add(OperationKind::kBackward, embedding_, micro);
     if (!final) return;
+    if (shape_.table_last) pass(OperationKind::kTableGradient, embedding_, 0, end);
     add(OperationKind::kAddRows, embedding_, 0);
     finished(embedding_);
   }
@@ -151,9 +152,9 @@ class Builder {
 }  // namespace
 
 const char* operation_name(OperationKind kind) {
-  constexpr const char* kNames[] = {"acquire",  "forward",  "release",  "head",  "recompute",
-                                    "backward", "add rows", "exchange", "norm",  "check",
-                                    "update",   "gather",   "fetch",    "claim", "write back"};
+  constexpr const char* kNames[] = {
+      "acquire",  "forward", "release", "head",   "recompute", "backward", "table gradient", "add rows",
+      "exchange", "norm",    "check",   "update", "gather",    "fetch",    "claim",          "write back"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -186,6 +187,8 @@ StepSchedule make_schedule(const ScheduleShape& shape) {
   LM_CHECK(shape.group >= 1, "a group has at least one micro-batch");
   LM_CHECK(!shape.in_backward || shape.group >= shape.micro_batches,
            "updates inside backward want all micro-batches of a step in one group");
+  LM_CHECK(!shape.table_last || (shape.tied && !shape.measures()),
+           "a gradient that is made last is a tied table's, of a step with one backward");
   Builder builder(shape);
   for (int64_t first = 0; first < shape.micro_batches; first += shape.group) {
     const int64_t end = std::min(first + shape.group, shape.micro_batches);

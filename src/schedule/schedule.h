@@ -24,7 +24,8 @@ enum class OperationKind : uint8_t {
   kHead,       // loss in chunks of rows; in a step also its backward
   kRecompute,  // a transformer block's saved activations once more from its input
   kBackward,
-  kAddRows,   // the rows that the embedding's backward has summed join the block's gradient
+  kTableGradient,  // the head's part of a tied table's gradient, where that is made last
+  kAddRows,        // the rows that the embedding's backward has summed join the block's gradient
   kExchange,  // every rank adds up its shard of the unit's gradient from all of them; absent with one rank
   kNorm,      // the unit's gradient is final: its part of the norm
   kCheck,     // loss, norm and finiteness are known: the step's one wait
@@ -94,6 +95,10 @@ struct ScheduleShape {
   bool sharded = false;  // a rank updates its shard of a unit alone, and weights are gathered
   // A block's gradient ends with its update, right after its backward: all micro-batches are one group.
   bool in_backward = false;
+  // The gradient of a tied table is made when every block's has ended, in the memory of these and of the
+  // activations: the head leaves it out, and its logits are computed once more. Only with updates inside
+  // backward, and one backward of a step.
+  bool table_last = false;
 
   const ScheduleUnit& unit(int64_t u) const { return units[static_cast<size_t>(u)]; }
   // All gradients are there when the step is checked, and updates come then.
@@ -125,7 +130,8 @@ StepSchedule make_evaluation_schedule(const ScheduleShape& shape);
 // updated a shard are gathered before their next use (those in shards by that use), nothing uses an updated
 // unit in the same step, a deferred update comes before its unit's next use, and with updates inside backward
 // no block's gradient begins before the one before it in the slot has ended (a tied embedding's, which the
-// head begins, has memory of its own). Transfers are transfer_fault's matter.
+// head begins, has memory of its own; made last, it begins after all activations have ended, too). Transfers
+// are transfer_fault's matter.
 std::string schedule_fault(const StepSchedule& schedule, const ScheduleShape& shape);
 // The same for an evaluation's list.
 std::string evaluation_fault(const StepSchedule& schedule, const ScheduleShape& shape);

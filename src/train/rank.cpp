@@ -28,6 +28,7 @@ StepSettings step_settings(const RankSetup& setup) {
   settings.machine_ranks = n.two_levels() ? n.machine_ranks : 1;
   settings.shape = placement.schedule(setup.spec, n.recompute, setup.optimizer.clip);
   settings.transfers = placement.transfers();
+  settings.pass.micro_rows = setup.plan.micro_rows;
   settings.pass.keeps_inputs = settings.shape.measures() && n.recompute;
   return settings;
 }
@@ -125,7 +126,8 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
         std::make_unique<Gradients>(setup.layout, setup.plan.numerics.gradient_dtype, context_.kernels,
                                     update_stream, tail(result_memory_, kLossBytes),
                                     GradientHomes{.store = off_device_.store(Pool::kGradients),
-                                                  .in_slot = setup.plan.placement.gradients_in_slot},
+                                                  .in_slot = setup.plan.placement.gradients_in_slot,
+                                                  .slot_elsewhere = setup.plan.placement.table_last},
                                     setup.plan.placement.head_segments() > 0);
     optimizer_ = std::make_unique<ShardedOptimizer>(
         OptimizerSetup{.layout = setup.layout,

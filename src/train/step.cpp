@@ -46,6 +46,7 @@ TrainStep::TrainStep(const StepParts& parts, const StepSettings& settings)
   LM_CHECK(parts.context.device == DeviceType::kCpu || parts.host_loss.size() >= sizeof(double), "host_loss");
   for (size_t u = 0; u < loans_.size(); ++u) gathered_.emplace_back(parts.context.device);
   LM_CHECK(settings.shape.ranks == parts.group.ranks(), "the plan is for another number of ranks");
+  if (gradients_ != nullptr && pass_.gradient_slot() != nullptr) gradients_->lend_slot(pass_.gradient_slot());
 }
 
 StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr) {
@@ -80,6 +81,7 @@ StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr) {
     execute(operation);
   }
   pending_ = shape.pending;
+  pass_.end();
   batches_ = nullptr;
   if (settings_.shape.measures())
     wait_for_group();  // a second backward has sent and exchanged since the check
@@ -133,6 +135,7 @@ void TrainStep::carry_out(const Operation& operation) {
     case OperationKind::kHead:
     case OperationKind::kRecompute:
     case OperationKind::kBackward:
+    case OperationKind::kTableGradient:
       pass_.carry_out(operation);
       break;
     case OperationKind::kAddRows:

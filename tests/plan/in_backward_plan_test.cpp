@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/bytes.h"
 #include "plan/alternatives.h"
 #include "shapes.h"
 
@@ -128,6 +129,103 @@ TEST(InBackwardPlan, ComesBeforeTheDiskWhereItIsFree) {
     c.config.offload.gradients = OffloadHome::kNvme;
     EXPECT_FALSE(c.plan().placement.in_backward());
   }
+}
+
+// With `bytes` less than the plan needs as it is.
+Plan with_less(Case c, int64_t bytes) {
+  c.machine.host_limit = static_cast<int64_t>(static_cast<double>(c.plan().peak.host - bytes) / 0.9);
+  return c.draft();
+}
+
+TEST(InBackwardPlan, MakesATiedTablesGradientLastWhereItDoesNotFitBesideActivations) {
+  for (const Clip clip : {Clip::kBlock, Clip::kNone}) {
+    for (const Recompute recompute : {Recompute::kBlock, Recompute::kNone}) {
+      Case c = llama_case(clip, UpdateTime::kInBackward);
+      c.config.train.recompute = recompute;
+      c.machine = cpu_machine(512);
+      const Plan first = c.plan(), last = with_less(c, 64 * kMiB);
+      EXPECT_FALSE(first.placement.table_last);
+      ASSERT_TRUE(last.fits);
+      EXPECT_TRUE(last.placement.table_last);
+      EXPECT_TRUE(last.schedule.table_last);
+      EXPECT_TRUE(last.numerics == first.numerics);
+      const auto said = std::ranges::find(last.choices, "gradient of the tied table", &Choice::key);
+      EXPECT_NE(said, last.choices.end());
+      // One of the two is there at a time: blocks' gradients with activations, or the table's.
+      const int64_t slot = class_bytes(last, "gradients"), table = class_bytes(first, "gradients") - slot;
+      EXPECT_EQ(slot, longest_block(c.layout(nullptr), 1) * 4);
+      const int64_t kept = last.arena.bytes - std::max(table, first.arena.bytes + slot);
+      EXPECT_GE(kept, 16384 * 2048 * 2 / 4);  // a quarter of the tokens have no target at most
+      EXPECT_LT(kept, 128 * kMiB);
+      EXPECT_GE(first.peak.host - last.peak.host, std::min(table, first.arena.bytes + slot) - 2 * kept);
+      // A fourth product of the head's three.
+      const double product = 2.0 * 128256 * 2048 * last.step_tokens / 350e9;
+      EXPECT_NEAR(last.step_seconds - first.step_seconds, product, 0.5 * product);
+    }
+  }
+}
+
+TEST(InBackwardPlan, MakesNothingLastButATiedTableOfAStepWithOneBackward) {
+  Case global = llama_case(Clip::kGlobal, UpdateTime::kInBackward);
+  Case untied = llama_case(Clip::kBlock, UpdateTime::kInBackward);
+  untied.spec.tied = false;
+  Case after = llama_case(Clip::kBlock, UpdateTime::kAfter);
+  for (const Case& c : {global, untied, after}) {
+    const Plan plan = with_less(c, 64 * kMiB);
+    EXPECT_FALSE(plan.placement.table_last);
+    EXPECT_FALSE(plan.fits);
+  }
+}
+
+// It takes less of a step than a disk does; where only both fit, both are taken.
+TEST(InBackwardPlan, MakesATableLastBeforeTheDiskAndBesideIt) {
+  Case c = llama_case(Clip::kBlock, UpdateTime::kInBackward);
+  c.machine.disks = {{"/disk", 1LL << 40, 3e9, 2e9}};
+  c.config.offload.paths = {"/disk"};
+  const Plan near = with_less(c, 64 * kMiB);
+  EXPECT_TRUE(near.fits && near.placement.table_last && !near.placement.on_disk());
+  const Plan disk = with_less(c, 2048 * kMiB);
+  EXPECT_TRUE(disk.fits && !disk.placement.table_last && disk.placement.on_disk());
+  bool both = false;
+  for (int64_t mib = 2048; mib < 16384 && !both; mib += 256) {
+    const Plan plan = with_less(c, mib * kMiB);
+    both = plan.fits && plan.placement.table_last && plan.placement.on_disk();
+  }
+  EXPECT_TRUE(both);
+}
+
+// What it saves is not spent on numerics: these are as under global clipping, which does without it.
+TEST(InBackwardPlan, DoesNotDecideNumericsByATableMadeLast) {
+  int last = 0;
+  for (int64_t mib = 8192; mib <= 24576; mib += 128) {
+    Plan plans[2];
+    for (const Clip clip : {Clip::kGlobal, Clip::kBlock}) {
+      Case c = llama_case(clip, UpdateTime::kInBackward);
+      c.config.train.recompute = Recompute::kAuto;
+      c.machine.host_memory = mib * kMiB;
+      c.machine.disks = {{"/disk", 1LL << 40, 3e9, 2e9}};
+      c.config.offload.paths = {"/disk"};
+      plans[clip == Clip::kBlock] = c.draft();
+    }
+    if (!plans[0].fits) continue;
+    EXPECT_TRUE(plans[1].fits) << mib;
+    EXPECT_TRUE(plans[1].numerics == plans[0].numerics) << mib << " MiB";
+    last += plans[1].placement.table_last;
+  }
+  EXPECT_GE(last, 2);
+}
+
+// Its batches are placed a second time.
+TEST(InBackwardPlan, SendsBatchesTwiceToAGpuThatMakesATableLast) {
+  Case c = llama_case(Clip::kBlock, UpdateTime::kInBackward);
+  c.machine = gpu_machine("H200");
+  c.device = DeviceType::kCuda;
+  stay_near(c.config);
+  const Plan first = c.plan();
+  c.config.offload.device_memory = {.bytes = first.peak.device - 64 * kMiB};
+  const Plan last = c.plan();
+  EXPECT_TRUE(last.placement.table_last);
+  EXPECT_EQ(last.placement.upload_bytes, 2 * first.placement.upload_bytes);
 }
 
 TEST(InBackwardPlan, LeavesAdaptersAsTheyAre) {

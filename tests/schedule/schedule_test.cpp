@@ -131,6 +131,26 @@ TEST(Schedule, UpdatesABlockRightAfterItsBackward) {
           rows + "exchange0.0 update0.0 ");
 }
 
+// After all activations and gradients of blocks, and before its rows.
+TEST(Schedule, MakesATiedTablesGradientLast) {
+  ScheduleShape shape{.units = schedule_units(1),
+                      .micro_batches = 2,
+                      .tied = true,
+                      .recompute = true,
+                      .clip = Clip::kBlock,
+                      .group = 2,
+                      .in_backward = true,
+                      .table_last = true};
+  EXPECT_EQ(text(make_schedule(shape)),
+            "forward0.0 forward0.1 forward1.0 forward1.1 head2.0 head2.1 norm2.0 update2.0 "
+            "recompute1.0 backward1.0 recompute1.1 backward1.1 norm1.0 update1.0 backward0.0 backward0.1 "
+            "table gradient0.0 table gradient0.1 add rows0.0 norm0.0 update0.0 check0.0 ");
+  shape.clip = Clip::kGlobal;  // its norm is wanted while block inputs wait for a second backward
+  EXPECT_THROW(make_schedule(shape), Error);
+  shape.clip = Clip::kNone, shape.tied = false;
+  EXPECT_THROW(make_schedule(shape), Error);
+}
+
 ScheduleShape random_shape(std::mt19937& random) {
   const auto draw = [&](int from, int to) { return std::uniform_int_distribution<int>(from, to)(random); };
   ScheduleShape shape{.units = schedule_units(draw(1, 5)),
@@ -143,6 +163,7 @@ ScheduleShape random_shape(std::mt19937& random) {
                       .ranks = draw(1, 2)};
   shape.in_backward = draw(0, 1) == 1;
   if (shape.in_backward) shape.group = std::max(shape.group, shape.micro_batches);
+  shape.table_last = shape.tied && shape.in_backward && !shape.measures() && draw(0, 1) == 1;
   if (shape.tied || draw(0, 2) == 0) return shape;
   const bool frozen = draw(0, 3) == 0;
   std::vector<int64_t> cut;
@@ -209,7 +230,7 @@ TEST(Schedule, IsRefusedWithAnOperationOnAnotherBlockOrMicroBatch) {
         EXPECT_NE(schedule_fault(bad, shape), "") << operation_name(kind);
       }
       const bool of_micro = kind == Kind::kForward || kind == Kind::kHead || kind == Kind::kRecompute ||
-                            kind == Kind::kBackward;
+                            kind == Kind::kBackward || kind == Kind::kTableGradient;
       if (!of_micro) continue;
       bad = good;
       bad.operations[at].micro = (bad.operations[at].micro + 1) % (shape.micro_batches + 1);
@@ -272,6 +293,32 @@ TEST(Schedule, IsRefusedWithTwoBlocksGradientsAtOnce) {
     shape.in_backward = true, shape.group = 1;
     EXPECT_THROW(make_schedule(shape), Error);
   }
+}
+
+TEST(Schedule, IsRefusedWithATablesGradientBesideOthers) {
+  ScheduleShape shape{.units = schedule_units(2),
+                      .micro_batches = 2,
+                      .tied = true,
+                      .clip = Clip::kNone,
+                      .group = 2,
+                      .in_backward = true,
+                      .table_last = true};
+  const StepSchedule good = make_schedule(shape);
+  ASSERT_EQ(schedule_fault(good, shape), "");
+  const auto fault = [&](const Operation& what, const Operation& before) {
+    return schedule_fault(moved(good, what, before), shape);
+  };
+  const Operation first{Kind::kTableGradient, 0, 0}, second{Kind::kTableGradient, 0, 1};
+  EXPECT_NE(fault({Kind::kBackward, 0, 1}, second).find("beside activations"), std::string::npos);
+  EXPECT_NE(fault({Kind::kUpdate, 1}, {Kind::kAddRows}).find("slot of another"), std::string::npos);
+  EXPECT_NE(fault(second, first).find("ascend"), std::string::npos);
+  EXPECT_NE(fault({Kind::kAddRows}, second).find("before the head's part"), std::string::npos);
+  EXPECT_NE(fault({Kind::kUpdate, 0}, second), "");
+  // Whoever makes it first does not know of this, and the other way round.
+  ScheduleShape other = shape;
+  other.table_last = false;
+  EXPECT_NE(schedule_fault(good, other).find("only a tied table's"), std::string::npos);
+  EXPECT_NE(schedule_fault(make_schedule(other), shape).find("before the head's part"), std::string::npos);
 }
 
 TEST(Schedule, IsRefusedWithAnExchangeOutOfOrder) {

@@ -79,6 +79,44 @@ TEST_F(InBackward, GivesTheSameBitsForBiasesNormsOfHeadsAndWindows) {
   }
 }
 
+// Rule, home of state, clip mode, accumulation, recomputation, rows of the table.
+constexpr int kTableFactors = 6;
+constexpr std::array<size_t, kTableFactors> kTableLevels = {Rules::kSize, kHomes, 2, 2, 2, 3};
+
+// The head's product comes a second time, after everything else, and the sums are the same.
+TEST_F(InBackward, GivesTheSameBitsWithATiedTablesGradientMadeLast) {
+  for (const auto& row : pairwise<kTableFactors>(kTableLevels, 12)) {
+    Variant run;
+    run.in_backward = run.table_last = true;
+    run.steps = 6;
+    run.rule = static_cast<RuleId>(row[0]);
+    set_home(row[1], run);
+    run.clip = row[2] == 0 ? Clip::kBlock : Clip::kNone;
+    run.micro_batches = row[3] == 0 ? 1 : 4;
+    run.recompute = row[4] == 1;
+    run.activations = run.recompute && row[1] > 0;
+    run.vocab =
+        std::array<int64_t, 3>{300, 3000, 17000}[row[5]];  // shorter than a block, longer, in segments
+    run.master = static_cast<Master>(row[0] % 3);
+    run.gradient_dtype = row[0] % 2 == 0 ? DType::kF32 : DType::kBF16;
+    SCOPED_TRACE(run.text());
+    expect_same(run, Training(run).run());
+  }
+}
+
+TEST_F(InBackward, GivesTheSameBitsWithThatInEachHome) {
+  for (size_t home = 0; home < kLevels[1]; ++home) {
+    Variant run;
+    run.in_backward = run.table_last = true;
+    run.clip = home % 2 == 0 ? Clip::kBlock : Clip::kNone, run.micro_batches = 2, run.steps = 6;
+    run.recompute = home % 3 != 0;
+    run.vocab = 9000;
+    set_home(home, run);
+    SCOPED_TRACE(run.text());
+    expect_same(run, Training(run).run());
+  }
+}
+
 // Bytes of gradients that a plan counts.
 int64_t gradient_bytes(const Plan& plan) {
   int64_t sum = 0;
@@ -104,6 +142,29 @@ TEST_F(InBackward, HasMemoryForOneBlocksGradientAndATiedEmbeddings) {
     Training after(run);
     EXPECT_EQ(gradient_bytes(after.plan()), all);
     EXPECT_EQ(after.gradients().bytes(), all);
+  }
+}
+
+// It lies where activations were, and takes no more of the arena than it needs beyond them.
+TEST_F(InBackward, HasATablesGradientInThePlaceOfWhatHasEnded) {
+  for (const int64_t vocab : {300, 3000, 60000}) {
+    Variant run;
+    run.in_backward = true, run.recompute = true, run.vocab = vocab, run.clip = Clip::kBlock;
+    run.micro_batches = 2;
+    Training first(run);
+    run.table_last = true;
+    Training last(run);
+    last.step(1), last.step(2);
+    EXPECT_EQ(last.gradients().bytes(), 0);
+    int64_t slot = 0;
+    const std::vector<BlockLayout>& blocks = last.layout().blocks;
+    for (size_t b = 1; b < blocks.size(); ++b) slot = std::max(slot, blocks[b].flat_elements * 4);
+    const int64_t table = blocks.front().flat_elements * 4;
+    EXPECT_EQ(first.gradients().bytes(), slot + table);
+    const int64_t arena = last.plan().arena.bytes, before = first.plan().arena.bytes;
+    EXPECT_LT(arena, before + slot + table);
+    EXPECT_GE(arena, std::max(before + slot, table));
+    EXPECT_EQ(last.rank().arena().capacity(), arena);
   }
 }
 

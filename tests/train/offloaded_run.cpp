@@ -113,7 +113,7 @@ std::string Variant::text() const {
   add("group", group), add("threads", optimizer_threads), add("engine", static_cast<int>(engine));
   add("bf16_gradients", gradient_dtype == DType::kBF16), add("family", static_cast<int>(family));
   add("base", static_cast<int>(base)), add("fp32_adapters", fp32_adapters), add("r", r);
-  add("in_backward", in_backward), add("stage", stage), add("nodes", nodes);
+  add("in_backward", in_backward), add("table_last", table_last), add("stage", stage), add("nodes", nodes);
   add("slots_on_device", slots_on_device), add("host", host), add("on_host", on_host);
   return out;
 }
@@ -305,6 +305,11 @@ void Training::set_pools() {
     inputs.off_device.assign(inputs.bytes.size(), 1);
     inputs.slots = std::min<int64_t>(std::max<int64_t>(run_.slots, 2), std::ssize(inputs.bytes));
   }
+  if (run_.table_last) {
+    p.table_last = true;
+    p.gradients_in_slot.front() = 1;
+    p.upload_bytes *= 2;
+  }
   for (PoolPlan& pool : p.pools) {
     if (run_.host == 1) pool.home = Home::kHost;
     if (run_.host == 2) pool.kept_in_host = std::ssize(pool.bytes) / 2;
@@ -413,7 +418,7 @@ const Outcome& reference(const Variant& run) {
   if (found != known.end()) return found->second;
   Variant resident = run;
   resident.recompute = resident.optimizer = resident.gradients = resident.weights = resident.activations =
-      resident.mixed = resident.in_backward = false;
+      resident.mixed = resident.in_backward = resident.table_last = false;
   resident.slots_on_device = resident.on_host = false;
   resident.granules = resident.group = 1, resident.slots = 2, resident.host = 0,
   resident.optimizer_threads = 1;

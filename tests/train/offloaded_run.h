@@ -54,6 +54,7 @@ struct Variant {
   int host = 0;  // with `slots_on_device`: homes in host memory: 0 of none, 1 of all, 2 of the earlier half
 
   bool in_backward = false;  // updates; then gradients have no home, and all micro-batches are one group
+  bool table_last = false;   // with that, tied and not clipped by the global norm: of the table the last one
 
   int64_t stage = 1;  // of several ranks
   int nodes = 1;      // machines that they are planned to be on
