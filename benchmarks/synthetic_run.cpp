@@ -95,6 +95,7 @@ int64_t planned_gemm_shapes(const ModelSpec& spec, bool lora, const Config& conf
 SyntheticRun::SyntheticRun(SyntheticSetup setup, const Machine& machine, StreamView stream)
     : setup_(std::move(setup)),
       stream_(stream),
+      gemm_shape_bytes_(gemm_shape_bytes(machine)),
       adapter_(all_linear()),
       layout_(make_layout(setup_.spec, setup_.lora ? &adapter_ : nullptr, DType::kBF16,
                           base_encoding(setup_.config.model))) {
@@ -159,7 +160,7 @@ int64_t SyntheticRun::planned_host_bytes() const {
   // All batches have one number of rows.
   const int64_t used = gemm_shapes(pass_shape(setup_.spec, layout_, trained, plan_.numerics, plan_.placement),
                                    plan_.micro_tokens, plan_.numerics.micro_batches);
-  return planned - std::max<int64_t>(placement.gemm_shapes - used, 0) * kGemmShapeBytes;
+  return planned - std::max<int64_t>(placement.gemm_shapes - used, 0) * gemm_shape_bytes_;
 }
 
 int64_t SyntheticRun::tokens_per_step() const {

@@ -50,6 +50,7 @@ class SyntheticRun {
  private:
   SyntheticSetup setup_;
   StreamView stream_;
+  int64_t gemm_shape_bytes_;
   AdapterSpec adapter_;
   ModelLayout layout_;
   Plan plan_;

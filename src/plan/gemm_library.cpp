@@ -15,6 +15,10 @@ bool rounds_rows(DType dtype, DeviceType device) {
   return dtype == DType::kBF16 && device == DeviceType::kCpu;
 }
 
+int64_t gemm_shape_bytes(const Machine& machine) {
+  return int64_t{machine.instructions == "amx_bf16" ? 912 : 860} << 10;
+}
+
 GemmShapes kept_shapes(int64_t micro, double flops, bool trains) {
   const bool shows = !trains || static_cast<double>(micro) * kFlopsOfAShape > kShows * flops;
   return {micro, (shows ? kRowCounts : 1) * micro};

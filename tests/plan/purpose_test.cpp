@@ -165,6 +165,20 @@ TEST(Numerics, KeepWhoseGradientsAreAddedUpFirst) {
   EXPECT_THROW(parse_numerics(damaged, "numerics.json"), Error);
 }
 
+// A product's code is longer there; which products there are is the same.
+TEST(Sizes, OfTheGemmLibrarysCodeAreThoseOfTheProcessor) {
+  Case c{.machine = cpu_machine(64)};
+  c.machine.instructions = "avx512_bf16";
+  const Plan avx512 = c.plan();
+  c.machine.instructions = "amx_bf16";
+  const Plan amx = c.plan();
+  const int64_t shapes = avx512.placement.gemm_shapes;
+  ASSERT_GT(shapes, 0);
+  EXPECT_EQ(amx.placement.gemm_shapes, shapes);
+  EXPECT_EQ(class_bytes(avx512, "GEMM code"), shapes * (860 << 10));
+  EXPECT_EQ(class_bytes(amx, "GEMM code"), shapes * (912 << 10));
+}
+
 TEST(Numerics, AreRecordedWholeAndDamageIsRefused) {
   for (const DeviceType device : {DeviceType::kCpu, DeviceType::kCuda}) {
     Case c{.machine = gpu_machine("H200"), .device = device};
