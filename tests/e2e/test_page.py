@@ -17,7 +17,7 @@ from test_twin import lmlaunch as on_the_twin
 from test_twin import make_deep, make_work
 
 BROWSER = next((path for path in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if path), None)
-MOST_BYTES, MOST_MS = 3_000_000, 1000
+MOST_BYTES, MOST_MS = 800_000, 1000
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here: install the package chromium")
 
 
