@@ -53,7 +53,7 @@ class Pass {
 
   // A step of so many micro-batches begins; `loss_scale` is 1 / its target tokens.
   void begin(int64_t step, int64_t micro_batches, float loss_scale);
-  // kForward, kHead, kRecompute, kBackward or kTableGradient of the step's list.
+  // One of the step's list that computes().
   void carry_out(const Operation& operation);
 
   // The step has ended: so has what the arena had for it alone.

@@ -85,7 +85,7 @@ class Rehearsal {
                                  .table_last = shape_.table_last};
     pass_.begin(0, micro_batches, 1);
     for (const Operation& operation : make_schedule(schedule).operations) {
-      if (computes(operation)) {
+      if (computes(operation.kind)) {
         arena_.restart_high_water();
         pass_.carry_out(operation);
         after(operation, arena_.high_water());
@@ -101,7 +101,7 @@ class Rehearsal {
     ForwardPass pass(pass_, memory_.batch());
     const StepSchedule list = make_evaluation_schedule({.units = units(), .tied = shape_.spec.tied});
     for (const Operation& operation : list.operations) {
-      if (!computes(operation)) continue;
+      if (!computes(operation.kind)) continue;
       const UnitRole role = units()[static_cast<size_t>(operation.unit)].role;
       role == UnitRole::kEmbedding || role == UnitRole::kBody ? pass.carry_out(operation)
                                                               : pass.head(operation);
@@ -114,11 +114,6 @@ class Rehearsal {
   const std::vector<ScheduleUnit>& units() const { return units_; }
 
  private:
-  static bool computes(const Operation& operation) {
-    return operation.kind == OperationKind::kForward || operation.kind == OperationKind::kHead ||
-           operation.kind == OperationKind::kRecompute || operation.kind == OperationKind::kBackward ||
-           operation.kind == OperationKind::kTableGradient;
-  }
   static PassSettings settings(const PassShape& shape, const RehearsedBatch& batch) {
     PassSettings out = pass_settings(shape);
     out.micro_rows = shape.round_rows ? rounded_rows(batch.shape.tokens) : batch.shape.tokens;

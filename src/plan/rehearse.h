@@ -66,7 +66,7 @@ class PassCosts {
  public:
   // `micro`: of each micro-batch.
   PassCosts(const PassShape& shape, const StepWork& micro);
-  // Zero of what is no kForward, kHead, kRecompute, kBackward or kTableGradient.
+  // Zero of what is no pass (computes()).
   const Cost& of(const Operation& operation) const;
 
  private:

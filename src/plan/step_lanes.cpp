@@ -16,13 +16,6 @@ const char* lane_name(size_t lane) {
   return kNames[lane];
 }
 
-// Of what happens once for each micro-batch.
-bool of_a_micro_batch(OperationKind kind) {
-  return kind == OperationKind::kForward || kind == OperationKind::kHead ||
-         kind == OperationKind::kRecompute || kind == OperationKind::kBackward ||
-         kind == OperationKind::kTableGradient;
-}
-
 class Names {
  public:
   Names(const ModelLayout& layout, const Plan& plan)
@@ -39,7 +32,7 @@ class Names {
     const std::string kind = operation_name(op.kind);
     if (op.kind == OperationKind::kCheck) return kind;
     const std::string text = kind + " " + layout_.name(units_[static_cast<size_t>(op.unit)]);
-    if (of_a_micro_batch(op.kind) && plan_.numerics.micro_batches > 1)
+    if (computes(op.kind) && plan_.numerics.micro_batches > 1)
       return fmt::format("{}, micro-batch {}", text, op.micro);
     const bool tiled = op.kind == OperationKind::kUpdate && plan_.schedule.unit(op.unit).tiles() > 1;
     return tiled ? fmt::format("{}, tile {}", text, op.tile) : text;

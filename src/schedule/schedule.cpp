@@ -158,6 +158,12 @@ const char* operation_name(OperationKind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
+bool computes(OperationKind kind) {
+  return kind == OperationKind::kForward || kind == OperationKind::kHead ||
+         kind == OperationKind::kRecompute || kind == OperationKind::kBackward ||
+         kind == OperationKind::kTableGradient;
+}
+
 bool is_transfer(const Operation& operation) {
   return operation.kind == OperationKind::kFetch || operation.kind == OperationKind::kClaim ||
          operation.kind == OperationKind::kWriteBack;

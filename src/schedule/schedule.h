@@ -37,6 +37,8 @@ enum class OperationKind : uint8_t {
   kWriteBack,  // the array's bytes, changed, start on their way home
 };
 const char* operation_name(OperationKind kind);
+// The model's passes, each of one micro-batch (model/pass.h). The others are of a unit, or of the step.
+bool computes(OperationKind kind);
 
 // What moves as one array: a unit's weights, a unit's gradient, a tile of optimizer state, a micro-batch's
 // input of a block.

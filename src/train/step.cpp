@@ -365,8 +365,7 @@ void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head, const 
   const WalkedList walked(pulse_);
   for (const Operation& operation : list.operations) {
     walked.begin(operation);
-    const bool computes = operation.kind == OperationKind::kForward || operation.kind == OperationKind::kHead;
-    if (!computes) {
+    if (!computes(operation.kind)) {
       execute(operation);
     } else if (unit(operation).block == head_) {
       head(operation, pass);

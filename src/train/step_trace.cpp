@@ -9,8 +9,8 @@
 namespace lm {
 namespace {
 
-// What only hands something over is no compute.
-bool computes(OperationKind kind) {
+// What only hands something over is no work.
+bool works(OperationKind kind) {
   switch (kind) {
     case OperationKind::kAcquire:
     case OperationKind::kRelease:
@@ -29,7 +29,7 @@ void TrainStep::execute(const Operation& operation) {
   if (trace_ == nullptr || !trace_->recording()) return carry_out(operation);
   const double waited = off_device_.wait_seconds();
   const int64_t start = arrived_ns_ = steady_ns();
-  DeviceClock* const clock = computes(operation.kind) ? off_device_.clock() : nullptr;
+  DeviceClock* const clock = works(operation.kind) ? off_device_.clock() : nullptr;
   const int64_t span = clock == nullptr ? 0
                                         : clock->begin(DeviceClock::Kind::kCompute, context_.stream, 0,
                                                        [&] { return name(operation); });
@@ -40,7 +40,7 @@ void TrainStep::execute(const Operation& operation) {
       std::min(end, start + static_cast<int64_t>((off_device_.wait_seconds() - waited) * 1e9));
   constexpr int64_t kShownWait = 1000;  // ns; a shorter one is the question, not a wait
   if (wait_end - start >= kShownWait) trace_->add(TraceRow::kCompute, "wait", start, wait_end);
-  if (computes(operation.kind) || operation.kind == OperationKind::kWriteBack)
+  if (works(operation.kind) || operation.kind == OperationKind::kWriteBack)
     trace_->add(TraceRow::kCompute, name(operation), std::max(arrived_ns_, wait_end), end);
 }
 
