@@ -85,18 +85,20 @@ constexpr std::array<size_t, kTableFactors> kTableLevels = {Rules::kSize, kHomes
 
 // The head's product comes a second time, after everything else, and the sums are the same.
 TEST_F(InBackward, GivesTheSameBitsWithATiedTablesGradientMadeLast) {
-  for (const auto& row : pairwise<kTableFactors>(kTableLevels, 12)) {
+  auto rows = pairwise<kTableFactors>(kTableLevels, 12);
+  if (device() == DeviceType::kCuda)
+    rows.resize(16);  // early rows cover the most, and the twin takes its time
+  for (const auto& row : rows) {
     Variant run;
     run.in_backward = run.table_last = true;
-    run.steps = 6;
+    run.steps = 3;
     run.rule = static_cast<RuleId>(row[0]);
     set_home(row[1], run);
     run.clip = row[2] == 0 ? Clip::kBlock : Clip::kNone;
     run.micro_batches = row[3] == 0 ? 1 : 4;
     run.recompute = row[4] == 1;
     run.activations = run.recompute && row[1] > 0;
-    run.vocab =
-        std::array<int64_t, 3>{300, 3000, 17000}[row[5]];  // shorter than a block, longer, in segments
+    run.vocab = std::array<int64_t, 3>{300, 3000, 9000}[row[5]];  // shorter than a block, longer, in segments
     run.master = static_cast<Master>(row[0] % 3);
     run.gradient_dtype = row[0] % 2 == 0 ? DType::kF32 : DType::kBF16;
     SCOPED_TRACE(run.text());
@@ -108,7 +110,7 @@ TEST_F(InBackward, GivesTheSameBitsWithThatInEachHome) {
   for (size_t home = 0; home < kLevels[1]; ++home) {
     Variant run;
     run.in_backward = run.table_last = true;
-    run.clip = home % 2 == 0 ? Clip::kBlock : Clip::kNone, run.micro_batches = 2, run.steps = 6;
+    run.clip = home % 2 == 0 ? Clip::kBlock : Clip::kNone, run.micro_batches = 2, run.steps = 3;
     run.recompute = home % 3 != 0;
     run.vocab = 9000;
     set_home(home, run);
