@@ -7,15 +7,17 @@
 #include "offload/io_failure.h"
 
 namespace lm {
-namespace {
 
-const char* cause_of(int error) {
-  if (error == EPERM || error == EACCES) return ": seccomp or kernel.io_uring_disabled";
-  if (error == ENOMEM) return ": RLIMIT_MEMLOCK is too low";  // newer kernels charge the ring itself
+const char* cause_of_refusal(int error) {
+  if (error == EPERM || error == EACCES) return "seccomp or kernel.io_uring_disabled";
+  if (error == ENOMEM) return "RLIMIT_MEMLOCK is too low";  // newer kernels charge the ring itself
   return "";
 }
 
-}  // namespace
+std::string no_ring(int error) {
+  const std::string cause = cause_of_refusal(error);
+  return fmt::format("io_uring unavailable ({}{})", errno_name(error), cause.empty() ? "" : ": " + cause);
+}
 
 IoEngineKind engine_kind(std::string_view name) {
   if (name == "uring") return IoEngineKind::kUring;
@@ -32,8 +34,7 @@ std::unique_ptr<IoEngine> make_engine(IoEngineKind kind, const EngineSetup& setu
   } catch (const RefusedCall& refused) {
     std::unique_ptr<IoEngine> engine = make_threads_engine(setup);
     if (note != nullptr) {
-      *note = fmt::format("io_uring unavailable ({}{}): using {} I/O threads", errno_name(refused.error()),
-                          cause_of(refused.error()), engine->depth());
+      *note = fmt::format("{}: using {} I/O threads", no_ring(refused.error()), engine->depth());
     }
     return engine;
   }

@@ -17,6 +17,11 @@ enum class IoEngineKind : uint8_t { kAuto, kUring, kThreads };
 // Of "auto", "uring" or "threads", the words of io.engine. Throws Error(70) for another one.
 IoEngineKind engine_kind(std::string_view name);
 
+// Why io_uring_setup may have answered with this errno; "": nobody knows.
+const char* cause_of_refusal(int error);
+// "io_uring unavailable (EPERM: seccomp or kernel.io_uring_disabled)".
+std::string no_ring(int error);
+
 struct EngineSetup {
   std::span<const IoFile> files;
   std::span<const std::span<std::byte>> buffers;  // memory that most transfers use; registered where possible

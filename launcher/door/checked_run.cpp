@@ -93,7 +93,7 @@ CheckedRun check_run(const CommandLine& line) {
   settle_model(run.config);
   raise_descriptor_limit();
   run.names = module_names(run.config, resolve_model(run.config.model.path, read_environment()));
-  check_disks(run.config);
+  check_disks(run.config, PlanPurpose::kTrain);
   run.program = rank_program(line, run.config.run.device);
   run.directory = run_directory(run.config, config_path);
   run.overridden = line.list("--override");

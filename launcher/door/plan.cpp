@@ -170,7 +170,7 @@ std::unique_ptr<Question> question_about(const Config& config, const std::string
   imagine_machine(line, out->machine);
   // An imagined machine may have the disks of this one, or none that is here.
   out->imagined = imagines_gpus(line) || line.has("--host-memory") || out->world.nodes > 1 || elsewhere;
-  if (!out->imagined) check_disks(config);
+  if (!out->imagined) check_disks(config, PlanPurpose::kTrain);
   out->machine.disks = survey_disks(config, environment.cache_dir, DiskRates::kKnown);
   const bool gpu = plan_for_gpu(line, config.run.device, found);
   if (gpu) require_gpu_memory(out->machine.gpus.front(), found);

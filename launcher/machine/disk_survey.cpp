@@ -19,6 +19,7 @@
 #include "launcher/machine/kept.h"
 #include "launcher/machine/probe.h"
 #include "offload/disk_probe.h"
+#include "offload/engines.h"
 #include "offload/io_failure.h"
 
 namespace lm {
@@ -105,22 +106,27 @@ void keep_disk_rates(const std::string& cache_dir, const Json& key, const std::s
 
 }  // namespace
 
-void check_disks(const Config& config) {
+void check_disks(const Config& config, PlanPurpose purpose) {
   for (const std::string& path : config.offload.paths) {
     const int descriptor = open(path.c_str(), O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
     if (descriptor < 0) refuse(path, errno);
     close(descriptor);
   }
-  const int error =
-      config.io.engine == IoEngineChoice::kUring && may_use_disks(config) ? io_uring_errno() : 0;
+  const bool used = purpose == PlanPurpose::kTrain || may_use_disks(config);
+  const int error = config.io.engine == IoEngineChoice::kUring && used ? io_uring_errno() : 0;
   if (error == 0) return;
   throw Error(Exit::kConfig,
               {.area = "IO-18",
                .what = "io.engine = \"uring\", and io_uring is not available here: " + errno_text(error) +
-                       (error == EPERM ? " (seccomp or kernel.io_uring_disabled)" : ""),
+                       (cause_of_refusal(error)[0] == 0 ? "" : fmt::format(" ({})", cause_of_refusal(error))),
                .place = "io.engine",
                .next = "set io.engine = \"auto\" or \"threads\", or allow io_uring in this container",
                .kept = "nothing was started or written"});
+}
+
+std::string ring_refusal(const Config& config) {
+  const int error = config.io.engine == IoEngineChoice::kAuto ? io_uring_errno() : 0;
+  return error == 0 ? "" : no_ring(error);
 }
 
 std::vector<Disk> survey_disks(const Config& config, const std::string& cache_dir, DiskRates rates) {

@@ -7,12 +7,17 @@
 
 #include "config/config.h"
 #include "plan/machine.h"
+#include "plan/plan.h"
 
 namespace lm {
 
 // Throws Error(12) for a path of offload.paths that is not there, or where no anonymous file can be made, and
-// Error(10) where io.engine names an engine that this machine refuses. Writes nothing.
-void check_disks(const Config& config);
+// Error(10) where io.engine names an engine that this machine refuses and `purpose` may use it: training
+// always does, as it writes checkpoints. Writes nothing.
+void check_disks(const Config& config, PlanPurpose purpose);
+
+// With io.engine = "auto": why io_uring is not used, in one line; "" where it is.
+std::string ring_refusal(const Config& config);
 
 enum class DiskRates : uint8_t { kKnown, kMeasured };
 

@@ -21,8 +21,9 @@ std::optional<std::string> program_output(const Program& program, int timeout_ms
 }
 
 int io_uring_errno() {
+  constexpr unsigned kEntries = 33;  // those of a save's ring: kernels that charge its memory may refuse it
   std::array<uint32_t, 30> parameters{};  // struct io_uring_params: 120 bytes, zero on entry
-  const long fd = syscall(SYS_io_uring_setup, 4, parameters.data());
+  const long fd = syscall(SYS_io_uring_setup, kEntries, parameters.data());
   if (fd < 0) return errno;
   close(static_cast<int>(fd));
   return 0;

@@ -231,7 +231,7 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, Pla
   std::optional<NumericsPlan> recorded;
   on_all("opening the model", [&] {
     job->model = open_model(config, job->environment);
-    check_disks(config);
+    check_disks(config, purpose);
     if (device == DeviceType::kCuda) gpus.push_back(select_gpu());
     job->machine = survey_machine(gpus);
     job->machine.disks = survey_disks(config, cache, DiskRates::kKnown);

@@ -14,6 +14,7 @@
 #include "kernels/library_error.h"
 #include "launcher/control.h"
 #include "launcher/environment.h"
+#include "launcher/machine/disk_survey.h"
 #include "launcher/model_place.h"
 #include "launcher/rank/checkpoints.h"
 #include "launcher/rank/hardware_limit.h"
@@ -100,6 +101,9 @@ std::unique_ptr<Rank> open_rank(const Job& job, std::optional<Trace>& trace, Ran
   std::unique_ptr<Rank> rank = make_rank(job, true, trace ? &*trace : nullptr, &ranks);
   const std::string how = rank->off_device().description();
   if (!how.empty()) log_line("offload: " + how);
+  // A run whose state is in memory writes its checkpoints by the same engine.
+  const std::string refusal = job.plan.placement.on_disk() || !ranks.leads() ? "" : ring_refusal(job.config);
+  if (!refusal.empty()) log_note("IO-18", refusal + ": I/O threads write the checkpoints");
   return rank;
 }
 

@@ -88,7 +88,7 @@ TEST_F(DiskSurvey, PathsOnOneDiskShareItsSpace) {
 TEST_F(DiskSurvey, RefusesWhatCannotBeUsedAndNamesIt) {
   const auto refusal = [&]() -> std::string {
     try {
-      check_disks(config_);
+      check_disks(config_, PlanPurpose::kEvaluate);
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), Exit::kDoesNotFit);
       return error.report();
