@@ -11,11 +11,16 @@
 namespace lm {
 namespace {
 
+// What mends the disk, then what else to use: whoever writes to other places than offload.paths says so in
+// place of the latter.
 const char* next_step(int error) {
   if (error == EFBIG) return "raise the file size limit (ulimit -f), or choose other offload.paths";
   if (is_no_space(error)) return "free space there, or name another directory in offload.paths";
   if (error == EINVAL) return "the disk refused the alignment or the flags: try io.engine = \"threads\"";
   if (error == EAGAIN) return "the kernel stayed out of resources: lower io.depth, or try again";
+  if (error == EROFS)
+    return "see in the kernel's log (dmesg) why that file system is read-only and make it writable again, or "
+           "choose other offload.paths";
   return "look for errors of that disk in the kernel's log (dmesg), or choose other offload.paths";
 }
 

@@ -114,10 +114,17 @@ void Save::list(const StateCatalogue& catalogue) {
 
 void Save::make_directory(const std::string& directory, int64_t bytes) {
   make_directories(directory);
-  check_room(directory, bytes);
   const std::string temporary = path_ + ".tmp-" + random_name();
   if (::mkdir(temporary.c_str(), 0777) != 0)
     throw disk_error(errno, "cannot create the directory", temporary);
+  // Only now: a file system that has turned read-only still has what an earlier save could not remove, and
+  // what is free there is not what is wrong.
+  try {
+    check_room(directory, bytes);
+  } catch (...) {
+    ::rmdir(temporary.c_str());
+    throw;
+  }
   temporary_ = temporary;
 }
 

@@ -20,9 +20,11 @@ endfunction()
 
 lm_fault_script(power_cut SCRIPT power_cut.py SHORT --short)
 lm_fault_script(full_disk_saves SCRIPT full_disk_saves.py SHORT --short THREADS 2)
+lm_fault_script(read_only_saves SCRIPT read_only_saves.py SHORT --short THREADS 2)
 lm_fault_script(slow_disk SCRIPT slow_disk.py THREADS 2)
 # A device that one of them lets go may be the next that another takes.
-set_tests_properties(power_cut full_disk_saves slow_disk faults_power_cut faults_full_disk_saves faults_slow_disk PROPERTIES RESOURCE_LOCK loop_devices)
+set_tests_properties(power_cut full_disk_saves read_only_saves slow_disk faults_power_cut faults_full_disk_saves faults_read_only_saves
+                     faults_slow_disk PROPERTIES RESOURCE_LOCK loop_devices)
 
 # lm_fault_test(name SHORT filter FULL filter SOURCES ... DEPENDS ...): the same of tests by GoogleTest's filters.
 function(lm_fault_test name)
