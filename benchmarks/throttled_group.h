@@ -18,10 +18,11 @@ class ThrottledGroup final : public Group {
 
   int rank() const override { return inner_.rank(); }
   int ranks() const override { return inner_.ranks(); }
-  void share(const char* what, std::byte* data, std::span<const ByteRange> shards) override {
-    inner_.share(what, data, shards);
-    const int64_t own = shards[static_cast<size_t>(rank())].bytes;
-    moved(own * (ranks() - 1), sum(shards) - own);
+  void share_among(const Members& members, const char* what, std::byte* data,
+                   std::span<const ByteRange> shards, int64_t longest) override {
+    inner_.share_among(members, what, data, shards, longest);
+    const int64_t own = shards[static_cast<size_t>(members.place)].bytes;  // of one machine's ranks
+    moved(own * (std::ssize(members.ranks) - 1), sum(shards) - own);
   }
   void exchange_among(const Members& members, const char* what, const std::byte* data,
                       std::span<const ByteRange> shards, int64_t longest, const Add& add) override {
@@ -45,7 +46,7 @@ class ThrottledGroup final : public Group {
     return bytes;
   }
   void moved(int64_t out, int64_t in) {
-    sent_ += out;
+    count_sent(rank(), out);
     streams_.hold(inner_.stream(callers_), static_cast<double>(std::max(out, in)) / rate);
     if (!beside) inner_.end_before(callers_);
   }

@@ -100,7 +100,7 @@ class Bound {
         inputs_{setup.config, setup.spec, run.adapter(), run.layout(), DeviceType::kCuda, {}, false},
         in_{inputs_, machine_, {.ranks = ranks}, PlanPurpose::kTrain},
         costs_(step_shape(in_, plan_)),
-        traffic_(run.layout(), plan_.numerics, plan_.placement),
+        traffic_(run.layout(), plan_.numerics, plan_.placement, in_.world),
         units_(run.layout().units(plan_.placement.head_segments() > 0)),
         list_(steady_steps(plan_.schedule, plan_.placement.transfers()).back()) {}
 

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <algorithm>
-#include <numeric>
 #include <optional>
 
 #include "base/error.h"
@@ -15,11 +14,39 @@ int64_t longest_of(std::span<const ByteRange> ranges) {
   return bytes;
 }
 
+Members every(int step, int first, int count, int place) {
+  Members out{.ranks = {}, .place = place};
+  for (int i = 0; i < count; ++i) out.ranks.push_back(first + i * step);
+  return out;
+}
+
+void Group::set_machines(int each) {
+  LM_CHECK(each > 0 && ranks() % each == 0, "equally many ranks on every machine");
+  machine_ranks_ = each;
+}
+
+void Group::count_sent(int to, int64_t bytes) {
+  sent_ += bytes;
+  if (machine_of(to) != machine_of(rank())) sent_between_ += bytes;
+}
+
+void Group::share(const char* what, std::byte* data, std::span<const ByteRange> shards) {
+  const int each = machine_ranks_;
+  const int64_t longest = longest_of(shards);
+  if (each <= 1 || each == ranks())
+    return share_among(every(1, 0, ranks(), rank()), what, data, shards, longest);
+  const int machines = ranks() / each, machine = rank() / each, place = rank() % each;
+  std::vector<ByteRange> of_place;
+  for (int m = 0; m < machines; ++m) of_place.push_back(shards[static_cast<size_t>(m * each + place)]);
+  continues_ = true;
+  share_among(every(each, place, machines, machine), what, data, of_place, longest);
+  continues_ = false;
+  share_among(every(1, machine * each, each, place), what, data, shards, longest);
+}
+
 void Group::exchange(const char* what, const std::byte* data, std::span<const ByteRange> shards,
                      const Add& add) {
-  Members all{.ranks = std::vector<int>(static_cast<size_t>(ranks())), .place = rank()};
-  std::iota(all.ranks.begin(), all.ranks.end(), 0);
-  exchange_among(all, what, data, shards, longest_of(shards), add);
+  exchange_among(every(1, 0, ranks(), rank()), what, data, shards, longest_of(shards), add);
 }
 
 std::vector<std::string> gather_texts(Group& group, const char* what, const std::string& mine) {

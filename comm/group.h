@@ -33,6 +33,8 @@ struct Members {
   std::vector<int> ranks;  // ascending; in every such set equally many
   int place = 0;           // of this rank among them
 };
+// `count` ranks, `step` apart.
+Members every(int step, int first, int count, int place);
 
 class Group {
  public:
@@ -40,9 +42,18 @@ class Group {
   virtual int rank() const = 0;
   virtual int ranks() const = 0;
 
+  // Ranks are numbered machine by machine, `each` on every one, which divides them: what is shared goes to
+  // another machine once, and not once for each of its ranks. Before the first call that is to do so, on all.
+  void set_machines(int each);
+
   // shards[r] of `data` is what rank r has made; every rank's are the same, and they do not overlap. `what`
-  // names the call in a message.
-  virtual void share(const char* what, std::byte* data, std::span<const ByteRange> shards) = 0;
+  // names the call in a message. On several machines of several ranks in two levels: what ranks with one
+  // place have made among these, and then what each machine's have of one another's. Only bytes move.
+  void share(const char* what, std::byte* data, std::span<const ByteRange> shards);
+  // The same among `members`: shards[k] is what members.ranks[k % members] has made. All ranks make the call
+  // at once; `longest`: bytes of the longest shard that any of them has.
+  virtual void share_among(const Members& members, const char* what, std::byte* data,
+                           std::span<const ByteRange> shards, int64_t longest) = 0;
   // Of every rank's array of the same size, shards[r] goes to rank r: add(offset, bytes, from) is called
   // there for each part of its range, `offset` from its begin, with every rank's bytes in the order of ranks
   // (its own among them). They are valid during the call; parts are multiples of kExchangePart but the last.
@@ -62,7 +73,9 @@ class Group {
   // After a wait for what was moved: throws what has become of it.
   virtual void check() {}
 
-  int64_t sent_bytes() const { return sent_; }  // to other ranks, so far
+  // To other ranks so far, and of these to ranks of other machines.
+  int64_t sent_bytes() const { return sent_; }
+  int64_t sent_between_machines() const { return sent_between_; }
   // For any thread: whether this rank waits in a call for something that others have not yet done.
   virtual bool waits() const { return false; }
 
@@ -88,7 +101,16 @@ class Group {
   }
 
  protected:
-  int64_t sent_ = 0;  // counted where the bytes leave
+  void count_sent(int to, int64_t bytes);  // where the bytes leave
+  // The caller's next call belongs to the one at hand: who hears of another's end meanwhile finishes both.
+  bool continues() const { return continues_; }
+
+ private:
+  int machine_of(int rank) const { return machine_ranks_ > 0 ? rank / machine_ranks_ : 0; }
+
+  int machine_ranks_ = 0;  // 0: all are on one
+  int64_t sent_ = 0, sent_between_ = 0;
+  bool continues_ = false;
 };
 
 inline constexpr int64_t kExchangePart = 4096;  // bytes
@@ -122,7 +144,8 @@ class LocalGroup final : public Group {
  public:
   int rank() const override { return 0; }
   int ranks() const override { return 1; }
-  void share(const char* /*what*/, std::byte* /*data*/, std::span<const ByteRange> /*shards*/) override {}
+  void share_among(const Members& /*members*/, const char* /*what*/, std::byte* /*data*/,
+                   std::span<const ByteRange> /*shards*/, int64_t /*longest*/) override {}
   void exchange_among(const Members& /*members*/, const char* /*what*/, const std::byte* data,
                       std::span<const ByteRange> shards, int64_t /*longest*/, const Add& add) override {
     const std::byte* const from[] = {data + shards[0].begin};

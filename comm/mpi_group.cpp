@@ -15,19 +15,25 @@ MpiGroup::MpiGroup(MpiLink& link, int64_t staging, std::function<void(const char
 void MpiGroup::move(const char* what) {
   if (on_call_) on_call_(what);
   for (const Transfer& transfer : transfers_) {
-    if (transfer.from != nullptr) sent_ += transfer.bytes;
+    if (transfer.from != nullptr) count_sent(transfer.peer, transfer.bytes);
   }
-  link_.move(what, transfers_);
+  link_.move(what, transfers_, continues());
 }
 
-void MpiGroup::share(const char* what, std::byte* data, std::span<const ByteRange> shards) {
+void MpiGroup::share_among(const Members& members, const char* what, std::byte* data,
+                           std::span<const ByteRange> shards, int64_t /*longest*/) {
   transfers_.clear();
-  const ByteRange mine = shards[static_cast<size_t>(rank())];
-  for (int i = 1; i < ranks(); ++i) {  // each begins with another, so that no link has all of them at once
-    const int r = (rank() + i) % ranks();
-    const ByteRange theirs = shards[static_cast<size_t>(r)];
-    if (theirs.bytes > 0) transfers_.push_back({.to = data + theirs.begin, .bytes = theirs.bytes, .peer = r});
-    if (mine.bytes > 0) transfers_.push_back({.from = data + mine.begin, .bytes = mine.bytes, .peer = r});
+  const size_t count = members.ranks.size(), place = static_cast<size_t>(members.place);
+  for (size_t i = 1; i < count; ++i) {  // each begins with another, so that no link has all of them at once
+    const size_t other = (place + i) % count;
+    for (size_t first = 0; first < shards.size(); first += count) {
+      const ByteRange &theirs = shards[first + other], &mine = shards[first + place];
+      const int peer = members.ranks[other];
+      if (theirs.bytes > 0)
+        transfers_.push_back({.to = data + theirs.begin, .bytes = theirs.bytes, .peer = peer});
+      if (mine.bytes > 0)
+        transfers_.push_back({.from = data + mine.begin, .bytes = mine.bytes, .peer = peer});
+    }
   }
   move(what);
 }

@@ -43,11 +43,11 @@ void MpiWorker::wait_joined() {
   if (failure_) throw Error(*failure_);
 }
 
-void MpiWorker::move(const char* what, std::span<const Transfer> transfers) {
+void MpiWorker::move(const char* what, std::span<const Transfer> transfers, bool continues) {
   std::unique_lock lock(mutex_);
   if (failure_) throw Error(*failure_);
   const uint64_t call = ++calls_;
-  asked_ = Order{what, call, tag_of(call, what), transfers, monotonic_seconds()};
+  asked_ = Order{what, call, tag_of(call, what), transfers, monotonic_seconds(), continues};
   wake_.notify_one();
   uint64_t turns = turns_;
   double seen = monotonic_seconds();
@@ -127,8 +127,8 @@ MpiLink::~MpiLink() {
   worker_->stop();
 }
 
-void MpiLink::move(const char* what, std::span<const Transfer> transfers) {
-  worker_->move(what, transfers);
+void MpiLink::move(const char* what, std::span<const Transfer> transfers, bool continues) {
+  worker_->move(what, transfers, continues);
 }
 
 std::optional<Error> MpiLink::lost() const {

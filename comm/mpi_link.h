@@ -51,8 +51,9 @@ class MpiLink {
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
 
-  // All transfers of one call, which every rank makes in the same order and by the same name.
-  void move(const char* what, std::span<const Transfer> transfers);
+  // All transfers of one call, which every rank makes in the same order and by the same name. `continues`:
+  // the next call belongs to it, and is finished, too, by who hears of another rank's end meanwhile.
+  void move(const char* what, std::span<const Transfer> transfers, bool continues = false);
   // For any thread: whether a call is on its way, here or at another rank.
   bool moving() const;
   // For any thread, while this rank waits for others outside of MPI: what has become of them.

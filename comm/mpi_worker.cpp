@@ -87,7 +87,7 @@ bool MpiWorker::turn() {
     if (!order_) wake_.wait_for(lock, kIdle, anything);
     ++turns_;
     if (stopping_) return false;
-    if (asked_ && !order_) order_ = asked_, what_ = asked_->what, call_ = asked_->call;
+    take_order();
     last_word = last_word_;
     leaving = leaving_;
   }
@@ -112,6 +112,13 @@ bool MpiWorker::turn() {
   }
   look_at_neighbour();
   return true;
+}
+
+// With the mutex.
+void MpiWorker::take_order() {
+  if (!asked_ || order_) return;
+  order_ = asked_, what_ = asked_->what, call_ = asked_->call;
+  continues_ = asked_->continues;
 }
 
 void MpiWorker::begin_order() {
@@ -210,9 +217,14 @@ void MpiWorker::take(const Sign& sign, int from) {
 // still comes.
 void MpiWorker::fail_with_it() {
   try {
-    for (const double until = monotonic_seconds() + kComeSeconds; order_ && monotonic_seconds() < until;) {
-      if (pending_.empty()) begin_order();
-      if (!advance_order()) std::this_thread::sleep_for(kNap);
+    for (const double until = monotonic_seconds() + kComeSeconds;
+         (order_ || continues_) && monotonic_seconds() < until;) {
+      {
+        const std::lock_guard lock(mutex_);
+        take_order();
+      }
+      if (order_ && pending_.empty()) begin_order();
+      if (!order_ || !advance_order()) std::this_thread::sleep_for(kNap);
     }
   } catch (const Error&) {
     // Of a call that the other rank has not come to.

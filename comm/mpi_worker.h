@@ -40,7 +40,7 @@ class MpiWorker {
 
   // The compute thread's side (mpi_link.cpp).
   void wait_joined();
-  void move(const char* what, std::span<const Transfer> transfers);
+  void move(const char* what, std::span<const Transfer> transfers, bool continues);
   std::optional<Error> lost();
   bool moving();
   bool end(Exit code, std::string why);
@@ -58,6 +58,7 @@ class MpiWorker {
     int tag = 0;
     std::span<const Transfer> transfers;
     double began = 0;
+    bool continues = false;  // the next one belongs to it
   };
   struct Pending {
     void* request = nullptr;
@@ -69,6 +70,7 @@ class MpiWorker {
   Error mpi_error(const std::string& reason) const;
   // The thread's.
   bool turn();
+  void take_order();
   void begin_order();
   bool advance_order();
   void take_signs();
@@ -101,6 +103,7 @@ class MpiWorker {
 
   // The thread's own.
   std::optional<Order> order_;
+  bool continues_ = false;  // what belongs to the last one comes next
   std::vector<Pending> pending_;
   uint64_t call_ = 0;
   std::string what_ = "start";

@@ -126,11 +126,38 @@ void NcclGroup::enqueue(const char* what, const std::function<void(void* comm, v
   device_->done.record(device_->stream.view());
 }
 
-void NcclGroup::share(const char* what, std::byte* data, std::span<const ByteRange> shards) {
+void NcclGroup::share_among(const Members& members, const char* what, std::byte* data,
+                            std::span<const ByteRange> shards, int64_t /*longest*/) {
+  const size_t count = members.ranks.size(), place = static_cast<size_t>(members.place);
+  bool any = false;  // NCCL takes no empty call
+  for (size_t k = 0; k < shards.size(); ++k) {
+    any = any || (shards[k].bytes > 0 && count > 1);
+    if (k % count != place) continue;
+    for (const int peer : members.ranks) {
+      if (peer != rank()) count_sent(peer, shards[k].bytes);
+    }
+  }
+  if (!any) return;
+  if (std::ssize(members.ranks) == ranks()) return share_among_all(what, data, shards);
+  enqueue(what, [&](void* comm, void* stream) {
+    for (size_t i = 1; i < count; ++i) {
+      const size_t other = (place + i) % count;
+      for (size_t first = 0; first < shards.size(); first += count) {
+        const ByteRange &theirs = shards[first + other], &mine = shards[first + place];
+        const int peer = members.ranks[other];
+        if (mine.bytes > 0)
+          must(setup_.api.send(data + mine.begin, length(mine.bytes), kNcclBytes, peer, comm, stream), what);
+        if (theirs.bytes > 0)
+          must(setup_.api.receive(data + theirs.begin, length(theirs.bytes), kNcclBytes, peer, comm, stream),
+               what);
+      }
+    }
+  });
+}
+
+void NcclGroup::share_among_all(const char* what, std::byte* data, std::span<const ByteRange> shards) {
   const NcclApi& api = setup_.api;
   const ByteRange mine = shards[static_cast<size_t>(rank())];
-  sent_ += mine.bytes * (ranks() - 1);
-  if (std::ranges::all_of(shards, [](const ByteRange& run) { return run.bytes == 0; })) return;
   enqueue(what, [&](void* comm, void* stream) {
     if (even(shards)) {
       must(api.all_gather(data + mine.begin, data + shards[0].begin, length(mine.bytes), kNcclBytes, comm,
@@ -173,7 +200,7 @@ void NcclGroup::exchange_among(const Members& members, const char* what, const s
             must(api.receive(device_->staging.data() + other(i) * room, length(mine.bytes), kNcclBytes, peer,
                              comm, stream),
                  what);
-          sent_ += theirs.bytes;
+          count_sent(peer, theirs.bytes);
         }
       });
     }

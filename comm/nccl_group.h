@@ -48,7 +48,11 @@ class NcclGroup final : public Group {
 
   int rank() const override { return setup_.peers.rank(); }
   int ranks() const override { return setup_.peers.ranks(); }
-  void share(const char* what, std::byte* data, std::span<const ByteRange> shards) override;
+  // Of all ranks by NCCL's own all-gather, which knows the links of a machine. Across machines that would be
+  // a ring over all ranks, which brings a machine its own shards back: the two levels of `share`, each by
+  // sends and receives, do not.
+  void share_among(const Members& members, const char* what, std::byte* data,
+                   std::span<const ByteRange> shards, int64_t longest) override;
   void exchange_among(const Members& members, const char* what, const std::byte* data,
                       std::span<const ByteRange> shards, int64_t longest, const Add& add) override;
   void begin_after(StreamView callers) override;
@@ -61,6 +65,7 @@ class NcclGroup final : public Group {
 
  private:
   void connect();
+  void share_among_all(const char* what, std::byte* data, std::span<const ByteRange> shards);
   void enqueue(const char* what, const std::function<void(void* comm, void* stream)>& calls);
   void settle(const char* what);
   void must(int result, const char* what) const;

@@ -63,18 +63,25 @@ void SharedGroup::live() {
     region_.beat(rank_);
 }
 
-void SharedGroup::share(const char* what, std::byte* data, std::span<const ByteRange> shards) {
-  const int64_t room = region_.staging_bytes() / 2, all = longest_of(shards);
-  for (int64_t at = 0; at == 0 || at < all; at += room) {
-    const ByteRange mine = part(shards[static_cast<size_t>(rank_)], at, room);
-    copy_run(half(rank_), data + mine.begin, mine.bytes);
-    sent_ += mine.bytes * (ranks() - 1);
-    meet(what);
-    for (int r = 0; r < ranks(); ++r) {
-      const ByteRange theirs = part(shards[static_cast<size_t>(r)], at, room);
-      if (r != rank_) copy_run(data + theirs.begin, half(r), theirs.bytes);
+void SharedGroup::share_among(const Members& members, const char* what, std::byte* data,
+                              std::span<const ByteRange> shards, int64_t longest) {
+  const int64_t room = region_.staging_bytes() / 2;
+  const size_t count = members.ranks.size();
+  for (size_t first = 0; first < shards.size(); first += count) {  // a shard of each member
+    const auto run = [&](size_t i, int64_t at) { return part(shards[first + i], at, room); };
+    for (int64_t at = 0; at == 0 || at < longest; at += room) {
+      const ByteRange mine = run(static_cast<size_t>(members.place), at);
+      copy_run(half(rank_), data + mine.begin, mine.bytes);
+      for (const int r : members.ranks) {
+        if (r != rank_) count_sent(r, mine.bytes);
+      }
+      meet(what);
+      for (size_t i = 0; i < count; ++i) {
+        const ByteRange theirs = run(i, at);
+        if (members.ranks[i] != rank_) copy_run(data + theirs.begin, half(members.ranks[i]), theirs.bytes);
+      }
+      ++round_;
     }
-    ++round_;
   }
 }
 
@@ -87,7 +94,7 @@ void SharedGroup::exchange_among(const Members& members, const char* what, const
     for (int64_t i = 0; i < count; ++i) {
       const ByteRange theirs = part(shards[static_cast<size_t>(i)], at, room);
       copy_run(half(rank_) + i * room, data + theirs.begin, theirs.bytes);
-      if (i != members.place) sent_ += theirs.bytes;
+      if (i != members.place) count_sent(members.ranks[static_cast<size_t>(i)], theirs.bytes);
     }
     meet(what);
     const ByteRange mine = part(shards[static_cast<size_t>(members.place)], at, room);

@@ -15,12 +15,6 @@ int64_t room_for(int64_t partial, int machines) {
   return partial / kSumBytes / machines / kExchangePart * kExchangePart;
 }
 
-Members every(int step, int first, int count, int place) {
-  Members out{.ranks = {}, .place = place};
-  for (int i = 0; i < count; ++i) out.ranks.push_back(first + i * step);
-  return out;
-}
-
 }  // namespace
 
 TwoLevels::TwoLevels(Group& group, int each, DeviceType device, int64_t partial) : group_(group) {

@@ -131,6 +131,8 @@ void Ranks::meet_neighbours() {
     const size_t first = r - r % static_cast<size_t>(on_machine_);
     by_machine_ = by_machine_ && std::strcmp(all[r].boot, all[first].boot) == 0;
   }
+  by_machine_ = by_machine_ && count() % on_machine_ == 0;
+  if (by_machine_) group_->set_machines(on_machine_);
   machine_cores_ = CPU_COUNT(&leaders);
   // A quota of a container counts for all of them together.
   affinity_decides_ = CPU_COUNT(&mine.cores) == survey_host().cpu.cores;
@@ -166,6 +168,7 @@ Group& Ranks::device_group(DeviceType device) {
     setup.lost = static_cast<const SharedGroup&>(*group_).watch();
   }
   gpus_ = std::make_unique<NcclGroup>(std::move(setup));
+  if (by_machine_) gpus_->set_machines(on_machine_);
   return *gpus_;
 }
 

@@ -18,7 +18,8 @@ void predict_traffic(const PlanInput& in, Plan& plan) {
   const StepSchedule step =
       transfers.any() ? steady_steps(plan.schedule, transfers).back() : make_schedule(plan.schedule);
   const RankLinks links = rank_links(in.machine, in.device);
-  plan.traffic = traffic_of(Traffic(in.layout, plan.numerics, plan.placement), step, in.world, links);
+  plan.traffic =
+      traffic_of(Traffic(in.layout, plan.numerics, plan.placement, in.world), step, in.world, links);
   if (links.assumed && (in.device == DeviceType::kCuda || in.world.nodes > 1))
     plan.choices.push_back({"links between ranks", "assumed",
                             "not measured: 22 GB/s from GPU to GPU where it has no "
@@ -29,8 +30,11 @@ void predict_traffic(const PlanInput& in, Plan& plan) {
 // Between the steps, and so in no list.
 double stop_vote_seconds(const PlanInput& in, const Plan& plan) {
   if (in.world.ranks == 1) return 0;
-  const Traffic traffic(in.layout, plan.numerics, plan.placement);
-  return collective_time(traffic.stop_vote(), in.world, rank_links(in.machine, in.device)).seconds();
+  const Traffic traffic(in.layout, plan.numerics, plan.placement, in.world);
+  double seconds = 0;
+  for (const Collective& call : traffic.stop_vote())
+    seconds += collective_time(call, in.world, rank_links(in.machine, in.device)).seconds();
+  return seconds;
 }
 
 // Transfers, and calls of ranks with GPUs, run beside compute; the step takes as long as the list with its
@@ -126,7 +130,7 @@ std::function<double(const Operation&)> compute_seconds(const PlanInput& in, con
 std::function<double(const Operation&)> operation_seconds(const PlanInput& in, const Plan& plan,
                                                           const StepCosts& costs) {
   return [&in, compute = compute_seconds(in, plan, costs),
-          traffic = Traffic(in.layout, plan.numerics, plan.placement),
+          traffic = Traffic(in.layout, plan.numerics, plan.placement, in.world),
           links = rank_links(in.machine, in.device)](const Operation& op) {
     double sum = compute(op);
     for (const Collective& call : traffic.of(op)) sum += collective_time(call, in.world, links).seconds();

@@ -25,8 +25,8 @@ class Network {
   // Seconds of a call, from the last one's coming on.
   double carry(const Collective& call) {
     const int each = world_.ranks_per_node(), outside = world_.ranks - each;
-    if (call.reach == Collective::Reach::kMachine)  // a call for each machine's shards
-      return occupy(most_inside(call), 0) + world_.nodes * links_.call_seconds;
+    if (call.reach == Collective::Reach::kMachine)  // of an exchange a call for each machine's shards
+      return occupy(most_inside(call), 0) + (call.exchange ? world_.nodes : 1) * links_.call_seconds;
     if (call.reach == Collective::Reach::kMachines)
       return occupy(0, most_of_places(call)) + links_.call_seconds +
              (world_.nodes - 1) * links_.message_seconds;
@@ -48,8 +48,8 @@ class Network {
   double inside_busy = 0, between_busy = 0;
 
  private:
-  // Bytes of the rank that has the most to send or to receive on its machine: what it does not add up, and
-  // what others have of what it does.
+  // Bytes of the rank that has the most to send or to receive on its machine: the shards of other places, and
+  // its own place's for or from each of the others.
   double most_inside(const Collective& call) const {
     int64_t most = 0;
     for (int place = 0; place < world_.ranks_per_node(); ++place) {
@@ -59,7 +59,7 @@ class Network {
     return static_cast<double>(most);
   }
   // Bytes of the machine that has the most to send or to receive: others' shards, once each; and its own from
-  // each of the others.
+  // or for each of the others.
   double most_of_places(const Collective& call) const {
     const int each = world_.ranks_per_node();
     int64_t most = 0;
@@ -164,7 +164,7 @@ Simulation simulate_step(const PlanInputs& inputs, const Machine& machine, const
                          const Stragglers& stragglers) {
   const PlanInput in{inputs, machine, plan.world, PlanPurpose::kTrain};
   const StepCosts costs(step_shape(in, plan));
-  const Traffic traffic(in.layout, plan.numerics, plan.placement);
+  const Traffic traffic(in.layout, plan.numerics, plan.placement, plan.world);
   const RankLinks links = rank_links(machine, in.device);
   const TimelineShape shape = plan.placement.timeline();
   LinkRates rates = link_rates(machine, in.device);  // of a rank; ranks of a machine have its disks together
@@ -190,7 +190,9 @@ Simulation simulate_step(const PlanInputs& inputs, const Machine& machine, const
       if (!shape.host_update(op).used && !ranks.beside(op)) computing += timed.compute;
       ranks.pass(list, i, timed, slowness, network);
     }
-    if (plan.world.ranks > 1) ranks.call(network.carry(traffic.stop_vote()));
+    for (const Collective& call : traffic.stop_vote()) {
+      if (plan.world.ranks > 1) ranks.call(network.carry(call));
+    }
     const double slowest = *std::max_element(slowness.begin(), slowness.end());
     const double per_node = plan.world.ranks_per_node();
     out = {.seconds = ranks.end() - start,

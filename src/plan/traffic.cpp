@@ -15,8 +15,10 @@ int64_t Collective::shards_of_place(int rank, int ranks) const {
 }
 
 int64_t Collective::sent(int rank, int ranks) const {
-  if (reach == Reach::kMachine) return bytes - shards_of_place(rank, ranks);
-  if (reach == Reach::kMachines) return shards_of_place(rank, ranks) - shard_of(rank);
+  const int64_t of_place = reach == Reach::kAll ? 0 : shards_of_place(rank, ranks);
+  if (reach == Reach::kMachine) return exchange ? bytes - of_place : of_place * (machine_ranks - 1);
+  if (reach == Reach::kMachines)
+    return exchange ? of_place - shard_of(rank) : shard_of(rank) * (ranks / machine_ranks - 1);
   return exchange ? bytes - shard_of(rank) : shard_of(rank) * (ranks - 1);
 }
 
@@ -33,9 +35,11 @@ double Collective::between_share(const World& world) const {
   return static_cast<double>(world.ranks - world.ranks_per_node()) / (world.ranks - 1);
 }
 
-Traffic::Traffic(const ModelLayout& layout, const NumericsPlan& numerics, const PlacementPlan& placement)
+Traffic::Traffic(const ModelLayout& layout, const NumericsPlan& numerics, const PlacementPlan& placement,
+                 const World& world)
     : ranks_(placement.ranks),
       machine_ranks_(numerics.two_levels() ? numerics.machine_ranks : 1),
+      neighbours_(world.nodes > 1 && world.by_machine ? world.ranks_per_node() : 1),
       sharded_(placement.sharded),
       frozen_(placement.frozen_weights),
       weights_in_shards_(placement.pool(Pool::kWeights).shards > 1),
@@ -56,11 +60,27 @@ Collective Traffic::of_unit(Collective::Kind kind, const Unit& unit, int64_t ele
           .shard = lm::shard_of(unit, 0, ranks_).elements * element_bytes};
 }
 
-Collective Traffic::stop_vote() const {
-  return scalars(1);
+std::vector<Collective> Traffic::stop_vote() const {
+  return in_levels(scalars(1));
+}
+
+std::vector<Collective> Traffic::in_levels(const Collective& call) const {
+  if (call.exchange || neighbours_ == 1) return {call};
+  Collective machines = call, machine = call;
+  machines.machine_ranks = machine.machine_ranks = neighbours_;
+  machines.reach = Collective::Reach::kMachines, machine.reach = Collective::Reach::kMachine;
+  return {machines, machine};
 }
 
 std::vector<Collective> Traffic::of(const Operation& op) const {
+  std::vector<Collective> calls;
+  for (const Collective& call : calls_of(op)) {
+    for (const Collective& level : in_levels(call)) calls.push_back(level);
+  }
+  return calls;
+}
+
+std::vector<Collective> Traffic::calls_of(const Operation& op) const {
   using Kind = Collective::Kind;
   if (ranks_ == 1) return {};
   if (op.kind == OperationKind::kCheck) return {scalars(sizeof(double))};
@@ -106,8 +126,9 @@ CollectiveTime collective_time(const Collective& call, const World& world, const
   // The first rank has the longest shard: nobody sends or receives more.
   const auto each = static_cast<double>(call.shard);
   const int here = world.ranks_per_node(), inside = here - 1, outside = world.ranks - here;
-  if (call.reach == Collective::Reach::kMachine)  // one call for each machine's shards
-    return {.inside = each * inside * world.nodes / links.inside, .fixed = world.nodes * links.call_seconds};
+  if (call.reach == Collective::Reach::kMachine)  // of an exchange one call for each machine's shards
+    return {.inside = each * inside * world.nodes / links.inside,
+            .fixed = (call.exchange ? world.nodes : 1) * links.call_seconds};
   if (call.reach == Collective::Reach::kMachines)
     return {.between = each * here * (world.nodes - 1) / links.between,
             .fixed = links.call_seconds + (world.nodes - 1) * links.message_seconds};
@@ -137,7 +158,7 @@ RankTraffic traffic_of(const Traffic& traffic, const StepSchedule& step, const W
   for (const Operation& op : step.operations) {
     for (const Collective& call : traffic.of(op)) add(call);
   }
-  add(traffic.stop_vote());
+  for (const Collective& call : traffic.stop_vote()) add(call);
   out.between_share = between / out.bytes();
   return out;
 }

@@ -15,14 +15,14 @@ namespace lm {
 // adds up its shard of all of them.
 struct Collective {
   enum class Kind : uint8_t { kGradients, kWeights, kVotes } kind = Kind::kVotes;
-  // An exchange among all; or its two levels: among the ranks of each machine, of every machine's shards
-  // those of the ranks with the same places; then among machines, each rank with those of its place on the
-  // others.
+  // Among all; or in two levels, of an exchange first among the ranks of each machine, of every machine's
+  // shards those of the ranks with the same places, then among machines, each rank with those of its place on
+  // the others; of what is shared first among machines.
   enum class Reach : uint8_t { kAll, kMachine, kMachines } reach = Reach::kAll;
   bool exchange = false;
   int64_t bytes = 0;      // of the array
   int64_t shard = 0;      // of the first rank
-  int machine_ranks = 1;  // of an exchange in two levels
+  int machine_ranks = 1;  // in two levels
 
   int64_t shard_of(int rank) const;
   // Of every machine's ranks with the same place as `rank`.
@@ -36,19 +36,24 @@ struct Collective {
 
 class Traffic {
  public:
-  Traffic(const ModelLayout& layout, const NumericsPlan& numerics, const PlacementPlan& placement);
+  Traffic(const ModelLayout& layout, const NumericsPlan& numerics, const PlacementPlan& placement,
+          const World& world);
   // The calls of an operation, transfers among them; none with one rank.
   std::vector<Collective> of(const Operation& operation) const;
   // Before each step: whether to stop.
-  Collective stop_vote() const;
+  std::vector<Collective> stop_vote() const;
 
  private:
+  std::vector<Collective> calls_of(const Operation& operation) const;
+  // What is shared, as it goes across machines.
+  std::vector<Collective> in_levels(const Collective& call) const;
   Collective scalars(int64_t bytes) const;  // of each rank
   Collective of_unit(Collective::Kind kind, const Unit& unit, int64_t element_bytes) const;
   std::vector<Collective> exchange_of(const Unit& unit) const;
 
   int ranks_;
-  int machine_ranks_;
+  int machine_ranks_;  // whose gradients are added up first
+  int neighbours_;     // ranks of a machine, where what is shared goes in two levels; else 1
   bool sharded_, frozen_;
   bool weights_in_shards_;
   int64_t weight_bytes_, gradient_bytes_;  // of an element

@@ -129,6 +129,34 @@ inline void an_exchange_may_add_where_the_array_is(Group& group) {
   }
 }
 
+// On machines that are imitated, of each number of ranks that divides the group's. `counts`: the group that
+// knows what it has sent.
+inline void what_is_shared_crosses_once_per_machine(Group& group, Group& counts) {
+  for (int each = 1; each <= group.ranks(); ++each) {
+    if (group.ranks() % each != 0) continue;
+    group.set_machines(each);
+    counts.set_machines(each);
+    share_gives_everyone_every_run(group);
+    std::vector<ByteRange> shards;
+    int64_t all = 0;
+    for (int r = 0; r < group.ranks(); ++r) {
+      shards.push_back({all, 20000 + 1000 * r});
+      all += shards.back().bytes;
+    }
+    std::vector<std::byte> data(static_cast<size_t>(all));
+    const int64_t before = counts.sent_bytes(), before_between = counts.sent_between_machines();
+    group.share("share", data.data(), shards);
+    const int machines = group.ranks() / each;
+    int64_t of_place = 0;
+    for (int r = group.rank() % each; r < group.ranks(); r += each)
+      of_place += shards[static_cast<size_t>(r)].bytes;
+    const int64_t between = (machines - 1) * shards[static_cast<size_t>(group.rank())].bytes;
+    ASSERT_EQ(counts.sent_between_machines() - before_between, between) << each << " to a machine";
+    ASSERT_EQ(counts.sent_bytes() - before, between + (each - 1) * of_place) << each << " to a machine";
+    group.barrier("barrier");
+  }
+}
+
 // `sent`: bytes that the group has sent so far.
 inline void gather_broadcast_and_count_what_is_sent(Group& group, const std::function<int64_t()>& sent) {
   const int64_t start = sent();

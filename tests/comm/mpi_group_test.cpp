@@ -53,6 +53,11 @@ TEST_F(MpiGroups, GatherBroadcastAndCountWhatIsSent) {
   gather_broadcast_and_count_what_is_sent(group, [&] { return group.sent_bytes(); });
 }
 
+TEST_F(MpiGroups, WhatIsSharedCrossesOncePerMachine) {
+  MpiGroup group(*link_);
+  what_is_shared_crosses_once_per_machine(group, group);
+}
+
 TEST_F(MpiGroups, TogetherAllFailOrNone) {
   MpiGroup group(*link_);
   together(group, "easy work", [] {});

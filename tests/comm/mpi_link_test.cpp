@@ -236,6 +236,28 @@ TEST(MpiLink, WhatAllEndWithTheLeaderSaysForAll) {
   EXPECT_TRUE(said[2]);
 }
 
+// A call in two levels: who has finished both may end before another begins the second.
+TEST(MpiLink, ACallInTwoLevelsIsFinishedWhenAnotherRankEnds) {
+  const std::vector<Outcome> out = with_links(2, [](MpiLink& link, Group& group) {
+    group.barrier("start");
+    std::byte first{}, second{};
+    const bool sends = link.rank() == 1;
+    const auto move = [&](std::byte& byte, bool continues) {
+      const Transfer one{
+          .to = sends ? nullptr : &byte, .from = sends ? &byte : nullptr, .bytes = 1, .peer = sends ? 0 : 1};
+      link.move("votes", std::span(&one, 1), continues);
+    };
+    if (sends) first = second = std::byte{7};
+    move(first, true);
+    if (!sends) std::this_thread::sleep_for(std::chrono::milliseconds(30));  // told of the end meanwhile
+    move(second, false);
+    EXPECT_EQ(first, std::byte{7});
+    EXPECT_EQ(second, std::byte{7});
+    if (sends) link.end(Exit::kConfig, "too few sequences");
+  });
+  EXPECT_EQ(out[0].error, "");
+}
+
 TEST(MpiLink, WhatADoorHasSeenEndsARankThatWaits) {
   const std::vector<Outcome> out = with_links(
       2,

@@ -17,12 +17,13 @@ class ThroughDevice final : public Group {
   explicit ThroughDevice(GpuRank& rank) : group_(rank.group), compute_(rank.compute) {}
   int rank() const override { return group_.rank(); }
   int ranks() const override { return group_.ranks(); }
-  void share(const char* what, std::byte* data, std::span<const ByteRange> shards) override {
+  void share_among(const Members& members, const char* what, std::byte* data,
+                   std::span<const ByteRange> shards, int64_t longest) override {
     const int64_t bytes = end_of(shards);
     const Memory memory(DeviceType::kCuda, bytes);
     copy_bytes(memory.data(), data, bytes, compute_);
     group_.begin_after(compute_);
-    group_.share(what, memory.data(), shards);
+    group_.share_among(members, what, memory.data(), shards, longest);
     group_.end_before(compute_);
     copy_bytes(data, memory.data(), bytes, compute_);
     synchronize(compute_);
@@ -84,6 +85,14 @@ TEST_P(NcclGroups, MoveWhatEveryGroupMoves) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, NcclGroups, ::testing::Values(2, 3, 4));
+
+TEST_P(NcclGroups, WhatIsSharedCrossesOncePerMachine) {
+  LM_NEEDS_GPU();
+  expect_good_ends(with_gpus({.ranks = GetParam()}, [](GpuRank& rank) {
+    ThroughDevice group(rank);
+    what_is_shared_crosses_once_per_machine(group, rank.group);
+  }));
+}
 
 // Nobody waits between the calls: what follows what is the streams' matter.
 TEST(NcclGroup, FollowsTheCallersStreamAndIsFollowedByIt) {

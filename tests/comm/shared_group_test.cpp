@@ -66,6 +66,11 @@ TEST_P(SharedGroups, GatherBroadcastAndCountWhatIsSent) {
   }));
 }
 
+TEST_P(SharedGroups, WhatIsSharedCrossesOncePerMachine) {
+  const auto body = [](SharedGroup& group) { what_is_shared_crosses_once_per_machine(group, group); };
+  expect_none(with_ranks(GetParam(), body, int64_t{1} << 17));
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, SharedGroups, ::testing::Values(1, 2, 3, 4, 8));
 
 TEST(SharedGroupFailures, ARankThatHasEndedEndsTheOthers) {

@@ -1,10 +1,11 @@
-// Sums in two levels, of machines that are imitated: ranks are threads of one group.
+// Sums and gathers in two levels, of machines that are imitated: ranks are threads of one group.
 #include "comm/two_levels.h"
 
 #include <gtest/gtest.h>
 
 #include <bit>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <thread>
 
@@ -170,6 +171,47 @@ INSTANTIATE_TEST_SUITE_P(Groupings, TwoLevelSums,
                          [](const auto& info) {
                            return std::to_string(info.param.machines) + "x" + std::to_string(info.param.each);
                          });
+
+// One to four machines of one to four ranks: the bytes of a gather in one level, and each machine gets each
+// byte of another's once.
+TEST(TwoLevelGathers, HaveTheBytesOfOneAndCrossOncePerMachine) {
+  for (int machines = 1; machines <= 4; ++machines) {
+    for (int each = 1; each <= 4; ++each) {
+      const int ranks = machines * each;
+      std::vector<ByteRange> shards;
+      int64_t all = 0;
+      for (int r = 0; r < ranks; ++r) {
+        shards.push_back({all, r % 3 == 2 ? 0 : 40000 + 77 * r});  // in several rounds, some of nothing
+        all += shards.back().bytes;
+      }
+      std::vector<std::vector<std::byte>> got[2];
+      std::vector<int64_t> between(static_cast<size_t>(ranks));
+      for (const bool levels : {false, true}) {
+        SharedRegion region = SharedRegion::create(ranks, int64_t{1} << 17);
+        got[levels ? 1 : 0].resize(static_cast<size_t>(ranks));
+        std::vector<std::thread> threads;
+        for (int r = 0; r < ranks; ++r) {
+          threads.emplace_back([&, r] {
+            SharedGroup group(region, r);
+            if (levels) group.set_machines(each);
+            std::vector<std::byte>& data = got[levels ? 1 : 0][static_cast<size_t>(r)];
+            data.resize(static_cast<size_t>(all));
+            const ByteRange mine = shards[static_cast<size_t>(r)];
+            for (int64_t i = 0; i < mine.bytes; ++i)
+              data[static_cast<size_t>(mine.begin + i)] = static_cast<std::byte>(i * 7 + r);
+            group.share("gather", data.data(), shards);
+            between[static_cast<size_t>(r)] = group.sent_between_machines();
+          });
+        }
+        for (std::thread& thread : threads) thread.join();
+      }
+      EXPECT_EQ(got[1], got[0]) << machines << " machines of " << each;
+      EXPECT_EQ(got[1].front(), got[1].back());
+      EXPECT_EQ(std::accumulate(between.begin(), between.end(), int64_t{0}), (machines - 1) * all)
+          << machines << " machines of " << each;
+    }
+  }
+}
 
 // So a run has to keep its grouping.
 TEST(TwoLevelGroupings, HaveOtherBitsInAnotherGrouping) {

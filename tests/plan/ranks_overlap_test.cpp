@@ -74,7 +74,7 @@ double two_clocks(const Case& c, const Plan& plan) {
   const PlanInput in{inputs, c.machine, c.world, PlanPurpose::kTrain};
   const StepCosts costs(step_shape(in, plan));
   const auto compute = compute_seconds(in, plan, costs);
-  const Traffic traffic(in.layout, plan.numerics, plan.placement);
+  const Traffic traffic(in.layout, plan.numerics, plan.placement, c.world);
   const RankLinks links = rank_links(c.machine, c.device);
   double now = 0, link = 0, before = 0;
   std::map<int64_t, double> weights;  // when a unit's are whole
@@ -99,7 +99,7 @@ double two_clocks(const Case& c, const Plan& plan) {
       }
     }
   }
-  return now - before + collective_time(traffic.stop_vote(), c.world, links).seconds();
+  return now - before + collective_time(traffic.stop_vote().front(), c.world, links).seconds();
 }
 
 TEST(RanksOverlap, TheForecastIsThatOfTwoClocks) {

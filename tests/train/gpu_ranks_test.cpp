@@ -25,9 +25,10 @@ class ThroughHost final : public Group {
   int rank() const override { return peers_.rank(); }
   int ranks() const override { return peers_.ranks(); }
   void begin_after(StreamView callers) override { compute_ = callers; }
-  void share(const char* what, std::byte* data, std::span<const ByteRange> shards) override {
+  void share_among(const Members& members, const char* what, std::byte* data,
+                   std::span<const ByteRange> shards, int64_t longest) override {
     std::vector<std::byte> host = taken(data, shards);
-    peers_.share(what, host.data(), shards);
+    peers_.share_among(members, what, host.data(), shards, longest);
     for (const ByteRange& run : shards) {
       if (run.bytes > 0) copy_bytes(data + run.begin, host.data() + run.begin, run.bytes, compute_);
     }

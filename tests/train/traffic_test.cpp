@@ -16,27 +16,29 @@ using namespace offloaded_run;
 // Of a rank in the last of some steps.
 struct Sent {
   int64_t counted = 0, listed = 0;
-  double planned = 0;
+  int64_t between = 0;  // counted, to other machines
+  double planned = 0, planned_between = 0;
 };
 
 Sent last_step(const Variant& run, Group& group) {
   Training training(run, {}, {}, &group);
   constexpr int64_t kSteps = 4;
   for (int64_t s = 1; s < kSteps; ++s) training.step(s);
-  const int64_t before = group.sent_bytes();
+  const int64_t before = group.sent_bytes(), before_between = group.sent_between_machines();
   training.step(kSteps);
-  Sent out{.counted = group.sent_bytes() - before};
+  Sent out{.counted = group.sent_bytes() - before, .between = group.sent_between_machines() - before_between};
 
   const Plan& plan = training.plan();
   ScheduleShape shape =
       plan.placement.schedule(training.rank().context().spec, plan.numerics.recompute, run.clip);
   shape.micro_batches = plan.numerics.micro_batches;
-  const Traffic traffic(training.layout(), plan.numerics, plan.placement);
+  const Traffic traffic(training.layout(), plan.numerics, plan.placement, plan.world);
   const StepSchedule step = steady_steps(shape, plan.placement.transfers()).back();
   for (const Operation& op : step.operations) {
     for (const Collective& call : traffic.of(op)) out.listed += call.sent(group.rank(), group.ranks());
   }
   out.planned = plan.traffic.bytes();
+  out.planned_between = out.planned * plan.traffic.between_share;
   return out;
 }
 
@@ -48,6 +50,7 @@ std::vector<Sent> sent_by_all(const Variant& run, int ranks) {
     threads.emplace_back([&, r] {
       try {
         SharedGroup group(region, r);
+        if (run.nodes > 1) group.set_machines(ranks / run.nodes);
         out[static_cast<size_t>(r)] = last_step(run, group);
       } catch (const std::exception& error) {
         ADD_FAILURE() << "rank " << r << ": " << error.what();
@@ -87,9 +90,9 @@ TEST(Traffic, IsThePlansForEveryStage) {
   }
 }
 
-// Sums in two levels cross between machines once for each of these, in fp32, and other calls as before.
+// Sums cross between machines once for each of these, in fp32, and so does what is shared.
 TEST(Traffic, IsThePlansForSeveralMachines) {
-  for (const int nodes : {2, 3}) {
+  for (const int nodes : {2, 3, 6}) {
     for (const DType gradients : {DType::kF32, DType::kBF16}) {
       for (const int64_t stage : {0, 1, 3}) {
         Variant run;
@@ -97,13 +100,16 @@ TEST(Traffic, IsThePlansForSeveralMachines) {
         run.gradient_dtype = gradients;
         run.micro_batches = 6;
         run.steps = 4;
-        double counted = 0;
+        double counted = 0, between = 0;
         const std::vector<Sent> all = sent_by_all(run, 6);
         for (const Sent& sent : all) {
           EXPECT_EQ(sent.counted, sent.listed) << nodes << " machines, stage " << stage;
           counted += static_cast<double>(sent.counted);
+          between += static_cast<double>(sent.between);
         }
         EXPECT_NEAR(all.front().planned * 6 / counted, 1, 0.01) << nodes << " machines, stage " << stage;
+        EXPECT_NEAR(all.front().planned_between * 6 / between, 1, 0.01)
+            << nodes << " machines, stage " << stage;
       }
     }
   }

@@ -23,7 +23,7 @@ class WaitingGroup final : public Group {
  public:
   int rank() const override { return 2; }
   int ranks() const override { return 3; }
-  void share(const char*, std::byte*, std::span<const ByteRange>) override {}
+  void share_among(const Members&, const char*, std::byte*, std::span<const ByteRange>, int64_t) override {}
   void exchange_among(const Members&, const char*, const std::byte*, std::span<const ByteRange>, int64_t,
                       const Add&) override {}
   bool waits() const override { return others_are_late; }
