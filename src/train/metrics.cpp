@@ -103,6 +103,7 @@ void MetricsFile::write(const StepRow& row) {
                                  {"from_device_bytes", row.from_device_bytes},
                                  {"sent_bytes", row.sent_bytes},
                                  {"hidden_pct", row.hidden_pct}};
+  if (row.between_machines_bytes > 0) json["between_machines_bytes"] = row.between_machines_bytes;
   if (row.skipped) json["skipped"] = true;
   write_line(json.dump());
   if (events_ == nullptr) return;

@@ -37,7 +37,7 @@ struct StepRow {
   // to others.
   int64_t read_bytes = 0, written_bytes = 0;
   int64_t to_device_bytes = 0, from_device_bytes = 0;
-  int64_t sent_bytes = 0;
+  int64_t sent_bytes = 0, between_machines_bytes = 0;
   // Of the time of that I/O (and, on a GPU, of copies to it and from it), hidden behind compute. On a GPU of
   // what was over at the step's check; the rest counts for the next row.
   double hidden_pct = 100;

@@ -61,6 +61,10 @@ class Rank {
   int64_t sent_bytes() const {
     return group_.sent_bytes() + (&device_group_ == &group_ ? 0 : device_group_.sent_bytes());
   }
+  int64_t sent_between_machines() const {
+    return group_.sent_between_machines() +
+           (&device_group_ == &group_ ? 0 : device_group_.sent_between_machines());
+  }
 
   // The weights have been loaded or initialised: masters take their values.
   void weights_ready();

@@ -119,6 +119,8 @@ double Trainer::epoch() const {
 void Trainer::count_moved(StepRow& row) {
   const int64_t sent = rank_.sent_bytes();
   row.sent_bytes = sent - std::exchange(sent_, sent);
+  const int64_t between = rank_.sent_between_machines();
+  row.between_machines_bytes = between - std::exchange(sent_between_, between);
   if (DeviceClock* const clock = rank_.off_device().clock()) {
     clock->collect();
     row.to_device_bytes = clock->to_device_bytes() - std::exchange(to_device_, clock->to_device_bytes());

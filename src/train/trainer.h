@@ -99,7 +99,7 @@ class Trainer {
   PlateauRate plateau_;
   IoCounters moved_;              // at the last row
   double busy_ = 0, waited_ = 0;  // the same
-  int64_t to_device_ = 0, from_device_ = 0, sent_ = 0;
+  int64_t to_device_ = 0, from_device_ = 0, sent_ = 0, sent_between_ = 0;
   int64_t device_peak_ = 0;
 };
 
