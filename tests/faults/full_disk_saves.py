@@ -290,6 +290,30 @@ SCENARIOS = {
 SHORT = ["two failed saves, twice", "three in a row", "full before the shard is written"]
 
 
+def try_scenario(work, row, system, name, scenario, strace):
+    """Runs the scenario with a run of its own on a file system of that kind, into the row: what was wrong, none or one."""
+    run_name = f"{system}-{name.replace(' ', '_')}"
+    at = work / "runs" / run_name / "checkpoints"
+    start = time.monotonic()
+    row.row["tries"] += 1
+    begin(work, run_name)
+    with disk(system, work, at):
+        run = None
+        try:
+            run = saved_once(work, run_name, strace=strace)
+            scenario(run, at)
+            goes_on(work, run_name, at)
+            row.count("as specified")
+            print(f"{system}, {name}: as specified ({time.monotonic() - start:.1f} s)", flush=True)
+        except (AssertionError, RuntimeError, OSError, subprocess.TimeoutExpired) as what:
+            row.count("wrong")
+            return [f"{system}, {name}: {what}"]
+        finally:
+            if run is not None:
+                run.kill()
+    return []
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true")
@@ -303,26 +327,7 @@ def main():
         prepare(work)
         for system in ["tmpfs"] if short else ["tmpfs", "ext4"]:
             for name in SHORT if short else SCENARIOS:
-                scenario, strace = SCENARIOS[name]
-                run_name = f"{system}-{name.replace(' ', '_')}"
-                at = work / "runs" / run_name / "checkpoints"
-                start = time.monotonic()
-                row.row["tries"] += 1
-                begin(work, run_name)
-                with disk(system, work, at):
-                    run = None
-                    try:
-                        run = saved_once(work, run_name, strace=strace)
-                        scenario(run, at)
-                        goes_on(work, run_name, at)
-                        row.count("as specified")
-                        print(f"{system}, {name}: as specified ({time.monotonic() - start:.1f} s)", flush=True)
-                    except (AssertionError, RuntimeError, subprocess.TimeoutExpired) as what:
-                        row.count("wrong")
-                        wrong.append(f"{system}, {name}: {what}")
-                    finally:
-                        if run is not None:
-                            run.kill()
+                wrong += try_scenario(work, row, system, name, *SCENARIOS[name])
     row.write()
     print("\n".join(wrong))
     return 1 if wrong else 0

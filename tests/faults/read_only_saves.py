@@ -13,12 +13,11 @@ import fcntl
 import os
 import re
 import struct
-import subprocess
 import tempfile
 import time
 from pathlib import Path
 
-from full_disk_saves import FAILED, begin, disk, goes_on, hashes, held, must, prepare, saved_once, sh
+from full_disk_saves import FAILED, hashes, held, must, prepare, sh, try_scenario
 from rows import Row
 
 SHUT_DOWN = 0x8004587D  # _IOR('X', 125, __u32)
@@ -137,25 +136,7 @@ def main():
         work = Path(directory)
         prepare(work)
         for system, name, scenario, strace in scenarios:
-            run_name = f"{system}-{name.replace(' ', '_')}"
-            at = work / "runs" / run_name / "checkpoints"
-            start = time.monotonic()
-            row.row["tries"] += 1
-            begin(work, run_name)
-            with disk(system, work, at):
-                run = None
-                try:
-                    run = saved_once(work, run_name, strace=strace)
-                    scenario(run, at)
-                    goes_on(work, run_name, at)
-                    row.count("as specified")
-                    print(f"{system}, {name}: as specified ({time.monotonic() - start:.1f} s)", flush=True)
-                except (AssertionError, RuntimeError, OSError, subprocess.TimeoutExpired) as what:
-                    row.count("wrong")
-                    wrong.append(f"{system}, {name}: {what}")
-                finally:
-                    if run is not None:
-                        run.kill()
+            wrong += try_scenario(work, row, system, name, scenario, strace)
     row.write()
     print("\n".join(wrong))
     return 1 if wrong else 0
