@@ -42,7 +42,7 @@ std::optional<MeasuredRates> known_rates(const Machine& machine, const RateSubje
 }
 
 void keep_rates(const Machine& machine, const RateSubject& subject, const MeasuredRates& rates,
-                const std::string& cache_dir) {
+                const std::string& cache_dir, bool certain) {
   Json figures = {{"memory_bytes_per_s", rates.memory_bandwidth}};
   if (subject.device == DeviceType::kCuda) {
     figures["link_bytes_per_s"] = rates.link_bandwidth;
@@ -55,7 +55,8 @@ void keep_rates(const Machine& machine, const RateSubject& subject, const Measur
   }
   // A machine with other work on it is no measure for the next week.
   constexpr double kQuiet = 0.8;
-  keep_figures(cache_dir, kFolder, key_of(machine, subject), figures, rates.gemm_sustained >= kQuiet);
+  keep_figures(cache_dir, kFolder, key_of(machine, subject), figures,
+               certain && rates.gemm_sustained >= kQuiet);
 }
 
 void set_rates(const RateSubject& subject, const MeasuredRates& rates, Machine& machine) {

@@ -31,8 +31,9 @@ struct MeasuredRates {
 
 std::optional<MeasuredRates> known_rates(const Machine& machine, const RateSubject& subject,
                                          const std::string& cache_dir);
+// `certain` false: for an hour, whatever the rates themselves say of how busy the machine was.
 void keep_rates(const Machine& machine, const RateSubject& subject, const MeasuredRates& rates,
-                const std::string& cache_dir);
+                const std::string& cache_dir, bool certain = true);
 
 // As the plan reads them.
 void set_rates(const RateSubject& subject, const MeasuredRates& rates, Machine& machine);

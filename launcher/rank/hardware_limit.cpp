@@ -20,7 +20,8 @@ void HardwareLimit::keep() const {
   std::optional<MeasuredRates> rates = known_rates(job_.machine, subject, cache);
   if (!rates || rates->gemm_flops >= flops_) return;
   rates->gemm_flops = flops_;
-  keep_rates(job_.machine, subject, *rates, cache);
+  // What else was measured then, beside others' work, is as wrong.
+  keep_rates(job_.machine, subject, *rates, cache, false);
 }
 
 }  // namespace lm

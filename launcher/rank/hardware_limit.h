@@ -15,7 +15,8 @@ class HardwareLimit {
   // The share that a step of so much work in so many seconds reaches; at most 1.
   double operator()(const StepWork& work, double seconds);
 
-  // Keeps the rate for later starts where steps have raised it. GPUs have theirs from their specification.
+  // Keeps the rate for later starts where steps have raised it, for an hour: then all are measured anew. GPUs
+  // have theirs from their specification.
   void keep() const;
 
  private:
