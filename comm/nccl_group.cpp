@@ -12,6 +12,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
+constexpr const char* kStart = "start";
 constexpr auto kLook = 200ms;
 constexpr auto kNap = 50us;
 constexpr double kTold = 0.5;      // seconds in which a rank's end is heard of
@@ -38,6 +39,7 @@ NcclGroup::NcclGroup(NcclSetup setup) : setup_(std::move(setup)) {
   LM_CHECK(setup_.staging >= kExchangePart * ranks(), "staging for a part of every rank");
   connect();
   device_ = std::make_unique<OnDevice>(setup_.staging);
+  reach_neighbours();
   watch_ = std::thread([this] { watch(); });
 }
 
@@ -52,27 +54,49 @@ NcclGroup::~NcclGroup() {
 
 void NcclGroup::connect() {
   NcclId id{};
-  if (rank() == 0) must(setup_.api.unique_id(&id), "start");
+  if (rank() == 0) must(setup_.api.unique_id(&id), kStart);
   setup_.peers.broadcast("NCCL's id", std::as_writable_bytes(std::span(&id, 1)));
   NcclConfig config;
   const int result = setup_.api.init(&comm_.handle, ranks(), id, rank(), &config);
-  if (result != kNcclInProgress) must(result, "start");
+  if (result != kNcclInProgress) must(result, kStart);
   called_ = monotonic_seconds();
-  settle("start");
+  settle(kStart);
+}
+
+// NCCL connects ranks by the first call that needs it. What connections want and do not find here, such as
+// room in /dev/shm, then ends the start and not the first step.
+void NcclGroup::reach_neighbours() {
+  if (ranks() == 1) return;
+  const NcclApi& api = setup_.api;
+  std::byte* const bytes = device_->staging.data();
+  const int next = (rank() + 1) % ranks(), last = (rank() + ranks() - 1) % ranks();
+  enqueue(kStart, [&](void* comm, void* stream) {
+    must(api.all_gather(bytes + rank(), bytes, 1, kNcclBytes, comm, stream), kStart);
+  });
+  enqueue(kStart, [&](void* comm, void* stream) {
+    must(api.send(bytes, 1, kNcclBytes, next, comm, stream), kStart);
+    must(api.receive(bytes + 1, 1, kNcclBytes, last, comm, stream), kStart);
+  });
 }
 
 Error NcclGroup::nccl_error(int result, const std::string& what) const {
   const char* const more =
       setup_.api.last_error(comm_.handle);  // of none: of the call that would have made one
-  const std::string detail = more == nullptr || *more == 0 ? "" : std::string(" (") + more + ")";
-  const bool starts = what == "start";
+  const std::string detail = more == nullptr ? "" : more;
+  const bool no_memory = detail.find("/dev/shm") != std::string::npos;
+  const bool starts = what == kStart || no_memory;
+  std::string next = "see whether another rank has ended, and its message";
+  if (starts) next = "see what `lmlaunch doctor` says of GPUs and NCCL; NCCL_DEBUG=WARN makes NCCL say more";
+  if (no_memory)
+    next =
+        "make /dev/shm larger (of a container --shm-size=1g), or delete what fills it; NCCL_SHM_DISABLE=1 "
+        "does without, more slowly";
   return Error(starts ? Exit::kDoesNotFit : Exit::kPeerLost,
                {.area = starts ? "NCCL-34" : "NCCL-10",
-                .what = "NCCL has failed in \"" + what + "\": " + setup_.api.error_string(result) + detail,
+                .what = "NCCL has failed in \"" + what + "\": " + setup_.api.error_string(result) +
+                        (detail.empty() ? "" : " (" + detail + ")"),
                 .place = fmt::format("rank {} on {}", rank(), setup_.host),
-                .next = starts ? "see what `lmlaunch doctor` says of GPUs and NCCL; NCCL_DEBUG=WARN makes "
-                                 "NCCL say more"
-                               : "see whether another rank has ended, and its message"});
+                .next = next});
 }
 
 void NcclGroup::must(int result, const char* what) const {

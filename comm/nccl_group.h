@@ -65,6 +65,7 @@ class NcclGroup final : public Group {
 
  private:
   void connect();
+  void reach_neighbours();
   void share_among_all(const char* what, std::byte* data, std::span<const ByteRange> shards);
   void enqueue(const char* what, const std::function<void(void* comm, void* stream)>& calls);
   void settle(const char* what);

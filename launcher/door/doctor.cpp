@@ -282,6 +282,18 @@ Check check_nccl(bool several) {
   }
 }
 
+// In which NCCL moves data between GPUs that cannot reach each other: some 10 MB for each channel and
+// direction.
+Check check_shared_memory(int gpus) {
+  const int64_t free = free_disk_bytes("/dev/shm");
+  const bool enough = gpus < 2 || free >= gpus * 40 * kMiB;
+  return {"shared memory", enough, format_bytes(free) + " free in /dev/shm",
+          enough
+              ? ""
+              : "several GPUs may need 40 MiB each: make it larger (of a container --shm-size=1g), or delete "
+                "what fills it"};
+}
+
 Check check_python(const Environment& environment) {
   if (environment.python.empty()) {
     return {"python", false, "not found", "needed to prepare data: set LMLAUNCH_PYTHON, or install python3"};
@@ -344,6 +356,7 @@ std::vector<Check> all_checks(const std::vector<std::string>& paths) {
   for (const MeasuredDisk& disk : disks) out.push_back(check_disk_rates(disk));
   out.push_back(check_mpi());
   out.push_back(check_nccl(gpus.visible.gpus.size() > 1));
+  out.push_back(check_shared_memory(static_cast<int>(gpus.visible.gpus.size())));
   out.push_back(check_python(environment));
   out.push_back(check_hub(environment));
   return out;

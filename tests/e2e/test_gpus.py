@@ -159,6 +159,24 @@ def test_ranks_run_on_the_nodes_of_their_gpus(work):
         assert said in done.stderr and f"on NUMA node 0, that of its GPU: cores {core}-1023\n" in other, done.stderr + other
 
 
+def test_nccl_without_room_in_shared_memory_ends_before_the_model_is_loaded(work):
+    mount = "mount -t tmpfs -o size=64k tmpfs /dev/shm"
+    if subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True).returncode != 0:
+        pytest.skip("no mount namespace here (root)")
+    file = prepared(work, "no_shm", train__steps=1)
+
+    def run(command):
+        return subprocess.run(["unshare", "-m", "sh", "-c", f'{mount} && exec "{TWIN}/bin/lmlaunch" {command}'], cwd=work,
+                              env=twin_environment(TWIN_GPUS=cards(2)), capture_output=True, text=True, timeout=300)
+
+    done = run(f"--gpus 2 {file}")
+    assert done.returncode == 12, done.stderr
+    assert 'error NCCL-34 (exit 12): NCCL has failed in "start"' in done.stderr and "--shm-size=1g" in done.stderr
+    assert not (work / "runs" / "no_shm" / "metrics.jsonl").exists()
+    checks = {row["name"]: row for row in json.loads(run("doctor --json").stdout)["checks"]}
+    assert not checks["shared memory"]["ok"] and "64.00 KiB free" in checks["shared memory"]["value"], checks["shared memory"]
+
+
 def started(work, name, gpus, step, **variables):
     door = start("--gpus", gpus, f"{name}.toml", cwd=work, on="twin", TWIN_GPUS=cards(gpus), **variables)
     metrics = work / "runs" / name / "metrics.jsonl"

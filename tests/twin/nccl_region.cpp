@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <stdexcept>
@@ -36,11 +37,18 @@ NcclRegion::NcclRegion(const std::string& name, int rank, int ranks)
   static_assert(sizeof(Place) * kMostRanks <= kPlaces);
   if (ranks < 1 || ranks > kMostRanks || rank < 0 || rank >= ranks) throw std::runtime_error("no such rank");
   const int fd = shm_open(name.c_str(), O_RDWR | O_CREAT, 0600);  // new memory is zeros
-  void* const memory = fd >= 0 && ftruncate(fd, static_cast<off_t>(size_)) == 0
-                           ? mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
-                           : MAP_FAILED;
+  int error = fd < 0 ? errno : posix_fallocate(fd, 0, static_cast<off_t>(size_));
+  void* memory = MAP_FAILED;
+  if (error == 0) {
+    memory = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (memory == MAP_FAILED) error = errno;
+  }
   if (fd >= 0) close(fd);
-  if (memory == MAP_FAILED) throw std::runtime_error("no memory for ranks to meet in: " + name);
+  if (error != 0) {
+    shm_unlink(name.c_str());
+    throw std::runtime_error("Error while creating shared memory segment /dev/shm" + name + " (size " +
+                             std::to_string(size_) + "), error: " + std::strerror(error));
+  }
   memory_ = static_cast<std::byte*>(memory);
 }
 

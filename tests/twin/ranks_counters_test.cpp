@@ -52,6 +52,13 @@ TEST(RanksCounters, AStepWaitsOnceAllocatesNothingAndMovesEachUnitOnce) {
   }
 }
 
+// So that what its connections want is missed before a model is loaded.
+TEST(RanksCounters, AGroupThatHasStartedHasReachedItsNeighbours) {
+  expect_good_ends(with_gpus({.ranks = 2}, [](GpuRank&) {
+    EXPECT_EQ(twin::counters().collectives, 2);  // an all-gather, and sends and receives
+  }));
+}
+
 TEST(RanksCounters, OneRankAsksForNothingOfAllThat) {
   expect_good_ends(with_gpus({.ranks = 1}, [](GpuRank&) {
     Training alone(small_run(3));
