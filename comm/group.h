@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "base/cuda.h"
+#include "comm/call_mark.h"
 
 namespace lm {
 
@@ -78,6 +80,8 @@ class Group {
   int64_t sent_between_machines() const { return sent_between_; }
   // For any thread: whether this rank waits in a call for something that others have not yet done.
   virtual bool waits() const { return false; }
+  // For any thread, of a group of GPUs; nothing of one whose calls return when they are done.
+  virtual std::optional<DeviceStand> device() const { return std::nullopt; }
 
   // Every rank's value, in the order of ranks.
   template <class T>

@@ -139,6 +139,7 @@ void NcclGroup::enqueue(const char* what, const std::function<void(void* comm, v
     const std::lock_guard lock(mutex_);
     if (failure_) throw Error(*failure_);
     what_ = what;
+    marks_.begin(what, device_->stream.view());
     must(setup_.api.group_start(), what);
     calls(comm_.handle, device_->stream.view().handle);
     const int result = setup_.api.group_end();
@@ -147,7 +148,13 @@ void NcclGroup::enqueue(const char* what, const std::function<void(void* comm, v
   settle(what);
   const std::lock_guard lock(mutex_);
   called_ = monotonic_seconds();
-  device_->done.record(device_->stream.view());
+  marks_.end(device_->stream.view());
+}
+
+// Calls have the same numbers on all ranks, also where some of them have nothing to move.
+void NcclGroup::count_empty_call(const char* what) {
+  marks_.begin(what, device_->stream.view());
+  marks_.end(device_->stream.view());
 }
 
 void NcclGroup::share_among(const Members& members, const char* what, std::byte* data,
@@ -161,7 +168,7 @@ void NcclGroup::share_among(const Members& members, const char* what, std::byte*
       if (peer != rank()) count_sent(peer, shards[k].bytes);
     }
   }
-  if (!any) return;
+  if (!any) return count_empty_call(what);
   if (std::ssize(members.ranks) == ranks()) return share_among_all(what, data, shards);
   enqueue(what, [&](void* comm, void* stream) {
     for (size_t i = 1; i < count; ++i) {
@@ -213,6 +220,7 @@ void NcclGroup::exchange_among(const Members& members, const char* what, const s
     const auto other = [&](int i) { return (members.place + i) % count; };
     bool any = false;
     for (int i = 1; i < count; ++i) any = any || mine.bytes > 0 || part(other(i), at).bytes > 0;
+    if (!any) count_empty_call(what);
     if (any) {
       enqueue(what, [&](void* comm, void* stream) {
         for (int i = 1; i < count; ++i) {
@@ -271,12 +279,13 @@ void NcclGroup::watch() {
       std::unique_lock lock(leave_mutex_);
       if (leave_.wait_for(lock, kLook, [this] { return leaving_; })) return;
     }
+    marks_.look();
     std::optional<Error> error = look();
     if (!error) continue;
     // What NCCL says of a rank that has ended is not the reason.
     const double until = monotonic_seconds() + kTold;
     while (error->text().area == "NCCL-10" && setup_.lost && monotonic_seconds() < until) {
-      if (const std::optional<Error> reason = setup_.lost(what_of_call())) error = reason;
+      if (const std::optional<Error> reason = setup_.lost(what_of_call())) error = with_stand(*reason);
       std::this_thread::sleep_for(kLook / 4);
     }
     return give_up(*error);
@@ -290,7 +299,7 @@ std::string NcclGroup::what_of_call() {
 
 std::optional<Error> NcclGroup::look() {
   const std::string what = what_of_call();
-  if (std::optional<Error> error = setup_.lost ? setup_.lost(what) : std::nullopt) return error;
+  if (std::optional<Error> error = setup_.lost ? setup_.lost(what) : std::nullopt) return with_stand(*error);
   const std::unique_lock lock(mutex_, kLook);
   if (!lock || comm_.handle == nullptr) return std::nullopt;  // a call is under way, or the ranks have left
   int result = kNcclSuccess;
@@ -298,8 +307,18 @@ std::optional<Error> NcclGroup::look() {
     return nccl_error(asked, what);
   if (result != kNcclSuccess && result != kNcclInProgress) return nccl_error(result, what);
   const double waited = monotonic_seconds() - called_;
-  if (waited < setup_.late || device_->done.done()) return std::nullopt;
+  const CallMark mark = marks_.latest();
+  if (waited < setup_.late || mark.done == mark.enqueued) return std::nullopt;
   return not_come(what, waited);
+}
+
+// Of ranks of one machine, whose GPUs one can see: which call it is about, and who has not come to it. What
+// MPI says is the same on all ranks, so that one can say it for all.
+Error NcclGroup::with_stand(const Error& error) const {
+  if (setup_.region == nullptr) return error;
+  ErrorText text = error.text();
+  text.what += fmt::format("; on {} the GPU of rank {} {}", setup_.host, rank(), marks_.stand().where);
+  return Error(error.code(), text);
 }
 
 Error NcclGroup::not_come(const std::string& what, double seconds) const {

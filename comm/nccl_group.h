@@ -4,8 +4,9 @@
 //
 // Calls enqueue in the group's own stream and return: begin_after and end_before say what they follow and
 // what follows them. A rank that is lost leaves the others' streams standing still; a thread of the group
-// looks for that, aborts what is under way, and check() throws the reason once somebody has waited. The rank
-// owns the group; its compute thread calls everything.
+// looks for that, aborts what is under way, and check() throws the reason once somebody has waited. It also
+// notes how far the GPU is among the calls (call_marks.h), for whoever watches over the rank. The rank owns
+// the group; its compute thread calls everything but waits() and device().
 #pragma once
 
 #include <atomic>
@@ -21,6 +22,7 @@
 #include "base/cuda.h"
 #include "base/error.h"
 #include "base/staging.h"
+#include "comm/call_marks.h"
 #include "comm/group.h"
 #include "comm/nccl_api.h"
 
@@ -32,6 +34,7 @@ struct NcclSetup {
   // What has become of other ranks, in the operation that is named: asked several times per second by the
   // group's thread.
   std::function<std::optional<Error>(const std::string& what)> lost = {};
+  SharedRegion* region = nullptr;             // of all ranks; null where they share none. Outlives this group
   std::string host = {};                      // of this rank, for messages
   int64_t staging = kDeviceRankStagingBytes;  // device memory for what arrives to be added
   double late = 3600;  // seconds after which a call that others do not come to is given up
@@ -59,7 +62,8 @@ class NcclGroup final : public Group {
   void end_before(StreamView callers) override;
   StreamView stream(StreamView) const override { return device_->stream.view(); }
   void check() override;
-  bool waits() const override { return waits_; }
+  bool waits() const override { return waits_ || marks_.waits(); }
+  std::optional<DeviceStand> device() const override { return marks_.stand(); }
   // With all others, once nothing is under way any more: leaves in order.
   void leave();
 
@@ -68,12 +72,14 @@ class NcclGroup final : public Group {
   void reach_neighbours();
   void share_among_all(const char* what, std::byte* data, std::span<const ByteRange> shards);
   void enqueue(const char* what, const std::function<void(void* comm, void* stream)>& calls);
+  void count_empty_call(const char* what);
   void settle(const char* what);
   void must(int result, const char* what) const;
   Error nccl_error(int result, const std::string& what) const;
   Error not_come(const std::string& what, double seconds) const;
   void watch();
   std::optional<Error> look();
+  Error with_stand(const Error& error) const;
   std::string what_of_call();
   void give_up(const Error& error);
 
@@ -83,7 +89,6 @@ class NcclGroup final : public Group {
     Stream stream{DeviceType::kCuda};
     Memory staging;
     Event order{DeviceType::kCuda};  // recorded anew for each wait
-    Event done{DeviceType::kCuda};   // of the last call; guarded by the mutex
   };
   // Aborted at its end, unless it was left or aborted before.
   struct Communicator {
@@ -97,6 +102,7 @@ class NcclGroup final : public Group {
 
   const NcclSetup setup_;
   std::unique_ptr<OnDevice> device_;
+  CallMarks marks_{DeviceType::kCuda, setup_.region, setup_.peers.rank()};
 
   // Held during every call of NCCL, none of which waits. Guards what follows.
   std::timed_mutex mutex_;

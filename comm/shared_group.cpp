@@ -142,7 +142,7 @@ std::function<std::optional<Error>(const std::string&)> SharedGroup::watch() con
     signs.look(now);
     for (int r = 0; r < ranks(); ++r) {
       if (signs.silent_seconds(r, now) <= silence_) continue;
-      region_.end();
+      if (!region_.end()) return std::optional(ended_error(what));  // another rank says which one is lost
       return std::optional(silent_error("\"" + what + "\"", r, signs.silent_seconds(r, now)));
     }
     return std::optional<Error>();

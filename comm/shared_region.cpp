@@ -22,7 +22,7 @@
 namespace lm {
 namespace {
 
-constexpr uint64_t kMagic = 0x316b6e61726d6c6cULL;  // "llmrank1": layout version 1
+constexpr uint64_t kMagic = 0x326b6e61726d6c6cULL;  // "llmrank2": layout version 2
 constexpr int64_t kPage = 4096;
 constexpr int kMostRanks = 1 << 12;
 // A meeting that is about to be complete is not worth two system calls.
@@ -42,6 +42,7 @@ Error region_error(const char* what) {
 // Of one rank, in a cache line of its own but for the name.
 struct alignas(64) SharedRegion::Place {
   std::atomic<uint64_t> arrived, beats;
+  std::atomic<uint64_t> calls_enqueued, calls_begun, calls_done;
   std::atomic<uint64_t> what[2][Name().size()];  // names of even meetings and of odd ones
 };
 
@@ -127,9 +128,10 @@ std::byte* SharedRegion::staging(int rank) const {
   return memory_ + places_bytes(ranks(), sizeof(Place)) + rank * staging_bytes();
 }
 
-void SharedRegion::end() {
-  header().ended.store(1, std::memory_order_release);
+bool SharedRegion::end() {
+  const bool first = header().ended.exchange(1, std::memory_order_acq_rel) == 0;
   ring(header().bell);
+  return first;
 }
 
 bool SharedRegion::ended() const {
@@ -175,6 +177,22 @@ void SharedRegion::beat(int rank) {
 
 uint64_t SharedRegion::beats(int rank) const {
   return place(rank).beats.load(std::memory_order_relaxed);
+}
+
+void SharedRegion::mark_calls(int rank, const CallMark& mark) {
+  Place& here = place(rank);
+  here.calls_enqueued.store(mark.enqueued, std::memory_order_release);
+  here.calls_begun.store(mark.begun, std::memory_order_release);
+  here.calls_done.store(mark.done, std::memory_order_release);
+}
+
+CallMark SharedRegion::calls(int rank) const {
+  const Place& there = place(rank);
+  CallMark mark;  // in this order none has done more than it has begun
+  mark.done = there.calls_done.load(std::memory_order_acquire);
+  mark.begun = there.calls_begun.load(std::memory_order_acquire);
+  mark.enqueued = there.calls_enqueued.load(std::memory_order_acquire);
+  return mark;
 }
 
 std::string SharedRegion::name(int rank, uint64_t meeting) const {

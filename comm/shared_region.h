@@ -1,6 +1,6 @@
 // Memory that the ranks of one machine share: a memfd that the door (or a test) makes and its ranks inherit.
-// It carries what a group moves, where each rank is, and that one of them has ended. Whoever has mapped it
-// may call everything but `arrive`, which is the rank's own.
+// It carries what a group moves, where each rank and its GPU are, and that one of them has ended. Whoever has
+// mapped it may call everything but `arrive` and `mark_calls`, which are the rank's own.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/staging.h"
+#include "comm/call_mark.h"
 
 namespace lm {
 
@@ -27,8 +28,8 @@ class SharedRegion {
   int64_t staging_bytes() const;  // of each rank
   std::byte* staging(int rank) const;
 
-  // A rank has ended: whoever waits for it, now or later, is told.
-  void end();
+  // A rank has ended: whoever waits for it, now or later, is told. Gives whether nobody had been told before.
+  bool end();
   bool ended() const;
 
   // A rank comes to its next meeting, which `what` names; gives its number, from 1.
@@ -40,6 +41,10 @@ class SharedRegion {
   // That a rank lives, whatever it is at; and how often it has said so.
   void beat(int rank);
   uint64_t beats(int rank) const;
+
+  // How far a rank's GPU is; said by a thread of that rank.
+  void mark_calls(int rank, const CallMark& mark);
+  CallMark calls(int rank) const;
 
   // The last meeting that a rank has come to.
   struct Whereabouts {

@@ -166,6 +166,7 @@ Group& Ranks::device_group(DeviceType device) {
     setup.lost = [this](const std::string&) { return link_->lost(); };
   } else {
     setup.lost = static_cast<const SharedGroup&>(*group_).watch();
+    setup.region = &*region_;
   }
   gpus_ = std::make_unique<NcclGroup>(std::move(setup));
   if (by_machine_) gpus_->set_machines(on_machine_);

@@ -49,6 +49,8 @@ class Ranks {
   // A failure of this rank: to the others, and on the console; one that follows from another's is not worth
   // that.
   void tell(const Error& error);
+  // Of ranks that a call of their GPUs has left waiting, the first to give up speaks for all of this machine.
+  bool first_to_give_up() { return !gpus_ || link_ || region_->end(); }
   // All have come to their end.
   void leave();
 

@@ -220,23 +220,31 @@ Exit end_with(const Error& error, Ranks& ranks, Control& control) {
   return error.code();
 }
 
-// Over one of several ranks, whose others would wait for it for long; null for one alone, and on GPUs, where
-// a wait for the device may be one for another rank. It ends the process, as the compute thread cannot. The
-// hooks are of no use after it.
+// Of ranks whose GPUs are stuck in one call, one speaks for all.
+[[noreturn]] void give_up(const Error& error, Ranks& ranks, Control& control) {
+  ErrorText follows = error.text();
+  follows.area = "PEER-08";
+  const bool speaks = ranks.first_to_give_up();
+  _exit(static_cast<int>(end_with(speaks ? error : Error(Exit::kPeerLost, follows), ranks, control)));
+}
+
+// Over one of several ranks, whose others would wait for it for long; null for one alone. It ends the
+// process, as the compute thread cannot. The hooks are of no use after it.
 std::unique_ptr<Watchdog> watch_over(Rank& rank, const Plan& plan, Ranks& ranks, Control& control,
                                      TrainerHooks& hooks) {
-  if (ranks.count() == 1 || &rank.device_group() != &rank.group()) return nullptr;
+  if (ranks.count() == 1) return nullptr;
   // A disk that does not answer is given up after the same time, by who knows which one it is.
   const double later = plan.placement.on_disk() ? 1.25 : 1;
-  auto watchdog = std::make_unique<Watchdog>(WatchdogSetup{
-      .pulse = rank.pulse(),
-      .group = rank.group(),
-      .least = later * silence_seconds().value_or(Watchdog::kLeast),
-      .step_seconds = plan.step_seconds,
-      .host = Ranks::host(),
-      .name = [&rank](const Operation& operation) { return rank.step().name(operation); },
-      .moved_bytes = disk_bytes_moved,
-      .give_up = [&](const Error& error) { _exit(static_cast<int>(end_with(error, ranks, control))); }});
+  auto watchdog = std::make_unique<Watchdog>(
+      WatchdogSetup{.pulse = rank.pulse(),
+                    .group = rank.group(),
+                    .gpus = &rank.device_group() == &rank.group() ? nullptr : &rank.device_group(),
+                    .least = later * silence_seconds().value_or(Watchdog::kLeast),
+                    .step_seconds = plan.step_seconds,
+                    .host = Ranks::host(),
+                    .name = [&rank](const Operation& operation) { return rank.step().name(operation); },
+                    .moved_bytes = disk_bytes_moved,
+                    .give_up = [&](const Error& error) { give_up(error, ranks, control); }});
   hooks.on_step = [&learns = *watchdog, inner = hooks.on_step](const StepRow& row) {
     learns.step_done(row.step_ms / 1e3);
     inner(row);

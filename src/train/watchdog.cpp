@@ -59,7 +59,14 @@ bool Watchdog::moves() {
   const StepPulse::Beat beat = setup_.pulse.latest();
   const bool moved = std::exchange(seen_, beat.count) != beat.count;
   const bool transferred = std::exchange(bytes_, bytes) != bytes;
-  return moved || transferred || !beat.at || setup_.group.waits();
+  const std::optional<DeviceStand> at = device();
+  const bool called = at && std::exchange(calls_, at->passed) != at->passed;
+  const bool waits = setup_.group.waits() || (setup_.gpus != nullptr && setup_.gpus->waits());
+  return moved || transferred || called || !beat.at || waits;
+}
+
+std::optional<DeviceStand> Watchdog::device() const {
+  return setup_.gpus != nullptr ? setup_.gpus->device() : std::nullopt;
 }
 
 void Watchdog::watch() {
@@ -70,19 +77,24 @@ void Watchdog::watch() {
     lock.unlock();
     still = moves() ? 0 : still + look.count();
     const StepPulse::Beat beat = setup_.pulse.latest();
-    if (beat.at && still >= limit()) return setup_.give_up(stuck(beat, still));
+    if (beat.at && still >= limit()) {
+      const std::optional<DeviceStand> at = device();
+      if (!at || !at->inside || still >= kInCall * limit()) return setup_.give_up(stuck(beat, at, still));
+    }
     lock.lock();
   }
 }
 
-Error Watchdog::stuck(const StepPulse::Beat& beat, double seconds) const {
+Error Watchdog::stuck(const StepPulse::Beat& beat, const std::optional<DeviceStand>& device,
+                      double seconds) const {
   const int rank = setup_.group.rank();
   return Error(
       Exit::kNoProgress,
       {.area = "HANG-09",
        .what = fmt::format("rank {} on {} has made no progress for {:.1f} s: it is stuck in \"{}\" of "
-                           "step {}, with {:.1f} s allowed",
-                           rank, setup_.host, seconds, setup_.name(*beat.at), beat.step, limit()),
+                           "step {}, with {:.1f} s allowed{}",
+                           rank, setup_.host, seconds, setup_.name(*beat.at), beat.step, limit(),
+                           device ? "; its GPU " + device->where : ""),
        .place = fmt::format("rank {}", rank),
        .next = "see whether its GPU, its disk or a debugger holds that process (its stack: gdb -p, or "
                "/proc/PID/stack); then start the same command again"});

@@ -139,6 +139,55 @@ void wait_for_others(GpuRank& rank) {
   rank.group.check();
 }
 
+// The group's thread looks five times a second. Two calls were the start's.
+bool comes_to(const GpuRank& rank, const std::string& where) {
+  for (int i = 0; i < 1000; ++i) {
+    if (rank.group.device()->where == where) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  ADD_FAILURE() << "rank " << rank.group.rank() << ": \"" << rank.group.device()->where << "\" is not \""
+                << where << "\"";
+  return false;
+}
+
+TEST(NcclGroup, MarksOfCallsSayForWhomAGpuWaits) {
+  LM_NEEDS_GPU();
+  expect_good_ends(with_gpus({.ranks = 3}, [](GpuRank& rank) {
+    const std::vector<ByteRange> shards{{0, 64}, {64, 64}, {128, 64}};
+    const Memory array(DeviceType::kCuda, 192);
+    rank.group.share("first", array.data(), shards);
+    comes_to(rank, "has done all 3 calls that were enqueued");
+    EXPECT_FALSE(rank.group.waits());
+    rank.peers.barrier("all have done it");
+    if (rank.group.rank() != 1) {
+      rank.group.share("second", array.data(), shards);
+      comes_to(rank,
+               "waits in call 4, \"second\", for rank 1, whose GPU has done 3 of 3 that were enqueued there");
+      EXPECT_TRUE(rank.group.waits());
+      EXPECT_TRUE(rank.group.device()->inside);
+    }
+    rank.peers.barrier("all have looked");
+    if (rank.group.rank() == 1) rank.group.share("second", array.data(), shards);
+    comes_to(rank, "has done all 4 calls that were enqueued");
+    EXPECT_FALSE(rank.group.waits());
+  }));
+}
+
+TEST(NcclGroup, CallsHaveTheSameNumbersWhereSomeHaveNothingToMove) {
+  LM_NEEDS_GPU();
+  expect_good_ends(with_gpus({.ranks = 4}, [](GpuRank& rank) {
+    const int me = rank.group.rank(), first = me / 2 * 2;
+    const int64_t each = me < 2 ? 64 : 0;
+    const Memory array(DeviceType::kCuda, 128);
+    const std::vector<ByteRange> shards{{0, each}, {each, each}};
+    const Members members = every(1, first, 2, me - first);
+    rank.group.share_among(members, "shared by two of four", array.data(), shards, 64);
+    rank.group.exchange_among(members, "exchanged by two of four", array.data(), shards, 64,
+                              [](int64_t, int64_t, std::span<const std::byte* const>) {});
+    comes_to(rank, "has done all 4 calls that were enqueued");
+  }));
+}
+
 TEST(NcclGroup, ARankThatHasEndedEndsTheOthers) {
   LM_NEEDS_GPU();
   const std::vector<GpuRankEnd> ends = with_gpus({.ranks = 3}, [](GpuRank& rank) {
@@ -149,9 +198,13 @@ TEST(NcclGroup, ARankThatHasEndedEndsTheOthers) {
   });
   EXPECT_EQ(ends[1].code, 3);
   for (const size_t r : {0, 2}) {
+    const std::string number = std::to_string(r);
     EXPECT_EQ(ends[r].code, 0);
     EXPECT_EQ(ends[r].error,
-              "40 another rank has ended during \"gather of an array\" at rank " + std::to_string(r));
+              "40 another rank has ended during \"gather of an array\"; on here the GPU of rank " + number +
+                  " waits in call 3, \"gather of an array\", for rank 1, whose GPU has done 2 of 2 that were "
+                  "enqueued there at rank " +
+                  number);
   }
 }
 

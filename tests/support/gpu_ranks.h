@@ -63,6 +63,7 @@ inline int run_gpu_rank(const GpuRanks& setup, SharedRegion& region, int rank, i
     NcclGroup group({.api = load_nccl(),
                      .peers = peers,
                      .lost = peers.watch(),
+                     .region = &region,
                      .host = "here",
                      .staging = setup.staging});
     GpuRank self{region, peers, group, compute.view()};

@@ -27,20 +27,25 @@ class WaitingGroup final : public Group {
   void exchange_among(const Members&, const char*, const std::byte*, std::span<const ByteRange>, int64_t,
                       const Add&) override {}
   bool waits() const override { return others_are_late; }
-  std::atomic<bool> others_are_late = false;
+  std::optional<DeviceStand> device() const override {
+    return DeviceStand{.passed = passed, .inside = inside, .where = "is somewhere"};
+  }
+  std::atomic<bool> others_are_late = false, inside = false;
+  std::atomic<uint64_t> passed = 0;
 };
 
 struct Watched {
   StepPulse pulse;
-  WaitingGroup group;
+  WaitingGroup group, gpus;
   std::atomic<int64_t> bytes = 0;
   std::promise<std::string> given_up;
   std::future<std::string> message = given_up.get_future();
   std::optional<Watchdog> dog;
 
-  explicit Watched(double step_seconds = 0) {
+  explicit Watched(double step_seconds = 0, bool on_gpu = false) {
     dog.emplace(WatchdogSetup{.pulse = pulse,
                               .group = group,
+                              .gpus = on_gpu ? &gpus : nullptr,
                               .least = kShort,
                               .step_seconds = step_seconds,
                               .host = "node7",
@@ -65,6 +70,36 @@ TEST(Watchdog, NamesRankHostAndOperationOfAStuckThread) {
   const std::string message = rank.message.get();
   EXPECT_EQ(message.rfind("41 rank 2 on node7 has made no progress for ", 0), 0U) << message;
   EXPECT_NE(message.find("it is stuck in \"forward\" of step 7"), std::string::npos) << message;
+  EXPECT_EQ(message.find("GPU is"), std::string::npos) << message;
+}
+
+TEST(Watchdog, SaysWhereTheGpuOfAStuckRankIs) {
+  Watched rank(0, true);
+  rank.pulse.begin(kForwardOp);
+  ASSERT_EQ(rank.message.wait_for(std::chrono::seconds(30)), std::future_status::ready);
+  EXPECT_NE(rank.message.get().find(" s allowed; its GPU is somewhere"), std::string::npos);
+}
+
+// Its GPU waits for others, or goes on with what it was given, each for several times the limit.
+TEST(Watchdog, SparesARankWhoseGpuWaitsOrGoesOn) {
+  Watched waits(0, true), goes_on(0, true);
+  waits.gpus.others_are_late = waits.gpus.inside = true;
+  for (Watched* const rank : {&waits, &goes_on}) rank->pulse.begin(kForwardOp);
+  for (int i = 0; i < 300; ++i) {
+    ++goes_on.gpus.passed;
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+  EXPECT_TRUE(waits.spared());
+  EXPECT_TRUE(goes_on.spared());
+}
+
+// A rank that is stopped in the call is found by its silence first.
+TEST(Watchdog, GivesACallOfAllRanksHalfAsMuchTimeAgain) {
+  Watched rank(0, true);
+  rank.gpus.inside = true;
+  rank.pulse.begin(kForwardOp);
+  ASSERT_EQ(rank.message.wait_for(std::chrono::seconds(30)), std::future_status::ready);
+  EXPECT_NE(rank.message.get().find("no progress for 0.6 s"), std::string::npos);
 }
 
 // Each of them for several times the limit: one operation after the other, a wait for others, a slow disk, a

@@ -200,6 +200,8 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t s, unsigned
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   const PointPtr point = point_of(event);
   if (!point) return ok();
+  // Who never gave a stream anything only watches: nothing is ordered by that, and nothing hurries for it.
+  if (!issues) return point->reached() ? ok() : failed(cudaErrorNotReady);
   point->stream->want(point->number);  // who asks again and again must get there
   if (!point->reached()) return failed(cudaErrorNotReady);
   host_waited(point);

@@ -6,6 +6,7 @@
 //
 //   TWIN_NCCL=fail:RANK:CALL   that call (they count from 1) of that rank never ends, and its communicator
 //                              reports ncclRemoteError
+//   TWIN_NCCL=hang:RANK:CALL   it never ends, and nothing is reported
 #include <nccl.h>
 #include <unistd.h>
 
@@ -44,13 +45,18 @@ ncclResult_t refuse(ncclResult_t how, const std::string& why) {
   return how;
 }
 
+enum class Trouble : uint8_t { kNone, kFails, kHangs };
+
 // "fail:1:7": whether this is that call.
-bool must_fail(const State& s) {
+Trouble trouble_of(const State& s) {
   int rank = -1;
   unsigned long call = 0;
+  char how[5] = "";
   const char* const text = std::getenv("TWIN_NCCL");
-  return text != nullptr && std::sscanf(text, "fail:%d:%lu", &rank, &call) == 2 && rank == s.rank &&
-         call == s.operations;
+  const bool here = text != nullptr && std::sscanf(text, "%4[a-z]:%d:%lu", how, &rank, &call) == 3 &&
+                    rank == s.rank && call == s.operations;
+  if (!here) return Trouble::kNone;
+  return std::strcmp(how, "hang") == 0 ? Trouble::kHangs : Trouble::kFails;
 }
 
 std::string card() {
@@ -95,7 +101,7 @@ std::string operation_name(const std::vector<Call>& calls) {
   return std::string("nccl ") + kNames[static_cast<int>(calls.front().what)];
 }
 
-void launch(const std::shared_ptr<State>& s, cudaStream_t stream, std::vector<Call> calls, bool fails) {
+void launch(const std::shared_ptr<State>& s, cudaStream_t stream, std::vector<Call> calls, Trouble trouble) {
   std::vector<twin::Access> accesses;
   for (const Call& c : calls) {
     const auto n = static_cast<int64_t>(c.bytes()), all = n * s->ranks;
@@ -105,9 +111,10 @@ void launch(const std::shared_ptr<State>& s, cudaStream_t stream, std::vector<Ca
   const std::string name = operation_name(calls);
   twin::enqueue(
       stream, twin::Kind::kNccl, name,
-      [s, fails, calls = std::move(calls)] {
-        if (fails) {
+      [s, trouble, calls = std::move(calls)] {
+        if (trouble == Trouble::kFails)
           s->fail(ncclRemoteError, "remote process exited or there was a network error");
+        if (trouble != Trouble::kNone) {
           twin::nccl_wait([] { return false; }, s->stopped());
         } else if (!s->aborted) {
           twin::run_nccl(*s, calls);
@@ -121,17 +128,17 @@ ncclResult_t end_of(Queued& q) {
   if (s.result == ncclInProgress) return refuse(ncclInvalidUsage, "a call while another is in progress");
   if (s.result != ncclSuccess) return static_cast<ncclResult_t>(s.result.load());
   ++s.operations;
-  const bool fails = must_fail(s);
+  const Trouble trouble = trouble_of(s);
   if (s.blocking || s.operations > 1) {
-    launch(q.comm->state, q.stream, std::move(q.calls), fails);
+    launch(q.comm->state, q.stream, std::move(q.calls), trouble);
     return ncclSuccess;
   }
   // The first one connects the ranks, for which nobody waits here.
   s.result = ncclInProgress;
   if (s.beginner.joinable()) s.beginner.join();
-  s.beginner = std::thread([state = q.comm->state, stream = q.stream, calls = std::move(q.calls), fails] {
+  s.beginner = std::thread([state = q.comm->state, stream = q.stream, calls = std::move(q.calls), trouble] {
     usleep(5000);
-    launch(state, stream, calls, fails);
+    launch(state, stream, calls, trouble);
     int expected = ncclInProgress;
     state->result.compare_exchange_strong(expected, ncclSuccess);
   });

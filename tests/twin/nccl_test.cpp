@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include <atomic>
 #include <cstddef>
 
 #include "tests/support/gpu_ranks.h"
@@ -142,7 +143,7 @@ TEST(TwinNccl, RefusesOneGpuForTwoRanksOfAMachine) {
 // or the next, is the hour's.
 TEST(NcclGroupFailures, AnErrorOfNcclEndsItsRankAndThenTheOthers) {
   const std::vector<GpuRankEnd> ends =
-      with_gpus({.ranks = 2, .variables = {"TWIN_NCCL=fail:1:2"}}, [](GpuRank& rank) {
+      with_gpus({.ranks = 2, .variables = {"TWIN_NCCL=fail:1:4"}}, [](GpuRank& rank) {
         const std::vector<ByteRange> shards{{0, 64}, {64, 64}};
         const Memory array(DeviceType::kCuda, 128);
         for (const char* const what : {"first", "second", "third"})
@@ -160,6 +161,53 @@ TEST(NcclGroupFailures, AnErrorOfNcclEndsItsRankAndThenTheOthers) {
   };
   names_call(1, "40 NCCL has failed in ", ": remote process exited");
   names_call(0, "40 another rank has ended during ", "");
+}
+
+// Two calls were the start's.
+bool comes_to(const GpuRank& rank, const std::string& where) {
+  for (int i = 0; i < 1000 && rank.group.device()->where != where; ++i) usleep(10000);
+  EXPECT_EQ(rank.group.device()->where, where) << "rank " << rank.group.rank();
+  return rank.group.device()->where == where;
+}
+
+TEST(CallMarks, ACallToWhichAllHaveComeIsWaitedForByNobody) {
+  const std::vector<GpuRankEnd> ends =
+      with_gpus({.ranks = 2, .variables = {"TWIN_NCCL=hang:1:4"}}, [](GpuRank& rank) {
+        const std::vector<ByteRange> shards{{0, 64}, {64, 64}};
+        const Memory array(DeviceType::kCuda, 128);
+        for (const char* const what : {"first", "second"}) rank.group.share(what, array.data(), shards);
+        comes_to(rank, "does not end call 4, \"second\", to which all have come");
+        EXPECT_FALSE(rank.group.waits());
+        EXPECT_TRUE(rank.group.device()->inside);
+        rank.peers.barrier("both have looked");
+        _exit(::testing::Test::HasFailure() ? 1 : 0);
+      });
+  expect_good_ends(ends);
+}
+
+// What comes before the call never ends: one GPU is not in the call, and the other waits for it.
+TEST(CallMarks, AGpuThatHangsBeforeACallHasNotComeToIt) {
+  expect_good_ends(with_gpus({.ranks = 2}, [](GpuRank& rank) {
+    const std::vector<ByteRange> shards{{0, 64}, {64, 64}};
+    const Memory array(DeviceType::kCuda, 128);
+    std::atomic<bool> ends = false;
+    rank.group.share("first", array.data(), shards);
+    if (rank.group.rank() == 1)
+      twin::enqueue(rank.compute.handle, twin::Kind::kKernel, "never ends", [&ends] {
+        while (!ends) usleep(1000);
+      });
+    rank.group.begin_after(rank.compute);
+    rank.group.share("second", array.data(), shards);
+    comes_to(
+        rank,
+        rank.group.rank() == 1
+            ? "has done call 3 and does not come to call 4, \"second\""
+            : "waits in call 4, \"second\", for rank 1, whose GPU has done 3 of 4 that were enqueued there");
+    EXPECT_EQ(rank.group.waits(), rank.group.rank() == 0);
+    rank.peers.barrier("both have looked");
+    ends = true;
+    comes_to(rank, "has done all 4 calls that were enqueued");
+  }));
 }
 
 TEST(NcclGroupFailures, MemoryOfTheHostIsRefused) {

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "base/cuda.h"
@@ -69,6 +70,30 @@ TEST(TwinDeathTest, AnEventThatWasNeverRecordedIsNotWaitedFor) {
               "");
   EXPECT_EXIT(in_child("TWIN_RACES=2", [] { return passed_on(Link::kUnrecordedEvent); }),
               ExitedWithCode(kRace), "RACE");
+}
+
+// A thread asks whether the copy to the device is over, and then this one copies back. Who asks has given a
+// stream something before, or only watches.
+int passed_on_after_a_look(bool issues) {
+  Pinned in(5), out(1);
+  const Device device;
+  const Stream a(DeviceType::kCuda), b(DeviceType::kCuda);
+  copy_bytes(device.memory, in.values.data(), kBytes, a.view());
+  Event event(DeviceType::kCuda), other(DeviceType::kCuda);
+  event.record(a.view());
+  std::thread([&] {
+    if (issues) other.record(a.view());
+    while (!event.done()) std::this_thread::yield();
+  }).join();
+  copy_bytes(out.values.data(), device.memory, kBytes, b.view());
+  b.synchronize();
+  return static_cast<int>(out.values[0]);
+}
+
+TEST(TwinDeathTest, WhoOnlyWatchesOrdersNothing) {
+  EXPECT_EXIT(in_child("TWIN_RACES=2", [] { return passed_on_after_a_look(true); }), ExitedWithCode(5), "");
+  EXPECT_EXIT(in_child("TWIN_RACES=2", [] { return passed_on_after_a_look(false); }), ExitedWithCode(kRace),
+              "RACE");
 }
 
 // The null stream fills, another stream copies back.

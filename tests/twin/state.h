@@ -88,6 +88,8 @@ struct Settings {
   bool trace, pin, lazy, poison, pageable_waits;
   int races;
   unsigned seed = 0, delay_us = 0;
+  int hanging = -1;       // the card whose kernels never end, in PCI order, once there is
+  std::string hang_file;  // this file
 };
 
 inline constexpr uintptr_t kBase = 0x200000000000, kSpan = 1ULL << 42, kAlias = kSpan;
@@ -112,7 +114,8 @@ struct State {
 State& state();  // never destroyed: streams outlive main
 
 extern thread_local cudaError_t last_error;
-extern thread_local int device;  // the calling thread's current one
+extern thread_local int device;   // the calling thread's current one
+extern thread_local bool issues;  // whether the calling thread has ever put anything into a stream
 
 // ---- errors
 cudaError_t failed(cudaError_t error);

@@ -17,6 +17,7 @@ namespace twin {
 
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local int device = 0;
+thread_local bool issues = false;
 
 namespace {
 
@@ -49,7 +50,15 @@ int64_t now_ns() {
   _exit(139);
 }
 
+bool never_ends(const Stream& s, const Operation& op) {
+  const Settings& settings = state().settings;
+  const bool kernel = op.kind == Kind::kKernel || op.kind == Kind::kAten || op.kind == Kind::kGemm;
+  return kernel && settings.hanging >= 0 && cuda_order()[static_cast<size_t>(s.device)] == settings.hanging &&
+         access(settings.hang_file.c_str(), F_OK) == 0;
+}
+
 void run(Stream* s, const Operation& op) {
+  while (never_ends(*s, op)) usleep(1000);
   running = &op;
   moved_bytes = host_bytes = 0;
   State& st = state();
@@ -89,6 +98,7 @@ void run_stream(Stream* s) {
 // `point`: where the operation stands.
 void push(Stream* s, Operation op, Point* point = nullptr) {
   State& st = state();
+  issues = true;
   // One lock for both: the queue's order is the clock's.
   const std::lock_guard lock(st.mutex);
   join(s->clock, st.host);
@@ -122,6 +132,9 @@ Settings::Settings()
   const std::vector<Card> all = twin::cards();
   for (const int card : cuda_order()) cards.push_back(all[static_cast<size_t>(card)]);
   std::sscanf(environment("TWIN_DELAY", "0:0"), "%u:%u", &seed, &delay_us);
+  const std::string hang = environment("TWIN_HANG", "");
+  if (const size_t colon = hang.find(':'); colon != std::string::npos)
+    hanging = std::atoi(hang.c_str()), hang_file = hang.substr(colon + 1);
 }
 
 State::State()

@@ -1,0 +1,124 @@
+"""`lmlaunch --gpus N` on the twin while a rank with a GPU is stopped, its compute thread is held, or its GPU never ends what it is at:
+all ranks end within the deadline, one message names rank, host and operation, and no process is left. What the GPUs are at when
+ranks only wait is no reason to end."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+
+import pytest
+
+from stuck import Stuck
+from test_gpus import cards, prepared, started
+from test_ranks import gone
+from test_run import filled
+
+SILENCE = 4  # seconds; the deadline is that, or ten steps
+DEADLINE = 60
+HOST = re.escape(socket.gethostname())
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    return filled(tmp_path_factory.mktemp("gpus"), layers=5)
+
+
+def running(work, name, gpus, **variables):
+    """A run in its steps: the door, and the ranks' process ids."""
+    prepared(work, name, train__steps=100000, train__eval_every=0, zero__stage=3)
+    door, ranks = started(work, name, gpus, 3, LMLAUNCH_SILENCE=str(SILENCE), **variables)
+    assert len(ranks) == gpus, door.stderr.read() if door.poll() is not None else ranks
+    return door, ranks
+
+
+def ended(work, name, door, ranks, since):
+    """The only error, once all have ended."""
+    try:
+        messages = door.communicate(timeout=DEADLINE)[1]
+    finally:
+        if door.poll() is None:
+            door.kill()  # its ranks go with it
+    seconds = time.monotonic() - since
+    assert door.returncode == 41 and seconds < DEADLINE, messages
+    gone(ranks)
+    errors = re.findall(r"^lmlaunch: error .*", messages, re.M)
+    assert len(errors) == 1 and errors[0].startswith("lmlaunch: error HANG-09 (exit 41): "), messages
+    assert messages.rstrip().splitlines()[-1].startswith("lmlaunch: stop code=41 ")
+    assert json.loads((work / "runs" / name / "status.json").read_text())["exit_code"] == 41
+    return errors[0]
+
+
+def log_of(work, name, rank):
+    return (work / "runs" / name / ("log.txt" if rank == 0 else f"log.rank{rank}.txt")).read_text()
+
+
+def waits_for(work, name, rank, other):
+    """In a call of the GPUs, or in one of the processes."""
+    log = log_of(work, name, rank)
+    assert re.search(rf'the GPU of rank {rank} waits in call \d+, .* for rank {other}, whose GPU|another rank has ended during "\w', log), log
+
+
+def test_a_rank_that_is_stopped_is_named_by_one_that_waits_for_it(work):
+    door, ranks = running(work, "stopped", 2)
+    since = time.monotonic()
+    os.kill(ranks[1], signal.SIGSTOP)
+    error = ended(work, "stopped", door, ranks, since)
+    assert re.search(r'rank 1 has given no sign of life for \d+ s: it has not come to "\w', error), error
+    # Where rank 0 waits in a call of the processes, the machine is not named: it is the one.
+    assert re.search(rf'(on {HOST} the GPU of rank 0 |last seen at "\w[^"]*", call \d+ at rank 0)', error), error
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_whose_compute_thread_is_held_names_itself(work, rank):
+    """Its other threads say that it lives, and its GPU does what it was given."""
+    name = f"held{rank}"
+    door, ranks = running(work, name, 3)
+    since = time.monotonic()
+    held = Stuck(ranks[rank])
+    while door.poll() is None and time.monotonic() - since < DEADLINE:
+        held.has_ended()
+        time.sleep(0.05)
+    error = ended(work, name, door, ranks, since)
+    assert re.search(rf'rank {rank} on {HOST} has made no progress for [\d.]+ s: it is stuck in "\w[^"]*" of step \d+', error), error
+    assert "its GPU has done " in error, error
+    for other in {0, 1, 2} - {rank}:
+        waits_for(work, name, other, rank)
+
+
+def test_a_gpu_that_never_ends_a_kernel_is_named(work):
+    """Its rank's host has enqueued as much as the others' and waits for the GPU, as they do."""
+    trigger = work / "hang"
+    door, ranks = running(work, "hangs", 2, TWIN_HANG=f"1:{trigger}")
+    since = time.monotonic()
+    trigger.touch()
+    error = ended(work, "hangs", door, ranks, since)
+    trigger.unlink()
+    assert re.search(rf"rank 1 on {HOST} has made no progress for ", error), error
+    assert re.search(r'its GPU has done (call \d+ and does not come to call \d+, "\w|all \d+ calls)', error), error
+    waits_for(work, "hangs", 0, 1)
+
+
+def test_a_call_to_which_all_have_come_and_that_never_ends(work):
+    """NCCL, or the link between two GPUs, is stuck: any rank may say so, and one does."""
+    door, ranks = running(work, "stuck_call", 2, TWIN_NCCL="hang:1:200")
+    error = ended(work, "stuck_call", door, ranks, time.monotonic())
+    assert re.search(rf'rank [01] on {HOST} has made no progress for .*its GPU does not end call \d+, "\w[^"]*", to which all have come', error), error
+
+
+def test_ranks_that_wait_for_a_slow_one_are_spared(work):
+    """A rank that is held for a moment again and again is slow; nobody is given up."""
+    door, ranks = running(work, "slow", 2)
+    end = time.monotonic() + 3 * SILENCE
+    while time.monotonic() < end:
+        os.kill(ranks[1], signal.SIGSTOP)
+        time.sleep(SILENCE / 4)
+        os.kill(ranks[1], signal.SIGCONT)
+        time.sleep(0.2)
+    assert door.poll() is None, door.stderr.read()
+    door.send_signal(signal.SIGTERM)
+    messages = door.communicate(timeout=120)[1]
+    assert door.returncode == 75, messages
