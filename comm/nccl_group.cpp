@@ -39,11 +39,20 @@ NcclGroup::NcclGroup(NcclSetup setup) : setup_(std::move(setup)) {
   LM_CHECK(setup_.staging >= kExchangePart * ranks(), "staging for a part of every rank");
   connect();
   device_ = std::make_unique<OnDevice>(setup_.staging);
-  reach_neighbours();
   watch_ = std::thread([this] { watch(); });
+  try {
+    reach_neighbours();
+  } catch (...) {
+    end_watch();
+    throw;
+  }
 }
 
 NcclGroup::~NcclGroup() {
+  end_watch();
+}
+
+void NcclGroup::end_watch() {
   {
     const std::lock_guard lock(leave_mutex_);
     leaving_ = true;
@@ -77,6 +86,8 @@ void NcclGroup::reach_neighbours() {
     must(api.send(bytes, 1, kNcclBytes, next, comm, stream), kStart);
     must(api.receive(bytes + 1, 1, kNcclBytes, last, comm, stream), kStart);
   });
+  synchronize(device_->stream.view());
+  check();
 }
 
 Error NcclGroup::nccl_error(int result, const std::string& what) const {

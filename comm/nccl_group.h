@@ -78,6 +78,7 @@ class NcclGroup final : public Group {
   Error nccl_error(int result, const std::string& what) const;
   Error not_come(const std::string& what, double seconds) const;
   void watch();
+  void end_watch();
   std::optional<Error> look();
   Error with_stand(const Error& error) const;
   std::string what_of_call();

@@ -139,6 +139,9 @@ void wait_for_others(GpuRank& rank) {
   rank.group.check();
 }
 
+// Whoever looks at marks waits for nothing: a twin that does nothing before somebody waits would do nothing.
+const std::vector<std::string> kEager = {"TWIN_LAZY=0"};
+
 // The group's thread looks five times a second. Two calls were the start's.
 bool comes_to(const GpuRank& rank, const std::string& where) {
   for (int i = 0; i < 1000; ++i) {
@@ -152,7 +155,7 @@ bool comes_to(const GpuRank& rank, const std::string& where) {
 
 TEST(NcclGroup, MarksOfCallsSayForWhomAGpuWaits) {
   LM_NEEDS_GPU();
-  expect_good_ends(with_gpus({.ranks = 3}, [](GpuRank& rank) {
+  expect_good_ends(with_gpus({.ranks = 3, .variables = kEager}, [](GpuRank& rank) {
     const std::vector<ByteRange> shards{{0, 64}, {64, 64}, {128, 64}};
     const Memory array(DeviceType::kCuda, 192);
     rank.group.share("first", array.data(), shards);
@@ -175,7 +178,7 @@ TEST(NcclGroup, MarksOfCallsSayForWhomAGpuWaits) {
 
 TEST(NcclGroup, CallsHaveTheSameNumbersWhereSomeHaveNothingToMove) {
   LM_NEEDS_GPU();
-  expect_good_ends(with_gpus({.ranks = 4}, [](GpuRank& rank) {
+  expect_good_ends(with_gpus({.ranks = 4, .variables = kEager}, [](GpuRank& rank) {
     const int me = rank.group.rank(), first = me / 2 * 2;
     const int64_t each = me < 2 ? 64 : 0;
     const Memory array(DeviceType::kCuda, 128);
