@@ -150,6 +150,7 @@ void TrainStep::carry_out(const Operation& operation) {
       break;
     case OperationKind::kGather:
       gather(operation);
+      if (save_ != nullptr) save_->gathered(operation.unit);
       break;
     case OperationKind::kCheck:
       check();

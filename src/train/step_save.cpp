@@ -39,10 +39,12 @@ StepSave::StepSave(const StepSaveSetup& setup, State state)
       next_tile_(state_.units.size()),
       came_(state_.units.size(), 0),
       stream_(state_.stream.device),
-      begins_(state_.stream.device) {
+      begins_(state_.stream.device),
+      gathered_(state_.stream.device) {
   const Busy busy(*this);
   take_in();
   begins_.record(state_.stream);
+  gathered_.record(state_.gathers);
   if (state_.stream.device == DeviceType::kCuda) gpu_ = cuda_selected();
   try {
     thread_ = std::thread([this] { run(); });
@@ -155,6 +157,7 @@ void StepSave::run() {
   try {
     if (state_.stream.device == DeviceType::kCuda) cuda_select(gpu_);
     begins_.wait(stream_.view());
+    gathered_.wait(stream_.view());
     Staging staging(stream_.view(), kThreadStaging);
     read_beside(staging);
     std::unique_lock lock(mutex_);
@@ -199,10 +202,10 @@ void StepSave::lend(const Lent& lent) {
   changed_.notify_all();
 }
 
-std::shared_ptr<Event> StepSave::made() const {
-  if (state_.stream.device == DeviceType::kCpu) return nullptr;
-  auto event = std::make_shared<Event>(state_.stream.device);
-  event->record(state_.stream);
+std::shared_ptr<Event> StepSave::made(StreamView stream) {
+  if (stream.device == DeviceType::kCpu) return nullptr;
+  auto event = std::make_shared<Event>(stream.device);
+  event->record(stream);
   return event;
 }
 
@@ -235,10 +238,14 @@ void StepSave::updated(int64_t unit, int64_t tile, int64_t step) {
         fmt::format("tile {} of unit {} is of step {}, the save of step {}", tile, unit, step, state_.step));
     ++next_tile_[u];
     lend_tile(unit, tile);
-    if (tile + 1 < state_.units[u].end_tile) return;
-    lend_weights(unit, state_.weights.trainable_home(unit));
-    came(unit);
+    if (tile + 1 < state_.units[u].end_tile || state_.units[u].gathered) return;
+    lend_updated_weights(unit, state_.stream);
   });
+}
+
+void StepSave::gathered(int64_t unit) {
+  if (!waits_for(unit, SaveWay::kUpdate)) return;
+  try_on_compute([&] { lend_updated_weights(unit, state_.gathers); });
 }
 
 // Of several ranks each has its shard to save.
@@ -248,7 +255,7 @@ void StepSave::lend_tile(int64_t unit, int64_t tile) {
   const std::optional<int64_t> array = state_.optimizer->array(block, tile);
   const Lender lender = array ? Lender{Pool::kOptimizer, *array} : kUntilCheck;
   const std::shared_ptr<Event> made =
-      state_.optimizer->shows_host_memory(block, tile) ? nullptr : this->made();
+      state_.optimizer->shows_host_memory(block, tile) ? nullptr : StepSave::made(state_.stream);
   state_.optimizer->show(block, tile, [&](size_t stream, int64_t offset, std::span<const std::byte> bytes) {
     const auto entry = std::ranges::find(entries, stream, &StateEntry::stream);
     if (entry == entries.end()) return;
@@ -264,27 +271,31 @@ void StepSave::lend_tile(int64_t unit, int64_t tile) {
   });
 }
 
-void StepSave::lend_weights(int64_t unit, const std::byte* weights) {
+// Those of an adapter are on the device, and those in shards have been changed at home.
+void StepSave::lend_updated_weights(int64_t unit, StreamView stream) {
+  const bool slot = state_.weights.trained_through_slots(unit) && !state_.weights.in_shards(unit);
+  lend_weights(unit, state_.weights.trainable_home(unit), slot ? Lender{Pool::kWeights, unit} : kUntilCheck,
+               stream);
+}
+
+void StepSave::lend_weights(int64_t unit, const std::byte* weights, Lender lender, StreamView stream) {
   const auto u = static_cast<size_t>(unit);
-  const bool slot = state_.weights.through_slots(unit);
-  const std::shared_ptr<Event> made = this->made();
+  const std::shared_ptr<Event> made = StepSave::made(stream);
   for (const StateEntry& entry : weights_[u]) {
     const int64_t begin = entry.first - state_.weights.units()[u].first;
-    lend({.lender = slot ? Lender{Pool::kWeights, unit} : kUntilCheck,
+    lend({.lender = lender,
           .entry = &entry,
           .offset = 0,
           .bytes = {weights + begin * static_cast<int64_t>(dtype_size(entry.dtype)),
                     static_cast<size_t>(entry.bytes())},
           .made = made});
   }
+  came(unit);
 }
 
 void StepSave::returning(int64_t unit, const Loan& loan) {
   if (!waits_for(unit, SaveWay::kLoan)) return;
-  try_on_compute([&] {
-    lend_weights(unit, loan.trainable());
-    came(unit);
-  });
+  try_on_compute([&] { lend_weights(unit, loan.trainable(), {Pool::kWeights, unit}, state_.stream); });
 }
 
 void StepSave::wait_beside() {
@@ -342,20 +353,22 @@ SaveWay TrainStep::save_way(int64_t unit, bool rides) const {
 }
 
 std::unique_ptr<StepSave> TrainStep::begin_save(const StepSaveSetup& setup) {
-  // Without global clipping the next updates come before any check. GPUs gather weights right after their
-  // update, in a stream that the save's does not know.
-  const bool gathered_beside = context_.device == DeviceType::kCuda && group_.ranks() > 1;
-  const bool rides = !gathered_beside && settings_.clip == Clip::kGlobal && !(pending_ && update_.skipped);
+  // Without global clipping the next updates come before any check.
+  const bool rides = settings_.clip == Clip::kGlobal && !(pending_ && update_.skipped);
   std::vector<SaveUnit> units;
   for (int64_t u = 0; u < std::ssize(settings_.shape.units); ++u) {
     const ScheduleUnit& unit = settings_.shape.unit(u);
-    units.push_back({save_way(u, rides), unit.first_tile, unit.end_tile});
+    units.push_back({.way = save_way(u, rides),
+                     .first_tile = unit.first_tile,
+                     .end_tile = unit.end_tile,
+                     .gathered = settings_.shape.sharded && !unit.in_shards});
   }
   if (std::ranges::find(units, SaveWay::kNow, &SaveUnit::way) != units.end()) flush();
   auto save = std::make_unique<StepSave>(
       setup, StepSave::State{.weights = weights_,
                              .optimizer = optimizer_,
                              .stream = context_.stream,
+                             .gathers = device_group_.stream(context_.stream),
                              .units = std::move(units),
                              .step = update_.step,
                              .updates = optimizer_->t() + (pending_ && !update_begun_ ? 1 : 0)});

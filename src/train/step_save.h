@@ -4,6 +4,15 @@
 // beside the next step's compute. What neither holds for is read at once. Every byte goes to the sink once,
 // from two threads at a time.
 //
+// Of several ranks each saves its shards. GPUs gather weights beside compute, in a stream of their group, and
+// a gather may write every byte of a unit, this rank's shard among them, until it is done. So the save's
+// stream begins behind the gathers that the step has left under way, and weights that an update has changed
+// are lent when their gather has been enqueued, to be read behind it. Weights in shards are gathered into
+// slots alone: lent is the home, which only updates change, or a slot for which compute has waited. The
+// gathers of the next updates come after wait_beside, as these updates do, and one into a slot after
+// take_back. Both wait for gathers that this rank has enqueued already, and so for no rank that waits for
+// this one.
+//
 // The compute thread constructs it and calls; TrainStep gives it the step. Borrows everything.
 #pragma once
 
@@ -38,6 +47,7 @@ enum class SaveWay : uint8_t {
 struct SaveUnit {
   SaveWay way = SaveWay::kNow;
   int64_t first_tile = 0, end_tile = 0;  // of its block; with kUpdate
+  bool gathered = false;                 // its weights are, after the last tile's update
 };
 
 struct StepSaveSetup {
@@ -53,7 +63,8 @@ class StepSave {
   struct State {
     WeightStore& weights;
     const ShardedOptimizer* optimizer;  // may be null: weights alone
-    StreamView stream;
+    StreamView stream;                  // of compute
+    StreamView gathers;                 // in which weights are gathered: a group's, or the same
     std::vector<SaveUnit> units;
     int64_t step = 0, updates = 0;  // the step, and updates when all of its are done
   };
@@ -67,6 +78,8 @@ class StepSave {
   // TrainStep's: none of them throws for the sink, whose failure ends the save and waits for finish().
   // The tile has just been updated, by the update of that step.
   void updated(int64_t unit, int64_t tile, int64_t step);
+  // Its weights are being gathered.
+  void gathered(int64_t unit);
   // A loan of the unit is about to end; its weights are still in their slot.
   void returning(int64_t unit, const Loan& loan);
   // The slot that holds the array is about to hold another one: waits until the sink has what was lent from
@@ -108,10 +121,12 @@ class StepSave {
   void write(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes);
   void read(LiveState& from, Entries entries);
   void lend(const Lent& lent);
-  // Of what compute has been given so far; null on the CPU.
-  std::shared_ptr<Event> made() const;
+  // Of what the stream has been given so far; null on the CPU.
+  static std::shared_ptr<Event> made(StreamView stream);
   void lend_tile(int64_t unit, int64_t tile);
-  void lend_weights(int64_t unit, const std::byte* weights);
+  // With them the unit has come. `stream`: that has been given what makes them.
+  void lend_weights(int64_t unit, const std::byte* weights, Lender lender, StreamView stream);
+  void lend_updated_weights(int64_t unit, StreamView stream);
   void came(int64_t unit);
   void try_on_compute(const std::function<void()>& body);
   void fail();
@@ -130,7 +145,7 @@ class StepSave {
 
   // Beside a GPU's compute the thread has a stream of its own, which begins when the state is there.
   Stream stream_;
-  Event begins_;
+  Event begins_, gathered_;
   int gpu_ = 0;  // that it selects
 
   std::atomic<bool> given_up_{false};  // no byte more

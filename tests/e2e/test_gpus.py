@@ -122,6 +122,29 @@ def test_a_run_goes_on_with_as_many_gpus_bit_for_bit_and_with_one(work):
     expect_close(result(work, "one"), whole, 1e-4)
 
 
+def test_a_save_of_gpus_rides_on_the_next_step(work):
+    """State on disk is read for no save; a run that goes on from one has the bits of the run that made it."""
+    # An evaluation completes the updates that a save rides on.
+    settings = {"zero__stage": 2, "train__steps": 5, "train__eval_every": 5, "checkpoint__keep": 9, "offload__optimizer": "nvme",
+                "offload__paths": ["."]}
+
+    def read_bytes(name):
+        return [row["read_bytes"] for row in rows(work, name) if "loss" in row]
+
+    plain = train(work, "unsaved", 2, **settings, checkpoint__every=0)
+    whole = train(work, "saved", 2, variables={"TWIN_RACES": "2"}, **settings, checkpoint__every=1)
+    assert whole == plain
+    # What is fetched for the updates after the last row may be in it or not; each of four saves would read as much.
+    assert abs(sum(read_bytes("saved")) - sum(read_bytes("unsaved"))) <= max(read_bytes("unsaved")) > 0
+    first, *later = sorted((work / "runs" / "saved" / "checkpoints").iterdir())
+    assert first.name == "step_00000001" and len(later) >= 3
+    for directory in (*later, work / "runs" / "saved" / "model"):
+        shutil.rmtree(directory)
+    (work / "runs" / "saved" / "status.json").unlink()
+    lmlaunch("--gpus", 2, "saved.toml", cwd=work, TWIN_GPUS=cards(2))
+    assert result(work, "saved") == whole
+
+
 def test_ranks_have_a_card_each_of_those_that_are_shown(work):
     uuids = [f"GPU-{d * 8}-{d * 4}-{d * 4}-{d * 4}-{d * 12}" for d in "1234"]
     file = prepared(work, "shown", train__steps=1)
