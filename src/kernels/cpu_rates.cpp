@@ -115,7 +115,8 @@ double gemm_call_seconds(DType dtype, StreamView stream, double gemm_flops) {
     kernels.gemm({.a = matrix(kWeights), .b = matrix(next++ % kWeights), .out = matrix(kWeights + 1)},
                  stream);
   });
-  return std::max(0.0, seconds - 2.0 * kSize * kSize * kSize / gemm_flops);
+  constexpr double kLeast = 1e-9;  // 0 is one that was not measured
+  return std::max(kLeast, seconds - 2.0 * kSize * kSize * kSize / gemm_flops);
 }
 
 }  // namespace

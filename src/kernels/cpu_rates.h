@@ -11,7 +11,7 @@ struct CpuRates {
   double attention_flops = 0;    // FLOP/s of a forward and a backward, visible keys alone
   double gemm_call_seconds = 0;  // of a small product beyond its FLOP: checks, weights that are in no cache
 };
-// Medians, as a step can expect them on a machine that others use, too. `gemm_flops`: of large products.
+// Of the quicker calls, all above 0. `gemm_flops`: of large products.
 CpuRates measure_cpu_rates(DType dtype, StreamView stream, double gemm_flops);
 
 }  // namespace lm
