@@ -102,6 +102,14 @@ bool MpiWorker::end(Exit code, std::string why) {
   return told_by_leader_ == why;
 }
 
+void MpiWorker::passed_on() {
+  std::unique_lock lock(mutex_);
+  if (!heard_word_) return;
+  last_word_ = heard_word_;
+  wake_.notify_one();
+  wait(lock, kTellSeconds + kHearSeconds, [this] { return ended_; });
+}
+
 bool MpiWorker::leave() {
   std::unique_lock lock(mutex_);
   leaving_ = true;
@@ -141,6 +149,10 @@ bool MpiLink::moving() const {
 
 bool MpiLink::end(Exit code, const std::string& why) {
   return worker_->end(code, why);
+}
+
+void MpiLink::passed_on() {
+  worker_->passed_on();
 }
 
 void MpiLink::leave() {

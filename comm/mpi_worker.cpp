@@ -210,6 +210,7 @@ void MpiWorker::take(const Sign& sign, int from) {
                      .next = "see that rank's message"});
   if (!heard_end_) heard_end_ = error;
   const std::lock_guard lock(mutex_);
+  if (!heard_word_) heard_word_ = sign;
   if (from == 0) told_by_leader_ = sign.why;
 }
 
@@ -270,6 +271,7 @@ void MpiWorker::look_at_neighbour() {
   const double silent = monotonic_seconds() - heard_at_;
   if (ranks == 1 || neighbour_left_ || silent < setup_.silence) return;
   const int before = (rank + ranks - 1) % ranks;
+  leader_lost_ = before == 0;
   const std::string host = neighbour_.host[0] == 0 ? "" : std::string(" on ") + neighbour_.host;
   const std::string where = neighbour_.host[0] == 0 ? ""
                                                     : fmt::format(": it was last seen at \"{}\", call {}",
@@ -329,14 +331,18 @@ void MpiWorker::give_up(const Error& error) {
   word.code = static_cast<int32_t>(error.code());
   copy_text(word.why, sizeof word.why, error.what());
   {
-    // First: this rank says it on the console before the others' ends reach its door.
+    // First: unless rank 0 does, this rank says it on the console before the others' ends reach its door.
     const std::lock_guard lock(mutex_);
     failure_ = error;
     released_ = true;
   }
   done_.notify_all();
   try {
-    tell_all(word);
+    if (leader_lost_) {
+      tell_all(word);
+    } else {
+      speak_once(word);
+    }
   } catch (const Error&) {
     // MPI has failed: the others find out by themselves.
   }

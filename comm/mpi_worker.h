@@ -44,6 +44,7 @@ class MpiWorker {
   std::optional<Error> lost();
   bool moving();
   bool end(Exit code, std::string why);
+  void passed_on();
   bool leave();
   // Whether the thread has ended.
   bool stop();
@@ -95,7 +96,8 @@ class MpiWorker {
   std::optional<Order> asked_;  // until it is done
   std::optional<Sign> last_word_;
   std::optional<Error> failure_;
-  std::string told_by_leader_;  // why rank 0 ends
+  std::optional<Sign> heard_word_;  // with which another rank has ended the run
+  std::string told_by_leader_;      // why rank 0 ends
   bool joined_ = false, leaving_ = false, stopping_ = false;
   bool released_ = false;  // the thread does not touch what it was asked to move any more
   bool ended_ = false;
@@ -111,6 +113,7 @@ class MpiWorker {
   void *hearing_ = nullptr, *speaking_ = nullptr;
   double heard_at_ = 0, spoken_at_ = 0, turned_at_ = 0;
   bool neighbour_left_ = false;
+  bool leader_lost_ = false;        // it says nothing any more
   std::optional<Error> heard_end_;  // another rank has ended the run
 
   uint64_t calls_ = 0;  // the compute thread's

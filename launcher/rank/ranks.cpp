@@ -150,7 +150,10 @@ Ranks::~Ranks() {
 
 void Ranks::tell(const Error& error) {
   ErrorText text = error.text();
-  if (text.area == "PEER-32") return;  // that rank has said it
+  if (text.area == "PEER-32") {
+    if (link_ && leads()) link_->passed_on();
+    return;
+  }
   const bool said = link_ && link_->end(error.code(), error.what());
   const bool follows = error.code() == Exit::kPeerLost && text.area != "NCCL-10";
   if (said || console_ < 0 || follows) return;

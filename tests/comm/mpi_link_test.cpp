@@ -236,6 +236,47 @@ TEST(MpiLink, WhatAllEndWithTheLeaderSaysForAll) {
   EXPECT_TRUE(said[2]);
 }
 
+// The leader, in a call, hears why another rank has ended the run, and says it.
+TEST(MpiLink, WhatTheLeaderHasPassedOnNeedNotBeSaidAgain) {
+  bool said = false;
+  const std::vector<Outcome> out = with_links(3, [&](MpiLink& link, Group& group) {
+    group.barrier("start");
+    if (link.rank() == 2) {
+      said = link.end(Exit::kNoProgress, "stuck");
+      return;
+    }
+    try {
+      group.barrier("weights");
+    } catch (const Error&) {
+      if (link.rank() == 0) link.passed_on();
+      throw;
+    }
+  });
+  EXPECT_TRUE(says(out[0], "41 rank 2 on node has ended the run: stuck")) << out[0].error;
+  EXPECT_TRUE(said);
+  for (const Outcome& one : out) EXPECT_LT(one.seconds, 3);
+}
+
+TEST(MpiLink, ASilentRankIsNamedOnceWhereTheLeaderPassesItOn) {
+  bool said = false;
+  const std::vector<Outcome> out = with_links(
+      4,
+      [&](MpiLink& link, Group& group) {
+        group.barrier("first");
+        if (link.rank() == 1) mute(1);
+        try {
+          group.barrier("second");
+        } catch (const Error& error) {
+          if (link.rank() == 0) link.passed_on();
+          if (link.rank() == 2) said = link.end(error.code(), error.what());
+          throw;
+        }
+      },
+      1.0);
+  EXPECT_TRUE(says(out[2], "41 rank 1 on node has given no sign of life for")) << out[2].error;
+  EXPECT_TRUE(said);
+}
+
 // A call in two levels: who has finished both may end before another begins the second.
 TEST(MpiLink, ACallInTwoLevelsIsFinishedWhenAnotherRankEnds) {
   const std::vector<Outcome> out = with_links(2, [](MpiLink& link, Group& group) {

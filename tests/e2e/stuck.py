@@ -1,14 +1,36 @@
 """A process whose compute thread is held while its other threads run on, as in a call that never returns."""
 
+import contextlib
 import ctypes
 import errno
 import os
+import re
 import time
+from pathlib import Path
 
 import pytest
 
 CONT, SEIZE, INTERRUPT = 7, 0x4206, 0x4207
 WALL = 0x40000000
+
+
+def sleeps(pid):
+    """How often the thread that says that a rank of an MPI job lives has gone to sleep; None where there is none."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            if (task / "comm").read_text() == "lm-mpi\n":
+                return int(re.search(r"^voluntary_ctxt_switches:\s*(\d+)", (task / "status").read_text(), re.M)[1])
+    return None
+
+
+def watched(pid):
+    """Whether that thread still turns: where the main thread is held with its lock, it does not, and the rank counts as silent."""
+    before, until = sleeps(pid), time.monotonic() + 1
+    while before is not None and time.monotonic() < until:
+        if sleeps(pid) != before:
+            return True
+        time.sleep(0.01)
+    return before is None
 
 
 class Stuck:
@@ -28,9 +50,16 @@ class Stuck:
             raise OSError(ctypes.get_errno(), "ptrace")
 
     def hold(self):
-        self.ask(INTERRUPT)
-        os.waitpid(self.pid, WALL)  # it is held
-        self.since = time.monotonic()
+        """Never where it holds what the others of its threads need."""
+        for _ in range(20):
+            self.ask(INTERRUPT)
+            os.waitpid(self.pid, WALL)  # it is held
+            self.since = time.monotonic()
+            if watched(self.pid):
+                return
+            self.ask(CONT)
+            time.sleep(0.02)
+        raise AssertionError(f"process {self.pid} has been held 20 times where its other threads need it")
 
     def has_ended(self):
         """Before its parent learns of its end this one has to."""

@@ -11,9 +11,10 @@ import time
 
 import pytest
 
+import mpi
 from test_ranks import gone
 from test_run import config, filled
-from test_twin import H100, TWIN, lmlaunch, rows, start, twin_environment
+from test_twin import H100, TWIN, finish, lmlaunch, rows, start, twin_environment
 
 STEPS = 4
 long = pytest.mark.long
@@ -200,10 +201,14 @@ def test_nccl_without_room_in_shared_memory_ends_before_the_model_is_loaded(work
     assert not checks["shared memory"]["ok"] and "64.00 KiB free" in checks["shared memory"]["value"], checks["shared memory"]
 
 
+def came_to(work, name, step):
+    metrics = work / "runs" / name / "metrics.jsonl"
+    return metrics.exists() and f'"step":{step},' in metrics.read_text()
+
+
 def started(work, name, gpus, step, **variables):
     door = start("--gpus", gpus, f"{name}.toml", cwd=work, on="twin", TWIN_GPUS=cards(gpus), **variables)
-    metrics = work / "runs" / name / "metrics.jsonl"
-    while door.poll() is None and not (metrics.exists() and f'"step":{step},' in metrics.read_text()):
+    while door.poll() is None and not came_to(work, name, step):
         time.sleep(0.01)
     pids = subprocess.run(["pgrep", "-P", str(door.pid)], capture_output=True, text=True).stdout.split()
     return door, [int(pid) for pid in pids]
@@ -249,22 +254,22 @@ def test_one_gpu_opens_no_socket_and_knows_nothing_of_mpi(work):
     assert "lmlaunch-mpi" not in calls and "libmpi" not in calls
 
 
-@pytest.mark.skipif(shutil.which("mpirun") is None or not (TWIN / "bin" / "lmlaunch-mpi.so").exists(), reason="no Open MPI")
+no_mpi = pytest.mark.skipif(shutil.which("mpirun") is None or not (TWIN / "bin" / "lmlaunch-mpi.so").exists(), reason="no Open MPI")
+
+
+def mpirun(work, file, ranks, **variables):
+    # Bound to one core each, products on the twin would be those of one thread.
+    return subprocess.Popen(["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), TWIN / "bin" / "lmlaunch", file], cwd=work,
+                            env={**twin_environment(), **mpi.ROOT_MAY, **variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            start_new_session=True)
+
+
+@no_mpi
 def test_mpirun_gives_what_one_door_gives(work):
     wanted = train(work, "door", 2, zero__stage=3)
     file = prepared(work, "mpi", zero__stage=3)
-    environment = {**os.environ, "LD_PRELOAD": str(TWIN / "lib" / "libtwin_devices.so"), "LD_LIBRARY_PATH": str(TWIN / "lib"),
-                   "TWIN_GPUS": cards(2), "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-
-    def start_two():
-        # Bound to one core each, products on the twin would be those of one thread.
-        return subprocess.run(["mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2", TWIN / "bin" / "lmlaunch", file], cwd=work,
-                              env=environment, capture_output=True, text=True, timeout=300)
-
-    done = start_two()
-    assert done.returncode == 0, done.stderr
+    finish(mpirun(work, file, 2, TWIN_GPUS=cards(2)))
     assert result(work, "mpi") == wanted
     shutil.rmtree(work / "runs" / "mpi")
-    environment["TWIN_GPUS"] = cards(1)
-    done = start_two()
-    assert done.returncode == 12 and "ranks 0 and 1 were given the same GPU" in done.stderr and "--gpus 0" in done.stderr, done.stderr
+    err = finish(mpirun(work, file, 2, TWIN_GPUS=cards(1)), 12)[1]
+    assert "ranks 0 and 1 were given the same GPU" in err and "--gpus 0" in err, err

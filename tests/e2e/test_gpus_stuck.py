@@ -1,4 +1,4 @@
-"""`lmlaunch --gpus N` on the twin while a rank with a GPU is stopped, its compute thread is held, or its GPU never ends what it is at:
+"""`lmlaunch --gpus N`, and mpirun, on the twin while a rank with a GPU is stopped, its compute thread is held, or its GPU never ends what it is at:
 all ranks end within the deadline, one message names rank, host and operation, and no process is left. What the GPUs are at when
 ranks only wait is no reason to end."""
 
@@ -12,8 +12,9 @@ import time
 
 import pytest
 
+import mpi
 from stuck import Stuck
-from test_gpus import cards, prepared, started
+from test_gpus import came_to, cards, mpirun, no_mpi, prepared, started
 from test_ranks import gone
 from test_run import filled
 
@@ -122,3 +123,37 @@ def test_ranks_that_wait_for_a_slow_one_are_spared(work):
     door.send_signal(signal.SIGTERM)
     messages = door.communicate(timeout=120)[1]
     assert door.returncode == 75, messages
+
+
+@no_mpi
+@pytest.mark.parametrize("how, said", [
+    ("stopped", rf"rank 1 on {HOST} has given no sign of life for "),
+    ("held", rf'rank 1 on {HOST} has made no progress for [\d.]+ s: it is stuck in "\w[^"]*" of step \d+'),
+    ("hung", rf"rank 1 on {HOST} has made no progress for [^;]*; its GPU has done (call \d+ and does not come to call \d+|all \d+ calls)")])
+def test_under_mpirun_all_end_with_the_rank_named(work, how, said):
+    """They share no memory there: each knows of its own GPU alone, and a word goes round that ranks live."""
+    name, trigger = f"mpi_{how}", work / f"mpi_{how}.trigger"
+    file = prepared(work, name, train__steps=100000, train__eval_every=0, zero__stage=3)
+    job = mpirun(work, file, 2, TWIN_GPUS=cards(2), LMLAUNCH_SILENCE=str(SILENCE), TWIN_HANG=f"1:{trigger}")
+    try:
+        mpi.until(lambda: job.poll() is not None or came_to(work, name, 3), 120, "steps")
+        assert job.poll() is None, job.communicate()[1]
+        rank = mpi.processes(work)[1]
+        since = time.monotonic()
+        if how == "stopped":
+            os.kill(rank, signal.SIGSTOP)
+        elif how == "hung":
+            trigger.touch()
+        else:
+            held = Stuck(rank)
+            mpi.until(held.has_ended, DEADLINE, "the end of the rank whose thread is held")
+        messages = job.communicate(timeout=DEADLINE)[1]
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+    assert job.returncode == 41 and time.monotonic() - since < DEADLINE, messages
+    mpi.nothing_left(work)
+    errors = re.findall(r"^lmlaunch: error .*", messages, re.M)
+    assert len(errors) == 1 and re.search(said, errors[0]), messages
+    assert mpi.status(work, name)["exit_code"] == 41
