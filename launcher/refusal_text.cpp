@@ -11,7 +11,8 @@ std::string refusal_text(const Error& error) {
               {"what", text.what},
               {"place", text.place},
               {"next", text.next},
-              {"kept", text.kept}}
+              {"kept", text.kept},
+              {"otherwise", text.otherwise}}
       .dump(-1, ' ', true, Json::error_handler_t::replace);
 }
 
@@ -22,7 +23,8 @@ Error parse_refusal(const std::string& text) {
                                                                .what = word("what"),
                                                                .place = word("place"),
                                                                .next = word("next"),
-                                                               .kept = word("kept")});
+                                                               .kept = word("kept"),
+                                                               .otherwise = word("otherwise")});
 }
 
 }  // namespace lm

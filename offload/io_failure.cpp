@@ -11,17 +11,22 @@
 namespace lm {
 namespace {
 
-// What mends the disk, then what else to use: whoever writes to other places than offload.paths says so in
-// place of the latter.
-const char* next_step(int error) {
-  if (error == EFBIG) return "raise the file size limit (ulimit -f), or choose other offload.paths";
-  if (is_no_space(error)) return "free space there, or name another directory in offload.paths";
-  if (error == EINVAL) return "the disk refused the alignment or the flags: try io.engine = \"threads\"";
-  if (error == EAGAIN) return "the kernel stayed out of resources: lower io.depth, or try again";
-  if (error == EROFS)
-    return "see in the kernel's log (dmesg) why that file system is read-only and make it writable again, or "
-           "choose other offload.paths";
-  return "look for errors of that disk in the kernel's log (dmesg), or choose other offload.paths";
+// What mends the disk, and what else to use.
+struct Cure {
+  const char* next;
+  const char* otherwise = "choose other offload.paths";
+};
+
+Cure cure_of(int error) {
+  if (error == EFBIG) return {"raise the file size limit (ulimit -f)"};
+  if (is_no_space(error)) return {"free space there", "name another directory in offload.paths"};
+  if (error == EINVAL)
+    return {"the disk refused the alignment or the flags: try io.engine = \"threads\"", ""};
+  if (error == EAGAIN) return {"the kernel stayed out of resources: lower io.depth", "try again"};
+  if (error == EROFS) {
+    return {"see in the kernel's log (dmesg) why that file system is read-only and make it writable again"};
+  }
+  return {"look for errors of that disk in the kernel's log (dmesg)"};
 }
 
 }  // namespace
@@ -47,10 +52,12 @@ std::string device_of(int descriptor) {
 
 Error disk_error(int error, const std::string& what, const std::string& place) {
   const bool full = is_no_space(error);
+  const Cure cure = cure_of(error);
   return Error(full ? Exit::kNoSpace : Exit::kIo, {.area = full ? "IO-02" : "IO-03",
                                                    .what = what + ": " + errno_text(error),
                                                    .place = place,
-                                                   .next = next_step(error)});
+                                                   .next = cure.next,
+                                                   .otherwise = cure.otherwise});
 }
 
 }  // namespace lm

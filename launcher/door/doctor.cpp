@@ -195,7 +195,7 @@ MeasuredDisk measure_disk(const std::string& path) {
   try {
     return {path, probe_disk(path), "", ""};
   } catch (const Error& error) {
-    return {path, std::nullopt, error.what(), error.text().next};
+    return {path, std::nullopt, error.what(), error.text().advice()};
   }
 }
 
@@ -269,7 +269,7 @@ Check check_mpi() {
   } catch (const Error& error) {
     // A wheel has the plugin, and the machine the library or not.
     return {"open mpi", true, "runs use one machine: " + error.text().what,
-            "for several machines: " + error.text().next};
+            "for several machines: " + error.text().advice()};
   }
 }
 
@@ -278,7 +278,7 @@ Check check_nccl(bool several) {
   try {
     return {"nccl", true, nccl_version(), ""};
   } catch (const Error& error) {
-    return {"nccl", !several, error.text().what, several ? error.text().next : ""};
+    return {"nccl", !several, error.text().what, several ? error.text().advice() : ""};
   }
 }
 

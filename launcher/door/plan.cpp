@@ -239,7 +239,7 @@ void print_object(const Object& object) {
 }
 
 Object refusal_object(const Error& refusal) {
-  return {{"fits", false}, {"why", refusal.what()}, {"next", refusal.text().next}};
+  return {{"fits", false}, {"why", refusal.what()}, {"next", refusal.text().advice()}};
 }
 
 // The rows that no other beats, and as many as a screen shows; --json has all.

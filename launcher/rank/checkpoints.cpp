@@ -33,11 +33,6 @@ Error incompatible(const std::string& what, const std::string& place, const std:
       {.area = "CKPT-26", .what = what, .place = place, .next = next, .kept = "the checkpoints, untouched"});
 }
 
-// Who met a failing disk says what mends it, and what other directory offloading could use; a run has one.
-std::string instead_of_offload_paths(const std::string& next) {
-  return next.substr(0, next.find(", or ")) + ", or set run.dir to a directory on another disk";
-}
-
 // No start takes it for a checkpoint any more, and nothing is lost.
 void set_aside(const std::string& path, const char* why) {
   std::error_code error;
@@ -278,7 +273,7 @@ bool Checkpoints::fails(int64_t step, const std::function<void()>& body) {
     if (!disk) throw;
     ErrorText text = error.text();
     text.what = fmt::format("the checkpoint of step {} cannot be saved: {}", step, text.what);
-    text.next = instead_of_offload_paths(text.next);
+    text.otherwise = "set run.dir to a directory on another disk";
     text.kept = newest_.empty() ? "" : newest_;
     if (required_ || ++failures_ >= kFailuresInRow) throw Error(error.code(), text);
     log_warning("CKPT-03", text.what + "; the run goes on, and tries again when the next one is due");

@@ -120,7 +120,10 @@ void save_model(const RunFiles& files, const Job& job, Rank& rank, ReservedSpace
     ErrorText text = error.text();
     text.what = "the trained model cannot be written: " + text.what;
     text.kept = found.empty() ? "" : fmt::format("the model after step {}, in {}", step, found);
-    if (!found.empty()) text.next += "; then: mv " + found + " " + wanted;
+    if (!found.empty()) {
+      text.next = text.advice() + "; then: mv " + found + " " + wanted;
+      text.otherwise.clear();
+    }
     throw Error(error.code(), text);
   }
 }

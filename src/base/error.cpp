@@ -38,6 +38,10 @@ std::span<const ExitCode> exit_codes() {
   return kExitCodes;
 }
 
+std::string ErrorText::advice() const {
+  return next + (next.empty() || otherwise.empty() ? "" : ", or ") + otherwise;
+}
+
 Error::Error(Exit code, ErrorText text)
     : std::runtime_error(one_line(text)), code_(code), text_(std::move(text)) {}
 
@@ -45,7 +49,9 @@ std::string Error::report() const {
   std::string out = fmt::format("lmlaunch: error {} (exit {}): {}\n", text_.area, static_cast<int>(code_),
                                 escape_controls(one_line(text_)));
   if (!text_.kept.empty()) out += "  kept: " + escape_controls(text_.kept) + "\n";
-  if (!text_.next.empty()) out += "  next: " + escape_controls(text_.next) + "\n";
+  if (const std::string next = text_.advice(); !next.empty()) {
+    out += "  next: " + escape_controls(next) + "\n";
+  }
   return out;
 }
 

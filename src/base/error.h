@@ -39,13 +39,19 @@ struct ExitCode {
 std::span<const ExitCode> exit_codes();
 
 // `area` is a short tag such as "FILE-21" (the numbers are the failure catalogue's); `place` is a
-// file:line:col, a path with an offset, or a rank and step; `kept` and `next` may be empty.
+// file:line:col, a path with an offset, or a rank and step; `kept`, `next` and `otherwise` may be empty.
 struct ErrorText {
   std::string area;
   std::string what;
   std::string place = {};
   std::string next = {};
   std::string kept = {};
+  // What would do in place of `next`, such as another directory: whoever knows what the failing file is for
+  // puts it right.
+  std::string otherwise = {};
+
+  // "<next>, or <otherwise>".
+  std::string advice() const;
 };
 
 class Error : public std::runtime_error {

@@ -47,7 +47,7 @@ bool out_of_order(int error) {
 [[noreturn]] void fail_write(const std::string& operation, const std::string& path, int error) {
   const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
   const char* const name = ::strerrorname_np(error);
-  const char* const otherwise =
+  const char* const cure =
       error == EROFS
           ? "see in the kernel's log (dmesg) why that file system is read-only and make it writable again"
           : "check the disk and its permissions";
@@ -55,7 +55,8 @@ bool out_of_order(int error) {
               {.area = full ? "FILE-03" : "IO-05",
                .what = fmt::format("{}: {}: {}", operation, name == nullptr ? "errno" : name, reason(error)),
                .place = path,
-               .next = full ? "free space there, or choose another directory" : otherwise});
+               .next = full ? "free space there" : cure,
+               .otherwise = full ? "choose another directory" : ""});
 }
 
 std::string parent_of(const std::string& path) {
