@@ -46,7 +46,7 @@ endfunction()
 
 # lm_gpu_test(name [LONG] [TORCH] [UNORDERED] [QUICK FILTER] SOURCES a_test.cpp ... DEPENDS lm_base ...): a test of code that runs on a GPU.
 # Built for real GPUs, where gpu_checks.sh runs it (here it skips without one), and on the twin, as twin_<name>: as it
-# comes, as late as possible (_lazy), and with the order checker (_order; not for tests that time what they do). TORCH:
+# comes, as late as possible (_lazy), and so with the order checker (_order; not for tests that time what they do). TORCH:
 # it needs LibTorch. QUICK: only the tests that FILTER names run in `./dev test`.
 function(lm_gpu_test name)
   cmake_parse_arguments(ARG "LONG;TORCH;UNORDERED" "QUICK" "SOURCES;DEPENDS" ${ARGN})
