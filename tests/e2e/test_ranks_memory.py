@@ -1,4 +1,5 @@
-"""Each of four ranks takes the memory that was planned, whatever the stage, and what is in shards falls as one by their number."""
+"""Each of four ranks takes the memory that was planned, whatever the stage, and what is in shards falls as one by their number: on
+the CPU, and of GPUs on the twin."""
 
 import contextlib
 import json
@@ -13,32 +14,32 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from test_gpus import cards
+from test_twin import TWIN
+from test_twin import lmlaunch as on_twin
+
 BIN = Path(os.environ.get("LM_BIN", Path(__file__).resolve().parents[2] / "build" / "bin"))
-RANKS, VOCAB, MIB = 4, 8192, 1 << 20
+RANKS, MIB = 4, 1 << 20
 
 
-@pytest.fixture(scope="module")
-def work(tmp_path_factory):
-    """45 million weights: 0.8 GB of state."""
-    work = tmp_path_factory.mktemp("ranks_memory")
+def filled(work, rows, length, **shape):
     torch.manual_seed(1)
-    model = LlamaForCausalLM(LlamaConfig(
-        hidden_size=512, intermediate_size=1408, num_hidden_layers=12, num_attention_heads=8, num_key_value_heads=4, vocab_size=VOCAB,
-        max_position_embeddings=256, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2))
+    model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=12, max_position_embeddings=256, tie_word_embeddings=False, bos_token_id=1,
+                                         eos_token_id=2, **shape))
     model.to(torch.bfloat16).save_pretrained(work / "model")
     drawn = random.Random(5)
     with open(work / "rows.jsonl", "w") as file:
-        for _ in range(64):
-            ids = [drawn.randrange(VOCAB) for _ in range(256)]
+        for _ in range(rows):
+            ids = [drawn.randrange(shape["vocab_size"]) for _ in range(length)]
             file.write(json.dumps({"input_ids": ids, "labels": ids}) + "\n")
-    (work / "c.toml").write_text("""
+    (work / "c.toml").write_text(f"""
 [run]
 device = "cpu"
 [model]
 path = "model"
 [data]
 train = ["rows.jsonl"]
-max_length = 256
+max_length = {length}
 cache_dir = "cache"
 [train]
 steps = 4
@@ -49,6 +50,20 @@ recompute = "block"
 every = 2
 """)
     return work
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """45 million weights: 0.8 GB of state."""
+    return filled(tmp_path_factory.mktemp("ranks_memory"), 64, 256, hidden_size=512, intermediate_size=1408, num_attention_heads=8,
+                  num_key_value_heads=4, vocab_size=8192)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """9 million weights, as the twin's kernels take their time: 150 MB of state."""
+    return filled(tmp_path_factory.mktemp("gpus_memory"), 16, 32, hidden_size=256, intermediate_size=704, num_attention_heads=4,
+                  num_key_value_heads=2, vocab_size=512)
 
 
 def peaks_of(process):
@@ -81,9 +96,35 @@ def test_each_rank_takes_what_was_planned_and_shards_fall_with_their_number(work
         for peak in peaks:
             assert 0.95 * planned < peak < 1.05 * planned, (stage, [p / MIB for p in peaks], planned / MIB)
         taken[stage] = max(peaks)
+    falls_with_their_number(work, taken)
+
+
+def falls_with_their_number(work, taken):
     weights = sum(p.numel() for p in LlamaForCausalLM.from_pretrained(work / "model").parameters())
     rest = 1 - 1 / RANKS
     # fp32 moments and the low halves of masters; then gradients beside three slots of a block; then weights.
     assert taken[0] - taken[1] == pytest.approx(rest * weights * 10, rel=0.05)
     assert 0.6 * rest * weights * 4 < taken[1] - taken[2] < rest * weights * 4
     assert 0.4 * rest * weights * 2 < taken[2] - taken[3] < rest * weights * 2
+
+
+@pytest.mark.skipif(not (TWIN / "bin" / "lmlaunch-cuda").exists(), reason="no twin here")
+def test_each_rank_takes_of_its_gpu_what_was_planned(small):
+    """The twin counts; it has no context and no NCCL of CUDA's size. LibTorch takes less than it may, and as much at any stage."""
+    taken, of_torch = {}, None
+    for stage in (0, 1, 2, 3):
+        peaks = small / f"peaks{stage}"
+        peaks.mkdir()
+        on_twin("--gpus", RANKS, "c.toml", "run.device=auto", "train.steps=2", "checkpoint.every=0", f"zero.stage={stage}",
+                f"run.dir=runs/gpus{stage}", cwd=small, TWIN_GPUS=cards(RANKS), TWIN_PEAK=str(peaks))
+        device = json.loads((small / "runs" / f"gpus{stage}" / "plan.json").read_text())["tiers"][0]
+        part = {row["name"]: row["bytes"] for row in device["classes"]}
+        ours = device["bytes"] - part["context"] - part["NCCL"] - part["LibTorch"]
+        measured = [int(path.read_text()) for path in peaks.iterdir()]
+        assert len(measured) == RANKS
+        of_torch = of_torch or max(measured) - ours
+        assert 0 < of_torch < part["LibTorch"]
+        for peak in measured:
+            assert peak - of_torch == pytest.approx(ours, rel=0.05), (stage, peak / MIB, of_torch / MIB, ours / MIB)
+        taken[stage] = max(measured)
+    falls_with_their_number(small, taken)

@@ -90,6 +90,7 @@ struct Settings {
   unsigned seed = 0, delay_us = 0;
   int hanging = -1;       // the card whose kernels never end, in PCI order, once there is
   std::string hang_file;  // this file
+  std::string peak_dir;   // where each process says what it has taken
 };
 
 inline constexpr uintptr_t kBase = 0x200000000000, kSpan = 1ULL << 42, kAlias = kSpan;
@@ -108,6 +109,7 @@ struct State {
   std::unordered_set<void*> host_allocated;
   uintptr_t next = kBase;
   std::vector<int64_t> used;     // of each device
+  int64_t most_used = 0;         // of all of them, so far
   std::vector<Stream*> streams;  // the null streams of the devices first
   Clock host;                    // what the host has waited for
 };

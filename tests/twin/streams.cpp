@@ -128,7 +128,8 @@ Settings::Settings()
       lazy(on("TWIN_LAZY", "0")),
       poison(on("TWIN_POISON", "1")),
       pageable_waits(std::string(environment("TWIN_PAGEABLE", "late")) == "waits"),
-      races(std::atoi(environment("TWIN_RACES", "0"))) {
+      races(std::atoi(environment("TWIN_RACES", "0"))),
+      peak_dir(environment("TWIN_PEAK", "")) {
   const std::vector<Card> all = twin::cards();
   for (const int card : cuda_order()) cards.push_back(all[static_cast<size_t>(card)]);
   std::sscanf(environment("TWIN_DELAY", "0:0"), "%u:%u", &seed, &delay_us);
