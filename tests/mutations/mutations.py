@@ -177,7 +177,7 @@ class Test:
         program, arguments = words[0], words[1:]
         bin, twin = copy.build / "bin", copy.build / "twin"
         if program == "ctest":
-            self.targets = ["build.ninja"]
+            self.targets = ["mpi_group_test", "lm_mpi"] if "mpi_group" in text else ["build.ninja"]
             self.command = [str(Path(copy.cached["CMAKE_COMMAND"]).with_name("ctest")), "--test-dir", str(copy.build), "--no-tests=error",
                             "--output-on-failure", *arguments]
         elif program in ("pytest", "python"):
