@@ -1,9 +1,11 @@
 // The door: what a user types. Torch-free, so that a wrong key, `plan`, `presets` or `--help` answer in
 // milliseconds; training and what else needs torch run in lmlaunch-cpu or lmlaunch-cuda, as its child.
+#include <chrono>
 #include <cstdio>
 #include <exception>
 #include <new>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/error.h"
@@ -41,7 +43,11 @@ int run_command(const CommandLine& line) {
 // The message, and for training the last line that a scheduler's script looks for. What is wrong with the
 // command line of an MPI job one of its processes says.
 int report(const Error& error, bool training) {
-  if (read_launcher_job().rank > 0) return static_cast<int>(error.code());
+  if (read_launcher_job().rank > 0) {
+    // mpirun ends all others with the first that ends with an error.
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    return static_cast<int>(error.code());
+  }
   std::fputs(error.report().c_str(), stderr);
   if (training) std::fprintf(stderr, "%s\n", stop_line(failed_before_start(error)).c_str());
   return static_cast<int>(error.code());

@@ -190,6 +190,15 @@ def test_an_error_of_all_is_said_once(work, changes, arguments, code, said):
     mpi.nothing_left(work)
 
 
+def test_who_is_not_the_first_leaves_an_error_to_it_and_gives_it_time(work):
+    """mpirun ends all with the first process that ends with an error."""
+    job = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+    began = time.monotonic()
+    done = subprocess.run([BIN / "lmlaunch", "a.toml", "--rankz", "2"], cwd=work, env={**os.environ, **job}, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr == "" and time.monotonic() - began > 0.9, done
+
+
+
 def test_a_directory_in_use_is_left_alone(work):
     prepared(work, "used", train__steps=1_000_000)
     door = subprocess.Popen([BIN / "lmlaunch", "used.toml"], cwd=work, stderr=subprocess.DEVNULL)
