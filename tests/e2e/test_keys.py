@@ -83,7 +83,7 @@ def test_what_others_call_a_rule_is_said_once(work):
 
 
 def test_a_plateau_follows_the_evaluations_after_its_warmup(work):
-    name, warmup, steps = "rate_plateau", 3, 40
+    name, warmup, steps = "rate_plateau", 3, 120
     lmlaunch(config(work, name, train__steps=steps, train__global_batch=2, train__micro_batch=2, train__eval_every=1,
                     optimizer__schedule="reduce_lr_on_plateau", optimizer__lr=LR, optimizer__warmup=warmup,
                     optimizer__min_lr_ratio=0.3), cwd=work)

@@ -47,9 +47,11 @@ def test_a_matrix_steps_as_torchs(tmp_path, shape, keys, weight_decay):
     after, momentum = ours(tmp_path, weights, gradients, weight_decay, **keys)
     want, want_momentum = theirs(weights, gradients, weight_decay, **keys)
     assert np.array_equal(momentum, want_momentum)
-    # The products are bf16's, the same calls of the same library: what is left is one rounding of the weight.
-    assert apart(after, want) <= 1e-6
-    assert apart(after - weights, want - weights) <= 1e-5
+    # The products are bf16's, the same calls of the same library: what is left is one rounding of the weight. Without AVX-512 its sums
+    # depend on how a matrix lies in memory, and a tall one lies otherwise in torch's: about one rounding of a bf16.
+    same = weights.shape[0] <= weights.shape[1] or "AVX512" in torch.backends.cpu.get_cpu_capability()
+    assert apart(after, want) <= (1e-6 if same else 2**-8)
+    assert apart(after - weights, want - weights) <= (1e-5 if same else 2**-7)
 
 
 def test_a_vector_steps_as_adamw(tmp_path):
