@@ -292,9 +292,8 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
     table.device("exchange", kDeviceRankStagingBytes + sums, "what comes from other GPUs to be added");
     table.device("NCCL", kNcclBytes, "its channels");
   }
-  if (p.gemm_shapes > 0)
-    table.host("GEMM code", p.gemm_shapes * gemm_shape_bytes(in.machine),
-               fmt::format("{} shapes", p.gemm_shapes));
+  if (const int64_t code = p.gemm_shapes * gemm_shape_bytes(in.machine); code > 0)
+    table.host("GEMM code", code, fmt::format("{} shapes", p.gemm_shapes));
   table.host("libraries", host_library_bytes(in.machine, in.device),
              cpu ? "LibTorch and GEMM workspaces" : "LibTorch, CUDA");
   return table.take();

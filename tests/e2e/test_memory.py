@@ -14,7 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from limits import memory_limit
 
 BIN = Path(os.environ.get("LM_BIN", Path(__file__).resolve().parents[2] / "build" / "bin"))
-VOCAB, STEPS = 1024, 150
+VOCAB = 1024
+# Without AVX-512 products of bf16 are not the GEMM library's, which then keeps nothing of them, and take twenty times as long.
+STEPS = 150 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 20
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +72,17 @@ SETTINGS = {
 def test_a_run_lives_in_the_memory_that_was_planned(work, name):
     (work / f"{name}.toml").write_text((work / "c.toml").read_text())
     command = [BIN / "lmlaunch", f"{name}.toml", *SETTINGS[name]]
-    planned = json.loads(subprocess.run([BIN / "lmlaunch", "plan", *command[1:], "--json"], cwd=work, check=True, capture_output=True,
-                                        text=True).stdout)["peak"]["host_bytes"]
-    limit = planned * 105 // 100
-    # As on a first day: nothing is kept of the machine's rates, so that this run measures them.
+    # As on a first day: nothing is kept of the machine, so that this run measures it, and does not know what LibTorch takes.
+    first_day = {**os.environ, "XDG_CACHE_HOME": str(work / "user-caches" / name)}
+
+    def plan(environment):
+        return json.loads(subprocess.run([BIN / "lmlaunch", "plan", *command[1:], "--json"], cwd=work, check=True, capture_output=True,
+                                         text=True, env=environment).stdout)["peak"]["host_bytes"]
+    planned = plan(os.environ)
+    limit = max(planned, plan({**os.environ, "XDG_CACHE_HOME": str(work / "no-cache" / name)})) * 105 // 100
     with memory_limit(limit) as enter:
         done = subprocess.run([*command, f"offload.host_memory={limit}B"], cwd=work, capture_output=True, text=True, preexec_fn=enter,
-                              env={**os.environ, "XDG_CACHE_HOME": str(work / "user-caches" / name)})
+                              env=first_day)
     assert done.returncode == 0, done.stderr[-2000:]
     rows = [json.loads(line) for line in open(work / "runs" / name / "metrics.jsonl")]
     taken = [row["host_bytes"] for row in rows if "loss" in row]

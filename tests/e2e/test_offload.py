@@ -59,7 +59,7 @@ def environment(work):
 
 def lmlaunch(work, *arguments, check=True, **more):
     done = subprocess.run([BIN / "lmlaunch", *map(str, arguments)], cwd=work, env=environment(work), capture_output=True, text=True,
-                          timeout=120, **more)
+                          timeout=300, **more)
     assert not check or done.returncode == 0, done.stderr
     return done
 

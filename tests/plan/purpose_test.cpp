@@ -177,6 +177,8 @@ TEST(Sizes, OfTheGemmLibrarysCodeAreThoseOfTheProcessor) {
   EXPECT_EQ(amx.placement.gemm_shapes, shapes);
   EXPECT_EQ(class_bytes(avx512, "GEMM code"), shapes * (860 << 10));
   EXPECT_EQ(class_bytes(amx, "GEMM code"), shapes * (912 << 10));
+  c.machine.instructions = "avx2";  // which the library has no products of bf16 for
+  EXPECT_EQ(class_bytes(c.plan(), "GEMM code"), -1);
 }
 
 TEST(Numerics, AreRecordedWholeAndDamageIsRefused) {
