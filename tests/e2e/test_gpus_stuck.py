@@ -1,5 +1,5 @@
-"""`lmlaunch --gpus N`, and mpirun, on the twin while a rank with a GPU is stopped, its compute thread is held, or its GPU never ends what it is at:
-all ranks end within the deadline, one message names rank, host and operation, and no process is left. What the GPUs are at when
+"""`lmlaunch --gpus N`, and mpirun, on the twin while a rank with a GPU is stopped, its compute thread is held, or its GPU never
+ends what it is at: all ranks end within the deadline, one message names rank, host and operation, and no process is left. What the GPUs are at when
 ranks only wait is no reason to end."""
 
 import json
