@@ -268,7 +268,8 @@ void MpiWorker::beat() {
 }
 
 void MpiWorker::look_at_neighbour() {
-  const double silent = monotonic_seconds() - heard_at_;
+  // By this turn's time: it may have been stopped since, and then does not know either.
+  const double silent = turned_at_ - heard_at_;
   if (ranks == 1 || neighbour_left_ || silent < setup_.silence) return;
   const int before = (rank + ranks - 1) % ranks;
   leader_lost_ = before == 0;
