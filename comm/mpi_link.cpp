@@ -102,9 +102,9 @@ bool MpiWorker::end(Exit code, std::string why) {
   return told_by_leader_ == why;
 }
 
-void MpiWorker::passed_on() {
+void MpiWorker::passed_on(const std::string& said) {
   std::unique_lock lock(mutex_);
-  if (!heard_word_) return;
+  if (!heard_word_ || said.find(heard_word_->why) == std::string::npos) return;
   last_word_ = heard_word_;
   wake_.notify_one();
   wait(lock, kTellSeconds + kHearSeconds, [this] { return ended_; });
@@ -151,8 +151,8 @@ bool MpiLink::end(Exit code, const std::string& why) {
   return worker_->end(code, why);
 }
 
-void MpiLink::passed_on() {
-  worker_->passed_on();
+void MpiLink::passed_on(const std::string& said) {
+  worker_->passed_on(said);
 }
 
 void MpiLink::leave() {

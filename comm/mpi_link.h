@@ -61,9 +61,9 @@ class MpiLink {
   // Tells the others that this rank ends with an error, as far as they can be reached within a second. Gives
   // whether rank 0, which speaks for all, ends with the same one.
   bool end(Exit code, const std::string& why);
-  // By rank 0, once it has said on the console why another rank has ended the run: that one's `end` then
-  // gives true.
-  void passed_on();
+  // By rank 0, once it has said `said` on the console: if that has the words with which another rank has
+  // ended the run, that one's `end` gives true.
+  void passed_on(const std::string& said);
   // With all others, once nobody calls any more: leaves MPI in order.
   void leave();
 

@@ -44,7 +44,7 @@ class MpiWorker {
   std::optional<Error> lost();
   bool moving();
   bool end(Exit code, std::string why);
-  void passed_on();
+  void passed_on(const std::string& said);
   bool leave();
   // Whether the thread has ended.
   bool stop();

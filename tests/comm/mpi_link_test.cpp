@@ -247,14 +247,32 @@ TEST(MpiLink, WhatTheLeaderHasPassedOnNeedNotBeSaidAgain) {
     }
     try {
       group.barrier("weights");
-    } catch (const Error&) {
-      if (link.rank() == 0) link.passed_on();
+    } catch (const Error& error) {
+      if (link.rank() == 0) link.passed_on(error.what());
       throw;
     }
   });
   EXPECT_TRUE(says(out[0], "41 rank 2 on node has ended the run: stuck")) << out[0].error;
   EXPECT_TRUE(said);
   for (const Outcome& one : out) EXPECT_LT(one.seconds, 3);
+}
+
+// As after a vote, of which rank 0 knows who has failed, and not why.
+TEST(MpiLink, WhatTheLeaderHasNotSaidIsLeftToWhoKnows) {
+  bool said = true;
+  with_links(2, [&](MpiLink& link, Group& group) {
+    group.barrier("start");
+    if (link.rank() == 1) {
+      said = link.end(Exit::kIo, "the log cannot be written");
+      return;
+    }
+    try {
+      group.barrier("weights");
+    } catch (const Error&) {
+      link.passed_on("rank 1 has failed");
+    }
+  });
+  EXPECT_FALSE(said);
 }
 
 TEST(MpiLink, ASilentRankIsNamedOnceWhereTheLeaderPassesItOn) {
@@ -267,7 +285,7 @@ TEST(MpiLink, ASilentRankIsNamedOnceWhereTheLeaderPassesItOn) {
         try {
           group.barrier("second");
         } catch (const Error& error) {
-          if (link.rank() == 0) link.passed_on();
+          if (link.rank() == 0) link.passed_on(error.what());
           if (link.rank() == 2) said = link.end(error.code(), error.what());
           throw;
         }
