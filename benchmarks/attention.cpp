@@ -13,7 +13,7 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/mm.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/randn.h>
 
 #include <algorithm>
@@ -27,6 +27,7 @@
 
 #include "base/clock.h"
 #include "kernels/attention_path.h"
+#include "kernels/library.h"
 
 namespace {
 
@@ -166,7 +167,12 @@ void measure(const Case& c, int threads, int rounds) {
   std::tuple<at::Tensor, at::Tensor> peer_out;
   std::tuple<at::Tensor, at::Tensor, at::Tensor> peer_gradient;
   const at::Tensor square = at::randn({kGemm, kGemm}).to(t.qkv.scalar_type());
-  const std::function<void()> gemm = [&] { at::mm(square, square); };
+  const at::Tensor product = at::empty_like(square);
+  const auto matrix = [&](const at::Tensor& x) { return lm::view_of(x.data_ptr(), c.dtype, kGemm, kGemm); };
+  const std::function<void()> gemm = [&] {
+    lm::library_kernels(lm::DeviceType::kCpu)
+        .gemm({.a = matrix(square), .b = matrix(square), .out = matrix(product)}, stream);
+  };
   std::vector<std::function<void()>> forward{[&] { lm::attention_forward_cpu(t.forward, stream); }, gemm};
   std::vector<std::function<void()>> backward{[&] { lm::attention_backward_cpu(t.backward, stream); }, gemm};
   if (peer) {

@@ -43,6 +43,7 @@ void update_orthogonal(const RuleUpdate&, StreamView);
 void materialise(const Materialise&, StreamView);
 void quantise(const Quantise&, StreamView);
 void multiply_row(const MultiplyRow&, StreamView);
+void gemm(const Gemm&, StreamView);  // of bf16 alone
 
 // Calls body(T{}) for the element type T of `type`.
 template <class Body>

@@ -1,6 +1,5 @@
 #include "kernels/gemm_rate.h"
 
-#include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "kernels/aten.h"
+#include "kernels/library.h"
 
 namespace lm {
 
@@ -18,9 +18,12 @@ GemmRate measure_gemm_rate(DType dtype, StreamView stream) {
   constexpr size_t kLeastWindows = 5;
   constexpr double kSeconds = 0.1, kMostSeconds = 0.5;
   constexpr double kAlike = 1.05;
-  const at::Tensor a = at::ones({kSize, kSize}, torch_type(dtype)),
-                   b = at::ones({kSize, kSize}, torch_type(dtype));
-  at::Tensor out = at::mm(a, b);  // the first call prepares the primitive
+  const at::Tensor ones = at::ones({3 * kSize, kSize}, torch_type(dtype));
+  const View matrices = view_of(ones.data_ptr(), dtype, 3 * kSize, kSize);
+  const auto matrix = [&](int64_t i) { return matrices.row_range(i * kSize, kSize); };
+  const Kernels& kernels = library_kernels(DeviceType::kCpu);
+  const auto product = [&] { kernels.gemm({.a = matrix(0), .b = matrix(1), .out = matrix(2)}, stream); };
+  product();  // the first call prepares the primitive
   // Every window is one product (7 ms where 300 GFLOP/s are reached): other programs take the processor for
   // some milliseconds at a time, so on a busy machine most windows read low and one or two tell the ceiling.
   // A mean, or fewer windows, would make sol_pct read high. And a ceiling shows itself more than once: while
@@ -34,7 +37,7 @@ GemmRate measure_gemm_rate(DType dtype, StreamView stream) {
   };
   while (!enough()) {
     const double start = monotonic_seconds();
-    at::mm_out(out, a, b);
+    product();
     const double seconds = monotonic_seconds() - start;
     windows.insert(std::upper_bound(windows.begin(), windows.end(), seconds), seconds);
   }

@@ -421,7 +421,7 @@ struct Kernels {
   // Bytes that the call wants as its scratch.
   int64_t (*attention_forward_scratch)(const AttentionForward&, StreamView) = nullptr;
   int64_t (*attention_backward_scratch)(const AttentionBackward&, StreamView) = nullptr;
-  void (*gemm)(const Gemm&, StreamView) = nullptr;
+  void (*gemm)(const Gemm&, StreamView) = nullptr;  // without the library: the CPU's, of bf16
   void (*copy_rows)(const CopyRows&, StreamView) = nullptr;
   void (*scale)(const Scale&, StreamView) = nullptr;
   void (*zero)(const View& x, StreamView) = nullptr;  // contiguous

@@ -27,6 +27,7 @@ const Kernels kTable = {
     .materialise = materialise,
     .multiply_row = multiply_row,
     .quantise = quantise,
+    .gemm = gemm,
 };
 
 }  // namespace lm::LM_ISA

@@ -11,8 +11,11 @@
 
 namespace lm {
 
+// Whether the library has products of bf16 for the processor; else they are ours (kernels/gemm_panels.h).
+bool library_multiplies_bf16(const Machine& machine);
+
 // Whether micro-batches are rounded up to few different numbers of rows.
-bool rounds_rows(DType dtype, DeviceType device);
+bool rounds_rows(DType dtype, DeviceType device, const Machine& machine);
 
 // How many shapes it may keep.
 struct GemmShapes {
@@ -28,5 +31,8 @@ GemmShapes kept_shapes(int64_t micro, double flops, bool trains);
 // to 0.86 where new ones take the place of old ones all the time; 0.89 with AMX, of 216 shapes of a run whose
 // rows had 32 to 2048 tokens.
 int64_t gemm_shape_bytes(const Machine& machine);
+
+// Host memory in which all threads together make our own products.
+int64_t gemm_panel_bytes(const Machine& machine, int threads);
 
 }  // namespace lm

@@ -114,7 +114,7 @@ NumericsPlan settled(const PlanInput& in) {
   n.gradient_dtype = config.train.gradients == GradientDType::kF32 ? DType::kF32 : DType::kBF16;
   n.master = config.optimizer.master;
   n.rule = config.optimizer.name;
-  n.round_rows = rounds_rows(n.dtype, in.device);
+  n.round_rows = rounds_rows(n.dtype, in.device, in.machine);
   n.row_chunk = choose_row_chunk(in, n.dtype);
   n.threads = static_cast<int>(config.run.threads.value_or(in.machine.cores));
   n.kernel_set = kernel_set(in.machine, in.device);

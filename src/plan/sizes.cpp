@@ -294,6 +294,11 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   }
   if (const int64_t code = p.gemm_shapes * gemm_shape_bytes(in.machine); code > 0)
     table.host("GEMM code", code, fmt::format("{} shapes", p.gemm_shapes));
+  const bool host_products = is_orthogonal(n.rule) && (cpu || p.update_on_host);
+  if ((cpu && n.dtype == DType::kBF16) || host_products) {
+    if (const int64_t panels = gemm_panel_bytes(in.machine, n.threads); panels > 0)
+      table.host("GEMM panels", panels, fmt::format("{} threads multiply in them", n.threads));
+  }
   table.host("libraries", host_library_bytes(in.machine, in.device),
              cpu ? "LibTorch and GEMM workspaces" : "LibTorch, CUDA");
   return table.take();

@@ -65,8 +65,8 @@ def run(work, name, *settings):
             "host_bytes": max(row["host_bytes"] for row in rows), "plan": plan}
 
 
-def gradients(plan):
-    return sum(row["bytes"] for tier in plan["tiers"] for row in tier["classes"] if row["name"] == "gradients")
+def planned_bytes(plan, name):
+    return sum(row["bytes"] for tier in plan["tiers"] for row in tier["classes"] if row["name"] == name)
 
 
 @pytest.mark.parametrize("clip", ["global", "block", "none"])
@@ -76,8 +76,9 @@ def test_the_run_is_the_same_in_the_memory_of_one_blocks_gradient(work, clip):
     assert len(after["told"]) == STEPS and inside["told"] == after["told"]
     assert inside["weights"] == after["weights"]
     assert (after["plan"]["placement"]["update"], inside["plan"]["placement"]["update"]) == ("after", "in_backward")
-    saved = gradients(after["plan"]) - gradients(inside["plan"])
-    assert gradients(inside["plan"]) < gradients(after["plan"]) / 10
+    gradients = {name: planned_bytes(made["plan"], "gradients") for name, made in (("after", after), ("inside", inside))}
+    saved = gradients["after"] - gradients["inside"]
+    assert gradients["inside"] < gradients["after"] / 10
     assert after["host_bytes"] - inside["host_bytes"] > 0.9 * saved
     for one in (after, inside):
         assert one["host_bytes"] <= 1.03 * one["plan"]["peak"]["host_bytes"]
@@ -87,9 +88,10 @@ def test_auto_does_it_where_memory_is_short_and_says_so(work):
     def planned(*settings, code=0):
         return json.loads(lmlaunch(work, "plan", "c.toml", *settings, "--json", code=code).stdout)
 
-    # Less than that, as code of the GEMM library is kept where there is room.
-    peak = planned("train.update=in_backward")["peak"]["host_bytes"]
-    limit = f"offload.host_memory={peak - (60 << 20)}B"
+    inside = planned("train.update=in_backward")
+    # Where there is room the GEMM library keeps more of its code, on processors that it makes any for.
+    spare = 60 << 20 if planned_bytes(inside, "GEMM code") else 0
+    limit = f"offload.host_memory={inside['peak']['host_bytes'] - spare}B"
     assert planned()["placement"]["update"] == "after"
     assert planned("train.update=after", limit, code=12)["fits"] is False
     short = planned(limit)

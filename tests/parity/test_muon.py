@@ -1,6 +1,8 @@
 """muon against torch's own. A tensor at a time, with the same gradients, the state too: matrices against torch.optim.Muon, vectors
 against AdamW. And a model, of which the blocks' matrices are Muon's."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import reference
@@ -24,22 +26,28 @@ def ours(work, weights, gradients, weight_decay, **keys):
     return [part.reshape(weights.shape) for part in np.split(np.fromfile(target, np.float32), 3 if weights.ndim == 1 else 2)]
 
 
-def across(grad, ns_coefficients, ns_steps, eps):
-    """torch's own iterations over a tall matrix that stays as it lies, as ours does: without AVX-512 the library's sums depend on that."""
-    a, b, c = ns_coefficients
-    x = grad.bfloat16()
-    x.div_(x.norm().clamp(min=eps))
-    for _ in range(ns_steps):
-        gram = x.T @ x
-        x = torch.addmm(x, x, torch.addmm(gram, gram, gram, beta=b, alpha=c).T, beta=a)
-    return x
+class Products(torch.utils._python_dispatch.TorchDispatchMode):
+    """torch's bf16 products as ours are on processors without AVX-512: the terms added in their order in fp32, each sum rounded once.
+    (torch's own loops there add in another order that also depends on how a matrix lies.) A term is exact, so numpy's sums are fma's."""
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        known = {torch.ops.aten.mm.default: 0, torch.ops.aten.addmm.default: 1}.get(function)
+        if known is None or arguments[-1].dtype != torch.bfloat16:
+            return function(*arguments, **(keywords or {}))
+        left, right = (x.float().numpy() for x in arguments[known:])
+        sums = np.zeros((left.shape[0], right.shape[1]), np.float32)
+        for k in range(left.shape[1]):
+            sums += np.outer(left[:, k], right[k])
+        if known:
+            scales = [np.float32((keywords or {}).get(name, 1)) for name in ("alpha", "beta")]
+            sums = sums * scales[0] + arguments[0].float().numpy() * scales[1]
+        return torch.from_numpy(sums).bfloat16()
 
 
-@pytest.fixture(autouse=True)
-def tall_matrices_lie_as_ours(monkeypatch):
-    own = torch.optim._muon._zeropower_via_newtonschulz
-    if "AVX512" not in torch.backends.cpu.get_cpu_capability():
-        monkeypatch.setattr(torch.optim._muon, own.__name__, lambda grad, *rest: (across if grad.size(0) > grad.size(1) else own)(grad, *rest))
+@pytest.fixture
+def products_as_ours():
+    with Products() if "AVX512" not in torch.backends.cpu.get_cpu_capability() else contextlib.nullcontext():
+        yield
 
 
 def theirs(weights, gradients, weight_decay, lr=LR, momentum=0.95, nesterov=True, match_adamw=True):
@@ -60,12 +68,12 @@ def tensors(shape):
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("keys", [{}, {"match_adamw": False}, {"nesterov": False}, {"momentum": 0.6}, {"momentum": 0.3}, {"momentum": 0}], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_matrix_steps_as_torchs(tmp_path, shape, keys, weight_decay):
+def test_a_matrix_steps_as_torchs(tmp_path, products_as_ours, shape, keys, weight_decay):
     weights, gradients = tensors(shape)
     after, momentum = ours(tmp_path, weights, gradients, weight_decay, **keys)
     want, want_momentum = theirs(weights, gradients, weight_decay, **keys)
     assert np.array_equal(momentum, want_momentum)
-    # The products are bf16's, the same calls of the same library: what is left is one rounding of the weight.
+    # The products have the same bits: what is left is one rounding of the weight.
     assert apart(after, want) <= 1e-6
     assert apart(after - weights, want - weights) <= 1e-5
 

@@ -178,7 +178,13 @@ TEST(Sizes, OfTheGemmLibrarysCodeAreThoseOfTheProcessor) {
   EXPECT_EQ(class_bytes(avx512, "GEMM code"), shapes * (860 << 10));
   EXPECT_EQ(class_bytes(amx, "GEMM code"), shapes * (912 << 10));
   c.machine.instructions = "avx2";  // which the library has no products of bf16 for
-  EXPECT_EQ(class_bytes(c.plan(), "GEMM code"), -1);
+  const Plan avx2 = c.plan();
+  EXPECT_EQ(class_bytes(avx2, "GEMM code"), -1);
+  EXPECT_EQ(class_bytes(avx2, "GEMM panels"),
+            avx2.numerics.threads * (376 << 10));  // so the products are ours
+  EXPECT_FALSE(avx2.numerics.round_rows);
+  EXPECT_EQ(class_bytes(avx512, "GEMM panels"), -1);
+  EXPECT_TRUE(avx512.numerics.round_rows);
 }
 
 TEST(Numerics, AreRecordedWholeAndDamageIsRefused) {

@@ -1,0 +1,196 @@
+// Products of bf16 matrices on the CPU, for processors on which LibTorch has only plain loops: tiles of the
+// result, one thread each, summed in fp32 from panels that are converted once per tile. An element's terms
+// are added in the order of the summed index, so neither threads nor tiles nor padding change a bit.
+#include "kernels/gemm_panels.h"
+
+#include "kernels/cpu_launchers.h"
+
+namespace lm::LM_ISA {
+namespace {
+
+// Of sums in registers, beside one vector of the right matrix and one element of the left: 12 of 16 registers
+// (of 32 with AVX-512).
+constexpr int kRows = 12 / kParts;
+
+LM_INLINE F32 splat(float x) {
+  F32 r;
+  for (auto& p : r.part) p = x - NativeF32{};  // x itself, -0 too
+  return r;
+}
+
+// An operand as the sum runs over it: element (i, k) for the left matrix's row or the right one's column i
+// is at data[i * stride + k], or where `apart` at data[k * stride + i].
+struct Operand {
+  const Bf16* data;
+  int64_t stride;
+  bool apart;
+
+  Operand(const View& matrix, bool is_apart)
+      : data(static_cast<const Bf16*>(matrix.data)), stride(matrix.stride), apart(is_apart) {}
+  const Bf16* at(int64_t i, int64_t k) const { return data + (apart ? k * stride + i : i * stride + k); }
+};
+
+// Where the left panel has element (row, k).
+template <bool apart>
+constexpr int kRowStep = apart ? 1 : kPanelDepth + kPanelGap;
+template <bool apart>
+constexpr int kDepthStep = apart ? kPanelRows + kPanelGap : 1;
+
+void widen(const Bf16* from, int64_t n, float* to) {
+  each_vector(n, [&](int64_t j, auto count) LM_BODY { store(to + j, load(from + j, count), count); });
+}
+
+// Zeros stand for rows that fill up the registers.
+template <bool apart>
+void pack_left(const Operand& a, int64_t row, int64_t rows, int64_t k0, int64_t depth, float* to) {
+  const int64_t filled = (rows + kRows - 1) / kRows * kRows;
+  if constexpr (apart) {
+    for (int64_t k = 0; k < depth; ++k) {
+      float* const line = to + k * kDepthStep<apart>;
+      widen(a.at(row, k0 + k), rows, line);
+      for (int64_t r = rows; r < filled; ++r) line[r] = 0;
+    }
+  } else {
+    for (int64_t r = 0; r < rows; ++r) widen(a.at(row + r, k0), depth, to + r * kRowStep<apart>);
+    for (int64_t r = rows; r < filled; ++r) memset(to + r * kRowStep<apart>, 0, sizeof(float) * depth);
+  }
+}
+
+typedef uint16_t Eight __attribute__((vector_size(16)));
+
+// block[k][i] = from[i][k], eight by eight.
+LM_INLINE void transpose(const Eight* from, uint16_t (*block)[kLanes]) {
+  Eight pairs[8], fours[8];
+  for (int i = 0; i < 4; ++i) {
+    pairs[2 * i] = __builtin_shufflevector(from[i], from[i + 4], 0, 8, 1, 9, 2, 10, 3, 11);
+    pairs[2 * i + 1] = __builtin_shufflevector(from[i], from[i + 4], 4, 12, 5, 13, 6, 14, 7, 15);
+  }
+  // pairs[2 i]: rows i and i + 4 of k 0 to 3; pairs[2 i + 1]: of k 4 to 7.
+  for (int half = 0; half < 2; ++half) {
+    for (int i = 0; i < 2; ++i) {
+      const Eight low = pairs[2 * i + half], high = pairs[2 * i + 4 + half];
+      fours[4 * half + 2 * i] = __builtin_shufflevector(low, high, 0, 8, 1, 9, 2, 10, 3, 11);
+      fours[4 * half + 2 * i + 1] = __builtin_shufflevector(low, high, 4, 12, 5, 13, 6, 14, 7, 15);
+    }
+  }
+  // fours[4 half + 2 i + q]: rows i, i + 2, i + 4, i + 6 of the two k from 4 half + 2 q on.
+  for (int half = 0; half < 2; ++half) {
+    for (int q = 0; q < 2; ++q) {
+      const Eight even = fours[4 * half + q], odd = fours[4 * half + 2 + q];
+      const Eight first = __builtin_shufflevector(even, odd, 0, 8, 1, 9, 2, 10, 3, 11);
+      const Eight second = __builtin_shufflevector(even, odd, 4, 12, 5, 13, 6, 14, 7, 15);
+      memcpy(block[4 * half + 2 * q], &first, sizeof first);
+      memcpy(block[4 * half + 2 * q + 1], &second, sizeof second);
+    }
+  }
+}
+
+// Eight elements, or `n` and zeros.
+LM_INLINE Eight load_eight(const Bf16* from, int64_t n) {
+  Eight r = {};
+  if (n >= 8)
+    memcpy(&r, from, sizeof r);
+  else
+    memcpy(&r, from, sizeof(Bf16) * static_cast<size_t>(n));
+  return r;
+}
+
+// Sixteen columns as [depth, 16], zeros past `columns`.
+void pack_columns(const Operand& b, int64_t column, int64_t columns, int64_t k0, int64_t depth, float* to) {
+  if (b.apart) {
+    for (int64_t k = 0; k < depth; ++k) {
+      const Bf16* const from = b.at(column, k0 + k);
+      store(to + k * kLanes,
+            columns >= kLanes ? load(from, Whole{}) : load(from, Part{static_cast<int>(columns)}), Whole{});
+    }
+    return;
+  }
+  for (int64_t k = 0; k < depth; k += 8) {
+    uint16_t block[8][kLanes];
+    const int64_t n = depth - k < 8 ? depth - k : 8;
+    for (int half = 0; half < 2; ++half) {
+      Eight rows[8] = {};
+      for (int i = 0; i < 8 && 8 * half + i < columns; ++i)
+        rows[i] = load_eight(b.at(column + 8 * half + i, k0 + k), n);
+      transpose(rows, reinterpret_cast<uint16_t(*)[kLanes]>(&block[0][8 * half]));
+    }
+    for (int64_t i = 0; i < n; ++i)
+      store(to + (k + i) * kLanes, load(reinterpret_cast<const Bf16*>(block[i]), Whole{}), Whole{});
+  }
+}
+
+// kRows x 16 sums: of these terms, or with them.
+template <bool apart>
+LM_INLINE void multiply(const float* left, const float* right, int64_t depth, float* sums, bool adds) {
+  F32 sum[kRows];
+  for (int r = 0; r < kRows; ++r) sum[r] = adds ? load(sums + r * kPanelColumns, Whole{}) : F32(0);
+  for (int64_t k = 0; k < depth; ++k) {
+    const F32 columns = load(right + k * kLanes, Whole{});
+#pragma GCC unroll 12
+    for (int r = 0; r < kRows; ++r)
+      sum[r] = multiply_add(splat(left[r * kRowStep<apart> + k * kDepthStep<apart>]), columns, sum[r]);
+  }
+  for (int r = 0; r < kRows; ++r) store(sums + r * kPanelColumns, sum[r], Whole{});
+}
+
+// A tile of the result.
+struct Tile {
+  int64_t row, rows, column, columns;
+};
+
+template <bool apart>
+void add_up(const Operand& a, const Operand& b, const Tile& t, int64_t inner, GemmPanels& panels) {
+  for (int64_t k0 = 0; k0 < inner || k0 == 0; k0 += kPanelDepth) {
+    const int64_t depth = inner - k0 < kPanelDepth ? inner - k0 : kPanelDepth;
+    pack_left<apart>(a, t.row, t.rows, k0, depth, panels.left);
+    for (int64_t j = 0; j < t.columns; j += kLanes) {
+      float* const right = panels.right + j * kPanelDepth;
+      pack_columns(b, t.column + j, t.columns - j, k0, depth, right);
+      for (int64_t r = 0; r < t.rows; r += kRows)
+        multiply<apart>(panels.left + r * kRowStep<apart>, right, depth, panels.sums + r * kPanelColumns + j,
+                        k0 > 0);
+    }
+  }
+}
+
+void write(const Gemm& g, const Tile& t, const float* sums) {
+  const auto element = [&](const View& matrix, int64_t r) {
+    return static_cast<Bf16*>(matrix.data) + (t.row + r) * matrix.stride + t.column;
+  };
+  for (int64_t r = 0; r < t.rows; ++r) {
+    each_vector(t.columns, [&](int64_t j, auto count) LM_BODY {
+      F32 value = load(sums + r * kPanelColumns + j, Whole{}) * F32(g.scale);
+      if (g.addend.defined()) value = value + load(element(g.addend, r) + j, count) * F32(g.addend_scale);
+      store(element(g.out, r) + j, value, count);
+    });
+  }
+}
+
+}  // namespace
+
+void gemm(const Gemm& g, StreamView stream) {
+  if (g.a.dtype != DType::kBF16 || g.out.dtype != DType::kBF16) refuse_dtype("gemm", g.out.dtype);
+  const Operand a(g.a, g.transpose_a), b(g.b, !g.transpose_b);
+  const int64_t inner = g.transpose_a ? g.a.rows : g.a.columns;
+  const auto parts = [](int64_t whole, int64_t part) { return (whole + part - 1) / part; };
+  // Narrower tiles where there would be too few for the threads.
+  constexpr int64_t kTilesPerThread = 4, kLeastColumns = 3 * kLanes;
+  const int64_t down = parts(g.out.rows, kPanelRows);
+  int64_t width = kPanelColumns;
+  while (width > kLeastColumns && down * parts(g.out.columns, width) < kTilesPerThread * stream.threads)
+    width /= 2;
+  const int64_t across = parts(g.out.columns, width), tiles = down * across;
+  const int threads = tiles < stream.threads ? static_cast<int>(tiles) : stream.threads;
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+  for (int64_t i = 0; i < tiles; ++i) {
+    Tile t{
+        .row = i / across * kPanelRows, .rows = kPanelRows, .column = i % across * width, .columns = width};
+    if (t.rows > g.out.rows - t.row) t.rows = g.out.rows - t.row;
+    if (t.columns > g.out.columns - t.column) t.columns = g.out.columns - t.column;
+    GemmPanels& panels = gemm_panels();
+    g.transpose_a ? add_up<true>(a, b, t, inner, panels) : add_up<false>(a, b, t, inner, panels);
+    write(g, t, panels.sums);
+  }
+}
+
+}  // namespace lm::LM_ISA

@@ -1,0 +1,34 @@
+// The memory in which gemm_cpu.cpp multiplies: a tile of the result, and panels of what it is the product of,
+// in fp32 and in the order in which the registers take them. Each thread has one, made at its first product
+// and kept. Any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace lm {
+
+// Of a tile: rows and columns of the result, and how much of the summed index at once. 376 KiB lie in the
+// second cache of the processors that this is for; a column is a multiple of what registers hold (3, 6 or 12
+// rows of 16).
+inline constexpr int kPanelRows = 96, kPanelColumns = 192, kPanelDepth = 256;
+// Between the rows of the left panel lie 16 floats more: a power of two would send all of them to a few sets
+// of the first cache.
+inline constexpr int kPanelGap = 16;
+
+struct GemmPanels {
+  alignas(64) float left[(kPanelRows + kPanelGap) * kPanelDepth];
+  alignas(64) float right[kPanelColumns * kPanelDepth];
+  alignas(64) float sums[kPanelRows * kPanelColumns];
+};
+static_assert(sizeof(GemmPanels::left) >= sizeof(float) * kPanelRows * (kPanelDepth + kPanelGap),
+              "the left matrix lies either way");
+
+// This thread's.
+GemmPanels& gemm_panels();
+
+// Whether LibTorch multiplies bf16 matrices on this processor with more than plain loops, which are twenty
+// times slower than gemm_cpu.cpp: from AVX-512 on it does.
+bool library_multiplies_bf16();
+
+}  // namespace lm
