@@ -180,12 +180,8 @@ std::unique_ptr<Question> question_about(const Config& config, const std::string
   // What a start would find: the run's numerics, and rates that an earlier run has measured.
   const NameMap& names = out->model.spec.names;
   out->recorded = recorded_numerics(run_directory(config, config_path), config, names, out->device);
-  const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
-  const auto threads =
-      out->recorded ? out->recorded->threads : config.run.threads.value_or(out->share().cores);
-  const RateSubject subject{out->device, dtype, static_cast<int>(threads)};
-  if (const auto rates = known_rates(out->machine, subject, out->cache_dir))
-    set_rates(subject, *rates, out->machine);
+  const RateSubject subject = rate_subject(config, out->recorded, out->share().cores, out->device);
+  set_known_rates(subject, out->cache_dir, out->machine);
   return out;
 }
 

@@ -14,10 +14,18 @@ Json key_of(const Machine& machine, const RateSubject& subject) {
           {"cores", machine.cores},
           {"threads", subject.threads},
           {"dtype", dtype_name(subject.dtype)},
-          {"libtorch", LM_TORCH_VERSION}};
+          {"libtorch", LM_TORCH_VERSION},
+          {"lmlaunch", LM_VERSION}};
 }
 
 }  // namespace
+
+RateSubject rate_subject(const Config& config, const std::optional<NumericsPlan>& recorded, int64_t cores,
+                         DeviceType device) {
+  const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
+  const auto threads = recorded ? recorded->threads : config.run.threads.value_or(cores);
+  return {device, dtype, static_cast<int>(threads)};
+}
 
 std::optional<MeasuredRates> known_rates(const Machine& machine, const RateSubject& subject,
                                          const std::string& cache_dir) {
@@ -70,6 +78,10 @@ void set_rates(const RateSubject& subject, const MeasuredRates& rates, Machine& 
     machine.gemm_call_seconds = rates.gemm_call_seconds;
     machine.library_bytes = rates.library_bytes;
   }
+}
+
+void set_known_rates(const RateSubject& subject, const std::string& cache_dir, Machine& machine) {
+  if (const auto rates = known_rates(machine, subject, cache_dir)) set_rates(subject, *rates, machine);
 }
 
 }  // namespace lm

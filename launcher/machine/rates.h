@@ -1,6 +1,6 @@
 // How fast this machine computes and moves bytes, as the rank has measured it and the cache keeps it: the
-// prediction of a step's time needs it, and nothing else. By processor, threads, type and LibTorch's version;
-// for a week, or for an hour where the machine was busy.
+// prediction of a step's time needs it, and nothing else. By processor, threads, type and the versions of
+// LibTorch and lmlaunch; for a week, or for an hour where the machine was busy.
 // Any one thread.
 #pragma once
 
@@ -8,7 +8,9 @@
 #include <string>
 
 #include "base/dtype.h"
+#include "config/config.h"
 #include "plan/machine.h"
+#include "plan/numerics.h"
 
 namespace lm {
 
@@ -18,6 +20,10 @@ struct RateSubject {
   DType dtype = DType::kBF16;
   int threads = 1;
 };
+
+// Of a plan that is to be made, of a recorded run or a new one; `cores`: those of a rank.
+RateSubject rate_subject(const Config& config, const std::optional<NumericsPlan>& recorded, int64_t cores,
+                         DeviceType device);
 
 struct MeasuredRates {
   double gemm_flops = 0;      // of the CPU, where it computes: the best product
@@ -37,5 +43,7 @@ void keep_rates(const Machine& machine, const RateSubject& subject, const Measur
 
 // As the plan reads them.
 void set_rates(const RateSubject& subject, const MeasuredRates& rates, Machine& machine);
+// The known ones, if there are: a run must not be refused for what its plan was accepted for.
+void set_known_rates(const RateSubject& subject, const std::string& cache_dir, Machine& machine);
 
 }  // namespace lm

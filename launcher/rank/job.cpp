@@ -250,6 +250,13 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, Pla
                    "with this optimizer.name use machines of one kind");
     if (!gpus.empty()) refuse_shared_gpu(ranks->group(), gpus.front().uuid);
     if (!gpus.empty() && job->ranks_on_machine > 1) settle_beside(gpus.front());
+  }
+  const bool training = purpose == PlanPurpose::kTrain;
+  if (training) {
+    const int64_t cores = share_of_machine(job->machine, job->ranks_on_machine).cores;
+    set_known_rates(rate_subject(config, recorded, cores, device), cache, job->machine);
+  }
+  if (count > 1) {
     const std::vector<Gpu> mine = job->machine.gpus;
     adopt_leader(*ranks, job->machine, recorded);
     if (!mine.empty()) take_least_gpu(ranks->group(), mine.front(), job->machine.gpus.front());
@@ -268,7 +275,7 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, Pla
   const NumericsPlan& numerics = job->plan.numerics;
   const PlacementPlan& placement = job->plan.placement;
   job->stream = start_torch(device, numerics.threads, config.run.deterministic, placement.gemm_shapes);
-  const bool training = purpose == PlanPurpose::kTrain, on_disk = placement.on_disk();
+  const bool on_disk = placement.on_disk();
   // The time of a step is predicted for training alone; a GPU that works alone has its rates from its name.
   if (training && (cpu || moves_state(placement))) {
     const RateSubject subject = rate_subject(*job);
