@@ -112,7 +112,7 @@ def measure(binary, shape, case, path, steps):
     side.finish()
     ms = side.median("ms", 2)
     planned_ms = statistics.median(row["planned"]["ms"] for row in side.rows[2:])  # with the rates just before each
-    # The median: slots fill during the first steps, and what is on its way at a step's end counts for the next.
+    # The median, as slots fill during the first steps. A step's transfers have ended when they are counted.
     moved = {way: side.median(way, 2) for way in ("read_bytes", "written_bytes")}
     return {"case": name,
             "rss": (planned["rss"], last["peak_rss"]), "disk": (planned["disk"], disk),
