@@ -72,7 +72,7 @@ def wait_for_step(run, step, process):
 
 
 def ended(process, code):
-    stderr = process.communicate(timeout=300)[1]  # bf16 takes its time where a CPU does not know it
+    stderr = process.communicate(timeout=300)[1]
     assert process.returncode == code, stderr
     assert stderr.rstrip().splitlines()[-1].startswith(f"lmlaunch: stop code={code} "), stderr
     return stderr
