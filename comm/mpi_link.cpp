@@ -90,12 +90,13 @@ bool MpiWorker::moving() {
   return asked_.has_value();
 }
 
-bool MpiWorker::end(Exit code, std::string why) {
+bool MpiWorker::end(Exit code, std::string why, const std::string& next) {
   std::unique_lock lock(mutex_);
   why.resize(std::min(why.size(), sizeof Sign::why - 1));
   Sign word = sign(Sign::Kind::kEnd);
   word.code = static_cast<int32_t>(code);
   copy_text(word.why, sizeof word.why, why);
+  copy_text(word.next, sizeof word.next, next);
   last_word_ = word;
   wake_.notify_one();
   wait(lock, 2 * kTellSeconds + kHearSeconds, [this] { return ended_; });
@@ -147,8 +148,8 @@ bool MpiLink::moving() const {
   return worker_->moving();
 }
 
-bool MpiLink::end(Exit code, const std::string& why) {
-  return worker_->end(code, why);
+bool MpiLink::end(Exit code, const std::string& why, const std::string& next) {
+  return worker_->end(code, why, next);
 }
 
 void MpiLink::passed_on(const std::string& said) {

@@ -58,9 +58,9 @@ class MpiLink {
   bool moving() const;
   // For any thread, while this rank waits for others outside of MPI: what has become of them.
   std::optional<Error> lost() const;
-  // Tells the others that this rank ends with an error, as far as they can be reached within a second. Gives
-  // whether rank 0, which speaks for all, ends with the same one.
-  bool end(Exit code, const std::string& why);
+  // Tells the others that this rank ends with an error and what mends it, as far as they can be reached
+  // within a second. Gives whether rank 0, which speaks for all, ends with the same one.
+  bool end(Exit code, const std::string& why, const std::string& next = "see that rank's log");
   // By rank 0, once it has said `said` on the console: if that has the words with which another rank has
   // ended the run, that one's `end` gives true.
   void passed_on(const std::string& said);

@@ -207,7 +207,7 @@ void MpiWorker::take(const Sign& sign, int from) {
                     {.area = "PEER-32",
                      .what = fmt::format("rank {} on {} has ended the run: {}", from, sign.host, sign.why),
                      .place = here() + " on " + setup_.host + ", in \"" + what_ + "\"",
-                     .next = "see that rank's message"});
+                     .next = sign.next});
   if (!heard_end_) heard_end_ = error;
   const std::lock_guard lock(mutex_);
   if (!heard_word_) heard_word_ = sign;
@@ -331,6 +331,7 @@ void MpiWorker::give_up(const Error& error) {
   Sign word = sign(Sign::Kind::kEnd);
   word.code = static_cast<int32_t>(error.code());
   copy_text(word.why, sizeof word.why, error.what());
+  copy_text(word.next, sizeof word.next, error.text().advice());
   {
     // First: unless rank 0 does, this rank says it on the console before the others' ends reach its door.
     const std::lock_guard lock(mutex_);

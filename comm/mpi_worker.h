@@ -19,7 +19,7 @@ struct Sign {
   Kind kind = Kind::kBeat;
   int32_t code = 0;
   uint64_t call = 0;  // the last one that the rank has come to, named in `what`
-  char what[64] = "", host[64] = "", why[1024] = "";
+  char what[64] = "", host[64] = "", why[1024] = "", next[256] = "";
 };
 static_assert(std::is_trivially_copyable_v<Sign>);
 
@@ -43,7 +43,7 @@ class MpiWorker {
   void move(const char* what, std::span<const Transfer> transfers, bool continues);
   std::optional<Error> lost();
   bool moving();
-  bool end(Exit code, std::string why);
+  bool end(Exit code, std::string why, const std::string& next);
   void passed_on(const std::string& said);
   bool leave();
   // Whether the thread has ended.

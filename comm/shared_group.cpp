@@ -131,7 +131,7 @@ void SharedGroup::look_after(const char* what, uint64_t meeting) {
 }
 
 void SharedGroup::give_up(const char* what, uint64_t meeting, int rank, double seconds) const {
-  region_.end();
+  if (!region_.end()) throw ended_error(what);  // another rank says which one is lost
   throw silent_error(fmt::format("\"{}\", call {}", what, meeting), rank, seconds);
 }
 

@@ -154,7 +154,7 @@ void Ranks::tell(const Error& error) {
     if (link_ && leads()) link_->passed_on(error.what());
     return;
   }
-  const bool said = link_ && link_->end(error.code(), error.what());
+  const bool said = link_ && link_->end(error.code(), error.what(), text.advice());
   const bool follows = error.code() == Exit::kPeerLost && text.area != "NCCL-10";
   if (said || console_ < 0 || follows) return;
   const std::string rank = fmt::format("rank {}", group_->rank());

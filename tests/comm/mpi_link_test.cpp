@@ -239,20 +239,22 @@ TEST(MpiLink, WhatAllEndWithTheLeaderSaysForAll) {
 // The leader, in a call, hears why another rank has ended the run, and says it.
 TEST(MpiLink, WhatTheLeaderHasPassedOnNeedNotBeSaidAgain) {
   bool said = false;
+  std::string next;
   const std::vector<Outcome> out = with_links(3, [&](MpiLink& link, Group& group) {
     group.barrier("start");
     if (link.rank() == 2) {
-      said = link.end(Exit::kNoProgress, "stuck");
+      said = link.end(Exit::kNoProgress, "stuck", "look at it");
       return;
     }
     try {
       group.barrier("weights");
     } catch (const Error& error) {
-      if (link.rank() == 0) link.passed_on(error.what());
+      if (link.rank() == 0) link.passed_on(error.what()), next = error.text().next;
       throw;
     }
   });
   EXPECT_TRUE(says(out[0], "41 rank 2 on node has ended the run: stuck")) << out[0].error;
+  EXPECT_EQ(next, "look at it");
   EXPECT_TRUE(said);
   for (const Outcome& one : out) EXPECT_LT(one.seconds, 3);
 }

@@ -2,8 +2,10 @@
 #include "comm/shared_group.h"
 
 #include <gtest/gtest.h>
+
 #include <sys/wait.h>
 #include <unistd.h>
+#include <algorithm>
 
 #include <chrono>
 #include <cstring>
@@ -110,6 +112,23 @@ TEST(SharedGroupFailures, ARankThatDoesNotComeIsNamed) {
       << all;
   EXPECT_NE(all.find("41 rank 1 has given no sign of life"), std::string::npos) << all;
   for (int rank : {0, 2}) EXPECT_NE(errors[static_cast<size_t>(rank)], "");
+}
+
+// They find it within the same hundredth of a second.
+TEST(SharedGroupFailures, OfAllThatWaitOneSaysWhoIsLost) {
+  for (int i = 0; i < 4; ++i) {
+    const std::vector<std::string> errors = with_ranks(
+        8,
+        [](SharedGroup& group) {
+          if (group.rank() != 1) group.barrier("all");
+        },
+        SharedRegion::kStaging, 0.3);
+    const auto begins = [&](const char* code) {
+      return std::ranges::count_if(errors, [&](const std::string& error) { return error.starts_with(code); });
+    };
+    EXPECT_EQ(begins("41 rank 1 "), 1);
+    EXPECT_EQ(begins("40 another rank has ended"), 6);
+  }
 }
 
 TEST(SharedGroupFailures, ARankThatWorksForLongIsWaitedFor) {
