@@ -141,8 +141,8 @@ void run(int argc, char** argv) {
   std::printf("ready\n");
   std::fflush(stdout);
   std::string line;
-  IoCounters before =
-      off_device.counters();  // what moves between two steps counts for the second, or at_rest
+  // What moves between two steps counts for the second; with rates=each nothing does.
+  IoCounters before = off_device.counters();
   while (std::getline(std::cin, line)) {
     if (arguments.rates_each) measure_gemm(stream, machine);
     const double start = monotonic_seconds(), waited = off_device.wait_seconds();

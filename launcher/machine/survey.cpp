@@ -135,8 +135,9 @@ HostFacts survey_host(const std::string& root) {
   out.cpu.model = field(cpuinfo, "model name");
   const std::string flags = field(cpuinfo, "flags");
   out.cpu.avx2 = has_word(flags, "avx2", ' ');
-  out.cpu.avx512 =
-      has_word(flags, "avx512f", ' ') && has_word(flags, "avx512bw", ' ') && has_word(flags, "avx512vl", ' ');
+  out.cpu.avx512 = true;  // as library_multiplies_bf16 (kernels/gemm_panels.h) asks
+  for (const char* part : {"avx512f", "avx512bw", "avx512vl", "avx512dq"})
+    out.cpu.avx512 &= has_word(flags, part, ' ');
   out.cpu.avx512_bf16 = has_word(flags, "avx512_bf16", ' ');
   out.cpu.amx_bf16 = has_word(flags, "amx_bf16", ' ');
   out.cpu.cores = usable_cores(root);

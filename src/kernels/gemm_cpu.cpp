@@ -180,14 +180,16 @@ void gemm(const Gemm& g, StreamView stream) {
   while (width > kLeastColumns && down * parts(g.out.columns, width) < kTilesPerThread * stream.threads)
     width /= 2;
   const int64_t across = parts(g.out.columns, width), tiles = down * across;
+  if (tiles == 0) return;
   const int threads = tiles < stream.threads ? static_cast<int>(tiles) : stream.threads;
+  GemmPanels* const all = gemm_panels(threads);
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
   for (int64_t i = 0; i < tiles; ++i) {
     Tile t{
         .row = i / across * kPanelRows, .rows = kPanelRows, .column = i % across * width, .columns = width};
     if (t.rows > g.out.rows - t.row) t.rows = g.out.rows - t.row;
     if (t.columns > g.out.columns - t.column) t.columns = g.out.columns - t.column;
-    GemmPanels& panels = gemm_panels();
+    GemmPanels& panels = all[omp_get_thread_num()];
     g.transpose_a ? add_up<true>(a, b, t, inner, panels) : add_up<false>(a, b, t, inner, panels);
     write(g, t, panels.sums);
   }

@@ -4,9 +4,16 @@
 
 namespace lm {
 
-GemmPanels& gemm_panels() {
-  static thread_local const auto panels = std::make_unique_for_overwrite<GemmPanels>();
-  return *panels;
+GemmPanels* gemm_panels(int threads) {
+  static thread_local std::unique_ptr<GemmPanels[]> panels;
+  static thread_local int count = 0;
+  if (threads > count) {
+    count = 0;
+    panels.reset();
+    panels = std::make_unique_for_overwrite<GemmPanels[]>(static_cast<size_t>(threads));
+    count = threads;
+  }
+  return panels.get();
 }
 
 bool library_multiplies_bf16() {

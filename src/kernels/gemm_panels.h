@@ -1,6 +1,5 @@
 // The memory in which gemm_cpu.cpp multiplies: a tile of the result, and panels of what it is the product of,
-// in fp32 and in the order in which the registers take them. Each thread has one, made at its first product
-// and kept. Any thread.
+// in fp32 and in the order in which the registers take them. Made at the first product and kept. Any thread.
 #pragma once
 
 #include <cstddef>
@@ -24,8 +23,9 @@ struct GemmPanels {
 static_assert(sizeof(GemmPanels::left) >= sizeof(float) * kPanelRows * (kPanelDepth + kPanelGap),
               "the left matrix lies either way");
 
-// This thread's.
-GemmPanels& gemm_panels();
+// For so many threads that this one shares its products with: one each, which belong to it as long as it
+// lives. Throws std::bad_alloc; here, as nothing may be thrown among the threads.
+GemmPanels* gemm_panels(int threads);
 
 // Whether LibTorch multiplies bf16 matrices on this processor with more than plain loops, which are twenty
 // times slower than gemm_cpu.cpp: from AVX-512 on it does.

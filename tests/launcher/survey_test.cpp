@@ -59,6 +59,7 @@ TEST_F(SurveyOf, NoLimitIsNone) {
 TEST_F(SurveyOf, ReadsProcessorAndMemory) {
   write("/proc/cpuinfo",
         "processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nflags\t\t: fpu avx2 avx512f avx512bw avx512vl "
+        "avx512dq "
         "avx512_bf16\n");
   write("/proc/meminfo", "MemTotal:       16384 kB\nMemFree: 1 kB\nMemAvailable:    8192 kB\n");
   write("/sys/fs/cgroup/cpu.max", "100000 100000\n");
