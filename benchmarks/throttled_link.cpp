@@ -32,9 +32,11 @@ namespace {
 
 using namespace lm;
 
-constexpr double kCompute = 0.3, kUpdates = 0.03;   // seconds of a rank's step
+// Seconds of a step's compute and updates, per rank: what the emulation itself computes, which no GPU would, is a
+// small part of it however many ranks share this machine's cores.
+constexpr double kCompute = 0.15, kUpdates = 0.015;
 constexpr int64_t kLength = 16, kMicroBatches = 2;  // of each rank
-constexpr double kDisk = 16e6;                      // bytes/s each way: half of the step's compute
+constexpr double kDisk = 16e6;                      // bytes/s each way: half of two ranks' compute
 constexpr double kFast = 1e18;                      // bytes/s: a link that takes no time
 
 constexpr const char* kModel =
@@ -107,7 +109,7 @@ class Bound {
   TimedRates rates() const {
     double flops = 0, elements = 0;
     for (const Operation& op : list_.operations) flops += this->flops(op), elements += this->elements(op);
-    return {flops / kCompute, elements / kUpdates};
+    return {flops / (kCompute * in_.world.ranks), elements / (kUpdates * in_.world.ranks)};
   }
   // Seconds of the link, at a byte per second.
   double link_bytes() const {
