@@ -32,8 +32,8 @@ namespace {
 
 using namespace lm;
 
-// Seconds of a step's compute and updates, per rank: what the emulation itself computes, which no GPU would, is a
-// small part of it however many ranks share this machine's cores.
+// Seconds of a step's compute and updates, per rank: what the emulation itself computes, which no GPU would,
+// is a small part of it however many ranks share this machine's cores.
 constexpr double kCompute = 0.15, kUpdates = 0.015;
 constexpr int64_t kLength = 16, kMicroBatches = 2;  // of each rank
 constexpr double kDisk = 16e6;                      // bytes/s each way: half of two ranks' compute
