@@ -75,7 +75,9 @@ def run(name, options, judged=True):
     for attempt, pause in enumerate((0, *pauses), 1):
         time.sleep(pause)
         print(f"== {name}" + (f", attempt {attempt} of {len(pauses) + 1}" if attempt > 1 else ""), flush=True)
+        start = time.monotonic()
         outcome = run_once(name, options)
+        print(f"== {name}: {time.monotonic() - start:.0f} s", flush=True)
         met = {row["figure"]: row for row in rows if row["met"]}
         outcome.rows = rows = [met.get(row["figure"], row) for row in outcome.rows]
         if outcome.fault or not outcome.missed():
