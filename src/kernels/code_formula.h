@@ -17,6 +17,13 @@ LM_HOST_DEVICE float least(float a, float b) {
 LM_HOST_DEVICE float of_octave(const float* table, uint32_t octave) {
   return table[octave & 31];
 }
+LM_HOST_DEVICE float of_piece(const float* table, uint32_t piece) {
+  return table[piece & 15];
+}
+// n, or n + 1 where `a` is not below b.
+LM_HOST_DEVICE uint32_t next_from(uint32_t n, float a, float b) {
+  return n + (a < b ? 0 : 1);
+}
 
 template <class F>
 LM_HOST_DEVICE F magnitude(F x) {
@@ -52,16 +59,14 @@ LM_HOST_DEVICE F over_scale(F x, F factor) {
   return x / factor;
 }
 
-// The number of a dynamic map's magnitude at `size`, not yet rounded.
+// The number of a dynamic map's magnitude at `size`, not yet rounded. No number is below 0.
 template <class Table, class F>
 LM_HOST_DEVICE F code_number(const Table& table, F magnitude) {
   const F size = greatest(magnitude, F(kLeastCoded));
   const auto octave = bits_of(size) >> 23;
-  F number = fused(size, of_octave(table.slope[0], octave), of_octave(table.offset[0], octave));
-  for (int l = 1; l < CodeTable::kLines; ++l)
-    number =
-        least(number, fused(size, of_octave(table.slope[l], octave), of_octave(table.offset[l], octave)));
-  return select_less(size, F(table.last), greatest(number, F(0.f)), F(table.one));
+  const auto piece = next_from(bits_of(of_octave(table.piece, octave)), size, of_octave(table.next, octave));
+  return least(fused(size, of_piece(table.slope, piece), of_piece(table.offset, piece)),
+               of_piece(table.last, piece));
 }
 
 // The code whose value is nearest to x, a number in [-1, 1] but for rounding. (Within 2e-5 of a step of the
@@ -69,7 +74,7 @@ LM_HOST_DEVICE F code_number(const Table& table, F magnitude) {
 template <CodeMap map, class Table, class F>
 LM_HOST_DEVICE auto nearest_code(const Table& table, F x) {
   using U = decltype(bits_of(x));
-  const F number = code_number(table, magnitude(x));
+  const F number = code_number(table, map == CodeMap::kUnsigned8 ? x : magnitude(x));
   // 2^23 has no digits behind the point: adding it rounds.
   const U rounded = bits_of(number + F(8388608.f)) & U(0x1FF);
   if constexpr (map == CodeMap::kUnsigned8) return rounded;

@@ -25,9 +25,14 @@ LM_INLINE void with_form(MasterForm form, const Body& body) {
 }
 
 // Split master: bits M, working weight (M + 0x8000) >> 16, and M & 0xFFFF beside it.
+// split_rounded()'s high half is the weight.
+template <class U>
+LM_HOST_DEVICE U split_rounded(U master) {
+  return master + U(0x8000);
+}
 template <class U>
 LM_HOST_DEVICE U split_weight(U master) {
-  return (master + U(0x8000)) >> 16;
+  return split_rounded(master) >> 16;
 }
 template <class U>
 LM_HOST_DEVICE U split_low(U master) {

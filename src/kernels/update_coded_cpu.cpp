@@ -3,6 +3,7 @@
 #include <bit>
 
 #include "kernels/code_formula.h"
+#include "kernels/turned_lanes.h"
 #include "kernels/update_range.h"
 
 namespace lm::LM_ISA {
@@ -11,12 +12,14 @@ namespace {
 template <CodeMap map>
 inline constexpr auto kTable = make_table<map>();
 
-constexpr int kRead = 4;  // vectors of values at once
 #if defined(__AVX512F__)
-// Of the bytes of 4 vectors that are joined or parted in turns in every 128 bits: its own inverse.
-LM_INLINE __m512i take_turns(__m512i bytes) {
-  const __m512i turns = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  return _mm512_maskz_permutexvar_epi32(0xFFFF, turns, bytes);
+// Bytes in memory's order to that in which they part into four turned vectors, and back.
+LM_INLINE __m512i turned_bytes(const uint8_t* from) {
+  return _mm512_maskz_permutexvar_epi64(0xFF, _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7),
+                                        _mm512_loadu_si512(from));
+}
+LM_INLINE void store_turned_bytes(uint8_t* to, __m512i a) {
+  _mm512_storeu_si512(to, _mm512_maskz_permutexvar_epi64(0xFF, _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), a));
 }
 
 // Byte b of the value of each code: two permutations find 64 of them, one in each half of the codes.
@@ -44,27 +47,23 @@ LM_INLINE __m512i look_up_bytes(const uint8_t* entry, __m512i codes) {
 }
 #endif
 
-// The values of 64 codes from element i on.
+// The values of 64 codes from element i on, turned.
 template <CodeMap map>
-LM_INLINE void read_codes(const uint8_t* codes, int64_t i, F32 (&out)[kRead]) {
+LM_INLINE Wide read_codes(const uint8_t* codes, int64_t i) {
   if constexpr (code_bits(map) == 4) {
     const F32 values = load(kTable<map>.value, Whole{});
-    each_of<kRead>([&](auto v)
-                       LM_BODY { out[v] = look_up(values, load_halves(codes + (i + v * kLanes) / 2)); });
+    return turned(
+        wide_of([&](int v) LM_BODY { return look_up(values, load_halves(codes + (i + v * kLanes) / 2)); }));
   } else {
 #if defined(__AVX512F__)
-    const __m512i of = take_turns(_mm512_loadu_si512(codes + i));
+    const __m512i of = turned_bytes(codes + i);
     __m512i byte[4];
     each_of<4>([&](auto b) LM_BODY { byte[b] = look_up_bytes(kBytes<map>.byte[b], of); });
-    const __m512i low[2] = {_mm512_unpacklo_epi8(byte[0], byte[1]), _mm512_unpackhi_epi8(byte[0], byte[1])};
-    const __m512i high[2] = {_mm512_unpacklo_epi8(byte[2], byte[3]), _mm512_unpackhi_epi8(byte[2], byte[3])};
-    each_of<2>([&](auto half) LM_BODY {
-      out[2 * half].part[0] = (NativeF32)_mm512_unpacklo_epi16(low[half], high[half]);
-      out[2 * half + 1].part[0] = (NativeF32)_mm512_unpackhi_epi16(low[half], high[half]);
-    });
+    return parted({_mm512_unpacklo_epi8(byte[0], byte[1]), _mm512_unpackhi_epi8(byte[0], byte[1])},
+                  {_mm512_unpacklo_epi8(byte[2], byte[3]), _mm512_unpackhi_epi8(byte[2], byte[3])});
 #else
-    each_of<kRead>(
-        [&](auto v) LM_BODY { out[v] = look_up<256>(kTable<map>.value, load_u8(codes + i + v * kLanes)); });
+    return wide_of([&](int v)
+                       LM_BODY { return look_up<256>(kTable<map>.value, load_u8(codes + i + v * kLanes)); });
 #endif
   }
 }
@@ -77,49 +76,25 @@ LM_INLINE void write_codes(uint8_t* codes, int64_t i, U32 numbers) {
   }
 }
 
-// A map's table as the loop over a block wants it: with AVX-512 the lines of a dynamic map are in registers.
-#if defined(__AVX512F__)
-struct Octaves {
-  F32 low, high;
-};
-LM_INLINE F32 of_octave(const Octaves& table, U32 octave) {
-  F32 r;
-  r.part[0] = (NativeF32)_mm512_permutex2var_ps((__m512)table.low.part[0], (__m512i)octave.part[0],
-                                                (__m512)table.high.part[0]);
-  return r;
-}
-struct LoadedTable {
-  Octaves slope[CodeTable::kLines], offset[CodeTable::kLines];
-  float one, last;
-};
-LM_INLINE LoadedTable loaded(const CodeTable& table) {
-  LoadedTable out;
-  const auto load_both = [](const float* of) LM_BODY -> Octaves {
-    return {load(of, Whole{}), load(of + kLanes, Whole{})};
-  };
-  each_of<CodeTable::kLines>([&](auto l) LM_BODY {
-    out.slope[l] = load_both(table.slope[l]);
-    out.offset[l] = load_both(table.offset[l]);
-  });
-  out.one = table.one, out.last = table.last;
-  return out;
-}
-#endif
-template <class Table>
-LM_INLINE const Table& loaded(const Table& table) {
-  return table;
+// States until they are coded: as they are where the codes are joined from turned vectors, else in order.
+template <CodeMap map>
+constexpr bool kJoinsTurned = kNative == 16 && (map == CodeMap::kSigned8 || map == CodeMap::kUnsigned8);
+template <CodeMap map>
+LM_INLINE void keep_states(float* to, Wide states) {
+  store(to, kJoinsTurned<map> ? states : in_order(states), Whole4{});
 }
 
-// The codes of a dynamic map of 64 elements from element i on, of their states.
-template <CodeMap map, class Table>
-LM_INLINE void code_four(const Table& table, const float* values, F32 factor, uint8_t* codes, int64_t i) {
+// The codes of 64 states from element i on.
+template <CodeMap map>
+LM_INLINE void code_states(const float* states, F32 factor, uint8_t* codes, int64_t i) {
+  const auto& table = kTable<map>;
 #if defined(__AVX512F__)
-  if constexpr (map == CodeMap::kSigned8 || map == CodeMap::kUnsigned8) {
+  if constexpr (kJoinsTurned<map>) {
     // nearest_code(), but for its last lines: joining 32-bit numbers to bytes clamps them.
-    __m512i number[4];
-    each_of<4>([&](auto v) LM_BODY {
-      const F32 x = over_scale<map>(load(values + v * kLanes, Whole{}), factor);
-      F32 of = code_number(table, magnitude(x));
+    __m512i number[kWide];
+    each_of<kWide>([&](auto v) LM_BODY {
+      const F32 x = over_scale<map>(load(states + v * kLanes, Whole{}), factor);
+      F32 of = code_number(table, map == CodeMap::kUnsigned8 ? x : magnitude(x));
       if constexpr (map == CodeMap::kSigned8) of = float_of(bits_of(of) | (bits_of(x) & U32(0x80000000)));
       number[v] = _mm512_maskz_cvtps_epi32(0xFFFF, (__m512)of.part[0]);
     });
@@ -134,12 +109,11 @@ LM_INLINE void code_four(const Table& table, const float* values, F32 factor, ui
       bytes = _mm512_packus_epi16(_mm512_packus_epi32(number[0], number[1]),
                                   _mm512_packus_epi32(number[2], number[3]));
     }
-    _mm512_storeu_si512(codes + i, take_turns(bytes));
-    return;
+    return store_turned_bytes(codes + i, bytes);
   }
 #endif
-  each_of<4>([&](auto v) LM_BODY {
-    const F32 x = over_scale<map>(load(values + v * kLanes, Whole{}), factor);
+  each_of<kWide>([&](auto v) LM_BODY {
+    const F32 x = over_scale<map>(load(states + v * kLanes, Whole{}), factor);
     write_codes<map>(codes, i + v * kLanes, nearest_code<map>(table, x));
   });
 }
@@ -171,6 +145,62 @@ template <int64_t n>
   return std::bit_cast<float>(largest_lane(largest));
 }
 
+// Of 64 weights from element i on, turned.
+template <MasterForm form>
+LM_INLINE Wide load_weights(const RuleUpdate& a, int64_t i) {
+  const uint16_t* half = static_cast<const uint16_t*>(a.weight) + i;
+  if constexpr (form == MasterForm::kWeight) return load_turned(static_cast<const float*>(a.weight) + i);
+  if constexpr (form == MasterForm::kF32) return load_turned(static_cast<const float*>(a.master) + i);
+  if constexpr (form == MasterForm::kStochastic) return load_turned(static_cast<const Bf16*>(a.weight) + i);
+  return load_turned_split(half, static_cast<const uint16_t*>(a.master) + i);
+}
+template <MasterForm form>
+LM_INLINE void store_weights(const RuleUpdate& a, int64_t i, Wide p) {
+  uint16_t* half = static_cast<uint16_t*>(a.weight) + i;
+  const auto each = [&](const auto& of) LM_BODY {
+    WideU32 r;
+    each_of<kWide>([&](auto v) LM_BODY { r.of[v] = of(bits_of(p.of[v]), int{v}); });
+    return r;
+  };
+  if constexpr (form == MasterForm::kWeight) {
+    store_turned(static_cast<float*>(a.weight) + i, p);
+  } else if constexpr (form == MasterForm::kStochastic) {
+    const PhiloxWords<U32> numbers = rounding_numbers(a, i);
+    const Wide random = turned(wide_of([&](int v) LM_BODY { return float_of(numbers.word[v]); }));
+    store_turned_halves<false>(
+        half, each([&](U32 bits, int v) LM_BODY { return stochastic_weight(bits, bits_of(random.of[v])); }));
+  } else {
+    store_turned_halves<true>(half, each([](U32 bits, int) LM_BODY { return split_rounded(bits); }));
+    if constexpr (form == MasterForm::kF32) store_turned(static_cast<float*>(a.master) + i, p);
+    if constexpr (form == MasterForm::kSplit)
+      store_turned_halves<false>(static_cast<uint16_t*>(a.master) + i, bits_of(p));
+  }
+}
+
+// one_nan() of what hardly ever is none.
+LM_INLINE Wide one_nan(Wide a) {
+#if defined(__AVX512F__)
+  const auto nan = [&](int v) LM_BODY {
+    return _mm512_cmp_ps_mask((__m512)a.of[v].part[0], (__m512)a.of[v + 1].part[0], _CMP_UNORD_Q);
+  };
+  if (__builtin_expect((nan(0) | nan(2)) == 0, 1)) return a;
+#endif
+  return wide_of([&](int v) LM_BODY { return one_nan(a.of[v]); });
+}
+
+// The lines of 64 elements.
+template <class T>
+LM_INLINE void prefetch_lines(const T* array, int64_t i) {
+  each_of<sizeof(T)>([&](auto line) LM_BODY { prefetch(array, i + line * 64 / sizeof(T)); });
+}
+template <MasterForm form>
+LM_INLINE void prefetch_weights(const RuleUpdate& a, int64_t i) {
+  using Weight = std::conditional_t<form == MasterForm::kWeight, float, uint16_t>;
+  prefetch_lines(static_cast<const Weight*>(a.weight), i);
+  if constexpr (form == MasterForm::kF32) prefetch_lines(static_cast<const float*>(a.master), i);
+  if constexpr (form == MasterForm::kSplit) prefetch_lines(static_cast<const uint16_t*>(a.master), i);
+}
+
 template <class R, class G, MasterForm form>
 LM_INLINE void update_block(const RuleUpdate& a, const R& rule, int64_t first) {
   constexpr int kStates = kStateCount<R>;
@@ -183,39 +213,41 @@ LM_INLINE void update_block(const RuleUpdate& a, const R& rule, int64_t first) {
   each_of<kStates>([&](auto s) LM_BODY {
     for (U32& of_block : largest[s]) of_block = U32(0);
   });
-  for (int64_t begin = 0; begin < kCodeBlock; begin += kRead * kLanes) {
-    PhiloxWords<U32> numbers{};
-    if constexpr (form == MasterForm::kStochastic) numbers = rounding_numbers(a, first + begin);
-    F32 scale[kStates], read[kStates][kRead];
+  for (int64_t begin = 0; begin < kCodeBlock; begin += kWide * kLanes) {
+    const int64_t i = first + begin;
+    prefetch_lines(gradient, i);
+    prefetch_weights<form>(a, i);
+    F32 scale[kStates];
+    Wide states[kStates];
     each_of<kStates>([&](auto s) LM_BODY {
       scale[s] = F32(a.state[s][block + begin / kBlock]);
-      read_codes<R::kCodes[decltype(s)::value]>(a.codes[s], first + begin, read[s]);
+      states[s] = read_codes<R::kCodes[decltype(s)::value]>(a.codes[s], i);
     });
-    each_of<kRead>([&](auto w) LM_BODY {
-      const int64_t at = begin + w * kLanes, i = first + at;
-      prefetch(gradient, i);
-      prefetch_weight<form>(a, i);
-      F32 state[kStates], p = load_weight<form>(a, i, Whole{});
-      each_of<kStates>([&](auto s) LM_BODY { state[s] = read[s][w] * scale[s]; });
-      R::update(rule, load(gradient + i, Whole{}) * gradient_scale, state, p);
+    const Wide g = load_turned(gradient + i);
+    Wide p = load_weights<form>(a, i);
+    each_of<kWide>([&](auto v) LM_BODY {
+      F32 state[kStates];
+      each_of<kStates>([&](auto s) LM_BODY { state[s] = states[s].of[v] * scale[s]; });
+      R::update(rule, g.of[v] * gradient_scale, state, p.of[v]);
       each_of<kStates>([&](auto s) LM_BODY {
         keep_largest(largest[s][begin / kBlock], state[s]);
-        store(values[s] + at, state[s], Whole{});
+        states[s].of[v] = state[s];
       });
-      store_weight<form>(a, i, one_nan(p), numbers.word[w], Whole{});
     });
+    each_of<kStates>(
+        [&](auto s) LM_BODY { keep_states<R::kCodes[decltype(s)::value]>(values[s] + begin, states[s]); });
+    store_weights<form>(a, i, one_nan(p));
   }
   each_of<kStates>([&](auto s) LM_BODY {
     constexpr CodeMap map = R::kCodes[decltype(s)::value];
     static_assert(code_block(map) == kBlock);
-    const auto& table = loaded(kTable<map>);
     for (int64_t b = 0; b < kBlocks; ++b) {
       float top = std::bit_cast<float>(largest_lane(largest[s][b]));
       if (!(top < __builtin_inff())) top = largest_of_numbers<kBlock>(values[s] + b * kBlock);
       const F32 factor(code_factor<map>(top));
       a.state[s][block + b] = code_scale<map>(top);
-      for (int64_t at = b * kBlock; at < (b + 1) * kBlock; at += 4 * kLanes)
-        code_four<map>(table, values[s] + at, factor, a.codes[s], first + at);
+      for (int64_t at = b * kBlock; at < (b + 1) * kBlock; at += kWide * kLanes)
+        code_states<map>(values[s] + at, factor, a.codes[s], first + at);
     }
   });
 }

@@ -55,37 +55,19 @@ constexpr auto list_magnitudes() {
   return out;
 }
 
-// The line on which a dynamic map's magnitude m and the next one lie, as the number of a magnitude: within a
-// decade it is that of its values before they are rounded. (Two rounded neighbours are up to 2e-5 of their
-// distance off, which 128 of them further on is a code in a thousand.)
-struct CodeLine {
-  double slope = 0, offset = 0;
-};
-template <CodeMap map>
-constexpr CodeLine code_line(int m, double low, double high) {
-  constexpr int first = map == CodeMap::kUnsigned8 ? 1 : 0;  // decade i has 2^(i + first) values
-  double decade = 1e-6;
-  for (int i = 0; i < 7; ++i, decade *= 10) {
-    const int n = 1 << (i + first), begin = n - first;
-    if (m < begin || m + 1 >= begin + n) continue;
-    const double slope = n / (0.9 * decade);
-    return {slope, begin - 0.5 - 0.1 * decade * slope};
-  }
-  const double slope = 1 / (high - low);
-  return {slope, m - slope * low};
-}
-
-// The value of each code, and the way back: over the magnitudes, a magnitude's number is a chain of lines
-// from each to the next, less and less steep, but for the last line to 1. So it is the least of all lines,
-// and of those that count in an octave, of which there are three at most: line l of the octave with the
-// exponent e is slope[l][e % 32] * x + offset[l][e % 32].
+// The value of each code of a dynamic map, and the way back. The numbers of magnitudes, 0, 1, 2, ..., are cut
+// into pieces: that of 0, a line for each decade, that of 1. A piece begins in the middle between the last
+// magnitude of the one before and its own first. There its line is above its first number less a half, but at
+// its other end above its last one, which bounds it. An octave (numbers with one exponent) has parts of two
+// pieces at most. Indices into the arrays of octaves are the exponent % 32.
 struct CodeTable {
-  static constexpr int kLines = 3;
   float value[256] = {};
-  float slope[kLines][32] = {};
-  float offset[kLines][32] = {};
-  float one = 0;   // the number of 1
-  float last = 0;  // from here on 1 is the nearest
+  float piece[32] = {};  // of an octave's smallest numbers, as the bits of its number
+  float next[32] = {};   // from here on it is the next one
+  // Of a piece: number = the lesser one of slope * x + offset and last.
+  float slope[16] = {};
+  float offset[16] = {};
+  float last[16] = {};
 };
 inline constexpr uint32_t kFirstOctave = 104;  // 2^-23
 inline constexpr float kLeastCoded =
@@ -93,6 +75,7 @@ inline constexpr float kLeastCoded =
 
 template <CodeMap map>
 constexpr CodeTable make_code_table() {
+  constexpr int kDecades = 7;
   const auto magnitudes = list_magnitudes<map>();
   const int one = static_cast<int>(std::size(magnitudes.at)) - 1;
   CodeTable out;
@@ -100,29 +83,28 @@ constexpr CodeTable make_code_table() {
     const int m = map == CodeMap::kSigned8 ? code - 127 : code;
     out.value[code] = m < 0 ? -magnitudes.at[-m] : magnitudes.at[m];
   }
-  out.one = static_cast<float>(one);
-  out.last = (magnitudes.at[one - 1] + magnitudes.at[one]) / 2;
-  for (uint32_t octave = kFirstOctave; octave < 128; ++octave) {
-    const double begin = std::bit_cast<float>(octave << 23), end = 2 * begin;
-    int lines = 0;
-    double slope = 0, offset = 0;
-    for (int m = 0; m + 1 < one; ++m) {
-      const double low = magnitudes.at[m], high = magnitudes.at[m + 1];
-      const bool only_left = m + 2 == one;  // goes on to 1
-      if (high <= begin && !only_left) continue;
-      if (low >= end) break;
-      // A decade has one line.
-      const CodeLine next = code_line<map>(m, low, high);
-      if (lines > 0 && next.slope > slope * 0.999) continue;
-      slope = next.slope, offset = next.offset;
-      if (lines == CodeTable::kLines) throw "more lines than an octave has room for";
-      out.slope[lines][octave % 32] = static_cast<float>(slope);
-      out.offset[lines++][octave % 32] = static_cast<float>(offset);
-    }
-    for (; lines < CodeTable::kLines; ++lines) {
-      out.slope[lines][octave % 32] = static_cast<float>(slope);
-      out.offset[lines][octave % 32] = static_cast<float>(offset);
-    }
+  float begin[kDecades + 4] = {};  // of a piece, and above all of them
+  double decade = 1e-6;
+  for (int d = 0, first = 1; d < kDecades; ++d, decade *= 10) {
+    // That of the values before they are rounded: two rounded neighbours are up to 2e-5 of their distance
+    // off, which 128 of them further on is a code in a thousand.
+    const int n = 1 << (map == CodeMap::kUnsigned8 ? d + 1 : d);
+    const double slope = n / (0.9 * decade);
+    begin[d + 1] = (magnitudes.at[first - 1] + magnitudes.at[first]) / 2;
+    out.slope[d + 1] = static_cast<float>(slope);
+    out.offset[d + 1] = static_cast<float>(first - 0.5 - 0.1 * decade * slope);
+    first += n;
+    out.last[d + 1] = static_cast<float>(first - 1);
+  }
+  begin[kDecades + 1] = (magnitudes.at[one - 1] + magnitudes.at[one]) / 2;
+  begin[kDecades + 2] = begin[kDecades + 3] = 2;
+  out.offset[kDecades + 1] = out.last[kDecades + 1] = static_cast<float>(one);
+  for (uint32_t octave = kFirstOctave, piece = 0; octave < 128; ++octave) {
+    const float low = std::bit_cast<float>(octave << 23);
+    while (begin[piece + 1] <= low) ++piece;
+    if (begin[piece + 2] < 2 * low) throw "more pieces than an octave has room for";
+    out.piece[octave % 32] = std::bit_cast<float>(piece);
+    out.next[octave % 32] = begin[piece + 1];
   }
   return out;
 }
