@@ -3,6 +3,7 @@
 #include <bit>
 
 #include "kernels/code_formula.h"
+#include "kernels/code_lanes.h"
 #include "kernels/turned_lanes.h"
 #include "kernels/update_range.h"
 

@@ -56,10 +56,10 @@ constexpr auto list_magnitudes() {
 }
 
 // The value of each code of a dynamic map, and the way back. The numbers of magnitudes, 0, 1, 2, ..., are cut
-// into pieces: that of 0, a line for each decade, that of 1. A piece begins in the middle between the last
-// magnitude of the one before and its own first. There its line is above its first number less a half, but at
-// its other end above its last one, which bounds it. An octave (numbers with one exponent) has parts of two
-// pieces at most. Indices into the arrays of octaves are the exponent % 32.
+// into pieces: that of 0, one line for each decade, that of 1. A piece begins in the middle between the last
+// magnitude of the one before and its own first one, and there its line rounds to its first number; towards
+// its end the line would go on beyond its last number, which therefore bounds it. An octave (numbers with one
+// exponent) has parts of two pieces at most. Indices into the arrays of octaves are the exponent % 32.
 struct CodeTable {
   float value[256] = {};
   float piece[32] = {};  // of an octave's smallest numbers, as the bits of its number
