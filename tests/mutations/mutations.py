@@ -184,7 +184,7 @@ class Test:
             self.targets = ["twin"] if "tests/twin/" in text else ["executables", *tools_of(arguments)]
             if "tests/faults/" in text:
                 self.targets = ["save_tool", "clock_jumps"] + (["executables"] if "power_cut" not in text else [])
-            if re.search(r"test_(twin|gpus|page)", text):
+            if re.search(r"test_(twin|gpus|page|ranks_memory)", text):
                 self.targets = ["twin", *self.targets]
             self.command = [copy.python, *(["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"] if program == "pytest" else []), *arguments]
             self.environment |= {"LM_BIN": str(bin), "LM_TWIN_BIN": str(twin / "bin"), "LMLAUNCH_PYTHON": copy.python,
