@@ -2,12 +2,14 @@
 // Llama-3.1-8B's shapes: tokens/s, share of the speed of light (dense peak of the data sheet), step time and
 // GPU memory as planned and as measured. A slice has the model's true width and a few of its layers, so that
 // it starts in seconds. Weights repeat one tile that is made on the device (gpu_pattern.h): losses mean
-// nothing. Resident, with state in host memory stepped by the GPU and by the CPU, and on disk where a
-// directory is named. Medians of the timed steps; prints a table, JSON lines and a last line with the figure.
+// nothing. A step lasts from one check of loss and norm to the next, as in a run. Resident, with state in
+// host memory stepped by the GPU and by the CPU, and on disk where a directory is named. Medians of the timed
+// steps; prints a table, JSON lines and a last line with the figure.
 //
-//   bench_gpu_steps [--path DIR] [--steps 5] [ROW...]      rows by name, or NAME* for all that begin so;
-//   none:
-//                                                          the slices
+//   bench_gpu_steps [--path DIR] [--steps 5] [--trace DIR] [ROW...]
+//
+// ROW: by name, or NAME* for all that begin so; none: the slices. --trace: steps 3 and 4 of each row as
+// DIR/ROW.json, for ui.perfetto.dev.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -19,6 +21,7 @@
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/trace.h"
 #include "config/config_toml.h"
 #include "offload/copy_probe.h"
 #include "synthetic_run.h"
@@ -114,12 +117,63 @@ Machine this_machine(const std::string& path, int threads) {
   return machine;
 }
 
+struct Options {
+  std::string path, traces;  // directories, or empty
+  int steps = 5;
+  std::vector<std::string> wanted;
+};
+
+Options read_options(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word == "--path" && i + 1 < argc) {
+      options.path = argv[++i];
+    } else if (word == "--trace" && i + 1 < argc) {
+      options.traces = argv[++i];
+    } else if (word == "--steps" && i + 1 < argc) {
+      options.steps = std::max(std::atoi(argv[++i]), 1);
+    } else {
+      options.wanted.push_back(word);
+    }
+  }
+  return options;
+}
+
+struct Timed {
+  double step_s = 0;                 // median
+  double copies_s = 0, stall_s = 0;  // of a step: links at work, and compute waiting for them
+  double loss = 0;
+};
+
+Timed time_steps(SyntheticRun& run, int steps) {
+  std::vector<double> seconds;
+  Timed out;
+  DeviceClock* const clock = run.rank().off_device().clock();
+  double copies = 0, stall = 0, last = monotonic_seconds();
+  for (int i = 0; i < steps + 2; ++i) {
+    out.loss = run.begin_step().loss;
+    if (clock != nullptr) clock->collect();
+    const double now = monotonic_seconds();
+    if (i >= 2) seconds.push_back(now - last);
+    if (i == 1 && clock != nullptr) copies = clock->copy_seconds(), stall = clock->stall_seconds();
+    last = now;
+  }
+  if (clock != nullptr) {
+    out.copies_s = (clock->copy_seconds() - copies) / steps;
+    out.stall_s = (clock->stall_seconds() - stall) / steps;
+  }
+  std::sort(seconds.begin(), seconds.end());
+  out.step_s = seconds[seconds.size() / 2];
+  return out;
+}
+
 // Tokens per second.
-double run_row(const Row& row, const std::string& path, int steps, int threads, StreamView stream) {
+double run_row(const Row& row, const Options& options, int threads, StreamView stream) {
   std::vector<std::string> settings = row.settings;
   settings.push_back("run.threads=" + std::to_string(threads));
   settings.push_back("data.max_length=" + std::to_string(row.length));
-  if (row.disk) settings.push_back("offload.paths=[\"" + path + "\"]");
+  if (row.disk) settings.push_back("offload.paths=[\"" + options.path + "\"]");
   if (row.lora) settings.push_back("train.method=\"lora\"");
   SyntheticSetup setup{
       .spec = spec_of(row),
@@ -127,25 +181,25 @@ double run_row(const Row& row, const std::string& path, int steps, int threads, 
       .config = parse_config("[model]\npath = \"none\"\n[data]\ntrain = [\"none\"]\n", "benchmark", settings),
       .update_on_host = row.update_on_host,
       .pattern = true};
-  const int64_t before = cuda_device(0).free_bytes;
-  SyntheticRun run(std::move(setup), this_machine(row.disk ? path : "", threads), stream);
-  std::vector<double> seconds;
-  StepResult result;
-  for (int i = 0; i < steps + 2; ++i) {
-    const double start = monotonic_seconds();
-    result = run.step();
-    if (i >= 2) seconds.push_back(monotonic_seconds() - start);
+  std::optional<Trace> trace;
+  if (!options.traces.empty()) {
+    trace.emplace(options.traces + "/" + row.name + ".json", 3, 4);
+    setup.trace = &*trace;
   }
-  std::sort(seconds.begin(), seconds.end());
-  const double step = seconds[seconds.size() / 2];
+  const int64_t before = cuda_device(0).free_bytes;
+  SyntheticRun run(std::move(setup), this_machine(row.disk ? options.path : "", threads), stream);
+  const Timed timed = time_steps(run, options.steps);
+  const double step = timed.step_s;
   const Plan& plan = run.plan();
   const auto tokens = static_cast<double>(run.tokens_per_step());
   const double sol = 100 * plan.sol_seconds_per_token * tokens / step;
   const int64_t used = before - cuda_device(0).free_bytes;
   std::printf(
-      "%-24s %8.0f tokens/s %5.1f %% of light %8.3f s a step (planned %.3f) %9s of GPU (planned %s)\n",
-      row.name, tokens / step, sol, step, plan.step_seconds, format_bytes(used).c_str(),
-      format_bytes(plan.peak.device).c_str());
+      "%-24s %8.0f tokens/s %5.1f %% of light %8.3f s a step (planned %.3f; copies %.3f, waited for %.3f) "
+      "%9s of "
+      "GPU (planned %s)\n",
+      row.name, tokens / step, sol, step, plan.step_seconds, timed.copies_s, timed.stall_s,
+      format_bytes(used).c_str(), format_bytes(plan.peak.device).c_str());
   std::printf("%s\n", nlohmann::json{{"benchmark", "gpu_steps"},
                                      {"row", row.name},
                                      {"gpu", cuda_device(0).name},
@@ -156,7 +210,9 @@ double run_row(const Row& row, const std::string& path, int steps, int threads, 
                                      {"device_bytes", used},
                                      {"planned_device_bytes", plan.peak.device},
                                      {"update_on_host", plan.placement.update_on_host},
-                                     {"loss", result.loss}}
+                                     {"copies_s", timed.copies_s},
+                                     {"stall_s", timed.stall_s},
+                                     {"loss", timed.loss}}
                           .dump()
                           .c_str());
   std::fflush(stdout);
@@ -164,19 +220,7 @@ double run_row(const Row& row, const std::string& path, int steps, int threads, 
 }
 
 int run_rows(int argc, char** argv) {
-  std::string path;
-  int steps = 5;
-  std::vector<std::string> wanted;
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
-    if (word == "--path" && i + 1 < argc) {
-      path = argv[++i];
-    } else if (word == "--steps" && i + 1 < argc) {
-      steps = std::max(std::atoi(argv[++i]), 1);
-    } else {
-      wanted.push_back(word);
-    }
-  }
+  const Options options = read_options(argc, argv);
   std::string reason;
   if (cuda_device_count(&reason) == 0) {
     std::printf("gpu_steps: no CUDA device: %s\n", reason.c_str());
@@ -187,10 +231,10 @@ int run_rows(int argc, char** argv) {
   int failed = 0, ran = 0;
   std::string figure;
   for (const Row& row : rows()) {
-    if (!chosen(row, wanted, path)) continue;
+    if (!chosen(row, options.wanted, options.path)) continue;
     ++ran;
     try {
-      const double rate = run_row(row, path, steps, threads, stream);
+      const double rate = run_row(row, options, threads, stream);
       figure += std::string(figure.empty() ? "" : ", ") + row.name + " " + std::to_string(std::lround(rate));
     } catch (const std::exception& error) {
       const auto* own = dynamic_cast<const Error*>(&error);

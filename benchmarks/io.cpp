@@ -18,9 +18,9 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/checksum.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "offload/checksum.h"
 #include "offload/engines.h"
 #include "offload/io_queue.h"
 #include "offload/pinned.h"

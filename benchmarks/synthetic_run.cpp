@@ -120,7 +120,8 @@ SyntheticRun::SyntheticRun(SyntheticSetup setup, const Machine& machine, StreamV
                                            .engine = setup_.engine,
                                            .group = setup_.group,
                                            .device_group = setup_.device_group,
-                                           .kernels = setup_.kernels},
+                                           .kernels = setup_.kernels,
+                                           .trace = setup_.trace},
                                  stream);
   const LoadSetup load{setup_.spec, layout_, DType::kBF16, stream, plan_.numerics.threads};
   if (setup_.pattern) {

@@ -20,6 +20,7 @@ struct SyntheticSetup {
   Group* group = nullptr;
   Group* device_group = nullptr;
   const Kernels* kernels = nullptr;
+  Trace* trace = nullptr;  // outlives the run, which tells it of steps
 };
 
 // What start_torch wants to know of such a run on the CPU, before a machine is measured.

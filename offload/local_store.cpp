@@ -8,10 +8,10 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/checksum.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/parallel.h"
-#include "offload/checksum.h"
 
 namespace lm {
 namespace {
@@ -37,6 +37,11 @@ int64_t bytes_of(const std::vector<int64_t>& array_bytes, const std::vector<char
   return sum;
 }
 
+// Of the checksums of so many bytes, in whole chunks.
+int64_t sums_bytes(int64_t bytes) {
+  return bytes / kChecksumChunk * static_cast<int64_t>(sizeof(uint64_t));
+}
+
 }  // namespace
 
 int64_t LocalStore::slot_bytes(const std::vector<int64_t>& array_bytes) {
@@ -52,7 +57,9 @@ int64_t LocalStore::swap_bytes(const std::vector<int64_t>& array_bytes, const st
 int64_t LocalStore::pinned_bytes(const LocalStoreSetup& setup) {
   const int64_t slots =
       swap_bytes(setup.bytes, setup.in_host) > 0 ? setup.slots * slot_bytes(setup.bytes) : 0;
-  return slots + bytes_of(setup.bytes, setup.in_host, true);
+  const int64_t homes = bytes_of(setup.bytes, setup.in_host, true);
+  return slots + homes +
+         (homes > 0 ? sums_bytes(homes) + setup.slots * sums_bytes(slot_bytes(setup.bytes)) : 0);
 }
 
 LocalStore::LocalStore(LocalStoreSetup setup, SwapSpace* space, IoQueue* queue, PinnedPool& pool)
@@ -62,8 +69,12 @@ LocalStore::LocalStore(LocalStoreSetup setup, SwapSpace* space, IoQueue* queue, 
       slot_bytes_(slot_bytes(setup_.bytes)),
       block_(pool.lease(pinned_bytes(setup_))),
       device_(setup_.stream.device, setup_.slots_on_device ? slot_bytes_ * setup_.slots : 0),
-      up_(setup_.stream.device),
-      down_(setup_.stream.device),
+      device_sums_(setup_.stream.device, bytes_of(setup_.bytes, setup_.in_host, true) > 0
+                                             ? sums_bytes(slot_bytes_) * setup_.slots
+                                             : 0),
+      up_(setup_.stream.device, setup_.threads),
+      down_(setup_.stream.device, setup_.threads),
+      checks_(setup_.stream.device, setup_.threads),
       arrays_(setup_.bytes.size()),
       slots_(static_cast<size_t>(setup_.slots)) {
   const bool disk = swap_bytes(setup_.bytes, setup_.in_host) > 0;
@@ -75,22 +86,24 @@ LocalStore::LocalStore(LocalStoreSetup setup, SwapSpace* space, IoQueue* queue, 
   }
   for (size_t s = 0; setup_.slots_on_device && s < slots_.size(); ++s)
     device_slots_.emplace_back(setup_.stream.device);
-  size_t chunks = 0;
+  checksums_.resize(static_cast<size_t>(swap_bytes(setup_.bytes, setup_.in_host) / kChecksumChunk));
+  const int64_t homes = bytes_of(setup_.bytes, setup_.in_host, true);
   std::byte* host = block_.data() + (disk ? setup_.slots * slot_bytes_ : 0);
+  auto* host_sums = reinterpret_cast<uint64_t*>(host + homes);
+  uint64_t* disk_sums = checksums_.data();
   for (size_t a = 0; a < arrays_.size(); ++a) {
     if (setup_.bytes[a] == 0) continue;
-    const int64_t whole = round_up(setup_.bytes[a], kAlignment);
+    const int64_t whole = round_up(setup_.bytes[a], kAlignment), chunks = chunks_of(setup_.bytes[a]);
     arrays_[a].bytes = setup_.bytes[a];
-    arrays_[a].first_chunk = chunks;
-    chunks += static_cast<size_t>(chunks_of(setup_.bytes[a]));
     if (lives_in_host(setup_.in_host, a)) {
       arrays_[a].host_home = std::exchange(host, host + whole);
+      arrays_[a].sums = std::exchange(host_sums, host_sums + chunks);
       continue;
     }
     arrays_[a].extent = space->allocate(whole);
+    arrays_[a].sums = std::exchange(disk_sums, disk_sums + chunks);
   }
-  checksums_.resize(chunks);
-  unstamped_.reserve(arrays_.size());
+  if (homes > 0) arrived_sums_ = host_sums;
 }
 
 LocalStore::~LocalStore() {
@@ -102,6 +115,7 @@ LocalStore::~LocalStore() {
   try {
     up_.synchronize();
     down_.synchronize();
+    checks_.synchronize();
   } catch (const Error&) {
   }
 }
@@ -118,7 +132,6 @@ void LocalStore::flush() {
   // Homes in host memory: their last copies.
   up_.synchronize();
   down_.synchronize();
-  stamp_what_has_left();
 }
 
 LocalStore::Array& LocalStore::array(int64_t index) {
@@ -264,13 +277,12 @@ uint64_t LocalStore::checksum(const std::byte* chunk) {
 
 void LocalStore::stamp_at(const Array& a, const std::byte* bytes, int64_t begin, int64_t end) {
   for (int64_t offset = begin; offset < end; offset += kChecksumChunk)
-    checksums_[a.first_chunk + static_cast<size_t>(offset / kChecksumChunk)] = checksum(bytes + offset);
+    a.sums[offset / kChecksumChunk] = checksum(bytes + offset);
 }
 
 bool LocalStore::matches(const Array& a, const std::byte* bytes, int64_t begin, int64_t end) const {
   for (int64_t offset = begin; offset < end; offset += kChecksumChunk) {
-    if (checksum(bytes + offset) != checksums_[a.first_chunk + static_cast<size_t>(offset / kChecksumChunk)])
-      return false;
+    if (checksum(bytes + offset) != a.sums[offset / kChecksumChunk]) return false;
   }
   return true;
 }
@@ -295,19 +307,22 @@ void LocalStore::report_damage(int64_t index) const {
 
 void LocalStore::fail_damaged(int64_t index, int64_t offset) const {
   const Array& a = array(index);
-  const bool disk = a.host_home == nullptr;
-  const auto place = [&] {
-    const ExtentPiece piece = slice(a.extent, offset, kChecksumChunk).pieces.front();
-    return fmt::format("{}+{}", space_->path(piece.file), piece.offset);
-  };
+  if (a.host_home != nullptr)
+    fail_changed(index, offset, {"host memory", "check this machine's memory: its ECC log, a memory test"});
+  const ExtentPiece piece = slice(a.extent, offset, kChecksumChunk).pieces.front();
+  fail_changed(index, offset,
+               {fmt::format("{}+{}", space_->path(piece.file), piece.offset),
+                "check this disk and its log, or leave it out of offload.paths", ", read twice"});
+}
+
+void LocalStore::fail_changed(int64_t index, int64_t offset, const Suspect& suspect) const {
   throw Error(
       Exit::kIntegrity,
       {.area = "IO-06",
        .what = fmt::format("{}: {} bytes at {} of {} are not what was written there{}", name(index),
-                           kChecksumChunk, offset, a.bytes, disk ? ", read twice" : ""),
-       .place = disk ? place() : "host memory",
-       .next = disk ? "check this disk and its log, or leave it out of offload.paths"
-                    : "check this machine's memory: its ECC log, a memory test",
+                           kChecksumChunk, offset, bytes(index), suspect.tries),
+       .place = suspect.place,
+       .next = suspect.next,
        .kept = "nothing was computed from the damaged bytes; what was saved before is untouched, and the run "
                "can go on from there"});
 }

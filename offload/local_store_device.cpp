@@ -4,13 +4,16 @@
 //   use         the compute stream waits for `arrived`
 //   write_back  `used` -> host memory (down) -> `left` -> checksums, disk (a ticket)
 //
-// A home in host memory leaves out the disk: checksums are taken of it once `left` has passed, and compared
-// before the copy up. The two directions run beside each other: a copy into a slot
-// waits for the one out of it, and a copy from a home in host memory for the last one to it. The steps in the
-// middle are taken by poll(), or by whoever needs them first.
+// A home in host memory leaves out the disk, and its checksums are taken on the device: down, before the
+// copy; and of what has come, on a stream beside the next copy, so that `arrived` is behind them. The host
+// compares the two before it enqueues what uses the slot; it waits no longer than compute would, and a
+// transfer ahead of it is under way. The two directions run beside each other: a copy into a slot waits for
+// the one out of it, and a copy from a home in host memory for the last one to it. The steps in the middle
+// are taken by poll(), or by whoever needs them first.
 #include <algorithm>
 #include <utility>
 
+#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "offload/local_store.h"
@@ -33,14 +36,29 @@ void LocalStore::copy(std::byte* to, const std::byte* from, int64_t index, Strea
   setup_.clock->end(span, way);
 }
 
+// Checksums of the slot as it is then, to host memory.
+void LocalStore::take_sums(int64_t slot, uint64_t* to, StreamView way) {
+  const int64_t size = bytes(slots_[static_cast<size_t>(slot)].array), chunks = slot_bytes_ / kChecksumChunk;
+  auto* const sums = reinterpret_cast<uint64_t*>(device_sums_.data()) + slot * chunks;
+  setup_.chunk_sums({.bytes = device_memory(slot), .size = size, .sums = sums}, way);
+  copy_bytes(to, sums, ceil_div(size, kChecksumChunk) * static_cast<int64_t>(sizeof(uint64_t)), way);
+}
+
 // Host memory (staging, or a home) to the slot.
 void LocalStore::copy_to_device(int64_t slot, const std::byte* from) {
   DeviceSlot& device = device_slots_[static_cast<size_t>(slot)];
+  const int64_t index = slots_[static_cast<size_t>(slot)].array;
   end_use(slot);
   device.used.wait(up_.view());
   device.left.wait(up_.view());
-  copy(device_memory(slot), from, slots_[static_cast<size_t>(slot)].array, up_.view());
-  device.arrived.record(up_.view());
+  copy(device_memory(slot), from, index, up_.view());
+  device.unchecked = checks_on_device(array(index));
+  if (device.unchecked) {
+    device.copied.record(up_.view());
+    device.copied.wait(checks_.view());
+    take_sums(slot, arrived_sums_ + slot * (slot_bytes_ / kChecksumChunk), checks_.view());
+  }
+  device.arrived.record(device.unchecked ? checks_.view() : up_.view());
   device.reading = false;
   device.arriving = true;
 }
@@ -57,7 +75,7 @@ void LocalStore::clear(int64_t slot) {
   DeviceSlot& device = device_slots_[static_cast<size_t>(slot)];
   if (device.leaving >= 0) write_staged_to_disk(slot);
   if (device.arriving) device.arrived.synchronize();
-  device.reading = device.arriving = device.filled_here = false;
+  device.reading = device.arriving = device.unchecked = device.filled_here = false;
 }
 
 // The array's last bytes, still on their way out of a slot, go to disk before anything newer can.
@@ -65,18 +83,6 @@ void LocalStore::finish_pending_write(int64_t index) {
   for (size_t s = 0; s < device_slots_.size(); ++s) {
     if (device_slots_[s].leaving == index) write_staged_to_disk(static_cast<int64_t>(s));
   }
-  if (std::erase(unstamped_, index) == 0) return;
-  left(index).synchronize();
-  stamp_host_home(index);
-}
-
-// The event may have been recorded once more since, for a later copy: then this is done a little later.
-void LocalStore::stamp_what_has_left() {
-  std::erase_if(unstamped_, [this](int64_t index) {
-    if (!left(index).done()) return false;
-    stamp_host_home(index);
-    return true;
-  });
 }
 
 void LocalStore::fetch_to_device(int64_t index, int64_t slot) {
@@ -92,7 +98,6 @@ void LocalStore::fetch_to_device(int64_t index, int64_t slot) {
     read_into_slot(a, index, slot);
     device.reading = true;
   } else {
-    if (setup_.verify) check_host_home(index, 0, a.bytes);
     // The event may have been recorded once more since, for a later copy: then this one waits a little
     // longer.
     left(index).wait(up_.view());
@@ -111,6 +116,7 @@ void LocalStore::wait_for_arrival(int64_t index, int64_t slot) {
     if (std::exchange(s.arrival, Arrival::kKnown) == Arrival::kUnchecked) check_whole(index);
     copy_to_device(slot, memory(slot));
   }
+  if (device.unchecked) check_what_arrived(index, slot);
   if (device.arriving) {
     device.arrived.wait(setup_.stream);
     // Host memory may be filled anew once the copy is done: clear() asks the event.
@@ -149,10 +155,9 @@ void LocalStore::write_back_from_device(int64_t index) {
   device.used.wait(down_.view());
   a.fresh = false;
   if (a.host_home != nullptr) {
+    if (setup_.verify) take_sums(slot, a.sums, down_.view());
     copy(a.host_home, device_memory(slot), index, down_.view());
     a.left_from = slot;
-    if (setup_.verify && std::ranges::find(unstamped_, index) == unstamped_.end())
-      unstamped_.push_back(index);
   } else {
     // The same host memory, one generation earlier; or a read that nobody came for.
     queue_->wait(s.written);
@@ -175,7 +180,6 @@ void LocalStore::poll() {
       check_whole(slots_[s].array);
     copy_to_device(slot, memory(slot));
   }
-  stamp_what_has_left();
 }
 
 }  // namespace lm

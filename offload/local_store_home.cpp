@@ -1,6 +1,6 @@
-// The store's way to what lies at an array's home: a look at any array, wherever it is, checksums of what
-// lies in host memory, and a second reading of chunks that came back from disk changed, since what was wrong
-// may be the way and not the disk.
+// The store's way to what lies at an array's home: a look at any array, wherever it is, what lies in host
+// memory compared with its checksums, and a second reading of chunks that came back from disk changed, since
+// what was wrong may be the way and not the disk.
 #include <fmt/format.h>
 #include <algorithm>
 #include <atomic>
@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "base/bytes.h"
 #include "base/error.h"
@@ -29,16 +30,6 @@ Buffer aligned_buffer(int64_t bytes) {
 
 }  // namespace
 
-// Its bytes have arrived. A last chunk that is not full is filled with zeros, as on a disk.
-void LocalStore::stamp_host_home(int64_t index) {
-  const Array& a = array(index);
-  const int64_t chunks = ceil_div(a.bytes, kChecksumChunk);
-  std::memset(a.host_home + a.bytes, 0, static_cast<size_t>(chunks * kChecksumChunk - a.bytes));
-  parallel_for(setup_.threads, chunks, kCheckGrain, [&](int64_t first, int64_t last) {
-    stamp_at(a, a.host_home, first * kChecksumChunk, std::min(last * kChecksumChunk, a.bytes));
-  });
-}
-
 void LocalStore::check_host_home(int64_t index, int64_t begin, int64_t end) const {
   const Array& a = array(index);
   std::atomic<int64_t> damaged{-1};
@@ -46,10 +37,34 @@ void LocalStore::check_host_home(int64_t index, int64_t begin, int64_t end) cons
   parallel_for(setup_.threads, chunks, kCheckGrain, [&](int64_t first, int64_t last) {
     for (int64_t chunk = first_chunk + first; chunk < first_chunk + last; ++chunk) {
       const int64_t offset = chunk * kChecksumChunk;
-      if (!matches(a, a.host_home, offset, offset + kChecksumChunk)) damaged = offset;
+      const auto length = static_cast<size_t>(std::min(kChecksumChunk, a.bytes - offset));
+      if (padded_checksum({a.host_home + offset, length}) != a.sums[chunk]) damaged = offset;
     }
   });
   if (damaged >= 0) fail_damaged(index, damaged);
+}
+
+// The array lies in the slot, and its checksums as they came are at hand. What is right at home was changed
+// on its way: it is copied once more.
+void LocalStore::check_what_arrived(int64_t index, int64_t slot) {
+  DeviceSlot& device = device_slots_[static_cast<size_t>(slot)];
+  const Array& a = array(index);
+  const uint64_t* const found = arrived_sums_ + slot * (slot_bytes_ / kChecksumChunk);
+  const auto chunks = static_cast<size_t>(ceil_div(a.bytes, kChecksumChunk));
+  for (int tries = 0; std::exchange(device.unchecked, false); ++tries) {
+    device.arrived.synchronize();
+    if (std::memcmp(found, a.sums, chunks * sizeof(uint64_t)) == 0) return;
+    check_host_home(index, 0, a.bytes);
+    if (tries > 0) {
+      const int64_t chunk = std::mismatch(found, found + chunks, a.sums).first - found;
+      fail_changed(index, chunk * kChecksumChunk,
+                   {"between host memory and the GPU",
+                    "check the GPU: the ECC counts of nvidia-smi -q, the system log for errors of PCIe",
+                    ", copied twice"});
+    }
+    log_note("INT-08", fmt::format("{}: changed on its way to the GPU, and copied again", name(index)));
+    copy_to_device(slot, a.host_home);
+  }
 }
 
 // Chunks from `begin` on, which lie on disk, into `to`: whether they are what was written.
@@ -57,9 +72,7 @@ bool LocalStore::read_from_disk(const Array& a, int64_t index, int64_t begin, in
   const Extent part = slice(a.extent, begin, bytes);
   queue_->wait(queue_->read(part, to, bytes, name(index), {{a.written}}));
   for (int64_t offset = 0; setup_.verify && offset < bytes; offset += kChecksumChunk) {
-    if (checksum(to + offset) !=
-        checksums_[a.first_chunk + static_cast<size_t>((begin + offset) / kChecksumChunk)])
-      return false;
+    if (checksum(to + offset) != a.sums[(begin + offset) / kChecksumChunk]) return false;
   }
   return true;
 }
@@ -115,12 +128,12 @@ void LocalStore::read(int64_t index, int64_t begin, std::span<std::byte> out) {
 void LocalStore::reset() {
   up_.synchronize();
   down_.synchronize();
+  checks_.synchronize();
   for (DeviceSlot& slot : device_slots_) {
-    slot.reading = slot.arriving = slot.filled_here = slot.in_use = false;
+    slot.reading = slot.arriving = slot.unchecked = slot.filled_here = slot.in_use = false;
     slot.leaving = -1;
   }
   std::fill(slots_.begin(), slots_.end(), Slot{});
-  unstamped_.clear();
   for (size_t index = 0; index < arrays_.size(); ++index) {
     Array& a = arrays_[index];
     a.bytes = setup_.bytes[index];

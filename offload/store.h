@@ -12,9 +12,9 @@
 #include <cstdint>
 #include <span>
 
-namespace lm {
+#include "base/checksum.h"
 
-inline constexpr int64_t kChecksumChunk = 8192;  // bytes
+namespace lm {
 
 // What a slot holds when its array is used.
 enum class Arrival : uint8_t {

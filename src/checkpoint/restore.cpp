@@ -14,10 +14,10 @@
 #include <thread>
 
 #include "base/bytes.h"
+#include "base/checksum.h"
 #include "base/log.h"
 #include "checkpoint/shard_writer.h"
 #include "config/config_text.h"
-#include "offload/checksum.h"
 #include "offload/io_failure.h"
 #include "weights/safetensors_header.h"
 

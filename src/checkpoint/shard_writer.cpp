@@ -10,8 +10,8 @@
 #include <cstring>
 
 #include "base/bytes.h"
+#include "base/checksum.h"
 #include "base/error.h"
-#include "offload/checksum.h"
 #include "offload/io_failure.h"
 
 namespace lm {

@@ -26,6 +26,7 @@ constexpr Kernels kCudaKernels = {
     .normalise = gpu::normalise,
     .update = gpu::update,
     .materialise = gpu::materialise,
+    .chunk_sums = gpu::chunk_sums,
 };
 
 }  // namespace

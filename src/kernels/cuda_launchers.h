@@ -25,5 +25,6 @@ void granule_norms(const GranuleNorms&, StreamView);
 void normalise(const Normalise&, StreamView);
 void update(const RuleUpdate&, StreamView);
 void materialise(const Materialise&, StreamView);
+void chunk_sums(const ChunkSums&, StreamView);
 
 }  // namespace lm::gpu

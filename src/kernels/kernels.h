@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/checksum.h"
 #include "base/cuda.h"
 #include "base/dtype.h"
 #include "base/encoding_kind.h"
@@ -412,6 +413,7 @@ struct Kernels {
   void (*normalise)(const Normalise&, StreamView);
   void (*update)(const RuleUpdate&, StreamView);
   void (*materialise)(const Materialise&, StreamView);
+  ChunkSumsKernel chunk_sums = nullptr;                            // null in the table that counts
   void (*multiply_row)(const MultiplyRow&, StreamView) = nullptr;  // the CPU's alone: cuBLAS knows the case
   void (*quantise)(const Quantise&,
                    StreamView) = nullptr;  // the CPU's alone: bases are quantised as they load

@@ -25,6 +25,7 @@ const Kernels kTable = {
     .normalise = normalise,
     .update = update,
     .materialise = materialise,
+    .chunk_sums = chunk_sums_cpu,
     .multiply_row = multiply_row,
     .quantise = quantise,
     .gemm = gemm,

@@ -17,12 +17,11 @@
 namespace lm {
 namespace {
 
-constexpr int64_t kChecksumBytes = 8;       // of every kSlotAlignment bytes off the device
+constexpr int64_t kPerChecksumByte = 1024;  // off the device: 8 of every kSlotAlignment bytes
 constexpr int64_t kStepBytesPerToken = 20;  // of a step's batches in host memory (base/batch.h)
 constexpr int64_t kWeightBytes = 4;         // of a target
 constexpr int64_t kLeastPrompt = 32;        // a plan of fewer tokens has no room for the arrays of one
-// Spare room of a swap file: this part of all that is on disk, or so many blocks, but not much for a small
-// run.
+// Spare room of a swap file: this part of what is on disk, or so many blocks; not much for a small run.
 constexpr int64_t kSpareShare = 100, kSpareBlocks = 2, kLeastSpare = 512 * kKiB;
 
 int64_t size_of(DType type) {
@@ -110,7 +109,7 @@ class ClassTable {
 
   // Where arrays pass through; from disk to a GPU they pass host memory too.
   void slots() {
-    int64_t staging = 0, checked = 0;
+    int64_t staging = 0, checked = 0, passing = 0;
     for (int i = 0; i < kPools; ++i) {
       const PoolPlan& pool = plan_.placement.pools[static_cast<size_t>(i)];
       if (pool.slots == 0) continue;
@@ -121,14 +120,18 @@ class ClassTable {
                        on_host ? Home::kHost : device_home_});
       const int64_t on_disk = pool.off_device_bytes(Home::kNvme);
       const bool through_device = device_home_ == Home::kDevice && !on_host && pool.shards == 1;
-      checked += on_disk + (through_device ? pool.off_device_bytes(Home::kHost) : 0);
+      const int64_t in_host = through_device ? pool.off_device_bytes(Home::kHost) : 0;
+      checked += on_disk + in_host;
       if (on_disk > 0 && through_device) staging += bytes;
+      if (in_host > 0) passing += bytes;
     }
     if (plan_.placement.update_on_host)
       host("update staging", plan_.placement.update_staging, "gradients and weights on their way");
     if (staging > 0) host("staging", staging, "between disk and GPU");
+    // A GPU's slots have theirs, there and in host memory.
+    if (passing > 0) device("checksums", passing / kPerChecksumByte, "of what is in slots");
     if (checked > 0)
-      host("checksums", checked / kSlotAlignment * kChecksumBytes, "of what passes through slots");
+      host("checksums", (checked + passing) / kPerChecksumByte, "of what passes through slots");
   }
 
   std::vector<ClassBytes> take() { return std::move(rows_); }

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/staging.h"
 #include "config/config_names.h"
+#include "kernels/kernels.h"
 #include "optim/shards.h"
 
 namespace lm {
@@ -92,6 +93,7 @@ OffDeviceState::OffDeviceState(const OffDeviceSetup& setup) {
     store.slots_on_device = !host && (placement.device == DeviceType::kCuda || setup.slots_on_device);
     if (!host) store.in_host = in_host(plan);
     store.stream = host ? StreamView{} : setup.stream;
+    store.chunk_sums = kernels(store.stream.device).chunk_sums;
     store.clock = host ? nullptr : clock_.get();
     if (setup.store) continue;
     disk += LocalStore::swap_bytes(store.bytes, store.in_host);

@@ -7,6 +7,8 @@
 
 #include "base/bytes.h"
 #include "base/cuda.h"
+#include "base/error.h"
+#include "kernels/kernels.h"
 #include "offload/local_store.h"
 
 namespace lm {
@@ -20,7 +22,8 @@ LocalStoreSetup setup(StreamView stream) {
           .slots = 2,
           .slots_on_device = true,
           .in_host = {1, 1},
-          .stream = stream};
+          .stream = stream,
+          .chunk_sums = kernels(DeviceType::kCuda).chunk_sums};
 }
 
 struct Fixture {
@@ -45,9 +48,9 @@ bool all(const std::vector<std::byte>& bytes, int value) {
                      bytes.size()) == 0;
 }
 
-// The checksums are of the bytes that have come, whoever asks first and however late the copy runs: stamped
-// earlier they would be those of the generation before, and the next look would call the home damaged.
-TEST(HostHomesOnAGpu, AreStampedOnceTheirBytesHaveArrived) {
+// The checksums are of the bytes that leave, whoever asks first and however late the copy runs: taken earlier
+// they would be those of the generation before, and the next look would call the home damaged.
+TEST(HostHomesOnAGpu, AreComparedWithWhatTheDeviceLeft) {
   std::string reason;
   if (cuda_device_count(&reason) == 0) GTEST_SKIP() << "no CUDA device: " << reason;
   Fixture f;
@@ -66,6 +69,27 @@ TEST(HostHomesOnAGpu, AreStampedOnceTheirBytesHaveArrived) {
     f.store.fetch(1, 0);
     f.store.read(0, 0, out);
     EXPECT_TRUE(all(out, generation));
+  }
+}
+
+// Found on the device, before anything is computed from it.
+TEST(HostHomesOnAGpu, WhatChangesThereIsNotUsed) {
+  std::string reason;
+  if (cuda_device_count(&reason) == 0) GTEST_SKIP() << "no CUDA device: " << reason;
+  for (int64_t offset = 0; offset < kBytes; offset += 701) {
+    Fixture f;
+    f.write(0, 0, 5);
+    f.store.flush();
+    f.store.forget(0);
+    f.pool.memory()[static_cast<size_t>(offset)] ^= std::byte{16};
+    f.store.fetch(0, 1);
+    try {
+      f.store.use(0);
+      ADD_FAILURE() << "a byte that changed at " << offset << " is used";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Exit::kIntegrity);
+      EXPECT_EQ(error.text().place, "host memory");
+    }
   }
 }
 

@@ -13,8 +13,8 @@
 #include <filesystem>
 #include <stdexcept>
 
+#include "base/checksum.h"
 #include "base/error.h"
-#include "offload/checksum.h"
 
 namespace lm::offload_tests {
 namespace fs = std::filesystem;

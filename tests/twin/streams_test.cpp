@@ -28,7 +28,8 @@ void churn(std::vector<char> in_host, unsigned seed, bool polls) {
                         .threads = 1,
                         .slots_on_device = true,
                         .in_host = std::move(in_host),
-                        .stream = compute.view()};
+                        .stream = compute.view(),
+                        .chunk_sums = kernels(kGpu).chunk_sums};
   const int64_t swap = LocalStore::swap_bytes(bytes, setup.in_host);
   SwapSpace space({{std::filesystem::temp_directory_path().string(), 1}}, std::max<int64_t>(swap, 8192));
   SimDisk disk(space.files(), SimSetup{.faults = {}, .seed = seed, .shuffle = true});

@@ -20,6 +20,7 @@
 #define __global__
 #define __device__
 #define __host__
+#define __constant__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 // One copy of a block's shared memory (blocks run one after the other), in a section that is filled with
@@ -110,6 +111,9 @@ inline float __fmaf_rn(float a, float b, float c) {
 }
 inline double __fma_rn(double a, double b, double c) {
   return __builtin_fma(a, b, c);
+}
+inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
+  return static_cast<uint64_t>((static_cast<unsigned __int128>(a) * b) >> 64);
 }
 inline float __fsqrt_rn(float a) {
   return __builtin_sqrtf(a);
