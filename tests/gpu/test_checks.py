@@ -1,9 +1,11 @@
 """gpu_checks.sh with programs that do as they are told: its table, its order, its deadline and its exit status."""
 
 import os
+import random
 import re
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -11,7 +13,8 @@ import pytest
 import torch
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "cmake")]
+import bundle as bundle_maker  # noqa: E402
 import checks  # noqa: E402
 import parity  # noqa: E402
 import smoke  # noqa: E402
@@ -147,3 +150,20 @@ def test_results_beyond_the_bounds_do_not_agree():
             parity.compare("fp32", {**theirs, name: value * 1.001}, theirs)
     with pytest.raises(AssertionError):
         parity.compare("fp32", {name: value for name, value in theirs.items() if name != "grad.w"}, theirs)
+
+
+# ---- the bundle's archive
+
+
+def test_the_archive_keeps_once_what_executables_share(tmp_path):
+    draw = random.Random(1)
+    shared, other = draw.randbytes(2 << 20), draw.randbytes(9 << 20)  # further apart than any preset's own window looks back
+    (tmp_path / "made" / "bin").mkdir(parents=True)
+    for name, body in (("a", shared), ("b", other), ("c", shared)):
+        (tmp_path / "made" / "bin" / name).write_bytes(body)
+    (tmp_path / "made" / "bin" / "c").chmod(0o755)
+    bundle_maker.pack(tmp_path / "made", tmp_path / "made.tar.xz")
+    assert 11 < bundle_maker.size_mib(tmp_path / "made.tar.xz") < 11.5 and bundle_maker.size_mib(tmp_path / "made") == 13
+    with tarfile.open(tmp_path / "made.tar.xz") as tar:
+        assert tar.getmember("made/bin/c").mode & 0o111 and not tar.getmember("made/bin/a").mode & 0o111
+        assert tar.extractfile("made/bin/c").read() == shared and tar.getmember("made").uid == 0
