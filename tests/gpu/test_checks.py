@@ -19,7 +19,6 @@ import checks  # noqa: E402
 import parity  # noqa: E402
 import smoke  # noqa: E402
 
-TESTS = ["gpu_kernels_test", "model_gpu_test", "offload_gpu_test"]
 PASSES = 'echo "[  PASSED  ] 3 tests."'
 
 
@@ -82,26 +81,101 @@ def test_a_program_that_is_missing_was_not_run(bundle):
 
 def test_the_deadline_ends_what_runs_and_names_what_did_not(bundle):
     bundle("gpu_kernels_test", "sleep 100 & sleep 100")
-    bundle("model_gpu_test", PASSES)
+    bundle("state_gpu_test", PASSES)
     begin = time.monotonic()
-    status, table, out = run(bundle, "--seconds", 6, "gpu_kernels_test", "model_gpu_test")
+    status, table, out = run(bundle, "--seconds", 6, "gpu_kernels_test", "state_gpu_test")
     assert time.monotonic() - begin < 20 and status == 1
     assert re.fullmatch("NOT RUN to its end: stopped after [3-6] s", table["gpu_kernels_test"][0])
-    assert table["model_gpu_test"][0] == "NOT RUN: no time left"
-    assert "2 not run: gpu_kernels_test, model_gpu_test" in out
+    assert table["state_gpu_test"][0] == "NOT RUN: no time left"
+    assert "2 not run: gpu_kernels_test, state_gpu_test" in out
 
 
-def test_the_order_is_correctness_then_copies_kernels_gemm_and_slices():
-    names = [item.name for item in checks.items()]
-    assert names[0] == "smoke" and names.index("parity") == names.index("bench_copies") - 1
+def test_tests_run_side_by_side_and_their_output_does_not_mix(bundle):
+    names = ["gpu_kernels_test", "pairwise_gpu_test", "state_gpu_test"]
+    for name in names:  # passes only while all three run
+        bundle(name, f"""echo {name} begins; touch "$0.there"; cd "$(dirname "$0")"
+for i in $(seq 100); do [ $(ls | grep -c there) = 3 ] && {PASSES} && echo {name} ends && exit; sleep 0.1; done; exit 1""")
+    status, table, out = run(bundle, "--jobs", 4, *names)
+    assert status == 0 and [table[name] for name in names] == [("passed", "3 tests passed")] * 3
+    for name in names:
+        assert re.search(f"^== {name}\n{name} begins\n.*PASSED.*\n{name} ends\n== {name}: passed, . s$", out, re.M), out
+
+
+def test_what_measures_runs_alone_and_before_or_after_all_others(bundle):
+    tests, alone = ["gpu_kernels_test", "pairwise_gpu_test", "state_gpu_test", "new_gpu_test"], ["model_gpu_test", "bench_copies", "bench_new"]
+    (bundle.bin.parent / "gpu_tests.txt").write_text("new_gpu_test\n")
+    (bundle.bin.parent / "gpu_benchmarks.txt").write_text("bench_new\n")
+    for name in tests + alone:
+        bundle(name, f"""cd "$(dirname "$0")"; touch {name}.runs; sleep 0.3; {'ls *.runs' if name in alone else 'ls'} | grep -c runs
+rm {name}.runs; {PASSES}""")
+    status, _, out = run(bundle, "--jobs", 4, *tests, *alone)
+    assert status == 0
+    for name in alone:
+        assert re.search(f"^== {name}\n1\n", out, re.M), out
+    order = re.findall(r"^== (\w+): passed", out, re.M)
+    assert order[0] == "model_gpu_test" and order[-2:] == ["bench_copies", "bench_new"]
+
+
+def is_running(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def long_programs(bundle):
+    """Three that run side by side and their children, (their names, a function that gives the processes)."""
+    names = ["gpu_kernels_test", "pairwise_gpu_test", "state_gpu_test"]
+    for name in names:
+        bundle(name, 'sleep 100 & echo $$ $! >"$0.pids"; wait')
+    return names, lambda: [pid for file in bundle.bin.glob("*.pids") for pid in file.read_text().split()]
+
+
+def test_the_deadline_ends_all_that_run_side_by_side(bundle):
+    names, pids = long_programs(bundle)
+    begin = time.monotonic()
+    status, table, _ = run(bundle, "--jobs", 2, "--seconds", 6, *names)
+    assert time.monotonic() - begin < 20 and status == 1
+    assert all(table[name][0].startswith("NOT RUN to its end: stopped after") for name in names[:2])
+    assert table[names[2]][0] == "NOT RUN: no time left"
+    assert len(pids()) == 4 and not any(map(is_running, pids()))
+
+
+def test_who_stops_the_checks_stops_all_that_run(bundle):
+    names, pids = long_programs(bundle)
+    process = subprocess.Popen([sys.executable, "-B", HERE / "checks.py", "--bin", bundle.bin, "--jobs", "3", *names], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 20
+    while len(pids()) < 6 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.terminate()
+    assert process.wait(10) == 128 + 15
+    time.sleep(0.2)
+    assert len(pids()) == 6 and not any(map(is_running, pids()))
+
+
+def test_the_longest_tests_are_shared_by_processes_where_several_run_at_once(bundle):
+    bundle("gpu_ranks_test", f'echo shard $GTEST_SHARD_INDEX of $GTEST_TOTAL_SHARDS.; {PASSES}')
+    status, table, out = run(bundle, "--jobs", 2, "gpu_ranks_test")
+    assert status == 0 and table["gpu_ranks_test 1/2"][0] == table["gpu_ranks_test 2/2"][0] == "passed"
+    assert "shard 0 of 2." in out and "shard 1 of 2." in out and "2 passed" in out
+    status, table, out = run(bundle, "--jobs", 1, "gpu_ranks_test")
+    assert status == 0 and table["gpu_ranks_test"][0] == "passed" and "shard of ." in out
+
+
+def test_the_order_is_the_program_what_measures_memory_tests_copies_kernels_gemm_and_slices():
+    items = checks.items()
+    names = [item.name for item in items]
+    assert names[:2] == ["smoke", "model_gpu_test"]
     assert names[-6:] == ["bench_copies", "bench_gpu_kernels", "bench_gpu_gemm", "slices of 1B", "slices of 7B", "slices of 8B"]
+    assert [item.together for item in items] == [False] * 2 + [True] * (len(items) - 8) + [False] * 6
 
 
 def test_everything_that_the_build_made_is_run(bundle):
     (bundle.bin.parent / "gpu_tests.txt").write_text("model_gpu_test\nnew_gpu_test\n")
     (bundle.bin.parent / "gpu_benchmarks.txt").write_text("bench_gpu_steps\nbench_new\n")
     names = [item.name for item in checks.all_items(bundle.bin)]
-    assert names[-2:] == ["new_gpu_test", "bench_new"] and names.count("model_gpu_test") == 1 and "bench_gpu_steps" not in names
+    assert names[-1] == "bench_new" and names.index("new_gpu_test") == names.index("bench_copies") - 1
+    assert names.count("model_gpu_test") == 1 and "bench_gpu_steps" not in names
 
 
 def test_an_unknown_name_is_refused(bundle):
