@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks this bundle on a machine that has a GPU, in at most 8 minutes: the program itself, every GPU test, parity with
-# transformers, then benchmarks. Needs a driver and a Python with torch 2.11 (LibTorch and the CUDA libraries come from
-# there).
+# transformers, benchmarks, then transformers and peft beside ours. Needs a driver and a Python with torch 2.11 (LibTorch
+# and the CUDA libraries come from there); the last, one with transformers and peft, too.
 #
 #   ./gpu_checks.sh [--bin DIR] [--seconds N] [--jobs N] [--list] [NAME...]
 #

@@ -1,5 +1,5 @@
-"""What gpu_checks.sh runs: the program itself, every GPU test, parity with transformers, then benchmarks; one table at the end.
-Tests run side by side; what measures, a time or the memory that is free on the card, runs alone.
+"""What gpu_checks.sh runs: the program itself, every GPU test, parity with transformers, then benchmarks, then
+transformers and peft beside ours; one table at the end. Tests run side by side; what measures, a time or the memory that is free on the card, runs alone.
 
   python checks.py [--bin DIR] [--seconds N] [--jobs N] [--list] [NAME...]
 """
@@ -46,7 +46,7 @@ class Item:
 
 def items():
     """In order: what would make all the rest worthless if it failed comes first, then what measures free memory, then tests,
-    longest first, then benchmarks."""
+    longest first, then benchmarks, then others' programs beside ours."""
     python = [sys.executable, "-B"]
     test = lambda name, budget, shards=1: Item(name, [name], budget, together=True, shards=shards)
     return [
@@ -78,6 +78,7 @@ def items():
         Item("slices of 1B", ["bench_gpu_steps", "1b-slice*"], 45, ["bench_gpu_steps", "tiny"]),
         Item("slices of 7B", ["bench_gpu_steps", "7b-slice*"], 45, ["bench_gpu_steps", "tiny-lora"]),
         Item("slices of 8B", ["bench_gpu_steps", "8b-slice*"], 45, ["bench_gpu_steps", "tiny-off-device"]),
+        Item("peers", [*python, str(HERE / "peers.py"), "BIN"], 150, [*python, str(HERE / "peers.py"), "BIN", "--tiny"]),
     ]
 
 
@@ -109,7 +110,7 @@ def all_items(bin_directory):
     after_tests = max(index for index, item in enumerate(known) if item.together) + 1
     tests = [new(name, together=True) for name in listed(bin_directory, "gpu_tests.txt") if name not in used]
     benchmarks = [new(name) for name in listed(bin_directory, "gpu_benchmarks.txt") if name not in used]
-    return known[:after_tests] + tests + known[after_tests:] + benchmarks
+    return known[:after_tests] + tests + known[after_tests:-1] + benchmarks + known[-1:]  # the peers come last
 
 
 def resolve(item, bin_directory, twin):

@@ -1,5 +1,6 @@
 """gpu_checks.sh with programs that do as they are told: its table, its order, its deadline and its exit status."""
 
+import json
 import os
 import random
 import re
@@ -17,6 +18,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "cmake")]
 import bundle as bundle_maker  # noqa: E402
 import checks  # noqa: E402
 import parity  # noqa: E402
+import peers  # noqa: E402
 import smoke  # noqa: E402
 
 PASSES = 'echo "[  PASSED  ] 3 tests."'
@@ -57,7 +59,7 @@ def test_what_passes_is_counted_with_its_figure(bundle):
 def test_what_was_not_asked_for_stands_in_the_table(bundle):
     bundle("model_gpu_test", PASSES)
     _, table, _ = run(bundle, "model_gpu_test")
-    assert table["smoke"][0] == table["slices of 8B"][0] == "NOT RUN: not asked for"
+    assert table["smoke"][0] == table["peers"][0] == "NOT RUN: not asked for"
 
 
 @pytest.mark.parametrize("body,result", [
@@ -162,19 +164,19 @@ def test_the_longest_tests_are_shared_by_processes_where_several_run_at_once(bun
     assert status == 0 and table["gpu_ranks_test"][0] == "passed" and "shard of ." in out
 
 
-def test_the_order_is_the_program_what_measures_memory_tests_copies_kernels_gemm_and_slices():
+def test_the_order_is_the_program_what_measures_memory_tests_copies_kernels_gemm_slices_and_peers():
     items = checks.items()
     names = [item.name for item in items]
     assert names[:2] == ["smoke", "model_gpu_test"]
-    assert names[-6:] == ["bench_copies", "bench_gpu_kernels", "bench_gpu_gemm", "slices of 1B", "slices of 7B", "slices of 8B"]
-    assert [item.together for item in items] == [False] * 2 + [True] * (len(items) - 8) + [False] * 6
+    assert names[-7:] == ["bench_copies", "bench_gpu_kernels", "bench_gpu_gemm", "slices of 1B", "slices of 7B", "slices of 8B", "peers"]
+    assert [item.together for item in items] == [False] * 2 + [True] * (len(items) - 9) + [False] * 7
 
 
 def test_everything_that_the_build_made_is_run(bundle):
     (bundle.bin.parent / "gpu_tests.txt").write_text("model_gpu_test\nnew_gpu_test\n")
     (bundle.bin.parent / "gpu_benchmarks.txt").write_text("bench_gpu_steps\nbench_new\n")
     names = [item.name for item in checks.all_items(bundle.bin)]
-    assert names[-1] == "bench_new" and names.index("new_gpu_test") == names.index("bench_copies") - 1
+    assert names[-2:] == ["bench_new", "peers"] and names.index("new_gpu_test") == names.index("bench_copies") - 1
     assert names.count("model_gpu_test") == 1 and "bench_gpu_steps" not in names
 
 
@@ -224,6 +226,94 @@ def test_results_beyond_the_bounds_do_not_agree():
             parity.compare("fp32", {**theirs, name: value * 1.001}, theirs)
     with pytest.raises(AssertionError):
         parity.compare("fp32", {name: value for name, value in theirs.items() if name != "grad.w"}, theirs)
+
+
+# ---- others' programs beside ours
+
+
+OURS = 'echo ours $1 >>"$0.log"; sleep 0.2; echo \'{"benchmark":"gpu_steps","tokens_per_s":300,"device_bytes":1073741824}\''
+
+
+@pytest.fixture
+def beside(bundle, monkeypatch, capsys):
+    """beside(what a peer does, {case: what it does instead}): (status, lines, what ran in order)."""
+    log = bundle.bin / "bench_gpu_steps.log"
+
+    def go(body, others={}, cases=peers.TINY, seconds=60, ours=OURS):
+        bundle("bench_gpu_steps", ours)
+        result = {"tokens_per_s": 200, "step_s": 0.5, "peak_allocated": 2**31, "peak_reserved": 2**31, "recompute": False}
+        monkeypatch.setattr(peers, "worker_command", lambda case, _: [
+            "sh", "-c", f"read go; echo peer {case.setting} >>{log}; echo noise; " +
+            others.get(case.name, body).replace("MEASURED", json.dumps({"peer": case.name, **result}))])
+        status = peers.run(cases, bundle.bin, "cpu", seconds)
+        return status, capsys.readouterr().out.splitlines(), log.read_text().splitlines() if log.exists() else []
+
+    return go
+
+
+def test_a_peer_and_ours_take_turns_and_are_compared(beside):
+    status, lines, order = beside("echo 'MEASURED'", cases=peers.TINY[:2])
+    assert status == 0 and order == ["ours tiny", "peer bf16", "ours tiny", "peer fp32 master"]
+    assert lines[-1] == "figure: tiny bf16 1.50x, tiny fp32 master 1.50x"
+    assert "ours 300 and 300: 1.50x tokens/s, 0.50x memory" in lines[0]
+    row = json.loads(lines[1])
+    assert (row["row"], row["setting"], row["speed"], row["memory"], row["ours_tokens_per_s"]) == ("tiny", "bf16", 1.5, 0.5, [300, 300])
+    assert checks.judge(0, lines, 150) == ("passed", "tiny bf16 1.50x, tiny fp32 master 1.50x")
+
+
+@pytest.mark.parametrize("body,why", [
+    ("echo Error: a reason; exit 1", "exit status 1: Error: a reason"),
+    ("""echo '{"peer": cut'""", """exit status 0: {"peer": cut"""),
+    ("exec sleep 100", "stopped after 1 s"),
+])
+def test_a_peer_that_fails_does_not_stop_the_others(beside, monkeypatch, body, why):
+    monkeypatch.setattr(peers, "CASE_S", 1)
+    monkeypatch.setattr(peers, "START_S", 0)
+    status, lines, _ = beside("echo 'MEASURED'", {"tiny bf16": body})
+    assert status == 1 and [line for line in lines if "failed" in line] == [f"{'tiny bf16':24} failed: {why}"]
+    assert lines[-1] == "figure: tiny fp32 master 1.50x, tiny-lora bf16 adapters 1.50x, tiny-lora fp32 adapters 1.50x"
+
+
+def test_where_ours_fails_or_time_runs_out_the_checks_fail(beside):
+    status, lines, order = beside("echo 'MEASURED'", seconds=peers.LEAST_S)
+    assert status == 1 and order == [] and len(lines) == 4 and all("no time left" in line for line in lines)
+    status, lines, _ = beside("echo 'MEASURED'", cases=peers.TINY[:1], ours="echo no memory; exit 3")
+    assert status == 1 and "failed: exit status 3: no memory" in lines[0] and lines[-1] == "figure: tiny bf16 200 tokens/s"
+
+
+def test_rows_of_peers_are_rows_of_ours_with_their_shapes():
+    source = (HERE.parents[1] / "benchmarks" / "gpu_steps.cpp").read_text()
+    shapes = {"k" + name: json.loads(text.replace("\n", "")) for name, text in re.findall(r'k(\w+) =\s+R"\((.*?)\)"', source, re.S)}
+    for case in peers.CASES:
+        shape, layers, lora = re.search(rf'{{"{case.row}", (\w+), (\d+), (\w+),', source).groups()
+        theirs = peers.SHAPES[case.shape]
+        assert {name: shapes[shape][name] for name in theirs} == theirs
+        assert (case.layers, case.lora, case.sequences, case.length) == (int(layers), lora == "true", 8, 2048)
+
+
+@pytest.mark.parametrize("case", peers.TINY, ids=lambda case: case.name)
+def test_a_peer_measures_and_recomputes_where_it_does_not_fit_otherwise(case, monkeypatch):
+    attempt, tried = peers.attempt, []
+
+    def small(model, case, device, recompute):
+        tried.append(recompute)
+        if not recompute:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried")
+        calls = []
+        layer = next(module for name, module in model.named_modules() if name.endswith("layers.0.self_attn"))
+        layer.register_forward_hook(lambda *_: calls.append(1))
+        result = attempt(model, case, device, recompute)
+        assert len(calls) == 2 * (peers.WARM + peers.TIMED)
+        return result
+
+    monkeypatch.setattr(peers, "attempt", small)
+    monkeypatch.setattr(peers, "TIMED", 2)
+    result = peers.measure(case, "cpu")
+    assert tried == [False, True] and result["recompute"] and result["out_of_memory"] == 1
+    assert result["tokens_per_s"] > 0 and 5 < result["loss"] < 7
+    monkeypatch.setattr(peers, "attempt", lambda *_: (_ for _ in ()).throw(RuntimeError("another reason")))
+    with pytest.raises(RuntimeError, match="another reason"):
+        peers.measure(case, "cpu")
 
 
 # ---- the bundle's archive
