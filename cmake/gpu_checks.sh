@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Checks this bundle on a machine that has a GPU, in at most 8 minutes: the program itself, every GPU test, parity with
-# transformers, then benchmarks. Needs a driver and a Python with torch 2.11 (LibTorch and the CUDA libraries come from
-# there).
+# transformers, benchmarks, then transformers and peft beside ours. Needs a driver and a Python with torch 2.11 (LibTorch
+# and the CUDA libraries come from there); the last, one with transformers and peft, too.
 #
-#   ./gpu_checks.sh [--bin DIR] [--seconds N] [--list] [NAME...]
+#   ./gpu_checks.sh [--bin DIR] [--seconds N] [--jobs N] [--list] [NAME...]
 #
-# NAME: only these of what --list names. --seconds: another limit than 480. --bin: other executables than the bundle's.
-# PYTHON=... names the interpreter.
+# NAME: only these of what --list names. --seconds: another limit than 480. --jobs: so many tests at once; otherwise one for
+# two cores, at most 8. --bin: other executables than the bundle's. PYTHON=... names the interpreter.
 #
 # Ends with a table of what passed, failed and did not run; the exit status is 0 only if everything asked for ran and
 # passed.

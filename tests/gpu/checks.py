@@ -1,6 +1,7 @@
-"""What gpu_checks.sh runs, in order: the program itself, every GPU test, parity with transformers, then benchmarks; one table at the end.
+"""What gpu_checks.sh runs: the program itself, every GPU test, parity with transformers, then benchmarks, then
+transformers and peft beside ours; one table at the end. Tests run side by side; what measures, a time or the memory that is free on the card, runs alone.
 
-  python checks.py [--bin DIR] [--seconds N] [--list] [NAME...]
+  python checks.py [--bin DIR] [--seconds N] [--jobs N] [--list] [NAME...]
 """
 
 import argparse
@@ -11,13 +12,15 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-LEAST_S = 5       # with less time left an item is not begun
+LEAST_S = 5  # with less time left an item is not begun
 SKIPPED = 77  # the exit status of a test executable that skipped a test (tests/support/test_main.cpp)
 TWIN_FACTOR = 10  # the twin (tests/twin) is slower than any card
+MAX_JOBS = 8  # so many contexts, and what is in them, fit on a card
 
 
 @dataclass
@@ -28,32 +31,54 @@ class Item:
     words: list
     budget_s: int
     twin_words: list = None  # on the twin, which shows that a benchmark works and no more
+    together: bool = False  # may run beside others
+    shards: int = 1  # processes that share a GoogleTest's tests where several run at once
+    shard: int = 0
+
+    @property
+    def environment(self):
+        return {"GTEST_TOTAL_SHARDS": str(self.shards), "GTEST_SHARD_INDEX": str(self.shard)} if self.shards > 1 else {}
+
+    @property
+    def title(self):
+        return self.name if self.shards == 1 else f"{self.name} {self.shard + 1}/{self.shards}"
 
 
 def items():
-    """In order: what would make all the rest worthless if it failed comes first."""
+    """In order: what would make all the rest worthless if it failed comes first, then what measures free memory, then tests,
+    longest first, then benchmarks, then others' programs beside ours."""
     python = [sys.executable, "-B"]
-    test = lambda name, budget: Item(name, [name], budget)
+    test = lambda name, budget, shards=1: Item(name, [name], budget, together=True, shards=shards)
     return [
         Item("smoke", [*python, str(HERE / "smoke.py"), "BIN"], 60),
-        test("gpu_kernels_test", 60),
-        test("model_gpu_test", 60),
-        test("offload_gpu_test", 20),
-        test("library_error_gpu_test", 20),
-        test("state_gpu_test", 20),
-        test("load_gpu_test", 20),
+        Item("model_gpu_test", ["model_gpu_test"], 100),
+        # Seconds that these took on an H100 with ten at once: above 110, 110, 104, 97, 78, 76, 76, 62.
         # Disks and drawn runs take minutes, and differ from the rest in what the host does.
         Item("offload_run_gpu_test but disks, drawn runs",
-             ["offload_run_gpu_test", "--gtest_filter=-*OnDisk*:*Drawn*"], 60,
-             ["offload_run_gpu_test", "--gtest_filter=*StateIsRead*"]),
-        Item("parity", [*python, str(HERE / "parity.py"), "BIN"], 60,
-             [*python, str(HERE / "parity.py"), "BIN", "mistral_window_shorter_than_documents"]),
+             ["offload_run_gpu_test", "--gtest_filter=-*OnDisk*:*Drawn*"], 200,
+             ["offload_run_gpu_test", "--gtest_filter=*StateIsRead*"], together=True, shards=2),
+        test("gpu_ranks_test", 200, shards=2),
+        test("in_backward_gpu_test", 200, shards=2),
+        test("step_save_gpu_test", 200, shards=2),
+        test("gpu_kernels_test", 200),
+        test("pairwise_gpu_test", 200),
+        test("gpu_ranks_save_test", 200),
+        test("nccl_group_test", 200),
+        Item("parity", [*python, str(HERE / "parity.py"), "BIN"], 100,
+             [*python, str(HERE / "parity.py"), "BIN", "mistral_window_shorter_than_documents"], together=True),
+        test("store_gpu_test", 60),
+        test("arena_gpu_test", 60),
+        test("offload_gpu_test", 60),
+        test("library_error_gpu_test", 60),
+        test("state_gpu_test", 60),
+        test("load_gpu_test", 60),
         Item("bench_copies", ["bench_copies"], 15),
         Item("bench_gpu_kernels", ["bench_gpu_kernels"], 20, ["bench_gpu_kernels", "--quick"]),
         Item("bench_gpu_gemm", ["bench_gpu_gemm"], 50, ["bench_gpu_gemm", "--quick"]),
         Item("slices of 1B", ["bench_gpu_steps", "1b-slice*"], 45, ["bench_gpu_steps", "tiny"]),
         Item("slices of 7B", ["bench_gpu_steps", "7b-slice*"], 45, ["bench_gpu_steps", "tiny-lora"]),
         Item("slices of 8B", ["bench_gpu_steps", "8b-slice*"], 45, ["bench_gpu_steps", "tiny-off-device"]),
+        Item("peers", [*python, str(HERE / "peers.py"), "BIN"], 150, [*python, str(HERE / "peers.py"), "BIN", "--tiny"]),
     ]
 
 
@@ -81,10 +106,11 @@ def all_items(bin_directory):
     """The items above, and what the build made besides: nothing is left out because nobody entered it here."""
     known = items()
     used = {word for item in known for word in item.words}
-    for name in listed(bin_directory, "gpu_tests.txt") + listed(bin_directory, "gpu_benchmarks.txt"):
-        if name not in used:
-            known.append(Item(name, [name], 60))
-    return known
+    new = lambda name, **more: Item(name, [name], 60, **more)
+    after_tests = max(index for index, item in enumerate(known) if item.together) + 1
+    tests = [new(name, together=True) for name in listed(bin_directory, "gpu_tests.txt") if name not in used]
+    benchmarks = [new(name) for name in listed(bin_directory, "gpu_benchmarks.txt") if name not in used]
+    return known[:after_tests] + tests + known[after_tests:-1] + benchmarks + known[-1:]  # the peers come last
 
 
 def resolve(item, bin_directory, twin):
@@ -96,25 +122,46 @@ def resolve(item, bin_directory, twin):
     return program and [str(program), *words[1:]]
 
 
-def stream(command, limit_s):
-    """Runs it, showing what it prints; (status or None at the limit, lines). Whatever it started ends with it."""
+running = set()  # processes that lead a group, which ends with them
+
+
+def kill_group(process):
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def end_all(number, _frame):
+    """Who stops this script stops everything."""
+    for process in list(running):
+        kill_group(process)
+    os._exit(128 + number)
+
+
+def stream(command, limit_s, environment, show):
+    """Runs it; (status or None at the limit, lines). `show`: prints them as they come. Whatever it started ends with it."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                               start_new_session=True)
+                               start_new_session=True, env={**os.environ, **environment})
+    running.add(process)
     lines = []
 
-    def show():
+    def read():
         for line in process.stdout:
             lines.append(line.rstrip("\n"))
-            print(line, end="", flush=True)
+            if show:
+                print(line, end="", flush=True)
 
-    reader = threading.Thread(target=show, daemon=True)
+    reader = threading.Thread(target=read, daemon=True)
     reader.start()
     try:
         status = process.wait(limit_s)
     except subprocess.TimeoutExpired:
         status = None
-        os.killpg(process.pid, signal.SIGKILL)
+        kill_group(process)
         process.wait()
+    finally:
+        running.discard(process)
     reader.join(2)  # who left the group may still hold the pipe
     return status, lines
 
@@ -135,20 +182,39 @@ def judge(status, lines, allowed):
     return "passed" if figure else "failed(nothing measured or tested)", figure
 
 
-def run_item(item, bin_directory, twin, deadline):
+def run_item(item, bin_directory, twin, deadline, alone=True):
     left = deadline - time.monotonic()
     if left < LEAST_S:
-        return Row(item.name, "NOT RUN: no time left")
+        return Row(item.title, "NOT RUN: no time left")
     command = resolve(item, bin_directory, twin)
     if command is None:
-        return Row(item.name, f"NOT RUN: no {item.words[0]} in {bin_directory}")
+        return Row(item.title, f"NOT RUN: no {item.words[0]} in {bin_directory}")
     allowed, begin = min(left, item.budget_s * (TWIN_FACTOR if twin else 1)), time.monotonic()
-    print(f"== {item.name}", flush=True)
-    status, lines = stream(command, allowed)
+    # Threads that spin while they wait take the cores from the programs beside them.
+    environment = item.environment | ({} if alone else {"OMP_WAIT_POLICY": "PASSIVE"})
+    print(f"== {item.title}" + ("" if alone else " begins") + "\n", end="", flush=True)
+    status, lines = stream(command, allowed, environment, show=alone)
     seconds = time.monotonic() - begin
     result, figure = judge(status, lines, allowed)
-    print(f"== {item.name}: {result}, {seconds:.0f} s", flush=True)
-    return Row(item.name, result, seconds, figure)
+    said = "" if alone else "".join(f"{line}\n" for line in [f"== {item.title}", *lines])
+    print(f"{said}== {item.title}: {result}, {seconds:.0f} s\n", end="", flush=True)  # in one piece
+    return Row(item.title, result, seconds, figure)
+
+
+def run_items(wanted, bin_directory, twin, deadline, jobs):
+    """Rows in the order of the items. Those that may run together do, the first ones first; the others wait for them."""
+    rows, at = [], 0
+    while at < len(wanted):
+        if jobs == 1 or not wanted[at].together:
+            rows.append(run_item(wanted[at], bin_directory, twin, deadline))
+            at += 1
+            continue
+        end = next((i for i in range(at, len(wanted)) if not wanted[i].together), len(wanted))
+        batch = [replace(item, shard=shard) for item in wanted[at:end] for shard in range(item.shards)]
+        with ThreadPoolExecutor(jobs) as pool:
+            rows += pool.map(lambda item: run_item(item, bin_directory, twin, deadline, alone=False), batch)
+        at = end
+    return rows
 
 
 def print_table(rows):
@@ -184,6 +250,7 @@ def main():
     parser = argparse.ArgumentParser(prog="gpu_checks.sh")
     parser.add_argument("--bin", type=Path, default=HERE.parent / "bin")
     parser.add_argument("--seconds", type=float, default=475)  # with the script's own start, 8 minutes
+    parser.add_argument("--jobs", type=int, help="tests at once; otherwise one for two cores, at most 8, and on the twin 1")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("names", nargs="*", metavar="NAME")
     options = parser.parse_args()
@@ -197,11 +264,15 @@ def main():
         print(f"gpu_checks: nothing here is called {', '.join(sorted(unknown))}; --list names what there is", file=sys.stderr)
         return 2
     twin = any(bin_directory.glob("twin_*"))
+    jobs = max(1, options.jobs or (1 if twin else min(MAX_JOBS, (os.cpu_count() or 1) // 2)))
+    if jobs == 1:
+        known = [replace(item, shards=1) for item in known]
     print_card(twin)
-    rows = []
-    for item in known:
-        chosen = not options.names or item.name in options.names
-        rows.append(run_item(item, bin_directory, twin, deadline) if chosen else Row(item.name, "NOT RUN: not asked for"))
+    wanted = [item for item in known if not options.names or item.name in options.names]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end_all)
+    rows = run_items(wanted, bin_directory, twin, deadline, jobs)
+    rows += [Row(item.name, "NOT RUN: not asked for") for item in known if item not in wanted]
     print_table(rows)
     return print_summary([row for row in rows if row.result != "NOT RUN: not asked for"], twin)
 
