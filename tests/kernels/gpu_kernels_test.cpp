@@ -87,7 +87,7 @@ void check_norm_backward(const NormCase& c) {
                              .dtype = c.t},
                             v);
       },
-      Want::kNear, c.t == DType::kBF16 ? 0.02 : 1e-3);
+      Want::kNearFused, c.t == DType::kBF16 ? 0.02 : 1e-3);
 }
 
 TEST_F(GpuKernels, RmsNorm) {
