@@ -124,8 +124,8 @@ TEST_F(GpuKernels, Rope) {
   for (DType t : kBoth) {
     for (int64_t rows : {0, 1, 5}) {
       for (int64_t heads : {1, 3, 40}) {
-        for (int64_t d : {2, 4, 6, 64, 130}) {
-          for (int64_t pad : {0, 3}) {
+        for (int64_t d : {2, 4, 6, 8, 16, 24, 64, 130}) {  // packs: 16 and 64, of fp32 8 and 24, too
+          for (int64_t pad : {0, 3, 8}) {
             SCOPED_TRACE(name("rope", t, {rows, heads, d, pad}));
             std::vector<int32_t> position;
             for (int32_t r = 0; r < rows; ++r) position.push_back(9 - r * 2);
