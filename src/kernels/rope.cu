@@ -30,17 +30,16 @@ __global__ void rotate(Rope a) {
   const unsigned i = k % packs * n;
   T* low = static_cast<T*>(a.x) + r * a.x_stride + k / packs * a.head_dim + i;
   // Asked for before the position, which the angles wait for.
-  Pack<T, n> x = load_pack<n>(low), y = load_pack<n>(low + half);
+  const Pack<T, n> x = load_pack<n>(low), y = load_pack<n>(low + half);
   const int64_t angles = static_cast<int64_t>(a.position[r]) * half + i;
   const Pack<float, n> c = load_angles<n>(a.cos + angles), s = load_angles<n>(a.sin + angles);
+  float u[n], v[n];
   for (int e = 0; e < n; ++e) {
-    float u = to_float(x.at[e]), v = to_float(y.at[e]);
-    rope_turn(c.at[e], a.inverse ? -s.at[e] : s.at[e], u, v);
-    x.at[e] = round_to<T>(u);
-    y.at[e] = round_to<T>(v);
+    u[e] = to_float(x.at[e]), v[e] = to_float(y.at[e]);
+    rope_turn(c.at[e], a.inverse ? -s.at[e] : s.at[e], u[e], v[e]);
   }
-  store_pack<n>(low, x);
-  store_pack<n>(low + half, y);
+  store_pack<n>(low, round_pack<T>(u));
+  store_pack<n>(low + half, round_pack<T>(v));
 }
 
 template <int n>
