@@ -58,26 +58,45 @@ template <int n, class T>
 __device__ __forceinline__ void store_pack(T* to, const Pack<T, n>& pack) {
   *reinterpret_cast<Pack<T, n>*>(to) = pack;
 }
-// n numbers, each as round_to<T> leaves it. nvcc has an instruction that rounds two to bf16, with the same
-// bits but for a NaN, 0x7FFF, of which the mask makes 0x7FC0: five instructions for two numbers instead of
-// thirteen. (The twin's compiler reads the other half.)
+// to_float of each. Of two bf16 in a register the upper one is a number already, but for a mask.
 template <class T, int n>
-__device__ __forceinline__ Pack<T, n> round_pack(const float (&x)[n]) {
-  Pack<T, n> r;
+__device__ __forceinline__ void unpack(const Pack<T, n>& from, float (&x)[n]) {
+  if constexpr (std::is_same_v<T, Bf16> && n % 2 == 0) {
+    Pack<uint32_t, n / 2> pairs;
+    memcpy(&pairs, &from, sizeof pairs);
+    for (int i = 0; i < n; i += 2) {
+      x[i] = float_of(pairs.at[i / 2] << 16);
+      x[i + 1] = float_of(pairs.at[i / 2] & 0xFFFF0000u);
+    }
+  } else {
+    for (int i = 0; i < n; ++i) x[i] = to_float(from.at[i]);
+  }
+}
+// Stores n neighbours, each as round_to<T> leaves it. nvcc has an instruction that rounds two to bf16, with
+// the same bits but for a NaN, 0x7FFF, of which the mask makes 0x7FC0: five instructions for two numbers
+// instead of thirteen. (The twin's compiler reads the other half.)
+template <class T, int n>
+__device__ __forceinline__ void store_rounded(T* to, const float (&x)[n]) {
 #if defined(__NVCC__)
   if constexpr (std::is_same_v<T, Bf16> && n % 2 == 0) {
+    Pack<uint32_t, n / 2> pairs;  // the first of two is the low half
+    LM_UNROLL
     for (int i = 0; i < n; i += 2) {
-      uint32_t pair;  // the first of the two is its low half
+      uint32_t pair;
       asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(x[i + 1]), "f"(x[i]));
       if (x[i] != x[i]) pair &= 0xFFFFFFC0u;
       if (x[i + 1] != x[i + 1]) pair &= 0xFFC0FFFFu;
-      memcpy(&r.at[i], &pair, sizeof pair);
+      pairs.at[i / 2] = pair;
     }
-    return r;
+    *reinterpret_cast<Pack<uint32_t, n / 2>*>(to) = pairs;
+    return;
   } else
 #endif
+  {
+    Pack<T, n> r;
     for (int i = 0; i < n; ++i) r.at[i] = round_to<T>(x[i]);
-  return r;
+    store_pack<n>(to, r);
+  }
 }
 // Elements of T in 16 bytes.
 template <class T>

@@ -51,7 +51,7 @@ __global__ void drop(Dropout a, uint32_t limit, float scale) {
     const float kept = (dropped >> i & 1u) != 0 ? 0.f : to_float(x.at[i]) * scale;
     result[i] = accumulate ? to_float(sum.at[i]) + kept : kept;
   }
-  store_pack<n>(out, round_pack<T>(result));
+  store_rounded(out, result);
 }
 
 // Any width and address: a thread makes one call and so four features, 16 apart.

@@ -38,8 +38,8 @@ __global__ void rotate(Rope a) {
     u[e] = to_float(x.at[e]), v[e] = to_float(y.at[e]);
     rope_turn(c.at[e], a.inverse ? -s.at[e] : s.at[e], u[e], v[e]);
   }
-  store_pack<n>(low, round_pack<T>(u));
-  store_pack<n>(low + half, round_pack<T>(v));
+  store_rounded(low, u);
+  store_rounded(low + half, v);
 }
 
 template <int n>
