@@ -58,18 +58,27 @@ template <int n, class T>
 __device__ __forceinline__ void store_pack(T* to, const Pack<T, n>& pack) {
   *reinterpret_cast<Pack<T, n>*>(to) = pack;
 }
-// to_float of each. Of two bf16 in a register the upper one is a number already, but for a mask.
+// n neighbours on their way: as words where they fill some, since nvcc takes a bf16 out of its word as soon
+// as it can, which waits for the load.
 template <class T, int n>
-__device__ __forceinline__ void unpack(const Pack<T, n>& from, float (&x)[n]) {
-  if constexpr (std::is_same_v<T, Bf16> && n % 2 == 0) {
-    Pack<uint32_t, n / 2> pairs;
-    memcpy(&pairs, &from, sizeof pairs);
-    for (int i = 0; i < n; i += 2) {
-      x[i] = float_of(pairs.at[i / 2] << 16);
-      x[i + 1] = float_of(pairs.at[i / 2] & 0xFFFF0000u);
+using Loaded = std::conditional_t<n * sizeof(T) % 4 == 0, Pack<uint32_t, n* static_cast<int>(sizeof(T)) / 4>,
+                                  Pack<T, n>>;
+template <int n, class T>
+__device__ __forceinline__ Loaded<T, n> load(const T* from) {
+  return *reinterpret_cast<const Loaded<T, n>*>(from);
+}
+// to_float of each. The upper of two bf16 is a number already, but for a mask.
+template <class T, int n>
+__device__ __forceinline__ void unpack(const Loaded<T, n>& from, float (&x)[n]) {
+  for (int i = 0; i < n; ++i) {
+    if constexpr (std::is_same_v<T, float>) {
+      x[i] = float_of(from.at[i]);
+    } else if constexpr (n % 2 == 0) {
+      const uint32_t pair = from.at[i / 2];
+      x[i] = float_of(i % 2 == 0 ? pair << 16 : pair & 0xFFFF0000u);
+    } else {
+      x[i] = to_float(from.at[i]);
     }
-  } else {
-    for (int i = 0; i < n; ++i) x[i] = to_float(from.at[i]);
   }
 }
 // Stores n neighbours, each as round_to<T> leaves it. nvcc has an instruction that rounds two to bf16, with
@@ -149,6 +158,7 @@ static __global__ void sum_partials(const float* partial, int64_t blocks, int64_
   const int64_t j = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (j >= width) return;
   float sum = blocks > 0 ? partial[j] : 0.f;
+#pragma unroll 16  // loads at a time: the additions wait for each other
   for (int64_t b = 1; b < blocks; ++b) sum += partial[b * width + j];
   sums[j] = sum;
 }

@@ -26,11 +26,11 @@ struct Running {
   // The packs at x and every kStep behind it.
   template <int n, int packs, class T>
   __device__ __forceinline__ void add(const T* x) {
-    Pack<T, n> v[packs];
-    for (int p = 0; p < packs; ++p) v[p] = load_pack<n>(x + p * kStep<n>);
+    Loaded<T, n> v[packs];
+    for (int p = 0; p < packs; ++p) v[p] = load<n>(x + p * kStep<n>);
     float logit[packs][n], next = largest;
     for (int p = 0; p < packs; ++p) {
-      unpack(v[p], logit[p]);
+      unpack<T>(v[p], logit[p]);
       for (int i = 0; i < n; ++i) next = fmaxf(next, logit[p][i]);
     }
     const float base = next == float_of(0xFF800000) ? 0.f : next;  // -inf - -inf is no number
@@ -69,15 +69,15 @@ __global__ void statistics(SoftmaxStatistics a) {
 template <class T, int n, int packs>
 __device__ __forceinline__ void gradient_at(const SoftmaxGradient& a, int64_t r, int64_t j) {
   T* x = static_cast<T*>(a.logits) + r * a.stride + j;
-  Pack<T, n> v[packs];
-  for (int p = 0; p < packs; ++p) v[p] = load_pack<n>(x + p * kStep<n>);
+  Loaded<T, n> v[packs];
+  for (int p = 0; p < packs; ++p) v[p] = load<n>(x + p * kStep<n>);
   const float lse = a.max[r] + logf(a.sum[r]);
   const float scale = a.weight == nullptr ? a.scale : a.scale * a.weight[r];
   const int64_t target = a.target[r] - a.first_column - j;
   LM_UNROLL
   for (int p = 0; p < packs; ++p) {
     float logit[n], d[n];
-    unpack(v[p], logit);
+    unpack<T>(v[p], logit);
     for (int i = 0; i < n; ++i) d[i] = lm::softmax_gradient(logit[i], lse, 0.f, scale);
     if (target >= p * kStep<n> && target < p * kStep<n> + n) {
       for (int i = 0; i < n; ++i) {

@@ -120,6 +120,17 @@ TEST_F(GpuKernels, RmsNorm) {
   }
 }
 
+// From 64 blocks of 64 rows one pass makes both gradients, in three forms by the packs of a row: 129, 257,
+// 258 and 514 of them. The last block has one row, two, or an odd number.
+TEST_F(GpuKernels, RmsNormBackwardOfManyRows) {
+  for (const NormCase& c :
+       {NormCase(DType::kBF16, {4033, 1, 1032, 0, 0}, 2), NormCase(DType::kBF16, {4051, 1, 2056, 0, 0}, 1),
+        NormCase(DType::kF32, {4034, 1, 1032, 0, 0}, 0), NormCase(DType::kF32, {4033, 1, 2056, 0, 0}, 2)}) {
+    SCOPED_TRACE(name("rms", c.t, {c.s.rows, c.s.width, c.variant}));
+    check_norm_backward(c);
+  }
+}
+
 TEST_F(GpuKernels, Rope) {
   for (DType t : kBoth) {
     for (int64_t rows : {0, 1, 5}) {
