@@ -10,29 +10,32 @@ namespace {
 
 constexpr int kBlock = 128;
 
-// Of features 64 * (call / 16) + call % 16 + {0, 16, 32, 48} of row r.
-__device__ __forceinline__ PhiloxWords<uint32_t> numbers_of(const Dropout& a, int64_t r, uint32_t call) {
-  const auto position = static_cast<uint32_t>(a.position[r]), sample = static_cast<uint32_t>(a.sample[r]);
-  return philox<uint32_t>(a.key, call, 0u, position, sample);
+// The numbers of features 64 * (call / 16) + call % 16 + {0, 16, 32, 48}.
+__device__ __forceinline__ PhiloxWords<uint32_t> numbers_of(uint64_t key, uint32_t call, int32_t row_position,
+                                                            int32_t row_sample) {
+  const auto position = static_cast<uint32_t>(row_position), sample = static_cast<uint32_t>(row_sample);
+  return philox<uint32_t>(key, call, 0u, position, sample);
 }
 
 // A thread has n neighbours, a warp 32 n: the features of n / 4 calls per thread. A number below `limit`
 // drops.
 template <class T, int n, bool accumulate>
-__global__ void drop(Dropout a, uint32_t limit, float scale) {
+__global__ void drop_packs(Dropout a, uint32_t limit, float scale) {
   constexpr uint32_t kCalls = n / 4;
   const int64_t r = blockIdx.x;
   const uint32_t thread = blockIdx.y * blockDim.x + threadIdx.x, lane = threadIdx.x % 32;
   if (int64_t{thread - lane} * n >= a.width) return;  // whole warps only: every lane votes
-  const bool inside = int64_t{thread} * n < a.width;
-  const int64_t j = inside ? int64_t{thread} * n : 0;  // who has no feature reads the first ones
+  const int64_t j = int64_t{thread} * n;
+  const bool inside = j < a.width;
   T* out = static_cast<T*>(a.out) + r * a.width + j;
-  Pack<T, n> x = load_pack<n>(static_cast<const T*>(a.x) + r * a.width + j), sum;
-  if constexpr (accumulate) sum = load_pack<n>(out);
+  Loaded<T, n> from{}, before{};
+  if (inside) from = load<n>(static_cast<const T*>(a.x) + r * a.width + j);
+  if (accumulate && inside) before = load<n>(out);
+  const int32_t position = a.position[r], sample = a.sample[r];
   uint32_t vote[kCalls][4];
   for (uint32_t q = 0; q < kCalls; ++q) {
     const uint32_t call = (thread - lane) * kCalls + q * 32 + lane;
-    const PhiloxWords<uint32_t> numbers = numbers_of(a, r, call);
+    const PhiloxWords<uint32_t> numbers = numbers_of(a.key, call, position, sample);
     for (int w = 0; w < 4; ++w) vote[q][w] = __ballot_sync(0xFFFFFFFFu, numbers.word[w] < limit);
   }
   if (!inside) return;
@@ -46,22 +49,23 @@ __global__ void drop(Dropout a, uint32_t limit, float scale) {
     of_word[q] = word < 2 ? low : high;
   }
   const uint32_t dropped = (call < 32 ? of_word[0] : of_word[kCalls - 1]) >> call % 32;
-  float result[n];
+  float x[n], sum[n];
+  unpack<T>(from, x), unpack<T>(before, sum);
   for (int i = 0; i < n; ++i) {
-    const float kept = (dropped >> i & 1u) != 0 ? 0.f : to_float(x.at[i]) * scale;
-    result[i] = accumulate ? to_float(sum.at[i]) + kept : kept;
+    const float kept = (dropped >> i & 1u) != 0 ? 0.f : x[i] * scale;
+    sum[i] = accumulate ? sum[i] + kept : kept;
   }
-  store_rounded(out, result);
+  store_rounded(out, sum);
 }
 
 // Any width and address: a thread makes one call and so four features, 16 apart.
 template <class T>
-__global__ void drop_singly(Dropout a, uint32_t threshold, float scale) {
+__global__ void drop(Dropout a, uint32_t threshold, float scale) {
   const int64_t r = blockIdx.x;
   const uint32_t call = blockIdx.y * blockDim.x + threadIdx.x;
   const int64_t first = static_cast<int64_t>(call / 16) * 64 + call % 16;
   if (first >= a.width) return;
-  const PhiloxWords<uint32_t> numbers = numbers_of(a, r, call);
+  const PhiloxWords<uint32_t> numbers = numbers_of(a.key, call, a.position[r], a.sample[r]);
   for (int w = 0; w < 4; ++w) {
     const int64_t j = first + w * 16;
     if (j >= a.width) return;
@@ -81,14 +85,14 @@ void dropout(const Dropout& a, StreamView stream) {
     const uint32_t threshold = dropout_threshold(a.p);
     const float scale = dropout_scale(a.p);
     const unsigned rows = static_cast<unsigned>(a.rows);
-    // Of the upper 24 bits: with p = 1 all 32 bits have no limit above them.
-    if (a.width % n == 0 && aligned(16, a.x, a.out) && threshold < 1u << 24) {
+    // At least a warp's features; and of 32 bits nothing is above all, as p = 1 would have it.
+    if (a.width >= 32 * n && a.width % n == 0 && aligned(16, a.x, a.out) && threshold < 1u << 24) {
       const dim3 grid(rows, blocks_of(a.width, int64_t{kBlock} * n));
-      return launch(a.accumulate ? drop<T, n, true> : drop<T, n, false>, grid, kBlock, stream, a,
+      return launch(a.accumulate ? drop_packs<T, n, true> : drop_packs<T, n, false>, grid, kBlock, stream, a,
                     threshold << 8, scale);
     }
     const int64_t calls = (a.width + 63) / 64 * 16;
-    launch(drop_singly<T>, dim3(rows, blocks_of(calls, kBlock)), kBlock, stream, a, threshold, scale);
+    launch(drop<T>, dim3(rows, blocks_of(calls, kBlock)), kBlock, stream, a, threshold, scale);
   });
 }
 
