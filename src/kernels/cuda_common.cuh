@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "base/check_cuda.h"
 #include "base/host_device.h"
@@ -56,6 +57,55 @@ __device__ __forceinline__ Pack<T, n> load_pack(const T* from) {
 template <int n, class T>
 __device__ __forceinline__ void store_pack(T* to, const Pack<T, n>& pack) {
   *reinterpret_cast<Pack<T, n>*>(to) = pack;
+}
+// n neighbours on their way: as words where they fill some, since nvcc takes a bf16 out of its word as soon
+// as it can, which waits for the load.
+template <class T, int n>
+using Loaded = std::conditional_t<n * sizeof(T) % 4 == 0, Pack<uint32_t, n* static_cast<int>(sizeof(T)) / 4>,
+                                  Pack<T, n>>;
+template <int n, class T>
+__device__ __forceinline__ Loaded<T, n> load(const T* from) {
+  return *reinterpret_cast<const Loaded<T, n>*>(from);
+}
+// to_float of each. The upper of two bf16 is a number already, but for a mask.
+template <class T, int n>
+__device__ __forceinline__ void unpack(const Loaded<T, n>& from, float (&x)[n]) {
+  for (int i = 0; i < n; ++i) {
+    if constexpr (std::is_same_v<T, float>) {
+      x[i] = float_of(from.at[i]);
+    } else if constexpr (n % 2 == 0) {
+      const uint32_t pair = from.at[i / 2];
+      x[i] = float_of(i % 2 == 0 ? pair << 16 : pair & 0xFFFF0000u);
+    } else {
+      x[i] = to_float(from.at[i]);
+    }
+  }
+}
+// Stores n neighbours, each as round_to<T> leaves it. nvcc has an instruction that rounds two to bf16, with
+// the same bits but for a NaN, 0x7FFF, of which the mask makes 0x7FC0: five instructions for two numbers
+// instead of thirteen. (The twin's compiler reads the other half.)
+template <class T, int n>
+__device__ __forceinline__ void store_rounded(T* to, const float (&x)[n]) {
+#if defined(__NVCC__)
+  if constexpr (std::is_same_v<T, Bf16> && n % 2 == 0) {
+    Pack<uint32_t, n / 2> pairs;  // the first of two is the low half
+    LM_UNROLL
+    for (int i = 0; i < n; i += 2) {
+      uint32_t pair;
+      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(x[i + 1]), "f"(x[i]));
+      if (x[i] != x[i]) pair &= 0xFFFFFFC0u;
+      if (x[i + 1] != x[i + 1]) pair &= 0xFFC0FFFFu;
+      pairs.at[i / 2] = pair;
+    }
+    *reinterpret_cast<Pack<uint32_t, n / 2>*>(to) = pairs;
+    return;
+  } else
+#endif
+  {
+    Pack<T, n> r;
+    for (int i = 0; i < n; ++i) r.at[i] = round_to<T>(x[i]);
+    store_pack<n>(to, r);
+  }
 }
 // Elements of T in 16 bytes.
 template <class T>
@@ -108,6 +158,7 @@ static __global__ void sum_partials(const float* partial, int64_t blocks, int64_
   const int64_t j = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (j >= width) return;
   float sum = blocks > 0 ? partial[j] : 0.f;
+#pragma unroll 16  // loads at a time: the additions wait for each other
   for (int64_t b = 1; b < blocks; ++b) sum += partial[b * width + j];
   sums[j] = sum;
 }
