@@ -9,6 +9,7 @@
 #include "base/bytes.h"
 #include "base/staging.h"
 #include "model/key_value_cache.h"
+#include "plan/class_table.h"
 #include "plan/device_reserve.h"
 #include "plan/gemm_library.h"
 #include "plan/state_catalogue.h"
@@ -17,7 +18,6 @@
 namespace lm {
 namespace {
 
-constexpr int64_t kPerChecksumByte = 1024;  // off the device: 8 of every kSlotAlignment bytes
 constexpr int64_t kStepBytesPerToken = 20;  // of a step's batches in host memory (base/batch.h)
 constexpr int64_t kWeightBytes = 4;         // of a target
 constexpr int64_t kLeastPrompt = 32;        // a plan of fewer tokens has no room for the arrays of one
@@ -75,76 +75,6 @@ int64_t export_bytes(const ModelLayout& layout) {
   }
   return adapter + 2 * tensor;
 }
-
-// What of a class is off the device, by home.
-struct OffDeviceBytes {
-  int64_t host = 0, disk = 0;
-  int64_t whole = 0;  // of all ranks' shards together
-  int64_t shard = 0;  // of this rank, in the memory of its device
-};
-
-OffDeviceBytes off_device_bytes(const PoolPlan& pool) {
-  if (pool.shards > 1) return {.whole = pool.whole_bytes(), .shard = pool.off_device_bytes()};
-  return {pool.off_device_bytes(Home::kHost), pool.off_device_bytes(Home::kNvme), pool.whole_bytes()};
-}
-
-// Rows of one class: what of it is on the device, and what is off it.
-class ClassTable {
- public:
-  ClassTable(const PlanInput& in, const Plan& plan)
-      : plan_(plan), device_home_(in.device == DeviceType::kCuda ? Home::kDevice : Home::kHost) {}
-
-  // `total` bytes, of which `off` are off the device.
-  void add(const std::string& name, int64_t total, const OffDeviceBytes& off, const std::string& note) {
-    rows_.push_back({name, total - off.whole + off.shard, note + shards(off), device_home_});
-    if (off.host > 0) rows_.push_back({name, off.host, note, Home::kHost});
-    if (off.disk > 0) rows_.push_back({name, off.disk, note, Home::kNvme});
-  }
-  void device(const std::string& name, int64_t bytes, const std::string& note) {
-    rows_.push_back({name, bytes, note, device_home_});
-  }
-  void host(const std::string& name, int64_t bytes, const std::string& note) {
-    rows_.push_back({name, bytes, note, Home::kHost});
-  }
-
-  // Where arrays pass through; from disk to a GPU they pass host memory too.
-  void slots() {
-    int64_t staging = 0, checked = 0, passing = 0;
-    for (int i = 0; i < kPools; ++i) {
-      const PoolPlan& pool = plan_.placement.pools[static_cast<size_t>(i)];
-      if (pool.slots == 0) continue;
-      const bool on_host = plan_.placement.update_on_host && static_cast<Pool>(i) == Pool::kOptimizer;
-      const int64_t bytes = pool.slots * pool.slot_bytes;
-      rows_.push_back({std::string(pool_name(static_cast<Pool>(i))) + " slots", bytes,
-                       fmt::format("{} x {}", pool.slots, format_bytes(pool.slot_bytes)),
-                       on_host ? Home::kHost : device_home_});
-      const int64_t on_disk = pool.off_device_bytes(Home::kNvme);
-      const bool through_device = device_home_ == Home::kDevice && !on_host && pool.shards == 1;
-      const int64_t in_host = through_device ? pool.off_device_bytes(Home::kHost) : 0;
-      checked += on_disk + in_host;
-      if (on_disk > 0 && through_device) staging += bytes;
-      if (in_host > 0) passing += bytes;
-    }
-    if (plan_.placement.update_on_host)
-      host("update staging", plan_.placement.update_staging, "gradients and weights on their way");
-    if (staging > 0) host("staging", staging, "between disk and GPU");
-    // A GPU's slots have theirs, there and in host memory.
-    if (passing > 0) device("checksums", passing / kPerChecksumByte, "of what is in slots");
-    if (checked > 0)
-      host("checksums", (checked + passing) / kPerChecksumByte, "of what passes through slots");
-  }
-
-  std::vector<ClassBytes> take() { return std::move(rows_); }
-
- private:
-  std::string shards(const OffDeviceBytes& off) const {
-    return off.shard > 0 ? fmt::format(", in shards of {} ranks", plan_.placement.ranks) : "";
-  }
-
-  const Plan& plan_;
-  Home device_home_;
-  std::vector<ClassBytes> rows_;
-};
 
 // Bytes or elements on a rank, and what of them is off the device.
 struct Share {
