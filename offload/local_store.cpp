@@ -42,6 +42,13 @@ int64_t sums_bytes(int64_t bytes) {
   return bytes / kChecksumChunk * static_cast<int64_t>(sizeof(uint64_t));
 }
 
+// Device memory for the slots' checksums: where the GPU cannot write to the pool, and there are homes in it.
+int64_t sums_to_copy(const LocalStoreSetup& setup, const PinnedPool& pool) {
+  const bool in_place = setup.stream.device == DeviceType::kCpu || pool.registered();
+  if (in_place || bytes_of(setup.bytes, setup.in_host, true) == 0) return 0;
+  return sums_bytes(LocalStore::slot_bytes(setup.bytes)) * setup.slots;
+}
+
 }  // namespace
 
 int64_t LocalStore::slot_bytes(const std::vector<int64_t>& array_bytes) {
@@ -69,9 +76,7 @@ LocalStore::LocalStore(LocalStoreSetup setup, SwapSpace* space, IoQueue* queue, 
       slot_bytes_(slot_bytes(setup_.bytes)),
       block_(pool.lease(pinned_bytes(setup_))),
       device_(setup_.stream.device, setup_.slots_on_device ? slot_bytes_ * setup_.slots : 0),
-      device_sums_(setup_.stream.device, bytes_of(setup_.bytes, setup_.in_host, true) > 0
-                                             ? sums_bytes(slot_bytes_) * setup_.slots
-                                             : 0),
+      device_sums_(setup_.stream.device, sums_to_copy(setup_, pool)),
       up_(setup_.stream.device, setup_.threads),
       down_(setup_.stream.device, setup_.threads),
       checks_(setup_.stream.device, setup_.threads),

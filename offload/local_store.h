@@ -166,7 +166,7 @@ class LocalStore : public Store, private ChunkChecks {
   // slot those of what has come into it.
   PinnedBlock block_;
   Memory device_;                     // slots there
-  Memory device_sums_;                // and for each the checksums of what comes or leaves
+  Memory device_sums_;                // their checksums on the way, where the GPU cannot write to block_
   uint64_t* arrived_sums_ = nullptr;  // in block_
   Stream up_, down_, checks_;         // to the device and from it; over what has come
   std::vector<DeviceSlot> device_slots_;

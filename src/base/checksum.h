@@ -21,7 +21,7 @@ uint64_t padded_checksum(std::span<const std::byte> bytes);
 struct ChunkSums {
   const std::byte* bytes;  // aligned to 8
   int64_t size;            // in bytes
-  uint64_t* sums;          // in the same memory
+  uint64_t* sums;          // where those who take them can write
 };
 using ChunkSumsKernel = void (*)(const ChunkSums&, StreamView);
 // Of host memory, on the stream's threads; a GPU's is in the table of kernels (kernels/kernels.h).

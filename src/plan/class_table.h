@@ -65,8 +65,6 @@ class ClassTable {
     if (plan_.placement.update_on_host)
       host("update staging", plan_.placement.update_staging, "gradients and weights on their way");
     if (staging > 0) host("staging", staging, "between disk and GPU");
-    // A GPU's slots have theirs, there and in host memory.
-    if (passing > 0) device("checksums", passing / kPerChecksumByte, "of what is in slots");
     if (checked > 0)
       host("checksums", (checked + passing) / kPerChecksumByte, "of what passes through slots");
   }
