@@ -37,16 +37,30 @@ int64_t bytes_of(const std::vector<int64_t>& array_bytes, const std::vector<char
   return sum;
 }
 
-// Of the checksums of so many bytes, in whole chunks.
-int64_t sums_bytes(int64_t bytes) {
-  return bytes / kChecksumChunk * static_cast<int64_t>(sizeof(uint64_t));
+// Checksums that lie together: as many as those of so many bytes, and an even number, so that no two streams
+// write to the same 16 bytes, which is what the order checker of the twin tells apart.
+int64_t sums_of(int64_t bytes) {
+  return round_up(chunks_of(bytes), 2);
+}
+
+int64_t sums_bytes(int64_t sums) {
+  return sums * static_cast<int64_t>(sizeof(uint64_t));
+}
+
+// Of all homes in host memory, then of every slot.
+int64_t sums_bytes(const LocalStoreSetup& setup) {
+  int64_t sums = 0;
+  for (size_t a = 0; a < setup.bytes.size(); ++a) {
+    if (lives_in_host(setup.in_host, a)) sums += sums_of(setup.bytes[a]);
+  }
+  return sums == 0 ? 0 : sums_bytes(sums + setup.slots * sums_of(LocalStore::slot_bytes(setup.bytes)));
 }
 
 // Device memory for the slots' checksums: where the GPU cannot write to the pool, and there are homes in it.
 int64_t sums_to_copy(const LocalStoreSetup& setup, const PinnedPool& pool) {
   const bool in_place = setup.stream.device == DeviceType::kCpu || pool.registered();
   if (in_place || bytes_of(setup.bytes, setup.in_host, true) == 0) return 0;
-  return sums_bytes(LocalStore::slot_bytes(setup.bytes)) * setup.slots;
+  return sums_bytes(sums_of(LocalStore::slot_bytes(setup.bytes)) * setup.slots);
 }
 
 }  // namespace
@@ -64,9 +78,7 @@ int64_t LocalStore::swap_bytes(const std::vector<int64_t>& array_bytes, const st
 int64_t LocalStore::pinned_bytes(const LocalStoreSetup& setup) {
   const int64_t slots =
       swap_bytes(setup.bytes, setup.in_host) > 0 ? setup.slots * slot_bytes(setup.bytes) : 0;
-  const int64_t homes = bytes_of(setup.bytes, setup.in_host, true);
-  return slots + homes +
-         (homes > 0 ? sums_bytes(homes) + setup.slots * sums_bytes(slot_bytes(setup.bytes)) : 0);
+  return slots + bytes_of(setup.bytes, setup.in_host, true) + sums_bytes(setup);
 }
 
 LocalStore::LocalStore(LocalStoreSetup setup, SwapSpace* space, IoQueue* queue, PinnedPool& pool)
@@ -74,6 +86,7 @@ LocalStore::LocalStore(LocalStoreSetup setup, SwapSpace* space, IoQueue* queue, 
       space_(space),
       queue_(queue),
       slot_bytes_(slot_bytes(setup_.bytes)),
+      slot_sums_(sums_of(slot_bytes_)),
       block_(pool.lease(pinned_bytes(setup_))),
       device_(setup_.stream.device, setup_.slots_on_device ? slot_bytes_ * setup_.slots : 0),
       device_sums_(setup_.stream.device, sums_to_copy(setup_, pool)),
@@ -102,7 +115,7 @@ LocalStore::LocalStore(LocalStoreSetup setup, SwapSpace* space, IoQueue* queue, 
     arrays_[a].bytes = setup_.bytes[a];
     if (lives_in_host(setup_.in_host, a)) {
       arrays_[a].host_home = std::exchange(host, host + whole);
-      arrays_[a].sums = std::exchange(host_sums, host_sums + chunks);
+      arrays_[a].sums = std::exchange(host_sums, host_sums + sums_of(setup_.bytes[a]));
       continue;
     }
     arrays_[a].extent = space->allocate(whole);

@@ -161,7 +161,7 @@ class LocalStore : public Store, private ChunkChecks {
   LocalStoreSetup setup_;
   SwapSpace* space_;
   IoQueue* queue_;
-  int64_t slot_bytes_;
+  int64_t slot_bytes_, slot_sums_;
   // A slot each (none where nothing is on disk), then the homes in host memory, their checksums, and for each
   // slot those of what has come into it.
   PinnedBlock block_;

@@ -40,7 +40,7 @@ void LocalStore::copy(std::byte* to, const std::byte* from, int64_t index, Strea
 void LocalStore::take_sums(int64_t slot, uint64_t* to, StreamView way) {
   const int64_t size = bytes(slots_[static_cast<size_t>(slot)].array);
   if (device_sums_.size() == 0) return setup_.chunk_sums({device_memory(slot), size, to}, way);
-  auto* const sums = reinterpret_cast<uint64_t*>(device_sums_.data()) + slot * (slot_bytes_ / kChecksumChunk);
+  auto* const sums = reinterpret_cast<uint64_t*>(device_sums_.data()) + slot * slot_sums_;
   setup_.chunk_sums({device_memory(slot), size, sums}, way);
   copy_bytes(to, sums, ceil_div(size, kChecksumChunk) * static_cast<int64_t>(sizeof(uint64_t)), way);
 }
@@ -57,7 +57,7 @@ void LocalStore::copy_to_device(int64_t slot, const std::byte* from) {
   if (device.unchecked) {
     device.copied.record(up_.view());
     device.copied.wait(checks_.view());
-    take_sums(slot, arrived_sums_ + slot * (slot_bytes_ / kChecksumChunk), checks_.view());
+    take_sums(slot, arrived_sums_ + slot * slot_sums_, checks_.view());
   }
   device.arrived.record(device.unchecked ? checks_.view() : up_.view());
   device.reading = false;

@@ -49,7 +49,7 @@ void LocalStore::check_host_home(int64_t index, int64_t begin, int64_t end) cons
 void LocalStore::check_what_arrived(int64_t index, int64_t slot) {
   DeviceSlot& device = device_slots_[static_cast<size_t>(slot)];
   const Array& a = array(index);
-  const uint64_t* const found = arrived_sums_ + slot * (slot_bytes_ / kChecksumChunk);
+  const uint64_t* const found = arrived_sums_ + slot * slot_sums_;
   const auto chunks = static_cast<size_t>(ceil_div(a.bytes, kChecksumChunk));
   for (int tries = 0; std::exchange(device.unchecked, false); ++tries) {
     device.arrived.synchronize();

@@ -96,7 +96,7 @@ TEST(Store, HomesInHostMemoryAndOnDiskShareSlots) {
   // 20000 -> 24576, 40960 and 1 -> 8192 in host memory; 8192, 8193 -> 16384, 12288 -> 16384 on disk.
   const int64_t swap = LocalStore::swap_bytes(f.bytes, f.setup.in_host);
   EXPECT_EQ(swap, 8192 + 16384 + 16384);
-  EXPECT_EQ(LocalStore::pinned_bytes(f.setup), 3 * 40960 + 24576 + 40960 + 8192 + (9 + 3 * 5) * 8);
+  EXPECT_EQ(LocalStore::pinned_bytes(f.setup), 3 * 40960 + 24576 + 40960 + 8192 + (4 + 6 + 2 + 3 * 6) * 8);
   churn(f, 20);
   f.store.poll();
   f.queue.drain();
