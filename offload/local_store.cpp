@@ -90,9 +90,9 @@ LocalStore::LocalStore(LocalStoreSetup setup, SwapSpace* space, IoQueue* queue, 
       block_(pool.lease(pinned_bytes(setup_))),
       device_(setup_.stream.device, setup_.slots_on_device ? slot_bytes_ * setup_.slots : 0),
       device_sums_(setup_.stream.device, sums_to_copy(setup_, pool)),
-      up_(setup_.stream.device, setup_.threads),
-      down_(setup_.stream.device, setup_.threads),
+      up_(setup_.stream.device),
       checks_(setup_.stream.device, setup_.threads),
+      down_(setup_.down != nullptr ? setup_.down : std::make_shared<Stream>(setup_.stream.device)),
       arrays_(setup_.bytes.size()),
       slots_(static_cast<size_t>(setup_.slots)) {
   const bool disk = swap_bytes(setup_.bytes, setup_.in_host) > 0;
@@ -132,7 +132,7 @@ LocalStore::~LocalStore() {
   }
   try {
     up_.synchronize();
-    down_.synchronize();
+    down_->synchronize();
     checks_.synchronize();
   } catch (const Error&) {
   }
@@ -149,7 +149,7 @@ void LocalStore::flush() {
   }
   // Homes in host memory: their last copies.
   up_.synchronize();
-  down_.synchronize();
+  down_->synchronize();
 }
 
 LocalStore::Array& LocalStore::array(int64_t index) {

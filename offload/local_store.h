@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,9 @@ struct LocalStoreSetup {
   StreamView stream = {};  // that compute uses the slots on
   // With homes in host memory: of bytes in the slots' memory (kernels/kernels.h has a GPU's).
   ChunkSumsKernel chunk_sums = chunk_sums_cpu;
+  // That copies leave the slots on; null: one of its own. Stores that share it send in the order in which
+  // compute is done with the slots: a GPU's copy engine stays with one stream as long as that has work.
+  std::shared_ptr<Stream> down = {};
   DeviceClock* clock = nullptr;  // borrowed; told of copies and of compute's waits, where slots are a GPU's
 };
 
@@ -168,7 +172,8 @@ class LocalStore : public Store, private ChunkChecks {
   Memory device_;                     // slots there
   Memory device_sums_;                // their checksums on the way, where the GPU cannot write to block_
   uint64_t* arrived_sums_ = nullptr;  // in block_
-  Stream up_, down_, checks_;         // to the device and from it; over what has come
+  Stream up_, checks_;                // to the device; over what has come
+  std::shared_ptr<Stream> down_;      // and from it
   std::vector<DeviceSlot> device_slots_;
   std::vector<Array> arrays_;
   std::vector<Slot> slots_;

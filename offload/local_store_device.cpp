@@ -159,19 +159,19 @@ void LocalStore::write_back_from_device(int64_t index) {
     device.in_use = true;
   }
   end_use(slot);
-  device.used.wait(down_.view());
+  device.used.wait(down_->view());
   a.fresh = false;
   if (a.host_home != nullptr) {
-    copy(a.host_home, device_memory(slot), index, down_.view());
+    copy(a.host_home, device_memory(slot), index, down_->view());
     a.left_from = slot;
   } else {
     // The same host memory, one generation earlier; or a read that nobody came for.
     queue_->wait(s.written);
     queue_->wait(s.read);
-    copy(memory(slot), device_memory(slot), index, down_.view());
+    copy(memory(slot), device_memory(slot), index, down_->view());
     device.leaving = index;
   }
-  device.left.record(down_.view());
+  device.left.record(down_->view());
 }
 
 void LocalStore::poll() {

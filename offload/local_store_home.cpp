@@ -127,7 +127,7 @@ void LocalStore::read(int64_t index, int64_t begin, std::span<std::byte> out) {
 
 void LocalStore::reset() {
   up_.synchronize();
-  down_.synchronize();
+  down_->synchronize();
   checks_.synchronize();
   for (DeviceSlot& slot : device_slots_) {
     slot.reading = slot.arriving = slot.unchecked = slot.filled_here = slot.in_use = false;

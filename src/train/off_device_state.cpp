@@ -69,6 +69,7 @@ OffDeviceState::OffDeviceState(const OffDeviceSetup& setup) {
   const PlacementPlan& placement = setup.placement;
   if (setup.stream.device == DeviceType::kCuda)
     clock_ = std::make_unique<DeviceClock>(setup.stream, setup.trace);
+  const auto down = std::make_shared<Stream>(setup.stream.device);
   const TransferShape shape = placement.transfers();
   std::array<std::optional<LocalStoreSetup>, kPools> wanted;
   int64_t disk = 0, memory = setup.training ? round_up(setup.staging, PinnedPool::kAlignment) : 0;
@@ -94,6 +95,7 @@ OffDeviceState::OffDeviceState(const OffDeviceSetup& setup) {
     if (!host) store.in_host = in_host(plan);
     store.stream = host ? StreamView{} : setup.stream;
     store.chunk_sums = kernels(store.stream.device).chunk_sums;
+    store.down = host ? nullptr : down;
     store.clock = host ? nullptr : clock_.get();
     if (setup.store) continue;
     disk += LocalStore::swap_bytes(store.bytes, store.in_host);

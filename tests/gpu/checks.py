@@ -52,7 +52,7 @@ def items():
     return [
         Item("smoke", [*python, str(HERE / "smoke.py"), "BIN"], 60),
         Item("model_gpu_test", ["model_gpu_test"], 100),
-        # Seconds that these took on an H100 with ten at once: above 110, 110, 104, 97, 78, 76, 76, 62.
+        # Seconds that these took on an H200 with ten at once: above 110, 110, 104, 97, 78, 76, 76, 62.
         # Disks and drawn runs take minutes, and differ from the rest in what the host does.
         Item("offload_run_gpu_test but disks, drawn runs",
              ["offload_run_gpu_test", "--gtest_filter=-*OnDisk*:*Drawn*"], 200,
@@ -66,6 +66,7 @@ def items():
         test("nccl_group_test", 200),
         Item("parity", [*python, str(HERE / "parity.py"), "BIN"], 100,
              [*python, str(HERE / "parity.py"), "BIN", "mistral_window_shorter_than_documents"], together=True),
+        Item("resume", [*python, str(HERE / "resume.py"), "BIN"], 120, [*python, str(HERE / "resume.py"), "BIN", "full"], together=True),
         test("store_gpu_test", 60),
         test("arena_gpu_test", 60),
         test("offload_gpu_test", 60),
