@@ -80,12 +80,13 @@ std::vector<Case> block_cases(const Sizes& n, const Arrays& m) {
                         .dtype = t},
                        s);
   };
-  const auto backward = [=, &k, &m](StreamView s) {
+  // Behind a block, with the gradient that passes it by; and without one, behind the last.
+  const auto backward = [=, &k, &m](StreamView s, const void* residual) {
     k.rms_norm_backward({.dy = m.c.data(),
                          .x = m.b.data(),
                          .weight = m.weight.data(),
                          .rstd = Arrays::f32(m.sums),
-                         .dresidual = m.a.data(),
+                         .dresidual = residual,
                          .dx = m.c.data(),
                          .dweight = Arrays::f32(m.angles),
                          .partial = Arrays::f32(m.partial),
@@ -130,7 +131,8 @@ std::vector<Case> block_cases(const Sizes& n, const Arrays& m) {
               s);
   };
   return {{"rms_norm forward + residual", 4 * row, forward},
-          {"rms_norm backward", 4 * row, backward},
+          {"rms_norm backward", 4 * row, [=, &m](StreamView s) { backward(s, m.a.data()); }},
+          {"rms_norm backward, the last", 3 * row, [=](StreamView s) { backward(s, nullptr); }},
           {"rope", 2 * row, rope},
           {"swiglu forward", 3 * ffn, swiglu},
           {"swiglu backward", 6 * ffn, swiglu_back},
@@ -195,11 +197,23 @@ std::vector<Case> other_cases(const Sizes& n, const Arrays& m) {
               .form = MasterForm::kSplit},
              s);
   };
+  // A base of 4-bit codes, and what goes to host memory.
+  const auto decode = [=, &k, &m](StreamView s) {
+    k.materialise({.kind = EncodingKind::kNf4,
+                   .pieces = {m.b.data(), reinterpret_cast<const std::byte*>(state)},
+                   .out = {m.a.data(), t, n.ffn, n.hidden, n.hidden}},
+                  s);
+  };
+  const auto checksums = [=, &k, &m](StreamView s) {
+    k.chunk_sums({m.state.data(), 4 * elements, reinterpret_cast<uint64_t*>(m.partial.data())}, s);
+  };
   return {{"softmax statistics", logits, statistics},
           {"softmax gradient", 2 * logits, gradient},
           {"accumulate bf16 into fp32", 10 * elements, accumulate},
           {"granule norms fp32", 4 * elements, norms},
-          {"AdamW bf16, split master", 26 * elements, adamw}};
+          {"AdamW bf16, split master", 26 * elements, adamw},
+          {"nf4 to bf16", (4 * n.ffn * n.hidden + n.ffn * n.hidden) / 2 + n.ffn * n.hidden / 16, decode},
+          {"checksums", 4 * elements, checksums}};
 }
 
 double seconds_of(const std::function<void(StreamView)>& work, StreamView stream) {
