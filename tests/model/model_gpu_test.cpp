@@ -6,6 +6,7 @@
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstdio>
 
@@ -219,12 +220,20 @@ TEST_F(ModelOnDevice, EveryHomeAgrees) {
   }
 }
 
-// Allocations that CUDA rounds up are counted with a probe: 2 MiB each on a GPU.
-TEST_F(ModelOnDevice, ARankTakesTheDeviceMemoryThatThePlanCounts) {
+// What CUDA rounds an allocation up to: 2 MiB on a GPU. Several, and not small ones, which fit into what is left
+// of earlier ones.
+int64_t allocation_granularity() {
+  constexpr int64_t kBytes = 4 * kMiB + 1;
   const int64_t before = cuda_device(0).free_bytes;
-  void* const probe = cuda_allocate(1);
-  const int64_t granularity = before - cuda_device(0).free_bytes;
-  cuda_free(probe);
+  std::array<void*, 16> probes{};
+  for (void*& probe : probes) probe = cuda_allocate(kBytes);
+  const int64_t taken = before - cuda_device(0).free_bytes;
+  for (void* const probe : probes) cuda_free(probe);
+  return taken / std::ssize(probes) - kBytes + 1;
+}
+
+TEST_F(ModelOnDevice, ARankTakesTheDeviceMemoryThatThePlanCounts) {
+  const int64_t granularity = allocation_granularity();
   for (const char* what :
        {"full", "full, fp32", "LoRA", "recomputed", "optimizer on host", "everything on host"}) {
     const std::string text = what;
