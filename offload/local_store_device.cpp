@@ -4,12 +4,12 @@
 //   use         the compute stream waits for `arrived`
 //   write_back  `used` -> host memory (down) -> `left` -> checksums, disk (a ticket)
 //
-// A home in host memory leaves out the disk, and its checksums are taken on the device: down, before the
-// copy; and of what has come, on a stream beside the next copy, so that `arrived` is behind them. The host
-// compares the two before it enqueues what uses the slot; it waits no longer than compute would, and a
-// transfer ahead of it is under way. The two directions run beside each other: a copy into a slot waits for
-// the one out of it, and a copy from a home in host memory for the last one to it. The steps in the middle
-// are taken by poll(), or by whoever needs them first.
+// A home in host memory leaves out the disk, and its checksums are taken on the device: of what leaves, by
+// compute before `used`; of what has come, on a stream beside the next copy, so that `arrived` is behind
+// them. The host compares the two before it enqueues what uses the slot; it waits no longer than compute
+// would, and a transfer ahead of it is under way. The two directions run beside each other: a copy into a
+// slot waits for the one out of it, and a copy from a home in host memory for the last one to it. The steps
+// in the middle are taken by poll(), or by whoever needs them first.
 #include <algorithm>
 #include <utility>
 

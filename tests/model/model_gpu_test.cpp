@@ -220,8 +220,8 @@ TEST_F(ModelOnDevice, EveryHomeAgrees) {
   }
 }
 
-// What CUDA rounds an allocation up to: 2 MiB on a GPU. Several, and not small ones, which fit into what is left
-// of earlier ones.
+// What CUDA rounds an allocation up to: 2 MiB on a GPU. Several, and not small ones, which fit into what is
+// left of earlier ones.
 int64_t allocation_granularity() {
   constexpr int64_t kBytes = 4 * kMiB + 1;
   const int64_t before = cuda_device(0).free_bytes;
