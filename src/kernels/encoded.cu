@@ -1,5 +1,5 @@
-// Frozen matrices from their codes on the GPU: a thread makes eight elements of 4-bit codes, which share a
-// scale, or one of 8-bit codes. Compiled with -fmad=false: the CPU's bits.
+// Frozen matrices from their codes on the GPU: a thread makes eight neighbours at a time, which share a
+// scale. Compiled with -fmad=false: the CPU's bits.
 #include "kernels/cuda_common.cuh"
 #include "kernels/cuda_launchers.h"
 #include "kernels/encoding_tables.h"
@@ -7,7 +7,8 @@
 namespace lm::gpu {
 namespace {
 
-constexpr int kEach = 8;  // elements of a thread
+constexpr int kEach = 8;   // elements of a thread at a time
+constexpr int kTurns = 4;  // at most so many times, for which it asks at once
 
 struct FourBits {
   const uint8_t* codes;
@@ -19,44 +20,78 @@ struct FourBits {
   float map[256];
 };
 
+// What makes eight elements, as it lies in memory.
+struct Encoded {
+  uint32_t codes = 0;  // the first is the upper half of the lowest byte
+  float scale = 0;     // or, of a double scale, that of its group
+  uint8_t scale_code = 0;
+};
+
+__device__ __forceinline__ Encoded load_encoded(const FourBits& a, int64_t first, bool words) {
+  const int64_t block = block_of_matrix(a.blocks, first / kScaleBlock);
+  const uint8_t* const codes = a.codes + (block * kScaleBlock + first % kScaleBlock) / 2;
+  Encoded out;
+  if (words) {
+    out.codes = *reinterpret_cast<const uint32_t*>(codes);
+  } else {
+    const int64_t left = (a.elements - first + 1) / 2;
+    for (int i = 0; i < kEach / 2 && i < left; ++i) out.codes |= static_cast<uint32_t>(codes[i]) << 8 * i;
+  }
+  if (a.scale_codes != nullptr) out.scale_code = a.scale_codes[block];
+  out.scale = a.scales[a.scale_codes == nullptr ? block : 1 + block / kNestedBlock];
+  return out;
+}
+
+// `words`: codes can be read four bytes at a time, and `out` written eight elements at a time; every thread
+// then has all of its elements.
 template <class T>
-__global__ void four_bits(FourBits a, T* out, bool packs) {
+__global__ void four_bits(FourBits a, T* out, bool words) {
   __shared__ float value[16], map[256];
+  const int64_t begin = (int64_t{blockIdx.x} * kTurns * kThreads + threadIdx.x) * kEach;
+  Encoded from[kTurns];
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const int64_t first = begin + int64_t{turn} * kThreads * kEach;
+    if (first < a.elements) from[turn] = load_encoded(a, first, words);
+  }
   if (threadIdx.x < 16) value[threadIdx.x] = a.value[threadIdx.x];
-  if (threadIdx.x < 256) map[threadIdx.x] = a.map[threadIdx.x];
+  if (a.scale_codes != nullptr) map[threadIdx.x] = a.map[threadIdx.x];
   __syncthreads();
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t t = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; t * kEach < a.elements;
-       t += step) {
-    const int64_t first = t * kEach, block = block_of_matrix(a.blocks, first / kScaleBlock);
-    const int64_t of = block * kScaleBlock + first % kScaleBlock;
-    float scale;
-    if (a.scale_codes == nullptr) {
-      scale = a.scales[block];
-    } else {
-      scale = map[a.scale_codes[block]] * a.scales[1 + block / kNestedBlock] + a.scales[0];
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const int64_t first = begin + int64_t{turn} * kThreads * kEach;
+    if (first >= a.elements) return;
+    const float scale = a.scale_codes == nullptr
+                            ? from[turn].scale
+                            : map[from[turn].scale_code] * from[turn].scale + a.scales[0];
+    float made[kEach];
+    for (int i = 0; i < kEach; ++i) {
+      const uint32_t byte = from[turn].codes >> (i / 2 * 8);
+      made[i] = value[i % 2 == 0 ? byte >> 4 & 15 : byte & 15] * scale;
     }
-    const int n = a.elements - first < kEach ? static_cast<int>(a.elements - first) : kEach;
-    Pack<T, kEach> made;
-    for (int i = 0; i < n; ++i) {
-      const uint8_t byte = a.codes[(of + i) / 2];
-      made.at[i] = round_to<T>(value[i % 2 == 0 ? byte >> 4 : byte & 15] * scale);
-    }
-    if (packs && n == kEach) {
-      store_pack(out + first, made);
+    if (words) {
+      store_rounded(out + first, made);
     } else {
-      for (int i = 0; i < n; ++i) out[first + i] = made.at[i];
+      for (int i = 0; i < kEach && first + i < a.elements; ++i) out[first + i] = round_to<T>(made[i]);
     }
   }
 }
 
+// A block has a row's columns from blockIdx.y * kThreads * kEach on. `words`: as above, of eight codes.
 template <class T>
-__global__ void eight_bits(const int8_t* codes, const float* scales, int64_t elements, int64_t columns,
-                           int64_t width, T* out) {
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < elements; i += step)
-    out[i] = round_to<T>(static_cast<float>(codes[i / columns * width + i % columns]) * scales[i / columns] *
-                         (1 / 127.0f));
+__global__ void eight_bits(const int8_t* codes, const float* scales, int64_t columns, int64_t width, T* out,
+                           bool words) {
+  const int64_t row = blockIdx.x, first = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * kEach;
+  if (first >= columns) return;
+  const float scale = scales[row];
+  const int8_t* const from = codes + row * width + first;
+  T* const to = out + row * columns + first;
+  if (words) {
+    const Pack<int8_t, kEach> code = load_pack<kEach>(from);
+    float made[kEach];
+    for (int i = 0; i < kEach; ++i) made[i] = static_cast<float>(code.at[i]) * scale * (1 / 127.0f);
+    return store_rounded(to, made);
+  }
+  for (int i = 0; i < kEach && first + i < columns; ++i)
+    to[i] = round_to<T>(static_cast<float>(from[i]) * scale * (1 / 127.0f));
 }
 
 }  // namespace
@@ -66,11 +101,15 @@ void materialise(const Materialise& m, StreamView stream) {
     using T = decltype(type);
     T* const out = static_cast<T*>(m.out.data);
     const int64_t elements = m.out.elements();
+    if (elements == 0) return;
     if (m.kind == EncodingKind::kInt8) {
-      return launch(eight_bits<T>, stride_blocks(elements), kThreads, stream,
-                    reinterpret_cast<const int8_t*>(m.pieces[0]) + m.first,
-                    reinterpret_cast<const float*>(m.pieces[1]) + m.first / m.width(), elements,
-                    m.out.columns, m.width(), out);
+      const auto* const codes = reinterpret_cast<const int8_t*>(m.pieces[0]) + m.first;
+      const bool words = m.out.columns % kEach == 0 && m.width() % kEach == 0 && aligned(kEach, codes) &&
+                         aligned(sizeof(T) * kEach, out);
+      const dim3 grid(static_cast<unsigned>(m.out.rows), blocks_of(m.out.columns, kThreads * kEach));
+      return launch(eight_bits<T>, grid, kThreads, stream, codes,
+                    reinterpret_cast<const float*>(m.pieces[1]) + m.first / m.width(), m.out.columns,
+                    m.width(), out, words);
     }
     LM_CHECK(is_four_bit(m.kind), "the elements of a plain encoding are used where they lie");
     LM_CHECK(ScaleBlocks::can(m), "a tile cuts blocks of 4-bit codes");
@@ -84,8 +123,8 @@ void materialise(const Materialise& m, StreamView stream) {
                {}};
     memcpy(a.value, four_bit_table(m.kind).value, sizeof a.value);
     memcpy(a.map, kDynamicMap, sizeof a.map);
-    launch(four_bits<T>, stride_blocks((elements + kEach - 1) / kEach), kThreads, stream, a, out,
-           aligned(sizeof(Pack<T, kEach>), out));
+    const bool words = elements % kEach == 0 && aligned(4, a.codes) && aligned(sizeof(T) * kEach, out);
+    launch(four_bits<T>, blocks_of(elements, kThreads * kEach * kTurns), kThreads, stream, a, out, words);
   });
 }
 

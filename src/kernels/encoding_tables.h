@@ -26,6 +26,8 @@ struct ScaleBlocks {
   int64_t row = 1, matrix_row = 1;  // blocks of a row; 1 and 1: whole rows, which follow each other
 };
 LM_HOST_DEVICE int64_t block_of_matrix(const ScaleBlocks& b, int64_t block) {
+  if (b.row == b.matrix_row)
+    return b.first + block;  // without a division, which costs a GPU more than the rest
   return b.first + block / b.row * b.matrix_row + block % b.row;
 }
 

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "base/bytes.h"
 #include "gpu_compare.h"
 #include "kernels/runtime.h"
 
