@@ -33,3 +33,21 @@ def test_every_ratio_is_that_of_the_results():
     kept = {(row["benchmark"], row["figure"]): row for row in machine["rows"]}
     assert written == {name: f"{kept[name]['value']:.2f}" for name in written}
     assert {kept[name]["date"] for name in written} == {date}
+
+
+# The rows of the table of the GPU, in its order.
+GPU_ROWS = [("1b", "bf16"), ("1b", "fp32 master"), ("8b-lora", "bf16 adapters"), ("8b-lora", "fp32 adapters")]
+
+
+def test_the_gpu_table_has_what_was_kept_of_it():
+    first, *rows = map(json.loads, (ROOT / "benchmarks" / "results" / "nvidia-h200.jsonl").read_text().splitlines())
+    assert f"{first['gpu']} ({first['measured']}, driver {first['driver']}" in SENTENCES
+    peers = {(row["row"], row["setting"]): row for row in rows if row["benchmark"] == "gpu_peers"}
+    written = re.findall(r"^\| [^|]+ \| ([\d,]+) \| (\S+)x \| (\S+)x \|$", TEXT, re.M)
+    assert len(written) == len(GPU_ROWS)
+    for (rate, speed, memory), name in zip(written, GPU_ROWS):
+        kept = peers[name]
+        assert (speed, memory) == (f"{kept['speed']:.2f}", f"{kept['memory']:.2f}")
+        assert int(rate.replace(",", "")) == round(sum(kept["ours_tokens_per_s"]) / 2, -2)
+    full = next(row for row in rows if row.get("row") == "8b")
+    assert f"| Llama-3.1-8B, full | {round(full['tokens_per_s'] / 50) * 50:,} |" in TEXT
