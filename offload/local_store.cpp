@@ -326,7 +326,10 @@ void LocalStore::report_damage(int64_t index) const {
 void LocalStore::fail_damaged(int64_t index, int64_t offset) const {
   const Array& a = array(index);
   if (a.host_home != nullptr)
-    fail_changed(index, offset, {"host memory", "check this machine's memory: its ECC log, a memory test"});
+    fail_changed(
+        index, offset,
+        {"host memory",
+         "check this machine's memory (its ECC log, a memory test), and the link over which a GPU sent it"});
   const ExtentPiece piece = slice(a.extent, offset, kChecksumChunk).pieces.front();
   fail_changed(index, offset,
                {fmt::format("{}+{}", space_->path(piece.file), piece.offset),

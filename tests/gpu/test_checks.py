@@ -331,3 +331,18 @@ def test_the_archive_keeps_once_what_executables_share(tmp_path):
     with tarfile.open(tmp_path / "made.tar.xz") as tar:
         assert tar.getmember("made/bin/c").mode & 0o111 and not tar.getmember("made/bin/a").mode & 0o111
         assert tar.extractfile("made/bin/c").read() == shared and tar.getmember("made").uid == 0
+
+
+@pytest.mark.parametrize("ours, status", [(2000, 0), (1099, 1)])
+def test_a_peer_that_is_as_fast_fails_the_item(monkeypatch, ours, status):
+    class Peer:
+        def __init__(self, case, device):
+            pass
+
+        def ask(self, left):
+            return {"tokens_per_s": 1000, "step_s": 1, "peak_allocated": 1, "peak_reserved": 1, "recompute": False}, ""
+
+    monkeypatch.setattr(peers, "Peer", Peer)
+    monkeypatch.setattr(peers, "run_ours", lambda *_: ({"tokens_per_s": ours, "device_bytes": 1}, ""))
+    case = peers.Case("1b", "bf16", "1b", fp32=False)
+    assert peers.run([case], Path("bin"), "cuda", 100) == status
