@@ -109,11 +109,14 @@ def missed_line(name, row):
 
 
 def cpu_name(cpuinfo):
-    """With its generation, which the names that clouds give hide: AMD numbers it by family, Intel by the model of family 6."""
+    """With its generation, which the names that clouds give hide: AMD numbers it by family, Intel by the model of family 6.
+    AMD's family 25 is Zen 3 and Zen 4, which differ by AVX-512."""
     def of(key):
         return (re.search(rf"^{key}\s*: (.*)$", cpuinfo, re.M) or ["", ""])[1].strip()
 
     generation = f"model {of('model')}" if of("cpu family") == "6" else f"family {of('cpu family')}"
+    if of("cpu family") == "25":
+        generation += " Zen 4" if "avx512f" in of("flags").split() else " Zen 3"
     return f"{of('model name')} {generation}" if of("cpu family") else platform.machine()
 
 

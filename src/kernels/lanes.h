@@ -401,8 +401,8 @@ LM_INLINE void store(float* to, F32 a, Part count) {
   memcpy(to, whole, sizeof(float) * static_cast<size_t>(count.n));
 }
 
-// bf16 bits of each lane, to nearest even, NaN as 0x7FC0.
-LM_INLINE U32 bf16_bits(F32 a) {
+// bf16 bits of each lane, to nearest even, NaN as 0x7FC0, in the upper half; the lower one has anything.
+LM_INLINE U32 rounded_upper(F32 a) {
   const U32 bits = bits_of(a);
 #if defined(__AVX512F__)
   // With masks four operations instead of six: rounding is half of what a pass over bf16 does.
@@ -414,11 +414,15 @@ LM_INLINE U32 bf16_bits(F32 a) {
       (NativeU32)_mm512_mask_add_epi32((__m512i)rounded.part[0], number, b, _mm512_set1_epi32(0x7FFF));
   rounded.part[0] =
       (NativeU32)_mm512_mask_add_epi32((__m512i)rounded.part[0], odd, b, _mm512_set1_epi32(0x8000));
-  return rounded >> 16;
+  return rounded;
 #else
   const U32 rounded = bits + U32(0x7FFF) + ((bits >> 16) & U32(1));
-  return bits_of(select_nan(a, float_of(U32(kNan)), float_of(rounded))) >> 16;
+  return bits_of(select_nan(a, float_of(U32(kNan)), float_of(rounded)));
 #endif
+}
+// In the lower half, zeros above.
+LM_INLINE U32 bf16_bits(F32 a) {
+  return rounded_upper(a) >> 16;
 }
 template <class Count>
 LM_INLINE F32 load(const Bf16* from, Count count) {
@@ -442,7 +446,7 @@ LM_INLINE void store_rounded(float* to, F32 a, Count count) {
 // The value that a store of type T would leave.
 template <class T>
 LM_INLINE F32 round_as(F32 a) {
-  if constexpr (sizeof(T) == sizeof(Bf16)) return float_of(bf16_bits(a) << 16);
+  if constexpr (sizeof(T) == sizeof(Bf16)) return float_of(rounded_upper(a) & U32(0xFFFF0000));
   return a;
 }
 

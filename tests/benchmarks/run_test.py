@@ -162,9 +162,11 @@ def test_the_results_file_is_named_by_cpu_and_cores():
     assert run.results_file({"cpu": "AMD EPYC family 26", "cores": 2}).name == "amd-epyc-family-26-2-cores.json"
 
 
-@pytest.mark.parametrize("name, family, model, kind", [
-    ("AMD EPYC", 25, 17, "AMD EPYC family 25"), ("AMD EPYC", 26, 2, "AMD EPYC family 26"),
-    ("Intel(R) Xeon(R) Processor", 6, 143, "Intel(R) Xeon(R) Processor model 143")])
-def test_generations_of_processors_with_one_name_are_kinds_of_their_own(name, family, model, kind):
-    assert run.cpu_name(f"processor\t: 0\ncpu family\t: {family}\nmodel\t\t: {model}\nmodel name\t: {name}\n\nprocessor\t: 1\n") == kind
+@pytest.mark.parametrize("name, family, model, flags, kind", [
+    ("AMD EPYC", 25, 1, "fpu avx2", "AMD EPYC family 25 Zen 3"), ("AMD EPYC", 25, 17, "avx2 avx512f", "AMD EPYC family 25 Zen 4"),
+    ("AMD EPYC", 26, 2, "avx512f", "AMD EPYC family 26"),
+    ("Intel(R) Xeon(R) Processor", 6, 143, "avx512f", "Intel(R) Xeon(R) Processor model 143")])
+def test_generations_of_processors_with_one_name_are_kinds_of_their_own(name, family, model, flags, kind):
+    first = f"processor\t: 0\ncpu family\t: {family}\nmodel\t\t: {model}\nmodel name\t: {name}\nflags\t\t: {flags}\n"
+    assert run.cpu_name(first + "\nprocessor\t: 1\n") == kind
     assert run.cpu_name("")
