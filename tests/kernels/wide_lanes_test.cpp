@@ -1,6 +1,8 @@
 // Kernels that compute four vectors at once (wide_lanes.h): each element has the bits that it has in a vector
 // of its own, and a sum adds in the order of one vector after the other.
 #include <array>
+#include <cmath>
+#include <cstring>
 
 #include "tests/kernels/support.h"
 
@@ -58,6 +60,29 @@ TEST(WideLanes, SwigluGivesEachElementTheBitsThatItHasAlone) {
         EXPECT_TRUE(columns(whole.h_again, rows, ffn, first, n) == alone.h_again) << first;
         EXPECT_TRUE(columns(whole.gradients, 2 * rows, ffn, first, n) == alone.gradients) << first;
       }
+    }
+  }
+}
+
+// silu(-infinity) is -infinity * 0, which a processor makes with its sign: stored as bf16 it is 0x7FC0, among
+// numbers and alone.
+TEST(WideLanes, WhatIsNoNumberIsStoredAsTheOneNaN) {
+  const int64_t ffn = 64 + 2 * kAlone + 5;
+  const int64_t places[] = {0,  17, 34,
+                            63, 70, ffn - 1};  // in each of four vectors, in a single one, in a part
+  for (CpuLevel level : cpu_levels()) {
+    SCOPED_TRACE(cpu_level_name(level));
+    Values gate = Values::random(DType::kBF16, ffn, 1);
+    const Values up = Values::random(DType::kBF16, ffn, 2), dh = Values::random(DType::kBF16, ffn, 3);
+    for (int64_t place : places) gate.set(place, -INFINITY);
+    const Swiglu out = swiglu(cpu_kernels(level), gate, up, dh, 1);
+    for (const Values* of : {&out.h, &out.h_again, &out.gradients}) {
+      for (int64_t place : places) {
+        uint16_t bits = 0;
+        std::memcpy(&bits, static_cast<const std::byte*>(of->data()) + place * 2, 2);
+        EXPECT_EQ(bits, 0x7FC0) << place;
+      }
+      EXPECT_TRUE(std::isfinite((*of)[1]));
     }
   }
 }
