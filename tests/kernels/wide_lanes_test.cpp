@@ -68,8 +68,8 @@ TEST(WideLanes, SwigluGivesEachElementTheBitsThatItHasAlone) {
 // numbers and alone.
 TEST(WideLanes, WhatIsNoNumberIsStoredAsTheOneNaN) {
   const int64_t ffn = 64 + 2 * kAlone + 5;
-  const int64_t places[] = {0,  17, 34,
-                            63, 70, ffn - 1};  // in each of four vectors, in a single one, in a part
+  // In each of four vectors, in a single one, in a part of one.
+  const int64_t places[] = {0, 17, 34, 63, 70, ffn - 1};
   for (CpuLevel level : cpu_levels()) {
     SCOPED_TRACE(cpu_level_name(level));
     Values gate = Values::random(DType::kBF16, ffn, 1);
