@@ -56,7 +56,7 @@ class Bench {
 
   Row save() {
     const double start = monotonic_seconds();
-    Save save({.directory = directory_, .step = steps_, .catalogue = catalogue_, .copies = copies_});
+    Save save({.directory = directory_, .step = steps_, .catalogue = catalogue_, .copies = copies_, .buffers = &buffers_});
     Manifest manifest;
     manifest.step = steps_;
     const std::unique_ptr<StepSave> riding = run_.rank().step().begin_save(
@@ -91,6 +91,7 @@ class Bench {
   std::string directory_, newest_;
   StateCatalogue catalogue_;
   bool copies_;
+  std::unique_ptr<PinnedPool> buffers_;
   int64_t steps_ = 0;
 };
 

@@ -299,6 +299,7 @@ void Checkpoints::begin(Rank& rank, const Trainer& trainer, MetricsFile& metrics
                                     .catalogue = pending->catalogue,
                                     .group = &group_,
                                     .copies = save_copies(job_.plan.placement, job_.config.optimizer.clip),
+                                    .buffers = &buffers_,
                                     .engine = engine_kind(name_of(job_.plan.placement.engine))});
     Pending& p = *pending;
     together(group_, "saving state", [&] {

@@ -85,6 +85,7 @@ Save::Save(const SaveSetup& setup)
                                                         .arrays = std::move(tensors),
                                                         .ranks = group_.ranks(),
                                                         .copies = setup.copies,
+                                                        .buffers = setup.buffers,
                                                         .engine = setup.engine,
                                                         .make_engine = setup.make_engine});
     });

@@ -23,6 +23,7 @@ struct SaveSetup {
   const StateCatalogue& catalogue;  // borrowed; of several ranks each its own
   Group* group = nullptr;           // the ranks that save together: all construct, and all commit
   bool copies = true;               // save_copies(): how many buffers there are
+  std::unique_ptr<PinnedPool>* buffers = nullptr;  // as ShardSetup has them
   IoEngineKind engine = IoEngineKind::kAuto;
   std::function<std::unique_ptr<IoEngine>(const EngineSetup&)> make_engine = {};  // for tests
 };

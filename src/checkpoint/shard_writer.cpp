@@ -100,7 +100,10 @@ ShardWriter::ShardWriter(ShardSetup setup) : setup_(std::move(setup)) {
   }
   offsets_.push_back(end);
   buffers_.resize(static_cast<size_t>(save_buffers(end, setup_.copies)));
-  memory_ = std::make_unique<PinnedPool>(DeviceType::kCpu, std::ssize(buffers_) * kChunk);
+  if (setup_.buffers != nullptr) memory_ = std::move(*setup_.buffers);
+  const int64_t needed = std::ssize(buffers_) * kChunk;
+  if (memory_ == nullptr || memory_->capacity() < needed)
+    memory_ = std::make_unique<PinnedPool>(DeviceType::kCpu, needed);
   file_.name = setup_.path.substr(setup_.path.rfind('/') + 1);
   file_.bytes = end;
   const bool direct = has_pages_only(setup_.arrays);
@@ -122,7 +125,10 @@ ShardWriter::~ShardWriter() {
   } catch (const Error&) {
     // Whoever wrote has been told.
   }
-  if (!queue_->hangs()) return;
+  if (!queue_->hangs()) {
+    if (setup_.buffers != nullptr) *setup_.buffers = std::move(memory_);
+    return;
+  }
   // What its requests use stays to the process's end.
   [[maybe_unused]] const void* const stay[] = {queue_.release(), memory_.release(), files_.release()};
 }

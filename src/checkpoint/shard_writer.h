@@ -26,6 +26,9 @@ struct ShardSetup {
   std::vector<TensorInfo> arrays;
   int ranks = 1;       // that write the checkpoint, each its file
   bool copies = true;  // save_copies()
+  // Where the writer takes its buffers from and leaves them for the next one, so that only the first pays for
+  // fresh pages; outlives it. None are left there while a disk that no longer answers has them. Null: its own.
+  std::unique_ptr<PinnedPool>* buffers = nullptr;
   IoEngineKind engine = IoEngineKind::kAuto;
   // Replaces the engine that `engine` names, for tests.
   std::function<std::unique_ptr<IoEngine>(const EngineSetup&)> make_engine = {};

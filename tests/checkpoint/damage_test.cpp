@@ -41,10 +41,11 @@ std::vector<std::byte> random_bytes(int64_t bytes, std::mt19937_64& random) {
 }
 
 // Saves random arrays, given in pieces from one buffer that is overwritten as soon as a piece has been taken.
-std::string save(const std::string& directory, int64_t step, std::mt19937_64& random, Arrays* arrays) {
+std::string save(const std::string& directory, int64_t step, std::mt19937_64& random, Arrays* arrays,
+                 std::unique_ptr<PinnedPool>* buffers = nullptr) {
   constexpr int64_t kPiece = 5 << 20;
   const StateCatalogue state = catalogue();
-  Save save({.directory = directory, .step = step, .catalogue = state});
+  Save save({.directory = directory, .step = step, .catalogue = state, .buffers = buffers});
   std::vector<std::byte> buffer;
   for (const StateEntry& entry : state) {
     if (entry.unit < 0) {
@@ -176,6 +177,20 @@ TEST(Damage, WhatWasGivenToASaveMayBeChangedAtOnce) {
   for (int i = 0; i < kSnapshots; ++i) {
     Arrays arrays;
     EXPECT_EQ(refused(save(directory.path(), 100, random, &arrays), arrays), 0) << "snapshot " << i;
+  }
+}
+
+TEST(Damage, ASaveTakesTheBuffersOfTheOneBeforeIt) {
+  const TemporaryDirectory directory;
+  std::mt19937_64 random(chosen_seed());
+  std::unique_ptr<PinnedPool> buffers;
+  const std::byte* memory = nullptr;
+  for (int64_t step = 100; step < 104; ++step) {
+    Arrays arrays;
+    EXPECT_EQ(refused(save(directory.path(), step, random, &arrays, &buffers), arrays), 0) << step;
+    ASSERT_NE(buffers, nullptr) << step;
+    if (step > 100) EXPECT_EQ(buffers->memory().data(), memory) << step;
+    memory = buffers->memory().data();
   }
 }
 

@@ -53,6 +53,7 @@ class CheckpointFaults : public ::testing::Test {
   void save(int64_t step, SaveSetup setup) {
     setup.directory = directory_;
     setup.step = step;
+    setup.buffers = &buffers_;
     Save save(setup);
     write_state(catalogue_, 10 * step, save);
     save.commit(manifest_of(step, 10 * step));
@@ -108,6 +109,7 @@ class CheckpointFaults : public ::testing::Test {
   const std::string name_ = "/checkpoint_faults-" + std::to_string(getpid());
   std::string directory_ = fs::temp_directory_path().string() + name_;
   const StateCatalogue catalogue_ = small_catalogue();
+  std::unique_ptr<PinnedPool> buffers_;  // of all saves, of those that failed before it, too
 };
 
 TEST_F(CheckpointFaults, TransfersOfASave) {
