@@ -56,7 +56,11 @@ class Bench {
 
   Row save() {
     const double start = monotonic_seconds();
-    Save save({.directory = directory_, .step = steps_, .catalogue = catalogue_, .copies = copies_, .buffers = &buffers_});
+    Save save({.directory = directory_,
+               .step = steps_,
+               .catalogue = catalogue_,
+               .copies = copies_,
+               .buffers = &buffers_});
     Manifest manifest;
     manifest.step = steps_;
     const std::unique_ptr<StepSave> riding = run_.rank().step().begin_save(

@@ -140,13 +140,17 @@ void Save::write(const StateEntry& entry, int64_t offset, std::span<const std::b
   write(entry, offset, bytes, nullptr);
 }
 
+void Save::write_by(int threads, const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) {
+  write(entry, offset, bytes, nullptr, threads);
+}
+
 void Save::lend(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes,
                 std::vector<Write>& writes) {
   write(entry, offset, bytes, &writes);
 }
 
 void Save::write(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes,
-                 std::vector<Write>* lent) {
+                 std::vector<Write>* lent, int threads) {
   if (entry.unit < 0) {
     int64_t value = 0;
     LM_CHECK(bytes.size() == sizeof value && offset == 0, entry.name);
@@ -158,7 +162,7 @@ void Save::write(const StateEntry& entry, int64_t offset, std::span<const std::b
     const SavedArray& part = arrays_[i];
     if (entry.first < part.first || entry.first >= part.first + part.elements) continue;
     const int64_t begin = (entry.first - part.first) * static_cast<int64_t>(dtype_size(entry.dtype));
-    return shard_->write(i, begin + offset, bytes, lent);
+    return shard_->write(i, begin + offset, bytes, lent, threads);
   }
   LM_CHECK(false, entry.name + " is not in the catalogue");
 }

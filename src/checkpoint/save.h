@@ -39,6 +39,8 @@ class Save : public StateSink {
 
   // Bytes of an entry of the catalogue, in any order and in pieces; they are copied. Numbers: one thread.
   void write(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) override;
+  void write_by(int threads, const StateEntry& entry, int64_t offset,
+                std::span<const std::byte> bytes) override;
   // Those are written from where they lie.
   void lend(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes,
             std::vector<Write>& writes) override;
@@ -53,7 +55,7 @@ class Save : public StateSink {
   void list(const StateCatalogue& catalogue);
   // `lent`: the writes from where the bytes lie; null: they are copied.
   void write(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes,
-             std::vector<Write>* lent);
+             std::vector<Write>* lent, int threads = 1);
   void make_directory(const std::string& directory, int64_t bytes);
   // Files and arrays of all ranks into the first one's manifest.
   void add_others(Manifest& manifest);

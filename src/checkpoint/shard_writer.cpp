@@ -12,6 +12,7 @@
 #include "base/bytes.h"
 #include "base/checksum.h"
 #include "base/error.h"
+#include "base/parallel.h"
 #include "offload/io_failure.h"
 
 namespace lm {
@@ -116,7 +117,7 @@ ShardWriter::ShardWriter(ShardSetup setup) : setup_(std::move(setup)) {
     return setup_.make_engine ? setup_.make_engine(engine) : make_engine(setup_.engine, engine, nullptr);
   };
   queue_ = std::make_unique<IoQueue>(*files_, make, kBlock);
-  put(0, std::as_bytes(std::span(header)), kChunk, nullptr);
+  put(0, std::as_bytes(std::span(header)), kChunk, nullptr, 1);
 }
 
 ShardWriter::~ShardWriter() {
@@ -134,7 +135,7 @@ ShardWriter::~ShardWriter() {
 }
 
 void ShardWriter::write(size_t array, int64_t offset, std::span<const std::byte> bytes,
-                        std::vector<Ticket>* lent) {
+                        std::vector<Ticket>* lent, int threads) {
   LM_CHECK(offset >= 0 && offset + std::ssize(bytes) <= setup_.arrays[array].bytes(),
            setup_.arrays[array].name);
   LM_CHECK(offset % files_->alignment() == 0 && std::ssize(bytes) % files_->alignment() == 0,
@@ -143,43 +144,51 @@ void ShardWriter::write(size_t array, int64_t offset, std::span<const std::byte>
   const auto address = reinterpret_cast<uintptr_t>(bytes.data());
   const bool in_place = address % static_cast<uintptr_t>(files_->alignment()) == 0;
   put(offsets_[array] + offset, bytes, checked_bytes(setup_.arrays[array].bytes(), setup_.ranks),
-      in_place ? lent : nullptr);
+      in_place ? lent : nullptr, threads);
 }
 
 void ShardWriter::put(int64_t offset, std::span<const std::byte> bytes, int64_t checked,
-                      std::vector<Ticket>* lent) {
+                      std::vector<Ticket>* lent, int threads) {
   for (size_t done = 0; done < bytes.size(); done += kChunk) {
     const std::span<const std::byte> piece =
         bytes.subspan(done, std::min<size_t>(kChunk, bytes.size() - done));
     const int64_t at = offset + static_cast<int64_t>(done);
     if (lent != nullptr) {
-      lent->push_back(start(at, piece, checked));
+      lent->push_back(start(at, piece, nullptr, checked, threads));
       continue;
     }
     const size_t b = take_buffer();
     std::byte* const buffer = memory_->memory().data() + static_cast<int64_t>(b) * kChunk;
     queue_->wait(buffers_[b].written);
-    std::memcpy(buffer, piece.data(), piece.size());
-    const Ticket written = start(at, {buffer, piece.size()}, checked);
+    const Ticket written = start(at, piece, buffer, checked, threads);
     const std::lock_guard lock(mutex_);
     buffers_[b] = {.written = written, .filling = false};
   }
 }
 
-Ticket ShardWriter::start(int64_t at, std::span<const std::byte> piece, int64_t checked) {
+// What has been copied is checksummed while it is in a core's cache.
+Ticket ShardWriter::start(int64_t at, std::span<const std::byte> piece, std::byte* buffer, int64_t checked,
+                          int threads) {
   const int64_t size = std::ssize(piece);
-  std::vector<FileChunk> chunks;
-  for (int64_t from = 0; from < size; from += checked) {
-    const int64_t length = std::min(checked, size - from);
-    chunks.push_back({at + from, length,
-                      chunk_checksum(piece.subspan(static_cast<size_t>(from), static_cast<size_t>(length)))});
-  }
+  std::vector<FileChunk> chunks(static_cast<size_t>(ceil_div(size, checked)));
+  parallel_for(threads, std::ssize(chunks), 1, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      const int64_t from = i * checked, length = std::min(checked, size - from);
+      std::span<const std::byte> chunk =
+          piece.subspan(static_cast<size_t>(from), static_cast<size_t>(length));
+      if (buffer != nullptr) {
+        std::memcpy(buffer + from, chunk.data(), chunk.size());
+        chunk = {buffer + from, chunk.size()};
+      }
+      chunks[static_cast<size_t>(i)] = {at + from, length, chunk_checksum(chunk)};
+    }
+  });
   {
     const std::lock_guard lock(mutex_);
     file_.chunks.insert(file_.chunks.end(), chunks.begin(), chunks.end());
   }
   const Extent place{.pieces = {{.file = 0, .offset = at, .bytes = size}}, .bytes = size};
-  return queue_->write(place, piece.data(), size, "the checkpoint");
+  return queue_->write(place, buffer != nullptr ? buffer : piece.data(), size, "the checkpoint");
 }
 
 void ShardWriter::wait(std::span<const Ticket> writes) {

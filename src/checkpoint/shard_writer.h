@@ -27,7 +27,8 @@ struct ShardSetup {
   int ranks = 1;       // that write the checkpoint, each its file
   bool copies = true;  // save_copies()
   // Where the writer takes its buffers from and leaves them for the next one, so that only the first pays for
-  // fresh pages; outlives it. None are left there while a disk that no longer answers has them. Null: its own.
+  // fresh pages; outlives it. None are left there while a disk that no longer answers has them. Null: its
+  // own.
   std::unique_ptr<PinnedPool>* buffers = nullptr;
   IoEngineKind engine = IoEngineKind::kAuto;
   // Replaces the engine that `engine` names, for tests.
@@ -49,9 +50,10 @@ class ShardWriter {
   // Bytes of an array (its place in the setup), from byte `offset` of it; both multiples of 4096 where every
   // array is one and none has bytes for elements, as flat arrays are: others go through the page cache.
   // Throws Error(20, 21).
-  // `lent`: the bytes stay as they are until wait() has returned for what is added to it.
+  // `lent`: the bytes stay as they are until wait() has returned for what is added to it. Copied and
+  // checksummed by so many OpenMP threads.
   void write(size_t array, int64_t offset, std::span<const std::byte> bytes,
-             std::vector<Ticket>* lent = nullptr);
+             std::vector<Ticket>* lent = nullptr, int threads = 1);
   void wait(std::span<const Ticket> writes);
   // Every byte of every array must have come, once. Waits, and makes them durable.
   CheckpointFile finish();
@@ -65,9 +67,10 @@ class ShardWriter {
     bool filling = false;
   };
   // With a checksum of every `checked` bytes.
-  void put(int64_t offset, std::span<const std::byte> bytes, int64_t checked, std::vector<Ticket>* lent);
-  // Of the file's bytes from `at` on, which are at most kChunk.
-  Ticket start(int64_t at, std::span<const std::byte> piece, int64_t checked);
+  void put(int64_t offset, std::span<const std::byte> bytes, int64_t checked, std::vector<Ticket>* lent,
+           int threads);
+  // Of the file's bytes from `at` on, which are at most kChunk; through the buffer, or from where they lie.
+  Ticket start(int64_t at, std::span<const std::byte> piece, std::byte* buffer, int64_t checked, int threads);
   size_t take_buffer();
 
   ShardSetup setup_;

@@ -76,6 +76,11 @@ class StateSink {
  public:
   virtual ~StateSink() = default;
   virtual void write(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) = 0;
+  // write() by so many OpenMP threads, whose team the caller must have.
+  virtual void write_by(int /*threads*/, const StateEntry& entry, int64_t offset,
+                        std::span<const std::byte> bytes) {
+    write(entry, offset, bytes);
+  }
   // The same of bytes that stay as they are until wait() has returned for what is added to `writes`: they
   // need not be copied.
   using Write = uint64_t;

@@ -1,8 +1,9 @@
 // A save of the state after a step that rides on the step after it: what is off the device is lent right
 // after its deferred update, by the slot in which it lies then, so that it needs no read of its own; what
 // stays as it is until the next check is lent until then. A thread of this object hands both to the sink
-// beside the next step's compute. What neither holds for is read at once. Every byte goes to the sink once,
-// from two threads at a time.
+// beside the next step's compute; on the CPU those of slots are handed over at once, by all threads of
+// compute. What neither holds for is read at once. Every byte goes to the sink once, from two threads at a
+// time.
 //
 // Of several ranks each saves its shards. GPUs gather weights beside compute, in a stream of their group, and
 // a gather may write every byte of a unit, this rank's shard among them, until it is done. So the save's
