@@ -109,9 +109,7 @@ void run(int argc, char** argv) {
   config.data.max_length = std::stoll(argv[4]);
   const StreamView stream = start_torch(DeviceType::kCpu, static_cast<int>(*config.run.threads), true,
                                         planned_gemm_shapes(spec, false, config));
-  Machine machine;
-  machine.cores = static_cast<int>(*config.run.threads);
-  machine.host_memory = machine.host_available = int64_t{1} << 40;
+  Machine machine = roomy_machine(static_cast<int>(*config.run.threads));
   for (const std::string& path : config.offload.paths) {
     const DiskProbe probe = probe_disk(path);
     machine.disks.push_back({path, probe.free_bytes, probe.read_bytes_per_s, probe.write_bytes_per_s});

@@ -4,6 +4,7 @@
 
 #include "base/philox.h"
 #include "gpu_pattern.h"
+#include "launcher/machine/machine_survey.h"
 #include "plan/base_encoding.h"
 #include "plan/gemm_library.h"
 #include "plan/state_catalogue.h"
@@ -83,11 +84,16 @@ AdapterSpec all_linear() {
 
 }  // namespace
 
+Machine roomy_machine(int threads) {
+  Machine machine = survey_machine({}, {.gpu_bytes = {}, .host_bytes = int64_t{1} << 40});
+  machine.cores = threads;
+  return machine;
+}
+
 int64_t planned_gemm_shapes(const ModelSpec& spec, bool lora, const Config& config) {
   const AdapterSpec adapter = all_linear();
   const AdapterSpec* const trained = lora ? &adapter : nullptr;
-  Machine machine;
-  machine.cores = static_cast<int>(*config.run.threads);
+  const Machine machine = roomy_machine(static_cast<int>(*config.run.threads));
   const ModelLayout layout = make_layout(spec, trained, DType::kBF16, base_encoding(config.model));
   return draft_plan({config, spec, trained, layout, DeviceType::kCpu}, machine).placement.gemm_shapes;
 }

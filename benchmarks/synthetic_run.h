@@ -23,6 +23,10 @@ struct SyntheticSetup {
   Trace* trace = nullptr;  // outlives the run, which tells it of steps
 };
 
+// This machine's CPU, of which the run has so many cores, with memory without end, so that nothing is planned
+// for want of it. Rates and disks are the caller's to measure.
+Machine roomy_machine(int threads);
+
 // What start_torch wants to know of such a run on the CPU, before a machine is measured.
 int64_t planned_gemm_shapes(const ModelSpec& spec, bool lora, const Config& config);
 

@@ -91,12 +91,10 @@ IoCounters at_rest(const OffDeviceState& state) {
   return now;
 }
 
-// Rates measured in this process; memory without end, so that nothing is planned for want of it.
+// Rates measured in this process.
 Machine this_machine(const Arguments& arguments, StreamView stream) {
   const Config& config = arguments.config;
-  Machine machine;
-  machine.cores = static_cast<int>(*config.run.threads);
-  machine.host_memory = machine.host_available = int64_t{1} << 40;
+  Machine machine = roomy_machine(static_cast<int>(*config.run.threads));
   machine.library_bytes = resident_bytes();
   machine.gemm_bf16_flops = arguments.gemm_tflops * 1e12;
   if (arguments.gemm_tflops <= 0) {
