@@ -5,8 +5,15 @@
 add_library(lm_flags INTERFACE)
 # gcc 12 reports -Wrestrict for std::string concatenation in its own header (a false positive it cannot place).
 target_compile_options(lm_flags INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-restrict -ffp-contract=off -fno-math-errno -fopenmp>)
-target_link_options(lm_flags INTERFACE -fopenmp)
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-restrict -ffp-contract=off -fno-math-errno>)
+if(LM_SANITIZE MATCHES thread)
+  # It does not see libgomp's barriers: loops run on one thread there, and it looks at the threads of our own.
+  target_compile_options(lm_flags INTERFACE -Wno-unknown-pragmas -Wno-unused-parameter)
+  target_link_libraries(lm_flags INTERFACE gomp)
+else()
+  target_compile_options(lm_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
+  target_link_options(lm_flags INTERFACE -fopenmp)
+endif()
 target_include_directories(lm_flags INTERFACE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR})
 if(LM_WERROR)
   target_compile_options(lm_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
@@ -30,6 +37,9 @@ find_package(GTest REQUIRED)
 add_library(lm_test_main STATIC ${PROJECT_SOURCE_DIR}/tests/support/test_main.cpp)
 target_link_libraries(lm_test_main PUBLIC GTest::gtest)
 
+# Tests without LibTorch and NCCL: a thread sanitizer does not know what their threads do.
+add_custom_target(torch_free_tests)
+
 # lm_test(name [LONG] SOURCES a_test.cpp ... DEPENDS lm_base ...): one executable, one ctest entry of that name. LONG:
 # only `./dev test --full` runs it.
 function(lm_test name)
@@ -38,9 +48,17 @@ function(lm_test name)
   target_link_libraries(${name} PRIVATE lm_flags ${ARG_DEPENDS} lm_test_main)
   add_test(NAME ${name} COMMAND ${name})
   # OpenMP threads that spin for each other on a machine with other work on it take ten times as long.
-  set_tests_properties(${name} PROPERTIES TIMEOUT 600 SKIP_RETURN_CODE 77 ENVIRONMENT OMP_WAIT_POLICY=PASSIVE)
+  set(environment OMP_WAIT_POLICY=PASSIVE)
+  if(LM_SANITIZE MATCHES thread)
+    # Tests fork; their children have threads of their own.
+    list(APPEND environment TSAN_OPTIONS=die_after_fork=0)
+  endif()
+  set_tests_properties(${name} PROPERTIES TIMEOUT 600 SKIP_RETURN_CODE 77 ENVIRONMENT "${environment}")
   if(ARG_LONG)
     set_tests_properties(${name} PROPERTIES LABELS long)
+  elseif(NOT "${name} ${ARG_DEPENDS}" MATCHES "torch|cuda|nccl|twin")
+    set_tests_properties(${name} PROPERTIES LABELS torch_free)
+    add_dependencies(torch_free_tests ${name})
   endif()
 endfunction()
 
