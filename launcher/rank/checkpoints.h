@@ -93,7 +93,7 @@ class Checkpoints {
   double seconds_ = 0;  // of the last save
   int64_t failures_ = 0;
   bool required_ = false;                // the save at hand must not fail
-  std::unique_ptr<PinnedPool> buffers_;  // between saves
+  std::unique_ptr<PinnedPool> buffers_;  // that a save has left for the next one
   std::unique_ptr<Pending> pending_;
   // Once asked for: reading a large model takes seconds. The save's thread does, while there is a save.
   std::optional<std::string> base_hash_;

@@ -50,8 +50,8 @@ class ShardWriter {
   // Bytes of an array (its place in the setup), from byte `offset` of it; both multiples of 4096 where every
   // array is one and none has bytes for elements, as flat arrays are: others go through the page cache.
   // Throws Error(20, 21).
-  // `lent`: the bytes stay as they are until wait() has returned for what is added to it. Copied and
-  // checksummed by so many OpenMP threads.
+  // `lent`: the bytes stay as they are until wait() has returned for what is added to it. `threads`: of
+  // OpenMP, that copy the bytes and take their checksums.
   void write(size_t array, int64_t offset, std::span<const std::byte> bytes,
              std::vector<Ticket>* lent = nullptr, int threads = 1);
   void wait(std::span<const Ticket> writes);

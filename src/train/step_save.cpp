@@ -195,9 +195,9 @@ void StepSave::try_on_compute(const std::function<void()>& body) {
 }
 
 // Slots are few, and needed long before a disk has what they hold: a copy frees them. On the CPU all threads
-// of compute make it at once: another one would take a core from one of them, and the others wait for that
-// one. (benchmarks/save.py, state on disk, a step of 5 s: 0.25 s longer; 0.4 s where a thread beside compute
-// copies, and the compute thread waits 1.2 s for slots that are written from where they are.)
+// of compute make it together: a copying thread beside them would take a core from one of them, and the
+// others would wait for that one. (benchmarks/save.py, state on disk: a save makes a step of 5 s 0.25 s
+// longer. With a copying thread it is 0.4 s; without copies the compute thread waits 1.2 s for slots.)
 void StepSave::lend(const Lent& lent) {
   if (lent.lender != kUntilCheck && state_.stream.device == DeviceType::kCpu)
     return setup_.sink.write_by(state_.stream.threads, *lent.entry, lent.offset, lent.bytes);
