@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 #include <algorithm>
-#include <map>
+#include <list>
 
 #include "base/error.h"
 
@@ -100,17 +100,34 @@ class UseCollector {
   std::vector<ArrayUse> uses_;
 };
 
-// Transfers of all pools by where they stand: before operation `position`, write-backs first, since a fetch
-// may take over the slot.
-using Inserted = std::multimap<std::pair<size_t, int>, Operation>;
+// A transfer before operation `position`; write-backs (0) stand before fetches (1), which may take over the
+// slot.
+struct Insertion {
+  size_t position;
+  int after;
+  Operation operation;
+};
 
 // One pool over this list and the next.
 class PoolPlanner {
  public:
   PoolPlanner(Pool pool, const TransferShape& shape, size_t length, std::vector<Slot>& state,
-              Inserted& inserted)
-      : pool_(pool), shape_(shape), length_(length), state_(state), inserted_(inserted) {
-    for (const Slot& slot : state) work_.push_back({slot, 0, 0});
+              std::vector<Insertion>& inserted)
+      : pool_(pool),
+        length_(length),
+        state_(state),
+        inserted_(inserted),
+        slot_of_(shape.pool(pool).through_slots.size(), state.size()),
+        left_at_(slot_of_.size()) {
+    for (const Slot& slot : state) {
+      const size_t s = work_.size();
+      work_.push_back({slot, 0, 0, {}, nullptr});
+      moved_.push_back(s);
+      work_[s].entry = std::prev(moved_.end());
+      work_[s].order = &moved_;
+      if (slot.array >= 0) slot_of_[static_cast<size_t>(slot.array)] = s;
+      line_up(s);
+    }
   }
 
   void run(const std::vector<ArrayUse>& uses) {
@@ -122,11 +139,15 @@ class PoolPlanner {
     Slot slot;
     size_t free_at;     // first position at which a transfer may take the slot
     size_t changed_at;  // position after its last change
+    std::list<size_t>::iterator entry;
+    std::list<size_t>* order;  // that its entry is in
   };
+
+  static size_t index(const ArrayUse& use) { return static_cast<size_t>(use.array); }
 
   void visit(const ArrayUse& use) {
     if (use.at_home) return change_home(use);
-    const size_t s = find(use.array) < work_.size() ? find(use.array) : bring(use);
+    const size_t s = find(index(use)) < work_.size() ? find(index(use)) : bring(use);
     Work& w = work_[s];
     ++order_;
     w.slot.order = order_;
@@ -136,24 +157,41 @@ class PoolPlanner {
       w.slot.changed = true;
       w.changed_at = use.end + 1;
     }
-    left_at_[use.array] = use.end + 1;
-    if (use.dies) w.slot = {.array = -1, .changed = false, .promised = false, .order = order_};
+    left_at_[index(use)] = use.end + 1;
+    if (use.dies) fill(s, {.array = -1, .changed = false, .promised = false, .order = order_});
+    line_up(s);
     if (use.begin < length_) state_[s] = w.slot;
   }
 
   void change_home(const ArrayUse& use) {
-    left_at_[use.array] = use.end + 1;
-    const size_t s = find(use.array);
+    left_at_[index(use)] = use.end + 1;
+    const size_t s = find(index(use));
     if (s == work_.size()) return;
-    work_[s].slot = {.array = -1, .changed = false, .promised = false, .order = work_[s].slot.order};
+    fill(s, {.array = -1, .changed = false, .promised = false, .order = work_[s].slot.order});
+    line_up(s);
     if (use.begin < length_) state_[s] = work_[s].slot;
   }
 
-  size_t find(int64_t array) const {
-    for (size_t s = 0; s < work_.size(); ++s) {
-      if (work_[s].slot.array == array) return s;
-    }
-    return work_.size();
+  size_t find(size_t array) const { return slot_of_[array]; }
+
+  void fill(size_t s, const Slot& slot) {
+    Slot& old = work_[s].slot;
+    if (old.array >= 0) slot_of_[static_cast<size_t>(old.array)] = work_.size();
+    if (slot.array >= 0) slot_of_[static_cast<size_t>(slot.array)] = s;
+    old = slot;
+  }
+
+  // Moves the slot to where it stands in the order of those that make room, mostly to the end of one.
+  void line_up(size_t s) {
+    Work& w = work_[s];
+    moved_.splice(moved_.end(), *w.order, w.entry);
+    w.order = &orders_[w.slot.promised ? 2 : w.slot.array >= 0 ? 1 : 0];
+    const auto later = [&](size_t other) {
+      return std::pair(work_[other].slot.order, other) > std::pair(w.slot.order, s);
+    };
+    auto at = w.order->end();
+    while (at != w.order->begin() && later(*std::prev(at))) --at;
+    w.order->splice(at, moved_, w.entry);
   }
 
   size_t bring(const ArrayUse& use) {
@@ -165,46 +203,44 @@ class PoolPlanner {
       // The home knows it from there on, whether or not the array leaves its slot within this list.
       if (w.changed_at <= length_ && state_[s].array == w.slot.array) state_[s].changed = false;
       position = std::max(position, w.changed_at);
-      left_at_[w.slot.array] = std::max(left_at_[w.slot.array], w.changed_at);
+      size_t& left_at = left_at_[static_cast<size_t>(w.slot.array)];
+      left_at = std::max(left_at, w.changed_at);
     }
-    position = std::max(position, left_at_[use.array]);
+    position = std::max(position, left_at_[index(use)]);
     insert(position, 1, use.needs ? OperationKind::kFetch : OperationKind::kClaim, use.array, s);
-    w.slot = {.array = use.array, .changed = false, .promised = true, .order = order_};
+    fill(s, {.array = use.array, .changed = false, .promised = true, .order = order_});
     w.free_at = position;
     if (position <= length_) state_[s] = w.slot;
     return s;
   }
 
-  // A slot without worth, else the one used longest ago; what was fetched for a use to come is taken last.
   size_t victim(size_t begin) const {
-    size_t best = work_.size();
-    const auto rank = [&](size_t s) {
-      const Slot& slot = work_[s].slot;
-      return std::tuple(slot.promised, slot.array >= 0, slot.order);
-    };
-    for (size_t s = 0; s < work_.size(); ++s) {
-      if (work_[s].free_at > begin) continue;
-      if (best == work_.size() || rank(s) < rank(best)) best = s;
+    for (const std::list<size_t>& order : orders_) {
+      for (size_t s : order) {
+        if (work_[s].free_at <= begin) return s;
+      }
     }
-    LM_CHECK(best < work_.size(), std::string("too few slots for ") + pool_name(pool_));
-    return best;
+    LM_CHECK(false, std::string("too few slots for ") + pool_name(pool_));
   }
 
   void insert(size_t position, int after, OperationKind kind, int64_t array, size_t slot) {
     if (position > length_) return;
-    inserted_.emplace(
-        std::pair(position, after),
-        Operation{.kind = kind, .pool = pool_, .array = array, .slot = static_cast<int64_t>(slot)});
+    inserted_.push_back(
+        {position, after, {.kind = kind, .pool = pool_, .array = array, .slot = static_cast<int64_t>(slot)}});
   }
 
   Pool pool_;
-  const TransferShape& shape_;
   size_t length_;
   std::vector<Slot>& state_;
-  Inserted& inserted_;
+  std::vector<Insertion>& inserted_;
   std::vector<Work> work_;
-  std::map<int64_t, size_t> left_at_;  // from where on an array may be brought once more
-  int64_t order_ = 1;                  // what was carried over was used before
+  // Slots as they make room: those without worth, then those used longest ago, and last what was fetched for
+  // a use to come.
+  std::array<std::list<size_t>, 3> orders_;
+  std::list<size_t> moved_;
+  std::vector<size_t> slot_of_;  // of each array; as many as there are slots: none
+  std::vector<size_t> left_at_;  // of each array: from where on it may be brought once more
+  int64_t order_ = 1;            // what was carried over was used before
 };
 
 std::string breach(size_t index, const Operation& op, const std::string& text) {
@@ -284,7 +320,7 @@ StepSchedule add_transfers(const StepSchedule& step, const StepSchedule& next, c
   const size_t length = step.operations.size();
   StepSchedule both = step;
   both.operations.insert(both.operations.end(), next.operations.begin(), next.operations.end());
-  Inserted inserted;
+  std::vector<Insertion> inserted;
   for (int p = 0; p < kPools; ++p) {
     const auto pool = static_cast<Pool>(p);
     if (shape.pool(pool).slots == 0) continue;
@@ -294,10 +330,13 @@ StepSchedule add_transfers(const StepSchedule& step, const StepSchedule& next, c
   }
   StepSchedule out;
   out.operations.reserve(length + inserted.size());
+  std::stable_sort(inserted.begin(), inserted.end(), [](const Insertion& a, const Insertion& b) {
+    return std::pair(a.position, a.after) < std::pair(b.position, b.after);
+  });
   auto transfer = inserted.begin();
   for (size_t i = 0; i <= length; ++i) {
-    for (; transfer != inserted.end() && transfer->first.first == i; ++transfer)
-      out.operations.push_back(transfer->second);
+    for (; transfer != inserted.end() && transfer->position == i; ++transfer)
+      out.operations.push_back(transfer->operation);
     if (i < length) out.operations.push_back(step.operations[i]);
   }
   return out;
