@@ -43,9 +43,14 @@ std::string one_line(const std::string& text) {
   return out;
 }
 
+const std::vector<KeyText>& known_keys() {
+  static const std::vector<KeyText> keys = list_keys(Config{});
+  return keys;
+}
+
 class Loader {
  public:
-  explicit Loader(std::string place) : place_(std::move(place)), known_(list_keys(Config{})) {
+  explicit Loader(std::string place) : place_(std::move(place)) {
     for (const KeyText& key : known_) {
       if (tables_.empty() || tables_.back() != key.table) tables_.push_back(key.table);
     }
@@ -287,7 +292,7 @@ class Loader {
   }
 
   std::string place_;
-  std::vector<KeyText> known_;
+  const std::vector<KeyText>& known_ = known_keys();
   std::vector<std::string> tables_;
   TomlText file_;
   std::map<std::string, std::vector<Entry>> entries_;  // "train.steps" -> file first, command line last

@@ -40,6 +40,10 @@ std::optional<std::string> nearest(std::string_view word, const std::vector<std:
   int best_distance = 0;
   size_t best_common = 0;
   for (const std::string& candidate : candidates) {
+    // Every letter that one of them has more is a change.
+    const auto more =
+        std::abs(std::ssize(word.substr(0, kLongest)) - std::ssize(candidate.substr(0, kLongest)));
+    if (best != nullptr && more > best_distance) continue;
     const int distance = edit_distance(word, candidate);
     const size_t common = common_beginning(word, candidate);
     if (best == nullptr || distance < best_distance || (distance == best_distance && common > best_common)) {

@@ -38,6 +38,7 @@ from rows import Row  # noqa: E402
 
 LIMITS = ["-rss_limit_mb=512", "-timeout=5", "-max_len=65536"]
 SLICE_SECONDS = 120  # of a long run; what a slice has done is kept
+SHORT_INPUTS = "-max_len=512"  # of every other slice: most mistakes need few bytes, and short inputs are several times as many
 LEAST_COVERAGE = 0.9
 FAILURE = "a hostile file"
 # A small quarantine leaves most of the memory limit to the parser.
@@ -172,9 +173,11 @@ class Fuzzer:
             grown = self.build / "corpus" / parser.name
             grown.mkdir(parents=True, exist_ok=True)
             end = time.monotonic() + 60 * minutes
+            slices = 0
             while row["executions"] < runs and (left := end - time.monotonic()) > 1 and not row["findings"]:
-                run = self.run(parser, [f"-runs={runs - row['executions']}", f"-max_total_time={min(SLICE_SECONDS, int(left))}", grown,
-                                        parser.inputs()], nice=19)
+                slices += 1
+                run = self.run(parser, [f"-runs={runs - row['executions']}", f"-max_total_time={min(SLICE_SECONDS, int(left))}",
+                                        *([SHORT_INPUTS] if slices % 2 == 0 else []), grown, parser.inputs()], nice=19)
                 row["executions"] += run.executions
                 row["seconds"] = round(row["seconds"] + run.seconds)
                 if run.finding:
@@ -194,7 +197,13 @@ class Fuzzer:
         return json.loads(self.json.read_text())["parsers"] if self.json.exists() else {}
 
     def keep(self, rows):
-        self.json.write_text(json.dumps({"parsers": {**self.rows(), **rows}}, indent=1) + "\n")
+        """Several long runs may go on at once, each with parsers of its own."""
+        with open(self.build / ".rows", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            kept = {"parsers": {**self.rows(), **rows}}
+            new = self.json.with_suffix(".new")
+            new.write_text(json.dumps(kept, indent=1) + "\n")
+            new.replace(self.json)
 
     def table(self, parsers, runs):
         """False where nothing falls short."""
