@@ -10,6 +10,7 @@
 
 #include "base/bytes.h"
 #include "shapes.h"
+#include "tests/support/time_limit.h"
 
 namespace lm {
 namespace {
@@ -467,13 +468,13 @@ TEST(Plan, OfEightBillionParametersTakesFiftyMilliseconds) {
   c.config.train.global_batch = 16;
   c.config.offload.paths = {"/scratch"};
   c.machine.disks = {{.path = "/scratch", .free_bytes = 1LL << 40}};
-  double best = 1;
+  double best = 60;
   for (int i = 0; i < 20; ++i) {
     const std::clock_t start = std::clock();
     c.plan();
     best = std::min(best, static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC);
   }
-  EXPECT_LT(best, 0.050);
+  EXPECT_LT(best, test::time_limit(0.050));
   RecordProperty("milliseconds", static_cast<int>(best * 1e3));
 }
 
