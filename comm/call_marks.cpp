@@ -114,9 +114,11 @@ bool CallMarks::waits() const {
 DeviceStand CallMarks::stand() const {
   CallMark mine;
   std::string next;
+  bool whole = true;
   {
     const std::lock_guard lock(mutex_);
     mine = mark_;
+    if (!calls_.empty()) whole = calls_.front().enqueued;
     if (!calls_.empty()) next = fmt::format("call {}, \"{}\"", mine.done + 1, calls_.front().what);
   }
   const auto stand = [&](const std::string& where) {
@@ -128,6 +130,8 @@ DeviceStand CallMarks::stand() const {
   if (region_ == nullptr) return stand(fmt::format("waits in {}, for others", next));
   const std::vector<CallMark> marks = all();
   const std::optional<int> late = awaited(mine, marks);
+  if (!late && !whole)
+    return stand(fmt::format("has done call {}, and its host is held while it enqueues {}", mine.done, next));
   if (!late) return stand(fmt::format("does not end {}, to which all have come", next));
   const CallMark& theirs = marks[static_cast<size_t>(*late)];
   return stand(fmt::format("waits in {}, for rank {}, whose GPU has done {} of {} that were enqueued there",

@@ -67,6 +67,9 @@ TEST(CallMarks, SayForWhomTheGpuWaits) {
             "waits in call 1, \"gather\", for rank 2, whose GPU has done 0 of 0 that were enqueued there");
   region.mark_calls(2, {.enqueued = 4, .begun = 1, .done = 1});
   EXPECT_FALSE(marks.waits());
+  EXPECT_EQ(marks.stand().where,
+            "has done call 0, and its host is held while it enqueues call 1, \"gather\"");
+  marks.end({});
   EXPECT_EQ(marks.stand().where, "does not end call 1, \"gather\", to which all have come");
 }
 

@@ -1,5 +1,6 @@
 """Which tokens temperature, top-k and top-p leave, against transformers' own processors; how often each is drawn."""
 
+import functools
 import json
 import subprocess
 
@@ -8,12 +9,16 @@ import torch
 from tool import TOOL
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-PROGRAM = TOOL.with_name("sampling_tool")
+@functools.cache
+def program():
+    """One for all questions: loading LibTorch takes longer than they do."""
+    return subprocess.Popen([TOOL.with_name("sampling_tool")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def ask(logits, temperature=1.0, top_k=0, top_p=1.0, seed=0, draws=0):
     request = {"logits": logits.tolist(), "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "draws": draws}
-    return json.loads(subprocess.run([PROGRAM], input=json.dumps(request), capture_output=True, text=True, check=True).stdout)
+    print(json.dumps(request), file=program().stdin, flush=True)
+    return json.loads(program().stdout.readline())
 
 
 def theirs(logits, temperature=1.0, top_k=0, top_p=1.0):
