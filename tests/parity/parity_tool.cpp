@@ -8,7 +8,9 @@
 //     [--off-device none|disk|host] (with a tied head) [--quantize none|nf4|fp4|int8] [--double-quantize
 //     yes|no] [--adapter-dtype auto|fp32] [--generate N]
 //
-// On the CPU; parity_tool_gpu is the same on the first GPU.
+// On the CPU; parity_tool_gpu is the same on the first GPU. Without arguments it reads lines of them, with
+// tabs between and a file for what goes wrong in front, carries each out in a process of its own, which finds
+// LibTorch loaded, and answers with its exit status.
 //
 // INPUT: i32 `token`, `position`, `target` (-1 = none), `document_start` of a padding-free batch, whose
 // documents are dealt to the micro-batches in order. OUTPUT: `logits`, `loss`, `grad.<name>` of the first
@@ -16,11 +18,16 @@
 // fp32, `master.<name>`. Off the device (on disk, or in host memory with slots on the device, as on a GPU)
 // are optimizer state, gradients and weights; `grad.` is then left out. With --generate there is `generated`
 // alone, [documents, N]: the likeliest tokens after each of them.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <iostream>
 #include <map>
 #include <optional>
+#include <sstream>
 
 #include "base/error.h"
 #include "base/staging.h"
@@ -340,15 +347,13 @@ void run(const Arguments& arguments) {
   output.write(arguments.output);
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  if (argc < 4 || argc % 2 != 0) {
+int run(const std::vector<std::string>& words) {
+  if (words.size() < 3 || words.size() % 2 == 0) {
     std::fprintf(stderr, "usage: parity_tool MODEL_DIR INPUT OUTPUT [--option value ...]\n");
     return 2;
   }
-  Arguments arguments{argv[1], argv[2], argv[3], {}};
-  for (int i = 4; i + 1 < argc; i += 2) arguments.options[std::string(argv[i]).substr(2)] = argv[i + 1];
+  Arguments arguments{words[0], words[1], words[2], {}};
+  for (size_t i = 3; i + 1 < words.size(); i += 2) arguments.options[words[i].substr(2)] = words[i + 1];
   try {
     run(arguments);
     return 0;
@@ -359,4 +364,34 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "parity_tool: %s\n", error.what());
     return 70;
   }
+}
+
+std::vector<std::string> split(const std::string& line) {
+  std::vector<std::string> out;
+  std::istringstream text(line);
+  for (std::string word; std::getline(text, word, '\t');) out.push_back(word);
+  return out;
+}
+
+// This process has no threads before it forks.
+int serve() {
+  for (std::string line; std::getline(std::cin, line);) {
+    std::vector<std::string> words = split(line);
+    const pid_t child = fork();
+    if (child == 0) {
+      if (std::freopen(words.at(0).c_str(), "w", stderr) == nullptr) return 70;
+      words.erase(words.begin());
+      return run(words);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    std::cout << (WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status)) << std::endl;
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return argc == 1 ? serve() : run({argv + 1, argv + argc});
 }

@@ -8,6 +8,7 @@
 It trains at a constant learning rate, betas 0.9 and 0.999, unless told otherwise without clipping and with eps 1e-8.
 """
 
+import functools
 import itertools
 import os
 import subprocess
@@ -30,6 +31,12 @@ def batch_tensors(documents):
     }
 
 
+@functools.cache
+def server():
+    """Of all runs: loading LibTorch takes longer than most of them. It ends with its input, when this process ends."""
+    return subprocess.Popen([TOOL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
 def run(model_dir, documents, work, **options):
     """The tool's output: logits, loss, losses, norms, and the dictionaries gradients, weights and masters by the names
     that transformers and peft give them in their files."""
@@ -37,9 +44,9 @@ def run(model_dir, documents, work, **options):
     save_file(batch_tensors(documents), work / "input.safetensors")
     options = {"dtype": "fp32", "threads": 1, **options}
     arguments = [str(v) for k, value in options.items() for v in ("--" + k.replace("_", "-"), value)]
-    done = subprocess.run([TOOL, model_dir, work / "input.safetensors", work / "output.safetensors", *arguments],
-                          capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, f"parity_tool {' '.join(arguments)}: status {done.returncode}\n{done.stderr}"
+    print(work / "error", model_dir, work / "input.safetensors", work / "output.safetensors", *arguments, sep="\t", file=server().stdin, flush=True)
+    status = server().stdout.readline().strip()
+    assert status == "0", f"parity_tool {' '.join(arguments)}: status {status}\n{(work / 'error').read_text()}"
     tensors = load_file(work / "output.safetensors")
     if "generated" in tensors:
         return tensors["generated"].long()
