@@ -38,6 +38,7 @@ from rows import Row  # noqa: E402
 
 LIMITS = ["-rss_limit_mb=512", "-timeout=5", "-max_len=65536"]
 SLICE_SECONDS = 120  # of a long run; what a slice has done is kept
+PATIENCE = "-timeout=60"  # at the lowest priority what takes milliseconds may take seconds
 SHORT_INPUTS = "-max_len=512"  # of every other slice: most mistakes need few bytes, and short inputs are several times as many
 LEAST_COVERAGE = 0.9
 FAILURE = "a hostile file"
@@ -177,7 +178,7 @@ class Fuzzer:
             while row["executions"] < runs and (left := end - time.monotonic()) > 1 and not row["findings"]:
                 slices += 1
                 run = self.run(parser, [f"-runs={runs - row['executions']}", f"-max_total_time={min(SLICE_SECONDS, int(left))}",
-                                        *([SHORT_INPUTS] if slices % 2 == 0 else []), grown, parser.inputs()], nice=19)
+                                        PATIENCE, *([SHORT_INPUTS] if slices % 2 == 0 else []), grown, parser.inputs()], nice=19)
                 row["executions"] += run.executions
                 row["seconds"] = round(row["seconds"] + run.seconds)
                 if run.finding:

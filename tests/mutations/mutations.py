@@ -14,7 +14,8 @@ A list (lists/*.txt) has a line per mistake, `#` begins a comment:
 
 OLD stands once in FILE. `\\n` is a line break, `\\|` a bar; one space beside each bar belongs to the bar. TEST is what one would
 type, variables first: an executable of BUILD/twin/bin or BUILD/bin and its filter (`X`: --gtest_filter=X), `ctest -R NAME`,
-`pytest FILE ...`, or `python FILE ...`.
+`pytest FILE ...`, or `python FILE ...`. What only a sanitizer sees begins with LM_SANITIZE=thread: a BUILD with it (build/tsan) plants
+those alone, another one the others.
 
 Exits 1 if more than two mistakes are missed, if a line does not fit the sources any more or does not compile, or if a test fails
 without any mistake. Those whose test is skipped on this machine, or passes without the part that is, do not count."""
@@ -110,6 +111,10 @@ def tools_of(arguments):
         beside = {file.with_name(f"{name}.py") for name in re.findall(r"^(?:from|import) (\w+)", file.read_text(), re.M)}
         files += sorted(path for path in beside if path.exists() and path not in files)
     return sorted({name for file in files for name in re.findall(r'"(\w+_tool)"', file.read_text())})
+
+
+def sanitizer(test):
+    return next((word.split("=", 1)[1] for word in shlex.split(test) if word.startswith("LM_SANITIZE=")), "")
 
 
 def program(test):
@@ -326,6 +331,7 @@ def run(arguments, directory):
     # One test after the other, one file after the other: what is built again is little.
     chosen = sorted((m for m in chosen if m.name not in broken), key=lambda m: (program(m.test), m.file))
     copy = Copy(arguments.build.resolve(), directory, arguments.jobs)
+    chosen = [m for m in chosen if sanitizer(m.test) == copy.cached.get("LM_SANITIZE", "")]
     tests = unmutated(dict.fromkeys(m.test for m in chosen), copy)
     verdicts = dict(broken)
     for mutation in chosen:

@@ -115,6 +115,30 @@ TEST_F(Queue, WaitsForWhatATransferComesAfter) {
   }
 }
 
+// Two threads ask for transfers, and whether theirs are done, while the I/O thread ends others.
+TEST_F(Queue, MayBeAskedByAnyThreadWhatIsDone) {
+  auto queue = make({.faults = {{SimFault::kDelay, 3, false}}, .seed = 5, .shuffle = true, .depth = 8});
+  const auto ask = [&](const Extent& extent, std::span<std::byte> there, std::span<std::byte> back,
+                       uint64_t seed) {
+    const auto until_done = [&](Ticket ticket) {
+      while (!queue->done(ticket)) std::this_thread::yield();
+    };
+    for (uint64_t i = 0; i < 20; ++i) {
+      fill(there, seed + i);
+      const Ticket write = queue->write(extent, there.data(), std::ssize(there), "w");
+      until_done(queue->read(extent, back.data(), std::ssize(back), "r", {{write}}));
+      EXPECT_EQ(std::memcmp(there.data(), back.data(), there.size()), 0);
+    }
+  };
+  std::vector<Extent> extents;
+  std::vector<PinnedBlock> blocks;
+  for (int i = 0; i < 2; ++i) extents.push_back(space_.allocate(256 * kKiB));
+  for (int i = 0; i < 4; ++i) blocks.push_back(pool_.lease(256 * kKiB));
+  std::thread other(ask, extents[0], blocks[0].bytes(), blocks[1].bytes(), 100);
+  ask(extents[1], blocks[2].bytes(), blocks[3].bytes(), 200);
+  other.join();
+}
+
 TEST_F(Queue, ARowOfWritesDoesNotHoldUpARead) {
   const Extent extent = space_.allocate(8 * kMiB), small = space_.allocate(256 * kKiB);
   PinnedBlock block = pool_.lease(8 * kMiB), other = pool_.lease(256 * kKiB);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -56,6 +57,21 @@ TEST(PinnedPool, TakesABlockBackOnceWhereverItWasMoved) {
   }
   EXPECT_EQ(pool.leased(), 0);
   a.release();
+  EXPECT_EQ(pool.leased(), 0);
+}
+
+TEST(PinnedPool, LendsToAnyThread) {
+  PinnedPool pool(DeviceType::kCpu, 64 * 1024);
+  const auto use = [&](int value) {
+    for (int i = 0; i < 2000; ++i) {
+      const PinnedBlock block = pool.lease(8 * 1024);
+      std::memset(block.data(), value, 8 * 1024);
+      EXPECT_EQ(std::to_integer<int>(block.data()[i % 8192]), value);
+    }
+  };
+  std::thread other(use, 1);
+  use(2);
+  other.join();
   EXPECT_EQ(pool.leased(), 0);
 }
 
