@@ -33,6 +33,11 @@ function(lm_library name)
   target_link_libraries(${name} PUBLIC lm_flags ${ARG_DEPENDS})
 endfunction()
 
+set(LM_TEST_SECONDS 600)  # a test that takes longer hangs
+if(LM_SANITIZE)
+  set(LM_TEST_SECONDS 2400)
+endif()
+
 find_package(GTest REQUIRED)
 # The tests' main function: a skipped test is counted by ctest, not passed over.
 add_library(lm_test_main STATIC ${PROJECT_SOURCE_DIR}/tests/support/test_main.cpp)
@@ -54,7 +59,7 @@ function(lm_test name)
     # Tests fork; their children have threads of their own.
     list(APPEND environment TSAN_OPTIONS=die_after_fork=0)
   endif()
-  set_tests_properties(${name} PROPERTIES TIMEOUT 600 SKIP_RETURN_CODE 77 ENVIRONMENT "${environment}")
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${LM_TEST_SECONDS} SKIP_RETURN_CODE 77 ENVIRONMENT "${environment}")
   if(ARG_LONG)
     set_tests_properties(${name} PROPERTIES LABELS long)
   elseif(NOT "${name} ${ARG_DEPENDS}" MATCHES "torch|cuda|nccl|twin")
@@ -120,8 +125,8 @@ endfunction()
 function(lm_python_test name)
   cmake_parse_arguments(ARG "LONG" "THREADS" "COMMAND" ${ARGN})
   add_test(NAME ${name} COMMAND ${LM_PYTHON} ${ARG_COMMAND} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 600 SKIP_RETURN_CODE 77
-    ENVIRONMENT "LM_BIN=${CMAKE_RUNTIME_OUTPUT_DIRECTORY};LMLAUNCH_PYTHON=${LM_PYTHON};PYTHONDONTWRITEBYTECODE=1")
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${LM_TEST_SECONDS} SKIP_RETURN_CODE 77
+    ENVIRONMENT "LM_SANITIZE=${LM_SANITIZE};LM_BIN=${CMAKE_RUNTIME_OUTPUT_DIRECTORY};LMLAUNCH_PYTHON=${LM_PYTHON};PYTHONDONTWRITEBYTECODE=1")
   if(ARG_THREADS)
     set_tests_properties(${name} PROPERTIES PROCESSORS ${ARG_THREADS})
   endif()

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -38,6 +39,7 @@ struct World {
   int wanted = 0, joined = 0, left = 0;
   std::vector<Message> messages;
   std::vector<bool> mute;  // what such a rank sends does not arrive
+  std::set<void*> open;    // requests; those of a link that gave up stay, as MPI's do
 };
 World& world = *new World;  // a link's thread may outlive main
 thread_local int this_rank = -1;
@@ -57,21 +59,23 @@ void* send(const void* data, int64_t bytes, int to, MpiChannel channel, int tag,
   const auto* const begin = static_cast<const std::byte*>(data);
   if (!world.mute[static_cast<size_t>(this_rank)])
     world.messages.push_back({this_rank, to, tag, channel, {begin, begin + bytes}});
-  return new Request{.sends = true};
+  return *world.open.insert(new Request{.sends = true}).first;
 }
 
 void* receive(void* data, int64_t bytes, int from, MpiChannel channel, char* /*text*/, int /*size*/) {
-  return new Request{.data = static_cast<std::byte*>(data),
-                     .bytes = bytes,
-                     .from = from,
-                     .at = this_rank,
-                     .channel = channel};
+  const std::lock_guard lock(world.mutex);
+  auto* const request = new Request{.data = static_cast<std::byte*>(data),
+                                    .bytes = bytes,
+                                    .from = from,
+                                    .at = this_rank,
+                                    .channel = channel};
+  return *world.open.insert(request).first;
 }
 
 int test(void* handle, MpiArrival* arrival, char* /*text*/, int /*size*/) {
   auto* const request = static_cast<Request*>(handle);
+  const std::lock_guard lock(world.mutex);
   if (!request->sends) {
-    const std::lock_guard lock(world.mutex);
     const auto found = std::find_if(world.messages.begin(), world.messages.end(), [&](const Message& one) {
       return one.to == request->at && one.channel == request->channel &&
              (request->from < 0 || one.from == request->from);
@@ -81,6 +85,7 @@ int test(void* handle, MpiArrival* arrival, char* /*text*/, int /*size*/) {
     *arrival = {found->from, found->tag, std::ssize(found->bytes)};
     world.messages.erase(found);
   }
+  world.open.erase(handle);
   delete request;
   return 1;
 }

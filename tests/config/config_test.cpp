@@ -8,7 +8,7 @@
 #include "config/config_toml.h"
 #include "config/nearest.h"
 #include "config/toml_text.h"
-#include "tests/support/time_limit.h"
+#include "tests/support/sanitized.h"
 
 namespace lm {
 namespace {

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+memory_counts = pytest.mark.skipif(bool(os.environ.get("LM_SANITIZE")), reason="a sanitized program's memory is mostly the sanitizer's")
+
 
 def make_group(limit):
     """A control group of that much resident memory; None where groups are not ours to make."""

@@ -11,10 +11,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from limits import memory_limit
+from limits import memory_counts, memory_limit
 
 BIN = Path(os.environ.get("LM_BIN", Path(__file__).resolve().parents[2] / "build" / "bin"))
 VOCAB = 1024
+pytestmark = memory_counts
 # Without AVX-512 products of bf16 are not the GEMM library's, which then keeps nothing of them.
 OWN_PRODUCTS = "AVX512" not in torch.backends.cpu.get_cpu_capability()
 STEPS = 150

@@ -21,7 +21,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from limits import memory_limit
+from limits import memory_counts, memory_limit
 
 BIN = Path(os.environ.get("LM_BIN", Path(__file__).resolve().parents[2] / "build" / "bin"))
 VOCAB = 97
@@ -388,6 +388,7 @@ def test_a_full_disk_is_an_error_that_names_it(work, small):
 
 # Less memory.
 
+@memory_counts
 def test_a_run_trains_in_half_the_memory(work):
     large = ["model.path=large", "model.init=random", "train.steps=2", "data.eval=[]"]
     peak = {name: json.loads(lmlaunch(work, "plan", "c.toml", "--json", *large, *more).stdout)["peak"]["host_bytes"]
@@ -404,6 +405,7 @@ def test_a_run_trains_in_half_the_memory(work):
     assert weights_hash(work, "large_on_disk") == weights_hash(work, "large")
 
 
+@memory_counts
 def test_what_offload_may_take_changes_no_loss_or_is_said_to(work):
     """With everything automatic: a limit of memory moves state to disk and recomputes; the micro-batch, and with it every bit, stays
     what it is without the limit, until nothing else fits, which the log says."""

@@ -13,7 +13,7 @@
 #include "base/json.h"
 #include "launcher/status.h"
 #include "tests/support/door.h"
-#include "tests/support/time_limit.h"
+#include "tests/support/sanitized.h"
 
 namespace lm {
 namespace {

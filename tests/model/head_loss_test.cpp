@@ -183,7 +183,7 @@ bool same(const at::Tensor& a, const at::Tensor& b) {
   if (a.defined() != b.defined()) return false;
   if (!a.defined()) return true;
   return a.nbytes() == b.nbytes() && a.is_contiguous() && b.is_contiguous() &&
-         std::memcmp(a.data_ptr(), b.data_ptr(), a.nbytes()) == 0;
+         (a.nbytes() == 0 || std::memcmp(a.data_ptr(), b.data_ptr(), a.nbytes()) == 0);
 }
 
 void expect_same(const Variant& v, const std::string& text) {

@@ -96,7 +96,8 @@ Trained train(const ModelLayout& layout, int64_t b) {
     open.read(s, 0, block.flat_elements, nullptr, staging, [&](int64_t, std::span<const std::byte> bytes) {
       all.insert(all.end(), bytes.begin(), bytes.end());
     });
-    std::memcpy(out.streams.emplace_back(all.size() / 4).data(), all.data(), all.size());
+    const auto* const values = reinterpret_cast<const float*>(all.data());
+    out.streams.emplace_back(values, values + all.size() / 4);
   }
   return out;
 }

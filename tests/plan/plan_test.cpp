@@ -10,7 +10,7 @@
 
 #include "base/bytes.h"
 #include "shapes.h"
-#include "tests/support/time_limit.h"
+#include "tests/support/sanitized.h"
 
 namespace lm {
 namespace {

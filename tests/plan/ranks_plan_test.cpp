@@ -115,7 +115,8 @@ TEST(RanksPlan, TrafficOfFrozenShardsIsThatOfTheirFetches) {
     const std::vector<Unit> units = c.layout(&lora).units(plan.placement.head_segments() > 0);
     const double rest = 1 - 1.0 / ranks;
     double fetched = 0, gathered = 0;
-    for (const Operation& op : steady_steps(plan.schedule, plan.placement.transfers()).back().operations) {
+    const std::vector<StepSchedule> steps = steady_steps(plan.schedule, plan.placement.transfers());
+    for (const Operation& op : steps.back().operations) {
       const Unit& unit = units[static_cast<size_t>(is_transfer(op) ? op.array : op.unit)];
       if (op.kind == OperationKind::kFetch && op.pool == Pool::kWeights)
         fetched += rest * static_cast<double>(unit.frozen_bytes);
