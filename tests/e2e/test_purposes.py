@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 import torch
-from limits import memory_limit
+from limits import memory_counts, memory_limit
 from test_run import BIN, config, lmlaunch, work  # noqa: F401  (a fixture)
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -32,6 +32,7 @@ def large(tmp_path_factory):
     return directory
 
 
+@memory_counts
 def test_generation_needs_room_for_the_weights_alone(large, tmp_path):
     (tmp_path / "t.jsonl").write_text(json.dumps({"input_ids": [1, 2, 3], "labels": [1, 2, 3]}) + "\n")
     (tmp_path / "c.toml").write_text(f'[run]\ndevice = "cpu"\n[model]\npath = "{large}"\n[data]\ntrain = ["t.jsonl"]\nmax_length = 64\n'
@@ -49,6 +50,7 @@ def test_generation_needs_room_for_the_weights_alone(large, tmp_path):
     assert answer[0] == answer[1] and len(answer[0]) == 4
 
 
+@memory_counts
 def test_an_export_never_holds_the_model(large, tmp_path):
     with memory_limit(300 << 20) as enter:  # of which libraries take 140; the model takes 196 in bf16 and 392 in fp32
         done = subprocess.run([BIN / "lmlaunch", "export", large, "-o", "out"], cwd=tmp_path, capture_output=True, text=True, preexec_fn=enter)
