@@ -11,6 +11,7 @@ import unittest.mock
 from pathlib import Path
 
 import pytest
+from limits import memory_counts
 from transformers import LlamaConfig
 
 BIN = Path(os.environ.get("LM_BIN", Path(__file__).resolve().parents[2] / "build" / "bin"))
@@ -69,6 +70,7 @@ def planned_bytes(plan, name):
     return sum(row["bytes"] for tier in plan["tiers"] for row in tier["classes"] if row["name"] == name)
 
 
+@memory_counts
 @pytest.mark.parametrize("clip", ["global", "block", "none"])
 def test_the_run_is_the_same_in_the_memory_of_one_blocks_gradient(work, clip):
     after = run(work, f"after_{clip}", f"optimizer.clip={clip}", "train.update=after")
