@@ -40,7 +40,7 @@ std::optional<std::string> nearest(std::string_view word, const std::vector<std:
   int best_distance = 0;
   size_t best_common = 0;
   for (const std::string& candidate : candidates) {
-    // Every letter that one of them has more is a change.
+    // A word that is n letters longer than another is at least n changes away from it.
     const auto more =
         std::abs(std::ssize(word.substr(0, kLongest)) - std::ssize(candidate.substr(0, kLongest)));
     if (best != nullptr && more > best_distance) continue;

@@ -237,8 +237,8 @@ class PoolPlanner {
   // Slots as they make room: those without worth, then those used longest ago, and last what was fetched for
   // a use to come.
   std::array<std::list<size_t>, 3> orders_;
-  std::list<size_t> moved_;
-  std::vector<size_t> slot_of_;  // of each array; as many as there are slots: none
+  std::list<size_t> moved_;      // holds an entry on its way from one order to another
+  std::vector<size_t> slot_of_;  // of each array; work_.size(): it is in none
   std::vector<size_t> left_at_;  // of each array: from where on it may be brought once more
   int64_t order_ = 1;            // what was carried over was used before
 };

@@ -487,6 +487,7 @@ TEST(Nearest, CountsSwapsAsOne) {
   EXPECT_EQ(edit_distance("", "abc"), 3);
   EXPECT_EQ(nearest("epoch", {"steps", "epochs"}), "epochs");
   EXPECT_FALSE(nearest("completely_else", {"steps", "epochs"}).has_value());
+  EXPECT_EQ(nearest("steps", {"bteps", "steps_"}), "steps_");  // as near, and begins alike
 }
 
 }  // namespace

@@ -8,9 +8,12 @@
 //     [--off-device none|disk|host] (with a tied head) [--quantize none|nf4|fp4|int8] [--double-quantize
 //     yes|no] [--adapter-dtype auto|fp32] [--generate N]
 //
-// On the CPU; parity_tool_gpu is the same on the first GPU. Without arguments it reads lines of them, with
-// tabs between and a file for what goes wrong in front, carries each out in a process of its own, which finds
-// LibTorch loaded, and answers with its exit status.
+// On the CPU; parity_tool_gpu is the same on the first GPU.
+//
+// Without arguments it serves: each line of standard input is a run, as words with tabs between, the first a
+// file for its error messages, the others its arguments. A run is a process of its own, which has at most two
+// minutes; its exit status, or minus the signal that ended it, is written as a line. So LibTorch, which takes
+// longer to load than most runs take, is loaded once.
 //
 // INPUT: i32 `token`, `position`, `target` (-1 = none), `document_start` of a padding-free batch, whose
 // documents are dealt to the micro-batches in order. OUTPUT: `logits`, `loss`, `grad.<name>` of the first
@@ -378,13 +381,15 @@ int serve() {
   for (std::string line; std::getline(std::cin, line);) {
     std::vector<std::string> words = split(line);
     const pid_t child = fork();
+    if (child < 0) return 70;
     if (child == 0) {
+      alarm(120);
       if (std::freopen(words.at(0).c_str(), "w", stderr) == nullptr) return 70;
       words.erase(words.begin());
       return run(words);
     }
     int status = 0;
-    waitpid(child, &status, 0);
+    if (waitpid(child, &status, 0) != child) return 70;
     std::cout << (WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status)) << std::endl;
   }
   return 0;

@@ -9,6 +9,7 @@ import torch
 from tool import TOOL
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+
 @functools.cache
 def program():
     """One for all questions: loading LibTorch takes longer than they do."""

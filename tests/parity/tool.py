@@ -33,7 +33,7 @@ def batch_tensors(documents):
 
 @functools.cache
 def server():
-    """Of all runs: loading LibTorch takes longer than most of them. It ends with its input, when this process ends."""
+    """Started once for all runs; it ends with its input, when this process ends."""
     return subprocess.Popen([TOOL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
