@@ -251,6 +251,7 @@ TEST(Door, ARankThatHasSaidHowItEndsAndDoesNotIsKilled) {
 
 // Libraries do not check what they are given: without the limit each of these is a bug, with it 31.
 TEST(Door, UnderALimitOfAddressesStrangeEndsAreMemory) {
+  if (test::kLiftsAddressLimit) GTEST_SKIP() << "a thread sanitizer's program has no such limit";
   rlimit before{};
   getrlimit(RLIMIT_AS, &before);
   const rlimit limit{rlim_t{1} << 45, before.rlim_max};

@@ -9,6 +9,13 @@ constexpr bool kSanitized = true;  // its memory is mostly the sanitizer's own
 constexpr bool kSanitized = false;
 #endif
 
+// The thread sanitizer starts a program anew without its limit of addresses.
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kLiftsAddressLimit = true;
+#else
+constexpr bool kLiftsAddressLimit = false;
+#endif
+
 // A limit of time for code as it is shipped, in any unit. A sanitizer makes it many times slower, and is not
 // there to judge its speed.
 constexpr double time_limit(double limit) {
