@@ -41,21 +41,19 @@ LM_HOST_DEVICE F coded_state(F x) {
 // the reciprocal, torchao divides.
 template <CodeMap map>
 LM_HOST_DEVICE float code_scale(float largest) {
-  if constexpr (map == CodeMap::kSigned8 || map == CodeMap::kUnsigned8)
-    return select_less(largest, 1.17549435e-38f, 0.f, largest);
+  if constexpr (kIsDynamic8<map>) return select_less(largest, 1.17549435e-38f, 0.f, largest);
   const float scale = select_less(largest, 1e-12f, 1e-12f, largest);
   return map == CodeMap::kFloat8 ? scale / kLargestFloat8 : scale;
 }
 // What numbers are multiplied or divided by.
 template <CodeMap map>
 LM_HOST_DEVICE float code_factor(float largest) {
-  if constexpr (map == CodeMap::kSigned8 || map == CodeMap::kUnsigned8)
-    return select_less(largest, 1.17549435e-38f, 0.f, 1.f / largest);
+  if constexpr (kIsDynamic8<map>) return select_less(largest, 1.17549435e-38f, 0.f, 1.f / largest);
   return code_scale<map>(largest);
 }
 template <CodeMap map, class F>
 LM_HOST_DEVICE F over_scale(F x, F factor) {
-  if constexpr (map == CodeMap::kSigned8 || map == CodeMap::kUnsigned8) return x * factor;
+  if constexpr (kIsDynamic8<map>) return x * factor;
   return x / factor;
 }
 

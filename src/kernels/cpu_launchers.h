@@ -38,6 +38,7 @@ void granule_norms(const GranuleNorms&, StreamView);
 void normalise(const Normalise&, StreamView);
 void update(const RuleUpdate&, StreamView);
 void update_coded(const RuleUpdate&, StreamView);
+void update_dynamic8(const RuleUpdate&, StreamView);
 void update_factored(const RuleUpdate&, StreamView);
 void update_orthogonal(const RuleUpdate&, StreamView);
 void materialise(const Materialise&, StreamView);

@@ -23,6 +23,9 @@ enum class CodeMap : uint8_t { kSigned8, kUnsigned8, kSigned4, kUnsigned4, kFloa
 constexpr int code_bits(CodeMap map) {
   return map == CodeMap::kSigned4 || map == CodeMap::kUnsigned4 ? 4 : 8;
 }
+// bitsandbytes'. (A constant, which device code may ask.)
+template <CodeMap map>
+inline constexpr bool kIsDynamic8 = map == CodeMap::kSigned8 || map == CodeMap::kUnsigned8;
 // Elements that share a scale.
 constexpr int64_t code_block(CodeMap map) {
   return code_bits(map) == 4 ? 128 : kCodeBlock;

@@ -1,0 +1,351 @@
+// A rule whose state is in codes, on the CPU: 256 elements are updated with their state in fp32 on the stack,
+// then that is coded. Included by a source of one instruction set.
+#pragma once
+
+#include <bit>
+
+#include "kernels/code_formula.h"
+#include "kernels/code_lanes.h"
+#include "kernels/turned_lanes.h"
+#include "kernels/update_range.h"
+
+namespace lm::LM_ISA {
+namespace {
+
+template <CodeMap map>
+inline constexpr auto kTable = make_table<map>();
+
+#if defined(__AVX512F__)
+// Bytes in memory's order to that in which they part into four turned vectors, and back.
+LM_INLINE __m512i turned_bytes(const uint8_t* from) {
+  return _mm512_maskz_permutexvar_epi64(0xFF, _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7),
+                                        _mm512_loadu_si512(from));
+}
+LM_INLINE void store_turned_bytes(uint8_t* to, __m512i a) {
+  _mm512_storeu_si512(to, _mm512_maskz_permutexvar_epi64(0xFF, _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), a));
+}
+
+// The bytes of values, byte by byte.
+struct ByteTable {
+  alignas(64) uint8_t byte[4][256] = {};
+};
+constexpr ByteTable make_byte_table(const float* values, size_t n) {
+  ByteTable out;
+  for (size_t i = 0; i < n; ++i) {
+    const auto bits = std::bit_cast<uint32_t>(values[i]);
+    for (int b = 0; b < 4; ++b) out.byte[b][i] = static_cast<uint8_t>(bits >> (8 * b));
+  }
+  return out;
+}
+
+// One byte of entries `at` % 128 from `entry` on.
+LM_INLINE __m512i look_up_bytes(const uint8_t* entry, __m512i at) {
+  return _mm512_permutex2var_epi8(_mm512_load_si512(entry), at, _mm512_load_si512(entry + 64));
+}
+// The values of 64 codes, byte by byte.
+template <CodeMap map>
+LM_INLINE void look_up_values(__m512i codes, __m512i (&byte)[4]) {
+  if constexpr (map == CodeMap::kSigned8) {
+    // Their sizes and their signs: half of the permutations. Size 128, that of 1, is entry 0.
+    static constexpr ByteTable kSizes = make_byte_table(kTable<map>.value + 127, 128);
+    const __m512i number = _mm512_sub_epi8(codes, _mm512_set1_epi8(127));
+    const __m512i size = _mm512_maskz_abs_epi8(~__mmask64{0}, number);
+    const __mmask64 negative = _mm512_movepi8_mask(number), one = _mm512_movepi8_mask(size);
+    each_of<4>([&](auto b) LM_BODY { byte[b] = look_up_bytes(kSizes.byte[b], size); });
+    byte[3] = _mm512_mask_add_epi8(byte[3], negative, byte[3], _mm512_set1_epi8(-128));
+    byte[3] = _mm512_mask_mov_epi8(byte[3], one, _mm512_set1_epi8(0x3F));
+    byte[2] = _mm512_mask_mov_epi8(byte[2], one, _mm512_set1_epi8(-128));
+  } else {
+    static constexpr ByteTable kBytes = make_byte_table(kTable<map>.value, 256);
+    each_of<4>([&](auto b) LM_BODY {
+      byte[b] = _mm512_mask_blend_epi8(_mm512_movepi8_mask(codes), look_up_bytes(kBytes.byte[b], codes),
+                                       look_up_bytes(kBytes.byte[b] + 128, codes));
+    });
+  }
+}
+#endif
+
+// The values of 64 codes from element i on, turned.
+template <CodeMap map>
+LM_INLINE Wide read_codes(const uint8_t* codes, int64_t i) {
+  if constexpr (code_bits(map) == 4) {
+    const F32 values = load(kTable<map>.value, Whole{});
+    return turned(
+        wide_of([&](int v) LM_BODY { return look_up(values, load_halves(codes + (i + v * kLanes) / 2)); }));
+  } else {
+#if defined(__AVX512F__)
+    __m512i byte[4];
+    look_up_values<map>(turned_bytes(codes + i), byte);
+    return parted({_mm512_unpacklo_epi8(byte[0], byte[1]), _mm512_unpackhi_epi8(byte[0], byte[1])},
+                  {_mm512_unpacklo_epi8(byte[2], byte[3]), _mm512_unpackhi_epi8(byte[2], byte[3])});
+#else
+    return wide_of([&](int v)
+                       LM_BODY { return look_up<256>(kTable<map>.value, load_u8(codes + i + v * kLanes)); });
+#endif
+  }
+}
+template <CodeMap map>
+LM_INLINE void write_codes(uint8_t* codes, int64_t i, U32 numbers) {
+  if constexpr (code_bits(map) == 4) {
+    store_halves(codes + i / 2, numbers);
+  } else {
+    store_u8(codes + i, numbers);
+  }
+}
+
+// States until they are coded: as they are where the codes are joined from turned vectors, else in order.
+template <CodeMap map>
+constexpr bool kJoinsTurned = kNative == 16 && kIsDynamic8<map>;
+template <CodeMap map>
+LM_INLINE void keep_states(float* to, Wide states) {
+  store(to, kJoinsTurned<map> ? states : in_order(states), Whole4{});
+}
+
+// The numbers of states' codes until they are stored, all 64 at once: codes, or what joining them makes
+// codes.
+template <CodeMap map>
+LM_INLINE U32 code_numbers(F32 states, F32 factor) {
+  const F32 x = over_scale<map>(states, factor);
+#if defined(__AVX512F__)
+  if constexpr (kJoinsTurned<map>) {
+    // nearest_code(), but for its last lines: joining 32-bit numbers to bytes clamps them.
+    F32 of = code_number(kTable<map>, map == CodeMap::kUnsigned8 ? x : magnitude(x));
+    if constexpr (map == CodeMap::kSigned8) of = float_of(bits_of(of) | (bits_of(x) & U32(0x80000000)));
+    U32 r;
+    r.part[0] = (NativeU32)_mm512_maskz_cvtps_epi32(0xFFFF, (__m512)of.part[0]);
+    return r;
+  }
+#endif
+  return nearest_code<map>(kTable<map>, x);
+}
+// To element i and those behind.
+template <CodeMap map>
+LM_INLINE void write_numbers(uint8_t* codes, int64_t i, const WideU32& numbers) {
+#if defined(__AVX512F__)
+  if constexpr (kJoinsTurned<map>) {
+    const auto number = [&](int v) LM_BODY { return (__m512i)numbers.of[v].part[0]; };
+    __m512i bytes;
+    if constexpr (map == CodeMap::kSigned8) {
+      // From -128 to 127 for codes from 0 to 255: 1 has no negative.
+      const __m512i one = _mm512_set1_epi16(1);
+      bytes = _mm512_packs_epi16(_mm512_sub_epi16(_mm512_packs_epi32(number(0), number(1)), one),
+                                 _mm512_sub_epi16(_mm512_packs_epi32(number(2), number(3)), one));
+      bytes = _mm512_xor_si512(bytes, _mm512_set1_epi8(-128));
+    } else {
+      bytes = _mm512_packus_epi16(_mm512_packus_epi32(number(0), number(1)),
+                                  _mm512_packus_epi32(number(2), number(3)));
+    }
+    return store_turned_bytes(codes + i, bytes);
+  }
+#endif
+  each_of<kWide>([&](auto v) LM_BODY { write_codes<map>(codes, i + v * kLanes, numbers.of[v]); });
+}
+
+constexpr uint32_t kInfinity = 0x7F800000;
+// The largest magnitude in each lane, as bits, whose order is that of the numbers: infinity and NaN are above
+// all of them. What has a map without negatives is hardly ever one: where it is, that is above them, too.
+template <CodeMap map>
+LM_INLINE void keep_largest(U32& largest, F32 x) {
+  const U32 bits = map == CodeMap::kUnsigned8 ? bits_of(x) : bits_of(magnitude(x));
+  for (int p = 0; p < kParts; ++p)
+    largest.part[p] = largest.part[p] < bits.part[p] ? bits.part[p] : largest.part[p];
+}
+LM_INLINE uint32_t largest_lane(U32 a) {
+  alignas(64) uint32_t lane[kLanes];
+  memcpy(lane, &a, sizeof lane);
+  uint32_t out = 0;
+  for (int l = 0; l < kLanes; ++l) out = lane[l] > out ? lane[l] : out;
+  return out;
+}
+
+// The largest magnitude of a block's states once those that are no numbers are 0.
+template <int64_t n>
+[[gnu::noinline]] float largest_of_numbers(float* values) {
+  U32 largest(0);
+  for (int64_t at = 0; at < n; at += kLanes) {
+    const F32 x = coded_state(load(values + at, Whole{}));
+    store(values + at, x, Whole{});
+    keep_largest<CodeMap::kSigned8>(largest, x);
+  }
+  return std::bit_cast<float>(largest_lane(largest));
+}
+
+// Of 64 weights from element i on, turned.
+template <MasterForm form>
+LM_INLINE Wide load_weights(const RuleUpdate& a, int64_t i) {
+  const uint16_t* half = static_cast<const uint16_t*>(a.weight) + i;
+  if constexpr (form == MasterForm::kWeight) return load_turned(static_cast<const float*>(a.weight) + i);
+  if constexpr (form == MasterForm::kF32) return load_turned(static_cast<const float*>(a.master) + i);
+  if constexpr (form == MasterForm::kStochastic) return load_turned(static_cast<const Bf16*>(a.weight) + i);
+  return load_turned_split(half, static_cast<const uint16_t*>(a.master) + i);
+}
+template <MasterForm form>
+LM_INLINE void store_weights(const RuleUpdate& a, int64_t i, Wide p) {
+  uint16_t* half = static_cast<uint16_t*>(a.weight) + i;
+  const auto each = [&](const auto& of) LM_BODY {
+    WideU32 r;
+    each_of<kWide>([&](auto v) LM_BODY { r.of[v] = of(bits_of(p.of[v]), int{v}); });
+    return r;
+  };
+  if constexpr (form == MasterForm::kWeight) {
+    store_turned(static_cast<float*>(a.weight) + i, p);
+  } else if constexpr (form == MasterForm::kStochastic) {
+    const PhiloxWords<U32> numbers = rounding_numbers(a, i);
+    const Wide random = turned(wide_of([&](int v) LM_BODY { return float_of(numbers.word[v]); }));
+    store_turned_halves<false>(
+        half, each([&](U32 bits, int v) LM_BODY { return stochastic_weight(bits, bits_of(random.of[v])); }));
+  } else {
+    store_turned_halves<true>(half, each([](U32 bits, int) LM_BODY { return split_rounded(bits); }));
+    if constexpr (form == MasterForm::kF32) store_turned(static_cast<float*>(a.master) + i, p);
+    if constexpr (form == MasterForm::kSplit)
+      store_turned_halves<false>(static_cast<uint16_t*>(a.master) + i, bits_of(p));
+  }
+}
+
+// one_nan() of what hardly ever is none.
+LM_INLINE Wide one_nan(Wide a) {
+#if defined(__AVX512F__)
+  const auto nan = [&](int v) LM_BODY {
+    return _mm512_cmp_ps_mask((__m512)a.of[v].part[0], (__m512)a.of[v + 1].part[0], _CMP_UNORD_Q);
+  };
+  if (__builtin_expect((nan(0) | nan(2)) == 0, 1)) return a;
+#endif
+  return wide_of([&](int v) LM_BODY { return one_nan(a.of[v]); });
+}
+
+// The lines of 64 elements.
+template <class T>
+LM_INLINE void prefetch_lines(const T* array, int64_t i) {
+  each_of<sizeof(T)>([&](auto line) LM_BODY { prefetch(array, i + line * 64 / sizeof(T)); });
+}
+template <MasterForm form>
+LM_INLINE void prefetch_weights(const RuleUpdate& a, int64_t i) {
+  using Weight = std::conditional_t<form == MasterForm::kWeight, float, uint16_t>;
+  prefetch_lines(static_cast<const Weight*>(a.weight), i);
+  if constexpr (form == MasterForm::kF32) prefetch_lines(static_cast<const float*>(a.master), i);
+  if constexpr (form == MasterForm::kSplit) prefetch_lines(static_cast<const uint16_t*>(a.master), i);
+}
+
+// The updated states of a block until they are coded, which is when its largest magnitude is known.
+template <class R>
+struct BlockStates {
+  static constexpr int64_t kBlock = code_block(R::kCodes[0]), kBlocks = kCodeBlock / kBlock;
+  float value[kStateCount<R>][kCodeBlock];
+  F32 factor[kStateCount<R>][kBlocks];
+};
+
+// Updates the block that begins at element `first`, whose states go to `states`, and codes those of the block
+// before it, `previous`.
+template <class R, class G, MasterForm form, bool updates, bool codes>
+LM_INLINE void update_block(const RuleUpdate& a, const R& rule, int64_t first, BlockStates<R>& states,
+                            const BlockStates<R>& previous) {
+  constexpr int kStates = kStateCount<R>;
+  constexpr int64_t kBlock = BlockStates<R>::kBlock, kBlocks = BlockStates<R>::kBlocks;
+  const int64_t block = first / kBlock;
+  const G* gradient = static_cast<const G*>(a.gradient);
+  const F32 gradient_scale(a.gradient_scale);
+  U32 largest[kStates][kBlocks];
+  each_of<kStates>([&](auto s) LM_BODY {
+    for (U32& of_block : largest[s]) of_block = U32(0);
+  });
+  for (int64_t begin = 0; begin < kCodeBlock; begin += kWide * kLanes) {
+    const int64_t i = first + begin;
+    F32 scale[kStates];
+    Wide read[kStates], g, p;
+    WideU32 coded[kStates];
+    if constexpr (updates) {
+      prefetch_lines(gradient, i);
+      prefetch_weights<form>(a, i);
+      each_of<kStates>([&](auto s) LM_BODY {
+        scale[s] = F32(a.state[s][block + begin / kBlock]);
+        read[s] = read_codes<R::kCodes[decltype(s)::value]>(a.codes[s], i);
+      });
+      g = load_turned(gradient + i);
+      p = load_weights<form>(a, i);
+    }
+    each_of<kWide>([&](auto v) LM_BODY {
+      if constexpr (updates) {
+        F32 state[kStates];
+        each_of<kStates>([&](auto s) LM_BODY { state[s] = read[s].of[v] * scale[s]; });
+        R::update(rule, g.of[v] * gradient_scale, state, p.of[v]);
+        each_of<kStates>([&](auto s) LM_BODY {
+          keep_largest<R::kCodes[decltype(s)::value]>(largest[s][begin / kBlock], state[s]);
+          read[s].of[v] = state[s];
+        });
+      }
+      if constexpr (codes) {
+        each_of<kStates>([&](auto s) LM_BODY {
+          coded[s].of[v] = code_numbers<R::kCodes[decltype(s)::value]>(
+              load(previous.value[s] + begin + v * kLanes, Whole{}), previous.factor[s][begin / kBlock]);
+        });
+      }
+    });
+    if constexpr (updates) {
+      each_of<kStates>([&](auto s) LM_BODY {
+        keep_states<R::kCodes[decltype(s)::value]>(states.value[s] + begin, read[s]);
+      });
+      store_weights<form>(a, i, one_nan(p));
+    }
+    if constexpr (codes) {
+      each_of<kStates>([&](auto s) LM_BODY {
+        write_numbers<R::kCodes[decltype(s)::value]>(a.codes[s], i - kCodeBlock, coded[s]);
+      });
+    }
+  }
+  if constexpr (updates) {
+    each_of<kStates>([&](auto s) LM_BODY {
+      constexpr CodeMap map = R::kCodes[decltype(s)::value];
+      static_assert(code_block(map) == kBlock);
+      for (int64_t b = 0; b < kBlocks; ++b) {
+        const uint32_t bits = largest_lane(largest[s][b]);
+        const float top = bits < kInfinity ? std::bit_cast<float>(bits)
+                                           : largest_of_numbers<kBlock>(states.value[s] + b * kBlock);
+        states.factor[s][b] = F32(code_factor<map>(top));
+        a.state[s][block + b] = code_scale<map>(top);
+      }
+    });
+  }
+}
+
+// With AVX-512 a block is coded while the next one is updated: a processor that waits for the divisions and
+// roots of one has the permutations of the other to do. (Copies, so that stores through state cannot change
+// them.)
+template <class R, class G, MasterForm form>
+void update_blocks(const RuleUpdate& args, int64_t begin, int64_t end) {
+  if (begin == end) return;
+  const RuleUpdate a = args;
+  const R rule = a.rule.as<R>();
+  BlockStates<R> states[2];
+  const auto step = [&](auto updates, auto codes, int64_t block) LM_BODY {
+    update_block<R, G, form, decltype(updates)::value, decltype(codes)::value>(
+        a, rule, block * kCodeBlock, states[block % 2], states[1 - block % 2]);
+  };
+  constexpr std::true_type yes;
+  constexpr std::false_type no;
+  if constexpr (kNative == 16) {
+    step(yes, no, begin);
+    for (int64_t block = begin + 1; block < end; ++block) step(yes, yes, block);
+    step(no, yes, end);
+  } else {
+    for (int64_t block = begin; block < end; ++block) {
+      step(yes, no, block);
+      step(no, yes, block + 1);
+    }
+  }
+}
+
+// Every block, of a rule R.
+template <class R>
+void update_all_blocks(const RuleUpdate& a, StreamView stream) {
+  with_dtype("update", a.gradient_dtype, [&](auto gradient) {
+    with_form(a.form, [&](auto form) {
+      constexpr int64_t kGrain = kGrainElements / kCodeBlock;
+      parallel_for(stream.threads, a.elements / kCodeBlock, kGrain, [&](int64_t begin, int64_t end) {
+        update_blocks<R, decltype(gradient), decltype(form)::value>(a, begin, end);
+      });
+    });
+  });
+}
+
+}  // namespace
+}  // namespace lm::LM_ISA

@@ -1,0 +1,16 @@
+// Those with dynamic maps of 8 bits: apart, since the compiler puts their instructions in another order
+// (CMakeLists.txt).
+#include "kernels/coded_blocks.h"
+
+namespace lm::LM_ISA {
+
+void update_dynamic8(const RuleUpdate& a, StreamView stream) {
+  Rules::with(a.rule.id, [&](auto type) {
+    using R = typename decltype(type)::type;
+    if constexpr (kIsCoded<R>) {
+      if constexpr (kIsDynamic8<R::kCodes[0]>) update_all_blocks<R>(a, stream);
+    }
+  });
+}
+
+}  // namespace lm::LM_ISA
