@@ -141,9 +141,10 @@ LM_INLINE void write_numbers(uint8_t* codes, int64_t i, const WideU32& numbers) 
   each_of<kWide>([&](auto v) LM_BODY { write_codes<map>(codes, i + v * kLanes, numbers.of[v]); });
 }
 
+// The largest magnitude in each lane, as bits, whose order is that of the numbers: infinity and NaN are not
+// below kInfinity. A state that is coded without a sign is negative only where its scale was damaged; its
+// sign is left, and is not below kInfinity either.
 constexpr uint32_t kInfinity = 0x7F800000;
-// The largest magnitude in each lane, as bits, whose order is that of the numbers: infinity and NaN are above
-// all of them. What has a map without negatives is hardly ever one: where it is, that is above them, too.
 template <CodeMap map>
 LM_INLINE void keep_largest(U32& largest, F32 x) {
   const U32 bits = map == CodeMap::kUnsigned8 ? bits_of(x) : bits_of(magnitude(x));
@@ -158,7 +159,7 @@ LM_INLINE uint32_t largest_lane(U32 a) {
   return out;
 }
 
-// The largest magnitude of a block's states once those that are no numbers are 0.
+// The largest magnitude of a block's states, negative ones included, once those that are no numbers are 0.
 template <int64_t n>
 [[gnu::noinline]] float largest_of_numbers(float* values) {
   U32 largest(0);
@@ -234,8 +235,8 @@ struct BlockStates {
   F32 factor[kStateCount<R>][kBlocks];
 };
 
-// Updates the block that begins at element `first`, whose states go to `states`, and codes those of the block
-// before it, `previous`.
+// Where `updates`: updates the block that begins at element `first`, whose states go to `states`. Where
+// `codes`: codes those of the block before it, which are in `previous`.
 template <class R, class G, MasterForm form, bool updates, bool codes>
 LM_INLINE void update_block(const RuleUpdate& a, const R& rule, int64_t first, BlockStates<R>& states,
                             const BlockStates<R>& previous) {

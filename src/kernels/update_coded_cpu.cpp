@@ -1,4 +1,4 @@
-// Rules whose state is in codes, on the CPU.
+// Rules whose state is in codes, on the CPU (those of 8-bit dynamic maps: update_dynamic8_cpu.cpp).
 #include "kernels/coded_blocks.h"
 
 namespace lm::LM_ISA {

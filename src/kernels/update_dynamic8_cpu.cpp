@@ -1,5 +1,5 @@
-// Those with dynamic maps of 8 bits: apart, since the compiler puts their instructions in another order
-// (CMakeLists.txt).
+// Rules whose state is in codes of the dynamic maps of 8 bits, on the CPU: a source of their own, since it
+// has compiler options of its own (CMakeLists.txt).
 #include "kernels/coded_blocks.h"
 
 namespace lm::LM_ISA {
