@@ -24,12 +24,17 @@ Error usage(const std::string& what, const std::string& next) {
 }
 
 // "" unless --base names another model, whose weights are taken as they are.
-std::string take_base(const CommandLine& line, bool merge, ModelConfig& model) {
+std::string take_base(const CommandLine& line, bool merge, Config& config) {
   const std::optional<std::string> base = line.value("--base");
   if (!base) return "";
   if (!merge) throw usage("--base says what --merge adds the adapter to", "add --merge, or leave --base out");
-  model.path = *base;
-  model.quantize = Quantize::kNone;
+  if (config.lora.start == LoraStart::kLoftq)
+    throw usage(
+        "--base: with lora.start = \"loftq\" the adapter makes up for what quantising lost, which other "
+        "weights did not lose",
+        "leave --base out: it is added into the dequantised weights that it was trained on");
+  config.model.path = *base;
+  config.model.quantize = Quantize::kNone;
   return *base;
 }
 
@@ -130,7 +135,7 @@ Exit export_command(const CommandLine& line) {
   // A is formed in it.
   subject.config.model.dtype = ModelDType::kF32;
   const bool merge = line.has("--merge");
-  const std::string into = take_base(line, merge, subject.config.model);
+  const std::string into = take_base(line, merge, subject.config);
   const std::unique_ptr<Job> job = open_job(subject.config, line, PlanPurpose::kExport);
   job->chat_template = own_template(subject);
   const PlannedModel& model = job->model;

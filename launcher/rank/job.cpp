@@ -318,6 +318,15 @@ void load_base(const Job& job, const LoadSetup& setup, Rank& rank) {
   load_weights(setup, job.model.directory, rank.weights());
 }
 
+void start_adapter(const Job& job, const LoadSetup& setup, Rank& rank) {
+  const int64_t seed = job.config.run.seed;
+  if (job.config.lora.start == LoraStart::kZero) return initialise_adapter(setup, seed, rank.weights());
+  const bool drawn = job.config.model.init == ModelInit::kRandom;
+  log_line("lora.start = \"loftq\": adapters begin with what quantising lost");
+  initialise_loftq(setup, seed, {drawn ? "" : job.model.directory, job.plan.numerics.dtype},
+                   job.model.adapter->scale(), rank.weights());
+}
+
 }  // namespace
 
 void load_rank(const Job& job, Rank& rank, const std::string& trained) {
@@ -340,7 +349,7 @@ void load_rank(const Job& job, Rank& rank, const std::string& trained) {
   if (lora) {
     const std::string adapter = trained.empty() ? job.config.lora.init : trained;
     if (adapter.empty()) {
-      initialise_adapter(adapters, job.config.run.seed, rank.weights());
+      start_adapter(job, adapters, rank);
     } else {
       load_adapter_weights(adapters, adapter, rank.weights());
     }

@@ -16,6 +16,7 @@ namespace lm {
 enum class DeviceChoice : uint8_t { kAuto, kCuda, kCpu };
 enum class ModelDType : uint8_t { kBF16, kF32 };
 enum class LoraDType : uint8_t { kAuto, kBF16, kF32 };
+enum class LoraStart : uint8_t { kZero, kLoftq };
 enum class ModelInit : uint8_t { kPretrained, kRandom };
 enum class Quantize : uint8_t { kNone, kNf4, kFp4, kInt8 };
 enum class DataFormat : uint8_t { kAuto, kText, kChat, kShareGpt, kPromptCompletion, kAlpaca, kTokens };
@@ -157,6 +158,9 @@ struct LoraConfig {
   LoraDType dtype = LoraDType::kAuto;
   std::vector<std::string> targets = {"all-linear"};  // or names such as q_proj, v_proj
   bool rslora = false;
+  // Of fresh adapters of a quantised model. zero: they change nothing at first. loftq: they begin with the
+  // nearest that r allows to what quantising lost (weights/loftq.h), and hold for the quantised model alone.
+  LoraStart start = LoraStart::kZero;
   std::string init;  // a PEFT adapter or a run to continue, which decides what is not written; "" = fresh
   std::vector<std::string> written;  // keys of this table that were given a value; filled by load_config
 };

@@ -25,6 +25,7 @@ class Checks {
     data();
     schedule();
     adapter();
+    adapter_start();
     quantisation();
     types();
     offload();
@@ -141,6 +142,14 @@ class Checks {
         config_.lora.init.empty() || config_.train.method == Method::kLora, "lora.init", "train.method",
         "lora.init = " + value_text(config_.lora.init) +
             " continues an adapter, and train.method = \"full\" trains none: set train.method = \"lora\"");
+  }
+
+  void adapter_start() {
+    const bool from_loss = config_.lora.start == LoraStart::kLoftq;
+    require(
+        !from_loss || config_.model.quantize != Quantize::kNone, "lora.start", "model.quantize",
+        "lora.start = \"loftq\" begins with what quantising the model lost, and model.quantize = \"none\" "
+        "loses nothing: set train.method = \"qlora\", or leave lora.start out");
   }
 
   void quantisation() {

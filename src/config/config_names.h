@@ -33,6 +33,10 @@ struct EnumNames<LoraDType> {
       {LoraDType::kAuto, "auto"}, {LoraDType::kBF16, "bf16"}, {LoraDType::kF32, "fp32"}};
 };
 template <>
+struct EnumNames<LoraStart> {
+  static constexpr EnumName<LoraStart> kAll[] = {{LoraStart::kZero, "zero"}, {LoraStart::kLoftq, "loftq"}};
+};
+template <>
 struct EnumNames<ModelInit> {
   static constexpr EnumName<ModelInit> kAll[] = {{ModelInit::kPretrained, "pretrained"},
                                                  {ModelInit::kRandom, "random"}};

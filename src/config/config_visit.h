@@ -194,6 +194,8 @@ void visit_lora(LoraT& lora, V& v) {
   v.key("lora", "targets", lora.targets,
         {kNumerics, "\"all-linear\", or names such as q_proj, v_proj", {}, true});
   v.key("lora", "rslora", lora.rslora, {kNumerics, "scale by the square root of the rank"});
+  v.key("lora", "start", lora.start,
+        {kNumerics, "loftq: fresh adapters begin with what quantising the model lost, as far as r allows"});
   v.key("lora", "init", lora.init,
         {kNumerics, "a PEFT adapter or a run to continue, which decides what is not written; \"\" = fresh"});
 }

@@ -61,6 +61,7 @@ inline constexpr OtherName kOtherNames[] = {
     {"lora_dropout", "lora.dropout"},
     {"target_modules", "lora.targets"},
     {"use_rslora", "lora.rslora"},
+    {"init_lora_weights", "lora.start"},
     {"logging_steps", "log.every"},
     {"save_steps", "checkpoint.every"},
     {"save_every", "checkpoint.every"},

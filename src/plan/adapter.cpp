@@ -50,6 +50,7 @@ AdapterSpec continued_adapter(const NameMap& names, const LoraConfig& lora, cons
     if (asked != given.targets)
       differs("lora.targets = " + value_text(asked), "targets " + value_text(given.targets));
   }
+  if (lora.start != LoraStart::kZero) differs("lora.start = " + value_text(lora.start), "weights of its own");
   if (what.empty()) return out;
   throw Error(Exit::kConfig, {.area = "CONFIG-20",
                               .what = "the adapter of lora.init is continued as it is: " + what,

@@ -30,6 +30,7 @@ const char* method_name(const PlanInput& in, const Config& config) {
 void adapt(Config& c, Quantize quantize) {
   if (c.train.method == Method::kFull) c.lora.dtype = LoraDType::kAuto;
   c.train.method = Method::kLora, c.model.quantize = quantize;
+  if (quantize == Quantize::kNone) c.lora.start = LoraStart::kZero;
 }
 
 std::vector<Setting> methods(const PlanInput& in) {
@@ -40,7 +41,7 @@ std::vector<Setting> methods(const PlanInput& in) {
   const bool wide = fp32_adapters && in.config.model.dtype == ModelDType::kBF16;
   Setting all{.apply = [](Config& c) {
     if (has_fp32_adapters(c) && c.model.dtype == ModelDType::kBF16) c.optimizer.master = Master::kSplit;
-    c.train.method = Method::kFull, c.model.quantize = Quantize::kNone;
+    c.train.method = Method::kFull, c.model.quantize = Quantize::kNone, c.lora.start = LoraStart::kZero;
   }};
   Setting lora{.apply = [](Config& c) { adapt(c, Quantize::kNone); }};
   Setting qlora;
@@ -49,6 +50,9 @@ std::vector<Setting> methods(const PlanInput& in) {
   if (quantised) {
     all.text.emplace_back("model.quantize=none");
     lora.text.emplace_back("model.quantize=none");
+    if (in.config.lora.start != LoraStart::kZero) {
+      for (Setting* const plain : {&all, &lora}) plain->text.emplace_back("lora.start=zero");
+    }
   } else {
     qlora.text = {full ? "train.method=qlora" : "model.quantize=nf4"};
     qlora.apply = [](Config& c) { adapt(c, Quantize::kNf4); };

@@ -76,6 +76,24 @@ int64_t export_bytes(const ModelLayout& layout) {
   return adapter + 2 * tensor;
 }
 
+// What adapters that begin with what quantising lost need for it (weights/loftq.h): the largest matrix of the
+// files in fp32, and its codes.
+int64_t loftq_bytes(const ModelLayout& layout) {
+  int64_t most = 0;
+  for (const BlockLayout& block : layout.blocks) {
+    for (const TensorPlace& place : block.tensors) {
+      if (!place.encoded()) continue;
+      const size_t pieces = place.pieces.size() / place.parameter.parts.size();
+      for (size_t part = 0; part < place.parameter.parts.size(); ++part) {
+        int64_t bytes = place.parameter.parts[part].rows * place.parameter.columns * 4;
+        for (size_t i = 0; i < pieces; ++i) bytes += place.pieces[part * pieces + i].bytes;
+        most = std::max(most, bytes);
+      }
+    }
+  }
+  return most;
+}
+
 // Bytes or elements on a rank, and what of them is off the device.
 struct Share {
   int64_t all = 0;
@@ -217,6 +235,11 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   if (in.trains())
     table.host("save buffers", save_buffer_bytes(in.layout, n, p, in.config.optimizer.clip),
                "state passes through them to a checkpoint");
+  if (in.trains() && in.config.lora.start == LoraStart::kLoftq) {
+    // On a CPU this memory is the temporaries' afterwards.
+    const int64_t more = loftq_bytes(in.layout) - (cpu ? plan.arena.bytes : 0);
+    if (more > 0) table.host("start of adapters", more, "a matrix that was quantised, in fp32");
+  }
   if (in.world.ranks > 1) table.host("shared memory", kRankStagingBytes, "what this rank sends to others");
   if (in.trains() && n.two_levels())
     table.device("partial sums", partial_sum_bytes(in.device), "of a machine, for the other machines");

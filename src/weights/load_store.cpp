@@ -2,13 +2,18 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
+#include <unordered_map>
 
 #include "base/error.h"
+#include "base/philox.h"
 #include "base/staging.h"
 #include "weights/adapter_files.h"
+#include "weights/convert.h"
 #include "weights/encode.h"
 #include "weights/initialise.h"
 #include "weights/loader.h"
+#include "weights/loftq.h"
 
 namespace lm {
 namespace {
@@ -32,6 +37,24 @@ class Filling {
 
   void initialise(const Parameter& parameter, int64_t seed, uint32_t number, const LoadTarget& target) {
     if (target.encoded != nullptr) return initialise_encoded(parameter, seed, number, target);
+    by_rows(parameter, target, [&](int64_t row, int64_t rows, std::byte* here) {
+      lm::initialise(parameter, static_cast<uint64_t>(seed), number, setup_.dtype, here, row, rows,
+                     setup_.threads);
+    });
+  }
+
+  // All elements of a parameter.
+  void put(const Parameter& parameter, const std::vector<float>& values, const LoadTarget& target) {
+    by_rows(parameter, target, [&](int64_t row, int64_t rows, std::byte* here) {
+      const float* const from = values.data() + row * parameter.columns;
+      convert_elements(reinterpret_cast<const std::byte*>(from), DType::kF32, here, setup_.dtype,
+                       rows * parameter.columns);
+    });
+  }
+
+  // Calls make(row, rows, memory for them) for the target's rows, some at a time.
+  template <class Make>
+  void by_rows(const Parameter& parameter, const LoadTarget& target, const Make& make) {
     const int64_t end = target.first_row + (target.rows > 0 ? target.rows : parameter.rows);
     const int64_t row_bytes = parameter.columns * static_cast<int64_t>(dtype_size(setup_.dtype));
     const int64_t most = staging_.used() ? staging_.piece_bytes() / row_bytes : end;
@@ -40,8 +63,7 @@ class Filling {
     for (int64_t row = target.first_row; row < end; row += most) {
       const int64_t rows = std::min(most, end - row);
       std::byte* const here = staging_.used() ? staging_.next() : to;
-      lm::initialise(parameter, static_cast<uint64_t>(seed), number, setup_.dtype, here, row, rows,
-                     setup_.threads);
+      make(row, rows, here);
       if (staging_.used()) staging_.send(to, here, rows * row_bytes);
       to += rows * row_bytes;
     }
@@ -113,6 +135,44 @@ void initialise_where(const LoadSetup& setup, int64_t seed, WeightStore& store,
   filling.finish();
 }
 
+// The module that an adapter's tensor, "layers.3.q_proj.lora_A", is of.
+const LinearModule& module_of(const std::vector<LinearModule>& modules, const std::string& tensor) {
+  const std::string module = tensor.substr(0, tensor.rfind('.'));
+  const auto found = std::ranges::find(modules, module.substr(module.rfind('.') + 1), &LinearModule::name);
+  LM_CHECK(found != modules.end(), tensor);
+  return *found;
+}
+
+// The base's tensors as they are before they are quantised: of files, or drawn.
+class BaseElements {
+ public:
+  BaseElements(const ModelLayout& layout, const LoftqBase& base, int64_t seed)
+      : base_(base), seed_(static_cast<uint64_t>(seed)) {
+    if (!base.directory.empty()) files_ = std::make_unique<ModelFiles>(base.directory);
+    uint32_t number = 0;  // as initialise_where counts
+    for (const BlockLayout& block : layout.blocks) {
+      for (const TensorPlace& place : block.tensors) numbers_[&place] = ++number;
+    }
+  }
+
+  uint32_t number(const TensorPlace& place) const { return numbers_.at(&place); }
+
+  MatrixElements operator()(const TensorPlace& place, size_t part) const {
+    const ParameterPart& which = place.parameter.parts[part];
+    if (files_) return elements_of(*files_, which.name, base_.dtype);
+    return [this, &place, before = which.first * place.parameter.columns](int64_t first, int64_t n,
+                                                                          std::byte* to) {
+      initialise_elements(place.parameter, seed_, number(place), base_.dtype, to, before + first, n);
+    };
+  }
+
+ private:
+  const LoftqBase& base_;
+  uint64_t seed_;
+  std::unique_ptr<ModelFiles> files_;  // null: drawn
+  std::unordered_map<const TensorPlace*, uint32_t> numbers_;
+};
+
 }  // namespace
 
 void load_weights(const LoadSetup& setup, const std::string& directory, WeightStore& store) {
@@ -148,6 +208,37 @@ void load_adapter_weights(const LoadSetup& setup, const std::string& directory, 
 
 void initialise_adapter(const LoadSetup& setup, int64_t seed, WeightStore& store) {
   initialise_where(setup, seed, store, is_adapter);
+}
+
+void initialise_loftq(const LoadSetup& setup, int64_t seed, const LoftqBase& base, double scale,
+                      WeightStore& store) {
+  const BaseElements elements(setup.layout, base, seed);
+  const LoftqSetup with{.spec = setup.spec,
+                        .scale = scale,
+                        .dtype = base.dtype,
+                        .threads = setup.threads,
+                        .elements = std::cref(elements)};
+  const std::vector<LinearModule> modules = linear_modules(setup.spec);
+  Filling filling(setup, store);
+  for (size_t unit = 0; unit < setup.layout.blocks.size(); ++unit) {
+    const BlockLayout& block = setup.layout.blocks[unit];
+    const LoftqBlock loftq(with, block);
+    for (size_t i = 0; i < block.tensors.size(); ++i) {
+      if (block.tensors[i].parameter.kind != ParameterKind::kLoraA) continue;
+      const TensorPlace &a = block.tensors[i], &b = block.tensors[i + 1];  // a pair (spec/parameter.h)
+      const uint32_t number = elements.number(a);
+      std::vector<float> of_a(static_cast<size_t>(a.parameter.elements())),
+          of_b(static_cast<size_t>(b.parameter.elements()));
+      lm::initialise(a.parameter, static_cast<uint64_t>(seed), number, DType::kF32,
+                     reinterpret_cast<std::byte*>(of_a.data()), 0, a.parameter.rows, setup.threads);
+      loftq.start(module_of(modules, a.parameter.name),
+                  philox_key(static_cast<uint64_t>(seed), Purpose::kInit, 1, number), of_a, of_b);
+      filling.put(a.parameter, of_a, filling.target(static_cast<int64_t>(unit), a));
+      filling.put(b.parameter, of_b, filling.target(static_cast<int64_t>(unit), b));
+    }
+    filling.close();
+  }
+  filling.finish();
 }
 
 }  // namespace lm

@@ -25,5 +25,13 @@ void initialise_weights(const LoadSetup& setup, int64_t seed, WeightStore& store
 // The adapter's tensors, from a PEFT directory or fresh.
 void load_adapter_weights(const LoadSetup& setup, const std::string& directory, WeightStore& store);
 void initialise_adapter(const LoadSetup& setup, int64_t seed, WeightStore& store);
+// Fresh ones that begin with what quantising the base lost (loftq.h). The base is read and quantised once
+// more: from `directory`, or, where it is "", as initialise_weights draws it.
+struct LoftqBase {
+  std::string directory;
+  DType dtype;  // that its codes are made of
+};
+void initialise_loftq(const LoadSetup& setup, int64_t seed, const LoftqBase& base, double scale,
+                      WeightStore& store);
 
 }  // namespace lm

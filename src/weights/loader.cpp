@@ -236,6 +236,18 @@ int64_t read_chunks(std::span<const Chunk> chunks, const LoadOptions& options) {
   return reader.done();
 }
 
+MatrixElements elements_of(const ModelFiles::Tensor& tensor, DType dtype) {
+  return [tensor, dtype](int64_t first, int64_t n, std::byte* to) {
+    static thread_local std::vector<std::byte> buffer;
+    read_chunk({.tensor = tensor,
+                .offset = first * static_cast<int64_t>(dtype_size(tensor.entry->dtype)),
+                .elements = n,
+                .to = to,
+                .to_type = dtype},
+               buffer);
+  };
+}
+
 // Quantises the encoded ones, each matrix of the files by itself. Returns the bytes read.
 int64_t read_encoded(const ModelFiles& files, const std::vector<LoadItem>& items, const LoadOptions& options,
                      int64_t done) {
@@ -245,15 +257,7 @@ int64_t read_encoded(const ModelFiles& files, const std::vector<LoadItem>& items
     const std::vector<ParameterPart>& parts = item.parameter->parts;
     for (size_t p = 0; p < parts.size(); ++p) {
       const ModelFiles::Tensor tensor = *files.find(parts[p].name);
-      const MatrixElements elements = [&](int64_t first, int64_t n, std::byte* to) {
-        static thread_local std::vector<std::byte> buffer;
-        read_chunk({.tensor = tensor,
-                    .offset = first * static_cast<int64_t>(dtype_size(tensor.entry->dtype)),
-                    .elements = n,
-                    .to = to,
-                    .to_type = item.target.dtype},
-                   buffer);
-      };
+      const MatrixElements elements = elements_of(tensor, item.target.dtype);
       const auto stored = find_stored(files, parts[p].name, parts[p].rows, item.parameter->columns);
       write_encoded(*item.target.encoded, p, item.target.memory, options.staging,
                     [&](const EncodedMatrix& matrix) {
@@ -322,6 +326,10 @@ int64_t load_model(const ModelFiles& files, const ModelSpec& spec, const ModelLa
   if (spec.tied && items.front().target.memory != nullptr) check_tied_head(files, spec.names);
   const int64_t read = read_chunks(chunks_of(files, items), options);
   return read + read_encoded(files, items, options, read);
+}
+
+MatrixElements elements_of(const ModelFiles& files, const std::string& name, DType dtype) {
+  return elements_of(*files.find(name), dtype);
 }
 
 void check_model_files(const ModelFiles& files, const ModelSpec& spec) {

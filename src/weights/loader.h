@@ -10,6 +10,7 @@
 
 #include "base/staging.h"
 #include "spec/block_layout.h"
+#include "weights/encode.h"
 #include "weights/model_files.h"
 
 namespace lm {
@@ -47,6 +48,9 @@ int64_t load_adapter_tensors(const ModelFiles& files, const std::vector<LoadItem
 int64_t load_model(const ModelFiles& files, const ModelSpec& spec, const ModelLayout& layout,
                    const std::function<LoadTarget(size_t block, const TensorPlace& place)>& target,
                    const LoadOptions& options);
+
+// Of a tensor of the files, as elements of `dtype`. `files` outlives what is returned.
+MatrixElements elements_of(const ModelFiles& files, const std::string& name, DType dtype);
 
 // Compares names, shapes and types with the model without reading data; throws as load_model does.
 void check_model_files(const ModelFiles& files, const ModelSpec& spec);

@@ -130,6 +130,11 @@ def test_every_family_learns_as_on_the_cpu(works, family, method):
     expect_same_curve(*train_on_both(work, method, *(LORA if method == "lora" else [])))
 
 
+def test_adapters_that_begin_with_what_was_lost_learn_as_on_the_cpu(work):
+    """They are worked out on the host, and pass through the staging buffer on their way to the card."""
+    expect_same_curve(*train_on_both(work, "loftq", *LORA, "train.method=qlora", "lora.start=loftq"))
+
+
 def test_what_a_run_made_is_the_same_for_every_command(work):
     """Trained on the twin; evaluated, verified and exported on both."""
     lmlaunch("c.toml", "--gpus", "1", "run.dir=runs/made", *LORA, 'data.eval=["eval.jsonl"]', cwd=work)

@@ -1,0 +1,54 @@
+// Where adapters of a quantised model begin (Li et al., "LoftQ: LoRA-Fine-Tuning-Aware Quantization", one
+// step of it): with the matrix of rank r that is nearest to what quantising lost, W - Q(W). Near is what
+// changes a layer's output least: columns count by how large the layer's inputs are there. No data is needed
+// for it; the sizes follow from the norms' gains and from the matrices that make the inputs.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "spec/block_layout.h"
+#include "weights/encode.h"
+
+namespace lm {
+
+// Elements of a tensor of the files, part `part` of `place`, before it is quantised.
+using PartElements = std::function<MatrixElements(const TensorPlace& place, size_t part)>;
+
+struct LoftqSetup {
+  const ModelSpec& spec;
+  double scale = 1;  // of the adapter's output
+  DType dtype = DType::kBF16;
+  int threads = 1;
+  PartElements elements;  // of `dtype`, which codes are made of
+};
+
+// A transformer block, whose matrices are encoded. One thread calls; `setup` and `block` are the caller's and
+// outlive it.
+class LoftqBlock {
+ public:
+  LoftqBlock(const LoftqSetup& setup, const BlockLayout& block) : setup_(setup), block_(block) {}
+
+  // A module's adapter: lora_A [r, in], which comes in as a fresh one, and lora_B [out, r]. A rank that the
+  // loss has no more for stays fresh: its row of A as it was, its column of B 0. At work this holds the
+  // module's matrix once in fp32, and its codes.
+  void start(const LinearModule& module, uint64_t seed, std::span<float> a, std::span<float> b) const;
+
+  // How large the inputs of a projection's columns are, as root mean squares.
+  std::vector<float> input_sizes(Projection projection) const;
+
+ private:
+  const TensorPlace& find(ParameterKind kind, const std::string& name) const;
+  std::vector<float> gains(const char* norm) const;  // without their sign
+  // Of rows [first, first + rows) of a projection whose inputs' columns are of these sizes.
+  std::vector<float> row_sizes(Projection which, int64_t first, int64_t rows,
+                               const std::vector<float>& inputs) const;
+  // The matrix less what its codes stand for, each column times its size.
+  std::vector<float> lost(const TensorPlace& place, size_t part, const std::vector<float>& sizes) const;
+
+  const LoftqSetup& setup_;
+  const BlockLayout& block_;
+};
+
+}  // namespace lm
