@@ -35,11 +35,10 @@ class LoftqBlock {
   // module's matrix once in fp32, and its codes.
   void start(const LinearModule& module, uint64_t seed, std::span<float> a, std::span<float> b) const;
 
-  // How large the inputs of a projection's columns are, as root mean squares.
-  std::vector<float> input_sizes(Projection projection) const;
-
  private:
   const TensorPlace& find(ParameterKind kind, const std::string& name) const;
+  // How large the inputs of a projection's columns are, as root mean squares.
+  std::vector<float> input_sizes(Projection which) const;
   std::vector<float> gains(const char* norm) const;  // without their sign
   // Of rows [first, first + rows) of a projection whose inputs' columns are of these sizes.
   std::vector<float> row_sizes(Projection which, int64_t first, int64_t rows,

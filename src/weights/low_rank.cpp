@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numeric>
 
 #include "base/error.h"
 #include "base/parallel.h"
 #include "base/philox.h"
+#include "kernels/cpu_features.h"
 
 namespace lm {
 namespace {
@@ -27,12 +27,9 @@ struct Directions {
   const float* row(int64_t i) const { return values.data() + i * width; }
 };
 
-// Compiled for AVX2 as well, without fused operations: both have the same bits.
-#define LM_WIDE __attribute__((target_clones("avx2", "default")))
-
 // Row i of matrix * in, for i in [begin, end).
-LM_WIDE void multiply_rows(const float* matrix, int64_t columns, const Directions& in, Directions& out,
-                           int64_t begin, int64_t end) {
+[[gnu::always_inline]] inline void rows_of_product(const float* matrix, int64_t columns, const Directions& in,
+                                                   Directions& out, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {
     for (int64_t d = 0; d < in.width; d += kLanes) {
       float sum[kLanes] = {};
@@ -46,8 +43,9 @@ LM_WIDE void multiply_rows(const float* matrix, int64_t columns, const Direction
 }
 
 // Row j of transpose(matrix) * in, for j in [begin, end).
-LM_WIDE void multiply_columns(const float* matrix, int64_t rows, int64_t columns, const Directions& in,
-                              Directions& out, int64_t begin, int64_t end) {
+[[gnu::always_inline]] inline void columns_of_product(const float* matrix, int64_t rows, int64_t columns,
+                                                      const Directions& in, Directions& out, int64_t begin,
+                                                      int64_t end) {
   for (int64_t j = begin; j < end; ++j) std::fill(out.row(j), out.row(j) + out.width, 0.0F);
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t d = 0; d < in.width; d += kLanes) {
@@ -59,6 +57,22 @@ LM_WIDE void multiply_columns(const float* matrix, int64_t rows, int64_t columns
       }
     }
   }
+}
+
+// The same, compiled for AVX2 without fused operations: the bits are the same. (Not by target_clones, whose
+// choice is made before a thread sanitizer is ready for it.)
+#if defined(__x86_64__)
+#define LM_AVX2 [[gnu::target("avx2")]]
+#else
+#define LM_AVX2
+#endif
+LM_AVX2 void rows_of_product_avx2(const float* matrix, int64_t columns, const Directions& in, Directions& out,
+                                  int64_t begin, int64_t end) {
+  rows_of_product(matrix, columns, in, out, begin, end);
+}
+LM_AVX2 void columns_of_product_avx2(const float* matrix, int64_t rows, int64_t columns, const Directions& in,
+                                     Directions& out, int64_t begin, int64_t end) {
+  columns_of_product(matrix, rows, columns, in, out, begin, end);
 }
 
 // Symmetric [n, n] -> its eigenvalues, falling, and their vectors as columns of [n, n]; cyclic Jacobi.
@@ -174,6 +188,9 @@ LowRank low_rank(std::span<const float> matrix, int64_t rows, int64_t columns, i
   LM_CHECK(std::ssize(matrix) == rows * columns && rank > 0, "shape of a matrix");
   const int64_t width = (rank + kMore + kLanes - 1) / kLanes * kLanes;
   Directions right = drawn(columns, width, seed), left(rows, width);
+  const bool avx2 = cpu_level() != CpuLevel::kBaseline;
+  const auto multiply_rows = avx2 ? rows_of_product_avx2 : rows_of_product;
+  const auto multiply_columns = avx2 ? columns_of_product_avx2 : columns_of_product;
   const auto forth = [&] {
     parallel_for(threads, rows, 16,
                  [&](int64_t b, int64_t e) { multiply_rows(matrix.data(), columns, right, left, b, e); });

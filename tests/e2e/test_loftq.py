@@ -2,10 +2,7 @@
 the model, against themselves in other homes, and against peft once trained."""
 
 import json
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +11,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from limits import memory_counts
-from test_run import BIN, config, eval_losses, filled, lmlaunch, loss_by_transformers, losses
+from test_run import config, eval_losses, expect_resumed_bits, filled, lmlaunch, loss_by_transformers, losses
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "parity"))
@@ -141,19 +138,7 @@ def test_threads_and_ranks_begin_alike(work, trained):
 
 
 def test_a_stopped_run_goes_on_bit_for_bit(work):
-    lmlaunch(config(work, "long", **LOFTQ, train__steps=200), cwd=work)
-    toml = config(work, "stopped", **LOFTQ, train__steps=200)
-    process = subprocess.Popen([BIN / "lmlaunch", toml], cwd=work, stderr=subprocess.PIPE, text=True)
-    status = work / "runs" / "stopped" / "status.json"
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (status.exists() and json.loads(status.read_text())["step"] >= 2):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 75, stderr
-    assert len(losses(work, "stopped")) < 200
-    lmlaunch(toml, cwd=work)
-    assert losses(work, "stopped") == losses(work, "long")
+    expect_resumed_bits(work, **LOFTQ)
 
 
 def test_random_weights_lose_as_well(work):

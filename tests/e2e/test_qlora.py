@@ -2,17 +2,14 @@
 bitsandbytes makes of the model, and against itself: in every home, resumed, merged."""
 
 import json
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import bitsandbytes as bnb
 import pytest
 import torch
 from peft import PeftModel
-from test_run import BIN, config, eval_losses, filled, lmlaunch, loss_by_transformers, losses
+from test_run import config, eval_losses, expect_resumed_bits, filled, lmlaunch, loss_by_transformers, losses
 from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "parity"))
@@ -92,19 +89,7 @@ def test_other_types_learn(work, settings):
 
 
 def test_a_stopped_run_resumes_bit_for_bit(work):
-    lmlaunch(config(work, "long", **ADAPTER, train__steps=200), cwd=work)
-    toml = config(work, "stopped", **ADAPTER, train__steps=200)
-    process = subprocess.Popen([BIN / "lmlaunch", toml], cwd=work, stderr=subprocess.PIPE, text=True)
-    status = work / "runs" / "stopped" / "status.json"
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (status.exists() and json.loads(status.read_text())["step"] >= 2):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 75, stderr
-    assert len(losses(work, "stopped")) < 200
-    lmlaunch(toml, cwd=work)
-    assert losses(work, "stopped") == losses(work, "long")
+    expect_resumed_bits(work, **ADAPTER)
 
 
 def test_the_merged_export_is_what_was_trained_or_goes_into_the_original(work, qlora):

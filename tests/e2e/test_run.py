@@ -75,6 +75,23 @@ def eval_losses(work, name):
     return [r["eval_loss"] for r in rows(work, name) if "eval_loss" in r]
 
 
+def expect_resumed_bits(work, **changes):
+    """A run of 200 steps that is stopped on its way goes on as if it had not been."""
+    lmlaunch(config(work, "long", **changes, train__steps=200), cwd=work)
+    toml = config(work, "stopped", **changes, train__steps=200)
+    process = subprocess.Popen([BIN / "lmlaunch", toml], cwd=work, stderr=subprocess.PIPE, text=True)
+    status = work / "runs" / "stopped" / "status.json"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (status.exists() and json.loads(status.read_text())["step"] >= 2):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 75, stderr
+    assert len(losses(work, "stopped")) < 200
+    lmlaunch(toml, cwd=work)
+    assert losses(work, "stopped") == losses(work, "long")
+
+
 def loss_by_transformers(model, work):
     model.eval()
     nll, targets = 0.0, 0
