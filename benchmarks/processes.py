@@ -34,7 +34,8 @@ class Side:
             sys.exit(f"{self.command[0]} ended with {self.process.returncode}")
 
     def median(self, key, warm):
-        return statistics.median(row[key] for row in self.rows[warm:])
+        """Of the steps after `warm`, or of the last one where there are no more."""
+        return statistics.median(row[key] for row in self.rows[min(warm, len(self.rows) - 1):])
 
     def peak(self):
         return self.rows[-1]["peak_rss"]
