@@ -46,6 +46,10 @@ target_link_libraries(lm_test_main PUBLIC GTest::gtest)
 # Tests without LibTorch and NCCL: a thread sanitizer does not know what their threads do.
 add_custom_target(torch_free_tests)
 
+# Of every test's environment: OpenMP threads that spin for each other on a machine with other work on it take ten times as long.
+# (OMP_WAIT_POLICY would not reach the programs that lmlaunch starts: it drops what may change results.)
+set(LM_SLEEPING_THREADS GOMP_SPINCOUNT=0)
+
 # lm_test(name [LONG] SOURCES a_test.cpp ... DEPENDS lm_base ...): one executable, one ctest entry of that name. LONG:
 # only `./dev test --full` runs it.
 function(lm_test name)
@@ -53,8 +57,7 @@ function(lm_test name)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE lm_flags ${ARG_DEPENDS} lm_test_main)
   add_test(NAME ${name} COMMAND ${name})
-  # OpenMP threads that spin for each other on a machine with other work on it take ten times as long.
-  set(environment OMP_WAIT_POLICY=PASSIVE)
+  set(environment ${LM_SLEEPING_THREADS})
   if(LM_SANITIZE MATCHES thread)
     # Tests fork; their children have threads of their own.
     list(APPEND environment TSAN_OPTIONS=die_after_fork=0)
@@ -121,12 +124,13 @@ function(lm_gpu_program name)
 endfunction()
 
 # lm_python_test(name [LONG] [THREADS n] COMMAND args...): a ctest entry that runs LM_PYTHON with args. pytest, and scripts of
-# their own, end with 77 when something was skipped (tests/conftest.py).
+# their own, end with 77 when something was skipped (tests/conftest.py). pytest runs where torch is imported already, if it can.
 function(lm_python_test name)
   cmake_parse_arguments(ARG "LONG" "THREADS" "COMMAND" ${ARGN})
-  add_test(NAME ${name} COMMAND ${LM_PYTHON} ${ARG_COMMAND} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  string(REGEX REPLACE "^-m;pytest;" "tests/support/warm_pytest.py;" command "${ARG_COMMAND}")
+  add_test(NAME ${name} COMMAND ${LM_PYTHON} ${command} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${LM_TEST_SECONDS} SKIP_RETURN_CODE 77
-    ENVIRONMENT "LM_SANITIZE=${LM_SANITIZE};LM_BIN=${CMAKE_RUNTIME_OUTPUT_DIRECTORY};LMLAUNCH_PYTHON=${LM_PYTHON};PYTHONDONTWRITEBYTECODE=1")
+    ENVIRONMENT "${LM_SLEEPING_THREADS};LM_SANITIZE=${LM_SANITIZE};LM_BIN=${CMAKE_RUNTIME_OUTPUT_DIRECTORY};LMLAUNCH_PYTHON=${LM_PYTHON};PYTHONDONTWRITEBYTECODE=1")
   if(ARG_THREADS)
     set_tests_properties(${name} PROPERTIES PROCESSORS ${ARG_THREADS})
   endif()

@@ -33,7 +33,7 @@ function(lm_fault_test name)
   set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT GTEST_FILTER=${ARG_SHORT})
   add_test(NAME faults_${name} COMMAND ${name})
   set_tests_properties(faults_${name} PROPERTIES TIMEOUT 1800 SKIP_RETURN_CODE 77
-    ENVIRONMENT "OMP_WAIT_POLICY=PASSIVE;GTEST_FILTER=${ARG_FULL}")
+    ENVIRONMENT "${LM_SLEEPING_THREADS};GTEST_FILTER=${ARG_FULL}")
   lm_reliability_rows(${name} SHORT)
   lm_reliability_rows(faults_${name} FULL)
 endfunction()
@@ -50,5 +50,5 @@ set_tests_properties(training_faults_test faults_training_faults_test PROPERTIES
 # A thousand flips and a thousand stale chunks, on disks and in host memory, of which offload_faults_test (tests/train) has some.
 add_test(NAME faults_flips_in_homes COMMAND offload_faults_test)
 set_tests_properties(faults_flips_in_homes PROPERTIES TIMEOUT 1800 SKIP_RETURN_CODE 77 PROCESSORS 2
-  ENVIRONMENT "OMP_WAIT_POLICY=PASSIVE;GTEST_FILTER=*OneThousand*;GTEST_ALSO_RUN_DISABLED_TESTS=1")
+  ENVIRONMENT "${LM_SLEEPING_THREADS};GTEST_FILTER=*OneThousand*;GTEST_ALSO_RUN_DISABLED_TESTS=1")
 lm_reliability_rows(faults_flips_in_homes FULL)

@@ -192,7 +192,7 @@ def run_item(item, bin_directory, twin, deadline, alone=True):
         return Row(item.title, f"NOT RUN: no {item.words[0]} in {bin_directory}")
     allowed, begin = min(left, item.budget_s * (TWIN_FACTOR if twin else 1)), time.monotonic()
     # Threads that spin while they wait take the cores from the programs beside them.
-    environment = item.environment | ({} if alone else {"OMP_WAIT_POLICY": "PASSIVE"})
+    environment = item.environment | ({} if alone else {"GOMP_SPINCOUNT": "0"})
     print(f"== {item.title}" + ("" if alone else " begins") + "\n", end="", flush=True)
     status, lines = stream(command, allowed, environment, show=alone)
     seconds = time.monotonic() - begin

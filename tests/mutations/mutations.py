@@ -131,7 +131,7 @@ class Copy:
         self.root, self.build, self.jobs = directory, directory / "build", jobs
         self.python = self.cached["LM_PYTHON"]
         self.environment = {**os.environ, "CCACHE_BASEDIR": str(self.root), "CCACHE_NOHASHDIR": "1",
-                            "CCACHE_SLOPPINESS": "pch_defines,time_macros", "OMP_WAIT_POLICY": "PASSIVE",
+                            "CCACHE_SLOPPINESS": "pch_defines,time_macros", "GOMP_SPINCOUNT": "0",
                             "PATH": f"{Path(self.python).parent}:{os.environ['PATH']}"}
         self.copy_sources()
         options = [f"-D{name}={self.cached[name]}" for name in self.cached
