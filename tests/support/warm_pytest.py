@@ -20,6 +20,7 @@ import signal
 import socket
 import struct
 import sys
+import traceback
 
 LENGTH = struct.Struct("<I")
 STREAMS = (0, 1, 2)
@@ -82,6 +83,8 @@ def run_child(streams, request):
     try:
         code = run_here(request["arguments"])
         atexit._run_exitfuncs()
+    except BaseException:
+        traceback.print_exc()  # nobody else would say it
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -155,14 +158,14 @@ def main():
         for module in arguments[2:]:
             importlib.import_module(module)
         server.run()
-    path = os.environ.pop("LM_WARM_PYTEST", None)
-    try:
-        code = ask(path, arguments) if path else run_here(arguments)
-    except (FileNotFoundError, ConnectionRefusedError):  # it has ended
-        code = run_here(arguments)
-    except ConnectionError:
-        sys.exit("warm_pytest.py: the server ended before the tests did")
-    sys.exit(code)
+    if path := os.environ.pop("LM_WARM_PYTEST", None):
+        try:
+            sys.exit(ask(path, arguments))
+        except (FileNotFoundError, ConnectionRefusedError):
+            pass  # it has ended
+        except ConnectionError:
+            sys.exit("warm_pytest.py: the server ended before the tests did")
+    sys.exit(run_here(arguments))
 
 
 if __name__ == "__main__":
