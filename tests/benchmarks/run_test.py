@@ -99,6 +99,15 @@ def test_a_short_run_on_an_unknown_kind_of_machine_names_what_it_misses(runner, 
     assert runner({"c.py": SLOW}) == 1
 
 
+def test_a_short_run_names_what_it_has_no_time_for_where_nothing_is_judged(runner, monkeypatch, capfd):
+    assert runner({"a.py": GOOD, "b.py": SLOW}, "--short", "--minutes", "0") == 1
+    assert "NOT RUN" not in capfd.readouterr().out
+    monkeypatch.setattr(run, "kind_is_known", lambda: False)
+    assert runner({"c.py": GOOD, "d.py": CRASHES, "e.py": GOOD}, "--short", "--minutes", "0") == 0
+    assert "NOT RUN, as 0 minutes were over: d.py, e.py\n" in capfd.readouterr().out
+    assert runner({"f.py": GOOD, "g.py": CRASHES}, "--short", "--minutes", "1") == 1
+
+
 def test_the_kind_of_a_machine_is_known_by_its_results(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "RESULTS", tmp_path)
     assert not run.kind_is_known()
