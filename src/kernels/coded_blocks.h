@@ -4,66 +4,10 @@
 
 #include <bit>
 
-#include "kernels/code_formula.h"
-#include "kernels/code_lanes.h"
-#include "kernels/turned_lanes.h"
-#include "kernels/update_range.h"
+#include "kernels/code8_lanes.h"
 
 namespace lm::LM_ISA {
 namespace {
-
-template <CodeMap map>
-inline constexpr auto kTable = make_table<map>();
-
-#if defined(__AVX512F__)
-// Bytes in memory's order to that in which they part into four turned vectors, and back.
-LM_INLINE __m512i turned_bytes(const uint8_t* from) {
-  return _mm512_maskz_permutexvar_epi64(0xFF, _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7),
-                                        _mm512_loadu_si512(from));
-}
-LM_INLINE void store_turned_bytes(uint8_t* to, __m512i a) {
-  _mm512_storeu_si512(to, _mm512_maskz_permutexvar_epi64(0xFF, _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), a));
-}
-
-// The bytes of values, byte by byte.
-struct ByteTable {
-  alignas(64) uint8_t byte[4][256] = {};
-};
-constexpr ByteTable make_byte_table(const float* values, size_t n) {
-  ByteTable out;
-  for (size_t i = 0; i < n; ++i) {
-    const auto bits = std::bit_cast<uint32_t>(values[i]);
-    for (int b = 0; b < 4; ++b) out.byte[b][i] = static_cast<uint8_t>(bits >> (8 * b));
-  }
-  return out;
-}
-
-// One byte of entries `at` % 128 from `entry` on.
-LM_INLINE __m512i look_up_bytes(const uint8_t* entry, __m512i at) {
-  return _mm512_permutex2var_epi8(_mm512_load_si512(entry), at, _mm512_load_si512(entry + 64));
-}
-// The values of 64 codes, byte by byte.
-template <CodeMap map>
-LM_INLINE void look_up_values(__m512i codes, __m512i (&byte)[4]) {
-  if constexpr (map == CodeMap::kSigned8) {
-    // Their sizes and their signs: half of the permutations. Size 128, that of 1, is entry 0.
-    static constexpr ByteTable kSizes = make_byte_table(kTable<map>.value + 127, 128);
-    const __m512i number = _mm512_sub_epi8(codes, _mm512_set1_epi8(127));
-    const __m512i size = _mm512_maskz_abs_epi8(~__mmask64{0}, number);
-    const __mmask64 negative = _mm512_movepi8_mask(number), one = _mm512_movepi8_mask(size);
-    each_of<4>([&](auto b) LM_BODY { byte[b] = look_up_bytes(kSizes.byte[b], size); });
-    byte[3] = _mm512_mask_add_epi8(byte[3], negative, byte[3], _mm512_set1_epi8(-128));
-    byte[3] = _mm512_mask_mov_epi8(byte[3], one, _mm512_set1_epi8(0x3F));
-    byte[2] = _mm512_mask_mov_epi8(byte[2], one, _mm512_set1_epi8(-128));
-  } else {
-    static constexpr ByteTable kBytes = make_byte_table(kTable<map>.value, 256);
-    each_of<4>([&](auto b) LM_BODY {
-      byte[b] = _mm512_mask_blend_epi8(_mm512_movepi8_mask(codes), look_up_bytes(kBytes.byte[b], codes),
-                                       look_up_bytes(kBytes.byte[b] + 128, codes));
-    });
-  }
-}
-#endif
 
 // The values of 64 codes from element i on, turned.
 template <CodeMap map>
@@ -73,15 +17,7 @@ LM_INLINE Wide read_codes(const uint8_t* codes, int64_t i) {
     return turned(
         wide_of([&](int v) LM_BODY { return look_up(values, load_halves(codes + (i + v * kLanes) / 2)); }));
   } else {
-#if defined(__AVX512F__)
-    __m512i byte[4];
-    look_up_values<map>(turned_bytes(codes + i), byte);
-    return parted({_mm512_unpacklo_epi8(byte[0], byte[1]), _mm512_unpackhi_epi8(byte[0], byte[1])},
-                  {_mm512_unpacklo_epi8(byte[2], byte[3]), _mm512_unpackhi_epi8(byte[2], byte[3])});
-#else
-    return wide_of([&](int v)
-                       LM_BODY { return look_up<256>(kTable<map>.value, load_u8(codes + i + v * kLanes)); });
-#endif
+    return values_of_64<map>(codes + i);
   }
 }
 template <CodeMap map>
@@ -93,12 +29,10 @@ LM_INLINE void write_codes(uint8_t* codes, int64_t i, U32 numbers) {
   }
 }
 
-// States until they are coded: as they are where the codes are joined from turned vectors, else in order.
-template <CodeMap map>
-constexpr bool kJoinsTurned = kNative == 16 && kIsDynamic8<map>;
+// States until they are coded: turned where codes are joined from turned vectors, else in order.
 template <CodeMap map>
 LM_INLINE void keep_states(float* to, Wide states) {
-  store(to, kJoinsTurned<map> ? states : in_order(states), Whole4{});
+  store(to, kJoinsCodes<map> ? states : in_order(states), Whole4{});
 }
 
 // The numbers of states' codes until they are stored, all 64 at once: codes, or what joining them makes
@@ -106,39 +40,20 @@ LM_INLINE void keep_states(float* to, Wide states) {
 template <CodeMap map>
 LM_INLINE U32 code_numbers(F32 states, F32 factor) {
   const F32 x = over_scale<map>(states, factor);
-#if defined(__AVX512F__)
-  if constexpr (kJoinsTurned<map>) {
-    // nearest_code(), but for its last lines: joining 32-bit numbers to bytes clamps them.
-    F32 of = code_number(kTable<map>, map == CodeMap::kUnsigned8 ? x : magnitude(x));
-    if constexpr (map == CodeMap::kSigned8) of = float_of(bits_of(of) | (bits_of(x) & U32(0x80000000)));
-    U32 r;
-    r.part[0] = (NativeU32)_mm512_maskz_cvtps_epi32(0xFFFF, (__m512)of.part[0]);
-    return r;
+  if constexpr (kJoinsCodes<map>) {
+    return joinable_numbers<map>(x);
+  } else {
+    return nearest_code<map>(kTable<map>, x);
   }
-#endif
-  return nearest_code<map>(kTable<map>, x);
 }
 // To element i and those behind.
 template <CodeMap map>
 LM_INLINE void write_numbers(uint8_t* codes, int64_t i, const WideU32& numbers) {
-#if defined(__AVX512F__)
-  if constexpr (kJoinsTurned<map>) {
-    const auto number = [&](int v) LM_BODY { return (__m512i)numbers.of[v].part[0]; };
-    __m512i bytes;
-    if constexpr (map == CodeMap::kSigned8) {
-      // From -128 to 127 for codes from 0 to 255: 1 has no negative.
-      const __m512i one = _mm512_set1_epi16(1);
-      bytes = _mm512_packs_epi16(_mm512_sub_epi16(_mm512_packs_epi32(number(0), number(1)), one),
-                                 _mm512_sub_epi16(_mm512_packs_epi32(number(2), number(3)), one));
-      bytes = _mm512_xor_si512(bytes, _mm512_set1_epi8(-128));
-    } else {
-      bytes = _mm512_packus_epi16(_mm512_packus_epi32(number(0), number(1)),
-                                  _mm512_packus_epi32(number(2), number(3)));
-    }
-    return store_turned_bytes(codes + i, bytes);
+  if constexpr (kJoinsCodes<map>) {
+    join_numbers<map>(codes + i, numbers);
+  } else {
+    each_of<kWide>([&](auto v) LM_BODY { write_codes<map>(codes, i + v * kLanes, numbers.of[v]); });
   }
-#endif
-  each_of<kWide>([&](auto v) LM_BODY { write_codes<map>(codes, i + v * kLanes, numbers.of[v]); });
 }
 
 // The largest magnitude in each lane, as bits, whose order is that of the numbers: infinity and NaN are not
