@@ -201,7 +201,7 @@ def main():
         print(f"NOT JUDGED: no full run on this kind of machine ({machine()['cpu']}) is kept. Targets of others that it misses:")
         print("\n".join(missed_line(row["benchmark"], row) for row in rows if measured(row) and not row["met"]) or "none")
     if late:
-        print(f"NOT RUN, as {options.minutes:g} minutes were over: {', '.join(late)}")
+        print(f"NOT RUN, for want of time: {', '.join(late)}")
     wrong = list(faults(outcomes, options.impossible, judged))
     for line in wrong:
         print(line)

@@ -103,8 +103,8 @@ def test_a_short_run_names_what_it_has_no_time_for_where_nothing_is_judged(runne
     assert runner({"a.py": GOOD, "b.py": SLOW}, "--short", "--minutes", "0") == 1
     assert "NOT RUN" not in capfd.readouterr().out
     monkeypatch.setattr(run, "kind_is_known", lambda: False)
-    assert runner({"c.py": GOOD, "d.py": CRASHES, "e.py": GOOD}, "--short", "--minutes", "0") == 0
-    assert "NOT RUN, as 0 minutes were over: d.py, e.py\n" in capfd.readouterr().out
+    assert runner({"c.py": GOOD, "d.py": CRASHES, "e.py": GOOD}, "--short", "--minutes", "-3") == 0
+    assert "NOT RUN, for want of time: d.py, e.py\n" in capfd.readouterr().out
     assert runner({"f.py": GOOD, "g.py": CRASHES}, "--short", "--minutes", "1") == 1
 
 
