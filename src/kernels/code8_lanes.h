@@ -109,7 +109,7 @@ LM_INLINE void join_numbers(uint8_t* codes, const WideU32& numbers) {
 }
 
 #elif defined(__AVX2__)
-// Single loads, of which a processor ends two or three in a cycle: a gather of eight takes up to twenty.
+// Single loads, of which a Zen 3 ends two in a cycle: its gather of eight takes ten.
 template <CodeMap map>
 LM_INLINE Wide values_of_64(const uint8_t* codes) {
   const float* const value = kTable<map>.value;
@@ -125,13 +125,13 @@ LM_INLINE Wide values_of_64(const uint8_t* codes) {
   });
 }
 
-// The pieces of CodeTable above that of 0: eight, which is what a register permutes. Piece 1 + g is looked
-// for at g % 8 = guess() of a number of it or at the one before.
+// The pieces of CodeTable without that of 0: eight, as many as a register has lanes. Lane g has piece 1 + g.
+// guess(size) % 8 is the lane of the size's piece or the lane before it.
 template <CodeMap map>
 struct PieceLanes {
-  // Numbers' bits times this, over 2^32, grow by 1 from one piece to the next: the exponent and the digits
-  // behind it are nearly the logarithm. Of the factors for which guess() is right, one with which the first
-  // piece's is 0 % 8.
+  // A number's bits, its exponent and the digits behind it, are nearly a logarithm, so that times a constant
+  // they grow by about 1 from one decade to the next. These are constants with which guess() is never off by
+  // more, and with which the first piece has lane 0; the constructor checks both.
   static constexpr uint32_t kFactor = map == CodeMap::kSigned8 ? 156 : 157;
   static constexpr uint32_t guess(float size) {
     return ((std::bit_cast<uint32_t>(size) >> 16) * kFactor) >> 16;
