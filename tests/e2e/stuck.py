@@ -12,6 +12,8 @@ import pytest
 
 CONT, SEIZE, INTERRUPT = 7, 0x4206, 0x4207
 WALL = 0x40000000
+FUTEX, WAIT, PRIVATE = "202", 0, 128  # of x86-64
+PATIENCE = 0.3  # seconds that nobody waits for a lock whose owner runs
 
 
 def sleeps(pid):
@@ -33,12 +35,25 @@ def watched(pid):
     return before is None
 
 
+def waits_for_locks(pid):
+    """The other threads of a process that wait for a lock, each with the lock's address."""
+    waits = set()
+    for task in Path("/proc").glob(f"{pid}/task/*"):
+        with contextlib.suppress(OSError):  # it has ended
+            call = (task / "syscall").read_text().split()
+            # glibc's way to wait for a lock, which is 2 while anybody does; conditions wait by another operation.
+            if task.name != str(pid) and call[0] == FUTEX and int(call[2], 16) & ~PRIVATE == WAIT and int(call[3], 16) == 2:
+                waits.add((task.name, call[1]))
+    return waits
+
+
 class Stuck:
     """Holds the main thread of a process, somewhere else every `again` seconds: between two lists of operations nobody watches it.
     The thread that makes this has to reap it, too."""
 
     def __init__(self, pid, again=15):
         self.pid, self.again = pid, again
+        self.waits = {}  # who waits for which lock, since when
         self.ask(SEIZE)
         self.hold()
 
@@ -55,18 +70,31 @@ class Stuck:
             self.ask(INTERRUPT)
             os.waitpid(self.pid, WALL)  # it is held
             self.since = time.monotonic()
-            if watched(self.pid):
+            if watched(self.pid) and not self.keeps_a_lock(2 * PATIENCE):
                 return
             self.ask(CONT)
             time.sleep(0.02)
         raise AssertionError(f"process {self.pid} has been held 20 times where its other threads need it")
 
+    def keeps_a_lock(self, seconds=0.0):
+        """Whether another thread has waited for the same lock for too long. Looks at them for so many seconds, or once."""
+        until = time.monotonic() + seconds
+        while True:
+            now = time.monotonic()
+            self.waits = {wait: self.waits.get(wait, now) for wait in waits_for_locks(self.pid)}
+            if any(now - since > PATIENCE for since in self.waits.values()):
+                return True
+            if now >= until:
+                return False
+            time.sleep(0.02)
+
     def has_ended(self):
-        """Before its parent learns of its end this one has to."""
-        if time.monotonic() - self.since > self.again:
-            self.ask(CONT)
-            time.sleep(0.05)
-            self.hold()
+        """Before its parent learns of its end this one has to. To be called again and again: one of its threads may come to a lock late."""
+        with contextlib.suppress(ProcessLookupError):  # it is about to have
+            if time.monotonic() - self.since > self.again or self.keeps_a_lock():
+                self.ask(CONT)
+                time.sleep(0.05)
+                self.hold()
         try:
             ended, status = os.waitpid(self.pid, os.WNOHANG | WALL)
         except ChildProcessError:

@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 
 import pytest
@@ -26,6 +27,29 @@ HOST = re.escape(socket.gethostname())
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
     return filled(tmp_path_factory.mktemp("gpus"), layers=5)
+
+
+KEEPS_A_LOCK = """
+import ctypes, threading, time
+libc = ctypes.CDLL(None)
+lock = ctypes.create_string_buffer(64)
+libc.pthread_mutex_lock(lock)
+threading.Thread(target=libc.pthread_mutex_lock, args=[lock], daemon=True).start()
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+def test_no_thread_is_held_where_it_keeps_a_lock_that_others_want():
+    """Else the emulated GPU stands still as well as the host, whose locks it takes, and is rightly blamed."""
+    process = subprocess.Popen([sys.executable, "-c", KEEPS_A_LOCK], stdout=subprocess.PIPE, text=True)
+    try:
+        process.stdout.readline()
+        with pytest.raises(AssertionError, match="where its other threads need it"):
+            Stuck(process.pid)
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def running(work, name, gpus, **variables):
