@@ -18,8 +18,10 @@ import mpi  # noqa: E402
 pytestmark = pytest.mark.skipif(not shutil.which("mpirun"), reason="no Open MPI (openmpi-bin)")
 RANKS = 2
 SHORT = ["train.eval_every=0", 'optimizer.schedule="cosine"', "zero.stage=2", "train.global_batch=4"]
-# Longer than the half minute until the signal; at the quick rates of short runs so many steps diverge on some CPUs.
-LONGER = [*SHORT, "train.steps=12000", "checkpoint.every=2000", "optimizer.lr=1e-3"]
+SLOWLY = [*SHORT, "optimizer.lr=1e-3"]  # at the quick rates of short runs so many steps diverge on some CPUs
+# Longer than Slurm takes to make place for another job, and than the half minute until its signal.
+LONGER = [*SLOWLY, "train.steps=4000", "checkpoint.every=1000"]
+LONGEST = [*SLOWLY, "train.steps=12000", "checkpoint.every=2000"]
 
 
 @pytest.fixture(scope="module")
@@ -27,15 +29,15 @@ def work(tmp_path_factory, slurm):  # noqa: F811
     return make_work(tmp_path_factory.mktemp("jobs"))
 
 
-def undisturbed(work, arguments):
-    run = Run(work, "undisturbed", "full", "resident", *arguments)
+def undisturbed(work, arguments, name="undisturbed"):
+    run = Run(work, name, "full", "resident", *arguments)
     run.finish("--ranks", str(RANKS))
     return run.result()
 
 
 @pytest.fixture(scope="module")
 def longer(work):
-    return undisturbed(work, LONGER)
+    return undisturbed(work, LONGER, "undisturbed_longer")
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +82,8 @@ def test_srun_without_pmix_is_refused(slurm, work):  # noqa: F811
     assert not run.directory.exists()
 
 
-def test_a_job_at_its_time_limit_saves_and_goes_on_after_its_requeue(slurm, work, longer, report):  # noqa: F811
-    run = Run(work, "limit", "full", "resident", *LONGER)
+def test_a_job_at_its_time_limit_saves_and_goes_on_after_its_requeue(slurm, work, report):  # noqa: F811
+    run = Run(work, "limit", "full", "resident", *LONGEST)
     job, output = submit(slurm, run, "--time=2", "--signal=USR1@105")
     eventually("the job in the queue again", 100, lambda: queued_again(slurm, job, 1))
     first = output.read_text()
@@ -96,7 +98,7 @@ def test_a_job_at_its_time_limit_saves_and_goes_on_after_its_requeue(slurm, work
             start_soon(slurm, job)
             eventually("the next start", 60, lambda: run.done() or "JobState=RUNNING" in slurm("scontrol", "show", "job", job))
     run.wait_until_free()
-    assert run.result() == longer and not run.leftovers()
+    assert run.result() == undisturbed(work, LONGEST, "undisturbed_longest") and not run.leftovers()
     report.count("time limit: 75, SLURM_RESTART_COUNT=1 goes on, equal bits", tries=1)
 
 
