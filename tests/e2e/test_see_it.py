@@ -174,7 +174,7 @@ def seconds_of(text):
 
 
 def test_the_time_left_of_a_resumed_run_is_that_of_its_own_steps(work):
-    """The first thousand steps are done, and take the second process no time: with them a step would seem to take a fifteenth."""
+    """The first thousand steps took the second process no time: counted in, they would make a step seem fifteen times as fast."""
     config(work, "eta", train__steps=30000, train__global_batch=2, train__micro_batch=2, checkpoint__every=500, log__every=1000)
     interrupt(work, "eta", 1000, kill)
     _, said = interrupt(work, "eta", rows(work, "eta")[-1]["step"] + 100, lambda process: process.terminate(), "log.every=10")

@@ -39,7 +39,7 @@ from rows import Row  # noqa: E402
 LIMITS = ["-rss_limit_mb=512", "-timeout=5", "-max_len=65536"]
 SLICE_SECONDS = 120  # of a long run; what a slice has done is kept
 PATIENCE = "-timeout=60"  # at the lowest priority what takes milliseconds may take seconds
-QUICK = 1  # seconds; an input that is run alone is no finding of too much time within them
+QUICK = 1  # seconds within which an input that is run alone has not taken too long
 SHORT_INPUTS = "-max_len=512"  # of every other slice: most mistakes need few bytes, and short inputs are several times as many
 LEAST_COVERAGE = 0.9
 FAILURE = "a hostile file"
@@ -134,14 +134,16 @@ class Fuzzer:
         return Run(int(count[1]) if count else 0, time.monotonic() - start, finding, output)
 
     def in_time(self, parser, path, environment):
-        """Limits of time are the wall clock's: of a machine that stood still, or had too much to do, they are no finding. An input that
-        is quick when it is run again goes."""
-        start = time.monotonic()
-        ended = subprocess.run([self.program(parser), path], env={**self.environment, **environment}, capture_output=True).returncode
-        quick = ended == 0 and time.monotonic() - start < QUICK
-        if quick:
-            os.remove(path)
-        return quick
+        """Limits of time are the wall clock's: of a machine that stood still, or had too much to do, they are no finding. The input is
+        run again, alone; if it is quick then, it is deleted."""
+        try:
+            again = subprocess.run([self.program(parser), path], env={**self.environment, **environment}, capture_output=True, timeout=QUICK)
+        except subprocess.TimeoutExpired:
+            return False
+        if again.returncode != 0:
+            return False
+        os.remove(path)
+        return True
 
     def corpus(self, parsers):
         """Also shows that no parser is without one."""
