@@ -15,8 +15,8 @@ bool word_character(char c) {
 
 // Walks the text as a TOML lexer would (strings and comments skipped) and finds what the parser must not see:
 // nesting that drives its recursion too deep (brackets, or dots in one key; toml++ overflows the stack at 256
-// under a sanitizer), and characters outside of ASCII where TOML has none (toml++ 3.3 then runs into code
-// that it has declared unreachable).
+// under a sanitizer), and characters outside of ASCII where TOML has none (toml++ 3.3 takes some for white
+// space).
 class TextScan {
  public:
   explicit TextScan(std::string_view text) : text_(text), at_(text.starts_with("\xEF\xBB\xBF") ? 3 : 0) {}

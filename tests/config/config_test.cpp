@@ -407,6 +407,11 @@ TEST(Config, HostileTextIsRefusedBeforeItIsParsed) {
              "a character that is not ASCII, outside of a string at c.toml:2:5");
   EXPECT_HAS(failure("x = \"\"\"a\"\"\"\"\ny = \xc3\xa9\n"), "c.toml:2:5");
   EXPECT_EQ(failure("\xEF\xBB\xBF" + std::string(kLeast) + "# \xc3\xa9\n[run]\ndir = \"\xc3\xa9\"\n"), "");
+  // Where toml++ looks for white space: in a string that goes on in the next line, and to the end of a
+  // number.
+  EXPECT_EQ(failure(std::string(kLeast) + "[run]\ndir = \"\"\"\\\n \xc2\xa7\"\"\"\n"), "");
+  EXPECT_HAS(failure("x = 1979-05-2T077:\"\xcb\xa5"), "c.toml:1:");
+  EXPECT_HAS(failure("x = 1[\"\xcb\xa5"), "c.toml:1:");
   // A string that looks deep is not.
   EXPECT_EQ(failure(std::string(kLeast) + "[run]\ndir = \"" + std::string(100, '[') + std::string(100, '.') +
                     "\"\n"),
