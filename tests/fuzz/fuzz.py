@@ -20,6 +20,7 @@ there is no clang here (with CI in the environment that is an error)."""
 import argparse
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -42,7 +43,7 @@ PATIENCE = "-timeout=60"  # at the lowest priority what takes milliseconds may t
 QUICK = 1  # seconds within which an input that is run alone has not taken too long
 # Choosing inputs by how rare their paths are takes up to half of the time where a parser has thousands of paths.
 ALIKE = "-entropic=0"
-SHORT_INPUTS = "-max_len=512"  # of every other slice: most mistakes need few bytes, and short inputs are several times as many
+LENGTHS = [65536, 512, 128]  # of the slices in turn: most mistakes need few bytes, and short inputs are several times as many
 LEAST_COVERAGE = 0.9
 FAILURE = "a hostile file"
 # A small quarantine leaves most of the memory limit to the parser.
@@ -190,11 +191,10 @@ class Fuzzer:
             grown = self.build / "corpus" / parser.name
             grown.mkdir(parents=True, exist_ok=True)
             end = time.monotonic() + 60 * minutes
-            slices = 0
+            lengths = itertools.cycle(LENGTHS)
             while row["executions"] < runs and (left := end - time.monotonic()) > 1 and not row["findings"]:
-                slices += 1
                 run = self.run(parser, [f"-runs={runs - row['executions']}", f"-max_total_time={min(SLICE_SECONDS, int(left))}",
-                                        PATIENCE, ALIKE, *([SHORT_INPUTS] if slices % 2 == 0 else []), grown, parser.inputs()], nice=19)
+                                        PATIENCE, ALIKE, f"-max_len={next(lengths)}", grown, parser.inputs()], nice=19)
                 row["executions"] += run.executions
                 row["seconds"] = round(row["seconds"] + run.seconds)
                 if run.finding:
