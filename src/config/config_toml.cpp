@@ -48,6 +48,13 @@ const std::vector<KeyText>& known_keys() {
   return keys;
 }
 
+template <class List, class Name>
+std::vector<std::string> names(const List& list, Name name) {
+  std::vector<std::string> out;
+  for (const auto& one : list) out.emplace_back(one.*name);
+  return out;
+}
+
 class Loader {
  public:
   explicit Loader(std::string place) : place_(std::move(place)) {
@@ -190,19 +197,19 @@ class Loader {
   std::string nearest_key(const std::string& table, const std::string& name) const {
     if (found_ >= kMostProblems) return "";
     std::string elsewhere;
-    std::vector<std::string> here, anywhere, theirs;
+    std::vector<std::string> here;
     for (const KeyText& key : known_) {
       if (key.name == name)
         elsewhere += (elsewhere.empty() ? "; it belongs to [" : " or [") + key.table + "]";
       if (key.table == table) here.push_back(key.name);
-      anywhere.push_back(key.name);
     }
     if (!elsewhere.empty()) return elsewhere;
     for (const OtherName& other : kOtherNames) {
       if (other.theirs == name) return "; did you mean `" + std::string(other.ours) + "`?";
-      theirs.emplace_back(other.theirs);
     }
     if (const auto hit = nearest(name, here)) return "; did you mean `" + *hit + "`?";
+    static const std::vector<std::string> anywhere = names(known_keys(), &KeyText::name);
+    static const std::vector<std::string> theirs = names(kOtherNames, &OtherName::theirs);
     if (const auto hit = nearest(name, anywhere)) {
       const auto key =
           std::find_if(known_.begin(), known_.end(), [&](const KeyText& k) { return k.name == *hit; });

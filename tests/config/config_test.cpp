@@ -6,7 +6,6 @@
 #include "base/error.h"
 #include "config/config_print.h"
 #include "config/config_toml.h"
-#include "config/nearest.h"
 #include "config/toml_text.h"
 #include "tests/support/sanitized.h"
 
@@ -484,15 +483,6 @@ TEST(Config, AutoDiffersFromNothingThatItWasResolvedTo) {
   recorded.run.device = DeviceChoice::kCpu;
   EXPECT_TRUE(config_difference(recorded, asked).empty());
   EXPECT_EQ(config_difference(asked, recorded).size(), 3u);
-}
-
-TEST(Nearest, CountsSwapsAsOne) {
-  EXPECT_EQ(edit_distance("stpes", "steps"), 1);
-  EXPECT_EQ(edit_distance("kitten", "sitting"), 3);
-  EXPECT_EQ(edit_distance("", "abc"), 3);
-  EXPECT_EQ(nearest("epoch", {"steps", "epochs"}), "epochs");
-  EXPECT_FALSE(nearest("completely_else", {"steps", "epochs"}).has_value());
-  EXPECT_EQ(nearest("steps", {"bteps", "steps_"}), "steps_");  // as near, and begins alike
 }
 
 }  // namespace
