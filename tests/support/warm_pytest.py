@@ -12,6 +12,7 @@ A child ends with the process that asked for it, as one that was killed for its 
 import array
 import atexit
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -157,6 +158,8 @@ def main():
         server = Server(arguments[1])  # who asks while it imports waits
         for module in arguments[2:]:
             importlib.import_module(module)
+        gc.collect()
+        gc.freeze()  # else children look through what was imported again and again, and copy its pages as they do
         server.run()
     if path := os.environ.pop("LM_WARM_PYTEST", None):
         try:
