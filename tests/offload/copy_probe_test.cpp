@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "base/clock.h"
 
 namespace lm {
@@ -13,12 +15,19 @@ TEST(CopyProbe, MeasuresEachWayAndBothForTheTimeItWasGiven) {
   const CopyProbe probe = probe_copies(DeviceType::kCpu, 4 * kMiB, 0.05);
   EXPECT_GE(monotonic_seconds() - start, 0.15);
   EXPECT_FALSE(probe.pinned);
-  // A memory's speed: far above a disk's, and below what any machine copies.
-  for (double rate : {probe.to_device_bytes_per_s, probe.to_host_bytes_per_s, probe.both_bytes_per_s}) {
-    EXPECT_GT(rate, 0.2e9);
-    EXPECT_LT(rate, 1e12);
-  }
   EXPECT_DOUBLE_EQ(2 * probe.each_way(), probe.both_bytes_per_s);
+  // A memory's speed: far above a disk's, and below what any machine copies. Of three probes, as a machine
+  // that others use, too, may be gone for all of 0.05 s.
+  double fastest[3] = {};
+  for (int i = 0; i < 3; ++i) {
+    const CopyProbe again = probe_copies(DeviceType::kCpu, 4 * kMiB, 0.05);
+    const double rates[] = {again.to_device_bytes_per_s, again.to_host_bytes_per_s, again.both_bytes_per_s};
+    for (int way = 0; way < 3; ++way) {
+      EXPECT_LT(rates[way], 1e12);
+      fastest[way] = std::max(fastest[way], rates[way]);
+    }
+  }
+  for (double rate : fastest) EXPECT_GT(rate, 0.2e9);
 }
 
 TEST(CopyProbe, MeasuresHostMemoryByAllThreads) {

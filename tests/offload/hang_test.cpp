@@ -19,6 +19,9 @@ using namespace offload_tests;
 
 constexpr int64_t kBlock = 64 * kKiB;
 constexpr double kSilence = 1;  // seconds
+// Of what does not wait for the disk. A machine that others use, too, may be gone for some tenths of a
+// second.
+constexpr double kAtOnce = 0.9 * kSilence;
 
 class Hang : public ::testing::Test {
  protected:
@@ -65,7 +68,7 @@ class Hang : public ::testing::Test {
   void expect_quick_end() {
     const double start = monotonic_seconds();
     bench_->queue.reset();
-    EXPECT_LT(monotonic_seconds() - start, kSilence / 2);
+    EXPECT_LT(monotonic_seconds() - start, kAtOnce);
   }
 
   std::unique_ptr<Bench> bench_;
@@ -94,7 +97,7 @@ TEST_F(Hang, IsAnErrorInTimeThatNamesThePathAndTheState) {
     EXPECT_TRUE(queue.hangs());
     // Every later call is told the same, at once.
     EXPECT_TRUE(error_of([&] { queue.drain(); }, &seconds));
-    EXPECT_LT(seconds, kSilence / 2);
+    EXPECT_LT(seconds, kAtOnce);
     expect_quick_end();
     [[maybe_unused]] const Bench* const stays = bench_.release();
   }

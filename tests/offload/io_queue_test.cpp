@@ -163,12 +163,12 @@ TEST_F(Queue, RunsAtTheSpeedOfTheSimulatedDisk) {
   SimSetup setup;
   setup.read_bytes_per_s = setup.write_bytes_per_s = 10e6;
   auto queue = make(setup);
-  const double start = monotonic_seconds();
-  queue->write(extent, block.data(), 8 * kMiB, "w");
-  queue->read(extent, other.data(), 8 * kMiB, "r");
-  queue->drain();
-  const double seconds = monotonic_seconds() - start;  // both directions at once: 0.84 s; in turn it were 1.7
-  EXPECT_GT(seconds, 0.8);
+  const double seconds = shortest_of_three([&] {
+    queue->write(extent, block.data(), 8 * kMiB, "w");
+    queue->read(extent, other.data(), 8 * kMiB, "r");
+    queue->drain();
+  });
+  EXPECT_GT(seconds, 0.8);  // both directions at once: 0.84 s; in turn it were 1.7
   EXPECT_LT(seconds, 1.5);
 }
 
@@ -227,13 +227,14 @@ TEST_F(Queue, EndsWithWorkUnderWay) {
   SimSetup setup;
   setup.read_bytes_per_s = 8e6;  // a second for all of it; only what is in the engine is waited for
   setup.depth = 2;
-  const double start = monotonic_seconds();
-  auto queue = make(setup);
-  const Ticket read = queue->read(extent, block.data(), 8 * kMiB, "x");
-  queue->read(extent, block.data(), 4096, "y", {{read}});
-  std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  queue.reset();
-  EXPECT_LT(monotonic_seconds() - start, 0.5);
+  const double seconds = shortest_of_three([&] {
+    auto queue = make(setup);
+    const Ticket read = queue->read(extent, block.data(), 8 * kMiB, "x");
+    queue->read(extent, block.data(), 4096, "y", {{read}});
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    queue.reset();
+  });
+  EXPECT_LT(seconds, 0.5);
 }
 
 TEST_F(Queue, RefusesWhatCannotBeATransfer) {
@@ -265,13 +266,14 @@ TEST_F(Queue, CountsTheTimeInWhichSomethingIsUnderWayOnce) {
   const Extent extent = space_.allocate(4 * kMiB), other = space_.allocate(4 * kMiB);
   const PinnedBlock from = pool_.lease(4 * kMiB), to = pool_.lease(4 * kMiB);
   EXPECT_EQ(queue->counters().busy_seconds, 0);
-  // Both at once, at full speed each: the time counts once.
+  // Both at once, at full speed each: the time counts once, so there is never more of it than has passed.
+  const double start = monotonic_seconds();
   queue->write(extent, from.data(), 4 * kMiB, "one");
   queue->read(other, to.data(), 4 * kMiB, "two");
   queue->drain();
-  const double busy = queue->counters().busy_seconds, least = 4 * kMiB / kRate;
-  EXPECT_GE(busy, 0.9 * least);
-  EXPECT_LT(busy, 1.8 * least);
+  const double passed = monotonic_seconds() - start, busy = queue->counters().busy_seconds;
+  EXPECT_GE(busy, 0.9 * 4 * kMiB / kRate);
+  EXPECT_LE(busy, passed);
   std::this_thread::sleep_for(std::chrono::milliseconds(30));
   EXPECT_EQ(queue->counters().busy_seconds, busy);  // idle
 }

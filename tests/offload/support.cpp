@@ -6,14 +6,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <stdexcept>
 
 #include "base/checksum.h"
+#include "base/clock.h"
 #include "base/error.h"
 
 namespace lm::offload_tests {
@@ -166,6 +169,16 @@ std::unique_ptr<IoQueue> make_queue(SwapSpace& space, const PinnedPool& pool, Io
         return make_engine(kind, {.files = space.files(), .buffers = buffers, .depth = depth}, &note);
       },
       block);
+}
+
+double shortest_of_three(const std::function<void()>& work) {
+  double shortest = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < 3; ++i) {
+    const double start = monotonic_seconds();
+    work();
+    shortest = std::min(shortest, monotonic_seconds() - start);
+  }
+  return shortest;
 }
 
 namespace {
