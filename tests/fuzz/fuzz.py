@@ -7,7 +7,8 @@
                                            every parser, or those named, one after the other at the lowest priority, until it
                                            has had that many executions, or for so long; then how much of its code all
                                            inputs together reach. A table, and BUILD/fuzz.json. What an earlier long run of the
-                                           same program has done counts, so that it may be interrupted.
+                                           same program has done counts: it may be interrupted, and several
+                                           may go on at once.
   fuzz.py BUILD coverage [NAME...]         that last part alone, with the places that no input reaches
 
 `long` and `coverage` fail where less than 90 % of a parser's regions are reached, `long` also where a parser has had fewer
@@ -186,8 +187,7 @@ class Fuzzer:
     def long(self, parsers, runs, minutes):
         self.make([f"{parser.name}_{kind}" for parser in parsers for kind in ("fuzz", "cover")])
         for parser in parsers:
-            program = hashlib.sha256(self.program(parser).read_bytes()).hexdigest()
-            row = self.long_run(parser) or {"program": program, "executions": 0, "seconds": 0, "findings": []}
+            row = self.add(parser)
             grown = self.build / "corpus" / parser.name
             grown.mkdir(parents=True, exist_ok=True)
             end = time.monotonic() + 60 * minutes
@@ -195,14 +195,10 @@ class Fuzzer:
             while row["executions"] < runs and (left := end - time.monotonic()) > 1 and not row["findings"]:
                 run = self.run(parser, [f"-runs={runs - row['executions']}", f"-max_total_time={min(SLICE_SECONDS, int(left))}",
                                         PATIENCE, ALIKE, f"-max_len={next(lengths)}", grown, parser.inputs()], nice=19)
-                row["executions"] += run.executions
-                row["seconds"] = round(row["seconds"] + run.seconds)
+                row = self.add(parser, run)
                 if run.finding:
-                    row["findings"].append(run.finding)
                     say(parser, run)
-                self.keep({parser.name: row})
-            row = {**row, **self.coverage(parser)}
-            self.keep({parser.name: row})
+            row = self.add(parser, reached=self.coverage(parser))
             shown = Row(f"fuzz_{parser.name}", FAILURE, "libFuzzer with ASan and UBSan, from the inputs that are kept")
             shown.row["tries"] = row["executions"]
             shown.count("finding", len(row["findings"]))
@@ -213,14 +209,21 @@ class Fuzzer:
     def rows(self):
         return json.loads(self.json.read_text())["parsers"] if self.json.exists() else {}
 
-    def keep(self, rows):
-        """Several long runs may go on at once, each with parsers of its own."""
+    def add(self, parser, run=None, reached={}):
+        """To what long runs of this very program have kept, which is returned. Several may go on at once, of one parser, too."""
         with open(self.build / ".rows", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            kept = {"parsers": {**self.rows(), **rows}}
+            program = hashlib.sha256(self.program(parser).read_bytes()).hexdigest()
+            row = self.long_run(parser) or {"program": program, "executions": 0, "seconds": 0, "findings": []}
+            if run:
+                row["executions"] += run.executions
+                row["seconds"] = round(row["seconds"] + run.seconds)
+                row["findings"] += [run.finding] if run.finding else []
+            row |= reached
             new = self.json.with_suffix(".new")
-            new.write_text(json.dumps(kept, indent=1) + "\n")
+            new.write_text(json.dumps({"parsers": {**self.rows(), parser.name: row}}, indent=1) + "\n")
             new.replace(self.json)
+        return row
 
     def table(self, parsers, runs):
         """False where nothing falls short."""

@@ -34,6 +34,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+from reasons import reason  # noqa: E402
+
 LISTS = ROOT / "tests" / "mutations" / "lists"
 TABLE = ROOT / "tests" / "mutations" / "MUTATIONS.md"
 MISSES_ALLOWED = 2
@@ -226,20 +229,7 @@ def how(result, root):
     if result.hung:
         return "hangs"
     code = f"signal {-result.code}" if result.code < 0 else f"exit {result.code}"
-    lines = [line.strip() for line in result.output.splitlines()]
-    said = ""
-    for i, line in enumerate(lines):
-        if re.search(r": Failure$", line):
-            place = re.sub(r"^.*/", "", line).removesuffix(": Failure")
-            said = f"{place} {' '.join(lines[i + 1:i + 6])}".split("Google Test trace")[0]
-            break
-        if line.startswith(">  "):  # pytest's line that failed
-            said = line[1:].strip()
-            break
-        if re.match(r"twin: (?!note)|terminate called|C\+\+ exception|\[  FAILED  \]|\w+\.(cu|py):|E  ", line) or "error" in line:
-            said = line
-            break
-    said = re.sub(r"\s+", " ", said.replace(str(root) + "/", "").replace("|", "/"))
+    said = re.sub(r"\s+", " ", reason(result.output).replace(str(root) + "/", "").replace("|", "/"))
     said = re.sub(r"/\S*/", "", said)
     return code + (": " + (said if len(said) <= 100 else said[:97] + "...") if said else "")
 
