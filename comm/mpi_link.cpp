@@ -25,7 +25,8 @@ bool MpiWorker::wait(std::unique_lock<std::mutex>& lock, double seconds, const s
 
 void MpiWorker::wait_joined() {
   std::unique_lock lock(mutex_);
-  const double most = 2 * setup_.silence, began = monotonic_seconds();
+  const double most = 2 * setup_.silence;
+  Waited waited(monotonic_seconds());
   while (!wait(lock, kBeatSeconds, [this] { return joined_ || failure_; })) {
     if (setup_.ended && setup_.ended()) {
       throw Error(Exit::kPeerLost, {.area = "PEER-08",
@@ -33,7 +34,7 @@ void MpiWorker::wait_joined() {
                                     .place = setup_.host,
                                     .next = "see that rank's message"});
     }
-    if (monotonic_seconds() - began < most) continue;
+    if (waited.look(monotonic_seconds()) < most) continue;
     throw Error(Exit::kNoProgress,
                 {.area = "HANG-09",
                  .what = "not all processes of the MPI job have come within " + seconds_of(most),
@@ -47,13 +48,15 @@ void MpiWorker::move(const char* what, std::span<const Transfer> transfers, bool
   std::unique_lock lock(mutex_);
   if (failure_) throw Error(*failure_);
   const uint64_t call = ++calls_;
-  asked_ = Order{what, call, tag_of(call, what), transfers, monotonic_seconds(), continues};
+  const double began = monotonic_seconds();
+  asked_ = Order{what, call, tag_of(call, what), transfers, began, Waited(began), continues};
   wake_.notify_one();
   uint64_t turns = turns_;
-  double seen = monotonic_seconds();
+  Waited turn(began);
   while (!wait(lock, kBeatSeconds, [this] { return !asked_ || failure_; })) {
     const double now = monotonic_seconds();
-    if (turns_ != turns) turns = turns_, seen = now;
+    if (turns_ != turns) turns = turns_, turn = Waited(now);
+    const double stuck = turn.look(now);
     if (setup_.ended && setup_.ended()) {
       stopping_ = true;
       wake_.notify_one();
@@ -63,10 +66,10 @@ void MpiWorker::move(const char* what, std::span<const Transfer> transfers, bool
                                     .place = here() + " on " + setup_.host,
                                     .next = "see that rank's message"});
     }
-    if (now - seen > setup_.silence) {
+    if (stuck > setup_.silence) {
       throw Error(Exit::kNoProgress, {.area = "HANG-09",
                                       .what = std::string("MPI itself has been stuck for ") +
-                                              seconds_of(now - seen) + " in \"" + what + "\"",
+                                              seconds_of(stuck) + " in \"" + what + "\"",
                                       .place = here() + " on " + setup_.host,
                                       .next = kLookForRank});
     }

@@ -286,7 +286,7 @@ void MpiWorker::look_at_neighbour() {
 }
 
 void MpiWorker::look_at_late() {
-  const double waited = monotonic_seconds() - order_->began;
+  const double waited = order_->waited.look(monotonic_seconds());
   if (waited < setup_.late) return;
   const auto missing = std::find_if(pending_.begin(), pending_.end(),
                                     [](const Pending& one) { return one.transfer->to != nullptr; });

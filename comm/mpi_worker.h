@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/waited.h"
 #include "comm/mpi_link.h"
 
 namespace lm {
@@ -59,6 +60,7 @@ class MpiWorker {
     int tag = 0;
     std::span<const Transfer> transfers;
     double began = 0;
+    Waited waited = {};
     bool continues = false;  // the next one belongs to it
   };
   struct Pending {

@@ -68,7 +68,7 @@ void NcclGroup::connect() {
   NcclConfig config;
   const int result = setup_.api.init(&comm_.handle, ranks(), id, rank(), &config);
   if (result != kNcclInProgress) must(result, kStart);
-  called_ = monotonic_seconds();
+  waited_ = Waited(monotonic_seconds());
   settle(kStart);
 }
 
@@ -118,7 +118,7 @@ void NcclGroup::must(int result, const char* what) const {
 // group's thread may know the reason.
 void NcclGroup::settle(const char* what) {
   const bool watched = watch_.joinable();
-  const double began = monotonic_seconds();
+  Waited waited(monotonic_seconds());
   struct Waiting {
     std::atomic<bool>& waits;
     ~Waiting() { waits = false; }
@@ -137,7 +137,8 @@ void NcclGroup::settle(const char* what) {
       if (failed == 0) failed = now;
       if (!watched || now - failed > kReasoned) return must(result, what);
     }
-    if (monotonic_seconds() - began > setup_.late) throw not_come(what, monotonic_seconds() - began);
+    if (const double seconds = waited.look(monotonic_seconds()); seconds > setup_.late)
+      throw not_come(what, seconds);
     if (!watched) {
       if (const auto error = setup_.lost ? setup_.lost(what) : std::nullopt) throw Error(*error);
     }
@@ -158,7 +159,7 @@ void NcclGroup::enqueue(const char* what, const std::function<void(void* comm, v
   }
   settle(what);
   const std::lock_guard lock(mutex_);
-  called_ = monotonic_seconds();
+  waited_ = Waited(monotonic_seconds());
   marks_.end(device_->stream.view());
 }
 
@@ -276,8 +277,8 @@ void NcclGroup::leave() {
   if (failure_) throw Error(*failure_);
   void* const comm = std::exchange(comm_.handle, nullptr);
   int result = setup_.api.finalize(comm);
-  const double began = monotonic_seconds();
-  while (result == kNcclInProgress && monotonic_seconds() - began < setup_.late) {
+  Waited waited(monotonic_seconds());
+  while (result == kNcclInProgress && waited.look(monotonic_seconds()) < setup_.late) {
     setup_.api.async_error(comm, &result);
     std::this_thread::sleep_for(kNap);
   }
@@ -313,11 +314,11 @@ std::optional<Error> NcclGroup::look() {
   if (std::optional<Error> error = setup_.lost ? setup_.lost(what) : std::nullopt) return with_stand(*error);
   const std::unique_lock lock(mutex_, kLook);
   if (!lock || comm_.handle == nullptr) return std::nullopt;  // a call is under way, or the ranks have left
+  const double waited = waited_.look(monotonic_seconds());
   int result = kNcclSuccess;
   if (const int asked = setup_.api.async_error(comm_.handle, &result); asked != kNcclSuccess)
     return nccl_error(asked, what);
   if (result != kNcclSuccess && result != kNcclInProgress) return nccl_error(result, what);
-  const double waited = monotonic_seconds() - called_;
   const CallMark mark = marks_.latest();
   if (waited < setup_.late || mark.done == mark.enqueued) return std::nullopt;
   return not_come(what, waited);

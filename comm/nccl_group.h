@@ -22,6 +22,7 @@
 #include "base/cuda.h"
 #include "base/error.h"
 #include "base/staging.h"
+#include "base/waited.h"
 #include "comm/call_marks.h"
 #include "comm/group.h"
 #include "comm/nccl_api.h"
@@ -110,7 +111,7 @@ class NcclGroup final : public Group {
   Communicator comm_{setup_.api};  // null: aborted
   std::optional<Error> failure_;
   std::string what_ = "start";
-  double called_ = 0;  // when the last call was made
+  Waited waited_;  // since the last call was made
 
   std::atomic<bool> waits_ = false;  // for NCCL to take a call: it may connect the ranks first
 

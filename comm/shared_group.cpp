@@ -41,8 +41,8 @@ void SignsOfLife::look(double now) {
   }
 }
 
-SharedGroup::SharedGroup(SharedRegion& region, int rank, double silence)
-    : region_(region), rank_(rank), silence_(silence), signs_(region, silence) {
+SharedGroup::SharedGroup(SharedRegion& region, int rank, double silence, double late)
+    : region_(region), rank_(rank), silence_(silence), late_(late), signs_(region, silence) {
   LM_CHECK(rank >= 0 && rank < region.ranks(), "a rank of the region");
   LM_CHECK(region.staging_bytes() >= 2 * kExchangePart * region.ranks(), "staging for a part of every rank");
   alive_ = std::thread([this] { live(); });
@@ -107,7 +107,7 @@ void SharedGroup::exchange_among(const Members& members, const char* what, const
 void SharedGroup::meet(const char* what) {
   const uint64_t meeting = region_.arrive(rank_, what);
   meeting_.store(meeting, std::memory_order_relaxed);
-  waiting_since_ = 0;
+  waited_ = Waited(monotonic_seconds());
   while (!region_.wait(meeting, kLookMs)) {
     if (region_.all_arrived(meeting)) break;
     if (region_.ended()) throw ended_error(what);
@@ -121,12 +121,12 @@ void SharedGroup::meet(const char* what) {
 
 void SharedGroup::look_after(const char* what, uint64_t meeting) {
   const double now = monotonic_seconds();
-  if (waiting_since_ == 0) waiting_since_ = now;
+  const double waited = waited_.look(now);
   signs_.look(now);
   for (int r = 0; r < ranks(); ++r) {
     if (region_.where(r).meeting >= meeting) continue;
     if (signs_.silent_seconds(r, now) > silence_) give_up(what, meeting, r, signs_.silent_seconds(r, now));
-    if (now - waiting_since_ > kLate) give_up(what, meeting, r, now - waiting_since_);
+    if (waited > late_) give_up(what, meeting, r, waited);
   }
 }
 

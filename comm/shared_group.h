@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/waited.h"
 #include "comm/group.h"
 #include "comm/shared_region.h"
 
@@ -33,16 +34,15 @@ class SignsOfLife {
 
 class SharedGroup final : public Group {
  public:
-  // `silence`: seconds without a sign of life after which a rank that others wait for is given up. Borrows
-  // the region.
-  SharedGroup(SharedRegion& region, int rank, double silence = kSilence);
+  // `silence`: seconds without a sign of life after which a rank that others wait for is given up; `late`: of
+  // one that lives and does not come. Borrows the region.
+  SharedGroup(SharedRegion& region, int rank, double silence = kSilence, double late = kLate);
   ~SharedGroup() override;
   SharedGroup(const SharedGroup&) = delete;
   SharedGroup& operator=(const SharedGroup&) = delete;
 
   static constexpr double kSilence = 60;
-  // The same of one that lives and does not come: longer than any load, preparation of data or save.
-  static constexpr double kLate = 3600;
+  static constexpr double kLate = 3600;  // longer than any load, preparation of data or save
 
   int rank() const override { return rank_; }
   int ranks() const override { return region_.ranks(); }
@@ -69,9 +69,9 @@ class SharedGroup final : public Group {
 
   SharedRegion& region_;
   const int rank_;
-  const double silence_;
+  const double silence_, late_;
   SignsOfLife signs_;
-  double waiting_since_ = 0;
+  Waited waited_;                      // in the meeting
   std::atomic<uint64_t> meeting_ = 0;  // the last that this rank has come to
   uint64_t round_ = 0;
 

@@ -16,6 +16,7 @@
 
 #include "base/clock.h"
 #include "comm/mpi_group.h"
+#include "stopped.h"
 
 namespace lm {
 namespace {
@@ -181,11 +182,11 @@ TEST(MpiLink, ARankThatWorksForLongIsWaitedFor) {
   for (const Outcome& one : with_links(
            2,
            [](MpiLink&link, Group&group) {
-             if (link.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+             if (link.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(3000));
              group.barrier("after long work");
              link.leave();
            },
-           0.5))
+           1.5))
     EXPECT_EQ(one.error, "");
 }
 
@@ -202,6 +203,23 @@ TEST(MpiLink, ARankThatLivesAndNeverComesIsNamed) {
       << out[0].error << "\n"
       << out[1].error;
   for (const Outcome& one : out) EXPECT_TRUE(says(one, "41 ")) << one.error;
+}
+
+TEST(MpiLink, TheTimeInWhichAllWereStoppedIsNotWaited) {
+  const Work ranks = [] {
+    std::vector<std::string> errors;
+    for (const Outcome& one : with_links(
+             2,
+             [](MpiLink&link, Group&group) {
+               if (link.rank() == 1) work_a_second();
+               group.barrier("after a stop");
+               link.leave();
+             },
+             3, 3))
+      errors.push_back(one.error);
+    return errors;
+  };
+  expect_go_on_after(std::chrono::seconds(4), {ranks});
 }
 
 TEST(MpiLink, WhoEndsWithAnErrorEndsAllWithItsCode) {

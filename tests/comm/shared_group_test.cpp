@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "group_cases.h"
+#include "stopped.h"
 
 namespace lm {
 namespace {
@@ -22,14 +23,14 @@ using Body = std::function<void(SharedGroup&)>;
 
 // Each rank in a thread of its own; the error of the first that threw, by rank.
 std::vector<std::string> with_ranks(int ranks, const Body& body, int64_t staging = SharedRegion::kStaging,
-                                    double silence = 20) {
+                                    double silence = 20, double late = SharedGroup::kLate) {
   SharedRegion region = SharedRegion::create(ranks, staging);
   std::vector<std::string> errors(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
   for (int r = 0; r < ranks; ++r) {
     threads.emplace_back([&, r] {
       try {
-        SharedGroup group(region, r, silence);
+        SharedGroup group(region, r, silence, late);
         body(group);
       } catch (const Error& error) {
         errors[static_cast<size_t>(r)] = std::to_string(static_cast<int>(error.code())) + " " + error.what();
@@ -114,12 +115,14 @@ TEST(SharedGroupFailures, ARankThatDoesNotComeIsNamed) {
   for (int rank : {0, 2}) EXPECT_NE(errors[static_cast<size_t>(rank)], "");
 }
 
-// They find it within the same hundredth of a second.
+// They begin to wait, and so to look, in the same microseconds.
 TEST(SharedGroupFailures, OfAllThatWaitOneSaysWhoIsLost) {
-  for (int i = 0; i < 36; ++i) {
+  for (int i = 0; i < 30; ++i) {
+    const auto begin = std::chrono::steady_clock::now() + std::chrono::milliseconds(30);
     const std::vector<std::string> errors = with_ranks(
         24,
-        [](SharedGroup& group) {
+        [&](SharedGroup& group) {
+          std::this_thread::sleep_until(begin);
           if (group.rank() != 1) group.barrier("all");
         },
         SharedRegion::kStaging, 0.3);
@@ -135,14 +138,46 @@ TEST(SharedGroupFailures, ARankThatWorksForLongIsWaitedFor) {
   const std::vector<std::string> errors = with_ranks(
       2,
       [](SharedGroup& group) {
-        if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+        if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(3000));
         group.barrier("after long work");
       },
-      SharedRegion::kStaging, 0.5);
-  for (const std::string& error : errors) EXPECT_EQ(error, "");
+      SharedRegion::kStaging, 1.5);
+  expect_none(errors);
 }
 
-// What a watchdog asks: who has come to a meeting waits until all have, even if it does not notice that.
+TEST(SharedGroupFailures, ARankThatLivesAndNeverComesIsNamed) {
+  const std::vector<std::string> errors = with_ranks(
+      2,
+      [](SharedGroup& group) {
+        if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+        group.barrier("evaluation");
+      },
+      SharedRegion::kStaging, 20, 1);
+  EXPECT_TRUE(errors[0].starts_with("41 rank 1 ")) << errors[0];
+}
+
+// Several pairs: of some the one has seen the other's last sign of life before, and of some it sees it after.
+TEST(SharedGroupFailures, TheTimeInWhichAllWereStoppedIsNotWaited) {
+  std::vector<SharedRegion> regions;
+  for (int i = 0; i < 6; ++i) regions.push_back(SharedRegion::create(2));
+  std::vector<Work> processes;
+  for (int rank : {0, 1}) {
+    for (SharedRegion& region : regions) {
+      processes.push_back([&region, rank]() -> std::vector<std::string> {
+        try {
+          SharedGroup group(region, rank, 3, 3);
+          if (rank == 1) work_a_second();
+          group.barrier("after a stop");
+        } catch (const Error& error) {
+          return {error.what()};
+        }
+        return {};
+      });
+    }
+  }
+  expect_go_on_after(std::chrono::seconds(4), processes);
+}
+
 TEST(SharedGroupWaits, WaitsForAMeetingUntilAllHaveCome) {
   SharedRegion region = SharedRegion::create(2);
   SharedGroup first(region, 0), second(region, 1);

@@ -1,6 +1,8 @@
 """A run of several processes of which one is killed, crashes or is stopped, while it loads, computes, waits for the others or saves:
-all end within seconds, one message names the rank, what it was at and the cause, and nothing is left. With --ranks and under mpirun."""
+all end within seconds, one message names the rank, what it was at and the cause, and nothing is left. One that is stopped as a whole
+goes on afterwards. With --ranks and under mpirun."""
 
+import contextlib
 import os
 import random
 import re
@@ -124,3 +126,41 @@ def test_all_end_where_one_is_stuck(work, report, launcher, rank):
     assert len(re.findall(stuck, messages)) == 1 and messages.count("lmlaunch: error") == 1, messages
     assert process.returncode == 41 and run.status()["exit_code"] == 41, (run.status(), messages)
     report.count(f"{launcher}, stuck: exit 41, rank, host and operation named, nothing left", tries=1)
+
+
+def session(leader):
+    out = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(ProcessLookupError):
+            out += [int(entry)] if os.getsid(int(entry)) == leader else []
+    return out
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_run_that_was_stopped_as_a_whole_goes_on(work, report, launcher):
+    """By Ctrl-Z, or by a scheduler that suspends jobs: for longer than any rank may be silent."""
+    if launcher == "mpirun" and not shutil.which("mpirun"):
+        pytest.skip("no mpirun (openmpi-bin)")
+    run = Run(work, "ends", "full", "resident", *ENDLESS, "checkpoint.every=0")
+    process = subprocess.Popen(command(run, launcher), cwd=work, env=mpi.environment(LMLAUNCH_SILENCE=SILENCE), stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        mpi.until(lambda: process.poll() is not None or reached(run, "forward"), 60, "steps")
+        everyone = {*session(process.pid), *mpi.processes(work).values()}
+        assert len(everyone) > RANKS
+        for pid in everyone:
+            os.kill(pid, signal.SIGSTOP)
+        done = run.steps_done()
+        time.sleep(2.5 * SILENCE)
+        for pid in everyone:
+            os.kill(pid, signal.SIGCONT)
+        mpi.until(lambda: process.poll() is not None or run.steps_done() > done + 5, 60, "steps after it")
+        process.send_signal(signal.SIGUSR1)  # mpirun passes it on
+        _, messages = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    mpi.nothing_left(work, 3)
+    assert "lmlaunch: error" not in messages and run.status()["exit_code"] == 75, (run.status(), messages)
+    report.count(f"{launcher}, stopped as a whole for longer than a rank may be silent: goes on", tries=1)

@@ -1,0 +1,30 @@
+// How long something has been waited for, as whoever waits sees it that looks again and again: between two
+// looks at most kMost counts. So a process that was stopped (Ctrl-Z, a suspended job, a frozen container)
+// finds its patience unspent, and where nothing stops it this is the clock's time. One thread's.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+
+namespace lm {
+
+class Waited {
+ public:
+  // Seconds; looks are some tenths of a second apart, and on a busy machine more.
+  static constexpr double kMost = 1;
+
+  Waited() = default;
+  // From `now` on, in seconds of the monotonic clock.
+  explicit Waited(double now) : looked_(now) {}
+  // Seconds until `now`.
+  double look(double now) {
+    seconds_ += std::min(now - std::exchange(looked_, now), kMost);
+    return seconds_;
+  }
+
+ private:
+  double looked_ = 0;
+  double seconds_ = 0;
+};
+
+}  // namespace lm
