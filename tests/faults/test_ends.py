@@ -52,6 +52,22 @@ def command(run, launcher):
     return ["mpirun", "--oversubscribe", "-n", str(RANKS), run.program, *run.arguments]
 
 
+@contextlib.contextmanager
+def launched(work, run, launcher):
+    """The process that starts all ranks; it ends inside, and leaves nothing behind."""
+    if launcher == "mpirun" and not shutil.which("mpirun"):
+        pytest.skip("no mpirun (openmpi-bin)")
+    process = subprocess.Popen(command(run, launcher), cwd=work, env=mpi.environment(LMLAUNCH_SILENCE=SILENCE), stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    mpi.nothing_left(work, 3)
+
+
 def reached(run, phase):
     if phase == "load":
         return (run.directory / "plan.json").exists()
@@ -62,12 +78,8 @@ def reached(run, phase):
 
 @pytest.mark.parametrize("launcher, name, phase, rank", CASES if FULL else FEW)
 def test_all_end(work, report, launcher, name, phase, rank):
-    if launcher == "mpirun" and not shutil.which("mpirun"):
-        pytest.skip("no mpirun (openmpi-bin)")
     run = Run(work, "ends", "full", "resident", *ENDLESS, f"checkpoint.every={1 if phase == 'save' else 0}")
-    process = subprocess.Popen(command(run, launcher), cwd=work, env=mpi.environment(LMLAUNCH_SILENCE=SILENCE), stdout=subprocess.DEVNULL,
-                               stderr=subprocess.PIPE, text=True, start_new_session=True)
-    try:
+    with launched(work, run, launcher) as process:
         mpi.until(lambda: process.poll() is not None or reached(run, phase), 60, f"the run at {phase}")
         ranks = mpi.processes(work)
         assert len(ranks) == RANKS, process.communicate()[1] if process.poll() is not None else ranks
@@ -83,11 +95,6 @@ def test_all_end(work, report, launcher, name, phase, rank):
             os.kill(other, signal.SIGCONT)
         _, messages = process.communicate(timeout=60)
         seconds = time.monotonic() - start
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    mpi.nothing_left(work, 3)
     assert seconds < SECONDS[name], f"{seconds:.1f} s\n{messages}"
     host = f" on {socket.gethostname()}" if launcher == "mpirun" else ""
     if name == "SIGSTOP":
@@ -106,21 +113,12 @@ def test_all_end(work, report, launcher, name, phase, rank):
 @pytest.mark.parametrize("launcher, rank", [(launcher, rank) for launcher in LAUNCHERS for rank in range(RANKS)] if FULL else [("--ranks", 0), ("mpirun", 1)])
 def test_all_end_where_one_is_stuck(work, report, launcher, rank):
     """Its compute thread is held in a step, while its other threads say that it lives."""
-    if launcher == "mpirun" and not shutil.which("mpirun"):
-        pytest.skip("no mpirun (openmpi-bin)")
     run = Run(work, "ends", "full", "resident", *ENDLESS, "checkpoint.every=0")
-    process = subprocess.Popen(command(run, launcher), cwd=work, env=mpi.environment(LMLAUNCH_SILENCE=SILENCE), stdout=subprocess.DEVNULL,
-                               stderr=subprocess.PIPE, text=True, start_new_session=True)
-    try:
+    with launched(work, run, launcher) as process:
         mpi.until(lambda: process.poll() is not None or reached(run, "forward"), 60, "steps")
         held = Stuck(mpi.processes(work)[rank])
         mpi.until(held.has_ended, 90, "the end of the rank that is stuck")
         _, messages = process.communicate(timeout=60)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    mpi.nothing_left(work, 3)
     # Under mpirun the first process may be the one to say it, as it heard it.
     stuck = rf'rank {rank} on {socket.gethostname()} has made no progress for [\d.]+ s: it is stuck in "\w'
     assert len(re.findall(stuck, messages)) == 1 and messages.count("lmlaunch: error") == 1, messages
@@ -139,12 +137,8 @@ def session(leader):
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_run_that_was_stopped_as_a_whole_goes_on(work, report, launcher):
     """By Ctrl-Z, or by a scheduler that suspends jobs: for longer than any rank may be silent."""
-    if launcher == "mpirun" and not shutil.which("mpirun"):
-        pytest.skip("no mpirun (openmpi-bin)")
     run = Run(work, "ends", "full", "resident", *ENDLESS, "checkpoint.every=0")
-    process = subprocess.Popen(command(run, launcher), cwd=work, env=mpi.environment(LMLAUNCH_SILENCE=SILENCE), stdout=subprocess.DEVNULL,
-                               stderr=subprocess.PIPE, text=True, start_new_session=True)
-    try:
+    with launched(work, run, launcher) as process:
         mpi.until(lambda: process.poll() is not None or reached(run, "forward"), 60, "steps")
         everyone = {*session(process.pid), *mpi.processes(work).values()}
         assert len(everyone) > RANKS
@@ -157,10 +151,5 @@ def test_a_run_that_was_stopped_as_a_whole_goes_on(work, report, launcher):
         mpi.until(lambda: process.poll() is not None or run.steps_done() > done + 5, 60, "steps after it")
         process.send_signal(signal.SIGUSR1)  # mpirun passes it on
         _, messages = process.communicate(timeout=60)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    mpi.nothing_left(work, 3)
     assert "lmlaunch: error" not in messages and run.status()["exit_code"] == 75, (run.status(), messages)
     report.count(f"{launcher}, stopped as a whole for longer than a rank may be silent: goes on", tries=1)
