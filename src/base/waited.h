@@ -1,6 +1,6 @@
-// How long something has been waited for, as whoever waits sees it that looks again and again: between two
-// looks at most kMost counts. So a process that was stopped (Ctrl-Z, a suspended job, a frozen container)
-// finds its patience unspent, and where nothing stops it this is the clock's time. One thread's.
+// How long something has been waited for. Who waits looks again and again, and of the time between two looks
+// at most kMost counts. So a process that was stopped (Ctrl-Z, a suspended job, a frozen container) finds its
+// patience unspent; where nothing stops it, this is the clock's time. One thread's.
 #pragma once
 
 #include <algorithm>
