@@ -50,11 +50,13 @@ enum class IoEngineChoice : uint8_t { kAuto, kUring, kThreads };
 // "64MiB".
 struct ByteSize {
   int64_t bytes = 0;
+  bool operator==(const ByteSize&) const = default;
 };
 // "24GiB", or "90%" of what the machine has.
 struct Budget {
   int64_t bytes = 0;  // used when share is 0
   double share = 0;   // of 1
+  bool operator==(const Budget&) const = default;
 };
 
 // "90s", "30min", "8h".
@@ -180,6 +182,7 @@ struct OffloadConfig {
   // Checksums of every chunk that comes back from disk, or to a GPU from its home in host memory; ~2 % of a
   // step.
   bool verify = true;
+  bool operator==(const OffloadConfig&) const = default;
 };
 
 struct IoConfig {

@@ -18,14 +18,16 @@ const char* home_name(Home home) {
   return kNames[static_cast<size_t>(home)];
 }
 
-Home PoolPlan::home_of(size_t array) const {
-  return static_cast<int64_t>(array) < kept_in_host ? Home::kHost : home;
-}
-
+// Arrays before kept_in_host are in one home, those behind it in another: a planner asks this for every
+// candidate, mostly of homes that have none.
 int64_t PoolPlan::off_device_bytes(Home at) const {
+  const auto kept = std::min(static_cast<size_t>(kept_in_host), bytes.size());
+  const size_t begin = at == Home::kHost ? 0 : kept, end = at == home ? bytes.size() : kept;
   int64_t sum = 0;
-  for (size_t a = 0; a < bytes.size(); ++a)
-    sum += off_device[a] != 0 && home_of(a) == at ? round_up(ceil_div(bytes[a], shards), kSlotAlignment) : 0;
+  for (size_t a = begin; a < end; ++a) {
+    if (off_device[a] != 0)
+      sum += round_up(shards > 1 ? ceil_div(bytes[a], shards) : bytes[a], kSlotAlignment);
+  }
   return sum;
 }
 

@@ -41,7 +41,9 @@ struct PoolPlan {
   int shards = 1;
   int64_t slots = 0;  // 0: nothing passes through any
   int64_t slot_bytes = 0;
-  Home home_of(size_t array) const;  // of an array off the device
+  Home home_of(size_t array) const {  // of an array off the device
+    return static_cast<int64_t>(array) < kept_in_host ? Home::kHost : home;
+  }
   // That a rank has there: of arrays in shards its own.
   int64_t off_device_bytes() const;
   int64_t off_device_bytes(Home at) const;

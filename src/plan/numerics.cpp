@@ -147,20 +147,22 @@ Plan choose_batches(const PlanInput& in, const Plan& base) {
   config.offload = {};
   config.offload.paths = in.config.offload.paths;
   config.train.update = UpdateTime::kAuto;
-  const int64_t micro_batch = nearest_that_fits(in.with(config), base).numerics.micro_batch;
-  config.offload = in.config.offload;
-  config.train.update = in.config.train.update;
-  config.train.micro_batch = micro_batch;
-  const PlanInput fixed = in.with(config);
-  Plan plan = nearest_that_fits(fixed, base);
+  Plan plan = nearest_that_fits(in.with(config), base);
   std::string reason = micro_batch_reason(in);
-  Plan less = nearest_that_fits(in, base);
-  if (less.numerics.micro_batch != micro_batch && !can_be_placed(fixed, plan)) {
-    reason = fmt::format(
-        "what fits offload's limits; without them it would be {}, and losses differ in rounding: set it to "
-        "keep results the same whatever the limits",
-        micro_batch);
-    plan = std::move(less);
+  if (config.offload != in.config.offload || config.train.update != in.config.train.update) {
+    const int64_t micro_batch = plan.numerics.micro_batch;
+    config = in.config;
+    config.train.micro_batch = micro_batch;
+    const PlanInput fixed = in.with(config);
+    plan = nearest_that_fits(fixed, base);
+    Plan less = nearest_that_fits(in, base);
+    if (less.numerics.micro_batch != micro_batch && !can_be_placed(fixed, plan)) {
+      reason = fmt::format(
+          "what fits offload's limits; without them it would be {}, and losses differ in rounding: set it to "
+          "keep results the same whatever the limits",
+          micro_batch);
+      plan = std::move(less);
+    }
   }
   plan.choices.push_back({"train.micro_batch", std::to_string(plan.numerics.micro_batch), reason});
   return plan;

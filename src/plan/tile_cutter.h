@@ -17,6 +17,7 @@ class TileCutter {
         layout_(layout),
         rule_(numerics.rule),
         streams_(numerics.state()),
+        of_elements_(streams_.of_elements()),
         each_(each) {}
 
   void begin_block() { placement_.first_tile.push_back(std::ssize(bytes_)); }
@@ -32,6 +33,7 @@ class TileCutter {
   const ModelLayout& layout_;
   RuleId rule_;
   StateStreams streams_;
+  bool of_elements_;  // a tile's bytes follow from its length
   int64_t each_;
   std::vector<int64_t> bytes_;
 };

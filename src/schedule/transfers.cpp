@@ -30,8 +30,10 @@ class UseCollector {
   }
 
   std::vector<ArrayUse> take() {
-    std::stable_sort(uses_.begin(), uses_.end(),
-                     [](const ArrayUse& a, const ArrayUse& b) { return a.begin < b.begin; });
+    const auto earlier = [](const ArrayUse& a, const ArrayUse& b) { return a.begin < b.begin; };
+    // Weights alone are collected when they are released, in another order.
+    if (!std::is_sorted(uses_.begin(), uses_.end(), earlier))
+      std::stable_sort(uses_.begin(), uses_.end(), earlier);
     return std::move(uses_);
   }
 

@@ -169,29 +169,36 @@ TEST(Plan, ATileHasRoomForTheMostOfAllRanks) {
   c.machine.disks = {{.path = "/swap", .free_bytes = int64_t{1} << 34}};
   const ModelLayout layout = c.layout(nullptr);
   const int ranks = 3;
-  const Plan plan = make_plan({c.config, c.spec, nullptr, layout, c.device}, c.machine, {.ranks = ranks});
-  const PlacementPlan& p = plan.placement;
-  const StateStreams streams = plan.numerics.state();
-  ASSERT_TRUE(p.sharded);
-  bool other = false;  // a rank that is not the first needs most
-  for (const Unit& unit : layout.units(p.head_segments() > 0)) {
-    const BlockLayout& block = layout.blocks[static_cast<size_t>(unit.block)];
-    for (auto a = static_cast<size_t>(p.first_tile[static_cast<size_t>(unit.block)]);
-         a < static_cast<size_t>(p.first_tile[static_cast<size_t>(unit.block) + 1]); ++a) {
-      int64_t most = 0, of_first = 0;
-      for (int rank = 0; rank < ranks; ++rank) {
-        const Shard shard = shard_of(unit, rank, ranks), first = shard_of(unit, 0, ranks);
-        const int64_t from = std::min(shard.first + p.first_granule[a] * kGranule - first.first, shard.end());
-        const int64_t to = std::min(from + p.granules[a] * kGranule, shard.end());
-        const int64_t bytes = streams.bytes(block.count(from, to));
-        if (rank == 0) of_first = bytes;
-        most = std::max(most, bytes);
+  bool other = false;    // a rank that is not the first needs most
+  bool unequal = false;  // a tile takes other bytes than the one before it in its unit, which is as long
+  for (const std::optional<ByteSize> tile : {std::optional<ByteSize>(), {ByteSize{4096}}}) {
+    c.config.io.tile = tile;
+    const Plan plan = make_plan({c.config, c.spec, nullptr, layout, c.device}, c.machine, {.ranks = ranks});
+    const PlacementPlan& p = plan.placement;
+    const std::vector<int64_t>& bytes = p.pool(Pool::kOptimizer).bytes;
+    ASSERT_TRUE(p.sharded);
+    for (const Unit& unit : layout.units(p.head_segments() > 0)) {
+      const auto begin = static_cast<size_t>(p.first_tile[static_cast<size_t>(unit.block)]);
+      const auto end = static_cast<size_t>(p.first_tile[static_cast<size_t>(unit.block) + 1]);
+      for (size_t a = begin; a < end; ++a) {
+        std::vector<int64_t> of_rank;
+        for (int rank = 0; rank < ranks; ++rank) {
+          const Shard shard = shard_of(unit, rank, ranks), first = shard_of(unit, 0, ranks);
+          const int64_t from =
+              std::min(shard.first + p.first_granule[a] * kGranule - first.first, shard.end());
+          const int64_t to = std::min(from + p.granules[a] * kGranule, shard.end());
+          const BlockLayout& block = layout.blocks[static_cast<size_t>(unit.block)];
+          of_rank.push_back(plan.numerics.state().bytes(block.count(from, to)));
+        }
+        const int64_t most = std::ranges::max(of_rank);
+        EXPECT_EQ(bytes[a], most) << "tile " << a;
+        other = other || most > of_rank.front();
+        unequal = unequal || (a > begin && p.granules[a] == p.granules[a - 1] && most != bytes[a - 1]);
       }
-      EXPECT_EQ(p.pool(Pool::kOptimizer).bytes[a], most) << "tile " << a;
-      other = other || most > of_first;
     }
   }
   EXPECT_TRUE(other);
+  EXPECT_TRUE(unequal);
 }
 
 }  // namespace
