@@ -20,7 +20,11 @@ int tag_of(uint64_t call, const char* what) {
 }  // namespace
 
 bool MpiWorker::wait(std::unique_lock<std::mutex>& lock, double seconds, const std::function<bool()>& done) {
-  return done_.wait_for(lock, std::chrono::duration<double>(seconds), done);
+  constexpr std::chrono::duration<double> kStep(kLookSeconds / 2);
+  for (Waited waited(monotonic_seconds(), kLookSeconds); waited.look(monotonic_seconds()) < seconds;) {
+    if (done_.wait_for(lock, kStep, done)) return true;
+  }
+  return done();
 }
 
 void MpiWorker::wait_joined() {

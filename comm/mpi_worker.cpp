@@ -242,7 +242,7 @@ void MpiWorker::fail_with_it() {
 // or hears that another one does, waits a moment for what rank 0 has to say.
 void MpiWorker::speak_once(std::optional<Sign> last_word) {
   bool told = false;
-  for (const double until = monotonic_seconds() + kHearSeconds; monotonic_seconds() < until;) {
+  for (Waited waited(monotonic_seconds(), kLookSeconds); waited.look(monotonic_seconds()) < kHearSeconds;) {
     if (last_word && !told) {
       tell_all(*last_word);
       told = true;
@@ -303,8 +303,8 @@ void MpiWorker::tell_all(const Sign& sign) {
   for (int r = 0; r < ranks; ++r) {
     if (r != rank) requests.push_back(begin_send(sign, r));
   }
-  const double until = monotonic_seconds() + kTellSeconds;
-  while (!requests.empty() && monotonic_seconds() < until) {
+  Waited waited(monotonic_seconds(), kLookSeconds);
+  while (!requests.empty() && waited.look(monotonic_seconds()) < kTellSeconds) {
     std::erase_if(requests, [this](void*& request) { return finish(request); });
     std::this_thread::sleep_for(kNap);
   }

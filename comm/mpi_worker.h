@@ -27,6 +27,7 @@ static_assert(std::is_trivially_copyable_v<Sign>);
 inline constexpr double kBeatSeconds = 0.2;
 inline constexpr double kTellSeconds = 1;    // for telling the others why this rank ends
 inline constexpr double kHearSeconds = 1;    // for hearing that rank 0 ends for the same reason
+inline constexpr double kLookSeconds = 0.1;  // of the two above, what counts at most between two looks
 inline constexpr double kComeSeconds = 0.1;  // for what was sent before a rank has ended
 inline constexpr char kLookForRank[] =
     "see whether that process is stopped or its machine unreachable; then start the same command again";

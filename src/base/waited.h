@@ -1,6 +1,6 @@
 // How long something has been waited for. Who waits looks again and again, and of the time between two looks
-// at most kMost counts. So a process that was stopped (Ctrl-Z, a suspended job, a frozen container) finds its
-// patience unspent; where nothing stops it, this is the clock's time. One thread's.
+// no more than `most` counts. So a process that was stopped (Ctrl-Z, a suspended job, a frozen container)
+// finds its patience unspent; where nothing stops it, this is the clock's time. One thread's.
 #pragma once
 
 #include <algorithm>
@@ -15,15 +15,15 @@ class Waited {
 
   Waited() = default;
   // From `now` on, in seconds of the monotonic clock.
-  explicit Waited(double now) : looked_(now) {}
+  explicit Waited(double now, double most = kMost) : looked_(now), most_(most) {}
   // Seconds until `now`.
   double look(double now) {
-    seconds_ += std::min(now - std::exchange(looked_, now), kMost);
+    seconds_ += std::min(now - std::exchange(looked_, now), most_);
     return seconds_;
   }
 
  private:
-  double looked_ = 0;
+  double looked_ = 0, most_ = kMost;
   double seconds_ = 0;
 };
 

@@ -282,6 +282,29 @@ TEST(MpiLink, WhatTheLeaderHasPassedOnNeedNotBeSaidAgain) {
   for (const Outcome& one : out) EXPECT_LT(one.seconds, 3);
 }
 
+// Else a run that was stopped just as it ended says the same twice.
+TEST(MpiLink, TheLeadersWordIsWaitedForWhileAllAreStopped) {
+  expect_go_on_after(
+      std::chrono::seconds(3), {[] {
+        bool said = false;
+        with_links(2, [&](MpiLink& link, Group& group) {
+          group.barrier("start");
+          if (link.rank() == 1) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(200));
+            said = link.end(Exit::kNoProgress, "stuck");
+            return;
+          }
+          try {
+            group.barrier("weights");
+          } catch (const Error& error) {
+            for (int i = 0; i < 4; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+            link.passed_on(error.what());
+          }
+        });
+        return std::vector<std::string>{said ? "" : "rank 1 did not hear that the leader had said it"};
+      }});
+}
+
 // As after a vote, of which rank 0 knows who has failed, and not why.
 TEST(MpiLink, WhatTheLeaderHasNotSaidIsLeftToWhoKnows) {
   bool said = true;

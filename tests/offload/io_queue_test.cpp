@@ -147,14 +147,17 @@ TEST_F(Queue, ARowOfWritesDoesNotHoldUpARead) {
   setup.write_bytes_per_s = 5e6;  // 1.7 s of writing
   setup.read_bytes_per_s = 200e6;
   auto queue = make(setup);
-  const Ticket write = queue->write(extent, block.data(), 8 * kMiB, "long");
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  const double start = monotonic_seconds();
-  queue->wait(queue->read(small, other.data(), 256 * kKiB, "short"));
-  EXPECT_LT(monotonic_seconds() - start, 0.8);
-  EXPECT_FALSE(queue->done(write));
-  queue->drain();
-  EXPECT_TRUE(queue->done(write));
+  bool early = false;                                  // the read has come back long before the writes have
+  for (int tries = 0; tries < 3 && !early; ++tries) {  // the machine may stand still for a moment
+    const Ticket write = queue->write(extent, block.data(), 8 * kMiB, "long");
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    const double start = monotonic_seconds();
+    queue->wait(queue->read(small, other.data(), 256 * kKiB, "short"));
+    early = monotonic_seconds() - start < 0.8 && !queue->done(write);
+    queue->drain();
+    EXPECT_TRUE(queue->done(write));
+  }
+  EXPECT_TRUE(early);
 }
 
 TEST_F(Queue, RunsAtTheSpeedOfTheSimulatedDisk) {
