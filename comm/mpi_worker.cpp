@@ -244,7 +244,7 @@ void MpiWorker::speak_once(std::optional<Sign> last_word) {
   bool told = false;
   for (Waited waited(monotonic_seconds(), kLookSeconds); waited.look(monotonic_seconds()) < kHearSeconds;) {
     if (last_word && !told) {
-      tell_all(*last_word);
+      tell_all(*last_word, waited);
       told = true;
     }
     if (rank == 0 && told) return;
@@ -298,12 +298,12 @@ void MpiWorker::look_at_late() {
                                   .next = "see that rank's log"});
 }
 
-void MpiWorker::tell_all(const Sign& sign) {
+// Some may be gone, and take nothing.
+void MpiWorker::tell_all(const Sign& sign, Waited& waited) {
   std::vector<void*> requests;
   for (int r = 0; r < ranks; ++r) {
     if (r != rank) requests.push_back(begin_send(sign, r));
   }
-  Waited waited(monotonic_seconds(), kLookSeconds);
   while (!requests.empty() && waited.look(monotonic_seconds()) < kTellSeconds) {
     std::erase_if(requests, [this](void*& request) { return finish(request); });
     std::this_thread::sleep_for(kNap);
@@ -341,7 +341,8 @@ void MpiWorker::give_up(const Error& error) {
   done_.notify_all();
   try {
     if (leader_lost_) {
-      tell_all(word);
+      Waited waited(monotonic_seconds(), kLookSeconds);
+      tell_all(word, waited);
     } else {
       speak_once(word);
     }

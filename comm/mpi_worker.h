@@ -82,7 +82,8 @@ class MpiWorker {
   void beat();
   void look_at_neighbour();
   void look_at_late();
-  void tell_all(const Sign& sign);
+  // Until kTellSeconds have been waited.
+  void tell_all(const Sign& sign, Waited& waited);
   void fail_with_it();
   void speak_once(std::optional<Sign> last_word);
   bool say_goodbye();
