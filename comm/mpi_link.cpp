@@ -97,23 +97,27 @@ bool MpiWorker::moving() {
   return asked_.has_value();
 }
 
-bool MpiWorker::end(Exit code, std::string why, const std::string& next) {
-  std::unique_lock lock(mutex_);
-  why.resize(std::min(why.size(), sizeof Sign::why - 1));
+Sign MpiWorker::word_of_end(Exit code, const std::string& why, const std::string& next) const {
   Sign word = sign(Sign::Kind::kEnd);
   word.code = static_cast<int32_t>(code);
   copy_text(word.why, sizeof word.why, why);
   copy_text(word.next, sizeof word.next, next);
-  last_word_ = word;
+  return word;
+}
+
+bool MpiWorker::end(Exit code, std::string why, const std::string& next) {
+  std::unique_lock lock(mutex_);
+  why.resize(std::min(why.size(), sizeof Sign::why - 1));
+  last_word_ = word_of_end(code, why, next);
   wake_.notify_one();
   wait(lock, 2 * kTellSeconds + kHearSeconds, [this] { return ended_; });
   return told_by_leader_ == why;
 }
 
-void MpiWorker::passed_on(const std::string& said) {
+void MpiWorker::passed_on(Exit code, const std::string& said, const std::string& next) {
   std::unique_lock lock(mutex_);
-  if (!heard_word_ || said.find(heard_word_->why) == std::string::npos) return;
-  last_word_ = heard_word_;
+  const bool heard = heard_word_ && said.find(heard_word_->why) != std::string::npos;
+  last_word_ = heard ? *heard_word_ : word_of_end(code, said, next);
   wake_.notify_one();
   wait(lock, kTellSeconds + kHearSeconds, [this] { return ended_; });
 }
@@ -159,8 +163,8 @@ bool MpiLink::end(Exit code, const std::string& why, const std::string& next) {
   return worker_->end(code, why, next);
 }
 
-void MpiLink::passed_on(const std::string& said) {
-  worker_->passed_on(said);
+void MpiLink::passed_on(Exit code, const std::string& said, const std::string& next) {
+  worker_->passed_on(code, said, next);
 }
 
 void MpiLink::leave() {

@@ -62,8 +62,9 @@ class MpiLink {
   // within a second. Gives whether rank 0, which speaks for all, ends with the same one.
   bool end(Exit code, const std::string& why, const std::string& next = "see that rank's log");
   // By rank 0, once it has said `said` on the console: if that has the words with which another rank has
-  // ended the run, that one's `end` gives true.
-  void passed_on(const std::string& said);
+  // ended the run, that one's `end` gives true. If not, as after a vote, of which rank 0 knows who has failed
+  // and not why, `end` gives false at once: mpirun ends the job a second after rank 0.
+  void passed_on(Exit code, const std::string& said, const std::string& next);
   // With all others, once nobody calls any more: leaves MPI in order.
   void leave();
 

@@ -298,7 +298,7 @@ void MpiWorker::look_at_late() {
                                   .next = "see that rank's log"});
 }
 
-// Some may be gone, and take nothing.
+// Some may be gone, and take nothing: what rank 0 says is heard meanwhile.
 void MpiWorker::tell_all(const Sign& sign, Waited& waited) {
   std::vector<void*> requests;
   for (int r = 0; r < ranks; ++r) {
@@ -306,6 +306,11 @@ void MpiWorker::tell_all(const Sign& sign, Waited& waited) {
   }
   while (!requests.empty() && waited.look(monotonic_seconds()) < kTellSeconds) {
     std::erase_if(requests, [this](void*& request) { return finish(request); });
+    take_signs();
+    {
+      const std::lock_guard lock(mutex_);
+      if (!told_by_leader_.empty()) return;
+    }
     std::this_thread::sleep_for(kNap);
   }
 }
@@ -328,10 +333,7 @@ bool MpiWorker::say_goodbye() {
 }
 
 void MpiWorker::give_up(const Error& error) {
-  Sign word = sign(Sign::Kind::kEnd);
-  word.code = static_cast<int32_t>(error.code());
-  copy_text(word.why, sizeof word.why, error.what());
-  copy_text(word.next, sizeof word.next, error.text().advice());
+  const Sign word = word_of_end(error.code(), error.what(), error.text().advice());
   {
     // First: unless rank 0 does, this rank says it on the console before the others' ends reach its door.
     const std::lock_guard lock(mutex_);

@@ -46,7 +46,7 @@ class MpiWorker {
   std::optional<Error> lost();
   bool moving();
   bool end(Exit code, std::string why, const std::string& next);
-  void passed_on(const std::string& said);
+  void passed_on(Exit code, const std::string& said, const std::string& next);
   bool leave();
   // Whether the thread has ended.
   bool stop();
@@ -91,6 +91,7 @@ class MpiWorker {
   void* begin_send(const Sign& sign, int to);
   void give_up(const Error& error);
   Sign sign(Sign::Kind kind) const;
+  Sign word_of_end(Exit code, const std::string& why, const std::string& next) const;
 
   const LinkSetup setup_;
 

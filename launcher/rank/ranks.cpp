@@ -151,7 +151,7 @@ Ranks::~Ranks() {
 void Ranks::tell(const Error& error) {
   ErrorText text = error.text();
   if (text.area == "PEER-32") {
-    if (link_ && leads()) link_->passed_on(error.what());
+    if (link_ && leads()) link_->passed_on(error.code(), error.what(), text.advice());
     return;
   }
   const bool said = link_ && link_->end(error.code(), error.what(), text.advice());

@@ -272,7 +272,8 @@ TEST(MpiLink, WhatTheLeaderHasPassedOnNeedNotBeSaidAgain) {
     try {
       group.barrier("weights");
     } catch (const Error& error) {
-      if (link.rank() == 0) link.passed_on(error.what()), next = error.text().next;
+      if (link.rank() == 0)
+        link.passed_on(error.code(), error.what(), error.text().next), next = error.text().next;
       throw;
     }
   });
@@ -298,29 +299,36 @@ TEST(MpiLink, TheLeadersWordIsWaitedForWhileAllAreStopped) {
             group.barrier("weights");
           } catch (const Error& error) {
             for (int i = 0; i < 4; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(100));
-            link.passed_on(error.what());
+            link.passed_on(error.code(), error.what(), error.text().next);
           }
         });
         return std::vector<std::string>{said ? "" : "rank 1 did not hear that the leader had said it"};
       }});
 }
 
-// As after a vote, of which rank 0 knows who has failed, and not why.
+// As after a vote, of which rank 0 knows who has failed, and not why. It is said before mpirun, a second
+// after rank 0 has ended, kills who is left.
 TEST(MpiLink, WhatTheLeaderHasNotSaidIsLeftToWhoKnows) {
-  bool said = true;
-  with_links(2, [&](MpiLink& link, Group& group) {
-    group.barrier("start");
-    if (link.rank() == 1) {
-      said = link.end(Exit::kIo, "the log cannot be written");
-      return;
-    }
-    try {
-      group.barrier("weights");
-    } catch (const Error&) {
-      link.passed_on("rank 1 has failed");
-    }
-  });
-  EXPECT_FALSE(said);
+  double seconds = 9;
+  for (int tries = 0; tries < 3 && seconds > 0.5; ++tries) {  // the machine may stand still for a moment
+    bool said = true;
+    with_links(2, [&](MpiLink& link, Group& group) {
+      group.barrier("start");
+      if (link.rank() == 1) {
+        const double start = monotonic_seconds();
+        said = link.end(Exit::kIo, "the log cannot be written");
+        seconds = monotonic_seconds() - start;
+        return;
+      }
+      try {
+        group.barrier("weights");
+      } catch (const Error&) {
+        link.passed_on(Exit::kIo, "rank 1 has failed", "see that rank's message");
+      }
+    });
+    EXPECT_FALSE(said);
+  }
+  EXPECT_LT(seconds, 0.5);
 }
 
 TEST(MpiLink, ASilentRankIsNamedOnceWhereTheLeaderPassesItOn) {
@@ -333,7 +341,7 @@ TEST(MpiLink, ASilentRankIsNamedOnceWhereTheLeaderPassesItOn) {
         try {
           group.barrier("second");
         } catch (const Error& error) {
-          if (link.rank() == 0) link.passed_on(error.what());
+          if (link.rank() == 0) link.passed_on(error.code(), error.what(), error.text().next);
           if (link.rank() == 2) said = link.end(error.code(), error.what());
           throw;
         }
