@@ -1,11 +1,12 @@
 """Is the plan right? Twenty fixed configurations and some drawn ones: planned against measured.
 
 Peak resident memory, bytes on disk (what the process's nameless files occupy), bytes read and written per step, and the
-step's time (the cores' rate measured in the same process before every step, since others use the machine, too). Random weights;
+step's time (the cores' rate measured in the same process before every step, since others use the machine, too; for --seconds at
+least, as a virtual machine's cores have two speeds, each for seconds, and a case has to meet both). Random weights;
 the fixed cases have SmolLM2-135M's shape. The drawn ones differ in everything that a plan depends on, so that its constants cannot
 be fitted to the cases that judge them; --seed draws the same ones again. A figure is the worst deviation of all cases.
 
-Usage: plan_honest.py BIN_DIR [--short] [--path DIR] [--steps 7] [--seed N] [--drawn 6] [--only N]
+Usage: plan_honest.py BIN_DIR [--short] [--path DIR] [--steps 7] [--seconds 30] [--seed N] [--drawn 6] [--only N]
 """
 
 import json
@@ -100,18 +101,26 @@ def swap_bytes(pid):
     return total
 
 
-def measure(binary, shape, case, path, steps):
+def middle(values):
+    """The interquartile mean: of a mixture of two speeds the median is one or the other."""
+    quarter = len(values) // 4
+    return statistics.mean(sorted(values)[quarter:len(values) - quarter])
+
+
+def measure(binary, shape, case, path, steps, seconds):
     method, gradients, sequences, length, micro, settings = case
     name = f"{method} {gradients} {sequences}x{length}/{micro} " + " ".join(settings)
     settings = ["rates=each", f"offload.paths={path}", f"train.micro_batch={micro}", *[s for s in settings if s != UNTIED]]
     side = Side([str(binary), json.dumps(shape), method, gradients, "2", str(sequences), str(length), *settings])
-    for _ in range(steps):
+    end = time.monotonic() + seconds
+    while len(side.rows) < steps or time.monotonic() < end:
         side.step()
     disk = swap_bytes(side.process.pid)
     last, planned = side.rows[-1], side.rows[-1]["planned"]
     side.finish()
+    # Each step against the plan with the rates just before it.
     ms = side.median("ms", 2)
-    planned_ms = statistics.median(row["planned"]["ms"] for row in side.rows[2:])  # with the rates just before each
+    planned_ms = ms * middle([row["planned"]["ms"] / row["ms"] for row in side.rows[2:]])
     # The median, as slots fill during the first steps. A step's transfers have ended when they are counted.
     moved = {way: side.median(way, 2) for way in ("read_bytes", "written_bytes")}
     return {"case": name,
@@ -133,12 +142,14 @@ def describe(shape):
 def main():
     parser = common_options(__doc__)
     parser.add_argument("--path", default=tempfile.gettempdir())
-    parser.add_argument("--steps", type=int)
+    parser.add_argument("--steps", type=int, help="the least of a configuration")
+    parser.add_argument("--seconds", type=float, help="the least of its steps")
     parser.add_argument("--seed", type=int, help="of what is drawn; with --short always the same, else from the clock")
     parser.add_argument("--drawn", type=int)
     parser.add_argument("--only", type=int, help="the n-th configuration alone, drawn ones behind the fixed ones")
     options = parser.parse_args()
     steps = options.steps or (5 if options.short else 7)
+    seconds = options.seconds if options.seconds is not None else 0 if options.short else 30
     if options.seed is None:
         options.seed = 481506 if options.short else time.time_ns() % 1000000
     draw = random.Random(options.seed)
@@ -157,11 +168,11 @@ def main():
     # The machine's rates are measured in this run: those that are kept may be of an hour in which others worked on it.
     with tempfile.TemporaryDirectory() as kept:
         os.environ["XDG_CACHE_HOME"] = kept
-        measure_all(options, steps, cases, figures)
+        measure_all(options, steps, seconds, cases, figures)
     figures.finish()
 
 
-def measure_all(options, steps, cases, figures):
+def measure_all(options, steps, seconds, cases, figures):
     for kind in cases:
         if not cases[kind]:
             continue
@@ -169,7 +180,7 @@ def measure_all(options, steps, cases, figures):
         for shape, case in cases[kind]:
             if kind == "drawn":
                 print(describe(shape), flush=True)
-            row = measure(options.bin_dir / "train_step_bench", shape, case, options.path, steps)
+            row = measure(options.bin_dir / "train_step_bench", shape, case, options.path, steps, seconds)
             off = {key: deviation(row[key]) for key in TARGETS}
             worst = {key: max(worst[key], abs(off[key])) for key in TARGETS}
             print(f"{row['case'].replace('offload.', ''):92} RSS {row['rss'][1] / 2**20:6.0f} MiB {off['rss']:+5.1f} %  "

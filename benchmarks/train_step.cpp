@@ -5,13 +5,15 @@
 //
 // KEY=VALUE are settings of the configuration, slots=N the optimizer's slots, disk_gb_per_s=R the speed of a
 // simulated disk, gemm_tflops=R the speed of the cores, which is measured, with memory's, where it is not
-// told, and rates=each measures them again before every step, since others use the machine, too. Prints
+// told, and rates=each measures the cores again before every step, since others use the machine, too. Prints
 // "ready", then per step one JSON line {ms, loss, peak_rss, read_bytes, wait_ms, planned}.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <thread>
+#include <vector>
 
 #include "base/bytes.h"
 #include "base/clock.h"
@@ -78,6 +80,16 @@ void measure_gemm(StreamView stream, Machine& machine) {
   machine.gemm_call_seconds = cpu.gemm_call_seconds;
 }
 
+// The median of some probes, a tenth of a second each: on a virtual machine the rate doubles and halves again
+// every second or so. 32 MiB are not the peak of a small run, so that it is measured before the run alone.
+double memory_bandwidth(int cores, size_t probes) {
+  std::vector<double> rates(probes);
+  for (double& rate : rates) rate = probe_host_memory(cores, 32 * kMiB);
+  const auto middle = rates.begin() + static_cast<ptrdiff_t>(probes / 2);
+  std::nth_element(rates.begin(), middle, rates.end());
+  return *middle;
+}
+
 // What has moved once nothing moves any more: nothing has come to an end for as long as a tile's transfer
 // takes on a disk of 200 MB/s. How much is on its way as a step ends differs from step to step.
 IoCounters at_rest(const OffDeviceState& state) {
@@ -99,7 +111,7 @@ Machine this_machine(const Arguments& arguments, StreamView stream) {
   machine.gemm_bf16_flops = arguments.gemm_tflops * 1e12;
   if (arguments.gemm_tflops <= 0) {
     measure_gemm(stream, machine);
-    machine.memory_bandwidth = probe_host_memory(machine.cores, 32 * kMiB);  // not the peak of a small run
+    machine.memory_bandwidth = memory_bandwidth(machine.cores, arguments.rates_each ? 21 : 1);
   }
   for (const std::string& path : config.offload.paths) {
     const DiskProbe probe = probe_disk(path);
