@@ -168,7 +168,7 @@ def test_random_weights_lose_as_well(work):
 
 @memory_counts
 def test_the_plan_knows_what_the_start_takes(work, tmp_path):
-    """A matrix of 64 MiB in fp32, which is more than all else of so short a step."""
+    """A matrix of 64 MiB in fp32. In fp32, for which the GEMM library makes no code that a plan has to have room for."""
     model = LlamaForCausalLM(LlamaConfig(
         hidden_size=512, intermediate_size=32768, num_hidden_layers=1, num_attention_heads=8, num_key_value_heads=2, vocab_size=97,
         max_position_embeddings=64, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2))
@@ -176,13 +176,15 @@ def test_the_plan_knows_what_the_start_takes(work, tmp_path):
     (tmp_path / "wide" / "chat_template.jinja").write_text("{{ messages[0].content }}")
     peak, planned = {}, {}
     for start in ("zero", "loftq"):
-        toml = config(work, f"wide-{start}", **{**LOFTQ, "lora__start": start, "model__path": str(tmp_path / "wide"), "model__dtype": "bf16",
+        toml = config(work, f"wide-{start}", **{**LOFTQ, "lora__start": start, "model__path": str(tmp_path / "wide"), "model__dtype": "fp32",
                                                 "train__steps": 1, "train__global_batch": 1, "train__micro_batch": 1, "data__max_length": 16})
         planned[start] = json.loads(lmlaunch("plan", toml, "--json", cwd=work).stdout)["peak"]["host_bytes"]
         done = lmlaunch(toml, cwd=work)
         peak[start] = int(done.stderr.split("peak resident memory ")[1].split(" MiB")[0]) << 20
-    assert planned["loftq"] - planned["zero"] > 40 << 20
-    assert peak["loftq"] - peak["zero"] == pytest.approx(planned["loftq"] - planned["zero"], abs=12 << 20), (peak, planned)
+    assert 40 << 20 < planned["loftq"] - planned["zero"] <= 64 << 20
+    # More than a plan without it would have room for, and no more than the plan has.
+    assert planned["zero"] * 1.03 < peak["loftq"] <= planned["loftq"] * 1.03, (peak, planned)
+    assert peak["zero"] <= planned["zero"] * 1.03, (peak, planned)
 
 
 def test_what_cannot_be_is_refused(work, trained, tmp_path):
