@@ -78,6 +78,7 @@ void measure_gemm(StreamView stream, Machine& machine) {
   const CpuRates cpu = measure_cpu_rates(DType::kBF16, stream, rate.sustained);
   machine.attention_flops = cpu.attention_flops;
   machine.gemm_call_seconds = cpu.gemm_call_seconds;
+  machine.decode_bandwidth = cpu.decode_bandwidth;
 }
 
 // The median of some probes, a tenth of a second each: on a virtual machine the rate doubles and halves again

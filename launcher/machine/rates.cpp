@@ -41,6 +41,7 @@ std::optional<MeasuredRates> known_rates(const Machine& machine, const RateSubje
       rates.gemm_sustained = kept_rate(*json, "gemm_sustained");
       rates.attention_flops = kept_rate(*json, "attention_flop_per_s");
       rates.gemm_call_seconds = kept_rate(*json, "gemm_call_seconds");
+      rates.decode_bandwidth = kept_rate(*json, "decoded_bytes_per_s");
       rates.library_bytes = static_cast<int64_t>(kept_rate(*json, "library_bytes"));
     }
     return rates;
@@ -59,6 +60,7 @@ void keep_rates(const Machine& machine, const RateSubject& subject, const Measur
     figures["gemm_sustained"] = rates.gemm_sustained;
     figures["attention_flop_per_s"] = rates.attention_flops;
     figures["gemm_call_seconds"] = rates.gemm_call_seconds;
+    figures["decoded_bytes_per_s"] = rates.decode_bandwidth;
     figures["library_bytes"] = rates.library_bytes;
   }
   // A machine with other work on it is no measure for the next week.
@@ -76,6 +78,7 @@ void set_rates(const RateSubject& subject, const MeasuredRates& rates, Machine& 
     machine.gemm_sustained = rates.gemm_sustained;
     machine.attention_flops = rates.attention_flops;
     machine.gemm_call_seconds = rates.gemm_call_seconds;
+    machine.decode_bandwidth = rates.decode_bandwidth;
     machine.library_bytes = rates.library_bytes;
   }
 }

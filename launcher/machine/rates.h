@@ -31,6 +31,7 @@ struct MeasuredRates {
   double memory_bandwidth = 0;
   double attention_flops = 0;
   double gemm_call_seconds = 0;
+  double decode_bandwidth = 0;
   int64_t library_bytes = 0;  // of the CPU's executable, as Machine has it
   double link_bandwidth = 0;  // with a GPU
 };

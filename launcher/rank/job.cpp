@@ -62,6 +62,7 @@ MeasuredRates measure_rates(const RateSubject& subject, StreamView stream, int64
     const CpuRates cpu = measure_cpu_rates(subject.dtype, stream, gemm.sustained);
     rates.attention_flops = cpu.attention_flops;
     rates.gemm_call_seconds = cpu.gemm_call_seconds;
+    rates.decode_bandwidth = cpu.decode_bandwidth;
   } else {
     rates.link_bandwidth = probe_copies(subject.device).each_way();
   }

@@ -146,7 +146,7 @@ void scale(const Scale& s, StreamView stream) {
   move(stream, 2 * static_cast<double>(s.out.bytes()));
 }
 void materialise(const Materialise& m, StreamView stream) {
-  pass(stream, product(m.out.rows, m.out.columns), m.out.dtype);
+  counted(stream).decoded_bytes += product(m.out.rows, m.out.columns) * size(m.out.dtype);
 }
 void granule_norms(const GranuleNorms& n, StreamView stream) {
   move(stream, static_cast<double>(n.granules * kGranuleElements) * size(n.dtype));
@@ -199,6 +199,7 @@ Cost& Cost::operator+=(const Cost& other) {
   attention_flops += other.attention_flops;
   bytes += other.bytes;
   pass_bytes += other.pass_bytes;
+  decoded_bytes += other.decoded_bytes;
   calls += other.calls;
   gemm_calls += other.gemm_calls;
   fp32_gemm_flops += other.fp32_gemm_flops;

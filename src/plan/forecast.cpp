@@ -157,7 +157,7 @@ void forecast(const PlanInput& in, Plan& plan) {
   const Prediction& p = plan.prediction;
   const double compute = p.gemm_seconds + p.attention_seconds;
   plan.links = {{"compute", compute, p.cost.gemm_flops + p.cost.attention_flops, "FLOP"},
-                {"memory", p.memory_seconds, p.cost.bytes + p.cost.pass_bytes, "B"}};
+                {"memory", p.memory_seconds, p.cost.bytes + p.cost.pass_bytes + p.cost.decoded_bytes, "B"}};
   plan.binding = compute >= p.memory_seconds ? "compute" : "memory";
   add_links(plan, link_rates(in.machine, in.device));
   if (rates.assumed) {

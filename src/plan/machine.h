@@ -46,6 +46,7 @@ struct Machine {
   double memory_bandwidth = 0;
   double attention_flops = 0;    // of all cores together, in the model's type
   double gemm_call_seconds = 0;  // of the CPU's GEMMs, whatever their size
+  double decode_bandwidth = 0;   // of the bytes that decoding a quantised weight makes
   std::vector<Gpu> gpus;
   std::vector<Disk> disks;
   int64_t host_limit = 0;  // the smallest of cgroup limit and RLIMIT_AS; 0: none

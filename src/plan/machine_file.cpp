@@ -27,6 +27,7 @@ std::string machine_json(const Machine& m) {
               {"memory_bandwidth", m.memory_bandwidth},
               {"attention_flops", m.attention_flops},
               {"gemm_call_seconds", m.gemm_call_seconds},
+              {"decode_bandwidth", m.decode_bandwidth},
               {"host_limit", m.host_limit},
               {"library_bytes", m.library_bytes},
               {"network_bandwidth", m.network_bandwidth},
@@ -45,6 +46,7 @@ Machine parse_machine(const std::string& text) {
   m.gemm_sustained = json.at("gemm_sustained"), m.memory_bandwidth = json.at("memory_bandwidth");
   m.attention_flops = json.at("attention_flops");
   m.gemm_call_seconds = json.at("gemm_call_seconds");
+  m.decode_bandwidth = json.at("decode_bandwidth");
   m.host_limit = json.at("host_limit"), m.library_bytes = json.at("library_bytes");
   m.network_bandwidth = json.at("network_bandwidth");
   for (const Json& gpu : json.at("gpus"))

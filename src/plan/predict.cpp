@@ -59,7 +59,8 @@ double visible_keys(const StepWork& work, double window) {
 
 double memory_seconds(const Cost& cost, const ComputeRates& rates) {
   return cost.bytes / rates.bandwidth + cost.pass_bytes / rates.pass_bandwidth +
-         (cost.calls - cost.gemm_calls) * rates.call_seconds + cost.gemm_calls * rates.gemm_call_seconds;
+         cost.decoded_bytes / rates.decode_bandwidth + (cost.calls - cost.gemm_calls) * rates.call_seconds +
+         cost.gemm_calls * rates.gemm_call_seconds;
 }
 
 double gemm_seconds(const Cost& cost, const ComputeRates& rates) {
@@ -72,6 +73,7 @@ void add(Prediction& to, OperationKind kind, const Cost& cost, double times, con
                     .attention_flops = cost.attention_flops * times,
                     .bytes = cost.bytes * times,
                     .pass_bytes = cost.pass_bytes * times,
+                    .decoded_bytes = cost.decoded_bytes * times,
                     .calls = cost.calls * times,
                     .gemm_calls = cost.gemm_calls * times,
                     .fp32_gemm_flops = cost.fp32_gemm_flops * times};
@@ -122,7 +124,7 @@ ComputeRates compute_rates(const Machine& machine, DeviceType device, DType dtyp
     rates.assumed |= !bf16 && fp32_assumed;
     rates.attention_flops = kGpuAttentionShare * rates.peak_flops;
     rates.bandwidth = kGpuBandwidthShare * known(gpu.bandwidth, kGpuBandwidth, rates.assumed);
-    rates.pass_bandwidth = rates.bandwidth;
+    rates.pass_bandwidth = rates.decode_bandwidth = rates.bandwidth;
     return rates;
   }
   const double cores = std::max(machine.cores, 1);
@@ -140,6 +142,7 @@ ComputeRates compute_rates(const Machine& machine, DeviceType device, DType dtyp
   bool ignored = false;
   rates.attention_flops = std::min(
       known(machine.attention_flops, kCpuAttentionShare * rates.gemm_flops, ignored), rates.peak_flops);
+  rates.decode_bandwidth = known(machine.decode_bandwidth, rates.pass_bandwidth, ignored);
   rates.call_seconds = kCpuCallSeconds;
   rates.gemm_call_seconds = known(machine.gemm_call_seconds, kCpuCallSeconds, ignored);
   return rates;

@@ -28,8 +28,9 @@ struct ComputeRates {
   double gemm_flops = 0;  // what large GEMMs of the model's type reach
   double fp32_gemm_flops = 0;  // and those of fp32: of adapters that a narrower model may have
   double attention_flops = 0;
-  double bandwidth = 0;       // of copies and sums
-  double pass_bandwidth = 0;  // of passes that compute on what they read: norms, SwiGLU, softmax
+  double bandwidth = 0;         // of copies and sums
+  double pass_bandwidth = 0;    // of passes that compute on what they read: norms, SwiGLU, softmax
+  double decode_bandwidth = 0;  // of decoded weights
   // Of each call, whatever its size: waking threads, of a GEMM the library's checks of its arguments, too.
   double call_seconds = 0, gemm_call_seconds = 0;
   bool assumed = false;  // some rate is the documented default of predict.cpp

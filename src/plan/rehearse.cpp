@@ -256,6 +256,7 @@ PassCosts::PassCosts(const PassShape& shape, const StepWork& micro) {
     now.attention_flops -= before.attention_flops;
     now.bytes -= before.bytes;
     now.pass_bytes -= before.pass_bytes;
+    now.decoded_bytes -= before.decoded_bytes;
     now.calls -= before.calls;
     now.gemm_calls -= before.gemm_calls;
     return now;

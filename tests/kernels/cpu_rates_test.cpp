@@ -26,6 +26,8 @@ TEST(CpuRates, AreAboveZero) {
     EXPECT_GT(rates.attention_flops, 0);
     EXPECT_GT(rates.gemm_call_seconds, 0);
     EXPECT_LT(rates.gemm_call_seconds, 0.1);
+    EXPECT_GT(rates.decode_bandwidth, 1e7);
+    EXPECT_LE(rates.decode_bandwidth, 1e12);
   }
 }
 

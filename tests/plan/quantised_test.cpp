@@ -47,5 +47,27 @@ TEST(QuantisedPlan, HasRoomFor8BInNf4WhereBf16IsThreeTimesAsLarge) {
   EXPECT_LT(nf4.step_seconds, bf16.step_seconds * 1.3);
 }
 
+// Where cores share no cache it takes several times as long as where they do.
+TEST(QuantisedPlan, TimesDecodingAsItWasMeasured) {
+  Case c{.spec = llama_1b(), .machine = cpu_machine(64)};
+  c.config.train.method = Method::kLora;
+  c.config.train.micro_batch = 1;
+  c.config.train.global_batch = 2;
+  c.config.train.recompute = Recompute::kBlock;
+  c.config.model.quantize = Quantize::kNf4;
+  const auto plan_at = [&](double bytes_per_s) {
+    c.machine.decode_bandwidth = bytes_per_s;
+    return c.plan();
+  };
+  const Plan slow = plan_at(1e9), quick = plan_at(4e9);
+  const double decoded = slow.prediction.cost.decoded_bytes;
+  // 973 million weights in bf16: forward, forward again and for the inputs' gradients, of two micro-batches.
+  EXPECT_NEAR(decoded, 2.0 * 973e6 * 3 * 2, 0.2 * decoded);
+  EXPECT_NEAR(slow.prediction.seconds - quick.prediction.seconds, decoded * (1 / 1e9 - 1 / 4e9),
+              1e-6 * slow.prediction.seconds);
+  EXPECT_EQ(compute_rates(cpu_machine(64), DeviceType::kCpu, DType::kBF16).decode_bandwidth,
+            compute_rates(cpu_machine(64), DeviceType::kCpu, DType::kBF16).pass_bandwidth);
+}
+
 }  // namespace
 }  // namespace lm
