@@ -103,7 +103,7 @@ def swap_bytes(pid):
 
 def middle(values):
     """The interquartile mean: of a mixture of two speeds the median is one or the other."""
-    quarter = len(values) // 4
+    quarter = min(-(-len(values) // 4), (len(values) - 1) // 2)  # of three the median
     return statistics.mean(sorted(values)[quarter:len(values) - quarter])
 
 
