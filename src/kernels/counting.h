@@ -15,7 +15,7 @@ struct Cost {
   double attention_flops = 0;
   double bytes = 0;            // of copies, sums and updates, and of a GEMM's operands where they cost time
   double pass_bytes = 0;       // of passes that compute on what they read
-  double decoded_bytes = 0;    // of weights that are decoded for the products after it
+  double decoded_bytes = 0;    // of quantised weights, as decoded for a product
   double calls = 0;            // of kernels and of GEMMs
   double gemm_calls = 0;       // of these, of GEMMs
   double fp32_gemm_flops = 0;  // of gemm_flops, what is multiplied in fp32

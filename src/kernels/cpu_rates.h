@@ -10,7 +10,7 @@ namespace lm {
 struct CpuRates {
   double attention_flops = 0;    // FLOP/s of a forward and a backward, visible keys alone
   double gemm_call_seconds = 0;  // of a small product beyond its FLOP: checks, weights that are in no cache
-  // Bytes/s of a decoded weight: what decoding takes, and what a product takes longer after it.
+  // Bytes/s that decoding nf4 weights makes: its own time, and what a product takes longer after it.
   double decode_bandwidth = 0;
 };
 // Of the quicker calls, all above 0. `gemm_flops`: of large products.
