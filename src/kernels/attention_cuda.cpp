@@ -6,8 +6,6 @@
 #include <ATen/ops/_flash_attention_backward.h>
 #include <ATen/ops/_flash_attention_forward.h>
 
-#include <cmath>
-
 #include "kernels/aten.h"
 #include "kernels/library.h"
 
@@ -88,10 +86,9 @@ void forward(const AttentionForward& a, const DocumentRun& d) {
   const Heads in = inputs_of(a, d, keys);
   const at::Tensor starts = starts_of(d), out = output_of(a, d, a.out);
   const at::Tensor key_starts = past > 0 ? starts_of(d, d.key_start) : starts;
-  const double scale = 1.0 / std::sqrt(static_cast<double>(a.head_dim));
   if (a.dtype == DType::kBF16) {
     const auto result = at::_flash_attention_forward(in.q, in.k, in.v, starts, key_starts, d.longest,
-                                                     keys.longest, 0.0, a.window == 0, false, scale,
+                                                     keys.longest, 0.0, a.window == 0, false, a.scale,
                                                      flash_left(a.window), flash_right(a.window));
     const at::Tensor lse = lse_of(d, a.lse, a.heads);
     out.copy_(std::get<0>(result));
@@ -102,7 +99,7 @@ void forward(const AttentionForward& a, const DocumentRun& d) {
   const auto result = at::_efficient_attention_forward(
       in.q.unsqueeze(0), widen(in.k, group).unsqueeze(0), widen(in.v, group).unsqueeze(0), std::nullopt,
       starts, key_starts, d.longest, keys.longest, 0.0,
-      past > 0 ? kCausalFromBottomRight : kCausalFromTopLeft, false, scale, {}, efficient_window(a.window));
+      past > 0 ? kCausalFromBottomRight : kCausalFromTopLeft, false, a.scale, {}, efficient_window(a.window));
   out.copy_(std::get<0>(result).squeeze(0));
 }
 
@@ -112,13 +109,12 @@ void backward(const AttentionBackward& a, const DocumentRun& d) {
                       heads_of(d, a.dk, a.kv_heads, a.head_dim, a.dkv_stride, a.dtype),
                       heads_of(d, a.dv, a.kv_heads, a.head_dim, a.dkv_stride, a.dtype)};
   const at::Tensor starts = starts_of(d), out = output_of(a, d, a.out), dout = output_of(a, d, a.dout);
-  const double scale = 1.0 / std::sqrt(static_cast<double>(a.head_dim));
   if (a.dtype == DType::kBF16) {
     // Without dropout the random state is not read.
     const at::Tensor no_random = tensor_of(a.scratch, {2}, {1}, DType::kI64, DeviceType::kCuda);
     const auto [dq, dk, dv] = at::_flash_attention_backward(
         dout, in.q, in.k, in.v, out, lse_of(d, a.lse, a.heads), starts, starts, d.longest, d.longest, 0.0,
-        a.window == 0, no_random, no_random, scale, flash_left(a.window), flash_right(a.window));
+        a.window == 0, no_random, no_random, a.scale, flash_left(a.window), flash_right(a.window));
     grad.q.copy_(dq);
     grad.k.copy_(dk);
     grad.v.copy_(dv);
@@ -131,10 +127,10 @@ void backward(const AttentionBackward& a, const DocumentRun& d) {
                    v = widen(in.v, group).unsqueeze(0);
   const auto again =
       at::_efficient_attention_forward(q, k, v, std::nullopt, starts, starts, d.longest, d.longest, 0.0,
-                                       kCausalFromTopLeft, true, scale, {}, efficient_window(a.window));
+                                       kCausalFromTopLeft, true, a.scale, {}, efficient_window(a.window));
   const auto [dq, dk, dv, dbias] = at::_efficient_attention_backward(
       dout.unsqueeze(0), q, k, v, std::nullopt, std::get<0>(again), starts, starts, d.longest, d.longest,
-      std::get<1>(again), 0.0, std::get<2>(again), std::get<3>(again), kCausalFromTopLeft, false, scale,
+      std::get<1>(again), 0.0, std::get<2>(again), std::get<3>(again), kCausalFromTopLeft, false, a.scale,
       std::nullopt, efficient_window(a.window));
   grad.q.copy_(dq.squeeze(0));
   grad.k.copy_(narrow_sum(dk.squeeze(0), a.kv_heads));

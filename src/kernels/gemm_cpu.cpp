@@ -37,7 +37,7 @@ constexpr int kRowStep = apart ? 1 : kPanelDepth + kPanelGap;
 template <bool apart>
 constexpr int kDepthStep = apart ? kRows : 1;
 template <bool apart>
-constexpr int kGroupStep = kRows* kPanelDepth + (apart ? kLanes : kRows * kPanelGap);
+constexpr int kGroupStep = (kPanelDepth * kRows) + (apart ? kLanes : kRows * kPanelGap);
 
 void widen(const Bf16* from, int64_t n, float* to) {
   each_vector(n, [&](int64_t j, auto count) LM_BODY { store(to + j, load(from + j, count), count); });
