@@ -53,6 +53,7 @@ void fill_with_pattern(const ModelLayout& layout, DType dtype, StreamView stream
       if (p.kind == ParameterKind::kLoraA || p.kind == ParameterKind::kLoraB) continue;
       for (const int64_t unit : store.units_of(static_cast<int64_t>(block), place)) {
         if (!open || open->unit() != unit) {
+          if (open) open->close();
           open.reset();
           open.emplace(store.open(unit, true));
         }
@@ -70,6 +71,7 @@ void fill_with_pattern(const ModelLayout& layout, DType dtype, StreamView stream
       }
     }
   }
+  if (open) open->close();
   open.reset();
   synchronize(stream);  // the tiles end here
 }

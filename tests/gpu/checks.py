@@ -78,7 +78,7 @@ def items():
         Item("bench_gpu_gemm", ["bench_gpu_gemm"], 50, ["bench_gpu_gemm", "--quick"]),
         Item("slices of 1B", ["bench_gpu_steps", "1b-slice*"], 45, ["bench_gpu_steps", "tiny"]),
         Item("slices of 7B", ["bench_gpu_steps", "7b-slice*"], 45, ["bench_gpu_steps", "tiny-lora"]),
-        Item("slices of 8B", ["bench_gpu_steps", "8b-slice*"], 45, ["bench_gpu_steps", "tiny-off-device"]),
+        Item("slices of 8B", ["bench_gpu_steps", "8b-slice*"], 45, ["bench_gpu_steps", "tiny", "tiny-off-device"]),
         Item("peers", [*python, str(HERE / "peers.py"), "BIN"], 150, [*python, str(HERE / "peers.py"), "BIN", "--tiny"]),
     ]
 
