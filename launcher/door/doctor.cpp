@@ -84,6 +84,8 @@ Check check_gpu(size_t card, const SurveyedGpus& found) {
                                  [&](const VisibleGpu& one) { return one.card == static_cast<int>(card); });
   const bool shown = seen != visible.end();
   std::string value = gpu.name.empty() ? "unnamed" : gpu.name;
+  const Gpu known = gpu_of(gpu.name, gpu.figures);
+  if (known.capability.known()) value += ", compute capability " + known.capability.text();
   if (!gpu.uuid.empty()) value += ", " + gpu.uuid;
   if (gpu.memory > 0)
     value += ", " + format_bytes(gpu.memory) + ", " + format_bytes(gpu.free_memory) + " free";
@@ -96,7 +98,12 @@ Check check_gpu(size_t card, const SurveyedGpus& found) {
     value += fmt::format(", CUDA device {}", seen - visible.begin());
   }
   Check check{"gpu", gpu.memory > 0, value, gpu.memory > 0 ? "" : found.survey.problem + ": " + kMendNvml};
-  check.numbers = {{"uuid", gpu.uuid}, {"visible", shown}};
+  check.numbers = {{"uuid", gpu.uuid}, {"visible", shown}, {"compute_capability", known.capability.text()}};
+  const GpuObstacle obstacle = gpu_obstacle(known.capability, gpu_code());
+  if (!obstacle.what.empty()) {
+    check.ok = false;
+    check.next = obstacle.what + ": " + obstacle.next;
+  }
   return check;
 }
 

@@ -76,6 +76,7 @@ Object gpu_object(const CommandLine& line, const Gpu& gpu, const SurveyedGpus& f
   }
   const GpuFacts facts = found.visible.gpus.front().facts;
   out["uuid"] = facts.uuid;
+  if (gpu.capability.known()) out["compute_capability"] = gpu.capability.text();
   if (facts.memory == 0) {
     log_note("GPU-34",
              found.survey.problem + ": planning with the memory that a " + gpu.name + " is sold with");
@@ -173,6 +174,7 @@ std::unique_ptr<Question> question_about(const Config& config, const std::string
   if (!out->imagined) check_disks(config, PlanPurpose::kTrain);
   out->machine.disks = survey_disks(config, environment.cache_dir, DiskRates::kKnown);
   const bool gpu = plan_for_gpu(line, config.run.device, found);
+  if (gpu && !imagines_gpus(line)) require_gpu_code(out->machine.gpus.front());
   if (gpu) require_gpu_memory(out->machine.gpus.front(), found);
   if (gpu) out->gpu = gpu_object(line, out->machine.gpus.front(), found);
   out->device = gpu ? DeviceType::kCuda : DeviceType::kCpu;
@@ -226,7 +228,9 @@ Planned plan_of(const CommandLine& line) {
 void print_gpu(const Object& gpu) {
   if (!gpu.contains("name")) return;
   const std::string uuid = gpu["uuid"].get<std::string>();
-  std::printf("gpu: %s%s\n", escape_controls(gpu["name"].get<std::string>()).c_str(),
+  const std::string capability = gpu.value("compute_capability", "");
+  std::printf("gpu: %s%s%s\n", escape_controls(gpu["name"].get<std::string>()).c_str(),
+              capability.empty() ? "" : (", compute capability " + capability).c_str(),
               uuid.empty() ? "" : escape_controls(" (" + uuid + ")").c_str());
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/error.h"
+
 namespace lm {
 
 SurveyedGpus survey_visible_gpus() {
@@ -21,8 +23,7 @@ Machine survey_machine(const std::vector<GpuFacts>& gpus, const ImaginedMemory& 
   machine.host_limit = host.limit.bytes;
   if (host.limit.bytes > 0) machine.host_available = std::min(machine.host_available, host.limit.bytes);
   for (const GpuFacts& found : gpus) {
-    Gpu gpu = known_gpu(found.name);
-    gpu.name = found.name;
+    Gpu gpu = gpu_of(found.name, found.figures);
     if (found.memory > 0) gpu.memory_bytes = found.memory;
     gpu.free_bytes = found.free_memory;
     machine.gpus.push_back(gpu);
@@ -45,6 +46,7 @@ ComputingGpu computing_gpu(const GpuSurvey& survey, const GpuInfo& device) {
     return !facts.uuid.empty() && facts.uuid == device.uuid;
   });
   if (card != survey.cards.end()) out.facts = *card;
+  out.facts.figures.capability = {device.major, device.minor};
   if (out.facts.name.empty()) out.facts.name = device.name;
   if (out.facts.memory > 0) return out;
   out.facts.memory = device.total_bytes;
@@ -54,6 +56,14 @@ ComputingGpu computing_gpu(const GpuSurvey& survey, const GpuInfo& device) {
                                                           : "NVML does not say how much memory it has";
   out.note = reason + ": planning with CUDA's own figures";
   return out;
+}
+
+void require_gpu_code(const Gpu& gpu) {
+  const GpuObstacle obstacle = gpu_obstacle(gpu.capability, gpu_code());
+  if (obstacle.what.empty()) return;
+  throw Error(
+      Exit::kDoesNotFit,
+      {.area = "GPU-34", .what = gpu.name + " has " + obstacle.what, .place = "", .next = obstacle.next});
 }
 
 }  // namespace lm

@@ -39,4 +39,7 @@ struct ComputingGpu {
 };
 ComputingGpu computing_gpu(const GpuSurvey& survey, const GpuInfo& device);
 
+// Throws Error(12) for a card that these executables cannot compute on, before anything is loaded.
+void require_gpu_code(const Gpu& gpu);
+
 }  // namespace lm

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "plan/gpu.h"
+
 namespace lm {
 
 struct MemoryLimit {
@@ -22,6 +24,7 @@ struct GpuFacts {
   std::string name, uuid;  // uuid: "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", as nvidia-smi -L prints it
   int64_t memory = 0, free_memory = 0;
   std::string pci_address = "";  // "0000:17:00.0"; "" where unknown
+  GpuFigures figures = {};
 };
 
 struct GpuSurvey {

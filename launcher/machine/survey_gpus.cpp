@@ -96,8 +96,31 @@ class Nvml {
         std::snprintf(address, sizeof address, "%04x:%02x:%02x.0", pci.domain, pci.bus, pci.device);
         one.facts.pci_address = address;
       }
+      one.facts.figures = figures_of(device);
       out.push_back(std::move(one));
     }
+    return out;
+  }
+
+  // What a driver does not know of a card stays 0.
+  GpuFigures figures_of(NvmlDevice device) const {
+    constexpr int kClockSm = 1, kClockMemory = 2;
+    const auto capability_of = find<int (*)(NvmlDevice, int*, int*)>("nvmlDeviceGetCudaComputeCapability");
+    const auto clock_of = find<int (*)(NvmlDevice, int, unsigned*)>("nvmlDeviceGetMaxClockInfo");
+    const auto cores_of = find<int (*)(NvmlDevice, unsigned*)>("nvmlDeviceGetNumGpuCores");
+    const auto bus_of = find<int (*)(NvmlDevice, unsigned*)>("nvmlDeviceGetMemoryBusWidth");
+    const auto number = [](const auto& ask) {
+      unsigned value = 0;
+      return ask(&value) == 0 ? static_cast<int>(value) : 0;
+    };
+    GpuFigures out;
+    int major = 0, minor = 0;
+    if (capability_of && capability_of(device, &major, &minor) == 0) out.capability = {major, minor};
+    if (cores_of) out.cores = number([&](unsigned* to) { return cores_of(device, to); });
+    if (bus_of) out.bus_bits = number([&](unsigned* to) { return bus_of(device, to); });
+    if (clock_of) out.clock_mhz = number([&](unsigned* to) { return clock_of(device, kClockSm, to); });
+    if (clock_of)
+      out.memory_clock_mhz = number([&](unsigned* to) { return clock_of(device, kClockMemory, to); });
     return out;
   }
 

@@ -46,7 +46,10 @@ GpuFacts select_gpu() {
                                     .next = "`lmlaunch doctor` tells more; --gpus 0 uses the CPU"});
   }
   const ComputingGpu gpu = computing_gpu(survey, cuda_device(0));
-  log_line("computing on " + gpu.facts.name + " (" + gpu.facts.uuid + ")");
+  const Gpu known = gpu_of(gpu.facts.name, gpu.facts.figures);
+  require_gpu_code(known);
+  log_line("computing on " + known.name + " (" + gpu.facts.uuid + "), compute capability " +
+           known.capability.text());
   if (!gpu.note.empty()) log_note("GPU-34", gpu.note);
   return gpu.facts;
 }

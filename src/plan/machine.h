@@ -9,21 +9,10 @@
 
 #include "base/dtype.h"
 #include "base/processor.h"
+#include "plan/gpu.h"
 #include "schedule/timeline.h"
 
 namespace lm {
-
-struct Gpu {
-  std::string name;
-  int64_t memory_bytes = 0;  // total
-  double bf16_flops = 0;     // dense peak
-  double fp32_flops = 0;
-  double bandwidth = 0;       // bytes/s
-  int64_t free_bytes = 0;     // now, before our process has a context
-  double link_bandwidth = 0;  // to host memory, bytes/s each way
-  int processors = 0;         // streaming multiprocessors
-  double peer_bandwidth = 0;  // to other GPUs of the machine, bytes/s each way
-};
 
 // A directory of offload.paths.
 struct Disk {
@@ -80,10 +69,6 @@ Machine share_of_machine(const Machine& machine, int ranks);
 // As text, and back; every number survives.
 std::string machine_json(const Machine& machine);
 Machine parse_machine(const std::string& text);
-
-// Dense peaks and sizes of known GPUs by (part of) their name, in any case; all zero but the name when
-// unknown.
-Gpu known_gpu(const std::string& name);
 
 // What computes, as far as it decides bits: "cpu avx512_bf16", "cuda NVIDIA H200".
 std::string kernel_set(const Machine& machine, DeviceType device);

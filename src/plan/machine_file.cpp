@@ -9,12 +9,25 @@ namespace lm {
 std::string machine_json(const Machine& m) {
   Json gpus = Json::array(), disks = Json::array();
   for (const Gpu& gpu : m.gpus) {
-    gpus.push_back({gpu.name, gpu.memory_bytes, gpu.bf16_flops, gpu.fp32_flops, gpu.bandwidth, gpu.free_bytes,
-                    gpu.link_bandwidth, gpu.processors, gpu.peer_bandwidth});
+    gpus.push_back({{"name", gpu.name},
+                    {"memory_bytes", gpu.memory_bytes},
+                    {"bf16_flops", gpu.bf16_flops},
+                    {"fp32_flops", gpu.fp32_flops},
+                    {"bandwidth", gpu.bandwidth},
+                    {"free_bytes", gpu.free_bytes},
+                    {"link_bandwidth", gpu.link_bandwidth},
+                    {"processors", gpu.processors},
+                    {"peer_bandwidth", gpu.peer_bandwidth},
+                    {"capability_major", gpu.capability.major},
+                    {"capability_minor", gpu.capability.minor}});
   }
-  for (const Disk& disk : m.disks)
-    disks.push_back(
-        {disk.path, disk.free_bytes, disk.read_bandwidth, disk.write_bandwidth, disk.both_bandwidth});
+  for (const Disk& disk : m.disks) {
+    disks.push_back({{"path", disk.path},
+                     {"free_bytes", disk.free_bytes},
+                     {"read_bandwidth", disk.read_bandwidth},
+                     {"write_bandwidth", disk.write_bandwidth},
+                     {"both_bandwidth", disk.both_bandwidth}});
+  }
   return Json{{"cores", m.cores},
               {"cpu_model", m.cpu_model},
               {"instructions", instructions_name(m.instructions)},
@@ -48,9 +61,25 @@ Machine parse_machine(const std::string& text) {
   m.decode_bandwidth = json.at("decode_bandwidth");
   m.host_limit = json.at("host_limit"), m.library_bytes = json.at("library_bytes");
   m.network_bandwidth = json.at("network_bandwidth");
-  for (const Json& gpu : json.at("gpus"))
-    m.gpus.push_back({gpu[0], gpu[1], gpu[2], gpu[3], gpu[4], gpu[5], gpu[6], gpu[7], gpu[8]});
-  for (const Json& disk : json.at("disks")) m.disks.push_back({disk[0], disk[1], disk[2], disk[3], disk[4]});
+  for (const Json& gpu : json.at("gpus")) {
+    m.gpus.push_back({.name = gpu.at("name"),
+                      .memory_bytes = gpu.at("memory_bytes"),
+                      .bf16_flops = gpu.at("bf16_flops"),
+                      .fp32_flops = gpu.at("fp32_flops"),
+                      .bandwidth = gpu.at("bandwidth"),
+                      .free_bytes = gpu.at("free_bytes"),
+                      .link_bandwidth = gpu.at("link_bandwidth"),
+                      .processors = gpu.at("processors"),
+                      .peer_bandwidth = gpu.at("peer_bandwidth"),
+                      .capability = {gpu.at("capability_major"), gpu.at("capability_minor")}});
+  }
+  for (const Json& disk : json.at("disks")) {
+    m.disks.push_back({.path = disk.at("path"),
+                       .free_bytes = disk.at("free_bytes"),
+                       .read_bandwidth = disk.at("read_bandwidth"),
+                       .write_bandwidth = disk.at("write_bandwidth"),
+                       .both_bandwidth = disk.at("both_bandwidth")});
+  }
   return m;
 }
 

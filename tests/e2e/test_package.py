@@ -17,8 +17,10 @@ from test_run import BIN, config, filled
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "cmake"))
 
+import gpu_code  # noqa: E402
 import package  # noqa: E402
 
+RELEASE = ROOT / "build" / "release"
 MOST_BYTES = 60_000_000
 CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"
 A_DEBIAN_ROOT = pytest.mark.skipif(os.geteuid() != 0 or shutil.which("debootstrap") is None, reason="making a Debian root needs root and debootstrap")
@@ -26,9 +28,18 @@ A_DEBIAN_ROOT = pytest.mark.skipif(os.geteuid() != 0 or shutil.which("debootstra
 
 @pytest.fixture(scope="module")
 def wheel():
-    subprocess.run([sys.executable, "-B", ROOT / "cmake" / "package.py", BIN.parent], check=True)
-    [found] = (BIN.parent / "package").glob("*.whl")
+    subprocess.run([ROOT / "dev", "package"], check=True, stdin=subprocess.DEVNULL)
+    [found] = (RELEASE / "package").glob("*.whl")
     return found
+
+
+def test_every_packaged_executable_has_code_for_every_card_that_can_train(wheel):
+    """Also of each .cu file that it compiles for all of them."""
+    program = wheel.parent / "lmlaunch" / "bin" / "lmlaunch-cuda"
+    if not program.exists():
+        pytest.skip("this build has no GPU code")
+    machine_code, ptx = gpu_code.architectures(program)
+    assert set(machine_code) >= {80, 86, 89, 90, 100, 120} and 120 in ptx, (machine_code, ptx)
 
 
 def test_the_wheel_is_small_and_lists_all_that_is_in_it(wheel):
@@ -95,7 +106,7 @@ def test_a_fresh_environment_trains_and_exports(fresh, tmp_path):
 
 @pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="no dpkg-deb here")
 def test_the_debian_package_installs_and_says_its_version(wheel, tmp_path):
-    subprocess.run([sys.executable, "-B", ROOT / "packaging" / "deb.py", BIN.parent], check=True)
+    subprocess.run([sys.executable, "-B", ROOT / "packaging" / "deb.py", RELEASE], check=True)
     [package] = wheel.parent.glob("*.deb")
     fields = subprocess.run(["dpkg-deb", "--field", package], capture_output=True, text=True, check=True).stdout
     version = re.search(r"Version: (\S+)", fields)[1]
@@ -115,7 +126,7 @@ def test_the_debian_package_installs_and_says_its_version(wheel, tmp_path):
 @pytest.fixture(scope="module")
 def debian(wheel):
     """The package."""
-    subprocess.run([sys.executable, "-B", ROOT / "packaging" / "deb.py", BIN.parent], check=True)
+    subprocess.run([sys.executable, "-B", ROOT / "packaging" / "deb.py", RELEASE], check=True)
     [package] = wheel.parent.glob("*.deb")
     return package
 

@@ -288,6 +288,31 @@ TEST_F(GpuDoor, WithoutNvmlPlansOnlyForAGivenSizeAndTrainsAllTheSame) {
   }
 }
 
+TEST_F(GpuDoor, ACardThatCannotComputeIsNamedWithWhatWouldDo) {
+  for (const auto& [cards, what] :
+       {std::pair("TWIN_GPUS=Tesla T4:16:7.5", "Tesla T4 has compute capability 7.5, a card without bf16"),
+        std::pair("TWIN_GPUS=NVIDIA A10:24:8.6",
+                  "NVIDIA A10 has compute capability 8.6, and lmlaunch-cuda holds code for 9.0")}) {
+    if (gpu_code() != "90" && std::string(what).find("holds code") != std::string::npos)
+      continue;  // other architectures were asked for
+    const DoorResult result = run({"plan", "c.toml"}, {cards});
+    EXPECT_EQ(result.code, 12) << result.err;
+    EXPECT_HAS(result.err, what);
+    EXPECT_HAS(result.err, "--gpus 0");
+    EXPECT_FALSE(plan({cards}, {"--gpu-memory", "24GiB"})["gpu"].contains("name"))
+        << "an imagined card is another one";
+    const Json report = Json::parse(run({"doctor", "--json"}, {cards}).out);
+    const auto gpu =
+        std::ranges::find(report["checks"], "gpu", [](const Json& check) { return check["name"]; });
+    ASSERT_NE(gpu, report["checks"].end());
+    EXPECT_EQ((*gpu)["ok"], false);
+    EXPECT_HAS((*gpu)["next"].get<std::string>(), "--gpus 0");
+  }
+  const Json newer = plan({"TWIN_GPUS=NVIDIA GeForce RTX 5090:32:12.0"});
+  EXPECT_EQ(newer["gpu"]["compute_capability"], "12.0") << newer;
+  EXPECT_EQ(newer["fits"], true);
+}
+
 TEST_F(GpuDoor, TheSizeOfAMigInstanceIsNotKnownBeforehand) {
   const DoorResult result = run({"plan", "c.toml"}, {"CUDA_VISIBLE_DEVICES=MIG-5f"});
   EXPECT_EQ(result.code, 12) << result.err;

@@ -55,12 +55,13 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int index) {
   std::snprintf(out->name, sizeof out->name, "%s", card.name.c_str());
   std::memcpy(out->uuid.bytes, card.uuid.data(), card.uuid.size());
   out->totalGlobalMem = static_cast<size_t>(card.memory);
-  // As an H100 says of itself.
-  out->major = 9, out->minor = 0, out->multiProcessorCount = 132, out->warpSize = 32;
+  // As an H100 says of itself, but for what its compute capability decides.
+  out->major = card.major, out->minor = card.minor, out->multiProcessorCount = 132, out->warpSize = 32;
   out->maxThreadsPerBlock = 1024, out->maxThreadsPerMultiProcessor = 2048,
   out->maxBlocksPerMultiProcessor = 32;
-  out->sharedMemPerBlock = 49152, out->sharedMemPerBlockOptin = 232448,
-  out->sharedMemPerMultiprocessor = 233472;
+  out->sharedMemPerBlock = 49152;
+  out->sharedMemPerMultiprocessor = static_cast<size_t>(card.shared_memory());
+  out->sharedMemPerBlockOptin = out->sharedMemPerMultiprocessor - (card.major < 8 ? 0 : 1024);
   out->regsPerBlock = out->regsPerMultiprocessor = 65536, out->l2CacheSize = 50 << 20;
   for (int i = 0; i < 3; ++i) {
     out->maxGridSize[i] = i > 0 ? 65535 : 2147483647;

@@ -79,6 +79,10 @@ int nvmlDeviceGetPciInfo_v3(void* device, Pci* pci) {
   std::snprintf(pci->bus_id, sizeof pci->bus_id, "%08X:%02X:%02X.0", 0u, pci->bus, 0u);
   return kSuccess;
 }
+int nvmlDeviceGetCudaComputeCapability(void* device, int* major, int* minor) {
+  *major = card_of(device).major, *minor = card_of(device).minor;
+  return kSuccess;
+}
 // LibTorch asks these where memory has run out, to tell who has it.
 int nvmlDeviceGetHandleByPciBusId_v2(const char*, void** device) {
   *device = reinterpret_cast<void*>(size_t{1});

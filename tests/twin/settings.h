@@ -1,7 +1,9 @@
 // What machine the twin pretends to be, read from the environment: the one place that its libraries ask, so
 // that the directory /dev, NVML and CUDA tell of the same cards.
 //
-//   TWIN_GPUS    "NAME:GIB,NAME:GIB,...", in PCI order; "" for none; default: "NVIDIA H100 80GB HBM3:80"
+//   TWIN_GPUS    "NAME:GIB,NAME:GIB:CAPABILITY,...", in PCI order; "" for none; default: "NVIDIA H100 80GB
+//   HBM3:80".
+//                CAPABILITY: 7.5, 8.0, 8.6, 8.9, 9.0 (default) or 12.0
 //   TWIN_NVML    ok (default) | absent: nvmlInit fails | empty: no devices
 //
 // CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER mean what they mean to CUDA. Their rules are written here a
@@ -24,6 +26,14 @@ namespace twin {
 struct Card {
   std::string name;
   int64_t memory = 0;  // bytes
+  int major = 9, minor = 0;
+  // Bytes of a multiprocessor's shared memory, by CUDA's table of compute capabilities; a block may have 1
+  // KiB less.
+  int shared_memory() const {
+    if (major < 8) return 64 << 10;
+    if (major == 8 && minor == 0) return 164 << 10;
+    return (major == 9 ? 228 : 100) << 10;
+  }
   std::array<uint8_t, 16> uuid{};
   // "GPU-11111111-1111-1111-1111-111111111111"
   std::string uuid_text() const {
@@ -58,10 +68,17 @@ inline std::vector<std::string> parts(const std::string& text) {
 inline std::vector<Card> read_cards() {
   std::vector<Card> out;
   for (const std::string& entry : parts(variable("TWIN_GPUS", "NVIDIA H100 80GB HBM3:80"))) {
-    const size_t colon = entry.rfind(':');
+    const size_t colon = entry.find(':'), second = std::min(entry.find(':', colon + 1), entry.size());
     const double gib = colon == std::string::npos ? 0 : std::atof(entry.c_str() + colon + 1);
     if (gib <= 0) throw std::invalid_argument("TWIN_GPUS: expected NAME:GIB, found <" + entry + ">");
-    Card card{entry.substr(0, colon), static_cast<int64_t>(gib * (1 << 30)), {}};
+    Card card;
+    card.name = entry.substr(0, colon);
+    card.memory = static_cast<int64_t>(gib * (1 << 30));
+    if (second < entry.size()) {
+      char* rest = nullptr;
+      card.major = static_cast<int>(std::strtol(entry.c_str() + second + 1, &rest, 10));
+      card.minor = *rest == '.' ? std::atoi(rest + 1) : 0;
+    }
     card.uuid.fill(static_cast<uint8_t>(0x11 * (out.size() + 1)));
     out.push_back(card);
   }

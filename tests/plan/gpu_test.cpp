@@ -1,0 +1,75 @@
+#include "plan/gpu.h"
+
+#include <gtest/gtest.h>
+
+namespace lm {
+namespace {
+
+constexpr const char* kRelease = "80-real,86-real,89-real,90-real,100-real,120";
+
+TEST(Gpu, OfAnUnknownNameHasThePeaksOfItsArchitecture) {
+  struct Card {
+    const char* name;
+    GpuFigures figures;
+    double bf16_tflops, gb_per_second;  // as published
+  };
+  // What NVML says of cards whose peaks are published, under names that the table does not have.
+  const Card cards[] = {{"A100-like", {{8, 0}, 6912, 1410, 1593, 5120}, 312, 2039},
+                        {"GeForce 3090-like", {{8, 6}, 10496, 2100, 9751, 384}, 71, 936},
+                        {"workstation 8.6", {{8, 6}, 10752, 2100, 8001, 384}, 155, 768},
+                        {"GeForce 4090-like", {{8, 9}, 16384, 3105, 10501, 384}, 165.2, 1008},
+                        {"L40S-like", {{8, 9}, 18176, 2520, 9001, 384}, 362, 864},
+                        {"H100-like", {{9, 0}, 16896, 1980, 2619, 5120}, 989.4, 3350},
+                        {"GeForce 5090-like", {{12, 0}, 21760, 3090, 14001, 512}, 209.5, 1792}};
+  for (const Card& card : cards) {
+    const Gpu gpu = gpu_of(card.name, card.figures);
+    EXPECT_EQ(known_gpu(card.name).bf16_flops, 0) << card.name;
+    EXPECT_NEAR(gpu.bf16_flops / (card.bf16_tflops * 1e12), 1, 0.2) << card.name;
+    EXPECT_NEAR(gpu.bandwidth / (card.gb_per_second * 1e9), 1, 0.01) << card.name;
+    EXPECT_EQ(gpu.capability, card.figures.capability);
+  }
+  EXPECT_EQ(gpu_of("something", {}).bf16_flops, 0);
+}
+
+TEST(Gpu, KnowsTheCardsThatPeopleHave) {
+  for (const char* name : {"NVIDIA GeForce RTX 5080", "NVIDIA GeForce RTX 5070", "NVIDIA GeForce RTX 5070 Ti",
+                           "NVIDIA GeForce RTX 4080", "NVIDIA A40", "NVIDIA A30",
+                           "NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "NVIDIA B300 SXM6 AC",
+                           "NVIDIA H20", "NVIDIA L20", "NVIDIA GH200 480GB"}) {
+    const Gpu gpu = known_gpu(name);
+    EXPECT_GT(gpu.bf16_flops, 50e12) << name;
+    EXPECT_GT(gpu.bandwidth, 600e9) << name;
+    EXPECT_GT(gpu.memory_bytes, 11'000'000'000) << name;
+    EXPECT_TRUE(gpu.capability.known()) << name;
+  }
+  EXPECT_EQ(known_gpu("NVIDIA RTX A4000").bf16_flops, 0) << "no A40";
+  EXPECT_GT(known_gpu("NVIDIA H200").memory_bytes, known_gpu("NVIDIA H20").memory_bytes);
+  EXPECT_GT(known_gpu("NVIDIA GeForce RTX 5070 Ti").bf16_flops,
+            known_gpu("NVIDIA GeForce RTX 5070").bf16_flops);
+}
+
+TEST(Gpu, ComputesWhereTheProgramHasItsCode) {
+  const auto obstacle = [](ComputeCapability c, const char* code) { return gpu_obstacle(c, code).what; };
+  for (const ComputeCapability& c :
+       {ComputeCapability{8, 0}, {8, 6}, {8, 7}, {8, 9}, {9, 0}, {10, 0}, {10, 3}, {12, 0}, {12, 1}, {13, 0}})
+    EXPECT_EQ(obstacle(c, kRelease), "") << c.text();
+  EXPECT_EQ(obstacle({0, 0}, kRelease), "") << "nobody knows";
+  // Machine code of one generation alone, and PTX for what comes later.
+  EXPECT_EQ(obstacle({9, 0}, "90"), "");
+  EXPECT_EQ(obstacle({12, 0}, "90"), "");
+  EXPECT_NE(obstacle({12, 0}, "90-real"), "");
+  EXPECT_EQ(obstacle({8, 6}, "90"), "compute capability 8.6, and lmlaunch-cuda holds code for 9.0");
+  EXPECT_EQ(obstacle({8, 0}, "86"), "compute capability 8.0, and lmlaunch-cuda holds code for 8.6");
+}
+
+TEST(Gpu, WithoutBf16IsNoCardToTrainOn) {
+  for (const char* code : {kRelease, "90", ""}) {
+    const GpuObstacle obstacle = gpu_obstacle({7, 5}, code);
+    EXPECT_NE(obstacle.what.find("compute capability 7.5, a card without bf16"), std::string::npos)
+        << obstacle.what;
+    EXPECT_NE(obstacle.next.find("--gpus 0"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace lm
