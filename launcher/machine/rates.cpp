@@ -40,6 +40,7 @@ std::optional<MeasuredRates> known_rates(const Machine& machine, const RateSubje
     } else {
       rates.gemm_flops = kept_rate(*json, "gemm_flop_per_s");
       rates.gemm_sustained = kept_rate(*json, "gemm_sustained");
+      rates.fastest_flops = kept_rate(*json, "fastest_flop_per_s");
       rates.attention_flops = kept_rate(*json, "attention_flop_per_s");
       rates.gemm_call_seconds = kept_rate(*json, "gemm_call_seconds");
       rates.decode_bandwidth = kept_rate(*json, "decoded_bytes_per_s");
@@ -59,6 +60,7 @@ void keep_rates(const Machine& machine, const RateSubject& subject, const Measur
   } else {
     figures["gemm_flop_per_s"] = rates.gemm_flops;
     figures["gemm_sustained"] = rates.gemm_sustained;
+    figures["fastest_flop_per_s"] = rates.fastest_flops;
     figures["attention_flop_per_s"] = rates.attention_flops;
     figures["gemm_call_seconds"] = rates.gemm_call_seconds;
     figures["decoded_bytes_per_s"] = rates.decode_bandwidth;
@@ -77,6 +79,7 @@ void set_rates(const RateSubject& subject, const MeasuredRates& rates, Machine& 
   } else {
     (subject.dtype == DType::kBF16 ? machine.gemm_bf16_flops : machine.gemm_fp32_flops) = rates.gemm_flops;
     machine.gemm_sustained = rates.gemm_sustained;
+    machine.fastest_flops = rates.fastest_flops;
     machine.attention_flops = rates.attention_flops;
     machine.gemm_call_seconds = rates.gemm_call_seconds;
     machine.decode_bandwidth = rates.decode_bandwidth;

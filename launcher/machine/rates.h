@@ -28,6 +28,7 @@ RateSubject rate_subject(const Config& config, const std::optional<NumericsPlan>
 struct MeasuredRates {
   double gemm_flops = 0;      // of the CPU, where it computes: the best product
   double gemm_sustained = 1;  // the median product, as a share of it
+  double fastest_flops = 0;   // of the CPU's products in whichever type is quickest
   double memory_bandwidth = 0;
   double attention_flops = 0;
   double gemm_call_seconds = 0;

@@ -20,6 +20,7 @@ void HardwareLimit::keep() const {
   std::optional<MeasuredRates> rates = known_rates(job_.machine, subject, cache);
   if (!rates || rates->gemm_flops >= flops_) return;
   rates->gemm_flops = flops_;
+  rates->fastest_flops = std::max(rates->fastest_flops, flops_);
   // What else was measured then, beside others' work, is as wrong.
   keep_rates(job_.machine, subject, *rates, cache, false);
 }

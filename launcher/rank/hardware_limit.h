@@ -1,7 +1,7 @@
-// What share of the hardware's limit a step reaches. The limit is the machine's rate of products as it was
-// measured in some tenths of a second; a machine that others use, too, may have been slower just then. A step
-// that beats it proves it wrong: the limit moves to that step, for this run and for what is kept.
-// One thread. Borrows the job.
+// What share of the hardware's limit a step reaches. The limit is the machine's rate of products in its
+// quickest type (a run in a slow one does not use what there is), as it was measured in some tenths of a
+// second; a machine that others use, too, may have been slower just then. A step that beats it proves it
+// wrong: the limit moves to that step, for this run and for what is kept. One thread. Borrows the job.
 #pragma once
 
 #include "launcher/rank/job.h"

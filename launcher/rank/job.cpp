@@ -62,6 +62,8 @@ MeasuredRates measure_rates(const RateSubject& subject, StreamView stream, int64
     const GemmRate gemm = measure_gemm_rate(subject.dtype, stream);
     rates.gemm_flops = gemm.ceiling;
     rates.gemm_sustained = gemm.sustained / gemm.ceiling;
+    const DType other = subject.dtype == DType::kF32 ? DType::kBF16 : DType::kF32;
+    rates.fastest_flops = std::max(gemm.ceiling, measure_gemm_rate(other, stream).ceiling);
     const CpuRates cpu = measure_cpu_rates(subject.dtype, stream, gemm.sustained);
     rates.attention_flops = cpu.attention_flops;
     rates.gemm_call_seconds = cpu.gemm_call_seconds;
@@ -238,6 +240,7 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, Pla
     check_disks(config, purpose);
     if (device == DeviceType::kCuda) gpus.push_back(select_gpu());
     job->machine = survey_machine(gpus);
+    job->machine.libraries = library_versions(device);
     job->machine.disks = survey_disks(config, cache, DiskRates::kKnown);
     recorded = saved ? saved : recorded_numerics(run, config, job->model.spec.names, device);
   });

@@ -1,10 +1,19 @@
 #include "kernels/aten.h"
 
+#include <ATen/Version.h>
 #include <ATen/ops/from_blob.h>
 
 #include "base/error.h"
 
 namespace lm {
+
+std::string torch_version() {
+  const std::string config = at::show_config(), name = "TORCH_VERSION=";
+  const size_t at = config.find(name);
+  if (at == std::string::npos) return "LibTorch";
+  const size_t from = at + name.size();
+  return "LibTorch " + config.substr(from, config.find_first_of(", \n", from) - from);
+}
 
 at::ScalarType torch_type(DType type) {
   switch (type) {

@@ -4,10 +4,15 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
+
 #include "base/dtype.h"
 #include "base/view.h"
 
 namespace lm {
+
+// "LibTorch 2.11.0", as the library that is loaded says it.
+std::string torch_version();
 
 at::ScalarType torch_type(DType type);
 DType dtype_of(const at::Tensor& tensor);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "base/cuda.h"
 
@@ -13,6 +14,11 @@ namespace lm {
 // enqueue. Call once per process, on the compute thread. `gemm_shapes`: for how many the CPU's GEMM library
 // may keep code; 0: as many as it likes.
 StreamView start_torch(DeviceType device, int threads, bool deterministic, int64_t gemm_shapes = 0);
+
+// Which libraries compute for the device beside our kernels, with the versions that are loaded:
+// "LibTorch 2.11.0+cu130, cuBLAS 13.1.0, cuDNN 9.19.0". Other versions may round otherwise. Needs no started
+// LibTorch.
+std::string library_versions(DeviceType device);
 
 // The most of the GPU's memory that LibTorch may take for itself from now on: what is more ends as its
 // out-of-memory error, after it has given back what it keeps for later.

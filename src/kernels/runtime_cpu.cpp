@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "kernels/aten.h"
 #include "kernels/runtime.h"
 
 namespace lm {
@@ -37,6 +38,10 @@ StreamView start_torch(DeviceType device, int threads, bool deterministic, int64
   at::globalContext().setDeterministicAlgorithms(deterministic, false);
   at::globalContext().setDeterministicFillUninitializedMemory(false);
   return {DeviceType::kCpu, nullptr, threads};
+}
+
+std::string library_versions(DeviceType) {
+  return torch_version();
 }
 
 void cap_library_memory(int64_t) {}

@@ -4,8 +4,11 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <dlfcn.h>
+
 #include <algorithm>
 
+#include "kernels/aten.h"
 #include "kernels/runtime.h"
 
 namespace lm {
@@ -24,6 +27,30 @@ StreamView start_torch(DeviceType device, int threads, bool deterministic, int64
   const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool(true);
   c10::cuda::setCurrentCUDAStream(stream);
   return {DeviceType::kCuda, stream.stream(), threads};
+}
+
+namespace {
+
+// As cuBLAS and cuDNN write theirs: 13.1.0 is 130100, cuDNN's 9.19.0 is 91900. They are loaded with LibTorch.
+std::string version_of(const char* function) {
+  using Asked = size_t (*)();
+  void* const found = dlsym(RTLD_DEFAULT, function);
+  if (found == nullptr) return "";
+  const size_t number = reinterpret_cast<Asked>(found)();
+  return std::to_string(number / 10000) + "." + std::to_string(number / 100 % 100) + "." +
+         std::to_string(number % 100);
+}
+
+}  // namespace
+
+std::string library_versions(DeviceType device) {
+  std::string out = torch_version();
+  if (device == DeviceType::kCpu) return out;
+  if (const std::string version = version_of("cublasLtGetVersion"); !version.empty())
+    out += ", cuBLAS " + version;
+  if (const std::string version = version_of("cudnnGetVersion"); !version.empty())
+    out += ", cuDNN " + version;
+  return out;
 }
 
 void cap_library_memory(int64_t bytes) {

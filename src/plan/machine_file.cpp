@@ -36,6 +36,8 @@ std::string machine_json(const Machine& m) {
               {"gemm_bf16_flops", m.gemm_bf16_flops},
               {"gemm_fp32_flops", m.gemm_fp32_flops},
               {"gemm_sustained", m.gemm_sustained},
+              {"fastest_flops", m.fastest_flops},
+              {"libraries", m.libraries},
               {"memory_bandwidth", m.memory_bandwidth},
               {"attention_flops", m.attention_flops},
               {"gemm_call_seconds", m.gemm_call_seconds},
@@ -56,6 +58,7 @@ Machine parse_machine(const std::string& text) {
   m.host_memory = json.at("host_memory"), m.host_available = json.at("host_available");
   m.gemm_bf16_flops = json.at("gemm_bf16_flops"), m.gemm_fp32_flops = json.at("gemm_fp32_flops");
   m.gemm_sustained = json.at("gemm_sustained"), m.memory_bandwidth = json.at("memory_bandwidth");
+  m.fastest_flops = json.at("fastest_flops"), m.libraries = json.at("libraries");
   m.attention_flops = json.at("attention_flops");
   m.gemm_call_seconds = json.at("gemm_call_seconds");
   m.decode_bandwidth = json.at("decode_bandwidth");

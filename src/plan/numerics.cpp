@@ -118,6 +118,7 @@ NumericsPlan settled(const PlanInput& in) {
   n.row_chunk = choose_row_chunk(in, n.dtype);
   n.threads = static_cast<int>(config.run.threads.value_or(in.machine.cores));
   n.kernel_set = kernel_set(in.machine, in.device);
+  n.libraries = in.machine.libraries;
   n.ranks = in.world.ranks;
   // One machine's ranks are all of them: the same order as one by one.
   if (in.world.nodes > 1 && in.world.by_machine) n.machine_ranks = in.world.ranks_per_node();
@@ -202,6 +203,11 @@ NumericsPlan adopted(const PlanInput& in, std::vector<Choice>& choices) {
   if (n.kernel_set != now.kernel_set)
     choices.push_back({"kernels", now.kernel_set,
                        "this run began with " + n.kernel_set + ", and losses differ in rounding from those"});
+  // A plan of the door knows no versions.
+  if (!n.libraries.empty() && !now.libraries.empty() && n.libraries != now.libraries)
+    choices.push_back(
+        {"libraries", now.libraries,
+         "this run began with " + n.libraries + ", and losses may differ in rounding from those"});
   return n;
 }
 

@@ -27,6 +27,7 @@ std::string numerics_json(const NumericsPlan& n) {
       {"threads", n.threads},
       {"documents_at_once", n.documents_at_once},
       {"kernel_set", n.kernel_set},
+      {"libraries", n.libraries},
       {"ranks", n.ranks},
       {"machine_ranks", n.machine_ranks}}
       .dump(2, ' ', false, Json::error_handler_t::replace);
@@ -59,6 +60,7 @@ NumericsPlan parse_numerics(const std::string& text, const std::string& place) {
     n.recompute = json.at("recompute").get<std::string>() == "block";
     n.threads = static_cast<int>(count("threads", 4096));
     n.kernel_set = json.at("kernel_set").get<std::string>();
+    n.libraries = json.value("libraries", "");  // a record without it is older
     n.ranks = static_cast<int>(count("ranks", 1 << 20));
     // A record without it is of a run that added up all ranks in their order.
     n.machine_ranks = json.contains("machine_ranks") ? static_cast<int>(count("machine_ranks", n.ranks)) : 1;

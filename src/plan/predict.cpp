@@ -143,6 +143,8 @@ ComputeRates compute_rates(const Machine& machine, DeviceType device, DType dtyp
   rates.attention_flops = std::min(
       known(machine.attention_flops, kCpuAttentionShare * rates.gemm_flops, ignored), rates.peak_flops);
   rates.decode_bandwidth = known(machine.decode_bandwidth, rates.pass_bandwidth, ignored);
+  rates.peak_flops =
+      std::max(rates.peak_flops, machine.fastest_flops);  // last: no product of this type reaches it
   rates.call_seconds = kCpuCallSeconds;
   rates.gemm_call_seconds = known(machine.gemm_call_seconds, kCpuCallSeconds, ignored);
   return rates;

@@ -24,8 +24,9 @@ double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, bool lo
 double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, bool lora, int64_t sequence);
 
 struct ComputeRates {
-  double peak_flops = 0;  // what the speed of light is counted against: GPUs dense peak, CPU measured GEMM
-  double gemm_flops = 0;  // what large GEMMs of the model's type reach
+  double peak_flops =
+      0;  // what the speed of light is counted against: GPUs dense peak, CPU its quickest GEMM
+  double gemm_flops = 0;       // what large GEMMs of the model's type reach
   double fp32_gemm_flops = 0;  // and those of fp32: of adapters that a narrower model may have
   double attention_flops = 0;
   double bandwidth = 0;         // of copies and sums

@@ -117,12 +117,15 @@ TEST(Purpose, WeightsOfAnEvaluationMayLiveOnDisk) {
 
 TEST(Numerics, AreKeptAsRecordedWhateverTheMachineHas) {
   Case c{.machine = cpu_machine(64)};
+  c.machine.libraries = "LibTorch 2.11.0";
   c.config.train.global_batch = 16;
   c.config.data.max_length = 512;
   const NumericsPlan recorded = parse_numerics(numerics_json(c.plan().numerics), "numerics.json");
   EXPECT_EQ(recorded.micro_batch, 4);
+  EXPECT_EQ(recorded.libraries, "LibTorch 2.11.0");
   Case later = c;
   later.machine = cpu_machine(2);
+  later.machine.libraries = "LibTorch 2.12.0";
   later.machine.cores = 7;
   later.machine.instructions = Instructions::kAvx2;
   const NumericsPlan anew = later.draft().numerics;
@@ -135,6 +138,14 @@ TEST(Numerics, AreKeptAsRecordedWhateverTheMachineHas) {
   const auto said = std::ranges::find(plan.choices, "kernels", &Choice::key);
   ASSERT_NE(said, plan.choices.end());
   EXPECT_NE(said->reason.find("losses differ"), std::string::npos);
+  const auto libraries = std::ranges::find(plan.choices, "libraries", &Choice::key);
+  ASSERT_NE(libraries, plan.choices.end());
+  EXPECT_EQ(libraries->value, "LibTorch 2.12.0");
+  EXPECT_NE(libraries->reason.find("began with LibTorch 2.11.0"), std::string::npos);
+  // Who knows no versions, as the door, says nothing of them.
+  later.machine.libraries = "";
+  const Plan of_the_door = later.draft();
+  EXPECT_EQ(std::ranges::find(of_the_door.choices, "libraries", &Choice::key), of_the_door.choices.end());
   // Recomputation changes no bit and may be asked for.
   later.config.train.recompute = Recompute::kBlock;
   EXPECT_TRUE(later.draft().numerics.recompute);
