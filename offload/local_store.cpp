@@ -58,7 +58,7 @@ int64_t sums_bytes(const LocalStoreSetup& setup) {
 
 // Device memory for the slots' checksums: where the GPU cannot write to the pool, and there are homes in it.
 int64_t sums_to_copy(const LocalStoreSetup& setup, const PinnedPool& pool) {
-  const bool in_place = setup.stream.device == DeviceType::kCpu || pool.registered();
+  const bool in_place = setup.stream.device == DeviceType::kCpu || pool.used_in_place();
   if (in_place || bytes_of(setup.bytes, setup.in_host, true) == 0) return 0;
   return sums_bytes(sums_of(LocalStore::slot_bytes(setup.bytes)) * setup.slots);
 }

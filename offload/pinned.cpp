@@ -48,6 +48,7 @@ PinnedPool::PinnedPool(DeviceType device, int64_t bytes, int64_t alignment)
   begin_ = memory_.data() + ((address + step - 1) / step * step - address);
   populate(begin_, capacity_);
   if (device == DeviceType::kCuda) registered_ = cuda_register_host(begin_, capacity_, &refusal_);
+  used_in_place_ = registered_ && cuda_uses_host_addresses();
   free_.emplace(0, capacity_);
 }
 
@@ -110,6 +111,12 @@ int64_t PinnedPool::high_water() const {
 bool PinnedPool::registered(std::string* reason) const {
   if (reason != nullptr) *reason = refusal_;
   return registered_;
+}
+
+bool PinnedPool::used_in_place(std::string* reason) const {
+  if (reason != nullptr)
+    *reason = registered_ ? "kernels on this system do not reach it by its address" : refusal_;
+  return used_in_place_;
 }
 
 PinnedBlock::PinnedBlock(PinnedBlock&& other) noexcept

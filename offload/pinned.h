@@ -58,6 +58,8 @@ class PinnedPool {
   int64_t high_water() const;
   // Whether CUDA has it registered; false on the CPU, and where CUDA refused: `reason` then says why.
   bool registered(std::string* reason = nullptr) const;
+  // Whether kernels may use it by its address; where not, `reason` says why.
+  bool used_in_place(std::string* reason = nullptr) const;
 
  private:
   friend class PinnedBlock;
@@ -67,7 +69,7 @@ class PinnedPool {
   Memory memory_;
   std::byte* begin_ = nullptr;  // the first aligned byte
   int64_t capacity_ = 0;
-  bool registered_ = false;
+  bool registered_ = false, used_in_place_ = false;
   std::string refusal_;
 
   mutable std::mutex mutex_;         // guards all below

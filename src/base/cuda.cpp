@@ -235,6 +235,11 @@ bool cuda_register_host(void* memory, int64_t bytes, std::string* reason) {
 void cuda_unregister_host(void* memory) noexcept {
   cudaHostUnregister(memory);
 }
+bool cuda_uses_host_addresses() {
+  int can = 0;
+  LM_CUDA(cudaDeviceGetAttribute(&can, cudaDevAttrCanUseHostPointerForRegisteredMem, cuda_selected()));
+  return can != 0;
+}
 
 void copy_bytes(void* to, const void* from, int64_t bytes, StreamView stream) {
   if (stream.device == DeviceType::kCpu) {

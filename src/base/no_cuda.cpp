@@ -81,6 +81,9 @@ bool cuda_register_host(void*, int64_t, std::string* reason) {
   return false;
 }
 void cuda_unregister_host(void*) noexcept {}
+bool cuda_uses_host_addresses() {
+  return false;
+}
 void copy_bytes(void* to, const void* from, int64_t bytes, StreamView) {
   std::memcpy(to, from, static_cast<size_t>(bytes));
 }

@@ -120,15 +120,18 @@ void OffDeviceState::open_memory(const OffDeviceSetup& setup, int64_t bytes) {
     warn_not_registered("transfers", bytes, refusal);
 }
 
-// The GPU reads it in place, which it can only where the memory is registered.
+// The GPU reads it in place, which it can only where the memory is registered and has the same address for
+// both.
 void OffDeviceState::place_embedding(const PlacementPlan& placement) {
   std::string reason;
-  if (placement.device == DeviceType::kCuda && !pinned_->registered(&reason)) {
+  if (placement.device == DeviceType::kCuda && !pinned_->used_in_place(&reason)) {
     throw Error(Exit::kHostMemory,
                 {.area = "MEM-17",
-                 .what = "host memory cannot be locked for the GPU: " + reason,
+                 .what = "the GPU cannot use locked host memory: " + reason,
                  .place = "",
-                 .next = "raise the memlock limit (ulimit -l), or set offload.weights = \"none\""});
+                 .next = pinned_->registered()
+                             ? "set offload.weights = \"none\""
+                             : "raise the memlock limit (ulimit -l), or set offload.weights = \"none\""});
   }
   embedding_ = pinned_->lease(placement.embedding_in_host);
 }

@@ -197,7 +197,15 @@ def test_where_pinning_is_refused_the_run_goes_on_and_says_so(work, resident):
 def test_memory_that_the_gpu_must_reach_and_that_cannot_be_pinned_ends_with_31(works):
     work = works("llama_every_head_its_own_keys_odd_sizes")
     _, err = lmlaunch("c.toml", *SHORT, "run.dir=runs/pinned", "offload.weights=host", cwd=work, code=31, TWIN_NO_PIN="1")
-    assert "cannot be locked" in err, err
+    assert "the GPU cannot use locked host memory" in err and "memlock" in err, err
+
+
+def test_where_kernels_do_not_reach_host_memory_sums_are_copied_and_what_is_read_in_place_is_refused(work, resident, works):
+    lmlaunch("c.toml", *SHORT, "run.dir=runs/other_addresses", *EVERYTHING, cwd=work, TWIN_NO_HOST_ADDRESS="1")
+    assert numbers(work, "other_addresses") == resident
+    untied = works("llama_every_head_its_own_keys_odd_sizes")
+    _, err = lmlaunch("c.toml", *SHORT, "run.dir=runs/pinned", "offload.weights=host", cwd=untied, code=31, TWIN_NO_HOST_ADDRESS="1")
+    assert "kernels on this system do not reach it by its address" in err and "memlock" not in err, err
 
 
 # ---- what goes wrong ends with a message and its code

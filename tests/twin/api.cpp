@@ -89,6 +89,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int ind
     case cudaDevAttrMaxThreadsPerMultiProcessor:
       *value = p.maxThreadsPerMultiProcessor;
       break;
+    case cudaDevAttrCanUseHostPointerForRegisteredMem:
+      *value = std::getenv("TWIN_NO_HOST_ADDRESS") == nullptr;
+      break;
     case cudaDevAttrWarpSize:
       *value = 32;
       break;
