@@ -6,6 +6,7 @@
 // accesses to it, and cells of 16 bytes that were touched are bits of it: a grid costs the order checker one
 // look at each cell, however often and in whatever order its threads come by.
 #include <cstdio>
+#include <cstdlib>
 
 #include "../twin.h"
 #include "grid.h"
@@ -26,6 +27,7 @@ Page pages[kPages];  // by their number, the last that came
 uint64_t grid_number = 0;
 int64_t bytes_touched = 0, bytes_of_host = 0;  // of them, in registered host memory
 bool checks = false;                           // the order
+const bool no_host_address = std::getenv("TWIN_NO_HOST_ADDRESS") != nullptr;
 thread_local bool grid_runs = false;  // in this thread; launchers, which are host code, are instrumented, too
 
 void tell_order(const Page& page, const uint64_t (&cells)[kWords], bool write) {
@@ -48,6 +50,8 @@ __attribute__((noinline)) void turn_to(Page& page, uintptr_t number) {
   if (checks) tell_order(page);
   page = {.grid = grid_number, .number = number, .extent = {}, .read = {}, .written = {}};
   page.extent = extent_of_page(reinterpret_cast<void*>(number * kPage));
+  if (no_host_address && !page.extent.device && page.extent.begin != page.extent.end)
+    stop("a kernel uses registered host memory, which it does not reach here");
 }
 
 std::string described(uintptr_t a, size_t bytes, bool write) {
