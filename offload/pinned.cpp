@@ -9,6 +9,7 @@
 #include "base/bytes.h"
 #include "base/cuda.h"
 #include "base/error.h"
+#include "base/host_address.h"
 #include "offload/io_failure.h"
 
 namespace lm {

@@ -9,6 +9,7 @@
 #include "base/bytes.h"
 #include "base/check_cuda.h"
 #include "base/cuda.h"
+#include "base/host_address.h"
 
 namespace lm {
 namespace {

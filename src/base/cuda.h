@@ -104,9 +104,6 @@ int64_t cuda_allocated_bytes();
 // `reason` (may be null) then says why.
 bool cuda_register_host(void* memory, int64_t bytes, std::string* reason = nullptr);
 void cuda_unregister_host(void* memory) noexcept;
-// Whether kernels reach registered memory by the host's own address, on the selected device; not on some
-// systems, where copies alone reach it. (WSL2 is suspected; not tried.)
-bool cuda_uses_host_addresses();
 // Copies in stream order; `to` and `from` may be host or device memory. On the CPU: memcpy.
 void copy_bytes(void* to, const void* from, int64_t bytes, StreamView stream);
 void zero_bytes(void* memory, int64_t bytes, StreamView stream);

@@ -3,6 +3,7 @@
 
 #include "base/cuda.h"
 #include "base/error.h"
+#include "base/host_address.h"
 
 namespace lm {
 namespace {
