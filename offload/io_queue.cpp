@@ -21,9 +21,9 @@
 namespace lm {
 namespace {
 
-std::string seconds_text(std::chrono::milliseconds time) {
+std::string seconds_text(std::chrono::microseconds time) {
   char text[32];
-  std::snprintf(text, sizeof text, "%.3g s", static_cast<double>(time.count()) / 1000);
+  std::snprintf(text, sizeof text, "%.3g s", static_cast<double>(time.count()) / 1e6);
   return text;
 }
 
@@ -47,7 +47,7 @@ struct IoQueue::State {
   void patiently(std::unique_lock<std::mutex>& lock, const Over& over);
   // The first transfer with a part in a file that owes an answer; null where none does.
   const Transfer* unanswered(size_t* part) const;
-  Error silence(const Transfer& transfer, size_t part, std::chrono::milliseconds time) const;
+  Error silence(const Transfer& transfer, size_t part, std::chrono::microseconds time) const;
   void check() const {
     if (failure) throw Error(*failure);
   }
@@ -79,9 +79,9 @@ struct IoQueue::State {
 template <class Over>
 void IoQueue::State::patiently(std::unique_lock<std::mutex>& lock, const Over& over) {
   // Counted in slices that were waited out: a process that was stopped finds them unspent.
-  const std::chrono::milliseconds slice = std::clamp<std::chrono::milliseconds>(
-      retry.silence / 16, std::chrono::milliseconds(1), std::chrono::seconds(1));
-  std::chrono::milliseconds silent{0};
+  const std::chrono::microseconds slice = std::clamp<std::chrono::microseconds>(
+      std::chrono::microseconds(retry.silence) / 16, std::chrono::milliseconds(1), std::chrono::seconds(1));
+  std::chrono::microseconds silent{0};
   int64_t seen = answers;
   while (!hangs && !changed.wait_for(lock, slice, over)) {
     size_t part = 0;
@@ -93,10 +93,10 @@ void IoQueue::State::patiently(std::unique_lock<std::mutex>& lock, const Over& o
     const bool half = silent < retry.silence / 2;
     silent += slice;
     if (half && silent >= retry.silence / 2)
-      log_warning("SLOW-29", std::string(silence(*transfer, part, retry.silence / 2).what()));
+      log_warning("SLOW-29", std::string(silence(*transfer, part, silent).what()));
     if (silent < retry.silence) continue;
     // The I/O thread waits for what the engine has; from here on nobody waits for it.
-    failure = cause ? *cause : silence(*transfer, part, retry.silence);
+    failure = cause ? *cause : silence(*transfer, part, silent);
     hangs = stop = true;
   }
 }
@@ -115,7 +115,7 @@ const Transfer* IoQueue::State::unanswered(size_t* part) const {
   return first;
 }
 
-Error IoQueue::State::silence(const Transfer& transfer, size_t part, std::chrono::milliseconds time) const {
+Error IoQueue::State::silence(const Transfer& transfer, size_t part, std::chrono::microseconds time) const {
   const Transfer::Part& at = transfer.parts[part];
   return Error(
       Exit::kIo,

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -42,12 +43,16 @@ struct SimFaultAt {
 };
 
 struct SimSetup {
+  using Clock = std::chrono::steady_clock;
+
   std::vector<SimFaultAt> faults;
   uint64_t seed = 0;     // of the choices that faults leave open, and of `shuffle`
   bool shuffle = false;  // completions in random order
   int depth = 16;
   // Speeds of the emulated disk in bytes/s, 0 = no limit. `both` is what reads and writes share.
   double read_bytes_per_s = 0, write_bytes_per_s = 0, both_bytes_per_s = 0;
+  // The disk's time, where a test moves it by hand; empty: the steady clock's. The I/O thread calls it.
+  std::function<Clock::time_point()> now;
 };
 
 class SimDisk {
@@ -69,8 +74,9 @@ class SimDisk {
  private:
   class Engine;
   struct Pending;
-  using Clock = std::chrono::steady_clock;
+  using Clock = SimSetup::Clock;
 
+  Clock::time_point now() const { return setup_.now ? setup_.now() : Clock::now(); }
   // Does what the request asks, as its fault has it; its answers are appended.
   void complete(const Pending& pending, std::vector<IoResult>& results);
   int64_t move(const Pending& pending);

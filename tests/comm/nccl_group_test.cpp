@@ -133,9 +133,7 @@ void wait_for_others(GpuRank& rank) {
   const Memory array(DeviceType::kCuda, 192);
   rank.group.share("gather of an array", array.data(), shards);
   rank.group.end_before(rank.compute);
-  const auto began = std::chrono::steady_clock::now();
   synchronize(rank.compute);
-  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(15));
   rank.group.check();
 }
 

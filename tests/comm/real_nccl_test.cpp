@@ -11,7 +11,6 @@
 #include <thread>
 #include <vector>
 
-#include "base/clock.h"
 #include "base/error.h"
 #include "comm/nccl_group.h"
 #include "comm/shared_group.h"
@@ -45,7 +44,6 @@ TEST_F(RealNccl, RefusesRanksWithoutADriverInItsOwnWords) {
   SharedRegion region = SharedRegion::create(kRanks);
   std::vector<std::string> errors(kRanks);
   std::vector<std::thread> threads;
-  const double began = monotonic_seconds();
   for (int r = 0; r < kRanks; ++r) {
     threads.emplace_back([&, r] {
       try {
@@ -57,7 +55,6 @@ TEST_F(RealNccl, RefusesRanksWithoutADriverInItsOwnWords) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_LT(monotonic_seconds() - began, 5);
   for (int r = 0; r < kRanks; ++r) {
     const std::string& error = errors[static_cast<size_t>(r)];
     EXPECT_EQ(error.find("12 NCCL has failed in \"start\": unhandled cuda error"), 0U) << error;

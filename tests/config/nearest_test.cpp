@@ -4,7 +4,26 @@
 
 #include <algorithm>
 
+#include "base/error.h"
+#include "config/config_toml.h"
+
 namespace lm {
+
+// Searches for a nearest word. The linker sends the calls of `nearest` here (CMakeLists.txt).
+static int searches = 0;
+#define LM_NEAREST                                                                                      \
+  "_ZN2lm7nearestESt17basic_string_viewIcSt11char_traitsIcEERKSt6vectorINSt7__cxx1112basic_stringIcS2_" \
+  "SaIcEEESaIS8_EE"
+std::optional<std::string> nearest_itself(std::string_view,
+                                          const std::vector<std::string>&) asm("__real_" LM_NEAREST);
+std::optional<std::string> counted_nearest(std::string_view,
+                                           const std::vector<std::string>&) asm("__wrap_" LM_NEAREST);
+std::optional<std::string> counted_nearest(std::string_view word,
+                                           const std::vector<std::string>& candidates) {
+  ++searches;
+  return nearest_itself(word, candidates);
+}
+
 namespace {
 
 TEST(Nearest, CountsSwapsAsOne) {
@@ -27,6 +46,24 @@ TEST(Nearest, CountsNoFurtherThanItIsAsked) {
 TEST(Nearest, AWordThatSharesTooLittleHidesNoOther) {
   // Three changes of six letters are too many, four of ten are not.
   EXPECT_EQ(nearest("abcdef", {"abcxyz", "abcdefghij"}), "abcdefghij");
+}
+
+// A suggestion for each of them would take seconds.
+TEST(Nearest, OfVeryManyMistakesTheFirstAloneGetSuggestions) {
+  std::string text = "[train]\n";
+  for (int i = 0; i < 70000; ++i) text += "qzx" + std::to_string(i) + " = 1\n";
+  searches = 0;
+  std::string report;
+  try {
+    parse_config(text, "c.toml");
+  } catch (const Error& error) {
+    report = error.report();
+  }
+  EXPECT_NE(report.find("70002 mistakes:"), std::string::npos) << report;
+  EXPECT_NE(report.find("and 69952 more"), std::string::npos) << report;
+  EXPECT_LT(report.size(), 8192u);
+  EXPECT_GE(searches, 50);  // each in up to three lists of words
+  EXPECT_LE(searches, 150);
 }
 
 }  // namespace

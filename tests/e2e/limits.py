@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 memory_counts = pytest.mark.skipif(bool(os.environ.get("LM_SANITIZE")), reason="a sanitized program's memory is mostly the sanitizer's")
-SLOWER = 30 if os.environ.get("LM_SANITIZE") else 1  # than the program as it is shipped
 
 
 def make_group(limit):

@@ -220,10 +220,9 @@ def test_a_rank_that_is_lost_ends_all(work, how, code, said):
     prepared(work, "lost", train__steps=100000, zero__stage=3)
     door, ranks = started(work, "lost", 2, 2, LMLAUNCH_SILENCE="2")
     assert len(ranks) == 2, door.stderr.read() if door.poll() is not None else ranks
-    began = time.monotonic()
     os.kill(ranks[1], how)
     err = door.communicate(timeout=60)[1]
-    assert door.returncode == code and time.monotonic() - began < 20, err
+    assert door.returncode == code, err
     assert said in err and "rank 1" in err, err
     assert err.strip().splitlines()[-1].startswith(f"lmlaunch: stop code={code} ")
     gone(ranks)

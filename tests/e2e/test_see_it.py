@@ -43,7 +43,7 @@ def assert_told(work, name):
 def test_tensorboard_shows_the_rows_of_metrics(work):
     lmlaunch(config(work, "curves", log__tensorboard=True, train__eval_every=5), cwd=work)
     assert_told(work, "curves")
-    assert "train_tokens_per_second" in speed_metrics("train", time.time() - 1, num_tokens=1)
+    assert "train_tokens_per_second" in speed_metrics("train", 0, num_tokens=1)
     # 64 examples, 8 of them a step.
     assert [row["epoch"] for row in rows(work, "curves") if "loss" in row] == [step / 8 for step in range(1, 13)]
 
@@ -94,9 +94,8 @@ def test_the_page_is_there_while_the_run_goes_on(work):
     process = subprocess.Popen([BIN / "lmlaunch", toml], cwd=work, stderr=subprocess.DEVNULL)
     page = work / "runs" / "live" / "report.html"
     try:
-        deadline = time.monotonic() + 60
         while not (page.exists() and '"state":"running"' in page.read_text()):
-            assert process.poll() is None and time.monotonic() < deadline
+            assert process.poll() is None
             time.sleep(0.2)
     finally:
         process.terminate()

@@ -224,15 +224,13 @@ class Terminal:
             os.execv(BIN / "lmlaunch", ["lmlaunch", "chat", model, "--gpus", "0", *more])
         self.seen = ""
 
-    def until(self, pattern, seconds=60):
-        deadline = time.monotonic() + seconds
+    def until(self, pattern):
         while not re.search(pattern, self.seen):
-            assert time.monotonic() < deadline, self.seen
-            if select.select([self.fd], [], [], 0.2)[0]:
-                try:
-                    self.seen += os.read(self.fd, 4096).decode()
-                except OSError:
-                    break
+            assert select.select([self.fd], [], [], 60)[0], self.seen
+            try:
+                self.seen += os.read(self.fd, 4096).decode()
+            except OSError:
+                break
         found = re.search(pattern, self.seen)
         assert found, self.seen
         told, self.seen = self.seen[:found.end()], self.seen[found.end():]

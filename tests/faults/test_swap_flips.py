@@ -124,10 +124,8 @@ class Flipper:
             os.close(self.file)
 
 
-def until(what, process, seconds=60):
-    deadline = time.monotonic() + seconds
+def until(what, process):
     while process.poll() is None and not what():
-        assert time.monotonic() < deadline, "nothing happens"
         time.sleep(0.002)
     return process.poll() is None
 

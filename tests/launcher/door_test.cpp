@@ -21,26 +21,14 @@ namespace {
 #define EXPECT_HAS(text, part) \
   EXPECT_NE((text).find(part), std::string::npos) << "no <" << (part) << "> in\n" << (text)
 
-// The quickest of some tries, until one is within its milliseconds: what else the machine does is not the
-// door's time.
-DoorResult quickest(Door& door, const std::vector<std::string>& arguments, double limit) {
-  DoorResult best = door.run(arguments);
-  for (int more = 0; more < 4 && best.ms >= limit; ++more) {
-    DoorResult again = door.run(arguments);
-    if (again.ms < best.ms) best = std::move(again);
-  }
-  return best;
-}
-
-TEST(Door, HelpVersionAndPresetsAnswerAtOnce) {
-  const double limit = test::time_limit(300.0);
+// (How soon: benchmarks/door.py.)
+TEST(Door, HelpVersionAndPresetsAnswer) {
   Door door;
   for (const char* argument : {"--help", "--version", "presets", "help"}) {
-    const DoorResult result = quickest(door, {argument}, limit);
+    const DoorResult result = door.run({argument});
     EXPECT_EQ(result.code, 0) << argument;
     EXPECT_FALSE(result.out.empty()) << argument;
     EXPECT_TRUE(result.err.empty()) << result.err;
-    EXPECT_LT(result.ms, limit) << argument;
   }
   EXPECT_HAS(door.run({"plan", "--help"}).out, "--gpu-memory");
 }
@@ -75,10 +63,8 @@ TEST(Door, BadCommandLinesExitWith2AndNameTheNearest) {
 TEST(Door, AWrongKeyExitsWith10AndCreatesNothing) {
   Door door;
   door.write_config("c.toml", "[train]\nstpes = 3\n[optimizer]\nlr = \"fast\"\n");
-  const double limit = test::time_limit(100.0);
-  const DoorResult result = quickest(door, {"--gpus", "0", "c.toml"}, limit);
+  const DoorResult result = door.run({"--gpus", "0", "c.toml"});
   EXPECT_EQ(result.code, 10);
-  EXPECT_LT(result.ms, limit);
   EXPECT_HAS(result.err, "c.toml:5:1: unknown key `stpes` in [train]; did you mean `steps`?");
   EXPECT_HAS(result.err, "c.toml:7:6: `optimizer.lr`: expected a number");
   EXPECT_EQ(result.last_line(),
@@ -222,8 +208,7 @@ TEST(Door, TheSecondSignalEndsTheRankAtOnceStillWith75) {
   door.wait_for("finishing the step");
   door.send(SIGINT);
   const DoorResult result = door.finish();
-  EXPECT_EQ(result.code, 75);
-  EXPECT_LT(result.ms, 4000.0);
+  EXPECT_EQ(result.code, 75);  // the rank would live on
   EXPECT_HAS(result.err, "SIGINT: stopping at once");
   EXPECT_HAS(result.last_line(), "lmlaunch: stop code=75 reason=signal:SIGTERM ");
 }
@@ -250,8 +235,7 @@ TEST(Door, ARankThatHasSaidHowItEndsAndDoesNotIsKilled) {
   door.write_config("c.toml");
   const DoorResult result = door.run({"--gpus", "0", "c.toml"}, "ends:21");
   EXPECT_EQ(result.code, 21);
-  EXPECT_GT(result.ms, 9000);
-  EXPECT_LT(result.ms, 16000);
+  EXPECT_HAS(result.err, "fake rank: lives on");  // it had some seconds
   EXPECT_EQ(result.last_line(), "lmlaunch: stop code=21 reason=error:io step=7 checkpoint=none repeat=0");
   // And at once where a signal asks for it twice.
   door.start({"--gpus", "0", "c.toml", "run.dir=other"}, "ends:21");
@@ -259,7 +243,7 @@ TEST(Door, ARankThatHasSaidHowItEndsAndDoesNotIsKilled) {
   door.send(SIGTERM);
   door.wait_for("finishing the step");
   door.send(SIGTERM);
-  EXPECT_LT(door.finish().ms, 5000);
+  EXPECT_EQ(door.finish().err.find("lives on"), std::string::npos);
 }
 
 // Libraries do not check what they are given: without the limit each of these is a bug, with it 31.
@@ -327,8 +311,7 @@ TEST(Door, ADoorThatIsKilledTakesItsRankWithItAndItsLockIsTakenOver) {
   door.send(SIGKILL);
   const DoorResult killed = door.finish();
   EXPECT_EQ(killed.signal, SIGKILL);
-  EXPECT_LT(killed.ms, 5000.0);  // the rank would have stayed for 10 s
-  // Its stderr has been closed, so the rank is gone too; its lock with it.
+  // Its stderr has been closed, so the rank, which would live on, is gone too; its lock with it.
   const DoorResult next = door.run({"--gpus", "0", "c.toml"});
   EXPECT_EQ(next.code, 0);
   EXPECT_HAS(next.err, "LOCK-31");
@@ -432,11 +415,9 @@ TEST(Door, PlansForThisMachineAndForImaginedOnes) {
              R"({"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_size":576,
     "intermediate_size":1536,"num_hidden_layers":30,"num_attention_heads":9,"num_key_value_heads":3,"vocab_size":49152,
     "tie_word_embeddings":true,"max_position_embeddings":8192,"hidden_act":"silu","rms_norm_eps":1e-5})");
-  const double limit = test::time_limit(300.0);
-  const DoorResult text = quickest(door, {"plan", "c.toml", "--gpus", "0", "--host-memory", "64GiB"}, limit);
+  const DoorResult text = door.run({"plan", "c.toml", "--gpus", "0", "--host-memory", "64GiB"});
   EXPECT_EQ(text.code, 0) << text.err;
   EXPECT_HAS(text.out, "weights");
-  EXPECT_LT(text.ms, limit);
   EXPECT_EQ(door.run({"--dry-run", "--gpus", "0", "c.toml"}).err.find("lmlaunch: stop"), std::string::npos);
   const Json gpu =
       Json::parse(door.run({"plan", "c.toml", "--json", "--gpu-memory", "24GiB", "train.method=lora"}).out);

@@ -12,10 +12,10 @@
 #include <thread>
 
 #include "base/bytes.h"
-#include "base/clock.h"
 #include "base/error.h"
 #include "offload/disk_probe.h"
 #include "support.h"
+#include "tests/support/until.h"
 
 namespace lm {
 namespace {
@@ -111,9 +111,7 @@ TEST_P(Disks, AreFreeAgainAfterAKill) {
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFSIGNALED(status));
-  const double start = monotonic_seconds();
-  while (free_bytes(disk_.path()) < before && monotonic_seconds() - start < 5)
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  test::until([&] { return free_bytes(disk_.path()) >= before; });
   EXPECT_EQ(free_bytes(disk_.path()), before);
 }
 
@@ -215,11 +213,9 @@ TEST(MemoryDisks, WorkAndSayWhetherTheyAreDirect) {
   EXPECT_EQ(run_workload(space, *make_queue(space, pool, IoEngineKind::kAuto), pool, 1).wrong, 0u);
 }
 
-TEST(DiskProbe, MeasuresInAboutASecondAndLeavesNothing) {
+TEST(DiskProbe, MeasuresAndLeavesNothing) {
   const TemporaryDirectory directory;
-  const double start = monotonic_seconds();
   const DiskProbe probe = probe_disk(directory.path(), IoEngineKind::kAuto, 64 * kMiB);
-  EXPECT_LT(monotonic_seconds() - start, 10);  // on a busy machine
   for (double rate : {probe.read_bytes_per_s, probe.write_bytes_per_s, probe.both_bytes_per_s})
     EXPECT_GT(rate, 1e6);
   EXPECT_GE(probe.measured_bytes, 2 * kMiB);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <mutex>
@@ -12,6 +13,7 @@
 #include "base/error.h"
 #include "offload/sim_engine.h"
 #include "support.h"
+#include "tests/support/until.h"
 
 namespace lm {
 namespace {
@@ -35,6 +37,16 @@ class Recorder final : public IoEngine {
  private:
   std::unique_ptr<IoEngine> engine_;
   std::vector<IoRequest>& requests_;
+};
+
+// A simulated disk's time that the test moves. Any thread may look.
+class MovedClock {
+ public:
+  SimSetup::Clock::time_point now() const { return SimSetup::Clock::time_point(passed_.load()); }
+  void move(SimSetup::Clock::duration by) { passed_ = passed_.load() + by; }
+
+ private:
+  std::atomic<SimSetup::Clock::duration> passed_ = SimSetup::Clock::duration::zero();
 };
 
 Exit code_of(const std::function<void()>& work) {
@@ -142,37 +154,56 @@ TEST_F(Queue, MayBeAskedByAnyThreadWhatIsDone) {
 TEST_F(Queue, ARowOfWritesDoesNotHoldUpARead) {
   const Extent extent = space_.allocate(8 * kMiB), small = space_.allocate(256 * kKiB);
   PinnedBlock block = pool_.lease(8 * kMiB), other = pool_.lease(256 * kKiB);
+  MovedClock clock;
   SimSetup setup;
   setup.depth = 4;
-  setup.write_bytes_per_s = 5e6;  // 1.7 s of writing
+  setup.write_bytes_per_s = 5e6;  // 128 requests of 13 ms
   setup.read_bytes_per_s = 200e6;
+  setup.now = [&] { return clock.now(); };
   auto queue = make(setup);
-  bool early = false;                                  // the read has come back long before the writes have
-  for (int tries = 0; tries < 3 && !early; ++tries) {  // the machine may stand still for a moment
-    const Ticket write = queue->write(extent, block.data(), 8 * kMiB, "long");
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    const double start = monotonic_seconds();
-    queue->wait(queue->read(small, other.data(), 256 * kKiB, "short"));
-    early = monotonic_seconds() - start < 0.8 && !queue->done(write);
-    queue->drain();
-    EXPECT_TRUE(queue->done(write));
-  }
-  EXPECT_TRUE(early);
+  const Ticket write = queue->write(extent, block.data(), 8 * kMiB, "long");
+  ASSERT_TRUE(test::until([&] { return disk_->operations() == 4; }));
+  const Ticket read = queue->read(small, other.data(), 256 * kKiB, "short");
+  ASSERT_TRUE(test::until([&] { return clock.move(std::chrono::milliseconds(1)), queue->done(read); }));
+  // Its four requests went to the disk among the next writes, and not behind the last one.
+  EXPECT_LT(disk_->operations(), 32);
+  EXPECT_FALSE(queue->done(write));
+  ASSERT_TRUE(test::until([&] { return clock.move(std::chrono::milliseconds(50)), queue->done(write); }));
 }
 
-TEST_F(Queue, RunsAtTheSpeedOfTheSimulatedDisk) {
-  const Extent extent = space_.allocate(8 * kMiB);
-  PinnedBlock block = pool_.lease(8 * kMiB), other = pool_.lease(8 * kMiB);
-  SimSetup setup;
-  setup.read_bytes_per_s = setup.write_bytes_per_s = 10e6;
-  auto queue = make(setup);
-  const double seconds = shortest_of_three([&] {
-    queue->write(extent, block.data(), 8 * kMiB, "w");
-    queue->read(extent, other.data(), 8 * kMiB, "r");
-    queue->drain();
-  });
-  EXPECT_GT(seconds, 0.8);  // both directions at once: 0.84 s; in turn it were 1.7
-  EXPECT_LT(seconds, 1.5);
+// 8 MiB each way at 10 MB/s: 0.84 s where both ways are free, twice that where they share a link.
+TEST_F(Queue, TheSimulatedDiskHasTheSpeedThatItWasGiven) {
+  constexpr int64_t kRequests = 8 * kMiB / kBlock;
+  for (const bool share : {false, true}) {
+    MovedClock clock;
+    SimSetup setup;
+    setup.depth = 2 * kRequests;
+    if (share) {
+      setup.both_bytes_per_s = 10e6;
+    } else {
+      setup.read_bytes_per_s = setup.write_bytes_per_s = 10e6;
+    }
+    setup.now = [&] { return clock.now(); };
+    SimDisk disk(space_.files(), setup);
+    const auto engine = disk.make_engine();
+    const PinnedBlock block = pool_.lease(kBlock);
+    for (uint64_t id = 0; id < 2 * kRequests; ++id) {
+      engine->submit({.direction = id % 2 == 0 ? IoDirection::kWrite : IoDirection::kRead,
+                      .file = 0,
+                      .offset = 0,
+                      .memory = block.data(),
+                      .bytes = kBlock,
+                      .id = id});
+    }
+    std::vector<IoResult> results;
+    int ms = 0;
+    for (; results.size() < 2 * kRequests && ms < 5000; ++ms) {
+      clock.move(std::chrono::milliseconds(1));
+      engine->wake();
+      engine->wait(results);
+    }
+    EXPECT_NEAR(ms, (share ? 2 : 1) * 8 * kMiB / 10e3, 2);
+  }
 }
 
 TEST_F(Queue, KeepsTheFirstFailureForEveryLaterCall) {
@@ -228,16 +259,14 @@ TEST_F(Queue, EndsWithWorkUnderWay) {
   const Extent extent = space_.allocate(8 * kMiB);
   PinnedBlock block = pool_.lease(8 * kMiB);
   SimSetup setup;
-  setup.read_bytes_per_s = 8e6;  // a second for all of it; only what is in the engine is waited for
+  setup.read_bytes_per_s = 1e6;  // 128 requests of 66 ms; only what is in the engine is waited for
   setup.depth = 2;
-  const double seconds = shortest_of_three([&] {
-    auto queue = make(setup);
-    const Ticket read = queue->read(extent, block.data(), 8 * kMiB, "x");
-    queue->read(extent, block.data(), 4096, "y", {{read}});
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    queue.reset();
-  });
-  EXPECT_LT(seconds, 0.5);
+  auto queue = make(setup);
+  const Ticket read = queue->read(extent, block.data(), 8 * kMiB, "x");
+  queue->read(extent, block.data(), 4096, "y", {{read}});
+  ASSERT_TRUE(test::until([&] { return disk_->operations() >= 2; }));
+  queue.reset();
+  EXPECT_LT(disk_->operations(), 64);
 }
 
 TEST_F(Queue, RefusesWhatCannotBeATransfer) {

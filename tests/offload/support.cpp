@@ -12,11 +12,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <limits>
 #include <stdexcept>
 
 #include "base/checksum.h"
-#include "base/clock.h"
 #include "base/error.h"
 
 namespace lm::offload_tests {
@@ -169,16 +167,6 @@ std::unique_ptr<IoQueue> make_queue(SwapSpace& space, const PinnedPool& pool, Io
         return make_engine(kind, {.files = space.files(), .buffers = buffers, .depth = depth}, &note);
       },
       block);
-}
-
-double shortest_of_three(const std::function<void()>& work) {
-  double shortest = std::numeric_limits<double>::infinity();
-  for (int i = 0; i < 3; ++i) {
-    const double start = monotonic_seconds();
-    work();
-    shortest = std::min(shortest, monotonic_seconds() - start);
-  }
-  return shortest;
 }
 
 namespace {

@@ -73,9 +73,6 @@ bool ring_allowed();
 std::unique_ptr<IoQueue> make_queue(SwapSpace& space, const PinnedPool& pool, IoEngineKind kind,
                                     int64_t block = 64 * 1024, int depth = 8);
 
-// The shortest time, in seconds, that `work` took: a machine that others use, too, only ever makes it longer.
-double shortest_of_three(const std::function<void()>& work);
-
 // Three arrays of different lengths, written, written again with other values beside reads, and read back,
 // with `after` where an array's transfers follow each other. Whatever comes back is compared by checksum.
 struct WorkloadResult {

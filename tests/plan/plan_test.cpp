@@ -7,11 +7,21 @@
 #include <random>
 
 #include "base/bytes.h"
+#include "plan/forecast.h"
 #include "shapes.h"
-#include "tests/support/pace.h"
-#include "tests/support/sanitized.h"
 
 namespace lm {
+
+// Steps that were walked. The linker sends the calls of `forecast` here (CMakeLists.txt).
+static int forecasts = 0;
+#define LM_FORECAST "_ZN2lm8forecastERKNS_9PlanInputERNS_4PlanE"
+void forecast_itself(const PlanInput&, Plan&) asm("__real_" LM_FORECAST);
+void counted_forecast(const PlanInput&, Plan&) asm("__wrap_" LM_FORECAST);
+void counted_forecast(const PlanInput& in, Plan& plan) {
+  ++forecasts;
+  forecast_itself(in, plan);
+}
+
 namespace {
 
 TEST(Plan, KnowsTheBytesOfLlama1B) {
@@ -460,16 +470,17 @@ TEST(PlanText, SaysWhatDoesNotFit) {
   EXPECT_EQ(nlohmann::json::parse(plan_json(plan))["fits"], false);
 }
 
-// With a small GPU and a disk there is no candidate that is not tried.
-TEST(Plan, OfEightBillionParametersTakesFiftyMilliseconds) {
+// With a small GPU and a disk there is no candidate of homes that is not tried. To walk a step takes longer
+// than to place a candidate: that is done for the one that is chosen, with its update on the GPU, on the CPU,
+// and as it is planned in the end.
+TEST(Plan, OfEightBillionParametersWalksThreeSteps) {
   Case c{.spec = llama_8b(), .machine = gpu_machine("4090"), .device = DeviceType::kCuda};
   c.config.train.global_batch = 16;
   c.config.offload.paths = {"/scratch"};
   c.machine.disks = {{.path = "/scratch", .free_bytes = 1LL << 40}};
-  const double limit = test::time_limit(0.050);
-  const double best = test::usual_seconds(limit, 100, [&] { c.plan(); });
-  EXPECT_LT(best, limit);
-  RecordProperty("milliseconds", static_cast<int>(best * 1e3));
+  forecasts = 0;
+  c.plan();
+  EXPECT_EQ(forecasts, 3);
 }
 
 }  // namespace

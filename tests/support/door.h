@@ -12,7 +12,6 @@ struct DoorResult {
   int code = -1;  // exit code; -1 when a signal ended it
   int signal = 0;
   std::string out, err;
-  double ms = 0;
   std::string last_line() const;  // of err
 };
 
@@ -37,7 +36,7 @@ class Door {
   // In steps: start, send signals, finish.
   void start(const std::vector<std::string>& arguments, const std::string& script,
              const std::vector<std::string>& environment = {});
-  void wait_for(const std::string& text);  // on stderr; at most 5 s
+  void wait_for(const std::string& text);  // on stderr; throws after a minute
   void send(int signal) const;
   pid_t pid() const { return pid_; }
   pid_t child() const;  // the door's child; 0 if it has none
@@ -48,7 +47,6 @@ class Door {
   std::string directory_;
   pid_t pid_ = 0;
   int out_ = -1, err_ = -1;
-  double started_ms_ = 0;
   DoorResult result_;
 };
 

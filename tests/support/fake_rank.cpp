@@ -2,7 +2,9 @@
 //   done | exit:N | signal:N                    ends so, after publishing step 7
 //   stop                                        publishes step 12, waits for a stop request, leaves with 75
 //   deaf                                        never stops
-//   ends:N                                      publishes step 7 and that it ends with N, and never does
+//   ends:N                                      publishes step 7 and that it ends with N, and never does;
+//   after four
+//                                               seconds it prints "fake rank: lives on"
 //   facts:FILE                                  writes its arguments, environment and ignored signals to FILE
 // It prints "fake rank: ready" on stderr when it has started.
 #include <signal.h>
@@ -40,6 +42,11 @@ void publish(std::optional<Control>& control, const RankRecord& record) {
   if (control) control->publish(record);
 }
 
+// For longer than a test may last; a rank that was forgotten ends some day.
+void live_on() {
+  for (int i = 0; i < 3600; ++i) usleep(1000000);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -62,7 +69,9 @@ int main(int argc, char** argv) {
     publish(
         control,
         {.step = 7, .repeat = 0, .checkpoint = "", .reason = "", .exit_code = std::atoi(script.c_str() + 5)});
-    for (int i = 0; i < 8000; ++i) usleep(5000);
+    for (int i = 0; i < 40; ++i) usleep(100000);
+    std::fputs("fake rank: lives on\n", stderr);
+    live_on();
   }
   if (script == "stop") {
     publish(control, {.step = 11, .repeat = 0, .checkpoint = "", .reason = ""});
@@ -70,6 +79,6 @@ int main(int argc, char** argv) {
     for (int i = 0; i < 2000 && control->stop_requests() == 0; ++i) usleep(5000);
     return 75;
   }
-  for (int i = 0; script == "deaf" && i < 2000; ++i) usleep(5000);  // 10 s, then it gives up
+  if (script == "deaf") live_on();
   return 0;
 }

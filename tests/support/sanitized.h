@@ -16,11 +16,4 @@ constexpr bool kLiftsAddressLimit = true;
 constexpr bool kLiftsAddressLimit = false;
 #endif
 
-// A limit of time for code as it is shipped, in any unit. A sanitizer makes it many times slower, and is not
-// there to judge its speed.
-constexpr double time_limit(double limit) {
-  constexpr double kSlower = 30;
-  return kSanitized ? kSlower * limit : limit;
-}
-
 }  // namespace lm::test

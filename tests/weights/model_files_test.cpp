@@ -2,8 +2,6 @@
 
 #include <sys/stat.h>
 
-#include <chrono>
-
 #include "tests/weights/support.h"
 
 namespace lm {
@@ -21,38 +19,36 @@ void write_index(const std::string& directory, const json& weight_map) {
   test::write_text(directory + "/model.safetensors.index.json", json{{"weight_map", weight_map}}.dump());
 }
 
-// Opening must end in an Error(11) at once, whatever stands there.
-std::string refused_quickly(const std::string& directory) {
-  const auto start = std::chrono::steady_clock::now();
-  std::string message = refusal([&] { ModelFiles files(directory); });
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(1)) << message;
-  return message;
+// Opening must end in an Error(11), whatever stands there: who opens a FIFO, or reads a device, never
+// returns.
+std::string refused(const std::string& directory) {
+  return refusal([&] { ModelFiles files(directory); });
 }
 
 TEST(ModelFiles, AMissingModelIsNamedAndPickledWeightsAreNotRead) {
   const TemporaryDirectory directory;
-  EXPECT_TRUE(contains(refused_quickly(directory.path()), "no model.safetensors"));
+  EXPECT_TRUE(contains(refused(directory.path()), "no model.safetensors"));
   test::write_text(directory / "pytorch_model.bin", "x");
-  EXPECT_TRUE(contains(refused_quickly(directory.path()), "pickled"));
+  EXPECT_TRUE(contains(refused(directory.path()), "pickled"));
 }
 
-TEST(ModelFiles, SpecialFilesAreRefusedAtOnce) {
+TEST(ModelFiles, SpecialFilesAreRefused) {
   const TemporaryDirectory directory;
   const std::string path = directory / "model.safetensors";
   ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
-  EXPECT_TRUE(contains(refused_quickly(directory.path()), "a FIFO"));
+  EXPECT_TRUE(contains(refused(directory.path()), "a FIFO"));
   fs::remove(path);
   fs::create_directory(path);
-  EXPECT_TRUE(contains(refused_quickly(directory.path()), "a directory"));
+  EXPECT_TRUE(contains(refused(directory.path()), "a directory"));
   fs::remove(path);
   fs::create_symlink("/dev/zero", path);
-  EXPECT_TRUE(contains(refused_quickly(directory.path()), "a device"));
+  EXPECT_TRUE(contains(refused(directory.path()), "a device"));
   fs::remove(path);
   fs::create_symlink("model.safetensors", path);
-  EXPECT_TRUE(contains(refused_quickly(directory.path()), "cannot open"));
+  EXPECT_TRUE(contains(refused(directory.path()), "cannot open"));
   fs::remove(path);
   fs::create_symlink("nowhere", path);
-  EXPECT_TRUE(contains(refused_quickly(directory.path()), "cannot open"));
+  EXPECT_TRUE(contains(refused(directory.path()), "cannot open"));
 }
 
 TEST(ModelFiles, ThePartsOfAnIndexAreOneModel) {
@@ -91,14 +87,14 @@ TEST(ModelFiles, ANameInAnIndexIsNeverAPath) {
                                    json::array({"x.safetensors"})};
   for (const json& name : names) {
     write_index(outer / "model", {{"a", name}, {"b", "x.safetensors"}});
-    const std::string message = refused_quickly(outer / "model");
+    const std::string message = refused(outer / "model");
     EXPECT_TRUE(contains(message, "weight_map \"a\"") && contains(message, "plain name")) << message;
   }
   // Not decoded, so just the name of a file that is not there.
   for (const char* name :
        {"%2e%2e%2foutside.safetensors", "..%2foutside.safetensors", "..\\outside.safetensors"}) {
     write_index(outer / "model", {{"a", name}, {"b", name}});
-    EXPECT_TRUE(contains(refused_quickly(outer / "model"), "cannot open")) << name;
+    EXPECT_TRUE(contains(refused(outer / "model"), "cannot open")) << name;
   }
 }
 
@@ -111,7 +107,7 @@ TEST(ModelFiles, SpecialFilesBehindAnIndexAreRefusedWithTheirKey) {
   fs::create_symlink("nowhere", directory / "dangling");
   for (const char* name : {"fifo", "folder", "zero", "loop", "dangling", "absent"}) {
     write_index(directory.path(), {{"some.weight", name}});
-    EXPECT_TRUE(contains(refused_quickly(directory.path()), "weight_map \"some.weight\"")) << name;
+    EXPECT_TRUE(contains(refused(directory.path()), "weight_map \"some.weight\"")) << name;
   }
 }
 
@@ -120,11 +116,11 @@ TEST(ModelFiles, AnIndexAndItsFilesMustAgree) {
   test::write_tensors(directory / "one.safetensors", kTwo);
   test::write_tensors(directory / "two.safetensors", kTwo);
   write_index(directory.path(), {{"a", "one.safetensors"}, {"x", "one.safetensors"}});
-  EXPECT_TRUE(contains(refused_quickly(directory.path()), "\"x\""));
+  EXPECT_TRUE(contains(refused(directory.path()), "\"x\""));
   write_index(directory.path(), {{"a", "one.safetensors"}});
-  EXPECT_TRUE(contains(refused_quickly(directory.path()), "\"b\" is not in the index"));
+  EXPECT_TRUE(contains(refused(directory.path()), "\"b\" is not in the index"));
   write_index(directory.path(), {{"a", "one.safetensors"}, {"b", "two.safetensors"}});
-  EXPECT_TRUE(contains(refused_quickly(directory.path()), "not in the index"));
+  EXPECT_TRUE(contains(refused(directory.path()), "not in the index"));
 }
 
 TEST(ModelFiles, ADamagedIndexIsRefused) {
@@ -136,7 +132,7 @@ TEST(ModelFiles, ADamagedIndexIsRefused) {
            "{\"weight_map\":{\"a\":\"one.safetensors\",\"a\":\"one.safetensors\"}}",
            "{\"weight_map\":" + std::string(100000, '[') + "}", std::string("{\"weight_map\":{}}\0{", 19)}) {
     test::write_text(path, text);
-    EXPECT_TRUE(contains(refused_quickly(directory.path()), "index.json")) << text.substr(0, 50);
+    EXPECT_TRUE(contains(refused(directory.path()), "index.json")) << text.substr(0, 50);
   }
 }
 
