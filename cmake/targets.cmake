@@ -41,7 +41,8 @@ endif()
 find_package(GTest REQUIRED)
 # The tests' main function: a skipped test is counted by ctest, not passed over.
 add_library(lm_test_main STATIC ${PROJECT_SOURCE_DIR}/tests/support/test_main.cpp)
-target_link_libraries(lm_test_main PUBLIC GTest::gtest)
+target_include_directories(lm_test_main PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src)
+target_link_libraries(lm_test_main PUBLIC GTest::gtest lm_base)
 
 # Tests without LibTorch and NCCL: a thread sanitizer does not know what their threads do.
 add_custom_target(torch_free_tests)

@@ -10,6 +10,9 @@
 #include <sstream>
 #include <string_view>
 
+#include "base/error.h"
+#include "base/processor.h"
+
 namespace lm {
 namespace {
 
@@ -156,6 +159,19 @@ LauncherJob read_launcher_job() {
   return job;
 }
 
+void limit_processor() {
+  const std::string name = variable("LM_CPU");
+  if (name.empty()) return;
+  const std::optional<Instructions> most = instructions_of(name);
+  if (!most) {
+    throw Error(Exit::kConfig, {.area = "CPU-10",
+                                .what = "LM_CPU names no kind of processor: " + name,
+                                .place = "",
+                                .next = "unset it, or say one of " + instructions_names()});
+  }
+  limit_instructions(*most);
+}
+
 std::optional<double> silence_seconds() {
   const std::string text = variable("LMLAUNCH_SILENCE");
   double value = 0;
@@ -213,6 +229,7 @@ std::vector<std::string> rank_environment() {
   if (std::getenv("CUDA_DEVICE_ORDER") == nullptr) {
     out.emplace_back("CUDA_DEVICE_ORDER=" + read_cuda_variables().device_order);
   }
+  for (std::string& limit : library_limits()) out.push_back(std::move(limit));
   return out;
 }
 

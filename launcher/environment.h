@@ -54,6 +54,10 @@ struct LauncherJob {
 
 LauncherJob read_launcher_job();
 
+// LM_CPU, for tests: the program uses no wider instructions than these (base/processor.h), and its libraries
+// neither. Throws Error(10) for another name. Before anything has asked for instructions.
+void limit_processor();
+
 // LMLAUNCH_SILENCE, for tests: seconds without a sign of life after which a rank that others wait for is
 // given up; nothing where it is not set.
 std::optional<double> silence_seconds();

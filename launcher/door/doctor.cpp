@@ -14,6 +14,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/processor.h"
 #include "comm/mpi_api.h"
 #include "comm/nccl_api.h"
 #include "launcher/door/commands.h"
@@ -38,14 +39,29 @@ struct Check {
   Json numbers = Json::object();  // for programs
 };
 
+// With what the kernels and products of bf16 matrices compute.
+const char* simd_text(Instructions best) {
+  switch (best) {
+    case Instructions::kNone:
+      return "no AVX2";
+    case Instructions::kAvx2:
+      return "AVX2; no bf16 instructions: bf16 products at the rate of fp32 ones";
+    case Instructions::kAvx512Core:
+    case Instructions::kAvx512Vbmi:
+      return "AVX-512; no bf16 instructions: bf16 products at the rate of fp32 ones";
+    case Instructions::kAvx512Bf16:
+      return "AVX-512 with bf16";
+    case Instructions::kAmx:
+      return "AVX-512 with bf16, AMX";
+  }
+  return "";
+}
+
 Check check_cpu(const CpuFacts& cpu) {
-  const char* simd = cpu.avx512_bf16 ? "AVX-512 with bf16"
-                     : cpu.avx512    ? "AVX-512"
-                     : cpu.avx2      ? "AVX2"
-                                     : "no AVX2";
-  return {"cpu", cpu.avx2,
-          fmt::format("{}, {} cores usable, {}{}", cpu.model, cpu.cores, simd, cpu.amx_bf16 ? ", AMX" : ""),
-          cpu.avx2 ? "" : "training works, several times slower than with AVX2"};
+  const bool avx2 = has_instructions(Instructions::kAvx2);
+  return {"cpu", avx2,
+          fmt::format("{}, {} cores usable, {}", cpu.model, cpu.cores, simd_text(best_instructions())),
+          avx2 ? "" : "training works, several times slower than with AVX2"};
 }
 
 Check check_memory(const HostFacts& host) {

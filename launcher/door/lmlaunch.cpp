@@ -58,6 +58,7 @@ int report(const Error& error, bool training) {
 int main(int argc, char** argv) {
   bool training = false;
   try {
+    limit_processor();
     const CommandLine line =
         parse_command_line(std::vector<std::string>(argv + 1, argv + argc), Reader::kDoor);
     training = line.command == "train" && !line.has("--dry-run");

@@ -15,12 +15,7 @@ Machine survey_machine(const std::vector<GpuFacts>& gpus, const ImaginedMemory& 
   Machine machine;
   machine.cores = host.cpu.cores;
   machine.cpu_model = host.cpu.model;
-  machine.avx512_bf16 = host.cpu.avx512_bf16;
-  machine.instructions = host.cpu.amx_bf16      ? "amx_bf16"
-                         : host.cpu.avx512_bf16 ? "avx512_bf16"
-                         : host.cpu.avx512      ? "avx512"
-                         : host.cpu.avx2        ? "avx2"
-                                                : "";
+  machine.instructions = best_instructions();
   machine.host_memory = host.memory;
   machine.host_available = host.available_memory;
   machine.host_limit = host.limit.bytes;

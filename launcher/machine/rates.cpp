@@ -10,6 +10,7 @@ constexpr const char* kFolder = "rates";
 Json key_of(const Machine& machine, const RateSubject& subject) {
   const bool gpu = subject.device == DeviceType::kCuda;
   return {{"cpu", machine.cpu_model},
+          {"instructions", instructions_name(machine.instructions)},
           {"gpu", gpu ? machine.gpus.front().name : ""},
           {"cores", machine.cores},
           {"threads", subject.threads},

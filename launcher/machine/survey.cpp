@@ -133,13 +133,6 @@ HostFacts survey_host(const std::string& root) {
   HostFacts out;
   const std::string cpuinfo = read_text(root + "/proc/cpuinfo"), meminfo = read_text(root + "/proc/meminfo");
   out.cpu.model = field(cpuinfo, "model name");
-  const std::string flags = field(cpuinfo, "flags");
-  out.cpu.avx2 = has_word(flags, "avx2", ' ');
-  out.cpu.avx512 = true;  // as library_multiplies_bf16 (kernels/gemm_panels.h) asks
-  for (const char* part : {"avx512f", "avx512bw", "avx512vl", "avx512dq"})
-    out.cpu.avx512 &= has_word(flags, part, ' ');
-  out.cpu.avx512_bf16 = has_word(flags, "avx512_bf16", ' ');
-  out.cpu.amx_bf16 = has_word(flags, "amx_bf16", ' ');
   out.cpu.cores = usable_cores(root);
   out.page_bytes = sysconf(_SC_PAGESIZE);
   out.memory = read_number(field(meminfo, "MemTotal")) * 1024;

@@ -16,7 +16,6 @@ struct MemoryLimit {
 struct CpuFacts {
   std::string model;
   int cores = 0;  // that this process may use (affinity and cgroup quota)
-  bool avx2 = false, avx512 = false, avx512_bf16 = false, amx_bf16 = false;
 };
 
 struct GpuFacts {

@@ -12,6 +12,7 @@
 #include "base/cuda.h"
 #include "base/error.h"
 #include "kernels/library_error.h"
+#include "launcher/environment.h"
 #include "launcher/rank/rank_commands.h"
 
 namespace {
@@ -20,6 +21,7 @@ using namespace lm;
 
 Exit run(const std::vector<std::string>& arguments) {
   try {
+    limit_processor();
     return run_rank_command(arguments);
   } catch (const Error& error) {
     std::fputs(error.report().c_str(), stderr);

@@ -11,6 +11,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/parallel.h"
+#include "base/processor.h"
 #include "kernels/attention_path.h"
 
 namespace lm::attention {
@@ -133,22 +134,17 @@ void run_tiles(const TileList& tiles, int threads, const Work& work) {
 // A process asks the kernel for tile registers once; all its threads have them then.
 bool tiles_allowed() {
   constexpr int kRequestFeature = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  static const bool allowed = __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
-                              syscall(SYS_arch_prctl, kRequestFeature, kTileData) == 0;
+  static const bool allowed =
+      has_instructions(Instructions::kAmx) && syscall(SYS_arch_prctl, kRequestFeature, kTileData) == 0;
   return allowed;
 }
 
 // Asked here, in code that every machine can run.
 bool usable(const Path& path) {
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f");
-  const bool avx512_bf16 = avx512 && __builtin_cpu_supports("avx512bw") &&
-                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-                           __builtin_cpu_supports("avx512bf16");
-  if (&path == &kAmxBf16) return avx512_bf16 && tiles_allowed();
-  if (&path == &kAvx512Bf16) return avx512_bf16;
-  if (&path == &kAvx512) return avx512;
-  return &path == &kBaseline || avx2;
+  if (&path == &kAmxBf16) return tiles_allowed();
+  if (&path == &kAvx512Bf16) return has_instructions(Instructions::kAvx512Bf16);
+  if (&path == &kAvx512) return has_instructions(Instructions::kAvx512Core);
+  return &path == &kBaseline || has_instructions(Instructions::kAvx2);
 }
 
 template <class Args>

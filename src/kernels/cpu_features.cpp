@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/processor.h"
 #include "kernels/cpu_launchers.h"
 
 namespace lm {
@@ -15,6 +16,9 @@ extern const Kernels kTable;
 namespace avx2 {
 extern const Kernels kTable;
 }
+namespace avx512_core {
+void gemm(const Gemm&, StreamView);
+}
 namespace avx512 {
 extern const Kernels kTable;
 }
@@ -22,12 +26,9 @@ extern const Kernels kTable;
 
 CpuLevel cpu_level() {
 #if defined(LM_X86_LEVELS)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vbmi")) {
-    return CpuLevel::kAvx512;
-  }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return CpuLevel::kAvx2;
+  if (has_instructions(Instructions::kAvx512Vbmi)) return CpuLevel::kAvx512;
+  if (has_instructions(Instructions::kAvx512Core)) return CpuLevel::kAvx512Core;
+  if (has_instructions(Instructions::kAvx2)) return CpuLevel::kAvx2;
 #endif
   return CpuLevel::kBaseline;
 }
@@ -36,6 +37,8 @@ const char* cpu_level_name(CpuLevel level) {
   switch (level) {
     case CpuLevel::kAvx512:
       return "avx512";
+    case CpuLevel::kAvx512Core:
+      return "avx512_core";
     case CpuLevel::kAvx2:
       return "avx2";
     default:
@@ -52,7 +55,13 @@ const Kernels& cpu_kernels(CpuLevel level) {
                                     .next = "ask for cpu_level() or less"});
   }
 #if defined(LM_X86_LEVELS)
+  static const Kernels core = [] {
+    Kernels table = avx2::kTable;
+    table.gemm = avx512_core::gemm;
+    return table;
+  }();
   if (level == CpuLevel::kAvx512) return avx512::kTable;
+  if (level == CpuLevel::kAvx512Core) return core;
   if (level == CpuLevel::kAvx2) return avx2::kTable;
 #endif
   return baseline::kTable;

@@ -8,8 +8,9 @@
 
 namespace lm {
 
-// AVX-512 is F, BW, VL, DQ and VBMI (Ice Lake, Zen 4 and later): who has less of it takes the AVX2 kernels.
-enum class CpuLevel : uint8_t { kBaseline, kAvx2, kAvx512 };
+// kAvx512 is F, BW, VL, DQ and VBMI (Ice Lake, Zen 4 and later). Without VBMI (kAvx512Core: Skylake, Cascade
+// Lake) the kernels are those of AVX2 but for products, which are all arithmetic.
+enum class CpuLevel : uint8_t { kBaseline, kAvx2, kAvx512Core, kAvx512 };
 
 // The highest level that this executable was built with and this processor has.
 CpuLevel cpu_level();

@@ -30,11 +30,14 @@ struct Operand {
   const Bf16* at(int64_t i, int64_t k) const { return data + (apart ? k * stride + i : i * stride + k); }
 };
 
-// Where the left panel has element (row, k).
+// Where the left panel has element (row, k): the kRows rows of a group that the registers take at once lie
+// side by side for each k, or row after row. So a group is read from its beginning to its end either way.
 template <bool apart>
 constexpr int kRowStep = apart ? 1 : kPanelDepth + kPanelGap;
 template <bool apart>
-constexpr int kDepthStep = apart ? kPanelRows + kPanelGap : 1;
+constexpr int kDepthStep = apart ? kRows : 1;
+template <bool apart>
+constexpr int kGroupStep = kRows* kPanelDepth + (apart ? kLanes : kRows * kPanelGap);
 
 void widen(const Bf16* from, int64_t n, float* to) {
   each_vector(n, [&](int64_t j, auto count) LM_BODY { store(to + j, load(from + j, count), count); });
@@ -46,9 +49,14 @@ void pack_left(const Operand& a, int64_t row, int64_t rows, int64_t k0, int64_t 
   const int64_t filled = (rows + kRows - 1) / kRows * kRows;
   if constexpr (apart) {
     for (int64_t k = 0; k < depth; ++k) {
-      float* const line = to + k * kDepthStep<apart>;
-      widen(a.at(row, k0 + k), rows, line);
-      for (int64_t r = rows; r < filled; ++r) line[r] = 0;
+      const Bf16* const from = a.at(row, k0 + k);
+      // A vector is wider than a group: what it has more is written again, by the next k.
+      for (int64_t r = 0; r < filled; r += kRows) {
+        float* const line = to + r / kRows * kGroupStep<apart> + k * kRows;
+        const int64_t n = rows - r;
+        store(line, n >= kLanes ? load(from + r, Whole{}) : load(from + r, Part{static_cast<int>(n)}),
+              Whole{});
+      }
     }
   } else {
     for (int64_t r = 0; r < rows; ++r) widen(a.at(row + r, k0), depth, to + r * kRowStep<apart>);
@@ -147,8 +155,8 @@ void add_up(const Operand& a, const Operand& b, const Tile& t, int64_t inner, Ge
       float* const right = panels.right + j * kPanelDepth;
       pack_columns(b, t.column + j, t.columns - j, k0, depth, right);
       for (int64_t r = 0; r < t.rows; r += kRows)
-        multiply<apart>(panels.left + r * kRowStep<apart>, right, depth, panels.sums + r * kPanelColumns + j,
-                        k0 > 0);
+        multiply<apart>(panels.left + r / kRows * kGroupStep<apart>, right, depth,
+                        panels.sums + r * kPanelColumns + j, k0 > 0);
     }
   }
 }

@@ -16,10 +16,9 @@ GemmPanels* gemm_panels(int threads) {
   return panels.get();
 }
 
-bool library_multiplies_bf16() {
+bool library_multiplies_bf16(Instructions best) {
 #if defined(__x86_64__)
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  return best >= Instructions::kAvx512Bf16;
 #else
   return true;
 #endif

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/processor.h"
+
 namespace lm {
 
 // Of a tile: rows and columns of the result, and how much of the summed index at once; multiples of the 3, 6
@@ -27,8 +29,9 @@ static_assert(sizeof(GemmPanels::left) >= sizeof(float) * kPanelRows * (kPanelDe
 // lives. Throws std::bad_alloc; here, as nothing may be thrown among the threads.
 GemmPanels* gemm_panels(int threads);
 
-// Whether LibTorch multiplies bf16 matrices on this processor with more than plain loops, which are twenty
-// times slower than gemm_cpu.cpp: from AVX-512 on it does.
-bool library_multiplies_bf16();
+// Whether LibTorch's products of bf16 serve a processor whose widest instructions are these: only where it
+// has instructions for bf16. With AVX-512 alone LibTorch converts in every product and reaches a fifth of its
+// fp32 rate; with AVX2 it has plain loops, twenty times slower than gemm_cpu.cpp.
+bool library_multiplies_bf16(Instructions best);
 
 }  // namespace lm

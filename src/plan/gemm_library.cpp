@@ -13,21 +13,18 @@ constexpr double kShows = 0.04;  // of the work
 
 }  // namespace
 
-bool library_multiplies_bf16(const Machine& machine) {
-  return !machine.instructions.empty() && machine.instructions != "avx2";
-}
-
 bool rounds_rows(DType dtype, DeviceType device, const Machine& machine) {
-  return dtype == DType::kBF16 && device == DeviceType::kCpu && library_multiplies_bf16(machine);
+  return dtype == DType::kBF16 && device == DeviceType::kCpu && library_multiplies_bf16(machine.instructions);
 }
 
 int64_t gemm_shape_bytes(const Machine& machine) {
-  if (!library_multiplies_bf16(machine)) return 0;
-  return int64_t{machine.instructions == "amx_bf16" ? 912 : 860} << 10;
+  if (!library_multiplies_bf16(machine.instructions)) return 0;
+  return int64_t{machine.instructions == Instructions::kAmx ? 912 : 860} << 10;
 }
 
 int64_t gemm_panel_bytes(const Machine& machine, int threads) {
-  return library_multiplies_bf16(machine) ? 0 : threads * static_cast<int64_t>(sizeof(GemmPanels));
+  return library_multiplies_bf16(machine.instructions) ? 0
+                                                       : threads * static_cast<int64_t>(sizeof(GemmPanels));
 }
 
 GemmShapes kept_shapes(int64_t micro, double flops, bool trains) {

@@ -11,9 +11,6 @@
 
 namespace lm {
 
-// Whether the library has products of bf16 for the processor; else they are ours (kernels/gemm_panels.h).
-bool library_multiplies_bf16(const Machine& machine);
-
 // Whether micro-batches are rounded up to few different numbers of rows.
 bool rounds_rows(DType dtype, DeviceType device, const Machine& machine);
 

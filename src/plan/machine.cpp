@@ -91,7 +91,10 @@ int64_t host_library_bytes(const Machine& machine, DeviceType device) {
 
 std::string kernel_set(const Machine& machine, DeviceType device) {
   if (device == DeviceType::kCuda) return "cuda " + machine.gpus.front().name;
-  return machine.instructions.empty() ? "cpu" : "cpu " + machine.instructions;
+  if (machine.instructions == Instructions::kNone) return "cpu";
+  // VBMI changes which code looks up 8-bit codes, and no bit of a result.
+  const bool core = machine.instructions == Instructions::kAvx512Vbmi;
+  return std::string("cpu ") + instructions_name(core ? Instructions::kAvx512Core : machine.instructions);
 }
 
 LinkRates link_rates(const Machine& machine, DeviceType device) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/processor.h"
 #include "schedule/timeline.h"
 
 namespace lm {
@@ -35,12 +36,10 @@ struct Disk {
 struct Machine {
   int cores = 1;  // that this process may use
   std::string cpu_model;
-  bool avx512_bf16 = false;
-  std::string
-      instructions;  // the widest that kernels use: "amx_bf16", "avx512_bf16", "avx512", "avx2"; "" none
-  int64_t host_memory = 0;     // physical
-  int64_t host_available = 0;  // MemAvailable, or less under a cgroup limit or RLIMIT_AS
-  double gemm_bf16_flops = 0;  // of all cores together
+  Instructions instructions = Instructions::kNone;  // the widest that it has
+  int64_t host_memory = 0;                          // physical
+  int64_t host_available = 0;                       // MemAvailable, or less under a cgroup limit or RLIMIT_AS
+  double gemm_bf16_flops = 0;                       // of all cores together
   double gemm_fp32_flops = 0;
   double gemm_sustained = 1;  // share of these that long work keeps up
   double memory_bandwidth = 0;

@@ -17,8 +17,7 @@ std::string machine_json(const Machine& m) {
         {disk.path, disk.free_bytes, disk.read_bandwidth, disk.write_bandwidth, disk.both_bandwidth});
   return Json{{"cores", m.cores},
               {"cpu_model", m.cpu_model},
-              {"avx512_bf16", m.avx512_bf16},
-              {"instructions", m.instructions},
+              {"instructions", instructions_name(m.instructions)},
               {"host_memory", m.host_memory},
               {"host_available", m.host_available},
               {"gemm_bf16_flops", m.gemm_bf16_flops},
@@ -39,8 +38,8 @@ std::string machine_json(const Machine& m) {
 Machine parse_machine(const std::string& text) {
   const Json json = Json::parse(text);
   Machine m;
-  m.cores = json.at("cores"), m.cpu_model = json.at("cpu_model"), m.avx512_bf16 = json.at("avx512_bf16");
-  m.instructions = json.at("instructions");
+  m.cores = json.at("cores"), m.cpu_model = json.at("cpu_model");
+  m.instructions = instructions_of(json.at("instructions").get<std::string>()).value_or(Instructions::kNone);
   m.host_memory = json.at("host_memory"), m.host_available = json.at("host_available");
   m.gemm_bf16_flops = json.at("gemm_bf16_flops"), m.gemm_fp32_flops = json.at("gemm_fp32_flops");
   m.gemm_sustained = json.at("gemm_sustained"), m.memory_bandwidth = json.at("memory_bandwidth");

@@ -128,7 +128,7 @@ ComputeRates compute_rates(const Machine& machine, DeviceType device, DType dtyp
     return rates;
   }
   const double cores = std::max(machine.cores, 1);
-  const double core = machine.avx512_bf16 ? kCoreBF16 : kCoreF32;
+  const double core = machine.instructions >= Instructions::kAvx512Bf16 ? kCoreBF16 : kCoreF32;
   double fp32 = known(machine.gemm_fp32_flops, cores * kCoreF32, fp32_assumed);
   rates.peak_flops = bf16 ? known(machine.gemm_bf16_flops, cores * core, rates.assumed) : fp32;
   // Where bf16 alone was measured, as much slower as it is by default.

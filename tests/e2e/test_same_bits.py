@@ -1,8 +1,8 @@
 """What trains the same trains the same bits: losses, norms, held-out losses, weights and generated text of fixed runs against
 those recorded for this kind of CPU in same_bits.json. A kind that has none there is skipped, and named.
 
-A change that is meant to change bits records them anew:   python tests/e2e/test_same_bits.py --record
-Two builds against each other, on any CPU:                 python tests/e2e/test_same_bits.py --other DIRECTORY_OF_BINARIES
+A change that is meant to change bits records them anew:   PYTHONPATH=tests/support python tests/e2e/test_same_bits.py --record
+Two builds against each other, on any CPU:                 PYTHONPATH=tests/support python tests/e2e/test_same_bits.py --other DIRECTORY_OF_BINARIES
 """
 
 import json
@@ -13,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import processor
 import pytest
 import tokenizers
 import torch
@@ -131,10 +132,8 @@ def bits(work, binaries, name):
 def cpu_kind():
     """Libraries and kernels choose their code by these, and their code decides the order of additions."""
     text = Path("/proc/cpuinfo").read_text()
-    flags = re.search(r"^flags\s*:(.*)$", text, re.M)[1].split()
     model = re.search(r"^model name\s*:(.*)$", text, re.M)[1].strip()
-    return " ".join([model, *[f for f in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if f in flags], f"torch {torch.__version__}",
-                     f"transformers {transformers.__version__}"])
+    return f"{model} {processor.best()} torch {torch.__version__} transformers {transformers.__version__}"
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,7 @@
 #include "kernels/library.h"
 #include "kernels/orthogonal.h"
 #include "spec/block_layout.h"
+#include "tests/support/limit_processor.h"
 
 namespace {
 
@@ -228,6 +229,7 @@ void answer(const std::vector<std::string>& words) {
 }  // namespace
 
 int main() {
+  lm::test::limit_processor();
   for (std::string line; std::getline(std::cin, line);) {
     std::string said = "done";
     try {

@@ -37,6 +37,7 @@
 #include "config/config_names.h"
 #include "kernels/runtime.h"
 #include "plan/base_encoding.h"
+#include "tests/support/limit_processor.h"
 #include "train/rank.h"
 #include "train/sampling.h"
 #include "weights/adapter_files.h"
@@ -398,5 +399,6 @@ int serve() {
 }  // namespace
 
 int main(int argc, char** argv) {
+  lm::test::limit_processor();
   return argc == 1 ? serve() : run({argv + 1, argv + argc});
 }

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "tests/support/limit_processor.h"
 #include "train/sampling.h"
 
 namespace {
@@ -26,6 +27,7 @@ nlohmann::json answer(const nlohmann::json& request) {
 }  // namespace
 
 int main() {
+  lm::test::limit_processor();
   for (std::string line; std::getline(std::cin, line);)
     std::cout << answer(nlohmann::json::parse(line)).dump() << std::endl;
   return 0;

@@ -4,6 +4,7 @@ against AdamW. And a model, of which the blocks' matrices are Muon's."""
 import contextlib
 
 import numpy as np
+import processor
 import pytest
 import reference
 import tiny_models
@@ -27,7 +28,7 @@ def ours(work, weights, gradients, weight_decay, **keys):
 
 
 class Products(torch.utils._python_dispatch.TorchDispatchMode):
-    """torch's bf16 products as ours are on processors without AVX-512: the terms added in their order in fp32, each sum rounded once.
+    """torch's bf16 products as ours are on processors without bf16 instructions: the terms added in their order in fp32, each sum rounded once.
     (torch's own loops there add in another order that also depends on how a matrix lies.) A term is exact, so numpy's sums are fma's."""
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
@@ -46,7 +47,7 @@ class Products(torch.utils._python_dispatch.TorchDispatchMode):
 
 @pytest.fixture
 def products_as_ours():
-    with Products() if "AVX512" not in torch.backends.cpu.get_cpu_capability() else contextlib.nullcontext():
+    with contextlib.nullcontext() if processor.library_multiplies_bf16() else Products():
         yield
 
 

@@ -124,7 +124,7 @@ TEST(Numerics, AreKeptAsRecordedWhateverTheMachineHas) {
   Case later = c;
   later.machine = cpu_machine(2);
   later.machine.cores = 7;
-  later.machine.instructions = "avx2";
+  later.machine.instructions = Instructions::kAvx2;
   const NumericsPlan anew = later.draft().numerics;
   EXPECT_NE(anew.threads, recorded.threads);
   EXPECT_NE(anew.micro_batch, recorded.micro_batch);
@@ -168,21 +168,24 @@ TEST(Numerics, KeepWhoseGradientsAreAddedUpFirst) {
 // A product's code is longer there; which products there are is the same.
 TEST(Sizes, OfTheGemmLibrarysCodeAreThoseOfTheProcessor) {
   Case c{.machine = cpu_machine(64)};
-  c.machine.instructions = "avx512_bf16";
+  c.machine.instructions = Instructions::kAvx512Bf16;
   const Plan avx512 = c.plan();
-  c.machine.instructions = "amx_bf16";
+  c.machine.instructions = Instructions::kAmx;
   const Plan amx = c.plan();
   const int64_t shapes = avx512.placement.gemm_shapes;
   ASSERT_GT(shapes, 0);
   EXPECT_EQ(amx.placement.gemm_shapes, shapes);
   EXPECT_EQ(class_bytes(avx512, "GEMM code"), shapes * (860 << 10));
   EXPECT_EQ(class_bytes(amx, "GEMM code"), shapes * (912 << 10));
-  c.machine.instructions = "avx2";  // which the library has no products of bf16 for
-  const Plan avx2 = c.plan();
-  EXPECT_EQ(class_bytes(avx2, "GEMM code"), -1);
-  EXPECT_EQ(class_bytes(avx2, "GEMM panels"),
-            avx2.numerics.threads * (376 << 10));  // so the products are ours
-  EXPECT_FALSE(avx2.numerics.round_rows);
+  // Without instructions for bf16 the products are ours.
+  for (const Instructions less :
+       {Instructions::kAvx2, Instructions::kAvx512Core, Instructions::kAvx512Vbmi}) {
+    c.machine.instructions = less;
+    const Plan own = c.plan();
+    EXPECT_EQ(class_bytes(own, "GEMM code"), -1);
+    EXPECT_EQ(class_bytes(own, "GEMM panels"), own.numerics.threads * (376 << 10));
+    EXPECT_FALSE(own.numerics.round_rows);
+  }
   EXPECT_EQ(class_bytes(avx512, "GEMM panels"), -1);
   EXPECT_TRUE(avx512.numerics.round_rows);
 }

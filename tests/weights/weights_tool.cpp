@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "kernels/cpu_features.h"
+#include "tests/support/limit_processor.h"
 #include "weights/adapter_files.h"
 #include "weights/encode.h"
 #include "weights/export_model.h"
@@ -224,6 +225,7 @@ int run(const std::vector<std::string>& a) {
 }  // namespace lm
 
 int main(int argc, char** argv) {
+  lm::test::limit_processor();
   try {
     return lm::run({argv + 1, argv + argc});
   } catch (const lm::Error& error) {
