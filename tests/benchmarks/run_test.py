@@ -30,6 +30,7 @@ MISSES_AND_EXITS_0 = START + "figures.set('speed', 1)\nsys.exit = lambda status:
 MEASURES_NOTHING = START + "figures.fail('nothing to measure with')\n"
 IGNORES_IMPOSSIBLE = START + "figures.impossible = False\nfigures.set('speed', 3)\nfigures.finish()\n"
 IGNORES_AND_IS_SLOW = START + "figures.impossible = False\nfigures.set('speed', 1)\nfigures.finish()\n"
+MEETS_IMPOSSIBLE = START + "figures.met = lambda figure: True\nfigures.set('speed', 3)\nfigures.finish()\n"
 SMOKE_IS_QUICKER = START + "figures.set('speed', 3 if options.smoke else 1)\nfigures.finish()\n"
 
 
@@ -72,7 +73,7 @@ def test_one_bad_benchmark_is_failure(runner, bad):
 
 @pytest.mark.parametrize("how", ["--smoke", "--impossible"])
 @pytest.mark.parametrize("bad", [EMPTY, CRASHES, CRASHES_LATE, MISSES_AND_EXITS_0, MEASURES_NOTHING, IGNORES_IMPOSSIBLE,
-                                 IGNORES_AND_IS_SLOW])
+                                 IGNORES_AND_IS_SLOW, MEETS_IMPOSSIBLE])
 def test_impossible_targets_are_missed_by_figures_that_were_measured(runner, how, bad):
     assert runner({"a.py": GOOD, "b.py": SLOW}, how) == 0
     assert runner({"a.py": GOOD, "b.py": bad, "c.py": GOOD}, how) == 1
