@@ -60,7 +60,7 @@ def read_lists(only=None, files=None):
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise ListError(f"names that come twice: {sorted(twice)}")
-    return [m for m in out if not only or re.search(only, f"{m.list}/{m.name}")]
+    return [m for m in out if not only or re.search(only, f"{m.list}/{m.name}: {m.test}")]
 
 
 def misfit(mistake, root=ROOT):

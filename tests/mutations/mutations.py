@@ -170,7 +170,7 @@ def main():
     parser.add_argument("--report", action="store_true")
     parser.add_argument("--all", action="store_true", help="those with a verdict that holds, too")
     parser.add_argument("--shard", metavar="I/N", help="the I-th of N parts")
-    parser.add_argument("--only", help="names (LIST/NAME) that match")
+    parser.add_argument("--only", help="those of which LIST/NAME: TEST matches")
     parser.add_argument("--list", type=Path, action="append", help="only this list")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="compilers at once")
     parser.add_argument("--work", type=Path, help="where the copy is made, and kept for the next time")
