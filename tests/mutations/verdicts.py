@@ -54,7 +54,7 @@ class Dependencies:
     def inside(self, path):
         """Its name below root; "" if it is elsewhere or was built."""
         full = os.path.normpath(os.path.join(self.build, path))
-        if full.startswith(f"{self.build}/") or not full.startswith(f"{self.root}/"):
+        if f"{full}/".startswith(f"{self.build}/") or not full.startswith(f"{self.root}/"):
             return ""
         return full[len(str(self.root)) + 1:]
 
@@ -75,6 +75,9 @@ class Dependencies:
         return self.of_targets[target]
 
     def look_up(self, target):
+        if target == "build.ninja":
+            files = (name for group in tracked(ROOT).values() for name in group if name.endswith((".cmake", "CMakeLists.txt")))
+            return sorted(f"{name} {self.digest(name)}" for name in files)
         if self.headers is None:
             self.read_headers()
         inputs = self.ask("-t", "inputs", target)
