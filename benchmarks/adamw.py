@@ -3,7 +3,7 @@
 State in 8 bits: adamw_8bit's update is to take no longer than adamw's. Memory: bench_adamw compares it with a loop of the same traffic that computes next to nothing, in one process. Torch:
 parameters, gradients and state in fp32, one tensor; both sides have their arrays in huge pages (ours always, torch's when told to
 by THP_MEM_ALLOC_ENABLE), so that where pages happen to lie does not decide; processes of their own take turns, one step each, and
-the ratio is the median of neighbours' ratios. Usage: adamw.py BIN_DIR [--short] [--rounds 15] [--million 16]
+the ratio is the median of neighbours' ratios. Usage: adamw.py BIN_DIR [--smoke] [--rounds 15] [--million 16]
 """
 
 import statistics
@@ -58,19 +58,17 @@ def compare_with_torch(options, threads, rounds):
 def main():
     parser = common_options(__doc__)
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--million", type=int, default=16)
+    parser.add_argument("--million", type=int)
     options = parser.parse_args()
-    rounds = options.rounds or (7 if options.short else 15)
-    # Not in the short form: coding is arithmetic, which other work on the machine slows down more than fp32 state's traffic.
-    # Both are bound by memory: of a tie a short run tells one side or the other, and is asked for 0.9.
-    tie = 0.95 if options.short else 1.0
-    coded = [] if options.short else [Figure(CODED, "x", "the same update with fp32 state", at_least=1.0)]
+    rounds = options.rounds or (1 if options.smoke else 15)
+    options.million = options.million or (1 if options.smoke else 16)
     figures = Figures(options, [
-        *coded, *[Figure(of_memory(form, threads), "x", "a loop of the same traffic", at_least=0.90) for form in FORMS for threads in THREADS],
-        *[Figure(of_torch(threads), "x", "torch's fused AdamW", at_least=tie) for threads in THREADS]])
+        Figure(CODED, "x", "the same update with fp32 state", at_least=1.0),
+        *[Figure(of_memory(form, threads), "x", "a loop of the same traffic", at_least=0.90) for form in FORMS for threads in THREADS],
+        *[Figure(of_torch(threads), "x", "torch's fused AdamW", at_least=1.0) for threads in THREADS]])
     for row in json_rows([str(options.bin_dir / "bench_adamw"), str(options.million), str(rounds)]):
         if "rule" in row:
-            if row["threads"] == 2 and coded:
+            if row["threads"] == 2:
                 figures.set(CODED, row["speedup"], f"the same update with fp32 state, {row['plain_ms']:.1f} ms")
             continue
         figures.set(of_memory(row["form"], row["threads"]), row["achieved"],

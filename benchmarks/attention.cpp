@@ -1,13 +1,13 @@
 // Our side of attention.py: how fast is our CPU attention, against ATen's flash kernels and against the
 // machine's GEMM of the same type?
 //
-//   bench_attention [THREADS = 2] [ROUNDS = 9] [short]
+//   bench_attention [THREADS = 2] [ROUNDS = 9]
 //
 // All run in this process, one after the other within each round; the figures are medians. Work is counted as
 // the visible (query, key) pairs need it: 4 head_dim flops forward, 10 backward. ATen has no windows and no
 // packed documents, so equal documents are its batch, and a window has no peer; nor has the longest sequence,
 // of which ATen's backward takes seconds. A table, and a JSON line {case, pass, of_gemm, gemm_gflops,
-// of_aten} for each; of_aten is null where there is no peer. short: the cases of up to 2048 tokens.
+// of_aten} for each; of_aten is null where there is no peer.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
@@ -210,7 +210,6 @@ void measure(const Case& c, int threads, int rounds) {
 int main(int argc, char** argv) {
   const int threads = argc > 1 ? std::atoi(argv[1]) : 2, rounds = argc > 2 ? std::atoi(argv[2]) : 9;
   at::set_num_threads(threads);
-  const bool brief = argc > 3 && std::string(argv[3]) == "short";
   std::printf("%d threads, medians of %d; path %s\n", threads, rounds,
               lm::attention::best_path(lm::DType::kBF16).name);
   const std::vector<Case> cases = {{2, 512, 9, 3, 64, 0},   {1, 2048, 9, 3, 64, 0},
@@ -218,6 +217,6 @@ int main(int argc, char** argv) {
                                    {2, 512, 12, 12, 64, 0}, {2, 512, 8, 2, 128, 0},
                                    {16, 64, 9, 3, 64, 0},   {2, 512, 9, 3, 64, 0, lm::DType::kF32}};
   for (const Case& c : cases) {
-    if (!brief || c.documents * c.length <= 2048) measure(c, threads, rounds);
+    measure(c, threads, rounds);
   }
 }

@@ -2,7 +2,7 @@
 
 One thread. Targets are shares of the rate of a large product, about 0.85 of what was reached on an AMD EPYC with
 AVX-512-BF16: they guard against rot. ATen's attention is beaten wherever it can do the same; a window and the longest sequence
-are not compared with it. Usage: attention.py BIN_DIR [--short] [--rounds 9]
+are not compared with it. Usage: attention.py BIN_DIR [--smoke] [--rounds 9]
 """
 
 from figures import Figure, Figures, common_options
@@ -19,15 +19,13 @@ def main():
     parser = common_options(__doc__)
     parser.add_argument("--rounds", type=int)
     options = parser.parse_args()
-    targets = TARGETS if options.short else TARGETS | LONG
     figures = Figures(options, [
         *[Figure(f"{case}, {way}", "x", "a product", at_least=target)
-          for case, both in targets.items() for way, target in zip(("forward", "backward"), both)],
+          for case, both in (TARGETS | LONG).items() for way, target in zip(("forward", "backward"), both)],
         *[Figure(f"{case}, {way}, against ATen", "x", "ATen's flash attention", at_least=1.0)
           for case in TARGETS for way in ("forward", "backward")]])
-    rounds = options.rounds or (5 if options.short else 9)
-    short = ["short"] if options.short else []
-    for row in json_rows([str(options.bin_dir / "bench_attention"), "1", str(rounds), *short]):
+    rounds = options.rounds or (1 if options.smoke else 9)
+    for row in json_rows([str(options.bin_dir / "bench_attention"), "1", str(rounds)]):
         name = f"{row['case']}, {row['pass']}"
         figures.set(name, row["of_gemm"], f"a {name.split()[0]} product, {row['gemm_gflops']:.0f} GFLOP/s")
         if row["of_aten"] is not None:

@@ -5,7 +5,7 @@ step, with a tiny model. Medians of the ratios of neighbouring turns: a change o
 `./dev bench`, since it needs a second build (of the commit before the change): ./dev build executables train_step_bench in another
 work tree.
 
-Usage: before_after.py BIN_DIR BASE_BIN_DIR [--rounds 9] [--short]
+Usage: before_after.py BIN_DIR BASE_BIN_DIR [--rounds 9] [--smoke]
 """
 
 import json
@@ -80,7 +80,7 @@ def main():
     parser.add_argument("base_bin_dir", type=Path)
     parser.add_argument("--rounds", type=int)
     options = parser.parse_args()
-    rounds = options.rounds or (3 if options.short else 9)
+    rounds = options.rounds or (1 if options.smoke else 9)
     figures = Figures(options, [Figure(name, "x", "the other build", at_most=MOST) for name in (*(f"{case}: time of a step" for case in CASES), START)])
     for case, how in CASES.items():
         figures.set(f"{case}: time of a step", statistics.median(step_ratios(options, *how, rounds)))

@@ -4,8 +4,8 @@ A benchmark says at its top what it will measure (`Figure`s), sets every value o
 beside its target and ceiling, then for run.py one JSON line per figure and one that says that the benchmark came to its end. A
 value that is missing or not finite misses its target.
 
-Every benchmark takes --short (fewer rounds and looser targets, for a machine with other work on it) and --impossible (targets that
-nothing meets: shows that the benchmark can fail).
+Every benchmark takes --impossible (targets that nothing meets: shows that the benchmark can fail) and --smoke (the same, with the fewest
+rounds and the smallest sizes that give every figure: shows that the benchmark runs, and judges no time).
 """
 
 import argparse
@@ -23,37 +23,24 @@ class Figure:
     ceiling: str  # what bounds the figure, or what it is compared with
     at_least: float | None = None  # the target: one of the two
     at_most: float | None = None
-    loosened: bool = True  # by --short; false for what a busy machine does not change
 
     def __post_init__(self):
         if (self.at_least is None) == (self.at_most is None):
             raise ValueError(f"{self.name}: at_least or at_most")
 
 
-def loosened(target, unit, at_least):
-    """The target of --short. A ratio's distance from 1 is halved where the target is better than 1 and doubled where it is worse
-    (but asked to be half of the target at least); of another unit half as much or twice as much."""
-    if unit != "x":
-        return target / 2 if at_least else target * 2
-    better = target > 1 if at_least else target < 1
-    if better:
-        return 1 + (target - 1) / 2
-    doubled = 1 + (target - 1) * 2
-    return max(doubled, target / 2) if at_least else doubled
-
-
 def common_options(description):
     """A parser with what every benchmark takes."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("bin_dir", type=Path, help="build/bin")
-    parser.add_argument("--short", action="store_true", help="fewer rounds, looser targets")
+    parser.add_argument("--smoke", action="store_true", help="the fewest rounds that give every figure, with impossible targets")
     parser.add_argument("--impossible", action="store_true", help="targets that nothing meets: every figure must be missed")
     return parser
 
 
 class Figures:
     def __init__(self, options, figures):
-        self.short, self.impossible = options.short, options.impossible
+        self.impossible = options.impossible or options.smoke
         self.benchmark = Path(sys.argv[0]).name
         self.figures = {figure.name: figure for figure in figures}
         if len(self.figures) != len(figures):
@@ -71,19 +58,21 @@ class Figures:
         at_least = figure.at_least is not None
         if self.impossible:
             return math.inf if at_least else -math.inf
-        target = figure.at_least if at_least else figure.at_most
-        return loosened(target, figure.unit, at_least) if self.short and figure.loosened else target
+        return figure.at_least if at_least else figure.at_most
 
     def met(self, figure):
         value = self.values.get(figure.name)
-        if value is None or not math.isfinite(value):
+        if not measured(value):
             return False
         return value >= self.target(figure) if figure.at_least is not None else value <= self.target(figure)
 
     def rows(self):
+        """`target` is the figure's own, whatever it was judged by."""
+        judged = {"impossible": True} if self.impossible else {}
         return [{"benchmark": self.benchmark, "figure": figure.name, "value": self.values.get(figure.name), "unit": figure.unit,
-                 "bound": "at least" if figure.at_least is not None else "at most", "target": self.target(figure),
-                 "ceiling": self.ceilings.get(figure.name, figure.ceiling), "met": self.met(figure)}
+                 "bound": "at least" if figure.at_least is not None else "at most",
+                 "target": figure.at_least if figure.at_least is not None else figure.at_most,
+                 "ceiling": self.ceilings.get(figure.name, figure.ceiling), "met": self.met(figure), **judged}
                 for figure in self.figures.values()]
 
     def finish(self):
@@ -103,6 +92,10 @@ class Figures:
         self.finish()
 
 
+def measured(value):
+    return value is not None and math.isfinite(value)
+
+
 def number(value, unit):
     if value is None:
         return "missing"
@@ -113,6 +106,8 @@ def number(value, unit):
 
 
 def verdict(row):
+    if "impossible" in row and measured(row["value"]):
+        return "CANNOT FAIL" if row["met"] else "can fail"
     return "met" if row["met"] else "MISSED"
 
 

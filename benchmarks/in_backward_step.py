@@ -2,19 +2,19 @@
 
 SmolLM2-135M's shape, random weights, bf16 with fp32 gradients, 2 x 512 tokens. With block clipping both do the same work; with global
 clipping the norm has a backward of its own, and what that costs is printed. Saved memory is compared with the gradients of all blocks but
-the tied embedding's and one. Usage: in_backward_step.py BIN_DIR [--short] [--rounds 15] [--threads 2]
+the tied embedding's and one. Usage: in_backward_step.py BIN_DIR [--smoke] [--rounds 15] [--threads 2]
 """
 
 import json
 
 from figures import Figure, Figures, common_options
 from processes import Side
-from train_step import LENGTH, SEQUENCES, SHAPE, shape_of
+from train_step import LENGTH, SEQUENCES, shape_of
 
 
-def block_elements():
-    hidden, kv_rows = SHAPE["hidden_size"], SHAPE["hidden_size"] // SHAPE["num_attention_heads"] * SHAPE["num_key_value_heads"]
-    return hidden * (2 * hidden + 2 * kv_rows + 3 * SHAPE["intermediate_size"])
+def block_elements(shape):
+    hidden, kv_rows = shape["hidden_size"], shape["hidden_size"] // shape["num_attention_heads"] * shape["num_key_value_heads"]
+    return hidden * (2 * hidden + 2 * kv_rows + 3 * shape["intermediate_size"])
 
 
 def compare(options, clip, rounds):
@@ -34,15 +34,16 @@ def main():
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    rounds = options.rounds or (5 if options.short else 15)
+    rounds = options.rounds or (1 if options.smoke else 15)
     figures = Figures(options, [Figure("in backward, block clipping: step time", "x", "updates after", at_most=1.02),
                                 Figure("memory saved", "x", "gradients of all blocks but one", at_least=0.95)])
     (after, inside), (most, least) = compare(options, "block", rounds)
     print(f"block clipping: after {after:.0f} ms, in backward {inside:.0f} ms; peaks {most / 2**20:.0f} and {least / 2**20:.0f} MiB", flush=True)
     figures.set("in backward, block clipping: step time", inside / after, f"updates after, {after:.0f} ms")
-    saved = 4 * block_elements() * (shape_of(options)["num_hidden_layers"] - 1)
+    shape = shape_of(options)
+    saved = 4 * block_elements(shape) * (shape["num_hidden_layers"] - 1)
     figures.set("memory saved", (most - least) / saved, f"{saved / 2**20:.0f} MiB")
-    (after, inside), _ = compare(options, "global", max(rounds // 3, 2))
+    (after, inside), _ = compare(options, "global", max(rounds // 3, 1 if options.smoke else 2))
     print(f"global clipping: after {after:.0f} ms, in backward {inside:.0f} ms, {inside / after:.2f} x", flush=True)
     figures.finish()
 

@@ -5,7 +5,7 @@ themselves (a request is then one segment for the disk's driver, not 256), so "f
 
 All take turns, so that a change of the disk's speed hits all; medians of the rounds, and the median of each round's
 ratio. Kernel CPU is what the process spent in the kernel per GB. Prints the checksum's speed, too.
-Usage: io.py BIN_DIR [--short] [--directory .] [--rounds 9] [--mib 512] [--block-kib 1024] [--depth 16] [--engine auto|threads]
+Usage: io.py BIN_DIR [--smoke] [--directory .] [--rounds 9] [--mib 512] [--block-kib 1024] [--depth 16] [--engine auto|threads]
 """
 
 import json
@@ -58,7 +58,7 @@ def fio(path, mode, args, huge_pages):
         sys.exit(f"fio failed: {out.stderr or out.stdout}")
     job = json.loads(out.stdout[out.stdout.index("{"):])["jobs"][0]
     gb = (job["read"]["io_bytes"] + job["write"]["io_bytes"]) / 1e9
-    seconds = max(job["read"]["runtime"], job["write"]["runtime"]) / 1e3
+    seconds = max(job["read"]["runtime"], job["write"]["runtime"], 1) / 1e3
     return {"gbps": gb / seconds, "kernel_ms_per_gb": job["sys_cpu"] / 100 * job["job_runtime"] / gb}
 
 
@@ -67,7 +67,7 @@ def measure(binary, directory, args):
     path = Path(directory) / "fio.bin"
     ours = Ours(binary, directory, args)
     sides = {"ours": ours.run, "fio": lambda mode: fio(path, mode, args, True)}
-    if not args.short:
+    if not args.smoke:
         sides["fio, 4 KiB pages"] = lambda mode: fio(path, mode, args, False)
     for mode in ("write", "write", "read", "both"):  # the first write makes reserved space into written space
         for run in sides.values():
@@ -86,12 +86,13 @@ def main():
     parser = common_options(__doc__)
     parser.add_argument("--directory", default=".")
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--mib", type=int, default=512)
+    parser.add_argument("--mib", type=int)
     parser.add_argument("--block-kib", type=int, default=1024)
     parser.add_argument("--depth", type=int, default=16)
     parser.add_argument("--engine", default="auto")
     args = parser.parse_args()
-    args.rounds = args.rounds or (5 if args.short else 9)
+    args.rounds = args.rounds or (1 if args.smoke else 9)
+    args.mib = args.mib or (64 if args.smoke else 512)
     figures = Figures(args, [figure for mode in MODES for figure in (
         Figure(f"{mode}: GB/s", "x", "fio", at_least=0.95),
         Figure(f"{mode}: kernel CPU", "ms/GB", "fio", at_most=25))])
@@ -111,7 +112,7 @@ def main():
             print(f"{mode:6} {side:16} {gbps[side]:8.2f} {of_fio[side]:8.1%} {kernel[side]:13.1f}")
         figures.set(f"{mode}: GB/s", of_fio["ours"], f"fio, {gbps['fio']:.2f} GB/s")
         figures.set(f"{mode}: kernel CPU", kernel["ours"], f"fio, {kernel['fio']:.1f} ms/GB")
-    if not args.short:
+    if not args.smoke:
         subprocess.run([str(args.bin_dir / "bench_io"), "checksum"], check=True)
     figures.finish()
 

@@ -7,7 +7,7 @@ what ATen makes in several. SwiGLU's backward pass makes h again, so both count 
 
 Other kernels compute more than they move, too, and small arrays stay in the cache, where memcpy is several times as fast as from
 memory: against memcpy alone the targets are no ideal. They are about 0.85 to 0.92 of what these kernels reached on an AMD EPYC with
-AVX-512-BF16, as are those above 1, and guard against rot. Usage: kernels.py BIN_DIR [--short] [--rounds 50]
+AVX-512-BF16, as are those above 1, and guard against rot. Usage: kernels.py BIN_DIR [--smoke] [--rounds 50]
 """
 
 import os
@@ -74,8 +74,9 @@ def ceiling(row, aten):
 
 def main():
     parser = common_options(__doc__)
-    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--rounds", type=int)
     options = parser.parse_args()
+    options.rounds = options.rounds or (2 if options.smoke else 50)
     figures = Figures(options, [Figure(name, "x", "memcpy" if name not in arithmetic() else "memcpy or ATen in the cache", at_least=target)
                                 for name, target in TARGETS.items()])
     rows, aten = json_rows([str(options.bin_dir / "bench_kernels"), "1", str(options.rounds)]), aten_gbps(40 * options.rounds)

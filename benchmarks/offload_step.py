@@ -2,12 +2,12 @@
 
 Processes take turns, one step each: everything in memory; all optimizer state on disk, with and without checksums; the
 same with one slot, so that nothing overlaps; and, since a disk may be fast enough to need no overlap, both on a simulated
-disk: of 1 GB/s; with --short of a speed that follows from memory's step, which other work on the machine makes long. There a
-step without overlap must miss the target of the step with it, or this benchmark could not see missing overlap. SmolLM2-135M's shape, full fine-tuning, bf16, 2k tokens per step; medians of the rounds. The disk must be
-a real one: tmpfs has no speed to hide. --throttle makes the real disk that slow each way, by a control group (v1, root),
+disk of 1 GB/s. There a step without overlap must miss the target of the step with it, or this benchmark could not see missing
+overlap. SmolLM2-135M's shape, full fine-tuning, bf16, 2k tokens per step; medians of the rounds. The disk must be a real one: tmpfs
+has no speed to hide. --throttle makes the real disk that slow each way, by a control group (v1, root),
 for memory, disk and no overlap only.
 
-Usage: offload_step.py BIN_DIR [--short] [--path DIR] [--rounds 9] [--sequences 4] [--clip global] [--throttle GB_PER_S]
+Usage: offload_step.py BIN_DIR [--smoke] [--path DIR] [--rounds 9] [--sequences 4] [--clip global] [--throttle GB_PER_S]
 """
 
 import contextlib
@@ -17,27 +17,18 @@ import sys
 import tempfile
 from pathlib import Path
 
-from figures import Figure, Figures, common_options, loosened
+from figures import Figure, Figures, common_options
 from processes import Side
 from train_step import LENGTH, shape_of
 
 OVERLAPPED = 1.15  # of memory's step, at most
-# Of memory's step, what the short form's simulated disk takes to read and to write all state. A forward is a third of a step:
-# half of this is hidden under it, and all of it, one after the other, is not.
-SLOW = 0.6
 WARM = 2
-
-
-def wanted(short):
-    """The figures; the last two are the simulated disk's."""
-    slow = "slow disk" if short else "1 GB/s"
-    # What the step with overlap may take at most, loosened or not, a step without takes at least.
-    missed = loosened(OVERLAPPED, "x", False) if short else OVERLAPPED
-    # A fifth of the layers computes less beside the same vocabulary's state.
-    return [Figure("disk", "x", "memory's step", at_most=OVERLAPPED),
-            Figure("checksums", "x", "a step without", at_most=1.06 if short else 1.03),
-            Figure(slow, "x", "memory's step", at_most=OVERLAPPED),
-            Figure(f"{slow}, no overlap", "x", "none: shows that missing overlap is seen", at_least=missed, loosened=False)]
+SIMULATED = "1 GB/s"  # of the simulated disk, each way
+FIGURES = [Figure("disk", "x", "memory's step", at_most=OVERLAPPED),
+           Figure("checksums", "x", "a step without", at_most=1.03),
+           Figure(SIMULATED, "x", "memory's step", at_most=OVERLAPPED),
+           # What the step with overlap may take at most a step without takes at least.
+           Figure(f"{SIMULATED}, no overlap", "x", "none: shows that missing overlap is seen", at_least=OVERLAPPED)]
 
 
 def start(options, settings, enter):
@@ -73,7 +64,7 @@ def main():
     parser.add_argument("--clip", default="global")
     parser.add_argument("--throttle", type=float)
     options = parser.parse_args()
-    options.rounds = options.rounds or (5 if options.short else 9)
+    options.rounds = options.rounds or (1 if options.smoke else 9)
     with slow_disk(options.path, options.throttle) if options.throttle else contextlib.nullcontext() as enter:
         compare(options, enter)
 
@@ -84,30 +75,20 @@ def take_turns(sides, rounds):
             side.step()
 
 
-def slow_speed(running):
-    """In GB/s, of the short form's simulated disk: as many bytes are written as are read."""
-    return 2 * running["disk"].rows[-1]["read_bytes"] / (SLOW * running["memory"].rows[-1]["ms"] * 1e6)
-
-
 def compare(options, enter):
     clip = f"optimizer.clip={options.clip}"
     disk = [clip, f"offload.paths={options.path}", "offload.optimizer=nvme"]
-    announced = wanted(options.short)
-    slow, no_overlap = (figure.name for figure in announced[2:])
+    announced = FIGURES
     sides = {"memory": [clip], "disk": disk, "disk, unverified": disk + ["offload.verify=false"], "disk, no overlap": disk + ["slots=1"]}
     if options.throttle:
         del sides["disk, unverified"]
         announced = announced[:1]
-    elif options.short:
-        del sides["disk, no overlap"]
     figures = Figures(options, announced)
     running = {name: start(options, settings, enter) for name, settings in sides.items()}
     take_turns(running, WARM)
     if not options.throttle:
-        speed = slow_speed(running) if options.short else 1
-        print(f"the simulated disk: {speed:.2f} GB/s each way")
-        simulated = {name: start(options, disk + [f"disk_gb_per_s={speed}", *slots], enter)
-                     for name, slots in ((slow, []), (no_overlap, ["slots=1"]))}
+        simulated = {name: start(options, disk + ["disk_gb_per_s=1", *slots], enter)
+                     for name, slots in ((SIMULATED, []), (f"{SIMULATED}, no overlap", ["slots=1"]))}
         take_turns(simulated, WARM)
         running |= simulated
     take_turns(running, options.rounds)

@@ -6,7 +6,7 @@ least, as a virtual machine's cores have two speeds, each for seconds, and a cas
 the fixed cases have SmolLM2-135M's shape. The drawn ones differ in everything that a plan depends on, so that its constants cannot
 be fitted to the cases that judge them; --seed draws the same ones again. A figure is the worst deviation of all cases.
 
-Usage: plan_honest.py BIN_DIR [--short] [--path DIR] [--steps 7] [--seconds 30] [--seed N] [--drawn 6] [--only N]
+Usage: plan_honest.py BIN_DIR [--smoke] [--path DIR] [--steps 7] [--seconds 30] [--seed N] [--drawn 6] [--only N]
 """
 
 import json
@@ -24,8 +24,8 @@ NVME = {name: f"offload.{name}=nvme" for name in ("optimizer", "gradients", "wei
 BLOCK = "train.recompute=block"
 INSIDE = "train.update=in_backward"
 UNTIED = "untied"  # a head of its own, which goes off the device by vocabulary segments
-SHORT = (1, 4, 12, 15)  # of the fixed cases
-MOST_PARAMETERS = 150e6  # of a drawn model
+SMOKE = 7  # of the fixed cases
+MOST_PARAMETERS, MOST_PARAMETERS_SMOKE = 150e6, 12e6  # of a drawn model
 # The most by which plan and measurement may differ, in per cent.
 TARGETS = {"rss": 5, "disk": 1, "read": 1, "written": 1, "ms": 15}
 NAMES = {"rss": "peak RSS", "disk": "bytes on disk", "read": "bytes read", "written": "bytes written", "ms": "step time"}
@@ -61,7 +61,7 @@ def parameters(shape):
     return blocks + shape["vocab_size"] * hidden * (1 if shape["tie_word_embeddings"] else 2)
 
 
-def draw_shape(draw, tied):
+def draw_shape(draw, tied, most):
     while True:
         kv_heads = draw.choice((1, 2, 3, 4))
         heads = kv_heads * draw.choice((1, 2, 3, 4))
@@ -69,11 +69,11 @@ def draw_shape(draw, tied):
         shape = {**SHAPE, "hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
                  "intermediate_size": 64 * draw.randint(hidden // 32, hidden // 16), "num_hidden_layers": draw.randint(4, 32),
                  "vocab_size": 128 * draw.randint(64, 512), "tie_word_embeddings": tied}
-        if 256 <= hidden <= 1024 and MOST_PARAMETERS / 4 <= parameters(shape) <= MOST_PARAMETERS:
+        if 256 <= hidden <= 1024 and most / 4 <= parameters(shape) <= most:
             return shape
 
 
-def draw_case(draw):
+def draw_case(draw, most):
     """A shape and a case as those of CASES."""
     method = draw.choice(("full", "full", "lora", "qlora"))
     micro = draw.choice((1, 2, 4))
@@ -88,7 +88,7 @@ def draw_case(draw):
     # What lives off the device by block needs the block's input alone.
     if {"weights", "activations", "gradients"} & set(homes) or draw.random() < 0.5:
         settings.append(BLOCK)
-    return draw_shape(draw, tied), (method, draw.choice(("fp32", "bf16")), sequences, length, micro, settings)
+    return draw_shape(draw, tied, most), (method, draw.choice(("fp32", "bf16")), sequences, length, micro, settings)
 
 
 def swap_bytes(pid):
@@ -144,20 +144,21 @@ def main():
     parser.add_argument("--path", default=tempfile.gettempdir())
     parser.add_argument("--steps", type=int, help="the least of a configuration")
     parser.add_argument("--seconds", type=float, help="the least of its steps")
-    parser.add_argument("--seed", type=int, help="of what is drawn; with --short always the same, else from the clock")
+    parser.add_argument("--seed", type=int, help="of what is drawn; with --smoke always the same, else from the clock")
     parser.add_argument("--drawn", type=int)
     parser.add_argument("--only", type=int, help="the n-th configuration alone, drawn ones behind the fixed ones")
     options = parser.parse_args()
-    steps = options.steps or (5 if options.short else 7)
-    seconds = options.seconds if options.seconds is not None else 0 if options.short else 30
+    steps = options.steps or (3 if options.smoke else 7)
+    seconds = options.seconds if options.seconds is not None else 0 if options.smoke else 30
     if options.seed is None:
-        options.seed = 481506 if options.short else time.time_ns() % 1000000
+        options.seed = 481506 if options.smoke else time.time_ns() % 1000000
     draw = random.Random(options.seed)
     cases = {"fixed": [({**shape_of(options), "tie_word_embeddings": UNTIED not in case[5]}, case) for case in CASES], "drawn": []}
-    if options.short:
-        cases["fixed"] = [cases["fixed"][n] for n in SHORT]
-    drawn = options.drawn if options.drawn is not None else 1 if options.short else 6
-    cases["drawn"] = [draw_case(draw) for _ in range(drawn)]
+    if options.smoke:
+        cases["fixed"] = [cases["fixed"][SMOKE]]
+    drawn = options.drawn if options.drawn is not None else 1 if options.smoke else 6
+    most = MOST_PARAMETERS_SMOKE if options.smoke else MOST_PARAMETERS
+    cases["drawn"] = [draw_case(draw, most) for _ in range(drawn)]
     if options.only is not None:
         cases = {kind: [case for case in some if case is (cases["fixed"] + cases["drawn"])[options.only]]
                  for kind, some in cases.items()}

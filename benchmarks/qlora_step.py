@@ -1,7 +1,9 @@
 """What does a quantised base cost: a QLoRA step (nf4, double scales) against a LoRA step, ours both, in turns?
 
 SmolLM2-135M's shape, random weights, bf16, 2 x 512 tokens; and the streamed base from a slow disk (simulated, 0.4 GB/s), where a
-quarter of the bytes have to come. And how fast matrices are quantised while they are loaded. Usage: qlora_step.py BIN_DIR [--short] [--rounds 15] [--threads 2]
+quarter of the bytes have to come. And how fast matrices are quantised while they are loaded.
+
+Usage: qlora_step.py BIN_DIR [--smoke] [--rounds 15] [--threads 2]
 """
 
 import json
@@ -12,9 +14,7 @@ from processes import Side, json_rows
 from train_step import LENGTH, SEQUENCES, shape_of
 
 STREAMED = ["offload.weights=nvme", "offload.paths=/tmp", "train.recompute=block"]
-# GB/s. --short is for machines with other work on them, where a step's arithmetic alone takes as long as the bf16 base
-# from 0.4 GB/s: there the disk is so slow that bytes count on any machine.
-DISK, DISK_SHORT = 0.4, 0.1
+DISK = 0.4  # GB/s
 
 
 def compare(options, sequences, length, rounds, settings):
@@ -34,22 +34,21 @@ def main():
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    rounds = options.rounds or (5 if options.short else 15)
+    rounds = options.rounds or (1 if options.smoke else 15)
     figures = Figures(options, [Figure("quantising nf4", "GB/s", "", at_least=1),
                                 Figure("QLoRA step: tokens/s", "x", "LoRA", at_least=0.9),
                                 Figure("base from a slow disk: step time", "x", "the bf16 base's", at_most=0.4)])
     with tempfile.TemporaryDirectory() as directory:
-        for row in json_rows([str(options.bin_dir / "bench_quantise"), directory, str(options.threads)]):
+        for row in json_rows([str(options.bin_dir / "bench_quantise"), directory, str(options.threads), str(1 if options.smoke else 5)]):
             print(f"{row['encoding']}: {row['gbps']:.2f} GB/s of bf16 become codes", flush=True)
             if row["encoding"].startswith("nf4"):
                 figures.set("quantising nf4", row["gbps"], "bf16 out of the page cache")
     lora, qlora = compare(options, SEQUENCES, LENGTH, rounds, [])
     print(f"{SEQUENCES * LENGTH} tokens: LoRA {lora:.0f} ms, QLoRA {qlora:.0f} ms", flush=True)
     figures.set("QLoRA step: tokens/s", lora / qlora, f"LoRA, {lora:.0f} ms")
-    disk = DISK_SHORT if options.short else DISK
-    lora, qlora = compare(options, 1, 64, rounds, [*STREAMED, f"disk_gb_per_s={disk}"])
-    print(f"64 tokens, base on a disk of {disk} GB/s: LoRA {lora:.0f} ms, QLoRA {qlora:.0f} ms", flush=True)
-    figures.set("base from a slow disk: step time", qlora / lora, f"the bf16 base's, {lora:.0f} ms, at {disk} GB/s")
+    lora, qlora = compare(options, 1, 64, rounds, [*STREAMED, f"disk_gb_per_s={DISK}"])
+    print(f"64 tokens, base on a disk of {DISK} GB/s: LoRA {lora:.0f} ms, QLoRA {qlora:.0f} ms", flush=True)
+    figures.set("base from a slow disk: step time", qlora / lora, f"the bf16 base's, {lora:.0f} ms, at {DISK} GB/s")
     figures.finish()
 
 

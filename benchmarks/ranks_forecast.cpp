@@ -66,7 +66,7 @@ void judge(const World& world, int64_t stage, const char* home) {
 int main(int argc, char**) {
   for (const lm::World& world :
        {lm::World{8, 1}, lm::World{64, 8}, lm::World{512, 64}, lm::World{4096, 512}}) {
-    if (argc > 1 && world.ranks > 64 && world.ranks < 4096) continue;  // --short
+    if (argc > 1 && world.ranks > 64 && world.ranks < 4096) continue;  // --smoke
     for (const int64_t stage : {1, 3}) {
       for (const char* const home : {"none", "host", "nvme"}) judge(world, stage, home);
     }

@@ -4,7 +4,7 @@ Llama-3.1-8B on machines of 8 imagined H100, up to 4096 of them, ZeRO stages 1 a
 the forecast, which knows one rank, against a walk of every rank's list with the links and disks that they share; and how much
 longer a step is when a rank in a hundred computes for 1.2 times as long. Nothing is measured but the simulation's own time.
 
-Usage: ranks_forecast.py BIN_DIR [--short] [--impossible]
+Usage: ranks_forecast.py BIN_DIR [--smoke] [--impossible]
 """
 
 import json
@@ -18,7 +18,7 @@ def main():
     figures = Figures(options, [Figure("forecast", "% off", "the simulation", at_most=2),
                                 Figure("forecast against its bound", "x", "what the busiest link or rank needs", at_least=0.999),
                                 Figure("simulation of 4096 ranks", "s", "a few seconds", at_most=10)])
-    done = subprocess.run([options.bin_dir / "bench_ranks_forecast", *(["--short"] if options.short else [])], capture_output=True,
+    done = subprocess.run([options.bin_dir / "bench_ranks_forecast", *(["--smoke"] if options.smoke else [])], capture_output=True,
                           text=True, check=True)
     worst, least, longest = 0.0, 1e9, 0.0
     for line in done.stdout.splitlines():

@@ -9,7 +9,7 @@ A change that makes a step do more has to say why: then run this with --record, 
 RECORDED, and give the reason in the commit's message. So has another compiler: they are those of gcc 12. A second BASE_BIN_DIR is
 another build, whose counts are printed beside.
 
-Usage: resident_instructions.py BIN_DIR [BASE_BIN_DIR] [--short] [--record]
+Usage: resident_instructions.py BIN_DIR [BASE_BIN_DIR] [--smoke] [--record]
 """
 
 import json
@@ -86,7 +86,7 @@ def main():
     parser.add_argument("base_bin_dir", type=Path, nargs="?")
     parser.add_argument("--record", action="store_true")
     options = parser.parse_args()
-    methods = {"full": RECORDED["full"]} if options.short else RECORDED
+    methods = {"full": RECORDED["full"]} if options.smoke else RECORDED
     figures = Figures(options, [Figure(f"{method}: instructions per step", "x", f"recorded, {count / 1e6:.3f} M", at_most=1.02)
                                 for method, count in methods.items()]
                       + [Figure(ONE_RANK, "x", "stage 0", at_most=1.01)])

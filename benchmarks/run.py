@@ -1,17 +1,14 @@
 """Runs benchmarks and says at the end which figures miss their target.
 
-A full run writes results/CPU.md and .json, a run with NAMEs replaces their rows there; --short and --impossible keep nothing.
---short (fewer rounds, looser targets) is for machines with other work on them, which comes and goes within minutes: a benchmark
-that misses runs again after a pause, up to four times, and a figure is missed that misses five times. Its targets are of kinds of
-machines that had a full run: on another kind it measures and prints all, names what would have missed, and fails only where a
-benchmark does not come to its end or a figure was not measured. --impossible gives every benchmark targets that nothing meets and demands that
-each of its figures is measured and missed: a benchmark that passes could not fail. Exits 1 if a target is missed, or if a benchmark
-ends any other way than with its figures.
+A full run writes results/CPU.md and .json, a run with NAMEs replaces their rows there; --smoke and --impossible keep nothing.
+--impossible gives every benchmark targets that nothing meets and demands that each of its figures is measured and missed: a benchmark
+that passes could not fail. --smoke does the same with the fewest rounds and the smallest sizes that give every figure: it shows that a
+benchmark runs, prints its figures and can fail, and judges no time. Exits 1 if a target is missed (an impossible one: if it is met), if
+a figure was not measured, or if a benchmark ends any other way than with its figures.
 
---minutes M, with --short: where nothing is judged no benchmark but the first begins later than that; the others are named. (CI has
-90 minutes, and the kinds of machines without a full run are also those that nobody has made it fast on.)
+--minutes M, with --smoke: no benchmark but the first begins later than that; the others are named.
 
-Usage: run.py BIN_DIR [--short [--minutes M]] [--impossible] [NAME...]
+Usage: run.py BIN_DIR [--smoke [--minutes M]] [--impossible] [NAME...]
 """
 
 import datetime
@@ -26,11 +23,10 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from figures import common_options, number, table, verdict
+from figures import common_options, measured, number, table, verdict
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
-PAUSES_SHORT = (20, 40, 80, 160)  # seconds before a benchmark that misses runs again
 
 
 @dataclass
@@ -38,15 +34,12 @@ class Outcome:
     rows: list = field(default_factory=list)  # of figures
     fault: str = ""  # why the benchmark counts as failed, whatever its figures say
 
-    def missed(self):
-        return bool(self.fault) or any(not row["met"] for row in self.rows)
-
 
 def run_once(name, options):
     command = [sys.executable, "-B", str(HERE / name), str(options.bin_dir)]
-    command += [flag for flag, on in (("--short", options.short), ("--impossible", options.impossible)) if on]
+    command += [flag for flag, on in (("--smoke", options.smoke), ("--impossible", options.impossible)) if on]
     environment = dict(os.environ)
-    if options.short:  # beside other work, threads that spin for each other without end take ten times as long
+    if options.smoke:  # beside other work, threads that spin for each other without end take ten times as long
         environment["GOMP_SPINCOUNT"] = "20000"
     outcome, end = Outcome(), None
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -70,45 +63,27 @@ def run_once(name, options):
     return outcome
 
 
-def run(name, options, judged=True):
-    """A figure that has met its target keeps that value. A benchmark that did not come to its end is not tried again: no noise
-    does that."""
-    pauses = PAUSES_SHORT if options.short and judged and not options.impossible else ()
-    rows = []
-    for attempt, pause in enumerate((0, *pauses), 1):
-        time.sleep(pause)
-        print(f"== {name}" + (f", attempt {attempt} of {len(pauses) + 1}" if attempt > 1 else ""), flush=True)
-        start = time.monotonic()
-        outcome = run_once(name, options)
-        print(f"== {name}: {time.monotonic() - start:.0f} s", flush=True)
-        met = {row["figure"]: row for row in rows if row["met"]}
-        outcome.rows = rows = [met.get(row["figure"], row) for row in outcome.rows]
-        if outcome.fault or not outcome.missed():
-            break
+def run(name, options):
+    print(f"== {name}", flush=True)
+    start = time.monotonic()
+    outcome = run_once(name, options)
+    print(f"== {name}: {time.monotonic() - start:.0f} s", flush=True)
     return outcome
 
 
-def measured(row):
-    return row["value"] is not None and math.isfinite(row["value"])
-
-
-def faults(outcomes, impossible, judged=True):
+def faults(outcomes, impossible):
     """Lines: what makes this run a failure."""
     for name, outcome in outcomes.items():
         if outcome.fault:
             yield f"{name}: {outcome.fault}"
         for row in outcome.rows:
-            if (impossible or not judged) and not measured(row):
+            if impossible and not measured(row["value"]):
                 yield f"{name}: {row['figure']} was not measured"
-            elif impossible and row["met"]:
-                yield f"{name}: {row['figure']} meets a target that nothing can meet"
-            elif not impossible and judged and not row["met"]:
-                yield missed_line(name, row)
-
-
-def missed_line(name, row):
-    return (f"{name}: {row['figure']} is {number(row['value'], row['unit'])}, "
-            f"{row['bound']} {number(row['target'], row['unit'])} wanted")
+            elif impossible and (row["met"] or "impossible" not in row):
+                yield f"{name}: {row['figure']} was not missed by a target that nothing can meet"
+            elif not impossible and not row["met"]:
+                yield (f"{name}: {row['figure']} is {number(row['value'], row['unit'])}, "
+                       f"{row['bound']} {number(row['target'], row['unit'])} wanted")
 
 
 def cpu_name(cpuinfo):
@@ -135,10 +110,6 @@ def results_file(kind):
     return RESULTS / f"{slug}.json"
 
 
-def kind_is_known():
-    return results_file(machine()).exists()
-
-
 def commit():
     def git(*words):
         return subprocess.run(["git", "-C", str(HERE), *words], capture_output=True, text=True, check=True).stdout.strip()
@@ -149,7 +120,7 @@ def commit():
 
 def finite(row):
     """JSON knows no NaN."""
-    return row if measured(row) else row | {"value": None}
+    return row if measured(row["value"]) else row | {"value": None}
 
 
 def write_results(outcomes, names, every):
@@ -186,23 +157,20 @@ def main():
     if unknown := [name for name in options.names if name not in every]:
         sys.exit(f"run.py: no benchmark {unknown[0]}: there are {', '.join(every)}")
     names = [name for name in every if not options.names or name in options.names]
-    judged = not options.short or options.impossible or kind_is_known()
+    impossible = options.impossible or options.smoke
     outcomes, late = {}, []
     for name in names:
-        if outcomes and not judged and time.monotonic() - begun > options.minutes * 60:
+        if outcomes and options.smoke and time.monotonic() - begun > options.minutes * 60:
             late.append(name)
         else:
-            outcomes[name] = run(name, options, judged)
+            outcomes[name] = run(name, options)
     rows = [row for outcome in outcomes.values() for row in outcome.rows]
     print("\n" + "\n".join(table([row | {"figure": f"{row['benchmark']}: {row['figure']}"} for row in rows])))
-    if not (options.short or options.impossible):
+    if not impossible:
         write_results(outcomes, names, every)
-    if not judged:
-        print(f"NOT JUDGED: no full run on this kind of machine ({machine()['cpu']}) is kept. Targets of others that it misses:")
-        print("\n".join(missed_line(row["benchmark"], row) for row in rows if measured(row) and not row["met"]) or "none")
     if late:
         print(f"NOT RUN, for want of time: {', '.join(late)}")
-    wrong = list(faults(outcomes, options.impossible, judged))
+    wrong = list(faults(outcomes, impossible))
     for line in wrong:
         print(line)
     sys.exit(1 if wrong or not rows else 0)

@@ -4,10 +4,10 @@
 // chosen GPU would take, calls for as long as a link of a chosen rate, and disks are simulated. The bound is
 // the same list in schedule/timeline.h's arithmetic with the same rates.
 //
-//   bench_throttled_link [ROUNDS = 7] [short]
+//   bench_throttled_link [ROUNDS = 7] [smoke]
 //
 // A line of text and a JSON line {case, ranks, beside, link, step_ms, bound_ms, ratio, ...} for each. `link`:
-// what the link has to do, in the step's compute. short: link / compute = 0.5 and 1 alone.
+// what the link has to do, in the step's compute. smoke: link / compute = 1 alone.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -167,8 +167,8 @@ struct Case {
   double link = 1;  // in the step's compute
 };
 
-std::vector<Case> cases(bool brief) {
-  if (brief) return {{true, 0.5}, {true, 1.0}, {false, 1.0}};
+std::vector<Case> cases(bool smoke) {
+  if (smoke) return {{true, 1.0}, {false, 1.0}};
   return {{true, 0.25}, {true, 0.5}, {true, 1.0}, {true, 2.0}, {false, 1.0}};
 }
 
@@ -220,7 +220,7 @@ void measure(const Setting& setting, const Case& one, int rounds, SyntheticRun& 
   std::fflush(stdout);
 }
 
-void run_rank(const Setting& setting, SharedRegion& region, int rank, int rounds, bool brief) {
+void run_rank(const Setting& setting, SharedRegion& region, int rank, int rounds, bool smoke) {
   setenv("NCCL_HOSTID", ("host" + std::to_string(rank)).c_str(), 1);  // all ranks have the twin's one card
   SharedGroup peers(region, rank);
   cuda_select(0);
@@ -245,14 +245,14 @@ void run_rank(const Setting& setting, SharedRegion& region, int rank, int rounds
     SyntheticRun run(setup, imagined(), stream);
     const Bound bound(run, setup, setting.ranks);
     rates = bound.rates();
-    for (const Case& one : cases(brief)) measure(setting, one, rounds, run, bound, rates, streams, group);
+    for (const Case& one : cases(smoke)) measure(setting, one, rounds, run, bound, rates, streams, group);
     run.rank().step().flush();
   }
   nccl.leave();
 }
 
 // Whether all ranks have come to their end.
-bool run_ranks(const Setting& setting, int rounds, bool brief) {
+bool run_ranks(const Setting& setting, int rounds, bool smoke) {
   SharedRegion region = SharedRegion::create(setting.ranks);
   std::vector<pid_t> ranks;
   for (int rank = 0; rank < setting.ranks; ++rank) {
@@ -263,7 +263,7 @@ bool run_ranks(const Setting& setting, int rounds, bool brief) {
     }
     int code = 0;
     try {
-      run_rank(setting, region, rank, rounds, brief);
+      run_rank(setting, region, rank, rounds, smoke);
     } catch (const std::exception& error) {
       std::fprintf(stderr, "%s, rank %d: %s\n", setting.name, rank, error.what());
       region.end();
@@ -285,9 +285,9 @@ bool run_ranks(const Setting& setting, int rounds, bool brief) {
 
 int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 7;
-  const bool brief = argc > 2 && std::string(argv[2]) == "short";
+  const bool smoke = argc > 2 && std::string(argv[2]) == "smoke";
   for (const Setting& setting : settings()) {
-    if (!run_ranks(setting, rounds, brief)) return 1;
+    if (!run_ranks(setting, rounds, smoke)) return 1;
   }
   return 0;
 }

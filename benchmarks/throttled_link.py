@@ -5,7 +5,7 @@ updates sleep for as long as a chosen GPU would take and calls of all ranks for 
 the same list in the arithmetic of schedule/timeline.h: nothing that executes this list can be faster. A figure is the worst of
 link / compute = 0.25 .. 2. One more says what the same steps take when compute waits for every call, which must miss the others'
 target, or missing overlap could not be seen here; and one that the bytes that leave a rank are the plan's.
-Usage: throttled_link.py BIN_DIR [--short] [--impossible] [--rounds 9]
+Usage: throttled_link.py BIN_DIR [--smoke] [--impossible] [--rounds 9]
 """
 
 import os
@@ -26,11 +26,11 @@ def main():
     options = parser.parse_args()
     bound = "the step's list of operations"
     figures = Figures(options, [*(Figure(case, "x", bound, at_most=AT_MOST) for case in CASES),
-                                Figure("calls not beside compute", "x", bound, at_least=1 + 2 * (AT_MOST - 1), loosened=False),
-                                Figure("bytes between ranks", "% off", "the plan", at_most=1, loosened=False)])
-    rounds = options.rounds or (5 if options.short else 9)
+                                Figure("calls not beside compute", "x", bound, at_least=1 + 2 * (AT_MOST - 1)),
+                                Figure("bytes between ranks", "% off", "the plan", at_most=1)])
+    rounds = options.rounds or (1 if options.smoke else 9)
     program = options.bin_dir.parent / "twin" / "bin" / "bench_throttled_link"
-    command = [str(program), str(rounds), *(["short"] if options.short else [])]
+    command = [str(program), str(rounds), *(["smoke"] if options.smoke else [])]
     worst, least, off = {}, None, 0.0
     for row in json_rows(command, env=os.environ | {"TWIN_QUIET": "1"}):
         off = max(off, abs(100 * (row["sent"] - 1)))

@@ -4,7 +4,7 @@ Both sides run as processes of their own and take turns, one step each, so that 
 hits both; medians are compared (on a processor without bf16 instructions one step of the peer, which takes minutes there).
 Same model (SmolLM2-135M's shape, random weights), same tokens, bf16, 2 x 512 tokens.
 peft keeps adapters in fp32 unless it is told not to; ours are bf16, with fp32 masters. So LoRA is compared twice: with bf16
-adapters on both sides, and with peft as it comes. Usage: train_step.py BIN_DIR [--short] [--rounds 9] [--only CASE]
+adapters on both sides, and with peft as it comes. Usage: train_step.py BIN_DIR [--smoke] [--rounds 9] [--only CASE]
 """
 
 import json
@@ -18,6 +18,8 @@ SHAPE = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_s
          "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
          "rms_norm_eps": 1e-5, "rope_theta": 100000.0, "tie_word_embeddings": True, "max_position_embeddings": 8192,
          "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2}
+SMOKE_SHAPE = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 1,
+               "vocab_size": 2048}
 SEQUENCES, LENGTH = 2, 512
 # A step of the peer that takes longer is measured once: without bf16 instructions (AVX-512 or AMX) its libraries take minutes for one,
 # and neither what its first step prepares nor other work on the machine matters beside that.
@@ -74,8 +76,8 @@ CASES = [
 
 
 def shape_of(options):
-    """SmolLM2-135M's; with --short a fifth of its layers."""
-    return {**SHAPE, "num_hidden_layers": 6} if options.short else SHAPE
+    """SmolLM2-135M's; with --smoke one that takes milliseconds where the processor has no bf16 instructions."""
+    return SHAPE | SMOKE_SHAPE if options.smoke else SHAPE
 
 
 def compare(options, case, rounds):
@@ -83,7 +85,7 @@ def compare(options, case, rounds):
                  json.dumps([shape_of(options), case.method, case.fp32_adapters, options.threads, SEQUENCES, LENGTH])])
     ours = Side([str(options.bin_dir / "train_step_bench"), json.dumps(shape_of(options)), case.method, case.gradients, str(options.threads),
                  str(SEQUENCES), str(LENGTH)])
-    warm = 1 if options.short else 2
+    warm = 1 if options.smoke else 2
     for _ in range(rounds + warm):
         peer.step()
         ours.step()
@@ -106,7 +108,7 @@ def main():
         Figure(f"{case.name}: tokens/s", "x", case.peer, at_least=case.speed),
         Figure(f"{case.name}: peak RSS", "x", case.peer, at_most=case.memory))])
     for case in cases:
-        ours, peer, warm = compare(options, case, options.rounds or (3 if options.short else 9))
+        ours, peer, warm = compare(options, case, options.rounds or (1 if options.smoke else 9))
         speed = [SEQUENCES * LENGTH / side.median("ms", warm) * 1e3 for side in (ours, peer)]
         print(f"{case.name}: {speed[0]:.0f} against {speed[1]:.0f} tokens/s, peak RSS {ours.peak() / 2**30:.2f} against "
               f"{peer.peak() / 2**30:.2f} GiB", flush=True)

@@ -3,9 +3,9 @@
 A Llama of 4 layers of 256, 4 rows of 50 to 500 tokens per step: 500 steps, its peak against the plan; and turns of 100 steps
 with drawn and with equal lengths, one thread, tokens per second of each pair of neighbours. Then 150 steps inside a control
 group of 1.05 times the plan: everything in memory, everything on disk, and LoRA on SmolLM2-135M's shape (2 x 20 to 400
-tokens). At last the quickstart, as ./dev demo trains it. --short: 100 steps, turns of 30, no SmolLM2 and no quickstart.
+tokens). At last the quickstart, as ./dev demo trains it. --smoke: 10 steps, a turn of 5, no SmolLM2 and no quickstart.
 
-Usage: varying_lengths.py BIN_DIR [--pairs 5] [--short] [--impossible]
+Usage: varying_lengths.py BIN_DIR [--pairs 5] [--smoke] [--impossible]
 """
 
 import json
@@ -127,13 +127,13 @@ def main():
     parser = common_options(__doc__)
     parser.add_argument("--pairs", type=int)
     options = parser.parse_args()
-    steps, turn, lived = (100, 30, 60) if options.short else (500, 100, 150)
+    steps, turn, lived = (10, 5, 5) if options.smoke else (500, 100, 150)
     plan = "the plan's peak"
     figures = [Figure(f"peak of {steps} steps", "x", plan, at_most=1.03),
                Figure("tokens/s of drawn lengths", "x", "equal lengths", at_least=0.95),
                Figure(f"peak of {lived} steps in a limit, in memory", "x", plan, at_most=1.03),
                Figure(f"peak of {lived} steps in a limit, on disk", "x", plan, at_most=1.03)]
-    if not options.short:
+    if not options.smoke:
         figures += [Figure("peak of SmolLM2 with LoRA in a limit", "x", plan, at_most=1.03),
                     Figure("peak of the quickstart", "x", plan, at_most=1.03),
                     Figure("plan of the quickstart", "x", "its peak", at_most=1.03)]
@@ -144,13 +144,13 @@ def main():
         runs = Runs(options.bin_dir, work)
         found.set(f"peak of {steps} steps", of_plan(runs.train("drawn", steps)))
         pairs = []
-        for _ in range(options.pairs or (3 if options.short else 5)):
+        for _ in range(options.pairs or (1 if options.smoke else 5)):
             drawn, equal = (runs.train(data, turn, "run.threads=1") for data in ("drawn", "equal"))
             pairs.append(tokens_per_s(drawn) / tokens_per_s(equal))
         found.set("tokens/s of drawn lengths", statistics.median(pairs))
         found.set(f"peak of {lived} steps in a limit, in memory", of_plan(runs.train("drawn", lived, limited=True)))
         found.set(f"peak of {lived} steps in a limit, on disk", of_plan(runs.train("drawn", lived, *DISK, limited=True)))
-        if not options.short:
+        if not options.smoke:
             lora = runs.train("short", lived, "train.method=lora", model="smollm2", rows=2, limited=True)
             found.set("peak of SmolLM2 with LoRA in a limit", of_plan(lora))
             run = quickstart(options.bin_dir, work)

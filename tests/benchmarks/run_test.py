@@ -23,16 +23,15 @@ figures = Figures(options, [Figure("speed", "x", "the peer", at_least=2)])
 """
 GOOD = START + "figures.set('speed', 3)\nfigures.finish()\n"
 SLOW = START + "figures.set('speed', 1)\nfigures.finish()\n"
-SLOW_AT_FIRST = START + "figures.set('speed', 3 if runs > 4 else 1)\nfigures.finish()\n"
-TWO = START.replace('at_least=2)]', 'at_least=2), Figure("size", "x", "the peer", at_least=2)]')
-TAKE_TURNS = TWO + "figures.set('speed', 3 if runs == 1 else 1)\nfigures.set('size', 3 if runs == 3 else 1)\nfigures.finish()\n"
-NEVER_THE_SECOND = TWO + "figures.set('speed', 3 if runs == 1 else 1)\nfigures.set('size', 1)\nfigures.finish()\n"
 EMPTY = "print('no figures')\n"
 CRASHES = START + "figures.set('speed', 3)\nraise RuntimeError('on the way')\n"
 CRASHES_LATE = START + "figures.set('speed', 3)\nprint(__import__('json').dumps(figures.rows()[0]))\nraise RuntimeError('late')\n"
 MISSES_AND_EXITS_0 = START + "figures.set('speed', 1)\nsys.exit = lambda status: None\nfigures.finish()\n"
 MEASURES_NOTHING = START + "figures.fail('nothing to measure with')\n"
 IGNORES_IMPOSSIBLE = START + "figures.impossible = False\nfigures.set('speed', 3)\nfigures.finish()\n"
+IGNORES_AND_IS_SLOW = START + "figures.impossible = False\nfigures.set('speed', 1)\nfigures.finish()\n"
+MEETS_IMPOSSIBLE = START + "figures.met = lambda figure: True\nfigures.set('speed', 3)\nfigures.finish()\n"
+SMOKE_IS_QUICKER = START + "figures.set('speed', 3 if options.smoke else 1)\nfigures.finish()\n"
 
 
 @pytest.fixture
@@ -42,9 +41,6 @@ def runner(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "HERE", tmp_path)
     monkeypatch.setattr(run, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(run, "commit", lambda: "abc")
-    monkeypatch.setattr(run, "kind_is_known", lambda: True)
-    pauses = []
-    monkeypatch.setattr(run.time, "sleep", lambda seconds: seconds and pauses.append(seconds))
 
     def go(benchmarks, *words):
         for name, text in benchmarks.items():
@@ -55,7 +51,7 @@ def runner(tmp_path, monkeypatch):
             run.main()
         return ended.value.code
 
-    go.directory, go.pauses = tmp_path, pauses
+    go.directory = tmp_path
     go.runs = lambda name: int((tmp_path / name).with_suffix(".count").read_text())
     return go
 
@@ -75,60 +71,34 @@ def test_one_bad_benchmark_is_failure(runner, bad):
     assert runner.runs("c.py") == 1
 
 
-@pytest.mark.parametrize("bad", [EMPTY, CRASHES, CRASHES_LATE, MISSES_AND_EXITS_0, MEASURES_NOTHING, IGNORES_IMPOSSIBLE])
-def test_impossible_targets_are_missed_by_figures_that_were_measured(runner, bad):
+@pytest.mark.parametrize("how", ["--smoke", "--impossible"])
+@pytest.mark.parametrize("bad", [EMPTY, CRASHES, CRASHES_LATE, MISSES_AND_EXITS_0, MEASURES_NOTHING, IGNORES_IMPOSSIBLE,
+                                 IGNORES_AND_IS_SLOW, MEETS_IMPOSSIBLE])
+def test_impossible_targets_are_missed_by_figures_that_were_measured(runner, how, bad):
+    assert runner({"b.py": bad, "c.py": GOOD}, how) == 1
+    assert runner.runs("c.py") == 1
+
+
+def test_impossible_targets_are_missed_by_quick_and_slow_ones(runner):
     assert runner({"a.py": GOOD, "b.py": SLOW}, "--impossible") == 0
-    assert runner({"a.py": GOOD, "b.py": bad}, "--impossible") == 1
 
 
-def test_a_short_run_believes_a_miss_the_fifth_time(runner):
-    assert runner({"a.py": SLOW_AT_FIRST}, "--short") == 0
-    assert runner.runs("a.py") == 5 and len(runner.pauses) == 4
-    assert runner({"b.py": SLOW}, "--short") == 1
-    assert runner.runs("b.py") == 5
-
-
-def test_a_short_run_on_an_unknown_kind_of_machine_names_what_it_misses(runner, monkeypatch, capfd):
-    monkeypatch.setattr(run, "kind_is_known", lambda: False)
-    assert runner({"a.py": SLOW}, "--short") == 0
-    assert runner.runs("a.py") == 1 and not runner.pauses
+def test_a_smoke_run_runs_each_benchmark_once_and_judges_no_figure(runner, capfd):
+    assert runner({"a.py": SLOW, "b.py": SMOKE_IS_QUICKER}, "--smoke") == 0
+    assert runner.runs("a.py") == runner.runs("b.py") == 1
     out = capfd.readouterr().out
-    assert "NOT JUDGED" in out and "a.py: speed is 1.00x, at least 1.50x wanted" in out
-    for bad in (EMPTY, CRASHES, MISSES_AND_EXITS_0, MEASURES_NOTHING):
-        assert runner({"b.py": bad}, "--short") == 1
-    assert runner({"c.py": SLOW}) == 1
+    assert "a.py: speed  1.00x  at least 2.00x" in out and "b.py: speed  3.00x" in out and "MISSED" not in out
 
 
-def test_a_short_run_names_what_it_has_no_time_for_where_nothing_is_judged(runner, monkeypatch, capfd):
-    assert runner({"a.py": GOOD, "b.py": SLOW}, "--short", "--minutes", "0") == 1
-    assert "NOT RUN" not in capfd.readouterr().out
-    monkeypatch.setattr(run, "kind_is_known", lambda: False)
-    assert runner({"c.py": GOOD, "d.py": CRASHES, "e.py": GOOD}, "--short", "--minutes", "-3") == 0
-    assert "NOT RUN, for want of time: d.py, e.py\n" in capfd.readouterr().out
-    assert runner({"f.py": GOOD, "g.py": CRASHES}, "--short", "--minutes", "1") == 1
-
-
-def test_the_kind_of_a_machine_is_known_by_its_results(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "RESULTS", tmp_path)
-    assert not run.kind_is_known()
-    run.results_file(run.machine()).write_text("{}")
-    assert run.kind_is_known()
-
-
-def test_a_figure_that_was_met_once_in_a_short_run_stays_met(runner):
-    assert runner({"a.py": TAKE_TURNS}, "--short") == 0
-    assert runner.runs("a.py") == 3
-    assert runner({"b.py": NEVER_THE_SECOND}, "--short") == 1
-    assert runner.runs("b.py") == 5
+def test_a_smoke_run_names_what_it_has_no_time_for(runner, capfd):
+    assert runner({"a.py": GOOD, "b.py": CRASHES, "c.py": GOOD}, "--smoke", "--minutes", "-3") == 0
+    assert "NOT RUN, for want of time: b.py, c.py\n" in capfd.readouterr().out
+    assert runner({"d.py": GOOD, "e.py": CRASHES}, "--smoke", "--minutes", "1") == 1
+    assert runner({"f.py": GOOD, "g.py": SLOW}, "--minutes", "-3") == 1
 
 
 def test_a_full_run_believes_a_miss_at_once(runner):
-    assert runner({"a.py": SLOW_AT_FIRST}) == 1
-    assert runner.runs("a.py") == 1
-
-
-def test_a_crash_is_not_noise(runner):
-    assert runner({"a.py": CRASHES}, "--short") == 1
+    assert runner({"a.py": SLOW}) == 1
     assert runner.runs("a.py") == 1
 
 
@@ -136,13 +106,13 @@ def test_an_unknown_name_is_an_error(runner):
     assert "no benchmark z.py" in runner({"a.py": GOOD}, "z.py")
 
 
-@pytest.mark.parametrize("words", [("--short", "a.py"), ("a.py", "--short")])
+@pytest.mark.parametrize("words", [("--impossible", "a.py"), ("a.py", "--impossible")])
 def test_names_stand_before_or_behind_flags(runner, words):
-    assert runner({"a.py": GOOD, "b.py": SLOW}, *words) == 0
+    assert runner({"a.py": GOOD, "b.py": CRASHES}, *words) == 0
 
 
-@pytest.mark.parametrize("flag", ["--short", "--impossible"])
-def test_short_and_impossible_runs_keep_nothing(runner, flag):
+@pytest.mark.parametrize("flag", ["--smoke", "--impossible"])
+def test_smoke_and_impossible_runs_keep_nothing(runner, flag):
     assert runner({"a.py": GOOD}, flag) == 0
     assert not (runner.directory / "results").exists()
 

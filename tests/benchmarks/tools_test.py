@@ -10,7 +10,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.mark.parametrize("name, tool", [("io.py", "fio"), ("save.py", "fio"), ("resident_instructions.py", "valgrind")])
-@pytest.mark.parametrize("form", [[], ["--short"]])
+@pytest.mark.parametrize("form", [[], ["--smoke"]])
 def test_a_benchmark_without_its_peer_fails(tmp_path, name, tool, form):
     done = subprocess.run([sys.executable, "-B", BENCHMARKS / name, tmp_path, *form], cwd=tmp_path, env={"PATH": ""}, capture_output=True,
                           text=True)

@@ -1,5 +1,4 @@
-"""Collects the rows that the suites of `./dev test --faults` have written into build/reliability.json, and prints them as a table,
-with the mistakes that were planted against what they show (tests/mutations).
+"""Collects the rows that the suites of `./dev test --faults` have written into build/reliability.json, and prints them as a table.
 
   report.py BUILD SUITES_RESULT short|full
 
@@ -18,10 +17,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "mutations"))
-import mutations  # noqa: E402
-
-LISTS = ("faults", "disks", "resume", "saves", "fuzz", "guarantees")  # of mistakes against what the rows show
 
 
 def commit():
@@ -33,20 +28,6 @@ def entries(junit):
     """{name: passed, failed or not shown}"""
     words = {"run": "passed", "fail": "failed"}
     return {case.get("name"): words.get(case.get("status"), "not shown") for case in ElementTree.parse(junit).iter("testcase")}
-
-
-def planted():
-    """{list: {verdict: names}}; "caught" has their number."""
-    table, out = mutations.read_table(), {}
-    for name in LISTS:
-        verdicts = out.setdefault(name, {"caught": 0})
-        for mutation in mutations.read_list(mutations.LISTS / f"{name}.txt"):
-            verdict = mutations.earlier_verdict(table, mutation)[0]
-            if verdict == "caught":
-                verdicts["caught"] += 1
-            else:
-                verdicts.setdefault(verdict, []).append(mutation.name)
-    return out
 
 
 def named(row):
@@ -73,7 +54,7 @@ def report(rows, results, counts):
     wrong += [f"{name}: the README's guarantees do not name it" for name in sorted(everything) if not named(name)]
     skipped = sorted(entry for entry, result in results.items() if result == "not shown")
     return {"commit": commit(), "machine": platform.platform(), "counts": counts, "entries": results, "rows": everything,
-            "not_shown": skipped + silent, "mistakes": planted()}, skipped, wrong
+            "not_shown": skipped + silent}, skipped, wrong
 
 
 def main():
@@ -88,9 +69,6 @@ def main():
     for name, row in out["rows"].items():
         name, failure, outcomes, figures, seconds = cells(name, row)
         print(f"{name} ({seconds})\n  {failure}\n  {outcomes}" + (f"\n  {figures}" if figures else ""))
-    for name, verdicts in out["mistakes"].items():
-        others = "".join(f"; {verdict}: {', '.join(names)}" for verdict, names in verdicts.items() if verdict != "caught")
-        print(f"mistakes planted, {name}: {verdicts['caught']} caught{others}")
     for entry in skipped:
         print(f"{entry}: not shown, it was skipped")
     for line in wrong:
