@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Runs entries of ctest for `./dev test`, says how far it is, and ends with what a person wants to know.
 
-  run_tests.py BUILD TIER [--label LABEL] [--changed [BASE]] [REGEX]
+  run_tests.py BUILD TIER [--label LABEL] [--changed [BASE]] [--only REGEX]
   run_tests.py BUILD --write-costs
 
-TIER: quick, test, full, faults or faults_full (tiers()). REGEX: only entries whose name matches. --label: only those that have it, too.
+TIER: quick, test, full, faults or faults_full (tiers()). --only: only entries whose name matches. --label: only those that have it, too.
 --changed: only those that what differs from BASE can reach (changed.py). Entries of the test apparatus (label `apparatus`) run in
-the tier `test` only if REGEX names them or a file of theirs differs from the last landed commit.
+the tier `test` only with --only, or if a file of theirs differs from the last landed commit.
 
 Every entry's line comes when it ends, the output of what fails right after it. Then: what failed and its first message, what was
 skipped and why, the ten slowest; ctest's own summary is the last.
@@ -42,11 +42,11 @@ WORDS = {"Passed": "passed", "Skipped": "skipped"}
 
 def tiers(labels):
     """The tiers that an entry with these labels belongs to."""
-    out = {tier for tier in ("quick", *FAULTS) if tier in labels}
+    out = {tier for tier in FAULTS if tier in labels}
     if "hours" not in labels:
         out.add("full")
-    if not labels & {"long", "faults", "faults_full", "hours"}:
-        out.add("test")
+    if not labels & {"long", "hours", *FAULTS}:
+        out.update({"test", "quick"} if "quick" in labels else {"test"})
     return out
 
 
@@ -241,7 +241,7 @@ def main():
     parser = argparse.ArgumentParser(prog="run_tests.py")
     parser.add_argument("build", type=Path)
     parser.add_argument("tier", nargs="?", choices=["quick", "test", "full", *FAULTS])
-    parser.add_argument("regex", nargs="?", default="")
+    parser.add_argument("--only", default="", metavar="REGEX")
     parser.add_argument("--label")
     parser.add_argument("--changed", nargs="?", const="", metavar="BASE")
     parser.add_argument("--write-costs", action="store_true")
@@ -250,18 +250,18 @@ def main():
     measured = build / "test_seconds.json"
     if options.write_costs:
         return write_costs(measured, COSTS)
-    tests = [test for test in described(build) if options.tier in tiers(labels(test)) and re.search(options.regex, test["name"])]
+    tests = [test for test in described(build) if options.tier in tiers(labels(test)) and re.search(options.only, test["name"])]
     tests = [test for test in tests if options.label in (None, *labels(test))]
     folder, not_run = build, []
     if not tests:
-        print(f"run_tests.py: no entry of this tier matches {options.regex!r}")
+        print(f"run_tests.py: no entry of this tier matches {options.only!r}")
         return 1
     if options.changed is not None:
         tests, folder = reached(build, tests, options.changed)
         if not tests:
             print("nothing to run")
             return 0
-    elif options.tier == "test" and not options.regex:
+    elif options.tier == "test" and not options.only:
         tests, not_run = without_apparatus(tests)
     names = [test["name"] for test in tests]
     cores = {test["name"]: min(AT_ONCE, properties(test).get("PROCESSORS", 1)) for test in tests}

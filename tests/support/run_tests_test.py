@@ -60,7 +60,7 @@ def test_the_end_says_what_failed_and_why_and_what_was_skipped_and_why(build):
 
 
 def test_each_entry_has_a_line_with_the_time_left(build):
-    status, lines = run(build, "test", "passes|skips")
+    status, lines = run(build, "test", "--only", "passes|skips")
     assert status == 0
     ended = [line for line in lines if line.startswith("[")]
     assert len(ended) == 2 and re.fullmatch(r"\[1/2\] (passed |skipped) (passes|skips ) +0\.\d s   about \d+ s left", ended[0])
@@ -69,9 +69,9 @@ def test_each_entry_has_a_line_with_the_time_left(build):
 
 
 def test_a_name_that_nothing_has_is_an_error(build):
-    assert run(build, "test", "no_such_entry")[0] != 0
-    assert run(build, "test", "long_one")[0] != 0  # it is not of this tier
-    assert "[1/1] FAILED  long_one" in "\n".join(run(build, "full", "long_one")[1])
+    assert run(build, "test", "--only", "no_such_entry")[0] != 0
+    assert run(build, "test", "--only", "long_one")[0] != 0  # it is not of this tier
+    assert "[1/1] FAILED  long_one" in "\n".join(run(build, "full", "--only", "long_one")[1])
 
 
 def test_the_tiers_of_an_entry():
@@ -79,7 +79,7 @@ def test_the_tiers_of_an_entry():
     assert run_tests.tiers({"apparatus"}) == {"test", "full"}
     assert run_tests.tiers({"long"}) == {"full"}
     assert run_tests.tiers({"faults"}) == {"faults", "full"}
-    assert run_tests.tiers({"quick", "torch_free", "faults", "faults_full"}) == {"quick", "faults", "faults_full", "full"}
+    assert run_tests.tiers({"quick", "torch_free", "faults", "faults_full"}) == {"faults", "faults_full", "full"}
     assert run_tests.tiers({"hours", "faults_full"}) == {"faults_full"}
 
 
