@@ -20,7 +20,7 @@ def last_line(output):
     return output.strip().rpartition("\n")[2]
 
 
-def failure(output):
+def reason(output):
     """The first line of a test's output that says why it failed, of GoogleTest, pytest or a program that ended; "" if none does."""
     lines = [line.strip() for line in output.splitlines()]
     for i, line in enumerate(lines):
@@ -35,7 +35,7 @@ def failure(output):
 
 
 def why_failed(output):
-    return in_a_line(failure(output) or last_line(output)) or "no output"  # what crashed says where it was
+    return in_a_line(reason(output) or last_line(output)) or "no output"  # what crashed says where it was
 
 
 def why_skipped(output):
@@ -44,7 +44,7 @@ def why_skipped(output):
     for number, why in re.findall(r"^SKIPPED \[(\d+)\] \S+?(?::\d+)?: (.*)$", output, re.M):  # pytest -rs
         counts[why] = counts.get(why, 0) + int(number)
     # GoogleTest: FILE:LINE: Skipped, what was streamed, a blank line.
-    for why in re.findall(r"^\S+:\d+: Skipped\n(.*?)\n\n", output + "\n\n", re.M | re.S):
+    for why in re.findall(r"^\S+:\d+: Skipped\n(.*?)\n\n", output, re.M | re.S):
         counts[in_a_line(why)] = counts.get(in_a_line(why), 0) + 1
     if not counts:
         return in_a_line(last_line(output)) or "no output"
