@@ -46,6 +46,8 @@ target_link_libraries(lm_test_main PUBLIC GTest::gtest lm_base)
 
 # Tests without LibTorch and NCCL: a thread sanitizer does not know what their threads do.
 add_custom_target(torch_free_tests)
+# What `./dev test --quick` builds: these, and other tests with the label `quick`.
+add_custom_target(quick_tests DEPENDS torch_free_tests)
 
 # Of every test's environment: OpenMP threads that spin for each other on a machine with other work on it take ten times as long.
 # (OMP_WAIT_POLICY would not reach the programs that lmlaunch starts: it drops what may change results.)
@@ -67,7 +69,7 @@ function(lm_test name)
   if(ARG_LONG)
     set_tests_properties(${name} PROPERTIES LABELS long)
   elseif(NOT "${name} ${ARG_DEPENDS}" MATCHES "torch|cuda|nccl|twin")
-    set_tests_properties(${name} PROPERTIES LABELS torch_free)
+    set_tests_properties(${name} PROPERTIES LABELS "torch_free;quick")
     add_dependencies(torch_free_tests ${name})
   endif()
 endfunction()
@@ -124,10 +126,12 @@ function(lm_gpu_program name)
   endif()
 endfunction()
 
-# lm_python_test(name [LONG] [THREADS n] COMMAND args...): a ctest entry that runs LM_PYTHON with args. pytest, and scripts of
-# their own, end with 77 when something was skipped (tests/conftest.py). pytest runs where torch is imported already, if it can.
+# lm_python_test(name [LONG | QUICK | APPARATUS] [THREADS n] COMMAND args...): a ctest entry that runs LM_PYTHON with args. pytest, and
+# scripts of their own, end with 77 when something was skipped (tests/conftest.py). pytest runs where torch is imported already, if it
+# can. QUICK: it needs no LibTorch, and is in `./dev test --quick`. APPARATUS: it tests the test apparatus, and `./dev test` runs it
+# only when that has changed. THREADS: for what computes on more than one core most of its time; nothing else then runs beside it.
 function(lm_python_test name)
-  cmake_parse_arguments(ARG "LONG" "THREADS" "COMMAND" ${ARGN})
+  cmake_parse_arguments(ARG "LONG;QUICK;APPARATUS" "THREADS" "COMMAND" ${ARGN})
   string(REGEX REPLACE "^-m;pytest;" "tests/support/warm_pytest.py;" command "${ARG_COMMAND}")
   add_test(NAME ${name} COMMAND ${LM_PYTHON} ${command} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${LM_TEST_SECONDS} SKIP_RETURN_CODE 77
@@ -135,14 +139,18 @@ function(lm_python_test name)
   if(ARG_THREADS)
     set_tests_properties(${name} PROPERTIES PROCESSORS ${ARG_THREADS})
   endif()
-  if(ARG_LONG)
-    set_tests_properties(${name} PROPERTIES LABELS long)
-  endif()
+  foreach(label LONG QUICK APPARATUS)
+    if(ARG_${label})
+      string(TOLOWER ${label} label)
+      set_tests_properties(${name} PROPERTIES LABELS ${label})
+    endif()
+  endforeach()
 endfunction()
 
 # lm_reliability_rows(entry SHORT | FULL | ONLY): an entry of `./dev test --faults` (label `faults`), which has the counts of CI, or
-# of `./dev test --faults --full` (label `faults_full`); ONLY: of both, it has but one form. Its rows go into a folder of its own,
-# where tests/faults/report.py looks for them. (The label `hours`: `./dev test --full` leaves it out.)
+# of `./dev test --faults --full` (label `faults_full`); ONLY: of both, it has but one form. With full counts it runs alone: cutting the
+# power of one disk while another suite counts seconds would disturb both for long. Its rows go into a folder of its own, where
+# tests/faults/report.py looks for them. (The label `hours`: `./dev test --full` leaves it out.)
 function(lm_reliability_rows entry counts)
   set(labels_SHORT faults)
   set(labels_FULL faults_full)
@@ -153,6 +161,9 @@ function(lm_reliability_rows entry counts)
   set_property(TEST ${entry} APPEND PROPERTY LABELS ${labels_${counts}})
   set_property(TEST ${entry} APPEND PROPERTY ENVIRONMENT
     LM_RELIABILITY=${PROJECT_BINARY_DIR}/reliability/${entry} LM_FAULTS=${environment_${counts}})
+  if(counts STREQUAL "FULL")
+    set_property(TEST ${entry} PROPERTY RUN_SERIAL ON)
+  endif()
 endfunction()
 
 # lm_benchmark(name.py [PROGRAM program SOURCES ... DEPENDS ...]): benchmarks/name.py, which `./dev bench` runs with

@@ -1,13 +1,23 @@
-#!/usr/bin/env python3
-"""Why tests have failed, a line each: after hundreds of lines of output, and of a run elsewhere perhaps only the end is kept.
-
-  reasons.py BUILD
-
-BUILD: where ctest ran, of whose last run the failed tests are told."""
+"""What ctest's last run says of each entry: why it failed, and why a part of it was skipped, a line each. After hundreds of lines
+of output, and of a run elsewhere perhaps only the end is kept."""
 
 import re
-import sys
-from pathlib import Path
+
+
+def outputs(logs):
+    """{entry: its output} of ctest's last run, which has left its logs in `logs`."""
+    log = logs / "LastTest.log"
+    entries = re.split(r"^\d+/\d+ Testing: (\S+)\n", log.read_text(errors="replace"), flags=re.M)[1:] if log.exists() else []
+    return {name: re.sub(r"\A.*?^Output:\n-+\n|<end of output>.*", "", entry, flags=re.S | re.M)
+            for name, entry in zip(entries[::2], entries[1::2])}
+
+
+def in_a_line(text, most=400):
+    return re.sub(r"\s+", " ", text).strip()[:most]
+
+
+def last_line(output):
+    return output.strip().rpartition("\n")[2]
 
 
 def reason(output):
@@ -24,22 +34,18 @@ def reason(output):
     return ""
 
 
-def failed(logs):
-    """(name, output) of each test that failed in ctest's last run, which has left its logs in `logs`."""
-    if not (logs / "LastTestsFailed.log").exists():  # there was no test to run
-        return
-    names = [line.partition(":")[2] for line in (logs / "LastTestsFailed.log").read_text().splitlines()]
-    entries = re.split(r"^\d+/\d+ Testing: (\S+)\n", (logs / "LastTest.log").read_text(errors="replace"), flags=re.M)[1:]
-    for name, entry in zip(entries[::2], entries[1::2]):
-        if name in names:
-            yield name, re.sub(r"\A.*?^Output:\n-+\n|<end of output>.*", "", entry, flags=re.S | re.M)
+def why_failed(output):
+    return in_a_line(reason(output) or last_line(output)) or "no output"  # what crashed says where it was
 
 
-def main():
-    for name, output in failed(Path(sys.argv[1]) / "Testing" / "Temporary"):
-        said = re.sub(r"\s+", " ", reason(output) or output.strip().rpartition("\n")[2])  # what crashed says where it was
-        print(f"{name}: {said[:400] or 'no output'}")
-
-
-if __name__ == "__main__":
-    main()
+def why_skipped(output):
+    """Each reason once, with the number of tests that were skipped for it; of another program its last line."""
+    counts = {}
+    for number, why in re.findall(r"^SKIPPED \[(\d+)\] \S+?(?::\d+)?: (.*)$", output, re.M):  # pytest -rs
+        counts[why] = counts.get(why, 0) + int(number)
+    # GoogleTest: FILE:LINE: Skipped, what was streamed, a blank line.
+    for why in re.findall(r"^\S+:\d+: Skipped\n(.*?)\n\n", output, re.M | re.S):
+        counts[in_a_line(why)] = counts.get(in_a_line(why), 0) + 1
+    if not counts:
+        return in_a_line(last_line(output)) or "no output"
+    return in_a_line("; ".join(f"{number} of its tests: {why or 'no reason said'}" for why, number in counts.items()))

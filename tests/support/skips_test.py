@@ -1,5 +1,5 @@
 """What was skipped is seen: a pytest run of which a part was skipped ends with 77, and ctest takes 77 of every entry that runs
-pytest or GoogleTest for a skip."""
+pytest or GoogleTest for a skip (CMakeLists.txt, targets.cmake)."""
 
 import json
 import os
