@@ -18,10 +18,10 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from test_run import BIN, warm_program
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 HERE = Path(__file__).resolve().parent
-BIN = Path(os.environ.get("LM_BIN", HERE.parents[1] / "build" / "bin"))
 RECORDED = HERE / "same_bits.json"
 VOCAB = 331
 
@@ -111,7 +111,7 @@ def make_work(work):
 
 
 def lmlaunch(work, binaries, *arguments):
-    done = subprocess.run([Path(binaries) / "lmlaunch", *map(str, arguments)], cwd=work, capture_output=True, text=True, timeout=300,
+    done = subprocess.run([warm_program(Path(binaries)), *map(str, arguments)], cwd=work, capture_output=True, text=True, timeout=300,
                           env={**os.environ, "XDG_CACHE_HOME": str(work / "user-cache")})
     assert done.returncode == 0, f"{arguments}\n{done.stderr}"
     return done.stdout
