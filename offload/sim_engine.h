@@ -52,7 +52,7 @@ struct SimSetup {
   // Speeds of the emulated disk in bytes/s, 0 = no limit. `both` is what reads and writes share.
   double read_bytes_per_s = 0, write_bytes_per_s = 0, both_bytes_per_s = 0;
   // The disk's time, where a test moves it by hand; empty: the steady clock's. The I/O thread calls it.
-  std::function<Clock::time_point()> now;
+  std::function<Clock::time_point()> now = {};
 };
 
 class SimDisk {
