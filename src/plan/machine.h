@@ -32,7 +32,7 @@ struct Machine {
   double gemm_fp32_flops = 0;
   double gemm_sustained = 1;  // share of these that long work keeps up
   double fastest_flops = 0;   // of the quickest type
-  std::string libraries;      // LibTorch's and its GPU libraries' versions; "" not known
+  std::string libraries = {};  // LibTorch's and its GPU libraries' versions; "" not known
   double memory_bandwidth = 0;
   double attention_flops = 0;    // of all cores together, in the model's type
   double gemm_call_seconds = 0;  // of the CPU's GEMMs, whatever their size

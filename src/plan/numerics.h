@@ -28,7 +28,7 @@ struct NumericsPlan {
   Master master = Master::kSplit;  // of bf16 weights; fp32 weights are their own
   RuleId rule = {};                // of the optimizer
   std::string kernel_set = "cpu";  // the device and its instruction set or kind
-  std::string libraries;           // that compute beside our kernels, with their versions; "" not known
+  std::string libraries = {};      // that compute beside our kernels, with their versions; "" not known
   int ranks = 1;
   int machine_ranks = 1;  // whose gradients are added up first, before those of other machines
   // With one rank to a machine, or one machine, sums are those of all ranks in their order.
