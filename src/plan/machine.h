@@ -30,8 +30,8 @@ struct Machine {
   int64_t host_available = 0;                       // MemAvailable, or less under a cgroup limit or RLIMIT_AS
   double gemm_bf16_flops = 0;                       // of all cores together
   double gemm_fp32_flops = 0;
-  double gemm_sustained = 1;  // share of these that long work keeps up
-  double fastest_flops = 0;   // of the quickest type
+  double gemm_sustained = 1;   // share of these that long work keeps up
+  double fastest_flops = 0;    // of the quickest type
   std::string libraries = {};  // LibTorch's and its GPU libraries' versions; "" not known
   double memory_bandwidth = 0;
   double attention_flops = 0;    // of all cores together, in the model's type
