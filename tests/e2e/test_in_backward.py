@@ -2,19 +2,17 @@
 the gradients of all blocks but one."""
 
 import json
-import os
 import random
 import signal
 import subprocess
 import time
 import unittest.mock
-from pathlib import Path
 
 import pytest
 from limits import memory_counts
+from test_run import BIN, short_then_long
 from transformers import LlamaConfig
 
-BIN = Path(os.environ.get("LM_BIN", Path(__file__).resolve().parents[2] / "build" / "bin"))
 STEPS = 4
 FIELDS = ("step", "loss", "grad_norm", "lr", "target_tokens")
 
@@ -71,7 +69,7 @@ def planned_bytes(plan, name):
 
 
 @memory_counts
-@pytest.mark.parametrize("clip", ["global", "block", "none"])
+@pytest.mark.parametrize("clip", short_then_long("global", "block", "none", short=2))
 def test_the_run_is_the_same_in_the_memory_of_one_blocks_gradient(work, clip):
     after = run(work, f"after_{clip}", f"optimizer.clip={clip}", "train.update=after")
     inside = run(work, f"inside_{clip}", f"optimizer.clip={clip}", "train.update=in_backward")

@@ -12,14 +12,15 @@ import time
 import pytest
 import tokenizers
 from test_faults import swap_file
-from test_run import BIN, config, filled, lmlaunch, rows
+from test_run import BIN, config, filled, lmlaunch, rows, short_then_long
 
 STEPS = 8
 PLACES = {
     "resident": {},
     "on_disk": {"offload__optimizer": "nvme", "offload__weights": "nvme", "offload__gradients": "nvme", "offload__paths": ["."]},
 }
-RULES = ["adamw", "adamw_8bit", "adamw_4bit", "adamw_fp8", "adafactor", "adafactor_lowmem", "sgd", "lion", "lion_8bit", "muon"]
+# First one of each kind of state: plain, coded, factored, whole matrices.
+RULES = ["adamw", "adamw_8bit", "adafactor", "muon", "adamw_4bit", "adamw_fp8", "adafactor_lowmem", "sgd", "lion", "lion_8bit"]
 MODEL_FILE = {"full": "model.safetensors", "lora": "adapter_model.safetensors"}
 
 
@@ -98,8 +99,7 @@ def signal_of(number):
     return lambda process: process.send_signal(number)
 
 
-@pytest.mark.parametrize("method", MODEL_FILE)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("method, place", short_then_long(("full", "on_disk"), ("lora", "resident"), ("full", "resident"), ("lora", "on_disk"), short=2))
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(work, undisturbed, method, place):
     name = f"killed_{method}_{place}"
     prepared(work, name, method, place)
@@ -112,7 +112,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(work, undisturbed, meth
     assert result(work, name, method) == undisturbed[method]
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", short_then_long(*RULES, short=4))
 def test_every_rule_goes_on_as_if_nothing_had_happened(work, rule):
     """Half of it in memory, the other half, which goes on from the same checkpoint, on disk."""
     whole, halves = f"whole_{rule}", f"halves_{rule}"
@@ -154,7 +154,7 @@ def test_a_save_is_of_its_own_step_though_it_is_committed_in_the_next(work, undi
         assert len(re.findall(rf"^COMMITTED step {step} \(\d+\.\d\d s, \d+\.\d\d s of them in the way of training\)$", log, re.M)) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+@pytest.mark.parametrize("number", short_then_long(signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, short=2))
 def test_a_signal_saves_and_exits_with_75(work, undisturbed, number):
     name = f"signal_{number}"
     prepared(work, name, checkpoint__every=0)
@@ -344,10 +344,10 @@ def damaged(work):
     return damage
 
 
-@pytest.mark.parametrize("method", MODEL_FILE)
+@pytest.mark.parametrize("method", short_then_long("full", "lora"))
 def test_damage_on_a_disk_sends_the_run_back_to_its_checkpoint(work, method):
     """It meets a chunk that was changed and ends as if nothing had been."""
-    steps = {"train__steps": 400, "train__eval_every": 0, "checkpoint__every": 60, "log__every": 50}
+    steps = {"train__steps": 160, "train__eval_every": 0, "checkpoint__every": 60, "log__every": 50}
     lmlaunch(prepared(work, f"sound_{method}", method, "on_disk", **steps), cwd=work)
     name = f"damaged_swap_{method}"
     (work / "swap").mkdir(exist_ok=True)
@@ -358,10 +358,10 @@ def test_damage_on_a_disk_sends_the_run_back_to_its_checkpoint(work, method):
     assert result(work, name, method) == result(work, f"sound_{method}", method)
 
 
-@pytest.mark.parametrize("method", MODEL_FILE)
+@pytest.mark.parametrize("method", short_then_long("lora", "full"))
 def test_damage_while_a_save_is_under_way_drops_it(work, method):
     """Every step carries the save of the one before it, and one of them fails."""
-    steps = {"train__steps": 120, "train__eval_every": 0, "checkpoint__every": 1, "log__every": 100}
+    steps = {"train__steps": 80, "train__eval_every": 0, "checkpoint__every": 1, "log__every": 100}
     lmlaunch(prepared(work, f"sound_each_{method}", method, "on_disk", **{**steps, "checkpoint__every": 0}), cwd=work)
     name = f"damaged_each_{method}"
     (work / "swap").mkdir(exist_ok=True)
@@ -370,8 +370,8 @@ def test_damage_while_a_save_is_under_way_drops_it(work, method):
     assert code == 0, messages
     assert "going back to" in messages and "are not what was written" in messages, messages
     said = [int(step) for step in re.findall(r"COMMITTED step (\d+) ", messages)]
-    assert said == list(range(1, 120)), messages
-    assert checkpoints(work, name) == ["step_00000118", "step_00000119"]
+    assert said == list(range(1, 80)), messages
+    assert checkpoints(work, name) == ["step_00000078", "step_00000079"]
     assert result(work, name, method) == result(work, f"sound_each_{method}", method)
 
 
@@ -388,7 +388,7 @@ def test_a_stop_completes_the_save_that_is_under_way(work, undisturbed, place):
     assert result(work, name, "full")[1] == undisturbed["full"][1]
 
 
-LONGER = {"train__steps": 120, "train__eval_every": 0, "checkpoint__every": 40, "log__every": 40}
+LONGER = {"train__steps": 80, "train__eval_every": 0, "checkpoint__every": 30, "log__every": 40}
 # Where state lies and how it gets there, before and after.
 MOVES = {"to_disk": ("resident", {}, "on_disk", {}), "from_disk": ("on_disk", {}, "resident", {}),
          "ring_to_threads": ("on_disk", {"io__engine": "uring"}, "on_disk", {"io__engine": "threads"}),
@@ -407,12 +407,15 @@ def longer(work):
     return out
 
 
-@pytest.mark.parametrize("move, method", [*((move, "full") for move in MOVES), ("to_disk", "lora"), ("from_disk", "lora")])
+# Each way to and from a disk, each method and each setting of transfers once.
+@pytest.mark.parametrize("move, method", short_then_long(("to_disk", "full"), ("from_disk", "lora"), ("ring_to_threads", "full"), ("tiles_and_blocks", "full"),
+                                               ("update_threads", "full"), ("to_disk", "lora"), ("from_disk", "full"), ("threads_to_ring", "full"),
+                                               ("some_classes", "full"), short=5))
 def test_a_run_goes_on_elsewhere_with_the_same_bits(work, longer, move, method):
     before, settings, after, others = MOVES[move]
     name = f"{move}_{method}"
     prepared(work, name, method, before, **{**LONGER, **settings})
-    code, messages = interrupt(work, name, 50, signal_of(signal.SIGTERM))
+    code, messages = interrupt(work, name, 35, signal_of(signal.SIGTERM))
     assert code == 75, messages
     plan = (work / "runs" / name / "plan.txt").read_text()
     kept = shutil.copytree(work / "runs" / name, work / "kept", dirs_exist_ok=True)
@@ -428,7 +431,7 @@ def test_a_run_goes_on_elsewhere_with_the_same_bits(work, longer, move, method):
 def test_an_adapter_of_another_base_is_refused(work):
     shutil.copytree(work / "model", work / "base")
     prepared(work, "base", "lora", model__path="base", **LONGER)
-    code, messages = interrupt(work, "base", 50, signal_of(signal.SIGTERM))
+    code, messages = interrupt(work, "base", 35, signal_of(signal.SIGTERM))
     assert code == 75, messages
     file = work / "base" / "model.safetensors"
     sound = file.read_bytes()
@@ -446,7 +449,7 @@ def test_changed_data_is_refused(work, change):
     name = f"data_{change}"
     shutil.copy(work / "train.jsonl", work / f"{name}.jsonl")
     prepared(work, name, data__train=[f"{name}.jsonl"], **LONGER)
-    code, messages = interrupt(work, name, 50, signal_of(signal.SIGTERM))
+    code, messages = interrupt(work, name, 35, signal_of(signal.SIGTERM))
     assert code == 75, messages
     lines = (work / f"{name}.jsonl").read_text().splitlines()
     example = json.loads(lines[3])
@@ -468,13 +471,13 @@ def test_a_save_that_the_time_is_too_short_for_is_left_out(work, longer):
     def stand_still(process):
         rank = int(subprocess.run(["pgrep", "-P", str(process.pid), "lmlaunch"], capture_output=True, text=True).stdout.split()[0])
         os.kill(rank, signal.SIGSTOP)
-        time.sleep(16)
+        time.sleep(9)
         os.kill(rank, signal.SIGCONT)
 
-    code, messages = interrupt(work, name, 45, stand_still, "run.time_limit=15s")
+    code, messages = interrupt(work, name, 35, stand_still, "run.time_limit=8s")
     assert code == 75, messages
     last = re.search(r"stop code=75 reason=time_limit step=(\d+) checkpoint=(\S+) repeat=(\d+)$", messages.rstrip())
-    assert last and (last[2], int(last[3])) == (f"runs/{name}/checkpoints/step_00000040", int(last[1]) - 40), messages
-    assert int(last[3]) > 0 and checkpoints(work, name) == ["step_00000040"]
+    assert last and (last[2], int(last[3])) == (f"runs/{name}/checkpoints/step_00000030", int(last[1]) - 30), messages
+    assert int(last[3]) > 0 and checkpoints(work, name) == ["step_00000030"]
     lmlaunch(f"{name}.toml", cwd=work)
     assert result(work, name, "full") == longer["full"]
