@@ -13,8 +13,7 @@ from pathlib import Path
 
 from mistakes import ROOT, words_of
 from planting import matches
-
-LEFT_OUT = re.compile("long|faults|hours")  # labels of what `./dev test` leaves out; it runs the tests of a test apparatus that changed
+from run_tests import tiers  # of tests/support, as planting.py's reasons
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,8 @@ class Entry:
     labels: tuple
 
     def short(self):
-        return not any(LEFT_OUT.search(label) for label in self.labels)
+        """Whether `./dev test` runs it; of tests of the test apparatus those whose files changed, as files with a mistake have."""
+        return "test" in tiers(set(self.labels))
 
     def option(self, word):
         """What follows `word`; "" if nothing does."""
