@@ -12,6 +12,9 @@ compiled from. So build first: a source that was not compiled since it changed h
 - A changed page of text selects the entries that name it, and those that check the documents.
 - Build files, `dev` and what nobody names may concern everything: every entry runs, and the runner says so.
 
+Each of the 930 mistakes in tests/mutations/lists (2026-11-28) is in a file whose change selects the entry, and the suite, that finds it.
+If only the sources that include the changed source's own header were affected, 10 would be missed.
+
 What it can miss: a function that is declared in another header than the one beside its source (affected objects are then too few
 only if the source has a header beside it as well); a test that finds its files by a pattern and names neither them nor their
 folder; a program that is started under a name put together at run time; what changes with the machine. `./dev test` is what counts.
