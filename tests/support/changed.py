@@ -132,7 +132,8 @@ class Build:
 
 
 def read_build(root, directory):
-    deps = subprocess.run([Path(sys.executable).with_name("ninja"), "-C", directory, "-t", "deps"], capture_output=True, text=True, check=True).stdout
+    command = [Path(sys.executable).with_name("ninja"), "-C", directory, "-t", "deps"]
+    deps = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return Build(root, directory, (Path(directory) / "build.ninja").read_text(), deps)
 
 
@@ -253,7 +254,8 @@ class Selection:
         if path.suffix in CODE:
             self.notes.append(f"{file}: nothing that was built depends on it")
             return
-        beside = {entry.name for entry in self.entries if any(PurePosixPath(one).parent == path.parent for one in entry.files | entry.sources)}
+        is_beside = lambda one: PurePosixPath(one).parent == path.parent  # noqa: E731
+        beside = {entry.name for entry in self.entries if any(map(is_beside, entry.files | entry.sources))}
         found = beside or {entry.name for entry in self.entries if entry.files and path.parent.name in entry.words}
         self.chosen |= {name: None for name in found}
         if not found:
