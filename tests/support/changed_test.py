@@ -11,8 +11,8 @@ import changed  # noqa: E402
 
 # Two libraries: low.cpp is used by high.cpp (which includes low.h), tests include what they test. registry.cpp has no header.
 FILES = {
-    **dict.fromkeys(["src/low.h", "src/low.cpp", "src/high.h", "src/high.cpp", "src/alone.h", "src/alone.cpp", "src/registry.cpp", "src/main.cpp",
-                     "src/shared.h", "src/rank.cpp", "src/warm.cpp", "src/unbuilt.cpp", "src/prepare/split.py", "configs/tiny.toml",
+    **dict.fromkeys(["src/low.h", "src/low.cpp", "src/high.h", "src/high.cpp", "src/alone.h", "src/alone.cpp", "src/registry.cpp",
+                     "src/main.cpp", "src/shared.h", "src/rank.cpp", "src/warm.cpp", "src/unbuilt.cpp", "src/prepare/split.py", "configs/tiny.toml",
                      "configs/models/tiny.json"], ""),
     "tests/t/low_test.cpp": "TEST(Low, Reads) {}\nTEST_F(LowFile, Opens) {}\n", "tests/t/high_test.cpp": "TEST_P(High, Adds) {}\n",
     "tests/t/alone_test.cpp": "  TEST(Alone, Is) {}\n", "tests/t/helper.h": "", "tests/t/table.txt": "",
@@ -47,7 +47,8 @@ build warm/bin/server: LINK warm.o
 build phony: phony bin/big_test bin/lmlaunch
 """
 READ = {"low.o": "low.h", "high.o": "high.h low.h", "alone.o": "alone.h",
-        "low_test.o": "low.h", "high_test.o": "high.h ../tests/t/helper.h", "alone_test.o": "alone.h shared.h", "main.o": "high.h", "text.o": "", "registry.o": "shared.h", "rank.o": "high.h"}
+        "low_test.o": "low.h", "high_test.o": "high.h ../tests/t/helper.h", "alone_test.o": "alone.h shared.h",
+        "main.o": "high.h", "text.o": "", "registry.o": "shared.h", "rank.o": "high.h"}
 DEPS = "".join(f"{one}: #deps 3, deps mtime 1 (VALID)\n    /usr/include/stdio.h\n" +
                "".join(f"    ../src/{name}\n" for name in names.split()) + "\n" for one, names in READ.items())
 
