@@ -12,8 +12,8 @@ import changed  # noqa: E402
 # Two libraries: low.cpp is used by high.cpp (which includes low.h), tests include what they test. registry.cpp has no header.
 FILES = {
     **dict.fromkeys(["src/low.h", "src/low.cpp", "src/high.h", "src/high.cpp", "src/alone.h", "src/alone.cpp", "src/registry.cpp",
-                     "src/main.cpp", "src/shared.h", "src/rank.cpp", "src/warm.cpp", "src/unbuilt.cpp", "src/prepare/split.py", "configs/tiny.toml",
-                     "configs/models/tiny.json"], ""),
+                     "src/main.cpp", "src/shared.h", "src/rank.cpp", "src/warm.cpp", "src/unbuilt.cpp", "src/prepare/split.py",
+                     "configs/tiny.toml", "configs/models/tiny.json"], ""),
     "tests/t/low_test.cpp": "TEST(Low, Reads) {}\nTEST_F(LowFile, Opens) {}\n", "tests/t/high_test.cpp": "TEST_P(High, Adds) {}\n",
     "tests/t/alone_test.cpp": "  TEST(Alone, Is) {}\n", "tests/t/helper.h": "", "tests/t/table.txt": "",
     "tests/e2e/test_run.py": "from helper import go\nPROGRAM = 'bin/lmlaunch'\n", "tests/e2e/helper.py": "import other\n",
