@@ -50,7 +50,8 @@ def items():
     python = [sys.executable, "-B"]
     test = lambda name, budget, shards=1: Item(name, [name], budget, together=True, shards=shards)
     return [
-        Item("smoke", [*python, str(HERE / "smoke.py"), "BIN"], 60),
+        # On the twin two pairs, which have each method and each type: e2e_twin has the rest.
+        Item("smoke", [*python, str(HERE / "smoke.py"), "BIN"], 60, [*python, str(HERE / "smoke.py"), "BIN", "full-fp32", "lora-bf16"]),
         Item("model_gpu_test", ["model_gpu_test"], 100),
         # Seconds that these took on an H200 with ten at once: above 110, 110, 104, 97, 78, 76, 76, 62.
         # Disks and drawn runs take minutes, and differ from the rest in what the host does.

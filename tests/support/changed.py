@@ -7,10 +7,13 @@ compiled from. So build first: a source that was not compiled since it changed h
   that can notice the change: an object that has read a changed file is affected; so is each object that has read the header
   beside the source of an affected one, and so on. A source without such a header affects every suite of the program.
 - An entry in Python runs if one of its files changed (its script, what that imports, pytest's settings), if one of its files names
-  the changed file, or if a program that one of them names depends on it. Who names lmlaunch uses the CPU's rank and MPI's library
-  as well; who names the twin, everything in build/twin.
+  the changed file, or if a program that one of them names depends on it. Who names lmlaunch uses the CPU's rank, MPI's library
+  and build/warm as well; who names the twin, everything in build/twin.
 - A changed page of text selects the entries that name it, and those that check the documents.
 - Build files, `dev` and what nobody names may concern everything: every entry runs, and the runner says so.
+
+Each of the 930 mistakes in tests/mutations/lists (2026-11-28) is in a file whose change selects the entry, and the suite, that finds it.
+If only the sources that include the changed source's own header were affected, 10 would be missed.
 
 What it can miss: a function that is declared in another header than the one beside its source (affected objects are then too few
 only if the source has a header beside it as well); a test that finds its files by a pattern and names neither them nor their
@@ -129,7 +132,8 @@ class Build:
 
 
 def read_build(root, directory):
-    deps = subprocess.run([Path(sys.executable).with_name("ninja"), "-C", directory, "-t", "deps"], capture_output=True, text=True, check=True).stdout
+    command = [Path(sys.executable).with_name("ninja"), "-C", directory, "-t", "deps"]
+    deps = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return Build(root, directory, (Path(directory) / "build.ninja").read_text(), deps)
 
 
@@ -213,6 +217,8 @@ class Entry:
             return False
         if re.search(r"(^|/)twin/(bin|lib)$", folder):
             return "twin" in self.words
+        if re.search(r"(^|/)warm/bin$", folder):  # what stands in for its ranks
+            return "lmlaunch" in self.words
         return name in self.words or (name in STARTED_BY_LMLAUNCH and "lmlaunch" in self.words)
 
 
@@ -248,7 +254,8 @@ class Selection:
         if path.suffix in CODE:
             self.notes.append(f"{file}: nothing that was built depends on it")
             return
-        beside = {entry.name for entry in self.entries if any(PurePosixPath(one).parent == path.parent for one in entry.files | entry.sources)}
+        is_beside = lambda one: PurePosixPath(one).parent == path.parent  # noqa: E731
+        beside = {entry.name for entry in self.entries if any(map(is_beside, entry.files | entry.sources))}
         found = beside or {entry.name for entry in self.entries if entry.files and path.parent.name in entry.words}
         self.chosen |= {name: None for name in found}
         if not found:

@@ -11,14 +11,16 @@ import changed  # noqa: E402
 
 # Two libraries: low.cpp is used by high.cpp (which includes low.h), tests include what they test. registry.cpp has no header.
 FILES = {
-    "src/low.h": "", "src/low.cpp": "", "src/high.h": "", "src/high.cpp": "", "src/alone.h": "", "src/alone.cpp": "", "src/registry.cpp": "",
-    "src/shared.h": "", "src/rank.cpp": "", "src/main.cpp": "", "src/unbuilt.cpp": "", "src/prepare/split.py": "", "configs/tiny.toml": "", "configs/models/tiny.json": "",
+    **dict.fromkeys(["src/low.h", "src/low.cpp", "src/high.h", "src/high.cpp", "src/alone.h", "src/alone.cpp", "src/registry.cpp",
+                     "src/main.cpp", "src/shared.h", "src/rank.cpp", "src/warm.cpp", "src/unbuilt.cpp", "src/prepare/split.py",
+                     "configs/tiny.toml", "configs/models/tiny.json"], ""),
     "tests/t/low_test.cpp": "TEST(Low, Reads) {}\nTEST_F(LowFile, Opens) {}\n", "tests/t/high_test.cpp": "TEST_P(High, Adds) {}\n",
     "tests/t/alone_test.cpp": "  TEST(Alone, Is) {}\n", "tests/t/helper.h": "", "tests/t/table.txt": "",
     "tests/e2e/test_run.py": "from helper import go\nPROGRAM = 'bin/lmlaunch'\n", "tests/e2e/helper.py": "import other\n",
     "tests/e2e/test_tool.py": "TOOL = 'read_tool'\nSIZES = 'models'\n", "tests/e2e/test_docs.py": "README = 'README.md'\n",
     "tests/e2e/test_twin.py": "HERE = 'twin/bin'\n", "tests/elsewhere/other.py": "", "tests/conftest.py": "", "tests/pytest.ini": "",
-    "tests/support/warm_pytest.py": "", "tests/layering_test.py": "", "README.md": "", "docs/page.md": "", "CMakeLists.txt": "", "LICENSE": "",
+    "tests/support/warm_pytest.py": "", "tests/layering_test.py": "",
+    "README.md": "", "docs/page.md": "", "CMakeLists.txt": "", "LICENSE": "",
 }
 NINJA = """
 build lib.a: AR low.o high.o alone.o registry.o
@@ -40,10 +42,13 @@ build bin/lmlaunch: LINK main.o text.o | lib.a || prepare.stamp
 build bin/lmlaunch-cpu: LINK rank.o high.o
 build bin/read_tool: LINK alone.o
 build twin/bin/lmlaunch-cuda: LINK registry.o
+build warm.o: CXX {root}/src/warm.cpp
+build warm/bin/server: LINK warm.o
 build phony: phony bin/big_test bin/lmlaunch
 """
-READ = {"low.o": "low.h", "high.o": "high.h low.h", "alone.o": "alone.h", "low_test.o": "low.h", "high_test.o": "high.h ../tests/t/helper.h",
-        "alone_test.o": "alone.h shared.h", "main.o": "high.h", "text.o": "", "registry.o": "shared.h", "rank.o": "high.h"}
+READ = {"low.o": "low.h", "high.o": "high.h low.h", "alone.o": "alone.h",
+        "low_test.o": "low.h", "high_test.o": "high.h ../tests/t/helper.h", "alone_test.o": "alone.h shared.h",
+        "main.o": "high.h", "text.o": "", "registry.o": "shared.h", "rank.o": "high.h"}
 DEPS = "".join(f"{one}: #deps 3, deps mtime 1 (VALID)\n    /usr/include/stdio.h\n" +
                "".join(f"    ../src/{name}\n" for name in names.split()) + "\n" for one, names in READ.items())
 
@@ -83,6 +88,7 @@ ALL = {"big_test", "big_of_mpi", "e2e_run", "e2e_tool", "e2e_docs", "e2e_twin"}
     ("src/shared.h", {"big_test": None, "big_of_mpi": None, "e2e_run": None, "e2e_twin": None}),  # read by what has no header
     ("src/main.cpp", {"e2e_run": None}),
     ("src/rank.cpp", {"e2e_run": None}),  # lmlaunch starts it
+    ("src/warm.cpp", {"e2e_run": None}),
     ("src/unbuilt.cpp", {}),
     ("tests/t/low_test.cpp", {"big_test": {"High", "Alone"}, "big_of_mpi": None}),
     ("tests/t/helper.h", {"big_test": {"Low", "LowFile", "Alone"}, "big_of_mpi": None}),

@@ -76,7 +76,8 @@ def write_costs(measured, costs):
     """Entries that were not run keep their cost."""
     seconds = known_seconds(measured, costs)
     lines = [f"{name} {max(1, round(seconds[name]))}\n" for name in sorted(seconds)]
-    costs.write_text("# Seconds of each entry on 2 cores, which decide what begins first: tests/support/run_tests.py --write-costs.\n" + "".join(lines))
+    head = "# Seconds of each entry on 2 cores, which decide what begins first: tests/support/run_tests.py --write-costs.\n"
+    costs.write_text(head + "".join(lines))
 
 
 def order(logs, seconds):
@@ -214,7 +215,7 @@ def told(results, outputs, not_run):
         lines.append(f"  {name}: {'' if how == 'Failed' else how + ': '}{reasons.why_failed(outputs.get(name, ''))}")
     lines += [f"Skipped: {len(skipped) or 'none'}", *(f"  {name}: {reasons.why_skipped(outputs.get(name, ''))}" for name in skipped)]
     if not_run:
-        lines.append(f"Not run, because nothing that it tests has changed: {len(not_run)} of the test apparatus (./dev test --full runs them)")
+        lines.append(f"Not run: {len(not_run)} of the test apparatus, which has not changed (./dev test --full runs them)")
     slowest = sorted(results, key=lambda name: -results[name][1])[:10]
     return lines + ["Slowest:", *(f"  {results[name][1]:7.1f} s  {name}" for name in slowest)]
 
@@ -224,8 +225,8 @@ def run(folder, names, junit, seconds, cores):
     listed = junit.with_suffix(".txt")
     listed.write_text("".join(f"{name}\n" for name in names))
     order(folder / "Testing" / "Temporary", seconds)
-    command = [CTEST, "--test-dir", folder, f"-j{AT_ONCE}", "--output-on-failure", "--no-tests=error", "--no-label-summary", "--timeout", "900",
-               "--tests-from-file", listed, "--output-junit", junit]
+    command = [CTEST, "--test-dir", folder, f"-j{AT_ONCE}", "--output-on-failure", "--no-tests=error", "--no-label-summary",
+               "--timeout", "900", "--tests-from-file", listed, "--output-junit", junit]
     progress = Progress(Pace(seconds, cores), len(names), max(map(len, names)))
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as process:
         try:

@@ -135,7 +135,7 @@ def test_of_the_longest_that_runs_the_rest_is_waited_for():
 
 
 def test_reasons_of_skips():
-    said = "SKIPPED [2] tests/e2e/test_x.py:12: no mpirun here\nSKIPPED [1] tests/e2e/test_x.py:40: no mpirun here\nSKIPPED [1] ../a.py:3: a disk\n"
+    said = "SKIPPED [2] tests/e2e/test_x.py:12: no mpirun here\nSKIPPED [1] test_x.py:40: no mpirun here\nSKIPPED [1] ../a.py:3: a disk\n"
     assert reasons.why_skipped(said) == "3 of its tests: no mpirun here; 1 of its tests: a disk"
     google = "[ RUN ] A.B\n/x/a_test.cpp:12: Skipped\nno CUDA\n  device\n\n[  SKIPPED ] A.B (0 ms)\n/x/a_test.cpp:12: Skipped\n\n\n"
     assert reasons.why_skipped(google) == "1 of its tests: no CUDA device; 1 of its tests: no reason said"
@@ -151,7 +151,8 @@ def test_pytest_says_why_it_skips(tmp_path):
     assert reasons.why_skipped(done.stdout) == "1 of its tests: no disk here"
 
 
-@pytest.mark.parametrize("files, not_run", [([], ["own_test"]), (["src/base/" + "arena" + ".cpp"], ["own_test"]), (["tests/support/reasons.py"], [])])
+@pytest.mark.parametrize("files, not_run", [
+    ([], ["own_test"]), (["src/base/" + "arena" + ".cpp"], ["own_test"]), (["tests/support/reasons.py"], [])])
 def test_tests_of_the_apparatus_run_when_it_has_changed(monkeypatch, files, not_run):
     command = [sys.executable, "tests/support/warm_pytest.py", "tests/support/run_tests_test.py"]
     tests = [{"name": "own_test", "command": command, "properties": [{"name": "LABELS", "value": ["apparatus"]}]},
