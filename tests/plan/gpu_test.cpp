@@ -14,13 +14,13 @@ TEST(Gpu, OfAnUnknownNameHasThePeaksOfItsArchitecture) {
     double bf16_tflops, gb_per_second;  // as published
   };
   // What NVML says of cards whose peaks are published, under names that the table does not have.
-  const Card cards[] = {{"A100-like", {{8, 0}, 6912, 1410, 1593, 5120}, 312, 2039},
-                        {"GeForce 3090-like", {{8, 6}, 10496, 2100, 9751, 384}, 71, 936},
-                        {"workstation 8.6", {{8, 6}, 10752, 2100, 8001, 384}, 155, 768},
-                        {"GeForce 4090-like", {{8, 9}, 16384, 3105, 10501, 384}, 165.2, 1008},
-                        {"L40S-like", {{8, 9}, 18176, 2520, 9001, 384}, 362, 864},
-                        {"H100-like", {{9, 0}, 16896, 1980, 2619, 5120}, 989.4, 3350},
-                        {"GeForce 5090-like", {{12, 0}, 21760, 3090, 14001, 512}, 209.5, 1792}};
+  const Card cards[] = {{"a card of 8.0", {{8, 0}, 6912, 1410, 1593, 5120}, 312, 2039},
+                        {"GeForce of 8.6", {{8, 6}, 10496, 2100, 9751, 384}, 71, 936},
+                        {"workstation of 8.6", {{8, 6}, 10752, 2100, 8001, 384}, 155, 768},
+                        {"GeForce of 8.9", {{8, 9}, 16384, 3105, 10501, 384}, 165.2, 1008},
+                        {"workstation of 8.9", {{8, 9}, 18176, 2520, 9001, 384}, 362, 864},
+                        {"a card of 9.0", {{9, 0}, 16896, 1980, 2619, 5120}, 989.4, 3350},
+                        {"GeForce of 12.0", {{12, 0}, 21760, 3090, 14001, 512}, 209.5, 1792}};
   for (const Card& card : cards) {
     const Gpu gpu = gpu_of(card.name, card.figures);
     EXPECT_EQ(known_gpu(card.name).bf16_flops, 0) << card.name;
