@@ -43,8 +43,8 @@ def why_skipped(output):
     counts = {}
     for number, why in re.findall(r"^SKIPPED \[(\d+)\] \S+?(?::\d+)?: (.*)$", output, re.M):  # pytest -rs
         counts[why] = counts.get(why, 0) + int(number)
-    # GoogleTest: FILE:LINE: Skipped, what was streamed, a blank line.
-    for why in re.findall(r"^\S+:\d+: Skipped\n(.*?)\n\n", output, re.M | re.S):
+    # GoogleTest: FILE:LINE: Skipped, what was streamed, and a blank line or what it says next, in brackets.
+    for why in re.findall(r"^\S+:\d+: Skipped\n(.*?)\n(?:\n|\[)", output, re.M | re.S):
         counts[in_a_line(why)] = counts.get(in_a_line(why), 0) + 1
     if not counts:
         return in_a_line(last_line(output)) or "no output"

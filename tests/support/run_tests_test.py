@@ -139,6 +139,7 @@ def test_reasons_of_skips():
     assert reasons.why_skipped(said) == "3 of its tests: no mpirun here; 1 of its tests: a disk"
     google = "[ RUN ] A.B\n/x/a_test.cpp:12: Skipped\nno CUDA\n  device\n\n[  SKIPPED ] A.B (0 ms)\n/x/a_test.cpp:12: Skipped\n\n\n"
     assert reasons.why_skipped(google) == "1 of its tests: no CUDA device; 1 of its tests: no reason said"
+    assert reasons.why_skipped("a_test.cpp:1: Skipped\nno amx\n[  SKIPPED ] A.B (0 ms)\n[----------] 3 tests\n\n") == "1 of its tests: no amx"
     assert reasons.why_skipped("begins\nnot shown: no clang here\n\n") == "not shown: no clang here"
 
 
