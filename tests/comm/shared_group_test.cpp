@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "group_cases.h"
 #include "stopped.h"
+#include "tests/support/counts.h"
 
 namespace lm {
 namespace {
@@ -116,7 +117,8 @@ TEST(SharedGroupFailures, ARankThatDoesNotComeIsNamed) {
 
 // They begin to wait, and so to look, in the same microseconds.
 TEST(SharedGroupFailures, OfAllThatWaitOneSaysWhoIsLost) {
-  for (int i = 0; i < 30; ++i) {
+  const int turns = test::counts(5, 30);
+  for (int i = 0; i < turns; ++i) {
     std::latch begin(24);
     const std::vector<std::string> errors = with_ranks(
         24,

@@ -9,6 +9,7 @@
 #include "offload/relocations.h"
 #include "offload/sim_engine.h"
 #include "support.h"
+#include "tests/support/counts.h"
 
 namespace lm {
 namespace {
@@ -96,7 +97,7 @@ TEST_F(MovedWrites, AreMovedAgainAndInPart) {
   const Outcome plain = run({}, 8 * kBlock);
   for (const SimFault first : {SimFault::kEio, SimFault::kShort}) {
     int64_t moved = 0;
-    for (int64_t k = 0; k < plain.operations; ++k) {
+    for (int64_t k = 0; k < plain.operations; k += test::counts(4, 1)) {
       // The operation in which it is tried again is one of the next.
       for (int64_t later = 1; later < 6; ++later) {
         const Outcome outcome = run({{first, k, false}, {SimFault::kEio, k + later, false}}, 8 * kBlock);
@@ -106,7 +107,7 @@ TEST_F(MovedWrites, AreMovedAgainAndInPart) {
         moved += outcome.counters.retries;
       }
     }
-    EXPECT_GT(moved, 100);
+    EXPECT_GT(moved, test::counts(25, 100));
   }
 }
 

@@ -9,6 +9,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "offload/sim_engine.h"
+#include "tests/support/counts.h"
 
 namespace lm {
 namespace {
@@ -263,7 +264,8 @@ TEST(Store, SurvivesOrReportsEveryFaultOfEveryOperation) {
         SimFault::kZero, SimFault::kLong, SimFault::kDelay, SimFault::kBitFlip, SimFault::kDroppedWrite,
         SimFault::kStrayWrite, SimFault::kStrayRead}) {
     for (const bool for_ever : {false, true}) {
-      for (int64_t k = 0; k < operations; k += for_ever ? 7 : 1) {
+      const int64_t step = for_ever ? 7 : test::counts(3, 1);
+      for (int64_t k = 0; k < operations; k += step) {
         Fixture f({{fault, k, for_ever}}, static_cast<uint64_t>(k));
         ++cases;
         try {
@@ -286,7 +288,8 @@ TEST(Store, SurvivesOrReportsEveryFaultOfEveryOperation) {
 // Every reading of the disk has a wrong bit, the second one, too.
 TEST(Store, FindsEveryFlippedBit) {
   int found = 0;
-  for (unsigned seed = 0; seed < 1000; ++seed) {
+  const unsigned flips = test::counts(200U, 1000U);
+  for (unsigned seed = 0; seed < flips; ++seed) {
     Fixture f({{SimFault::kBitFlip, 40 + seed % 60, true}}, seed, true, seed % 2 == 1);
     try {
       churn(f, 3, seed);
@@ -298,12 +301,13 @@ TEST(Store, FindsEveryFlippedBit) {
     ASSERT_FALSE(HasFatalFailure()) << "seed " << seed;
     EXPECT_GT(f.disk.injected(), 0);
   }
-  EXPECT_EQ(found, 1000);
+  EXPECT_EQ(found, static_cast<int>(flips));
 }
 
 TEST(Store, ReadsOnceMoreWhatCameBackChanged) {
   int64_t healed = 0;
-  for (unsigned seed = 0; seed < 1000; ++seed) {
+  const unsigned flips = test::counts(200U, 1000U);
+  for (unsigned seed = 0; seed < flips; ++seed) {
     Fixture f({{SimFault::kBitFlip, 40 + seed % 60, false}}, seed, true, seed % 2 == 1), plain({}, seed);
     ASSERT_NO_THROW(churn(f, 3, seed)) << "seed " << seed;
     ASSERT_FALSE(HasFatalFailure()) << "seed " << seed;
@@ -312,7 +316,7 @@ TEST(Store, ReadsOnceMoreWhatCameBackChanged) {
     EXPECT_GT(f.queue.counters().read_bytes, plain.queue.counters().read_bytes) << "seed " << seed;
     ++healed;
   }
-  EXPECT_GT(healed, 300);
+  EXPECT_GT(healed, static_cast<int64_t>(flips * 3 / 10));
 }
 
 // An array is read where it is: in its slot, on its way home, at home.

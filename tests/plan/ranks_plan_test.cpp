@@ -2,11 +2,14 @@
 // simulation of all of them.
 #include <gtest/gtest.h>
 
+#include <span>
+
 #include "base/bytes.h"
 #include "plan/scaling.h"
 #include "plan/simulate.h"
 #include "plan/traffic.h"
 #include "shapes.h"
+#include "tests/support/counts.h"
 
 namespace lm {
 namespace {
@@ -227,7 +230,8 @@ TEST(RanksPlan, TheFewestAreFoundForGpusOfEachSize) {
   const Case c = case_of_gpus();
   const ModelLayout layout = c.layout(nullptr);
   const PlanInputs inputs{c.config, c.spec, nullptr, layout, c.device, {}, {}, nullptr};
-  for (const int64_t memory : {64, 48, 36, 34, 33, 32, 31, 30, 29, 28}) {
+  const std::vector<int64_t> all = {64, 33, 28, 48, 36, 34, 32, 31, 30, 29};
+  for (const int64_t memory : std::span(all).first(test::counts<size_t>(3, all.size()))) {
     Machine node = gpu_machine("H100");
     node.host_memory = int64_t{2048} * kGiB;
     node.gpus.front().memory_bytes = memory * kGiB;
@@ -251,7 +255,8 @@ TEST(RanksPlan, TheFewestAreFoundWhereMemoryIsJustEnough) {
     return out;
   };
   // Numbers between two that doubling looks at, on both sides of their middle.
-  for (const int enough : {5, 6, 7, 24, 48, 56}) {
+  const std::vector<int> all = {5, 24, 6, 7, 48, 56};
+  for (const int enough : std::span(all).first(test::counts<size_t>(2, all.size()))) {
     const World world{enough, (enough + 7) / 8};
     int64_t low = 1, high = 256 * 16;
     while (low < high) {
@@ -328,9 +333,10 @@ TEST(RanksPlan, StragglersHoldAllUp) {
   EXPECT_EQ(one_slow, judge(c, {.seed = 3, .share = 0.1, .slowdown = 1.5}).simulation.seconds);
 }
 
-TEST(RanksPlan, FourThousandRanksAreSimulated) {
-  Case c = stage_case(3, 4096, llama_8b());
-  c.world.nodes = 512;
+TEST(RanksPlan, ThousandsOfRanksAreSimulated) {
+  const int nodes = test::counts(128, 512);
+  Case c = stage_case(3, 8 * nodes, llama_8b());
+  c.world.nodes = nodes;
   c.machine = gpu_machine("H100");
   c.device = DeviceType::kCuda;
   const Judged judged = judge(c, {.seed = 1, .share = 0.01, .slowdown = 1.3});
