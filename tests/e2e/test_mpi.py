@@ -12,11 +12,12 @@ import subprocess
 import time
 
 import pytest
+from counts import some_of
 
 import mpi
 from limits import memory_limit
 from test_ranks import ON_DISK, prepared, result, run as run_ranks
-from test_run import BIN, filled, lmlaunch, rows, short_then_long
+from test_run import BIN, filled, lmlaunch, rows
 
 pytestmark = pytest.mark.skipif(not shutil.which("mpirun"), reason="no mpirun (openmpi-bin)")
 
@@ -89,7 +90,7 @@ def test_machines_add_up_their_own_ranks_first(work):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, for machines with boot ids of their own")
-@pytest.mark.parametrize("stage", short_then_long(3, 0, 1))
+@pytest.mark.parametrize("stage", some_of(3, 0, 1))
 def test_bytes_go_once_to_each_other_machine_as_planned(work, stage):
     """Two machines of two, imitated. The first rank's shards, of 2, 2, 2 and 1 granules, are longer than the mean."""
     prepared(work, "once", zero__stage=stage, train__steps=4, train__eval_every=0, checkpoint__every=0)
@@ -361,7 +362,7 @@ OTHER_VIEW = ["unshare", "-m", "sh", "-c", 'mount --bind "$0" "$1" && shift && e
 
 
 @pytest.mark.skipif(os.getuid() != 0 or shutil.which("unshare") is None, reason="not root, or no unshare")
-@pytest.mark.parametrize("what, code", short_then_long(("model", 11), ("checkpoints", 14), ("missing", 11), short=2))
+@pytest.mark.parametrize("what, code", some_of(("model", 11), ("checkpoints", 14), ("missing", 11), short=2))
 def test_what_one_rank_alone_cannot_read_ends_all_with_one_code(work, what, code):
     prepared(work, "view", zero__stage=3, train__steps=1000, train__eval_every=0)
     seen, other = work / "model", work / "other"

@@ -18,11 +18,12 @@ import time
 from pathlib import Path
 
 import pytest
+from counts import some_of
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from limits import memory_counts, memory_limit
-from test_run import BIN, short_then_long, warm_program
+from test_run import BIN, warm_program
 
 VOCAB = 97
 EVERYTHING = [f"offload.{name}=nvme" for name in ("optimizer", "weights", "gradients", "activations")]
@@ -116,7 +117,7 @@ def resident(work):
     return {name: (numbers(work, name), weights_hash(work, name)) for name in ("full", "lora")}
 
 
-@pytest.mark.parametrize("method, engine", short_then_long(("full", "uring"), ("lora", "threads"), ("full", "threads"), ("lora", "uring"), short=2))
+@pytest.mark.parametrize("method, engine", some_of(("full", "uring"), ("lora", "threads"), ("full", "threads"), ("lora", "uring"), short=2))
 def test_where_state_lives_changes_no_bit(work, resident, method, engine):
     skip_without(engine)
     name = f"{method}_{engine}"
@@ -140,7 +141,7 @@ def wide(work):
     return ["model.path=wide", "train.steps=3", "data.eval_fraction=0.1", "data.eval=[]"]
 
 
-@pytest.mark.parametrize("method", short_then_long("full", "lora"))
+@pytest.mark.parametrize("method", some_of("full", "lora"))
 def test_a_head_of_its_own_leaves_in_segments_and_changes_no_bit(work, wide, method):
     wide = wide + (LORA if method == "lora" else [])
     train(work, f"wide_{method}", *wide)

@@ -13,10 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
+from counts import some_of
 
 import mpi
 from stuck import Stuck
-from test_run import BIN, config, filled, lmlaunch, rows, short_then_long
+from test_run import BIN, config, filled, lmlaunch, rows
 
 STEPS = 9
 ON_DISK = {"offload__optimizer": "nvme", "offload__weights": "nvme", "offload__gradients": "nvme", "offload__paths": ["."]}
@@ -83,7 +84,7 @@ def test_ranks_give_what_one_process_gives(work, method):
             assert a.get("tokens") == b.get("tokens") and a["target_tokens"] == b["target_tokens"]
 
 
-@pytest.mark.parametrize("stage", short_then_long(3, 1))
+@pytest.mark.parametrize("stage", some_of(3, 1))
 def test_a_save_of_ranks_rides_on_the_next_step(work, stage):
     """State on disk is read for no save; a run that goes on from one has the bits of the run that made it."""
     # An evaluation completes the updates that a save rides on.
@@ -109,7 +110,7 @@ def test_a_save_of_ranks_rides_on_the_next_step(work, stage):
     assert result(work, "saved") == whole
 
 
-@pytest.mark.parametrize("method, ranks", short_then_long(("full", 2), ("lora", 3), ("full", 3), ("lora", 2), short=2))
+@pytest.mark.parametrize("method, ranks", some_of(("full", 2), ("lora", 3), ("full", 3), ("lora", 2), short=2))
 def test_stages_and_homes_give_the_same_bits(work, method, ranks):
     wanted = None
     for stage, place in [(0, {}), (1, {}), (1, ON_DISK), (2, {}), (3, {}), (3, {"offload__optimizer": "nvme", "offload__paths": ["."]})]:
@@ -119,7 +120,7 @@ def test_stages_and_homes_give_the_same_bits(work, method, ranks):
         assert result(work, "same", method) == wanted, (stage, place)
 
 
-@pytest.mark.parametrize("method", short_then_long("full", "lora"))
+@pytest.mark.parametrize("method", some_of("full", "lora"))
 def test_a_killed_run_of_ranks_goes_on_bit_for_bit(work, method):
     prepared(work, "whole", method, model__dtype="bf16")
     run(work, "whole", 3)
@@ -134,7 +135,7 @@ def test_a_killed_run_of_ranks_goes_on_bit_for_bit(work, method):
     assert result(work, "killed", method) == result(work, "whole", method)
 
 
-@pytest.mark.parametrize("rule", short_then_long("adamw_8bit", "adamw"))
+@pytest.mark.parametrize("rule", some_of("adamw_8bit", "adamw"))
 def test_another_number_of_ranks_goes_on(work, rule):
     """The first step after a resume is that of the uninterrupted run, whoever makes it: its loss knows all weights, its norm all gradients."""
     prepared(work, "base", train__steps=10_000, checkpoint__every=0, optimizer__name=rule)
@@ -160,7 +161,7 @@ def test_another_number_of_ranks_goes_on(work, rule):
             assert got == pytest.approx(wanted, rel=1e-5), ranks
 
 
-@pytest.mark.parametrize("name", short_then_long("SIGSEGV", "SIGKILL", "SIGABRT"))
+@pytest.mark.parametrize("name", some_of("SIGSEGV", "SIGKILL", "SIGABRT"))
 def test_the_death_of_a_rank_ends_all_and_is_named(work, name):
     prepared(work, "dies", train__steps=1_000_000, checkpoint__every=5)
     door, ranks = started(work, "dies", 3, 7)

@@ -10,9 +10,10 @@ import subprocess
 import time
 
 import pytest
+from counts import some_of
 import tokenizers
 from test_faults import swap_file
-from test_run import BIN, config, filled, lmlaunch, rows, short_then_long
+from test_run import BIN, config, filled, lmlaunch, rows
 
 STEPS = 8
 PLACES = {
@@ -99,7 +100,7 @@ def signal_of(number):
     return lambda process: process.send_signal(number)
 
 
-@pytest.mark.parametrize("method, place", short_then_long(("full", "on_disk"), ("lora", "resident"), ("full", "resident"), ("lora", "on_disk"), short=2))
+@pytest.mark.parametrize("method, place", some_of(("full", "on_disk"), ("lora", "resident"), ("full", "resident"), ("lora", "on_disk"), short=2))
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(work, undisturbed, method, place):
     name = f"killed_{method}_{place}"
     prepared(work, name, method, place)
@@ -112,7 +113,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(work, undisturbed, meth
     assert result(work, name, method) == undisturbed[method]
 
 
-@pytest.mark.parametrize("rule", short_then_long(*RULES, short=4))
+@pytest.mark.parametrize("rule", some_of(*RULES, short=4))
 def test_every_rule_goes_on_as_if_nothing_had_happened(work, rule):
     """Half of it in memory, the other half, which goes on from the same checkpoint, on disk."""
     whole, halves = f"whole_{rule}", f"halves_{rule}"
@@ -154,7 +155,7 @@ def test_a_save_is_of_its_own_step_though_it_is_committed_in_the_next(work, undi
         assert len(re.findall(rf"^COMMITTED step {step} \(\d+\.\d\d s, \d+\.\d\d s of them in the way of training\)$", log, re.M)) == 1
 
 
-@pytest.mark.parametrize("number", short_then_long(signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, short=2))
+@pytest.mark.parametrize("number", some_of(signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, short=2))
 def test_a_signal_saves_and_exits_with_75(work, undisturbed, number):
     name = f"signal_{number}"
     prepared(work, name, checkpoint__every=0)
@@ -344,7 +345,7 @@ def damaged(work):
     return damage
 
 
-@pytest.mark.parametrize("method", short_then_long("full", "lora"))
+@pytest.mark.parametrize("method", some_of("full", "lora"))
 def test_damage_on_a_disk_sends_the_run_back_to_its_checkpoint(work, method):
     """It meets a chunk that was changed and ends as if nothing had been."""
     steps = {"train__steps": 160, "train__eval_every": 0, "checkpoint__every": 60, "log__every": 50}
@@ -358,7 +359,7 @@ def test_damage_on_a_disk_sends_the_run_back_to_its_checkpoint(work, method):
     assert result(work, name, method) == result(work, f"sound_{method}", method)
 
 
-@pytest.mark.parametrize("method", short_then_long("lora", "full"))
+@pytest.mark.parametrize("method", some_of("lora", "full"))
 def test_damage_while_a_save_is_under_way_drops_it(work, method):
     """Every step carries the save of the one before it, and one of them fails."""
     steps = {"train__steps": 80, "train__eval_every": 0, "checkpoint__every": 1, "log__every": 100}
@@ -408,7 +409,7 @@ def longer(work):
 
 
 # Each way to and from a disk, each method and each setting of transfers once.
-@pytest.mark.parametrize("move, method", short_then_long(("to_disk", "full"), ("from_disk", "lora"), ("ring_to_threads", "full"), ("tiles_and_blocks", "full"),
+@pytest.mark.parametrize("move, method", some_of(("to_disk", "full"), ("from_disk", "lora"), ("ring_to_threads", "full"), ("tiles_and_blocks", "full"),
                                                ("update_threads", "full"), ("to_disk", "lora"), ("from_disk", "full"), ("threads_to_ring", "full"),
                                                ("some_classes", "full"), short=5))
 def test_a_run_goes_on_elsewhere_with_the_same_bits(work, longer, move, method):

@@ -17,11 +17,6 @@ WARM = BIN.parent / "warm" / "bin"
 VOCAB = 97
 
 
-def short_then_long(*cases, short=1):
-    """Parameters of a test: the first of them run in `./dev test`, all in `./dev test --full`."""
-    return [*cases[:short], *(pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.long) for case in cases[short:])]
-
-
 def warm_program(binaries=BIN):
     """The program whose rank may have loaded LibTorch already (support/warm). Who kills it, or asks what it takes, starts BIN's."""
     return WARM / "lmlaunch" if binaries == BIN and (WARM / "lmlaunch").exists() else binaries / "lmlaunch"

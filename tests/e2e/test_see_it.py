@@ -10,10 +10,11 @@ import subprocess
 import time
 
 import pytest
+from counts import some_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_first_hour import first_hour, model, through_pipes  # noqa: F401
 from test_resume import interrupt, kill
-from test_run import BIN, config, eval_losses, filled, lmlaunch, rows, short_then_long, work  # noqa: F401
+from test_run import BIN, config, eval_losses, filled, lmlaunch, rows, work  # noqa: F401
 from transformers.integrations.integration_utils import rewrite_logs
 from transformers.trainer_utils import speed_metrics
 
@@ -216,7 +217,7 @@ def test_a_model_has_a_card_with_its_data_settings_and_figures(work, seen):
     assert "library_name: transformers" in (work / "card_merged" / "README.md").read_text()
 
 
-@pytest.mark.parametrize("method", short_then_long("lora", "full"))
+@pytest.mark.parametrize("method", some_of("lora", "full"))
 def test_a_run_its_model_and_what_it_exports_are_the_same_to_every_command(work, method):
     lmlaunch(config(work, f"same_{method}", train__method=method), cwd=work)
     run = f"runs/same_{method}"

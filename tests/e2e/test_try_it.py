@@ -11,9 +11,10 @@ import subprocess
 import time
 
 import pytest
+from counts import some_of
 import tokenizers
 import torch
-from test_run import BIN, VOCAB, config, eval_losses, filled, lmlaunch, losses, rows, short_then_long
+from test_run import BIN, VOCAB, config, eval_losses, filled, lmlaunch, losses, rows
 from transformers import AutoModelForCausalLM
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -62,7 +63,7 @@ def test_greedy_text_is_that_of_transformers(work):
     assert printed == ours["text"] + "\n"
 
 
-@pytest.mark.parametrize("method", short_then_long("lora", "full"))
+@pytest.mark.parametrize("method", some_of("lora", "full"))
 def test_every_place_of_a_run_speaks(runs, work, method):
     run = runs / method
     checkpoint = sorted((run / "checkpoints").iterdir())[-1]
@@ -80,7 +81,7 @@ def test_every_place_of_a_run_speaks(runs, work, method):
         assert (work / "exported" / ("adapter_config.json" if method == "lora" else "config.json")).exists()
 
 
-@pytest.mark.parametrize("method", short_then_long("full", "lora"))
+@pytest.mark.parametrize("method", some_of("full", "lora"))
 def test_a_run_is_asked_with_the_template_that_it_was_trained_with(work, method):
     (work / "own.jinja").write_text("{% for m in messages %}<{{ m.role }}>!!!!{{ m.content }}{% endfor %}"
                                     "{% if add_generation_prompt %}<assistant>{% endif %}")
@@ -189,7 +190,7 @@ def test_a_line_of_a_pipe_is_a_turn(work):
     assert "unknown command /what" in chat(work, "/what\n").stderr
 
 
-@pytest.mark.parametrize("method", short_then_long("lora", "full"))
+@pytest.mark.parametrize("method", some_of("lora", "full"))
 def test_every_place_of_a_run_is_talked_to(runs, work, method):
     run = runs / method
     lmlaunch("export", run, "-o", f"taken_{method}", cwd=work)

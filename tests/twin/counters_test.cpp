@@ -187,7 +187,7 @@ TEST(Counters, AResidentStepWaitsOnceAndAllocatesNothing) {
 
 // Transfers run ahead of their step by as much as the disk lets them, and the first of some steps finds empty
 // slots: what more steps move more is what a step moves.
-constexpr int64_t kFewSteps = 4, kMoreSteps = 16;
+constexpr int64_t kFewSteps = 4, kMoreSteps = 8;
 
 // With state off the device copies are as many bytes as the plan counts, beside a step's batches and results.
 TEST(Counters, TheLinkCarriesThePlansBytes) {

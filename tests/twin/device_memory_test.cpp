@@ -10,6 +10,7 @@
 
 #include "base/bytes.h"
 #include "kernels/runtime.h"
+#include "tests/support/counts.h"
 #include "train/metrics.h"
 #include "train/rank.h"
 #include "weights/load_store.h"
@@ -180,7 +181,9 @@ TEST(DeviceMemory, MetricsCountAllThatIsTaken) {
 
 // The twin computes each document by itself, so that the cut must not change a bit.
 TEST(DeviceMemory, DocumentsInPartsTrainAsTheyDoAtOnce) {
+  constexpr int64_t kSteps = 2;
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    if (dtype == DType::kF32 && !test::full_counts()) break;
     Trainee parts({.name = "", .heads = 4, .kv_heads = 2, .head_dim = 16, .documents = 64, .dtype = dtype});
     ASSERT_LT(parts.plan.numerics.documents_at_once, 64);
     Trainee whole({.name = "", .heads = 4, .kv_heads = 2, .head_dim = 16, .documents = 64, .dtype = dtype});
@@ -189,13 +192,13 @@ TEST(DeviceMemory, DocumentsInPartsTrainAsTheyDoAtOnce) {
     Trainee* const both[] = {&parts, &whole};
     for (int i : {0, 1}) {
       both[i]->start();
-      for (int64_t step = 1; step <= 3; ++step) results[i].push_back(both[i]->step(step));
+      for (int64_t step = 1; step <= kSteps; ++step) results[i].push_back(both[i]->step(step));
     }
-    for (size_t step = 0; step < 3; ++step) {
+    for (size_t step = 0; step < kSteps; ++step) {
       EXPECT_EQ(results[0][step].loss, results[1][step].loss);
       EXPECT_EQ(results[0][step].grad_norm, results[1][step].grad_norm);
     }
-    EXPECT_LT(results[0][2].loss, results[0][0].loss);
+    EXPECT_LT(results[0].back().loss, results[0].front().loss);
   }
 }
 
