@@ -232,5 +232,6 @@ def test_a_merged_model_that_is_not_what_it_should_be_is_refused(tmp_path):
     (tmp_path / "train.jsonl").write_text(json.dumps({"text": "hello world"}) + "\n")
     lmlaunch(config(tmp_path, "run", data__eval=[], data__train=["train.jsonl"], train__steps=1, train__method="lora", train__global_batch=1,
                     train__micro_batch=1), cwd=tmp_path)
-    done = lmlaunch("export", "runs/run", "--merge", "-o", "merged", cwd=tmp_path, env=environment, check=False)
+    done = subprocess.run([BIN / "lmlaunch", "export", "runs/run", "--merge", "-o", "merged"], cwd=tmp_path, env=environment,
+                          capture_output=True, text=True)
     assert done.returncode == 22 and "the merged model's logits differ by" in done.stderr, done.stderr

@@ -2,6 +2,7 @@
 the model, against themselves in other homes, and against peft once trained."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from limits import memory_counts
-from test_run import config, eval_losses, expect_resumed_bits, filled, lmlaunch, loss_by_transformers, losses
+from test_run import BIN, config, eval_losses, expect_resumed_bits, filled, lmlaunch, loss_by_transformers, losses
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "parity"))
@@ -179,7 +180,7 @@ def test_the_plan_knows_what_the_start_takes(work, tmp_path):
         toml = config(work, f"wide-{start}", **{**LOFTQ, "lora__start": start, "model__path": str(tmp_path / "wide"), "model__dtype": "fp32",
                                                 "train__steps": 1, "train__global_batch": 1, "train__micro_batch": 1, "data__max_length": 16})
         planned[start] = json.loads(lmlaunch("plan", toml, "--json", cwd=work).stdout)["peak"]["host_bytes"]
-        done = lmlaunch(toml, cwd=work)
+        done = subprocess.run([BIN / "lmlaunch", toml], cwd=work, check=True, capture_output=True, text=True)
         peak[start] = int(done.stderr.split("peak resident memory ")[1].split(" MiB")[0]) << 20
     assert 40 << 20 < planned["loftq"] - planned["zero"] <= 64 << 20
     # More than a plan without it would have room for, and no more than the plan has.

@@ -229,7 +229,7 @@ TEST_F(GpuDoor, PlansForTheGpuThatTheRunWillUse) {
     EXPECT_EQ(json["tiers"][0]["capacity_bytes"], int64_t{80} << 30) << chosen;
   }
   EXPECT_HAS(run({"plan", "c.toml"}, {"CUDA_VISIBLE_DEVICES=1"}).out,
-             "gpu: " + kH100 + " (" + kSecond + ")\n");
+             "gpu: " + kH100 + ", compute capability 9.0 (" + kSecond + ")\n");
 }
 
 TEST_F(GpuDoor, SaysThatCudasOwnOrderIsAGuess) {
@@ -340,7 +340,7 @@ TEST_F(GpuDoor, DoctorListsEachCardAndWhetherARunSeesIt) {
   };
   Json list = gpus({"CUDA_VISIBLE_DEVICES=1"});
   ASSERT_EQ(list.size(), 2u) << list;
-  EXPECT_HAS(list[0]["value"].get<std::string>(), kA100 + ", " + kFirst);
+  EXPECT_HAS(list[0]["value"].get<std::string>(), kA100 + ", compute capability 9.0, " + kFirst);
   EXPECT_HAS(list[0]["value"].get<std::string>(), "hidden by CUDA_VISIBLE_DEVICES=\"1\"");
   EXPECT_EQ(list[0]["visible"], false);
   EXPECT_EQ(list[1]["uuid"], kSecond);

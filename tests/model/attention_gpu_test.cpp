@@ -18,7 +18,7 @@ class OnDevice {
  public:
   OnDevice(const Values& values, StreamView stream)
       : stream_(stream), shape_(values), memory_(stream.device, std::max<int64_t>(bytes(), 64)) {
-    copy_bytes(memory_.data(), values.data(), bytes(), stream);
+    copy_bytes(memory_.data(), shape_.data(), bytes(), stream);  // which may happen later
   }
   void* data() const { return memory_.data(); }
   Values read() const {
