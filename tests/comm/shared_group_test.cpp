@@ -78,14 +78,16 @@ TEST_P(SharedGroups, WhatIsSharedCrossesOncePerMachine) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, SharedGroups, ::testing::Values(1, 2, 3, 4, 8));
 
+// Who is not told waits, as nobody is ever found silent.
 TEST(SharedGroupFailures, ARankThatHasEndedEndsTheOthers) {
+  constexpr double kForEver = 1e9;
   SharedRegion region = SharedRegion::create(3);
   std::thread end([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     region.end();
   });
   for (int rank : {0, 1}) {
-    SharedGroup group(region, rank);
+    SharedGroup group(region, rank, kForEver);
     try {
       group.barrier("gradients of block 3");
       ADD_FAILURE() << "came through";
