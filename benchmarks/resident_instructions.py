@@ -74,10 +74,13 @@ def count(binary, method, steps, settings):
         return total, outside
 
 
-def per_step(binary, method, stage):
-    """Two runs side by side: what is counted does not depend on what else the machine does."""
+def per_step(binary, method, stage, smoke):
+    """Two runs side by side: what is counted does not depend on what else the machine does. (--smoke: a single run, of one step.)"""
+    settings = ["gemm_tflops=1", f"zero.stage={stage}"]
+    if smoke:
+        return count(binary, method, 1, settings)
     with ThreadPoolExecutor() as pool:
-        few, many = pool.map(lambda n: count(binary, method, n, ["gemm_tflops=1", f"zero.stage={stage}"]), (STEPS, 2 * STEPS))
+        few, many = pool.map(lambda n: count(binary, method, n, settings), (STEPS, 2 * STEPS))
     return [(b - a) / STEPS for a, b in zip(few, many)]
 
 
@@ -86,22 +89,25 @@ def main():
     parser.add_argument("base_bin_dir", type=Path, nargs="?")
     parser.add_argument("--record", action="store_true")
     options = parser.parse_args()
-    methods = {"full": RECORDED["full"]} if options.smoke else RECORDED
     figures = Figures(options, [Figure(f"{method}: instructions per step", "x", f"recorded, {count / 1e6:.3f} M", at_most=1.02)
-                                for method, count in methods.items()]
+                                for method, count in RECORDED.items()]
                       + [Figure(ONE_RANK, "x", "stage 0", at_most=1.01)])
     if not shutil.which("valgrind"):
         figures.fail("no valgrind here, so nothing is counted: ./dev build installs it")
-    found = {}
-    for method, recorded in methods.items():
-        found[method] = total, outside = per_step(options.bin_dir / "train_step_bench", method, 0)
+    stages = [*((method, 0) for method in RECORDED), ("full", 3)]
+    with ThreadPoolExecutor(2 if options.smoke else 1) as pool:  # a run that is no smoke run has two processes already
+        counted = pool.map(lambda one: per_step(options.bin_dir / "train_step_bench", *one, options.smoke), stages)
+        counts = dict(zip(stages, counted))
+    found = {method: counts[method, 0] for method in RECORDED}
+    for method, recorded in RECORDED.items():
+        total, outside = found[method]
         print(f"{method}: {total / 1e6:.3f} M instructions a step, {outside / 1e6:.3f} M of them outside libtorch", flush=True)
         if options.base_bin_dir:
-            base, base_outside = per_step(options.base_bin_dir / "train_step_bench", method, 0)
+            base, base_outside = per_step(options.base_bin_dir / "train_step_bench", method, 0, options.smoke)
             print(f"{method}: of the base {total / base:.4f}, outside libtorch {outside / base_outside:.4f}", flush=True)
         figures.set(f"{method}: instructions per step", outside / recorded)
     total, outside = found["full"]
-    third, third_outside = per_step(options.bin_dir / "train_step_bench", "full", 3)
+    third, third_outside = counts["full", 3]
     figures.set(ONE_RANK, third_outside / outside, f"stage 0, {outside / 1e6:.3f} M; with libtorch {third / total:.4f}")
     if options.record:
         print("RECORDED = " + json.dumps({method: round(outside) for method, (_, outside) in found.items()}))

@@ -33,7 +33,7 @@ class Copy:
                             "PATH": f"{Path(self.python).parent}:{os.environ['PATH']}"}
         self.copy_sources()
         options = [f"-D{name}={self.cached[name]}" for name in self.cached if re.fullmatch(OPTIONS, name)]
-        if shutil.which("ld.lld"):  # LINKER_COST
+        if shutil.which("ld.lld"):  # it links lmlaunch-cpu in 0.2 seconds of a core, ld in 0.9
             options += [f"-DCMAKE_{kind}_LINKER_FLAGS=-fuse-ld=lld" for kind in ("EXE", "SHARED", "MODULE")]
         self.call(self.cached["CMAKE_COMMAND"], "-G", "Ninja", "-S", self.root, "-B", self.build,
                   f"-DCMAKE_MAKE_PROGRAM={self.cached['CMAKE_MAKE_PROGRAM']}", *options)

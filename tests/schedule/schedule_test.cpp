@@ -120,6 +120,7 @@ TEST(Schedule, UpdatesABlockRightAfterItsBackward) {
   for (ScheduleUnit& unit : shape.units) unit.off_device = true;
   EXPECT_FALSE(shape.defers());
   EXPECT_EQ(text(make_schedule(shape)), measured + second);
+  EXPECT_EQ(schedule_fault(make_schedule(shape), shape), "");
   for (ScheduleUnit& unit : shape.units) unit.off_device = false;
   // What a block's backward has overwritten is made once more.
   shape.recompute = false, shape.ranks = 2;
