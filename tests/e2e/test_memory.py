@@ -7,6 +7,7 @@ import random
 import subprocess
 from pathlib import Path
 
+import processor
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -16,8 +17,8 @@ from limits import memory_counts, memory_limit
 BIN = Path(os.environ.get("LM_BIN", Path(__file__).resolve().parents[2] / "build" / "bin"))
 VOCAB = 1024
 pytestmark = memory_counts
-# Without AVX-512 products of bf16 are not the GEMM library's, which then keeps nothing of them.
-OWN_PRODUCTS = "AVX512" not in torch.backends.cpu.get_cpu_capability()
+# Without bf16 instructions products of bf16 are not the GEMM library's, which then keeps nothing of them.
+OWN_PRODUCTS = not processor.library_multiplies_bf16()
 STEPS = 150
 
 

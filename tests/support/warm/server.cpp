@@ -20,6 +20,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <list>
+#include <string>
 
 #include "tests/support/warm/request.h"
 
@@ -66,6 +67,9 @@ void take_signals(const Request& request) {
   sigprocmask(SIG_SETMASK, &blocked, nullptr);
 }
 
+// What a rank here measures of its memory is no measure for a real one, so their caches are apart.
+std::string own_cache;
+
 [[noreturn]] void run_child(Request& request) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   setsid();
@@ -74,6 +78,7 @@ void take_signals(const Request& request) {
   umask(request.umask);
   clearenv();
   for (std::string& entry : request.environment) putenv(entry.data());
+  setenv("XDG_CACHE_HOME", own_cache.c_str(), 0);
   if (chdir(request.directory.c_str()) != 0) std::perror(request.directory.c_str());
   std::vector<char*> argv;
   for (std::string& argument : request.arguments) argv.push_back(argument.data());
@@ -118,6 +123,7 @@ int main(int argc, char** argv) {
     std::perror(argv[1]);
     return 1;
   }
+  own_cache = std::string(argv[1]) + ".cache";
   std::list<Child> children;
   while (true) {
     std::vector<pollfd> watched = {{listener, POLLIN, 0}};
