@@ -21,7 +21,8 @@ class HardwareLimit {
 
  private:
   const Job& job_;
-  double flops_;  // per second
+  double best_ = 0;  // of a step, FLOP/s
+  double flops_;     // the limit
 };
 
 }  // namespace lm
