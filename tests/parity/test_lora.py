@@ -7,6 +7,7 @@ import reference
 import tiny_models
 import tool
 import torch
+from counts import alternating
 from bounds import check_changes
 from test_models import DTYPES, LR, STEPS, WEIGHT_DECAY, check, check_all
 from tiny_models import MATRIX_STD
@@ -59,7 +60,7 @@ def adapted(base, directory, arguments, dtype=torch.float32, dropout=0.0, fp32_a
     return model
 
 
-@pytest.fixture(scope="module", params=[(n, d) for n in ADAPTERS for d in DTYPES], ids="-".join)
+@pytest.fixture(scope="module", params=alternating(ADAPTERS, DTYPES), ids="-".join)
 def pair(request, tmp_path_factory):
     name, dtype = request.param
     base, arguments = ADAPTERS[name]

@@ -5,12 +5,13 @@ import reference
 import tiny_models
 import tool
 import torch
+from counts import alternating
 from bounds import LOSS, LOSSES, LR, STEPS, WEIGHT_DECAY, check, check_all, check_changes
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-@pytest.fixture(scope="module", params=[(n, d) for n in tiny_models.MODELS for d in DTYPES], ids="-".join)
+@pytest.fixture(scope="module", params=alternating(tiny_models.MODELS, DTYPES), ids="-".join)
 def pair(request, tmp_path_factory):
     """(dtype, ours, theirs) of one model; each is trained once for all the tests below."""
     name, dtype = request.param

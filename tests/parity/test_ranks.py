@@ -77,7 +77,8 @@ def reference(request, work):
     """Of either way of theirs for one of the models, then of the other one."""
     tied = json.loads((work / "model" / "config.json").read_text())["tie_word_embeddings"]
     kind = ("ddp", "fsdp2")[(request.param + tied) % 2]
-    processes = [subprocess.Popen([sys.executable, __file__, str(rank), str(work), kind]) for rank in range(2)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1] / "support")}
+    processes = [subprocess.Popen([sys.executable, __file__, str(rank), str(work), kind], env=environment) for rank in range(2)]
     assert [process.wait(timeout=300) for process in processes] == [0, 0]
     return load_file(work / f"{kind}.safetensors")
 

@@ -98,7 +98,7 @@ Case case_of(ModelSpec spec, int64_t sequences) {
   c.machine = device() == DeviceType::kCpu ? cpu_machine(kThreads) : gpu_machine("H200");
   c.machine.cores = kThreads;
   c.device = device();
-  c.config.data.max_length = on_twin() ? 24 : 96;
+  c.config.data.max_length = on_twin() ? 32 : 96;
   c.config.train.global_batch = sequences;
   c.config.train.micro_batch = 2;
   return c;

@@ -9,3 +9,9 @@ FULL = os.environ.get("LM_COUNTS") == "full"
 def some_of(*cases, short=1):
     """Parameters of a test: the first of them in the short tier."""
     return list(cases if FULL else cases[:short])
+
+
+def alternating(one, other):
+    """Each two of both; in the short tier each of `one` with one of `other` in turn, so that each of `other` comes, too."""
+    other = list(other)
+    return [(a, b) for i, a in enumerate(one) for j, b in enumerate(other) if FULL or (i + j) % len(other) == 0]

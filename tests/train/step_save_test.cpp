@@ -11,6 +11,7 @@
 #include "checkpoint/restore.h"
 #include "checkpoint/save.h"
 #include "saving.h"
+#include "tests/support/counts.h"
 #include "tests/support/device_test.h"
 
 namespace lm {
@@ -22,7 +23,7 @@ TEST_F(StepSaves, OfDrawnRunsIsThatOfAFlushAndAPass) {
   std::mt19937 random(5);
   const bool ring = ring_allowed();
   int without_ring = 0;
-  for (int i = 0; i < 30; ++i) {
+  for (int i = 0; i < test::counts(15, 30); ++i) {
     Variant run = drawn_variant(random, i);
     run.steps = 7;
     if (run.engine == Engine::kUring && !ring) {
@@ -40,7 +41,7 @@ TEST_F(StepSaves, OfDrawnRunsIsThatOfAFlushAndAPass) {
 // slot.
 TEST_F(StepSaves, OfUpdatesInsideBackwardIsThatOfAFlushAndAPass) {
   std::mt19937 random(6);
-  for (int i = 0; i < 16; ++i) {
+  for (int i = 0; i < test::counts(8, 16); ++i) {
     Variant run = drawn_variant(random, i);
     run.steps = 7, run.in_backward = true, run.engine = Engine::kSim;
     if (i % 2 == 0) run.clip = Clip::kGlobal;
