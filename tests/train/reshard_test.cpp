@@ -10,6 +10,7 @@
 #include "checkpoint/save.h"
 #include "comm/shared_group.h"
 #include "offloaded_run.h"
+#include "tests/support/counts.h"
 
 namespace lm {
 namespace {
@@ -109,7 +110,9 @@ TEST(Reshard, AnyNumberOfRanksGoesOnFromAnyOther) {
               {true, Rules::id<AdamW>()},
               {false, Rules::id<AdamW8bit>()},
               {false, Rules::id<Muon>()}};
+  int turn = 0;
   for (const auto& [lora, rule] : runs) {
+    ++turn;
     int64_t pair = 0;
     for (const int saving : {1, 2, 3, 4}) {
       Variant run;
@@ -125,6 +128,8 @@ TEST(Reshard, AnyNumberOfRanksGoesOnFromAnyOther) {
       std::string saved;
       const Ran want = train_and_save(run, saving, directory, saved);
       for (const int loading : {1, 2, 3, 4, 5, 8}) {
+        // Each two numbers in the short tier, too, each pair with some of the rules.
+        if (!test::full_counts() && (saving + loading + turn) % 3 != 0) continue;
         run.stage = pair++ % 4;
         run.optimizer = pair % 3 == 0;  // on disk
         const std::string text = std::to_string(saving) + " ranks saved, " + std::to_string(loading) +
