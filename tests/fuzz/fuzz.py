@@ -2,7 +2,7 @@
 """Fuzzes the parsers of files that we did not write (parsers.txt), with the address and undefined-behaviour sanitizers.
 
   fuzz.py BUILD corpus                     every input that is kept, once
-  fuzz.py BUILD short NAME [--seconds 30]  one parser, beginning with its corpus
+  fuzz.py BUILD short NAME [--seconds 10]  one parser, beginning with its corpus
   fuzz.py BUILD long [NAME...] [--runs 10000000] [--minutes M]
                                            every parser, or those named, one after the other at the lowest priority, until it
                                            has had that many executions, or for so long; then how much of its code all
@@ -295,7 +295,7 @@ def main():
     options.add_argument("build", type=Path)
     options.add_argument("verb", choices=["corpus", "short", "long", "coverage"])
     options.add_argument("names", nargs="*")
-    options.add_argument("--seconds", type=int, default=30)
+    options.add_argument("--seconds", type=int, default=30 if os.environ.get("LM_COUNTS") == "full" else 10)
     options.add_argument("--runs", type=int, default=10_000_000)
     options.add_argument("--minutes", type=float, default=1e6)
     given = options.parse_args()
