@@ -59,6 +59,8 @@ TEST_F(InBackward, GivesTheSameBitsForEveryPairOfSettings) {
 TEST_F(InBackward, GivesTheSameBitsInEachHomeUnderEachClipping) {
   for (const Clip clip : {Clip::kGlobal, Clip::kBlock, Clip::kNone}) {
     for (size_t home = 0; home < kLevels[1]; ++home) {
+      // On the emulated GPU each home has one of the clippings in the short tier.
+      if (cuda_built() && !test::full_counts() && home % 3 != static_cast<size_t>(clip)) continue;
       Variant run;
       run.in_backward = true;
       run.clip = clip, run.micro_batches = 2, run.steps = 6;

@@ -198,7 +198,7 @@ TEST_F(Offload, SkippedStepsCompleteWhatWasLeftToThemAndNothingElse) {
 
 // The CPU beside a device: state in host memory, on disk, or half and half; under every clip mode and master.
 TEST_F(Offload, UpdatesBesideTheDeviceGiveTheSameBits) {
-  for (int i = 0; i < test::counts(15, 30); ++i) {
+  for (int i = 0; i < (cuda_built() ? test::counts(8, 30) : test::counts(15, 30)); ++i) {
     Variant run;
     run.slots_on_device = run.optimizer = run.on_host = true;
     run.host = i % 3;
