@@ -20,6 +20,7 @@ class Processor : public testing::Test {
 };
 
 TEST_F(Processor, HasNothingAboveItsLimit) {
+  limit_instructions(Instructions::kAmx);
   const Instructions best = best_instructions();
   for (const Instructions most : kKinds) {
     limit_instructions(most);
