@@ -226,11 +226,20 @@ def baselines(tests):
 # ---------------------------------------------------------------------------------------------------------- with one
 
 
+# A mistake that leaves something unused is to compile where warnings are errors, and is found by no compiler where they are none.
+UNUSED = "".join(f'#pragma GCC diagnostic ignored "-Wunused-{what}"\n' for what in ("variable", "function", "parameter", "but-set-variable"))
+
+
+def with_mistake(original, mistake):
+    prefix = f"{UNUSED}#line 1\n" if mistake.file.endswith((".cpp", ".h")) else ""
+    return prefix + original.replace(mistake.old, mistake.new)
+
+
 def plant(mistake, copy, test, without):
     """(verdict, by what, the tests that failed, what was said): the verdict is "caught", "MISSED", "does not compile" or "skipped"."""
     path = copy.root / mistake.file
     original = path.read_text()
-    path.write_text(original.replace(mistake.old, mistake.new))
+    path.write_text(with_mistake(original, mistake))
     try:
         copy.make(test.targets)
         result = test.run(without.limit(), first_failure=True)

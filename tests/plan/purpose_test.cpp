@@ -42,6 +42,20 @@ TEST(Purpose, EvaluationAndGenerationNeedWeightsAndTheirArenaAlone) {
   }
 }
 
+// Where training has room for fewer sequences at once than an evaluation has.
+TEST(Purpose, EvaluationHasTheMicroBatchOfItsTraining) {
+  Case c{.spec = llama_1b()};
+  c.config.train.global_batch = 64;
+  c.config.data.max_length = 512;
+  for (int gib = 20; gib < 40; ++gib) {
+    c.machine = cpu_machine(gib);
+    c.purpose = PlanPurpose::kTrain;
+    const NumericsPlan training = c.draft().numerics;
+    c.purpose = PlanPurpose::kEvaluate;
+    EXPECT_EQ(c.draft().numerics, training) << gib;
+  }
+}
+
 TEST(Purpose, GenerationFitsWhereTrainingDoesNot) {
   Case c{.spec = llama_1b(), .machine = cpu_machine(4)};
   c.config.train.global_batch = c.config.train.micro_batch.emplace(1);
