@@ -3,13 +3,15 @@
 // are added in the order of the summed index, so neither threads nor tiles nor padding change a bit.
 #include "kernels/gemm_panels.h"
 
+#include <type_traits>
+
 #include "kernels/cpu_launchers.h"
 
 namespace lm::LM_ISA {
 namespace {
 
-// Of sums in registers, beside one vector of the right matrix and one element of the left: 12 of 16 registers
-// (of 32 with AVX-512).
+// Of sums in registers, beside one vector of the right matrix and one element of the left: 12 of 16
+// registers. (With AVX-512 twice as many of 32: kMostVectors.)
 constexpr int kRows = 12 / kParts;
 
 LM_INLINE F32 splat(float x) {
@@ -127,18 +129,29 @@ void pack_columns(const Operand& b, int64_t column, int64_t columns, int64_t k0,
   }
 }
 
-// kRows x 16 sums: of these terms, or with them.
-template <bool apart>
+// kRows x 16 sums, or as many again beside them: of these terms, or with them. Where there are 32 registers
+// one element of the left then serves two vectors of the right, whose panels lie one after the other.
+constexpr int kMostVectors = kParts == 1 ? 2 : 1;
+template <bool apart, int vectors>
 LM_INLINE void multiply(const float* left, const float* right, int64_t depth, float* sums, bool adds) {
-  F32 sum[kRows];
-  for (int r = 0; r < kRows; ++r) sum[r] = adds ? load(sums + r * kPanelColumns, Whole{}) : F32(0);
-  for (int64_t k = 0; k < depth; ++k) {
-    const F32 columns = load(right + k * kLanes, Whole{});
-#pragma GCC unroll 12
-    for (int r = 0; r < kRows; ++r)
-      sum[r] = multiply_add(splat(left[r * kRowStep<apart> + k * kDepthStep<apart>]), columns, sum[r]);
+  F32 sum[kRows][vectors];
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < vectors; ++v)
+      sum[r][v] = adds ? load(sums + r * kPanelColumns + v * kLanes, Whole{}) : F32(0);
   }
-  for (int r = 0; r < kRows; ++r) store(sums + r * kPanelColumns, sum[r], Whole{});
+  for (int64_t k = 0; k < depth; ++k) {
+    F32 columns[vectors];
+    for (int v = 0; v < vectors; ++v)
+      columns[v] = load(right + v * kLanes * kPanelDepth + k * kLanes, Whole{});
+#pragma GCC unroll 12
+    for (int r = 0; r < kRows; ++r) {
+      const F32 one = splat(left[r * kRowStep<apart> + k * kDepthStep<apart>]);
+      for (int v = 0; v < vectors; ++v) sum[r][v] = multiply_add(one, columns[v], sum[r][v]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < vectors; ++v) store(sums + r * kPanelColumns + v * kLanes, sum[r][v], Whole{});
+  }
 }
 
 // A tile of the result.
@@ -151,13 +164,19 @@ void add_up(const Operand& a, const Operand& b, const Tile& t, int64_t inner, Ge
   for (int64_t k0 = 0; k0 < inner || k0 == 0; k0 += kPanelDepth) {
     const int64_t depth = inner - k0 < kPanelDepth ? inner - k0 : kPanelDepth;
     pack_left<apart>(a, t.row, t.rows, k0, depth, panels.left);
-    for (int64_t j = 0; j < t.columns; j += kLanes) {
-      float* const right = panels.right + j * kPanelDepth;
-      pack_columns(b, t.column + j, t.columns - j, k0, depth, right);
-      for (int64_t r = 0; r < t.rows; r += kRows)
-        multiply<apart>(panels.left + r / kRows * kGroupStep<apart>, right, depth,
-                        panels.sums + r * kPanelColumns + j, k0 > 0);
-    }
+    for (int64_t j = 0; j < t.columns; j += kLanes)
+      pack_columns(b, t.column + j, t.columns - j, k0, depth, panels.right + j * kPanelDepth);
+    int64_t j = 0;
+    const auto columns_of = [&]<int vectors>(std::integral_constant<int, vectors>) LM_BODY {
+      for (; j + (vectors - 1) * kLanes < t.columns; j += vectors * kLanes) {
+        for (int64_t r = 0; r < t.rows; r += kRows)
+          multiply<apart, vectors>(panels.left + r / kRows * kGroupStep<apart>,
+                                   panels.right + j * kPanelDepth, depth, panels.sums + r * kPanelColumns + j,
+                                   k0 > 0);
+      }
+    };
+    columns_of(std::integral_constant<int, kMostVectors>{});
+    columns_of(std::integral_constant<int, 1>{});
   }
 }
 
