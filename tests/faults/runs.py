@@ -42,12 +42,16 @@ COMPUTED = ("step", "loss", "grad_norm", "lr", "target_tokens", "tokens", "skipp
 def make_work(directory, layers=5):
     """A model of more layers than there are slots, so that every step reads of what is on disk; 28 examples, and a run of several
     epochs whose rate falls at a plateau, with saves between."""
-    tiny_models.make("llama_three_heads_per_key_tied_with_pad_token", directory / "model", num_hidden_layers=layers)
+    model = tiny_models.make("llama_three_heads_per_key_tied_with_pad_token", directory / "model", num_hidden_layers=layers)
     generator = torch.Generator().manual_seed(2)
     for name, count in [("train", 28), ("eval", 4)]:
         with open(directory / f"{name}.jsonl", "w") as file:
             for _ in range(count):
                 ids = torch.randint(4, 331, (int(torch.randint(3, 21, (1,), generator=generator)),), generator=generator).tolist()
+                if name == "eval":  # what the model says by itself: training on other text makes it less likely, on any processor
+                    while len(ids) < 20:
+                        with torch.no_grad():
+                            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
                 file.write(json.dumps({"input_ids": ids, "labels": [-100] * 2 + ids[2:]}) + "\n")
     (directory / "c.toml").write_text(
         'run.device = "cpu"\nrun.threads = 1\nmodel.path = "model"\nmodel.dtype = "bf16"\n'
@@ -214,8 +218,7 @@ class Undisturbed:
             self.known[method, device] = run.result()
             steps = [row["step"] for row in run.rows() if "loss" in row]
             rates = [row["lr"] for row in run.rows() if "lr" in row]
-            # An adapter's loss falls to the end on the emulated GPU, and on processors without bf16 instructions.
-            assert steps == list(range(1, STEPS + 1)) and (rates[-1] < max(rates) or device == "device" or method != "full")
+            assert steps == list(range(1, STEPS + 1)) and rates[-1] < max(rates)
         return self.known[method, device]
 
     def pace(self, method, place):
