@@ -1,5 +1,5 @@
 // Products of bf16 matrices on the CPU, for processors on which LibTorch has only plain loops: tiles of the
-// result, one thread each, summed in fp32 from panels that are converted once per tile. An element's terms
+// result, one thread each, summed in fp32 from panels that are converted for a tile. An element's terms
 // are added in the order of the summed index, so neither threads nor tiles nor padding change a bit.
 #include "kernels/gemm_panels.h"
 
@@ -41,6 +41,13 @@ constexpr int kDepthStep = apart ? kRows : 1;
 template <bool apart>
 constexpr int kGroupStep = (kPanelDepth * kRows) + (apart ? kLanes : kRows * kPanelGap);
 
+// Asks for the lines of a panel's row that is converted soon: rows lie a stride apart, and the processor
+// foresees no such step. Past the matrix it does nothing.
+LM_INLINE void prefetch(const Bf16* row, int elements) {
+  constexpr int kLine = 32;
+  for (int i = 0; i < elements; i += kLine) __builtin_prefetch(row + i);
+}
+
 void widen(const Bf16* from, int64_t n, float* to) {
   each_vector(n, [&](int64_t j, auto count) LM_BODY { store(to + j, load(from + j, count), count); });
 }
@@ -52,6 +59,7 @@ void pack_left(const Operand& a, int64_t row, int64_t rows, int64_t k0, int64_t 
   if constexpr (apart) {
     for (int64_t k = 0; k < depth; ++k) {
       const Bf16* const from = a.at(row, k0 + k);
+      prefetch(a.at(row, k0 + k + 8), kPanelRows);
       // A vector is wider than a group: what it has more is written again, by the next k.
       for (int64_t r = 0; r < filled; r += kRows) {
         float* const line = to + r / kRows * kGroupStep<apart> + k * kRows;
@@ -61,7 +69,10 @@ void pack_left(const Operand& a, int64_t row, int64_t rows, int64_t k0, int64_t 
       }
     }
   } else {
-    for (int64_t r = 0; r < rows; ++r) widen(a.at(row + r, k0), depth, to + r * kRowStep<apart>);
+    for (int64_t r = 0; r < rows; ++r) {
+      prefetch(a.at(row + r + 2, k0), kPanelDepth);
+      widen(a.at(row + r, k0), depth, to + r * kRowStep<apart>);
+    }
     for (int64_t r = rows; r < filled; ++r) memset(to + r * kRowStep<apart>, 0, sizeof(float) * depth);
   }
 }
@@ -110,12 +121,14 @@ void pack_columns(const Operand& b, int64_t column, int64_t columns, int64_t k0,
   if (b.apart) {
     for (int64_t k = 0; k < depth; ++k) {
       const Bf16* const from = b.at(column, k0 + k);
+      prefetch(from + 2 * kLanes, 1);
       store(to + k * kLanes,
             columns >= kLanes ? load(from, Whole{}) : load(from, Part{static_cast<int>(columns)}), Whole{});
     }
     return;
   }
   for (int64_t k = 0; k < depth; k += 8) {
+    for (int i = 0; i < 2; ++i) prefetch(b.at(column + kLanes + k / 8 * 2 % kLanes + i, k0), kPanelDepth);
     uint16_t block[8][kLanes];
     const int64_t n = depth - k < 8 ? depth - k : 8;
     for (int half = 0; half < 2; ++half) {
@@ -137,7 +150,7 @@ LM_INLINE void multiply(const float* left, const float* right, int64_t depth, fl
   F32 sum[kRows][vectors];
   for (int r = 0; r < kRows; ++r) {
     for (int v = 0; v < vectors; ++v)
-      sum[r][v] = adds ? load(sums + r * kPanelColumns + v * kLanes, Whole{}) : F32(0);
+      sum[r][v] = adds ? load(sums + r * kTileColumns + v * kLanes, Whole{}) : F32(0);
   }
   for (int64_t k = 0; k < depth; ++k) {
     F32 columns[vectors];
@@ -150,7 +163,7 @@ LM_INLINE void multiply(const float* left, const float* right, int64_t depth, fl
     }
   }
   for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < vectors; ++v) store(sums + r * kPanelColumns + v * kLanes, sum[r][v], Whole{});
+    for (int v = 0; v < vectors; ++v) store(sums + r * kTileColumns + v * kLanes, sum[r][v], Whole{});
   }
 }
 
@@ -159,24 +172,33 @@ struct Tile {
   int64_t row, rows, column, columns;
 };
 
+// The left panel, which is the tile's from row `top` on, times the right one.
+template <bool apart>
+void multiply_panels(GemmPanels& panels, int64_t top, int64_t rows, int64_t all_columns, int64_t depth,
+                     bool adds) {
+  int64_t j = 0;
+  const auto columns_of = [&]<int vectors>(std::integral_constant<int, vectors>) LM_BODY {
+    for (; j + (vectors - 1) * kLanes < all_columns; j += vectors * kLanes) {
+      for (int64_t r = 0; r < rows; r += kRows)
+        multiply<apart, vectors>(panels.left + r / kRows * kGroupStep<apart>, panels.right + j * kPanelDepth,
+                                 depth, panels.sums + (top + r) * kTileColumns + j, adds);
+    }
+  };
+  columns_of(std::integral_constant<int, kMostVectors>{});
+  columns_of(std::integral_constant<int, 1>{});
+}
+
 template <bool apart>
 void add_up(const Operand& a, const Operand& b, const Tile& t, int64_t inner, GemmPanels& panels) {
   for (int64_t k0 = 0; k0 < inner || k0 == 0; k0 += kPanelDepth) {
     const int64_t depth = inner - k0 < kPanelDepth ? inner - k0 : kPanelDepth;
-    pack_left<apart>(a, t.row, t.rows, k0, depth, panels.left);
     for (int64_t j = 0; j < t.columns; j += kLanes)
       pack_columns(b, t.column + j, t.columns - j, k0, depth, panels.right + j * kPanelDepth);
-    int64_t j = 0;
-    const auto columns_of = [&]<int vectors>(std::integral_constant<int, vectors>) LM_BODY {
-      for (; j + (vectors - 1) * kLanes < t.columns; j += vectors * kLanes) {
-        for (int64_t r = 0; r < t.rows; r += kRows)
-          multiply<apart, vectors>(panels.left + r / kRows * kGroupStep<apart>,
-                                   panels.right + j * kPanelDepth, depth, panels.sums + r * kPanelColumns + j,
-                                   k0 > 0);
-      }
-    };
-    columns_of(std::integral_constant<int, kMostVectors>{});
-    columns_of(std::integral_constant<int, 1>{});
+    for (int64_t top = 0; top < t.rows; top += kPanelRows) {
+      const int64_t rows = t.rows - top < kPanelRows ? t.rows - top : kPanelRows;
+      pack_left<apart>(a, t.row + top, rows, k0, depth, panels.left);
+      multiply_panels<apart>(panels, top, rows, t.columns, depth, k0 > 0);
+    }
   }
 }
 
@@ -186,7 +208,7 @@ void write(const Gemm& g, const Tile& t, const float* sums) {
   };
   for (int64_t r = 0; r < t.rows; ++r) {
     each_vector(t.columns, [&](int64_t j, auto count) LM_BODY {
-      F32 value = load(sums + r * kPanelColumns + j, Whole{}) * F32(g.scale);
+      F32 value = load(sums + r * kTileColumns + j, Whole{}) * F32(g.scale);
       if (g.addend.defined()) value = value + load(element(g.addend, r) + j, count) * F32(g.addend_scale);
       store(element(g.out, r) + j, value, count);
     });
@@ -200,20 +222,20 @@ void gemm(const Gemm& g, StreamView stream) {
   const Operand a(g.a, g.transpose_a), b(g.b, !g.transpose_b);
   const int64_t inner = g.transpose_a ? g.a.rows : g.a.columns;
   const auto parts = [](int64_t whole, int64_t part) { return (whole + part - 1) / part; };
-  // Narrower tiles where there would be too few for the threads.
+  // Smaller tiles where there would be too few for the threads.
   constexpr int64_t kTilesPerThread = 4, kLeastColumns = 3 * kLanes;
-  const int64_t down = parts(g.out.rows, kPanelRows);
-  int64_t width = kPanelColumns;
-  while (width > kLeastColumns && down * parts(g.out.columns, width) < kTilesPerThread * stream.threads)
-    width /= 2;
-  const int64_t across = parts(g.out.columns, width), tiles = down * across;
+  const int64_t least = stream.threads > 1 ? kTilesPerThread * stream.threads : 1;
+  int64_t height = kTileRows, width = kTileColumns;
+  const auto count = [&] { return parts(g.out.rows, height) * parts(g.out.columns, width); };
+  while (count() < least && width > kLeastColumns)
+    height > kPanelRows&& width < kTileColumns ? height /= 2 : width /= 2;
+  const int64_t across = parts(g.out.columns, width), tiles = count();
   if (tiles == 0) return;
   const int threads = tiles < stream.threads ? static_cast<int>(tiles) : stream.threads;
   GemmPanels* const all = gemm_panels(threads);
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
   for (int64_t i = 0; i < tiles; ++i) {
-    Tile t{
-        .row = i / across * kPanelRows, .rows = kPanelRows, .column = i % across * width, .columns = width};
+    Tile t{.row = i / across * height, .rows = height, .column = i % across * width, .columns = width};
     if (t.rows > g.out.rows - t.row) t.rows = g.out.rows - t.row;
     if (t.columns > g.out.columns - t.column) t.columns = g.out.columns - t.column;
     GemmPanels& panels = all[omp_get_thread_num()];

@@ -9,18 +9,19 @@
 
 namespace lm {
 
-// Of a tile: rows and columns of the result, and how much of the summed index at once; multiples of the 3, 6
-// or 12 rows of 16 columns that the registers hold. 376 KiB in all: where the second cache has 512, two cores
-// reach 92 to 97 % of the rate of LibTorch's fp32 products.
-inline constexpr int kPanelRows = 96, kPanelColumns = 192, kPanelDepth = 256;
+// Of a tile of the result: rows and columns; of a panel: rows of the left matrix, and how much of the summed
+// index at once. Multiples of the 3, 6 or 12 rows of 16 columns that the registers hold. A tile has four left
+// panels, one after the other, for each right one, which costs more to convert. What the registers take at
+// once, 12 rows and 32 columns, fits the first cache; all of it, 440 KiB, a second one of 512.
+inline constexpr int kTileRows = 384, kTileColumns = 192, kPanelRows = 96, kPanelDepth = 128;
 // Between the rows of the left panel lie 16 floats more: a power of two would send all of them to a few sets
 // of the first cache.
 inline constexpr int kPanelGap = 16;
 
 struct GemmPanels {
   alignas(64) float left[(kPanelRows + kPanelGap) * kPanelDepth];
-  alignas(64) float right[kPanelColumns * kPanelDepth];
-  alignas(64) float sums[kPanelRows * kPanelColumns];
+  alignas(64) float right[kTileColumns * kPanelDepth];
+  alignas(64) float sums[kTileRows * kTileColumns];
 };
 static_assert(sizeof(GemmPanels::left) >= sizeof(float) * kPanelRows * (kPanelDepth + kPanelGap),
               "the left matrix lies either way");

@@ -25,9 +25,10 @@ TEST(Gemm, IsTheProductOnEveryInstructionSetAndNumberOfThreads) {
                                            {6, 16, 8},
                                            {7, 33, 9},
                                            {13, 40, kPanelDepth},
-                                           {kPanelRows + 1, kPanelColumns + 9, 21},
+                                           {kPanelRows + 1, kTileColumns + 9, 21},
                                            {2 * kPanelRows - 4, 70, kDeep},
-                                           {50, 2 * kPanelColumns + 1, kDeep}}) {
+                                           {kTileRows + kPanelRows + 1, kTileColumns + 17, 21},
+                                           {50, 2 * kTileColumns + 1, kDeep}}) {
     for (int way = 0; way < 8; ++way) {
       const bool transpose_a = way & 1, transpose_b = way & 2, adds = way & 4;
       SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(columns) + " x " + std::to_string(inner) +
