@@ -8,6 +8,22 @@
 
 namespace lm {
 
+namespace {
+
+void refuse_heads(const PlanInputs& inputs, const Gpu& gpu) {
+  const int64_t size = inputs.spec.head_dim;
+  if (trains_heads_of(size, gpu.capability)) return;
+  throw Error(Exit::kDoesNotFit,
+              {.area = "GPU-34",
+               .what = fmt::format("{} has compute capability {}, on which attention has no backward pass for "
+                                   "heads of {} numbers: not for 193 to 224",
+                                   gpu.name.empty() ? "the GPU" : gpu.name, gpu.capability.text(), size),
+               .place = "config.json of the model: head_dim",
+               .next = "use a card of 8.0, 9.0 or 10.0 (A100, H100, B200), or --gpus 0 for the CPU"});
+}
+
+}  // namespace
+
 Plan draft_plan(const PlanInputs& inputs, const Machine& machine, const World& world, PlanPurpose purpose) {
   if (inputs.device == DeviceType::kCuda && machine.gpus.empty()) {
     throw Error(Exit::kDoesNotFit,
@@ -17,6 +33,7 @@ Plan draft_plan(const PlanInputs& inputs, const Machine& machine, const World& w
                  .next = "--gpu-memory SIZE plans for an imagined one; --gpus 0 uses the CPU"});
   }
   const PlanInput in{inputs, machine, world, purpose};
+  if (in.device == DeviceType::kCuda && in.trains()) refuse_heads(inputs, machine.gpus.front());
   Plan plan;
   plan.numerics = choose_numerics(in, plan.choices);
   choose_placement(in, plan);

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "shapes.h"
+
 namespace lm {
 namespace {
 
@@ -68,6 +70,33 @@ TEST(Gpu, WithoutBf16IsNoCardToTrainOn) {
     EXPECT_NE(obstacle.what.find("compute capability 7.5, a card without bf16"), std::string::npos)
         << obstacle.what;
     EXPECT_NE(obstacle.next.find("--gpus 0"), std::string::npos);
+  }
+}
+
+TEST(Gpu, ThatHasNoBackwardPassForTheModelsHeadsIsRefusedByThePlan) {
+  for (const int64_t size : {192, 194, 224, 226}) {
+    Case c{.device = DeviceType::kCuda};
+    c.spec.head_dim = size;
+    for (const char* card : {"NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB", "NVIDIA GeForce RTX 4090",
+                             "NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 5090"}) {
+      SCOPED_TRACE(std::string(card) + ", " + std::to_string(size));
+      c.machine = gpu_machine(card);
+      const bool small = std::string(card).find("RTX") != std::string::npos;
+      c.purpose = PlanPurpose::kEvaluate;
+      EXPECT_NO_THROW(c.draft());
+      c.purpose = PlanPurpose::kTrain;
+      if (!small || size == 192 || size == 226) {
+        EXPECT_NO_THROW(c.draft());
+        continue;
+      }
+      try {
+        c.draft();
+        ADD_FAILURE() << "planned";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Exit::kDoesNotFit);
+        EXPECT_NE(std::string(error.what()).find("heads of " + std::to_string(size)), std::string::npos);
+      }
+    }
   }
 }
 
