@@ -31,13 +31,18 @@ import reasons
 ROOT = Path(__file__).resolve().parents[2]
 COSTS = ROOT / "tests" / "costs.txt"
 CTEST = Path(sys.executable).with_name("ctest")  # that of requirements.txt: Debian's ignores options that it does not know
-AT_ONCE = 2
 # A line of ctest: how an entry ended.
 ENDED = re.compile(r"\s*\d+/\d+ Test\s+#\d+: (\S+) [.\s]*(?:\*\*\*)?(\S.*?)\s+([\d.]+) sec\s*$")
 STARTED = re.compile(r"\s+Start\s+\d+: (\S+)$")
 SUMMARY = re.compile(r"\d+% tests passed, \d+ tests failed out of \d+")
 FAULTS = {"faults": "short", "faults_full": "full"}  # and their counts
 WORDS = {"Passed": "passed", "Skipped": "skipped"}
+
+
+def at_once(tier):
+    """Cores' worth of entries that run at once, on 2 cores: entries wait for disks, for each other's ranks and for deadlines. Faults
+    have no more than there are: some of them count what a run reaches within a second."""
+    return 2 if tier in FAULTS else 3
 
 
 def tiers(labels):
@@ -89,9 +94,10 @@ def order(logs, seconds):
 
 
 class Pace:
-    """How long it will take still. `seconds`: what is known; `cores`: what each entry takes of AT_ONCE."""
+    """How long it will take still. `seconds`: what is known; `cores`: what each entry takes of the `at_once` cores."""
 
-    def __init__(self, seconds, cores):
+    def __init__(self, seconds, cores, at_once):
+        self.at_once = at_once
         usual = statistics.median(seconds.values()) if seconds else 1
         self.expected = {name: seconds.get(name, usual) for name in cores}
         self.cores = cores
@@ -111,7 +117,7 @@ class Pace:
         # Until a minute's worth has ended the pace of this run is not known.
         scale = self.took / self.planned if self.planned > 60 else 1
         rest = {name: max(0, self.expected[name] * scale - (now - self.running.get(name, now))) for name in self.left}
-        return max([sum(took * self.cores[name] for name, took in rest.items()) / AT_ONCE, *rest.values()])
+        return max([sum(took * self.cores[name] for name, took in rest.items()) / self.at_once, *rest.values()])
 
 
 def duration(seconds):
@@ -220,14 +226,14 @@ def told(results, outputs, not_run):
     return lines + ["Slowest:", *(f"  {results[name][1]:7.1f} s  {name}" for name in slowest)]
 
 
-def run(folder, names, junit, seconds, cores):
+def run(folder, names, junit, seconds, pace):
     """ctest's status, {entry: (how, seconds)}, its summary."""
     listed = junit.with_suffix(".txt")
     listed.write_text("".join(f"{name}\n" for name in names))
     order(folder / "Testing" / "Temporary", seconds)
-    command = [CTEST, "--test-dir", folder, f"-j{AT_ONCE}", "--output-on-failure", "--no-tests=error", "--no-label-summary",
+    command = [CTEST, "--test-dir", folder, f"-j{pace.at_once}", "--output-on-failure", "--no-tests=error", "--no-label-summary",
                "--timeout", "900", "--tests-from-file", listed, "--output-junit", junit]
-    progress = Progress(Pace(seconds, cores), len(names), max(map(len, names)))
+    progress = Progress(pace, len(names), max(map(len, names)))
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as process:
         try:
             for line in process.stdout:
@@ -265,9 +271,11 @@ def main():
     elif options.tier == "test" and not options.only:
         tests, not_run = without_apparatus(tests)
     names = [test["name"] for test in tests]
-    cores = {test["name"]: min(AT_ONCE, properties(test).get("PROCESSORS", 1)) for test in tests}
+    together = at_once(options.tier)
+    cores = {test["name"]: min(together, properties(test).get("PROCESSORS", 1)) for test in tests}
     junit = build / ("reliability.xml" if options.tier in FAULTS else "tests.xml")
-    status, results, summary = run(folder, names, junit, known_seconds(measured, COSTS), cores)
+    seconds = known_seconds(measured, COSTS)
+    status, results, summary = run(folder, names, junit, seconds, Pace(seconds, cores, together))
     if options.changed is None and not os.environ.get("LM_CPU"):
         keep(measured, results)
     if options.tier in FAULTS:

@@ -115,7 +115,7 @@ def test_costs_are_what_was_measured_and_what_was_known(tmp_path):
 
 
 def test_the_time_left_is_that_of_what_has_not_ended():
-    pace = run_tests.Pace({"a": 100, "b": 60, "c": 40}, {"a": 1, "b": 1, "c": 2, "new": 1})
+    pace = run_tests.Pace({"a": 100, "b": 60, "c": 40}, {"a": 1, "b": 1, "c": 2, "new": 1}, 2)
     assert pace.seconds_left(0) == (100 + 60 + 2 * 40 + 60) / 2  # a new one takes as long as others
     pace.begins("a", 0)
     pace.begins("b", 0)
@@ -124,11 +124,11 @@ def test_the_time_left_is_that_of_what_has_not_ended():
     assert pace.seconds_left(60) == (40 + 2 * 40 + 60) / 2
     pace.ends("a", 220)  # so this machine is slow: 280 seconds for 160
     assert pace.seconds_left(220) == pytest.approx((2 * 40 + 60) / 2 * 280 / 160)
-    assert run_tests.Pace({}, {"a": 1}).seconds_left(0) == 1
+    assert run_tests.Pace({}, {"a": 1}, 2).seconds_left(0) == 1
 
 
 def test_of_the_longest_that_runs_the_rest_is_waited_for():
-    pace = run_tests.Pace({"a": 100, "b": 10}, {"a": 1, "b": 1})
+    pace = run_tests.Pace({"a": 100, "b": 10}, {"a": 1, "b": 1}, 2)
     pace.begins("a", 0)
     pace.ends("b", 10)
     assert pace.seconds_left(10) == 90
