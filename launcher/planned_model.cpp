@@ -28,11 +28,20 @@ void require_elements(EncodingKind stored, const std::string& directory) {
                .kept = "nothing was started or written"});
 }
 
-const ModelShape* find_shape(std::string_view name, std::span<const ModelShape> known) {
-  for (const std::string_view tuned : {"-Instruct", "-Chat", "-it"}) {
-    if (name.ends_with(tuned)) name.remove_suffix(tuned.size());
+// Without the words that say how a model was tuned: its shape is the same.
+std::string untuned(std::string name) {
+  for (const std::string_view word : {"-Instruct", "-Base", "-base", "-Chat", "-chat", "-it"}) {
+    const size_t at = name.find(word), end = at + word.size();
+    if (at != std::string::npos && (end == name.size() || name[end] == '-')) name.erase(at, word.size());
   }
-  const auto shape = std::ranges::find(known, name, &ModelShape::name);
+  return name;
+}
+
+const ModelShape* find_shape(const std::string& name, std::span<const ModelShape> known) {
+  auto shape = std::ranges::find(known, name, &ModelShape::name);  // "-Instruct-2507" has a shape of its own
+  if (shape == known.end()) {
+    shape = std::ranges::find(known, untuned(name), [](const ModelShape& s) { return untuned(s.name); });
+  }
   return shape == known.end() ? nullptr : &*shape;
 }
 

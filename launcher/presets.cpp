@@ -1,6 +1,9 @@
 #include "launcher/presets.h"
 
+#include <algorithm>
 #include <sstream>
+
+#include "launcher/preset_table.h"
 
 namespace lm {
 namespace {
@@ -8,6 +11,16 @@ namespace {
 constexpr std::string_view kMark = "# preset: ";
 
 }  // namespace
+
+const std::vector<Preset>& presets() {
+  static const std::vector<Preset> kAll = [] {
+    std::vector<Preset> out = preset_files();
+    for (Preset& preset : preset_table()) out.push_back(std::move(preset));
+    std::ranges::sort(out, {}, &Preset::name);
+    return out;
+  }();
+  return kAll;
+}
 
 const Preset* find_preset(const std::string& name) {
   for (const Preset& preset : presets()) {

@@ -1,11 +1,10 @@
-// The files of configs/ and the shapes of the models that they name, compiled in: the door prints and plans
-// them, a run's page is held against the one that its configuration was made from.
+// Configurations to start from: the files of configs/, compiled in, and those that a table makes of a model,
+// a method and a card's memory. The door prints and plans them, a run's page is held against the one that its
+// configuration was made from.
 #pragma once
 
 #include <string>
 #include <vector>
-
-#include "launcher/planned_model.h"
 
 namespace lm {
 
@@ -22,8 +21,5 @@ const Preset* find_preset(const std::string& name);
 std::string preset_mark(const std::string& name);
 // The name in such a line among the comments at the head of a configuration; "": there is none.
 std::string preset_of(const std::string& toml);
-
-// The models that presets name, as their config.json has them.
-const std::vector<ModelShape>& model_shapes();
 
 }  // namespace lm

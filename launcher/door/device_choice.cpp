@@ -50,14 +50,15 @@ DeviceDecision decide_device(const CommandLine& line, DeviceChoice configured, c
     missing = facts.visible == 1 ? "one is visible here" : fmt::format("{} are visible here", facts.visible);
   if (missing.empty()) return {.cuda = true, .note = ""};
   if (wants_gpu || configured == DeviceChoice::kCuda) {
-    throw Error(Exit::kDoesNotFit,
-                {.area = "DEV-34",
-                 .what = (gpus.value_or(1) > 1 ? fmt::format("{} GPUs are asked for, and ", *gpus)
-                                               : "a GPU is asked for, and ") +
-                         missing,
-                 .place = wants_gpu ? fmt::format("--gpus {}", *gpus) : "run.device = \"cuda\"",
-                 .next = line.command == "plan" ? "--gpu-memory SIZE plans for a GPU that is not here"
-                                                : "`lmlaunch doctor` tells more; --gpus 0 uses the CPU"});
+    throw Error(
+        Exit::kDoesNotFit,
+        {.area = "DEV-34",
+         .what = (gpus.value_or(1) > 1 ? fmt::format("{} GPUs are asked for, and ", *gpus)
+                                       : "a GPU is asked for, and ") +
+                 missing,
+         .place = wants_gpu ? fmt::format("--gpus {}", *gpus) : "run.device = \"cuda\"",
+         .next = line.command == "plan" ? "--gpu NAME or --gpu-memory SIZE plans for a GPU that is not here"
+                                        : "`lmlaunch doctor` tells more; --gpus 0 uses the CPU"});
   }
   return {.cuda = false, .note = missing + ": using the CPU; pass --gpus 0 to silence this"};
 }

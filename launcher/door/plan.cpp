@@ -12,7 +12,9 @@
 #include "config/config_toml.h"
 #include "launcher/door/commands.h"
 #include "launcher/door/device_choice.h"
+#include "launcher/door/imagined_gpu.h"
 #include "launcher/door/run_directory.h"
+#include "launcher/known_models.h"
 #include "launcher/machine/disk_survey.h"
 #include "launcher/machine/machine_survey.h"
 #include "launcher/machine/rates.h"
@@ -29,7 +31,7 @@ using Object = nlohmann::ordered_json;
 
 // A plan for several GPUs is about machines that one does not have.
 bool imagines_gpus(const CommandLine& line) {
-  return line.has("--gpu-memory") || line.integer("--gpus").value_or(1) > 1;
+  return imagined_gpu(line) || line.integer("--gpus").value_or(1) > 1;
 }
 
 bool plan_for_gpu(const CommandLine& line, DeviceChoice configured, const SurveyedGpus& found) {
@@ -42,9 +44,9 @@ bool plan_for_gpu(const CommandLine& line, DeviceChoice configured, const Survey
   const DeviceDecision decision = decide_device(line, configured, facts);
   if (!decision.note.empty()) log_note("DEV-34", decision.note);
   const bool gpu = decision.cuda;
-  if (line.has("--gpu-memory") && !gpu) {
+  if (imagined_gpu(line) && !gpu) {
     throw Error(Exit::kUsage, {.area = "USE-20",
-                               .what = "--gpu-memory plans for a GPU, and the run is to use the CPU",
+                               .what = "a GPU is imagined, and the run is to use the CPU",
                                .place = "the command line",
                                .next = "leave out --gpus 0, or set run.device = \"cuda\""});
   }
@@ -68,7 +70,11 @@ void require_gpu_memory(const Gpu& gpu, const SurveyedGpus& found) {
 // Which GPU the plan is for, by name; one that is imagined has only a size.
 Object gpu_object(const CommandLine& line, const Gpu& gpu, const SurveyedGpus& found) {
   Object out = {{"memory_bytes", gpu.memory_bytes}};
-  if (line.has("--gpu-memory")) return out;
+  if (const auto imagined = imagined_gpu(line)) {
+    if (!imagined->name.empty()) out["name"] = gpu.name;
+    log_note("GPU-34", "planning for " + assumptions(gpu));
+    return out;
+  }
   out["name"] = gpu.name;
   if (found.visible.gpus.empty()) {  // several, none of which is here
     out["uuid"] = "";
@@ -165,8 +171,7 @@ std::unique_ptr<Question> question_about(const Config& config, const std::string
     log_note("FILE-21",
              config.model.path + " is not here: planning with the shape that lmlaunch knows of it");
   const SurveyedGpus found = survey_visible_gpus();
-  out->machine =
-      survey_machine(found.visible.facts(), {line.bytes("--gpu-memory"), line.bytes("--host-memory")});
+  out->machine = survey_machine(found.visible.facts(), {imagined_gpu(line), line.bytes("--host-memory")});
   out->world = world_of(line);
   imagine_machine(line, out->machine);
   // An imagined machine may have the disks of this one, or none that is here.
@@ -227,7 +232,7 @@ Planned plan_of(const CommandLine& line) {
 
 void print_gpu(const Object& gpu) {
   if (!gpu.contains("name")) return;
-  const std::string uuid = gpu["uuid"].get<std::string>();
+  const std::string uuid = gpu.value("uuid", "");
   const std::string capability = gpu.value("compute_capability", "");
   std::printf("gpu: %s%s%s\n", escape_controls(gpu["name"].get<std::string>()).c_str(),
               capability.empty() ? "" : (", compute capability " + capability).c_str(),

@@ -12,7 +12,7 @@ SurveyedGpus survey_visible_gpus() {
   return out;
 }
 
-Machine survey_machine(const std::vector<GpuFacts>& gpus, const ImaginedMemory& imagined) {
+Machine survey_machine(const std::vector<GpuFacts>& gpus, const Imagined& imagined) {
   const HostFacts host = survey_host();
   Machine machine;
   machine.cores = host.cpu.cores;
@@ -32,10 +32,14 @@ Machine survey_machine(const std::vector<GpuFacts>& gpus, const ImaginedMemory& 
     machine.host_memory = machine.host_available = *imagined.host_bytes;
     machine.host_limit = 0;
   }
-  if (imagined.gpu_bytes) {
-    machine.gpus.resize(1);  // a GPU that is there lends its name and its rates
-    machine.gpus[0].memory_bytes = *imagined.gpu_bytes;
-    machine.gpus[0].free_bytes = 0;
+  if (imagined.gpu) {
+    machine.gpus.resize(1);
+    Gpu& gpu = machine.gpus[0];
+    // Of a size alone: a GPU that is there lends its name and its rates.
+    const int64_t size = imagined.gpu->memory_bytes;
+    if (!imagined.gpu->name.empty() || imagined.gpu->bf16_flops > 0) gpu = *imagined.gpu;
+    gpu.memory_bytes = size;
+    gpu.free_bytes = 0;
   }
   return machine;
 }

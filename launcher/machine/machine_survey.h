@@ -16,8 +16,9 @@
 namespace lm {
 
 // What `lmlaunch plan` imagines instead of what is there.
-struct ImaginedMemory {
-  std::optional<int64_t> gpu_bytes, host_bytes;
+struct Imagined {
+  std::optional<Gpu> gpu;  // its memory and, where they are not zero, its name and rates
+  std::optional<int64_t> host_bytes;
 };
 
 // This machine's GPUs, and those that a run may use.
@@ -29,7 +30,7 @@ struct SurveyedGpus {
 SurveyedGpus survey_visible_gpus();
 
 // `gpus`: those that a run may use, the one that computes first.
-Machine survey_machine(const std::vector<GpuFacts>& gpus, const ImaginedMemory& imagined = {});
+Machine survey_machine(const std::vector<GpuFacts>& gpus, const Imagined& imagined = {});
 
 // The GPU that computes, `device` to CUDA, as the plan wants it: NVML's figures for the card of the same UUID
 // (the door's plan has them, too), CUDA's own where NVML has none. `note` then says why.

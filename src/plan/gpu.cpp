@@ -48,10 +48,18 @@ constexpr std::array kKnown = {
     KnownGpu{"RTX 5080", 112.6, 56.3, 960, 16, 84, {12, 0}},
     KnownGpu{"RTX 5070 Ti", 87.9, 43.9, 896, 16, 70, {12, 0}},
     KnownGpu{"RTX 5070", 61.7, 30.9, 672, 12, 48, {12, 0}},
+    KnownGpu{"RTX 5060 Ti", 47.4, 23.7, 448, 16, 36, {12, 0}},
     KnownGpu{"4090", 165.2, 82.6, 1008, 24, 128, {8, 9}},
     KnownGpu{"4080 SUPER", 104.4, 52.2, 736, 16, 80, {8, 9}},
     KnownGpu{"4080", 97.5, 48.7, 717, 16, 76, {8, 9}},
+    KnownGpu{"4070 Ti", 80.2, 40.1, 504, 12, 60, {8, 9}},
+    KnownGpu{"4070", 58.3, 29.1, 504, 12, 46, {8, 9}},
+    KnownGpu{"4060 Ti", 44.1, 22.1, 288, 16, 34, {8, 9}},
+    KnownGpu{"4060", 30.2, 15.1, 272, 8, 24, {8, 9}},
     KnownGpu{"3090", 71, 35.6, 936, 24, 82, {8, 6}},
+    KnownGpu{"3080", 59.5, 29.8, 760, 10, 68, {8, 6}},
+    KnownGpu{"3070", 40.6, 20.3, 448, 8, 46, {8, 6}},
+    KnownGpu{"3060", 25.5, 12.7, 360, 12, 28, {8, 6}},
     KnownGpu{"A6000", 155, 38.7, 768, 48, 84, {8, 6}},
     KnownGpu{"A40", 149.7, 37.4, 696, 48, 84, {8, 6}},
     KnownGpu{"A10G", 70, 35, 600, 24, 80, {8, 6}},
@@ -123,6 +131,12 @@ Gpu known_gpu(const std::string& name) {
     return gpu;
   }
   return gpu;
+}
+
+std::vector<std::string> known_gpu_names() {
+  std::vector<std::string> out;
+  for (const KnownGpu& known : kKnown) out.emplace_back(known.name);
+  return out;
 }
 
 Gpu gpu_of(const std::string& name, const GpuFigures& f) {

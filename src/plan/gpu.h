@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace lm {
 
@@ -40,6 +41,9 @@ struct GpuFigures {
 // unknown.
 Gpu known_gpu(const std::string& name);
 
+// Names under which known_gpu knows a card.
+std::vector<std::string> known_gpu_names();
+
 // The same, and for other names the peaks of the architecture with the card's own numbers of cores, clocks
 // and bus.
 Gpu gpu_of(const std::string& name, const GpuFigures& figures);
@@ -54,8 +58,8 @@ GpuObstacle gpu_obstacle(const ComputeCapability& capability, const std::string&
 // Of this program.
 std::string gpu_code();
 
-// Whether a card can train heads of this size. From 193 to 224 the backward pass of LibTorch's attention wants
-// more shared memory than 8.6, 8.7, 8.9 and 12.x have; larger ones have another kernel.
+// Whether a card can train heads of this size. From 193 to 224 the backward pass of LibTorch's attention
+// wants more shared memory than 8.6, 8.7, 8.9 and 12.x have; larger ones have another kernel.
 bool trains_heads_of(int64_t head_dim, const ComputeCapability& capability);
 
 }  // namespace lm

@@ -13,13 +13,14 @@ namespace {
 void refuse_heads(const PlanInputs& inputs, const Gpu& gpu) {
   const int64_t size = inputs.spec.head_dim;
   if (trains_heads_of(size, gpu.capability)) return;
-  throw Error(Exit::kDoesNotFit,
-              {.area = "GPU-34",
-               .what = fmt::format("{} has compute capability {}, on which attention has no backward pass for "
-                                   "heads of {} numbers: not for 193 to 224",
-                                   gpu.name.empty() ? "the GPU" : gpu.name, gpu.capability.text(), size),
-               .place = "config.json of the model: head_dim",
-               .next = "use a card of 8.0, 9.0 or 10.0 (A100, H100, B200), or --gpus 0 for the CPU"});
+  throw Error(
+      Exit::kDoesNotFit,
+      {.area = "GPU-34",
+       .what = fmt::format("{} has compute capability {}, on which attention has no backward pass for "
+                           "heads of {} numbers: not for 193 to 224",
+                           gpu.name.empty() ? "the GPU" : gpu.name, gpu.capability.text(), size),
+       .place = "config.json of the model: head_dim",
+       .next = "use a card of 8.0, 9.0 or 10.0 (A100, H100, B200), or --gpus 0 for the CPU"});
 }
 
 }  // namespace

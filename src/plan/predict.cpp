@@ -12,8 +12,6 @@ namespace {
 // Per core where nothing was measured: large GEMMs on a current server with AVX-512-BF16, and without it,
 // where bf16 runs at fp32's rate.
 constexpr double kCoreBF16 = 150e9, kCoreF32 = 60e9, kCoreBandwidth = 12e9;
-// A GPU that the table does not know.
-constexpr double kGpuBF16 = 100e12, kGpuF32 = 20e12, kGpuBandwidth = 500e9;
 // Shares of the peak that large operations are assumed to reach: predictions only, never the speed of light.
 constexpr double kGpuGemmShare = 0.7, kGpuAttentionShare = 0.4, kGpuBandwidthShare = 0.8;
 // Of the GEMM rate, where it was not measured: 0.4 of what AVX-512 reaches, 0.12 of what AMX does.
@@ -117,13 +115,13 @@ ComputeRates compute_rates(const Machine& machine, DeviceType device, DType dtyp
   if (device == DeviceType::kCuda) {
     LM_CHECK(!machine.gpus.empty(), "a plan for a GPU needs one");
     const Gpu& gpu = machine.gpus.front();
-    const double fp32 = known(gpu.fp32_flops, kGpuF32, fp32_assumed);
-    rates.peak_flops = bf16 ? known(gpu.bf16_flops, kGpuBF16, rates.assumed) : fp32;
+    const double fp32 = known(gpu.fp32_flops, kAssumedGpuF32, fp32_assumed);
+    rates.peak_flops = bf16 ? known(gpu.bf16_flops, kAssumedGpuBF16, rates.assumed) : fp32;
     rates.gemm_flops = kGpuGemmShare * rates.peak_flops;
     rates.fp32_gemm_flops = kGpuGemmShare * fp32;
     rates.assumed |= !bf16 && fp32_assumed;
     rates.attention_flops = kGpuAttentionShare * rates.peak_flops;
-    rates.bandwidth = kGpuBandwidthShare * known(gpu.bandwidth, kGpuBandwidth, rates.assumed);
+    rates.bandwidth = kGpuBandwidthShare * known(gpu.bandwidth, kAssumedGpuBandwidth, rates.assumed);
     rates.pass_bandwidth = rates.decode_bandwidth = rates.bandwidth;
     return rates;
   }

@@ -23,6 +23,9 @@ double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, bool lo
 // Per token, every token a target.
 double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, bool lora, int64_t sequence);
 
+// Of a GPU of which nothing is known.
+inline constexpr double kAssumedGpuBF16 = 100e12, kAssumedGpuF32 = 20e12, kAssumedGpuBandwidth = 500e9;
+
 struct ComputeRates {
   double peak_flops =
       0;  // what the speed of light is counted against: GPUs dense peak, CPU its quickest GEMM

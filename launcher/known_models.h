@@ -1,0 +1,29 @@
+// The shapes of well-known models, so that they can be planned before their files are here.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "launcher/planned_model.h"
+#include "spec/families/family.h"
+
+namespace lm {
+
+// What a plan needs of a model's config.json.
+struct KnownModel {
+  const char* name;  // "ORG/NAME", as the hub has it
+  const Family* family;
+  int hidden, ffn, layers, heads, kv_heads, head_dim, vocab;
+  bool tied;  // the head is the embedding
+  double rope_theta;
+  int positions;
+  int64_t parameters;  // as its publisher counts them
+};
+std::span<const KnownModel> known_models();
+
+// The same as ModelShapes, for open_model.
+const std::vector<ModelShape>& model_shapes();
+
+}  // namespace lm
