@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -24,6 +23,7 @@
 #include "config/config_names.h"
 #include "data/content_key.h"
 #include "data/python.h"
+#include "data/template_date.h"
 
 namespace lm {
 namespace {
@@ -65,6 +65,10 @@ bool exists(const fs::path& path) {
   return fs::exists(path, ignored);
 }
 
+bool asks_for_date(const PrepareOptions& options) {
+  return template_asks_for_date(options.chat_template, options.model_dir);
+}
+
 // Everything that the tokens depend on.
 ContentKey key_of(const PrepareOptions& options, const std::vector<std::string>& files,
                   ContentHasher& hasher) {
@@ -92,6 +96,7 @@ ContentKey key_of(const PrepareOptions& options, const std::vector<std::string>&
              "name a file that holds a chat template in Jinja");
     add("own template", options.chat_template);
   }
+  if (asks_for_date(options)) parts.push_back("date " + options.date);
   // The kind of a file follows from its suffix, so that belongs to its content: ".jsonl", ".jsonl.gz".
   for (const std::string& file : files) {
     const fs::path name(file);
@@ -136,6 +141,7 @@ void run_python(const PrepareOptions& options, const std::vector<std::string>& f
                   {"chat_template", options.chat_template},
                   {"workers", options.workers},
                   {"vocab", options.vocab},
+                  {"date", asks_for_date(options) ? options.date : ""},
                   {"out", out},
                   {"key", to_hex(key)}});
   ask_python(options.python, program, request, options.stopped);
@@ -153,7 +159,8 @@ Prepared describe(const TokenFile& file, bool from_cache, const std::vector<size
                     .entries = {},
                     .chat_template = {},
                     .notes = {},
-                    .sample = {}};
+                    .sample = {},
+                    .sample_tokens = file.examples() > 0 ? file.length(0) : 0};
   // Deeply nested JSON parses, and ends the process when it is copied.
   const auto shallow = [](int depth, Json::parse_event_t, Json&) {
     if (depth > 8) throw std::length_error("nested too deeply");
@@ -247,7 +254,7 @@ Prepared prepare_tokens(const PrepareOptions& options) {
     const Prepared prepared = describe(TokenFile(temporary), false, counts);
     if (prepared.examples == 0) {
       refuse(Exit::kInput, fmt::format("not one token is a training target in {} examples", prepared.dropped),
-             files.front(), "check the format of the data and data.loss_on");
+             names_of(options.files), "check the format of the data and data.loss_on");
     }
   } catch (const Error& error) {
     if (error.code() != Exit::kStopped && error.text().kept.empty()) remove_unfinished(temporary);
@@ -264,23 +271,11 @@ Prepared prepare_tokens(const PrepareOptions& options) {
   return describe(TokenFile(path), false, counts);
 }
 
-std::string sample_view(const Prepared& prepared, bool terminal) {
-  char head[256];
-  const double share = prepared.tokens > 0 ? 100.0 * static_cast<double>(prepared.trained_tokens) /
-                                                 static_cast<double>(prepared.tokens)
-                                           : 0.0;
-  std::snprintf(head, sizeof head, "data: %lld examples, %lld tokens, %.1f %% of them trained%s\n",
-                static_cast<long long>(prepared.examples), static_cast<long long>(prepared.tokens), share,
-                prepared.from_cache ? " (from the cache)" : "");
-  std::string view = head;
-  for (const std::string& note : prepared.notes) view += "data: " + escape_controls(note) + "\n";
-  view += terminal ? "one example, trained text in green:\n" : "one example, trained text between « and »:\n";
-  for (const SamplePiece& piece : prepared.sample) {
-    // The text may steer a terminal; our own colours are added after it has been made harmless.
-    const std::string text = escape_controls(piece.text);
-    view += !piece.trained ? text : terminal ? "\x1b[32m" + text + "\x1b[0m" : "«" + text + "»";
-  }
-  return view + "\n";
+std::string names_of(const std::vector<std::string>& files) {
+  constexpr size_t kNamed = 3;
+  std::string out;
+  for (size_t i = 0; i < std::min(files.size(), kNamed); ++i) out += (i == 0 ? "" : ", ") + files[i];
+  return files.size() <= kNamed ? out : out + fmt::format(" and {} more", files.size() - kNamed);
 }
 
 }  // namespace lm

@@ -20,6 +20,7 @@
 #include "base/process.h"
 #include "data/content_key.h"
 #include "data/loader.h"
+#include "data/sample_view.h"
 #include "tests/support/until.h"
 
 namespace {
@@ -132,6 +133,38 @@ TEST_F(Prepare, KnowsContentByItsBytesAndNotByItsName) {
   EXPECT_NE(prepare_tokens(all).path, first);
   write("model/tokenizer_config.json", R"({"eos_token":"<unk>"})");
   EXPECT_NE(prepare_tokens(options({dir_ + "/a.jsonl"})).path, first);
+}
+
+// The template's name of the date makes the difference, and nothing else does.
+TEST_F(Prepare, TheDateIsPartOfTheKeyOnlyWhereTheTemplateAsks) {
+  const auto path_on = [&](const std::string& date) {
+    PrepareOptions wanted = options({dir_ + "/a.jsonl"});
+    wanted.date = date;
+    return prepare_tokens(wanted).path;
+  };
+  write("model/chat_template.jinja", "{{ messages[0].content }}");
+  EXPECT_EQ(path_on("2024-07-26"), path_on("2024-07-27"));
+  write("model/chat_template.jinja", "{{ strftime_now('%Y') }}{{ messages[0].content }}");
+  EXPECT_EQ(path_on("2024-07-26"), path_on("2024-07-26"));
+  EXPECT_NE(path_on("2024-07-26"), path_on("2024-07-27"));
+}
+
+TEST_F(Prepare, ATemplateIsToldTheDate) {
+  write("model/chat_template.jinja",
+        "{% for m in messages %}{{ m.content + ' <eos> ' }}{% endfor %}{{ {'2024': 'one', '2025': 'two'}[strftime_now('%Y')] }}");
+  PrepareOptions wanted = options({write("c.jsonl",
+                                         "{\"messages\":[{\"role\":\"user\",\"content\":\"ask:\"},"
+                                         "{\"role\":\"assistant\",\"content\":\"three\"}]}\n")});
+  wanted.loss_on = LossOn::kAll;
+  for (const auto& [date, last] : {std::pair("2024-07-26", 3), std::pair("2025-07-26", 4)}) {
+    wanted.date = date;
+    const Prepared prepared = prepare_tokens(wanted);
+    ExampleBuffer buffer;
+    const TokenFile file(prepared.path);
+    EXPECT_EQ(file.example(0, 0, file.length(0), buffer).tokens.back(), last);
+    ASSERT_FALSE(prepared.notes.empty());
+    EXPECT_NE(prepared.notes.back().find(std::string("it is told ") + date), std::string::npos);
+  }
 }
 
 TEST_F(Prepare, MakesADamagedCacheAnew) {
@@ -265,14 +298,21 @@ TEST_F(Prepare, ItsChildDiesWithIt) {
 }
 
 TEST_F(Prepare, ShowsTheSampleWithTrainedTextApart) {
-  Prepared prepared = prepare_tokens(options({dir_ + "/a.jsonl"}));
+  const Prepared prepared = prepare_tokens(options({dir_ + "/a.jsonl"}));
+  EXPECT_EQ(prepared.sample_tokens, 5);
   const std::string plain = sample_view(prepared, false);
   EXPECT_NE(plain.find("60.0 % of them trained"), std::string::npos) << plain;
   EXPECT_NE(plain.find("ask: one« two three <eos>»"), std::string::npos) << plain;
-  EXPECT_NE(sample_view(prepared, true).find("\x1b[32m two three <eos>\x1b[0m"), std::string::npos);
-  prepared.sample[0].text = "\x1b]0;evil\x07";
-  prepared.notes = {"\x1b]0;evil\x07"};
-  EXPECT_EQ(sample_view(prepared, true).find("\x1b]"), std::string::npos);
+  // Of two tokens there is nothing that is trained, and of four there is no end.
+  const std::string cut = sample_view(prepared, false, {.most = 4});
+  EXPECT_NE(cut.find("ask: one« two three» ... (cut here, at data.max_length 4: 1 more tokens"), std::string::npos) << cut;
+}
+
+TEST_F(Prepare, NamesTheUsersFilesWhereNothingIsLearnt) {
+  const std::string untrained = write("none.jsonl", R"({"input_ids":[1,2,3],"labels":[-100,-100,-100]})");
+  EXPECT_EQ(refused(options({untrained})).place, untrained);
+  EXPECT_EQ(names_of({"a", "b", "c"}), "a, b, c");
+  EXPECT_EQ(names_of({"a", "b", "c", "d", "e"}), "a, b, c and 2 more");
 }
 
 }  // namespace
