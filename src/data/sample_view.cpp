@@ -3,8 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
-#include "base/log.h"
+#include "base/error.h"
 
 namespace lm {
 namespace {

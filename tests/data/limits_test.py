@@ -29,15 +29,15 @@ STEPS = {
 }
 MEMORY = {
     "a text five thousand million times": "{{ 'a' * 5000000000 }}",
-    "a list as long": "{{ ([0] * 5000000000) | length }}",
-    "a number's width": "{{ '%5000000000d' % 1 }}",
-    "a format's width": "{{ '{:>5000000000}'.format(1) }}",
-    "a text in the middle of a line": "{{ 'a' | center(5000000000) }}",
+    "a list as long": "{{ ([0] * 100000000) | length }}",
+    "a number's width": "{{ '%700000000d' % 1 }}",
+    "a format's width": "{{ '{:>700000000}'.format(1) }}",
+    "a text in the middle of a line": "{{ 'a' | center(700000000) }}",
     "a value with an indent": "{{ [1] | tojson(indent=5000000000) }}",
     "a text that doubles": "{% set n = namespace(x='a' * 1000) %}{% for i in range(40) %}{% set n.x = n.x + n.x %}{% endfor %}",
     "a list that doubles": "{% set n = namespace(x=[0] * 1000) %}{% for i in range(40) %}{% set n.x = n.x + n.x %}{% endfor %}",
 }
-NUMBERS = {"a power of powers": "{{ 9 ** (9 ** 9) }}", "a product that doubles": "{% set n = namespace(x=9) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}"}
+NUMBERS = {"a power of powers": "{{ 9 ** (9 ** 9) }}", "a product that doubles": "{% set n = namespace(x=9) %}{% for i in range(18) %}{% set n.x = n.x * n.x %}{% endfor %}"}
 ALL = [*STEPS.items(), *MEMORY.items(), *NUMBERS.items()]
 
 
@@ -47,8 +47,8 @@ def test_a_template_that_never_ends_or_takes_all_memory_is_refused(what, templat
     before = resource.getrlimit(resource.RLIMIT_AS)
     hostile = with_template(run, model_dir, tmp_path, template)
     error = refused(hostile, [{"messages": PLAIN_CHAT}], "chatml", loss_on="all")
-    expected = ["steps", "memory"] if what not in NUMBERS else ["digits"]
-    assert isinstance(error, LimitError) and any(word in error.what for word in expected), error.what
+    expected = "digits" if what in NUMBERS else "steps" if what in STEPS or "doubles" in what else "memory"
+    assert isinstance(error, LimitError) and expected in error.what, error.what
     assert error.area == "DATA-23" and error.place and "data.chat_template" in error.next
     assert resource.getrlimit(resource.RLIMIT_AS) == before and signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
 
@@ -56,9 +56,10 @@ def test_a_template_that_never_ends_or_takes_all_memory_is_refused(what, templat
 def test_no_row_is_left_out_for_it(run, model_dir, tmp_path, monkeypatch):  # noqa: F811
     """Of ten thousand rows each would take as long."""
     monkeypatch.setattr(sandbox, "MOST_STEPS", 30_000)
-    hostile = with_template(run, model_dir, tmp_path, "{% if messages[0].content == 'slow' %}" + STEPS["loops in loops"] + "{% endif %}")
-    rows = [{"messages": [{"role": "user", "content": "slow"}, PLAIN_CHAT[1]]}] * 2
-    error = refused(hostile, rows, "chatml", bad_rows="skip", loss_on="all")
+    hostile = with_template(run, model_dir, tmp_path, "{% if messages[0].content == 'slow' %}" + STEPS["loops in loops"] + "{% endif %}{{ messages[0].content }}")
+    slow, good = {"messages": [{"role": "user", "content": "slow"}, PLAIN_CHAT[1]]}, {"messages": [{"role": "user", "content": "hello world"}, PLAIN_CHAT[1]]}
+    assert len(hostile([good], "chatml", loss_on="all")[0]) == 1
+    error = refused(hostile, [slow, good], "chatml", bad_rows="skip", loss_on="all")
     assert "steps" in error.what and error.place.endswith("data.jsonl:1")
 
 
