@@ -56,7 +56,8 @@ void look(const std::vector<std::string>& data) {
     log_note("INIT-20", "no Python was found, so that nobody has looked at the data: see `lmlaunch doctor`");
     return;
   }
-  const fs::path program = fs::path(beside_this_program("lmlaunch-cpu")).parent_path() / "../share/lmlaunch/prepare";
+  const fs::path program =
+      fs::path(beside_this_program("lmlaunch-cpu")).parent_path() / "../share/lmlaunch/prepare";
   look_at_rows(data, {environment.hub_caches, environment.datasets_caches}, environment.python,
                program.lexically_normal().string());
 }

@@ -384,22 +384,23 @@ JobData open_data_here(const Job& job, const std::function<bool()>& stopped, int
   std::vector<std::pair<ExampleRange, double>> weights;
   for (size_t i = 0; i < config.data.weights.size(); ++i)
     weights.emplace_back(data.train.entries.at(i), config.data.weights[i]);
-  data.loader = std::make_unique<Loader>(*data.train_source, data.eval_source.get(),
-                                         LoaderOptions{.seed = config.run.seed,
-                                                       .max_length = config.data.max_length,
-                                                       .too_long = config.data.too_long,
-                                                       .packing = config.data.packing,
-                                                       .global_batch = config.train.global_batch,
-                                                       .micro_batch = job.plan.numerics.micro_batch,
-                                                       .vocab = job.model.spec.vocab,
-                                                       .eval_fraction = config.data.eval_fraction,
-                                                       .text = data.train.text,
-                                                       .eval_text = data.eval.text,
-                                                       .weights = weights,
-                                                       .name = names_of(config.data.train),
-                                                       .eval_name = names_of(config.data.eval.empty() ? config.data.train : config.data.eval),
-                                                       .rank = rank,
-                                                       .world = job.plan.numerics.ranks});
+  data.loader = std::make_unique<Loader>(
+      *data.train_source, data.eval_source.get(),
+      LoaderOptions{.seed = config.run.seed,
+                    .max_length = config.data.max_length,
+                    .too_long = config.data.too_long,
+                    .packing = config.data.packing,
+                    .global_batch = config.train.global_batch,
+                    .micro_batch = job.plan.numerics.micro_batch,
+                    .vocab = job.model.spec.vocab,
+                    .eval_fraction = config.data.eval_fraction,
+                    .text = data.train.text,
+                    .eval_text = data.eval.text,
+                    .weights = weights,
+                    .name = names_of(config.data.train),
+                    .eval_name = names_of(config.data.eval.empty() ? config.data.train : config.data.eval),
+                    .rank = rank,
+                    .world = job.plan.numerics.ranks});
   return data;
 }
 

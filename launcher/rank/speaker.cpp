@@ -21,7 +21,8 @@ Speaker::Speaker(const CommandLine& line)
   const Environment environment = read_environment();
   const std::string model = resolve_model(subject_.config.model.path, environment);
   spec_ = read_model_spec(model);
-  text_ = std::make_unique<TextSession>(text_tools(environment, model, own_template(subject_), recorded_date(subject_.run)));
+  text_ = std::make_unique<TextSession>(
+      text_tools(environment, model, own_template(subject_), recorded_date(subject_.run)));
 }
 
 void Speaker::load(int64_t positions) {

@@ -32,7 +32,7 @@ std::string percent(int64_t part, int64_t whole) {
 }
 
 // Nothing to learn is an error; hardly anything may be meant (one-word answers to long documents).
-void check_share(const std::string& place, const PieceCounts& counts, int64_t max_length) {
+void check_targets(const std::string& place, const PieceCounts& counts) {
   if (counts.examples == 0)
     refuse("there is no training example", place, "look at data.train and data.eval_fraction");
   if (counts.targets == 0) {
@@ -41,6 +41,9 @@ void check_share(const std::string& place, const PieceCounts& counts, int64_t ma
                        counts.examples, counts.without_target, counts.too_long),
            place, "check the format of the data, data.loss_on, data.max_length and data.too_long");
   }
+}
+
+void warn_of_losses(const std::string& place, const PieceCounts& counts, int64_t max_length) {
   if (counts.targets * 100 < counts.tokens) {
     log_warning("DATA-24", "only " + percent(counts.targets, counts.tokens) + " of the tokens in " + place +
                                " are training targets; check the format of the data and data.loss_on");
@@ -75,7 +78,8 @@ Loader::Loader(const DataSource& train, const DataSource* eval, const LoaderOpti
   pieces_ = cut_pieces(
       train, options.max_length, options.too_long,
       [&](int64_t index) { return held == 0 || draw(index) >= held; }, train_counts_, options.text);
-  check_share(options_.name, train_counts_, options.max_length);
+  check_targets(options_.name, train_counts_);
+  warn_of_losses(options_.name, train_counts_, options.max_length);
   if (pieces_in_epoch() == 0)
     refuse("data.weights leave not one example for an epoch", options_.name, "raise them");
   if (eval == nullptr && held == 0) return;
@@ -84,7 +88,10 @@ Loader::Loader(const DataSource& train, const DataSource* eval, const LoaderOpti
       from, options.max_length, options.too_long,
       [&](int64_t index) { return eval != nullptr || draw(index) < held; }, eval_counts_,
       eval != nullptr ? options.eval_text : options.text);
-  check_share(options_.eval_name, eval_counts_, options.max_length);
+  check_targets(options_.eval_name, eval_counts_);
+  // Of what is held out of the training examples it is said once.
+  if (options_.eval_name != options_.name)
+    warn_of_losses(options_.eval_name, eval_counts_, options.max_length);
 }
 
 const std::string& Loader::name_of(const DataSource& source) const {

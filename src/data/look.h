@@ -9,8 +9,8 @@
 
 namespace lm {
 
-// `entries`: names, globs, or names of data sets. Throws Error(11) for files that are not there, hold no rows,
-// or whose first rows could not be trained, and Error(10) for an interpreter that cannot be started.
+// `entries`: names, globs, or names of data sets. Throws Error(11) for files that are not there, hold no
+// rows, or whose first rows could not be trained, and Error(10) for an interpreter that cannot be started.
 void look_at_rows(const std::vector<std::string>& entries, const DataCaches& caches,
                   const std::string& python, const std::string& program_dir);
 

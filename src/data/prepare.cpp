@@ -192,16 +192,17 @@ Prepared describe(const TokenFile& file, bool from_cache, const std::vector<size
   return prepared;
 }
 
-// The cache under `path`, if it is there, whole and of this key. A damaged one is told and made again.
+// The cache under `path`, if it is there, whole and of this key. Of a damaged one, which is made again,
+// whoever makes it tells.
 std::optional<Prepared> cached(const std::string& path, const ContentKey& key,
-                               const std::vector<size_t>& counts) {
+                               const std::vector<size_t>& counts, bool tells) {
   if (!exists(path)) return std::nullopt;
   try {
     const TokenFile file(path);
     if (file.key() == key) return describe(file, true, counts);
-    log_warning("DATA-24", path + " belongs to other data; tokenising again");
+    if (tells) log_warning("DATA-24", path + " belongs to other data; tokenising again");
   } catch (const Error& error) {
-    log_warning(error.text().area, std::string(error.what()) + "; tokenising again");
+    if (tells) log_warning(error.text().area, std::string(error.what()) + "; tokenising again");
   }
   return std::nullopt;
 }
@@ -243,11 +244,11 @@ Prepared prepare_tokens(const PrepareOptions& options) {
   const ContentKey key = key_of(options, files, hasher);
   hasher.save();
   const std::string path = dir + "/" + to_hex(key) + ".tokens";
-  if (auto found = cached(path, key, counts)) return *found;
+  if (auto found = cached(path, key, counts, false)) return *found;
 
   const CacheLock lock(dir + "/" + to_hex(key) + ".lock", options.stopped);
-  if (auto found = cached(path, key, counts)) return *found;  // made while we waited
-  const std::string temporary = path + ".tmp";                // ours alone: we hold the lock
+  if (auto found = cached(path, key, counts, true)) return *found;  // made while we waited
+  const std::string temporary = path + ".tmp";                      // ours alone: we hold the lock
   remove_forgotten(dir);
   try {
     run_python(options, files, temporary, key);

@@ -52,7 +52,7 @@ struct Prepared {
   std::vector<ExampleRange> entries;  // the examples of each of PrepareOptions::files
   // Of the conversations, where the model has none of its own or another was asked for: Jinja.
   std::string chat_template;
-  std::vector<std::string> notes;  // what the user should know of the data
+  std::vector<std::string> notes;   // what the user should know of the data
   std::vector<SamplePiece> sample;  // the first tokens of the first example
   int64_t sample_tokens = 0;        // all of it
 };

@@ -7,7 +7,8 @@
 namespace lm {
 
 // Whether the chat template that is used may ask for the date: the file `own` ("": none), else that of the
-// model's directory. A template that is too large to be read asks for nothing: it is refused where it is used.
+// model's directory. A template that is too large to be read asks for nothing: it is refused where it is
+// used.
 bool template_asks_for_date(const std::string& own, const std::string& model_dir);
 
 }  // namespace lm

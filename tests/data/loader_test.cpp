@@ -382,10 +382,15 @@ TEST(Loader, CountsAnswersThatLoseTheirEnd) {
     const Loader loader(source, nullptr, options);
     return testing::internal::GetCapturedStderr();
   };
-  EXPECT_NE(said().find("40 of 42 examples in rows.jsonl are cut at data.max_length 5 before their last answer ends, "
-                        "and lose 40 trained tokens"),
+  EXPECT_NE(said().find(
+                "40 of 42 examples in rows.jsonl are cut at data.max_length 5 before their last answer ends, "
+                "and lose 40 trained tokens"),
             std::string::npos)
       << said();
+  options.eval_fraction = 0.5;  // of the same file: once
+  const std::string once = said();
+  EXPECT_EQ(once.find("are cut at"), once.rfind("are cut at")) << once;
+  options.eval_fraction = 0;
   options.max_length = 6;
   EXPECT_EQ(said(), "");
   options.max_length = 5;

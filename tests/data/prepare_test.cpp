@@ -151,7 +151,8 @@ TEST_F(Prepare, TheDateIsPartOfTheKeyOnlyWhereTheTemplateAsks) {
 
 TEST_F(Prepare, ATemplateIsToldTheDate) {
   write("model/chat_template.jinja",
-        "{% for m in messages %}{{ m.content + ' <eos> ' }}{% endfor %}{{ {'2024': 'one', '2025': 'two'}[strftime_now('%Y')] }}");
+        "{% for m in messages %}{{ m.content + ' <eos> ' }}{% endfor %}{{ {'2024': 'one', '2025': "
+        "'two'}[strftime_now('%Y')] }}");
   PrepareOptions wanted = options({write("c.jsonl",
                                          "{\"messages\":[{\"role\":\"user\",\"content\":\"ask:\"},"
                                          "{\"role\":\"assistant\",\"content\":\"three\"}]}\n")});
@@ -170,7 +171,11 @@ TEST_F(Prepare, ATemplateIsToldTheDate) {
 TEST_F(Prepare, MakesADamagedCacheAnew) {
   const Prepared first = prepare_tokens(options({dir_ + "/a.jsonl"}));
   ASSERT_EQ(::truncate(first.path.c_str(), 97), 0);
+  testing::internal::CaptureStderr();
   const Prepared second = prepare_tokens(options({dir_ + "/a.jsonl"}));
+  const std::string told = testing::internal::GetCapturedStderr();
+  EXPECT_NE(told.find("tokenising again"), std::string::npos);
+  EXPECT_EQ(told.find("tokenising again"), told.rfind("tokenising again")) << told;  // once
   EXPECT_FALSE(second.from_cache);
   EXPECT_EQ(TokenFile(second.path).tokens(), first.tokens);
 }
@@ -305,7 +310,9 @@ TEST_F(Prepare, ShowsTheSampleWithTrainedTextApart) {
   EXPECT_NE(plain.find("ask: one« two three <eos>»"), std::string::npos) << plain;
   // Of two tokens there is nothing that is trained, and of four there is no end.
   const std::string cut = sample_view(prepared, false, {.most = 4});
-  EXPECT_NE(cut.find("ask: one« two three» ... (cut here, at data.max_length 4: 1 more tokens"), std::string::npos) << cut;
+  EXPECT_NE(cut.find("ask: one« two three» ... (cut here, at data.max_length 4: 1 more tokens"),
+            std::string::npos)
+      << cut;
 }
 
 TEST_F(Prepare, NamesTheUsersFilesWhereNothingIsLearnt) {

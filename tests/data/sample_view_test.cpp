@@ -11,7 +11,8 @@ Prepared chat() {
   prepared.examples = 1;
   prepared.tokens = prepared.sample_tokens = 8;
   prepared.trained_tokens = 5;
-  prepared.sample = {{"what", false}, {" is", false}, {" it?", false}, {" a", true}, {" la", true}, {"zy", true}, {" dog", true}, {"<end>", true}};
+  prepared.sample = {{"what", false}, {" is", false}, {" it?", false}, {" a", true},
+                     {" la", true},   {"zy", true},   {" dog", true},  {"<end>", true}};
   return prepared;
 }
 
@@ -22,7 +23,9 @@ bool shows(const std::string& view, const std::string& text) {
 TEST(SampleView, ShowsWhatASequenceHolds) {
   EXPECT_TRUE(shows(sample_view(chat(), false, {.most = 8}), "what is it?« a lazy dog<end>»\n"));
   const std::string cut = sample_view(chat(), false, {.most = 6});
-  EXPECT_TRUE(shows(cut, "what is it?« a lazy» ... (cut here, at data.max_length 6: 2 more tokens are not trained)")) << cut;
+  EXPECT_TRUE(
+      shows(cut, "what is it?« a lazy» ... (cut here, at data.max_length 6: 2 more tokens are not trained)"))
+      << cut;
   EXPECT_FALSE(shows(cut, "<end>"));
   EXPECT_TRUE(shows(sample_view(chat(), false, {.most = 2}), "what is ... (cut here"));
 }

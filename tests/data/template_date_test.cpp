@@ -43,9 +43,12 @@ TEST_F(TemplateDate, IsAskedForByTheTemplateThatIsUsed) {
 }
 
 TEST_F(TemplateDate, IsFoundInAListAndUnderEscapes) {
-  write("tokenizer_config.json", R"({"chat_template": [{"name": "default", "template": "x"}, {"name": "tool_use", "template": "{{ \u0073trftime_now('%d') }}"}]})");
+  write(
+      "tokenizer_config.json",
+      R"({"chat_template": [{"name": "default", "template": "x"}, {"name": "tool_use", "template": "{{ \u0073trftime_now('%d') }}"}]})");
   EXPECT_TRUE(asks());
-  write("tokenizer_config.json", R"({"chat_template": [{"name": "strftime_now", "template": "x"}, 5], "why": "strftime_now"})");
+  write("tokenizer_config.json",
+        R"({"chat_template": [{"name": "strftime_now", "template": "x"}, 5], "why": "strftime_now"})");
   EXPECT_FALSE(asks());
 }
 
