@@ -31,7 +31,8 @@ namespace {
 using Json = nlohmann::json;
 namespace fs = std::filesystem;
 
-constexpr auto kForgotten = std::chrono::hours(7 * 24);
+constexpr auto kForgotten = std::chrono::hours(7 * 24);  // what was not finished
+constexpr auto kUnused = std::chrono::hours(90 * 24);    // tokens that no run has begun with
 
 [[noreturn]] void refuse(Exit code, const std::string& what, const std::string& place,
                          const std::string& next) {
@@ -199,7 +200,10 @@ std::optional<Prepared> cached(const std::string& path, const ContentKey& key,
   if (!exists(path)) return std::nullopt;
   try {
     const TokenFile file(path);
-    if (file.key() == key) return describe(file, true, counts);
+    if (file.key() == key) {
+      ::utimensat(AT_FDCWD, path.c_str(), nullptr, 0);  // it is used
+      return describe(file, true, counts);
+    }
     if (tells) log_warning("DATA-24", path + " belongs to other data; tokenising again");
   } catch (const Error& error) {
     if (tells) log_warning(error.text().area, std::string(error.what()) + "; tokenising again");
@@ -213,13 +217,24 @@ void remove_unfinished(const std::string& temporary) {
     ::unlink((temporary + suffix).c_str());
 }
 
-// Nobody has come back for those of last week.
+// "0123456789abcdef0123456789abcdef.tokens": one of ours.
+bool names_tokens(const std::string& name) {
+  const bool long_enough = name.size() == 2 * sizeof(ContentKey) + 7;
+  return long_enough && name.ends_with(".tokens") &&
+         name.find_first_not_of("0123456789abcdef") == name.size() - 7;
+}
+
+// Nobody has come back for those of last week, nor begun a run with these tokens in three months. They would
+// be made anew; who reads them now has them open.
 void remove_forgotten(const std::string& dir) {
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(dir, ignored)) {
     const std::string name = entry.path().filename().string();
-    if (!name.ends_with(".tokens.tmp")) continue;
+    const bool whole = names_tokens(name);
+    if (!whole && !name.ends_with(".tokens.tmp")) continue;
     const auto age = fs::file_time_type::clock::now() - entry.last_write_time(ignored);
+    if (whole && age > kUnused) fs::remove(entry.path(), ignored);
+    if (whole) continue;
     const int lock =
         ::open((dir + "/" + name.substr(0, name.size() - 11) + ".lock").c_str(), O_RDWR | O_CLOEXEC);
     if (age > kForgotten && (lock < 0 || ::flock(lock, LOCK_EX | LOCK_NB) == 0))

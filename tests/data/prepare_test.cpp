@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -178,6 +179,25 @@ TEST_F(Prepare, MakesADamagedCacheAnew) {
   EXPECT_EQ(told.find("tokenising again"), told.rfind("tokenising again")) << told;  // once
   EXPECT_FALSE(second.from_cache);
   EXPECT_EQ(TokenFile(second.path).tokens(), first.tokens);
+}
+
+// Days after its last use, not after it was made.
+TEST_F(Prepare, ForgetsTokensThatNobodyHasUsedForMonths) {
+  const auto others = [&](int n) {
+    return write("b" + std::to_string(n) + ".jsonl", "{\"text\":\"one " + std::string(n, 'x') + " two\"}\n");
+  };
+  const std::string old = prepare_tokens(options({others(1)})).path,
+                    used = prepare_tokens(options({others(2)})).path;
+  const std::string foreign = write("cache/mine.tokens", "mine");
+  const auto months_ago = fs::file_time_type::clock::now() - std::chrono::hours(100 * 24);
+  for (const std::string& path : {old, used, foreign}) fs::last_write_time(path, months_ago);
+  EXPECT_TRUE(prepare_tokens(options({others(2)})).from_cache);
+  EXPECT_TRUE(fs::exists(old));
+  prepare_tokens(options({others(3)}));
+  EXPECT_FALSE(fs::exists(old));
+  EXPECT_TRUE(fs::exists(used));
+  EXPECT_TRUE(fs::exists(foreign));
+  EXPECT_FALSE(prepare_tokens(options({others(1)})).from_cache);
 }
 
 TEST_F(Prepare, NamesTheLineOfABadRow) {

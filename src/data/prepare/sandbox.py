@@ -39,6 +39,7 @@ def limit(what):
 # ---- memory and time ------------------------------------------------------------------------------------------------
 
 _statm = {}  # of each process: it is forked
+_handled = []
 
 
 def _address_space():
@@ -61,9 +62,10 @@ class bounded:
     def __enter__(self):
         self.before = resource.getrlimit(resource.RLIMIT_AS)
         most = min([_address_space() + self.room] + [value for value in self.before if value != resource.RLIM_INFINITY])
-        self.timed = threading.get_ident() == threading.main_thread().ident
-        if self.timed and signal.getsignal(signal.SIGVTALRM) is not _out_of_time:
+        self.timed = threading.current_thread() is threading.main_thread()
+        if self.timed and not _handled:
             signal.signal(signal.SIGVTALRM, _out_of_time)  # once: nobody else has such a timer
+            _handled.append(True)
         resource.setrlimit(resource.RLIMIT_AS, (most, self.before[1]))
         if self.timed:
             signal.setitimer(signal.ITIMER_VIRTUAL, MOST_SECONDS)
@@ -168,8 +170,13 @@ class Environment(ImmutableSandboxedEnvironment):
         return result
 
     def call_binop(self, context, operator, left, right):
-        if operator != "+":
-            self._check_number(operator, left, right)
+        if operator == "+":  # what templates do most
+            result = left + right
+            self.left -= 1 + (len(result) // ELEMENTS_A_STEP if isinstance(result, SIZED) else 0)
+            if self.left < 0:
+                self._refuse()
+            return result
+        self._check_number(operator, left, right)
         result = self.binop_table[operator](left, right)
         self.spend(result)
         return result

@@ -74,7 +74,6 @@ class ChatTemplate:
         with template.environment.tracker.active() as tracker, sandbox.bounded(characters):
             for block in template.generate(messages=[_cleaned(m) for m in messages], tools=tools, documents=None,
                                            add_generation_prompt=add_generation_prompt, **self.special_tokens):
-                template.environment.spend(block)
                 tracker.blocks.append(block)
             text = "".join(tracker.blocks)
             if not all(text.startswith(part, start) for start, part in tracker.spans):
