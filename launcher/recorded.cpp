@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <ctime>
 #include <filesystem>
 
 #include "base/error.h"
@@ -26,6 +27,25 @@ std::vector<std::string> spelt_out(const NameMap& names, const std::vector<std::
 }
 
 }  // namespace
+
+std::string recorded_date(const std::string& directory) {
+  const std::string file = directory + "/" + kDateFile;
+  char text[16];
+  if (directory.empty() || access(file.c_str(), F_OK) != 0) {
+    const std::time_t now = std::time(nullptr);
+    std::strftime(text, sizeof text, "%Y-%m-%d", std::localtime(&now));
+    return text;
+  }
+  std::tm day{};
+  const std::string written = read_small_file(file, sizeof text - 1);
+  const char* end = strptime(written.c_str(), "%Y-%m-%d", &day);
+  if (end != written.c_str() + 10 || (*end != '\n' && *end != '\0'))
+    throw Error(Exit::kIncompatible, {.area = "RUN-26",
+                                      .what = "it holds no date such as 2026-01-31",
+                                      .place = file,
+                                      .next = "write the day on which the run was begun"});
+  return written.substr(0, 10);
+}
 
 bool names_configuration(const std::string& what) {
   std::error_code error;

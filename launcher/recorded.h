@@ -13,6 +13,10 @@
 namespace lm {
 
 inline constexpr char kNumericsFile[] = "numerics.json";
+// The day on which a run was begun, where its chat template asks for the date: "2026-01-31" and a line break.
+inline constexpr char kDateFile[] = "date.txt";
+// That of a run's directory; today's, in local time, where it has none. Throws Error(14) for a damaged file.
+std::string recorded_date(const std::string& directory);
 
 // Whether a command that takes a configuration or a directory is given the former.
 bool names_configuration(const std::string& what);

@@ -35,7 +35,7 @@ MAY_INCLUDE["src/train"] = EVERYTHING_BELOW
 MAY_INCLUDE["launcher"] = {"src/base", "src/config", "src/spec", "src/plan", "src/weights"}
 MAY_INCLUDE["launcher/machine"] = {"launcher", "src/base", "src/config", "src/plan", "offload"}
 MAY_INCLUDE["launcher/report"] = {"launcher", "src/base", "src/config", "src/spec"}
-MAY_INCLUDE["launcher/door"] = MAY_INCLUDE["launcher/machine"] | {"launcher/machine", "launcher/report", "src/spec", "src/schedule", "comm"}
+MAY_INCLUDE["launcher/door"] = MAY_INCLUDE["launcher/machine"] | {"launcher/machine", "launcher/report", "src/spec", "src/schedule", "src/data", "comm"}
 MAY_INCLUDE["launcher/rank"] = EVERYTHING_BELOW | {"src/train", "launcher", "launcher/machine", "launcher/report"}
 
 # The files that LibTorch stands behind: products and attention, views for it, how it is started, what it throws.

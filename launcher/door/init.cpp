@@ -9,8 +9,11 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/log.h"
+#include "base/process.h"
 #include "config/config_text.h"
 #include "config/config_toml.h"
+#include "data/look.h"
 #include "launcher/door/commands.h"
 #include "launcher/environment.h"
 #include "launcher/model_place.h"
@@ -44,6 +47,19 @@ void check_data(const std::string& data) {
   if (path.is_relative() && path.has_parent_path() && !file) return;
   throw refusal(Exit::kInput, "no such data file", data,
                 "name files, globs, or ORG/NAME of a data set in the local hub cache");
+}
+
+// The first rows, as training will read them.
+void look(const std::vector<std::string>& data) {
+  const Environment environment = read_environment();
+  if (environment.python.empty()) {
+    log_note("INIT-20", "no Python was found, so that nobody has looked at the data: see `lmlaunch doctor`");
+    return;
+  }
+  const fs::path program =
+      fs::path(beside_this_program("lmlaunch-cpu")).parent_path() / "../share/lmlaunch/prepare";
+  look_at_rows(data, {environment.hub_caches, environment.datasets_caches}, environment.python,
+               program.lexically_normal().string());
 }
 
 // What MODEL names: a model; or an adapter, which is gone on with.
@@ -234,12 +250,14 @@ Exit init_command(const CommandLine& line) {
   if (!method.empty() && method != "full" && method != "lora" && method != "qlora")
     throw refusal(Exit::kUsage, "--method: expected full, lora or qlora, got \"" + method + "\"",
                   "the command line", "see `lmlaunch init --help`");
-  for (size_t i = 1; i < line.positional.size(); ++i) check_data(line.positional[i]);
+  const std::vector<std::string> data(line.positional.begin() + 1, line.positional.end());
+  std::ranges::for_each(data, check_data);
   std::error_code ignored;
   if (fs::exists(output, ignored))
     throw refusal(Exit::kIncompatible, "the file exists already, and is left as it is", output,
                   "remove it, or name another one with -o");
   const Start start = start_of(line);
+  look(data);
   const FittingWays choice = choose(line, start, output);
   const std::string text = config_text(line, start, output, choice);
   parse_config(text, output, {});  // what is written is read

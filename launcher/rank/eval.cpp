@@ -36,7 +36,7 @@ Exit eval_command(const CommandLine& line) {
   if (!subject.run.empty() && (line.has("--gpus") || line.has("--ranks")))
     subject.config.run.device = DeviceChoice::kAuto;  // as the door chose (start_run.cpp)
   const std::unique_ptr<Job> job = open_job(subject.config, line, PlanPurpose::kEvaluate, subject.run);
-  JobData data = open_data(*job);
+  JobData data = open_data(*job, subject.run);
   const std::vector<Batch> held_out = data.loader->eval_batches();
   if (held_out.empty()) refuse_without_data(what, false);
   const std::unique_ptr<Rank> rank = make_rank(*job, false);

@@ -10,12 +10,14 @@
 #include "base/bytes.h"
 #include "base/cuda.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "base/process.h"
 #include "checkpoint/restore.h"
 #include "config/config_print.h"
 #include "config/config_text.h"
 #include "config/config_toml.h"
+#include "data/template_date.h"
 #include "kernels/cpu_rates.h"
 #include "kernels/gemm_rate.h"
 #include "kernels/runtime.h"
@@ -124,6 +126,7 @@ PrepareOptions prepare_options(const Job& job, const std::vector<std::string>& f
           .program_dir = program.lexically_normal().string(),
           .workers = job.plan.numerics.threads,
           .vocab = job.model.spec.vocab,
+          .date = job.date,
           .caches = {job.environment.hub_caches, job.environment.datasets_caches},
           .stopped = {}};
 }
@@ -381,26 +384,34 @@ JobData open_data_here(const Job& job, const std::function<bool()>& stopped, int
   std::vector<std::pair<ExampleRange, double>> weights;
   for (size_t i = 0; i < config.data.weights.size(); ++i)
     weights.emplace_back(data.train.entries.at(i), config.data.weights[i]);
-  data.loader = std::make_unique<Loader>(*data.train_source, data.eval_source.get(),
-                                         LoaderOptions{.seed = config.run.seed,
-                                                       .max_length = config.data.max_length,
-                                                       .too_long = config.data.too_long,
-                                                       .packing = config.data.packing,
-                                                       .global_batch = config.train.global_batch,
-                                                       .micro_batch = job.plan.numerics.micro_batch,
-                                                       .vocab = job.model.spec.vocab,
-                                                       .eval_fraction = config.data.eval_fraction,
-                                                       .text = data.train.text,
-                                                       .eval_text = data.eval.text,
-                                                       .weights = weights,
-                                                       .rank = rank,
-                                                       .world = job.plan.numerics.ranks});
+  data.loader = std::make_unique<Loader>(
+      *data.train_source, data.eval_source.get(),
+      LoaderOptions{.seed = config.run.seed,
+                    .max_length = config.data.max_length,
+                    .too_long = config.data.too_long,
+                    .packing = config.data.packing,
+                    .global_batch = config.train.global_batch,
+                    .micro_batch = job.plan.numerics.micro_batch,
+                    .vocab = job.model.spec.vocab,
+                    .eval_fraction = config.data.eval_fraction,
+                    .text = data.train.text,
+                    .eval_text = data.eval.text,
+                    .weights = weights,
+                    .name = names_of(config.data.train),
+                    .eval_name = names_of(config.data.eval.empty() ? config.data.train : config.data.eval),
+                    .rank = rank,
+                    .world = job.plan.numerics.ranks});
   return data;
 }
 
 }  // namespace
 
-JobData open_data(const Job& job, const std::function<bool()>& stopped, Ranks* ranks) {
+JobData open_data(Job& job, const std::string& run, const std::function<bool()>& stopped, Ranks* ranks) {
+  const auto date = [&] { return recorded_date(run); };
+  job.date = ranks == nullptr ? date() : ranks->from_leader("date", date);
+  const bool keeps = ranks != nullptr && ranks->leads();
+  if (keeps && template_asks_for_date(job.config.data.chat_template, job.model.directory))
+    atomic_write_file(run + "/" + kDateFile, job.date + "\n");
   // The leader makes the token files, and the others find them.
   if (ranks == nullptr) return open_data_here(job, stopped, 0);
   JobData data;

@@ -27,6 +27,7 @@ struct Job {
   int ranks_on_machine = 1;
   // Of the model that leaves, where it is not its base's: the data's, known once they are open.
   std::string chat_template = {};
+  std::string date = {};  // what a chat template is told that asks, likewise; "": today's
   double peak_flops = 0;  // measured (CPU) or specified (GPU)
   StreamView stream;
 };
@@ -57,7 +58,10 @@ struct JobData {
   std::unique_ptr<DataSource> train_source, eval_source;
   std::unique_ptr<Loader> loader;
 };
-JobData open_data(const Job& job, const std::function<bool()>& stopped = {}, Ranks* ranks = nullptr);
+// `run`: the directory of the run that they belong to, "" none; by several `ranks`, or one that trains, it is
+// written to. Sets job.date.
+JobData open_data(Job& job, const std::string& run, const std::function<bool()>& stopped = {},
+                  Ranks* ranks = nullptr);
 
 // A run's directory as RUN arguments name it, its model/ or one of its checkpoints, a model's or an
 // adapter's: the configuration to open it with and where its trained weights are ("" = the base model

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/trace.h"
 #include "config/config_toml.h"
+#include "data/sample_view.h"
 #include "kernels/library_error.h"
 #include "launcher/control.h"
 #include "launcher/environment.h"
@@ -92,7 +93,8 @@ TrainerResult train_or_save(int ranks, Trainer& trainer, const std::function<Tra
 void take_data(const JobData& data, const RunFiles& files, Job& job) {
   job.chat_template = data.train.chat_template;
   files.keep_template(job);
-  log_coloured(sample_view(data.train, false), sample_view(data.train, true));
+  const SampleLength length{job.config.data.max_length, job.config.data.too_long};
+  log_coloured(sample_view(data.train, false, length), sample_view(data.train, true, length));
   log_line(data.loader->length_report());
 }
 
@@ -280,7 +282,7 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
 
   // Text becomes tokens once; a second start finds them. The first example shows what will be learnt.
   JobData data = open_data(
-      *job, [&] { return control.stop_requests() > 0; }, &ranks);
+      *job, directory, [&] { return control.stop_requests() > 0; }, &ranks);
   take_data(data, files, *job);
   const std::vector<Batch> held_out = data.loader->eval_batches();
   const Samples samples(*job);

@@ -5,14 +5,15 @@
 #include "base/process.h"
 #include "launcher/model_place.h"
 #include "launcher/rank/run_files.h"
+#include "launcher/recorded.h"
 
 namespace lm {
 
 TextTools text_tools(const Environment& environment, const std::string& model_dir,
-                     const std::string& chat_template) {
+                     const std::string& chat_template, const std::string& date) {
   const std::filesystem::path program =
       std::filesystem::path(beside_this_program("lmlaunch-cpu")).parent_path() / "../share/lmlaunch/prepare";
-  return {environment.python, program.lexically_normal().string(), model_dir, chat_template};
+  return {environment.python, program.lexically_normal().string(), model_dir, chat_template, date};
 }
 
 Speaker::Speaker(const CommandLine& line)
@@ -20,7 +21,8 @@ Speaker::Speaker(const CommandLine& line)
   const Environment environment = read_environment();
   const std::string model = resolve_model(subject_.config.model.path, environment);
   spec_ = read_model_spec(model);
-  text_ = std::make_unique<TextSession>(text_tools(environment, model, own_template(subject_)));
+  text_ = std::make_unique<TextSession>(
+      text_tools(environment, model, own_template(subject_), recorded_date(subject_.run)));
 }
 
 void Speaker::load(int64_t positions) {

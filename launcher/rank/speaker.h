@@ -12,9 +12,10 @@
 
 namespace lm {
 
-// The text program for a model's directory; `chat_template`: in place of its own, "" none.
+// The text program for a model's directory; `chat_template`: in place of its own, "" none. `date`: what a
+// template is told that asks, "" today's.
 TextTools text_tools(const Environment& environment, const std::string& model_dir,
-                     const std::string& chat_template);
+                     const std::string& chat_template, const std::string& date);
 
 class Speaker {
  public:

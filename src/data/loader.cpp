@@ -32,8 +32,7 @@ std::string percent(int64_t part, int64_t whole) {
 }
 
 // Nothing to learn is an error; hardly anything may be meant (one-word answers to long documents).
-void check_share(const DataSource& source, const PieceCounts& counts) {
-  const std::string place = source.name();
+void check_targets(const std::string& place, const PieceCounts& counts) {
   if (counts.examples == 0)
     refuse("there is no training example", place, "look at data.train and data.eval_fraction");
   if (counts.targets == 0) {
@@ -42,9 +41,19 @@ void check_share(const DataSource& source, const PieceCounts& counts) {
                        counts.examples, counts.without_target, counts.too_long),
            place, "check the format of the data, data.loss_on, data.max_length and data.too_long");
   }
+}
+
+void warn_of_losses(const std::string& place, const PieceCounts& counts, int64_t max_length) {
   if (counts.targets * 100 < counts.tokens) {
     log_warning("DATA-24", "only " + percent(counts.targets, counts.tokens) + " of the tokens in " + place +
                                " are training targets; check the format of the data and data.loss_on");
+  }
+  if (counts.endless > 0) {
+    log_warning("DATA-24",
+                fmt::format("{} of {} examples in {} are cut at data.max_length {} before their last answer "
+                            "ends, and lose {} trained tokens: from these the model does not learn to stop; "
+                            "raise data.max_length, or leave them out with data.too_long = \"drop\"",
+                            counts.endless, counts.examples, place, max_length, counts.lost_targets));
   }
 }
 
@@ -61,22 +70,32 @@ Loader::Loader(const DataSource& train, const DataSource* eval, const LoaderOpti
            "a micro-batch counts its tokens in 32 bits");
   LM_CHECK(options.vocab >= 1, "vocabulary");
   LM_CHECK(options.world >= 1 && options.rank >= 0 && options.rank < options.world, "ranks");
+  if (options_.name.empty()) options_.name = train.name();
+  if (options_.eval_name.empty()) options_.eval_name = eval != nullptr ? eval->name() : options_.name;
   const int64_t examples = train.examples();
   const int64_t held = eval == nullptr ? held_out(examples, options.eval_fraction) : 0;
   const Permutation draw(examples, options.seed, 0, ShufflePurpose::kHeldOut);
   pieces_ = cut_pieces(
       train, options.max_length, options.too_long,
       [&](int64_t index) { return held == 0 || draw(index) >= held; }, train_counts_, options.text);
-  check_share(train, train_counts_);
+  check_targets(options_.name, train_counts_);
+  warn_of_losses(options_.name, train_counts_, options.max_length);
   if (pieces_in_epoch() == 0)
-    refuse("data.weights leave not one example for an epoch", train.name(), "raise them");
+    refuse("data.weights leave not one example for an epoch", options_.name, "raise them");
   if (eval == nullptr && held == 0) return;
   const DataSource& from = eval != nullptr ? *eval : train;
   eval_pieces_ = cut_pieces(
       from, options.max_length, options.too_long,
       [&](int64_t index) { return eval != nullptr || draw(index) < held; }, eval_counts_,
       eval != nullptr ? options.eval_text : options.text);
-  check_share(from, eval_counts_);
+  check_targets(options_.eval_name, eval_counts_);
+  // Of what is held out of the training examples it is said once.
+  if (options_.eval_name != options_.name)
+    warn_of_losses(options_.eval_name, eval_counts_, options.max_length);
+}
+
+const std::string& Loader::name_of(const DataSource& source) const {
+  return &source == &train_ ? options_.name : options_.eval_name;
 }
 
 std::string Loader::length_report() const {
@@ -168,7 +187,7 @@ StepBatches Loader::next() {
     refuse(
         "the tokens are not those with which this run began: the data, the tokenizer or the chat template "
         "has changed",
-        train_.name(),
+        options_.name,
         "restore the files of data.train and the tokenizer's files in model.path, or start in another "
         "run.dir");
   }
@@ -243,7 +262,7 @@ void Loader::append(const DataSource& source, const Piece& piece, Batch& batch) 
     const int64_t position = source.first_token(piece.example) + piece.begin + (bad - view.tokens.begin());
     refuse(
         fmt::format("token {} = {} is outside the model's vocabulary of {}", position, *bad, options_.vocab),
-        source.name(), "use the tokenizer that belongs to model.path");
+        name_of(source), "use the tokenizer that belongs to model.path");
   }
   batch.document_start.push_back(static_cast<int32_t>(at));
   batch.token.insert(batch.token.end(), view.tokens.begin(), view.tokens.end());

@@ -30,6 +30,8 @@ struct LoaderOptions {
   // Ranges of the training examples, in order, and how often those of each occur in an epoch; empty: once.
   // Of a fraction, another part in each epoch.
   std::vector<std::pair<ExampleRange, double>> weights = {};
+  // For messages: the user's files; "": the source's name.
+  std::string name = {}, eval_name = {};
   int rank = 0, world = 1;  // a step's sequences are dealt to the ranks as equal, contiguous runs
 };
 
@@ -70,6 +72,7 @@ class Loader {
   void restore(const LoaderPosition& position) { position_ = position; }
 
  private:
+  const std::string& name_of(const DataSource& source) const;
   const SequenceList& sequences_of(int64_t epoch);
   // The pieces of an epoch by weight, in the order of the file. The number of them is that of each epoch.
   std::vector<int32_t> weighted_pieces(int64_t epoch) const;
@@ -80,7 +83,7 @@ class Loader {
 
   const DataSource& train_;
   const DataSource* eval_;
-  LoaderOptions options_;
+  LoaderOptions options_;  // with both names
   std::vector<Piece> pieces_, eval_pieces_;
   PieceCounts train_counts_, eval_counts_;
   SequenceList plan_;  // of epoch planned_

@@ -25,6 +25,13 @@ std::span<const uint8_t> part(std::span<const uint8_t> trained, int64_t begin, i
                          static_cast<size_t>(std::min(length, static_cast<int64_t>(trained.size()) - begin)));
 }
 
+void count_lost(std::span<const uint8_t> trained, int64_t max_length, PieceCounts& counts) {
+  const auto cut = trained.subspan(static_cast<size_t>(max_length));
+  const auto lost = std::ranges::count_if(cut, [](uint8_t mark) { return mark != 0; });
+  counts.lost_targets += lost;
+  counts.endless += lost > 0 ? 1 : 0;
+}
+
 }  // namespace
 
 std::string describe_counts(const PieceCounts& counts, int64_t max_length) {
@@ -61,6 +68,7 @@ std::vector<Piece> cut_pieces(const DataSource& source, int64_t max_length, TooL
       if (choice == TooLong::kCut) counts.lost_tokens += length - max_length;
     }
     const std::span<const uint8_t> trained = source.trained(index, buffer);
+    if (length > max_length && choice == TooLong::kCut) count_lost(trained, max_length, counts);
     const int64_t stop = choice == TooLong::kSplit ? length : std::min(length, max_length);
     int64_t used = 0, covered = 0;  // pieces; the end of the last of them
     for (int64_t begin = 0; begin + 1 < stop; begin += max_length - 1) {

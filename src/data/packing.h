@@ -34,6 +34,9 @@ struct PieceCounts {
   int64_t split_pieces = 0;   // that the split ones became
   int64_t source_tokens = 0;  // of all examples
   int64_t used_tokens = 0;    // of those, in some piece
+  // Of the examples that data.too_long cuts: marked tokens that were cut off, and how many examples have lost
+  // their last one, which is the end of an answer.
+  int64_t lost_targets = 0, endless = 0;
 };
 
 // "120 rows, 45120 tokens, at data.max_length 512: 100 rows whole, 12 cut, 8 split into 30, 0 dropped; 41120
@@ -67,7 +70,7 @@ struct SequenceList {
 };
 
 // One piece per sequence, or with `packing` as many whole pieces as fit into max_length: first fit among the
-// 64 newest unfinished sequences, taking pieces in the order at(0), at(1), ...; sequences leave in the order
+// 256 newest unfinished sequences, taking pieces in the order at(0), at(1), ...; sequences leave in the order
 // in which they were begun.
 // `count`: how many at() gives, of which some may be the same; -1: every piece once.
 SequenceList pack_sequences(std::span<const Piece> pieces, const std::function<int64_t(int64_t)>& at,

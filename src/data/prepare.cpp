@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -24,6 +23,7 @@
 #include "config/config_names.h"
 #include "data/content_key.h"
 #include "data/python.h"
+#include "data/template_date.h"
 
 namespace lm {
 namespace {
@@ -31,7 +31,8 @@ namespace {
 using Json = nlohmann::json;
 namespace fs = std::filesystem;
 
-constexpr auto kForgotten = std::chrono::hours(7 * 24);
+constexpr auto kForgotten = std::chrono::hours(7 * 24);  // what was not finished
+constexpr auto kUnused = std::chrono::hours(90 * 24);    // tokens that no run has begun with
 
 [[noreturn]] void refuse(Exit code, const std::string& what, const std::string& place,
                          const std::string& next) {
@@ -65,6 +66,10 @@ bool exists(const fs::path& path) {
   return fs::exists(path, ignored);
 }
 
+bool asks_for_date(const PrepareOptions& options) {
+  return template_asks_for_date(options.chat_template, options.model_dir);
+}
+
 // Everything that the tokens depend on.
 ContentKey key_of(const PrepareOptions& options, const std::vector<std::string>& files,
                   ContentHasher& hasher) {
@@ -92,6 +97,7 @@ ContentKey key_of(const PrepareOptions& options, const std::vector<std::string>&
              "name a file that holds a chat template in Jinja");
     add("own template", options.chat_template);
   }
+  if (asks_for_date(options)) parts.push_back("date " + options.date);
   // The kind of a file follows from its suffix, so that belongs to its content: ".jsonl", ".jsonl.gz".
   for (const std::string& file : files) {
     const fs::path name(file);
@@ -136,6 +142,7 @@ void run_python(const PrepareOptions& options, const std::vector<std::string>& f
                   {"chat_template", options.chat_template},
                   {"workers", options.workers},
                   {"vocab", options.vocab},
+                  {"date", asks_for_date(options) ? options.date : ""},
                   {"out", out},
                   {"key", to_hex(key)}});
   ask_python(options.python, program, request, options.stopped);
@@ -153,7 +160,8 @@ Prepared describe(const TokenFile& file, bool from_cache, const std::vector<size
                     .entries = {},
                     .chat_template = {},
                     .notes = {},
-                    .sample = {}};
+                    .sample = {},
+                    .sample_tokens = file.examples() > 0 ? file.length(0) : 0};
   // Deeply nested JSON parses, and ends the process when it is copied.
   const auto shallow = [](int depth, Json::parse_event_t, Json&) {
     if (depth > 8) throw std::length_error("nested too deeply");
@@ -185,16 +193,20 @@ Prepared describe(const TokenFile& file, bool from_cache, const std::vector<size
   return prepared;
 }
 
-// The cache under `path`, if it is there, whole and of this key. A damaged one is told and made again.
+// The cache under `path`, if it is there, whole and of this key. Of a damaged one, which is made again,
+// whoever makes it tells.
 std::optional<Prepared> cached(const std::string& path, const ContentKey& key,
-                               const std::vector<size_t>& counts) {
+                               const std::vector<size_t>& counts, bool tells) {
   if (!exists(path)) return std::nullopt;
   try {
     const TokenFile file(path);
-    if (file.key() == key) return describe(file, true, counts);
-    log_warning("DATA-24", path + " belongs to other data; tokenising again");
+    if (file.key() == key) {
+      ::utimensat(AT_FDCWD, path.c_str(), nullptr, 0);  // it is used
+      return describe(file, true, counts);
+    }
+    if (tells) log_warning("DATA-24", path + " belongs to other data; tokenising again");
   } catch (const Error& error) {
-    log_warning(error.text().area, std::string(error.what()) + "; tokenising again");
+    if (tells) log_warning(error.text().area, std::string(error.what()) + "; tokenising again");
   }
   return std::nullopt;
 }
@@ -205,13 +217,24 @@ void remove_unfinished(const std::string& temporary) {
     ::unlink((temporary + suffix).c_str());
 }
 
-// Nobody has come back for those of last week.
+// "0123456789abcdef0123456789abcdef.tokens": one of ours.
+bool names_tokens(const std::string& name) {
+  const bool long_enough = name.size() == 2 * sizeof(ContentKey) + 7;
+  return long_enough && name.ends_with(".tokens") &&
+         name.find_first_not_of("0123456789abcdef") == name.size() - 7;
+}
+
+// Nobody has come back for those of last week, nor begun a run with these tokens in three months. They would
+// be made anew; who reads them now has them open.
 void remove_forgotten(const std::string& dir) {
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(dir, ignored)) {
     const std::string name = entry.path().filename().string();
-    if (!name.ends_with(".tokens.tmp")) continue;
+    const bool whole = names_tokens(name);
+    if (!whole && !name.ends_with(".tokens.tmp")) continue;
     const auto age = fs::file_time_type::clock::now() - entry.last_write_time(ignored);
+    if (whole && age > kUnused) fs::remove(entry.path(), ignored);
+    if (whole) continue;
     const int lock =
         ::open((dir + "/" + name.substr(0, name.size() - 11) + ".lock").c_str(), O_RDWR | O_CLOEXEC);
     if (age > kForgotten && (lock < 0 || ::flock(lock, LOCK_EX | LOCK_NB) == 0))
@@ -236,18 +259,18 @@ Prepared prepare_tokens(const PrepareOptions& options) {
   const ContentKey key = key_of(options, files, hasher);
   hasher.save();
   const std::string path = dir + "/" + to_hex(key) + ".tokens";
-  if (auto found = cached(path, key, counts)) return *found;
+  if (auto found = cached(path, key, counts, false)) return *found;
 
   const CacheLock lock(dir + "/" + to_hex(key) + ".lock", options.stopped);
-  if (auto found = cached(path, key, counts)) return *found;  // made while we waited
-  const std::string temporary = path + ".tmp";                // ours alone: we hold the lock
+  if (auto found = cached(path, key, counts, true)) return *found;  // made while we waited
+  const std::string temporary = path + ".tmp";                      // ours alone: we hold the lock
   remove_forgotten(dir);
   try {
     run_python(options, files, temporary, key);
     const Prepared prepared = describe(TokenFile(temporary), false, counts);
     if (prepared.examples == 0) {
       refuse(Exit::kInput, fmt::format("not one token is a training target in {} examples", prepared.dropped),
-             files.front(), "check the format of the data and data.loss_on");
+             names_of(options.files), "check the format of the data and data.loss_on");
     }
   } catch (const Error& error) {
     if (error.code() != Exit::kStopped && error.text().kept.empty()) remove_unfinished(temporary);
@@ -264,23 +287,11 @@ Prepared prepare_tokens(const PrepareOptions& options) {
   return describe(TokenFile(path), false, counts);
 }
 
-std::string sample_view(const Prepared& prepared, bool terminal) {
-  char head[256];
-  const double share = prepared.tokens > 0 ? 100.0 * static_cast<double>(prepared.trained_tokens) /
-                                                 static_cast<double>(prepared.tokens)
-                                           : 0.0;
-  std::snprintf(head, sizeof head, "data: %lld examples, %lld tokens, %.1f %% of them trained%s\n",
-                static_cast<long long>(prepared.examples), static_cast<long long>(prepared.tokens), share,
-                prepared.from_cache ? " (from the cache)" : "");
-  std::string view = head;
-  for (const std::string& note : prepared.notes) view += "data: " + escape_controls(note) + "\n";
-  view += terminal ? "one example, trained text in green:\n" : "one example, trained text between « and »:\n";
-  for (const SamplePiece& piece : prepared.sample) {
-    // The text may steer a terminal; our own colours are added after it has been made harmless.
-    const std::string text = escape_controls(piece.text);
-    view += !piece.trained ? text : terminal ? "\x1b[32m" + text + "\x1b[0m" : "«" + text + "»";
-  }
-  return view + "\n";
+std::string names_of(const std::vector<std::string>& files) {
+  constexpr size_t kNamed = 3;
+  std::string out;
+  for (size_t i = 0; i < std::min(files.size(), kNamed); ++i) out += (i == 0 ? "" : ", ") + files[i];
+  return files.size() <= kNamed ? out : out + fmt::format(" and {} more", files.size() - kNamed);
 }
 
 }  // namespace lm

@@ -32,11 +32,12 @@ struct PrepareOptions {
   std::string program_dir;  // the folder prepare/
   int workers = 1;          // processes
   int64_t vocab = 0;        // the model's: every id must be below it; 0: not asked
+  std::string date = {};    // "2026-01-31": what a chat template is told that asks (template_date.h)
   DataCaches caches = {};
   std::function<bool()> stopped;  // asked about ten times per second while Python runs; may be empty
 };
 
-// Runs of text of one example, told apart by whether the model shall learn to write them.
+// What a token of one example adds to its text, and whether the model shall learn to write it.
 struct SamplePiece {
   std::string text;
   bool trained = false;
@@ -51,14 +52,14 @@ struct Prepared {
   std::vector<ExampleRange> entries;  // the examples of each of PrepareOptions::files
   // Of the conversations, where the model has none of its own or another was asked for: Jinja.
   std::string chat_template;
-  std::vector<std::string> notes;  // what the user should know of the data
-  std::vector<SamplePiece> sample;
+  std::vector<std::string> notes;   // what the user should know of the data
+  std::vector<SamplePiece> sample;  // the first tokens of the first example
+  int64_t sample_tokens = 0;        // all of it
 };
 
 Prepared prepare_tokens(const PrepareOptions& options);
 
-// What a run prints before it trains: the share of trained tokens, the notes, and the sample. On a terminal
-// trained text is green, elsewhere it stands between « and ».
-std::string sample_view(const Prepared& prepared, bool terminal);
+// For messages: the first few of PrepareOptions::files.
+std::string names_of(const std::vector<std::string>& files);
 
 }  // namespace lm

@@ -17,6 +17,7 @@ struct TextTools {
   std::string program_dir;         // the folder prepare/
   std::string model_dir;           // holds tokenizer.json
   std::string chat_template = {};  // in Jinja; "": the model's own
+  std::string date = {};           // "2026-01-31", for a template that asks; "": today's
 };
 
 struct ChatMessage {

@@ -330,6 +330,76 @@ TEST(Loader, StopsWhenThereIsNothingToLearn) {
   }
 }
 
+// What is refused names what the user wrote, not a file of the cache.
+TEST(Loader, NamesTheUsersFiles) {
+  MemorySource untrained, good, bad;
+  untrained.add({1, 2, 3}, {1, 0, 0});
+  good.add({1, 2, 3});
+  bad.add({1, 5000, 3});
+  LoaderOptions options = small();
+  options.name = "rows.jsonl";
+  options.eval_name = "held.jsonl";
+  const auto place = [&](const MemorySource& train, const MemorySource* eval) {
+    try {
+      Loader loader(train, eval, options);
+      if (eval != nullptr) loader.eval_batches();
+      loader.next();
+    } catch (const Error& error) {
+      return error.text().place;
+    }
+    return std::string("nothing is refused");
+  };
+  options.vocab = 1000;
+  EXPECT_EQ(place(untrained, nullptr), "rows.jsonl");
+  EXPECT_EQ(place(good, &untrained), "held.jsonl");
+  EXPECT_EQ(place(bad, nullptr), "rows.jsonl");
+  EXPECT_EQ(place(good, &bad), "held.jsonl");
+  options.weights = {{{0, 1}, 0.0}};
+  EXPECT_EQ(place(good, nullptr), "rows.jsonl");
+  Loader loader(good, nullptr, small());
+  LoaderOptions other = small();
+  other.name = "rows.jsonl";
+  Loader changed(bad, nullptr, other);
+  changed.restore(loader.position());
+  try {
+    changed.next();
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.text().place, "rows.jsonl");
+  }
+}
+
+TEST(Loader, CountsAnswersThatLoseTheirEnd) {
+  MemorySource source;
+  for (int i = 0; i < 40; ++i) source.add({1, 2, 3, 4, 5, 6}, {0, 0, 0, 1, 1, 1});
+  source.add({1, 2, 3}, {0, 1, 1});
+  source.add({1, 2, 3, 4, 5, 6}, {0, 1, 1, 0, 0, 0});  // nothing that is trained is lost
+  LoaderOptions options = small();
+  options.name = "rows.jsonl";
+  options.max_length = 5;
+  const auto said = [&] {
+    testing::internal::CaptureStderr();
+    const Loader loader(source, nullptr, options);
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_NE(said().find(
+                "40 of 42 examples in rows.jsonl are cut at data.max_length 5 before their last answer ends, "
+                "and lose 40 trained tokens"),
+            std::string::npos)
+      << said();
+  options.eval_fraction = 0.5;  // of the same file: once
+  const std::string once = said();
+  EXPECT_EQ(once.find("are cut at"), once.rfind("are cut at")) << once;
+  options.eval_fraction = 0;
+  options.max_length = 6;
+  EXPECT_EQ(said(), "");
+  options.max_length = 5;
+  options.too_long = TooLong::kDrop;
+  EXPECT_EQ(said(), "");
+  options.too_long = TooLong::kSplit;
+  EXPECT_EQ(said(), "");
+}
+
 // How often each example occurs in an epoch.
 std::map<int32_t, int> occurrences(Loader& loader, int64_t epoch) {
   std::map<int32_t, int> out;

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -20,6 +21,7 @@
 #include "base/process.h"
 #include "data/content_key.h"
 #include "data/loader.h"
+#include "data/sample_view.h"
 #include "tests/support/until.h"
 
 namespace {
@@ -134,12 +136,68 @@ TEST_F(Prepare, KnowsContentByItsBytesAndNotByItsName) {
   EXPECT_NE(prepare_tokens(options({dir_ + "/a.jsonl"})).path, first);
 }
 
+// The template's name of the date makes the difference, and nothing else does.
+TEST_F(Prepare, TheDateIsPartOfTheKeyOnlyWhereTheTemplateAsks) {
+  const auto path_on = [&](const std::string& date) {
+    PrepareOptions wanted = options({dir_ + "/a.jsonl"});
+    wanted.date = date;
+    return prepare_tokens(wanted).path;
+  };
+  write("model/chat_template.jinja", "{{ messages[0].content }}");
+  EXPECT_EQ(path_on("2024-07-26"), path_on("2024-07-27"));
+  write("model/chat_template.jinja", "{{ strftime_now('%Y') }}{{ messages[0].content }}");
+  EXPECT_EQ(path_on("2024-07-26"), path_on("2024-07-26"));
+  EXPECT_NE(path_on("2024-07-26"), path_on("2024-07-27"));
+}
+
+TEST_F(Prepare, ATemplateIsToldTheDate) {
+  write("model/chat_template.jinja",
+        "{% for m in messages %}{{ m.content + ' <eos> ' }}{% endfor %}{{ {'2024': 'one', '2025': "
+        "'two'}[strftime_now('%Y')] }}");
+  PrepareOptions wanted = options({write("c.jsonl",
+                                         "{\"messages\":[{\"role\":\"user\",\"content\":\"ask:\"},"
+                                         "{\"role\":\"assistant\",\"content\":\"three\"}]}\n")});
+  wanted.loss_on = LossOn::kAll;
+  for (const auto& [date, last] : {std::pair("2024-07-26", 3), std::pair("2025-07-26", 4)}) {
+    wanted.date = date;
+    const Prepared prepared = prepare_tokens(wanted);
+    ExampleBuffer buffer;
+    const TokenFile file(prepared.path);
+    EXPECT_EQ(file.example(0, 0, file.length(0), buffer).tokens.back(), last);
+    ASSERT_FALSE(prepared.notes.empty());
+    EXPECT_NE(prepared.notes.back().find(std::string("it is told ") + date), std::string::npos);
+  }
+}
+
 TEST_F(Prepare, MakesADamagedCacheAnew) {
   const Prepared first = prepare_tokens(options({dir_ + "/a.jsonl"}));
   ASSERT_EQ(::truncate(first.path.c_str(), 97), 0);
+  testing::internal::CaptureStderr();
   const Prepared second = prepare_tokens(options({dir_ + "/a.jsonl"}));
+  const std::string told = testing::internal::GetCapturedStderr();
+  EXPECT_NE(told.find("tokenising again"), std::string::npos);
+  EXPECT_EQ(told.find("tokenising again"), told.rfind("tokenising again")) << told;  // once
   EXPECT_FALSE(second.from_cache);
   EXPECT_EQ(TokenFile(second.path).tokens(), first.tokens);
+}
+
+// Days after its last use, not after it was made.
+TEST_F(Prepare, ForgetsTokensThatNobodyHasUsedForMonths) {
+  const auto others = [&](int n) {
+    return write("b" + std::to_string(n) + ".jsonl", "{\"text\":\"one " + std::string(n, 'x') + " two\"}\n");
+  };
+  const std::string old = prepare_tokens(options({others(1)})).path,
+                    used = prepare_tokens(options({others(2)})).path;
+  const std::string foreign = write("cache/mine.tokens", "mine");
+  const auto months_ago = fs::file_time_type::clock::now() - std::chrono::hours(100 * 24);
+  for (const std::string& path : {old, used, foreign}) fs::last_write_time(path, months_ago);
+  EXPECT_TRUE(prepare_tokens(options({others(2)})).from_cache);
+  EXPECT_TRUE(fs::exists(old));
+  prepare_tokens(options({others(3)}));
+  EXPECT_FALSE(fs::exists(old));
+  EXPECT_TRUE(fs::exists(used));
+  EXPECT_TRUE(fs::exists(foreign));
+  EXPECT_FALSE(prepare_tokens(options({others(1)})).from_cache);
 }
 
 TEST_F(Prepare, NamesTheLineOfABadRow) {
@@ -265,14 +323,23 @@ TEST_F(Prepare, ItsChildDiesWithIt) {
 }
 
 TEST_F(Prepare, ShowsTheSampleWithTrainedTextApart) {
-  Prepared prepared = prepare_tokens(options({dir_ + "/a.jsonl"}));
+  const Prepared prepared = prepare_tokens(options({dir_ + "/a.jsonl"}));
+  EXPECT_EQ(prepared.sample_tokens, 5);
   const std::string plain = sample_view(prepared, false);
   EXPECT_NE(plain.find("60.0 % of them trained"), std::string::npos) << plain;
   EXPECT_NE(plain.find("ask: one« two three <eos>»"), std::string::npos) << plain;
-  EXPECT_NE(sample_view(prepared, true).find("\x1b[32m two three <eos>\x1b[0m"), std::string::npos);
-  prepared.sample[0].text = "\x1b]0;evil\x07";
-  prepared.notes = {"\x1b]0;evil\x07"};
-  EXPECT_EQ(sample_view(prepared, true).find("\x1b]"), std::string::npos);
+  // Of two tokens there is nothing that is trained, and of four there is no end.
+  const std::string cut = sample_view(prepared, false, {.most = 4});
+  EXPECT_NE(cut.find("ask: one« two three» ... (cut here, at data.max_length 4: 1 more tokens"),
+            std::string::npos)
+      << cut;
+}
+
+TEST_F(Prepare, NamesTheUsersFilesWhereNothingIsLearnt) {
+  const std::string untrained = write("none.jsonl", R"({"input_ids":[1,2,3],"labels":[-100,-100,-100]})");
+  EXPECT_EQ(refused(options({untrained})).place, untrained);
+  EXPECT_EQ(names_of({"a", "b", "c"}), "a, b, c");
+  EXPECT_EQ(names_of({"a", "b", "c", "d", "e"}), "a, b, c and 2 more");
 }
 
 }  // namespace

@@ -58,3 +58,32 @@ def test_nothing_is_written_over_or_guessed(fresh):
         done = lmlaunch("init", *arguments, "-o", "b.toml", cwd=fresh, check=False)
         assert done.returncode == code and told in done.stderr, done.stderr
         assert not (fresh / "b.toml").exists()
+
+
+def refused_rows(fresh, name, text, *told):
+    (fresh / name).write_text(text)
+    done = lmlaunch("init", "model", name, "--gpus", "0", "-o", "c.toml", cwd=fresh, check=False)
+    assert done.returncode == 11 and all(word in done.stderr for word in told), done.stderr
+    assert len([line for line in done.stderr.splitlines() if line.startswith("lmlaunch: error ")]) == 1, done.stderr
+    assert not (fresh / "c.toml").exists()
+
+
+def test_rows_are_looked_at_before_anything_is_written(fresh):
+    good = json.dumps({"prompt": "w1", "completion": "w2"}) + "\n"
+    refused_rows(fresh, "empty.jsonl", "", "the data is empty", "empty.jsonl")
+    refused_rows(fresh, "blank.jsonl", "\n\n", "the data is empty", "blank.jsonl")
+    refused_rows(fresh, "dpo.jsonl", json.dumps({"prompt": "q", "chosen": "a", "rejected": "b"}), "preference data", "dpo.jsonl:1", 'completion = "chosen"')
+    refused_rows(fresh, "kto.jsonl", good + json.dumps({"prompt": "q", "completion": "a", "label": True}), "preference data", "kto.jsonl:2")
+    refused_rows(fresh, "odd.jsonl", json.dumps({"question": "q"}), "unknown columns: found question", "odd.jsonl:1")
+    refused_rows(fresh, "two.jsonl", json.dumps({"messages": [{"role": "user", "content": "x"}], "text": "y"}), "in 2 ways", "data.format")
+    refused_rows(fresh, "broken.jsonl", good + "{", "not JSON", "broken.jsonl:2")
+    (fresh / "good.jsonl").write_text(good)
+    (fresh / "empty.jsonl").write_text("")  # a file without rows beside one with some is no mistake
+    lmlaunch("init", "model", "good.jsonl", "empty.jsonl", "--gpus", "0", "-o", "c.toml", cwd=fresh)
+
+
+def test_no_more_than_the_first_rows_are_read(fresh):
+    """What stands behind them is training's to find."""
+    good = json.dumps({"text": "w1 w2"}) + "\n"
+    (fresh / "long.jsonl").write_text(100 * good + "{\n")
+    lmlaunch("init", "model", "long.jsonl", "--gpus", "0", "-o", "d.toml", cwd=fresh)

@@ -101,6 +101,17 @@ def test_a_cache_made_for_another_model_is_not_taken_for_a_smaller_one(work):
     refused_at(work, "small", "both.jsonl:1", model__path="smaller", data__train=["both.jsonl"], data__eval=[])
 
 
+def test_a_data_error_names_the_users_file_once(words):
+    """And never a file of the cache."""
+    (words / "learnt.jsonl").write_text(json.dumps({"input_ids": [1, 2, 3]}) + "\n")
+    (words / "unlearnt.jsonl").write_text(json.dumps({"input_ids": [1, 2, 3], "labels": [-100] * 3}) + "\n")
+    (words / "late.jsonl").write_text(json.dumps({"input_ids": list(range(1, 41)), "labels": [-100] * 35 + list(range(36, 41))}) + "\n")
+    for name, train, eval in [("unlearnt", "unlearnt.jsonl", []), ("late", "late.jsonl", []), ("unlearnt", "learnt.jsonl", ["unlearnt.jsonl"]),
+                              ("late", "learnt.jsonl", ["late.jsonl"])]:
+        told = refused_at(words, "names", f"{name}.jsonl", data__train=[train], data__eval=eval, run__dir=f"runs/names_{name}_{len(eval)}")
+        assert told.count("not one token is a training target") == 1 and ".tokens" not in told, told
+
+
 # ---- the words of the configuration ---------------------------------------------------------------------------------
 
 TEMPLATE = "{% for m in messages %}{{ m.content + ' ' }}{% if m.role == 'assistant' %}{{ '<eos> ' }}{% endif %}{% endfor %}"
@@ -234,3 +245,38 @@ def test_weights_say_how_many_steps_an_epoch_has(chats):
     assert len(losses(chats, "weighted")) == -(-(32 + 12) // 8)
     done = lmlaunch("weighted.toml", "data.weights=[1]", cwd=chats, check=False)
     assert done.returncode == 10 and "data.weights has 1 numbers and data.train 2 entries" in done.stderr
+
+
+def test_what_is_cut_is_not_shown_and_its_loss_is_counted(chats):
+    long = {"messages": [{"role": "user", "content": "w1"}, {"role": "assistant", "content": " ".join(f"w{n}" for n in range(40, 89))}]}
+    (chats / "cut.jsonl").write_text(40 * (json.dumps(long) + "\n"))
+    told = lmlaunch(config(chats, "cut", data__train=["cut.jsonl"], data__eval=[], data__chat_template="own.jinja", train__steps=1), cwd=chats).stderr
+    assert "40 of 40 examples in cut.jsonl are cut at data.max_length 32 before their last answer ends, and lose 760 trained tokens" in told
+    shown = told.split("one example, ")[1].split("\n")[1]
+    assert "w70" in shown and "w71" not in shown and "<eos>" not in shown and "cut here, at data.max_length 32: 19 more tokens" in shown, shown
+
+
+DATED = TEMPLATE + "{{ 'w' + strftime_now('%d') }}"
+
+
+def test_a_template_is_told_the_day_on_which_the_run_was_begun(chats):
+    """It is recorded where the template asks, and taken from there by all that comes after."""
+    (chats / "dated.jinja").write_text(DATED)
+    common = {"data__train": ["chats.jsonl"], "data__eval": [], "data__eval_fraction": 0.1, "data__chat_template": "dated.jinja", "train__steps": 2}
+    told = lmlaunch(config(chats, "dated", **common), cwd=chats).stderr
+    day = (chats / "runs" / "dated" / "date.txt").read_text().strip()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", day)
+    assert f"the chat template dated.jinja asks for the date: it is told {day}, when this run began" in told
+    # A start of a year ago, that did not come to its first step.
+    (chats / "runs" / "past").mkdir()
+    (chats / "runs" / "past" / "date.txt").write_text("2019-01-23\n")
+    told = lmlaunch(config(chats, "past", **common), cwd=chats).stderr
+    assert "it is told 2019-01-23" in told and (chats / "runs" / "past" / "date.txt").read_text() == "2019-01-23\n"
+    assert "w23" in told.split("one example, ")[1].split("\n")[1]
+    cache = set((chats / "cache").glob("*.tokens"))
+    lmlaunch("eval", "runs/past", cwd=chats)  # of the same tokens
+    assert cache and cache == set((chats / "cache").glob("*.tokens"))
+    (chats / "runs" / "past" / "date.txt").write_text("yesterday\n")
+    done = lmlaunch("eval", "runs/past", cwd=chats, check=False)
+    assert done.returncode == 14 and "date.txt" in done.stderr
+    assert not (chats / "runs" / "plain" / "date.txt").exists()

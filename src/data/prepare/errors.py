@@ -10,3 +10,7 @@ class InputError(Exception):
 
     def as_json(self):
         return {"error": {"area": self.area, "what": self.what, "place": self.place, "next": self.next, "kept": self.kept}}
+
+
+class LimitError(InputError):
+    """A chat template or a tokenizer takes more than any honest one: no row is to blame, and none is left out for it."""

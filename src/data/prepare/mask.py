@@ -3,6 +3,7 @@
 from bisect import bisect_right
 
 from errors import InputError
+from messages import is_answer
 
 # End-of-turn tokens that are not always named in a model's files.
 END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|end_of_turn|>", "</s>",
@@ -12,18 +13,21 @@ SENTINEL = "\u2983lmlaunch answer\u2984"
 
 
 def chat_spans(template, chat, place):
-    """Renders a conversation: (text, spans of the assistant's text from message chat.first on)."""
+    """Renders a conversation: (text, spans of the assistant's text from message chat.first on that is trained)."""
     text, spans = template.render_marked(chat.messages, chat.tools)
-    if spans is not None and template.marks_generation(chat.tools):
-        if chat.first:
-            before = template.render(chat.messages[: chat.first], chat.tools)
-            spans = [span for span in spans if span[0] >= len(before)]
-        return text, spans
-    spans = []
-    for index, message in enumerate(chat.messages):
-        if message["role"] == "assistant" and index >= chat.first:
-            spans.append(_by_prefix(template, chat, index, text) or _by_sentinel(template, chat, index, text, place))
-    return text, spans
+    answers = [i for i, m in enumerate(chat.messages) if m["role"] == "assistant" and i >= chat.first]
+    trained = [i for i in answers if is_answer(chat.messages[i], i, chat.first)]
+    if spans is None or not template.marks_generation(chat.tools):
+        return text, [_span(template, chat, index, text, place) for index in trained]
+    if chat.first:
+        before = template.render(chat.messages[: chat.first], chat.tools)
+        spans = [span for span in spans if span[0] >= len(before)]
+    silent = [_span(template, chat, index, text, place) for index in answers if index not in trained]
+    return text, [(a, b) for a, b in spans if not any(a < end and begin < b for begin, end in silent)]
+
+
+def _span(template, chat, index, text, place):
+    return _by_prefix(template, chat, index, text) or _by_sentinel(template, chat, index, text, place)
 
 
 def _by_prefix(template, chat, index, text):
@@ -32,6 +36,8 @@ def _by_prefix(template, chat, index, text):
     try:
         start = template.render(chat.messages[:index], chat.tools, True)
         end = text if index + 1 == len(chat.messages) else template.render(chat.messages[: index + 1], chat.tools)
+    except InputError:
+        raise
     except Exception:  # a template may refuse a conversation that ends here
         return None
     if not text.startswith(end) or not end.startswith(start) or len(end) <= len(start):
@@ -43,11 +49,12 @@ def _by_sentinel(template, chat, index, text, place):
     """Renders with another answer in its place: what lies between the two texts' common ends is the answer."""
     message = chat.messages[index]
     other = list(chat.messages)
-    other[index] = {**message, "content": SENTINEL}
+    parts = isinstance(message.get("content"), list)
+    other[index] = {**message, "content": [{"type": "text", "text": SENTINEL}] if parts else SENTINEL}
     marked = template.render(other, chat.tools)
     at = marked.find(SENTINEL)
     tail = marked[at + len(SENTINEL):]
-    if (at < 0 or not isinstance(message.get("content"), str) or not text.startswith(marked[:at])
+    if (at < 0 or message.get("content") is None or not text.startswith(marked[:at])
             or not text.endswith(tail) or at + len(tail) > len(text)):
         raise InputError("cannot tell the answers from the rest in what the chat template writes", place,
                          'mark them with {% generation %} in the template, or set data.loss_on = "all"', "DATA-23")
@@ -76,3 +83,13 @@ def mark_tokens(ids, offsets, text, spans, end_ids):
         for k in inside:
             marks[k] = 1
     return marks
+
+
+def shares_a_token(offsets, spans):
+    """Whether a token spells the end of what stands before a span and the beginning of the span."""
+    starts = [offset[0] for offset in offsets]
+    for begin, _ in spans:
+        i = bisect_right(starts, begin - 1) - 1  # the last token that begins before the span
+        if begin > 0 and i >= 0 and offsets[i][1] > begin:
+            return True
+    return False

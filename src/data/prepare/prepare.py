@@ -5,7 +5,7 @@ on the command line:
    "key": hex}
 
 (vocab: ids must be below it; 0: no matter; further keys are those of tokenise.Options) writes `out`, and prints one JSON
-line: {examples, tokens, trained_tokens, dropped, notes, sample, chat_template, files: how many examples each of them gave,
+line: {examples, tokens, trained_tokens, dropped, notes, sample (text of each token), chat_template, files: how many examples each of them gave,
 text: [[first, end], ...] of the examples that are plain text}, or {"error": {area, what, place, next}} with exit code 11.
 Progress goes to stderr. Nothing is read but the files named and the model's. A request that was not finished, by a killed
 process or SIGTERM, is taken up where it was: beside `out` lies what is needed (token_file.py)."""
@@ -44,6 +44,7 @@ def _load_model(request):
 
     directory = request["model_dir"]
     options = Options(**{key: request[key] for key in Options.__dataclass_fields__ if key in request})
+    options.detected = request["format"] == "auto"
     if request["format"] in ("auto", "tokens") and not os.path.isfile(os.path.join(directory, "tokenizer.json")):
         return IdsOnly(request["loss_on"], request.get("vocab", 0), options)
     return Model(directory, request["loss_on"], request.get("vocab", 0), options)
@@ -52,19 +53,19 @@ def _load_model(request):
 def _chunks(inputs, name, options, start):
     """(format, Rows). The first row of a file that can be read decides its format. Where reading goes on is Rows.end and the
     format of that file, `start`."""
-    import formats
+    import kinds
     from sources import parsed
 
     def detect(rows):
         for number, row in rows.rows:
             place = rows.place(number)
             try:
-                row = formats.renamed(parsed(row, place), options.columns, place)
+                row = kinds.renamed(parsed(row, place), options.columns, place)
             except InputError:
                 if options.bad_rows == "stop":
                     raise
                 continue
-            return formats.detect(row, place, options.columns)
+            return kinds.detect(row, place, options.columns)
         return None
 
     current, detected = start[0], start[3]
@@ -142,7 +143,7 @@ def _time(seconds):
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
-def _notes(counts, examples):
+def _notes(counts, examples, date):
     notes = []
     left_out = sum(count for count, _ in counts.skipped.values())
     if left_out:
@@ -153,6 +154,10 @@ def _notes(counts, examples):
     if counts.empty:
         notes.append(f"{counts.empty} of {examples} examples have an empty answer (first: {counts.first_empty}): "
                      "there the model learns to say nothing")
+    if counts.shared:
+        notes.append(f"in {counts.shared} of {examples} examples the end of a prompt and the beginning of its answer are one token (first: "
+                     f"{counts.first_shared}), which is trained, and which no prompt will have: begin answers with a blank or a line break, "
+                     "or prompts end with another character")
     if counts.endless:
         notes.append(f"{counts.endless} of {examples} examples end without an end token: the model will not learn to stop")
     if counts.without_bos:
@@ -160,6 +165,10 @@ def _notes(counts, examples):
     if counts.untemplated:
         notes.append("the model has no chat template: conversations are written in the manner of Alpaca (### Instruction, "
                      "### Response), and the trained model gets a chat_template.jinja that does so")
+    if counts.dated:
+        notes.append(f"the chat template {counts.dated} asks for the date: it is told {date}, when this run began")
+    if counts.unread:
+        notes.append("columns that are not read: " + ", ".join(f"{column} ({rows} of {counts.rows} rows)" for column, rows in counts.unread.items()))
     return notes
 
 
@@ -213,7 +222,7 @@ def prepare(request):
             saved = time.monotonic()
     _check(counts, request)
     summary = {"examples": writer.examples, "tokens": writer.tokens, "trained_tokens": writer.trained,
-               "dropped": counts.dropped, "notes": _notes(counts, writer.examples), "sample": state["sample"] or [],
+               "dropped": counts.dropped, "notes": _notes(counts, writer.examples, _model.date()), "sample": state["sample"] or [],
                "text": state["texts"], "files": state["files"], "chat_template": _model.template_of_result(counts)}
     writer.finish(summary)
     return summary

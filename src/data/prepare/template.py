@@ -1,115 +1,30 @@
-"""The model's own chat template, rendered as transformers renders it, byte for byte: the environment, its filters
-and the cleaning of messages below repeat what its apply_chat_template does."""
+"""The model's own chat template, rendered as transformers renders it, byte for byte: the environment (sandbox.py) and the cleaning
+of messages below repeat what its apply_chat_template does."""
 
-import json
 import os
-from contextlib import contextmanager
 from datetime import datetime
 
-import jinja2
-import jinja2.ext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from errors import InputError
+import sandbox
+from errors import InputError, LimitError
 from formats import REASONING
-
-
-class GenerationTracker(jinja2.ext.Extension):
-    """{% generation %} ... {% endgeneration %}: renders its body and notes where in the text it stands."""
-
-    tags = {"generation"}
-
-    def __init__(self, environment):
-        super().__init__(environment)
-        environment.extend(tracker=self)
-        self.blocks = self.spans = None
-
-    def parse(self, parser):
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_render"), [], [], body).set_lineno(line)
-
-    def _render(self, caller):
-        text = caller()
-        if self.blocks is not None:
-            self.spans.append((sum(map(len, self.blocks)), text))
-        return text
-
-    @contextmanager
-    def active(self):
-        self.blocks, self.spans = [], []
-        try:
-            yield self
-        finally:
-            self.blocks = self.spans = None
-
-
-class TemplateDict:
-    """`dict` for templates, without the type's attributes."""
-
-    def __call__(self, *args, **kwargs):
-        return dict(*args, **kwargs)
-
-    def fromkeys(self, *args, **kwargs):
-        return dict.fromkeys(*args, **kwargs)
-
-
-class TemplateNamespace(jinja2.utils.Namespace):
-    """`namespace` for templates, without names that reach into the interpreter."""
-
-    def __init__(*args, **kwargs):
-        self, args = args[0], args[1:]
-        attributes = dict(*args, **kwargs)
-        for name in attributes:
-            _check_name(name)
-        jinja2.utils.Namespace.__init__(self, attributes)
-
-    def __setitem__(self, name, value):
-        _check_name(name)
-        jinja2.utils.Namespace.__setitem__(self, name, value)
-
-
-def _check_name(name):
-    if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a template may not store {name!r} in a namespace")
-
-
-def _raise_exception(message):
-    raise jinja2.exceptions.TemplateError(message)
-
-
-def _tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-    # Jinja's own filter escapes <, > and &, which the model has never seen escaped.
-    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _environment():
-    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
-                                        extensions=[GenerationTracker, jinja2.ext.loopcontrols])
-    env.filters["tojson"] = _tojson
-    env.globals["raise_exception"] = _raise_exception
-    env.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
-    env.globals["dict"] = TemplateDict()
-    env.globals["namespace"] = TemplateNamespace
-    return env
+from messages import has_parts, joined
 
 
 class ChatTemplate:
-    """Templates by name ("default", "tool_use", ...) and the special tokens that they may name."""
+    """Templates by name ("default", "tool_use", ...) and the special tokens that they may name. `date`, "2026-01-31", is what they
+    are told of the time; "": today's."""
 
-    def __init__(self, sources, special_tokens):
+    def __init__(self, sources, special_tokens, date=""):
         self.special_tokens = special_tokens
-        self.compiled = {}
-        self.marks = {}
+        self.date = date or datetime.now().strftime("%Y-%m-%d")
+        self.compiled, self.places = {}, {}
+        self.marks, self.dated = {}, {}
         for name, (text, place) in sources.items():
-            env = _environment()
-            try:
-                self.compiled[name] = env.from_string(text)
-            except jinja2.exceptions.TemplateSyntaxError as error:
-                raise InputError(f"the chat template is not understood: {error.message}", f"{place}:{error.lineno}",
-                                 "correct the template of the model", "DATA-23") from None
+            env = sandbox.environment(datetime.strptime(self.date, "%Y-%m-%d"))
+            self.compiled[name], self.places[name] = sandbox.compiled(env, text, place), place
             words = [token[2] for token in env.lex(text) if token[1] in ("block_begin", "name")]
             self.marks[name] = any(a.startswith("{%") and b == "generation" for a, b in zip(words, words[1:]))
+            self.dated[name] = "strftime_now" in words
 
     def name_for(self, tools):
         if tools is not None and "tool_use" in self.compiled:
@@ -122,6 +37,31 @@ class ChatTemplate:
     def marks_generation(self, tools=None):
         return self.marks[self.name_for(tools)]
 
+    def asks_for_date(self, tools=None):
+        """The place of the template, if it does; else None."""
+        name = self.name_for(tools)
+        return self.places[name] if self.dated[name] else None
+
+    def settled(self, messages, tools=None):
+        """Messages as the template takes them. Text in parts is the template's to join; where it takes strings alone, it gets the
+        parts one after the other."""
+        if not has_parts(messages):
+            return messages
+        try:
+            text = self.render(messages, tools)
+        except LimitError:
+            raise
+        except Exception:
+            return joined(messages)
+        parted = [message["content"] for message in messages if isinstance(message.get("content"), list)]
+        if any(str(parts) in text or sandbox.as_json(parts) in text for parts in parted):
+            return joined(messages)
+        # What is missing may be what a template leaves out on purpose, such as what earlier answers thought.
+        missing = [part["text"].strip() for parts in parted for part in parts if part["text"].strip() not in text]
+        if missing and any(part in self.render(joined(messages), tools) for part in missing):
+            return joined(messages)
+        return messages
+
     def render(self, messages, tools=None, add_generation_prompt=False):
         return self.render_marked(messages, tools, add_generation_prompt)[0]
 
@@ -129,7 +69,9 @@ class ChatTemplate:
         """The text, and the (start, end) of what {% generation %} encloses; None in place of these when the template
         writes its output through macros, so that the places are not known while it runs."""
         template = self.compiled[self.name_for(tools)]
-        with template.environment.tracker.active() as tracker:
+        characters = sandbox.extent(messages) + sandbox.extent(tools or [])
+        template.environment.begin(characters)
+        with template.environment.tracker.active() as tracker, sandbox.bounded(characters):
             for block in template.generate(messages=[_cleaned(m) for m in messages], tools=tools, documents=None,
                                            add_generation_prompt=add_generation_prompt, **self.special_tokens):
                 tracker.blocks.append(block)
@@ -151,18 +93,24 @@ def _cleaned(message):
 def read_template(path):
     """A template of the user's own."""
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
+        return _read(path)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
         raise InputError(f"data.chat_template cannot be read: {reason}", path, "name a file of Jinja", "DATA-23") from None
 
 
-def load_template(model_dir, config, special_tokens, own=None):
+def _read(path):
+    if os.path.getsize(path) > sandbox.MOST_TEMPLATE:
+        raise LimitError(f"the chat template has more than {sandbox.MOST_TEMPLATE >> 20} MiB", path, sandbox.ADVICE, "DATA-23")
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def load_template(model_dir, config, special_tokens, own=None, date=""):
     """From `own` (the text and place of one), chat_template.jinja (which wins) or tokenizer_config.json; None when the model
     has none."""
     if own is not None:
-        return ChatTemplate({"default": own}, special_tokens)
+        return ChatTemplate({"default": own}, special_tokens, date)
     sources = {}
     config_path = os.path.join(model_dir, "tokenizer_config.json")
     in_config = config.get("chat_template")
@@ -182,6 +130,5 @@ def load_template(model_dir, config, special_tokens, own=None):
     if files:
         sources = {}
         for name, path in files.items():
-            with open(path, encoding="utf-8") as file:
-                sources[name] = (file.read(), path)
-    return ChatTemplate(sources, special_tokens) if sources else None
+            sources[name] = (_read(path), path)
+    return ChatTemplate(sources, special_tokens, date) if sources else None

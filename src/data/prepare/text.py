@@ -1,15 +1,15 @@
 """Text to tokens and back while a model is talked to. Reads JSON requests from stdin, one on each line, and answers each by a line:
 
-  {"model_dir": "...", "chat_template": "..."}  ->  {"stop": [...], "template": true}     the first; tokens that end an answer.
-                                                    chat_template: in place of the model's; "": none
+  {"model_dir": "...", "chat_template": "...",  ->  {"stop": [...], "template": true}     the first; tokens that end an answer.
+   "date": "..."}                                   chat_template: in place of the model's; "": none. date: what templates are told
+                                                    that ask; "": today's
   {"prompt": "..."}                             ->  {"ids": [...]}     a user's message, where there is a template; else plain text
   {"messages": [{"role": ..., "content": ...}]} ->  {"ids": [...]}     up to where the model speaks
   {"begin": true}                               ->  {}                 an answer begins
   {"next": 17}                                  ->  {"text": "..."}    of the answer what is certain with this token
   {"end": true}                                 ->  {"text": "..."}    the rest of it
 
-A character may consist of several tokens: while the text ends with a replacement character it waits for more. Errors as
-prepare.py prints them; one of the first request ends the program with exit code 11."""
+Errors as prepare.py prints them; one of the first request ends the program with exit code 11."""
 
 import json
 import os
@@ -17,41 +17,15 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # an isolated interpreter leaves it out
 
+from decoding import Decoder  # noqa: E402
 from errors import InputError  # noqa: E402
-
-UNFINISHED = "\ufffd"
-
-
-class Answer:
-    """Tokens [start, told) gave the text that was told last: what new ones add is seen beside them, since a decoder may treat a
-    text's first token in its own way."""
-
-    def __init__(self, tokenizer):
-        self.tokenizer, self.ids, self.start, self.told = tokenizer, [], 0, 0
-
-    def next(self, token):
-        self.ids.append(token)
-        return self._tell(lambda text: not text.endswith(UNFINISHED))
-
-    def end(self):
-        return self._tell(lambda text: True)
-
-    def _tell(self, certain):
-        before, now = self._decode(self.start, self.told), self._decode(self.start, len(self.ids))
-        if len(now) <= len(before) or not certain(now):
-            return ""
-        self.start, self.told = self.told, len(self.ids)
-        return now[len(before):]
-
-    def _decode(self, first, last):
-        return self.tokenizer.decode(self.ids[first:last], skip_special_tokens=True)
 
 
 class Session:
-    def __init__(self, model_dir, chat_template):
-        from tokenise import Model
+    def __init__(self, model_dir, chat_template, date=""):
+        from tokenise import Model, Options
 
-        self.model = Model(model_dir, "all", own_template=chat_template)
+        self.model = Model(model_dir, "all", options=Options(date=date), own_template=chat_template)
         self.answer = None
 
     def about(self):
@@ -77,25 +51,23 @@ class Session:
             return {"text": self.answer.next(request["next"])}
         if "end" in request:
             return {"text": self.answer.end()}
-        self.answer = Answer(self.model.tokenizer)
+        self.answer = Decoder(self.model.tokenizer)
         return {}
 
 
 def main():
-    import jinja2
-
     session = None
     for line in sys.stdin:
         request = json.loads(line)
         try:
             if session is None:
-                session = Session(request["model_dir"], request["chat_template"])
+                session = Session(request["model_dir"], request["chat_template"], request.get("date", ""))
                 answer = session.about()
             else:
                 answer = session.reply(request)
         except InputError as error:
             answer = error.as_json()
-        except (jinja2.exceptions.TemplateError, TypeError, ValueError, KeyError) as error:
+        except Exception as error:  # whatever a template did
             answer = InputError(f"the chat template refuses this conversation: {error}",
                                 next="say it otherwise, or correct the model's template", area="DATA-23").as_json()
         print(json.dumps(answer), flush=True)

@@ -4,18 +4,22 @@ neither a tokenizer nor its library."""
 import array
 import json
 import os
-from dataclasses import dataclass, field
-
-import jinja2
+from dataclasses import dataclass, field, replace
 
 import formats
+import kinds
 import mask
-from errors import InputError
+from decoding import Decoder
+from errors import InputError, LimitError
+from messages import is_answer
 from sources import parsed
 from template import load_template, read_template
 
 SAMPLE_TOKENS = 1000
 MOST_REASONS = 20  # why rows were left out; the rest is counted together
+MOST_COLUMNS = 20  # that nobody reads, by name; likewise
+MOST_TOKENIZER = 128 << 20  # bytes of a tokenizer.json; the largest vocabularies take 40 MiB
+MOST_JSON = 32 << 20        # of other files beside it
 
 # The text of Stanford Alpaca, for models without a chat template.
 PREAMBLE = ("Below is an instruction that describes a task. Write a response that appropriately completes the "
@@ -40,6 +44,8 @@ class Options:
     bad_rows: str = "stop"
     answers: str = "all"
     reasoning: str = "keep"
+    detected: bool = False  # nobody has named the format
+    date: str = ""          # "2026-01-31", for chat templates that ask; "": today's
 
 
 @dataclass
@@ -77,16 +83,31 @@ class Counts:
     untemplated: int = 0   # conversations of a model without a template
     empty: int = 0         # examples with an empty answer
     first_empty: str = ""  # the place of the first
+    shared: int = 0        # examples in which a token spells the end of a prompt and the beginning of its answer
+    first_shared: str = ""
+    dated: str = ""        # the place of a chat template that has asked for the date
+    unread: dict = field(default_factory=dict)   # a column that nobody reads -> how many rows have it
     rows: int = 0
     skipped: dict = field(default_factory=dict)  # what is wrong -> [how many rows, the first one's place]
 
     def add(self, other):
-        for name in ("trained", "dropped", "answered", "endless", "without_bos", "untemplated", "empty", "rows"):
+        for name in ("trained", "dropped", "answered", "endless", "without_bos", "untemplated", "empty", "shared", "rows"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.first_empty = self.first_empty or other.first_empty
+        for name in ("first_empty", "first_shared", "dated"):
+            setattr(self, name, getattr(self, name) or getattr(other, name))
+        for column, count in other.unread.items():
+            self._see_unread(column, count)
         for what, (count, place) in other.skipped.items():
             known = self.skipped.setdefault(what if len(self.skipped) < MOST_REASONS else "other reasons", [0, place])
             known[0] += count
+
+    def _see_unread(self, column, count=1):
+        known = column if column in self.unread or len(self.unread) < MOST_COLUMNS else "other columns"
+        self.unread[known] = self.unread.get(known, 0) + count
+
+    def see(self, row, name):
+        for column in kinds.unread(row, name):
+            self._see_unread(column)
 
     def skip(self, error, place):
         self.add(Counts(skipped={error.what[:120]: [1, error.place or place]}))
@@ -104,6 +125,8 @@ class Model:
         if not os.path.isfile(path):
             raise InputError("the model has no tokenizer.json", model_dir,
                              "save its tokenizer in that form beside the weights", "DATA-23")
+        if os.path.getsize(path) > MOST_TOKENIZER:
+            raise LimitError(f"the tokenizer has more than {MOST_TOKENIZER >> 20} MiB", path, "download it again", "DATA-23")
         try:
             self.tokenizer = Tokenizer.from_file(path)
         except Exception as error:
@@ -116,7 +139,8 @@ class Model:
             special.update(_special_tokens(self._json("special_tokens_map.json")))
         path = self.options.chat_template
         self.own_template = read_template(path) if path else own_template
-        self.template = load_template(model_dir, config, special, (self.own_template, path) if self.own_template else None)
+        self.template = load_template(model_dir, config, special, (self.own_template, path) if self.own_template else None,
+                                      self.options.date)
         self.eos_text = special.get("eos_token", "")
         self.bos = self._id(special.get("bos_token"))
         self.eos = self._id(special.get("eos_token"))
@@ -130,6 +154,8 @@ class Model:
         path = os.path.join(self.dir, name)
         if not os.path.isfile(path):
             return {}
+        if os.path.getsize(path) > MOST_JSON:
+            raise LimitError(f"{name} has more than {MOST_JSON >> 20} MiB", path, "download it again", "DATA-23")
         try:
             with open(path, encoding="utf-8") as file:
                 value = json.load(file)
@@ -142,6 +168,10 @@ class Model:
 
     def vocab(self):
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    def date(self):
+        """What its template is told, where it asks."""
+        return self.template.date if self.template is not None else ""
 
     def template_of_result(self, counts):
         """What the trained model's directory has to say in place of the model's; "" when that is right."""
@@ -158,15 +188,20 @@ class Model:
         if isinstance(example, formats.Pair):
             return self._joined([(example.prompt, False), (example.completion, True)], place)
         if self.template is None:
+            example = formats.without_parts(example)
             rendered = self._joined(self._segments(example, place), place)
             formats.check_tools(example, rendered.text, place)
             return rendered
         try:
+            example = replace(example, messages=self.template.settled(example.messages, example.tools))
             if self.loss_on == "all":
                 text, spans = self.template.render(example.messages, example.tools), None
             else:
                 text, spans = mask.chat_spans(self.template, example, place)
-        except (jinja2.exceptions.TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:
+        except InputError as error:
+            error.place = error.place or place
+            raise
+        except Exception as error:  # whatever the template did
             raise InputError(f"the chat template refuses this conversation: {error}", place,
                              "correct or remove this row", "DATA-23") from None
         formats.check_tools(example, text, place)
@@ -203,7 +238,7 @@ class Model:
                 yield f"### Instruction:\n{content}\n\n### Response:", False
             else:
                 last = index + 1 == len(messages)
-                yield content + ("" if last else self.eos_text), index >= chat.first
+                yield content + ("" if last else self.eos_text), is_answer(message, index, chat.first)
                 yield "" if last else "\n\n", False
 
     def encode(self, rendered):
@@ -239,7 +274,9 @@ class Model:
 
     def examples(self, name, row, place):
         """(example, Rendered or None) of one row."""
-        example = formats.example(name, formats.renamed(row, self.options.columns, place), place)
+        example = formats.example(name, row, place)
+        if isinstance(example, formats.Chat):
+            formats.check_flags(example, self.loss_on, place)
         if self.options.reasoning == "drop":
             example = formats.without_reasoning(example)
         several = formats.chats(example, self.options.answers) if isinstance(example, formats.Chat) else [example]
@@ -257,7 +294,10 @@ class Model:
         for number, row in rows.rows:
             place = rows.place(number)
             try:
-                examples += self.examples(name, parsed(row, place), place)
+                row = kinds.renamed(parsed(row, place), self.options.columns, place)
+                kinds.check_row(row, name, self.options.detected, place, self.options.columns)
+                examples += self.examples(name, row, place)
+                counts.see(row, name)
             except InputError as error:
                 self._leave_out(error, place, counts)
         encoded = iter(self.encode([rendered for _, _, rendered in examples if rendered is not None]))
@@ -265,13 +305,16 @@ class Model:
         all_ids, all_marks = array.array("i"), bytearray()
         for place, example, rendered in examples:
             try:
-                ids, marks = self._finish(rendered, next(encoded)) if rendered else self._given(example)
+                encoding = next(encoded) if rendered else None
+                ids, marks = self._finish(rendered, encoding) if rendered else self._given(example)
                 self._check_ids(ids, example, place)
             except InputError as error:
                 self._leave_out(error, place, counts)
                 continue
             if rendered is not None:
                 self._count(example, ids, marks, place, counts)
+                if rendered.spans and mask.shares_a_token(encoding.offsets, rendered.spans):
+                    counts.add(Counts(shared=1, first_shared=place))
             if 1 not in marks or 1 not in marks[1:]:
                 counts.dropped += 1
                 continue
@@ -286,7 +329,7 @@ class Model:
         return chunk
 
     def _leave_out(self, error, place, counts):
-        if self.options.bad_rows == "stop":
+        if self.options.bad_rows == "stop" or isinstance(error, LimitError):
             raise error
         counts.skip(error, place)
 
@@ -297,6 +340,8 @@ class Model:
         chat = isinstance(example, formats.Chat)
         counts.without_bos += chat and self.template is not None and self.writes_bos and ids[:1] != [self.bos]
         counts.untemplated += chat and self.template is None
+        if chat and self.template is not None and not counts.dated:
+            counts.dated = self.template.asks_for_date(example.tools) or ""
         if 1 in marks and not isinstance(example, formats.Text):
             counts.answered += 1
             counts.endless += self._endless(ids, marks)
@@ -318,16 +363,10 @@ class Model:
         return not self.end_ids.intersection(tail)
 
     def sample(self, ids, marks):
-        """Text of the tokens in runs of equal mark, for people."""
-        # A run is what it adds to the text before it: decoded alone, it may lose the blank that it begins with.
-        pieces, start, before, ids = [], 0, "", ids[:SAMPLE_TOKENS]
-        for i in range(1, len(ids) + 1):
-            if i == len(ids) or marks[i] != marks[start]:
-                text = self.tokenizer.decode(ids[:i], skip_special_tokens=False)
-                pieces.append({"text": text[len(before):], "trained": bool(marks[start])})
-                start, before = i, text
-        if len(ids) < len(marks):
-            pieces.append({"text": f" ... ({len(marks) - len(ids)} more tokens)", "trained": False})
+        """What each of the first tokens adds to the text, for people, who see as many of them as a sequence has."""
+        decoder = Decoder(self.tokenizer, skip_special_tokens=False)
+        pieces = [{"text": decoder.next(token), "trained": bool(mark)} for token, mark in zip(ids[:SAMPLE_TOKENS], marks)]
+        pieces[-1]["text"] += decoder.end()
         return pieces
 
 
@@ -337,6 +376,9 @@ class IdsOnly(Model):
     def __init__(self, loss_on, most_ids=0, options=None):
         self.loss_on, self.most_ids, self.options, self.template = loss_on, most_ids, options or Options(), None
         self.eos_text = ""
+
+    def date(self):
+        return ""
 
     def template_of_result(self, counts):
         return ""

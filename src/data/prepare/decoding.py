@@ -1,0 +1,31 @@
+"""A text's tokens back to text, one by one."""
+
+UNFINISHED = "\ufffd"
+
+
+class Decoder:
+    """What is certain with each token: a character may consist of several, and while the text ends with a replacement character
+    it waits for more. Tokens [start, told) gave the text that was told last: what new ones add is seen beside them, since a decoder
+    may treat a text's first token in its own way."""
+
+    def __init__(self, tokenizer, skip_special_tokens=True):
+        self.tokenizer, self.skip = tokenizer, skip_special_tokens
+        self.ids, self.start, self.told = [], 0, 0
+
+    def next(self, token):
+        self.ids.append(token)
+        return self._tell(lambda text: not text.endswith(UNFINISHED))
+
+    def end(self):
+        """The rest."""
+        return self._tell(lambda text: True)
+
+    def _tell(self, certain):
+        before, now = self._decode(self.start, self.told), self._decode(self.start, len(self.ids))
+        if len(now) <= len(before) or not certain(now):
+            return ""
+        self.start, self.told = self.told, len(self.ids)
+        return now[len(before):]
+
+    def _decode(self, first, last):
+        return self.tokenizer.decode(self.ids[first:last], skip_special_tokens=self.skip)

@@ -1,0 +1,108 @@
+"""From columns to a format. Where the columns allow two readings, the user is asked; what stands for examples that are not to be
+learnt, or holds no text, is refused; what nobody reads is counted."""
+
+from errors import InputError
+from messages import MEDIA, TEXT_ALONE, WITHOUT, decoded
+
+# What a format needs, in the order of detection; the last column is what is learnt.
+COLUMNS = {
+    "tokens": ("input_ids",),
+    "chat": ("messages",),
+    "sharegpt": ("conversations",),
+    "prompt-completion": ("prompt", "completion"),
+    "alpaca": ("instruction", "output"),
+    "text": ("text",),
+}
+# What a format may have beside these.
+MORE_COLUMNS = {"tokens": ("labels", "attention_mask"), "chat": ("tools", "system"), "sharegpt": ("tools", "system"),
+                "prompt-completion": ("tools", "system"), "alpaca": ("input", "system", "history"), "text": ()}
+
+TRUTHS = {True: True, False: False, -1: False, "true": True, "false": False, "1": True, "0": False, "-1": False}
+LISTED = 20       # columns that nobody reads, by name
+NAME_LENGTH = 60  # of one
+
+
+def renamed(row, columns, place):
+    """`columns` maps our names to the files' names."""
+    for ours, theirs in columns.items():
+        if theirs not in row:
+            raise InputError(f"data.columns takes {ours!r} from column {theirs!r}, which is not here; found "
+                             + (", ".join(map(str, row)) or "none"), place, "correct data.columns, or this row")
+    taken = set(columns.values())
+    kept = {key: value for key, value in row.items() if key not in taken}
+    return {**kept, **{ours: row[theirs] for ours, theirs in columns.items()}}
+
+
+def _filled(row, name):
+    needed = COLUMNS[name]
+    return all(row.get(column) is not None for column in needed) and row[needed[-1]] not in ("", [])
+
+
+def _ask(names, place):
+    columns = " beside ".join(" + ".join(COLUMNS[name]) for name in names)
+    raise InputError(f"this row can be read in {len(names)} ways: {columns}", place,
+                     "say which: data.format = " + " or ".join(f'"{name}"' for name in names))
+
+
+def detect(row, place, columns=()):
+    """`columns` are those that data.columns names: the format is one that has them."""
+    _refuse_preferences(row, place, columns)
+    names = [name for name, needed in COLUMNS.items() if set(columns) <= {*needed, *MORE_COLUMNS[name]}]
+    filled = [name for name in names if _filled(row, name)]
+    if len(filled) > 1:
+        _ask(filled, place)
+    for name in filled + names:
+        if all(column in row for column in COLUMNS[name]):
+            return name
+    known = "; ".join(" + ".join(columns) for columns in COLUMNS.values())
+    raise InputError("unknown columns: found " + (", ".join(map(str, row)) or "none"), place,
+                     f"rename them, in the files or by data.columns, to one of these sets: {known}")
+
+
+def check_row(row, name, detected, place, columns=()):
+    """Every row, since a file's first one decides for all. `detected`: nobody has named the format."""
+    for column in MEDIA:
+        if row.get(column):
+            raise InputError(f"column {column!r} is not empty, and {TEXT_ALONE}", place, WITHOUT)
+    _refuse_labels(row, name, place)
+    if detected:
+        _refuse_preferences(row, place, columns)
+        readings = [other for other, needed in COLUMNS.items()
+                    if set(columns) <= {*needed, *MORE_COLUMNS[other]} and _filled(row, other)]
+        if name in readings and len(readings) > 1:
+            _ask(readings, place)
+
+
+def unread(row, name):
+    """Columns that hold something and that the format does not know."""
+    known = {*COLUMNS[name], *MORE_COLUMNS[name]}
+    return [str(column)[:NAME_LENGTH] for column, value in row.items() if column not in known and value not in (None, "", [])]
+
+
+PREFERENCES = "this is preference data ({}), and lmlaunch trains on examples of what is right"
+
+
+def _refuse_preferences(row, place, columns):
+    """What is made for DPO looks like examples, and half of it is what a model should not write."""
+    if "chosen" in row and "rejected" in row and not {"messages", "text"}.intersection(columns):
+        chosen = decoded(row["chosen"])
+        # Answers that are lists of messages have the question in them, unless that is such a list itself.
+        whole = isinstance(chosen, list) and not isinstance(decoded(row.get("prompt")), list)
+        ours = "messages" if whole else "completion" if "prompt" in row else "text"
+        raise InputError(PREFERENCES.format("columns chosen and rejected"), place,
+                         f'to train on the chosen answers, set data.columns = {{{ours} = "chosen"}}')
+
+
+def _refuse_labels(row, name, place):
+    """And what is made for KTO, whose rows say whether they are right."""
+    label = row.get("label")
+    label = label.strip().lower() if isinstance(label, str) else label
+    truth = isinstance(label, (bool, int, float, str)) and label in TRUTHS
+    if row.get("kto_tag") not in (None, ""):
+        column = "kto_tag"
+    elif truth and name in ("chat", "sharegpt", "prompt-completion", "alpaca"):
+        column = "label"
+    else:
+        return
+    raise InputError(PREFERENCES.format(f"each answer with a {column}, true or false"), place,
+                     f"keep the rows whose {column} is true, and leave the column out")
