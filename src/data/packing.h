@@ -67,7 +67,7 @@ struct SequenceList {
 };
 
 // One piece per sequence, or with `packing` as many whole pieces as fit into max_length: first fit among the
-// 64 newest unfinished sequences, taking pieces in the order at(0), at(1), ...; sequences leave in the order
+// 256 newest unfinished sequences, taking pieces in the order at(0), at(1), ...; sequences leave in the order
 // in which they were begun.
 // `count`: how many at() gives, of which some may be the same; -1: every piece once.
 SequenceList pack_sequences(std::span<const Piece> pieces, const std::function<int64_t(int64_t)>& at,
