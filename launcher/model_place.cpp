@@ -95,7 +95,7 @@ void settle_model(Config& config) {
   if (config.train.method != Method::kLora) return;
   std::error_code ignored;
   if (!adapter.empty() && !fs::equivalent(adapter, meant, ignored)) {
-    throw Error(Exit::kConfig, {.area = "CONFIG-20",
+    throw Error(Exit::kConfig, {.area = "CONF-20",
                                 .what = "model.path is an adapter, and lora.init = " + value_text(adapter) +
                                         " names another one",
                                 .place = model,

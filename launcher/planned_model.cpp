@@ -1,8 +1,10 @@
 #include "launcher/planned_model.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "launcher/model_place.h"
 #include "plan/adapter.h"
 #include "plan/base_encoding.h"
@@ -20,7 +22,7 @@ AdapterSpec make_adapter(const NameMap& names, const LoraConfig& lora) {
 void require_elements(EncodingKind stored, const std::string& directory) {
   if (stored == EncodingKind::kPlain) return;
   throw Error(Exit::kConfig,
-              {.area = "CONFIG-20",
+              {.area = "CONF-20",
                .what = "lora.start = \"loftq\" needs the weights that were quantised, and these files have "
                        "their codes alone",
                .place = directory,
@@ -46,6 +48,17 @@ const ModelShape* find_shape(const std::string& name, std::span<const ModelShape
 }
 
 }  // namespace
+
+void warn_of_length(const Config& config, const ModelSpec& spec) {
+  // Drawn weights know no positions yet.
+  const int64_t most = spec.longest_text(), asked = config.data.max_length;
+  if (config.model.init == ModelInit::kRandom || asked <= most) return;
+  log_warning(
+      "MODEL-24",
+      fmt::format("data.max_length = {} is more than the {} positions that {} was made for: what lies "
+                  "beyond them is new to it, and other programs may refuse such a text",
+                  asked, most, config.model.path));
+}
 
 PlannedModel open_model(const Config& config, const Environment& environment,
                         std::span<const ModelShape> known) {

@@ -161,6 +161,31 @@ def cycle_breaches(includes):
             yield f"{what}: includes in a circle: {' -> '.join(found)}"
 
 
+# A kind of layer is an enumeration of layer_spec.h, and who depends on it switches over it: the compiler then finds what a new
+# kind concerns. So there is such a switch where its formulas are, and no `default:` hides a missing case.
+KINDS = {
+    "NormKind": ("src/model/norm.cpp", "src/spec/parameter.cpp"),
+    "MlpKind": ("src/model/transformer.cpp", "src/spec/parameter.cpp"),
+    "AttentionKind": ("src/spec/layer_spec.h",),
+}
+
+
+def kind_breaches(read):
+    """`read`: path -> text."""
+    declared = set(re.findall(r"enum class (\w+Kind)\b", read("src/spec/layer_spec.h")))
+    for kind in sorted(declared ^ set(KINDS)):
+        yield f"tests/layering_test.py: KINDS and src/spec/layer_spec.h disagree about {kind}"
+    for kind, paths in KINDS.items():
+        for path in paths:
+            text = blank_comments_and_strings(read(path))
+            switches = re.findall(r"switch \([^{]*\) \{(.*?)\n *\}\n", text, re.S)
+            mine = [s for s in switches if f"case {kind}::" in s]
+            if not mine:
+                yield f"{path}: no switch over {kind}"
+            if any("default:" in s for s in mine):
+                yield f"{path}: a switch over {kind} has a default, which hides a kind that is missing"
+
+
 def self_test():
     """The checks find what they are for, so that silence means something."""
     body = "  work();\n" * 90
@@ -179,6 +204,10 @@ def self_test():
     assert any("may not include launcher/rank" in b
                for b in include_breaches(root, "launcher/door/a.h", '#include "launcher/rank/job.h"\n'))
     assert not list(include_breaches(root, "src/spec/a.h", '#include "base/error.h"\n#include <vector>\n'))
+    kinds = {"src/spec/layer_spec.h": "enum class NormKind {};\nenum class MlpKind {};\nenum class AttentionKind {};\n"
+             "  switch (a) {\n    case AttentionKind::kA:\n    default:\n  }\n"}
+    found = list(kind_breaches(lambda path: kinds.get(path, "  rms_norm();\n")))
+    assert len(found) == 5 and any("default" in b for b in found) and any("no switch over NormKind" in b for b in found), found
     assert cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
     assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
     assert list(cycle_breaches({"a.h": {"b.h"}, "b.h": {"a.h"}})) != []
@@ -200,6 +229,7 @@ def main():
                 ours = (resolve(root, path, match[2]) for match in INCLUDE.finditer(text) if match[1] == '"')
                 includes[path] = {target for target in ours if target}
     breaches += cycle_breaches(includes)
+    breaches += kind_breaches(lambda path: (root / path).read_text())
     print("\n".join(breaches + [f"{files} files, {len(breaches)} breaches of the design's rules"]))
     return 1 if breaches or not files else 0
 

@@ -170,6 +170,7 @@ std::unique_ptr<Question> question_about(const Config& config, const std::string
   if (out->model.directory.empty())
     log_note("FILE-21",
              config.model.path + " is not here: planning with the shape that lmlaunch knows of it");
+  warn_of_length(config, out->model.spec);
   const SurveyedGpus found = survey_visible_gpus();
   out->machine = survey_machine(found.visible.facts(), {imagined_gpu(line), line.bytes("--host-memory")});
   out->world = world_of(line);

@@ -262,6 +262,7 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, Pla
     if (!gpus.empty() && job->ranks_on_machine > 1) settle_beside(gpus.front());
   }
   const bool training = purpose == PlanPurpose::kTrain;
+  if (training && (count == 1 || ranks->leads())) warn_of_length(config, job->model.spec);
   if (training) {
     const int64_t cores = share_of_machine(job->machine, job->ranks_on_machine).cores;
     set_known_rates(rate_subject(config, recorded, cores, device), cache, job->machine);

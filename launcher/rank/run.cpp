@@ -89,13 +89,31 @@ TrainerResult train_or_save(int ranks, Trainer& trainer, const std::function<Tra
   }
 }
 
-// What is learnt, for people; and how the trained model is to be talked to, where its base does not say so.
-void take_data(const JobData& data, const RunFiles& files, Job& job) {
+// A step has at most the sequences of an epoch: where train.global_batch is more, what a step takes is said
+// anew.
+void plan_for_rows(const JobData& data, const RunFiles& files, const Ranks& ranks, Job& job) {
+  const int64_t sequences = data.loader->sequences_in_epoch(0);
+  if (sequences >= job.config.train.global_batch) return;
+  PlanInputs inputs = job.model.inputs(job.config, job.stream.device);
+  inputs.data.sequences = sequences;
+  foretell_again(inputs, share_of_machine(job.machine, job.ranks_on_machine), job.plan);
+  files.write_plan(job);
+  if (!ranks.leads()) return;
+  log_warning("DATA-24",
+              fmt::format("train.global_batch = {} is more than the {} sequences of an epoch: each "
+                          "step is a whole epoch of {}, and the plan now says {:.3g} s for it; "
+                          "lower train.global_batch for more steps",
+                          job.config.train.global_batch, sequences, sequences, job.plan.step_seconds));
+}
+
+// Log a sample of the training data, and write a chat template if the base has none.
+void take_data(const JobData& data, const RunFiles& files, const Ranks& ranks, Job& job) {
   job.chat_template = data.train.chat_template;
   files.keep_template(job);
   const SampleLength length{job.config.data.max_length, job.config.data.too_long};
   log_coloured(sample_view(data.train, false, length), sample_view(data.train, true, length));
   log_line(data.loader->length_report());
+  plan_for_rows(data, files, ranks, job);
 }
 
 // Says where its state is.
@@ -283,7 +301,7 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   // Text becomes tokens once; a second start finds them. The first example shows what will be learnt.
   JobData data = open_data(
       *job, directory, [&] { return control.stop_requests() > 0; }, &ranks);
-  take_data(data, files, *job);
+  take_data(data, files, ranks, *job);
   const std::vector<Batch> held_out = data.loader->eval_batches();
   const Samples samples(*job);
   const int64_t steps = total_steps(config, *data.loader);

@@ -40,6 +40,11 @@ void RunFiles::begin(const Job& job, const std::string& asked) const {
   atomic_write_file(path(kNumericsFile), numerics_json(job.plan.numerics) + "\n");
   const std::string mark = preset_mark(preset_of(read_small_file(asked, kMiB)));
   atomic_write_file(path("config.toml"), mark + print_config(resolved_config(job, directory_)));
+  write_plan(job);
+}
+
+void RunFiles::write_plan(const Job& job) const {
+  if (!writes_) return;
   atomic_write_file(path("plan.txt"), print_plan(job.plan));
   const PlanInputs inputs = job.model.inputs(job.config, job.stream.device);
   const auto lanes = step_lanes(inputs, share_of_machine(job.machine, job.ranks_on_machine), job.plan);

@@ -20,6 +20,8 @@ class RunFiles {
   // numerics.json, config.toml (every `auto` as resolved; with the preset's name where `asked`, the
   // configuration's file, has it), plan.txt, plan.json; later lines of the log also go to log.txt.
   void begin(const Job& job, const std::string& asked) const;
+  // plan.txt and plan.json, once more after a change of the plan.
+  void write_plan(const Job& job) const;
   // chat_template.jinja, where the trained model's is not its base's.
   void keep_template(const Job& job) const;
   void running(int64_t step) const;

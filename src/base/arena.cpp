@@ -2,8 +2,8 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
-#include <limits>
 #include <string>
 #include <utility>
 
@@ -54,14 +54,15 @@ Arena::Arena(Rehearsed)
     : device_(DeviceType::kCpu),
       memory_(reinterpret_cast<std::byte*>(kAlignment)),
       owned_(false),
-      capacity_(std::numeric_limits<int64_t>::max() / 2) {}
+      capacity_(kEndless) {}
 
 Arena::~Arena() {
   if (owned_) give_back(device_, memory_, capacity_);
 }
 
 std::byte* Arena::allocate(int64_t bytes) {
-  const int64_t rounded = round_up(bytes, kAlignment);
+  int64_t rounded = round_up(bytes, kAlignment);
+  if (capacity_ == kEndless) rounded = std::min(rounded, capacity_ - used_);
   LM_CHECK(rounded <= capacity_ - used_, "the arena of " + format_bytes(capacity_) + " holds " +
                                              format_bytes(used_) + " and was asked for " +
                                              format_bytes(rounded));

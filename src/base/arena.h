@@ -15,8 +15,9 @@ class Arena {
  public:
   // Host memory is mapped with huge pages where possible. Throws Error(30 or 31) when there is no room.
   Arena(DeviceType device, int64_t bytes);
-  // Of a rehearsal: endless, and what it hands out is no memory.
+  // Of a rehearsal: endless, and what it hands out is no memory. From kEndless bytes on they all lie there.
   struct Rehearsed {};
+  static constexpr int64_t kEndless = int64_t{1} << 60;
   explicit Arena(Rehearsed);
   ~Arena();
   Arena(const Arena&) = delete;

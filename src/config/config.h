@@ -146,7 +146,7 @@ struct OptimizerConfig {
   LrSchedule schedule = LrSchedule::kLinear;
   double warmup = 0.0;             // steps if >= 1, else a fraction of all steps
   double min_lr_ratio = 0.0;       // floor of the schedules that fall, as a share of lr
-  Master master = Master::kSplit;  // bf16 only; see DESIGN of split master. none: stochastic rounding
+  Master master = Master::kSplit;  // bf16 only (MasterForm in optim/rules/rule.h). none: stochastic rounding
   std::optional<int64_t> threads;  // of the update on the CPU; auto: run.threads
 };
 

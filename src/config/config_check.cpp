@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <string_view>
 
@@ -58,9 +59,18 @@ class Checks {
                 " is neither a fraction of all steps (less than 1) nor a whole number of steps");
   }
 
+  // Tokens of a micro-batch are counted in 32 bits, and what a step needs in 64.
   void batch() {
     const TrainConfig& train = config_.train;
+    const int64_t length = config_.data.max_length;
+    const auto tokens = [&](const char* key, int64_t sequences, int64_t most) {
+      require(sequences <= most / length, key, "data.max_length",
+              fmt::format("{} = {} x data.max_length = {}: {} tokens, expected at most {}", key, sequences,
+                          length, sequences * length, most));
+    };
+    tokens("train.global_batch", train.global_batch, int64_t{1} << 34);
     if (!train.micro_batch) return;
+    tokens("train.micro_batch", *train.micro_batch, std::numeric_limits<int32_t>::max());
     const int64_t rest = train.global_batch % *train.micro_batch;
     const std::string sizes = "train.global_batch = " + value_text(train.global_batch) +
                               " is not divisible by train.micro_batch = " + value_text(train.micro_batch);

@@ -7,12 +7,10 @@
 namespace lm {
 namespace {
 
-// Bounds beyond 1e15 only keep sizes computable; no one needs to read them.
-constexpr double kUnspoken = 1e15;
-
 // 1000000 rather than 1e+06.
 std::string bound_text(double bound) {
-  return bound == std::floor(bound) ? std::to_string(static_cast<int64_t>(bound)) : number_text(bound);
+  const bool whole = bound == std::floor(bound) && std::abs(bound) < kMostCounted;
+  return whole ? std::to_string(static_cast<int64_t>(bound)) : number_text(bound);
 }
 
 }  // namespace
@@ -66,7 +64,7 @@ std::string value_text(const Budget& value) {
 }
 
 std::string range_text(const Range& range) {
-  const bool low = std::isfinite(range.low), high = range.high < kUnspoken;
+  const bool low = std::isfinite(range.low), high = std::isfinite(range.high) && range.high != kMostCounted;
   if (!low && !high) return "";
   const std::string from = low ? bound_text(range.low) : "", to = high ? bound_text(range.high) : "";
   if (low && high && !range.low_open && !range.high_open) return " from " + from + " to " + to;

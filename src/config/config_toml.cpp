@@ -55,6 +55,19 @@ std::vector<std::string> names(const List& list, Name name) {
   return out;
 }
 
+// Of an override that is no TOML: why it is no bare word, either. "[" may begin a glob, "[0-9]*.jsonl"; with
+// a quote behind it, or without a "]", it begins a list.
+std::string broken_toml(const std::string& raw) {
+  const size_t first = raw.find_first_not_of(" \t");
+  if (first == std::string::npos) return "";
+  if (raw[first] == '"' || raw[first] == '\'') return "a string that begins with a quote ends with one";
+  if (raw[first] != '[') return "";
+  const size_t next = raw.find_first_not_of(" \t", first + 1);
+  const bool quoted = next != std::string::npos && (raw[next] == '"' || raw[next] == '\'');
+  if (raw.find(']') == std::string::npos) return "the list is not closed: it ends with ]";
+  return quoted ? "this list cannot be read: [\"a\", \"b\"] is one" : "";
+}
+
 class Loader {
  public:
   explicit Loader(std::string place) : place_(std::move(place)) {
@@ -119,6 +132,9 @@ class Loader {
       got += "]";
     }
     if (text && !printable(*text)) got += " with control characters";
+    const auto number = entry.node->value<double>();
+    if (number && entry.node->is_number() && *number > info.range.high && info.range.high == kMostCounted)
+      got += ", which is more than " + std::to_string(static_cast<int64_t>(kMostCounted));
     return "`" + full + "`: expected " + expected_text(type, info) + ", got " + got + word_hint(entry, type);
   }
 
@@ -169,8 +185,11 @@ class Loader {
     const std::string raw = text.substr(equals + 1);
     TomlText parsed = parse_toml("v = " + raw + "\n", "");
     auto value = std::make_unique<toml::table>();
-    if (!parsed.complete || !parsed.problems.empty() || parsed.table.size() != 1)
+    if (!parsed.complete || !parsed.problems.empty() || parsed.table.size() != 1) {
+      if (const std::string why = broken_toml(raw); !why.empty())
+        return problem(where, "`" + table + "." + name + "`: " + why + ", got " + shorten(raw));
       parsed = parse_toml("v = " + quote(raw) + "\n", "");
+    }
     // The run's config.toml could not hold it.
     if (!parsed.complete) return problem(where, "`" + table + "." + name + "`: the value is not UTF-8");
     *value = std::move(parsed.table);

@@ -26,8 +26,10 @@ struct KeyInfo {
   bool used = true;            // false: of a rule that is not chosen
 };
 
-inline constexpr Range kCountFromOne = {.low = 1, .high = 1e15};
-inline constexpr Range kCountFromZero = {.low = 0, .high = 1e15};
+// A bound that only keeps sums computable: said to whoever exceeds it, and to nobody else.
+inline constexpr double kMostCounted = 1e15;
+inline constexpr Range kCountFromOne = {.low = 1, .high = kMostCounted};
+inline constexpr Range kCountFromZero = {.low = 0, .high = kMostCounted};
 inline constexpr Range kThreads = {.low = 1, .high = 4096};
 
 template <class RunT, class V>

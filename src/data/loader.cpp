@@ -158,12 +158,15 @@ std::vector<int32_t> Loader::weighted_pieces(int64_t epoch) const {
   return out;
 }
 
+int64_t Loader::sequences_in_epoch(int64_t epoch) {
+  return options_.packing ? sequences_of(epoch).sequences() : pieces_in_epoch();
+}
+
 int64_t Loader::steps_in_epoch(int64_t epoch) {
   LM_CHECK(epoch >= 0, "epoch");
   if (!options_.packing) epoch = 0;  // every epoch has the same number of sequences
   if (const auto known = steps_.find(epoch); known != steps_.end()) return known->second;
-  const int64_t sequences = options_.packing ? sequences_of(epoch).sequences() : pieces_in_epoch();
-  return steps_[epoch] = ceil_div(sequences, options_.global_batch);
+  return steps_[epoch] = ceil_div(sequences_in_epoch(epoch), options_.global_batch);
 }
 
 int64_t Loader::total_steps(double epochs) {

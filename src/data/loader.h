@@ -54,6 +54,7 @@ class Loader {
   // Of the first epoch; with packing epochs may differ by a few sequences.
   int64_t steps_per_epoch() { return steps_in_epoch(0); }
   int64_t steps_in_epoch(int64_t epoch);
+  int64_t sequences_in_epoch(int64_t epoch);
   // Whole epochs plus a fraction of the next, rounded up.
   int64_t total_steps(double epochs);
 

@@ -1,6 +1,7 @@
 #include "kernels/counting.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/library.h"
 #include "kernels/norms_formula.h"
@@ -96,7 +97,12 @@ double seen_by_first(double tokens, int64_t window) {
   return tokens * seen - seen * seen / 2;
 }
 // The same of all queries.
-double visible_keys(const Documents& documents, int64_t window) {
+double visible_keys(const Documents& documents, int64_t tokens, int64_t window) {
+  if (documents.start == nullptr) {  // of one length, or one more token
+    const int64_t length = tokens / documents.count, longer = tokens % documents.count;
+    return static_cast<double>(longer) * seen_by_first(static_cast<double>(length + 1), window) +
+           static_cast<double>(documents.count - longer) * seen_by_first(static_cast<double>(length), window);
+  }
   double sum = 0;
   for (int64_t d = 0; d < documents.count; ++d) {
     const auto past = static_cast<double>(documents.past);
@@ -109,7 +115,7 @@ double visible_keys(const Documents& documents, int64_t window) {
 template <class Args>
 void attention(const Args& a, StreamView stream, double products) {
   counted(stream).attention_flops +=
-      products * 2 * visible_keys(a.documents, a.window) * product(a.heads, a.head_dim);
+      products * 2 * visible_keys(a.documents, a.tokens, a.window) * product(a.heads, a.head_dim);
 }
 void attention_forward(const AttentionForward& a, StreamView stream) {
   attention(a, stream, 2);
@@ -204,6 +210,30 @@ Cost& Cost::operator+=(const Cost& other) {
   gemm_calls += other.gemm_calls;
   fp32_gemm_flops += other.fp32_gemm_flops;
   return *this;
+}
+
+Cost& Cost::operator-=(const Cost& other) {
+  Cost negative = other;
+  negative *= -1;
+  return *this += negative;
+}
+
+Cost& Cost::operator*=(double times) {
+  for (double* sum : {&gemm_flops, &attention_flops, &bytes, &pass_bytes, &decoded_bytes, &calls, &gemm_calls,
+                      &fp32_gemm_flops})
+    *sum *= times;
+  return *this;
+}
+
+CountedTimes::CountedTimes(Counts* counts, int64_t times)
+    : counts_(counts), times_(static_cast<double>(times)) {
+  if (counts_ != nullptr) before_ = std::exchange(counts_->cost, {});
+}
+
+CountedTimes::~CountedTimes() {
+  if (counts_ == nullptr) return;
+  counts_->cost *= times_;
+  counts_->cost += before_;
 }
 
 const Kernels& counting_kernels(DeviceType device) {

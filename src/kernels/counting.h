@@ -20,6 +20,8 @@ struct Cost {
   double gemm_calls = 0;       // of these, of GEMMs
   double fp32_gemm_flops = 0;  // of gemm_flops, what is multiplied in fp32
   Cost& operator+=(const Cost& other);
+  Cost& operator-=(const Cost& other);
+  Cost& operator*=(double times);
 };
 
 // A product as a GEMM library tells it from others that it makes code for: sizes, strides, what is
@@ -31,8 +33,22 @@ struct Counts {
   std::set<GemmShape>* gemms = nullptr;  // every product's; null when not wanted
 };
 
-// The device's table. Its functions expect a counting_stream, and memory that need not be there but for what
-// kernels.h says the host reads.
+// While it lives, what is counted counts so many times: of work that is repeated, one part is carried out.
+class CountedTimes {
+ public:
+  CountedTimes(Counts* counts, int64_t times);  // null: nothing counts
+  ~CountedTimes();
+  CountedTimes(const CountedTimes&) = delete;
+  CountedTimes& operator=(const CountedTimes&) = delete;
+
+ private:
+  Counts* counts_;
+  double times_;
+  Cost before_;
+};
+
+// The device's table. Its functions expect a counting_stream, and memory that need not be there.
+// Documents without starts are as many as there are, of one length.
 const Kernels& counting_kernels(DeviceType device);
 // What is called with this stream is added to `counts`, which must outlive it.
 StreamView counting_stream(Counts& counts, DeviceType device, int threads);

@@ -193,7 +193,7 @@ struct Dropout {
   const int32_t* sample = nullptr;    // [rows]: index of the example in the run's order
   const int32_t* position = nullptr;  // [rows]: position in the example
   int64_t rows = 0, width = 0;
-  uint64_t key = 0;  // from (seed, purpose, step, tensor): see kernels/philox.h
+  uint64_t key = 0;  // from (seed, purpose, step, tensor): see base/philox.h
   float p = 0;
   bool accumulate = false;
   DType dtype = DType::kF32;

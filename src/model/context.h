@@ -64,6 +64,8 @@ struct DeviceBatch {
   }
 };
 
+struct Counts;  // kernels/counting.h
+
 struct Context {
   const ModelSpec& spec;
   DType dtype;  // of weights and activations
@@ -77,6 +79,7 @@ struct Context {
   // Tensors over a micro-batch's tokens have rounded_rows (base/batch.h) of them. Surplus rows are finite,
   // and zero wherever gradients are summed: they add exact zeros to every sum.
   bool round_rows = false;
+  Counts* counts = nullptr;  // of a rehearsal, where of equal parts of a pass one is enough
 
   int64_t rounded(int64_t rows) const { return round_rows ? rounded_rows(rows) : rows; }
   // Uninitialised memory from the arena, valid until the frame that holds it ends.

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "kernels/counting.h"
 #include "model/norm.h"
 
 namespace lm {
@@ -163,15 +164,20 @@ void zero_gradient(const Context& context, const Param& param) {
 // The final norm of the rows with targets, into the first rows of `normed`; zeros behind.
 void norm_targets(const Context& context, const Param& norm, const TargetRows& targets, const View& picked,
                   const View& normed, const View& rstd) {
-  norm_forward(context, norm, picked, normed.row_range(0, targets.count), rstd, {1, normed.columns});
+  norm_forward(context, norm, picked, normed.row_range(0, targets.count), rstd,
+               {context.spec.final_norm(), 1, normed.columns});
   zero_surplus(context, normed, targets.count);
 }
 
-// Calls work(chunk, first row) for the rows, in order, each within an arena frame.
+// Calls work(chunk, first row) for the rows, in order, each within an arena frame. A rehearsal carries out
+// the first chunk, one for all others that are as long, and what is left.
 template <class Work>
 void for_chunks(const Context& context, const HeadRows& rows, const LossOptions& options, const Work& work) {
   const int64_t row_chunk = options.row_chunk;
-  for (int64_t row = 0; row < rows.targets.count; row += row_chunk) {
+  for (int64_t row = 0, alike = 1; row < rows.targets.count; row += alike * row_chunk) {
+    const bool first = row == 0 || context.counts == nullptr;
+    alike = first ? 1 : std::max<int64_t>((rows.targets.count - row) / row_chunk, 1);
+    const CountedTimes counted(context.counts, alike);
     const ArenaFrame frame(context.arena);
     const int64_t used = std::min(row_chunk, rows.targets.count - row);
     const int64_t count = std::min(row_chunk, context.rounded(rows.targets.count) - row);
@@ -224,7 +230,8 @@ void head_loss(const Context& context, const Head& head, const DeviceBatch& batc
   });
   if (!dx.defined()) return;
   dpicked = dpicked.row_range(0, count);
-  norm_backward(context, head.norm, dpicked, picked, rows.rstd, {}, dpicked, {1, hidden}, options.first);
+  norm_backward(context, head.norm, dpicked, picked, rows.rstd, {}, dpicked,
+                {context.spec.final_norm(), 1, hidden}, options.first);
   put_back(context, rows.targets, dpicked, dx);
 }
 
@@ -283,13 +290,14 @@ void head_finish(const Context& context, const Param& norm, const View& x, const
   const View picked = pick(context, rows.targets, x);
   const View dpicked = count == x.rows ? dx : context.tensor(count, hidden);
   round_sum(context, rows.dx_sum, dpicked);
-  norm_backward(context, norm, dpicked, picked, rows.rstd, {}, dpicked, {1, hidden}, options.first);
+  norm_backward(context, norm, dpicked, picked, rows.rstd, {}, dpicked,
+                {context.spec.final_norm(), 1, hidden}, options.first);
   put_back(context, rows.targets, dpicked, dx);
 }
 
 View head_normed(const Context& context, const Param& norm, const View& x) {
   const View normed = context.like(x);
-  norm_forward(context, norm, x, normed, {}, {1, context.spec.hidden});
+  norm_forward(context, norm, x, normed, {}, {context.spec.final_norm(), 1, context.spec.hidden});
   return normed;
 }
 

@@ -1,15 +1,16 @@
-// RMSNorm over rows (of H, or of each head's d), forward and explicit backward.
+// Norms over rows (of H, or of each head's d), forward and explicit backward.
 #pragma once
 
 #include "model/linear.h"
 
 namespace lm {
 
-// Neighbouring vectors of `width` elements in a row: the whole row (groups = 1), or the heads of q and k in
-// qkv.
+// What is normed, and by which formula: neighbouring vectors of `width` elements in a row. These are the
+// whole row (groups = 1), or the heads of q and k in qkv.
 struct Groups {
-  int64_t groups = 1;
-  int64_t width = 0;
+  NormKind kind;
+  int64_t groups;
+  int64_t width;
 };
 
 // out [T, groups * width] = w * x * rstd; strides come from the tensors. `rstd` [T, groups] fp32 may be
@@ -18,8 +19,8 @@ void norm_forward(const Context& context, const Param& norm, const View& x, cons
                   Groups groups);
 
 // sum = x + residual, out = norm(sum).
-void norm_forward_residual(const Context& context, const Param& norm, const View& x, const View& residual,
-                           const View& sum, const View& out, const View& rstd);
+void norm_forward_residual(const Context& context, NormKind kind, const Param& norm, const View& x,
+                           const View& residual, const View& sum, const View& out, const View& rstd);
 
 // dx = norm'(dy) (+ dresidual, when defined); the weight's gradient is added. dx may be dy or dresidual.
 void norm_backward(const Context& context, const Param& norm, const View& dy, const View& x, const View& rstd,

@@ -23,6 +23,10 @@ void rotate(const Context& context, int64_t layer, const DeviceBatch& batch, con
                        context.stream);
 }
 
+NormKind norm_kind(const ModelSpec& spec, const TransformerBlock& block) {
+  return spec.layer(block.layer).norm;
+}
+
 struct QkHeads {
   int64_t first = 0;  // column of the first head
   int64_t heads = 0;
@@ -42,7 +46,7 @@ void qk_norm_forward(const Context& context, const Param& norm, const BlockSaved
   // rstd of q's and k's heads are separate contiguous halves: [T, n_h], then [T, n_kv].
   const View rstd = saved.qk_rstd.row_range(part.first == 0 ? 0 : spec.heads * x.rows, part.heads * x.rows);
   norm_forward(context, norm, x, saved.qkv.column_range(part.first, width), rstd,
-               {part.heads, spec.head_dim});
+               {NormKind::kRms, part.heads, spec.head_dim});
 }
 
 void qk_norm_backward(const Context& context, const Param& norm, const BlockSaved& saved, const View& dqkv,
@@ -52,48 +56,65 @@ void qk_norm_backward(const Context& context, const Param& norm, const BlockSave
   const View x = saved.qk.column_range(part.first, width);
   const View rstd = saved.qk_rstd.row_range(part.first == 0 ? 0 : spec.heads * x.rows, part.heads * x.rows);
   const View dy = dqkv.column_range(part.first, width);
-  norm_backward(context, norm, dy, x, rstd, {}, dy, {part.heads, spec.head_dim}, first);
+  norm_backward(context, norm, dy, x, rstd, {}, dy, {NormKind::kRms, part.heads, spec.head_dim}, first);
 }
 
-void swiglu(const Context& context, const View& gate_up, const View& out) {
-  context.kernels.swiglu_forward({.gate_up = gate_up.data,
-                                  .out = out.data,
-                                  .rows = out.rows,
-                                  .ffn = out.columns,
-                                  .dtype = context.dtype},
-                                 context.stream);
+MlpKind mlp_kind(const ModelSpec& spec, const TransformerBlock& block) {
+  return spec.layer(block.layer).mlp;
+}
+
+// h [T, F] of what the first projection made.
+void mlp_activation(const Context& context, MlpKind kind, const View& gate_up, const View& h) {
+  switch (kind) {
+    case MlpKind::kSwiGlu:
+      context.kernels.swiglu_forward(
+          {.gate_up = gate_up.data, .out = h.data, .rows = h.rows, .ffn = h.columns, .dtype = context.dtype},
+          context.stream);
+      return;
+  }
+}
+
+// dh becomes h, gate_up its own gradient.
+void mlp_activation_backward(const Context& context, MlpKind kind, const View& gate_up, const View& dh) {
+  switch (kind) {
+    case MlpKind::kSwiGlu:
+      context.kernels.swiglu_backward({.gate_up = gate_up.data,
+                                       .dh = dh.data,
+                                       .rows = dh.rows,
+                                       .ffn = dh.columns,
+                                       .dtype = context.dtype},
+                                      context.stream);
+      return;
+  }
 }
 
 void mlp_backward(const Context& context, const TransformerBlock& block, const DeviceBatch& batch,
                   BlockSaved& saved, const View& dx, bool first) {
   const ModelSpec& spec = context.spec;
+  const MlpKind kind = mlp_kind(spec, block);
   const int64_t rows = batch.rows;
   const ArenaFrame frame(context.arena);
   if (!block.down.adapters.empty()) {
     // The adapter's backward wants h beside dh: it is computed once more, since the fused kernel below makes
     // h only when dh is complete.
     const View h = context.tensor(rows, spec.ffn);
-    swiglu(context, saved.gate_up, h);
+    mlp_activation(context, kind, saved.gate_up, h);
     const View dh = context.tensor(rows, spec.ffn);
     linear_backward(context, block.down, batch, h, dx, dh, saved.down_adapters, first);
-    context.kernels.swiglu_backward(
-        {.gate_up = saved.gate_up.data, .dh = dh.data, .rows = rows, .ffn = spec.ffn, .dtype = context.dtype},
-        context.stream);
+    mlp_activation_backward(context, kind, saved.gate_up, dh);
   } else {
     const View dh = context.tensor(rows, spec.ffn);
     linear_input_gradient(context, block.down, dx, dh);
-    // dh becomes h, gate_up its own gradient.
-    context.kernels.swiglu_backward(
-        {.gate_up = saved.gate_up.data, .dh = dh.data, .rows = rows, .ffn = spec.ffn, .dtype = context.dtype},
-        context.stream);
+    mlp_activation_backward(context, kind, saved.gate_up, dh);
     linear_backward(context, block.down, batch, dh, dx, {}, saved.down_adapters, first);
   }
   const View normed = context.tensor(rows, spec.hidden);
-  norm_forward(context, block.mlp_norm, saved.x_mid, normed, {}, {1, spec.hidden});
+  norm_forward(context, block.mlp_norm, saved.x_mid, normed, {}, {norm_kind(spec, block), 1, spec.hidden});
   const View dnormed = context.tensor(rows, spec.hidden);
   linear_backward(context, block.gate_up, batch, normed, saved.gate_up, dnormed, saved.gate_up_adapters,
                   first);
-  norm_backward(context, block.mlp_norm, dnormed, saved.x_mid, saved.rstd2, dx, dx, {1, spec.hidden}, first);
+  norm_backward(context, block.mlp_norm, dnormed, saved.x_mid, saved.rstd2, dx, dx,
+                {norm_kind(spec, block), 1, spec.hidden}, first);
 }
 
 void attention_block_backward(const Context& context, const TransformerBlock& block, const DeviceBatch& batch,
@@ -116,12 +137,13 @@ void attention_block_backward(const Context& context, const TransformerBlock& bl
     qk_norm_backward(context, block.k_norm, saved, dqkv, k_heads(spec), first);
   }
   const View normed = context.tensor(rows, spec.hidden);
-  norm_forward(context, block.attention_norm, x_in, normed, {}, {1, spec.hidden});
+  norm_forward(context, block.attention_norm, x_in, normed, {}, {norm_kind(spec, block), 1, spec.hidden});
   const bool norm_trained = block.attention_norm.gradient.defined();
   const View dnormed = want_dx || norm_trained ? context.tensor(rows, spec.hidden) : View();
   linear_backward(context, block.qkv, batch, normed, dqkv, dnormed, saved.qkv_adapters, first);
   if (dnormed.defined()) {
-    norm_backward(context, block.attention_norm, dnormed, x_in, saved.rstd1, dx, dx, {1, spec.hidden}, first);
+    norm_backward(context, block.attention_norm, dnormed, x_in, saved.rstd1, dx, dx,
+                  {norm_kind(spec, block), 1, spec.hidden}, first);
   }
 }
 
@@ -154,7 +176,8 @@ void block_forward(const Context& context, const TransformerBlock& block, const 
   const int64_t rows = batch.rows;
   const ArenaFrame frame(context.arena);
   const View normed = context.tensor(rows, spec.hidden);
-  norm_forward(context, block.attention_norm, x_in, normed, saved.rstd1, {1, spec.hidden});
+  norm_forward(context, block.attention_norm, x_in, normed, saved.rstd1,
+               {norm_kind(spec, block), 1, spec.hidden});
   linear_forward(context, block.qkv, batch, normed, saved.qkv, saved.qkv_adapters);
   if (saved.qk.defined()) {
     context.kernels.copy_rows({.from = saved.qkv.column_range(0, saved.qk.columns), .to = saved.qk},
@@ -167,19 +190,20 @@ void block_forward(const Context& context, const TransformerBlock& block, const 
   zero_surplus(context, saved.attention, batch.tokens);
   const View projected = context.tensor(rows, spec.hidden);
   linear_forward(context, block.out, batch, saved.attention, projected, saved.out_adapters);
-  norm_forward_residual(context, block.mlp_norm, projected, x_in, saved.x_mid, normed, saved.rstd2);
+  norm_forward_residual(context, norm_kind(spec, block), block.mlp_norm, projected, x_in, saved.x_mid, normed,
+                        saved.rstd2);
   linear_forward(context, block.gate_up, batch, normed, saved.gate_up, saved.gate_up_adapters);
   if (!x_out.defined()) {
     if (!block.down.adapters.empty()) {
       // Only the adapter's reduced input is wanted of the last projection.
       const View h = context.tensor(rows, spec.ffn);
-      swiglu(context, saved.gate_up, h);
+      mlp_activation(context, mlp_kind(spec, block), saved.gate_up, h);
       linear_reduce(context, block.down, batch, h, saved.down_adapters);
     }
     return;
   }
   const View h = context.tensor(rows, spec.ffn);
-  swiglu(context, saved.gate_up, h);
+  mlp_activation(context, mlp_kind(spec, block), saved.gate_up, h);
   linear_forward(context, block.down, batch, h, x_out, saved.down_adapters, saved.x_mid);
 }
 

@@ -76,7 +76,7 @@ void check_schedule(const OptimizerConfig& config, int64_t total) {
   const int64_t decay = decays ? decay_steps(total) : 0;
   if (warmup + decay <= total) return;
   const std::string last = decays ? fmt::format(" and the {} in which warmup_stable_decay falls", decay) : "";
-  throw Error(Exit::kConfig, {.area = "CONFIG-20",
+  throw Error(Exit::kConfig, {.area = "CONF-20",
                               .what = fmt::format("optimizer.warmup is {} steps{}, and the run has {} in all",
                                                   warmup, last, total),
                               .place = "optimizer.warmup",

@@ -52,7 +52,7 @@ AdapterSpec continued_adapter(const NameMap& names, const LoraConfig& lora, cons
   }
   if (lora.start != LoraStart::kZero) differs("lora.start = " + value_text(lora.start), "weights of its own");
   if (what.empty()) return out;
-  throw Error(Exit::kConfig, {.area = "CONFIG-20",
+  throw Error(Exit::kConfig, {.area = "CONF-20",
                               .what = "the adapter of lora.init is continued as it is: " + what,
                               .place = directory,
                               .next = "leave these keys out, or leave out lora.init to train a fresh adapter",

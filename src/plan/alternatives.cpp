@@ -94,7 +94,7 @@ std::optional<Setting> other_update(const Config& config) {
 
 class Comparison {
  public:
-  explicit Comparison(const PlanInput& in) : in_(in) {}
+  Comparison(const PlanInput& in, Foretold foretold) : in_(in), foretold_(foretold) {}
 
   std::vector<Alternative> all() {
     for (const Setting& method : methods(in_)) {
@@ -152,7 +152,7 @@ class Comparison {
 
   // Whether it fits.
   bool add_planned(const std::vector<std::string>& settings, const Config& config) {
-    std::optional<ChangedPlan> changed = plan_changed(in_, config);
+    std::optional<ChangedPlan> changed = plan_changed(in_, config, foretold_);
     if (!changed) return false;
     out_.push_back({.settings = settings,
                     .plan = std::move(changed->plan),
@@ -164,6 +164,7 @@ class Comparison {
   }
 
   const PlanInput& in_;
+  Foretold foretold_;
   std::vector<Alternative> out_;
 };
 
@@ -210,9 +211,10 @@ std::string Alternative::setting_text() const {
   return out.empty() ? "as it is" : out;
 }
 
-std::vector<Alternative> alternatives(const PlanInputs& inputs, const Machine& machine, const World& world) {
+std::vector<Alternative> alternatives(const PlanInputs& inputs, const Machine& machine, const World& world,
+                                      Foretold foretold) {
   const PlanInput in{inputs, machine, world, PlanPurpose::kTrain};
-  std::vector<Alternative> out = Comparison(in).all();
+  std::vector<Alternative> out = Comparison(in, foretold).all();
   std::ranges::stable_sort(out, {}, [](const Alternative& row) {
     return std::tuple(!row.plan.fits, lacks(row.plan), -row.tokens_per_second(), -row.state_bits);
   });

@@ -5,6 +5,8 @@
 
 #include "plan/adapter.h"
 #include "plan/base_encoding.h"
+#include "plan/forecast.h"
+#include "plan/placement.h"
 
 namespace lm {
 namespace {
@@ -22,18 +24,25 @@ double state_bits(const ModelLayout& layout, const StateStreams& streams) {
 
 }  // namespace
 
+void pass_on_bug(const Error& error) {
+  if (error.code() == Exit::kInternal) throw error;
+}
+
 bool may_use_disk(const OffloadConfig& o) {
   const auto free_choice = [](OffloadHome home) { return home == OffloadHome::kAuto; };
   return o.paths.empty() && (free_choice(o.optimizer) || free_choice(o.gradients) || free_choice(o.weights) ||
                              free_choice(o.activations));
 }
 
-std::optional<ChangedPlan> plan_changed(const PlanInput& in, const Config& config) {
+std::optional<ChangedPlan> plan_changed(const PlanInput& in, const Config& config, Foretold foretold) {
   const bool lora = config.train.method == Method::kLora, had = in.adapter != nullptr;
   const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
   const auto draft = [&](const AdapterSpec* adapter, const ModelLayout& layout) {
-    Plan plan =
-        draft_plan({config, in.spec, adapter, layout, in.device, in.data}, in.machine, in.world, in.purpose);
+    const PlanInput changed{
+        {config, in.spec, adapter, layout, in.device, in.data}, in.machine, in.world, in.purpose};
+    Plan plan = place_plan(changed);
+    const bool wanted = foretold == Foretold::kAll || (foretold == Foretold::kWhatFits && plan.fits);
+    if (wanted && in.trains()) forecast(changed, plan);
     const double state = state_bits(layout, plan.numerics.state());
     return ChangedPlan{std::move(plan), weight_bits(layout, dtype), state};
   };
@@ -46,7 +55,8 @@ std::optional<ChangedPlan> plan_changed(const PlanInput& in, const Config& confi
     const AdapterSpec* const adapter = !lora ? nullptr : had ? in.adapter : &fresh;
     return draft(adapter, make_layout(in.spec, adapter, dtype,
                                       base_encoding(config.model, in.spec.stored, adapter != nullptr)));
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    pass_on_bug(error);
     return std::nullopt;
   }
 }

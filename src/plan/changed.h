@@ -15,7 +15,11 @@ struct ChangedPlan {
 };
 
 // Nothing where it cannot be made (LoRA targets that the model lacks).
-std::optional<ChangedPlan> plan_changed(const PlanInput& in, const Config& config);
+std::optional<ChangedPlan> plan_changed(const PlanInput& in, const Config& config, Foretold foretold);
+
+// Of what a changed configuration has thrown: a bug of the planner is no property of the configuration, and
+// goes on.
+void pass_on_bug(const Error& error);
 
 // Some class may still be told to live on disk.
 bool may_use_disk(const OffloadConfig& offload);

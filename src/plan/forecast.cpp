@@ -2,12 +2,66 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <optional>
 
+#include "base/bytes.h"
 #include "plan/traffic.h"
 #include "plan/update_work.h"
 
 namespace lm {
 namespace {
+
+// A step of many micro-batches is walked with a few of them, and with twice as many: each further one takes
+// what those in between do. So the work does not grow with train.global_batch.
+struct FewMicroBatches {
+  ScheduleShape less, more;
+  double times = 0;  // that the difference comes on top of `more`
+
+  double extend(double of_less, double of_more) const { return of_more + times * (of_more - of_less); }
+};
+
+std::optional<FewMicroBatches> few_micro_batches(const ScheduleShape& step) {
+  constexpr int64_t kMostWalked = 8000, kOfMicroBatch = 4;  // operations; of each in every unit, at most
+  const int64_t all = step.micro_batches, group = step.group >= all ? 1 : step.group;
+  const int64_t each = group * kOfMicroBatch * std::ssize(step.units);
+  const int64_t few = group * std::max<int64_t>(kMostWalked / 2 / each, 1);
+  if (2 * few >= all) return std::nullopt;
+  FewMicroBatches out{step, step, static_cast<double>(all - 2 * few) / static_cast<double>(few)};
+  out.less.micro_batches = few;
+  out.more.micro_batches = 2 * few;
+  return out;
+}
+
+// `walk`: of a step's schedule.
+template <class Walk>
+Timeline walk_few(const ScheduleShape& step, const Walk& walk) {
+  const std::optional<FewMicroBatches> few = few_micro_batches(step);
+  if (!few) return walk(step);
+  const Timeline less = walk(few->less);
+  Timeline out = walk(few->more);
+  for (double Timeline::*field :
+       {&Timeline::seconds, &Timeline::waiting_seconds, &Timeline::disk_read_bytes,
+        &Timeline::disk_written_bytes, &Timeline::link_bytes, &Timeline::host_seconds})
+    out.*field = few->extend(less.*field, out.*field);
+  return out;
+}
+
+template <class Walk>
+RankTraffic traffic_of_few(const ScheduleShape& step, const Walk& walk) {
+  const std::optional<FewMicroBatches> few = few_micro_batches(step);
+  if (!few) return walk(step);
+  const RankTraffic less = walk(few->less);
+  RankTraffic out = walk(few->more);
+  const double between = few->extend(less.between_share * less.bytes(), out.between_share * out.bytes());
+  out.calls =
+      static_cast<int64_t>(few->extend(static_cast<double>(less.calls), static_cast<double>(out.calls)));
+  for (double RankTraffic::*field :
+       {&RankTraffic::gradient_bytes, &RankTraffic::weight_bytes, &RankTraffic::vote_bytes,
+        &RankTraffic::seconds, &RankTraffic::inside_seconds, &RankTraffic::between_seconds})
+    out.*field = few->extend(less.*field, out.*field);
+  out.between_share = between / out.bytes();
+  return out;
+}
 
 // Calls of all ranks, between the operations of the step: on the CPU nothing else happens while they last.
 // (GPUs compute beside them, which the walk below knows.)
@@ -15,11 +69,12 @@ void predict_traffic(const PlanInput& in, Plan& plan) {
   plan.world = in.world;
   if (in.world.ranks == 1) return;
   const TransferShape transfers = plan.placement.transfers();
-  const StepSchedule step =
-      transfers.any() ? steady_steps(plan.schedule, transfers).back() : make_schedule(plan.schedule);
   const RankLinks links = rank_links(in.machine, in.device);
-  plan.traffic =
-      traffic_of(Traffic(in.layout, plan.numerics, plan.placement, in.world), step, in.world, links);
+  const Traffic traffic(in.layout, plan.numerics, plan.placement, in.world);
+  plan.traffic = traffic_of_few(plan.schedule, [&](const ScheduleShape& shape) {
+    const StepSchedule step = transfers.any() ? steady_steps(shape, transfers).back() : make_schedule(shape);
+    return traffic_of(traffic, step, in.world, links);
+  });
   if (links.assumed && (in.device == DeviceType::kCuda || in.world.nodes > 1))
     plan.choices.push_back({"links between ranks", "assumed",
                             "not measured: 22 GB/s from GPU to GPU where it has no "
@@ -42,8 +97,10 @@ double stop_vote_seconds(const PlanInput& in, const Plan& plan) {
 void predict_transfers(const PlanInput& in, const StepShape& shape, const StepCosts& costs, Plan& plan) {
   const TimelineShape timeline = plan.placement.timeline();
   if (!timeline.transfers.any() && !plan.placement.update_on_host && !timeline.calls_beside) return;
-  plan.timeline = walk_timeline(plan.schedule, timeline, link_rates(in.machine, in.device),
-                                operation_seconds(in, plan, costs));
+  plan.timeline = walk_few(plan.schedule, [&](const ScheduleShape& shape) {
+    return walk_timeline(shape, timeline, link_rates(in.machine, in.device),
+                         operation_seconds(in, plan, costs));
+  });
   plan.step_seconds = plan.timeline.seconds + stop_vote_seconds(in, plan);
   if (plan.placement.embedding_in_host == 0) return;
   // Rows that are looked up, by a second forward once more, unless recomputation has kept them; all of it
@@ -92,13 +149,19 @@ void add_links(Plan& plan, const LinkRates& rates) {
     plan.choices.push_back({"disk rates", "assumed", "no disk was measured: times are rough"});
 }
 
+// Of a step.
+int64_t step_sequences(const PlanInput& in) {
+  const int64_t most = in.config.train.global_batch;
+  return in.data.sequences > 0 ? std::min(in.data.sequences, most) : most;
+}
+
 }  // namespace
 
 StepShape step_shape(const PlanInput& in, const Plan& plan) {
   const NumericsPlan& n = plan.numerics;
   const double longest = static_cast<double>(in.config.data.max_length);
   const double length = in.data.mean_length > 0 ? std::min(in.data.mean_length, longest) : longest;
-  const double sequences = static_cast<double>(in.config.train.global_batch);
+  const double sequences = static_cast<double>(step_sequences(in));
   const auto size = [](DType type) { return static_cast<double>(dtype_size(type)); };
   // Sums of rows and columns take two more passes over the gradient and one over the weights; state counts
   // twice, read and written.
@@ -145,7 +208,8 @@ void forecast(const PlanInput& in, Plan& plan) {
   const StepShape shape = step_shape(in, plan);
   const StepCosts costs(shape);
   plan.schedule = plan.placement.schedule(in.spec, n.recompute, in.config.optimizer.clip);
-  plan.schedule.micro_batches = n.micro_batches;
+  plan.schedule.micro_batches =
+      std::min(n.micro_batches, ceil_div(ceil_div(step_sequences(in), in.world.ranks), n.micro_batch));
   plan.prediction = predict_step(costs, plan.schedule, rates);
   plan.step_seconds = plan.prediction.seconds;
   explain_measuring(costs, rates, plan);

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "plan/device_reserve.h"
 #include "plan/gemm_library.h"
+#include "plan/limits.h"
 #include "plan/placement.h"
 
 namespace lm {
@@ -226,6 +227,11 @@ void say_rule(const OptimizerConfig& optimizer, std::vector<Choice>& choices) {
 }
 
 NumericsPlan choose_numerics(const PlanInput& in, std::vector<Choice>& choices) {
+  // A run that began on a larger machine goes on with its number.
+  if (in.trains() && in.recorded == nullptr) {
+    refuse_many_threads("run.threads", in.config.run.threads, in.machine);
+    refuse_many_threads("optimizer.threads", in.config.optimizer.threads, in.machine);
+  }
   say_rule(in.config.optimizer, choices);
   // What samples take of the memory is no matter of numerics: a run has the same bits without them.
   Config config = in.config;
@@ -234,13 +240,18 @@ NumericsPlan choose_numerics(const PlanInput& in, std::vector<Choice>& choices) 
   Machine machine = in.machine;
   machine.library_bytes = 0;
   const PlanInput training = in.with(config).with(PlanPurpose::kTrain).with(machine);
-  if (in.recorded != nullptr) return adopted(training, choices);
+  if (in.recorded != nullptr) {
+    const NumericsPlan numerics = adopted(training, choices);
+    refuse_many_micro_batches(in.config, numerics);
+    return numerics;
+  }
   Plan base;
   base.numerics = settled(training);
   if (!in.config.run.threads)
     base.choices.push_back(
         {"run.threads", std::to_string(base.numerics.threads), "the cores this process may use"});
   const Plan plan = choose_batches(training, base);
+  refuse_many_micro_batches(in.config, plan.numerics);
   choices.insert(choices.end(), plan.choices.begin(), plan.choices.end());
   return plan.numerics;
 }

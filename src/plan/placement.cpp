@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "base/arena.h"
 #include "base/bytes.h"
 #include "plan/forecast.h"
+#include "plan/limits.h"
 #include "plan/tile_cutter.h"
 #include "plan/update_work.h"
 
@@ -18,6 +20,8 @@ constexpr int64_t kUpdateSlots = 3;  // of an update's gradients and weights (op
 // A tile should be long enough for the disk to reach its rate (some MiB) and short beside the state, so that
 // the pipeline fills at once.
 constexpr int64_t kLeastTile = 4 * kMiB, kMostTile = 32 * kMiB, kTilesPerStep = 64;
+// Micro-batches that share what crosses a link: beyond that it is next to nothing beside their compute.
+constexpr int64_t kEnoughInGroup = 128;
 // Staging more of the optimizer's state than this does not shorten a step: the rest is read under the
 // forward.
 constexpr double kStagedShare = 0.4;
@@ -87,7 +91,7 @@ bool shards_weights(const PlanInput& in, Home home) {
 bool shards_gradients(const PlanInput& in, Home home, const NumericsPlan& numerics) {
   return in.world.ranks > 1 && in.config.zero.stage >= 2 && in.trains() && in.adapter == nullptr &&
          !updates_whole_tensors(in) && (numerics.micro_batches == 1 || numerics.recompute) &&
-         !is_off_device(home, in.device);
+         numerics.micro_batches <= kMostInGroup && !is_off_device(home, in.device);
 }
 
 void place_weights(const PlanInput& in, Home home, Plan& plan) {
@@ -137,8 +141,10 @@ void place_optimizer(const PlanInput& in, Home home, Plan& plan) {
   const int64_t granule_bytes = placement.granule_bytes =
       ceil_div(state, std::max<int64_t>(in.layout.flat_elements / kGranule, 1));
   const bool off_device = is_off_device(home, in.device);
-  const int64_t usual = std::clamp(state / kTilesPerStep, kLeastTile, kMostTile);
+  const int64_t least = ceil_div(state, kMostTiles);
+  const int64_t usual = std::max(std::clamp(state / kTilesPerStep, kLeastTile, kMostTile), least);
   const int64_t tile = in.config.io.tile ? in.config.io.tile->bytes : usual;
+  if (off_device) refuse_short_tiles(tile, least);
   for (auto* list :
        {&placement.first_tile, &placement.first_granule, &placement.granules, &placement.segment_tiles})
     list->clear();
@@ -173,9 +179,12 @@ void place_optimizer(const PlanInput& in, Home home, Plan& plan) {
 
 void place_activations(const PlanInput& in, Home home, Plan& plan) {
   const int64_t each = micro_rows(in, plan.numerics) * in.spec.hidden * size_of(plan.numerics.dtype);
-  const bool off_device = is_off_device(home, in.device) && plan.numerics.recompute;
+  const bool off_device =
+      is_off_device(home, in.device) && plan.numerics.recompute && plan.placement.group <= kMostInGroup;
+  const int64_t arrays = last_block(in) * plan.placement.group;
   std::vector<int64_t> bytes;
-  if (off_device) bytes.assign(static_cast<size_t>(last_block(in) * plan.placement.group), each);
+  // Their sum stays a number, however far it is from any memory.
+  if (off_device) bytes.assign(static_cast<size_t>(arrays), std::min(each, Arena::kEndless / arrays));
   // In and out of a block are held at once.
   plan.placement.pool(Pool::kActivations) = make_pool(home, std::move(bytes), kSlots + 1, in.device);
 }
@@ -275,7 +284,7 @@ void place(const PlanInput& in, const HomeChoice& homes, Plan& plan, int64_t mos
   const bool off_device =
       is_off_device(homes.weights, in.device) || is_off_device(homes.gradients, in.device);
   p.group = off_device && plan.numerics.recompute && in.trains()
-                ? std::min(plan.numerics.micro_batches, most_group)
+                ? std::min({plan.numerics.micro_batches, most_group, kEnoughInGroup})
                 : 1;
   p.measures = homes.in_backward && in.config.optimizer.clip == Clip::kGlobal;
   p.gradients_in_slot.clear();
@@ -443,7 +452,10 @@ void choose_placement(const PlanInput& in, Plan& plan) {
     plan.choices.push_back(
         {"optimizer.threads", std::to_string(plan.placement.optimizer_threads), "as run.threads"});
   choose_io(in, plan);
-  const std::vector<HomeChoice> candidates = home_candidates(in);
+  std::vector<HomeChoice> candidates = home_candidates(in);
+  if (plan.numerics.micro_batches > kMostInGroup)
+    std::erase_if(candidates, [](const HomeChoice& homes) { return homes.in_backward; });
+  if (candidates.empty()) refuse_large_group(plan.numerics.micro_batches);
   size_t chosen = 0;
   for (; chosen < candidates.size(); ++chosen) {
     place(in, candidates[chosen], plan);

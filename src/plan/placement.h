@@ -36,6 +36,9 @@ void use_spare_memory(const PlanInput& in, Plan& plan);
 // that fit what is free now; the rest of plan.placement, with the numerics as they are in `plan`.
 void choose_placement(const PlanInput& in, Plan& plan);
 
+// Numerics, placement and sizes: a plan that says what fits, and not yet what a step takes (forecast.h).
+Plan place_plan(const PlanInput& in);
+
 // What `auto` has become, and why, into plan.choices; nothing where everything is on the device.
 void explain_homes(const PlanInput& in, Plan& plan);
 

@@ -25,6 +25,13 @@ void refuse_heads(const PlanInputs& inputs, const Gpu& gpu) {
 
 }  // namespace
 
+Plan place_plan(const PlanInput& in) {
+  Plan plan;
+  plan.numerics = choose_numerics(in, plan.choices);
+  choose_placement(in, plan);
+  return plan;
+}
+
 Plan draft_plan(const PlanInputs& inputs, const Machine& machine, const World& world, PlanPurpose purpose) {
   if (inputs.device == DeviceType::kCuda && machine.gpus.empty()) {
     throw Error(Exit::kDoesNotFit,
@@ -35,11 +42,15 @@ Plan draft_plan(const PlanInputs& inputs, const Machine& machine, const World& w
   }
   const PlanInput in{inputs, machine, world, purpose};
   if (in.device == DeviceType::kCuda && in.trains()) refuse_heads(inputs, machine.gpus.front());
-  Plan plan;
-  plan.numerics = choose_numerics(in, plan.choices);
-  choose_placement(in, plan);
+  Plan plan = place_plan(in);
   if (in.trains()) forecast(in, plan);
   return plan;
+}
+
+void foretell_again(const PlanInputs& inputs, const Machine& machine, Plan& plan) {
+  const std::vector<Choice> choices = plan.choices;  // a forecast says what it has assumed
+  forecast({inputs, machine, plan.world, PlanPurpose::kTrain}, plan);
+  plan.choices = choices;
 }
 
 std::string less_memory(const PlanInputs& inputs, const Machine& machine, Home home) {

@@ -67,12 +67,13 @@ struct RankTraffic {
   double bytes() const { return gradient_bytes + weight_bytes + vote_bytes; }
 };
 
-// What a plan knows of the data. Lengths and share are the prediction's: memory is planned for
-// data.max_length whatever they say.
+// What a plan knows of the data. Lengths, share and number are the prediction's: memory is planned for
+// data.max_length and train.global_batch whatever they say.
 struct DataShape {
   double mean_length = 0;   // tokens per sequence; 0: data.max_length
   double target_share = 1;  // of the tokens
   bool weighted = false;    // targets have weights in the loss
+  int64_t sequences = 0;    // of an epoch, which no step goes beyond; 0: not known
 };
 
 // Tokens that a prompt of train.sample_prompts and its answer may have together, where data.max_length allows
@@ -111,6 +112,9 @@ PassShape pass_shape(const ModelSpec& spec, const ModelLayout& layout, const Ada
 // own; export reads weights tensor by tensor.
 enum class PlanPurpose : uint8_t { kTrain, kEvaluate, kGenerate, kExport };
 
+// Of many plans, those whose step is foretold: a walk through its list costs more than placing it.
+enum class Foretold : uint8_t { kNothing, kWhatFits, kAll };
+
 // What a plan is made from beside the machine; borrowed for the call.
 struct PlanInputs {
   const Config& config;
@@ -133,6 +137,9 @@ Plan make_plan(const PlanInputs& inputs, const Machine& machine, const World& wo
 // The same without refusing: `fits` tells.
 Plan draft_plan(const PlanInputs& inputs, const Machine& machine, const World& world = {},
                 PlanPurpose purpose = PlanPurpose::kTrain);
+
+// What a step takes, once more for data that are known by now.
+void foretell_again(const PlanInputs& inputs, const Machine& machine, Plan& plan);
 
 // Settings that take less of a home's memory than the plan for these inputs, those that save most first; ""
 // where none does.

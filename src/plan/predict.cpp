@@ -67,14 +67,8 @@ double gemm_seconds(const Cost& cost, const ComputeRates& rates) {
 }
 
 void add(Prediction& to, OperationKind kind, const Cost& cost, double times, const ComputeRates& rates) {
-  const Cost scaled{.gemm_flops = cost.gemm_flops * times,
-                    .attention_flops = cost.attention_flops * times,
-                    .bytes = cost.bytes * times,
-                    .pass_bytes = cost.pass_bytes * times,
-                    .decoded_bytes = cost.decoded_bytes * times,
-                    .calls = cost.calls * times,
-                    .gemm_calls = cost.gemm_calls * times,
-                    .fp32_gemm_flops = cost.fp32_gemm_flops * times};
+  Cost scaled = cost;
+  scaled *= times;
   const double seconds = cost_seconds(scaled, rates);
   to.seconds += seconds;
   to.by_kind[static_cast<size_t>(kind)] += seconds;

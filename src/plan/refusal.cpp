@@ -99,7 +99,7 @@ std::optional<ChangedPlan> plan_with(const PlanInput& in, const std::vector<Knob
   for (size_t i = 0; i < all.size(); ++i) {
     if ((chosen >> i & 1U) != 0) all[i].apply(config);
   }
-  return plan_changed(in, config);
+  return plan_changed(in, config, Foretold::kNothing);
 }
 
 std::string list(const std::vector<Knob>& all, uint32_t chosen, const char* between) {
@@ -133,7 +133,7 @@ std::vector<Knob> saving_knobs(const PlanInput& in, const Plan& plan, Home home,
   for (Knob& knob : knobs(in, plan)) {
     Config config = in.config;
     knob.apply(config);
-    const std::optional<ChangedPlan> changed = plan_changed(in, config);
+    const std::optional<ChangedPlan> changed = plan_changed(in, config, Foretold::kNothing);
     if (!changed || need(changed->plan, home) >= need(plan, home)) continue;
     knob.saves = need(plan, home) - need(changed->plan, home);
     all.push_back(std::move(knob));
@@ -186,7 +186,7 @@ std::string have(const PlanInput& in, const Tier& tier) {
 
 std::string other_ways(const PlanInput& in) {
   if (!in.trains()) return "";
-  const std::string fitting = name_alternatives(alternatives(in, in.machine, in.world));
+  const std::string fitting = name_alternatives(alternatives(in, in.machine, in.world, Foretold::kWhatFits));
   return fitting.empty() ? "" : "; of `lmlaunch plan --compare` these fit: " + fitting;
 }
 

@@ -2,34 +2,43 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <optional>
+#include <utility>
 
 #include "base/bytes.h"
+#include "plan/alike_layers.h"
 
 namespace lm {
 namespace {
 
+// The same pass of another model.
+PassShape of_model(const PassShape& shape, const ModelSpec& spec, const ModelLayout& layout) {
+  return std::apply(
+      [&](const auto&... rest) {
+        return PassShape{spec, layout, rest...};
+      },
+      beside_the_model(shape));
+}
+PassShape of_group_size(const PassShape& shape, int64_t group) {
+  PassShape out = shape;
+  out.group = group;
+  return out;
+}
+
 // The micro-batches of a rehearsal, all alike: documents of one length.
-struct RehearsedBatch {
-  RehearsedBatch(const PassShape& of, int64_t tokens, int64_t with_target, int64_t documents)
-      : shape{tokens, with_target, documents, of.weighted} {
-    for (int64_t d = 0; d <= documents; ++d) start.push_back(static_cast<int32_t>(tokens * d / documents));
-  }
-  BatchShape shape;
-  std::vector<int32_t> start;
-};
+BatchShape batch_of(const PassShape& of, int64_t tokens, int64_t with_target, int64_t documents) {
+  return {tokens, with_target, documents, of.weighted};
+}
 
 // Every address is the same, and none is used.
 class RehearsedMemory : public PassMemory {
  public:
-  RehearsedMemory(const Context& context, const PassShape& shape, const RehearsedBatch& batch)
+  RehearsedMemory(const Context& context, const PassShape& shape, const BatchShape& batch)
       : context_(context), units_(shape.layout.units(shape.cut_head)), batch_(batch) {}
 
   DeviceBatch place(int64_t) override { return batch(); }
-  DeviceBatch batch() const {
-    DeviceBatch out = allocate_batch(context_, batch_.shape);
-    out.document_start = batch_.start.data();
-    return out;
-  }
+  DeviceBatch batch() const { return allocate_batch(context_, batch_); }
   BlockMemory borrow(int64_t unit, bool gradient) override {
     const Unit& range = units_[static_cast<size_t>(unit)];
     return {nowhere(), nowhere(), gradient && range.elements > 0 ? nowhere() : nullptr, range.first,
@@ -37,7 +46,7 @@ class RehearsedMemory : public PassMemory {
   }
   void begin_gradient(int64_t) override {}
   void add_embedding_gradient(int64_t, const View& dx) override {
-    context_.kernels.sum_rows({.slots = batch_.shape.tokens, .width = dx.columns, .dtype = dx.dtype},
+    context_.kernels.sum_rows({.slots = batch_.tokens, .width = dx.columns, .dtype = dx.dtype},
                               context_.stream);
   }
   std::byte* make_input(int64_t, int64_t, int64_t) override { return nowhere(); }
@@ -48,43 +57,45 @@ class RehearsedMemory : public PassMemory {
 
   const Context& context_;
   std::vector<Unit> units_;
-  const RehearsedBatch& batch_;
+  const BatchShape& batch_;
 };
 
-// A pass with all that it works on.
+// A pass of the layers that stand for all, with all that it works on.
 class Rehearsal {
  public:
-  Rehearsal(const PassShape& shape, const RehearsedBatch& batch, std::set<GemmShape>* gemms = nullptr)
-      : shape_(shape),
-        units_(schedule_units(shape.spec.layer_count(),
-                              shape.cut_head ? ceil_div(shape.spec.vocab, kVocabularySegment) : 0)),
+  Rehearsal(const PassShape& whole, const BatchShape& batch, std::set<GemmShape>* gemms = nullptr)
+      : layers_(whole.spec, whole.layout),
+        shape_(of_model(whole, layers_.spec(), layers_.layout())),
+        batch_(batch),
+        units_(schedule_units(shape_.spec.layer_count(), segments())),
         counts_{.cost = {}, .gemms = gemms},
         arena_(Arena::Rehearsed{}),
-        context_{shape.spec,
-                 shape.dtype,
-                 shape.device,
-                 counting_kernels(shape.device),
-                 counting_stream(counts_, shape.device, shape.threads),
+        context_{shape_.spec,
+                 shape_.dtype,
+                 shape_.device,
+                 counting_kernels(shape_.device),
+                 counting_stream(counts_, shape_.device, shape_.threads),
                  arena_,
                  rope_,
                  uploads_,
-                 shape.documents_at_once,
-                 shape.round_rows},
-        memory_(context_, shape, batch),
-        pass_(context_, shape.layout, shape.adapter, memory_, settings(shape, batch), nullptr) {}
+                 shape_.documents_at_once,
+                 shape_.round_rows,
+                 &counts_},
+        memory_(context_, shape_, batch_),
+        pass_(context_, shape_.layout, shape_.adapter, memory_, settings(shape_, batch_), nullptr) {}
+
+  // The operations of a step of all layers.
+  std::vector<Operation> operations(int64_t micro_batches) const {
+    return make_schedule(schedule(schedule_units(layers_.all(), segments()), micro_batches)).operations;
+  }
+  int64_t stands_for(int64_t unit) const { return layers_.stands_for(unit); }
 
   // Calls after(operation, the arena's high water during it) behind each compute operation of a step of so
   // many micro-batches.
   template <class After>
   void step(int64_t micro_batches, const After& after) {
-    const ScheduleShape schedule{.units = units(),
-                                 .micro_batches = micro_batches,
-                                 .tied = shape_.spec.tied,
-                                 .recompute = shape_.recompute,
-                                 .group = shape_.group,
-                                 .table_last = shape_.table_last};
     pass_.begin(0, micro_batches, 1);
-    for (const Operation& operation : make_schedule(schedule).operations) {
+    for (const Operation& operation : make_schedule(schedule(units(), micro_batches)).operations) {
       if (computes(operation.kind)) {
         arena_.restart_high_water();
         pass_.carry_out(operation);
@@ -112,15 +123,27 @@ class Rehearsal {
   const Arena& arena() const { return arena_; }
   const Cost& cost() const { return counts_.cost; }
   const std::vector<ScheduleUnit>& units() const { return units_; }
+  int64_t layers() const { return shape_.spec.layer_count(); }
 
  private:
-  static PassSettings settings(const PassShape& shape, const RehearsedBatch& batch) {
+  int64_t segments() const { return shape_.cut_head ? ceil_div(shape_.spec.vocab, kVocabularySegment) : 0; }
+  ScheduleShape schedule(std::vector<ScheduleUnit> units, int64_t micro_batches) const {
+    return {.units = std::move(units),
+            .micro_batches = micro_batches,
+            .tied = shape_.spec.tied,
+            .recompute = shape_.recompute,
+            .group = shape_.group,
+            .table_last = shape_.table_last};
+  }
+  static PassSettings settings(const PassShape& shape, const BatchShape& batch) {
     PassSettings out = pass_settings(shape);
-    out.micro_rows = shape.round_rows ? rounded_rows(batch.shape.tokens) : batch.shape.tokens;
+    out.micro_rows = shape.round_rows ? rounded_rows(batch.tokens) : batch.tokens;
     return out;
   }
 
-  const PassShape& shape_;
+  AlikeLayers layers_;
+  PassShape shape_;
+  BatchShape batch_;
   std::vector<ScheduleUnit> units_;
   Counts counts_;
   Arena arena_;
@@ -132,8 +155,8 @@ class Rehearsal {
 };
 
 // The last token of a document has no target: so many at most have one, and the head then gathers them.
-RehearsedBatch fullest(const PassShape& shape, int64_t tokens, int64_t documents) {
-  return {shape, tokens, std::max<int64_t>(tokens - 1, 1), documents};
+BatchShape fullest(const PassShape& shape, int64_t tokens, int64_t documents) {
+  return batch_of(shape, tokens, std::max<int64_t>(tokens - 1, 1), documents);
 }
 
 // The arena of a group of micro-batches, in three phases: the blocks' forward, the head, the blocks'
@@ -146,26 +169,59 @@ struct GroupArena {
   int64_t forward = 0;  // peak of an evaluation
 };
 
-GroupArena rehearse_group(const PassShape& shape, const RehearsedBatch& batch) {
-  Rehearsal rehearsal(shape, batch);
-  const int64_t rows = shape.round_rows ? rounded_rows(batch.shape.tokens) : batch.shape.tokens;
-  const int64_t input = rows * shape.spec.hidden * static_cast<int64_t>(dtype_size(shape.dtype));
-  GroupArena out;
-  int64_t before = 0;
-  size_t phase = 0;
-  rehearsal.step(shape.group, [&](const Operation& operation, int64_t peak) {
-    const UnitRole role = rehearsal.units()[static_cast<size_t>(operation.unit)].role;
-    const bool body = role == UnitRole::kBody || role == UnitRole::kEmbedding;
-    if (phase == 0 && !body) phase = 1;
-    if (phase == 1 && body) phase = 2, out.kept[phase] = before;
+// Sums of a rehearsal that are beyond all memory end there.
+int64_t within_reach(int64_t bytes) {
+  return std::clamp<int64_t>(bytes, 0, Arena::kEndless);
+}
+int64_t grown(int64_t bytes, int64_t times, int64_t growth) {
+  const int64_t more = checked_multiply(times, growth).value_or(Arena::kEndless);
+  return within_reach(bytes + std::min(more, Arena::kEndless));
+}
+
+// Of an operation: its high water over what lay there before, and what it adds to that. The embedding's
+// backward ends a group, and gives back all there is.
+struct Carried {
+  int64_t peak = 0, adds = 0;
+  std::optional<int64_t> leaves;
+};
+
+using OperationKey = std::tuple<OperationKind, int64_t, int64_t>;
+
+std::map<OperationKey, Carried> carry_out_group(Rehearsal& rehearsal, int64_t group) {
+  std::map<OperationKey, Carried> out;
+  int64_t before = rehearsal.arena().mark();
+  rehearsal.step(group, [&](const Operation& op, int64_t peak) {
     const int64_t now = rehearsal.arena().mark();
-    out.peak[phase] = std::max(out.peak[phase], peak);
-    if (phase < 2) out.kept[phase] = std::max(out.kept[phase], now);
-    if (operation.kind == OperationKind::kForward && role == UnitRole::kEmbedding)
-      out.saved += shape.inputs_off_device ? 0 : round_up(input, Arena::kAlignment);
-    if (operation.kind == OperationKind::kForward && role == UnitRole::kBody) out.saved += now - before;
+    Carried& carried = out[{op.kind, op.unit, op.micro}] = {peak - before, now - before, {}};
+    if (op.kind == OperationKind::kBackward && op.unit == 0 && now != before) carried.leaves = now;
     before = now;
   });
+  return out;
+}
+
+GroupArena rehearse_group(const PassShape& shape, const BatchShape& batch) {
+  Rehearsal rehearsal(shape, batch);
+  const int64_t rows = shape.round_rows ? rounded_rows(batch.tokens) : batch.tokens;
+  const int64_t input = rows * shape.spec.hidden * static_cast<int64_t>(dtype_size(shape.dtype));
+  int64_t now = rehearsal.arena().mark();
+  const std::map<OperationKey, Carried> carried = carry_out_group(rehearsal, shape.group);
+  GroupArena out;
+  size_t phase = 0;
+  const int64_t head = shape.spec.layer_count() + 1;  // unit; segments come behind it
+  for (const Operation& op : rehearsal.operations(shape.group)) {
+    if (!computes(op.kind)) continue;
+    const Carried& found = carried.at({op.kind, rehearsal.stands_for(op.unit), op.micro});
+    const bool body = op.unit < head;
+    const int64_t before = now;
+    if (phase == 0 && !body) phase = 1;
+    if (phase == 1 && body) phase = 2, out.kept[phase] = before;
+    now = within_reach(found.leaves.value_or(before + found.adds));
+    out.peak[phase] = std::max(out.peak[phase], within_reach(before + found.peak));
+    if (phase < 2) out.kept[phase] = std::max(out.kept[phase], now);
+    if (op.kind != OperationKind::kForward || !body) continue;
+    if (op.unit > 0) out.saved = within_reach(out.saved + now - before);
+    if (op.unit == 0 && !shape.inputs_off_device) out.saved += round_up(input, Arena::kAlignment);
+  }
   out.forward = rehearsal.forward();
   return out;
 }
@@ -201,40 +257,37 @@ ArenaNeed arena_need_whole(const PassShape& shape, int64_t tokens, int64_t docum
 
 // What lies in the arena grows with the group by what a micro-batch leaves there, and by that most where all
 // of it is there at once. So a phase's high water, a maximum over operations, is convex in the group's size,
-// and once it grows by the most that it can, it goes on so.
+// and once it grows by the most that it can, it goes on so. Where it has not begun to after kMost, what it
+// would be if it did is the upper bound.
 ArenaNeed arena_need(const PassShape& shape, int64_t tokens, int64_t documents) {
-  constexpr int64_t kFew = 3;
-  if (shape.group <= kFew) return arena_need_whole(shape, tokens, documents);
-  PassShape few = shape;
-  const RehearsedBatch batch = fullest(shape, tokens, documents);
-  few.group = kFew - 1;
-  const GroupArena before = rehearse_group(few, batch);
-  few.group = kFew;
-  const GroupArena last = rehearse_group(few, batch);
-  GroupArena all = last;
-  for (size_t phase = 0; phase < kPhases; ++phase) {
-    const int64_t growth = last.kept[phase] - before.kept[phase];
-    if (last.peak[phase] - before.peak[phase] != growth) return arena_need_whole(shape, tokens, documents);
-    all.peak[phase] += (shape.group - kFew) * growth;
+  constexpr int64_t kFew = 3, kMost = 96;
+  const BatchShape batch = fullest(shape, tokens, documents);
+  const auto of_group = [&](int64_t group) { return rehearse_group(of_group_size(shape, group), batch); };
+  for (int64_t few = kFew; few < shape.group; few *= 2) {
+    const GroupArena before = of_group(few - 1), last = of_group(few);
+    GroupArena all = last;
+    bool steady = true;
+    for (size_t phase = 0; phase < kPhases; ++phase) {
+      const int64_t growth = last.kept[phase] - before.kept[phase];
+      steady = steady && last.peak[phase] - before.peak[phase] == growth;
+      all.peak[phase] = grown(all.peak[phase], shape.group - few, growth);
+    }
+    all.saved = grown(all.saved, shape.group - few, last.saved - before.saved);
+    if (steady || few >= kMost) return need_of(shape, tokens, all);
   }
-  all.saved += (shape.group - kFew) * (last.saved - before.saved);
-  return need_of(shape, tokens, all);
+  return arena_need_whole(shape, tokens, documents);
 }
 
 int64_t arena_need_forward(const PassShape& shape, int64_t tokens, int64_t documents) {
-  const RehearsedBatch batch = fullest(shape, tokens, documents);
-  Rehearsal rehearsal(shape, batch);
+  Rehearsal rehearsal(shape, fullest(shape, tokens, documents));
   return rehearsal.forward();
 }
 
 int64_t gemm_shapes(const PassShape& shape, int64_t tokens, int64_t micro_batches) {
   // Rows of logits for a whole chunk and for a last one.
   const int64_t targets = std::clamp<int64_t>(shape.row_chunk + 1, 1, std::max<int64_t>(tokens - 1, 1));
-  const RehearsedBatch batch(shape, tokens, targets, 1);
-  PassShape alone = shape;
-  alone.group = 1;
   std::set<GemmShape> gemms;
-  Rehearsal rehearsal(alone, batch, &gemms);
+  Rehearsal rehearsal(of_group_size(shape, 1), batch_of(shape, tokens, targets, 1), &gemms);
   micro_batches > 0 ? rehearsal.step(std::min<int64_t>(micro_batches, 2), [](const Operation&, int64_t) {})
                     : static_cast<void>(rehearsal.forward());
   return std::ssize(gemms);
@@ -245,28 +298,19 @@ PassCosts::PassCosts(const PassShape& shape, const StepWork& micro) {
   const auto targets = std::clamp<int64_t>(std::llround(micro.target_rows), 0, tokens);
   const double length = micro.tokens > 0 ? micro.squares / micro.tokens : 1;
   const auto documents = std::clamp<int64_t>(std::llround(micro.tokens / length), 1, tokens);
-  const RehearsedBatch batch(shape, tokens, targets, documents);
-  PassShape alone = shape;
-  alone.group = 1;
-  Rehearsal rehearsal(alone, batch);
-  costs_.resize(rehearsal.units().size());
-  const auto since = [](Cost now, const Cost& before) {
-    now.gemm_flops -= before.gemm_flops;
-    now.fp32_gemm_flops -= before.fp32_gemm_flops;
-    now.attention_flops -= before.attention_flops;
-    now.bytes -= before.bytes;
-    now.pass_bytes -= before.pass_bytes;
-    now.decoded_bytes -= before.decoded_bytes;
-    now.calls -= before.calls;
-    now.gemm_calls -= before.gemm_calls;
-    return now;
-  };
+  Rehearsal rehearsal(of_group_size(shape, 1), batch_of(shape, tokens, targets, documents));
+  UnitCosts costs(rehearsal.units().size());
   Cost before;
   rehearsal.step(2, [&](const Operation& operation, int64_t) {
-    costs_[static_cast<size_t>(operation.unit)][static_cast<size_t>(operation.kind)]
-          [operation.micro == 0 ? 0 : 1] = since(rehearsal.cost(), before);
+    Cost& cost = costs[static_cast<size_t>(operation.unit)][static_cast<size_t>(operation.kind)]
+                      [operation.micro == 0 ? 0 : 1];
+    cost = rehearsal.cost();
+    cost -= before;
     before = rehearsal.cost();
   });
+  const int64_t units = std::ssize(costs) + shape.spec.layer_count() - rehearsal.layers();
+  for (int64_t unit = 0; unit < units; ++unit)
+    costs_.push_back(costs[static_cast<size_t>(rehearsal.stands_for(unit))]);
 }
 
 const Cost& PassCosts::of(const Operation& operation) const {

@@ -1,10 +1,14 @@
-// A pass of the model without a model: the code of src/model runs its forward and backward with kernels that
-// count and an arena that has no memory. What a step needs of the arena and what its operations cost is
-// therefore said once, by the model itself. Pure; some ten microseconds per block.
+// Dry run: the code of src/model runs its forward and backward with kernels that count and an arena that has
+// no memory, and so tells what a step needs of the arena and what its operations cost. Layers that are alike
+// (alike_layers.h), chunks of rows that are alike and micro-batches after the first few are carried out once:
+// the work does not grow with the number of tokens, documents or micro-batches. Pure; some ten microseconds
+// per layer.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "kernels/counting.h"
@@ -35,6 +39,20 @@ struct PassShape {
   DType trained_dtype() const { return fp32_adapters ? DType::kF32 : dtype; }
 };
 PassSettings pass_settings(const PassShape& shape);
+
+// All of a shape's fields but the model: one that is added and left out here does not compile.
+inline auto beside_the_model(const PassShape& shape) {
+  const auto& [spec, layout, adapter, dtype, fp32_adapters, gradient_dtype, device, threads, row_chunk,
+               recompute, round_rows, documents_at_once, group, inputs_off_device, cut_head, weighted,
+               table_last] = shape;
+  return std::tuple(adapter, dtype, fp32_adapters, gradient_dtype, device, threads, row_chunk, recompute,
+                    round_rows, documents_at_once, group, inputs_off_device, cut_head, weighted, table_last);
+}
+// What tells shapes apart: every field, and the model by its address.
+inline auto shape_key(const PassShape& shape) {
+  return std::tuple_cat(std::tuple(&shape.spec, &shape.layout), beside_the_model(shape));
+}
+using ShapeKey = decltype(shape_key(std::declval<const PassShape&>()));
 
 struct ArenaNeed {
   int64_t bytes = 0;   // high water of a step's groups, and of an evaluation
@@ -71,7 +89,8 @@ class PassCosts {
 
  private:
   // Of each unit, by kind: of a step's first micro-batch, which overwrites gradients, and of the others.
-  std::vector<std::array<std::array<Cost, 2>, kOperationKinds>> costs_;
+  using UnitCosts = std::vector<std::array<std::array<Cost, 2>, kOperationKinds>>;
+  UnitCosts costs_;
 };
 
 }  // namespace lm

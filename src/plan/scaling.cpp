@@ -91,12 +91,15 @@ Scaling predict_scaling(const PlanInputs& inputs, const Machine& node, const Wor
   }
   for (ScalingRow& row : rows.take()) {
     const int ranks = row.world.ranks;
-    if (!power_of_two(ranks) && ranks != all.back() && ranks != out.fewest) continue;
-    if (out.fewest > 0) {
-      const ScalingRow& fewest = rows.of(out.fewest);
-      row.efficiency = row.tokens_per_second / ranks / (fewest.tokens_per_second / out.fewest);
-    }
-    out.rows.push_back(std::move(row));
+    if (power_of_two(ranks) || ranks == all.back() || ranks == out.fewest) out.rows.push_back(std::move(row));
+  }
+  // What a rank does beside the rank that does most: few of them may have little room, and wait for disks.
+  const auto of_rank = [](const ScalingRow& row) { return row.tokens_per_second / row.world.ranks; };
+  double best = 0;
+  for (const ScalingRow& row : out.rows) best = std::max(best, row.fits ? of_rank(row) : 0);
+  for (ScalingRow& row : out.rows) {
+    if (row.fits && (out.fewest == 0 || row.world.ranks < out.fewest)) out.fewest = row.world.ranks;
+    if (row.fits && best > 0) row.efficiency = of_rank(row) / best;
   }
   return out;
 }
@@ -118,6 +121,24 @@ std::vector<std::string> scaling_notes(const Plan& plan) {
   return notes;
 }
 
+namespace {
+
+// "4 GPUs or more"; where some of more ranks do not fit, those that do.
+std::string fitting_text(const Scaling& scaling, const char* unit) {
+  std::string some;
+  bool all = true;  // from the fewest on
+  for (const ScalingRow& row : scaling.rows) {
+    if (row.fits) some += (some.empty() ? "" : ", ") + std::to_string(row.world.ranks);
+    all = all && (row.fits || row.world.ranks < scaling.fewest);
+  }
+  if (scaling.fewest == 0) return "fits on none of these";
+  if (!all) return fmt::format("fits on {} {}, of these", some, unit);
+  const std::string one(unit, std::string_view(unit).size() - 1);
+  return fmt::format("fits on {} {} or more", scaling.fewest, scaling.fewest == 1 ? one : unit);
+}
+
+}  // namespace
+
 std::string print_scaling(const Scaling& scaling, const Plan& plan) {
   const bool gpu = plan.placement.device == DeviceType::kCuda;
   const char* const unit = gpu ? "GPUs" : "ranks";
@@ -129,15 +150,15 @@ std::string print_scaling(const Scaling& scaling, const Plan& plan) {
       "efficiency", "bound by");
   std::string out = line;
   for (const ScalingRow& row : scaling.rows) {
-    std::snprintf(line, sizeof line, "  %6d %8d %12s %12s %12s %7.2f s %7.2f s %10.0f %9.0f%%  %s\n",
+    const std::string efficiency = row.fits ? fmt::format("{:.0f}%", 100 * row.efficiency) : "-";
+    std::snprintf(line, sizeof line, "  %6d %8d %12s %12s %12s %7.2f s %7.2f s %10.0f %10s  %s\n",
                   row.world.ranks, row.world.nodes, gpu ? format_bytes(row.peak.device).c_str() : "",
                   format_bytes(row.peak.host).c_str(), format_bytes(row.peak.disk).c_str(), row.step_seconds,
-                  row.call_seconds, row.tokens_per_second, 100 * row.efficiency,
+                  row.call_seconds, row.tokens_per_second, efficiency.c_str(),
                   row.fits ? row.binding.c_str() : "DOES NOT FIT");
     out += line;
   }
-  out += scaling.fewest > 0 ? fmt::format("  fits on {} {} or more\n", scaling.fewest, unit)
-                            : "  fits on none of these\n";
+  out += "  " + fitting_text(scaling, unit) + "\n";
   for (const std::string& note : scaling_notes(plan)) out += "  note: " + note + "\n";
   return out;
 }

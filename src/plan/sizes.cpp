@@ -94,6 +94,13 @@ int64_t loftq_bytes(const ModelLayout& layout) {
   return most;
 }
 
+// Of a step's operations, this step's and the next one's, with their transfers: short lists are no matter.
+int64_t step_list_bytes(const PlanInput& in, const NumericsPlan& n) {
+  constexpr int64_t kShort = 100'000, kOfMicroBatch = 4, kLists = 3;
+  const int64_t operations = in.trains() ? n.micro_batches * kOfMicroBatch * (in.spec.layer_count() + 2) : 0;
+  return operations > kShort ? operations * kLists * static_cast<int64_t>(sizeof(Operation)) : 0;
+}
+
 // Bytes or elements on a rank, and what of them is off the device.
 struct Share {
   int64_t all = 0;
@@ -180,6 +187,22 @@ std::string temporaries_note(const PlanInput& in, const Plan& plan) {
   return note + (plan.placement.table_last ? "; at the end the table's gradient" : "");
 }
 
+// What computes, and what that keeps.
+void add_libraries(const PlanInput& in, const Plan& plan, ClassTable& table) {
+  const NumericsPlan& n = plan.numerics;
+  const PlacementPlan& p = plan.placement;
+  const bool cpu = in.device == DeviceType::kCpu;
+  if (const int64_t code = p.gemm_shapes * gemm_shape_bytes(in.machine); code > 0)
+    table.host("GEMM code", code, fmt::format("{} shapes", p.gemm_shapes));
+  const bool host_products = is_orthogonal(n.rule) && (cpu || p.update_on_host);
+  if ((cpu && n.dtype == DType::kBF16) || host_products) {
+    if (const int64_t panels = gemm_panel_bytes(in.machine, n.threads); panels > 0)
+      table.host("GEMM panels", panels, fmt::format("{} threads multiply in them", n.threads));
+  }
+  table.host("libraries", host_library_bytes(in.machine, in.device),
+             cpu ? "LibTorch and GEMM workspaces" : "LibTorch, CUDA");
+}
+
 std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
   const NumericsPlan& n = plan.numerics;
   const PlacementPlan& p = plan.placement;
@@ -240,7 +263,12 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
     const int64_t more = loftq_bytes(in.layout) - (cpu ? plan.arena.bytes : 0);
     if (more > 0) table.host("start of adapters", more, "a matrix that was quantised, in fp32");
   }
-  if (in.world.ranks > 1) table.host("shared memory", kRankStagingBytes, "what this rank sends to others");
+  if (const int64_t list = step_list_bytes(in, n); list > 0)
+    table.host("list of a step", list, fmt::format("{} micro-batches through every layer", n.micro_batches));
+  // Ranks of a machine read what the others have written, and so each of them has all of it resident.
+  const int readers = in.world.nodes == 1 ? in.world.ranks : 1;
+  if (in.world.ranks > 1)
+    table.host("shared memory", readers * kRankStagingBytes, "what ranks send to each other");
   if (in.trains() && n.two_levels())
     table.device("partial sums", partial_sum_bytes(in.device), "of a machine, for the other machines");
   if (!cpu && in.world.ranks > 1) {
@@ -248,15 +276,7 @@ std::vector<ClassBytes> classes_of(const PlanInput& in, const Plan& plan) {
     table.device("exchange", kDeviceRankStagingBytes + sums, "what comes from other GPUs to be added");
     table.device("NCCL", kNcclBytes, "its channels");
   }
-  if (const int64_t code = p.gemm_shapes * gemm_shape_bytes(in.machine); code > 0)
-    table.host("GEMM code", code, fmt::format("{} shapes", p.gemm_shapes));
-  const bool host_products = is_orthogonal(n.rule) && (cpu || p.update_on_host);
-  if ((cpu && n.dtype == DType::kBF16) || host_products) {
-    if (const int64_t panels = gemm_panel_bytes(in.machine, n.threads); panels > 0)
-      table.host("GEMM panels", panels, fmt::format("{} threads multiply in them", n.threads));
-  }
-  table.host("libraries", host_library_bytes(in.machine, in.device),
-             cpu ? "LibTorch and GEMM workspaces" : "LibTorch, CUDA");
+  add_libraries(in, plan, table);
   return table.take();
 }
 
@@ -343,22 +363,22 @@ OffloadConfig PlanInput::offload() const {
   return out;
 }
 
-// The key has what candidates of one plan differ in.
 ArenaNeed Rehearsals::arena(const PlanInput& in, const Plan& plan) {
   const PassShape shape = pass_shape(in, plan);
   const int64_t tokens = plan.micro_tokens, documents = micro_documents(in, plan.numerics);
-  const auto [place, fresh] =
-      arenas_.try_emplace({tokens, documents, shape.documents_at_once, shape.group, shape.recompute,
-                           shape.inputs_off_device, shape.cut_head, shape.table_last, in.trains()});
+  const auto [place, fresh] = arenas_.try_emplace({shape_key(shape), tokens, documents, in.trains()});
   if (fresh && in.trains()) place->second = arena_need(shape, tokens, documents);
   if (fresh && !in.trains()) place->second = {.bytes = arena_need_forward(shape, tokens, documents)};
   return place->second;
 }
 
 int64_t Rehearsals::gemm_shapes(const PlanInput& in, const Plan& plan) {
-  const int64_t micro_batches = in.trains() ? plan.numerics.micro_batches : 0;
-  const auto [place, fresh] = gemm_shapes_.try_emplace({plan.micro_tokens, micro_batches});
-  if (fresh) place->second = lm::gemm_shapes(pass_shape(in, plan), plan.micro_tokens, micro_batches);
+  PassShape shape = pass_shape(in, plan);
+  shape.group = 1;  // products are of one micro-batch, and of the second that adds to the first's
+  const int64_t micro_batches = in.trains() ? std::min<int64_t>(plan.numerics.micro_batches, 2) : 0;
+  const auto [place, fresh] =
+      gemm_shapes_.try_emplace({shape_key(shape), plan.micro_tokens, micro_batches, in.trains()});
+  if (fresh) place->second = lm::gemm_shapes(shape, plan.micro_tokens, micro_batches);
   return place->second;
 }
 

@@ -18,8 +18,10 @@ class Rehearsals {
   int64_t gemm_shapes(const PlanInput& in, const Plan& plan);
 
  private:
-  std::map<std::array<int64_t, 9>, ArenaNeed> arenas_;
-  std::map<std::array<int64_t, 2>, int64_t> gemm_shapes_;
+  // The whole shape of a pass, tokens, documents or micro-batches, and whether it trains.
+  using Key = std::tuple<ShapeKey, int64_t, int64_t, bool>;
+  std::map<Key, ArenaNeed> arenas_;
+  std::map<Key, int64_t> gemm_shapes_;
 };
 
 // All that a plan is made from; borrowed for the call.

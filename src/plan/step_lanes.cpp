@@ -61,7 +61,10 @@ std::vector<StepSpan> joined(const std::vector<StepSpan>& spans, size_t count) {
 }  // namespace
 
 std::vector<StepLane> step_lanes(const PlanInputs& inputs, const Machine& machine, const Plan& plan) {
-  if (make_schedule(plan.schedule).operations.size() > kMostOperations) return {};
+  const ScheduleShape& step = plan.schedule;
+  if (step.micro_batches * std::ssize(step.units) > int64_t{kMostOperations} ||
+      make_schedule(step).operations.size() > kMostOperations)
+    return {};
   const PlanInput in{inputs, machine, plan.world, PlanPurpose::kTrain};
   const StepCosts costs(step_shape(in, plan));
   std::vector<LaneSpan> all;

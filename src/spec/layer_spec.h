@@ -23,8 +23,17 @@ struct LayerSpec {
   bool qkv_bias = false;
   bool o_bias = false;
   bool mlp_bias = false;
+  bool operator==(const LayerSpec&) const = default;
 
-  bool qk_norm() const { return attention == AttentionKind::kGroupedNormed; }
+  bool qk_norm() const {
+    switch (attention) {
+      case AttentionKind::kGrouped:
+        return false;
+      case AttentionKind::kGroupedNormed:
+        return true;
+    }
+    return false;
+  }
 };
 
 }  // namespace lm

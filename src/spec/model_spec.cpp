@@ -215,6 +215,21 @@ ModelSpec read_model_spec(const std::string& directory) {
   return parse_model_spec(read_small_file(path, kMostConfigBytes), path);
 }
 
+int64_t ModelSpec::longest_text() const {
+  const auto scaled = [&](int64_t positions) {
+    return static_cast<int64_t>(std::min(rope.factor * static_cast<double>(positions), 1e15));
+  };
+  switch (rope.type) {
+    case RopeScaling::Type::kNone:
+      return max_positions;
+    case RopeScaling::Type::kLinear:  // files name the positions before scaling or after it
+      return std::max(max_positions, scaled(max_positions));
+    case RopeScaling::Type::kLlama3:
+      return std::max(max_positions, scaled(rope.original_max_position));
+  }
+  return max_positions;
+}
+
 std::vector<float> rope_frequencies(const ModelSpec& spec) {
   // The reference divides a number by a tensor, which torch computes as reciprocal × number; the same order
   // here, because these few roundings are all there is to agree on.

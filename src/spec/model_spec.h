@@ -45,8 +45,11 @@ struct ModelSpec {
   // Of the blocks' matrices in the files; a matrix may be stored plainly all the same.
   EncodingKind stored = EncodingKind::kPlain;
 
+  // Tokens of the longest text that the model was made for, what scales its RoPE taken into account.
+  int64_t longest_text() const;
   int64_t layer_count() const { return static_cast<int64_t>(layers.size()); }  // L
   const LayerSpec& layer(int64_t i) const { return layers[static_cast<size_t>(i)]; }
+  NormKind final_norm() const { return layers.back().norm; }  // before the head: as the last layer's
   int64_t q_rows() const { return heads * head_dim; }
   int64_t kv_rows() const { return kv_heads * head_dim; }
   int64_t qkv_rows() const { return q_rows() + 2 * kv_rows(); }
@@ -58,8 +61,8 @@ ModelSpec read_model_spec(const std::string& directory);
 // The same from the text; `place` names it in messages.
 ModelSpec parse_model_spec(const std::string& json, const std::string& place);
 
-// cos and sin frequencies: inverse frequency per pair, length d/2, with the scaling applied (fp32 arithmetic
-// as in REFERENCE: f_i = theta^(-2i/d)).
+// cos and sin frequencies: inverse frequency per pair, length d/2, with the scaling applied (fp32 arithmetic,
+// as transformers has it: f_i = theta^(-2i/d)).
 std::vector<float> rope_frequencies(const ModelSpec& spec);
 
 }  // namespace lm

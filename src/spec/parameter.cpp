@@ -187,7 +187,7 @@ std::vector<std::string> resolve_targets(const NameMap& names, const std::vector
     std::string next = "use \"all-linear\" or some of";
     for (const ModuleName& module : names.modules)
       next += (&module == &names.modules.front() ? " " : ", ") + last_name(module.path);
-    throw Error(Exit::kConfig, {.area = "CONFIG-20", .what = what, .place = place, .next = next});
+    throw Error(Exit::kConfig, {.area = "CONF-20", .what = what, .place = place, .next = next});
   };
   for (const std::string& target : targets) {
     bool known = false;

@@ -15,8 +15,8 @@ namespace lm {
 void convert_elements(const std::byte* from, DType from_type, std::byte* to, DType to_type, int64_t elements);
 
 // fp32 masters, changed so that rounding them to bf16 as above gives the weights that were trained: these are
-// (bits + 0x8000) >> 16 (REFERENCE: split master), whose ties go up. A tie becomes the next number away from
-// zero, one unit of fp32's last place.
+// (bits + 0x8000) >> 16 (MasterForm in optim/rules/rule.h), whose ties go up. A tie becomes the next number
+// away from zero, one unit of fp32's last place.
 void settle_ties(std::span<float> masters);
 
 constexpr bool is_weight_type(DType type) {

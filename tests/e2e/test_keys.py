@@ -2,11 +2,13 @@
 both values. Learning rates are torch's."""
 
 import json
+import os
+import subprocess
 import tomllib
 
 import pytest
 import torch
-from test_run import config, lmlaunch, rows, work  # noqa: F401
+from test_run import BIN, config, lmlaunch, rows, work  # noqa: F401
 
 LR, STEPS, WARMUP = 0.5, 20, 4
 
@@ -176,3 +178,36 @@ def test_the_recorded_configuration_has_what_the_plan_chose(work):
     open_keys = [f"{t}.{k}" for t, keys in recorded.items() for k, value in keys.items() if value == "auto"]
     # What remains is placement, excluded by another key, decided row by row, or about how a run ends and goes on.
     assert set(open_keys) <= {"train.epochs", "data.format", "data.too_long", "run.time_limit", "checkpoint.resume"} | {k for k in open_keys if k.split(".")[0] in ("offload", "io")}, open_keys
+
+
+def test_a_length_beyond_the_models_positions_is_said(work):
+    """The model was made for 64 positions. Drawn weights know none."""
+    said = "MODEL-24: data.max_length = 65 is more than the 64 positions that model was made for"
+    name = config(work, "too_long", data__max_length=65, train__steps=1)
+    assert said in lmlaunch("plan", name, cwd=work).stderr
+    assert said in lmlaunch(name, cwd=work).stderr
+    for settled in ("data.max_length=64", "model.init=random"):
+        assert "MODEL-24" not in lmlaunch("plan", name, settled, cwd=work).stderr
+
+
+def test_a_global_batch_beyond_the_data_is_said_and_planned_for_the_rows_there_are(work):
+    name = config(work, "large_batch", train__global_batch=256, train__steps=2)
+    done = lmlaunch(name, cwd=work)
+    assert "DATA-24: train.global_batch = 256 is more than the 64 sequences of an epoch: each step is a whole epoch of 64" in done.stderr
+    written = json.loads((work / "runs" / "large_batch" / "plan.json").read_text())
+    assert written["step_seconds"] * written["tokens_per_s"] == pytest.approx(64 * 32)
+    assert "16 x 4 sequences" in (work / "runs" / "large_batch" / "plan.txt").read_text()
+    assert "DATA-24" not in lmlaunch(config(work, "whole_batch", train__global_batch=64, train__steps=1), cwd=work).stderr
+
+
+@pytest.mark.parametrize("keys", [["train.global_batch=1000000"], ["train.global_batch=1000000000"], ["data.max_length=16777216"],
+                                  ["train.micro_batch=1000000", "train.global_batch=1000000", "data.max_length=2048", "data.packing=true"]])
+def test_a_plan_of_large_numbers_takes_no_memory(work, keys):
+    """It is made, or refused in words."""
+    name = config(work, "large", train__micro_batch="auto")
+    with open(work / "large.out", "w") as out:
+        process = subprocess.Popen([BIN / "lmlaunch", "plan", name, *keys], cwd=work, stdout=out, stderr=out)
+        _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode in (0, 10, 12), (work / "large.out").read_text()
+    assert usage.ru_maxrss * 1024 < 200e6

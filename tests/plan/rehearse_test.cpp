@@ -4,6 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
+#include "base/arena.h"
+#include "base/bytes.h"
+#include "plan/predict.h"
 #include "shapes.h"
 
 namespace lm {
@@ -133,6 +138,97 @@ TEST(ArenaNeed, OfAGroupIsThatOfItsMicroBatches) {
   EXPECT_EQ(r.need(512).saved, 5 * one);
   r.shape.inputs_off_device = true;
   EXPECT_EQ(r.need(512).saved, 0);
+}
+
+// Windows that no document reaches make layers different, and change nothing else.
+void make_all_different(ModelSpec& spec) {
+  int64_t window = 1 << 20;
+  for (LayerSpec& layer : spec.layers) layer.window = ++window;
+}
+
+// Of every operation that two steps have, all that it costs.
+void expect_same_costs(const Rehearsed& a, const Rehearsed& b, const StepWork& micro) {
+  const PassCosts one(a.shape, micro), other(b.shape, micro);
+  const int64_t layers = a.spec.layer_count(),
+                segments = a.shape.cut_head ? ceil_div(a.spec.vocab, kVocabularySegment) : 0;
+  for (int64_t unit = 0; unit < layers + 2 + segments; ++unit) {
+    for (int kind = 0; kind < kOperationKinds; ++kind) {
+      for (const int64_t micro_batch : {0, 1}) {
+        const Operation op{static_cast<OperationKind>(kind), unit, micro_batch};
+        const Cost x = one.of(op), y = other.of(op);
+        EXPECT_EQ(x.calls, y.calls) << operation_name(op.kind) << " of unit " << unit;
+        EXPECT_EQ(x.gemm_flops, y.gemm_flops) << operation_name(op.kind) << " of unit " << unit;
+        EXPECT_EQ(x.attention_flops, y.attention_flops) << operation_name(op.kind) << " of unit " << unit;
+        EXPECT_EQ(x.bytes + x.pass_bytes, y.bytes + y.pass_bytes)
+            << operation_name(op.kind) << " of unit " << unit;
+      }
+    }
+  }
+}
+
+TEST(Rehearsal, LayersThatAreAlikeAreCarriedOutOnce) {
+  const AdapterSpec lora = adapter_r16();
+  for (const AdapterSpec* adapter : {static_cast<const AdapterSpec*>(nullptr), &lora}) {
+    for (const int bits : {0, 1, 2, 3, 4, 5, 6, 7}) {
+      ModelSpec spec = make_spec({64, 640, 7, 4, 2, 16, 20000, false});
+      // Two kinds, the second of which is met late.
+      for (const size_t i : {2, 5, 6}) spec.layers[i].attention = AttentionKind::kGroupedNormed;
+      ModelSpec different = spec;
+      make_all_different(different);
+      Rehearsed alike{.spec = spec, .adapter = adapter}, whole{.spec = different, .adapter = adapter};
+      for (Rehearsed* r : {&alike, &whole}) {
+        r->shape.recompute = (bits & 1) != 0;
+        r->shape.cut_head = (bits & 2) != 0;
+        r->shape.group = (bits & 4) != 0 ? 3 : 1;
+      }
+      const ArenaNeed a = alike.need(100), w = whole.need(100);
+      EXPECT_EQ(a.bytes, w.bytes) << "bits " << bits;
+      EXPECT_EQ(a.saved, w.saved) << "bits " << bits;
+      EXPECT_EQ(gemm_shapes(alike.shape, 100, 2), gemm_shapes(whole.shape, 100, 2));
+      expect_same_costs(alike, whole, uniform_work(100, 50));
+    }
+  }
+}
+
+// The second micro-batch's chunks all add to gradients: of two nothing is repeated, and the others cost as
+// much as the second.
+TEST(Rehearsal, ChunksOfRowsThatAreAlikeAreCarriedOutOnce) {
+  for (const bool cut : {false, true}) {
+    Rehearsed r{.spec = make_spec({64, 128, 2, 2, 1, 32, 9000, false}), .dtype = DType::kF32};
+    r.shape.row_chunk = 32;
+    r.shape.cut_head = cut;
+    const auto head = [&](int64_t chunks) {
+      const PassCosts costs(
+          r.shape, {.tokens = 4096, .target_rows = 32.0 * static_cast<double>(chunks), .squares = 4096});
+      return costs.of({cut ? OperationKind::kBackward : OperationKind::kHead, cut ? 4 : 3, 1});
+    };
+    const Cost one = head(1), two = head(2), many = head(100);
+    ASSERT_GT(two.gemm_flops, one.gemm_flops);
+    EXPECT_EQ(many.gemm_flops, one.gemm_flops + 99 * (two.gemm_flops - one.gemm_flops));
+    EXPECT_EQ(many.calls, one.calls + 99 * (two.calls - one.calls));
+    EXPECT_EQ(many.pass_bytes, one.pass_bytes + 99 * (two.pass_bytes - one.pass_bytes));
+  }
+}
+
+TEST(Rehearsal, ManyDocumentsAreANumber) {
+  Counts listed, counted;
+  const int32_t start[] = {0, 33, 66, 100};
+  AttentionForward args{
+      .documents = {start, 3}, .tokens = 100, .heads = 4, .kv_heads = 2, .head_dim = 16, .window = 20};
+  const Kernels& kernels = counting_kernels(DeviceType::kCpu);
+  kernels.attention_forward(args, counting_stream(listed, DeviceType::kCpu, 1));
+  args.documents.start = nullptr;
+  kernels.attention_forward(args, counting_stream(counted, DeviceType::kCpu, 1));
+  EXPECT_GT(listed.cost.attention_flops, 0);
+  EXPECT_EQ(listed.cost.attention_flops, counted.cost.attention_flops);
+}
+
+TEST(Rehearsal, WhatIsBeyondAllMemoryIsANumberToo) {
+  Rehearsed r{.spec = make_spec({1 << 16, 1 << 18, 500, 64, 64, 1024, 300'000, false})};
+  r.shape.group = 1 << 20;
+  const ArenaNeed need = r.need(std::numeric_limits<int32_t>::max());
+  EXPECT_EQ(need.bytes, Arena::kEndless);
+  EXPECT_GT(need.saved, int64_t{1} << 50);
 }
 
 }  // namespace

@@ -92,6 +92,18 @@ TEST(ModelSpec, ReadsEveryFieldOfALlama) {
   EXPECT_EQ(windows(spec), (std::vector<int64_t>{0, 0}));
 }
 
+TEST(ModelSpec, TheLongestTextIsThatOfScaledPositions) {
+  json config = llama();
+  config["max_position_embeddings"] = 4096;
+  EXPECT_EQ(parse(config).longest_text(), 4096);
+  config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 4.0}};
+  EXPECT_EQ(parse(config).longest_text(), 16384);
+  config["rope_scaling"] = llama3_scaling(8);  // of 8192 positions
+  EXPECT_EQ(parse(config).longest_text(), 65536);
+  config["max_position_embeddings"] = 131072;
+  EXPECT_EQ(parse(config).longest_text(), 131072);
+}
+
 TEST(ModelSpec, MissingKeysTakeTheDefaultsOfTheFamilysClass) {
   for (const char* type : {"llama", "qwen2", "qwen3", "mistral"}) {
     json config = family(type);

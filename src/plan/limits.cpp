@@ -1,0 +1,61 @@
+#include "plan/limits.h"
+
+#include <fmt/format.h>
+#include <algorithm>
+
+#include "base/bytes.h"
+#include "base/error.h"
+
+namespace lm {
+
+void refuse_many_threads(const char* key, std::optional<int64_t> threads, const Machine& machine) {
+  constexpr int64_t kOfCore = 4, kAlways = 64;
+  const int64_t most = std::max(kOfCore * machine.cores, kAlways);
+  if (!threads || *threads <= most) return;
+  throw Error(Exit::kConfig,
+              {.area = "CONF-20",
+               .what = fmt::format("{} = {}: expected at most {} here, where this process has {} {}", key,
+                                   *threads, most, machine.cores, machine.cores == 1 ? "core" : "cores"),
+               .place = key,
+               .next = "leave it out: as many threads as there are cores are the fastest",
+               .kept = "nothing was started or written"});
+}
+
+void refuse_many_micro_batches(const Config& config, const NumericsPlan& n) {
+  constexpr int64_t kMost = 1 << 16;
+  if (n.micro_batches <= kMost) return;
+  throw Error(Exit::kConfig,
+              {.area = "CONF-20",
+               .what = fmt::format("train.global_batch = {} makes {} micro-batches of {} on a rank: expected "
+                                   "at most {}",
+                                   config.train.global_batch, n.micro_batches, n.micro_batch, kMost),
+               .place = "train.global_batch",
+               .next = "lower it, raise train.micro_batch, or use more ranks",
+               .kept = "nothing was started or written"});
+}
+
+void refuse_short_tiles(int64_t tile, int64_t least) {
+  if (tile >= least) return;
+  throw Error(Exit::kConfig,
+              {.area = "CONF-20",
+               .what = fmt::format("io.tile = {} cuts the optimizer's state into more than {} "
+                                   "tiles",
+                                   format_bytes(tile), kMostTiles),
+               .place = "io.tile",
+               .next = fmt::format("leave it out, or set it to \"{}MiB\" or more", ceil_div(least, kMiB)),
+               .kept = "nothing was started or written"});
+}
+
+void refuse_large_group(int64_t micro_batches) {
+  throw Error(
+      Exit::kConfig,
+      {.area = "CONF-20",
+       .what = fmt::format("train.update = \"in_backward\" passes all micro-batches of a step through "
+                           "a block together, at most {}, and there are {}",
+                           kMostInGroup, micro_batches),
+       .place = "train.update",
+       .next = "lower train.global_batch, raise train.micro_batch, or leave train.update out",
+       .kept = "nothing was started or written"});
+}
+
+}  // namespace lm

@@ -1,0 +1,252 @@
+// What legal keys may not ask for, and that a plan's work does not follow them: bounds, forecasts of steps of
+// many micro-batches, caches, and bugs that nothing swallows.
+#include "plan/limits.h"
+
+#include <gtest/gtest.h>
+
+#include "base/bytes.h"
+#include "base/staging.h"
+#include "plan/changed.h"
+#include "plan/scaling.h"
+#include "shapes.h"
+#include "tests/support/counts.h"
+
+namespace lm {
+namespace {
+
+std::string refusal(const Case& c) {
+  try {
+    c.plan();
+  } catch (const Error& error) {
+    return error.report();
+  }
+  return "planned";
+}
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(Limits, ThreadsAreAsManyAsCoresCanUse) {
+  Case c{.machine = cpu_machine(64)};
+  c.config.run.threads = 1000;
+  EXPECT_TRUE(has(refusal(c),
+                  "error CONF-20 (exit 10): run.threads = 1000: expected at most 64 here, where "
+                  "this process has 2 cores"))
+      << refusal(c);
+  c.machine.cores = 300;
+  EXPECT_EQ(refusal(c), "planned");
+  c.machine.cores = 2;
+  c.config.run.threads = 64;
+  c.config.optimizer.threads = 65;
+  EXPECT_TRUE(has(refusal(c), "optimizer.threads = 65"));
+  // A run that began on a larger machine goes on, and is exported and evaluated.
+  c.config.optimizer.threads = c.config.run.threads = 1000;
+  for (const PlanPurpose purpose : {PlanPurpose::kEvaluate, PlanPurpose::kExport}) {
+    c.purpose = purpose;
+    EXPECT_FALSE(has(refusal(c), "threads = 1000"));
+  }
+  Case recorded{.machine = cpu_machine(64)};
+  const NumericsPlan numerics = recorded.plan().numerics;
+  c.purpose = PlanPurpose::kTrain;
+  c.recorded = &numerics;
+  EXPECT_FALSE(has(refusal(c), "threads = 1000"));
+}
+
+TEST(Limits, MicroBatchesOfAStepAreBounded) {
+  Case c{.machine = cpu_machine(64)};
+  c.config.train.global_batch = 1'000'000;
+  EXPECT_TRUE(has(refusal(c),
+                  "train.global_batch = 1000000 makes 1000000 micro-batches of 1 on a rank: "
+                  "expected at most 65536"))
+      << refusal(c);
+  c.world = {64, 8};
+  EXPECT_FALSE(has(refusal(c), "expected at most"));
+}
+
+TEST(Limits, TilesOfOptimizerStateAreBounded) {
+  Case c{.spec = llama_8b(), .machine = cpu_machine(64)};
+  c.config.offload.paths = {"d"};
+  c.config.offload.optimizer = OffloadHome::kNvme;
+  c.config.io.tile = ByteSize{40960};
+  c.machine.disks = {{.path = "d", .free_bytes = int64_t{1} << 40}};
+  EXPECT_TRUE(has(refusal(c), "cuts the optimizer's state into more than 32768 tiles")) << refusal(c);
+  c.config.io.tile = ByteSize{4 * kMiB};
+  const Plan plan = c.draft();
+  EXPECT_LE(std::ssize(plan.placement.granules), kMostTiles + 40);
+}
+
+TEST(Limits, OnlySoManyMicroBatchesPassABlockTogether) {
+  Case c{.machine = cpu_machine(64)};
+  c.config.train.micro_batch = 1;
+  c.config.train.global_batch = 1025;
+  c.config.train.update = UpdateTime::kInBackward;
+  EXPECT_TRUE(has(refusal(c), "at most 1024, and there are 1025")) << refusal(c);
+  c.config.train.update = UpdateTime::kAuto;
+  EXPECT_EQ(refusal(c), "planned");
+  // Weights off the device are shared by many, and more would save next to nothing.
+  Case gpu{.spec = llama_8b(), .machine = gpu_machine("H100"), .device = DeviceType::kCuda};
+  gpu.config.train.micro_batch = 1;
+  gpu.config.train.global_batch = 60'000;
+  gpu.config.train.recompute = Recompute::kBlock;
+  gpu.config.offload.weights = OffloadHome::kHost;
+  EXPECT_LE(gpu.draft().placement.group, 128);
+}
+
+// What the list of a step takes is planned, where it is long.
+TEST(Limits, TheListOfALongStepIsPlanned) {
+  Case c{.machine = cpu_machine(64)};
+  c.config.train.micro_batch = 1;
+  c.config.train.global_batch = 64;
+  EXPECT_EQ(class_bytes(c.draft(), "list of a step"), -1);
+  c.config.train.global_batch = 60'000;
+  EXPECT_GT(class_bytes(c.draft(), "list of a step"), int64_t{1} << 30);
+}
+
+// The others take what the last of those that are walked do.
+TEST(Limits, AForecastOfManyMicroBatchesIsThatOfFewAndTheRest) {
+  for (const bool disk : {true, false}) {
+    Case c{.spec = llama_1b(), .machine = gpu_machine("4090"), .device = DeviceType::kCuda};
+    c.config.train.micro_batch = 1;
+    c.config.offload.weights = c.config.offload.optimizer = disk ? OffloadHome::kNvme : OffloadHome::kHost;
+    if (disk) c.config.offload.paths = {"d"};
+    c.machine.disks = {{"d", int64_t{1} << 40, 3e9, 2e9, 4e9}};
+    const auto of = [&](int64_t batch) {
+      c.config.train.global_batch = batch;
+      return c.draft();
+    };
+    // 200 are walked one by one with the operations of 18 units (of which 55 fit the bound), 2 x 200 are not.
+    const Plan one = of(50), two = of(100), many = of(5000);
+    const double each = (two.step_seconds - one.step_seconds) / 50;
+    EXPECT_NEAR(many.step_seconds, two.step_seconds + 4900 * each, 0.02 * many.step_seconds);
+    EXPECT_GE(many.step_seconds, 0.999 * many.prediction.seconds);
+    EXPECT_NEAR(many.timeline.disk_written_bytes, two.timeline.disk_written_bytes,
+                0.02 * two.timeline.disk_written_bytes + 1);
+    EXPECT_GT(many.timeline.link_bytes, 20 * two.timeline.link_bytes);
+  }
+}
+
+TEST(Limits, TrafficOfManyMicroBatchesIsThatOfFewAndTheRest) {
+  Case c{.spec = llama_1b(), .machine = cpu_machine(64), .world = {4}};
+  c.config.train.micro_batch = 1;
+  c.config.zero.stage = 3;
+  const auto of = [&](int64_t batch) {
+    c.config.train.global_batch = batch;
+    return c.draft().traffic;
+  };
+  const RankTraffic one = of(4 * 20), two = of(4 * 40), many = of(4 * 4000);
+  EXPECT_NEAR(many.bytes(), two.bytes() + 198 * (two.bytes() - one.bytes()), 1e-3 * many.bytes());
+  EXPECT_GT(many.seconds, 50 * two.seconds * (two.bytes() > one.bytes() ? 1 : 0));
+}
+
+// What each has written is resident in all that read it.
+TEST(Limits, RanksOfAMachineHaveWhatAllOfThemSend) {
+  Case c{.machine = cpu_machine(64), .world = {4}};
+  EXPECT_EQ(class_bytes(c.draft(), "shared memory"), 4 * kRankStagingBytes);
+  c.world = {4, 4};
+  EXPECT_EQ(class_bytes(c.draft(), "shared memory"), kRankStagingBytes);
+}
+
+// A step is never more than an epoch.
+TEST(Limits, AForecastIsForTheRowsThatThereAre) {
+  Case c{.machine = cpu_machine(64)};
+  c.config.train.global_batch = 1000;
+  c.config.train.micro_batch = 1;
+  const Plan all = c.draft();
+  c.data.sequences = 40;
+  const Plan forty = c.draft();
+  EXPECT_EQ(forty.step_tokens, 40 * 2048);
+  EXPECT_EQ(forty.numerics, all.numerics);
+  EXPECT_EQ(forty.schedule.micro_batches, 40);
+  EXPECT_LT(forty.step_seconds, 0.05 * all.step_seconds);
+  c.data.sequences = 5000;
+  EXPECT_EQ(c.draft().step_seconds, all.step_seconds);
+  const ModelLayout layout = c.layout(nullptr);
+  const PlanInputs inputs{c.config, c.spec, nullptr, layout, c.device, {.sequences = 40}, {}, nullptr};
+  Plan again = all;
+  foretell_again(inputs, c.machine, again);
+  EXPECT_EQ(again.step_seconds, forty.step_seconds);
+  EXPECT_EQ(again.choices.size(), all.choices.size());
+}
+
+// Whatever a pass depends on tells two apart.
+TEST(Limits, RehearsalsAreKeptByTheWholeShape) {
+  Case c{.machine = cpu_machine(64)};
+  const ModelLayout layout = c.layout(nullptr);
+  const World world;
+  const PlanInput in{{c.config, c.spec, nullptr, layout, c.device}, c.machine, world, PlanPurpose::kTrain};
+  Plan plan = c.draft();
+  const ArenaNeed need = in.rehearsals->arena(in, plan);
+  EXPECT_EQ(in.rehearsals->arena(in, plan).bytes, need.bytes);
+  plan.numerics.row_chunk = 64;
+  EXPECT_LT(in.rehearsals->arena(in, plan).logits, need.logits);
+  plan.numerics.row_chunk = 512;
+  plan.numerics.threads = 16;
+  EXPECT_GT(in.rehearsals->arena(in, plan).bytes, need.bytes);
+  plan.numerics.threads = 2;
+  plan.numerics.gradient_dtype = DType::kBF16;
+  EXPECT_NE(in.rehearsals->arena(in, plan).bytes, need.bytes);
+}
+
+TEST(Limits, ABugOfThePlannerIsNoAdvice) {
+  EXPECT_NO_THROW(
+      pass_on_bug(Error(Exit::kConfig, {.area = "CONF-20", .what = "", .place = "", .next = ""})));
+  try {
+    LM_CHECK(false, "planted");
+  } catch (const Error& error) {
+    EXPECT_THROW(pass_on_bug(error), Error);
+  }
+  // Through the search itself: a group of no micro-batches is a bug.
+  Case c;
+  c.config.train.global_batch = 0;
+  const ModelLayout layout = c.layout(nullptr);
+  const World world;
+  const PlanInput in{{c.config, c.spec, nullptr, layout, c.device}, c.machine, world, PlanPurpose::kTrain};
+  EXPECT_THROW(plan_changed(in, c.config, Foretold::kAll), Error);
+}
+
+Scaling scaling_of(const std::vector<std::pair<int, bool>>& rows) {
+  Scaling out;
+  for (const auto& [ranks, fits] : rows) {
+    ScalingRow& row = out.rows.emplace_back();
+    row.world = {ranks};
+    row.fits = fits;
+    row.efficiency = fits ? 0.5 : 0;
+    if (fits && out.fewest == 0) out.fewest = ranks;
+  }
+  return out;
+}
+
+TEST(Limits, ScalingSaysWhichRowsFit) {
+  const Plan plan =
+      Case{.spec = llama_1b(), .machine = gpu_machine("H100"), .device = DeviceType::kCuda}.draft();
+  EXPECT_TRUE(has(print_scaling(scaling_of({{1, true}, {2, false}, {4, true}}), plan),
+                  "fits on 1, 4 GPUs, of these\n"));
+  EXPECT_TRUE(has(print_scaling(scaling_of({{1, true}, {2, true}}), plan), "fits on 1 GPU or more\n"));
+  EXPECT_TRUE(has(print_scaling(scaling_of({{1, false}, {2, true}}), plan), "fits on 2 GPUs or more\n"));
+  EXPECT_TRUE(has(print_scaling(scaling_of({{1, false}, {2, false}}), plan), "fits on none of these\n"));
+  EXPECT_TRUE(has(print_scaling(scaling_of({{1, false}, {2, true}}), plan), "-  DOES NOT FIT"));
+}
+
+// One GPU keeps its state in host memory, eight need not: a rank of these does more.
+TEST(Limits, NoRankDoesMoreThanTheBest) {
+  Case c{.spec = llama_8b(), .machine = gpu_machine("H100"), .device = DeviceType::kCuda};
+  c.config.zero.stage = 3;
+  c.config.train.global_batch = 64;
+  Machine node = c.machine;
+  node.host_memory = int64_t{2048} * kGiB;
+  const ModelLayout layout = c.layout(nullptr);
+  const PlanInputs inputs{c.config, c.spec, nullptr, layout, c.device, {}, {}, nullptr};
+  const Scaling scaling = predict_scaling(inputs, node, {8, 1});
+  double best = 0;
+  for (const ScalingRow& row : scaling.rows) {
+    EXPECT_LE(row.efficiency, 1) << row.world.ranks;
+    EXPECT_TRUE(row.fits || row.efficiency == 0);
+    best = std::max(best, row.efficiency);
+  }
+  EXPECT_DOUBLE_EQ(best, 1);
+  EXPECT_LT(scaling.rows.front().efficiency, 1);
+}
+
+}  // namespace
+}  // namespace lm
