@@ -26,35 +26,8 @@ RUN_TIME = ("torch", "tokenizers", "jinja2", "numpy", "pyarrow")
 COMPILED_IN = {"libcli11-dev": "BSD-3-Clause", "libfmt-dev": "MIT", "libtomlplusplus-dev": "MIT", "nlohmann-json3-dev": "MIT"}
 COPIED = {"liburing2": "LGPL-2.1-or-later OR MIT", "libxxhash0": "BSD-2-Clause", "zlib1g": "Zlib"}
 
-MAIN = '''"""lmlaunch: fine-tunes language models from one TOML file. This package is its executables; `main` starts them."""
-
-import importlib.util
-import os
-import sys
-from pathlib import Path
-
-TORCH = "@TORCH@"
-
-
-def torch_directory():
-    spec = importlib.util.find_spec("torch")
-    if spec is None or not spec.submodule_search_locations:
-        sys.exit(f"lmlaunch: torch is missing; next: pip install torch=={TORCH}")
-    return Path(spec.submodule_search_locations[0])
-
-
-def main():
-    package = Path(__file__).resolve().parent
-    environment = dict(os.environ)
-    environment.setdefault("LMLAUNCH_PYTHON", sys.executable)
-    torch = torch_directory()
-    if torch.parent != package.parent:  # installed in another place: the run paths inside the executables do not lead there
-        places = [torch / "lib", *sorted((torch.parent / "nvidia").glob("*/lib"))]
-        old = environment.get("LD_LIBRARY_PATH")
-        environment["LD_LIBRARY_PATH"] = ":".join([*map(str, places), *([old] if old else [])])
-    program = package / "bin" / "lmlaunch"
-    os.execve(program, [str(program), *sys.argv[1:]], environment)
-'''
+# What `lmlaunch` of the wheel starts with.
+MAIN = (ROOT / "cmake" / "wheel_start.py").read_text()
 
 
 def said(*command):

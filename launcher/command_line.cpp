@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "config/config_print.h"
 #include "config/nearest.h"
 #include "launcher/command_table.h"
 
@@ -160,6 +161,19 @@ void take_words(const CommandRow& row, const std::vector<std::string>& words, Co
   }
 }
 
+// A key that --override names must be one: a mistyped one would be refused as a change that nobody allowed.
+void check_overridden(const CommandLine& line) {
+  std::vector<std::string> known;
+  for (const KeyText& key : list_keys(Config())) known.push_back(key.table + "." + key.name);
+  for (const std::string& key : line.list("--override")) {
+    if (std::ranges::find(known, key) != known.end()) continue;
+    const auto hit = nearest(key, known);
+    throw usage_error(
+        "--override: there is no key `" + key + "`" + (hit ? "; did you mean `" + *hit + "`?" : ""),
+        "`lmlaunch presets quickstart` shows every key");
+  }
+}
+
 void check_together(const CommandRow& row, const CommandLine& line) {
   const auto need = [&](bool there, const std::string& what) {
     if (!there) throw usage_error(line.command + " needs " + what, see_help(&row));
@@ -172,6 +186,7 @@ void check_together(const CommandRow& row, const CommandLine& line) {
     throw usage_error(line.command + " takes no GPU: it reads and writes files, tensor by tensor, on the CPU",
                       "leave --gpus out");
   }
+  check_overridden(line);
   if (line.has("--gpus") && line.has("--ranks")) {
     throw usage_error("--gpus and --ranks exclude each other", see_help(&row));
   }

@@ -45,6 +45,25 @@ std::string base_of(const std::string& adapter) {
                 "set base_model_name_or_path there");
 }
 
+// Of a name that may be ORG/NAME: a directory of it that is gone, or was never here, has its parent left.
+bool names_directory(const std::string& path) {
+  std::error_code ignored;
+  return hub_directory(path).empty() || fs::is_directory(path.substr(0, path.find('/')), ignored);
+}
+
+bool named_by(const std::string& adapter, const std::string& model) {
+  return !adapter.empty() && holds_adapter(adapter) &&
+         read_adapter_config(adapter, nullptr).base_model == model;
+}
+
+// An adapter's model that is not where the adapter says.
+Error moved_base(const std::string& model, const std::string& adapter) {
+  std::string next = "set base_model_name_or_path there to where the model is now";
+  if (!names_directory(model)) next += ", or download it: `hf download " + model + "`";
+  return refusal("the model that this adapter is for is not here: \"" + model + "\"",
+                 adapter + "/" + kAdapterConfig, next);
+}
+
 constexpr const char* kWhyConfig =
     "; a plan is made from its config.json, which says the model's shape and the size of its vocabulary";
 
@@ -116,13 +135,15 @@ bool model_is_here(const std::string& path, const Environment& environment) {
   });
 }
 
-std::string resolve_model(const std::string& path, const Environment& environment) {
+std::string resolve_model(const std::string& path, const Environment& environment,
+                          const std::string& adapter) {
   const std::string directory = model_directory(path);
   if (is_model(directory)) return directory;
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) throw other_directory(path);
   const std::string name = hub_directory(path);
   if (name.empty()) {
+    if (named_by(adapter, path)) throw moved_base(path, adapter);
     throw refusal(
         "model.path does not exist", path,
         std::string("give a Hugging Face model directory, or ORG/NAME of one in the hub cache") + kWhyConfig);
@@ -133,9 +154,13 @@ std::string resolve_model(const std::string& path, const Environment& environmen
     if (!found.empty()) return found;
     looked += (looked.empty() ? "" : ", ") + (fs::path(cache) / name).string();
   }
+  if (named_by(adapter, path)) throw moved_base(path, adapter);
+  const std::string download =
+      names_directory(path) ? "give the directory in which the model is now"
+                            : "download it first, e.g. `hf download " + path + "`, or give a directory";
   throw refusal("model.path is no directory, and the hub cache holds no complete snapshot of it (looked in " +
                     (looked.empty() ? "nothing: HOME is not set" : looked) + ")",
-                path, "download it first, e.g. `hf download " + path + "`, or give a directory" + kWhyConfig);
+                path, download + kWhyConfig);
 }
 
 }  // namespace lm

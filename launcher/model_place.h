@@ -21,7 +21,9 @@ void settle_model(Config& config);
 
 // A directory with a config.json: the one that `path` stands for, or the snapshot that refs/main of ORG/NAME
 // names in a hub cache. Throws Error(11): with every place that was looked at, or with what else `path` is.
-std::string resolve_model(const std::string& path, const Environment& environment);
+// `adapter`: the directory of one that may have named it ("": none), where the name can be set right.
+std::string resolve_model(const std::string& path, const Environment& environment,
+                          const std::string& adapter = "");
 // Whether there is one, or something that was meant to be: a directory at `path`, or a snapshot of ORG/NAME.
 bool model_is_here(const std::string& path, const Environment& environment);
 

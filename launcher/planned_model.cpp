@@ -67,7 +67,7 @@ PlannedModel open_model(const Config& config, const Environment& environment,
   if (shape != nullptr && !model_is_here(config.model.path, environment)) {
     out.spec = parse_model_spec(shape->config, shape->name);
   } else {
-    out.directory = resolve_model(config.model.path, environment);
+    out.directory = resolve_model(config.model.path, environment, config.lora.init);
     out.spec = read_model_spec(out.directory);
   }
   if (config.lora.start == LoraStart::kLoftq) require_elements(out.spec.stored, out.directory);

@@ -31,6 +31,14 @@ Description: fine-tunes language models from one TOML file
  Run lmlaunch-setup once: it installs LibTorch from PyPI (about 5 GB).
 """
 
+# An upgrade leaves what lmlaunch-setup has made, 5 GB of it from PyPI, and puts this version's program into it. Should that need
+# another LibTorch, the program says so.
+INSTALL = """#!/bin/sh
+[ "$1" = configure ] && [ -x /{home}/venv/bin/pip ] || exit 0
+/{home}/venv/bin/pip install --quiet --no-input --no-index --no-deps --force-reinstall /{home}/{wheel} ||
+  echo "lmlaunch: the program beside LibTorch could not be renewed; next: sudo lmlaunch-setup" >&2
+"""
+
 # Planning, presets, init and help need no LibTorch; what does says how to get it.
 START = """#!/bin/sh
 [ -x /{home}/venv/bin/lmlaunch ] && exec /{home}/venv/bin/lmlaunch "$@"
@@ -47,9 +55,9 @@ python3 -m venv /{home}/venv
 /{home}/venv/bin/pip install --no-input /{home}/{wheel}
 """
 
-# What lmlaunch-setup has made.
+# What lmlaunch-setup has made, of a package that goes: dpkg says "upgrade" where another version follows.
 REMOVE = """#!/bin/sh
-rm -rf /{home}/venv
+[ "$1" != remove ] || rm -rf /{home}/venv
 """
 
 
@@ -74,6 +82,7 @@ def main():
     shutil.copy(out / BILL, tree / "usr/share/doc/lmlaunch" / BILL)
     kib = sum(file.stat().st_size for file in tree.rglob("*") if file.is_file()) // 1024
     write(tree / "DEBIAN/control", CONTROL.format(version=version(), kib=kib), 0o644)
+    write(tree / "DEBIAN/postinst", INSTALL.format(home=HOME, wheel=wheel.name))
     write(tree / "DEBIAN/prerm", REMOVE.format(home=HOME))
     package = out / f"lmlaunch_{version()}_amd64.deb"
     subprocess.run(["dpkg-deb", "--root-owner-group", "--build", tree, package], check=True, stdout=subprocess.DEVNULL)

@@ -92,7 +92,8 @@ CheckedRun check_run(const CommandLine& line) {
   CheckedRun run{.config = load_config(config_path, line.overrides)};
   settle_model(run.config);
   raise_descriptor_limit();
-  run.names = module_names(run.config, resolve_model(run.config.model.path, read_environment()));
+  const std::string model = resolve_model(run.config.model.path, read_environment(), run.config.lora.init);
+  run.names = module_names(run.config, model);
   check_disks(run.config, PlanPurpose::kTrain);
   run.program = rank_program(line, run.config.run.device);
   run.directory = run_directory(run.config, config_path);
@@ -106,7 +107,7 @@ CheckedRun check_run_of_leader(const CommandLine& line) {
   CheckedRun run{.config = load_config(config_path, line.overrides)};
   settle_model(run.config);
   raise_descriptor_limit();
-  resolve_model(run.config.model.path, read_environment());
+  resolve_model(run.config.model.path, read_environment(), run.config.lora.init);
   run.program = rank_program(line, run.config.run.device, true);
   run.directory = run_directory(run.config, config_path);
   return run;

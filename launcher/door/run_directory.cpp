@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cstring>
 #include <ctime>
@@ -20,6 +21,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "config/config_print.h"
+#include "config/config_text.h"
 #include "config/config_toml.h"
 #include "launcher/recorded.h"
 #include "launcher/status.h"
@@ -50,9 +52,9 @@ Error incompatible(const std::string& what, const std::string& directory, const 
 
 // What a run may have written before its first step.
 bool early_file(const std::string& name) {
-  static constexpr std::array kNames = {".lock",       ".preflight",  "config.toml", "numerics.json",
-                                        "plan.json",   "plan.txt",    "log.txt",     "status.json",
-                                        "report.html", "tensorboard", "date.txt"};
+  static constexpr std::array kNames = {
+      ".lock",   ".preflight",  "config.toml", "numerics.json", "plan.json",           "plan.txt",
+      "log.txt", "status.json", "report.html", "tensorboard",   "chat_template.jinja", "tokens", "date.txt"};
   if (name.starts_with("log.rank") || name.starts_with(kEndedPrefix)) return true;
   for (const char* known : kNames) {
     if (name == known || name.starts_with(std::string(known) + ".")) return true;  // "status.json.tmp-..."
@@ -85,6 +87,20 @@ std::string finished_at(const std::string& directory) {
 bool empty_file(const fs::directory_entry& entry) {
   std::error_code error;
   return entry.is_regular_file(error) && entry.file_size(error) == 0;
+}
+
+// Whether nothing is there that a run writes after its first step.
+bool only_early_files(const std::string& directory) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(directory, error)) {
+    if (!early_file(entry.path().filename().string()) && !empty_file(entry)) return false;
+  }
+  return true;
+}
+
+bool nothing_to_lose(const std::string& directory) {
+  const std::optional<RunStatus> status = read_status(directory);
+  return status && status->state == "failed" && status->step == 0 && only_early_files(directory);
 }
 
 // Field 22 of /proc/PROCESS/stat: when it started, in clock ticks since boot; with the pid it names a process
@@ -197,6 +213,71 @@ std::string run_directory(const Config& config, const std::string& config_path) 
   return "runs/" + fs::path(config_path).stem().string();
 }
 
+namespace {
+
+// Where `asked` is a number larger than what was recorded ("auto" is none).
+bool larger(const KeyDifference& one) {
+  double before = 0, after = 0;
+  const auto number = [](const std::string& text, double& out) {
+    return std::from_chars(text.data(), text.data() + text.size(), out).ec == std::errc();
+  };
+  return number(one.recorded, before) && number(one.asked, after) && after > before;
+}
+
+// Of a finished run: trains it further.
+bool extends(const KeyDifference& one) {
+  return (one.key == "train.steps" || one.key == "train.epochs") && larger(one);
+}
+
+bool has_checkpoint(const std::string& directory) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(directory + "/checkpoints", error)) {
+    if (checkpoint_step(entry.path().filename().string()) && fs::exists(entry.path() / kManifestName, error))
+      return true;
+  }
+  return false;
+}
+
+std::string start_over(const std::string& directory) {
+  return "type another run.dir=..., or `rm -r " + directory + "` if it is not needed";
+}
+
+// How the run can go on from its checkpoint with what has changed; "" if it cannot.
+std::string way_on(const std::string& directory, const std::vector<KeyDifference>& differences) {
+  std::string flags, fixed;
+  for (const KeyDifference& one : differences) {
+    flags += " --override " + one.key;
+    if (one.tag != KeyTag::kNumerics) fixed += (fixed.empty() ? "" : ", ") + one.key;
+  }
+  if (!has_checkpoint(directory)) return "";
+  if (!fixed.empty()) return "; it cannot go on from its checkpoint with another " + fixed;
+  return "; to go on from its checkpoint with what has changed, add" + flags;
+}
+
+// `over`: the run has finished, and is not asked to go on.
+Error other_configuration(const std::string& directory, const std::vector<KeyDifference>& differences,
+                          bool over) {
+  std::string what =
+      std::string("the directory holds a ") + (over ? "finished " : "") + "run of another configuration:";
+  for (const KeyDifference& one : differences)
+    what += "\n  " + one.key + ": " + one.recorded + " there, " + one.asked + " asked for";
+  const std::string next = start_over(directory) + (over ? "" : way_on(directory, differences));
+  return incompatible(what + "\n ", directory, next);
+}
+
+Error finished(const std::string& directory, int64_t step, bool longer) {
+  const std::string what =
+      fmt::format("the directory holds this run, finished after step {}{}", step, finished_at(directory));
+  if (longer)
+    return incompatible(what + ", and no checkpoint that it could go on from", directory,
+                        "train its result further as a new run: model.path=" + directory + " run.dir=...");
+  return incompatible(
+      what, directory,
+      "to train it further give a larger train.steps or train.epochs, else " + start_over(directory));
+}
+
+}  // namespace
+
 std::vector<KeyDifference> check_run_directory(const std::string& directory, const Config& config,
                                                const NameMap& names,
                                                const std::vector<std::string>& overridden) {
@@ -205,48 +286,37 @@ std::vector<KeyDifference> check_run_directory(const std::string& directory, con
   if (!fs::is_directory(directory, error)) {
     throw incompatible("run.dir is not a directory", directory, "set run.dir to another path");
   }
-  bool early = true;
-  for (const auto& entry : fs::directory_iterator(directory, error)) {
-    early &= early_file(entry.path().filename().string()) || empty_file(entry);
-  }
   const std::string recorded = directory + "/config.toml";
   if (!fs::exists(recorded, error)) {
-    if (early) return {};
+    if (only_early_files(directory)) return {};
     throw incompatible("the directory is not empty, and not a run's (it has no config.toml)", directory,
                        "set run.dir to a new directory");
   }
-  const std::optional<RunStatus> status = read_status(directory);
-  const bool nothing_to_lose = early && status && status->state == "failed" && status->step == 0;
-  if (nothing_to_lose) return {};
-  std::vector<KeyDifference> differences;
+  if (nothing_to_lose(directory)) return {};
+  std::vector<KeyDifference> refused;
   try {
-    differences = run_differences(load_config(recorded), config, names);
+    refused = run_differences(load_config(recorded), config, names);
   } catch (const Error& unreadable) {
     throw incompatible("its config.toml cannot be read: " + std::string(unreadable.what()), directory,
                        "set run.dir to a new directory");
   }
-  const std::string start_over = "type another run.dir=..., or `rm -r " + directory + "` if it is not needed";
+  const std::optional<RunStatus> status = read_status(directory);
+  const bool done = status && status->state == "done";
+  // A start that failed before its first step has written the status anew.
+  const bool trained = done || fs::is_directory(directory + "/model", error);
   std::vector<KeyDifference> accepted;
-  std::erase_if(differences, [&](const KeyDifference& one) {
+  std::erase_if(refused, [&](const KeyDifference& one) {
     const bool wanted = std::ranges::find(overridden, one.key) != overridden.end();
-    if (wanted) accepted.push_back(one);
-    return wanted;
+    if (wanted || (trained && extends(one))) accepted.push_back(one);
+    return wanted || (trained && extends(one));
   });
-  if (differences.empty()) {
-    if (!status || status->state != "done") return accepted;
-    throw incompatible(fmt::format("the directory holds this run, finished after step {}{}", status->step,
-                                   finished_at(directory)),
-                       directory, start_over);
-  }
-  std::string what = "the directory holds a run of another configuration:", flags;
-  for (const KeyDifference& one : differences) {
-    what += "\n  " + one.key + ": " + one.recorded + " there, " + one.asked + " asked for";
-    flags += " --override " + one.key;
-  }
-  const bool saved = fs::is_directory(directory + "/checkpoints", error);
-  throw incompatible(
-      what + "\n ", directory,
-      start_over + (saved ? "; to go on from its checkpoint with what has changed, add" + flags : ""));
+  const bool longer = std::ranges::any_of(accepted, extends);
+  if (trained && longer && !has_checkpoint(directory))
+    throw finished(directory, status ? status->step : 0, longer);
+  const bool over = done && !longer;
+  if (!refused.empty()) throw other_configuration(directory, refused, over);
+  if (over) throw finished(directory, status->step, longer);
+  return accepted;
 }
 
 RunLock::RunLock(const std::string& directory) {
@@ -281,6 +351,7 @@ void remove_leftovers(const std::string& directory, const RunLock& lock) {
   LM_CHECK(lock.fd() >= 0, directory);
   std::error_code error;
   std::vector<fs::path> gone;
+  if (nothing_to_lose(directory)) gone = {directory + "/config.toml", directory + "/" + kNumericsFile};
   for (const auto& entry : fs::directory_iterator(directory, error)) {
     if (cut_off(entry.path().filename().string())) gone.push_back(entry.path());
   }

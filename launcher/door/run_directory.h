@@ -18,8 +18,8 @@ std::string run_directory(const Config& config, const std::string& config_path);
 
 // Throws Error(14) when `directory` holds a finished run, a run of another configuration (naming what
 // differs) or files that are no run's. A run that failed before its first step left nothing to lose and
-// stands in nobody's way. `names`: of the model that `config` trains. Keys in `overridden` may differ; those
-// that do are returned. Reads only.
+// stands in nobody's way. `names`: of the model that `config` trains. Keys in `overridden` may differ, and a
+// larger train.steps or train.epochs trains a finished run further; what differs is returned. Reads only.
 std::vector<KeyDifference> check_run_directory(const std::string& directory, const Config& config,
                                                const NameMap& names,
                                                const std::vector<std::string>& overridden = {});
@@ -43,7 +43,8 @@ class RunLock {
   std::string taken_over_;
 };
 
-// Deletes what dead runs were writing when they died; whoever holds the lock is alone.
+// Deletes what dead runs were writing when they died, and the configuration of one that failed before its
+// first step: no run goes on from it. Whoever holds the lock is alone.
 void remove_leftovers(const std::string& directory, const RunLock& lock);
 
 // The doors of an MPI job, on whatever machines, tell one another by a file in the run's directory how the

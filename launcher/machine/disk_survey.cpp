@@ -2,7 +2,9 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
@@ -104,6 +106,22 @@ void keep_disk_rates(const std::string& cache_dir, const Json& key, const std::s
        .kept = "nothing was started or written"});
 }
 
+// A plan would count what lies there as a disk's, and the kernel as memory.
+void refuse_memory(const std::string& path) {
+  struct statfs info {};
+  if (statfs(path.c_str(), &info) != 0) return;
+  const auto kind = static_cast<unsigned long>(info.f_type);
+  if (kind != TMPFS_MAGIC && kind != RAMFS_MAGIC) return;
+  throw Error(Exit::kDoesNotFit,
+              {.area = "DISK-33",
+               .what = std::string("offload files would be in memory here: the file system is a ") +
+                       (kind == TMPFS_MAGIC ? "tmpfs" : "ramfs"),
+               .place = "offload.paths: " + path,
+               .next = "name a directory on a disk; for state in memory set offload.optimizer, .gradients or "
+                       ".weights to \"host\"",
+               .kept = "nothing was started or written"});
+}
+
 }  // namespace
 
 void check_disks(const Config& config, PlanPurpose purpose) {
@@ -111,6 +129,7 @@ void check_disks(const Config& config, PlanPurpose purpose) {
     const int descriptor = open(path.c_str(), O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
     if (descriptor < 0) refuse(path, errno);
     close(descriptor);
+    refuse_memory(path);
   }
   const bool used = purpose == PlanPurpose::kTrain || may_use_disks(config);
   const int error = config.io.engine == IoEngineChoice::kUring && used ? io_uring_errno() : 0;

@@ -11,9 +11,9 @@
 
 namespace lm {
 
-// Throws Error(12) for a path of offload.paths that is not there, or where no anonymous file can be made, and
-// Error(10) where io.engine names an engine that this machine refuses and `purpose` may use it: training
-// always does, as it writes checkpoints. Writes nothing.
+// Throws Error(12) for a path of offload.paths that is not there, whose files are memory (tmpfs, ramfs), or
+// where no anonymous file can be made, and Error(10) where io.engine names an engine that this machine
+// refuses and `purpose` may use it: training always does, as it writes checkpoints. Writes nothing.
 void check_disks(const Config& config, PlanPurpose purpose);
 
 // With io.engine = "auto": why io_uring is not used, in one line; "" where it is.

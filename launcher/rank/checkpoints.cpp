@@ -238,7 +238,7 @@ Manifest Checkpoints::about(const Trainer& trainer, int64_t metrics_bytes) {
   out.numerics = Json::parse(numerics_json(job_.plan.numerics));
   std::string keys;
   for (const KeyText& key : list_keys(resolved_config(job_, run_))) {
-    if (key.tag != KeyTag::kNumerics) continue;
+    if (!changes_results(key.tag)) continue;
     out.config["keys"][key.table + "." + key.name] = key.value;
     keys += key.table + "." + key.name + " = " + key.value + "\n";
   }

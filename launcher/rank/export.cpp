@@ -7,12 +7,15 @@
 #include "base/log.h"
 #include "checkpoint/trained_values.h"
 #include "kernels/library.h"
+#include "launcher/model_place.h"
 #include "launcher/rank/job.h"
 #include "launcher/rank/merge_check.h"
 #include "launcher/rank/rank_commands.h"
 #include "launcher/rank/run_files.h"
 #include "launcher/report/card.h"
 #include "model/merge.h"
+#include "spec/architecture.h"
+#include "weights/adapter_files.h"
 #include "weights/export_gguf.h"
 #include "weights/export_source.h"
 
@@ -23,8 +26,38 @@ Error usage(const std::string& what, const std::string& next) {
   return Error(Exit::kUsage, {.area = "USE-20", .what = what, .place = "the command line", .next = next});
 }
 
+// Weights of the same names and shapes are not yet of the same model: where an adapter is added into another
+// one's, nothing fails, and what comes out answers nonsense.
+void check_base(const Subject& subject, const std::string& base) {
+  const Environment environment = read_environment();
+  const ModelSpec into = read_model_spec(resolve_model(base, environment));
+  const std::string& trained_on = subject.config.model.path;
+  const std::string of_adapter =
+      holds_adapter(subject.trained) ? read_adapter_config(subject.trained, nullptr).base_class : "";
+  std::string difference;
+  if (model_is_here(trained_on, environment)) {
+    difference = architecture_difference(read_model_spec(resolve_model(trained_on, environment)), into);
+  } else if (of_adapter.empty()) {
+    log_note("FILE-27",
+             "--base is not compared with the model that the adapter was trained on, which is not here: \"" +
+                 trained_on + "\"");
+  } else if (of_adapter != into.architecture) {
+    difference = "it is a " + into.architecture + ", not a " + of_adapter;
+  }
+  if (difference.empty()) return;
+  throw Error(
+      Exit::kInput,
+      {.area = "FILE-27",
+       .what = "--base is a model of another architecture than the one that the adapter was trained on: " +
+               difference,
+       .place = base,
+       .next = "name that model, or a copy of it",
+       .kept = "nothing was written"});
+}
+
 // "" unless --base names another model, whose weights are taken as they are.
-std::string take_base(const CommandLine& line, bool merge, Config& config) {
+std::string take_base(const CommandLine& line, bool merge, Subject& subject) {
+  Config& config = subject.config;
   const std::optional<std::string> base = line.value("--base");
   if (!base) return "";
   if (!merge) throw usage("--base says what --merge adds the adapter to", "add --merge, or leave --base out");
@@ -33,6 +66,7 @@ std::string take_base(const CommandLine& line, bool merge, Config& config) {
         "--base: with lora.start = \"loftq\" the adapter makes up for what quantising lost, which other "
         "weights did not lose",
         "leave --base out: it is added into the dequantised weights that it was trained on");
+  if (config.train.method == Method::kLora) check_base(subject, *base);
   config.model.path = *base;
   config.model.quantize = Quantize::kNone;
   return *base;
@@ -135,7 +169,7 @@ Exit export_command(const CommandLine& line) {
   // A is formed in it.
   subject.config.model.dtype = ModelDType::kF32;
   const bool merge = line.has("--merge");
-  const std::string into = take_base(line, merge, subject.config);
+  const std::string into = take_base(line, merge, subject);
   const std::unique_ptr<Job> job = open_job(subject.config, line, PlanPurpose::kExport);
   job->chat_template = own_template(subject);
   const PlannedModel& model = job->model;

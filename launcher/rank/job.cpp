@@ -108,7 +108,8 @@ std::vector<SwapPath> swap_paths(const Job& job) {
   return paths;
 }
 
-PrepareOptions prepare_options(const Job& job, const std::vector<std::string>& files) {
+PrepareOptions prepare_options(const Job& job, const std::vector<std::string>& files,
+                               const TokenCache& cache) {
   const DataConfig& data = job.config.data;
   const fs::path program =
       fs::path(beside_this_program("lmlaunch-cpu")).parent_path() / "../share/lmlaunch/prepare";
@@ -121,7 +122,7 @@ PrepareOptions prepare_options(const Job& job, const std::vector<std::string>& f
           .answers = data.answers,
           .reasoning = data.reasoning,
           .model_dir = job.model.directory,
-          .cache_dir = data.cache_dir.empty() ? job.environment.token_cache() : data.cache_dir,
+          .cache_dir = cache.directory(),
           .python = job.environment.python,
           .program_dir = program.lexically_normal().string(),
           .workers = job.plan.numerics.threads,
@@ -231,6 +232,7 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, Pla
     count > 1 ? together(ranks->group(), what, work) : work();
   };
   job->config = config;
+  job->run = run;
   job->environment = read_environment();
   // The door has chosen: lmlaunch-cuda is started when a GPU computes.
   const bool cpu = !cuda_built() || line.integer("--gpus") == 0 || config.run.device == DeviceChoice::kCpu;
@@ -373,7 +375,8 @@ namespace {
 JobData open_data_here(const Job& job, const std::function<bool()>& stopped, int rank) {
   const Config& config = job.config;
   JobData data;
-  PrepareOptions options = prepare_options(job, config.data.train);
+  data.cache = std::make_unique<TokenCache>(config.data, job.environment.token_cache(), job.run, rank == 0);
+  PrepareOptions options = prepare_options(job, config.data.train, *data.cache);
   options.stopped = stopped;
   data.train = prepare_tokens(options);
   data.train_source = std::make_unique<TokenFile>(data.train.path);

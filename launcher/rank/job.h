@@ -14,12 +14,14 @@
 #include "launcher/machine/rates.h"
 #include "launcher/planned_model.h"
 #include "launcher/rank/ranks.h"
+#include "launcher/rank/token_cache.h"
 #include "train/rank.h"
 
 namespace lm {
 
 struct Job {
   Config config;
+  std::string run = {};  // the run's directory; "": none
   Environment environment;
   PlannedModel model;
   Machine machine;
@@ -54,6 +56,7 @@ void load_rank(const Job& job, Rank& rank, const std::string& trained = "");
 
 // The token files of a run and the loader over them.
 struct JobData {
+  std::unique_ptr<TokenCache> cache;
   Prepared train, eval;  // eval.path empty: held out of train, or none
   std::unique_ptr<DataSource> train_source, eval_source;
   std::unique_ptr<Loader> loader;

@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "base/trace.h"
+#include "config/config_names.h"
 #include "config/config_toml.h"
 #include "data/sample_view.h"
 #include "kernels/library_error.h"
@@ -26,6 +27,7 @@
 #include "launcher/rank/samples.h"
 #include "launcher/rank/save_model.h"
 #include "launcher/rank/stop_request.h"
+#include "optim/learning_rate.h"
 #include "train/evaluate.h"
 #include "train/trainer.h"
 #include "train/watchdog.h"
@@ -43,15 +45,12 @@ int64_t total_steps(const Config& config, Loader& loader) {
   return steps;
 }
 
-EvalResult evaluate_and_record(Rank& rank, const std::vector<Batch>& held_out, int64_t step,
-                               MetricsFile& metrics) {
-  const EvalResult result = evaluate(rank, held_out);
+void record_evaluation(const EvalResult& result, int64_t step, MetricsFile& metrics) {
   metrics.write_eval(step, result.loss, result.target_tokens);
   char line[120];
   std::snprintf(line, sizeof line, "held-out loss after step %ld: %.4f (perplexity %.2f, %ld targets)", step,
                 result.loss, std::exp(result.loss), result.target_tokens);
   log_line(line);
-  return result;
 }
 
 // What a run is judged by beside its steps: the held-out loss, and answers to the prompts that it is to show.
@@ -61,10 +60,20 @@ struct Judge {
   const Samples& samples;
   MetricsFile& metrics;
 
-  double evaluate_at(int64_t step) const { return evaluate_and_record(rank, held_out, step, metrics).loss; }
+  double evaluate_at(int64_t step) const {
+    const EvalResult result = evaluate(rank, held_out);
+    record_evaluation(result, step, metrics);
+    return result.loss;
+  }
   void at(int64_t step) const {
     if (!held_out.empty()) evaluate_at(step);
     samples.answer(rank, step, metrics);
+  }
+  // Before the first step: who asks for a stop need not wait for it, as the next start begins with it again.
+  void at_start(const std::function<bool()>& stopped) const {
+    const auto result = held_out.empty() ? std::nullopt : evaluate_unless(rank, held_out, stopped);
+    if (result) record_evaluation(*result, 0, metrics);
+    samples.answer(rank, 0, metrics, stopped);
   }
   // This lives as long as the hooks.
   void set(TrainerHooks& hooks) const {
@@ -91,7 +100,7 @@ TrainerResult train_or_save(int ranks, Trainer& trainer, const std::function<Tra
 
 // A step has at most the sequences of an epoch: where train.global_batch is more, what a step takes is said
 // anew.
-void plan_for_rows(const JobData& data, const RunFiles& files, const Ranks& ranks, Job& job) {
+void plan_for_rows(const JobData& data, RunFiles& files, const Ranks& ranks, Job& job) {
   const int64_t sequences = data.loader->sequences_in_epoch(0);
   if (sequences >= job.config.train.global_batch) return;
   PlanInputs inputs = job.model.inputs(job.config, job.stream.device);
@@ -107,13 +116,34 @@ void plan_for_rows(const JobData& data, const RunFiles& files, const Ranks& rank
 }
 
 // Log a sample of the training data, and write a chat template if the base has none.
-void take_data(const JobData& data, const RunFiles& files, const Ranks& ranks, Job& job) {
+void take_data(const JobData& data, RunFiles& files, const Ranks& ranks, Job& job) {
   job.chat_template = data.train.chat_template;
   files.keep_template(job);
   const SampleLength length{job.config.data.max_length, job.config.data.too_long};
   log_coloured(sample_view(data.train, false, length), sample_view(data.train, true, length));
   log_line(data.loader->length_report());
   plan_for_rows(data, files, ranks, job);
+}
+
+// The learning rate of the step after `done` ones of `steps`.
+double rate_after(const Config& config, int64_t done, int64_t steps) {
+  return config.optimizer.lr * schedule_factor(config.optimizer, done, steps);
+}
+
+// Where a run goes on to another number of steps than it was recorded with: what its schedule makes of that.
+void tell_longer(const std::string& recorded, const Config& config, int64_t steps, const Trainer& trainer,
+                 Loader& loader) {
+  const Config before = load_config(recorded);
+  const int64_t planned = total_steps(before, loader), next = trainer.steps() + 1;
+  if (planned == steps) return;
+  log_line(
+      fmt::format("{} steps where {} were planned: optimizer.schedule = \"{}\" is now over {}, and step {} "
+                  "has a learning "
+                  "rate of {:.3g}; of the {}, the last had {:.3g}",
+                  steps, planned, name_of(config.optimizer.schedule), steps, next,
+                  rate_after(config, next - 1, steps), planned, rate_after(before, planned - 1, planned)));
+  if (next <= planned)
+    log_line(fmt::format("steps {} to {}, which no checkpoint has, are done again", next, planned));
 }
 
 // Says where its state is.
@@ -204,6 +234,10 @@ RankRecord record_of(const Trainer& trainer, const Checkpoints& checkpoints, con
   return {step, repeat, checkpoints.newest(), stop.reason()};
 }
 
+void tell_door(const Ranks& ranks, Control& control, const RankRecord& record) {
+  if (ranks.own_door()) control.publish(record);
+}
+
 // The descriptor of the run's lock; -1: the door has none.
 int lock_of(const CommandLine& line) {
   return static_cast<int>(line.integer("--lock-fd").value_or(-1));
@@ -283,7 +317,7 @@ void finish_loop(const TrainerResult& result, const Ranks& ranks, Progress& prog
 // The story of a run.
 Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   const std::string directory = line.value("--run-dir").value();
-  const RunFiles files(directory, ranks.leads());
+  RunFiles files(directory, ranks.leads());
 
   // What was asked for, what there is to go on from, and where every byte of it will live. Nothing large is
   // allocated yet, and what cannot fit ends here.
@@ -318,16 +352,16 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   if (saved.empty() || job->model.adapter) load_rank(*job, *rank);
   metrics.keep(saved.empty() ? 0 : checkpoints.restore(saved, *rank, trainer));
   const Judge judge{*rank, held_out, samples, metrics};
-  if (saved.empty()) judge.at(0);
+  const auto stopped = [&] { return ranks.any("stop", stop.requested()); };
+  if (saved.empty()) judge.at_start(stopped);
+  if (ranks.leads()) tell_longer(files.path("config.toml"), config, steps, trainer, *data.loader);
 
   // The loop. Whoever asks for a stop lets the step at hand finish.
   Progress progress(config, job->plan, steps, !held_out.empty());
   progress.begin(job->stream.device == DeviceType::kCuda);
-  const auto publish = [&] {
-    if (ranks.own_door()) control.publish(record_of(trainer, checkpoints, stop));
-  };
+  const auto publish = [&] { tell_door(ranks, control, record_of(trainer, checkpoints, stop)); };
   TrainerHooks hooks;  // all leave after the same step: that one is agreed on
-  hooks.stop_requested = [&] { return ranks.any("stop", stop.requested()); };
+  hooks.stop_requested = stopped;
   hooks.before_row = [&] { checkpoints.settle(); };
   hooks.on_step = [&](const StepRow& row) {
     stop.expect(row.step_ms / 1e3, checkpoints.expected_seconds());

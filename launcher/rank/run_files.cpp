@@ -33,30 +33,43 @@ Config resolved_config(const Job& job, const std::string& directory) {
   return config;
 }
 
-void RunFiles::begin(const Job& job, const std::string& asked) const {
+void RunFiles::write(const std::string& name, std::string text) {
+  if (!holds_) return atomic_write_file(path(name), text);
+  held_.emplace_back(name, std::move(text));
+}
+
+void RunFiles::write_held() {
+  holds_ = false;
+  for (const auto& [name, text] : held_) atomic_write_file(path(name), text);
+  held_.clear();
+}
+
+void RunFiles::begin(const Job& job, const std::string& asked) {
   if (!writes_) return;
   log_to_file(path("log.txt"));
+  holds_ = std::filesystem::exists(path("config.toml"));
   // First: whoever finds this configuration finds its numerics.
-  atomic_write_file(path(kNumericsFile), numerics_json(job.plan.numerics) + "\n");
+  write(kNumericsFile, numerics_json(job.plan.numerics) + "\n");
   const std::string mark = preset_mark(preset_of(read_small_file(asked, kMiB)));
-  atomic_write_file(path("config.toml"), mark + print_config(resolved_config(job, directory_)));
+  write("config.toml", mark + print_config(resolved_config(job, directory_)));
   write_plan(job);
 }
 
-void RunFiles::write_plan(const Job& job) const {
+void RunFiles::write_plan(const Job& job) {
   if (!writes_) return;
-  atomic_write_file(path("plan.txt"), print_plan(job.plan));
+  write("plan.txt", print_plan(job.plan));
   const PlanInputs inputs = job.model.inputs(job.config, job.stream.device);
   const auto lanes = step_lanes(inputs, share_of_machine(job.machine, job.ranks_on_machine), job.plan);
-  atomic_write_file(path("plan.json"), plan_json(job.plan, lanes) + "\n");
+  write("plan.json", plan_json(job.plan, lanes) + "\n");
 }
 
-void RunFiles::keep_template(const Job& job) const {
-  if (writes_ && !job.chat_template.empty()) atomic_write_file(path(kChatTemplate), job.chat_template);
+void RunFiles::keep_template(const Job& job) {
+  if (writes_ && !job.chat_template.empty()) write(kChatTemplate, job.chat_template);
 }
 
-void RunFiles::running(int64_t step) const {
+void RunFiles::running(int64_t step) {
   if (!writes_) return;
+  write_held();
   RunStatus status;
   status.state = "running";
   status.step = step;
@@ -116,7 +129,8 @@ void export_checkpoint(const Job& job, const std::string& checkpoint, const std:
 
 }  // namespace
 
-void RunFiles::write_model(const Job& job, Rank& rank, const std::string& checkpoint) const {
+void RunFiles::write_model(const Job& job, Rank& rank, const std::string& checkpoint) {
+  write_held();  // where no step was left to do
   rank.step().flush();
   if (trains_in_shards(job)) {
     if (writes_) export_checkpoint(job, checkpoint, path("model"));
@@ -160,7 +174,8 @@ void export_rank(const Job& job, Rank& rank, const std::string& output, bool rep
 
 void write_export(const Job& job, const WeightSource& source, const ExportRequest& request) {
   if (request.adapter) {
-    const BaseModel base{job.config.model.path, job.model.directory, job.chat_template};
+    const BaseModel base{job.config.model.path, job.model.directory, job.chat_template,
+                         job.model.spec.architecture};
     return write_adapter(request.output, *job.model.adapter, base, job.model.layout, source, request.replace);
   }
   ExportOptions options;

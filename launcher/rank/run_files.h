@@ -3,6 +3,8 @@
 #pragma once
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "launcher/rank/job.h"
 #include "train/event_file.h"
@@ -18,22 +20,30 @@ class RunFiles {
   std::string path(const std::string& name) const { return directory_ + "/" + name; }
 
   // numerics.json, config.toml (every `auto` as resolved; with the preset's name where `asked`, the
-  // configuration's file, has it), plan.txt, plan.json; later lines of the log also go to log.txt.
-  void begin(const Job& job, const std::string& asked) const;
-  // plan.txt and plan.json, once more after a change of the plan.
-  void write_plan(const Job& job) const;
-  // chat_template.jinja, where the trained model's is not its base's.
-  void keep_template(const Job& job) const;
-  void running(int64_t step) const;
+  // configuration's file, has it), plan.txt, plan.json; later lines of the log also go to log.txt. Where the
+  // directory has a configuration already, these files are held back until a step is done (`running`) or the
+  // model is written: a start that fails before its first step leaves those with which the run can go on.
+  void begin(const Job& job, const std::string& asked);
+  // plan.txt and plan.json, once more after a change of the plan; held back like them.
+  void write_plan(const Job& job);
+  // chat_template.jinja, where the trained model's is not its base's; held back like them.
+  void keep_template(const Job& job);
+  // To be called after every step.
+  void running(int64_t step);
   // <run>/tensorboard, where log.tensorboard asks for it; null where it does not.
   std::unique_ptr<EventFile> events(const LogConfig& log) const;
   // <run>/model: a Hugging Face directory, or a PEFT adapter. Replaces an earlier one in one step. All ranks
   // call; where weights are in shards, out of a checkpoint of the rank's state.
-  void write_model(const Job& job, Rank& rank, const std::string& checkpoint = "") const;
+  void write_model(const Job& job, Rank& rank, const std::string& checkpoint = "");
 
  private:
+  void write(const std::string& name, std::string text);
+  void write_held();
+
   std::string directory_;
   bool writes_;
+  bool holds_ = false;
+  std::vector<std::pair<std::string, std::string>> held_;  // name and text, in the order of writing
 };
 
 // The run's configuration with its `auto` keys replaced by what the plan chose.

@@ -74,13 +74,18 @@ Samples::Samples(const Job& job) : job_(job) {
   }
 }
 
-void Samples::answer(Rank& rank, int64_t step, MetricsFile& metrics) const {
-  if (empty()) return;
+void Samples::answer(Rank& rank, int64_t step, MetricsFile& metrics,
+                     const std::function<bool()>& stopped) const {
+  bool cut = false;
+  AnswerOptions options = options_;
+  options.stopped = [&] { return cut = stopped && stopped(); };
+  if (empty() || options.stopped()) return;
   rank.decoder().forget();  // the weights are other ones since the last time
   std::optional<TextSession> session;
   if (rank.group().rank() == 0) session.emplace(tools_of(job_));
   for (const SamplePrompt& prompt : prompts_) {
-    const Answer answer = answer_prompt(rank, prompt.tokens, options_);
+    const Answer answer = answer_prompt(rank, prompt.tokens, options);
+    if (cut) return;
     if (!session) continue;
     session->begin_answer();
     std::string text;

@@ -3,6 +3,7 @@
 // only while it has something to say.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -19,8 +20,10 @@ class Samples {
   explicit Samples(const Job& job);
 
   bool empty() const { return prompts_.empty(); }
-  // All ranks call; the first one tells.
-  void answer(Rank& rank, int64_t step, MetricsFile& metrics) const;
+  // All ranks call; the first one tells. `stopped`, if given, is asked before each token, and gives the same
+  // answer on all ranks: an answer that is cut off by it is dropped.
+  void answer(Rank& rank, int64_t step, MetricsFile& metrics,
+              const std::function<bool()>& stopped = {}) const;
 
  private:
   struct SamplePrompt {

@@ -109,7 +109,7 @@ void ReservedSpace::release() {
   fd_ = -1;
 }
 
-void save_model(const RunFiles& files, const Job& job, Rank& rank, ReservedSpace& space, int64_t step,
+void save_model(RunFiles& files, const Job& job, Rank& rank, ReservedSpace& space, int64_t step,
                 const std::string& checkpoint) {
   space.release();
   try {

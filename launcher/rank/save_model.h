@@ -31,7 +31,7 @@ class ReservedSpace {
 // with room among offload.paths, the user's cache, /var/tmp and /tmp, and throws the failure, which then says
 // where the model is and how to move it. `step`: done.
 // `checkpoint`: as RunFiles::write_model says.
-void save_model(const RunFiles& files, const Job& job, Rank& rank, ReservedSpace& space, int64_t step,
+void save_model(RunFiles& files, const Job& job, Rank& rank, ReservedSpace& space, int64_t step,
                 const std::string& checkpoint = "");
 
 }  // namespace lm

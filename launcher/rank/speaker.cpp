@@ -19,7 +19,7 @@ TextTools text_tools(const Environment& environment, const std::string& model_di
 Speaker::Speaker(const CommandLine& line)
     : line_(line), subject_(open_subject(line.positional[0], line.overrides)) {
   const Environment environment = read_environment();
-  const std::string model = resolve_model(subject_.config.model.path, environment);
+  const std::string model = resolve_model(subject_.config.model.path, environment, subject_.config.lora.init);
   spec_ = read_model_spec(model);
   text_ = std::make_unique<TextSession>(
       text_tools(environment, model, own_template(subject_), recorded_date(subject_.run)));

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "checkpoint/restore.h"
+#include "checkpoint/trained_values.h"
 #include "config/config_text.h"
 #include "launcher/model_place.h"
 #include "launcher/rank/job.h"
@@ -20,17 +21,14 @@ VerifyResult verify_checkpoint(const std::string& directory) {
   try {
     CheckpointReader reader(directory);
     reader.verify();
-    std::string hashes;
-    for (const CheckpointFile& file : reader.manifest().files) {
-      result.files.push_back(file.name);
-      hashes += file.hash();
-    }
+    for (const CheckpointFile& file : reader.manifest().files) result.files.push_back(file.name);
     result.tensors = std::ssize(reader.manifest().tensors);
     result.bytes = reader.manifest().bytes();
-    result.weights_hash = hash_text(hashes);
+    result.weights_hash = trained_hash(reader);
     result.ok = true;
   } catch (const Error& error) {
     result.problem = error.report();
+    result.code = error.code();
   }
   return result;
 }
@@ -73,7 +71,7 @@ Exit verify_command(const CommandLine& line) {
   } else {
     std::fputs(result.problem.c_str(), stderr);
   }
-  return result.ok ? Exit::kDone : Exit::kInput;
+  return result.code;
 }
 
 }  // namespace lm

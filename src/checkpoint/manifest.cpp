@@ -158,9 +158,11 @@ std::vector<SavedTensor> trained_tensors(const ModelLayout& layout) {
   for (int64_t b = 0; b < std::ssize(layout.blocks); ++b) {
     for (const TensorPlace& place : layout.blocks[static_cast<size_t>(b)].tensors) {
       const Parameter& p = place.parameter;
-      if (!place.frozen)
-        out.push_back({p.name, b, place.offset,
-                       p.vector() ? std::vector<int64_t>{p.rows} : std::vector<int64_t>{p.rows, p.columns}});
+      if (place.frozen) continue;
+      for (const ParameterPart& part : p.parts) {
+        out.push_back({part.name, b, place.offset + part.first * p.columns, {part.rows}});
+        if (!p.vector()) out.back().shape.push_back(p.columns);
+      }
     }
   }
   return out;

@@ -41,7 +41,7 @@ struct SavedArray {
   int64_t offset = 0;               // into the file, bytes
   int64_t bytes() const { return elements * static_cast<int64_t>(dtype_size(dtype)); }
 };
-// A trained tensor, in the arrays of its block.
+// A trained tensor of the Hugging Face files, in the arrays of its block.
 struct SavedTensor {
   std::string name;
   int64_t block = 0, first = 0;  // element of the block's flat array

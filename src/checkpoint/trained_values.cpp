@@ -2,9 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <vector>
+
+#include "base/error.h"
 #include "optim/open_tile.h"
 #include "weights/adapter_files.h"
 #include "weights/convert.h"
+#include "weights/verify.h"
 
 namespace lm {
 
@@ -25,6 +30,53 @@ void TrainedValues::read(int64_t block, int64_t first, int64_t elements, float* 
     join_masters(high, low, out);
   }
   if (masters != nullptr) settle_ties({out, static_cast<size_t>(elements)});
+}
+
+namespace {
+
+int64_t elements_of(const SavedTensor& tensor, const std::string& place) {
+  int64_t out = 1;
+  for (const int64_t size : tensor.shape) {
+    if (__builtin_mul_overflow(out, size, &out) || out > (int64_t{1} << 60)) {
+      throw Error(Exit::kInput, {.area = "CKPT-07",
+                                 .what = "tensor " + tensor.name + " has a shape that cannot be counted",
+                                 .place = place,
+                                 .next = "use another checkpoint"});
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string trained_hash(CheckpointReader& reader) {
+  constexpr int64_t kChunk = int64_t{1} << 20;  // elements
+  const Manifest& manifest = reader.manifest();
+  std::vector<const SavedTensor*> tensors;
+  for (const SavedTensor& tensor : manifest.tensors) tensors.push_back(&tensor);
+  std::ranges::sort(tensors, {}, [](const SavedTensor* tensor) { return tensor->name; });
+  const bool adapter = std::ranges::any_of(
+      tensors, [](const SavedTensor* tensor) { return tensor->name.ends_with(".lora_A.weight"); });
+  const bool half = !adapter && manifest.numerics.value("dtype", "") == dtype_name(DType::kBF16);
+  const DType dtype = half ? DType::kBF16 : DType::kF32;
+  const TrainedValues values(reader, adapter);
+  WeightsHash hash;
+  std::vector<float> floats;
+  std::vector<std::byte> bytes;
+  for (const SavedTensor* tensor : tensors) {
+    hash.tensor(tensor->name, dtype, tensor->shape);
+    const int64_t elements = elements_of(*tensor, reader.directory());
+    for (int64_t first = 0; first < elements; first += kChunk) {
+      const auto n = static_cast<size_t>(std::min(kChunk, elements - first));
+      floats.resize(n);
+      bytes.resize(n * dtype_size(dtype));
+      values.read(tensor->block, tensor->first + first, static_cast<int64_t>(n), floats.data());
+      convert_elements(reinterpret_cast<const std::byte*>(floats.data()), DType::kF32, bytes.data(), dtype,
+                       static_cast<int64_t>(n));
+      hash.bytes(bytes);
+    }
+  }
+  return hash.hex();
 }
 
 }  // namespace lm

@@ -1,6 +1,8 @@
 // What a checkpoint has trained, as fp32: for export, tensor by tensor. One thread.
 #pragma once
 
+#include <string>
+
 #include "checkpoint/restore.h"
 
 namespace lm {
@@ -17,5 +19,9 @@ class TrainedValues {
   CheckpointReader& reader_;
   bool masters_;
 };
+
+// The hash of the tensors that an export of the checkpoint would have (weights/verify.h): a model's in the
+// type of its weights, an adapter's in fp32. Whatever saved them, their bytes are the same.
+std::string trained_hash(CheckpointReader& reader);
 
 }  // namespace lm

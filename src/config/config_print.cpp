@@ -36,7 +36,7 @@ bool matters(const KeyText& key, const Config& config) {
   if (key.name == "double_quantize" && !quantises_to_four_bits(config.model)) return false;
   const bool evaluation = (key.table == "data" && key.name == "eval") || key.name == "eval_every";
   if (evaluation && config.optimizer.schedule == LrSchedule::kReduceLrOnPlateau) return true;
-  return key.tag == KeyTag::kNumerics;
+  return changes_results(key.tag);
 }
 
 }  // namespace
@@ -63,7 +63,7 @@ std::vector<KeyDifference> config_difference(const Config& recorded, const Confi
   for (size_t i = 0; i < after.size(); ++i) {
     const bool resolved_once = after[i].value == quote("auto");
     if (before[i].value == after[i].value || resolved_once || !matters(after[i], asked)) continue;
-    out.push_back({after[i].table + "." + after[i].name, before[i].value, after[i].value});
+    out.push_back({after[i].table + "." + after[i].name, before[i].value, after[i].value, after[i].tag});
   }
   return out;
 }

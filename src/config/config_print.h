@@ -23,10 +23,11 @@ std::vector<KeyText> list_keys(const Config& config);
 struct KeyDifference {
   std::string key;              // "train.steps"
   std::string recorded, asked;  // values as TOML text
+  KeyTag tag = KeyTag::kNumerics;
 };
 
-// The numerics keys in which `asked` differs from what a run recorded. "auto" in `asked` differs from
-// nothing: a run keeps what auto was resolved to. [lora] counts only where adapters are trained, and the
+// The keys that change results in which `asked` differs from what a run recorded. "auto" in `asked` differs
+// from nothing: a run keeps what auto was resolved to. [lora] counts only where adapters are trained, and the
 // evaluation only where the schedule follows it.
 std::vector<KeyDifference> config_difference(const Config& recorded, const Config& asked);
 

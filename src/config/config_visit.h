@@ -14,8 +14,14 @@
 
 namespace lm {
 
-// What a difference in the key means at resume: numerics refuses, placement and reporting may change.
-enum class KeyTag : uint8_t { kNumerics, kPlacement, kReporting };
+// What a difference in the key means at resume: placement and reporting may change, the others refuse.
+// --override lets a run go on with other numerics. A checkpoint's state has its shapes and types by the keys
+// of kState, and the tokens that a run began with are made by those of kTokens: with others of these no run
+// can go on, so --override is not proposed for them.
+enum class KeyTag : uint8_t { kNumerics, kState, kTokens, kPlacement, kReporting };
+constexpr bool changes_results(KeyTag tag) {
+  return tag == KeyTag::kNumerics || tag == KeyTag::kState || tag == KeyTag::kTokens;
+}
 
 struct KeyInfo {
   KeyTag tag;
@@ -57,9 +63,8 @@ void visit_model(ModelT& model, V& v) {
          "a Hugging Face directory, a run's, or ORG/NAME in the local hub cache; of lora an adapter, too",
          {},
          true});
-  v.key("model", "dtype", model.dtype, {kNumerics, "of weights and activations"});
-  v.key("model", "init", model.init,
-        {kNumerics, "random: fresh weights of the config's shape, for benchmarks"});
+  v.key("model", "dtype", model.dtype, {kState, "of weights and activations"});
+  v.key("model", "init", model.init, {kState, "random: fresh weights of the config's shape, for benchmarks"});
   v.key("model", "quantize", model.quantize,
         {kNumerics, "frozen matrices of the blocks as codes of 4 or 8 bits; train.method = \"lora\" alone"});
   v.key("model", "double_quantize", model.double_quantize,
@@ -84,26 +89,25 @@ void visit_data(DataT& data, V& v) {
   v.key("data", "eval", data.eval, {kReporting, "the same, for evaluation; empty: see eval_fraction"});
   v.key("data", "eval_fraction", data.eval_fraction,
         {kNumerics, "share of the training examples held out when eval is empty", kFraction});
-  v.key("data", "format", data.format, {kNumerics, "of the examples; auto: by their columns"});
-  v.key("data", "columns", data.columns, {kNumerics, "columns that have other names in the files"});
+  v.key("data", "format", data.format, {kTokens, "of the examples; auto: by their columns"});
+  v.key("data", "columns", data.columns, {kTokens, "columns that have other names in the files"});
   v.key("data", "chat_template", data.chat_template,
-        {kNumerics, "a file with a chat template in Jinja; \"\": the model's own"});
+        {kTokens, "a file with a chat template in Jinja; \"\": the model's own"});
   v.key("data", "bad_rows", data.bad_rows,
-        {kNumerics, "a row that cannot be used ends the run, or is counted, named and left out"});
+        {kTokens, "a row that cannot be used ends the run, or is counted, named and left out"});
   v.key("data", "answers", data.answers,
-        {kNumerics,
+        {kTokens,
          "which of a conversation are trained; each: as an example that ends with it, as the model will see "
          "it"});
-  v.key(
-      "data", "reasoning", data.reasoning,
-      {kNumerics, "what assistants thought before they answered: as the chat template has it, or taken out"});
+  v.key("data", "reasoning", data.reasoning,
+        {kTokens, "what assistants thought before they answered: as the chat template has it, or taken out"});
   v.key("data", "max_length", data.max_length,
         {kNumerics, "tokens per sequence; activation memory grows with it", {.low = 2, .high = 16777216}});
   v.key("data", "too_long", data.too_long,
         {kNumerics, "what becomes of longer examples; auto: plain text is split, other rows are cut"});
   v.key("data", "packing", data.packing,
         {kNumerics, "fill sequences with several examples; attention stays inside each"});
-  v.key("data", "loss_on", data.loss_on, {kNumerics, "train on answers only, or on every token"});
+  v.key("data", "loss_on", data.loss_on, {kTokens, "train on answers only, or on every token"});
   v.key("data", "cache_dir", data.cache_dir,
         {kPlacement, "of token caches; \"\" = lmlaunch/tokens in the user's cache directory"});
 }
@@ -113,7 +117,7 @@ void visit_train(TrainT& train, V& v) {
   using enum KeyTag;
   v.table("train", "how it is trained");
   v.key("train", "method", train.method,
-        {kNumerics,
+        {kState,
          "all weights, or low-rank adapters: see [lora]; qlora: adapters, and model.quantize = \"nf4\""});
   v.key("train", "epochs", train.epochs,
         {kNumerics,
@@ -151,7 +155,7 @@ template <class OptimizerT, class V>
 void visit_optimizer(OptimizerT& optimizer, V& v) {
   using enum KeyTag;
   v.table("optimizer", "how weights are updated");
-  v.key("optimizer", "name", optimizer.name, {kNumerics, rule_text(optimizer.name).help});
+  v.key("optimizer", "name", optimizer.name, {kState, rule_text(optimizer.name).help});
   v.key("optimizer", "lr", optimizer.lr, {kNumerics, "peak learning rate", {.low = 0, .high = 1e6}});
   Rules::each([&](auto rule) {
     using R = typename decltype(rule)::type;
@@ -175,7 +179,7 @@ void visit_optimizer(OptimizerT& optimizer, V& v) {
   v.key("optimizer", "min_lr_ratio", optimizer.min_lr_ratio,
         {kNumerics, "floor of the schedules that fall, as a share of lr", {.low = 0, .high = 1}});
   v.key("optimizer", "master", optimizer.master,
-        {kNumerics,
+        {kState,
          "of bf16 weights: split and fp32 give the same bits, split costs 2 bytes per weight less; "
          "none: stochastic rounding"});
   v.key("optimizer", "threads", optimizer.threads,
@@ -186,15 +190,14 @@ template <class LoraT, class V>
 void visit_lora(LoraT& lora, V& v) {
   using enum KeyTag;
   v.table("lora", "low-rank adapters; used with train.method = \"lora\"");
-  v.key("lora", "r", lora.r, {kNumerics, "rank", {.low = 1, .high = 65536}});
+  v.key("lora", "r", lora.r, {kState, "rank", {.low = 1, .high = 65536}});
   v.key("lora", "alpha", lora.alpha,
         {kNumerics, "the adapter's output is scaled by alpha / r (rslora: alpha / sqrt(r))", kPositive});
   v.key("lora", "dropout", lora.dropout, {kNumerics, "on the adapter's input", kFraction});
-  v.key(
-      "lora", "dtype", lora.dtype,
-      {kNumerics, "of adapters and their products: auto is model.dtype; fp32 beside a bf16 model as peft's"});
+  v.key("lora", "dtype", lora.dtype,
+        {kState, "of adapters and their products: auto is model.dtype; fp32 beside a bf16 model as peft's"});
   v.key("lora", "targets", lora.targets,
-        {kNumerics, "\"all-linear\", or names such as q_proj, v_proj", {}, true});
+        {kState, "\"all-linear\", or names such as q_proj, v_proj", {}, true});
   v.key("lora", "rslora", lora.rslora, {kNumerics, "scale by the square root of the rank"});
   v.key("lora", "start", lora.start,
         {kNumerics, "loftq: fresh adapters begin with what quantising the model lost, as far as r allows"});

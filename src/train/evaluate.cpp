@@ -12,6 +12,11 @@ constexpr int64_t kDouble = sizeof(double);
 }  // namespace
 
 EvalResult evaluate(Rank& rank, const std::vector<Batch>& batches) {
+  return *evaluate_unless(rank, batches, [] { return false; });
+}
+
+std::optional<EvalResult> evaluate_unless(Rank& rank, const std::vector<Batch>& batches,
+                                          const std::function<bool()>& stopped) {
   Group& group = rank.group();
   const auto count = std::ssize(batches);
   const auto first = [&](int64_t r) { return count * r / group.ranks(); };
@@ -19,6 +24,7 @@ EvalResult evaluate(Rank& rank, const std::vector<Batch>& batches) {
   std::vector<double> sums(batches.size());
   // Every rank passes the model as often as the others; whoever has nothing left passes a batch once more.
   for (int64_t i = first(group.rank()), round = 0; round < ceil_div(count, group.ranks()); ++round, ++i) {
+    if (stopped()) return std::nullopt;
     const double sum = rank.step().evaluate(batches[static_cast<size_t>(std::min(i, count - 1))]);
     if (i < first(group.rank() + 1)) sums[static_cast<size_t>(i)] = sum;
   }

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <vector>
 
 #include "base/batch.h"
@@ -15,5 +17,10 @@ struct EvalResult {
   int64_t target_tokens = 0;
 };
 EvalResult evaluate(Rank& rank, const std::vector<Batch>& batches);
+
+// The same, unless it is to stop: nothing then. `stopped` is asked before each batch, and gives the same
+// answer on all ranks.
+std::optional<EvalResult> evaluate_unless(Rank& rank, const std::vector<Batch>& batches,
+                                          const std::function<bool()>& stopped);
 
 }  // namespace lm

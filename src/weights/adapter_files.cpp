@@ -49,6 +49,8 @@ void write_adapter(const std::string& directory, const AdapterSpec& spec, const 
   } else {
     config["lora_alpha"] = alpha;
   }
+  if (!base.architecture.empty())
+    config["auto_mapping"] = {{"base_model_class", base.architecture}, {"parent_library", "transformers"}};
   NewDirectory output(directory, replace);
   const OutgoingTensors tensors(layout, OutgoingTensors::What::kAdapter, DType::kF32, source);
   SafetensorsWriter writer(output.temporary() + "/" + kAdapterWeights, tensors.tensors());

@@ -18,6 +18,7 @@ inline constexpr const char* kAdapterWeights = "adapter_model.safetensors";
 struct AdapterConfig {
   AdapterSpec spec;
   std::string base_model;  // base_model_name_or_path, may be empty
+  std::string base_class;  // "LlamaForCausalLM", as auto_mapping has it; may be empty
 };
 
 // `names`: of the model that it is for; null: that is not known, and targets stay as the file has them.
@@ -37,6 +38,7 @@ struct BaseModel {
   std::string name;
   std::string directory;           // "": the adapter gets no tokenizer files
   std::string chat_template = {};  // in place of the base model's; "": that one
+  std::string architecture = {};  // "LlamaForCausalLM", so that another one can be told from it; "": not said
 };
 
 // Makes the whole directory and renames it at the end; weights in fp32. rsLoRA is written as its equal,

@@ -13,11 +13,10 @@
 #include "weights/loader.h"
 
 namespace lm {
-namespace {
 
-class Hash {
+class WeightsHash::State {
  public:
-  Hash() : state_(XXH3_createState()) {
+  State() : state_(XXH3_createState()) {
     LM_CHECK(state_ != nullptr && XXH3_128bits_reset(state_.get()) == XXH_OK, "XXH3");
   }
   void add(const void* bytes, size_t n) {
@@ -44,23 +43,36 @@ class Hash {
   std::unique_ptr<XXH3_state_t, Free> state_;
 };
 
-}  // namespace
+WeightsHash::WeightsHash() : state_(std::make_unique<State>()) {}
+WeightsHash::~WeightsHash() = default;
+
+void WeightsHash::tensor(const std::string& name, DType dtype, const std::vector<int64_t>& shape) {
+  state_->add(name);
+  state_->add(safetensors_dtype(dtype));
+  state_->add(static_cast<int64_t>(shape.size()));
+  for (const int64_t size : shape) state_->add(size);
+}
+
+void WeightsHash::bytes(std::span<const std::byte> bytes) {
+  state_->add(bytes.data(), bytes.size());
+}
+
+std::string WeightsHash::hex() const {
+  return state_->hex();
+}
 
 std::string weights_hash(const ModelFiles& files) {
   constexpr int64_t kChunk = int64_t{4} << 20;
   std::vector<std::byte> buffer(static_cast<size_t>(kChunk));
-  Hash hash;
+  WeightsHash hash;
   for (const ModelFiles::Tensor& tensor : files.tensors()) {
     const SafetensorsEntry& entry = *tensor.entry;
-    hash.add(entry.name);
-    hash.add(safetensors_dtype(entry.dtype));
-    hash.add(static_cast<int64_t>(entry.shape.size()));
-    for (const int64_t size : entry.shape) hash.add(size);
+    hash.tensor(entry.name, entry.dtype, entry.shape);
     for (int64_t offset = 0; offset < entry.bytes(); offset += kChunk) {
       const auto piece =
           std::span(buffer).first(static_cast<size_t>(std::min(kChunk, entry.bytes() - offset)));
       tensor.file->read(entry, offset, piece);
-      hash.add(piece.data(), piece.size());
+      hash.bytes(piece);
     }
   }
   return hash.hex();
@@ -87,6 +99,7 @@ VerifyResult verify_model(const std::string& directory, const FindBase& find_bas
   } catch (const Error& error) {
     if (error.code() == Exit::kInternal) throw;
     result.problem = error.report();
+    result.code = error.code();
   }
   return result;
 }

@@ -4,10 +4,13 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "spec/model_spec.h"
 #include "weights/model_files.h"
 
@@ -18,8 +21,9 @@ struct VerifyResult {
   std::string weights_hash;        // 32 hex digits; empty unless all was read
   std::vector<std::string> files;  // plain names, the index included
   int64_t tensors = 0;
-  int64_t bytes = 0;    // of tensors
-  std::string problem;  // the error's report when not ok
+  int64_t bytes = 0;        // of tensors
+  std::string problem;      // the error's report when not ok
+  Exit code = Exit::kDone;  // the error's
 };
 
 // The model that an adapter calls its base; nothing where that is not at hand.
@@ -30,5 +34,21 @@ using FindBase = std::function<std::optional<ModelSpec>(const std::string& name)
 VerifyResult verify_model(const std::string& directory, const FindBase& find_base = {});
 
 std::string weights_hash(const ModelFiles& files);
+
+// The same hash out of other places: tensors in name order, the bytes of each after its name, in any pieces.
+class WeightsHash {
+ public:
+  WeightsHash();
+  ~WeightsHash();
+  WeightsHash(const WeightsHash&) = delete;
+  WeightsHash& operator=(const WeightsHash&) = delete;
+  void tensor(const std::string& name, DType dtype, const std::vector<int64_t>& shape);
+  void bytes(std::span<const std::byte> bytes);
+  std::string hex() const;
+
+ private:
+  class State;
+  std::unique_ptr<State> state_;
+};
 
 }  // namespace lm

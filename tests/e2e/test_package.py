@@ -170,6 +170,10 @@ def test_debian_installs_the_package_runs_it_and_removes_it(debian, bookworm):
     assert version.stdout == f"lmlaunch {debian.name.split('_')[1]}\n", version.stderr
     planned = bookworm("lmlaunch", "plan", "smollm2-135m-lora", "--gpu-memory", "8GiB", "--host-memory", "16GiB")
     assert planned.returncode == 0 and "of the GPU" in planned.stdout + planned.stderr, planned.stderr
+    made = bookworm.root / "usr/lib/lmlaunch/venv/lib"  # as lmlaunch-setup would
+    made.mkdir(parents=True)
+    again = bookworm("dpkg", "-i", f"/tmp/{debian.name}")
+    assert again.returncode == 0 and made.exists(), again.stderr
     removed = bookworm("dpkg", "-r", "lmlaunch")
     assert removed.returncode == 0, removed.stderr
     assert not [path for path in ("usr/bin/lmlaunch", "usr/sbin/lmlaunch-setup", "usr/lib/lmlaunch") if (bookworm.root / path).exists()]

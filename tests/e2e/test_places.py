@@ -86,6 +86,32 @@ def test_all_weights_of_an_adapter_are_refused_with_the_command_that_helps(work)
     assert eval_losses(work, "whole")[0] == pytest.approx(eval_losses(work, "lora")[-1], rel=1e-5)
 
 
+def test_a_base_of_another_architecture_is_refused_though_its_weights_fit(work):
+    """What names and shapes do not tell: both are Llama's."""
+    changes = {"mistral": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": None},
+               "turned": {"rope_theta": 5e5, "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, "same": {}}
+    for name, keys in changes.items():
+        shutil.copytree(work / "model", work / f"base_{name}")
+        file = work / f"base_{name}" / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **keys}))
+    merge = lambda adapter, base: lmlaunch("export", adapter, "--merge", "--base", f"base_{base}", "-o", f"into_{base}", cwd=work, check=False)  # noqa: E731
+    for adapter in ("runs/lora", "adapter"):
+        for base, said in (("mistral", 'model_type is "mistral", not "llama"'), ("turned", "rope_theta is 500000, not 10000")):
+            done = merge(adapter, base)
+            assert done.returncode == 11 and said in done.stderr and not (work / f"into_{base}").exists(), done.stderr
+    done = merge("runs/lora", "same")
+    assert done.returncode == 0 and "logits differ by at most" in done.stderr, done.stderr
+    # Where the adapter's model has gone, by what its files say of it.
+    shutil.copytree(work / "runs" / "lora" / "model", work / "orphan")
+    file = work / "orphan" / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": "gone/model"}))
+    done = merge("orphan", "mistral")
+    assert done.returncode == 11 and "it is a MistralForCausalLM, not a LlamaForCausalLM" in done.stderr, done.stderr
+    (work / "gone").mkdir()
+    lost = lmlaunch("generate", "orphan", "--prompt", "x", cwd=work, check=False)
+    assert lost.returncode == 11 and "orphan/adapter_config.json" in lost.stderr and "hf download" not in lost.stderr, lost.stderr
+
+
 def test_two_adapters_are_one_too_many(work):
     done = lmlaunch(config(work, "two", model__path="runs/lora", train__method="lora", lora__init="runs/quantised"), cwd=work, check=False)
     assert done.returncode == 10 and 'set model.path = "model"' in done.stderr, done.stderr

@@ -112,12 +112,15 @@ def test_a_save_of_ranks_rides_on_the_next_step(work, stage):
 
 @pytest.mark.parametrize("method, ranks", some_of(("full", 2), ("lora", 3), ("full", 3), ("lora", 2), short=2))
 def test_stages_and_homes_give_the_same_bits(work, method, ranks):
-    wanted = None
+    wanted, hashes = None, set()
     for stage, place in [(0, {}), (1, {}), (1, ON_DISK), (2, {}), (3, {}), (3, {"offload__optimizer": "nvme", "offload__paths": ["."]})]:
         prepared(work, "same", method, zero__stage=stage, model__dtype="bf16", **place)
         run(work, "same", ranks)
         wanted = wanted or result(work, "same", method)
         assert result(work, "same", method) == wanted, (stage, place)
+        checkpoint = work / "runs" / "same" / "checkpoints" / "step_00000003"  # of weights, however they were saved
+        hashes.add(json.loads(lmlaunch("verify", checkpoint, "--json", cwd=work).stdout)["weights_hash"])
+    assert len(hashes) == 1
 
 
 @pytest.mark.parametrize("method", some_of("full", "lora"))

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
+import tomllib
 
 import pytest
 from counts import some_of
@@ -53,6 +54,10 @@ def result(work, name, method):
     curve = [tuple((key, row[key]) for key in ("step", "loss", "grad_norm", "lr", "eval_loss", "target_tokens") if key in row)
              for row in rows(work, name)]
     return curve, (work / "runs" / name / "model" / MODEL_FILE[method]).read_bytes()
+
+
+def hash_of(work, what):
+    return json.loads(lmlaunch("verify", what, "--json", cwd=work).stdout)["weights_hash"]
 
 
 def checkpoints(work, name):
@@ -169,6 +174,16 @@ def test_a_signal_saves_and_exits_with_75(work, undisturbed, number):
     assert result(work, name, "full") == undisturbed["full"]
 
 
+def test_a_stop_before_the_first_step_waits_for_no_evaluation_and_no_sample(work):
+    """The time is up from the start."""
+    name = "at_once"
+    ended = lmlaunch(prepared(work, name), "run.time_limit=1s", cwd=work, check=False)
+    assert ended.returncode == 75 and "stopped after step 0 of" in ended.stderr, ended.stderr
+    assert "held-out loss" not in ended.stderr and rows(work, name) == []
+    lmlaunch(f"{name}.toml", cwd=work)
+    assert rows(work, name)[0]["eval_loss"] > 0
+
+
 def test_a_stop_file_and_a_time_limit_save_and_exit_with_75(work, undisturbed):
     prepared(work, "stop_file", train__steps=100000)
     code, messages = interrupt(work, "stop_file", 2, lambda process: (work / "runs" / "stop_file" / "STOP").touch())
@@ -196,6 +211,9 @@ def test_a_checkpoint_that_is_not_whole_is_said_and_passed_over(work, undisturbe
             raw = bytearray(file.read_bytes())
             raw[len(raw) // 2] ^= 4
             file.write_bytes(raw)
+        found = lmlaunch("verify", f"runs/{name}/checkpoints/step_00000006", cwd=work, check=False)
+        said = int(re.search(r"\(exit (\d+)\)", found.stderr)[1])
+        assert found.returncode == said and (said == 22) == (damage != "absent"), found.stderr
         (run / "checkpoints" / "step_00000009.tmp-00").mkdir()
         ended = lmlaunch(f"{name}.toml", cwd=work)
         assert "warning CKPT-02" in ended.stderr and "step_00000006" in ended.stderr, damage
@@ -250,6 +268,70 @@ def test_a_changed_configuration_is_refused_unless_it_is_named(work):
     ended = lmlaunch(f"{name}.toml", "optimizer.lr=0.5", "--override", "optimizer.lr", cwd=work)
     assert "optimizer.lr: 0.01 before, 0.5 from here on" in ended.stderr
     assert [row["lr"] for row in rows(work, name) if "lr" in row][-1] > 0.01
+
+
+def test_a_start_that_fails_leaves_the_configuration_that_the_run_goes_on_with(work, undisturbed):
+    name = "typo"
+    prepared(work, name)
+    code, _ = interrupt(work, name, 4, signal_of(signal.SIGTERM))
+    assert code == 75
+    run = work / "runs" / name
+    kept = {file: (run / file).read_bytes() for file in ("config.toml", "numerics.json", "plan.json", "plan.txt")}
+    failed = lmlaunch(f"{name}.toml", 'data.train=["typo.jsonl"]', "run.threads=2", "--override", "data.train", "--override", "run.threads",
+                      cwd=work, check=False)
+    assert failed.returncode == 11 and "typo.jsonl" in failed.stderr, failed.stderr
+    assert {file: (run / file).read_bytes() for file in kept} == kept
+    # Stopped before its first step.
+    ended = lmlaunch(f"{name}.toml", "optimizer.lr=0.5", "run.time_limit=1s", "--override", "optimizer.lr", cwd=work, check=False)
+    assert ended.returncode == 75, ended.stderr
+    assert {file: (run / file).read_bytes() for file in kept} == kept
+    lmlaunch(f"{name}.toml", cwd=work)
+    assert result(work, name, "full") == undisturbed["full"]
+
+
+def test_a_start_that_ends_after_a_step_is_the_run_from_then_on(work):
+    name = "taken"
+    changed = [prepared(work, name, train__steps=100000), "optimizer.lr=0.005", "--override", "optimizer.lr"]
+    code, _ = interrupt(work, name, 4, signal_of(signal.SIGTERM))
+    assert code == 75
+    step = json.loads((work / "runs" / name / "status.json").read_text())["step"]
+    code, messages = interrupt(work, name, step + 2, signal_of(signal.SIGTERM), *changed[1:])
+    assert code == 75, messages
+    assert tomllib.loads((work / "runs" / name / "config.toml").read_text())["optimizer"]["lr"] == 0.005
+    refused = lmlaunch(changed[0], cwd=work, check=False)
+    assert refused.returncode == 14 and "optimizer.lr: 0.005 there, 0.01 asked for" in refused.stderr, refused.stderr
+
+
+@pytest.mark.parametrize("method", some_of(*MODEL_FILE, short=1))
+def test_a_finished_run_is_extended_by_more_steps(work, method):
+    """With a schedule that does not know how long it is: to the run that was as long from the start."""
+    same = {"train__eval_every": 0, "optimizer__schedule": "constant"}
+    lmlaunch(prepared(work, f"long_{method}", method, train__steps=12, **same), cwd=work)
+    name = f"extended_{method}"
+    lmlaunch(prepared(work, name, method, **same), cwd=work)
+    assert [row["step"] for row in rows(work, name) if "loss" in row][-1] == STEPS
+    refused = lmlaunch(f"{name}.toml", cwd=work, check=False)
+    assert refused.returncode == 14 and "to train it further give a larger train.steps" in refused.stderr, refused.stderr
+    ended = lmlaunch(f"{name}.toml", "train.steps=12", cwd=work)
+    assert "note CKPT-26: train.steps: 8 before, 12 from here on" in ended.stderr, ended.stderr
+    assert '12 steps where 8 were planned: optimizer.schedule = "constant" is now over 12' in ended.stderr, ended.stderr
+    whole, again = ([row for row in result(work, one, method)[0] if any(key == "loss" for key, _ in row)] for one in (f"long_{method}", name))
+    assert whole == again and result(work, f"long_{method}", method)[1] == result(work, name, method)[1]
+    assert json.loads((work / "runs" / name / "status.json").read_text())["step"] == 12
+    assert tomllib.loads((work / "runs" / name / "config.toml").read_text())["train"]["steps"] == 12
+
+
+def test_what_an_extension_makes_of_the_schedule_is_said(work):
+    name = "slower"
+    toml = prepared(work, name, train__eval_every=0, optimizer__schedule="linear", optimizer__lr=0.01)
+    lmlaunch(toml, cwd=work)
+    ended = lmlaunch(toml, "train.steps=16", cwd=work)
+    last = int(re.search(r"goes on from \S*step_0*(\d+): step", ended.stderr)[1])
+    rates = {row["step"]: row["lr"] for row in rows(work, name) if "lr" in row}
+    said = re.search(r"step (\d+) has a learning rate of (\S+); of the 8, the last had (\S+)", ended.stderr)
+    assert said and int(said[1]) == last + 1 and float(said[2]) == pytest.approx(rates[last + 1], rel=1e-2), ended.stderr
+    assert float(said[3]) == pytest.approx(0.01 / 8, rel=1e-2)
+    assert (f"steps {last + 1} to 8, which no checkpoint has, are done again" in ended.stderr) == (last < 8)
 
 
 def test_numerics_may_be_changed_by_name(work):
@@ -321,7 +403,9 @@ def test_a_checkpoint_is_exported_evaluated_verified_and_asked(work, undisturbed
     wanted = [row["eval_loss"] for row in rows(work, name) if row["step"] == 6 and "eval_loss" in row]
     for what in (checkpoint, f"{checkpoint}/"):
         assert [json.loads(lmlaunch("eval", what, "--json", cwd=work).stdout)["eval_loss"]] == wanted
-    assert json.loads(lmlaunch("verify", checkpoint, "--json", cwd=work).stdout)["ok"]
+    # The same weights, the same hash, whatever they are in; a run without a model yet is its newest checkpoint.
+    for one, same in ((checkpoint, f"exported_{method}"), (f"runs/six_{method}", f"six_{method}_exported"), (f"runs/{name}", f"runs/{name}/model")):
+        assert hash_of(work, one) == hash_of(work, same), one
     if method == "lora":
         lmlaunch("export", checkpoint, "-o", "merged_checkpoint", "--merge", cwd=work)
         assert (work / "merged_checkpoint" / "model.safetensors").exists()

@@ -3,6 +3,7 @@ tokenizer is needed. What comes out is held against transformers and peft."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -172,6 +173,22 @@ def test_an_adapter_is_verified_with_its_base(work):
     file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": "nowhere"}))
     done = lmlaunch("verify", "runs/adapter", "--json", cwd=work)
     assert json.loads(done.stdout)["ok"] and 'not compared with its base model, which is not here: "nowhere"' in done.stderr
+
+
+def test_a_home_that_cannot_be_written_costs_one_note(work, full):
+    (work / "tmp").mkdir()
+    env = {**{name: value for name, value in os.environ.items() if name != "XDG_CACHE_HOME"}, "HOME": "/dev/null", "TMPDIR": str(work / "tmp")}
+    toml = config(work, "homeless", data__cache_dir="")
+    done = lmlaunch(toml, cwd=work, env=env)
+    assert losses(work, "homeless") == losses(work, "full")
+    assert re.findall(r"note \S+: the cache (\S+) cannot be written", done.stderr) == ["/dev/null/.cache/lmlaunch/tokens"], done.stderr
+    assert list((work / "runs" / "homeless" / "tokens").glob("*.tokens"))
+    # Without a run there is a place until the end.
+    told = lmlaunch("eval", toml, "--json", cwd=work, env=env)
+    assert json.loads(told.stdout)["eval_loss"] == eval_losses(work, "full")[0] and told.stderr.count("cannot be written") == 1, told.stderr
+    assert not list((work / "tmp").iterdir())
+    refused = lmlaunch(toml, "data.cache_dir=/dev/null/x", "run.dir=runs/asked", cwd=work, env=env, check=False)
+    assert refused.returncode == 21 and "/dev/null/x" in refused.stderr  # that was asked for
 
 
 @pytest.mark.parametrize("master", ["split", "fp32", "none"])

@@ -294,6 +294,8 @@ def test_samples_are_told_and_change_nothing(work):
                                                                  for prompt in ("hello", "first line", "hello line")]
     assert len({row["answer"] for row in samples}) > 1
     assert done.stderr.count("sample after step 4: hello => ") == 1
+    at_once = lmlaunch("sampled.toml", "run.dir=runs/at_once", "run.time_limit=1s", cwd=work, check=False)
+    assert at_once.returncode == 75 and "sample after step" not in at_once.stderr and rows(work, "at_once") == []
     # The last ones are what generate says of the result, the first ones what it says of the model.
     for step, where in ((0, "model"), (6, "runs/sampled")):
         answer = json.loads(lmlaunch("generate", where, "--prompt", "hello", "--max-tokens", "5", "--json", "model.dtype=fp32", cwd=work).stdout)["text"]

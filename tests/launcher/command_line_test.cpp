@@ -156,5 +156,18 @@ TEST(DeviceChoice, FollowsTheCommandLineThenTheConfigurationThenTheMachine) {
             "2 --gpus 2: eval computes on one GPU at the command line");
 }
 
+TEST(CommandLine, AKeyThatNobodyHasCannotBeOverridden) {
+  EXPECT_EQ(parse({"a.toml", "--override", "optimizer.lr", "--override", "lora.r"}).list("--override"),
+            (Words{"optimizer.lr", "lora.r"}));
+  // Of a rule that is not the one by default.
+  EXPECT_EQ(refusal({"a.toml", "--override", "optimizer.nesterov"}), "");
+  const std::string mistyped = refusal({"a.toml", "--override", "optimiser.lr"});
+  EXPECT_NE(mistyped.find("there is no key `optimiser.lr`; did you mean `optimizer.lr`?"), std::string::npos)
+      << mistyped;
+  EXPECT_NE(refusal({"a.toml", "--override", "train"}).find("there is no key `train`"), std::string::npos);
+  EXPECT_NE(refusal({"a.toml", "--override", "optimizer.lr=1"}).find("did you mean `optimizer.lr`"),
+            std::string::npos);
+}
+
 }  // namespace
 }  // namespace lm

@@ -2,7 +2,9 @@
 #include "launcher/machine/disk_survey.h"
 
 #include <gtest/gtest.h>
+#include <linux/magic.h>
 #include <stdlib.h>
+#include <sys/statfs.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -105,6 +107,21 @@ TEST_F(DiskSurvey, RefusesWhatCannotBeUsedAndNamesIt) {
   EXPECT_NE(refusal().find("ENOTDIR"), std::string::npos);
   config_.offload.paths = {"/proc"};
   EXPECT_NE(refusal().find("/proc"), std::string::npos);
+}
+
+// A plan would count such a file as bytes of a disk, and the kernel as memory.
+TEST_F(DiskSurvey, RefusesAPathWhoseFilesAreMemory) {
+  struct statfs info {};
+  if (statfs("/dev/shm", &info) != 0 || info.f_type != TMPFS_MAGIC) GTEST_SKIP() << "/dev/shm is no tmpfs";
+  config_.offload.paths = {root_ + "/one", "/dev/shm"};
+  try {
+    check_disks(config_, PlanPurpose::kTrain);
+    FAIL() << "a tmpfs is taken for a disk";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Exit::kDoesNotFit);
+    EXPECT_EQ(error.text().place, "offload.paths: /dev/shm");
+    EXPECT_NE(error.report().find("tmpfs"), std::string::npos) << error.report();
+  }
 }
 
 // What a run may take of each path decides how long the file there is (job.cpp).

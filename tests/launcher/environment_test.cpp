@@ -115,6 +115,44 @@ TEST_F(HubCache, AnAdapterIsContinuedOrRefusedWithWhatMakesAModelOfIt) {
   EXPECT_NE(refusal(root_ + "/nameless").find("base_model_name_or_path"), std::string::npos);
 }
 
+TEST_F(HubCache, AnAdapterWhoseModelHasMovedSaysWhereItIsNamed) {
+  const std::string adapter = root_ + "/adapter";
+  const auto moved = [&](const std::string& base) {
+    write("adapter/adapter_config.json",
+          R"({"peft_type": "LORA", "r": 4, "target_modules": ["q_proj"], "base_model_name_or_path": ")" +
+              base + "\"}");
+    try {
+      return "found " + resolve_model(base, environment_, adapter);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Exit::kInput);
+      return error.report();
+    }
+  };
+  const std::string here = fs::current_path().filename().string() + "-bases";
+  fs::create_directory(here);  // that of the model is still there
+  for (const std::string& base : {here + "/smol", root_ + "/bases/smol", std::string("smol")}) {
+    const std::string said = moved(base);
+    EXPECT_NE(said.find("the model that this adapter is for is not here: \"" + base + "\""),
+              std::string::npos)
+        << said;
+    EXPECT_NE(said.find("set base_model_name_or_path there"), std::string::npos) << said;
+    EXPECT_NE(said.find(adapter + "/adapter_config.json"), std::string::npos) << said;
+    EXPECT_EQ(said.find("hf download"), std::string::npos) << said;
+  }
+  EXPECT_EQ(refusal(here + "/smol").find("hf download"), std::string::npos);
+  fs::remove(here);
+  EXPECT_NE(moved("org/base").find("or download it: `hf download org/base`"), std::string::npos);
+  // A model that the adapter does not name is not the adapter's fault.
+  write("adapter/adapter_config.json",
+        R"({"peft_type": "LORA", "r": 4, "target_modules": ["q_proj"], "base_model_name_or_path": "x"})");
+  try {
+    resolve_model("org/base", environment_, adapter);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.report().find("this adapter"), std::string::npos);
+  }
+}
+
 TEST_F(HubCache, WhatIsMissingOrHostileIsRefused) {
   EXPECT_NE(refusal("org/name").find(root_ + "/models--org--name"), std::string::npos);
   EXPECT_NE(refusal("no-such-directory").find("does not exist"), std::string::npos);

@@ -38,6 +38,19 @@ class RunDirectory : public ::testing::Test {
       return static_cast<int>(error.code());
     }
   }
+  std::string refusal() {
+    try {
+      check_run_directory(root_, config_, names_);
+      return "";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Exit::kIncompatible);
+      return error.report();
+    }
+  }
+  void checkpoint() {
+    fs::create_directories(root_ + "/checkpoints/step_00000009");
+    write("checkpoints/step_00000009/MANIFEST.json", "{}");
+  }
   std::string root_;
   Config config_;
   NameMap names_ = llama_names();
@@ -128,6 +141,91 @@ TEST_F(RunDirectory, AFinishedRunIsNotOverwritten) {
       EXPECT_NE(report.find(part), std::string::npos) << part << " in\n" << report;
     }
   }
+}
+
+TEST_F(RunDirectory, NoOverrideIsProposedForWhatACheckpointHasItsShapeBy) {
+  config_.train.method = Method::kLora;
+  config_.lora.targets = {"q_proj"};
+  write("config.toml", print_config(config_));
+  checkpoint();
+  config_.optimizer.lr = 1.0;
+  EXPECT_NE(refusal().find("add --override optimizer.lr"), std::string::npos) << refusal();
+  config_.lora.r = 99;
+  EXPECT_EQ(refusal().find("--override"), std::string::npos) << refusal();
+  EXPECT_NE(refusal().find("it cannot go on from its checkpoint with another lora.r"), std::string::npos);
+  config_.lora.r = LoraConfig().r;
+  config_.data.loss_on = LossOn::kAll;
+  EXPECT_EQ(refusal().find("--override"), std::string::npos) << refusal();
+}
+
+TEST_F(RunDirectory, MoreStepsExtendAFinishedRun) {
+  config_.train.steps = 12;
+  write("config.toml", print_config(config_));
+  checkpoint();
+  RunStatus status;
+  status.state = "stopped";
+  status.step = 9;
+  write_status(root_, status);
+  config_.train.steps = 20;
+  EXPECT_EQ(code(), 14);  // one that has not finished changes its schedule on the way: that is asked
+  status.state = "done";
+  status.step = 12;
+  write_status(root_, status);
+  const auto differences = check_run_directory(root_, config_, names_);
+  ASSERT_EQ(differences.size(), 1u);
+  EXPECT_EQ(differences[0].key, "train.steps");
+  config_.train.steps = 11;
+  EXPECT_EQ(code(), 14);
+  EXPECT_EQ(refusal().find("--override"), std::string::npos) << refusal();
+  config_.train.steps = 12;
+  EXPECT_NE(refusal().find("a larger train.steps or train.epochs"), std::string::npos) << refusal();
+  config_.train.steps = 20;
+  config_.optimizer.lr = 1.0;
+  EXPECT_NE(refusal().find("add --override optimizer.lr"), std::string::npos) << refusal();
+  EXPECT_EQ(refusal().find("train.steps:"), std::string::npos) << refusal();
+  EXPECT_EQ(check_run_directory(root_, config_, names_, {"optimizer.lr"}).size(), 2u);
+  config_.optimizer.lr = OptimizerConfig().lr;
+  // A start that failed before its first step has not made it another run.
+  status.state = "failed";
+  status.step = 0;
+  write_status(root_, status);
+  EXPECT_EQ(code(), 14);
+  fs::create_directory(root_ + "/model");
+  EXPECT_EQ(code(), 0);
+  fs::remove_all(root_ + "/checkpoints");
+  EXPECT_NE(refusal().find("no checkpoint that it could go on from"), std::string::npos) << refusal();
+}
+
+TEST_F(RunDirectory, MoreEpochsExtendAFinishedRun) {
+  config_.train.epochs = 1.5;
+  write("config.toml", print_config(config_));
+  checkpoint();
+  RunStatus status;
+  status.state = "done";
+  write_status(root_, status);
+  config_.train.epochs = 2;
+  EXPECT_EQ(code(), 0);
+  config_.train.epochs = 1;
+  EXPECT_EQ(code(), 14);
+  config_.train.epochs.reset();
+  config_.train.steps = 100;  // more or fewer, nobody knows yet
+  EXPECT_EQ(code(), 14);
+}
+
+TEST_F(RunDirectory, AConfigurationThatNeverTookAStepGoesWithTheNextRun) {
+  write("config.toml", print_config(config_));
+  write("numerics.json", "{}");
+  RunStatus status;
+  status.state = "failed";
+  write_status(root_, status);
+  const RunLock lock(root_);
+  remove_leftovers(root_, lock);
+  EXPECT_FALSE(fs::exists(root_ + "/config.toml"));
+  EXPECT_FALSE(fs::exists(root_ + "/numerics.json"));
+  write("config.toml", print_config(config_));
+  write("metrics.jsonl", "{}\n");
+  remove_leftovers(root_, lock);
+  EXPECT_TRUE(fs::exists(root_ + "/config.toml"));
 }
 
 TEST_F(RunDirectory, FilesThatAreNoRunsAreLeftAlone) {

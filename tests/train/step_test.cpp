@@ -328,5 +328,17 @@ TEST(Loans, MisuseThrows) {
   EXPECT_NO_THROW(store.trainable_home(1));
 }
 
+// A stop that is asked for while a run is evaluated before its first step ends it after the batch at hand.
+TEST(Evaluation, EndsAtTheNextBatchWhenItIsToStop) {
+  Fixture f(tiny_spec(true, false, true), false, false, DType::kF32, DType::kF32);
+  const std::vector<Batch> batches(5, batch_of(1, 20, f.spec.vocab));
+  int asked = 0;
+  EXPECT_FALSE(evaluate_unless(*f.rank, batches, [&] { return ++asked == 3; }));
+  EXPECT_EQ(asked, 3);
+  const auto whole = evaluate_unless(*f.rank, batches, [] { return false; });
+  ASSERT_TRUE(whole);
+  EXPECT_EQ(whole->loss, evaluate(*f.rank, batches).loss);
+}
+
 }  // namespace
 }  // namespace lm
