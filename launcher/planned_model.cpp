@@ -38,6 +38,10 @@ const ModelShape* find_shape(std::string_view name, std::span<const ModelShape> 
 
 }  // namespace
 
+bool model_is_known(const std::string& path, std::span<const ModelShape> known) {
+  return find_shape(path, known) != nullptr;
+}
+
 PlannedModel open_model(const Config& config, const Environment& environment,
                         std::span<const ModelShape> known) {
   PlannedModel out;

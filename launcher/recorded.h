@@ -13,6 +13,9 @@
 namespace lm {
 
 inline constexpr char kNumericsFile[] = "numerics.json";
+// Of a run whose model came from the hub: {"name": "ORG/NAME", "revision": COMMIT}, as its first start found
+// it.
+inline constexpr char kBaseModelFile[] = "base_model.json";
 
 // Whether a command that takes a configuration or a directory is given the former.
 bool names_configuration(const std::string& what);

@@ -1,8 +1,11 @@
 #include "launcher/rank/run_files.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "base/file.h"
+#include "base/hub_snapshot.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "checkpoint/restore.h"
 #include "checkpoint/trained_values.h"
@@ -33,17 +36,28 @@ Config resolved_config(const Job& job, const std::string& directory) {
   return config;
 }
 
-void RunFiles::begin(const Job& job, const std::string& asked) const {
+void RunFiles::begin(const Job& job, const std::string& asked, bool fresh) const {
   if (!writes_) return;
   log_to_file(path("log.txt"));
   // First: whoever finds this configuration finds its numerics.
   atomic_write_file(path(kNumericsFile), numerics_json(job.plan.numerics) + "\n");
   const std::string mark = preset_mark(preset_of(read_small_file(asked, kMiB)));
   atomic_write_file(path("config.toml"), mark + print_config(resolved_config(job, directory_)));
+  record_base(job, fresh);
   atomic_write_file(path("plan.txt"), print_plan(job.plan));
   const PlanInputs inputs = job.model.inputs(job.config, job.stream.device);
   const auto lanes = step_lanes(inputs, share_of_machine(job.machine, job.ranks_on_machine), job.plan);
   atomic_write_file(path("plan.json"), plan_json(job.plan, lanes) + "\n");
+}
+
+void RunFiles::record_base(const Job& job, bool fresh) const {
+  const auto hub = name_of_snapshot(job.model.directory);
+  if (hub) log_line("model: " + hub->repository() + ", revision " + hub->revision);
+  if (!fresh) return;
+  std::error_code ignored;
+  std::filesystem::remove(path(kBaseModelFile), ignored);
+  const Json record = hub ? Json{{"name", hub->repository()}, {"revision", hub->revision}} : Json();
+  if (hub) atomic_write_file(path(kBaseModelFile), record.dump() + "\n");
 }
 
 void RunFiles::keep_template(const Job& job) const {
@@ -155,7 +169,11 @@ void export_rank(const Job& job, Rank& rank, const std::string& output, bool rep
 
 void write_export(const Job& job, const WeightSource& source, const ExportRequest& request) {
   if (request.adapter) {
-    const BaseModel base{job.config.model.path, job.model.directory, job.chat_template};
+    BaseModel base{job.config.model.path, job.model.directory, job.chat_template};
+    if (const auto hub = name_of_snapshot(job.model.directory)) {
+      base.name = hub->repository();
+      base.revision = hub->revision;
+    }
     return write_adapter(request.output, *job.model.adapter, base, job.model.layout, source, request.replace);
   }
   ExportOptions options;

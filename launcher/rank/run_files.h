@@ -18,8 +18,9 @@ class RunFiles {
   std::string path(const std::string& name) const { return directory_ + "/" + name; }
 
   // numerics.json, config.toml (every `auto` as resolved; with the preset's name where `asked`, the
-  // configuration's file, has it), plan.txt, plan.json; later lines of the log also go to log.txt.
-  void begin(const Job& job, const std::string& asked) const;
+  // configuration's file, has it), plan.txt, plan.json; of a `fresh` run whose model came from the hub
+  // base_model.json. Later lines of the log also go to log.txt.
+  void begin(const Job& job, const std::string& asked, bool fresh) const;
   // chat_template.jinja, where the trained model's is not its base's.
   void keep_template(const Job& job) const;
   void running(int64_t step) const;
@@ -30,6 +31,8 @@ class RunFiles {
   void write_model(const Job& job, Rank& rank, const std::string& checkpoint = "") const;
 
  private:
+  void record_base(const Job& job, bool fresh) const;
+
   std::string directory_;
   bool writes_;
 };

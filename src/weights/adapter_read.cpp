@@ -139,6 +139,7 @@ AdapterConfig read_adapter_config(const std::string& directory, const NameMap* n
   refuse_what_is_set(config, place);
   AdapterConfig out;
   out.base_model = text(config, "base_model_name_or_path", "", place);
+  out.base_revision = text(config, "revision", "", place);
   const auto r = config.find("r");
   const bool has_rank = r != config.end() && r->is_number_integer();
   if (!has_rank || number(config, "r", 0, place) < 1 || number(config, "r", 0, place) > double{kMostRank}) {

@@ -97,7 +97,7 @@ TEST_F(HubCache, AnAdapterIsContinuedOrRefusedWithWhatMakesAModelOfIt) {
   for (const char* name : {"/run", "/run/model"}) {
     config.model.path = root_ + name;
     config.lora.init = "";
-    settle_model(config);
+    settle_model(config, environment_);
     EXPECT_EQ(config.model.path, "org/base");
     EXPECT_EQ(config.lora.init, root_ + "/run/model");
     EXPECT_NE(refusal(root_ + name).find("lmlaunch export " + root_ + name + " --merge -o DIR"),
@@ -105,11 +105,11 @@ TEST_F(HubCache, AnAdapterIsContinuedOrRefusedWithWhatMakesAModelOfIt) {
     // The same adapter twice is no contradiction, another one is.
     config.model.path = root_ + name;
     config.lora.init = root_ + "/run";
-    settle_model(config);
+    settle_model(config, environment_);
     EXPECT_EQ(config.lora.init, root_ + "/run/model");
     config.model.path = root_ + name;
     config.lora.init = root_;
-    EXPECT_THROW(settle_model(config), Error);
+    EXPECT_THROW(settle_model(config, environment_), Error);
   }
   write("nameless/adapter_config.json", adapter + "}");
   EXPECT_NE(refusal(root_ + "/nameless").find("base_model_name_or_path"), std::string::npos);
