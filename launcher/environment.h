@@ -27,8 +27,8 @@ Environment read_environment();
 struct HubAccess {
   std::string endpoint;
   bool offline = false;
-  std::string token;       // "": none
-  std::string token_from;  // "HF_TOKEN", or the file
+  std::string token = {};       // "": none
+  std::string token_from = {};  // "HF_TOKEN", or the file
 };
 
 HubAccess read_hub_access();

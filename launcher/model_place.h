@@ -21,7 +21,8 @@ bool holds_adapter(const std::string& directory);
 void settle_model(Config& config, const Environment& environment);
 
 // A directory with a config.json: the one that `path` stands for, or the snapshot of ORG/NAME in a hub cache:
-// that of REVISION, else of refs/main. Throws Error(11): with every place that was looked at, or with what else `path` is.
+// that of REVISION, else of refs/main. Throws Error(11): with every place that was looked at, or with what
+// else `path` is.
 std::string resolve_model(const std::string& path, const Environment& environment);
 // Whether there is one, or something that was meant to be: a directory at `path`, or a snapshot of ORG/NAME.
 bool model_is_here(const std::string& path, const Environment& environment);

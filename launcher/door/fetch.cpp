@@ -86,11 +86,12 @@ void relay(const std::string& line) {
 Json run_fetch(const Json& request, const HubName& name) {
   const std::string python = read_environment().python;
   if (python.empty())
-    refuse(Exit::kConfig, "no Python was found, which fetches", name.text(), "set LMLAUNCH_PYTHON, or install python3");
+    refuse(Exit::kConfig, "no Python was found, which fetches", name.text(),
+           "set LMLAUNCH_PYTHON, or install python3");
   // -I: no environment variable and no folder of the user's changes what runs; -B: no bytecode is written.
-  const ProgramResult result = run_program(
-      {.argv = {python, "-I", "-B", fetch_program()}, .stop_signals = StopSignals::kIgnored},
-      request.dump(-1, ' ', false, Json::error_handler_t::replace), relay, stop_signal_came);
+  const ProgramResult result =
+      run_program({.argv = {python, "-I", "-B", fetch_program()}, .stop_signals = StopSignals::kIgnored},
+                  request.dump(-1, ' ', false, Json::error_handler_t::replace), relay, stop_signal_came);
   if (result.error != 0)
     refuse(Exit::kConfig, std::string("cannot start Python: ") + std::strerror(result.error), python,
            "set LMLAUNCH_PYTHON to a Python interpreter");
@@ -151,8 +152,8 @@ bool agreed(const HubName& name, FetchPart part) {
 bool offer_to_fetch(const std::string& path, FetchPart part) {
   const std::optional<HubName> name = parse_hub_name(path);
   const Environment environment = read_environment();
-  const bool here = part == FetchPart::kAll ? weights_are_here(path, environment)
-                                            : model_is_here(path, environment);
+  const bool here =
+      part == FetchPart::kAll ? weights_are_here(path, environment) : model_is_here(path, environment);
   if (!name || here || !on_terminal() || read_hub_access().offline || !agreed(*name, part)) return false;
   say_fetched(*name, fetch(*name, "model", part));
   return true;

@@ -124,7 +124,9 @@ Json checkpoints(const std::string& directory) {
 // Of a model of the hub; "": none.
 std::string base_revision(const std::string& run) {
   try {
-    return read_json_file(run + "/" + kBaseModelFile, {.bytes = 4096, .depth = 2}).at("revision").get<std::string>();
+    return read_json_file(run + "/" + kBaseModelFile, {.bytes = 4096, .depth = 2})
+        .at("revision")
+        .get<std::string>();
   } catch (const std::exception&) {
     return "";
   }

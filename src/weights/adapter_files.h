@@ -17,7 +17,7 @@ inline constexpr const char* kAdapterWeights = "adapter_model.safetensors";
 
 struct AdapterConfig {
   AdapterSpec spec;
-  std::string base_model;         // base_model_name_or_path, may be empty
+  std::string base_model;          // base_model_name_or_path, may be empty
   std::string base_revision = {};  // of the hub; "": not said
 };
 

@@ -12,13 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from counts import FULL
+from hub import blob_hash, serving, tiny_model
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "support"))
-from counts import FULL  # noqa: E402
-from hub import blob_hash, serving, tiny_model  # noqa: E402
-
-PROGRAM = ROOT / "src" / "data" / "fetch" / "fetch.py"
+PROGRAM = Path(__file__).resolve().parents[2] / "src" / "data" / "fetch" / "fetch.py"
 NAME = "org/name"
 WANTED = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json", "config.json",
           "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "additional_chat_templates/tool.jinja"}
@@ -31,10 +28,10 @@ def hub():
         yield hub
 
 
-def start(hub, cache, **changes):
+def start(hub, cache, command=(PROGRAM,), **changes):
     request = {"name": NAME, "revision": "main", "kind": "model", "only": "all", "cache": str(cache), "endpoint": hub.address, "token": "",
                "token_from": "HF_TOKEN", "pause": 0, **changes}
-    process = subprocess.Popen([sys.executable, "-I", "-B", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-I", "-B", *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdin.write(json.dumps(request))
     process.stdin.close()
     return process
@@ -145,6 +142,32 @@ def test_killed_at_random_times_it_goes_on_where_it_was(hub, tmp_path):
     if left:  # half of a file: the rest of it is asked for
         half = next(f for f in WANTED if left[0].name.split(".")[0] in (blob_hash(content[f]), hashlib.sha256(content[f]).hexdigest()))
         assert hub.starts(half)[0] > 0
+
+
+def test_config_json_is_named_last(hub, tmp_path):
+    """Of a snapshot: whoever looks for a model looks for that file. A process that ends on its way to it leaves no model."""
+    code = ("import os, sys, runpy\n"
+            "link = os.symlink\n"
+            "def until(to, new, **more):\n"
+            "    if new.endswith('tokenizer.json'): os._exit(3)\n"
+            "    link(to, new, **more)\n"
+            "os.symlink = until\n"
+            f"sys.argv = [{str(PROGRAM)!r}]\n"
+            "runpy.run_path(sys.argv[0], run_name='__main__')")
+    process = start(hub, tmp_path, command=["-c", code])
+    assert process.wait(timeout=60) == 3
+    assert {p.name for p in next((tmp_path / "models--org--name" / "snapshots").iterdir()).iterdir()} - {"config.json"}
+    check_names(tmp_path)
+    assert fetch(hub, tmp_path)["fetched_bytes"] == 0 and is_whole(hub, tmp_path)
+
+
+def test_half_of_an_earlier_revision_does_not_stay(hub, tmp_path):
+    hub.cuts = [100_000] + [0] * 20
+    refused(hub, tmp_path)
+    hub.cuts = []
+    assert list(tmp_path.rglob("*.incomplete"))
+    fetch(hub, tmp_path, revision="v1")
+    assert is_whole(hub, tmp_path, "v1")
 
 
 def test_a_transfer_that_is_cut_goes_on_in_the_same_fetch(hub, tmp_path):
