@@ -63,7 +63,8 @@ fs::path hub_snapshot(const fs::path& repository, const std::function<bool(const
   return only;
 }
 
-std::optional<HubName> name_of_snapshot(const fs::path& directory) {
+std::optional<HubName> name_of_snapshot(const fs::path& place) {
+  const fs::path directory = (place / "").lexically_normal().parent_path();
   const fs::path snapshots = directory.parent_path();
   const std::string folder = snapshots.parent_path().filename().string(), begin = "models--";
   const size_t between = folder.find("--", begin.size());

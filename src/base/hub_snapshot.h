@@ -34,6 +34,6 @@ std::filesystem::path hub_snapshot(const std::filesystem::path& repository,
 
 // The name and the commit of a directory that is a model's snapshot in a cache; nothing for other
 // directories.
-std::optional<HubName> name_of_snapshot(const std::filesystem::path& directory);
+std::optional<HubName> name_of_snapshot(const std::filesystem::path& place);
 
 }  // namespace lm

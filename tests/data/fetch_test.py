@@ -171,7 +171,7 @@ def test_half_of_an_earlier_revision_does_not_stay(hub, tmp_path):
 
 
 def test_a_transfer_that_is_cut_goes_on_in_the_same_fetch(hub, tmp_path):
-    hub.cuts = [1000, 0, 100_000, 500_000, 70_000, 10]
+    hub.cuts = [1000, 100_000, 0, 200_000, 70_000, 30_000, 40_000, 20_000, 10]
     fetch(hub, tmp_path)
     assert is_whole(hub, tmp_path) and hub.cuts == []
 
@@ -255,6 +255,12 @@ def test_without_access_the_licence_page_and_the_login_are_named(hub, tmp_path):
     assert error["exit"] == 11 and "(403)" in error["what"]
     assert f"accept the licence at {hub.address}/{NAME}" in error["next"] and "hf auth login" in error["next"]
     assert "hf_secret" not in json.dumps(error)
+
+
+def test_a_link_that_has_expired_is_asked_for_again(hub, tmp_path):
+    hub.fails = {r"\.safetensors$": [None, 403]}  # by the second server
+    fetch(hub, tmp_path)
+    assert is_whole(hub, tmp_path) and len(hub.asked(r"\.safetensors$")) == 6
 
 
 @pytest.mark.parametrize("code, why", [(429, "too many requests"), (500, "its own failure"), (503, "its own failure")])

@@ -42,9 +42,9 @@ class Hub:
         self.log = []            # (server, path, headers)
         self.sent = 0            # bytes of content
         self.on_piece = lambda: None
-        self.fails = {}          # regex of a path -> [status, ...], each once; "-": for ever
+        self.fails = {}          # regex of a path -> [status, ...], each once (None: not yet); "-": for ever
         self.headers = {}        # of failures
-        self.cuts = []           # bytes after which a transfer of content is cut, each once
+        self.cuts = []           # bytes after which a transfer of more than that is cut, each once
         self.token = None        # without this one: 401
         self.refused = False     # with it: 403
         self.lies = {}           # file -> its size in the list
@@ -59,7 +59,9 @@ class Hub:
         self.log.append((server, path, dict(handler.headers)))
         for pattern, codes in self.fails.items():
             if re.search(pattern, path) and codes:
-                return self.refuse(handler, codes[0] if codes[-1] == "-" else codes.pop(0), self.headers)
+                code = codes[0] if codes[-1] == "-" else codes.pop(0)
+                if code:
+                    return self.refuse(handler, code, self.headers)
         if server == "content":
             return self.content(handler, *self.find(path))
         given = handler.headers.get("Authorization")
@@ -115,7 +117,7 @@ class Hub:
         else:
             handler.send_header("Content-Length", str(len(content) - start))
         handler.end_headers()
-        end = start + self.cuts.pop(0) if self.cuts else len(content)
+        end = start + self.cuts.pop(0) if self.cuts and start + self.cuts[0] < len(content) else len(content)
         for at in range(start, min(end, len(content)), PIECE):
             piece = content[at:min(at + PIECE, end)]
             handler.wfile.write(piece)

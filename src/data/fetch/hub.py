@@ -123,6 +123,8 @@ class Hub:
 
     def _failure(self, error, url):
         place, code = self.page, error.headers.get("X-Error-Code", "")
+        if _origin(url) != _origin(self.endpoint) and error.code in (401, 403, 404, 410):
+            return Retry(f"{urllib.parse.urlsplit(url).netloc}, where the hub redirects, answers {error.code}")  # such links expire
         login = "log in with `hf auth login` (or set HF_TOKEN)"
         if error.code == 401 and self.token:
             return FetchError(INPUT, f"the hub does not accept the token of {self.token_from} (401)", place, login)
