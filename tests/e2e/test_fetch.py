@@ -88,10 +88,12 @@ def test_the_run_and_its_adapter_say_which_revision_they_are_of(made):
     run = made / "runs" / "first"
     record = recorded(run)
     assert record["name"] == NAME and (made / "hf" / "hub" / "models--org--tiny" / "snapshots" / record["revision"]).is_dir()
-    adapter = json.loads((run / "model" / "adapter_config.json").read_text())
-    assert (adapter["base_model_name_or_path"], adapter["revision"]) == (NAME, record["revision"])
-    card = (run / "model" / "README.md").read_text()
-    assert f'base_model: "{NAME}"' in card and f"{NAME}, revision {record['revision']}" in card
+    lmlaunch("export", run, "-o", made / "exported", cwd=made, env={**os.environ, "HF_HOME": str(made / "hf")})
+    for directory in (run / "model", made / "exported"):
+        adapter = json.loads((directory / "adapter_config.json").read_text())
+        assert (adapter["base_model_name_or_path"], adapter["revision"]) == (NAME, record["revision"])
+        card = (directory / "README.md").read_text()
+        assert f'base_model: "{NAME}"' in card and f"{NAME}, revision {record['revision']}" in card
     assert f"model: {NAME}, revision {record['revision']}" in (run / "log.txt").read_text()
 
 
