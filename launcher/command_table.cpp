@@ -66,6 +66,17 @@ CommandRow completing() {
           false,         {}};
 }
 
+CommandRow fetching() {
+  return {"fetch",
+          "ORG/NAME[@REVISION]",
+          "a model, an adapter or a data set from the Hugging Face hub into its local cache",
+          1,
+          1,
+          false,
+          false,
+          {{"--data", Takes::kNothing, "", "a data set; default: a model or an adapter"}, kJson}};
+}
+
 CommandRow beginning() {
   return {"init",
           "MODEL DATA [DATA ...]",
@@ -151,6 +162,7 @@ CommandRow chatting() {
 const std::vector<CommandRow>& commands() {
   static const std::vector<CommandRow> rows = {
       training(),
+      fetching(),
       beginning(),
       planning(),
       {"export",

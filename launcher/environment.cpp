@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/processor.h"
 
 namespace lm {
@@ -39,28 +40,34 @@ std::string on_path(const std::string& name) {
   return "";
 }
 
+std::string cache_directory() {
+  const std::string home = variable("HOME"), xdg = variable("XDG_CACHE_HOME");
+  return !xdg.empty() ? xdg : home.empty() ? "" : home + "/.cache";
+}
+
+// Of what the hub's and the datasets' libraries keep; "" without a home.
+std::string hub_directory() {
+  const std::string hf_home = variable("HF_HOME"), cache = cache_directory();
+  return !hf_home.empty() ? hf_home : cache.empty() ? "" : cache + "/huggingface";
+}
+
 }  // namespace
 
 Environment read_environment() {
   Environment out;
-  const std::string home = variable("HOME"), xdg = variable("XDG_CACHE_HOME");
-  const std::string cache = !xdg.empty() ? xdg : home.empty() ? "" : home + "/.cache";
+  const std::string cache = cache_directory();
   if (!cache.empty()) out.cache_dir = cache + "/lmlaunch";
-  const std::string hub = variable("HF_HUB_CACHE"), hf_home = variable("HF_HOME");
+  const std::string hub = variable("HF_HUB_CACHE"), datasets = variable("HF_DATASETS_CACHE"),
+                    hub_home = hub_directory();
   if (!hub.empty()) {
     out.hub_caches.push_back(hub);
-  } else if (!hf_home.empty()) {
-    out.hub_caches.push_back(hf_home + "/hub");
-  } else if (!cache.empty()) {
-    out.hub_caches.push_back(cache + "/huggingface/hub");
+  } else if (!hub_home.empty()) {
+    out.hub_caches.push_back(hub_home + "/hub");
   }
-  const std::string datasets = variable("HF_DATASETS_CACHE");
   if (!datasets.empty()) {
     out.datasets_caches.push_back(datasets);
-  } else if (!hf_home.empty()) {
-    out.datasets_caches.push_back(hf_home + "/datasets");
-  } else if (!cache.empty()) {
-    out.datasets_caches.push_back(cache + "/huggingface/datasets");
+  } else if (!hub_home.empty()) {
+    out.datasets_caches.push_back(hub_home + "/datasets");
   }
   out.python = variable("LMLAUNCH_PYTHON");
   out.python_from = "LMLAUNCH_PYTHON";
@@ -73,6 +80,28 @@ Environment read_environment() {
   if (executable(out.python)) return out;
   out.python = on_path("python3");
   out.python_from = "PATH";
+  return out;
+}
+
+HubAccess read_hub_access() {
+  HubAccess out{.endpoint = variable("HF_ENDPOINT")};
+  if (out.endpoint.empty()) out.endpoint = "https://huggingface.co";
+  std::string offline = variable("HF_HUB_OFFLINE");
+  for (char& c : offline) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  for (const char* word : {"1", "ON", "YES", "TRUE"}) out.offline = out.offline || offline == word;
+  const auto trimmed = [](std::string text) {
+    std::erase_if(text, [](unsigned char c) { return std::isspace(c) || std::iscntrl(c); });
+    return text;
+  };
+  out.token = trimmed(variable("HF_TOKEN"));
+  out.token_from = "HF_TOKEN";
+  if (!out.token.empty()) return out;
+  out.token_from = variable("HF_TOKEN_PATH");
+  const std::string hub_home = hub_directory();
+  if (out.token_from.empty() && !hub_home.empty()) out.token_from = hub_home + "/token";
+  std::error_code ignored;
+  if (fs::is_regular_file(out.token_from, ignored))
+    out.token = trimmed(read_small_file(out.token_from, 1 << 16));
   return out;
 }
 

@@ -22,6 +22,17 @@ struct Environment {
 
 Environment read_environment();
 
+// How the hub is reached: HF_ENDPOINT, HF_HUB_OFFLINE, and HF_TOKEN or else what `hf auth login` has stored.
+// Only `lmlaunch fetch` and its offer read it (door/fetch.h).
+struct HubAccess {
+  std::string endpoint;
+  bool offline = false;
+  std::string token = {};       // "": none
+  std::string token_from = {};  // "HF_TOKEN", or the file
+};
+
+HubAccess read_hub_access();
+
 // What a rank's CUDA is told about GPUs.
 struct CudaVariables {
   std::optional<std::string> visible_devices;  // CUDA_VISIBLE_DEVICES

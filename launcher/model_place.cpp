@@ -1,10 +1,12 @@
 #include "launcher/model_place.h"
 
 #include <filesystem>
-#include <string_view>
+#include <functional>
+#include <optional>
 
 #include "base/error.h"
 #include "base/hub_snapshot.h"
+#include "base/json.h"
 #include "config/config_text.h"
 #include "launcher/recorded.h"
 #include "weights/adapter_files.h"
@@ -23,14 +25,34 @@ bool is_model(const fs::path& directory) {
   return holds(directory, "config.json");
 }
 
-// "ORG/NAME" -> "models--ORG--NAME"; "" when it is not of that form.
-std::string hub_directory(const std::string& path) {
-  const size_t slash = path.find('/');
-  if (slash == std::string::npos) return "";
-  const std::string_view org = std::string_view(path).substr(0, slash),
-                         name = std::string_view(path).substr(slash + 1);
-  if (!plain_name(org) || !plain_name(name)) return "";
-  return "models--" + std::string(org) + "--" + std::string(name);
+bool is_adapter(const fs::path& directory) {
+  return holds(directory, kAdapterConfig) && !is_model(directory);
+}
+
+// The first snapshot of that name and revision in a cache for which `is_one` holds; "": none.
+std::string find_snapshot(const HubName& name, const Environment& environment,
+                          const std::function<bool(const fs::path&)>& is_one) {
+  for (const std::string& cache : environment.hub_caches) {
+    const fs::path found = hub_snapshot(fs::path(cache) / name.folder(), is_one, name.revision);
+    if (!found.empty()) return found;
+  }
+  return "";
+}
+
+// Whether every file of weights is there. An index that cannot be read is: who reads it says why.
+bool has_weights(const fs::path& directory) {
+  if (holds(directory, "model.safetensors") || holds(directory, kAdapterWeights)) return true;
+  constexpr const char* kIndex = "model.safetensors.index.json";
+  if (!holds(directory, kIndex)) return false;
+  try {
+    const Json index = read_json_file(directory / kIndex);
+    for (const Json& file : index.at("weight_map")) {
+      if (!holds(directory, file.get<std::string>().c_str())) return false;
+    }
+  } catch (const std::exception&) {
+    return true;
+  }
+  return true;
 }
 
 Error refusal(const std::string& what, const std::string& place, const std::string& next) {
@@ -39,8 +61,14 @@ Error refusal(const std::string& what, const std::string& place, const std::stri
 
 // The model that an adapter is for, as it names it.
 std::string base_of(const std::string& adapter) {
-  const std::string base = read_adapter_config(adapter, nullptr).base_model;
-  if (!base.empty()) return base;
+  const AdapterConfig config = read_adapter_config(adapter, nullptr);
+  std::error_code ignored;
+  std::optional<HubName> named = parse_hub_name(config.base_model);
+  if (named && !config.base_revision.empty() && !fs::exists(config.base_model, ignored)) {
+    named->revision = config.base_revision;
+    return named->text();
+  }
+  if (!config.base_model.empty()) return config.base_model;
   throw refusal("the adapter does not name the model that it is for", adapter + "/" + kAdapterConfig,
                 "set base_model_name_or_path there");
 }
@@ -69,7 +97,7 @@ constexpr const char* kWhyConfig =
 
 // Of a directory that holds no model: what it is, and how there can be one.
 Error other_directory(const std::string& path) {
-  const std::string directory = model_directory(path), exported = "lmlaunch export " + path;
+  const std::string directory = model_directory(path, {}), exported = "lmlaunch export " + path;
   if (holds_adapter(directory)) {
     return refusal("this is an adapter of \"" + base_of(directory) + "\", and no whole model", path,
                    "set train.method = \"lora\" or \"qlora\" to go on with it, or add it into its model: " +
@@ -92,7 +120,13 @@ Error other_directory(const std::string& path) {
 
 }  // namespace
 
-std::string model_directory(const std::string& place) {
+std::string model_directory(const std::string& place, const Environment& environment) {
+  std::error_code ignored;
+  const std::optional<HubName> name = parse_hub_name(place);
+  if (name && !fs::exists(place, ignored)) {
+    const std::string adapter = find_snapshot(*name, environment, is_adapter);
+    return adapter.empty() ? place : adapter;
+  }
   const auto whole = [](const fs::path& at) { return is_model(at) || holds_adapter(at.string()); };
   if (whole(place) || run_of(place) != place) return place;
   const fs::path trained = fs::path(place) / "model";
@@ -103,10 +137,10 @@ bool holds_adapter(const std::string& directory) {
   return holds(directory, kAdapterConfig);
 }
 
-void settle_model(Config& config) {
+void settle_model(Config& config, const Environment& environment) {
   std::string &model = config.model.path, &adapter = config.lora.init;
-  if (!adapter.empty()) adapter = model_directory(adapter);
-  const std::string meant = model_directory(model);
+  if (!adapter.empty()) adapter = model_directory(adapter, environment);
+  const std::string meant = model_directory(model, environment);
   if (!holds_adapter(meant)) {
     model = meant;
     return;
@@ -128,39 +162,52 @@ void settle_model(Config& config) {
 
 bool model_is_here(const std::string& path, const Environment& environment) {
   std::error_code ignored;
-  if (fs::exists(path, ignored)) return true;
-  const std::string name = hub_directory(path);
-  return !name.empty() && std::ranges::any_of(environment.hub_caches, [&](const std::string& cache) {
-    return !hub_snapshot(fs::path(cache) / name, is_model).empty();
-  });
+  const std::optional<HubName> name = parse_hub_name(path);
+  return fs::exists(path, ignored) || (name && !find_snapshot(*name, environment, [](const fs::path& at) {
+                                                  return is_model(at) || is_adapter(at);
+                                                }).empty());
+}
+
+bool weights_are_here(const std::string& path, const Environment& environment) {
+  std::error_code ignored;
+  const std::optional<HubName> name = parse_hub_name(path);
+  return fs::exists(path, ignored) || (name && !find_snapshot(*name, environment, [](const fs::path& at) {
+                                                  return (is_model(at) || is_adapter(at)) && has_weights(at);
+                                                }).empty());
+}
+
+void require_weights(const std::string& directory) {
+  const std::optional<HubName> name = name_of_snapshot(directory);
+  if (!name || has_weights(directory)) return;
+  throw refusal("the hub cache has this model's config.json, and not all of its weights", directory,
+                "fetch the rest: lmlaunch fetch " + name->text());
 }
 
 std::string resolve_model(const std::string& path, const Environment& environment,
                           const std::string& adapter) {
-  const std::string directory = model_directory(path);
+  const std::string directory = model_directory(path, environment);
   if (is_model(directory)) return directory;
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) throw other_directory(path);
-  const std::string name = hub_directory(path);
-  if (name.empty()) {
+  if (holds_adapter(directory)) throw other_directory(directory);
+  const std::optional<HubName> name = parse_hub_name(path);
+  if (!name) {
     if (named_by(adapter, path)) throw moved_base(path, adapter);
     throw refusal(
         "model.path does not exist", path,
         std::string("give a Hugging Face model directory, or ORG/NAME of one in the hub cache") + kWhyConfig);
   }
+  const std::string found = find_snapshot(*name, environment, is_model);
+  if (!found.empty()) return found;
   std::string looked;
-  for (const std::string& cache : environment.hub_caches) {
-    const std::string found = hub_snapshot(fs::path(cache) / name, is_model).string();
-    if (!found.empty()) return found;
-    looked += (looked.empty() ? "" : ", ") + (fs::path(cache) / name).string();
-  }
+  for (const std::string& cache : environment.hub_caches)
+    looked += (looked.empty() ? "" : ", ") + (fs::path(cache) / name->folder()).string();
   if (named_by(adapter, path)) throw moved_base(path, adapter);
-  const std::string download =
-      names_directory(path) ? "give the directory in which the model is now"
-                            : "download it first, e.g. `hf download " + path + "`, or give a directory";
+  const std::string next = names_directory(path) ? "give the directory in which the model is now"
+                                                 : "fetch it: lmlaunch fetch " + path + ", or give a directory";
   throw refusal("model.path is no directory, and the hub cache holds no complete snapshot of it (looked in " +
                     (looked.empty() ? "nothing: HOME is not set" : looked) + ")",
-                path, download + kWhyConfig);
+                path, next + kWhyConfig);
 }
 
 }  // namespace lm

@@ -60,6 +60,10 @@ void warn_of_length(const Config& config, const ModelSpec& spec) {
                   asked, most, config.model.path));
 }
 
+bool model_is_known(const std::string& path, std::span<const ModelShape> known) {
+  return find_shape(path, known) != nullptr;
+}
+
 PlannedModel open_model(const Config& config, const Environment& environment,
                         std::span<const ModelShape> known) {
   PlannedModel out;

@@ -33,6 +33,9 @@ struct PlannedModel {
 // Warns of a data.max_length beyond the longest text that the model was made for.
 void warn_of_length(const Config& config, const ModelSpec& spec);
 
+// Whether a plan for that name needs no file of the model.
+bool model_is_known(const std::string& path, std::span<const ModelShape> known);
+
 // Reads config.json, and adapter_config.json where an adapter is continued. A model that is not here is
 // planned by its shape, if `known` has it: fine-tuned models ("-Instruct") have that of their base. Throws
 // Error(10, 11).

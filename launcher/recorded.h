@@ -17,6 +17,9 @@ inline constexpr char kNumericsFile[] = "numerics.json";
 inline constexpr char kDateFile[] = "date.txt";
 // That of a run's directory; today's, in local time, where it has none. Throws Error(14) for a damaged file.
 std::string recorded_date(const std::string& directory);
+// Of a run whose model came from the hub: {"name": "ORG/NAME", "revision": COMMIT}, as its first start found
+// it.
+inline constexpr char kBaseModelFile[] = "base_model.json";
 
 // Whether a command that takes a configuration or a directory is given the former.
 bool names_configuration(const std::string& what);

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "config/config_toml.h"
 #include "launcher/door/device_choice.h"
+#include "launcher/door/fetch.h"
 #include "launcher/door/preflight.h"
 #include "launcher/environment.h"
 #include "launcher/machine/disk_survey.h"
@@ -90,9 +91,10 @@ pid_t start_rank(const std::string& executable, const CommandLine& line, const s
 CheckedRun check_run(const CommandLine& line) {
   const std::string& config_path = line.positional[0];
   CheckedRun run{.config = load_config(config_path, line.overrides)};
-  settle_model(run.config);
+  settle_or_fetch(run.config, FetchPart::kAll);
   raise_descriptor_limit();
   const std::string model = resolve_model(run.config.model.path, read_environment(), run.config.lora.init);
+  if (run.config.model.init == ModelInit::kPretrained) require_weights(model);
   run.names = module_names(run.config, model);
   check_disks(run.config, PlanPurpose::kTrain);
   run.program = rank_program(line, run.config.run.device);
@@ -105,7 +107,7 @@ CheckedRun check_run(const CommandLine& line) {
 CheckedRun check_run_of_leader(const CommandLine& line) {
   const std::string& config_path = line.positional[0];
   CheckedRun run{.config = load_config(config_path, line.overrides)};
-  settle_model(run.config);
+  settle_model(run.config, read_environment());
   raise_descriptor_limit();
   resolve_model(run.config.model.path, read_environment(), run.config.lora.init);
   run.program = rank_program(line, run.config.run.device, true);

@@ -71,7 +71,7 @@ Start start_of(const CommandLine& line) {
   Config config;
   config.model.path = line.positional[0];
   if (line.value("--method") != "full") config.train.method = Method::kLora;
-  settle_model(config);
+  settle_model(config, read_environment());
   return {config.model.path, config.lora.init};
 }
 

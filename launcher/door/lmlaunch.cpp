@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "launcher/command_line.h"
 #include "launcher/door/commands.h"
+#include "launcher/door/fetch.h"
 #include "launcher/door/start_run.h"
 #include "launcher/environment.h"
 #include "launcher/status.h"
@@ -32,6 +33,7 @@ int run_command(const CommandLine& line) {
   if (line.command == "presets") return static_cast<int>(presets_command(line));
   if (line.command == "completions") return static_cast<int>(completions_command(line));
   if (line.command == "init") return static_cast<int>(init_command(line));
+  if (line.command == "fetch") return static_cast<int>(fetch_command(line));
   if (line.command == "report") return static_cast<int>(report_command(line));
   if (line.command == "plan" || line.has("--dry-run")) {
     // Of the processes of an MPI job one plans, for all of them.

@@ -12,6 +12,7 @@
 #include "config/config_toml.h"
 #include "launcher/door/commands.h"
 #include "launcher/door/device_choice.h"
+#include "launcher/door/fetch.h"
 #include "launcher/door/imagined_gpu.h"
 #include "launcher/door/run_directory.h"
 #include "launcher/known_models.h"
@@ -198,7 +199,12 @@ std::unique_ptr<Question> question_of(const CommandLine& line) {
   const Preset* const preset = planned_preset(line);
   Config config = preset != nullptr ? parse_config(preset->text, "preset " + preset->name, line.overrides)
                                     : load_config(path, line.overrides);
-  settle_model(config);
+  // A shape that is known needs no file.
+  if (model_is_known(config.model.path, model_shapes())) {
+    settle_model(config, read_environment());
+  } else {
+    settle_or_fetch(config, FetchPart::kConfigAlone);
+  }
   return question_about(config, path, preset != nullptr, line);
 }
 

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "config/config_toml.h"
+#include "launcher/environment.h"
 #include "launcher/model_place.h"
 #include "launcher/rank/job.h"
 #include "launcher/rank/rank_commands.h"
@@ -28,7 +29,7 @@ Exit eval_command(const CommandLine& line) {
   const bool file = names_configuration(what);
   Subject subject =
       file ? Subject{.config = load_config(what, line.overrides)} : open_subject(what, line.overrides);
-  if (file) settle_model(subject.config);
+  if (file) settle_model(subject.config, read_environment());
   // A model's directory has no data of its own: only what is held out is read.
   DataConfig& data_keys = subject.config.data;
   if (data_keys.train.empty()) data_keys.train = data_keys.eval;

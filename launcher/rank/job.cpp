@@ -21,6 +21,7 @@
 #include "kernels/cpu_rates.h"
 #include "kernels/gemm_rate.h"
 #include "kernels/runtime.h"
+#include "launcher/environment.h"
 #include "launcher/machine/disk_survey.h"
 #include "launcher/machine/machine_survey.h"
 #include "launcher/machine/numa.h"
@@ -442,12 +443,14 @@ Config config_of_model(const std::string& path, const std::vector<std::string>& 
 void open_adapter(const std::string& path, Subject& subject) {
   subject.config.train.method = Method::kLora;
   subject.trained = path;
-  settle_model(subject.config);
+  settle_model(subject.config, read_environment());
 }
 
 }  // namespace
 
-Subject open_subject(const std::string& path, const std::vector<std::string>& overrides) {
+Subject open_subject(const std::string& place, const std::vector<std::string>& overrides) {
+  const std::string adapter = model_directory(place, read_environment());
+  const std::string path = run_of(place).empty() && holds_adapter(adapter) ? adapter : place;
   const std::string run = run_of(path);
   Subject subject;
   if (run.empty()) {

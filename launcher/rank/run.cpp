@@ -322,13 +322,13 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   // What was asked for, what there is to go on from, and where every byte of it will live. Nothing large is
   // allocated yet, and what cannot fit ends here.
   Config config = load_config(line.positional[0], line.overrides);
-  settle_model(config);
+  settle_model(config, read_environment());
   StopRequest stop(control, config.run, directory);
   std::optional<Trace> trace;
   if (line.has("--trace")) trace.emplace(*line.value("--trace"), kFirstTraced, kLastTraced);
   const std::vector<FoundCheckpoint> saved = find_saved(ranks, config, directory);
   const auto job = open_job(config, line, PlanPurpose::kTrain, directory, saved_numerics(saved), &ranks);
-  files.begin(*job, line.positional[0]);
+  files.begin(*job, line.positional[0], saved.empty());
   log_line(print_plan(job->plan));
   ReservedSpace space(files.path("."), ranks.leads() ? model_bytes(*job) : 0);
 

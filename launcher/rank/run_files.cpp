@@ -1,8 +1,11 @@
 #include "launcher/rank/run_files.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "base/file.h"
+#include "base/hub_snapshot.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "checkpoint/restore.h"
 #include "checkpoint/trained_values.h"
@@ -44,7 +47,7 @@ void RunFiles::write_held() {
   held_.clear();
 }
 
-void RunFiles::begin(const Job& job, const std::string& asked) {
+void RunFiles::begin(const Job& job, const std::string& asked, bool fresh) {
   if (!writes_) return;
   log_to_file(path("log.txt"));
   holds_ = std::filesystem::exists(path("config.toml"));
@@ -52,6 +55,7 @@ void RunFiles::begin(const Job& job, const std::string& asked) {
   write(kNumericsFile, numerics_json(job.plan.numerics) + "\n");
   const std::string mark = preset_mark(preset_of(read_small_file(asked, kMiB)));
   write("config.toml", mark + print_config(resolved_config(job, directory_)));
+  record_base(job, fresh);
   write_plan(job);
 }
 
@@ -61,6 +65,15 @@ void RunFiles::write_plan(const Job& job) {
   const PlanInputs inputs = job.model.inputs(job.config, job.stream.device);
   const auto lanes = step_lanes(inputs, share_of_machine(job.machine, job.ranks_on_machine), job.plan);
   write("plan.json", plan_json(job.plan, lanes) + "\n");
+}
+
+void RunFiles::record_base(const Job& job, bool fresh) {
+  const auto hub = name_of_snapshot(job.model.directory);
+  if (hub) log_line("model: " + hub->repository() + ", revision " + hub->revision);
+  if (!fresh) return;
+  std::error_code ignored;
+  if (!hub) std::filesystem::remove(path(kBaseModelFile), ignored);
+  if (hub) write(kBaseModelFile, Json{{"name", hub->repository()}, {"revision", hub->revision}}.dump() + "\n");
 }
 
 void RunFiles::keep_template(const Job& job) {
@@ -174,8 +187,12 @@ void export_rank(const Job& job, Rank& rank, const std::string& output, bool rep
 
 void write_export(const Job& job, const WeightSource& source, const ExportRequest& request) {
   if (request.adapter) {
-    const BaseModel base{job.config.model.path, job.model.directory, job.chat_template,
-                         job.model.spec.architecture};
+    BaseModel base{job.config.model.path, job.model.directory, job.chat_template,
+                   job.model.spec.architecture};
+    if (const auto hub = name_of_snapshot(job.model.directory)) {
+      base.name = hub->repository();
+      base.revision = hub->revision;
+    }
     return write_adapter(request.output, *job.model.adapter, base, job.model.layout, source, request.replace);
   }
   ExportOptions options;

@@ -20,10 +20,11 @@ class RunFiles {
   std::string path(const std::string& name) const { return directory_ + "/" + name; }
 
   // numerics.json, config.toml (every `auto` as resolved; with the preset's name where `asked`, the
-  // configuration's file, has it), plan.txt, plan.json; later lines of the log also go to log.txt. Where the
+  // configuration's file, has it), plan.txt, plan.json; of a `fresh` run whose model came from the
+  // hub base_model.json; later lines of the log also go to log.txt. Where the
   // directory has a configuration already, these files are held back until a step is done (`running`) or the
   // model is written: a start that fails before its first step leaves those with which the run can go on.
-  void begin(const Job& job, const std::string& asked);
+  void begin(const Job& job, const std::string& asked, bool fresh);
   // plan.txt and plan.json, once more after a change of the plan; held back like them.
   void write_plan(const Job& job);
   // chat_template.jinja, where the trained model's is not its base's; held back like them.
@@ -39,6 +40,7 @@ class RunFiles {
  private:
   void write(const std::string& name, std::string text);
   void write_held();
+  void record_base(const Job& job, bool fresh);
 
   std::string directory_;
   bool writes_;

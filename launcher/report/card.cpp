@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/hub_snapshot.h"
 #include "base/log.h"
 #include "launcher/report/report.h"
 
@@ -40,7 +41,9 @@ std::string figures(const Json& record) {
 }  // namespace
 
 std::string model_card(const Json& record, bool adapter) {
-  const std::string base = record.at("base").get<std::string>();
+  const std::string revision = record.value("revision", "");
+  std::string base = record.at("base").get<std::string>();
+  if (const auto hub = parse_hub_name(base); hub && !revision.empty()) base = hub->repository();
   const bool lora = record.at("lora").get<bool>();
   const auto quoted = [](const std::string& text) {
     return Json(text).dump(-1, ' ', true, Json::error_handler_t::replace);
@@ -56,7 +59,7 @@ std::string model_card(const Json& record, bool adapter) {
                              : "All weights trained:") +
          " the model below, by lmlaunch " + record.at("version").get<std::string>() +
          ". Before you publish it add its licence, what it is for and what it cannot do.\n\n" +
-         verbatim(base);
+         verbatim(base + (revision.empty() ? "" : ", revision " + revision));
   out += "\n## Figures\n\n" + verbatim(figures(record));
   const std::string data = record.at("data").get<std::string>();
   if (!data.empty()) out += "\n## Data\n\n" + verbatim(data);

@@ -14,6 +14,7 @@
 #include "config/config_text.h"
 #include "config/config_toml.h"
 #include "launcher/presets.h"
+#include "launcher/recorded.h"
 #include "launcher/report/page.h"
 #include "launcher/status.h"
 
@@ -120,6 +121,17 @@ Json checkpoints(const std::string& directory) {
   return out;
 }
 
+// Of a model of the hub; "": none.
+std::string base_revision(const std::string& run) {
+  try {
+    return read_json_file(run + "/" + kBaseModelFile, {.bytes = 4096, .depth = 2})
+        .at("revision")
+        .get<std::string>();
+  } catch (const std::exception&) {
+    return "";
+  }
+}
+
 Json plan_of(const std::string& path) {
   try {
     Json plan = read_json_file(path, {.bytes = 16 << 20, .depth = 16});
@@ -171,6 +183,7 @@ Json RunReport::record() {
           {"measured", curves_.totals()},
           {"plan", plan_of(directory_ + "/plan.json")},
           {"base", settings.base},
+          {"revision", base_revision(directory_)},
           {"lora", settings.lora},
           {"settings", settings.changed},
           {"preset", settings.preset},

@@ -1,9 +1,12 @@
-// Repositories in the cache of the Hugging Face hub: REPOSITORY/snapshots/REVISION/ holds the files of a
-// revision, REPOSITORY/refs/main names the one that was downloaded last. Reads directories and that one file.
+// Repositories in the cache of the Hugging Face hub: REPOSITORY/snapshots/COMMIT/ holds the files of a
+// commit, REPOSITORY/refs/BRANCH names the commit of a branch or tag that was downloaded last. Reads
+// directories and those files.
 #pragma once
 
 #include <filesystem>
 #include <functional>
+#include <optional>
+#include <string>
 #include <string_view>
 
 namespace lm {
@@ -11,9 +14,26 @@ namespace lm {
 // Letters, digits, '.', '_' and '-', and not hidden: no path, whatever it is put behind.
 bool plain_name(std::string_view name);
 
-// The snapshot that refs/main names, else the only one; empty when there is none, several, or `is_one` says
-// no.
+// "ORG/NAME" or "ORG/NAME@REVISION": a branch, a tag or a commit.
+struct HubName {
+  std::string org, name, revision = "main";
+
+  std::string repository() const { return org + "/" + name; }
+  // "models--ORG--NAME" in a cache; of data sets `kind` is "datasets".
+  std::string folder(const std::string& kind = "models") const { return kind + "--" + org + "--" + name; }
+  // As it is typed: "main" is left out.
+  std::string text() const { return repository() + (revision == "main" ? "" : "@" + revision); }
+};
+std::optional<HubName> parse_hub_name(const std::string& text);
+
+// The snapshot of `revision`: the one that refs/REVISION names, else snapshots/REVISION; of "main" without a
+// ref the only snapshot. Empty when there is none, several, or `is_one` says no.
 std::filesystem::path hub_snapshot(const std::filesystem::path& repository,
-                                   const std::function<bool(const std::filesystem::path&)>& is_one);
+                                   const std::function<bool(const std::filesystem::path&)>& is_one,
+                                   const std::string& revision = "main");
+
+// The name and the commit of a directory that is a model's snapshot in a cache; nothing for other
+// directories.
+std::optional<HubName> name_of_snapshot(const std::filesystem::path& place);
 
 }  // namespace lm

@@ -60,7 +60,8 @@ void visit_model(ModelT& model, V& v) {
   v.table("model", "what is trained");
   v.key("model", "path", model.path,
         {kNumerics,
-         "a Hugging Face directory, a run's, or ORG/NAME in the local hub cache; of lora an adapter, too",
+         "a Hugging Face directory, a run's, or ORG/NAME[@REVISION] in the local hub cache (lmlaunch fetch); of "
+         "lora an adapter, too",
          {},
          true});
   v.key("model", "dtype", model.dtype, {kState, "of weights and activations"});

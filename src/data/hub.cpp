@@ -196,9 +196,7 @@ std::vector<std::string> find_data_set(const std::string& text, const DataSetNam
   }
   refuse("no such file, and no data set of this name in the local caches (looked in " +
              (looked.empty() ? "nothing: HOME is not set" : looked) + ")",
-         text,
-         "download it first, e.g. `hf download --repo-type dataset " + name.org + "/" + name.name +
-             "`, or name files");
+         text, "fetch it: lmlaunch fetch " + name.org + "/" + name.name + " --data, or name files");
 }
 
 }  // namespace lm

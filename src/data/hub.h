@@ -1,6 +1,6 @@
 // Data sets by name, as they lie in the caches of huggingface_hub and of the datasets library: nothing is
-// downloaded. Blocks; throws Error(11) with every place that was looked at, or with the choice that is left
-// to the user.
+// downloaded here (that is `lmlaunch fetch`). Blocks; throws Error(11) with every place that was looked at,
+// or with the choice that is left to the user.
 #pragma once
 
 #include <string>

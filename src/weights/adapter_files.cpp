@@ -38,7 +38,7 @@ void write_adapter(const std::string& directory, const AdapterSpec& spec, const 
                  {"peft_type", "LORA"},
                  {"r", spec.r},
                  {"rank_pattern", Json::object()},
-                 {"revision", nullptr},
+                 {"revision", base.revision.empty() ? Json(nullptr) : Json(base.revision)},
                  {"target_modules", targets},
                  {"task_type", "CAUSAL_LM"},
                  {"use_dora", false},

@@ -141,6 +141,7 @@ AdapterConfig read_adapter_config(const std::string& directory, const NameMap* n
   out.base_model = text(config, "base_model_name_or_path", "", place);
   if (const auto mapping = config.find("auto_mapping"); mapping != config.end() && mapping->is_object())
     out.base_class = text(*mapping, "base_model_class", "", place);
+  out.base_revision = text(config, "revision", "", place);
   const auto r = config.find("r");
   const bool has_rank = r != config.end() && r->is_number_integer();
   if (!has_rank || number(config, "r", 0, place) < 1 || number(config, "r", 0, place) > double{kMostRank}) {

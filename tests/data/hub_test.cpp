@@ -118,7 +118,7 @@ TEST_F(Hub, SaysWhereItLookedAndHowToDownload) {
   const ErrorText none = refused("org/none");
   EXPECT_TRUE(has(none.what, dir_ + "/hub/datasets--org--none, " + dir_ + "/datasets/org___none"))
       << none.what;
-  EXPECT_TRUE(has(none.next, "hf download --repo-type dataset org/none"));
+  EXPECT_TRUE(has(none.next, "lmlaunch fetch org/none --data"));
 }
 
 TEST_F(Hub, WhatIsAFileOrNoNameIsNotLookedUp) {

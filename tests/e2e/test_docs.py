@@ -29,6 +29,11 @@ RUN_AS = {
 }
 # Those that need a launcher, GPUs or a browser.
 ELSEWHERE = {
+    "lmlaunch fetch": "tests/e2e/test_fetch.py",
+    "lmlaunch fetch ORG/NAME": "tests/e2e/test_fetch.py",
+    "lmlaunch fetch ORG/NAME@REVISION": "tests/e2e/test_fetch.py",
+    "lmlaunch fetch ORG/NAME --data": "tests/e2e/test_fetch.py",
+    "mpirun -n 4 lmlaunch fetch ORG/NAME": "tests/e2e/test_fetch.py",
     "lmlaunch --gpus 4 my.toml": "tests/e2e/test_gpus.py",
     "lmlaunch --gpus 4 config.toml": "tests/e2e/test_gpus.py",
     "mpirun -n 4 lmlaunch my.toml": "tests/e2e/test_mpi.py",

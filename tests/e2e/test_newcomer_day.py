@@ -7,6 +7,7 @@ import os
 import re
 
 import pytest
+from hub import serving
 from test_first_hour import BIN, model, on_a_terminal, through_pipes  # noqa: F401
 
 RUN = "lmlaunch mine.toml train.steps=4 run.dir=runs/"
@@ -25,6 +26,9 @@ DAY = [
     # Install it.
     ("lmlaunch completions", 0, "complete"),
     ("""bash -c 'eval "$(lmlaunch completions)"; complete -p lmlaunch'""", 0, "lmlaunch"),
+    ("lmlaunch fetch org/other", 11, "no model org/other", "next:"),
+    ("lmlaunch fetch org/tiny", 0, "org/tiny is here", "revision"),
+    ("lmlaunch init org/tiny chats.jsonl --gpus 0 -o fetched.toml", 0, "fetched.toml"),
     ("lmlaunch init model nothing.jsonl --gpus 0 -o mine.toml", 11, "no such data file", "nothing.jsonl"),
     ("lmlaunch init model chats.jsonl --gpus 0 -o mine.toml", 0, "mine.toml"),
     ("lmlaunch init model chats.jsonl --gpus 0 -o mine.toml", 14, "mine.toml"),
@@ -100,6 +104,12 @@ def prepared(work, model):  # noqa: F811
 @pytest.mark.parametrize("columns", [80, 200, None])
 def test_the_day(model, tmp_path, monkeypatch, columns):  # noqa: F811
     prepared(tmp_path, model)
+    with serving({"org/tiny": {"main": {path.name: path.read_bytes() for path in model.iterdir()}}}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        live(tmp_path, monkeypatch, columns)
+
+
+def live(tmp_path, monkeypatch, columns):
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     wrong = []

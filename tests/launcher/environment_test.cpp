@@ -56,6 +56,60 @@ TEST_F(HubCache, ASingleSnapshotNeedsNoRef) {
   EXPECT_EQ(resolve_model("org/name", environment_), root_ + "/models--org--name/snapshots/abc123");
 }
 
+TEST_F(HubCache, ARevisionIsABranchATagOrACommit) {
+  write("models--org--name/refs/main", "abc123");
+  write("models--org--name/refs/v1.0", "def456");
+  write("models--org--name/refs/refs/pr/1", "def456");
+  for (const char* commit : {"abc123", "def456"})
+    write("models--org--name/snapshots/" + std::string(commit) + "/config.json", "{}");
+  const std::string snapshots = root_ + "/models--org--name/snapshots/";
+  EXPECT_EQ(resolve_model("org/name@main", environment_), snapshots + "abc123");
+  for (const char* revision : {"v1.0", "refs/pr/1", "def456"})
+    EXPECT_EQ(resolve_model("org/name@" + std::string(revision), environment_), snapshots + "def456");
+  EXPECT_NE(refusal("org/name@v2").find("next: fetch it: lmlaunch fetch org/name@v2"), std::string::npos);
+  for (const char* hostile :
+       {"org/name@", "org/name@../../other", "org/name@a//b", "org/name@/etc", "org@v1/name"})
+    EXPECT_NE(refusal(hostile).find("does not exist"), std::string::npos) << hostile;
+}
+
+TEST_F(HubCache, WeightsAreHereWhenEveryPartIs) {
+  const std::string snapshot = "models--org--name/snapshots/abc123/";
+  write(snapshot + "config.json", "{}");
+  const auto missing = [&]() -> std::string {
+    EXPECT_TRUE(model_is_here("org/name", environment_));
+    try {
+      require_weights(root_ + "/" + snapshot + "../abc123");
+      EXPECT_TRUE(weights_are_here("org/name", environment_));
+      return "";
+    } catch (const Error& error) {
+      EXPECT_FALSE(weights_are_here("org/name", environment_));
+      return error.text().next;
+    }
+  };
+  EXPECT_EQ(missing(), "fetch the rest: lmlaunch fetch org/name@abc123");
+  write(snapshot + "model.safetensors.index.json",
+        R"({"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}})");
+  write(snapshot + "1.safetensors", "");
+  EXPECT_NE(missing(), "");
+  write(snapshot + "2.safetensors", "");
+  EXPECT_EQ(missing(), "");
+  write("elsewhere/config.json", "{}");
+  require_weights(root_ + "/elsewhere");  // whoever reads it says what is missing
+}
+
+TEST_F(HubCache, AnAdapterOfTheHubIsFoundWithItsModel) {
+  write("models--org--adapter/snapshots/abc/adapter_config.json",
+        R"({"peft_type": "LORA", "r": 4, "target_modules": ["q_proj"], "base_model_name_or_path": "org/base",
+            "revision": "def"})");
+  Config config;
+  config.train.method = Method::kLora;
+  config.model.path = "org/adapter";
+  settle_model(config, environment_);
+  EXPECT_EQ(config.model.path, "org/base@def");
+  EXPECT_EQ(config.lora.init, root_ + "/models--org--adapter/snapshots/abc");
+  EXPECT_NE(refusal("org/adapter").find("this is an adapter of \"org/base@def\""), std::string::npos);
+}
+
 TEST_F(HubCache, ADirectoryIsTakenAsItIs) {
   write("here/config.json", "{}");
   EXPECT_EQ(resolve_model(root_ + "/here", environment_), root_ + "/here");
@@ -97,7 +151,7 @@ TEST_F(HubCache, AnAdapterIsContinuedOrRefusedWithWhatMakesAModelOfIt) {
   for (const char* name : {"/run", "/run/model"}) {
     config.model.path = root_ + name;
     config.lora.init = "";
-    settle_model(config);
+    settle_model(config, environment_);
     EXPECT_EQ(config.model.path, "org/base");
     EXPECT_EQ(config.lora.init, root_ + "/run/model");
     EXPECT_NE(refusal(root_ + name).find("lmlaunch export " + root_ + name + " --merge -o DIR"),
@@ -105,11 +159,11 @@ TEST_F(HubCache, AnAdapterIsContinuedOrRefusedWithWhatMakesAModelOfIt) {
     // The same adapter twice is no contradiction, another one is.
     config.model.path = root_ + name;
     config.lora.init = root_ + "/run";
-    settle_model(config);
+    settle_model(config, environment_);
     EXPECT_EQ(config.lora.init, root_ + "/run/model");
     config.model.path = root_ + name;
     config.lora.init = root_;
-    EXPECT_THROW(settle_model(config), Error);
+    EXPECT_THROW(settle_model(config, environment_), Error);
   }
   write("nameless/adapter_config.json", adapter + "}");
   EXPECT_NE(refusal(root_ + "/nameless").find("base_model_name_or_path"), std::string::npos);
@@ -202,6 +256,31 @@ class Launcher : public ::testing::Test {
   }
   std::vector<std::string> set_;
 };
+
+TEST_F(Launcher, TheHubIsReachedAsItsVariablesSay) {
+  for (const char* name : {"HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_TOKEN", "HF_TOKEN_PATH"}) unsetenv(name);
+  std::string home = (fs::temp_directory_path() / "lmlaunch-login-XXXXXX").string();
+  ASSERT_NE(mkdtemp(home.data()), nullptr);
+  set("HF_HOME", home);
+  EXPECT_FALSE(read_hub_access().offline);
+  EXPECT_EQ(read_hub_access().token, "");
+  EXPECT_TRUE(read_hub_access().endpoint.starts_with("https://"));
+  std::ofstream(home + "/token") << "hf_stored\n";
+  EXPECT_EQ(read_hub_access().token, "hf_stored");
+  EXPECT_EQ(read_hub_access().token_from, home + "/token");
+  set("HF_TOKEN", " hf_given ");
+  EXPECT_EQ(read_hub_access().token, "hf_given");
+  EXPECT_EQ(read_hub_access().token_from, "HF_TOKEN");
+  set("HF_ENDPOINT", "http://mirror:8080");
+  EXPECT_EQ(read_hub_access().endpoint, "http://mirror:8080");
+  for (const char* yes : {"1", "true", "ON", "Yes"}) {
+    set("HF_HUB_OFFLINE", yes);
+    EXPECT_TRUE(read_hub_access().offline) << yes;
+  }
+  set("HF_HUB_OFFLINE", "0");
+  EXPECT_FALSE(read_hub_access().offline);
+  fs::remove_all(home);
+}
 
 TEST_F(Launcher, WithoutOneAProcessIsTheOnlyRank) {
   const LauncherJob job = read_launcher_job();
