@@ -89,3 +89,13 @@ def test_every_message_that_is_explained_is_still_printed():
 
 def test_security_says_what_listens_under_mpirun():
     assert "all network interfaces, even on one machine" in " ".join((ROOT / "SECURITY.md").read_text().split())
+
+
+def test_the_wheel_describes_itself_to_who_installs_it():
+    """What pip's users read has no commands of a checkout, and no links into one."""
+    text = (ROOT / "packaging" / "description.md").read_text()
+    assert links_of(text) == [] and "./dev" not in text
+    assert '"description.md"' in (ROOT / "cmake" / "package.py").read_text()
+    words = {command.split()[1] for command in re.findall(r"^(lmlaunch .+)$", text, re.M)}
+    known = {*re.findall(r"^  (\w+) ", said("--help"), re.M), "help", "--help", "my.toml"}
+    assert words <= known, words - known
