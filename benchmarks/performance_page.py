@@ -79,7 +79,7 @@ def readme():
     h200 = "H200"
     rows = [["Llama-3.2-1B", "full", h200, f"{ranked['1b', 'bf16']['ours_device_bytes'][0] / GIB:.0f} GiB", rounded(ours(ranked["1b", "bf16"])),
              f"{ranked['1b', 'bf16']['speed']:.2f}x"],
-            ["Llama-3.1-8B", "full", h200, f"{steps['8b']['device_bytes'] / GIB:.0f} GiB", rounded(steps["8b"]["tokens_per_s"]), ""],
+            ["Llama-3.1-8B", "full", h200, f"{steps['8b']['device_bytes'] / GIB:.0f} GiB", rounded(steps["8b"]["tokens_per_s"]), "not compared"],
             ["Llama-3.1-8B", "LoRA", h200, f"{ranked['8b-lora', 'bf16 adapters']['ours_device_bytes'][0] / GIB:.0f} GiB",
              rounded(ours(ranked["8b-lora", "bf16 adapters"])), f"{ranked['8b-lora', 'bf16 adapters']['speed']:.2f}x"]]
     for method, figure in (("full", "full, bf16 gradients"), ("LoRA", "LoRA, bf16 adapters")):
@@ -87,7 +87,7 @@ def readme():
         rows.append(["SmolLM2-135M", method, "2 CPU cores", f"{memory:.1f} GiB", rounded(rate), f"{speed:.2f}x"])
     for figure, method in (("8B, QLoRA", "QLoRA"), ("8B, QLoRA, base on disk", "QLoRA, base on disk"),
                            ("8B, full, adamw_8bit, all on disk", "full, 8-bit AdamW, state on disk")):
-        rows.append(["Llama-3.1-8B", method, "2 CPU cores", f"{zen4['large_models.py', figure]['value']:.1f} GiB", "", ""])
+        rows.append(["Llama-3.1-8B", method, "2 CPU cores", f"{zen4['large_models.py', figure]['value']:.1f} GiB", "not timed", "not compared"])
     return table(["model", "method", "on", "memory", "tokens/s", "against transformers / peft"], rows)
 
 
