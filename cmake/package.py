@@ -114,7 +114,7 @@ def metadata():
     lines = ["Metadata-Version: 2.4", "Name: lmlaunch", f"Version: {version()}", "Summary: Fine-tunes language models from one TOML file",
              "License-Expression: Apache-2.0", "License-File: LICENSE", "Requires-Python: >=3.11,<3.15", "Description-Content-Type: text/markdown",
              *(f"Requires-Dist: {requires_dist(*one)}" for one in requirements().items())]
-    return "\n".join(lines) + "\n\n" + (ROOT / "README.md").read_text()
+    return "\n".join(lines) + "\n\n" + (ROOT / "packaging" / "description.md").read_text()
 
 
 def write_wheel(path, package, bill, copied):

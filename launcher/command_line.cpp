@@ -251,7 +251,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments, Reader
   }
   const std::string& first = arguments.front();
   if (first == "--version") return CommandLine{"version", {}, {}, {}, {}};
-  if (first == "--help" || first == "-h" || first == "help") {
+  if (first == "--help" || first == "-h") {
     const bool one = arguments.size() > 1 && find_command(arguments[1]) != nullptr;
     return CommandLine{"help", one ? std::vector{arguments[1]} : std::vector<std::string>(), {}, {}, {}};
   }
@@ -265,7 +265,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments, Reader
   try {
     app.parse(last_first(first == row.name ? std::span(arguments).subspan(1) : std::span(arguments), row));
   } catch (const CLI::CallForHelp&) {
-    return CommandLine{"help", {row.name}, {}, {}, {}};
+    return CommandLine{"help", {row.name}, {}, {{"--help", ""}}, {}};
   } catch (const CLI::Error& error) {
     throw refused(error, app, row);
   }
@@ -345,8 +345,10 @@ std::string help_text(const std::string& command) {
   }
   out.append("\n").append(flag_help(*find_command("train")));
   out +=
-      "\n`lmlaunch COMMAND --help` tells a command's flags, `lmlaunch presets NAME` prints a commented\n"
-      "configuration, `lmlaunch --version` the version.\n\nExit codes:\n";
+      "\n`lmlaunch COMMAND --help` prints a command's flags, `lmlaunch help KEY` what a key of the "
+      "configuration\n"
+      "does, `lmlaunch presets NAME` a commented configuration, `lmlaunch --version` the version.\n\nExit "
+      "codes:\n";
   for (const ExitCode& row : exit_codes()) {
     const std::string code = std::to_string(static_cast<int>(row.code));
     out += std::string(4 - code.size(), ' ') + code + "  " + row.meaning + "\n";

@@ -220,6 +220,14 @@ const std::vector<CommandRow>& commands() {
        false,
        false,
        {kJson}},
+      {"help",
+       "[COMMAND|TABLE|KEY]",
+       "what a command does, or a table or key of the configuration",
+       0,
+       1,
+       false,
+       false,
+       {{"--markdown", Takes::kNothing, "", "every key of the configuration as a page"}}},
       completing(),
   };
   return rows;

@@ -16,6 +16,8 @@ Exit doctor_command(const CommandLine& line);
 Exit presets_command(const CommandLine& line);
 Exit report_command(const CommandLine& line);
 Exit completions_command(const CommandLine& line);
+// Also `lmlaunch --help` and `lmlaunch COMMAND --help`.
+Exit help_command(const CommandLine& line);
 // Also `lmlaunch --dry-run CONFIG`.
 Exit plan_command(const CommandLine& line);
 

@@ -202,7 +202,7 @@ std::string config_text(const CommandLine& line, const Start& start, const std::
   out += format_bytes(way.plan.peak.host) + " of memory" +
          (way.plan.peak.disk > 0 ? ", " + format_bytes(way.plan.peak.disk) + " of disk" : "") +
          ",\n# about " + speed + ". What goes where: lmlaunch plan " + output + "   Start it: lmlaunch " +
-         output + "\n# Every other key and what it does: lmlaunch presets, and README.md.\n";
+         output + "\n# Every other key and what it does: `lmlaunch help TABLE`, or docs/configuration.md.\n";
   Tables tables;
   if (line.integer("--gpus") == 0) tables.set("run.device", "\"cpu\"");
   tables.set("model.path", quote(start.model), "a directory, or ORG/NAME in the local hub cache");

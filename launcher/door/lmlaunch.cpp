@@ -21,10 +21,7 @@ namespace {
 using namespace lm;
 
 int run_command(const CommandLine& line) {
-  if (line.command == "help") {
-    std::fputs(help_text(line.positional.empty() ? "" : line.positional[0]).c_str(), stdout);
-    return 0;
-  }
+  if (line.command == "help") return static_cast<int>(help_command(line));
   if (line.command == "version") {
     std::puts("lmlaunch " LM_VERSION);
     return 0;

@@ -41,41 +41,46 @@ inline constexpr Range kThreads = {.low = 1, .high = 4096};
 template <class RunT, class V>
 void visit_run(RunT& run, V& v) {
   using enum KeyTag;
-  v.table("run", "where the run writes and computes");
-  v.key("run", "dir", run.dir, {kReporting, "the run's directory; \"\" = runs/<config's name>"});
+  v.table("run", "the run's directory, device and seed");
+  v.key("run", "dir", run.dir,
+        {kReporting, "the run's output directory; \"\": runs/<the configuration's name>"});
   v.key("run", "seed", run.seed,
-        {kNumerics, "of shuffling, initialisation, dropout and rounding", {.low = 0}});
+        {kNumerics, "random seed of shuffling, initialization, dropout and stochastic rounding", {.low = 0}});
   v.key("run", "device", run.device, {kNumerics, "auto: one GPU if present, else the CPU with a note"});
   v.key("run", "threads", run.threads,
-        {kNumerics, "compute threads on the CPU; auto: the cores this process may use", kThreads});
+        {kNumerics, "CPU compute threads; auto: all cores that this process may use", kThreads});
   v.key("run", "deterministic", run.deterministic,
         {kNumerics, "deterministic attention and reductions on GPUs"});
-  v.key("run", "time_limit", run.time_limit,
-        {kReporting, "then the run saves and leaves with exit code 75; auto: when the Slurm job ends"});
+  v.key(
+      "run", "time_limit", run.time_limit,
+      {kReporting,
+       "after this time the run saves a checkpoint and exits with code 75; auto: the end of the Slurm job"});
 }
 
 template <class ModelT, class V>
 void visit_model(ModelT& model, V& v) {
   using enum KeyTag;
-  v.table("model", "what is trained");
+  v.table("model", "the model to train");
   v.key("model", "path", model.path,
         {kNumerics,
-         "a Hugging Face directory, a run's, or ORG/NAME[@REVISION] in the local hub cache (lmlaunch fetch); of "
-         "lora an adapter, too",
+         "a Hugging Face directory, a run's directory, or ORG/NAME[@REVISION] in the local hub cache (lmlaunch fetch); with lora also an "
+         "adapter",
          {},
          true});
-  v.key("model", "dtype", model.dtype, {kState, "of weights and activations"});
-  v.key("model", "init", model.init, {kState, "random: fresh weights of the config's shape, for benchmarks"});
+  v.key("model", "dtype", model.dtype, {kState, "dtype of weights and activations"});
+  v.key("model", "init", model.init,
+        {kState, "random: random weights of the shape in config.json, for benchmarks"});
   v.key("model", "quantize", model.quantize,
-        {kNumerics, "frozen matrices of the blocks as codes of 4 or 8 bits; train.method = \"lora\" alone"});
+        {kNumerics,
+         "quantize the blocks' frozen linear layers to 4 or 8 bits; only with train.method = \"lora\""});
   v.key("model", "double_quantize", model.double_quantize,
-        {kNumerics, "scales of 4-bit codes as codes, too: 4.1 bits per weight instead of 4.5"});
+        {kNumerics, "also quantize the scales of 4-bit weights: 4.1 bits per weight instead of 4.5"});
 }
 
 template <class DataT, class V>
 void visit_data(DataT& data, V& v) {
   using enum KeyTag;
-  v.table("data", "what it is trained on");
+  v.table("data", "the training and evaluation data");
   v.key(
       "data", "train", data.train,
       {kNumerics,
@@ -85,77 +90,88 @@ void visit_data(DataT& data, V& v) {
        true});
   v.key("data", "weights", data.weights,
         {kNumerics,
-         "of each entry of train: how often its examples occur in an epoch; []: once",
+         "for each entry of train, how often its examples occur in an epoch; []: once",
          {.low = 0, .high = 1e6, .low_open = true}});
-  v.key("data", "eval", data.eval, {kReporting, "the same, for evaluation; empty: see eval_fraction"});
+  v.key("data", "eval", data.eval,
+        {kReporting, "evaluation data, named as train names its files; empty: see eval_fraction"});
   v.key("data", "eval_fraction", data.eval_fraction,
         {kNumerics, "share of the training examples held out when eval is empty", kFraction});
-  v.key("data", "format", data.format, {kTokens, "of the examples; auto: by their columns"});
-  v.key("data", "columns", data.columns, {kTokens, "columns that have other names in the files"});
+  v.key("data", "format", data.format,
+        {kTokens, "format of the examples; auto: detected from their columns"});
+  v.key("data", "columns", data.columns,
+        {kTokens, "our column name = the name in the files, where they differ"});
   v.key("data", "chat_template", data.chat_template,
         {kTokens, "a file with a chat template in Jinja; \"\": the model's own"});
   v.key("data", "bad_rows", data.bad_rows,
-        {kTokens, "a row that cannot be used ends the run, or is counted, named and left out"});
+        {kTokens, "stop: an invalid row ends the run; skip: it is reported and left out"});
   v.key("data", "answers", data.answers,
         {kTokens,
-         "which of a conversation are trained; each: as an example that ends with it, as the model will see "
-         "it"});
+         "which assistant messages are trained; each: one example per answer, which ends with that answer"});
   v.key("data", "reasoning", data.reasoning,
-        {kTokens, "what assistants thought before they answered: as the chat template has it, or taken out"});
+        {kTokens, "reasoning before an answer: rendered by the chat template, or removed"});
   v.key("data", "max_length", data.max_length,
-        {kNumerics, "tokens per sequence; activation memory grows with it", {.low = 2, .high = 16777216}});
+        {kNumerics,
+         "maximum sequence length in tokens; activation memory grows with it",
+         {.low = 2, .high = 16777216}});
   v.key("data", "too_long", data.too_long,
-        {kNumerics, "what becomes of longer examples; auto: plain text is split, other rows are cut"});
+        {kNumerics, "what happens to longer examples; auto: plain text is split, other rows are truncated"});
   v.key("data", "packing", data.packing,
-        {kNumerics, "fill sequences with several examples; attention stays inside each"});
-  v.key("data", "loss_on", data.loss_on, {kTokens, "train on answers only, or on every token"});
+        {kNumerics, "pack several examples into one sequence; attention does not cross examples"});
+  v.key("data", "loss_on", data.loss_on, {kTokens, "train on the answers only, or on every token"});
   v.key("data", "cache_dir", data.cache_dir,
-        {kPlacement, "of token caches; \"\" = lmlaunch/tokens in the user's cache directory"});
+        {kPlacement, "directory of tokenized data; \"\": lmlaunch/tokens in the user's cache directory"});
 }
 
 template <class TrainT, class V>
 void visit_train(TrainT& train, V& v) {
   using enum KeyTag;
-  v.table("train", "how it is trained");
-  v.key("train", "method", train.method,
-        {kState,
-         "all weights, or low-rank adapters: see [lora]; qlora: adapters, and model.quantize = \"nf4\""});
+  v.table("train", "training method, length and batch size");
+  v.key(
+      "train", "method", train.method,
+      {kState,
+       "full: all weights; lora: low-rank adapters, see [lora]; qlora: lora with model.quantize = \"nf4\""});
   v.key("train", "epochs", train.epochs,
         {kNumerics,
-         "passes over the data; exclusive with steps (neither: 1)",
+         "passes over the data; set this or steps (neither: 1 epoch)",
          {.low = 0, .high = 1e6, .low_open = true}});
-  v.key("train", "steps", train.steps, {kNumerics, "optimizer steps; exclusive with epochs", kCountFromOne});
+  v.key("train", "steps", train.steps, {kNumerics, "optimizer steps; set this or epochs", kCountFromOne});
   v.key("train", "global_batch", train.global_batch,
-        {kNumerics, "sequences per optimizer step, over all ranks", {.low = 1, .high = 1e9}});
+        {kNumerics, "sequences per optimizer step, summed over all ranks", {.low = 1, .high = 1e9}});
   v.key("train", "micro_batch", train.micro_batch,
-        {kNumerics, "sequences at once on a rank; auto: the most that fits", {.low = 1, .high = 1e9}});
+        {kNumerics,
+         "sequences per forward pass on one rank; auto: the largest that fits",
+         {.low = 1, .high = 1e9}});
   v.key("train", "gradients", train.gradients,
-        {kNumerics, "type of accumulated gradients; bf16 halves their bytes"});
+        {kNumerics, "dtype of accumulated gradients; bf16 halves their memory"});
   v.key("train", "recompute", train.recompute,
-        {kPlacement, "block: keep block inputs only, at one more forward in backward"});
+        {kPlacement,
+         "activation checkpointing; block: keep only block inputs, and run forward again in backward"});
   v.key("train", "update", train.update,
         {kPlacement,
-         "in_backward: each block right after its backward, gradients in memory for one block alone; "
-         "auto: only where those of the whole model do not fit"});
+         "in_backward: update each block right after its backward, so that only one block's gradients are in "
+         "memory; auto: only if the whole model's gradients do not fit"});
   v.key("train", "max_grad_norm", train.max_grad_norm,
-        {kNumerics, "clipping threshold; used unless optimizer.clip = \"none\"", kPositive});
+        {kNumerics, "gradient clipping threshold; not used with optimizer.clip = \"none\"", kPositive});
   v.key("train", "eval_every", train.eval_every,
-        {kReporting, "steps between evaluations; 0: before and after only", kCountFromZero});
+        {kReporting, "steps between evaluations; 0: only before and after training", kCountFromZero});
   v.key("train", "early_stopping_patience", train.early_stopping_patience,
-        {kReporting, "evaluations without a lower held-out loss after which the run ends; 0: it goes on",
+        {kReporting, "early stopping: end after this many evaluations without a lower eval loss; 0: off",
          kCountFromZero});
   v.key("train", "early_stopping_threshold", train.early_stopping_threshold,
-        {kReporting, "by more than so much a held-out loss counts as lower", {.low = 0, .high = 1e6}});
+        {kReporting,
+         "minimum decrease of the eval loss that counts as an improvement",
+         {.low = 0, .high = 1e6}});
   v.key("train", "sample_prompts", train.sample_prompts,
-        {kReporting, "answered at each evaluation, greedily; \"@FILE\": the lines of a file"});
+        {kReporting,
+         "prompts answered at each evaluation, greedily; \"@FILE\": one prompt per line of a file"});
   v.key("train", "sample_tokens", train.sample_tokens,
-        {kReporting, "of such an answer, at most", {.low = 1, .high = 1e6}});
+        {kReporting, "maximum new tokens per answer to a sample prompt", {.low = 1, .high = 1e6}});
 }
 
 template <class OptimizerT, class V>
 void visit_optimizer(OptimizerT& optimizer, V& v) {
   using enum KeyTag;
-  v.table("optimizer", "how weights are updated");
+  v.table("optimizer", "optimizer, learning rate and clipping");
   v.key("optimizer", "name", optimizer.name, {kState, rule_text(optimizer.name).help});
   v.key("optimizer", "lr", optimizer.lr, {kNumerics, "peak learning rate", {.low = 0, .high = 1e6}});
   Rules::each([&](auto rule) {
@@ -171,109 +187,121 @@ void visit_optimizer(OptimizerT& optimizer, V& v) {
             });
   });
   v.key("optimizer", "weight_decay", optimizer.weight_decay,
-        {kNumerics, "per step, times lr; not applied to norms and biases", {.low = 0, .high = 1e6}});
+        {kNumerics,
+         "weight decay, multiplied by lr at each step; not applied to norms and biases",
+         {.low = 0, .high = 1e6}});
   v.key("optimizer", "clip", optimizer.clip,
-        {kNumerics, "by the norm of all gradients, of each block's, or not at all"});
-  v.key("optimizer", "schedule", optimizer.schedule, {kNumerics, "of the learning rate"});
+        {kNumerics, "gradient clipping: by the global norm, by each block's norm, or none"});
+  v.key("optimizer", "schedule", optimizer.schedule, {kNumerics, "learning rate schedule"});
   v.key("optimizer", "warmup", optimizer.warmup,
-        {kNumerics, "steps if >= 1, else a fraction of all steps", {.low = 0, .high = 1e15}});
+        {kNumerics, "warmup steps if >= 1, else a fraction of all steps", {.low = 0, .high = 1e15}});
   v.key("optimizer", "min_lr_ratio", optimizer.min_lr_ratio,
-        {kNumerics, "floor of the schedules that fall, as a share of lr", {.low = 0, .high = 1}});
+        {kNumerics, "final learning rate of a decaying schedule, as a share of lr", {.low = 0, .high = 1}});
   v.key("optimizer", "master", optimizer.master,
         {kState,
-         "of bf16 weights: split and fp32 give the same bits, split costs 2 bytes per weight less; "
-         "none: stochastic rounding"});
+         "master weights of bf16 weights: split and fp32 give the same bits, and split takes 2 bytes per "
+         "weight less; none: stochastic rounding"});
   v.key("optimizer", "threads", optimizer.threads,
-        {kPlacement, "of the update on the CPU; auto: run.threads", kThreads});
+        {kPlacement, "CPU threads of the optimizer update; auto: run.threads", kThreads});
 }
 
 template <class LoraT, class V>
 void visit_lora(LoraT& lora, V& v) {
   using enum KeyTag;
-  v.table("lora", "low-rank adapters; used with train.method = \"lora\"");
-  v.key("lora", "r", lora.r, {kState, "rank", {.low = 1, .high = 65536}});
+  v.table("lora", "LoRA adapters; used with train.method = \"lora\" or \"qlora\"");
+  v.key("lora", "r", lora.r, {kState, "rank of the adapters", {.low = 1, .high = 65536}});
   v.key("lora", "alpha", lora.alpha,
-        {kNumerics, "the adapter's output is scaled by alpha / r (rslora: alpha / sqrt(r))", kPositive});
-  v.key("lora", "dropout", lora.dropout, {kNumerics, "on the adapter's input", kFraction});
+        {kNumerics, "the adapter's output is multiplied by alpha / r (rslora: alpha / sqrt(r))", kPositive});
+  v.key("lora", "dropout", lora.dropout, {kNumerics, "dropout on the adapter's input", kFraction});
   v.key("lora", "dtype", lora.dtype,
-        {kState, "of adapters and their products: auto is model.dtype; fp32 beside a bf16 model as peft's"});
+        {kState, "dtype of the adapters; auto: model.dtype; fp32 over a bf16 model is peft's default"});
   v.key("lora", "targets", lora.targets,
-        {kState, "\"all-linear\", or names such as q_proj, v_proj", {}, true});
-  v.key("lora", "rslora", lora.rslora, {kNumerics, "scale by the square root of the rank"});
-  v.key("lora", "start", lora.start,
-        {kNumerics, "loftq: fresh adapters begin with what quantising the model lost, as far as r allows"});
+        {kState, "layers that get adapters: \"all-linear\", or names such as q_proj, v_proj", {}, true});
+  v.key("lora", "rslora", lora.rslora, {kNumerics, "rank-stabilized scaling: alpha / sqrt(r)"});
+  v.key(
+      "lora", "start", lora.start,
+      {kNumerics, "loftq: initialize the adapters with the rank-r approximation of the quantization error"});
   v.key("lora", "init", lora.init,
-        {kNumerics, "a PEFT adapter or a run to continue, which decides what is not written; \"\" = fresh"});
+        {kNumerics,
+         "a PEFT adapter or a run to train further; its settings replace those left out here; \"\": new "
+         "adapters"});
 }
 
 template <class ZeroT, class V>
 void visit_zero(ZeroT& zero, V& v) {
-  v.table("zero", "what several ranks share out among them; never changes a result");
+  v.table("zero", "sharding across ranks; never changes a result");
   v.key("zero", "stage", zero.stage,
         {KeyTag::kPlacement,
-         "what each rank has a shard of: 0 nothing, 1 optimizer state, 2 and gradients, 3 and weights",
+         "0: no sharding; 1: shard optimizer state; 2: also gradients; 3: also weights",
          {.low = 0, .high = 3}});
 }
 
 template <class OffloadT, class V>
 void visit_offload(OffloadT& offload, V& v) {
   using enum KeyTag;
-  v.table("offload", "where state lives that does not fit on the device; never changes a result");
-  v.key("offload", "optimizer", offload.optimizer, {kPlacement, "home of master and moments"});
-  v.key("offload", "gradients", offload.gradients, {kPlacement, "home of the transformer blocks' gradients"});
+  v.table("offload", "offloading to host memory and disks; never changes a result");
+  v.key("offload", "optimizer", offload.optimizer,
+        {kPlacement, "where master weights and optimizer state are kept"});
+  v.key("offload", "gradients", offload.gradients,
+        {kPlacement, "where the transformer blocks' gradients are kept"});
   v.key("offload", "weights", offload.weights,
-        {kPlacement, "home of the transformer blocks' weights (LoRA: of the frozen base)"});
+        {kPlacement, "where the transformer blocks' weights are kept (LoRA: the frozen base)"});
   v.key("offload", "activations", offload.activations,
-        {kPlacement, "home of block inputs; needs train.recompute = \"block\""});
+        {kPlacement, "where block inputs are kept; needs train.recompute = \"block\""});
   v.key("offload", "paths", offload.paths,
-        {kPlacement, "directories on fast disks for what is on nvme; striped by their speed"});
-  v.key("offload", "device_memory", offload.device_memory, {kPlacement, "that a run may use of the GPU"});
-  v.key("offload", "host_memory", offload.host_memory,
-        {kPlacement, "that the rank's process may use of this machine"});
-  v.key("offload", "disk_limit", offload.disk_limit, {kPlacement, "of each path; auto: what is free"});
-  v.key("offload", "verify", offload.verify,
-        {kPlacement,
-         "compare every chunk that comes back from disk, or to a GPU from host memory, with its checksum"});
+        {kPlacement, "directories on fast disks for offloaded state; striped by their speed"});
+  v.key("offload", "device_memory", offload.device_memory, {kPlacement, "GPU memory that a run may use"});
+  v.key("offload", "host_memory", offload.host_memory, {kPlacement, "host memory that a rank may use"});
+  v.key("offload", "disk_limit", offload.disk_limit,
+        {kPlacement, "disk space that a run may use in each path; auto: what is free"});
+  v.key(
+      "offload", "verify", offload.verify,
+      {kPlacement, "check the checksum of every chunk read from disk, or copied to a GPU from host memory"});
 }
 
 template <class IoT, class V>
 void visit_io(IoT& io, V& v) {
   using enum KeyTag;
-  v.table("io", "how disks are driven; the plan's choice is seldom worth changing");
-  v.key("io", "engine", io.engine, {kPlacement, "auto: io_uring, or threads where it is refused"});
-  v.key("io", "block", io.block, {kPlacement, "bytes of one request", {.low = 4096, .high = 1 << 30}});
+  v.table("io", "disk I/O; the defaults seldom need a change");
+  v.key("io", "engine", io.engine, {kPlacement, "auto: io_uring, or threads if the kernel refuses it"});
+  v.key("io", "block", io.block, {kPlacement, "bytes per request", {.low = 4096, .high = 1 << 30}});
   v.key("io", "depth", io.depth, {kPlacement, "requests in flight", {.low = 1, .high = 4096}});
   v.key("io", "tile", io.tile,
-        {kPlacement, "bytes of optimizer state that move as one", {.low = 40960, .high = 1 << 30}});
+        {kPlacement,
+         "bytes of optimizer state that are read and written together",
+         {.low = 40960, .high = 1 << 30}});
   v.key("io", "timeout", io.timeout,
-        {kPlacement, "seconds without any answer until a disk is given up", {.low = 1, .high = 1e6}});
+        {kPlacement,
+         "seconds without a completed request after which a disk counts as failed",
+         {.low = 1, .high = 1e6}});
 }
 
 template <class CheckpointT, class V>
 void visit_checkpoint(CheckpointT& checkpoint, V& v) {
   using enum KeyTag;
-  v.table("checkpoint", "what a run that was interrupted goes on from");
+  v.table("checkpoint", "checkpoints and resume");
   v.key("checkpoint", "every", checkpoint.every,
-        {kReporting, "between saves; 0: only when the run is stopped", kCountFromZero});
+        {kReporting, "steps or time between checkpoints; 0: only when the run is stopped", kCountFromZero});
   v.key("checkpoint", "keep", checkpoint.keep,
-        {kReporting, "how many of the newest are kept", {.low = 1, .high = 1e6}});
+        {kReporting, "how many of the newest checkpoints are kept", {.low = 1, .high = 1e6}});
   v.key("checkpoint", "keep_best", checkpoint.keep_best,
-        {kReporting, "also keep the one with the least held-out loss, saved when it is reached"});
+        {kReporting,
+         "also keep the checkpoint with the lowest eval loss; it is saved when that loss is reached"});
   v.key("checkpoint", "resume", checkpoint.resume,
         {kReporting,
-         "auto: go on from the newest that is whole; never; or a name such as step_00000100",
+         "auto: resume from the newest valid checkpoint; never; or a name such as step_00000100",
          {},
          true});
 }
 
 template <class LogT, class V>
 void visit_log(LogT& log, V& v) {
-  v.table("log", "what is printed");
+  v.table("log", "logging");
   v.key("log", "every", log.every,
-        {KeyTag::kReporting, "steps between lines of log.txt, and of stderr unless it is a terminal",
+        {KeyTag::kReporting, "steps between lines in log.txt, and on stderr unless it is a terminal",
          kCountFromOne});
   v.key("log", "tensorboard", log.tensorboard,
-        {KeyTag::kReporting, "also write the curves to <run>/tensorboard, as TensorBoard reads them"});
+        {KeyTag::kReporting, "also write TensorBoard event files to <run>/tensorboard"});
 }
 
 template <class ConfigT, class V>

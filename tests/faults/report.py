@@ -4,7 +4,7 @@
 
 SUITES_RESULT is ctest's own account of the entries that ran (--output-junit), with the counts of CI or full ones; the rows of an
 entry are in BUILD/reliability/ENTRY, and each says which counts it has. An entry that was skipped, or that wrote no row, is named
-as not shown: it is never a pass. Exits 1 if a suite failed, if one passed and wrote no row, or if the README's guarantees do not
+as not shown: it is never a pass. Exits 1 if a suite failed, if one passed and wrote no row, or if docs/reliability.md does not
 name a row."""
 
 import json
@@ -31,8 +31,8 @@ def entries(junit):
 
 
 def named(row):
-    """Whether the second column of the README's guarantees has it, between backticks; `fuzz_*` are all that begin so."""
-    text = (ROOT / "README.md").read_text().split("\n## Guarantees\n")[1].split("\n## ")[0]
+    """Whether the second column of docs/reliability.md has it, between backticks; `fuzz_*` are all that begin so."""
+    text = (ROOT / "docs" / "reliability.md").read_text()
     columns = [line.split(" | ")[1] for line in text.splitlines() if line.startswith("| ")]
     return any(fnmatch(row, name) for column in columns for name in re.findall(r"`([^`]+)`", column))
 
@@ -51,7 +51,7 @@ def report(rows, results, counts):
     everything = {name: row for of_entry in rows.values() for name, row in of_entry.items()}
     wrong = [f"{entry}: FAILED" for entry, result in sorted(results.items()) if result == "failed"]
     wrong += [f"{entry}: not shown, it has written no row" for entry in silent]
-    wrong += [f"{name}: the README's guarantees do not name it" for name in sorted(everything) if not named(name)]
+    wrong += [f"{name}: docs/reliability.md does not name it" for name in sorted(everything) if not named(name)]
     skipped = sorted(entry for entry, result in results.items() if result == "not shown")
     return {"commit": commit(), "machine": platform.platform(), "counts": counts, "entries": results, "rows": everything,
             "not_shown": skipped + silent}, skipped, wrong

@@ -58,12 +58,12 @@ def test_what_was_skipped_or_failed_is_named(tmp_path):
     assert code == 1 and "faults_z: FAILED" in text
 
 
-def test_a_row_that_the_readme_does_not_name_fails(tmp_path):
+def test_a_row_that_the_page_does_not_name_fails(tmp_path):
     code, text, _ = reported(tmp_path, {"faults_x": "passed"}, {"faults_x": ["something_new"]})
-    assert code == 1 and "something_new: the README's guarantees do not name it" in text
+    assert code == 1 and "something_new: docs/reliability.md does not name it" in text
 
 
-def test_every_entry_of_the_report_has_a_row_in_the_readme():
+def test_every_entry_of_the_report_has_a_row_on_the_page():
     """By the names under which the suites write."""
     import report
     found = [match[1] for folder in ("faults", "e2e", "checkpoint", "train", "fuzz")

@@ -33,6 +33,30 @@ TEST(Door, HelpVersionAndPresetsAnswer) {
   EXPECT_HAS(door.run({"plan", "--help"}).out, "--gpu-memory");
 }
 
+TEST(Door, HelpKnowsCommandsTablesAndKeys) {
+  Door door;
+  const auto help = [&](const std::string& word) {
+    const DoorResult result = door.run({"help", word});
+    EXPECT_EQ(result.code, 0) << result.err;
+    return result.out;
+  };
+  EXPECT_HAS(help("optimizer.lr"), "peak learning rate");
+  EXPECT_HAS(help("lr"), "--override optimizer.lr");
+  EXPECT_HAS(help("offload"), "host_memory = \"90%\"");
+  // A command and a table have this name; `--help` is about the command.
+  EXPECT_HAS(help("train"), "--override KEY");
+  EXPECT_HAS(help("train"), "[train]");
+  EXPECT_EQ(door.run({"train", "--help"}).out.find("[train]"), std::string::npos);
+  const auto unknown = [&](const std::string& word) {
+    const DoorResult result = door.run({"help", word});
+    EXPECT_EQ(result.code, 2) << word;
+    return result.err;
+  };
+  EXPECT_HAS(unknown("max_lenght"), "did you mean `data.max_length`?");
+  EXPECT_HAS(unknown("learning_rate"), "`optimizer.lr`");
+  EXPECT_HAS(unknown("offlod"), "did you mean `offload`?");
+}
+
 // Its target sees no LibTorch; neither may a library that it links.
 TEST(Door, LinksNoLibTorch) {
   const std::string out = "/tmp/door_libraries." + std::to_string(getpid());

@@ -16,8 +16,7 @@ namespace lm {
 
 struct Adafactor {
   static constexpr RuleText kText = {
-      "adafactor", "second moments of rows and columns alone: next to no state; as transformers' Adafactor",
-      true};
+      "adafactor", "factored second moments: hardly any state; as transformers' Adafactor", true};
   static constexpr bool kFactored = true;
   static constexpr auto kStreams = factored_streams(DType::kF32);
 
