@@ -16,6 +16,7 @@
 #include "launcher/door/checked_run.h"
 #include "launcher/door/commands.h"
 #include "launcher/door/end_launcher.h"
+#include "launcher/door/status_keeper.h"
 #include "launcher/door/supervise.h"
 #include "launcher/environment.h"
 #include "launcher/machine/interface.h"
@@ -154,6 +155,7 @@ class JobRun {
       handed_on.flags["--lock-fd"] = std::to_string(lock_->fd());
       keep.push_back(lock_->fd());
     }
+    if (lock_) keep_status(run_, control);
     if (refusal_) handed_on.flags["--refused"] = refusal_text(*refusal_);
     std::vector<std::string> variables = job_.one_machine ? one_machine_mpi() : std::vector<std::string>();
     variables.insert(variables.end(), gpu_.begin(), gpu_.end());
@@ -162,6 +164,7 @@ class JobRun {
                   .rank_failed = [&region] { region.end(); },
                   .name = [this](int) { return fmt::format("rank {} on {}", job_.rank, host_name()); },
                   .operation = [&region](int) { return region.where(0).what; },
+                  .launcher_ended = [this] { return getppid() != launcher_; },
                   .failed_elsewhere = [this] { return told_end(run_.directory, job_.id); },
                   .quiet = !leads()};
     if (lock_) care.left_behind = [this] { lock_->release(); };
@@ -181,6 +184,7 @@ class JobRun {
 
   const CommandLine& line_;
   const LauncherJob& job_;
+  const pid_t launcher_ = getppid();
   CheckedRun run_;
   std::vector<std::string> gpu_;  // that the rank is shown; empty on the CPU
   std::optional<RunLock> lock_;

@@ -13,6 +13,7 @@
 #include "launcher/door/checked_run.h"
 #include "launcher/door/commands.h"
 #include "launcher/door/job_run.h"
+#include "launcher/door/status_keeper.h"
 #include "launcher/door/supervise.h"
 #include "launcher/environment.h"
 #include "launcher/recorded.h"
@@ -68,6 +69,7 @@ int train_in_rank(const CommandLine& line) {
   LiveReport report(run.directory);
   RunStatus status;
   try {
+    keep_status(run, control);
     // The door counts stop signals, not the rank.
     const std::vector<pid_t> children =
         start_ranks(run.program, handed_on, {control.fd(), lock.fd()}, region ? &*region : nullptr);

@@ -171,8 +171,9 @@ std::string end_early(const Config& config, Rank& rank, const Trainer& trainer, 
 }
 
 // The checkpoint that a model in shards is written from. `early`: the held-out loss has ended the run.
-std::string result_source(const Job& job, bool early, Rank& rank, const Trainer& trainer,
-                          MetricsFile& metrics, Checkpoints& checkpoints) {
+std::string result_source(const Job& job, bool early, const StopRequest& stop, Rank& rank,
+                          const Trainer& trainer, MetricsFile& metrics, Checkpoints& checkpoints) {
+  if (stop.time_to_save()) checkpoints.finish(rank, trainer, metrics);
   const std::string best = early ? end_early(job.config, rank, trainer, checkpoints) : "";
   if (!best.empty()) return best;
   if (trains_in_shards(job)) checkpoints.save(rank, trainer, metrics);
@@ -212,11 +213,7 @@ Exit end_with(const Error& error, Ranks& ranks, Control& control) {
     std::fputs(error.report().c_str(), stderr);
   }
   ranks.tell(error);
-  if (ranks.own_door()) {
-    RankRecord last = control.latest();
-    last.exit_code = static_cast<int>(error.code());
-    control.publish(last);
-  }
+  if (ranks.own_door()) control.publish_end(static_cast<int>(error.code()));
   return error.code();
 }
 
@@ -306,6 +303,9 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   const auto publish = [&] {
     if (ranks.own_door()) control.publish(record_of(trainer, checkpoints, stop));
   };
+  const auto publish_end = [&](Exit code) {  // a door that is killed from here on has no more to say
+    if (ranks.own_door()) control.publish_end(static_cast<int>(code));
+  };
   TrainerHooks hooks;  // all leave after the same step: that one is agreed on
   hooks.stop_requested = [&] { return ranks.any("stop", stop.requested()); };
   hooks.before_row = [&] { checkpoints.settle(); };
@@ -332,13 +332,16 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   if (result.stopped) {
     leave(line, stop, *rank, trainer, steps, metrics, checkpoints);
     publish();
+    publish_end(Exit::kStopped);
     return Exit::kStopped;
   }
   // The trained model appears in one step, complete or not at all. It is worth more than what follows.
-  const std::string source = result_source(*job, result.early, *rank, trainer, metrics, checkpoints);
+  const std::string source = result_source(*job, result.early, stop, *rank, trainer, metrics, checkpoints);
+  publish();
   save_model(files, *job, *rank, space, result.steps, source);
   if (!result.early) judge.at(result.steps);  // one that ended early has just been judged
   show_result(job->plan, job->model.adapter.has_value(), result, directory);
+  publish_end(Exit::kDone);
   return Exit::kDone;
 }
 
@@ -347,7 +350,9 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
 Exit run_training(const CommandLine& line) {
   Control control = Control::attach(static_cast<int>(line.integer("--control-fd").value()));
   // This process and the others that share the run; as a rule there are none.
-  Ranks ranks(line);
+  Ranks ranks(line, [&control](const Error& error, Ranks& all) {
+    _exit(static_cast<int>(end_with(error, all, control)));
+  });
   try {
     const Exit end = train(line, control, ranks);
     ranks.leave();

@@ -1,5 +1,7 @@
 #include "launcher/rank/run_files.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "base/file.h"
@@ -55,6 +57,7 @@ void RunFiles::running(int64_t step) const {
   RunStatus status;
   status.state = "running";
   status.step = step;
+  status.pid = getppid();
   write_status(directory_, status);
 }
 
