@@ -22,12 +22,6 @@ std::string time_text(std::time_t time) {
   return text;
 }
 
-std::string host_name() {
-  char host[256] = "";
-  gethostname(host, sizeof host - 1);
-  return host;
-}
-
 // One word of the line: quoted when it holds a space, so that the line can be split at spaces.
 std::string word(const std::string& text) {
   if (text.empty()) return "none";
@@ -36,6 +30,12 @@ std::string word(const std::string& text) {
 }
 
 }  // namespace
+
+std::string host_name() {
+  char host[256] = "";
+  gethostname(host, sizeof host - 1);
+  return host;
+}
 
 RunStatus failed_before_start(const Error& error) {
   RunStatus out;

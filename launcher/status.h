@@ -29,6 +29,8 @@ std::string stop_line(const RunStatus& status);
 // <directory>/status.json, with the time and this host's name, by which one that is stale is told; throws
 // Error(20, 21) when it cannot be written.
 void write_status(const std::string& directory, const RunStatus& status);
+// This machine's.
+std::string host_name();
 // What the file says; nothing when there is none or it is not ours.
 std::optional<RunStatus> read_status(const std::string& directory);
 

@@ -75,12 +75,6 @@ std::string interface_between(const LauncherJob& job) {
   return "";
 }
 
-std::string host_name() {
-  char host[256] = "";
-  gethostname(host, sizeof host - 1);
-  return host;
-}
-
 // What rank 0's door still has to do once its rank has ended takes it moments; mpirun kills it a second after
 // the first process that ends with an error.
 void wait_for_leader(const std::string& directory) {
@@ -155,11 +149,11 @@ class JobRun {
       handed_on.flags["--lock-fd"] = std::to_string(lock_->fd());
       keep.push_back(lock_->fd());
     }
-    if (lock_) keep_status(run_, control);
     if (refusal_) handed_on.flags["--refused"] = refusal_text(*refusal_);
     std::vector<std::string> variables = job_.one_machine ? one_machine_mpi() : std::vector<std::string>();
     variables.insert(variables.end(), gpu_.begin(), gpu_.end());
     const pid_t child = start_rank(run_.program, handed_on, keep, StopSignals::kIgnored, variables);
+    if (lock_) keeper_.emplace(run_, control);
     RankCare care{.less_memory = [this] { return less_host_memory(line_); },
                   .rank_failed = [&region] { region.end(); },
                   .name = [this](int) { return fmt::format("rank {} on {}", job_.rank, host_name()); },
@@ -189,6 +183,7 @@ class JobRun {
   std::vector<std::string> gpu_;  // that the rank is shown; empty on the CPU
   std::optional<RunLock> lock_;
   std::optional<LiveReport> report_;  // of the leader
+  std::optional<StatusKeeper> keeper_;
   std::optional<Error> refusal_;
   bool tells_ = false;  // the other doors, how this one's rank has failed
 };

@@ -4,10 +4,12 @@
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdlib>
+#include <csignal>
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include "launcher/door/supervise.h"
@@ -40,7 +42,7 @@ void leave_all_but(int handle) {
   for (int i = 0; i < 3; ++i) open("/dev/null", O_RDWR);  // whoever prints must not print into a file
 }
 
-void keep(CheckedRun run, const Control& control, pid_t door, int handle) {
+void keep(const CheckedRun& run, const Control& control, pid_t door, int handle) {
   prctl(PR_SET_NAME, "lm-status");
   setsid();  // mpirun, a terminal and a shell's `kill` mean the door's group
   leave_all_but(handle);
@@ -67,17 +69,24 @@ void keep(CheckedRun run, const Control& control, pid_t door, int handle) {
 
 }  // namespace
 
-void keep_status(const CheckedRun& run, const Control& control) {
+StatusKeeper::StatusKeeper(const CheckedRun& run, const Control& control) {
   const pid_t door = getpid();
   const auto handle = static_cast<int>(syscall(SYS_pidfd_open, door, 0));
   if (handle < 0) return;
   CheckedRun whole = run;
   whole.directory = std::filesystem::absolute(run.directory);
-  if (fork() == 0) {
-    keep(std::move(whole), control, door, handle);
+  process_ = fork();
+  if (process_ == 0) {
+    keep(whole, control, door, handle);
     _exit(0);
   }
   close(handle);
+}
+
+StatusKeeper::~StatusKeeper() {
+  if (process_ < 0) return;
+  kill(process_, SIGKILL);
+  waitpid(process_, nullptr, 0);
 }
 
 }  // namespace lm

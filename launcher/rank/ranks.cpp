@@ -13,7 +13,6 @@
 #include "launcher/environment.h"
 #include "launcher/machine/survey.h"
 #include "launcher/refusal_text.h"
-#include "launcher/version_agreement.h"
 
 namespace lm {
 namespace {

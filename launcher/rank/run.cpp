@@ -180,10 +180,25 @@ std::string result_source(const Job& job, bool early, const StopRequest& stop, R
   return checkpoints.newest();
 }
 
-RankRecord record_of(const Trainer& trainer, const Checkpoints& checkpoints, const StopRequest& stop) {
-  const int64_t step = trainer.steps(), repeat = step - checkpoints.newest_step();
-  return {step, repeat, checkpoints.newest(), stop.reason()};
-}
+// What this rank's door is told, if it has one.
+struct DoorNews {
+  Ranks& ranks;
+  Control& control;
+  const Trainer& trainer;
+  const Checkpoints& checkpoints;
+  const StopRequest& stop;
+
+  void publish() const {
+    const int64_t step = trainer.steps(), repeat = step - checkpoints.newest_step();
+    if (ranks.own_door()) control.publish({step, repeat, checkpoints.newest(), stop.reason()});
+  }
+  // Who kills the door from here on changes nothing about how the run has ended.
+  Exit end(Exit code) const {
+    publish();
+    if (ranks.own_door()) control.publish_end(static_cast<int>(code));
+    return code;
+  }
+};
 
 // The descriptor of the run's lock; -1: the door has none.
 int lock_of(const CommandLine& line) {
@@ -300,24 +315,19 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   // The loop. Whoever asks for a stop lets the step at hand finish.
   Progress progress(config, job->plan, steps, !held_out.empty());
   progress.begin(job->stream.device == DeviceType::kCuda);
-  const auto publish = [&] {
-    if (ranks.own_door()) control.publish(record_of(trainer, checkpoints, stop));
-  };
-  const auto publish_end = [&](Exit code) {  // a door that is killed from here on has no more to say
-    if (ranks.own_door()) control.publish_end(static_cast<int>(code));
-  };
+  const DoorNews door{ranks, control, trainer, checkpoints, stop};
   TrainerHooks hooks;  // all leave after the same step: that one is agreed on
   hooks.stop_requested = [&] { return ranks.any("stop", stop.requested()); };
   hooks.before_row = [&] { checkpoints.settle(); };
   hooks.on_step = [&](const StepRow& row) {
     stop.expect(row.step_ms / 1e3, checkpoints.expected_seconds());
     progress.show(row, checkpoints.seconds_since_save());
-    publish();
+    door.publish();
     files.running(row.step);
   };
   hooks.after_step = [&](bool best) {
     save_beside(*rank, trainer, steps, best, metrics, checkpoints);
-    publish();
+    door.publish();
   };
   judge.set(hooks);
   const auto train = [&] {
@@ -331,18 +341,14 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   finish_loop(result, ranks, progress, limit, trace);
   if (result.stopped) {
     leave(line, stop, *rank, trainer, steps, metrics, checkpoints);
-    publish();
-    publish_end(Exit::kStopped);
-    return Exit::kStopped;
+    return door.end(Exit::kStopped);
   }
   // The trained model appears in one step, complete or not at all. It is worth more than what follows.
   const std::string source = result_source(*job, result.early, stop, *rank, trainer, metrics, checkpoints);
-  publish();
   save_model(files, *job, *rank, space, result.steps, source);
   if (!result.early) judge.at(result.steps);  // one that ended early has just been judged
   show_result(job->plan, job->model.adapter.has_value(), result, directory);
-  publish_end(Exit::kDone);
-  return Exit::kDone;
+  return door.end(Exit::kDone);
 }
 
 }  // namespace

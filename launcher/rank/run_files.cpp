@@ -57,7 +57,7 @@ void RunFiles::running(int64_t step) const {
   RunStatus status;
   status.state = "running";
   status.step = step;
-  status.pid = getppid();
+  status.pid = getppid();  // the door's
   write_status(directory_, status);
 }
 
