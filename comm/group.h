@@ -157,4 +157,8 @@ class LocalGroup final : public Group {
   }
 };
 
+// The first thing that ranks of a job say, as the rest of what they say has no version of its own. Throws
+// Error(10) on all of them where one is of another lmlaunch than rank 0.
+void agree_on_version(Group& group, const std::string& mine);
+
 }  // namespace lm

@@ -65,22 +65,31 @@ void MpiWorker::move(const char* what, std::span<const Transfer> transfers, bool
       stopping_ = true;
       wake_.notify_one();
       wait(lock, kTellSeconds, [this] { return ended_; });
-      throw Error(Exit::kPeerLost, {.area = "PEER-08",
-                                    .what = std::string("another rank has ended during \"") + what + "\"",
-                                    .place = here() + " on " + setup_.host,
-                                    .next = "see that rank's message"});
+      fail(lock, Error(Exit::kPeerLost, {.area = "PEER-08",
+                                         .what = std::string("another rank has ended during \"") + what + "\"",
+                                         .place = here() + " on " + setup_.host,
+                                         .next = "see that rank's message"}));
     }
     if (stuck > setup_.silence) {
-      throw Error(Exit::kNoProgress, {.area = "HANG-09",
-                                      .what = std::string("MPI itself has been stuck for ") +
-                                              seconds_of(stuck) + " in \"" + what + "\"",
-                                      .place = here() + " on " + setup_.host,
-                                      .next = kLookForRank});
+      fail(lock, Error(Exit::kNoProgress, {.area = "HANG-09",
+                                           .what = std::string("MPI itself has been stuck for ") +
+                                                   seconds_of(stuck) + " in \"" + what + "\"",
+                                           .place = here() + " on " + setup_.host,
+                                           .next = kLookForRank}));
     }
   }
   if (!asked_) return;
   wait(lock, 2 * kTellSeconds, [this] { return released_; });
-  throw Error(*failure_);
+  fail(lock, *failure_);
+}
+
+void MpiWorker::fail(std::unique_lock<std::mutex>& lock, const Error& error) {
+  const Error copy = error;  // it may be the one that the mutex guards
+  const bool taken = taken_;
+  if (!taken) asked_.reset();  // a thread that was stuck does not begin it later
+  lock.unlock();
+  if (taken && setup_.abandon) setup_.abandon(copy);
+  throw Error(copy);
 }
 
 std::optional<Error> MpiWorker::lost() {

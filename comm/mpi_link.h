@@ -5,8 +5,11 @@
 // is waited for. Who gives up tells all others, as does who ends with an error, so that all end with one
 // reason.
 //
-// The compute thread constructs, calls and destroys. An Error that `move` has thrown is the end of the link;
-// memory of its transfers is not touched afterwards.
+// The compute thread constructs, calls and destroys. An Error that `move` has thrown is the end of the link,
+// and MPI has none of the call's memory. Where a call fails whose messages MPI may still read or write,
+// `move` does not throw: it calls `abandon`, which ends the process without giving memory back. Cancelling
+// the messages instead is no way out: Open MPI cancels neither a send nor a receive whose message has begun
+// to come.
 #pragma once
 
 #include <cstddef>
@@ -36,6 +39,9 @@ struct LinkSetup {
   double late = 3600;                // seconds after which one that lives and does not come is given up
   std::function<bool()> ended = {};  // whether somebody outside of MPI knows that a rank has ended
   std::string host = {};             // of this rank, for the others' messages
+  // Says the error and ends the process. Without it the error is thrown, which only those may leave out whose
+  // memory outlives the link's thread.
+  std::function<void(const Error&)> abandon = {};
 };
 
 class MpiWorker;

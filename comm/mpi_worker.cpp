@@ -119,6 +119,7 @@ void MpiWorker::take_order() {
   if (!asked_ || order_) return;
   order_ = asked_, what_ = asked_->what, call_ = asked_->call;
   continues_ = asked_->continues;
+  taken_ = true;
 }
 
 void MpiWorker::begin_order() {
@@ -150,7 +151,8 @@ bool MpiWorker::advance_order() {
                    .what = fmt::format("rank {} has come for something else than \"{}\", call {}",
                                        one.transfer->peer, what_, call_),
                    .place = here(),
-                   .next = "see the logs of both ranks, and report this message; it is a bug in lmlaunch"});
+                   .next = "see that all machines run the same lmlaunch; if they do, report this message with "
+                           "the logs of both ranks: it is a bug in lmlaunch"});
     }
     return true;
   });
@@ -158,6 +160,7 @@ bool MpiWorker::advance_order() {
   {
     const std::lock_guard lock(mutex_);
     asked_.reset();
+    taken_ = false;
   }
   order_.reset();
   done_.notify_all();
@@ -301,8 +304,9 @@ void MpiWorker::look_at_late() {
 // Some may be gone, and take nothing: what rank 0 says is heard meanwhile.
 void MpiWorker::tell_all(const Sign& sign, Waited& waited) {
   std::vector<void*> requests;
+  const Sign& word = words_.emplace_back(sign);
   for (int r = 0; r < ranks; ++r) {
-    if (r != rank) requests.push_back(begin_send(sign, r));
+    if (r != rank) requests.push_back(begin_send(word, r));
   }
   while (!requests.empty() && waited.look(monotonic_seconds()) < kTellSeconds) {
     std::erase_if(requests, [this](void*& request) { return finish(request); });

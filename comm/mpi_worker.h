@@ -3,6 +3,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <deque>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -69,6 +70,8 @@ class MpiWorker {
     const Transfer* transfer = nullptr;
   };
 
+  // Ends a call of the compute thread's that has failed.
+  [[noreturn]] void fail(std::unique_lock<std::mutex>& lock, const Error& error);
   bool wait(std::unique_lock<std::mutex>& lock, double seconds, const std::function<bool()>& done);
   std::string here() const { return "rank " + std::to_string(rank); }
   Error mpi_error(const std::string& reason) const;
@@ -104,7 +107,8 @@ class MpiWorker {
   std::optional<Sign> heard_word_;  // with which another rank has ended the run
   std::string told_by_leader_;      // why rank 0 ends
   bool joined_ = false, leaving_ = false, stopping_ = false;
-  bool released_ = false;  // the thread does not touch what it was asked to move any more
+  bool released_ = false;  // the thread begins nothing of what it was asked to move any more
+  bool taken_ = false;     // the thread has begun what `asked_` says, and MPI may have its memory
   bool ended_ = false;
   uint64_t turns_ = 0;  // of the thread: it is not stuck in MPI
 
@@ -112,6 +116,7 @@ class MpiWorker {
   std::optional<Order> order_;
   bool continues_ = false;  // what belongs to the last one comes next
   std::vector<Pending> pending_;
+  std::deque<Sign> words_;  // of an end, which MPI may still read
   uint64_t call_ = 0;
   std::string what_ = "start";
   Sign heard_, spoken_, neighbour_;

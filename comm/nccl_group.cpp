@@ -66,7 +66,9 @@ void NcclGroup::connect() {
   if (rank() == 0) must(setup_.api.unique_id(&id), kStart);
   setup_.peers.broadcast("NCCL's id", std::as_writable_bytes(std::span(&id, 1)));
   NcclConfig config;
-  const int result = setup_.api.init(&comm_.handle, ranks(), id, rank(), &config);
+  void* comm = nullptr;
+  const int result = setup_.api.init(&comm, ranks(), id, rank(), &config);
+  comm_.handle = comm;
   if (result != kNcclInProgress) must(result, kStart);
   waited_ = Waited(monotonic_seconds());
   settle(kStart);
@@ -128,7 +130,7 @@ void NcclGroup::settle(const char* what) {
     int result = kNcclSuccess;
     {
       const std::lock_guard lock(mutex_);
-      if (failure_) throw Error(*failure_);
+      check();
       must(setup_.api.async_error(comm_.handle, &result), what);
     }
     if (result == kNcclSuccess) return;
@@ -149,7 +151,7 @@ void NcclGroup::settle(const char* what) {
 void NcclGroup::enqueue(const char* what, const std::function<void(void* comm, void* stream)>& calls) {
   {
     const std::lock_guard lock(mutex_);
-    if (failure_) throw Error(*failure_);
+    check();
     what_ = what;
     marks_.begin(what, device_->stream.view());
     must(setup_.api.group_start(), what);
@@ -267,15 +269,19 @@ void NcclGroup::end_before(StreamView callers) {
 }
 
 void NcclGroup::check() {
-  const std::lock_guard lock(mutex_);
-  if (failure_) throw Error(*failure_);
+  if (const std::optional<Error> error = failure()) throw Error(*error);
+}
+
+std::optional<Error> NcclGroup::failure() {
+  const std::lock_guard lock(failure_mutex_);
+  return failure_;
 }
 
 void NcclGroup::leave() {
   setup_.peers.barrier("the end of NCCL");
   const std::lock_guard lock(mutex_);
-  if (failure_) throw Error(*failure_);
-  void* const comm = std::exchange(comm_.handle, nullptr);
+  check();
+  void* const comm = comm_.handle.exchange(nullptr);
   int result = setup_.api.finalize(comm);
   Waited waited(monotonic_seconds());
   while (result == kNcclInProgress && waited.look(monotonic_seconds()) < setup_.late) {
@@ -342,8 +348,11 @@ Error NcclGroup::not_come(const std::string& what, double seconds) const {
 }
 
 void NcclGroup::give_up(const Error& error) {
+  {
+    const std::lock_guard lock(failure_mutex_);
+    failure_ = error;
+  }
   const std::unique_lock lock(mutex_, kStuck);
-  failure_ = error;
   comm_.abort();
 }
 

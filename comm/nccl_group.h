@@ -84,6 +84,7 @@ class NcclGroup final : public Group {
   Error with_stand(const Error& error) const;
   std::string what_of_call();
   void give_up(const Error& error);
+  std::optional<Error> failure();
 
   // What calls need of the device, made once NCCL has accepted the ranks.
   struct OnDevice {
@@ -95,10 +96,10 @@ class NcclGroup final : public Group {
   // Aborted at its end, unless it was left or aborted before.
   struct Communicator {
     const NcclApi& api;
-    void* handle = nullptr;
+    std::atomic<void*> handle = nullptr;
     ~Communicator() { abort(); }
     void abort() {
-      if (void* const ended = std::exchange(handle, nullptr); ended != nullptr) api.abort(ended);
+      if (void* const ended = handle.exchange(nullptr); ended != nullptr) api.abort(ended);
     }
   };
 
@@ -108,10 +109,13 @@ class NcclGroup final : public Group {
 
   // Held during every call of NCCL, none of which waits. Guards what follows.
   std::timed_mutex mutex_;
-  Communicator comm_{setup_.api};  // null: aborted
-  std::optional<Error> failure_;
+  Communicator comm_{setup_.api};  // null: aborted, as it may be during a call that is stuck
   std::string what_ = "start";
   Waited waited_;  // since the last call was made
+
+  // Of its own, as the other is held by a call that is stuck when the group's thread gives up.
+  std::mutex failure_mutex_;
+  std::optional<Error> failure_;
 
   std::atomic<bool> waits_ = false;  // for NCCL to take a call: it may connect the ranks first
 

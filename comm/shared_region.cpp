@@ -73,15 +73,16 @@ SharedRegion SharedRegion::create(int ranks, int64_t staging) {
   static_assert(sizeof(Header) <= kPage);
   staging = round_up(staging, kPage);
   const int64_t bytes = places_bytes(ranks, sizeof(Place)) + ranks * staging;
-  const int fd = memfd_create("lmlaunch-ranks", MFD_CLOEXEC);
-  if (fd < 0 || ftruncate(fd, bytes) != 0) throw region_error("memory that the ranks share");
-  void* const memory = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  SharedRegion region(memfd_create("lmlaunch-ranks", MFD_CLOEXEC), nullptr, bytes);
+  if (region.fd_ < 0 || ftruncate(region.fd_, bytes) != 0) throw region_error("memory that the ranks share");
+  void* const memory =
+      mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, region.fd_, 0);
   if (memory == MAP_FAILED) throw region_error("mapping the memory that the ranks share");
+  region.memory_ = static_cast<std::byte*>(memory);
   auto* const header = new (memory) Header{};
   header->magic = kMagic;
   header->ranks = ranks;
   header->staging = staging;
-  SharedRegion region(fd, static_cast<std::byte*>(memory), bytes);
   for (int r = 0; r < ranks; ++r) new (&region.place(r)) Place{};
   return region;
 }

@@ -17,14 +17,16 @@
 namespace lm {
 namespace {
 
-constexpr uint64_t kMagic = 0x326c72746e6f636cULL;  // "lcontrl2": layout version 2
+constexpr uint64_t kMagic = 0x336c72746e6f636cULL;  // "lcontrl3": layout version 3
 
-struct Slot {
-  int64_t step, repeat;
+// Of a record, as it lies in the region.
+struct Text {
+  int64_t step, repeat, exit_code;
   char checkpoint[4096];  // PATH_MAX
   char reason[256];
-  int32_t exit_code;
 };
+constexpr size_t kWords = sizeof(Text) / sizeof(uint64_t);
+static_assert(sizeof(Text) % sizeof(uint64_t) == 0);
 
 void copy_text(char* to, size_t size, const std::string& from) {
   const size_t n = std::min(from.size(), size - 1);
@@ -40,6 +42,12 @@ Error system_error(const char* what) {
 
 }  // namespace
 
+// A record and its version, which is odd while the record is written.
+struct Control::Slot {
+  std::atomic<uint64_t> version;
+  std::atomic<uint64_t> words[kWords];
+};
+
 struct Control::Region {
   uint64_t magic;
   std::atomic<int32_t> stop_requests;
@@ -50,29 +58,33 @@ struct Control::Region {
 };
 
 Control Control::create() {
-  const int fd = memfd_create("lmlaunch-control", MFD_CLOEXEC);
-  if (fd < 0 || ftruncate(fd, sizeof(Region)) != 0) throw system_error("memfd for the rank's control region");
-  void* address = mmap(nullptr, sizeof(Region), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  Control control(memfd_create("lmlaunch-control", MFD_CLOEXEC));
+  if (control.fd_ < 0 || ftruncate(control.fd_, sizeof(Region)) != 0)
+    throw system_error("memfd for the rank's control region");
+  void* address = mmap(nullptr, sizeof(Region), PROT_READ | PROT_WRITE, MAP_SHARED, control.fd_, 0);
   if (address == MAP_FAILED) throw system_error("mapping the rank's control region");
-  auto* region = new (address) Region{};
-  region->magic = kMagic;
-  return Control(fd, region);
+  control.region_ = new (address) Region{};
+  control.region_->magic = kMagic;
+  return control;
 }
 
 Control Control::attach(int fd) {
+  Control control(fd);
   struct stat info {};
   const bool fits = fstat(fd, &info) == 0 && info.st_size == static_cast<off_t>(sizeof(Region));
   void* address =
       fits ? mmap(nullptr, sizeof(Region), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
   LM_CHECK(address != MAP_FAILED, "--control-fd is not a control region of this version");
+  control.region_ = static_cast<Region*>(address);
   fcntl(fd, F_SETFD, FD_CLOEXEC);  // not for data workers
-  auto* region = static_cast<Region*>(address);
-  LM_CHECK(region->magic == kMagic, "--control-fd is not a control region of this version");
-  return Control(fd, region);
+  LM_CHECK(control.region_->magic == kMagic, "--control-fd is not a control region of this version");
+  return control;
 }
 
 Control::Control(Control&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)), region_(std::exchange(other.region_, nullptr)) {}
+    : fd_(std::exchange(other.fd_, -1)),
+      region_(std::exchange(other.region_, nullptr)),
+      writing_(std::move(other.writing_)) {}
 
 Control::~Control() {
   if (region_ != nullptr) munmap(region_, sizeof(Region));
@@ -93,23 +105,52 @@ int Control::first_signal() const {
 }
 
 void Control::publish(const RankRecord& record) {
+  const std::lock_guard lock(*writing_);
+  RankRecord next = record;
+  if (const int ends = latest().exit_code; ends >= 0) next.exit_code = ends;
+  write(next);
+}
+
+void Control::publish_end(int exit_code) {
+  const std::lock_guard lock(*writing_);
+  RankRecord last = latest();
+  last.exit_code = exit_code;
+  write(last);
+}
+
+// By one thread at a time, into the slot that nobody is told of yet: a rank that is killed here leaves the
+// record before. Who still reads that slot sees that its version has changed.
+void Control::write(const RankRecord& record) {
+  Text text{};
+  text.step = record.step, text.repeat = record.repeat, text.exit_code = record.exit_code;
+  copy_text(text.checkpoint, sizeof text.checkpoint, record.checkpoint);
+  copy_text(text.reason, sizeof text.reason, record.reason);
+  uint64_t words[kWords];
+  std::memcpy(words, &text, sizeof text);
   const uint64_t next = region_->records.load(std::memory_order_relaxed) + 1;
   Slot& slot = region_->slots[next % 2];
-  slot.step = record.step;
-  slot.repeat = record.repeat;
-  copy_text(slot.checkpoint, sizeof slot.checkpoint, record.checkpoint);
-  copy_text(slot.reason, sizeof slot.reason, record.reason);
-  slot.exit_code = record.exit_code;
+  const uint64_t version = slot.version.load(std::memory_order_relaxed);
+  slot.version.store(version + 1, std::memory_order_relaxed);
+  for (size_t i = 0; i < kWords; ++i) slot.words[i].store(words[i], std::memory_order_release);
+  slot.version.store(version + 2, std::memory_order_release);
   region_->records.store(next, std::memory_order_release);
 }
 
 RankRecord Control::latest() const {
-  const uint64_t records = region_->records.load(std::memory_order_acquire);
-  if (records == 0) return {};
-  const Slot& slot = region_->slots[records % 2];
-  return {slot.step, slot.repeat,
-          std::string(slot.checkpoint, strnlen(slot.checkpoint, sizeof slot.checkpoint)),
-          std::string(slot.reason, strnlen(slot.reason, sizeof slot.reason)), slot.exit_code};
+  for (;;) {
+    const uint64_t records = region_->records.load(std::memory_order_acquire);
+    if (records == 0) return {};
+    const Slot& slot = region_->slots[records % 2];
+    const uint64_t version = slot.version.load(std::memory_order_acquire);
+    uint64_t words[kWords];
+    for (size_t i = 0; i < kWords; ++i) words[i] = slot.words[i].load(std::memory_order_acquire);
+    if (version % 2 != 0 || slot.version.load(std::memory_order_relaxed) != version) continue;
+    Text text;
+    std::memcpy(&text, words, sizeof text);
+    return {text.step, text.repeat, std::string(text.checkpoint, strnlen(text.checkpoint, sizeof text.checkpoint)),
+            std::string(text.reason, strnlen(text.reason, sizeof text.reason)),
+            static_cast<int>(text.exit_code)};
+  }
 }
 
 std::string signal_name(int signal) {

@@ -1,10 +1,13 @@
 // What the door and its rank share while a run is on: a counter of stop requests (door -> rank) and the
 // rank's last record (rank -> door), in a memfd that the rank inherits. Both sides map it; lock-free, so that
-// a rank that dies at any instruction leaves a readable record. One thread of each side writes its half.
+// a rank that dies at any instruction leaves a readable record. Any thread of the rank publishes; one thread
+// of the door asks for stops.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <string>
 
 namespace lm {
@@ -24,7 +27,8 @@ class Control {
  public:
   // By the door; the file descriptor is close-on-exec until the rank is started.
   static Control create();
-  // By the rank, from --control-fd; throws Error(70) when it is not a control region.
+  // By the rank, from --control-fd, which is this one's from here on; throws Error(70) when it is not a control
+  // region.
   static Control attach(int fd);
   ~Control();
   Control(Control&& other) noexcept;
@@ -40,12 +44,17 @@ class Control {
   int stop_requests() const;
   int first_signal() const;
   void publish(const RankRecord& record);
+  // That the rank is about to end with that code, which later records keep.
+  void publish_end(int exit_code);
 
  private:
   struct Region;
-  Control(int fd, Region* region) : fd_(fd), region_(region) {}
+  struct Slot;
+  explicit Control(int fd) : fd_(fd) {}
+  void write(const RankRecord& record);
   int fd_ = -1;
   Region* region_ = nullptr;
+  std::unique_ptr<std::mutex> writing_ = std::make_unique<std::mutex>();  // of this process's threads
 };
 
 // "SIGUSR1"; "signal 40" for those without a name.

@@ -1,7 +1,9 @@
 #include "launcher/status.h"
 
 #include <fmt/format.h>
-#include <filesystem>
+#include <unistd.h>
+
+#include <ctime>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -14,6 +16,12 @@ std::string path_of(const std::string& directory) {
   return directory + "/status.json";
 }
 
+std::string time_text(std::time_t time) {
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&time));
+  return text;
+}
+
 // One word of the line: quoted when it holds a space, so that the line can be split at spaces.
 std::string word(const std::string& text) {
   if (text.empty()) return "none";
@@ -22,6 +30,12 @@ std::string word(const std::string& text) {
 }
 
 }  // namespace
+
+std::string host_name() {
+  char host[256] = "";
+  gethostname(host, sizeof host - 1);
+  return host;
+}
 
 RunStatus failed_before_start(const Error& error) {
   RunStatus out;
@@ -43,6 +57,9 @@ void write_status(const std::string& directory, const RunStatus& status) {
   json["reason"] = status.reason;
   json["checkpoint"] = status.checkpoint;
   json["repeat"] = status.repeat;
+  json["updated_at"] = time_text(std::time(nullptr));
+  json["host"] = host_name();
+  json["pid"] = status.pid != 0 ? status.pid : getpid();
   // `replace`: a path need not be UTF-8.
   atomic_write_file(path_of(directory), json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }

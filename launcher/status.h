@@ -17,6 +17,7 @@ struct RunStatus {
   int64_t step = 0;              // optimizer steps done
   std::string checkpoint;        // path of the last one that is safe on disk; "" none
   int64_t repeat = 0;            // steps after it that a resumed run does again
+  int64_t pid = 0;               // of the run's first process, `lmlaunch` itself; 0: of this process
 };
 
 // Of a run that could not begin.
@@ -25,8 +26,11 @@ RunStatus failed_before_start(const Error& error);
 // "lmlaunch: stop code=75 reason=signal:SIGUSR1 step=1234 checkpoint=/r/checkpoints/step_00001234 repeat=0"
 std::string stop_line(const RunStatus& status);
 
-// <directory>/status.json; throws Error(20, 21) when it cannot be written.
+// <directory>/status.json, with the time and this host's name, by which one that is stale is told; throws
+// Error(20, 21) when it cannot be written.
 void write_status(const std::string& directory, const RunStatus& status);
+// This machine's.
+std::string host_name();
 // What the file says; nothing when there is none or it is not ours.
 std::optional<RunStatus> read_status(const std::string& directory);
 

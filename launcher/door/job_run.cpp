@@ -16,6 +16,7 @@
 #include "launcher/door/checked_run.h"
 #include "launcher/door/commands.h"
 #include "launcher/door/end_launcher.h"
+#include "launcher/door/status_keeper.h"
 #include "launcher/door/supervise.h"
 #include "launcher/environment.h"
 #include "launcher/machine/interface.h"
@@ -72,12 +73,6 @@ std::string interface_between(const LauncherJob& job) {
     if (const std::string name = interface_towards(address); !name.empty()) return name;
   }
   return "";
-}
-
-std::string host_name() {
-  char host[256] = "";
-  gethostname(host, sizeof host - 1);
-  return host;
 }
 
 // What rank 0's door still has to do once its rank has ended takes it moments; mpirun kills it a second after
@@ -158,10 +153,12 @@ class JobRun {
     std::vector<std::string> variables = job_.one_machine ? one_machine_mpi() : std::vector<std::string>();
     variables.insert(variables.end(), gpu_.begin(), gpu_.end());
     const pid_t child = start_rank(run_.program, handed_on, keep, StopSignals::kIgnored, variables);
+    if (lock_) keeper_.emplace(run_, control);
     RankCare care{.less_memory = [this] { return less_host_memory(line_); },
                   .rank_failed = [&region] { region.end(); },
                   .name = [this](int) { return fmt::format("rank {} on {}", job_.rank, host_name()); },
                   .operation = [&region](int) { return region.where(0).what; },
+                  .launcher_ended = [this] { return getppid() != launcher_; },
                   .failed_elsewhere = [this] { return told_end(run_.directory, job_.id); },
                   .quiet = !leads()};
     if (lock_) care.left_behind = [this] { lock_->release(); };
@@ -181,10 +178,12 @@ class JobRun {
 
   const CommandLine& line_;
   const LauncherJob& job_;
+  const pid_t launcher_ = getppid();
   CheckedRun run_;
   std::vector<std::string> gpu_;  // that the rank is shown; empty on the CPU
   std::optional<RunLock> lock_;
   std::optional<LiveReport> report_;  // of the leader
+  std::optional<StatusKeeper> keeper_;
   std::optional<Error> refusal_;
   bool tells_ = false;  // the other doors, how this one's rank has failed
 };

@@ -198,12 +198,8 @@ Error unusable(const std::string& what, const std::string& directory) {
 // The last one for its owner alone: logs show training text. What is made inside is as the user's umask says,
 // so that a model that is moved out can be read like any other file.
 void make_directory(const std::string& directory) {
-  std::error_code error;
-  const fs::path path = fs::path(directory + "/").lexically_normal().parent_path();
-  if (path.has_parent_path()) fs::create_directories(path.parent_path(), error);
-  if (error) errno = error.value();
-  const bool made = !error && (mkdir(path.c_str(), 0700) == 0 || (errno == EEXIST && fs::is_directory(path)));
-  if (!made) throw unusable("run.dir cannot be created", directory);
+  errno = make_directories(directory, 0700);
+  if (errno != 0) throw unusable("run.dir cannot be created", directory);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "launcher/door/checked_run.h"
 #include "launcher/door/commands.h"
 #include "launcher/door/job_run.h"
+#include "launcher/door/status_keeper.h"
 #include "launcher/door/supervise.h"
 #include "launcher/environment.h"
 #include "launcher/recorded.h"
@@ -67,10 +68,12 @@ int train_in_rank(const CommandLine& line) {
   handed_on.flags["--lock-fd"] = std::to_string(lock.fd());
   LiveReport report(run.directory);
   RunStatus status;
+  std::optional<StatusKeeper> keeper;
   try {
     // The door counts stop signals, not the rank.
     const std::vector<pid_t> children =
         start_ranks(run.program, handed_on, {control.fd(), lock.fd()}, region ? &*region : nullptr);
+    keeper.emplace(run, control);
     const auto operation = [&region](int rank) { return region ? region->where(rank).what : ""; };
     status = supervise_run(children, control,
                            {.less_memory = [&line] { return less_host_memory(line); },

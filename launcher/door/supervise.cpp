@@ -119,6 +119,16 @@ int report_death(int signal, int64_t oom_kills_before, const std::string& where,
   return static_cast<int>(code);
 }
 
+// Open MPI ends a rank whose mpirun is gone, by a code of its own.
+int report_launcher_ended(const std::string& where) {
+  print(Error(Exit::kPeerLost,
+              {.area = "PEER-08",
+               .what = "what has started this process (mpirun, srun) has ended while the run was on",
+               .place = where,
+               .next = "start the same command again"}));
+  return static_cast<int>(Exit::kPeerLost);
+}
+
 // Our code for an exit code that is none of ours (a library called exit).
 int report_strange_exit(int code, const std::string& where) {
   const std::string limit = limit_of_addresses();
@@ -222,6 +232,11 @@ class RankWatch {
   bool failed_ = false;
 };
 
+// Whether a rank has said that it ends with an error.
+bool fails_by(int exit_code) {
+  return exit_code > 0 && exit_code != static_cast<int>(Exit::kStopped);
+}
+
 // Of two times, of which 0 is none.
 int64_t earlier(int64_t a, int64_t b) {
   return a == 0 ? b : std::min(a, b);
@@ -250,7 +265,7 @@ RankEnd wait_for_end(const std::vector<pid_t>& ranks, Control& control, const Ra
       watch.end.left = true;
       return watch.end;
     }
-    if (kill_at == 0 && control.latest().exit_code >= 0) kill_at = now + kEndMs;
+    if (kill_at == 0 && fails_by(control.latest().exit_code)) kill_at = now + kEndMs;
     if (signal == 0 || signal == SIGCHLD) continue;
     control.request_stop(signal);
     if (watch.end.elsewhere) continue;  // mpirun ends what is left
@@ -282,20 +297,36 @@ void ask_once_more(RankEnd& end, const RankCare& care) {
 
 }  // namespace
 
+namespace {
+
+RunStatus status_of_record(const RankRecord& last) {
+  return {.state = "failed",
+          .exit_code = 0,
+          .reason = last.reason,
+          .step = last.step,
+          .checkpoint = last.checkpoint,
+          .repeat = last.repeat};
+}
+
+void name_good_end(RunStatus& status, const Control& control) {
+  if (status.exit_code == static_cast<int>(Exit::kStopped)) {
+    status.state = "stopped";
+    if (control.stop_requests() > 0) status.reason = "signal:" + signal_name(control.first_signal());
+  } else if (status.exit_code == 0) {
+    status.state = status.reason = "done";
+  }
+}
+
+}  // namespace
+
 RunStatus supervise_run(const std::vector<pid_t>& ranks, Control& control, const RankCare& care) {
   const int64_t oom_kills = read_oom_kills();
   RankEnd end = wait_for_end(ranks, control, care);
   ask_once_more(end, care);
   if (end.left && care.left_behind) care.left_behind();
   const RankRecord last = control.latest();
-  RunStatus out{.state = "failed",
-                .exit_code = 0,
-                .reason = last.reason,
-                .step = last.step,
-                .checkpoint = last.checkpoint,
-                .repeat = last.repeat};
-  const std::string asked =
-      control.stop_requests() > 0 ? "signal:" + signal_name(control.first_signal()) : "";
+  RunStatus out = status_of_record(last);
+  const bool gone = care.launcher_ended && care.launcher_ended();
   const bool dead = end.left || WIFSIGNALED(end.wait_status);
   if (end.elsewhere) {
     out.exit_code = end.elsewhere->exit_code;
@@ -311,19 +342,27 @@ RunStatus supervise_run(const std::vector<pid_t>& ranks, Control& control, const
     out.reason = "killed:" + signal_name(signal);
     out.exit_code = report_death(signal, oom_kills, whereabouts(end.rank, last, care),
                                  ranks.size() > 1 || care.failed_elsewhere, care.less_memory);
+  } else if (const int code = WEXITSTATUS(end.wait_status); !reason_of_code(code).empty()) {
+    if (out.reason.empty() || end.rank != 0) out.reason = reason_of_code(code);
+    out.exit_code = code;
+  } else if (gone) {
+    out.exit_code = report_launcher_ended(whereabouts(end.rank, last, care));
+    out.reason = reason_of_code(*out.exit_code);
   } else {
-    const int code = WEXITSTATUS(end.wait_status);
-    const bool ours = !reason_of_code(code).empty();
-    if (out.reason.empty() || end.rank != 0)
-      out.reason = ours ? reason_of_code(code) : fmt::format("error:exit-{}", code);
-    out.exit_code = ours ? code : report_strange_exit(code, whereabouts(end.rank, last, care));
+    if (out.reason.empty() || end.rank != 0) out.reason = fmt::format("error:exit-{}", code);
+    out.exit_code = report_strange_exit(code, whereabouts(end.rank, last, care));
   }
-  if (out.exit_code == static_cast<int>(Exit::kStopped)) {
-    out.state = "stopped";
-    if (!asked.empty()) out.reason = asked;
-  } else if (out.exit_code == 0) {
-    out.state = out.reason = "done";
-  }
+  name_good_end(out, control);
+  return out;
+}
+
+RunStatus status_of_killed(const Control& control) {
+  const RankRecord last = control.latest();
+  RunStatus out = status_of_record(last);
+  out.exit_code = last.exit_code >= 0 ? last.exit_code : static_cast<int>(Exit::kPeerLost);
+  if (last.exit_code < 0) out.reason = "killed:lmlaunch";
+  if (out.reason.empty()) out.reason = reason_of_code(last.exit_code);
+  name_good_end(out, control);
   return out;
 }
 

@@ -30,11 +30,16 @@ struct RankCare {
   std::function<void()> meanwhile = {};            // about twice per second; must be quick
   std::function<std::string(int)> name = {};       // of a rank, in messages; "rank 0" and so on
   std::function<std::string(int)> operation = {};  // what it was last at; "" unknown
+  // Of an MPI job: whether mpirun, or who else has started this process, has ended.
+  std::function<bool()> launcher_ended = {};
   // Of an MPI job: how a rank under another door has failed; then this one's ranks have to end, too.
   std::function<std::optional<RunStatus>()> failed_elsewhere = {};
   bool quiet = false;  // another door speaks for the run
 };
 RunStatus supervise_run(const std::vector<pid_t>& ranks, Control& control, const RankCare& care = {});
+
+// The final status of a run whose door was killed, by its rank's last record.
+RunStatus status_of_killed(const Control& control);
 
 // Other commands: signals go to the child as they come; the result is our exit code. When the child died of a
 // signal that we passed on, this process ends by the same one.

@@ -15,6 +15,7 @@
 #include "config/config_print.h"
 #include "config/config_text.h"
 #include "launcher/rank/run_files.h"
+#include "offload/io_failure.h"
 #include "weights/model_files.h"
 #include "weights/verify.h"
 
@@ -33,17 +34,15 @@ Error incompatible(const std::string& what, const std::string& place, const std:
       {.area = "CKPT-26", .what = what, .place = place, .next = next, .kept = "the checkpoints, untouched"});
 }
 
-// No start takes it for a checkpoint any more, and nothing is lost.
+// No start takes it for a checkpoint any more, and nothing is lost. Where that fails the next start would take
+// up what this run has turned away from.
 void set_aside(const std::string& path, const char* why) {
   std::error_code error;
-  for (int i = 0; i < 100; ++i) {
-    const std::string name = path + "." + why + (i == 0 ? "" : std::to_string(i));
-    if (fs::exists(fs::symlink_status(name, error))) continue;
-    fs::rename(path, name, error);
-    if (!error)
-      log_note("CKPT-02", path + " is now " + fs::path(name).filename().string() + "; delete it if you like");
-    return;
-  }
+  std::string name = path + "." + why;
+  for (int i = 1; fs::exists(fs::symlink_status(name, error)); ++i) name = path + "." + why + std::to_string(i);
+  fs::rename(path, name, error);
+  if (error) throw disk_error(error.value(), "cannot set the checkpoint aside", path);
+  log_note("CKPT-02", path + " is now " + fs::path(name).filename().string() + "; delete it if you like");
 }
 
 // Of metrics.jsonl, when the checkpoint was saved; none where the manifest does not say.
@@ -140,10 +139,9 @@ int64_t Checkpoints::restore(const std::vector<FoundCheckpoint>& found, Rank& ra
       newest_ = one.path;
       newest_step_ = one.step;
       log_line(fmt::format("goes on from {}: step {}", one.path, one.step));
-      for (const FoundCheckpoint& later :
-           leads() ? find_checkpoints(directory_) : std::vector<FoundCheckpoint>()) {
-        if (later.step > one.step) set_aside(later.path, later.manifest ? "later" : "damaged");
-      }
+      together(group_, "setting checkpoints aside", [&] {
+        if (leads()) leave_behind(one.step, trainer.state());
+      });
       return metrics_bytes(*one.manifest);
     } catch (const Error& error) {
       if (error.code() != Exit::kIntegrity && error.code() != Exit::kIo) throw;
@@ -153,6 +151,20 @@ int64_t Checkpoints::restore(const std::vector<FoundCheckpoint>& found, Rank& ra
     }
   }
   throw incompatible("no checkpoint is whole:" + all + "\n ", directory_, "start again in another run.dir");
+}
+
+// Of a run that dies again and again soon after its saves, no start would delete anything otherwise.
+void Checkpoints::leave_behind(int64_t step, const TrainerState& state) const {
+  for (const FoundCheckpoint& later : find_checkpoints(directory_)) {
+    if (later.step > step) set_aside(later.path, later.manifest ? "later" : "damaged");
+  }
+  retain_checkpoints(directory_, job_.config.checkpoint.keep, step, kept(state));
+}
+
+// Besides checkpoint.keep's.
+std::vector<int64_t> Checkpoints::kept(const TrainerState& state) const {
+  const bool best = job_.config.checkpoint.keep_best && state.best_eval;
+  return best ? std::vector<int64_t>{state.best_step} : std::vector<int64_t>();
 }
 
 void Checkpoints::restore_from(const FoundCheckpoint& one, Rank& rank, Trainer& trainer) {
@@ -206,7 +218,11 @@ std::string Checkpoints::take_best(Rank& rank, const Trainer& trainer) {
       if (error.code() != Exit::kIntegrity && error.code() != Exit::kIo) throw;
       log_warning("CKPT-02",
                   one.path + " fails verification, the last step's model is kept: " + error.what());
-      if (leads()) set_aside(one.path, "damaged");
+      try {
+        if (leads()) set_aside(one.path, "damaged");
+      } catch (const Error& stays) {
+        log_warning(stays.text().area, stays.what());
+      }
       return "";
     }
     together(group_, "loading a checkpoint",
@@ -292,8 +308,7 @@ void Checkpoints::begin(Rank& rank, const Trainer& trainer, MetricsFile& metrics
     together(group_, "a checkpoint's manifest", [&] {
       if (leads()) pending->manifest = about(trainer, metrics.sync());
     });
-    if (job_.config.checkpoint.keep_best && trainer.state().best_eval)
-      pending->kept.push_back(trainer.state().best_step);
+    pending->kept = kept(trainer.state());
     pending->save.emplace(SaveSetup{.directory = directory_,
                                     .step = pending->step,
                                     .catalogue = pending->catalogue,
@@ -348,6 +363,14 @@ void Checkpoints::save(Rank& rank, const Trainer& trainer, MetricsFile& metrics)
   begin(rank, trainer, metrics);
   complete();
   required_ = false;
+}
+
+void Checkpoints::finish(Rank& rank, const Trainer& trainer, MetricsFile& metrics) {
+  const CheckpointConfig& config = job_.config.checkpoint;
+  const bool wanted = config.every.steps > 0 || config.every.seconds > 0;
+  failures_ = 0;  // what was trained must not end by a full disk before the model is written
+  if (wanted && trainer.steps() > 0) begin(rank, trainer, metrics);
+  complete();
 }
 
 void Checkpoints::give_up() {

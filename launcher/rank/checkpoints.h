@@ -54,6 +54,9 @@ class Checkpoints {
   void give_up();
   // The step that was just done is saved when this returns, or Error(20, 21) is thrown.
   void save(Rank& rank, const Trainer& trainer, MetricsFile& metrics);
+  // After the run's last step, unless checkpoint.every is 0: so that nothing would be repeated by whoever goes
+  // on from here. A disk that is full is a warning.
+  void finish(Rank& rank, const Trainer& trainer, MetricsFile& metrics);
 
   // The weights and state after the step with the least held-out loss into the rank, where they have been
   // kept: their path; "" where they have not. The trainer stays where it is.
@@ -74,6 +77,9 @@ class Checkpoints {
   // All ranks at once; of one alone by the thread of the save.
   void commit(Pending& pending);
   void committed(int64_t step, const std::string& path, const std::vector<int64_t>& kept);
+  // Those later than the one that the run goes on from, and those that checkpoint.keep does not want.
+  void leave_behind(int64_t step, const TrainerState& state) const;
+  std::vector<int64_t> kept(const TrainerState& state) const;
   // Of one checkpoint into rank and trainer.
   void restore_from(const FoundCheckpoint& one, Rank& rank, Trainer& trainer);
   bool leads() const { return group_.rank() == 0; }

@@ -56,7 +56,7 @@ Place own_place() {
 
 }  // namespace
 
-Ranks::Ranks(const CommandLine& line) {
+Ranks::Ranks(const CommandLine& line, const Abandon& abandon) {
   const std::optional<int64_t> rank = line.integer("--rank"), fd = line.integer("--ranks-fd");
   if (!rank || !fd) {
     group_ = std::make_unique<LocalGroup>();
@@ -74,7 +74,7 @@ Ranks::Ranks(const CommandLine& line) {
   }
   region_.emplace(SharedRegion::attach(static_cast<int>(*fd)));
   if (mpi) {
-    join(line);
+    join(line, abandon);
     return;
   }
   group_ = std::make_unique<SharedGroup>(*region_, static_cast<int>(*rank),
@@ -82,19 +82,28 @@ Ranks::Ranks(const CommandLine& line) {
   on_machine_ = group_->ranks();
 }
 
-void Ranks::join(const CommandLine& line) {
+void Ranks::join(const CommandLine& line, const Abandon& abandon) {
   try {
     link_ = std::make_unique<MpiLink>(LinkSetup{.api = load_mpi(line.value("--mpi").value()),
                                                 .silence = silence_seconds().value_or(SharedGroup::kSilence),
                                                 .late = SharedGroup::kLate,
                                                 .ended = [this] { return region_->ended(); },
-                                                .host = host()});
+                                                .host = host(),
+                                                .abandon = [this, abandon](const Error& error) {
+                                                  abandon(error, *this);
+                                                }});
   } catch (const Error& error) {
     if (console_ >= 0) write_console(console_, error);  // nobody else can
     throw;
   }
   const auto here = [this](const char* what) { region_->arrive(0, what); };
   group_ = std::make_unique<MpiGroup>(*link_, MpiGroup::kStaging, here);
+  try {
+    agree_on_version(*group_, LM_VERSION);
+  } catch (const Error& error) {
+    if (error.text().area == "RANK-32") link_->leave();
+    throw;
+  }
   const std::vector<std::string> refusals =
       gather_texts(*group_, kRefusalCall, line.value("--refused").value_or(""));
   const auto first = std::ranges::find_if(refusals, [](const std::string& text) { return !text.empty(); });

@@ -19,9 +19,12 @@ namespace lm {
 
 class Ranks {
  public:
+  // Says an error and ends the process: MPI may still have memory of the call that has failed.
+  using Abandon = std::function<void(const Error& error, Ranks& ranks)>;
+
   // From --rank, --ranks-fd and --mpi; a run without them has one rank. In an MPI job, throws what the door
   // of any of the ranks has against the run, on all of them.
-  explicit Ranks(const CommandLine& line);
+  Ranks(const CommandLine& line, const Abandon& abandon);
   ~Ranks();
   Ranks(const Ranks&) = delete;
   Ranks& operator=(const Ranks&) = delete;
@@ -64,7 +67,7 @@ class Ranks {
   void agree(const char* what, const std::string& mine, const std::string& next);
 
  private:
-  void join(const CommandLine& line);
+  void join(const CommandLine& line, const Abandon& abandon);
   void meet_neighbours();
 
   int console_ = -1;  // of a rank that does not lead

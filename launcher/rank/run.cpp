@@ -221,22 +221,34 @@ std::string end_early(const Config& config, Rank& rank, const Trainer& trainer, 
 }
 
 // The checkpoint that a model in shards is written from. `early`: the held-out loss has ended the run.
-std::string result_source(const Job& job, bool early, Rank& rank, const Trainer& trainer,
-                          MetricsFile& metrics, Checkpoints& checkpoints) {
+std::string result_source(const Job& job, bool early, const StopRequest& stop, Rank& rank,
+                          const Trainer& trainer, MetricsFile& metrics, Checkpoints& checkpoints) {
+  if (stop.time_to_save()) checkpoints.finish(rank, trainer, metrics);
   const std::string best = early ? end_early(job.config, rank, trainer, checkpoints) : "";
   if (!best.empty()) return best;
   if (trains_in_shards(job)) checkpoints.save(rank, trainer, metrics);
   return checkpoints.newest();
 }
 
-RankRecord record_of(const Trainer& trainer, const Checkpoints& checkpoints, const StopRequest& stop) {
-  const int64_t step = trainer.steps(), repeat = step - checkpoints.newest_step();
-  return {step, repeat, checkpoints.newest(), stop.reason()};
-}
+// What this rank's door is told, if it has one.
+struct DoorNews {
+  Ranks& ranks;
+  Control& control;
+  const Trainer& trainer;
+  const Checkpoints& checkpoints;
+  const StopRequest& stop;
 
-void tell_door(const Ranks& ranks, Control& control, const RankRecord& record) {
-  if (ranks.own_door()) control.publish(record);
-}
+  void publish() const {
+    const int64_t step = trainer.steps(), repeat = step - checkpoints.newest_step();
+    if (ranks.own_door()) control.publish({step, repeat, checkpoints.newest(), stop.reason()});
+  }
+  // Who kills the door from here on changes nothing about how the run has ended.
+  Exit end(Exit code) const {
+    publish();
+    if (ranks.own_door()) control.publish_end(static_cast<int>(code));
+    return code;
+  }
+};
 
 // The descriptor of the run's lock; -1: the door has none.
 int lock_of(const CommandLine& line) {
@@ -266,11 +278,7 @@ Exit end_with(const Error& error, Ranks& ranks, Control& control) {
     std::fputs(error.report().c_str(), stderr);
   }
   ranks.tell(error);
-  if (ranks.own_door()) {
-    RankRecord last = control.latest();
-    last.exit_code = static_cast<int>(error.code());
-    control.publish(last);
-  }
+  if (ranks.own_door()) control.publish_end(static_cast<int>(error.code()));
   return error.code();
 }
 
@@ -359,19 +367,19 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   // The loop. Whoever asks for a stop lets the step at hand finish.
   Progress progress(config, job->plan, steps, !held_out.empty());
   progress.begin(job->stream.device == DeviceType::kCuda);
-  const auto publish = [&] { tell_door(ranks, control, record_of(trainer, checkpoints, stop)); };
+  const DoorNews door{ranks, control, trainer, checkpoints, stop};
   TrainerHooks hooks;  // all leave after the same step: that one is agreed on
   hooks.stop_requested = stopped;
   hooks.before_row = [&] { checkpoints.settle(); };
   hooks.on_step = [&](const StepRow& row) {
     stop.expect(row.step_ms / 1e3, checkpoints.expected_seconds());
     progress.show(row, checkpoints.seconds_since_save());
-    publish();
+    door.publish();
     files.running(row.step);
   };
   hooks.after_step = [&](bool best) {
     save_beside(*rank, trainer, steps, best, metrics, checkpoints);
-    publish();
+    door.publish();
   };
   judge.set(hooks);
   const auto train = [&] {
@@ -385,15 +393,14 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   finish_loop(result, ranks, progress, limit, trace);
   if (result.stopped) {
     leave(line, stop, *rank, trainer, steps, metrics, checkpoints);
-    publish();
-    return Exit::kStopped;
+    return door.end(Exit::kStopped);
   }
   // The trained model appears in one step, complete or not at all. It is worth more than what follows.
-  const std::string source = result_source(*job, result.early, *rank, trainer, metrics, checkpoints);
+  const std::string source = result_source(*job, result.early, stop, *rank, trainer, metrics, checkpoints);
   save_model(files, *job, *rank, space, result.steps, source);
   if (!result.early) judge.at(result.steps);  // one that ended early has just been judged
   show_result(job->plan, job->model.adapter.has_value(), result, directory);
-  return Exit::kDone;
+  return door.end(Exit::kDone);
 }
 
 }  // namespace
@@ -401,7 +408,9 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
 Exit run_training(const CommandLine& line) {
   Control control = Control::attach(static_cast<int>(line.integer("--control-fd").value()));
   // This process and the others that share the run; as a rule there are none.
-  Ranks ranks(line);
+  Ranks ranks(line, [&control](const Error& error, Ranks& all) {
+    _exit(static_cast<int>(end_with(error, all, control)));
+  });
   try {
     const Exit end = train(line, control, ranks);
     ranks.leave();

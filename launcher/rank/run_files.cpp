@@ -1,5 +1,7 @@
 #include "launcher/rank/run_files.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <filesystem>
 
@@ -86,6 +88,7 @@ void RunFiles::running(int64_t step) {
   RunStatus status;
   status.state = "running";
   status.step = step;
+  status.pid = getppid();  // the door's
   write_status(directory_, status);
 }
 

@@ -188,8 +188,8 @@ NewDirectory::NewDirectory(const std::string& path, bool replace) : path_(path),
                                       .next = "choose another name, or remove it",
                                       .kept = "what is there"});
   }
-  fs::create_directories(parent_of(path_), error);
-  if (error) fail_write("cannot create the directory", parent_of(path_), error.value());
+  if (const int failure = make_directories(parent_of(path_)); failure != 0)
+    fail_write("cannot create the directory", parent_of(path_), failure);
   temporary_ = temporary_name(path_);
   if (::mkdir(temporary_.c_str(), 0777) != 0) fail_write("cannot create the directory", temporary_, errno);
 }
@@ -223,14 +223,38 @@ void NewDirectory::commit() {
   temporary_.clear();
 }
 
-void sync_directory(const std::string& path) {
+namespace {
+
+// 0, or the errno.
+int sync_names(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) fail_write("cannot open the directory", path, errno);
-  const int status = ::fsync(fd);
-  const int failure = errno;
+  if (fd < 0) return errno;
+  const int failure = ::fsync(fd) == 0 ? 0 : errno;
   ::close(fd);
   // Some file systems cannot sync a directory and say EINVAL; there is nothing more to do there.
-  if (status != 0 && failure != EINVAL) fail_write("fsync of the directory", path, failure);
+  return failure == EINVAL ? 0 : failure;
+}
+
+}  // namespace
+
+void sync_directory(const std::string& path) {
+  if (const int failure = sync_names(path); failure != 0) fail_write("fsync of the directory", path, failure);
+}
+
+int make_directories(const std::string& path, unsigned mode) {
+  const std::string plain = fs::path(path + "/").lexically_normal().parent_path().string();
+  std::error_code error;
+  if (fs::is_directory(plain, error)) return 0;
+  const std::string above = parent_of(plain);
+  if (above != plain) {
+    if (const int failure = make_directories(above); failure != 0) return failure;
+  }
+  // Another process may have been first, and not come to sync it yet.
+  if (::mkdir(plain.c_str(), mode) != 0) {
+    if (errno != EEXIST) return errno;
+    if (!fs::is_directory(plain, error)) return ENOTDIR;
+  }
+  return sync_names(above);
 }
 
 }  // namespace lm

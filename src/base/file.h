@@ -80,4 +80,8 @@ class NewDirectory {
 // Makes the names in a directory durable.
 void sync_directory(const std::string& path);
 
+// Makes a directory that is missing, of that mode, and those above it that are missing, too; the name of each
+// is durable. 0, or the errno of what failed.
+int make_directories(const std::string& path, unsigned mode = 0777);
+
 }  // namespace lm

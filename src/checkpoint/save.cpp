@@ -28,15 +28,6 @@ std::string shard_name(int rank) {
   return name;
 }
 
-// The name and the directories above it last longer than the process.
-void make_directories(const std::string& path) {
-  std::error_code error;
-  if (fs::is_directory(path, error)) return;
-  fs::create_directories(path, error);
-  if (error) throw disk_error(error.value(), "cannot create the directory", path);
-  sync_directory(fs::path(path).parent_path().string());
-}
-
 std::string random_name() {
   std::random_device random;
   char text[24];
@@ -114,7 +105,8 @@ void Save::list(const StateCatalogue& catalogue) {
 }
 
 void Save::make_directory(const std::string& directory, int64_t bytes) {
-  make_directories(directory);
+  if (const int failure = make_directories(directory); failure != 0)
+    throw disk_error(failure, "cannot create the directory", directory);
   const std::string temporary = path_ + ".tmp-" + random_name();
   if (::mkdir(temporary.c_str(), 0777) != 0)
     throw disk_error(errno, "cannot create the directory", temporary);

@@ -53,7 +53,7 @@ std::string cell(const std::string& text) {
 }
 
 const char* at_resume(const KeyDoc& key) {
-  if (key.tag == KeyTag::kNumerics) return "refused";
+  if (changes_results(key.tag)) return "refused";
   if (key.tag == KeyTag::kPlacement) return "allowed: same result";
   const bool evaluation = key.full() == "data.eval" || key.full() == "train.eval_every";
   return evaluation ? "allowed, except with the schedule `reduce_lr_on_plateau`" : "allowed";
@@ -99,7 +99,8 @@ std::string key_text(const KeyDoc& key) {
   out += "  accepts    " + key.accepts + "\n";
   out += "  default    " + key.value + "\n";
   out += "  at resume  " + without_ticks(at_resume(key));
-  if (key.tag == KeyTag::kNumerics) out += " if it has changed, unless --override " + key.full();
+  if (changes_results(key.tag)) out += " if it has changed";
+  if (key.tag == KeyTag::kNumerics) out += ", unless --override " + key.full();
   return out + "\n";
 }
 

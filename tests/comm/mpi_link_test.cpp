@@ -33,6 +33,7 @@ struct Request {
   int64_t bytes = 0;
   int from = -1, at = 0;
   MpiChannel channel = MpiChannel::kData;
+  bool gone = false;  // with its process
 };
 struct World {
   std::mutex mutex;
@@ -42,6 +43,7 @@ struct World {
   std::vector<bool> mute;  // what such a rank sends does not arrive
   std::vector<int> ends;   // words of an end that each has sent
   std::set<void*> open;    // requests; those of a link that gave up stay, as MPI's do
+  int abandoned = 0;       // links whose call has failed with messages under way
 };
 World& world = *new World;  // a link's thread may outlive main
 thread_local int this_rank = -1;
@@ -82,6 +84,7 @@ void* receive(void* data, int64_t bytes, int from, MpiChannel channel, char* /*t
 int test(void* handle, MpiArrival* arrival, char* /*text*/, int /*size*/) {
   auto* const request = static_cast<Request*>(handle);
   const std::lock_guard lock(world.mutex);
+  if (request->gone) return 0;
   if (!request->sends) {
     const auto found = std::find_if(world.messages.begin(), world.messages.end(), [&](const Message& one) {
       return one.to == request->at && one.channel == request->channel &&
@@ -109,14 +112,34 @@ void mute(int rank) {
   world.mute[static_cast<size_t>(rank)] = true;
 }
 
-// Each rank's error with its code; "" none.
+// Receives of a rank into memory of its calls.
+std::vector<Request*> open_receives(int rank) {
+  std::vector<Request*> out;
+  for (void* const one : world.open) {
+    auto* const request = static_cast<Request*>(one);
+    if (!request->sends && !request->gone && request->at == rank && request->channel == MpiChannel::kData)
+      out.push_back(request);
+  }
+  return out;
+}
+
+// As the end of the rank's process.
+void abandon(int rank) {
+  const std::lock_guard lock(world.mutex);
+  EXPECT_FALSE(open_receives(rank).empty());
+  for (Request* const request : open_receives(rank)) request->gone = true;
+  ++world.abandoned;
+}
+
+// Each rank's error with its code; "" none. Whoever gives back memory of a call in which MPI may still write
+// fails the test.
 std::vector<std::string> with_links(int ranks, const std::function<void(MpiLink&, Group&)>& body,
                                     double silence = 20, double late = 3600,
                                     const std::function<bool(int)>& ended = {}) {
   {
     const std::lock_guard lock(world.mutex);
     world.wanted = ranks;
-    world.joined = world.left = 0;
+    world.joined = world.left = world.abandoned = 0;
     world.messages.clear();
     world.mute.assign(static_cast<size_t>(ranks), false);
     world.ends.assign(static_cast<size_t>(ranks), 0);
@@ -130,12 +153,18 @@ std::vector<std::string> with_links(int ranks, const std::function<void(MpiLink&
       {
         LinkSetup setup{.api = in_memory, .silence = silence, .late = late, .host = "node"};
         if (ended) setup.ended = [&] { return rank >= 0 && ended(rank); };
+        setup.abandon = [&](const Error& error) {
+          abandon(rank);
+          throw Error(error);  // a process would have ended
+        };
         MpiLink link(setup);
         rank = link.rank();
         try {
           MpiGroup group(link);
           body(link, group);
         } catch (const Error& error) {
+          const std::lock_guard lock(world.mutex);
+          EXPECT_TRUE(open_receives(rank).empty()) << "rank " << rank << ": memory was given back";
           failure = std::to_string(static_cast<int>(error.code())) + " " + error.what();
         }
       }
@@ -377,6 +406,40 @@ TEST(MpiLink, WhatADoorHasSeenEndsARankThatWaits) {
       },
       20, 3600, [](int rank) { return rank == 0; });
   EXPECT_TRUE(says(out[0], "40 another rank has ended during \"weights\"")) << out[0];
+}
+
+// A message that comes late would be written into memory that is another's by then.
+TEST(MpiLink, MemoryOfACallThatFailedIsNotGivenBack) {
+  const std::vector<std::string> out = with_links(
+      2,
+      [](MpiLink& link, Group& group) {
+        group.barrier("first");
+        if (link.rank() == 1) {
+          mute(1);
+          return;
+        }
+        std::byte late{};
+        const Transfer one{.to = &late, .bytes = 1, .peer = 1};
+        link.move("late", std::span(&one, 1));
+      },
+      1.0);
+  EXPECT_TRUE(says(out[0], "41 rank 1 on node has given no sign of life for")) << out[0];
+  EXPECT_EQ(world.abandoned, 1);
+}
+
+// Nothing of it is on its way: the error can be thrown.
+TEST(MpiLink, ACallThatIsMadeAfterTheEndIsNotBegun) {
+  const std::vector<std::string> out = with_links(2, [](MpiLink& link, Group& group) {
+    group.barrier("first");
+    if (link.rank() == 1) {
+      link.end(Exit::kNoSpace, "the disk is full at /swap");
+      return;
+    }
+    while (!link.lost()) std::this_thread::yield();
+    group.barrier("second");
+  });
+  EXPECT_TRUE(says(out[0], "20 rank 1 on node has ended the run: the disk is full at /swap")) << out[0];
+  EXPECT_EQ(world.abandoned, 0);
 }
 
 TEST(MpiLink, RanksThatComeForDifferentThingsNotice) {

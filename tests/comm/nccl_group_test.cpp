@@ -262,6 +262,94 @@ TEST(NcclGroup, ARankThatNeverComesEndsTheStart) {
   EXPECT_EQ(WEXITSTATUS(status), 40);
 }
 
+// NCCL of which a call does not come back until it is aborted.
+struct StuckNccl {
+  std::atomic<bool> armed = false, aborted = false;
+  NcclGroup* group = nullptr;
+  std::string known;  // when it was aborted
+};
+StuckNccl stuck;
+
+NcclApi stuck_api() {
+  NcclApi api{};
+  api.error_string = [](int) { return ""; };
+  api.last_error = [](void*) { return ""; };
+  api.unique_id = [](NcclId*) { return kNcclSuccess; };
+  api.init = [](void** comm, int, NcclId, int, NcclConfig*) {
+    *comm = &stuck;
+    return kNcclSuccess;
+  };
+  api.async_error = [](void*, int* result) { return *result = kNcclSuccess; };
+  api.group_start = [] { return kNcclSuccess; };
+  api.group_end = [] {
+    while (stuck.armed && !stuck.aborted) std::this_thread::yield();
+    return kNcclSuccess;
+  };
+  api.send = [](const void*, size_t, int, int, void*, void*) { return kNcclSuccess; };
+  api.receive = [](void*, size_t, int, int, void*, void*) { return kNcclSuccess; };
+  api.all_gather = [](const void*, void*, size_t, int, void*, void*) { return kNcclSuccess; };
+  api.abort = [](void*) {
+    try {
+      stuck.group->check();
+    } catch (const Error& error) {
+      stuck.known = error.what();
+    }
+    stuck.aborted = true;
+    return kNcclSuccess;
+  };
+  return api;
+}
+
+// In a process of its own, as CUDA wants it: what it wrote.
+std::string in_a_process(const std::function<std::string()>& body) {
+  int ends[2];
+  EXPECT_EQ(pipe(ends), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    const std::string text = body();
+    _exit(write(ends[1], text.data(), text.size()) < 0);
+  }
+  close(ends[1]);
+  char text[1024];
+  const ssize_t n = read(ends[0], text, sizeof text);
+  close(ends[0]);
+  waitpid(child, nullptr, 0);
+  return {text, static_cast<size_t>(std::max<ssize_t>(n, 0))};
+}
+
+// A call that is stuck holds the lock of calls, and the reason must not be written or read beside it.
+TEST(NcclGroup, TheReasonIsKnownBeforeACallThatIsStuckIsAborted) {
+  LM_NEEDS_GPU();
+  const std::string said = in_a_process([] {
+    SharedRegion region = SharedRegion::create(2);
+    SharedGroup peers(region, 0);
+    std::thread([&] {
+      SharedGroup there(region, 1);
+      NcclId id;
+      there.broadcast("NCCL's id", std::as_writable_bytes(std::span(&id, 1)));
+    }).detach();
+    cuda_select(0);
+    const NcclApi api = stuck_api();
+    const auto lost = [](const std::string&) -> std::optional<Error> {
+      if (!stuck.armed) return std::nullopt;
+      return Error(Exit::kPeerLost, {.area = "X", .what = "rank 1 is gone", .place = "here", .next = ""});
+    };
+    NcclGroup group({.api = api, .peers = peers, .lost = lost, .host = "here"});
+    stuck.group = &group;
+    stuck.armed = true;
+    std::string thrown = "nothing";
+    try {
+      const std::vector<ByteRange> shards = {{0, 1}, {1, 1}};
+      group.share("weights", nullptr, shards);
+    } catch (const Error& error) {
+      thrown = error.what();
+    }
+    return stuck.known + " / " + thrown;
+  });
+  EXPECT_EQ(said, "rank 1 is gone / rank 1 is gone");
+}
+
 TEST(NcclLibrary, SaysItsVersion) {
   const std::string version = nccl_version();
   EXPECT_GE(version, "2.14");

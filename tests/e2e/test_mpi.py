@@ -282,6 +282,36 @@ def test_a_stop_is_agreed_on_and_the_job_goes_on(work):
     assert result(work, "stopped") == result(work, "whole")
 
 
+def final_status(work, name):
+    mpi.nothing_left(work)
+    mpi.until(lambda: mpi.status(work, name)["state"] != "running", 60, f"the end of {mpi.status(work, name)}")
+    return mpi.status(work, name)
+
+
+def test_a_job_that_mpirun_ends_has_a_final_status(work):
+    """mpirun passes SIGTERM on, and kills who is left a second later: the run, or what was to write its status."""
+    prepared(work, "ended", train__steps=100000)
+    job = mpi.start(work, "ended", 2)
+    mpi.until(lambda: job.poll() is not None or mpi.status(work, "ended").get("step", 0) > 2, 60, "step 3")
+    job.send_signal(signal.SIGTERM)
+    job.communicate(timeout=60)
+    status = final_status(work, "ended")
+    assert (status["state"], status["exit_code"]) in (("stopped", 75), ("failed", 40)), status
+    saved = sorted((work / "runs" / "ended" / "checkpoints").glob("step_????????"))
+    assert status["state"] != "stopped" or status["checkpoint"].endswith(saved[-1].name), status
+
+
+def test_mpirun_that_is_killed_is_no_bug_of_ours(work):
+    prepared(work, "orphans", train__steps=100000)
+    job = mpi.start(work, "orphans", 2)
+    mpi.until(lambda: job.poll() is not None or mpi.status(work, "orphans").get("step", 0) > 2, 60, "step 3")
+    job.kill()
+    job.communicate(timeout=60)
+    status = final_status(work, "orphans")
+    assert (status["state"], status["exit_code"]) == ("failed", 40), status
+    assert "BUG" not in (work / "runs" / "orphans" / "log.txt").read_text()
+
+
 @pytest.mark.parametrize("arguments", [[], ["--gpus", "0"]])
 def test_one_process_plans_for_all(work, arguments):
     prepared(work, "planned")

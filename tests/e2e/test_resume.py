@@ -1,11 +1,13 @@
 """Runs that are interrupted and go on: what comes out equals, as text and byte for byte, the run that nobody interrupted."""
 
 import contextlib
+import datetime
 import json
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import time
 import tomllib
@@ -27,9 +29,9 @@ MODEL_FILE = {"full": "model.safetensors", "lora": "adapter_model.safetensors"}
 
 
 def prepared(work, name, method="full", place="resident", **changes):
-    """A configuration of STEPS steps that saves after each third."""
+    """A configuration of STEPS steps that saves after each third and the last, and keeps all of these."""
     settings = {"train__method": method, "train__steps": STEPS, "train__eval_every": 2, "model__dtype": "bf16", "optimizer__schedule": "cosine",
-                "checkpoint__every": 3, **PLACES[place], **changes}
+                "checkpoint__every": 3, "checkpoint__keep": 3, **PLACES[place], **changes}
     shutil.rmtree(work / "runs" / name, ignore_errors=True)
     return config(work, name, **settings)
 
@@ -150,7 +152,7 @@ def test_a_save_of_state_on_disk_reads_nothing(work):
 def test_a_save_is_of_its_own_step_though_it_is_committed_in_the_next(work, undisturbed):
     metrics = (work / "runs" / "undisturbed_full" / "metrics.jsonl").read_bytes()
     log = (work / "runs" / "undisturbed_full" / "log.txt").read_text()
-    assert checkpoints(work, "undisturbed_full") == ["step_00000003", "step_00000006"]
+    assert checkpoints(work, "undisturbed_full") == ["step_00000003", "step_00000006", "step_00000008"]
     for step in (3, 6):
         manifest = json.loads((work / "runs" / "undisturbed_full" / "checkpoints" / f"step_{step:08}" / "MANIFEST.json").read_text())
         trainer = manifest["run"]["trainer"]
@@ -201,6 +203,7 @@ def test_a_checkpoint_that_is_not_whole_is_said_and_passed_over(work, undisturbe
     lmlaunch(f"{name}.toml", cwd=work)
     run = work / "runs" / name
     for damage in ("bytes", "manifest", "absent"):
+        shutil.rmtree(run / "checkpoints" / "step_00000008")
         shutil.rmtree(run / "model", ignore_errors=True)
         (run / "status.json").unlink(missing_ok=True)
         newest = run / "checkpoints" / "step_00000006"
@@ -220,7 +223,7 @@ def test_a_checkpoint_that_is_not_whole_is_said_and_passed_over(work, undisturbe
         assert "goes on from runs/damaged/checkpoints/step_00000003" in ended.stderr, damage
         assert "note CKPT-01" in ended.stderr and "step_00000009.tmp-00" in ended.stderr
         assert result(work, name, "full") == undisturbed["full"]
-        assert [c for c in checkpoints(work, name) if "damaged" not in c] == ["step_00000003", "step_00000006"], damage
+        assert [c for c in checkpoints(work, name) if "damaged" not in c] == ["step_00000003", "step_00000006", "step_00000008"], damage
     for path in (run / "checkpoints").iterdir():
         (path / "MANIFEST.json").unlink(missing_ok=True)
     (run / "status.json").unlink()
@@ -232,17 +235,17 @@ def test_which_checkpoint_is_taken_and_which_are_kept(work, undisturbed):
     name = "choice"
     prepared(work, name, checkpoint__every=1, checkpoint__keep=3)
     lmlaunch(f"{name}.toml", cwd=work)
-    assert checkpoints(work, name) == ["step_00000005", "step_00000006", "step_00000007"]
+    assert checkpoints(work, name) == ["step_00000006", "step_00000007", "step_00000008"]
     (work / "runs" / name / "status.json").unlink()
     refused = lmlaunch(f"{name}.toml", "checkpoint.resume=never", cwd=work, check=False)
     assert refused.returncode == 14 and "never" in refused.stderr
     refused = lmlaunch(f"{name}.toml", "checkpoint.resume=step_00000004", cwd=work, check=False)
-    assert refused.returncode == 14 and "step_00000005: whole" in refused.stderr
+    assert refused.returncode == 14 and "step_00000006: whole" in refused.stderr
     refused = lmlaunch(f"{name}.toml", "checkpoint.resume=latest", cwd=work, check=False)
     assert refused.returncode == 10 and "checkpoint.resume" in refused.stderr
-    ended = lmlaunch(f"{name}.toml", "checkpoint.resume=step_00000005", "checkpoint.every=0", cwd=work)
-    assert "goes on from runs/choice/checkpoints/step_00000005" in ended.stderr
-    assert checkpoints(work, name) == ["step_00000005", "step_00000006.later", "step_00000007.later"]
+    ended = lmlaunch(f"{name}.toml", "checkpoint.resume=step_00000006", "checkpoint.every=0", cwd=work)
+    assert "goes on from runs/choice/checkpoints/step_00000006" in ended.stderr
+    assert checkpoints(work, name) == ["step_00000006", "step_00000007.later", "step_00000008.later"]
     assert result(work, name, "full") == undisturbed["full"]
 
 
@@ -253,7 +256,51 @@ def test_the_best_by_held_out_loss_is_kept(work):
     lmlaunch(f"{name}.toml", cwd=work)
     losses = {row["step"]: row["eval_loss"] for row in rows(work, name) if "eval_loss" in row and 0 < row["step"] < STEPS}
     best = min(losses, key=losses.get)
-    assert checkpoints(work, name) == sorted({f"step_{best:08}", "step_00000007"})
+    assert checkpoints(work, name) == sorted({f"step_{best:08}", "step_00000008"})
+
+
+@pytest.mark.parametrize("method", MODEL_FILE)
+def test_the_last_step_is_saved_and_nothing_is_repeated(work, method):
+    name = f"last_{method}"
+    ended = lmlaunch(prepared(work, name, method, checkpoint__every=5), cwd=work)
+    last = f"runs/{name}/checkpoints/step_00000008"
+    assert ended.stderr.rstrip().endswith(f"reason=done step=8 checkpoint={last} repeat=0"), ended.stderr
+    assert json.loads(lmlaunch("verify", last, "--json", cwd=work).stdout)["ok"]
+
+
+def test_a_start_keeps_no_more_checkpoints_than_it_is_to(work):
+    """As after starts that each died between a save and what is deleted after it."""
+    name = "crash_loop"
+    prepared(work, name, checkpoint__every=1, checkpoint__keep=9)
+    code, messages = interrupt(work, name, 5, kill)
+    assert code in (-signal.SIGKILL, 0) and len(checkpoints(work, name)) > 2, messages
+    if not done(work, name):
+        newest = [path for path in checkpoints(work, name) if ".tmp" not in path][-2:]
+        lmlaunch(f"{name}.toml", "checkpoint.every=0", "checkpoint.keep=2", cwd=work)
+        assert checkpoints(work, name) == newest
+
+
+def test_a_status_that_is_stale_can_be_told(work):
+    """A door that is killed leaves a final one; it says by whom, where and when it was written."""
+    name = "front"
+    prepared(work, name, train__steps=100000, checkpoint__every=2)
+    process = subprocess.Popen([BIN / "lmlaunch", f"{name}.toml"], cwd=work, stderr=subprocess.DEVNULL, start_new_session=True)
+    path = work / "runs" / name / "status.json"
+    while process.poll() is None and not (path.exists() and json.loads(path.read_text())["step"] > 4):
+        time.sleep(0.005)
+    status = json.loads(path.read_text())
+    assert (status["state"], status["host"], status["pid"]) == ("running", socket.gethostname(), process.pid)
+    written = datetime.datetime.fromisoformat(status["updated_at"].replace("Z", "+00:00")).timestamp()
+    assert abs(written - path.stat().st_mtime) < 60
+    process.kill()  # it alone: its rank ends with it
+    process.wait()
+    for _ in range(6000):
+        if (status := json.loads(path.read_text()))["state"] != "running":
+            break
+        time.sleep(0.01)
+    assert (status["state"], status["exit_code"], status["reason"], status["pid"]) == ("failed", 40, "killed:lmlaunch", process.pid)
+    newest = [int(path.removeprefix("step_")) for path in checkpoints(work, name) if ".tmp" not in path][-1]
+    assert status["checkpoint"].endswith(f"step_{newest:08}") and status["step"] == newest + status["repeat"], status
 
 
 def test_a_changed_configuration_is_refused_unless_it_is_named(work):
@@ -455,8 +502,8 @@ def test_damage_while_a_save_is_under_way_drops_it(work, method):
     assert code == 0, messages
     assert "going back to" in messages and "are not what was written" in messages, messages
     said = [int(step) for step in re.findall(r"COMMITTED step (\d+) ", messages)]
-    assert said == list(range(1, 80)), messages
-    assert checkpoints(work, name) == ["step_00000078", "step_00000079"]
+    assert said == list(range(1, 81)), messages
+    assert checkpoints(work, name) == ["step_00000078", "step_00000079", "step_00000080"]
     assert result(work, name, method) == result(work, f"sound_each_{method}", method)
 
 

@@ -259,6 +259,20 @@ TEST_F(CheckpointFaults, ADirectoryThatCannotBeReadIsNotEmpty) {
   EXPECT_TRUE(find_checkpoints(directory_ + "/none").empty());
 }
 
+// A directory whose own name is not on the disk takes with it what was committed inside.
+TEST_F(CheckpointFaults, EachNewDirectoryAboveIsSyncedBeforeTheCommit) {
+  const std::string top = fs::temp_directory_path().string();
+  failing_calls::names_made();
+  Save save({.directory = directory_ + "/runs/new/checkpoints", .step = 1, .catalogue = catalogue_});
+  std::vector<std::string> made = failing_calls::names_made();
+  ASSERT_GE(made.size(), 8U);
+  made.resize(8);
+  const std::string &d = directory_, runs = d + "/runs", run = runs + "/new";
+  EXPECT_EQ(made, (std::vector<std::string>{"mkdir " + d, "fsync " + top, "mkdir " + runs, "fsync " + d,
+                                            "mkdir " + run, "fsync " + runs, "mkdir " + run + "/checkpoints",
+                                            "fsync " + run}));
+}
+
 // It cannot be read now; nobody knows whether it can be tomorrow.
 TEST_F(CheckpointFaults, WhatCannotBeReadGoesOnlyWhenEnoughNewerOnesAreWhole) {
   for (const int64_t step : {1, 2, 3}) {

@@ -5,10 +5,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdarg>
 #include <mutex>
 #include <optional>
+#include <utility>
 
 namespace lm::failing_calls {
 namespace {
@@ -17,6 +19,7 @@ std::mutex mutex;  // guards all below
 std::optional<SimFaultAt> planned;
 int64_t calls = 0, met = 0;
 const char* first_met = "";
+std::vector<std::string> made;
 
 int error_of(SimFault fault) {
   switch (fault) {
@@ -53,6 +56,18 @@ size_t half(size_t bytes) {
   return bytes >= 2 * kSector ? bytes / 2 / kSector * kSector : bytes / 2;
 }
 
+void note(const char* name, const std::string& path) {
+  const std::lock_guard lock(mutex);
+  made.push_back(std::string(name) + " " + path);
+}
+
+std::string path_of(int descriptor) {
+  char path[4096];
+  const ssize_t n =
+      ::readlink(("/proc/self/fd/" + std::to_string(descriptor)).c_str(), path, sizeof path);
+  return {path, static_cast<size_t>(std::max<ssize_t>(n, 0))};
+}
+
 template <class... Arguments>
 int call(const char* name, long number, Arguments... arguments) {
   if (const auto fault = fault_of(name)) {
@@ -80,6 +95,12 @@ void plan(SimFaultAt at) {
   planned = at;
   calls = met = 0;
   first_met = "";
+  made.clear();
+}
+
+std::vector<std::string> names_made() {
+  const std::lock_guard lock(mutex);
+  return std::exchange(made, {});
 }
 
 int64_t stop() {
@@ -115,6 +136,7 @@ int openat(int directory, const char* path, int flags, ...) {
   return call("openat", SYS_openat, directory, path, flags, mode);
 }
 int mkdir(const char* path, mode_t mode) {
+  lm::failing_calls::note("mkdir", path);
   return call("mkdir", SYS_mkdir, path, mode);
 }
 int fallocate(int descriptor, int mode, off_t offset, off_t bytes) {
@@ -124,6 +146,7 @@ int ftruncate(int descriptor, off_t bytes) noexcept {
   return call("ftruncate", SYS_ftruncate, descriptor, bytes);
 }
 int fsync(int descriptor) {
+  lm::failing_calls::note("fsync", lm::failing_calls::path_of(descriptor));
   return call("fsync", SYS_fsync, descriptor);
 }
 int fdatasync(int descriptor) {

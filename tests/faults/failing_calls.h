@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "offload/sim_engine.h"
 
@@ -17,5 +18,8 @@ void plan(SimFaultAt at);
 int64_t stop();
 // The first call that met it: "fsync".
 std::string first();
+// What makes names, and what makes them durable, since `plan` or since this was asked: "mkdir /a/b",
+// "fsync /a".
+std::vector<std::string> names_made();
 
 }  // namespace lm::failing_calls

@@ -4,9 +4,10 @@ its file system is cut, and what a start finds afterwards is judged.
   power_cut.py [--short]
 
 For each of ext4 and XFS (on loop devices; root), with and without its journal, for each engine, and for each kind of save: of the
-next checkpoint, of one that takes the place of an earlier one of its step, and of a run's first. After each cut: every
-checkpoint that has a name verifies, one that was reported COMMITTED is there, there always is one where there was one before, and
-the next save succeeds and leaves no litter. --short: the next checkpoint's save through one engine, and every mistake.
+next checkpoint, of one that takes the place of an earlier one of its step, and of a run's first, in a runs/ that did not exist.
+After each cut: every checkpoint that has a name verifies, one that was reported COMMITTED is there, there always is one where there
+was one before, and the next save succeeds and leaves no litter. --short: the next checkpoint's save through one engine, and every
+mistake; of a run's first the order of calls alone.
 
 The suite also shows that it would see a mistake: a call that makes something durable is skipped (strace answers in its place), or
 the earlier checkpoint goes first. The order of calls is judged apart from file systems, too, by what POSIX promises: that a
@@ -32,7 +33,7 @@ CUTS = ["drop-journal", "keep-journal"]
 KINDS = {
     "next": {"before": [(1, 10)], "save": (2, 20)},
     "again": {"before": [(1, 10)], "save": (1, 20)},
-    "first": {"before": [], "save": (1, 20)},
+    "first": {"before": [], "save": (1, 20), "directory": "runs/new/checkpoints"},
 }
 # Calls that are answered without being made, or words for the tool.
 MISTAKES = {
@@ -62,7 +63,11 @@ class Disk:
         self.mount_point = work / "mount"
         self.checkpoints = self.mount_point / "checkpoints"
 
+    def prepare(self, kind):
+        self.checkpoints = self.mount_point / KINDS[kind].get("directory", "checkpoints")
+
     def base(self, kind):
+        self.prepare(kind)
         image = self.work / f"{self.system}-{kind}.img"
         if not image.exists():
             must("truncate", "-s", IMAGES[self.system], image)
@@ -113,6 +118,7 @@ class Disk:
 
 
 def save_command(disk, kind, engine, mode="direct", words=()):
+    disk.prepare(kind)
     step, seed = KINDS[kind]["save"]
     return [TOOL, "save", str(disk.checkpoints), str(step), str(seed), engine, mode, *words]
 
@@ -128,7 +134,7 @@ def kill_points(disk, kind, command):
             continue  # the second half of a call that another thread interrupted
         thread, call = found.groups()
         count[thread, call] = count.get((thread, call), 0) + 1
-        begun = begun or str(disk.checkpoints) in line
+        begun = begun or str(disk.mount_point) in line
         if begun:
             points[call, count[thread, call]] = None
     return list(points) + [("close", 9999)], lines  # and a try that is not killed
@@ -162,13 +168,20 @@ def try_once(disk, kind, command, call, nth, cut, skip=None):
     return wrong, run.returncode != 0, committed
 
 
+def judged(disk, kind, engine):
+    """The points at which its save may be killed, and what is wrong with the order of its calls."""
+    points, lines = kill_points(disk, kind, save_command(disk, kind, engine))
+    calls = list(completed_calls(lines))
+    top = str(disk.mount_point)
+    needless, syncs = needless_syncs(calls, str(disk.checkpoints), top)
+    failures = [f"{disk.system}, {kind}, {engine}: {breach}" for breach in broken_promises(calls, str(disk.checkpoints), top)]
+    failures += [f"{disk.system}, {kind}, {engine}: not judged: {call}" for call in needless] if syncs >= 4 else ["too few syncs are seen"]
+    return points, failures
+
+
 def explore(row, disk, kind, engine):
     command = save_command(disk, kind, engine)
-    points, lines = kill_points(disk, kind, command)
-    calls = list(completed_calls(lines))
-    needless, syncs = needless_syncs(calls, str(disk.checkpoints))
-    failures = [f"{disk.system}, {kind}, {engine}: {breach}" for breach in broken_promises(calls, str(disk.checkpoints))]
-    failures += [f"{disk.system}, {kind}, {engine}: not judged: {call}" for call in needless] if syncs >= 4 else ["too few syncs are seen"]
+    points, failures = judged(disk, kind, engine)
     for cut in CUTS:
         for call, nth in points:
             wrong, killed, committed = try_once(disk, kind, command, call, nth, cut)
@@ -207,8 +220,9 @@ def completed_calls(lines):
             yield call
 
 
-def broken_promises(calls, directory):
-    """What POSIX does not promise of these calls: a file's bytes last from its sync on, a name from the sync of its directory on."""
+def broken_promises(calls, directory, top):
+    """What POSIX does not promise of these calls: a file's bytes last from its sync on, a name from the sync of its directory on.
+    Below `top` the directory's own name and those above it count, too."""
     bytes_unsynced, names_unsynced, named, out = set(), set(), False, []
     for call in calls:
         verb = call.split("(")[0]
@@ -220,8 +234,8 @@ def broken_promises(calls, directory):
         elif verb in ("fsync", "fdatasync"):
             bytes_unsynced.discard(file)
             names_unsynced = {name for name in names_unsynced if os.path.dirname(name) != file}
-        elif verb == "mkdir" and paths:
-            names_unsynced.add(paths[0])
+        elif verb == "mkdir" and (new := re.findall(rf'"({re.escape(top)}/[^"]*)"', call)):
+            names_unsynced.add(new[0])
         elif verb == "openat" and paths and "O_CREAT" in call:
             names_unsynced.add(paths[0])
             bytes_unsynced.add(paths[0])  # a ring writes unseen
@@ -240,10 +254,10 @@ def broken_promises(calls, directory):
     return out
 
 
-def needless_syncs(calls, directory):
+def needless_syncs(calls, directory, top):
     """Syncs without which no promise would be broken: there are none, or the judge is blind."""
-    syncs = [i for i, call in enumerate(calls) if re.match(r"f(data)?sync\(", call) and directory in call]
-    return [calls[i] for i in syncs if not broken_promises(calls[:i] + calls[i + 1:], directory)], len(syncs)
+    syncs = [i for i, call in enumerate(calls) if re.match(r"f(data)?sync\(", call) and top in call]
+    return [calls[i] for i in syncs if not broken_promises(calls[:i] + calls[i + 1:], directory, top)], len(syncs)
 
 
 def main():
@@ -275,6 +289,8 @@ def main():
                         points, wrong = explore(row, disk, kind, engine)
                         failures += wrong
                         row.row["figures"][f"points: {disk.system}, {kind}, {engine}"] = points
+                if short:
+                    failures += judged(disk, "first", "uring")[1]
             for name, mistake in MISTAKES.items():
                 for disk in disks[:1] if short else disks:
                     where = caught(disk, mistake)

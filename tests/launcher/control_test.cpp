@@ -2,12 +2,16 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
+#include <thread>
 
 #include "base/error.h"
+#include "comm/shared_region.h"
 #include "launcher/status.h"
 
 namespace lm {
@@ -58,10 +62,62 @@ TEST(Control, ARankKilledWhileItPublishesLeavesAWholeRecord) {
   }
 }
 
+// The compute thread says how far it is, the watchdog that the rank ends.
+TEST(Control, TwoThreadsThatPublishLeaveWholeRecords) {
+  Control door = Control::create();
+  std::atomic<bool> over = false;
+  const auto text_of = [](int64_t n) {
+    return std::string(static_cast<size_t>(1 + n % 4000), static_cast<char>('a' + n % 26));
+  };
+  const auto publish = [&](int64_t first) {
+    for (int64_t n = first; n < 4000; n += 2) door.publish({n, n, text_of(n), std::to_string(n)});
+  };
+  std::thread one([&] { publish(1); });
+  std::thread other([&] { publish(2); });
+  std::thread reader([&] {
+    while (!over) {
+      const RankRecord last = door.latest();
+      if (last.step == 0) continue;
+      ASSERT_EQ(last.repeat, last.step);
+      ASSERT_EQ(last.checkpoint, text_of(last.step));
+      ASSERT_EQ(last.reason, std::to_string(last.step));
+    }
+  });
+  one.join();
+  other.join();
+  over = true;
+  reader.join();
+}
+
+TEST(Control, ARecordAfterTheEndKeepsTheEnd) {
+  Control door = Control::create();
+  door.publish({3, 1, "/c/2", ""});
+  door.publish_end(41);
+  door.publish({4, 2, "/c/2", ""});
+  EXPECT_EQ(door.latest().exit_code, 41);
+  EXPECT_EQ(door.latest().step, 4);
+}
+
+TEST(Control, ARegionThatCannotBeMadeLeavesNoDescriptor) {
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit little{.rlim_cur = 16, .rlim_max = before.rlim_max};
+  const int next = dup(0);
+  close(next);
+  setrlimit(RLIMIT_FSIZE, &little);
+  EXPECT_THROW(Control::create(), Error);
+  EXPECT_THROW(SharedRegion::create(2), Error);
+  setrlimit(RLIMIT_FSIZE, &before);
+  const int now = dup(0);
+  EXPECT_EQ(now, next);
+  close(now);
+}
+
 TEST(Control, AnotherFileIsRefused) {
   const int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
   EXPECT_THROW(Control::attach(fd), Error);
-  close(fd);
+  EXPECT_EQ(fcntl(fd, F_GETFD), -1);
   EXPECT_THROW(Control::attach(999), Error);
 }
 

@@ -14,6 +14,7 @@
 #include "config/config_print.h"
 #include "config/config_toml.h"
 #include "launcher/status.h"
+#include "tests/faults/failing_calls.h"
 
 namespace lm {
 namespace {
@@ -64,6 +65,14 @@ TEST_F(RunDirectory, NewEmptyAndBarelyBegunDirectoriesMayBeUsed) {
   write("status.json", "{}");
   write("log.txt", "x");
   EXPECT_EQ(code(), 0);
+}
+
+TEST_F(RunDirectory, EachNewDirectoryIsSynced) {
+  failing_calls::names_made();
+  const RunLock lock(root_ + "/runs/new/");
+  std::vector<std::string> made = failing_calls::names_made();
+  EXPECT_EQ(made, (std::vector<std::string>{"mkdir " + root_ + "/runs", "fsync " + root_,
+                                            "mkdir " + root_ + "/runs/new", "fsync " + root_ + "/runs"}));
 }
 
 TEST_F(RunDirectory, TheSameNumericsStartAgainAndOthersAreRefused) {

@@ -2,6 +2,8 @@
 //   done | exit:N | signal:N                    ends so, after publishing step 7
 //   stop                                        publishes step 12, waits for a stop request, leaves with 75
 //   deaf                                        never stops
+//   running, stopping                           writes status.json and never stops; stopping: with all that one
+//                                               does that leaves with 75, once it is asked to, but leave
 //   ends:N                                      publishes step 7 and that it ends with N, and never does;
 //   after four
 //                                               seconds it prints "fake rank: lives on"
@@ -19,6 +21,7 @@
 
 #include "launcher/command_line.h"
 #include "launcher/control.h"
+#include "launcher/status.h"
 
 namespace {
 
@@ -78,6 +81,17 @@ int main(int argc, char** argv) {
     publish(control, {.step = 12, .repeat = 2, .checkpoint = "/a run/step_00000010", .reason = ""});
     for (int i = 0; i < 2000 && control->stop_requests() == 0; ++i) usleep(5000);
     return 75;
+  }
+  if (script == "running" || script == "stopping") {
+    publish(control, {.step = 12, .repeat = 2, .checkpoint = "/c/step_00000010", .reason = ""});
+    if (script == "stopping") {
+      while (control->stop_requests() == 0) usleep(5000);
+      publish(control, {.step = 12, .repeat = 0, .checkpoint = "/c/step_00000012", .reason = ""});
+      control->publish_end(75);
+    }
+    write_status(*line.value("--run-dir"), {.state = "running", .exit_code = {}, .reason = "", .step = 12, .pid = getppid()});
+    std::fputs("fake rank: has written its status\n", stderr);
+    live_on();
   }
   if (script == "deaf") live_on();
   return 0;

@@ -1,0 +1,91 @@
+// A message that comes when the call that waited for it has been given up, over Open MPI and under the address
+// sanitizer, which knows what Open MPI writes by its own replacements of memcpy and readv. Under `mpirun -n 3`:
+//
+//   late_peer keep     the call ends its process, as lmlaunch does: the message comes into memory that is there
+//   late_peer give     the mistake that is to be seen: the error is thrown, and unwinding gives the memory back
+//
+// Rank 2 is a link whose neighbour is rank 1. That one, and rank 0, give no sign of life; rank 1 sends what it
+// owed once rank 2 has told it that it has given up.
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/process.h"
+#include "comm/mpi_link.h"
+#include "comm/mpi_worker.h"
+
+namespace lm {
+namespace {
+
+constexpr size_t kBytes = 1024;
+constexpr char kLate = 'L';
+char text[512];
+
+void wait_for(const MpiApi& api, void* request) {
+  MpiArrival arrival;
+  while (api.test(request, &arrival, text, sizeof text) == 0) std::this_thread::yield();
+}
+
+// Hears that the link has given up, and is late.
+void be_late(const MpiApi& api) {
+  Sign sign;
+  while (sign.kind != Sign::Kind::kEnd)
+    wait_for(api, api.receive(&sign, sizeof sign, 2, MpiChannel::kSigns, text, sizeof text));
+  const std::vector<char> bytes(kBytes, kLate);
+  wait_for(api, api.send(bytes.data(), kBytes, 2, MpiChannel::kData, 0, text, sizeof text));
+}
+
+void receive(MpiLink& link, std::byte* to) {
+  const Transfer one{.to = to, .bytes = kBytes, .peer = 1};
+  link.move("late", std::span(&one, 1));
+}
+
+// The link's thread goes on with MPI for about a second: until rank 0 would have said something.
+void wait_a_link(MpiLink& link) {
+  link.end(Exit::kNoProgress, "given up");
+}
+
+void give_up_on_it(const MpiApi& api, bool keep) {
+  auto memory = std::make_unique<std::vector<std::byte>>(kBytes);
+  MpiLink* made = nullptr;
+  LinkSetup setup{.api = api, .silence = 1, .host = "here"};
+  if (keep) {
+    setup.abandon = [&](const Error&) {
+      wait_a_link(*made);
+      if (memory->front() == std::byte{kLate}) std::puts("the late message has come into memory that is there");
+      std::fflush(stdout);
+      _exit(0);
+    };
+  }
+  MpiLink link(setup);
+  made = &link;
+  try {
+    receive(link, memory->data());
+  } catch (const Error&) {
+    memory.reset();
+    wait_a_link(link);
+  }
+}
+
+}  // namespace
+}  // namespace lm
+
+int main(int argc, char** argv) {
+  const lm::MpiApi& api = lm::load_mpi(lm::beside_this_program("lmlaunch-mpi.so"));
+  const std::string place = std::getenv("OMPI_COMM_WORLD_RANK");
+  if (place == "2") {
+    lm::give_up_on_it(api, argc > 1 && std::strcmp(argv[1], "keep") == 0);
+  } else {
+    int rank = 0, ranks = 0;
+    api.join(&rank, &ranks, lm::text, sizeof lm::text);
+    if (rank == 1) lm::be_late(api);
+    while (getppid() > 1) pause();  // until mpirun ends it
+  }
+  _exit(0);
+}
