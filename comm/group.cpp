@@ -97,11 +97,11 @@ void agree_on_version(Group& group, const std::string& mine) {
   for (size_t r = 1; r < all.size(); ++r) {
     const std::string first = all.front().text, other = all[r].text;
     if (other == first) continue;
-    throw Error(Exit::kConfig, {.area = "RANK-32",
-                                .what = fmt::format("rank {} is lmlaunch {}, and rank 0 is lmlaunch {}", r,
-                                                    other, first),
-                                .place = "",
-                                .next = "install the same lmlaunch on all machines"});
+    throw Error(Exit::kConfig,
+                {.area = "RANK-32",
+                 .what = fmt::format("rank {} is lmlaunch {}, and rank 0 is lmlaunch {}", r, other, first),
+                 .place = "",
+                 .next = "install the same lmlaunch on all machines"});
   }
 }
 

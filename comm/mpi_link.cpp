@@ -65,10 +65,11 @@ void MpiWorker::move(const char* what, std::span<const Transfer> transfers, bool
       stopping_ = true;
       wake_.notify_one();
       wait(lock, kTellSeconds, [this] { return ended_; });
-      fail(lock, Error(Exit::kPeerLost, {.area = "PEER-08",
-                                         .what = std::string("another rank has ended during \"") + what + "\"",
-                                         .place = here() + " on " + setup_.host,
-                                         .next = "see that rank's message"}));
+      fail(lock,
+           Error(Exit::kPeerLost, {.area = "PEER-08",
+                                   .what = std::string("another rank has ended during \"") + what + "\"",
+                                   .place = here() + " on " + setup_.host,
+                                   .next = "see that rank's message"}));
     }
     if (stuck > setup_.silence) {
       fail(lock, Error(Exit::kNoProgress, {.area = "HANG-09",

@@ -146,13 +146,14 @@ bool MpiWorker::advance_order() {
     MpiArrival arrival;
     if (!finish(one.request, &arrival)) return false;
     if (one.transfer->to != nullptr && arrival.tag != order_->tag) {
-      throw Error(Exit::kInternal,
-                  {.area = "BUG-70",
-                   .what = fmt::format("rank {} has come for something else than \"{}\", call {}",
-                                       one.transfer->peer, what_, call_),
-                   .place = here(),
-                   .next = "see that all machines run the same lmlaunch; if they do, report this message with "
-                           "the logs of both ranks: it is a bug in lmlaunch"});
+      throw Error(
+          Exit::kInternal,
+          {.area = "BUG-70",
+           .what = fmt::format("rank {} has come for something else than \"{}\", call {}", one.transfer->peer,
+                               what_, call_),
+           .place = here(),
+           .next = "see that all machines run the same lmlaunch; if they do, report this message with "
+                   "the logs of both ranks: it is a bug in lmlaunch"});
     }
     return true;
   });

@@ -147,7 +147,8 @@ RankRecord Control::latest() const {
     if (version % 2 != 0 || slot.version.load(std::memory_order_relaxed) != version) continue;
     Text text;
     std::memcpy(&text, words, sizeof text);
-    return {text.step, text.repeat, std::string(text.checkpoint, strnlen(text.checkpoint, sizeof text.checkpoint)),
+    return {text.step, text.repeat,
+            std::string(text.checkpoint, strnlen(text.checkpoint, sizeof text.checkpoint)),
             std::string(text.reason, strnlen(text.reason, sizeof text.reason)),
             static_cast<int>(text.exit_code)};
   }

@@ -27,8 +27,8 @@ class Control {
  public:
   // By the door; the file descriptor is close-on-exec until the rank is started.
   static Control create();
-  // By the rank, from --control-fd, which is this one's from here on; throws Error(70) when it is not a control
-  // region.
+  // By the rank, from --control-fd, which is this one's from here on; throws Error(70) when it is not a
+  // control region.
   static Control attach(int fd);
   ~Control();
   Control(Control&& other) noexcept;

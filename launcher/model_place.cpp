@@ -203,8 +203,9 @@ std::string resolve_model(const std::string& path, const Environment& environmen
   for (const std::string& cache : environment.hub_caches)
     looked += (looked.empty() ? "" : ", ") + (fs::path(cache) / name->folder()).string();
   if (named_by(adapter, path)) throw moved_base(path, adapter);
-  const std::string next = names_directory(path) ? "give the directory in which the model is now"
-                                                 : "fetch it: lmlaunch fetch " + path + ", or give a directory";
+  const std::string next = names_directory(path)
+                               ? "give the directory in which the model is now"
+                               : "fetch it: lmlaunch fetch " + path + ", or give a directory";
   throw refusal("model.path is no directory, and the hub cache holds no complete snapshot of it (looked in " +
                     (looked.empty() ? "nothing: HOME is not set" : looked) + ")",
                 path, next + kWhyConfig);

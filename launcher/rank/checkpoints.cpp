@@ -34,12 +34,13 @@ Error incompatible(const std::string& what, const std::string& place, const std:
       {.area = "CKPT-26", .what = what, .place = place, .next = next, .kept = "the checkpoints, untouched"});
 }
 
-// No start takes it for a checkpoint any more, and nothing is lost. Where that fails the next start would take
-// up what this run has turned away from.
+// No start takes it for a checkpoint any more, and nothing is lost. Where that fails the next start would
+// take up what this run has turned away from.
 void set_aside(const std::string& path, const char* why) {
   std::error_code error;
   std::string name = path + "." + why;
-  for (int i = 1; fs::exists(fs::symlink_status(name, error)); ++i) name = path + "." + why + std::to_string(i);
+  for (int i = 1; fs::exists(fs::symlink_status(name, error)); ++i)
+    name = path + "." + why + std::to_string(i);
   fs::rename(path, name, error);
   if (error) throw disk_error(error.value(), "cannot set the checkpoint aside", path);
   log_note("CKPT-02", path + " is now " + fs::path(name).filename().string() + "; delete it if you like");

@@ -54,8 +54,8 @@ class Checkpoints {
   void give_up();
   // The step that was just done is saved when this returns, or Error(20, 21) is thrown.
   void save(Rank& rank, const Trainer& trainer, MetricsFile& metrics);
-  // After the run's last step, unless checkpoint.every is 0: so that nothing would be repeated by whoever goes
-  // on from here. A disk that is full is a warning.
+  // After the run's last step, unless checkpoint.every is 0: so that nothing would be repeated by whoever
+  // goes on from here. A disk that is full is a warning.
   void finish(Rank& rank, const Trainer& trainer, MetricsFile& metrics);
 
   // The weights and state after the step with the least held-out loss into the rank, where they have been

@@ -84,14 +84,13 @@ Ranks::Ranks(const CommandLine& line, const Abandon& abandon) {
 
 void Ranks::join(const CommandLine& line, const Abandon& abandon) {
   try {
-    link_ = std::make_unique<MpiLink>(LinkSetup{.api = load_mpi(line.value("--mpi").value()),
-                                                .silence = silence_seconds().value_or(SharedGroup::kSilence),
-                                                .late = SharedGroup::kLate,
-                                                .ended = [this] { return region_->ended(); },
-                                                .host = host(),
-                                                .abandon = [this, abandon](const Error& error) {
-                                                  abandon(error, *this);
-                                                }});
+    link_ = std::make_unique<MpiLink>(
+        LinkSetup{.api = load_mpi(line.value("--mpi").value()),
+                  .silence = silence_seconds().value_or(SharedGroup::kSilence),
+                  .late = SharedGroup::kLate,
+                  .ended = [this] { return region_->ended(); },
+                  .host = host(),
+                  .abandon = [this, abandon](const Error& error) { abandon(error, *this); }});
   } catch (const Error& error) {
     if (console_ >= 0) write_console(console_, error);  // nobody else can
     throw;

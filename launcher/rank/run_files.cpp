@@ -75,7 +75,8 @@ void RunFiles::record_base(const Job& job, bool fresh) {
   if (!fresh) return;
   std::error_code ignored;
   if (!hub) std::filesystem::remove(path(kBaseModelFile), ignored);
-  if (hub) write(kBaseModelFile, Json{{"name", hub->repository()}, {"revision", hub->revision}}.dump() + "\n");
+  if (hub)
+    write(kBaseModelFile, Json{{"name", hub->repository()}, {"revision", hub->revision}}.dump() + "\n");
 }
 
 void RunFiles::keep_template(const Job& job) {

@@ -63,7 +63,8 @@ void visit_model(ModelT& model, V& v) {
   v.table("model", "the model to train");
   v.key("model", "path", model.path,
         {kNumerics,
-         "a Hugging Face directory, a run's directory, or ORG/NAME[@REVISION] in the local hub cache (lmlaunch fetch); with lora also an "
+         "a Hugging Face directory, a run's directory, or ORG/NAME[@REVISION] in the local hub cache "
+         "(lmlaunch fetch); with lora also an "
          "adapter",
          {},
          true});

@@ -17,8 +17,8 @@ inline constexpr const char* kAdapterWeights = "adapter_model.safetensors";
 
 struct AdapterConfig {
   AdapterSpec spec;
-  std::string base_model;  // base_model_name_or_path, may be empty
-  std::string base_class;  // "LlamaForCausalLM", as auto_mapping has it; may be empty
+  std::string base_model;          // base_model_name_or_path, may be empty
+  std::string base_class;          // "LlamaForCausalLM", as auto_mapping has it; may be empty
   std::string base_revision = {};  // of the hub; "": not said
 };
 
@@ -40,7 +40,7 @@ struct BaseModel {
   std::string directory;           // "": the adapter gets no tokenizer files
   std::string chat_template = {};  // in place of the base model's; "": that one
   std::string architecture = {};  // "LlamaForCausalLM", so that another one can be told from it; "": not said
-  std::string revision = {};       // the commit of a model of the hub
+  std::string revision = {};      // the commit of a model of the hub
 };
 
 // Makes the whole directory and renames it at the end; weights in fp32. rsLoRA is written as its equal,

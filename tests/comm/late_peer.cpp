@@ -1,11 +1,13 @@
-// A message that comes when the call that waited for it has been given up, over Open MPI and under the address
-// sanitizer, which knows what Open MPI writes by its own replacements of memcpy and readv. Under `mpirun -n 3`:
+// A message that comes when the call that waited for it has been given up, over Open MPI and under the
+// address sanitizer, which knows what Open MPI writes by its own replacements of memcpy and readv. Under
+// `mpirun -n 3`:
 //
-//   late_peer keep     the call ends its process, as lmlaunch does: the message comes into memory that is there
-//   late_peer give     the mistake that is to be seen: the error is thrown, and unwinding gives the memory back
+//   late_peer keep     the call ends its process, as lmlaunch does: the message comes into memory that is
+//   there late_peer give     the mistake that is to be seen: the error is thrown, and unwinding gives the
+//   memory back
 //
-// Rank 2 is a link whose neighbour is rank 1. That one, and rank 0, give no sign of life; rank 1 sends what it
-// owed once rank 2 has told it that it has given up.
+// Rank 2 is a link whose neighbour is rank 1. That one, and rank 0, give no sign of life; rank 1 sends what
+// it owed once rank 2 has told it that it has given up.
 #include <unistd.h>
 
 #include <cstdio>
@@ -58,7 +60,8 @@ void give_up_on_it(const MpiApi& api, bool keep) {
   if (keep) {
     setup.abandon = [&](const Error&) {
       wait_a_link(*made);
-      if (memory->front() == std::byte{kLate}) std::puts("the late message has come into memory that is there");
+      if (memory->front() == std::byte{kLate})
+        std::puts("the late message has come into memory that is there");
       std::fflush(stdout);
       _exit(0);
     };

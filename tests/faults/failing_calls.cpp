@@ -63,8 +63,7 @@ void note(const char* name, const std::string& path) {
 
 std::string path_of(int descriptor) {
   char path[4096];
-  const ssize_t n =
-      ::readlink(("/proc/self/fd/" + std::to_string(descriptor)).c_str(), path, sizeof path);
+  const ssize_t n = ::readlink(("/proc/self/fd/" + std::to_string(descriptor)).c_str(), path, sizeof path);
   return {path, static_cast<size_t>(std::max<ssize_t>(n, 0))};
 }
 

@@ -2,7 +2,8 @@
 //   done | exit:N | signal:N                    ends so, after publishing step 7
 //   stop                                        publishes step 12, waits for a stop request, leaves with 75
 //   deaf                                        never stops
-//   running, stopping                           writes status.json and never stops; stopping: with all that one
+//   running, stopping                           writes status.json and never stops; stopping: with all that
+//   one
 //                                               does that leaves with 75, once it is asked to, but leave
 //   ends:N                                      publishes step 7 and that it ends with N, and never does;
 //   after four
@@ -89,7 +90,8 @@ int main(int argc, char** argv) {
       publish(control, {.step = 12, .repeat = 0, .checkpoint = "/c/step_00000012", .reason = ""});
       control->publish_end(75);
     }
-    write_status(*line.value("--run-dir"), {.state = "running", .exit_code = {}, .reason = "", .step = 12, .pid = getppid()});
+    write_status(*line.value("--run-dir"),
+                 {.state = "running", .exit_code = {}, .reason = "", .step = 12, .pid = getppid()});
     std::fputs("fake rank: has written its status\n", stderr);
     live_on();
   }
