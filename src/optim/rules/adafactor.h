@@ -16,7 +16,8 @@ namespace lm {
 
 struct Adafactor {
   static constexpr RuleText kText = {
-      "adafactor", "factored second moments: hardly any state; as transformers' Adafactor", true};
+      "adafactor", "second moments of rows and columns alone: next to no state; as transformers' Adafactor",
+      true};
   static constexpr bool kFactored = true;
   static constexpr auto kStreams = factored_streams(DType::kF32);
 

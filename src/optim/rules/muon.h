@@ -17,10 +17,8 @@ namespace lm {
 struct Muon {
   // Of what is no block's matrix; its scalars come first.
   using Formula = AdamW;
-  static constexpr RuleText kText = {"muon",
-                                     "momentum orthogonalized by Newton-Schulz for the blocks' matrices, "
-                                     "AdamW for the rest; as torch.optim.Muon",
-                                     true};
+  static constexpr RuleText kText = {
+      "muon", "orthogonal steps of the blocks' matrices, AdamW for the rest; as torch.optim.Muon", true};
   static constexpr bool kOrthogonal = true;
   static constexpr std::array kStreams = {StateStream{"m", "momentum"},
                                           StateStream{"v", "second moment", DType::kF32, StreamOf::kOutside}};
