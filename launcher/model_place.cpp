@@ -76,7 +76,7 @@ std::string base_of(const std::string& adapter) {
 // Of a name that may be ORG/NAME: a directory of it that is gone, or was never here, has its parent left.
 bool names_directory(const std::string& path) {
   std::error_code ignored;
-  return hub_directory(path).empty() || fs::is_directory(path.substr(0, path.find('/')), ignored);
+  return !parse_hub_name(path) || fs::is_directory(path.substr(0, path.find('/')), ignored);
 }
 
 bool named_by(const std::string& adapter, const std::string& model) {
@@ -87,7 +87,7 @@ bool named_by(const std::string& adapter, const std::string& model) {
 // An adapter's model that is not where the adapter says.
 Error moved_base(const std::string& model, const std::string& adapter) {
   std::string next = "set base_model_name_or_path there to where the model is now";
-  if (!names_directory(model)) next += ", or download it: `hf download " + model + "`";
+  if (!names_directory(model)) next += ", or fetch it: lmlaunch fetch " + model;
   return refusal("the model that this adapter is for is not here: \"" + model + "\"",
                  adapter + "/" + kAdapterConfig, next);
 }

@@ -191,11 +191,11 @@ TEST_F(HubCache, AnAdapterWhoseModelHasMovedSaysWhereItIsNamed) {
         << said;
     EXPECT_NE(said.find("set base_model_name_or_path there"), std::string::npos) << said;
     EXPECT_NE(said.find(adapter + "/adapter_config.json"), std::string::npos) << said;
-    EXPECT_EQ(said.find("hf download"), std::string::npos) << said;
+    EXPECT_EQ(said.find("lmlaunch fetch"), std::string::npos) << said;
   }
-  EXPECT_EQ(refusal(here + "/smol").find("hf download"), std::string::npos);
+  EXPECT_EQ(refusal(here + "/smol").find("lmlaunch fetch"), std::string::npos);
   fs::remove(here);
-  EXPECT_NE(moved("org/base").find("or download it: `hf download org/base`"), std::string::npos);
+  EXPECT_NE(moved("org/base").find("or fetch it: lmlaunch fetch org/base"), std::string::npos);
   // A model that the adapter does not name is not the adapter's fault.
   write("adapter/adapter_config.json",
         R"({"peft_type": "LORA", "r": 4, "target_modules": ["q_proj"], "base_model_name_or_path": "x"})");

@@ -91,7 +91,7 @@ int main(int argc, char** argv) {
       control->publish_end(75);
     }
     write_status(*line.value("--run-dir"),
-                 {.state = "running", .exit_code = {}, .reason = "", .step = 12, .pid = getppid()});
+                 {.state = "running", .exit_code = {}, .reason = "", .step = 12, .checkpoint = "", .pid = getppid()});
     std::fputs("fake rank: has written its status\n", stderr);
     live_on();
   }
