@@ -123,6 +123,13 @@ def test_a_plan_on_a_terminal_fetches_config_json_alone(hub, work):
     assert "next: fetch the rest: lmlaunch fetch org/tiny@" in refused(work, env, 11, toml)
 
 
+def test_for_a_path_that_is_wrong_nothing_is_offered(hub, work):
+    (work / "runs").mkdir()
+    toml = config(work, "wrong", model__path="runs/tiny")
+    code, said = on_a_terminal(work, environment(hub, work), None, "plan", toml)
+    assert code == 11 and "[y/N]" not in said and hub.log == []
+
+
 def test_training_on_a_terminal_offers_to_fetch_all(hub, work):
     toml, env = config(work, "typed", model__path="org/tiny@v1", train__steps=1), environment(hub, work)
     code, said = on_a_terminal(work, env, b"y\n", toml)
