@@ -53,6 +53,7 @@ std::string cell(const std::string& text) {
 }
 
 const char* at_resume(const KeyDoc& key) {
+  if (key.tag == KeyTag::kNumerics) return "refused unless `--override`";
   if (changes_results(key.tag)) return "refused";
   if (key.tag == KeyTag::kPlacement) return "allowed: same result";
   const bool evaluation = key.full() == "data.eval" || key.full() == "train.eval_every";
@@ -75,8 +76,9 @@ A configuration is a TOML file. Each key can also be set on the command line as 
 - `"auto"` lets the plan decide. `lmlaunch plan` prints the decision and its reason, and the run's `config.toml` records it: a
   resumed run keeps it.
 - Sizes are written as `"24GiB"` or as a share such as `"90%"`, times as `"30min"`.
-- The last column says what happens if a resumed run has another value. "Refused": the result would change, so the run stops
-  unless you pass `--override KEY`. Keys of `[lora]` count only if adapters are trained.
+- The last column says what happens if a resumed run has another value. "Refused unless `--override`": the result would change, so
+  the run stops unless you pass `--override KEY`. "Refused": the saved state or the tokens depend on it, so start a new run. Keys of
+  `[lora]` count only if adapters are trained.
 )";
 
 }  // namespace
@@ -98,9 +100,8 @@ std::string key_text(const KeyDoc& key) {
   }
   out += "  accepts    " + key.accepts + "\n";
   out += "  default    " + key.value + "\n";
-  out += "  at resume  " + without_ticks(at_resume(key));
-  if (changes_results(key.tag)) out += " if it has changed";
-  if (key.tag == KeyTag::kNumerics) out += ", unless --override " + key.full();
+  out += "  at resume  " + without_ticks(at_resume(key)) +
+         (key.tag == KeyTag::kNumerics ? " " + key.full() : "");
   return out + "\n";
 }
 

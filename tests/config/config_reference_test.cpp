@@ -45,7 +45,10 @@ TEST(ConfigReference, NamesTheOptimizersThatShareAKeyOnce) {
 
 TEST(ConfigReference, SaysWhatAResumedRunMayChange) {
   const std::vector<KeyDoc> keys = documented();
-  EXPECT_NE(key_text(doc_of(keys, "optimizer.lr")).find("at resume  refused"), std::string::npos);
+  EXPECT_NE(
+      key_text(doc_of(keys, "optimizer.lr")).find("at resume  refused unless --override optimizer.lr\n"),
+      std::string::npos);
+  EXPECT_NE(key_text(doc_of(keys, "model.dtype")).find("at resume  refused\n"), std::string::npos);
   EXPECT_NE(key_text(doc_of(keys, "io.depth")).find("at resume  allowed: same result"), std::string::npos);
   EXPECT_NE(key_text(doc_of(keys, "data.eval")).find("except with the schedule reduce_lr_on_plateau"),
             std::string::npos);
