@@ -2,9 +2,9 @@
 // address sanitizer, which knows what Open MPI writes by its own replacements of memcpy and readv. Under
 // `mpirun -n 3`:
 //
-//   late_peer keep     the call ends its process, as lmlaunch does: the message comes into memory that is
-//   there late_peer give     the mistake that is to be seen: the error is thrown, and unwinding gives the
-//   memory back
+// `late_peer keep`: the call ends its process, as lmlaunch does, and the message comes into memory that is
+// there. `late_peer give` is the mistake that is to be seen: the error is thrown, and unwinding gives the
+// memory back.
 //
 // Rank 2 is a link whose neighbour is rank 1. That one, and rank 0, give no sign of life; rank 1 sends what
 // it owed once rank 2 has told it that it has given up.
