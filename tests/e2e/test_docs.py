@@ -30,7 +30,6 @@ RUN_AS = {
 }
 # Those that need a launcher, GPUs or a browser, in sentences and in blocks.
 ELSEWHERE = {
-    "lmlaunch fetch": "tests/e2e/test_fetch.py",
     "lmlaunch fetch ORG/NAME": "tests/e2e/test_fetch.py",
     "lmlaunch fetch ORG/NAME@REVISION": "tests/e2e/test_fetch.py",
     "lmlaunch fetch ORG/NAME --data": "tests/e2e/test_fetch.py",
