@@ -87,7 +87,7 @@ AdapterSpec all_linear() {
 }  // namespace
 
 Machine roomy_machine(int threads) {
-  Machine machine = survey_machine({}, {.gpu_bytes = {}, .host_bytes = int64_t{1} << 40});
+  Machine machine = survey_machine({}, {.gpu = {}, .host_bytes = int64_t{1} << 40});
   machine.cores = threads;
   return machine;
 }

@@ -157,7 +157,8 @@ bool offer_to_fetch(const std::string& path, FetchPart part) {
   // A folder of that name says that a path was meant.
   std::error_code ignored;
   const bool folder = name && fs::is_directory(name->org, ignored);
-  if (!name || here || folder || !on_terminal() || read_hub_access().offline || !agreed(*name, part)) return false;
+  if (!name || here || folder || !on_terminal() || read_hub_access().offline || !agreed(*name, part))
+    return false;
   say_fetched(*name, fetch(*name, "model", part));
   return true;
 }
