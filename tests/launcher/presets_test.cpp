@@ -51,8 +51,11 @@ TEST(Presets, EachIsPlannedWithoutItsModelAndFitsTheMemoryThatItIsNamedAfter) {
     Machine machine;
     machine.cores = 8;
     machine.host_memory = (cpu ? size : host_gigabytes(size)) * kGigabyte;
-    if (!cpu) machine.gpus.push_back({.memory_bytes = size * kGigabyte});
-    if (!cpu) cards.insert(size);
+    if (!cpu) {
+      machine.gpus.resize(1);
+      machine.gpus[0].memory_bytes = size * kGigabyte;
+      cards.insert(size);
+    }
     const Plan plan = draft_plan(model.inputs(config, cpu ? DeviceType::kCpu : DeviceType::kCuda), machine);
     EXPECT_TRUE(plan.fits);
     EXPECT_FALSE(plan.placement.on_disk());
