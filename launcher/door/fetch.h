@@ -1,7 +1,7 @@
 // Models and data sets from the hub: `lmlaunch fetch`, and the question on a terminal whether a model that is
 // not here shall be fetched. The transfer is a Python program (src/data/fetch). This is the only part of
-// lmlaunch that uses the network for more than the ranks of a run. Stop signals must be blocked
-// (supervise.h).
+// lmlaunch that uses the network for more than the ranks of a run. Where stop signals are blocked
+// (supervise.h), one ends a fetch with Error(75); elsewhere it ends the process.
 #pragma once
 
 #include <cstdint>

@@ -271,7 +271,7 @@ def test_a_busy_hub_is_asked_again_and_then_given_up(hub, tmp_path, code, why):
     assert is_whole(hub, tmp_path)
     hub.fails = {"revision": [code, "-"]}
     error = refused(hub, tmp_path)
-    assert error["exit"] == 21 and f"the hub answers {code}: {why}" in error["what"] and len(hub.asked("revision")) == 3 + 5
+    assert error["exit"] == 21 and f"the hub answers {code}: {why}" in error["what"] and error["next"] == "try again later" and len(hub.asked("revision")) == 3 + 5
     hub.headers = {"Retry-After": "4000"}
     assert "try again in 4000 s" in refused(hub, tmp_path)["next"] and len(hub.asked("revision")) == 3 + 5 + 1
 

@@ -43,11 +43,11 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class Retry(Exception):
-    """A failure that may pass; `wait` in seconds, None: not said."""
+    """A failure that may pass; `wait` in seconds, None: not said; `answered`: the network is fine."""
 
-    def __init__(self, what, wait=None):
+    def __init__(self, what, wait=None, answered=False):
         super().__init__(what)
-        self.wait = wait
+        self.wait, self.answered = wait, answered
 
 
 def _origin(url):
@@ -140,7 +140,7 @@ class Hub:
                               "check the name and the revision; a data set needs --data")
         if error.code == 429 or error.code >= 500 or error.code == 408:
             why = "too many requests" if error.code == 429 else "its own failure" if error.code >= 500 else "it was too slow"
-            return Retry(f"the hub answers {error.code}: {why}", _wait_of(error.headers))
+            return Retry(f"the hub answers {error.code}: {why}", _wait_of(error.headers), True)
         if error.code == 416:
             return FetchError(INTEGRITY, "the hub has fewer bytes of this file than its list says (416)", url, "try again later")
         return FetchError(IO, f"the hub answers {error.code}", url, "try again later", KEPT)
@@ -156,7 +156,8 @@ class Hub:
                 before = progress()
                 wait = min(self.pause * 2 ** (tries - 1), MOST_PAUSE) if failure.wait is None else failure.wait
                 if tries >= MOST_TRIES or wait > LONGEST_WAIT:
-                    again = f"try again in {wait:.0f} s" if wait > LONGEST_WAIT else "look at the network (HTTPS_PROXY, HF_ENDPOINT), try again later"
+                    again = (f"try again in {wait:.0f} s" if wait > LONGEST_WAIT else "try again later" if failure.answered else
+                             "look at the network (HTTPS_PROXY, HF_ENDPOINT), try again later")
                     raise FetchError(IO, str(failure), self.page, again, KEPT) from None
                 if wait >= 1:
                     print(f"lmlaunch: note HUB-37: {failure}; trying again in {wait:.0f} s", file=sys.stderr, flush=True)
