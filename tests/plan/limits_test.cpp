@@ -7,7 +7,9 @@
 #include "base/bytes.h"
 #include "base/staging.h"
 #include "plan/changed.h"
+#include "plan/forecast.h"
 #include "plan/scaling.h"
+#include "plan/traffic.h"
 #include "shapes.h"
 #include "tests/support/counts.h"
 
@@ -103,40 +105,42 @@ TEST(Limits, TheListOfALongStepIsPlanned) {
   EXPECT_GT(class_bytes(c.draft(), "list of a step"), int64_t{1} << 30);
 }
 
-// The others take what the last of those that are walked do.
+// The others take what the last of those that are walked do: as much as if all of them were.
 TEST(Limits, AForecastOfManyMicroBatchesIsThatOfFewAndTheRest) {
   for (const bool disk : {true, false}) {
     Case c{.spec = llama_1b(), .machine = gpu_machine("4090"), .device = DeviceType::kCuda};
     c.config.train.micro_batch = 1;
+    c.config.train.global_batch = 1000;
     c.config.offload.weights = c.config.offload.optimizer = disk ? OffloadHome::kNvme : OffloadHome::kHost;
     if (disk) c.config.offload.paths = {"d"};
     c.machine.disks = {{"d", int64_t{1} << 40, 3e9, 2e9, 4e9}};
-    const auto of = [&](int64_t batch) {
-      c.config.train.global_batch = batch;
-      return c.draft();
-    };
-    // 200 are walked one by one with the operations of 18 units (of which 55 fit the bound), 2 x 200 are not.
-    const Plan one = of(50), two = of(100), many = of(5000);
-    const double each = (two.step_seconds - one.step_seconds) / 50;
-    EXPECT_NEAR(many.step_seconds, two.step_seconds + 4900 * each, 0.02 * many.step_seconds);
-    EXPECT_GE(many.step_seconds, 0.999 * many.prediction.seconds);
-    EXPECT_NEAR(many.timeline.disk_written_bytes, two.timeline.disk_written_bytes,
-                0.02 * two.timeline.disk_written_bytes + 1);
-    EXPECT_GT(many.timeline.link_bytes, 20 * two.timeline.link_bytes);
+    const Plan plan = c.draft();
+    const ModelLayout layout = c.layout(nullptr);
+    const PlanInput in{{c.config, c.spec, nullptr, layout, c.device}, c.machine, {}, PlanPurpose::kTrain};
+    const StepCosts costs(step_shape(in, plan));
+    const Timeline all = walk_timeline(plan.schedule, plan.placement.timeline(),
+                                       link_rates(c.machine, c.device), operation_seconds(in, plan, costs));
+    EXPECT_NEAR(plan.timeline.seconds, all.seconds, 0.01 * all.seconds);
+    EXPECT_NEAR(plan.timeline.link_bytes, all.link_bytes, 0.02 * all.link_bytes);
+    EXPECT_NEAR(plan.timeline.disk_written_bytes, all.disk_written_bytes, 0.02 * all.disk_written_bytes + 1);
+    EXPECT_GE(plan.step_seconds, 0.99 * plan.prediction.seconds);
   }
 }
 
 TEST(Limits, TrafficOfManyMicroBatchesIsThatOfFewAndTheRest) {
   Case c{.spec = llama_1b(), .machine = cpu_machine(64), .world = {4}};
   c.config.train.micro_batch = 1;
+  c.config.train.global_batch = 4 * 500;
   c.config.zero.stage = 3;
-  const auto of = [&](int64_t batch) {
-    c.config.train.global_batch = batch;
-    return c.draft().traffic;
-  };
-  const RankTraffic one = of(4 * 20), two = of(4 * 40), many = of(4 * 4000);
-  EXPECT_NEAR(many.bytes(), two.bytes() + 198 * (two.bytes() - one.bytes()), 1e-3 * many.bytes());
-  EXPECT_GT(many.seconds, 50 * two.seconds * (two.bytes() > one.bytes() ? 1 : 0));
+  const Plan plan = c.draft();
+  const ModelLayout layout = c.layout(nullptr);
+  const StepSchedule step = steady_steps(plan.schedule, plan.placement.transfers()).back();
+  const RankTraffic all = traffic_of(Traffic(layout, plan.numerics, plan.placement, c.world), step, c.world,
+                                     rank_links(c.machine, c.device));
+  EXPECT_NEAR(plan.traffic.bytes(), all.bytes(), 0.01 * all.bytes());
+  EXPECT_NEAR(plan.traffic.seconds, all.seconds, 0.01 * all.seconds);
+  EXPECT_NEAR(static_cast<double>(plan.traffic.calls), static_cast<double>(all.calls),
+              0.01 * static_cast<double>(all.calls));
 }
 
 // What each has written is resident in all that read it.
