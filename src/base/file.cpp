@@ -242,7 +242,8 @@ void sync_directory(const std::string& path) {
 }
 
 int make_directories(const std::string& path, unsigned mode) {
-  const std::string plain = fs::path(path + "/").lexically_normal().parent_path().string();
+  std::string plain = fs::path(path + "/").lexically_normal().parent_path().string();
+  if (plain.empty()) plain = ".";  // what "runs" lies in
   std::error_code error;
   if (fs::is_directory(plain, error)) return 0;
   const std::string above = parent_of(plain);

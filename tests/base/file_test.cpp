@@ -100,6 +100,17 @@ TEST_F(FileTest, WritingWhereItIsNotPossibleIsAnError) {
   EXPECT_EQ(count(), 1);
 }
 
+TEST_F(FileTest, DirectoriesAreMadeFromWhereTheProgramIs) {
+  const fs::path before = fs::current_path();
+  fs::current_path(directory_);
+  EXPECT_EQ(make_directories("runs/first"), 0);
+  EXPECT_EQ(make_directories("alone"), 0);
+  EXPECT_EQ(make_directories("./a/../b/"), 0);
+  EXPECT_EQ(make_directories("."), 0);
+  fs::current_path(before);
+  for (const char* made : {"runs/first", "alone", "b"}) EXPECT_TRUE(fs::is_directory(*this / made)) << made;
+}
+
 TEST_F(FileTest, ANewDirectoryReplacesOnlyWhenAsked) {
   {
     NewDirectory directory(*this / "deep/er/out/", false);
