@@ -10,9 +10,8 @@ import re
 import subprocess
 import sys
 
-MODELS = ["HuggingFaceTB/SmolLM2-1.7B", "HuggingFaceTB/SmolLM3-3B", "Qwen/Qwen3-4B", "Qwen/Qwen2.5-7B", "Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B",
-          "mistralai/Mistral-7B-v0.3", "mistralai/Mistral-Nemo-Base-2407", "Qwen/Qwen3-14B", "mistralai/Mistral-Small-24B-Base-2501", "Qwen/Qwen3-32B",
-          "meta-llama/Llama-3.3-70B"]
+MODELS = ["HuggingFaceTB/SmolLM2-1.7B", "HuggingFaceTB/SmolLM3-3B", "Qwen/Qwen3-4B", "Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B",
+          "mistralai/Mistral-7B-v0.3", "mistralai/Mistral-Nemo-Base-2407", "Qwen/Qwen3-14B"]
 CARDS = {"RTX 4060": 32, "RTX 3060": 32, "RTX 4060 Ti": 64, "RTX 4090": 64, "L40S": 128, "H100": 256}  # and GB of host memory beside it
 METHODS = {"qlora": "QLoRA", "lora": "LoRA", "full": "all weights"}
 LENGTHS = [512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072]
@@ -21,10 +20,11 @@ RATED = 2048  # tokens per second are those of this length, or of the longest
 HEAD = """# What fits
 
 What `lmlaunch plan` says of well-known models on well-known cards. No row was run on its card: plans are held against runs elsewhere
-([performance](performance.md)). A cell has the longest sequence that fits, and tokens per second at {rated} tokens, or at the longest
+([performance](performance.md)). A cell has the longest sequence that
+fits and that the model was made for, and tokens per second at {rated} tokens, or at the longest
 where that is less; `–`: nothing fits without a disk. *Slanted*: part of the model or of its optimizer passes through from host memory.
 
-Cards: {cards}. Steps of 16 sequences, packed; r = 16; bf16; all weights with bf16 gradients and AdamW. One cell:
+{cards}. Steps of 16 sequences, packed; r = 16; bf16; all weights with bf16 gradients and AdamW. One cell:
 
     lmlaunch plan qwen3-8b-qlora-12gb --gpu RTX-4090 --host-memory 64GB
 
@@ -41,6 +41,8 @@ def plan(program, model, method, card, length):
                           capture_output=True, text=True)
     if done.returncode not in (0, 12):
         sys.exit(done.stderr)
+    if "MODEL-24" in done.stderr:  # longer than the model's positions
+        return None
     out = json.loads(done.stdout)
     return out if out["fits"] and out["peak"]["disk_bytes"] == 0 else None
 
@@ -88,7 +90,7 @@ def main():
     options = parser.parse_args()
     models = [model for model in MODELS if re.search(options.models, model)]
     if not options.models:
-        print(HEAD.format(rated=RATED, cards=", ".join(f"{card} with {host} GB of host memory" for card, host in CARDS.items())))
+        print(HEAD.format(rated=RATED, cards="Host memory: " + ", ".join(f"{host} GB beside the {card}" for card, host in CARDS.items())))
     print("\n".join(tables(options.program, models)).rstrip())
 
 
