@@ -91,7 +91,7 @@ def test_the_models_room_is_held_and_leaves_nothing_when_the_run_is_killed(work,
         with started(work, config(work, "held_disk", train__steps=100000, **shape), f"run.dir={disk}/run") as process:
             wait_for_step(disk / "run", 1, process)
             assert used(disk) > MODEL_BYTES
-            children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+            children = subprocess.run(["pgrep", "-P", str(process.pid), "lmlaunch"], capture_output=True, text=True).stdout.split()
             os.kill(int(children[0]), signal.SIGKILL)
             ended(process, 40)
             assert used(disk) < 256 << 10

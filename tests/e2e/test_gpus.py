@@ -210,7 +210,7 @@ def started(work, name, gpus, step, **variables):
     door = start("--gpus", gpus, f"{name}.toml", cwd=work, on="twin", TWIN_GPUS=cards(gpus), **variables)
     while door.poll() is None and not came_to(work, name, step):
         time.sleep(0.01)
-    pids = subprocess.run(["pgrep", "-P", str(door.pid)], capture_output=True, text=True).stdout.split()
+    pids = subprocess.run(["pgrep", "-P", str(door.pid), "lmlaunch"], capture_output=True, text=True).stdout.split()
     return door, [int(pid) for pid in pids]
 
 

@@ -58,7 +58,7 @@ def started(work, name, ranks, step, *arguments, **variables):
     metrics = work / "runs" / name / "metrics.jsonl"
     while door.poll() is None and not (metrics.exists() and f'"step":{step},' in metrics.read_text()):
         time.sleep(0.002)
-    return door, [int(pid) for pid in subprocess.run(["pgrep", "-P", str(door.pid)], capture_output=True, text=True).stdout.split()]
+    return door, [int(pid) for pid in subprocess.run(["pgrep", "-P", str(door.pid), "lmlaunch"], capture_output=True, text=True).stdout.split()]
 
 
 def gone(pids):

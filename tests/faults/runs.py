@@ -174,9 +174,11 @@ def ready(process):
 
 
 def rank_of(process):
-    """The door's child; None where there is none."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+    """The door's child, not the one that waits for the door's end; None where there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+            if Path(f"/proc/{child}/comm").read_text().startswith("lmlaunch"):
+                return int(child)
     return None
 
 
