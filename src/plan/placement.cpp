@@ -143,7 +143,7 @@ void place_optimizer(const PlanInput& in, Home home, Plan& plan) {
   const bool off_device = is_off_device(home, in.device);
   const int64_t least = ceil_div(state, kMostTiles);
   const int64_t usual = std::max(std::clamp(state / kTilesPerStep, kLeastTile, kMostTile), least);
-  const int64_t tile = in.config.io.tile ? in.config.io.tile->bytes : usual;
+  const int64_t tile = in.config.io.tile ? std::max(in.config.io.tile->bytes, granule_bytes) : usual;
   if (off_device) refuse_short_tiles(tile, least);
   for (auto* list :
        {&placement.first_tile, &placement.first_granule, &placement.granules, &placement.segment_tiles})
