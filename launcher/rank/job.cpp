@@ -218,18 +218,18 @@ void settle_beside(const GpuFacts& gpu) {
 }
 
 // What several ranks must have alike, before they plan.
-void meet(const Config& config, PlanPurpose purpose, bool cpu, const std::vector<GpuFacts>& gpus, Ranks& ranks,
-          Job& job) {
+void meet(const Config& config, PlanPurpose purpose, bool cpu, const std::vector<GpuFacts>& gpus,
+          Ranks& ranks, Job& job) {
   job.ranks_on_machine = ranks.on_machine();
   job.machine.cores = ranks.machine_cores(job.machine.cores);
   if (ranks.leads()) warn_of_little(job.machine, job.ranks_on_machine);
   ranks.agree("configuration", print_config(config), "give all machines the same file");
   ranks.agree("device", cpu ? "cpu" : "cuda",
-               "set run.device = \"cpu\", or leave machines without a GPU out");
+              "set run.device = \"cpu\", or leave machines without a GPU out");
   // Each rank updates all of what is trained: products must have the same bits on all of them.
   if (purpose == PlanPurpose::kTrain && is_orthogonal(config.optimizer.name))
     ranks.agree(cpu ? "kind of CPU" : "kind of GPU", cpu ? job.machine.cpu_model : gpus.front().name,
-                 "with this optimizer.name use machines of one kind");
+                "with this optimizer.name use machines of one kind");
   if (!gpus.empty()) refuse_shared_gpu(ranks.group(), gpus.front().uuid);
   if (!gpus.empty() && job.ranks_on_machine > 1) settle_beside(gpus.front());
 }

@@ -31,7 +31,7 @@ TEST(Door, PlansForRanksAndForClusters) {
                                             "train.global_batch=1024"};
   const DoorResult text = door.run(cluster);
   EXPECT_EQ(text.code, 0) << text.err;
-  for (const char* words : {"between machines", "gradients sent", "scaling", "fits on 1 GPUs or more",
+  for (const char* words : {"between machines", "gradients sent", "scaling", "fits on 1 GPU or more",
                             "no run of several GPUs has been measured yet", "links between ranks = assumed"})
     EXPECT_HAS(text.out, words);
   std::vector<std::string> json = cluster;

@@ -49,7 +49,7 @@ TEST(RanksPlan, MemoryFallsAsAStagePromises) {
       const double want = static_cast<double>((here + shared / ranks) * size);
       EXPECT_NEAR(static_cast<double>(class_bytes(third, name)) / want, 1, 0.01) << name;
     }
-    EXPECT_EQ(class_bytes(third, "shared memory"), 8 * kMiB);
+    EXPECT_EQ(class_bytes(third, "shared memory"), ranks * 8 * kMiB);
   }
   EXPECT_EQ(class_bytes(stage_case(3, 1).plan(), "shared memory"), -1);
 }
