@@ -347,7 +347,7 @@ TEST(NcclGroup, TheReasonIsKnownBeforeACallThatIsStuckIsAborted) {
     }
     return stuck.known + " / " + thrown;
   });
-  EXPECT_EQ(said, "rank 1 is gone / rank 1 is gone");
+  EXPECT_EQ(said, "rank 1 is gone at here / rank 1 is gone at here");
 }
 
 TEST(NcclLibrary, SaysItsVersion) {

@@ -77,7 +77,7 @@ def test_the_wheel_knows_which_commands_need_torch():
     commands = [line.split()[0] for line in help_text.split("\n\n")[2].splitlines()]
     assert {"plan", "presets", "verify", "train"} <= set(commands), commands
     alone = {command for command in commands if not start.needs_torch([command])}
-    assert alone == {"init", "plan", "report", "doctor", "presets", "completions"} and "bool torch" in (ROOT / "launcher" / "command_table.h").read_text()
+    assert alone == {"init", "plan", "report", "doctor", "presets", "completions", "fetch", "help"} and "bool torch" in (ROOT / "launcher" / "command_table.h").read_text()
     assert set(start.NEED_TORCH) == set(commands) - alone and all(f'"{command}"' in source for command in commands)
 
 

@@ -1,0 +1,42 @@
+// Which differences between two configurations a run cannot go on with.
+#include <gtest/gtest.h>
+
+#include "config/config_print.h"
+#include "config/config_toml.h"
+
+namespace lm {
+namespace {
+
+constexpr const char* kLeast = "[model]\npath = \"m\"\n[data]\ntrain = [\"t.jsonl\"]\n";
+
+TEST(Config, OnlyNumericsDiffer) {
+  const Config a = parse_config(kLeast, "a");
+  Config b = a;
+  b.run.dir = "elsewhere";
+  b.log.every = 10;
+  b.optimizer.threads = 2;
+  b.train.recompute = Recompute::kBlock;
+  b.lora.r = 99;  // no adapters are trained
+  EXPECT_TRUE(config_difference(a, b).empty());
+  b.optimizer.lr = 1;
+  b.train.steps = 3;
+  const auto difference = config_difference(a, b);
+  ASSERT_EQ(difference.size(), 2u);
+  EXPECT_EQ(difference[0].key, "train.steps");
+  EXPECT_EQ(difference[1].key, "optimizer.lr");
+  EXPECT_EQ(difference[1].recorded, "5e-05");
+  EXPECT_EQ(difference[1].asked, "1.0");
+}
+
+TEST(Config, AutoDiffersFromNothingThatItWasResolvedTo) {
+  const Config asked = parse_config(kLeast, "a");
+  Config recorded = asked;
+  recorded.train.micro_batch = 2;
+  recorded.run.threads = 4;
+  recorded.run.device = DeviceChoice::kCpu;
+  EXPECT_TRUE(config_difference(recorded, asked).empty());
+  EXPECT_EQ(config_difference(asked, recorded).size(), 3u);
+}
+
+}  // namespace
+}  // namespace lm
