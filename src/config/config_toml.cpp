@@ -132,7 +132,10 @@ class Loader {
       got += "]";
     }
     if (text && !printable(*text)) got += " with control characters";
-    const auto number = entry.node->value<double>();
+    // value<double>() has no integers above 2^53.
+    const auto* whole = entry.node->as_integer();
+    const auto number = whole != nullptr ? std::optional<double>(static_cast<double>(whole->get()))
+                                         : entry.node->value<double>();
     if (number && entry.node->is_number() && *number > info.range.high && info.range.high == kMostCounted)
       got += ", which is more than " + std::to_string(static_cast<int64_t>(kMostCounted));
     return "`" + full + "`: expected " + expected_text(type, info) + ", got " + got + word_hint(entry, type);
@@ -186,9 +189,9 @@ class Loader {
     TomlText parsed = parse_toml("v = " + raw + "\n", "");
     auto value = std::make_unique<toml::table>();
     if (!parsed.complete || !parsed.problems.empty() || parsed.table.size() != 1) {
-      if (const std::string why = broken_toml(raw); !why.empty())
-        return problem(where, "`" + table + "." + name + "`: " + why + ", got " + shorten(raw));
       parsed = parse_toml("v = " + quote(raw) + "\n", "");
+      if (const std::string why = broken_toml(raw); parsed.complete && !why.empty())
+        return problem(where, "`" + table + "." + name + "`: " + why + ", got " + shorten(raw));
     }
     // The run's config.toml could not hold it.
     if (!parsed.complete) return problem(where, "`" + table + "." + name + "`: the value is not UTF-8");
