@@ -43,7 +43,7 @@ INSTALL = """#!/bin/sh
 START = """#!/bin/sh
 [ -x /{home}/venv/bin/lmlaunch ] && exec /{home}/venv/bin/lmlaunch "$@"
 case "$1" in
-  --version | --help | -h | help | presets | init | plan | report | doctor | completions) exec /{home}/lmlaunch/bin/lmlaunch "$@" ;;
+  --version | --help | -h | help | presets | fetch | init | plan | report | doctor | completions) exec /{home}/lmlaunch/bin/lmlaunch "$@" ;;
 esac
 echo "lmlaunch: LibTorch is not installed yet; next: sudo lmlaunch-setup" >&2
 exit 12

@@ -203,7 +203,7 @@ def test_an_adapter_is_fetched_and_gone_on_with(hub, work):
     lmlaunch("fetch", NAME, cwd=work, env=env)
     lmlaunch(toml, cwd=work, env=env)
     assert recorded(work / "runs" / "more")["revision"] == hub.commits[NAME, "main"]
-    lmlaunch("generate", "org/adapter", "--prompt", "a", "--max-tokens", "1", "--gpus", "0", cwd=work, env=env)
+    lmlaunch("eval", "org/adapter", 'data.eval=["eval.jsonl"]', "model.dtype=fp32", "--gpus", "0", cwd=work, env=env)
 
 
 def test_a_data_set_is_fetched_and_trained_on(hub, work):

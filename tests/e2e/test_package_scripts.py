@@ -59,7 +59,7 @@ def test_beside_another_torch_the_wheel_says_which_it_needs(installed, torch):
 @pytest.mark.parametrize("torch", ["2.10.0", None])
 def test_what_computes_nothing_needs_no_torch(installed, torch):
     for arguments in (["presets"], ["--help"], ["--version"], ["plan", "c.toml"], ["init", "m", "d"], ["c.toml", "--dry-run"], ["generate", "--help"],
-                      ["doctor"], ["report", "runs/x"], ["completions"], [], ["pressets"]):
+                      ["doctor"], ["report", "runs/x"], ["completions"], ["fetch", "a/b"], [], ["pressets"]):
         done = installed(torch, *arguments)
         assert (done.returncode, done.stdout) == (0, " ".join(["started", *arguments]).rstrip() + "\n" if arguments else "started \n"), done.stderr
 
@@ -77,7 +77,7 @@ def test_the_wheel_knows_which_commands_need_torch():
     commands = [line.split()[0] for line in help_text.split("\n\n")[2].splitlines()]
     assert {"plan", "presets", "verify", "train"} <= set(commands), commands
     alone = {command for command in commands if not start.needs_torch([command])}
-    assert alone == {"init", "plan", "report", "doctor", "presets", "completions", "fetch", "help"} and "bool torch" in (ROOT / "launcher" / "command_table.h").read_text()
+    assert alone == {"fetch", "init", "plan", "report", "doctor", "presets", "completions", "help"} and "bool torch" in (ROOT / "launcher" / "command_table.h").read_text()
     assert set(start.NEED_TORCH) == set(commands) - alone and all(f'"{command}"' in source for command in commands)
 
 
