@@ -72,6 +72,7 @@ int64_t largest_micro_batch(const PlanInput& in, Plan plan, const HomeChoice& ho
 }
 
 void choose_micro_batch_and_recompute(const PlanInput& in, const HomeChoice& homes, Plan& plan) {
+  LM_CHECK(in.config.train.global_batch > 0, "a step has sequences");
   const Recompute wanted = in.config.train.recompute;
   // Block inputs off the device are of use only where nothing else is saved.
   const bool off_device = homes.activations != asked_home(OffloadHome::kNone, in.device);
