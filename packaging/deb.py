@@ -39,11 +39,11 @@ INSTALL = """#!/bin/sh
   echo "lmlaunch: the program beside LibTorch could not be renewed; next: sudo lmlaunch-setup" >&2
 """
 
-# Planning, presets, init and help need no LibTorch; what does says how to get it.
+# Planning, presets, init, fetch and help need no LibTorch; what does says how to get it.
 START = """#!/bin/sh
 [ -x /{home}/venv/bin/lmlaunch ] && exec /{home}/venv/bin/lmlaunch "$@"
 case "$1" in
-  --version | --help | -h | help | presets | init | plan | report | doctor | completions) exec /{home}/lmlaunch/bin/lmlaunch "$@" ;;
+  --version | --help | -h | help | presets | init | fetch | plan | report | doctor | completions) exec /{home}/lmlaunch/bin/lmlaunch "$@" ;;
 esac
 echo "lmlaunch: LibTorch is not installed yet; next: sudo lmlaunch-setup" >&2
 exit 12

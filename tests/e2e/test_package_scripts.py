@@ -78,6 +78,8 @@ def test_the_wheel_knows_which_commands_need_torch():
     assert {"plan", "presets", "verify", "train"} <= set(commands), commands
     alone = {command for command in commands if not start.needs_torch([command])}
     assert alone == {"init", "plan", "report", "doctor", "presets", "completions", "fetch", "help"} and "bool torch" in (ROOT / "launcher" / "command_table.h").read_text()
+    without = of_file(ROOT / "packaging" / "deb.py").START.split("case")[1].split(") exec")[0].split()  # of Debian's command, before lmlaunch-setup
+    assert alone <= set(without) and not set(start.NEED_TORCH) & set(without), without
     assert set(start.NEED_TORCH) == set(commands) - alone and all(f'"{command}"' in source for command in commands)
 
 
