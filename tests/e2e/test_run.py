@@ -177,7 +177,7 @@ def test_an_adapter_is_verified_with_its_base(work):
 
 def test_a_home_that_cannot_be_written_costs_one_note(work, full):
     (work / "tmp").mkdir()
-    env = {**{name: value for name, value in os.environ.items() if name != "XDG_CACHE_HOME"}, "HOME": "/dev/null", "TMPDIR": str(work / "tmp")}
+    env = {**os.environ, "HOME": "/dev/null", "XDG_CACHE_HOME": "/dev/null/.cache", "TMPDIR": str(work / "tmp")}
     toml = config(work, "homeless", data__cache_dir="")
     done = lmlaunch(toml, cwd=work, env=env)
     assert losses(work, "homeless") == losses(work, "full")
