@@ -117,17 +117,39 @@ class Comparison {
   }
 
   void each_rule(const std::vector<std::string>& settings, const Config& config) {
-    for (size_t rule = 0; rule < Rules::kSize; ++rule) {
-      Config changed = config;
-      changed.optimizer.name = RuleId{static_cast<uint8_t>(rule)};
-      const bool configured = changed.optimizer.name == in_.config.optimizer.name;
-      const std::string name = rule_text(changed.optimizer.name).name;
-      const std::vector<std::string> all = configured ? settings : with(settings, {"optimizer.name=" + name});
-      if (config.train.method == Method::kLora)
-        add(all, changed);
-      else
-        each_update(all, changed);
+    if (foretold_ == Foretold::kWhatFits && !fits_with_least_state(settings, config)) return;
+    for (size_t rule = 0; rule < Rules::kSize; ++rule)
+      add_rule(settings, config, RuleId{static_cast<uint8_t>(rule)});
+  }
+
+  void add_rule(const std::vector<std::string>& settings, const Config& config, RuleId rule) {
+    Config changed = config;
+    changed.optimizer.name = rule;
+    const std::string name = rule_text(rule).name;
+    const std::vector<std::string> all =
+        rule == in_.config.optimizer.name ? settings : with(settings, {"optimizer.name=" + name});
+    if (config.train.method == Method::kLora)
+      add(all, changed);
+    else
+      each_update(all, changed);
+  }
+
+  // Where the rule with the least state does not fit, no other does.
+  bool fits_with_least_state(const std::vector<std::string>& settings, const Config& config) {
+    constexpr int64_t kSide = 4096;  // of a matrix
+    const auto state = [](size_t rule) {
+      const StateStreams streams(RuleId{static_cast<uint8_t>(rule)}, MasterForm::kWeight);
+      return streams.bytes({.all = kSide * kSide, .rows = kSide, .columns = kSide});
+    };
+    size_t least = 0;
+    for (size_t rule = 1; rule < Rules::kSize; ++rule) {
+      if (state(rule) < state(least)) least = rule;
     }
+    std::vector<Alternative> before = std::exchange(out_, {});
+    add_rule(settings, config, RuleId{static_cast<uint8_t>(least)});
+    const bool fits = std::ranges::any_of(out_, [](const Alternative& row) { return row.plan.fits; });
+    out_ = std::move(before);
+    return fits;
   }
 
   void each_update(const std::vector<std::string>& settings, const Config& config) {

@@ -26,8 +26,9 @@ struct Alternative {
 // Those that fit first, of them the cheapest, in seconds of a token, first; of those that do not fit first
 // what needs least. What takes a disk is there only where it does not fit without one. Adapters are updated
 // when the configuration says: their gradients are less than a hundredth of the rest.
-std::vector<Alternative> alternatives(const PlanInputs& inputs, const Machine& machine, const World& world,
-                                      Foretold foretold = Foretold::kAll);
+std::vector<Alternative> alternatives(
+    const PlanInputs& inputs, const Machine& machine, const World& world,
+    Foretold foretold = Foretold::kAll);  // kWhatFits: others may be left out
 
 // Without those that are beaten by another one of their method, which fits, is as fast and keeps as many
 // bits.

@@ -19,6 +19,8 @@ constexpr int64_t kCpuMicroTokens = 2048, kGpuMicroTokens = 16384;
 // Fewer at once leave GEMMs so far below their rate that recomputing a third of the work is the cheaper
 // choice.
 constexpr int64_t kCpuEnoughTokens = 256, kGpuEnoughTokens = 2048;
+// Whose list and batches take next to nothing.
+constexpr int64_t kFewMicroBatches = 1024;
 // Rows of logits at once. Each chunk reads and writes the head's weight gradient once, so GPUs, where that
 // costs as much as 500 rows of GEMM, take the most whose logits stay below 1/32 of their memory.
 constexpr int64_t kCpuRowChunk = 512, kGpuRowChunk = 4096, kLeastRowChunk = 256;  // 512 x 49152 bf16: 48 MiB
@@ -63,12 +65,19 @@ void set_micro_batch(const PlanInput& in, int64_t sequences, NumericsPlan& n) {
 // The largest candidate that fits under a policy; 0 when none does.
 int64_t largest_micro_batch(const PlanInput& in, Plan plan, const HomeChoice& homes, bool recompute) {
   plan.numerics.recompute = recompute;
-  for (const int64_t m : micro_batch_candidates(in)) {
+  const std::vector<int64_t> candidates = micro_batch_candidates(in);
+  const auto fits = [&](int64_t m) {
     set_micro_batch(in, m, plan.numerics);
     place(in, homes, plan);
-    if (fits_capacity(plan)) return m;
-  }
-  return 0;
+    return fits_capacity(plan);
+  };
+  // Where the smallest does not fit, no other does: more tokens at once take more. (Of micro-batches that all
+  // pass a block together, it is the larger ones that take less: fewer rows are rounded up.)
+  if (candidates.size() > 2 && !homes.in_backward && in.world.ranks == 1 &&
+      rank_batch(in) <= kFewMicroBatches && !fits(candidates.back()))
+    return 0;
+  const auto found = std::ranges::find_if(candidates, fits);
+  return found == candidates.end() ? 0 : *found;
 }
 
 void choose_micro_batch_and_recompute(const PlanInput& in, const HomeChoice& homes, Plan& plan) {

@@ -111,10 +111,34 @@ std::string list(const std::vector<Knob>& all, uint32_t chosen, const char* betw
   return out;
 }
 
+// One knob more, and once more, each the one that saves most beside those before it.
+void come_closer(const PlanInput& in, const std::vector<Knob>& all, uint32_t among, int most, Home home,
+                 std::pair<uint32_t, int64_t>* closest) {
+  for (int count = 0; count < most; ++count) {
+    const uint32_t before = closest->first;
+    for (size_t i = 0; i < all.size(); ++i) {
+      const uint32_t chosen = before | 1U << i;
+      if (chosen == before || (chosen & ~among) != 0) continue;
+      const std::optional<ChangedPlan> changed = plan_with(in, all, chosen);
+      if (!changed) continue;
+      const int64_t needed = need(changed->plan, home);
+      if (needed < closest->second) *closest = {chosen, needed};
+    }
+    if (closest->first == before) return;
+  }
+}
+
 // Of the knobs in `among`, at most `most` together that make it fit: the least intrusive first (the highest
-// bit decides). Otherwise 0, and the subset that comes closest in `closest`.
+// bit decides). Otherwise 0, and in `closest` some that come close.
 uint32_t fitting_together(const PlanInput& in, const std::vector<Knob>& all, uint32_t among, int most,
                           Home home, std::pair<uint32_t, int64_t>* closest) {
+  if (most < 2) return 0;
+  // Where all of them do not help, a few do not, and there are hundreds of ways to choose these.
+  const std::optional<ChangedPlan> most_modest = plan_with(in, all, among);
+  if (most_modest && !most_modest->plan.fits) {
+    come_closer(in, all, among, most, home, closest);
+    return 0;
+  }
   for (uint32_t chosen = 1; chosen < 1U << all.size(); ++chosen) {
     const int count = std::popcount(chosen);
     if (count < 2 || count > most || (chosen & ~among) != 0) continue;

@@ -159,9 +159,9 @@ BatchShape fullest(const PassShape& shape, int64_t tokens, int64_t documents) {
   return batch_of(shape, tokens, std::max<int64_t>(tokens - 1, 1), documents);
 }
 
-// The arena of a group of micro-batches, in three phases: the blocks' forward, the head, the blocks'
-// backward.
-constexpr int kPhases = 3;
+// The arena of a group of micro-batches, in phases: the blocks' forward, the head, the blocks' backward, and
+// the gradient of a table that is made last.
+constexpr int kPhases = 4;
 struct GroupArena {
   std::array<int64_t, kPhases> peak = {};
   std::array<int64_t, kPhases> kept = {};  // the most that lies there between two operations
@@ -215,6 +215,7 @@ GroupArena rehearse_group(const PassShape& shape, const BatchShape& batch) {
     const int64_t before = now;
     if (phase == 0 && !body) phase = 1;
     if (phase == 1 && body) phase = 2, out.kept[phase] = before;
+    if (op.kind == OperationKind::kTableGradient && phase == 2) phase = 3, out.kept[phase] = before;
     now = within_reach(found.leaves.value_or(before + found.adds));
     out.peak[phase] = std::max(out.peak[phase], within_reach(before + found.peak));
     if (phase < 2) out.kept[phase] = std::max(out.kept[phase], now);
@@ -260,7 +261,7 @@ ArenaNeed arena_need_whole(const PassShape& shape, int64_t tokens, int64_t docum
 // and once it grows by the most that it can, it goes on so. Where it has not begun to after kMost, what it
 // would be if it did is the upper bound.
 ArenaNeed arena_need(const PassShape& shape, int64_t tokens, int64_t documents) {
-  constexpr int64_t kFew = 3, kMost = 96;
+  constexpr int64_t kFew = 3, kMost = 24;
   const BatchShape batch = fullest(shape, tokens, documents);
   const auto of_group = [&](int64_t group) { return rehearse_group(of_group_size(shape, group), batch); };
   for (int64_t few = kFew; few < shape.group; few *= 2) {
