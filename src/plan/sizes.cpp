@@ -171,6 +171,7 @@ void add_state(const PlanInput& in, const Plan& plan, ClassTable& table) {
 
 // "bf16", or every encoding with its bytes.
 std::string encodings_of(const ModelLayout& layout, DType dtype) {
+  if (layout.frozen_bytes == 0) return dtype_name(dtype);
   const std::map<std::string, int64_t> bytes = layout.frozen_bytes_by_encoding();
   if (bytes.size() <= 1) return dtype_name(dtype);
   std::string out;
