@@ -299,8 +299,10 @@ def test_a_status_that_is_stale_can_be_told(work):
             break
         time.sleep(0.01)
     assert (status["state"], status["exit_code"], status["reason"], status["pid"]) == ("failed", 40, "killed:lmlaunch", process.pid)
+    # The last that its rank had said to be safe: one more may have been renamed just before the kill.
+    named = int(status["checkpoint"].rpartition("step_")[2])
     newest = [int(path.removeprefix("step_")) for path in checkpoints(work, name) if ".tmp" not in path][-1]
-    assert status["checkpoint"].endswith(f"step_{newest:08}") and status["step"] == newest + status["repeat"], status
+    assert named in (newest - 2, newest) and status["step"] == named + status["repeat"], status
 
 
 def test_a_changed_configuration_is_refused_unless_it_is_named(work):

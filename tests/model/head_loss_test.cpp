@@ -141,6 +141,7 @@ class HeadRun {
     spec.vocab = vocab;
     spec.heads = spec.kv_heads = 1;
     spec.head_dim = kHidden;
+    spec.layers.resize(1);  // its norm is the final one's
     return spec;
   }
 
