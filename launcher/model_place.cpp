@@ -206,9 +206,9 @@ std::string resolve_model(const std::string& path, const Environment& environmen
   const std::optional<HubName> name = parse_hub_name(path);
   if (!name) {
     if (named_by(adapter, path)) throw moved_base(path, adapter);
-    throw refusal(
-        "model.path does not exist", path,
-        "give a Hugging Face model directory, or ORG/NAME of one in the hub cache" + relative_hint(path) + kWhyConfig);
+    throw refusal("model.path does not exist", path,
+                  "give a Hugging Face model directory, or ORG/NAME of one in the hub cache" +
+                      relative_hint(path) + kWhyConfig);
   }
   const std::string found = find_snapshot(*name, environment, is_model);
   if (!found.empty()) return found;
