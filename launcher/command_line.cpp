@@ -179,6 +179,8 @@ void check_together(const CommandRow& row, const CommandLine& line) {
     if (!there) throw usage_error(line.command + " needs " + what, see_help(&row));
   };
   need(line.positional.size() >= row.least, row.arguments);
+  const bool translates = line.has("--words") || line.lists.count("--from") != 0;
+  if (line.command == "init" && !translates) need(line.positional.size() >= 2, row.arguments);
   if (line.command == "export") need(line.has("-o"), "-o DIR");
   if (line.command == "generate") need(line.has("--prompt"), "--prompt TEXT");
   const bool moves_files = line.command == "export" || line.command == "verify";

@@ -78,18 +78,23 @@ CommandRow fetching() {
 }
 
 CommandRow beginning() {
-  return {"init",
-          "MODEL DATA [DATA ...]",
-          "write a commented configuration that fits this machine",
-          2,
-          kMany,
-          false,
-          false,
-          {{"-o", Takes::kText, "FILE", "where to; default: MODEL's name with .toml"},
-           {"--method", Takes::kText, "METHOD", "full, lora or qlora; default: the fastest that fits"},
-           {"--disk", Takes::kTexts, "DIR",
-            "a directory on a fast disk for what memory cannot hold; may be repeated"},
-           kGpus}};
+  return {
+      "init",
+      "MODEL DATA [DATA ...]",
+      "write a commented configuration that fits this machine, or one --from another trainer's",
+      0,
+      kMany,
+      false,
+      false,
+      {{"-o", Takes::kText, "FILE", "where to; default: MODEL's name with .toml"},
+       {"--method", Takes::kText, "METHOD", "full, lora or qlora; default: the fastest that fits"},
+       {"--disk", Takes::kTexts, "DIR",
+        "a directory on a fast disk for what memory cannot hold; may be repeated"},
+       {"--from", Takes::kTexts, "FILE",
+        "translate a file of Axolotl, LLaMA-Factory, torchtune, TRL, DeepSpeed or accelerate (YAML or "
+        "JSON); may be repeated; MODEL and DATA only where it names none"},
+       {"--words", Takes::kNothing, "", "print what the keys of other trainers are called here, as Markdown"},
+       kGpus}};
 }
 
 CommandRow planning() {

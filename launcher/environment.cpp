@@ -55,6 +55,7 @@ std::string hub_directory() {
 
 Environment read_environment() {
   Environment out;
+  out.home = variable("HOME");
   const std::string cache = cache_directory();
   if (!cache.empty()) out.cache_dir = cache + "/lmlaunch";
   const std::string hub = variable("HF_HUB_CACHE"), datasets = variable("HF_DATASETS_CACHE"),

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/hub_snapshot.h"
 #include "base/json.h"
+#include "base/relative.h"
 #include "config/config_text.h"
 #include "launcher/recorded.h"
 #include "weights/adapter_files.h"
@@ -118,6 +119,17 @@ Error other_directory(const std::string& path) {
                      kWhyConfig);
 }
 
+// TOML's strings and a shell's `key=~/x` keep the "~".
+void settle_home(Config& config, const std::string& home) {
+  for (std::string* path : {&config.model.path, &config.lora.init, &config.run.dir,
+                            &config.data.chat_template, &config.data.cache_dir})
+    *path = with_home(*path, home);
+  for (std::string& path : config.offload.paths) path = with_home(path, home);
+  for (std::string& prompt : config.train.sample_prompts) {
+    if (prompt.starts_with('@')) prompt = "@" + with_home(prompt.substr(1), home);
+  }
+}
+
 }  // namespace
 
 std::string model_directory(const std::string& place, const Environment& environment) {
@@ -138,6 +150,7 @@ bool holds_adapter(const std::string& directory) {
 }
 
 void settle_model(Config& config, const Environment& environment) {
+  settle_home(config, environment.home);
   std::string &model = config.model.path, &adapter = config.lora.init;
   if (!adapter.empty()) adapter = model_directory(adapter, environment);
   const std::string meant = model_directory(model, environment);
@@ -193,9 +206,9 @@ std::string resolve_model(const std::string& path, const Environment& environmen
   const std::optional<HubName> name = parse_hub_name(path);
   if (!name) {
     if (named_by(adapter, path)) throw moved_base(path, adapter);
-    throw refusal(
-        "model.path does not exist", path,
-        std::string("give a Hugging Face model directory, or ORG/NAME of one in the hub cache") + kWhyConfig);
+    throw refusal("model.path does not exist", path,
+                  "give a Hugging Face model directory, or ORG/NAME of one in the hub cache" +
+                      relative_hint(path) + kWhyConfig);
   }
   const std::string found = find_snapshot(*name, environment, is_model);
   if (!found.empty()) return found;
@@ -208,7 +221,7 @@ std::string resolve_model(const std::string& path, const Environment& environmen
                                : "fetch it: lmlaunch fetch " + path + ", or give a directory";
   throw refusal("model.path is no directory, and the hub cache holds no complete snapshot of it (looked in " +
                     (looked.empty() ? "nothing: HOME is not set" : looked) + ")",
-                path, next + kWhyConfig);
+                path, next + relative_hint(path) + kWhyConfig);
 }
 
 }  // namespace lm

@@ -24,6 +24,10 @@ Exit plan_command(const CommandLine& line);
 // Writes a configuration for a model and data, on this machine.
 Exit init_command(const CommandLine& line);
 
+// `init --from FILE`: the configuration of another trainer as one of ours. `init --words`: the page of all
+// words.
+Exit init_from_command(const CommandLine& line);
+
 // What this machine could do with that configuration, which is to become a file: as `plan --compare` lists
 // it.
 std::vector<Alternative> ways_to_train(const Config& config, const std::string& config_path,

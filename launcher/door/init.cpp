@@ -246,6 +246,7 @@ std::string config_text(const CommandLine& line, const Start& start, const std::
 }  // namespace
 
 Exit init_command(const CommandLine& line) {
+  if (line.has("--words") || !line.list("--from").empty()) return init_from_command(line);
   const std::string output = output_of(line), method = line.value("--method").value_or("");
   if (!method.empty() && method != "full" && method != "lora" && method != "qlora")
     throw refusal(Exit::kUsage, "--method: expected full, lora or qlora, got \"" + method + "\"",

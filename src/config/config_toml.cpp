@@ -19,10 +19,10 @@
 #include "config/config_check.h"
 #include "config/config_print.h"
 #include "config/config_text.h"
-#include "config/config_words.h"
 #include "config/nearest.h"
 #include "config/toml_text.h"
 #include "config/toml_value.h"
+#include "config/words/word.h"
 
 namespace lm {
 namespace {
@@ -51,7 +51,13 @@ const std::vector<KeyText>& known_keys() {
 template <class List, class Name>
 std::vector<std::string> names(const List& list, Name name) {
   std::vector<std::string> out;
-  for (const auto& one : list) out.emplace_back(one.*name);
+  for (const auto& one : list) {
+    if constexpr (requires { one->*name; }) {
+      out.emplace_back(one->*name);
+    } else {
+      out.emplace_back(one.*name);
+    }
+  }
   return out;
 }
 
@@ -209,6 +215,7 @@ class Loader {
     if (found_ >= kMostProblems) return "";
     const auto hit = nearest(name, tables_);
     if (hit) return "; did you mean [" + *hit + "]?";
+    if (const std::string known = word_answer("", name); !known.empty()) return known;
     std::string all = "; there are";
     for (const std::string& table : tables_) all += " [" + table + "]";
     return all;
@@ -226,21 +233,19 @@ class Loader {
       if (key.table == table) here.push_back(key.name);
     }
     if (!elsewhere.empty()) return elsewhere;
-    for (const OtherName& other : kOtherNames) {
-      if (other.theirs == name) return "; did you mean `" + std::string(other.ours) + "`?";
-    }
+    if (const std::string known = word_answer(table, name); !known.empty()) return known;
     if (const auto hit = nearest(name, here)) return "; did you mean `" + *hit + "`?";
     static const std::vector<std::string> anywhere = names(known_keys(), &KeyText::name);
-    static const std::vector<std::string> theirs = names(kOtherNames, &OtherName::theirs);
+    static const std::vector<const Word*> words = words_with_keys();
+    static const std::vector<std::string> theirs = names(words, &Word::theirs);
     if (const auto hit = nearest(name, anywhere)) {
       const auto key =
           std::find_if(known_.begin(), known_.end(), [&](const KeyText& k) { return k.name == *hit; });
       return "; did you mean `" + key->table + "." + *hit + "`?";
     }
     if (const auto hit = nearest(name, theirs)) {
-      const auto other = std::find_if(std::begin(kOtherNames), std::end(kOtherNames),
-                                      [&](const OtherName& o) { return o.theirs == *hit; });
-      return "; did you mean `" + std::string(other->ours) + "`?";
+      const auto other = std::ranges::find(words, *hit, &Word::theirs);
+      return word_answer(**other);
     }
     return "";
   }

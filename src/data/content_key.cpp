@@ -18,6 +18,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/relative.h"
 
 namespace lm {
 namespace {
@@ -30,7 +31,7 @@ constexpr size_t kBufferBytes = 1 << 20;
   throw Error(Exit::kInput, {.area = "DATA-24",
                              .what = what,
                              .place = place,
-                             .next = "check data.train, data.eval and model.path"});
+                             .next = "check data.train, data.eval and model.path" + relative_hint(place)});
 }
 
 ContentKey digest(XXH3_state_t* state) {

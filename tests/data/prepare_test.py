@@ -4,6 +4,7 @@ format and kind of file, and the messages for bad rows. Files are read back by t
 import csv
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -506,6 +507,22 @@ def test_an_id_outside_the_models_vocabulary_is_named_with_its_row(run, tmp_path
     with pytest.raises(InputError) as caught:
         run([{"text": "fox"}], "chatml", vocab=1)
     assert caught.value.place.endswith("data.jsonl:1") and "tokenizer" in caught.value.next
+
+
+def test_added_tokens_beyond_the_models_vocabulary_are_named(run, tmp_path):
+    """The tokenizer is the model's: "another's" would send its user the wrong way."""
+    theirs = run.model_dir("chatml")
+    shutil.copytree(theirs, tmp_path / "grown")
+    run.model_dir = lambda name: str(tmp_path / "grown")
+    tokenizer = Tokenizer.from_file(theirs + "/tokenizer.json")
+    vocab = tokenizer.get_vocab_size()
+    tokenizer.add_tokens(["<extra_0>", "<extra_1>"])
+    tokenizer.save(str(tmp_path / "grown" / "tokenizer.json"))
+    with pytest.raises(InputError) as caught:
+        run([{"text": "fox"}, {"text": "fox <extra_1>"}], "chatml", vocab=vocab)
+    assert "added tokens that the model has no embeddings for: '<extra_0>', '<extra_1>'" in caught.value.what, caught.value.what
+    assert f"token id {vocab + 1}" in caught.value.what and caught.value.place.endswith("data.jsonl:2")
+    assert "another's" not in caught.value.next and "resize_token_embeddings" in caught.value.next
 
 
 def test_plain_text_is_told_from_other_rows(run, tmp_path):

@@ -52,6 +52,28 @@ def test_training_starts_from_a_run(work, place):
     assert "finished after step 1" in lmlaunch(toml, cwd=work, check=False).stderr
 
 
+def test_a_tilde_is_the_users_home(work, tmp_path):
+    """In the file and on the command line, where no shell expands it behind a `=`."""
+    (tmp_path / "home").symlink_to(work)
+    env = {**os.environ, "HOME": str(tmp_path / "home")}
+    toml = config(work, "tilde", model__path="~/model", run__dir="~/runs/tilde", data__train=["~/train.jsonl"], data__cache_dir="~/cache",
+                  train__steps=1)
+    assert json.loads(lmlaunch("plan", toml, "--json", cwd=work, env=env).stdout)["fits"] is True
+    lmlaunch(toml, "data.eval=[\"~/eval.jsonl\"]", cwd=work, env=env)
+    assert json.loads((work / "runs" / "tilde" / "status.json").read_text())["state"] == "done"
+    assert recorded(work, "tilde")["model"]["path"] == f"{tmp_path}/home/model" and not (work / "~").exists()
+
+
+def test_from_another_folder_a_relative_path_is_said_to_begin_there(work, tmp_path):
+    toml = config(work, "elsewhere", train__steps=1)
+    done = lmlaunch(work / toml, cwd=tmp_path, check=False)
+    assert done.returncode == 11 and f"relative paths begin in the folder in which lmlaunch is started, {tmp_path}" in done.stderr, done.stderr
+    done = lmlaunch(work / toml, f"model.path={work}/model", cwd=tmp_path, check=False)
+    assert done.returncode == 11 and "train.jsonl" in done.stderr and f"lmlaunch is started, {tmp_path}" in done.stderr, done.stderr
+    done = lmlaunch(toml, "model.path=/no/such/model", cwd=work, check=False)
+    assert "relative paths" not in done.stderr
+
+
 @pytest.mark.parametrize("place", ADAPTERS)
 def test_training_goes_on_with_an_adapter(work, place):
     name, adapter = f"with_{named(place)}", "adapter" if place == "adapter" else "runs/lora/model"

@@ -352,9 +352,25 @@ class Model:
     def _check_ids(self, ids, example, place):
         if not self.most_ids or not ids or max(ids) < self.most_ids:
             return
-        known = "correct or remove this row, or" if isinstance(example, formats.Ids) else "the model's tokenizer.json is another's:"
+        given = isinstance(example, formats.Ids)
+        if not given:
+            self._refuse_added_tokens(ids, place)
+        known = "correct or remove this row, or" if given else "the model's tokenizer.json is another's:"
         raise InputError(f"token id {max(ids)} is outside the model's vocabulary of {self.most_ids}", place,
                          f"{known} use the tokenizer that belongs to model.path")
+
+    def _refuse_added_tokens(self, ids, place):
+        """The model's own tokenizer, with tokens that somebody added and the model has no embeddings for."""
+        added = {id: token.content for id, token in self.tokenizer.get_added_tokens_decoder().items() if id >= self.most_ids}
+        beyond = {id for id in ids if id >= self.most_ids}
+        if not beyond <= set(added):
+            return
+        names = [added[id] for id in sorted(added)]
+        told = ", ".join(map(repr, names[:4])) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        raise InputError(
+            f"the tokenizer has added tokens that the model has no embeddings for: {told}; its vocabulary is {self.most_ids}, and this "
+            f"row has token id {max(beyond)}", place,
+            "remove them from added_tokens of tokenizer.json, or give the model rows for them (transformers: resize_token_embeddings)")
 
     def _endless(self, ids, marks):
         last = len(marks) - 1 - marks[::-1].index(1)

@@ -1,0 +1,14 @@
+// Where relative paths begin, for messages about a file that is not there. Any thread.
+#pragma once
+
+#include <string>
+
+namespace lm {
+
+// "; relative paths begin in the folder in which lmlaunch is started, /here"; "" for an absolute path.
+std::string relative_hint(const std::string& path);
+
+// `path` with a leading "~" or "~/" as `home`; as it is where `home` is "" and for "~user".
+std::string with_home(const std::string& path, const std::string& home);
+
+}  // namespace lm

@@ -1,0 +1,350 @@
+#include <algorithm>
+#include <string>
+
+#include "config/config_text.h"
+#include "config/words/carry_data.h"
+#include "config/words/draft.h"
+#include "config/words/values.h"
+
+namespace lm {
+namespace {
+
+using Json = nlohmann::json;
+
+// A number of steps; a fraction is of the run's length, which a file does not know.
+void every(const Word& word, const Json& value, Draft& draft) {
+  const auto number = as_number(value);
+  if (!number || *number <= 0) return;
+  if (*number >= 1) return draft.set(std::string(word.ours), whole_text(*number));
+  draft.missing("a share of the run; " + std::string(word.ours) + " counts steps");
+}
+
+void adapter(const Json& value, Draft& draft) {
+  const std::string name = lower(text_of(value));
+  if (name == "full" || name == "lora" || name == "qlora") {
+    draft.method = name;
+    draft.of["train.method"].push_back(draft.at);
+    draft.done = true;
+  } else if (!is_off(value)) {
+    draft.missing("train.method has full, lora and qlora; all weights are trained");
+  }
+}
+
+void stage(const Json& value, Draft& draft) {
+  const std::string name = lower(text_of(value));
+  if (name == "sft") return draft.unneeded("fine-tuning on examples is what is done");
+  if (name == "pt") return draft.set("data.format", "\"text\"");
+  draft.refuse("stage \"" + name +
+               "\": preference tuning, reinforcement learning and reward models are not done");
+}
+
+void dtype(const Json& value, Draft& draft) {
+  const std::string name = lower(text_of(value));
+  if (contains(name, "bf16") || contains(name, "bfloat16")) return draft.set("model.dtype", "\"bf16\"");
+  if (name == "fp32" || contains(name, "float32") || name == "no")
+    return draft.set("model.dtype", "\"fp32\"");
+  if (name == "auto" || is_off(value)) return;
+  draft.missing("\"" + name + "\": model.dtype has bf16 and fp32, and bf16 is taken");
+}
+
+void quant_type(const Json& value, Draft& draft) {
+  const std::string name = lower(text_of(value));
+  // Beside load_in_4bit, which says that there are codes at all.
+  if ((name == "fp4" || name == "nf4") && draft.settings.contains("model.quantize"))
+    return draft.set("model.quantize", quote(name));
+  if (name == "nf4" || is_off(value)) return draft.unneeded("nf4 is what 4 bits are");
+  if (name == "fp4") return draft.set("model.quantize", "\"fp4\"");
+  draft.missing("\"" + name + "\": model.quantize has nf4, fp4 and int8");
+}
+
+void targets(const Json& value, Draft& draft) {
+  if (is_off(value)) return;
+  const std::vector<std::string> names = names_of(value);
+  const bool all = value == true || (names.size() == 1 && (names[0] == "all" || names[0] == "all-linear"));
+  if (all) return draft.set("lora.targets", "[\"all-linear\"]");
+  const auto odd = std::ranges::find_if(
+      names, [](const std::string& name) { return name.find_first_of("\\*()|^$?[") != std::string::npos; });
+  if (odd != names.end())
+    return draft.missing("lora.targets takes names such as q_proj, no patterns; all linear layers are taken");
+  draft.set("lora.targets", value_text(names));
+}
+
+void tune_targets(const Word& word, const Json& value, Draft& draft) {
+  if (is_off(value)) return;
+  draft.of["lora.targets"].push_back(draft.at);
+  draft.done = true;
+  std::vector<std::string> names = {"gate_proj", "up_proj", "down_proj"};
+  if (word.how == How::kTuneTargets) names = names_of(value);
+  for (const std::string& name : names) draft.targets.push_back(name == "output_proj" ? "o_proj" : name);
+}
+
+void fsdp(const Json& value, Draft& draft) {
+  const std::string all = lower(value.dump());
+  if (contains(all, "no_shard")) return draft.set("zero.stage", "0");
+  if (contains(all, "grad_op") || value == false) return draft.set("zero.stage", "2");
+  if (contains(all, "full_shard") || contains(all, "hybrid_shard") || contains(all, "auto_wrap") ||
+      value == true)
+    return draft.set("zero.stage", "3");
+  if (!is_off(value)) draft.missing("zero.stage has 0 to 3");
+}
+
+void home(const Word& word, const Json& value, Draft& draft) {
+  const std::string name = lower(text_of(value));
+  const std::string key(word.ours);
+  if (name == "cpu") return draft.set(key, "\"host\"");
+  if (name == "nvme") return draft.set(key, "\"nvme\"");
+  if (!is_off(value)) draft.missing(key + " has none, host and nvme");
+}
+
+void fsdp_offload(const Json& value, Draft& draft) {
+  if (is_off(value)) return;
+  for (const char* key : {"offload.weights", "offload.optimizer"}) draft.set(key, "\"host\"");
+}
+
+void checkpointing(const Json& value, Draft& draft) {
+  if (is_off(value)) return;
+  draft.set("train.recompute", "\"block\"");
+  const std::string how = lower(text_of(value));
+  if (contains(how, "offload") || how == "unsloth") draft.set("offload.activations", "\"host\"");
+}
+
+void clip(const Json& value, Draft& draft) {
+  const auto most = as_number(value);
+  if (most && *most > 0) return draft.set("train.max_grad_norm", toml_of(value));
+  if (most || value.is_null()) draft.set("optimizer.clip", "\"none\"");
+}
+
+void saving(const Json& value, Draft& draft) {
+  const std::string how = lower(text_of(value));
+  if (how == "steps") return draft.unneeded("checkpoint.every counts steps, or time");
+  if (how == "best") return draft.set("checkpoint.keep_best", "true");
+  if (is_off(value)) return draft.set("checkpoint.every", "0");
+  draft.missing("checkpoint.every counts steps, or time; the default is 30 minutes");
+}
+
+void strategy(const Json& value, Draft& draft) {
+  const std::string how = lower(text_of(value));
+  if (how == "steps") return draft.unneeded("train.eval_every counts steps");
+  if (!is_off(value)) draft.missing("train.eval_every counts steps; the default evaluates before and after");
+}
+
+void report_to(const Json& value, Draft& draft) {
+  const std::string all = lower(value.dump());
+  if (contains(all, "tensorboard")) return draft.set("log.tensorboard", "true");
+  if (!is_off(value)) draft.unneeded("curves are in the run's metrics.jsonl and report.html");
+}
+
+void eval_share(const Word& word, const Json& value, Draft& draft) {
+  const auto share = as_number(value);
+  if (!share || *share <= 0) return;
+  if (*share < 1) return draft.set(std::string(word.ours), toml_of(value));
+  draft.missing("a number of rows; data.eval_fraction is a share of them");
+}
+
+void steps(const Json& value, Draft& draft) {
+  const auto number = as_number(value);
+  if (number && *number >= 1) draft.set("train.steps", whole_text(*number));
+}
+
+void bits(const Json& value, Draft& draft) {
+  const auto number = as_number(value);
+  if (number == 4.0) return draft.set("model.quantize", "\"nf4\"");
+  if (number == 8.0) return draft.set("model.quantize", "\"int8\"");
+  if (!is_off(value)) draft.missing("model.quantize has 4 and 8 bits");
+}
+
+void lora_start(const Json& value, Draft& draft) {
+  const std::string name = lower(text_of(value));
+  if (name == "loftq") return draft.set("lora.start", "\"loftq\"");
+  if (value != true && name != "gaussian" && !is_off(value)) draft.missing("lora.start has zero and loftq");
+}
+
+void other_file(const Word& word, const Json& value, Draft& draft) {
+  if (is_off(value)) return;
+  if (word.theirs == "chat_template_jinja" && value.is_string()) {
+    const std::string path = value.get<std::string>();
+    if (!contains(path, "{")) return draft.set("data.chat_template", quote(path));
+    return draft.missing("data.chat_template names a file: write the template into one");
+  }
+  draft.missing("its settings: `lmlaunch init --from THIS --from THAT.json` reads both");
+}
+
+// "torchtune.models.llama3_2.qlora_llama3_2_1b", "bitsandbytes.optim.PagedAdamW8bit", "WarmupCosineLR".
+void component(const Word& word, const Json& value, Draft& draft) {
+  const std::string name = text_of(value), last = lower(last_of(name));
+  if (is_off(value) || name == "auto") return;
+  if (word.how == How::kTuneModel) {
+    draft.method = last.starts_with("qlora")                              ? "qlora"
+                   : last.starts_with("lora") || last.starts_with("dora") ? "lora"
+                                                                          : "full";
+    draft.of["train.method"].push_back(draft.at);
+    draft.done = true;
+  } else if (word.how == How::kTuneOptimizer) {
+    const bool plain = last == "adamw" || last == "adam" || last == "lion" || last == "sgd" || last == "muon";
+    draft.set("optimizer.name", quote(plain ? (last == "adam" ? "adamw" : last) : name));
+  } else {
+    const char* ours = contains(last, "cosine")                                 ? "cosine"
+                       : contains(last, "decay") || contains(last, "linear")    ? "linear"
+                       : contains(last, "warmup") || contains(last, "constant") ? "constant_with_warmup"
+                                                                                : "";
+    if (*ours) return draft.set("optimizer.schedule", quote(ours));
+    draft.missing("optimizer.schedule has others");
+  }
+}
+
+// Of numbers that several words make together.
+void part(const Word& word, const Json& value, double least, std::optional<double>& out, Draft& draft) {
+  const auto number = as_number(value);
+  if (!number || *number < least) return;
+  out = number;
+  draft.of[std::string(word.ours)].push_back(draft.at);
+  draft.done = true;
+}
+
+void of_numbers(const Word& word, const Json& value, Draft& draft) {
+  const auto number = as_number(value);
+  switch (word.how) {
+    case How::kMicro:
+      return part(word, value, 1, draft.micro, draft);
+    case How::kAccumulation:
+      return part(word, value, 1, draft.accumulation, draft);
+    case How::kProcesses:
+      return part(word, value, 1, draft.processes, draft);
+    case How::kBeta1:
+      return part(word, value, 0, draft.beta1, draft);
+    case How::kBeta2:
+      return part(word, value, 0, draft.beta2, draft);
+    case How::kTuneSteps:
+      return part(word, value, 1, draft.steps_per_epoch, draft);
+    case How::kGlobal:
+      if (number) draft.set("train.global_batch", toml_of(value));
+      return;
+    default:
+      if (number && *number > 0) draft.set("optimizer.warmup", toml_of(value));
+  }
+}
+
+void as_it_stands(const Word& word, const Json& value, Draft& draft) {
+  if (value == "auto" || value == "" || value.is_object()) return;
+  const std::string key(word.ours);
+  draft.set(key, key == "offload.paths" ? value_text(names_of(value)) : toml_of(value));
+}
+
+void when_on(const Word& word, const Json& value, Draft& draft) {
+  if (is_off(value)) return;
+  if (word.ours != "train.method") return draft.set(std::string(word.ours), std::string(word.text));
+  adapter(std::string(word.text.substr(1, word.text.size() - 2)), draft);
+}
+
+void fp16(const Json& value, Draft& draft) {
+  if (!is_off(value) && value != "auto") draft.missing("bf16 is computed with, which needs no loss scaling");
+}
+
+void by_key(const Word& word, const Json& value, Draft& draft) {
+  switch (word.how) {
+    case How::kValue:
+      return as_it_stands(word, value, draft);
+    case How::kWhenOn:
+      return when_on(word, value, draft);
+    case How::kAdapter:
+      return adapter(value, draft);
+    case How::kBits:
+      return bits(value, draft);
+    case How::kCheckpointing:
+      return checkpointing(value, draft);
+    case How::kClip:
+      return clip(value, draft);
+    case How::kDType:
+      return dtype(value, draft);
+    case How::kEvalShare:
+      return eval_share(word, value, draft);
+    case How::kEvery:
+      return every(word, value, draft);
+    case How::kFp16:
+      return fp16(value, draft);
+    case How::kFsdp:
+      return fsdp(value, draft);
+    case How::kFsdpOffload:
+      return fsdp_offload(value, draft);
+    case How::kHome:
+      return home(word, value, draft);
+    case How::kLoraStart:
+      return lora_start(value, draft);
+    case How::kOtherFile:
+      return other_file(word, value, draft);
+    case How::kQuantType:
+      return quant_type(value, draft);
+    case How::kReport:
+      return report_to(value, draft);
+    case How::kSaving:
+      return saving(value, draft);
+    case How::kStage:
+      return stage(value, draft);
+    case How::kSteps:
+      return steps(value, draft);
+    case How::kStrategy:
+      return strategy(value, draft);
+    case How::kTargets:
+      return targets(value, draft);
+    case How::kTuneMlp:
+    case How::kTuneTargets:
+      return tune_targets(word, value, draft);
+    case How::kTuneModel:
+    case How::kTuneOptimizer:
+    case How::kTuneSchedule:
+      return component(word, value, draft);
+    case How::kSources:
+      return carry_sources(value, draft);
+    case How::kSourceType:
+      return carry_source_type(value, draft);
+    case How::kSourceMessages:
+      return carry_source_messages(value, draft);
+    case How::kSourceSplit:
+      return carry_source_split(value, draft);
+    case How::kTuneData:
+      return carry_tune_data(value, draft);
+    case How::kEvalNames:
+    case How::kSourceField:
+    case How::kSourceFiles:
+    case How::kSourceName:
+    case How::kSourceWeight:
+      return carry_source_part(word, value, draft);
+    case How::kAccumulation:
+    case How::kBeta1:
+    case How::kBeta2:
+    case How::kGlobal:
+    case How::kMicro:
+    case How::kProcesses:
+    case How::kTuneSteps:
+    case How::kWarmup:
+      return of_numbers(word, value, draft);
+  }
+}
+
+// An entry of data has several words: which of them made data.train is kept beside it.
+void carry_key(const Word& word, const Json& value, Draft& draft) {
+  const size_t told = draft.out.missing.size() + draft.out.unneeded.size();
+  by_key(word, value, draft);
+  const bool of_data = draft.done && told == draft.out.missing.size() + draft.out.unneeded.size() &&
+                       word.ours.starts_with("data.");
+  std::vector<std::string>& from = draft.of[std::string(word.ours)];
+  if (of_data && std::ranges::find(from, draft.at) == from.end()) from.push_back(draft.at);
+}
+
+}  // namespace
+
+void carry(const Word& word, const Json& value, Draft& draft) {
+  switch (word.fate) {
+    case Fate::kKey:
+      return carry_key(word, value, draft);
+    case Fate::kUnneeded:
+      return draft.unneeded(word.remark);
+    case Fate::kMissing:
+      if (!is_off(value)) draft.missing(word.remark);
+      return;
+    case Fate::kRefused:
+      if (!is_off(value)) draft.refuse(std::string(word.theirs) + ": " + std::string(word.remark));
+  }
+}
+
+}  // namespace lm

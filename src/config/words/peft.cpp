@@ -1,0 +1,87 @@
+#include "config/words/tables.h"
+
+namespace lm {
+namespace {
+
+// LoraConfig, and the adapter_config.json that it writes.
+constexpr Word kPeft[] = {
+    to("base_model_name_or_path", "model.path"),
+    to("r", "lora.r"),
+    to("lora_alpha", "lora.alpha"),
+    to("lora_dropout", "lora.dropout"),
+    to("target_modules", "lora.targets", How::kTargets),
+    to("use_rslora", "lora.rslora"),
+    to("init_lora_weights", "lora.start", How::kLoraStart,
+       "\"loftq\", or the default; other starts are not there"),
+    missing("use_dora", "DoRA's magnitudes are not trained; lora.rslora is another way to scale"),
+    missing("use_qalora", why::kLora),
+    missing("modules_to_save", "adapters alone are trained; embeddings and head stay as they are"),
+    missing("trainable_token_indices", "adapters alone are trained; the embedding stays as it is"),
+    missing("exclude_modules", "lora.targets names what gets an adapter"),
+    missing("bias", "biases stay as they are"),
+    missing("lora_bias", "biases stay as they are"),
+    missing("layers_to_transform", "every block gets its adapters"),
+    missing("layers_pattern", "every block gets its adapters"),
+    missing("rank_pattern*", "one rank for all adapters"),
+    missing("alpha_pattern*", "one alpha for all adapters"),
+    missing("target_parameters", why::kExperts),
+    missing("layer_replication", "blocks are not repeated"),
+    missing("loftq_config*", "lora.start = \"loftq\" with model.quantize"),
+    missing("alora_invocation_tokens", why::kLora),
+    missing("eva_config*", why::kLora),
+    missing("corda_config*", why::kLora),
+    missing("lora_ga_config*", why::kLora),
+    missing("velora_config*", why::kLora),
+    missing("monteclora_config*", why::kLora),
+    missing("runtime_config*", why::kLora),
+    missing("arrow_config*", why::kLora),
+    missing("kasa_config*", why::kLora),
+    missing("megatron_config*", why::kLora),
+    unneeded("megatron_core", "lmlaunch has its own layers"),
+    unneeded("ensure_weight_tying", "tied weights stay tied"),
+    unneeded("qalora_group_size", why::kLora),
+    unneeded("use_bdlora", why::kLora),
+    unneeded("task_type", "causal language models"),
+    unneeded("peft_*", "adapters are LoRA's"),
+    unneeded("revision", "the snapshot in the hub cache that refs/main names is used"),
+    unneeded("inference_mode", "the command says it: train, generate, chat"),
+    unneeded("auto_mapping", "the model's family says its names"),
+    unneeded("fan_in_fan_out", "the model's family says how its matrices lie"),
+};
+
+// FastLanguageModel, and the command line of Unsloth.
+constexpr Word kUnsloth[] = {
+    to("model_name", "model.path"),
+    to("max_seq_length", "data.max_length"),
+    when_on("load_in_4bit", "model.quantize", "\"nf4\"", "with train.method = \"lora\" or \"qlora\""),
+    when_on("load_in_8bit", "model.quantize", "\"int8\"", "with train.method = \"lora\""),
+    when_on("full_finetuning", "train.method", "\"full\""),
+    to("r", "lora.r"),
+    to("target_modules", "lora.targets", How::kTargets),
+    to("lora_alpha", "lora.alpha"),
+    to("use_rslora", "lora.rslora"),
+    to("use_gradient_checkpointing", "train.recompute", How::kCheckpointing,
+       "\"unsloth\" also moves block inputs: offload.activations = \"host\""),
+    to("random_state", "run.seed"),
+    missing("loftq_config", "lora.start = \"loftq\" with model.quantize"),
+    missing("finetune_vision_layers", why::kVision),
+    unneeded("fast_inference", "`lmlaunch generate` answers prompts"),
+    unneeded("gpu_memory_utilization", "offload.device_memory says what a run may use"),
+    unneeded("max_lora_rank", "lora.r is the rank"),
+    unneeded("unsloth_*", why::kFused),
+    unneeded("train_on_responses_only", "data.loss_on = \"completion\" is the default"),
+    unneeded("save_method", "`lmlaunch export` and its --merge, --adapter, --gguf"),
+    unneeded("quantization_method", "`lmlaunch export --gguf f16, bf16 or q8_0`"),
+};
+
+}  // namespace
+
+std::span<const Word> peft_words() {
+  return kPeft;
+}
+
+std::span<const Word> unsloth_words() {
+  return kUnsloth;
+}
+
+}  // namespace lm

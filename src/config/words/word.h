@@ -1,0 +1,125 @@
+// Words that people bring along: the keys of other trainers, and what each is called here or why there is no
+// such key. One table (a file for each project in this folder) serves the answers to unknown keys, the page
+// docs/coming-from.md and `lmlaunch init --from`. Pure tables; any thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lm {
+
+enum class Project : uint8_t {
+  kNobody,  // slips and words of several
+  kTrainer,
+  kPeft,
+  kAxolotl,
+  kLlamaFactory,
+  kTorchtune,
+  kUnsloth,
+  kDeepSpeed,
+  kAccelerate,
+};
+
+enum class Fate : uint8_t {
+  kKey,       // a key of ours says it
+  kUnneeded,  // lmlaunch does it always, or does it itself: nothing to set
+  kMissing,   // lmlaunch cannot do it: a run differs by it
+  kRefused,   // another task than fine-tuning on examples: a file that asks for it is not translated
+};
+
+// How a value becomes one of ours (translate.cpp).
+enum class How : uint8_t {
+  kValue,   // as it stands
+  kWhenOn,  // Word::text, where the value is not off
+  kAccumulation,
+  kAdapter,
+  kBeta1,
+  kBeta2,
+  kBits,
+  kCheckpointing,
+  kClip,
+  kDType,
+  kEvalNames,
+  kEvalShare,
+  kEvery,
+  kFp16,
+  kFsdp,
+  kFsdpOffload,
+  kGlobal,
+  kHome,
+  kLoraStart,
+  kMicro,
+  kOtherFile,
+  kProcesses,
+  kQuantType,
+  kReport,
+  kSaving,
+  kSources,
+  kSourceField,
+  kSourceFiles,
+  kSourceMessages,
+  kSourceName,
+  kSourceSplit,
+  kSourceType,
+  kSourceWeight,
+  kStage,
+  kSteps,
+  kStrategy,
+  kTargets,
+  kTuneData,
+  kTuneMlp,
+  kTuneModel,
+  kTuneOptimizer,
+  kTuneSchedule,
+  kTuneSteps,
+  kTuneTargets,
+  kWarmup,
+};
+
+struct Word {
+  std::string_view theirs;  // keys of inner tables with dots; a "*" at the end stands for any rest
+  Fate fate;
+  std::string_view ours;    // "optimizer.lr"
+  std::string_view remark;  // beside the key, or why there is none
+  How how = How::kValue;
+  std::string_view text = {};  // of How::kWhenOn: the value here, as TOML
+};
+
+constexpr Word to(std::string_view theirs, std::string_view ours, How how = How::kValue,
+                  std::string_view remark = "") {
+  return {theirs, Fate::kKey, ours, remark, how};
+}
+constexpr Word when_on(std::string_view theirs, std::string_view ours, std::string_view text,
+                       std::string_view remark = "") {
+  return {theirs, Fate::kKey, ours, remark, How::kWhenOn, text};
+}
+constexpr Word unneeded(std::string_view theirs, std::string_view why) {
+  return {theirs, Fate::kUnneeded, "", why};
+}
+constexpr Word missing(std::string_view theirs, std::string_view why) {
+  return {theirs, Fate::kMissing, "", why};
+}
+constexpr Word refused(std::string_view theirs, std::string_view why) {
+  return {theirs, Fate::kRefused, "", why};
+}
+
+std::string_view project_name(Project project);
+// What a file of the project may have, at a place such as "optimizer.params.lr"; null: nothing known.
+const Word* find_word(Project project, std::string_view theirs);
+// Whether words of the project begin with this table's name.
+bool has_inner_words(Project project, std::string_view theirs);
+// Words of all projects for which there is a key.
+std::vector<const Word*> words_with_keys();
+
+// The answer to an unknown key of a configuration, "; did you mean `optimizer.lr`?"; "" where nothing is
+// known.
+std::string word_answer(std::string_view table, std::string_view key);
+std::string word_answer(const Word& word);
+
+// docs/coming-from.md.
+std::string coming_from_page();
+
+}  // namespace lm
