@@ -16,12 +16,15 @@ constexpr int64_t kGemmWorkspace = 32 * kMiB;
 // multiples of 2 MiB.
 constexpr int64_t kPieces = 64 * kMiB;
 
+int64_t processors(const AttentionShape& shape) {
+  return shape.processors > 0 ? shape.processors : kMostProcessors;
+}
+
 // Flash attention (bf16). `documents` in one call.
 int64_t flash_backward(const ModelSpec& spec, const AttentionShape& shape, int64_t documents) {
   const int64_t width = round_up(spec.head_dim, spec.head_dim <= 128 ? 32 : 64);
   const int64_t rows = shape.tokens + kRowsPerDocument * documents;
-  const int64_t processors = shape.processors > 0 ? shape.processors : kMostProcessors;
-  const int64_t splits = shape.deterministic ? ceil_div(processors, documents * spec.heads) : 1;
+  const int64_t splits = shape.deterministic ? ceil_div(processors(shape), documents * spec.heads) : 1;
   const int64_t q = shape.tokens * spec.q_rows() * 2, kv = shape.tokens * spec.kv_rows() * 2;
   const int64_t expanded = spec.heads == spec.kv_heads ? 0 : 2 * q;  // dK and dV per query head
   const int64_t sums = spec.heads * rows * 4, dq_sum = splits * rows * spec.heads * width * 4;
@@ -48,8 +51,10 @@ int64_t document_starts(int64_t tokens, int64_t documents) {
 
 int64_t attention_workspace(const ModelSpec& spec, const AttentionShape& shape) {
   if (shape.dtype == DType::kF32) return efficient_backward(spec, shape);
-  int64_t most = 0;  // more documents mean more rows, and fewer splits
-  for (int64_t documents = 1; documents <= documents_at_once(shape.tokens); ++documents)
+  // More documents mean more rows, and fewer splits: one, once each processor has a document.
+  const int64_t all = documents_at_once(shape.tokens);
+  int64_t most = flash_backward(spec, shape, all);
+  for (int64_t documents = 1; documents <= std::min(all, processors(shape)); ++documents)
     most = std::max(most, flash_backward(spec, shape, documents));
   return most;
 }
