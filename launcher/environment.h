@@ -16,7 +16,7 @@ struct Environment {
   // Nearest first: directories that hold models--ORG--NAME and datasets--ORG--NAME.
   std::vector<std::string> hub_caches;
   std::vector<std::string> datasets_caches;  // of the datasets library: directories that hold ORG___NAME
-  std::string home;       // HOME; "" without one
+  std::string home;                          // HOME; "" without one
   std::string cache_dir;  // ours: $XDG_CACHE_HOME/lmlaunch or ~/.cache/lmlaunch; "" without a home
   std::string token_cache() const { return cache_dir.empty() ? "" : cache_dir + "/tokens"; }
 };

@@ -16,9 +16,9 @@ std::string model_directory(const std::string& place, const Environment& environ
 bool holds_adapter(const std::string& directory);
 
 // A "~" at the beginning of a path of the configuration becomes the user's home (data files' globs know it
-// themselves). model.path and lora.init become the directories that they stand for. With train.method = "lora" a model.path
-// that is an adapter becomes the model that it is for, and that adapter is continued; with another method it
-// is left, and refused when the model is opened. Throws Error(10, 11).
+// themselves). model.path and lora.init become the directories that they stand for. With train.method =
+// "lora" a model.path that is an adapter becomes the model that it is for, and that adapter is continued;
+// with another method it is left, and refused when the model is opened. Throws Error(10, 11).
 void settle_model(Config& config, const Environment& environment);
 
 // A directory with a config.json: the one that `path` stands for, or the snapshot of ORG/NAME in a hub cache:

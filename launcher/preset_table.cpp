@@ -160,7 +160,7 @@ std::string text_of(const Row& row) {
       row.max_length);
   out += fmt::format("\n[train]\nmethod = \"{}\"\nepochs = 1\nglobal_batch = 16\n", row.method);
   if (full) out += "gradients = \"bf16\"\n";
-  if (!full) out += "\n[lora]\nr = 16\nalpha = 32\ndropout = 0.05\n";
+  if (!full) out += "\n[lora]\nr = 16\nalpha = 32\n";
   out +=
       fmt::format("\n[optimizer]\nlr = {}\nschedule = \"cosine\"\nwarmup = 0.03\n", full ? "1e-5" : "2e-4");
   return out;

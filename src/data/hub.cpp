@@ -197,7 +197,9 @@ std::vector<std::string> find_data_set(const std::string& text, const DataSetNam
   }
   refuse("no such file, and no data set of this name in the local caches (looked in " +
              (looked.empty() ? "nothing: HOME is not set" : looked) + ")",
-         text, "fetch it: lmlaunch fetch " + name.org + "/" + name.name + " --data, or name files" + relative_hint(text));
+         text,
+         "fetch it: lmlaunch fetch " + name.org + "/" + name.name + " --data, or name files" +
+             relative_hint(text));
 }
 
 }  // namespace lm
