@@ -119,6 +119,7 @@ PrepareOptions prepare_options(const Job& job, const std::vector<std::string>& f
           .loss_on = data.loss_on,
           .columns = data.columns,
           .chat_template = data.chat_template,
+          .render = data.render,
           .bad_rows = data.bad_rows,
           .answers = data.answers,
           .reasoning = data.reasoning,

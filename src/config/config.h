@@ -24,6 +24,8 @@ enum class TooLong : uint8_t { kAuto, kCut, kSplit, kDrop };
 enum class LossOn : uint8_t { kCompletion, kAll };
 enum class BadRows : uint8_t { kStop, kSkip };
 enum class Answers : uint8_t { kAll, kLast, kEach };
+// Of plain prompts and completions on a model with a chat template; auto is plain, with a note.
+enum class Render : uint8_t { kAuto, kPlain, kChat };
 enum class Reasoning : uint8_t { kKeep, kDrop };
 enum class Method : uint8_t { kFull, kLora, kQlora };  // load_config makes the last kLora with model.quantize
 enum class GradientDType : uint8_t { kF32, kBF16 };
@@ -105,6 +107,7 @@ struct DataConfig {
   DataFormat format = DataFormat::kAuto;  // detected from the columns unless named
   ColumnNames columns;                    // {prompt = "question"}: columns that have other names
   std::string chat_template;              // a file of Jinja; "" = the model's own
+  Render render = Render::kAuto;          // of a plain prompt and completion: as they are, or by the template
   BadRows bad_rows = BadRows::kStop;  // a row that cannot be used ends the run, or is counted and left out
   Answers answers = Answers::kAll;    // of a conversation are trained; each: as an example of its own
   Reasoning reasoning = Reasoning::kKeep;  // what assistants thought: as the template has it, or taken out

@@ -103,6 +103,12 @@ void visit_data(DataT& data, V& v) {
         {kTokens, "our column name = the name in the files, where they differ"});
   v.key("data", "chat_template", data.chat_template,
         {kTokens, "a file with a chat template in Jinja; \"\": the model's own"});
+  v.key(
+      "data", "render", data.render,
+      {kTokens,
+       "rows of plain prompt and completion on a model with a chat template; chat: a user's message and "
+       "its answer, written by the template; plain: as they are, and generate prompts likewise; auto: plain, "
+       "with a note"});
   v.key("data", "bad_rows", data.bad_rows,
         {kTokens, "stop: an invalid row ends the run; skip: it is reported and left out"});
   v.key("data", "answers", data.answers,
