@@ -99,10 +99,21 @@ inline bool quantises_to_four_bits(const ModelConfig& model) {
 // Our column's name -> the files' name for it.
 using ColumnNames = std::map<std::string, std::string>;
 
+// One set without a name, or sets with names in the order of the file: the first decides what the best
+// checkpoint is, when a run ends early, and a schedule that follows the loss.
+struct EvalSet {
+  std::string name = {};
+  std::vector<std::string> files = {};
+};
+struct EvalSets {
+  std::vector<EvalSet> all = {};
+  bool empty() const { return all.empty(); }
+};
+
 struct DataConfig {
   std::vector<std::string> train;  // files or globs: JSONL, JSON, Parquet, CSV, text; or ORG/NAME in a cache
   std::vector<double> weights;     // of each entry of `train`: how often its examples occur in an epoch
-  std::vector<std::string> eval;   // the same; empty: see eval_fraction
+  EvalSets eval;                   // files as in `train`; empty: see eval_fraction
   double eval_fraction = 0.0;      // share of the training examples held out when `eval` is empty
   DataFormat format = DataFormat::kAuto;  // detected from the columns unless named
   ColumnNames columns;                    // {prompt = "question"}: columns that have other names

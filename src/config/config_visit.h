@@ -94,7 +94,10 @@ void visit_data(DataT& data, V& v) {
          "for each entry of train, how often its examples occur in an epoch; []: once",
          {.low = 0, .high = 1e6, .low_open = true}});
   v.key("data", "eval", data.eval,
-        {kReporting, "evaluation data, named as train names its files; empty: see eval_fraction"});
+        {kReporting,
+         "evaluation files, written as in train, or several named sets: {code = [\"code.jsonl\"], chat = "
+         "[\"chat.jsonl\"]}, of which the first decides keep_best and early stopping; empty: see "
+         "eval_fraction"});
   v.key("data", "eval_fraction", data.eval_fraction,
         {kNumerics, "share of the training examples held out when eval is empty", kFraction});
   v.key("data", "format", data.format,
