@@ -80,10 +80,9 @@ void Curves::add_row(const std::string& line) {
 }
 
 void Curves::add_held_out(int64_t step, const std::string& set, std::optional<double> loss) {
-  if (!loss) return;
   auto found = std::ranges::find_if(held_out_, [&](const auto& one) { return one.first == set; });
   if (found == held_out_.end()) found = held_out_.insert(found, {set, {}});
-  found->second.emplace_back(step, *loss);
+  if (loss) found->second.emplace_back(step, *loss);
 }
 
 void Curves::add_answer(int64_t step, const Json& row) {

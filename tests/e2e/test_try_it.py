@@ -95,19 +95,21 @@ def test_a_run_is_asked_with_the_template_that_it_was_trained_with(work, method)
 
 def test_a_run_trained_on_plain_pairs_is_prompted_as_data_render_says(work):
     (work / "pairs.jsonl").write_text(json.dumps({"prompt": "ab", "completion": "cd"}) + "\n")
-    prompted, told = {}, {}
+    (work / "ends.jinja").write_text(TEMPLATE.replace("{% endfor %}", "{% if m.role == 'assistant' %}<end>{% endif %}{% endfor %}"))
+    data = dict(data__train=["pairs.jsonl"], data__eval=[], data__chat_template="ends.jinja")
+    prompted = {}
     for render in ("plain", "chat"):
         name = f"render_{render}"
-        told[render] = lmlaunch(config(work, name, train__steps=2, data__train=["pairs.jsonl"], data__eval=[], data__render=render,
-                                       train__eval_every=2, train__sample_prompts=["ab"]), cwd=work).stderr
+        done = lmlaunch(config(work, name, train__steps=2, **data, data__render=render, train__sample_prompts=["ab"], train__sample_tokens=8), cwd=work)
+        assert "data.render" not in done.stderr
         prompted[render] = [generated(work / "runs" / name / where, work) for where in ("", "model")]
     assert [answer["prompt_tokens"] for answer in prompted["plain"]] == [2, 2]
     assert [answer["prompt_tokens"] for answer in prompted["chat"]] == [4, 4]
     # The last sample is the answer of the trained model.
     for render in prompted:
-        assert rows(work, f"render_{render}")[-1]["answer"][:8] == prompted[render][0]["text"][:8], render
+        assert rows(work, f"render_{render}")[-1]["answer"] == prompted[render][0]["text"], render
     assert "without the chat template" in chat(work, "a\n", model=work / "runs" / "render_plain").stderr
-    done = lmlaunch(config(work, "render_auto", train__steps=1, data__train=["pairs.jsonl"], data__eval=[]), cwd=work)
+    done = lmlaunch(config(work, "render_auto", train__steps=1, **data), cwd=work)
     notes = [line for line in done.stderr.splitlines() if 'set data.render = "chat"' in line]
     assert len(notes) == 1 and "1 row is a plain prompt and completion" in notes[0], done.stderr
 
