@@ -150,6 +150,11 @@ Exit chat_command(const CommandLine& line) {
     log_note("DATA-23",
              "the model has no chat template: turns are written as \"### Instruction\" and "
              "\"### Response\", as in training");
+  if (speaker.text().has_template() && speaker.render() == Render::kPlain)
+    log_note(
+        "DATA-23",
+        "this run was trained without the chat template (data.render = \"plain\"), and chat writes turns "
+        "by it; `lmlaunch generate` prompts as the run was trained");
   const int64_t most = speaker.spec().max_positions;
   const int64_t context =
       line.integer("--context").value_or(most > 0 ? std::min(most, kDefaultContext) : kDefaultContext);

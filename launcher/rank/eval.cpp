@@ -32,26 +32,29 @@ Exit eval_command(const CommandLine& line) {
   if (file) settle_model(subject.config, read_environment());
   // A model's directory has no data of its own: only what is held out is read.
   DataConfig& data_keys = subject.config.data;
-  if (data_keys.train.empty()) data_keys.train = data_keys.eval;
+  if (data_keys.train.empty() && !data_keys.eval.empty()) data_keys.train = data_keys.eval.all.front().files;
   if (data_keys.train.empty()) refuse_without_data(what, true);
   if (!subject.run.empty() && (line.has("--gpus") || line.has("--ranks")))
     subject.config.run.device = DeviceChoice::kAuto;  // as the door chose (start_run.cpp)
   const std::unique_ptr<Job> job = open_job(subject.config, line, PlanPurpose::kEvaluate, subject.run);
   JobData data = open_data(*job, subject.run);
-  const std::vector<Batch> held_out = data.loader->eval_batches();
+  const std::vector<EvalBatches> held_out = data.loader->eval_sets();
   if (held_out.empty()) refuse_without_data(what, false);
   const std::unique_ptr<Rank> rank = make_rank(*job, false);
   load_rank(*job, *rank, subject.trained);
-  const EvalResult result = evaluate(*rank, held_out);
-  if (line.has("--json")) {
-    const nlohmann::ordered_json json = {{"eval_loss", result.loss},
-                                         {"perplexity", std::exp(result.loss)},
-                                         {"target_tokens", result.target_tokens}};
-    std::printf("%s\n", json.dump().c_str());
-  } else {
-    std::printf("held-out loss %.4f, perplexity %.2f over %ld target tokens\n", result.loss,
-                std::exp(result.loss), result.target_tokens);
+  nlohmann::ordered_json json;
+  for (const EvalBatches& set : held_out) {
+    const EvalResult result = evaluate(*rank, set.batches);
+    const std::string of = set.set.empty() ? "" : "/" + set.set;
+    json["eval_loss" + of] = result.loss;
+    json["perplexity" + of] = std::exp(result.loss);
+    json["target_tokens" + of] = result.target_tokens;
+    if (line.has("--json")) continue;
+    std::printf("held-out loss%s %.4f, perplexity %.2f over %ld target tokens\n",
+                set.set.empty() ? "" : (" of " + set.set).c_str(), result.loss, std::exp(result.loss),
+                result.target_tokens);
   }
+  if (line.has("--json")) std::printf("%s\n", json.dump().c_str());
   return Exit::kDone;
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "config/config.h"
 #include "data/loader.h"
@@ -57,8 +58,10 @@ void load_rank(const Job& job, Rank& rank, const std::string& trained = "");
 // The token files of a run and the loader over them.
 struct JobData {
   std::unique_ptr<TokenCache> cache;
-  Prepared train, eval;  // eval.path empty: held out of train, or none
-  std::unique_ptr<DataSource> train_source, eval_source;
+  Prepared train;
+  std::vector<Prepared> evals;  // of data.eval; none: held out of train, or nothing is
+  std::unique_ptr<DataSource> train_source;
+  std::vector<std::unique_ptr<DataSource>> eval_sources;
   std::unique_ptr<Loader> loader;
 };
 // `run`: the directory of the run that they belong to, "" none; by several `ranks`, or one that trains, it is

@@ -45,25 +45,39 @@ int64_t total_steps(const Config& config, Loader& loader) {
   return steps;
 }
 
-void record_evaluation(const EvalResult& result, int64_t step, MetricsFile& metrics) {
-  metrics.write_eval(step, result.loss, result.target_tokens);
-  char line[120];
-  std::snprintf(line, sizeof line, "held-out loss after step %ld: %.4f (perplexity %.2f, %ld targets)", step,
-                result.loss, std::exp(result.loss), result.target_tokens);
-  log_line(line);
+// " of NAME", where sets have names.
+std::string of_set(const std::string& set) {
+  return set.empty() ? "" : " of " + set;
+}
+
+void record_evaluation(const EvalResult& result, const std::string& set, int64_t step, MetricsFile& metrics) {
+  metrics.write_eval(step, result.loss, result.target_tokens, set);
+  char line[100];
+  std::snprintf(line, sizeof line, " after step %ld: %.4f (perplexity %.2f, %ld targets)", step, result.loss,
+                std::exp(result.loss), result.target_tokens);
+  log_line("held-out loss" + of_set(set) + line);
 }
 
 // What a run is judged by beside its steps: the held-out loss, and answers to the prompts that it is to show.
 struct Judge {
   Rank& rank;
-  const std::vector<Batch>& held_out;
+  const std::vector<EvalBatches>& held_out;
   const Samples& samples;
   MetricsFile& metrics;
 
+  // The loss of the first set, which decides. All sets are recorded, or none where it is to stop.
+  std::optional<double> evaluate_unless_stopped(int64_t step, const std::function<bool()>& stopped) const {
+    std::vector<EvalResult> results;
+    for (const EvalBatches& set : held_out) {
+      const auto result = evaluate_unless(rank, set.batches, stopped);
+      if (!result) return std::nullopt;
+      results.push_back(*result);
+    }
+    for (size_t i = 0; i < results.size(); ++i) record_evaluation(results[i], held_out[i].set, step, metrics);
+    return results.empty() ? std::nullopt : std::optional(results.front().loss);
+  }
   double evaluate_at(int64_t step) const {
-    const EvalResult result = evaluate(rank, held_out);
-    record_evaluation(result, step, metrics);
-    return result.loss;
+    return *evaluate_unless_stopped(step, [] { return false; });
   }
   void at(int64_t step) const {
     if (!held_out.empty()) evaluate_at(step);
@@ -71,8 +85,7 @@ struct Judge {
   }
   // Before the first step: who asks for a stop need not wait for it, as the next start begins with it again.
   void at_start(const std::function<bool()>& stopped) const {
-    const auto result = held_out.empty() ? std::nullopt : evaluate_unless(rank, held_out, stopped);
-    if (result) record_evaluation(*result, 0, metrics);
+    evaluate_unless_stopped(0, stopped);
     samples.answer(rank, 0, metrics, stopped);
   }
   // This lives as long as the hooks.
@@ -203,13 +216,12 @@ void leave(const CommandLine& line, const StopRequest& stop, Rank& rank, const T
 std::string end_early(const Config& config, Rank& rank, const Trainer& trainer, Checkpoints& checkpoints) {
   const TrainerState state = trainer.state();
   const int64_t evaluations = state.no_lower;
-  char line[160];
-  std::snprintf(line, sizeof line,
-                "stopped early after step %ld: %ld evaluation%s in a row gave no lower held-out loss than "
-                "%.4f, of step %ld",
-                state.step, evaluations, evaluations == 1 ? "" : "s", state.best_eval.value_or(0),
-                state.best_step);
-  log_line(line);
+  const std::vector<EvalSet>& sets = config.data.eval.all;
+  log_line(fmt::format(
+      "stopped early after step {}: {} evaluation{} in a row gave no lower held-out loss{} than {:.4f}, of "
+      "step {}",
+      state.step, evaluations, evaluations == 1 ? "" : "s", of_set(sets.empty() ? "" : sets.front().name),
+      state.best_eval.value_or(0), state.best_step));
   const std::string best = checkpoints.take_best(rank, trainer);
   log_line(!best.empty()
                ? fmt::format("the result has the weights of step {}, the best: {}", state.best_step, best)
@@ -344,7 +356,7 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   JobData data = open_data(
       *job, directory, [&] { return control.stop_requests() > 0; }, &ranks);
   take_data(data, files, ranks, *job);
-  const std::vector<Batch> held_out = data.loader->eval_batches();
+  const std::vector<EvalBatches> held_out = data.loader->eval_sets();
   const Samples samples(*job);
   const int64_t steps = total_steps(config, *data.loader);
 

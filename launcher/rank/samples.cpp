@@ -51,7 +51,8 @@ std::string in_a_line(const std::string& text) {
 }
 
 TextTools tools_of(const Job& job) {
-  return text_tools(job.environment, job.model.directory, job.chat_template, job.date);
+  return text_tools(job.environment, job.model.directory, job.chat_template, job.date,
+                    job.config.data.render);
 }
 
 }  // namespace

@@ -10,10 +10,11 @@
 namespace lm {
 
 TextTools text_tools(const Environment& environment, const std::string& model_dir,
-                     const std::string& chat_template, const std::string& date) {
+                     const std::string& chat_template, const std::string& date, Render render) {
   const std::filesystem::path program =
       std::filesystem::path(beside_this_program("lmlaunch-cpu")).parent_path() / "../share/lmlaunch/prepare";
-  return {environment.python, program.lexically_normal().string(), model_dir, chat_template, date};
+  return {environment.python,      program.lexically_normal().string(), model_dir, chat_template, date,
+          render == Render::kPlain};
 }
 
 Speaker::Speaker(const CommandLine& line)
@@ -21,8 +22,8 @@ Speaker::Speaker(const CommandLine& line)
   const Environment environment = read_environment();
   const std::string model = resolve_model(subject_.config.model.path, environment, subject_.config.lora.init);
   spec_ = read_model_spec(model);
-  text_ = std::make_unique<TextSession>(
-      text_tools(environment, model, own_template(subject_), recorded_date(subject_.run)));
+  text_ = std::make_unique<TextSession>(text_tools(environment, model, own_template(subject_),
+                                                   recorded_date(subject_.run), subject_.config.data.render));
 }
 
 void Speaker::load(int64_t positions) {

@@ -13,9 +13,9 @@
 namespace lm {
 
 // The text program for a model's directory; `chat_template`: in place of its own, "" none. `date`: what a
-// template is told that asks, "" today's.
+// template is told that asks, "" today's. `render`: plain prompts are written without a template.
 TextTools text_tools(const Environment& environment, const std::string& model_dir,
-                     const std::string& chat_template, const std::string& date);
+                     const std::string& chat_template, const std::string& date, Render render);
 
 class Speaker {
  public:
@@ -24,6 +24,7 @@ class Speaker {
 
   TextSession& text() { return *text_; }
   const ModelSpec& spec() const { return spec_; }
+  Render render() const { return subject_.config.data.render; }  // of the rows that it was trained on
   // Plans and loads, for texts of at most so many tokens. Throws Error(12) where that does not fit.
   void load(int64_t positions);
   // `on_text` is given whole characters as they come.

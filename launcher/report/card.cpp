@@ -27,14 +27,18 @@ std::string figure(const Json& value) {
 }
 
 std::string figures(const Json& record) {
-  const Json &total = record.at("measured"), &eval = record.at("eval");
+  const Json& total = record.at("measured");
   std::string out = "steps: " + record.at("status").at("step").dump() + "\n";
   out += fmt::format("tokens: {}\n", static_cast<int64_t>(total.at("tokens").get<double>()));
   out += "seconds in steps: " + figure(total.at("seconds")) + "\n";
   out += "training loss at the last step: " + figure(total.at("last_loss")) + "\n";
-  if (eval.size() > 1)
-    out +=
-        "held-out loss: " + figure(eval.front().at(1)) + " before, " + figure(eval.back().at(1)) + " after\n";
+  for (const Json& eval : record.at("eval")) {
+    const Json& points = eval.at("points");
+    const std::string set = eval.at("set").get<std::string>();
+    if (points.size() > 1)
+      out += "held-out loss" + (set.empty() ? "" : " of " + set) + ": " + figure(points.front().at(1)) +
+             " before, " + figure(points.back().at(1)) + " after\n";
+  }
   return out;
 }
 

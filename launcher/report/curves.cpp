@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <numeric>
+#include <string_view>
 
 namespace lm {
 namespace {
@@ -22,6 +23,16 @@ Json rounded(double value) {
 std::optional<double> number(const Json& row, const char* name) {
   const auto found = row.find(name);
   return found != row.end() && found->is_number() ? std::optional(found->get<double>()) : std::nullopt;
+}
+
+constexpr std::string_view kEval = "eval_loss", kEvalOfSet = "eval_loss/";
+
+// The key of a held-out loss; "" where the row has none.
+std::string loss_key(const Json& row) {
+  for (const auto& [key, value] : row.items()) {
+    if (key == kEval || key.starts_with(kEvalOfSet)) return key;
+  }
+  return "";
 }
 
 }  // namespace
@@ -58,14 +69,20 @@ void Curves::add_row(const std::string& line) {
   const auto step = number(row, "step");
   if (!step) return;
   ++rows_;
-  if (row.contains("eval_loss")) {
-    const auto loss = number(row, "eval_loss");
-    if (loss) held_out_.emplace_back(static_cast<int64_t>(*step), *loss);
+  if (const std::string key = loss_key(row); !key.empty()) {
+    add_held_out(static_cast<int64_t>(*step), key == kEval ? "" : key.substr(kEvalOfSet.size()),
+                 number(row, key.c_str()));
   } else if (row.contains("prompt")) {
     add_answer(static_cast<int64_t>(*step), row);
   } else {
     add_step(static_cast<int64_t>(*step), row);
   }
+}
+
+void Curves::add_held_out(int64_t step, const std::string& set, std::optional<double> loss) {
+  auto found = std::ranges::find_if(held_out_, [&](const auto& one) { return one.first == set; });
+  if (found == held_out_.end()) found = held_out_.insert(found, {set, {}});
+  if (loss) found->second.emplace_back(step, *loss);
 }
 
 void Curves::add_answer(int64_t step, const Json& row) {
@@ -138,10 +155,14 @@ Json Curves::series() const {
 
 Json Curves::held_out() const {
   // Of a long run every n-th, and the last.
-  const size_t count = held_out_.size(), every = count / kMostPoints + 1;
   Json out = Json::array();
-  for (size_t i = 0; i < count; ++i) {
-    if (i % every == 0 || i + 1 == count) out.push_back({held_out_[i].first, rounded(held_out_[i].second)});
+  for (const auto& [set, losses] : held_out_) {
+    const size_t count = losses.size(), every = count / kMostPoints + 1;
+    Json points = Json::array();
+    for (size_t i = 0; i < count; ++i) {
+      if (i % every == 0 || i + 1 == count) points.push_back({losses[i].first, rounded(losses[i].second)});
+    }
+    out.push_back({{"set", set}, {"points", std::move(points)}});
   }
   return out;
 }

@@ -27,8 +27,9 @@ class Curves {
   // one that is not there has no rows.
   void read();
 
-  Json series() const;    // {"step": [...], "loss": [1.2, [mean, least, most], null, ...], ...}
-  Json held_out() const;  // [[step, loss], ...]
+  Json series() const;  // {"step": [...], "loss": [1.2, [mean, least, most], null, ...], ...}
+  // Of each evaluation set, in the order of their first rows; the first is the one that decides.
+  Json held_out() const;  // [{"set": "" or its name, "points": [[step, loss], ...]}, ...]
   Json answers() const;   // [[step, prompt, answer], ...] of the first and the last sample rows
   Json totals() const;    // of the whole run: tokens, seconds, bytes, peaks, means, skipped steps
   int64_t rows() const { return rows_; }
@@ -61,6 +62,7 @@ class Curves {
 
   void add_row(const std::string& line);
   void add_step(int64_t step, const Json& row);
+  void add_held_out(int64_t step, const std::string& set, std::optional<double> loss);
   void add_answer(int64_t step, const Json& row);
   void start_anew();
 
@@ -69,7 +71,7 @@ class Curves {
   int64_t rows_ = 0, skipped_ = 0;
   int64_t width_ = 1;  // steps of a point
   std::vector<Point> points_;
-  std::vector<std::pair<int64_t, double>> held_out_;
+  std::vector<std::pair<std::string, std::vector<std::pair<int64_t, double>>>> held_out_;
   std::deque<Json> first_answers_, last_answers_;
   Point whole_;  // every step
   double tokens_ = 0, moving_ = 0, hidden_ = 0;

@@ -24,6 +24,8 @@ enum class TooLong : uint8_t { kAuto, kCut, kSplit, kDrop };
 enum class LossOn : uint8_t { kCompletion, kAll };
 enum class BadRows : uint8_t { kStop, kSkip };
 enum class Answers : uint8_t { kAll, kLast, kEach };
+// Of plain prompts and completions on a model with a chat template; auto is plain, with a note.
+enum class Render : uint8_t { kAuto, kPlain, kChat };
 enum class Reasoning : uint8_t { kKeep, kDrop };
 enum class Method : uint8_t { kFull, kLora, kQlora };  // load_config makes the last kLora with model.quantize
 enum class GradientDType : uint8_t { kF32, kBF16 };
@@ -97,14 +99,26 @@ inline bool quantises_to_four_bits(const ModelConfig& model) {
 // Our column's name -> the files' name for it.
 using ColumnNames = std::map<std::string, std::string>;
 
+// One set without a name, or sets with names in the order of the file: the first decides what the best
+// checkpoint is, when a run ends early, and a schedule that follows the loss.
+struct EvalSet {
+  std::string name = {};
+  std::vector<std::string> files = {};
+};
+struct EvalSets {
+  std::vector<EvalSet> all = {};
+  bool empty() const { return all.empty(); }
+};
+
 struct DataConfig {
   std::vector<std::string> train;  // files or globs: JSONL, JSON, Parquet, CSV, text; or ORG/NAME in a cache
   std::vector<double> weights;     // of each entry of `train`: how often its examples occur in an epoch
-  std::vector<std::string> eval;   // the same; empty: see eval_fraction
+  EvalSets eval;                   // files as in `train`; empty: see eval_fraction
   double eval_fraction = 0.0;      // share of the training examples held out when `eval` is empty
   DataFormat format = DataFormat::kAuto;  // detected from the columns unless named
   ColumnNames columns;                    // {prompt = "question"}: columns that have other names
   std::string chat_template;              // a file of Jinja; "" = the model's own
+  Render render = Render::kAuto;          // of a plain prompt and completion: as they are, or by the template
   BadRows bad_rows = BadRows::kStop;  // a row that cannot be used ends the run, or is counted and left out
   Answers answers = Answers::kAll;    // of a conversation are trained; each: as an example of its own
   Reasoning reasoning = Reasoning::kKeep;  // what assistants thought: as the template has it, or taken out

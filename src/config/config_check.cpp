@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -11,6 +12,12 @@
 
 namespace lm {
 namespace {
+
+// A part of keys of metrics.jsonl and of tags, and a bare key of TOML. The set without a name has no check.
+bool names_a_set(const std::string& name) {
+  const auto allowed = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c == '-'; };
+  return name.size() <= 64 && std::ranges::all_of(name, allowed);
+}
 
 using KeyTest = std::function<bool(const std::string&)>;
 
@@ -84,6 +91,11 @@ class Checks {
     require(data.eval.empty() || data.eval_fraction == 0, "data.eval_fraction", "data.eval",
             "data.eval names files, and data.eval_fraction = " + value_text(data.eval_fraction) +
                 " holds out training examples: leave one out");
+    for (const EvalSet& set : data.eval.all)
+      require(names_a_set(set.name), "data.eval", "data.eval",
+              "data.eval: " + quote(set.name) +
+                  " names no set: use at most 64 letters, digits, \"_\" and \"-\", as names of metrics have "
+                  "them");
     const bool has_eval = !data.eval.empty() || data.eval_fraction > 0;
     if (usable_("data.eval_fraction")) {
       const bool samples = !config_.train.sample_prompts.empty();

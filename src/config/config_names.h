@@ -78,6 +78,11 @@ struct EnumNames<Reasoning> {
   static constexpr EnumName<Reasoning> kAll[] = {{Reasoning::kKeep, "keep"}, {Reasoning::kDrop, "drop"}};
 };
 template <>
+struct EnumNames<Render> {
+  static constexpr EnumName<Render> kAll[] = {
+      {Render::kAuto, "auto"}, {Render::kPlain, "plain"}, {Render::kChat, "chat"}};
+};
+template <>
 struct EnumNames<Method> {
   static constexpr EnumName<Method> kAll[] = {
       {Method::kFull, "full"}, {Method::kLora, "lora"}, {Method::kQlora, "qlora"}};

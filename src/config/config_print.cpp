@@ -56,6 +56,8 @@ std::vector<KeyText> list_keys(const Config& config) {
 std::vector<KeyDifference> config_difference(const Config& recorded, const Config& asked) {
   const auto keys = [](Config config) {
     config.lora.dtype = adapter_type(config);
+    // The tokens are the same.
+    if (config.data.render == Render::kAuto) config.data.render = Render::kPlain;
     return list_keys(config);
   };
   const std::vector<KeyText> before = keys(recorded), after = keys(asked);

@@ -63,6 +63,15 @@ std::string value_text(const Budget& value) {
   return quote(text);
 }
 
+std::string value_text(const EvalSets& sets) {
+  if (sets.empty()) return "[]";
+  if (sets.all.front().name.empty()) return value_text(sets.all.front().files);
+  std::string out;
+  for (const EvalSet& set : sets.all)
+    out += (out.empty() ? "{" : ", ") + set.name + " = " + value_text(set.files);
+  return out + "}";
+}
+
 std::string range_text(const Range& range) {
   const bool low = std::isfinite(range.low), high = std::isfinite(range.high) && range.high != kMostCounted;
   if (!low && !high) return "";

@@ -58,6 +58,7 @@ inline std::string value_text(const ColumnNames& names) {
   for (const auto& [ours, theirs] : names) out += (out.size() > 1 ? ", " : "") + ours + " = " + quote(theirs);
   return out + "}";
 }
+std::string value_text(const EvalSets& sets);
 template <class E>
 requires std::is_enum_v<E> std::string value_text(E value) {
   return quote(name_of(value));
@@ -107,6 +108,9 @@ inline std::string expected_text(const std::vector<std::string>*, const KeyInfo&
 inline std::string expected_text(const std::vector<double>*, const KeyInfo& info) {
   const std::string count = info.range.count == 0 ? "" : std::to_string(info.range.count) + " ";
   return "a list of " + count + "numbers, each" + range_text(info.range);
+}
+inline std::string expected_text(const EvalSets*, const KeyInfo&) {
+  return "a list of strings, or a table of such lists, {code = [\"code.jsonl\"]}";
 }
 inline std::string expected_text(const ColumnNames*, const KeyInfo&) {
   return "a table such as {prompt = \"question\"}";

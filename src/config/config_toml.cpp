@@ -184,6 +184,10 @@ class Loader {
     }
     const std::string table = text.substr(0, dot), name = text.substr(dot + 1, equals - dot - 1);
     if (!knows(table, name)) {
+      const std::string outer = name.substr(0, name.find('.'));
+      if (outer != name && knows(table, outer))
+        return problem(where, "`" + shorten(table + "." + name) + "`: this key is set as a whole, `" + table +
+                                  "." + outer + "={NAME = VALUE, ...}`");
       const bool known_table = std::find(tables_.begin(), tables_.end(), table) != tables_.end();
       return problem(where, "unknown key `" + shorten(table + "." + name) + "`" +
                                 (known_table ? nearest_key(table, name) : nearest_table(table)));
@@ -297,7 +301,7 @@ class Loader {
     if (train.epochs && wins("train.epochs", "train.steps")) train.steps.reset();
     DataConfig& data = config_.data;
     if (!data.eval.empty() && wins("data.eval", "data.eval_fraction")) data.eval_fraction = 0;
-    if (data.eval_fraction > 0 && wins("data.eval_fraction", "data.eval")) data.eval.clear();
+    if (data.eval_fraction > 0 && wins("data.eval_fraction", "data.eval")) data.eval = {};
     // A model in fp32 has no narrower adapter or master.
     if (config_.model.dtype == ModelDType::kF32) {
       if (wins("model.dtype", "lora.dtype")) config_.lora.dtype = LoraDType::kAuto;

@@ -94,7 +94,10 @@ void visit_data(DataT& data, V& v) {
          "for each entry of train, how often its examples occur in an epoch; []: once",
          {.low = 0, .high = 1e6, .low_open = true}});
   v.key("data", "eval", data.eval,
-        {kReporting, "evaluation data, named as train names its files; empty: see eval_fraction"});
+        {kReporting,
+         "evaluation files, written as in train, or several named sets: {code = [\"code.jsonl\"], chat = "
+         "[\"chat.jsonl\"]}, of which the first decides keep_best and early stopping; empty: see "
+         "eval_fraction"});
   v.key("data", "eval_fraction", data.eval_fraction,
         {kNumerics, "share of the training examples held out when eval is empty", kFraction});
   v.key("data", "format", data.format,
@@ -103,6 +106,12 @@ void visit_data(DataT& data, V& v) {
         {kTokens, "our column name = the name in the files, where they differ"});
   v.key("data", "chat_template", data.chat_template,
         {kTokens, "a file with a chat template in Jinja; \"\": the model's own"});
+  v.key(
+      "data", "render", data.render,
+      {kTokens,
+       "rows of plain prompt and completion on a model with a chat template; chat: a user's message and "
+       "its answer, written by the template; plain: as they are, and generate prompts likewise; auto: plain, "
+       "with a note"});
   v.key("data", "bad_rows", data.bad_rows,
         {kTokens, "stop: an invalid row ends the run; skip: it is reported and left out"});
   v.key("data", "answers", data.answers,

@@ -184,6 +184,32 @@ bool read(const Entry& entry, std::vector<T>& field, const KeyInfo& info) {
   return true;
 }
 
+// A table is sorted by name: its sets stand in the order of the file.
+inline bool read(const Entry& entry, EvalSets& field, const KeyInfo& info) {
+  EvalSets sets;
+  const auto* table = entry.node->as_table();
+  if (table == nullptr) {
+    std::vector<std::string> files;
+    if (!read(entry, files, info)) return false;
+    if (!files.empty()) sets.all.push_back({"", std::move(files)});
+    field = std::move(sets);
+    return true;
+  }
+  KeyInfo each = info;
+  each.required = true;
+  std::vector<const toml::key*> names;
+  for (auto&& [name, value] : *table) names.push_back(&name);
+  std::ranges::sort(
+      names, [](const toml::key* a, const toml::key* b) { return a->source().begin < b->source().begin; });
+  for (const toml::key* name : names) {
+    sets.all.push_back({std::string(name->str()), {}});
+    const Entry value{table->get(name->str()), entry.where, "", false};
+    if (name->empty() || !read(value, sets.all.back().files, each)) return false;
+  }
+  field = std::move(sets);
+  return true;
+}
+
 // For words that are not one of a choice.
 template <class T>
 std::string word_hint(const Entry&, const T*) {

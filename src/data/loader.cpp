@@ -59,9 +59,8 @@ void warn_of_losses(const std::string& place, const PieceCounts& counts, int64_t
 
 }  // namespace
 
-Loader::Loader(const DataSource& train, const DataSource* eval, const LoaderOptions& options)
+Loader::Loader(const DataSource& train, const std::vector<EvalSource>& evals, const LoaderOptions& options)
     : train_(train),
-      eval_(eval),
       options_(options),
       fingerprint_(static_cast<int64_t>(train.fingerprint())),
       position_{.fingerprint = fingerprint_} {
@@ -71,9 +70,8 @@ Loader::Loader(const DataSource& train, const DataSource* eval, const LoaderOpti
   LM_CHECK(options.vocab >= 1, "vocabulary");
   LM_CHECK(options.world >= 1 && options.rank >= 0 && options.rank < options.world, "ranks");
   if (options_.name.empty()) options_.name = train.name();
-  if (options_.eval_name.empty()) options_.eval_name = eval != nullptr ? eval->name() : options_.name;
   const int64_t examples = train.examples();
-  const int64_t held = eval == nullptr ? held_out(examples, options.eval_fraction) : 0;
+  const int64_t held = evals.empty() ? held_out(examples, options.eval_fraction) : 0;
   const Permutation draw(examples, options.seed, 0, ShufflePurpose::kHeldOut);
   pieces_ = cut_pieces(
       train, options.max_length, options.too_long,
@@ -82,26 +80,34 @@ Loader::Loader(const DataSource& train, const DataSource* eval, const LoaderOpti
   warn_of_losses(options_.name, train_counts_, options.max_length);
   if (pieces_in_epoch() == 0)
     refuse("data.weights leave not one example for an epoch", options_.name, "raise them");
-  if (eval == nullptr && held == 0) return;
-  const DataSource& from = eval != nullptr ? *eval : train;
-  eval_pieces_ = cut_pieces(
-      from, options.max_length, options.too_long,
-      [&](int64_t index) { return eval != nullptr || draw(index) < held; }, eval_counts_,
-      eval != nullptr ? options.eval_text : options.text);
-  check_targets(options_.eval_name, eval_counts_);
+  for (const EvalSource& from : evals) add_eval(from, [](int64_t) { return true; });
+  if (held > 0)
+    add_eval({.source = &train, .name = options_.name, .text = options.text},
+             [&](int64_t index) { return draw(index) < held; });
+}
+
+void Loader::add_eval(EvalSource from, const std::function<bool(int64_t)>& takes) {
+  if (from.name.empty()) from.name = from.source->name();
+  Eval eval{.from = std::move(from)};
+  eval.pieces = cut_pieces(*eval.from.source, options_.max_length, options_.too_long, takes, eval.counts,
+                           eval.from.text);
+  check_targets(eval.from.name, eval.counts);
   // Of what is held out of the training examples it is said once.
-  if (options_.eval_name != options_.name)
-    warn_of_losses(options_.eval_name, eval_counts_, options.max_length);
+  if (eval.from.name != options_.name) warn_of_losses(eval.from.name, eval.counts, options_.max_length);
+  evals_.push_back(std::move(eval));
 }
 
 const std::string& Loader::name_of(const DataSource& source) const {
-  return &source == &train_ ? options_.name : options_.eval_name;
+  const auto eval = std::ranges::find_if(evals_, [&](const Eval& e) { return e.from.source == &source; });
+  return &source == &train_ || eval == evals_.end() ? options_.name : eval->from.name;
 }
 
 std::string Loader::length_report() const {
-  const std::string train = "data: train: " + describe_counts(train_counts_, options_.max_length);
-  if (eval_pieces_.empty()) return train;
-  return train + "\ndata: eval: " + describe_counts(eval_counts_, options_.max_length);
+  std::string out = "data: train: " + describe_counts(train_counts_, options_.max_length);
+  for (const Eval& eval : evals_)
+    out += "\ndata: eval" + (eval.from.set.empty() ? "" : " " + eval.from.set) + ": " +
+           describe_counts(eval.counts, options_.max_length);
+  return out;
 }
 
 const SequenceList& Loader::sequences_of(int64_t epoch) {
@@ -229,17 +235,18 @@ StepBatches Loader::next() {
   return batches;
 }
 
-std::vector<Batch> Loader::eval_batches() const {
-  std::vector<Batch> batches;
-  if (eval_pieces_.empty()) return batches;
-  const SequenceList list = pack_sequences(
-      eval_pieces_, [](int64_t i) { return i; }, options_.packing, options_.max_length);
-  const DataSource& source = eval_ != nullptr ? *eval_ : train_;
-  for (int64_t s = 0; s < list.sequences(); s += options_.micro_batch) {
-    batches.push_back(
-        assemble(source, eval_pieces_, list, s, std::min(list.sequences(), s + options_.micro_batch)));
+std::vector<EvalBatches> Loader::eval_sets() const {
+  std::vector<EvalBatches> sets;
+  for (const Eval& eval : evals_) {
+    const SequenceList list = pack_sequences(
+        eval.pieces, [](int64_t i) { return i; }, options_.packing, options_.max_length);
+    EvalBatches& out = sets.emplace_back(EvalBatches{.set = eval.from.set, .batches = {}});
+    for (int64_t s = 0; s < list.sequences(); s += options_.micro_batch) {
+      out.batches.push_back(assemble(*eval.from.source, eval.pieces, list, s,
+                                     std::min(list.sequences(), s + options_.micro_batch)));
+    }
   }
-  return batches;
+  return sets;
 }
 
 Batch Loader::assemble(const DataSource& source, const std::vector<Piece>& pieces, const SequenceList& list,

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -17,21 +18,28 @@
 
 namespace lm {
 
+// Evaluation data of its own file.
+struct EvalSource {
+  const DataSource* source = nullptr;
+  std::string set = {};                 // its name among several; "": it has none
+  std::string name = {};                // for messages: the user's files; "": the source's name
+  std::vector<ExampleRange> text = {};  // examples that are plain text
+};
+
 struct LoaderOptions {
   int64_t seed = 42;
   int64_t max_length = 2048;  // tokens per sequence
   TooLong too_long = TooLong::kAuto;
   bool packing = false;
-  int64_t global_batch = 8;    // sequences per step, over all ranks
-  int64_t micro_batch = 1;     // sequences per micro-batch
-  int64_t vocab = 0;           // the model's: every id must be below it
-  double eval_fraction = 0.0;  // of the training examples held out; used without an eval source
-  std::vector<ExampleRange> text = {}, eval_text = {};  // examples of each source that are plain text
+  int64_t global_batch = 8;             // sequences per step, over all ranks
+  int64_t micro_batch = 1;              // sequences per micro-batch
+  int64_t vocab = 0;                    // the model's: every id must be below it
+  double eval_fraction = 0.0;           // of the training examples held out; used without an eval source
+  std::vector<ExampleRange> text = {};  // training examples that are plain text
   // Ranges of the training examples, in order, and how often those of each occur in an epoch; empty: once.
   // Of a fraction, another part in each epoch.
   std::vector<std::pair<ExampleRange, double>> weights = {};
-  // For messages: the user's files; "": the source's name.
-  std::string name = {}, eval_name = {};
+  std::string name = {};    // for messages: the user's files; "": the source's name
   int rank = 0, world = 1;  // a step's sequences are dealt to the ranks as equal, contiguous runs
 };
 
@@ -43,10 +51,19 @@ struct LoaderPosition {
   int64_t fingerprint = 0;
 };
 
+// An evaluation set, in file order: micro_batch sequences each.
+struct EvalBatches {
+  std::string set;  // its name; ""
+  std::vector<Batch> batches;
+};
+
 class Loader {
  public:
+  Loader(const DataSource& train, const std::vector<EvalSource>& evals, const LoaderOptions& options);
   // `eval` may be null.
-  Loader(const DataSource& train, const DataSource* eval, const LoaderOptions& options);
+  Loader(const DataSource& train, const DataSource* eval, const LoaderOptions& options)
+      : Loader(train, eval == nullptr ? std::vector<EvalSource>() : std::vector<EvalSource>{{.source = eval}},
+               options) {}
 
   // The next step's micro-batches of this rank; moves the position. The last step of an epoch may be short.
   StepBatches next();
@@ -58,21 +75,28 @@ class Loader {
   // Whole epochs plus a fraction of the next, rounded up.
   int64_t total_steps(double epochs);
 
-  // The held-out examples in file order, never shuffled: micro_batch sequences each. Empty without held-out
-  // data.
-  std::vector<Batch> eval_batches() const;
-  bool has_eval() const { return !eval_pieces_.empty(); }
+  // The held-out examples, never shuffled: each set as it was given, or one of a share of the training
+  // examples. Empty without held-out data.
+  std::vector<EvalBatches> eval_sets() const;
+  bool has_eval() const { return !evals_.empty(); }
 
   const PieceCounts& train_counts() const { return train_counts_; }
-  const PieceCounts& eval_counts() const { return eval_counts_; }
-  // What data.max_length has done to the rows, of training and, if there is any, of evaluation: one line
-  // each.
+  // What data.max_length has done to the rows, of training and, if there is any, of each evaluation set: one
+  // line each.
   std::string length_report() const;
   const LoaderPosition& position() const { return position_; }
   // next() refuses one that is not of these data and options.
   void restore(const LoaderPosition& position) { position_ = position; }
 
  private:
+  // What is held out; of the training source, or of one of its own.
+  struct Eval {
+    EvalSource from;
+    std::vector<Piece> pieces = {};
+    PieceCounts counts = {};
+  };
+
+  void add_eval(EvalSource from, const std::function<bool(int64_t)>& takes);
   const std::string& name_of(const DataSource& source) const;
   const SequenceList& sequences_of(int64_t epoch);
   // The pieces of an epoch by weight, in the order of the file. The number of them is that of each epoch.
@@ -83,10 +107,10 @@ class Loader {
   void append(const DataSource& source, const Piece& piece, Batch& batch) const;
 
   const DataSource& train_;
-  const DataSource* eval_;
-  LoaderOptions options_;  // with both names
-  std::vector<Piece> pieces_, eval_pieces_;
-  PieceCounts train_counts_, eval_counts_;
+  LoaderOptions options_;  // with a name
+  std::vector<Piece> pieces_;
+  PieceCounts train_counts_;
+  std::vector<Eval> evals_;
   SequenceList plan_;  // of epoch planned_
   int64_t planned_ = -1;
   std::map<int64_t, int64_t> steps_;  // of each epoch, once counted

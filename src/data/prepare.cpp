@@ -56,9 +56,13 @@ std::string make_cache_dir(const std::string& wanted) {
 
 // What is decided about rows, as the program of prepare/ is told it.
 Json row_options(const PrepareOptions& options) {
-  return {{"format", name_of(options.format)},   {"loss_on", name_of(options.loss_on)},
-          {"columns", options.columns},          {"bad_rows", name_of(options.bad_rows)},
-          {"answers", name_of(options.answers)}, {"reasoning", name_of(options.reasoning)}};
+  return {{"format", name_of(options.format)},
+          {"loss_on", name_of(options.loss_on)},
+          {"columns", options.columns},
+          {"bad_rows", name_of(options.bad_rows)},
+          {"answers", name_of(options.answers)},
+          {"reasoning", name_of(options.reasoning)},
+          {"render", options.render == Render::kChat ? "chat" : "plain"}};
 }
 
 bool exists(const fs::path& path) {
@@ -158,6 +162,8 @@ Prepared describe(const TokenFile& file, bool from_cache, const std::vector<size
                     .dropped = 0,
                     .text = {},
                     .entries = {},
+                    .plain_pairs = 0,
+                    .has_template = false,
                     .chat_template = {},
                     .notes = {},
                     .sample = {},
@@ -174,6 +180,8 @@ Prepared describe(const TokenFile& file, bool from_cache, const std::vector<size
     for (const Json& range : summary.at("text"))
       prepared.text.push_back({range.at(0).get<int64_t>(), range.at(1).get<int64_t>()});
     prepared.chat_template = summary.at("chat_template").get<std::string>();
+    prepared.plain_pairs = summary.at("pairs").get<int64_t>();
+    prepared.has_template = summary.at("template").get<bool>();
     const auto of_files = summary.at("files").get<std::vector<int64_t>>();
     size_t next = 0;
     int64_t first = 0;
@@ -243,9 +251,7 @@ void remove_forgotten(const std::string& dir) {
   }
 }
 
-}  // namespace
-
-Prepared prepare_tokens(const PrepareOptions& options) {
+Prepared prepare_quietly(const PrepareOptions& options) {
   std::vector<std::string> files;
   std::vector<size_t> counts;
   for (const std::string& entry : options.files) {
@@ -285,6 +291,34 @@ Prepared prepare_tokens(const PrepareOptions& options) {
   }
   sync_directory(dir);  // of the file Python has done it; a run that goes on from a checkpoint counts on both
   return describe(TokenFile(path), false, counts);
+}
+
+// Not in the cache: "auto" and "plain" share their tokens.
+std::string note_on_rendering(const Prepared& prepared, Render render) {
+  if (render != Render::kAuto) {
+    if (prepared.plain_pairs > 0) return "";
+    return fmt::format(
+        "data.render = \"{}\" changes nothing: no row is a plain prompt and completion{}", name_of(render),
+        render == Render::kPlain && prepared.has_template
+            ? "; generate and samples write their prompts without the chat template all the same"
+            : "");
+  }
+  if (prepared.plain_pairs == 0 || !prepared.has_template) return "";
+  return fmt::format(
+      "{} {} a plain prompt and completion, and trained as plain text, without the model's chat template, "
+      "which "
+      "generate, chat and samples use: set data.render = \"chat\" to train them by the template, or "
+      "\"plain\" to prompt without it as well",
+      prepared.plain_pairs, prepared.plain_pairs == 1 ? "row is" : "rows are");
+}
+
+}  // namespace
+
+Prepared prepare_tokens(const PrepareOptions& options) {
+  Prepared prepared = prepare_quietly(options);
+  const std::string note = note_on_rendering(prepared, options.render);
+  if (!note.empty()) prepared.notes.push_back(note);
+  return prepared;
 }
 
 std::string names_of(const std::vector<std::string>& files) {

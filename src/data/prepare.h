@@ -23,6 +23,7 @@ struct PrepareOptions {
   LossOn loss_on = LossOn::kCompletion;
   ColumnNames columns = {};
   std::string chat_template = {};  // a file; "" = the model's own
+  Render render = Render::kAuto;
   BadRows bad_rows = BadRows::kStop;
   Answers answers = Answers::kAll;
   Reasoning reasoning = Reasoning::kKeep;
@@ -50,6 +51,8 @@ struct Prepared {
   int64_t dropped = 0;                // examples in which nothing is trained
   std::vector<ExampleRange> text;     // of which the examples are plain text
   std::vector<ExampleRange> entries;  // the examples of each of PrepareOptions::files
+  int64_t plain_pairs = 0;            // rows of a plain prompt and completion
+  bool has_template = false;          // the model's, or the one that was asked for
   // Of the conversations, where the model has none of its own or another was asked for: Jinja.
   std::string chat_template;
   std::vector<std::string> notes;   // what the user should know of the data

@@ -18,8 +18,10 @@ std::string text_of(const Json& answer) {
 
 TextSession::TextSession(const TextTools& tools)
     : python_(std::make_unique<PythonSession>(tools.python, tools.program_dir + "/text.py")) {
-  const Json model = python_->ask(
-      {{"model_dir", tools.model_dir}, {"chat_template", tools.chat_template}, {"date", tools.date}});
+  const Json model = python_->ask({{"model_dir", tools.model_dir},
+                                   {"chat_template", tools.chat_template},
+                                   {"date", tools.date},
+                                   {"plain", tools.plain}});
   stop_ = model.at("stop").get<std::vector<int32_t>>();
   has_template_ = model.at("template").get<bool>();
 }

@@ -18,6 +18,7 @@ struct TextTools {
   std::string model_dir;           // holds tokenizer.json
   std::string chat_template = {};  // in Jinja; "": the model's own
   std::string date = {};           // "2026-01-31", for a template that asks; "": today's
+  bool plain = false;  // prompts are written without the template, as data.render = "plain" trains
 };
 
 struct ChatMessage {
@@ -33,7 +34,7 @@ class TextSession {
   const std::vector<int32_t>& stop() const { return stop_; }  // tokens that end an answer
   bool has_template() const { return has_template_; }
 
-  // As a user's message when the model has a chat template, else as plain text.
+  // As a user's message when the model has a chat template and the tools are not `plain`, else as plain text.
   std::vector<int32_t> prompt(const std::string& text);
   // A conversation up to where the model speaks; without a chat template in the form that training gives it.
   std::vector<int32_t> conversation(const std::vector<ChatMessage>& messages);

@@ -15,11 +15,12 @@
 #include <cstdio>
 #include <span>
 #include <string>
+#include <string_view>
 
 namespace lm {
 
 struct Scalar {
-  const char* tag;
+  std::string_view tag;
   double value;
 };
 

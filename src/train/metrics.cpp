@@ -113,11 +113,13 @@ void MetricsFile::write(const StepRow& row) {
                             Scalar{"train/train_tokens_per_second", row.tokens_per_s}});
 }
 
-void MetricsFile::write_eval(int64_t step, double eval_loss, int64_t target_tokens) {
+void MetricsFile::write_eval(int64_t step, double eval_loss, int64_t target_tokens, const std::string& set) {
+  const std::string key = set.empty() ? "eval_loss" : "eval_loss/" + set;
   write_line(
-      nlohmann::ordered_json{{"step", step}, {"eval_loss", eval_loss}, {"target_tokens", target_tokens}}
-          .dump());
-  if (events_ != nullptr) events_->write(step, std::array{Scalar{"eval/loss", eval_loss}});
+      nlohmann::ordered_json{{"step", step}, {key, eval_loss}, {"target_tokens", target_tokens}}.dump());
+  // As Transformers names the losses of a dictionary of data sets.
+  const std::string tag = set.empty() ? "eval/loss" : "eval/" + set + "_loss";
+  if (events_ != nullptr) events_->write(step, std::array{Scalar{tag, eval_loss}});
 }
 
 void MetricsFile::write_sample(int64_t step, const std::string& prompt, const std::string& answer) {

@@ -59,7 +59,8 @@ class MetricsFile {
 
   void write(const StepRow& row);
   void write_sample(int64_t step, const std::string& prompt, const std::string& answer);
-  void write_eval(int64_t step, double eval_loss, int64_t target_tokens);
+  // `set`: of several evaluation sets the name, else "".
+  void write_eval(int64_t step, double eval_loss, int64_t target_tokens, const std::string& set = "");
   // Keeps the first `bytes`, rows of an earlier start, and goes on behind them. Where fewer are left (a power
   // cut) the whole rows of these stay.
   void keep(int64_t bytes);

@@ -38,5 +38,14 @@ TEST(Config, AutoDiffersFromNothingThatItWasResolvedTo) {
   EXPECT_EQ(config_difference(asked, recorded).size(), 3u);
 }
 
+TEST(Config, PlainRenderingIsWhatAutoMeans) {
+  const Config asked = parse_config(kLeast, "a"), plain = parse_config(kLeast, "a", {"data.render=plain"}),
+               chat = parse_config(kLeast, "a", {"data.render=chat"});
+  EXPECT_TRUE(config_difference(asked, plain).empty());
+  EXPECT_TRUE(config_difference(plain, asked).empty());
+  EXPECT_EQ(config_difference(asked, chat).size(), 1u);
+  EXPECT_EQ(config_difference(chat, asked).size(), 1u);
+}
+
 }  // namespace
 }  // namespace lm

@@ -44,6 +44,9 @@ Kind kind_of(const std::string*) {
 Kind kind_of(const std::vector<std::string>*) {
   return Kind::kTexts;
 }
+Kind kind_of(const EvalSets*) {
+  return Kind::kTexts;  // and tables, of which there is none among the wrong values that is right
+}
 Kind kind_of(const int64_t*) {
   return Kind::kInteger;
 }

@@ -426,6 +426,32 @@ TEST(Config, Fp32WeightsAreTheirOwnMaster) {
   EXPECT_EQ(config.optimizer.master, Master::kF32);
 }
 
+TEST(Config, NamedEvaluationSetsStandInTheOrderOfTheFile) {
+  const auto names = [](const Config& config) {
+    std::string out;
+    for (const EvalSet& set : config.data.eval.all) out += set.name + ":" + set.files.front() + " ";
+    return out;
+  };
+  const std::string inline_table =
+      std::string(kLeast) + "eval = {zeta = [\"z\"], alpha = \"a\", b-1 = [\"b\"]}\n";
+  const Config config = parse_config(inline_table, "c.toml");
+  EXPECT_EQ(names(config), "zeta:z alpha:a b-1:b ");
+  const Config back = parse_config(print_config(config), "printed");
+  EXPECT_TRUE(same_config(config, back)) << print_config(config);
+  EXPECT_EQ(names(back), names(config));
+  EXPECT_EQ(names(parse_config(std::string(kLeast) + "[data.eval]\nzeta = [\"z\"]\nalpha = [\"a\"]\n", "c")),
+            "zeta:z alpha:a ");
+  EXPECT_EQ(names(parse_config(inline_table, "c.toml", {"data.eval={b = [\"x\"], a = [\"y\"]}"})),
+            "b:x a:y ");
+  EXPECT_EQ(names(parse_config(inline_table, "c.toml", {"data.eval=e"})), ":e ");
+  EXPECT_TRUE(parse_config(inline_table, "c.toml", {"data.eval_fraction=0.1"}).data.eval.empty());
+  EXPECT_HAS(failure(kLeast, {"data.eval.code=[\"c\"]"}),
+             "this key is set as a whole, `data.eval={NAME = VALUE");
+  EXPECT_HAS(failure(kLeast, {"data.eval={\"a/b\" = [\"c\"]}"}), "\"a/b\" names no set");
+  for (const char* wrong : {"{a = []}", "{a = 5}", "{\"\" = [\"a\"]}", "{a = {b = [\"c\"]}}", "{a = [5]}"})
+    EXPECT_HAS(failure(kLeast, {std::string("data.eval=") + wrong}), "or a table of such lists") << wrong;
+}
+
 TEST(Config, WhatIsPrintedReadsBackEqual) {
   Config config =
       parse_config(kLeast, "c.toml",

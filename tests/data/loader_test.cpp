@@ -246,7 +246,8 @@ TEST(Loader, HoldsOutExamplesThatAreNeverTrainedOn) {
   options.eval_fraction = 0.2;
   Loader loader(source, nullptr, options), again(source, nullptr, options);
   std::set<int32_t> held, trained;
-  for (const Batch& batch : loader.eval_batches()) held.insert(batch.sample.begin(), batch.sample.end());
+  for (const Batch& batch : loader.eval_sets().at(0).batches)
+    held.insert(batch.sample.begin(), batch.sample.end());
   for (int64_t s = 0; s < loader.steps_per_epoch(); ++s) {
     for (const Batch& batch : loader.next().micro) trained.insert(batch.sample.begin(), batch.sample.end());
   }
@@ -254,7 +255,8 @@ TEST(Loader, HoldsOutExamplesThatAreNeverTrainedOn) {
   EXPECT_EQ(trained.size(), 40u);
   for (const int32_t sample : held) EXPECT_FALSE(trained.contains(sample));
   std::set<int32_t> repeated;
-  for (const Batch& batch : again.eval_batches()) repeated.insert(batch.sample.begin(), batch.sample.end());
+  for (const Batch& batch : again.eval_sets().at(0).batches)
+    repeated.insert(batch.sample.begin(), batch.sample.end());
   EXPECT_EQ(held, repeated);
 }
 
@@ -283,10 +285,28 @@ TEST(Loader, RefusesAPositionOutsideTheEpoch) {
   }
 }
 
+// Sets of names stand in the order in which they were given.
+TEST(Loader, EvaluatesEachSetByItself) {
+  const MemorySource train = many(8), code = many(3), chat = many(5);
+  Loader loader(train, {{.source = &code, .set = "code"}, {.source = &chat, .set = "chat"}}, small());
+  const Loader alone(train, &chat, small());
+  const std::vector<EvalBatches> sets = loader.eval_sets();
+  ASSERT_EQ(sets.size(), 2u);
+  EXPECT_EQ(sets[0].set + " " + sets[1].set, "code chat");
+  EXPECT_EQ(sets[0].batches.size(), 2u);
+  ASSERT_EQ(sets[1].batches.size(), 3u);
+  for (size_t i = 0; i < 3; ++i)
+    EXPECT_EQ(sets[1].batches[i].token, alone.eval_sets().at(0).batches[i].token);
+  EXPECT_NE(loader.length_report().find("\ndata: eval code: 3 rows"), std::string::npos);
+  EXPECT_NE(loader.length_report().find("\ndata: eval chat: 5 rows"), std::string::npos);
+  EXPECT_NE(alone.length_report().find("\ndata: eval: 5 rows"), std::string::npos);
+  EXPECT_EQ(loader.steps_per_epoch(), Loader(train, nullptr, small()).steps_per_epoch());
+}
+
 TEST(Loader, EvaluatesASecondSourceInFileOrder) {
   const MemorySource train = many(8), eval = many(5);
   Loader loader(train, &eval, small());
-  const std::vector<Batch> batches = loader.eval_batches();
+  const std::vector<Batch> batches = loader.eval_sets().at(0).batches;
   ASSERT_EQ(batches.size(), 3u);
   std::vector<int32_t> order;
   for (const Batch& batch : batches) {
@@ -338,11 +358,12 @@ TEST(Loader, NamesTheUsersFiles) {
   bad.add({1, 5000, 3});
   LoaderOptions options = small();
   options.name = "rows.jsonl";
-  options.eval_name = "held.jsonl";
   const auto place = [&](const MemorySource& train, const MemorySource* eval) {
     try {
-      Loader loader(train, eval, options);
-      if (eval != nullptr) loader.eval_batches();
+      std::vector<EvalSource> evals;
+      if (eval != nullptr) evals.push_back({.source = eval, .name = "held.jsonl"});
+      Loader loader(train, evals, options);
+      loader.eval_sets();
       loader.next();
     } catch (const Error& error) {
       return error.text().place;

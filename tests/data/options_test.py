@@ -16,10 +16,12 @@ import pytest
 from prepare_models import QWEN  # noqa: I001
 from prepare_test import (PLAIN_CHAT, PREPARE, SYSTEM_CHAT, TOOL_CHAT, TOOLS, model_dir, oracle, read_tokens,  # noqa: F401
                           refused, run, with_template)
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 import formats  # noqa: I001, of PREPARE
 import prepare
+import text
 from errors import InputError
 from token_file import BESIDE
 from token_file import TokenFileWriter as prepare_writer
@@ -64,6 +66,37 @@ def test_preferences_are_named_and_their_chosen_half_can_be_trained(run, row, ou
 
 def test_labelled_completions_are_preferences_too(run):
     assert "preference data" in refused(run, [{**PAIR, "label": True}], "chatml").what
+
+
+# ---- plain prompts and completions on a model with a template --------------------------------------------------------
+
+
+def test_a_plain_pair_is_rendered_as_a_conversation_on_request(run):
+    def chat(*messages):
+        return [{"role": role, "content": content} for role, content in messages]
+
+    turn = [("user", "hello"), ("assistant", " world")]
+    for more, messages in [({}, turn), ({"system": "The fox"}, [("system", "The fox"), *turn])]:
+        for model in ("chatml", "generation_in"):
+            assert run([{**PAIR, **more}], model, render="chat")[0] == run([{"messages": chat(*messages)}], model)[0]
+    assert run([{**PAIR, "tools": TOOLS}], "qwen", render="chat")[0] == run([{"messages": chat(*turn), "tools": TOOLS}], "qwen")[0]
+    # Without a template they are written as other conversations are; rows of messages stay what they are.
+    assert run([PAIR], "plain", render="chat")[0] == run([{"messages": chat(*turn)}], "plain")[0] != run([PAIR], "plain")[0]
+    listed = {"prompt": PLAIN_CHAT[:1], "completion": PLAIN_CHAT[1:2]}
+    assert run([listed], "chatml", render="chat")[0] == run([listed], "chatml")[0]
+
+
+def test_rows_of_plain_prompt_and_completion_are_counted(run):
+    rows = [PAIR, {"prompt": PLAIN_CHAT[:1], "completion": PLAIN_CHAT[1:2]}, PAIR]
+    for render in ("plain", "chat"):
+        assert run(rows, "chatml", render=render)[1]["pairs"] == 2
+    assert [run([PAIR], model)[1]["template"] for model in ("chatml", "plain")] == [True, False]
+
+
+def test_prompts_are_written_without_the_template_for_a_model_trained_so(model_dir):  # noqa: F811
+    plain, usual = (text.Session(model_dir("chatml"), "", plain=plain).reply({"prompt": "hello"})["ids"] for plain in (True, False))
+    encoded = Tokenizer.from_file(model_dir("chatml") + "/tokenizer.json").encode("hello").ids
+    assert plain == encoded and len(usual) > len(plain)
 
 
 # ---- rows that cannot be used ---------------------------------------------------------------------------------------

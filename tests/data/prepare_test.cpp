@@ -136,6 +136,31 @@ TEST_F(Prepare, KnowsContentByItsBytesAndNotByItsName) {
   EXPECT_NE(prepare_tokens(options({dir_ + "/a.jsonl"})).path, first);
 }
 
+TEST_F(Prepare, SaysThatPlainPairsAreTrainedWithoutTheTemplateUnlessThatIsSet) {
+  const auto prepared_as = [&](Render render) {
+    PrepareOptions wanted = options({dir_ + "/a.jsonl"});
+    wanted.render = render;
+    return prepare_tokens(wanted);
+  };
+  EXPECT_TRUE(prepared_as(Render::kAuto).notes.empty());  // there is no template
+  write("model/chat_template.jinja", "{% for m in messages %}{{ m.content + ' <eos> ' }}{% endfor %}");
+  const Prepared silent = prepared_as(Render::kPlain), told = prepared_as(Render::kAuto);
+  EXPECT_TRUE(silent.notes.empty());
+  ASSERT_EQ(told.notes.size(), 1u);
+  EXPECT_NE(told.notes[0].find("1 row is a plain prompt"), std::string::npos) << told.notes[0];
+  EXPECT_NE(told.notes[0].find("data.render = \"chat\""), std::string::npos) << told.notes[0];
+  EXPECT_TRUE(told.from_cache);  // the same tokens
+  EXPECT_EQ(told.path, silent.path);
+  const Prepared rendered = prepared_as(Render::kChat);
+  EXPECT_TRUE(rendered.notes.empty());
+  EXPECT_NE(rendered.path, silent.path);
+  EXPECT_EQ(rendered.tokens, 6);  // ask: one <eos> two three <eos>
+  write("a.jsonl", "{\"text\":\"one two\"}\n");
+  EXPECT_TRUE(prepared_as(Render::kAuto).notes.empty());
+  ASSERT_EQ(prepared_as(Render::kChat).notes.size(), 1u);
+  EXPECT_NE(prepared_as(Render::kChat).notes[0].find("changes nothing"), std::string::npos);
+}
+
 // The template's name of the date makes the difference, and nothing else does.
 TEST_F(Prepare, TheDateIsPartOfTheKeyOnlyWhereTheTemplateAsks) {
   const auto path_on = [&](const std::string& date) {

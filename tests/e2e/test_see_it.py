@@ -49,6 +49,14 @@ def test_tensorboard_shows_the_rows_of_metrics(work):
     assert [row["epoch"] for row in rows(work, "curves") if "loss" in row] == [step / 8 for step in range(1, 13)]
 
 
+def test_tensorboard_names_evaluation_sets_as_transformers_does(work):
+    lmlaunch(config(work, "curves_of_sets", log__tensorboard=True, train__steps=2), 'data.eval={b = ["eval.jsonl"], a = ["eval.jsonl"]}', cwd=work)
+    told, losses = scalars(work, "curves_of_sets"), [row["eval_loss/a"] for row in rows(work, "curves_of_sets") if "eval_loss/a" in row]
+    names = set(rewrite_logs({"eval_a_loss": 0, "eval_b_loss": 0}))
+    assert names < set(told) and not {"eval/loss"} & set(told)
+    assert len(losses) == 2 and all([value for _, value in told[name]] == pytest.approx(losses, rel=1e-6) for name in names)
+
+
 def test_nobody_who_did_not_ask_gets_event_files(work):
     lmlaunch(config(work, "no_curves", train__steps=2), cwd=work)
     assert not (work / "runs" / "no_curves" / "tensorboard").exists()

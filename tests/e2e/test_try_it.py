@@ -93,6 +93,50 @@ def test_a_run_is_asked_with_the_template_that_it_was_trained_with(work, method)
         assert generated(where, work)["prompt_tokens"] == generated("model", work)["prompt_tokens"] + len("!!!!"), where
 
 
+def test_a_run_trained_on_plain_pairs_is_prompted_as_data_render_says(work):
+    (work / "pairs.jsonl").write_text(json.dumps({"prompt": "ab", "completion": "cd"}) + "\n")
+    (work / "ends.jinja").write_text(TEMPLATE.replace("{% endfor %}", "{% if m.role == 'assistant' %}<end>{% endif %}{% endfor %}"))
+    data = dict(data__train=["pairs.jsonl"], data__eval=[], data__chat_template="ends.jinja")
+    prompted = {}
+    for render in ("plain", "chat"):
+        name = f"render_{render}"
+        done = lmlaunch(config(work, name, train__steps=2, **data, data__render=render, train__sample_prompts=["ab"], train__sample_tokens=8), cwd=work)
+        assert "data.render" not in done.stderr
+        prompted[render] = [generated(work / "runs" / name / where, work) for where in ("", "model")]
+    assert [answer["prompt_tokens"] for answer in prompted["plain"]] == [2, 2]
+    assert [answer["prompt_tokens"] for answer in prompted["chat"]] == [4, 4]
+    # The last sample is the answer of the trained model.
+    for render in prompted:
+        assert rows(work, f"render_{render}")[-1]["answer"] == prompted[render][0]["text"], render
+    assert "without the chat template" in chat(work, "a\n", model=work / "runs" / "render_plain").stderr
+    done = lmlaunch(config(work, "render_auto", train__steps=1, **data), cwd=work)
+    notes = [line for line in done.stderr.splitlines() if 'set data.render = "chat"' in line]
+    assert len(notes) == 1 and "1 row is a plain prompt and completion" in notes[0], done.stderr
+
+
+def test_named_sets_are_evaluated_each_and_the_first_decides(work):
+    """By name they would stand the other way round."""
+    sets = 'data.eval={zeta = ["eval.jsonl"], alpha = ["train.jsonl"]}'
+    settings = ["train.eval_every=2", "train.early_stopping_patience=1", "train.early_stopping_threshold=100", "checkpoint.keep_best=true"]
+    done = lmlaunch(config(work, "sets", train__steps=9), sets, *settings, cwd=work)
+    lmlaunch(config(work, "unnamed", train__steps=9), *settings, cwd=work)
+    told = rows(work, "sets")
+    losses_of = {name: [(row["step"], row[f"eval_loss/{name}"]) for row in told if f"eval_loss/{name}" in row] for name in ("zeta", "alpha")}
+    # The set without a name has the names and the bits that it always had.
+    assert losses_of["zeta"] == [(row["step"], row["eval_loss"]) for row in rows(work, "unnamed") if "eval_loss" in row]
+    assert [step for step, _ in losses_of["alpha"]] == [step for step, _ in losses_of["zeta"]] == [0, 2, 4]
+    assert not any("eval_loss" in row for row in told) and losses_of["alpha"] != losses_of["zeta"]
+    loss, step = min((loss, step) for step, loss in losses_of["zeta"][1:])
+    assert f"gave no lower held-out loss of zeta than {loss:.4f}, of step {step}" in done.stderr
+    assert "data: eval zeta: 12 rows" in done.stderr and "held-out loss of alpha after step 4: " in done.stderr
+    # A command says the same of the weights of that step.
+    answer = json.loads(lmlaunch("eval", "runs/sets", "--json", cwd=work).stdout)
+    assert answer["eval_loss/zeta"] == loss and answer["eval_loss/alpha"] == dict(losses_of["alpha"])[step]
+    assert lmlaunch("eval", "model", sets, "data.max_length=32", "data.cache_dir=cache", "model.dtype=fp32", cwd=work).stdout.count("held-out loss of ") == 2
+    card = (work / "runs" / "sets" / "model" / "README.md").read_text()
+    assert re.findall(r"held-out loss of (\w+): ", card) == ["zeta", "alpha"]
+
+
 def test_a_run_without_a_model_yet_gives_its_newest_checkpoint(runs, work):
     shutil.copytree(runs / "full", work / "unfinished")
     shutil.rmtree(work / "unfinished" / "model")

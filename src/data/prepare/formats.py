@@ -1,7 +1,7 @@
 """From a row to an example: which columns mean what. An example is one of
 
   Text(text)                           plain text, all of it trained
-  Pair(prompt, completion)             plain text, the completion trained
+  Pair(prompt, completion)             plain text, the completion trained (data.render = "chat" makes a Chat of it)
   Chat(messages, tools, first, alpaca) rendered by the chat template; assistant messages from `first` on are trained, but for
                                        those whose flag (messages.py) says that they are not
   Ids(ids, labels)                     already tokenised; labels of -100 are not trained
@@ -48,6 +48,16 @@ def example(name, row, place):
             raise InputError(f"column {column!r} is missing; found " + (", ".join(map(str, row)) or "none"), place,
                              f"every row of a {name} file needs " + " and ".join(COLUMNS[name]))
     return _MAKERS[name](row, place)
+
+
+def is_plain_pair(name, row):
+    """Whether the row is a plain prompt and completion, which data.render is about."""
+    return name == "prompt-completion" and isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str)
+
+
+def as_chat(row):
+    """Such a row with the prompt as the user's message; the completion is the answer to it."""
+    return {**row, "prompt": [{"role": "user", "content": row["prompt"]}]}
 
 
 def _chat_of(messages, row, first, place):

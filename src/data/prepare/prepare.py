@@ -6,7 +6,8 @@ on the command line:
 
 (vocab: ids must be below it; 0: no matter; further keys are those of tokenise.Options) writes `out`, and prints one JSON
 line: {examples, tokens, trained_tokens, dropped, notes, sample (text of each token), chat_template, files: how many examples each of them gave,
-text: [[first, end], ...] of the examples that are plain text}, or {"error": {area, what, place, next}} with exit code 11.
+text: [[first, end], ...] of the examples that are plain text, pairs: how many rows are a plain prompt and completion, template: whether
+there is a chat template}, or {"error": {area, what, place, next}} with exit code 11.
 Progress goes to stderr. Nothing is read but the files named and the model's. A request that was not finished, by a killed
 process or SIGTERM, is taken up where it was: beside `out` lies what is needed (token_file.py)."""
 
@@ -223,7 +224,8 @@ def prepare(request):
     _check(counts, request)
     summary = {"examples": writer.examples, "tokens": writer.tokens, "trained_tokens": writer.trained,
                "dropped": counts.dropped, "notes": _notes(counts, writer.examples, _model.date()), "sample": state["sample"] or [],
-               "text": state["texts"], "files": state["files"], "chat_template": _model.template_of_result(counts)}
+               "text": state["texts"], "files": state["files"], "chat_template": _model.template_of_result(counts),
+               "pairs": counts.pairs, "template": _model.template is not None}
     writer.finish(summary)
     return summary
 

@@ -1,9 +1,9 @@
 """Text to tokens and back while a model is talked to. Reads JSON requests from stdin, one on each line, and answers each by a line:
 
   {"model_dir": "...", "chat_template": "...",  ->  {"stop": [...], "template": true}     the first; tokens that end an answer.
-   "date": "..."}                                   chat_template: in place of the model's; "": none. date: what templates are told
-                                                    that ask; "": today's
-  {"prompt": "..."}                             ->  {"ids": [...]}     a user's message, where there is a template; else plain text
+   "date": "...", "plain": false}                   chat_template: in place of the model's; "": none. date: what templates are told
+                                                    that ask; "": today's. plain: prompts are written without it
+  {"prompt": "..."}                             ->  {"ids": [...]}     a user's message, where there is a template and no "plain"; else plain text
   {"messages": [{"role": ..., "content": ...}]} ->  {"ids": [...]}     up to where the model speaks
   {"begin": true}                               ->  {}                 an answer begins
   {"next": 17}                                  ->  {"text": "..."}    of the answer what is certain with this token
@@ -22,10 +22,11 @@ from errors import InputError  # noqa: E402
 
 
 class Session:
-    def __init__(self, model_dir, chat_template, date=""):
+    def __init__(self, model_dir, chat_template, date="", plain=False):
         from tokenise import Model, Options
 
         self.model = Model(model_dir, "all", options=Options(date=date), own_template=chat_template)
+        self.plain = plain or self.model.template is None
         self.answer = None
 
     def about(self):
@@ -42,7 +43,7 @@ class Session:
 
     def reply(self, request):
         if "prompt" in request:
-            if self.model.template is None:
+            if self.plain:
                 return {"ids": self.model.tokenizer.encode(request["prompt"]).ids}
             return {"ids": self.conversation([{"role": "user", "content": request["prompt"]}])}
         if "messages" in request:
@@ -61,7 +62,8 @@ def main():
         request = json.loads(line)
         try:
             if session is None:
-                session = Session(request["model_dir"], request["chat_template"], request.get("date", ""))
+                session = Session(request["model_dir"], request["chat_template"], request.get("date", ""),
+                                  request.get("plain", False))
                 answer = session.about()
             else:
                 answer = session.reply(request)

@@ -44,6 +44,7 @@ class Options:
     bad_rows: str = "stop"
     answers: str = "all"
     reasoning: str = "keep"
+    render: str = "plain"   # "chat": plain prompts and completions become conversations
     detected: bool = False  # nobody has named the format
     date: str = ""          # "2026-01-31", for chat templates that ask; "": today's
 
@@ -88,10 +89,12 @@ class Counts:
     dated: str = ""        # the place of a chat template that has asked for the date
     unread: dict = field(default_factory=dict)   # a column that nobody reads -> how many rows have it
     rows: int = 0
+    pairs: int = 0         # rows of a plain prompt and completion
     skipped: dict = field(default_factory=dict)  # what is wrong -> [how many rows, the first one's place]
 
     def add(self, other):
-        for name in ("trained", "dropped", "answered", "endless", "without_bos", "untemplated", "empty", "shared", "rows"):
+        for name in ("trained", "dropped", "answered", "endless", "without_bos", "untemplated", "empty", "shared", "rows",
+                     "pairs"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("first_empty", "first_shared", "dated"):
             setattr(self, name, getattr(self, name) or getattr(other, name))
@@ -274,6 +277,8 @@ class Model:
 
     def examples(self, name, row, place):
         """(example, Rendered or None) of one row."""
+        if self.options.render == "chat" and formats.is_plain_pair(name, row):
+            row = formats.as_chat(row)
         example = formats.example(name, row, place)
         if isinstance(example, formats.Chat):
             formats.check_flags(example, self.loss_on, place)
@@ -298,6 +303,7 @@ class Model:
                 kinds.check_row(row, name, self.options.detected, place, self.options.columns)
                 examples += self.examples(name, row, place)
                 counts.see(row, name)
+                counts.pairs += formats.is_plain_pair(name, row)
             except InputError as error:
                 self._leave_out(error, place, counts)
         encoded = iter(self.encode([rendered for _, _, rendered in examples if rendered is not None]))
