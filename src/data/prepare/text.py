@@ -3,7 +3,8 @@
   {"model_dir": "...", "chat_template": "...",  ->  {"stop": [...], "template": true}     the first; tokens that end an answer.
    "date": "..."}                                   chat_template: in place of the model's; "": none. date: what templates are told
                                                     that ask; "": today's
-  {"prompt": "..."}                             ->  {"ids": [...]}     a user's message, where there is a template; else plain text
+  {"prompt": "...", "system": "..."}            ->  {"ids": [...]}     a user's message, where there is a template; else plain text,
+                                                                       as training writes a prompt. system: before it; "": none
   {"messages": [{"role": ..., "content": ...}]} ->  {"ids": [...]}     up to where the model speaks
   {"begin": true}                               ->  {}                 an answer begins
   {"next": 17}                                  ->  {"text": "..."}    of the answer what is certain with this token
@@ -42,9 +43,11 @@ class Session:
 
     def reply(self, request):
         if "prompt" in request:
+            prompt, system = request["prompt"], request.get("system", "")
             if self.model.template is None:
-                return {"ids": self.model.tokenizer.encode(request["prompt"]).ids}
-            return {"ids": self.conversation([{"role": "user", "content": request["prompt"]}])}
+                return {"ids": self.model.tokenizer.encode(f"{system}\n\n{prompt}" if system else prompt).ids}
+            before = [{"role": "system", "content": system}] if system else []
+            return {"ids": self.conversation([*before, {"role": "user", "content": prompt}])}
         if "messages" in request:
             return {"ids": self.conversation(request["messages"])}
         if "next" in request:
