@@ -182,7 +182,11 @@ void check_together(const CommandRow& row, const CommandLine& line) {
   const bool translates = line.has("--words") || line.lists.count("--from") != 0;
   if (line.command == "init" && !translates) need(line.positional.size() >= 2, row.arguments);
   if (line.command == "export") need(line.has("-o"), "-o DIR");
-  if (line.command == "generate") need(line.has("--prompt"), "--prompt TEXT");
+  if (line.command == "generate") {
+    need(line.has("--prompt") || line.has("--prompts"), "--prompt TEXT or --prompts FILE");
+    if (line.has("--prompt") && line.has("--prompts"))
+      throw usage_error("--prompt and --prompts exclude each other", see_help(&row));
+  }
   const bool moves_files = line.command == "export" || line.command == "verify";
   if (moves_files && line.integer("--gpus").value_or(0) > 0) {
     throw usage_error(line.command + " takes no GPU: it reads and writes files, tensor by tensor, on the CPU",

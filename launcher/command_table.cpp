@@ -19,6 +19,9 @@ const FlagRow kTopP{"--top-p", Takes::kNumber, "P",
 const FlagRow kTopK{"--top-k", Takes::kCount, "K", "of the K likeliest tokens; default: 0, all"};
 const FlagRow kSeed{"--seed", Takes::kCount, "S", "of the random choice; default: 0"};
 
+const FlagRow kSystem{"--system", Takes::kText, "TEXT",
+                      "a system message before the conversation; default: none"};
+
 // As many as there are.
 constexpr size_t kMany = 1000000;
 
@@ -128,12 +131,16 @@ CommandRow planning() {
 CommandRow generating() {
   return {"generate",
           "RUN|CHECKPOINT|MODEL|ADAPTER --prompt TEXT [table.key=value ...]",
-          "an answer to one prompt, in the model's chat template where it has one",
+          "an answer to a prompt, or to --prompts of a file, in the model's chat template if it has one",
           1,
           1,
           true,
           true,
           {{"--prompt", Takes::kText, "TEXT", "what to answer or continue"},
+           {"--prompts", Takes::kText, "FILE",
+            "instead, every line of a file; of a .jsonl, objects with prompt or messages; prints a JSON line "
+            "for each, in this order"},
+           kSystem,
            {"--max-tokens", Takes::kCount, "N", "stop after this many; default: 128"},
            kTemperature,
            kTopP,
@@ -151,7 +158,7 @@ CommandRow chatting() {
           1,
           true,
           true,
-          {{"--system", Takes::kText, "TEXT", "a system message before the conversation; default: none"},
+          {kSystem,
            {"--max-tokens", Takes::kCount, "N", "of an answer; default: 1024"},
            {"--context", Takes::kCount, "N",
             "tokens that the conversation may have; default: 4096, or what the model knows if that is less"},

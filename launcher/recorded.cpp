@@ -1,10 +1,12 @@
 #include "launcher/recorded.h"
 
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <ctime>
 #include <filesystem>
+#include <sstream>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -50,6 +52,34 @@ std::string recorded_date(const std::string& directory) {
 bool names_configuration(const std::string& what) {
   std::error_code error;
   return what.ends_with(".toml") || std::filesystem::is_regular_file(what, error);
+}
+
+namespace {
+constexpr std::string_view kAutoMark = "# auto: ";
+}
+
+std::string auto_mark(const Config& asked, const std::string& asked_text) {
+  std::vector<std::string> keys = auto_keys(asked_text);
+  for (const KeyText& key : list_keys(asked)) {
+    if (key.value == quote("auto")) keys.push_back(key.table + "." + key.name);
+  }
+  std::ranges::sort(keys);
+  keys.erase(std::ranges::unique(keys).begin(), keys.end());
+  return keys.empty() ? "" : fmt::format("{}{}\n", kAutoMark, fmt::join(keys, ", "));
+}
+
+std::vector<std::string> auto_keys(const std::string& toml) {
+  std::vector<std::string> out;
+  std::istringstream lines(toml);
+  for (std::string line; std::getline(lines, line) && line.starts_with('#');) {
+    if (!line.starts_with(kAutoMark)) continue;
+    for (size_t begin = kAutoMark.size(); begin < line.size();) {
+      const size_t end = std::min(line.find(", ", begin), line.size());
+      out.push_back(line.substr(begin, end - begin));
+      begin = end + 2;
+    }
+  }
+  return out;
 }
 
 std::string run_of(const std::string& directory) {

@@ -21,6 +21,12 @@ std::string recorded_date(const std::string& directory);
 // it.
 inline constexpr char kBaseModelFile[] = "base_model.json";
 
+// The keys that were left to "auto", which a run's config.toml has as they were resolved: a line of comment
+// at its head, "# auto: run.threads, train.micro_batch"; "" for none. `asked_text`: the file that the run was
+// started with, which may be such a config.toml itself.
+std::string auto_mark(const Config& asked, const std::string& asked_text);
+std::vector<std::string> auto_keys(const std::string& toml);
+
 // Whether a command that takes a configuration or a directory is given the former.
 bool names_configuration(const std::string& what);
 

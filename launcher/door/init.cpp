@@ -25,6 +25,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kLengths[] = {2048, 1024, 512, 256, 128};  // tokens of a sequence, until something fits
+constexpr int64_t kLengthStep = 64;  // those that are taken from the data are multiples of it
+constexpr double kWorthIt = 1.1;     // fp32 takes twice the memory: bf16 stays where it is about as fast
 
 Error refusal(Exit code, const std::string& what, const std::string& place, const std::string& next) {
   return Error(code, {.area = "INIT-20", .what = what, .place = place, .next = next});
@@ -50,16 +52,16 @@ void check_data(const std::string& data) {
 }
 
 // The first rows, as training will read them.
-void look(const std::vector<std::string>& data) {
+SeenRows look(const std::vector<std::string>& data, const std::string& model_dir) {
   const Environment environment = read_environment();
   if (environment.python.empty()) {
     log_note("INIT-20", "no Python was found, so that nobody has looked at the data: see `lmlaunch doctor`");
-    return;
+    return {};
   }
   const fs::path program =
       fs::path(beside_this_program("lmlaunch-cpu")).parent_path() / "../share/lmlaunch/prepare";
-  look_at_rows(data, {environment.hub_caches, environment.datasets_caches}, environment.python,
-               program.lexically_normal().string());
+  return look_at_rows(data, {environment.hub_caches, environment.datasets_caches}, model_dir,
+                      environment.python, program.lexically_normal().string());
 }
 
 // What MODEL names: a model; or an adapter, which is gone on with.
@@ -76,11 +78,12 @@ Start start_of(const CommandLine& line) {
 }
 
 // What a user would write: everything else stays as it is.
-std::string base_text(const CommandLine& line, const Start& start, int64_t length) {
+std::string base_text(const CommandLine& line, const Start& start, int64_t length, const char* dtype) {
   const std::vector<std::string> data(line.positional.begin() + 1, line.positional.end());
-  std::string text =
-      fmt::format("model.path = {}\ndata.train = {}\ndata.max_length = {}\ndata.eval_fraction = 0.02\n",
-                  quote(start.model), value_text(data), length);
+  std::string text = fmt::format(
+      "model.path = {}\nmodel.dtype = \"{}\"\ndata.train = {}\ndata.max_length = {}\n"
+      "data.eval_fraction = 0.02\n",
+      quote(start.model), dtype, value_text(data), length);
   if (line.integer("--gpus") == 0) text += "run.device = \"cpu\"\n";
   if (const auto disks = line.list("--disk"); !disks.empty())
     text += "offload.paths = " + value_text(disks) + "\n";
@@ -88,31 +91,89 @@ std::string base_text(const CommandLine& line, const Start& start, int64_t lengt
   return text + "train.method = \"lora\"\nlora.init = " + quote(start.adapter) + "\n";
 }
 
+// Lengths to try, the longest first: what the data has, no more than the model knows; then shorter ones,
+// which need less memory. Of plain text, which is split, and where nobody knows the data: 2048.
+std::vector<int64_t> lengths_to_try(const SeenRows& seen, int64_t positions) {
+  const bool known = seen.examples > seen.texts;
+  const int64_t rounded = (seen.length + kLengthStep - 1) / kLengthStep * kLengthStep;
+  const int64_t most = positions > 0 ? positions : kLengths[0];
+  std::vector<int64_t> out = {std::min(known ? rounded : kLengths[0], most)};
+  for (const int64_t shorter : kLengths) {
+    if (shorter < out.back()) out.push_back(shorter);
+  }
+  return out;
+}
+
+// Why a length was taken, for the line that sets it.
+std::string reason_of(int64_t length, const SeenRows& seen, int64_t positions) {
+  const bool whole = length >= seen.length, longest = seen.length == seen.longest;
+  std::string out = whole                 ? "tokens"
+                    : length == positions ? "tokens, all that the model knows"
+                                          : "tokens, what fits";
+  if (seen.examples > seen.texts) {
+    out += longest ? fmt::format(": the longest of {} examples has {}", seen.examples, seen.longest)
+                   : fmt::format(": of {} examples 99.5 % have at most {}, the longest {}", seen.examples,
+                                 seen.length, seen.longest);
+    if (whole && longest && seen.examples == seen.rows) return out;
+  }
+  return out + "; longer conversations are cut";
+}
+
 struct FittingWays {
   int64_t length = 0;
+  const char* dtype = "bf16";
+  std::string length_reason, dtype_reason;
   std::vector<Alternative> ways;  // the first is taken
 };
 
-FittingWays choose(const CommandLine& line, const Start& start, const std::string& output) {
-  const ModelSpec spec = read_model_spec(resolve_model(start.model, read_environment()));
+// Those that are asked for and fit; what does not fit goes to `least`.
+std::vector<Alternative> fitting_ways(const CommandLine& line, const Start& start, const std::string& output,
+                                      int64_t length, const char* dtype, std::vector<Alternative>& least) {
   const std::string method = line.value("--method").value_or("");
-  std::vector<Alternative> least;
-  for (const int64_t most : kLengths) {
-    const int64_t length = std::min(most, spec.max_positions);
-    if (length < most && most != kLengths[0] && length < kLengths[std::size(kLengths) - 1]) break;
-    const Config config = parse_config(base_text(line, start, length), output, {});
-    FittingWays choice{length, ways_to_train(config, output, line)};
-    std::erase_if(choice.ways, [&](const Alternative& way) {
-      const bool asked = method.empty() || way.method == method;
-      return !asked || (!start.adapter.empty() && way.method == "full");
-    });
-    std::erase_if(choice.ways, [&](const Alternative& way) {
-      // Of a disk that nobody has named there are only imagined ways.
-      if (way.setting_text().find("DIRECTORY") != std::string::npos) return true;
-      if (!way.plan.fits) least.push_back(way);
-      return !way.plan.fits;
-    });
+  const Config config = parse_config(base_text(line, start, length, dtype), output, {});
+  std::vector<Alternative> ways = ways_to_train(config, output, line);
+  std::erase_if(ways, [&](const Alternative& way) {
+    const bool asked = method.empty() || way.method == method;
+    return !asked || (!start.adapter.empty() && way.method == "full");
+  });
+  std::erase_if(ways, [&](const Alternative& way) {
+    // Of a disk that nobody has named there are only imagined ways.
+    if (way.setting_text().find("DIRECTORY") != std::string::npos) return true;
+    // A dtype of its own is compared apart from these, with its own reason.
+    if (std::ranges::any_of(way.settings, [](const auto& one) { return one.starts_with("model.dtype="); }))
+      return true;
+    if (!way.plan.fits) least.push_back(way);
+    return !way.plan.fits;
+  });
+  return ways;
+}
+
+// bf16, unless this processor is slower with it: not all have instructions for it. GPUs that train all have.
+void choose_dtype(FittingWays& choice, std::vector<Alternative> fp32) {
+  if (fp32.empty() || choice.ways.front().plan.peak.device > 0) return;
+  const double bf16_speed = choice.ways.front().tokens_per_second();
+  const double fp32_speed = fp32.front().tokens_per_second();
+  const bool faster = fp32_speed > kWorthIt * bf16_speed;
+  const char* const how = faster ? "faster here" : "half the memory of fp32";
+  choice.dtype_reason =
+      fmt::format("{}: about {:.0f} tokens/s, with {} {:.0f}", how, faster ? fp32_speed : bf16_speed,
+                  faster ? "bf16" : "fp32", faster ? bf16_speed : fp32_speed);
+  if (!faster) return;
+  choice.dtype = "fp32";
+  choice.ways = std::move(fp32);
+}
+
+FittingWays choose(const CommandLine& line, const Start& start, const std::string& output,
+                   const ModelSpec& spec, const SeenRows& seen) {
+  const std::string method = line.value("--method").value_or("");
+  std::vector<Alternative> least, ignored;
+  for (const int64_t length : lengths_to_try(seen, spec.max_positions)) {
+    FittingWays choice;
+    choice.length = length;
+    choice.length_reason = reason_of(length, seen, spec.max_positions);
+    choice.ways = fitting_ways(line, start, output, length, "bf16", least);
     if (choice.ways.empty()) continue;
+    choose_dtype(choice, fitting_ways(line, start, output, length, "fp32", ignored));
     // Of the method that is fastest, what changes least: a newcomer meets one unusual thing at a time.
     const std::string fastest = choice.ways.front().method;
     const auto simplest = std::ranges::min_element(choice.ways, {}, [&](const Alternative& way) {
@@ -206,9 +267,10 @@ std::string config_text(const CommandLine& line, const Start& start, const std::
   Tables tables;
   if (line.integer("--gpus") == 0) tables.set("run.device", "\"cpu\"");
   tables.set("model.path", quote(start.model), "a directory, or ORG/NAME in the local hub cache");
+  tables.set("model.dtype", quote(choice.dtype), choice.dtype_reason);
   tables.set("data.train", value_text(data), "JSONL, JSON, Parquet, CSV, text");
   tables.set("data.eval_fraction", "0.02", "of the examples, held out to see what was learnt");
-  tables.set("data.max_length", std::to_string(choice.length), "tokens; longer conversations are cut");
+  tables.set("data.max_length", std::to_string(choice.length), choice.length_reason);
   tables.set("train.method", quote(way.method),
              adapter ? "a small adapter beside the frozen model" : "all weights");
   tables.set("train.epochs", "1", "passes over the data");
@@ -258,8 +320,9 @@ Exit init_command(const CommandLine& line) {
     throw refusal(Exit::kIncompatible, "the file exists already, and is left as it is", output,
                   "remove it, or name another one with -o");
   const Start start = start_of(line);
-  look(data);
-  const FittingWays choice = choose(line, start, output);
+  const std::string model_dir = resolve_model(start.model, read_environment());
+  const SeenRows seen = look(data, model_dir);
+  const FittingWays choice = choose(line, start, output, read_model_spec(model_dir), seen);
   const std::string text = config_text(line, start, output, choice);
   parse_config(text, output, {});  // what is written is read
   atomic_write_file(output, text);

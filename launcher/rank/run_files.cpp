@@ -55,7 +55,8 @@ void RunFiles::begin(const Job& job, const std::string& asked, bool fresh) {
   holds_ = std::filesystem::exists(path("config.toml"));
   // First: whoever finds this configuration finds its numerics.
   write(kNumericsFile, numerics_json(job.plan.numerics) + "\n");
-  const std::string mark = preset_mark(preset_of(read_small_file(asked, kMiB)));
+  const std::string text = read_small_file(asked, kMiB);
+  const std::string mark = preset_mark(preset_of(text)) + auto_mark(job.config, text);
   write("config.toml", mark + print_config(resolved_config(job, directory_)));
   record_base(job, fresh);
   write_plan(job);

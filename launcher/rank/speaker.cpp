@@ -35,6 +35,10 @@ void Speaker::load(int64_t positions) {
   load_rank(*job_, *rank_, subject_.trained);
 }
 
+void Speaker::forget() {
+  rank_->decoder().forget();
+}
+
 Speaker::Spoken Speaker::answer(std::span<const int32_t> prompt, AnswerOptions options,
                                 const std::function<void(const std::string&)>& on_text) {
   Spoken out;

@@ -31,6 +31,8 @@ class Speaker {
   struct Spoken : Answer {
     std::string text;
   };
+  // What was said before is of no use to the next text: its answer does not depend on it, in no bit.
+  void forget();
   Spoken answer(std::span<const int32_t> prompt, AnswerOptions options,
                 const std::function<void(const std::string&)>& on_text);
 

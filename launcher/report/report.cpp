@@ -69,7 +69,8 @@ LogParts read_log(const std::string& path) {
 }
 
 // What of its configuration a run's page and card tell: the base model, and [key, default, value] of every
-// key whose value is not its default's.
+// key whose value is not its default's. What "auto" became is no setting: two machines resolve it
+// differently.
 struct Settings {
   std::string base;
   bool lora = false;
@@ -77,12 +78,13 @@ struct Settings {
   Json preset;  // {name, settings}: the same against the preset that it was made from; null: from none
 };
 
-Json changes(const Config& from, const Config& to) {
+Json changes(const Config& from, const Config& to, const std::vector<std::string>& resolved) {
   Json out = Json::array();
   const std::vector<KeyText> before = list_keys(from), after = list_keys(to);
   for (size_t i = 0; i < after.size(); ++i) {
-    if (after[i].value != before[i].value)
-      out.push_back({after[i].table + "." + after[i].name, before[i].value, after[i].value});
+    const std::string key = after[i].table + "." + after[i].name;
+    if (before[i].value == quote("auto") && std::ranges::find(resolved, key) != resolved.end()) continue;
+    if (after[i].value != before[i].value) out.push_back({key, before[i].value, after[i].value});
   }
   return out;
 }
@@ -93,10 +95,12 @@ Settings settings_of(const std::string& path) {
     const Config config = load_config(path);
     out.base = config.model.path;
     out.lora = config.train.method == Method::kLora;
-    out.changed = changes(Config(), config);
-    if (const Preset* const preset = find_preset(preset_of(read_small_file(path, kMiB))))
+    const std::string text = read_small_file(path, kMiB);
+    const std::vector<std::string> resolved = auto_keys(text);
+    out.changed = changes(Config(), config, resolved);
+    if (const Preset* const preset = find_preset(preset_of(text)))
       out.preset = {{"name", preset->name},
-                    {"settings", changes(parse_config(preset->text, preset->name), config)}};
+                    {"settings", changes(parse_config(preset->text, preset->name), config, resolved)}};
   } catch (const Error&) {
     // a run that died before it had one, or another version's: nothing is told of settings
   }

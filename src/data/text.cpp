@@ -28,8 +28,8 @@ TextSession::TextSession(const TextTools& tools)
 
 TextSession::~TextSession() = default;
 
-std::vector<int32_t> TextSession::prompt(const std::string& text) {
-  return ids_of(python_->ask({{"prompt", text}}));
+std::vector<int32_t> TextSession::prompt(const std::string& text, const std::string& system) {
+  return ids_of(python_->ask({{"prompt", text}, {"system", system}}));
 }
 
 std::vector<int32_t> TextSession::conversation(const std::vector<ChatMessage>& messages) {

@@ -12,8 +12,8 @@ namespace lm {
 namespace {
 
 std::string fault_text(const std::optional<NonFinite>& gradient, double loss) {
-  if (gradient) return "tensor " + gradient->tensor + " grad " + gradient->kind;
-  return std::isnan(loss) ? "loss nan" : "loss inf";
+  if (gradient) return "the gradient of tensor " + gradient->tensor + " is " + gradient->kind;
+  return std::isnan(loss) ? "the loss is nan" : "the loss is inf";
 }
 
 // What a rank says of a fault.
@@ -296,7 +296,7 @@ std::string TrainStep::find_fault(std::optional<int64_t> block, double loss) con
   for (size_t r = all.size(); r-- > 0;) {
     if (all[r].element) rank = r;
   }
-  return fmt::format("rank {} {}", rank, all[rank].text);
+  return fmt::format("{} (rank {})", all[rank].text, rank);
 }
 
 // Without global clipping: the block's own norm decides.
@@ -309,12 +309,14 @@ float TrainStep::block_scale(int64_t block) const {
 }
 
 void TrainStep::fail_step(const std::string& fault) const {
-  throw Error(Exit::kNumerics,
-              {.area = "NUM-12",
-               .what = fmt::format("step {} {}, and other blocks may already be updated", step_, fault),
-               .place = "",
-               .next = "lower optimizer.lr, or set optimizer.clip = \"global\", which skips such a step",
-               .kept = "what was saved before this step"});
+  throw Error(
+      Exit::kNumerics,
+      {.area = "NUM-12",
+       .what = fmt::format("step {}: {}; the weights of other layers may already have this step's update",
+                           step_, fault),
+       .place = "",
+       .next = "lower optimizer.lr, or set optimizer.clip = \"global\", which skips such a step",
+       .kept = "what was saved before this step"});
 }
 
 void TrainStep::update(const Operation& operation) {

@@ -57,7 +57,8 @@ struct StepResult {
   double loss = 0;       // sum of nll / target tokens, over the whole step
   double grad_norm = 0;  // before clipping
   bool skipped = false;  // loss or norm not finite: no weight and no moment has changed
-  std::string fault;     // of a skipped step: "rank 0 tensor layers.7.mlp.down grad inf", "rank 0 loss nan"
+  std::string fault;  // of a skipped step: "the gradient of tensor layers.7.mlp.down is inf (rank 0)", "the
+                      // loss is nan (rank 0)"
 };
 
 class TrainStep : private PassMemory {

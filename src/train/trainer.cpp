@@ -147,7 +147,7 @@ void Trainer::count_skipped(const StepRow& row) {
   }
   ++state_.skipped;
   ++state_.skipped_in_row;
-  const std::string where = fmt::format("step {} {}", row.step, row.fault);
+  const std::string where = fmt::format("step {}: {}", row.step, row.fault);
   log_warning("NUM-12", fmt::format("{}: step skipped, no weight has changed; loss {:f}, gradient norm {:f}",
                                     where, row.loss, row.grad_norm));
   const bool too_many = row.step >= kSkipWindow && state_.skipped * 1000 > row.step * kSkipsPerMille;

@@ -1,6 +1,7 @@
 """`lmlaunch init MODEL DATA`: a configuration that fits this machine, is commented, and trains as it was written."""
 
 import json
+import re
 import tomllib
 
 import pytest
@@ -60,6 +61,46 @@ def test_nothing_is_written_over_or_guessed(fresh):
         assert not (fresh / "b.toml").exists()
 
 
+def ids(fresh, name, lengths):
+    (fresh / name).write_text("".join(json.dumps({"input_ids": [5] * length, "labels": [5] * length}) + "\n" for length in lengths))
+
+
+def length_line(fresh, data):
+    (fresh / "model.toml").unlink(missing_ok=True)
+    lmlaunch("init", "model", data, "--gpus", "0", cwd=fresh)
+    text = (fresh / "model.toml").read_text()
+    return tomllib.loads(text)["data"]["max_length"], next(line for line in text.splitlines() if line.startswith("max_length"))
+
+
+def test_the_length_is_what_the_data_has_and_the_model_knows(fresh):
+    shape = json.loads((fresh / "model" / "config.json").read_text())
+    (fresh / "model" / "config.json").write_text(json.dumps({**shape, "max_position_embeddings": 4096}))
+    ids(fresh, "short.jsonl", [20, 150, 30])  # few: the longest counts
+    assert length_line(fresh, "short.jsonl") == (192, "max_length = 192                  # tokens: the longest of 3 examples has 150")
+    ids(fresh, "tail.jsonl", [100] * 398 + [3000, 5000])  # one of 200 may be cut
+    length, line = length_line(fresh, "tail.jsonl")
+    assert length == 128 and "# tokens: of 400 examples 99.5 % have at most 100, the longest 5000; longer conversations are cut" in line
+    ids(fresh, "more.jsonl", [2500] * 3)  # more than is taken where nobody knows
+    assert length_line(fresh, "more.jsonl")[0] == 2560
+    ids(fresh, "long.jsonl", [6000] * 3)
+    length, line = length_line(fresh, "long.jsonl")
+    assert length == 4096 and "all that the model knows: the longest of 3 examples has 6000; longer conversations are cut" in line
+    (fresh / "plain.jsonl").write_text(json.dumps({"text": "w1 w2"}) + "\n")  # a model without a tokenizer
+    length, line = length_line(fresh, "plain.jsonl")
+    assert length == 2048 and line.endswith("# tokens; longer conversations are cut")
+
+
+def test_the_dtype_is_the_faster_one_of_this_machine(fresh):
+    lmlaunch("init", "model", "train.jsonl", "--gpus", "0", cwd=fresh)
+    text = (fresh / "model.toml").read_text()
+    dtype, line = tomllib.loads(text)["model"]["dtype"], next(line for line in text.splitlines() if line.startswith("dtype"))
+    told = re.search(r"# (faster here|half the memory of fp32): about (\d+) tokens/s, with (fp32|bf16) (\d+)$", line)
+    speeds = {dtype: int(told[2]), told[3]: int(told[4])}
+    assert speeds.keys() == {"bf16", "fp32"} and (told[1] == "faster here") == (dtype == "fp32")
+    # bf16 takes half the memory and stays unless fp32 is a tenth faster (the numbers are rounded).
+    assert (speeds["fp32"] > 1.1 * speeds["bf16"] - 2) if dtype == "fp32" else (speeds["fp32"] < 1.1 * speeds["bf16"] + 2)
+
+
 def refused_rows(fresh, name, text, *told):
     (fresh / name).write_text(text)
     done = lmlaunch("init", "model", name, "--gpus", "0", "-o", "c.toml", cwd=fresh, check=False)
@@ -85,5 +126,5 @@ def test_rows_are_looked_at_before_anything_is_written(fresh):
 def test_no_more_than_the_first_rows_are_read(fresh):
     """What stands behind them is training's to find."""
     good = json.dumps({"text": "w1 w2"}) + "\n"
-    (fresh / "long.jsonl").write_text(100 * good + "{\n")
+    (fresh / "long.jsonl").write_text(1000 * good + "{\n")
     lmlaunch("init", "model", "long.jsonl", "--gpus", "0", "-o", "d.toml", cwd=fresh)

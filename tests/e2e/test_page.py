@@ -83,6 +83,31 @@ def test_the_page_of_a_run_shows_its_curves_settings_and_memory(work, seen):
     assert not re.search(r'(?:src|href)="(?!#)', page.read_text()) and "http://www.w3.org/2000/svg" in page.read_text()
 
 
+# In a frame as wide as a telephone's window (a browser's own has a least width), what does not fit into it.
+WRAPPER = """<!doctype html><body><script>
+const frame = document.createElement('iframe');
+frame.style = 'width:%(width)dpx;height:4000px;border:0';
+frame.onload = () => {
+  const page = frame.contentDocument, wide = [...page.querySelectorAll('svg, table, .card, pre')].filter(
+    part => part.getBoundingClientRect().right > %(width)d || (part.clientWidth && part.scrollWidth > part.clientWidth + 1));
+  document.body.dataset.out = JSON.stringify({ width: page.documentElement.scrollWidth, svg: page.querySelectorAll('svg').length,
+                                               wide: wide.map(part => part.tagName + ' ' + part.textContent.slice(0, 60)) });
+};
+frame.srcdoc = %(page)s;
+document.body.append(frame);
+</script></body>"""
+
+
+@pytest.mark.parametrize("width", [380, 1280])
+def test_the_page_fits_the_window(work, seen, tmp_path, width):
+    for name in ("page", "page_off"):
+        text = (work / "runs" / name / "report.html").read_text()
+        (tmp_path / "frame.html").write_text(WRAPPER % {"width": width, "page": json.dumps(text).replace("</", "<\\/")})
+        dom = browser("--dump-dom", "--virtual-time-budget=3000", f"--window-size={width + 40},900", (tmp_path / "frame.html").as_uri()).stdout
+        told = json.loads(html.unescape(re.search(r'data-out="([^"]*)"', dom)[1]))
+        assert told["width"] <= width and told["svg"] >= 8 and told["wide"] == [], told
+
+
 def test_the_tile_of_memory_has_the_plans_and_the_measured(work, seen):
     value, note = tiles(shown(work / "runs" / "page" / "report.html"))["peak memory"]
     assert size(value) == pytest.approx(max(row["host_bytes"] for row in rows(work, "page") if "loss" in row), rel=0.01)

@@ -173,6 +173,50 @@ def test_sampling_is_a_matter_of_its_seed(work):
     assert greedy == generated("model", work, *settings, "--top-p", "0.000001")["tokens"]
 
 
+def answered(work, lines, *more, name="asked.jsonl", check=True):
+    (work / name).write_text("".join(line + "\n" for line in lines))
+    return lmlaunch("generate", "model", "--prompts", name, "--max-tokens", "8", "--gpus", "0", *more, cwd=work, check=check)
+
+
+@pytest.mark.parametrize("sampling", [[], ["--temperature", "2", "--seed", "5"]])
+def test_a_file_of_prompts_is_answered_as_each_of_them_alone(sampling, work):
+    asked = ["hello there", "hello", "hello there"]  # they begin alike: no answer may depend on the one before
+    done = answered(work, [json.dumps({"id": i, "prompt": text}) for i, text in enumerate(asked)], *sampling)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(row["id"], row["prompt"]) for row in answers] == list(enumerate(asked))
+    for i, row in enumerate(answers):
+        alone = generated("model", work, *(sampling and [*sampling[:-1], str(5 + i)]), prompt=row["prompt"])
+        assert (row["tokens"], row["text"], row["prompt_tokens"]) == (alone["tokens"], alone["text"], alone["prompt_tokens"])
+    assert (answers[0]["tokens"] == answers[2]["tokens"]) == (not sampling)
+    as_lines = [json.loads(line) for line in answered(work, asked, *sampling, name="asked.txt").stdout.splitlines()]
+    assert [row["tokens"] for row in as_lines] == [row["tokens"] for row in answers]
+
+
+def test_a_system_message_stands_before_a_prompt(work):
+    def of(*more, prompt="b"):
+        return generated("model", work, *more, prompt=prompt)["prompt_tokens"]
+
+    assert of("--system", "abc") == of() + len("abc") + 1  # <system> is one token
+    row, own = {"messages": [{"role": "user", "content": "b"}]}, [{"role": "system", "content": "abcdef"}]
+    told = answered(work, [json.dumps({"prompt": "b"}), json.dumps(row), json.dumps({"messages": own + row["messages"]})], "--system", "abc")
+    assert [json.loads(line)["prompt_tokens"] - of() for line in told.stdout.splitlines()] == [4, 4, 7]
+    assert json.loads(told.stdout.splitlines()[1])["messages"] == row["messages"]  # as it was asked
+    # Without a template: text and an empty line, as training writes prompts that have one.
+    shutil.copytree(work / "model", work / "bare", dirs_exist_ok=True)
+    (work / "bare" / "chat_template.jinja").unlink()
+    bare = [generated("bare", work, *more, prompt="b")["prompt_tokens"] for more in ([], ["--system", "abc"])]
+    assert bare[1] == bare[0] + len("abc\n\n")
+
+
+@pytest.mark.parametrize("line, reason", [('{"text": "a"}', 'neither "prompt" nor "messages"'), ("{", "asked.jsonl:2"), ('{"prompt": ""}', "asked.jsonl:2")])
+def test_a_row_that_cannot_be_asked_ends_it_before_the_first_answer(line, reason, work):
+    shutil.copytree(work / "model", work / "bare", dirs_exist_ok=True)
+    (work / "bare" / "chat_template.jinja").unlink(missing_ok=True)
+    (work / "asked.jsonl").write_text('{"prompt": "a"}\n' + line + "\n")
+    done = lmlaunch("generate", "bare", "--prompts", "asked.jsonl", "--gpus", "0", cwd=work, check=False)
+    assert done.returncode == 11 and reason in done.stderr and done.stdout == "", done.stderr
+
+
 @pytest.mark.parametrize("wrong", [["--top-k", "5"], ["--top-p", "0.9"], ["--seed", "1"], ["--temperature", "-1"], ["--temperature", "warm"],
                                    ["--temperature", "1", "--top-p", "1.5"], ["--temperature", "1", "--top-p", "0"]])
 def test_what_cannot_be_sampled_by_is_refused(wrong, work):

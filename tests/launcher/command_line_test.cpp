@@ -60,7 +60,9 @@ TEST(CommandLine, MistakesAreNamed) {
   EXPECT_NE(refusal({"plan", "a.toml", "--jsn"}).find("did you mean `--json`?"), std::string::npos);
   EXPECT_NE(refusal({"a.toml", "b.toml"}).find("unexpected argument `b.toml`"), std::string::npos);
   EXPECT_NE(refusal({"export", "run"}).find("-o DIR"), std::string::npos);
-  EXPECT_NE(refusal({"generate", "run"}).find("--prompt"), std::string::npos);
+  EXPECT_NE(refusal({"generate", "run"}).find("--prompt TEXT or --prompts FILE"), std::string::npos);
+  EXPECT_NE(refusal({"generate", "run", "--prompt", "a", "--prompts", "f"}).find("exclude each other"),
+            std::string::npos);
   EXPECT_NE(refusal({"export", "run", "-o=out"}).find("unknown flag `-o`"), std::string::npos);
   EXPECT_NE(refusal({"plan", "a.toml", "-host-memory", "4GiB"}).find("unknown flag `-host-memory`"),
             std::string::npos);

@@ -10,6 +10,7 @@
 #include "config/config_print.h"
 #include "config/config_toml.h"
 #include "launcher/presets.h"
+#include "launcher/recorded.h"
 
 namespace lm {
 namespace {
@@ -148,6 +149,21 @@ TEST_F(Report, SettingsThatAreNotTheDefaultsAreNamed) {
   EXPECT_EQ(settings, Json({{"model.path", "\"\"", "\"m\""},
                             {"data.train", "[]", "[\"t\"]"},
                             {"optimizer.lr", "5e-05", "0.5"}}));
+}
+
+TEST_F(Report, WhatAutoBecameIsNoSetting) {
+  const std::string keys = "[model]\npath = \"m\"\n[data]\ntrain = [\"t\"]\n[train]\nmicro_batch = ";
+  Config asked = parse_config(keys + "\"auto\"\n", "asked.toml", {});
+  append("config.toml", auto_mark(asked, "") + keys + "3\n[run]\nthreads = 7\n");
+  const Json kept = {{"model.path", "\"\"", "\"m\""}, {"data.train", "[]", "[\"t\"]"}};
+  EXPECT_EQ(RunReport(run_).record()["settings"], kept);
+  // One that was asked for counts; a run that is started with its own config.toml keeps the mark.
+  asked.train.micro_batch = 3;
+  EXPECT_EQ(auto_mark(asked, "").find("micro_batch"), std::string::npos);
+  EXPECT_NE(auto_mark(asked, "# auto: train.micro_batch\n").find("train.micro_batch"), std::string::npos);
+  fs::remove(run_ + "/config.toml");
+  append("config.toml", auto_mark(asked, "") + keys + "3\n");
+  EXPECT_EQ(RunReport(run_).record()["settings"].size(), kept.size() + 1);
 }
 
 TEST_F(Report, ARunOfAPresetIsHeldAgainstIt) {

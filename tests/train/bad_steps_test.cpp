@@ -147,7 +147,7 @@ TEST_F(BadSteps, AreSkippedAndNameTheTensorInEveryHome) {
         break;
       }
       EXPECT_TRUE(result.skipped);
-      EXPECT_EQ(result.fault, "rank 0 tensor " + planted + " grad " + kind);
+      EXPECT_EQ(result.fault, "the gradient of tensor " + planted + " is " + kind + " (rank 0)");
       // What is skipped changes nothing; looked at once, as it takes time.
       if (call == 3) {
         EXPECT_TRUE(training.state() == before) << "a skipped step has changed something";
@@ -168,7 +168,7 @@ TEST_F(BadSteps, NameEveryTensor) {
       const int64_t element = place.offset + (++count % 2 == 0 ? 0 : place.parameter.elements() - 1);
       const char* kind = plant_next(Plant::Where::kNorms, static_cast<int64_t>(call), element);
       const StepResult result = training.step(++step);
-      EXPECT_EQ(result.fault, "rank 0 tensor " + place.parameter.name + " grad " + kind);
+      EXPECT_EQ(result.fault, "the gradient of tensor " + place.parameter.name + " is " + kind + " (rank 0)");
     }
   }
   EXPECT_GT(count, 15);
@@ -181,7 +181,7 @@ TEST_F(BadSteps, NameTheBlockThatBackwardReachedFirst) {
   training.replace_norm_weight(std::numeric_limits<float>::infinity());
   const StepResult result = training.step(2);
   EXPECT_TRUE(result.skipped);
-  EXPECT_EQ(result.fault, "rank 0 tensor norm grad nan");
+  EXPECT_EQ(result.fault, "the gradient of tensor norm is nan (rank 0)");
 }
 
 TEST_F(BadSteps, WithoutGlobalClippingEndTheRunAtOnceAndNameTheTensor) {
@@ -201,7 +201,8 @@ TEST_F(BadSteps, WithoutGlobalClippingEndTheRunAtOnceAndNameTheTensor) {
         } catch (const Error& error) {
           EXPECT_EQ(error.code(), Exit::kNumerics);
           EXPECT_EQ(error.text().area, "NUM-12");
-          EXPECT_TRUE(error.text().what.starts_with("step 7 rank 0 tensor " + planted + " grad " + kind))
+          EXPECT_TRUE(
+              error.text().what.starts_with("step 7: the gradient of tensor " + planted + " is " + kind))
               << error.report();
         }
       }

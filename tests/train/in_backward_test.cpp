@@ -203,7 +203,7 @@ TEST_F(InBackward, ASkippedStepChangesNoByteAndIsExplained) {
         const StepResult bad = training.step(2);
         training.replace_norm_weight(was);
         EXPECT_TRUE(bad.skipped);
-        EXPECT_EQ(bad.fault, "rank 0 tensor norm grad nan");
+        EXPECT_EQ(bad.fault, "the gradient of tensor norm is nan (rank 0)");
         EXPECT_TRUE(training.state() == before);
         const StepResult good = training.step(3);
         EXPECT_FALSE(good.skipped);
@@ -231,7 +231,9 @@ TEST_F(InBackward, ABadGradientWithoutGlobalClippingEndsTheRun) {
       ADD_FAILURE() << "the run goes on";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), Exit::kNumerics);
-      EXPECT_TRUE(error.text().what.starts_with("step 2 rank 0 tensor norm grad nan")) << error.report();
+      EXPECT_TRUE(
+          error.text().what.starts_with("step 2: the gradient of tensor norm is nan (rank 0); the weights"))
+          << error.report();
     }
   }
 }

@@ -3,7 +3,8 @@
   {"model_dir": "...", "chat_template": "...",  ->  {"stop": [...], "template": true}     the first; tokens that end an answer.
    "date": "...", "plain": false}                   chat_template: in place of the model's; "": none. date: what templates are told
                                                     that ask; "": today's. plain: prompts are written without it
-  {"prompt": "..."}                             ->  {"ids": [...]}     a user's message, where there is a template and no "plain"; else plain text
+  {"prompt": "...", "system": "..."}            ->  {"ids": [...]}     a user's message, where there is a template and no "plain"; else
+                                                                       plain text, as training writes a prompt. system: before it; "": none
   {"messages": [{"role": ..., "content": ...}]} ->  {"ids": [...]}     up to where the model speaks
   {"begin": true}                               ->  {}                 an answer begins
   {"next": 17}                                  ->  {"text": "..."}    of the answer what is certain with this token
@@ -43,9 +44,11 @@ class Session:
 
     def reply(self, request):
         if "prompt" in request:
+            prompt, system = request["prompt"], request.get("system", "")
             if self.plain:
-                return {"ids": self.model.tokenizer.encode(request["prompt"]).ids}
-            return {"ids": self.conversation([{"role": "user", "content": request["prompt"]}])}
+                return {"ids": self.model.tokenizer.encode(f"{system}\n\n{prompt}" if system else prompt).ids}
+            before = [{"role": "system", "content": system}] if system else []
+            return {"ids": self.conversation([*before, {"role": "user", "content": prompt}])}
         if "messages" in request:
             return {"ids": self.conversation(request["messages"])}
         if "next" in request:
