@@ -108,6 +108,16 @@ inline std::string expected_text(const std::vector<double>*, const KeyInfo& info
   const std::string count = info.range.count == 0 ? "" : std::to_string(info.range.count) + " ";
   return "a list of " + count + "numbers, each" + range_text(info.range);
 }
+template <class E>
+requires std::is_enum_v<E> std::string expected_text(const std::vector<E>*, const KeyInfo&) {
+  std::string out = "a list of";
+  const char* separator = " ";
+  for (const auto& entry : EnumNames<E>::kAll) {
+    out += separator + quote(entry.name);
+    separator = ", ";
+  }
+  return out;
+}
 inline std::string expected_text(const ColumnNames*, const KeyInfo&) {
   return "a table such as {prompt = \"question\"}";
 }

@@ -136,6 +136,24 @@ def test_rows_that_a_resumed_run_repeats_at_once_are_not_sent_again(followed):
     assert followed.scalars() == SENT
 
 
+def test_a_start_waits_for_the_last_rows_of_the_one_before(followed, tmp_path):
+    """lmlaunch was killed, and nobody has written yet how the run ended: the first worker is still there."""
+    followed.write(*ROWS[:3])
+    followed.start("wandb")
+    followed.until(lambda: len(followed.scalars()) == 3)
+    first = followed.process
+    first.stdin.close()
+    followed.start("wandb")
+    followed.write(*ROWS[3:])
+    (followed.run / "status.json").write_text(json.dumps(DONE))
+    followed.end()
+    first.wait(timeout=60)
+    assert followed.scalars() == SENT
+    assert [call["call"] for call in followed.calls("init") + followed.calls("finish")] == ["init", "init", "finish", "finish"]
+    order = [json.loads(line)["call"] for line in followed.calls_file.read_text().splitlines()]
+    assert order.index("finish") < len(order) - 1 - order[::-1].index("init")
+
+
 def test_half_a_row_waits_for_its_end(followed):
     followed.write(ROWS[0])
     line = json.dumps(ROWS[1]) + "\n"

@@ -1,5 +1,6 @@
 """One target of a run: new rows go to it once per second, until the run has ended."""
 
+import fcntl
 import json
 import os
 import select
@@ -50,6 +51,13 @@ def follow(target, request, pipe):
         while (status := end.wait(LOOK_SECONDS)) is None:
             pass
         return hook.end(status)
+    # Of a start that was killed a worker may still be at its last rows.
+    with open(os.path.join(request["run"], "follow", target + ".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        follow_rows(target, request, end)
+
+
+def follow_rows(target, request, end):
     place = Place(os.path.join(request["run"], "follow", target + ".json"))
     tracker = TRACKERS[target](request, place)
     tail = Tail(os.path.join(request["run"], "metrics.jsonl"))
