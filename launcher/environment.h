@@ -16,7 +16,7 @@ struct Environment {
   // Nearest first: directories that hold models--ORG--NAME and datasets--ORG--NAME.
   std::vector<std::string> hub_caches;
   std::vector<std::string> datasets_caches;  // of the datasets library: directories that hold ORG___NAME
-  std::string home;       // HOME; "" without one
+  std::string home;                          // HOME; "" without one
   std::string cache_dir;  // ours: $XDG_CACHE_HOME/lmlaunch or ~/.cache/lmlaunch; "" without a home
   std::string token_cache() const { return cache_dir.empty() ? "" : cache_dir + "/tokens"; }
 };
@@ -73,6 +73,10 @@ void limit_processor();
 // LMLAUNCH_SILENCE, for tests: seconds without a sign of life after which a rank that others wait for is
 // given up; nothing where it is not set.
 std::optional<double> silence_seconds();
+
+// LMLAUNCH_FOLLOW, for tests: seconds that the end of a run waits for its trackers (door/follower.h); nothing
+// where it is not set.
+std::optional<double> follow_seconds();
 
 // What Open MPI of a job on one machine is told, beside what the user has told it: messages pass through
 // shared memory, so that its ranks listen on no network.

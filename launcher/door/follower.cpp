@@ -32,7 +32,7 @@ using Clock = std::chrono::steady_clock;
 
 // After the run's end the last rows may take this long; after the death of this process, in which somebody
 // has to write first how the run has ended (status_keeper.h), longer.
-constexpr int kEndSeconds = 5, kGoneSeconds = 30;
+constexpr double kEndSeconds = 5, kGoneSeconds = 30;
 // Its own limit comes first, which says whom it has waited for.
 constexpr int kSlackMs = 1000;
 constexpr int kPipeBytes = 1 << 20;
@@ -52,6 +52,10 @@ std::vector<std::string> trackers(const LogConfig& log) {
     if (target != LogTarget::kTensorboard && std::ranges::find(out, name) == out.end()) out.push_back(name);
   }
   return out;
+}
+
+double end_seconds() {
+  return follow_seconds().value_or(kEndSeconds);
 }
 
 bool asked(const LogConfig& log) {
@@ -150,7 +154,7 @@ Follower::Follower(const Config& config, const std::string& directory) {
                           {"to", trackers(config.log)},
                           {"webhook", config.log.webhook},
                           {"config", print_config(config)},
-                          {"end_seconds", kEndSeconds},
+                          {"end_seconds", end_seconds()},
                           {"gone_seconds", kGoneSeconds}}));
 }
 
@@ -188,15 +192,14 @@ bool Follower::tell(const RunStatus& status) {
 void Follower::finish(const RunStatus& status) {
   if (!tell(status)) return;
   const Clock::time_point begin = Clock::now();
-  const auto passed = [&] {
-    return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin).count();
-  };
+  const double most = end_seconds();
+  const auto passed = [&] { return std::chrono::duration<double, std::milli>(Clock::now() - begin).count(); };
   bool told = false, ended = false;
-  while (!(ended = waitpid(process_, nullptr, WNOHANG) != 0) && passed() < kEndSeconds * 1000 + kSlackMs) {
+  while (!(ended = waitpid(process_, nullptr, WNOHANG) != 0) && passed() < most * 1000 + kSlackMs) {
     look();
     if (stop_signal_came()) break;
     if (!std::exchange(told, told || passed() >= kQuietMs) && told)
-      log_line(fmt::format("waiting for the last rows to reach log.to, {} s at most", kEndSeconds));
+      log_line(fmt::format("waiting for the last rows to reach log.to, {:.0f} s at most", most));
     poll(nullptr, 0, 10);
   }
   look();

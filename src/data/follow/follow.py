@@ -40,9 +40,10 @@ def missing(names):
 
 
 def yield_to_the_run():
-    """Last in line for a core, first to be killed where memory runs out. A limit that forbids it is no reason to stop."""
+    """A third of a core where the run wants all of it (with less, importing a library beside it would take minutes); first to be killed
+    where memory runs out. A limit that forbids it is no reason to stop."""
     with contextlib.suppress(OSError):
-        os.nice(19)
+        os.nice(5)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
 
