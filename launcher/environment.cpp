@@ -202,12 +202,24 @@ void limit_processor() {
   limit_instructions(*most);
 }
 
-std::optional<double> silence_seconds() {
-  const std::string text = variable("LMLAUNCH_SILENCE");
+namespace {
+
+std::optional<double> seconds(const char* name) {
+  const std::string text = variable(name);
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   return error == std::errc() && end == text.data() + text.size() && value > 0 ? std::optional(value)
                                                                                : std::nullopt;
+}
+
+}  // namespace
+
+std::optional<double> silence_seconds() {
+  return seconds("LMLAUNCH_SILENCE");
+}
+
+std::optional<double> follow_seconds() {
+  return seconds("LMLAUNCH_FOLLOW");
 }
 
 std::vector<std::string> one_machine_mpi() {

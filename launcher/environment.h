@@ -74,6 +74,10 @@ void limit_processor();
 // given up; nothing where it is not set.
 std::optional<double> silence_seconds();
 
+// LMLAUNCH_FOLLOW, for tests: seconds that the end of a run waits for its trackers (door/follower.h); nothing
+// where it is not set.
+std::optional<double> follow_seconds();
+
 // What Open MPI of a job on one machine is told, beside what the user has told it: messages pass through
 // shared memory, so that its ranks listen on no network.
 std::vector<std::string> one_machine_mpi();

@@ -9,6 +9,7 @@
 #include "config/config_toml.h"
 #include "launcher/door/device_choice.h"
 #include "launcher/door/fetch.h"
+#include "launcher/door/follower.h"
 #include "launcher/door/preflight.h"
 #include "launcher/environment.h"
 #include "launcher/machine/disk_survey.h"
@@ -101,6 +102,7 @@ CheckedRun check_run(const CommandLine& line) {
   run.directory = run_directory(run.config, config_path);
   run.overridden = line.list("--override");
   check_run_directory(run.directory, run.config, run.names, run.overridden);
+  require_trackers(run.config.log);
   return run;
 }
 

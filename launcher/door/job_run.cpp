@@ -16,6 +16,7 @@
 #include "launcher/door/checked_run.h"
 #include "launcher/door/commands.h"
 #include "launcher/door/end_launcher.h"
+#include "launcher/door/follower.h"
 #include "launcher/door/status_keeper.h"
 #include "launcher/door/supervise.h"
 #include "launcher/environment.h"
@@ -102,6 +103,8 @@ class JobRun {
     if (status.state == "failed" && tells_) tell_end(run_.directory, job_.id, status);
     if (leads()) {
       if (lock_) record_end(run_, status, *report_);
+      // mpirun kills this process a second after another's failure.
+      if (follower_) status.state == "failed" ? follower_->leave(status) : follower_->finish(status);
       std::fprintf(stderr, "%s\n", stop_line(status).c_str());
       if (status.state == "failed" && !job_.one_machine) end_mpirun_later();
     } else if (*status.exit_code != 0) {
@@ -123,6 +126,7 @@ class JobRun {
       if (leads()) {
         lock_.emplace(take_directory(run_));
         report_.emplace(run_.directory);
+        follower_.emplace(run_.config, run_.directory);
       }
     } catch (const Error& error) {
       refusal_ = error;
@@ -162,7 +166,12 @@ class JobRun {
                   .failed_elsewhere = [this] { return told_end(run_.directory, job_.id); },
                   .quiet = !leads()};
     if (lock_) care.left_behind = [this] { lock_->release(); };
-    if (report_) care.meanwhile = [this] { report_->refresh(); };
+    if (report_) {
+      care.meanwhile = [this] {
+        report_->refresh();
+        if (follower_) follower_->look();
+      };
+    }
     const RunStatus status = supervise_run({child}, control, care);
     // A rank that ends by itself tells the others, one that dies cannot. Where the run was refused there is
     // nothing to tell, and the directory may be another run's.
@@ -183,6 +192,7 @@ class JobRun {
   std::vector<std::string> gpu_;  // that the rank is shown; empty on the CPU
   std::optional<RunLock> lock_;
   std::optional<LiveReport> report_;  // of the leader
+  std::optional<Follower> follower_;  // of the leader
   std::optional<StatusKeeper> keeper_;
   std::optional<Error> refusal_;
   bool tells_ = false;  // the other doors, how this one's rank has failed

@@ -12,6 +12,7 @@
 #include "launcher/control.h"
 #include "launcher/door/checked_run.h"
 #include "launcher/door/commands.h"
+#include "launcher/door/follower.h"
 #include "launcher/door/job_run.h"
 #include "launcher/door/status_keeper.h"
 #include "launcher/door/supervise.h"
@@ -67,6 +68,7 @@ int train_in_rank(const CommandLine& line) {
   handed_on.flags["--control-fd"] = std::to_string(control.fd());
   handed_on.flags["--lock-fd"] = std::to_string(lock.fd());
   LiveReport report(run.directory);
+  Follower follower(run.config, run.directory);
   RunStatus status;
   std::optional<StatusKeeper> keeper;
   try {
@@ -79,13 +81,18 @@ int train_in_rank(const CommandLine& line) {
                            {.less_memory = [&line] { return less_host_memory(line); },
                             .left_behind = [&lock] { lock.release(); },
                             .rank_failed = [&region] { region->end(); },
-                            .meanwhile = [&report] { report.refresh(); },
+                            .meanwhile =
+                                [&] {
+                                  report.refresh();
+                                  follower.look();
+                                },
                             .operation = operation});
   } catch (const Error& error) {
     std::fputs(error.report().c_str(), stderr);
     status = failed_before_start(error);
   }
   record_end(run, status, report);
+  follower.finish(status);
   std::fprintf(stderr, "%s\n", stop_line(status).c_str());
   return *status.exit_code;
 }

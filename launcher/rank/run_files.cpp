@@ -95,7 +95,8 @@ void RunFiles::running(int64_t step) {
 }
 
 std::unique_ptr<EventFile> RunFiles::events(const LogConfig& log) const {
-  return writes_ && log.tensorboard ? std::make_unique<EventFile>(path("tensorboard")) : nullptr;
+  const bool asked = std::ranges::find(log.to, LogTarget::kTensorboard) != log.to.end();
+  return writes_ && asked ? std::make_unique<EventFile>(path("tensorboard")) : nullptr;
 }
 
 namespace {

@@ -31,7 +31,7 @@ class RunFiles {
   void keep_template(const Job& job);
   // To be called after every step.
   void running(int64_t step);
-  // <run>/tensorboard, where log.tensorboard asks for it; null where it does not.
+  // <run>/tensorboard, where log.to asks for it; null where it does not.
   std::unique_ptr<EventFile> events(const LogConfig& log) const;
   // <run>/model: a Hugging Face directory, or a PEFT adapter. Replaces an earlier one in one step. All ranks
   // call; where weights are in shards, out of a checkpoint of the rank's state.

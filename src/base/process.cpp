@@ -70,8 +70,12 @@ void add_pointers(const std::vector<std::string>& texts, std::vector<char*>& out
 [[noreturn]] void become(const Program& program, const Streams& streams, char* const* argv, char* const* envp,
                          pid_t parent, int report) {
   // The parent may have died before prctl: then it is not our parent any more.
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(127);
+  if (program.own_session) {
+    setsid();
+  } else {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(127);
+  }
   if (program.stop_signals != StopSignals::kAsHere) {
     const bool ignored = program.stop_signals == StopSignals::kIgnored;
     for (const int signal : kStopSignals) std::signal(signal, ignored ? SIG_IGN : SIG_DFL);

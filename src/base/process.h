@@ -1,5 +1,5 @@
-// Another program as a child process: an explicit argv and environment, no shell, dying with its parent. One
-// thread calls, the one whose end shall end the child.
+// Another program as a child process: an explicit argv and environment, no shell, dying with its parent
+// unless it is told to stay. One thread calls, the one whose end shall end the child.
 #pragma once
 
 #include <sys/types.h>
@@ -20,6 +20,7 @@ struct Program {
   std::vector<std::string> variables = {};    // beside these
   std::vector<int> keep_fds = {};             // stay open across exec, under the same number
   StopSignals stop_signals = StopSignals::kAsHere;
+  bool own_session = false;  // leads one, and stays when this process ends: it must end by itself
 };
 
 // Its standard streams; -1: this process's.

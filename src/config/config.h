@@ -48,6 +48,7 @@ enum class LrSchedule : uint8_t {
 
 enum class OffloadHome : uint8_t { kAuto, kNone, kHost, kNvme };
 enum class IoEngineChoice : uint8_t { kAuto, kUring, kThreads };
+enum class LogTarget : uint8_t { kTensorboard, kWandb, kMlflow, kTrackio };
 
 // "64MiB".
 struct ByteSize {
@@ -220,8 +221,11 @@ struct CheckpointConfig {
 };
 
 struct LogConfig {
-  int64_t every = 1;         // steps between lines of log.txt, and of stderr unless it is a terminal
-  bool tensorboard = false;  // also write the curves to <run>/tensorboard, as TensorBoard reads them
+  int64_t every = 1;  // steps between lines of log.txt, and of stderr unless it is a terminal
+  // Where the curves go, too: TensorBoard's files in <run>/tensorboard, or a tracker's Python library, which
+  // a process of its own feeds (launcher/door/follower.h).
+  std::vector<LogTarget> to = {};
+  std::string webhook = "";  // POST of start, end and failure; often a secret: never shown
 };
 
 struct Config {

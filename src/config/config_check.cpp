@@ -38,6 +38,7 @@ class Checks {
     types();
     offload();
     checkpoint();
+    log();
     return std::move(out_);
   }
 
@@ -208,6 +209,14 @@ class Checks {
     require(!checkpoint.keep_best || evaluates, "checkpoint.keep_best", "train.eval_every",
             "checkpoint.keep_best keeps what has the least held-out loss: set train.eval_every (now " +
                 value_text(config_.train.eval_every) + ")");
+  }
+
+  void log() {
+    const std::string& url = config_.log.webhook;
+    const size_t host = url.starts_with("https://") ? 8 : url.starts_with("http://") ? 7 : 0;
+    require(url.empty() || (host > 0 && url.size() > host && url.find(' ') == std::string::npos),
+            "log.webhook", "log.webhook",
+            "log.webhook is no address: it begins with https:// or http://, and has no blank");
   }
 
   void offload() {

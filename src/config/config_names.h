@@ -160,6 +160,13 @@ struct EnumNames<OffloadHome> {
                                                    {OffloadHome::kNvme, "nvme"}};
 };
 template <>
+struct EnumNames<LogTarget> {
+  static constexpr EnumName<LogTarget> kAll[] = {{LogTarget::kTensorboard, "tensorboard"},
+                                                 {LogTarget::kWandb, "wandb"},
+                                                 {LogTarget::kMlflow, "mlflow"},
+                                                 {LogTarget::kTrackio, "trackio"}};
+};
+template <>
 struct EnumNames<IoEngineChoice> {
   static constexpr EnumName<IoEngineChoice> kAll[] = {{IoEngineChoice::kAuto, "auto"},
                                                       {IoEngineChoice::kUring, "uring"},

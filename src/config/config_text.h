@@ -112,6 +112,16 @@ inline std::string expected_text(const std::vector<double>*, const KeyInfo& info
 inline std::string expected_text(const EvalSets*, const KeyInfo&) {
   return "a list of strings, or a table of such lists, {code = [\"code.jsonl\"]}";
 }
+template <class E>
+requires std::is_enum_v<E> std::string expected_text(const std::vector<E>*, const KeyInfo&) {
+  std::string out = "a list of";
+  const char* separator = " ";
+  for (const auto& entry : EnumNames<E>::kAll) {
+    out += separator + quote(entry.name);
+    separator = ", ";
+  }
+  return out;
+}
 inline std::string expected_text(const ColumnNames*, const KeyInfo&) {
   return "a table such as {prompt = \"question\"}";
 }

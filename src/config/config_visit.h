@@ -310,8 +310,13 @@ void visit_log(LogT& log, V& v) {
   v.key("log", "every", log.every,
         {KeyTag::kReporting, "steps between lines in log.txt, and on stderr unless it is a terminal",
          kCountFromOne});
-  v.key("log", "tensorboard", log.tensorboard,
-        {KeyTag::kReporting, "also write TensorBoard event files to <run>/tensorboard"});
+  v.key("log", "to", log.to,
+        {KeyTag::kReporting,
+         "also send the curves to these: TensorBoard event files in <run>/tensorboard, or a tracker's Python "
+         "library"});
+  v.key("log", "webhook", log.webhook,
+        {KeyTag::kReporting,
+         "an http or https address that gets a POST at the start, the end or the failure of a run"});
 }
 
 template <class ConfigT, class V>

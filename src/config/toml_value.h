@@ -172,7 +172,7 @@ bool read(const Entry& entry, std::vector<T>& field, const KeyInfo& info) {
       values.emplace_back();
       if (!read(Entry{&node, entry.where, "", false}, values.back(), each)) return false;
     }
-  } else if (std::is_same_v<T, std::string>) {  // one word stands for a list of one
+  } else if (std::is_same_v<T, std::string> || std::is_enum_v<T>) {  // one word stands for a list of one
     values.emplace_back();
     if (!read(entry, values.back(), each)) return false;
   } else {
@@ -225,6 +225,18 @@ requires std::is_enum_v<E> std::string word_hint(const Entry& entry, const E*) {
   const auto text = word(entry);
   const auto hit = text ? nearest(*text, names) : std::nullopt;
   return hit ? "; did you mean " + quote(*hit) + "?" : "";
+}
+
+template <class E>
+requires std::is_enum_v<E> std::string word_hint(const Entry& entry, const std::vector<E>*) {
+  const auto* list = entry.node->as_array();
+  if (list == nullptr) return word_hint(entry, static_cast<const E*>(nullptr));
+  for (const toml::node& node : *list) {
+    const Entry one{&node, entry.where, "", false};
+    E known{};
+    if (!read(one, known, KeyInfo{})) return word_hint(one, static_cast<const E*>(nullptr));
+  }
+  return "";
 }
 
 // For sizes without a unit. `unit`: what small ones of this type are usually given in.

@@ -25,6 +25,7 @@ enum class Kind {
   kNames,
   kFlag,
   kChoice,
+  kChoices,
   kSize,
   kBudget,
   kTime,
@@ -77,6 +78,10 @@ Kind kind_of(const Budget*) {
 template <class E>
 requires std::is_enum_v<E> Kind kind_of(const E*) {
   return Kind::kChoice;
+}
+template <class E>
+requires std::is_enum_v<E> Kind kind_of(const std::vector<E>*) {
+  return Kind::kChoices;
 }
 template <class T>
 Kind kind_of(const std::optional<T>*) {
@@ -251,8 +256,8 @@ TEST(ConfigGenerated, EveryWrongValueIsRefusedAtItsPlaceWithWhatIsExpected) {
   for (const KeyCase& key : all_keys()) {
     for (const std::string value : values) {
       if (accepts(key, value)) continue;
-      const bool any_list =
-          key.kind == Kind::kTexts || (key.kind == Kind::kNumbers && key.info.range.count == 0);
+      const bool any_list = key.kind == Kind::kTexts || key.kind == Kind::kChoices ||
+                            (key.kind == Kind::kNumbers && key.info.range.count == 0);
       if (any_list && value == "[]" && !key.info.required) continue;
       int line = 0;
       const std::string report = report_of(file_with(key, key.name + "   = " + value, &line));

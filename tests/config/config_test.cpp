@@ -452,12 +452,35 @@ TEST(Config, NamedEvaluationSetsStandInTheOrderOfTheFile) {
     EXPECT_HAS(failure(kLeast, {std::string("data.eval=") + wrong}), "or a table of such lists") << wrong;
 }
 
+TEST(Config, TrackersAreAListOrOneWord) {
+  const auto to = [](const std::string& value) {
+    return parse_config(kLeast, "c.toml", {"log.to=" + value}).log.to;
+  };
+  EXPECT_EQ(to("wandb"), std::vector<LogTarget>{LogTarget::kWandb});
+  EXPECT_EQ(to("[\"mlflow\", \"tensorboard\"]"),
+            (std::vector<LogTarget>{LogTarget::kMlflow, LogTarget::kTensorboard}));
+  EXPECT_TRUE(to("[]").empty());
+  EXPECT_HAS(failure(kLeast, {"log.to=[\"wandb\", \"mlfow\"]"}),
+             "expected a list of \"tensorboard\", \"wandb\", \"mlflow\", \"trackio\"");
+  EXPECT_HAS(failure(kLeast, {"log.to=[\"wandb\", \"mlfow\"]"}), "did you mean \"mlflow\"?");
+}
+
+TEST(Config, AKeyThatWasReplacedIsAnsweredWithWhatToType) {
+  EXPECT_HAS(failure(kLeast, {"log.tensorboard=true"}), "did you mean `log.to = [\"tensorboard\"]`?");
+}
+
+TEST(Config, AWebhookIsAnAddress) {
+  EXPECT_EQ(parse_config(kLeast, "c.toml", {"log.webhook=https://h/x"}).log.webhook, "https://h/x");
+  for (const char* wrong : {"h", "ftp://h", "https://", "file:///etc/passwd", "https://h/a b"})
+    EXPECT_HAS(failure(kLeast, {std::string("log.webhook=") + wrong}), "it begins with https:// or http://");
+}
+
 TEST(Config, WhatIsPrintedReadsBackEqual) {
-  Config config =
-      parse_config(kLeast, "c.toml",
-                   {"optimizer.lr=3.3333333333333335e-05", "train.epochs=0.1", "optimizer.eps=1e-300",
-                    "run.seed=9223372036854775807", "data.packing=true", "train.method=lora",
-                    "lora.targets=[q_proj, \"a\\\"b\\\\c\"]", "optimizer.warmup=0.03"});
+  Config config = parse_config(kLeast, "c.toml",
+                               {"optimizer.lr=3.3333333333333335e-05", "train.epochs=0.1",
+                                "optimizer.eps=1e-300", "run.seed=9223372036854775807", "data.packing=true",
+                                "train.method=lora", "lora.targets=[q_proj, \"a\\\"b\\\\c\"]",
+                                "optimizer.warmup=0.03", "log.to=[\"wandb\", \"tensorboard\"]"});
   config.model.path = "a \"quoted\" \\ path/\xc3\xa9";
   const Config back = parse_config(print_config(config), "printed");
   EXPECT_TRUE(same_config(config, back)) << print_config(config);

@@ -168,7 +168,7 @@ TEST(Words, AnAnswerIsTheWordsOwnAndNotTheNearestKey) {
   EXPECT_HAS(report_of(std::string(kLeast) + "[deepspeed]\nstage = 1\n"), "did you mean `zero.stage`?");
   EXPECT_HAS(report_of("bf16 = true\n" + std::string(kLeast)), "did you mean `model.dtype = \"bf16\"`?");
   EXPECT_HAS(report_of(std::string(kLeast) + "[log]\nwandb_entity = \"me\"\n"),
-             "not needed here: curves are in");
+             "not needed here: log.to names the tracker");
   // A slip of ours is no word of a pattern that begins alike.
   EXPECT_HAS(report_of(std::string(kLeast) + "[io]\ntimeouts = 3\n"), "did you mean `timeout`?");
 }
@@ -203,7 +203,7 @@ TEST(Translate, CarriesNumbersOverAsTheyAre) {
   EXPECT_EQ(value_of(done, "checkpoint.every"), "");
   EXPECT_HAS(why(done.missing, "save_steps"), "a share of the run");
   EXPECT_HAS(why(done.missing, "fp16"), "bf16");
-  EXPECT_EQ(value_of(done, "log.tensorboard"), "true");
+  EXPECT_EQ(value_of(done, "log.to"), R"(["tensorboard", "wandb"])");
   EXPECT_EQ(value_of(done, "data.packing"), "true");
   EXPECT_EQ(value_of(done, "data.train"), "[\"org/data\"]");
   EXPECT_TRUE(done.unknown.empty());

@@ -251,7 +251,7 @@ def test_a_recipe_with_its_deepspeed_and_accelerate_files(folder):
     keys, text, _ = translated(folder, "sft.json", "--from", "ds.json", "--from", "acc.yaml")
     assert keys["zero"]["stage"] == 3 and keys["offload"]["optimizer"] == "host" and keys["train"]["max_grad_norm"] == 0.5
     assert keys["train"]["global_batch"] == 16 and "of one device" not in text
-    assert keys["log"]["tensorboard"] is True and keys["optimizer"]["lr"] == 1e-5
+    assert keys["log"]["to"] == ["tensorboard"] and keys["optimizer"]["lr"] == 1e-5
 
 
 @pytest.mark.parametrize("text,code,what", [

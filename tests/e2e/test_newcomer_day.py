@@ -36,9 +36,9 @@ DAY = [
     ("lmlaunch --dry-run mine.toml", 0, "host"),
     ("lmlaunch plan mine.toml --compare", 0, "qlora"),
     # See it.
-    (f"{RUN}full train.eval_every=2 log.tensorboard=true 'train.sample_prompts=[\"Hello\"]' train.sample_tokens=4 checkpoint.every=2", 0,
+    (f"{RUN}full train.eval_every=2 log.to=tensorboard 'train.sample_prompts=[\"Hello\"]' train.sample_tokens=4 checkpoint.every=2", 0,
      "sample after step", "runs/full/model", "lmlaunch generate runs/full"),
-    (f"{RUN}full train.eval_every=2 log.tensorboard=true 'train.sample_prompts=[\"Hello\"]' train.sample_tokens=4 checkpoint.every=2", 14,
+    (f"{RUN}full train.eval_every=2 log.to=tensorboard 'train.sample_prompts=[\"Hello\"]' train.sample_tokens=4 checkpoint.every=2", 14,
      "finished after step 4", "another run.dir"),
     (f"{RUN}lora train.method=lora lora.r=4", 0, "runs/lora/model"),
     (f"{RUN}qlora train.method=qlora lora.r=4", 0, "runs/qlora/model"),

@@ -42,7 +42,7 @@ def assert_told(work, name):
 
 
 def test_tensorboard_shows_the_rows_of_metrics(work):
-    lmlaunch(config(work, "curves", log__tensorboard=True, train__eval_every=5), cwd=work)
+    lmlaunch(config(work, "curves", log__to=["tensorboard"], train__eval_every=5), cwd=work)
     assert_told(work, "curves")
     assert "train_tokens_per_second" in speed_metrics("train", 0, num_tokens=1)
     # 64 examples, 8 of them a step.
@@ -63,7 +63,7 @@ def test_nobody_who_did_not_ask_gets_event_files(work):
 
 
 def test_tensorboard_forgets_the_steps_that_a_resumed_run_repeats(work):
-    toml = config(work, "again", log__tensorboard=True, train__steps=400, checkpoint__every=10)
+    toml = config(work, "again", log__to=["tensorboard"], train__steps=400, checkpoint__every=10)
     interrupt(work, "again", 150, kill)
     lmlaunch(toml, cwd=work)
     assert len(list((work / "runs" / "again" / "tensorboard").iterdir())) == 2
@@ -77,7 +77,7 @@ def test_a_run_without_room_for_event_files_trains_all_the_same(work):
     shutil.rmtree(blocked)
     blocked.mkdir()
     (blocked / "tensorboard").write_text("")
-    done = lmlaunch(config(work, "blocked", train__steps=3, log__tensorboard=True), cwd=work)
+    done = lmlaunch(config(work, "blocked", train__steps=3, log__to=["tensorboard"]), cwd=work)
     assert "warning IO-05" in done.stderr and len([row for row in rows(work, "blocked") if "loss" in row]) == 3
 
 
@@ -140,7 +140,7 @@ def test_bash_completes_commands_flags_and_keys():
     assert completed("lmlaunch", "re") == ["report"]
     assert completed("lmlaunch", "generate", "--m") == ["--max-tokens"]
     assert completed("lmlaunch", "c.toml", "--dry") == ["--dry-run"]
-    assert completed("lmlaunch", "c.toml", "log.t") == ["log.tensorboard="]
+    assert completed("lmlaunch", "c.toml", "log.t") == ["log.to="]
     assert not [word for word in completed("lmlaunch", "c.toml", "--") if word.endswith("-fd")]  # between door and rank
 
 
@@ -171,8 +171,8 @@ def zsh_line(typed):
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh here")
 @pytest.mark.parametrize("typed, completed", [
-    ("re\t", "report"), ("generate --max\t", "generate --max-tokens"), ("c.toml log.t\t", "c.toml log.tensorboard="),
-    ("c.toml log.t\ttrue", "c.toml log.tensorboard=true")])
+    ("re\t", "report"), ("generate --max\t", "generate --max-tokens"), ("c.toml log.t\t", "c.toml log.to="),
+    ("c.toml log.t\twandb", "c.toml log.to=wandb")])
 def test_zsh_completes_them_too(typed, completed):
     assert zsh_line(f"lmlaunch {typed}") == f"lmlaunch {completed}"
 

@@ -128,10 +128,26 @@ void strategy(const Json& value, Draft& draft) {
   if (!is_off(value)) draft.missing("train.eval_every counts steps; the default evaluates before and after");
 }
 
+// `list` has one name; those of other words stay.
+void also_to(const std::string& list, Draft& draft) {
+  const auto before = draft.settings.find("log.to");
+  if (before == draft.settings.end()) return draft.set("log.to", list);
+  std::string all = before->second.value;
+  const std::string name = list.substr(1, list.size() - 2);
+  if (!contains(all, name)) all = all.substr(0, all.size() - 1) + ", " + name + "]";
+  draft.set("log.to", all);
+}
+
 void report_to(const Json& value, Draft& draft) {
   const std::string all = lower(value.dump());
-  if (contains(all, "tensorboard")) return draft.set("log.tensorboard", "true");
-  if (!is_off(value)) draft.unneeded("curves are in the run's metrics.jsonl and report.html");
+  bool some = false;
+  for (const auto& target : EnumNames<LogTarget>::kAll) {
+    const std::string name = quote(target.name);
+    if (!contains(all, name)) continue;
+    also_to("[" + name + "]", draft);
+    some = true;
+  }
+  if (!some && !is_off(value)) draft.unneeded("curves are in the run's metrics.jsonl and report.html");
 }
 
 void eval_share(const Word& word, const Json& value, Draft& draft) {
@@ -232,6 +248,7 @@ void as_it_stands(const Word& word, const Json& value, Draft& draft) {
 
 void when_on(const Word& word, const Json& value, Draft& draft) {
   if (is_off(value)) return;
+  if (word.ours == "log.to") return also_to(std::string(word.text), draft);
   if (word.ours != "train.method") return draft.set(std::string(word.ours), std::string(word.text));
   adapter(std::string(word.text.substr(1, word.text.size() - 2)), draft);
 }

@@ -62,7 +62,7 @@ constexpr Word kDeepSpeed[] = {
     unneeded("comms_logger.*", "`lmlaunch --trace FILE` shows collectives"),
     unneeded("comms_config.*", "`lmlaunch --trace FILE` shows collectives"),
     unneeded("monitor_config.*", why::kTrackers),
-    unneeded("tensorboard.*", "log.tensorboard = true"),
+    unneeded("tensorboard.*", "log.to = [\"tensorboard\"]"),
     unneeded("wandb.*", why::kTrackers),
     unneeded("csv_monitor.*", why::kTrackers),
     unneeded("checkpoint.*", "checkpoints load with any number of ranks"),

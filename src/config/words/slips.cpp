@@ -47,6 +47,7 @@ constexpr Word kWords[] = {
     to("block_size", "io.block"),
     to("queue_depth", "io.depth"),
     to("sub_group_size", "io.tile"),
+    when_on("tensorboard", "log.to", R"(["tensorboard"])", "log.tensorboard of earlier versions"),
 };
 
 }  // namespace

@@ -22,8 +22,11 @@ std::span<const Word> accelerate_words();
 namespace why {
 
 inline constexpr std::string_view kTrackers =
-                                      "curves are in the run's metrics.jsonl and report.html; "
-                                      "log.tensorboard = true writes TensorBoard's files",
+                                      "curves are in the run's metrics.jsonl and report.html; log.to sends "
+                                      "them to tensorboard, wandb, mlflow or trackio",
+                                  kTrackerNames =
+                                      "log.to names the tracker; project and server are said by its own "
+                                      "variables, such as WANDB_PROJECT",
                                   kHub = "nothing is uploaded: `lmlaunch export` makes a directory for that",
                                   kAttention = "attention that stores no score matrix is always used",
                                   kFused = "kernels are fused, and the logits never exist in full, always",
