@@ -74,6 +74,12 @@ std::string broken_toml(const std::string& raw) {
   return quoted ? "this list cannot be read: [\"a\", \"b\"] is one" : "";
 }
 
+// log.to has replaced log.tensorboard: every run of earlier versions has recorded it, and "off" asks for
+// nothing.
+bool replaced_and_off(std::string_view table, std::string_view name, const toml::node& value) {
+  return table == "log" && name == "tensorboard" && value.value<bool>() == false;
+}
+
 class Loader {
  public:
   explicit Loader(std::string place) : place_(std::move(place)) {
@@ -161,6 +167,7 @@ class Loader {
     if (!table)
       return problem(where, "`" + name + "`: expected a table, [" + name + "], got " + got_text(node));
     for (auto&& [inner, value] : *table) {
+      if (replaced_and_off(name, inner.str(), value)) continue;
       if (!knows(name, std::string(inner.str()))) {
         problem(at(inner.source(), place_), "unknown key `" + shorten(std::string(inner.str())) + "` in [" +
                                                 name + "]" + nearest_key(name, std::string(inner.str())));

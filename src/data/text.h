@@ -35,8 +35,8 @@ class TextSession {
   bool has_template() const { return has_template_; }
 
   // As a user's message when the model has a chat template and the tools are not `plain`, else as plain text.
-  // `system`: a message before it; in plain text, text before it with an empty line between, as training writes
-  // it; "" none.
+  // `system`: a message before it; in plain text, text before it with an empty line between, as training
+  // writes it; "" none.
   std::vector<int32_t> prompt(const std::string& text, const std::string& system = "");
   // A conversation up to where the model speaks; without a chat template in the form that training gives it.
   std::vector<int32_t> conversation(const std::vector<ChatMessage>& messages);

@@ -467,6 +467,7 @@ TEST(Config, TrackersAreAListOrOneWord) {
 
 TEST(Config, AKeyThatWasReplacedIsAnsweredWithWhatToType) {
   EXPECT_HAS(failure(kLeast, {"log.tensorboard=true"}), "did you mean `log.to = [\"tensorboard\"]`?");
+  EXPECT_TRUE(parse_config(std::string(kLeast) + "[log]\ntensorboard = false\n", "c.toml").log.to.empty());
 }
 
 TEST(Config, AWebhookIsAnAddress) {
