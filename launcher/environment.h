@@ -16,12 +16,17 @@ struct Environment {
   // Nearest first: directories that hold models--ORG--NAME and datasets--ORG--NAME.
   std::vector<std::string> hub_caches;
   std::vector<std::string> datasets_caches;  // of the datasets library: directories that hold ORG___NAME
-  std::string home;       // HOME; "" without one
+  std::string home;                          // HOME; "" without one
   std::string cache_dir;  // ours: $XDG_CACHE_HOME/lmlaunch or ~/.cache/lmlaunch; "" without a home
   std::string token_cache() const { return cache_dir.empty() ? "" : cache_dir + "/tokens"; }
 };
 
 Environment read_environment();
+
+// How a part that is missing comes back: "./dev build", or pip's command where `program` (the path of
+// lmlaunch) lies in a wheel that pip has installed: site-packages/lmlaunch/bin/lmlaunch.
+std::string how_to_mend(const std::string& program);
+std::string how_to_mend();  // of this program
 
 // How the hub is reached: HF_ENDPOINT, HF_HUB_OFFLINE, and HF_TOKEN or else what `hf auth login` has stored.
 // Only `lmlaunch fetch` and its offer read it (door/fetch.h).
