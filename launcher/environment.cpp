@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/process.h"
 #include "base/processor.h"
 
 namespace lm {
@@ -52,6 +53,21 @@ std::string hub_directory() {
 }
 
 }  // namespace
+
+std::string how_to_mend(const std::string& program) {
+  const std::filesystem::path package = std::filesystem::path(program).parent_path().parent_path();
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(package.parent_path(), error)) {
+    const std::string name = entry.path().filename();
+    if (package.filename() == "lmlaunch" && name.starts_with("lmlaunch-") && name.ends_with(".dist-info"))
+      return "pip install --force-reinstall lmlaunch";
+  }
+  return "./dev build";
+}
+
+std::string how_to_mend() {
+  return how_to_mend(beside_this_program("lmlaunch"));
+}
 
 Environment read_environment() {
   Environment out;

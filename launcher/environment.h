@@ -23,6 +23,11 @@ struct Environment {
 
 Environment read_environment();
 
+// How a part that is missing comes back: "./dev build", or pip's command where `program` (the path of
+// lmlaunch) lies in a wheel that pip has installed: site-packages/lmlaunch/bin/lmlaunch.
+std::string how_to_mend(const std::string& program);
+std::string how_to_mend();  // of this program
+
 // How the hub is reached: HF_ENDPOINT, HF_HUB_OFFLINE, and HF_TOKEN or else what `hf auth login` has stored.
 // Only `lmlaunch fetch` and its offer read it (door/fetch.h).
 struct HubAccess {

@@ -46,7 +46,7 @@ std::string rank_program(const CommandLine& line, DeviceChoice configured, bool 
   if (path.empty()) {
     throw Error(
         Exit::kDoesNotFit,
-        {.area = "DEV-34", .what = name + " is not beside lmlaunch", .place = "", .next = "./dev build"});
+        {.area = "DEV-34", .what = name + " is not beside lmlaunch", .place = "", .next = how_to_mend()});
   }
   return path;
 }

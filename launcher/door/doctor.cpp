@@ -139,13 +139,13 @@ std::vector<Check> check_gpus(const SurveyedGpus& found) {
 
 Check check_executable(const std::string& name, bool needed) {
   const std::string path = beside_this_program(name);
-  if (path.empty()) return {name, !needed, "not built", needed ? "./dev build" : ""};
+  if (path.empty()) return {name, !needed, "not there", needed ? how_to_mend() : ""};
   std::string missing;
   for (const std::string& library : missing_libraries(path))
     missing += (missing.empty() ? "" : ", ") + library;
   if (missing.empty()) return {name, true, path, ""};
   return {name, false, path + " misses " + missing,
-          "./dev build in this environment, or install what is missing"};
+          how_to_mend() + " in this environment, or install what is missing"};
 }
 
 std::string gigabytes(double bytes_per_s) {
@@ -285,7 +285,7 @@ Check check_mpi() {
   const std::string plugin = beside_this_program("lmlaunch-mpi.so");
   if (plugin.empty()) {
     return {"open mpi", true, "not built in: runs use one machine",
-            "for several machines: install openmpi-bin and libopenmpi-dev, then ./dev build"};
+            "for several machines: install openmpi-bin and libopenmpi-dev, then " + how_to_mend()};
   }
   try {
     return {"open mpi", true, mpi_version(plugin), ""};

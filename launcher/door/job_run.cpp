@@ -44,8 +44,8 @@ void check_launch(const CommandLine& line, const LauncherJob& job) {
                 {.area = "MPI-34",
                  .what = "this is an MPI job, and this lmlaunch was built without Open MPI",
                  .place = job.launcher,
-                 .next = "install Open MPI (Debian: openmpi-bin, libopenmpi-dev), then "
-                         "./dev build; on one machine --ranks N needs none"});
+                 .next = "install Open MPI (Debian: openmpi-bin, libopenmpi-dev), then " + how_to_mend() +
+                         "; on one machine --ranks N needs none"});
   }
   if (line.integer("--gpus").value_or(0) > 0) {
     throw usage(fmt::format("--gpus {} inside an MPI job: each of the {} processes that {} has started is a "

@@ -220,6 +220,17 @@ TEST_F(HubCache, WhatIsMissingOrHostileIsRefused) {
   EXPECT_NE(refusal("org/half").find("no complete snapshot"), std::string::npos);
 }
 
+TEST(Environment, AWheelIsMendedByPip) {
+  namespace fs = std::filesystem;
+  const fs::path site = fs::path(testing::TempDir()) / "site-packages";
+  fs::create_directories(site / "lmlaunch" / "bin");
+  const std::string program = site / "lmlaunch" / "bin" / "lmlaunch";
+  EXPECT_EQ(how_to_mend(program), "./dev build");
+  fs::create_directories(site / "lmlaunch-0.1.0.dist-info");
+  EXPECT_EQ(how_to_mend(program), "pip install --force-reinstall lmlaunch");
+  EXPECT_EQ(how_to_mend("/nowhere/bin/lmlaunch"), "./dev build");
+}
+
 TEST(Environment, HubAndCacheDirectoriesFollowTheirVariables) {
   const auto set = [](const char* name, const char* value) {
     value ? setenv(name, value, 1) : unsetenv(name);
