@@ -173,9 +173,13 @@ void Follower::look() {
   for (ssize_t n = 0; out_ >= 0 && (n = read(out_, text, sizeof text)) > 0;)
     said_.append(text, static_cast<size_t>(n));
   for (size_t end = 0; (end = said_.find('\n')) != std::string::npos; said_.erase(0, end + 1))
-    log_note("LOG-38", said_.substr(0, end) +
-                           "; the run does not depend on it, its next start goes on there (" + log_ +
-                           " says more)");
+    note(said_.substr(0, end));
+}
+
+void Follower::note(const std::string& what) {
+  log_note("LOG-38",
+           what + "; the run does not depend on it, its next start goes on there (" + log_ + " says more)");
+  noted_ = true;
 }
 
 bool Follower::tell(const RunStatus& status) {
@@ -194,15 +198,20 @@ void Follower::finish(const RunStatus& status) {
   const Clock::time_point begin = Clock::now();
   const double most = end_seconds();
   const auto passed = [&] { return std::chrono::duration<double, std::milli>(Clock::now() - begin).count(); };
-  bool told = false, ended = false;
-  while (!(ended = waitpid(process_, nullptr, WNOHANG) != 0) && passed() < most * 1000 + kSlackMs) {
+  bool told = false, ended = false, stopped = false;
+  noted_ = false;
+  int end = 0;
+  while (!(ended = waitpid(process_, &end, WNOHANG) != 0) && passed() < most * 1000 + kSlackMs) {
     look();
-    if (stop_signal_came()) break;
+    if ((stopped = stop_signal_came())) break;
     if (!std::exchange(told, told || passed() >= kQuietMs) && told)
       log_line(fmt::format("waiting for the last rows to reach log.to, {:.0f} s at most", most));
     poll(nullptr, 0, 10);
   }
   look();
+  // On a machine that is too busy for its own limit.
+  if (!ended && !stopped && !noted_) note("log.to has not taken the last rows in time");
+  if (ended && end != 0 && !noted_) note("what follows the run has failed");
   if (ended) process_ = -1;
 }
 

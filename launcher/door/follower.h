@@ -35,11 +35,13 @@ class Follower {
 
  private:
   bool tell(const RunStatus& status);
+  void note(const std::string& what);
 
   std::string log_;  // of the program
   pid_t process_ = -1;
   int in_ = -1, out_ = -1;  // its standard input and output
   std::string said_;        // behind its last whole line
+  bool noted_ = false;      // since the run's end
 };
 
 }  // namespace lm

@@ -65,7 +65,7 @@ def alone(work):
     return losses(work, "alone")
 
 
-@pytest.mark.parametrize("fault, said", [("hang", "wandb has not taken the last rows in time"), ("die", "wandb ended by signal 11")])
+@pytest.mark.parametrize("fault, said", [("hang", " has not taken the last rows in time"), ("die", "wandb ended by signal 11")])
 def test_a_run_ends_the_same_whatever_its_tracker_does(work, alone, fault, said):
     name = f"tracker_{fault}"
     done = lmlaunch(config(work, name, log__to=["wandb"]), cwd=work, env=environment(work, name, fault))
