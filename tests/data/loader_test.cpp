@@ -245,9 +245,9 @@ TEST(Loader, HoldsOutExamplesThatAreNeverTrainedOn) {
   LoaderOptions options = small();
   options.eval_fraction = 0.2;
   Loader loader(source, nullptr, options), again(source, nullptr, options);
+  const std::vector<EvalBatches> first = loader.eval_sets(), second = again.eval_sets();
   std::set<int32_t> held, trained;
-  for (const Batch& batch : loader.eval_sets().at(0).batches)
-    held.insert(batch.sample.begin(), batch.sample.end());
+  for (const Batch& batch : first.at(0).batches) held.insert(batch.sample.begin(), batch.sample.end());
   for (int64_t s = 0; s < loader.steps_per_epoch(); ++s) {
     for (const Batch& batch : loader.next().micro) trained.insert(batch.sample.begin(), batch.sample.end());
   }
@@ -255,8 +255,7 @@ TEST(Loader, HoldsOutExamplesThatAreNeverTrainedOn) {
   EXPECT_EQ(trained.size(), 40u);
   for (const int32_t sample : held) EXPECT_FALSE(trained.contains(sample));
   std::set<int32_t> repeated;
-  for (const Batch& batch : again.eval_sets().at(0).batches)
-    repeated.insert(batch.sample.begin(), batch.sample.end());
+  for (const Batch& batch : second.at(0).batches) repeated.insert(batch.sample.begin(), batch.sample.end());
   EXPECT_EQ(held, repeated);
 }
 
