@@ -50,7 +50,7 @@ def test_tensorboard_shows_the_rows_of_metrics(work):
 
 
 def test_tensorboard_names_evaluation_sets_as_transformers_does(work):
-    lmlaunch(config(work, "curves_of_sets", log__tensorboard=True, train__steps=2), 'data.eval={b = ["eval.jsonl"], a = ["eval.jsonl"]}', cwd=work)
+    lmlaunch(config(work, "curves_of_sets", log__to=["tensorboard"], train__steps=2), 'data.eval={b = ["eval.jsonl"], a = ["eval.jsonl"]}', cwd=work)
     told, losses = scalars(work, "curves_of_sets"), [row["eval_loss/a"] for row in rows(work, "curves_of_sets") if "eval_loss/a" in row]
     names = set(rewrite_logs({"eval_a_loss": 0, "eval_b_loss": 0}))
     assert names < set(told) and not {"eval/loss"} & set(told)
