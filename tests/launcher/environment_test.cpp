@@ -223,6 +223,7 @@ TEST_F(HubCache, WhatIsMissingOrHostileIsRefused) {
 TEST(Environment, AWheelIsMendedByPip) {
   namespace fs = std::filesystem;
   const fs::path site = fs::path(testing::TempDir()) / "site-packages";
+  fs::remove_all(site);
   fs::create_directories(site / "lmlaunch" / "bin");
   const std::string program = site / "lmlaunch" / "bin" / "lmlaunch";
   EXPECT_EQ(how_to_mend(program), "./dev build");

@@ -154,15 +154,15 @@ TEST_F(Report, SettingsThatAreNotTheDefaultsAreNamed) {
 TEST_F(Report, WhatAutoBecameIsNoSetting) {
   const std::string keys = "[model]\npath = \"m\"\n[data]\ntrain = [\"t\"]\n[train]\nmicro_batch = ";
   Config asked = parse_config(keys + "\"auto\"\n", "asked.toml", {});
-  append("config.toml", auto_mark(asked, "") + keys + "3\n[run]\nthreads = 7\n");
+  append("config.toml", auto_mark(asked, "") + keys + "1\n[run]\nthreads = 7\n");
   const Json kept = {{"model.path", "\"\"", "\"m\""}, {"data.train", "[]", "[\"t\"]"}};
   EXPECT_EQ(RunReport(run_).record()["settings"], kept);
   // One that was asked for counts; a run that is started with its own config.toml keeps the mark.
-  asked.train.micro_batch = 3;
+  asked.train.micro_batch = 1;
   EXPECT_EQ(auto_mark(asked, "").find("micro_batch"), std::string::npos);
   EXPECT_NE(auto_mark(asked, "# auto: train.micro_batch\n").find("train.micro_batch"), std::string::npos);
   fs::remove(run_ + "/config.toml");
-  append("config.toml", auto_mark(asked, "") + keys + "3\n");
+  append("config.toml", auto_mark(asked, "") + keys + "1\n");
   EXPECT_EQ(RunReport(run_).record()["settings"].size(), kept.size() + 1);
 }
 
