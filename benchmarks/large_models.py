@@ -10,12 +10,20 @@ Usage: large_models.py BIN_DIR [--smoke] [--path DIR] [--threads 2] [--only N]
 import json
 import tempfile
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from figures import Figure, Figures, common_options
 from processes import Side
 
-SHAPES = Path(__file__).resolve().parents[1] / "configs" / "models"
+LLAMA = {"model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "rope_theta": 500000.0,
+         "vocab_size": 128256, "num_attention_heads": 32, "num_key_value_heads": 8}
+LLAMA3 = {"high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"}
+SHAPES = {"1B": LLAMA | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64, "tie_word_embeddings": True,
+                         "rope_scaling": LLAMA3 | {"factor": 32.0}},
+          "8B": LLAMA | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "tie_word_embeddings": False,
+                         "rope_scaling": LLAMA3 | {"factor": 8.0}},
+          "135M": LLAMA | {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+                           "num_key_value_heads": 3, "vocab_size": 49152, "rope_theta": 100000.0, "tie_word_embeddings": True,
+                           "max_position_embeddings": 8192}}
 GIB = 1 << 30
 STEPS = 2
 
@@ -38,24 +46,24 @@ NO_MASTER = [*SMALL, "optimizer.master=none", "optimizer.clip=block"]
 INSIDE = [*NO_MASTER, "train.update=in_backward"]
 ON_DISK = [f"offload.{part}=nvme" for part in ("optimizer", "gradients", "weights")]
 CASES = [
-    Case("1B, full, adafactor_lowmem", "meta-llama--Llama-3.2-1B", "full", 8, 160, 3.0,
+    Case("1B, full, adafactor_lowmem", "1B", "full", 8, 160, 3.0,
          [*INSIDE, "optimizer.name=adafactor_lowmem", "offload.host_memory=3.1GiB"]),
-    Case("1B, full, adamw_8bit", "meta-llama--Llama-3.2-1B", "full", 8, 160, 5.2,
+    Case("1B, full, adamw_8bit", "1B", "full", 8, 160, 5.2,
          [*INSIDE, "optimizer.name=adamw_8bit", "offload.host_memory=5.4GiB"]),
-    Case("8B, QLoRA", "meta-llama--Llama-3.1-8B", "qlora", 1, 512, 6.5, SMALL),
-    Case("8B, QLoRA, base on disk", "meta-llama--Llama-3.1-8B", "qlora", 1, 512, 3.0, [*SMALL, "offload.weights=nvme"]),
-    Case("8B, full, adamw_8bit, all on disk", "meta-llama--Llama-3.1-8B", "full", 1, 512, 8.0,
+    Case("8B, QLoRA", "8B", "qlora", 1, 512, 6.5, SMALL),
+    Case("8B, QLoRA, base on disk", "8B", "qlora", 1, 512, 3.0, [*SMALL, "offload.weights=nvme"]),
+    Case("8B, full, adamw_8bit, all on disk", "8B", "full", 1, 512, 8.0,
          [*NO_MASTER, *ON_DISK, "optimizer.name=adamw_8bit", "offload.host_memory=8GiB"]),
 ]
 SMOKE = [
-    Case("4 layers, full, adafactor_lowmem", "HuggingFaceTB--SmolLM2-135M", "full", 2, 160, 0.18, [*INSIDE, "optimizer.name=adafactor_lowmem"], 4),
-    Case("4 layers, QLoRA, base on disk", "HuggingFaceTB--SmolLM2-135M", "qlora", 1, 256, 0.12, [*SMALL, "offload.weights=nvme"], 4),
+    Case("4 layers, full, adafactor_lowmem", "135M", "full", 2, 160, 0.18, [*INSIDE, "optimizer.name=adafactor_lowmem"], 4),
+    Case("4 layers, QLoRA, base on disk", "135M", "qlora", 1, 256, 0.12, [*SMALL, "offload.weights=nvme"], 4),
 ]
 
 
 def train(options, case):
     """The row of the last step."""
-    shape = json.loads((SHAPES / f"{case.model}.json").read_text())
+    shape = dict(SHAPES[case.model])
     shape["num_hidden_layers"] = case.layers or shape["num_hidden_layers"]
     settings = [*case.settings, "rates=each", *([f"offload.paths={options.path}"] if "nvme" in " ".join(case.settings) else [])]
     side = Side([str(options.bin_dir / "train_step_bench"), json.dumps(shape), case.method, "bf16", str(options.threads), str(case.sequences),
