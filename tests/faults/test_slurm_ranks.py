@@ -92,8 +92,8 @@ def test_a_job_at_its_time_limit_saves_and_goes_on_after_its_requeue(slurm, work
     eventually("the end", 180, lambda: run.done() or "stop code=75" in output.read_text()[len(first):])
     messages = output.read_text()
     assert f"lmlaunch job {job}, restart 1" in messages and resumed_at(messages) > 0, messages
-    while not run.done():  # a slow machine needs a third start
-        eventually("the job in the queue again", 60, lambda: run.done() or queued_again(slurm, job, 2))
+    while not run.done():  # a slow machine needs a third start, which may take its time limit, too
+        eventually("the job in the queue again", 180, lambda: run.done() or queued_again(slurm, job, 2))
         if not run.done():
             start_soon(slurm, job)
             eventually("the next start", 60, lambda: run.done() or "JobState=RUNNING" in slurm("scontrol", "show", "job", job))
