@@ -6,8 +6,8 @@
 // there. `late_peer give` is the mistake that is to be seen: the error is thrown, and unwinding gives the
 // memory back.
 //
-// Rank 2 is a link whose neighbour is rank 1. That one, and rank 0, give no sign of life; rank 1 sends what
-// it owed once rank 2 has told it that it has given up.
+// Rank 2 is a link that waits for rank 1 and gives it up; rank 1 sends what it owed when it is told to, after
+// that. Rank 0 would have to speak for all, and says nothing.
 #include <unistd.h>
 
 #include <cstdio>
@@ -34,13 +34,15 @@ void wait_for(const MpiApi& api, void* request) {
   while (api.test(request, &arrival, text, sizeof text) == 0) std::this_thread::yield();
 }
 
-// Hears that the link has given up, and is late.
+// What it owes, once it is told to, and that it has sent it: the link's thread still takes one such sign.
 void be_late(const MpiApi& api) {
-  Sign sign;
-  while (sign.kind != Sign::Kind::kEnd)
-    wait_for(api, api.receive(&sign, sizeof sign, 2, MpiChannel::kSigns, text, sizeof text));
+  char go = 0;
+  wait_for(api, api.receive(&go, sizeof go, 2, MpiChannel::kData, text, sizeof text));
   const std::vector<char> bytes(kBytes, kLate);
   wait_for(api, api.send(bytes.data(), kBytes, 2, MpiChannel::kData, 0, text, sizeof text));
+  const Sign sign;
+  for (int i = 0; i < 2; ++i)
+    wait_for(api, api.send(&sign, sizeof sign, 2, MpiChannel::kSigns, 0, text, sizeof text));
 }
 
 void receive(MpiLink& link, std::byte* to) {
@@ -48,18 +50,23 @@ void receive(MpiLink& link, std::byte* to) {
   link.move("late", std::span(&one, 1));
 }
 
-// The link's thread goes on with MPI for about a second: until rank 0 would have said something.
-void wait_a_link(MpiLink& link) {
+// The call has failed, and memory is given back or not: the link's thread ends, and then the message comes,
+// in calls of MPI that this one makes.
+void let_it_come(MpiLink& link, const MpiApi& api) {
   link.end(Exit::kNoProgress, "given up");
+  const char go = 1;
+  wait_for(api, api.send(&go, sizeof go, 1, MpiChannel::kData, 0, text, sizeof text));
+  Sign sign;
+  wait_for(api, api.receive(&sign, sizeof sign, 1, MpiChannel::kSigns, text, sizeof text));
 }
 
 void give_up_on_it(const MpiApi& api, bool keep) {
   auto memory = std::make_unique<std::vector<std::byte>>(kBytes);
   MpiLink* made = nullptr;
-  LinkSetup setup{.api = api, .silence = 1, .host = "here"};
+  LinkSetup setup{.api = api, .late = 1, .host = "here"};
   if (keep) {
     setup.abandon = [&](const Error&) {
-      wait_a_link(*made);
+      let_it_come(*made, api);
       if (memory->front() == std::byte{kLate})
         std::puts("the late message has come into memory that is there");
       std::fflush(stdout);
@@ -72,7 +79,7 @@ void give_up_on_it(const MpiApi& api, bool keep) {
     receive(link, memory->data());
   } catch (const Error&) {
     memory.reset();
-    wait_a_link(link);
+    let_it_come(link, api);
   }
 }
 
