@@ -35,15 +35,6 @@ bool on_terminal() {
   return isatty(STDIN_FILENO) != 0 && isatty(STDERR_FILENO) != 0;
 }
 
-// Whether a stop signal has come since the last question.
-bool stop_signal_came() {
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) sigaddset(&set, signal);
-  const timespec now{};
-  return sigtimedwait(&set, nullptr, &now) > 0;
-}
-
 [[noreturn]] void stop(const std::string& name) {
   throw Error(Exit::kStopped, {.area = "HUB-37",
                                .what = "stopped before the whole of it was fetched",

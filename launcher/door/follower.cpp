@@ -22,6 +22,7 @@
 #include "base/process.h"
 #include "config/config_names.h"
 #include "config/config_print.h"
+#include "launcher/door/supervise.h"
 #include "launcher/environment.h"
 
 namespace lm {
@@ -93,15 +94,6 @@ bool write_all(int fd, const std::string& text) {
     if (n > 0) done += static_cast<size_t>(n);
   }
   return true;
-}
-
-// Whether a stop signal has come since the last question.
-bool stop_signal_came() {
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) sigaddset(&set, signal);
-  const timespec now{};
-  return sigtimedwait(&set, nullptr, &now) > 0;
 }
 
 }  // namespace

@@ -319,6 +319,14 @@ void name_good_end(RunStatus& status, const Control& control) {
 
 }  // namespace
 
+bool stop_signal_came() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) sigaddset(&set, signal);
+  const timespec now{};
+  return sigtimedwait(&set, nullptr, &now) > 0;
+}
+
 RunStatus supervise_run(const std::vector<pid_t>& ranks, Control& control, const RankCare& care) {
   const int64_t oom_kills = read_oom_kills();
   RankEnd end = wait_for_end(ranks, control, care);

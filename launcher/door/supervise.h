@@ -19,6 +19,9 @@ namespace lm {
 // call.
 void block_stop_signals();
 
+// Whether one of the first four has come since the last question; does not wait.
+bool stop_signal_came();
+
 // Training: waits for the end of all `ranks`, relays stop requests through `control`, prints the first cause
 // of a death on stderr. The result is the final status (state, exit code, reason, last record). Once one of
 // several has failed the others are told, and killed if that does not end them. A rank that is killed and
