@@ -20,7 +20,9 @@ from bundle import ON_THE_MACHINE, shared_libraries
 
 MAX_BYTES = 60_000_000
 ROOT = Path(__file__).resolve().parent.parent
-TAG = "py3-none-manylinux_2_36_x86_64"  # glibc of Debian 12
+# What the tag promises of a machine: glibc 2.34 and the C++ library of GCC 11 (RHEL 9; Ubuntu 22.04 has later ones).
+TAG = "py3-none-manylinux_2_34_x86_64"
+NEWEST = {"GLIBC": "2.34", "GLIBCXX": "3.4.29", "CXXABI": "1.3.13", "GCC": "7.0.0"}
 RUN_TIME = ("torch", "tokenizers", "jinja2", "numpy", "pyarrow")
 # Compiled in or copied: the Debian package it comes from, and its licence.
 COMPILED_IN = {"libcli11-dev": "BSD-3-Clause", "libfmt-dev": "MIT", "libtomlplusplus-dev": "MIT", "nlohmann-json3-dev": "MIT"}
@@ -45,13 +47,24 @@ def requirements():
 
 
 def requires_dist(name, pinned):
-      # The executables are linked against this very torch; of the others any later one of the same major version does.
+    # The executables are linked against this very torch, whose C++ interface each release changes; of the others any later one
+    # of the same major version does.
     return f"{name}=={pinned}" if name == "torch" else f"{name}>={pinned},<{int(pinned.split('.')[0]) + 1}"
 
 
 def programs(package):
     """Without the plugin for Open MPI: that library is the machine's, of the version that its mpirun has."""
     return sorted(file for file in (package / "bin").iterdir() if file.suffix != ".so")
+
+
+def number(version):
+    return tuple(int(part) for part in version.split("."))
+
+
+def too_new(program):
+    """The versions of symbols that it asks of a machine's libraries and that the tag does not promise."""
+    asked = re.findall(r"Name: (\w+?)_([\d.]+) ", said("readelf", "--version-info", "--wide", program))
+    return sorted({f"{name}_{version}" for name, version in asked if name in NEWEST and number(version) > number(NEWEST[name])})
 
 
 def fill(build, package):
@@ -151,6 +164,9 @@ def main():
     package = out / "lmlaunch"
     package.mkdir(parents=True)
     fill(build, package)
+    for file in [*(package / "bin").iterdir(), *(package / "lib").iterdir()]:
+        if found := too_new(file):
+            sys.exit(f"{file.name} needs {', '.join(found)}, which {TAG} does not promise: launcher/older_library.cpp says how to ask for older ones")
     copied = copied_packages(build, package)
     bill = json.dumps(bill_of_materials(copied), indent=1).encode()
     wheel = out / wheel_name()

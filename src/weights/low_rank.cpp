@@ -101,10 +101,12 @@ Eigen eigen(std::vector<double> a, int64_t n) {
       for (int64_t q = p + 1; q < n; ++q) {
         const double apq = a[static_cast<size_t>(p * n + q)];
         if (apq == 0) continue;
+        // Square roots and not hypot, whose last bit each C library has its own way: theta * theta may be
+        // infinite, then t is 0.
         const double theta =
             (a[static_cast<size_t>(q * n + q)] - a[static_cast<size_t>(p * n + p)]) / (2 * apq);
-        const double t = std::copysign(1 / (std::abs(theta) + std::hypot(theta, 1)), theta);
-        const double c = 1 / std::hypot(t, 1), s = t * c;
+        const double t = std::copysign(1 / (std::abs(theta) + std::sqrt(theta * theta + 1)), theta);
+        const double c = 1 / std::sqrt(t * t + 1), s = t * c;
         turn(a, p, n, q, c, s);          // columns
         turn(a, p * n, 1, q * n, c, s);  // rows
         turn(v, p, n, q, c, s);

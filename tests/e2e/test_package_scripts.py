@@ -3,6 +3,7 @@ installs the packages.)"""
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,17 @@ def test_beside_another_torch_the_wheel_says_which_it_needs(installed, torch):
         assert "torch is missing" in done.stderr if torch is None else f"torch {torch.split('+')[0]} is installed in" in done.stderr
         training = arguments[0] not in ("generate", "verify")
         assert done.stderr.rstrip().splitlines()[-1].startswith("lmlaunch: stop code=12 ") == training
+
+
+def test_no_executable_asks_for_symbols_that_the_wheels_tag_does_not_promise():
+    """Of the build's own, which are linked as the wheel's are."""
+    package = of_file(ROOT / "cmake" / "package.py")
+    names = [name for name in ("lmlaunch", "lmlaunch-cpu", "lmlaunch-cuda", "lmlaunch-mpi.so") if (BIN / name).exists()]
+    assert len(names) >= 2 and {name: package.too_new(BIN / name) for name in names} == {name: [] for name in names}
+    tag = re.search(r"manylinux_(\d+)_(\d+)_", package.TAG)
+    assert package.NEWEST["GLIBC"] == f"{tag[1]}.{tag[2]}"
+    package.NEWEST["GLIBC"] = "2.16"  # what would be found
+    assert "GLIBC_2.34" in package.too_new(BIN / "lmlaunch")
 
 
 @pytest.mark.parametrize("torch", ["2.10.0", None])
