@@ -1,5 +1,6 @@
-"""A newcomer's day: what somebody types who trains a first model, looks at it, talks to it, feeds it, takes it away and gets things
-wrong; in order, each command with its exit code and what it has to say. On terminals of 80 and of 200 columns, and through pipes."""
+"""A newcomer's day, which begins at `pip install` of the wheel: what somebody types who trains a first model, looks at it, talks to it,
+feeds it, takes it away and gets things wrong; in order, each command with its exit code and what it has to say. On terminals of 80 and of
+200 columns, and through pipes. Downloads torch: long."""
 
 import gzip
 import json
@@ -8,7 +9,8 @@ import re
 
 import pytest
 from hub import serving
-from test_first_hour import BIN, model, on_a_terminal, through_pipes  # noqa: F401
+from installed_wheel import built, installed
+from test_first_hour import model, on_a_terminal, through_pipes  # noqa: F401
 
 RUN = "lmlaunch mine.toml train.steps=4 run.dir=runs/"
 ANSWER = r"(?m)^(?!lmlaunch: ).*\w"
@@ -85,7 +87,6 @@ DAY = [
 
 
 def prepared(work, model):  # noqa: F811
-    (work / "bin").symlink_to(BIN)
     (work / "model").symlink_to(model)
     rows = [{"messages": [{"role": "user", "content": f"What is {n} + {n}?"}, {"role": "assistant", "content": f"It is {2 * n}."}]}
             for n in range(40)]
@@ -101,17 +102,24 @@ def prepared(work, model):  # noqa: F811
     (snapshot / "train.jsonl").write_text("".join(lines))
 
 
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory):
+    with installed(built(), tmp_path_factory.mktemp("fresh")) as variables:
+        yield variables
+
+
 @pytest.mark.parametrize("columns", [80, 200, None])
-def test_the_day(model, tmp_path, monkeypatch, columns):  # noqa: F811
+def test_the_day(shell, model, tmp_path, monkeypatch, columns):  # noqa: F811
     prepared(tmp_path, model)
     with serving({"org/tiny": {"main": {path.name: path.read_bytes() for path in model.iterdir()}}}) as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.address)
-        live(tmp_path, monkeypatch, columns)
+        for name in list(os.environ):
+            monkeypatch.delenv(name)
+        for name, value in {**shell, "HF_ENDPOINT": hub.address, "HF_HUB_CACHE": str(tmp_path / "hub")}.items():
+            monkeypatch.setenv(name, value)
+        live(tmp_path, columns)
 
 
-def live(tmp_path, monkeypatch, columns):
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+def live(tmp_path, columns):
     wrong = []
     for command, wanted, *patterns in DAY:
         code, said = through_pipes(tmp_path, command) if columns is None else on_a_terminal(tmp_path, command, columns=columns)
