@@ -155,7 +155,7 @@ class Scripts:
     def __init__(self, root):
         self.root, self.by_stem, self.folders, self.closures = Path(root), {}, set(), {}
         for top in sorted(self.root.iterdir()):
-            if top.is_dir() and top.name != "build" and not top.name.startswith("."):
+            if top.is_dir() and not top.name.startswith(("build", ".")):
                 for path in top.rglob("*.py"):
                     self.by_stem.setdefault(path.stem, set()).add(path.relative_to(self.root).as_posix())
                     self.folders.add(path.parent.name)
