@@ -40,9 +40,9 @@ WORDS = {"Passed": "passed", "Skipped": "skipped"}
 
 
 def at_once(tier):
-    """Cores' worth of entries that run at once, on 2 cores: entries wait for disks, for each other's ranks and for deadlines. Faults
-    have no more than there are: some of them count what a run reaches within a second."""
-    return 2 if tier in FAULTS else 3
+    """Cores' worth of entries that run at once, on 2 cores: entries wait for disks, for each other's ranks and for deadlines (with 3 the
+    cores were idle for a third of the time). Faults have no more than there are: some of them count what a run reaches within a second."""
+    return 2 if tier in FAULTS else 4
 
 
 def tiers(labels):
@@ -85,12 +85,14 @@ def write_costs(measured, costs):
     costs.write_text(head + "".join(lines))
 
 
-def order(logs, seconds):
-    """ctest begins with what failed last time, then with the longest; it reads that here."""
+def order(logs, seconds, cores):
+    """ctest begins with what failed last time, then with the longest; it reads that here. What takes several cores comes before all that
+    takes one, which would else fill each core that is left until the end."""
     data = logs / "CTestCostData.txt"
     failed = data.read_text().partition("---\n")[2] if data.exists() else ""
     logs.mkdir(parents=True, exist_ok=True)
-    data.write_text("".join(f"{name} 1 {took:g}\n" for name, took in seconds.items()) + "---\n" + failed)
+    before = {name: 1000 * (cores.get(name, 1) - 1) for name in seconds}
+    data.write_text("".join(f"{name} 1 {took + before[name]:g}\n" for name, took in seconds.items()) + "---\n" + failed)
 
 
 class Pace:
@@ -230,7 +232,7 @@ def run(folder, names, junit, seconds, pace):
     """ctest's status, {entry: (how, seconds)}, its summary."""
     listed = junit.with_suffix(".txt")
     listed.write_text("".join(f"{name}\n" for name in names))
-    order(folder / "Testing" / "Temporary", seconds)
+    order(folder / "Testing" / "Temporary", seconds, pace.cores)
     command = [CTEST, "--test-dir", folder, f"-j{pace.at_once}", "--output-on-failure", "--no-tests=error", "--no-label-summary",
                "--timeout", "900", "--tests-from-file", listed, "--output-junit", junit]
     progress = Progress(pace, len(names), max(map(len, names)))

@@ -83,10 +83,11 @@ def test_the_tiers_of_an_entry():
     assert run_tests.tiers({"hours", "faults_full"}) == {"faults_full"}
 
 
-def in_turn(build, entries, **environment):
-    """The entries in the order in which they began: each takes both cores."""
+def in_turn(build, entries, alone=True, **environment):
+    """The entries in the order in which they began. `alone`: each takes all cores; else as many as the number that its name ends with."""
     (build / "CTestTestfile.cmake").write_text("".join(
-        f"add_test({name} sh -c \"echo {name} >>{build}/begun; {does}\")\nset_tests_properties({name} PROPERTIES PROCESSORS 2)\n"
+        f"add_test({name} sh -c \"echo {name} >>{build}/begun; {does}\")\n"
+        f"set_tests_properties({name} PROPERTIES PROCESSORS {run_tests.at_once('test') if alone else name[-1]})\n"
         for name, does in entries.items()))
     run(build, "test", **environment)
     out = (build / "begun").read_text().split()
@@ -102,6 +103,14 @@ def test_what_took_longest_begins_first(build):
     (build / "test_seconds.json").write_text(json.dumps({"a": 1, "b": 2, "c": 3}))
     assert in_turn(build, {"a": "true", "b": "true", "c": "true"}, LM_CPU="avx2") == ["c", "b", "a"]
     assert json.loads((build / "test_seconds.json").read_text()) == {"a": 1, "b": 2, "c": 3}
+
+
+def test_what_takes_several_cores_does_not_wait_for_all_others(build):
+    """Two of two cores each, then what takes one."""
+    seconds = {"a1": 9, "b1": 9, "c1": 9, "d1": 9, "x2": 1, "y2": 2}
+    (build / "test_seconds.json").write_text(json.dumps(seconds))
+    begun = in_turn(build, dict.fromkeys(seconds, "sleep 0.2"), alone=False)
+    assert set(begun[:2]) == {"x2", "y2"} and set(begun[2:]) == {"a1", "b1", "c1", "d1"}
 
 
 def test_costs_are_what_was_measured_and_what_was_known(tmp_path):
