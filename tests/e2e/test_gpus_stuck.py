@@ -172,5 +172,6 @@ def test_under_mpirun_all_end_with_the_rank_named(work, how, said):
     assert job.returncode == 41, messages
     mpi.nothing_left(work)
     errors = re.findall(r"^lmlaunch: error .*", messages, re.M)
-    assert len(errors) == 1 and re.search(said, errors[0]), messages
+    # Once, as a rule: who has not heard within a second that the leader says it says it as well (mpi_link_test).
+    assert len(errors) in (1, 2) and all(re.search(said, error) for error in errors), messages
     assert mpi.status(work, name)["exit_code"] == 41
