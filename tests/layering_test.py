@@ -32,7 +32,7 @@ MAY_INCLUDE = {
 EVERYTHING_BELOW = set(MAY_INCLUDE)
 MAY_INCLUDE["src/train"] = EVERYTHING_BELOW
 # What door and rank share. An adapter's configuration is read by src/weights, strictly and once.
-MAY_INCLUDE["launcher"] = {"src/base", "src/config", "src/spec", "src/plan", "src/weights"}
+MAY_INCLUDE["launcher"] = {"src/base", "src/config", "src/spec", "src/plan", "src/weights", "src/data"}
 MAY_INCLUDE["launcher/machine"] = {"launcher", "src/base", "src/config", "src/plan", "offload"}
 MAY_INCLUDE["launcher/report"] = {"launcher", "src/base", "src/config", "src/spec"}
 MAY_INCLUDE["launcher/door"] = MAY_INCLUDE["launcher/machine"] | {"launcher/machine", "launcher/report", "src/spec", "src/schedule", "src/data", "comm"}

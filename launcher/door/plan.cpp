@@ -15,6 +15,7 @@
 #include "launcher/door/fetch.h"
 #include "launcher/door/imagined_gpu.h"
 #include "launcher/door/run_directory.h"
+#include "launcher/known_data.h"
 #include "launcher/known_models.h"
 #include "launcher/machine/disk_survey.h"
 #include "launcher/machine/machine_survey.h"
@@ -104,12 +105,14 @@ struct Question {
   DeviceType device = DeviceType::kCpu;
   World world;
   std::optional<NumericsPlan> recorded;
+  DataShape data;  // of rows that an earlier start has seen
   std::string cache_dir;
   bool imagined = false;  // another machine than this one
 
   PlanInputs inputs() const {
     PlanInputs out = model.inputs(config, device);
     out.recorded = recorded ? &*recorded : nullptr;
+    out.data = data;
     return out;
   }
   Machine share() const { return share_of_machine(machine, world.ranks_per_node()); }
@@ -185,10 +188,12 @@ std::unique_ptr<Question> question_about(const Config& config, const std::string
   if (gpu) require_gpu_memory(out->machine.gpus.front(), found);
   if (gpu) out->gpu = gpu_object(line, out->machine.gpus.front(), found);
   out->device = gpu ? DeviceType::kCuda : DeviceType::kCpu;
+  const std::string run = elsewhere ? "" : run_directory(config, config_path);
+  if (!elsewhere) out->data = known_data_shape(config, out->model, environment, run).value_or(DataShape{});
   if (out->imagined) return out;
   // What a start would find: the run's numerics, and rates that an earlier run has measured.
   const NameMap& names = out->model.spec.names;
-  out->recorded = recorded_numerics(run_directory(config, config_path), config, names, out->device);
+  out->recorded = recorded_numerics(run, config, names, out->device);
   const RateSubject subject = rate_subject(config, out->recorded, out->share().cores, out->device);
   set_known_rates(subject, out->cache_dir, out->machine);
   return out;

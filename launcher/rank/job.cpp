@@ -212,6 +212,12 @@ void meet(const Config& config, PlanPurpose purpose, bool cpu, const std::vector
 
 }  // namespace
 
+PlanInputs plan_inputs(const Job& job) {
+  PlanInputs out = job.model.inputs(job.config, job.stream.device);
+  out.data = job.data;
+  return out;
+}
+
 RateSubject rate_subject(const Job& job) {
   return {job.stream.device, job.plan.numerics.dtype, job.plan.numerics.threads};
 }

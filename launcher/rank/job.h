@@ -27,6 +27,7 @@ struct Job {
   PlannedModel model;
   Machine machine;
   Plan plan;
+  DataShape data = {};  // of the rows that the plan's times are for, once they are open
   int ranks_on_machine = 1;
   // Of the model that leaves, where it is not its base's: the data's, known once they are open.
   std::string chat_template = {};
@@ -34,6 +35,9 @@ struct Job {
   double peak_flops = 0;  // measured (CPU) or specified (GPU)
   StreamView stream;
 };
+
+// What its plan is made from. Borrows from the job.
+PlanInputs plan_inputs(const Job& job);
 
 // What the job's rates are kept under.
 RateSubject rate_subject(const Job& job);

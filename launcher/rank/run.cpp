@@ -16,6 +16,7 @@
 #include "kernels/library_error.h"
 #include "launcher/control.h"
 #include "launcher/environment.h"
+#include "launcher/known_data.h"
 #include "launcher/machine/disk_survey.h"
 #include "launcher/model_place.h"
 #include "launcher/rank/checkpoints.h"
@@ -111,21 +112,18 @@ TrainerResult train_or_save(int ranks, Trainer& trainer, const std::function<Tra
   }
 }
 
-// A step has at most the sequences of an epoch: where train.global_batch is more, what a step takes is said
-// anew.
+// What a step takes, once more: its sequences have the data's lengths, and are at most those of an epoch.
 void plan_for_rows(const JobData& data, RunFiles& files, const Ranks& ranks, Job& job) {
-  const int64_t sequences = data.loader->sequences_in_epoch(0);
-  if (sequences >= job.config.train.global_batch) return;
-  PlanInputs inputs = job.model.inputs(job.config, job.stream.device);
-  inputs.data.sequences = sequences;
-  foretell_again(inputs, share_of_machine(job.machine, job.ranks_on_machine), job.plan);
+  job.data = data_shape(*data.loader);
+  foretell_again(plan_inputs(job), share_of_machine(job.machine, job.ranks_on_machine), job.plan);
   files.write_plan(job);
-  if (!ranks.leads()) return;
+  const int64_t sequences = job.data.sequences, wanted = job.config.train.global_batch;
+  if (sequences >= wanted || !ranks.leads()) return;
   log_warning("DATA-24",
               fmt::format("train.global_batch = {} is more than the {} sequences of an epoch: each "
                           "step is a whole epoch of {}, and the plan now says {:.3g} s for it; "
                           "lower train.global_batch for more steps",
-                          job.config.train.global_batch, sequences, sequences, job.plan.step_seconds));
+                          wanted, sequences, sequences, job.plan.step_seconds));
 }
 
 // Log a sample of the training data, and write a chat template if the base has none.
@@ -136,6 +134,7 @@ void take_data(const JobData& data, RunFiles& files, const Ranks& ranks, Job& jo
   log_coloured(sample_view(data.train, false, length), sample_view(data.train, true, length));
   log_line(data.loader->length_report());
   plan_for_rows(data, files, ranks, job);
+  log_line(step_line(job.plan));
 }
 
 // The learning rate of the step after `done` ones of `steps`.

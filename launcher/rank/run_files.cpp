@@ -65,8 +65,8 @@ void RunFiles::begin(const Job& job, const std::string& asked, bool fresh) {
 void RunFiles::write_plan(const Job& job) {
   if (!writes_) return;
   write("plan.txt", print_plan(job.plan));
-  const PlanInputs inputs = job.model.inputs(job.config, job.stream.device);
-  const auto lanes = step_lanes(inputs, share_of_machine(job.machine, job.ranks_on_machine), job.plan);
+  const auto lanes =
+      step_lanes(plan_inputs(job), share_of_machine(job.machine, job.ranks_on_machine), job.plan);
   write("plan.json", plan_json(job.plan, lanes) + "\n");
 }
 

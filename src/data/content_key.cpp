@@ -98,6 +98,44 @@ ContentHasher::ContentHasher(std::string table_path) : table_path_(std::move(tab
     lines_.push_back(line);
 }
 
+ContentHasher::Mark ContentHasher::mark_of(const std::string& path, const struct stat& info) {
+  char absolute[PATH_MAX];
+  Mark mark{
+      .stamp = fmt::format("{} {} {} ", info.st_size,
+                           int64_t{info.st_mtim.tv_sec} * 1000000000 + info.st_mtim.tv_nsec, info.st_ino),
+      .path = ::realpath(path.c_str(), absolute) != nullptr ? absolute : path};
+  // Within one tick of the file system's clock a file may change and keep its stamp.
+  const bool settled = ::time(nullptr) - info.st_mtim.tv_sec > 2;
+  mark.may_be_remembered =
+      settled && info.st_size >= kRemembered && mark.path.find('\n') == std::string::npos;
+  return mark;
+}
+
+std::optional<ContentKey> ContentHasher::remembered(const Mark& mark) const {
+  if (!mark.may_be_remembered) return std::nullopt;
+  const std::string& stamp = mark.stamp;
+  const size_t hex = 2 * sizeof(ContentKey);
+  for (const std::string& line : lines_) {
+    if (line.size() != stamp.size() + hex + 1 + mark.path.size()) continue;
+    if (line.compare(0, stamp.size(), stamp) != 0 ||
+        line.compare(stamp.size() + hex + 1, mark.path.size(), mark.path) != 0)
+      continue;
+    ContentKey key{};
+    bool good = true;
+    for (size_t i = 0; i < key.size(); ++i) {
+      good = good && std::sscanf(line.c_str() + stamp.size() + 2 * i, "%2hhx", &key[i]) == 1;
+    }
+    if (good) return key;
+  }
+  return std::nullopt;
+}
+
+bool ContentHasher::knows(const std::string& path) const {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) return false;
+  return info.st_size < kRemembered || remembered(mark_of(path, info)).has_value();
+}
+
 ContentKey ContentHasher::hash_file(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) refuse(std::string("cannot open: ") + std::strerror(errno), path);
@@ -105,30 +143,11 @@ ContentKey ContentHasher::hash_file(const std::string& path) {
       std::unique_ptr<const int, void (*)(const int*)>(&fd, [](const int* f) { ::close(*f); });
   struct stat info {};
   if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) refuse("not a regular file", path);
-  const std::string stamp =
-      fmt::format("{} {} {} ", info.st_size, int64_t{info.st_mtim.tv_sec} * 1000000000 + info.st_mtim.tv_nsec,
-                  info.st_ino);
-  char absolute[PATH_MAX];
-  const std::string full = ::realpath(path.c_str(), absolute) != nullptr ? absolute : path;
-  // Within one tick of the file system's clock a file may change and keep its stamp.
-  const bool settled = ::time(nullptr) - info.st_mtim.tv_sec > 2;
-  const bool remember = settled && info.st_size >= kRemembered && full.find('\n') == std::string::npos;
-  const size_t hex = 2 * sizeof(ContentKey);
-  for (const std::string& line : lines_) {
-    if (!remember || line.size() != stamp.size() + hex + 1 + full.size()) continue;
-    if (line.compare(0, stamp.size(), stamp) != 0 ||
-        line.compare(stamp.size() + hex + 1, full.size(), full) != 0)
-      continue;
-    ContentKey key;
-    bool good = true;
-    for (size_t i = 0; i < key.size(); ++i) {
-      good = good && std::sscanf(line.c_str() + stamp.size() + 2 * i, "%2hhx", &key[i]) == 1;
-    }
-    if (good) return key;
-  }
+  const Mark mark = mark_of(path, info);
+  if (const auto known = remembered(mark)) return *known;
   const ContentKey key = read_and_hash(fd, path);
-  if (remember) {
-    lines_.push_back(stamp + to_hex(key) + " " + full);
+  if (mark.may_be_remembered) {
+    lines_.push_back(mark.stamp + to_hex(key) + " " + mark.path);
     changed_ = true;
   }
   return key;

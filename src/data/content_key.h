@@ -2,6 +2,9 @@
 // files, tokenizer, template and options get the same key, whatever the files are called.
 #pragma once
 
+#include <sys/stat.h>
+
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,10 +24,20 @@ class ContentHasher {
  public:
   explicit ContentHasher(std::string table_path);
   ContentKey hash_file(const std::string& path);
+  // Whether that takes no more than a moment: the file is small, or its hash is remembered.
+  bool knows(const std::string& path) const;
   // Writes the table when it has changed; failing to is not an error.
   void save() const;
 
  private:
+  // What a file is remembered by.
+  struct Mark {
+    std::string stamp, path;  // "<size> <mtime_ns> <inode> ", and the absolute path
+    bool may_be_remembered = false;
+  };
+  static Mark mark_of(const std::string& path, const struct stat& info);
+  std::optional<ContentKey> remembered(const Mark& mark) const;
+
   std::string table_path_;
   std::vector<std::string> lines_;  // "<size> <mtime_ns> <inode> <hash> <path>"
   bool changed_ = false;

@@ -164,6 +164,18 @@ std::vector<int32_t> Loader::weighted_pieces(int64_t epoch) const {
   return out;
 }
 
+EpochCounts Loader::counts_of(int64_t epoch) {
+  const SequenceList& list = sequences_of(epoch);
+  EpochCounts counts{.sequences = list.sequences()};
+  for (const int32_t index : list.order) {
+    const Piece& piece = pieces_[static_cast<size_t>(index)];
+    counts.tokens += piece.length;
+    counts.targets += piece.targets;
+    counts.squares += static_cast<double>(piece.length) * piece.length;
+  }
+  return counts;
+}
+
 int64_t Loader::sequences_in_epoch(int64_t epoch) {
   return options_.packing ? sequences_of(epoch).sequences() : pieces_in_epoch();
 }

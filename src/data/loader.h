@@ -51,6 +51,12 @@ struct LoaderPosition {
   int64_t fingerprint = 0;
 };
 
+// Sums over the sequences of an epoch.
+struct EpochCounts {
+  int64_t sequences = 0, tokens = 0, targets = 0;
+  double squares = 0;  // of each document's tokens
+};
+
 // An evaluation set, in file order: micro_batch sequences each.
 struct EvalBatches {
   std::string set;  // its name; ""
@@ -72,6 +78,7 @@ class Loader {
   int64_t steps_per_epoch() { return steps_in_epoch(0); }
   int64_t steps_in_epoch(int64_t epoch);
   int64_t sequences_in_epoch(int64_t epoch);
+  EpochCounts counts_of(int64_t epoch);
   // Whole epochs plus a fraction of the next, rounded up.
   int64_t total_steps(double epochs);
 

@@ -251,20 +251,34 @@ void remove_forgotten(const std::string& dir) {
   }
 }
 
-Prepared prepare_quietly(const PrepareOptions& options) {
+// Of PrepareOptions::files: all of them, and how many each entry is.
+struct DataFiles {
   std::vector<std::string> files;
   std::vector<size_t> counts;
+};
+
+DataFiles data_files(const PrepareOptions& options) {
+  DataFiles out;
   for (const std::string& entry : options.files) {
     const std::vector<std::string> found = expand_files({entry}, options.caches);
-    files.insert(files.end(), found.begin(), found.end());
-    counts.push_back(found.size());
+    out.files.insert(out.files.end(), found.begin(), found.end());
+    out.counts.push_back(found.size());
   }
-  if (files.empty()) expand_files({});  // refuses
+  if (out.files.empty()) expand_files({});  // refuses
+  return out;
+}
+
+std::string token_path(const std::string& dir, const ContentKey& key) {
+  return dir + "/" + to_hex(key) + ".tokens";
+}
+
+Prepared prepare_quietly(const PrepareOptions& options) {
+  const auto [files, counts] = data_files(options);
   const std::string dir = make_cache_dir(options.cache_dir);
   ContentHasher hasher(dir + "/hashes");
   const ContentKey key = key_of(options, files, hasher);
   hasher.save();
-  const std::string path = dir + "/" + to_hex(key) + ".tokens";
+  const std::string path = token_path(dir, key);
   if (auto found = cached(path, key, counts, false)) return *found;
 
   const CacheLock lock(dir + "/" + to_hex(key) + ".lock", options.stopped);
@@ -319,6 +333,19 @@ Prepared prepare_tokens(const PrepareOptions& options) {
   const std::string note = note_on_rendering(prepared, options.render);
   if (!note.empty()) prepared.notes.push_back(note);
   return prepared;
+}
+
+std::optional<Prepared> find_tokens(const PrepareOptions& options) {
+  try {
+    const auto [files, counts] = data_files(options);
+    ContentHasher hasher(options.cache_dir + "/hashes");
+    if (!std::ranges::all_of(files, [&](const std::string& file) { return hasher.knows(file); }))
+      return std::nullopt;
+    const ContentKey key = key_of(options, files, hasher);
+    return cached(token_path(options.cache_dir, key), key, counts, false);
+  } catch (const Error&) {  // a file that is not there, and whatever else a run will refuse
+    return std::nullopt;
+  }
 }
 
 std::string names_of(const std::vector<std::string>& files) {

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -61,6 +62,10 @@ struct Prepared {
 };
 
 Prepared prepare_tokens(const PrepareOptions& options);
+
+// What prepare_tokens would find in `cache_dir`; nothing where it would have work to do, which includes data
+// files that are large and were never hashed. Never throws for what the data are.
+std::optional<Prepared> find_tokens(const PrepareOptions& options);
 
 // For messages: the first few of PrepareOptions::files.
 std::string names_of(const std::vector<std::string>& files);

@@ -155,12 +155,24 @@ int64_t step_sequences(const PlanInput& in) {
   return in.data.sequences > 0 ? std::min(in.data.sequences, most) : most;
 }
 
+// Of a sequence, and of the documents in it.
+struct Lengths {
+  double sequence = 0, document = 0;
+};
+
+Lengths lengths(const PlanInput& in) {
+  const auto longest = static_cast<double>(in.config.data.max_length);
+  const double sequence = in.data.mean_length > 0 ? std::min(in.data.mean_length, longest) : longest;
+  // A token is in a long document more often than in a short one, so this may be more than the mean sequence.
+  const double document = in.data.document_length > 0 ? std::min(in.data.document_length, longest) : sequence;
+  return {sequence, document};
+}
+
 }  // namespace
 
 StepShape step_shape(const PlanInput& in, const Plan& plan) {
   const NumericsPlan& n = plan.numerics;
-  const double longest = static_cast<double>(in.config.data.max_length);
-  const double length = in.data.mean_length > 0 ? std::min(in.data.mean_length, longest) : longest;
+  const Lengths length = lengths(in);
   const double sequences = static_cast<double>(step_sequences(in));
   const auto size = [](DType type) { return static_cast<double>(dtype_size(type)); };
   // Sums of rows and columns take two more passes over the gradient and one over the weights; state counts
@@ -169,8 +181,9 @@ StepShape step_shape(const PlanInput& in, const Plan& plan) {
   const auto state = static_cast<double>(state_bytes(in.layout, n.state()));
   return {.pass = pass_shape(in, plan),
           .state_bytes = state / static_cast<double>(std::max<int64_t>(in.layout.flat_elements, 1)) + sums,
-          .micro = uniform_work(static_cast<double>(n.micro_batch) * length, length, in.data.target_share),
-          .step_tokens = sequences * length,
+          .micro = uniform_work(static_cast<double>(n.micro_batch) * length.sequence, length.document,
+                                in.data.target_share),
+          .step_tokens = sequences * length.sequence,
           .ranks = n.ranks,
           .sharded = plan.placement.sharded,
           .rule = n.rule,
@@ -214,8 +227,9 @@ void forecast(const PlanInput& in, Plan& plan) {
   plan.step_seconds = plan.prediction.seconds;
   explain_measuring(costs, rates, plan);
   plan.step_tokens = shape.step_tokens;
-  plan.sol_seconds_per_token =
-      necessary_flops(in.spec, in.layout, lora, in.config.data.max_length) / rates.peak_flops;
+  plan.sequence_tokens = in.data.mean_length > 0 ? lengths(in).sequence : 0;
+  const StepWork token = uniform_work(1, lengths(in).document, in.data.target_share);
+  plan.sol_seconds_per_token = necessary_flops(in.spec, in.layout, lora, token) / rates.peak_flops;
   predict_traffic(in, plan);
   predict_transfers(in, shape, costs, plan);
   const Prediction& p = plan.prediction;

@@ -70,10 +70,11 @@ struct RankTraffic {
 // What a plan knows of the data. Lengths, share and number are the prediction's: memory is planned for
 // data.max_length and train.global_batch whatever they say.
 struct DataShape {
-  double mean_length = 0;   // tokens per sequence; 0: data.max_length
-  double target_share = 1;  // of the tokens
-  bool weighted = false;    // targets have weights in the loss
-  int64_t sequences = 0;    // of an epoch, which no step goes beyond; 0: not known
+  double mean_length = 0;      // tokens per sequence; 0: data.max_length
+  double document_length = 0;  // of the document that a token is in, on average; 0: its sequence's
+  double target_share = 1;     // of the tokens
+  bool weighted = false;       // targets have weights in the loss
+  int64_t sequences = 0;       // of an epoch, which no step goes beyond; 0: not known
 };
 
 // Tokens that a prompt of train.sample_prompts and its answer may have together, where data.max_length allows
@@ -93,7 +94,8 @@ struct Plan {
   bool fits = true;
   std::vector<LinkTime> links;  // what a step spends on each resource
   double step_seconds = 0;
-  double step_tokens = 0;  // that the prediction is for
+  double step_tokens = 0;      // that the prediction is for
+  double sequence_tokens = 0;  // likewise, where the data say how many a sequence has; 0: data.max_length
   World world;
   RankTraffic traffic;
   Timeline timeline;                 // where something is off the device: its step, in time and bytes
@@ -147,6 +149,8 @@ std::string less_memory(const PlanInputs& inputs, const Machine& machine, Home h
 
 // The table for people, and the object for programs.
 std::string print_plan(const Plan& plan);
+// "step: 59 tokens a sequence on average, 0.41 s and 287 tokens/s planned".
+std::string step_line(const Plan& plan);
 std::string plan_json(const Plan& plan);
 
 }  // namespace lm

@@ -109,6 +109,9 @@ std::string step_lines(const Plan& plan) {
   for (const LinkTime& link : plan.links)
     out += row(link.name, duration(link.seconds), amount(link.amount, link.unit));
   if (plan.world.ranks > 1) out += traffic_rows(plan.traffic);
+  if (plan.sequence_tokens > 0)
+    out +=
+        row("sequence", fmt::format("{:.0f} tokens", plan.sequence_tokens), "on average, as the data's are");
   out += row("predicted step", duration(plan.step_seconds), rate);
   if (!plan.placement.on_disk()) return out;
   out += row("waiting", duration(plan.timeline.waiting_seconds),
@@ -184,6 +187,11 @@ Json timeline_json(const std::vector<StepLane>& lanes) {
 
 }  // namespace
 
+std::string step_line(const Plan& plan) {
+  return fmt::format("step: {:.0f} tokens a sequence on average, {} and {:.0f} tokens/s planned",
+                     plan.sequence_tokens, duration(plan.step_seconds), tokens_per_second(plan));
+}
+
 std::string print_plan(const Plan& plan) {
   const bool cpu = plan.placement.device == DeviceType::kCpu;
   const bool transfers = plan.placement.transfers().any();
@@ -216,6 +224,7 @@ std::string plan_json(const Plan& plan, const std::vector<StepLane>& lanes) {
        {{"device_bytes", plan.peak.device}, {"host_bytes", plan.peak.host}, {"disk_bytes", plan.peak.disk}}},
       {"step_seconds", plan.step_seconds},
       {"tokens_per_s", tokens_per_second(plan)},
+      {"sequence_tokens", plan.sequence_tokens},
       {"sol_pct", predicted_sol(plan)},
       {"binding", plan.binding},
       {"tiers", tiers},

@@ -65,6 +65,25 @@ std::vector<std::vector<int32_t>> documents(const StepBatches& step) {
   return out;
 }
 
+TEST(Loader, CountsWhatAnEpochHas) {
+  MemorySource source;
+  for (const int64_t length : {5, 12, 40}) add_example(source, length, 2);
+  LoaderOptions options = small();
+  const auto counted = [&] { return Loader(source, nullptr, options).counts_of(0); };
+  const EpochCounts plain = counted();
+  EXPECT_EQ(plain.sequences, 3);
+  EXPECT_EQ(plain.tokens, 5 + 12 + 32);  // the longest is cut
+  EXPECT_EQ(plain.targets, 3 + 10 + 30);
+  EXPECT_EQ(plain.squares, 25 + 144 + 1024);
+  options.packing = true;
+  const EpochCounts packed = counted();
+  EXPECT_EQ(packed.sequences, 2);
+  EXPECT_EQ(packed.tokens, plain.tokens);
+  EXPECT_EQ(packed.squares, plain.squares);  // documents do not see each other
+  options.weights = {{{0, 1}, 3}, {{1, 3}, 1}};
+  EXPECT_EQ(counted().tokens, 3 * 5 + 12 + 32);
+}
+
 TEST(Loader, ShiftsTargetsInsideEachDocument) {
   MemorySource source;
   source.add({5, 6, 7, 8}, {0, 0, 1, 1});

@@ -123,6 +123,32 @@ TEST_F(Prepare, FindsASecondStartsTokensWithoutPython) {
   EXPECT_EQ(second.sample.size(), first.sample.size());
 }
 
+TEST_F(Prepare, WhatIsTokenisedIsFoundAndNothingElseIsRead) {
+  EXPECT_FALSE(find_tokens(options({dir_ + "/a.jsonl"})));
+  EXPECT_FALSE(fs::exists(dir_ + "/cache"));
+  const Prepared made = prepare_tokens(options({dir_ + "/a.jsonl"}));
+  const auto found = find_tokens(options({dir_ + "/a.jsonl"}));
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->path, made.path);
+  EXPECT_FALSE(find_tokens(options({dir_ + "/missing.jsonl"})));
+  PrepareOptions others = options({dir_ + "/a.jsonl"});
+  others.loss_on = LossOn::kAll;
+  EXPECT_FALSE(find_tokens(others));
+  // The same text, large: until its hash is known it is not looked for.
+  const std::string line = "{\"prompt\":\"ask: one \",\"completion\":\"two three\"}\n";
+  std::string text;
+  while (text.size() < size_t{1} << 20) text += line;
+  const std::string big = write("big.jsonl", text);
+  const timespec past[2] = {{1000, 5}, {1000, 5}};
+  ASSERT_EQ(::utimensat(AT_FDCWD, big.c_str(), past, 0), 0);
+  EXPECT_FALSE(ContentHasher(dir_ + "/cache/hashes").knows(big));
+  prepare_tokens(options({big}));
+  EXPECT_TRUE(ContentHasher(dir_ + "/cache/hashes").knows(big));
+  EXPECT_TRUE(find_tokens(options({big})));
+  fs::remove(dir_ + "/cache/hashes");
+  EXPECT_FALSE(find_tokens(options({big})));
+}
+
 TEST_F(Prepare, KnowsContentByItsBytesAndNotByItsName) {
   const std::string first = prepare_tokens(options({dir_ + "/a.jsonl"})).path;
   fs::copy(dir_ + "/a.jsonl", dir_ + "/b.jsonl");

@@ -191,12 +191,37 @@ def test_a_length_beyond_the_models_positions_is_said(work):
         assert "MODEL-24" not in lmlaunch("plan", name, settled, cwd=work).stderr
 
 
+def tokens_of_an_epoch(work, longest=32):
+    return sum(min(len(json.loads(line)["input_ids"]), longest) for line in open(work / "train.jsonl"))
+
+
+def test_a_plan_takes_the_lengths_of_data_that_were_tokenised_before(work):
+    """64 rows of which most are shorter than data.max_length: known once a run has begun with them, whatever the run; else rows are full."""
+    def planned(*keys):
+        plan = json.loads(lmlaunch("plan", name, "--json", *keys, cwd=work).stdout)
+        return plan["sequence_tokens"], plan["step_seconds"] * plan["tokens_per_s"]
+
+    name = config(work, "lengths", data__cache_dir="cache_of_lengths", train__steps=1)
+    assert planned() == (0, pytest.approx(8 * 32))
+    done = lmlaunch(name, "run.dir=runs/before", cwd=work)
+    mean = tokens_of_an_epoch(work) / 64
+    assert planned() == (pytest.approx(mean), pytest.approx(8 * mean))
+    assert f"step: {mean:.0f} tokens a sequence on average, " in done.stderr
+    written = json.loads((work / "runs" / "before" / "plan.json").read_text())
+    assert written["sequence_tokens"] == pytest.approx(mean)
+    assert planned("data.max_length=16") == (pytest.approx(tokens_of_an_epoch(work, 16) / 64), pytest.approx(tokens_of_an_epoch(work, 16) / 8))
+    packed, _ = planned("data.packing=true")
+    assert mean < packed <= 32
+    # Other data are not known; those that are not there are no error of a plan.
+    assert planned('data.train=["eval.jsonl", "train.jsonl"]')[0] == planned('data.train=["nothing.jsonl"]')[0] == 0
+
+
 def test_a_global_batch_beyond_the_data_is_said_and_planned_for_the_rows_there_are(work):
     name = config(work, "large_batch", train__global_batch=256, train__steps=2)
     done = lmlaunch(name, cwd=work)
     assert "DATA-24: train.global_batch = 256 is more than the 64 sequences of an epoch: each step is a whole epoch of 64" in done.stderr
     written = json.loads((work / "runs" / "large_batch" / "plan.json").read_text())
-    assert written["step_seconds"] * written["tokens_per_s"] == pytest.approx(64 * 32)
+    assert written["step_seconds"] * written["tokens_per_s"] == pytest.approx(tokens_of_an_epoch(work))
     assert "16 x 4 sequences" in (work / "runs" / "large_batch" / "plan.txt").read_text()
     assert "DATA-24" not in lmlaunch(config(work, "whole_batch", train__global_batch=64, train__steps=1), cwd=work).stderr
 

@@ -173,6 +173,31 @@ TEST(Limits, AForecastIsForTheRowsThatThereAre) {
   EXPECT_EQ(again.choices.size(), all.choices.size());
 }
 
+// Rows shorter than data.max_length take less; packed ones are full, and their attention sees less.
+TEST(Limits, AForecastIsForTheLengthsThatTheDataHave) {
+  Case c{.machine = cpu_machine(64)};
+  c.config.train.global_batch = 8;
+  c.config.train.micro_batch = 1;
+  const Plan full = c.draft();
+  EXPECT_EQ(full.sequence_tokens, 0);
+  c.data = {.mean_length = 256, .document_length = 300, .target_share = 0.5};
+  const Plan rows = c.draft();
+  EXPECT_EQ(rows.step_tokens, 8 * 256);
+  EXPECT_EQ(rows.sequence_tokens, 256);
+  EXPECT_EQ(rows.peak.host, full.peak.host);  // planned for the longest
+  EXPECT_LT(rows.prediction.gemm_seconds, full.prediction.gemm_seconds / 8);
+  EXPECT_LT(rows.prediction.attention_seconds, full.prediction.attention_seconds / 8);
+  EXPECT_LT(rows.sol_seconds_per_token, full.sol_seconds_per_token);
+  c.data = {.mean_length = 2048, .document_length = 256};
+  const Plan packed = c.draft();
+  EXPECT_EQ(packed.step_tokens, full.step_tokens);
+  EXPECT_EQ(packed.prediction.gemm_seconds, full.prediction.gemm_seconds);
+  EXPECT_NEAR(packed.prediction.attention_seconds, full.prediction.attention_seconds / 8,
+              1e-9 * full.prediction.attention_seconds);
+  c.data = {.mean_length = 1e9};  // of a longer max_length
+  EXPECT_EQ(c.draft().step_seconds, full.step_seconds);
+}
+
 // Whatever a pass depends on tells two apart.
 TEST(Limits, RehearsalsAreKeptByTheWholeShape) {
   Case c{.machine = cpu_machine(64)};

@@ -1,0 +1,81 @@
+#include "launcher/known_data.h"
+
+#include <filesystem>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/process.h"
+#include "launcher/recorded.h"
+
+namespace lm {
+
+namespace fs = std::filesystem;
+
+PrepareOptions prepare_options(const Config& config, const PlannedModel& model,
+                               const Environment& environment, const std::string& date) {
+  const DataConfig& data = config.data;
+  const fs::path program =
+      fs::path(beside_this_program("lmlaunch-cpu")).parent_path() / "../share/lmlaunch/prepare";
+  return {.files = data.train,
+          .format = data.format,
+          .loss_on = data.loss_on,
+          .columns = data.columns,
+          .chat_template = data.chat_template,
+          .render = data.render,
+          .bad_rows = data.bad_rows,
+          .answers = data.answers,
+          .reasoning = data.reasoning,
+          .model_dir = model.directory,
+          .cache_dir = data.cache_dir.empty() ? environment.token_cache() : data.cache_dir,
+          .python = environment.python,
+          .program_dir = program.lexically_normal().string(),
+          .vocab = model.spec.vocab,
+          .date = date,
+          .caches = {environment.hub_caches, environment.datasets_caches},
+          .stopped = {}};
+}
+
+LoaderOptions loader_options(const Config& config, const PlannedModel& model, const Prepared& train,
+                             int64_t micro_batch) {
+  std::vector<std::pair<ExampleRange, double>> weights;
+  for (size_t i = 0; i < config.data.weights.size(); ++i)
+    weights.emplace_back(train.entries.at(i), config.data.weights[i]);
+  return {.seed = config.run.seed,
+          .max_length = config.data.max_length,
+          .too_long = config.data.too_long,
+          .packing = config.data.packing,
+          .global_batch = config.train.global_batch,
+          .micro_batch = micro_batch,
+          .vocab = model.spec.vocab,
+          .eval_fraction = config.data.eval_fraction,
+          .text = train.text,
+          .weights = weights,
+          .name = names_of(config.data.train)};
+}
+
+DataShape data_shape(Loader& loader) {
+  const EpochCounts counts = loader.counts_of(0);
+  if (counts.sequences == 0 || counts.tokens == 0) return {};
+  const auto tokens = static_cast<double>(counts.tokens);
+  return {.mean_length = tokens / static_cast<double>(counts.sequences),
+          .document_length = counts.squares / tokens,
+          .target_share = static_cast<double>(counts.targets) / tokens,
+          .sequences = counts.sequences};
+}
+
+std::optional<DataShape> known_data_shape(const Config& config, const PlannedModel& model,
+                                          const Environment& environment, const std::string& run) {
+  if (model.directory.empty() || config.data.train.empty()) return std::nullopt;
+  try {
+    const auto tokens = find_tokens(prepare_options(config, model, environment, recorded_date(run)));
+    if (!tokens) return std::nullopt;
+    const TokenFile file(tokens->path);
+    Loader loader(file, nullptr, loader_options(config, model, *tokens, 1));
+    return data_shape(loader);
+  } catch (const Error&) {  // what a run will say of its data, a plan need not
+    return std::nullopt;
+  }
+}
+
+}  // namespace lm
