@@ -36,7 +36,7 @@ SUITE = re.compile(r"^\s*(?:TYPED_)?TEST(?:_F|_P)?\(\s*(\w+)\s*,", re.M)
 WORD = re.compile(r"[\w-]+(?:\.[\w-]+)*")
 IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+([\w.]+)[ \t]+import[ \t]+(.+)|import[ \t]+([\w.]+(?:[ \t]*,[ \t]*[\w.]+)*))", re.M)
 STARTED_BY_LMLAUNCH = ("lmlaunch-cpu", "liblm_mpi.so")
-ALWAYS = ("format_check", "layering_test", "mutations_apply")  # seconds, and they look at every file
+ALWAYS = ("format_check", "layering_test", "mutations_apply", "e2e_docs_architecture")  # seconds, and they look at every file
 
 
 def git(root, *words):
