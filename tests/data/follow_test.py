@@ -136,6 +136,12 @@ def test_rows_that_a_resumed_run_repeats_at_once_are_not_sent_again(followed):
     assert followed.scalars() == SENT
 
 
+def is_waited_for(lock):
+    """"1: -> FLOCK ADVISORY WRITE 4711 08:01:523 0 EOF": process 4711 waits for the file with that inode."""
+    waits = [line.split() for line in Path("/proc/locks").read_text().splitlines() if " -> " in line]
+    return any(words[6].endswith(f":{lock.stat().st_ino}") for words in waits)
+
+
 def test_a_start_waits_for_the_last_rows_of_the_one_before(followed, tmp_path):
     """lmlaunch was killed, and nobody has written yet how the run ended: the first worker is still there."""
     followed.write(*ROWS[:3])
@@ -144,6 +150,7 @@ def test_a_start_waits_for_the_last_rows_of_the_one_before(followed, tmp_path):
     first = followed.process
     first.stdin.close()
     followed.start("wandb")
+    followed.until(lambda: is_waited_for(followed.run / "follow" / "wandb.lock") or len(followed.calls("init")) == 2)
     followed.write(*ROWS[3:])
     (followed.run / "status.json").write_text(json.dumps(DONE))
     followed.end()

@@ -26,6 +26,7 @@ RELEASE = ROOT / "build-release"
 MOST_BYTES = 60_000_000
 DEBIAN, UBUNTU = "http://deb.debian.org/debian", "http://archive.ubuntu.com/ubuntu"
 CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"
+OURS = "machine-certificates.crt"  # in a root, where no package writes over them
 A_DEBIAN_ROOT = pytest.mark.skipif(os.geteuid() != 0 or shutil.which("debootstrap") is None, reason="making a Debian root needs root and debootstrap")
 
 
@@ -136,12 +137,11 @@ def root_of(root, suite, mirror, *words):
     subprocess.run(["debootstrap", "--variant=minbase", *words, suite, root, mirror], check=True, stdout=subprocess.DEVNULL)
     subprocess.run(["mount", "--bind", "/proc", root / "proc"], check=True)
 
-    for file in ("etc/resolv.conf", "etc/hosts", CERTIFICATES):  # how this machine reaches PyPI
+    for file, target in (("etc/resolv.conf", "etc/resolv.conf"), ("etc/hosts", "etc/hosts"), (CERTIFICATES, OURS)):  # how this machine reaches PyPI
         if Path("/", file).exists():
-            (root / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(Path("/", file), root / file)
+            shutil.copy(Path("/", file), root / target)
     network = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy") or name in ("PIP_INDEX_URL", "PIP_DEFAULT_TIMEOUT")}
-    variables = {"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "PIP_CERT": f"/{CERTIFICATES}", **network}
+    variables = {"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "PIP_CERT": f"/{OURS}", **network}
 
     def run(*command, cwd="/"):
         inside = ["sh", "-c", 'cd "$0" && exec "$@"', cwd, *map(str, command)]
