@@ -88,9 +88,9 @@ class Loader {
     }
   }
 
-  Config load(std::string text, const std::vector<std::string>& overrides) {
-    file_ = parse_toml(std::move(text), place_);
-    for (Problem& found : file_.problems) problem(found, found.text);
+  Config load(std::string_view text, const std::vector<std::string>& overrides) {
+    file_ = parse_toml(text, place_);
+    if (file_.mistake) problem(*file_.mistake, file_.mistake->text);
     for (auto&& [key, node] : file_.table) collect_table(key, node);
     for (const std::string& override_text : overrides) collect_override(override_text);
     visit_config(config_, *this);
@@ -112,7 +112,7 @@ class Loader {
     }
     used_.insert(full);
     if (found == entries_.end()) {
-      if (info.required && value_text(field).size() <= 2 && file_.complete) {
+      if (info.required && value_text(field).size() <= 2 && !file_.mistake) {
         problem({place_, 0, 0, ""}, "`" + full + "` is missing: " + info.help);
         unusable_.insert(full);
       }
@@ -136,8 +136,6 @@ class Loader {
   std::string refusal(const std::string& full, const Entry& entry, const T* type, const KeyInfo& info) const {
     const auto text = word(entry);
     std::string got = got_text(*entry.node);
-    const auto unfit = file_.unfit_numbers.find({entry.where.line, entry.where.column});
-    if (unfit != file_.unfit_numbers.end()) got = shorten(unfit->second);
     if (const auto* list = entry.node->as_array(); list && list->size() < 9) {
       got = "[";
       for (const toml::node& node : *list) got += (got.size() > 1 ? ", " : "") + got_text(node);
@@ -154,11 +152,8 @@ class Loader {
   }
 
   void collect_table(const toml::key& key, const toml::node& node) {
-    std::string name(key.str());
+    const std::string name(key.str());
     const Problem where = at(key.source(), place_);
-    if (const auto again = file_.repeated_tables.find(name); again != file_.repeated_tables.end()) {
-      name = again->second;
-    }
     const bool known = std::find(tables_.begin(), tables_.end(), name) != tables_.end();
     const toml::table* table = node.as_table();
     if (!known && table) return problem(where, "unknown table [" + shorten(name) + "]" + nearest_table(name));
@@ -173,12 +168,8 @@ class Loader {
                                                 name + "]" + nearest_key(name, std::string(inner.str())));
         continue;
       }
-      std::vector<Entry>& entries = entries_[name + "." + std::string(inner.str())];
-      if (!entries.empty()) {
-        problem(at(inner.source(), place_),
-                "key `" + std::string(inner.str()) + "` of [" + name + "] is given twice");
-      }
-      entries.push_back({&value, at(value.source(), place_), "", false});
+      entries_[name + "." + std::string(inner.str())].push_back(
+          {&value, at(value.source(), place_), "", false});
     }
   }
 
@@ -204,15 +195,14 @@ class Loader {
     }
     const std::string raw = text.substr(equals + 1);
     TomlText parsed = parse_toml("v = " + raw + "\n", "");
-    auto value = std::make_unique<toml::table>();
-    if (!parsed.complete || !parsed.problems.empty() || parsed.table.size() != 1) {
+    if (parsed.mistake || parsed.table.size() != 1) {
       parsed = parse_toml("v = " + quote(raw) + "\n", "");
-      if (const std::string why = broken_toml(raw); parsed.complete && !why.empty())
+      if (const std::string why = broken_toml(raw); !parsed.mistake && !why.empty())
         return problem(where, "`" + table + "." + name + "`: " + why + ", got " + shorten(raw));
     }
     // The run's config.toml could not hold it.
-    if (!parsed.complete) return problem(where, "`" + table + "." + name + "`: the value is not UTF-8");
-    *value = std::move(parsed.table);
+    if (parsed.mistake) return problem(where, "`" + table + "." + name + "`: the value is not UTF-8");
+    auto value = std::make_unique<toml::table>(std::move(parsed.table));
     entries_[table + "." + name].push_back({value->get("v"), where, raw, true});
     override_values_.push_back(std::move(value));
   }
@@ -262,7 +252,7 @@ class Loader {
   }
 
   void check() {
-    if (!file_.complete) return;
+    if (file_.mistake) return;
     const auto given = [&](const std::string& key) { return entries_.count(key) != 0; };
     const auto usable = [&](const std::string& key) { return unusable_.count(key) == 0; };
     refuse_keys_of_other_rules();
