@@ -3,7 +3,6 @@
 #include <cctype>
 #include <cstdio>
 #include <filesystem>
-#include <map>
 #include <vector>
 
 #include "base/bytes.h"
@@ -11,6 +10,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/process.h"
+#include "config/config_print.h"
 #include "config/config_text.h"
 #include "config/config_toml.h"
 #include "data/look.h"
@@ -77,20 +77,6 @@ Start start_of(const CommandLine& line) {
   return {config.model.path, config.lora.init};
 }
 
-// What a user would write: everything else stays as it is.
-std::string base_text(const CommandLine& line, const Start& start, int64_t length, const char* dtype) {
-  const std::vector<std::string> data(line.positional.begin() + 1, line.positional.end());
-  std::string text = fmt::format(
-      "model.path = {}\nmodel.dtype = \"{}\"\ndata.train = {}\ndata.max_length = {}\n"
-      "data.eval_fraction = 0.02\n",
-      quote(start.model), dtype, value_text(data), length);
-  if (line.integer("--gpus") == 0) text += "run.device = \"cpu\"\n";
-  if (const auto disks = line.list("--disk"); !disks.empty())
-    text += "offload.paths = " + value_text(disks) + "\n";
-  if (start.adapter.empty()) return text + "train.method = \"full\"\n";
-  return text + "train.method = \"lora\"\nlora.init = " + quote(start.adapter) + "\n";
-}
-
 // Lengths to try, the longest first: what the data has, no more than the model knows; then shorter ones,
 // which need less memory. Of plain text, which is split, and where nobody knows the data: 2048.
 std::vector<int64_t> lengths_to_try(const SeenRows& seen, int64_t positions) {
@@ -126,11 +112,44 @@ struct FittingWays {
   std::vector<Alternative> ways;  // the first is taken
 };
 
+const char* learning_rate(const std::string& method) {
+  return method == "full" ? "2e-5" : "2e-4";
+}
+
+// A configuration for one method, as a user would write it: what is planned, and then written.
+ConfigLines config_lines(const CommandLine& line, const Start& start, const FittingWays& choice,
+                         const std::string& method) {
+  const std::vector<std::string> data(line.positional.begin() + 1, line.positional.end());
+  const bool adapter = method != "full";
+  ConfigLines out;
+  if (line.integer("--gpus") == 0) out.set("run.device", quote("cpu"));
+  out.set("model.path", quote(start.model), "a directory, or ORG/NAME in the local hub cache");
+  out.set("model.dtype", quote(choice.dtype), choice.dtype_reason);
+  out.set("data.train", value_text(data), "JSONL, JSON, Parquet, CSV, text");
+  out.set("data.eval_fraction", "0.02", "of the examples, held out to see what was learnt");
+  out.set("data.max_length", std::to_string(choice.length), choice.length_reason);
+  out.set("train.method", quote(method), adapter ? "a small adapter beside the frozen model" : "all weights");
+  out.set("train.epochs", "1", "passes over the data");
+  out.set("train.global_batch", "8", "sequences per step");
+  out.set("optimizer.lr", learning_rate(method), "the first thing to try others of");
+  out.set("optimizer.schedule", quote("cosine"));
+  out.set("optimizer.warmup", "0.03", "of all steps");
+  if (!start.adapter.empty()) {
+    out.set("lora.init", quote(start.adapter), "the adapter that is gone on with");
+  } else if (adapter) {
+    out.set("lora.r", "8", "rank: more learns more, and costs more");
+  }
+  if (const auto disks = line.list("--disk"); !disks.empty())
+    out.set("offload.paths", value_text(disks), "for what memory cannot hold");
+  return out;
+}
+
 // Those that are asked for and fit; what does not fit goes to `least`.
 std::vector<Alternative> fitting_ways(const CommandLine& line, const Start& start, const std::string& output,
-                                      int64_t length, const char* dtype, std::vector<Alternative>& least) {
+                                      const FittingWays& choice, std::vector<Alternative>& least) {
   const std::string method = line.value("--method").value_or("");
-  const Config config = parse_config(base_text(line, start, length, dtype), output, {});
+  const ConfigLines lines = config_lines(line, start, choice, start.adapter.empty() ? "full" : "lora");
+  const Config config = parse_config(lines.text(), output, {});
   std::vector<Alternative> ways = ways_to_train(config, output, line);
   std::erase_if(ways, [&](const Alternative& way) {
     const bool asked = method.empty() || way.method == method;
@@ -171,9 +190,11 @@ FittingWays choose(const CommandLine& line, const Start& start, const std::strin
     FittingWays choice;
     choice.length = length;
     choice.length_reason = reason_of(length, seen, spec.max_positions);
-    choice.ways = fitting_ways(line, start, output, length, "bf16", least);
+    FittingWays wide = choice;
+    wide.dtype = "fp32";
+    choice.ways = fitting_ways(line, start, output, choice, least);
     if (choice.ways.empty()) continue;
-    choose_dtype(choice, fitting_ways(line, start, output, length, "fp32", ignored));
+    choose_dtype(choice, fitting_ways(line, start, output, wide, ignored));
     // Of the method that is fastest, what changes least: a newcomer meets one unusual thing at a time.
     const std::string fastest = choice.ways.front().method;
     const auto simplest = std::ranges::min_element(choice.ways, {}, [&](const Alternative& way) {
@@ -193,47 +214,6 @@ FittingWays choose(const CommandLine& line, const Start& start, const std::strin
                                   : "take a smaller model");
 }
 
-// As TOML: settings of a command line may be bare words.
-std::string toml_value(const std::string& value) {
-  const bool word =
-      std::isalpha(static_cast<unsigned char>(value.front())) && value != "true" && value != "false";
-  return word ? quote(value) : value;
-}
-
-// Lines of a table, in the order of the file.
-struct Tables {
-  std::vector<std::pair<std::string, std::vector<std::pair<std::string, std::string>>>> rows;
-
-  // "table.key" and "key = value  # why"; a later line of a key takes the place of the earlier one.
-  void set(const std::string& key, const std::string& value, const std::string& why = "") {
-    const size_t dot = key.find('.');
-    const std::string table = key.substr(0, dot), name = key.substr(dot + 1);
-    auto found = std::ranges::find_if(rows, [&](const auto& row) { return row.first == table; });
-    if (found == rows.end()) found = rows.insert(rows.end(), {table, {}});
-    std::string text = name + " = " + value;
-    if (!why.empty()) text.resize(std::max<size_t>(text.size() + 2, 34), ' ');
-    if (!why.empty()) text += "# " + why;
-    const auto same = std::ranges::find_if(found->second, [&](const auto& one) { return one.first == name; });
-    if (same != found->second.end()) {
-      same->second = text;
-    } else {
-      found->second.emplace_back(name, text);
-    }
-  }
-  std::string text() const {
-    std::string out;
-    for (const auto& [table, lines] : rows) {
-      out += "\n[" + table + "]\n";
-      for (const auto& [name, line] : lines) out += line + "\n";
-    }
-    return out;
-  }
-};
-
-std::string learning_rate(const Alternative& way) {
-  return way.method == "full" ? "2e-5" : "2e-4";
-}
-
 bool sets(const Alternative& way, const std::string& key) {
   return std::ranges::any_of(way.settings,
                              [&](const std::string& one) { return one.starts_with(key + "="); });
@@ -248,14 +228,13 @@ std::string settings_from(const Alternative& way, const Alternative& other) {
   std::string out;
   if (!sets(other, "train.method")) out = "train.method=" + other.method;
   for (const std::string& setting : other.settings) out += (out.empty() ? "" : " ") + setting;
-  return learning_rate(way) == learning_rate(other) ? out : out + " optimizer.lr=" + learning_rate(other);
+  const std::string before = learning_rate(way.method), after = learning_rate(other.method);
+  return before == after ? out : out + " optimizer.lr=" + after;
 }
 
 std::string config_text(const CommandLine& line, const Start& start, const std::string& output,
                         const FittingWays& choice) {
   const Alternative& way = choice.ways.front();
-  const bool adapter = way.method != "full";
-  const std::vector<std::string> data(line.positional.begin() + 1, line.positional.end());
   char speed[64];
   std::snprintf(speed, sizeof speed, "%.0f tokens per second", way.tokens_per_second());
   std::string out = "# " + line.positional[0] + ", for the machine on which `lmlaunch init` was called: ";
@@ -264,34 +243,14 @@ std::string config_text(const CommandLine& line, const Start& start, const std::
          (way.plan.peak.disk > 0 ? ", " + format_bytes(way.plan.peak.disk) + " of disk" : "") +
          ",\n# about " + speed + ". What goes where: lmlaunch plan " + output + "   Start it: lmlaunch " +
          output + "\n# Every other key and what it does: `lmlaunch help TABLE`, or docs/configuration.md.\n";
-  Tables tables;
-  if (line.integer("--gpus") == 0) tables.set("run.device", "\"cpu\"");
-  tables.set("model.path", quote(start.model), "a directory, or ORG/NAME in the local hub cache");
-  tables.set("model.dtype", quote(choice.dtype), choice.dtype_reason);
-  tables.set("data.train", value_text(data), "JSONL, JSON, Parquet, CSV, text");
-  tables.set("data.eval_fraction", "0.02", "of the examples, held out to see what was learnt");
-  tables.set("data.max_length", std::to_string(choice.length), choice.length_reason);
-  tables.set("train.method", quote(way.method),
-             adapter ? "a small adapter beside the frozen model" : "all weights");
-  tables.set("train.epochs", "1", "passes over the data");
-  tables.set("train.global_batch", "8", "sequences per step");
-  tables.set("optimizer.lr", learning_rate(way), "the first thing to try others of");
-  tables.set("optimizer.schedule", "\"cosine\"");
-  tables.set("optimizer.warmup", "0.03", "of all steps");
-  if (!start.adapter.empty()) {
-    tables.set("lora.init", quote(start.adapter), "the adapter that is gone on with");
-  } else if (adapter) {
-    tables.set("lora.r", "8", "rank: more learns more, and costs more");
-  }
-  if (const auto disks = line.list("--disk"); !disks.empty())
-    tables.set("offload.paths", value_text(disks), "for what memory cannot hold");
+  ConfigLines lines = config_lines(line, start, choice, way.method);
   for (const std::string& setting : way.settings) {
     const size_t equals = setting.find('=');
-    const std::string key = setting.substr(0, equals);
-    if (key != "train.method")
-      tables.set(key, toml_value(setting.substr(equals + 1)), "so that it fits, or is faster");
+    const std::string key = setting.substr(0, equals), value = setting.substr(equals + 1);
+    // Their values are words.
+    if (key != "train.method") lines.set(key, quote(value), "so that it fits, or is faster");
   }
-  out += tables.text();
+  out += "\n" + lines.text();
   std::string others;
   int listed = 0;
   for (const Alternative& other : choice.ways) {

@@ -12,7 +12,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/process.h"
-#include "config/config_text.h"
+#include "config/config_print.h"
 #include "config/config_toml.h"
 #include "config/words/translate.h"
 #include "launcher/door/commands.h"
@@ -100,18 +100,9 @@ std::string config_text(const Translated& done, const std::vector<std::string>& 
                     "\n# Behind a value stands the key it comes from.\n";
   if (done.of_one_device)
     out += "# train.global_batch is that of one device there: with N of them, multiply it by N.\n";
-  std::string table;
-  for (const auto& [key, value, from] : done.settings) {
-    const size_t dot = key.find('.');
-    if (key.substr(0, dot) != table) out += "\n[" + (table = key.substr(0, dot)) + "]\n";
-    std::string line = key.substr(dot + 1) + " = " + value;
-    if (!from.empty()) {
-      line.resize(std::max(line.size() + 2, kCommentColumn), ' ');
-      line += "# " + comment_text(joined(from));
-    }
-    out += line + "\n";
-  }
-  return out + words_of("Not known, and left out:", done.unknown) +
+  ConfigLines lines;
+  for (const auto& [key, value, from] : done.settings) lines.set(key, value, comment_text(joined(from)));
+  return out + "\n" + lines.text(kCommentColumn) + words_of("Not known, and left out:", done.unknown) +
          reasons("Not in lmlaunch, so that this run differs there:", done.missing) +
          reasons("Not needed:", done.unneeded) + words_of("Off or empty there:", done.off);
 }

@@ -8,17 +8,13 @@ namespace lm {
 namespace {
 
 struct Printer {
-  std::string out;
-  void table(const char* name, const char* help) {
-    out += std::string(out.empty() ? "" : "\n") + "[" + name + "]  # " + help + "\n";
-  }
+  ConfigLines out;
+  void table(const char* name, const char* help) { out.table(name, help); }
   template <class T>
-  void key(const char*, const char* name, const T& field, const KeyInfo& info) {
+  void key(const char* table, const char* name, const T& field, const KeyInfo& info) {
     if (!info.used) return;
-    std::string line = std::string(name) + " = " + value_text(field);
-    // 34: the column that leaves most values on one line with their comment.
-    line.resize(std::max<size_t>(line.size() + 2, 34), ' ');
-    out += line + "# " + info.help + " (" + expected_text(static_cast<const T*>(nullptr), info) + ")\n";
+    out.set(std::string(table) + "." + name, value_text(field),
+            std::string(info.help) + " (" + expected_text(static_cast<const T*>(nullptr), info) + ")");
   }
 };
 
@@ -41,10 +37,36 @@ bool matters(const KeyText& key, const Config& config) {
 
 }  // namespace
 
+void ConfigLines::table(const std::string& name, const std::string& comment) {
+  tables_.push_back({name, comment, {}});
+}
+
+void ConfigLines::set(const std::string& key, const std::string& value, const std::string& comment) {
+  const size_t dot = key.find('.');
+  const std::string table_name = key.substr(0, dot), name = key.substr(dot + 1);
+  auto found = std::ranges::find(tables_, table_name, &Table::name);
+  if (found == tables_.end()) found = tables_.insert(found, {table_name, "", {}});
+  const auto earlier = std::ranges::find(found->lines, name, &Line::name);
+  (earlier == found->lines.end() ? found->lines.emplace_back() : *earlier) = {name, value, comment};
+}
+
+std::string ConfigLines::text(size_t column) const {
+  std::string out;
+  const auto add = [&](std::string line, size_t width, const std::string& comment) {
+    if (!comment.empty()) line.resize(std::max(line.size() + 2, width), ' ');
+    out += line + (comment.empty() ? "" : "# " + comment) + "\n";
+  };
+  for (const Table& table : tables_) {
+    add((out.empty() ? "[" : "\n[") + table.name + "]", 0, table.comment);
+    for (const Line& line : table.lines) add(line.name + " = " + line.value, column, line.comment);
+  }
+  return out;
+}
+
 std::string print_config(const Config& config) {
   Printer printer;
   visit_config(config, printer);
-  return printer.out;
+  return printer.out.text();
 }
 
 std::vector<KeyText> list_keys(const Config& config) {

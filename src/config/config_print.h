@@ -9,6 +9,28 @@
 
 namespace lm {
 
+// The lines of a configuration file, for people: tables in the order in which they are first named, comments
+// behind the values in one column where these leave room.
+class ConfigLines {
+ public:
+  void table(const std::string& name, const std::string& comment = "");
+  // `key`: "train.steps", `value`: as TOML (value_text). A later line of a key takes the place of the earlier
+  // one.
+  void set(const std::string& key, const std::string& value, const std::string& comment = "");
+  // `column`: the default leaves most values on one line with their comment.
+  std::string text(size_t column = 34) const;
+
+ private:
+  struct Line {
+    std::string name, value, comment;
+  };
+  struct Table {
+    std::string name, comment;
+    std::vector<Line> lines;
+  };
+  std::vector<Table> tables_;
+};
+
 // Every key that counts with its value, each with its help and what it accepts as a comment. Reading it back
 // gives an equal Config.
 std::string print_config(const Config& config);

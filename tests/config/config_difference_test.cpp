@@ -1,4 +1,4 @@
-// Which differences between two configurations a run cannot go on with.
+// How a configuration is printed, and which differences between two of them a run cannot go on with.
 #include <gtest/gtest.h>
 
 #include "config/config_print.h"
@@ -45,6 +45,18 @@ TEST(Config, PlainRenderingIsWhatAutoMeans) {
   EXPECT_TRUE(config_difference(plain, asked).empty());
   EXPECT_EQ(config_difference(asked, chat).size(), 1u);
   EXPECT_EQ(config_difference(chat, asked).size(), 1u);
+}
+
+TEST(ConfigLines, CommentsStandInOneColumnAndALaterValueReplacesAnEarlierOne) {
+  ConfigLines lines;
+  lines.set("train.steps", "1", "first");
+  lines.table("lora", "adapters");
+  lines.set("lora.r", "8");
+  lines.set("train.method", "\"wider than the column\"", "second");
+  lines.set("train.steps", "20", "third");
+  EXPECT_EQ(lines.text(15),
+            "[train]\nsteps = 20     # third\nmethod = \"wider than the column\"  # second\n"
+            "\n[lora]  # adapters\nr = 8\n");
 }
 
 }  // namespace

@@ -77,7 +77,7 @@ void settle_batch(Draft& draft) {
 void settle_betas(Draft& draft) {
   if (draft.beta1 || draft.beta2)
     put(draft, "optimizer.betas",
-        "[" + number_text(draft.beta1.value_or(0.9)) + ", " + number_text(draft.beta2.value_or(0.999)) + "]");
+        value_text(std::vector{draft.beta1.value_or(0.9), draft.beta2.value_or(0.999)}));
 }
 
 void settle_length(Draft& draft) {

@@ -75,7 +75,7 @@ std::string whole_text(double number) {
 }
 
 std::string toml_of(const Json& value) {
-  if (value.is_boolean()) return value.get<bool>() ? "true" : "false";
+  if (value.is_boolean()) return value_text(value.get<bool>());
   if (value.is_number_integer()) return value.dump();
   if (value.is_array()) {
     std::string out = "[";
