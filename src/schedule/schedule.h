@@ -9,7 +9,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "config/config.h"
@@ -122,20 +121,5 @@ StepSchedule make_flush_schedule(const ScheduleShape& shape);
 
 // Forward and loss alone, `micro_batches` of them.
 StepSchedule make_evaluation_schedule(const ScheduleShape& shape);
-
-// Empty, or the first rule that `schedule` breaks: a micro-batch passes the blocks in order and returns
-// through them in reverse, micro-batches ascend in every unit (so every accumulator adds in order), loans
-// are balanced and held by every use, segments follow each other in order (so that softmax and dX add up as
-// in a whole head), recomputation stands right before its backward, each unit's gradient is exchanged (with
-// several ranks) and normed once after its last backward, the embedding's with its rows, updates follow that
-// (and the check, under global clipping) with no loan open, tile by tile, weights of which each rank has
-// updated a shard are gathered before their next use (those in shards by that use), nothing uses an updated
-// unit in the same step, a deferred update comes before its unit's next use, and with updates inside backward
-// no block's gradient begins before the one before it in the slot has ended (a tied embedding's, which the
-// head begins, has memory of its own; made last, it begins after all activations have ended, too). Transfers
-// are transfer_fault's matter.
-std::string schedule_fault(const StepSchedule& schedule, const ScheduleShape& shape);
-// The same for an evaluation's list.
-std::string evaluation_fault(const StepSchedule& schedule, const ScheduleShape& shape);
 
 }  // namespace lm

@@ -1,6 +1,5 @@
 #include "schedule/transfers.h"
 
-#include <fmt/format.h>
 #include <algorithm>
 #include <list>
 
@@ -245,61 +244,6 @@ class PoolPlanner {
   int64_t order_ = 1;            // what was carried over was used before
 };
 
-std::string breach(size_t index, const Operation& op, const std::string& text) {
-  return fmt::format("{} {}: {} (operation {})", pool_name(op.pool), op.array, text, index);
-}
-
-// Replays one pool's transfers against its uses.
-class PoolChecker {
- public:
-  PoolChecker(Pool pool, const std::vector<ArrayUse>& uses, std::vector<Slot> slots)
-      : pool_(pool), uses_(uses), slots_(std::move(slots)) {}
-
-  std::string transfer(size_t compute, size_t index, const Operation& op) {
-    if (op.slot < 0 || static_cast<size_t>(op.slot) >= slots_.size())
-      return breach(index, op, "no such slot");
-    Slot& slot = slots_[static_cast<size_t>(op.slot)];
-    if (op.kind == OperationKind::kWriteBack) {
-      if (slot.array != op.array) return breach(index, op, "written from a slot that holds something else");
-      slot.changed = false;
-      return "";
-    }
-    for (const ArrayUse& use : uses_) {
-      if (use.array == slot.array && use.begin < compute && use.end >= compute)
-        return breach(index, op, "takes a slot in use");
-    }
-    if (slot.array >= 0 && slot.changed) return breach(index, op, "drops what was changed");
-    for (const Slot& other : slots_) {
-      if (other.array == op.array) return breach(index, op, "is in a slot already");
-    }
-    slot = {.array = op.array, .changed = op.kind == OperationKind::kClaim, .promised = false, .order = 0};
-    return "";
-  }
-
-  std::string compute(size_t compute, size_t index) {
-    for (; next_ < uses_.size() && uses_[next_].begin == compute; ++next_) {
-      const ArrayUse& use = uses_[next_];
-      const auto at = std::find_if(slots_.begin(), slots_.end(),
-                                   [&](const Slot& slot) { return slot.array == use.array; });
-      const Operation op{.kind = OperationKind::kFetch, .pool = pool_, .array = use.array};
-      if (use.at_home) {
-        if (at != slots_.end()) *at = {};
-        continue;
-      }
-      if (at == slots_.end()) return breach(index, op, "used, and in no slot");
-      if (use.changes) at->changed = true;
-      if (use.dies) *at = {};
-    }
-    return "";
-  }
-
- private:
-  Pool pool_;
-  const std::vector<ArrayUse>& uses_;
-  std::vector<Slot> slots_;
-  size_t next_ = 0;
-};
-
 }  // namespace
 
 bool TransferShape::any() const {
@@ -342,35 +286,6 @@ StepSchedule add_transfers(const StepSchedule& step, const StepSchedule& next, c
     if (i < length) out.operations.push_back(step.operations[i]);
   }
   return out;
-}
-
-std::string transfer_fault(const StepSchedule& schedule, const TransferShape& shape, SlotState before) {
-  StepSchedule compute;
-  for (const Operation& op : schedule.operations) {
-    if (!is_transfer(op)) compute.operations.push_back(op);
-  }
-  std::array<std::vector<ArrayUse>, kPools> uses;
-  std::vector<PoolChecker> checkers;
-  checkers.reserve(kPools);
-  for (size_t p = 0; p < kPools; ++p) {
-    uses[p] = array_uses(compute, static_cast<Pool>(p), shape);
-    checkers.emplace_back(static_cast<Pool>(p), uses[p], std::move(before.pools[p]));
-  }
-  size_t at = 0;  // operations of `compute` passed
-  for (size_t i = 0; i < schedule.operations.size(); ++i) {
-    const Operation& op = schedule.operations[i];
-    if (is_transfer(op)) {
-      const std::string fault = checkers[static_cast<size_t>(op.pool)].transfer(at, i, op);
-      if (!fault.empty()) return fault;
-      continue;
-    }
-    for (PoolChecker& checker : checkers) {
-      const std::string fault = checker.compute(at, i);
-      if (!fault.empty()) return fault;
-    }
-    ++at;
-  }
-  return "";
 }
 
 }  // namespace lm

@@ -7,7 +7,6 @@
 
 #include <array>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "schedule/schedule.h"
@@ -63,11 +62,6 @@ struct SlotState {
 // slots than one operation needs.
 StepSchedule add_transfers(const StepSchedule& step, const StepSchedule& next, const TransferShape& shape,
                            SlotState& state);
-
-// Empty, or the first breach: every use finds its array in a slot, with the bytes of its last change; nothing
-// changed is dropped; a slot is taken over only after its last use. `before` is the state that add_transfers
-// was given.
-std::string transfer_fault(const StepSchedule& schedule, const TransferShape& shape, SlotState before);
 
 // Uses of arrays by one operation of a list, in order.
 struct ArrayUse {

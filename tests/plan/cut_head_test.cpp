@@ -6,6 +6,8 @@
 #include "base/bytes.h"
 #include "plan/plan.h"
 #include "shapes.h"
+#include "tests/support/oracles/schedule_fault.h"
+#include "tests/support/oracles/transfer_fault.h"
 
 namespace lm {
 namespace {

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "tests/support/oracles/schedule_fault.h"
 #include "units.h"
 
 namespace lm {

@@ -7,6 +7,8 @@
 
 #include "schedule/rank_clock.h"
 #include "schedule/timeline.h"
+#include "tests/support/oracles/schedule_fault.h"
+#include "tests/support/oracles/transfer_fault.h"
 #include "units.h"
 
 namespace lm {

@@ -1,9 +1,7 @@
-// The rules of a schedule, checked without knowledge of how it was made: a walk that counts.
-#include <fmt/format.h>
-#include <algorithm>
-#include <vector>
+#include "tests/support/oracles/schedule_fault.h"
 
-#include "schedule/schedule.h"
+#include <fmt/format.h>
+#include <vector>
 
 namespace lm {
 namespace {
@@ -18,6 +16,7 @@ struct Counts {
   bool exchanged = false, normed = false, updated = false, gathered = false;
 };
 
+// Walks the list and counts.
 class Checker {
  public:
   explicit Checker(const ScheduleShape& shape) : shape_(shape), units_(shape.units.size()) {}
