@@ -6,7 +6,7 @@
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "config/config_toml.h"
-#include "plan/simulate.h"
+#include "tests/support/oracles/simulate.h"
 
 namespace {
 

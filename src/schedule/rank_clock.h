@@ -1,6 +1,5 @@
 // The clocks of one rank while it walks steps' lists: compute in order, transfers on their links beside it.
-// The forecast has one of them, the simulation of many ranks one for each. Inside src/schedule and src/plan;
-// one thread.
+// The forecast walks one rank. Inside src/schedule and src/plan; one thread.
 #pragma once
 
 #include <array>

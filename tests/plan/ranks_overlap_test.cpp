@@ -6,7 +6,6 @@
 #include <map>
 
 #include "plan/forecast.h"
-#include "plan/simulate.h"
 #include "plan/traffic.h"
 #include "shapes.h"
 

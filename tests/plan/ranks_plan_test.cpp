@@ -6,10 +6,10 @@
 
 #include "base/bytes.h"
 #include "plan/scaling.h"
-#include "plan/simulate.h"
 #include "plan/traffic.h"
 #include "shapes.h"
 #include "tests/support/counts.h"
+#include "tests/support/oracles/simulate.h"
 
 namespace lm {
 namespace {

@@ -1,4 +1,4 @@
-#include "plan/simulate.h"
+#include "tests/support/oracles/simulate.h"
 
 #include <algorithm>
 
