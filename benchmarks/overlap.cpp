@@ -19,8 +19,8 @@
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "offload/local_store.h"
-#include "offload/sim_engine.h"
 #include "plan/plan.h"
+#include "tests/support/sim_disk.h"
 
 namespace {
 

@@ -22,10 +22,10 @@
 #include "comm/shared_group.h"
 #include "config/config_toml.h"
 #include "kernels/library.h"
-#include "offload/sim_engine.h"
 #include "plan/forecast.h"
 #include "plan/traffic.h"
 #include "synthetic_run.h"
+#include "tests/support/sim_disk.h"
 #include "throttled_group.h"
 
 namespace {

@@ -23,8 +23,8 @@
 #include "kernels/gemm_rate.h"
 #include "offload/copy_probe.h"
 #include "offload/disk_probe.h"
-#include "offload/sim_engine.h"
 #include "synthetic_run.h"
+#include "tests/support/sim_disk.h"
 #include "train/metrics.h"
 
 namespace {

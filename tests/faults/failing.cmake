@@ -41,9 +41,10 @@ endfunction()
 lm_fault_test(checkpoint_faults_test SHORT * FULL *ASave:*ALoad SOURCES checkpoint_faults_test.cpp failing_calls.cpp
               DEPENDS lm_checkpoint lm_device_cpu)
 lm_fault_test(training_faults_test SHORT *Some* FULL *Every* SOURCES training_faults_test.cpp ../train/offloaded_run.cpp
-              DEPENDS lm_train lm_torch_cpu lm_device_cpu)
+              DEPENDS lm_train lm_sim_disk lm_torch_cpu lm_device_cpu)
 lm_fault_test(training_calls_test SHORT *Some*:*SetUp FULL *Every*
-              SOURCES training_calls_test.cpp failing_calls.cpp ../train/offloaded_run.cpp DEPENDS lm_train lm_torch_cpu lm_device_cpu)
+              SOURCES training_calls_test.cpp failing_calls.cpp ../train/offloaded_run.cpp
+              DEPENDS lm_train lm_sim_disk lm_torch_cpu lm_device_cpu)
 set_tests_properties(training_calls_test faults_training_calls_test PROPERTIES PROCESSORS 2)
 set_tests_properties(training_faults_test faults_training_faults_test PROPERTIES PROCESSORS 2)
 

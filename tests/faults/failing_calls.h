@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "offload/sim_engine.h"
+#include "tests/support/sim_disk.h"
 
 namespace lm::failing_calls {
 

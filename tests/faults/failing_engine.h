@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "offload/io_engine.h"
-#include "offload/sim_engine.h"
+#include "tests/support/sim_disk.h"
 
 namespace lm {
 

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
-#include "offload/sim_engine.h"
 #include "support.h"
+#include "tests/support/sim_disk.h"
 
 namespace lm {
 namespace {

@@ -9,8 +9,8 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
-#include "offload/sim_engine.h"
 #include "support.h"
+#include "tests/support/sim_disk.h"
 
 namespace lm {
 namespace {

@@ -11,8 +11,8 @@
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "offload/sim_engine.h"
 #include "support.h"
+#include "tests/support/sim_disk.h"
 #include "tests/support/until.h"
 
 namespace lm {

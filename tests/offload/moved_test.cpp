@@ -7,9 +7,9 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "offload/relocations.h"
-#include "offload/sim_engine.h"
 #include "support.h"
 #include "tests/support/counts.h"
+#include "tests/support/sim_disk.h"
 
 namespace lm {
 namespace {

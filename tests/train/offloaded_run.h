@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "offload/sim_engine.h"
+#include "tests/support/sim_disk.h"
 #include "train/rank.h"
 
 namespace lm::offloaded_run {

@@ -9,8 +9,8 @@
 #include "base/bytes.h"
 #include "kernels/kernels.h"
 #include "offload/local_store.h"
-#include "offload/sim_engine.h"
 #include "optim/host_update.h"
+#include "tests/support/sim_disk.h"
 
 namespace lm {
 namespace {

@@ -1,4 +1,4 @@
-#include "offload/sim_engine.h"
+#include "tests/support/sim_disk.h"
 
 #include <fmt/format.h>
 #include <algorithm>
