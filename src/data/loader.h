@@ -87,7 +87,6 @@ class Loader {
   std::vector<EvalBatches> eval_sets() const;
   bool has_eval() const { return !evals_.empty(); }
 
-  const PieceCounts& train_counts() const { return train_counts_; }
   // What data.max_length has done to the rows, of training and, if there is any, of each evaluation set: one
   // line each.
   std::string length_report() const;

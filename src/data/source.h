@@ -1,7 +1,7 @@
-// Where tokenised examples come from: a token file on disk, or vectors in memory (tests, benchmarks). Any
-// thread may call a source, each with a buffer of its own; the spans that it hands out live in that buffer or
-// in the source, and are valid until the buffer's next use. Lengths are tokens. Reading throws Error(11) when
-// the source turns out to be damaged.
+// Where tokenised examples come from: a token file on disk (token_file.h). Any thread may call a source, each
+// with a buffer of its own; the spans that it hands out live in that buffer or in the source, and are valid
+// until the buffer's next use. Lengths are tokens. Reading throws Error(11) when the source turns out to be
+// damaged.
 #pragma once
 
 #include <cstddef>
@@ -42,32 +42,6 @@ class DataSource {
   virtual int64_t first_token(int64_t index) const = 0;
   // Same content, same value; kept in checkpoints, so that a resumed run notices other data.
   virtual uint64_t fingerprint() const = 0;
-};
-
-// The twin without a file.
-class MemorySource : public DataSource {
- public:
-  // A training target is a token whose mark is not 0; a missing list of marks means that all are.
-  void add(std::vector<int32_t> tokens, std::vector<uint8_t> trained = {});
-
-  int64_t examples() const override { return static_cast<int64_t>(examples_.size()); }
-  int64_t length(int64_t index) const override;
-  ExampleView example(int64_t index, int64_t begin, int64_t count, ExampleBuffer& buffer) const override;
-  std::span<const uint8_t> trained(int64_t index, ExampleBuffer& buffer) const override;
-  std::string name() const override { return "memory"; }
-  int64_t first_token(int64_t index) const override { return at(index).first; }
-  uint64_t fingerprint() const override;
-
- private:
-  struct Stored {
-    std::vector<int32_t> tokens;
-    std::vector<uint8_t> trained;
-    int64_t first;
-  };
-  const Stored& at(int64_t index) const;
-
-  std::vector<Stored> examples_;
-  int64_t tokens_ = 0;
 };
 
 }  // namespace lm

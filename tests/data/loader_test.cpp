@@ -8,6 +8,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "memory_source.h"
 
 namespace lm {
 namespace {
@@ -145,7 +146,7 @@ TEST(Loader, CountsTargetsBeforeTheStep) {
     EXPECT_EQ(step.target_tokens, counted);
     targets += counted;
   }
-  EXPECT_EQ(targets, loader.train_counts().targets);
+  EXPECT_EQ(targets, loader.counts_of(0).targets);
 }
 
 TEST(Loader, RepeatsForTheSameSeedAndDiffersForAnother) {
@@ -282,9 +283,9 @@ TEST(Loader, HoldsOutNothingOfASingleExample) {
   const MemorySource source = many(1);
   LoaderOptions options = small();
   options.eval_fraction = 0.5;
-  const Loader loader(source, nullptr, options);
+  Loader loader(source, nullptr, options);
   EXPECT_FALSE(loader.has_eval());
-  EXPECT_EQ(loader.train_counts().examples, 1);
+  EXPECT_EQ(loader.counts_of(0).sequences, 1);
 }
 
 TEST(Loader, RefusesAPositionOutsideTheEpoch) {

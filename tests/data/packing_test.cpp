@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "data/shuffle.h"
+#include "memory_source.h"
 
 namespace lm {
 namespace {
