@@ -92,12 +92,4 @@ std::vector<KeyDifference> config_difference(const Config& recorded, const Confi
   return out;
 }
 
-bool same_config(const Config& a, const Config& b) {
-  const std::vector<KeyText> left = list_keys(a), right = list_keys(b);
-  for (size_t i = 0; i < left.size(); ++i) {
-    if (left[i].value != right[i].value) return false;
-  }
-  return true;
-}
-
 }  // namespace lm

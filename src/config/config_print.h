@@ -53,6 +53,4 @@ struct KeyDifference {
 // evaluation only where the schedule follows it.
 std::vector<KeyDifference> config_difference(const Config& recorded, const Config& asked);
 
-bool same_config(const Config& a, const Config& b);
-
 }  // namespace lm

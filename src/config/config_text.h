@@ -15,11 +15,6 @@
 
 namespace lm {
 
-template <class T>
-struct IsOptional : std::false_type {};
-template <class T>
-struct IsOptional<std::optional<T>> : std::true_type {};
-
 // A checkpoint's directory has this file, and is named for its step, "step_00000100".
 inline constexpr char kManifestName[] = "MANIFEST.json";
 std::string checkpoint_name(int64_t step);

@@ -33,24 +33,6 @@ at::ScalarType torch_type(DType type) {
   }
 }
 
-DType dtype_of(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kFloat:
-      return DType::kF32;
-    case at::kBFloat16:
-      return DType::kBF16;
-    case at::kDouble:
-      return DType::kF64;
-    case at::kInt:
-      return DType::kI32;
-    case at::kLong:
-      return DType::kI64;
-    default:
-      LM_CHECK(false, "element type outside our set");
-      return DType::kF32;
-  }
-}
-
 at::Tensor tensor_of(const View& view, DeviceType device) {
   return tensor_of(view.data, {view.rows, view.columns}, {view.stride, 1}, view.dtype, device);
 }

@@ -15,7 +15,6 @@ namespace lm {
 std::string torch_version();
 
 at::ScalarType torch_type(DType type);
-DType dtype_of(const at::Tensor& tensor);
 
 // [rows, columns]
 at::Tensor tensor_of(const View& view, DeviceType device);

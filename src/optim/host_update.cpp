@@ -7,10 +7,6 @@
 
 namespace lm {
 
-int64_t HostUpdate::staging_bytes(int64_t elements, DType gradient_dtype, DType weight_dtype) {
-  return kSlots * elements * static_cast<int64_t>(dtype_size(gradient_dtype) + dtype_size(weight_dtype));
-}
-
 HostUpdate::HostUpdate(StreamView compute, std::span<std::byte> staging, DType gradient_dtype,
                        DType weight_dtype, DeviceClock* clock)
     : compute_(compute),

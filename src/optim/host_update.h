@@ -19,11 +19,9 @@ namespace lm {
 class HostUpdate {
  public:
   static constexpr int64_t kSlots = 3;  // one on its way in, one in work, one on its way out
-  // Pinned host memory for tiles of at most `elements`.
-  static int64_t staging_bytes(int64_t elements, DType gradient_dtype, DType weight_dtype);
-
-  // `staging` is borrowed and of that size; `compute` is the stream that gradients and weights are made on.
-  // `clock` (may be null) is told of copies, and of compute's wait for the last of them.
+  // `staging` is borrowed pinned host memory for kSlots tiles, each with its gradients and weights; `compute`
+  // is the stream that gradients and weights are made on. `clock` (may be null) is told of copies, and of
+  // compute's wait for the last of them.
   HostUpdate(StreamView compute, std::span<std::byte> staging, DType gradient_dtype, DType weight_dtype,
              DeviceClock* clock = nullptr);
   ~HostUpdate();  // nothing is in flight afterwards

@@ -41,7 +41,7 @@ struct TileLayout {
 struct UpdateSite {
   bool host = false;  // the CPU, beside a GPU; the rest counts only then
   int threads = 1;
-  std::span<std::byte> staging = {};  // pinned, HostUpdate::staging_bytes of a tile
+  std::span<std::byte> staging = {};  // pinned, as HostUpdate wants it
 };
 
 struct OptimizerSetup {

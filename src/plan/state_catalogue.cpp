@@ -71,18 +71,6 @@ StateCatalogue list_state(const ModelLayout& layout, const NumericsPlan& numeric
   return out;
 }
 
-void move_state(const StateCatalogue& catalogue, StateSource& from, StateSink& to) {
-  for (size_t begin = 0, end = 0; begin < catalogue.size(); begin = end) {
-    const StateEntry& first = catalogue[begin];
-    while (end < catalogue.size() && catalogue[end].unit == first.unit && catalogue[end].state == first.state)
-      ++end;
-    from.read({&catalogue[begin], end - begin},
-              [&](const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) {
-                to.write(entry, offset, bytes);
-              });
-  }
-}
-
 bool save_copies(const PlacementPlan& placement, Clip clip) {
   return placement.ranks > 1 || placement.device != DeviceType::kCpu || clip != Clip::kGlobal ||
          placement.pool(Pool::kWeights).slots > 0 || placement.pool(Pool::kOptimizer).slots > 0;

@@ -111,6 +111,4 @@ class StateReader {
   }
 };
 
-void move_state(const StateCatalogue& catalogue, StateSource& from, StateSink& to);
-
 }  // namespace lm

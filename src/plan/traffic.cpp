@@ -4,24 +4,6 @@
 
 namespace lm {
 
-int64_t Collective::shard_of(int rank) const {
-  return std::clamp<int64_t>(bytes - rank * shard, 0, shard);
-}
-
-int64_t Collective::shards_of_place(int rank, int ranks) const {
-  int64_t sum = 0;
-  for (int r = rank % machine_ranks; r < ranks; r += machine_ranks) sum += shard_of(r);
-  return sum;
-}
-
-int64_t Collective::sent(int rank, int ranks) const {
-  const int64_t of_place = reach == Reach::kAll ? 0 : shards_of_place(rank, ranks);
-  if (reach == Reach::kMachine) return exchange ? bytes - of_place : of_place * (machine_ranks - 1);
-  if (reach == Reach::kMachines)
-    return exchange ? of_place - shard_of(rank) : shard_of(rank) * (ranks / machine_ranks - 1);
-  return exchange ? bytes - shard_of(rank) : shard_of(rank) * (ranks - 1);
-}
-
 double Collective::mean_sent(int ranks) const {
   const double all = ranks, each = machine_ranks;
   const double times = reach == Reach::kMachine    ? (each - 1) / each

@@ -24,12 +24,8 @@ struct Collective {
   int64_t shard = 0;      // of the first rank
   int machine_ranks = 1;  // in two levels
 
-  int64_t shard_of(int rank) const;
-  // Of every machine's ranks with the same place as `rank`.
-  int64_t shards_of_place(int rank, int ranks) const;
-  // Bytes from `rank` to all others together.
-  int64_t sent(int rank, int ranks) const;
-  // The mean of that over all ranks, and the share of it that goes to ranks of other machines.
+  // Bytes that a rank sends to all others together: the mean over all ranks, and the share of it that goes to
+  // ranks of other machines.
   double mean_sent(int ranks) const;
   double between_share(const World& world) const;
 };

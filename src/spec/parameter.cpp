@@ -169,16 +169,6 @@ std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const Adapte
   return blocks;
 }
 
-std::vector<std::string> hf_names(const ModelSpec& spec) {
-  std::vector<std::string> names;
-  for (const BlockParameters& block : list_parameters(spec, nullptr)) {
-    for (const Parameter& parameter : block.trainable) {
-      for (const ParameterPart& part : parameter.parts) names.push_back(part.name);
-    }
-  }
-  return names;
-}
-
 std::vector<std::string> resolve_targets(const NameMap& names, const std::vector<std::string>& targets,
                                          const std::string& place) {
   // A target names a module by the end of its path, as PEFT matches a list: "q_proj" or "self_attn.q_proj".

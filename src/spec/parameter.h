@@ -73,9 +73,6 @@ struct BlockParameters {
 // linear_modules, the trainable part has layers.i.<module>.lora_A [r, in] and .lora_B [out, r].
 std::vector<BlockParameters> list_parameters(const ModelSpec& spec, const AdapterSpec* adapter);
 
-// Every Hugging Face tensor name the model consists of (no adapters), each exactly once, in block order.
-std::vector<std::string> hf_names(const ModelSpec& spec);
-
 // "all-linear" and suffixes -> the family's module names in block order; throws Error(10) naming an unknown
 // target.
 std::vector<std::string> resolve_targets(const NameMap& names, const std::vector<std::string>& targets,

@@ -244,9 +244,4 @@ void Rank::restore(StateReader& from, int64_t updates) {
   staging.finish();
 }
 
-LiveState Rank::state() {
-  step_->flush();
-  return LiveState(weights_, optimizer_.get(), context_.stream);
-}
-
 }  // namespace lm

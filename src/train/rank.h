@@ -8,8 +8,8 @@
 #include "base/error.h"
 #include "config/config.h"
 #include "plan/plan.h"
+#include "plan/state_catalogue.h"
 #include "train/decoder.h"
-#include "train/live_state.h"
 #include "train/off_device_state.h"
 #include "train/step.h"
 
@@ -70,8 +70,6 @@ class Rank {
   void weights_ready();
   // What there is to save: a pure list, made from layout and plan.
   StateCatalogue catalogue() const;
-  // A source of all of it, until the next step; completes deferred updates first.
-  LiveState state();
   // All of it from a checkpoint, between steps; `updates`: of the optimizer so far. Where it throws the state
   // is neither the old nor the new one, and may be restored again.
   void restore(StateReader& from, int64_t updates);

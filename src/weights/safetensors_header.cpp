@@ -273,11 +273,6 @@ void check_entry(const SafetensorsEntry& entry, int64_t data_bytes, const std::s
 
 }  // namespace
 
-SafetensorsHeader parse_safetensors_header(std::string_view text, int64_t data_bytes,
-                                           const std::string& place) {
-  return parse_safetensors_header([&] { return std::exchange(text, {}); }, data_bytes, place);
-}
-
 SafetensorsHeader parse_safetensors_header(const HeaderText& next, int64_t data_bytes,
                                            const std::string& place) {
   Stream stream(next, place);

@@ -43,9 +43,6 @@ struct SafetensorsHeader {
 using HeaderText = std::function<std::string_view()>;
 SafetensorsHeader parse_safetensors_header(const HeaderText& next, int64_t data_bytes,
                                            const std::string& place);
-// The same from one string.
-SafetensorsHeader parse_safetensors_header(std::string_view text, int64_t data_bytes,
-                                           const std::string& place);
 
 // "BF16", "F32", ...: the spelling in the file; the inverse gives false for types that we do not have.
 const char* safetensors_dtype(DType type);

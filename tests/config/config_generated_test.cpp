@@ -88,13 +88,18 @@ Kind kind_of(const std::optional<T>*) {
   return kind_of(static_cast<const T*>(nullptr));
 }
 
+template <class T>
+inline constexpr bool kIsOptional = false;
+template <class T>
+inline constexpr bool kIsOptional<std::optional<T>> = true;
+
 struct Collector {
   std::vector<KeyCase> keys;
   void table(const char*, const char*) {}
   template <class T>
   void key(const char* table, const char* name, const T& field, const KeyInfo& info) {
-    keys.push_back({table, name, value_text(field), kind_of(static_cast<const T*>(nullptr)), info,
-                    IsOptional<T>::value});
+    keys.push_back(
+        {table, name, value_text(field), kind_of(static_cast<const T*>(nullptr)), info, kIsOptional<T>});
   }
 };
 

@@ -4,6 +4,7 @@
 #include "weights/safetensors.h"
 
 #include <cstring>
+#include <utility>
 
 #include "tests/fuzz/support.h"
 
@@ -28,7 +29,8 @@ void check_entries(const std::vector<lm::SafetensorsEntry>& entries, int64_t dat
 // What is read piece by piece from a file is what the text says as a whole.
 void check_file(const lm::SafetensorsFile& file, std::string_view header, int64_t data_bytes) {
   check_entries(file.entries(), data_bytes);
-  const lm::SafetensorsHeader whole = lm::parse_safetensors_header(header, data_bytes, "whole");
+  const lm::SafetensorsHeader whole =
+      lm::parse_safetensors_header([&] { return std::exchange(header, {}); }, data_bytes, "whole");
   require(whole.entries.size() == file.entries().size() && whole.metadata == file.metadata());
   for (const lm::SafetensorsEntry& entry : whole.entries) {
     const lm::SafetensorsEntry* const found = file.find(entry.name);

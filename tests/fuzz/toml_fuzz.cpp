@@ -5,6 +5,7 @@
 #include "config/config_print.h"
 #include "config/config_toml.h"
 #include "tests/fuzz/support.h"
+#include "tests/support/same_config.h"
 
 namespace {
 

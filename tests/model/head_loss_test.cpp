@@ -7,6 +7,7 @@
 
 #include <cstring>
 #include <random>
+#include <stdexcept>
 
 #include "base/bytes.h"
 #include "kernels/aten.h"
@@ -30,7 +31,10 @@ struct Variant {
 View view(const at::Tensor& x) {
   if (!x.defined()) return {};
   const int64_t columns = x.dim() == 2 ? x.size(1) : 1;
-  return {x.data_ptr(), dtype_of(x), x.size(0), columns, columns};
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF64, DType::kI32, DType::kI64}) {
+    if (torch_type(dtype) == x.scalar_type()) return {x.data_ptr(), dtype, x.size(0), columns, columns};
+  }
+  throw std::runtime_error("element type outside our set");
 }
 
 // The tensors of a head.

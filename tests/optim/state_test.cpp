@@ -9,6 +9,8 @@
 
 #include "base/philox.h"
 #include "base/staging.h"
+#include "tests/support/move_state.h"
+#include "tests/support/update_staging.h"
 #include "train/live_state.h"
 #include "weights/initialise.h"
 #include "weights/load_store.h"
@@ -185,7 +187,7 @@ TEST_F(State, MastersAreReadAsTheyAre) {
       tiles.first_tile.push_back(std::ssize(tiles.first_granule));
       tiles.off_device.assign(tiles.first_granule.size(), host ? 1 : 0);
       std::vector<std::byte> slots(
-          static_cast<size_t>(HostUpdate::staging_bytes(3 * kGranule, DType::kF32, DType::kBF16)));
+          static_cast<size_t>(update_staging_bytes(3 * kGranule, DType::kF32, DType::kBF16)));
       ShardedOptimizer optimizer({.layout = layout,
                                   .config = config,
                                   .kernels = kernels(device()),

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "tests/support/hf_names.h"
 
 namespace lm {
 namespace {

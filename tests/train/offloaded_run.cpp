@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "kernels/runtime.h"
+#include "tests/support/update_staging.h"
 #include "weights/load_store.h"
 
 namespace lm::offloaded_run {
@@ -321,10 +322,10 @@ void Training::set_update_site() {
   PlacementPlan& p = plan_.placement;
   // A GPU's products are the GPU's.
   p.update_on_host = run_.on_host && !(device() == DeviceType::kCuda && is_orthogonal(run_.rule));
-  p.update_staging =
-      p.update_on_host ? HostUpdate::staging_bytes(p.tile_granules * kGranule, plan_.numerics.gradient_dtype,
-                                                   plan_.numerics.trained_dtype())
-                       : 0;
+  p.update_staging = p.update_on_host
+                         ? update_staging_bytes(p.tile_granules * kGranule, plan_.numerics.gradient_dtype,
+                                                plan_.numerics.trained_dtype())
+                         : 0;
   PoolPlan& pool = p.pool(Pool::kOptimizer);
   const std::vector<char> through_slots = p.through_slots(Pool::kOptimizer);
   pool.slots = std::min<int64_t>(pool.slots, std::count(through_slots.begin(), through_slots.end(), 1));
@@ -353,7 +354,7 @@ StateCatalogue Training::catalogue() const {
 State Training::state() {
   const StateCatalogue catalogue = this->catalogue();
   Contents contents(catalogue);
-  LiveState state = rank_->state();
+  LiveState state = rank_state(*rank_);
   move_state(catalogue, state, contents);
   contents.expect_all();
   return std::move(contents.bytes);

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/rank_state.h"
 #include "tests/support/sim_disk.h"
 #include "train/rank.h"
 
@@ -107,7 +108,7 @@ class Training {
   Copy copy();
   void restore(const Copy& copy);
   // The state where it lives, and the other direction; `updates`: of the optimizer so far.
-  LiveState live_state() { return rank_->state(); }
+  LiveState live_state() { return rank_state(*rank_); }
   void restore_from(StateReader& from, int64_t updates);
   // The trained units, in the order in which a step's gradients are final.
   std::vector<int64_t> reduced_units() const;

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "kernels/runtime.h"
+#include "tests/support/rank_state.h"
 #include "train/evaluate.h"
 #include "train/rank.h"
 #include "weights/load_store.h"
@@ -134,7 +135,7 @@ Outcome step_on(const ModelSpec& spec, bool lora, bool recompute, bool round_row
     }
     std::vector<float>& to_;
   } moments(out.moments);
-  LiveState state = f.rank->state();
+  LiveState state = rank_state(*f.rank);
   move_state(f.rank->catalogue(), state, moments);
   return out;
 }
@@ -222,7 +223,7 @@ TEST(Step, SkipsANonFiniteStepWithoutTouchingWeightsOrMoments) {
     std::vector<std::byte> all;
   } before, after;
   const auto copy_to = [&](Copy& copy) {
-    LiveState state = f.rank->state();
+    LiveState state = rank_state(*f.rank);
     move_state(f.rank->catalogue(), state, copy);
   };
   copy_to(before);

@@ -7,6 +7,7 @@
 
 #include "comm/shared_group.h"
 #include "offloaded_run.h"
+#include "tests/support/oracles/collective_bytes.h"
 
 namespace lm {
 namespace {
@@ -35,7 +36,7 @@ Sent last_step(const Variant& run, Group& group) {
   const Traffic traffic(training.layout(), plan.numerics, plan.placement, plan.world);
   const StepSchedule step = steady_steps(shape, plan.placement.transfers()).back();
   for (const Operation& op : step.operations) {
-    for (const Collective& call : traffic.of(op)) out.listed += call.sent(group.rank(), group.ranks());
+    for (const Collective& call : traffic.of(op)) out.listed += sent_by(call, group.rank(), group.ranks());
   }
   out.planned = plan.traffic.bytes();
   out.planned_between = out.planned * plan.traffic.between_share;

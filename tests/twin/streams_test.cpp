@@ -11,6 +11,7 @@
 #include "offload/local_store.h"
 #include "optim/host_update.h"
 #include "tests/support/sim_disk.h"
+#include "tests/support/update_staging.h"
 
 namespace lm {
 namespace {
@@ -93,7 +94,7 @@ TEST(Streams, HostUpdate) {
   const Stream compute(kGpu);
   constexpr int64_t kElements = 100, kTiles = 7, kSteps = 5, kAll = kElements * kTiles;
   PinnedPool pool(kGpu, 1 << 20);
-  PinnedBlock staging = pool.lease(HostUpdate::staging_bytes(kElements, DType::kF32, DType::kF32)),
+  PinnedBlock staging = pool.lease(update_staging_bytes(kElements, DType::kF32, DType::kF32)),
               log = pool.lease(kSteps * kAll * 4);
   auto* const weights = static_cast<float*>(cuda_allocate(kAll * 4));
   auto* const gradients = static_cast<float*>(cuda_allocate(kAll * 4));
@@ -106,7 +107,7 @@ TEST(Streams, HostUpdate) {
   {
     HostUpdate update(
         compute.view(),
-        {staging.data(), static_cast<size_t>(HostUpdate::staging_bytes(kElements, DType::kF32, DType::kF32))},
+        {staging.data(), static_cast<size_t>(update_staging_bytes(kElements, DType::kF32, DType::kF32))},
         DType::kF32, DType::kF32);
     for (int64_t step = 0; step < kSteps; ++step) {
       // A gradient of step + 1 units: after step k the weights are k (k + 1) / 2 units.

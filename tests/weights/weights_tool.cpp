@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "kernels/cpu_features.h"
+#include "tests/support/hf_names.h"
 #include "tests/support/limit_processor.h"
 #include "weights/adapter_files.h"
 #include "weights/encode.h"

@@ -5,6 +5,7 @@
 #include "plan/forecast.h"
 #include "plan/traffic.h"
 #include "schedule/rank_clock.h"
+#include "tests/support/oracles/collective_bytes.h"
 
 namespace lm {
 namespace {
@@ -33,12 +34,12 @@ class Network {
     double inside = 0, between = 0;
     for (int node = 0; node < world_.nodes; ++node) {
       double here = 0;  // bytes of the node's shards
-      for (int r = node * each; r < (node + 1) * each; ++r) here += static_cast<double>(call.shard_of(r));
+      for (int r = node * each; r < (node + 1) * each; ++r) here += static_cast<double>(shard_of(call, r));
       const double rest = static_cast<double>(call.bytes) - here;
       // Out of the machine and into it: its shards to all others' ranks, and theirs to each of its ranks.
       between = std::max({between, here * (world_.ranks - each), rest * each});
       for (int r = node * each; r < (node + 1) * each; ++r) {
-        const auto own = static_cast<double>(call.shard_of(r));
+        const auto own = static_cast<double>(shard_of(call, r));
         inside = std::max({inside, own * (each - 1), here - own});
       }
     }
@@ -53,7 +54,7 @@ class Network {
   double most_inside(const Collective& call) const {
     int64_t most = 0;
     for (int place = 0; place < world_.ranks_per_node(); ++place) {
-      const int64_t own = call.shards_of_place(place, world_.ranks);
+      const int64_t own = shards_of_place(call, place, world_.ranks);
       most = std::max({most, call.bytes - own, own * (world_.ranks_per_node() - 1)});
     }
     return static_cast<double>(most);
@@ -65,7 +66,7 @@ class Network {
     int64_t most = 0;
     for (int node = 0; node < world_.nodes; ++node) {
       int64_t here = 0;
-      for (int r = node * each; r < (node + 1) * each; ++r) here += call.shard_of(r);
+      for (int r = node * each; r < (node + 1) * each; ++r) here += shard_of(call, r);
       most = std::max({most, call.bytes - here, here * (world_.nodes - 1)});
     }
     return static_cast<double>(most);

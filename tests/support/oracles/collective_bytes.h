@@ -1,0 +1,34 @@
+// Test oracle: what each rank has and sends in a collective of the plan. The plan itself knows the mean
+// alone.
+#pragma once
+
+#include <algorithm>
+
+#include "plan/traffic.h"
+
+namespace lm {
+
+// Bytes of a rank's shard.
+inline int64_t shard_of(const Collective& call, int rank) {
+  return std::clamp<int64_t>(call.bytes - rank * call.shard, 0, call.shard);
+}
+
+// Bytes of the shards of every machine's ranks with the same place as `rank`.
+inline int64_t shards_of_place(const Collective& call, int rank, int ranks) {
+  int64_t sum = 0;
+  for (int r = rank % call.machine_ranks; r < ranks; r += call.machine_ranks) sum += shard_of(call, r);
+  return sum;
+}
+
+// Bytes from `rank` to all others together.
+inline int64_t sent_by(const Collective& call, int rank, int ranks) {
+  using Reach = Collective::Reach;
+  const int64_t own = shard_of(call, rank), machines = ranks / call.machine_ranks;
+  const int64_t of_place = call.reach == Reach::kAll ? 0 : shards_of_place(call, rank, ranks);
+  if (call.reach == Reach::kMachine)
+    return call.exchange ? call.bytes - of_place : of_place * (call.machine_ranks - 1);
+  if (call.reach == Reach::kMachines) return call.exchange ? of_place - own : own * (machines - 1);
+  return call.exchange ? call.bytes - own : own * (ranks - 1);
+}
+
+}  // namespace lm
