@@ -362,9 +362,4 @@ std::string help_text(const std::string& command) {
   return out;
 }
 
-bool needs_torch(const std::string& command) {
-  const CommandRow* row = find_command(command);
-  return row != nullptr && row->torch;
-}
-
 }  // namespace lm

@@ -44,7 +44,4 @@ std::string typed(const CommandLine& line);
 // Of the whole program ("") or of one command.
 std::string help_text(const std::string& command);
 
-// Commands that the rank's executable carries out.
-bool needs_torch(const std::string& command);
-
 }  // namespace lm

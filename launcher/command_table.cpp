@@ -33,7 +33,6 @@ CommandRow training() {
       1,
       1,
       true,
-      true,
       {{"--gpus", Takes::kCount, "N",
         "GPUs of this machine that share the run, a process each; 0: the CPU; default: 1 if one is visible"},
        {"--ranks", Takes::kCount, "N",
@@ -59,14 +58,12 @@ CommandRow reporting() {
       1,
       kMany,
       false,
-      false,
       {{"-o", Takes::kText, "FILE", "where to; default: RUN/report.html, of several runs report.html here"},
        kJson}};
 }
 
 CommandRow completing() {
-  return {"completions", "", "a script for bash and zsh: eval \"$(lmlaunch completions)\"", 0, 0, false,
-          false,         {}};
+  return {"completions", "", "a script for bash and zsh: eval \"$(lmlaunch completions)\"", 0, 0, false, {}};
 }
 
 CommandRow fetching() {
@@ -75,7 +72,6 @@ CommandRow fetching() {
           "a model, an adapter or a data set from the Hugging Face hub into its local cache",
           1,
           1,
-          false,
           false,
           {{"--data", Takes::kNothing, "", "a data set; default: a model or an adapter"}, kJson}};
 }
@@ -87,7 +83,6 @@ CommandRow beginning() {
       "write a commented configuration that fits this machine, or one --from another trainer's",
       0,
       kMany,
-      false,
       false,
       {{"-o", Takes::kText, "FILE", "where to; default: MODEL's name with .toml"},
        {"--method", Takes::kText, "METHOD", "full, lora or qlora; default: the fastest that fits"},
@@ -107,7 +102,6 @@ CommandRow planning() {
           1,
           1,
           true,
-          false,
           {kJson,
            {"--gpu", Takes::kText, "NAME", "plan for a card of this name, e.g. RTX-4090, L4 or H100"},
            {"--gpu-memory", Takes::kBytes, "SIZE", "plan for a GPU of this memory, e.g. 24GiB"},
@@ -135,7 +129,6 @@ CommandRow generating() {
           1,
           1,
           true,
-          true,
           {{"--prompt", Takes::kText, "TEXT", "what to answer or continue"},
            {"--prompts", Takes::kText, "FILE",
             "instead, every line of a file; of a .jsonl, objects with prompt or messages; prints a JSON line "
@@ -156,7 +149,6 @@ CommandRow chatting() {
           "talk to it: a line of standard input is a turn",
           1,
           1,
-          true,
           true,
           {kSystem,
            {"--max-tokens", Takes::kCount, "N", "of an answer; default: 1024"},
@@ -183,7 +175,6 @@ const std::vector<CommandRow>& commands() {
        1,
        1,
        false,
-       true,
        {{"-o", Takes::kText, "DIR", "where to; with --gguf, a file's name"},
         {"--gguf", Takes::kText, "TYPE",
          "a model as one file for llama.cpp, its matrices in f16, bf16 or q8_0 (8 bits)"},
@@ -203,7 +194,6 @@ const std::vector<CommandRow>& commands() {
        1,
        1,
        true,
-       true,
        {kGpus, kJson}},
       {"verify",
        "RUN|CHECKPOINT|MODEL|ADAPTER",
@@ -211,7 +201,6 @@ const std::vector<CommandRow>& commands() {
        1,
        1,
        false,
-       true,
        {kNoGpus, kJson}},
       reporting(),
       {"doctor",
@@ -220,24 +209,15 @@ const std::vector<CommandRow>& commands() {
        0,
        0,
        false,
-       false,
        {{"--path", Takes::kTexts, "DIR", "measure the disk of this directory, too; may be repeated"},
         kJson,
         {"--copies", Takes::kNothing, "", "", true}}},
-      {"presets",
-       "[NAME]",
-       "list, or print one as a commented TOML to start from",
-       0,
-       1,
-       false,
-       false,
-       {kJson}},
+      {"presets", "[NAME]", "list, or print one as a commented TOML to start from", 0, 1, false, {kJson}},
       {"help",
        "[COMMAND|TABLE|KEY]",
        "what a command does, or a table or key of the configuration",
        0,
        1,
-       false,
        false,
        {{"--markdown", Takes::kNothing, "", "every key of the configuration as a page"}}},
       completing(),

@@ -23,7 +23,6 @@ struct CommandRow {
   const char* help;
   size_t least, most;  // positional arguments
   bool overrides;
-  bool torch;
   std::vector<FlagRow> flags;
 };
 

@@ -2,7 +2,6 @@
 
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -73,7 +72,6 @@ PinnedBlock PinnedPool::lease(int64_t bytes) {
   free_.erase(best);
   if (size > wanted) free_.emplace(offset + wanted, size - wanted);
   leased_ += wanted;
-  high_water_ = std::max(high_water_, leased_);
   PinnedBlock block;
   block.pool_ = this;
   block.data_ = begin_ + offset;
@@ -102,11 +100,6 @@ void PinnedPool::give_back(std::byte* data, int64_t bytes) noexcept {
 int64_t PinnedPool::leased() const {
   const std::lock_guard lock(mutex_);
   return leased_;
-}
-
-int64_t PinnedPool::high_water() const {
-  const std::lock_guard lock(mutex_);
-  return high_water_;
 }
 
 bool PinnedPool::registered(std::string* reason) const {

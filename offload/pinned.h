@@ -55,7 +55,6 @@ class PinnedPool {
   std::span<std::byte> memory() const { return {begin_, static_cast<size_t>(capacity_)}; }
   int64_t capacity() const { return capacity_; }
   int64_t leased() const;
-  int64_t high_water() const;
   // Whether CUDA has it registered; false on the CPU, and where CUDA refused: `reason` then says why.
   bool registered(std::string* reason = nullptr) const;
   // Whether kernels may use it by its address; where not, `reason` says why.
@@ -75,7 +74,6 @@ class PinnedPool {
   mutable std::mutex mutex_;         // guards all below
   std::map<int64_t, int64_t> free_;  // offset -> bytes; neighbours are joined
   int64_t leased_ = 0;
-  int64_t high_water_ = 0;
 };
 
 }  // namespace lm

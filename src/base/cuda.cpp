@@ -193,15 +193,6 @@ int cuda_selected() {
   return index;
 }
 
-int cuda_driver_version() {
-  int version = 0;
-  return cudaDriverGetVersion(&version) == cudaSuccess ? version : 0;
-}
-int cuda_runtime_version() {
-  int version = 0;
-  return cudaRuntimeGetVersion(&version) == cudaSuccess ? version : 0;
-}
-
 void* cuda_allocate(int64_t bytes) {
   void* memory = nullptr;
   if (cudaMalloc(&memory, static_cast<size_t>(bytes)) == cudaSuccess) {

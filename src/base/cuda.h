@@ -90,9 +90,7 @@ int cuda_device_count(std::string* reason = nullptr);
 // Selects it, too, and gives it a context: `free_bytes` is what is left then.
 GpuInfo cuda_device(int index);
 void cuda_select(int index);
-int cuda_selected();        // by the calling thread: each selects for itself
-int cuda_driver_version();  // 13000 for 13.0; 0 when there is none
-int cuda_runtime_version();
+int cuda_selected();  // by the calling thread: each selects for itself
 
 // Device memory, one allocation per call; throws Error(30) with the bytes asked and free.
 void* cuda_allocate(int64_t bytes);

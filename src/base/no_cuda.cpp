@@ -64,12 +64,6 @@ void cuda_select(int) {
 int cuda_selected() {
   refuse();
 }
-int cuda_driver_version() {
-  return 0;
-}
-int cuda_runtime_version() {
-  return 0;
-}
 void* cuda_allocate(int64_t) {
   refuse();
 }

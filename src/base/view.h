@@ -20,7 +20,6 @@ struct View {
   bool defined() const { return data != nullptr; }
   int64_t elements() const { return rows * columns; }
   int64_t bytes() const { return elements() * static_cast<int64_t>(dtype_size(dtype)); }  // rows side by side
-  bool contiguous() const { return stride == columns || rows <= 1; }
 
   float* floats() const { return static_cast<float*>(data); }
   // Some of the rows, or of the columns.

@@ -2,7 +2,7 @@
 // as the updates of a step produce them. Bytes are copied into a few buffers, checksummed there and written
 // by the I/O engine past the page cache, so that whoever gives them may change them at once, and waits only
 // when all buffers are under way. Bytes that are lent are written from where they lie. `write` may be called
-// by kWriters threads at once, `wait` by any, the rest by one.
+// by two threads at once, `wait` by any, the rest by one.
 #pragma once
 
 #include <functional>
@@ -38,7 +38,7 @@ struct ShardSetup {
 class ShardWriter {
  public:
   // No chunk is longer than a buffer, of which there are save_buffers().
-  static constexpr int64_t kChunk = kSaveBuffer, kWriters = 2;
+  static constexpr int64_t kChunk = kSaveBuffer;
 
   // Reserves the file's space and writes its header. Throws Error(20, 21, 31); nothing but an incomplete file
   // stays behind.

@@ -98,10 +98,6 @@ double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, bool lo
   return (lora ? 4 : 6) * (base * work.tokens + head) + 6 * adapters * work.tokens + 12 * attention;
 }
 
-double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, bool lora, int64_t sequence) {
-  return necessary_flops(spec, layout, lora, uniform_work(1, static_cast<double>(sequence)));
-}
-
 ComputeRates compute_rates(const Machine& machine, DeviceType device, DType dtype) {
   const bool bf16 = dtype == DType::kBF16;
   ComputeRates rates;

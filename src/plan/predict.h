@@ -20,8 +20,6 @@ StepWork uniform_work(double tokens, double length, double target_share = 1);
 // documents of S tokens (less in layers with a window). Recomputation, embedding, norms and the update are
 // not in it.
 double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, bool lora, const StepWork& work);
-// Per token, every token a target.
-double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, bool lora, int64_t sequence);
 
 // Of a GPU of which nothing is known.
 inline constexpr double kAssumedGpuBF16 = 100e12, kAssumedGpuF32 = 20e12, kAssumedGpuBandwidth = 500e9;

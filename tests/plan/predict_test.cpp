@@ -22,7 +22,8 @@ TEST(SpeedOfLight, EqualsPublishedFigures) {
                {{5120, 27648, 64, 40, 8, 128, 152064, false}, 5'102}};
   for (const auto& c : cases) {
     const ModelSpec spec = make_spec(c.shape);
-    const double flops = necessary_flops(spec, make_layout(spec, nullptr, DType::kBF16), false, 1024);
+    const double flops =
+        necessary_flops(spec, make_layout(spec, nullptr, DType::kBF16), false, uniform_work(1, 1024));
     EXPECT_NEAR(989.4e12 / flops, c.tokens_per_second, 2e-4 * c.tokens_per_second) << c.shape.hidden;
   }
 }
@@ -32,7 +33,8 @@ TEST(SpeedOfLight, OfLoraNeedsNoWeightGradientOfTheBase) {
   const AdapterSpec lora = adapter_r16();
   const double base = 32.0 * ((4096 + 2048) * 4096 + 4096 * 4096 + 3 * 14336 * 4096) + 128256.0 * 4096;
   const double expected = 4 * base + 6 * 41'943'040.0 + 6 * 32.0 * 4096 * 2048;
-  EXPECT_DOUBLE_EQ(necessary_flops(spec, make_layout(spec, &lora, DType::kBF16), true, 2048), expected);
+  EXPECT_DOUBLE_EQ(necessary_flops(spec, make_layout(spec, &lora, DType::kBF16), true, uniform_work(1, 2048)),
+                   expected);
 }
 
 TEST(SpeedOfLight, CountsTargetsAndWindows) {
