@@ -203,15 +203,15 @@ FittingWays choose(const CommandLine& line, const Start& start, const std::strin
     std::rotate(choice.ways.begin(), simplest, simplest + 1);
     return choice;
   }
-  throw refusal(
-      Exit::kDoesNotFit,
-      (method.empty() ? std::string("no way to train this model") : "train.method = \"" + method + "\"") +
-          (least.empty() ? " is possible here"
-                         : " does not fit this machine: the least takes " +
-                               format_bytes(least.back().plan.peak.host) + " of its memory"),
-      line.positional[0],
-      line.list("--disk").empty() ? "name a directory on a fast disk with --disk, or take a smaller model"
-                                  : "take a smaller model");
+  const std::string what = method.empty() ? "training this model" : "train.method = \"" + method + "\"";
+  throw refusal(Exit::kDoesNotFit,
+                least.empty() ? what + " is not possible here"
+                              : what + " does not fit this machine: the least takes " +
+                                    format_bytes(least.back().plan.peak.host) + " of its memory",
+                line.positional[0],
+                line.list("--disk").empty()
+                    ? "name a directory on a fast disk with --disk, or take a smaller model"
+                    : "take a smaller model");
 }
 
 bool sets(const Alternative& way, const std::string& key) {
