@@ -285,6 +285,16 @@ def test_a_webhook_hears_of_start_and_end(followed, state, event):
     assert end["text"] == end["content"] and ("the loss is nan" in end["text"]) == (state == "failed")
 
 
+def test_an_earlier_starts_error_is_not_this_ones(followed):
+    """A run that ends without a word, such as one that the kernel has killed."""
+    (followed.run / "log.txt").write_text("lmlaunch: error OLD-01 (exit 20): of an earlier start\n")
+    with Hook() as hook:
+        followed.start(webhook=hook.address)
+        followed.until(lambda: hook.got)
+        assert followed.end({"state": "failed", "exit_code": 40, "reason": "killed:9", "step": 7}) == ""
+    assert (hook.got[-1]["reason"], hook.got[-1]["message"]) == ("killed:9", "")
+
+
 def test_a_webhook_hears_of_a_killed_lmlaunch(followed):
     with Hook() as hook:
         followed.start(webhook=hook.address)
