@@ -26,6 +26,7 @@ MAY_INCLUDE = {
     "src/plan": {"src/base", "src/config", "src/spec", "src/kernels", "src/schedule", "src/model", "src/optim/rules"},
     "src/data": {"src/base", "src/config"},
     "src/weights": {"src/base", "src/spec", "src/kernels", "src/plan", "src/model", "comm", "offload"},
+    "src/export": {"src/base", "src/spec", "src/weights"},
     "src/optim": {"src/base", "src/optim/rules", "src/config", "src/spec", "src/plan", "src/kernels", "comm", "offload"},
     "src/checkpoint": {"src/base", "src/config", "src/spec", "src/plan", "src/weights", "src/optim", "comm", "offload"},
 }

@@ -6,6 +6,8 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "checkpoint/trained_values.h"
+#include "export/export_gguf.h"
+#include "export/export_source.h"
 #include "kernels/library.h"
 #include "launcher/model_place.h"
 #include "launcher/rank/job.h"
@@ -16,8 +18,6 @@
 #include "model/merge.h"
 #include "spec/architecture.h"
 #include "weights/adapter_files.h"
-#include "weights/export_gguf.h"
-#include "weights/export_source.h"
 
 namespace lm {
 namespace {

@@ -12,6 +12,9 @@
 #include "checkpoint/restore.h"
 #include "checkpoint/trained_values.h"
 #include "config/config_print.h"
+#include "export/export_adapter.h"
+#include "export/export_model.h"
+#include "export/export_source.h"
 #include "launcher/presets.h"
 #include "launcher/recorded.h"
 #include "launcher/status.h"
@@ -19,8 +22,6 @@
 #include "plan/adapter.h"
 #include "plan/step_lanes.h"
 #include "weights/adapter_files.h"
-#include "weights/export_model.h"
-#include "weights/export_source.h"
 
 namespace lm {
 Config resolved_config(const Job& job, const std::string& directory) {

@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "export/weight_source.h"
 #include "launcher/rank/job.h"
 #include "train/event_file.h"
-#include "weights/weight_source.h"
 
 namespace lm {
 

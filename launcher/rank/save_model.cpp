@@ -13,8 +13,8 @@
 
 #include "base/bytes.h"
 #include "base/log.h"
+#include "export/export_model.h"
 #include "launcher/machine/probe.h"
-#include "weights/export_model.h"
 
 namespace lm {
 namespace {

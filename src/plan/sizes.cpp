@@ -62,7 +62,7 @@ int64_t upload_bytes(const PlanInput& in, const NumericsPlan& n, int64_t micro_t
   return n.micro_batches * (batch + order) + copy(rows);
 }
 
-// What an export holds at once (weights/export_source.h): an adapter, and the largest tensor that it may be
+// What an export holds at once (export/export_source.h): an adapter, and the largest tensor that it may be
 // added to as it is in the file and in fp32; of others some rows.
 int64_t export_bytes(const ModelLayout& layout) {
   int64_t adapter = 0, tensor = 16 * kMiB;

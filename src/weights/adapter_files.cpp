@@ -1,67 +1,175 @@
-#include "weights/adapter_files.h"
-
 #include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
+#include <set>
 
+#include "base/error.h"
 #include "base/json.h"
-#include "weights/export_model.h"
+#include "weights/adapter_files.h"
 
 namespace lm {
 namespace {
 
-std::string card(const AdapterSpec& spec, const std::string& base_model) {
-  std::string out = "---\nbase_model: " + Json(base_model).dump(-1, ' ', true) +
-                    "\nlibrary_name: peft\npipeline_tag: text-generation\ntags:\n- lora\n---\n\n";
-  out += fmt::format("LoRA adapter, r = {}, target modules:", spec.r);
-  for (const std::string& target : spec.targets) out += " " + target;
-  return out + ".\n";
+constexpr int64_t kMostRank = 1 << 16;
+
+[[noreturn]] void fail(const std::string& key, const std::string& what, const std::string& place) {
+  throw Error(Exit::kInput, {.area = "FILE-23",
+                             .what = key + " " + what,
+                             .place = place,
+                             .next = "use a plain LoRA adapter of linear layers"});
+}
+
+bool is_neutral(const Json& value) {
+  return value.is_null() || value == false || ((value.is_object() || value.is_array()) && value.empty()) ||
+         value == "";
+}
+
+// Settings that do not change y = Wx + s·B(A x) once the weights are stored; everything else must be off.
+bool is_harmless(const std::string& key) {
+  static const std::set<std::string> kHarmless = {
+      "alpha",          "auto_mapping",        "base_model_name_or_path",
+      "bias",           "ensure_weight_tying", "eva_config",
+      "inference_mode", "init_lora_weights",   "lora_alpha",
+      "lora_dropout",   "megatron_core",       "peft_type",
+      "peft_version",   "qalora_group_size",   "r",
+      "revision",       "runtime_config",      "target_modules",
+      "task_type",      "use_rslora"};
+  return kHarmless.contains(key);
+}
+
+double number(const Json& config, const char* key, double missing, const std::string& place) {
+  const auto it = config.find(key);
+  if (it == config.end() || it->is_null()) return missing;
+  if (!it->is_number() || !std::isfinite(it->get<double>())) fail(key, "must be a number", place);
+  return it->get<double>();
+}
+
+std::string text(const Json& config, const char* key, const std::string& missing, const std::string& place) {
+  const auto it = config.find(key);
+  if (it == config.end() || it->is_null()) return missing;
+  if (!it->is_string()) fail(key, "must be a string", place);
+  return it->get<std::string>();
+}
+
+// "model.layers.3.self_attn.q_proj" -> "self_attn.q_proj": PEFT writes whole paths for small models. Whether
+// every layer has its tensors is checked when they are loaded.
+std::string without_layer(std::string path) {
+  for (const std::string prefix : {"base_model.model.", "model.", "layers."}) {
+    if (path.starts_with(prefix)) path.erase(0, prefix.size());
+  }
+  const size_t digits = path.find_first_not_of("0123456789");
+  if (digits > 0 && digits != std::string::npos && path[digits] == '.') path.erase(0, digits + 1);
+  return path;
+}
+
+std::vector<std::string> read_targets(const Json& config, const NameMap* model, const std::string& directory,
+                                      const std::string& place) {
+  const auto it = config.find("target_modules");
+  std::vector<std::string> names;
+  if (it != config.end() && it->is_array()) {
+    for (const Json& name : *it) {
+      if (!name.is_string()) fail("target_modules", "must be a list of strings", place);
+      names.push_back(without_layer(name.get<std::string>()));
+    }
+  } else if (it != config.end() && it->is_string()) {
+    // A pattern: what it matched is what the file holds.
+    constexpr std::string_view kEnd = ".lora_A.weight";
+    const ModelFiles files(directory, kAdapterWeights);
+    for (const ModelFiles::Tensor& tensor : files.tensors()) {
+      const std::string& name = tensor.entry->name;
+      if (name.ends_with(kEnd)) names.push_back(without_layer(name.substr(0, name.size() - kEnd.size())));
+    }
+  } else {
+    fail("target_modules", "must be a list of module names or a pattern", place);
+  }
+  if (model == nullptr) return names;
+  try {
+    return resolve_targets(*model, names, place);
+  } catch (const Error& error) {
+    ErrorText text = error.text();  // the file's fault, not the configuration's
+    text.area = "FILE-23";
+    text.next = "use the base model that the adapter was trained on";
+    throw Error(Exit::kInput, text);
+  }
+}
+
+void refuse_what_is_set(const Json& config, const std::string& place) {
+  for (const auto& [key, value] : config.items()) {
+    if (is_neutral(value) || is_harmless(key)) continue;
+    // The default pattern of layers only matters together with layers_to_transform.
+    fail(key.substr(0, 100), "= " + value.dump(-1, ' ', true).substr(0, 100) + " is not supported", place);
+  }
+  const std::string type = text(config, "peft_type", "", place);
+  if (type != "LORA")
+    fail("peft_type", "= \"" + type.substr(0, 100) + "\" is not supported, only LORA", place);
+  const std::string task = text(config, "task_type", "CAUSAL_LM", place);
+  if (task != "CAUSAL_LM")
+    fail("task_type", "= \"" + task.substr(0, 100) + "\" is not supported, only CAUSAL_LM", place);
+  const std::string bias = text(config, "bias", "none", place);
+  if (bias != "none") fail("bias", "= \"" + bias.substr(0, 100) + "\" is not supported, only none", place);
+  // These initialisations changed the base weights as well, so the stored A and B do not fit the published
+  // base.
+  const auto init = config.find("init_lora_weights");
+  if (init != config.end() && init->is_string() && *init != "gaussian" && *init != "orthogonal" &&
+      *init != "eva") {
+    fail("init_lora_weights", "= " + init->dump(-1, ' ', true).substr(0, 100) + " is not supported", place);
+  }
+}
+
+std::vector<LoadItem> adapter_items(const ModelLayout& layout,
+                                    const std::function<LoadTarget(size_t, const TensorPlace&)>& target) {
+  std::vector<LoadItem> items;
+  for (size_t b = 0; b < layout.blocks.size(); ++b) {
+    for (const TensorPlace& place : layout.blocks[b].tensors) {
+      const ParameterKind kind = place.parameter.kind;
+      if (kind != ParameterKind::kLoraA && kind != ParameterKind::kLoraB) continue;
+      items.push_back({&place.parameter, target(b, place)});
+    }
+  }
+  return items;
 }
 
 }  // namespace
 
-void write_adapter(const std::string& directory, const AdapterSpec& spec, const BaseModel& base,
-                   const ModelLayout& layout, const WeightSource& source, bool replace) {
-  const double alpha = spec.rslora ? spec.alpha * std::sqrt(static_cast<double>(spec.r)) : spec.alpha;
-  std::vector<std::string> targets = spec.targets;
-  std::sort(targets.begin(), targets.end());
-  Json config = {{"alpha_pattern", Json::object()},
-                 {"base_model_name_or_path", base.name},
-                 {"bias", "none"},
-                 {"fan_in_fan_out", false},
-                 {"inference_mode", true},
-                 {"init_lora_weights", true},
-                 {"layers_pattern", nullptr},
-                 {"layers_to_transform", nullptr},
-                 {"lora_dropout", spec.dropout},
-                 {"modules_to_save", nullptr},
-                 {"peft_type", "LORA"},
-                 {"r", spec.r},
-                 {"rank_pattern", Json::object()},
-                 {"revision", base.revision.empty() ? Json(nullptr) : Json(base.revision)},
-                 {"target_modules", targets},
-                 {"task_type", "CAUSAL_LM"},
-                 {"use_dora", false},
-                 {"use_rslora", false}};
-  // An integer where it is one: PEFT declares lora_alpha as such.
-  if (alpha == std::floor(alpha) && std::abs(alpha) < 1e15) {
-    config["lora_alpha"] = static_cast<int64_t>(alpha);
-  } else {
-    config["lora_alpha"] = alpha;
+AdapterConfig read_adapter_config(const std::string& directory, const NameMap* names) {
+  const std::string place = directory + "/" + kAdapterConfig;
+  const Json config = read_json_file(place, {.bytes = int64_t{4} << 20, .depth = 32});
+  if (!config.is_object()) fail_json("adapter_config.json must hold one object", place, 0);
+  refuse_what_is_set(config, place);
+  AdapterConfig out;
+  out.base_model = text(config, "base_model_name_or_path", "", place);
+  if (const auto mapping = config.find("auto_mapping"); mapping != config.end() && mapping->is_object())
+    out.base_class = text(*mapping, "base_model_class", "", place);
+  out.base_revision = text(config, "revision", "", place);
+  const auto r = config.find("r");
+  const bool has_rank = r != config.end() && r->is_number_integer();
+  if (!has_rank || number(config, "r", 0, place) < 1 || number(config, "r", 0, place) > double{kMostRank}) {
+    fail("r", fmt::format("must be an integer in 1 .. {}", kMostRank), place);
   }
-  if (!base.architecture.empty())
-    config["auto_mapping"] = {{"base_model_class", base.architecture}, {"parent_library", "transformers"}};
-  NewDirectory output(directory, replace);
-  const OutgoingTensors tensors(layout, OutgoingTensors::What::kAdapter, DType::kF32, source);
-  SafetensorsWriter writer(output.temporary() + "/" + kAdapterWeights, tensors.tensors());
-  for (const TensorInfo& tensor : writer.order()) {
-    tensors.fill(tensor.name, [&](std::span<const std::byte> bytes) { writer.write(tensor.name, bytes); });
+  out.spec.r = r->get<int64_t>();
+  out.spec.alpha = number(config, "lora_alpha", 8, place);
+  out.spec.dropout = number(config, "lora_dropout", 0, place);
+  if (!(out.spec.dropout >= 0 && out.spec.dropout < 1)) fail("lora_dropout", "must be in [0, 1)", place);
+  const auto rslora = config.find("use_rslora");
+  if (rslora != config.end() && !rslora->is_null() && !rslora->is_boolean()) {
+    fail("use_rslora", "must be true or false", place);
   }
-  writer.commit();
-  atomic_write_file(output.temporary() + "/" + kAdapterConfig, config.dump(2, ' ', true) + "\n");
-  atomic_write_file(output.temporary() + "/README.md", card(spec, base.name));
-  if (!base.directory.empty()) copy_tokenizer_files(base.directory, output.temporary(), base.chat_template);
-  output.commit();
+  out.spec.rslora = rslora != config.end() && *rslora == true;
+  out.spec.targets = read_targets(config, names, directory, place);
+  return out;
+}
+
+int64_t load_adapter(const std::string& directory, const ModelLayout& layout,
+                     const std::function<LoadTarget(size_t, const TensorPlace&)>& target,
+                     const LoadOptions& options) {
+  const ModelFiles files(directory, kAdapterWeights);
+  return load_adapter_tensors(files, adapter_items(layout, target), options);
+}
+
+void check_adapter(const std::string& directory, const ModelSpec& base) {
+  const AdapterSpec spec = read_adapter_config(directory, &base.names).spec;
+  const auto unread = [](size_t, const TensorPlace&) { return LoadTarget{}; };
+  load_adapter(directory, make_layout(base, &spec, DType::kF32), unread, {});
 }
 
 }  // namespace lm

@@ -1,7 +1,7 @@
 // Any bytes as a tokenizer that llama.cpp is to be given: refused with Error(11), or what is written has
 // every token. The input is tokenizer.json, a byte 0xFF and tokenizer_config.json.
+#include "export/gguf_tokenizer.h"
 #include "tests/fuzz/support.h"
-#include "weights/gguf_tokenizer.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   constexpr int64_t kVocab = 16;

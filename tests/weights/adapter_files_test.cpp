@@ -1,4 +1,5 @@
 #include "weights/adapter_files.h"
+#include "export/export_adapter.h"
 
 #include <optional>
 

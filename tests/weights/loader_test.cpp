@@ -1,7 +1,7 @@
 #include "weights/loader.h"
 
+#include "export/export_model.h"
 #include "tests/weights/support.h"
-#include "weights/export_model.h"
 #include "weights/verify.h"
 
 namespace lm {

@@ -16,12 +16,13 @@
 #include <vector>
 
 #include "base/error.h"
+#include "export/export_adapter.h"
+#include "export/export_model.h"
 #include "kernels/cpu_features.h"
 #include "tests/support/hf_names.h"
 #include "tests/support/limit_processor.h"
 #include "weights/adapter_files.h"
 #include "weights/encode.h"
-#include "weights/export_model.h"
 #include "weights/verify.h"
 
 namespace lm {

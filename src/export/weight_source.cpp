@@ -1,4 +1,4 @@
-#include "weights/weight_source.h"
+#include "export/weight_source.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "weights/export_model.h"
+#include "export/export_model.h"
 
 #include <algorithm>
 #include <filesystem>

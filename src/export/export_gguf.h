@@ -6,9 +6,9 @@
 
 #include <string>
 
+#include "export/gguf.h"
+#include "export/weight_source.h"
 #include "spec/model_spec.h"
-#include "weights/gguf.h"
-#include "weights/weight_source.h"
 
 namespace lm {
 

@@ -1,4 +1,4 @@
-#include "weights/export_gguf.h"
+#include "export/export_gguf.h"
 
 #include <fmt/format.h>
 #include <algorithm>
@@ -10,8 +10,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "export/gguf_tokenizer.h"
 #include "spec/families/family.h"
-#include "weights/gguf_tokenizer.h"
 
 namespace lm {
 namespace {

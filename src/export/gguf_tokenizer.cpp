@@ -1,4 +1,4 @@
-#include "weights/gguf_tokenizer.h"
+#include "export/gguf_tokenizer.h"
 
 #include <fmt/format.h>
 #include <algorithm>

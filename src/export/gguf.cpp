@@ -1,4 +1,4 @@
-#include "weights/gguf.h"
+#include "export/gguf.h"
 
 #include <bit>
 #include <cmath>

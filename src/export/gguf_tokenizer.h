@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "weights/gguf.h"
+#include "export/gguf.h"
 
 namespace lm {
 

@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "weights/weight_source.h"
+#include "export/weight_source.h"
 
 namespace lm {
 

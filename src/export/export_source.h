@@ -11,8 +11,8 @@
 
 #include "base/cuda.h"
 #include "base/staging.h"
+#include "export/weight_source.h"
 #include "weights/loans.h"
-#include "weights/weight_source.h"
 
 namespace lm {
 

@@ -1,4 +1,4 @@
-#include "weights/export_source.h"
+#include "export/export_source.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,0 +1,68 @@
+#include "export/export_adapter.h"
+
+#include <fmt/format.h>
+#include <algorithm>
+#include <cmath>
+
+#include "base/json.h"
+#include "export/export_model.h"
+#include "weights/adapter_files.h"
+
+namespace lm {
+namespace {
+
+std::string card(const AdapterSpec& spec, const std::string& base_model) {
+  std::string out = "---\nbase_model: " + Json(base_model).dump(-1, ' ', true) +
+                    "\nlibrary_name: peft\npipeline_tag: text-generation\ntags:\n- lora\n---\n\n";
+  out += fmt::format("LoRA adapter, r = {}, target modules:", spec.r);
+  for (const std::string& target : spec.targets) out += " " + target;
+  return out + ".\n";
+}
+
+}  // namespace
+
+void write_adapter(const std::string& directory, const AdapterSpec& spec, const BaseModel& base,
+                   const ModelLayout& layout, const WeightSource& source, bool replace) {
+  const double alpha = spec.rslora ? spec.alpha * std::sqrt(static_cast<double>(spec.r)) : spec.alpha;
+  std::vector<std::string> targets = spec.targets;
+  std::sort(targets.begin(), targets.end());
+  Json config = {{"alpha_pattern", Json::object()},
+                 {"base_model_name_or_path", base.name},
+                 {"bias", "none"},
+                 {"fan_in_fan_out", false},
+                 {"inference_mode", true},
+                 {"init_lora_weights", true},
+                 {"layers_pattern", nullptr},
+                 {"layers_to_transform", nullptr},
+                 {"lora_dropout", spec.dropout},
+                 {"modules_to_save", nullptr},
+                 {"peft_type", "LORA"},
+                 {"r", spec.r},
+                 {"rank_pattern", Json::object()},
+                 {"revision", base.revision.empty() ? Json(nullptr) : Json(base.revision)},
+                 {"target_modules", targets},
+                 {"task_type", "CAUSAL_LM"},
+                 {"use_dora", false},
+                 {"use_rslora", false}};
+  // An integer where it is one: PEFT declares lora_alpha as such.
+  if (alpha == std::floor(alpha) && std::abs(alpha) < 1e15) {
+    config["lora_alpha"] = static_cast<int64_t>(alpha);
+  } else {
+    config["lora_alpha"] = alpha;
+  }
+  if (!base.architecture.empty())
+    config["auto_mapping"] = {{"base_model_class", base.architecture}, {"parent_library", "transformers"}};
+  NewDirectory output(directory, replace);
+  const OutgoingTensors tensors(layout, OutgoingTensors::What::kAdapter, DType::kF32, source);
+  SafetensorsWriter writer(output.temporary() + "/" + kAdapterWeights, tensors.tensors());
+  for (const TensorInfo& tensor : writer.order()) {
+    tensors.fill(tensor.name, [&](std::span<const std::byte> bytes) { writer.write(tensor.name, bytes); });
+  }
+  writer.commit();
+  atomic_write_file(output.temporary() + "/" + kAdapterConfig, config.dump(2, ' ', true) + "\n");
+  atomic_write_file(output.temporary() + "/README.md", card(spec, base.name));
+  if (!base.directory.empty()) copy_tokenizer_files(base.directory, output.temporary(), base.chat_template);
+  output.commit();
+}
+
+}  // namespace lm
