@@ -18,8 +18,8 @@ LMLAUNCH = Path(os.environ.get("LM_BIN", ROOT / "build" / "bin")) / "lmlaunch"
 MODEL = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmlaunch" / "models" / "smollm2-135m-instruct"
 QUICKSTART = ROOT / "configs" / "quickstart"
 QUESTION = "What does `str.isupper()` do in Python?"  # held out: its answer is in eval.jsonl
-RUN = ["configs/quickstart.toml", "train.epochs=3", "train.eval_every=10", f'train.sample_prompts=["{QUESTION}"]', "train.sample_tokens=48",
-       "checkpoint.every=40", "checkpoint.keep_best=true"]
+RUN = ["configs/quickstart.toml", "train.epochs=1", "train.eval_every=5", f'train.sample_prompts=["{QUESTION}"]', "train.sample_tokens=48",
+       "checkpoint.every=20", "checkpoint.keep_best=true"]
 
 
 def prepare(work):
@@ -38,7 +38,8 @@ def lmlaunch(work, *arguments):
 
 def picture(page, out):
     """The whole page: a window higher than any, without the empty rows below."""
-    subprocess.run([sys.executable, Path(__file__).with_name("test_page.py"), page, out, "5000"], check=True)
+    subprocess.run([sys.executable, Path(__file__).with_name("test_page.py"), page, out, "5000"],
+                   check=True, env=os.environ | {"PYTHONPATH": str(ROOT / "tests" / "support")})
     image = Image.open(out).convert("RGB")
     ground = Image.new("RGB", image.size, image.getpixel((0, image.height - 1)))
     bottom = ImageChops.difference(image, ground).getbbox()[3]
