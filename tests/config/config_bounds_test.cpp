@@ -2,26 +2,11 @@
 // file.
 #include <gtest/gtest.h>
 
-#include "base/error.h"
 #include "config/config_toml.h"
+#include "tests/config/failure.h"
 
 namespace lm {
 namespace {
-
-constexpr const char* kLeast = "[model]\npath = \"m\"\n[data]\ntrain = [\"t.jsonl\"]\n";
-
-std::string failure(const std::string& text, const std::vector<std::string>& overrides = {}) {
-  try {
-    parse_config(text, "c.toml", overrides);
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Exit::kConfig);
-    return error.report();
-  }
-  return "";
-}
-
-#define EXPECT_HAS(text, part) \
-  EXPECT_NE((text).find(part), std::string::npos) << "no <" << (part) << "> in\n" << (text)
 
 TEST(Config, ABoundThatIsExceededIsSaid) {
   EXPECT_HAS(failure(std::string(kLeast), {"train.max_grad_norm=1e308"}),

@@ -5,25 +5,11 @@
 #include "base/error.h"
 #include "config/config_print.h"
 #include "config/config_toml.h"
+#include "tests/config/failure.h"
 #include "tests/support/same_config.h"
 
 namespace lm {
 namespace {
-
-constexpr const char* kLeast = "[model]\npath = \"m\"\n[data]\ntrain = [\"t.jsonl\"]\n";
-
-std::string failure(const std::string& text, const std::vector<std::string>& overrides = {}) {
-  try {
-    parse_config(text, "c.toml", overrides);
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Exit::kConfig);
-    return error.report();
-  }
-  return "";
-}
-
-#define EXPECT_HAS(text, part) \
-  EXPECT_NE((text).find(part), std::string::npos) << "no <" << (part) << "> in\n" << (text)
 
 TEST(Config, DefaultsHoldWhereNothingIsSaid) {
   const Config config = parse_config(kLeast, "c.toml");

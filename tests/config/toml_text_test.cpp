@@ -1,26 +1,11 @@
 // Text that is no TOML, and text that is meant to harm the parser: the first mistake is told, with its place.
 #include <gtest/gtest.h>
 
-#include "base/error.h"
 #include "config/config_toml.h"
+#include "tests/config/failure.h"
 
 namespace lm {
 namespace {
-
-constexpr const char* kLeast = "[model]\npath = \"m\"\n[data]\ntrain = [\"t.jsonl\"]\n";
-
-std::string failure(const std::string& text, const std::vector<std::string>& overrides = {}) {
-  try {
-    parse_config(text, "c.toml", overrides);
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Exit::kConfig);
-    return error.report();
-  }
-  return "";
-}
-
-#define EXPECT_HAS(text, part) \
-  EXPECT_NE((text).find(part), std::string::npos) << "no <" << (part) << "> in\n" << (text)
 
 TEST(Config, OfMistakesInTomlTheFirstIsToldAndTheKeysAboveItAreStillChecked) {
   std::string text = failure("[train]\nstpes = 1\n[model]\npath = \"m\n[data]\n= 1\n", {"train.epoch=1"});
