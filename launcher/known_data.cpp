@@ -12,6 +12,10 @@ namespace lm {
 
 namespace fs = std::filesystem;
 
+// Rows that a plan looks at: some hundred milliseconds. Of more data a plan is for full rows until a run has
+// begun.
+constexpr int64_t kMostRowsPlanned = 1'000'000;
+
 PrepareOptions prepare_options(const Config& config, const PlannedModel& model,
                                const Environment& environment, const std::string& date) {
   const DataConfig& data = config.data;
@@ -69,7 +73,7 @@ std::optional<DataShape> known_data_shape(const Config& config, const PlannedMod
   if (model.directory.empty() || config.data.train.empty()) return std::nullopt;
   try {
     const auto tokens = find_tokens(prepare_options(config, model, environment, recorded_date(run)));
-    if (!tokens) return std::nullopt;
+    if (!tokens || tokens->examples > kMostRowsPlanned) return std::nullopt;
     const TokenFile file(tokens->path);
     Loader loader(file, nullptr, loader_options(config, model, *tokens, 1));
     return data_shape(loader);

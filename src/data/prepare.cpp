@@ -336,6 +336,7 @@ Prepared prepare_tokens(const PrepareOptions& options) {
 }
 
 std::optional<Prepared> find_tokens(const PrepareOptions& options) {
+  if (options.cache_dir.empty()) return std::nullopt;  // no home: a run finds its own place
   try {
     const auto [files, counts] = data_files(options);
     ContentHasher hasher(options.cache_dir + "/hashes");
