@@ -28,6 +28,15 @@ int64_t host_library_bytes(const Machine& machine, DeviceType device) {
   return machine.library_bytes > 0 ? machine.library_bytes + kCpuGrowth : kCpuBase;
 }
 
+Machine share_of_machine(const Machine& machine, int ranks) {
+  Machine out = machine;
+  out.cores = std::max(1, machine.cores / ranks);
+  for (int64_t* const bytes : {&out.host_memory, &out.host_available, &out.host_limit}) *bytes /= ranks;
+  out.memory_bandwidth /= ranks;
+  for (Disk& disk : out.disks) disk.share_among(ranks);
+  return out;
+}
+
 std::string kernel_set(const Machine& machine, DeviceType device) {
   if (device == DeviceType::kCuda) return "cuda " + machine.gpus.front().name;
   if (machine.instructions == Instructions::kNone) return "cpu";

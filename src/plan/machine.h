@@ -20,6 +20,13 @@ struct Disk {
   int64_t free_bytes = 0;
   double read_bandwidth = 0, write_bandwidth = 0;  // bytes/s, large requests past the page cache
   double both_bandwidth = 0;                       // as many reads as writes at once, both counted
+
+  // What is left for each of so many that use it alike.
+  void share_among(int64_t users) {
+    free_bytes /= users;
+    for (double* const rate : {&read_bandwidth, &write_bandwidth, &both_bandwidth})
+      *rate /= static_cast<double>(users);
+  }
 };
 
 struct Machine {

@@ -1,103 +1,25 @@
-// A machine as text, and back: one rank measures it, and all plan for the same.
-#include <algorithm>
-
+// A machine as text, and back: one rank measures it, and all plan for the same. Its keys are the members'
+// names, and each must be there.
 #include "base/json.h"
 #include "plan/machine.h"
 
 namespace lm {
 
-std::string machine_json(const Machine& m) {
-  Json gpus = Json::array(), disks = Json::array();
-  for (const Gpu& gpu : m.gpus) {
-    gpus.push_back({{"name", gpu.name},
-                    {"memory_bytes", gpu.memory_bytes},
-                    {"bf16_flops", gpu.bf16_flops},
-                    {"fp32_flops", gpu.fp32_flops},
-                    {"bandwidth", gpu.bandwidth},
-                    {"free_bytes", gpu.free_bytes},
-                    {"link_bandwidth", gpu.link_bandwidth},
-                    {"processors", gpu.processors},
-                    {"peer_bandwidth", gpu.peer_bandwidth},
-                    {"capability_major", gpu.capability.major},
-                    {"capability_minor", gpu.capability.minor}});
-  }
-  for (const Disk& disk : m.disks) {
-    disks.push_back({{"path", disk.path},
-                     {"free_bytes", disk.free_bytes},
-                     {"read_bandwidth", disk.read_bandwidth},
-                     {"write_bandwidth", disk.write_bandwidth},
-                     {"both_bandwidth", disk.both_bandwidth}});
-  }
-  return Json{{"cores", m.cores},
-              {"cpu_model", m.cpu_model},
-              {"instructions", instructions_name(m.instructions)},
-              {"host_memory", m.host_memory},
-              {"host_available", m.host_available},
-              {"gemm_bf16_flops", m.gemm_bf16_flops},
-              {"gemm_fp32_flops", m.gemm_fp32_flops},
-              {"gemm_sustained", m.gemm_sustained},
-              {"fastest_flops", m.fastest_flops},
-              {"libraries", m.libraries},
-              {"memory_bandwidth", m.memory_bandwidth},
-              {"attention_flops", m.attention_flops},
-              {"gemm_call_seconds", m.gemm_call_seconds},
-              {"decode_bandwidth", m.decode_bandwidth},
-              {"host_limit", m.host_limit},
-              {"library_bytes", m.library_bytes},
-              {"network_bandwidth", m.network_bandwidth},
-              {"gpus", gpus},
-              {"disks", disks}}
-      .dump(-1, ' ', false, Json::error_handler_t::replace);
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ComputeCapability, major, minor)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Gpu, name, memory_bytes, bf16_flops, fp32_flops, bandwidth, free_bytes,
+                                   link_bandwidth, processors, peer_bandwidth, capability)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Disk, path, free_bytes, read_bandwidth, write_bandwidth, both_bandwidth)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Machine, cores, cpu_model, instructions, host_memory, host_available,
+                                   gemm_bf16_flops, gemm_fp32_flops, gemm_sustained, fastest_flops, libraries,
+                                   memory_bandwidth, attention_flops, gemm_call_seconds, decode_bandwidth,
+                                   gpus, disks, host_limit, library_bytes, network_bandwidth)
+
+std::string machine_json(const Machine& machine) {
+  return Json(machine).dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 Machine parse_machine(const std::string& text) {
-  const Json json = Json::parse(text);
-  Machine m;
-  m.cores = json.at("cores"), m.cpu_model = json.at("cpu_model");
-  m.instructions = instructions_of(json.at("instructions").get<std::string>()).value_or(Instructions::kNone);
-  m.host_memory = json.at("host_memory"), m.host_available = json.at("host_available");
-  m.gemm_bf16_flops = json.at("gemm_bf16_flops"), m.gemm_fp32_flops = json.at("gemm_fp32_flops");
-  m.gemm_sustained = json.at("gemm_sustained"), m.memory_bandwidth = json.at("memory_bandwidth");
-  m.fastest_flops = json.at("fastest_flops"), m.libraries = json.at("libraries");
-  m.attention_flops = json.at("attention_flops");
-  m.gemm_call_seconds = json.at("gemm_call_seconds");
-  m.decode_bandwidth = json.at("decode_bandwidth");
-  m.host_limit = json.at("host_limit"), m.library_bytes = json.at("library_bytes");
-  m.network_bandwidth = json.at("network_bandwidth");
-  for (const Json& gpu : json.at("gpus")) {
-    m.gpus.push_back({.name = gpu.at("name"),
-                      .memory_bytes = gpu.at("memory_bytes"),
-                      .bf16_flops = gpu.at("bf16_flops"),
-                      .fp32_flops = gpu.at("fp32_flops"),
-                      .bandwidth = gpu.at("bandwidth"),
-                      .free_bytes = gpu.at("free_bytes"),
-                      .link_bandwidth = gpu.at("link_bandwidth"),
-                      .processors = gpu.at("processors"),
-                      .peer_bandwidth = gpu.at("peer_bandwidth"),
-                      .capability = {gpu.at("capability_major"), gpu.at("capability_minor")}});
-  }
-  for (const Json& disk : json.at("disks")) {
-    m.disks.push_back({.path = disk.at("path"),
-                       .free_bytes = disk.at("free_bytes"),
-                       .read_bandwidth = disk.at("read_bandwidth"),
-                       .write_bandwidth = disk.at("write_bandwidth"),
-                       .both_bandwidth = disk.at("both_bandwidth")});
-  }
-  return m;
-}
-
-Machine share_of_machine(const Machine& machine, int ranks) {
-  Machine out = machine;
-  out.cores = std::max(1, machine.cores / ranks);
-  for (int64_t* const bytes : {&out.host_memory, &out.host_available, &out.host_limit}) *bytes /= ranks;
-  out.memory_bandwidth /= ranks;
-  for (Disk& disk : out.disks) {
-    disk.free_bytes /= ranks;
-    disk.read_bandwidth /= ranks;
-    disk.write_bandwidth /= ranks;
-    disk.both_bandwidth /= ranks;
-  }
-  return out;
+  return Json::parse(text).get<Machine>();
 }
 
 }  // namespace lm

@@ -54,12 +54,18 @@ TEST(Machine, SurvivesAsText) {
   machine.attention_flops = 95e9;
   machine.gemm_call_seconds = 9e-6;
   machine.decode_bandwidth = 5e9;
+  machine.instructions = Instructions::kAvx2;
+  machine.gpus.push_back(known_gpu("NVIDIA L40"));
   machine.disks.push_back({"/disk", 1, 3e9, 2e9, 2.5e9});
   const Machine read = parse_machine(machine_json(machine));
   EXPECT_EQ(read.library_bytes, 123456789);
   EXPECT_EQ(read.attention_flops, 95e9);
   EXPECT_EQ(read.gemm_call_seconds, 9e-6);
   EXPECT_EQ(read.decode_bandwidth, 5e9);
+  EXPECT_EQ(read.instructions, Instructions::kAvx2);
+  ASSERT_EQ(read.gpus.size(), 1U);
+  EXPECT_EQ(read.gpus[0].bf16_flops, 181e12);
+  EXPECT_EQ(read.gpus[0].capability.text(), "8.9");
   ASSERT_EQ(read.disks.size(), 1U);
   EXPECT_EQ(read.disks[0].both_bandwidth, 2.5e9);
   EXPECT_EQ(machine_json(read), machine_json(machine));
