@@ -195,7 +195,7 @@ std::unique_ptr<Question> question_about(const Config& config, const std::string
   const NameMap& names = out->model.spec.names;
   out->recorded = recorded_numerics(run, config, names, out->device);
   const RateSubject subject = rate_subject(config, out->recorded, out->share().cores, out->device);
-  set_known_rates(subject, out->cache_dir, out->machine);
+  take_known_rates(subject, out->cache_dir, out->machine);
   return out;
 }
 

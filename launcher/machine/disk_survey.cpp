@@ -11,9 +11,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <filesystem>
-#include <optional>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -48,47 +46,45 @@ Json rate_key(const std::string& path, dev_t device, IoEngineChoice engine) {
           {"engine", name_of(engine)}};
 }
 
-struct Rates {
-  double read = 0, write = 0, both = 0;
-};
-
-std::optional<Rates> known_rates(const std::string& cache_dir, const Json& key) {
-  const std::optional<Json> json = kept_figures(cache_dir, kFolder, key);
-  try {
-    if (json)
-      return Rates{kept_rate(*json, "read_bytes_per_s"), kept_rate(*json, "write_bytes_per_s"),
-                   kept_rate(*json, "both_bytes_per_s")};
-  } catch (const std::exception&) {
-    // Damaged: measured again.
-  }
-  return std::nullopt;
+template <class D, class V>
+void visit_rates(D& disk, const V& rate) {
+  rate("read_bytes_per_s", disk.read_bandwidth);
+  rate("write_bytes_per_s", disk.write_bandwidth);
+  rate("both_bytes_per_s", disk.both_bandwidth);
 }
 
-std::optional<Rates> measure(const std::string& path, IoEngineChoice engine) {
-  log_line("measuring the disk of " + path + ": 2 s");
+bool take_known_rates(const std::string& cache_dir, const Json& key, Disk& disk) {
+  return read_figures(cache_dir, kFolder, key, [&](const Json& figures) {
+    Disk known = disk;
+    visit_rates(known, [&](const char* name, double& rate) { rate = kept_rate(figures, name); });
+    disk = known;
+  });
+}
+
+bool measure(IoEngineChoice engine, Disk& disk) {
+  log_line("measuring the disk of " + disk.path + ": 2 s");
   try {
-    const DiskProbe probe = probe_disk(path, engine_kind(name_of(engine)));
-    return Rates{probe.read_bytes_per_s, probe.write_bytes_per_s, probe.both_bytes_per_s};
+    const DiskProbe probe = probe_disk(disk.path, engine_kind(name_of(engine)));
+    disk.read_bandwidth = probe.read_bytes_per_s;
+    disk.write_bandwidth = probe.write_bytes_per_s;
+    disk.both_bandwidth = probe.both_bytes_per_s;
+    return true;
   } catch (const Error& error) {
     // The run itself may need less than the probe, and tells what is wrong where it does not.
     log_note("DISK-19", std::string("not measured: ") + error.what());
-    return std::nullopt;
+    return false;
   }
 }
 
 // A second plan within the week does not measure, and a disk that has changed meanwhile is measured once the
 // file is gone.
-void keep_disk_rates(const std::string& cache_dir, const Json& key, const std::string& path,
-                     const Rates& rates) {
-  const std::string file = keep_figures(cache_dir, kFolder, key,
-                                        {{"read_bytes_per_s", rates.read},
-                                         {"write_bytes_per_s", rates.write},
-                                         {"both_bytes_per_s", rates.both}});
-  char text[100];
-  std::snprintf(text, sizeof text, " reads %.2f GB/s and writes %.2f GB/s; ", rates.read / 1e9,
-                rates.write / 1e9);
-  log_line(path + text +
-           (file.empty() ? "not kept: it will be measured again" : "kept for a week in " + file));
+void keep_disk_rates(const std::string& cache_dir, const Json& key, const Disk& disk) {
+  Json figures;
+  visit_rates(disk, [&](const char* name, double rate) { figures[name] = rate; });
+  const std::string file = keep_figures(cache_dir, kFolder, key, figures);
+  log_line(fmt::format("{} reads {:.2f} GB/s and writes {:.2f} GB/s; {}", disk.path,
+                       disk.read_bandwidth / 1e9, disk.write_bandwidth / 1e9,
+                       file.empty() ? "not kept: it will be measured again" : "kept for a week in " + file));
 }
 
 [[noreturn]] void refuse(const std::string& path, int error) {
@@ -159,23 +155,14 @@ std::vector<Disk> survey_disks(const Config& config, const std::string& cache_di
     Disk& disk = disks.back();
     disk.free_bytes = free_disk_bytes(path);
     const Json key = rate_key(path, info.st_dev, config.io.engine);
-    std::optional<Rates> found = known_rates(cache_dir, key);
-    if (!found && rates == DiskRates::kMeasured) {
-      found = measure(path, config.io.engine);
-      if (found) keep_disk_rates(cache_dir, key, path, *found);
-    }
-    if (!found) continue;
-    disk.read_bandwidth = found->read;
-    disk.write_bandwidth = found->write;
-    disk.both_bandwidth = found->both;
+    const bool known = take_known_rates(cache_dir, key, disk);
+    if (!known && rates == DiskRates::kMeasured && measure(config.io.engine, disk))
+      keep_disk_rates(cache_dir, key, disk);
   }
   for (size_t i = 0; i < disks.size(); ++i) {
     const int64_t sharers = std::count(devices.begin(), devices.end(), devices[i]);
     if (devices[i] == 0 || sharers == 1) continue;
-    disks[i].free_bytes /= sharers;
-    disks[i].read_bandwidth /= static_cast<double>(sharers);
-    disks[i].write_bandwidth /= static_cast<double>(sharers);
-    disks[i].both_bandwidth /= static_cast<double>(sharers);
+    disks[i].share_among(sharers);
   }
   return disks;
 }

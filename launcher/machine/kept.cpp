@@ -30,18 +30,21 @@ std::string file_of(const std::string& cache_dir, const std::string& folder, con
 
 }  // namespace
 
-std::optional<Json> kept_figures(const std::string& cache_dir, const std::string& folder, const Json& key) {
+bool read_figures(const std::string& cache_dir, const std::string& folder, const Json& key,
+                  const std::function<void(const Json&)>& read) {
   const std::string file = file_of(cache_dir, folder, key);
-  if (cache_dir.empty() || access(file.c_str(), R_OK) != 0) return std::nullopt;
+  if (cache_dir.empty() || access(file.c_str(), R_OK) != 0) return false;
   try {
-    Json json = read_json_file(file, {.bytes = 4096, .depth = 4});
+    const Json json = read_json_file(file, {.bytes = 4096, .depth = 4});
     for (const auto& [name, value] : key.items()) {
-      if (json.at(name) != value) return std::nullopt;
+      if (json.at(name) != value) return false;
     }
     const int64_t age = std::time(nullptr) - json.at("measured").get<int64_t>();
-    return age >= 0 && age < kWeek ? std::optional(std::move(json)) : std::nullopt;
+    if (age < 0 || age >= kWeek) return false;
+    read(json);
+    return true;
   } catch (const std::exception&) {
-    return std::nullopt;  // damaged
+    return false;  // damaged
   }
 }
 

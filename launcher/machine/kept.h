@@ -2,7 +2,7 @@
 // that was measured. Keeping is only a saving: what cannot be kept or read is measured again. Any one thread.
 #pragma once
 
-#include <optional>
+#include <functional>
 #include <string>
 
 #include "base/json.h"
@@ -10,8 +10,10 @@
 namespace lm {
 
 // Under `cache_dir` ("": nothing is kept), in `folder`. `key` says what was measured: figures are given for
-// the same key alone, as one object with the key's fields.
-std::optional<Json> kept_figures(const std::string& cache_dir, const std::string& folder, const Json& key);
+// the same key alone, to `read`, as one object with the key's fields. False where there are none, or where
+// `read` throws, as it does of one that is damaged.
+bool read_figures(const std::string& cache_dir, const std::string& folder, const Json& key,
+                  const std::function<void(const Json&)>& read);
 // `certain` false: for an hour alone. The file; "" where they cannot be kept.
 std::string keep_figures(const std::string& cache_dir, const std::string& folder, const Json& key,
                          const Json& figures, bool certain = true);

@@ -1,5 +1,8 @@
 #include "launcher/machine/rates.h"
 
+#include <type_traits>
+#include <utility>
+
 #include "launcher/machine/kept.h"
 
 namespace lm {
@@ -19,6 +22,21 @@ Json key_of(const Machine& machine, const RateSubject& subject) {
           {"lmlaunch", LM_VERSION}};
 }
 
+// What is measured of a machine for the subject, by the names that the cache has for it.
+template <class M, class V>
+void visit_rates(M& machine, const RateSubject& subject, const V& rate) {
+  rate("memory_bytes_per_s", machine.memory_bandwidth);
+  if (subject.device == DeviceType::kCuda)
+    return rate("link_bytes_per_s", machine.gpus.front().link_bandwidth);
+  rate("gemm_flop_per_s", gemm_flops(machine, subject.dtype));
+  rate("gemm_sustained", machine.gemm_sustained);
+  rate("fastest_flop_per_s", machine.fastest_flops);
+  rate("attention_flop_per_s", machine.attention_flops);
+  rate("gemm_call_seconds", machine.gemm_call_seconds);
+  rate("decoded_bytes_per_s", machine.decode_bandwidth);
+  rate("library_bytes", machine.library_bytes);
+}
+
 }  // namespace
 
 RateSubject rate_subject(const Config& config, const std::optional<NumericsPlan>& recorded, int64_t cores,
@@ -28,67 +46,24 @@ RateSubject rate_subject(const Config& config, const std::optional<NumericsPlan>
   return {device, dtype, static_cast<int>(threads)};
 }
 
-std::optional<MeasuredRates> known_rates(const Machine& machine, const RateSubject& subject,
-                                         const std::string& cache_dir) {
-  const std::optional<Json> json = kept_figures(cache_dir, kFolder, key_of(machine, subject));
-  if (!json) return std::nullopt;
-  try {
-    MeasuredRates rates;
-    rates.memory_bandwidth = kept_rate(*json, "memory_bytes_per_s");
-    if (subject.device == DeviceType::kCuda) {
-      rates.link_bandwidth = kept_rate(*json, "link_bytes_per_s");
-    } else {
-      rates.gemm_flops = kept_rate(*json, "gemm_flop_per_s");
-      rates.gemm_sustained = kept_rate(*json, "gemm_sustained");
-      rates.fastest_flops = kept_rate(*json, "fastest_flop_per_s");
-      rates.attention_flops = kept_rate(*json, "attention_flop_per_s");
-      rates.gemm_call_seconds = kept_rate(*json, "gemm_call_seconds");
-      rates.decode_bandwidth = kept_rate(*json, "decoded_bytes_per_s");
-      rates.library_bytes = static_cast<int64_t>(kept_rate(*json, "library_bytes"));
-    }
-    return rates;
-  } catch (const std::exception&) {
-    return std::nullopt;
-  }
+bool take_known_rates(const RateSubject& subject, const std::string& cache_dir, Machine& machine) {
+  return read_figures(cache_dir, kFolder, key_of(machine, subject), [&](const Json& figures) {
+    Machine known = machine;
+    visit_rates(known, subject, [&](const char* name, auto& rate) {
+      rate = static_cast<std::remove_reference_t<decltype(rate)>>(kept_rate(figures, name));
+    });
+    machine = std::move(known);
+  });
 }
 
-void keep_rates(const Machine& machine, const RateSubject& subject, const MeasuredRates& rates,
-                const std::string& cache_dir, bool certain) {
-  Json figures = {{"memory_bytes_per_s", rates.memory_bandwidth}};
-  if (subject.device == DeviceType::kCuda) {
-    figures["link_bytes_per_s"] = rates.link_bandwidth;
-  } else {
-    figures["gemm_flop_per_s"] = rates.gemm_flops;
-    figures["gemm_sustained"] = rates.gemm_sustained;
-    figures["fastest_flop_per_s"] = rates.fastest_flops;
-    figures["attention_flop_per_s"] = rates.attention_flops;
-    figures["gemm_call_seconds"] = rates.gemm_call_seconds;
-    figures["decoded_bytes_per_s"] = rates.decode_bandwidth;
-    figures["library_bytes"] = rates.library_bytes;
-  }
+void keep_rates(const RateSubject& subject, const Machine& machine, const std::string& cache_dir,
+                bool certain) {
+  Json figures;
+  visit_rates(machine, subject, [&](const char* name, const auto& rate) { figures[name] = rate; });
   // A machine with other work on it is no measure for the next week.
   constexpr double kQuiet = 0.8;
   keep_figures(cache_dir, kFolder, key_of(machine, subject), figures,
-               certain && rates.gemm_sustained >= kQuiet);
-}
-
-void set_rates(const RateSubject& subject, const MeasuredRates& rates, Machine& machine) {
-  machine.memory_bandwidth = rates.memory_bandwidth;
-  if (subject.device == DeviceType::kCuda) {
-    machine.gpus.front().link_bandwidth = rates.link_bandwidth;
-  } else {
-    (subject.dtype == DType::kBF16 ? machine.gemm_bf16_flops : machine.gemm_fp32_flops) = rates.gemm_flops;
-    machine.gemm_sustained = rates.gemm_sustained;
-    machine.fastest_flops = rates.fastest_flops;
-    machine.attention_flops = rates.attention_flops;
-    machine.gemm_call_seconds = rates.gemm_call_seconds;
-    machine.decode_bandwidth = rates.decode_bandwidth;
-    machine.library_bytes = rates.library_bytes;
-  }
-}
-
-void set_known_rates(const RateSubject& subject, const std::string& cache_dir, Machine& machine) {
-  if (const auto rates = known_rates(machine, subject, cache_dir)) set_rates(subject, *rates, machine);
+               certain && machine.gemm_sustained >= kQuiet);
 }
 
 }  // namespace lm

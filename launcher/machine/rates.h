@@ -25,27 +25,16 @@ struct RateSubject {
 RateSubject rate_subject(const Config& config, const std::optional<NumericsPlan>& recorded, int64_t cores,
                          DeviceType device);
 
-struct MeasuredRates {
-  double gemm_flops = 0;      // of the CPU, where it computes: the best product
-  double gemm_sustained = 1;  // the median product, as a share of it
-  double fastest_flops = 0;   // of the CPU's products in whichever type is quickest
-  double memory_bandwidth = 0;
-  double attention_flops = 0;
-  double gemm_call_seconds = 0;
-  double decode_bandwidth = 0;
-  int64_t library_bytes = 0;  // of the CPU's executable, as Machine has it
-  double link_bandwidth = 0;  // with a GPU
-};
+// Of the CPU's products in that type, the best.
+auto& gemm_flops(auto& machine, DType dtype) {
+  return dtype == DType::kBF16 ? machine.gemm_bf16_flops : machine.gemm_fp32_flops;
+}
 
-std::optional<MeasuredRates> known_rates(const Machine& machine, const RateSubject& subject,
-                                         const std::string& cache_dir);
+// The machine's rates for the subject, where the cache knows them. False, and nothing is changed, where it
+// does not.
+bool take_known_rates(const RateSubject& subject, const std::string& cache_dir, Machine& machine);
 // `certain` false: for an hour, whatever the rates themselves say of how busy the machine was.
-void keep_rates(const Machine& machine, const RateSubject& subject, const MeasuredRates& rates,
-                const std::string& cache_dir, bool certain = true);
-
-// As the plan reads them.
-void set_rates(const RateSubject& subject, const MeasuredRates& rates, Machine& machine);
-// The known ones, if there are: a run must not be refused for what its plan was accepted for.
-void set_known_rates(const RateSubject& subject, const std::string& cache_dir, Machine& machine);
+void keep_rates(const RateSubject& subject, const Machine& machine, const std::string& cache_dir,
+                bool certain = true);
 
 }  // namespace lm

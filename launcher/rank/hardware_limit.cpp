@@ -16,14 +16,14 @@ double HardwareLimit::operator()(const StepWork& work, double seconds) {
 
 void HardwareLimit::keep() const {
   if (job_.stream.device != DeviceType::kCpu) return;
-  const RateSubject subject = rate_subject(job_);
+  const RateSubject subject{DeviceType::kCpu, job_.plan.numerics.dtype, job_.plan.numerics.threads};
   const std::string& cache = job_.environment.cache_dir;
-  std::optional<MeasuredRates> rates = known_rates(job_.machine, subject, cache);
-  if (!rates || rates->gemm_flops >= best_) return;
-  rates->gemm_flops = best_;
-  rates->fastest_flops = std::max(rates->fastest_flops, best_);
+  Machine known = job_.machine;
+  if (!take_known_rates(subject, cache, known) || gemm_flops(known, subject.dtype) >= best_) return;
+  gemm_flops(known, subject.dtype) = best_;
+  known.fastest_flops = std::max(known.fastest_flops, best_);
   // What else was measured then, beside others' work, is as wrong.
-  keep_rates(job_.machine, subject, *rates, cache, false);
+  keep_rates(subject, known, cache, false);
 }
 
 }  // namespace lm

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <optional>
+#include <utility>
 
 #include "base/bytes.h"
 #include "base/cuda.h"
@@ -25,6 +26,7 @@
 #include "launcher/machine/disk_survey.h"
 #include "launcher/machine/machine_survey.h"
 #include "launcher/machine/numa.h"
+#include "launcher/machine/rates.h"
 #include "launcher/machine/survey.h"
 #include "launcher/model_place.h"
 #include "launcher/recorded.h"
@@ -58,35 +60,24 @@ GpuFacts select_gpu() {
 }
 
 // `planned`: the run's host memory. Half a second.
-MeasuredRates measure_rates(const RateSubject& subject, StreamView stream, int64_t planned) {
-  MeasuredRates rates;
+void measure_rates(const RateSubject& subject, StreamView stream, int64_t planned, Machine& machine) {
   if (subject.device == DeviceType::kCpu) {
-    rates.library_bytes = resident_bytes();  // what a probe leaves is used again
+    machine.library_bytes = resident_bytes();  // what a probe leaves is used again
     const GemmRate gemm = measure_gemm_rate(subject.dtype, stream);
-    rates.gemm_flops = gemm.ceiling;
-    rates.gemm_sustained = gemm.sustained / gemm.ceiling;
+    gemm_flops(machine, subject.dtype) = gemm.ceiling;
+    machine.gemm_sustained = gemm.sustained / gemm.ceiling;
     const DType other = subject.dtype == DType::kF32 ? DType::kBF16 : DType::kF32;
-    rates.fastest_flops = std::max(gemm.ceiling, measure_gemm_rate(other, stream).ceiling);
+    machine.fastest_flops = std::max(gemm.ceiling, measure_gemm_rate(other, stream).ceiling);
     const CpuRates cpu = measure_cpu_rates(subject.dtype, stream, gemm.sustained);
-    rates.attention_flops = cpu.attention_flops;
-    rates.gemm_call_seconds = cpu.gemm_call_seconds;
-    rates.decode_bandwidth = cpu.decode_bandwidth;
+    machine.attention_flops = cpu.attention_flops;
+    machine.gemm_call_seconds = cpu.gemm_call_seconds;
+    machine.decode_bandwidth = cpu.decode_bandwidth;
   } else {
-    rates.link_bandwidth = probe_copies(subject.device).each_way();
+    machine.gpus.front().link_bandwidth = probe_copies(subject.device).each_way();
   }
   // The probe copies from one half of its memory to the other, and must not be the run's peak.
   const int64_t bytes = std::clamp<int64_t>(planned / 16, 8 * kMiB, 128 * kMiB);
-  rates.memory_bandwidth = probe_host_memory(stream.threads, bytes);
-  return rates;
-}
-
-// As kept, else measured.
-MeasuredRates rates_of(const Job& job, const RateSubject& subject, int64_t planned) {
-  const std::string& cache = job.environment.cache_dir;
-  if (const auto known = known_rates(job.machine, subject, cache)) return *known;
-  const MeasuredRates rates = measure_rates(subject, job.stream, planned);
-  keep_rates(job.machine, subject, rates, cache);
-  return rates;
+  machine.memory_bandwidth = probe_host_memory(stream.threads, bytes);
 }
 
 bool moves_state(const PlacementPlan& placement) {
@@ -108,10 +99,6 @@ std::vector<SwapPath> swap_paths(const Job& job) {
   }
   return paths;
 }
-
-}  // namespace
-
-namespace {
 
 // A run of many processes is slow, or does not fit, on a machine that has little for each.
 void warn_of_little(const Machine& machine, int ranks) {
@@ -136,15 +123,6 @@ void warn_of_little(const Machine& machine, int ranks) {
     log_warning("RANK-16", fmt::format("{} ranks share {} of memory, less than 1 GiB each; start fewer",
                                        ranks, format_bytes(memory)));
   }
-}
-
-// What all ranks plan with: the leader's machine, and the numerics that the run has recorded.
-void adopt_leader(Ranks& ranks, Machine& machine, std::optional<NumericsPlan>& recorded) {
-  machine = parse_machine(ranks.from_leader("machine", [&] { return machine_json(machine); }));
-  const std::string numerics =
-      ranks.from_leader("numerics", [&] { return recorded ? numerics_json(*recorded) : ""; });
-  if (!numerics.empty()) recorded = parse_numerics(numerics, "the first rank's numerics");
-  if (numerics.empty()) recorded.reset();
 }
 
 // Of all ranks' GPUs the one with the least room decides what each may take of its own. `mine`: this rank's.
@@ -193,21 +171,121 @@ void settle_beside(const GpuFacts& gpu) {
   }
 }
 
+// What open_job's steps are told.
+struct Opening {
+  const Config& config;
+  PlanPurpose purpose;
+  DeviceType device;
+  Environment environment;
+  Ranks& ranks;
+
+  bool trains() const { return purpose == PlanPurpose::kTrain; }
+};
+
+// What a plan is made from: first what this rank has, then the same on all ranks.
+struct Found {
+  PlannedModel model;
+  std::vector<GpuFacts> gpus;  // this rank's: the one that computes, none on the CPU
+  Machine machine;
+  std::optional<NumericsPlan> recorded;
+};
+
+// 1. What this rank has. Nothing is started yet.
+Found resolve(const Opening& at, const std::string& run, const std::optional<NumericsPlan>& saved) {
+  Found out;
+  together(at.ranks.group(), "opening the model", [&] {
+    out.model = open_model(at.config, at.environment);
+    check_disks(at.config, at.purpose);
+    if (at.device == DeviceType::kCuda) out.gpus.push_back(select_gpu());
+    out.machine = survey_machine(out.gpus);
+    out.machine.libraries = library_versions(at.device);
+    out.machine.disks = survey_disks(at.config, at.environment.cache_dir, DiskRates::kKnown);
+    out.recorded = saved ? saved : recorded_numerics(run, at.config, out.model.spec.names, at.device);
+  });
+  return out;
+}
+
 // What several ranks must have alike, before they plan.
-void meet(const Config& config, PlanPurpose purpose, bool cpu, const std::vector<GpuFacts>& gpus,
-          Ranks& ranks, Job& job) {
-  job.ranks_on_machine = ranks.on_machine();
-  job.machine.cores = ranks.machine_cores(job.machine.cores);
-  if (ranks.leads()) warn_of_little(job.machine, job.ranks_on_machine);
-  ranks.agree("configuration", print_config(config), "give all machines the same file");
+void meet(const Opening& at, Found& found) {
+  Ranks& ranks = at.ranks;
+  const bool cpu = at.device == DeviceType::kCpu;
+  found.machine.cores = ranks.machine_cores(found.machine.cores);
+  if (ranks.leads()) warn_of_little(found.machine, ranks.on_machine());
+  ranks.agree("configuration", print_config(at.config), "give all machines the same file");
   ranks.agree("device", cpu ? "cpu" : "cuda",
               "set run.device = \"cpu\", or leave machines without a GPU out");
   // Each rank updates all of what is trained: products must have the same bits on all of them.
-  if (purpose == PlanPurpose::kTrain && is_orthogonal(config.optimizer.name))
-    ranks.agree(cpu ? "kind of CPU" : "kind of GPU", cpu ? job.machine.cpu_model : gpus.front().name,
+  if (at.trains() && is_orthogonal(at.config.optimizer.name))
+    ranks.agree(cpu ? "kind of CPU" : "kind of GPU", cpu ? found.machine.cpu_model : found.gpus.front().name,
                 "with this optimizer.name use machines of one kind");
-  if (!gpus.empty()) refuse_shared_gpu(ranks.group(), gpus.front().uuid);
-  if (!gpus.empty() && job.ranks_on_machine > 1) settle_beside(gpus.front());
+  if (cpu) return;
+  refuse_shared_gpu(ranks.group(), found.gpus.front().uuid);
+  if (ranks.on_machine() > 1) settle_beside(found.gpus.front());
+}
+
+Machine leaders_machine(Ranks& ranks, const Machine& mine) {
+  return parse_machine(ranks.from_leader("machine", [&] { return machine_json(mine); }));
+}
+
+// 2. What all ranks plan with: the leader's machine, with the least GPU of all, and what the run has
+// recorded.
+Found agree(const Opening& at, Found found) {
+  Ranks& ranks = at.ranks;
+  if (ranks.count() > 1) meet(at, found);
+  if (at.trains()) {
+    if (ranks.leads()) warn_of_length(at.config, found.model.spec);
+    const int64_t cores = share_of_machine(found.machine, ranks.on_machine()).cores;
+    const RateSubject subject = rate_subject(at.config, found.recorded, cores, at.device);
+    take_known_rates(subject, at.environment.cache_dir, found.machine);
+  }
+  if (ranks.count() == 1) return found;
+  const Machine mine = std::exchange(found.machine, leaders_machine(ranks, found.machine));
+  const std::string numerics =
+      ranks.from_leader("numerics", [&] { return found.recorded ? numerics_json(*found.recorded) : ""; });
+  found.recorded.reset();
+  if (!numerics.empty()) found.recorded = parse_numerics(numerics, "the first rank's numerics");
+  if (!mine.gpus.empty()) take_least_gpu(ranks.group(), mine.gpus.front(), found.machine.gpus.front());
+  return found;
+}
+
+// 3. The plan as far as rates are known. What cannot fit ends here, before anything is started or measured.
+Plan draft(const Opening& at, const Found& found) {
+  PlanInputs inputs = found.model.inputs(at.config, at.device);
+  inputs.recorded = found.recorded ? &*found.recorded : nullptr;
+  const int count = at.ranks.count(), here = at.ranks.on_machine();
+  const World world{
+      .ranks = count, .nodes = count % here == 0 ? count / here : 1, .by_machine = at.ranks.by_machine()};
+  Plan plan;
+  together(at.ranks.group(), "the plan",
+           [&] { plan = make_plan(inputs, share_of_machine(found.machine, here), world, at.purpose); });
+  return plan;
+}
+
+// 4. The machine with the rates that the drafted plan is for: the leader's, as kept, else measured. The time
+// of a step is predicted for training alone; a GPU that works alone has its rates from its name.
+Machine measure(const Opening& at, const Found& found, const Plan& draft, StreamView stream) {
+  Machine out = found.machine;
+  const std::string& cache = at.environment.cache_dir;
+  const bool predicted = at.trains() && (at.device == DeviceType::kCpu || moves_state(draft.placement));
+  if (predicted && at.ranks.leads()) {
+    const RateSubject subject{at.device, draft.numerics.dtype, draft.numerics.threads};
+    if (!take_known_rates(subject, cache, out)) {
+      measure_rates(subject, stream, draft.peak.host, out);
+      keep_rates(subject, out, cache);
+    }
+  }
+  if (draft.placement.on_disk() && at.ranks.leads())
+    out.disks = survey_disks(at.config, cache, DiskRates::kMeasured);
+  return at.ranks.count() > 1 ? leaders_machine(at.ranks, out) : out;
+}
+
+// 5. The plan with those rates, which all ranks must have alike.
+Plan commit(const Opening& at, const Found& found, const Plan& drafted) {
+  const bool again = at.trains() || drafted.placement.on_disk();  // else no rate matters
+  Plan plan = again ? draft(at, found) : drafted;
+  if (at.ranks.count() > 1)
+    at.ranks.agree("plan", plan_json(plan), "see that all machines run the same lmlaunch");
+  return plan;
 }
 
 }  // namespace
@@ -218,77 +296,31 @@ PlanInputs plan_inputs(const Job& job) {
   return out;
 }
 
-RateSubject rate_subject(const Job& job) {
-  return {job.stream.device, job.plan.numerics.dtype, job.plan.numerics.threads};
-}
-
 std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, PlanPurpose purpose,
                               const std::string& run, const std::optional<NumericsPlan>& saved,
                               Ranks* ranks) {
-  auto job = std::make_unique<Job>();
-  const int count = ranks == nullptr ? 1 : ranks->count();
-  // What all of several ranks refuse, one of them says.
-  const auto on_all = [&](const char* what, const std::function<void()>& work) {
-    count > 1 ? together(ranks->group(), what, work) : work();
-  };
-  job->config = config;
-  job->run = run;
-  job->environment = read_environment();
+  Ranks alone;
   // The door has chosen: lmlaunch-cuda is started when a GPU computes.
   const bool cpu = !cuda_built() || line.integer("--gpus") == 0 || config.run.device == DeviceChoice::kCpu;
-  const DeviceType device = cpu ? DeviceType::kCpu : DeviceType::kCuda;
-  const std::string& cache = job->environment.cache_dir;
-  std::vector<GpuFacts> gpus;
-  std::optional<NumericsPlan> recorded;
-  on_all("opening the model", [&] {
-    job->model = open_model(config, job->environment);
-    check_disks(config, purpose);
-    if (device == DeviceType::kCuda) gpus.push_back(select_gpu());
-    job->machine = survey_machine(gpus);
-    job->machine.libraries = library_versions(device);
-    job->machine.disks = survey_disks(config, cache, DiskRates::kKnown);
-    recorded = saved ? saved : recorded_numerics(run, config, job->model.spec.names, device);
-  });
-  if (count > 1) meet(config, purpose, cpu, gpus, *ranks, *job);
-  const bool training = purpose == PlanPurpose::kTrain;
-  if (training && (count == 1 || ranks->leads())) warn_of_length(config, job->model.spec);
-  if (training) {
-    const int64_t cores = share_of_machine(job->machine, job->ranks_on_machine).cores;
-    set_known_rates(rate_subject(config, recorded, cores, device), cache, job->machine);
-  }
-  if (count > 1) {
-    const std::vector<Gpu> mine = job->machine.gpus;
-    adopt_leader(*ranks, job->machine, recorded);
-    if (!mine.empty()) take_least_gpu(ranks->group(), mine.front(), job->machine.gpus.front());
-  }
-  PlanInputs inputs = job->model.inputs(config, device);
-  inputs.recorded = recorded ? &*recorded : nullptr;
-  const auto plan = [&] {
-    const int here = job->ranks_on_machine;
-    const World world{.ranks = count,
-                      .nodes = count % here == 0 ? count / here : 1,
-                      .by_machine = ranks == nullptr || ranks->by_machine()};
-    job->plan = make_plan(inputs, share_of_machine(job->machine, here), world, purpose);
-  };
-  // What cannot fit ends here, before anything is started or measured.
-  on_all("the plan", plan);
-  const NumericsPlan& numerics = job->plan.numerics;
-  const PlacementPlan& placement = job->plan.placement;
-  job->stream = start_torch(device, numerics.threads, config.run.deterministic, placement.gemm_shapes);
-  const bool on_disk = placement.on_disk();
-  // The time of a step is predicted for training alone; a GPU that works alone has its rates from its name.
-  if (training && (cpu || moves_state(placement))) {
-    const RateSubject subject = rate_subject(*job);
-    if (count == 1 || ranks->leads())
-      set_rates(subject, rates_of(*job, subject, job->plan.peak.host), job->machine);
-  }
-  if (on_disk && (count == 1 || ranks->leads()))
-    job->machine.disks = survey_disks(config, cache, DiskRates::kMeasured);
-  if (count > 1) adopt_leader(*ranks, job->machine, recorded);
-  if (training || on_disk) on_all("the plan", plan);
-  if (count > 1) ranks->agree("plan", plan_json(job->plan), "see that all machines run the same lmlaunch");
-  job->peak_flops = training ? compute_rates(job->machine, device, numerics.dtype).peak_flops : 0;
-  return job;
+  const Opening at{config, purpose, cpu ? DeviceType::kCpu : DeviceType::kCuda, read_environment(),
+                   ranks != nullptr ? *ranks : alone};
+  Found found = agree(at, resolve(at, run, saved));
+  const Plan drafted = draft(at, found);
+  // With the draft's threads and GEMM shapes; what is measured runs on it.
+  const StreamView stream = start_torch(at.device, drafted.numerics.threads, config.run.deterministic,
+                                        drafted.placement.gemm_shapes);
+  found.machine = measure(at, found, drafted, stream);
+  Plan plan = commit(at, found, drafted);
+  return std::make_unique<Job>(Job{
+      .config = config,
+      .run = run,
+      .environment = at.environment,
+      .model = std::move(found.model),
+      .machine = found.machine,
+      .plan = plan,
+      .ranks_on_machine = at.ranks.on_machine(),
+      .peak_flops = at.trains() ? compute_rates(found.machine, at.device, plan.numerics.dtype).peak_flops : 0,
+      .stream = stream});
 }
 
 std::unique_ptr<Rank> make_rank(const Job& job, bool training, Trace* trace, Ranks* ranks) {

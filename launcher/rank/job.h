@@ -12,7 +12,6 @@
 #include "data/loader.h"
 #include "data/prepare.h"
 #include "launcher/command_line.h"
-#include "launcher/machine/rates.h"
 #include "launcher/planned_model.h"
 #include "launcher/rank/ranks.h"
 #include "launcher/rank/token_cache.h"
@@ -38,9 +37,6 @@ struct Job {
 
 // What its plan is made from. Borrows from the job.
 PlanInputs plan_inputs(const Job& job);
-
-// What the job's rates are kept under.
-RateSubject rate_subject(const Job& job);
 
 // Starts torch on the device that this executable and the command line say, and makes the plan; for training
 // with rates that were measured, now or within a week. Adopts `saved`, a checkpoint's numerics, where given,

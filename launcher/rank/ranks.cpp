@@ -56,12 +56,9 @@ Place own_place() {
 
 }  // namespace
 
-Ranks::Ranks(const CommandLine& line, const Abandon& abandon) {
+Ranks::Ranks(const CommandLine& line, const Abandon& abandon) : Ranks() {
   const std::optional<int64_t> rank = line.integer("--rank"), fd = line.integer("--ranks-fd");
-  if (!rank || !fd) {
-    group_ = std::make_unique<LocalGroup>();
-    return;
-  }
+  if (!rank || !fd) return;
   const bool mpi = line.has("--mpi");
   // The console is the leader's.
   if (*rank > 0) {

@@ -22,6 +22,8 @@ class Ranks {
   // Says an error and ends the process: MPI may still have memory of the call that has failed.
   using Abandon = std::function<void(const Error& error, Ranks& ranks)>;
 
+  // Of work that is not shared.
+  Ranks() : group_(std::make_unique<LocalGroup>()) {}
   // From --rank, --ranks-fd and --mpi; a run without them has one rank. In an MPI job, throws what the door
   // of any of the ranks has against the run, on all of them.
   Ranks(const CommandLine& line, const Abandon& abandon);
