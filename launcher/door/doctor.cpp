@@ -79,9 +79,9 @@ Check check_limit(const MemoryLimit& limit) {
 // A card, and the number under which a run sees it.
 Check check_gpu(size_t card, const SurveyedGpus& found) {
   const GpuFacts& gpu = found.survey.cards[card];
-  const std::vector<VisibleGpu>& visible = found.visible.gpus;
+  const std::vector<GpuFacts>& visible = found.visible.gpus;
   const auto seen = std::find_if(visible.begin(), visible.end(),
-                                 [&](const VisibleGpu& one) { return one.card == static_cast<int>(card); });
+                                 [&](const GpuFacts& one) { return one.card == static_cast<int>(card); });
   const bool shown = seen != visible.end();
   std::string value = gpu.name.empty() ? "unnamed" : gpu.name;
   const Gpu known = gpu_of(gpu.name, gpu.figures);
@@ -119,8 +119,8 @@ std::vector<Check> check_gpus(const SurveyedGpus& found) {
   }
   const size_t cards = found.survey.cards.size();
   for (size_t card = 0; card < cards; ++card) out.push_back(check_gpu(card, found));
-  for (const VisibleGpu& gpu : found.visible.gpus) {
-    if (gpu.card < 0) out.push_back({"gpu", true, gpu.facts.uuid + ", as CUDA_VISIBLE_DEVICES names it", ""});
+  for (const GpuFacts& gpu : found.visible.gpus) {
+    if (gpu.card < 0) out.push_back({"gpu", true, gpu.uuid + ", as CUDA_VISIBLE_DEVICES names it", ""});
   }
   if (cards > 0 && found.visible.gpus.empty()) {
     out.push_back(

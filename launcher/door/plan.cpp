@@ -58,7 +58,7 @@ bool plan_for_gpu(const CommandLine& line, DeviceChoice configured, const Survey
 // The run asks CUDA; the door has nobody else to ask than NVML.
 void require_gpu_memory(const Gpu& gpu, const SurveyedGpus& found) {
   if (gpu.memory_bytes > 0) return;
-  const GpuFacts facts = found.visible.gpus.front().facts;
+  const GpuFacts& facts = found.visible.gpus.front();
   const std::string name = !facts.name.empty() ? facts.name : !facts.uuid.empty() ? facts.uuid : "the GPU";
   const std::string& problem = found.survey.problem;
   throw Error(Exit::kDoesNotFit, {.area = "GPU-34",
@@ -82,7 +82,7 @@ Object gpu_object(const CommandLine& line, const Gpu& gpu, const SurveyedGpus& f
     out["uuid"] = "";
     return out;
   }
-  const GpuFacts facts = found.visible.gpus.front().facts;
+  const GpuFacts& facts = found.visible.gpus.front();
   out["uuid"] = facts.uuid;
   if (gpu.capability.known()) out["compute_capability"] = gpu.capability.text();
   if (facts.memory == 0) {
@@ -176,7 +176,7 @@ std::unique_ptr<Question> question_about(const Config& config, const std::string
              config.model.path + " is not here: planning with the shape that lmlaunch knows of it");
   warn_of_length(config, out->model.spec);
   const SurveyedGpus found = survey_visible_gpus();
-  out->machine = survey_machine(found.visible.facts(), {imagined_gpu(line), line.bytes("--host-memory")});
+  out->machine = survey_machine(found.visible.gpus, {imagined_gpu(line), line.bytes("--host-memory")});
   out->world = world_of(line);
   imagine_machine(line, out->machine);
   // An imagined machine may have the disks of this one, or none that is here.

@@ -25,6 +25,7 @@ struct GpuFacts {
   int64_t memory = 0, free_memory = 0;
   std::string pci_address = "";  // "0000:17:00.0"; "" where unknown
   GpuFigures figures = {};
+  int card = -1;  // of visible GPUs: its place among the cards; -1: none, as of a MIG instance
 };
 
 struct GpuSurvey {

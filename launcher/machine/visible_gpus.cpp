@@ -34,55 +34,52 @@ int leading_number(const std::string& entry) {
   return number;
 }
 
-std::optional<VisibleGpu> named_by_uuid(const std::vector<GpuFacts>& cards, const std::string& beginning) {
-  const VisibleGpu unchecked{-1, {.name = "", .uuid = beginning}};
+GpuFacts card_at(const std::vector<GpuFacts>& cards, int place) {
+  GpuFacts card = cards[static_cast<size_t>(place)];
+  card.card = place;
+  return card;
+}
+
+std::optional<GpuFacts> named_by_uuid(const std::vector<GpuFacts>& cards, const std::string& beginning) {
+  const GpuFacts unchecked{.name = "", .uuid = beginning};
   if (beginning.starts_with("MIG-")) return unchecked;
-  std::optional<VisibleGpu> found;
+  std::optional<GpuFacts> found;
   bool all_known = true;
   for (size_t i = 0; i < cards.size(); ++i) {
     all_known = all_known && !cards[i].uuid.empty();
     if (!cards[i].uuid.starts_with(beginning)) continue;
     if (found) return std::nullopt;  // several cards begin so
-    found = {static_cast<int>(i), cards[i]};
+    found = card_at(cards, static_cast<int>(i));
   }
   return found || all_known ? found : std::optional(unchecked);
 }
 
 }  // namespace
 
-std::vector<GpuFacts> VisibleGpus::facts() const {
-  std::vector<GpuFacts> out;
-  for (const VisibleGpu& gpu : gpus) out.push_back(gpu.facts);
-  return out;
-}
-
 VisibleGpus visible_gpus(const std::vector<GpuFacts>& cards,
                          const std::optional<std::string>& visible_devices, const std::string& device_order) {
   const bool by_pci = device_order == "PCI_BUS_ID";
   const std::vector<int> numbered = numbering(cards, by_pci);
   VisibleGpus out{.gpus = {}, .order_guessed = !by_pci && !alike(cards)};
-  const auto add_card = [&](int place) { out.gpus.push_back({place, cards[static_cast<size_t>(place)]}); };
   if (!visible_devices) {
-    for (const int place : numbered) add_card(place);
+    for (const int place : numbered) out.gpus.push_back(card_at(cards, place));
     return out;
   }
   bool any_number = false;
   std::istringstream entries(*visible_devices);
   for (std::string entry; std::getline(entries, entry, ',');) {
     if (entry.starts_with("GPU-") || entry.starts_with("MIG-")) {
-      std::optional<VisibleGpu> gpu = named_by_uuid(cards, entry);
+      std::optional<GpuFacts> gpu = named_by_uuid(cards, entry);
       if (!gpu) break;
       out.gpus.push_back(std::move(*gpu));
     } else {
       const int number = leading_number(entry);
       if (number < 0 || number >= static_cast<int>(numbered.size())) break;
-      add_card(numbered[static_cast<size_t>(number)]);
+      out.gpus.push_back(card_at(cards, numbered[static_cast<size_t>(number)]));
       any_number = true;
     }
-    const VisibleGpu& last = out.gpus.back();
-    const auto same = [&](const VisibleGpu& gpu) {
-      return gpu.card == last.card && gpu.facts.uuid == last.facts.uuid;
-    };
+    const GpuFacts& last = out.gpus.back();
+    const auto same = [&](const GpuFacts& gpu) { return gpu.card == last.card && gpu.uuid == last.uuid; };
     if (std::count_if(out.gpus.begin(), out.gpus.end(), same) > 1) return {};
   }
   out.order_guessed = out.order_guessed && any_number;

@@ -10,19 +10,11 @@
 
 namespace lm {
 
-struct VisibleGpu {
-  int card =
-      -1;  // its place among the cards; -1: none of them, such as a MIG instance, which has only a uuid
-  GpuFacts facts;  // the card's
-};
-
 struct VisibleGpus {
-  std::vector<VisibleGpu> gpus;  // in CUDA's order: the first one computes
+  std::vector<GpuFacts> gpus;  // in CUDA's order: the first one computes
   // CUDA numbers by a rule of its own (FASTEST_FIRST), the cards differ, and it is numbers that choose: the
   // first one here has the highest peak that we know of.
   bool order_guessed = false;
-
-  std::vector<GpuFacts> facts() const;
 };
 
 // `cards` in PCI order. The list is a comma list of numbers (which count the cards in the order that

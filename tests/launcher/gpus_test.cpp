@@ -36,7 +36,7 @@ std::vector<GpuFacts> three_cards() {
 
 Strings visible(const std::optional<std::string>& devices, const std::string& order = "PCI_BUS_ID") {
   Strings out;
-  for (const GpuFacts& gpu : visible_gpus(three_cards(), devices, order).facts()) out.push_back(gpu.uuid);
+  for (const GpuFacts& gpu : visible_gpus(three_cards(), devices, order).gpus) out.push_back(gpu.uuid);
   return out;
 }
 
@@ -80,8 +80,8 @@ TEST(VisibleGpus, AMigInstanceIsTakenAsItIs) {
   const VisibleGpus gpus = visible_gpus(three_cards(), "MIG-5f", "PCI_BUS_ID");
   ASSERT_EQ(gpus.gpus.size(), 1u);
   EXPECT_EQ(gpus.gpus[0].card, -1);
-  EXPECT_EQ(gpus.gpus[0].facts.uuid, "MIG-5f");
-  EXPECT_EQ(gpus.gpus[0].facts.memory, 0);
+  EXPECT_EQ(gpus.gpus[0].uuid, "MIG-5f");
+  EXPECT_EQ(gpus.gpus[0].memory, 0);
 }
 
 TEST(VisibleGpus, CardsThatNobodyDescribesAreCountedAndAUuidIsBelieved) {
@@ -90,7 +90,7 @@ TEST(VisibleGpus, CardsThatNobodyDescribesAreCountedAndAUuidIsBelieved) {
   EXPECT_EQ(visible_gpus(nameless, "2", "PCI_BUS_ID").gpus.size(), 0u);
   const VisibleGpus by_uuid = visible_gpus(nameless, "GPU-2c", "PCI_BUS_ID");
   ASSERT_EQ(by_uuid.gpus.size(), 1u);
-  EXPECT_EQ(by_uuid.gpus[0].facts.uuid, "GPU-2c");
+  EXPECT_EQ(by_uuid.gpus[0].uuid, "GPU-2c");
   EXPECT_EQ(visible_gpus({}, "GPU-2c", "PCI_BUS_ID").gpus.size(), 0u);
 }
 
@@ -122,7 +122,7 @@ TEST(VisibleGpus, AgreeWithTheTwinsOnRandomLists) {
     setenv("CUDA_VISIBLE_DEVICES", list.c_str(), 1);
     setenv("CUDA_DEVICE_ORDER", order.c_str(), 1);
     std::vector<int> ours;
-    for (const VisibleGpu& gpu : visible_gpus(cards, list, order).gpus) ours.push_back(gpu.card);
+    for (const GpuFacts& gpu : visible_gpus(cards, list, order).gpus) ours.push_back(gpu.card);
     EXPECT_EQ(ours, twin::detail::read_cuda_order(twin::cards())) << list << " " << order;
   }
   for (const char* name : {"TWIN_GPUS", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"}) unsetenv(name);
