@@ -13,11 +13,12 @@
 #include "launcher/command_table.h"
 
 namespace lm {
-namespace {
 
 Error usage_error(const std::string& what, const std::string& next) {
   return Error(Exit::kUsage, {.area = "USE-20", .what = what, .place = "the command line", .next = next});
 }
+
+namespace {
 
 std::string see_help(const CommandRow* row) {
   return row == nullptr ? "see `lmlaunch --help`" : std::string("see `lmlaunch ") + row->name + " --help`";

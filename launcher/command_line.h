@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
+
 namespace lm {
 
 enum class Reader : uint8_t { kDoor, kRank };
@@ -40,6 +42,9 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments, Reader
 std::vector<std::string> to_arguments(const CommandLine& line);
 // What a user types into a shell for `line`, without what only the door hands on.
 std::string typed(const CommandLine& line);
+
+// Error(2) about the command line; `next`: what to type instead.
+Error usage_error(const std::string& what, const std::string& next);
 
 // Of the whole program ("") or of one command.
 std::string help_text(const std::string& command);

@@ -7,10 +7,6 @@
 namespace lm {
 namespace {
 
-Error usage(const std::string& what, const std::string& next) {
-  return Error(Exit::kUsage, {.area = "USE-20", .what = what, .place = "the command line", .next = next});
-}
-
 constexpr int64_t kMostRanks = 256;  // processes of one machine
 
 // Why a GPU cannot be used here; "" when it can.
@@ -31,18 +27,18 @@ DeviceDecision decide_device(const CommandLine& line, DeviceChoice configured, c
   const auto gpus = line.integer("--gpus"), ranks = line.integer("--ranks");
   const bool plans = line.command == "plan";
   if (gpus && *gpus > 1 && !plans && line.command != "train")
-    throw usage(fmt::format("--gpus {}: {} computes on one GPU", *gpus, line.command), "use --gpus 1");
+    throw usage_error(fmt::format("--gpus {}: {} computes on one GPU", *gpus, line.command), "use --gpus 1");
   if (ranks && *ranks > kMostRanks && !plans)
-    throw usage(fmt::format("--ranks {}: more than {}", *ranks, kMostRanks), "use fewer");
-  if (ranks && *ranks == 0) throw usage("--ranks 0: at least one process trains", "use --ranks 1");
+    throw usage_error(fmt::format("--ranks {}: more than {}", *ranks, kMostRanks), "use fewer");
+  if (ranks && *ranks == 0) throw usage_error("--ranks 0: at least one process trains", "use --ranks 1");
   const bool wants_cpu = ranks.has_value() || (gpus && *gpus == 0), wants_gpu = gpus && *gpus > 0;
   if (wants_cpu && configured == DeviceChoice::kCuda) {
-    throw usage("the command line asks for the CPU, and run.device = \"cuda\" for a GPU",
-                "change one of them");
+    throw usage_error("the command line asks for the CPU, and run.device = \"cuda\" for a GPU",
+                      "change one of them");
   }
   if (wants_gpu && configured == DeviceChoice::kCpu) {
-    throw usage(fmt::format("--gpus {} asks for a GPU, and run.device = \"cpu\" for the CPU", *gpus),
-                "change one of them");
+    throw usage_error(fmt::format("--gpus {} asks for a GPU, and run.device = \"cpu\" for the CPU", *gpus),
+                      "change one of them");
   }
   if (wants_cpu || configured == DeviceChoice::kCpu) return {};
   std::string missing = obstacle(facts);

@@ -57,11 +57,8 @@ std::string text_of_word(const std::string& word) {
   const std::vector<TableDoc> tables = config_reference();
   const std::vector<std::string> found = texts_of(word, tables);
   if (!found.empty()) return joined(found);
-  throw Error(Exit::kUsage,
-              {.area = "USE-20",
-               .what = "no command, table or key is called `" + word + "`" + suggestion(word, tables),
-               .place = "the command line",
-               .next = "`lmlaunch --help` lists the commands, `lmlaunch help --markdown` every key"});
+  throw usage_error("no command, table or key is called `" + word + "`" + suggestion(word, tables),
+                    "`lmlaunch --help` lists the commands, `lmlaunch help --markdown` every key");
 }
 
 }  // namespace

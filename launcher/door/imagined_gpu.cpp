@@ -12,10 +12,6 @@
 namespace lm {
 namespace {
 
-Error usage(const std::string& what, const std::string& next) {
-  return Error(Exit::kUsage, {.area = "USE-20", .what = what, .place = "the command line", .next = next});
-}
-
 // "RTX-4090" needs no quotes in a shell.
 Gpu named(const std::string& asked) {
   Gpu gpu = known_gpu(asked);
@@ -25,9 +21,9 @@ Gpu named(const std::string& asked) {
   gpu = known_gpu(spaced);
   if (gpu.memory_bytes > 0) return gpu;
   const auto hit = nearest(spaced, known_gpu_names());
-  throw usage(fmt::format("--gpu {}: no card of this name is known{}", asked,
-                          hit ? fmt::format("; did you mean {}?", *hit) : ""),
-              "name another, or describe it with --gpu-memory, --gpu-flops and --gpu-bandwidth");
+  throw usage_error(fmt::format("--gpu {}: no card of this name is known{}", asked,
+                                hit ? fmt::format("; did you mean {}?", *hit) : ""),
+                    "name another, or describe it with --gpu-memory, --gpu-flops and --gpu-bandwidth");
 }
 
 }  // namespace
@@ -40,9 +36,10 @@ std::optional<Gpu> imagined_gpu(const CommandLine& line) {
   Gpu gpu = name ? named(*name) : Gpu{};
   if (memory) gpu.memory_bytes = *memory;
   if (gpu.memory_bytes == 0)
-    throw usage("--gpu-flops and --gpu-bandwidth describe a card of unknown memory",
-                "give --gpu-memory SIZE, or --gpu NAME");
-  if (tflops && *tflops <= 0) throw usage("--gpu-flops: not above 0", "give TFLOP/s of dense bf16 products");
+    throw usage_error("--gpu-flops and --gpu-bandwidth describe a card of unknown memory",
+                      "give --gpu-memory SIZE, or --gpu NAME");
+  if (tflops && *tflops <= 0)
+    throw usage_error("--gpu-flops: not above 0", "give TFLOP/s of dense bf16 products");
   if (tflops) gpu.bf16_flops = *tflops * 1e12;
   if (bandwidth) gpu.bandwidth = static_cast<double>(*bandwidth);
   if (!name && (tflops || bandwidth)) gpu.name = "a GPU that is described";

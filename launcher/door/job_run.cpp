@@ -27,14 +27,10 @@
 namespace lm {
 namespace {
 
-Error usage(const std::string& what, const std::string& next) {
-  return Error(Exit::kUsage, {.area = "USE-20", .what = what, .place = "the command line", .next = next});
-}
-
 void check_launch(const CommandLine& line, const LauncherJob& job) {
-  if (!job.problem.empty()) throw usage(job.problem, "srun --mpi=pmix lmlaunch ...");
+  if (!job.problem.empty()) throw usage_error(job.problem, "srun --mpi=pmix lmlaunch ...");
   if (line.has("--ranks")) {
-    throw usage(
+    throw usage_error(
         fmt::format("--ranks inside an MPI job: {} has already started {} processes, each of which is a rank",
                     job.launcher, job.ranks),
         "leave --ranks out, or start lmlaunch without " + job.launcher);
@@ -48,10 +44,11 @@ void check_launch(const CommandLine& line, const LauncherJob& job) {
                          "; on one machine --ranks N needs none"});
   }
   if (line.integer("--gpus").value_or(0) > 0) {
-    throw usage(fmt::format("--gpus {} inside an MPI job: each of the {} processes that {} has started is a "
-                            "rank with one GPU",
-                            *line.integer("--gpus"), job.ranks, job.launcher),
-                "leave --gpus out; --gpus 0 trains on the CPU");
+    throw usage_error(
+        fmt::format("--gpus {} inside an MPI job: each of the {} processes that {} has started is a "
+                    "rank with one GPU",
+                    *line.integer("--gpus"), job.ranks, job.launcher),
+        "leave --gpus out; --gpus 0 trains on the CPU");
   }
 }
 

@@ -47,10 +47,8 @@ bool plan_for_gpu(const CommandLine& line, DeviceChoice configured, const Survey
   if (!decision.note.empty()) log_note("DEV-34", decision.note);
   const bool gpu = decision.cuda;
   if (imagined_gpu(line) && !gpu) {
-    throw Error(Exit::kUsage, {.area = "USE-20",
-                               .what = "a GPU is imagined, and the run is to use the CPU",
-                               .place = "the command line",
-                               .next = "leave out --gpus 0, or set run.device = \"cuda\""});
+    throw usage_error("a GPU is imagined, and the run is to use the CPU",
+                      "leave out --gpus 0, or set run.device = \"cuda\"");
   }
   return gpu;
 }
@@ -125,10 +123,6 @@ const Preset* planned_preset(const CommandLine& line) {
   return std::filesystem::exists(path, ignored) ? nullptr : find_preset(path);
 }
 
-Error world_error(const std::string& what, const std::string& next) {
-  return Error(Exit::kUsage, {.area = "USE-20", .what = what, .place = "the command line", .next = next});
-}
-
 constexpr int64_t kMostPlanned = 1 << 16;  // ranks
 
 World world_of(const CommandLine& line) {
@@ -139,11 +133,11 @@ World world_of(const CommandLine& line) {
   const int64_t ranks = asked > 0 ? asked : job.ranks;
   const int64_t nodes = line.integer("--nodes").value_or(ranks == job.ranks ? job.machines : 1);
   if (processes && gpus.value_or(0) > 0)
-    throw world_error("--ranks are processes on the CPU, and --gpus asks for GPUs", "leave out one of them");
+    throw usage_error("--ranks are processes on the CPU, and --gpus asks for GPUs", "leave out one of them");
   if (ranks > kMostPlanned)
-    throw world_error(fmt::format("{} ranks: more than {}", ranks, kMostPlanned), "plan for fewer");
+    throw usage_error(fmt::format("{} ranks: more than {}", ranks, kMostPlanned), "plan for fewer");
   if (nodes < 1 || ranks % nodes != 0) {
-    throw world_error(
+    throw usage_error(
         fmt::format("--nodes {}: {} ranks cannot be on so many machines, equally many on each", nodes, ranks),
         "give --gpus or --ranks N and --nodes M so that M divides N");
   }

@@ -44,11 +44,8 @@ Exit presets_command(const CommandLine& line) {
   std::vector<std::string> names;
   for (const Preset& preset : presets()) names.push_back(preset.name);
   const auto hit = nearest(name, names);
-  throw Error(Exit::kUsage,
-              {.area = "USE-20",
-               .what = "unknown preset `" + name + "`" + (hit ? "; did you mean `" + *hit + "`?" : ""),
-               .place = "the command line",
-               .next = "`lmlaunch presets` lists them"});
+  throw usage_error("unknown preset `" + name + "`" + (hit ? "; did you mean `" + *hit + "`?" : ""),
+                    "`lmlaunch presets` lists them");
 }
 
 }  // namespace lm

@@ -31,10 +31,7 @@ Answer answer_prompt(Rank& rank, std::span<const int32_t> prompt, const AnswerOp
 namespace {
 
 [[noreturn]] void refuse_flag(const CommandLine& line, const std::string& what) {
-  throw Error(Exit::kUsage, {.area = "USE-20",
-                             .what = what,
-                             .place = "the command line",
-                             .next = "see `lmlaunch " + line.command + " --help`"});
+  throw usage_error(what, "see `lmlaunch " + line.command + " --help`");
 }
 
 }  // namespace

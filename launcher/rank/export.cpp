@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -21,10 +22,6 @@
 
 namespace lm {
 namespace {
-
-Error usage(const std::string& what, const std::string& next) {
-  return Error(Exit::kUsage, {.area = "USE-20", .what = what, .place = "the command line", .next = next});
-}
 
 // Weights of the same names and shapes are not yet of the same model: where an adapter is added into another
 // one's, nothing fails, and what comes out answers nonsense.
@@ -60,9 +57,10 @@ std::string take_base(const CommandLine& line, bool merge, Subject& subject) {
   Config& config = subject.config;
   const std::optional<std::string> base = line.value("--base");
   if (!base) return "";
-  if (!merge) throw usage("--base says what --merge adds the adapter to", "add --merge, or leave --base out");
+  if (!merge)
+    throw usage_error("--base says what --merge adds the adapter to", "add --merge, or leave --base out");
   if (config.lora.start == LoraStart::kLoftq)
-    throw usage(
+    throw usage_error(
         "--base: with lora.start = \"loftq\" the adapter makes up for what quantising lost, which other "
         "weights did not lose",
         "leave --base out: it is added into the dequantised weights that it was trained on");
@@ -78,22 +76,24 @@ std::optional<GgufType> gguf_type(const CommandLine& line) {
   if (*word == "f16") return GgufType::kF16;
   if (*word == "bf16") return GgufType::kBF16;
   if (*word == "q8_0") return GgufType::kQ8_0;
-  throw usage("--gguf: expected f16, bf16 or q8_0, got \"" + *word + "\"", "see `lmlaunch export --help`");
+  throw usage_error("--gguf: expected f16, bf16 or q8_0, got \"" + *word + "\"",
+                    "see `lmlaunch export --help`");
 }
 
 // What was asked for and what there is, before anything is read.
 void check_request(const CommandLine& line, bool lora) {
   const bool merge = line.has("--merge"), adapter = line.has("--adapter");
   if (merge && !lora)
-    throw usage("--merge adds an adapter into the weights; " + line.positional[0] + " has none",
-                "leave --merge out");
+    throw usage_error("--merge adds an adapter into the weights; " + line.positional[0] + " has none",
+                      "leave --merge out");
   if (adapter && !lora)
-    throw usage("--adapter: " + line.positional[0] + " has all of its weights trained, and no adapter",
-                "leave --adapter out");
-  if (adapter && merge) throw usage("--adapter and --merge exclude each other", "leave one of them out");
+    throw usage_error("--adapter: " + line.positional[0] + " has all of its weights trained, and no adapter",
+                      "leave --adapter out");
+  if (adapter && merge)
+    throw usage_error("--adapter and --merge exclude each other", "leave one of them out");
   if (lora && !merge && line.has("--gguf"))
-    throw usage("--gguf writes a model, and " + line.positional[0] + " is an adapter",
-                "add --merge: the adapter is added into the weights that it was trained on");
+    throw usage_error("--gguf writes a model, and " + line.positional[0] + " is an adapter",
+                      "add --merge: the adapter is added into the weights that it was trained on");
 }
 
 // What an adapter was trained on, for messages.
@@ -130,12 +130,10 @@ void write_gguf(const Job& job, const WeightSource& source, const std::string& o
 }
 
 std::string compared(const MergeCheck& check) {
-  char text[200];
-  std::snprintf(text, sizeof text,
-                "read again: its logits differ by at most %.2g from those of the model with its adapter (the "
-                "largest is %.3g)",
-                check.difference, check.largest);
-  return text;
+  return fmt::format(
+      "read again: its logits differ by at most {:.2g} from those of the model with its adapter (the largest "
+      "is {:.3g})",
+      check.difference, check.largest);
 }
 
 // Compares what was merged, and says where everything is.
@@ -161,7 +159,7 @@ void report(const CommandLine& line, const Subject& subject, const std::string& 
 
 Exit export_command(const CommandLine& line) {
   const std::optional<std::string> output = line.value("-o");
-  if (!output) throw usage("export needs -o DIR", "lmlaunch export " + line.positional[0] + " -o DIR");
+  if (!output) throw usage_error("export needs -o DIR", "lmlaunch export " + line.positional[0] + " -o DIR");
   const std::optional<GgufType> gguf = gguf_type(line);
   Subject subject = open_subject(line.positional[0]);
   const DType dtype = subject.config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;

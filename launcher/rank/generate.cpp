@@ -64,10 +64,8 @@ Exit generate_command(const CommandLine& line) {
   if (line.has("--prompts")) return answer_file(line);
   const std::optional<std::string> text = line.value("--prompt");
   if (!text || text->empty()) {
-    throw Error(Exit::kUsage, {.area = "USE-20",
-                               .what = "generate needs --prompt TEXT",
-                               .place = "the command line",
-                               .next = "lmlaunch generate " + line.positional[0] + " --prompt \"...\""});
+    throw usage_error("generate needs --prompt TEXT",
+                      "lmlaunch generate " + line.positional[0] + " --prompt \"...\"");
   }
   const AnswerOptions options = options_of(line);
   Speaker speaker(line);
