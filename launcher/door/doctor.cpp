@@ -149,9 +149,7 @@ Check check_executable(const std::string& name, bool needed) {
 }
 
 std::string gigabytes(double bytes_per_s) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.2f", bytes_per_s / 1e9);
-  return text;
+  return fmt::format("{:.2f}", bytes_per_s / 1e9);
 }
 
 Check check_copies(const Json& row) {

@@ -235,14 +235,13 @@ std::string settings_from(const Alternative& way, const Alternative& other) {
 std::string config_text(const CommandLine& line, const Start& start, const std::string& output,
                         const FittingWays& choice) {
   const Alternative& way = choice.ways.front();
-  char speed[64];
-  std::snprintf(speed, sizeof speed, "%.0f tokens per second", way.tokens_per_second());
   std::string out = "# " + line.positional[0] + ", for the machine on which `lmlaunch init` was called: ";
   if (way.plan.peak.device > 0) out += format_bytes(way.plan.peak.device) + " of the GPU's memory, ";
   out += format_bytes(way.plan.peak.host) + " of memory" +
          (way.plan.peak.disk > 0 ? ", " + format_bytes(way.plan.peak.disk) + " of disk" : "") +
-         ",\n# about " + speed + ". What goes where: lmlaunch plan " + output + "   Start it: lmlaunch " +
-         output + "\n# Every other key and what it does: `lmlaunch help TABLE`, or docs/configuration.md.\n";
+         fmt::format(",\n# about {:.0f} tokens per second", way.tokens_per_second()) +
+         ". What goes where: lmlaunch plan " + output + "   Start it: lmlaunch " + output +
+         "\n# Every other key and what it does: `lmlaunch help TABLE`, or docs/configuration.md.\n";
   ConfigLines lines = config_lines(line, start, choice, way.method);
   for (const std::string& setting : way.settings) {
     const size_t equals = setting.find('=');
@@ -257,8 +256,7 @@ std::string config_text(const CommandLine& line, const Start& start, const std::
     const std::string settings = &other == &way ? "" : settings_from(way, other);
     if (settings.empty() || listed == 4) continue;
     ++listed;
-    std::snprintf(speed, sizeof speed, "#   %6.0f tokens/s  ", other.tokens_per_second());
-    others += speed + settings + "\n";
+    others += fmt::format("#   {:6.0f} tokens/s  {}\n", other.tokens_per_second(), settings);
   }
   if (!others.empty()) out += "\n# Other ways that fit, with what to set for them:\n" + others;
   return out;

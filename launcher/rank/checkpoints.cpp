@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 
 #include "base/bytes.h"
@@ -395,10 +394,8 @@ void Checkpoints::end() {
   });
   if (failed) return;
   seconds_ = done->committed - done->start;
-  char line[96];
-  std::snprintf(line, sizeof line, "COMMITTED step %ld (%.2f s, %.2f s of them in the way of training)",
-                done->step, seconds_, done->begun - done->start + done->state->compute_seconds());
-  log_line(line);
+  log_line(fmt::format("COMMITTED step {} ({:.2f} s, {:.2f} s of them in the way of training)", done->step,
+                       seconds_, done->begun - done->start + done->state->compute_seconds()));
   committed(done->step, done->path, done->kept);
 }
 

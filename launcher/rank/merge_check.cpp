@@ -1,8 +1,8 @@
 #include "launcher/rank/merge_check.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <numeric>
 
 #include "base/error.h"
@@ -69,10 +69,9 @@ MergeCheck check_merged(const Subject& subject, const std::string& merged, DType
   }
   const double most = (stored == DType::kF32 ? kMostFp32 : kMostBf16) * out.largest;
   if (out.difference <= most) return out;  // NaN is not
-  char text[160];
-  std::snprintf(text, sizeof text,
-                "the merged model's logits differ by %.3g from the adapter's, of at most %.3g",
-                out.difference, out.largest);
+  const std::string text =
+      fmt::format("the merged model's logits differ by {:.3g} from the adapter's, of at most {:.3g}",
+                  out.difference, out.largest);
   throw Error(Exit::kIntegrity, {.area = "FILE-27",
                                  .what = text,
                                  .place = merged,

@@ -1,8 +1,8 @@
 #include "launcher/rank/progress.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cctype>
-#include <cstdio>
 #include <string_view>
 
 #include "base/bytes.h"
@@ -79,12 +79,10 @@ void Progress::watch_disks(const StepRow& row) {
 }
 
 void Progress::finish(const TrainerResult& result) {
-  char line[160];
-  std::snprintf(line, sizeof line, "%s after %ld steps: %ld tokens in %s, %.0f tokens/s",
-                result.stopped ? "stopped on request" : "done", result.steps, result.tokens,
-                duration_text(result.seconds).c_str(),
-                result.seconds > 0 ? static_cast<double>(result.tokens) / result.seconds : 0.0);
-  log_line(line);
+  log_line(fmt::format("{} after {} steps: {} tokens in {}, {:.0f} tokens/s",
+                       result.stopped ? "stopped on request" : "done", result.steps, result.tokens,
+                       duration_text(result.seconds),
+                       result.seconds > 0 ? static_cast<double>(result.tokens) / result.seconds : 0.0));
 }
 
 namespace {
