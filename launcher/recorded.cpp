@@ -16,8 +16,9 @@
 #include "spec/parameter.h"
 
 namespace lm {
-
 namespace {
+
+constexpr std::string_view kAutoMark = "# auto: ";
 
 // What is no module of the model's stays as it is: planning the run names it.
 std::vector<std::string> spelt_out(const NameMap& names, const std::vector<std::string>& targets) {
@@ -52,10 +53,6 @@ std::string recorded_date(const std::string& directory) {
 bool names_configuration(const std::string& what) {
   std::error_code error;
   return what.ends_with(".toml") || std::filesystem::is_regular_file(what, error);
-}
-
-namespace {
-constexpr std::string_view kAutoMark = "# auto: ";
 }
 
 std::string auto_mark(const Config& asked, const std::string& asked_text) {

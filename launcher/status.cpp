@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <ctime>
-
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
@@ -16,12 +14,6 @@ std::string path_of(const std::string& directory) {
   return directory + "/status.json";
 }
 
-std::string time_text(std::time_t time) {
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&time));
-  return text;
-}
-
 // One word of the line: quoted when it holds a space, so that the line can be split at spaces.
 std::string word(const std::string& text) {
   if (text.empty()) return "none";
@@ -30,6 +22,12 @@ std::string word(const std::string& text) {
 }
 
 }  // namespace
+
+std::string time_text(std::time_t time) {
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&time));
+  return text;
+}
 
 std::string host_name() {
   char host[256] = "";

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <ctime>
 #include <optional>
 #include <string>
 
@@ -31,6 +32,8 @@ std::string stop_line(const RunStatus& status);
 void write_status(const std::string& directory, const RunStatus& status);
 // This machine's.
 std::string host_name();
+// "2026-01-31T12:00:00Z".
+std::string time_text(std::time_t time);
 // What the file says; nothing when there is none or it is not ours.
 std::optional<RunStatus> read_status(const std::string& directory);
 

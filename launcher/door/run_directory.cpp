@@ -72,12 +72,6 @@ bool cut_off(const std::string& name) {
   return whole == "model" || (whole != ".lock" && early_file(whole));
 }
 
-std::string time_text(std::time_t time) {
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&time));
-  return text;
-}
-
 // " at 2026-01-31T12:00:00Z": when its status was written, which is the last that a run does; "" if unknown.
 std::string finished_at(const std::string& directory) {
   struct stat info {};
@@ -104,43 +98,38 @@ bool nothing_to_lose(const std::string& directory) {
   return status && status->state == "failed" && status->step == 0 && only_early_files(directory);
 }
 
+// At most 1 KiB of a file of /proc.
+std::string read_start(const std::string& path) {
+  char buffer[1024];
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const ssize_t n = fd < 0 ? 0 : read(fd, buffer, sizeof buffer);
+  if (fd >= 0) close(fd);
+  return {buffer, static_cast<size_t>(std::max<ssize_t>(n, 0))};
+}
+
 // Field 22 of /proc/PROCESS/stat: when it started, in clock ticks since boot; with the pid it names a process
 // for good. "" where there is none, or only what its parent has not waited for yet.
 std::string start_time(const std::string& process) {
-  char buffer[1024];
-  const int fd = open(("/proc/" + process + "/stat").c_str(), O_RDONLY | O_CLOEXEC);
-  const ssize_t n = fd < 0 ? 0 : read(fd, buffer, sizeof buffer);
-  if (fd >= 0) close(fd);
-  std::string text(buffer, static_cast<size_t>(std::max<ssize_t>(n, 0)));
+  const std::string text = read_start("/proc/" + process + "/stat");
   size_t at = text.rfind(')');  // the name before it may hold spaces
   if (at != std::string::npos && (text.substr(at, 3) == ") Z" || text.substr(at, 3) == ") X")) return "";
   for (int field = 2; field < 22 && at != std::string::npos; ++field) at = text.find(' ', at + 1);
   return at == std::string::npos ? "" : text.substr(at + 1, text.find(' ', at + 1) - at - 1);
 }
 
-std::string read_line(const char* path) {
-  char buffer[256];
-  const int fd = open(path, O_RDONLY | O_CLOEXEC);
-  const ssize_t n = fd < 0 ? 0 : read(fd, buffer, sizeof buffer);
-  if (fd >= 0) close(fd);
-  std::string text(buffer, static_cast<size_t>(std::max<ssize_t>(n, 0)));
+std::string boot_id() {
+  const std::string text = read_start("/proc/sys/kernel/random/boot_id");
   return text.substr(0, text.find('\n'));
 }
 
-std::string boot_id() {
-  return read_line("/proc/sys/kernel/random/boot_id");
-}
-
 std::string owner_record() {
-  char host[256] = "";
-  gethostname(host, sizeof host - 1);
   const std::string started = time_text(std::time(nullptr));
   char run_id[24];
   std::random_device random;
   std::snprintf(run_id, sizeof run_id, "%08x%08x", random(), random());
-  const Json json = {{"host", host},       {"boot_id", boot_id()},
-                     {"pid", getpid()},    {"start_time", start_time("self")},
-                     {"started", started}, {"run_id", run_id}};
+  const Json json = {{"host", host_name()}, {"boot_id", boot_id()},
+                     {"pid", getpid()},     {"start_time", start_time("self")},
+                     {"started", started},  {"run_id", run_id}};
   return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
@@ -202,15 +191,6 @@ void make_directory(const std::string& directory) {
   errno = make_directories(directory, 0700);
   if (errno != 0) throw unusable("run.dir cannot be created", directory);
 }
-
-}  // namespace
-
-std::string run_directory(const Config& config, const std::string& config_path) {
-  if (!config.run.dir.empty()) return config.run.dir;
-  return "runs/" + fs::path(config_path).stem().string();
-}
-
-namespace {
 
 // Where `asked` is a number larger than what was recorded ("auto" is none).
 bool larger(const KeyDifference& one) {
@@ -274,6 +254,11 @@ Error finished(const std::string& directory, int64_t step, bool longer) {
 }
 
 }  // namespace
+
+std::string run_directory(const Config& config, const std::string& config_path) {
+  if (!config.run.dir.empty()) return config.run.dir;
+  return "runs/" + fs::path(config_path).stem().string();
+}
 
 std::vector<KeyDifference> check_run_directory(const std::string& directory, const Config& config,
                                                const NameMap& names,

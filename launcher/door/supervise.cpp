@@ -147,17 +147,6 @@ std::string whereabouts(int rank, const RankRecord& record, const RankCare& care
                      operation.empty() ? "" : ", in \"" + operation + "\"");
 }
 
-}  // namespace
-
-void block_stop_signals() {
-  const sigset_t set = waited_signals();
-  sigprocmask(SIG_BLOCK, &set, nullptr);
-  std::signal(SIGPIPE, SIG_IGN);
-  std::signal(SIGXFSZ, SIG_IGN);
-}
-
-namespace {
-
 // How a run's ranks ended: the first cause.
 struct RankEnd {
   int rank = 0;
@@ -280,10 +269,6 @@ RankEnd wait_for_end(const std::vector<pid_t>& ranks, Control& control, const Ra
   }
 }
 
-}  // namespace
-
-namespace {
-
 // A rank that says that another has ended, or that its library has ended it, may have been told late why.
 void ask_once_more(RankEnd& end, const RankCare& care) {
   if (!care.failed_elsewhere || end.elsewhere || !WIFEXITED(end.wait_status)) return;
@@ -294,10 +279,6 @@ void ask_once_more(RankEnd& end, const RankCare& care) {
     if (!end.elsewhere) next_signal(kAskMs);
   }
 }
-
-}  // namespace
-
-namespace {
 
 RunStatus status_of_record(const RankRecord& last) {
   return {.state = "failed",
@@ -318,6 +299,13 @@ void name_good_end(RunStatus& status, const Control& control) {
 }
 
 }  // namespace
+
+void block_stop_signals() {
+  const sigset_t set = waited_signals();
+  sigprocmask(SIG_BLOCK, &set, nullptr);
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
+}
 
 bool stop_signal_came() {
   sigset_t set;

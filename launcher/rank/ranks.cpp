@@ -13,6 +13,7 @@
 #include "launcher/environment.h"
 #include "launcher/machine/survey.h"
 #include "launcher/refusal_text.h"
+#include "launcher/status.h"
 
 namespace lm {
 namespace {
@@ -86,7 +87,7 @@ void Ranks::join(const CommandLine& line, const Abandon& abandon) {
                   .silence = silence_seconds().value_or(SharedGroup::kSilence),
                   .late = SharedGroup::kLate,
                   .ended = [this] { return region_->ended(); },
-                  .host = host(),
+                  .host = host_name(),
                   .abandon = [this, abandon](const Error& error) { abandon(error, *this); }});
   } catch (const Error& error) {
     if (console_ >= 0) write_console(console_, error);  // nobody else can
@@ -143,12 +144,6 @@ void Ranks::meet_neighbours() {
   affinity_decides_ = CPU_COUNT(&mine.cores) == survey_host().cpu.cores;
 }
 
-std::string Ranks::host() {
-  char name[64] = "";
-  gethostname(name, sizeof name - 1);
-  return name;
-}
-
 Ranks::~Ranks() {
   if (console_ >= 0) close(console_);
 }
@@ -169,7 +164,7 @@ void Ranks::tell(const Error& error) {
 
 Group& Ranks::device_group(DeviceType device) {
   if (device == DeviceType::kCpu || count() == 1) return *group_;
-  NcclSetup setup{.api = load_nccl(), .peers = *group_, .host = host()};
+  NcclSetup setup{.api = load_nccl(), .peers = *group_, .host = host_name()};
   if (link_) {
     setup.lost = [this](const std::string&) { return link_->lost(); };
   } else {

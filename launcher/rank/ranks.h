@@ -39,8 +39,6 @@ class Ranks {
   bool leads() const { return group_->rank() == 0; }
   // Whether this rank's door has no other: then it is told how far the rank is.
   bool own_door() const { return leads() || link_ != nullptr; }
-  // The name of this rank's machine.
-  static std::string host();
 
   // The most ranks that share a machine, and the cores that those on the leader's machine have together:
   // mpirun may give each of them others. `cores`: this rank's own.

@@ -28,6 +28,7 @@
 #include "launcher/rank/samples.h"
 #include "launcher/rank/save_model.h"
 #include "launcher/rank/stop_request.h"
+#include "launcher/status.h"
 #include "optim/learning_rate.h"
 #include "train/evaluate.h"
 #include "train/trainer.h"
@@ -53,10 +54,8 @@ std::string of_set(const std::string& set) {
 
 void record_evaluation(const EvalResult& result, const std::string& set, int64_t step, MetricsFile& metrics) {
   metrics.write_eval(step, result.loss, result.target_tokens, set);
-  char line[100];
-  std::snprintf(line, sizeof line, " after step %ld: %.4f (perplexity %.2f, %ld targets)", step, result.loss,
-                std::exp(result.loss), result.target_tokens);
-  log_line("held-out loss" + of_set(set) + line);
+  log_line(fmt::format("held-out loss{} after step {}: {:.4f} (perplexity {:.2f}, {} targets)", of_set(set),
+                       step, result.loss, std::exp(result.loss), result.target_tokens));
 }
 
 // What a run is judged by beside its steps: the held-out loss, and answers to the prompts that it is to show.
@@ -314,7 +313,7 @@ std::unique_ptr<Watchdog> watch_over(Rank& rank, const Plan& plan, Ranks& ranks,
                     .gpus = &rank.device_group() == &rank.group() ? nullptr : &rank.device_group(),
                     .least = later * silence_seconds().value_or(Watchdog::kLeast),
                     .step_seconds = plan.step_seconds,
-                    .host = Ranks::host(),
+                    .host = host_name(),
                     .name = [&rank](const Operation& operation) { return rank.step().name(operation); },
                     .moved_bytes = disk_bytes_moved,
                     .give_up = [&](const Error& error) { give_up(error, ranks, control); }});
