@@ -57,8 +57,7 @@ int next_signal(int timeout_ms) {
 }
 
 bool ended(pid_t child, int* wait_status) {
-  const pid_t got = waitpid(child, wait_status, WNOHANG);
-  return got == child;
+  return waitpid(child, wait_status, WNOHANG) == child;
 }
 
 // "error:config" for a rank that left with one of our codes without naming a reason.
@@ -308,9 +307,8 @@ void block_stop_signals() {
 }
 
 bool stop_signal_came() {
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) sigaddset(&set, signal);
+  sigset_t set = waited_signals();
+  sigdelset(&set, SIGCHLD);
   const timespec now{};
   return sigtimedwait(&set, nullptr, &now) > 0;
 }
