@@ -1,6 +1,6 @@
-// Every kernel of ours, once: arguments as a struct of raw pointers and sizes, then the stream. Two
-// launchers implement each with the same signature and the same per-element formula: `x_cpu.cpp` (the
-// reference of the GPU test) and `x.cu`. A rank asks `kernels(device)` once and calls through the table.
+// The arguments of every kernel: a struct of raw pointers and sizes, then the stream. Two launchers implement
+// each with the same signature and the same per-element formula: `x_cpu.cpp` (the reference of the GPU test)
+// and `x.cu`; kernels.inc lists them. A rank asks `kernels(device)` once and calls through the table.
 //
 // Memory belongs to the caller; on the GPU every pointer is device memory and the call only enqueues. No
 // kernel allocates. Results do not depend on the number of threads or blocks. DType is kF32 or kBF16
@@ -391,42 +391,16 @@ struct Quantise {
 // of what they differ from it by.
 void quantise_scales(std::span<const float> scales, uint8_t* codes, float* nested);
 
-// The launchers of one device. The last ones are LibTorch's, and null in a table that has none of it.
+// The launchers of one device.
 struct Kernels {
-  void (*rms_norm_forward)(const RmsNormForward&, StreamView);
-  void (*rms_norm_backward)(const RmsNormBackward&, StreamView);
-  void (*rope)(const Rope&, StreamView);
-  void (*swiglu_forward)(const SwigluForward&, StreamView);
-  void (*swiglu_backward)(const SwigluBackward&, StreamView);
-  void (*softmax_statistics)(const SoftmaxStatistics&, StreamView);
-  void (*softmax_gradient)(const SoftmaxGradient&, StreamView);
-  void (*softmax_loss)(const SoftmaxLoss&, StreamView);
-  void (*gather_rows)(const GatherRows&, StreamView);
-  void (*scatter_rows)(const ScatterRows&, StreamView);
-  void (*sum_rows)(const SumRows&, StreamView);
-  void (*add_rows)(const AddRows&, StreamView);
-  void (*accumulate)(const Accumulate&, StreamView);
-  void (*sum_columns)(const SumColumns&, StreamView);
-  void (*add_bias)(const AddBias&, StreamView);
-  void (*dropout)(const Dropout&, StreamView);
-  void (*granule_norms)(const GranuleNorms&, StreamView);
-  void (*normalise)(const Normalise&, StreamView);
-  void (*update)(const RuleUpdate&, StreamView);
-  void (*materialise)(const Materialise&, StreamView);
-  ChunkSumsKernel chunk_sums = nullptr;                            // null in the table that counts
-  void (*multiply_row)(const MultiplyRow&, StreamView) = nullptr;  // the CPU's alone: cuBLAS knows the case
-  void (*quantise)(const Quantise&,
-                   StreamView) = nullptr;  // the CPU's alone: bases are quantised as they load
-  // kernels/library.h
-  void (*attention_forward)(const AttentionForward&, StreamView) = nullptr;
-  void (*attention_backward)(const AttentionBackward&, StreamView) = nullptr;
-  // Bytes that the call wants as its scratch.
+#define LM_KERNEL(name, Args) void (*name)(const Args&, StreamView) = nullptr;
+#define LM_CPU_KERNEL LM_KERNEL
+#define LM_LIBRARY_KERNEL LM_KERNEL
+#include "kernels/kernels.inc"
+  ChunkSumsKernel chunk_sums = nullptr;  // null in the table that counts
+  // LibTorch's, too. Bytes that the call wants as its scratch.
   int64_t (*attention_forward_scratch)(const AttentionForward&, StreamView) = nullptr;
   int64_t (*attention_backward_scratch)(const AttentionBackward&, StreamView) = nullptr;
-  void (*gemm)(const Gemm&, StreamView) = nullptr;  // without the library: the CPU's, of bf16
-  void (*copy_rows)(const CopyRows&, StreamView) = nullptr;
-  void (*scale)(const Scale&, StreamView) = nullptr;
-  void (*zero)(const View& x, StreamView) = nullptr;  // contiguous
 };
 
 // The table of a device; throws Error(12) for CUDA in an executable without it.
