@@ -18,6 +18,10 @@ constexpr int64_t kNarrow = 128;
 // Dropout draws its random numbers: benchmarks/kernels.py has it at a sixth of what other passes reach.
 constexpr double kDropout = 6;
 
+constexpr double Cost::*kSums[] = {&Cost::gemm_flops, &Cost::attention_flops, &Cost::bytes,
+                                   &Cost::pass_bytes, &Cost::decoded_bytes,   &Cost::calls,
+                                   &Cost::gemm_calls, &Cost::fp32_gemm_flops};
+
 Counts& counts_of(StreamView stream) {
   return *static_cast<Counts*>(stream.handle);
 }
@@ -183,14 +187,7 @@ Kernels table(DeviceType device) {
 }  // namespace
 
 Cost& Cost::operator+=(const Cost& other) {
-  gemm_flops += other.gemm_flops;
-  attention_flops += other.attention_flops;
-  bytes += other.bytes;
-  pass_bytes += other.pass_bytes;
-  decoded_bytes += other.decoded_bytes;
-  calls += other.calls;
-  gemm_calls += other.gemm_calls;
-  fp32_gemm_flops += other.fp32_gemm_flops;
+  for (double Cost::*const sum : kSums) this->*sum += other.*sum;
   return *this;
 }
 
@@ -201,9 +198,7 @@ Cost& Cost::operator-=(const Cost& other) {
 }
 
 Cost& Cost::operator*=(double times) {
-  for (double* sum : {&gemm_flops, &attention_flops, &bytes, &pass_bytes, &decoded_bytes, &calls, &gemm_calls,
-                      &fp32_gemm_flops})
-    *sum *= times;
+  for (double Cost::*const sum : kSums) this->*sum *= times;
   return *this;
 }
 
