@@ -53,9 +53,6 @@ LM_INLINE void parallel_elements(int threads, int64_t n, const Body& body) {
                [&](int64_t begin, int64_t end) { body(begin * 64, end * 64 < n ? end * 64 : n); });
 }
 
-// Reductions over rows add this many rows in order, then those partial sums in order (kernels.h).
-inline constexpr int64_t kRowBlock = 64;
-
 // sums[j] = sum of partial[b, j] over b in order.
 LM_INLINE void sum_partials(const float* partial, int64_t blocks, int64_t width, float* sums) {
   each_vector(width, [&](int64_t j, auto count) LM_BODY {

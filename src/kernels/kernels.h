@@ -20,6 +20,9 @@
 
 namespace lm {
 
+// Reductions over rows add this many rows in order, then those partial sums in order.
+inline constexpr int64_t kRowBlock = 64;
+
 // out = weight * dtype(x * rstd), rstd = 1 / sqrt(mean(x²) + eps) in fp32, after x = sum = x + residual when
 // a residual is given. Rows are `groups` vectors of `width` elements side by side (the heads of q and k); the
 // strides are between rows, in elements.
@@ -37,7 +40,7 @@ struct RmsNormForward {
 };
 
 // dx = (residual gradient +) rstd * (w*dy - n * mean(w*dy * n)), n = x * rstd; dweight[j] = sum over rows and
-// groups of dy * dtype(n), added in fp32: 64 rows at a time in order, then these partial sums in order.
+// groups of dy * dtype(n), added in fp32 by kRowBlock rows.
 struct RmsNormBackward {
   const void* dy = nullptr;  // [rows, groups, width], stride dy_stride
   const void* x = nullptr;   // the normalised input (the sum, where there was a residual), stride x_stride
@@ -46,7 +49,7 @@ struct RmsNormBackward {
   const void* dresidual = nullptr;  // null, or [rows, width]: added to dx in fp32 before rounding; may be dx
   void* dx = nullptr;               // stride dx_stride; may be dy
   float* dweight = nullptr;         // [width], overwritten; null when the weight is frozen
-  float* partial = nullptr;         // scratch [ceil(rows / 64), width]; may be null when dweight is
+  float* partial = nullptr;         // scratch [ceil(rows / kRowBlock), width]; may be null when dweight is
   int64_t rows = 0, groups = 1, width = 0;
   int64_t dy_stride = 0, x_stride = 0, dx_stride = 0;
   DType dtype = DType::kF32;
@@ -172,7 +175,7 @@ struct Accumulate {
 struct SumColumns {
   const void* x = nullptr;   // [rows, width], stride
   float* sums = nullptr;     // [width], overwritten
-  float* partial = nullptr;  // scratch [ceil(rows / 64), width]
+  float* partial = nullptr;  // scratch [ceil(rows / kRowBlock), width]
   int64_t rows = 0, width = 0, stride = 0;
   DType dtype = DType::kF32;
 };
