@@ -1,6 +1,7 @@
 #include "kernels/counting.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <utility>
 
 #include "kernels/library.h"
@@ -16,6 +17,10 @@ constexpr double kTransposed = 2.5;
 constexpr int64_t kNarrow = 128;
 // Dropout draws its random numbers: benchmarks/kernels.py has it at a sixth of what other passes reach.
 constexpr double kDropout = 6;
+
+constexpr double Cost::*kSums[] = {&Cost::gemm_flops, &Cost::attention_flops, &Cost::bytes,
+                                   &Cost::pass_bytes, &Cost::decoded_bytes,   &Cost::calls,
+                                   &Cost::gemm_calls, &Cost::fp32_gemm_flops};
 
 Counts& counts_of(StreamView stream) {
   return *static_cast<Counts*>(stream.handle);
@@ -164,51 +169,25 @@ void zero(const View& x, StreamView stream) {
   move(stream, static_cast<double>(x.bytes()));
 }
 
+// What no pass calls has no count: null in the table.
+constexpr std::nullptr_t update = nullptr, quantise = nullptr;
+
 Kernels table(DeviceType device) {
   const bool cpu = device == DeviceType::kCpu;
   return {
-      .rms_norm_forward = rms_norm_forward,
-      .rms_norm_backward = rms_norm_backward,
-      .rope = rope,
-      .swiglu_forward = swiglu_forward,
-      .swiglu_backward = swiglu_backward,
-      .softmax_statistics = softmax_statistics,
-      .softmax_gradient = softmax_gradient,
-      .softmax_loss = softmax_loss,
-      .gather_rows = gather_rows,
-      .scatter_rows = scatter_rows,
-      .sum_rows = sum_rows,
-      .add_rows = add_rows,
-      .accumulate = accumulate,
-      .sum_columns = sum_columns,
-      .add_bias = add_bias,
-      .dropout = dropout,
-      .granule_norms = granule_norms,
-      .normalise = normalise,
-      .update = nullptr,  // of no pass
-      .materialise = materialise,
-      .multiply_row = cpu ? multiply_row : nullptr,
-      .attention_forward = attention_forward,
-      .attention_backward = attention_backward,
+#define LM_KERNEL(name, Args) .name = name,
+#define LM_CPU_KERNEL(name, Args) .name = cpu ? name : nullptr,
+#define LM_LIBRARY_KERNEL LM_KERNEL
+#include "kernels/kernels.inc"
       .attention_forward_scratch = cpu ? attention_forward_scratch_cpu : attention_forward_scratch_cuda,
       .attention_backward_scratch = cpu ? attention_backward_scratch_cpu : attention_backward_scratch_cuda,
-      .gemm = gemm,
-      .copy_rows = copy_rows,
-      .scale = scale,
-      .zero = zero};
+  };
 }
 
 }  // namespace
 
 Cost& Cost::operator+=(const Cost& other) {
-  gemm_flops += other.gemm_flops;
-  attention_flops += other.attention_flops;
-  bytes += other.bytes;
-  pass_bytes += other.pass_bytes;
-  decoded_bytes += other.decoded_bytes;
-  calls += other.calls;
-  gemm_calls += other.gemm_calls;
-  fp32_gemm_flops += other.fp32_gemm_flops;
+  for (double Cost::*const sum : kSums) this->*sum += other.*sum;
   return *this;
 }
 
@@ -219,9 +198,7 @@ Cost& Cost::operator-=(const Cost& other) {
 }
 
 Cost& Cost::operator*=(double times) {
-  for (double* sum : {&gemm_flops, &attention_flops, &bytes, &pass_bytes, &decoded_bytes, &calls, &gemm_calls,
-                      &fp32_gemm_flops})
-    *sum *= times;
+  for (double Cost::*const sum : kSums) this->*sum *= times;
   return *this;
 }
 

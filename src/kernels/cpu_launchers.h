@@ -18,33 +18,16 @@ namespace lm {
 
 namespace LM_ISA {
 
-void rms_norm_forward(const RmsNormForward&, StreamView);
-void rms_norm_backward(const RmsNormBackward&, StreamView);
-void rope(const Rope&, StreamView);
-void swiglu_forward(const SwigluForward&, StreamView);
-void swiglu_backward(const SwigluBackward&, StreamView);
-void softmax_statistics(const SoftmaxStatistics&, StreamView);
-void softmax_gradient(const SoftmaxGradient&, StreamView);
-void softmax_loss(const SoftmaxLoss&, StreamView);
-void gather_rows(const GatherRows&, StreamView);
-void scatter_rows(const ScatterRows&, StreamView);
-void sum_rows(const SumRows&, StreamView);
-void add_rows(const AddRows&, StreamView);
-void accumulate(const Accumulate&, StreamView);
-void sum_columns(const SumColumns&, StreamView);
-void add_bias(const AddBias&, StreamView);
-void dropout(const Dropout&, StreamView);
-void granule_norms(const GranuleNorms&, StreamView);
-void normalise(const Normalise&, StreamView);
-void update(const RuleUpdate&, StreamView);
+#define LM_KERNEL(name, Args) void name(const Args&, StreamView);
+#define LM_CPU_KERNEL LM_KERNEL
+#include "kernels/kernels.inc"
+void gemm(const Gemm&, StreamView);  // of bf16 alone
+// What `update` hands on: a rule whose state is in codes, codes of the dynamic maps of 8 bits, statistics of
+// rows and columns, and a matrix that steps by its orthogonal momentum.
 void update_coded(const RuleUpdate&, StreamView);
 void update_dynamic8(const RuleUpdate&, StreamView);
 void update_factored(const RuleUpdate&, StreamView);
 void update_orthogonal(const RuleUpdate&, StreamView);
-void materialise(const Materialise&, StreamView);
-void quantise(const Quantise&, StreamView);
-void multiply_row(const MultiplyRow&, StreamView);
-void gemm(const Gemm&, StreamView);  // of bf16 alone
 
 // Calls body(T{}) for the element type T of `type`.
 template <class Body>
@@ -69,9 +52,6 @@ LM_INLINE void parallel_elements(int threads, int64_t n, const Body& body) {
   parallel_for(threads, (n + 63) / 64, kGrainElements / 64,
                [&](int64_t begin, int64_t end) { body(begin * 64, end * 64 < n ? end * 64 : n); });
 }
-
-// Reductions over rows add this many rows in order, then those partial sums in order (kernels.h).
-inline constexpr int64_t kRowBlock = 64;
 
 // sums[j] = sum of partial[b, j] over b in order.
 LM_INLINE void sum_partials(const float* partial, int64_t blocks, int64_t width, float* sums) {

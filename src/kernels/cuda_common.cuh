@@ -150,9 +150,6 @@ static __device__ __forceinline__ float block_max(float x) {
   return largest;
 }
 
-// Reductions over rows add this many rows in order, then those partial sums in order (kernels.h).
-inline constexpr int64_t kRowBlock = 64;
-
 // sums[j] = sum of partial[b, j] over b in order.
 static __global__ void sum_partials(const float* partial, int64_t blocks, int64_t width, float* sums) {
   const int64_t j = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;

@@ -1,6 +1,6 @@
-// Every kernel of ours, once: arguments as a struct of raw pointers and sizes, then the stream. Two
-// launchers implement each with the same signature and the same per-element formula: `x_cpu.cpp` (the
-// reference of the GPU test) and `x.cu`. A rank asks `kernels(device)` once and calls through the table.
+// The arguments of every kernel: a struct of raw pointers and sizes, then the stream. Two launchers implement
+// each with the same signature and the same per-element formula: `x_cpu.cpp` (the reference of the GPU test)
+// and `x.cu`; kernels.inc lists them. A rank asks `kernels(device)` once and calls through the table.
 //
 // Memory belongs to the caller; on the GPU every pointer is device memory and the call only enqueues. No
 // kernel allocates. Results do not depend on the number of threads or blocks. DType is kF32 or kBF16
@@ -20,6 +20,9 @@
 
 namespace lm {
 
+// Reductions over rows add this many rows in order, then those partial sums in order.
+inline constexpr int64_t kRowBlock = 64;
+
 // out = weight * dtype(x * rstd), rstd = 1 / sqrt(mean(x²) + eps) in fp32, after x = sum = x + residual when
 // a residual is given. Rows are `groups` vectors of `width` elements side by side (the heads of q and k); the
 // strides are between rows, in elements.
@@ -37,7 +40,7 @@ struct RmsNormForward {
 };
 
 // dx = (residual gradient +) rstd * (w*dy - n * mean(w*dy * n)), n = x * rstd; dweight[j] = sum over rows and
-// groups of dy * dtype(n), added in fp32: 64 rows at a time in order, then these partial sums in order.
+// groups of dy * dtype(n), added in fp32 by kRowBlock rows.
 struct RmsNormBackward {
   const void* dy = nullptr;  // [rows, groups, width], stride dy_stride
   const void* x = nullptr;   // the normalised input (the sum, where there was a residual), stride x_stride
@@ -46,7 +49,7 @@ struct RmsNormBackward {
   const void* dresidual = nullptr;  // null, or [rows, width]: added to dx in fp32 before rounding; may be dx
   void* dx = nullptr;               // stride dx_stride; may be dy
   float* dweight = nullptr;         // [width], overwritten; null when the weight is frozen
-  float* partial = nullptr;         // scratch [ceil(rows / 64), width]; may be null when dweight is
+  float* partial = nullptr;         // scratch [ceil(rows / kRowBlock), width]; may be null when dweight is
   int64_t rows = 0, groups = 1, width = 0;
   int64_t dy_stride = 0, x_stride = 0, dx_stride = 0;
   DType dtype = DType::kF32;
@@ -172,7 +175,7 @@ struct Accumulate {
 struct SumColumns {
   const void* x = nullptr;   // [rows, width], stride
   float* sums = nullptr;     // [width], overwritten
-  float* partial = nullptr;  // scratch [ceil(rows / 64), width]
+  float* partial = nullptr;  // scratch [ceil(rows / kRowBlock), width]
   int64_t rows = 0, width = 0, stride = 0;
   DType dtype = DType::kF32;
 };
@@ -391,42 +394,16 @@ struct Quantise {
 // of what they differ from it by.
 void quantise_scales(std::span<const float> scales, uint8_t* codes, float* nested);
 
-// The launchers of one device. The last ones are LibTorch's, and null in a table that has none of it.
+// The launchers of one device.
 struct Kernels {
-  void (*rms_norm_forward)(const RmsNormForward&, StreamView);
-  void (*rms_norm_backward)(const RmsNormBackward&, StreamView);
-  void (*rope)(const Rope&, StreamView);
-  void (*swiglu_forward)(const SwigluForward&, StreamView);
-  void (*swiglu_backward)(const SwigluBackward&, StreamView);
-  void (*softmax_statistics)(const SoftmaxStatistics&, StreamView);
-  void (*softmax_gradient)(const SoftmaxGradient&, StreamView);
-  void (*softmax_loss)(const SoftmaxLoss&, StreamView);
-  void (*gather_rows)(const GatherRows&, StreamView);
-  void (*scatter_rows)(const ScatterRows&, StreamView);
-  void (*sum_rows)(const SumRows&, StreamView);
-  void (*add_rows)(const AddRows&, StreamView);
-  void (*accumulate)(const Accumulate&, StreamView);
-  void (*sum_columns)(const SumColumns&, StreamView);
-  void (*add_bias)(const AddBias&, StreamView);
-  void (*dropout)(const Dropout&, StreamView);
-  void (*granule_norms)(const GranuleNorms&, StreamView);
-  void (*normalise)(const Normalise&, StreamView);
-  void (*update)(const RuleUpdate&, StreamView);
-  void (*materialise)(const Materialise&, StreamView);
-  ChunkSumsKernel chunk_sums = nullptr;                            // null in the table that counts
-  void (*multiply_row)(const MultiplyRow&, StreamView) = nullptr;  // the CPU's alone: cuBLAS knows the case
-  void (*quantise)(const Quantise&,
-                   StreamView) = nullptr;  // the CPU's alone: bases are quantised as they load
-  // kernels/library.h
-  void (*attention_forward)(const AttentionForward&, StreamView) = nullptr;
-  void (*attention_backward)(const AttentionBackward&, StreamView) = nullptr;
-  // Bytes that the call wants as its scratch.
+#define LM_KERNEL(name, Args) void (*name)(const Args&, StreamView) = nullptr;
+#define LM_CPU_KERNEL LM_KERNEL
+#define LM_LIBRARY_KERNEL LM_KERNEL
+#include "kernels/kernels.inc"
+  ChunkSumsKernel chunk_sums = nullptr;  // null in the table that counts
+  // LibTorch's, too. Bytes that the call wants as its scratch.
   int64_t (*attention_forward_scratch)(const AttentionForward&, StreamView) = nullptr;
   int64_t (*attention_backward_scratch)(const AttentionBackward&, StreamView) = nullptr;
-  void (*gemm)(const Gemm&, StreamView) = nullptr;  // without the library: the CPU's, of bf16
-  void (*copy_rows)(const CopyRows&, StreamView) = nullptr;
-  void (*scale)(const Scale&, StreamView) = nullptr;
-  void (*zero)(const View& x, StreamView) = nullptr;  // contiguous
 };
 
 // The table of a device; throws Error(12) for CUDA in an executable without it.

@@ -47,14 +47,12 @@ void zero(const View& x, StreamView stream) {
 Kernels with_library(DeviceType device) {
   Kernels out = kernels(device);
   const bool cpu = device == DeviceType::kCpu;
-  out.attention_forward = cpu ? attention_forward_cpu : attention_forward_cuda;
-  out.attention_backward = cpu ? attention_backward_cpu : attention_backward_cuda;
+  const auto attention_forward = cpu ? attention_forward_cpu : attention_forward_cuda;
+  const auto attention_backward = cpu ? attention_backward_cpu : attention_backward_cuda;
+#define LM_LIBRARY_KERNEL(name, Args) out.name = name;
+#include "kernels/kernels.inc"
   out.attention_forward_scratch = cpu ? attention_forward_scratch_cpu : attention_forward_scratch_cuda;
   out.attention_backward_scratch = cpu ? attention_backward_scratch_cpu : attention_backward_scratch_cuda;
-  out.gemm = gemm;
-  out.copy_rows = copy_rows;
-  out.scale = scale;
-  out.zero = zero;
   return out;
 }
 

@@ -2,7 +2,8 @@
 rounded to nearest by itself (.rn; one without it may be fused by ptxas), a fused multiply-add stands only where the source
 writes one, and nothing is approximate or flushed to zero.
 
-ptx_test.py COMPILE_COMMANDS FILE.cu ...: each is compiled to PTX by its own command line. Exit 77 without nvcc."""
+ptx_test.py COMPILE_COMMANDS FILE.cu ...: each is compiled to PTX by its own command line. Exit 77 without nvcc. Every file whose
+kernels gpu_fixed_bits_test.cpp compares with the CPU's must be among them."""
 
 import json
 import re
@@ -17,6 +18,20 @@ OPERATION = re.compile(r"^\s*(?:@!?%p\d+\s+)?((add|sub|mul|mad|fma|div|sqrt|rcp|
 PLACE = re.compile(r"^\s*\.loc\s+(\d+)\s+(\d+)")
 FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]+)"')
 WRITTEN = re.compile(r"__fmaf?_rn\(|\bstd::fma\(")
+HERE = Path(__file__).resolve().parent
+KERNELS = HERE.parents[1] / "src" / "kernels"
+ONLY_ADDS = {"rows"}  # it has no product that could be contracted
+
+
+def left_out(files):
+    """The .cu files that must keep the CPU's bits and are not among `files`: those with a launcher that gpu_fixed_bits_test.cpp
+    calls, and theirs of longer names (update.cu, update_coded.cu)."""
+    called = set(re.findall(r"\bk\.(\w+)\(", (HERE / "gpu_fixed_bits_test.cpp").read_text()))
+    sources = {path.stem: path.read_text() for path in KERNELS.glob("*.cu")}
+    fixed = {stem for stem, text in sources.items() if called & set(re.findall(r"^void (\w+)\(", text, re.M))} - ONLY_ADDS
+    wanted = {stem for stem in sources for group in fixed if stem == group or stem.startswith(group + "_")}
+    assert {"dropout", "update", "update_coded"} <= wanted, wanted
+    return sorted(wanted - {Path(file).stem for file in files})
 
 
 def command_of(entry):
@@ -75,6 +90,9 @@ def mistakes(ptx):
 
 def main():
     commands, files = Path(sys.argv[1]), sys.argv[2:]
+    if missing := left_out(files):
+        print("compiled with contraction, though gpu_fixed_bits_test.cpp compares bits:", *missing)
+        sys.exit(1)
     entries = {e["file"]: e for e in json.loads(commands.read_text()) if " -x cu " in e["command"]}
     if not entries:
         print("skipped: no nvcc, so no .cu file is compiled for a GPU here")
