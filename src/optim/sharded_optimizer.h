@@ -96,9 +96,9 @@ class ShardedOptimizer {
   // Elements of the block's flat array that a tile has, and its state outside of a step.
   TileRange range(int64_t block, int64_t tile) const;
   OpenTile open(int64_t block, int64_t tile) const;
-  // Within a step, right after the tile's update: take(stream, offset, its bytes), where they lie then, from
-  // byte `offset` of its block's on. That is host memory with all that the update has made, or memory of the
-  // device, in which the compute stream makes it.
+  // Right after the tile's update, or of one in memory of ours at any time: take(stream, offset, its bytes),
+  // where they lie then, from byte `offset` of its block's on. That is host memory with all that updates have
+  // made, or memory of the device, in which the compute stream makes it.
   bool shows_host_memory(int64_t block, int64_t tile) const {
     return stream_.device == DeviceType::kCpu || on_host(index(block, tile));
   }
