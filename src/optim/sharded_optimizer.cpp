@@ -144,13 +144,9 @@ void ShardedOptimizer::update_on_host(int64_t block, int64_t tile, const UpdateI
     const int64_t offset = range(block, t).first - inputs.first;
     return on_host(index(block, t)) && offset >= 0 && offset < inputs.elements;
   };
-  const auto is_first = [&] {
-    for (int64_t t = 0; t < tile; ++t) {
-      if (ours(t)) return false;
-    }
-    return true;
-  };
-  if (is_first()) {
+  int64_t first = 0;
+  while (!ours(first)) ++first;
+  if (tile == first) {
     std::vector<HostUpdate::Range> ranges;
     for (int64_t t = tile; t < tiles(block); ++t) {
       if (!ours(t)) continue;
