@@ -125,9 +125,8 @@ class ShardedOptimizer {
     return stream.device == stream_.device ? kernels_ : kernels(stream.device);
   }
   size_t index(int64_t block, int64_t tile) const;
-  bool off_device(size_t index) const;
-  bool through_slots(size_t index) const;
-  bool on_host(size_t index) const { return host_ != nullptr && off_device(index); }
+  bool through_slots(size_t index) const { return tiles_.through_slots[index] != 0; }
+  bool on_host(size_t index) const { return host_ != nullptr && tiles_.off_device[index] != 0; }
   // `data` is null of a tile in the store.
   Tile place(int64_t block, int64_t tile) const;
   // Where a stream of the tile begins, or its value for element `at` of the block, and its length.
