@@ -128,21 +128,8 @@ Save::~Save() {
   fs::remove_all(temporary_, ignored);
 }
 
-void Save::write(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) {
-  write(entry, offset, bytes, nullptr);
-}
-
-void Save::write_by(int threads, const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) {
-  write(entry, offset, bytes, nullptr, threads);
-}
-
-void Save::lend(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes,
-                std::vector<Write>& writes) {
-  write(entry, offset, bytes, &writes);
-}
-
-void Save::write(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes,
-                 std::vector<Write>* lent, int threads) {
+void Save::put(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes,
+               std::vector<Write>* lent, int threads) {
   if (entry.unit < 0) {
     int64_t value = 0;
     LM_CHECK(bytes.size() == sizeof value && offset == 0, entry.name);

@@ -38,12 +38,18 @@ class Save : public StateSink {
   Save& operator=(const Save&) = delete;
 
   // Bytes of an entry of the catalogue, in any order and in pieces; they are copied. Numbers: one thread.
-  void write(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) override;
+  void write(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) override {
+    put(entry, offset, bytes, nullptr, 1);
+  }
   void write_by(int threads, const StateEntry& entry, int64_t offset,
-                std::span<const std::byte> bytes) override;
+                std::span<const std::byte> bytes) override {
+    put(entry, offset, bytes, nullptr, threads);
+  }
   // Those are written from where they lie.
   void lend(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes,
-            std::vector<Write>& writes) override;
+            std::vector<Write>& writes) override {
+    put(entry, offset, bytes, &writes, 1);
+  }
   void wait(std::span<const Write> writes) override { shard_->wait(writes); }
   // Every byte of the catalogue must have come. The manifest's files, arrays and numbers are filled in here.
   // `allowed` is asked before the name is given, and throws where this process may not publish any more.
@@ -54,8 +60,8 @@ class Save : public StateSink {
  private:
   void list(const StateCatalogue& catalogue);
   // `lent`: the writes from where the bytes lie; null: they are copied.
-  void write(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes,
-             std::vector<Write>* lent, int threads = 1);
+  void put(const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes,
+           std::vector<Write>* lent, int threads);
   void make_directory(const std::string& directory, int64_t bytes);
   // Files and arrays of all ranks into the first one's manifest.
   void add_others(Manifest& manifest);

@@ -34,10 +34,6 @@ class OpenTile {
 
   // No update has touched it yet: zeros, but an fp32 master is what the working weights say.
   bool fresh() const { return data_ == nullptr; }
-  // Whether read() gives the state itself, in host memory, and no copy.
-  bool lasting(DeviceType device) const {
-    return store_ == nullptr && data_ != nullptr && (host_ || device == DeviceType::kCpu);
-  }
   // Of a stream for the block's elements [from, to).
   int64_t bytes(size_t stream, int64_t from, int64_t to) const {
     return streams_[stream].bytes(block_.count(from, to));

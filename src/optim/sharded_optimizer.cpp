@@ -39,6 +39,8 @@ ShardedOptimizer::ShardedOptimizer(const OptimizerSetup& setup, StreamView strea
     tiles_.first_granule.assign(own_.size(), 0);
   }
   own_.resize(static_cast<size_t>(tiles_.first_tile.back()));
+  tiles_.off_device.resize(own_.size());
+  tiles_.through_slots.resize(own_.size());
   for (size_t b = 0; b < layout_.blocks.size(); ++b) {
     const auto block = static_cast<int64_t>(b);
     for (int64_t tile = 0; tile < tiles(block); ++tile) {
@@ -61,14 +63,6 @@ int64_t ShardedOptimizer::tiles(int64_t block) const {
 
 size_t ShardedOptimizer::index(int64_t block, int64_t tile) const {
   return static_cast<size_t>(tiles_.first_tile[static_cast<size_t>(block)] + tile);
-}
-
-bool ShardedOptimizer::off_device(size_t index) const {
-  return index < tiles_.off_device.size() && tiles_.off_device[index] != 0;
-}
-
-bool ShardedOptimizer::through_slots(size_t index) const {
-  return index < tiles_.through_slots.size() && tiles_.through_slots[index] != 0;
 }
 
 TileRange ShardedOptimizer::range(int64_t block, int64_t tile) const {
@@ -144,13 +138,9 @@ void ShardedOptimizer::update_on_host(int64_t block, int64_t tile, const UpdateI
     const int64_t offset = range(block, t).first - inputs.first;
     return on_host(index(block, t)) && offset >= 0 && offset < inputs.elements;
   };
-  const auto is_first = [&] {
-    for (int64_t t = 0; t < tile; ++t) {
-      if (ours(t)) return false;
-    }
-    return true;
-  };
-  if (is_first()) {
+  int64_t first = 0;
+  while (!ours(first)) ++first;
+  if (tile == first) {
     std::vector<HostUpdate::Range> ranges;
     for (int64_t t = tile; t < tiles(block); ++t) {
       if (!ours(t)) continue;

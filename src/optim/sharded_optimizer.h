@@ -96,9 +96,9 @@ class ShardedOptimizer {
   // Elements of the block's flat array that a tile has, and its state outside of a step.
   TileRange range(int64_t block, int64_t tile) const;
   OpenTile open(int64_t block, int64_t tile) const;
-  // Within a step, right after the tile's update: take(stream, offset, its bytes), where they lie then, from
-  // byte `offset` of its block's on. That is host memory with all that the update has made, or memory of the
-  // device, in which the compute stream makes it.
+  // Right after the tile's update, or of one in memory of ours at any time: take(stream, offset, its bytes),
+  // where they lie then, from byte `offset` of its block's on. That is host memory with all that updates have
+  // made, or memory of the device, in which the compute stream makes it.
   bool shows_host_memory(int64_t block, int64_t tile) const {
     return stream_.device == DeviceType::kCpu || on_host(index(block, tile));
   }
@@ -125,9 +125,8 @@ class ShardedOptimizer {
     return stream.device == stream_.device ? kernels_ : kernels(stream.device);
   }
   size_t index(int64_t block, int64_t tile) const;
-  bool off_device(size_t index) const;
-  bool through_slots(size_t index) const;
-  bool on_host(size_t index) const { return host_ != nullptr && off_device(index); }
+  bool through_slots(size_t index) const { return tiles_.through_slots[index] != 0; }
+  bool on_host(size_t index) const { return host_ != nullptr && tiles_.off_device[index] != 0; }
   // `data` is null of a tile in the store.
   Tile place(int64_t block, int64_t tile) const;
   // Where a stream of the tile begins, or its value for element `at` of the block, and its length.

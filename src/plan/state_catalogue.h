@@ -67,8 +67,6 @@ class StateSource {
   // neighbours in a catalogue, of one class and unit: they may take turns.
   using Take = std::function<void(const StateEntry&, int64_t offset, std::span<const std::byte>)>;
   virtual void read(std::span<const StateEntry> entries, const Take& take) = 0;
-  // During take(): whether these bytes are the state itself, which lies there as long as it is not changed.
-  virtual bool lasting() const { return false; }
 };
 
 // Where it goes: a file, a hash, a test's memory.

@@ -8,15 +8,12 @@ namespace lm {
 
 void LiveState::read(std::span<const StateEntry> entries, const Take& take) {
   const StateEntry& first = entries.front();
-  lasting_ = false;
   if (first.unit < 0) {
     const int64_t t = optimizer_->t();
     return take(first, 0, std::as_bytes(std::span(&t, 1)));
   }
   if (first.state == StateClass::kWeights) {
     for (const StateEntry& entry : entries) {
-      lasting_ = stream_.device == DeviceType::kCpu && !weights_.in_shards(entry.unit) &&
-                 !weights_.through_slots(entry.unit);
       if (weights_.in_shards(entry.unit)) {
         read_shard(entry, take);
         continue;
@@ -37,7 +34,6 @@ void LiveState::read_tile(int64_t block, int64_t tile, std::span<const StateEntr
   const int64_t from = std::max(unit.shard.first, range.first), to = std::min(unit.shard.end(), range.end());
   if (from >= to) return;
   const OpenTile open = optimizer_->open(block, tile);
-  lasting_ = open.lasting(stream_.device);
   const std::byte* const weights_here = open.fresh() ? weights(unit.unit, from) : nullptr;
   for (const StateEntry& entry : entries) {
     const int64_t begin = open.bytes(entry.stream, entry.shard.first, from);

@@ -15,11 +15,9 @@ namespace lm {
 class LiveState : public StateSource {
  public:
   // `optimizer` may be null: weights alone.
-  LiveState(WeightStore& weights, const ShardedOptimizer* optimizer, StreamView stream,
-            int64_t staging_bytes = kStagingBytes)
-      : weights_(weights), optimizer_(optimizer), stream_(stream), staging_(stream, staging_bytes) {}
+  LiveState(WeightStore& weights, const ShardedOptimizer* optimizer, StreamView stream)
+      : weights_(weights), optimizer_(optimizer), staging_(stream) {}
   void read(std::span<const StateEntry> entries, const Take& take) override;
-  bool lasting() const override { return lasting_; }
 
  private:
   void read_tile(int64_t block, int64_t tile, std::span<const StateEntry> entries, const Take& take);
@@ -29,8 +27,6 @@ class LiveState : public StateSource {
 
   WeightStore& weights_;
   const ShardedOptimizer* optimizer_;
-  StreamView stream_;
-  bool lasting_ = false;
   static constexpr int64_t kReadAtOnce = int64_t{4} << 20;
   Staging staging_;
   std::vector<std::byte> shard_;

@@ -122,13 +122,31 @@ void TrainStep::flush() {
   if (save_ != nullptr) save_->flushed();
 }
 
+std::unique_ptr<StepSave> TrainStep::begin_save(const StepSaveSetup& setup) {
+  // Without global clipping the next updates come before any check.
+  const bool rides = settings_.clip == Clip::kGlobal && !(pending_ && update_.skipped);
+  const bool tiles = std::ranges::any_of(settings_.shape.units, &ScheduleUnit::off_device);
+  if (!rides || (tiles && !pending_)) flush();
+  auto save = std::make_unique<StepSave>(
+      setup, StepSave::State{.weights = weights_,
+                             .optimizer = *optimizer_,
+                             .stream = context_.stream,
+                             .gathers = device_group_.stream(context_.stream),
+                             .units = settings_.shape.units,
+                             .rides = rides,
+                             .pending = pending_,
+                             .step = update_.step,
+                             .updates = optimizer_->t() + (pending_ && !update_begun_ ? 1 : 0)});
+  save_ = save.get();
+  return save;
+}
+
 void TrainStep::carry_out(const Operation& operation) {
   switch (operation.kind) {
     case OperationKind::kAcquire:
       loans_[static_cast<size_t>(operation.unit)].emplace(weights_.acquire(operation.unit));
       break;
     case OperationKind::kRelease:
-      if (save_ != nullptr) save_->returning(operation.unit, *loans_[static_cast<size_t>(operation.unit)]);
       loans_[static_cast<size_t>(operation.unit)].reset();
       break;
     case OperationKind::kForward:
@@ -150,7 +168,6 @@ void TrainStep::carry_out(const Operation& operation) {
       break;
     case OperationKind::kGather:
       gather(operation);
-      if (save_ != nullptr) save_->gathered(operation.unit);
       break;
     case OperationKind::kCheck:
       check();
@@ -197,6 +214,7 @@ BlockMemory TrainStep::borrow(int64_t unit, bool gradient) {
   gathered_[static_cast<size_t>(unit)].wait(context_.stream);
   BlockMemory memory{loan->trainable(), loan->frozen(), nullptr, range.first, range.first_frozen_byte};
   if (gradient && gradients_ != nullptr && range.elements > 0) memory.gradients = gradients_->unit(unit);
+  if (save_ != nullptr) save_->used(unit, memory.trainable);
   arrived();
   return memory;
 }

@@ -117,7 +117,6 @@ class TrainStep : private PassMemory {
   void check();
   void update(const Operation& operation);
   float block_scale(int64_t block) const;
-  SaveWay save_way(int64_t unit, bool rides) const;
   // Ends the run: without global clipping an update may have been made before the fault was found.
   [[noreturn]] void fail_step(const std::string& fault) const;
 

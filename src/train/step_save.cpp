@@ -2,49 +2,24 @@
 
 #include <fmt/format.h>
 #include <algorithm>
-#include <optional>
-#include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "train/live_state.h"
-#include "train/step.h"
 
 namespace lm {
-namespace {
 
-// Ends the thread's walk through memory; no failure of its own.
-struct GivenUp {};
-
-}  // namespace
-
-// Counts the compute thread's time.
-class StepSave::Busy {
- public:
-  explicit Busy(StepSave& save) : save_(save), start_(monotonic_seconds()) {}
-  ~Busy() { save_.compute_seconds_ += monotonic_seconds() - start_; }
-  Busy(const Busy&) = delete;
-  Busy& operator=(const Busy&) = delete;
-
- private:
-  StepSave& save_;
-  double start_;
-};
-
-StepSave::StepSave(const StepSaveSetup& setup, State state)
+StepSave::StepSave(const StepSaveSetup& setup, const State& state)
     : setup_(setup),
-      state_(std::move(state)),
-      weights_(state_.units.size()),
-      optimizer_(state_.units.size()),
-      next_tile_(state_.units.size()),
-      came_(state_.units.size(), 0),
-      stream_(state_.stream.device),
-      begins_(state_.stream.device),
-      gathered_(state_.stream.device) {
-  const Busy busy(*this);
+      state_(state),
+      weights_(state.units.size()),
+      optimizer_(state.units.size()),
+      stream_(state.stream.device) {
+  const double start = monotonic_seconds();
   take_in();
-  begins_.record(state_.stream);
-  gathered_.record(state_.gathers);
+  Event gathered(state_.stream.device);
+  gathered.record(state_.gathers);
+  gathered.wait(stream_.view());
   if (state_.stream.device == DeviceType::kCuda) gpu_ = cuda_selected();
   try {
     thread_ = std::thread([this] { run(); });
@@ -54,12 +29,13 @@ StepSave::StepSave(const StepSaveSetup& setup, State state)
                                     .place = "",
                                     .next = "raise the limits on processes (ulimit -u) and memory"});
   }
+  compute_seconds_ += monotonic_seconds() - start;
 }
 
-// What comes when; what must be read now is.
+// What comes when: what must be read now is, and what stays until the check is lent.
 void StepSave::take_in() {
   const StateCatalogue& catalogue = setup_.catalogue;
-  LiveState live(state_.weights, state_.optimizer, state_.stream);
+  LiveState live(state_.weights, &state_.optimizer, state_.stream);
   for (size_t begin = 0, end = 0; begin < catalogue.size(); begin = end) {
     const StateEntry& first = catalogue[begin];
     while (end < catalogue.size() && catalogue[end].unit == first.unit && catalogue[end].state == first.state)
@@ -70,16 +46,20 @@ void StepSave::take_in() {
       continue;
     }
     const auto u = static_cast<size_t>(first.unit);
+    const ScheduleUnit& unit = state_.units[u];
     const bool weights = first.state == StateClass::kWeights;
-    (weights ? weights_ : optimizer_)[u] = entries;
-    const SaveUnit& unit = state_.units[u];
-    next_tile_[u] = unit.first_tile;
-    if (unit.way == SaveWay::kNow) {
+    // Tiles without an update to come are not read beside the step, which fills their slots.
+    const bool now = !state_.rides || (unit.off_device && !state_.pending);
+    if (now) {
       read(live, entries);
-    } else if (unit.way == SaveWay::kBeside || (unit.way == SaveWay::kLoan && !weights)) {
-      beside_.push_back(entries);
+    } else if (unit.off_device || (weights && state_.weights.trained_through_slots(first.unit))) {
+      (weights ? weights_ : optimizer_)[u] = entries;
+      expected_ += weights ? 1 : 0;
     } else if (weights) {
-      ++expected_;
+      lend_weights(entries, state_.weights.trainable_home(first.unit));
+    } else {
+      for (int64_t tile = 0; tile < state_.optimizer.tiles(unit.block); ++tile)
+        lend_tile(entries, unit.block, tile);
     }
   }
 }
@@ -98,81 +78,64 @@ void StepSave::write(const StateEntry& entry, int64_t offset, std::span<const st
   setup_.sink.write(entry, offset, bytes);
 }
 
-void StepSave::read(LiveState& from, Entries entries) {
-  from.read(entries, [&](const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) {
+void StepSave::read(LiveState& live, Entries entries) {
+  live.read(entries, [&](const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) {
     write(entry, offset, bytes);
   });
 }
 
-// Slots are in demand: what is lent from them comes first, and finds few writes before its own.
-void StepSave::read_beside(Staging& staging) {
+// A piece of the oldest, without the lock. It stays in its queue until the sink has all of it. Slots are in
+// demand: what is lent from them comes first, and finds few writes before its own.
+void StepSave::hand_on(Staging& staging, std::unique_lock<std::mutex>& lock) {
   constexpr size_t kAhead = 8;
-  LiveState live(state_.weights, state_.optimizer, stream_.view(), kThreadStaging);
-  Writes writes;
-  const auto take = [&](const StateEntry& entry, int64_t offset, std::span<const std::byte> bytes) {
-    for (size_t done = 0; done < bytes.size(); done += kSaveBuffer) {
-      const std::span<const std::byte> piece =
-          bytes.subspan(done, std::min<size_t>(kSaveBuffer, bytes.size() - done));
-      const int64_t at = offset + static_cast<int64_t>(done);
-      {
-        std::unique_lock lock(mutex_);
-        while (!lent_.empty() && !given_up_) hand_on_lent(staging, lock);
-      }
-      if (given_up_) throw GivenUp();
-      live.lasting() ? setup_.sink.lend(entry, at, piece, writes) : write(entry, at, piece);
-      const size_t over = writes.size() - std::min(writes.size(), kAhead);
-      setup_.sink.wait(std::span(writes).first(over));
-      writes.erase(writes.begin(), writes.begin() + static_cast<std::ptrdiff_t>(over));
-    }
-  };
-  for (const Entries& entries : beside_) live.read(entries, take);
-  setup_.sink.wait(writes);
-}
-
-// The oldest, without the lock.
-void StepSave::hand_on_lent(Staging& staging, std::unique_lock<std::mutex>& lock) {
-  const Lent lent = lent_.front();
-  lent_.pop_front();
+  std::deque<Lent>& queue = in_slots_.empty() ? lasting_ : in_slots_;
+  Lent& lent = queue.front();
   lock.unlock();
-  Writes writes;
+  const int64_t most = lent.made ? kSaveStaging : kSaveBuffer;
+  const auto size = static_cast<size_t>(std::min(most, std::ssize(lent.bytes)));
+  const std::span<const std::byte> piece = lent.bytes.first(size);
   if (lent.made) {
     lent.made->wait(stream_.view());
-    staging.read(lent.bytes.data(), std::ssize(lent.bytes),
-                 [&](int64_t offset, std::span<const std::byte> bytes) {
-                   write(*lent.entry, lent.offset + offset, bytes);
-                 });
-  } else if (lent.lender == kUntilCheck) {
-    setup_.sink.lend(*lent.entry, lent.offset, lent.bytes, writes);
+    staging.read(piece.data(), std::ssize(piece), [&](int64_t offset, std::span<const std::byte> bytes) {
+      write(*lent.entry, lent.offset + offset, bytes);
+    });
+  } else if (lent.slot) {
+    write(*lent.entry, lent.offset, piece);
   } else {
-    write(*lent.entry, lent.offset, lent.bytes);
+    setup_.sink.lend(*lent.entry, lent.offset, piece, writes_);
+    const size_t over = writes_.size() - std::min(writes_.size(), kAhead);
+    setup_.sink.wait(std::span(writes_).first(over));
+    writes_.erase(writes_.begin(), writes_.begin() + static_cast<std::ptrdiff_t>(over));
   }
   lock.lock();
-  writes_.insert(writes_.end(), writes.begin(), writes.end());
-  if (--owing_[lent.lender] == 0) owing_.erase(lent.lender);
+  lent.offset += std::ssize(piece);
+  lent.bytes = lent.bytes.subspan(size);
+  if (!lent.bytes.empty()) return;
+  queue.pop_front();
   changed_.notify_all();
 }
 
 void StepSave::run() {
   try {
     if (state_.stream.device == DeviceType::kCuda) cuda_select(gpu_);
-    begins_.wait(stream_.view());
-    gathered_.wait(stream_.view());
-    Staging staging(stream_.view(), kThreadStaging);
-    read_beside(staging);
+    Staging staging(stream_.view(), kSaveStaging);
     std::unique_lock lock(mutex_);
-    beside_done_ = true;
-    changed_.notify_all();
-    while (!given_up_ && (expected_ > 0 || !lent_.empty())) {
-      lent_.empty() ? changed_.wait(lock) : hand_on_lent(staging, lock);
+    while (!given_up_) {
+      if (!in_slots_.empty() || !lasting_.empty()) {
+        hand_on(staging, lock);
+      } else if (expected_ > 0) {
+        changed_.wait(lock);
+      } else {
+        break;
+      }
     }
     lock.unlock();
     if (!given_up_) setup_.complete();
-  } catch (const GivenUp&) {
   } catch (...) {
     fail();
   }
   const std::lock_guard lock(mutex_);
-  beside_done_ = ended_ = true;
+  ended_ = true;
   changed_.notify_all();
 }
 
@@ -186,12 +149,21 @@ void StepSave::fail() {
 
 void StepSave::try_on_compute(const std::function<void()>& body) {
   if (given_up_) return;
-  const Busy busy(*this);
+  const double start = monotonic_seconds();
   try {
     body();
   } catch (...) {
     fail();
   }
+  compute_seconds_ += monotonic_seconds() - start;
+}
+
+// Or until the save has ended.
+void StepSave::wait_until(const std::function<bool()>& condition) {
+  const double start = monotonic_seconds();
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return ended_ || condition(); });
+  compute_seconds_ += monotonic_seconds() - start;
 }
 
 // Slots are few, and needed long before a disk has what they hold: a copy frees them. On the CPU all threads
@@ -199,131 +171,104 @@ void StepSave::try_on_compute(const std::function<void()>& body) {
 // others would wait for that one. (benchmarks/save.py, state on disk: a save makes a step of 5 s 0.25 s
 // longer. With a copying thread it is 0.4 s; without copies the compute thread waits 1.2 s for slots.)
 void StepSave::lend(const Lent& lent) {
-  if (lent.lender != kUntilCheck && state_.stream.device == DeviceType::kCpu)
+  if (lent.slot && state_.stream.device == DeviceType::kCpu)
     return setup_.sink.write_by(state_.stream.threads, *lent.entry, lent.offset, lent.bytes);
   const std::lock_guard lock(mutex_);
-  lent_.push_back(lent);
-  ++owing_[lent.lender];
+  (lent.slot ? in_slots_ : lasting_).push_back(lent);
   changed_.notify_all();
 }
 
-std::shared_ptr<Event> StepSave::made(StreamView stream) {
-  if (stream.device == DeviceType::kCpu) return nullptr;
-  auto event = std::make_shared<Event>(stream.device);
-  event->record(stream);
+std::shared_ptr<Event> StepSave::made() const {
+  if (state_.stream.device == DeviceType::kCpu) return nullptr;
+  auto event = std::make_shared<Event>(state_.stream.device);
+  event->record(state_.stream);
   return event;
 }
 
 void StepSave::take_back(Pool pool, int64_t array) {
-  const Lender lender{pool, array};
-  std::unique_lock lock(mutex_);
-  if (!owing_.contains(lender)) return;
-  const Busy busy(*this);
-  changed_.wait(lock, [&] { return !owing_.contains(lender) || ended_; });
+  const std::optional<Slot> slot = Slot(pool, array);
+  wait_until([&] { return std::ranges::find(in_slots_, slot, &Lent::slot) == in_slots_.end(); });
 }
 
 void StepSave::came(int64_t unit) {
-  came_[static_cast<size_t>(unit)] = 1;
+  weights_[static_cast<size_t>(unit)] = {};
+  optimizer_[static_cast<size_t>(unit)] = {};
   const std::lock_guard lock(mutex_);
   --expected_;
   changed_.notify_all();
 }
 
-bool StepSave::waits_for(int64_t unit, SaveWay way) const {
-  const auto u = static_cast<size_t>(unit);
-  return state_.units[u].way == way && came_[u] == 0 && !weights_[u].empty();
-}
-
 void StepSave::updated(int64_t unit, int64_t tile, int64_t step) {
-  const auto u = static_cast<size_t>(unit);
-  if (!waits_for(unit, SaveWay::kUpdate)) return;
+  const Entries entries = optimizer_[static_cast<size_t>(unit)];
+  if (entries.empty()) return;
   try_on_compute([&] {
     LM_CHECK(
-        step == state_.step && state_.optimizer->t() == state_.updates && tile == next_tile_[u],
+        step == state_.step && state_.optimizer.t() == state_.updates,
         fmt::format("tile {} of unit {} is of step {}, the save of step {}", tile, unit, step, state_.step));
-    ++next_tile_[u];
-    lend_tile(unit, tile);
-    if (tile + 1 < state_.units[u].end_tile || state_.units[u].gathered) return;
-    lend_updated_weights(unit, state_.stream);
+    lend_tile(entries, state_.units[static_cast<size_t>(unit)].block, tile);
   });
 }
 
-void StepSave::gathered(int64_t unit) {
-  if (!waits_for(unit, SaveWay::kUpdate)) return;
-  try_on_compute([&] { lend_updated_weights(unit, state_.gathers); });
-}
-
 // Of several ranks each has its shard to save.
-void StepSave::lend_tile(int64_t unit, int64_t tile) {
-  const Entries entries = optimizer_[static_cast<size_t>(unit)];
-  const int64_t block = state_.weights.units()[static_cast<size_t>(unit)].block;
-  const std::optional<int64_t> array = state_.optimizer->array(block, tile);
-  const Lender lender = array ? Lender{Pool::kOptimizer, *array} : kUntilCheck;
-  const std::shared_ptr<Event> made =
-      state_.optimizer->shows_host_memory(block, tile) ? nullptr : StepSave::made(state_.stream);
-  state_.optimizer->show(block, tile, [&](size_t stream, int64_t offset, std::span<const std::byte> bytes) {
+void StepSave::lend_tile(Entries entries, int64_t block, int64_t tile) {
+  const std::optional<int64_t> array = state_.optimizer.array(block, tile);
+  const std::optional<Slot> slot = array ? std::optional(Slot(Pool::kOptimizer, *array)) : std::nullopt;
+  const std::shared_ptr<Event> event = state_.optimizer.shows_host_memory(block, tile) ? nullptr : made();
+  state_.optimizer.show(block, tile, [&](size_t stream, int64_t offset, std::span<const std::byte> bytes) {
     const auto entry = std::ranges::find(entries, stream, &StateEntry::stream);
     if (entry == entries.end()) return;
     const int64_t begin = entry->first * static_cast<int64_t>(dtype_size(entry->dtype));
     const int64_t from = std::max(begin, offset);
     const int64_t to = std::min(begin + entry->bytes(), offset + std::ssize(bytes));
     if (from >= to) return;
-    lend({.lender = lender,
+    lend({.slot = slot,
           .entry = &*entry,
           .offset = from - begin,
           .bytes = bytes.subspan(static_cast<size_t>(from - offset), static_cast<size_t>(to - from)),
-          .made = made});
+          .made = event});
   });
 }
 
-// Those of an adapter are on the device, and those in shards have been changed at home.
-void StepSave::lend_updated_weights(int64_t unit, StreamView stream) {
-  const bool slot = state_.weights.trained_through_slots(unit) && !state_.weights.in_shards(unit);
-  lend_weights(unit, state_.weights.trainable_home(unit), slot ? Lender{Pool::kWeights, unit} : kUntilCheck,
-               stream);
+void StepSave::used(int64_t unit, const std::byte* weights) {
+  const Entries entries = weights_[static_cast<size_t>(unit)];
+  if (entries.empty()) return;
+  try_on_compute([&] {
+    lend_weights(entries, weights);
+    came(unit);
+  });
 }
 
-void StepSave::lend_weights(int64_t unit, const std::byte* weights, Lender lender, StreamView stream) {
-  const auto u = static_cast<size_t>(unit);
-  const std::shared_ptr<Event> made = StepSave::made(stream);
-  for (const StateEntry& entry : weights_[u]) {
-    const int64_t begin = entry.first - state_.weights.units()[u].first;
-    lend({.lender = lender,
+// Those of an adapter are on the device.
+void StepSave::lend_weights(Entries entries, const std::byte* weights) {
+  const int64_t unit = entries.front().unit;
+  const bool slot = state_.weights.trained_through_slots(unit);
+  const std::shared_ptr<Event> event = made();
+  for (const StateEntry& entry : entries) {
+    const int64_t begin = entry.first - state_.weights.units()[static_cast<size_t>(unit)].first;
+    lend({.slot = slot ? std::optional(Slot(Pool::kWeights, unit)) : std::nullopt,
           .entry = &entry,
           .offset = 0,
           .bytes = {weights + begin * static_cast<int64_t>(dtype_size(entry.dtype)),
                     static_cast<size_t>(entry.bytes())},
-          .made = made});
+          .made = event});
   }
-  came(unit);
-}
-
-void StepSave::returning(int64_t unit, const Loan& loan) {
-  if (!waits_for(unit, SaveWay::kLoan)) return;
-  try_on_compute([&] { lend_weights(unit, loan.trainable(), {Pool::kWeights, unit}, state_.stream); });
 }
 
 void StepSave::wait_beside() {
-  Writes writes;
-  {
-    const Busy busy(*this);
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return (beside_done_ && owing_.empty()) || ended_; });
-    std::swap(writes, writes_);
-  }
-  try_on_compute([&] { setup_.sink.wait(writes); });
+  wait_until([&] { return in_slots_.empty() && lasting_.empty(); });
+  // On failure the memory may change under what is still under way: nobody will read it.
+  try_on_compute([&] { setup_.sink.wait(std::exchange(writes_, {})); });
 }
 
 void StepSave::flushed() {
   wait_beside();
   try_on_compute([&] {
-    LiveState live(state_.weights, state_.optimizer, state_.stream);
-    for (int64_t u = 0; u < std::ssize(state_.units); ++u) {
-      if (!waits_for(u, SaveWay::kLoan)) continue;
+    LiveState live(state_.weights, &state_.optimizer, state_.stream);
+    for (int64_t u = 0; u < std::ssize(weights_); ++u) {
+      if (weights_[static_cast<size_t>(u)].empty()) continue;
       read(live, weights_[static_cast<size_t>(u)]);
       came(u);
     }
-    LM_CHECK(expected_ == 0, fmt::format("{} units have not been updated", expected_));
   });
 }
 
@@ -338,47 +283,12 @@ bool StepSave::ended() const {
 }
 
 void StepSave::wait() {
-  const Busy busy(*this);
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return ended_; });
+  wait_until([] { return false; });
 }
 
 void StepSave::finish() {
   wait();
   if (failure_) std::rethrow_exception(failure_);
-}
-
-SaveWay TrainStep::save_way(int64_t unit, bool rides) const {
-  if (!rides) return SaveWay::kNow;
-  if (settings_.shape.deferred(unit)) return pending_ ? SaveWay::kUpdate : SaveWay::kNow;
-  // Tiles pass through slots, which the compute thread fills meanwhile.
-  if (settings_.shape.unit(unit).off_device) return SaveWay::kNow;
-  const bool frozen = weights_.units()[static_cast<size_t>(unit)].frozen_bytes > 0;
-  return weights_.through_slots(unit) && !frozen ? SaveWay::kLoan : SaveWay::kBeside;
-}
-
-std::unique_ptr<StepSave> TrainStep::begin_save(const StepSaveSetup& setup) {
-  // Without global clipping the next updates come before any check.
-  const bool rides = settings_.clip == Clip::kGlobal && !(pending_ && update_.skipped);
-  std::vector<SaveUnit> units;
-  for (int64_t u = 0; u < std::ssize(settings_.shape.units); ++u) {
-    const ScheduleUnit& unit = settings_.shape.unit(u);
-    units.push_back({.way = save_way(u, rides),
-                     .first_tile = unit.first_tile,
-                     .end_tile = unit.end_tile,
-                     .gathered = settings_.shape.sharded && !unit.in_shards});
-  }
-  if (std::ranges::find(units, SaveWay::kNow, &SaveUnit::way) != units.end()) flush();
-  auto save = std::make_unique<StepSave>(
-      setup, StepSave::State{.weights = weights_,
-                             .optimizer = optimizer_,
-                             .stream = context_.stream,
-                             .gathers = device_group_.stream(context_.stream),
-                             .units = std::move(units),
-                             .step = update_.step,
-                             .updates = optimizer_->t() + (pending_ && !update_begun_ ? 1 : 0)});
-  save_ = save.get();
-  return save;
 }
 
 }  // namespace lm

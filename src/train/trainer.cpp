@@ -117,27 +117,21 @@ double Trainer::epoch() const {
 }
 
 void Trainer::count_moved(StepRow& row) {
-  const int64_t sent = rank_.sent_bytes();
-  row.sent_bytes = sent - std::exchange(sent_, sent);
-  const int64_t between = rank_.sent_between_machines();
-  row.between_machines_bytes = between - std::exchange(sent_between_, between);
-  if (DeviceClock* const clock = rank_.off_device().clock()) {
+  const auto since = [](auto now, auto& before) { return now - std::exchange(before, now); };
+  row.sent_bytes = since(rank_.sent_bytes(), sent_);
+  row.between_machines_bytes = since(rank_.sent_between_machines(), sent_between_);
+  const OffDeviceState& off_device = rank_.off_device();
+  if (DeviceClock* const clock = off_device.clock()) {
     clock->collect();
-    row.to_device_bytes = clock->to_device_bytes() - std::exchange(to_device_, clock->to_device_bytes());
-    row.from_device_bytes =
-        clock->from_device_bytes() - std::exchange(from_device_, clock->from_device_bytes());
+    row.to_device_bytes = since(clock->to_device_bytes(), to_device_);
+    row.from_device_bytes = since(clock->from_device_bytes(), from_device_);
   }
-  const IoCounters moved = rank_.off_device().counters();
-  const double busy = rank_.off_device().busy_seconds();
-  const double waited = rank_.off_device().wait_seconds();
-  row.read_bytes = moved.read_bytes - moved_.read_bytes;
-  row.written_bytes = moved.written_bytes - moved_.written_bytes;
-  row.hidden_pct = hidden_pct(busy - busy_, waited - waited_);
-  row.disk_seconds = moved.busy_seconds - moved_.busy_seconds;
-  row.wait_seconds = waited - waited_;
-  moved_ = moved;
-  busy_ = busy;
-  waited_ = waited;
+  const IoCounters disks = off_device.counters();
+  row.read_bytes = since(disks.read_bytes, disks_.read_bytes);
+  row.written_bytes = since(disks.written_bytes, disks_.written_bytes);
+  row.disk_seconds = since(disks.busy_seconds, disks_.busy_seconds);
+  row.wait_seconds = since(off_device.wait_seconds(), waited_);
+  row.hidden_pct = hidden_pct(since(off_device.busy_seconds(), busy_), row.wait_seconds);
 }
 
 void Trainer::count_skipped(const StepRow& row) {

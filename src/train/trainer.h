@@ -97,8 +97,8 @@ class Trainer {
   TrainerState state_;  // but for plateau and data, which their owners know
   bool between_steps_ = true;
   PlateauRate plateau_;
-  IoCounters moved_;              // at the last row
-  double busy_ = 0, waited_ = 0;  // the same
+  IoCounters disks_;  // at the last row, as what follows
+  double busy_ = 0, waited_ = 0;
   int64_t to_device_ = 0, from_device_ = 0, sent_ = 0, sent_between_ = 0;
   int64_t device_peak_ = 0;
 };
