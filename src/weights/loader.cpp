@@ -28,9 +28,20 @@ struct Chunk {
   DType to_type = DType::kBF16;
 };
 
-std::vector<int64_t> shape_of(const Parameter& parameter, const ParameterPart& part) {
-  if (parameter.vector()) return {part.rows};
-  return {part.rows, parameter.columns};
+struct LoadItem {
+  const Parameter* parameter = nullptr;
+  LoadTarget target;
+};
+
+// The adapter's tensors of a layout, or the model's.
+std::vector<LoadItem> items_of(const ModelLayout& layout, bool adapter, const FindTarget& target) {
+  std::vector<LoadItem> items;
+  for (size_t b = 0; b < layout.blocks.size(); ++b) {
+    for (const TensorPlace& place : layout.blocks[b].tensors) {
+      if (in_adapter(place.parameter.role) == adapter) items.push_back({&place.parameter, target(b, place)});
+    }
+  }
+  return items;
 }
 
 // What the tensors of files are compared with, and what to do where they differ.
@@ -81,13 +92,13 @@ void check(const ModelFiles& files, const std::vector<LoadItem>& items, const Al
         differences.add("missing: " + part.name);
         continue;
       }
-      if (item.parameter->kind == ParameterKind::kMatrix) {
+      if (item.parameter->kind == ParameterKind::kMatrix && !in_adapter(item.parameter->role)) {
         if (const auto stored = find_stored(files, part.name, part.rows, item.parameter->columns)) {
           wanted.insert(stored->beside.begin(), stored->beside.end());
           continue;
         }
       }
-      const std::vector<int64_t> shape = shape_of(*item.parameter, part);
+      const std::vector<int64_t> shape = item.parameter->shape(part);
       if (tensor->entry->shape != shape) {
         differences.add("shape: " + part.name + " is " + shape_text(tensor->entry->shape) +
                         ", the model needs " + shape_text(shape));
@@ -303,24 +314,17 @@ AllowedExtra allowed_for(const ModelSpec& spec) {
 
 }  // namespace
 
-int64_t load_adapter_tensors(const ModelFiles& files, const std::vector<LoadItem>& items,
+int64_t load_adapter_tensors(const ModelFiles& files, const ModelLayout& layout, const FindTarget& target,
                              const LoadOptions& options) {
+  const std::vector<LoadItem> items = items_of(layout, true, target);
   check(
       files, items, [](const std::string&) { return false; }, kOfAdapter);
   return read_chunks(chunks_of(files, items), options);
 }
 
 int64_t load_model(const ModelFiles& files, const ModelSpec& spec, const ModelLayout& layout,
-                   const std::function<LoadTarget(size_t, const TensorPlace&)>& target,
-                   const LoadOptions& options) {
-  std::vector<LoadItem> items;
-  for (size_t b = 0; b < layout.blocks.size(); ++b) {
-    for (const TensorPlace& place : layout.blocks[b].tensors) {
-      const ParameterKind kind = place.parameter.kind;
-      if (kind == ParameterKind::kLoraA || kind == ParameterKind::kLoraB) continue;
-      items.push_back({&place.parameter, target(b, place)});
-    }
-  }
+                   const FindTarget& target, const LoadOptions& options) {
+  const std::vector<LoadItem> items = items_of(layout, false, target);
   check(files, items, allowed_for(spec), kOfModel);
   // Once, by the call that reads the embedding.
   if (spec.tied && items.front().target.memory != nullptr) check_tied_head(files, spec.names);

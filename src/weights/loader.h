@@ -26,10 +26,7 @@ struct LoadTarget {
   const TensorPlace* encoded = nullptr;
 };
 
-struct LoadItem {
-  const Parameter* parameter = nullptr;
-  LoadTarget target;
-};
+using FindTarget = std::function<LoadTarget(size_t block, const TensorPlace& place)>;
 
 struct LoadOptions {
   int threads = 1;
@@ -39,15 +36,13 @@ struct LoadOptions {
   Staging* staging = nullptr;
 };
 
-// An adapter's tensors, as its configuration and its base model have them. Returns the bytes read.
-int64_t load_adapter_tensors(const ModelFiles& files, const std::vector<LoadItem>& items,
+// The adapter's parameters of `layout`. Returns the bytes read.
+int64_t load_adapter_tensors(const ModelFiles& files, const ModelLayout& layout, const FindTarget& target,
                              const LoadOptions& options);
 
-// The base model's parameters of `layout` (not the adapter's), target by target. A head that is stored
-// although it is tied must equal the embedding.
+// The base model's, target by target. A head that is stored although it is tied must equal the embedding.
 int64_t load_model(const ModelFiles& files, const ModelSpec& spec, const ModelLayout& layout,
-                   const std::function<LoadTarget(size_t block, const TensorPlace& place)>& target,
-                   const LoadOptions& options);
+                   const FindTarget& target, const LoadOptions& options);
 
 // Of a tensor of the files, as elements of `dtype`. `files` outlives what is returned.
 MatrixElements elements_of(const ModelFiles& files, const std::string& name, DType dtype);

@@ -135,9 +135,7 @@ void dump(Output& output, const std::string& prefix, const ModelLayout& layout, 
       if (place.frozen) continue;
       const Parameter& p = place.parameter;
       for (const ParameterPart& part : p.parts) {
-        const auto shape =
-            p.vector() ? std::vector<int64_t>{part.rows} : std::vector<int64_t>{part.rows, p.columns};
-        output.add(prefix + part.name, shape, values(static_cast<int64_t>(b), place, part));
+        output.add(prefix + part.name, p.shape(part), values(static_cast<int64_t>(b), place, part));
       }
     }
   }
