@@ -76,7 +76,7 @@ void FileSource::read_adapter() {
   const auto target = [&](size_t block, const TensorPlace& place) {
     return LoadTarget{adapter_[block].data() + place.offset * kFloat, DType::kF32};
   };
-  load_adapter(setup_.adapter, setup_.layout, target, {.threads = setup_.threads, .progress = {}});
+  load_adapter(setup_.adapter, setup_.layout, target, {.threads = setup_.threads});
 }
 
 WeightView FileSource::view(size_t block, const TensorPlace& place, int64_t row) {

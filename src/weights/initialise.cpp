@@ -1,6 +1,5 @@
 #include "weights/initialise.h"
 
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <numbers>
@@ -14,13 +13,9 @@ namespace {
 constexpr double kStddev = 0.02;  // initializer_range of the families we train
 
 void store(DType dtype, std::byte* memory, int64_t index, float value) {
-  if (dtype == DType::kF32) {
-    std::memcpy(memory + index * 4, &value, 4);
-    return;
-  }
-  const auto bits = std::bit_cast<uint32_t>(value);
-  const auto rounded = static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-  std::memcpy(memory + index * 2, &rounded, 2);
+  const Bf16 rounded = to_bf16(value);
+  dtype == DType::kF32 ? std::memcpy(memory + index * 4, &value, 4)
+                       : std::memcpy(memory + index * 2, &rounded, 2);
 }
 
 // In (0, 1]: never 0, so that its logarithm exists.

@@ -39,7 +39,7 @@ class Filling {
             place.encoded() ? &place : nullptr};
   }
   LoadOptions options() {
-    return {.threads = setup_.threads, .progress = {}, .staging = staging_.used() ? &staging_ : nullptr};
+    return {.threads = setup_.threads, .staging = staging_.used() ? &staging_ : nullptr};
   }
 
   void initialise(const TensorPlace& place, uint64_t seed, const LoadTarget& target) {

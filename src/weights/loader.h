@@ -30,8 +30,6 @@ using FindTarget = std::function<LoadTarget(size_t block, const TensorPlace& pla
 
 struct LoadOptions {
   int threads = 1;
-  // Called with the bytes read so far, by one thread at a time.
-  std::function<void(int64_t bytes)> progress;
   // Not null: targets are memory of its device, and bytes pass through it, complete once it is finished.
   Staging* staging = nullptr;
 };
@@ -49,8 +47,5 @@ MatrixElements elements_of(const ModelFiles& files, const std::string& name, DTy
 
 // Compares names, shapes and types with the model without reading data; throws as load_model does.
 void check_model_files(const ModelFiles& files, const ModelSpec& spec);
-
-// True for what old files carry and no model uses: "...rotary_emb.inv_freq".
-bool is_ignored_tensor(const std::string& name);
 
 }  // namespace lm

@@ -111,14 +111,8 @@ std::vector<float> LoftqBlock::input_sizes(Projection which) const {
 std::vector<float> LoftqBlock::lost(const TensorPlace& place, size_t part,
                                     const std::vector<float>& sizes) const {
   const int64_t rows = place.parameter.parts[part].rows, columns = place.parameter.columns;
-  EncodedMatrix matrix{.encoding = &place.encoding(), .rows = rows, .columns = columns};
-  const std::vector<int64_t> bytes = matrix.encoding->piece_bytes(rows, columns);
-  std::vector<std::vector<std::byte>> pieces;
-  for (size_t k = 0; k < bytes.size(); ++k) {
-    pieces.emplace_back(static_cast<size_t>(bytes[k]));
-    matrix.pieces[k] = pieces.back().data();
-    matrix.bytes[k] = bytes[k];
-  }
+  PieceMemory pieces;
+  const EncodedMatrix matrix = matrix_in(pieces, place.encoding(), rows, columns);
   const MatrixElements elements = setup_.elements(place, part);
   encode(matrix, setup_.dtype, elements, setup_.threads);
   std::vector<float> out(static_cast<size_t>(rows * columns));

@@ -61,7 +61,7 @@ std::vector<int32_t> read_ints(const SafetensorsFile& file, const std::string& n
   const SafetensorsEntry* entry = file.find(name);
   LM_CHECK(entry != nullptr, name);
   std::vector<int32_t> out(static_cast<size_t>(entry->shape.at(0)));
-  file.read(name, std::as_writable_bytes(std::span(out)));
+  file.read(*entry, 0, std::as_writable_bytes(std::span(out)));
   return out;
 }
 
