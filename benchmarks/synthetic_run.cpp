@@ -50,7 +50,7 @@ void fill_with_pattern(const ModelLayout& layout, DType dtype, StreamView stream
   for (size_t block = 0; block < layout.blocks.size(); ++block) {
     for (const TensorPlace& place : layout.blocks[block].tensors) {
       const Parameter& p = place.parameter;
-      if (p.kind == ParameterKind::kLoraA || p.kind == ParameterKind::kLoraB) continue;
+      if (in_adapter(p.role)) continue;
       for (const int64_t unit : store.units_of(static_cast<int64_t>(block), place)) {
         if (!open || open->unit() != unit) {
           if (open) open->close();

@@ -178,7 +178,7 @@ Exit export_command(const CommandLine& line) {
   if (merge) {
     files.merge = [&](size_t block, const TensorPlace& place, const std::byte* adapter, std::byte* weight) {
       merge_adapters(model.layout.blocks[block], place, *model.adapter,
-                     {adapter, weight, DType::kF32, job->stream, library_kernels(DeviceType::kCpu)});
+                     {adapter, weight, job->stream.threads, library_kernels(DeviceType::kCpu)});
     };
   }
   std::optional<CheckpointReader> checkpoint;

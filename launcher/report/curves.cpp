@@ -115,21 +115,15 @@ void Curves::add_step(int64_t step, const Json& row) {
   moving_ += busy;
   hidden_ += busy * number(row, "hidden_pct").value_or(0);
   // A point has width_ steps; when there are too many points, two neighbours become one.
-  if (!points_.empty() && (points_.back().step - 1) / width_ == (step - 1) / width_) {
-    merge(points_.back(), point);
-  } else {
-    points_.push_back(point);
-  }
+  const auto add = [&](std::vector<Point>& to, const Point& one) {
+    const bool same = !to.empty() && (to.back().step - 1) / width_ == (one.step - 1) / width_;
+    same ? merge(to.back(), one) : to.push_back(one);
+  };
+  add(points_, point);
   if (std::ssize(points_) <= kMostPoints) return;
   width_ *= 2;
   std::vector<Point> fewer;
-  for (const Point& one : points_) {
-    if (!fewer.empty() && (fewer.back().step - 1) / width_ == (one.step - 1) / width_) {
-      merge(fewer.back(), one);
-    } else {
-      fewer.push_back(one);
-    }
-  }
+  for (const Point& one : points_) add(fewer, one);
   points_ = std::move(fewer);
 }
 

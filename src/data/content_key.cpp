@@ -1,7 +1,7 @@
 #include "data/content_key.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <glob.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -180,13 +180,7 @@ ContentKey combine(const std::vector<std::string>& parts) {
 }
 
 std::string to_hex(const ContentKey& key) {
-  std::string text;
-  for (const uint8_t byte : key) {
-    char two[3];
-    std::snprintf(two, sizeof two, "%02x", byte);
-    text += two;
-  }
-  return text;
+  return fmt::format("{:02x}", fmt::join(key, ""));
 }
 
 }  // namespace lm

@@ -1,5 +1,6 @@
 #include "data/packing.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -35,13 +36,12 @@ void count_lost(std::span<const uint8_t> trained, int64_t max_length, PieceCount
 }  // namespace
 
 std::string describe_counts(const PieceCounts& counts, int64_t max_length) {
-  const auto rows = [](int64_t n) { return std::to_string(n) + (n == 1 ? " row" : " rows"); };
-  const auto number = [](int64_t n) { return std::to_string(n); };
-  return rows(counts.examples) + ", " + number(counts.source_tokens) + " tokens, at data.max_length " +
-         number(max_length) + ": " + rows(counts.whole) + " whole, " + number(counts.cut) + " cut, " +
-         number(counts.split) + " split into " + number(counts.split_pieces) + ", " + number(counts.dropped) +
-         " dropped; " + number(counts.used_tokens) + " tokens used, " +
-         number(counts.source_tokens - counts.used_tokens) + " not";
+  const auto rows = [](int64_t n) { return fmt::format("{} row{}", n, n == 1 ? "" : "s"); };
+  return fmt::format(
+      "{}, {} tokens, at data.max_length {}: {} whole, {} cut, {} split into {}, {} dropped; {} tokens used, "
+      "{} not",
+      rows(counts.examples), counts.source_tokens, max_length, rows(counts.whole), counts.cut, counts.split,
+      counts.split_pieces, counts.dropped, counts.used_tokens, counts.source_tokens - counts.used_tokens);
 }
 
 std::vector<Piece> cut_pieces(const DataSource& source, int64_t max_length, TooLong too_long,

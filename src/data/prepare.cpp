@@ -159,14 +159,6 @@ Prepared describe(const TokenFile& file, bool from_cache, const std::vector<size
                     .examples = file.examples(),
                     .tokens = file.tokens(),
                     .trained_tokens = file.trained_tokens(),
-                    .dropped = 0,
-                    .text = {},
-                    .entries = {},
-                    .plain_pairs = 0,
-                    .has_template = false,
-                    .chat_template = {},
-                    .notes = {},
-                    .sample = {},
                     .sample_tokens = file.examples() > 0 ? file.length(0) : 0};
   // Deeply nested JSON parses, and ends the process when it is copied.
   const auto shallow = [](int depth, Json::parse_event_t, Json&) {

@@ -49,16 +49,16 @@ struct Prepared {
   std::string path;  // of the token file
   bool from_cache = false;
   int64_t examples = 0, tokens = 0, trained_tokens = 0;
-  int64_t dropped = 0;                // examples in which nothing is trained
-  std::vector<ExampleRange> text;     // of which the examples are plain text
-  std::vector<ExampleRange> entries;  // the examples of each of PrepareOptions::files
-  int64_t plain_pairs = 0;            // rows of a plain prompt and completion
-  bool has_template = false;          // the model's, or the one that was asked for
+  int64_t dropped = 0;                     // examples in which nothing is trained
+  std::vector<ExampleRange> text = {};     // of which the examples are plain text
+  std::vector<ExampleRange> entries = {};  // the examples of each of PrepareOptions::files
+  int64_t plain_pairs = 0;                 // rows of a plain prompt and completion
+  bool has_template = false;               // the model's, or the one that was asked for
   // Of the conversations, where the model has none of its own or another was asked for: Jinja.
-  std::string chat_template;
-  std::vector<std::string> notes;   // what the user should know of the data
-  std::vector<SamplePiece> sample;  // the first tokens of the first example
-  int64_t sample_tokens = 0;        // all of it
+  std::string chat_template = {};
+  std::vector<std::string> notes = {};   // what the user should know of the data
+  std::vector<SamplePiece> sample = {};  // the first tokens of the first example
+  int64_t sample_tokens = 0;             // all of it
 };
 
 Prepared prepare_tokens(const PrepareOptions& options);

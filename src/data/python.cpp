@@ -27,10 +27,6 @@ std::string end_of(int status) {
                              : fmt::format("status {}", WEXITSTATUS(status));
 }
 
-}  // namespace
-
-namespace {
-
 std::vector<std::string> command(const std::string& python, const std::string& program) {
   // -I: no environment variable and no folder of the user's changes what runs; -B: no bytecode beside the
   // program.

@@ -1,23 +1,12 @@
 #include "data/shuffle.h"
 
+#include <algorithm>
+
 #include "base/error.h"
+#include "base/philox.h"
 
 namespace lm {
 namespace {
-
-using Words = std::array<uint32_t, 4>;
-
-// Philox4x32-10, the program's random numbers.
-Words philox(Words counter, uint32_t key0, uint32_t key1) {
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t a = uint64_t{0xD2511F53} * counter[0], b = uint64_t{0xCD9E8D57} * counter[2];
-    counter = {static_cast<uint32_t>(b >> 32) ^ counter[1] ^ key0, static_cast<uint32_t>(b),
-               static_cast<uint32_t>(a >> 32) ^ counter[3] ^ key1, static_cast<uint32_t>(a)};
-    key0 += 0x9E3779B9;
-    key1 += 0xBB67AE85;
-  }
-  return counter;
-}
 
 // Scatters 32 bits (a finaliser whose every input bit moves half of the output bits).
 uint32_t scatter(uint32_t x) {
@@ -33,12 +22,11 @@ Permutation::Permutation(int64_t size, int64_t seed, int64_t epoch, ShufflePurpo
   // At least 256 values: on narrower halves eight rounds do not mix.
   half_bits_ = 4;
   while ((int64_t{1} << (2 * half_bits_)) < size) ++half_bits_;
-  const auto s = static_cast<uint64_t>(seed), e = static_cast<uint64_t>(epoch);
-  for (int i = 0; i < kRounds; i += 4) {
-    const Words words = philox({static_cast<uint32_t>(e), static_cast<uint32_t>(e >> 32),
-                                static_cast<uint32_t>(purpose), static_cast<uint32_t>(i)},
-                               static_cast<uint32_t>(s), static_cast<uint32_t>(s >> 32));
-    for (int j = 0; j < 4; ++j) keys_[static_cast<size_t>(i + j)] = words[static_cast<size_t>(j)];
+  const auto e = static_cast<uint64_t>(epoch);
+  for (uint32_t i = 0; i < kRounds; i += 4) {
+    const auto words = philox<uint32_t>(static_cast<uint64_t>(seed), static_cast<uint32_t>(e),
+                                        static_cast<uint32_t>(e >> 32), static_cast<uint32_t>(purpose), i);
+    std::copy_n(words.word, 4, keys_.begin() + i);
   }
 }
 

@@ -1,8 +1,6 @@
 #include "export/export_model.h"
 
-#include <algorithm>
 #include <filesystem>
-#include <vector>
 
 #include "base/json.h"
 
@@ -72,13 +70,9 @@ void copy_tokenizer_files(const std::string& from, const std::string& to, const 
   if (!chat_template.empty()) return atomic_write_file(to + "/chat_template.jinja", chat_template);
   if (!fs::is_directory(from + "/" + templates, error)) return;
   fs::create_directory(to + "/" + templates, error);
-  std::vector<std::string> names;
   for (const auto& file : fs::directory_iterator(from + "/" + templates, error)) {
-    if (file.path().extension() == ".jinja") names.push_back(file.path().filename().string());
-  }
-  std::sort(names.begin(), names.end());
-  for (const std::string& name : names) {
-    copy_file(from + "/" + templates + "/" + name, to + "/" + templates + "/" + name);
+    if (file.path().extension() == ".jinja")
+      copy_file(file.path().string(), to + "/" + templates + "/" + file.path().filename().string());
   }
 }
 

@@ -15,10 +15,6 @@ namespace {
 constexpr int64_t kPieceBytes = 16 * kMiB;  // of rows that are no more than copied; plan/sizes.cpp counts it
 constexpr int64_t kFloat = sizeof(float);
 
-bool is_adapter(const TensorPlace& place) {
-  return place.parameter.kind == ParameterKind::kLoraA || place.parameter.kind == ParameterKind::kLoraB;
-}
-
 const ParameterPart& part_of(const Parameter& parameter, int64_t row) {
   const auto part = std::ranges::find_if(parameter.parts, [row](const ParameterPart& one) {
     return one.first <= row && row < one.first + one.rows;
@@ -32,7 +28,7 @@ const ParameterPart& part_of(const Parameter& parameter, int64_t row) {
 WeightView StoreSource::view(size_t block, const TensorPlace& place, int64_t row) {
   const auto b = static_cast<int64_t>(block);
   const Unit& unit = open(b, place, row);
-  if (is_adapter(place) && masters_) {
+  if (in_adapter(place.parameter.role) && masters_) {
     floats_.resize(static_cast<size_t>(place.parameter.elements()));
     masters_(b, place, open_->trainable(), floats_.data(), staging_);
     if (dtype_ == DType::kBF16) settle_ties(floats_);  // who loads it in bf16 has what was trained
@@ -66,10 +62,6 @@ FileSource::FileSource(const ExportFiles& setup) : setup_(setup) {
     files_ = std::make_unique<ModelFiles>(setup.model);
     check_model_files(*files_, setup.spec);
   }
-  uint32_t number = 0;  // as initialise_weights counts
-  for (const BlockLayout& block : setup.layout.blocks) {
-    for (const TensorPlace& place : block.tensors) numbers_[&place] = ++number;
-  }
   if (!setup.adapter.empty() || (setup.trained && setup.layout.frozen_elements > 0)) read_adapter();
 }
 
@@ -84,11 +76,12 @@ void FileSource::read_adapter() {
   const auto target = [&](size_t block, const TensorPlace& place) {
     return LoadTarget{adapter_[block].data() + place.offset * kFloat, DType::kF32};
   };
-  load_adapter(setup_.adapter, setup_.layout, target, {.threads = setup_.threads, .progress = {}});
+  load_adapter(setup_.adapter, setup_.layout, target, {.threads = setup_.threads});
 }
 
 WeightView FileSource::view(size_t block, const TensorPlace& place, int64_t row) {
-  if (is_adapter(place)) return {adapter_.at(block).data() + place.offset * kFloat, DType::kF32};
+  if (in_adapter(place.parameter.role))
+    return {adapter_.at(block).data() + place.offset * kFloat, DType::kF32};
   const Parameter& parameter = place.parameter;
   if (setup_.merge && place.frozen && !adapter_.at(block).empty()) {
     if (merged_ != &place) {
@@ -117,7 +110,7 @@ void FileSource::read_rows(const TensorPlace& place, int64_t first, int64_t rows
   const Parameter& parameter = place.parameter;
   floats_.resize(static_cast<size_t>(rows * parameter.columns * kFloat));
   if (files_ == nullptr)
-    return initialise(parameter, static_cast<uint64_t>(setup_.seed), numbers_.at(&place), DType::kF32,
+    return initialise(parameter, static_cast<uint64_t>(setup_.seed), place.number, DType::kF32,
                       floats_.data(), first, rows, setup_.threads);
   for (int64_t row = first; row < first + rows;) {
     const ParameterPart& part = part_of(parameter, row);

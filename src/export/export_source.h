@@ -6,7 +6,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "base/cuda.h"
@@ -77,7 +76,6 @@ class FileSource {
   ExportFiles setup_;
   std::unique_ptr<ModelFiles> files_;            // null: fresh
   std::vector<std::vector<std::byte>> adapter_;  // of each block, as its flat array
-  std::unordered_map<const TensorPlace*, uint32_t> numbers_;
   std::vector<std::byte> raw_, floats_;
   const TensorPlace* merged_ = nullptr;  // that floats_ holds
 };

@@ -16,13 +16,9 @@ OutgoingTensors::OutgoingTensors(const ModelLayout& layout, What what, DType dty
   LM_CHECK(dtype == DType::kF32 || dtype == DType::kBF16, dtype_name(dtype));
   for (size_t b = 0; b < layout.blocks.size(); ++b) {
     for (const TensorPlace& place : layout.blocks[b].tensors) {
-      const Parameter& parameter = place.parameter;
-      const bool lora = parameter.kind == ParameterKind::kLoraA || parameter.kind == ParameterKind::kLoraB;
-      if (lora != (what == What::kAdapter)) continue;
-      for (const ParameterPart& part : parameter.parts) {
-        std::vector<int64_t> shape = {part.rows};
-        if (!parameter.vector()) shape.push_back(parameter.columns);
-        tensors_.push_back({.name = part.name, .dtype = dtype, .shape = std::move(shape)});
+      if (in_adapter(place.parameter.role) != (what == What::kAdapter)) continue;
+      for (const ParameterPart& part : place.parameter.parts) {
+        tensors_.push_back({.name = part.name, .dtype = dtype, .shape = place.parameter.shape(part)});
         parts_.emplace(part.name, Part{b, &place, &part});
       }
     }

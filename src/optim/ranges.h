@@ -28,9 +28,10 @@ void each_range(const BlockLayout& block, int64_t from, int64_t to, bool whole_t
       body(out);
       continue;
     }
-    for (const TensorPlace& place : block.tensors) {
+    for (const Trainable& entry : block.trainables) {
+      const TensorPlace& place = block.tensors[entry.tensor];
       const int64_t past = place.offset + place.parameter.elements();
-      if (place.frozen || place.offset >= end || past <= begin) continue;
+      if (place.offset >= end || past <= begin) continue;
       LM_CHECK(place.offset >= begin && past <= end,
                place.parameter.name + " is cut, and its rule wants it whole");
       out.first = place.offset;

@@ -20,6 +20,7 @@ bool alike(const TensorPlace& a, const TensorPlace& b) {
 
 bool alike(const BlockLayout& a, const BlockLayout& b) {
   return a.flat_elements == b.flat_elements && a.frozen_bytes == b.frozen_bytes &&
+         a.trainables == b.trainables &&
          std::ranges::equal(a.tensors, b.tensors,
                             [](const TensorPlace& x, const TensorPlace& y) { return alike(x, y); });
 }

@@ -39,10 +39,9 @@ struct MatrixElements {
 MatrixElements matrix_elements(const BlockLayout& layout) {
   MatrixElements out;
   for (const TensorPlace& place : layout.tensors) {
-    const ParameterKind kind = place.parameter.kind;
+    if (place.parameter.kind != ParameterKind::kMatrix) continue;
     const auto elements = static_cast<double>(place.parameter.elements());
-    if (kind == ParameterKind::kMatrix) out.base += elements;
-    if (kind == ParameterKind::kLoraA || kind == ParameterKind::kLoraB) out.adapters += elements;
+    (in_adapter(place.parameter.role) ? out.adapters : out.base) += elements;
   }
   return out;
 }

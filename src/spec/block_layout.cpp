@@ -14,10 +14,13 @@ constexpr int64_t kFrozenStart = 512;  // bytes: the alignment of direct I/O and
 
 void place_trainable(std::vector<Parameter>&& parameters, BlockLayout& layout) {
   for (Parameter& parameter : parameters) {
-    const bool decay = !parameter.vector();
-    if (layout.ranges.empty() || layout.ranges.back().decay != decay) {
+    const size_t tensor = layout.tensors.size();
+    const Trainable& entry = layout.trainables.emplace_back(
+        Trainable{.tensor = tensor, .role = parameter.role, .owner = tensor, .decay = !parameter.vector()});
+    if (layout.ranges.empty() || layout.ranges.back().decay != entry.decay ||
+        layout.ranges.back().lr_scale != entry.lr_scale) {
       layout.flat_elements = round_up(layout.flat_elements, kGranule);
-      layout.ranges.push_back({.first = layout.flat_elements, .elements = 0, .decay = decay});
+      layout.ranges.push_back({layout.flat_elements, 0, entry.decay, entry.lr_scale});
     }
     DecayRange& range = layout.ranges.back();
     const int64_t offset = round_up(layout.flat_elements, kTensorStart);
@@ -52,6 +55,21 @@ void find_sides(BlockLayout& layout) {
       sides.columns += round_up(columns, kStatisticsStart);
     });
     layout.sides.push_back(sides);
+  }
+}
+
+// Owners are looked up by name here, once all tensors are placed.
+void find_owners(BlockLayout& layout) {
+  for (Trainable& entry : layout.trainables) {
+    const std::string& owner = layout.tensors[entry.tensor].parameter.owner;
+    for (size_t t = 0; !owner.empty() && t < layout.tensors.size(); ++t) {
+      const std::vector<ParameterPart>& parts = layout.tensors[t].parameter.parts;
+      const auto part = std::ranges::find(parts, owner, &ParameterPart::name);
+      if (part == parts.end()) continue;
+      entry.owner = t;
+      entry.part = static_cast<size_t>(part - parts.begin());
+    }
+    LM_CHECK(owner.empty() || entry.owner != entry.tensor, owner);
   }
 }
 
@@ -158,6 +176,14 @@ const TensorPlace* BlockLayout::find(const std::string& tensor) const {
   return nullptr;
 }
 
+const TensorPlace* BlockLayout::beside(const TensorPlace& owner, size_t part, TrainableRole role) const {
+  for (const Trainable& entry : trainables) {
+    if (entry.role == role && &tensors[entry.owner] == &owner && entry.part == part)
+      return &tensors[entry.tensor];
+  }
+  return nullptr;
+}
+
 Elements BlockLayout::count(int64_t from, int64_t to) const {
   Elements out{.all = to - from};
   for (const ElementRun& run : small_runs)
@@ -189,6 +215,7 @@ ModelLayout make_layout(const ModelSpec& spec, const AdapterSpec* adapter, DType
                         const Encoding* encoding) {
   const Encoding& plain = plain_encoding(dtype);
   ModelLayout model;
+  uint32_t number = 0;
   for (BlockParameters& block : list_parameters(spec, adapter)) {
     BlockLayout layout;
     layout.name = std::move(block.name);
@@ -198,6 +225,8 @@ ModelLayout make_layout(const ModelSpec& spec, const AdapterSpec* adapter, DType
     layout.body = !model.blocks.empty() && std::ssize(model.blocks) <= spec.layer_count();
     place_frozen(std::move(block.frozen), plain, layout.body && encoding != nullptr ? *encoding : plain,
                  layout);
+    find_owners(layout);
+    for (TensorPlace& place : layout.tensors) place.number = ++number;
     model.trainable_elements += layout.parameter_elements;
     model.frozen_elements += layout.frozen_elements;
     model.flat_elements += layout.flat_elements;

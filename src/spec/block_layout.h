@@ -37,6 +37,7 @@ struct TensorPlace {
   // Of a frozen tensor, in its encoding's order, one behind the other. Each matrix of the files is encoded by
   // itself: where `encoded()`, the pieces of all parts follow each other.
   std::vector<FrozenPiece> pieces = {};
+  uint32_t number = 0;  // of the tensor in the model, from 1 on: what fresh values are drawn with
   const Encoding& encoding() const { return *pieces.front().encoding; }
   bool encoded() const { return frozen && !encoding().plain(); }
   // Of a trainable tensor: calls body(first element of the flat array, rows, columns) for each tensor of the
@@ -73,6 +74,7 @@ struct BlockLayout {
   std::string name;
   bool body = false;                   // a transformer block
   std::vector<TensorPlace> tensors;    // trainable, then frozen
+  std::vector<Trainable> trainables;   // in the order of the flat array
   std::vector<DecayRange> ranges;      // cover the flat array
   std::vector<ElementRun> small_runs;  // of it: of small tensors one behind another
   std::vector<MatrixSides> sides;      // of trainable matrices
@@ -81,6 +83,8 @@ struct BlockLayout {
   int64_t frozen_bytes = 0;
   int64_t frozen_elements = 0;
   const TensorPlace* find(const std::string& name) const;  // null when absent
+  // What is trained in this role beside part `part` of `owner`; null when nothing is.
+  const TensorPlace* beside(const TensorPlace& owner, size_t part, TrainableRole role) const;
   // Of the flat array's [from, to): what lies behind a tensor counts as its own, and a matrix that begins
   // there counts with all of its rows and columns.
   Elements count(int64_t from, int64_t to) const;

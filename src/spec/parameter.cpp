@@ -106,11 +106,15 @@ std::vector<Parameter> layer_adapters(const ModelSpec& spec, const AdapterSpec& 
     const auto& targets = adapter.targets;
     if (std::find(targets.begin(), targets.end(), module.name) == targets.end()) continue;
     const std::string ours = fmt::format("layers.{}.{}", i, module.name);
-    const std::string hf = fmt::format("base_model.model.{}{}.{}", spec.names.layers, i, module.path);
-    out.push_back(
-        single(ours + ".lora_A", ParameterKind::kLoraA, hf + ".lora_A.weight", adapter.r, module.columns));
-    out.push_back(
-        single(ours + ".lora_B", ParameterKind::kLoraB, hf + ".lora_B.weight", module.rows, adapter.r));
+    const std::string hf = fmt::format("{}{}.{}", spec.names.layers, i, module.path);
+    const auto add = [&](TrainableRole role, const char* name, int64_t rows, int64_t columns) {
+      out.push_back(single(ours + name, ParameterKind::kMatrix, "base_model.model." + hf + name + ".weight",
+                           rows, columns));
+      out.back().role = role;
+      out.back().owner = hf + ".weight";
+    };
+    add(TrainableRole::kLoraA, ".lora_A", adapter.r, module.columns);
+    add(TrainableRole::kLoraB, ".lora_B", module.rows, adapter.r);
   }
   return out;
 }

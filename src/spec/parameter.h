@@ -8,10 +8,11 @@
 #include <vector>
 
 #include "spec/model_spec.h"
+#include "spec/trainable.h"
 
 namespace lm {
 
-enum class ParameterKind : uint8_t { kEmbedding, kMatrix, kBias, kNorm, kLoraA, kLoraB };
+enum class ParameterKind : uint8_t { kEmbedding, kMatrix, kBias, kNorm };
 
 // One Hugging Face tensor inside a parameter of ours: rows [first, first + rows).
 struct ParameterPart {
@@ -26,8 +27,14 @@ struct Parameter {
   int64_t rows = 0;  // a vector has rows = its length and columns = 1
   int64_t columns = 1;
   std::vector<ParameterPart> parts;  // in row order, covering all rows
+  TrainableRole role = TrainableRole::kWeight;
+  std::string owner = {};  // the tensor of the files that it belongs to; "": itself
   int64_t elements() const { return rows * columns; }
   bool vector() const { return kind == ParameterKind::kBias || kind == ParameterKind::kNorm; }
+  // Of that part, in the files.
+  std::vector<int64_t> shape(const ParameterPart& part) const {
+    return vector() ? std::vector{part.rows} : std::vector{part.rows, columns};
+  }
 };
 
 // LoRA as the parameter list needs it.

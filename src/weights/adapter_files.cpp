@@ -116,19 +116,6 @@ void refuse_what_is_set(const Json& config, const std::string& place) {
   }
 }
 
-std::vector<LoadItem> adapter_items(const ModelLayout& layout,
-                                    const std::function<LoadTarget(size_t, const TensorPlace&)>& target) {
-  std::vector<LoadItem> items;
-  for (size_t b = 0; b < layout.blocks.size(); ++b) {
-    for (const TensorPlace& place : layout.blocks[b].tensors) {
-      const ParameterKind kind = place.parameter.kind;
-      if (kind != ParameterKind::kLoraA && kind != ParameterKind::kLoraB) continue;
-      items.push_back({&place.parameter, target(b, place)});
-    }
-  }
-  return items;
-}
-
 }  // namespace
 
 AdapterConfig read_adapter_config(const std::string& directory, const NameMap* names) {
@@ -159,11 +146,9 @@ AdapterConfig read_adapter_config(const std::string& directory, const NameMap* n
   return out;
 }
 
-int64_t load_adapter(const std::string& directory, const ModelLayout& layout,
-                     const std::function<LoadTarget(size_t, const TensorPlace&)>& target,
+int64_t load_adapter(const std::string& directory, const ModelLayout& layout, const FindTarget& target,
                      const LoadOptions& options) {
-  const ModelFiles files(directory, kAdapterWeights);
-  return load_adapter_tensors(files, adapter_items(layout, target), options);
+  return load_adapter_tensors(ModelFiles(directory, kAdapterWeights), layout, target, options);
 }
 
 void check_adapter(const std::string& directory, const ModelSpec& base) {

@@ -3,7 +3,6 @@
 // (loading uses its own). Errors are Error(11). export/export_adapter.h writes one.
 #pragma once
 
-#include <functional>
 #include <string>
 
 #include "weights/loader.h"
@@ -23,9 +22,9 @@ struct AdapterConfig {
 // `names`: of the model that it is for; null: that is not known, and targets stay as the file has them.
 AdapterConfig read_adapter_config(const std::string& directory, const NameMap* names);
 
-// `layout` was made with this adapter's spec; every LoRA tensor in it is loaded, none may be left over.
-int64_t load_adapter(const std::string& directory, const ModelLayout& layout,
-                     const std::function<LoadTarget(size_t block, const TensorPlace& place)>& target,
+// `layout` was made with this adapter's spec; every tensor of the adapter in it is loaded, none may be left
+// over.
+int64_t load_adapter(const std::string& directory, const ModelLayout& layout, const FindTarget& target,
                      const LoadOptions& options);
 
 // Compares the adapter's targets, names, shapes and types with the model that it is for, without reading

@@ -4,19 +4,10 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/host_device.h"
 
 namespace lm {
 namespace {
-
-float from_bf16(uint16_t h) {
-  return std::bit_cast<float>(static_cast<uint32_t>(h) << 16);
-}
-
-uint16_t to_bf16(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
-  return static_cast<uint16_t>((bits & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC0u : rounded);
-}
 
 // Without branches, so that it vectorises: normal numbers by shifting the exponent (infinities and NaNs keep
 // all ones, because 2^112 is taken off by a multiplication), subnormal ones by subtracting the implicit bit.
@@ -46,13 +37,13 @@ void convert_elements(const std::byte* from, DType from_type, std::byte* to, DTy
   if (from_type == to_type) {
     std::memcpy(to, from, static_cast<size_t>(elements) * dtype_size(to_type));
   } else if (from_type == DType::kF32 && to_type == DType::kBF16) {
-    loop<float, uint16_t>(from, to, elements, to_bf16);
+    loop<float, Bf16>(from, to, elements, [](float x) { return to_bf16(x); });
   } else if (from_type == DType::kBF16 && to_type == DType::kF32) {
-    loop<uint16_t, float>(from, to, elements, from_bf16);
+    loop<Bf16, float>(from, to, elements, [](Bf16 x) { return to_float(x); });
   } else if (from_type == DType::kF16 && to_type == DType::kF32) {
     loop<uint16_t, float>(from, to, elements, from_fp16);
   } else if (from_type == DType::kF16 && to_type == DType::kBF16) {
-    loop<uint16_t, uint16_t>(from, to, elements, [](uint16_t h) { return to_bf16(from_fp16(h)); });
+    loop<uint16_t, Bf16>(from, to, elements, [](uint16_t h) { return to_bf16(from_fp16(h)); });
   } else {
     fail_check("convertible types", __FILE__, __LINE__,
                std::string(dtype_name(from_type)) + " -> " + dtype_name(to_type));

@@ -54,6 +54,17 @@ void for_each_range(int threads, int64_t n, int64_t grain,
   if (error) std::rethrow_exception(error);
 }
 
+EncodedMatrix matrix_in(PieceMemory& memory, const Encoding& encoding, int64_t rows, int64_t columns) {
+  EncodedMatrix matrix{.encoding = &encoding, .rows = rows, .columns = columns};
+  size_t k = 0;
+  for (const int64_t bytes : encoding.piece_bytes(rows, columns)) {
+    memory[k].resize(static_cast<size_t>(bytes));
+    matrix.pieces[k] = memory[k].data();
+    matrix.bytes[k++] = bytes;
+  }
+  return matrix;
+}
+
 void encode(const EncodedMatrix& matrix, DType dtype, const MatrixElements& elements, int threads) {
   const EncodingKind kind = matrix.encoding->kind;
   const int64_t n = matrix.rows * matrix.columns,

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <functional>
+#include <vector>
 
 #include "base/staging.h"
 #include "spec/block_layout.h"
@@ -21,6 +22,10 @@ struct EncodedMatrix {
   std::array<std::byte*, kMostPieces> pieces = {};
   std::array<int64_t, kMostPieces> bytes = {};  // of each
 };
+
+// One whose pieces `memory` is made for.
+using PieceMemory = std::array<std::vector<std::byte>, kMostPieces>;
+EncodedMatrix matrix_in(PieceMemory& memory, const Encoding& encoding, int64_t rows, int64_t columns);
 
 // Elements are of `dtype` (fp32 or bf16): the codes are those of the values that the model would compute
 // with.

@@ -1,6 +1,5 @@
 #include "weights/initialise.h"
 
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <numbers>
@@ -14,13 +13,9 @@ namespace {
 constexpr double kStddev = 0.02;  // initializer_range of the families we train
 
 void store(DType dtype, std::byte* memory, int64_t index, float value) {
-  if (dtype == DType::kF32) {
-    std::memcpy(memory + index * 4, &value, 4);
-    return;
-  }
-  const auto bits = std::bit_cast<uint32_t>(value);
-  const auto rounded = static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-  std::memcpy(memory + index * 2, &rounded, 2);
+  const Bf16 rounded = to_bf16(value);
+  dtype == DType::kF32 ? std::memcpy(memory + index * 4, &value, 4)
+                       : std::memcpy(memory + index * 2, &rounded, 2);
 }
 
 // In (0, 1]: never 0, so that its logarithm exists.
@@ -53,51 +48,48 @@ class Numbers {
   uint32_t words_[64];
 };
 
-// Elements [begin, end) of the tensor; `memory` begins with the first of them.
-void fill(const Parameter& parameter, uint64_t key, DType dtype, std::byte* memory, int64_t begin,
-          int64_t end) {
-  const double bound = 1.0 / std::sqrt(static_cast<double>(parameter.columns));
-  Numbers first(key, 0), second(key, 1);
-  for (int64_t i = begin; i < end; ++i) {
-    const auto index = static_cast<uint64_t>(i);
-    float value = 0;
-    switch (parameter.kind) {
-      case ParameterKind::kNorm:
-        value = 1;
-        break;
-      case ParameterKind::kBias:
-      case ParameterKind::kLoraB:
-        value = 0;
-        break;
-      case ParameterKind::kLoraA:
-        value = static_cast<float>((2 * unit(first.at(index)) - 1) * bound);
-        break;
-      default: {  // Box-Muller
-        const double radius = std::sqrt(-2 * std::log(unit(first.at(index))));
-        const double angle = 2 * std::numbers::pi * unit(second.at(index));
-        value = static_cast<float>(kStddev * radius * std::cos(angle));
-      }
-    }
-    store(dtype, memory, i - begin, value);
+// Of element `index` of the tensor.
+float fresh(const Parameter& parameter, double bound, Numbers& first, Numbers& second, uint64_t index) {
+  switch (parameter.role) {
+    case TrainableRole::kLoraA:
+      return static_cast<float>((2 * unit(first.at(index)) - 1) * bound);
+    case TrainableRole::kLoraB:
+      return 0;
+    case TrainableRole::kWeight:
+      break;
   }
+  switch (parameter.kind) {
+    case ParameterKind::kNorm:
+      return 1;
+    case ParameterKind::kBias:
+      return 0;
+    case ParameterKind::kEmbedding:
+    case ParameterKind::kMatrix:
+      break;
+  }
+  const double radius = std::sqrt(-2 * std::log(unit(first.at(index))));  // Box-Muller
+  const double angle = 2 * std::numbers::pi * unit(second.at(index));
+  return static_cast<float>(kStddev * radius * std::cos(angle));
 }
 
 }  // namespace
 
+void initialise_elements(const Parameter& parameter, uint64_t seed, uint32_t tensor, DType dtype,
+                         std::byte* memory, int64_t first, int64_t elements) {
+  const uint64_t key = philox_key(seed, Purpose::kInit, 0, tensor);
+  const double bound = 1.0 / std::sqrt(static_cast<double>(parameter.columns));
+  Numbers one(key, 0), two(key, 1);
+  for (int64_t i = 0; i < elements; ++i)
+    store(dtype, memory, i, fresh(parameter, bound, one, two, static_cast<uint64_t>(first + i)));
+}
+
 void initialise(const Parameter& parameter, uint64_t seed, uint32_t tensor, DType dtype, std::byte* memory,
                 int64_t first_row, int64_t rows, int threads) {
   constexpr int64_t kGrain = 16384;  // elements: most of a millisecond
-  const uint64_t key = philox_key(seed, Purpose::kInit, 0, tensor);
-  const int64_t first = first_row * parameter.columns;
-  const auto size = static_cast<int64_t>(dtype_size(dtype));
+  const int64_t first = first_row * parameter.columns, size = static_cast<int64_t>(dtype_size(dtype));
   parallel_for(threads, rows * parameter.columns, kGrain, [&](int64_t begin, int64_t end) {
-    fill(parameter, key, dtype, memory + begin * size, first + begin, first + end);
+    initialise_elements(parameter, seed, tensor, dtype, memory + begin * size, first + begin, end - begin);
   });
-}
-
-void initialise_elements(const Parameter& parameter, uint64_t seed, uint32_t tensor, DType dtype,
-                         std::byte* memory, int64_t first, int64_t elements) {
-  fill(parameter, philox_key(seed, Purpose::kInit, 0, tensor), dtype, memory, first, first + elements);
 }
 
 }  // namespace lm

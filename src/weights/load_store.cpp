@@ -2,8 +2,7 @@
 
 #include <algorithm>
 #include <functional>
-#include <memory>
-#include <unordered_map>
+#include <optional>
 
 #include "base/error.h"
 #include "base/philox.h"
@@ -17,6 +16,14 @@
 
 namespace lm {
 namespace {
+
+// Fresh elements of part `part` of a tensor.
+MatrixElements drawn(const TensorPlace& place, size_t part, uint64_t seed, DType dtype) {
+  const int64_t before = place.parameter.parts[part].first * place.parameter.columns;
+  return [&place, seed, dtype, before](int64_t first, int64_t n, std::byte* to) {
+    initialise_elements(place.parameter, seed, place.number, dtype, to, before + first, n);
+  };
+}
 
 // Units opened for filling, and the way there.
 class Filling {
@@ -32,14 +39,13 @@ class Filling {
             place.encoded() ? &place : nullptr};
   }
   LoadOptions options() {
-    return {.threads = setup_.threads, .progress = {}, .staging = staging_.used() ? &staging_ : nullptr};
+    return {.threads = setup_.threads, .staging = staging_.used() ? &staging_ : nullptr};
   }
 
-  void initialise(const Parameter& parameter, int64_t seed, uint32_t number, const LoadTarget& target) {
-    if (target.encoded != nullptr) return initialise_encoded(parameter, seed, number, target);
-    by_rows(parameter, target, [&](int64_t row, int64_t rows, std::byte* here) {
-      lm::initialise(parameter, static_cast<uint64_t>(seed), number, setup_.dtype, here, row, rows,
-                     setup_.threads);
+  void initialise(const TensorPlace& place, uint64_t seed, const LoadTarget& target) {
+    if (target.encoded != nullptr) return initialise_encoded(place, seed, target);
+    by_rows(place.parameter, target, [&](int64_t row, int64_t rows, std::byte* here) {
+      lm::initialise(place.parameter, seed, place.number, setup_.dtype, here, row, rows, setup_.threads);
     });
   }
 
@@ -69,16 +75,10 @@ class Filling {
     }
   }
 
-  void initialise_encoded(const Parameter& parameter, int64_t seed, uint32_t number,
-                          const LoadTarget& target) {
-    for (size_t p = 0; p < parameter.parts.size(); ++p) {
-      const int64_t before = parameter.parts[p].first * parameter.columns;
-      const MatrixElements elements = [&](int64_t first, int64_t n, std::byte* to) {
-        initialise_elements(parameter, static_cast<uint64_t>(seed), number, setup_.dtype, to, before + first,
-                            n);
-      };
-      write_encoded(*target.encoded, p, target.memory, options().staging, [&](const EncodedMatrix& matrix) {
-        encode(matrix, setup_.dtype, elements, setup_.threads);
+  void initialise_encoded(const TensorPlace& place, uint64_t seed, const LoadTarget& target) {
+    for (size_t p = 0; p < place.parameter.parts.size(); ++p) {
+      write_encoded(place, p, target.memory, options().staging, [&](const EncodedMatrix& matrix) {
+        encode(matrix, setup_.dtype, drawn(place, p, seed, setup_.dtype), setup_.threads);
       });
     }
   }
@@ -113,65 +113,20 @@ void by_home(const WeightStore& store, const std::function<void(const std::funct
   }
 }
 
-bool is_adapter(const TensorPlace& place) {
-  return place.parameter.kind == ParameterKind::kLoraA || place.parameter.kind == ParameterKind::kLoraB;
-}
-
-void initialise_where(const LoadSetup& setup, int64_t seed, WeightStore& store,
-                      const std::function<bool(const TensorPlace&)>& chosen) {
-  uint32_t number = 0;  // counts every tensor, so that a tensor's values do not depend on `chosen`
+void initialise_where(const LoadSetup& setup, int64_t seed, WeightStore& store, bool adapter) {
   Filling filling(setup, store);
   for (size_t block = 0; block < setup.layout.blocks.size(); ++block) {
     for (const TensorPlace& place : setup.layout.blocks[block].tensors) {
-      ++number;
-      if (!chosen(place)) continue;
+      if (in_adapter(place.parameter.role) != adapter) continue;
       for (const int64_t unit : store.units_of(static_cast<int64_t>(block), place)) {
         if (store.units()[static_cast<size_t>(unit)].segment()) filling.close();  // one at a time
-        filling.initialise(place.parameter, seed, number, filling.target(unit, place));
+        filling.initialise(place, static_cast<uint64_t>(seed), filling.target(unit, place));
       }
     }
     filling.close();
   }
   filling.finish();
 }
-
-// The module that an adapter's tensor, "layers.3.q_proj.lora_A", is of.
-const LinearModule& module_of(const std::vector<LinearModule>& modules, const std::string& tensor) {
-  const std::string module = tensor.substr(0, tensor.rfind('.'));
-  const auto found = std::ranges::find(modules, module.substr(module.rfind('.') + 1), &LinearModule::name);
-  LM_CHECK(found != modules.end(), tensor);
-  return *found;
-}
-
-// The base's tensors as they are before they are quantised: of files, or drawn.
-class BaseElements {
- public:
-  BaseElements(const ModelLayout& layout, const LoftqBase& base, int64_t seed)
-      : base_(base), seed_(static_cast<uint64_t>(seed)) {
-    if (!base.directory.empty()) files_ = std::make_unique<ModelFiles>(base.directory);
-    uint32_t number = 0;  // as initialise_where counts
-    for (const BlockLayout& block : layout.blocks) {
-      for (const TensorPlace& place : block.tensors) numbers_[&place] = ++number;
-    }
-  }
-
-  uint32_t number(const TensorPlace& place) const { return numbers_.at(&place); }
-
-  MatrixElements operator()(const TensorPlace& place, size_t part) const {
-    const ParameterPart& which = place.parameter.parts[part];
-    if (files_) return elements_of(*files_, which.name, base_.dtype);
-    return [this, &place, before = which.first * place.parameter.columns](int64_t first, int64_t n,
-                                                                          std::byte* to) {
-      initialise_elements(place.parameter, seed_, number(place), base_.dtype, to, before + first, n);
-    };
-  }
-
- private:
-  const LoftqBase& base_;
-  uint64_t seed_;
-  std::unique_ptr<ModelFiles> files_;  // null: drawn
-  std::unordered_map<const TensorPlace*, uint32_t> numbers_;
-};
 
 }  // namespace
 
@@ -192,7 +147,7 @@ void load_weights(const LoadSetup& setup, const std::string& directory, WeightSt
 }
 
 void initialise_weights(const LoadSetup& setup, int64_t seed, WeightStore& store) {
-  initialise_where(setup, seed, store, [](const TensorPlace& place) { return !is_adapter(place); });
+  initialise_where(setup, seed, store, false);
 }
 
 void load_adapter_weights(const LoadSetup& setup, const std::string& directory, WeightStore& store) {
@@ -207,32 +162,35 @@ void load_adapter_weights(const LoadSetup& setup, const std::string& directory, 
 }
 
 void initialise_adapter(const LoadSetup& setup, int64_t seed, WeightStore& store) {
-  initialise_where(setup, seed, store, is_adapter);
+  initialise_where(setup, seed, store, true);
 }
 
-void initialise_loftq(const LoadSetup& setup, int64_t seed, const LoftqBase& base, double scale,
+void initialise_loftq(const LoadSetup& setup, int64_t signed_seed, const LoftqBase& base, double scale,
                       WeightStore& store) {
-  const BaseElements elements(setup.layout, base, seed);
+  const auto seed = static_cast<uint64_t>(signed_seed);
+  std::optional<ModelFiles> files;
+  if (!base.directory.empty()) files.emplace(base.directory);
   const LoftqSetup with{.spec = setup.spec,
                         .scale = scale,
                         .dtype = base.dtype,
                         .threads = setup.threads,
-                        .elements = std::cref(elements)};
-  const std::vector<LinearModule> modules = linear_modules(setup.spec);
+                        .elements = [&](const TensorPlace& place, size_t part) {
+                          if (!files) return drawn(place, part, seed, base.dtype);
+                          return elements_of(*files, place.parameter.parts[part].name, base.dtype);
+                        }};
   Filling filling(setup, store);
   for (size_t unit = 0; unit < setup.layout.blocks.size(); ++unit) {
     const BlockLayout& block = setup.layout.blocks[unit];
     const LoftqBlock loftq(with, block);
-    for (size_t i = 0; i < block.tensors.size(); ++i) {
-      if (block.tensors[i].parameter.kind != ParameterKind::kLoraA) continue;
-      const TensorPlace &a = block.tensors[i], &b = block.tensors[i + 1];  // a pair (spec/parameter.h)
-      const uint32_t number = elements.number(a);
+    for (const Trainable& entry : block.trainables) {
+      if (entry.role != TrainableRole::kLoraA) continue;
+      const TensorPlace &weight = block.tensors[entry.owner], &a = block.tensors[entry.tensor],
+                        &b = *block.beside(weight, entry.part, TrainableRole::kLoraB);
       std::vector<float> of_a(static_cast<size_t>(a.parameter.elements())),
           of_b(static_cast<size_t>(b.parameter.elements()));
-      lm::initialise(a.parameter, static_cast<uint64_t>(seed), number, DType::kF32,
-                     reinterpret_cast<std::byte*>(of_a.data()), 0, a.parameter.rows, setup.threads);
-      loftq.start(module_of(modules, a.parameter.name),
-                  philox_key(static_cast<uint64_t>(seed), Purpose::kInit, 1, number), of_a, of_b);
+      lm::initialise(a.parameter, seed, a.number, DType::kF32, reinterpret_cast<std::byte*>(of_a.data()), 0,
+                     a.parameter.rows, setup.threads);
+      loftq.start(weight, entry.part, philox_key(seed, Purpose::kInit, 1, a.number), of_a, of_b);
       filling.put(a.parameter, of_a, filling.target(static_cast<int64_t>(unit), a));
       filling.put(b.parameter, of_b, filling.target(static_cast<int64_t>(unit), b));
     }

@@ -2,11 +2,7 @@
 
 #include <fmt/format.h>
 #include <algorithm>
-#include <atomic>
 #include <cstring>
-#include <exception>
-#include <mutex>
-#include <thread>
 #include <unordered_set>
 
 #include "base/error.h"
@@ -28,9 +24,20 @@ struct Chunk {
   DType to_type = DType::kBF16;
 };
 
-std::vector<int64_t> shape_of(const Parameter& parameter, const ParameterPart& part) {
-  if (parameter.vector()) return {part.rows};
-  return {part.rows, parameter.columns};
+struct LoadItem {
+  const Parameter* parameter = nullptr;
+  LoadTarget target;
+};
+
+// The adapter's tensors of a layout, or the model's.
+std::vector<LoadItem> items_of(const ModelLayout& layout, bool adapter, const FindTarget& target) {
+  std::vector<LoadItem> items;
+  for (size_t b = 0; b < layout.blocks.size(); ++b) {
+    for (const TensorPlace& place : layout.blocks[b].tensors) {
+      if (in_adapter(place.parameter.role) == adapter) items.push_back({&place.parameter, target(b, place)});
+    }
+  }
+  return items;
 }
 
 // What the tensors of files are compared with, and what to do where they differ.
@@ -81,13 +88,13 @@ void check(const ModelFiles& files, const std::vector<LoadItem>& items, const Al
         differences.add("missing: " + part.name);
         continue;
       }
-      if (item.parameter->kind == ParameterKind::kMatrix) {
+      if (item.parameter->kind == ParameterKind::kMatrix && !in_adapter(item.parameter->role)) {
         if (const auto stored = find_stored(files, part.name, part.rows, item.parameter->columns)) {
           wanted.insert(stored->beside.begin(), stored->beside.end());
           continue;
         }
       }
-      const std::vector<int64_t> shape = shape_of(*item.parameter, part);
+      const std::vector<int64_t> shape = item.parameter->shape(part);
       if (tensor->entry->shape != shape) {
         differences.add("shape: " + part.name + " is " + shape_text(tensor->entry->shape) +
                         ", the model needs " + shape_text(shape));
@@ -143,7 +150,8 @@ std::vector<Chunk> chunks_of(const ModelFiles& files, const std::vector<LoadItem
   return chunks;
 }
 
-void read_chunk(const Chunk& chunk, std::vector<std::byte>& buffer) {
+void read_chunk(const Chunk& chunk) {
+  static thread_local std::vector<std::byte> buffer;
   const SafetensorsEntry& entry = *chunk.tensor.entry;
   const size_t bytes = static_cast<size_t>(chunk.elements) * dtype_size(entry.dtype);
   if (entry.dtype == chunk.to_type) {
@@ -159,49 +167,14 @@ int64_t bytes_at_target(const Chunk& chunk) {
   return chunk.elements * static_cast<int64_t>(dtype_size(chunk.to_type));
 }
 
-// Reads chunks with several threads, and reports how far it has come.
-class ChunkReader {
- public:
-  explicit ChunkReader(const LoadOptions& options) : options_(options) {}
-
-  void read(std::span<const Chunk> chunks) {
-    std::atomic<size_t> next{0};
-    std::exception_ptr error;  // guarded by mutex_
-    auto work = [&] {
-      std::vector<std::byte> buffer;
-      for (size_t i = next++; i < chunks.size(); i = next++) {
-        try {
-          read_chunk(chunks[i], buffer);
-          const std::lock_guard lock(mutex_);
-          done_ += chunks[i].elements * static_cast<int64_t>(dtype_size(chunks[i].tensor.entry->dtype));
-          if (options_.progress) options_.progress(done_);
-        } catch (...) {
-          const std::lock_guard lock(mutex_);
-          if (!error) error = std::current_exception();
-          next = chunks.size();
-        }
-      }
-    };
-    {
-      std::vector<std::jthread> threads;
-      const size_t extra =
-          std::min<size_t>(static_cast<size_t>(std::max(options_.threads, 1)), chunks.size());
-      for (size_t t = 1; t < extra; ++t) threads.emplace_back(work);
-      work();
-    }
-    if (error) std::rethrow_exception(error);
-  }
-  int64_t done() const { return done_; }
-
- private:
-  const LoadOptions& options_;
-  std::mutex mutex_;  // guards done_ and the progress callback
-  int64_t done_ = 0;  // bytes
-};
+void read_by_threads(std::span<const Chunk> chunks, int threads) {
+  for_each_range(threads, std::ssize(chunks), 1,
+                 [&](int64_t i, int64_t) { read_chunk(chunks[static_cast<size_t>(i)]); });
+}
 
 // As many of the chunks as fit into a half of the staging buffer, read into it and sent on; while they are
 // copied the next ones are read. Returns how many.
-size_t read_piece(std::span<const Chunk> chunks, Staging& staging, ChunkReader& reader) {
+size_t read_piece(std::span<const Chunk> chunks, Staging& staging, int threads) {
   std::byte* const half = staging.next();
   std::vector<Chunk> piece;
   int64_t bytes = 0;
@@ -213,7 +186,7 @@ size_t read_piece(std::span<const Chunk> chunks, Staging& staging, ChunkReader& 
     bytes += bytes_at_target(chunk);
   }
   LM_CHECK(!piece.empty(), "a chunk is larger than half of the staging buffer");
-  reader.read(piece);
+  read_by_threads(piece, threads);
   // Neighbours in the half that are neighbours at their target, too, are one copy.
   for (size_t i = 0; i < piece.size();) {
     int64_t run = 0;
@@ -226,49 +199,38 @@ size_t read_piece(std::span<const Chunk> chunks, Staging& staging, ChunkReader& 
   return piece.size();
 }
 
+// Returns the bytes read.
 int64_t read_chunks(std::span<const Chunk> chunks, const LoadOptions& options) {
-  ChunkReader reader(options);
+  int64_t bytes = 0;
+  for (const Chunk& chunk : chunks)
+    bytes += chunk.elements * static_cast<int64_t>(dtype_size(chunk.tensor.entry->dtype));
   if (options.staging == nullptr) {
-    reader.read(chunks);
+    read_by_threads(chunks, options.threads);
   } else {
-    while (!chunks.empty()) chunks = chunks.subspan(read_piece(chunks, *options.staging, reader));
+    while (!chunks.empty()) chunks = chunks.subspan(read_piece(chunks, *options.staging, options.threads));
   }
-  return reader.done();
-}
-
-MatrixElements elements_of(const ModelFiles::Tensor& tensor, DType dtype) {
-  return [tensor, dtype](int64_t first, int64_t n, std::byte* to) {
-    static thread_local std::vector<std::byte> buffer;
-    read_chunk({.tensor = tensor,
-                .offset = first * static_cast<int64_t>(dtype_size(tensor.entry->dtype)),
-                .elements = n,
-                .to = to,
-                .to_type = dtype},
-               buffer);
-  };
+  return bytes;
 }
 
 // Quantises the encoded ones, each matrix of the files by itself. Returns the bytes read.
-int64_t read_encoded(const ModelFiles& files, const std::vector<LoadItem>& items, const LoadOptions& options,
-                     int64_t done) {
-  const int64_t before = done;
+int64_t read_encoded(const ModelFiles& files, const std::vector<LoadItem>& items,
+                     const LoadOptions& options) {
+  int64_t bytes = 0;
   for (const LoadItem& item : items) {
     if (!item.target.memory || item.target.encoded == nullptr) continue;
     const std::vector<ParameterPart>& parts = item.parameter->parts;
     for (size_t p = 0; p < parts.size(); ++p) {
-      const ModelFiles::Tensor tensor = *files.find(parts[p].name);
-      const MatrixElements elements = elements_of(tensor, item.target.dtype);
       const auto stored = find_stored(files, parts[p].name, parts[p].rows, item.parameter->columns);
       write_encoded(*item.target.encoded, p, item.target.memory, options.staging,
                     [&](const EncodedMatrix& matrix) {
                       if (stored) return read_stored(*stored, matrix);
-                      encode(matrix, item.target.dtype, elements, options.threads);
+                      encode(matrix, item.target.dtype, elements_of(files, parts[p].name, item.target.dtype),
+                             options.threads);
                     });
-      done += tensor.entry->bytes();
-      if (options.progress) options.progress(done);
+      bytes += files.find(parts[p].name)->entry->bytes();
     }
   }
-  return done - before;
+  return bytes;
 }
 
 // A stored head beside a tied embedding is fine if it is the same matrix; another one means that config.json
@@ -297,39 +259,38 @@ void check_tied_head(const ModelFiles& files, const NameMap& names) {
 
 AllowedExtra allowed_for(const ModelSpec& spec) {
   return [tied = spec.tied, head = spec.names.head + std::string(".weight")](const std::string& name) {
-    return is_ignored_tensor(name) || (tied && name == head);
+    // The first: what old files carry and no model uses.
+    return name.ends_with(".rotary_emb.inv_freq") || (tied && name == head);
   };
 }
 
 }  // namespace
 
-int64_t load_adapter_tensors(const ModelFiles& files, const std::vector<LoadItem>& items,
+int64_t load_adapter_tensors(const ModelFiles& files, const ModelLayout& layout, const FindTarget& target,
                              const LoadOptions& options) {
+  const std::vector<LoadItem> items = items_of(layout, true, target);
   check(
       files, items, [](const std::string&) { return false; }, kOfAdapter);
   return read_chunks(chunks_of(files, items), options);
 }
 
 int64_t load_model(const ModelFiles& files, const ModelSpec& spec, const ModelLayout& layout,
-                   const std::function<LoadTarget(size_t, const TensorPlace&)>& target,
-                   const LoadOptions& options) {
-  std::vector<LoadItem> items;
-  for (size_t b = 0; b < layout.blocks.size(); ++b) {
-    for (const TensorPlace& place : layout.blocks[b].tensors) {
-      const ParameterKind kind = place.parameter.kind;
-      if (kind == ParameterKind::kLoraA || kind == ParameterKind::kLoraB) continue;
-      items.push_back({&place.parameter, target(b, place)});
-    }
-  }
+                   const FindTarget& target, const LoadOptions& options) {
+  const std::vector<LoadItem> items = items_of(layout, false, target);
   check(files, items, allowed_for(spec), kOfModel);
   // Once, by the call that reads the embedding.
   if (spec.tied && items.front().target.memory != nullptr) check_tied_head(files, spec.names);
-  const int64_t read = read_chunks(chunks_of(files, items), options);
-  return read + read_encoded(files, items, options, read);
+  return read_chunks(chunks_of(files, items), options) + read_encoded(files, items, options);
 }
 
 MatrixElements elements_of(const ModelFiles& files, const std::string& name, DType dtype) {
-  return elements_of(*files.find(name), dtype);
+  return [tensor = *files.find(name), dtype](int64_t first, int64_t n, std::byte* to) {
+    read_chunk({.tensor = tensor,
+                .offset = first * static_cast<int64_t>(dtype_size(tensor.entry->dtype)),
+                .elements = n,
+                .to = to,
+                .to_type = dtype});
+  };
 }
 
 void check_model_files(const ModelFiles& files, const ModelSpec& spec) {
@@ -339,10 +300,6 @@ void check_model_files(const ModelFiles& files, const ModelSpec& spec) {
     for (const Parameter& parameter : block.trainable) items.push_back({&parameter, {}});
   }
   check(files, items, allowed_for(spec), kOfModel);
-}
-
-bool is_ignored_tensor(const std::string& name) {
-  return name.ends_with(".rotary_emb.inv_freq");
 }
 
 }  // namespace lm

@@ -26,36 +26,26 @@ struct LoadTarget {
   const TensorPlace* encoded = nullptr;
 };
 
-struct LoadItem {
-  const Parameter* parameter = nullptr;
-  LoadTarget target;
-};
+using FindTarget = std::function<LoadTarget(size_t block, const TensorPlace& place)>;
 
 struct LoadOptions {
   int threads = 1;
-  // Called with the bytes read so far, by one thread at a time.
-  std::function<void(int64_t bytes)> progress;
   // Not null: targets are memory of its device, and bytes pass through it, complete once it is finished.
   Staging* staging = nullptr;
 };
 
-// An adapter's tensors, as its configuration and its base model have them. Returns the bytes read.
-int64_t load_adapter_tensors(const ModelFiles& files, const std::vector<LoadItem>& items,
+// The adapter's parameters of `layout`. Returns the bytes read.
+int64_t load_adapter_tensors(const ModelFiles& files, const ModelLayout& layout, const FindTarget& target,
                              const LoadOptions& options);
 
-// The base model's parameters of `layout` (not the adapter's), target by target. A head that is stored
-// although it is tied must equal the embedding.
+// The base model's, target by target. A head that is stored although it is tied must equal the embedding.
 int64_t load_model(const ModelFiles& files, const ModelSpec& spec, const ModelLayout& layout,
-                   const std::function<LoadTarget(size_t block, const TensorPlace& place)>& target,
-                   const LoadOptions& options);
+                   const FindTarget& target, const LoadOptions& options);
 
 // Of a tensor of the files, as elements of `dtype`. `files` outlives what is returned.
 MatrixElements elements_of(const ModelFiles& files, const std::string& name, DType dtype);
 
 // Compares names, shapes and types with the model without reading data; throws as load_model does.
 void check_model_files(const ModelFiles& files, const ModelSpec& spec);
-
-// True for what old files carry and no model uses: "...rotary_emb.inv_freq".
-bool is_ignored_tensor(const std::string& name);
 
 }  // namespace lm

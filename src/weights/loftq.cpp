@@ -38,6 +38,14 @@ const TensorPlace& LoftqBlock::find(ParameterKind kind, const std::string& name)
   return *found;
 }
 
+Projection LoftqBlock::projection_of(const TensorPlace& weight) const {
+  using enum Projection;
+  for (const Projection which : {kQkv, kOut, kGateUp, kDown}) {
+    if (&find(ParameterKind::kMatrix, projection_name(which)) == &weight) return which;
+  }
+  fail_check("a projection", __FILE__, __LINE__, weight.parameter.name);
+}
+
 std::vector<float> LoftqBlock::gains(const char* norm) const {
   const TensorPlace& place = find(ParameterKind::kNorm, norm);
   std::vector<float> out(static_cast<size_t>(place.parameter.rows));
@@ -103,14 +111,8 @@ std::vector<float> LoftqBlock::input_sizes(Projection which) const {
 std::vector<float> LoftqBlock::lost(const TensorPlace& place, size_t part,
                                     const std::vector<float>& sizes) const {
   const int64_t rows = place.parameter.parts[part].rows, columns = place.parameter.columns;
-  EncodedMatrix matrix{.encoding = &place.encoding(), .rows = rows, .columns = columns};
-  const std::vector<int64_t> bytes = matrix.encoding->piece_bytes(rows, columns);
-  std::vector<std::vector<std::byte>> pieces;
-  for (size_t k = 0; k < bytes.size(); ++k) {
-    pieces.emplace_back(static_cast<size_t>(bytes[k]));
-    matrix.pieces[k] = pieces.back().data();
-    matrix.bytes[k] = bytes[k];
-  }
+  PieceMemory pieces;
+  const EncodedMatrix matrix = matrix_in(pieces, place.encoding(), rows, columns);
   const MatrixElements elements = setup_.elements(place, part);
   encode(matrix, setup_.dtype, elements, setup_.threads);
   std::vector<float> out(static_cast<size_t>(rows * columns));
@@ -126,16 +128,13 @@ std::vector<float> LoftqBlock::lost(const TensorPlace& place, size_t part,
   return out;
 }
 
-void LoftqBlock::start(const LinearModule& module, uint64_t seed, std::span<float> a,
+void LoftqBlock::start(const TensorPlace& weight, size_t part, uint64_t seed, std::span<float> a,
                        std::span<float> b) const {
-  const TensorPlace& place = find(ParameterKind::kMatrix, projection_name(module.projection));
-  const std::vector<ParameterPart>& parts = place.parameter.parts;
-  const auto part = std::ranges::find(parts, module.first, &ParameterPart::first);
-  LM_CHECK(part != parts.end() && part->rows == module.rows, "a module is a matrix of the files");
-  const std::vector<float> sizes = input_sizes(module.projection);
-  const auto rank = static_cast<size_t>(std::ssize(b) / module.rows);
-  const LowRank near = low_rank(lost(place, static_cast<size_t>(part - parts.begin()), sizes), module.rows,
-                                module.columns, static_cast<int64_t>(rank), seed, setup_.threads);
+  const int64_t rows = weight.parameter.parts[part].rows;
+  const std::vector<float> sizes = input_sizes(projection_of(weight));
+  const auto rank = static_cast<size_t>(std::ssize(b) / rows);
+  const LowRank near = low_rank(lost(weight, part, sizes), rows, weight.parameter.columns,
+                                static_cast<int64_t>(rank), seed, setup_.threads);
   // The two halves share the scale as they share the strength of a direction: half of it is in what A makes
   // of inputs of their size. (So A learns as fast as in a fresh adapter: with as many steps the loss falls
   // further than with halves that are as large as each other whatever the inputs are.)

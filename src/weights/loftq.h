@@ -30,13 +30,15 @@ class LoftqBlock {
  public:
   LoftqBlock(const LoftqSetup& setup, const BlockLayout& block) : setup_(setup), block_(block) {}
 
-  // A module's adapter: lora_A [r, in], which comes in as a fresh one, and lora_B [out, r]. A rank that the
-  // loss has no more for stays fresh: its row of A as it was, its column of B 0. At work this holds the
-  // module's matrix once in fp32, and its codes.
-  void start(const LinearModule& module, uint64_t seed, std::span<float> a, std::span<float> b) const;
+  // The adapter of part `part` of `weight`: lora_A [r, in], which comes in as a fresh one, and lora_B [out,
+  // r]. A rank that the loss has no more for stays fresh: its row of A as it was, its column of B 0. At work
+  // this holds the part's matrix once in fp32, and its codes.
+  void start(const TensorPlace& weight, size_t part, uint64_t seed, std::span<float> a,
+             std::span<float> b) const;
 
  private:
   const TensorPlace& find(ParameterKind kind, const std::string& name) const;
+  Projection projection_of(const TensorPlace& weight) const;
   // How large the inputs of a projection's columns are, as root mean squares.
   std::vector<float> input_sizes(Projection which) const;
   std::vector<float> gains(const char* norm) const;  // without their sign

@@ -51,13 +51,6 @@ const SafetensorsEntry* SafetensorsFile::find(const std::string& name) const {
   return it != entries.end() && it->name == name ? &*it : nullptr;
 }
 
-void SafetensorsFile::read(const std::string& name, std::span<std::byte> bytes) const {
-  const SafetensorsEntry* entry = find(name);
-  if (!entry) fail_file("there is no tensor \"" + name + "\"", path());
-  LM_CHECK(static_cast<int64_t>(bytes.size()) == entry->bytes(), name + " in " + path());
-  read(*entry, 0, bytes);
-}
-
 void SafetensorsFile::read(const SafetensorsEntry& entry, int64_t offset, std::span<std::byte> bytes) const {
   LM_CHECK(offset >= 0 && offset + static_cast<int64_t>(bytes.size()) <= entry.bytes(),
            entry.name + " in " + path());

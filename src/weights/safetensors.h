@@ -23,8 +23,6 @@ class SafetensorsFile {
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
   const SafetensorsEntry* find(const std::string& name) const;  // null when absent
 
-  // A whole tensor; `bytes` has its exact size (checked). Throws Error(11) for an unknown name.
-  void read(const std::string& name, std::span<std::byte> bytes) const;
   // Part of a tensor, from byte `offset` of it; inside it (checked).
   void read(const SafetensorsEntry& entry, int64_t offset, std::span<std::byte> bytes) const;
 

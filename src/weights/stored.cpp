@@ -182,15 +182,8 @@ void read_stored(const StoredMatrix& stored, const EncodedMatrix& to) {
 }
 
 void decode_stored(const StoredMatrix& stored, int64_t rows, int64_t columns, float* out, int threads) {
-  const Encoding& encoding = encoding_of(stored.kind);
-  EncodedMatrix matrix{.encoding = &encoding, .rows = rows, .columns = columns};
-  std::array<std::vector<std::byte>, kMostPieces> pieces;
-  size_t k = 0;
-  for (const int64_t bytes : encoding.piece_bytes(rows, columns)) {
-    pieces[k].resize(static_cast<size_t>(bytes));
-    matrix.pieces[k] = pieces[k].data();
-    matrix.bytes[k++] = bytes;
-  }
+  PieceMemory pieces;
+  const EncodedMatrix matrix = matrix_in(pieces, encoding_of(stored.kind), rows, columns);
   read_stored(stored, matrix);
   decode(matrix, out, threads);
 }

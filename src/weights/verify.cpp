@@ -1,12 +1,10 @@
 #include "weights/verify.h"
 
+#include <fmt/format.h>
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <cstring>
 #include <filesystem>
-#include <memory>
 
 #include "base/error.h"
 #include "weights/adapter_files.h"
@@ -14,51 +12,42 @@
 
 namespace lm {
 
-class WeightsHash::State {
- public:
-  State() : state_(XXH3_createState()) {
-    LM_CHECK(state_ != nullptr && XXH3_128bits_reset(state_.get()) == XXH_OK, "XXH3");
-  }
-  void add(const void* bytes, size_t n) {
-    LM_CHECK(XXH3_128bits_update(state_.get(), bytes, n) == XXH_OK, "XXH3");
-  }
-  void add(int64_t value) { add(&value, sizeof value); }  // little-endian, as every machine here
-  // Length first, so that no two lists of strings give the same bytes.
-  void add(const std::string& text) {
-    add(static_cast<int64_t>(text.size()));
-    add(text.data(), text.size());
-  }
-  std::string hex() const {
-    const XXH128_hash_t hash = XXH3_128bits_digest(state_.get());
-    char text[33];
-    std::snprintf(text, sizeof text, "%016llx%016llx", static_cast<unsigned long long>(hash.high64),
-                  static_cast<unsigned long long>(hash.low64));
-    return text;
-  }
+void WeightsHash::Free::operator()(XXH3_state_s* state) const {
+  XXH3_freeState(state);
+}
 
- private:
-  struct Free {
-    void operator()(XXH3_state_t* state) const { XXH3_freeState(state); }
-  };
-  std::unique_ptr<XXH3_state_t, Free> state_;
-};
+WeightsHash::WeightsHash() : state_(XXH3_createState()) {
+  LM_CHECK(state_ != nullptr && XXH3_128bits_reset(state_.get()) == XXH_OK, "XXH3");
+}
 
-WeightsHash::WeightsHash() : state_(std::make_unique<State>()) {}
-WeightsHash::~WeightsHash() = default;
+void WeightsHash::add(const void* bytes, size_t n) {
+  LM_CHECK(XXH3_128bits_update(state_.get(), bytes, n) == XXH_OK, "XXH3");
+}
+
+void WeightsHash::add(int64_t value) {
+  add(&value, sizeof value);  // little-endian, as every machine here
+}
+
+// Length first, so that no two lists of strings give the same bytes.
+void WeightsHash::add(const std::string& text) {
+  add(static_cast<int64_t>(text.size()));
+  add(text.data(), text.size());
+}
 
 void WeightsHash::tensor(const std::string& name, DType dtype, const std::vector<int64_t>& shape) {
-  state_->add(name);
-  state_->add(safetensors_dtype(dtype));
-  state_->add(static_cast<int64_t>(shape.size()));
-  for (const int64_t size : shape) state_->add(size);
+  add(name);
+  add(std::string(safetensors_dtype(dtype)));
+  add(static_cast<int64_t>(shape.size()));
+  for (const int64_t size : shape) add(size);
 }
 
 void WeightsHash::bytes(std::span<const std::byte> bytes) {
-  state_->add(bytes.data(), bytes.size());
+  add(bytes.data(), bytes.size());
 }
 
 std::string WeightsHash::hex() const {
-  return state_->hex();
+  const XXH128_hash_t hash = XXH3_128bits_digest(state_.get());
+  return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }
 
 std::string weights_hash(const ModelFiles& files) {

@@ -14,6 +14,8 @@
 #include "spec/model_spec.h"
 #include "weights/model_files.h"
 
+struct XXH3_state_s;
+
 namespace lm {
 
 struct VerifyResult {
@@ -39,16 +41,18 @@ std::string weights_hash(const ModelFiles& files);
 class WeightsHash {
  public:
   WeightsHash();
-  ~WeightsHash();
-  WeightsHash(const WeightsHash&) = delete;
-  WeightsHash& operator=(const WeightsHash&) = delete;
   void tensor(const std::string& name, DType dtype, const std::vector<int64_t>& shape);
   void bytes(std::span<const std::byte> bytes);
   std::string hex() const;
 
  private:
-  class State;
-  std::unique_ptr<State> state_;
+  void add(const void* bytes, size_t n);
+  void add(int64_t value);
+  void add(const std::string& text);
+  struct Free {
+    void operator()(XXH3_state_s* state) const;
+  };
+  std::unique_ptr<XXH3_state_s, Free> state_;
 };
 
 }  // namespace lm

@@ -147,9 +147,9 @@ TEST(Initialise, DrawsTheSameBitsForEveryRangeAndNumberOfThreads) {
     normal[i] = static_cast<float>(0.02 * std::sqrt(-2 * std::log(u)) * std::cos(angle));
     uniform[i] = static_cast<float>((2 * u - 1) * (1.0 / std::sqrt(257.0)));
   }
-  for (const ParameterKind kind : {ParameterKind::kMatrix, ParameterKind::kLoraA}) {
-    p.kind = kind;
-    const std::vector<float>& want = kind == ParameterKind::kLoraA ? uniform : normal;
+  for (const TrainableRole role : {TrainableRole::kWeight, TrainableRole::kLoraA}) {
+    p.role = role;
+    const std::vector<float>& want = role == TrainableRole::kLoraA ? uniform : normal;
     for (const int threads : {1, 2, 5}) {
       for (const int64_t first : {0, 1, 100}) {
         std::vector<float> got(static_cast<size_t>((p.rows - first) * p.columns));

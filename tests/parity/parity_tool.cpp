@@ -61,7 +61,7 @@ std::vector<int32_t> read_ints(const SafetensorsFile& file, const std::string& n
   const SafetensorsEntry* entry = file.find(name);
   LM_CHECK(entry != nullptr, name);
   std::vector<int32_t> out(static_cast<size_t>(entry->shape.at(0)));
-  file.read(name, std::as_writable_bytes(std::span(out)));
+  file.read(*entry, 0, std::as_writable_bytes(std::span(out)));
   return out;
 }
 
@@ -135,9 +135,7 @@ void dump(Output& output, const std::string& prefix, const ModelLayout& layout, 
       if (place.frozen) continue;
       const Parameter& p = place.parameter;
       for (const ParameterPart& part : p.parts) {
-        const auto shape =
-            p.vector() ? std::vector<int64_t>{part.rows} : std::vector<int64_t>{part.rows, p.columns};
-        output.add(prefix + part.name, shape, values(static_cast<int64_t>(b), place, part));
+        output.add(prefix + part.name, p.shape(part), values(static_cast<int64_t>(b), place, part));
       }
     }
   }

@@ -294,11 +294,46 @@ TEST(Parameters, AnAdapterFreezesTheModelAndFollowsThePeftNames) {
   ASSERT_EQ(blocks[1].trainable.size(), 4u);
   const Parameter& b = blocks[1].trainable[3];
   EXPECT_EQ(b.name, "layers.0.o_proj.lora_B");
-  EXPECT_EQ(b.kind, ParameterKind::kLoraB);
+  EXPECT_EQ(b.kind, ParameterKind::kMatrix);
+  EXPECT_EQ(b.role, TrainableRole::kLoraB);
+  EXPECT_EQ(b.owner, "model.layers.0.self_attn.o_proj.weight");
   EXPECT_EQ(b.rows, 77);
   EXPECT_EQ(b.columns, 4);
   EXPECT_EQ(b.parts[0].name, "base_model.model.model.layers.0.self_attn.o_proj.lora_B.weight");
   EXPECT_EQ(blocks[1].trainable[2].columns, 132);
+}
+
+TEST(Trainables, AreAllTrainedTensorsWithTheirOwners) {
+  const AdapterSpec lora = adapter(4, {"self_attn.o_proj", "k_proj"});
+  const ModelLayout full = make_layout(odd(), nullptr, DType::kF32),
+                    adapted = make_layout(odd(), &lora, DType::kF32);
+  for (const ModelLayout* layout : {&full, &adapted}) {
+    uint32_t number = 0;
+    for (const BlockLayout& block : layout->blocks) {
+      size_t trained = 0;
+      for (const TensorPlace& place : block.tensors) {
+        EXPECT_EQ(place.number, ++number) << place.parameter.name;
+        trained += place.frozen ? 0 : 1;
+      }
+      ASSERT_EQ(block.trainables.size(), trained);
+      for (size_t i = 0; i < trained; ++i) {
+        const Trainable& entry = block.trainables[i];
+        const TensorPlace &place = block.tensors[entry.tensor], &owner = block.tensors[entry.owner];
+        EXPECT_FALSE(place.frozen);
+        EXPECT_EQ(entry.tensor, i);
+        EXPECT_EQ(entry.decay, !place.parameter.vector()) << place.parameter.name;
+        EXPECT_EQ(block.beside(owner, entry.part, entry.role), &place) << place.parameter.name;
+        EXPECT_EQ(in_adapter(entry.role), layout == &adapted);
+        EXPECT_EQ(&place == &owner, layout == &full) << place.parameter.name;
+      }
+    }
+  }
+  const BlockLayout& block = adapted.blocks[1];
+  const TensorPlace &qkv = *block.find("layers.0.attn.qkv"), &out = *block.find("layers.0.attn.out");
+  EXPECT_EQ(block.beside(qkv, 1, TrainableRole::kLoraA), block.find("layers.0.k_proj.lora_A"));
+  EXPECT_EQ(block.beside(qkv, 1, TrainableRole::kLoraB), block.find("layers.0.k_proj.lora_B"));
+  EXPECT_EQ(block.beside(out, 0, TrainableRole::kLoraB), block.find("layers.0.o_proj.lora_B"));
+  for (const size_t part : {0, 2}) EXPECT_EQ(block.beside(qkv, part, TrainableRole::kLoraA), nullptr);
 }
 
 TEST(Parameters, EveryHuggingFaceNameStandsOnce) {

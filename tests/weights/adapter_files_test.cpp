@@ -61,7 +61,7 @@ TEST(Adapter, WhatIsWrittenIsReadAgain) {
                  values.resize(static_cast<size_t>(place.parameter.elements()));
                  return LoadTarget{reinterpret_cast<std::byte*>(values.data()), DType::kF32};
                },
-               {.threads = 2, .progress = {}});
+               {.threads = 2});
   EXPECT_EQ(loaded.size(), 8u);  // two layers × two modules × A and B
   for (const BlockLayout& block : layout.blocks) {
     for (const TensorPlace& place : block.tensors) {

@@ -255,7 +255,7 @@ TEST(Safetensors, AFileTruncatedAfterItWasOpenedIsAnErrorAtTheRead) {
   const SafetensorsFile file(path);
   std::filesystem::resize_file(path, 1000);
   std::vector<std::byte> bytes(4096 * 4);
-  EXPECT_TRUE(contains(refusal([&] { file.read("a", bytes); }), "ends early"));
+  EXPECT_TRUE(contains(refusal([&] { file.read(*file.find("a"), 0, bytes); }), "ends early"));
 }
 
 TEST(Safetensors, WhatIsWrittenIsReadAgain) {
@@ -287,7 +287,7 @@ TEST(Safetensors, WhatIsWrittenIsReadAgain) {
     EXPECT_EQ(entry->dtype, tensor.dtype);
     EXPECT_EQ(entry->begin % static_cast<int64_t>(dtype_size(entry->dtype)), 0) << tensor.name;
     std::vector<std::byte> bytes(static_cast<size_t>(entry->bytes()));
-    file.read(tensor.name, bytes);
+    file.read(*entry, 0, bytes);
     EXPECT_EQ(bytes, test::tiny_bytes(tensor));
   }
   EXPECT_EQ(file.find("absent"), nullptr);

@@ -102,9 +102,7 @@ inline std::vector<TensorInfo> tiny_tensors(const ModelSpec& spec, DType dtype) 
   for (const BlockParameters& block : list_parameters(spec, nullptr)) {
     for (const Parameter& parameter : block.trainable) {
       for (const ParameterPart& part : parameter.parts) {
-        std::vector<int64_t> shape = {part.rows};
-        if (!parameter.vector()) shape.push_back(parameter.columns);
-        tensors.push_back({.name = part.name, .dtype = dtype, .shape = shape});
+        tensors.push_back({.name = part.name, .dtype = dtype, .shape = parameter.shape(part)});
       }
     }
   }

@@ -71,8 +71,7 @@ void copy_model(const std::string& directory, const std::string& out, DType dtyp
   const ModelLayout layout = make_layout(spec, nullptr, dtype);
   Memory memory;
   load_model(ModelFiles(directory), spec, layout,
-             [&](size_t, const TensorPlace& place) { return target(memory, place, dtype); },
-             {.threads = 2, .progress = {}});
+             [&](size_t, const TensorPlace& place) { return target(memory, place, dtype); }, {.threads = 2});
   export_model(out, directory, layout,
                [&](size_t, const TensorPlace& place, int64_t) {
                  return WeightView{memory.at(place.parameter.name).data(), dtype};
@@ -87,7 +86,7 @@ void copy_adapter(const std::string& base, const std::string& directory, const s
   Memory memory;
   load_adapter(directory, layout,
                [&](size_t, const TensorPlace& place) { return target(memory, place, DType::kF32); },
-               {.threads = 2, .progress = {}});
+               {.threads = 2});
   write_adapter(
       out, config.spec, {config.base_model, ""}, layout,
       [&](size_t, const TensorPlace& place, int64_t) {
@@ -104,7 +103,7 @@ void copy_file(const std::string& from, const std::string& to) {
   SafetensorsWriter writer(to, tensors, file.metadata());
   for (const TensorInfo& tensor : writer.order()) {
     std::vector<std::byte> bytes(static_cast<size_t>(tensor.bytes()));
-    file.read(tensor.name, bytes);
+    file.read(*file.find(tensor.name), 0, bytes);
     writer.write(tensor.name, bytes);
   }
   writer.commit();
@@ -183,7 +182,7 @@ void quantise_model(const std::string& directory, const std::string& to, DType d
                return LoadTarget{blocks[block].data() + place.offset, dtype, 0, 0,
                                  place.encoded() ? &place : nullptr};
              },
-             {.threads = 2, .progress = {}});
+             {.threads = 2});
   std::vector<TensorInfo> infos;
   Memory memory;
   for (size_t b = 0; b < blocks.size(); ++b) {

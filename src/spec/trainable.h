@@ -1,0 +1,40 @@
+// What is trained, as a list: each block's layout has an entry for every trainable tensor, in the order of
+// its flat array. Who looks for the tensors that belong to a weight asks the list (BlockLayout::beside); no
+// code relies on their order or reads their names. Values.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace lm {
+
+// What a trained tensor is to its owner. A switch over it has no default: the compiler finds every place that
+// a new role concerns.
+enum class TrainableRole : uint8_t {
+  kWeight,  // the model's own tensor: it owns itself
+  kLoraA,   // W' = W + s B A of a matrix of the files
+  kLoraB,
+};
+
+// Whether tensors of this role are an adapter's, and in its files; else they are the model's.
+constexpr bool in_adapter(TrainableRole role) {
+  switch (role) {
+    case TrainableRole::kWeight:
+      return false;
+    case TrainableRole::kLoraA:
+    case TrainableRole::kLoraB:
+      return true;
+  }
+  return false;
+}
+
+struct Trainable {
+  size_t tensor = 0;  // its place in BlockLayout::tensors
+  TrainableRole role = TrainableRole::kWeight;
+  size_t owner = 0, part = 0;  // the tensor that it belongs to, and which of its parts
+  bool decay = false;          // weight decay applies
+  double lr_scale = 1;         // of the learning rate
+  bool operator==(const Trainable&) const = default;
+};
+
+}  // namespace lm
