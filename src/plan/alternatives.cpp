@@ -1,5 +1,6 @@
 #include "plan/alternatives.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "plan/forecast.h"
 #include "plan/what_if.h"
 
 namespace lm {
@@ -176,9 +178,7 @@ bool beats(const Alternative& a, const Alternative& b) {
 }
 
 std::string number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, value < 10 ? "%.1f" : "%.0f", value);
-  return text;
+  return fmt::format("{:.{}f}", value, value < 10 ? 1 : 0);
 }
 
 std::string bytes_or_none(int64_t bytes) {
@@ -188,7 +188,7 @@ std::string bytes_or_none(int64_t bytes) {
 }  // namespace
 
 double Alternative::tokens_per_second() const {
-  return plan.step_seconds > 0 ? plan.step_tokens / plan.step_seconds : 0;
+  return lm::tokens_per_second(plan);
 }
 
 std::string Alternative::setting_text() const {
