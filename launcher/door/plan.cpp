@@ -315,8 +315,10 @@ std::string less_host_memory(const CommandLine& line) {
   try {
     const std::unique_ptr<Question> question = question_of(line);
     return less_memory(question->inputs(), question->machine, Home::kHost);
-  } catch (const Error&) {
-    return "";  // asked after a run has failed, when the machine may have changed
+  } catch (const Error& error) {
+    // Asked after a run has failed, when the machine may have changed: why that was is told in any case.
+    if (error.code() == Exit::kInternal) log_warning(error.text().area, error.what());
+    return "";
   }
 }
 

@@ -107,28 +107,23 @@ inline std::string expected_text(const std::vector<double>*, const KeyInfo& info
 inline std::string expected_text(const EvalSets*, const KeyInfo&) {
   return "a list of strings, or a table of such lists, {code = [\"code.jsonl\"]}";
 }
+// " "bf16", "fp32"".
+template <class E>
+std::string choices_text() {
+  std::string out;
+  for (const auto& entry : EnumNames<E>::kAll) out += (out.empty() ? " " : ", ") + quote(entry.name);
+  return out;
+}
 template <class E>
 requires std::is_enum_v<E> std::string expected_text(const std::vector<E>*, const KeyInfo&) {
-  std::string out = "a list of";
-  const char* separator = " ";
-  for (const auto& entry : EnumNames<E>::kAll) {
-    out += separator + quote(entry.name);
-    separator = ", ";
-  }
-  return out;
+  return "a list of" + choices_text<E>();
 }
 inline std::string expected_text(const ColumnNames*, const KeyInfo&) {
   return "a table such as {prompt = \"question\"}";
 }
 template <class E>
 requires std::is_enum_v<E> std::string expected_text(const E*, const KeyInfo&) {
-  std::string out = "one of";
-  const char* separator = " ";
-  for (const auto& entry : EnumNames<E>::kAll) {
-    out += separator + quote(entry.name);
-    separator = ", ";
-  }
-  return out;
+  return "one of" + choices_text<E>();
 }
 template <class T>
 std::string expected_text(const std::optional<T>*, const KeyInfo& info) {

@@ -10,6 +10,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -51,13 +52,7 @@ const std::vector<KeyText>& known_keys() {
 template <class List, class Name>
 std::vector<std::string> names(const List& list, Name name) {
   std::vector<std::string> out;
-  for (const auto& one : list) {
-    if constexpr (requires { one->*name; }) {
-      out.emplace_back(one->*name);
-    } else {
-      out.emplace_back(one.*name);
-    }
-  }
+  for (const auto& one : list) out.emplace_back(std::invoke(name, one));
   return out;
 }
 

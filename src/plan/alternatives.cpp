@@ -1,71 +1,57 @@
 #include "plan/alternatives.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <ranges>
 #include <tuple>
 #include <utility>
 
 #include "base/bytes.h"
-#include "plan/changed.h"
+#include "plan/forecast.h"
+#include "plan/what_if.h"
 
 namespace lm {
 namespace {
 
-// Values of keys; no text: as they are configured.
-struct Setting {
-  std::vector<std::string> text = {};
-  void (*apply)(Config&) = nullptr;
-};
+using Settings = std::vector<Setting>;
 
-const char* method_name(const PlanInput& in, const Config& config) {
-  if (config.train.method == Method::kFull) return "full";
-  const bool plain = config.model.quantize == Quantize::kNone && in.spec.stored == EncodingKind::kPlain;
-  return plain ? "lora" : "qlora";
+Setting set(bool needed, const char* text, void (*apply)(Config&)) {
+  return needed ? Setting{{text}, apply} : Setting();
 }
 
 // A base that its files have quantised stays as it is.
-void adapt(Config& c, Quantize quantize) {
-  if (c.train.method == Method::kFull) c.lora.dtype = LoraDType::kAuto;
-  c.train.method = Method::kLora, c.model.quantize = quantize;
-  if (quantize == Quantize::kNone) c.lora.start = LoraStart::kZero;
-}
-
-std::vector<Setting> methods(const PlanInput& in) {
+std::vector<Settings> methods(const PlanInput& in) {
   if (in.spec.stored != EncodingKind::kPlain) return {{}};
-  const bool full = in.adapter == nullptr, quantised = in.config.model.quantize != Quantize::kNone;
+  const Config& now = in.config;
+  const bool full = in.adapter == nullptr, quantised = now.model.quantize != Quantize::kNone;
   // Adapters in fp32 are their own masters, which the model's weights in bf16 are not.
-  const bool fp32_adapters = in.config.lora.dtype == LoraDType::kF32;
-  const bool wide = fp32_adapters && in.config.model.dtype == ModelDType::kBF16;
-  Setting all{.apply = [](Config& c) {
-    if (has_fp32_adapters(c) && c.model.dtype == ModelDType::kBF16) c.optimizer.master = Master::kSplit;
-    c.train.method = Method::kFull, c.model.quantize = Quantize::kNone, c.lora.start = LoraStart::kZero;
-  }};
-  Setting lora{.apply = [](Config& c) { adapt(c, Quantize::kNone); }};
-  Setting qlora;
-  if (!full) all.text = {"train.method=full"};
-  if (full || quantised) lora.text = {"train.method=lora"};
-  if (quantised) {
-    all.text.emplace_back("model.quantize=none");
-    lora.text.emplace_back("model.quantize=none");
-    if (in.config.lora.start != LoraStart::kZero) {
-      for (Setting* const plain : {&all, &lora}) plain->text.emplace_back("lora.start=zero");
-    }
-  } else {
-    qlora.text = {full ? "train.method=qlora" : "model.quantize=nf4"};
-    qlora.apply = [](Config& c) { adapt(c, Quantize::kNf4); };
-  }
-  if (wide && !full) all.text.emplace_back("optimizer.master=split");
-  if (fp32_adapters && full) {
-    for (Setting* const adapter : {&lora, &qlora}) adapter->text.emplace_back("lora.dtype=auto");
-  }
-  return {all, lora, qlora};
+  const bool fp32_adapters = now.lora.dtype == LoraDType::kF32;
+  const bool wide = !full && fp32_adapters && now.model.dtype == ModelDType::kBF16;
+  const Setting plain =
+      set(quantised, "model.quantize=none", [](Config& c) { c.model.quantize = Quantize::kNone; });
+  const Setting zero = set(quantised && now.lora.start != LoraStart::kZero, "lora.start=zero",
+                           [](Config& c) { c.lora.start = LoraStart::kZero; });
+  const Setting master =
+      set(wide, "optimizer.master=split", [](Config& c) { c.optimizer.master = Master::kSplit; });
+  const Setting all = set(!full, "train.method=full", [](Config& c) { c.train.method = Method::kFull; });
+  const Setting lora =
+      set(full || quantised, "train.method=lora", [](Config& c) { c.train.method = Method::kLora; });
+  const Setting qlora = set(!quantised, full ? "train.method=qlora" : "model.quantize=nf4", [](Config& c) {
+    c.train.method = Method::kLora, c.model.quantize = Quantize::kNf4;
+  });
+  // Of fresh ones; another type than fp32 does not count without adapters, and is not told.
+  Setting type;
+  if (full) type.apply = [](Config& c) { c.lora.dtype = LoraDType::kAuto; };
+  if (full && fp32_adapters) type.text = {"lora.dtype=auto"};
+  return {{all, plain, zero, master}, {lora, plain, zero, type}, {qlora, type}};
 }
 
-std::vector<Setting> masters(const Config& config) {
-  std::vector<Setting> out = {{}};
+Settings masters(const Config& config) {
+  Settings out = {{}};
   if (config.model.dtype == ModelDType::kF32) {
     // A master beside fp32 weights is nothing to choose.
     if (has_fp32_adapters(config)) {
@@ -83,6 +69,13 @@ std::vector<Setting> masters(const Config& config) {
   return out;
 }
 
+Setting rule_setting(const Config& config, size_t number) {
+  const RuleId rule{static_cast<uint8_t>(number)};
+  if (rule == config.optimizer.name) return {};
+  return {{std::string("optimizer.name=") + rule_text(rule).name},
+          [rule](Config& c) { c.optimizer.name = rule; }};
+}
+
 // The other time of updates; gradients that are told to live off the device are of updates after.
 std::optional<Setting> other_update(const Config& config) {
   const OffloadHome gradients = config.offload.gradients;
@@ -92,97 +85,70 @@ std::optional<Setting> other_update(const Config& config) {
   return Setting{{"train.update=in_backward"}, [](Config& c) { c.train.update = UpdateTime::kInBackward; }};
 }
 
+// The rule with the least state.
+size_t least_rule() {
+  constexpr int64_t kSide = 4096;  // of a matrix
+  const auto state = [](size_t rule) {
+    const StateStreams streams(RuleId{static_cast<uint8_t>(rule)}, MasterForm::kWeight);
+    return streams.bytes({.all = kSide * kSide, .rows = kSide, .columns = kSide});
+  };
+  return *std::ranges::min_element(std::views::iota(size_t{0}, size_t{Rules::kSize}), {}, state);
+}
+
 class Comparison {
  public:
   Comparison(const PlanInput& in, Foretold foretold) : in_(in), foretold_(foretold) {}
 
   std::vector<Alternative> all() {
-    for (const Setting& method : methods(in_)) {
-      Config config = in_.config;
-      if (method.apply != nullptr) method.apply(config);
-      for (const Setting& master : masters(config)) {
-        Config mastered = config;
-        if (master.apply != nullptr) master.apply(mastered);
-        each_rule(with(method.text, master.text), mastered);
+    for (const Settings& method : methods(in_)) {
+      for (const Setting& master : masters(with_settings(in_.config, method))) {
+        Settings chosen = method;
+        chosen.push_back(master);
+        each_rule(chosen);
       }
     }
     return std::move(out_);
   }
 
  private:
-  static std::vector<std::string> with(std::vector<std::string> settings,
-                                       const std::vector<std::string>& more) {
-    settings.insert(settings.end(), more.begin(), more.end());
-    return settings;
-  }
-
-  void each_rule(const std::vector<std::string>& settings, const Config& config) {
-    if (foretold_ == Foretold::kWhatFits && !fits_with_least_state(settings, config)) return;
-    for (size_t rule = 0; rule < Rules::kSize; ++rule)
-      add_rule(settings, config, RuleId{static_cast<uint8_t>(rule)});
-  }
-
-  void add_rule(const std::vector<std::string>& settings, const Config& config, RuleId rule) {
-    Config changed = config;
-    changed.optimizer.name = rule;
-    const std::string name = rule_text(rule).name;
-    const std::vector<std::string> all =
-        rule == in_.config.optimizer.name ? settings : with(settings, {"optimizer.name=" + name});
-    if (config.train.method == Method::kLora)
-      add(all, changed);
-    else
-      each_update(all, changed);
-  }
-
-  // Where the rule with the least state does not fit, no other does.
-  bool fits_with_least_state(const std::vector<std::string>& settings, const Config& config) {
-    constexpr int64_t kSide = 4096;  // of a matrix
-    const auto state = [](size_t rule) {
-      const StateStreams streams(RuleId{static_cast<uint8_t>(rule)}, MasterForm::kWeight);
-      return streams.bytes({.all = kSide * kSide, .rows = kSide, .columns = kSide});
-    };
-    size_t least = 0;
-    for (size_t rule = 1; rule < Rules::kSize; ++rule) {
-      if (state(rule) < state(least)) least = rule;
+  void each_rule(const Settings& chosen) {
+    // Where the rule with the least state does not fit, no other does.
+    if (foretold_ == Foretold::kWhatFits) {
+      std::vector<Alternative> rows = std::exchange(out_, {});
+      add_rule(chosen, least_rule());
+      const bool fits = std::ranges::any_of(out_, [](const Alternative& row) { return row.plan.fits; });
+      out_ = std::move(rows);
+      if (!fits) return;
     }
-    std::vector<Alternative> before = std::exchange(out_, {});
-    add_rule(settings, config, RuleId{static_cast<uint8_t>(least)});
-    const bool fits = std::ranges::any_of(out_, [](const Alternative& row) { return row.plan.fits; });
-    out_ = std::move(before);
-    return fits;
+    for (size_t rule = 0; rule < Rules::kSize; ++rule) add_rule(chosen, rule);
   }
 
-  void each_update(const std::vector<std::string>& settings, const Config& config) {
-    const bool in_backward = add(settings, config);
+  void add_rule(Settings chosen, size_t rule) {
+    chosen.push_back(rule_setting(in_.config, rule));
+    const bool in_backward = add(chosen);
+    const Config config = with_settings(in_.config, chosen);
+    if (config.train.method == Method::kLora) return;
     const std::optional<Setting> other = other_update(config);
     // What "auto" has chosen is there already.
     if (!other || (in_backward && config.train.update == UpdateTime::kAuto)) return;
-    Config changed = config;
-    other->apply(changed);
-    add(with(settings, other->text), changed);
+    chosen.push_back(*other);
+    add(chosen);
   }
 
   // Whether updates are inside backward.
-  bool add(const std::vector<std::string>& settings, const Config& config) {
-    if (!add_planned(settings, config) && may_use_disk(config.offload)) {
-      Config on_disk = config;
-      on_disk.offload.paths = {"."};
-      add_planned(with(settings, {"offload.paths=[\"DIRECTORY\"]"}), on_disk);
+  bool add(Settings chosen) {
+    if (!add_planned(chosen) && may_use_disk(in_.config.offload)) {
+      chosen.push_back({{"offload.paths=[\"DIRECTORY\"]"}, [](Config& c) { c.offload.paths = {"."}; }});
+      add_planned(chosen);
     }
     return !out_.empty() && out_.back().plan.placement.in_backward();
   }
 
   // Whether it fits.
-  bool add_planned(const std::vector<std::string>& settings, const Config& config) {
-    std::optional<ChangedPlan> changed = plan_changed(in_, config, foretold_);
-    if (!changed) return false;
-    out_.push_back({.settings = settings,
-                    .plan = std::move(changed->plan),
-                    .method = method_name(in_, config),
-                    .rule = rule_text(config.optimizer.name).name,
-                    .weight_bits = changed->weight_bits,
-                    .state_bits = changed->state_bits});
-    return out_.back().plan.fits;
+  bool add_planned(const Settings& chosen) {
+    std::optional<Alternative> row = plan_with(in_, chosen, foretold_);
+    if (row) out_.push_back(std::move(*row));
+    return row && out_.back().plan.fits;
   }
 
   const PlanInput& in_;
@@ -212,9 +178,7 @@ bool beats(const Alternative& a, const Alternative& b) {
 }
 
 std::string number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, value < 10 ? "%.1f" : "%.0f", value);
-  return text;
+  return fmt::format("{:.{}f}", value, value < 10 ? 1 : 0);
 }
 
 std::string bytes_or_none(int64_t bytes) {
@@ -224,7 +188,7 @@ std::string bytes_or_none(int64_t bytes) {
 }  // namespace
 
 double Alternative::tokens_per_second() const {
-  return plan.step_seconds > 0 ? plan.step_tokens / plan.step_seconds : 0;
+  return lm::tokens_per_second(plan);
 }
 
 std::string Alternative::setting_text() const {

@@ -1,7 +1,7 @@
 #include "plan/forecast.h"
 
+#include <fmt/format.h>
 #include <algorithm>
-#include <cstdio>
 #include <optional>
 
 #include "base/bytes.h"
@@ -18,6 +18,24 @@ struct FewMicroBatches {
   double times = 0;  // that the difference comes on top of `more`
 
   double extend(double of_less, double of_more) const { return of_more + times * (of_more - of_less); }
+  Timeline extend(const Timeline& of_less, Timeline out) const {
+    for (double Timeline::*field :
+         {&Timeline::seconds, &Timeline::waiting_seconds, &Timeline::disk_read_bytes,
+          &Timeline::disk_written_bytes, &Timeline::link_bytes, &Timeline::host_seconds})
+      out.*field = extend(of_less.*field, out.*field);
+    return out;
+  }
+  RankTraffic extend(const RankTraffic& of_less, RankTraffic out) const {
+    const double between = extend(of_less.between_share * of_less.bytes(), out.between_share * out.bytes());
+    out.calls =
+        static_cast<int64_t>(extend(static_cast<double>(of_less.calls), static_cast<double>(out.calls)));
+    for (double RankTraffic::*field :
+         {&RankTraffic::gradient_bytes, &RankTraffic::weight_bytes, &RankTraffic::vote_bytes,
+          &RankTraffic::seconds, &RankTraffic::inside_seconds, &RankTraffic::between_seconds})
+      out.*field = extend(of_less.*field, out.*field);
+    out.between_share = between / out.bytes();
+    return out;
+  }
 };
 
 std::optional<FewMicroBatches> few_micro_batches(const ScheduleShape& step) {
@@ -32,35 +50,11 @@ std::optional<FewMicroBatches> few_micro_batches(const ScheduleShape& step) {
   return out;
 }
 
-// `walk`: of a step's schedule.
+// `walk` gives a step's timeline, or its traffic.
 template <class Walk>
-Timeline walk_few(const ScheduleShape& step, const Walk& walk) {
+auto walk_few(const ScheduleShape& step, const Walk& walk) {
   const std::optional<FewMicroBatches> few = few_micro_batches(step);
-  if (!few) return walk(step);
-  const Timeline less = walk(few->less);
-  Timeline out = walk(few->more);
-  for (double Timeline::*field :
-       {&Timeline::seconds, &Timeline::waiting_seconds, &Timeline::disk_read_bytes,
-        &Timeline::disk_written_bytes, &Timeline::link_bytes, &Timeline::host_seconds})
-    out.*field = few->extend(less.*field, out.*field);
-  return out;
-}
-
-template <class Walk>
-RankTraffic traffic_of_few(const ScheduleShape& step, const Walk& walk) {
-  const std::optional<FewMicroBatches> few = few_micro_batches(step);
-  if (!few) return walk(step);
-  const RankTraffic less = walk(few->less);
-  RankTraffic out = walk(few->more);
-  const double between = few->extend(less.between_share * less.bytes(), out.between_share * out.bytes());
-  out.calls =
-      static_cast<int64_t>(few->extend(static_cast<double>(less.calls), static_cast<double>(out.calls)));
-  for (double RankTraffic::*field :
-       {&RankTraffic::gradient_bytes, &RankTraffic::weight_bytes, &RankTraffic::vote_bytes,
-        &RankTraffic::seconds, &RankTraffic::inside_seconds, &RankTraffic::between_seconds})
-    out.*field = few->extend(less.*field, out.*field);
-  out.between_share = between / out.bytes();
-  return out;
+  return few ? few->extend(walk(few->less), walk(few->more)) : walk(step);
 }
 
 // Calls of all ranks, between the operations of the step: on the CPU nothing else happens while they last.
@@ -71,7 +65,7 @@ void predict_traffic(const PlanInput& in, Plan& plan) {
   const TransferShape transfers = plan.placement.transfers();
   const RankLinks links = rank_links(in.machine, in.device);
   const Traffic traffic(in.layout, plan.numerics, plan.placement, in.world);
-  plan.traffic = traffic_of_few(plan.schedule, [&](const ScheduleShape& shape) {
+  plan.traffic = walk_few(plan.schedule, [&](const ScheduleShape& shape) {
     const StepSchedule step = transfers.any() ? steady_steps(shape, transfers).back() : make_schedule(shape);
     return traffic_of(traffic, step, in.world, links);
   });
@@ -118,9 +112,7 @@ void explain_measuring(const StepCosts& costs, const ComputeRates& rates, Plan& 
   ScheduleShape after = plan.schedule;
   after.in_backward = false;
   const double seconds = plan.prediction.seconds - predict_step(costs, after, rates).seconds;
-  char value[32];
-  std::snprintf(value, sizeof value, "%.3g s", seconds);
-  plan.choices.push_back({"backward for the norm", value,
+  plan.choices.push_back({"backward for the norm", fmt::format("{:.3g} s", seconds),
                           std::string("compute of every step that optimizer.clip = \"global\" costs with "
                                       "updates inside backward; \"block\" and \"none\" do without")});
 }
@@ -212,6 +204,10 @@ std::function<double(const Operation&)> operation_seconds(const PlanInput& in, c
     for (const Collective& call : traffic.of(op)) sum += collective_time(call, in.world, links).seconds();
     return sum;
   };
+}
+
+double tokens_per_second(const Plan& plan) {
+  return plan.step_seconds > 0 ? plan.step_tokens / plan.step_seconds : 0;
 }
 
 void forecast(const PlanInput& in, Plan& plan) {

@@ -20,4 +20,7 @@ std::function<double(const Operation&)> operation_seconds(const PlanInput& in, c
 // Fills schedule, prediction, timeline, links, binding and the seconds from numerics and placement.
 void forecast(const PlanInput& in, Plan& plan);
 
+// Of all ranks; 0 where nothing was foretold.
+double tokens_per_second(const Plan& plan);
+
 }  // namespace lm

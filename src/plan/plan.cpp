@@ -53,11 +53,6 @@ void foretell_again(const PlanInputs& inputs, const Machine& machine, Plan& plan
   plan.choices = choices;
 }
 
-std::string less_memory(const PlanInputs& inputs, const Machine& machine, Home home) {
-  const World world;
-  return memory_savers({inputs, machine, world, PlanPurpose::kTrain}, draft_plan(inputs, machine), home);
-}
-
 void refuse_idle_ranks(const World& world, const Config& config) {
   const int ranks = world.ranks;
   const int64_t sequences = config.train.global_batch;

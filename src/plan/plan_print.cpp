@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/bytes.h"
+#include "plan/forecast.h"
 #include "plan/plan.h"
 #include "plan/step_lanes.h"
 
@@ -14,27 +15,17 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string format(const char* pattern, const std::string& a, const std::string& b, const std::string& c) {
-  char line[256];
-  std::snprintf(line, sizeof line, pattern, a.c_str(), b.c_str(), c.c_str());
-  return line;
-}
-
 // A line without the blanks at its end.
 std::string row(const std::string& name, const std::string& value, const std::string& note) {
-  std::string line = format("  %-18s %12s   %s", name, value, note);
+  char text[256];
+  std::snprintf(text, sizeof text, "  %-18s %12s   %s", name.c_str(), value.c_str(), note.c_str());
+  std::string line = text;
   line.erase(line.find_last_not_of(' ') + 1);
   return line + "\n";
 }
 
 std::string duration(double seconds) {
-  char text[32];
-  if (seconds < 1) {
-    std::snprintf(text, sizeof text, "%.1f ms", seconds * 1e3);
-  } else {
-    std::snprintf(text, sizeof text, "%.2f s", seconds);
-  }
-  return text;
+  return seconds < 1 ? fmt::format("{:.1f} ms", seconds * 1e3) : fmt::format("{:.2f} s", seconds);
 }
 
 // "3.11 T", "870 G": FLOP or bytes in powers of 1000.
@@ -42,13 +33,7 @@ std::string amount(double value, const std::string& unit) {
   constexpr const char* kPrefixes[] = {"", "k", "M", "G", "T", "P", "E"};
   size_t prefix = 0;
   while (value >= 1000 && prefix + 1 < std::size(kPrefixes)) value /= 1000, ++prefix;
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g %s", value, kPrefixes[prefix]);
-  return text + unit;
-}
-
-double tokens_per_second(const Plan& plan) {
-  return plan.step_seconds > 0 ? plan.step_tokens / plan.step_seconds : 0;  // of all ranks
+  return fmt::format("{:.3g} {}{}", value, kPrefixes[prefix], unit);
 }
 
 // Share of the hardware's limit that the prediction reaches.
@@ -97,9 +82,8 @@ Json traffic_json(const Plan& plan) {
 
 std::string step_lines(const Plan& plan) {
   const NumericsPlan& n = plan.numerics;
-  char rate[96];
-  std::snprintf(rate, sizeof rate, "%.0f tokens/s, %.0f %% of the hardware's limit, bound by %s",
-                tokens_per_second(plan), predicted_sol(plan), plan.binding.c_str());
+  const std::string rate = fmt::format("{:.0f} tokens/s, {:.0f} % of the hardware's limit, bound by {}",
+                                       tokens_per_second(plan), predicted_sol(plan), plan.binding);
   std::string out = fmt::format("step: {} x {} sequences, at most {} tokens at once, recompute {}{}\n",
                                 plan.step_tokens > 0 ? plan.schedule.micro_batches : n.micro_batches,
                                 n.micro_batch, plan.micro_tokens, n.recompute ? "block" : "none",
@@ -117,10 +101,10 @@ std::string step_lines(const Plan& plan) {
   out += row("waiting", duration(plan.timeline.waiting_seconds),
              plan.world.ranks > 1 ? "of it, for transfers and other ranks" : "of it, for transfers");
   const double terabytes = plan.timeline.disk_written_bytes * 1000 / 1e12;
-  char wear[96];
-  std::snprintf(wear, sizeof wear, "written per 1,000 steps; a 600-TBW drive lasts %.0f thousand steps",
-                terabytes > 0 ? 600 / terabytes : 0.0);
-  return terabytes > 0 ? out + row("disk wear", amount(terabytes * 1e12, "B"), wear) : out;
+  if (terabytes <= 0) return out;
+  return out + row("disk wear", amount(terabytes * 1e12, "B"),
+                   fmt::format("written per 1,000 steps; a 600-TBW drive lasts {:.0f} thousand steps",
+                               600 / terabytes));
 }
 
 Json placement_json(const PlacementPlan& placement) {

@@ -31,21 +31,6 @@ double known(double value, double otherwise, bool& assumed) {
   return otherwise;
 }
 
-// Of the model, trained or frozen, and of adapters: elements of a block's matrices.
-struct MatrixElements {
-  double base = 0, adapters = 0;
-};
-
-MatrixElements matrix_elements(const BlockLayout& layout) {
-  MatrixElements out;
-  for (const TensorPlace& place : layout.tensors) {
-    if (place.parameter.kind != ParameterKind::kMatrix) continue;
-    const auto elements = static_cast<double>(place.parameter.elements());
-    (in_adapter(place.parameter.role) ? out.adapters : out.base) += elements;
-  }
-  return out;
-}
-
 // Sum over a batch's tokens of the keys that a layer's attention sees, the diagonal counted half.
 double visible_keys(const StepWork& work, double window) {
   if (work.tokens <= 0) return 0;
@@ -84,11 +69,12 @@ StepWork uniform_work(double tokens, double length, double target_share) {
 }
 
 double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, bool lora, const StepWork& work) {
-  double base = 0, adapters = 0, attention = 0;
+  double base = 0, adapters = 0, attention = 0;  // base: trained or frozen
   for (size_t b = 1; b + 1 < layout.blocks.size(); ++b) {
-    const MatrixElements elements = matrix_elements(layout.blocks[b]);
-    base += elements.base;
-    adapters += elements.adapters;
+    for (const TensorPlace& place : layout.blocks[b].tensors) {
+      if (place.parameter.kind != ParameterKind::kMatrix) continue;
+      (in_adapter(place.parameter.role) ? adapters : base) += static_cast<double>(place.parameter.elements());
+    }
   }
   const auto width = static_cast<double>(spec.q_rows());
   for (const LayerSpec& layer : spec.layers)

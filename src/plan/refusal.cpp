@@ -7,82 +7,57 @@
 #include <optional>
 
 #include "base/bytes.h"
-#include "plan/alternatives.h"
-#include "plan/changed.h"
+#include "plan/what_if.h"
 
 namespace lm {
 namespace {
 
 constexpr int64_t kShortest = 256;  // data.max_length is not advised below
-constexpr int kMostKnobs = 3;
+constexpr int kMostSettings = 3;
 
-struct Knob {
-  std::string setting;
-  std::function<void(Config&)> apply;
-  int64_t saves = 0;
-};
+using Settings = std::vector<Setting>;
 
-// What may be turned, the least intrusive first.
-std::vector<Knob> knobs(const PlanInput& in, const Plan& plan) {
+// The least intrusive first.
+Settings candidates(const PlanInput& in, const Plan& plan) {
   const NumericsPlan& n = plan.numerics;
-  const bool bf16 = n.trained_dtype() == DType::kBF16;
-  std::vector<Knob> out;
+  const bool bf16 = n.trained_dtype() == DType::kBF16, full = in.adapter == nullptr;
+  Settings out;
+  const auto add = [&](bool possible, std::string text, std::function<void(Config&)> apply) {
+    if (possible) out.push_back({{std::move(text)}, std::move(apply)});
+  };
+  const auto add_disk = [&] {
+    add(may_use_disk(in.config.offload), "offload.paths = [\"a directory on a fast disk\"]",
+        [](Config& c) { c.offload.paths = {"."}; });
+  };
   if (!in.trains()) {
-    if (may_use_disk(in.config.offload))
-      out.push_back(
-          {"offload.paths = [\"a directory on a fast disk\"]", [](Config& c) { c.offload.paths = {"."}; }});
+    add_disk();
     return out;
   }
-  if (plan.cache_positions > 0) {
-    out.push_back({"train.sample_prompts = []", [](Config& c) { c.train.sample_prompts.clear(); }});
-  }
-  if (!n.recompute) {
-    out.push_back({"train.recompute = \"block\"", [](Config& c) { c.train.recompute = Recompute::kBlock; }});
-  }
-  if (in.config.train.update == UpdateTime::kAfter && in.adapter == nullptr) {
-    out.push_back({"train.update = \"auto\"", [](Config& c) { c.train.update = UpdateTime::kAuto; }});
-  }
-  if (may_use_disk(in.config.offload)) {
-    out.push_back(
-        {"offload.paths = [\"a directory on a fast disk\"]", [](Config& c) { c.offload.paths = {"."}; }});
-  }
-  if (n.micro_batch > 1) {
-    out.push_back({"train.micro_batch = 1", [](Config& c) { c.train.micro_batch = 1; }});
-  }
-  if (bf16 && n.gradient_dtype == DType::kF32) {
-    out.push_back(
-        {"train.gradients = \"bf16\"", [](Config& c) { c.train.gradients = GradientDType::kBF16; }});
-  }
-  if (bf16 && n.master == Master::kF32) {
-    out.push_back({"optimizer.master = \"split\"", [](Config& c) { c.optimizer.master = Master::kSplit; }});
-  }
-  if (bf16 && n.master == Master::kSplit) {
-    out.push_back({"optimizer.master = \"none\"", [](Config& c) { c.optimizer.master = Master::kNone; }});
-  }
+  add(plan.cache_positions > 0, "train.sample_prompts = []",
+      [](Config& c) { c.train.sample_prompts.clear(); });
+  add(!n.recompute, "train.recompute = \"block\"", [](Config& c) { c.train.recompute = Recompute::kBlock; });
+  add(in.config.train.update == UpdateTime::kAfter && full, "train.update = \"auto\"",
+      [](Config& c) { c.train.update = UpdateTime::kAuto; });
+  add_disk();
+  add(n.micro_batch > 1, "train.micro_batch = 1", [](Config& c) { c.train.micro_batch = 1; });
+  add(bf16 && n.gradient_dtype == DType::kF32, "train.gradients = \"bf16\"",
+      [](Config& c) { c.train.gradients = GradientDType::kBF16; });
+  add(bf16 && n.master == Master::kF32, "optimizer.master = \"split\"",
+      [](Config& c) { c.optimizer.master = Master::kSplit; });
+  add(bf16 && n.master == Master::kSplit, "optimizer.master = \"none\"",
+      [](Config& c) { c.optimizer.master = Master::kNone; });
   // The largest power of two below.
   const auto shorter = static_cast<int64_t>(
       std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(in.config.data.max_length - 1, 1))));
-  if (shorter >= kShortest) {
-    out.push_back({fmt::format("data.max_length = {}", shorter),
-                   [shorter](Config& c) { c.data.max_length = shorter; }});
-  }
-  if (n.fp32_adapters)
-    out.push_back({"lora.dtype = \"bf16\" with optimizer.master = \"split\"",
-                   [](Config& c) { c.lora.dtype = LoraDType::kBF16, c.optimizer.master = Master::kSplit; }});
-  if (n.dtype == DType::kF32) {
-    out.push_back({"model.dtype = \"bf16\"", [](Config& c) { c.model.dtype = ModelDType::kBF16; }});
-  }
-  if (in.adapter == nullptr) {
-    out.push_back({"train.method = \"lora\"", [](Config& c) { c.train.method = Method::kLora; }});
-  }
-  if (in.config.model.quantize == Quantize::kNone && in.spec.stored == EncodingKind::kPlain) {
-    const char* const setting =
-        in.adapter == nullptr ? "train.method = \"qlora\"" : "model.quantize = \"nf4\"";
-    out.push_back({setting, [](Config& c) {
-                     c.train.method = Method::kLora;
-                     c.model.quantize = Quantize::kNf4;
-                   }});
-  }
+  add(shorter >= kShortest, fmt::format("data.max_length = {}", shorter),
+      [shorter](Config& c) { c.data.max_length = shorter; });
+  add(n.fp32_adapters, "lora.dtype = \"bf16\" with optimizer.master = \"split\"",
+      [](Config& c) { c.lora.dtype = LoraDType::kBF16, c.optimizer.master = Master::kSplit; });
+  add(n.dtype == DType::kF32, "model.dtype = \"bf16\"", [](Config& c) { c.model.dtype = ModelDType::kBF16; });
+  add(full, "train.method = \"lora\"", [](Config& c) { c.train.method = Method::kLora; });
+  add(in.config.model.quantize == Quantize::kNone && in.spec.stored == EncodingKind::kPlain,
+      full ? "train.method = \"qlora\"" : "model.quantize = \"nf4\"",
+      [](Config& c) { c.train.method = Method::kLora, c.model.quantize = Quantize::kNf4; });
   return out;
 }
 
@@ -94,92 +69,100 @@ int64_t need(const Plan& plan, Home home) {
   return 0;
 }
 
-std::optional<ChangedPlan> plan_with(const PlanInput& in, const std::vector<Knob>& all, uint32_t chosen) {
-  Config config = in.config;
-  for (size_t i = 0; i < all.size(); ++i) {
-    if ((chosen >> i & 1U) != 0) all[i].apply(config);
-  }
-  return plan_changed(in, config, Foretold::kNothing);
-}
-
-std::string list(const std::vector<Knob>& all, uint32_t chosen, const char* between) {
+std::string list(const Settings& settings, const char* between) {
   std::string out;
-  for (size_t i = 0; i < all.size(); ++i) {
-    if ((chosen >> i & 1U) == 0) continue;
-    out += (out.empty() ? "" : between) + all[i].setting + " (saves " + format_bytes(all[i].saves) + ")";
-  }
+  for (const Setting& one : settings)
+    out += (out.empty() ? "" : between) + one.text.front() + " (saves " + format_bytes(one.saves) + ")";
   return out;
 }
 
-// One knob more, and once more, each the one that saves most beside those before it.
-void come_closer(const PlanInput& in, const std::vector<Knob>& all, uint32_t among, int most, Home home,
-                 std::pair<uint32_t, int64_t>* closest) {
-  for (int count = 0; count < most; ++count) {
-    const uint32_t before = closest->first;
-    for (size_t i = 0; i < all.size(); ++i) {
-      const uint32_t chosen = before | 1U << i;
-      if (chosen == before || (chosen & ~among) != 0) continue;
-      const std::optional<ChangedPlan> changed = plan_with(in, all, chosen);
-      if (!changed) continue;
-      const int64_t needed = need(changed->plan, home);
-      if (needed < closest->second) *closest = {chosen, needed};
+// What saves some of a home's memory, and what makes a plan fit.
+class Advice {
+ public:
+  Advice(const PlanInput& in, const Plan& plan, Home home)
+      : in_(in), home_(home), closest_need_(need(plan, home)) {
+    for (Setting& one : candidates(in, plan)) {
+      const std::optional<Alternative> changed = plan_with(in, {one}, Foretold::kNothing);
+      one.saves = changed ? closest_need_ - need(changed->plan, home) : 0;
+      if (one.saves <= 0) continue;
+      saving_.push_back(std::move(one));
+      if (changed->plan.fits && std::popcount(alone_) < kMostSettings) alone_ |= 1U << (saving_.size() - 1);
     }
-    if (closest->first == before) return;
   }
-}
 
-// Of the knobs in `among`, at most `most` together that make it fit: the least intrusive first (the highest
-// bit decides). Otherwise 0, and in `closest` some that come close.
-uint32_t fitting_together(const PlanInput& in, const std::vector<Knob>& all, uint32_t among, int most,
-                          Home home, std::pair<uint32_t, int64_t>* closest) {
-  if (most < 2) return 0;
-  // Where all of them do not help, a few do not, and there are hundreds of ways to choose these.
-  const std::optional<ChangedPlan> most_modest = plan_with(in, all, among);
-  if (most_modest && !most_modest->plan.fits) {
-    come_closer(in, all, among, most, home, closest);
+  // Of those that save anything, the ones that save most.
+  Settings best() const {
+    Settings out = saving_;
+    std::ranges::stable_sort(out, std::greater(), &Setting::saves);
+    out.resize(std::min<size_t>(out.size(), kMostSettings));
+    return out;
+  }
+
+  std::string text() {
+    const uint32_t together = fitting_together(~alone_, kMostSettings - std::popcount(alone_));
+    std::string out;
+    if (together != 0) out = "set together " + list(chosen(together), ", ");
+    if (alone_ != 0) out += (out.empty() ? "set " : ", or set ") + list(chosen(alone_), ", or ");
+    if (!out.empty()) return out;
+    if (closest_ == 0) return "use a machine with more memory";
+    return "use a machine with more memory: even with " + list(chosen(closest_), ", ") + " it needs " +
+           format_bytes(closest_need_);
+  }
+
+ private:
+  Settings chosen(uint32_t bits) const {
+    Settings out;
+    for (size_t i = 0; i < saving_.size(); ++i) {
+      if ((bits >> i & 1U) != 0) out.push_back(saving_[i]);
+    }
+    return out;
+  }
+
+  // Whether those chosen make it fit; the ones that come closest are kept.
+  bool fits_with(uint32_t bits) {
+    const std::optional<Alternative> changed = plan_with(in_, chosen(bits), Foretold::kNothing);
+    if (!changed) return false;
+    const int64_t needed = need(changed->plan, home_);
+    if (needed < closest_need_) closest_ = bits, closest_need_ = needed;
+    return changed->plan.fits;
+  }
+
+  // One more, and once more, each the one that saves most beside those before it.
+  void come_closer(uint32_t among, int most) {
+    for (int count = 0; count < most; ++count) {
+      const uint32_t before = closest_;
+      for (size_t i = 0; i < saving_.size(); ++i) {
+        const uint32_t bits = before | 1U << i;
+        if (bits != before && (bits & ~among) == 0) fits_with(bits);
+      }
+      if (closest_ == before) return;
+    }
+  }
+
+  // Of those in `among`, at most `most` together that make it fit: the least intrusive first (the highest
+  // bit decides). Otherwise 0, and some that come close.
+  uint32_t fitting_together(uint32_t among, int most) {
+    if (most < 2) return 0;
+    // Where all of them do not help, a few do not, and there are hundreds of ways to choose these.
+    const std::optional<Alternative> most_modest = plan_with(in_, chosen(among), Foretold::kNothing);
+    if (most_modest && !most_modest->plan.fits) {
+      come_closer(among, most);
+      return 0;
+    }
+    for (uint32_t bits = 1; bits < 1U << saving_.size(); ++bits) {
+      const int count = std::popcount(bits);
+      if (count >= 2 && count <= most && (bits & ~among) == 0 && fits_with(bits)) return bits;
+    }
     return 0;
   }
-  for (uint32_t chosen = 1; chosen < 1U << all.size(); ++chosen) {
-    const int count = std::popcount(chosen);
-    if (count < 2 || count > most || (chosen & ~among) != 0) continue;
-    const std::optional<ChangedPlan> changed = plan_with(in, all, chosen);
-    if (!changed) continue;
-    if (changed->plan.fits) return chosen;
-    const int64_t needed = need(changed->plan, home);
-    if (needed < closest->second) *closest = {chosen, needed};
-  }
-  return 0;
-}
 
-// Those that save anything, and of them as bits the first few that make it fit alone.
-std::vector<Knob> saving_knobs(const PlanInput& in, const Plan& plan, Home home, uint32_t* alone) {
-  std::vector<Knob> all;
-  for (Knob& knob : knobs(in, plan)) {
-    Config config = in.config;
-    knob.apply(config);
-    const std::optional<ChangedPlan> changed = plan_changed(in, config, Foretold::kNothing);
-    if (!changed || need(changed->plan, home) >= need(plan, home)) continue;
-    knob.saves = need(plan, home) - need(changed->plan, home);
-    all.push_back(std::move(knob));
-    if (changed->plan.fits && std::popcount(*alone) < kMostKnobs) *alone |= 1U << (all.size() - 1);
-  }
-  return all;
-}
-
-std::string advice(const PlanInput& in, const Plan& plan, Home home) {
-  uint32_t alone = 0;
-  const std::vector<Knob> all = saving_knobs(in, plan, home, &alone);
-  std::pair<uint32_t, int64_t> closest{0, need(plan, home)};
-  const uint32_t together =
-      fitting_together(in, all, ~alone, kMostKnobs - std::popcount(alone), home, &closest);
-  std::string out;
-  if (together != 0) out = "set together " + list(all, together, ", ");
-  if (alone != 0) out += (out.empty() ? "set " : ", or set ") + list(all, alone, ", or ");
-  if (!out.empty()) return out;
-  if (closest.first == 0) return "use a machine with more memory";
-  return "use a machine with more memory: even with " + list(all, closest.first, ", ") + " it needs " +
-         format_bytes(closest.second);
-}
+  const PlanInput& in_;
+  Home home_;
+  Settings saving_;
+  uint32_t alone_ = 0;    // as bits: the first few that make it fit alone
+  uint32_t closest_ = 0;  // likewise; 0: none comes closer than what is configured
+  int64_t closest_need_;
+};
 
 // Of each path: what may be used, and why not more.
 std::string disk_have(const PlanInput& in) {
@@ -216,12 +199,9 @@ std::string other_ways(const PlanInput& in) {
 
 }  // namespace
 
-std::string memory_savers(const PlanInput& in, const Plan& plan, Home home) {
-  uint32_t ignored = 0;
-  std::vector<Knob> all = saving_knobs(in, plan, home, &ignored);
-  std::stable_sort(all.begin(), all.end(), [](const Knob& a, const Knob& b) { return a.saves > b.saves; });
-  all.resize(std::min<size_t>(all.size(), kMostKnobs));
-  return list(all, ~0U, ", or ");
+std::string less_memory(const PlanInputs& inputs, const Machine& machine, Home home) {
+  const PlanInput in{inputs, machine, {}, PlanPurpose::kTrain};
+  return list(Advice(in, draft_plan(inputs, machine), home).best(), ", or ");
 }
 
 ErrorText explain_refusal(const PlanInput& in, const Plan& plan) {
@@ -241,7 +221,7 @@ ErrorText explain_refusal(const PlanInput& in, const Plan& plan) {
           .what = std::string(in.trains() ? "the run" : "this") + " does not fit: it needs " +
                   format_bytes(full->bytes) + " of " + kKinds[kind] + ", " + have(in, *full) + table,
           .place = "",
-          .next = (full->home == Home::kNvme ? disk_advice(in, *full) : advice(in, plan, full->home)) +
+          .next = (full->home == Home::kNvme ? disk_advice(in, *full) : Advice(in, plan, full->home).text()) +
                   other_ways(in),
           .kept = "nothing was started or written"};
 }

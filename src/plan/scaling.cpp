@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/bytes.h"
+#include "plan/forecast.h"
 
 namespace lm {
 namespace {
@@ -38,7 +39,7 @@ class Rows {
            .peak = plan.peak,
            .step_seconds = plan.step_seconds,
            .call_seconds = plan.traffic.seconds,
-           .tokens_per_second = plan.step_seconds > 0 ? plan.step_tokens / plan.step_seconds : 0,
+           .tokens_per_second = lm::tokens_per_second(plan),
            .efficiency = 0,
            .binding = plan.binding};
     return row;

@@ -6,10 +6,10 @@
 
 #include "base/bytes.h"
 #include "base/staging.h"
-#include "plan/changed.h"
 #include "plan/forecast.h"
 #include "plan/scaling.h"
 #include "plan/traffic.h"
+#include "plan/what_if.h"
 #include "shapes.h"
 #include "tests/support/counts.h"
 
@@ -215,14 +215,17 @@ TEST(Limits, RehearsalsAreKeptByTheWholeShape) {
 }
 
 TEST(Limits, ABugOfThePlannerIsNoAdvice) {
-  EXPECT_NO_THROW(
-      pass_on_bug(Error(Exit::kConfig, {.area = "CONF-20", .what = "", .place = "", .next = ""})));
-  try {
-    LM_CHECK(false, "planted");
-  } catch (const Error& error) {
-    EXPECT_THROW(pass_on_bug(error), Error);
-  }
-  // Through the search itself: a matrix of more parts than the model's code knows is a bug.
+  // Adapters of what the model does not have: there is no such plan.
+  Case full;
+  const ModelLayout whole = full.layout(nullptr);
+  const Setting impossible{{"lora.targets=nowhere"}, [](Config& config) {
+                             config.train.method = Method::kLora;
+                             config.lora.targets = {"nowhere"};
+                           }};
+  EXPECT_FALSE(plan_with(
+      {{full.config, full.spec, nullptr, whole, full.device}, full.machine, {}, PlanPurpose::kTrain},
+      {impossible}, Foretold::kAll));
+  // A matrix of more parts than the model's code knows is a bug.
   Case c;
   c.config.train.method = Method::kLora;
   c.config.model.quantize = Quantize::kNf4;
@@ -234,7 +237,7 @@ TEST(Limits, ABugOfThePlannerIsNoAdvice) {
     }
   }
   const PlanInput in{{c.config, c.spec, &lora, layout, c.device}, c.machine, {}, PlanPurpose::kTrain};
-  EXPECT_THROW(plan_changed(in, c.config, Foretold::kAll), Error);
+  EXPECT_THROW(plan_with(in, {}, Foretold::kAll), Error);
 }
 
 Scaling scaling_of(const std::vector<std::pair<int, bool>>& rows) {

@@ -1,0 +1,80 @@
+#include "plan/what_if.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "plan/adapter.h"
+#include "plan/base_encoding.h"
+#include "plan/forecast.h"
+#include "plan/placement.h"
+#include "plan/update_work.h"
+
+namespace lm {
+namespace {
+
+double bits_of_each(int64_t bytes, int64_t elements) {
+  return 8.0 * static_cast<double>(bytes) / static_cast<double>(std::max<int64_t>(elements, 1));
+}
+
+const char* method_name(const PlanInput& in) {
+  if (in.config.train.method == Method::kFull) return "full";
+  const bool plain = in.config.model.quantize == Quantize::kNone && in.spec.stored == EncodingKind::kPlain;
+  return plain ? "lora" : "qlora";
+}
+
+Alternative plan_of(const PlanInput& in, const Config& config, Foretold foretold) {
+  const bool lora = config.train.method == Method::kLora, had = in.adapter != nullptr;
+  const DType dtype = config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
+  AdapterSpec fresh;
+  if (lora && !had) fresh = configured_adapter(in.spec.names, config.lora);
+  const AdapterSpec* const adapter = !lora ? nullptr : had ? in.adapter : &fresh;
+  const bool same = lora == had && config.model.dtype == in.config.model.dtype &&
+                    config.model.quantize == in.config.model.quantize;
+  const ModelLayout other =
+      same ? ModelLayout()
+           : make_layout(in.spec, adapter, dtype, base_encoding(config.model, in.spec.stored, lora));
+  const ModelLayout& layout = same ? in.layout : other;
+  const PlanInput changed{
+      {config, in.spec, adapter, layout, in.device, in.data}, in.machine, in.world, in.purpose};
+
+  Alternative out;
+  out.plan = place_plan(changed);
+  const bool wanted = foretold == Foretold::kAll || (foretold == Foretold::kWhatFits && out.plan.fits);
+  if (wanted && in.trains()) forecast(changed, out.plan);
+  out.method = method_name(changed);
+  out.rule = rule_text(config.optimizer.name).name;
+  out.weight_bits = layout.frozen_elements == 0 ? 8.0 * static_cast<double>(dtype_size(dtype))
+                                                : bits_of_each(layout.frozen_bytes, layout.frozen_elements);
+  out.state_bits = bits_of_each(state_bytes(layout, out.plan.numerics.state()), layout.flat_elements);
+  return out;
+}
+
+}  // namespace
+
+Config with_settings(Config config, const std::vector<Setting>& settings) {
+  for (const Setting& setting : settings) {
+    if (setting.apply) setting.apply(config);
+  }
+  return config;
+}
+
+std::optional<Alternative> plan_with(const PlanInput& in, const std::vector<Setting>& settings,
+                                     Foretold foretold) {
+  try {
+    Alternative out = plan_of(in, with_settings(in.config, settings), foretold);
+    for (const Setting& setting : settings)
+      out.settings.insert(out.settings.end(), setting.text.begin(), setting.text.end());
+    return out;
+  } catch (const Error& error) {
+    if (error.code() == Exit::kInternal) throw;
+    return std::nullopt;
+  }
+}
+
+bool may_use_disk(const OffloadConfig& o) {
+  const auto free_choice = [](OffloadHome home) { return home == OffloadHome::kAuto; };
+  return o.paths.empty() && (free_choice(o.optimizer) || free_choice(o.gradients) || free_choice(o.weights) ||
+                             free_choice(o.activations));
+}
+
+}  // namespace lm
