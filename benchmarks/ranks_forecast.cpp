@@ -6,6 +6,7 @@
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "config/config_toml.h"
+#include "tests/support/llama_spec.h"
 #include "tests/support/oracles/simulate.h"
 
 namespace {
@@ -14,17 +15,13 @@ using namespace lm;
 
 // Llama-3.1-8B's.
 ModelSpec llama_8b() {
-  ModelSpec spec;
-  spec.model_type = "llama";
-  spec.hidden = 4096;
-  spec.ffn = 14336;
-  spec.layers.resize(32);
-  spec.heads = 32;
-  spec.kv_heads = 8;
-  spec.head_dim = 128;
-  spec.vocab = 128256;
-  spec.tied = false;
-  return spec;
+  return llama_spec({.hidden = 4096,
+                     .ffn = 14336,
+                     .layers = 32,
+                     .heads = 32,
+                     .kv_heads = 8,
+                     .head_dim = 128,
+                     .vocab = 128256});
 }
 
 void judge(const World& world, int64_t stage, const char* home) {

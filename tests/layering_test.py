@@ -162,20 +162,21 @@ def cycle_breaches(includes):
             yield f"{what}: includes in a circle: {' -> '.join(found)}"
 
 
-# A kind of layer is an enumeration of layer_spec.h, and who depends on it switches over it: the compiler then finds what a new
-# kind concerns. So there is such a switch where its formulas are, and no `default:` hides a missing case.
+# A kind of norm or activation is an enumeration, and who depends on it switches over it: the compiler then finds what a new kind
+# concerns. So there is such a switch where its formulas are, and no `default:` hides a missing case. (A mixer is a type, which a
+# variant holds: the compiler finds who does not visit it.)
+KIND_HEADERS = ("src/spec/layer_spec.h", "src/spec/norm_spec.h", "src/spec/mixers/attention.h", "src/spec/mixers/gated_mlp.h")
 KINDS = {
-    "NormKind": ("src/model/norm.cpp", "src/spec/parameter.cpp"),
-    "MlpKind": ("src/model/transformer.cpp", "src/spec/parameter.cpp"),
-    "AttentionKind": ("src/spec/layer_spec.h",),
+    "NormKind": ("src/model/norm.cpp",),
+    "Activation": ("src/model/mixers/gated_mlp.cpp",),
 }
 
 
 def kind_breaches(read):
     """`read`: path -> text."""
-    declared = set(re.findall(r"enum class (\w+Kind)\b", read("src/spec/layer_spec.h")))
+    declared = {kind for path in KIND_HEADERS for kind in re.findall(r"enum class (\w+)\b", read(path))}
     for kind in sorted(declared ^ set(KINDS)):
-        yield f"tests/layering_test.py: KINDS and src/spec/layer_spec.h disagree about {kind}"
+        yield f"tests/layering_test.py: KINDS and {', '.join(KIND_HEADERS)} disagree about {kind}"
     for kind, paths in KINDS.items():
         for path in paths:
             text = blank_comments_and_strings(read(path))
@@ -205,10 +206,10 @@ def self_test():
     assert any("may not include launcher/rank" in b
                for b in include_breaches(root, "launcher/door/a.h", '#include "launcher/rank/job.h"\n'))
     assert not list(include_breaches(root, "src/spec/a.h", '#include "base/error.h"\n#include <vector>\n'))
-    kinds = {"src/spec/layer_spec.h": "enum class NormKind {};\nenum class MlpKind {};\nenum class AttentionKind {};\n"
-             "  switch (a) {\n    case AttentionKind::kA:\n    default:\n  }\n"}
+    kinds = {"src/spec/norm_spec.h": "enum class NormKind {};\nenum class RouterKind {};\n",
+             "src/model/mixers/gated_mlp.cpp": "  switch (a) {\n    case Activation::kA:\n    default:\n  }\n"}
     found = list(kind_breaches(lambda path: kinds.get(path, "  rms_norm();\n")))
-    assert len(found) == 5 and any("default" in b for b in found) and any("no switch over NormKind" in b for b in found), found
+    assert len(found) == 4 and any("default" in b for b in found) and any("no switch over NormKind" in b for b in found), found
     assert cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
     assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
     assert list(cycle_breaches({"a.h": {"b.h"}, "b.h": {"a.h"}})) != []

@@ -65,8 +65,8 @@ std::string gguf_name(const std::string& ours) {
 // Of q_proj and k_proj, weights and biases: how many heads; 0 for other tensors.
 int64_t turned_heads(const ModelSpec& spec, const std::string& name) {
   if (!llama_cpp_of(spec).turns_neighbours) return 0;
-  if (name.find(".self_attn.q_proj.") != std::string::npos) return spec.heads;
-  return name.find(".self_attn.k_proj.") != std::string::npos ? spec.kv_heads : 0;
+  if (name.find(".self_attn.q_proj.") != std::string::npos) return spec.layers.front().attention().heads;
+  return name.find(".self_attn.k_proj.") != std::string::npos ? spec.layers.front().attention().kv_heads : 0;
 }
 
 // Row 2 i + j of a head is its row j d/2 + i.
@@ -84,12 +84,11 @@ std::vector<float> interleaved(std::span<const float> from, int64_t heads, int64
 
 // By what llama.cpp divides each frequency, as Llama 3.1 stretches them.
 std::vector<float> rope_factors(const ModelSpec& spec) {
-  const RopeScaling& rope = spec.rope;
+  const RopeSpec& rope = spec.ropes.front();
   const auto original = static_cast<double>(rope.original_max_position);
   std::vector<float> out;
-  for (int64_t i = 0; i < spec.head_dim; i += 2) {
-    const double frequency =
-        std::pow(spec.rope_theta, -static_cast<double>(i) / static_cast<double>(spec.head_dim));
+  for (int64_t i = 0; i < rope.dim; i += 2) {
+    const double frequency = std::pow(rope.theta, -static_cast<double>(i) / static_cast<double>(rope.dim));
     const double length = 2 * std::numbers::pi / frequency;
     if (length < original / rope.high_freq_factor) {
       out.push_back(1);
@@ -107,7 +106,8 @@ std::vector<float> rope_factors(const ModelSpec& spec) {
 int64_t least_window(const ModelSpec& spec) {
   int64_t least = 0;
   for (const LayerSpec& layer : spec.layers) {
-    if (layer.window > 0) least = least == 0 ? layer.window : std::min(least, layer.window);
+    const int64_t window = layer.attention().window;
+    if (window > 0) least = least == 0 ? window : std::min(least, window);
   }
   return least;
 }
@@ -133,18 +133,20 @@ GgufValues describe(const ModelSpec& spec, const GgufOptions& options) {
   number("context_length", window > 0 ? std::min(window, spec.max_positions) : spec.max_positions);
   number("embedding_length", spec.hidden);
   number("block_count", spec.layer_count());
-  number("feed_forward_length", spec.ffn);
-  number("attention.head_count", spec.heads);
-  number("attention.head_count_kv", spec.kv_heads);
-  number("attention.key_length", spec.head_dim);
-  number("attention.value_length", spec.head_dim);
-  number("rope.dimension_count", spec.head_dim);
+  const AttentionSpec& attention = spec.layers.front().attention();
+  const RopeSpec& rope = spec.ropes.front();
+  number("feed_forward_length", spec.layers.front().mlp().ffn);
+  number("attention.head_count", attention.heads);
+  number("attention.head_count_kv", attention.kv_heads);
+  number("attention.key_length", attention.head_dim);
+  number("attention.value_length", attention.head_dim);
+  number("rope.dimension_count", rope.dim);
   number("vocab_size", spec.vocab);
-  values.add(arch + ".attention.layer_norm_rms_epsilon", static_cast<float>(spec.rms_eps));
-  values.add(arch + ".rope.freq_base", static_cast<float>(spec.rope_theta));
-  if (spec.rope.type == RopeScaling::Type::kLinear) {
+  values.add(arch + ".attention.layer_norm_rms_epsilon", static_cast<float>(spec.final_norm.eps));
+  values.add(arch + ".rope.freq_base", static_cast<float>(rope.theta));
+  if (rope.scaling == RopeSpec::Scaling::kLinear) {
     values.add(arch + ".rope.scaling.type", std::string("linear"));
-    values.add(arch + ".rope.scaling.factor", static_cast<float>(spec.rope.factor));
+    values.add(arch + ".rope.scaling.factor", static_cast<float>(rope.factor));
   }
   add_tokenizer(options.tokenizer_dir, spec.vocab, options.chat_template, values);
   return values;
@@ -155,13 +157,14 @@ GgufValues describe(const ModelSpec& spec, const GgufOptions& options) {
 void check_gguf(const ModelSpec& spec, const std::string& output) {
   const LlamaCpp& arch = llama_cpp_of(spec);
   for (int64_t i = 0; i < spec.layer_count(); ++i) {
-    const LayerSpec& layer = spec.layer(i);
-    if (layer.qkv_bias && !arch.qkv_bias) refuse("biases of q, k and v", spec);
-    if ((layer.o_bias || layer.mlp_bias) && !arch.other_bias) refuse("biases of o_proj or of the MLP", spec);
+    const AttentionSpec& attention = spec.layer(i).attention();
+    if (attention.qkv_bias && !arch.qkv_bias) refuse("biases of q, k and v", spec);
+    if ((attention.out_bias || spec.layer(i).mlp().bias) && !arch.other_bias)
+      refuse("biases of o_proj or of the MLP", spec);
     const bool rope = arch.no_rope_every == 0 || (i + 1) % arch.no_rope_every != 0;
-    if (layer.rope != rope) refuse("layers without RoPE but those that it counts by itself", spec);
+    if (attention.rotates() != rope) refuse("layers without RoPE but those that it counts by itself", spec);
   }
-  if (spec.rope.type == RopeScaling::Type::kLlama3 && !arch.llama3_rope)
+  if (spec.ropes.front().scaling == RopeSpec::Scaling::kLlama3 && !arch.llama3_rope)
     refuse("RoPE scaled as Llama 3's", spec);
   std::error_code ignored;
   if (std::filesystem::exists(output, ignored))
@@ -176,8 +179,8 @@ void export_gguf(const std::string& output, const ModelSpec& spec, const ModelLa
   check_gguf(spec, output);
   const OutgoingTensors ours(layout, OutgoingTensors::What::kModel, DType::kF32, source);
   std::vector<GgufTensor> tensors;
-  const bool factors = spec.rope.type == RopeScaling::Type::kLlama3;
-  if (factors) tensors.push_back({"rope_freqs.weight", {spec.head_dim / 2}, GgufType::kF32});
+  const bool factors = spec.ropes.front().scaling == RopeSpec::Scaling::kLlama3;
+  if (factors) tensors.push_back({"rope_freqs.weight", {spec.ropes.front().dim / 2}, GgufType::kF32});
   for (const TensorInfo& tensor : ours.tensors()) {
     const bool matrix = tensor.shape.size() > 1;
     const bool blocks = options.type != GgufType::kQ8_0 || tensor.shape.back() % kGgufBlock == 0;
@@ -201,7 +204,7 @@ void export_gguf(const std::string& output, const ModelSpec& spec, const ModelLa
       writer.write(std::span(rows).first(static_cast<size_t>(whole)));
       rows.erase(rows.begin(), rows.begin() + whole);
     });
-    if (heads > 0) writer.write(interleaved(rows, heads, spec.head_dim));
+    if (heads > 0) writer.write(interleaved(rows, heads, spec.layers.front().attention().head_dim));
   }
   writer.commit();
 }

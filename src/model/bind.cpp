@@ -1,6 +1,7 @@
 #include "model/bind.h"
 
 #include <fmt/format.h>
+#include <utility>
 
 #include "base/error.h"
 #include "base/philox.h"
@@ -30,41 +31,80 @@ ModelBinding::Place ModelBinding::find(const BlockLayout& layout, const std::str
   return out;
 }
 
-ModelBinding::LinearPlace ModelBinding::find(const BlockLayout& layout, int64_t layer, Projection projection,
-                                             const std::vector<LinearModule>& modules) {
-  const std::string prefix = fmt::format("layers.{}.", layer);
-  const std::string name = prefix + projection_name(projection);
-  LinearPlace out{find(layout, name), find(layout, name + "_bias"), {}};
-  for (const LinearModule& module : modules) {
-    if (module.projection != projection) continue;
-    const Place a = find(layout, prefix + module.name + ".lora_A");
-    if (a.rows == 0) continue;
-    out.adapters.push_back({module.first, module.rows, a, find(layout, prefix + module.name + ".lora_B"),
-                            static_cast<uint32_t>(layer * kModules + static_cast<int64_t>(module.part))});
+// Looks up the parts that a mixer visits, with the adapters that the layout has for them.
+class ModelBinding::Finder {
+ public:
+  Finder(const BlockLayout& layout, int64_t layer, const std::vector<LinearModule>& modules,
+         SublayerPlace& out)
+      : layout_(layout), layer_(layer), modules_(modules), out_(out) {}
+
+  Place place(const std::string& name) const { return find(layout_, prefix_ + name); }
+  void operator()(const char* name, const Norm& /*part*/) { out_.norms.push_back(place(name)); }
+  void operator()(const char* name, const Linear& /*part*/) {
+    LinearPlace& linear = out_.linears.emplace_back();
+    linear.weight = place(name);
+    linear.bias = place(std::string(name) + "_bias");
+    for (const LinearModule& module : modules_) {
+      if (module.matrix != name) continue;
+      const Place a = place(module.name + ".lora_A");
+      if (a.rows == 0) continue;
+      LM_CHECK(module.part < kModules, "a layer has too many modules for its random keys");
+      linear.adapters.push_back({module.first, module.rows, a, place(module.name + ".lora_B"),
+                                 static_cast<uint32_t>(layer_ * kModules + module.part)});
+    }
   }
-  return out;
-}
+
+ private:
+  const BlockLayout& layout_;
+  int64_t layer_;
+  const std::string prefix_ = fmt::format("layers.{}.", layer_);
+  const std::vector<LinearModule>& modules_;
+  SublayerPlace& out_;
+};
+
+// Fills the parts that a mixer visits, in the order in which they were looked up.
+class ModelBinding::Binder {
+ public:
+  Binder(const ModelBinding& binding, const SublayerPlace& place, const BlockMemory& memory,
+         const BindOptions& options)
+      : binding_(binding), place_(place), memory_(memory), options_(options) {}
+
+  void operator()(const char* /*name*/, Norm& part) {
+    part.weight = bind(place_.norms[norm_++], memory_, options_);
+  }
+  void operator()(const char* /*name*/, Linear& part) {
+    part = binding_.bind(place_.linears[linear_++], memory_, options_);
+  }
+
+ private:
+  const ModelBinding& binding_;
+  const SublayerPlace& place_;
+  const BlockMemory& memory_;
+  const BindOptions& options_;
+  size_t norm_ = 0, linear_ = 0;
+};
 
 ModelBinding::ModelBinding(const ModelSpec& spec, const ModelLayout& layout, const AdapterSpec* adapter)
-    : embedding_(find(layout.blocks.front(), "embed")),
+    : final_norm_(spec.final_norm),
+      embedding_(find(layout.blocks.front(), "embed")),
       norm_(find(layout.blocks.back(), "norm")),
       head_(find(layout.blocks.back(), "head")) {
-  const std::vector<LinearModule> modules =
-      adapter == nullptr ? std::vector<LinearModule>() : linear_modules(spec);
   for (int64_t layer = 0; layer < spec.layer_count(); ++layer) {
-    const BlockLayout& block = layout.blocks[static_cast<size_t>(layer) + 1];
-    const auto place = [&](const char* name) {
-      return find(block, fmt::format("layers.{}.{}", layer, name));
-    };
-    const auto linear = [&](Projection which) { return find(block, layer, which, modules); };
-    blocks_.push_back({.attention_norm = place("attn.norm"),
-                       .q_norm = place("attn.q_norm"),
-                       .k_norm = place("attn.k_norm"),
-                       .mlp_norm = place("mlp.norm"),
-                       .qkv = linear(Projection::kQkv),
-                       .out = linear(Projection::kOut),
-                       .gate_up = linear(Projection::kGateUp),
-                       .down = linear(Projection::kDown)});
+    const std::vector<LinearModule> modules =
+        adapter == nullptr ? std::vector<LinearModule>() : linear_modules(spec, layer);
+    std::vector<SublayerPlace>& block = blocks_.emplace_back();
+    for (const SublayerSpec& sublayer : spec.layer(layer).sublayers) {
+      SublayerPlace& place = block.emplace_back();
+      place.spec = sublayer;
+      std::visit(
+          [&](const auto& mixer) {
+            Finder finder(layout.blocks[static_cast<size_t>(layer) + 1], layer, modules, place);
+            place.norm = finder.place(mixer.kNorm);
+            auto parts = unbound_mixer(mixer, layer);
+            parts.visit(parts, finder);
+          },
+          sublayer.mixer);
+    }
   }
   if (adapter == nullptr) return;
   scale_ = static_cast<float>(adapter->scale());
@@ -125,27 +165,28 @@ Param ModelBinding::embedding(const BlockMemory& memory, const BindOptions& opti
 
 TransformerBlock ModelBinding::transformer(int64_t block, const BlockMemory& memory,
                                            const BindOptions& options) const {
-  const BlockPlace& place = blocks_[static_cast<size_t>(block) - 1];
   TransformerBlock out;
-  out.layer = block - 1;
-  out.attention_norm = bind(place.attention_norm, memory, options);
-  out.qkv = bind(place.qkv, memory, options);
-  out.q_norm = bind(place.q_norm, memory, options);
-  out.k_norm = bind(place.k_norm, memory, options);
-  out.out = bind(place.out, memory, options);
-  out.mlp_norm = bind(place.mlp_norm, memory, options);
-  out.gate_up = bind(place.gate_up, memory, options);
-  out.down = bind(place.down, memory, options);
+  for (const SublayerPlace& place : blocks_[static_cast<size_t>(block) - 1]) {
+    Sublayer& sublayer = out.sublayers.emplace_back();
+    sublayer.norm = {place.spec.norm, bind(place.norm, memory, options)};
+    std::visit(
+        [&](const auto& spec) {
+          auto mixer = unbound_mixer(spec, block - 1);
+          mixer.visit(mixer, Binder(*this, place, memory, options));
+          sublayer.mixer = std::move(mixer);
+        },
+        place.spec.mixer);
+  }
   return out;
 }
 
-Param ModelBinding::final_norm(const BlockMemory& memory, const BindOptions& options) const {
-  return bind(norm_, memory, options);
+Norm ModelBinding::final_norm(const BlockMemory& memory, const BindOptions& options) const {
+  return {final_norm_, bind(norm_, memory, options)};
 }
 
 Head ModelBinding::head(const BlockMemory& memory, const Param& tied_embedding,
                         const BindOptions& options) const {
-  return {bind(norm_, memory, options), head_.rows == 0 ? tied_embedding : bind(head_, memory, options)};
+  return {final_norm(memory, options), head_.rows == 0 ? tied_embedding : bind(head_, memory, options)};
 }
 
 HeadSegment ModelBinding::segment(const Unit& unit, const BlockMemory& memory,

@@ -40,7 +40,7 @@ class ModelBinding {
 
   Param embedding(const BlockMemory& memory, const BindOptions& options) const;
   TransformerBlock transformer(int64_t block, const BlockMemory& memory, const BindOptions& options) const;
-  Param final_norm(const BlockMemory& memory, const BindOptions& options) const;
+  Norm final_norm(const BlockMemory& memory, const BindOptions& options) const;
   Head head(const BlockMemory& memory, const Param& tied_embedding, const BindOptions& options) const;
   // `memory` holds this unit, a segment of the head's matrix.
   HeadSegment segment(const Unit& unit, const BlockMemory& memory, const BindOptions& options) const;
@@ -67,21 +67,24 @@ class ModelBinding {
     Place weight, bias;
     std::vector<AdapterPlace> adapters;
   };
-  struct BlockPlace {
-    Place attention_norm, q_norm, k_norm, mlp_norm;
-    LinearPlace qkv, out, gate_up, down;
+  // The tensors of a sublayer; those of its mixer in the order in which the mixer visits its parts.
+  struct SublayerPlace {
+    SublayerSpec spec;
+    Place norm;
+    std::vector<Place> norms;
+    std::vector<LinearPlace> linears;
   };
+  class Finder;
+  class Binder;
 
   static Place find(const BlockLayout& layout, const std::string& name);
   static Param bind(const Place& place, const BlockMemory& memory, const BindOptions& options);
-  // With the adapters of `modules` that the layout has.
-  static LinearPlace find(const BlockLayout& layout, int64_t layer, Projection projection,
-                          const std::vector<LinearModule>& modules);
   Linear bind(const LinearPlace& linear, const BlockMemory& memory, const BindOptions& options) const;
 
   float scale_ = 1, dropout_ = 0;  // of the adapters
+  NormSpec final_norm_;
   Place embedding_, norm_, head_;
-  std::vector<BlockPlace> blocks_;  // transformer blocks, in order
+  std::vector<std::vector<SublayerPlace>> blocks_;  // transformer blocks, in order
 };
 
 }  // namespace lm

@@ -41,22 +41,38 @@ std::vector<DocumentRun> split_documents(const Context& context, const Batch& ba
 
 RopeTable::RopeTable(const ModelSpec& spec, int64_t positions, DType dtype, DeviceType device,
                      StreamView stream)
-    : positions_(positions),
-      elements_(positions * (spec.head_dim / 2)),
-      memory_(device, 2 * elements_ * static_cast<int64_t>(sizeof(float))) {
-  const std::vector<float> frequency = rope_frequencies(spec);
-  const auto half = static_cast<int64_t>(frequency.size());
-  std::vector<float> table(static_cast<size_t>(2 * elements_));
+    : positions_(positions), memory_(device, bytes(spec, positions)) {
   const auto rounded = [dtype](float x) { return dtype == DType::kBF16 ? to_float(to_bf16(x)) : x; };
-  for (int64_t p = 0; p < positions; ++p) {
-    for (int64_t i = 0; i < half; ++i) {
-      const float angle = static_cast<float>(p) * frequency[static_cast<size_t>(i)];
-      table[static_cast<size_t>(p * half + i)] = rounded(std::cos(angle));
-      table[static_cast<size_t>(elements_ + p * half + i)] = rounded(std::sin(angle));
+  std::vector<float> table(static_cast<size_t>(memory_.size()) / sizeof(float));
+  float* out = table.data();
+  for (const RopeSpec& rope : spec.ropes) {
+    const std::vector<float> frequencies = rope_frequencies(rope);
+    elements_.push_back(positions * std::ssize(frequencies));
+    for (int64_t p = 0; p < positions; ++p) {
+      for (const float frequency : frequencies) {
+        const float angle = static_cast<float>(p) * frequency;
+        *out = rounded(std::cos(angle));
+        out[elements_.back()] = rounded(std::sin(angle));
+        ++out;
+      }
     }
+    out += elements_.back();
   }
   copy_bytes(memory_.data(), table.data(), memory_.size(), stream);
   synchronize(stream);  // the table is gone when this returns
+}
+
+int64_t RopeTable::bytes(const ModelSpec& spec, int64_t positions) {
+  int64_t bytes = 0;
+  for (const RopeSpec& rope : spec.ropes)
+    bytes += 2 * positions * (rope.dim / 2) * static_cast<int64_t>(sizeof(float));
+  return bytes;
+}
+
+const float* RopeTable::cosines(int rope) const {
+  const auto* table = reinterpret_cast<const float*>(memory_.data());
+  for (int i = 0; i < rope; ++i) table += 2 * elements_[static_cast<size_t>(i)];
+  return table;
 }
 
 void zero_surplus(const Context& context, const View& x, int64_t used) {

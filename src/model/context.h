@@ -2,8 +2,8 @@
 // micro-batch in device memory. Owned by the rank; used by its compute thread alone. In a rehearsal
 // (rehearse.h) kernels count instead of working, and the arena has no memory.
 //
-// Legend of shapes in this folder: T rows of a micro-batch (DeviceBatch::rows), H hidden, F ffn, V
-// vocabulary, R rows with a target, Q = (n_h + 2 n_kv) d rows of the fused q, k, v projection.
+// Legend of shapes in this folder: T rows of a micro-batch (DeviceBatch::rows), H hidden, V vocabulary, R
+// rows with a target.
 #pragma once
 
 #include <cstdint>
@@ -20,19 +20,25 @@
 
 namespace lm {
 
-// cos and sin of every position a run can meet, fp32 [positions, d/2], rounded to the activation type as the
-// reference implementation does.
+// cos and sin of every position a run can meet, of each of the model's RoPE tables: fp32 [positions, dim/2],
+// rounded to the activation type as the reference implementation does.
 class RopeTable {
  public:
   RopeTable(const ModelSpec& spec, int64_t positions, DType dtype, DeviceType device, StreamView stream);
-  RopeTable() = default;  // of a rehearsal: no table
-  const float* cos() const { return reinterpret_cast<const float*>(memory_.data()); }
-  const float* sin() const { return cos() + elements_; }
+  RopeTable() = default;  // of a dry run: no tables
+  // Of table `rope` (AttentionSpec::rope); null in a dry run.
+  const float* cos(int rope) const { return elements_.empty() ? nullptr : cosines(rope); }
+  const float* sin(int rope) const {
+    return elements_.empty() ? nullptr : cosines(rope) + elements_[static_cast<size_t>(rope)];
+  }
   int64_t positions() const { return positions_; }
+  static int64_t bytes(const ModelSpec& spec, int64_t positions);
 
  private:
-  int64_t positions_ = 0, elements_ = 0;
-  Memory memory_;  // cos, then sin
+  const float* cosines(int rope) const;
+  int64_t positions_ = 0;
+  std::vector<int64_t> elements_;  // of each table's cosines, and as many sines behind them
+  Memory memory_;
 };
 
 // The rows of a batch that have a target, and these targets with their weights, in device memory.

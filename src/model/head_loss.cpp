@@ -5,7 +5,6 @@
 
 #include "base/bytes.h"
 #include "kernels/counting.h"
-#include "model/norm.h"
 
 namespace lm {
 namespace {
@@ -162,10 +161,9 @@ void zero_gradient(const Context& context, const Param& param) {
 }
 
 // The final norm of the rows with targets, into the first rows of `normed`; zeros behind.
-void norm_targets(const Context& context, const Param& norm, const TargetRows& targets, const View& picked,
+void norm_targets(const Context& context, const Norm& norm, const TargetRows& targets, const View& picked,
                   const View& normed, const View& rstd) {
-  norm_forward(context, norm, picked, normed.row_range(0, targets.count), rstd,
-               {context.spec.final_norm(), 1, normed.columns});
+  norm_forward(context, norm, picked, normed.row_range(0, targets.count), rstd);
   zero_surplus(context, normed, targets.count);
 }
 
@@ -209,7 +207,7 @@ void head_loss(const Context& context, const Head& head, const DeviceBatch& batc
   if (count == 0) {
     if (dx.defined()) context.kernels.zero(dx, context.stream);
     if (dx.defined() && options.first) {
-      zero_gradient(context, head.norm);
+      zero_gradient(context, head.norm.weight);
       zero_gradient(context, head.weight);
     }
     return;
@@ -230,12 +228,12 @@ void head_loss(const Context& context, const Head& head, const DeviceBatch& batc
   });
   if (!dx.defined()) return;
   dpicked = dpicked.row_range(0, count);
-  norm_backward(context, head.norm, dpicked, picked, rows.rstd, {}, dpicked,
-                {context.spec.final_norm(), 1, hidden}, options.first);
+  norm_backward(context, head.norm, {.dy = dpicked, .x = picked, .rstd = rows.rstd, .dx = dpicked},
+                options.first);
   put_back(context, rows.targets, dpicked, dx);
 }
 
-HeadRows head_begin(const Context& context, const Param& norm, const DeviceBatch& batch, const View& x,
+HeadRows head_begin(const Context& context, const Norm& norm, const DeviceBatch& batch, const View& x,
                     const View& dx) {
   HeadRows rows;
   rows.targets = batch.targets;
@@ -278,26 +276,25 @@ void head_weight_gradient(const Context& context, const Param& weight, const Hea
     head_segment_backward(context, segment_of(weight, row), rows, options);
 }
 
-void head_finish(const Context& context, const Param& norm, const View& x, const HeadRows& rows,
+void head_finish(const Context& context, const Norm& norm, const View& x, const HeadRows& rows,
                  const View& dx, const LossOptions& options) {
   const ArenaFrame frame(context.arena);
   const int64_t count = rows.targets.count, hidden = context.spec.hidden;
   if (count == 0) {
     context.kernels.zero(dx, context.stream);
-    if (options.first) zero_gradient(context, norm);
+    if (options.first) zero_gradient(context, norm.weight);
     return;
   }
   const View picked = pick(context, rows.targets, x);
   const View dpicked = count == x.rows ? dx : context.tensor(count, hidden);
   round_sum(context, rows.dx_sum, dpicked);
-  norm_backward(context, norm, dpicked, picked, rows.rstd, {}, dpicked,
-                {context.spec.final_norm(), 1, hidden}, options.first);
+  norm_backward(context, norm, {.dy = dpicked, .x = picked, .rstd = rows.rstd, .dx = dpicked}, options.first);
   put_back(context, rows.targets, dpicked, dx);
 }
 
-View head_normed(const Context& context, const Param& norm, const View& x) {
+View head_normed(const Context& context, const Norm& norm, const View& x) {
   const View normed = context.like(x);
-  norm_forward(context, norm, x, normed, {}, {context.spec.final_norm(), 1, context.spec.hidden});
+  norm_forward(context, norm, x, normed, {});
   return normed;
 }
 

@@ -10,13 +10,13 @@
 // So they are where the gradient of a whole matrix is made later than the rest (head_weight_gradient).
 #pragma once
 
-#include "model/linear.h"
+#include "model/norm.h"
 #include "spec/block_layout.h"
 
 namespace lm {
 
 struct Head {
-  Param norm;    // [H]
+  Norm norm;     // [H]
   Param weight;  // [V, H]; the embedding's matrix when tied
 };
 
@@ -48,7 +48,7 @@ struct HeadRows {
   View max, sum, target_logit;  // [R] fp32
   View dx_sum;                  // [R', H] fp32; undefined in evaluation
 };
-HeadRows head_begin(const Context& context, const Param& norm, const DeviceBatch& batch, const View& x,
+HeadRows head_begin(const Context& context, const Norm& norm, const DeviceBatch& batch, const View& x,
                     const View& dx);
 // The last segment completes the softmax and adds to *nll_sum.
 void head_segment_forward(const Context& context, const HeadSegment& segment, const HeadRows& rows,
@@ -56,7 +56,7 @@ void head_segment_forward(const Context& context, const HeadSegment& segment, co
 void head_segment_backward(const Context& context, const HeadSegment& segment, const HeadRows& rows,
                            const LossOptions& options);
 // `x` is head_begin's, and dx becomes its gradient.
-void head_finish(const Context& context, const Param& norm, const View& x, const HeadRows& rows,
+void head_finish(const Context& context, const Norm& norm, const View& x, const HeadRows& rows,
                  const View& dx, const LossOptions& options);
 
 // The gradient of the matrix alone, of what head_loss has kept (its `keep`, with the batch's targets): the
@@ -65,7 +65,7 @@ void head_weight_gradient(const Context& context, const Param& weight, const Hea
                           const LossOptions& options);
 
 // For generation and tests: the final norm of x [rows, H], and a segment's columns of its logits [rows, V].
-View head_normed(const Context& context, const Param& norm, const View& x);
+View head_normed(const Context& context, const Norm& norm, const View& x);
 void head_segment_logits(const Context& context, const HeadSegment& segment, const View& normed,
                          const View& logits);
 // All of them.

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <numeric>
+#include <vector>
 
 #include "base/arena.h"
 #include "base/error.h"
@@ -19,20 +21,23 @@ class KeyValueCache {
  public:
   // Memory for a text of so many tokens.
   KeyValueCache(const ModelSpec& spec, int64_t positions, DType dtype, DeviceType device)
-      : width_(2 * spec.kv_rows()),
-        positions_(positions),
-        dtype_(dtype),
-        memory_(device, bytes(spec, positions, dtype)) {}
+      : positions_(positions), dtype_(dtype), memory_(device, bytes(spec, positions, dtype)) {
+    for (int64_t layer = 0; layer < spec.layer_count(); ++layer) widths_.push_back(width(spec.layer(layer)));
+  }
   static int64_t bytes(const ModelSpec& spec, int64_t positions, DType dtype) {
-    return spec.layer_count() * positions * 2 * spec.kv_rows() * static_cast<int64_t>(dtype_size(dtype));
+    int64_t columns = 0;
+    for (const LayerSpec& layer : spec.layers) columns += width(layer);
+    return columns * positions * static_cast<int64_t>(dtype_size(dtype));
   }
 
   int64_t positions() const { return positions_; }
   int64_t tokens() const { return tokens_; }  // of the text so far
   // [positions, 2 n_kv d]: a token's keys, then its values.
   View layer(int64_t layer) const {
-    const int64_t size = positions_ * width_ * static_cast<int64_t>(dtype_size(dtype_));
-    return view_of(memory_.data() + layer * size, dtype_, positions_, width_);
+    const auto number = static_cast<size_t>(layer);
+    const int64_t before = std::accumulate(widths_.begin(), widths_.begin() + layer, int64_t{0});
+    const int64_t first = before * positions_ * static_cast<int64_t>(dtype_size(dtype_));
+    return view_of(memory_.data() + first, dtype_, positions_, widths_[number]);
   }
   // The text is longer, or ends earlier.
   void set_tokens(int64_t tokens) {
@@ -41,7 +46,14 @@ class KeyValueCache {
   }
 
  private:
-  int64_t width_, positions_, tokens_ = 0;
+  // Columns of a layer; 0 without attention.
+  static int64_t width(const LayerSpec& layer) {
+    const AttentionSpec* const attention = layer.find<AttentionSpec>();
+    return attention == nullptr ? 0 : 2 * attention->kv_rows();
+  }
+
+  std::vector<int64_t> widths_;
+  int64_t positions_, tokens_ = 0;
   DType dtype_;
   Memory memory_;
 };

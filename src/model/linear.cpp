@@ -148,14 +148,16 @@ void settle(const Context& context, const View& copy, const View& x) {
   if (copy.data != x.data) context.kernels.copy_rows({.from = copy, .to = x}, context.stream);
 }
 
-void adapter_backward(const Context& context, const Adapter& adapter, const DeviceBatch& batch, const View& x,
-                      const View& dy_slice, const View& dx, const View& reduced, bool first) {
+// `pass`: of the adapter's rows of dy.
+void adapter_backward(const Context& context, const Adapter& adapter, const DeviceBatch& batch,
+                      const LinearBackward& pass, const View& reduced, bool first) {
+  const auto& [x, dy, dx] = pass;
   // The scale multiplies the small factor [T, r] once and so reaches dA, dB and dx.
   const View scaled = context.like(reduced);
   context.kernels.scale({.x = reduced, .out = scaled, .factor = adapter.scale}, context.stream);
-  add_weight_gradient(context, adapter.b.gradient, dy_slice, scaled, first);
+  add_weight_gradient(context, adapter.b.gradient, dy, scaled, first);
   const View dreduced = context.like(reduced);
-  context.kernels.gemm({.a = dy_slice, .b = adapter.b.weight, .out = dreduced}, context.stream);
+  context.kernels.gemm({.a = dy, .b = adapter.b.weight, .out = dreduced}, context.stream);
   context.kernels.scale({.x = dreduced, .out = dreduced, .factor = adapter.scale}, context.stream);
   add_weight_gradient(context, adapter.a.gradient, dreduced, dropped(context, adapter, batch, x), first);
   if (!dx.defined()) return;
@@ -178,17 +180,19 @@ LinearSaved allocate_saved(const Context& context, const Linear& linear, int64_t
   return saved;
 }
 
-void linear_forward(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,
-                    const View& y, LinearSaved& saved, const View& residual) {
+void linear_forward(const Context& context, const Linear& linear, const DeviceBatch& batch,
+                    const LinearForward& pass, LinearSaved& saved) {
+  const auto& [x, y, residual] = pass;
   // By rows of W forward, by its columns backward: no product's sum is cut.
-  each_row_tile(context, linear.weight, [&](const View& rows, int64_t first) {
-    multiply(context, batch,
-             {.a = x,
-              .b = rows,
-              .out = y.column_range(first, rows.rows),
-              .addend = residual.defined() ? residual.column_range(first, rows.rows) : residual,
-              .transpose_b = true});
-  });
+  each_row_tile(context, linear.weight,
+                [&, &x = x, &y = y, &residual = residual](const View& rows, int64_t first) {
+                  multiply(context, batch,
+                           {.a = x,
+                            .b = rows,
+                            .out = y.column_range(first, rows.rows),
+                            .addend = residual.defined() ? residual.column_range(first, rows.rows) : residual,
+                            .transpose_b = true});
+                });
   if (linear.bias.weight.defined()) {
     context.kernels.add_bias({.x = y.data,
                               .bias = linear.bias.weight.data,
@@ -214,8 +218,9 @@ void linear_forward(const Context& context, const Linear& linear, const DeviceBa
   }
 }
 
-void linear_backward(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,
-                     const View& dy, const View& dx, const LinearSaved& saved, bool first) {
+void linear_backward(const Context& context, const Linear& linear, const DeviceBatch& batch,
+                     const LinearBackward& pass, const LinearSaved& saved, bool first) {
+  const auto& [x, dy, dx] = pass;
   if (linear.weight.gradient.defined()) add_weight_gradient(context, linear.weight.gradient, dy, x, first);
   if (linear.bias.gradient.defined()) add_bias_gradient(context, linear.bias.gradient, dy, first);
   if (dx.defined()) linear_input_gradient(context, linear, dy, dx);
@@ -227,7 +232,7 @@ void linear_backward(const Context& context, const Linear& linear, const DeviceB
     const ArenaFrame slice_frame(context.arena);
     const Adapter& adapter = linear.adapters[i];
     const View dy_slice = in_type_of(context, linear, dy.column_range(adapter.first, adapter.rows));
-    adapter_backward(context, adapter, batch, input, dy_slice, sum, saved.reduced[i], first);
+    adapter_backward(context, adapter, batch, {input, dy_slice, sum}, saved.reduced[i], first);
   }
   if (dx.defined()) settle(context, sum, dx);
 }

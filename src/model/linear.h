@@ -58,13 +58,21 @@ struct LinearSaved {
 LinearSaved allocate_saved(const Context& context, const Linear& linear, int64_t rows);
 
 // y [T, out] = linear(x [T, in]); with `residual` [T, out] it is added in the GEMM (rounded once).
-void linear_forward(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,
-                    const View& y, LinearSaved& saved, const View& residual = {});
+struct LinearForward {
+  View x, y;
+  View residual = {};
+};
+void linear_forward(const Context& context, const Linear& linear, const DeviceBatch& batch,
+                    const LinearForward& pass, LinearSaved& saved);
 
 // dx [T, in] = dy W + the adapters' part; parameter gradients are added, or overwritten when `first` (the
 // step's first micro-batch). `dx` may be undefined when nobody needs it.
-void linear_backward(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,
-                     const View& dy, const View& dx, const LinearSaved& saved, bool first);
+struct LinearBackward {
+  View x, dy;
+  View dx = {};
+};
+void linear_backward(const Context& context, const Linear& linear, const DeviceBatch& batch,
+                     const LinearBackward& pass, const LinearSaved& saved, bool first);
 
 // The two passes' halves on their own: dx = dy W without adapters, and A drop(x) without the projection.
 void linear_input_gradient(const Context& context, const Linear& linear, const View& dy, const View& dx);

@@ -7,12 +7,12 @@ constexpr int64_t kSumRows = 64;  // rows per partial sum of the weight's gradie
 
 }  // namespace
 
-void norm_forward(const Context& context, const Param& norm, const View& x, const View& out, const View& rstd,
+void norm_forward(const Context& context, const Norm& norm, const View& x, const View& out, const View& rstd,
                   Groups groups) {
-  switch (groups.kind) {
+  switch (norm.spec.kind) {
     case NormKind::kRms:
       context.kernels.rms_norm_forward({.x = x.data,
-                                        .weight = norm.weight.data,
+                                        .weight = norm.weight.weight.data,
                                         .out = out.data,
                                         .rstd = rstd.floats(),
                                         .rows = x.rows,
@@ -20,65 +20,73 @@ void norm_forward(const Context& context, const Param& norm, const View& x, cons
                                         .width = groups.width,
                                         .x_stride = x.stride,
                                         .out_stride = out.stride,
-                                        .eps = static_cast<float>(context.spec.rms_eps),
+                                        .eps = static_cast<float>(norm.spec.eps),
                                         .dtype = context.dtype},
                                        context.stream);
       return;
   }
 }
 
-void norm_forward_residual(const Context& context, NormKind kind, const Param& norm, const View& x,
-                           const View& residual, const View& sum, const View& out, const View& rstd) {
-  switch (kind) {
+void norm_forward(const Context& context, const Norm& norm, const View& x, const View& out,
+                  const View& rstd) {
+  norm_forward(context, norm, x, out, rstd, {1, x.columns});
+}
+
+void norm_forward_residual(const Context& context, const Norm& norm, const ResidualNorm& pass) {
+  switch (norm.spec.kind) {
     case NormKind::kRms:
-      context.kernels.rms_norm_forward({.x = x.data,
-                                        .residual = residual.data,
-                                        .weight = norm.weight.data,
-                                        .sum = sum.data,
-                                        .out = out.data,
-                                        .rstd = rstd.floats(),
-                                        .rows = x.rows,
+      context.kernels.rms_norm_forward({.x = pass.x.data,
+                                        .residual = pass.residual.data,
+                                        .weight = norm.weight.weight.data,
+                                        .sum = pass.sum.data,
+                                        .out = pass.out.data,
+                                        .rstd = pass.rstd.floats(),
+                                        .rows = pass.x.rows,
                                         .groups = 1,
-                                        .width = x.columns,
-                                        .x_stride = x.stride,
-                                        .out_stride = out.stride,
-                                        .eps = static_cast<float>(context.spec.rms_eps),
+                                        .width = pass.x.columns,
+                                        .x_stride = pass.x.stride,
+                                        .out_stride = pass.out.stride,
+                                        .eps = static_cast<float>(norm.spec.eps),
                                         .dtype = context.dtype},
                                        context.stream);
       return;
   }
 }
 
-void norm_backward(const Context& context, const Param& norm, const View& dy, const View& x, const View& rstd,
-                   const View& dresidual, const View& dx, Groups groups, bool first) {
+void norm_backward(const Context& context, const Norm& norm, const NormBackward& pass, Groups groups,
+                   bool first) {
   const ArenaFrame frame(context.arena);
-  const bool trained = norm.gradient.defined();
+  const Param& weight = norm.weight;
   View dweight, partial;
-  if (trained) {
+  if (weight.gradient.defined()) {
     dweight = context.tensor(groups.width, 1, DType::kF32);
-    partial = context.tensor((x.rows + kSumRows - 1) / kSumRows, groups.width, DType::kF32);
+    partial = context.tensor((pass.x.rows + kSumRows - 1) / kSumRows, groups.width, DType::kF32);
   }
-  switch (groups.kind) {
+  switch (norm.spec.kind) {
     case NormKind::kRms:
-      context.kernels.rms_norm_backward({.dy = dy.data,
-                                         .x = x.data,
-                                         .weight = norm.weight.data,
-                                         .rstd = rstd.floats(),
-                                         .dresidual = dresidual.data,
-                                         .dx = dx.data,
+      context.kernels.rms_norm_backward({.dy = pass.dy.data,
+                                         .x = pass.x.data,
+                                         .weight = weight.weight.data,
+                                         .rstd = pass.rstd.floats(),
+                                         .dresidual = pass.dresidual.data,
+                                         .dx = pass.dx.data,
                                          .dweight = dweight.floats(),
                                          .partial = partial.floats(),
-                                         .rows = x.rows,
+                                         .rows = pass.x.rows,
                                          .groups = groups.groups,
                                          .width = groups.width,
-                                         .dy_stride = dy.stride,
-                                         .x_stride = x.stride,
-                                         .dx_stride = dx.stride,
+                                         .dy_stride = pass.dy.stride,
+                                         .x_stride = pass.x.stride,
+                                         .dx_stride = pass.dx.stride,
                                          .dtype = context.dtype},
                                         context.stream);
       break;
   }
-  if (trained) add_vector_gradient(context, norm.gradient, dweight.floats(), first);
+  if (dweight.defined()) add_vector_gradient(context, weight.gradient, dweight.floats(), first);
+}
+
+void norm_backward(const Context& context, const Norm& norm, const NormBackward& pass, bool first) {
+  norm_backward(context, norm, pass, {1, pass.x.columns}, first);
 }
 
 }  // namespace lm

@@ -5,25 +5,45 @@
 
 namespace lm {
 
-// What is normed, and by which formula: neighbouring vectors of `width` elements in a row. These are the
-// whole row (groups = 1), or the heads of q and k in qkv.
+// A norm in use: its formula and its weight [width].
+struct Norm {
+  NormSpec spec;
+  Param weight;
+};
+
+// What is normed: neighbouring vectors of `width` elements in a row. These are the whole row, or the heads of
+// q or k in qkv.
 struct Groups {
-  NormKind kind;
-  int64_t groups;
-  int64_t width;
+  int64_t groups = 1;
+  int64_t width = 0;
 };
 
 // out [T, groups * width] = w * x * rstd; strides come from the tensors. `rstd` [T, groups] fp32 may be
 // undefined.
-void norm_forward(const Context& context, const Param& norm, const View& x, const View& out, const View& rstd,
+void norm_forward(const Context& context, const Norm& norm, const View& x, const View& out, const View& rstd,
                   Groups groups);
+// The same of whole rows.
+void norm_forward(const Context& context, const Norm& norm, const View& x, const View& out, const View& rstd);
 
-// sum = x + residual, out = norm(sum).
-void norm_forward_residual(const Context& context, NormKind kind, const Param& norm, const View& x,
-                           const View& residual, const View& sum, const View& out, const View& rstd);
+// sum = x + residual, out = norm(sum); all [T, H].
+struct ResidualNorm {
+  View x, residual;
+  View sum, out;
+  View rstd;  // [T] fp32
+};
+void norm_forward_residual(const Context& context, const Norm& norm, const ResidualNorm& pass);
 
-// dx = norm'(dy) (+ dresidual, when defined); the weight's gradient is added. dx may be dy or dresidual.
-void norm_backward(const Context& context, const Param& norm, const View& dy, const View& x, const View& rstd,
-                   const View& dresidual, const View& dx, Groups groups, bool first);
+// dx = norm'(dy) (+ dresidual, when defined); the weight's gradient is added, or overwritten when `first`. dx
+// may be dy or dresidual.
+struct NormBackward {
+  View dy, x;
+  View rstd;  // of the forward pass
+  View dresidual = {};
+  View dx;
+};
+void norm_backward(const Context& context, const Norm& norm, const NormBackward& pass, Groups groups,
+                   bool first);
+// The same of whole rows.
+void norm_backward(const Context& context, const Norm& norm, const NormBackward& pass, bool first);
 
 }  // namespace lm

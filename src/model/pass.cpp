@@ -118,7 +118,7 @@ Head Pass::bind_head(bool gradient) {
   return binding_.head(memory, tied, options(gradient));
 }
 
-Param Pass::bind_norm(bool gradient) {
+Norm Pass::bind_norm(bool gradient) {
   return binding_.final_norm(memory_.borrow(head_, gradient), options(gradient));
 }
 
@@ -244,8 +244,8 @@ void Pass::backward(int64_t block, int64_t micro) {
   }
   const auto b = static_cast<size_t>(block);
   if (micro == 0) memory_.begin_gradient(block);
-  block_backward(context_, bind_block(block, true, true), m.device, input(block, micro), m.saved[b], m.dx,
-                 micro == 0, block > 1 || train_embedding);
+  block_backward(context_, bind_block(block, true, true), m.device, input(block, micro), m.saved[b],
+                 {.dx = m.dx, .first = micro == 0, .want_dx = block > 1 || train_embedding});
   if (settings_.recompute) {
     context_.arena.rewind(recompute_mark_);
   } else if (last_of_group(micro)) {

@@ -93,7 +93,7 @@ class Pass {
   BindOptions options(bool training) const;
   TransformerBlock bind_block(int64_t block, bool gradient, bool training);
   Head bind_head(bool gradient);
-  Param bind_norm(bool gradient);
+  Norm bind_norm(bool gradient);
   HeadSegment bind_segment(const Operation& operation, bool gradient);
   LossOptions loss_options(int64_t micro) const;
 
@@ -135,7 +135,7 @@ class ForwardPass {
   void head(const Operation& operation);
   const View& x() const { return x_; }  // [T, H], the input of what comes next
   Head bind_head() { return pass_.bind_head(false); }
-  Param bind_norm() { return pass_.bind_norm(false); }
+  Norm bind_norm() { return pass_.bind_norm(false); }
   HeadSegment bind_segment(const Operation& operation) { return pass_.bind_segment(operation, false); }
 
  private:

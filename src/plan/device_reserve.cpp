@@ -1,6 +1,8 @@
 #include "plan/device_reserve.h"
 
 #include <algorithm>
+#include <set>
+#include <tuple>
 
 #include "base/bytes.h"
 
@@ -21,7 +23,7 @@ int64_t processors(const AttentionShape& shape) {
 }
 
 // Flash attention (bf16). `documents` in one call.
-int64_t flash_backward(const ModelSpec& spec, const AttentionShape& shape, int64_t documents) {
+int64_t flash_backward(const AttentionSpec& spec, const AttentionShape& shape, int64_t documents) {
   const int64_t width = round_up(spec.head_dim, spec.head_dim <= 128 ? 32 : 64);
   const int64_t rows = shape.tokens + kRowsPerDocument * documents;
   const int64_t splits = shape.deterministic ? ceil_div(processors(shape), documents * spec.heads) : 1;
@@ -32,11 +34,21 @@ int64_t flash_backward(const ModelSpec& spec, const AttentionShape& shape, int64
 }
 
 // Memory-efficient attention (fp32), whose forward pass runs again in the backward pass.
-int64_t efficient_backward(const ModelSpec& spec, const AttentionShape& shape) {
+int64_t efficient_backward(const AttentionSpec& spec, const AttentionShape& shape) {
   const int64_t wide = shape.tokens * spec.q_rows() * 4, kv = shape.tokens * spec.kv_rows() * 4;
   const int64_t logsumexp = documents_at_once(shape.tokens) * spec.heads * round_up(shape.tokens, 32) * 4;
   // k and v per query head, out, dq, dk, dv, and the product of which delta is the sum.
   return 7 * wide + 2 * kv + logsumexp + spec.heads * shape.tokens * 4;
+}
+
+int64_t attention_workspace(const AttentionSpec& spec, const AttentionShape& shape) {
+  if (shape.dtype == DType::kF32) return efficient_backward(spec, shape);
+  // More documents mean more rows, and fewer splits: one, once each processor has a document.
+  const int64_t all = documents_at_once(shape.tokens);
+  int64_t most = flash_backward(spec, shape, all);
+  for (int64_t documents = 1; documents <= std::min(all, processors(shape)); ++documents)
+    most = std::max(most, flash_backward(spec, shape, documents));
+  return most;
 }
 
 }  // namespace
@@ -50,12 +62,14 @@ int64_t document_starts(int64_t tokens, int64_t documents) {
 }
 
 int64_t attention_workspace(const ModelSpec& spec, const AttentionShape& shape) {
-  if (shape.dtype == DType::kF32) return efficient_backward(spec, shape);
-  // More documents mean more rows, and fewer splits: one, once each processor has a document.
-  const int64_t all = documents_at_once(shape.tokens);
-  int64_t most = flash_backward(spec, shape, all);
-  for (int64_t documents = 1; documents <= std::min(all, processors(shape)); ++documents)
-    most = std::max(most, flash_backward(spec, shape, documents));
+  // Most layers have heads of the same sizes: each size is looked at once.
+  std::set<std::tuple<int64_t, int64_t, int64_t>> sizes;
+  int64_t most = 0;
+  for (const LayerSpec& layer : spec.layers) {
+    const AttentionSpec* const a = layer.find<AttentionSpec>();
+    if (a != nullptr && sizes.emplace(a->heads, a->kv_heads, a->head_dim).second)
+      most = std::max(most, attention_workspace(*a, shape));
+  }
   return most;
 }
 

@@ -10,9 +10,19 @@ namespace lm {
 
 namespace {
 
+// The first size of heads that the GPU cannot train; 0: none.
+int64_t untrainable_heads(const ModelSpec& spec, const Gpu& gpu) {
+  for (const LayerSpec& layer : spec.layers) {
+    const AttentionSpec* const attention = layer.find<AttentionSpec>();
+    if (attention != nullptr && !trains_heads_of(attention->head_dim, gpu.capability))
+      return attention->head_dim;
+  }
+  return 0;
+}
+
 void refuse_heads(const PlanInputs& inputs, const Gpu& gpu) {
-  const int64_t size = inputs.spec.head_dim;
-  if (trains_heads_of(size, gpu.capability)) return;
+  const int64_t size = untrainable_heads(inputs.spec, gpu);
+  if (size == 0) return;
   throw Error(
       Exit::kDoesNotFit,
       {.area = "GPU-34",

@@ -76,9 +76,10 @@ double necessary_flops(const ModelSpec& spec, const ModelLayout& layout, bool lo
       (in_adapter(place.parameter.role) ? adapters : base) += static_cast<double>(place.parameter.elements());
     }
   }
-  const auto width = static_cast<double>(spec.q_rows());
-  for (const LayerSpec& layer : spec.layers)
-    attention += visible_keys(work, static_cast<double>(layer.window)) * width;
+  for (const LayerSpec& layer : spec.layers) {
+    if (const AttentionSpec* const a = layer.find<AttentionSpec>())
+      attention += visible_keys(work, static_cast<double>(a->window)) * static_cast<double>(a->q_rows());
+  }
   const double head = static_cast<double>(spec.vocab * spec.hidden) * work.target_rows;
   return (lora ? 4 : 6) * (base * work.tokens + head) + 6 * adapters * work.tokens + 12 * attention;
 }

@@ -40,7 +40,7 @@ int64_t updated_rows(const PlanInput& in) {
 
 // cos and sin, granule norms, batches, and the order in which a step's tokens reach their rows.
 int64_t table_bytes(const PlanInput& in, const Plan& plan) {
-  const int64_t angles = 4 * in.spec.head_dim * in.config.data.max_length;
+  const int64_t angles = RopeTable::bytes(in.spec, in.config.data.max_length);
   const int64_t per_token = kStepBytesPerToken + (in.data.weighted ? kWeightBytes : 0);
   if (!in.trains()) return angles + plan.micro_tokens * per_token;
   const int64_t step_tokens = in.config.train.global_batch * in.config.data.max_length;

@@ -9,7 +9,7 @@ namespace {
 class Comparison {
  public:
   template <class T>
-  void field(const char* name, const T& model, const T& other) {
+  void field(const std::string& name, const T& model, const T& other) {
     if (!difference_.empty() || model == other) return;
     difference_ = fmt::format("{} is {}, not {}", name, text(other), text(model));
   }
@@ -28,20 +28,48 @@ class Comparison {
   std::string difference_;
 };
 
-void compare_layers(const ModelSpec& model, const ModelSpec& other, Comparison& found) {
-  found.field("num_hidden_layers", model.layer_count(), other.layer_count());
-  for (int64_t i = 0; i < std::min(model.layer_count(), other.layer_count()); ++i) {
-    const LayerSpec &a = model.layer(i), &b = other.layer(i);
-    const std::string of = fmt::format(" of layer {}", i);
-    found.field(("the norm" + of).c_str(), a.norm, b.norm);
-    found.field(("the attention" + of).c_str(), a.attention, b.attention);
-    found.field(("the MLP" + of).c_str(), a.mlp, b.mlp);
-    found.field(("the sliding window" + of).c_str(), a.window, b.window);
-    found.field(("the use of RoPE" + of).c_str(), a.rope, b.rope);
-    found.field(("the bias of q, k and v" + of).c_str(), a.qkv_bias, b.qkv_bias);
-    found.field(("the bias of the attention's output" + of).c_str(), a.o_bias, b.o_bias);
-    found.field(("the bias of the MLP" + of).c_str(), a.mlp_bias, b.mlp_bias);
+// The fields of a mixer, in the words of config.json where it has one.
+void compare(const AttentionSpec& a, const AttentionSpec& b, const std::string& of, Comparison& found) {
+  found.field("num_attention_heads" + of, a.heads, b.heads);
+  found.field("num_key_value_heads" + of, a.kv_heads, b.kv_heads);
+  found.field("head_dim" + of, a.head_dim, b.head_dim);
+  found.field("the norm of q's and k's heads" + of, a.head_norm.has_value(), b.head_norm.has_value());
+  found.field("the sliding window" + of, a.window, b.window);
+  found.field("the use of RoPE" + of, a.rotates(), b.rotates());
+  found.field("the bias of q, k and v" + of, a.qkv_bias, b.qkv_bias);
+  found.field("the bias of the attention's output" + of, a.out_bias, b.out_bias);
+}
+void compare(const GatedMlpSpec& a, const GatedMlpSpec& b, const std::string& of, Comparison& found) {
+  found.field("intermediate_size" + of, a.ffn, b.ffn);
+  found.field("the activation" + of, a.activation, b.activation);
+  found.field("the bias of the MLP" + of, a.bias, b.bias);
+}
+
+void compare_layers(const LayerSpec& a, const LayerSpec& b, const std::string& of, Comparison& found) {
+  found.field("the number of sublayers" + of, std::ssize(a.sublayers), std::ssize(b.sublayers));
+  for (size_t s = 0; s < std::min(a.sublayers.size(), b.sublayers.size()); ++s) {
+    const SublayerSpec &ours = a.sublayers[s], &theirs = b.sublayers[s];
+    found.field("the norm" + of, ours.norm.kind, theirs.norm.kind);
+    found.field("the eps of a norm" + of, ours.norm.eps, theirs.norm.eps);
+    found.field("the kind of a sublayer" + of, ours.mixer.index(), theirs.mixer.index());
+    std::visit(
+        [&](const auto& mixer) {
+          if (const auto* other = std::get_if<std::decay_t<decltype(mixer)>>(&theirs.mixer))
+            compare(mixer, *other, of, found);
+        },
+        ours.mixer);
   }
+}
+
+void compare_ropes(const RopeSpec& a, const RopeSpec& b, Comparison& found) {
+  found.field("rope_theta", a.theta, b.theta);
+  found.field("the scaling of RoPE", a.scaling, b.scaling);
+  if (a.scaling == RopeSpec::Scaling::kNone) return;
+  found.field("the factor of RoPE's scaling", a.factor, b.factor);
+  if (a.scaling == RopeSpec::Scaling::kLinear) return;
+  found.field("low_freq_factor", a.low_freq_factor, b.low_freq_factor);
+  found.field("high_freq_factor", a.high_freq_factor, b.high_freq_factor);
+  found.field("original_max_position_embeddings", a.original_max_position, b.original_max_position);
 }
 
 }  // namespace
@@ -50,23 +78,15 @@ std::string architecture_difference(const ModelSpec& model, const ModelSpec& oth
   Comparison found;
   found.field("model_type", model.model_type, other.model_type);
   found.field("hidden_size", model.hidden, other.hidden);
-  found.field("intermediate_size", model.ffn, other.ffn);
-  found.field("num_attention_heads", model.heads, other.heads);
-  found.field("num_key_value_heads", model.kv_heads, other.kv_heads);
-  found.field("head_dim", model.head_dim, other.head_dim);
   found.field("vocab_size", model.vocab, other.vocab);
   found.field("tie_word_embeddings", model.tied, other.tied);
-  compare_layers(model, other, found);
-  found.field("rms_norm_eps", model.rms_eps, other.rms_eps);
-  found.field("rope_theta", model.rope_theta, other.rope_theta);
-  found.field("the scaling of RoPE", model.rope.type, other.rope.type);
-  if (model.rope.type == RopeScaling::Type::kNone) return found.difference();
-  found.field("the factor of RoPE's scaling", model.rope.factor, other.rope.factor);
-  if (model.rope.type == RopeScaling::Type::kLinear) return found.difference();
-  found.field("low_freq_factor", model.rope.low_freq_factor, other.rope.low_freq_factor);
-  found.field("high_freq_factor", model.rope.high_freq_factor, other.rope.high_freq_factor);
-  found.field("original_max_position_embeddings", model.rope.original_max_position,
-              other.rope.original_max_position);
+  found.field("rms_norm_eps", model.final_norm.eps, other.final_norm.eps);
+  found.field("num_hidden_layers", model.layer_count(), other.layer_count());
+  for (int64_t i = 0; i < std::min(model.layer_count(), other.layer_count()); ++i)
+    compare_layers(model.layer(i), other.layer(i), fmt::format(" of layer {}", i), found);
+  found.field("the number of RoPE tables", std::ssize(model.ropes), std::ssize(other.ropes));
+  for (size_t i = 0; i < std::min(model.ropes.size(), other.ropes.size()); ++i)
+    compare_ropes(model.ropes[i], other.ropes[i], found);
   return found.difference();
 }
 

@@ -1,39 +1,69 @@
-// What one layer of a model is. Layers of a model may differ in everything that stands here. A kind names
-// formulas that src/model has; code that depends on a kind switches over it, so that the compiler finds every
-// place a new kind concerns.
+// What one layer of a model is: a list of sublayers, each of them x += mixer(norm(x)). Layers of a model may
+// differ in everything that stands here. A mixer is a type of its own (spec/mixers, model/mixers), and a kind
+// of norm or activation names a formula that src/model has; code that depends on one visits the variant or
+// switches over the kind without a default, so that the compiler finds every place that a new one concerns.
 #pragma once
 
-#include <cstdint>
+#include <type_traits>
+#include <variant>
+#include <vector>
+
+#include "base/error.h"
+#include "spec/mixers/attention.h"
+#include "spec/mixers/gated_mlp.h"
+#include "spec/norm_spec.h"
 
 namespace lm {
 
-enum class NormKind : uint8_t { kRms };  // before attention and before the MLP; no bias
-enum class AttentionKind : uint8_t {
-  kGrouped,
-  kGroupedNormed
-};  // kGroupedNormed: RMSNorm of q's and k's heads
-enum class MlpKind : uint8_t { kSwiGlu };
+using MixerSpec = std::variant<AttentionSpec, GatedMlpSpec>;
+
+inline MixerParameters mixer_parameters(const MixerSpec& mixer, int64_t hidden) {
+  return std::visit([&](const auto& kind) { return mixer_parameters(kind, hidden); }, mixer);
+}
+// The weight of the norm before it: "attn.norm".
+inline const char* norm_name(const MixerSpec& mixer) {
+  return std::visit([](const auto& kind) { return kind.kNorm; }, mixer);
+}
+
+struct SublayerSpec {
+  NormSpec norm;  // before the mixer
+  MixerSpec mixer;
+  bool operator==(const SublayerSpec&) const = default;
+};
 
 struct LayerSpec {
-  NormKind norm = NormKind::kRms;
-  AttentionKind attention = AttentionKind::kGrouped;
-  MlpKind mlp = MlpKind::kSwiGlu;
-  int64_t window = 0;  // sliding window in tokens, 0: full attention
-  bool rope = true;    // q and k are turned by the model's RoPE table; false: they know no positions
-  bool qkv_bias = false;
-  bool o_bias = false;
-  bool mlp_bias = false;
+  std::vector<SublayerSpec> sublayers;
+
+  // The layer's mixer of a type; null: it has none.
+  template <class Mixer>
+  const Mixer* find() const {
+    return find_in<const Mixer>(*this);
+  }
+  // Of a layer that has one.
+  const AttentionSpec& attention() const { return get<const AttentionSpec>(*this); }
+  AttentionSpec& attention() { return get<AttentionSpec>(*this); }
+  const GatedMlpSpec& mlp() const { return get<const GatedMlpSpec>(*this); }
+  GatedMlpSpec& mlp() { return get<GatedMlpSpec>(*this); }
   bool operator==(const LayerSpec&) const = default;
 
-  bool qk_norm() const {
-    switch (attention) {
-      case AttentionKind::kGrouped:
-        return false;
-      case AttentionKind::kGroupedNormed:
-        return true;
-    }
-    return false;
+ private:
+  template <class Mixer, class Layer>
+  static Mixer* find_in(Layer& layer) {
+    for (auto& sublayer : layer.sublayers)
+      if (Mixer* const mixer = std::get_if<std::remove_const_t<Mixer>>(&sublayer.mixer)) return mixer;
+    return nullptr;
+  }
+  template <class Mixer, class Layer>
+  static Mixer& get(Layer& layer) {
+    Mixer* const mixer = find_in<Mixer>(layer);
+    LM_CHECK(mixer != nullptr, "the layer has no such mixer");
+    return *mixer;
   }
 };
+
+// x += attention(norm(x)); x += mlp(norm(x)): Llama's layer, which most families took over.
+inline LayerSpec llama_layer(const NormSpec& norm, const AttentionSpec& attention, const GatedMlpSpec& mlp) {
+  return {{{norm, attention}, {norm, mlp}}};
+}
 
 }  // namespace lm

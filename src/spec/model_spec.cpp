@@ -78,38 +78,54 @@ EncodingKind read_quantisation(const ConfigReader& config) {
   return twice ? EncodingKind::kNf4Double : EncodingKind::kNf4;
 }
 
-void read_sizes(const ConfigReader& config, const Family& family, ModelSpec& spec) {
-  spec.hidden = config.required_size("hidden_size", kMostHidden);
-  spec.ffn = config.required_size("intermediate_size", kMostFfn);
-  spec.layers.resize(static_cast<size_t>(config.required_size("num_hidden_layers", kMostLayers)));
-  spec.heads = config.required_size("num_attention_heads", kMostHeads);
-  spec.vocab = config.required_size("vocab_size", kMostVocab);
+GatedMlpSpec read_mlp(const ConfigReader& config) {
+  return {.ffn = config.required_size("intermediate_size", kMostFfn)};
+}
+
+AttentionSpec read_attention(const ConfigReader& config, const Family& family, int64_t hidden) {
+  AttentionSpec out;
+  out.heads = config.required_size("num_attention_heads", kMostHeads);
   const bool kv_null = config.is_null("num_key_value_heads");
-  spec.kv_heads = config.size("num_key_value_heads",
-                              family.kv_heads && !kv_null ? family.kv_heads : spec.heads, kMostHeads);
-  spec.max_positions = config.size("max_position_embeddings", family.max_positions, kMostPositions);
-  if (spec.heads % spec.kv_heads != 0) {
+  out.kv_heads = config.size("num_key_value_heads", family.kv_heads && !kv_null ? family.kv_heads : out.heads,
+                             kMostHeads);
+  if (out.heads % out.kv_heads != 0) {
     config.fail("num_key_value_heads",
-                fmt::format("= {} does not divide num_attention_heads = {}", spec.kv_heads, spec.heads));
+                fmt::format("= {} does not divide num_attention_heads = {}", out.kv_heads, out.heads));
   }
-  if (!config.find("head_dim") && family.head_dim == 0 && spec.hidden % spec.heads != 0) {
+  if (!config.find("head_dim") && family.head_dim == 0 && hidden % out.heads != 0) {
     config.fail("hidden_size",
                 fmt::format("= {} is not a multiple of num_attention_heads = {}, and there is no head_dim",
-                            spec.hidden, spec.heads));
+                            hidden, out.heads));
   }
-  spec.head_dim = config.size(
-      "head_dim", family.head_dim ? family.head_dim : std::max<int64_t>(spec.hidden / spec.heads, 1),
-      kMostHeadDim);
-  if (spec.head_dim % 2 != 0) {
-    config.fail("head_dim", fmt::format("= {} is odd: RoPE turns pairs of features", spec.head_dim));
+  out.head_dim = config.size(
+      "head_dim", family.head_dim ? family.head_dim : std::max<int64_t>(hidden / out.heads, 1), kMostHeadDim);
+  if (out.head_dim % 2 != 0) {
+    config.fail("head_dim", fmt::format("= {} is odd: RoPE turns pairs of features", out.head_dim));
   }
-  if (spec.q_rows() > kMostRows) {
+  if (out.q_rows() > kMostRows) {
     config.fail("head_dim",
-                fmt::format("× num_attention_heads = {} is more than {}", spec.q_rows(), kMostRows));
+                fmt::format("× num_attention_heads = {} is more than {}", out.q_rows(), kMostRows));
   }
+  return out;
+}
+
+// Sizes, and layers that are all alike: what only some families have is read by Family::read_layers.
+void read_sizes(const ConfigReader& config, const Family& family, ModelSpec& spec) {
+  spec.hidden = config.required_size("hidden_size", kMostHidden);
+  const GatedMlpSpec mlp = read_mlp(config);
+  const int64_t layers = config.required_size("num_hidden_layers", kMostLayers);
+  spec.vocab = config.required_size("vocab_size", kMostVocab);
+  spec.max_positions = config.size("max_position_embeddings", family.max_positions, kMostPositions);
+  const AttentionSpec attention = read_attention(config, family, spec.hidden);
+  spec.final_norm.eps = config.number("rms_norm_eps", 1e-6);
+  if (!(spec.final_norm.eps >= 0) || spec.final_norm.eps > 1)
+    config.fail("rms_norm_eps", "must be in [0, 1]");
+  spec.layers.assign(static_cast<size_t>(layers), llama_layer(spec.final_norm, attention, mlp));
+  spec.ropes = {{.dim = attention.head_dim}};
 }
 
 void read_rope(const ConfigReader& config, const Family& family, ModelSpec& spec) {
+  RopeSpec& out = spec.ropes.front();
   // Old form: rope_theta and rope_scaling; newer: rope_parameters with both. If all are there, rope_scaling's
   // entries count, and a theta inside wins over the one outside: the order of the reference.
   const char* key = "rope_parameters";
@@ -119,7 +135,7 @@ void read_rope(const ConfigReader& config, const Family& family, ModelSpec& spec
   } else {
     table = config.find(key);
   }
-  spec.rope_theta = config.number("rope_theta", family.rope_theta);
+  out.theta = config.number("rope_theta", family.rope_theta);
   std::string type = "default";
   if (table) {
     if (!table->is_object()) config.fail(key, "must be an object");
@@ -128,32 +144,32 @@ void read_rope(const ConfigReader& config, const Family& family, ModelSpec& spec
     }
     const ConfigReader rope(*table, config.place(), std::string(key) + ".");
     type = rope.text("rope_type").value_or(rope.text("type").value_or("default"));
-    spec.rope_theta = rope.number("rope_theta", spec.rope_theta);
+    out.theta = rope.number("rope_theta", out.theta);
     if (rope.number("partial_rotary_factor", 1.0) != 1.0) {
       rope.fail("partial_rotary_factor", "other than 1 is not supported");
     }
     if (type == "linear") {
-      spec.rope.type = RopeScaling::Type::kLinear;
-      spec.rope.factor = rope.required_number("factor");
+      out.scaling = RopeSpec::Scaling::kLinear;
+      out.factor = rope.required_number("factor");
     } else if (type == "llama3") {
-      spec.rope.type = RopeScaling::Type::kLlama3;
-      spec.rope.factor = rope.required_number("factor");
-      spec.rope.low_freq_factor = rope.required_number("low_freq_factor");
-      spec.rope.high_freq_factor = rope.required_number("high_freq_factor");
-      spec.rope.original_max_position = config.size(
+      out.scaling = RopeSpec::Scaling::kLlama3;
+      out.factor = rope.required_number("factor");
+      out.low_freq_factor = rope.required_number("low_freq_factor");
+      out.high_freq_factor = rope.required_number("high_freq_factor");
+      out.original_max_position = config.size(
           "original_max_position_embeddings",
           rope.size("original_max_position_embeddings", spec.max_positions, kMostPositions), kMostPositions);
-      if (!(spec.rope.low_freq_factor >= 1e-6) || !(spec.rope.high_freq_factor > spec.rope.low_freq_factor) ||
-          spec.rope.high_freq_factor > 1e6) {
+      if (!(out.low_freq_factor >= 1e-6) || !(out.high_freq_factor > out.low_freq_factor) ||
+          out.high_freq_factor > 1e6) {
         rope.fail("high_freq_factor", "must be more than low_freq_factor, both in [1e-6, 1e6]");
       }
     } else if (type != "default") {
       rope.fail("rope_type",
                 "= \"" + type.substr(0, 100) + "\" is not supported (supported: default, linear, llama3)");
     }
-    if (!(spec.rope.factor >= 1e-6) || spec.rope.factor > 1e6) rope.fail("factor", "must be in [1e-6, 1e6]");
+    if (!(out.factor >= 1e-6) || out.factor > 1e6) rope.fail("factor", "must be in [1e-6, 1e6]");
   }
-  if (!(spec.rope_theta >= 1) || spec.rope_theta > 1e15) config.fail("rope_theta", "must be in [1, 1e15]");
+  if (!(out.theta >= 1) || out.theta > 1e15) config.fail("rope_theta", "must be in [1, 1e15]");
 }
 
 void read_tokens(const ConfigReader& config, const Family& family, ModelSpec& spec) {
@@ -201,8 +217,6 @@ ModelSpec parse_model_spec(const std::string& json, const std::string& place) {
   refuse_what_is_set(config);
   spec.stored = read_quantisation(config);
   read_sizes(config, family, spec);
-  spec.rms_eps = config.number("rms_norm_eps", 1e-6);
-  if (!(spec.rms_eps >= 0) || spec.rms_eps > 1) config.fail("rms_norm_eps", "must be in [0, 1]");
   spec.tied = config.boolean("tie_word_embeddings", family.tied);
   family.read_layers(config, spec);
   read_rope(config, family, spec);
@@ -216,40 +230,45 @@ ModelSpec read_model_spec(const std::string& directory) {
 }
 
 int64_t ModelSpec::longest_text() const {
-  const auto scaled = [&](int64_t positions) {
-    return static_cast<int64_t>(std::min(rope.factor * static_cast<double>(positions), 1e15));
-  };
-  switch (rope.type) {
-    case RopeScaling::Type::kNone:
-      return max_positions;
-    case RopeScaling::Type::kLinear:  // files name the positions before scaling or after it
-      return std::max(max_positions, scaled(max_positions));
-    case RopeScaling::Type::kLlama3:
-      return std::max(max_positions, scaled(rope.original_max_position));
+  int64_t longest = max_positions;
+  for (const RopeSpec& rope : ropes) {
+    const auto scaled = [&](int64_t positions) {
+      return static_cast<int64_t>(std::min(rope.factor * static_cast<double>(positions), 1e15));
+    };
+    switch (rope.scaling) {
+      case RopeSpec::Scaling::kNone:
+        break;
+      case RopeSpec::Scaling::kLinear:  // files name the positions before scaling or after it
+        longest = std::max(longest, scaled(max_positions));
+        break;
+      case RopeSpec::Scaling::kLlama3:
+        longest = std::max(longest, scaled(rope.original_max_position));
+        break;
+    }
   }
-  return max_positions;
+  return longest;
 }
 
-std::vector<float> rope_frequencies(const ModelSpec& spec) {
+std::vector<float> rope_frequencies(const RopeSpec& rope) {
   // The reference divides a number by a tensor, which torch computes as reciprocal × number; the same order
   // here, because these few roundings are all there is to agree on.
-  const float factor = static_cast<float>(spec.rope.factor);
-  const float low = static_cast<float>(spec.rope.low_freq_factor);
-  const float spread = static_cast<float>(spec.rope.high_freq_factor - spec.rope.low_freq_factor);
-  const float original = static_cast<float>(spec.rope.original_max_position);
+  const float factor = static_cast<float>(rope.factor);
+  const float low = static_cast<float>(rope.low_freq_factor);
+  const float spread = static_cast<float>(rope.high_freq_factor - rope.low_freq_factor);
+  const float original = static_cast<float>(rope.original_max_position);
   const float low_wavelength =
-      static_cast<float>(static_cast<double>(spec.rope.original_max_position) / spec.rope.low_freq_factor);
+      static_cast<float>(static_cast<double>(rope.original_max_position) / rope.low_freq_factor);
   const float high_wavelength =
-      static_cast<float>(static_cast<double>(spec.rope.original_max_position) / spec.rope.high_freq_factor);
-  std::vector<float> frequencies(static_cast<size_t>(spec.head_dim / 2));
+      static_cast<float>(static_cast<double>(rope.original_max_position) / rope.high_freq_factor);
+  std::vector<float> frequencies(static_cast<size_t>(rope.dim / 2));
   for (size_t i = 0; i < frequencies.size(); ++i) {
-    const float exponent = static_cast<float>(2 * i) / static_cast<float>(spec.head_dim);
+    const float exponent = static_cast<float>(2 * i) / static_cast<float>(rope.dim);
     // fp64 inside, rounded once: within one unit of the last place of any good fp32 power.
     const float power = static_cast<float>(
-        std::pow(static_cast<double>(static_cast<float>(spec.rope_theta)), static_cast<double>(exponent)));
+        std::pow(static_cast<double>(static_cast<float>(rope.theta)), static_cast<double>(exponent)));
     float f = 1.0f / power;
-    if (spec.rope.type == RopeScaling::Type::kLinear) f = f / factor;
-    if (spec.rope.type == RopeScaling::Type::kLlama3) {
+    if (rope.scaling == RopeSpec::Scaling::kLinear) f = f / factor;
+    if (rope.scaling == RopeSpec::Scaling::kLlama3) {
       const float wavelength = (1.0f / f) * static_cast<float>(2 * std::numbers::pi);
       if (wavelength > low_wavelength) {
         f = f / factor;

@@ -2,30 +2,30 @@
 // a name in a file means. Values; whoever fills one makes its texts live as long as the program.
 #pragma once
 
-#include <cstdint>
 #include <vector>
 
 namespace lm {
 
-// The parts of our four projections, in row order: qkv, out, gate_up, down.
-enum class LinearPart : uint8_t { kQ, kK, kV, kOut, kGate, kUp, kDown };
-
-// A linear layer of a file, "<path>.weight" and "<path>.bias": neighbouring parts of one projection of ours,
-// several if the family's files have them joined.
+// A linear layer of a file, "<path>.weight" and "<path>.bias": parts of one matrix of ours (MatrixSpec),
+// several neighbours if the family's files have them joined.
 struct ModuleName {
-  const char* path = "";  // in its layer
-  LinearPart first = LinearPart::kQ, last = LinearPart::kQ;
+  const char* path = "";       // in its layer
+  const char* first = "";      // "attn.q"
+  const char* last = nullptr;  // null: the first is the only one
 };
 
-// Of norms and of vocabulary matrices: what stands before ".weight". A layer's names follow `layers`, the
-// layer's number and a dot.
+// A norm of a layer.
+struct NormName {
+  const char* ours = "";  // "attn.norm"
+  const char* path = "";  // what stands before ".weight", in its layer
+};
+
+// Of vocabulary matrices and the last norm: what stands before ".weight". A layer's names follow `layers`,
+// the layer's number and a dot.
 struct NameMap {
   const char* embedding = "";
   const char* layers = "";
-  const char* attention_norm = "";
-  const char* mlp_norm = "";
-  const char* q_norm = "";
-  const char* k_norm = "";
+  std::vector<NormName> norms;      // in a layer
   std::vector<ModuleName> modules;  // every part once, in order
   const char* norm = "";            // the last one
   const char* head = "";

@@ -3,40 +3,13 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 #include <utility>
 
 #include "base/error.h"
 
 namespace lm {
 namespace {
-
-int64_t rows_of(const ModelSpec& spec, LinearPart part) {
-  switch (part) {
-    case LinearPart::kQ:
-      return spec.q_rows();
-    case LinearPart::kK:
-    case LinearPart::kV:
-      return spec.kv_rows();
-    case LinearPart::kOut:
-    case LinearPart::kDown:
-      return spec.hidden;
-    case LinearPart::kGate:
-    case LinearPart::kUp:
-      return spec.ffn;
-  }
-  return 0;
-}
-
-Projection projection_of(LinearPart part) {
-  if (part <= LinearPart::kV) return Projection::kQkv;
-  if (part == LinearPart::kOut) return Projection::kOut;
-  return part == LinearPart::kDown ? Projection::kDown : Projection::kGateUp;
-}
-
-int64_t columns_of(const ModelSpec& spec, Projection projection) {
-  if (projection == Projection::kOut) return spec.q_rows();
-  return projection == Projection::kDown ? spec.ffn : spec.hidden;
-}
 
 std::string last_name(const std::string& path) {
   return path.substr(path.rfind('.') + 1);
@@ -47,62 +20,53 @@ Parameter single(const std::string& name, ParameterKind kind, const std::string&
   return {.name = name, .kind = kind, .rows = rows, .columns = columns, .parts = {{hf, 0, rows}}};
 }
 
-// A projection, or its bias: the tensors `suffix` of its modules, one after another.
+// A matrix, or its bias: the tensors of its modules, one after another.
 Parameter join(const std::string& ours, ParameterKind kind, const std::string& layer,
-               const std::vector<LinearModule>& modules, Projection projection) {
+               const MatrixSpec& matrix, const std::vector<LinearModule>& modules) {
   const bool bias = kind == ParameterKind::kBias;
-  Parameter parameter{
-      .name = ours + projection_name(projection) + (bias ? "_bias" : ""), .kind = kind, .parts = {}};
+  Parameter parameter{.name = ours + matrix.name + (bias ? "_bias" : ""), .kind = kind, .parts = {}};
+  if (!bias) parameter.columns = matrix.columns;
   for (const LinearModule& module : modules) {
-    if (module.projection != projection) continue;
+    if (module.matrix != matrix.name) continue;
     parameter.parts.push_back(
         {layer + module.path + (bias ? ".bias" : ".weight"), module.first, module.rows});
     parameter.rows += module.rows;
-    if (!bias) parameter.columns = module.columns;
   }
   return parameter;
 }
 
+// What the family's files call a norm of a layer.
+std::string norm_path(const NameMap& names, std::string_view ours) {
+  const auto found = std::ranges::find(names.norms, ours, &NormName::ours);
+  LM_CHECK(found != names.norms.end(), "the family names no " + std::string(ours));
+  return found->path;
+}
+
 // The base model's parameters of layer `i`: matrices, norms, biases.
 std::vector<Parameter> layer_parameters(const ModelSpec& spec, int64_t i) {
-  using enum Projection;
-  const LayerSpec& layer = spec.layer(i);
-  const NameMap& names = spec.names;
   const std::string ours = fmt::format("layers.{}.", i);
-  const std::string hf = fmt::format("{}{}.", names.layers, i);
-  const std::vector<LinearModule> modules = linear_modules(spec);
-  auto matrix = [&](Projection which) { return join(ours, ParameterKind::kMatrix, hf, modules, which); };
-  auto bias = [&](Projection which) { return join(ours, ParameterKind::kBias, hf, modules, which); };
-  auto norm = [&](const char* name, const char* theirs, int64_t n) {
-    return single(ours + name, ParameterKind::kNorm, hf + theirs + ".weight", n);
+  const std::string hf = fmt::format("{}{}.", spec.names.layers, i);
+  const std::vector<LinearModule> modules = linear_modules(spec, i);
+  const std::vector<MatrixSpec> matrices = layer_matrices(spec, i);
+  std::vector<Parameter> out;
+  const auto norm = [&](const char* name, int64_t width) {
+    out.push_back(
+        single(ours + name, ParameterKind::kNorm, hf + norm_path(spec.names, name) + ".weight", width));
   };
-  std::vector<Parameter> out = {matrix(kQkv), matrix(kOut)};
-  switch (layer.mlp) {
-    case MlpKind::kSwiGlu:
-      out.push_back(matrix(kGateUp));
-      out.push_back(matrix(kDown));
-  }
-  switch (layer.norm) {
-    case NormKind::kRms:
-      out.push_back(norm("attn.norm", names.attention_norm, spec.hidden));
-      out.push_back(norm("mlp.norm", names.mlp_norm, spec.hidden));
-  }
-  if (layer.qk_norm()) {
-    out.push_back(norm("attn.q_norm", names.q_norm, spec.head_dim));
-    out.push_back(norm("attn.k_norm", names.k_norm, spec.head_dim));
-  }
-  if (layer.qkv_bias) out.push_back(bias(kQkv));
-  if (layer.o_bias) out.push_back(bias(kOut));
-  if (layer.mlp_bias) {
-    out.push_back(bias(kGateUp));
-    out.push_back(bias(kDown));
-  }
+  for (const MatrixSpec& matrix : matrices)
+    out.push_back(join(ours, ParameterKind::kMatrix, hf, matrix, modules));
+  for (const SublayerSpec& sublayer : spec.layer(i).sublayers) norm(norm_name(sublayer.mixer), spec.hidden);
+  for (const SublayerSpec& sublayer : spec.layer(i).sublayers)
+    for (const NormWeight& inner : mixer_parameters(sublayer.mixer, spec.hidden).norms)
+      norm(inner.name, inner.width);
+  for (const MatrixSpec& matrix : matrices)
+    if (matrix.bias) out.push_back(join(ours, ParameterKind::kBias, hf, matrix, modules));
   return out;
 }
 
 std::vector<Parameter> layer_adapters(const ModelSpec& spec, const AdapterSpec& adapter, int64_t i) {
   std::vector<Parameter> out;
-  for (const LinearModule& module : linear_modules(spec)) {
+  for (const LinearModule& module : linear_modules(spec, i)) {
     const auto& targets = adapter.targets;
     if (std::find(targets.begin(), targets.end(), module.name) == targets.end()) continue;
     const std::string ours = fmt::format("layers.{}.{}", i, module.name);
@@ -126,24 +90,39 @@ double AdapterSpec::scale() const {
   return rslora ? alpha / std::sqrt(rank) : alpha / rank;
 }
 
-const char* projection_name(Projection projection) {
-  constexpr const char* kNames[] = {"attn.qkv", "attn.out", "mlp.gate_up", "mlp.down"};
-  return kNames[static_cast<size_t>(projection)];
+std::vector<MatrixSpec> layer_matrices(const ModelSpec& spec, int64_t layer) {
+  std::vector<MatrixSpec> out;
+  for (const SublayerSpec& sublayer : spec.layer(layer).sublayers)
+    for (MatrixSpec& matrix : mixer_parameters(sublayer.mixer, spec.hidden).matrices)
+      out.push_back(std::move(matrix));
+  return out;
 }
 
-std::vector<LinearModule> linear_modules(const ModelSpec& spec) {
+std::vector<LinearModule> linear_modules(const ModelSpec& spec, int64_t layer) {
   std::vector<LinearModule> out;
-  for (const ModuleName& name : spec.names.modules) {
-    LinearModule module{.path = name.path,
-                        .name = last_name(name.path),
-                        .part = name.first,
-                        .projection = projection_of(name.first)};
-    module.columns = columns_of(spec, module.projection);
-    if (!out.empty() && out.back().projection == module.projection)
-      module.first = out.back().first + out.back().rows;
-    for (int part = static_cast<int>(name.first); part <= static_cast<int>(name.last); ++part)
-      module.rows += rows_of(spec, static_cast<LinearPart>(part));
-    out.push_back(std::move(module));
+  int64_t part = 0;
+  const char* last = nullptr;  // of the module that the next part joins; null: the part begins one
+  for (const MatrixSpec& matrix : layer_matrices(spec, layer)) {
+    int64_t row = 0;
+    for (const MatrixSpec::Part& one : matrix.parts) {
+      if (last == nullptr) {
+        const auto name =
+            std::ranges::find(spec.names.modules, std::string_view(one.name), &ModuleName::first);
+        LM_CHECK(name != spec.names.modules.end(), "the family names no " + std::string(one.name));
+        out.push_back({.path = name->path,
+                       .name = last_name(name->path),
+                       .matrix = matrix.name,
+                       .part = part,
+                       .first = row,
+                       .columns = matrix.columns});
+        last = name->last != nullptr ? name->last : name->first;
+      }
+      out.back().rows += one.rows;
+      if (std::string_view(one.name) == last) last = nullptr;
+      row += one.rows;
+      ++part;
+    }
+    LM_CHECK(last == nullptr, "a module of the files is part of one matrix");
   }
   return out;
 }

@@ -48,20 +48,19 @@ struct AdapterSpec {
   double scale() const;  // alpha / r, or alpha / sqrt(r)
 };
 
-// A layer's linear projections as our parameters have them.
-enum class Projection : uint8_t { kQkv, kOut, kGateUp, kDown };
-const char* projection_name(Projection projection);  // "attn.qkv"
+// The matrices of a layer, in the order of its sublayers.
+std::vector<MatrixSpec> layer_matrices(const ModelSpec& spec, int64_t layer);
 
-// A linear layer of the family's files, which an adapter may target: some rows of a projection, or all.
+// A linear layer of the family's files, which an adapter may target: some rows of a matrix, or all.
 struct LinearModule {
-  std::string path;                  // in its layer: "self_attn.q_proj"
-  std::string name;                  // the end of that: "q_proj"
-  LinearPart part = LinearPart::kQ;  // the first that it has: its number in the layer
-  Projection projection = Projection::kQkv;
-  int64_t first = 0, rows = 0, columns = 0;  // rows [first, first + rows) of the projection [*, columns]
+  std::string path;                          // in its layer: "self_attn.q_proj"
+  std::string name;                          // the end of that: "q_proj"
+  std::string matrix;                        // the MatrixSpec's name: "attn.qkv"
+  int64_t part = 0;                          // the first part that it has, counted in the layer
+  int64_t first = 0, rows = 0, columns = 0;  // rows [first, first + rows) of the matrix [*, columns]
 };
-// Of every layer, in block order.
-std::vector<LinearModule> linear_modules(const ModelSpec& spec);
+// Of a layer, in the order of its matrices.
+std::vector<LinearModule> linear_modules(const ModelSpec& spec, int64_t layer);
 
 struct BlockParameters {
   std::string name;                  // "embedding", "block 3", "head"
@@ -71,10 +70,9 @@ struct BlockParameters {
 
 // Ours, per block b in 0 .. L+1:
 //   block 0:        embed [V, H]
-//   block 1 + i:    layers.i.attn.qkv [n_h d + 2 n_kv d, H], layers.i.attn.out [H, n_h d],
-//                   layers.i.mlp.gate_up [2F, H], layers.i.mlp.down [H, F], then
-//                   layers.i.attn.norm [H], layers.i.mlp.norm [H], (layers.i.attn.q_norm, .k_norm [d]),
-//                   (layers.i.attn.qkv_bias, .out_bias, layers.i.mlp.gate_up_bias, .down_bias)
+//   block 1 + i:    "layers.i." and the names of the sublayers' matrices (spec/mixers), then of the norms
+//   before
+//                   the mixers [H], of the norms inside them, and of the matrices' biases ("attn.qkv_bias")
 //   block L + 1:    (head [V, H] unless tied), norm [H]
 // With an adapter every one of these is frozen, and per target module of block i, in the order of
 // linear_modules, the trainable part has layers.i.<module>.lora_A [r, in] and .lora_B [out, r].

@@ -179,9 +179,10 @@ void initialise_loftq(const LoadSetup& setup, int64_t signed_seed, const LoftqBa
                           return elements_of(*files, place.parameter.parts[part].name, base.dtype);
                         }};
   Filling filling(setup, store);
-  for (size_t unit = 0; unit < setup.layout.blocks.size(); ++unit) {
-    const BlockLayout& block = setup.layout.blocks[unit];
-    const LoftqBlock loftq(with, block);
+  for (int64_t layer = 0; layer < setup.spec.layer_count(); ++layer) {
+    const int64_t unit = layer + 1;
+    const BlockLayout& block = setup.layout.blocks[static_cast<size_t>(unit)];
+    const LoftqBlock loftq(with, setup.spec.layer(layer), block);
     for (const Trainable& entry : block.trainables) {
       if (entry.role != TrainableRole::kLoraA) continue;
       const TensorPlace &weight = block.tensors[entry.owner], &a = block.tensors[entry.tensor],
@@ -191,8 +192,8 @@ void initialise_loftq(const LoadSetup& setup, int64_t signed_seed, const LoftqBa
       lm::initialise(a.parameter, seed, a.number, DType::kF32, reinterpret_cast<std::byte*>(of_a.data()), 0,
                      a.parameter.rows, setup.threads);
       loftq.start(weight, entry.part, philox_key(seed, Purpose::kInit, 1, a.number), of_a, of_b);
-      filling.put(a.parameter, of_a, filling.target(static_cast<int64_t>(unit), a));
-      filling.put(b.parameter, of_b, filling.target(static_cast<int64_t>(unit), b));
+      filling.put(a.parameter, of_a, filling.target(unit, a));
+      filling.put(b.parameter, of_b, filling.target(unit, b));
     }
     filling.close();
   }

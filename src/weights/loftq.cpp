@@ -38,14 +38,6 @@ const TensorPlace& LoftqBlock::find(ParameterKind kind, const std::string& name)
   return *found;
 }
 
-Projection LoftqBlock::projection_of(const TensorPlace& weight) const {
-  using enum Projection;
-  for (const Projection which : {kQkv, kOut, kGateUp, kDown}) {
-    if (&find(ParameterKind::kMatrix, projection_name(which)) == &weight) return which;
-  }
-  fail_check("a projection", __FILE__, __LINE__, weight.parameter.name);
-}
-
 std::vector<float> LoftqBlock::gains(const char* norm) const {
   const TensorPlace& place = find(ParameterKind::kNorm, norm);
   std::vector<float> out(static_cast<size_t>(place.parameter.rows));
@@ -54,9 +46,9 @@ std::vector<float> LoftqBlock::gains(const char* norm) const {
   return out;
 }
 
-std::vector<float> LoftqBlock::row_sizes(Projection which, int64_t first, int64_t rows,
+std::vector<float> LoftqBlock::row_sizes(const char* matrix, int64_t first, int64_t rows,
                                          const std::vector<float>& inputs) const {
-  const TensorPlace& place = find(ParameterKind::kMatrix, projection_name(which));
+  const TensorPlace& place = find(ParameterKind::kMatrix, matrix);
   const std::vector<ParameterPart>& parts = place.parameter.parts;
   const int64_t columns = place.parameter.columns;
   std::vector<float> out(static_cast<size_t>(rows));
@@ -77,34 +69,39 @@ std::vector<float> LoftqBlock::row_sizes(Projection which, int64_t first, int64_
   return out;
 }
 
-std::vector<float> LoftqBlock::input_sizes(Projection which) const {
-  const ModelSpec& spec = setup_.spec;
-  std::vector<float> out;
-  switch (which) {
-    case Projection::kQkv:  // a norm's outputs: of size 1 before the gain
-      out = gains("attn.norm");
-      break;
-    case Projection::kGateUp:
-      out = gains("mlp.norm");
-      break;
-    case Projection::kOut: {  // means of values, each head's of the key-value head that it reads
-      const std::vector<float> values =
-          row_sizes(Projection::kQkv, spec.q_rows() + spec.kv_rows(), spec.kv_rows(), gains("attn.norm"));
-      for (int64_t i = 0; i < spec.q_rows(); ++i) {
-        const int64_t head = i / spec.head_dim / (spec.heads / spec.kv_heads);
-        out.push_back(values[static_cast<size_t>(head * spec.head_dim + i % spec.head_dim)]);
-      }
-      break;
-    }
-    case Projection::kDown: {  // silu(gate) * up
-      const std::vector<float> norm = gains("mlp.norm");
-      out = row_sizes(Projection::kGateUp, 0, spec.ffn, norm);
-      const std::vector<float> up = row_sizes(Projection::kGateUp, spec.ffn, spec.ffn, norm);
-      for (size_t i = 0; i < out.size(); ++i) out[i] *= up[i];
-      break;
+std::vector<float> LoftqBlock::input_sizes(const TensorPlace& weight) const {
+  for (const SublayerSpec& sublayer : layer_.sublayers) {
+    for (const MatrixSpec& matrix : mixer_parameters(sublayer.mixer, setup_.spec.hidden).matrices) {
+      if (&find(ParameterKind::kMatrix, matrix.name) != &weight) continue;
+      std::vector<float> out =
+          matrix.reads_norm  // of size 1 before the gain
+              ? gains(norm_name(sublayer.mixer))
+              : std::visit([&](const auto& mixer) { return inner_sizes(mixer); }, sublayer.mixer);
+      settle_sizes(out);
+      return out;
     }
   }
-  settle_sizes(out);
+  fail_check("a mixer's matrix", __FILE__, __LINE__, weight.parameter.name);
+}
+
+// Means of values, each head's of the key-value head that it reads.
+std::vector<float> LoftqBlock::inner_sizes(const AttentionSpec& attention) const {
+  const std::vector<float> values = row_sizes("attn.qkv", attention.q_rows() + attention.kv_rows(),
+                                              attention.kv_rows(), gains(AttentionSpec::kNorm));
+  std::vector<float> out;
+  for (int64_t i = 0; i < attention.q_rows(); ++i) {
+    const int64_t head = i / attention.head_dim / (attention.heads / attention.kv_heads);
+    out.push_back(values[static_cast<size_t>(head * attention.head_dim + i % attention.head_dim)]);
+  }
+  return out;
+}
+
+// activation(gate) * up
+std::vector<float> LoftqBlock::inner_sizes(const GatedMlpSpec& mlp) const {
+  const std::vector<float> norm = gains(GatedMlpSpec::kNorm);
+  std::vector<float> out = row_sizes("mlp.gate_up", 0, mlp.ffn, norm);
+  const std::vector<float> up = row_sizes("mlp.gate_up", mlp.ffn, mlp.ffn, norm);
+  for (size_t i = 0; i < out.size(); ++i) out[i] *= up[i];
   return out;
 }
 
@@ -131,7 +128,7 @@ std::vector<float> LoftqBlock::lost(const TensorPlace& place, size_t part,
 void LoftqBlock::start(const TensorPlace& weight, size_t part, uint64_t seed, std::span<float> a,
                        std::span<float> b) const {
   const int64_t rows = weight.parameter.parts[part].rows;
-  const std::vector<float> sizes = input_sizes(projection_of(weight));
+  const std::vector<float> sizes = input_sizes(weight);
   const auto rank = static_cast<size_t>(std::ssize(b) / rows);
   const LowRank near = low_rank(lost(weight, part, sizes), rows, weight.parameter.columns,
                                 static_cast<int64_t>(rank), seed, setup_.threads);

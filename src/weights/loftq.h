@@ -24,11 +24,12 @@ struct LoftqSetup {
   PartElements elements;  // of `dtype`, which codes are made of
 };
 
-// A transformer block, whose matrices are encoded. One thread calls; `setup` and `block` are the caller's and
-// outlive it.
+// A transformer block, whose matrices are encoded. One thread calls; `setup`, `layer` and `block` are the
+// caller's and outlive it.
 class LoftqBlock {
  public:
-  LoftqBlock(const LoftqSetup& setup, const BlockLayout& block) : setup_(setup), block_(block) {}
+  LoftqBlock(const LoftqSetup& setup, const LayerSpec& layer, const BlockLayout& block)
+      : setup_(setup), layer_(layer), block_(block) {}
 
   // The adapter of part `part` of `weight`: lora_A [r, in], which comes in as a fresh one, and lora_B [out,
   // r]. A rank that the loss has no more for stays fresh: its row of A as it was, its column of B 0. At work
@@ -38,17 +39,20 @@ class LoftqBlock {
 
  private:
   const TensorPlace& find(ParameterKind kind, const std::string& name) const;
-  Projection projection_of(const TensorPlace& weight) const;
-  // How large the inputs of a projection's columns are, as root mean squares.
-  std::vector<float> input_sizes(Projection which) const;
+  // How large the inputs of the matrix's columns are, as root mean squares.
+  std::vector<float> input_sizes(const TensorPlace& weight) const;
+  // Of the mixer's matrix that does not read the norm's output.
+  std::vector<float> inner_sizes(const AttentionSpec& attention) const;
+  std::vector<float> inner_sizes(const GatedMlpSpec& mlp) const;
   std::vector<float> gains(const char* norm) const;  // without their sign
-  // Of rows [first, first + rows) of a projection whose inputs' columns are of these sizes.
-  std::vector<float> row_sizes(Projection which, int64_t first, int64_t rows,
+  // Of rows [first, first + rows) of a matrix whose inputs' columns are of these sizes.
+  std::vector<float> row_sizes(const char* matrix, int64_t first, int64_t rows,
                                const std::vector<float>& inputs) const;
   // The matrix less what its codes stand for, each column times its size.
   std::vector<float> lost(const TensorPlace& place, size_t part, const std::vector<float>& sizes) const;
 
   const LoftqSetup& setup_;
+  const LayerSpec& layer_;
   const BlockLayout& block_;
 };
 

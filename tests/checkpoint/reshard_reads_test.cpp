@@ -10,6 +10,7 @@
 #include "checkpoint/save.h"
 #include "checkpoint/shard_writer.h"
 #include "comm/shared_group.h"
+#include "tests/support/llama_spec.h"
 
 namespace lm {
 namespace {
@@ -17,14 +18,8 @@ namespace {
 namespace fs = std::filesystem;
 
 ModelSpec one_block() {
-  ModelSpec spec;
-  spec.model_type = "llama";
-  spec.hidden = 768;
-  spec.ffn = 2048;
-  spec.layers.resize(1);
-  spec.heads = spec.kv_heads = 12;
-  spec.head_dim = 64;
-  spec.vocab = 8192;
+  ModelSpec spec =
+      llama_spec({.hidden = 768, .ffn = 2048, .heads = 12, .kv_heads = 12, .head_dim = 64, .vocab = 8192});
   spec.tied = true;
   return spec;
 }

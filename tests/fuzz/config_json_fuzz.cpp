@@ -7,10 +7,13 @@ namespace {
 using lm::fuzz::require;
 
 void check(lm::ModelSpec spec) {
-  require(spec.heads % spec.kv_heads == 0 && !spec.layers.empty());
+  require(!spec.layers.empty());
   require(spec.pad_token >= -1 && spec.pad_token < spec.vocab);
-  for (const float f : lm::rope_frequencies(spec)) require(f >= 0);
-  for (const lm::LayerSpec& layer : spec.layers) require(layer.window >= 0);
+  for (const float f : lm::rope_frequencies(spec.ropes.front())) require(f >= 0);
+  for (const lm::LayerSpec& layer : spec.layers) {
+    const lm::AttentionSpec& attention = layer.attention();
+    require(attention.window >= 0 && attention.heads % attention.kv_heads == 0);
+  }
   // Two layers say what all need; laying out thousands of them takes a second.
   const int64_t layers = spec.layer_count();
   spec.layers.resize(static_cast<size_t>(std::min<int64_t>(layers, 2)));

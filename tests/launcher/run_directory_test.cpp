@@ -89,11 +89,10 @@ TEST_F(RunDirectory, TheSameNumericsStartAgainAndOthersAreRefused) {
 // A run records which modules its adapters have, by the names of its family, whichever projections that
 // joins.
 TEST_F(RunDirectory, AllLinearIsWhatItStandsForInTheModel) {
-  using enum LinearPart;
-  names_.modules = {{"self_attn.qkv_proj", kQ, kV},
-                    {"self_attn.o_proj", kOut, kOut},
-                    {"mlp.gate_up_proj", kGate, kUp},
-                    {"mlp.down_proj", kDown, kDown}};
+  names_.modules = {{"self_attn.qkv_proj", "attn.q", "attn.v"},
+                    {"self_attn.o_proj", "attn.o"},
+                    {"mlp.gate_up_proj", "mlp.gate", "mlp.up"},
+                    {"mlp.down_proj", "mlp.down"}};
   config_.train.method = Method::kLora;
   Config resolved = config_;
   config_.lora.targets = {"all-linear"};

@@ -10,6 +10,7 @@
 #include "kernels/library.h"
 #include "kernels/runtime.h"
 #include "model/bind.h"
+#include "tests/support/llama_spec.h"
 
 namespace lm {
 namespace {
@@ -17,15 +18,12 @@ namespace {
 constexpr int64_t kRows = 9;
 
 ModelSpec small(bool joined) {
-  using enum LinearPart;
-  ModelSpec spec;
-  spec.hidden = 64, spec.ffn = 96, spec.heads = 4, spec.kv_heads = 2, spec.head_dim = 16, spec.vocab = 300;
-  spec.layers.resize(2);
+  ModelSpec spec = llama_spec({.ffn = 96, .layers = 2});
   if (joined)
-    spec.names.modules = {{"self_attn.qkv_proj", kQ, kV},
-                          {"self_attn.o_proj", kOut, kOut},
-                          {"mlp.gate_up_proj", kGate, kUp},
-                          {"mlp.down_proj", kDown, kDown}};
+    spec.names.modules = {{"self_attn.qkv_proj", "attn.q", "attn.v"},
+                          {"self_attn.o_proj", "attn.o"},
+                          {"mlp.gate_up_proj", "mlp.gate", "mlp.up"},
+                          {"mlp.down_proj", "mlp.down"}};
   return spec;
 }
 
@@ -36,22 +34,16 @@ struct Rows {
 };
 struct Expected {
   const char* projection;
-  Linear TransformerBlock::*linear;
   std::vector<Rows> modules;
 };
 
 std::vector<Expected> expected(bool joined) {
-  using Block = TransformerBlock;
-  const Expected out{"attn.out", &Block::out, {{"o_proj", 0, 64}}},
-      down{"mlp.down", &Block::down, {{"down_proj", 0, 64}}};
+  const Expected out{"attn.out", {{"o_proj", 0, 64}}}, down{"mlp.down", {{"down_proj", 0, 64}}};
   if (joined)
-    return {{"attn.qkv", &Block::qkv, {{"qkv_proj", 0, 128}}},
-            out,
-            {"mlp.gate_up", &Block::gate_up, {{"gate_up_proj", 0, 192}}},
-            down};
-  return {{"attn.qkv", &Block::qkv, {{"q_proj", 0, 64}, {"k_proj", 64, 32}, {"v_proj", 96, 32}}},
+    return {{"attn.qkv", {{"qkv_proj", 0, 128}}}, out, {"mlp.gate_up", {{"gate_up_proj", 0, 192}}}, down};
+  return {{"attn.qkv", {{"q_proj", 0, 64}, {"k_proj", 64, 32}, {"v_proj", 96, 32}}},
           out,
-          {"mlp.gate_up", &Block::gate_up, {{"gate_proj", 0, 96}, {"up_proj", 96, 96}}},
+          {"mlp.gate_up", {{"gate_proj", 0, 96}, {"up_proj", 96, 96}}},
           down};
 }
 
@@ -85,6 +77,14 @@ struct Fixture {
         .view({place.parameter.rows, place.parameter.columns});
   }
 
+  static const Linear& linear(const TransformerBlock& block, std::string_view matrix) {
+    const auto& attention = std::get<Attention>(block.sublayers[0].mixer);
+    const auto& mlp = std::get<GatedMlp>(block.sublayers[1].mixer);
+    if (matrix == "attn.qkv") return attention.qkv;
+    if (matrix == "attn.out") return attention.out;
+    return matrix == "mlp.gate_up" ? mlp.gate_up : mlp.down;
+  }
+
   ModelSpec spec;
   AdapterSpec adapter;
   ModelLayout layout;
@@ -105,7 +105,7 @@ void expect_near(const at::Tensor& got, const at::Tensor& want, const std::strin
 
 void expect_as_torch(const Fixture& f, const Expected& e) {
   const ArenaFrame frame(const_cast<Arena&>(f.arena));
-  const Linear& linear = f.block.*e.linear;
+  const Linear& linear = f.linear(f.block, e.projection);
   ASSERT_EQ(linear.adapters.size(), e.modules.size()) << e.projection;
   const int64_t out = linear.weight.weight.rows, in = linear.weight.weight.columns;
   const at::Tensor x = at::randn({kRows, in}, at::kFloat), dy = at::randn({kRows, out}, at::kFloat);
@@ -116,8 +116,8 @@ void expect_as_torch(const Fixture& f, const Expected& e) {
   DeviceBatch batch;
   batch.tokens = batch.rows = kRows;
   LinearSaved saved = allocate_saved(f.context, linear, kRows);
-  linear_forward(f.context, linear, batch, view(x), view(y), saved);
-  linear_backward(f.context, linear, batch, view(x), view(dy), view(dx), saved, true);
+  linear_forward(f.context, linear, batch, {view(x), view(y)}, saved);
+  linear_backward(f.context, linear, batch, {view(x), view(dy), view(dx)}, saved, true);
 
   const c10::InferenceMode with_autograd(false);
   const auto leaf = [](const at::Tensor& t) { return t.to(at::kDouble).requires_grad_(); };
@@ -182,8 +182,8 @@ TEST(Adapters, InFp32AddToABf16ProjectionAndRoundOnce) {
   DeviceBatch batch;
   batch.tokens = batch.rows = kRows;
   LinearSaved saved = allocate_saved(context, linear, kRows);
-  linear_forward(context, linear, batch, view(x), view(y), saved);
-  linear_backward(context, linear, batch, view(x), view(dy), view(dx), saved, true);
+  linear_forward(context, linear, batch, {view(x), view(y)}, saved);
+  linear_backward(context, linear, batch, {view(x), view(dy), view(dx)}, saved, true);
 
   const at::Tensor wide = x.to(at::kFloat), up = dy.to(at::kFloat).narrow(1, kFirst, kAdapted);
   const at::Tensor reduced = wide.mm(a.t()), dreduced = up.mm(b).mul(2);
@@ -205,8 +205,9 @@ TEST(Adapters, DrawTheirDropoutByLayerAndModule) {
     std::set<uint64_t> keys;
     for (const int64_t layer : {1, 2}) {
       const TransformerBlock block = f.bind(layer);
-      for (const Linear* linear : {&block.qkv, &block.out, &block.gate_up, &block.down})
-        for (const Adapter& adapter : linear->adapters) keys.insert(adapter.dropout_key);
+      for (const char* matrix : {"attn.qkv", "attn.out", "mlp.gate_up", "mlp.down"})
+        for (const Adapter& adapter : Fixture::linear(block, matrix).adapters)
+          keys.insert(adapter.dropout_key);
     }
     EXPECT_EQ(keys.size(), 2 * f.adapter.targets.size());
   }

@@ -9,6 +9,7 @@
 #include "kernels/library.h"
 #include "kernels/runtime.h"
 #include "model/bind.h"
+#include "tests/support/llama_spec.h"
 #include "weights/encode.h"
 
 namespace lm {
@@ -17,10 +18,7 @@ namespace {
 constexpr int64_t kRows = 9;
 
 ModelSpec small() {
-  ModelSpec spec;
-  spec.hidden = 64, spec.ffn = 96, spec.heads = 4, spec.kv_heads = 2, spec.head_dim = 16, spec.vocab = 300;
-  spec.layers.resize(1);
-  return spec;
+  return llama_spec({.ffn = 96});
 }
 
 // The frozen matrices of a block of a LoRA model, encoded, and a context to compute in.
@@ -91,6 +89,9 @@ struct Fixture {
   Context context{spec,  dtype, DeviceType::kCpu, library_kernels(DeviceType::kCpu), stream,
                   arena, rope,  uploads};
   TransformerBlock block;
+
+  const Attention& attention() const { return std::get<Attention>(block.sublayers[0].mixer); }
+  const GatedMlp& mlp() const { return std::get<GatedMlp>(block.sublayers[1].mixer); }
 };
 
 bool same(const View& a, const View& b) {
@@ -120,10 +121,10 @@ TEST(Encoded, ALinearLayerComputesWithTheMaterialisedMatrix) {
     const DType dtype = i % 2 == 0 ? DType::kBF16 : DType::kF32;
     const auto kind = static_cast<EncodingKind>(1 + i / 2);
     Fixture f(dtype, kind);
-    const std::pair<const char*, const Linear*> layers[] = {{"layers.0.attn.qkv", &f.block.qkv},
-                                                            {"layers.0.attn.out", &f.block.out},
-                                                            {"layers.0.mlp.gate_up", &f.block.gate_up},
-                                                            {"layers.0.mlp.down", &f.block.down}};
+    const std::pair<const char*, const Linear*> layers[] = {{"layers.0.attn.qkv", &f.attention().qkv},
+                                                            {"layers.0.attn.out", &f.attention().out},
+                                                            {"layers.0.mlp.gate_up", &f.mlp().gate_up},
+                                                            {"layers.0.mlp.down", &f.mlp().down}};
     for (const auto& [name, encoded] : layers) {
       const ArenaFrame frame(f.arena);
       ASSERT_EQ(encoded->weight.encoding, kind);
@@ -135,9 +136,9 @@ TEST(Encoded, ALinearLayerComputesWithTheMaterialisedMatrix) {
       const View dx = f.context.tensor(kRows, in), expected_dx = f.context.tensor(kRows, in);
       const int64_t before = f.arena.mark();
       LinearSaved none;
-      linear_forward(f.context, plain, {}, x, expected, none);
+      linear_forward(f.context, plain, {}, {x, expected}, none);
       linear_input_gradient(f.context, plain, dy, expected_dx);
-      linear_forward(f.context, *encoded, {}, x, y, none);
+      linear_forward(f.context, *encoded, {}, {x, y}, none);
       linear_input_gradient(f.context, *encoded, dy, dx);
       EXPECT_EQ(f.arena.mark(), before);
       EXPECT_TRUE(same(y, expected));
@@ -153,22 +154,22 @@ TEST(Encoded, APlainMatrixIsUsedWhereItLies) {
   const View x = f.filled(kRows, 64), y = f.context.like(x);
   f.arena.restart_high_water();
   LinearSaved none;
-  linear_forward(f.context, plain, {}, x, y, none);
+  linear_forward(f.context, plain, {}, {x, y}, none);
   linear_input_gradient(f.context, plain, x, y);
   EXPECT_EQ(f.arena.high_water(), f.arena.mark());
 }
 
 // Matrices of several tiles, of rows forward and of columns backward; parts end inside of them.
 TEST(Encoded, OneTileOfAMatrixExistsAtATime) {
-  ModelSpec large = small();
-  large.hidden = 832, large.ffn = 2432, large.heads = 13, large.kv_heads = 13, large.head_dim = 64;
+  const ModelSpec large =
+      llama_spec({.hidden = 832, .ffn = 2432, .heads = 13, .kv_heads = 13, .head_dim = 64});
   for (int i = 0; i < 5; ++i) {
     const DType dtype = i % 2 == 0 ? DType::kBF16 : DType::kF32;
     Fixture f(dtype, static_cast<EncodingKind>(1 + i), large);
     const int64_t tile = tile_elements(DeviceType::kCpu) * static_cast<int64_t>(dtype_size(dtype));
-    const std::pair<const char*, const Linear*> layers[] = {{"layers.0.attn.qkv", &f.block.qkv},
-                                                            {"layers.0.mlp.gate_up", &f.block.gate_up},
-                                                            {"layers.0.mlp.down", &f.block.down}};
+    const std::pair<const char*, const Linear*> layers[] = {{"layers.0.attn.qkv", &f.attention().qkv},
+                                                            {"layers.0.mlp.gate_up", &f.mlp().gate_up},
+                                                            {"layers.0.mlp.down", &f.mlp().down}};
     for (const auto& [name, encoded] : layers) {
       const ArenaFrame frame(f.arena);
       Linear plain = *encoded;

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "kernels/runtime.h"
+#include "tests/support/llama_spec.h"
 #include "train/rank.h"
 #include "weights/load_store.h"
 
@@ -309,41 +310,34 @@ const std::vector<std::string>& families() {
 }
 
 ModelSpec small_model(const std::string& family) {
-  ModelSpec spec;
+  ModelSizes sizes{.layers = 2};
+  if (family == "llama") sizes.kv_heads = 4;  // every head its own keys
+  if (family == "llama3") sizes.kv_heads = 1;
+  if (family == "smollm2") sizes.hidden = 72, sizes.heads = 9, sizes.kv_heads = 3, sizes.head_dim = 8;
+  if (family == "qwen3") sizes.head_dim = 24;
+  if (family == "large vocabulary") sizes.vocab = 9000;  // two segments of the head
+  if (family == "large heads") sizes.vocab = 9000, sizes.hidden = 256, sizes.head_dim = 64;
+  ModelSpec spec = llama_spec(sizes);
   spec.model_type = family;
-  spec.hidden = 64;
-  spec.ffn = 160;
-  spec.layers.resize(2);
-  spec.heads = 4;
-  spec.kv_heads = 2;
-  spec.head_dim = 16;
-  spec.vocab = 300;
   spec.max_positions = 512;
   spec.pad_token = kPadToken;
-  if (family == "llama") spec.kv_heads = 4;  // every head its own keys
+  spec.tied = family == "smollm2";
+  RopeSpec& rope = spec.ropes.front();
   if (family == "llama3") {
-    spec.kv_heads = 1;
-    spec.rope_theta = 100;  // over 8 pairs this keeps, blends and divides frequencies
-    spec.rope = {RopeScaling::Type::kLlama3, 8, 1, 4, 64};
+    rope.theta = 100;  // over 8 pairs this keeps, blends and divides frequencies
+    rope.scaling = RopeSpec::Scaling::kLlama3, rope.factor = 8, rope.original_max_position = 64;
   }
-  if (family == "smollm2")
-    spec.tied = true, spec.hidden = 72, spec.heads = 9, spec.kv_heads = 3, spec.head_dim = 8;
   if (family == "qwen2") {
-    for (LayerSpec& layer : spec.layers) layer.qkv_bias = true;
-    spec.rope_theta = 20;  // a key bias moves all scores alike where positions hardly turn
-    spec.layers.back().window = 7;
+    for (LayerSpec& layer : spec.layers) layer.attention().qkv_bias = true;
+    rope.theta = 20;  // a key bias moves all scores alike where positions hardly turn
+    spec.layers.back().attention().window = 7;
   }
-  if (family == "qwen3") {
-    for (LayerSpec& layer : spec.layers) layer.attention = AttentionKind::kGroupedNormed;
-    spec.head_dim = 24;
-  }
-  if (family == "mistral")
-    for (LayerSpec& layer : spec.layers) layer.window = 7;  // shorter than documents
+  if (family == "qwen3") norm_heads(spec);
+  if (family == "mistral") set_windows(spec, 7);  // shorter than documents
   if (family == "biases") {
-    for (LayerSpec& layer : spec.layers) layer.qkv_bias = layer.o_bias = layer.mlp_bias = true;
-    spec.rope_theta = 20;
+    add_biases(spec);
+    rope.theta = 20;
   }
-  if (family == "large vocabulary") spec.vocab = 9000;  // two segments of the head
   return spec;
 }
 

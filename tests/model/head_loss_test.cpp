@@ -13,6 +13,7 @@
 #include "kernels/aten.h"
 #include "kernels/library.h"
 #include "kernels/runtime.h"
+#include "tests/support/llama_spec.h"
 
 namespace lm {
 namespace {
@@ -140,13 +141,7 @@ class HeadRun {
 
  private:
   static ModelSpec spec(int64_t vocab) {
-    ModelSpec spec;
-    spec.hidden = kHidden;
-    spec.vocab = vocab;
-    spec.heads = spec.kv_heads = 1;
-    spec.head_dim = kHidden;
-    spec.layers.resize(1);  // its norm is the final one's
-    return spec;
+    return llama_spec({.hidden = kHidden, .heads = 1, .kv_heads = 1, .head_dim = kHidden, .vocab = vocab});
   }
 
   LossOptions options(size_t m) const {

@@ -245,11 +245,10 @@ TEST_F(ModelOnDevice, ARankTakesTheDeviceMemoryThatThePlanCounts) {
     const std::string text = what;
     const bool all = text == "everything on host";
     Training training =
-        make("large vocabulary", text == "full, fp32" ? DType::kF32 : DType::kBF16, text == "LoRA");
+        make("large heads", text == "full, fp32" ? DType::kF32 : DType::kBF16, text == "LoRA");
     training.row_chunk = 0;
     training.recompute = all || text == "recomputed";
     training.documents = {{48}, {48}, {48}, {48}};
-    training.spec.hidden = 256, training.spec.head_dim = 64;
     if (all || text == "optimizer on host") training.optimizer = OffloadHome::kHost;
     if (all) training.gradients_home = training.weights = training.activations = OffloadHome::kHost;
     const DeviceMemory memory = device_memory(training, device_);

@@ -8,17 +8,15 @@
 
 #include "base/staging.h"
 #include "optim/sharded_optimizer.h"
+#include "tests/support/llama_spec.h"
 
 namespace lm {
 namespace {
 
 // Small and large tensors in turns: adapters, or weights and norms.
 ModelLayout mixed_layout(bool lora) {
-  ModelSpec spec;
-  spec.model_type = "llama";
-  spec.hidden = 64, spec.ffn = 160, spec.heads = 4, spec.kv_heads = 2, spec.head_dim = 16;
-  spec.vocab = 300, spec.max_positions = 128, spec.tied = true;
-  spec.layers.resize(1);
+  ModelSpec spec = llama_spec({});
+  spec.tied = true;
   const AdapterSpec adapter{.r = 40,
                             .alpha = 8,
                             .rslora = false,

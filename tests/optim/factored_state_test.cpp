@@ -8,17 +8,14 @@
 #include "base/bytes.h"
 #include "base/staging.h"
 #include "optim/sharded_optimizer.h"
+#include "tests/support/llama_spec.h"
 
 namespace lm {
 namespace {
 
 ModelLayout layout_of(bool lora) {
-  ModelSpec spec;
-  spec.model_type = "llama";
-  spec.hidden = 64, spec.ffn = 160, spec.heads = 4, spec.kv_heads = 2, spec.head_dim = 16;
-  spec.vocab = 300, spec.max_positions = 128, spec.tied = false;
-  spec.layers.resize(1);
-  spec.layers[0].qkv_bias = true;  // a vector of several
+  ModelSpec spec = llama_spec({});
+  spec.layers[0].attention().qkv_bias = true;  // a vector of several
   const AdapterSpec adapter{
       .r = 5, .alpha = 8, .rslora = false, .dropout = 0, .targets = {"q_proj", "k_proj", "down_proj"}};
   return make_layout(spec, lora ? &adapter : nullptr, DType::kF32);

@@ -5,16 +5,14 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "tests/support/llama_spec.h"
 
 namespace lm {
 namespace {
 
 ModelLayout small_layout() {
-  ModelSpec spec;
-  spec.model_type = "llama";
-  spec.hidden = 64, spec.ffn = 160, spec.heads = 4, spec.kv_heads = 2, spec.head_dim = 16;
-  spec.vocab = 300, spec.max_positions = 128, spec.tied = true;
-  spec.layers.resize(1);
+  ModelSpec spec = llama_spec({});
+  spec.tied = true;
   return make_layout(spec, nullptr, DType::kF32);
 }
 

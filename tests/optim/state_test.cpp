@@ -9,6 +9,7 @@
 
 #include "base/philox.h"
 #include "base/staging.h"
+#include "tests/support/llama_spec.h"
 #include "tests/support/move_state.h"
 #include "tests/support/update_staging.h"
 #include "train/live_state.h"
@@ -41,11 +42,8 @@ struct Contents : StateSink {
 };
 
 ModelSpec small_spec() {
-  ModelSpec spec;
-  spec.model_type = "llama";
-  spec.hidden = 64, spec.ffn = 160, spec.layers.resize(2), spec.heads = 4, spec.kv_heads = 2,
-  spec.head_dim = 16;
-  spec.vocab = 300, spec.max_positions = 128, spec.tied = true;
+  ModelSpec spec = llama_spec({.layers = 2});
+  spec.max_positions = 128, spec.tied = true;
   return spec;
 }
 

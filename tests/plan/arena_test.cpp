@@ -105,11 +105,9 @@ Case case_of(ModelSpec spec, int64_t sequences) {
 }
 
 TEST_F(Arenas, AreFilledAsPlanned) {
-  ModelSpec everything = make_spec({48, 80, 3, 6, 2, 16, 8200, false});
-  for (LayerSpec& layer : everything.layers) {
-    layer.qkv_bias = layer.o_bias = layer.mlp_bias = true;
-    layer.attention = AttentionKind::kGroupedNormed;
-  }
+  ModelSpec everything = make_spec({48, 80, 3, 6, 2, 16, 8200}, false);
+  add_biases(everything);
+  norm_heads(everything);
   const ModelSpec specs[] = {make_spec({64, 128, 2, 4, 2, 16, 300}), make_spec({96, 512, 4, 4, 4, 24, 97}),
                              everything};
   AdapterSpec plain = adapter_r16(), dropping = adapter_r16(), some = adapter_r16();
@@ -150,7 +148,7 @@ TEST_F(Arenas, AreFilledAsPlannedByACutHead) {
     for (const int64_t vocab : {5000, 17000}) {
       for (int kind = 0; kind < 6; ++kind) {
         if (!tried_now(kind / 2 + (vocab == 5000) + (adapter != nullptr))) continue;
-        Case c = case_of(make_spec({64, 128, 2, 4, 2, 16, vocab, false}), 6);
+        Case c = case_of(make_spec({64, 128, 2, 4, 2, 16, vocab}, false), 6);
         c.config.train.recompute = kind % 2 == 0 ? Recompute::kNone : Recompute::kBlock;
         c.config.model.dtype = kind < 4 ? ModelDType::kBF16 : ModelDType::kF32;
         if (kind == 2 || kind == 3) c.config.train.gradients = GradientDType::kBF16;
@@ -169,7 +167,7 @@ TEST_F(Arenas, AreFilledAsPlannedByACutHead) {
 }
 
 Case small_case(bool tied) {
-  return case_of(make_spec({64, 128, 3, 4, 2, 16, 300, tied}), 12);
+  return case_of(make_spec({64, 128, 3, 4, 2, 16, 300}, tied), 12);
 }
 
 TEST_F(Arenas, AreFilledAsPlannedByQuantisedBases) {

@@ -76,7 +76,7 @@ TEST(Gpu, WithoutBf16IsNoCardToTrainOn) {
 TEST(Gpu, ThatHasNoBackwardPassForTheModelsHeadsIsRefusedByThePlan) {
   for (const int64_t size : {192, 194, 224, 226}) {
     Case c{.device = DeviceType::kCuda};
-    c.spec.head_dim = size;
+    for (LayerSpec& layer : c.spec.layers) layer.attention().head_dim = size;
     for (const char* card : {"NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB", "NVIDIA GeForce RTX 4090",
                              "NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 5090"}) {
       SCOPED_TRACE(std::string(card) + ", " + std::to_string(size));

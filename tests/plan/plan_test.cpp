@@ -48,7 +48,7 @@ TEST(Plan, HasSaveBuffersForARunThatTrains) {
   Case c{.spec = llama_1b(), .machine = cpu_machine(64)};
   EXPECT_EQ(class_bytes(c.plan(), "save buffers"), 12 * kMiB) << "state is written from where it lies";
   // Of a small model as many as its state fills.
-  Case small{.spec = make_spec({64, 160, 2, 4, 2, 16, 20000, false})};
+  Case small{.spec = make_spec({64, 160, 2, 4, 2, 16, 20000}, false)};
   for (Case* one : {&c, &small}) one->config.optimizer.clip = Clip::kBlock;
   EXPECT_EQ(class_bytes(c.plan(), "save buffers"), 64 * kMiB) << "the next updates come before a check";
   EXPECT_EQ(class_bytes(small.plan(), "save buffers"),

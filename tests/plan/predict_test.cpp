@@ -12,16 +12,17 @@ namespace {
 // Published tokens per second at 100 % of one H100's speed of light, T = 1024, bf16.
 TEST(SpeedOfLight, EqualsPublishedFigures) {
   const struct {
-    ShapeNumbers shape;
+    ModelSizes shape;
     double tokens_per_second;
+    bool tied = true;
   } cases[] = {{{896, 4864, 24, 14, 2, 64, 151936}, 319'585},
                {{1536, 8960, 28, 12, 2, 128, 151936}, 103'867},
                {{2048, 11008, 36, 16, 2, 128, 151936}, 52'164},
-               {{3584, 18944, 28, 28, 4, 128, 152064, false}, 22'990},
-               {{5120, 13824, 48, 40, 8, 128, 152064, false}, 11'579},
-               {{5120, 27648, 64, 40, 8, 128, 152064, false}, 5'102}};
+               {{3584, 18944, 28, 28, 4, 128, 152064}, 22'990, false},
+               {{5120, 13824, 48, 40, 8, 128, 152064}, 11'579, false},
+               {{5120, 27648, 64, 40, 8, 128, 152064}, 5'102, false}};
   for (const auto& c : cases) {
-    const ModelSpec spec = make_spec(c.shape);
+    const ModelSpec spec = make_spec(c.shape, c.tied);
     const double flops =
         necessary_flops(spec, make_layout(spec, nullptr, DType::kBF16), false, uniform_work(1, 1024));
     EXPECT_NEAR(989.4e12 / flops, c.tokens_per_second, 2e-4 * c.tokens_per_second) << c.shape.hidden;
@@ -43,9 +44,9 @@ TEST(SpeedOfLight, CountsTargetsAndWindows) {
   const double all = necessary_flops(spec, layout, false, uniform_work(1000, 500));
   const double half = necessary_flops(spec, layout, false, uniform_work(1000, 500, 0.5));
   EXPECT_DOUBLE_EQ(all - half, 6 * 49152.0 * 576 * 500);
-  for (LayerSpec& layer : spec.layers) layer.window = 500;
+  set_windows(spec, 500);
   EXPECT_DOUBLE_EQ(necessary_flops(spec, layout, false, uniform_work(1000, 500)), all);
-  for (LayerSpec& layer : spec.layers) layer.window = 100;
+  set_windows(spec, 100);
   // A token sees 100 keys, less at the start of a document: 100 - 100²/1000 of them instead of 250.
   EXPECT_NEAR(necessary_flops(spec, layout, false, uniform_work(1000, 500)),
               all - 12 * 30 * 576.0 * 1000 * (250 - 90), 1e-9 * all);

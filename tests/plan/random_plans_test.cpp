@@ -179,12 +179,13 @@ ModelSpec draw_model(Draw& draw) {
   const int64_t head_dim = 2 * draw.number(1, 128), kv_heads = draw.number(1, 8);
   const int64_t heads = kv_heads * draw.number(1, 16);
   ModelSpec spec = make_spec({8 * draw.number(1, 2048), 8 * draw.number(1, 8192), draw.number(1, 128), heads,
-                              kv_heads, head_dim, draw.number(8, 300'000), draw.one_in(2)});
+                              kv_heads, head_dim, draw.number(8, 300'000)},
+                             draw.one_in(2));
   const int64_t every = draw.number(1, 8);
   for (int64_t i = 0; i < spec.layer_count(); ++i) {
-    LayerSpec& layer = spec.layers[static_cast<size_t>(i)];
-    if (i % every == 0 && draw.one_in(2)) layer.window = 4096;
-    layer.rope = i % every != 1;
+    AttentionSpec& attention = spec.layers[static_cast<size_t>(i)].attention();
+    if (i % every == 0 && draw.one_in(2)) attention.window = 4096;
+    attention.rope = i % every != 1 ? 0 : AttentionSpec::kNoRope;
   }
   return spec;
 }

@@ -101,7 +101,7 @@ TEST(ArenaNeed, CountsWhatFamiliesAndAdaptersAdd) {
   const AdapterSpec lora = adapter_r16();
   // Seven adapters of rank 16 per layer, bf16.
   EXPECT_EQ((Rehearsed{.spec = spec, .adapter = &lora}.need(1024).saved), plain + 1024 * 30 * 7 * 16 * 2);
-  for (LayerSpec& layer : spec.layers) layer.attention = AttentionKind::kGroupedNormed;
+  norm_heads(spec);
   // q and k before their norm, and an rstd per head.
   EXPECT_EQ(Rehearsed{.spec = spec}.need(1024).saved, plain + 1024 * 30 * ((576 + 192) * 2 + (9 + 3) * 4));
 }
@@ -113,7 +113,7 @@ TEST(ArenaNeed, OfALargeGroupIsThatOfAllItsMicroBatches) {
     for (const AdapterSpec* adapter : {static_cast<const AdapterSpec*>(nullptr), &lora}) {
       for (const int bits : {0, 1, 2, 3, 4, 5, 6, 7}) {
         for (const DeviceType device : {DeviceType::kCpu, DeviceType::kCuda}) {
-          Rehearsed r{.spec = make_spec({64, 640, 3, 4, 2, 16, vocab, false}), .adapter = adapter};
+          Rehearsed r{.spec = make_spec({64, 640, 3, 4, 2, 16, vocab}, false), .adapter = adapter};
           r.shape.device = device;
           r.shape.recompute = (bits & 1) != 0;
           r.shape.inputs_off_device = r.shape.recompute && (bits & 2) != 0;
@@ -143,7 +143,7 @@ TEST(ArenaNeed, OfAGroupIsThatOfItsMicroBatches) {
 // Windows that no document reaches make layers different, and change nothing else.
 void make_all_different(ModelSpec& spec) {
   int64_t window = 1 << 20;
-  for (LayerSpec& layer : spec.layers) layer.window = ++window;
+  for (LayerSpec& layer : spec.layers) layer.attention().window = ++window;
 }
 
 // Of every operation that two steps have, all that it costs.
@@ -170,9 +170,9 @@ TEST(Rehearsal, LayersThatAreAlikeAreCarriedOutOnce) {
   const AdapterSpec lora = adapter_r16();
   for (const AdapterSpec* adapter : {static_cast<const AdapterSpec*>(nullptr), &lora}) {
     for (const int bits : {0, 1, 2, 3, 4, 5, 6, 7}) {
-      ModelSpec spec = make_spec({64, 640, 7, 4, 2, 16, 20000, false});
+      ModelSpec spec = make_spec({64, 640, 7, 4, 2, 16, 20000}, false);
       // Two kinds, the second of which is met late.
-      for (const size_t i : {2, 5, 6}) spec.layers[i].attention = AttentionKind::kGroupedNormed;
+      for (const size_t i : {2, 5, 6}) spec.layers[i].attention().head_norm = NormSpec();
       ModelSpec different = spec;
       make_all_different(different);
       Rehearsed alike{.spec = spec, .adapter = adapter}, whole{.spec = different, .adapter = adapter};
@@ -194,7 +194,7 @@ TEST(Rehearsal, LayersThatAreAlikeAreCarriedOutOnce) {
 // much as the second.
 TEST(Rehearsal, ChunksOfRowsThatAreAlikeAreCarriedOutOnce) {
   for (const bool cut : {false, true}) {
-    Rehearsed r{.spec = make_spec({64, 128, 2, 2, 1, 32, 9000, false}), .dtype = DType::kF32};
+    Rehearsed r{.spec = make_spec({64, 128, 2, 2, 1, 32, 9000}, false), .dtype = DType::kF32};
     r.shape.row_chunk = 32;
     r.shape.cut_head = cut;
     const auto head = [&](int64_t chunks) {
@@ -224,7 +224,7 @@ TEST(Rehearsal, ManyDocumentsAreANumber) {
 }
 
 TEST(Rehearsal, WhatIsBeyondAllMemoryIsANumberToo) {
-  Rehearsed r{.spec = make_spec({1 << 16, 1 << 18, 500, 64, 64, 1024, 300'000, false})};
+  Rehearsed r{.spec = make_spec({1 << 16, 1 << 18, 500, 64, 64, 1024, 300'000}, false)};
   r.shape.group = 1 << 20;
   const ArenaNeed need = r.need(std::numeric_limits<int32_t>::max());
   EXPECT_EQ(need.bytes, Arena::kEndless);

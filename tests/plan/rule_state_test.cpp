@@ -80,7 +80,7 @@ TEST(Plan, OrthogonalStateIsAMomentumAndOfTheRestASecondMoment) {
 
 // The embedding's update is no product: its state passes by in tiles, as with any rule.
 TEST(Plan, OfAnOrthogonalRuleTheBlocksAloneAreNotCut) {
-  Case c{.spec = make_spec({64, 160, 2, 4, 2, 16, 20000, false}),
+  Case c{.spec = make_spec({64, 160, 2, 4, 2, 16, 20000}, false),
          .machine = gpu_machine("4090"),
          .device = DeviceType::kCuda};
   c.config.optimizer.name = Rules::id<Muon>();
@@ -135,7 +135,7 @@ TEST(Plan, StagesNoMoreThanAUnitForTheCpusUpdate) {
 // A rule that updates whole tensors has a unit's state in one tile, on every rank all of it, and a head that
 // is not cut.
 TEST(Plan, WholeTensorsAreNotCut) {
-  Case c{.spec = make_spec({64, 160, 2, 4, 2, 16, 20000, false})};
+  Case c{.spec = make_spec({64, 160, 2, 4, 2, 16, 20000}, false)};
   c.config.optimizer.name = Rules::id<Adafactor>();
   c.config.offload.paths = {"/swap"};
   c.config.offload.optimizer = c.config.offload.weights = c.config.offload.gradients = OffloadHome::kNvme;

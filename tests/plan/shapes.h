@@ -4,25 +4,13 @@
 #include "plan/base_encoding.h"
 #include "plan/plan.h"
 #include "spec/block_layout.h"
+#include "tests/support/llama_spec.h"
 
 namespace lm {
 
-struct ShapeNumbers {
-  int64_t hidden, ffn, layers, heads, kv_heads, head_dim, vocab;
-  bool tied = true;
-};
-
-inline ModelSpec make_spec(const ShapeNumbers& n) {
-  ModelSpec spec;
-  spec.model_type = "llama";
-  spec.hidden = n.hidden;
-  spec.ffn = n.ffn;
-  spec.layers.resize(static_cast<size_t>(n.layers));
-  spec.heads = n.heads;
-  spec.kv_heads = n.kv_heads;
-  spec.head_dim = n.head_dim;
-  spec.vocab = n.vocab;
-  spec.tied = n.tied;
+inline ModelSpec make_spec(const ModelSizes& sizes, bool tied = true) {
+  ModelSpec spec = llama_spec(sizes);
+  spec.tied = tied;
   return spec;
 }
 
@@ -30,7 +18,7 @@ inline ModelSpec llama_1b() {
   return make_spec({2048, 8192, 16, 32, 8, 64, 128256});
 }
 inline ModelSpec llama_8b() {
-  return make_spec({4096, 14336, 32, 32, 8, 128, 128256, false});
+  return make_spec({4096, 14336, 32, 32, 8, 128, 128256}, false);
 }
 inline ModelSpec smollm2_135m() {
   return make_spec({576, 1536, 30, 9, 3, 64, 49152});

@@ -7,50 +7,36 @@
 
 #include "base/error.h"
 #include "tests/support/hf_names.h"
+#include "tests/support/llama_spec.h"
 
 namespace lm {
 namespace {
 
 ModelSpec llama_1b() {
-  ModelSpec spec;
-  spec.model_type = "llama";
-  spec.hidden = 2048;
-  spec.ffn = 8192;
-  spec.layers.resize(16);
-  spec.heads = 32;
-  spec.kv_heads = 8;
-  spec.head_dim = 64;
-  spec.vocab = 128256;
+  ModelSpec spec = llama_spec({.hidden = 2048,
+                               .ffn = 8192,
+                               .layers = 16,
+                               .heads = 32,
+                               .kv_heads = 8,
+                               .head_dim = 64,
+                               .vocab = 128256});
   spec.tied = true;
   return spec;
 }
 
 ModelSpec smollm2_135m() {
-  ModelSpec spec = llama_1b();
-  spec.hidden = 576;
-  spec.ffn = 1536;
-  spec.layers.resize(30);
-  spec.heads = 9;
-  spec.kv_heads = 3;
-  spec.vocab = 49152;
+  ModelSpec spec = llama_spec(
+      {.hidden = 576, .ffn = 1536, .layers = 30, .heads = 9, .kv_heads = 3, .head_dim = 64, .vocab = 49152});
+  spec.tied = true;
   return spec;
 }
 
 // Odd sizes and everything a family can have.
 ModelSpec odd() {
-  ModelSpec spec = llama_1b();
-  spec.hidden = 77;
-  spec.ffn = 131;
-  spec.layers.resize(3);
-  spec.heads = 6;
-  spec.kv_heads = 2;
-  spec.head_dim = 22;
-  spec.vocab = 501;
-  spec.tied = false;
-  for (LayerSpec& layer : spec.layers) {
-    layer.qkv_bias = layer.o_bias = layer.mlp_bias = true;
-    layer.attention = AttentionKind::kGroupedNormed;
-  }
+  ModelSpec spec = llama_spec(
+      {.hidden = 77, .ffn = 131, .layers = 3, .heads = 6, .kv_heads = 2, .head_dim = 22, .vocab = 501});
+  add_biases(spec);
+  norm_heads(spec);
   return spec;
 }
 
@@ -233,12 +219,11 @@ TEST(Parameters, AreNamedAndOrderedAsDocumented) {
 
 // The same matrices by other names, two of them joined in the files as Phi-3's are.
 ModelSpec joined() {
-  using enum LinearPart;
   ModelSpec spec = odd();
-  spec.names.modules = {{"attn.qkv_proj", kQ, kV},
-                        {"attn.o_proj", kOut, kOut},
-                        {"mlp.gate_up_proj", kGate, kUp},
-                        {"mlp.down_proj", kDown, kDown}};
+  spec.names.modules = {{"attn.qkv_proj", "attn.q", "attn.v"},
+                        {"attn.o_proj", "attn.o"},
+                        {"mlp.gate_up_proj", "mlp.gate", "mlp.up"},
+                        {"mlp.down_proj", "mlp.down"}};
   return spec;
 }
 

@@ -3,15 +3,13 @@
 #include <gtest/gtest.h>
 
 #include "spec/block_layout.h"
+#include "tests/support/llama_spec.h"
 
 namespace lm {
 namespace {
 
 ModelSpec small() {
-  ModelSpec spec;
-  spec.hidden = 64, spec.ffn = 96, spec.heads = 4, spec.kv_heads = 2, spec.head_dim = 16, spec.vocab = 9000;
-  spec.layers.resize(2);
-  return spec;
+  return llama_spec({.ffn = 96, .layers = 2, .vocab = 9000});
 }
 
 AdapterSpec adapter() {

@@ -46,7 +46,7 @@ ModelSpec parse(const json& config) {
 
 std::vector<int64_t> windows(const ModelSpec& spec) {
   std::vector<int64_t> out;
-  for (const LayerSpec& layer : spec.layers) out.push_back(layer.window);
+  for (const LayerSpec& layer : spec.layers) out.push_back(layer.attention().window);
   return out;
 }
 
@@ -71,22 +71,23 @@ TEST(ModelSpec, ReadsEveryFieldOfALlama) {
   EXPECT_EQ(spec.model_type, "llama");
   EXPECT_EQ(spec.architecture, "LlamaForCausalLM");
   EXPECT_EQ(spec.hidden, 2048);
-  EXPECT_EQ(spec.ffn, 8192);
+  EXPECT_EQ(spec.layer(0).mlp().ffn, 8192);
   EXPECT_EQ(spec.layer_count(), 2);
-  EXPECT_EQ(spec.heads, 32);
-  EXPECT_EQ(spec.kv_heads, 8);
-  EXPECT_EQ(spec.head_dim, 64);
+  EXPECT_EQ(spec.layer(1).attention().heads, 32);
+  EXPECT_EQ(spec.layer(1).attention().kv_heads, 8);
+  EXPECT_EQ(spec.layer(1).attention().head_dim, 64);
   EXPECT_EQ(spec.vocab, 128256);
   EXPECT_EQ(spec.max_positions, 131072);
-  EXPECT_EQ(spec.rms_eps, 1e-5);
-  EXPECT_EQ(spec.rope_theta, 5e5);
-  EXPECT_EQ(spec.rope.type, RopeScaling::Type::kLlama3);
-  EXPECT_EQ(spec.rope.factor, 32);
-  EXPECT_EQ(spec.rope.original_max_position, 8192);
+  EXPECT_EQ(spec.final_norm.eps, 1e-5);
+  EXPECT_EQ(spec.ropes.front().theta, 5e5);
+  EXPECT_EQ(spec.ropes.front().scaling, RopeSpec::Scaling::kLlama3);
+  EXPECT_EQ(spec.ropes.front().factor, 32);
+  EXPECT_EQ(spec.ropes.front().original_max_position, 8192);
   EXPECT_TRUE(spec.tied);
   for (const LayerSpec& layer : spec.layers) {
-    EXPECT_FALSE(layer.qkv_bias || layer.o_bias || layer.mlp_bias || layer.qk_norm());
-    EXPECT_TRUE(layer.rope);
+    const AttentionSpec& attention = layer.attention();
+    EXPECT_FALSE(attention.qkv_bias || attention.out_bias || layer.mlp().bias || attention.head_norm);
+    EXPECT_TRUE(attention.rotates());
   }
   EXPECT_EQ(spec.pad_token, 128004);
   EXPECT_EQ(windows(spec), (std::vector<int64_t>{0, 0}));
@@ -113,16 +114,16 @@ TEST(ModelSpec, MissingKeysTakeTheDefaultsOfTheFamilysClass) {
     }
     const ModelSpec spec = parse(config);
     const std::string name = type;
-    EXPECT_EQ(spec.rms_eps, 1e-6);
-    EXPECT_EQ(spec.rope_theta, 1e4);
+    EXPECT_EQ(spec.final_norm.eps, 1e-6);
+    EXPECT_EQ(spec.ropes.front().theta, 1e4);
     EXPECT_FALSE(spec.tied);
     EXPECT_EQ(spec.pad_token, -1);
-    EXPECT_EQ(spec.kv_heads, name == "mistral" ? 8 : 32) << name;
-    EXPECT_EQ(spec.head_dim, name == "qwen3" ? 128 : 64) << name;
+    EXPECT_EQ(spec.layer(1).attention().kv_heads, name == "mistral" ? 8 : 32) << name;
+    EXPECT_EQ(spec.layer(1).attention().head_dim, name == "qwen3" ? 128 : 64) << name;
     EXPECT_EQ(spec.max_positions, name == "llama" ? 2048 : name == "mistral" ? 131072 : 32768) << name;
-    EXPECT_EQ(spec.layer(1).window, name == "mistral" ? 4096 : 0) << name;
-    EXPECT_EQ(spec.layer(1).qkv_bias, name == "qwen2") << name;
-    EXPECT_EQ(spec.layer(1).qk_norm(), name == "qwen3") << name;
+    EXPECT_EQ(spec.layer(1).attention().window, name == "mistral" ? 4096 : 0) << name;
+    EXPECT_EQ(spec.layer(1).attention().qkv_bias, name == "qwen2") << name;
+    EXPECT_EQ(spec.layer(1).attention().head_norm.has_value(), name == "qwen3") << name;
   }
 }
 
@@ -134,21 +135,21 @@ TEST(ModelSpec, TheOldAndTheNewFormOfRopeAreTheSameModel) {
   new_form["dtype"] = "bfloat16";
   new_form["rope_parameters"] = llama3_scaling(8);
   new_form["rope_parameters"]["rope_theta"] = 500000.0;
-  EXPECT_EQ(rope_frequencies(parse(old_form)), rope_frequencies(parse(new_form)));
+  EXPECT_EQ(rope_frequencies(parse(old_form).ropes[0]), rope_frequencies(parse(new_form).ropes[0]));
   new_form["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 12345.0}};
-  EXPECT_EQ(parse(new_form).rope_theta, 12345.0);
+  EXPECT_EQ(parse(new_form).ropes.front().theta, 12345.0);
 }
 
 TEST(ModelSpec, BiasesAreReadAsTheFamilyUsesThem) {
   json config = llama();
   config["attention_bias"] = true;
-  EXPECT_TRUE(parse(config).layer(1).qkv_bias && parse(config).layer(1).o_bias);
+  EXPECT_TRUE(parse(config).layer(1).attention().qkv_bias && parse(config).layer(1).attention().out_bias);
   config["mlp_bias"] = true;
-  EXPECT_TRUE(parse(config).layer(1).mlp_bias);
+  EXPECT_TRUE(parse(config).layer(1).mlp().bias);
   config = family("qwen3");
   config["attention_bias"] = true;
-  EXPECT_TRUE(parse(config).layer(1).qkv_bias && parse(config).layer(1).o_bias);
-  EXPECT_FALSE(parse(family("qwen2")).layer(1).o_bias);
+  EXPECT_TRUE(parse(config).layer(1).attention().qkv_bias && parse(config).layer(1).attention().out_bias);
+  EXPECT_FALSE(parse(family("qwen2")).layer(1).attention().out_bias);
 }
 
 TEST(ModelSpec, WindowsFollowTheFamilysKeys) {
@@ -174,7 +175,7 @@ TEST(ModelSpec, WindowsFollowTheFamilysKeys) {
 TEST(ModelSpec, SmolLm3HasLayersWithoutPositions) {
   const auto rope = [](const json& config) {
     std::vector<int> out;
-    for (const LayerSpec& layer : parse(config).layers) out.push_back(layer.rope);
+    for (const LayerSpec& layer : parse(config).layers) out.push_back(layer.attention().rotates());
     return out;
   };
   json config = family("smollm3");
@@ -185,8 +186,8 @@ TEST(ModelSpec, SmolLm3HasLayersWithoutPositions) {
   config["num_hidden_layers"] = 9;
   EXPECT_EQ(rope(config), (std::vector<int>{1, 1, 1, 0, 1, 1, 1, 0, 1}));
   const ModelSpec spec = parse(config);
-  EXPECT_EQ(spec.kv_heads, 4);
-  EXPECT_EQ(spec.rope_theta, 2e6);
+  EXPECT_EQ(spec.layer(1).attention().kv_heads, 4);
+  EXPECT_EQ(spec.ropes.front().theta, 2e6);
   EXPECT_EQ(spec.max_positions, 32768);
   EXPECT_EQ(spec.pad_token, 128004);
   EXPECT_TRUE(spec.tied);
@@ -355,7 +356,7 @@ int64_t ulps(float a, float b) {
 // Expected: LlamaRotaryEmbedding(LlamaConfig(...)).inv_freq of transformers 5.23 with torch 2.11 on a CPU,
 // whose vectorised power is good to one unit of the last place; so is ours.
 void expect_frequencies(const json& config, const std::vector<float>& expected) {
-  const std::vector<float> ours = rope_frequencies(parse(config));
+  const std::vector<float> ours = rope_frequencies(parse(config).ropes.front());
   ASSERT_EQ(ours.size(), expected.size());
   for (size_t i = 0; i < ours.size(); ++i) EXPECT_LE(ulps(ours[i], expected[i]), 2) << i << ": " << ours[i];
 }

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "kernels/runtime.h"
+#include "tests/support/llama_spec.h"
 #include "tests/support/update_staging.h"
 #include "weights/load_store.h"
 
@@ -15,24 +16,16 @@ namespace lm::offloaded_run {
 namespace {
 
 ModelSpec small_spec(const Variant& run) {
-  ModelSpec spec;
-  spec.model_type = "llama";
-  spec.hidden = 64;
-  spec.ffn = 160;
-  spec.layers.resize(static_cast<size_t>(run.layers));
-  spec.heads = 4;
-  spec.kv_heads = 2;
-  spec.head_dim = 16;
-  spec.vocab = run.vocab;
+  // Qwen3's heads are wider together than the model.
+  ModelSpec spec = llama_spec(
+      {.layers = run.layers, .head_dim = run.family == Family::kQwen3 ? 24 : 16, .vocab = run.vocab});
   spec.max_positions = 512;
   spec.tied = run.tied;
-  for (LayerSpec& layer : spec.layers) {
-    layer.qkv_bias = layer.o_bias = layer.mlp_bias = run.family == Family::kQwen2;
-    if (run.family == Family::kQwen3) layer.attention = AttentionKind::kGroupedNormed;
-  }
-  if (run.family == Family::kQwen3) spec.head_dim = 24;  // heads wider together than the model
+  if (run.family == Family::kQwen2) add_biases(spec);
+  if (run.family == Family::kQwen3) norm_heads(spec);
   // Shorter than the documents, and not in every layer.
-  if (run.family == Family::kMistral) spec.layers.front().window = 5, spec.layers.back().window = 7;
+  if (run.family == Family::kMistral)
+    spec.layers.front().attention().window = 5, spec.layers.back().attention().window = 7;
   return spec;
 }
 

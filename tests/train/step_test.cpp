@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "kernels/runtime.h"
+#include "tests/support/llama_spec.h"
 #include "tests/support/rank_state.h"
 #include "train/evaluate.h"
 #include "train/rank.h"
@@ -18,21 +19,13 @@ namespace lm {
 namespace {
 
 ModelSpec tiny_spec(bool qk_norm, bool biases, bool tied) {
-  ModelSpec spec;
+  // Two segments of the vocabulary.
+  ModelSpec spec = llama_spec({.hidden = 96, .ffn = 224, .layers = 3, .heads = 6, .vocab = 9000});
   spec.model_type = "qwen3";
-  spec.hidden = 96;
-  spec.ffn = 224;
-  spec.layers.resize(3);
-  spec.heads = 6;
-  spec.kv_heads = 2;
-  spec.head_dim = 16;
-  spec.vocab = 9000;  // two segments of the vocabulary
   spec.max_positions = 512;
   spec.tied = tied;
-  for (LayerSpec& layer : spec.layers) {
-    layer.qkv_bias = layer.o_bias = layer.mlp_bias = biases;
-    if (qk_norm) layer.attention = AttentionKind::kGroupedNormed;
-  }
+  if (biases) add_biases(spec);
+  if (qk_norm) norm_heads(spec);
   return spec;
 }
 

@@ -14,6 +14,7 @@
 
 #include "base/bytes.h"
 #include "kernels/runtime.h"
+#include "tests/support/llama_spec.h"
 #include "tests/twin/twin.h"
 #include "train/rank.h"
 #include "weights/load_store.h"
@@ -67,15 +68,7 @@ StepBatches batches_of(const Subject& subject, int64_t vocab) {
 }
 
 ModelSpec model_of(const Subject& subject) {
-  ModelSpec spec;
-  spec.model_type = "llama";
-  spec.hidden = 64;
-  spec.ffn = 160;
-  spec.layers.resize(static_cast<size_t>(subject.layers));
-  spec.heads = 4;
-  spec.kv_heads = 2;
-  spec.head_dim = 16;
-  spec.vocab = 300;
+  ModelSpec spec = llama_spec({.layers = subject.layers});
   spec.max_positions = 512;
   return spec;
 }

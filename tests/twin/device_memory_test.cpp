@@ -11,6 +11,7 @@
 #include "base/bytes.h"
 #include "kernels/runtime.h"
 #include "tests/support/counts.h"
+#include "tests/support/llama_spec.h"
 #include "train/metrics.h"
 #include "train/rank.h"
 #include "weights/load_store.h"
@@ -62,9 +63,11 @@ class Trainee {
   explicit Trainee(const Subject& subject) : documents_(subject.documents) {
     stream();  // starts LibTorch
     at::globalContext().setDeterministicAlgorithms(subject.deterministic, false);
-    spec_.model_type = "llama";
-    spec_.hidden = 64, spec_.ffn = 64, spec_.layers.resize(1), spec_.vocab = 97;
-    spec_.heads = subject.heads, spec_.kv_heads = subject.kv_heads, spec_.head_dim = subject.head_dim;
+    spec_ = llama_spec({.ffn = 64,
+                        .heads = subject.heads,
+                        .kv_heads = subject.kv_heads,
+                        .head_dim = subject.head_dim,
+                        .vocab = 97});
     spec_.max_positions = kTokens;
     config_.model.dtype = subject.dtype == DType::kBF16 ? ModelDType::kBF16 : ModelDType::kF32;
     config_.data.max_length = kTokens;

@@ -205,7 +205,7 @@ TEST(Adapter, IsVerifiedWithTheModelThatItIsFor) {
   EXPECT_TRUE(verified(tiny_spec()).ok);
   EXPECT_TRUE(verified(std::nullopt).ok);
   ModelSpec wider = tiny_spec();
-  wider.ffn += 8;
+  for (LayerSpec& layer : wider.layers) layer.mlp().ffn += 8;
   const std::string shapes = verified(wider).problem;
   for (const char* part : {"2 tensors differ from what adapter_config.json and the base model describe",
                            "shape: base_model.model.model.layers.1.mlp.down_proj.lora_A.weight is [3, ",
@@ -214,10 +214,10 @@ TEST(Adapter, IsVerifiedWithTheModelThatItIsFor) {
   }
   EXPECT_TRUE(contains(shapes, directory / "out")) << shapes;
   ModelSpec joined = tiny_spec();
-  joined.names.modules = {{"self_attn.qkv_proj", LinearPart::kQ, LinearPart::kV},
-                          {"self_attn.o_proj", LinearPart::kOut, LinearPart::kOut},
-                          {"mlp.gate_up_proj", LinearPart::kGate, LinearPart::kUp},
-                          {"mlp.down_proj", LinearPart::kDown, LinearPart::kDown}};
+  joined.names.modules = {{"self_attn.qkv_proj", "attn.q", "attn.v"},
+                          {"self_attn.o_proj", "attn.o"},
+                          {"mlp.gate_up_proj", "mlp.gate", "mlp.up"},
+                          {"mlp.down_proj", "mlp.down"}};
   const VerifyResult refused = verified(joined);
   EXPECT_FALSE(refused.ok);
   for (const char* part : {"\"q_proj\" is not a linear layer of the model", "out/adapter_config.json",

@@ -40,29 +40,24 @@ LoadTarget target(Memory& memory, const TensorPlace& place, DType dtype) {
 void print_spec(const std::string& directory) {
   const ModelSpec spec = read_model_spec(directory);
   std::vector<double> frequencies;
-  for (const float f : rope_frequencies(spec)) frequencies.push_back(f);
+  for (const float f : rope_frequencies(spec.ropes.front())) frequencies.push_back(f);
   json layers = json::array();
   for (const LayerSpec& layer : spec.layers) {
-    layers.push_back({{"window", layer.window},
-                      {"rope", layer.rope},
-                      {"qkv_bias", layer.qkv_bias},
-                      {"o_bias", layer.o_bias},
-                      {"mlp_bias", layer.mlp_bias},
-                      {"qk_norm", layer.qk_norm()}});
+    const AttentionSpec& attention = layer.attention();
+    layers.push_back({{"window", attention.window},
+                      {"rope", attention.rotates()},
+                      {"qkv_bias", attention.qkv_bias},
+                      {"o_bias", attention.out_bias},
+                      {"mlp_bias", layer.mlp().bias},
+                      {"qk_norm", attention.head_norm.has_value()}});
   }
-  const json out = {{"hidden", spec.hidden},
-                    {"ffn", spec.ffn},
-                    {"layers", layers},
-                    {"heads", spec.heads},
-                    {"kv_heads", spec.kv_heads},
-                    {"head_dim", spec.head_dim},
-                    {"vocab", spec.vocab},
-                    {"rms_eps", spec.rms_eps},
-                    {"tied", spec.tied},
-                    {"pad_token", spec.pad_token},
-                    {"max_positions", spec.max_positions},
-                    {"frequencies", frequencies},
-                    {"names", hf_names(spec)}};
+  const AttentionSpec& attention = spec.layers.front().attention();
+  const json out = {
+      {"hidden", spec.hidden},       {"ffn", spec.layers.front().mlp().ffn}, {"layers", layers},
+      {"heads", attention.heads},    {"kv_heads", attention.kv_heads},       {"head_dim", attention.head_dim},
+      {"vocab", spec.vocab},         {"rms_eps", spec.final_norm.eps},       {"tied", spec.tied},
+      {"pad_token", spec.pad_token}, {"max_positions", spec.max_positions},  {"frequencies", frequencies},
+      {"names", hf_names(spec)}};
   std::puts(out.dump().c_str());
 }
 

@@ -95,12 +95,12 @@ const Family* family_of(const ModelSpec& spec) {
 
 void read_attention_bias(const ConfigReader& config, ModelSpec& spec) {
   const bool bias = config.boolean("attention_bias", false);
-  for (LayerSpec& layer : spec.layers) layer.qkv_bias = layer.o_bias = bias;
+  for (LayerSpec& layer : spec.layers) layer.attention().qkv_bias = layer.attention().out_bias = bias;
 }
 
 void read_mlp_bias(const ConfigReader& config, ModelSpec& spec) {
   const bool bias = config.boolean("mlp_bias", false);
-  for (LayerSpec& layer : spec.layers) layer.mlp_bias = bias;
+  for (LayerSpec& layer : spec.layers) layer.mlp().bias = bias;
 }
 
 void refuse_if_set(const ConfigReader& config, const ModelSpec& spec, const char* key) {
@@ -120,21 +120,21 @@ void read_layer_types(const ConfigReader& config, int64_t window, ModelSpec& spe
     if (slides && window == 0) {
       config.fail("layer_types", entry + ", but no window: use_sliding_window or sliding_window is not set");
     }
-    spec.layers[i].window = slides ? window : 0;
+    spec.layers[i].attention().window = slides ? window : 0;
   });
 }
 
 void read_last_windows(const ConfigReader& config, ModelSpec& spec) {
   const int64_t window = read_optional_window(config, 4096);
   const auto first = static_cast<size_t>(config.count("max_window_layers", 28, kMostPositions));
-  for (size_t i = first; i < spec.layers.size(); ++i) spec.layers[i].window = window;
+  for (size_t i = first; i < spec.layers.size(); ++i) spec.layers[i].attention().window = window;
   read_layer_types(config, window, spec);
 }
 
 void check_layer_types(const ConfigReader& config, const ModelSpec& spec) {
   // The reference ignores the list, which would be another model.
   for_each_type(config, spec, [&](size_t i, bool slides, const std::string& entry) {
-    if (slides != (spec.layers[i].window > 0)) {
+    if (slides != (spec.layers[i].attention().window > 0)) {
       config.fail("layer_types",
                   entry + " contradicts the family: all layers of " + spec.model_type + " are alike");
     }

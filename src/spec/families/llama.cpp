@@ -4,20 +4,19 @@
 namespace lm {
 
 NameMap llama_names() {
-  using enum LinearPart;
   return {.embedding = "model.embed_tokens",
           .layers = "model.layers.",
-          .attention_norm = "input_layernorm",
-          .mlp_norm = "post_attention_layernorm",
-          .q_norm = "self_attn.q_norm",
-          .k_norm = "self_attn.k_norm",
-          .modules = {{"self_attn.q_proj", kQ, kQ},
-                      {"self_attn.k_proj", kK, kK},
-                      {"self_attn.v_proj", kV, kV},
-                      {"self_attn.o_proj", kOut, kOut},
-                      {"mlp.gate_proj", kGate, kGate},
-                      {"mlp.up_proj", kUp, kUp},
-                      {"mlp.down_proj", kDown, kDown}},
+          .norms = {{"attn.norm", "input_layernorm"},
+                    {"mlp.norm", "post_attention_layernorm"},
+                    {"attn.q_norm", "self_attn.q_norm"},
+                    {"attn.k_norm", "self_attn.k_norm"}},
+          .modules = {{"self_attn.q_proj", "attn.q"},
+                      {"self_attn.k_proj", "attn.k"},
+                      {"self_attn.v_proj", "attn.v"},
+                      {"self_attn.o_proj", "attn.o"},
+                      {"mlp.gate_proj", "mlp.gate"},
+                      {"mlp.up_proj", "mlp.up"},
+                      {"mlp.down_proj", "mlp.down"}},
           .norm = "model.norm",
           .head = "lm_head"};
 }

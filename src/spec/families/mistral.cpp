@@ -9,7 +9,7 @@ void read_layers(const ConfigReader& config, ModelSpec& spec) {
   refuse_if_set(config, spec, "mlp_bias");
   const int64_t window =
       config.is_null("sliding_window") ? 0 : config.size("sliding_window", 4096, kMostPositions);
-  for (LayerSpec& layer : spec.layers) layer.window = window;
+  for (LayerSpec& layer : spec.layers) layer.attention().window = window;
   check_layer_types(config, spec);
 }
 

@@ -6,7 +6,7 @@ namespace {
 
 void read_layers(const ConfigReader& config, ModelSpec& spec) {
   refuse_if_set(config, spec, "mlp_bias");
-  for (LayerSpec& layer : spec.layers) layer.qkv_bias = true;
+  for (LayerSpec& layer : spec.layers) layer.attention().qkv_bias = true;
   read_last_windows(config, spec);
 }
 

@@ -7,7 +7,7 @@ namespace {
 void read_layers(const ConfigReader& config, ModelSpec& spec) {
   refuse_if_set(config, spec, "mlp_bias");
   read_attention_bias(config, spec);
-  for (LayerSpec& layer : spec.layers) layer.attention = AttentionKind::kGroupedNormed;
+  for (LayerSpec& layer : spec.layers) layer.attention().head_norm = spec.final_norm;
   read_last_windows(config, spec);
 }
 

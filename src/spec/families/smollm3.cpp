@@ -16,14 +16,15 @@ void read_rope_layers(const ConfigReader& config, ModelSpec& spec) {
                 fmt::format("must be a list with one entry for each of the {} layers", spec.layers.size()));
   }
   for (size_t i = 0; i < spec.layers.size(); ++i) {
-    bool& rope = spec.layers[i].rope;
-    rope = (static_cast<int64_t>(i) + 1) % interval != 0;
-    if (!list) continue;
-    const Json& entry = (*list)[i];
-    rope = entry == 1;
-    if (!entry.is_number_integer() || (entry != 0 && entry != 1)) {
-      config.fail("no_rope_layers", fmt::format("entry {} must be 0 or 1", i));
+    bool rotates = (static_cast<int64_t>(i) + 1) % interval != 0;
+    if (list) {
+      const Json& entry = (*list)[i];
+      rotates = entry == 1;
+      if (!entry.is_number_integer() || (entry != 0 && entry != 1)) {
+        config.fail("no_rope_layers", fmt::format("entry {} must be 0 or 1", i));
+      }
     }
+    spec.layers[i].attention().rope = rotates ? 0 : AttentionSpec::kNoRope;
   }
 }
 
@@ -32,7 +33,7 @@ void read_layers(const ConfigReader& config, ModelSpec& spec) {
   read_mlp_bias(config, spec);
   read_rope_layers(config, spec);
   const int64_t window = read_optional_window(config, 0);
-  for (LayerSpec& layer : spec.layers) layer.window = layer.rope ? 0 : window;
+  for (LayerSpec& layer : spec.layers) layer.attention().window = layer.attention().rotates() ? 0 : window;
   read_layer_types(config, window, spec);
 }
 

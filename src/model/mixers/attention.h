@@ -1,0 +1,41 @@
+// Causal grouped-query attention over the documents of a micro-batch, on q, k, v as slices of one fused
+// projection (spec/mixers/attention.h has its sizes). T rows, Q = (n_h + 2 n_kv) d.
+#pragma once
+
+#include "model/mixers/mixer.h"
+
+namespace lm {
+
+struct Attention {
+  AttentionSpec spec;
+  int64_t layer = 0;    // whose keys and values the batch's cache takes
+  Linear qkv;           // [Q, H]
+  Norm q_norm, k_norm;  // [d]; undefined weights without head norms
+  Linear out;           // [H, n_h d]
+
+  struct Saved {
+    View qkv;        // [T, Q], q and k normed and rotated
+    View qk;         // [T, (n_h + n_kv) d] before the head norms; undefined without them
+    View qk_rstd;    // [T, n_h + n_kv] fp32; likewise
+    View attention;  // [T, n_h d]
+    View lse;        // [n_h, T] fp32
+    LinearSaved qkv_adapters, out_adapters;
+  };
+  Saved allocate(const Context& context, int64_t rows) const;
+  // Of x [T, H].
+  View forward(const Context& context, const DeviceBatch& batch, const View& x, Saved& saved,
+               const MixerOutput& output) const;
+  // From dy [T, H] to the parameters' gradients and the input's. `saved` is used up.
+  void backward(const Context& context, const DeviceBatch& batch, MixerInput& input, const Saved& saved,
+                const View& dy, bool first) const;
+
+  template <class Self, class Visitor>
+  static void visit(Self& self, Visitor&& visitor) {
+    visitor("attn.qkv", self.qkv);
+    visitor("attn.q_norm", self.q_norm);
+    visitor("attn.k_norm", self.k_norm);
+    visitor("attn.out", self.out);
+  }
+};
+
+}  // namespace lm

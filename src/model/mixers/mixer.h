@@ -1,0 +1,58 @@
+// What the mixers of a block share: where a mixer's output goes in the forward pass, and where its input
+// comes from in the backward pass. A mixer is a struct of bound parameters with
+//   Saved allocate(context, rows)   what backward needs of the forward pass, in the arena
+//   View forward(context, batch, x, saved, output)
+//   void backward(context, batch, input, saved, dy, first)
+//   static void visit(self, visitor)   calls visitor(name, part) for each of its linear layers (Linear) and
+//   norms (Norm)
+#pragma once
+
+#include "model/norm.h"
+
+namespace lm {
+
+// Where a mixer's output [T, H] goes.
+struct MixerOutput {
+  enum class Kind : uint8_t {
+    kNone,   // nowhere: only what backward needs is computed
+    kAlone,  // into memory of its own, in the arena
+    kAdded,  // into `sum`, as the addend of the last product: sum = residual + output, rounded once
+  };
+  Kind kind = Kind::kAlone;
+  View residual = {}, sum = {};
+};
+
+// The mixer's last projection of x; returns the output, undefined where it goes nowhere.
+View project_output(const Context& context, const Linear& linear, const DeviceBatch& batch, const View& x,
+                    LinearSaved& saved, const MixerOutput& output);
+
+// The input of a mixer in the backward pass: the output of the sublayer's norm, which is computed once more,
+// and its gradient. Both lie in the arena from when they are asked for, which is late: what a mixer needs
+// before has ended.
+class MixerInput {
+ public:
+  // `wanted`: whether anybody wants the gradient.
+  MixerInput(const Context& context, const Norm& norm, const View& x, bool wanted)
+      : context_(context), norm_(norm), x_(x), wanted_(wanted) {}
+
+  // [T, H]
+  View normed() const {
+    const View out = context_.like(x_);
+    norm_forward(context_, norm_, x_, out, {});
+    return out;
+  }
+  // [T, H], uninitialised; undefined where nobody wants it.
+  const View& gradient() {
+    if (wanted_ && !gradient_.defined()) gradient_ = context_.like(x_);
+    return gradient_;
+  }
+
+ private:
+  const Context& context_;
+  const Norm& norm_;
+  const View& x_;
+  bool wanted_;
+  View gradient_;
+};
+
+}  // namespace lm

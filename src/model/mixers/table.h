@@ -1,0 +1,24 @@
+// The mixers that a block can have, in the order of MixerSpec (spec/layer_spec.h). A new one is a line in
+// each.
+#pragma once
+
+#include <variant>
+
+#include "model/mixers/attention.h"
+#include "model/mixers/gated_mlp.h"
+
+namespace lm {
+
+using Mixer = std::variant<Attention, GatedMlp>;
+using MixerSaved = std::variant<Attention::Saved, GatedMlp::Saved>;
+
+// A mixer of layer `layer` without its parameters.
+inline Attention unbound_mixer(const AttentionSpec& spec, int64_t layer) {
+  const Norm heads{.spec = spec.head_norm.value_or(NormSpec()), .weight = {}};
+  return {.spec = spec, .layer = layer, .qkv = {}, .q_norm = heads, .k_norm = heads, .out = {}};
+}
+inline GatedMlp unbound_mixer(const GatedMlpSpec& spec, int64_t /*layer*/) {
+  return {.spec = spec, .gate_up = {}, .down = {}};
+}
+
+}  // namespace lm

@@ -1,0 +1,18 @@
+#include "spec/mixers/attention.h"
+
+namespace lm {
+
+MixerParameters mixer_parameters(const AttentionSpec& spec, int64_t hidden) {
+  MixerParameters out;
+  out.matrices = {
+      {.name = "attn.qkv",
+       .reads_norm = true,
+       .columns = hidden,
+       .bias = spec.qkv_bias,
+       .parts = {{"attn.q", spec.q_rows()}, {"attn.k", spec.kv_rows()}, {"attn.v", spec.kv_rows()}}},
+      {.name = "attn.out", .columns = spec.q_rows(), .bias = spec.out_bias, .parts = {{"attn.o", hidden}}}};
+  if (spec.head_norm) out.norms = {{"attn.q_norm", spec.head_dim}, {"attn.k_norm", spec.head_dim}};
+  return out;
+}
+
+}  // namespace lm

@@ -1,0 +1,39 @@
+// Causal grouped-query attention (Ainslie et al., "GQA"): n_h query heads of size d share n_kv heads of keys
+// and values. What the model computes with it is in model/mixers/attention.h.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <optional>
+
+#include "spec/mixers/parameters.h"
+#include "spec/norm_spec.h"
+
+namespace lm {
+
+struct AttentionSpec {
+  static constexpr const char* kNorm = "attn.norm";  // the weight of the norm before it
+
+  int64_t heads = 0;                  // n_h
+  int64_t kv_heads = 0;               // n_kv
+  int64_t head_dim = 0;               // d
+  int64_t window = 0;                 // sliding window in tokens; 0: every earlier token of the document
+  int rope = 0;                       // index into ModelSpec::ropes; kNoRope: q and k know no positions
+  std::optional<NormSpec> head_norm = {};  // of each head of q and k, before RoPE
+  bool qkv_bias = false;
+  bool out_bias = false;
+
+  static constexpr int kNoRope = -1;
+  bool rotates() const { return rope != kNoRope; }
+  int64_t q_rows() const { return heads * head_dim; }
+  int64_t kv_rows() const { return kv_heads * head_dim; }
+  int64_t qkv_rows() const { return q_rows() + 2 * kv_rows(); }
+  // Multiplies q·k before the softmax.
+  float scale() const { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim))); }
+  bool operator==(const AttentionSpec&) const = default;
+};
+
+// attn.qkv [n_h d + 2 n_kv d, H], attn.out [H, n_h d]; with head norms attn.q_norm and attn.k_norm [d].
+MixerParameters mixer_parameters(const AttentionSpec& spec, int64_t hidden);
+
+}  // namespace lm

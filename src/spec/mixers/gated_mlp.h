@@ -1,0 +1,24 @@
+// The gated MLP (Shazeer, "GLU Variants Improve Transformer"): down(activation(gate x) * up x).
+#pragma once
+
+#include <cstdint>
+
+#include "spec/mixers/parameters.h"
+
+namespace lm {
+
+enum class Activation : uint8_t { kSilu };
+
+struct GatedMlpSpec {
+  static constexpr const char* kNorm = "mlp.norm";  // the weight of the norm before it
+
+  Activation activation = Activation::kSilu;
+  int64_t ffn = 0;  // F
+  bool bias = false;
+  bool operator==(const GatedMlpSpec&) const = default;
+};
+
+// mlp.gate_up [2F, H], mlp.down [H, F].
+MixerParameters mixer_parameters(const GatedMlpSpec& spec, int64_t hidden);
+
+}  // namespace lm

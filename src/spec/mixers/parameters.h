@@ -1,0 +1,38 @@
+// The parameters of one mixer as the block's parameter list needs them: names within the layer, shapes, and
+// the parts of which a matrix is made. Values.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace lm {
+
+// A matrix as the program holds it: projections that share an input are one matrix, so that they are one
+// GEMM.
+struct MatrixSpec {
+  // One projection: rows of the matrix, and the name by which a family's NameMap finds its tensors.
+  struct Part {
+    const char* name = "";  // "attn.q"
+    int64_t rows = 0;
+  };
+  const char* name = "";  // "attn.qkv"
+  bool reads_norm =
+      false;  // it multiplies the output of the sublayer's norm; else what the mixer made of that
+  int64_t columns = 0;
+  bool bias = false;
+  std::vector<Part> parts;  // in row order
+};
+
+// The weight of a norm inside a mixer.
+struct NormWeight {
+  const char* name = "";  // "attn.q_norm"
+  int64_t width = 0;
+};
+
+struct MixerParameters {
+  std::vector<MatrixSpec> matrices;
+  std::vector<NormWeight> norms;
+};
+
+}  // namespace lm
