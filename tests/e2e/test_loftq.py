@@ -183,8 +183,8 @@ def test_the_plan_knows_what_the_start_takes(work, tmp_path):
         done = subprocess.run([BIN / "lmlaunch", toml], cwd=work, check=True, capture_output=True, text=True)
         peak[start] = int(done.stderr.split("peak resident memory ")[1].split(" MiB")[0]) << 20
     assert 40 << 20 < planned["loftq"] - planned["zero"] <= 64 << 20
-    # More than a plan without it would have room for, and no more than the plan has.
-    assert planned["zero"] * 1.03 < peak["loftq"] <= planned["loftq"] * 1.03, (peak, planned)
+    # It takes the memory that it is planned, and no more. (What a plan has room for beside that depends on the processor.)
+    assert peak["zero"] * 1.03 < peak["loftq"] <= planned["loftq"] * 1.03, (peak, planned)
     assert peak["zero"] <= planned["zero"] * 1.03, (peak, planned)
 
 
