@@ -229,18 +229,32 @@ void gemm(const Gemm& g, StreamView stream) {
   const auto count = [&] { return parts(g.out.rows, height) * parts(g.out.columns, width); };
   while (count() < least && width > kLeastColumns)
     height > kPanelRows&& width < kTileColumns ? height /= 2 : width /= 2;
-  const int64_t across = parts(g.out.columns, width), tiles = count();
+  const int64_t down = parts(g.out.rows, height), tiles = count();
   if (tiles == 0) return;
   const int threads = tiles < stream.threads ? static_cast<int>(tiles) : stream.threads;
   GemmPanels* const all = gemm_panels(threads);
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-  for (int64_t i = 0; i < tiles; ++i) {
-    Tile t{.row = i / across * height, .rows = height, .column = i % across * width, .columns = width};
-    if (t.rows > g.out.rows - t.row) t.rows = g.out.rows - t.row;
-    if (t.columns > g.out.columns - t.column) t.columns = g.out.columns - t.column;
-    GemmPanels& panels = all[omp_get_thread_num()];
-    g.transpose_a ? add_up<true>(a, b, t, inner, panels) : add_up<false>(a, b, t, inner, panels);
-    write(g, t, panels.sums);
+  const auto share = [&](int64_t thread) { return tiles * thread / threads; };
+  for (int t = 0; t < threads; ++t) all[t].next = share(t);
+    // Tiles are numbered down the columns of the result. Each thread begins with its share of them: of a
+    // weight that was just decoded (encoded_cpu.cpp) it reads the rows that it has in its own cache. Then it
+    // helps others.
+#pragma omp parallel num_threads(threads)
+  {
+    const int mine = omp_get_thread_num();
+    for (int k = 0; k < threads; ++k) {
+      const int owner = (mine + k) % threads;
+      for (;;) {
+        int64_t i;
+#pragma omp atomic capture
+        i = all[owner].next++;
+        if (i >= share(owner + 1)) break;
+        Tile t{.row = i % down * height, .rows = height, .column = i / down * width, .columns = width};
+        if (t.rows > g.out.rows - t.row) t.rows = g.out.rows - t.row;
+        if (t.columns > g.out.columns - t.column) t.columns = g.out.columns - t.column;
+        g.transpose_a ? add_up<true>(a, b, t, inner, all[mine]) : add_up<false>(a, b, t, inner, all[mine]);
+        write(g, t, all[mine].sums);
+      }
+    }
   }
 }
 

@@ -22,6 +22,7 @@ struct GemmPanels {
   alignas(64) float left[(kPanelRows + kPanelGap) * kPanelDepth];
   alignas(64) float right[kTileColumns * kPanelDepth];
   alignas(64) float sums[kTileRows * kTileColumns];
+  int64_t next;  // of the thread's share of the tiles
 };
 static_assert(sizeof(GemmPanels::left) >= sizeof(float) * kPanelRows * (kPanelDepth + kPanelGap),
               "the left matrix lies either way");
