@@ -350,23 +350,23 @@ void StepSave::finish() {
 
 SaveWay TrainStep::save_way(int64_t unit, bool rides) const {
   if (!rides) return SaveWay::kNow;
-  if (settings_.shape.deferred(unit)) return pending_ ? SaveWay::kUpdate : SaveWay::kNow;
+  if (config_.deferred(unit)) return lists_.pending() ? SaveWay::kUpdate : SaveWay::kNow;
   // Tiles pass through slots, which the compute thread fills meanwhile.
-  if (settings_.shape.unit(unit).off_device) return SaveWay::kNow;
+  if (config_.unit(unit).off_device) return SaveWay::kNow;
   const bool frozen = weights_.units()[static_cast<size_t>(unit)].frozen_bytes > 0;
   return weights_.through_slots(unit) && !frozen ? SaveWay::kLoan : SaveWay::kBeside;
 }
 
 std::unique_ptr<StepSave> TrainStep::begin_save(const StepSaveSetup& setup) {
   // Without global clipping the next updates come before any check.
-  const bool rides = settings_.clip == Clip::kGlobal && !(pending_ && update_.skipped);
+  const bool rides = config_.clip == Clip::kGlobal && !(lists_.pending() && update_.skipped);
   std::vector<SaveUnit> units;
-  for (int64_t u = 0; u < std::ssize(settings_.shape.units); ++u) {
-    const ScheduleUnit& unit = settings_.shape.unit(u);
+  for (int64_t u = 0; u < std::ssize(config_.units); ++u) {
+    const ScheduleUnit& unit = config_.unit(u);
     units.push_back({.way = save_way(u, rides),
                      .first_tile = unit.first_tile,
                      .end_tile = unit.end_tile,
-                     .gathered = settings_.shape.sharded && !unit.in_shards});
+                     .gathered = config_.sharded && !unit.in_shards});
   }
   if (std::ranges::find(units, SaveWay::kNow, &SaveUnit::way) != units.end()) flush();
   auto save = std::make_unique<StepSave>(
@@ -376,7 +376,7 @@ std::unique_ptr<StepSave> TrainStep::begin_save(const StepSaveSetup& setup) {
                              .gathers = device_group_.stream(context_.stream),
                              .units = std::move(units),
                              .step = update_.step,
-                             .updates = optimizer_->t() + (pending_ && !update_begun_ ? 1 : 0)});
+                             .updates = optimizer_->t() + (lists_.pending() && !update_begun_ ? 1 : 0)});
   save_ = save.get();
   return save;
 }
