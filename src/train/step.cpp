@@ -164,14 +164,9 @@ void TrainStep::transfer(const Operation& operation) {
     const int64_t before = std::exchange(arrays[slot], operation.array);
     if (save_ != nullptr && before >= 0) save_->take_back(operation.pool, before);
   }
-  switch (operation.kind) {
-    case OperationKind::kFetch:
-      return store.fetch(operation.array, operation.slot);
-    case OperationKind::kClaim:
-      return store.claim(operation.array, operation.slot);
-    default:
-      return store.write_back(operation.array);
-  }
+  if (operation.kind == OperationKind::kFetch) return store.fetch(operation.array, operation.slot);
+  if (operation.kind == OperationKind::kClaim) return store.claim(operation.array, operation.slot);
+  store.write_back(operation.array);
 }
 
 bool TrainStep::trained(int64_t block) const {
@@ -377,30 +372,39 @@ double TrainStep::evaluate(const Batch& batch) {
   return read_loss();
 }
 
+void TrainStep::walk_logits(const Batch& batch, const RowPicker& pick, const View& out,
+                            const KeyValueCache* cache) {
+  View normed;
+  context_.uploads.rewind();  // whoever came before has waited
+  const auto head = [&](const Operation& operation, ForwardPass& pass) {
+    if (unit(operation).segment())
+      return head_segment_logits(context_, pass.bind_segment(operation), normed, out);
+    const View rows = pick(pass.x());
+    if (operation.kind == OperationKind::kHead) return head_logits(context_, pass.bind_head(), rows, out);
+    normed = head_normed(context_, pass.bind_norm(), rows);
+  };
+  walk_forward(batch, head, cache);
+}
+
 std::vector<float> TrainStep::logits(const Batch& batch, const std::vector<int32_t>& rows) {
   const auto count = static_cast<int64_t>(rows.size()), vocab = context_.spec.vocab;
   const int64_t bytes = count * vocab * static_cast<int64_t>(dtype_size(context_.dtype));
   const Memory memory(context_.device, bytes);
   const View out = view_of(memory.data(), context_.dtype, count, vocab);
-  View normed;
-  context_.uploads.rewind();
-  walk_forward(batch, [&](const Operation& operation, ForwardPass& pass) {
-    if (unit(operation).segment()) {
-      return head_segment_logits(context_, pass.bind_segment(operation), normed, out);
-    }
+  const auto pick = [&](const View& x) {
     const View index = context_.tensor(count, 1, DType::kI32);
     context_.uploads.send(index.data, rows.data(), count * 4, context_.stream);
     const View picked = context_.tensor(count, context_.spec.hidden);
-    context_.kernels.gather_rows({.table = pass.x().data,
+    context_.kernels.gather_rows({.table = x.data,
                                   .index = static_cast<const int32_t*>(index.data),
                                   .out = picked.data,
                                   .rows = count,
                                   .width = context_.spec.hidden,
                                   .dtype = context_.dtype},
                                  context_.stream);
-    if (operation.kind == OperationKind::kHead) return head_logits(context_, pass.bind_head(), picked, out);
-    normed = head_normed(context_, pass.bind_norm(), picked);
-  });
+    return picked;
+  };
+  walk_logits(batch, pick, out);
   // From bf16 by the same kernel that adds gradients.
   std::vector<float> floats(static_cast<size_t>(count * vocab));
   std::vector<std::byte> host(static_cast<size_t>(bytes));
@@ -426,16 +430,8 @@ void TrainStep::extend(KeyValueCache& cache, std::span<const int32_t> tokens, co
   batch.target.assign(tokens.size(), -1);
   batch.sample.assign(tokens.size(), 0);
   batch.document_start = {0, static_cast<int32_t>(count)};
-  View normed;
-  context_.uploads.rewind();  // whoever came before has waited
-  const auto head = [&](const Operation& operation, ForwardPass& pass) {
-    if (unit(operation).segment())
-      return head_segment_logits(context_, pass.bind_segment(operation), normed, logits);
-    const View last = pass.x().row_range(count - 1, 1);
-    if (operation.kind == OperationKind::kHead) return head_logits(context_, pass.bind_head(), last, logits);
-    normed = head_normed(context_, pass.bind_norm(), last);
-  };
-  walk_forward(batch, head, &cache);
+  walk_logits(
+      batch, [&](const View& x) { return x.row_range(count - 1, 1); }, logits, &cache);
   cache.set_tokens(cache.tokens() + count);
 }
 

@@ -125,6 +125,10 @@ class TrainStep : private PassMemory {
   // Carries out an evaluation's list; `head` does what the head's operations are for.
   using HeadVisitor = std::function<void(const Operation& operation, ForwardPass& pass)>;
   void walk_forward(const Batch& batch, const HeadVisitor& head, const KeyValueCache* cache = nullptr);
+  // Logits of the rows that `pick` takes of the last block's output [T, H].
+  using RowPicker = std::function<View(const View& x)>;
+  void walk_logits(const Batch& batch, const RowPicker& pick, const View& out,
+                   const KeyValueCache* cache = nullptr);
   bool trained(int64_t block) const;
   void zero_loss();
   double* nll_sum() const { return reinterpret_cast<double*>(nll_.data()); }
