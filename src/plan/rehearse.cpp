@@ -229,8 +229,9 @@ ArenaNeed need_of(const ModelSpec& spec, const StepConfig& step, int64_t tokens,
 
 StepConfig dry_run_step(const StepConfig& step) {
   StepConfig out = step;
+  // The layers are the model's.
   const int64_t segments = step.segments();
-  out.units = schedule_units(std::max<int64_t>(std::ssize(step.units) - 2 - segments, 0), segments);
+  out.units = segments > 0 ? schedule_units(0, segments) : std::vector<ScheduleUnit>();
   out.micro_batches = out.ranks = out.machine_ranks = 1;
   out.clip = Clip::kGlobal;
   out.pending = out.sharded = out.in_backward = out.frozen_weights = false;

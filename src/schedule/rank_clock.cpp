@@ -30,8 +30,8 @@ double DiskClock::pass(Way& way, Way& other, double start, double seconds, doubl
   return way.until += left;
 }
 
-TimedList::TimedList(StepSchedule list, const StepConfig& config)
-    : list_(std::move(list)), wanted_(list_.operations.size()) {
+TimedList::TimedList(const StepSchedule& list, const StepConfig& config)
+    : list_(list), wanted_(list_.operations.size()) {
   StepSchedule inner;
   std::vector<size_t> place;  // of an operation of `inner`, in the list
   for (size_t i = 0; i < list_.operations.size(); ++i) {

@@ -11,15 +11,15 @@
 
 namespace lm {
 
-// A list, and the arrays that each of its operations waits for.
+// A list, which is borrowed, and the arrays that each of its operations waits for.
 class TimedList {
  public:
-  TimedList(StepSchedule list, const StepConfig& config);
+  TimedList(const StepSchedule& list, const StepConfig& config);
   const std::vector<Operation>& operations() const { return list_.operations; }
   const std::vector<std::pair<Pool, int64_t>>& wanted(size_t i) const { return wanted_[i]; }
 
  private:
-  StepSchedule list_;
+  const StepSchedule& list_;
   std::vector<std::vector<std::pair<Pool, int64_t>>> wanted_;  // of each operation
 };
 

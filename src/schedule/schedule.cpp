@@ -166,6 +166,7 @@ const char* pool_name(Pool pool) {
 
 std::vector<ScheduleUnit> schedule_units(int64_t layers, int64_t segments) {
   std::vector<ScheduleUnit> out;
+  out.reserve(static_cast<size_t>(layers + 2 + segments));
   int64_t segment = 0;  // in the block's array the matrix comes before the norm
   for (const Unit& unit : list_units(layers, segments)) {
     const int64_t tile = unit.segment() ? segment++ : unit.role == UnitRole::kFinalNorm ? segments : 0;
