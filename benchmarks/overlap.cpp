@@ -20,6 +20,7 @@
 #include "base/clock.h"
 #include "offload/local_store.h"
 #include "plan/plan.h"
+#include "schedule/transfers.h"
 #include "tests/support/sim_disk.h"
 
 namespace {
@@ -73,7 +74,7 @@ PlacementPlan on_disk(const Setting& setting) {
   return placement;
 }
 
-double compute_seconds(const Operation& op, const ScheduleShape& shape) {
+double compute_seconds(const Operation& op, const StepConfig& shape) {
   switch (op.kind) {
     case OperationKind::kForward:
       return shape.unit(op.unit).role == UnitRole::kEmbedding ? 0 : kForward;
@@ -99,15 +100,14 @@ void spin(double seconds) {
 // Walks steps as train/step.cpp does, with waiting instead of work.
 class Runner {
  public:
-  Runner(const PlacementPlan& placement, double rate)
+  Runner(const PlacementPlan& placement, const StepConfig& config, double rate)
       : space_({{std::filesystem::temp_directory_path().string(), 1}}, bytes(placement, false)),
         disk_(space_.files(),
               {.faults = {}, .depth = 32, .read_bytes_per_s = rate, .write_bytes_per_s = rate}),
         pinned_(DeviceType::kCpu, bytes(placement, true)),
         queue_(
             space_, [this] { return disk_.make_engine(); }, kMiB / 4),
-        transfers_(placement.transfers()),
-        slots_(transfers_) {
+        slots_(config) {
     for (const Pool which : kEveryPool) {
       const PoolPlan& pool = placement.pool(which);
       if (pool.slots == 0) continue;
@@ -120,17 +120,17 @@ class Runner {
     }
   }
 
-  double step(const ScheduleShape& shape, const ScheduleShape& next) {
+  double step(const StepConfig& shape, const StepConfig& next) {
     const double start = monotonic_seconds();
     const StepSchedule compute = make_schedule(shape);
     // What each operation works on, as the transfers are planned for.
     std::multimap<size_t, std::pair<Pool, int64_t>> uses;
     for (const Pool which : kEveryPool) {
-      for (const ArrayUse& use : array_uses(compute, which, transfers_))
+      for (const ArrayUse& use : array_uses(compute, which, shape))
         uses.emplace(use.begin, std::pair(which, use.array));
     }
     size_t index = 0;
-    for (const Operation& op : add_transfers(compute, make_schedule(next), transfers_, slots_).operations) {
+    for (const Operation& op : add_transfers(compute, make_schedule(next), shape, slots_).operations) {
       if (op.kind == OperationKind::kFetch) {
         store(op.pool)->fetch(op.array, op.slot);
       } else if (op.kind == OperationKind::kClaim) {
@@ -161,12 +161,11 @@ class Runner {
   SimDisk disk_;
   PinnedPool pinned_;
   IoQueue queue_;
-  TransferShape transfers_;
   SlotState slots_;
   std::array<std::unique_ptr<Store>, kPools> stores_;
 };
 
-double compute_of_step(const ScheduleShape& shape) {
+double compute_of_step(const StepConfig& shape) {
   double sum = 0;
   for (const Operation& op : make_schedule(shape).operations) sum += compute_seconds(op, shape);
   return sum;
@@ -175,12 +174,14 @@ double compute_of_step(const ScheduleShape& shape) {
 // `share`: of the busier way of the disk, in the step's compute.
 void measure(const Setting& setting, Clip clip, const char* clip_name, double share, int rounds) {
   const PlacementPlan placement = on_disk(setting);
-  ScheduleShape shape{.units = placement.units(),
-                      .micro_batches = kMicroBatches,
-                      .recompute = setting.recompute,
-                      .clip = clip,
-                      .group = setting.group};
-  ScheduleShape next = shape;
+  StepConfig shape{.units = placement.units(),
+                   .micro_batches = kMicroBatches,
+                   .recompute = setting.recompute,
+                   .clip = clip,
+                   .group = setting.group,
+                   .first_tile = placement.first_tile};
+  for (const Pool which : kEveryPool) shape.pool(which) = placement.through(which);
+  StepConfig next = shape;
   next.pending = shape.defers();
   const auto bound_at = [&](double rate) {
     return walk_timeline(shape, placement.timeline(), {.disk_read = rate, .disk_write = rate},
@@ -190,7 +191,7 @@ void measure(const Setting& setting, Clip clip, const char* clip_name, double sh
   const double rate =
       std::max(moved.disk_read_bytes, moved.disk_written_bytes) / (share * compute_of_step(next));
   const Timeline bound = bound_at(rate);
-  Runner runner(placement, rate);
+  Runner runner(placement, shape, rate);
   std::vector<double> seconds;
   for (int round = 0; round < rounds + 2; ++round) {
     shape.pending = round > 0 && next.pending;

@@ -167,8 +167,8 @@ int64_t SyntheticRun::planned_host_bytes() const {
   if (placement.gemm_shapes == 0) return planned;
   const AdapterSpec* const trained = setup_.lora ? &adapter_ : nullptr;
   // All batches have one number of rows.
-  const int64_t used = gemm_shapes(pass_shape(setup_.spec, layout_, trained, plan_.numerics, plan_.placement),
-                                   plan_.micro_tokens, plan_.numerics.micro_batches);
+  const int64_t used = gemm_shapes({setup_.spec, layout_, trained}, plan_.step, plan_.micro_tokens,
+                                   plan_.numerics.micro_batches);
   return planned - std::max<int64_t>(placement.gemm_shapes - used, 0) * gemm_shape_bytes_;
 }
 

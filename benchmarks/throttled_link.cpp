@@ -104,7 +104,7 @@ class Bound {
         costs_(step_shape(in_, plan_)),
         traffic_(run.layout(), plan_.numerics, plan_.placement, in_.world),
         units_(run.layout().units(plan_.placement.head_segments() > 0)),
-        list_(steady_steps(plan_.schedule, plan_.placement.transfers()).back()) {}
+        list_(steady_steps(plan_.step).back()) {}
 
   TimedRates rates() const {
     double flops = 0, elements = 0;
@@ -119,7 +119,7 @@ class Bound {
     return sum([&](const Operation& op) { return compute(op, rates); });
   }
   Timeline walk(const TimedRates& rates, double link_rate) const {
-    return walk_timeline(plan_.schedule, plan_.placement.timeline(),
+    return walk_timeline(plan_.step, plan_.placement.timeline(),
                          {.disk_read = kDisk, .disk_write = kDisk, .link = kFast},
                          [&](const Operation& op) { return compute(op, rates) + link(op, link_rate); });
   }
@@ -138,7 +138,7 @@ class Bound {
     const Unit& unit = units_[static_cast<size_t>(op.unit)];
     const int ranks = plan_.placement.sharded ? in_.world.ranks : 1;
     return static_cast<double>(shard_of(unit, 0, ranks).elements) /
-           static_cast<double>(plan_.schedule.unit(op.unit).tiles());
+           static_cast<double>(plan_.step.unit(op.unit).tiles());
   }
   double compute(const Operation& op, const TimedRates& rates) const {
     return flops(op) / rates.gemm_flops + elements(op) / rates.updated_elements;

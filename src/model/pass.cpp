@@ -29,24 +29,24 @@ struct Pass::MicroBatch {
   HeadRows head;                  // of a cut head, behind everything else
 };
 
-Pass::Pass(const Context& context, const ModelLayout& layout, const AdapterSpec* adapter, PassMemory& memory,
-           const PassSettings& settings, double* nll_sum)
+Pass::Pass(const Context& context, const ModelParts& model, PassMemory& memory, const StepConfig& step,
+           double* nll_sum)
     : context_(context),
-      binding_(context.spec, layout, adapter),
-      units_(layout.units(settings.cut_head)),
+      binding_(model.spec, model.layout, model.adapter),
+      units_(model.layout.units(step.cut_head())),
       memory_(memory),
-      settings_(settings),
+      config_(step),
       nll_sum_(nll_sum),
-      head_(std::ssize(layout.blocks) - 1),
-      group_(static_cast<size_t>(settings.group)),
-      mark_(layout.blocks.size()) {
-  for (const BlockLayout& block : layout.blocks) trained_.push_back(block.flat_elements > 0 ? 1 : 0);
-  if (settings.table_last) take_gradient_slot(layout);
+      head_(std::ssize(model.layout.blocks) - 1),
+      group_(static_cast<size_t>(step.group)),
+      mark_(model.layout.blocks.size()) {
+  for (const BlockLayout& block : model.layout.blocks) trained_.push_back(block.flat_elements > 0 ? 1 : 0);
+  if (step.table_last) take_gradient_slot(model.layout);
 }
 
 void Pass::take_gradient_slot(const ModelLayout& layout) {
-  const int64_t rows = settings_.micro_rows;
-  for (int64_t micro = 0; micro < settings_.group; ++micro) {
+  const int64_t rows = config_.micro_rows;
+  for (int64_t micro = 0; micro < config_.group; ++micro) {
     HeadRows kept;
     kept.normed = context_.tensor(rows, context_.spec.hidden);
     for (View* statistic : {&kept.max, &kept.sum}) *statistic = context_.tensor(rows, 1, DType::kF32);
@@ -55,7 +55,7 @@ void Pass::take_gradient_slot(const ModelLayout& layout) {
   int64_t longest = 0;
   for (size_t b = 1; b < layout.blocks.size(); ++b)
     longest = std::max(longest, layout.blocks[b].flat_elements);
-  const auto size = static_cast<int64_t>(dtype_size(settings_.bind.gradient_dtype));
+  const auto size = static_cast<int64_t>(dtype_size(config_.arithmetic.gradient_dtype));
   table_bytes_ = layout.blocks.front().flat_elements * size;
   slot_mark_ = context_.arena.mark();
   gradient_slot_ = context_.arena.allocate(longest * size);
@@ -72,7 +72,7 @@ void Pass::begin(int64_t step, int64_t micro_batches, float loss_scale) {
 }
 
 void Pass::end() {
-  if (!settings_.table_last) return;
+  if (!config_.table_last) return;
   context_.arena.rewind(slot_mark_);
   context_.arena.allocate(end_mark_ - slot_mark_);
 }
@@ -97,10 +97,12 @@ void Pass::carry_out(const Operation& operation) {
 }
 
 BindOptions Pass::options(bool training) const {
-  BindOptions out = settings_.bind;
-  out.training = training;
-  out.step = step_;
-  return out;
+  return {.dtype = config_.arithmetic.dtype,
+          .fp32_adapters = config_.arithmetic.fp32_adapters,
+          .gradient_dtype = config_.arithmetic.gradient_dtype,
+          .training = training,
+          .seed = config_.seed,
+          .step = step_};
 }
 
 Param Pass::embedding(const BlockMemory& memory, bool gradient) const {
@@ -113,7 +115,7 @@ TransformerBlock Pass::bind_block(int64_t block, bool gradient, bool training) {
 
 Head Pass::bind_head(bool gradient) {
   const BlockMemory memory = memory_.borrow(head_, gradient);
-  const bool with_table = gradient && !settings_.table_last;
+  const bool with_table = gradient && !config_.table_last;
   const Param tied = context_.spec.tied ? embedding(memory_.borrow(0, with_table), with_table) : Param();
   return binding_.head(memory, tied, options(gradient));
 }
@@ -127,12 +129,12 @@ HeadSegment Pass::bind_segment(const Operation& operation, bool gradient) {
 }
 
 LossOptions Pass::loss_options(int64_t micro) const {
-  return {.row_chunk = settings_.row_chunk, .scale = loss_scale_, .first = micro == 0};
+  return {.row_chunk = config_.arithmetic.row_chunk, .scale = loss_scale_, .first = micro == 0};
 }
 
 void Pass::head(int64_t block, int64_t micro) {
   LossOptions options = loss_options(micro);
-  if (settings_.table_last) options.keep = &kept_head(micro);
+  if (config_.table_last) options.keep = &kept_head(micro);
   head_loss(context_, bind_head(true), at(micro).device, input(block, micro), at(micro).dx, nll_sum_,
             options);
 }
@@ -154,13 +156,13 @@ void Pass::table_gradient(int64_t micro) {
 }
 
 bool Pass::last_of_group(int64_t micro) const {
-  return (micro + 1) % settings_.group == 0 || micro + 1 == micro_batches_;
+  return (micro + 1) % config_.group == 0 || micro + 1 == micro_batches_;
 }
 
 View Pass::make_input(int64_t block, int64_t micro) {
   MicroBatch& m = at(micro);
   View& x = m.x_in[static_cast<size_t>(block)];
-  if (!settings_.inputs_off_device) return x = context_.tensor(m.device.rows, context_.spec.hidden);
+  if (!config_.inputs_off_device()) return x = context_.tensor(m.device.rows, context_.spec.hidden);
   View made = view_of(nullptr, context_.dtype, m.device.rows, context_.spec.hidden);
   made.data = memory_.make_input(block, micro, made.bytes());
   return made;
@@ -168,13 +170,13 @@ View Pass::make_input(int64_t block, int64_t micro) {
 
 View Pass::input(int64_t block, int64_t micro) {
   MicroBatch& m = at(micro);
-  if (!settings_.inputs_off_device) return m.x_in[static_cast<size_t>(block)];
+  if (!config_.inputs_off_device()) return m.x_in[static_cast<size_t>(block)];
   return view_of(memory_.input(block, micro), context_.dtype, m.device.rows, context_.spec.hidden);
 }
 
 void Pass::begin_micro(int64_t micro) {
   if (first_of_group(micro)) group_mark_ = context_.arena.mark();
-  group_[static_cast<size_t>(micro % settings_.group)] =
+  group_[static_cast<size_t>(micro % config_.group)] =
       std::make_unique<MicroBatch>(context_, memory_.place(micro), mark_.size());
   const View x = make_input(1, micro);
   embedding_forward(context_, embedding(memory_.borrow(0, false), false).weight, at(micro).device, x);
@@ -186,7 +188,7 @@ void Pass::forward(int64_t block, int64_t micro) {
   MicroBatch& m = at(micro);
   const TransformerBlock bound = bind_block(block, false, true);
   const View x_in = input(block, micro);
-  if (settings_.recompute) {
+  if (config_.recompute) {
     const View x_out = make_input(block + 1, micro);
     const ArenaFrame frame(context_.arena);
     BlockSaved dropped = allocate_block_saved(context_, bound, m.device.rows);
@@ -235,7 +237,7 @@ void Pass::backward(int64_t block, int64_t micro) {
   if (block == 0) {
     if (train_embedding) memory_.add_embedding_gradient(micro, m.dx);
     if (!last_of_group(micro)) return;
-    if (settings_.keeps_inputs && !inputs_kept_) {
+    if (config_.keeps_inputs() && !inputs_kept_) {
       inputs_kept_ = true;
     } else {
       context_.arena.rewind(group_mark_);
@@ -246,7 +248,7 @@ void Pass::backward(int64_t block, int64_t micro) {
   if (micro == 0) memory_.begin_gradient(block);
   block_backward(context_, bind_block(block, true, true), m.device, input(block, micro), m.saved[b],
                  {.dx = m.dx, .first = micro == 0, .want_dx = block > 1 || train_embedding});
-  if (settings_.recompute) {
+  if (config_.recompute) {
     context_.arena.rewind(recompute_mark_);
   } else if (last_of_group(micro)) {
     context_.arena.rewind(mark_[b]);
@@ -275,7 +277,7 @@ void ForwardPass::carry_out(const Operation& operation) {
 
 void ForwardPass::head(const Operation& operation) {
   const Context& context = pass_.context_;
-  const LossOptions options{.row_chunk = pass_.settings_.row_chunk, .scale = 1, .first = false};
+  const LossOptions options{.row_chunk = pass_.config_.arithmetic.row_chunk, .scale = 1, .first = false};
   if (operation.kind == OperationKind::kHead) {
     head_loss(context, bind_head(), batch_, x_, {}, pass_.nll_sum_, options);
   } else if (!pass_.unit(operation).segment()) {

@@ -24,31 +24,17 @@ class PassMemory {
   virtual void begin_gradient(int64_t unit) = 0;
   // dx [T, H] of the embedding's output; only called where the embedding is trained.
   virtual void add_embedding_gradient(int64_t micro, const View& dx) = 0;
-  // Of inputs that live off the device (PassSettings::inputs_off_device): memory for one of so many bytes
+  // Of inputs that live off the device (StepConfig::inputs_off_device): memory for one of so many bytes
   // that is about to be made, and where one that was made is now.
   virtual std::byte* make_input(int64_t block, int64_t micro, int64_t bytes) = 0;
   virtual std::byte* input(int64_t block, int64_t micro) = 0;
 };
 
-struct PassSettings {
-  BindOptions bind;         // seed and types; `training` and `step` are set per pass
-  bool recompute = false;   // keep block inputs only
-  int64_t row_chunk = 512;  // rows of logits at once
-  int64_t group = 1;        // micro-batches that pass a block before the next
-  bool cut_head = false;
-  bool inputs_off_device = false;
-  // A step has two backwards of the same micro-batches, and the first one leaves block inputs to the second.
-  bool keeps_inputs = false;
-  // A tied table's gradient is made last (ScheduleShape), of micro-batches of so many rows at most.
-  bool table_last = false;
-  int64_t micro_rows = 0;
-};
-
 class Pass {
  public:
-  // `adapter` null: full fine-tuning. `nll_sum`: fp64 in device memory, to which losses are added.
-  Pass(const Context& context, const ModelLayout& layout, const AdapterSpec* adapter, PassMemory& memory,
-       const PassSettings& settings, double* nll_sum);
+  // Borrows all but the model's parts. `nll_sum`: fp64 in device memory, to which losses are added.
+  Pass(const Context& context, const ModelParts& model, PassMemory& memory, const StepConfig& step,
+       double* nll_sum);
   ~Pass();
 
   // A step of so many micro-batches begins; `loss_scale` is 1 / its target tokens.
@@ -77,14 +63,14 @@ class Pass {
   void head(int64_t block, int64_t micro);
   void table_gradient(int64_t micro);
   void take_gradient_slot(const ModelLayout& layout);
-  HeadRows& kept_head(int64_t micro) { return kept_heads_[static_cast<size_t>(micro % settings_.group)]; }
+  HeadRows& kept_head(int64_t micro) { return kept_heads_[static_cast<size_t>(micro % config_.group)]; }
   // Of a cut head: of a segment, or of the final norm.
   void head_forward(const Operation& operation);
   void head_backward(const Operation& operation);
 
   const Unit& unit(const Operation& operation) const { return units_[static_cast<size_t>(operation.unit)]; }
-  MicroBatch& at(int64_t micro) { return *group_[static_cast<size_t>(micro % settings_.group)]; }
-  bool first_of_group(int64_t micro) const { return micro % settings_.group == 0; }
+  MicroBatch& at(int64_t micro) { return *group_[static_cast<size_t>(micro % config_.group)]; }
+  bool first_of_group(int64_t micro) const { return micro % config_.group == 0; }
   bool last_of_group(int64_t micro) const;
   // x_in [T, H] of a block; `make_input` gives it memory first.
   View input(int64_t block, int64_t micro);
@@ -102,7 +88,7 @@ class Pass {
   std::vector<Unit> units_;
   std::vector<char> trained_;  // per block
   PassMemory& memory_;
-  PassSettings settings_;
+  const StepConfig& config_;
   double* nll_sum_;
   int64_t head_;  // the last block, and its unit
   // Of a tied table that is made last: what each micro-batch's head has kept for it, and behind that in the

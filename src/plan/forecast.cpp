@@ -14,7 +14,7 @@ namespace {
 // A step of many micro-batches is walked with a few of them, and with twice as many: each further one takes
 // what those in between do. So the work does not grow with train.global_batch.
 struct FewMicroBatches {
-  ScheduleShape less, more;
+  StepConfig less, more;
   double times = 0;  // that the difference comes on top of `more`
 
   double extend(double of_less, double of_more) const { return of_more + times * (of_more - of_less); }
@@ -38,7 +38,7 @@ struct FewMicroBatches {
   }
 };
 
-std::optional<FewMicroBatches> few_micro_batches(const ScheduleShape& step) {
+std::optional<FewMicroBatches> few_micro_batches(const StepConfig& step) {
   constexpr int64_t kMostWalked = 8000, kOfMicroBatch = 4;  // operations; of each in every unit, at most
   const int64_t all = step.micro_batches, group = step.group >= all ? 1 : step.group;
   const int64_t each = group * kOfMicroBatch * std::ssize(step.units);
@@ -52,7 +52,7 @@ std::optional<FewMicroBatches> few_micro_batches(const ScheduleShape& step) {
 
 // `walk` gives a step's timeline, or its traffic.
 template <class Walk>
-auto walk_few(const ScheduleShape& step, const Walk& walk) {
+auto walk_few(const StepConfig& step, const Walk& walk) {
   const std::optional<FewMicroBatches> few = few_micro_batches(step);
   return few ? few->extend(walk(few->less), walk(few->more)) : walk(step);
 }
@@ -62,12 +62,11 @@ auto walk_few(const ScheduleShape& step, const Walk& walk) {
 void predict_traffic(const PlanInput& in, Plan& plan) {
   plan.world = in.world;
   if (in.world.ranks == 1) return;
-  const TransferShape transfers = plan.placement.transfers();
   const RankLinks links = rank_links(in.machine, in.device);
   const Traffic traffic(in.layout, plan.numerics, plan.placement, in.world);
-  plan.traffic = walk_few(plan.schedule, [&](const ScheduleShape& shape) {
-    const StepSchedule step = transfers.any() ? steady_steps(shape, transfers).back() : make_schedule(shape);
-    return traffic_of(traffic, step, in.world, links);
+  plan.traffic = walk_few(plan.step, [&](const StepConfig& step) {
+    const StepSchedule list = step.uses_slots() ? steady_steps(step).back() : make_schedule(step);
+    return traffic_of(traffic, list, in.world, links);
   });
   if (links.assumed && (in.device == DeviceType::kCuda || in.world.nodes > 1))
     plan.choices.push_back({"links between ranks", "assumed",
@@ -90,9 +89,9 @@ double stop_vote_seconds(const PlanInput& in, const Plan& plan) {
 // waits.
 void predict_transfers(const PlanInput& in, const StepShape& shape, const StepCosts& costs, Plan& plan) {
   const TimelineShape timeline = plan.placement.timeline();
-  if (!timeline.transfers.any() && !plan.placement.update_on_host && !timeline.calls_beside) return;
-  plan.timeline = walk_few(plan.schedule, [&](const ScheduleShape& shape) {
-    return walk_timeline(shape, timeline, link_rates(in.machine, in.device),
+  if (!plan.step.uses_slots() && !plan.placement.update_on_host && !plan.step.calls_beside()) return;
+  plan.timeline = walk_few(plan.step, [&](const StepConfig& step) {
+    return walk_timeline(step, timeline, link_rates(in.machine, in.device),
                          operation_seconds(in, plan, costs));
   });
   plan.step_seconds = plan.timeline.seconds + stop_vote_seconds(in, plan);
@@ -102,14 +101,14 @@ void predict_transfers(const PlanInput& in, const StepShape& shape, const StepCo
   const auto row = static_cast<double>(in.spec.hidden) * static_cast<double>(dtype_size(plan.numerics.dtype));
   const auto updated =
       in.adapter != nullptr ? 0.0 : 2.0 * static_cast<double>(plan.placement.embedding_in_host);
-  const double lookups = plan.schedule.measures() && !plan.numerics.recompute ? 2 : 1;
+  const double lookups = plan.step.measures() && !plan.numerics.recompute ? 2 : 1;
   plan.timeline.link_bytes += lookups * shape.step_tokens / in.world.ranks * row + updated;
 }
 
 // With a first backward for the norm alone.
 void explain_measuring(const StepCosts& costs, const ComputeRates& rates, Plan& plan) {
-  if (!plan.schedule.measures()) return;
-  ScheduleShape after = plan.schedule;
+  if (!plan.step.measures()) return;
+  StepConfig after = plan.step;
   after.in_backward = false;
   const double seconds = plan.prediction.seconds - predict_step(costs, after, rates).seconds;
   plan.choices.push_back({"backward for the norm", fmt::format("{:.3g} s", seconds),
@@ -169,15 +168,16 @@ StepShape step_shape(const PlanInput& in, const Plan& plan) {
   const auto size = [](DType type) { return static_cast<double>(dtype_size(type)); };
   // Sums of rows and columns take two more passes over the gradient and one over the weights; state counts
   // twice, read and written.
+  StepConfig step = plan.step;
+  step.weighted = in.data.weighted;
   const double sums = is_factored(n.rule) ? size(n.gradient_dtype) + size(n.trained_dtype()) / 2 : 0;
   const auto state = static_cast<double>(state_bytes(in.layout, n.state()));
-  return {.pass = pass_shape(in, plan),
+  return {.model = in.model(),
+          .step = std::move(step),
           .state_bytes = state / static_cast<double>(std::max<int64_t>(in.layout.flat_elements, 1)) + sums,
           .micro = uniform_work(static_cast<double>(n.micro_batch) * length.sequence, length.document,
                                 in.data.target_share),
           .step_tokens = sequences * length.sequence,
-          .ranks = n.ranks,
-          .sharded = plan.placement.sharded,
           .rule = n.rule,
           .bf16_time = compute_rates(in.machine, in.device, n.dtype).gemm_flops /
                        compute_rates(in.machine, in.device, DType::kBF16).gemm_flops};
@@ -189,9 +189,9 @@ std::function<double(const Operation&)> compute_seconds(const PlanInput& in, con
                      host = compute_rates(in.machine, DeviceType::kCpu, plan.numerics.dtype);
   return [=, &costs, &plan, timeline = plan.placement.timeline()](const Operation& op) {
     if (is_transfer(op)) return 0.0;
-    const double all = cost_seconds(costs.of(op), timeline.host_update(op).used ? host : rates);
+    const double all = cost_seconds(costs.of(op), timeline.host_update(plan.step, op).used ? host : rates);
     const bool tile = op.kind == OperationKind::kUpdate;
-    return tile ? all / static_cast<double>(plan.schedule.unit(op.unit).tiles()) : all;
+    return tile ? all / static_cast<double>(plan.step.unit(op.unit).tiles()) : all;
   };
 }
 
@@ -216,10 +216,9 @@ void forecast(const PlanInput& in, Plan& plan) {
   const ComputeRates rates = compute_rates(in.machine, in.device, n.dtype);
   const StepShape shape = step_shape(in, plan);
   const StepCosts costs(shape);
-  plan.schedule = plan.placement.schedule(in.spec, n.recompute, in.config.optimizer.clip);
-  plan.schedule.micro_batches =
+  plan.step.micro_batches =
       std::min(n.micro_batches, ceil_div(ceil_div(step_sequences(in), in.world.ranks), n.micro_batch));
-  plan.prediction = predict_step(costs, plan.schedule, rates);
+  plan.prediction = predict_step(costs, plan.step, rates);
   plan.step_seconds = plan.prediction.seconds;
   explain_measuring(costs, rates, plan);
   plan.step_tokens = shape.step_tokens;

@@ -51,40 +51,13 @@ int64_t PlacementPlan::head_segments() const {
   return 0;
 }
 
-ScheduleShape PlacementPlan::schedule(const ModelSpec& spec, bool recompute, Clip clip) const {
-  return {.units = units(),
-          .micro_batches = 1,
-          .tied = spec.tied,
-          .recompute = recompute,
-          .clip = clip,
-          .group = group,
-          .pending = false,
-          .ranks = ranks,
-          .sharded = sharded,
-          .in_backward = in_backward(),
-          .table_last = table_last};
-}
-
-TransferShape PlacementPlan::transfers() const {
-  TransferShape shape;
-  for (int p = 0; p < kPools; ++p) {
-    const auto which = static_cast<Pool>(p);
-    if (pool(which).slots > 0) shape.pool(which) = {through_slots(which), pool(which).slots};
-  }
-  shape.units = units();
-  shape.first_tile = first_tile;
-  shape.group = group;
-  shape.frozen_weights = frozen_weights;
-  shape.measures = measures;
-  return shape;
+PoolShape PlacementPlan::through(Pool which) const {
+  if (pool(which).slots == 0) return {};
+  return {through_slots(which), pool(which).slots};
 }
 
 TimelineShape PlacementPlan::timeline() const {
-  TimelineShape shape{.transfers = transfers(),
-                      .arrays = {},
-                      .gpu = device == DeviceType::kCuda,
-                      .calls_beside = device == DeviceType::kCuda && ranks > 1,
-                      .host_updates = {}};
+  TimelineShape shape;
   for (int p = 0; p < kPools; ++p) {
     const PoolPlan& plan = pool(static_cast<Pool>(p));
     for (size_t a = 0; a < plan.bytes.size(); ++a)

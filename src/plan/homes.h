@@ -89,7 +89,6 @@ struct PlacementPlan {
   std::vector<char> gradients_in_slot;
   // A tied embedding's, too: it is made last, and the slot lies in the arena (model/pass.h).
   bool table_last = false;
-  bool measures = false;        // and a first backward is for the norm of all of them
   int64_t group = 1;            // micro-batches that pass a block before the next
   bool frozen_weights = false;  // LoRA: what the weight pool moves is the base
   IoEngineChoice engine = IoEngineChoice::kAuto;
@@ -107,11 +106,9 @@ struct PlacementPlan {
   // Of gradients, beside each other: of all blocks; with updates inside backward, of the longest one in the
   // slot and of those outside it. A table that is made last comes when no other is there, and is not counted.
   int64_t gradient_elements(const ModelLayout& layout) const;
-  // The step's list, but for what depends on the step.
-  ScheduleShape schedule(const ModelSpec& spec, bool recompute, Clip clip) const;
-  // The pools as the schedule's transfers see them: what passes through slots.
-  TransferShape transfers() const;
-  // The same with what crosses which link.
+  // What passes through slots.
+  PoolShape through(Pool which) const;
+  // What crosses which link.
   TimelineShape timeline() const;
   // Per array of a pool: whether it passes through slots. Host memory that the CPU works in needs none.
   std::vector<char> through_slots(Pool which) const;

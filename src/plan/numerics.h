@@ -7,24 +7,17 @@
 #include <string>
 #include <vector>
 
-#include "base/dtype.h"
 #include "config/config.h"
+#include "schedule/step_config.h"
 
 namespace lm {
 
 struct PlanInput;  // sizes.h
 
-struct NumericsPlan {
-  DType dtype = DType::kBF16;  // of the model: its weights and activations
-  bool fp32_adapters = false;  // what is trained is fp32 whatever the model is
-  DType gradient_dtype = DType::kF32;
+struct NumericsPlan : Arithmetic {
   int64_t micro_batch = 1;    // sequences
   int64_t micro_batches = 1;  // per step
-  int64_t row_chunk = 512;    // rows of logits at once
-  bool round_rows = false;    // a micro-batch's tensors have rounded_rows (base/batch.h) of its tokens
   bool recompute = false;
-  int threads = 1;                 // compute threads (CPU)
-  int64_t documents_at_once = 0;   // that attention is given on a GPU
   Master master = Master::kSplit;  // of bf16 weights; fp32 weights are their own
   RuleId rule = {};                // of the optimizer
   std::string kernel_set = "cpu";  // the device and its instruction set or kind
@@ -33,7 +26,6 @@ struct NumericsPlan {
   int machine_ranks = 1;  // whose gradients are added up first, before those of other machines
   // With one rank to a machine, or one machine, sums are those of all ranks in their order.
   bool two_levels() const { return machine_ranks > 1 && machine_ranks < ranks; }
-  DType trained_dtype() const { return fp32_adapters ? DType::kF32 : dtype; }
   MasterForm form() const { return master_form(master, trained_dtype()); }
   StateStreams state() const { return {rule, form()}; }
   bool operator==(const NumericsPlan&) const = default;

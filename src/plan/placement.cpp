@@ -178,7 +178,8 @@ void place_optimizer(const PlanInput& in, Home home, Plan& plan) {
 }
 
 void place_activations(const PlanInput& in, Home home, Plan& plan) {
-  const int64_t each = micro_rows(in, plan.numerics) * in.spec.hidden * size_of(plan.numerics.dtype);
+  const int64_t each =
+      plan.numerics.rows(micro_tokens(in, plan.numerics)) * in.spec.hidden * size_of(plan.numerics.dtype);
   const bool off_device =
       is_off_device(home, in.device) && plan.numerics.recompute && plan.placement.group <= kMostInGroup;
   const int64_t arrays = last_block(in) * plan.placement.group;
@@ -286,7 +287,6 @@ void place(const PlanInput& in, const HomeChoice& homes, Plan& plan, int64_t mos
   p.group = off_device && plan.numerics.recompute && in.trains()
                 ? std::min({plan.numerics.micro_batches, most_group, kEnoughInGroup})
                 : 1;
-  p.measures = homes.in_backward && in.config.optimizer.clip == Clip::kGlobal;
   p.gradients_in_slot.clear();
   if (homes.in_backward) p.gradients_in_slot.assign(in.layout.blocks.size(), 1);
   p.table_last = homes.table_last;
@@ -323,14 +323,15 @@ void explain_homes(const PlanInput& in, Plan& plan) {
          "an adapter's gradients stay on the device: they are small, and the base has none"});
   }
   if (in.config.train.update == UpdateTime::kAuto && p.in_backward()) {
-    plan.choices.push_back({"train.update", "in_backward",
-                            std::string("gradients of all blocks do not fit") +
-                                (p.measures && in.offload().paths.empty() ? "" : " in the nearest home")});
+    plan.choices.push_back(
+        {"train.update", "in_backward",
+         std::string("gradients of all blocks do not fit") +
+             (plan.step.measures() && in.offload().paths.empty() ? "" : " in the nearest home")});
   }
   if (p.table_last)
     plan.choices.push_back({"gradient of the tied table", "made last",
                             "it does not fit beside activations; logits are computed once more for it"});
-  if (!p.transfers().any() && !p.update_on_host) return;
+  if (!plan.step.uses_slots() && !p.update_on_host) return;
   const auto explain = [&](const char* key, OffloadHome choice, Pool which) {
     const PoolPlan& pool = p.pool(which);
     if (choice != OffloadHome::kAuto || pool.bytes.empty() || pool.shards > 1) return;

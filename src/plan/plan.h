@@ -86,7 +86,6 @@ struct Plan {
   PlacementPlan placement;
   ArenaNeed arena;
   int64_t micro_tokens = 0;     // micro_batch x max_length; of generation, those of a prompt taken at once
-  int64_t micro_rows = 0;       // of such a micro-batch's tensors
   int64_t cache_positions = 0;  // tokens of a text that is generated; 0: none is
   std::vector<ClassBytes> classes;
   std::vector<Tier> tiers;  // nearest first
@@ -102,13 +101,12 @@ struct Plan {
   std::string binding;               // the resource that decides
   double sol_seconds_per_token = 0;  // GEMM-bound time of one token: the speed of light
   std::vector<Choice> choices;       // every `auto`, resolved, with its reason
-  ScheduleShape schedule;            // of a full step
+  StepConfig step;                   // what a rank runs and a dry run counts; made with every size
   Prediction prediction;
 };
 
-// What a rank runs and the plan rehearses.
-PassShape pass_shape(const ModelSpec& spec, const ModelLayout& layout, const AdapterSpec* adapter,
-                     const NumericsPlan& numerics, const PlacementPlan& placement);
+// What the plan's numerics and placement make of a step.
+StepConfig step_config(const ModelSpec& spec, const Plan& plan, Clip clip);
 
 // What a plan is for. Training needs everything; evaluation and generation need weights and an arena of their
 // own; export reads weights tensor by tensor.

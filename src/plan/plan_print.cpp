@@ -84,10 +84,10 @@ std::string step_lines(const Plan& plan) {
   const NumericsPlan& n = plan.numerics;
   const std::string rate = fmt::format("{:.0f} tokens/s, {:.0f} % of the hardware's limit, bound by {}",
                                        tokens_per_second(plan), predicted_sol(plan), plan.binding);
-  std::string out = fmt::format("step: {} x {} sequences, at most {} tokens at once, recompute {}{}\n",
-                                plan.step_tokens > 0 ? plan.schedule.micro_batches : n.micro_batches,
-                                n.micro_batch, plan.micro_tokens, n.recompute ? "block" : "none",
-                                plan.placement.in_backward() ? ", updates inside backward" : "");
+  std::string out =
+      fmt::format("step: {} x {} sequences, at most {} tokens at once, recompute {}{}\n",
+                  plan.step.micro_batches, n.micro_batch, plan.micro_tokens, n.recompute ? "block" : "none",
+                  plan.placement.in_backward() ? ", updates inside backward" : "");
   if (plan.placement.group > 1)
     out += row("group", std::to_string(plan.placement.group), "micro-batches pass a block before the next");
   for (const LinkTime& link : plan.links)
@@ -178,7 +178,7 @@ std::string step_line(const Plan& plan) {
 
 std::string print_plan(const Plan& plan) {
   const bool cpu = plan.placement.device == DeviceType::kCpu;
-  const bool transfers = plan.placement.transfers().any();
+  const bool transfers = plan.step.uses_slots();
   std::string out = transfers
                         ? "plan: what does not fit passes through slots, computed on the " +
                               std::string(cpu ? "CPU\n" : "GPU\n")

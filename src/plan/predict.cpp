@@ -135,27 +135,29 @@ RankLinks rank_links(const Machine& machine, DeviceType device) {
 }
 
 StepCosts::StepCosts(const StepShape& shape)
-    : pass_(shape.pass, shape.micro), units_(shape.pass.layout.units(shape.pass.cut_head)) {
+    : pass_(pass_costs(shape.model, shape.step, shape.micro)),
+      units_(shape.model.layout.units(shape.step.cut_head())) {
+  const StepConfig& step = shape.step;
   const auto size = [](DType type) { return static_cast<double>(dtype_size(type)); };
-  gradient_bytes_ = size(shape.pass.gradient_dtype);
+  gradient_bytes_ = size(step.arithmetic.gradient_dtype);
   // Reads gradient, weight and state; writes all but the gradient.
-  update_bytes_ = gradient_bytes_ + 2 * (size(shape.pass.trained_dtype()) + shape.state_bytes);
+  update_bytes_ = gradient_bytes_ + 2 * (size(step.arithmetic.trained_dtype()) + shape.state_bytes);
   // Beside what the links do (traffic.h): the ranks' parts of a shard are read and their sum is written, and
   // what arrives is copied to its place.
-  const double rest = 1 - 1.0 / shape.ranks;
-  exchange_bytes_ = shape.ranks == 1 ? 0 : gradient_bytes_ * (1 + 3.0 / shape.ranks);
-  if (!shape.sharded) exchange_bytes_ += rest * 2 * gradient_bytes_;
-  gather_bytes_ = rest * 2 * size(shape.pass.trained_dtype());
-  if (shape.sharded) update_bytes_ /= shape.ranks;
+  const double rest = 1 - 1.0 / step.ranks;
+  exchange_bytes_ = step.ranks == 1 ? 0 : gradient_bytes_ * (1 + 3.0 / step.ranks);
+  if (!step.sharded) exchange_bytes_ += rest * 2 * gradient_bytes_;
+  gather_bytes_ = rest * 2 * size(step.arithmetic.trained_dtype());
+  if (step.sharded) update_bytes_ /= step.ranks;
   for (const Unit& unit : units_) {
-    Cost products = update_products(shape.pass.layout.blocks[static_cast<size_t>(unit.block)], unit.first,
-                                    unit.elements, shape.rule, shape.pass.device, nullptr);
+    Cost products = update_products(shape.model.layout.blocks[static_cast<size_t>(unit.block)], unit.first,
+                                    unit.elements, shape.rule, step.device, nullptr);
     products.gemm_flops *= shape.bf16_time;
     products_.push_back(products);
   }
   if (units_.front().elements > 0) {
-    embedding_rows_ = std::min(static_cast<double>(shape.pass.spec.vocab), shape.step_tokens) *
-                      static_cast<double>(shape.pass.spec.hidden) * (4 + 2 * gradient_bytes_);
+    embedding_rows_ = std::min(static_cast<double>(shape.model.spec.vocab), shape.step_tokens) *
+                      static_cast<double>(shape.model.spec.hidden) * (4 + 2 * gradient_bytes_);
   }
 }
 
@@ -170,7 +172,9 @@ Cost StepCosts::of(const Operation& operation) const {
   if (operation.kind == OperationKind::kGather) return {.bytes = elements * gather_bytes_};
   if (operation.kind == OperationKind::kAddRows) return {.bytes = embedding_rows_};
   if (operation.kind == OperationKind::kNorm) return {.bytes = elements * gradient_bytes_};
-  return pass_.of(operation);
+  if (!computes(operation.kind)) return {};
+  return pass_[static_cast<size_t>(operation.unit)][static_cast<size_t>(operation.kind)]
+              [operation.micro == 0 ? 0 : 1];
 }
 
 double cost_seconds(const Cost& cost, const ComputeRates& rates) {
@@ -178,16 +182,16 @@ double cost_seconds(const Cost& cost, const ComputeRates& rates) {
          memory_seconds(cost, rates);
 }
 
-Prediction predict_step(const StepCosts& costs, const ScheduleShape& schedule, const ComputeRates& rates) {
+Prediction predict_step(const StepCosts& costs, const StepConfig& step, const ComputeRates& rates) {
   // Micro-batches after the first cost the same: two are walked, the second stands for the others.
-  ScheduleShape walked = schedule;
-  walked.micro_batches = std::min<int64_t>(schedule.micro_batches, 2);
-  const auto others = static_cast<double>(schedule.micro_batches - 1);
+  StepConfig walked = step;
+  walked.micro_batches = std::min<int64_t>(step.micro_batches, 2);
+  const auto others = static_cast<double>(step.micro_batches - 1);
   Prediction out;
   for (const Operation& operation : make_schedule(walked).operations) {
     const Cost cost = costs.of(operation);
     const double times = operation.kind == OperationKind::kUpdate
-                             ? 1 / static_cast<double>(schedule.unit(operation.unit).tiles())  // of the unit
+                             ? 1 / static_cast<double>(step.unit(operation.unit).tiles())  // of the unit
                          : operation.micro == 0 ? 1
                                                 : others;
     add(out, operation.kind, cost, times, rates);

@@ -44,14 +44,13 @@ RankLinks rank_links(const Machine& machine, DeviceType device);
 
 // Everything about the run that a step's cost depends on.
 struct StepShape {
-  PassShape pass;
+  ModelParts model;
+  StepConfig step;
   double state_bytes = 10;  // of the optimizer, per parameter
   StepWork micro;           // of one micro-batch
   double step_tokens = 0;   // of all of them
-  int ranks = 1;
-  bool sharded = false;  // optimizer state
-  RuleId rule = {};      // products of its updates count, too
-  double bf16_time = 1;  // of a FLOP in bf16, beside one in the model's type
+  RuleId rule = {};         // products of its updates count, too
+  double bf16_time = 1;     // of a FLOP in bf16, beside one in the model's type
 };
 
 // What each operation of a step's list costs: compute as rehearsed, updates by their state's bytes and their
@@ -79,6 +78,6 @@ struct Prediction {
   Cost cost;
 };
 // One stream, one operation after the other: the sum over the step's list.
-Prediction predict_step(const StepCosts& costs, const ScheduleShape& schedule, const ComputeRates& rates);
+Prediction predict_step(const StepCosts& costs, const StepConfig& step, const ComputeRates& rates);
 
 }  // namespace lm

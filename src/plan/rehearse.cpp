@@ -12,30 +12,17 @@
 namespace lm {
 namespace {
 
-// The same pass of another model.
-PassShape of_model(const PassShape& shape, const ModelSpec& spec, const ModelLayout& layout) {
-  return std::apply(
-      [&](const auto&... rest) {
-        return PassShape{spec, layout, rest...};
-      },
-      beside_the_model(shape));
-}
-PassShape of_group_size(const PassShape& shape, int64_t group) {
-  PassShape out = shape;
+StepConfig of_group_size(const StepConfig& step, int64_t group) {
+  StepConfig out = step;
   out.group = group;
   return out;
-}
-
-// The micro-batches of a rehearsal, all alike: documents of one length.
-BatchShape batch_of(const PassShape& of, int64_t tokens, int64_t with_target, int64_t documents) {
-  return {tokens, with_target, documents, of.weighted};
 }
 
 // Every address is the same, and none is used.
 class RehearsedMemory : public PassMemory {
  public:
-  RehearsedMemory(const Context& context, const PassShape& shape, const BatchShape& batch)
-      : context_(context), units_(shape.layout.units(shape.cut_head)), batch_(batch) {}
+  RehearsedMemory(const Context& context, std::vector<Unit> units, const BatchShape& batch)
+      : context_(context), units_(std::move(units)), batch_(batch) {}
 
   DeviceBatch place(int64_t) override { return batch(); }
   DeviceBatch batch() const { return allocate_batch(context_, batch_); }
@@ -60,33 +47,37 @@ class RehearsedMemory : public PassMemory {
   const BatchShape& batch_;
 };
 
-// A pass of the layers that stand for all, with all that it works on.
+// A pass of the layers that stand for all, with all that it works on. Micro-batches are alike: documents of
+// one length.
 class Rehearsal {
  public:
-  Rehearsal(const PassShape& whole, const BatchShape& batch, std::set<GemmShape>* gemms = nullptr)
+  Rehearsal(const ModelParts& whole, const StepConfig& step, const BatchShape& batch,
+            std::set<GemmShape>* gemms = nullptr)
       : layers_(whole.spec, whole.layout),
-        shape_(of_model(whole, layers_.spec(), layers_.layout())),
+        model_{layers_.spec(), layers_.layout(), whole.adapter},
+        step_(of_model(step, model_.spec, batch)),
         batch_(batch),
-        units_(schedule_units(shape_.spec.layer_count(), segments())),
         counts_{.cost = {}, .gemms = gemms},
         arena_(Arena::Rehearsed{}),
-        context_{shape_.spec,
-                 shape_.dtype,
-                 shape_.device,
-                 counting_kernels(shape_.device),
-                 counting_stream(counts_, shape_.device, shape_.threads),
+        context_{model_.spec,
+                 step_.arithmetic.dtype,
+                 step_.device,
+                 counting_kernels(step_.device),
+                 counting_stream(counts_, step_.device, step_.arithmetic.threads),
                  arena_,
                  rope_,
                  uploads_,
-                 shape_.documents_at_once,
-                 shape_.round_rows,
+                 step_.arithmetic.documents_at_once,
+                 step_.arithmetic.round_rows,
                  &counts_},
-        memory_(context_, shape_, batch_),
-        pass_(context_, shape_.layout, shape_.adapter, memory_, settings(shape_, batch_), nullptr) {}
+        memory_(context_, model_.layout.units(step_.cut_head()), batch_),
+        pass_(context_, model_, memory_, step_, nullptr) {}
 
   // The operations of a step of all layers.
   std::vector<Operation> operations(int64_t micro_batches) const {
-    return make_schedule(schedule(schedule_units(layers_.all(), segments()), micro_batches)).operations;
+    StepConfig whole = of_micro_batches(micro_batches);
+    whole.units = schedule_units(layers_.all(), whole.segments());
+    return make_schedule(whole).operations;
   }
   int64_t stands_for(int64_t unit) const { return layers_.stands_for(unit); }
 
@@ -95,7 +86,7 @@ class Rehearsal {
   template <class After>
   void step(int64_t micro_batches, const After& after) {
     pass_.begin(0, micro_batches, 1);
-    for (const Operation& operation : make_schedule(schedule(units(), micro_batches)).operations) {
+    for (const Operation& operation : make_schedule(of_micro_batches(micro_batches)).operations) {
       if (computes(operation.kind)) {
         arena_.restart_high_water();
         pass_.carry_out(operation);
@@ -110,10 +101,9 @@ class Rehearsal {
     arena_.restart_high_water();
     const ArenaFrame frame(arena_);
     ForwardPass pass(pass_, memory_.batch());
-    const StepSchedule list = make_evaluation_schedule({.units = units(), .tied = shape_.spec.tied});
-    for (const Operation& operation : list.operations) {
+    for (const Operation& operation : make_evaluation_schedule(step_).operations) {
       if (!computes(operation.kind)) continue;
-      const UnitRole role = units()[static_cast<size_t>(operation.unit)].role;
+      const UnitRole role = step_.unit(operation.unit).role;
       role == UnitRole::kEmbedding || role == UnitRole::kBody ? pass.carry_out(operation)
                                                               : pass.head(operation);
     }
@@ -122,29 +112,27 @@ class Rehearsal {
 
   const Arena& arena() const { return arena_; }
   const Cost& cost() const { return counts_.cost; }
-  const std::vector<ScheduleUnit>& units() const { return units_; }
-  int64_t layers() const { return shape_.spec.layer_count(); }
+  const std::vector<ScheduleUnit>& units() const { return step_.units; }
+  int64_t layers() const { return model_.spec.layer_count(); }
 
  private:
-  int64_t segments() const { return shape_.cut_head ? ceil_div(shape_.spec.vocab, kVocabularySegment) : 0; }
-  ScheduleShape schedule(std::vector<ScheduleUnit> units, int64_t micro_batches) const {
-    return {.units = std::move(units),
-            .micro_batches = micro_batches,
-            .tied = shape_.spec.tied,
-            .recompute = shape_.recompute,
-            .group = shape_.group,
-            .table_last = shape_.table_last};
+  static StepConfig of_model(const StepConfig& step, const ModelSpec& spec, const BatchShape& batch) {
+    StepConfig out = dry_run_step(step);
+    out.units = schedule_units(spec.layer_count(), step.segments());
+    out.tied = spec.tied;
+    out.micro_rows = step.arithmetic.rows(batch.tokens);
+    return out;
   }
-  static PassSettings settings(const PassShape& shape, const BatchShape& batch) {
-    PassSettings out = pass_settings(shape);
-    out.micro_rows = shape.round_rows ? rounded_rows(batch.tokens) : batch.tokens;
+  StepConfig of_micro_batches(int64_t micro_batches) const {
+    StepConfig out = step_;
+    out.micro_batches = micro_batches;
     return out;
   }
 
   AlikeLayers layers_;
-  PassShape shape_;
+  ModelParts model_;
+  StepConfig step_;
   BatchShape batch_;
-  std::vector<ScheduleUnit> units_;
   Counts counts_;
   Arena arena_;
   RopeTable rope_;
@@ -155,8 +143,8 @@ class Rehearsal {
 };
 
 // The last token of a document has no target: so many at most have one, and the head then gathers them.
-BatchShape fullest(const PassShape& shape, int64_t tokens, int64_t documents) {
-  return batch_of(shape, tokens, std::max<int64_t>(tokens - 1, 1), documents);
+BatchShape fullest(const StepConfig& step, int64_t tokens, int64_t documents) {
+  return {tokens, std::max<int64_t>(tokens - 1, 1), documents, step.weighted};
 }
 
 // The arena of a group of micro-batches, in phases: the blocks' forward, the head, the blocks' backward, and
@@ -199,16 +187,16 @@ std::map<OperationKey, Carried> carry_out_group(Rehearsal& rehearsal, int64_t gr
   return out;
 }
 
-GroupArena rehearse_group(const PassShape& shape, const BatchShape& batch) {
-  Rehearsal rehearsal(shape, batch);
-  const int64_t rows = shape.round_rows ? rounded_rows(batch.tokens) : batch.tokens;
-  const int64_t input = rows * shape.spec.hidden * static_cast<int64_t>(dtype_size(shape.dtype));
+GroupArena rehearse_group(const ModelParts& model, const StepConfig& step, const BatchShape& batch) {
+  Rehearsal rehearsal(model, step, batch);
+  const int64_t input = step.arithmetic.rows(batch.tokens) * model.spec.hidden *
+                        static_cast<int64_t>(dtype_size(step.arithmetic.dtype));
   int64_t now = rehearsal.arena().mark();
-  const std::map<OperationKey, Carried> carried = carry_out_group(rehearsal, shape.group);
+  const std::map<OperationKey, Carried> carried = carry_out_group(rehearsal, step.group);
   GroupArena out;
   size_t phase = 0;
-  const int64_t head = shape.spec.layer_count() + 1;  // unit; segments come behind it
-  for (const Operation& op : rehearsal.operations(shape.group)) {
+  const int64_t head = model.spec.layer_count() + 1;  // unit; segments come behind it
+  for (const Operation& op : rehearsal.operations(step.group)) {
     if (!computes(op.kind)) continue;
     const Carried& found = carried.at({op.kind, rehearsal.stands_for(op.unit), op.micro});
     const bool body = op.unit < head;
@@ -221,86 +209,94 @@ GroupArena rehearse_group(const PassShape& shape, const BatchShape& batch) {
     if (phase < 2) out.kept[phase] = std::max(out.kept[phase], now);
     if (op.kind != OperationKind::kForward || !body) continue;
     if (op.unit > 0) out.saved = within_reach(out.saved + now - before);
-    if (op.unit == 0 && !shape.inputs_off_device) out.saved += round_up(input, Arena::kAlignment);
+    if (op.unit == 0 && !step.inputs_off_device()) out.saved += round_up(input, Arena::kAlignment);
   }
   out.forward = rehearsal.forward();
   return out;
 }
 
-ArenaNeed need_of(const PassShape& shape, int64_t tokens, const GroupArena& arena) {
+ArenaNeed need_of(const ModelSpec& spec, const StepConfig& step, int64_t tokens, const GroupArena& arena) {
   ArenaNeed need;
   need.bytes = std::max(*std::max_element(arena.peak.begin(), arena.peak.end()), arena.forward);
   need.saved = arena.saved;
-  const int64_t rows = shape.round_rows ? rounded_rows(tokens) : tokens;
-  need.logits = std::min(rows, shape.row_chunk) *
-                (shape.cut_head ? std::min(shape.spec.vocab, kVocabularySegment) : shape.spec.vocab) *
-                static_cast<int64_t>(dtype_size(shape.dtype));
+  need.logits = std::min(step.arithmetic.rows(tokens), step.arithmetic.row_chunk) *
+                (step.cut_head() ? std::min(spec.vocab, kVocabularySegment) : spec.vocab) *
+                static_cast<int64_t>(dtype_size(step.arithmetic.dtype));
   return need;
 }
 
 }  // namespace
 
-PassSettings pass_settings(const PassShape& shape) {
-  return {.bind = {.dtype = shape.dtype,
-                   .fp32_adapters = shape.fp32_adapters,
-                   .gradient_dtype = shape.gradient_dtype},
-          .recompute = shape.recompute,
-          .row_chunk = shape.row_chunk,
-          .group = shape.group,
-          .cut_head = shape.cut_head,
-          .inputs_off_device = shape.inputs_off_device,
-          .table_last = shape.table_last};
+StepConfig dry_run_step(const StepConfig& step) {
+  StepConfig out = step;
+  // The layers are the model's.
+  const int64_t segments = step.segments();
+  out.units = segments > 0 ? schedule_units(0, segments) : std::vector<ScheduleUnit>();
+  out.micro_batches = out.ranks = out.machine_ranks = 1;
+  out.clip = Clip::kGlobal;
+  out.pending = out.sharded = out.in_backward = out.frozen_weights = false;
+  out.pools = {};
+  if (step.inputs_off_device()) out.pool(Pool::kActivations).slots = 1;
+  out.first_tile.clear();
+  out.micro_rows = out.seed = 0;
+  out.max_grad_norm = 1;
+  return out;
 }
 
-ArenaNeed arena_need_whole(const PassShape& shape, int64_t tokens, int64_t documents) {
-  return need_of(shape, tokens, rehearse_group(shape, fullest(shape, tokens, documents)));
+ArenaNeed arena_need_whole(const ModelParts& model, const StepConfig& step, int64_t tokens,
+                           int64_t documents) {
+  return need_of(model.spec, step, tokens, rehearse_group(model, step, fullest(step, tokens, documents)));
 }
 
 // What lies in the arena grows with the group by what a micro-batch leaves there, and by that most where all
 // of it is there at once. So a phase's high water, a maximum over operations, is convex in the group's size,
 // and once it grows by the most that it can, it goes on so. Where it has not begun to after kMost, what it
 // would be if it did is the upper bound.
-ArenaNeed arena_need(const PassShape& shape, int64_t tokens, int64_t documents) {
+ArenaNeed arena_need(const ModelParts& model, const StepConfig& step, int64_t tokens, int64_t documents) {
   constexpr int64_t kFew = 3, kMost = 24;
-  const BatchShape batch = fullest(shape, tokens, documents);
-  const auto of_group = [&](int64_t group) { return rehearse_group(of_group_size(shape, group), batch); };
-  for (int64_t few = kFew; few < shape.group; few *= 2) {
+  const BatchShape batch = fullest(step, tokens, documents);
+  const auto of_group = [&](int64_t group) {
+    return rehearse_group(model, of_group_size(step, group), batch);
+  };
+  for (int64_t few = kFew; few < step.group; few *= 2) {
     const GroupArena before = of_group(few - 1), last = of_group(few);
     GroupArena all = last;
     bool steady = true;
     for (size_t phase = 0; phase < kPhases; ++phase) {
       const int64_t growth = last.kept[phase] - before.kept[phase];
       steady = steady && last.peak[phase] - before.peak[phase] == growth;
-      all.peak[phase] = grown(all.peak[phase], shape.group - few, growth);
+      all.peak[phase] = grown(all.peak[phase], step.group - few, growth);
     }
-    all.saved = grown(all.saved, shape.group - few, last.saved - before.saved);
-    if (steady || few >= kMost) return need_of(shape, tokens, all);
+    all.saved = grown(all.saved, step.group - few, last.saved - before.saved);
+    if (steady || few >= kMost) return need_of(model.spec, step, tokens, all);
   }
-  return arena_need_whole(shape, tokens, documents);
+  return arena_need_whole(model, step, tokens, documents);
 }
 
-int64_t arena_need_forward(const PassShape& shape, int64_t tokens, int64_t documents) {
-  Rehearsal rehearsal(shape, fullest(shape, tokens, documents));
+int64_t arena_need_forward(const ModelParts& model, const StepConfig& step, int64_t tokens,
+                           int64_t documents) {
+  Rehearsal rehearsal(model, step, fullest(step, tokens, documents));
   return rehearsal.forward();
 }
 
-int64_t gemm_shapes(const PassShape& shape, int64_t tokens, int64_t micro_batches) {
+int64_t gemm_shapes(const ModelParts& model, const StepConfig& step, int64_t tokens, int64_t micro_batches) {
   // Rows of logits for a whole chunk and for a last one.
-  const int64_t targets = std::clamp<int64_t>(shape.row_chunk + 1, 1, std::max<int64_t>(tokens - 1, 1));
+  const int64_t targets =
+      std::clamp<int64_t>(step.arithmetic.row_chunk + 1, 1, std::max<int64_t>(tokens - 1, 1));
   std::set<GemmShape> gemms;
-  Rehearsal rehearsal(of_group_size(shape, 1), batch_of(shape, tokens, targets, 1), &gemms);
+  Rehearsal rehearsal(model, of_group_size(step, 1), {tokens, targets, 1, step.weighted}, &gemms);
   micro_batches > 0 ? rehearsal.step(std::min<int64_t>(micro_batches, 2), [](const Operation&, int64_t) {})
                     : static_cast<void>(rehearsal.forward());
   return std::ssize(gemms);
 }
 
-PassCosts::PassCosts(const PassShape& shape, const StepWork& micro) {
+PassCosts pass_costs(const ModelParts& model, const StepConfig& step, const StepWork& micro) {
   const auto tokens = std::max<int64_t>(std::llround(micro.tokens), 1);
   const auto targets = std::clamp<int64_t>(std::llround(micro.target_rows), 0, tokens);
   const double length = micro.tokens > 0 ? micro.squares / micro.tokens : 1;
   const auto documents = std::clamp<int64_t>(std::llround(micro.tokens / length), 1, tokens);
-  Rehearsal rehearsal(of_group_size(shape, 1), batch_of(shape, tokens, targets, documents));
-  UnitCosts costs(rehearsal.units().size());
+  Rehearsal rehearsal(model, of_group_size(step, 1), {tokens, targets, documents, step.weighted});
+  PassCosts costs(rehearsal.units().size());
   Cost before;
   rehearsal.step(2, [&](const Operation& operation, int64_t) {
     Cost& cost = costs[static_cast<size_t>(operation.unit)][static_cast<size_t>(operation.kind)]
@@ -309,16 +305,11 @@ PassCosts::PassCosts(const PassShape& shape, const StepWork& micro) {
     cost -= before;
     before = rehearsal.cost();
   });
-  const int64_t units = std::ssize(costs) + shape.spec.layer_count() - rehearsal.layers();
+  const int64_t units = std::ssize(costs) + model.spec.layer_count() - rehearsal.layers();
+  PassCosts out;
   for (int64_t unit = 0; unit < units; ++unit)
-    costs_.push_back(costs[static_cast<size_t>(rehearsal.stands_for(unit))]);
-}
-
-const Cost& PassCosts::of(const Operation& operation) const {
-  static const Cost kNone;
-  if (static_cast<size_t>(operation.kind) >= kOperationKinds) return kNone;
-  return costs_[static_cast<size_t>(operation.unit)][static_cast<size_t>(operation.kind)]
-               [operation.micro == 0 ? 0 : 1];
+    out.push_back(costs[static_cast<size_t>(rehearsal.stands_for(unit))]);
+  return out;
 }
 
 }  // namespace lm

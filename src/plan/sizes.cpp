@@ -94,6 +94,12 @@ int64_t loftq_bytes(const ModelLayout& layout) {
   return most;
 }
 
+int64_t cache_positions(const PlanInput& in) {
+  if (in.purpose == PlanPurpose::kGenerate) return in.config.data.max_length;
+  const bool samples = in.trains() && !in.config.train.sample_prompts.empty();
+  return samples ? std::min(in.config.data.max_length, kSamplePositions) : 0;
+}
+
 // Of a step's operations, this step's and the next one's, with their transfers: short lists are no matter.
 int64_t step_list_bytes(const PlanInput& in, const NumericsPlan& n) {
   constexpr int64_t kShort = 100'000, kOfMicroBatch = 4, kLists = 3;
@@ -331,30 +337,27 @@ int64_t micro_documents(const PlanInput& in, const NumericsPlan& numerics) {
   return in.config.data.packing ? numerics.micro_batch * in.config.data.max_length / 2 : numerics.micro_batch;
 }
 
-PassShape pass_shape(const ModelSpec& spec, const ModelLayout& layout, const AdapterSpec* adapter,
-                     const NumericsPlan& numerics, const PlacementPlan& placement) {
-  return {.spec = spec,
-          .layout = layout,
-          .adapter = adapter,
-          .dtype = numerics.dtype,
-          .fp32_adapters = numerics.fp32_adapters,
-          .gradient_dtype = numerics.gradient_dtype,
-          .device = placement.device,
-          .threads = numerics.threads,
-          .row_chunk = numerics.row_chunk,
-          .recompute = numerics.recompute,
-          .round_rows = numerics.round_rows,
-          .documents_at_once = numerics.documents_at_once,
-          .group = placement.group,
-          .inputs_off_device = placement.pool(Pool::kActivations).slots > 0,
-          .cut_head = placement.head_segments() > 0,
-          .table_last = placement.table_last};
-}
-
-PassShape pass_shape(const PlanInput& in, const Plan& plan) {
-  PassShape shape = pass_shape(in.spec, in.layout, in.adapter, plan.numerics, plan.placement);
-  shape.weighted = in.data.weighted;
-  return shape;
+StepConfig step_config(const ModelSpec& spec, const Plan& plan, Clip clip) {
+  const NumericsPlan& n = plan.numerics;
+  const PlacementPlan& p = plan.placement;
+  return {.units = p.units(),
+          .micro_batches = n.micro_batches,
+          .tied = spec.tied,
+          .recompute = n.recompute,
+          .clip = clip,
+          .group = p.group,
+          .ranks = p.ranks,
+          .sharded = p.sharded,
+          .in_backward = p.in_backward(),
+          .table_last = p.table_last,
+          .pools = {p.through(Pool::kWeights), p.through(Pool::kGradients), p.through(Pool::kOptimizer),
+                    p.through(Pool::kActivations)},
+          .first_tile = p.first_tile,
+          .frozen_weights = p.frozen_weights,
+          .device = p.device,
+          .arithmetic = n,
+          .micro_rows = n.rows(plan.micro_tokens),
+          .machine_ranks = n.two_levels() ? n.machine_ranks : 1};
 }
 
 OffloadConfig PlanInput::offload() const {
@@ -364,22 +367,26 @@ OffloadConfig PlanInput::offload() const {
   return out;
 }
 
+Rehearsals::Key Rehearsals::key(const PlanInput& in, const StepConfig& step, int64_t tokens, int64_t count) {
+  return {&in.spec, &in.layout, in.adapter, step, tokens, count, in.trains()};
+}
+
 ArenaNeed Rehearsals::arena(const PlanInput& in, const Plan& plan) {
-  const PassShape shape = pass_shape(in, plan);
+  const StepConfig step = dry_run_step(plan.step);
   const int64_t tokens = plan.micro_tokens, documents = micro_documents(in, plan.numerics);
-  const auto [place, fresh] = arenas_.try_emplace({shape_key(shape), tokens, documents, in.trains()});
-  if (fresh && in.trains()) place->second = arena_need(shape, tokens, documents);
-  if (fresh && !in.trains()) place->second = {.bytes = arena_need_forward(shape, tokens, documents)};
+  const auto [place, fresh] = arenas_.try_emplace(key(in, step, tokens, documents));
+  if (fresh && in.trains()) place->second = arena_need(in.model(), step, tokens, documents);
+  if (fresh && !in.trains())
+    place->second = {.bytes = arena_need_forward(in.model(), step, tokens, documents)};
   return place->second;
 }
 
 int64_t Rehearsals::gemm_shapes(const PlanInput& in, const Plan& plan) {
-  PassShape shape = pass_shape(in, plan);
-  shape.group = 1;  // products are of one micro-batch, and of the second that adds to the first's
+  StepConfig step = dry_run_step(plan.step);
+  step.group = 1;  // products are of one micro-batch, and of the second that adds to the first's
   const int64_t micro_batches = in.trains() ? std::min<int64_t>(plan.numerics.micro_batches, 2) : 0;
-  const auto [place, fresh] =
-      gemm_shapes_.try_emplace({shape_key(shape), plan.micro_tokens, micro_batches, in.trains()});
-  if (fresh) place->second = lm::gemm_shapes(shape, plan.micro_tokens, micro_batches);
+  const auto [place, fresh] = gemm_shapes_.try_emplace(key(in, step, plan.micro_tokens, micro_batches));
+  if (fresh) place->second = lm::gemm_shapes(in.model(), step, plan.micro_tokens, micro_batches);
   return place->second;
 }
 
@@ -388,25 +395,11 @@ int64_t micro_tokens(const PlanInput& in, const NumericsPlan& numerics) {
   return std::clamp(in.config.data.max_length, kLeastPrompt, kPromptTokens);
 }
 
-namespace {
-
-int64_t cache_positions(const PlanInput& in) {
-  if (in.purpose == PlanPurpose::kGenerate) return in.config.data.max_length;
-  const bool samples = in.trains() && !in.config.train.sample_prompts.empty();
-  return samples ? std::min(in.config.data.max_length, kSamplePositions) : 0;
-}
-
-}  // namespace
-
-int64_t micro_rows(const PlanInput& in, const NumericsPlan& numerics) {
-  const int64_t tokens = micro_tokens(in, numerics);
-  return numerics.round_rows ? rounded_rows(tokens) : tokens;
-}
-
 void size_plan(const PlanInput& in, Plan& plan) {
   plan.micro_tokens = micro_tokens(in, plan.numerics);
   plan.cache_positions = cache_positions(in);
-  plan.micro_rows = micro_rows(in, plan.numerics);
+  plan.step = step_config(in.spec, plan, in.config.optimizer.clip);
+  plan.step.weighted = in.data.weighted;
   const auto longest = static_cast<double>(in.config.data.max_length);
   plan.placement.gemm_shapes = 0;
   if (plan.numerics.round_rows) {
@@ -427,7 +420,7 @@ void size_plan(const PlanInput& in, Plan& plan) {
     // A second backward sends what it needs behind what the first one has sent, and so does a table's
     // gradient.
     plan.placement.upload_bytes = upload_bytes(in, plan.numerics, plan.micro_tokens) *
-                                  (plan.placement.measures || plan.placement.table_last ? 2 : 1);
+                                  (plan.step.measures() || plan.step.table_last ? 2 : 1);
     const AttentionShape shape{.tokens = std::max(plan.micro_tokens, plan.cache_positions),
                                .processors = in.machine.gpus.front().processors,
                                .deterministic = in.config.run.deterministic,

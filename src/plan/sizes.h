@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 #include <memory>
+#include <tuple>
 
 #include "plan/plan.h"
 
@@ -18,8 +19,11 @@ class Rehearsals {
   int64_t gemm_shapes(const PlanInput& in, const Plan& plan);
 
  private:
-  // The whole shape of a pass, tokens, documents or micro-batches, and whether it trains.
-  using Key = std::tuple<ShapeKey, int64_t, int64_t, bool>;
+  // The model, all that a dry run depends on, tokens, documents or micro-batches, and whether it trains.
+  using Key = std::tuple<const ModelSpec*, const ModelLayout*, const AdapterSpec*, StepConfig, int64_t,
+                         int64_t, bool>;
+  static Key key(const PlanInput& in, const StepConfig& step, int64_t tokens, int64_t count);
+
   std::map<Key, ArenaNeed> arenas_;
   std::map<Key, int64_t> gemm_shapes_;
 };
@@ -32,6 +36,7 @@ struct PlanInput : PlanInputs {
   std::shared_ptr<Rehearsals> rehearsals = std::make_shared<Rehearsals>();
 
   bool trains() const { return purpose == PlanPurpose::kTrain; }
+  ModelParts model() const { return {spec, layout, adapter}; }
   // offload.*, of the classes that there are.
   OffloadConfig offload() const;
   PlanInput with(const Config& other) const {
@@ -49,16 +54,13 @@ struct PlanInput : PlanInputs {
   }
 };
 
-PassShape pass_shape(const PlanInput& in, const Plan& plan);
 // The most documents that a micro-batch can have.
 int64_t micro_documents(const PlanInput& in, const NumericsPlan& numerics);
 
 // Tokens of the longest micro-batch, or what generation takes at once.
 int64_t micro_tokens(const PlanInput& in, const NumericsPlan& numerics);
-// Rows of its tensors.
-int64_t micro_rows(const PlanInput& in, const NumericsPlan& numerics);
 
-// Fills arena, micro_tokens, micro_rows, classes, tiers, peak and fits from plan.numerics and plan.placement.
+// Fills step, arena, micro_tokens, classes, tiers, peak and fits from plan.numerics and plan.placement.
 void size_plan(const PlanInput& in, Plan& plan);
 
 // Whether the plan's memory would fit the machine with nothing else running: what numerics may depend on.

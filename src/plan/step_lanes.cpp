@@ -34,7 +34,7 @@ class Names {
     const std::string text = kind + " " + layout_.name(units_[static_cast<size_t>(op.unit)]);
     if (computes(op.kind) && plan_.numerics.micro_batches > 1)
       return fmt::format("{}, micro-batch {}", text, op.micro);
-    const bool tiled = op.kind == OperationKind::kUpdate && plan_.schedule.unit(op.unit).tiles() > 1;
+    const bool tiled = op.kind == OperationKind::kUpdate && plan_.step.unit(op.unit).tiles() > 1;
     return tiled ? fmt::format("{}, tile {}", text, op.tile) : text;
   }
 
@@ -61,14 +61,14 @@ std::vector<StepSpan> joined(const std::vector<StepSpan>& spans, size_t count) {
 }  // namespace
 
 std::vector<StepLane> step_lanes(const PlanInputs& inputs, const Machine& machine, const Plan& plan) {
-  const ScheduleShape& step = plan.schedule;
+  const StepConfig& step = plan.step;
   if (step.micro_batches * std::ssize(step.units) > int64_t{kMostOperations} ||
       make_schedule(step).operations.size() > kMostOperations)
     return {};
   const PlanInput in{inputs, machine, plan.world, PlanPurpose::kTrain};
   const StepCosts costs(step_shape(in, plan));
   std::vector<LaneSpan> all;
-  walk_timeline(plan.schedule, plan.placement.timeline(), link_rates(machine, inputs.device),
+  walk_timeline(step, plan.placement.timeline(), link_rates(machine, inputs.device),
                 operation_seconds(in, plan, costs), &all);
   const Names names(inputs.layout, plan);
   std::array<std::vector<StepSpan>, kLanes> lanes;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "schedule/transfers.h"
+
 namespace lm {
 namespace {
 
@@ -28,8 +30,8 @@ double DiskClock::pass(Way& way, Way& other, double start, double seconds, doubl
   return way.until += left;
 }
 
-TimedList::TimedList(StepSchedule list, const TransferShape& shape)
-    : list_(std::move(list)), wanted_(list_.operations.size()) {
+TimedList::TimedList(const StepSchedule& list, const StepConfig& config)
+    : list_(list), wanted_(list_.operations.size()) {
   StepSchedule inner;
   std::vector<size_t> place;  // of an operation of `inner`, in the list
   for (size_t i = 0; i < list_.operations.size(); ++i) {
@@ -39,15 +41,15 @@ TimedList::TimedList(StepSchedule list, const TransferShape& shape)
   }
   for (int p = 0; p < kPools; ++p) {
     const auto pool = static_cast<Pool>(p);
-    for (const ArrayUse& use : array_uses(inner, pool, shape)) {
+    for (const ArrayUse& use : array_uses(inner, pool, config)) {
       if (!use.at_home) wanted_[place[use.begin]].emplace_back(pool, use.array);
     }
   }
 }
 
-RankClock::RankClock(const TimelineShape& shape, const LinkRates& rates, bool updates_at_end,
+RankClock::RankClock(const StepConfig& config, const TimelineShape& shape, const LinkRates& rates,
                      DiskClock& disks)
-    : shape_(shape), rates_(rates), updates_at_end_(updates_at_end), disks_(disks) {}
+    : config_(config), shape_(shape), rates_(rates), disks_(disks) {}
 
 double& RankClock::at(Times& times, Pool pool, int64_t index) {
   std::vector<double>& of_pool = times[static_cast<size_t>(pool)];
@@ -67,10 +69,9 @@ void RankClock::pass(const TimedList& list, size_t i, double seconds) {
     return pass_beside(op, start, start + seconds);
   }
   if (is_transfer(op) && !gathers(op)) return transfer(op);
-  if (const auto update = shape_.host_update(op); update.used) {
-    const TransferShape& shape = shape_.transfers;
+  if (const auto update = shape_.host_update(config_, op); update.used) {
     const bool inputs_through_slots =
-        shape.pool(Pool::kWeights).holds(op.unit) || shape.pool(Pool::kGradients).holds(op.unit);
+        config_.pool(Pool::kWeights).holds(op.unit) || config_.pool(Pool::kGradients).holds(op.unit);
     return update_on_host(op, update, seconds, arrived(list, i), inputs_through_slots);
   }
   arrive(list, i);
@@ -86,8 +87,8 @@ void RankClock::arrive(const TimedList& list, size_t i) {
 }
 
 bool RankClock::beside(const Operation& op) const {
-  return shape_.calls_beside && (gathers(op) || op.kind == OperationKind::kExchange ||
-                                 op.kind == OperationKind::kNorm || op.kind == OperationKind::kGather);
+  return config_.calls_beside() && (gathers(op) || op.kind == OperationKind::kExchange ||
+                                    op.kind == OperationKind::kNorm || op.kind == OperationKind::kGather);
 }
 
 double RankClock::ready_beside(const TimedList& list, size_t i) {
@@ -104,11 +105,10 @@ void RankClock::pass_beside(const Operation& op, double start, double end) {
     at(ready_, op.pool, op.array) = end;
   } else if (op.kind == OperationKind::kGather) {
     // What is written back from a slot follows compute.
-    const TransferShape& shape = shape_.transfers;
-    if (shape.pool(Pool::kWeights).holds(op.unit) && !shape.frozen_weights) return wait(end);
+    if (config_.pool(Pool::kWeights).holds(op.unit) && !config_.frozen_weights) return wait(end);
     if (std::ssize(gathered_) <= op.unit) gathered_.resize(static_cast<size_t>(op.unit) + 1);
     gathered_[static_cast<size_t>(op.unit)] = end;
-  } else if (shape_.transfers.pool(Pool::kGradients).holds(op.unit)) {
+  } else if (config_.pool(Pool::kGradients).holds(op.unit)) {
     at(ready_, Pool::kGradients, op.unit) = end;
   }
 }
@@ -120,7 +120,7 @@ double RankClock::called(const Operation& op) const {
     case OperationKind::kCheck:
       return calls_free_;
     case OperationKind::kUpdate:
-      return updates_at_end_ ? 0 : calls_free_;
+      return config_.updates_at_end() ? 0 : calls_free_;
     case OperationKind::kForward:
     case OperationKind::kHead:
     case OperationKind::kRecompute:
@@ -160,7 +160,7 @@ void RankClock::wait(double until) {
 // block's own norm, or arrays that come through slots of the device.
 void RankClock::update_on_host(const Operation& op, const TimelineShape::HostUpdate& update, double seconds,
                                double arrived, bool inputs_through_slots) {
-  if (inputs_through_slots || !updates_at_end_) host_ = std::max(host_, now);
+  if (inputs_through_slots || !config_.updates_at_end()) host_ = std::max(host_, now);
   const auto brought = static_cast<double>(update.brings);
   const double start = std::max(host_, arrived);
   host_ = start + std::max(seconds, brought / rates_.link);
@@ -174,7 +174,7 @@ void RankClock::transfer(const Operation& op) {
   const auto bytes = static_cast<double>(place.bytes);
   const bool disk = place.on_disk;
   const bool by_host = op.pool == Pool::kOptimizer && !shape_.host_updates.empty();
-  const bool link = shape_.gpu && !by_host && !place.in_shards;
+  const bool link = config_.on_gpu() && !by_host && !place.in_shards;
   const double issued = by_host ? host_ : now;
   double& home_ready = at(home_ready_, op.pool, op.array);
   double& slot_free = at(slot_free_, op.pool, op.slot);

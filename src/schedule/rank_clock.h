@@ -11,15 +11,15 @@
 
 namespace lm {
 
-// A list, and the arrays that each of its operations waits for.
+// A list, which is borrowed, and the arrays that each of its operations waits for.
 class TimedList {
  public:
-  TimedList(StepSchedule list, const TransferShape& shape);
+  TimedList(const StepSchedule& list, const StepConfig& config);
   const std::vector<Operation>& operations() const { return list_.operations; }
   const std::vector<std::pair<Pool, int64_t>>& wanted(size_t i) const { return wanted_[i]; }
 
  private:
-  StepSchedule list_;
+  const StepSchedule& list_;
   std::vector<std::vector<std::pair<Pool, int64_t>>> wanted_;  // of each operation
 };
 
@@ -29,8 +29,7 @@ struct WalkedStep {
 };
 // Walks the steps of a run one after another until they are like every later one: links that are slower than
 // compute fall behind it from step to step, until slots hold compute up.
-void walk_until_steady(const ScheduleShape& schedule, const TransferShape& transfers,
-                       const std::function<WalkedStep(const TimedList&)>& walk);
+void walk_until_steady(const StepConfig& config, const std::function<WalkedStep(const TimedList&)>& walk);
 
 // The disks of a machine, whose ranks share them.
 struct DiskClock {
@@ -49,7 +48,7 @@ struct DiskClock {
 class RankClock {
  public:
   // Borrows all.
-  RankClock(const TimelineShape& shape, const LinkRates& rates, bool updates_at_end, DiskClock& disks);
+  RankClock(const StepConfig& config, const TimelineShape& shape, const LinkRates& rates, DiskClock& disks);
 
   // The list's i-th operation, of so many seconds of compute.
   void pass(const TimedList& list, size_t i, double seconds);
@@ -90,9 +89,9 @@ class RankClock {
     if (spans != nullptr && end > start) spans->push_back({lane, op, start, end});
   }
 
+  const StepConfig& config_;
   const TimelineShape& shape_;
   const LinkRates& rates_;
-  bool updates_at_end_;
   DiskClock& disks_;
   double host_ = 0;  // the CPU's clock beside a GPU: it has done its work up to there
   double up_free_ = 0, down_free_ = 0;

@@ -10,23 +10,13 @@ namespace {
 
 class Builder {
  public:
-  explicit Builder(const ScheduleShape& shape) : shape_(shape) {
-    for (int64_t u = 0; u < std::ssize(shape.units); ++u) {
-      switch (shape.unit(u).role) {
-        case UnitRole::kEmbedding:
-          embedding_ = u;
-          break;
-        case UnitRole::kBody:
-          body_.push_back(u);
-          break;
-        case UnitRole::kHead:
-        case UnitRole::kFinalNorm:
-          head_ = u;
-          break;
-        case UnitRole::kVocabularySegment:
-          segments_.push_back(u);
-          break;
-      }
+  explicit Builder(const StepConfig& step) : step_(step) {
+    for (int64_t u = 0; u < std::ssize(step.units); ++u) {
+      const UnitRole role = step.unit(u).role;
+      if (role == UnitRole::kEmbedding) embedding_ = u;
+      if (role == UnitRole::kBody) body_.push_back(u);
+      if (role == UnitRole::kHead || role == UnitRole::kFinalNorm) head_ = u;
+      if (role == UnitRole::kVocabularySegment) segments_.push_back(u);
     }
   }
 
@@ -44,9 +34,9 @@ class Builder {
     }
     if (first == 0) pending_update(head_);
     // A tied head multiplies by the embedding's matrix: both units are on loan.
-    if (shape_.tied) add(OperationKind::kAcquire, embedding_, first);
+    if (step_.tied) add(OperationKind::kAcquire, embedding_, first);
     pass(OperationKind::kHead, head_, first, end);
-    if (shape_.tied) add(OperationKind::kRelease, embedding_, first);
+    if (step_.tied) add(OperationKind::kRelease, embedding_, first);
   }
 
   // `final`: the gradients are complete, and are normed.
@@ -60,7 +50,7 @@ class Builder {
     for (auto unit = body_.rbegin(); unit != body_.rend(); ++unit) {
       add(OperationKind::kAcquire, *unit, first);
       for (int64_t micro = first; micro < end; ++micro) {
-        if (shape_.recompute) add(OperationKind::kRecompute, *unit, micro);
+        if (step_.recompute) add(OperationKind::kRecompute, *unit, micro);
         add(OperationKind::kBackward, *unit, micro);
       }
       add(OperationKind::kRelease, *unit, first);
@@ -70,29 +60,29 @@ class Builder {
     // gradient the head began, is complete only here.
     for (int64_t micro = first; micro < end; ++micro) add(OperationKind::kBackward, embedding_, micro);
     if (!final) return;
-    if (shape_.table_last) pass(OperationKind::kTableGradient, embedding_, 0, end);
+    if (step_.table_last) pass(OperationKind::kTableGradient, embedding_, 0, end);
     add(OperationKind::kAddRows, embedding_, 0);
     finished(embedding_);
   }
 
   void check_and_update() {
     add(OperationKind::kCheck, 0, 0);
-    if (!shape_.updates_at_end()) return;
-    for (int64_t u = 0; u < std::ssize(shape_.units); ++u) {
-      if (!shape_.deferred(u)) update(u);
+    if (!step_.updates_at_end()) return;
+    for (int64_t u = 0; u < std::ssize(step_.units); ++u) {
+      if (!step_.deferred(u)) update(u);
     }
   }
 
   // The same micro-batches once more, their norm known: what the first backward has measured is updated.
   void second_backward(int64_t end) {
     measured_ = true;
-    if (!shape_.recompute) forward(0, end);
+    if (!step_.recompute) forward(0, end);
     head(0, end);
     backward(0, end, true);
   }
 
   void all_pending_updates() {
-    for (int64_t u = 0; u < std::ssize(shape_.units); ++u) pending_update(u);
+    for (int64_t u = 0; u < std::ssize(step_.units); ++u) pending_update(u);
   }
 
   StepSchedule take() { return std::move(schedule_); }
@@ -118,31 +108,31 @@ class Builder {
 
   // The unit's last backward has been.
   void complete(int64_t unit) {
-    if (shape_.ranks > 1) add(OperationKind::kExchange, unit, 0);
+    if (step_.ranks > 1) add(OperationKind::kExchange, unit, 0);
     if (!measured_) add(OperationKind::kNorm, unit, 0);
   }
 
   // The last of a block's units is: the final norm comes after its segments.
   void finished(int64_t unit) {
     complete(unit);
-    if (shape_.clip == Clip::kGlobal && !measured_) return;
+    if (step_.clip == Clip::kGlobal && !measured_) return;
     update(unit);
     if (unit != head_) return;
     for (const int64_t segment : segments_) update(segment);
   }
 
   void update(int64_t unit) {
-    const ScheduleUnit& range = shape_.unit(unit);
+    const ScheduleUnit& range = step_.unit(unit);
     for (int64_t tile = range.first_tile; tile < range.end_tile; ++tile)
       add(OperationKind::kUpdate, unit, 0, tile);
-    if (shape_.sharded && range.tiles() > 0 && !range.in_shards) add(OperationKind::kGather, unit, 0);
+    if (step_.sharded && range.tiles() > 0 && !range.in_shards) add(OperationKind::kGather, unit, 0);
   }
 
   void pending_update(int64_t unit) {
-    if (shape_.pending && shape_.deferred(unit)) update(unit);
+    if (step_.pending && step_.deferred(unit)) update(unit);
   }
 
-  const ScheduleShape& shape_;
+  const StepConfig& step_;
   bool measured_ = false;             // a backward has been for the norm alone
   int64_t embedding_ = 0, head_ = 0;  // units; the head's, or its final norm's
   std::vector<int64_t> body_, segments_;
@@ -176,6 +166,7 @@ const char* pool_name(Pool pool) {
 
 std::vector<ScheduleUnit> schedule_units(int64_t layers, int64_t segments) {
   std::vector<ScheduleUnit> out;
+  out.reserve(static_cast<size_t>(layers + 2 + segments));
   int64_t segment = 0;  // in the block's array the matrix comes before the norm
   for (const Unit& unit : list_units(layers, segments)) {
     const int64_t tile = unit.segment() ? segment++ : unit.role == UnitRole::kFinalNorm ? segments : 0;
@@ -184,41 +175,48 @@ std::vector<ScheduleUnit> schedule_units(int64_t layers, int64_t segments) {
   return out;
 }
 
-bool ScheduleShape::defers() const {
-  return updates_at_end() &&
-         std::any_of(units.begin(), units.end(), [](const ScheduleUnit& unit) { return unit.off_device; });
+bool StepConfig::defers() const {
+  return updates_at_end() && std::ranges::any_of(units, &ScheduleUnit::off_device);
 }
 
-StepSchedule make_schedule(const ScheduleShape& shape) {
-  LM_CHECK(shape.group >= 1, "a group has at least one micro-batch");
-  LM_CHECK(!shape.in_backward || shape.group >= shape.micro_batches,
+int64_t StepConfig::segments() const {
+  return std::ranges::count(units, UnitRole::kVocabularySegment, &ScheduleUnit::role);
+}
+
+bool StepConfig::uses_slots() const {
+  return std::ranges::any_of(pools, [](const PoolShape& pool) { return pool.slots > 0; });
+}
+
+StepSchedule make_schedule(const StepConfig& step) {
+  LM_CHECK(step.group >= 1, "a group has at least one micro-batch");
+  LM_CHECK(!step.in_backward || step.group >= step.micro_batches,
            "updates inside backward want all micro-batches of a step in one group");
-  LM_CHECK(!shape.table_last || (shape.tied && !shape.measures()),
+  LM_CHECK(!step.table_last || (step.tied && !step.measures()),
            "a gradient that is made last is a tied table's, of a step with one backward");
-  Builder builder(shape);
-  for (int64_t first = 0; first < shape.micro_batches; first += shape.group) {
-    const int64_t end = std::min(first + shape.group, shape.micro_batches);
+  Builder builder(step);
+  for (int64_t first = 0; first < step.micro_batches; first += step.group) {
+    const int64_t end = std::min(first + step.group, step.micro_batches);
     builder.forward(first, end);
     builder.head(first, end);
-    builder.backward(first, end, end == shape.micro_batches);
+    builder.backward(first, end, end == step.micro_batches);
   }
   builder.check_and_update();
-  if (shape.measures()) builder.second_backward(shape.micro_batches);
+  if (step.measures()) builder.second_backward(step.micro_batches);
   return builder.take();
 }
 
-StepSchedule make_flush_schedule(const ScheduleShape& shape) {
-  Builder builder(shape);
+StepSchedule make_flush_schedule(const StepConfig& step) {
+  Builder builder(step);
   builder.all_pending_updates();
   return builder.take();
 }
 
-StepSchedule make_evaluation_schedule(const ScheduleShape& shape) {
-  LM_CHECK(shape.group >= 1, "a group has at least one micro-batch");
-  LM_CHECK(!shape.pending, "an evaluation begins with a flush");
-  Builder builder(shape);
-  for (int64_t first = 0; first < shape.micro_batches; first += shape.group) {
-    const int64_t end = std::min(first + shape.group, shape.micro_batches);
+StepSchedule make_evaluation_schedule(const StepConfig& step) {
+  LM_CHECK(step.group >= 1, "a group has at least one micro-batch");
+  LM_CHECK(!step.pending, "an evaluation begins with a flush");
+  Builder builder(step);
+  for (int64_t first = 0; first < step.micro_batches; first += step.group) {
+    const int64_t end = std::min(first + step.group, step.micro_batches);
     builder.forward(first, end);
     builder.head(first, end);
   }

@@ -3,29 +3,22 @@
 #include <cmath>
 
 #include "schedule/rank_clock.h"
+#include "schedule/step_lists.h"
 
 namespace lm {
 
-std::vector<StepSchedule> steady_steps(const ScheduleShape& schedule, const TransferShape& transfers) {
-  constexpr int kSteps = 3;
-  SlotState slots(transfers);
-  ScheduleShape now = schedule, next = schedule;
-  next.pending = schedule.defers();
+std::vector<StepSchedule> steady_steps(const StepConfig& config) {
+  StepLists lists(config);
   std::vector<StepSchedule> out;
-  for (int step = 0; step < kSteps; ++step) {
-    now.pending = step > 0 && next.pending;
-    out.push_back(add_transfers(make_schedule(now), make_schedule(next), transfers, slots));
-  }
+  for (int step = 0; step < kSteadySteps; ++step) out.push_back(lists.step(config.micro_batches));
   return out;
 }
 
-void walk_until_steady(const ScheduleShape& schedule, const TransferShape& transfers,
-                       const std::function<WalkedStep(const TimedList&)>& walk) {
+void walk_until_steady(const StepConfig& config, const std::function<WalkedStep(const TimedList&)>& walk) {
   constexpr int kMost = 12;  // of the last list
-  std::vector<StepSchedule> steps = steady_steps(schedule, transfers);
-  const TimedList last(std::move(steps.back()), transfers);
-  steps.pop_back();
-  for (StepSchedule& step : steps) walk(TimedList(std::move(step), transfers));
+  StepLists lists(config);
+  for (int step = 1; step < kSteadySteps; ++step) walk(TimedList(lists.step(config.micro_batches), config));
+  const TimedList last(lists.step(config.micro_batches), config);
   WalkedStep before;
   for (int step = 0; step < kMost; ++step) {
     const WalkedStep now = walk(last);
@@ -35,13 +28,13 @@ void walk_until_steady(const ScheduleShape& schedule, const TransferShape& trans
   }
 }
 
-Timeline walk_timeline(const ScheduleShape& schedule, const TimelineShape& shape, const LinkRates& rates,
+Timeline walk_timeline(const StepConfig& config, const TimelineShape& shape, const LinkRates& rates,
                        const std::function<double(const Operation&)>& compute, std::vector<LaneSpan>* spans) {
   DiskClock disks;
-  RankClock clock(shape, rates, schedule.updates_at_end(), disks);
+  RankClock clock(config, shape, rates, disks);
   clock.spans = spans;
   Timeline out;
-  walk_until_steady(schedule, shape.transfers, [&](const TimedList& list) {
+  walk_until_steady(config, [&](const TimedList& list) {
     const RankClock before = clock;
     if (spans != nullptr) spans->clear();
     for (size_t i = 0; i < list.operations().size(); ++i) {

@@ -8,13 +8,14 @@
 #include <functional>
 #include <vector>
 
-#include "schedule/transfers.h"
+#include "schedule/schedule.h"
 
 namespace lm {
 
 // Steps one after another with their transfers. The first finds empty slots and nothing deferred; the last is
 // like every later one.
-std::vector<StepSchedule> steady_steps(const ScheduleShape& schedule, const TransferShape& transfers);
+inline constexpr int kSteadySteps = 3;
+std::vector<StepSchedule> steady_steps(const StepConfig& config);
 
 struct LinkRates {
   double disk_read = 0, disk_write = 0;  // bytes/s, all paths together
@@ -35,15 +36,12 @@ struct TimelineShape {
     bool used = false;
     int64_t brings = 0, sends = 0;
   };
-  TransferShape transfers;
   std::array<std::vector<Array>, kPools> arrays;
-  bool gpu = false;           // compute is one: slots lie there
-  bool calls_beside = false;  // ranks with GPUs exchange, gather and take norms in a stream beside compute
   std::vector<HostUpdate> host_updates;  // of each tile; empty: the CPU updates none, and has no such slots
 
-  HostUpdate host_update(const Operation& op) const {
+  HostUpdate host_update(const StepConfig& config, const Operation& op) const {
     if (op.kind != OperationKind::kUpdate || host_updates.empty()) return {};
-    return host_updates[static_cast<size_t>(transfers.tile(op))];
+    return host_updates[static_cast<size_t>(config.tile_array(op.unit, op.tile))];
   }
 };
 
@@ -69,7 +67,7 @@ struct LaneSpan {
 
 // `compute` gives an operation's seconds; of a fetch of what is in shards, those of gathering it. `spans`:
 // the step's, where somebody wants them; transfers may end after it.
-Timeline walk_timeline(const ScheduleShape& schedule, const TimelineShape& shape, const LinkRates& rates,
+Timeline walk_timeline(const StepConfig& config, const TimelineShape& shape, const LinkRates& rates,
                        const std::function<double(const Operation&)>& compute,
                        std::vector<LaneSpan>* spans = nullptr);
 

@@ -11,7 +11,7 @@ namespace {
 // Collects one pool's uses while walking a list.
 class UseCollector {
  public:
-  UseCollector(Pool pool, const TransferShape& shape) : pool_(pool), shape_(shape), open_(size()) {}
+  UseCollector(Pool pool, const StepConfig& config) : pool_(pool), config_(config), open_(size()) {}
 
   void visit(size_t index, const Operation& op) {
     switch (pool_) {
@@ -20,7 +20,8 @@ class UseCollector {
       case Pool::kGradients:
         return gradients(index, op);
       case Pool::kOptimizer:
-        if (op.kind == OperationKind::kUpdate) add({index, index, shape_.tile(op), true, true, false});
+        if (op.kind == OperationKind::kUpdate)
+          add({index, index, config_.tile_array(op.unit, op.tile), true, true, false});
         return;
       case Pool::kActivations:
         if (size() > 0) activations(index, op);
@@ -37,40 +38,40 @@ class UseCollector {
   }
 
  private:
-  size_t size() const { return shape_.pool(pool_).through_slots.size(); }
+  size_t size() const { return config_.pool(pool_).through_slots.size(); }
 
   void add(const ArrayUse& use) {
-    if (shape_.pool(pool_).holds(use.array)) uses_.push_back(use);
+    if (config_.pool(pool_).holds(use.array)) uses_.push_back(use);
   }
 
   void weights(size_t index, const Operation& op) {
-    if (!shape_.pool(pool_).holds(op.unit)) return;
+    if (!config_.pool(pool_).holds(op.unit)) return;
     const auto a = static_cast<size_t>(op.unit);
     if (op.kind == OperationKind::kAcquire) open_[a] = index;
     if (op.kind == OperationKind::kRelease) add({open_[a], index, op.unit, true, false, false});
     const bool changes = op.kind == OperationKind::kUpdate || op.kind == OperationKind::kGather;
-    if (!changes || shape_.frozen_weights) return;
-    const bool at_home = shape_.unit(op).in_shards;
+    if (!changes || config_.frozen_weights) return;
+    const bool at_home = config_.unit(op.unit).in_shards;
     add({index, index, op.unit, !at_home, !at_home, false, at_home});
   }
 
   void gradients(size_t index, const Operation& op) {
-    if (!shape_.pool(pool_).holds(op.unit)) return;
+    if (!config_.pool(pool_).holds(op.unit)) return;
     if (op.kind == OperationKind::kBackward) add({index, index, op.unit, op.micro > 0, true, false});
     if (op.kind == OperationKind::kAddRows) add({index, index, op.unit, true, true, false});
     if (op.kind == OperationKind::kExchange) add({index, index, op.unit, true, true, false});
     if (op.kind == OperationKind::kNorm) add({index, index, op.unit, true, false, false});
     if (op.kind == OperationKind::kUpdate)
-      add({index, index, op.unit, true, false, op.tile + 1 >= shape_.unit(op).end_tile});
+      add({index, index, op.unit, true, false, op.tile + 1 >= config_.unit(op.unit).end_tile});
   }
 
   void activations(size_t index, const Operation& op) {
     // Segments work on the rows that the final norm picked.
-    const UnitRole role = shape_.unit(op).role;
+    const UnitRole role = config_.unit(op.unit).role;
     if (role == UnitRole::kVocabularySegment) return;
-    const int64_t block = shape_.unit(op).block;
-    const auto input = [&](int64_t b) { return (b - 1) * shape_.group + op.micro % shape_.group; };
-    const bool last = !shape_.measures || checked_;  // of the backwards
+    const int64_t block = config_.unit(op.unit).block;
+    const auto input = [&](int64_t b) { return config_.input_array(b, op.micro); };
+    const bool last = !config_.measures() || checked_;  // of the backwards
     switch (op.kind) {
       case OperationKind::kForward:
         if (role == UnitRole::kEmbedding) checked_ = false;
@@ -95,7 +96,7 @@ class UseCollector {
   }
 
   Pool pool_;
-  const TransferShape& shape_;
+  const StepConfig& config_;
   std::vector<size_t> open_;  // weights: where the unit was acquired
   bool checked_ = false;      // activations: since the step began
   std::vector<ArrayUse> uses_;
@@ -112,13 +113,13 @@ struct Insertion {
 // One pool over this list and the next.
 class PoolPlanner {
  public:
-  PoolPlanner(Pool pool, const TransferShape& shape, size_t length, std::vector<Slot>& state,
+  PoolPlanner(Pool pool, const StepConfig& config, size_t length, std::vector<Slot>& state,
               std::vector<Insertion>& inserted)
       : pool_(pool),
         length_(length),
         state_(state),
         inserted_(inserted),
-        slot_of_(shape.pool(pool).through_slots.size(), state.size()),
+        slot_of_(config.pool(pool).through_slots.size(), state.size()),
         left_at_(slot_of_.size()) {
     for (const Slot& slot : state) {
       const size_t s = work_.size();
@@ -246,33 +247,39 @@ class PoolPlanner {
 
 }  // namespace
 
-bool TransferShape::any() const {
-  return std::any_of(pools.begin(), pools.end(), [](const PoolShape& pool) { return pool.slots > 0; });
+SlotState::SlotState(const StepConfig& config) {
+  for (size_t p = 0; p < kPools; ++p) pools[p].resize(static_cast<size_t>(config.pools[p].slots));
 }
 
-SlotState::SlotState(const TransferShape& shape) {
-  for (size_t p = 0; p < kPools; ++p) pools[p].resize(static_cast<size_t>(shape.pools[p].slots));
+void SlotState::settle() {
+  for (std::vector<Slot>& pool : pools) {
+    std::vector<int64_t> orders;
+    for (const Slot& slot : pool) orders.push_back(slot.order);
+    std::ranges::sort(orders);
+    orders.erase(std::unique(orders.begin(), orders.end()), orders.end());
+    for (Slot& slot : pool) slot.order = std::ranges::lower_bound(orders, slot.order) - orders.end();
+  }
 }
 
-std::vector<ArrayUse> array_uses(const StepSchedule& schedule, Pool pool, const TransferShape& shape) {
-  UseCollector collector(pool, shape);
+std::vector<ArrayUse> array_uses(const StepSchedule& schedule, Pool pool, const StepConfig& config) {
+  UseCollector collector(pool, config);
   for (size_t i = 0; i < schedule.operations.size(); ++i) collector.visit(i, schedule.operations[i]);
   return collector.take();
 }
 
-StepSchedule add_transfers(const StepSchedule& step, const StepSchedule& next, const TransferShape& shape,
+StepSchedule add_transfers(const StepSchedule& step, const StepSchedule& next, const StepConfig& config,
                            SlotState& state) {
-  if (!shape.any()) return step;
+  if (!config.uses_slots()) return step;
+  state.settle();
   const size_t length = step.operations.size();
   StepSchedule both = step;
   both.operations.insert(both.operations.end(), next.operations.begin(), next.operations.end());
   std::vector<Insertion> inserted;
   for (int p = 0; p < kPools; ++p) {
     const auto pool = static_cast<Pool>(p);
-    if (shape.pool(pool).slots == 0) continue;
-    std::vector<Slot>& slots = state.pools[static_cast<size_t>(p)];
-    for (Slot& slot : slots) slot.order -= int64_t{1} << 32;  // before everything in this list
-    PoolPlanner(pool, shape, length, slots, inserted).run(array_uses(both, pool, shape));
+    if (config.pool(pool).slots == 0) continue;
+    PoolPlanner(pool, config, length, state.pools[static_cast<size_t>(p)], inserted)
+        .run(array_uses(both, pool, config));
   }
   StepSchedule out;
   out.operations.reserve(length + inserted.size());

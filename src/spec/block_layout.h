@@ -157,4 +157,11 @@ struct ModelLayout {
 ModelLayout make_layout(const ModelSpec& spec, const AdapterSpec* adapter, DType dtype,
                         const Encoding* encoding = nullptr);
 
+// A model, borrowed.
+struct ModelParts {
+  const ModelSpec& spec;
+  const ModelLayout& layout;
+  const AdapterSpec* adapter = nullptr;  // null: full fine-tuning
+};
+
 }  // namespace lm

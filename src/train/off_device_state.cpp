@@ -49,7 +49,7 @@ std::unique_ptr<Store> make_shards(const OffDeviceSetup& setup, Pool pool) {
   const int ranks = placement.pool(pool).shards;
   return std::make_unique<ShardStore>(ShardStoreSetup{
       .group = *setup.group,
-      .bytes = bytes_through_slots(placement.pool(pool), placement.transfers().pool(pool)),
+      .bytes = bytes_through_slots(placement.pool(pool), placement.through(pool)),
       .shards =
           [units, frozen, ranks, bytes = placement.pool(pool).bytes](int64_t array) {
             const Unit& unit = units[static_cast<size_t>(array)];
@@ -70,7 +70,6 @@ OffDeviceState::OffDeviceState(const OffDeviceSetup& setup) {
   if (setup.stream.device == DeviceType::kCuda)
     clock_ = std::make_unique<DeviceClock>(setup.stream, setup.trace);
   const auto down = std::make_shared<Stream>(setup.stream.device);
-  const TransferShape shape = placement.transfers();
   std::array<std::optional<LocalStoreSetup>, kPools> wanted;
   int64_t disk = 0, memory = setup.training ? round_up(setup.staging, PinnedPool::kAlignment) : 0;
   memory += round_up(placement.embedding_in_host, PinnedPool::kAlignment);
@@ -84,7 +83,7 @@ OffDeviceState::OffDeviceState(const OffDeviceSetup& setup) {
     }
     const bool host = pool == Pool::kOptimizer && placement.update_on_host;
     LocalStoreSetup& store = wanted[static_cast<size_t>(i)].emplace();
-    store.bytes = bytes_through_slots(plan, shape.pool(pool));
+    store.bytes = bytes_through_slots(plan, placement.through(pool));
     store.name = [&placement, &layout = setup.layout, pool](int64_t array) {
       return array_name(placement, layout, pool, array);
     };

@@ -10,29 +10,6 @@
 namespace lm {
 namespace {
 
-// Whole documents only: the RoPE table covers what one document can reach.
-int64_t rope_positions(const RankSetup& setup) {
-  return std::max<int64_t>(setup.max_length, 1);
-}
-
-StepSettings step_settings(const RankSetup& setup) {
-  const NumericsPlan& n = setup.plan.numerics;
-  StepSettings settings;
-  const PlacementPlan& placement = setup.plan.placement;
-  settings.pass =
-      pass_settings(pass_shape(setup.spec, setup.layout, setup.adapter, setup.plan.numerics, placement));
-  settings.pass.bind.seed = static_cast<uint64_t>(setup.seed);
-  settings.adapter = setup.adapter;
-  settings.clip = setup.optimizer.clip;
-  settings.max_grad_norm = setup.max_grad_norm;
-  settings.machine_ranks = n.two_levels() ? n.machine_ranks : 1;
-  settings.shape = placement.schedule(setup.spec, n.recompute, setup.optimizer.clip);
-  settings.transfers = placement.transfers();
-  settings.pass.micro_rows = setup.plan.micro_rows;
-  settings.pass.keeps_inputs = settings.shape.measures() && n.recompute;
-  return settings;
-}
-
 // Room for two leases.
 int64_t step_memory_bytes(const PlacementPlan& placement) {
   const auto whole = [](int64_t bytes) { return round_up(bytes, PinnedPool::kAlignment); };
@@ -103,21 +80,22 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
                off_device_.store(Pool::kWeights), setup_.plan.placement.head_segments() > 0,
                off_device_.embedding(), setup_.plan.placement.pool(Pool::kWeights).shards > 1),
       arena_(stream.device, setup.plan.arena.bytes),
-      rope_(setup.spec, rope_positions(setup), setup.plan.numerics.dtype, stream.device, stream),
+      rope_(setup.spec, std::max<int64_t>(setup.max_length, 1), setup.plan.numerics.dtype, stream.device,
+            stream),
       step_memory_(stream.device, step_memory_bytes(setup_.plan.placement)),
       upload_memory_(lease(step_memory_, setup_.plan.placement.upload_bytes)),
       result_memory_(lease(step_memory_, setup_.plan.placement.result_bytes)),
       uploads_(upload_memory_.bytes()),
       context_{setup.spec,
-               setup.plan.numerics.dtype,
+               setup_.plan.step.arithmetic.dtype,
                stream.device,
                setup.kernels != nullptr ? *setup.kernels : library_kernels(stream.device),
                stream,
                arena_,
                rope_,
                uploads_,
-               setup_.plan.numerics.documents_at_once,
-               setup_.plan.numerics.round_rows} {
+               setup_.plan.step.arithmetic.documents_at_once,
+               setup_.plan.step.arithmetic.round_rows} {
   if (device_ == DeviceType::kCuda) cap_library_memory(setup_.plan.placement.library_device_bytes);
   if (setup.tokens_per_step > 0) {
     StreamView update_stream = stream;
@@ -155,8 +133,11 @@ Rank::Rank(const RankSetup& setup, StreamView stream)
 }
 
 void Rank::make_step() {
+  StepConfig config = setup_.plan.step;
+  config.seed = static_cast<uint64_t>(setup_.seed);
+  config.max_grad_norm = setup_.max_grad_norm;
   step_ = std::make_unique<TrainStep>(StepParts{.context = context_,
-                                                .layout = setup_.layout,
+                                                .model = {setup_.spec, setup_.layout, setup_.adapter},
                                                 .weights = weights_,
                                                 .off_device = off_device_,
                                                 .gradients = gradients_.get(),
@@ -167,7 +148,7 @@ void Rank::make_step() {
                                                 .host_loss = head(result_memory_, kLossBytes),
                                                 .trace = setup_.trace,
                                                 .pulse = &pulse_},
-                                      step_settings(setup_));
+                                      std::move(config));
 }
 
 Rank::~Rank() {

@@ -24,9 +24,9 @@ struct Finding {
 
 }  // namespace
 
-TrainStep::TrainStep(const StepParts& parts, const StepSettings& settings)
+TrainStep::TrainStep(const StepParts& parts, StepConfig config)
     : context_(parts.context),
-      layout_(parts.layout),
+      layout_(parts.model.layout),
       weights_(parts.weights),
       off_device_(parts.off_device),
       gradients_(parts.gradients),
@@ -36,16 +36,16 @@ TrainStep::TrainStep(const StepParts& parts, const StepSettings& settings)
       device_group_(parts.device_group),
       trace_(parts.trace),
       pulse_(parts.pulse),
-      settings_(settings),
-      head_(std::ssize(parts.layout.blocks) - 1),
-      slots_(settings.transfers),
+      head_(std::ssize(parts.model.layout.blocks) - 1),
+      lists_(std::move(config)),
+      config_(lists_.config()),
       loans_(parts.weights.units().size()),
       nll_(parts.context.device, sizeof(double)),
       host_nll_(reinterpret_cast<double*>(parts.host_loss.empty() ? nll_.data() : parts.host_loss.data())),
-      pass_(parts.context, parts.layout, settings.adapter, *this, settings.pass, nll_sum()) {
+      pass_(parts.context, parts.model, *this, config_, nll_sum()) {
   LM_CHECK(parts.context.device == DeviceType::kCpu || parts.host_loss.size() >= sizeof(double), "host_loss");
   for (size_t u = 0; u < loans_.size(); ++u) gathered_.emplace_back(parts.context.device);
-  LM_CHECK(settings.shape.ranks == parts.group.ranks(), "the plan is for another number of ranks");
+  LM_CHECK(config_.ranks == parts.group.ranks(), "the plan is for another number of ranks");
   if (gradients_ != nullptr && pass_.gradient_slot() != nullptr) gradients_->lend_slot(pass_.gradient_slot());
 }
 
@@ -60,31 +60,23 @@ StepResult TrainStep::run(const StepBatches& batches, int64_t step, double lr) {
   pass_.begin(step, micro_batches, divisor > 0 ? static_cast<float>(1.0 / divisor) : 0.0F);
   result_ = {};
   // Without global clipping nothing is deferred: updates belong to this step from the start.
-  if (settings_.clip != Clip::kGlobal) {
+  if (config_.clip != Clip::kGlobal) {
     update_ = {.lr = lr, .scale = 1, .step = step, .skipped = false};
     update_begun_ = false;
   }
   context_.uploads.rewind();  // the last step's check, or its end, has waited for them
   zero_loss();
-  ScheduleShape shape = settings_.shape;
-  shape.micro_batches = micro_batches;
-  shape.pending = pending_;
-  const StepSchedule schedule = make_schedule(shape);
-  shape.pending = shape.defers();
-  const StepSchedule next = settings_.transfers.any() ? make_schedule(shape) : StepSchedule{};
-  const StepSchedule list = add_transfers(schedule, next, settings_.transfers, slots_);
-  const bool transfers = settings_.transfers.any();
+  const bool transfers = config_.uses_slots();
+  const StepSchedule& list = lists_.step(micro_batches);
   const WalkedList walked(pulse_);
   for (const Operation& operation : list.operations) {
     walked.begin(operation);
     if (transfers) off_device_.poll();
     execute(operation);
   }
-  pending_ = shape.pending;
   pass_.end();
   batches_ = nullptr;
-  if (settings_.shape.measures())
-    wait_for_group();  // a second backward has sent and exchanged since the check
+  if (config_.measures()) wait_for_group();  // a second backward has sent and exchanged since the check
   return result_;
 }
 
@@ -96,25 +88,21 @@ void TrainStep::wait_for_group() {
 }
 
 void TrainStep::flush() {
-  if (pending_) {
-    ScheduleShape shape = settings_.shape;
-    shape.pending = true;
-    const StepSchedule list = add_transfers(make_flush_schedule(shape), {}, settings_.transfers, slots_);
+  if (lists_.pending()) {
+    const StepSchedule list = lists_.flush();
     const WalkedList walked(pulse_);
     for (const Operation& operation : list.operations) {
       walked.begin(operation);
       execute(operation);
     }
-    pending_ = false;
   }
+  const SlotState slots = lists_.take_slots();
   for (int p = 0; p < kPools; ++p) {
     Store* const store = off_device_.store(static_cast<Pool>(p));
-    for (Slot& slot : slots_.pools[static_cast<size_t>(p)]) {
-      if (slot.array >= 0) {
-        if (slot.changed) store->write_back(slot.array);
-        store->forget(slot.array);
-      }
-      slot = {};
+    for (const Slot& slot : slots.pools[static_cast<size_t>(p)]) {
+      if (slot.array < 0) continue;
+      if (slot.changed) store->write_back(slot.array);
+      store->forget(slot.array);
     }
     if (store != nullptr) store->flush();
   }
@@ -124,19 +112,19 @@ void TrainStep::flush() {
 
 std::unique_ptr<StepSave> TrainStep::begin_save(const StepSaveSetup& setup) {
   // Without global clipping the next updates come before any check.
-  const bool rides = settings_.clip == Clip::kGlobal && !(pending_ && update_.skipped);
-  const bool tiles = std::ranges::any_of(settings_.shape.units, &ScheduleUnit::off_device);
-  if (!rides || (tiles && !pending_)) flush();
+  const bool rides = config_.clip == Clip::kGlobal && !(lists_.pending() && update_.skipped);
+  const bool tiles = std::ranges::any_of(config_.units, &ScheduleUnit::off_device);
+  if (!rides || (tiles && !lists_.pending())) flush();
   auto save = std::make_unique<StepSave>(
       setup, StepSave::State{.weights = weights_,
                              .optimizer = *optimizer_,
                              .stream = context_.stream,
                              .gathers = device_group_.stream(context_.stream),
-                             .units = settings_.shape.units,
+                             .units = config_.units,
                              .rides = rides,
-                             .pending = pending_,
+                             .pending = lists_.pending(),
                              .step = update_.step,
-                             .updates = optimizer_->t() + (pending_ && !update_begun_ ? 1 : 0)});
+                             .updates = optimizer_->t() + (lists_.pending() && !update_begun_ ? 1 : 0)});
   save_ = save.get();
   return save;
 }
@@ -161,7 +149,7 @@ void TrainStep::carry_out(const Operation& operation) {
       break;
     case OperationKind::kExchange:
       if (trained(unit(operation).block))
-        gradients_->exchange(operation.unit, device_group_, settings_.shape.sharded, settings_.machine_ranks);
+        gradients_->exchange(operation.unit, device_group_, config_.sharded, config_.machine_ranks);
       break;
     case OperationKind::kNorm:
       norm(operation);
@@ -193,14 +181,9 @@ void TrainStep::transfer(const Operation& operation) {
     const int64_t before = std::exchange(arrays[slot], operation.array);
     if (save_ != nullptr && before >= 0) save_->take_back(operation.pool, before);
   }
-  switch (operation.kind) {
-    case OperationKind::kFetch:
-      return store.fetch(operation.array, operation.slot);
-    case OperationKind::kClaim:
-      return store.claim(operation.array, operation.slot);
-    default:
-      return store.write_back(operation.array);
-  }
+  if (operation.kind == OperationKind::kFetch) return store.fetch(operation.array, operation.slot);
+  if (operation.kind == OperationKind::kClaim) return store.claim(operation.array, operation.slot);
+  store.write_back(operation.array);
 }
 
 bool TrainStep::trained(int64_t block) const {
@@ -219,17 +202,13 @@ BlockMemory TrainStep::borrow(int64_t unit, bool gradient) {
   return memory;
 }
 
-int64_t TrainStep::input_array(int64_t block, int64_t micro) const {
-  return (block - 1) * settings_.shape.group + micro % settings_.shape.group;
-}
-
 std::byte* TrainStep::make_input(int64_t block, int64_t micro, int64_t bytes) {
-  off_device_.store(Pool::kActivations)->resize(input_array(block, micro), bytes);
+  off_device_.store(Pool::kActivations)->resize(config_.input_array(block, micro), bytes);
   return input(block, micro);
 }
 
 std::byte* TrainStep::input(int64_t block, int64_t micro) {
-  std::byte* const bytes = off_device_.store(Pool::kActivations)->use(input_array(block, micro));
+  std::byte* const bytes = off_device_.store(Pool::kActivations)->use(config_.input_array(block, micro));
   arrived();
   return bytes;
 }
@@ -253,7 +232,7 @@ void TrainStep::add_rows() {
 
 void TrainStep::norm(const Operation& operation) {
   if (trained(unit(operation).block))
-    gradients_->granule_norms(operation.unit, device_group_, settings_.shape.sharded);
+    gradients_->granule_norms(operation.unit, device_group_, config_.sharded);
 }
 
 void TrainStep::gather(const Operation& operation) {
@@ -285,14 +264,14 @@ void TrainStep::check() {
   result_.skipped = !std::isfinite(result_.loss) || !std::isfinite(result_.grad_norm);
   faulty_block_ = result_.skipped ? gradients_->non_finite_block() : std::nullopt;
   // Of two backwards the second has the block's gradient.
-  if (result_.skipped && !(faulty_block_ && settings_.shape.measures()))
+  if (result_.skipped && !(faulty_block_ && config_.measures()))
     result_.fault = find_fault(faulty_block_, result_.loss);
-  if (settings_.clip != Clip::kGlobal) {
+  if (config_.clip != Clip::kGlobal) {
     if (result_.skipped) fail_step(result_.fault);
     return;
   }
   update_ = {.lr = lr_,
-             .scale = clip_factor(result_.grad_norm, settings_.max_grad_norm),
+             .scale = clip_factor(result_.grad_norm, config_.max_grad_norm),
              .step = step_,
              .skipped = result_.skipped};
   update_begun_ = false;
@@ -300,7 +279,7 @@ void TrainStep::check() {
 
 // A first backward has found the fault, the second one has the gradient.
 void TrainStep::explain_skip(int64_t block) {
-  if (!settings_.shape.measures() || faulty_block_ != block || !result_.fault.empty()) return;
+  if (!config_.measures() || faulty_block_ != block || !result_.fault.empty()) return;
   device_group_.end_before(context_.stream);
   result_.fault = find_fault(block, result_.loss);
 }
@@ -323,7 +302,7 @@ float TrainStep::block_scale(int64_t block) const {
   const double norm = std::sqrt(gradients_->block_square(block));
   device_group_.check();
   if (!std::isfinite(norm)) fail_step(find_fault(block, 0));
-  return settings_.clip == Clip::kBlock ? clip_factor(norm, settings_.max_grad_norm) : 1.0F;
+  return config_.clip == Clip::kBlock ? clip_factor(norm, config_.max_grad_norm) : 1.0F;
 }
 
 void TrainStep::fail_step(const std::string& fault) const {
@@ -339,7 +318,7 @@ void TrainStep::fail_step(const std::string& fault) const {
 
 void TrainStep::update(const Operation& operation) {
   const int64_t u = operation.unit, tile = operation.tile;
-  const ScheduleUnit& scheduled = settings_.shape.unit(u);
+  const ScheduleUnit& scheduled = config_.unit(u);
   const int64_t block = scheduled.block;
   if (update_.skipped) explain_skip(block);
   if (update_.skipped || !trained(block)) return;
@@ -349,9 +328,9 @@ void TrainStep::update(const Operation& operation) {
   }
   // A cut head's updates begin with the final norm.
   const bool first = !unit(operation).segment() && tile == scheduled.first_tile;
-  if (settings_.clip != Clip::kGlobal && first) update_.scale = block_scale(block);
+  if (config_.clip != Clip::kGlobal && first) update_.scale = block_scale(block);
   // A second backward's gradient has been exchanged since the check.
-  if (settings_.shape.measures() && first) device_group_.end_before(context_.stream);
+  if (config_.measures() && first) device_group_.end_before(context_.stream);
   const Unit& range = unit(operation);
   const UpdateInputs inputs{
       .weights = weights_.trainable_home(u),
@@ -362,7 +341,7 @@ void TrainStep::update(const Operation& operation) {
       .step = update_.step,
       // The check or the block's norm has waited for everything on the device; what comes through slots of
       // the device, or from a second backward, is only on its way.
-      .ready = !weights_.through_slots(u) && !gradients_->through_slots(u) && !settings_.shape.measures(),
+      .ready = !weights_.through_slots(u) && !gradients_->through_slots(u) && !config_.measures(),
       .first = range.first,
       .elements = range.elements};
   const bool cut = scheduled.role == UnitRole::kFinalNorm || scheduled.role == UnitRole::kVocabularySegment;
@@ -376,15 +355,9 @@ void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head, const 
   flush();
   const ArenaFrame frame(context_.arena);
   ForwardPass pass(pass_, place_batch(context_, batch, cache));
-  TransferShape transfers;  // of the weights alone
-  transfers.units = settings_.transfers.units;
-  transfers.pool(Pool::kWeights) = settings_.transfers.pool(Pool::kWeights);
-  SlotState slots(transfers);
-  const StepSchedule list =
-      add_transfers(make_evaluation_schedule({.units = settings_.shape.units, .tied = context_.spec.tied}),
-                    {}, transfers, slots);
+  const ListWithSlots& forward = lists_.evaluation();
   const WalkedList walked(pulse_);
-  for (const Operation& operation : list.operations) {
+  for (const Operation& operation : forward.list.operations) {
     walked.begin(operation);
     if (!computes(operation.kind)) {
       execute(operation);
@@ -394,7 +367,7 @@ void TrainStep::walk_forward(const Batch& batch, const HeadVisitor& head, const 
       pass.carry_out(operation);
     }
   }
-  for (const Slot& slot : slots.pools[static_cast<size_t>(Pool::kWeights)]) {
+  for (const Slot& slot : forward.slots.pools[static_cast<size_t>(Pool::kWeights)]) {
     if (slot.array >= 0) off_device_.store(Pool::kWeights)->forget(slot.array);
   }
 }
@@ -417,30 +390,39 @@ double TrainStep::evaluate(const Batch& batch) {
   return read_loss();
 }
 
+void TrainStep::walk_logits(const Batch& batch, const RowPicker& pick, const View& out,
+                            const KeyValueCache* cache) {
+  View normed;
+  context_.uploads.rewind();  // whoever came before has waited
+  const auto head = [&](const Operation& operation, ForwardPass& pass) {
+    if (unit(operation).segment())
+      return head_segment_logits(context_, pass.bind_segment(operation), normed, out);
+    const View rows = pick(pass.x());
+    if (operation.kind == OperationKind::kHead) return head_logits(context_, pass.bind_head(), rows, out);
+    normed = head_normed(context_, pass.bind_norm(), rows);
+  };
+  walk_forward(batch, head, cache);
+}
+
 std::vector<float> TrainStep::logits(const Batch& batch, const std::vector<int32_t>& rows) {
   const auto count = static_cast<int64_t>(rows.size()), vocab = context_.spec.vocab;
   const int64_t bytes = count * vocab * static_cast<int64_t>(dtype_size(context_.dtype));
   const Memory memory(context_.device, bytes);
   const View out = view_of(memory.data(), context_.dtype, count, vocab);
-  View normed;
-  context_.uploads.rewind();
-  walk_forward(batch, [&](const Operation& operation, ForwardPass& pass) {
-    if (unit(operation).segment()) {
-      return head_segment_logits(context_, pass.bind_segment(operation), normed, out);
-    }
+  const auto pick = [&](const View& x) {
     const View index = context_.tensor(count, 1, DType::kI32);
     context_.uploads.send(index.data, rows.data(), count * 4, context_.stream);
     const View picked = context_.tensor(count, context_.spec.hidden);
-    context_.kernels.gather_rows({.table = pass.x().data,
+    context_.kernels.gather_rows({.table = x.data,
                                   .index = static_cast<const int32_t*>(index.data),
                                   .out = picked.data,
                                   .rows = count,
                                   .width = context_.spec.hidden,
                                   .dtype = context_.dtype},
                                  context_.stream);
-    if (operation.kind == OperationKind::kHead) return head_logits(context_, pass.bind_head(), picked, out);
-    normed = head_normed(context_, pass.bind_norm(), picked);
-  });
+    return picked;
+  };
+  walk_logits(batch, pick, out);
   // From bf16 by the same kernel that adds gradients.
   std::vector<float> floats(static_cast<size_t>(count * vocab));
   std::vector<std::byte> host(static_cast<size_t>(bytes));
@@ -466,16 +448,8 @@ void TrainStep::extend(KeyValueCache& cache, std::span<const int32_t> tokens, co
   batch.target.assign(tokens.size(), -1);
   batch.sample.assign(tokens.size(), 0);
   batch.document_start = {0, static_cast<int32_t>(count)};
-  View normed;
-  context_.uploads.rewind();  // whoever came before has waited
-  const auto head = [&](const Operation& operation, ForwardPass& pass) {
-    if (unit(operation).segment())
-      return head_segment_logits(context_, pass.bind_segment(operation), normed, logits);
-    const View last = pass.x().row_range(count - 1, 1);
-    if (operation.kind == OperationKind::kHead) return head_logits(context_, pass.bind_head(), last, logits);
-    normed = head_normed(context_, pass.bind_norm(), last);
-  };
-  walk_forward(batch, head, &cache);
+  walk_logits(
+      batch, [&](const View& x) { return x.row_range(count - 1, 1); }, logits, &cache);
   cache.set_tokens(cache.tokens() + count);
 }
 

@@ -17,7 +17,7 @@
 #include "model/pass.h"
 #include "optim/gradients.h"
 #include "optim/sharded_optimizer.h"
-#include "schedule/transfers.h"
+#include "schedule/step_lists.h"
 #include "train/off_device_state.h"
 #include "train/step_pulse.h"
 #include "train/step_save.h"
@@ -28,7 +28,7 @@ namespace lm {
 // What the step works on; borrowed.
 struct StepParts {
   const Context& context;
-  const ModelLayout& layout;
+  ModelParts model;
   WeightStore& weights;
   const OffDeviceState& off_device;
   // Null where nothing is trained: then `run` must not be called. The embedding's also where it is frozen.
@@ -43,16 +43,6 @@ struct StepParts {
   StepPulse* pulse = nullptr;  // null: nobody watches
 };
 
-struct StepSettings {
-  PassSettings pass;
-  const AdapterSpec* adapter = nullptr;  // null: full fine-tuning
-  Clip clip = Clip::kGlobal;
-  double max_grad_norm = 1.0;
-  ScheduleShape shape;  // micro_batches and pending are set per step
-  TransferShape transfers;
-  int machine_ranks = 1;  // whose gradients are added up before those of other machines; 1: nobody's
-};
-
 struct StepResult {
   double loss = 0;       // sum of nll / target tokens, over the whole step
   double grad_norm = 0;  // before clipping
@@ -63,7 +53,7 @@ struct StepResult {
 
 class TrainStep : private PassMemory {
  public:
-  TrainStep(const StepParts& parts, const StepSettings& settings);
+  TrainStep(const StepParts& parts, StepConfig config);
 
   // `step` counts from 1 and keys the randomness. Updates of blocks whose state is off the device may be left
   // to the next call.
@@ -127,8 +117,6 @@ class TrainStep : private PassMemory {
   void add_embedding_gradient(int64_t micro, const View& dx) override;
   std::byte* make_input(int64_t block, int64_t micro, int64_t bytes) override;
   std::byte* input(int64_t block, int64_t micro) override;
-  int64_t input_array(int64_t block, int64_t micro) const;
-
   const Unit& unit(const Operation& operation) const {
     return weights_.units()[static_cast<size_t>(operation.unit)];
   }
@@ -136,6 +124,10 @@ class TrainStep : private PassMemory {
   // Carries out an evaluation's list; `head` does what the head's operations are for.
   using HeadVisitor = std::function<void(const Operation& operation, ForwardPass& pass)>;
   void walk_forward(const Batch& batch, const HeadVisitor& head, const KeyValueCache* cache = nullptr);
+  // Logits of the rows that `pick` takes of the last block's output [T, H].
+  using RowPicker = std::function<View(const View& x)>;
+  void walk_logits(const Batch& batch, const RowPicker& pick, const View& out,
+                   const KeyValueCache* cache = nullptr);
   bool trained(int64_t block) const;
   void zero_loss();
   double* nll_sum() const { return reinterpret_cast<double*>(nll_.data()); }
@@ -154,10 +146,9 @@ class TrainStep : private PassMemory {
   Trace* trace_;
   StepPulse* pulse_;
   int64_t arrived_ns_ = 0;  // of the operation under way
-  StepSettings settings_;
-  int64_t head_;     // the last block, and its unit
-  SlotState slots_;  // between lists
-  bool pending_ = false;
+  int64_t head_;            // the last block, and its unit
+  StepLists lists_;
+  const StepConfig& config_;  // of the lists
   Update update_;
   std::array<std::vector<int64_t>, kPools> in_slots_;  // the array that each slot holds
   StepSave* save_ = nullptr;                           // that rides on this step

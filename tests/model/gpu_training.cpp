@@ -129,7 +129,7 @@ class Trainee {
     plan_ = make_plan(
         {config, t_.spec, adapter(), layout_, stream.device, {.weighted = t_.weighted}, t_.update_on_host},
         machine);
-    if (t_.row_chunk > 0) plan_.numerics.row_chunk = t_.row_chunk;
+    if (t_.row_chunk > 0) plan_.step.arithmetic.row_chunk = t_.row_chunk;
     units_ = layout_.units(plan_.placement.head_segments() > 0);
     rank_ = std::make_unique<Rank>(
         RankSetup{.spec = t_.spec,

@@ -190,8 +190,8 @@ struct Case {
     plan.cache_positions = arguments.options.contains("generate") ? spec.max_positions : 0;
     if (device == DeviceType::kCuda) place_on_device();
     if (off_device()) place_off_device();
-    plan.arena = arena_need(pass_shape(spec, layout, adapter_spec(), plan.numerics, plan.placement),
-                            whole.micro[0].tokens(), 64);
+    plan.step = step_config(spec, plan, optimizer.clip);
+    plan.arena = arena_need({spec, layout, adapter_spec()}, plan.step, whole.micro[0].tokens(), 64);
     // All rows' logits at once, which training never has, gather every row.
     plan.arena.bytes += whole.micro[0].tokens() * (spec.hidden + 2) * 8;
   }

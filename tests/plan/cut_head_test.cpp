@@ -64,8 +64,8 @@ TEST(CutHead, IsWholeWhereItIsTiedOrNothingIsStreamed) {
       EXPECT_EQ(std::ssize(plan.placement.pool(pool).bytes), 34);
     EXPECT_EQ(plan.placement.first_tile.size(), 35);
     EXPECT_TRUE(plan.placement.segment_tiles.empty());
-    EXPECT_EQ(plan.schedule.units.size(), 34u);
-    EXPECT_EQ(plan.schedule.units.back().role, UnitRole::kHead);
+    EXPECT_EQ(plan.step.units.size(), 34u);
+    EXPECT_EQ(plan.step.units.back().role, UnitRole::kHead);
   };
   expect_whole(off_device(true).plan());
   Case resident = off_device(false);
@@ -107,17 +107,15 @@ TEST(CutHead, GivesListsWithoutFault) {
       Case c = off_device(false, method);
       c.config.offload.optimizer = optimizer;
       const Plan plan = c.plan();
-      const TransferShape transfers = plan.placement.transfers();
-      SlotState state(transfers);
-      ScheduleShape shape = plan.schedule, next = plan.schedule;
+      SlotState state(plan.step);
+      StepConfig shape = plan.step, next = plan.step;
       next.pending = shape.defers();
       for (int step = 0; step < 3; ++step) {
         const StepSchedule list = make_schedule(shape);
         ASSERT_EQ(schedule_fault(list, shape), "");
         const SlotState before = state;
-        ASSERT_EQ(
-            transfer_fault(add_transfers(list, make_schedule(next), transfers, state), transfers, before),
-            "");
+        const StepSchedule moved = add_transfers(list, make_schedule(next), shape, state);
+        ASSERT_EQ(transfer_fault(moved, shape, before), "");
         shape = next;
       }
     }

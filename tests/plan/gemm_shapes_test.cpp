@@ -40,8 +40,8 @@ void expect_planned(const Case& c, const AdapterSpec* adapter) {
   static const StreamView stream = start_torch(DeviceType::kCpu, 1, true);
   const ModelLayout layout = c.layout(adapter);
   const Plan plan = make_plan({c.config, c.spec, adapter, layout, DeviceType::kCpu}, c.machine);
-  const int64_t planned = gemm_shapes(pass_shape(c.spec, layout, adapter, plan.numerics, plan.placement),
-                                      plan.micro_tokens, plan.numerics.micro_batches);
+  const int64_t planned =
+      gemm_shapes({c.spec, layout, adapter}, plan.step, plan.micro_tokens, plan.numerics.micro_batches);
   Rank rank({.spec = c.spec,
              .layout = layout,
              .adapter = adapter,

@@ -56,7 +56,7 @@ TEST(InBackwardPlan, LetsAllMicroBatchesPassABlockTogether) {
     const Plan plan = c.plan();
     EXPECT_EQ(plan.numerics.micro_batches, 4);
     EXPECT_EQ(plan.placement.group, 4);
-    EXPECT_TRUE(plan.schedule.in_backward);
+    EXPECT_TRUE(plan.step.in_backward);
     c.config.train.update = UpdateTime::kAfter;
     const Plan after = c.plan();
     EXPECT_EQ(after.placement.group, 1);
@@ -147,7 +147,7 @@ TEST(InBackwardPlan, MakesATiedTablesGradientLastWhereItDoesNotFitBesideActivati
       EXPECT_FALSE(first.placement.table_last);
       ASSERT_TRUE(last.fits);
       EXPECT_TRUE(last.placement.table_last);
-      EXPECT_TRUE(last.schedule.table_last);
+      EXPECT_TRUE(last.step.table_last);
       EXPECT_TRUE(last.numerics == first.numerics);
       const auto said = std::ranges::find(last.choices, "gradient of the tied table", &Choice::key);
       EXPECT_NE(said, last.choices.end());

@@ -118,8 +118,8 @@ TEST(Limits, AForecastOfManyMicroBatchesIsThatOfFewAndTheRest) {
     const ModelLayout layout = c.layout(nullptr);
     const PlanInput in{{c.config, c.spec, nullptr, layout, c.device}, c.machine, {}, PlanPurpose::kTrain};
     const StepCosts costs(step_shape(in, plan));
-    const Timeline all = walk_timeline(plan.schedule, plan.placement.timeline(),
-                                       link_rates(c.machine, c.device), operation_seconds(in, plan, costs));
+    const Timeline all = walk_timeline(plan.step, plan.placement.timeline(), link_rates(c.machine, c.device),
+                                       operation_seconds(in, plan, costs));
     EXPECT_NEAR(plan.timeline.seconds, all.seconds, 0.01 * all.seconds);
     EXPECT_NEAR(plan.timeline.link_bytes, all.link_bytes, 0.02 * all.link_bytes);
     EXPECT_NEAR(plan.timeline.disk_written_bytes, all.disk_written_bytes, 0.02 * all.disk_written_bytes + 1);
@@ -134,7 +134,7 @@ TEST(Limits, TrafficOfManyMicroBatchesIsThatOfFewAndTheRest) {
   c.config.zero.stage = 3;
   const Plan plan = c.draft();
   const ModelLayout layout = c.layout(nullptr);
-  const StepSchedule step = steady_steps(plan.schedule, plan.placement.transfers()).back();
+  const StepSchedule step = steady_steps(plan.step).back();
   const RankTraffic all = traffic_of(Traffic(layout, plan.numerics, plan.placement, c.world), step, c.world,
                                      rank_links(c.machine, c.device));
   EXPECT_NEAR(plan.traffic.bytes(), all.bytes(), 0.01 * all.bytes());
@@ -161,7 +161,7 @@ TEST(Limits, AForecastIsForTheRowsThatThereAre) {
   const Plan forty = c.draft();
   EXPECT_EQ(forty.step_tokens, 40 * 2048);
   EXPECT_EQ(forty.numerics, all.numerics);
-  EXPECT_EQ(forty.schedule.micro_batches, 40);
+  EXPECT_EQ(forty.step.micro_batches, 40);
   EXPECT_LT(forty.step_seconds, 0.05 * all.step_seconds);
   c.data.sequences = 5000;
   EXPECT_EQ(c.draft().step_seconds, all.step_seconds);
@@ -207,10 +207,10 @@ TEST(Limits, RehearsalsAreKeptByTheWholeShape) {
   Plan plan = c.draft();
   const ArenaNeed need = in.rehearsals->arena(in, plan);
   EXPECT_EQ(in.rehearsals->arena(in, plan).bytes, need.bytes);
-  plan.numerics.row_chunk = 64;
+  plan.step.arithmetic.row_chunk = 64;
   EXPECT_LT(in.rehearsals->arena(in, plan).logits, need.logits);
-  plan.numerics.row_chunk = 512;
-  plan.numerics.dtype = DType::kF32;
+  plan.step.arithmetic.row_chunk = 512;
+  plan.step.arithmetic.dtype = DType::kF32;
   EXPECT_GT(in.rehearsals->arena(in, plan).saved, need.saved);
 }
 

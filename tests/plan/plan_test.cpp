@@ -322,12 +322,12 @@ TEST(Plan, UpdatesTilesThatThereAre) {
     Case c{.spec = llama_1b(), .machine = gpu_machine("H200"), .device = DeviceType::kCuda};
     c.config.train.method = method;
     const Plan plan = c.plan();
-    const TransferShape transfers = plan.placement.transfers();
-    std::vector<int> updates(static_cast<size_t>(transfers.first_tile.back()));
-    for (const Operation& op : make_schedule(plan.schedule).operations) {
+    const StepConfig& step = plan.step;
+    std::vector<int> updates(static_cast<size_t>(step.first_tile.back()));
+    for (const Operation& op : make_schedule(step).operations) {
       if (op.kind != OperationKind::kUpdate) continue;
-      ASSERT_LT(transfers.tile(op), transfers.first_tile.back()) << "unit " << op.unit;
-      ++updates[static_cast<size_t>(transfers.tile(op))];
+      ASSERT_LT(step.tile_array(op.unit, op.tile), step.first_tile.back()) << "unit " << op.unit;
+      ++updates[static_cast<size_t>(step.tile_array(op.unit, op.tile))];
     }
     EXPECT_EQ(updates, std::vector<int>(updates.size(), 1));
   }
@@ -420,8 +420,8 @@ TEST(Plan, ChoosesWhoUpdatesStateOffTheGpu) {
   // The same state in host memory; nothing of it passes through the device, every block waits for its tiles.
   for (const char* name : {"master", "first moment", "second moment"})
     EXPECT_EQ(class_bytes(cpu, name), class_bytes(gpu, name)) << name;
-  EXPECT_FALSE(cpu.placement.transfers().any());
-  EXPECT_TRUE(cpu.schedule.defers());
+  EXPECT_FALSE(cpu.step.uses_slots());
+  EXPECT_TRUE(cpu.step.defers());
   EXPECT_LT(cpu.peak.device, gpu.peak.device);
   EXPECT_EQ(class_bytes(cpu, "update staging"), cpu.placement.update_staging);
   EXPECT_GT(cpu.placement.update_staging, 0);

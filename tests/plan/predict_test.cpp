@@ -53,7 +53,8 @@ TEST(SpeedOfLight, CountsTargetsAndWindows) {
 }
 
 StepShape shape_of(const ModelSpec& spec, const ModelLayout& layout, const AdapterSpec* adapter = nullptr) {
-  return {.pass = {.spec = spec, .layout = layout, .adapter = adapter, .recompute = true},
+  return {.model = {spec, layout, adapter},
+          .step = {.units = {}, .recompute = true},
           .micro = uniform_work(1024, 512),
           .step_tokens = 4096};
 }
@@ -65,7 +66,7 @@ TEST(Prediction, IsTheSumOverTheStepsList) {
   EXPECT_FALSE(rates.assumed);
   const StepCosts costs(shape_of(spec, layout));
   for (const int64_t micro_batches : {1, 2, 5}) {
-    const ScheduleShape schedule{
+    const StepConfig schedule{
         .units = schedule_units(30), .micro_batches = micro_batches, .tied = true, .recompute = true};
     double expected = 0;
     for (const Operation& op : make_schedule(schedule).operations) {
@@ -81,18 +82,18 @@ TEST(Prediction, IsTheSumOverTheStepsList) {
 TEST(Prediction, MultipliesWhatTheSpeedOfLightSays) {
   const ModelSpec spec = smollm2_135m();
   const ComputeRates rates = compute_rates(cpu_machine(16), DeviceType::kCpu, DType::kBF16);
-  const ScheduleShape schedule{.units = schedule_units(30), .micro_batches = 4, .tied = true};
+  const StepConfig schedule{.units = schedule_units(30), .micro_batches = 4, .tied = true};
   const double attention = 12 * 30 * 576.0 * 256 * 4096;
   const ModelLayout full = make_layout(spec, nullptr, DType::kBF16);
   StepShape shape = shape_of(spec, full);
-  shape.pass.recompute = false;
+  shape.step.recompute = false;
   EXPECT_NEAR(predict_step(StepCosts(shape), schedule, rates).cost.gemm_flops,
               necessary_flops(spec, full, false, uniform_work(4096, 512)) - attention, 1e6);
   // A frozen embedding wants no input gradient of the first block's q, k, v, nor of their adapters' A.
   const AdapterSpec adapter = adapter_r16();
   const ModelLayout lora = make_layout(spec, &adapter, DType::kBF16);
   StepShape adapted = shape_of(spec, lora, &adapter);
-  adapted.pass.recompute = false;
+  adapted.step.recompute = false;
   const double unwanted = 2 * 576.0 * (960 + 3 * 16) * 4096;
   EXPECT_NEAR(predict_step(StepCosts(adapted), schedule, rates).cost.gemm_flops,
               necessary_flops(spec, lora, true, uniform_work(4096, 512)) - attention - unwanted, 1e6);
@@ -103,7 +104,7 @@ TEST(Prediction, TimesFp32AdaptersAtTheRateOfFp32) {
   const ModelSpec spec = smollm2_135m();
   const ComputeRates rates = compute_rates(cpu_machine(16), DeviceType::kCpu, DType::kBF16);
   ASSERT_LT(rates.fp32_gemm_flops, 0.9 * rates.gemm_flops);
-  const ScheduleShape schedule{.units = schedule_units(30), .micro_batches = 1, .tied = true};
+  const StepConfig schedule{.units = schedule_units(30), .micro_batches = 1, .tied = true};
   const AdapterSpec adapter = adapter_r16();
   const ModelLayout layout = make_layout(spec, &adapter, DType::kBF16);
   double elements = 0;
@@ -113,10 +114,10 @@ TEST(Prediction, TimesFp32AdaptersAtTheRateOfFp32) {
     }
   }
   StepShape shape = shape_of(spec, layout, &adapter);
-  shape.pass.recompute = false;
+  shape.step.recompute = false;
   const Prediction narrow = predict_step(StepCosts(shape), schedule, rates);
   EXPECT_EQ(narrow.cost.fp32_gemm_flops, 0);
-  shape.pass.fp32_adapters = true;
+  shape.step.arithmetic.fp32_adapters = true;
   const Prediction wide = predict_step(StepCosts(shape), schedule, rates);
   const double unwanted = 2 * 576.0 * 3 * 16, tokens = shape.micro.tokens;
   EXPECT_NEAR(wide.cost.fp32_gemm_flops, (6 * elements - unwanted) * tokens, 1e6);
@@ -129,9 +130,9 @@ TEST(Prediction, TimesFp32AdaptersAtTheRateOfFp32) {
 TEST(Prediction, TimesAttentionAtItsOwnRate) {
   const ModelSpec spec = smollm2_135m();
   const ModelLayout layout = make_layout(spec, nullptr, DType::kBF16);
-  const ScheduleShape schedule{.units = schedule_units(30), .micro_batches = 1, .tied = true};
+  const StepConfig schedule{.units = schedule_units(30), .micro_batches = 1, .tied = true};
   StepShape shape = shape_of(spec, layout);
-  shape.pass.recompute = false;
+  shape.step.recompute = false;
   Machine machine = cpu_machine(16);
   machine.attention_flops = 50e9;
   const Prediction p =
@@ -144,9 +145,9 @@ TEST(Prediction, TimesAttentionAtItsOwnRate) {
 TEST(Prediction, TimesCallsAsTheyWereMeasured) {
   const ModelSpec spec = smollm2_135m();
   const ModelLayout layout = make_layout(spec, nullptr, DType::kBF16);
-  const ScheduleShape schedule{.units = schedule_units(30), .micro_batches = 1, .tied = true};
+  const StepConfig schedule{.units = schedule_units(30), .micro_batches = 1, .tied = true};
   StepShape shape = shape_of(spec, layout);
-  shape.pass.recompute = false;
+  shape.step.recompute = false;
   const StepCosts costs(shape);
   const auto predicted = [&](double gemm) {
     Machine machine = cpu_machine(16);
@@ -168,7 +169,7 @@ TEST(Prediction, UpdatesWithTwentyEightBytesPerParameter) {
   const Operation update{OperationKind::kUpdate, 1, 0};
   const auto flat = static_cast<double>(layout.blocks[1].flat_elements);
   EXPECT_DOUBLE_EQ(StepCosts(shape).of(update).bytes, 28 * flat);
-  shape.pass.gradient_dtype = DType::kBF16;
+  shape.step.arithmetic.gradient_dtype = DType::kBF16;
   EXPECT_DOUBLE_EQ(StepCosts(shape).of(update).bytes, 26 * flat);
 }
 
@@ -177,11 +178,11 @@ TEST(Prediction, PaysForRecomputationWithTheForward) {
   const ModelLayout layout = make_layout(spec, nullptr, DType::kBF16);
   const ComputeRates rates = compute_rates(gpu_machine("H200"), DeviceType::kCuda, DType::kBF16);
   StepShape shape = shape_of(spec, layout);
-  shape.pass.device = DeviceType::kCuda;
-  shape.pass.recompute = false;
-  ScheduleShape schedule{.units = schedule_units(16), .micro_batches = 2, .tied = true};
+  shape.step.device = DeviceType::kCuda;
+  shape.step.recompute = false;
+  StepConfig schedule{.units = schedule_units(16), .micro_batches = 2, .tied = true};
   const Prediction none = predict_step(StepCosts(shape), schedule, rates);
-  schedule.recompute = shape.pass.recompute = true;
+  schedule.recompute = shape.step.recompute = true;
   const Prediction block = predict_step(StepCosts(shape), schedule, rates);
   // All projections of the blocks but the last one.
   const double again = 2.0 * 2048 * 16 * (3072.0 * 2048 + 2048.0 * 2048 + 2 * 8192.0 * 2048);

@@ -35,7 +35,7 @@ Parts parts(const Case& c, const Plan& plan) {
   const StepCosts costs(step_shape(in, plan));
   Parts out{.compute = 0, .calls = plan.traffic.seconds};
   const auto compute = compute_seconds(in, plan, costs);
-  for (const Operation& op : make_schedule(plan.schedule).operations) out.compute += compute(op);
+  for (const Operation& op : make_schedule(plan.step).operations) out.compute += compute(op);
   return out;
 }
 
@@ -77,7 +77,7 @@ double two_clocks(const Case& c, const Plan& plan) {
   const RankLinks links = rank_links(c.machine, c.device);
   double now = 0, link = 0, before = 0;
   std::map<int64_t, double> weights;  // when a unit's are whole
-  const std::vector<Operation> operations = make_schedule(plan.schedule).operations;
+  const std::vector<Operation> operations = make_schedule(plan.step).operations;
   for (int step = 0; step < 3; ++step) {
     before = now;
     for (const Operation& op : operations) {
@@ -122,10 +122,10 @@ TEST(RanksOverlap, AdaptersOverABaseInShardsAreGatheredBesideUpdates) {
   const auto seconds = [](const Operation& op) {
     return op.kind == OperationKind::kUpdate || op.kind == OperationKind::kGather ? 1.0 : 0.0;
   };
-  for (const Operation& op : make_schedule(plan.schedule).operations)
+  for (const Operation& op : make_schedule(plan.step).operations)
     updates += op.kind == OperationKind::kUpdate ? seconds(op) : 0;
   ASSERT_GT(updates, 10);
-  const Timeline timeline = walk_timeline(plan.schedule, plan.placement.timeline(), {.link = 1}, seconds);
+  const Timeline timeline = walk_timeline(plan.step, plan.placement.timeline(), {.link = 1}, seconds);
   EXPECT_LE(timeline.seconds, updates + 2);
 }
 

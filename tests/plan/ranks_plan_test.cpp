@@ -74,9 +74,7 @@ TEST(RanksPlan, OneRankHasTheListOfStageZero) {
     Case none = stage_case(0, 1), third = stage_case(3, 1);
     if (lora) none.config.train.method = third.config.train.method = Method::kLora;
     const Plan a = none.plan(), b = third.plan();
-    const auto list = [](const Plan& plan) {
-      return steady_steps(plan.schedule, plan.placement.transfers()).back().operations;
-    };
+    const auto list = [](const Plan& plan) { return steady_steps(plan.step).back().operations; };
     EXPECT_EQ(list(a), list(b));
     EXPECT_EQ(print_plan(a), print_plan(b));
     for (const Operation& op : list(b)) {
@@ -116,7 +114,7 @@ TEST(RanksPlan, TrafficOfFrozenShardsIsThatOfTheirFetches) {
     const std::vector<Unit> units = c.layout(&lora).units(plan.placement.head_segments() > 0);
     const double rest = 1 - 1.0 / ranks;
     double fetched = 0, gathered = 0;
-    const std::vector<StepSchedule> steps = steady_steps(plan.schedule, plan.placement.transfers());
+    const std::vector<StepSchedule> steps = steady_steps(plan.step);
     for (const Operation& op : steps.back().operations) {
       const Unit& unit = units[static_cast<size_t>(is_transfer(op) ? op.array : op.unit)];
       if (op.kind == OperationKind::kFetch && op.pool == Pool::kWeights)

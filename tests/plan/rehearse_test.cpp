@@ -19,16 +19,22 @@ struct Rehearsed {
   const AdapterSpec* adapter = nullptr;
   DType dtype = DType::kBF16;
   ModelLayout layout = make_layout(spec, adapter, dtype);
-  PassShape shape{.spec = spec, .layout = layout, .adapter = adapter, .dtype = dtype};
-  ArenaNeed need(int64_t tokens, int64_t documents = 1) const { return arena_need(shape, tokens, documents); }
+  StepConfig step{.units = {}, .arithmetic = {.dtype = dtype}};
+  ModelParts model() const { return {spec, layout, adapter}; }
+  void cut_head() {
+    step.units = schedule_units(spec.layer_count(), ceil_div(spec.vocab, kVocabularySegment));
+  }
+  ArenaNeed need(int64_t tokens, int64_t documents = 1) const {
+    return arena_need(model(), step, tokens, documents);
+  }
 };
 
 // Small enough for pencil and paper: fp32, T = 64 tokens, H = 64, F = 128, q 64, k and v 32 each, V = 1000.
 ArenaNeed small_need(int64_t layers, bool recompute) {
   Rehearsed r{.spec = make_spec({64, 128, layers, 2, 1, 32, 1000}), .dtype = DType::kF32};
-  r.shape.row_chunk = 32;
-  r.shape.recompute = recompute;
-  r.shape.device = DeviceType::kCuda;
+  r.step.arithmetic.row_chunk = 32;
+  r.step.recompute = recompute;
+  r.step.device = DeviceType::kCuda;
   return r.need(64);
 }
 
@@ -64,7 +70,7 @@ TEST(ArenaNeed, SavesThePublishedBytesPerToken) {
   Rehearsed r{.spec = llama_1b()};
   const int64_t layer = 2 * (2048 + 3072 + 2048 + 2048 + 16384) + 4 * (2 + 32);
   EXPECT_EQ(r.need(4096, 2).saved, 4096 * (16 * layer + 2 * 2048));
-  r.shape.recompute = true;
+  r.step.recompute = true;
   EXPECT_EQ(r.need(4096, 2).saved, 4096 * (65'536 + 2 * 2048));
 }
 
@@ -73,17 +79,17 @@ TEST(ArenaNeed, GrowsWithTokensAndShrinksWithRecomputation) {
   for (const AdapterSpec* adapter : {static_cast<const AdapterSpec*>(nullptr), &lora}) {
     for (const DeviceType device : {DeviceType::kCpu, DeviceType::kCuda}) {
       Rehearsed r{.spec = smollm2_135m(), .adapter = adapter};
-      r.shape.device = device;
-      r.shape.threads = 2;
+      r.step.device = device;
+      r.step.arithmetic.threads = 2;
       int64_t last[2] = {0, 0};
       for (const int64_t tokens : {64, 100, 512, 2048, 8192}) {
         int64_t bytes[2];
         for (const bool recompute : {false, true}) {
-          r.shape.recompute = recompute;
+          r.step.recompute = recompute;
           const ArenaNeed need = r.need(tokens);
           bytes[recompute] = need.bytes;
           EXPECT_LT(need.saved, need.bytes);
-          EXPECT_GE(need.bytes, arena_need_forward(r.shape, tokens, 1));
+          EXPECT_GE(need.bytes, arena_need_forward(r.model(), r.step, tokens, 1));
           EXPECT_GT(need.bytes, last[recompute]);
           last[recompute] = need.bytes;
         }
@@ -114,13 +120,13 @@ TEST(ArenaNeed, OfALargeGroupIsThatOfAllItsMicroBatches) {
       for (const int bits : {0, 1, 2, 3, 4, 5, 6, 7}) {
         for (const DeviceType device : {DeviceType::kCpu, DeviceType::kCuda}) {
           Rehearsed r{.spec = make_spec({64, 640, 3, 4, 2, 16, vocab}, false), .adapter = adapter};
-          r.shape.device = device;
-          r.shape.recompute = (bits & 1) != 0;
-          r.shape.inputs_off_device = r.shape.recompute && (bits & 2) != 0;
-          r.shape.cut_head = (bits & 4) != 0;
+          r.step.device = device;
+          r.step.recompute = (bits & 1) != 0;
+          if (r.step.recompute && (bits & 2) != 0) r.step.pool(Pool::kActivations).slots = 1;
+          if ((bits & 4) != 0) r.cut_head();
           for (const int64_t group : {1, 2, 3, 4, 7, 20}) {
-            r.shape.group = group;
-            const ArenaNeed need = r.need(100), whole = arena_need_whole(r.shape, 100, 1);
+            r.step.group = group;
+            const ArenaNeed need = r.need(100), whole = arena_need_whole(r.model(), r.step, 100, 1);
             EXPECT_EQ(need.bytes, whole.bytes) << "group " << group << ", bits " << bits;
             EXPECT_EQ(need.saved, whole.saved) << "group " << group << ", bits " << bits;
           }
@@ -132,11 +138,11 @@ TEST(ArenaNeed, OfALargeGroupIsThatOfAllItsMicroBatches) {
 
 TEST(ArenaNeed, OfAGroupIsThatOfItsMicroBatches) {
   Rehearsed r{.spec = smollm2_135m()};
-  r.shape.recompute = true;
+  r.step.recompute = true;
   const int64_t one = r.need(512).saved;
-  r.shape.group = 5;
+  r.step.group = 5;
   EXPECT_EQ(r.need(512).saved, 5 * one);
-  r.shape.inputs_off_device = true;
+  r.step.pool(Pool::kActivations).slots = 1;
   EXPECT_EQ(r.need(512).saved, 0);
 }
 
@@ -146,16 +152,20 @@ void make_all_different(ModelSpec& spec) {
   for (LayerSpec& layer : spec.layers) layer.attention().window = ++window;
 }
 
+const Cost& cost_of(const PassCosts& costs, OperationKind kind, int64_t unit, int64_t micro) {
+  return costs[static_cast<size_t>(unit)][static_cast<size_t>(kind)][static_cast<size_t>(micro)];
+}
+
 // Of every operation that two steps have, all that it costs.
 void expect_same_costs(const Rehearsed& a, const Rehearsed& b, const StepWork& micro) {
-  const PassCosts one(a.shape, micro), other(b.shape, micro);
-  const int64_t layers = a.spec.layer_count(),
-                segments = a.shape.cut_head ? ceil_div(a.spec.vocab, kVocabularySegment) : 0;
+  const PassCosts one = pass_costs(a.model(), a.step, micro), other = pass_costs(b.model(), b.step, micro);
+  const int64_t layers = a.spec.layer_count(), segments = a.step.segments();
   for (int64_t unit = 0; unit < layers + 2 + segments; ++unit) {
     for (int kind = 0; kind < kOperationKinds; ++kind) {
       for (const int64_t micro_batch : {0, 1}) {
         const Operation op{static_cast<OperationKind>(kind), unit, micro_batch};
-        const Cost x = one.of(op), y = other.of(op);
+        const Cost x = cost_of(one, op.kind, unit, micro_batch),
+                   y = cost_of(other, op.kind, unit, micro_batch);
         EXPECT_EQ(x.calls, y.calls) << operation_name(op.kind) << " of unit " << unit;
         EXPECT_EQ(x.gemm_flops, y.gemm_flops) << operation_name(op.kind) << " of unit " << unit;
         EXPECT_EQ(x.attention_flops, y.attention_flops) << operation_name(op.kind) << " of unit " << unit;
@@ -177,14 +187,15 @@ TEST(Rehearsal, LayersThatAreAlikeAreCarriedOutOnce) {
       make_all_different(different);
       Rehearsed alike{.spec = spec, .adapter = adapter}, whole{.spec = different, .adapter = adapter};
       for (Rehearsed* r : {&alike, &whole}) {
-        r->shape.recompute = (bits & 1) != 0;
-        r->shape.cut_head = (bits & 2) != 0;
-        r->shape.group = (bits & 4) != 0 ? 3 : 1;
+        r->step.recompute = (bits & 1) != 0;
+        if ((bits & 2) != 0) r->cut_head();
+        r->step.group = (bits & 4) != 0 ? 3 : 1;
       }
       const ArenaNeed a = alike.need(100), w = whole.need(100);
       EXPECT_EQ(a.bytes, w.bytes) << "bits " << bits;
       EXPECT_EQ(a.saved, w.saved) << "bits " << bits;
-      EXPECT_EQ(gemm_shapes(alike.shape, 100, 2), gemm_shapes(whole.shape, 100, 2));
+      EXPECT_EQ(gemm_shapes(alike.model(), alike.step, 100, 2),
+                gemm_shapes(whole.model(), whole.step, 100, 2));
       expect_same_costs(alike, whole, uniform_work(100, 50));
     }
   }
@@ -195,12 +206,13 @@ TEST(Rehearsal, LayersThatAreAlikeAreCarriedOutOnce) {
 TEST(Rehearsal, ChunksOfRowsThatAreAlikeAreCarriedOutOnce) {
   for (const bool cut : {false, true}) {
     Rehearsed r{.spec = make_spec({64, 128, 2, 2, 1, 32, 9000}, false), .dtype = DType::kF32};
-    r.shape.row_chunk = 32;
-    r.shape.cut_head = cut;
+    r.step.arithmetic.row_chunk = 32;
+    if (cut) r.cut_head();
     const auto head = [&](int64_t chunks) {
-      const PassCosts costs(
-          r.shape, {.tokens = 4096, .target_rows = 32.0 * static_cast<double>(chunks), .squares = 4096});
-      return costs.of({cut ? OperationKind::kBackward : OperationKind::kHead, cut ? 4 : 3, 1});
+      const PassCosts costs =
+          pass_costs(r.model(), r.step,
+                     {.tokens = 4096, .target_rows = 32.0 * static_cast<double>(chunks), .squares = 4096});
+      return cost_of(costs, cut ? OperationKind::kBackward : OperationKind::kHead, cut ? 4 : 3, 1);
     };
     const Cost one = head(1), two = head(2), many = head(100);
     ASSERT_GT(two.gemm_flops, one.gemm_flops);
@@ -225,7 +237,7 @@ TEST(Rehearsal, ManyDocumentsAreANumber) {
 
 TEST(Rehearsal, WhatIsBeyondAllMemoryIsANumberToo) {
   Rehearsed r{.spec = make_spec({1 << 16, 1 << 18, 500, 64, 64, 1024, 300'000}, false)};
-  r.shape.group = 1 << 20;
+  r.step.group = 1 << 20;
   const ArenaNeed need = r.need(std::numeric_limits<int32_t>::max());
   EXPECT_EQ(need.bytes, Arena::kEndless);
   EXPECT_GT(need.saved, int64_t{1} << 50);

@@ -61,7 +61,7 @@ TEST(StepLanes, HaveAllThatALinkMovesBesideCompute) {
   const LinkRates rates = link_rates(c.machine, c.device);
   std::vector<LaneSpan> spans;
   const auto free = [](const Operation&) { return 1e-3; };
-  const Timeline timeline = walk_timeline(plan.schedule, plan.placement.timeline(), rates, free, &spans);
+  const Timeline timeline = walk_timeline(plan.step, plan.placement.timeline(), rates, free, &spans);
   double crossed = 0, last = 0;
   for (const LaneSpan& span : spans) {
     if (span.lane == Lane::kToDevice || span.lane == Lane::kFromDevice)

@@ -39,8 +39,8 @@ TEST(Schedule, UpdatesABlockAtItsNormWhenClippingIsNotGlobal) {
 
 // A gradient is complete with all ranks' parts, and only then has a norm; one rank has nobody to ask.
 TEST(Schedule, ExchangesEachGradientBetweenSeveralRanks) {
-  const ScheduleShape alone{.units = schedule_units(1, 2), .micro_batches = 2, .clip = Clip::kBlock};
-  ScheduleShape shape = alone;
+  const StepConfig alone{.units = schedule_units(1, 2), .micro_batches = 2, .clip = Clip::kBlock};
+  StepConfig shape = alone;
   shape.ranks = 2;
   EXPECT_EQ(text(make_schedule(shape)),
             "forward0.0 forward1.0 forward2.0 forward3.0 forward4.0 "
@@ -76,7 +76,7 @@ TEST(Schedule, LendsATiedHeadTheEmbedding) {
 }
 
 TEST(Schedule, TakesACutHeadSegmentBySegment) {
-  ScheduleShape shape{.units = schedule_units(1, 2), .micro_batches = 2, .group = 2};
+  StepConfig shape{.units = schedule_units(1, 2), .micro_batches = 2, .group = 2};
   EXPECT_EQ(text(make_schedule(shape)),
             "forward0.0 forward0.1 forward1.0 forward1.1 "
             "forward2.0 forward2.1 forward3.0 forward3.1 forward4.0 forward4.1 "
@@ -97,12 +97,12 @@ TEST(Schedule, TakesACutHeadSegmentBySegment) {
 
 // The gradient of one block at a time; a norm over all of them needs a backward of its own.
 TEST(Schedule, UpdatesABlockRightAfterItsBackward) {
-  ScheduleShape shape{.units = tiled_units(1, {0, 2, 0}),
-                      .micro_batches = 2,
-                      .recompute = true,
-                      .clip = Clip::kNone,
-                      .group = 2,
-                      .in_backward = true};
+  StepConfig shape{.units = tiled_units(1, {0, 2, 0}),
+                   .micro_batches = 2,
+                   .recompute = true,
+                   .clip = Clip::kNone,
+                   .group = 2,
+                   .in_backward = true};
   const std::string forward = "forward0.0 forward0.1 forward1.0 forward1.1 ",
                     block = "recompute1.0 backward1.0 recompute1.1 backward1.1 ",
                     rows = "backward0.0 backward0.1 add rows0.0 ";
@@ -135,14 +135,14 @@ TEST(Schedule, UpdatesABlockRightAfterItsBackward) {
 
 // After all activations and gradients of blocks, and before its rows.
 TEST(Schedule, MakesATiedTablesGradientLast) {
-  ScheduleShape shape{.units = schedule_units(1),
-                      .micro_batches = 2,
-                      .tied = true,
-                      .recompute = true,
-                      .clip = Clip::kBlock,
-                      .group = 2,
-                      .in_backward = true,
-                      .table_last = true};
+  StepConfig shape{.units = schedule_units(1),
+                   .micro_batches = 2,
+                   .tied = true,
+                   .recompute = true,
+                   .clip = Clip::kBlock,
+                   .group = 2,
+                   .in_backward = true,
+                   .table_last = true};
   EXPECT_EQ(text(make_schedule(shape)),
             "forward0.0 forward0.1 forward1.0 forward1.1 head2.0 head2.1 norm2.0 update2.0 "
             "recompute1.0 backward1.0 recompute1.1 backward1.1 norm1.0 update1.0 backward0.0 backward0.1 "
@@ -153,16 +153,16 @@ TEST(Schedule, MakesATiedTablesGradientLast) {
   EXPECT_THROW(make_schedule(shape), Error);
 }
 
-ScheduleShape random_shape(std::mt19937& random) {
+StepConfig random_shape(std::mt19937& random) {
   const auto draw = [&](int from, int to) { return std::uniform_int_distribution<int>(from, to)(random); };
-  ScheduleShape shape{.units = schedule_units(draw(1, 5)),
-                      .micro_batches = draw(1, 5),
-                      .tied = draw(0, 1) == 1,
-                      .recompute = draw(0, 1) == 1,
-                      .clip = static_cast<Clip>(draw(0, 2)),
-                      .group = draw(1, 3),
-                      .pending = false,
-                      .ranks = draw(1, 2)};
+  StepConfig shape{.units = schedule_units(draw(1, 5)),
+                   .micro_batches = draw(1, 5),
+                   .tied = draw(0, 1) == 1,
+                   .recompute = draw(0, 1) == 1,
+                   .clip = static_cast<Clip>(draw(0, 2)),
+                   .group = draw(1, 3),
+                   .pending = false,
+                   .ranks = draw(1, 2)};
   shape.in_backward = draw(0, 1) == 1;
   if (shape.in_backward) shape.group = std::max(shape.group, shape.micro_batches);
   shape.table_last = shape.tied && shape.in_backward && !shape.measures() && draw(0, 1) == 1;
@@ -175,7 +175,7 @@ ScheduleShape random_shape(std::mt19937& random) {
 }
 
 // As a step under global clipping that follows another one.
-ScheduleShape deferring(ScheduleShape shape, std::mt19937& random) {
+StepConfig deferring(StepConfig shape, std::mt19937& random) {
   bool head = false;
   for (ScheduleUnit& unit : shape.units) {
     const int64_t tiles = std::uniform_int_distribution<int>(0, 2)(random);
@@ -194,11 +194,11 @@ ScheduleShape deferring(ScheduleShape shape, std::mt19937& random) {
 TEST(Schedule, KeepsItsRulesForEveryShape) {
   std::mt19937 random(1);
   for (int i = 0; i < 300; ++i) {
-    const ScheduleShape shape = random_shape(random);
+    const StepConfig shape = random_shape(random);
     EXPECT_EQ(schedule_fault(make_schedule(shape), shape), "");
     EXPECT_EQ(evaluation_fault(make_evaluation_schedule(shape), shape), "");
     EXPECT_NE(evaluation_fault(make_schedule(shape), shape), "");
-    const ScheduleShape later = deferring(shape, random);
+    const StepConfig later = deferring(shape, random);
     EXPECT_EQ(schedule_fault(make_schedule(later), later), "");
   }
 }
@@ -206,7 +206,7 @@ TEST(Schedule, KeepsItsRulesForEveryShape) {
 TEST(Schedule, IsRefusedWithAnyOperationMissingOrTwice) {
   std::mt19937 random(2);
   for (int i = 0; i < 40; ++i) {
-    ScheduleShape shape = random_shape(random);
+    StepConfig shape = random_shape(random);
     if (i % 2 == 1) shape = deferring(shape, random);
     const StepSchedule good = make_schedule(shape);
     for (size_t at = 0; at < good.operations.size(); ++at) {
@@ -222,7 +222,7 @@ TEST(Schedule, IsRefusedWithAnyOperationMissingOrTwice) {
 TEST(Schedule, IsRefusedWithAnOperationOnAnotherBlockOrMicroBatch) {
   std::mt19937 random(3);
   for (int i = 0; i < 40; ++i) {
-    const ScheduleShape shape = random_shape(random);
+    const StepConfig shape = random_shape(random);
     const StepSchedule good = make_schedule(shape);
     for (size_t at = 0; at < good.operations.size(); ++at) {
       const Kind kind = good.operations[at].kind;
@@ -257,7 +257,7 @@ StepSchedule moved(StepSchedule schedule, const Operation& what, const Operation
 }
 
 TEST(Schedule, IsRefusedOutOfOrder) {
-  const ScheduleShape shape{.units = schedule_units(3), .micro_batches = 2, .tied = true, .recompute = true};
+  const StepConfig shape{.units = schedule_units(3), .micro_batches = 2, .tied = true, .recompute = true};
   const StepSchedule good = make_schedule(shape);
   const auto fault = [&](const Operation& what, const Operation& before) {
     return schedule_fault(moved(good, what, before), shape);
@@ -275,11 +275,11 @@ TEST(Schedule, IsRefusedOutOfOrder) {
 
 TEST(Schedule, IsRefusedWithTwoBlocksGradientsAtOnce) {
   for (const Clip clip : {Clip::kGlobal, Clip::kBlock}) {
-    ScheduleShape shape{
+    StepConfig shape{
         .units = schedule_units(2), .micro_batches = 2, .clip = clip, .group = 2, .in_backward = true};
     const StepSchedule good = make_schedule(shape);
     ASSERT_EQ(schedule_fault(good, shape), "");
-    const auto fault = [&](const ScheduleShape& of, const Operation& what, const Operation& before) {
+    const auto fault = [&](const StepConfig& of, const Operation& what, const Operation& before) {
       return schedule_fault(moved(make_schedule(of), what, before), of);
     };
     const Operation ended{clip == Clip::kGlobal ? Kind::kNorm : Kind::kUpdate, 2};
@@ -289,8 +289,8 @@ TEST(Schedule, IsRefusedWithTwoBlocksGradientsAtOnce) {
     shape.tied = true;
     EXPECT_EQ(fault(shape, {ended.kind, 1}, {Kind::kNorm, 0}), "");
     shape.in_backward = false;
-    EXPECT_NE(schedule_fault(make_schedule(shape), ScheduleShape{shape.units, 2, true, false, clip, 2, false,
-                                                                 1, false, true}) == "",
+    EXPECT_NE(schedule_fault(make_schedule(shape),
+                             StepConfig{shape.units, 2, true, false, clip, 2, false, 1, false, true}) == "",
               clip == Clip::kGlobal);
     shape.in_backward = true, shape.group = 1;
     EXPECT_THROW(make_schedule(shape), Error);
@@ -298,13 +298,13 @@ TEST(Schedule, IsRefusedWithTwoBlocksGradientsAtOnce) {
 }
 
 TEST(Schedule, IsRefusedWithATablesGradientBesideOthers) {
-  ScheduleShape shape{.units = schedule_units(2),
-                      .micro_batches = 2,
-                      .tied = true,
-                      .clip = Clip::kNone,
-                      .group = 2,
-                      .in_backward = true,
-                      .table_last = true};
+  StepConfig shape{.units = schedule_units(2),
+                   .micro_batches = 2,
+                   .tied = true,
+                   .clip = Clip::kNone,
+                   .group = 2,
+                   .in_backward = true,
+                   .table_last = true};
   const StepSchedule good = make_schedule(shape);
   ASSERT_EQ(schedule_fault(good, shape), "");
   const auto fault = [&](const Operation& what, const Operation& before) {
@@ -317,14 +317,14 @@ TEST(Schedule, IsRefusedWithATablesGradientBesideOthers) {
   EXPECT_NE(fault({Kind::kAddRows}, second).find("before the head's part"), std::string::npos);
   EXPECT_NE(fault({Kind::kUpdate, 0}, second), "");
   // Whoever makes it first does not know of this, and the other way round.
-  ScheduleShape other = shape;
+  StepConfig other = shape;
   other.table_last = false;
   EXPECT_NE(schedule_fault(good, other).find("only a tied table's"), std::string::npos);
   EXPECT_NE(schedule_fault(make_schedule(other), shape).find("before the head's part"), std::string::npos);
 }
 
 TEST(Schedule, IsRefusedWithAnExchangeOutOfOrder) {
-  const ScheduleShape shape{.units = schedule_units(3), .micro_batches = 2, .ranks = 2};
+  const StepConfig shape{.units = schedule_units(3), .micro_batches = 2, .ranks = 2};
   const StepSchedule good = make_schedule(shape);
   ASSERT_EQ(schedule_fault(good, shape), "");
   const auto fault = [&](const Operation& what, const Operation& before) {
@@ -339,7 +339,7 @@ TEST(Schedule, IsRefusedWithAnExchangeOutOfOrder) {
 // Ranks that have each updated a shard need the others' before anything uses the unit: after its last tile.
 TEST(Schedule, GathersAUnitsWeightsBehindItsLastTile) {
   for (const Clip clip : {Clip::kGlobal, Clip::kBlock}) {
-    ScheduleShape shape{.units = tiled_units(2, {0, 2, 0, 0}), .clip = clip, .ranks = 2, .sharded = true};
+    StepConfig shape{.units = tiled_units(2, {0, 2, 0, 0}), .clip = clip, .ranks = 2, .sharded = true};
     const StepSchedule good = make_schedule(shape);
     ASSERT_EQ(schedule_fault(good, shape), "");
     int64_t gathers = 0;
@@ -367,13 +367,13 @@ TEST(Schedule, GathersAUnitsWeightsBehindItsLastTile) {
 
 // Of weights in shards a rank has nothing else to keep: whoever uses them gathers them.
 TEST(Schedule, GathersNoWeightsThatStayInShards) {
-  ScheduleShape shape{.units = schedule_units(2), .ranks = 2, .sharded = true};
+  StepConfig shape{.units = schedule_units(2), .ranks = 2, .sharded = true};
   shape.units[1].in_shards = true;
   const StepSchedule good = make_schedule(shape);
   ASSERT_EQ(schedule_fault(good, shape), "");
   EXPECT_EQ(text(good).find("gather1"), std::string::npos);
   EXPECT_NE(text(good).find("gather2"), std::string::npos);
-  ScheduleShape whole = shape;
+  StepConfig whole = shape;
   whole.units[1].in_shards = false;
   EXPECT_NE(schedule_fault(good, whole).find("never gathered"), std::string::npos);
   EXPECT_NE(schedule_fault(make_schedule(whole), shape).find("every rank has"), std::string::npos);
@@ -382,7 +382,7 @@ TEST(Schedule, GathersNoWeightsThatStayInShards) {
 // A rank's part of a tied matrix's gradient is the head's and its rows: other ranks must be given both.
 TEST(Schedule, AddsTheEmbeddingsRowsBeforeItsGradientIsExchanged) {
   for (const bool tied : {false, true}) {
-    const ScheduleShape shape{
+    const StepConfig shape{
         .units = schedule_units(2), .micro_batches = 3, .tied = tied, .group = 2, .ranks = 2};
     const StepSchedule good = make_schedule(shape);
     ASSERT_EQ(schedule_fault(good, shape), "");
@@ -397,7 +397,7 @@ TEST(Schedule, AddsTheEmbeddingsRowsBeforeItsGradientIsExchanged) {
               std::string::npos);
     EXPECT_NE(fault({Kind::kAddRows}, {Kind::kHead, 3, 2}).find("before the last"), std::string::npos);
     EXPECT_NE(fault({Kind::kAddRows}, {Kind::kBackward, 0, 2}).find("before the last"), std::string::npos);
-    ScheduleShape alone = shape;
+    StepConfig alone = shape;
     alone.ranks = 1;
     EXPECT_NE(schedule_fault(moved(make_schedule(alone), {Kind::kNorm}, {Kind::kAddRows}), alone)
                   .find("normed before its rows"),
@@ -406,7 +406,7 @@ TEST(Schedule, AddsTheEmbeddingsRowsBeforeItsGradientIsExchanged) {
 }
 
 TEST(Schedule, IsRefusedWithSegmentsOutOfOrder) {
-  const ScheduleShape shape{.units = schedule_units(1, 3), .micro_batches = 2, .group = 2};
+  const StepConfig shape{.units = schedule_units(1, 3), .micro_batches = 2, .group = 2};
   const StepSchedule good = make_schedule(shape);
   ASSERT_EQ(schedule_fault(good, shape), "");
   // Exchanges all that is done with two segments of a pass.

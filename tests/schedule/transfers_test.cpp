@@ -6,6 +6,7 @@
 #include <random>
 
 #include "schedule/rank_clock.h"
+#include "schedule/step_lists.h"
 #include "schedule/timeline.h"
 #include "tests/support/oracles/schedule_fault.h"
 #include "tests/support/oracles/transfer_fault.h"
@@ -31,24 +32,22 @@ std::string text(const StepSchedule& schedule) {
   return out;
 }
 
-TransferShape stream(Pool pool, std::vector<char> arrays, int64_t slots, const ScheduleShape& run) {
-  TransferShape shape;
-  shape.units = run.units;
-  shape.group = run.group;
+StepConfig stream(Pool pool, std::vector<char> arrays, int64_t slots, const StepConfig& run) {
+  StepConfig shape = run;
   shape.pool(pool) = {std::move(arrays), slots};
   return shape;
 }
 
 TEST(Transfers, LeaveAListAsItIsWhenEverythingIsAtHome) {
   const StepSchedule step = make_schedule({.units = schedule_units(3), .micro_batches = 2});
-  const TransferShape shape;
+  const StepConfig shape;
   SlotState state(shape);
   EXPECT_EQ(add_transfers(step, step, shape, state).operations, step.operations);
 }
 
 TEST(Transfers, FetchFrozenWeightsAheadAndKeepWhatTheTurnNeeds) {
-  const ScheduleShape run{.units = schedule_units(4)};
-  const TransferShape shape = stream(Pool::kWeights, {0, 1, 1, 1, 1, 0}, 2, run);
+  const StepConfig run{.units = schedule_units(4)};
+  const StepConfig shape = stream(Pool::kWeights, {0, 1, 1, 1, 1, 0}, 2, run);
   StepSchedule step = make_schedule(run);
   std::erase_if(step.operations, [](const Operation& op) { return op.kind == Kind::kUpdate; });
   SlotState state(shape);
@@ -62,8 +61,8 @@ TEST(Transfers, FetchFrozenWeightsAheadAndKeepWhatTheTurnNeeds) {
 }
 
 TEST(Transfers, StageTheNextStepsTilesUnderTheBackward) {
-  ScheduleShape run{.units = tiled_units(1, {0, 4, 0})};
-  TransferShape shape = stream(Pool::kOptimizer, {1, 1, 1, 1}, 2, run);
+  StepConfig run{.units = tiled_units(1, {0, 4, 0})};
+  StepConfig shape = stream(Pool::kOptimizer, {1, 1, 1, 1}, 2, run);
   shape.first_tile = {0, 0, 4, 4};
   SlotState state(shape);
   const StepSchedule first = make_schedule(run);
@@ -79,8 +78,8 @@ TEST(Transfers, StageTheNextStepsTilesUnderTheBackward) {
 }
 
 TEST(Transfers, BringAnAccumulatedGradientBackAndDropASpentOne) {
-  const ScheduleShape run{.units = schedule_units(2), .micro_batches = 2};
-  const TransferShape shape = stream(Pool::kGradients, {0, 1, 1, 0}, 1, run);
+  const StepConfig run{.units = schedule_units(2), .micro_batches = 2};
+  const StepConfig shape = stream(Pool::kGradients, {0, 1, 1, 0}, 1, run);
   SlotState state(shape);
   const StepSchedule step = make_schedule(run);
   const std::string steady =
@@ -92,8 +91,8 @@ TEST(Transfers, BringAnAccumulatedGradientBackAndDropASpentOne) {
 }
 
 TEST(Transfers, ParkInputsUntilTheirBackward) {
-  const ScheduleShape run{.units = schedule_units(3), .recompute = true};
-  const TransferShape shape = stream(Pool::kActivations, {1, 1, 1, 1}, 2, run);
+  const StepConfig run{.units = schedule_units(3), .recompute = true};
+  const StepConfig shape = stream(Pool::kActivations, {1, 1, 1, 1}, 2, run);
   SlotState state(shape);
   const StepSchedule step = make_schedule(run);
   const StepSchedule moved = add_transfers(step, step, shape, state);
@@ -104,8 +103,8 @@ TEST(Transfers, ParkInputsUntilTheirBackward) {
 }
 
 TEST(Transfers, BringACutHeadsMatrixTwiceAndItsSumsOnce) {
-  const ScheduleShape run{.units = schedule_units(1, 3), .micro_batches = 2, .group = 2};
-  TransferShape shape = stream(Pool::kWeights, {0, 0, 0, 1, 1, 1}, 2, run);
+  const StepConfig run{.units = schedule_units(1, 3), .micro_batches = 2, .group = 2};
+  StepConfig shape = stream(Pool::kWeights, {0, 0, 0, 1, 1, 1}, 2, run);
   const std::string begin = "forward0.0 forward0.1 forward1.0 forward1.1 forward2.0 forward2.1 ";
   StepSchedule frozen = make_schedule(run);
   std::erase_if(frozen.operations, [](const Operation& op) { return op.kind == Kind::kUpdate; });
@@ -130,8 +129,8 @@ TEST(Transfers, BringACutHeadsMatrixTwiceAndItsSumsOnce) {
 
 // What an exchange makes of a gradient is what its home is sent; where compute is timed, so is it.
 TEST(Transfers, SendAGradientHomeAfterItsExchange) {
-  const ScheduleShape run{.units = schedule_units(2), .ranks = 2};
-  const TransferShape shape = stream(Pool::kGradients, {0, 1, 1, 0}, 1, run);
+  const StepConfig run{.units = schedule_units(2), .ranks = 2};
+  const StepConfig shape = stream(Pool::kGradients, {0, 1, 1, 0}, 1, run);
   SlotState state(shape);
   EXPECT_EQ(text(add_transfers(make_schedule(run), make_schedule(run), shape, state)),
             "c2>0 forward0.0 forward1.0 forward2.0 exchange3.0 backward2.0 exchange2.0 w2>0 c1>0 backward1.0 "
@@ -143,9 +142,9 @@ TEST(Transfers, SendAGradientHomeAfterItsExchange) {
 // A rank's update changes its shard where it lives: nothing is fetched for it, and what the slots have of the
 // unit is old.
 TEST(Transfers, LeaveAShardAtHomeToItsUpdateAndFetchItBehindThat) {
-  ScheduleShape run{.units = schedule_units(2), .ranks = 2, .sharded = true};
+  StepConfig run{.units = schedule_units(2), .ranks = 2, .sharded = true};
   run.units[1].in_shards = run.units[2].in_shards = true;
-  const TransferShape shape = stream(Pool::kWeights, {0, 1, 1, 0}, 2, run);
+  const StepConfig shape = stream(Pool::kWeights, {0, 1, 1, 0}, 2, run);
   const StepSchedule step = make_schedule(run);
   ASSERT_EQ(schedule_fault(step, run), "");
   SlotState state(shape);
@@ -169,9 +168,9 @@ TEST(Transfers, LeaveAShardAtHomeToItsUpdateAndFetchItBehindThat) {
 }
 
 TEST(Transfers, KeepTheEmbeddingsGradientForItsRows) {
-  const ScheduleShape run{.units = schedule_units(1), .micro_batches = 2};
+  const StepConfig run{.units = schedule_units(1), .micro_batches = 2};
   const StepSchedule step = make_schedule(run);
-  const TransferShape shape = stream(Pool::kGradients, {1, 0, 0}, 1, run);
+  const StepConfig shape = stream(Pool::kGradients, {1, 0, 0}, 1, run);
   int rows = 0;
   for (const ArrayUse& use : array_uses(step, Pool::kGradients, shape)) {
     if (step.operations[use.begin].kind != Kind::kAddRows) continue;
@@ -182,8 +181,8 @@ TEST(Transfers, KeepTheEmbeddingsGradientForItsRows) {
 }
 
 TEST(Transfers, SendASegmentHomeBetweenItsUpdateAndItsLastUse) {
-  const ScheduleShape run{.units = tiled_units(1, {0, 0, 4}, {2, 1, 1}), .pending = true};
-  TransferShape shape = stream(Pool::kWeights, {0, 0, 0, 1, 1}, 1, run);
+  const StepConfig run{.units = tiled_units(1, {0, 0, 4}, {2, 1, 1}), .pending = true};
+  StepConfig shape = stream(Pool::kWeights, {0, 0, 0, 1, 1}, 1, run);
   SlotState state(shape);
   const StepSchedule step = make_schedule(run);
   add_transfers(step, step, shape, state);
@@ -196,8 +195,8 @@ TEST(Transfers, SendASegmentHomeBetweenItsUpdateAndItsLastUse) {
 
 // The planner and its check read the same uses, so these are looked at themselves.
 TEST(Transfers, KeepAGradientUntilItsLastTile) {
-  const ScheduleShape run{.units = tiled_units(1, {0, 3, 4}, {2, 1, 1}), .pending = true};
-  const TransferShape shape = stream(Pool::kGradients, {0, 1, 0, 1, 1}, 1, run);
+  const StepConfig run{.units = tiled_units(1, {0, 3, 4}, {2, 1, 1}), .pending = true};
+  const StepConfig shape = stream(Pool::kGradients, {0, 1, 0, 1, 1}, 1, run);
   const StepSchedule step = make_schedule(run);
   int last = 0;
   for (const ArrayUse& use : array_uses(step, Pool::kGradients, shape)) {
@@ -210,8 +209,8 @@ TEST(Transfers, KeepAGradientUntilItsLastTile) {
 }
 
 TEST(Transfers, BringABlocksInputToNoSegment) {
-  const ScheduleShape run{.units = schedule_units(1, 2), .micro_batches = 2, .recompute = true, .group = 2};
-  const TransferShape shape = stream(Pool::kActivations, {1, 1, 1, 1}, 3, run);
+  const StepConfig run{.units = schedule_units(1, 2), .micro_batches = 2, .recompute = true, .group = 2};
+  const StepConfig shape = stream(Pool::kActivations, {1, 1, 1, 1}, 3, run);
   const StepSchedule step = make_schedule(run);
   int norm = 0;
   for (const ArrayUse& use : array_uses(step, Pool::kActivations, shape)) {
@@ -222,29 +221,21 @@ TEST(Transfers, BringABlocksInputToNoSegment) {
   EXPECT_EQ(norm, 4);  // both ways, of both micro-batches
 }
 
-struct Case {
-  ScheduleShape run;
-  TransferShape shape;
-};
-
-Case random_case(std::mt19937& random) {
+StepConfig random_case(std::mt19937& random) {
   const auto draw = [&](int from, int to) { return std::uniform_int_distribution<int>(from, to)(random); };
-  Case c;
   const int64_t layers = draw(1, 5);
-  c.run = {.units = {},
-           .micro_batches = draw(1, 5),
-           .tied = draw(0, 1) == 1,
-           .recompute = draw(0, 1) == 1,
-           .clip = static_cast<Clip>(draw(0, 2)),
-           .group = draw(1, 3)};
+  StepConfig c{.units = {},
+               .micro_batches = draw(1, 5),
+               .tied = draw(0, 1) == 1,
+               .recompute = draw(0, 1) == 1,
+               .clip = static_cast<Clip>(draw(0, 2)),
+               .group = draw(1, 3)};
   const auto blocks = static_cast<size_t>(layers + 2);
-  c.run.in_backward = draw(0, 2) == 0;
-  if (c.run.in_backward) c.run.group = 5;
-  c.shape.measures = c.run.measures();
-  c.shape.group = c.run.group;
+  c.in_backward = draw(0, 2) == 0;
+  if (c.in_backward) c.group = 5;
   // At least a tile in each segment, wherever it is.
   std::vector<int64_t> cut;
-  if (!c.run.tied && draw(0, 1) == 1) {
+  if (!c.tied && draw(0, 1) == 1) {
     for (int i = draw(1, 4); i >= 0; --i) cut.push_back(draw(1, 2));
   }
   const auto inner = [&] {
@@ -253,14 +244,14 @@ Case random_case(std::mt19937& random) {
       through_slots[b] = static_cast<char>(b + 1 != blocks && draw(0, 2) > 0);
     return through_slots;
   };
-  if (draw(0, 1) == 1) c.shape.pool(Pool::kWeights) = {inner(), draw(1, 4)};
-  if (draw(0, 1) == 1 && !c.run.in_backward) c.shape.pool(Pool::kGradients) = {inner(), draw(1, 4)};
-  if (draw(0, 1) == 1 && c.run.recompute) {
-    c.shape.pool(Pool::kActivations) = {std::vector<char>(static_cast<size_t>((layers + 1) * c.run.group), 1),
-                                        draw(2, 5)};
+  if (draw(0, 1) == 1) c.pool(Pool::kWeights) = {inner(), draw(1, 4)};
+  if (draw(0, 1) == 1 && !c.in_backward) c.pool(Pool::kGradients) = {inner(), draw(1, 4)};
+  if (draw(0, 1) == 1 && c.recompute) {
+    c.pool(Pool::kActivations) = {std::vector<char>(static_cast<size_t>((layers + 1) * c.group), 1),
+                                  draw(2, 5)};
   }
-  c.shape.first_tile.push_back(0);
-  PoolShape& optimizer = c.shape.pool(Pool::kOptimizer);
+  c.first_tile.push_back(0);
+  PoolShape& optimizer = c.pool(Pool::kOptimizer);
   optimizer.slots = draw(0, 4);
   std::vector<int64_t> off_device;  // tiles of each block
   for (size_t b = 0; b < blocks; ++b) {
@@ -273,42 +264,77 @@ Case random_case(std::mt19937& random) {
     for (int64_t t = 0; t < tiles; ++t)
       optimizer.through_slots.push_back(static_cast<char>(off && (t + 1 == tiles || draw(0, 1) == 1)));
     off_device.push_back(off ? tiles : 0);
-    c.shape.first_tile.push_back(c.shape.first_tile.back() + tiles);
+    c.first_tile.push_back(c.first_tile.back() + tiles);
   }
-  c.run.units = tiled_units(layers, off_device, cut);
+  c.units = tiled_units(layers, off_device, cut);
   if (draw(0, 1) == 1) {
-    c.run.ranks = 2, c.run.sharded = true;
-    for (size_t u = 0; u < c.run.units.size(); ++u)
-      c.run.units[u].in_shards = c.shape.pool(Pool::kWeights).holds(static_cast<int64_t>(u));
+    c.ranks = 2, c.sharded = true;
+    for (size_t u = 0; u < c.units.size(); ++u)
+      c.units[u].in_shards = c.pool(Pool::kWeights).holds(static_cast<int64_t>(u));
   }
-  c.shape.units = c.run.units;
   return c;
 }
 
 TEST(Transfers, KeepEveryRuleOverManyStepsOfRandomRuns) {
   std::mt19937 random(20);
   for (int i = 0; i < 2000; ++i) {
-    Case c = random_case(random);
-    SlotState state(c.shape);
+    StepConfig c = random_case(random);
+    SlotState state(c);
     for (int step = 0; step < 4; ++step) {
-      c.run.pending = step > 0 && c.run.defers();
+      c.pending = step > 0 && c.defers();
       // A step may differ in length from what was expected.
-      ScheduleShape expected = c.run;
-      expected.pending = c.run.defers();
-      ScheduleShape now = c.run;
-      if (step == 2) now.micro_batches = 1 + (c.run.micro_batches + i) % 5;
+      StepConfig expected = c;
+      expected.pending = c.defers();
+      StepConfig now = c;
+      if (step == 2) now.micro_batches = 1 + (c.micro_batches + i) % 5;
       const StepSchedule list = make_schedule(now);
       ASSERT_EQ(schedule_fault(list, now), "") << "case " << i << " step " << step;
       const SlotState before = state;
-      const StepSchedule moved = add_transfers(list, make_schedule(expected), c.shape, state);
-      ASSERT_EQ(transfer_fault(moved, c.shape, before), "")
-          << "case " << i << " step " << step << text(moved);
+      const StepSchedule moved = add_transfers(list, make_schedule(expected), c, state);
+      ASSERT_EQ(transfer_fault(moved, c, before), "") << "case " << i << " step " << step << text(moved);
     }
-    c.run.pending = c.run.defers();
+    c.pending = c.defers();
     const SlotState before = state;
-    const StepSchedule flush = add_transfers(make_flush_schedule(c.run), {}, c.shape, state);
-    ASSERT_EQ(transfer_fault(flush, c.shape, before), "") << "case " << i;
+    const StepSchedule flush = add_transfers(make_flush_schedule(c), {}, c, state);
+    ASSERT_EQ(transfer_fault(flush, c, before), "") << "case " << i;
   }
+}
+
+// What is kept of a list is what would be made anew.
+TEST(StepLists, AreTheSameMadeOrKept) {
+  std::mt19937 random(3);
+  for (int i = 0; i < 500; ++i) {
+    const StepConfig c = random_case(random);
+    StepLists lists(c);
+    SlotState slots(c);
+    StepConfig now = c;
+    for (int step = 0; step < 12; ++step) {
+      if (step % 5 == 4) {
+        ASSERT_EQ(lists.flush().operations, add_transfers(make_flush_schedule(now), {}, c, slots).operations);
+        ASSERT_FALSE(lists.pending());
+        lists.take_slots();
+        slots = SlotState(c);
+        now.pending = false;
+      }
+      now.micro_batches = step == 7 ? 1 + (c.micro_batches + i) % 5 : c.micro_batches;
+      const StepSchedule list = make_schedule(now);
+      now.pending = c.defers();
+      ASSERT_EQ(lists.step(now.micro_batches).operations,
+                add_transfers(list, make_schedule(now), c, slots).operations)
+          << "case " << i << " step " << step;
+      ASSERT_EQ(lists.pending(), now.pending);
+    }
+    StepConfig weights = c;
+    weights.pools = {};
+    weights.pool(Pool::kWeights) = c.pool(Pool::kWeights);
+    weights.micro_batches = 1;
+    SlotState empty(weights);
+    EXPECT_EQ(lists.evaluation().list.operations,
+              add_transfers(make_evaluation_schedule(weights), {}, weights, empty).operations);
+    EXPECT_EQ(lists.evaluation().slots, empty);
+  }
+  StepLists lists({.units = schedule_units(3), .micro_batches = 2});
+  EXPECT_EQ(&lists.step(2), &lists.step(2));
 }
 
 // Slots hide for some steps what a disk falls behind by, and no longer.
@@ -316,18 +342,16 @@ TEST(Timeline, OfAStepIsNoShorterThanItsDiskNeeds) {
   constexpr int64_t kLayers = 10, kTiles = 4;
   std::vector<int64_t> tiles(kLayers + 2, kTiles);
   tiles.front() = tiles.back() = 0;
-  const ScheduleShape run{.units = tiled_units(kLayers, tiles)};
-  TimelineShape shape{.transfers = stream(Pool::kOptimizer, std::vector<char>(kLayers * kTiles, 1), 30, run),
-                      .arrays = {},
-                      .host_updates = {}};
-  shape.transfers.first_tile.push_back(0);
-  for (const int64_t count : tiles)
-    shape.transfers.first_tile.push_back(shape.transfers.first_tile.back() + count);
+  const StepConfig resident{.units = tiled_units(kLayers, tiles)};
+  StepConfig run = stream(Pool::kOptimizer, std::vector<char>(kLayers * kTiles, 1), 30, resident);
+  run.first_tile.push_back(0);
+  for (const int64_t count : tiles) run.first_tile.push_back(run.first_tile.back() + count);
+  TimelineShape shape;
   shape.arrays[static_cast<size_t>(Pool::kOptimizer)].assign(kLayers * kTiles, {1, true, false});
   const auto compute = [](const Operation& op) {
     return op.kind == Kind::kForward || op.kind == Kind::kBackward ? 1.0 : 0.0;
   };
-  const double computed = walk_timeline(run, {}, {}, compute).seconds;
+  const double computed = walk_timeline(resident, {}, {}, compute).seconds;
   const LinkRates rates{.disk_read = 1e9, .disk_write = kLayers * kTiles / (1.1 * computed)};
   const Timeline timeline = walk_timeline(run, shape, rates, compute);
   EXPECT_EQ(timeline.disk_written_bytes, kLayers * kTiles);
@@ -374,13 +398,11 @@ TEST(Timeline, OfADiskThatTakesTurnsIsTheSumOfBothWays) {
   constexpr int64_t kLayers = 10, kTiles = 4;
   std::vector<int64_t> tiles(kLayers + 2, kTiles);
   tiles.front() = tiles.back() = 0;
-  const ScheduleShape run{.units = tiled_units(kLayers, tiles)};
-  TimelineShape shape{.transfers = stream(Pool::kOptimizer, std::vector<char>(kLayers * kTiles, 1), 30, run),
-                      .arrays = {},
-                      .host_updates = {}};
-  shape.transfers.first_tile.push_back(0);
-  for (const int64_t count : tiles)
-    shape.transfers.first_tile.push_back(shape.transfers.first_tile.back() + count);
+  const StepConfig resident{.units = tiled_units(kLayers, tiles)};
+  StepConfig run = stream(Pool::kOptimizer, std::vector<char>(kLayers * kTiles, 1), 30, resident);
+  run.first_tile.push_back(0);
+  for (const int64_t count : tiles) run.first_tile.push_back(run.first_tile.back() + count);
+  TimelineShape shape;
   shape.arrays[static_cast<size_t>(Pool::kOptimizer)].assign(kLayers * kTiles, {1, true, false});
   const auto seconds = [&](double share) {
     const LinkRates rates{.disk_read = 1, .disk_write = 1, .disk_share = share};
@@ -394,11 +416,11 @@ TEST(Transfers, AreFoundFaultyWhenOneIsMissingOrLate) {
   std::mt19937 random(7);
   int mutants = 0, caught = 0;
   for (int i = 0; i < 300; ++i) {
-    const Case c = random_case(random);
-    SlotState state(c.shape);
+    const StepConfig c = random_case(random);
+    SlotState state(c);
     const SlotState before = state;
-    const StepSchedule list = make_schedule(c.run);
-    const StepSchedule good = add_transfers(list, list, c.shape, state);
+    const StepSchedule list = make_schedule(c);
+    const StepSchedule good = add_transfers(list, list, c, state);
     for (size_t k = 0; k < good.operations.size(); ++k) {
       const Kind kind = good.operations[k].kind;
       if (kind != Kind::kFetch && kind != Kind::kClaim) continue;
@@ -408,11 +430,11 @@ TEST(Transfers, AreFoundFaultyWhenOneIsMissingOrLate) {
       const StepSchedule rest{
           {good.operations.begin() + static_cast<std::ptrdiff_t>(k) + 1, good.operations.end()}};
       bool used = false;
-      for (const ArrayUse& use : array_uses(rest, good.operations[k].pool, c.shape))
+      for (const ArrayUse& use : array_uses(rest, good.operations[k].pool, c))
         used = used || (use.array == good.operations[k].array && !use.at_home);
       if (!used) continue;
       ++mutants;
-      caught += !transfer_fault(bad, c.shape, before).empty();
+      caught += !transfer_fault(bad, c, before).empty();
     }
   }
   EXPECT_GT(mutants, 500);

@@ -275,8 +275,7 @@ void Training::restore_from(StateReader& from, int64_t updates) {
 std::vector<int64_t> Training::reduced_units() const {
   const std::vector<Unit> units = layout_.units(head_segments() > 0);
   std::vector<int64_t> out;
-  for (const Operation& operation :
-       make_schedule(plan_.placement.schedule(spec_, plan_.numerics.recompute, run_.clip)).operations) {
+  for (const Operation& operation : make_schedule(plan_.step).operations) {
     const Unit& unit = units[static_cast<size_t>(operation.unit)];
     const bool trained = layout_.blocks[static_cast<size_t>(unit.block)].flat_elements > 0;
     if (operation.kind == OperationKind::kNorm && trained) out.push_back(operation.unit);
@@ -327,8 +326,9 @@ void Training::set_update_site() {
 void Training::set_arena(const Config& config) {
   const AdapterSpec* const adapter = run_.lora ? &adapter_ : nullptr;
   const int64_t sequences = plan_.numerics.micro_batch;
-  plan_.arena = arena_need(pass_shape(spec_, layout_, adapter, plan_.numerics, plan_.placement),
-                           sequences * config.data.max_length, sequences);
+  plan_.step = step_config(spec_, plan_, run_.clip);
+  plan_.arena =
+      arena_need({spec_, layout_, adapter}, plan_.step, sequences * config.data.max_length, sequences);
 }
 
 std::unique_ptr<IoEngine> Training::make_engine_of_run(const EngineSetup& setup) {

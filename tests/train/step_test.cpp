@@ -63,9 +63,9 @@ struct Fixture {
     plan.placement.blocks = std::ssize(layout.blocks);
     plan.placement.optimizer_threads = 2;
     plan.micro_tokens = 256;
-    PassShape shape = pass_shape(spec, layout, lora ? &adapter : nullptr, plan.numerics, plan.placement);
-    shape.weighted = weighted;
-    plan.arena = arena_need(shape, 256, 2);
+    plan.step = step_config(spec, plan, optimizer.clip);
+    plan.step.weighted = weighted;
+    plan.arena = arena_need({spec, layout, lora ? &adapter : nullptr}, plan.step, 256, 2);
     rank = std::make_unique<Rank>(setup(plan, lora), stream);
     const LoadSetup load{spec, layout, dtype, stream, 1};
     initialise_weights(load, 1, rank->weights());
@@ -305,7 +305,7 @@ TEST(Step, AStepWithoutTargetsHasLossZeroAndNoGradient) {
 TEST(Step, OfRanksThatAreNotThereIsRefused) {
   Fixture f(tiny_spec(false, false, true), false, false, DType::kF32, DType::kF32);
   Plan plan = f.plan;
-  plan.placement.ranks = plan.numerics.ranks = 2;
+  plan.placement.ranks = plan.numerics.ranks = plan.step.ranks = 2;
   EXPECT_THROW(Rank(f.setup(plan, false), f.stream), Error);
 }
 

@@ -30,11 +30,8 @@ Sent last_step(const Variant& run, Group& group) {
   Sent out{.counted = group.sent_bytes() - before, .between = group.sent_between_machines() - before_between};
 
   const Plan& plan = training.plan();
-  ScheduleShape shape =
-      plan.placement.schedule(training.rank().context().spec, plan.numerics.recompute, run.clip);
-  shape.micro_batches = plan.numerics.micro_batches;
   const Traffic traffic(training.layout(), plan.numerics, plan.placement, plan.world);
-  const StepSchedule step = steady_steps(shape, plan.placement.transfers()).back();
+  const StepSchedule step = steady_steps(plan.step).back();
   for (const Operation& op : step.operations) {
     for (const Collective& call : traffic.of(op)) out.listed += sent_by(call, group.rank(), group.ranks());
   }

@@ -190,7 +190,7 @@ TEST(DeviceMemory, DocumentsInPartsTrainAsTheyDoAtOnce) {
     Trainee parts({.name = "", .heads = 4, .kv_heads = 2, .head_dim = 16, .documents = 64, .dtype = dtype});
     ASSERT_LT(parts.plan.numerics.documents_at_once, 64);
     Trainee whole({.name = "", .heads = 4, .kv_heads = 2, .head_dim = 16, .documents = 64, .dtype = dtype});
-    whole.plan.numerics.documents_at_once = 64;
+    whole.plan.step.arithmetic.documents_at_once = 64;
     std::vector<StepResult> results[2];
     Trainee* const both[] = {&parts, &whole};
     for (int i : {0, 1}) {

@@ -19,7 +19,7 @@ struct Counts {
 // Walks the list and counts.
 class Checker {
  public:
-  explicit Checker(const ScheduleShape& shape) : shape_(shape), units_(shape.units.size()) {}
+  explicit Checker(const StepConfig& shape) : shape_(shape), units_(shape.units.size()) {}
 
   // "" or what is wrong with `op` after all that came before.
   std::string visit(const Operation& op) {
@@ -299,7 +299,7 @@ class Checker {
     return tile(op);
   }
 
-  const ScheduleShape& shape_;
+  const StepConfig& shape_;
   std::vector<Counts> units_;
   int64_t next_update_ = 0;
   bool checked_ = false;
@@ -313,7 +313,7 @@ std::string describe(size_t index, const Operation& op) {
 
 }  // namespace
 
-std::string schedule_fault(const StepSchedule& schedule, const ScheduleShape& shape) {
+std::string schedule_fault(const StepSchedule& schedule, const StepConfig& shape) {
   Checker checker(shape);
   for (size_t i = 0; i < schedule.operations.size(); ++i) {
     const std::string fault = checker.visit(schedule.operations[i]);
@@ -322,7 +322,7 @@ std::string schedule_fault(const StepSchedule& schedule, const ScheduleShape& sh
   return checker.finish(true);
 }
 
-std::string evaluation_fault(const StepSchedule& schedule, const ScheduleShape& shape) {
+std::string evaluation_fault(const StepSchedule& schedule, const StepConfig& shape) {
   Checker checker(shape);
   for (size_t i = 0; i < schedule.operations.size(); ++i) {
     const Operation& op = schedule.operations[i];

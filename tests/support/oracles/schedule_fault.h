@@ -26,8 +26,8 @@ namespace lm {
 //   tied embedding's gradient, which the head begins, has memory of its own; made last, it also begins after
 //   all activations have ended.
 // Transfers are checked by transfer_fault.
-std::string schedule_fault(const StepSchedule& schedule, const ScheduleShape& shape);
+std::string schedule_fault(const StepSchedule& schedule, const StepConfig& shape);
 // The same for an evaluation's list.
-std::string evaluation_fault(const StepSchedule& schedule, const ScheduleShape& shape);
+std::string evaluation_fault(const StepSchedule& schedule, const StepConfig& shape);
 
 }  // namespace lm

@@ -91,11 +91,10 @@ struct Timed {
 
 class Ranks {
  public:
-  Ranks(const World& world, const TimelineShape& shape, const LinkRates& rates, bool updates_at_end)
+  Ranks(const World& world, const StepConfig& config, const TimelineShape& shape, const LinkRates& rates)
       : world_(world), disks_(static_cast<size_t>(world.nodes)) {
     for (int r = 0; r < world.ranks; ++r)
-      clocks_.emplace_back(shape, rates, updates_at_end,
-                           disks_[static_cast<size_t>(r / world.ranks_per_node())]);
+      clocks_.emplace_back(config, shape, rates, disks_[static_cast<size_t>(r / world.ranks_per_node())]);
     order_.resize(clocks_.size());
     for (size_t r = 0; r < order_.size(); ++r) order_[r] = r;
   }
@@ -171,10 +170,10 @@ Simulation simulate_step(const PlanInputs& inputs, const Machine& machine, const
   LinkRates rates = link_rates(machine, in.device);  // of a rank; ranks of a machine have its disks together
   rates.disk_read *= plan.world.ranks_per_node(), rates.disk_write *= plan.world.ranks_per_node();
   const auto compute = compute_seconds(in, plan, costs);
-  Ranks ranks(plan.world, shape, rates, plan.schedule.updates_at_end());
+  Ranks ranks(plan.world, plan.step, shape, rates);
   Simulation out;
   uint64_t number = 0;
-  walk_until_steady(plan.schedule, shape.transfers, [&](const TimedList& list) {
+  walk_until_steady(plan.step, [&](const TimedList& list) {
     std::vector<double> slowness;
     for (int r = 0; r < plan.world.ranks; ++r) {
       const bool slow = draw(stragglers.seed, number, static_cast<uint64_t>(r)) < stragglers.share;
@@ -188,7 +187,7 @@ Simulation simulate_step(const PlanInputs& inputs, const Machine& machine, const
       const Operation& op = list.operations()[i];
       const Timed timed{compute(op), traffic.of(op)};
       if (timed.compute == 0 && timed.calls.empty() && !is_transfer(op) && list.wanted(i).empty()) continue;
-      if (!shape.host_update(op).used && !ranks.beside(op)) computing += timed.compute;
+      if (!shape.host_update(plan.step, op).used && !ranks.beside(op)) computing += timed.compute;
       ranks.pass(list, i, timed, slowness, network);
     }
     for (const Collective& call : traffic.stop_vote()) {

@@ -66,7 +66,7 @@ class PoolChecker {
 
 }  // namespace
 
-std::string transfer_fault(const StepSchedule& schedule, const TransferShape& shape, SlotState before) {
+std::string transfer_fault(const StepSchedule& schedule, const StepConfig& config, SlotState before) {
   StepSchedule compute;
   for (const Operation& op : schedule.operations) {
     if (!is_transfer(op)) compute.operations.push_back(op);
@@ -75,7 +75,7 @@ std::string transfer_fault(const StepSchedule& schedule, const TransferShape& sh
   std::vector<PoolChecker> checkers;
   checkers.reserve(kPools);
   for (size_t p = 0; p < kPools; ++p) {
-    uses[p] = array_uses(compute, static_cast<Pool>(p), shape);
+    uses[p] = array_uses(compute, static_cast<Pool>(p), config);
     checkers.emplace_back(static_cast<Pool>(p), uses[p], std::move(before.pools[p]));
   }
   size_t at = 0;  // operations of `compute` passed

@@ -1,0 +1,133 @@
+// What a step is made with, once: the model's passes (model/pass.h), the step's list (schedule.h) and its
+// transfers (transfers.h), their dry run (plan/rehearse.h) and the executor (train/step.h) all read it. A
+// plan makes it (plan/plan.h). A value.
+#pragma once
+
+#include <array>
+#include <compare>
+#include <cstdint>
+#include <vector>
+
+#include "base/batch.h"
+#include "base/dtype.h"
+#include "config/config.h"
+#include "spec/block_layout.h"
+
+namespace lm {
+
+// What moves as one array: a unit's weights, a unit's gradient, a tile of optimizer state, a micro-batch's
+// input of a block.
+enum class Pool : uint8_t { kWeights, kGradients, kOptimizer, kActivations };
+inline constexpr int kPools = 4;
+const char* pool_name(Pool pool);
+
+// A unit as the schedule sees it.
+struct ScheduleUnit {
+  int64_t block = 0;
+  UnitRole role = UnitRole::kBody;
+  // Its updates: tiles [first_tile, end_tile) of its block. State on the device is one tile.
+  int64_t first_tile = 0, end_tile = 1;
+  // Whether any of the block's state is off the device. Under global clipping the update of such a unit is
+  // deferred: it runs under the next forward, before the unit's own.
+  bool off_device = false;
+  // Each rank has its shard of the weights alone. An update changes that where it lives, and whoever uses the
+  // unit gathers it.
+  bool in_shards = false;
+
+  int64_t tiles() const { return end_tile - first_tile; }
+  auto operator<=>(const ScheduleUnit&) const = default;
+};
+// The units of a model (list_units says which), all state on the device.
+std::vector<ScheduleUnit> schedule_units(int64_t layers, int64_t segments = 0);
+
+struct PoolShape {
+  // Per array: 1 = lives off the device and passes through slots; empty: none does. (What the CPU updates
+  // where it lies, beside a GPU, is off the device and needs no slot.)
+  std::vector<char> through_slots;
+  int64_t slots = 0;
+
+  bool holds(int64_t array) const {
+    return static_cast<size_t>(array) < through_slots.size() &&
+           through_slots[static_cast<size_t>(array)] != 0;
+  }
+  auto operator<=>(const PoolShape&) const = default;
+};
+
+// What decides the bits of a pass, whatever it passes.
+struct Arithmetic {
+  DType dtype = DType::kBF16;  // of the model: its weights and activations
+  bool fp32_adapters = false;  // what is trained is fp32 whatever the model is
+  DType gradient_dtype = DType::kF32;
+  int64_t row_chunk = 512;        // rows of logits at once
+  bool round_rows = false;        // a micro-batch's tensors have rounded_rows (base/batch.h) of its tokens
+  int64_t documents_at_once = 0;  // that attention is given on a GPU
+  int threads = 1;                // compute threads (CPU)
+
+  DType trained_dtype() const { return fp32_adapters ? DType::kF32 : dtype; }
+  int64_t rows(int64_t tokens) const { return round_rows ? rounded_rows(tokens) : tokens; }
+  auto operator<=>(const Arithmetic&) const = default;
+};
+
+struct StepConfig {
+  // The list.
+  std::vector<ScheduleUnit> units;
+  int64_t micro_batches = 1;  // of a full step; of a list, its own
+  bool tied = false;
+  bool recompute = false;  // blocks keep their inputs only
+  Clip clip = Clip::kGlobal;
+  // Micro-batches that run through a unit before the next unit (G). 1 while weights are resident; off
+  // the device each of their bytes crosses its link once per pass and group.
+  int64_t group = 1;
+  bool pending = false;  // of a list: the step before has left its deferred updates to this one
+  int ranks = 1;         // that share the step
+  bool sharded = false;  // a rank updates its shard of a unit alone, and weights are gathered
+  // A block's gradient ends with its update, right after its backward: all micro-batches are one group.
+  bool in_backward = false;
+  // The gradient of a tied table is made when every block's has ended, in the memory of these and of the
+  // activations: the head leaves it out, and its logits are computed once more. Only with updates inside
+  // backward, and one backward of a step.
+  bool table_last = false;
+
+  // Transfers. Arrays: weights and gradients by unit; optimizer by tile, the blocks' tiles one after another;
+  // activations (block - 1) x group + micro-batch in its group, the input of blocks 1 .. L + 1.
+  std::array<PoolShape, kPools> pools = {};
+  std::vector<int64_t> first_tile = {};  // of each block
+  bool frozen_weights = false;           // no update changes what the weight pool moves
+
+  DeviceType device = DeviceType::kCpu;
+  Arithmetic arithmetic = {};
+  int64_t micro_rows = 0;  // of a micro-batch's tensors, at most
+  bool weighted = false;   // targets have weights in the loss
+  uint64_t seed = 0;       // of LoRA dropout
+  double max_grad_norm = 1.0;
+  int machine_ranks = 1;  // whose gradients are added up before those of other machines; 1: nobody's
+
+  auto operator<=>(const StepConfig&) const = default;
+
+  const ScheduleUnit& unit(int64_t u) const { return units[static_cast<size_t>(u)]; }
+  // All gradients are there when the step is checked, and updates come then.
+  bool updates_at_end() const { return clip == Clip::kGlobal && !in_backward; }
+  bool deferred(int64_t u) const { return updates_at_end() && unit(u).off_device; }
+  bool defers() const;                                         // any unit
+  bool on_gpu() const { return device == DeviceType::kCuda; }  // compute: slots lie there
+  // Ranks with GPUs exchange, gather and take norms in a stream beside compute.
+  bool calls_beside() const { return on_gpu() && ranks > 1; }
+  // A first backward is for the norm alone, a second one makes the gradients once more for the updates.
+  bool measures() const { return clip == Clip::kGlobal && in_backward; }
+  // The first of two backwards leaves block inputs to the second.
+  bool keeps_inputs() const { return measures() && recompute; }
+  int64_t segments() const;  // of a cut head; 0: it is whole
+  bool cut_head() const { return segments() > 0; }
+
+  const PoolShape& pool(Pool p) const { return pools[static_cast<size_t>(p)]; }
+  PoolShape& pool(Pool p) { return pools[static_cast<size_t>(p)]; }
+  bool uses_slots() const;                                                       // any pool
+  bool inputs_off_device() const { return pool(Pool::kActivations).slots > 0; }  // of blocks
+  int64_t input_array(int64_t block, int64_t micro) const { return (block - 1) * group + micro % group; }
+  // The optimizer's array that an update of a unit's tile changes.
+  int64_t tile_array(int64_t u, int64_t tile) const {
+    return first_tile.empty() ? 0 : first_tile[static_cast<size_t>(unit(u).block)] + tile;
+  }
+};
+
+}  // namespace lm
