@@ -14,6 +14,10 @@ int64_t longest_of(std::span<const ByteRange> ranges) {
   return bytes;
 }
 
+ByteRange part(const ByteRange& range, int64_t at, int64_t most) {
+  return {range.begin + at, std::clamp<int64_t>(range.bytes - at, 0, most)};
+}
+
 Members every(int step, int first, int count, int place) {
   Members out{.ranks = {}, .place = place};
   for (int i = 0; i < count; ++i) out.ranks.push_back(first + i * step);

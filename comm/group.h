@@ -1,11 +1,11 @@
-// What the ranks of a run say to one another. Two movements are everything: `share` (every rank has made a
-// range of an array, and afterwards all have all of it) and `exchange` (every rank has an array of its own,
-// and each adds up its range of all of them); the rest is made of the first. Every rank makes the same calls
-// in the same order. A group belongs to a rank and is called by its compute thread; calls return when their
-// bytes are there, but those of a group of GPUs (nccl_group.h), which enqueue.
+// Collectives among the ranks of a run. There are two: all-gather (`share`: every rank has made a range of an
+// array, and afterwards all have all of it) and reduce-scatter (`exchange`: every rank has an array of its
+// own, and each adds up its range of all of them); the rest is made of the first. Every rank enters the same
+// collectives in the same order. A group belongs to a rank and is called by its compute thread; calls return
+// when their bytes are there, but those of a group of GPUs (nccl_group.h), which enqueue.
 //
-// Throws Error(40) when another rank has ended, and Error(41) when one has not come to the same call within
-// the deadline; after either the group is of no more use.
+// Throws Error(40) when another rank has ended, and Error(41) when one has not entered the same collective
+// within the deadline (liveness.h); after either the group is of no more use.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "base/cuda.h"
-#include "comm/call_mark.h"
+#include "comm/liveness.h"
 
 namespace lm {
 
@@ -29,8 +29,10 @@ struct ByteRange {
   int64_t begin = 0, bytes = 0;
 };
 int64_t longest_of(std::span<const ByteRange> ranges);
+// From its byte `at` on, at most `most`.
+ByteRange part(const ByteRange& range, int64_t at, int64_t most);
 
-// Some ranks of a group, while the others make the same call among themselves.
+// Some ranks of a group, while the others enter the same collective among themselves.
 struct Members {
   std::vector<int> ranks;  // ascending; in every such set equally many
   int place = 0;           // of this rank among them
@@ -49,8 +51,8 @@ class Group {
   void set_machines(int each);
 
   // shards[r] of `data` is what rank r has made; every rank's are the same, and they do not overlap. `what`
-  // names the call in a message. On several machines of several ranks in two levels: what ranks with one
-  // place have made among these, and then what each machine's have of one another's. Only bytes move.
+  // names the collective in a message. On several machines of several ranks in two levels: what ranks with
+  // one place have made among these, and then what each machine's have of one another's. Only bytes move.
   void share(const char* what, std::byte* data, std::span<const ByteRange> shards);
   // The same among `members`: shards[k] is what members.ranks[k % members] has made. All ranks make the call
   // at once; `longest`: bytes of the longest shard that any of them has.
@@ -66,8 +68,8 @@ class Group {
   virtual void exchange_among(const Members& members, const char* what, const std::byte* data,
                               std::span<const ByteRange> shards, int64_t longest, const Add& add) = 0;
 
-  // A group of GPUs moves in a stream of its own. What is moved from here on is what `callers` has been given
-  // so far; what `callers` is given from here on finds what has been moved so far.
+  // A group of GPUs has a stream of its own. Each orders one stream behind what the other has been given so
+  // far: the group's behind the caller's, and the caller's behind the group's.
   virtual void begin_after(StreamView /*callers*/) {}
   virtual void end_before(StreamView /*callers*/) {}
   // Where additions of an exchange belong, of a caller that works in that stream.
@@ -78,7 +80,7 @@ class Group {
   // To other ranks so far, and of these to ranks of other machines.
   int64_t sent_bytes() const { return sent_; }
   int64_t sent_between_machines() const { return sent_between_; }
-  // For any thread: whether this rank waits in a call for something that others have not yet done.
+  // For any thread: whether this rank waits in a collective for others.
   virtual bool waits() const { return false; }
   // For any thread, of a group of GPUs; nothing of one whose calls return when they are done.
   virtual std::optional<DeviceStand> device() const { return std::nullopt; }
@@ -106,7 +108,8 @@ class Group {
 
  protected:
   void count_sent(int to, int64_t bytes);  // where the bytes leave
-  // The caller's next call belongs to the one at hand: who hears of another's end meanwhile finishes both.
+  // The caller's next collective belongs to the one at hand: who hears of another's end meanwhile finishes
+  // both.
   bool continues() const { return continues_; }
 
  private:

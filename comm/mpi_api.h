@@ -9,7 +9,7 @@
 namespace lm {
 
 // Messages of one channel from one rank to another keep their order.
-enum class MpiChannel : int32_t { kData, kSigns };
+enum class MpiChannel : int32_t { kData, kNotices };
 
 struct MpiArrival {
   int32_t from = 0;

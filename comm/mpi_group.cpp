@@ -1,19 +1,18 @@
 #include "comm/mpi_group.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
 
 namespace lm {
 
-MpiGroup::MpiGroup(MpiLink& link, int64_t staging, std::function<void(const char* what)> on_call)
-    : link_(link), on_call_(std::move(on_call)), staging_(static_cast<size_t>(staging)) {
+MpiGroup::MpiGroup(MpiLink& link, int64_t staging, std::function<void(const char* what)> on_enter)
+    : link_(link), on_enter_(std::move(on_enter)), staging_(static_cast<size_t>(staging)) {
   LM_CHECK(staging >= kExchangePart * ranks(), "staging for a part of every rank");
 }
 
 void MpiGroup::move(const char* what) {
-  if (on_call_) on_call_(what);
+  if (on_enter_) on_enter_(what);
   for (const Transfer& transfer : transfers_) {
     if (transfer.from != nullptr) count_sent(transfer.peer, transfer.bytes);
   }
@@ -42,19 +41,16 @@ void MpiGroup::exchange_among(const Members& members, const char* what, const st
                               std::span<const ByteRange> shards, int64_t longest, const Add& add) {
   const auto count = static_cast<int>(members.ranks.size());
   const int64_t room = std::ssize(staging_) / count / kExchangePart * kExchangePart;
-  const auto part = [room](const ByteRange& run, int64_t at) {
-    return ByteRange{run.begin + at, std::clamp<int64_t>(run.bytes - at, 0, room)};
-  };
   std::vector<const std::byte*> from(members.ranks.size());
   for (int64_t at = 0; at == 0 || at < longest; at += room) {
-    const ByteRange mine = part(shards[static_cast<size_t>(members.place)], at);
+    const ByteRange mine = part(shards[static_cast<size_t>(members.place)], at, room);
     transfers_.clear();
     for (int i = 1; i < count; ++i) {
       const auto other = static_cast<size_t>((members.place + i) % count);
       const int peer = members.ranks[other];
       std::byte* const staged = staging_.data() + static_cast<int64_t>(other) * room;
       from[other] = staged;
-      const ByteRange theirs = part(shards[other], at);
+      const ByteRange theirs = part(shards[other], at, room);
       if (mine.bytes > 0) transfers_.push_back({.to = staged, .bytes = mine.bytes, .peer = peer});
       if (theirs.bytes > 0)
         transfers_.push_back({.from = data + theirs.begin, .bytes = theirs.bytes, .peer = peer});

@@ -9,9 +9,9 @@ namespace lm {
 
 class MpiGroup final : public Group {
  public:
-  // `staging`: bytes for what arrives to be added. `on_call` is told each call before it is made.
+  // `staging`: bytes for what arrives to be added. `on_enter` is told each collective that the rank enters.
   explicit MpiGroup(MpiLink& link, int64_t staging = kStaging,
-                    std::function<void(const char* what)> on_call = {});
+                    std::function<void(const char* what)> on_enter = {});
 
   static constexpr int64_t kStaging = int64_t{8} << 20;
 
@@ -27,7 +27,7 @@ class MpiGroup final : public Group {
   void move(const char* what);
 
   MpiLink& link_;
-  const std::function<void(const char*)> on_call_;
+  const std::function<void(const char*)> on_enter_;
   std::vector<std::byte> staging_;
   std::vector<Transfer> transfers_;
 };

@@ -1,5 +1,6 @@
 #include "comm/mpi_link.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -10,11 +11,11 @@
 namespace lm {
 namespace {
 
-// Of a call: its number and its name, so that ranks that come for different things notice.
-int tag_of(uint64_t call, const char* what) {
+// Of a collective: its number and its name, so that ranks that are in different ones notice.
+int tag_of(uint64_t number, const char* what) {
   uint32_t hash = 2166136261U;
   for (const char* c = what; *c != 0; ++c) hash = (hash ^ static_cast<unsigned char>(*c)) * 16777619U;
-  return static_cast<int>((hash ^ static_cast<uint32_t>(call)) & 0xffffffU);
+  return static_cast<int>((hash ^ static_cast<uint32_t>(number)) & 0xffffffU);
 }
 
 }  // namespace
@@ -27,61 +28,9 @@ bool MpiWorker::wait(std::unique_lock<std::mutex>& lock, double seconds, const s
   return done();
 }
 
-void MpiWorker::wait_joined() {
-  std::unique_lock lock(mutex_);
-  const double most = 2 * setup_.silence;
-  Waited waited(monotonic_seconds());
-  while (!wait(lock, kBeatSeconds, [this] { return joined_ || failure_; })) {
-    if (setup_.ended && setup_.ended()) {
-      throw Error(Exit::kPeerLost, {.area = "PEER-08",
-                                    .what = "another rank has ended before all had come",
-                                    .place = setup_.host,
-                                    .next = "see that rank's message"});
-    }
-    if (waited.look(monotonic_seconds()) < most) continue;
-    throw Error(Exit::kNoProgress,
-                {.area = "HANG-09",
-                 .what = "not all processes of the MPI job have come within " + seconds_of(most),
-                 .place = setup_.host,
-                 .next = "see whether all machines run the same lmlaunch, and reach each other"});
-  }
-  if (failure_) throw Error(*failure_);
-}
-
-void MpiWorker::move(const char* what, std::span<const Transfer> transfers, bool continues) {
-  std::unique_lock lock(mutex_);
-  if (failure_) throw Error(*failure_);
-  const uint64_t call = ++calls_;
-  const double began = monotonic_seconds();
-  asked_ = Order{what, call, tag_of(call, what), transfers, began, Waited(began), continues};
+bool MpiWorker::wait_ended(std::unique_lock<std::mutex>& lock, double seconds) {
   wake_.notify_one();
-  uint64_t turns = turns_;
-  Waited turn(began);
-  while (!wait(lock, kBeatSeconds, [this] { return !asked_ || failure_; })) {
-    const double now = monotonic_seconds();
-    if (turns_ != turns) turns = turns_, turn = Waited(now);
-    const double stuck = turn.look(now);
-    if (setup_.ended && setup_.ended()) {
-      stopping_ = true;
-      wake_.notify_one();
-      wait(lock, kTellSeconds, [this] { return ended_; });
-      fail(lock,
-           Error(Exit::kPeerLost, {.area = "PEER-08",
-                                   .what = std::string("another rank has ended during \"") + what + "\"",
-                                   .place = here() + " on " + setup_.host,
-                                   .next = "see that rank's message"}));
-    }
-    if (stuck > setup_.silence) {
-      fail(lock, Error(Exit::kNoProgress, {.area = "HANG-09",
-                                           .what = std::string("MPI itself has been stuck for ") +
-                                                   seconds_of(stuck) + " in \"" + what + "\"",
-                                           .place = here() + " on " + setup_.host,
-                                           .next = kLookForRank}));
-    }
-  }
-  if (!asked_) return;
-  wait(lock, 2 * kTellSeconds, [this] { return released_; });
-  fail(lock, *failure_);
+  return wait(lock, seconds, [this] { return ended_; });
 }
 
 void MpiWorker::fail(std::unique_lock<std::mutex>& lock, const Error& error) {
@@ -93,92 +42,92 @@ void MpiWorker::fail(std::unique_lock<std::mutex>& lock, const Error& error) {
   throw Error(copy);
 }
 
-std::optional<Error> MpiWorker::lost() {
-  const std::lock_guard lock(mutex_);
-  if (failure_ || !setup_.ended || !setup_.ended()) return failure_;
-  return Error(Exit::kPeerLost, {.area = "PEER-08",
-                                 .what = "another rank has ended",
-                                 .place = here() + " on " + setup_.host,
-                                 .next = "see that rank's message"});
-}
-
-bool MpiWorker::moving() {
-  const std::lock_guard lock(mutex_);
-  return asked_.has_value();
-}
-
-Sign MpiWorker::word_of_end(Exit code, const std::string& why, const std::string& next) const {
-  Sign word = sign(Sign::Kind::kEnd);
-  word.code = static_cast<int32_t>(code);
-  copy_text(word.why, sizeof word.why, why);
-  copy_text(word.next, sizeof word.next, next);
-  return word;
-}
-
-bool MpiWorker::end(Exit code, std::string why, const std::string& next) {
-  std::unique_lock lock(mutex_);
-  why.resize(std::min(why.size(), sizeof Sign::why - 1));
-  last_word_ = word_of_end(code, why, next);
-  wake_.notify_one();
-  wait(lock, 2 * kTellSeconds + kHearSeconds, [this] { return ended_; });
-  return told_by_leader_ == why;
-}
-
-void MpiWorker::passed_on(Exit code, const std::string& said, const std::string& next) {
-  std::unique_lock lock(mutex_);
-  const bool heard = heard_word_ && said.find(heard_word_->why) != std::string::npos;
-  last_word_ = heard ? *heard_word_ : word_of_end(code, said, next);
-  wake_.notify_one();
-  wait(lock, kTellSeconds + kHearSeconds, [this] { return ended_; });
-}
-
-bool MpiWorker::leave() {
-  std::unique_lock lock(mutex_);
-  leaving_ = true;
-  wake_.notify_one();
-  return wait(lock, setup_.silence, [this] { return ended_; });
-}
-
-bool MpiWorker::stop() {
-  std::unique_lock lock(mutex_);
-  stopping_ = true;
-  wake_.notify_one();
-  return wait(lock, kTellSeconds, [this] { return ended_; });
-}
-
 MpiLink::MpiLink(LinkSetup setup) : worker_(std::make_shared<MpiWorker>(std::move(setup))) {
   std::thread([worker = worker_] { worker->run(); }).detach();
-  worker_->wait_joined();
-  rank_ = worker_->rank;
-  ranks_ = worker_->ranks;
+  MpiWorker& w = *worker_;
+  std::unique_lock lock(w.mutex_);
+  const double most = 2 * w.setup_.silence;
+  Waited waited(monotonic_seconds());
+  while (!w.wait(lock, kHeartbeatSeconds, [&w] { return w.joined_ || w.failure_; })) {
+    if (w.someone_ended()) throw peer_ended({-1, w.setup_.host}, "before all had joined");
+    if (waited.look(monotonic_seconds()) < most) continue;
+    throw Error(Exit::kNoProgress,
+                {.area = "HANG-09",
+                 .what = fmt::format("not all processes of the MPI job have joined within {:.0f} s", most),
+                 .place = w.setup_.host,
+                 .next = "see whether all machines run the same lmlaunch, and reach each other"});
+  }
+  if (w.failure_) throw Error(*w.failure_);
+  rank_ = w.rank_;
+  ranks_ = w.ranks_;
 }
 
 MpiLink::~MpiLink() {
-  worker_->stop();
+  MpiWorker& w = *worker_;
+  std::unique_lock lock(w.mutex_);
+  w.stopping_ = true;
+  w.wait_ended(lock, kTellSeconds);
 }
 
 void MpiLink::move(const char* what, std::span<const Transfer> transfers, bool continues) {
-  worker_->move(what, transfers, continues);
+  MpiWorker& w = *worker_;
+  std::unique_lock lock(w.mutex_);
+  if (w.failure_) throw Error(*w.failure_);
+  const uint64_t number = ++collectives_;
+  const double began = monotonic_seconds();
+  w.asked_ = MpiWorker::Order{what, number, tag_of(number, what), transfers, began, continues};
+  w.wake_.notify_one();
+  StallTimer turn(began);
+  while (!w.wait(lock, kHeartbeatSeconds, [&w] { return !w.asked_ || w.failure_; })) {
+    const double stuck = turn.look(w.turns_, monotonic_seconds());
+    if (w.someone_ended()) {
+      w.stopping_ = true;
+      w.wait_ended(lock, kTellSeconds);
+      w.fail(lock, peer_ended(w.self(), "during " + CollectiveName{what}.text()));
+    }
+    if (stuck > w.setup_.silence) {
+      w.fail(lock, no_progress(w.self(), "MPI, in " + CollectiveName{what, number}.text(), stuck,
+                               w.setup_.silence));
+    }
+  }
+  if (!w.asked_) return;
+  w.wait(lock, 2 * kTellSeconds, [&w] { return w.released_; });
+  w.fail(lock, *w.failure_);
 }
 
 std::optional<Error> MpiLink::lost() const {
-  return worker_->lost();
+  const std::lock_guard lock(worker_->mutex_);
+  if (worker_->failure_ || !worker_->someone_ended()) return worker_->failure_;
+  return peer_ended(worker_->self(), "");
 }
 
 bool MpiLink::moving() const {
-  return worker_->moving();
+  const std::lock_guard lock(worker_->mutex_);
+  return worker_->asked_.has_value();
 }
 
-bool MpiLink::end(Exit code, const std::string& why, const std::string& next) {
-  return worker_->end(code, why, next);
+bool MpiLink::end(Exit code, std::string why, const std::string& next) {
+  MpiWorker& w = *worker_;
+  std::unique_lock lock(w.mutex_);
+  why.resize(std::min(why.size(), sizeof Notice::why - 1));
+  w.last_word_ = w.end_notice(code, why, next);
+  w.wait_ended(lock, 2 * kTellSeconds + kHearSeconds);
+  return w.told_by_leader_ == why;
 }
 
 void MpiLink::passed_on(Exit code, const std::string& said, const std::string& next) {
-  worker_->passed_on(code, said, next);
+  MpiWorker& w = *worker_;
+  std::unique_lock lock(w.mutex_);
+  const bool heard = w.heard_word_ && said.find(w.heard_word_->why) != std::string::npos;
+  w.last_word_ = heard ? *w.heard_word_ : w.end_notice(code, said, next);
+  w.wait_ended(lock, kTellSeconds + kHearSeconds);
 }
 
 void MpiLink::leave() {
-  worker_->leave();
+  MpiWorker& w = *worker_;
+  std::unique_lock lock(w.mutex_);
+  w.leaving_ = true;
+  w.wait_ended(lock, w.setup_.silence);
 }
 
 }  // namespace lm

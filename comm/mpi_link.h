@@ -1,12 +1,12 @@
 // A rank's place in an MPI job: a thread of its own that makes all MPI calls, and the messages between it and
-// the rank's compute thread, which makes none. The thread moves what it is asked to and tells the next rank
-// five times a second that this one lives, and where it is. Each rank watches the one before it: whoever is
-// stopped, or behind a link that is down, is given up after `silence` seconds without a sign; whoever works
-// is waited for. Who gives up tells all others, as does who ends with an error, so that all end with one
-// reason.
+// the rank's compute thread, which makes none. The thread moves what it is asked to and sends the next rank
+// five heartbeats a second, with the collective that this one is in. Each rank watches the one before it:
+// whoever is stopped, or behind a link that is down, is given up after `silence` seconds without a heartbeat;
+// whoever works is waited for. Who gives up tells all others, as does who ends with an error, so that all end
+// with one reason.
 //
 // The compute thread constructs, calls and destroys. An Error that `move` has thrown is the end of the link,
-// and MPI has none of the call's memory. Where a call fails whose messages MPI may still read or write,
+// and MPI has none of the collective's memory. Where one fails whose messages MPI may still read or write,
 // `move` does not throw: it calls `abandon`, which ends the process without giving memory back. Cancelling
 // the messages instead is no way out: Open MPI cancels neither a send nor a receive whose message has begun
 // to come.
@@ -57,16 +57,17 @@ class MpiLink {
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
 
-  // All transfers of one call, which every rank makes in the same order and by the same name. `continues`:
-  // the next call belongs to it, and is finished, too, by who hears of another rank's end meanwhile.
+  // All transfers of one collective, which every rank enters in the same order and by the same name.
+  // `continues`: the next one belongs to it, and is finished, too, by who hears of another rank's end
+  // meanwhile.
   void move(const char* what, std::span<const Transfer> transfers, bool continues = false);
-  // For any thread: whether a call is on its way, here or at another rank.
+  // For any thread: whether a collective is on its way, here or at another rank.
   bool moving() const;
   // For any thread, while this rank waits for others outside of MPI: what has become of them.
   std::optional<Error> lost() const;
   // Tells the others that this rank ends with an error and what mends it, as far as they can be reached
   // within a second. Gives whether rank 0, which speaks for all, ends with the same one.
-  bool end(Exit code, const std::string& why, const std::string& next = "see that rank's log");
+  bool end(Exit code, std::string why, const std::string& next = "see that rank's log");
   // By rank 0, once it has said `said` on the console: if that has the words with which another rank has
   // ended the run, that one's `end` gives true. If not, as after a vote, of which rank 0 knows who has failed
   // and not why, `end` gives false at once: mpirun ends the job a second after rank 0.
@@ -77,6 +78,7 @@ class MpiLink {
  private:
   std::shared_ptr<MpiWorker> worker_;  // shared with its thread, which may be stuck in MPI for ever
   int rank_ = 0, ranks_ = 1;
+  uint64_t collectives_ = 0;
 };
 
 }  // namespace lm

@@ -14,56 +14,57 @@
 namespace lm {
 namespace {
 
-// Between two calls the thread only keeps signs going; within one it sleeps once nothing comes at once, as
-// ranks may share cores.
+// Between two collectives the thread only keeps heartbeats going; within one it sleeps once nothing comes at
+// once, as ranks may share cores.
 constexpr std::chrono::milliseconds kIdle{10};
 constexpr std::chrono::microseconds kNap{20};
 constexpr double kSpinSeconds = 50e-6;
-constexpr int kSignTag = 1;
-
-}  // namespace
-
-std::string seconds_of(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, value < 10 ? "%.1f s" : "%.0f s", value);
-  return text;
-}
+constexpr int kNoticeTag = 1;
 
 void copy_text(char* to, size_t size, const std::string& from) {
   std::snprintf(to, size, "%s", from.c_str());
 }
 
-Error MpiWorker::mpi_error(const std::string& reason) const {
+}  // namespace
+
+Error MpiWorker::mpi_error() const {
   return Error(Exit::kPeerLost, {.area = "PEER-10",
-                                 .what = "MPI has failed in \"" + what_ + "\": " + reason,
-                                 .place = here() + " on " + setup_.host,
+                                 .what = "MPI has failed in " + liveness_.here().text() + ": " + text_,
+                                 .place = self().text(),
                                  .next = "see whether another rank has ended, and its message"});
 }
 
-Sign MpiWorker::sign(Sign::Kind kind) const {
-  Sign out;
+Notice MpiWorker::notice(Notice::Kind kind) const {
+  Notice out;
   out.kind = kind;
-  out.call = call_;
-  copy_text(out.what, sizeof out.what, what_);
+  out.number = liveness_.here().number;
+  copy_text(out.what, sizeof out.what, liveness_.here().what);
   copy_text(out.host, sizeof out.host, setup_.host);
   return out;
+}
+
+Notice MpiWorker::end_notice(Exit code, const std::string& why, const std::string& next) const {
+  Notice word = notice(Notice::Kind::kEnd);
+  word.code = static_cast<int32_t>(code);
+  copy_text(word.why, sizeof word.why, why);
+  copy_text(word.next, sizeof word.next, next);
+  return word;
 }
 
 void MpiWorker::run() {
   prctl(PR_SET_NAME, "lm-mpi");
   prctl(PR_SET_TIMERSLACK, 1000);  // ns: naps are short
-  char text[512] = "";
-  const int joined = setup_.api.join(&rank, &ranks, text, sizeof text);
+  const int joined = setup_.api.join(&rank_, &ranks_, text_, sizeof text_);
   {
     const std::lock_guard lock(mutex_);
     if (joined == 0) {
       joined_ = true;
+      liveness_ = Liveness(self(), ranks_, patience(), monotonic_seconds());
     } else {
-      failure_ = mpi_error(text);
+      failure_ = mpi_error();
     }
   }
   done_.notify_all();
-  heard_at_ = turned_at_ = monotonic_seconds();
   try {
     while (joined == 0 && turn()) {
     }
@@ -79,7 +80,7 @@ void MpiWorker::run() {
 
 // False: it was the last.
 bool MpiWorker::turn() {
-  std::optional<Sign> last_word;
+  std::optional<Notice> last_word;
   bool leaving = false;
   {
     std::unique_lock lock(mutex_);
@@ -96,45 +97,42 @@ bool MpiWorker::turn() {
     speak_once(last_word);
     return false;
   }
+  // By this turn's time others are judged: it may be stopped meanwhile, and then does not know either.
   const double now = monotonic_seconds();
-  // A process that was stopped itself does not know who was silent meanwhile.
-  if (now - turned_at_ > setup_.silence / 2) heard_at_ = now;
-  turned_at_ = now;
   if (leaving) return say_goodbye();
-  take_signs();
-  beat();
+  take_notices();
+  post_heartbeat();
   if (order_) {
     if (pending_.empty()) begin_order();
     if (!advance_order()) {
-      look_at_late();
+      look_at_late(now);
       if (now - order_->began > kSpinSeconds) std::this_thread::sleep_for(kNap);
     }
   }
-  look_at_neighbour();
+  look_at_neighbour(now);
   return true;
 }
 
 // With the mutex.
 void MpiWorker::take_order() {
   if (!asked_ || order_) return;
-  order_ = asked_, what_ = asked_->what, call_ = asked_->call;
+  order_ = asked_;
+  liveness_.enter({asked_->what, asked_->number}, asked_->began);
   continues_ = asked_->continues;
   taken_ = true;
 }
 
 void MpiWorker::begin_order() {
-  char text[512];
   for (const bool receive : {true, false}) {  // so that nothing comes before it is expected
-    for (const Transfer& transfer : order_->transfers) {
-      if ((transfer.to != nullptr) != receive) continue;
-      for (int64_t at = 0; at < transfer.bytes; at += kMostMessage) {
-        const int64_t bytes = std::min(transfer.bytes - at, kMostMessage);
-        void* const request = receive ? setup_.api.receive(transfer.to + at, bytes, transfer.peer,
-                                                           MpiChannel::kData, text, sizeof text)
-                                      : setup_.api.send(transfer.from + at, bytes, transfer.peer,
-                                                        MpiChannel::kData, order_->tag, text, sizeof text);
-        if (request == nullptr) throw mpi_error(text);
-        pending_.push_back({request, &transfer});
+    for (const Transfer& one : order_->transfers) {
+      if ((one.to != nullptr) != receive) continue;
+      for (int64_t at = 0; at < one.bytes; at += kMostMessage) {
+        const int64_t bytes = std::min(one.bytes - at, kMostMessage);
+        void* const request =
+            receive ? setup_.api.receive(one.to + at, bytes, one.peer, MpiChannel::kData, text_, sizeof text_)
+                    : setup_.api.send(one.from + at, bytes, one.peer, MpiChannel::kData, order_->tag, text_,
+                                      sizeof text_);
+        pending_.push_back({begun(request), &one});
       }
     }
   }
@@ -149,9 +147,9 @@ bool MpiWorker::advance_order() {
       throw Error(
           Exit::kInternal,
           {.area = "BUG-70",
-           .what = fmt::format("rank {} has come for something else than \"{}\", call {}", one.transfer->peer,
-                               what_, call_),
-           .place = here(),
+           .what = fmt::format("collective mismatch: rank {} is not in {}", one.transfer->peer,
+                               liveness_.here().text()),
+           .place = self().text(),
            .next = "see that all machines run the same lmlaunch; if they do, report this message with "
                    "the logs of both ranks: it is a bug in lmlaunch"});
     }
@@ -171,28 +169,28 @@ bool MpiWorker::advance_order() {
 // Whether the request, which is then gone, is complete.
 bool MpiWorker::finish(void*& request, MpiArrival* arrival) {
   MpiArrival ignored;
-  char text[512] = "";
-  const int done = setup_.api.test(request, arrival == nullptr ? &ignored : arrival, text, sizeof text);
-  if (done < 0) throw mpi_error(text);
+  const int done = setup_.api.test(request, arrival == nullptr ? &ignored : arrival, text_, sizeof text_);
+  if (done < 0) throw mpi_error();
   if (done > 0) request = nullptr;
   return done > 0;
 }
 
-void* MpiWorker::begin_send(const Sign& sign, int to) {
-  char text[512] = "";
-  void* const request =
-      setup_.api.send(&sign, sizeof sign, to, MpiChannel::kSigns, kSignTag, text, sizeof text);
-  if (request == nullptr) throw mpi_error(text);
+void* MpiWorker::begun(void* request) const {
+  if (request == nullptr) throw mpi_error();
   return request;
 }
 
-void MpiWorker::take_signs() {
-  if (ranks == 1) return;
+void* MpiWorker::begin_send(const Notice& notice, int to) {
+  return begun(
+      setup_.api.send(&notice, sizeof notice, to, MpiChannel::kNotices, kNoticeTag, text_, sizeof text_));
+}
+
+void MpiWorker::take_notices() {
+  if (ranks_ == 1) return;
   for (;;) {
-    char text[512] = "";
     if (hearing_ == nullptr && !neighbour_left_) {
-      hearing_ = setup_.api.receive(&heard_, sizeof heard_, -1, MpiChannel::kSigns, text, sizeof text);
-      if (hearing_ == nullptr) throw mpi_error(text);
+      hearing_ =
+          begun(setup_.api.receive(&heard_, sizeof heard_, -1, MpiChannel::kNotices, text_, sizeof text_));
     }
     MpiArrival arrival;
     if (hearing_ == nullptr || !finish(hearing_, &arrival)) return;
@@ -200,26 +198,25 @@ void MpiWorker::take_signs() {
   }
 }
 
-void MpiWorker::take(const Sign& sign, int from) {
-  heard_at_ = monotonic_seconds();
-  if (sign.kind != Sign::Kind::kEnd) {  // of the neighbour: nobody else sends these
-    neighbour_ = sign;
-    neighbour_left_ = sign.kind == Sign::Kind::kLeave;
+void MpiWorker::take(const Notice& notice, int from) {
+  if (notice.kind != Notice::Kind::kEnd) {  // of the neighbour: nobody else sends these
+    neighbour_ = {neighbour_.heartbeats + 1, {notice.what, notice.number}, notice.host};
+    neighbour_left_ = notice.kind == Notice::Kind::kLeave;
     return;
   }
-  const Error error(static_cast<Exit>(sign.code),
+  const Error error(static_cast<Exit>(notice.code),
                     {.area = "PEER-32",
-                     .what = fmt::format("rank {} on {} has ended the run: {}", from, sign.host, sign.why),
-                     .place = here() + " on " + setup_.host + ", in \"" + what_ + "\"",
-                     .next = sign.next});
+                     .what = RankName{from, notice.host}.text() + " has ended the run: " + notice.why,
+                     .place = self().text() + ", in " + liveness_.here().text(),
+                     .next = notice.next});
   if (!heard_end_) heard_end_ = error;
   const std::lock_guard lock(mutex_);
-  if (!heard_word_) heard_word_ = sign;
-  if (from == 0) told_by_leader_ = sign.why;
+  if (!heard_word_) heard_word_ = notice;
+  if (from == 0) told_by_leader_ = notice.why;
 }
 
-// A rank that ends right after a call may be heard of before that call's last message: what all have sent
-// still comes.
+// A rank that ends right after a collective may be heard of before that one's last message: what all have
+// sent still comes.
 void MpiWorker::fail_with_it() {
   try {
     for (const double until = monotonic_seconds() + kComeSeconds;
@@ -232,7 +229,7 @@ void MpiWorker::fail_with_it() {
       if (!order_ || !advance_order()) std::this_thread::sleep_for(kNap);
     }
   } catch (const Error&) {
-    // Of a call that the other rank has not come to.
+    // Of a collective that the other rank has not entered.
   }
   {
     const std::lock_guard lock(mutex_);
@@ -244,15 +241,15 @@ void MpiWorker::fail_with_it() {
 
 // What is wrong with a run every rank finds at about the same time, and rank 0 says it for all: whoever ends,
 // or hears that another one does, waits a moment for what rank 0 has to say.
-void MpiWorker::speak_once(std::optional<Sign> last_word) {
+void MpiWorker::speak_once(std::optional<Notice> last_word) {
   bool told = false;
   for (Waited waited(monotonic_seconds(), kLookSeconds); waited.look(monotonic_seconds()) < kHearSeconds;) {
     if (last_word && !told) {
       tell_all(*last_word, waited);
       told = true;
     }
-    if (rank == 0 && told) return;
-    take_signs();
+    if (rank_ == 0 && told) return;
+    take_notices();
     {
       const std::lock_guard lock(mutex_);
       if (stopping_ || !told_by_leader_.empty()) return;
@@ -262,56 +259,41 @@ void MpiWorker::speak_once(std::optional<Sign> last_word) {
   }
 }
 
-void MpiWorker::beat() {
-  if (ranks == 1 || (speaking_ != nullptr && !finish(speaking_))) return;
+void MpiWorker::post_heartbeat() {
+  if (ranks_ == 1 || (speaking_ != nullptr && !finish(speaking_))) return;
   const double now = monotonic_seconds();
-  if (now - spoken_at_ < kBeatSeconds) return;
+  if (now - spoken_at_ < kHeartbeatSeconds) return;
   spoken_at_ = now;
-  spoken_ = sign(Sign::Kind::kBeat);
-  speaking_ = begin_send(spoken_, (rank + 1) % ranks);
+  spoken_ = notice(Notice::Kind::kHeartbeat);
+  speaking_ = begin_send(spoken_, (rank_ + 1) % ranks_);
 }
 
-void MpiWorker::look_at_neighbour() {
-  // By this turn's time: it may have been stopped since, and then does not know either.
-  const double silent = turned_at_ - heard_at_;
-  if (ranks == 1 || neighbour_left_ || silent < setup_.silence) return;
-  const int before = (rank + ranks - 1) % ranks;
+void MpiWorker::look_at_neighbour(double now) {
+  if (ranks_ == 1 || neighbour_left_) return;
+  const int before = (rank_ + ranks_ - 1) % ranks_;
+  const std::optional<Error> error = liveness_.silent(before, neighbour_, now);
+  if (!error) return;
   leader_lost_ = before == 0;
-  const std::string host = neighbour_.host[0] == 0 ? "" : std::string(" on ") + neighbour_.host;
-  const std::string where = neighbour_.host[0] == 0 ? ""
-                                                    : fmt::format(": it was last seen at \"{}\", call {}",
-                                                                  neighbour_.what, neighbour_.call);
-  throw Error(Exit::kNoProgress,
-              {.area = "HANG-09",
-               .what = fmt::format("rank {}{} has given no sign of life for {}{}", before, host,
-                                   seconds_of(silent), where),
-               .place = fmt::format("{} on {}, in \"{}\", call {}", here(), setup_.host, what_, call_),
-               .next = kLookForRank});
+  throw Error(*error);
 }
 
-void MpiWorker::look_at_late() {
-  const double waited = order_->waited.look(monotonic_seconds());
-  if (waited < setup_.late) return;
+void MpiWorker::look_at_late(double now) {
   const auto missing = std::find_if(pending_.begin(), pending_.end(),
                                     [](const Pending& one) { return one.transfer->to != nullptr; });
-  const Transfer& transfer = *(missing == pending_.end() ? pending_.front() : *missing).transfer;
-  throw Error(Exit::kNoProgress, {.area = "HANG-09",
-                                  .what = fmt::format("rank {} has not come to \"{}\", call {}, for {}",
-                                                      transfer.peer, what_, call_, seconds_of(waited)),
-                                  .place = here() + " on " + setup_.host,
-                                  .next = "see that rank's log"});
+  const Pending& one = missing == pending_.end() ? pending_.front() : *missing;
+  if (const std::optional<Error> error = liveness_.late(one.transfer->peer, now)) throw Error(*error);
 }
 
 // Some may be gone, and take nothing: what rank 0 says is heard meanwhile.
-void MpiWorker::tell_all(const Sign& sign, Waited& waited) {
+void MpiWorker::tell_all(const Notice& notice, Waited& waited) {
   std::vector<void*> requests;
-  const Sign& word = words_.emplace_back(sign);
-  for (int r = 0; r < ranks; ++r) {
-    if (r != rank) requests.push_back(begin_send(word, r));
+  const Notice& word = words_.emplace_back(notice);
+  for (int r = 0; r < ranks_; ++r) {
+    if (r != rank_) requests.push_back(begin_send(word, r));
   }
   while (!requests.empty() && waited.look(monotonic_seconds()) < kTellSeconds) {
     std::erase_if(requests, [this](void*& request) { return finish(request); });
-    take_signs();
+    take_notices();
     {
       const std::lock_guard lock(mutex_);
       if (!told_by_leader_.empty()) return;
@@ -322,13 +304,13 @@ void MpiWorker::tell_all(const Sign& sign, Waited& waited) {
 
 // True: there is more to wait for. The neighbour's goodbye is the last thing that comes.
 bool MpiWorker::say_goodbye() {
-  if (ranks > 1) {
+  if (ranks_ > 1) {
     std::this_thread::sleep_for(kNap);
-    take_signs();
+    take_notices();
     if (speaking_ != nullptr && !finish(speaking_)) return true;
-    if (spoken_.kind != Sign::Kind::kLeave) {
-      spoken_ = sign(Sign::Kind::kLeave);
-      speaking_ = begin_send(spoken_, (rank + 1) % ranks);
+    if (spoken_.kind != Notice::Kind::kLeave) {
+      spoken_ = notice(Notice::Kind::kLeave);
+      speaking_ = begin_send(spoken_, (rank_ + 1) % ranks_);
       return true;
     }
     if (!neighbour_left_) return true;
@@ -338,7 +320,7 @@ bool MpiWorker::say_goodbye() {
 }
 
 void MpiWorker::give_up(const Error& error) {
-  const Sign word = word_of_end(error.code(), error.what(), error.text().advice());
+  const Notice word = end_notice(error.code(), error.what(), error.text().advice());
   {
     // First: unless rank 0 does, this rank says it on the console before the others' ends reach its door.
     const std::lock_guard lock(mutex_);

@@ -1,8 +1,8 @@
 #include "comm/nccl_group.h"
 
 #include <fmt/format.h>
-#include <algorithm>
 #include <chrono>
+#include <thread>
 #include <utility>
 
 #include "base/clock.h"
@@ -12,7 +12,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr const char* kStart = "start";
+constexpr const char *kStart = "start", *kOthers = "other ranks";
+constexpr double kLate = Patience().late;
 constexpr auto kLook = 200ms;
 constexpr auto kNap = 50us;
 constexpr double kTold = 0.5;      // seconds in which a rank's end is heard of
@@ -39,26 +40,8 @@ NcclGroup::NcclGroup(NcclSetup setup) : setup_(std::move(setup)) {
   LM_CHECK(setup_.staging >= kExchangePart * ranks(), "staging for a part of every rank");
   connect();
   device_ = std::make_unique<OnDevice>(setup_.staging);
-  watch_ = std::thread([this] { watch(); });
-  try {
-    reach_neighbours();
-  } catch (...) {
-    end_watch();
-    throw;
-  }
-}
-
-NcclGroup::~NcclGroup() {
-  end_watch();
-}
-
-void NcclGroup::end_watch() {
-  {
-    const std::lock_guard lock(leave_mutex_);
-    leaving_ = true;
-  }
-  leave_.notify_one();
-  if (watch_.joinable()) watch_.join();
+  watch_.emplace(kLook, [this] { return watch(); });
+  reach_neighbours();
 }
 
 void NcclGroup::connect() {
@@ -108,7 +91,7 @@ Error NcclGroup::nccl_error(int result, const std::string& what) const {
                {.area = starts ? "NCCL-34" : "NCCL-10",
                 .what = "NCCL has failed in \"" + what + "\": " + setup_.api.error_string(result) +
                         (detail.empty() ? "" : " (" + detail + ")"),
-                .place = fmt::format("rank {} on {}", rank(), setup_.host),
+                .place = self().text(),
                 .next = next});
 }
 
@@ -116,10 +99,10 @@ void NcclGroup::must(int result, const char* what) const {
   if (result != kNcclSuccess) throw nccl_error(result, what);
 }
 
-// Until NCCL has taken the call, which takes longer only where ranks are to be connected. Of an error the
+// Until NCCL has taken the calls, which takes longer only where ranks are to be connected. Of an error the
 // group's thread may know the reason.
 void NcclGroup::settle(const char* what) {
-  const bool watched = watch_.joinable();
+  const bool watched = watch_.has_value();
   Waited waited(monotonic_seconds());
   struct Waiting {
     std::atomic<bool>& waits;
@@ -139,10 +122,10 @@ void NcclGroup::settle(const char* what) {
       if (failed == 0) failed = now;
       if (!watched || now - failed > kReasoned) return must(result, what);
     }
-    if (const double seconds = waited.look(monotonic_seconds()); seconds > setup_.late)
-      throw not_come(what, seconds);
+    if (const double seconds = waited.look(monotonic_seconds()); seconds > kLate)
+      throw not_entered(self(), kOthers, {what}, seconds);
     if (!watched) {
-      if (const auto error = setup_.lost ? setup_.lost(what) : std::nullopt) throw Error(*error);
+      if (const auto error = setup_.lost(what)) throw Error(*error);
     }
     std::this_thread::sleep_for(kNap);
   }
@@ -153,7 +136,7 @@ void NcclGroup::enqueue(const char* what, const std::function<void(void* comm, v
     const std::lock_guard lock(mutex_);
     check();
     what_ = what;
-    marks_.begin(what, device_->stream.view());
+    trace_.begin(what, device_->stream.view());
     must(setup_.api.group_start(), what);
     calls(comm_.handle, device_->stream.view().handle);
     const int result = setup_.api.group_end();
@@ -162,13 +145,13 @@ void NcclGroup::enqueue(const char* what, const std::function<void(void* comm, v
   settle(what);
   const std::lock_guard lock(mutex_);
   waited_ = Waited(monotonic_seconds());
-  marks_.end(device_->stream.view());
+  trace_.end(device_->stream.view());
 }
 
-// Calls have the same numbers on all ranks, also where some of them have nothing to move.
-void NcclGroup::count_empty_call(const char* what) {
-  marks_.begin(what, device_->stream.view());
-  marks_.end(device_->stream.view());
+// Collectives have the same numbers on all ranks, also where some of them have nothing to move.
+void NcclGroup::count_empty(const char* what) {
+  trace_.begin(what, device_->stream.view());
+  trace_.end(device_->stream.view());
 }
 
 void NcclGroup::share_among(const Members& members, const char* what, std::byte* data,
@@ -182,8 +165,8 @@ void NcclGroup::share_among(const Members& members, const char* what, std::byte*
       if (peer != rank()) count_sent(peer, shards[k].bytes);
     }
   }
-  if (!any) return count_empty_call(what);
-  if (std::ssize(members.ranks) == ranks()) return share_among_all(what, data, shards);
+  if (!any) return count_empty(what);
+  if (std::ssize(members.ranks) == ranks()) return all_gather(what, data, shards);
   enqueue(what, [&](void* comm, void* stream) {
     for (size_t i = 1; i < count; ++i) {
       const size_t other = (place + i) % count;
@@ -200,7 +183,7 @@ void NcclGroup::share_among(const Members& members, const char* what, std::byte*
   });
 }
 
-void NcclGroup::share_among_all(const char* what, std::byte* data, std::span<const ByteRange> shards) {
+void NcclGroup::all_gather(const char* what, std::byte* data, std::span<const ByteRange> shards) {
   const NcclApi& api = setup_.api;
   const ByteRange mine = shards[static_cast<size_t>(rank())];
   enqueue(what, [&](void* comm, void* stream) {
@@ -223,22 +206,19 @@ void NcclGroup::exchange_among(const Members& members, const char* what, const s
   const NcclApi& api = setup_.api;
   const auto count = static_cast<int>(members.ranks.size());
   const int64_t room = device_->staging.size() / count / kExchangePart * kExchangePart;
-  const auto part = [&](int i, int64_t at) {
-    const ByteRange& run = shards[static_cast<size_t>(i)];
-    return ByteRange{run.begin + at, std::clamp<int64_t>(run.bytes - at, 0, room)};
-  };
+  const auto of = [&](int i, int64_t at) { return part(shards[static_cast<size_t>(i)], at, room); };
   std::vector<const std::byte*> from;
   for (int i = 0; i < count; ++i) from.push_back(device_->staging.data() + i * room);
   for (int64_t at = 0; at < longest; at += room) {
-    const ByteRange mine = part(members.place, at);
+    const ByteRange mine = of(members.place, at);
     const auto other = [&](int i) { return (members.place + i) % count; };
     bool any = false;
-    for (int i = 1; i < count; ++i) any = any || mine.bytes > 0 || part(other(i), at).bytes > 0;
-    if (!any) count_empty_call(what);
+    for (int i = 1; i < count; ++i) any = any || mine.bytes > 0 || of(other(i), at).bytes > 0;
+    if (!any) count_empty(what);
     if (any) {
       enqueue(what, [&](void* comm, void* stream) {
         for (int i = 1; i < count; ++i) {
-          const ByteRange theirs = part(other(i), at);
+          const ByteRange theirs = of(other(i), at);
           const int peer = members.ranks[static_cast<size_t>(other(i))];
           if (theirs.bytes > 0)
             must(api.send(data + theirs.begin, length(theirs.bytes), kNcclBytes, peer, comm, stream), what);
@@ -269,12 +249,8 @@ void NcclGroup::end_before(StreamView callers) {
 }
 
 void NcclGroup::check() {
-  if (const std::optional<Error> error = failure()) throw Error(*error);
-}
-
-std::optional<Error> NcclGroup::failure() {
   const std::lock_guard lock(failure_mutex_);
-  return failure_;
+  if (failure_) throw Error(*failure_);
 }
 
 void NcclGroup::leave() {
@@ -284,40 +260,35 @@ void NcclGroup::leave() {
   void* const comm = comm_.handle.exchange(nullptr);
   int result = setup_.api.finalize(comm);
   Waited waited(monotonic_seconds());
-  while (result == kNcclInProgress && waited.look(monotonic_seconds()) < setup_.late) {
+  while (result == kNcclInProgress && waited.look(monotonic_seconds()) < kLate) {
     setup_.api.async_error(comm, &result);
     std::this_thread::sleep_for(kNap);
   }
   setup_.api.destroy(comm);
 }
 
-void NcclGroup::watch() {
-  for (;;) {
-    {
-      std::unique_lock lock(leave_mutex_);
-      if (leave_.wait_for(lock, kLook, [this] { return leaving_; })) return;
-    }
-    marks_.look();
-    std::optional<Error> error = look();
-    if (!error) continue;
-    // What NCCL says of a rank that has ended is not the reason.
-    const double until = monotonic_seconds() + kTold;
-    while (error->text().area == "NCCL-10" && setup_.lost && monotonic_seconds() < until) {
-      if (const std::optional<Error> reason = setup_.lost(what_of_call())) error = with_stand(*reason);
-      std::this_thread::sleep_for(kLook / 4);
-    }
-    return give_up(*error);
+bool NcclGroup::watch() {
+  trace_.look();
+  std::optional<Error> error = look();
+  if (!error) return true;
+  // What NCCL says of a rank that has ended is not the reason.
+  const double until = monotonic_seconds() + kTold;
+  while (error->text().area == "NCCL-10" && monotonic_seconds() < until) {
+    if (const std::optional<Error> reason = setup_.lost(here())) error = with_stand(*reason);
+    std::this_thread::sleep_for(kLook / 4);
   }
+  give_up(*error);
+  return false;
 }
 
-std::string NcclGroup::what_of_call() {
+std::string NcclGroup::here() {
   const std::unique_lock lock(mutex_, kLook);
   return lock ? what_ : "a call of NCCL";
 }
 
 std::optional<Error> NcclGroup::look() {
-  const std::string what = what_of_call();
-  if (std::optional<Error> error = setup_.lost ? setup_.lost(what) : std::nullopt) return with_stand(*error);
+  const std::string what = here();
+  if (const std::optional<Error> error = setup_.lost(what)) return with_stand(*error);
   const std::unique_lock lock(mutex_, kLook);
   if (!lock || comm_.handle == nullptr) return std::nullopt;  // a call is under way, or the ranks have left
   const double waited = waited_.look(monotonic_seconds());
@@ -325,26 +296,18 @@ std::optional<Error> NcclGroup::look() {
   if (const int asked = setup_.api.async_error(comm_.handle, &result); asked != kNcclSuccess)
     return nccl_error(asked, what);
   if (result != kNcclSuccess && result != kNcclInProgress) return nccl_error(result, what);
-  const CallMark mark = marks_.latest();
-  if (waited < setup_.late || mark.done == mark.enqueued) return std::nullopt;
-  return not_come(what, waited);
+  const DeviceProgress progress = trace_.latest();
+  if (waited < kLate || progress.done == progress.enqueued) return std::nullopt;
+  return not_entered(self(), kOthers, {what}, waited);
 }
 
-// Of ranks of one machine, whose GPUs one can see: which call it is about, and who has not come to it. What
-// MPI says is the same on all ranks, so that one can say it for all.
+// Of ranks of one machine, whose GPUs one can see: which collective it is about, and who has not entered it.
+// What MPI says is the same on all ranks, so that one can say it for all.
 Error NcclGroup::with_stand(const Error& error) const {
   if (setup_.region == nullptr) return error;
   ErrorText text = error.text();
-  text.what += fmt::format("; on {} the GPU of rank {} {}", setup_.host, rank(), marks_.stand().where);
+  text.what += fmt::format("; on {} the GPU of rank {} {}", setup_.host, rank(), trace_.stand().where);
   return Error(error.code(), text);
-}
-
-Error NcclGroup::not_come(const std::string& what, double seconds) const {
-  return Error(Exit::kNoProgress, {.area = "HANG-09",
-                                   .what = fmt::format("others have not come to \"{}\" for {} s", what,
-                                                       static_cast<int64_t>(seconds)),
-                                   .place = fmt::format("rank {} on {}", rank(), setup_.host),
-                                   .next = "see the other ranks' logs"});
 }
 
 void NcclGroup::give_up(const Error& error) {

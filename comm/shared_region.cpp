@@ -41,8 +41,8 @@ Error region_error(const char* what) {
 
 // Of one rank, in a cache line of its own but for the name.
 struct alignas(64) SharedRegion::Place {
-  std::atomic<uint64_t> arrived, beats;
-  std::atomic<uint64_t> calls_enqueued, calls_begun, calls_done;
+  std::atomic<uint64_t> arrived, heartbeats;
+  std::atomic<uint64_t> enqueued, begun, done;   // of its GPU
   std::atomic<uint64_t> what[2][Name().size()];  // names of even meetings and of odd ones
 };
 
@@ -172,28 +172,26 @@ bool SharedRegion::wait(uint64_t meeting, int timeout_ms) const {
   return all_arrived(meeting);
 }
 
-void SharedRegion::beat(int rank) {
-  place(rank).beats.fetch_add(1, std::memory_order_relaxed);
+void SharedRegion::post_heartbeat(int rank) {
+  place(rank).heartbeats.fetch_add(1, std::memory_order_relaxed);
 }
 
-uint64_t SharedRegion::beats(int rank) const {
-  return place(rank).beats.load(std::memory_order_relaxed);
-}
-
-void SharedRegion::mark_calls(int rank, const CallMark& mark) {
+void SharedRegion::post_device(int rank, const DeviceProgress& progress) {
   Place& here = place(rank);
-  here.calls_enqueued.store(mark.enqueued, std::memory_order_release);
-  here.calls_begun.store(mark.begun, std::memory_order_release);
-  here.calls_done.store(mark.done, std::memory_order_release);
+  here.enqueued.store(progress.enqueued, std::memory_order_release);
+  here.begun.store(progress.begun, std::memory_order_release);
+  here.done.store(progress.done, std::memory_order_release);
 }
 
-CallMark SharedRegion::calls(int rank) const {
+Posted SharedRegion::peek(int rank) const {
   const Place& there = place(rank);
-  CallMark mark;  // in this order none has done more than it has begun
-  mark.done = there.calls_done.load(std::memory_order_acquire);
-  mark.begun = there.calls_begun.load(std::memory_order_acquire);
-  mark.enqueued = there.calls_enqueued.load(std::memory_order_acquire);
-  return mark;
+  const Whereabouts last = where(rank);
+  Posted out{.heartbeats = there.heartbeats.load(std::memory_order_relaxed),
+             .last = {last.what, last.meeting}};
+  out.device.done = there.done.load(std::memory_order_acquire);  // in this order none exceeds the next
+  out.device.begun = there.begun.load(std::memory_order_acquire);
+  out.device.enqueued = there.enqueued.load(std::memory_order_acquire);
+  return out;
 }
 
 std::string SharedRegion::name(int rank, uint64_t meeting) const {

@@ -1,6 +1,6 @@
 // Memory that the ranks of one machine share: a memfd that the door (or a test) makes and its ranks inherit.
-// It carries what a group moves, where each rank and its GPU are, and that one of them has ended. Whoever has
-// mapped it may call everything but `arrive` and `mark_calls`, which are the rank's own.
+// It carries what a group moves, what each rank posts of itself, and that one of them has ended. Whoever has
+// mapped it may call everything but `arrive` and `post_...`, which are the rank's own.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 #include <string>
 
 #include "base/staging.h"
-#include "comm/call_mark.h"
+#include "comm/liveness.h"
 
 namespace lm {
 
@@ -38,13 +38,10 @@ class SharedRegion {
   bool all_arrived(uint64_t meeting) const;
   bool wait(uint64_t meeting, int timeout_ms) const;
 
-  // That a rank lives, whatever it is at; and how often it has said so.
-  void beat(int rank);
-  uint64_t beats(int rank) const;
-
-  // How far a rank's GPU is; said by a thread of that rank.
-  void mark_calls(int rank, const CallMark& mark);
-  CallMark calls(int rank) const;
+  // That a rank lives, whatever it is at; how far its GPU is; and what it has posted so far.
+  void post_heartbeat(int rank);
+  void post_device(int rank, const DeviceProgress& progress);
+  Posted peek(int rank) const;
 
   // The last meeting that a rank has come to.
   struct Whereabouts {

@@ -34,9 +34,8 @@ void TwoLevels::exchange(const char* what, const std::byte* data, std::span<cons
   std::vector<ByteRange> parts(shards.size());
   for (int64_t first = 0; first < longest; first += room_) {
     const int64_t at = first * add.element_bytes, most = room_ * add.element_bytes;
-    std::ranges::transform(shards, parts.begin(), [&](const ByteRange& shard) {
-      return ByteRange{shard.begin + at, std::clamp<int64_t>(shard.bytes - at, 0, most)};
-    });
+    std::ranges::transform(shards, parts.begin(),
+                           [&](const ByteRange& shard) { return part(shard, at, most); });
     add_inside(what, data, parts, add);
     add_across(what, parts, first, add);
   }

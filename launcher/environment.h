@@ -75,7 +75,7 @@ LauncherJob read_launcher_job();
 // neither. Throws Error(10) for another name. Before anything has asked for instructions.
 void limit_processor();
 
-// LMLAUNCH_SILENCE, for tests: seconds without a sign of life after which a rank that others wait for is
+// LMLAUNCH_SILENCE, for tests: seconds without a heartbeat after which a rank that others wait for is
 // given up; nothing where it is not set.
 std::optional<double> silence_seconds();
 

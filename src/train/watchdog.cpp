@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <optional>
 #include <utility>
+
+#include "base/clock.h"
 
 namespace lm {
 namespace {
@@ -18,6 +21,10 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
+double look_seconds(const WatchdogSetup& setup) {
+  return std::min(setup.least / kLooks, 1.0);
+}
+
 }  // namespace
 
 int64_t disk_bytes_moved() {
@@ -29,18 +36,10 @@ int64_t disk_bytes_moved() {
   return total;
 }
 
-Watchdog::Watchdog(WatchdogSetup setup) : setup_(std::move(setup)) {
-  thread_ = std::thread([this] { watch(); });
-}
-
-Watchdog::~Watchdog() {
-  {
-    const std::lock_guard lock(mutex_);
-    leaving_ = true;
-  }
-  leave_.notify_one();
-  thread_.join();
-}
+Watchdog::Watchdog(WatchdogSetup setup)
+    : setup_(std::move(setup)),
+      stall_(monotonic_seconds(), look_seconds(setup_)),
+      thread_(std::chrono::duration<double>(look_seconds(setup_)), [this] { return look(); }) {}
 
 void Watchdog::step_done(double seconds) {
   const std::lock_guard lock(mutex_);
@@ -54,50 +53,23 @@ double Watchdog::limit() const {
   return std::max(setup_.least, kSteps * step);
 }
 
-bool Watchdog::moves() {
-  const int64_t bytes = setup_.moved_bytes ? setup_.moved_bytes() : 0;
+bool Watchdog::look() {
   const StepPulse::Beat beat = setup_.pulse.latest();
-  const bool moved = std::exchange(seen_, beat.count) != beat.count;
-  const bool transferred = std::exchange(bytes_, bytes) != bytes;
-  const std::optional<DeviceStand> at = device();
-  const bool called = at && std::exchange(calls_, at->passed) != at->passed;
-  const bool waits = setup_.group.waits() || (setup_.gpus != nullptr && setup_.gpus->waits());
-  return moved || transferred || called || !beat.at || waits;
-}
-
-std::optional<DeviceStand> Watchdog::device() const {
-  return setup_.gpus != nullptr ? setup_.gpus->device() : std::nullopt;
-}
-
-void Watchdog::watch() {
-  const std::chrono::duration<double> look(std::min(setup_.least / kLooks, 1.0));
-  double still = 0;
-  std::unique_lock lock(mutex_);
-  while (!leave_.wait_for(lock, look, [this] { return leaving_; })) {
-    lock.unlock();
-    still = moves() ? 0 : still + look.count();
-    const StepPulse::Beat beat = setup_.pulse.latest();
-    if (beat.at && still >= limit()) {
-      const std::optional<DeviceStand> at = device();
-      if (!at || !at->inside || still >= kInCall * limit()) return setup_.give_up(stuck(beat, at, still));
-    }
-    lock.lock();
+  const std::optional<DeviceStand> gpu = setup_.gpus != nullptr ? setup_.gpus->device() : std::nullopt;
+  const int64_t bytes = setup_.moved_bytes ? setup_.moved_bytes() : 0;
+  const double now = monotonic_seconds();
+  if (!beat.at || setup_.group.waits() || (setup_.gpus != nullptr && setup_.gpus->waits())) {
+    stall_.restart(now);
+    return true;
   }
-}
-
-Error Watchdog::stuck(const StepPulse::Beat& beat, const std::optional<DeviceStand>& device,
-                      double seconds) const {
-  const int rank = setup_.group.rank();
-  return Error(
-      Exit::kNoProgress,
-      {.area = "HANG-09",
-       .what = fmt::format("rank {} on {} has made no progress for {:.1f} s: it is stuck in \"{}\" of "
-                           "step {}, with {:.1f} s allowed{}",
-                           rank, setup_.host, seconds, setup_.name(*beat.at), beat.step, limit(),
-                           device ? "; its GPU " + device->where : ""),
-       .place = fmt::format("rank {}", rank),
-       .next = "see whether its GPU, its disk or a debugger holds that process (its stack: gdb -p, or "
-               "/proc/PID/stack); then start the same command again"});
+  const uint64_t progress =
+      beat.count + static_cast<uint64_t>(bytes) + (gpu ? gpu->passed : 0);  // none falls
+  const double still = stall_.look(progress, now), allowed = limit();
+  if (still < (gpu && gpu->inside ? kInCollective : 1) * allowed) return true;
+  const std::string doing = fmt::format("\"{}\" of step {}", setup_.name(*beat.at), beat.step);
+  setup_.give_up(
+      no_progress({setup_.group.rank(), setup_.host}, doing, still, allowed, gpu ? gpu->where : ""));
+  return false;
 }
 
 }  // namespace lm

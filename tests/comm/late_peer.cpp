@@ -34,15 +34,15 @@ void wait_for(const MpiApi& api, void* request) {
   while (api.test(request, &arrival, text, sizeof text) == 0) std::this_thread::yield();
 }
 
-// What it owes, once it is told to, and that it has sent it: the link's thread still takes one such sign.
+// What it owes, once it is told to, and that it has sent it: the link's thread still takes one such notice.
 void be_late(const MpiApi& api) {
   char go = 0;
   wait_for(api, api.receive(&go, sizeof go, 2, MpiChannel::kData, text, sizeof text));
   const std::vector<char> bytes(kBytes, kLate);
   wait_for(api, api.send(bytes.data(), kBytes, 2, MpiChannel::kData, 0, text, sizeof text));
-  const Sign sign;
+  const Notice notice;
   for (int i = 0; i < 2; ++i)
-    wait_for(api, api.send(&sign, sizeof sign, 2, MpiChannel::kSigns, 0, text, sizeof text));
+    wait_for(api, api.send(&notice, sizeof notice, 2, MpiChannel::kNotices, 0, text, sizeof text));
 }
 
 void receive(MpiLink& link, std::byte* to) {
@@ -56,8 +56,8 @@ void let_it_come(MpiLink& link, const MpiApi& api) {
   link.end(Exit::kNoProgress, "given up");
   const char go = 1;
   wait_for(api, api.send(&go, sizeof go, 1, MpiChannel::kData, 0, text, sizeof text));
-  Sign sign;
-  wait_for(api, api.receive(&sign, sizeof sign, 1, MpiChannel::kSigns, text, sizeof text));
+  Notice notice;
+  wait_for(api, api.receive(&notice, sizeof notice, 1, MpiChannel::kNotices, text, sizeof text));
 }
 
 void give_up_on_it(const MpiApi& api, bool keep) {

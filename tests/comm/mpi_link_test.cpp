@@ -62,10 +62,10 @@ void* send(const void* data, int64_t bytes, int to, MpiChannel channel, int tag,
            int /*size*/) {
   const std::lock_guard lock(world.mutex);
   const auto* const begin = static_cast<const std::byte*>(data);
-  if (channel == MpiChannel::kSigns) {
-    Sign sign;
-    std::memcpy(&sign, data, sizeof sign);
-    if (sign.kind == Sign::Kind::kEnd) ++world.ends[static_cast<size_t>(this_rank)];
+  if (channel == MpiChannel::kNotices) {
+    Notice notice;
+    std::memcpy(&notice, data, sizeof notice);
+    if (notice.kind == Notice::Kind::kEnd) ++world.ends[static_cast<size_t>(this_rank)];
   }
   if (!world.mute[static_cast<size_t>(this_rank)])
     world.messages.push_back({this_rank, to, tag, channel, {begin, begin + bytes}});
@@ -194,17 +194,18 @@ TEST(MpiLink, ASilentRankIsGivenUpByItsNeighbourWhoTellsTheOthers) {
       [](MpiLink& link, Group& group) {
         group.barrier("first");
         if (link.rank() == 1) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(400));  // a beat says where it is
+          std::this_thread::sleep_for(std::chrono::milliseconds(400));  // a heartbeat says where it is
           mute(1);
         }
         group.barrier("second");
       },
       1.0);
-  EXPECT_TRUE(says(out[2], "41 rank 1 on node has given no sign of life for")) << out[2];
-  EXPECT_TRUE(says(out[2], "it was last seen at \"first\", call 1")) << out[2];
-  EXPECT_TRUE(says(out[2], "in \"second\", call 2")) << out[2];
+  EXPECT_TRUE(says(out[2], "41 no heartbeat from rank 1 on node for")) << out[2];
+  EXPECT_TRUE(says(out[2], "it was last in \"first\" (collective 1)")) << out[2];
+  EXPECT_TRUE(says(out[2], ", in \"second\" (collective 2)")) << out[2];
   for (int rank : {0, 3})  // rank 1 itself has heard all the others
-    EXPECT_TRUE(says(out[static_cast<size_t>(rank)], "41 rank 2 on node has ended the run: rank 1 on node"))
+    EXPECT_TRUE(says(out[static_cast<size_t>(rank)],
+                     "41 rank 2 on node has ended the run: no heartbeat from rank 1 on node"))
         << rank << ": " << out[static_cast<size_t>(rank)];
 }
 
@@ -228,8 +229,8 @@ TEST(MpiLink, ARankThatLivesAndNeverComesIsNamed) {
         group.barrier("evaluation");
       },
       0.5, 1.0);
-  EXPECT_TRUE(says(out[0], "rank 2 has not come to \"evaluation\", call 1") ||
-              says(out[1], "rank 2 has not come to \"evaluation\", call 1"))
+  EXPECT_TRUE(says(out[0], "rank 2 did not enter \"evaluation\" (collective 1) within ") ||
+              says(out[1], "rank 2 did not enter \"evaluation\" (collective 1) within "))
       << out[0] << "\n"
       << out[1];
   for (const std::string& one : out) EXPECT_TRUE(says(one, "41 ")) << one;
@@ -372,7 +373,7 @@ TEST(MpiLink, ASilentRankIsNamedOnceWhereTheLeaderPassesItOn) {
         }
       },
       1.0);
-  EXPECT_TRUE(says(out[2], "41 rank 1 on node has given no sign of life for")) << out[2];
+  EXPECT_TRUE(says(out[2], "41 no heartbeat from rank 1 on node for")) << out[2];
   EXPECT_TRUE(said);
 }
 
@@ -423,7 +424,7 @@ TEST(MpiLink, MemoryOfACallThatFailedIsNotGivenBack) {
         link.move("late", std::span(&one, 1));
       },
       1.0);
-  EXPECT_TRUE(says(out[0], "41 rank 1 on node has given no sign of life for")) << out[0];
+  EXPECT_TRUE(says(out[0], "41 no heartbeat from rank 1 on node for")) << out[0];
   EXPECT_EQ(world.abandoned, 1);
   EXPECT_EQ(world.unfinished, 1);
 }
@@ -447,7 +448,8 @@ TEST(MpiLink, RanksThatComeForDifferentThingsNotice) {
   const std::vector<std::string> out = with_links(2, [](MpiLink& link, Group& group) {
     group.barrier(link.rank() == 0 ? "gather of weights" : "evaluation");
   });
-  EXPECT_TRUE(says(out[0], "has come for something else") || says(out[1], "has come for something else"));
+  EXPECT_TRUE(says(out[0], "collective mismatch: rank 1 is not in ") ||
+              says(out[1], "collective mismatch: rank 0 is not in "));
   for (const std::string& one : out) EXPECT_TRUE(says(one, "70 ")) << one;
 }
 

@@ -137,10 +137,10 @@ void wait_for_others(GpuRank& rank) {
   rank.group.check();
 }
 
-// Whoever looks at marks waits for nothing: a twin that does nothing before somebody waits would do nothing.
+// Whoever looks at traces waits for nothing: a twin that does nothing before somebody waits would do nothing.
 const std::vector<std::string> kEager = {"TWIN_LAZY=0"};
 
-// The group's thread looks five times a second. Two calls were the start's.
+// The group's thread looks five times a second. Two collectives were the start's.
 bool comes_to(const GpuRank& rank, const std::string& where) {
   for (int i = 0; i < 1000; ++i) {
     if (rank.group.device()->where == where) return true;
@@ -151,30 +151,31 @@ bool comes_to(const GpuRank& rank, const std::string& where) {
   return false;
 }
 
-TEST(NcclGroup, MarksOfCallsSayForWhomAGpuWaits) {
+TEST(NcclGroup, TracesOfCollectivesSayForWhomAGpuWaits) {
   LM_NEEDS_GPU();
   expect_good_ends(with_gpus({.ranks = 3, .variables = kEager}, [](GpuRank& rank) {
     const std::vector<ByteRange> shards{{0, 64}, {64, 64}, {128, 64}};
     const Memory array(DeviceType::kCuda, 192);
     rank.group.share("first", array.data(), shards);
-    comes_to(rank, "has done all 3 calls that were enqueued");
+    comes_to(rank, "has completed all 3 collectives");
     EXPECT_FALSE(rank.group.waits());
     rank.peers.barrier("all have done it");
     if (rank.group.rank() != 1) {
       rank.group.share("second", array.data(), shards);
-      comes_to(rank,
-               "waits in call 4, \"second\", for rank 1, whose GPU has done 3 of 3 that were enqueued there");
+      comes_to(
+          rank,
+          "waits in \"second\" (collective 4) for rank 1, whose GPU has completed 3 of 3 enqueued there");
       EXPECT_TRUE(rank.group.waits());
       EXPECT_TRUE(rank.group.device()->inside);
     }
     rank.peers.barrier("all have looked");
     if (rank.group.rank() == 1) rank.group.share("second", array.data(), shards);
-    comes_to(rank, "has done all 4 calls that were enqueued");
+    comes_to(rank, "has completed all 4 collectives");
     EXPECT_FALSE(rank.group.waits());
   }));
 }
 
-TEST(NcclGroup, CallsHaveTheSameNumbersWhereSomeHaveNothingToMove) {
+TEST(NcclGroup, CollectivesHaveTheSameNumbersWhereSomeHaveNothingToMove) {
   LM_NEEDS_GPU();
   expect_good_ends(with_gpus({.ranks = 4, .variables = kEager}, [](GpuRank& rank) {
     const int me = rank.group.rank(), first = me / 2 * 2;
@@ -185,7 +186,7 @@ TEST(NcclGroup, CallsHaveTheSameNumbersWhereSomeHaveNothingToMove) {
     rank.group.share_among(members, "shared by two of four", array.data(), shards, 64);
     rank.group.exchange_among(members, "exchanged by two of four", array.data(), shards, 64,
                               [](int64_t, int64_t, std::span<const std::byte* const>) {});
-    comes_to(rank, "has done all 4 calls that were enqueued");
+    comes_to(rank, "has completed all 4 collectives");
   }));
 }
 
@@ -201,11 +202,12 @@ TEST(NcclGroup, ARankThatHasEndedEndsTheOthers) {
   for (const size_t r : {0, 2}) {
     const std::string number = std::to_string(r);
     EXPECT_EQ(ends[r].code, 0);
-    EXPECT_EQ(ends[r].error,
-              "40 another rank has ended during \"gather of an array\"; on here the GPU of rank " + number +
-                  " waits in call 3, \"gather of an array\", for rank 1, whose GPU has done 2 of 2 that were "
-                  "enqueued there at rank " +
-                  number);
+    EXPECT_EQ(
+        ends[r].error,
+        "40 another rank has ended during \"gather of an array\"; on here the GPU of rank " + number +
+            " waits in \"gather of an array\" (collective 3) for rank 1, whose GPU has completed 2 of 2 "
+            "enqueued there at rank " +
+            number);
   }
 }
 
@@ -228,8 +230,8 @@ TEST(NcclGroup, ARankThatIsStoppedIsNamed) {
       });
   EXPECT_EQ(ends[1].code, -SIGKILL);
   const std::string all = ends[0].error + ends[2].error;
-  EXPECT_NE(all.find("41 rank 1 has given no sign of life for"), std::string::npos) << all;
-  EXPECT_NE(all.find("it has not come to \"gather of an array\""), std::string::npos) << all;
+  EXPECT_NE(all.find("41 no heartbeat from rank 1 for "), std::string::npos) << all;
+  EXPECT_NE(all.find(", in \"gather of an array\""), std::string::npos) << all;
   for (const size_t r : {0, 2}) EXPECT_NE(ends[r].error, "");
 }
 

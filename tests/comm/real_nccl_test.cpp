@@ -48,7 +48,7 @@ TEST_F(RealNccl, RefusesRanksWithoutADriverInItsOwnWords) {
     threads.emplace_back([&, r] {
       try {
         SharedGroup peers(region, r, 20);
-        NcclGroup group({.api = load_nccl(), .peers = peers, .host = "here"});
+        NcclGroup group({.api = load_nccl(), .peers = peers, .lost = peers.watch(), .host = "here"});
       } catch (const Error& error) {
         errors[static_cast<size_t>(r)] = std::to_string(static_cast<int>(error.code())) + " " + error.what();
       }

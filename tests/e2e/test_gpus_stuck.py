@@ -85,16 +85,16 @@ def log_of(work, name, rank):
 def waits_for(work, name, rank, other):
     """In a call of the GPUs, or in one of the processes."""
     log = log_of(work, name, rank)
-    assert re.search(rf'the GPU of rank {rank} waits in call \d+, .* for rank {other}, whose GPU|another rank has ended during "\w', log), log
+    assert re.search(rf'the GPU of rank {rank} waits in "[^"]*" \(collective \d+\) for rank {other}, whose GPU|another rank has ended during "\w', log), log
 
 
 def test_a_rank_that_is_stopped_is_named_by_one_that_waits_for_it(work):
     door, ranks = running(work, "stopped", 2)
     os.kill(ranks[1], signal.SIGSTOP)
     error = ended(work, "stopped", door, ranks)
-    assert re.search(r'rank 1 has given no sign of life for \d+ s: it has not come to "\w', error), error
+    assert re.search(r'no heartbeat from rank 1 for [\d.]+ s.* at rank 0, in "\w', error), error
     # Where rank 0 waits in a call of the processes, the machine is not named: it is the one.
-    assert re.search(rf'(on {HOST} the GPU of rank 0 |last seen at "\w[^"]*", call \d+ at rank 0)', error), error
+    assert re.search(rf'(on {HOST} the GPU of rank 0 |last in "\w[^"]*" \(collective \d+\) at rank 0)', error), error
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -105,7 +105,7 @@ def test_a_rank_whose_compute_thread_is_held_names_itself(work, rank):
     held = Stuck(ranks[rank])
     error = ended(work, name, door, ranks, held)
     assert re.search(rf'rank {rank} on {HOST} has made no progress for [\d.]+ s: it is stuck in "\w[^"]*" of step \d+', error), error
-    assert "its GPU has done " in error, error
+    assert "its GPU has completed " in error, error
     for other in {0, 1, 2} - {rank}:
         waits_for(work, name, other, rank)
 
@@ -118,7 +118,7 @@ def test_a_gpu_that_never_ends_a_kernel_is_named(work):
     error = ended(work, "hangs", door, ranks)
     trigger.unlink()
     assert re.search(rf"rank 1 on {HOST} has made no progress for ", error), error
-    assert re.search(r'its GPU has done (call \d+ and does not come to call \d+, "\w|all \d+ calls)', error), error
+    assert re.search(r'its GPU has completed (collective \d+ and does not reach "\w[^"]*" \(collective \d+\)|all \d+ collectives)', error), error
     waits_for(work, "hangs", 0, 1)
 
 
@@ -126,7 +126,7 @@ def test_a_call_to_which_all_have_come_and_that_never_ends(work):
     """NCCL, or the link between two GPUs, is stuck: any rank may say so, and one does."""
     door, ranks = running(work, "stuck_call", 2, TWIN_NCCL="hang:1:200")
     error = ended(work, "stuck_call", door, ranks)
-    assert re.search(rf'rank [01] on {HOST} has made no progress for .*its GPU does not end call \d+, "\w[^"]*", to which all have come', error), error
+    assert re.search(rf'rank [01] on {HOST} has made no progress for .*its GPU does not complete "\w[^"]*" \(collective \d+\), which all ranks have entered', error), error
 
 
 def test_ranks_that_wait_for_a_slow_one_are_spared(work):
@@ -145,9 +145,9 @@ def test_ranks_that_wait_for_a_slow_one_are_spared(work):
 
 @no_mpi
 @pytest.mark.parametrize("how, said", [
-    ("stopped", rf"rank 1 on {HOST} has given no sign of life for "),
+    ("stopped", rf"no heartbeat from rank 1 on {HOST} for "),
     ("held", rf'rank 1 on {HOST} has made no progress for [\d.]+ s: it is stuck in "\w[^"]*" of step \d+'),
-    ("hung", rf"rank 1 on {HOST} has made no progress for [^;]*; its GPU has done (call \d+ and does not come to call \d+|all \d+ calls)")])
+    ("hung", rf'rank 1 on {HOST} has made no progress for [^;]*; its GPU has completed (collective \d+ and does not reach "\w|all \d+ collectives)')])
 def test_under_mpirun_all_end_with_the_rank_named(work, how, said):
     """They share no memory there: each knows of its own GPU alone, and a word goes round that ranks live."""
     name, trigger = f"mpi_{how}", work / f"mpi_{how}.trigger"

@@ -415,7 +415,7 @@ def test_what_one_rank_alone_cannot_read_ends_all_with_one_code(work, what, code
                            cwd=work, env=mpi.environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     said = list(job.stderr)
     assert job.wait() == code == mpi.status(work, "view")["exit_code"], "".join(said)
-    assert "sign of life" not in "".join(said), "".join(said)
+    assert "no heartbeat" not in "".join(said), "".join(said)
     errors = [line for line in said if line.startswith("lmlaunch: error")]
     assert errors and all(f"(exit {code})" in line for line in errors) and "rank 1" in "".join(said), "".join(said)
     mpi.nothing_left(work)

@@ -122,7 +122,7 @@ def test_a_cable_that_stays_out_ends_both_hosts(work):
         mpi.until(lambda: mpi.status(work, "cut").get("state") == "failed", 60, "the status")
         assert mpi.status(work, "cut")["exit_code"] == 41
         said = console(work, "cut")
-        assert re.search(r"error HANG-09 \(exit 41\): rank 1 on \S+ has given no sign of life for \d.*it was last seen at \"\w[^\"]*\", call \d",
+        assert re.search(r"error HANG-09 \(exit 41\): no heartbeat from rank 1 on \S+ for \d.*it was last in \"\w[^\"]*\" \(collective \d",
                          said), said
         # mpirun by itself would wait for the other host for ever.
         mpi.until(lambda: job.poll() is not None, 60, "mpirun's end")

@@ -97,7 +97,7 @@ def test_all_end(work, report, launcher, name, phase, rank):
     if name == "SIGSTOP":
         # By who has seen it, or by rank 0, which passes on what another one has.
         by = rf"(HANG-09 \(exit 41\)|PEER-32 \(exit 41\): rank \d{host} has ended the run)"
-        said = re.findall(rf'error {by}: rank {rank}{host} has given no sign of life for \d.*"', messages)
+        said = re.findall(rf'error {by}: no heartbeat from rank {rank}{host} for \d.*"', messages)
         assert len(said) == 1 and "next: see whether that process is stopped" in messages, messages
     else:
         assert re.search(rf'error PEER-08 \(exit 40\): the rank was killed by signal \d+ \({name}\).* at rank {rank}{host}, step \d+, in "', messages), messages

@@ -170,13 +170,13 @@ bool comes_to(const GpuRank& rank, const std::string& where) {
   return rank.group.device()->where == where;
 }
 
-TEST(CallMarks, ACallToWhichAllHaveComeIsWaitedForByNobody) {
+TEST(CollectiveTrace, ACollectiveThatAllHaveEnteredIsWaitedForByNobody) {
   const std::vector<GpuRankEnd> ends =
       with_gpus({.ranks = 2, .variables = {"TWIN_NCCL=hang:1:4"}}, [](GpuRank& rank) {
         const std::vector<ByteRange> shards{{0, 64}, {64, 64}};
         const Memory array(DeviceType::kCuda, 128);
         for (const char* const what : {"first", "second"}) rank.group.share(what, array.data(), shards);
-        comes_to(rank, "does not end call 4, \"second\", to which all have come");
+        comes_to(rank, "does not complete \"second\" (collective 4), which all ranks have entered");
         EXPECT_FALSE(rank.group.waits());
         EXPECT_TRUE(rank.group.device()->inside);
         rank.peers.barrier("both have looked");
@@ -186,7 +186,7 @@ TEST(CallMarks, ACallToWhichAllHaveComeIsWaitedForByNobody) {
 }
 
 // What comes before the call never ends: one GPU is not in the call, and the other waits for it.
-TEST(CallMarks, AGpuThatHangsBeforeACallHasNotComeToIt) {
+TEST(CollectiveTrace, AGpuThatHangsBeforeACollectiveDoesNotReachIt) {
   expect_good_ends(with_gpus({.ranks = 2}, [](GpuRank& rank) {
     const std::vector<ByteRange> shards{{0, 64}, {64, 64}};
     const Memory array(DeviceType::kCuda, 128);
@@ -201,12 +201,12 @@ TEST(CallMarks, AGpuThatHangsBeforeACallHasNotComeToIt) {
     comes_to(
         rank,
         rank.group.rank() == 1
-            ? "has done call 3 and does not come to call 4, \"second\""
-            : "waits in call 4, \"second\", for rank 1, whose GPU has done 3 of 4 that were enqueued there");
+            ? "has completed collective 3 and does not reach \"second\" (collective 4)"
+            : "waits in \"second\" (collective 4) for rank 1, whose GPU has completed 3 of 4 enqueued there");
     EXPECT_EQ(rank.group.waits(), rank.group.rank() == 0);
     rank.peers.barrier("both have looked");
     ends = true;
-    comes_to(rank, "has done all 4 calls that were enqueued");
+    comes_to(rank, "has completed all 4 collectives");
   }));
 }
 
