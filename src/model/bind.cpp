@@ -14,7 +14,10 @@ constexpr int64_t kModules = 8;  // of a layer at most, for the random keys
 }  // namespace
 
 ModelBinding::Place ModelBinding::find(const BlockLayout& layout, const std::string& name) {
-  const TensorPlace* const place = layout.find(name);
+  return place_of(layout.find(name));
+}
+
+ModelBinding::Place ModelBinding::place_of(const TensorPlace* place) {
   if (place == nullptr) return {};
   const Parameter& p = place->parameter;
   Place out{place->offset, place->frozen, p.rows, p.columns};
@@ -42,15 +45,19 @@ class ModelBinding::Finder {
   void operator()(const char* name, const Norm& /*part*/) { out_.norms.push_back(place(name)); }
   void operator()(const char* name, const Linear& /*part*/) {
     LinearPlace& linear = out_.linears.emplace_back();
-    linear.weight = place(name);
+    const TensorPlace* const weight = layout_.find(prefix_ + name);
+    linear.weight = place_of(weight);
     linear.bias = place(std::string(name) + "_bias");
+    size_t part = 0;  // modules are the matrix's parts, in their order
     for (const LinearModule& module : modules_) {
       if (module.matrix != name) continue;
-      const Place a = place(module.name + ".lora_A");
+      const Place a = place_of(layout_.beside(*weight, part, TrainableRole::kLoraA)),
+                  b = place_of(layout_.beside(*weight, part, TrainableRole::kLoraB));
+      ++part;
       if (a.rows == 0) continue;
       LM_CHECK(module.part < kModules, "a layer has too many modules for its random keys");
-      linear.adapters.push_back({module.first, module.rows, a, place(module.name + ".lora_B"),
-                                 static_cast<uint32_t>(layer_ * kModules + module.part)});
+      linear.adapters.push_back(
+          {module.first, module.rows, a, b, static_cast<uint32_t>(layer_ * kModules + module.part)});
     }
   }
 

@@ -78,6 +78,7 @@ class ModelBinding {
   class Binder;
 
   static Place find(const BlockLayout& layout, const std::string& name);
+  static Place place_of(const TensorPlace* place);  // null: the model has no such tensor
   static Param bind(const Place& place, const BlockMemory& memory, const BindOptions& options);
   Linear bind(const LinearPlace& linear, const BlockMemory& memory, const BindOptions& options) const;
 
