@@ -48,7 +48,7 @@ DAY = [
     ("lmlaunch report runs/full runs/lora -o both.html", 0, "both.html"),
     ("lmlaunch mine.toml optimizer.lr=banana", 10, "optimizer.lr", "next:"),
     ("lmlaunch mine.toml optimizer.lrr=1", 10, "did you mean", "optimizer.lr"),
-    ("lmlaunch mine.toml run.dir=runs/stopped train.steps=1000000 run.time_limit=3s", 75, "to go on"),
+    ("lmlaunch mine.toml run.dir=runs/stopped train.steps=1000000 run.time_limit=3s", 75, "to resume: "),
     ("lmlaunch eval runs/full", 0, "perplexity"),
     ("lmlaunch eval model 'data.eval=[\"chats.jsonl\"]'", 0, "perplexity"),
     ("lmlaunch eval model", 10, "data.eval"),

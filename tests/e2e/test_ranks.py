@@ -134,7 +134,7 @@ def test_a_killed_run_of_ranks_goes_on_bit_for_bit(work, method):
     gone(ranks)
     if json.loads((work / "runs" / "killed" / "status.json").read_text())["state"] != "done":  # else it was over before
         told = run(work, "killed", 3).stderr
-        assert "goes on from runs/killed/checkpoints/step_00000003" in told or "step_00000006" in told
+        assert "resumes from runs/killed/checkpoints/step_00000003" in told or "step_00000006" in told
     assert result(work, "killed", method) == result(work, "whole", method)
 
 
@@ -207,7 +207,7 @@ def test_a_stop_is_agreed_on(work):
     _, messages = door.communicate(timeout=60)
     gone(ranks)
     if door.returncode == 75:  # else it was over before
-        assert "to go on: lmlaunch stopped.toml --ranks 2\n" in messages
+        assert "to resume: lmlaunch stopped.toml --ranks 2\n" in messages
         run(work, "stopped", 2)
     assert result(work, "stopped") == result(work, "undisturbed")
 
