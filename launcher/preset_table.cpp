@@ -11,8 +11,7 @@ struct Row {
   const char* path;    // the model that people tune
   const char* method;  // "qlora", "lora", "full"
   int gigabytes;       // of the card's memory, or of the machine's without a card
-  int max_length;  // the longest of 512, 1024, 2048 and 4096 that fits, as tests/launcher/presets_test.cpp
-                   // plans it
+  int max_length;      // longest of 512, 1024, 2048 and 4096 that fits (tests/launcher/presets_test.cpp)
   bool cpu = false;
 };
 

@@ -186,7 +186,7 @@ TEST_F(HubCache, AnAdapterWhoseModelHasMovedSaysWhereItIsNamed) {
   fs::create_directory(here);  // that of the model is still there
   for (const std::string& base : {here + "/smol", root_ + "/bases/smol", std::string("smol")}) {
     const std::string said = moved(base);
-    EXPECT_NE(said.find("the model that this adapter is for is not here: \"" + base + "\""),
+    EXPECT_NE(said.find("the base model of this adapter was not found: \"" + base + "\""),
               std::string::npos)
         << said;
     EXPECT_NE(said.find("set base_model_name_or_path there"), std::string::npos) << said;

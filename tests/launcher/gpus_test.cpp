@@ -163,7 +163,7 @@ TEST(ComputingGpu, HasCudasFiguresWhereNvmlHasNone) {
                "NVML cannot be loaded");
   // A machine whose GPU shares the host's memory: NVML knows the card, not its size.
   expect_cudas(computing_gpu({{{"NVIDIA GB10", "GPU-9", 0, 0}}, ""}, cuda), "NVIDIA GB10",
-               "NVML does not say how much memory it has");
+               "NVML does not report its memory");
 }
 
 TEST(Plan, ForAGpuThatNobodyKnowsIsRefused) {
