@@ -171,7 +171,7 @@ def test_the_death_of_a_rank_ends_all_and_is_named(work, name):
     os.kill(ranks[1], getattr(signal, name))
     _, messages = door.communicate(timeout=60)
     assert door.returncode == 40, messages
-    assert re.search(rf"error PEER-08 \(exit 40\): the rank was killed by signal \d+ \({name}\).* at rank 1, step \d+", messages), messages
+    assert re.search(rf"error PEER-08 \(exit 40\): the worker was killed by signal \d+ \({name}\).* at rank 1, step \d+", messages), messages
     last = messages.rstrip().splitlines()[-1]
     assert last.startswith(f"lmlaunch: stop code=40 reason=killed:{name} step=") and "checkpoint=runs/dies/checkpoints/step_" in last
     gone(ranks)

@@ -316,7 +316,7 @@ TEST_F(GpuDoor, ACardThatCannotComputeIsNamedWithWhatWouldDo) {
 TEST_F(GpuDoor, TheSizeOfAMigInstanceIsNotKnownBeforehand) {
   const DoorResult result = run({"plan", "c.toml"}, {"CUDA_VISIBLE_DEVICES=MIG-5f"});
   EXPECT_EQ(result.code, 12) << result.err;
-  EXPECT_HAS(result.err, "how much memory MIG-5f has is not known before a run");
+  EXPECT_HAS(result.err, "the memory of MIG-5f is unknown before a run");
   EXPECT_EQ(result.err.find("reinstall"), std::string::npos);
 }
 
