@@ -29,7 +29,7 @@ DAY = [
     ("lmlaunch completions", 0, "complete"),
     ("""bash -c 'eval "$(lmlaunch completions)"; complete -p lmlaunch'""", 0, "lmlaunch"),
     ("lmlaunch fetch org/other", 11, "no model org/other", "next:"),
-    ("lmlaunch fetch org/tiny", 0, "org/tiny is here", "revision"),
+    ("lmlaunch fetch org/tiny", 0, "org/tiny is in the cache", "revision"),
     ("lmlaunch init org/tiny chats.jsonl --gpus 0 -o fetched.toml", 0, "fetched.toml"),
     ("lmlaunch init model nothing.jsonl --gpus 0 -o mine.toml", 11, "no such data file", "nothing.jsonl"),
     ("lmlaunch init model chats.jsonl --gpus 0 -o mine.toml", 0, "mine.toml"),

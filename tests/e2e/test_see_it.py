@@ -95,7 +95,7 @@ def seen(work):
 
 def test_a_report_of_what_is_no_run_says_so(work):
     done = lmlaunch("report", "model", cwd=work, check=False)
-    assert done.returncode == 11 and "no run's directory" in done.stderr
+    assert done.returncode == 11 and "not a run directory" in done.stderr
 
 
 def test_the_page_is_there_while_the_run_goes_on(work):

@@ -171,11 +171,11 @@ TEST(ProgressLine, InAPipeALinePerLogEveryAndTheLastStep) {
 TEST(Log, ALineAfterTheRedrawnOneBeginsANewLine) {
   const Seen seen = see(80, [] {
     show_line("step 1");
-    log_line("held-out loss");
+    log_line("eval loss");
     log_line("next");
   });
-  EXPECT_EQ(seen.screen, "\r\x1b[Kstep 1\r\nheld-out loss\r\nnext\r\n");
-  EXPECT_EQ(seen.log, "held-out loss\nnext\n");
+  EXPECT_EQ(seen.screen, "\r\x1b[Kstep 1\r\neval loss\r\nnext\r\n");
+  EXPECT_EQ(seen.log, "eval loss\nnext\n");
 }
 
 TEST(Log, ColoursReachATerminalOnlyAndForeignControlsNobody) {
