@@ -115,7 +115,7 @@ CommandRow planning() {
            {"--nodes", Takes::kCount, "M",
             "the GPUs or processes are on M machines like this one, equally many on each"},
            {"--gpu-link", Takes::kBytes, "SIZE",
-            "per second from GPU to GPU of a machine; default: as the GPU's name says, else 22GB"},
+            "per second from GPU to GPU of a machine; default: by the GPU's name, else 22GB"},
            {"--node-link", Takes::kBytes, "SIZE",
             "per second from machine to machine, all GPUs of one together; default: 45GB"}}};
 }

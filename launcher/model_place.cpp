@@ -94,7 +94,7 @@ Error moved_base(const std::string& model, const std::string& adapter) {
 }
 
 constexpr const char* kWhyConfig =
-    "; a plan is made from its config.json, which says the model's shape and the size of its vocabulary";
+    "; a plan is made from its config.json, which has the model's shape and vocabulary size";
 
 // The error for a directory without a model: what it is, and how to make a model of it.
 Error other_directory(const std::string& path) {

@@ -236,7 +236,7 @@ Check check_disk_rates(const MeasuredDisk& disk) {
   } else if (!p.direct) {
     check.next = "for offload.paths take a directory on ext4 or XFS: here every byte passes the page cache";
   } else if (p.read_bytes_per_s < kSlow) {
-    check.next = "an NVMe drive reads 3 GB/s and more; `lmlaunch plan` says what this one costs a run";
+    check.next = "an NVMe drive reads 3 GB/s and more; `lmlaunch plan` shows what this one costs a run";
   }
   check.numbers = {{"path", disk.path},
                    {"read_bytes_per_s", p.read_bytes_per_s},

@@ -185,7 +185,7 @@ Exit fetch_command(const CommandLine& line) {
   const std::string base = fetched.at("base").get<std::string>();
   const std::optional<HubName> model = parse_hub_name(base);
   if (model && !weights_are_here(base, read_environment()))
-    log_line("it is an adapter of " + base + ", which is not here: lmlaunch fetch " + base);
+    log_line("it is an adapter of " + base + ", which was not found locally: lmlaunch fetch " + base);
   return Exit::kDone;
 }
 

@@ -115,7 +115,7 @@ void show_result(const Plan& plan, bool lora, const TrainerResult& result, const
   log_line("peak resident memory " + format_peak(plan, result.device_bytes));
   const std::string name = quoted(run);
   const std::string third =
-      lora ? "lmlaunch export " + name + " -o DIR --merge    the adapter added into its model"
+      lora ? "lmlaunch export " + name + " -o DIR --merge    the adapter merged into its base model"
            : "lmlaunch verify " + name + "    a hash of the trained weights";
   log_line("the trained " + std::string(lora ? "adapter" : "model") + " is in " + run +
            "/model; next:\n  lmlaunch generate " + name +

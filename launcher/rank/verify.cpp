@@ -39,7 +39,7 @@ std::optional<ModelSpec> find_base(const std::string& name) {
     directory = resolve_model(name, read_environment());
   } catch (const Error&) {
     log_note("FILE-21",
-             "the adapter is not compared with its base model, which is not here: \"" + name + "\"");
+             "the adapter is not compared with its base model, which was not found: \"" + name + "\"");
     return std::nullopt;
   }
   return read_model_spec(directory);

@@ -236,11 +236,11 @@ class Checks {
               "io.block = " + value_text(block) + " is not a multiple of 4KiB, which direct I/O requires");
     }
     const bool gradients = offload.gradients == OffloadHome::kHost || offload.gradients == OffloadHome::kNvme;
-    require(
-        !gradients || config_.train.update != UpdateTime::kInBackward, "offload.gradients", "train.update",
-        "offload.gradients = " + value_text(offload.gradients) +
-            " offloads the gradients of the model, and train.update = \"in_backward\" never has more than "
-            "one block's: leave one of them out");
+    require(!gradients || config_.train.update != UpdateTime::kInBackward, "offload.gradients",
+            "train.update",
+            "offload.gradients = " + value_text(offload.gradients) +
+                " offloads the gradients, and train.update = \"in_backward\" has at most one block's: "
+                "leave one of them out");
     const bool off_device =
         offload.activations == OffloadHome::kHost || offload.activations == OffloadHome::kNvme;
     require(!off_device || config_.train.recompute != Recompute::kNone, "offload.activations",

@@ -242,7 +242,7 @@ TEST(Config, SizesAreWordsAndBudgetsMayBeShares) {
       "set train.recompute = \"block\"");
   EXPECT_HAS(
       failure(std::string(kLeast) + "[train]\nupdate = \"in_backward\"\n[offload]\ngradients = \"host\"\n"),
-      "never has more than one block's");
+      "has at most one block's");
 }
 
 TEST(Config, MissingKeysAreNamed) {

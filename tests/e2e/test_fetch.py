@@ -197,7 +197,7 @@ def test_a_fetch_that_is_stopped_goes_on(hub, work, sent):
 def test_an_adapter_is_fetched_and_gone_on_with(hub, work):
     env = environment(hub, work)
     said = lmlaunch("fetch", "org/adapter", cwd=work, env=env).stderr
-    assert "it is an adapter of org/tiny, which is not here: lmlaunch fetch org/tiny" in said
+    assert "it is an adapter of org/tiny, which was not found locally: lmlaunch fetch org/tiny" in said
     toml = config(work, "more", model__path="org/adapter", train__method="lora", train__steps=1)
     assert "next: fetch it: lmlaunch fetch org/tiny@" in refused(work, env, 11, "plan", toml)
     lmlaunch("fetch", NAME, cwd=work, env=env)

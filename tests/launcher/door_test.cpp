@@ -298,7 +298,7 @@ TEST(Door, TheRanksOwnCodesPassAndStrangeOnesAreBugs) {
   EXPECT_HAS(result.last_line(), "code=50 reason=error:numerics");
   result = door.run({"--gpus", "0", "c.toml"}, "exit:3");
   EXPECT_EQ(result.code, 70);
-  EXPECT_HAS(result.err, "ended with code 3");
+  EXPECT_HAS(result.err, "ended with exit code 3");
 }
 
 TEST(Door, ADirectoryInUseExitsWith13AndNamesTheOwner) {
