@@ -73,8 +73,8 @@ LauncherJob read_launcher_job();
 // (base/processor.h). Call before anything asks for instructions. Throws Error(10) for an unknown name.
 void limit_processor();
 
-// LMLAUNCH_SILENCE, for tests: heartbeat timeout in seconds after which a rank that others wait for is given
-// up; empty if not set.
+// LMLAUNCH_SILENCE, for tests: seconds without a heartbeat after which a rank that others wait for is
+// given up; nothing where it is not set.
 std::optional<double> silence_seconds();
 
 // LMLAUNCH_FOLLOW, for tests: seconds that the end of a run waits for its trackers (door/follower.h); empty
