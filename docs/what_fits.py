@@ -20,10 +20,10 @@ RATED = 2048  # tokens per second are those of this length, or of the longest
 
 HEAD = """# What fits
 
-What `lmlaunch plan` says of well-known models on well-known cards. No row was run on its card: plans are held against runs elsewhere
+Plans of `lmlaunch plan` for well-known models and cards. No row was run on its card: plans are compared with runs elsewhere
 ([performance](performance.md)). A cell has the longest sequence that
-fits and that the model was made for, and tokens per second at {rated} tokens, or at the longest
-where that is less; `–`: nothing fits without a disk. *Slanted*: part of the model or of its optimizer passes through from host memory.
+fits and that the model was trained for, and tokens per second at {rated} tokens, or at the longest
+where that is less; `–`: nothing fits without a disk. *Slanted*: part of the model or of its optimizer is streamed from host memory.
 
 {cards}. Steps of 16 sequences, packed; r = 16 without dropout; bf16; all weights with bf16 gradients and AdamW. One cell:
 

@@ -38,7 +38,7 @@ std::optional<double> parse_number(const std::string& text) {
   return whole && std::isfinite(value) && value >= 0 ? std::optional(value) : std::nullopt;
 }
 
-// Empty, or what is wrong with a flag's value.
+// Empty, or the mistake in a flag's value.
 std::string value_error(const FlagRow& flag, const std::string& value) {
   const auto expected = [&](const char* what, const std::string& hint = "") {
     return std::string("expected ") + what + ", got \"" + value + "\"" + hint;
@@ -53,12 +53,12 @@ std::string value_error(const FlagRow& flag, const std::string& value) {
   return text && value.empty() && std::string(flag.name) != "--prompt" ? expected("a value") : "";
 }
 
-// True where a mistyped command is likelier than a configuration's path.
+// True if a mistyped command is likelier than a configuration's path.
 bool looks_like_command(const std::string& word) {
   return word.find_first_of("./") == std::string::npos;
 }
 
-// The first word that is no flag names the command; flags of training may stand before the configuration.
+// The first word that is no flag names the command; train's flags may stand before the configuration.
 const CommandRow& command_of(const std::string& first) {
   const CommandRow* const row = find_command(first);
   if (row != nullptr) return *row;
@@ -68,8 +68,8 @@ const CommandRow& command_of(const std::string& first) {
                     "see `lmlaunch --help`; a configuration's name ends in .toml");
 }
 
-// A command's flags for CLI11: what is typed of each is read from its option when all words are taken. Every
-// flag takes all of its values, so that one that is given twice can be named.
+// Registers a command's flags with CLI11; their values are read when all words are parsed. Every flag takes
+// all of its values, so that a repeated one can be named.
 std::map<std::string, CLI::Option*> add_flags(CLI::App& app, const CommandRow& row, Reader reader) {
   std::map<std::string, CLI::Option*> out;
   for (const FlagRow& flag : row.flags) {
@@ -93,13 +93,13 @@ Error unknown_flag(const std::string& word, const CommandRow& row) {
       see_help(&row));
 }
 
-// What CLI11 found wrong, in our words: its messages name no next step.
+// Rewrites an error of CLI11, whose messages have no next step.
 Error refused(const CLI::Error& error, const CLI::App& app, const CommandRow& row) {
   const std::string text = error.what();
   const std::vector<std::string> unknown = app.remaining();
   if (!unknown.empty()) return unknown_flag(unknown.front(), row);
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) == nullptr) return usage_error(text, see_help(&row));
-  // Its text begins with the flag, of a switch without dashes.
+  // Its text begins with the flag; for a switch, without dashes.
   for (const FlagRow& flag : row.flags) {
     const std::string name = flag.name;
     if (text.starts_with(name + ":"))
@@ -109,8 +109,9 @@ Error refused(const CLI::Error& error, const CLI::App& app, const CommandRow& ro
   return usage_error(text, see_help(&row));
 }
 
-// In the order in which CLI11 takes words. `--flag=` is two words there: it would take the next one as value.
-// What begins with one dash is a flag of one letter: it would take the rest of a word for its value.
+// In the order in which CLI11 takes words. `--flag=` becomes two words, because CLI11 would take the next one
+// as its value. A word with one dash is refused, because CLI11 would split it into a one-letter flag and its
+// value.
 std::vector<std::string> last_first(std::span<const std::string> words, const CommandRow& row) {
   std::vector<std::string> out;
   for (size_t i = 0; i < words.size(); ++i) {
@@ -126,7 +127,7 @@ std::vector<std::string> last_first(std::span<const std::string> words, const Co
     const auto named = [&](const FlagRow& flag) { return flag.name == word; };
     const auto flag = std::ranges::find_if(row.flags, named);
     const bool takes_next = flag != row.flags.end() && flag->takes != Takes::kNothing;
-    if (takes_next && i + 1 < words.size()) out.push_back(words[++i]);  // whatever it looks like
+    if (takes_next && i + 1 < words.size()) out.push_back(words[++i]);  // even if it looks like a flag
   }
   std::reverse(out.begin(), out.end());
   return out;
@@ -162,7 +163,7 @@ void take_words(const CommandRow& row, const std::vector<std::string>& words, Co
   }
 }
 
-// A key that --override names must be one: a mistyped one would be refused as a change that nobody allowed.
+// --override must name an existing key: a mistyped one would otherwise end as a change that was not allowed.
 void check_overridden(const CommandLine& line) {
   std::vector<std::string> known;
   for (const KeyText& key : list_keys(Config())) known.push_back(key.table + "." + key.name);
@@ -308,7 +309,7 @@ std::string typed(const CommandLine& line) {
     const FlagRow* const known = find_flag(line, flag.first);
     return known != nullptr && known->hidden;
   });
-  // Flags last: what is done stands first.
+  // Flags last: the command itself comes first.
   const std::vector<std::string> words = to_arguments(shown);
   const auto middle = std::find(words.begin(), words.end(), "--");
   std::string out = "lmlaunch";

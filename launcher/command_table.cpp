@@ -7,22 +7,21 @@ const FlagRow kJson{"--json", Takes::kNothing, "", "one JSON object on stdout"};
 const FlagRow kGpus{"--gpus", Takes::kCount, "N",
                     "0: the CPU; default: 1 if a GPU is visible, else the CPU with a note"};
 
-// Of commands that compute nothing: a script may pass it to all.
+// For commands that compute nothing: a script may pass --gpus 0 to all commands.
 const FlagRow kNoGpus{"--gpus", Takes::kCount, "0",
                       "0 alone: files are read and written tensor by tensor, which a GPU would not speed up"};
 
-// How generate and chat choose tokens.
-const FlagRow kTemperature{"--temperature", Takes::kNumber, "T",
-                           "0: always the likeliest token; higher: more varied; default: 0"};
+// Sampling options of generate and chat.
+const FlagRow kTemperature{"--temperature", Takes::kNumber, "T", "sampling temperature; default: 0, greedy"};
 const FlagRow kTopP{"--top-p", Takes::kNumber, "P",
-                    "of the likeliest tokens that together have this probability; default: 1, all"};
-const FlagRow kTopK{"--top-k", Takes::kCount, "K", "of the K likeliest tokens; default: 0, all"};
-const FlagRow kSeed{"--seed", Takes::kCount, "S", "of the random choice; default: 0"};
+                    "nucleus sampling: the likeliest tokens of this total probability; default: 1, all"};
+const FlagRow kTopK{"--top-k", Takes::kCount, "K", "sample from the K likeliest tokens; default: 0, all"};
+const FlagRow kSeed{"--seed", Takes::kCount, "S", "random seed of sampling; default: 0"};
 
 const FlagRow kSystem{"--system", Takes::kText, "TEXT",
                       "a system message before the conversation; default: none"};
 
-// As many as there are.
+// A repeated argument has no upper limit.
 constexpr size_t kMany = 1000000;
 
 CommandRow training() {
@@ -36,11 +35,11 @@ CommandRow training() {
       {{"--gpus", Takes::kCount, "N",
         "GPUs of this machine that share the run, a process each; 0: the CPU; default: 1 if one is visible"},
        {"--ranks", Takes::kCount, "N",
-        "processes on this machine that share the run, on the CPU; on several: mpirun -n N lmlaunch ..."},
+        "CPU processes on this machine that share the run; on several machines: mpirun -n N lmlaunch ..."},
        {"--dry-run", Takes::kNothing, "", "print the plan and stop"},
        {"--override", Takes::kTexts, "KEY",
-        "go on from a checkpoint although this key's value has changed; may be repeated"},
-       {"--trace", Takes::kText, "FILE", "steps 2 to 4 as a timeline that Perfetto opens"},
+        "resume from a checkpoint although this key's value has changed; may be repeated"},
+       {"--trace", Takes::kText, "FILE", "write steps 2 to 4 as a timeline for Perfetto"},
        {"--run-dir", Takes::kText, "DIR", "", true},
        {"--control-fd", Takes::kCount, "FD", "", true},
        {"--lock-fd", Takes::kCount, "FD", "", true},
@@ -51,15 +50,15 @@ CommandRow training() {
 }
 
 CommandRow reporting() {
-  return {
-      "report",
-      "RUN [RUN ...]",
-      "a run as a page for a browser, or several on one",
-      1,
-      kMany,
-      false,
-      {{"-o", Takes::kText, "FILE", "where to; default: RUN/report.html, of several runs report.html here"},
-       kJson}};
+  return {"report",
+          "RUN [RUN ...]",
+          "write a run, or several, as one HTML page",
+          1,
+          kMany,
+          false,
+          {{"-o", Takes::kText, "FILE",
+            "output file; default: RUN/report.html, of several runs report.html here"},
+           kJson}};
 }
 
 CommandRow completing() {
@@ -69,7 +68,7 @@ CommandRow completing() {
 CommandRow fetching() {
   return {"fetch",
           "ORG/NAME[@REVISION]",
-          "a model, an adapter or a data set from the Hugging Face hub into its local cache",
+          "download a model, an adapter or a data set from the Hugging Face hub into its local cache",
           1,
           1,
           false,
@@ -84,10 +83,9 @@ CommandRow beginning() {
       0,
       kMany,
       false,
-      {{"-o", Takes::kText, "FILE", "where to; default: MODEL's name with .toml"},
+      {{"-o", Takes::kText, "FILE", "output file; default: MODEL's name with .toml"},
        {"--method", Takes::kText, "METHOD", "full, lora or qlora; default: the fastest that fits"},
-       {"--disk", Takes::kTexts, "DIR",
-        "a directory on a fast disk for what memory cannot hold; may be repeated"},
+       {"--disk", Takes::kTexts, "DIR", "a directory on a fast disk for offloaded state; may be repeated"},
        {"--from", Takes::kTexts, "FILE",
         "translate a file of Axolotl, LLaMA-Factory, torchtune, TRL, DeepSpeed or accelerate (YAML or "
         "JSON); may be repeated; MODEL and DATA only where it names none"},
@@ -109,15 +107,15 @@ CommandRow planning() {
            {"--gpu-bandwidth", Takes::kBytes, "SIZE", "of that GPU: memory read per second, e.g. 1008GB"},
            {"--host-memory", Takes::kBytes, "SIZE", "plan for this much host memory (of each machine)"},
            {"--compare", Takes::kNothing, "",
-            "a table of other ways to train it: methods, optimizers, masters, with a disk or without; those "
-            "that fit first, the fastest first"},
+            "a table of other ways to train it: methods, optimizers, master weights, with or without a disk; "
+            "those that fit first, the fastest first"},
            {"--gpus", Takes::kCount, "N",
-            "0: the CPU; 1: one GPU; more: a plan for so many GPUs together, which do not have to be here"},
-           {"--ranks", Takes::kCount, "N", "a plan for so many processes on the CPU that share the run"},
+            "0: the CPU; 1: one GPU; more: plan for so many GPUs, which need not be here"},
+           {"--ranks", Takes::kCount, "N", "plan for so many CPU processes that share the run"},
            {"--nodes", Takes::kCount, "M",
             "the GPUs or processes are on M machines like this one, equally many on each"},
            {"--gpu-link", Takes::kBytes, "SIZE",
-            "per second from GPU to GPU of a machine; default: as the GPU's name says, else 22GB"},
+            "per second from GPU to GPU of a machine; default: by the GPU's name, else 22GB"},
            {"--node-link", Takes::kBytes, "SIZE",
             "per second from machine to machine, all GPUs of one together; default: 45GB"}}};
 }
@@ -125,7 +123,7 @@ CommandRow planning() {
 CommandRow generating() {
   return {"generate",
           "RUN|CHECKPOINT|MODEL|ADAPTER --prompt TEXT [table.key=value ...]",
-          "an answer to a prompt, or to --prompts of a file, in the model's chat template if it has one",
+          "answer a prompt, or a file of prompts, with the model's chat template if it has one",
           1,
           1,
           true,
@@ -134,7 +132,7 @@ CommandRow generating() {
             "instead, every line of a file; of a .jsonl, objects with prompt or messages; prints a JSON line "
             "for each, in this order"},
            kSystem,
-           {"--max-tokens", Takes::kCount, "N", "stop after this many; default: 128"},
+           {"--max-tokens", Takes::kCount, "N", "maximum new tokens; default: 128"},
            kTemperature,
            kTopP,
            kTopK,
@@ -146,14 +144,14 @@ CommandRow generating() {
 CommandRow chatting() {
   return {"chat",
           "RUN|CHECKPOINT|MODEL|ADAPTER [table.key=value ...]",
-          "talk to it: a line of standard input is a turn",
+          "chat with a model: a line of standard input is a turn",
           1,
           1,
           true,
           {kSystem,
-           {"--max-tokens", Takes::kCount, "N", "of an answer; default: 1024"},
+           {"--max-tokens", Takes::kCount, "N", "maximum new tokens of an answer; default: 1024"},
            {"--context", Takes::kCount, "N",
-            "tokens that the conversation may have; default: 4096, or what the model knows if that is less"},
+            "maximum tokens of the conversation; default: 4096, or the model's context length if less"},
            kTemperature,
            kTopP,
            kTopK,
@@ -171,16 +169,16 @@ const std::vector<CommandRow>& commands() {
       planning(),
       {"export",
        "RUN|CHECKPOINT|MODEL|ADAPTER -o DIR",
-       "a Hugging Face directory, a PEFT adapter, or a file for llama.cpp",
+       "write a Hugging Face directory, a PEFT adapter, or a file for llama.cpp",
        1,
        1,
        false,
-       {{"-o", Takes::kText, "DIR", "where to; with --gguf, a file's name"},
+       {{"-o", Takes::kText, "DIR", "output directory; with --gguf, a file's name"},
         {"--gguf", Takes::kText, "TYPE",
          "a model as one file for llama.cpp, its matrices in f16, bf16 or q8_0 (8 bits)"},
         {"--adapter", Takes::kNothing, "", "a PEFT adapter: of a run that trains one the default"},
         {"--merge", Takes::kNothing, "",
-         "add the adapter into the weights that it was trained on; what was written is read again and "
+         "merge the adapter into the weights that it was trained on; the result is read again and "
          "compared, unless --gguf"},
         {"--base", Takes::kText, "DIR",
          "with --merge: into this model's weights (of a quantised one, the original)"},
@@ -190,7 +188,7 @@ const std::vector<CommandRow>& commands() {
       chatting(),
       {"eval",
        "CONFIG|RUN|CHECKPOINT|MODEL|ADAPTER [table.key=value ...]",
-       "loss and perplexity on the evaluation set, of a model on data.eval=[\"FILE\"]",
+       "loss and perplexity on the evaluation set; of a model: on data.eval=[\"FILE\"]",
        1,
        1,
        true,
@@ -205,17 +203,17 @@ const std::vector<CommandRow>& commands() {
       reporting(),
       {"doctor",
        "",
-       "what this machine has, and what to do about what it lacks",
+       "check this machine: GPUs, disks, libraries, and how to fix what is missing",
        0,
        0,
        false,
-       {{"--path", Takes::kTexts, "DIR", "measure the disk of this directory, too; may be repeated"},
+       {{"--path", Takes::kTexts, "DIR", "also measure the disk of this directory; may be repeated"},
         kJson,
         {"--copies", Takes::kNothing, "", "", true}}},
-      {"presets", "[NAME]", "list, or print one as a commented TOML to start from", 0, 1, false, {kJson}},
+      {"presets", "[NAME]", "list the presets, or print one as a commented TOML", 0, 1, false, {kJson}},
       {"help",
        "[COMMAND|TABLE|KEY]",
-       "what a command does, or a table or key of the configuration",
+       "explain a command, or a table or key of the configuration",
        0,
        1,
        false,

@@ -19,7 +19,7 @@ namespace {
 
 constexpr uint64_t kMagic = 0x336c72746e6f636cULL;  // "lcontrl3": layout version 3
 
-// Of a record, as it lies in the region.
+// A record as it is stored in the region.
 struct Text {
   int64_t step, repeat, exit_code;
   char checkpoint[4096];  // PATH_MAX
@@ -118,8 +118,8 @@ void Control::publish_end(int exit_code) {
   write(last);
 }
 
-// By one thread at a time, into the slot that nobody is told of yet: a rank that is killed here leaves the
-// record before. Who still reads that slot sees that its version has changed.
+// Called by one thread at a time. Writes the slot that is not published: if the rank is killed here, the
+// earlier record stays. A reader of that slot sees that its version has changed.
 void Control::write(const RankRecord& record) {
   Text text{};
   text.step = record.step, text.repeat = record.repeat, text.exit_code = record.exit_code;

@@ -1,7 +1,7 @@
-// What the door and its rank share while a run is on: a counter of stop requests (door -> rank) and the
-// rank's last record (rank -> door), in a memfd that the rank inherits. Both sides map it; lock-free, so that
-// a rank that dies at any instruction leaves a readable record. Any thread of the rank publishes; one thread
-// of the door asks for stops.
+// Memory that the CLI process and its rank share during a run: a counter of stop requests (CLI -> rank) and
+// the rank's last progress record (rank -> CLI), in a memfd that the rank inherits. Both sides map it;
+// lock-free, so that a rank that dies at any instruction leaves a readable record. Any thread of the rank
+// publishes; one thread of the CLI requests stops.
 #pragma once
 
 #include <atomic>
@@ -12,9 +12,10 @@
 
 namespace lm {
 
-// What a rank had reached; `checkpoint` is the path of the last one that is safe on disk ("" none), `repeat`
-// the steps after it that a resumed run does again, `reason` why it ends, e.g. "error:NUM-12" ("" unknown);
-// `exit_code` that it is about to end with (-1: at work), as the kernel may not let it end.
+// Last progress record of a rank. `checkpoint` is the path of the last committed checkpoint ("": none),
+// `repeat` the number of steps after it that a resumed run repeats, `reason` why it ends, e.g. "error:NUM-12"
+// ("": unknown), `exit_code` the code that it is about to end with (-1: running), in case the kernel does not
+// let it end.
 struct RankRecord {
   int64_t step = 0;
   int64_t repeat = 0;
@@ -25,10 +26,10 @@ struct RankRecord {
 
 class Control {
  public:
-  // By the door; the file descriptor is close-on-exec until the rank is started.
+  // Called by the CLI; the file descriptor is close-on-exec until the rank is started.
   static Control create();
-  // By the rank, from --control-fd, which is this one's from here on; throws Error(70) when it is not a
-  // control region.
+  // Called by the rank, with the descriptor of --control-fd, which the object then owns; throws Error(70) if
+  // it is not a control region.
   static Control attach(int fd);
   ~Control();
   Control(Control&& other) noexcept;
@@ -36,15 +37,15 @@ class Control {
 
   int fd() const { return fd_; }
 
-  // Door. Counts; the first signal is the run's reason.
+  // CLI: adds a stop request; the first signal is the run's reason.
   void request_stop(int signal);
   RankRecord latest() const;
 
-  // Rank. 0: go on, 1: finish the step, save and leave with exit code 75, 2 or more: leave now.
+  // Rank. 0: continue, 1: finish the step, save and exit with code 75, 2 or more: exit now.
   int stop_requests() const;
   int first_signal() const;
   void publish(const RankRecord& record);
-  // That the rank is about to end with that code, which later records keep.
+  // Records that the rank is about to end with that code, which later records keep.
   void publish_end(int exit_code);
 
  private:
@@ -54,10 +55,10 @@ class Control {
   void write(const RankRecord& record);
   int fd_ = -1;
   Region* region_ = nullptr;
-  std::unique_ptr<std::mutex> writing_ = std::make_unique<std::mutex>();  // of this process's threads
+  std::unique_ptr<std::mutex> writing_ = std::make_unique<std::mutex>();  // serializes this process's writers
 };
 
-// "SIGUSR1"; "signal 40" for those without a name.
+// "SIGUSR1"; "signal 40" for a signal without a name.
 std::string signal_name(int signal);
 
 }  // namespace lm

@@ -46,7 +46,7 @@ std::string cache_directory() {
   return !xdg.empty() ? xdg : home.empty() ? "" : home + "/.cache";
 }
 
-// Of what the hub's and the datasets' libraries keep; "" without a home.
+// Directory of the hub's and the datasets' libraries; "" without a home directory.
 std::string hub_directory() {
   const std::string hf_home = variable("HF_HOME"), cache = cache_directory();
   return !hf_home.empty() ? hf_home : cache.empty() ? "" : cache + "/huggingface";
@@ -90,7 +90,7 @@ Environment read_environment() {
   out.python_from = "LMLAUNCH_PYTHON";
   if (!out.python.empty()) {
     if (out.python.find('/') == std::string::npos) out.python = on_path(out.python);
-    return out;  // named: nothing else is tried
+    return out;  // named explicitly: nothing else is tried
   }
   out.python = LM_BUILD_PYTHON;
   out.python_from = "the build";
@@ -147,7 +147,7 @@ std::optional<int> count(const char* name) {
                                                                                 : std::nullopt;
 }
 
-// A word that may be part of a file's name.
+// Replaces characters that cannot be part of a file's name.
 std::string word(std::string text) {
   std::replace_if(
       text.begin(), text.end(), [](unsigned char c) { return !std::isalnum(c) && c != '.' && c != '-'; },
@@ -155,7 +155,7 @@ std::string word(std::string text) {
   return text;
 }
 
-// Of where mpirun is reached, as it says it: "12.0;tcp://10.0.0.1,10.1.0.1:4711;tcp6://[fd00::1]:4712".
+// Addresses in mpirun's URI: "12.0;tcp://10.0.0.1,10.1.0.1:4711;tcp6://[fd00::1]:4712".
 std::vector<std::string> addresses_of(const std::string& uri) {
   static constexpr std::string_view kBegin = ";tcp://";
   const size_t begin = uri.find(kBegin);
@@ -185,7 +185,8 @@ LauncherJob read_launcher_job() {
     job.launcher_addresses = addresses_of(variable("OMPI_MCA_orte_hnp_uri"));
     return job;
   }
-  // Set for what srun starts alone; a batch script is one process, whatever the job has asked for.
+  // Set only for processes that srun has started; a batch script is one process, whatever the job has
+  // requested.
   const std::optional<int> tasks = count("SLURM_STEP_NUM_TASKS"), task = count("SLURM_PROCID");
   if (!tasks || !task || *tasks < 2) return job;
   job.launcher = "srun";
@@ -211,9 +212,9 @@ void limit_processor() {
   const std::optional<Instructions> most = instructions_of(name);
   if (!most) {
     throw Error(Exit::kConfig, {.area = "CPU-10",
-                                .what = "LM_CPU names no kind of processor: " + name,
+                                .what = "LM_CPU is not a known processor level: " + name,
                                 .place = "",
-                                .next = "unset it, or say one of " + instructions_names()});
+                                .next = "unset it, or set it to one of " + instructions_names()});
   }
   limit_instructions(*most);
 }
@@ -240,7 +241,7 @@ std::optional<double> follow_seconds() {
 
 std::vector<std::string> one_machine_mpi() {
   std::vector<std::string> out;
-  // The kernel lets containers copy between processes only when told to, and Open MPI then warns at each
+  // Containers may copy between processes only if the kernel allows it; otherwise Open MPI warns at each
   // copy.
   for (const char* entry :
        {"OMPI_MCA_pml=ob1", "OMPI_MCA_btl=self,vader", "OMPI_MCA_btl_vader_single_copy_mechanism=none"}) {
@@ -251,14 +252,14 @@ std::vector<std::string> one_machine_mpi() {
 }
 
 std::vector<std::string> gpu_of_rank(int place, const std::string& interface) {
-  // Entries of the list are CUDA's order, whatever they are: numbers or the beginnings of UUIDs.
+  // Entries of the list are in CUDA's order, whether numbers or prefixes of UUIDs.
   std::string gpu = std::to_string(place);
   if (const auto list = read_cuda_variables().visible_devices) {
     std::istringstream entries(*list);
     for (int i = 0; i <= place; ++i) std::getline(entries, gpu, ',');
   }
   std::vector<std::string> out = {"CUDA_VISIBLE_DEVICES=" + gpu};
-  // NCCL takes a name for the beginning of one, unless it is written "=name".
+  // NCCL takes a name as a prefix, unless it is written "=name".
   if (!interface.empty() && std::getenv("NCCL_SOCKET_IFNAME") == nullptr)
     out.emplace_back("NCCL_SOCKET_IFNAME==" + interface);
   if (std::getenv("NCCL_RAS_ENABLE") == nullptr) out.emplace_back("NCCL_RAS_ENABLE=0");
@@ -266,7 +267,7 @@ std::vector<std::string> gpu_of_rank(int place, const std::string& interface) {
 }
 
 std::vector<std::string> rank_environment() {
-  // Several of these change result bits (math modes, thread counts, algorithm choice); none may do so unseen.
+  // Several of these change result bits (math modes, thread counts, algorithm choice), so none is passed on.
   static constexpr std::string_view kDropped[] = {"ATEN_", "MKL_",   "DNNL_",    "ONEDNN_",
                                                   "OMP_",  "TORCH_", "PYTORCH_", "CUBLAS"};
   std::vector<std::string> out;
@@ -278,11 +279,11 @@ std::vector<std::string> rank_environment() {
     }
   }
   out.emplace_back("CUBLAS_WORKSPACE_CONFIG=:4096:8");
-  // Batches without padding have many lengths, and the GEMM library keeps compiled code for each: 18 MiB more
-  // per step with its default of 1024 entries. A cap bounds it; the order of entries changes no bit.
+  // Batches without padding have many lengths, and the GEMM library caches compiled code for each: 18 MiB
+  // more per step with its default of 1024 entries. The limit bounds it; evicted entries change no bit.
   out.emplace_back("ONEDNN_PRIMITIVE_CACHE_CAPACITY=192");
-  // Threads that wait for each other spin this often, then sleep: with the default a step on a machine with
-  // busy neighbours took 10.3 s, with sleeping threads 4.8 s.
+  // Waiting threads spin this often, then sleep: with the default a step on a machine with busy neighbours
+  // took 10.3 s, with sleeping threads 4.8 s.
   out.emplace_back("GOMP_SPINCOUNT=20000");
   if (std::getenv("CUDA_DEVICE_ORDER") == nullptr) {
     out.emplace_back("CUDA_DEVICE_ORDER=" + read_cuda_variables().device_order);

@@ -12,8 +12,8 @@ namespace lm {
 
 namespace fs = std::filesystem;
 
-// Rows that a plan looks at: some hundred milliseconds. Of more data a plan is for full rows until a run has
-// begun.
+// Reading so many rows for a plan takes some hundred milliseconds. With more data a plan assumes full rows
+// until a run has begun.
 constexpr int64_t kMostRowsPlanned = 1'000'000;
 
 PrepareOptions prepare_options(const Config& config, const PlannedModel& model,
@@ -77,7 +77,7 @@ std::optional<DataShape> known_data_shape(const Config& config, const PlannedMod
     const TokenFile file(tokens->path);
     Loader loader(file, nullptr, loader_options(config, model, *tokens, 1));
     return data_shape(loader);
-  } catch (const Error&) {  // what a run will say of its data, a plan need not
+  } catch (const Error&) {  // a run reports mistakes in its data; a plan need not
     return std::nullopt;
   }
 }

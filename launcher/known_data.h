@@ -1,5 +1,5 @@
-// The data of a run as its configuration names them: what their preparation is asked for, and what a plan may
-// know of their rows. The door's plan and the rank's run ask for the same, and so find the same tokens.
+// A run's data as its configuration names them: options of their preparation, and what a plan may know of
+// their rows. The CLI's plan and the rank's run use the same options, and so find the same cached tokens.
 // Values.
 #pragma once
 
@@ -13,19 +13,19 @@
 
 namespace lm {
 
-// Of data.train; the files are replaced for others. `date`: what a chat template is told that asks.
+// For data.train; the caller replaces the files for other data. `date`: for chat templates that print it.
 PrepareOptions prepare_options(const Config& config, const PlannedModel& model,
                                const Environment& environment, const std::string& date);
 
-// Of one rank alone. `train`: what was prepared; sequences of a micro-batch matter to batches only.
+// For one rank. `train`: the prepared data. The sequences of a micro-batch matter to batches only.
 LoaderOptions loader_options(const Config& config, const PlannedModel& model, const Prepared& train,
                              int64_t micro_batch);
 
-// What the first epoch's sequences are like.
+// Row lengths of the first epoch.
 DataShape data_shape(Loader& loader);
 
-// The same of data that an earlier start has made tokens of; nothing is prepared, and large files that are
-// not known are not read. `run`: the directory of the run that is planned, "" none.
+// The same, from tokens that an earlier start has cached; prepares nothing, and does not read large files
+// that are not cached. `run`: the directory of the planned run, "": none.
 std::optional<DataShape> known_data_shape(const Config& config, const PlannedModel& model,
                                           const Environment& environment, const std::string& run);
 

@@ -1,4 +1,4 @@
-// The shapes of well-known models, so that they can be planned before their files are here.
+// Shapes of well-known models, so that they can be planned before they are downloaded.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@
 
 namespace lm {
 
-// What a plan needs of a model's config.json.
+// The fields of a model's config.json that a plan needs.
 struct KnownModel {
-  const char* name;  // "ORG/NAME", as the hub has it
+  const char* name;  // "ORG/NAME", as on the hub
   const Family* family;
   int hidden, ffn, layers, heads, kv_heads, head_dim, vocab;
-  bool tied;  // the head is the embedding
+  bool tied;  // tied embeddings
   double rope_theta;
   int positions;
   int64_t parameters;  // as its publisher counts them

@@ -30,7 +30,7 @@ bool is_adapter(const fs::path& directory) {
   return holds(directory, kAdapterConfig) && !is_model(directory);
 }
 
-// The first snapshot of that name and revision in a cache for which `is_one` holds; "": none.
+// The first snapshot of that name and revision in a hub cache for which `is_one` holds; "": none.
 std::string find_snapshot(const HubName& name, const Environment& environment,
                           const std::function<bool(const fs::path&)>& is_one) {
   for (const std::string& cache : environment.hub_caches) {
@@ -40,7 +40,7 @@ std::string find_snapshot(const HubName& name, const Environment& environment,
   return "";
 }
 
-// Whether every file of weights is there. An index that cannot be read is: who reads it says why.
+// Whether every file of weights is there. True for an unreadable index: whoever loads it reports why.
 bool has_weights(const fs::path& directory) {
   if (holds(directory, "model.safetensors") || holds(directory, kAdapterWeights)) return true;
   constexpr const char* kIndex = "model.safetensors.index.json";
@@ -60,7 +60,7 @@ Error refusal(const std::string& what, const std::string& place, const std::stri
   return Error(Exit::kInput, {.area = "FILE-21", .what = what, .place = place, .next = next});
 }
 
-// The model that an adapter is for, as it names it.
+// The base model that an adapter names.
 std::string base_of(const std::string& adapter) {
   const AdapterConfig config = read_adapter_config(adapter, nullptr);
   std::error_code ignored;
@@ -70,11 +70,11 @@ std::string base_of(const std::string& adapter) {
     return named->text();
   }
   if (!config.base_model.empty()) return config.base_model;
-  throw refusal("the adapter does not name the model that it is for", adapter + "/" + kAdapterConfig,
+  throw refusal("the adapter does not name its base model", adapter + "/" + kAdapterConfig,
                 "set base_model_name_or_path there");
 }
 
-// Of a name that may be ORG/NAME: a directory of it that is gone, or was never here, has its parent left.
+// Whether a name of the form ORG/NAME means a directory: its parent exists, though it may be gone itself.
 bool names_directory(const std::string& path) {
   std::error_code ignored;
   return !parse_hub_name(path) || fs::is_directory(path.substr(0, path.find('/')), ignored);
@@ -85,24 +85,25 @@ bool named_by(const std::string& adapter, const std::string& model) {
          read_adapter_config(adapter, nullptr).base_model == model;
 }
 
-// An adapter's model that is not where the adapter says.
+// The error for an adapter whose base model is not where the adapter says.
 Error moved_base(const std::string& model, const std::string& adapter) {
   std::string next = "set base_model_name_or_path there to where the model is now";
   if (!names_directory(model)) next += ", or fetch it: lmlaunch fetch " + model;
-  return refusal("the model that this adapter is for is not here: \"" + model + "\"",
+  return refusal("the base model of this adapter was not found: \"" + model + "\"",
                  adapter + "/" + kAdapterConfig, next);
 }
 
 constexpr const char* kWhyConfig =
-    "; a plan is made from its config.json, which says the model's shape and the size of its vocabulary";
+    "; a plan is made from its config.json, which has the model's shape and vocabulary size";
 
-// Of a directory that holds no model: what it is, and how there can be one.
+// The error for a directory without a model: what it is, and how to make a model of it.
 Error other_directory(const std::string& path) {
   const std::string directory = model_directory(path, {}), exported = "lmlaunch export " + path;
   if (holds_adapter(directory)) {
-    return refusal("this is an adapter of \"" + base_of(directory) + "\", and no whole model", path,
-                   "set train.method = \"lora\" or \"qlora\" to go on with it, or add it into its model: " +
-                       exported + " --merge -o DIR");
+    return refusal(
+        "this is an adapter of \"" + base_of(directory) + "\", not a whole model", path,
+        "set train.method = \"lora\" or \"qlora\" to train it further, or merge it into its base model: " +
+            exported + " --merge -o DIR");
   }
   if (run_of(path) == path) {
     return refusal("this run has no trained model yet", path,
@@ -110,7 +111,7 @@ Error other_directory(const std::string& path) {
                        "/config.toml, or take its newest checkpoint: " + exported + " -o DIR");
   }
   if (holds(path, kManifestName)) {
-    return refusal("this is a checkpoint, with which only its own run goes on", path,
+    return refusal("this is a checkpoint, which only its own run can resume from", path,
                    "make a model of it: " + exported + " -o DIR");
   }
   return refusal("model.path is a directory without a config.json", path,
@@ -119,7 +120,7 @@ Error other_directory(const std::string& path) {
                      kWhyConfig);
 }
 
-// TOML's strings and a shell's `key=~/x` keep the "~".
+// A "~" in a TOML string, or in a shell's `key=~/x`, is not expanded by others.
 void settle_home(Config& config, const std::string& home) {
   for (std::string* path : {&config.model.path, &config.lora.init, &config.run.dir,
                             &config.data.chat_template, &config.data.cache_dir})
@@ -166,7 +167,7 @@ void settle_model(Config& config, const Environment& environment) {
                                         " names another one",
                                 .place = model,
                                 .next = "set model.path = " + value_text(base_of(meant)) +
-                                        ", and lora.init to the adapter that is to be continued",
+                                        ", and lora.init to the adapter to train further",
                                 .kept = "nothing was started or written"});
   }
   adapter = meant;

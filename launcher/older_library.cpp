@@ -1,8 +1,8 @@
-// What lets the executables start beside the C++ library of GCC 11 (RHEL 9 and its kin), as the wheel's tag
+// Lets the executables start beside the C++ library of GCC 11 (RHEL 9 and its kin), as the wheel's tag
 // promises (cmake/package.py).
 //
-// GCC 12's library has condition_variable::wait twice, and a program that is compiled with it asks for the
-// new one. Calls of our own code find this one under its name, which does what both do. Any thread.
+// GCC 12's library has a second version of condition_variable::wait, which programs compiled with it ask for.
+// Our calls find this one under its name, which does what both do. Any thread.
 #include <pthread.h>
 
 #include <condition_variable>

@@ -18,19 +18,19 @@ AdapterSpec make_adapter(const NameMap& names, const LoraConfig& lora) {
   return continued_adapter(names, lora, read_adapter_config(lora.init, &names).spec, lora.init);
 }
 
-// A model that its files have quantised tells no more what that lost.
+// LoftQ needs the original weights: files with quantized weights do not tell the quantization error.
 void require_elements(EncodingKind stored, const std::string& directory) {
   if (stored == EncodingKind::kPlain) return;
   throw Error(Exit::kConfig,
               {.area = "CONF-20",
-               .what = "lora.start = \"loftq\" needs the weights that were quantised, and these files have "
-                       "their codes alone",
+               .what = "lora.start = \"loftq\" needs the original weights, and these files have only "
+                       "quantized ones",
                .place = directory,
-               .next = "set model.path to the model before it was quantised, or leave lora.start out",
+               .next = "set model.path to the unquantized model, or leave lora.start out",
                .kept = "nothing was started or written"});
 }
 
-// Without the words that say how a model was tuned: its shape is the same.
+// Removes suffixes of tuned models, which have the shape of their base.
 std::string untuned(std::string name) {
   for (const std::string_view word : {"-Instruct", "-Base", "-base", "-Chat", "-chat", "-it"}) {
     const size_t at = name.find(word), end = at + word.size();
@@ -50,13 +50,13 @@ const ModelShape* find_shape(const std::string& name, std::span<const ModelShape
 }  // namespace
 
 void warn_of_length(const Config& config, const ModelSpec& spec) {
-  // Drawn weights know no positions yet.
+  // Random weights have no trained context length.
   const int64_t most = spec.longest_text(), asked = config.data.max_length;
   if (config.model.init == ModelInit::kRandom || asked <= most) return;
   log_warning(
       "MODEL-24",
-      fmt::format("data.max_length = {} is more than the {} positions that {} was made for: what lies "
-                  "beyond them is new to it, and other programs may refuse such a text",
+      fmt::format("data.max_length = {} is more than the {} positions that {} was trained for: it has "
+                  "not learnt positions beyond them, and other programs may refuse such a text",
                   asked, most, config.model.path));
 }
 

@@ -1,5 +1,5 @@
-// What a plan is made from beside the configuration, as the files say it: model directory, spec, adapter and
-// layout. The door's plan and the rank's are made from the same. Values.
+// Inputs of a plan beside the configuration, from the model's files: model directory, spec, adapter and
+// layout. The CLI's plan and the rank's are made from the same. Values.
 #pragma once
 
 #include <optional>
@@ -18,7 +18,7 @@ struct ModelShape {
 };
 
 struct PlannedModel {
-  std::string directory;  // resolved from model.path; "" for a shape that stands in for it
+  std::string directory;  // resolved from model.path; "": planned from a built-in shape
   ModelSpec spec;
   std::optional<AdapterSpec> adapter;  // train.method = "lora"
   ModelLayout layout;
@@ -30,15 +30,15 @@ struct PlannedModel {
   }
 };
 
-// Warns of a data.max_length beyond the longest text that the model was made for.
+// Warns if data.max_length exceeds the context length that the model was trained for.
 void warn_of_length(const Config& config, const ModelSpec& spec);
 
 // Whether a plan for that name needs no file of the model.
 bool model_is_known(const std::string& path, std::span<const ModelShape> known);
 
-// Reads config.json, and adapter_config.json where an adapter is continued. A model that is not here is
-// planned by its shape, if `known` has it: fine-tuned models ("-Instruct") have that of their base. Throws
-// Error(10, 11).
+// Reads config.json, and adapter_config.json if an adapter is trained further. A model that is not found
+// locally is planned from its shape, if `known` has it: fine-tuned models ("-Instruct") have that of their
+// base. Throws Error(10, 11).
 PlannedModel open_model(const Config& config, const Environment& environment,
                         std::span<const ModelShape> known = {});
 

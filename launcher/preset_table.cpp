@@ -11,8 +11,7 @@ struct Row {
   const char* path;    // the model that people tune
   const char* method;  // "qlora", "lora", "full"
   int gigabytes;       // of the card's memory, or of the machine's without a card
-  int max_length;  // the longest of 512, 1024, 2048 and 4096 that fits, as tests/launcher/presets_test.cpp
-                   // plans it
+  int max_length;      // longest of 512, 1024, 2048 and 4096 that fits (tests/launcher/presets_test.cpp)
   bool cpu = false;
 };
 
@@ -151,7 +150,8 @@ std::string text_of(const Row& row) {
       "#   lmlaunch presets {} > my.toml      then set data.train, and see `lmlaunch plan my.toml`\n",
       name_of(row));
   if (full && !row.cpu)
-    out += "#\n# What the card has no room for lives in host memory: the plan says how much.\n";
+    out +=
+        "#\n# State that does not fit on the card is offloaded to host memory: the plan prints how much.\n";
   out +=
       fmt::format("\n[run]\ndevice = \"{}\"\n\n[model]\npath = \"{}\"  # in the hub cache, or a directory\n",
                   row.cpu ? "cpu" : "cuda", row.path);

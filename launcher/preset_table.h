@@ -9,7 +9,7 @@ namespace lm {
 
 // The files of configs/ (presets.cmake).
 const std::vector<Preset>& preset_files();
-// MODEL-METHOD-MEMORY, on a GPU or, with -cpu, without one.
+// Named MODEL-METHOD-MEMORY, on a GPU or, with -cpu, without one.
 std::vector<Preset> preset_table();
 
 }  // namespace lm

@@ -1,6 +1,6 @@
-// Configurations to start from: the files of configs/, compiled in, and those that a table makes of a model,
-// a method and a card's memory. The door prints and plans them, a run's page is held against the one that its
-// configuration was made from.
+// Configurations to start from: the files of configs/, compiled in, and those that a table makes from a
+// model, a method and a card's memory. The CLI prints and plans them; a run's page compares it with the
+// preset that its configuration was made from.
 #pragma once
 
 #include <string>
@@ -14,12 +14,12 @@ struct Preset {
 };
 // Sorted by name.
 const std::vector<Preset>& presets();
-// Null where there is none of this name; "NAME.toml" is NAME.
+// Null if there is none of this name; "NAME.toml" means NAME.
 const Preset* find_preset(const std::string& name);
 
-// "# preset: NAME", a line of a configuration that says what it was made from; "" where that is no preset.
+// "# preset: NAME", a line that records which preset a configuration was made from; "" if that is no preset.
 std::string preset_mark(const std::string& name);
-// The name in such a line among the comments at the head of a configuration; "": there is none.
+// The name in such a line among the comments at the head of a configuration; "": none.
 std::string preset_of(const std::string& toml);
 
 }  // namespace lm

@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::string_view kAutoMark = "# auto: ";
 
-// What is no module of the model's stays as it is: planning the run names it.
+// A target that is no module of the model stays as it is: planning the run reports it.
 std::vector<std::string> spelt_out(const NameMap& names, const std::vector<std::string>& targets) {
   try {
     return resolve_targets(names, targets, "lora.targets");
@@ -97,7 +97,7 @@ std::vector<KeyDifference> run_differences(const Config& recorded, const Config&
   std::vector<KeyDifference> out = config_difference(before, after);
   const std::vector<std::string>& written = asked.lora.written;
   std::erase_if(out, [&](const KeyDifference& one) {
-    const bool adapter =  // what the adapter's files decide
+    const bool adapter =  // decided by the adapter's files
         one.key.starts_with("lora.") && one.key != "lora.init" && one.key != "lora.dtype";
     return adapter && !asked.lora.init.empty() &&
            std::ranges::find(written, one.key.substr(5)) == written.end();
@@ -113,7 +113,7 @@ std::optional<NumericsPlan> recorded_numerics(const std::string& directory, cons
   try {
     if (!run_differences(load_config(settings), config, names).empty()) return std::nullopt;
   } catch (const Error&) {
-    return std::nullopt;  // the door lets a run start on what it cannot read where nothing is lost
+    return std::nullopt;  // an unreadable run does not stop a start that loses nothing
   }
   const NumericsPlan recorded = parse_numerics(read_small_file(file, 1 << 16), file);
   const bool gpu = recorded.kernel_set.starts_with("cuda");

@@ -1,5 +1,5 @@
-// The numerics that a run has recorded in its directory, beside its config.toml. A file of its own: plan.json
-// tells of one start, this is kept from the first. Reads only.
+// The numerics that a run has recorded in its directory, beside its config.toml. A separate file: plan.json
+// describes one start, this one is kept from the first. Only reads.
 #pragma once
 
 #include <optional>
@@ -13,33 +13,33 @@
 namespace lm {
 
 inline constexpr char kNumericsFile[] = "numerics.json";
-// The day on which a run was begun, where its chat template asks for the date: "2026-01-31" and a line break.
+// The day on which a run was begun, if its chat template prints the date: "2026-01-31" and a line break.
 inline constexpr char kDateFile[] = "date.txt";
-// That of a run's directory; today's, in local time, where it has none. Throws Error(14) for a damaged file.
+// The date of a run's directory; today's, in local time, if it has none. Throws Error(14) for a damaged file.
 std::string recorded_date(const std::string& directory);
-// Of a run whose model came from the hub: {"name": "ORG/NAME", "revision": COMMIT}, as its first start found
+// For a run whose model came from the hub: {"name": "ORG/NAME", "revision": COMMIT}, as its first start found
 // it.
 inline constexpr char kBaseModelFile[] = "base_model.json";
 
-// The keys that were left to "auto", which a run's config.toml has as they were resolved: a line of comment
-// at its head, "# auto: run.threads, train.micro_batch"; "" for none. `asked_text`: the file that the run was
+// The keys that were left to "auto", whose values a run's config.toml has resolved: a line of comment at its
+// head, "# auto: run.threads, train.micro_batch"; "" for none. `asked_text`: the file that the run was
 // started with, which may be such a config.toml itself.
 std::string auto_mark(const Config& asked, const std::string& asked_text);
 std::vector<std::string> auto_keys(const std::string& toml);
 
-// Whether a command that takes a configuration or a directory is given the former.
+// Whether an argument names a configuration, not a directory.
 bool names_configuration(const std::string& what);
 
-// The run that a directory is, or is a checkpoint or the trained model of; "" where it is none of these.
+// The run that a directory is, or that it is a checkpoint or the trained model of; "": none.
 std::string run_of(const std::string& directory);
 
-// config_difference between what a run recorded and what is asked for now, where adapters are named in the
-// same way: "all-linear" is the modules that it stands for in a model with these names, and what lora.init
-// decided is not asked for again.
+// config_difference between a run's recorded configuration and the requested one, with adapters spelt the
+// same: "all-linear" becomes the modules that it stands for in a model with these names, and settings that
+// lora.init decided are not compared.
 std::vector<KeyDifference> run_differences(const Config& recorded, const Config& asked, const NameMap& names);
 
-// Nothing where `directory` ("": none) holds no run, or one of another configuration, or of another device:
-// none of these is what starts now. Throws Error(14) for a damaged file.
+// The numerics recorded in `directory`; empty if it ("": none) holds no run, or one of another configuration
+// or device. Throws Error(14) for a damaged file.
 std::optional<NumericsPlan> recorded_numerics(const std::string& directory, const Config& config,
                                               const NameMap& names, DeviceType device);
 

@@ -1,5 +1,5 @@
-// An Error as one line of text and back: what a door has against a run, on its way to its rank and from there
-// to all others.
+// An Error as one line of text and back: how a CLI process passes its refusal of a run to its rank, and from
+// there to all others.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace lm {
 
-// The call by which ranks tell one another: until they have passed it the run's directory is not theirs.
-inline constexpr char kRefusalCall[] = "what doors have found";
+// The collective by which ranks exchange refusals: until it is passed the run's directory is not theirs.
+inline constexpr char kRefusalCall[] = "refusals of the run";
 
 std::string refusal_text(const Error& error);
 Error parse_refusal(const std::string& text);

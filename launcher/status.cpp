@@ -14,7 +14,7 @@ std::string path_of(const std::string& directory) {
   return directory + "/status.json";
 }
 
-// One word of the line: quoted when it holds a space, so that the line can be split at spaces.
+// One word of the line: quoted if it holds a space, so that the line can be split at spaces.
 std::string word(const std::string& text) {
   if (text.empty()) return "none";
   const std::string plain = escape_controls(text);
@@ -58,7 +58,7 @@ void write_status(const std::string& directory, const RunStatus& status) {
   json["updated_at"] = time_text(std::time(nullptr));
   json["host"] = host_name();
   json["pid"] = status.pid != 0 ? status.pid : getpid();
-  // `replace`: a path need not be UTF-8.
+  // `replace`, because a path need not be UTF-8.
   atomic_write_file(path_of(directory), json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 

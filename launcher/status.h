@@ -1,5 +1,5 @@
-// How a run stands, as <run>/status.json and as the last line on stderr. While a run is on rank 0 writes the
-// file; at the end the door does, after reaping. Both replace it atomically. Pure values.
+// Run status, as <run>/status.json and as the last line on stderr. During a run rank 0 writes the file; at
+// the end the CLI process does, after reaping. Both replace it atomically. Pure values.
 #pragma once
 
 #include <cstdint>
@@ -13,28 +13,28 @@ namespace lm {
 
 struct RunStatus {
   std::string state;             // "running", "done", "stopped" (on request), "failed"
-  std::optional<int> exit_code;  // none while running
+  std::optional<int> exit_code;  // empty while running
   std::string reason;            // "done", "signal:SIGUSR1", "error:CONF-20", "killed:SIGKILL"
   int64_t step = 0;              // optimizer steps done
-  std::string checkpoint;        // path of the last one that is safe on disk; "" none
-  int64_t repeat = 0;            // steps after it that a resumed run does again
+  std::string checkpoint;        // path of the last committed one; "": none
+  int64_t repeat = 0;            // steps after it that a resumed run repeats
   int64_t pid = 0;               // of the run's first process, `lmlaunch` itself; 0: of this process
 };
 
-// Of a run that could not begin.
+// The status of a run that could not begin.
 RunStatus failed_before_start(const Error& error);
 
 // "lmlaunch: stop code=75 reason=signal:SIGUSR1 step=1234 checkpoint=/r/checkpoints/step_00001234 repeat=0"
 std::string stop_line(const RunStatus& status);
 
-// <directory>/status.json, with the time and this host's name, by which one that is stale is told; throws
-// Error(20, 21) when it cannot be written.
+// Writes <directory>/status.json, with the time and this host's name, by which a stale one is recognised;
+// throws Error(20, 21) if it cannot be written.
 void write_status(const std::string& directory, const RunStatus& status);
-// This machine's.
+// Name of this machine.
 std::string host_name();
 // "2026-01-31T12:00:00Z".
 std::string time_text(std::time_t time);
-// What the file says; nothing when there is none or it is not ours.
+// Reads a status file; empty if there is none or it is not ours.
 std::optional<RunStatus> read_status(const std::string& directory);
 
 }  // namespace lm

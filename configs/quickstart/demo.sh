@@ -35,7 +35,7 @@ say "What changed ($trained s of training)"
 "$LMLAUNCH_PYTHON" - "$run/metrics.jsonl" <<'PYTHON'
 import json, math, sys
 losses = [row["eval_loss"] for row in map(json.loads, open(sys.argv[1])) if "eval_loss" in row]
-print(f"held-out loss {losses[0]:.4f} -> {losses[-1]:.4f}, perplexity {math.exp(losses[0]):.2f} -> {math.exp(losses[-1]):.2f}")
+print(f"eval loss {losses[0]:.4f} -> {losses[-1]:.4f}, perplexity {math.exp(losses[0]):.2f} -> {math.exp(losses[-1]):.2f}")
 sys.exit(losses[-1] >= losses[0])
 PYTHON
 printf 'question: %s\nbefore:   %s\nafter:    %s\n' "$question" "${before//$'\n'/ }" "${after//$'\n'/ }"

@@ -25,7 +25,7 @@ namespace {
 
 DeviceFacts device_facts() {
   const CudaVariables cuda = read_cuda_variables();
-  // Without a choice their number is enough; UUIDs would take NVML's tens of milliseconds.
+  // Without CUDA_VISIBLE_DEVICES the number of cards is enough; UUIDs would take NVML's tens of milliseconds.
   const std::vector<GpuFacts> cards =
       cuda.visible_devices ? survey_gpus().cards : std::vector<GpuFacts>(static_cast<size_t>(count_gpus()));
   const VisibleGpus visible = visible_gpus(cards, cuda.visible_devices, cuda.device_order);
@@ -44,9 +44,10 @@ std::string rank_program(const CommandLine& line, DeviceChoice configured, bool 
   const std::string name = decision.cuda ? "lmlaunch-cuda" : "lmlaunch-cpu";
   const std::string path = beside_this_program(name);
   if (path.empty()) {
-    throw Error(
-        Exit::kDoesNotFit,
-        {.area = "DEV-34", .what = name + " is not beside lmlaunch", .place = "", .next = how_to_mend()});
+    throw Error(Exit::kDoesNotFit, {.area = "DEV-34",
+                                    .what = name + " was not found beside lmlaunch",
+                                    .place = "",
+                                    .next = how_to_mend()});
   }
   return path;
 }
@@ -61,7 +62,7 @@ bool computes_on_gpu(const std::string& program) {
 
 namespace {
 
-// Of the modules that an adapter's targets stand for; without adapters they are not asked for.
+// Names of the modules that an adapter's targets stand for; a full fine-tune does not need them.
 NameMap module_names(const Config& config, const std::string& model) {
   return config.train.method == Method::kLora ? read_model_spec(model).names : llama_names();
 }
@@ -84,7 +85,7 @@ pid_t start_rank(const std::string& executable, const CommandLine& line, const s
                                      .stop_signals = stop_signals});
   if (child > 0) return child;
   throw Error(Exit::kDoesNotFit, {.area = "RUN-33",
-                                  .what = std::string("cannot start the rank: ") + std::strerror(-child),
+                                  .what = std::string("cannot start the worker: ") + std::strerror(-child),
                                   .place = executable,
                                   .next = "build it again, or see `lmlaunch doctor`"});
 }
@@ -119,7 +120,7 @@ CheckedRun check_run_of_leader(const CommandLine& line) {
 
 RunLock take_directory(const CheckedRun& run) {
   RunLock lock(run.directory);
-  // Another run may have come and gone since.
+  // Another run may have used the directory in the meantime.
   for (const KeyDifference& one : check_run_directory(run.directory, run.config, run.names, run.overridden))
     log_note("CKPT-26", one.key + ": " + one.recorded + " before, " + one.asked + " from here on");
   if (!lock.taken_over().empty())

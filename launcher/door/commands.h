@@ -1,5 +1,5 @@
-// The commands that the door carries out itself, without torch. Each prints its result on stdout (one JSON
-// object with --json) and returns the exit code; errors are thrown.
+// Commands that the CLI executes itself, without torch. Each prints its result on stdout (one JSON object
+// with --json) and returns the exit code; errors are thrown.
 #pragma once
 
 #include <string>
@@ -24,17 +24,16 @@ Exit plan_command(const CommandLine& line);
 // Writes a configuration for a model and data, on this machine.
 Exit init_command(const CommandLine& line);
 
-// `init --from FILE`: the configuration of another trainer as one of ours. `init --words`: the page of all
-// words.
+// `init --from FILE`: translates another trainer's configuration. `init --words`: prints the page of all
+// their keys.
 Exit init_from_command(const CommandLine& line);
 
-// What this machine could do with that configuration, which is to become a file: as `plan --compare` lists
-// it.
+// The ways to train that configuration, which is to become a file, on this machine: as `plan --compare` lists
+// them.
 std::vector<Alternative> ways_to_train(const Config& config, const std::string& config_path,
                                        const CommandLine& line);
 
-// Settings with which a run of this command line takes less host memory, those that save most first; "" where
-// none are known.
+// Settings that lower the host memory of this command line's run, those that save most first; "": none known.
 std::string less_host_memory(const CommandLine& line);
 
 }  // namespace lm

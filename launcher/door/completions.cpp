@@ -6,7 +6,7 @@
 namespace lm {
 namespace {
 
-// Names of files come from `-o default`, where nothing here fits.
+// If nothing here fits, `-o default` completes names of files.
 constexpr char kScript[] = R"script(# bash and zsh: eval "$(lmlaunch completions)"
 if [ -n "${ZSH_VERSION-}" ]; then  # zsh takes bash's completions where it is told to
   type compdef >/dev/null 2>&1 || { autoload -Uz compinit && compinit; }

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kMostRanks = 256;  // processes of one machine
 
-// Why a GPU cannot be used here; "" when it can.
+// Why a GPU cannot be used here; "" if it can.
 std::string obstacle(const DeviceFacts& facts) {
   if (facts.gpus == 0) return "there is no GPU (no /dev/nvidia0)";
   if (facts.visible == 0) return all_hidden(facts);
@@ -54,7 +54,7 @@ DeviceDecision decide_device(const CommandLine& line, DeviceChoice configured, c
                  missing,
          .place = wants_gpu ? fmt::format("--gpus {}", *gpus) : "run.device = \"cuda\"",
          .next = line.command == "plan" ? "--gpu NAME or --gpu-memory SIZE plans for a GPU that is not here"
-                                        : "`lmlaunch doctor` tells more; --gpus 0 uses the CPU"});
+                                        : "`lmlaunch doctor` has details; --gpus 0 uses the CPU"});
   }
   return {.cuda = false, .note = missing + ": using the CPU; pass --gpus 0 to silence this"};
 }

@@ -1,4 +1,4 @@
-// Which executable computes: the decision from --gpus, --ranks, run.device and what the machine has. Pure.
+// Chooses the executable that computes from --gpus, --ranks, run.device and the machine. Pure.
 #pragma once
 
 #include <string>
@@ -9,9 +9,9 @@
 namespace lm {
 
 struct DeviceFacts {
-  int gpus = 0;                // that the kernel's driver shows
-  int visible = 0;             // of these, to a run
-  std::string hidden_by = {};  // CUDA_VISIBLE_DEVICES's value, when it is set
+  int gpus = 0;                // that the kernel driver shows
+  int visible = 0;             // of these, visible to a run
+  std::string hidden_by = {};  // CUDA_VISIBLE_DEVICES, if it is set
   bool cuda_program = false;   // lmlaunch-cuda was built
 };
 
@@ -20,10 +20,10 @@ std::string all_hidden(const DeviceFacts& facts);
 
 struct DeviceDecision {
   bool cuda = false;
-  std::string note;  // why it is not what one might expect; "" when there is nothing to say
+  std::string note;  // explains an unexpected choice; "": none
 };
 
-// Throws Error(2) for contradictions, Error(12) when GPUs are asked for by name or number and cannot be had.
+// Throws Error(2) for contradictions, Error(12) if the requested GPUs do not exist.
 DeviceDecision decide_device(const CommandLine& line, DeviceChoice configured, const DeviceFacts& facts);
 
 }  // namespace lm

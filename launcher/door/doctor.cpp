@@ -30,16 +30,16 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// One line of the report: `ok` false is something a run may miss, and `next` says what to do about it.
+// One line of the report: `ok` false is something a run may miss, and `next` says how to fix it.
 struct Check {
   std::string name;
   bool ok = true;
   std::string value;
   std::string next;
-  Json numbers = Json::object();  // for programs
+  Json numbers = Json::object();  // machine-readable figures
 };
 
-// With what the kernels and products of bf16 matrices compute.
+// Instructions that kernels and products of bf16 matrices use.
 const char* simd_text(Instructions best) {
   switch (best) {
     case Instructions::kNone:
@@ -89,7 +89,7 @@ Check check_gpu(size_t card, const SurveyedGpus& found) {
   if (!gpu.uuid.empty()) value += ", " + gpu.uuid;
   if (gpu.memory > 0)
     value += ", " + format_bytes(gpu.memory) + ", " + format_bytes(gpu.free_memory) + " free";
-  // CUDA alone knows its own order; which cards are visible is certain.
+  // Only CUDA knows its order; which cards are visible is certain.
   if (!shown) {
     value += ", hidden by CUDA_VISIBLE_DEVICES=\"" + found.cuda.visible_devices.value_or("") + "\"";
   } else if (found.visible.order_guessed) {
@@ -172,7 +172,7 @@ Check check_copies(const Json& row) {
   return check;
 }
 
-// The rank's executable measures, since the door links nothing of CUDA: a second per GPU and a few to start.
+// The worker measures, since the CLI does not link CUDA: a second per GPU, and a few to start.
 std::vector<Check> check_copies(const SurveyedGpus& found) {
   const std::string program = beside_this_program("lmlaunch-cuda");
   if (found.visible.gpus.empty() || program.empty()) return {};
@@ -205,7 +205,7 @@ Check check_io_uring() {
           : "I/O threads do instead"};
 }
 
-// A disk, measured; `failure` says why it could not be.
+// A measured disk; `failure` is why it could not be measured.
 struct MeasuredDisk {
   std::string path;
   std::optional<DiskProbe> probe;
@@ -236,7 +236,7 @@ Check check_disk_rates(const MeasuredDisk& disk) {
   } else if (!p.direct) {
     check.next = "for offload.paths take a directory on ext4 or XFS: here every byte passes the page cache";
   } else if (p.read_bytes_per_s < kSlow) {
-    check.next = "an NVMe drive reads 3 GB/s and more; `lmlaunch plan` says what this one costs a run";
+    check.next = "an NVMe drive reads 3 GB/s and more; `lmlaunch plan` shows what this one costs a run";
   }
   check.numbers = {{"path", disk.path},
                    {"read_bytes_per_s", p.read_bytes_per_s},
@@ -246,14 +246,14 @@ Check check_disk_rates(const MeasuredDisk& disk) {
   return check;
 }
 
-// What a run with io.engine = "auto" would use, as the probe has just done.
+// The engine that a run with io.engine = "auto" would use, as the probe has just done.
 Check check_io_engine(const DiskProbe& probe) {
   const bool registered = probe.engine.find("unregistered") == std::string::npos;
   std::string next;
   if (!probe.note.empty()) {
     next = "the same results with more threads; let the container make io_uring calls for fewer";
   } else if (!registered) {
-    next = "every request pins its pages anew, which costs CPU time: raise the memlock limit";
+    next = "each request pins its pages again, which costs CPU time: raise the memlock limit";
   }
   return {"io engine", probe.note.empty() && registered,
           probe.engine + (probe.note.empty() ? "" : "; " + probe.note), next};
@@ -261,12 +261,12 @@ Check check_io_engine(const DiskProbe& probe) {
 
 Check check_memlock() {
   const int64_t limit = memlock_limit();
-  // The superuser is above this limit.
+  // The limit does not apply to the superuser.
   const bool enough = limit < 0 || limit >= 64 * kMiB || geteuid() == 0;
   return {"memlock", enough, limit < 0 ? "unlimited" : format_bytes(limit),
           enough ? ""
                  : "`ulimit -l unlimited` lets io_uring register its buffers; without it each request pins "
-                   "its pages anew"};
+                   "its pages again"};
 }
 
 Check check_disk() {
@@ -278,7 +278,7 @@ Check check_disk() {
                            : "a full fine-tune writes 2 bytes per parameter, and much more with checkpoints"};
 }
 
-// mpirun's version is that of the library when both are of one package.
+// mpirun's version is the library's if both are from one package.
 Check check_mpi() {
   const std::string plugin = beside_this_program("lmlaunch-mpi.so");
   if (plugin.empty()) {
@@ -288,13 +288,13 @@ Check check_mpi() {
   try {
     return {"open mpi", true, mpi_version(plugin), ""};
   } catch (const Error& error) {
-    // A wheel has the plugin, and the machine the library or not.
+    // A wheel has the plugin; the machine may lack the library.
     return {"open mpi", true, "runs use one machine: " + error.text().what,
             "for several machines: " + error.text().advice()};
   }
 }
 
-// Which several GPUs need.
+// Needed by several GPUs.
 Check check_nccl(bool several) {
   try {
     return {"nccl", true, nccl_version(), ""};
@@ -303,7 +303,7 @@ Check check_nccl(bool several) {
   }
 }
 
-// In which NCCL moves data between GPUs that cannot reach each other: some 10 MB for each channel and
+// NCCL moves data through it between GPUs that cannot reach each other: some 10 MB for each channel and
 // direction.
 Check check_shared_memory(int gpus) {
   const int64_t free = free_disk_bytes("/dev/shm");
@@ -319,7 +319,7 @@ Check check_python(const Environment& environment) {
   if (environment.python.empty()) {
     return {"python", false, "not found", "needed to prepare data: set LMLAUNCH_PYTHON, or install python3"};
   }
-  // Versions by metadata: importing the packages would take seconds.
+  // From the packages' metadata: importing them would take seconds.
   const char* program =
       "import sys, importlib.metadata as m\n"
       "print('python', sys.version.split()[0])\n"

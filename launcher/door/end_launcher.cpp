@@ -14,10 +14,10 @@
 namespace lm {
 namespace {
 
-// Whoever reaches its machines has ended them and itself in about one.
+// An mpirun that reaches its machines has ended them and itself in about one second.
 constexpr int kAloneMs = 2000;
-// mpirun takes the first for an order to end its machines, says at the second that it is at it, and leaves at
-// the third.
+// On the first signal mpirun ends its machines, on the second it reports that it is doing so, on the third it
+// exits.
 constexpr int kRequests = 3, kBetweenMs = 300;
 
 bool is_mpirun(pid_t process) {
@@ -41,15 +41,15 @@ void request(int handle, int signal) {
 
 void end_mpirun_later() {
   const pid_t launcher = getppid();
-  // A handle stays with its process: a number may be another's by then.
+  // A pidfd keeps referring to its process; a pid may be reused.
   const auto handle = static_cast<int>(syscall(SYS_pidfd_open, launcher, 0));
   if (handle < 0) return;
   if (getppid() != launcher || !is_mpirun(launcher) || fork() != 0) {
     close(handle);
     return;
   }
-  setsid();  // mpirun kills the groups of what it has started
-  // It waits for the last of who can write to it.
+  setsid();  // mpirun kills the process groups that it has started
+  // mpirun waits until nobody can write to its pipes.
   if (handle > 0) close_range(0, static_cast<unsigned>(handle) - 1, 0);
   close_range(static_cast<unsigned>(handle) + 1, ~0U, 0);
   bool ended = has_ended(handle, kAloneMs);

@@ -1,12 +1,11 @@
-// mpirun that waits for a machine which it does not reach any more: when a run of several machines has
-// failed, its end is the launcher's end, too.
+// Ends an mpirun that waits for an unreachable machine: when a run on several machines has failed, its
+// launcher must end, too.
 #pragma once
 
 namespace lm {
 
-// Leaves a process behind that ends mpirun, where that has started this one and is still there some seconds
-// after it has seen this process's end. Nothing where something else has started it. Single-threaded callers
-// only: it forks.
+// Leaves a process behind that ends mpirun, if it has started this process and is still there some seconds
+// after this process's end. Does nothing under another launcher. Single-threaded callers only: it forks.
 void end_mpirun_later();
 
 }  // namespace lm

@@ -37,7 +37,7 @@ bool on_terminal() {
 
 [[noreturn]] void stop(const std::string& name) {
   throw Error(Exit::kStopped, {.area = "HUB-37",
-                               .what = "stopped before the whole of it was fetched",
+                               .what = "stopped before the download was complete",
                                .place = name,
                                .next = "start again",
                                .kept = "what has been fetched so far: started again, it goes on there"});
@@ -47,7 +47,7 @@ std::string fetch_program() {
   const fs::path own = beside_this_program("lmlaunch");
   const std::string path = (own.parent_path() / "../share/lmlaunch/fetch/fetch.py").lexically_normal();
   if (access(path.c_str(), R_OK) == 0) return path;
-  refuse(Exit::kInternal, "the program that fetches is not installed", path, "install lmlaunch again");
+  refuse(Exit::kInternal, "the download program is not installed", path, "install lmlaunch again");
 }
 
 Json request_of(const HubName& name, const std::string& kind, FetchPart part) {
@@ -68,7 +68,7 @@ Json request_of(const HubName& name, const std::string& kind, FetchPart part) {
           {"progress", on_terminal() ? 0.5 : 10.0}};
 }
 
-// The program's lines; those of its progress take one line of a terminal.
+// Lines of the program; its progress uses one line of a terminal.
 void relay(const std::string& line) {
   if (line.starts_with("fetching: ") && on_terminal()) return show_line(line);
   log_line(line);
@@ -77,9 +77,9 @@ void relay(const std::string& line) {
 Json run_fetch(const Json& request, const HubName& name) {
   const std::string python = read_environment().python;
   if (python.empty())
-    refuse(Exit::kConfig, "no Python was found, which fetches", name.text(),
+    refuse(Exit::kConfig, "no Python was found, which the download needs", name.text(),
            "set LMLAUNCH_PYTHON, or install python3");
-  // -I: no environment variable and no folder of the user's changes what runs; -B: no bytecode is written.
+  // -I: no environment variable or folder of the user changes what runs; -B: no bytecode is written.
   const ProgramResult result =
       run_program({.argv = {python, "-I", "-B", fetch_program()}, .stop_signals = StopSignals::kIgnored},
                   request.dump(-1, ' ', false, Json::error_handler_t::replace), relay, stop_signal_came);
@@ -98,8 +98,8 @@ Json run_fetch(const Json& request, const HubName& name) {
                  .kept = error.value("kept", "")});
   }
   if (result.status != 0 || !answer.is_object())
-    refuse(Exit::kIo, fmt::format("the program that fetches has ended with status {}", result.status),
-           name.text(), "its own message stands above; start again");
+    refuse(Exit::kIo, fmt::format("the download program ended with status {}", result.status), name.text(),
+           "see its message above; start again");
   return answer;
 }
 
@@ -108,13 +108,13 @@ Json fetch(const HubName& name, const std::string& kind, FetchPart part) {
 }
 
 void say_fetched(const HubName& name, const Json& fetched) {
-  log_line(fmt::format("{} is here: {} files, {} ({} fetched), revision {}", name.text(),
+  log_line(fmt::format("{} is in the cache: {} files, {} ({} fetched), revision {}", name.text(),
                        fetched.at("files").size(), format_bytes(fetched.at("bytes").get<int64_t>()),
                        format_bytes(fetched.at("fetched_bytes").get<int64_t>()),
                        fetched.at("revision").get<std::string>()));
 }
 
-// One line of the terminal; a stop signal ends the wait.
+// Reads one line of the terminal; a stop signal ends the wait.
 std::string answer_line(const std::string& name) {
   std::string out;
   for (;;) {
@@ -131,7 +131,7 @@ std::string answer_line(const std::string& name) {
 }
 
 bool agreed(const HubName& name, FetchPart part) {
-  std::fprintf(stderr, "%s is not here. Fetch %s from %s now? [y/N] ", name.text().c_str(),
+  std::fprintf(stderr, "%s was not found locally. Fetch %s from %s now? [y/N] ", name.text().c_str(),
                part == FetchPart::kAll ? "it" : "its config.json, which a plan is made from,",
                escape_controls(read_hub_access().endpoint).c_str());
   const std::string answer = answer_line(name.text());
@@ -145,7 +145,7 @@ bool offer_to_fetch(const std::string& path, FetchPart part) {
   const Environment environment = read_environment();
   const bool here =
       part == FetchPart::kAll ? weights_are_here(path, environment) : model_is_here(path, environment);
-  // A folder of that name says that a path was meant.
+  // A folder of that name means that a path was meant.
   std::error_code ignored;
   const bool folder = name && fs::is_directory(name->org, ignored);
   if (!name || here || folder || !on_terminal() || read_hub_access().offline || !agreed(*name, part))
@@ -156,18 +156,18 @@ bool offer_to_fetch(const std::string& path, FetchPart part) {
 
 void settle_or_fetch(Config& config, FetchPart part) {
   const bool whole = part == FetchPart::kAll;
-  // Weights that begin at random are not read.
+  // Random weights need no files.
   const FetchPart of_model =
       whole && config.model.init == ModelInit::kPretrained ? FetchPart::kAll : FetchPart::kConfigAlone;
   offer_to_fetch(config.model.path, of_model);
   if (!config.lora.init.empty()) offer_to_fetch(config.lora.init, part);
   const std::string asked = config.model.path;
   settle_model(config, read_environment());
-  if (config.model.path != asked) offer_to_fetch(config.model.path, of_model);  // an adapter's model
+  if (config.model.path != asked) offer_to_fetch(config.model.path, of_model);  // an adapter's base model
 }
 
 Exit fetch_command(const CommandLine& line) {
-  if (read_launcher_job().rank > 0) return Exit::kDone;  // of an MPI job's processes the first one fetches
+  if (read_launcher_job().rank > 0) return Exit::kDone;  // in an MPI job rank 0 fetches
   block_stop_signals();
   const std::string& text = line.positional[0];
   const std::optional<HubName> name = parse_hub_name(text);
@@ -185,7 +185,7 @@ Exit fetch_command(const CommandLine& line) {
   const std::string base = fetched.at("base").get<std::string>();
   const std::optional<HubName> model = parse_hub_name(base);
   if (model && !weights_are_here(base, read_environment()))
-    log_line("it is an adapter of " + base + ", which is not here: lmlaunch fetch " + base);
+    log_line("it is an adapter of " + base + ", which was not found locally: lmlaunch fetch " + base);
   return Exit::kDone;
 }
 

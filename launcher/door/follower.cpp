@@ -31,13 +31,13 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-// After the run's end the last rows may take this long; after the death of this process, in which somebody
-// has to write first how the run has ended (status_keeper.h), longer.
+// Time for the last rows after the run's end; after the death of this process longer, because the run's
+// status must first be written (status_keeper.h).
 constexpr double kEndSeconds = 5, kGoneSeconds = 30;
-// Its own limit comes first, which says whom it has waited for.
+// The program's own limit comes first; its message names the tracker.
 constexpr int kSlackMs = 1000;
 constexpr int kPipeBytes = 1 << 20;
-// Waited for without a word.
+// A shorter wait is not logged.
 constexpr int kQuietMs = 1000;
 
 [[noreturn]] void refuse(Exit code, const std::string& what, const std::string& place,
@@ -45,7 +45,7 @@ constexpr int kQuietMs = 1000;
   throw Error(code, {.area = "LOG-38", .what = what, .place = place, .next = next});
 }
 
-// Those of log.to that a Python library takes, each once.
+// The targets of log.to that need a Python library, each once.
 std::vector<std::string> trackers(const LogConfig& log) {
   std::vector<std::string> out;
   for (const LogTarget target : log.to) {
@@ -63,7 +63,7 @@ bool asked(const LogConfig& log) {
   return !trackers(log).empty() || !log.webhook.empty();
 }
 
-// The user's own Python, with its variables and folders: what is imported decides no result.
+// The user's own Python, with its variables and folders: imported code cannot change results.
 std::vector<std::string> command() {
   const std::string python = read_environment().python;
   if (python.empty())
@@ -72,7 +72,7 @@ std::vector<std::string> command() {
   const fs::path own = beside_this_program("lmlaunch");
   const std::string program = (own.parent_path() / "../share/lmlaunch/follow/follow.py").lexically_normal();
   if (access(program.c_str(), R_OK) != 0)
-    refuse(Exit::kInternal, "the program that follows runs is not installed", program,
+    refuse(Exit::kInternal, "the program that feeds trackers is not installed", program,
            "install lmlaunch again");
   return {python, "-B", program};
 }
@@ -108,12 +108,12 @@ void require_trackers(const LogConfig& log) {
            "set LMLAUNCH_PYTHON to a Python interpreter");
   const Json answer = Json::parse(result.output, nullptr, false);
   if (result.status != 0 || !answer.is_object())
-    refuse(Exit::kDoesNotFit, "this Python cannot run the program that follows runs", argv[0],
+    refuse(Exit::kDoesNotFit, "this Python cannot run the program that feeds trackers", argv[0],
            "set LMLAUNCH_PYTHON to Python 3.11 or newer");
   const auto missing = answer.at("missing").get<std::vector<std::string>>();
   if (missing.empty()) return;
-  refuse(Exit::kDoesNotFit, "log.to names what this Python does not have: " + joined(missing, ", "), argv[0],
-         argv[0] + " -m pip install " + joined(missing, " ") + ", or leave it out of log.to");
+  refuse(Exit::kDoesNotFit, "log.to names libraries that this Python does not have: " + joined(missing, ", "),
+         argv[0], argv[0] + " -m pip install " + joined(missing, " ") + ", or leave it out of log.to");
 }
 
 Follower::Follower(const Config& config, const std::string& directory) {
@@ -134,10 +134,12 @@ Follower::Follower(const Config& config, const std::string& directory) {
   }
   in_ = in[1], out_ = out[0];
   if (process_ <= 0)
-    refuse(Exit::kDoesNotFit, std::string("cannot start what follows the run: ") + std::strerror(reason),
-           log_, "make the run directory writable, or leave out log.to and log.webhook");
+    refuse(Exit::kDoesNotFit,
+           std::string("cannot start the program that feeds trackers: ") + std::strerror(reason), log_,
+           "make the run directory writable, or leave out log.to and log.webhook");
   fcntl(out_, F_SETFL, O_NONBLOCK);
-  // Nothing waits for its reader: what the pipe does not take is lost, and the program ends with an error.
+  // Writes never wait for the reader: what the pipe does not take is lost, and the program ends with an
+  // error.
   fcntl(in_, F_SETPIPE_SZ, kPipeBytes);
   fcntl(in_, F_SETFL, O_NONBLOCK);
   write_all(in_, line_of({{"run", run.string()},
@@ -169,8 +171,8 @@ void Follower::look() {
 }
 
 void Follower::note(const std::string& what) {
-  log_note("LOG-38",
-           what + "; the run does not depend on it, its next start goes on there (" + log_ + " says more)");
+  log_note("LOG-38", what + "; the run does not depend on it, and its next start resumes there (" + log_ +
+                         " has details)");
   noted_ = true;
 }
 
@@ -201,9 +203,9 @@ void Follower::finish(const RunStatus& status) {
     poll(nullptr, 0, 10);
   }
   look();
-  // On a machine that is too busy for its own limit.
+  // If the machine is too busy for the program's own limit.
   if (!ended && !stopped && !noted_) note("log.to has not taken the last rows in time");
-  if (ended && end != 0 && !noted_) note("what follows the run has failed");
+  if (ended && end != 0 && !noted_) note("the program that feeds trackers has failed");
   if (ended) process_ = -1;
 }
 

@@ -15,7 +15,7 @@ std::string joined(const std::vector<std::string>& texts) {
   return out;
 }
 
-// What `word` names: a command, a table and keys, in this order; several may have one name.
+// What `word` names: a command, a table and keys, in this order; several may have the same name.
 std::vector<std::string> texts_of(const std::string& word, const std::vector<TableDoc>& tables) {
   std::vector<std::string> out;
   if (std::ranges::count(command_names(), word) > 0) out.push_back(help_text(word));
@@ -30,8 +30,8 @@ std::vector<std::string> texts_of(const std::string& word, const std::vector<Tab
   return out;
 }
 
-// "; did you mean `optimizer.lr`?": what a configuration with this key is answered, so that help knows the
-// same words from elsewhere. "" where it says nothing.
+// "; did you mean `optimizer.lr`?": the answer to a configuration with this key, so that help knows other
+// trainers' names. "" if there is none.
 std::string answer_to_key(const std::string& word) {
   const std::string key = word.find('.') == std::string::npos ? "train." + word : word;
   try {
@@ -48,7 +48,7 @@ std::string suggestion(const std::string& word, const std::vector<TableDoc>& tab
   std::vector<std::string> names = command_names();
   for (const TableDoc& table : tables) names.push_back(table.name);
   const auto hit = nearest(word, names);
-  // A slip of a quarter of its letters at most: "wd" is no mistyped "io".
+  // A misspelling changes at most a quarter of the letters: "wd" is no mistyped "io".
   const bool slip = hit && edit_distance(word, *hit) * 4 <= static_cast<int>(word.size());
   return slip ? "; did you mean `" + *hit + "`?" : answer_to_key(word);
 }

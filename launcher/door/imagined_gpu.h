@@ -1,4 +1,4 @@
-// The GPU that `lmlaunch plan` imagines: a card by its name, or one of some memory and rates. Pure.
+// The GPU that `lmlaunch plan` imagines: a known card, or one given by memory and rates. Pure.
 #pragma once
 
 #include <optional>
@@ -9,12 +9,12 @@
 
 namespace lm {
 
-// Of --gpu, --gpu-memory, --gpu-flops and --gpu-bandwidth; nullopt: none is given. Of a size alone, a Gpu
-// that has nothing else. Throws Error(2).
+// From --gpu, --gpu-memory, --gpu-flops and --gpu-bandwidth; nullopt: none is given. With only a size,
+// nothing else of the Gpu is set. Throws Error(2).
 std::optional<Gpu> imagined_gpu(const CommandLine& line);
 
-// What a plan for it assumes, rates that nobody knows among them: "RTX 4090: 22.4 GiB, 165 TFLOP/s of bf16,
-// 1008 GB/s".
+// The figures that a plan for it assumes, with defaults for unknown rates: "RTX 4090: 22.4 GiB, 165 TFLOP/s
+// of bf16, 1008 GB/s".
 std::string assumptions(const Gpu& gpu);
 
 }  // namespace lm

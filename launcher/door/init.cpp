@@ -24,9 +24,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kLengths[] = {2048, 1024, 512, 256, 128};  // tokens of a sequence, until something fits
-constexpr int64_t kLengthStep = 64;  // those that are taken from the data are multiples of it
-constexpr double kWorthIt = 1.1;     // fp32 takes twice the memory: bf16 stays where it is about as fast
+constexpr int64_t kLengths[] = {2048, 1024, 512, 256, 128};  // tokens of a sequence, to try
+constexpr int64_t kLengthStep = 64;  // lengths taken from the data are multiples of it
+constexpr double kWorthIt = 1.1;     // fp32 takes twice the memory: bf16 is kept if it is about as fast
 
 Error refusal(Exit code, const std::string& what, const std::string& place, const std::string& next) {
   return Error(code, {.area = "INIT-20", .what = what, .place = place, .next = next});
@@ -39,23 +39,23 @@ std::string output_of(const CommandLine& line) {
   return (name.empty() ? "config" : name.string()) + ".toml";
 }
 
-// A name that is none of a file, a glob or ORG/NAME is a slip of the keyboard.
+// A name that is no file, glob or ORG/NAME is a typing mistake.
 void check_data(const std::string& data) {
   std::error_code ignored;
   if (fs::exists(data, ignored) || data.find_first_of("*?[{~") != std::string::npos) return;
   const fs::path path(data);
-  const std::string end = path.extension();  // ".jsonl"; of ORG/OpenHermes-2.5 it is a part of the version
+  const std::string end = path.extension();  // ".jsonl"; in ORG/OpenHermes-2.5 part of the version
   const bool file = end.size() > 1 && std::isalpha(static_cast<unsigned char>(end[1])) != 0;
   if (path.is_relative() && path.has_parent_path() && !file) return;
   throw refusal(Exit::kInput, "no such data file", data,
                 "name files, globs, or ORG/NAME of a data set in the local hub cache");
 }
 
-// The first rows, as training will read them.
+// Reads the first rows, as training will read them.
 SeenRows look(const std::vector<std::string>& data, const std::string& model_dir) {
   const Environment environment = read_environment();
   if (environment.python.empty()) {
-    log_note("INIT-20", "no Python was found, so that nobody has looked at the data: see `lmlaunch doctor`");
+    log_note("INIT-20", "no Python was found, so the data was not inspected: see `lmlaunch doctor`");
     return {};
   }
   const fs::path program =
@@ -64,9 +64,9 @@ SeenRows look(const std::vector<std::string>& data, const std::string& model_dir
                       environment.python, program.lexically_normal().string());
 }
 
-// What MODEL names: a model; or an adapter, which is gone on with.
+// What MODEL names: a model, or an adapter to train further.
 struct Start {
-  std::string model, adapter;  // "": a fresh one, if any
+  std::string model, adapter;  // adapter "": a new one, if any
 };
 
 Start start_of(const CommandLine& line) {
@@ -77,8 +77,8 @@ Start start_of(const CommandLine& line) {
   return {config.model.path, config.lora.init};
 }
 
-// Lengths to try, the longest first: what the data has, no more than the model knows; then shorter ones,
-// which need less memory. Of plain text, which is split, and where nobody knows the data: 2048.
+// Lengths to try, the longest first: the data's, at most the model's context length; then shorter ones, which
+// need less memory. 2048 for plain text, which is split, and for unknown data.
 std::vector<int64_t> lengths_to_try(const SeenRows& seen, int64_t positions) {
   const bool known = seen.examples > seen.texts;
   const int64_t rounded = (seen.length + kLengthStep - 1) / kLengthStep * kLengthStep;
@@ -90,11 +90,11 @@ std::vector<int64_t> lengths_to_try(const SeenRows& seen, int64_t positions) {
   return out;
 }
 
-// Why a length was taken, for the line that sets it.
+// The comment that explains the chosen length.
 std::string reason_of(int64_t length, const SeenRows& seen, int64_t positions) {
   const bool whole = length >= seen.length, longest = seen.length == seen.longest;
   std::string out = whole                 ? "tokens"
-                    : length == positions ? "tokens, all that the model knows"
+                    : length == positions ? "tokens, the model's context length"
                                           : "tokens, what fits";
   if (seen.examples > seen.texts) {
     out += longest ? fmt::format(": the longest of {} examples has {}", seen.examples, seen.longest)
@@ -109,14 +109,14 @@ struct FittingWays {
   int64_t length = 0;
   const char* dtype = "bf16";
   std::string length_reason, dtype_reason;
-  std::vector<Alternative> ways;  // the first is taken
+  std::vector<Alternative> ways;  // the first is chosen
 };
 
 const char* learning_rate(const std::string& method) {
   return method == "full" ? "2e-5" : "2e-4";
 }
 
-// A configuration for one method, as a user would write it: what is planned, and then written.
+// A configuration for one method, as a user would write it; planned first, and then written.
 ConfigLines config_lines(const CommandLine& line, const Start& start, const FittingWays& choice,
                          const std::string& method) {
   const std::vector<std::string> data(line.positional.begin() + 1, line.positional.end());
@@ -126,25 +126,25 @@ ConfigLines config_lines(const CommandLine& line, const Start& start, const Fitt
   out.set("model.path", quote(start.model), "a directory, or ORG/NAME in the local hub cache");
   out.set("model.dtype", quote(choice.dtype), choice.dtype_reason);
   out.set("data.train", value_text(data), "JSONL, JSON, Parquet, CSV, text");
-  out.set("data.eval_fraction", "0.02", "of the examples, held out to see what was learnt");
+  out.set("data.eval_fraction", "0.02", "share of the examples held out for evaluation");
   out.set("data.max_length", std::to_string(choice.length), choice.length_reason);
   out.set("train.method", quote(method), adapter ? "a small adapter beside the frozen model" : "all weights");
   out.set("train.epochs", "1", "passes over the data");
   out.set("train.global_batch", "8", "sequences per step");
-  out.set("optimizer.lr", learning_rate(method), "the first thing to try others of");
+  out.set("optimizer.lr", learning_rate(method), "learning rate; the first key to tune");
   out.set("optimizer.schedule", quote("cosine"));
-  out.set("optimizer.warmup", "0.03", "of all steps");
+  out.set("optimizer.warmup", "0.03", "share of all steps");
   if (!start.adapter.empty()) {
-    out.set("lora.init", quote(start.adapter), "the adapter that is gone on with");
+    out.set("lora.init", quote(start.adapter), "the adapter to train further");
   } else if (adapter) {
-    out.set("lora.r", "8", "rank: more learns more, and costs more");
+    out.set("lora.r", "8", "rank: a higher one learns more and costs more");
   }
   if (const auto disks = line.list("--disk"); !disks.empty())
-    out.set("offload.paths", value_text(disks), "for what memory cannot hold");
+    out.set("offload.paths", value_text(disks), "for offloaded state");
   return out;
 }
 
-// Those that are asked for and fit; what does not fit goes to `least`.
+// The requested ways that fit; those that do not fit are added to `least`.
 std::vector<Alternative> fitting_ways(const CommandLine& line, const Start& start, const std::string& output,
                                       const FittingWays& choice, std::vector<Alternative>& least) {
   const std::string method = line.value("--method").value_or("");
@@ -156,9 +156,9 @@ std::vector<Alternative> fitting_ways(const CommandLine& line, const Start& star
     return !asked || (!start.adapter.empty() && way.method == "full");
   });
   std::erase_if(ways, [&](const Alternative& way) {
-    // Of a disk that nobody has named there are only imagined ways.
+    // Ways with an unnamed disk are only imagined.
     if (way.setting_text().find("DIRECTORY") != std::string::npos) return true;
-    // A dtype of its own is compared apart from these, with its own reason.
+    // Another dtype is compared separately, with its own reason.
     if (std::ranges::any_of(way.settings, [](const auto& one) { return one.starts_with("model.dtype="); }))
       return true;
     if (!way.plan.fits) least.push_back(way);
@@ -167,7 +167,7 @@ std::vector<Alternative> fitting_ways(const CommandLine& line, const Start& star
   return ways;
 }
 
-// bf16, unless this processor is slower with it: not all have instructions for it. GPUs that train all have.
+// bf16, unless this processor is slower with it: not all have instructions for it. All supported GPUs have.
 void choose_dtype(FittingWays& choice, std::vector<Alternative> fp32) {
   if (fp32.empty() || choice.ways.front().plan.peak.device > 0) return;
   const double bf16_speed = choice.ways.front().tokens_per_second();
@@ -195,7 +195,8 @@ FittingWays choose(const CommandLine& line, const Start& start, const std::strin
     choice.ways = fitting_ways(line, start, output, choice, least);
     if (choice.ways.empty()) continue;
     choose_dtype(choice, fitting_ways(line, start, output, wide, ignored));
-    // Of the method that is fastest, what changes least: a newcomer meets one unusual thing at a time.
+    // The fastest method with the fewest changed settings: a newcomer should meet one unusual setting at a
+    // time.
     const std::string fastest = choice.ways.front().method;
     const auto simplest = std::ranges::min_element(choice.ways, {}, [&](const Alternative& way) {
       return std::pair(way.method != fastest, way.settings.size());
@@ -203,10 +204,11 @@ FittingWays choose(const CommandLine& line, const Start& start, const std::strin
     std::rotate(choice.ways.begin(), simplest, simplest + 1);
     return choice;
   }
-  const std::string what = method.empty() ? "training this model" : "train.method = \"" + method + "\"";
+  const std::string what =
+      method.empty() ? "no training method fits" : "train.method = \"" + method + "\" does not fit";
   throw refusal(Exit::kDoesNotFit,
-                least.empty() ? what + " is not possible here"
-                              : what + " does not fit this machine: the least takes " +
+                least.empty() ? what + " this machine"
+                              : what + " this machine: the smallest takes " +
                                     format_bytes(least.back().plan.peak.host) + " of its memory",
                 line.positional[0],
                 line.list("--disk").empty()
@@ -219,7 +221,8 @@ bool sets(const Alternative& way, const std::string& key) {
                              [&](const std::string& one) { return one.starts_with(key + "="); });
 }
 
-// What makes `other` of a file that was written for `way`; "" where that file sets more than `other` does.
+// The overrides that turn the file written for `way` into `other`; "" if that file sets a key that `other`
+// does not.
 std::string settings_from(const Alternative& way, const Alternative& other) {
   for (const std::string& setting : way.settings) {
     const std::string key = setting.substr(0, setting.find('='));
@@ -240,13 +243,13 @@ std::string config_text(const CommandLine& line, const Start& start, const std::
   out += format_bytes(way.plan.peak.host) + " of memory" +
          (way.plan.peak.disk > 0 ? ", " + format_bytes(way.plan.peak.disk) + " of disk" : "") +
          fmt::format(",\n# about {:.0f} tokens per second", way.tokens_per_second()) +
-         ". What goes where: lmlaunch plan " + output + "   Start it: lmlaunch " + output +
+         ". Memory and placement: lmlaunch plan " + output + "   Start it: lmlaunch " + output +
          "\n# Every other key and what it does: `lmlaunch help TABLE`, or docs/configuration.md.\n";
   ConfigLines lines = config_lines(line, start, choice, way.method);
   for (const std::string& setting : way.settings) {
     const size_t equals = setting.find('=');
     const std::string key = setting.substr(0, equals), value = setting.substr(equals + 1);
-    // Their values are words.
+    // These values are strings.
     if (key != "train.method") lines.set(key, quote(value), "so that it fits, or is faster");
   }
   out += "\n" + lines.text();
@@ -274,14 +277,14 @@ Exit init_command(const CommandLine& line) {
   std::ranges::for_each(data, check_data);
   std::error_code ignored;
   if (fs::exists(output, ignored))
-    throw refusal(Exit::kIncompatible, "the file exists already, and is left as it is", output,
+    throw refusal(Exit::kIncompatible, "the file already exists, and was not changed", output,
                   "remove it, or name another one with -o");
   const Start start = start_of(line);
   const std::string model_dir = resolve_model(start.model, read_environment());
   const SeenRows seen = look(data, model_dir);
   const FittingWays choice = choose(line, start, output, read_model_spec(model_dir), seen);
   const std::string text = config_text(line, start, output, choice);
-  parse_config(text, output, {});  // what is written is read
+  parse_config(text, output, {});  // checks the written text
   atomic_write_file(output, text);
   std::printf("%s\n", output.c_str());
   return Exit::kDone;

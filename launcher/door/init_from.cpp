@@ -30,7 +30,7 @@ Error refusal(Exit code, const std::string& what, const std::string& place, cons
       code, {.area = "INIT-22", .what = what, .place = place, .next = next, .kept = "nothing was written"});
 }
 
-// YAML is read by the Python that prepares data: its tokenizers bring PyYAML, in a wheel as here.
+// The Python that prepares data reads YAML: its tokenizers package brings PyYAML, in a wheel as here.
 Json read_yaml(const std::string& text, const std::string& place) {
   const std::string python = read_environment().python;
   const fs::path program =
@@ -43,7 +43,7 @@ Json read_yaml(const std::string& text, const std::string& place) {
                   "set LMLAUNCH_PYTHON to a Python with PyYAML, or give the file as JSON");
   const Json answer = Json::parse(result.output, nullptr, false);
   if (result.status != 0 || !answer.is_object())
-    throw refusal(Exit::kInput, "the program that reads YAML failed", place, "its own message stands above");
+    throw refusal(Exit::kInput, "the program that reads YAML failed", place, "see its message above");
   if (!answer.contains("error")) return answer["content"];
   const Json& error = answer["error"];
   const std::string where = error.value("place", "");
@@ -65,14 +65,14 @@ std::string joined(const std::vector<std::string>& names) {
   return out;
 }
 
-// A value of theirs may hold a line break.
+// A value of the foreign file may contain a line break.
 std::string comment_text(const std::string& text) {
   std::string out;
   for (const char c : escape_controls(text)) out += c == '\n' ? ' ' : c;
   return out;
 }
 
-// A reason once, behind all keys that it is for.
+// Each reason once, after all keys that have it.
 std::string reasons(const std::string& title, const std::vector<Translated::Left>& all) {
   std::map<std::string, std::vector<std::string>> keys;
   for (const auto& [theirs, why] : all) {
@@ -97,14 +97,14 @@ std::string config_text(const Translated& done, const std::vector<std::string>& 
     sources.push_back(files[i] + " (" + std::string(project_name(done.projects[i])) + ")");
   std::string out = "# Translated by `lmlaunch init --from` from " + comment_text(joined(sources)) +
                     ".\n# Does it fit: lmlaunch plan " + output + "   Start it: lmlaunch " + output +
-                    "\n# Behind a value stands the key it comes from.\n";
+                    "\n# The comment behind a value names the key that it comes from.\n";
   if (done.of_one_device)
-    out += "# train.global_batch is that of one device there: with N of them, multiply it by N.\n";
+    out += "# train.global_batch was computed for one device: for N devices, multiply it by N.\n";
   ConfigLines lines;
   for (const auto& [key, value, from] : done.settings) lines.set(key, value, comment_text(joined(from)));
-  return out + "\n" + lines.text(kCommentColumn) + words_of("Not known, and left out:", done.unknown) +
-         reasons("Not in lmlaunch, so that this run differs there:", done.missing) +
-         reasons("Not needed:", done.unneeded) + words_of("Off or empty there:", done.off);
+  return out + "\n" + lines.text(kCommentColumn) + words_of("Unknown, left out:", done.unknown) +
+         reasons("Not in lmlaunch (the run differs by these):", done.missing) +
+         reasons("Not needed:", done.unneeded) + words_of("Off or empty in the source:", done.off);
 }
 
 std::string default_output(const CommandLine& line) {
@@ -112,14 +112,14 @@ std::string default_output(const CommandLine& line) {
   return fs::path(line.list("--from").front()).filename().replace_extension(".toml").string();
 }
 
-// What a user should look at before training, on standard error.
+// Prints on standard error what a user should check before training.
 void say(const Translated& done, const std::string& output) {
   std::fprintf(stderr, "%zu settings carried over; %zu keys not needed, %zu not in lmlaunch; reasons in %s\n",
                done.settings.size(), done.unneeded.size(), done.missing.size(), output.c_str());
   for (const auto& [theirs, why] : done.missing)
     std::fprintf(stderr, "  differs: %s: %s\n", comment_text(theirs).c_str(), comment_text(why).c_str());
   for (const std::string& theirs : done.unknown)
-    std::fprintf(stderr, "  not known, left out: %s\n", comment_text(theirs).c_str());
+    std::fprintf(stderr, "  unknown, left out: %s\n", comment_text(theirs).c_str());
 }
 
 }  // namespace
@@ -133,7 +133,7 @@ Exit init_from_command(const CommandLine& line) {
   const std::string output = default_output(line);
   std::error_code ignored;
   if (fs::exists(output, ignored))
-    throw refusal(Exit::kIncompatible, "the file exists already, and is left as it is", output,
+    throw refusal(Exit::kIncompatible, "the file already exists, and was not changed", output,
                   "remove it, or name another one with -o");
   std::vector<ForeignFile> contents;
   for (const std::string& file : files) contents.push_back(read_foreign(file));
@@ -141,7 +141,7 @@ Exit init_from_command(const CommandLine& line) {
   const std::vector<std::string> data(words.begin() + (words.empty() ? 0 : 1), words.end());
   const Translated done = translate(contents, words.empty() ? "" : words[0], data);
   const std::string text = config_text(done, files, output);
-  parse_config(text, output, {});  // what is written is read
+  parse_config(text, output, {});  // checks the written text
   atomic_write_file(output, text);
   say(done, output);
   std::printf("%s\n", output.c_str());

@@ -52,8 +52,8 @@ void check_launch(const CommandLine& line, const LauncherJob& job) {
   }
 }
 
-// The GPU of this process's rank: as many as there are processes on the machine, or one that the launcher has
-// chosen.
+// The GPU of this process's rank: one for each process on the machine, or the single one that the launcher
+// has chosen.
 int place_of_gpu(const LauncherJob& job) {
   const int visible = visible_gpu_count();
   if (visible == 1 || job.local_rank < visible) return visible == 1 ? 0 : job.local_rank;
@@ -63,8 +63,8 @@ int place_of_gpu(const LauncherJob& job) {
                                   .next = "start one process per GPU, or train on the CPU with --gpus 0"});
 }
 
-// By which the ranks' GPUs speak: loopback on one machine, else the way to where the launcher is; "" not
-// known.
+// The network interface between the ranks' GPUs: loopback on one machine, else the one towards the launcher;
+// "": unknown.
 std::string interface_between(const LauncherJob& job) {
   if (job.one_machine) return "lo";
   for (const std::string& address : job.launcher_addresses) {
@@ -73,8 +73,8 @@ std::string interface_between(const LauncherJob& job) {
   return "";
 }
 
-// What rank 0's door still has to do once its rank has ended takes it moments; mpirun kills it a second after
-// the first process that ends with an error.
+// Rank 0's CLI process needs a moment after its rank has ended; mpirun kills it a second after the first
+// process that ends with an error.
 void wait_for_leader(const std::string& directory) {
   using namespace std::chrono_literals;
   const auto until = std::chrono::steady_clock::now() + 2s;
@@ -113,8 +113,8 @@ class JobRun {
  private:
   bool leads() const { return job_.rank == 0; }
 
-  // A door that has something against the run starts its rank all the same: the ranks tell one another, so
-  // that all end with the same code and one message.
+  // A CLI process that refuses the run starts its rank all the same: the ranks exchange refusals, so that all
+  // end with the same code and one message.
   void prepare() {
     try {
       check_launch(line_, job_);
@@ -133,14 +133,14 @@ class JobRun {
 
   RunStatus supervise() {
     const std::string plugin = beside_this_program("lmlaunch-mpi.so");
-    // Without Open MPI, or where srun gives it no way, nobody can be told.
+    // Without Open MPI, or without PMIx under srun, ranks cannot exchange refusals.
     const bool alone = plugin.empty() || run_.program.empty() || !job_.problem.empty();
     if (refusal_ && alone) return refused();
     Control control = Control::create();
-    SharedRegion region = SharedRegion::create(1, 1 << 16);  // where the rank is, for this door
+    SharedRegion region = SharedRegion::create(1, 1 << 16);  // progress of the rank, for this process
     CommandLine handed_on = line_;
     handed_on.flags["--run-dir"] =
-        run_.directory.empty() ? "." : run_.directory;  // "." of one that is refused
+        run_.directory.empty() ? "." : run_.directory;  // "." if the run is refused
     handed_on.flags["--control-fd"] = std::to_string(control.fd());
     handed_on.flags["--ranks-fd"] = std::to_string(region.fd());
     handed_on.flags["--rank"] = std::to_string(job_.rank);
@@ -170,7 +170,7 @@ class JobRun {
       };
     }
     const RunStatus status = supervise_run({child}, control, care);
-    // A rank that ends by itself tells the others, one that dies cannot. Where the run was refused there is
+    // A rank that ends by itself tells the other ranks; a killed one cannot. If the run was refused there is
     // nothing to tell, and the directory may be another run's.
     const SharedRegion::Whereabouts last = region.where(0);
     tells_ = status.reason.starts_with("killed:") || (last.meeting > 0 && last.what != kRefusalCall);
@@ -186,13 +186,13 @@ class JobRun {
   const LauncherJob& job_;
   const pid_t launcher_ = getppid();
   CheckedRun run_;
-  std::vector<std::string> gpu_;  // that the rank is shown; empty on the CPU
+  std::vector<std::string> gpu_;  // visible to the rank; empty on the CPU
   std::optional<RunLock> lock_;
-  std::optional<LiveReport> report_;  // of the leader
-  std::optional<Follower> follower_;  // of the leader
+  std::optional<LiveReport> report_;  // on rank 0
+  std::optional<Follower> follower_;  // on rank 0
   std::optional<StatusKeeper> keeper_;
   std::optional<Error> refusal_;
-  bool tells_ = false;  // the other doors, how this one's rank has failed
+  bool tells_ = false;  // whether to tell the other CLI processes how this one's rank has failed
 };
 
 }  // namespace

@@ -1,7 +1,7 @@
-// Training in an MPI job: what the door of each of its processes does. It keeps one rank as its child, so
-// that a rank that is killed has a witness that names the cause, stop signals are counted, and a rank that is
-// stopped can be killed; mpirun and srun see the door alone. The door of rank 0 holds the run's directory,
-// speaks on the console and writes the run's status; the others are silent unless they are the witness.
+// Training in an MPI job: the CLI process of each rank. It keeps the rank as its child, so that the cause of
+// a rank's death is known, stop signals are counted, and a stopped rank can be killed; mpirun and srun see
+// only the CLI process. Rank 0's CLI process locks the run's directory, prints on the console and writes the
+// run's status; the others print only the death of their own rank.
 #pragma once
 
 #include "launcher/command_line.h"

@@ -1,5 +1,6 @@
-// The door: what a user types. Torch-free, so that a wrong key, `plan`, `presets` or `--help` answer in
-// milliseconds; training and what else needs torch run in lmlaunch-cpu or lmlaunch-cuda, as its child.
+// The CLI: what a user starts. Torch-free, so that a wrong key, `plan`, `presets` or `--help` answer in
+// milliseconds; training and other commands that need torch run in lmlaunch-cpu or lmlaunch-cuda, as its
+// child.
 #include <chrono>
 #include <cstdio>
 #include <exception>
@@ -33,14 +34,14 @@ int run_command(const CommandLine& line) {
   if (line.command == "fetch") return static_cast<int>(fetch_command(line));
   if (line.command == "report") return static_cast<int>(report_command(line));
   if (line.command == "plan" || line.has("--dry-run")) {
-    // Of the processes of an MPI job one plans, for all of them.
+    // In an MPI job one process plans for all of them.
     return read_launcher_job().rank > 0 ? 0 : static_cast<int>(plan_command(line));
   }
   return line.command == "train" ? train_in_rank(line) : command_in_rank(line);
 }
 
-// The message, and for training the last line that a scheduler's script looks for. What is wrong with the
-// command line of an MPI job one of its processes says.
+// Prints the message and, for training, the last line that a scheduler's script looks for. In an MPI job one
+// process reports mistakes of the command line.
 int report(const Error& error, bool training) {
   if (read_launcher_job().rank > 0) {
     // mpirun ends all others with the first that ends with an error.

@@ -31,7 +31,7 @@ namespace {
 
 using Object = nlohmann::ordered_json;
 
-// A plan for several GPUs is about machines that one does not have.
+// A plan for several GPUs assumes GPUs that this machine need not have.
 bool imagines_gpus(const CommandLine& line) {
   return imagined_gpu(line) || line.integer("--gpus").value_or(1) > 1;
 }
@@ -41,33 +41,33 @@ bool plan_for_gpu(const CommandLine& line, DeviceChoice configured, const Survey
                     .visible = static_cast<int>(found.visible.gpus.size()),
                     .hidden_by = found.cuda.visible_devices.value_or(""),
                     .cuda_program = true};
-  // A GPU that is imagined is as good as one that is there.
+  // An imagined GPU counts as present.
   if (imagines_gpus(line)) facts.gpus = facts.visible = 1;
   const DeviceDecision decision = decide_device(line, configured, facts);
   if (!decision.note.empty()) log_note("DEV-34", decision.note);
   const bool gpu = decision.cuda;
   if (imagined_gpu(line) && !gpu) {
-    throw usage_error("a GPU is imagined, and the run is to use the CPU",
+    throw usage_error("the command line imagines a GPU, but the run uses the CPU",
                       "leave out --gpus 0, or set run.device = \"cuda\"");
   }
   return gpu;
 }
 
-// The run asks CUDA; the door has nobody else to ask than NVML.
+// A run asks CUDA; the CLI has only NVML.
 void require_gpu_memory(const Gpu& gpu, const SurveyedGpus& found) {
   if (gpu.memory_bytes > 0) return;
   const GpuFacts& facts = found.visible.gpus.front();
   const std::string name = !facts.name.empty() ? facts.name : !facts.uuid.empty() ? facts.uuid : "the GPU";
   const std::string& problem = found.survey.problem;
   throw Error(Exit::kDoesNotFit, {.area = "GPU-34",
-                                  .what = "how much memory " + name + " has is not known before a run" +
+                                  .what = "the memory of " + name + " is unknown before a run" +
                                           (problem.empty() ? "" : ": " + problem),
                                   .place = "",
                                   .next = (problem.empty() ? "" : std::string(kMendNvml) + ", or ") +
                                           "--gpu-memory SIZE plans for a GPU of that size"});
 }
 
-// Which GPU the plan is for, by name; one that is imagined has only a size.
+// The GPU that the plan is for, with its name; an imagined one may have only a size.
 Object gpu_object(const CommandLine& line, const Gpu& gpu, const SurveyedGpus& found) {
   Object out = {{"memory_bytes", gpu.memory_bytes}};
   if (const auto imagined = imagined_gpu(line)) {
@@ -76,7 +76,7 @@ Object gpu_object(const CommandLine& line, const Gpu& gpu, const SurveyedGpus& f
     return out;
   }
   out["name"] = gpu.name;
-  if (found.visible.gpus.empty()) {  // several, none of which is here
+  if (found.visible.gpus.empty()) {  // several GPUs are planned, and none is here
     out["uuid"] = "";
     return out;
   }
@@ -84,8 +84,7 @@ Object gpu_object(const CommandLine& line, const Gpu& gpu, const SurveyedGpus& f
   out["uuid"] = facts.uuid;
   if (gpu.capability.known()) out["compute_capability"] = gpu.capability.text();
   if (facts.memory == 0) {
-    log_note("GPU-34",
-             found.survey.problem + ": planning with the memory that a " + gpu.name + " is sold with");
+    log_note("GPU-34", found.survey.problem + ": planning with the nominal memory of a " + gpu.name);
   }
   if (found.visible.order_guessed) {
     log_note("DEV-34", "CUDA_DEVICE_ORDER=" + found.cuda.device_order +
@@ -94,7 +93,7 @@ Object gpu_object(const CommandLine& line, const Gpu& gpu, const SurveyedGpus& f
   return out;
 }
 
-// What a plan is made from: as much as the door can know.
+// Inputs of a plan, as far as the CLI knows them.
 struct Question {
   Config config;
   PlannedModel model;
@@ -103,9 +102,9 @@ struct Question {
   DeviceType device = DeviceType::kCpu;
   World world;
   std::optional<NumericsPlan> recorded;
-  DataShape data;  // of rows that an earlier start has seen
+  DataShape data;  // row lengths, if an earlier start has tokenized the data
   std::string cache_dir;
-  bool imagined = false;  // another machine than this one
+  bool imagined = false;  // for another machine than this one
 
   PlanInputs inputs() const {
     PlanInputs out = model.inputs(config, device);
@@ -116,7 +115,7 @@ struct Question {
   Machine share() const { return share_of_machine(machine, world.ranks_per_node()); }
 };
 
-// A preset may be planned by its name, without a file: for machines that are imagined, its disks too.
+// A preset may be planned by its name, without a file, for an imagined machine with imagined disks.
 const Preset* planned_preset(const CommandLine& line) {
   const std::string& path = line.positional[0];
   std::error_code ignored;
@@ -128,7 +127,7 @@ constexpr int64_t kMostPlanned = 1 << 16;  // ranks
 World world_of(const CommandLine& line) {
   const auto gpus = line.integer("--gpus"), processes = line.integer("--ranks");
   const LauncherJob job = read_launcher_job();
-  // --gpus 0 says where ranks compute, not how many there are.
+  // --gpus 0 selects the device of the ranks, not their number.
   const int64_t asked = processes.value_or(gpus.value_or(0));
   const int64_t ranks = asked > 0 ? asked : job.ranks;
   const int64_t nodes = line.integer("--nodes").value_or(ranks == job.ranks ? job.machines : 1);
@@ -144,8 +143,7 @@ World world_of(const CommandLine& line) {
   return {static_cast<int>(ranks), static_cast<int>(nodes)};
 }
 
-// Links between ranks as the command line has them; and a GPU, where several are planned for and none is
-// here.
+// Sets the links between ranks from the command line; and a GPU, if several are planned and none is here.
 void imagine_machine(const CommandLine& line, Machine& machine) {
   if (line.integer("--gpus").value_or(1) > 1 && machine.gpus.empty()) {
     machine.gpus.push_back(known_gpu("H100"));
@@ -166,8 +164,7 @@ std::unique_ptr<Question> question_about(const Config& config, const std::string
   out->cache_dir = environment.cache_dir;
   out->model = open_model(config, environment, model_shapes());
   if (out->model.directory.empty())
-    log_note("FILE-21",
-             config.model.path + " is not here: planning with the shape that lmlaunch knows of it");
+    log_note("FILE-21", config.model.path + " was not found locally: planning from its built-in shape");
   warn_of_length(config, out->model.spec);
   const SurveyedGpus found = survey_visible_gpus();
   out->machine = survey_machine(found.visible.gpus, {imagined_gpu(line), line.bytes("--host-memory")});
@@ -185,7 +182,7 @@ std::unique_ptr<Question> question_about(const Config& config, const std::string
   const std::string run = elsewhere ? "" : run_directory(config, config_path);
   if (!elsewhere) out->data = known_data_shape(config, out->model, environment, run).value_or(DataShape{});
   if (out->imagined) return out;
-  // What a start would find: the run's numerics, and rates that an earlier run has measured.
+  // As a start would find them: the run's numerics, and cached rates of an earlier run.
   const NameMap& names = out->model.spec.names;
   out->recorded = recorded_numerics(run, config, names, out->device);
   const RateSubject subject = rate_subject(config, out->recorded, out->share().cores, out->device);
@@ -198,7 +195,7 @@ std::unique_ptr<Question> question_of(const CommandLine& line) {
   const Preset* const preset = planned_preset(line);
   Config config = preset != nullptr ? parse_config(preset->text, "preset " + preset->name, line.overrides)
                                     : load_config(path, line.overrides);
-  // A shape that is known needs no file.
+  // A built-in shape needs no file.
   if (model_is_known(config.model.path, model_shapes())) {
     settle_model(config, read_environment());
   } else {
@@ -253,7 +250,7 @@ Object refusal_object(const Error& refusal) {
   return {{"fits", false}, {"why", refusal.what()}, {"next", refusal.text().advice()}};
 }
 
-// The rows that no other beats, and as many as a screen shows; --json has all.
+// Prints the rows that no other row beats, at most a screenful; --json has all.
 Exit compare_command(const CommandLine& line) {
   constexpr size_t kMostRows = 16;
   const std::unique_ptr<Question> question = question_of(line);
@@ -266,7 +263,8 @@ Exit compare_command(const CommandLine& line) {
     const std::vector<Alternative> best = best_alternatives(all);
     std::fputs(print_alternatives(best, kMostRows).c_str(), stdout);
     std::printf(
-        "%zu of %zu ways: those that another one beats in speed and bits are left out (--json has all)\n",
+        "%zu of %zu ways; those that another one beats in speed and precision are left out (--json has "
+        "all)\n",
         std::min(kMostRows, best.size()), all.size());
   }
   return !all.empty() && all.front().plan.fits ? Exit::kDone : Exit::kDoesNotFit;
@@ -291,14 +289,14 @@ Exit plan_command(const CommandLine& line) {
     // reason.
     Object object = planned.refusal ? refusal_object(*planned.refusal) : Object::object();
     object.update(Object::parse(plan_json(planned.plan)));
-    if (planned.refusal) object["fits"] = false;  // for more reasons than bytes
+    if (planned.refusal) object["fits"] = false;  // a refusal may have other reasons than bytes
     if (!planned.gpu.is_null()) object["gpu"] = planned.gpu;
     if (planned.scaling) object["scaling"] = Object::parse(scaling_json(*planned.scaling));
     if (planned.scaling) object["notes"] = scaling_notes(planned.plan);
     print_object(object);
     return planned.refusal ? planned.refusal->code() : Exit::kDone;
   } catch (const Error& error) {
-    // Nothing to plan with, such as no GPU where one is asked for.
+    // Nothing to plan with, for example a requested GPU that does not exist.
     if (error.code() != Exit::kDoesNotFit || !line.has("--json")) throw;
     print_object(refusal_object(error));
     return error.code();
@@ -316,7 +314,8 @@ std::string less_host_memory(const CommandLine& line) {
     const std::unique_ptr<Question> question = question_of(line);
     return less_memory(question->inputs(), question->machine, Home::kHost);
   } catch (const Error& error) {
-    // Asked after a run has failed, when the machine may have changed: why that was is told in any case.
+    // Called after a run has failed, when the machine may have changed: the failure itself is reported in any
+    // case.
     if (error.code() == Exit::kInternal) log_warning(error.text().area, error.what());
     return "";
   }

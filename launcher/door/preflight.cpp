@@ -15,7 +15,7 @@
 namespace lm {
 namespace {
 
-// A run has some 30 open (libraries, logs, data workers, disks), a GPU's driver as many again.
+// A run has some 30 files open (libraries, logs, data workers, disks), a GPU's driver as many again.
 constexpr rlim_t kLeastDescriptors = 64, kEnoughDescriptors = 4096;
 
 [[noreturn]] void refuse(const char* call, int error, const std::string& path) {
@@ -36,7 +36,7 @@ void try_run_directory(const std::string& directory) {
   if (fd < 0) refuse("open", errno, first);
   constexpr std::array<char, 4096> kPage{};
   const char* call = nullptr;
-  errno = ENOSPC;  // of a write that is only short
+  errno = ENOSPC;  // for a short write
   if (write(fd, kPage.data(), kPage.size()) != std::ssize(kPage)) {
     call = "write";
   } else if (fsync(fd) != 0) {

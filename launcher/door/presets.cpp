@@ -7,7 +7,7 @@
 namespace lm {
 namespace {
 
-// A preset opens with a comment that says what it is for.
+// A preset's first comment says what it is for.
 std::string first_comment(const std::string& text) {
   if (!text.starts_with('#')) return "";
   const std::string line = text.substr(1, text.find('\n') - 1);

@@ -14,9 +14,9 @@ std::string run_at(const std::string& path) {
   const std::string run = run_of(path);
   if (!run.empty()) return run;
   throw Error(Exit::kInput, {.area = "FILE-21",
-                             .what = "no run's directory: it has no config.toml",
+                             .what = "not a run directory: it has no config.toml",
                              .place = path,
-                             .next = "name what run.dir was, runs/<config's name> unless it was set"});
+                             .next = "give the run's run.dir, runs/<config's name> unless it was set"});
 }
 
 }  // namespace

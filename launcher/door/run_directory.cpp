@@ -31,13 +31,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A run that has just taken the lock has not said yet who it is.
+// A run that has just taken the lock has not written its record yet.
 constexpr std::chrono::milliseconds kOwnerWait{100};
-// A run that was killed gives its lock back when the last of its processes has given back its memory.
+// A killed run keeps its lock until the last of its processes has returned its memory.
 constexpr std::chrono::seconds kEndingWait{10};
 constexpr std::chrono::milliseconds kLockPause{2};
 
-// ".ended.JOB": how the first rank of an MPI job that failed has ended.
+// ".ended.JOB": how the first failed rank of an MPI job has ended.
 constexpr std::string_view kEndedPrefix = ".ended.";
 
 std::string ended_path(const std::string& directory, const std::string& job) {
@@ -50,7 +50,7 @@ Error incompatible(const std::string& what, const std::string& directory, const 
       {.area = "RUN-26", .what = what, .place = directory, .next = next, .kept = "the directory, untouched"});
 }
 
-// What a run may have written before its first step.
+// Files that a run may write before its first step.
 bool early_file(const std::string& name) {
   static constexpr std::array kNames = {
       ".lock",    ".preflight",      "config.toml", "numerics.json", "plan.json",           "plan.txt",
@@ -63,16 +63,16 @@ bool early_file(const std::string& name) {
   return false;
 }
 
-// "status.json.tmp-123-4", "model.tmp-123-9": written under such a name, and cut off before it got its own.
+// Temporary names, "status.json.tmp-123-4", "model.tmp-123-9": the write was interrupted before the rename.
 bool cut_off(const std::string& name) {
-  if (name.starts_with(kEndedPrefix)) return true;  // of a job that is over
+  if (name.starts_with(kEndedPrefix)) return true;  // from an earlier job
   const size_t at = name.find(".tmp-");
   if (at == std::string::npos) return false;
   const std::string whole = name.substr(0, at);
   return whole == "model" || (whole != ".lock" && early_file(whole));
 }
 
-// " at 2026-01-31T12:00:00Z": when its status was written, which is the last that a run does; "" if unknown.
+// " at 2026-01-31T12:00:00Z": when its status was written, the last write of a run; "" if unknown.
 std::string finished_at(const std::string& directory) {
   struct stat info {};
   if (stat((directory + "/status.json").c_str(), &info) != 0) return "";
@@ -84,7 +84,7 @@ bool empty_file(const fs::directory_entry& entry) {
   return entry.is_regular_file(error) && entry.file_size(error) == 0;
 }
 
-// Whether nothing is there that a run writes after its first step.
+// Whether the directory has only files that a run writes before its first step.
 bool only_early_files(const std::string& directory) {
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(directory, error)) {
@@ -98,7 +98,7 @@ bool nothing_to_lose(const std::string& directory) {
   return status && status->state == "failed" && status->step == 0 && only_early_files(directory);
 }
 
-// At most 1 KiB of a file of /proc.
+// Reads at most 1 KiB of a file of /proc.
 std::string read_start(const std::string& path) {
   char buffer[1024];
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -107,11 +107,11 @@ std::string read_start(const std::string& path) {
   return {buffer, static_cast<size_t>(std::max<ssize_t>(n, 0))};
 }
 
-// Field 22 of /proc/PROCESS/stat: when it started, in clock ticks since boot; with the pid it names a process
-// for good. "" where there is none, or only what its parent has not waited for yet.
+// Field 22 of /proc/PROCESS/stat: the start time in clock ticks since boot, which with the pid identifies a
+// process for good. "" if there is none, or only a zombie.
 std::string start_time(const std::string& process) {
   const std::string text = read_start("/proc/" + process + "/stat");
-  size_t at = text.rfind(')');  // the name before it may hold spaces
+  size_t at = text.rfind(')');  // the process's name before it may contain spaces
   if (at != std::string::npos && (text.substr(at, 3) == ") Z" || text.substr(at, 3) == ") X")) return "";
   for (int field = 2; field < 22 && at != std::string::npos; ++field) at = text.find(' ', at + 1);
   return at == std::string::npos ? "" : text.substr(at + 1, text.find(' ', at + 1) - at - 1);
@@ -133,10 +133,10 @@ std::string owner_record() {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-// Who has the lock, as its record says.
+// Owner of the lock, from its record.
 struct LockOwner {
-  std::string text;   // "" if it has not said so yet
-  bool gone = false;  // a process of this machine that is no more
+  std::string text;   // "" if not yet written
+  bool gone = false;  // the process was on this machine, and has ended
 };
 
 LockOwner lock_owner(int fd) {
@@ -159,8 +159,8 @@ LockOwner lock_owner(int fd) {
   }
 }
 
-// Waits only for a run that is ending or has not said who it is. False: another has it, `owner`; errno says
-// why.
+// Waits only for a run that is ending or has not written its record. False: another run has the lock,
+// `owner`; errno has the reason.
 bool take_lock(int fd, LockOwner& owner) {
   struct flock lock {};
   lock.l_type = F_WRLCK;
@@ -185,14 +185,14 @@ Error unusable(const std::string& what, const std::string& directory) {
                                    .next = "set run.dir to a directory that can be written"});
 }
 
-// The last one for its owner alone: logs show training text. What is made inside is as the user's umask says,
-// so that a model that is moved out can be read like any other file.
+// Only the run directory itself is private: logs show training text. Files in it follow the user's umask, so
+// that a model that is moved elsewhere can be read like any other file.
 void make_directory(const std::string& directory) {
   errno = make_directories(directory, 0700);
   if (errno != 0) throw unusable("run.dir cannot be created", directory);
 }
 
-// Where `asked` is a number larger than what was recorded ("auto" is none).
+// Whether `asked` is a number larger than the recorded one ("auto" is none).
 bool larger(const KeyDifference& one) {
   double before = 0, after = 0;
   const auto number = [](const std::string& text, double& out) {
@@ -201,7 +201,7 @@ bool larger(const KeyDifference& one) {
   return number(one.recorded, before) && number(one.asked, after) && after > before;
 }
 
-// Of a finished run: trains it further.
+// Whether the difference trains a finished run further.
 bool extends(const KeyDifference& one) {
   return (one.key == "train.steps" || one.key == "train.epochs") && larger(one);
 }
@@ -216,10 +216,10 @@ bool has_checkpoint(const std::string& directory) {
 }
 
 std::string start_over(const std::string& directory) {
-  return "type another run.dir=..., or `rm -r " + directory + "` if it is not needed";
+  return "give another run.dir=..., or `rm -r " + directory + "` if it is not needed";
 }
 
-// How the run can go on from its checkpoint with what has changed; "" if it cannot.
+// How the run can resume with the changed settings; "" if it cannot.
 std::string way_on(const std::string& directory, const std::vector<KeyDifference>& differences) {
   std::string flags, fixed;
   for (const KeyDifference& one : differences) {
@@ -227,11 +227,11 @@ std::string way_on(const std::string& directory, const std::vector<KeyDifference
     if (one.tag != KeyTag::kNumerics) fixed += (fixed.empty() ? "" : ", ") + one.key;
   }
   if (!has_checkpoint(directory)) return "";
-  if (!fixed.empty()) return "; it cannot go on from its checkpoint with another " + fixed;
-  return "; to go on from its checkpoint with what has changed, add" + flags;
+  if (!fixed.empty()) return "; it cannot resume from its checkpoint with another " + fixed;
+  return "; to resume from its checkpoint with the changed settings, add" + flags;
 }
 
-// `over`: the run has finished, and is not asked to go on.
+// `over`: the run has finished, and should not be extended.
 Error other_configuration(const std::string& directory, const std::vector<KeyDifference>& differences,
                           bool over) {
   std::string what =
@@ -246,7 +246,7 @@ Error finished(const std::string& directory, int64_t step, bool longer) {
   const std::string what =
       fmt::format("the directory holds this run, finished after step {}{}", step, finished_at(directory));
   if (longer)
-    return incompatible(what + ", and no checkpoint that it could go on from", directory,
+    return incompatible(what + ", without a checkpoint to resume from", directory,
                         "train its result further as a new run: model.path=" + directory + " run.dir=...");
   return incompatible(
       what, directory,
@@ -284,7 +284,7 @@ std::vector<KeyDifference> check_run_directory(const std::string& directory, con
   }
   const std::optional<RunStatus> status = read_status(directory);
   const bool done = status && status->state == "done";
-  // A start that failed before its first step has written the status anew.
+  // A start that failed before its first step has overwritten the status.
   const bool trained = done || fs::is_directory(directory + "/model", error);
   std::vector<KeyDifference> accepted;
   std::erase_if(refused, [&](const KeyDifference& one) {
@@ -358,7 +358,7 @@ std::optional<RunStatus> told_end(const std::string& directory, const std::strin
     out.reason = json.at("reason").get<std::string>();
     return out;
   } catch (const std::exception&) {
-    return std::nullopt;  // nobody has, or it is being written
+    return std::nullopt;  // not written yet, or being written
   }
 }
 
@@ -377,7 +377,8 @@ void RunLock::release() const {
   fcntl(fd_, F_OFD_SETLK, &lock);
 }
 
-// Left in order: the record goes, the file stays (removing it would let two runs lock two files of one name).
+// An orderly end removes the record; the file stays (removing it would let two runs lock two files of one
+// name).
 RunLock::~RunLock() {
   if (fd_ < 0) return;
   [[maybe_unused]] const int ignored = ftruncate(fd_, 0);

@@ -24,7 +24,7 @@
 namespace lm {
 namespace {
 
-// All ranks of a run, or none.
+// Starts all ranks of a run, or none.
 std::vector<pid_t> start_ranks(const std::string& executable, const CommandLine& line,
                                std::vector<int> keep_fds, SharedRegion* region) {
   if (region == nullptr) return {start_rank(executable, line, keep_fds, StopSignals::kIgnored)};
@@ -57,7 +57,7 @@ int train_in_rank(const CommandLine& line) {
   if (job.shared()) return train_in_job(line, job);
   const CheckedRun run = check_run(line);
 
-  // From here on things are created.
+  // From here on files are created.
   const RunLock lock = take_directory(run);
   Control control = Control::create();
   const auto ranks = static_cast<int>(line.integer("--ranks").value_or(line.integer("--gpus").value_or(1)));
@@ -72,7 +72,7 @@ int train_in_rank(const CommandLine& line) {
   RunStatus status;
   std::optional<StatusKeeper> keeper;
   try {
-    // The door counts stop signals, not the rank.
+    // Stop signals go to the CLI, which counts them, not to the rank.
     const std::vector<pid_t> children =
         start_ranks(run.program, handed_on, {control.fd(), lock.fd()}, region ? &*region : nullptr);
     keeper.emplace(run, control);
@@ -98,14 +98,14 @@ int train_in_rank(const CommandLine& line) {
 }
 
 int command_in_rank(const CommandLine& line) {
-  DeviceChoice configured = DeviceChoice::kCpu;  // export and verify move bytes
+  DeviceChoice configured = DeviceChoice::kCpu;  // export and verify only move bytes
   if (line.command == "generate" || line.command == "chat") configured = DeviceChoice::kAuto;
   if (line.command == "eval") {
     const std::string& what = line.positional[0];
     const bool file = names_configuration(what);
     const std::string run = file ? "" : run_of(what);
-    configured = DeviceChoice::kAuto;  // of a model
-    // A run records where it was trained; that decides until the command line does.
+    configured = DeviceChoice::kAuto;  // for a model
+    // A run's recorded device is used unless the command line chooses one.
     if (file || (!run.empty() && !line.has("--gpus") && !line.has("--ranks")))
       configured = load_config(file ? what : run + "/config.toml", line.overrides).run.device;
   }

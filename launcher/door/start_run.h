@@ -1,5 +1,5 @@
-// From a parsed command line to a finished child: what the door does for `train` and for the commands that
-// need torch. One thread; call once.
+// From a parsed command line to a finished child: the CLI's part of `train` and of the commands that need
+// torch. One thread; call once.
 #pragma once
 
 #include "base/error.h"
@@ -7,8 +7,9 @@
 
 namespace lm {
 
-// Checks everything that can be checked without torch, locks the run's directory, starts the rank and stays
-// until it has ended. Writes <run>/status.json and the last line on stderr. Returns the process's exit code.
+// Checks everything that can be checked without torch, locks the run's directory, starts the ranks and
+// supervises them until they have ended. Writes <run>/status.json and the last line on stderr. Returns the
+// process's exit code.
 int train_in_rank(const CommandLine& line);
 
 // export, generate, eval, verify.

@@ -18,10 +18,10 @@
 namespace lm {
 namespace {
 
-// For the memory of large ranks to be given back; then who holds the lock is stuck in the kernel.
+// Large ranks take long to return their memory; after this time the lock's holder is stuck in the kernel.
 constexpr int kLooks = 3000, kLookMs = 20;
 
-// What a run has written into its lock; "" none.
+// The record in a run's lock; "": none.
 std::string owner_of(int lock) {
   char text[2048];
   const ssize_t n = pread(lock, text, sizeof text, 0);
@@ -35,16 +35,16 @@ bool take(int lock) {
   return fcntl(lock, F_OFD_SETLK, &whole) == 0;
 }
 
-// All that this process has of the door's files would keep their other ends waiting.
+// Closes the files inherited from the CLI process: their other ends would keep waiting.
 void leave_all_but(int handle) {
   if (handle > 0) close_range(0, static_cast<unsigned>(handle) - 1, 0);
   close_range(static_cast<unsigned>(handle) + 1, ~0U, 0);
-  for (int i = 0; i < 3; ++i) open("/dev/null", O_RDWR);  // whoever prints must not print into a file
+  for (int i = 0; i < 3; ++i) open("/dev/null", O_RDWR);  // a print must not go into a file
 }
 
 void keep(const CheckedRun& run, const Control& control, pid_t door, int handle) {
   prctl(PR_SET_NAME, "lm-status");
-  setsid();  // mpirun, a terminal and a shell's `kill` mean the door's group
+  setsid();  // signals of mpirun, a terminal or a shell's `kill` go to the CLI's group
   leave_all_but(handle);
   if (chdir("/") != 0) return;
   const int lock = open((run.directory + "/.lock").c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
@@ -59,7 +59,7 @@ void keep(const CheckedRun& run, const Control& control, pid_t door, int handle)
       poll(nullptr, 0, kLookMs);
       continue;
     }
-    if (owner_of(lock) != owner) return;  // another run has come and gone
+    if (owner_of(lock) != owner) return;  // another run has used the directory in the meantime
     RunStatus last = status_of_killed(control);
     last.pid = door;
     LiveReport report(run.directory);

@@ -1,8 +1,8 @@
-// Who writes how a run has ended when its door cannot, because somebody has killed it (kill -9, mpirun a
-// second after its own SIGTERM): a process beside the door, in a session of its own, that sleeps until the
-// door has ended. Then it waits until the run's processes are gone and, where nobody else has taken the
-// directory and its status is not a final one, writes the one that the rank's last record has. Whoever kills
-// it, too, leaves a status of which `updated_at`, `host` and `pid` tell that it is stale.
+// Writes a run's final status if its CLI process cannot, because it was killed (kill -9, or mpirun a second
+// after its own SIGTERM): a process beside it, in its own session, that sleeps until the CLI process has
+// ended. Then it waits until the run's processes are gone and, if no other run has taken the directory and
+// its status is not a final one, writes the status of the rank's last record. If it is killed, too,
+// `updated_at`, `host` and `pid` of the status show that it is stale.
 #pragma once
 
 #include <sys/types.h>
@@ -14,9 +14,10 @@ namespace lm {
 
 class StatusKeeper {
  public:
-  // By the door, which is single-threaded and has the run's lock, once the ranks are its children.
+  // Created by the CLI process, which is single-threaded and holds the run's lock, after it has started the
+  // ranks.
   StatusKeeper(const CheckedRun& run, const Control& control);
-  ~StatusKeeper();  // the door has written the status itself: nothing is left of the process
+  ~StatusKeeper();  // the CLI process has written the status: ends the keeper
   StatusKeeper(const StatusKeeper&) = delete;
   StatusKeeper& operator=(const StatusKeeper&) = delete;
 

@@ -20,19 +20,20 @@
 namespace lm {
 namespace {
 
-// After the second request the rank may still leave by itself; then it is killed.
+// Time for the rank to end by itself after the second stop request; then it is killed.
 constexpr int kGraceMs = 1000;
-// What the others may take after one has failed; then they are killed.
+// Time for the other ranks to end after one has failed; then they are killed.
 constexpr int kOthersMs = 3000;
-// The same when one under another door has failed: mpirun kills this door a second later.
+// The same if a rank of another CLI process has failed: mpirun kills this process a second later.
 constexpr int kElsewhereMs = 400;
-// How often other doors are asked, and how long after a rank that may have ended because of another's.
+// How often other CLI processes' records are read, and for how long after a rank that may have ended because
+// of another.
 constexpr int kAskMs = 100, kAskedLaterMs = 1500;
-// What a rank may take from saying how it ends to its end; then it is killed.
+// Time from a rank's report of its end to the end itself; then it is killed.
 constexpr int kEndMs = 10000;
-// One that hangs in the kernel does not even die; it is left behind.
+// A rank that hangs in the kernel cannot be killed; it is left behind after this time.
 constexpr int kLeaveMs = 2000;
-// No signal tells that a rank is about to end.
+// Poll interval: no signal announces that a rank is about to end.
 constexpr int kLookMs = 500;
 
 sigset_t waited_signals() {
@@ -48,7 +49,7 @@ int64_t now_ms() {
   return t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-// Waits for a signal; 0 when `timeout_ms` (-1: none) is over.
+// Waits for a signal; 0 after `timeout_ms` (-1: no limit).
 int next_signal(int timeout_ms) {
   const sigset_t set = waited_signals();
   const timespec timeout{timeout_ms / 1000, (timeout_ms % 1000) * 1000000L};
@@ -60,7 +61,7 @@ bool ended(pid_t child, int* wait_status) {
   return waitpid(child, wait_status, WNOHANG) == child;
 }
 
-// "error:config" for a rank that left with one of our codes without naming a reason.
+// "error:config": the reason for one of our exit codes, if a rank gave none.
 std::string reason_of_code(int code) {
   for (const ExitCode& known : exit_codes()) {
     if (static_cast<int>(known.code) == code) return known.reason;
@@ -72,22 +73,23 @@ void print(const Error& error) {
   std::fputs(error.report().c_str(), stderr);
 }
 
-// Under RLIMIT_AS (ulimit -v) libraries die of memory that they did not get: the loader and libgomp exit with
-// codes of their own, LibTorch's constructors abort, oneDNN goes through a null pointer. "" without a limit.
+// Under RLIMIT_AS (ulimit -v) libraries fail in odd ways when an allocation fails: the loader and libgomp
+// exit with codes of their own, LibTorch's constructors abort, oneDNN dereferences a null pointer. "" without
+// a limit.
 std::string limit_of_addresses() {
   rlimit limit{};
   if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "";
-  return "; libraries end so when they get no memory, and the limit of addresses (RLIMIT_AS) is " +
+  return "; libraries end so when an allocation fails, and the limit of address space (RLIMIT_AS) is " +
          format_bytes(static_cast<int64_t>(limit.rlim_cur));
 }
 constexpr const char* kRaiseLimit =
     "raise the limit (ulimit -v), or see `lmlaunch plan` for what a run needs";
 
-// Prints why a signal ended the rank and gives the exit code for it. The kernel's own kills are told by the
-// cgroup's counter, which the caller read before the start.
+// Prints why a signal ended the worker and returns the exit code for it. Out-of-memory kills are recognised
+// by the cgroup's counter, which the caller has read before the start.
 int report_death(int signal, int64_t oom_kills_before, const std::string& where, bool of_several = false,
                  const std::function<std::string()>& less_memory = {}) {
-  std::string what = fmt::format("the rank was killed by signal {} ({})", signal, signal_name(signal));
+  std::string what = fmt::format("the worker was killed by signal {} ({})", signal, signal_name(signal));
   std::string next = "report this message with log.txt; it is a bug in lmlaunch or in a library";
   Exit code = of_several ? Exit::kPeerLost : Exit::kInternal;
   std::string area = of_several ? "PEER-08" : "BUG-70";
@@ -96,12 +98,12 @@ int report_death(int signal, int64_t oom_kills_before, const std::string& where,
     const bool oom = read_oom_kills() > oom_kills_before;
     code = oom ? Exit::kHostMemory : Exit::kPeerLost;
     area = oom ? "MEM-16" : "PEER-08";
-    if (oom) what = "out of host memory: the rank was killed by the kernel";
+    if (oom) what = "out of host memory: the worker was killed by the kernel";
     what += limit.bytes > 0 ? "; cgroup limit " + format_bytes(limit.bytes) + " (" + limit.source + ")"
                             : "; no cgroup limit";
     const std::string settings = oom && less_memory ? less_memory() : "";
     next =
-        std::string(oom ? "" : "if nobody killed it, it ran out of host memory: ") +
+        std::string(oom ? "" : "unless someone killed it, it ran out of host memory: ") +
         (settings.empty() ? "see `lmlaunch plan`, lower train.micro_batch or set train.recompute = \"block\""
                           : "raise the limit, or set " + settings);
   } else if (signal == SIGTERM || signal == SIGHUP || signal == SIGINT) {
@@ -118,25 +120,24 @@ int report_death(int signal, int64_t oom_kills_before, const std::string& where,
   return static_cast<int>(code);
 }
 
-// Open MPI ends a rank whose mpirun is gone, by a code of its own.
+// Open MPI ends a rank whose mpirun is gone with a code of its own.
 int report_launcher_ended(const std::string& where) {
-  print(Error(Exit::kPeerLost,
-              {.area = "PEER-08",
-               .what = "what has started this process (mpirun, srun) has ended while the run was on",
-               .place = where,
-               .next = "start the same command again"}));
+  print(Error(Exit::kPeerLost, {.area = "PEER-08",
+                                .what = "the launcher of this process (mpirun, srun) ended during the run",
+                                .place = where,
+                                .next = "start the same command again"}));
   return static_cast<int>(Exit::kPeerLost);
 }
 
-// Our code for an exit code that is none of ours (a library called exit).
+// Our exit code for an unknown one (a library called exit).
 int report_strange_exit(int code, const std::string& where) {
   const std::string limit = limit_of_addresses();
   const Exit ours = limit.empty() ? Exit::kInternal : Exit::kHostMemory;
-  print(Error(ours,
-              {.area = limit.empty() ? "BUG-70" : "MEM-16",
-               .what = fmt::format("the rank ended with code {}, which is none of lmlaunch's{}", code, limit),
-               .place = where,
-               .next = limit.empty() ? "report this message with log.txt" : kRaiseLimit}));
+  print(Error(ours, {.area = limit.empty() ? "BUG-70" : "MEM-16",
+                     .what = fmt::format(
+                         "the worker ended with exit code {}, which is not one of lmlaunch's{}", code, limit),
+                     .place = where,
+                     .next = limit.empty() ? "report this message with log.txt" : kRaiseLimit}));
   return static_cast<int>(ours);
 }
 
@@ -150,12 +151,12 @@ std::string whereabouts(int rank, const RankRecord& record, const RankCare& care
 struct RankEnd {
   int rank = 0;
   int wait_status = 0;
-  bool at_once = false;                     // a second signal asked for it, and it was killed
-  bool left = false;                        // one could not even be killed
-  std::optional<RunStatus> elsewhere = {};  // the first cause, of a rank under another door
+  bool at_once = false;                     // killed after a second stop signal
+  bool left = false;                        // a rank could not be killed
+  std::optional<RunStatus> elsewhere = {};  // the first cause, if it is a rank of another CLI process
 };
 
-// The ranks of a run while some of them live.
+// The ranks of a run while at least one lives.
 class RankWatch {
  public:
   RankWatch(const std::vector<pid_t>& ranks, const RankCare& care) : ranks_(ranks), care_(care) {}
@@ -163,7 +164,7 @@ class RankWatch {
   bool alive() const {
     return std::any_of(ranks_.begin(), ranks_.end(), [](pid_t p) { return p > 0; });
   }
-  // Reaps who has ended. Gives whether one has just failed.
+  // Reaps ended ranks. Returns whether one has just failed.
   bool reap() {
     bool failed = false;
     for (size_t r = 0; r < ranks_.size(); ++r) {
@@ -183,7 +184,7 @@ class RankWatch {
       if (rank > 0) kill(rank, SIGKILL);
     }
   }
-  // Once: tells the ranks if one under another door has failed.
+  // Once: ends the ranks if one of another CLI process has failed.
   bool failed_elsewhere() {
     if (!care_.failed_elsewhere || end.elsewhere || failed_) return false;
     end.elsewhere = care_.failed_elsewhere();
@@ -195,7 +196,7 @@ class RankWatch {
       if (rank > 0)
         log_warning(
             "IO-05",
-            fmt::format("process {} stays behind: it waits in the kernel, and ends when its disk answers",
+            fmt::format("process {} is left behind: it waits in the kernel, and ends when its disk responds",
                         rank));
     }
   }
@@ -204,7 +205,7 @@ class RankWatch {
 
  private:
   static bool goes_well(int code) { return code == 0 || code == static_cast<int>(Exit::kStopped); }
-  // A rank that ended because of another is no cause; of causes the first counts.
+  // A rank that ended because of another is not the cause; of several causes the first counts.
   static bool worse(int now, int before) {
     const auto weight = [](int status) {
       if (WIFSIGNALED(status)) return 3;
@@ -220,12 +221,12 @@ class RankWatch {
   bool failed_ = false;
 };
 
-// Whether a rank has said that it ends with an error.
+// Whether a rank has reported that it ends with an error.
 bool fails_by(int exit_code) {
   return exit_code > 0 && exit_code != static_cast<int>(Exit::kStopped);
 }
 
-// Of two times, of which 0 is none.
+// The earlier of two times; 0 is none.
 int64_t earlier(int64_t a, int64_t b) {
   return a == 0 ? b : std::min(a, b);
 }
@@ -256,7 +257,7 @@ RankEnd wait_for_end(const std::vector<pid_t>& ranks, Control& control, const Ra
     if (kill_at == 0 && fails_by(control.latest().exit_code)) kill_at = now + kEndMs;
     if (signal == 0 || signal == SIGCHLD) continue;
     control.request_stop(signal);
-    if (watch.end.elsewhere) continue;  // mpirun ends what is left
+    if (watch.end.elsewhere) continue;  // mpirun ends the remaining ranks
     if (control.stop_requests() == 1) {
       if (!care.quiet)
         log_line("lmlaunch: " + signal_name(signal) +
@@ -268,7 +269,7 @@ RankEnd wait_for_end(const std::vector<pid_t>& ranks, Control& control, const Ra
   }
 }
 
-// A rank that says that another has ended, or that its library has ended it, may have been told late why.
+// If a rank reports that another has ended, or that its library has ended it, the cause may arrive late.
 void ask_once_more(RankEnd& end, const RankCare& care) {
   if (!care.failed_elsewhere || end.elsewhere || !WIFEXITED(end.wait_status)) return;
   const int code = WEXITSTATUS(end.wait_status);
@@ -328,7 +329,7 @@ RunStatus supervise_run(const std::vector<pid_t>& ranks, Control& control, const
   } else if (dead && end.at_once) {
     out.exit_code = static_cast<int>(Exit::kStopped);
   } else if (dead && last.exit_code >= 0 && end.rank == 0) {
-    // It has said how it ends, and what was left of it is no matter.
+    // The rank has reported how it ends; its death afterwards does not matter.
     out.exit_code = last.exit_code;
     if (out.reason.empty()) out.reason = reason_of_code(last.exit_code);
   } else if (dead) {
@@ -371,7 +372,7 @@ int supervise_command(pid_t child) {
   }
   if (!WIFSIGNALED(wait_status)) {
     const int code = WEXITSTATUS(wait_status);
-    return reason_of_code(code).empty() ? report_strange_exit(code, "the rank's executable") : code;
+    return reason_of_code(code).empty() ? report_strange_exit(code, "the worker") : code;
   }
   const int signal = WTERMSIG(wait_status);
   if (passed_on == signal) {
@@ -382,7 +383,7 @@ int supervise_command(pid_t child) {
     raise(signal);
     sigprocmask(SIG_UNBLOCK, &only, nullptr);
   }
-  return report_death(signal, oom_kills, "the rank's executable");
+  return report_death(signal, oom_kills, "the worker");
 }
 
 }  // namespace lm

@@ -1,6 +1,6 @@
-// The door while its child works: counts stop signals and passes them on, ends the child at the second, and
-// says why it ended. The door is single-threaded; its stop signals must be blocked (`block_stop_signals`)
-// before the child is started, so that none is lost in between.
+// The CLI process while its child works: counts stop signals and passes them on, ends the child at the
+// second, and reports why it ended. It is single-threaded; its stop signals must be blocked
+// (`block_stop_signals`) before the child is started, so that none is lost in between.
 #pragma once
 
 #include <sys/types.h>
@@ -15,37 +15,37 @@
 
 namespace lm {
 
-// SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGCHLD wait to be taken; SIGPIPE and SIGXFSZ become errors of the
-// call.
+// Blocks SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGCHLD until they are waited for; SIGPIPE and SIGXFSZ become
+// errors of the call.
 void block_stop_signals();
 
-// Whether one of the first four has come since the last question; does not wait.
+// Whether one of the first four has arrived since the last call; does not wait.
 bool stop_signal_came();
 
 // Training: waits for the end of all `ranks`, relays stop requests through `control`, prints the first cause
-// of a death on stderr. The result is the final status (state, exit code, reason, last record). Once one of
-// several has failed the others are told, and killed if that does not end them. A rank that is killed and
-// that the kernel does not let go of (requests to a dead disk) is left behind.
+// of a death on stderr. Returns the final status (state, exit code, reason, last record). Once one of several
+// ranks has failed the others are notified, and killed if that does not end them. A killed rank that the
+// kernel keeps (requests to a dead disk) is left behind.
 struct RankCare {
-  std::function<std::string()> less_memory = {};  // settings that take less; asked when the kernel has killed
+  std::function<std::string()> less_memory = {};  // settings that save memory, for an OOM kill
   std::function<void()> left_behind = {};
-  std::function<void()> rank_failed = {};          // tells the others
+  std::function<void()> rank_failed = {};          // notifies the others
   std::function<void()> meanwhile = {};            // about twice per second; must be quick
-  std::function<std::string(int)> name = {};       // of a rank, in messages; "rank 0" and so on
-  std::function<std::string(int)> operation = {};  // what it was last at; "" unknown
-  // Of an MPI job: whether mpirun, or who else has started this process, has ended.
+  std::function<std::string(int)> name = {};       // of a rank, in messages; default: "rank 0" and so on
+  std::function<std::string(int)> operation = {};  // its last operation; "": unknown
+  // In an MPI job: whether mpirun, or another launcher of this process, has ended.
   std::function<bool()> launcher_ended = {};
-  // Of an MPI job: how a rank under another door has failed; then this one's ranks have to end, too.
+  // In an MPI job: how a rank of another CLI process has failed; this one's ranks must then end, too.
   std::function<std::optional<RunStatus>()> failed_elsewhere = {};
-  bool quiet = false;  // another door speaks for the run
+  bool quiet = false;  // another CLI process reports the run's end
 };
 RunStatus supervise_run(const std::vector<pid_t>& ranks, Control& control, const RankCare& care = {});
 
-// The final status of a run whose door was killed, by its rank's last record.
+// The final status of a run whose CLI process was killed, from its rank's last record.
 RunStatus status_of_killed(const Control& control);
 
-// Other commands: signals go to the child as they come; the result is our exit code. When the child died of a
-// signal that we passed on, this process ends by the same one.
+// Other commands: passes signals on to the child; returns our exit code. If a passed-on signal killed the
+// child, this process ends by the same one.
 int supervise_command(pid_t child);
 
 }  // namespace lm

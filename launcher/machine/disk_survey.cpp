@@ -29,7 +29,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kFolder = "disks";
 
-// Some class of state may go to disk.
+// Whether some class of state may be offloaded to disk.
 bool may_use_disks(const Config& config) {
   const OffloadConfig& offload = config.offload;
   const auto may = [](OffloadHome home) { return home == OffloadHome::kNvme || home == OffloadHome::kAuto; };
@@ -37,7 +37,7 @@ bool may_use_disks(const Config& config) {
                                     may(offload.weights) || may(offload.activations));
 }
 
-// What the rates belong to.
+// The cache key of a disk's rates.
 Json rate_key(const std::string& path, dev_t device, IoEngineChoice engine) {
   std::error_code ignored;
   const fs::path whole = fs::weakly_canonical(path, ignored);
@@ -70,21 +70,21 @@ bool measure(IoEngineChoice engine, Disk& disk) {
     disk.both_bandwidth = probe.both_bytes_per_s;
     return true;
   } catch (const Error& error) {
-    // The run itself may need less than the probe, and tells what is wrong where it does not.
+    // The run may need less than the probe; if not, it reports the error itself.
     log_note("DISK-19", std::string("not measured: ") + error.what());
     return false;
   }
 }
 
-// A second plan within the week does not measure, and a disk that has changed meanwhile is measured once the
-// file is gone.
+// A second plan within the week does not measure; to measure a changed disk earlier, delete the file.
 void keep_disk_rates(const std::string& cache_dir, const Json& key, const Disk& disk) {
   Json figures;
   visit_rates(disk, [&](const char* name, double rate) { figures[name] = rate; });
   const std::string file = keep_figures(cache_dir, kFolder, key, figures);
-  log_line(fmt::format("{} reads {:.2f} GB/s and writes {:.2f} GB/s; {}", disk.path,
-                       disk.read_bandwidth / 1e9, disk.write_bandwidth / 1e9,
-                       file.empty() ? "not kept: it will be measured again" : "kept for a week in " + file));
+  log_line(
+      fmt::format("{} reads {:.2f} GB/s and writes {:.2f} GB/s; {}", disk.path, disk.read_bandwidth / 1e9,
+                  disk.write_bandwidth / 1e9,
+                  file.empty() ? "not cached: it will be measured again" : "cached for a week in " + file));
 }
 
 [[noreturn]] void refuse(const std::string& path, int error) {
@@ -102,7 +102,7 @@ void keep_disk_rates(const std::string& cache_dir, const Json& key, const Disk& 
        .kept = "nothing was started or written"});
 }
 
-// A plan would count what lies there as a disk's, and the kernel as memory.
+// On tmpfs the plan would count offloaded bytes as disk, and the kernel as memory.
 void refuse_memory(const std::string& path) {
   struct statfs info {};
   if (statfs(path.c_str(), &info) != 0) return;
@@ -110,7 +110,7 @@ void refuse_memory(const std::string& path) {
   if (kind != TMPFS_MAGIC && kind != RAMFS_MAGIC) return;
   throw Error(Exit::kDoesNotFit,
               {.area = "DISK-33",
-               .what = std::string("offload files would be in memory here: the file system is a ") +
+               .what = std::string("offload files here would be in memory: the file system is a ") +
                        (kind == TMPFS_MAGIC ? "tmpfs" : "ramfs"),
                .place = "offload.paths: " + path,
                .next = "name a directory on a disk; for state in memory set offload.optimizer, .gradients or "

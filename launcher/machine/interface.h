@@ -1,14 +1,12 @@
-// By which of this machine's network interfaces another machine is reached. Any thread may call; nothing is
-// sent.
+// The network interface by which another machine is reached. Any thread may call; sends nothing.
 #pragma once
 
 #include <string>
 
 namespace lm {
 
-// The interface of the route to a numeric address, or the one that has it where it is this machine's own:
-// "eth0".
-// "" where there is no route, and of loopback, by which no other machine is reached.
+// The interface, such as "eth0", of the route to a numeric address, or the one that has this address if it is
+// this machine's own. "" if there is no route, or only loopback, which reaches no other machine.
 std::string interface_towards(const std::string& address);
 
 }  // namespace lm

@@ -19,7 +19,7 @@ std::string text_of(const Json& json, int indent = -1) {
   return json.dump(indent, ' ', false, Json::error_handler_t::replace);
 }
 
-// Named by FNV-1a of the whole key.
+// The file's name is the FNV-1a hash of the whole key.
 std::string file_of(const std::string& cache_dir, const std::string& folder, const Json& key) {
   uint64_t hash = 0xcbf29ce484222325;
   for (const char c : text_of(key)) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;

@@ -1,5 +1,6 @@
-// Figures that take long to measure, kept for a week in the user's cache: one small JSON file for each thing
-// that was measured. Keeping is only a saving: what cannot be kept or read is measured again. Any one thread.
+// A cache of figures that take long to measure, kept for a week in the user's cache directory: one small JSON
+// file for each measurement. Errors are ignored: what cannot be cached or read is measured again. Any one
+// thread.
 #pragma once
 
 #include <functional>
@@ -9,16 +10,16 @@
 
 namespace lm {
 
-// Under `cache_dir` ("": nothing is kept), in `folder`. `key` says what was measured: figures are given for
-// the same key alone, to `read`, as one object with the key's fields. False where there are none, or where
-// `read` throws, as it does of one that is damaged.
+// Files in `folder` under `cache_dir` ("": nothing is cached). `key` identifies the measurement: passes the
+// figures of the same key to `read`, as one object with the key's fields. False if there are none, or if
+// `read` throws, as it does if they are damaged.
 bool read_figures(const std::string& cache_dir, const std::string& folder, const Json& key,
                   const std::function<void(const Json&)>& read);
-// `certain` false: for an hour alone. The file; "" where they cannot be kept.
+// `certain` false: cached for an hour only. Returns the file; "" if nothing could be cached.
 std::string keep_figures(const std::string& cache_dir, const std::string& folder, const Json& key,
                          const Json& figures, bool certain = true);
 
-// A rate among them that can be used: finite and above 0. Throws where it cannot.
+// A usable rate of the figures: finite and above 0. Throws if it is not.
 double kept_rate(const Json& figures, const char* name);
 
 }  // namespace lm

@@ -35,7 +35,7 @@ Machine survey_machine(const std::vector<GpuFacts>& gpus, const Imagined& imagin
   if (imagined.gpu) {
     machine.gpus.resize(1);
     Gpu& gpu = machine.gpus[0];
-    // Of a size alone: a GPU that is there lends its name and its rates.
+    // Only a size was given: name and rates are those of the GPU that is here.
     const int64_t size = imagined.gpu->memory_bytes;
     if (!imagined.gpu->name.empty() || imagined.gpu->bf16_flops > 0) gpu = *imagined.gpu;
     gpu.memory_bytes = size;
@@ -57,7 +57,7 @@ ComputingGpu computing_gpu(const GpuSurvey& survey, const GpuInfo& device) {
   out.facts.free_memory = device.free_bytes;
   const std::string reason = !survey.problem.empty()      ? survey.problem
                              : card == survey.cards.end() ? "NVML lists no GPU of this UUID"
-                                                          : "NVML does not say how much memory it has";
+                                                          : "NVML does not report its memory";
   out.note = reason + ": planning with CUDA's own figures";
   return out;
 }

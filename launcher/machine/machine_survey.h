@@ -1,5 +1,5 @@
-// The machine as the plan sees it, filled from what the survey finds; disks are disk_survey.h's. Rates are
-// not measured here (0): the rank measures them, the plan replaces what is unknown.
+// The machine as the plan's input, filled from the survey; disk_survey.h adds the disks. Rates are not
+// measured here (0): the rank measures them, and the plan assumes those that are unknown.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,9 @@
 
 namespace lm {
 
-// What `lmlaunch plan` imagines instead of what is there.
+// The machine that `lmlaunch plan` imagines instead of this one.
 struct Imagined {
-  std::optional<Gpu> gpu;  // its memory and, where they are not zero, its name and rates
+  std::optional<Gpu> gpu;  // its memory and, if not zero, its name and rates
   std::optional<int64_t> host_bytes;
 };
 
@@ -32,15 +32,15 @@ SurveyedGpus survey_visible_gpus();
 // `gpus`: those that a run may use, the one that computes first.
 Machine survey_machine(const std::vector<GpuFacts>& gpus, const Imagined& imagined = {});
 
-// The GPU that computes, `device` to CUDA, as the plan wants it: NVML's figures for the card of the same UUID
-// (the door's plan has them, too), CUDA's own where NVML has none. `note` then says why.
+// The GPU that computes, `device` to CUDA, as the plan's input: NVML's figures for the card of the same UUID
+// (the CLI's plan has them, too), or CUDA's own if NVML has none; `note` then says why.
 struct ComputingGpu {
   GpuFacts facts;
   std::string note;
 };
 ComputingGpu computing_gpu(const GpuSurvey& survey, const GpuInfo& device);
 
-// Throws Error(12) for a card that these executables cannot compute on, before anything is loaded.
+// Throws Error(12) for a card that these executables have no code for, before anything is loaded.
 void require_gpu_code(const Gpu& gpu);
 
 }  // namespace lm

@@ -21,7 +21,7 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-// "0-15,32-47"; what is no list of numbers is left out.
+// "0-15,32-47"; ignores what is no number.
 cpu_set_t parse_core_list(const std::string& text) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
@@ -37,14 +37,15 @@ cpu_set_t parse_core_list(const std::string& text) {
   return cores;
 }
 
-// Memory of the node first, of others when it has none left. (No libnuma: it is one system call. Where a
-// container forbids it, memory comes from the node of the core that first touches it, which is this one.)
+// Prefers memory of the node, and uses that of others if it is full. (Without libnuma: it is one system call.
+// If a container forbids it, memory comes from the node of the core that first touches it, which is this
+// one.)
 void prefer_memory_of(int node) {
   constexpr int kPreferred = 1;  // MPOL_PREFERRED of linux/mempolicy.h
   constexpr size_t kBits = sizeof(unsigned long) * CHAR_BIT;
   std::vector<unsigned long> mask(static_cast<size_t>(node) / kBits + 1);
   mask.back() = 1UL << (static_cast<size_t>(node) % kBits);
-  // The kernel takes one bit less than it is told.
+  // The kernel uses one bit less than the given length.
   syscall(SYS_set_mempolicy, kPreferred, mask.data(), mask.size() * kBits + 1);
 }
 
@@ -58,7 +59,7 @@ std::optional<NumaNode> node_of_device(const std::string& pci_address, const std
   if (!(number >> node.number) || node.number < 0) return std::nullopt;
   node.core_list = first_line(fmt::format("{}{}/cpulist", nodes, node.number));
   node.cores = parse_core_list(node.core_list);
-  if (CPU_COUNT(&node.cores) == 0) return std::nullopt;  // a node of memory alone
+  if (CPU_COUNT(&node.cores) == 0) return std::nullopt;  // a node with memory only
   return node;
 }
 

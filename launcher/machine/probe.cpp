@@ -21,7 +21,7 @@ std::optional<std::string> program_output(const Program& program, int timeout_ms
 }
 
 int io_uring_errno() {
-  constexpr unsigned kEntries = 33;  // those of a save's ring: kernels that charge its memory may refuse it
+  constexpr unsigned kEntries = 33;  // entries of a save's ring: kernels that charge its memory may refuse it
   std::array<uint32_t, 30> parameters{};  // struct io_uring_params: 120 bytes, zero on entry
   const long fd = syscall(SYS_io_uring_setup, kEntries, parameters.data());
   if (fd < 0) return errno;
@@ -42,7 +42,7 @@ int64_t free_disk_bytes(const std::string& directory) {
 }
 
 std::vector<std::string> missing_libraries(const std::string& executable) {
-  // The loader lists what it would load, and leaves without running the program.
+  // The loader lists the libraries, and exits without running the program.
   const std::string list =
       program_output({.argv = {executable}, .variables = {"LD_TRACE_LOADED_OBJECTS=1"}}, 10000).value_or("");
   std::vector<std::string> out;

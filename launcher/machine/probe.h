@@ -1,5 +1,5 @@
-// Small questions to the system that `doctor` asks: a program's output, io_uring, limits, free space. Each
-// call stands alone; any thread but not while another forks.
+// Small queries of the system for `doctor`: a program's output, io_uring, limits, free space. Each call is
+// independent; any thread, but not while another forks.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@
 
 namespace lm {
 
-// Its standard output; nothing when it cannot be run, does not end well or in time.
+// Runs a program and returns its standard output; empty if it cannot be run, fails or exceeds the time.
 std::optional<std::string> program_output(const Program& program, int timeout_ms);
 
-// 0 when io_uring works here, else errno (EPERM in most containers, ENOSYS on old kernels).
+// 0 if io_uring works here, else errno (EPERM in most containers, ENOSYS on old kernels).
 int io_uring_errno();
 
 // Soft limit on pinned memory for io_uring and others; -1: unlimited.

@@ -22,7 +22,7 @@ Json key_of(const Machine& machine, const RateSubject& subject) {
           {"lmlaunch", LM_VERSION}};
 }
 
-// What is measured of a machine for the subject, by the names that the cache has for it.
+// The measured rates of a machine, with their names in the cache.
 template <class M, class V>
 void visit_rates(M& machine, const RateSubject& subject, const V& rate) {
   rate("memory_bytes_per_s", machine.memory_bandwidth);
@@ -60,7 +60,7 @@ void keep_rates(const RateSubject& subject, const Machine& machine, const std::s
                 bool certain) {
   Json figures;
   visit_rates(machine, subject, [&](const char* name, const auto& rate) { figures[name] = rate; });
-  // A machine with other work on it is no measure for the next week.
+  // Rates measured beside other work are not valid for a week.
   constexpr double kQuiet = 0.8;
   keep_figures(cache_dir, kFolder, key_of(machine, subject), figures,
                certain && machine.gemm_sustained >= kQuiet);

@@ -1,7 +1,6 @@
-// How fast this machine computes and moves bytes, as the rank has measured it and the cache keeps it: the
-// prediction of a step's time needs it, and nothing else. By processor, threads, type and the versions of
-// LibTorch and lmlaunch; for a week, or for an hour where the machine was busy.
-// Any one thread.
+// Rates at which this machine computes and moves bytes, measured by the rank and cached; only the cost model
+// needs them. Keyed by processor, threads, type and the versions of LibTorch and lmlaunch; valid for a week,
+// or for an hour if the machine was busy. Any one thread.
 #pragma once
 
 #include <optional>
@@ -14,26 +13,25 @@
 
 namespace lm {
 
-// What the rates belong to.
+// The key of the rates.
 struct RateSubject {
   DeviceType device = DeviceType::kCpu;
   DType dtype = DType::kBF16;
   int threads = 1;
 };
 
-// Of a plan that is to be made, of a recorded run or a new one; `cores`: those of a rank.
+// For a plan that is to be made, of a recorded run or a new one; `cores`: those of a rank.
 RateSubject rate_subject(const Config& config, const std::optional<NumericsPlan>& recorded, int64_t cores,
                          DeviceType device);
 
-// Of the CPU's products in that type, the best.
+// The best rate of the CPU's matrix products in that type.
 auto& gemm_flops(auto& machine, DType dtype) {
   return dtype == DType::kBF16 ? machine.gemm_bf16_flops : machine.gemm_fp32_flops;
 }
 
-// The machine's rates for the subject, where the cache knows them. False, and nothing is changed, where it
-// does not.
+// Sets the machine's rates from the cache. False, without a change, if the cache does not have them.
 bool take_known_rates(const RateSubject& subject, const std::string& cache_dir, Machine& machine);
-// `certain` false: for an hour, whatever the rates themselves say of how busy the machine was.
+// `certain` false: for an hour, however busy the machine was by the rates themselves.
 void keep_rates(const RateSubject& subject, const Machine& machine, const std::string& cache_dir,
                 bool certain = true);
 

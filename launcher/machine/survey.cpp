@@ -31,7 +31,7 @@ int64_t read_number(const std::string& text) {
   return result.ec == std::errc() ? value : 0;
 }
 
-// The value after `name` at the beginning of a line of `text`; "" if there is none.
+// The value after `name` at the beginning of a line of `text`; "": none.
 std::string field(const std::string& text, const std::string& name) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
@@ -55,7 +55,7 @@ struct MemoryGroup {
   bool v2 = false;
 };
 
-// The memory controller's group of this process: v1 where the line names it, else the unified hierarchy.
+// The cgroup of this process with a memory controller: v1 if the line names it, else the unified hierarchy.
 MemoryGroup memory_group(const std::string& root) {
   MemoryGroup out{root + "/sys/fs/cgroup", "/", true};
   std::istringstream lines(read_text(root + "/proc/self/cgroup"));
@@ -71,7 +71,7 @@ MemoryGroup memory_group(const std::string& root) {
   return out;
 }
 
-// From the group up to the mount's top: a container often sees a path that its mount does not have.
+// Searches from the cgroup up to the mount's top: a container often sees a path that its mount does not have.
 std::vector<std::string> up_from(const MemoryGroup& group) {
   std::vector<std::string> out;
   for (fs::path path(group.path);; path = path.parent_path()) {
@@ -102,7 +102,7 @@ int usable_cores(const std::string& root) {
 MemoryLimit read_memory_limit(const std::string& root) {
   MemoryLimit best;
   const auto consider = [&](int64_t bytes, const std::string& source) {
-    // v1 says 2^63 rounded down to a page for "none".
+    // v1's "no limit" is 2^63 rounded down to a page.
     if (bytes <= 0 || bytes >= (int64_t{1} << 60)) return;
     if (best.bytes == 0 || bytes < best.bytes) best = {bytes, source};
   };
@@ -125,7 +125,7 @@ int64_t read_oom_kills(const std::string& root) {
     const std::string text = read_text(directory + (group.v2 ? "/memory.events" : "/memory.oom_control"));
     if (!text.empty()) return read_number(field(text, "oom_kill "));
   }
-  // No group of our own, or one that counts nothing: the machine's.
+  // Without a cgroup that counts kills: the machine's count.
   return read_number(field(read_text(root + "/proc/vmstat"), "oom_kill "));
 }
 

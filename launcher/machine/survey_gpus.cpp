@@ -1,5 +1,5 @@
-// GPUs by NVML, loaded from the driver's library at run time, so that the door links nothing of CUDA. The few
-// declarations below are NVML's stable C interface (version 2 entry points).
+// GPUs through NVML, loaded from the driver's library at run time, so that the CLI does not link CUDA. The
+// few declarations below are NVML's stable C interface (version 2 entry points).
 #include <dlfcn.h>
 #include <fmt/format.h>
 
@@ -34,7 +34,7 @@ class Nvml {
   }
   ~Nvml() {
     if (status_ == 0) find<int (*)()>("nvmlShutdown")();
-    // The library stays loaded: unloading it is not safe with every driver, and the process is short.
+    // The library stays loaded: unloading it is not safe with every driver, and the process is short-lived.
   }
   Nvml(const Nvml&) = delete;
   Nvml& operator=(const Nvml&) = delete;
@@ -43,12 +43,12 @@ class Nvml {
     if (library_ == nullptr) return {{}, "NVML (libnvidia-ml.so.1) cannot be loaded"};
     if (status_ != 0) return {{}, "NVML (libnvidia-ml.so.1) does not start: " + status_text()};
     std::vector<Found> found = devices();
-    // NVML promises no order of its own.
+    // NVML guarantees no order.
     std::stable_sort(found.begin(), found.end(),
                      [](const Found& a, const Found& b) { return a.pci < b.pci; });
     GpuSurvey out;
     for (Found& one : found) {
-      if (one.facts.memory == 0) out.problem = "NVML does not say how much memory " + one.facts.name + " has";
+      if (one.facts.memory == 0) out.problem = "NVML does not report the memory of " + one.facts.name;
       out.cards.push_back(std::move(one.facts));
     }
     if (out.cards.empty()) out.problem = "NVML (libnvidia-ml.so.1) lists no GPU";
@@ -61,7 +61,7 @@ class Nvml {
     GpuFacts facts;
   };
 
-  // Such as "Driver/library version mismatch", when a driver was updated under a running system.
+  // For example "Driver/library version mismatch", after a driver update under a running system.
   std::string status_text() const {
     const auto text_of = find<const char* (*)(int)>("nvmlErrorString");
     return text_of ? text_of(status_) : fmt::format("error {}", status_);
@@ -102,7 +102,7 @@ class Nvml {
     return out;
   }
 
-  // What a driver does not know of a card stays 0.
+  // Figures that a driver does not report stay 0.
   GpuFigures figures_of(NvmlDevice device) const {
     constexpr int kClockSm = 1, kClockMemory = 2;
     const auto capability_of = find<int (*)(NvmlDevice, int*, int*)>("nvmlDeviceGetCudaComputeCapability");
@@ -132,8 +132,8 @@ class Nvml {
   int status_;  // nvmlInit's
 };
 
-// What the kernel driver alone tells: names and, once a program has used the card, UUIDs. A directory's name
-// is the card's PCI address.
+// What the kernel driver alone reports: names and, once a program has used the card, UUIDs. A directory's
+// name is the card's PCI address.
 std::vector<GpuFacts> cards_from_proc(const std::string& root) {
   std::map<std::string, GpuFacts> by_address;
   std::error_code error;
@@ -146,7 +146,7 @@ std::vector<GpuFacts> cards_from_proc(const std::string& root) {
     std::ifstream file(entry.path() / "information");
     for (std::string line; std::getline(file, line);) {
       if (line.starts_with("Model:")) gpu.name = value(line);
-      // Question marks until the card has been started.
+      // Question marks until the card has been used.
       if (line.starts_with("GPU UUID:") && line.find('?') == std::string::npos) gpu.uuid = value(line);
     }
   }
@@ -163,7 +163,7 @@ GpuSurvey survey_gpus(const std::string& root) {
   GpuSurvey out = root.empty() ? Nvml().survey() : GpuSurvey{{}, "NVML is not asked about " + root};
   if (!out.cards.empty()) return out;
   out.cards = cards_from_proc(root);
-  // A container's /proc may list cards that its /dev does not have: then nobody knows which is which.
+  // A container's /proc may list cards that its /dev does not have: then cards cannot be told apart.
   if (out.cards.size() != static_cast<size_t>(count)) out.cards.assign(static_cast<size_t>(count), {});
   return out;
 }

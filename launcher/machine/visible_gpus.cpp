@@ -10,7 +10,7 @@
 namespace lm {
 namespace {
 
-// The cards' places as CUDA numbers them.
+// The cards' indices in CUDA's order.
 std::vector<int> numbering(const std::vector<GpuFacts>& cards, bool by_pci) {
   std::vector<int> places(cards.size());
   std::iota(places.begin(), places.end(), 0);
@@ -26,7 +26,7 @@ bool alike(const std::vector<GpuFacts>& cards) {
   });
 }
 
-// CUDA reads numbers as strtol does: " 1" and "1x" are 1. -1 where no number begins.
+// CUDA reads numbers as strtol does: " 1" and "1x" are 1. -1 if there is no number.
 int leading_number(const std::string& entry) {
   const size_t first = std::min(entry.find_first_not_of(" \t"), entry.size());
   int number = -1;
@@ -48,7 +48,7 @@ std::optional<GpuFacts> named_by_uuid(const std::vector<GpuFacts>& cards, const 
   for (size_t i = 0; i < cards.size(); ++i) {
     all_known = all_known && !cards[i].uuid.empty();
     if (!cards[i].uuid.starts_with(beginning)) continue;
-    if (found) return std::nullopt;  // several cards begin so
+    if (found) return std::nullopt;  // several cards have this prefix
     found = card_at(cards, static_cast<int>(i));
   }
   return found || all_known ? found : std::optional(unchecked);

@@ -15,7 +15,7 @@ Answer answer_prompt(Rank& rank, std::span<const int32_t> prompt, const AnswerOp
     out.full = std::ssize(text) > rank.decoder().positions();
     if (out.full) break;
     const std::span<const float> logits = rank.decoder().logits(rank.step(), text);
-    // Ranks that share weights have to pass the model equally often.
+    // Ranks that share weights must run the model equally often.
     const int32_t mine = choose_token(options.sampling, logits, std::ssize(out.tokens));
     const int32_t token = rank.group().gather("token", mine).front();
     if (out.tokens.empty()) out.prompt_seconds = monotonic_seconds() - start;

@@ -16,19 +16,19 @@ struct AnswerOptions {
   int64_t most = 128;              // tokens
   std::vector<int32_t> stop = {};  // tokens that end it
   Sampling sampling = {};
-  std::function<void(int32_t)> on_token = {};  // as they come; may be empty
-  std::function<bool()> stopped = {};          // asked between tokens; may be empty
+  std::function<void(int32_t)> on_token = {};  // called for each token; may be empty
+  std::function<bool()> stopped = {};          // called between tokens; may be empty
 };
 
 struct Answer {
-  std::vector<int32_t> tokens;  // without the one that ended it
-  bool full = false;            // with them the text has as many tokens as the decoder has room for
+  std::vector<int32_t> tokens;  // without the stop token
+  bool full = false;            // the decoder has no room for another token
   double prompt_seconds = 0;    // until the first token
-  double seconds = 0;           // of the others
+  double seconds = 0;           // of the other tokens
 };
 
-// The prompt has a token at least and fits the rank's decoder. All ranks of a group call it alike, and go on
-// with the first one's tokens.
+// The prompt must have at least one token and fit the rank's decoder. All ranks of a group call it together,
+// and continue with rank 0's tokens.
 Answer answer_prompt(Rank& rank, std::span<const int32_t> prompt, const AnswerOptions& options);
 
 // --temperature, --top-k, --top-p, --seed. Throws Error(2).

@@ -1,5 +1,5 @@
-// `lmlaunch chat`: a line of standard input is a turn. On a terminal it is asked for; through a pipe the
-// answers alone are written, each with an end of line.
+// `lmlaunch chat`: a line of standard input is a turn. A terminal gets a prompt; through a pipe only the
+// answers are written, one per line.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -17,8 +17,8 @@ namespace {
 
 constexpr int64_t kDefaultTokens = 1024, kDefaultContext = 4096;
 
-// Ctrl-C ends an answer, and where none is under way the chat. A terminal's reaches this process twice, once
-// through the door, so what follows within a moment is the same one.
+// Ctrl-C ends an answer, or the chat if none is being generated. A terminal's reaches this process twice,
+// once through the CLI process, so a second one within a moment is the same.
 constexpr int64_t kSameMs = 300;
 volatile std::sig_atomic_t interrupts = 0;
 volatile int64_t interrupted_ms = -kSameMs;
@@ -37,14 +37,14 @@ void on_interrupt(int) {
 
 void catch_interrupts() {
   struct sigaction action {};
-  action.sa_handler = on_interrupt;  // without SA_RESTART: waiting for a line ends, too
+  action.sa_handler = on_interrupt;  // without SA_RESTART: it interrupts the wait for a line, too
   sigaction(SIGINT, &action, nullptr);
 }
 
-// Lines of standard input. (Not a stream's: an interrupt has to end the wait.)
+// Reads lines of standard input. Not a stream, because a signal must interrupt the wait.
 class Input {
  public:
-  // False at the end of the input and when the wait was interrupted.
+  // False at the end of the input, or if the wait was interrupted.
   bool line(std::string& out) {
     const int before = interrupts;
     size_t end = 0;
@@ -57,7 +57,7 @@ class Input {
         continue;
       }
       if (n < 0 || read_.empty()) return false;
-      end = read_.size();  // a last line without an end
+      end = read_.size();  // a last line without a newline
       read_ += '\n';
       break;
     }
@@ -87,7 +87,7 @@ class Chat {
     if (!system_.empty()) messages_.push_back({"system", system_});
   }
 
-  // Of a turn that finds no room nothing is kept.
+  // If a turn does not fit, nothing of it is kept.
   void turn(const std::string& said) {
     messages_.push_back({"user", said});
     const std::vector<int32_t> prompt = speaker_.text().conversation(messages_);
@@ -101,7 +101,7 @@ class Chat {
     }
     const int before = interrupts;
     AnswerOptions options{.most = most_, .sampling = sampling_};
-    options.sampling.seed = sampling_.seed + messages_.size();  // each turn its own numbers
+    options.sampling.seed = sampling_.seed + messages_.size();  // a seed of its own for each turn
     options.stopped = [&] { return interrupts != before; };
     const auto answer = speaker_.answer(prompt, options, [](const std::string& piece) {
       std::fputs(piece.c_str(), stdout);
@@ -127,12 +127,12 @@ class Chat {
 constexpr const char* kHelp =
     "a line is a turn; /reset begins a new conversation, /exit (or Ctrl-D) ends, Ctrl-C stops an answer";
 
-// What a line that begins with a slash asks for; false: to end.
+// Executes a command that begins with a slash; false: end the chat.
 bool obey(const std::string& word, Chat& chat) {
   if (word == "/exit") return false;
   if (word == "/reset") {
     chat.reset();
-    log_line("a new conversation");
+    log_line("new conversation");
   } else if (word == "/help") {
     log_line(kHelp);
   } else {
@@ -144,7 +144,7 @@ bool obey(const std::string& word, Chat& chat) {
 }  // namespace
 
 Exit chat_command(const CommandLine& line) {
-  sampling_of(line);  // a mistake is told before anything is loaded
+  sampling_of(line);  // report mistakes before anything is loaded
   Speaker speaker(line);
   if (!speaker.text().has_template())
     log_note("DATA-23",

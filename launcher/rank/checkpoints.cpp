@@ -24,7 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kFailuresInRow = 3;
-// Before the first save: what a common disk writes.
+// Assumed before the first save: what a common disk writes.
 constexpr double kBytesPerSecond = 500e6;
 
 Error incompatible(const std::string& what, const std::string& place, const std::string& next) {
@@ -33,8 +33,8 @@ Error incompatible(const std::string& what, const std::string& place, const std:
       {.area = "CKPT-26", .what = what, .place = place, .next = next, .kept = "the checkpoints, untouched"});
 }
 
-// No start takes it for a checkpoint any more, and nothing is lost. Where that fails the next start would
-// take up what this run has turned away from.
+// Renames a checkpoint, so that no start uses it and nothing is lost. Throws if that fails: the next start
+// would resume from what this run has rejected.
 void set_aside(const std::string& path, const char* why) {
   std::error_code error;
   std::string name = path + "." + why;
@@ -45,7 +45,7 @@ void set_aside(const std::string& path, const char* why) {
   log_note("CKPT-02", path + " is now " + fs::path(name).filename().string() + "; delete it if you like");
 }
 
-// Of metrics.jsonl, when the checkpoint was saved; none where the manifest does not say.
+// Length of metrics.jsonl when the checkpoint was saved; 0 if the manifest does not have it.
 int64_t metrics_bytes(const Manifest& manifest) {
   const auto found = manifest.run.find("metrics_bytes");
   return found == manifest.run.end() || !found->is_number_integer()
@@ -74,13 +74,13 @@ std::vector<FoundCheckpoint> resumable_checkpoints(const Config& config, const s
     throw incompatible(fmt::format("checkpoint.resume = \"never\", and this run has {} checkpoints, which a "
                                    "fresh start would replace",
                                    found.size()),
-                       directory, "leave checkpoint.resume out to go on, or type another run.dir=...");
+                       directory, "leave checkpoint.resume out to resume, or give another run.dir=...");
   }
   const std::optional<int64_t> wanted = checkpoint_step(resume);
   std::string all;
   std::vector<FoundCheckpoint> out;
   for (FoundCheckpoint& one : found) {
-    all += "\n  " + fs::path(one.path).filename().string() + ": " + (one.manifest ? "whole" : one.problem);
+    all += "\n  " + fs::path(one.path).filename().string() + ": " + (one.manifest ? "valid" : one.problem);
     if (!one.manifest) {
       log_warning("CKPT-02", one.path + " cannot be used: " + one.problem);
     } else if (!wanted || one.step == *wanted) {
@@ -89,7 +89,7 @@ std::vector<FoundCheckpoint> resumable_checkpoints(const Config& config, const s
   }
   if (!out.empty() || (found.empty() && !wanted)) return out;
   throw incompatible(
-      (wanted ? "there is no whole checkpoint " + resume + "; there are:" : "no checkpoint is whole:") + all +
+      (wanted ? "there is no valid checkpoint " + resume + "; there are:" : "no checkpoint is valid:") + all +
           "\n ",
       directory,
       wanted ? "name one of them" : "delete the directory to start again, or restore it from a copy");
@@ -107,9 +107,9 @@ struct Checkpoints::Pending {
   double start, begun = 0;  // monotonic: at the beginning, and without what `state` counts itself
   StateCatalogue catalogue;
   Manifest manifest;
-  std::vector<int64_t> kept;  // besides checkpoint.keep's
+  std::vector<int64_t> kept;  // besides the newest checkpoint.keep
   std::optional<Save> save;
-  // Of the save's thread, until it has ended.
+  // Written by the save's thread until it has ended.
   std::string path;
   double committed = 0;  // monotonic
   std::unique_ptr<StepSave> state;
@@ -138,7 +138,7 @@ int64_t Checkpoints::restore(const std::vector<FoundCheckpoint>& found, Rank& ra
       together(group_, "loading a checkpoint", [&] { restore_from(one, rank, trainer); });
       newest_ = one.path;
       newest_step_ = one.step;
-      log_line(fmt::format("goes on from {}: step {}", one.path, one.step));
+      log_line(fmt::format("resumes from {}: step {}", one.path, one.step));
       together(group_, "setting checkpoints aside", [&] {
         if (leads()) leave_behind(one.step, trainer.state());
       });
@@ -150,10 +150,10 @@ int64_t Checkpoints::restore(const std::vector<FoundCheckpoint>& found, Rank& ra
       if (leads()) set_aside(one.path, "damaged");
     }
   }
-  throw incompatible("no checkpoint is whole:" + all + "\n ", directory_, "start again in another run.dir");
+  throw incompatible("no checkpoint is valid:" + all + "\n ", directory_, "start again in another run.dir");
 }
 
-// Of a run that dies again and again soon after its saves, no start would delete anything otherwise.
+// A run that dies again and again soon after its saves would otherwise never delete a checkpoint.
 void Checkpoints::leave_behind(int64_t step, const TrainerState& state) const {
   for (const FoundCheckpoint& later : find_checkpoints(directory_)) {
     if (later.step > step) set_aside(later.path, later.manifest ? "later" : "damaged");
@@ -161,7 +161,7 @@ void Checkpoints::leave_behind(int64_t step, const TrainerState& state) const {
   retain_checkpoints(directory_, job_.config.checkpoint.keep, step, kept(state));
 }
 
-// Besides checkpoint.keep's.
+// Checkpoints that are kept besides the newest checkpoint.keep.
 std::vector<int64_t> Checkpoints::kept(const TrainerState& state) const {
   const bool best = job_.config.checkpoint.keep_best && state.best_eval;
   return best ? std::vector<int64_t>{state.best_step} : std::vector<int64_t>();
@@ -171,7 +171,7 @@ void Checkpoints::restore_from(const FoundCheckpoint& one, Rank& rank, Trainer& 
   CheckpointReader reader(one.path, job_.plan.numerics.threads);
   const Manifest& manifest = reader.manifest();
   const std::string base = manifest.sources.value("base", "");
-  // Full fine-tuning has all weights of its own.
+  // Full fine-tuning does not need the base: its checkpoints have all weights.
   if (job_.model.adapter && base != base_hash()) {
     throw Error(Exit::kInput,
                 {.area = "DATA-24",
@@ -182,7 +182,7 @@ void Checkpoints::restore_from(const FoundCheckpoint& one, Rank& rank, Trainer& 
                  .next = "put the base model back, or start in another run.dir",
                  .kept = "the checkpoints"});
   }
-  // State of one rule may be as long as that of another, and mean something else.
+  // State of another optimizer may have the same length and another meaning.
   const Json numerics = Json::parse(numerics_json(job_.plan.numerics));
   for (const char* key : {"optimizer", "master"}) {
     const std::string saved = manifest.numerics.value(key, ""), now = numerics.at(key);
@@ -194,7 +194,7 @@ void Checkpoints::restore_from(const FoundCheckpoint& one, Rank& rank, Trainer& 
   }
   const auto updates = manifest.numbers.find("optimizer.t");
   if (updates == manifest.numbers.end())
-    throw incompatible("no optimizer.t is in the checkpoint", one.path, "");
+    throw incompatible("the checkpoint has no optimizer.t", one.path, "");
   const TrainerState state = parse_trainer_state(manifest.run.value("trainer", Json()), one.path);
   rank.restore(reader, updates->second);
   trainer.restore(state);
@@ -212,7 +212,7 @@ std::string Checkpoints::take_best(Rank& rank, const Trainer& trainer) {
   for (const FoundCheckpoint& one : find_checkpoints(directory_)) {
     if (one.step != trainer.state().best_step || !one.manifest) continue;
     CheckpointReader reader(one.path, job_.plan.numerics.threads);
-    try {  // before anything of what training has reached is written over
+    try {  // before the trained state is overwritten
       together(group_, "verifying a checkpoint", [&] { reader.verify(); });
     } catch (const Error& error) {
       if (error.code() != Exit::kIntegrity && error.code() != Exit::kIo) throw;
@@ -236,7 +236,7 @@ bool Checkpoints::due(const Trainer& trainer, bool best) {
   const CheckpointConfig& config = job_.config.checkpoint;
   if (best && config.keep_best) return true;
   if (config.every.seconds > 0)
-    // By one clock.
+    // Rank 0's clock decides.
     return group_.gather("save's time", seconds_since_save()).front() >=
            static_cast<double>(config.every.seconds);
   return config.every.steps > 0 && trainer.steps() % config.every.steps == 0;
@@ -292,7 +292,7 @@ bool Checkpoints::fails(int64_t step, const std::function<void()>& body) {
     text.otherwise = "set run.dir to a directory on another disk";
     text.kept = newest_.empty() ? "" : newest_;
     if (required_ || ++failures_ >= kFailuresInRow) throw Error(error.code(), text);
-    log_warning("CKPT-03", text.what + "; the run goes on, and tries again when the next one is due");
+    log_warning("CKPT-03", text.what + "; training continues, and the next save that is due tries again");
     return true;
   }
 }
@@ -352,7 +352,7 @@ void Checkpoints::poll() {
 
 void Checkpoints::complete() {
   if (!pending_) return;
-  // What has failed needs no step, of several ranks on one alone: all flush.
+  // A failed save needs no step. With several ranks it may have failed on one alone, so all flush.
   if (!alone() || pending_->state->needs_step()) pending_->rank.step().flush();
   end();
 }
@@ -368,13 +368,13 @@ void Checkpoints::save(Rank& rank, const Trainer& trainer, MetricsFile& metrics)
 void Checkpoints::finish(Rank& rank, const Trainer& trainer, MetricsFile& metrics) {
   const CheckpointConfig& config = job_.config.checkpoint;
   const bool wanted = config.every.steps > 0 || config.every.seconds > 0;
-  failures_ = 0;  // what was trained must not end by a full disk before the model is written
+  failures_ = 0;  // a full disk must not end the run before the model is written
   if (wanted && trainer.steps() > 0) begin(rank, trainer, metrics);
   complete();
 }
 
 void Checkpoints::give_up() {
-  // Of several ranks the others may be in the middle of a step.
+  // With several ranks, the others may be in the middle of a step.
   if (!pending_ || !alone() || pending_->state->needs_step()) return pending_.reset();
   try {
     end();
@@ -383,19 +383,20 @@ void Checkpoints::give_up() {
   }
 }
 
-// It has everything, or has failed.
+// Ends a save that has all its bytes, or has failed.
 void Checkpoints::end() {
   std::unique_ptr<Pending> done;
   const bool failed = fails(pending_->step, [&] {
-    std::unique_ptr<Pending> over = std::move(pending_);  // what has failed is gone before anyone hears of it
+    std::unique_ptr<Pending> over =
+        std::move(pending_);  // a failed save is destroyed before its error is reported
     together(group_, "saving state", [&] { over->state->finish(); });
     if (!alone()) commit(*over);
     done = std::move(over);
   });
   if (failed) return;
   seconds_ = done->committed - done->start;
-  log_line(fmt::format("COMMITTED step {} ({:.2f} s, {:.2f} s of them in the way of training)", done->step,
-                       seconds_, done->begun - done->start + done->state->compute_seconds()));
+  log_line(fmt::format("COMMITTED step {} ({:.2f} s; training waited {:.2f} s)", done->step, seconds_,
+                       done->begun - done->start + done->state->compute_seconds()));
   committed(done->step, done->path, done->kept);
 }
 

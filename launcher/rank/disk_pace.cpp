@@ -23,7 +23,7 @@ std::optional<std::string> DiskPace::see(const DiskStep& step) {
   return fmt::format(
       "disks move {:.2f} GB/s, and the plan was made for {:.2f}: a step takes {:.1f} times as long as "
       "planned "
-      "(see what else uses them, or leave less of the state to them: offload.*)",
+      "(check what else uses them, or offload less state to them: offload.*)",
       rate(window), rate(planned_), times);
 }
 

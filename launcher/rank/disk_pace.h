@@ -1,6 +1,6 @@
-// Whether the disks keep up with what the plan knows of them. It was measured in some tenths of a second,
-// perhaps days ago: another program, a full cache or a worn disk may make it slower while the run lasts, and
-// then every step. Pure; one thread.
+// Whether the disks are as fast as planned. Their rates were measured in some tenths of a second, perhaps
+// days ago: another program, a full cache or a worn disk may slow them, and then every step, during the run.
+// Pure; one thread.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace lm {
 
-// Of a step: its time, that in which some transfer of a disk was under way, that in which compute waited for
-// transfers, and the bytes that disks read and wrote.
+// Of one step: its time, the time in which a disk transfer was in flight, the time in which compute waited
+// for transfers, and the bytes that disks read and wrote.
 struct DiskStep {
   double seconds = 0, disk_seconds = 0, wait_seconds = 0;
   int64_t bytes = 0;
@@ -18,11 +18,11 @@ struct DiskStep {
 
 class DiskPace {
  public:
-  // `planned`: a step as the plan forecasts it.
+  // `planned`: a step as the cost model estimates it.
   explicit DiskPace(const DiskStep& planned) : planned_(planned) {}
 
-  // After each step. What is wrong, once: when kWindow steps have taken kLonger of the planned time, kWaits
-  // of it or more waiting, while disks moved fewer bytes a second than planned.
+  // Call after each step. Returns a warning once: when kWindow steps took kLonger times the planned time,
+  // kWaits of it or more waiting, while disks moved fewer bytes per second than planned.
   std::optional<std::string> see(const DiskStep& step);
 
   static constexpr int kWindow = 8;
@@ -30,7 +30,7 @@ class DiskPace {
 
  private:
   DiskStep planned_, sum_;
-  int steps_ = -1;  // the first one fills slots
+  int steps_ = -1;  // the first step fills slots
   bool said_ = false;
 };
 

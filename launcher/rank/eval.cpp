@@ -30,12 +30,12 @@ Exit eval_command(const CommandLine& line) {
   Subject subject =
       file ? Subject{.config = load_config(what, line.overrides)} : open_subject(what, line.overrides);
   if (file) settle_model(subject.config, read_environment());
-  // A model's directory has no data of its own: only what is held out is read.
+  // A model's directory has no data of its own: only evaluation data is read.
   DataConfig& data_keys = subject.config.data;
   if (data_keys.train.empty() && !data_keys.eval.empty()) data_keys.train = data_keys.eval.all.front().files;
   if (data_keys.train.empty()) refuse_without_data(what, true);
   if (!subject.run.empty() && (line.has("--gpus") || line.has("--ranks")))
-    subject.config.run.device = DeviceChoice::kAuto;  // as the door chose (start_run.cpp)
+    subject.config.run.device = DeviceChoice::kAuto;  // as the CLI chose (start_run.cpp)
   const std::unique_ptr<Job> job = open_job(subject.config, line, PlanPurpose::kEvaluate, subject.run);
   JobData data = open_data(*job, subject.run);
   const std::vector<EvalBatches> held_out = data.loader->eval_sets();
@@ -50,7 +50,7 @@ Exit eval_command(const CommandLine& line) {
     json["perplexity" + of] = std::exp(result.loss);
     json["target_tokens" + of] = result.target_tokens;
     if (line.has("--json")) continue;
-    std::printf("held-out loss%s %.4f, perplexity %.2f over %ld target tokens\n",
+    std::printf("eval loss%s %.4f, perplexity %.2f over %ld target tokens\n",
                 set.set.empty() ? "" : (" of " + set.set).c_str(), result.loss, std::exp(result.loss),
                 result.target_tokens);
   }

@@ -23,8 +23,8 @@
 namespace lm {
 namespace {
 
-// Weights of the same names and shapes are not yet of the same model: where an adapter is added into another
-// one's, nothing fails, and what comes out answers nonsense.
+// Equal names and shapes do not mean the same model: an adapter merged into another model raises no error,
+// but the result answers nonsense.
 void check_base(const Subject& subject, const std::string& base) {
   const Environment environment = read_environment();
   const ModelSpec into = read_model_spec(resolve_model(base, environment));
@@ -35,9 +35,10 @@ void check_base(const Subject& subject, const std::string& base) {
   if (model_is_here(trained_on, environment)) {
     difference = architecture_difference(read_model_spec(resolve_model(trained_on, environment)), into);
   } else if (of_adapter.empty()) {
-    log_note("FILE-27",
-             "--base is not compared with the model that the adapter was trained on, which is not here: \"" +
-                 trained_on + "\"");
+    log_note(
+        "FILE-27",
+        "--base is not compared with the model that the adapter was trained on, which was not found: \"" +
+            trained_on + "\"");
   } else if (of_adapter != into.architecture) {
     difference = "it is a " + into.architecture + ", not a " + of_adapter;
   }
@@ -52,18 +53,19 @@ void check_base(const Subject& subject, const std::string& base) {
        .kept = "nothing was written"});
 }
 
-// "" unless --base names another model, whose weights are taken as they are.
+// "" unless --base names another model, whose weights are used unchanged.
 std::string take_base(const CommandLine& line, bool merge, Subject& subject) {
   Config& config = subject.config;
   const std::optional<std::string> base = line.value("--base");
   if (!base) return "";
   if (!merge)
-    throw usage_error("--base says what --merge adds the adapter to", "add --merge, or leave --base out");
+    throw usage_error("--base is the model that --merge adds the adapter to",
+                      "add --merge, or leave --base out");
   if (config.lora.start == LoraStart::kLoftq)
     throw usage_error(
-        "--base: with lora.start = \"loftq\" the adapter makes up for what quantising lost, which other "
-        "weights did not lose",
-        "leave --base out: it is added into the dequantised weights that it was trained on");
+        "--base: with lora.start = \"loftq\" the adapter compensates for the quantization error, which other "
+        "weights do not have",
+        "leave --base out: it is merged into the dequantized weights that it was trained on");
   if (config.train.method == Method::kLora) check_base(subject, *base);
   config.model.path = *base;
   config.model.quantize = Quantize::kNone;
@@ -80,11 +82,11 @@ std::optional<GgufType> gguf_type(const CommandLine& line) {
                     "see `lmlaunch export --help`");
 }
 
-// What was asked for and what there is, before anything is read.
+// Checks the request against the subject, before anything is read.
 void check_request(const CommandLine& line, bool lora) {
   const bool merge = line.has("--merge"), adapter = line.has("--adapter");
   if (merge && !lora)
-    throw usage_error("--merge adds an adapter into the weights; " + line.positional[0] + " has none",
+    throw usage_error("--merge adds an adapter to the weights; " + line.positional[0] + " has none",
                       "leave --merge out");
   if (adapter && !lora)
     throw usage_error("--adapter: " + line.positional[0] + " has all of its weights trained, and no adapter",
@@ -93,10 +95,10 @@ void check_request(const CommandLine& line, bool lora) {
     throw usage_error("--adapter and --merge exclude each other", "leave one of them out");
   if (lora && !merge && line.has("--gguf"))
     throw usage_error("--gguf writes a model, and " + line.positional[0] + " is an adapter",
-                      "add --merge: the adapter is added into the weights that it was trained on");
+                      "add --merge: the adapter is merged into the weights that it was trained on");
 }
 
-// What an adapter was trained on, for messages.
+// The weights that an adapter was trained on, for messages.
 std::string base_text(const PlannedModel& model) {
   for (const BlockLayout& block : model.layout.blocks) {
     for (const TensorPlace& place : block.tensors) {
@@ -136,7 +138,7 @@ std::string compared(const MergeCheck& check) {
       check.difference, check.largest);
 }
 
-// Compares what was merged, and says where everything is.
+// Compares the merged model with the adapter, and prints where the output is.
 void report(const CommandLine& line, const Subject& subject, const std::string& output, const Job& job,
             const std::string& into, DType stored) {
   const bool merge = line.has("--merge"), compare = merge && !line.has("--gguf");
@@ -163,8 +165,8 @@ Exit export_command(const CommandLine& line) {
   const std::optional<GgufType> gguf = gguf_type(line);
   Subject subject = open_subject(line.positional[0]);
   const DType dtype = subject.config.model.dtype == ModelDType::kBF16 ? DType::kBF16 : DType::kF32;
-  // In fp32 nothing is lost before the one rounding of the export: an adapter is stored in fp32, and W + s B
-  // A is formed in it.
+  // In fp32 nothing is lost before the single rounding of the export: an adapter is stored in fp32, and W + s
+  // B A is computed in it.
   subject.config.model.dtype = ModelDType::kF32;
   const bool merge = line.has("--merge");
   const std::string into = take_base(line, merge, subject);

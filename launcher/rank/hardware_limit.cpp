@@ -22,7 +22,7 @@ void HardwareLimit::keep() const {
   if (!take_known_rates(subject, cache, known) || gemm_flops(known, subject.dtype) >= best_) return;
   gemm_flops(known, subject.dtype) = best_;
   known.fastest_flops = std::max(known.fastest_flops, best_);
-  // What else was measured then, beside others' work, is as wrong.
+  // Other rates that were measured at that time, beside others' work, are as wrong.
   keep_rates(subject, known, cache, false);
 }
 

@@ -39,7 +39,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The GPU at the front of CUDA's enumeration. NVML is asked first: a context of ours takes from what is free.
+// The first GPU in CUDA's enumeration. NVML is asked first, because our own context takes free memory.
 GpuFacts select_gpu() {
   const GpuSurvey survey = survey_gpus();
   std::string reason;
@@ -48,7 +48,7 @@ GpuFacts select_gpu() {
     throw Error(Exit::kDoesNotFit, {.area = "GPU-34",
                                     .what = "CUDA shows no GPU" + (reason.empty() ? "" : ": " + reason),
                                     .place = list ? "CUDA_VISIBLE_DEVICES=\"" + *list + "\"" : "",
-                                    .next = "`lmlaunch doctor` tells more; --gpus 0 uses the CPU"});
+                                    .next = "`lmlaunch doctor` has details; --gpus 0 uses the CPU"});
   }
   const ComputingGpu gpu = computing_gpu(survey, cuda_device(0));
   const Gpu known = gpu_of(gpu.facts.name, gpu.facts.figures);
@@ -59,10 +59,10 @@ GpuFacts select_gpu() {
   return gpu.facts;
 }
 
-// `planned`: the run's host memory. Half a second.
+// Measures the machine's rates, in half a second. `planned`: the run's host memory.
 void measure_rates(const RateSubject& subject, StreamView stream, int64_t planned, Machine& machine) {
   if (subject.device == DeviceType::kCpu) {
-    machine.library_bytes = resident_bytes();  // what a probe leaves is used again
+    machine.library_bytes = resident_bytes();  // memory that a probe frees is used again
     const GemmRate gemm = measure_gemm_rate(subject.dtype, stream);
     gemm_flops(machine, subject.dtype) = gemm.ceiling;
     machine.gemm_sustained = gemm.sustained / gemm.ceiling;
@@ -75,7 +75,7 @@ void measure_rates(const RateSubject& subject, StreamView stream, int64_t planne
   } else {
     machine.gpus.front().link_bandwidth = probe_copies(subject.device).each_way();
   }
-  // The probe copies from one half of its memory to the other, and must not be the run's peak.
+  // The probe copies from one half of its memory to the other, and must not become the run's peak.
   const int64_t bytes = std::clamp<int64_t>(planned / 16, 8 * kMiB, 128 * kMiB);
   machine.memory_bandwidth = probe_host_memory(stream.threads, bytes);
 }
@@ -85,8 +85,8 @@ bool moves_state(const PlacementPlan& placement) {
                                                  [](const PoolPlan& pool) { return pool.slots > 0; });
 }
 
-// Striped by measured bandwidth; equally where one of them was not measured. What is free on one path bounds
-// its share where there are others.
+// Striped by measured bandwidth; equally if one path was not measured. If there are several, free space
+// limits the share of each.
 std::vector<SwapPath> swap_paths(const Job& job) {
   const std::vector<Disk>& disks = job.machine.disks;
   const bool measured =
@@ -100,7 +100,7 @@ std::vector<SwapPath> swap_paths(const Job& job) {
   return paths;
 }
 
-// A run of many processes is slow, or does not fit, on a machine that has little for each.
+// Warns if the machine has few cores or little memory for each rank.
 void warn_of_little(const Machine& machine, int ranks) {
   constexpr int64_t kLittleMemory = kGiB;
   const auto online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
@@ -125,7 +125,7 @@ void warn_of_little(const Machine& machine, int ranks) {
   }
 }
 
-// Of all ranks' GPUs the one with the least room decides what each may take of its own. `mine`: this rank's.
+// The GPU with the least memory among all ranks decides what each rank may use. `mine`: this rank's GPU.
 void take_least_gpu(Group& group, const Gpu& mine, Gpu& planned) {
   struct Room {
     int64_t memory, free;
@@ -156,8 +156,8 @@ void refuse_shared_gpu(Group& group, const std::string& uuid) {
   }
 }
 
-// Ranks that share a machine stay beside their GPUs. (One alone keeps all cores: what it updates on the host
-// needs them more than it needs near memory.) The machine's cores have been counted before.
+// Ranks that share a machine run on the cores of their GPU's NUMA node. (A single rank keeps all cores: its
+// updates on the host need cores more than near memory.) The machine's cores have been counted before.
 void settle_beside(const GpuFacts& gpu) {
   const std::optional<NumaNode> node = node_of_device(gpu.pci_address);
   if (!node) return;
@@ -166,12 +166,12 @@ void settle_beside(const GpuFacts& gpu) {
     log_line("on " + where + ": cores " + node->core_list);
   } else {
     log_warning("RANK-16", "this rank may use none of the cores " + node->core_list + " of " + where +
-                               ": bytes to it cross the machine; bind ranks to their GPU's node, or to "
+                               ": copies to it cross NUMA nodes; bind ranks to their GPU's node, or to "
                                "nothing (mpirun --bind-to none)");
   }
 }
 
-// What open_job's steps are told.
+// Parameters of open_job's steps.
 struct Opening {
   const Config& config;
   PlanPurpose purpose;
@@ -182,15 +182,15 @@ struct Opening {
   bool trains() const { return purpose == PlanPurpose::kTrain; }
 };
 
-// What a plan is made from: first what this rank has, then the same on all ranks.
+// Inputs of the plan: first those of this rank, then the same on all ranks.
 struct Found {
   PlannedModel model;
-  std::vector<GpuFacts> gpus;  // this rank's: the one that computes, none on the CPU
+  std::vector<GpuFacts> gpus;  // the GPU of this rank; empty on the CPU
   Machine machine;
   std::optional<NumericsPlan> recorded;
 };
 
-// 1. What this rank has. Nothing is started yet.
+// 1. Inputs of this rank. Nothing is started yet.
 Found resolve(const Opening& at, const std::string& run, const std::optional<NumericsPlan>& saved) {
   Found out;
   together(at.ranks.group(), "opening the model", [&] {
@@ -205,7 +205,7 @@ Found resolve(const Opening& at, const std::string& run, const std::optional<Num
   return out;
 }
 
-// What several ranks must have alike, before they plan.
+// Compares what several ranks must have in common before they plan.
 void meet(const Opening& at, Found& found) {
   Ranks& ranks = at.ranks;
   const bool cpu = at.device == DeviceType::kCpu;
@@ -214,7 +214,7 @@ void meet(const Opening& at, Found& found) {
   ranks.agree("configuration", print_config(at.config), "give all machines the same file");
   ranks.agree("device", cpu ? "cpu" : "cuda",
               "set run.device = \"cpu\", or leave machines without a GPU out");
-  // Each rank updates all of what is trained: products must have the same bits on all of them.
+  // Each rank updates all trained weights, so matrix products must have the same bits on all ranks.
   if (at.trains() && is_orthogonal(at.config.optimizer.name))
     ranks.agree(cpu ? "kind of CPU" : "kind of GPU", cpu ? found.machine.cpu_model : found.gpus.front().name,
                 "with this optimizer.name use machines of one kind");
@@ -227,8 +227,8 @@ Machine leaders_machine(Ranks& ranks, const Machine& mine) {
   return parse_machine(ranks.from_leader("machine", [&] { return machine_json(mine); }));
 }
 
-// 2. What all ranks plan with: the leader's machine, with the least GPU of all, and what the run has
-// recorded.
+// 2. Inputs that all ranks plan with: rank 0's machine, the least GPU memory of all ranks, and the numerics
+// that the run has recorded.
 Found agree(const Opening& at, Found found) {
   Ranks& ranks = at.ranks;
   if (ranks.count() > 1) meet(at, found);
@@ -243,12 +243,13 @@ Found agree(const Opening& at, Found found) {
   const std::string numerics =
       ranks.from_leader("numerics", [&] { return found.recorded ? numerics_json(*found.recorded) : ""; });
   found.recorded.reset();
-  if (!numerics.empty()) found.recorded = parse_numerics(numerics, "the first rank's numerics");
+  if (!numerics.empty()) found.recorded = parse_numerics(numerics, "rank 0's numerics");
   if (!mine.gpus.empty()) take_least_gpu(ranks.group(), mine.gpus.front(), found.machine.gpus.front());
   return found;
 }
 
-// 3. The plan as far as rates are known. What cannot fit ends here, before anything is started or measured.
+// 3. The plan with the rates that are known. A run that does not fit ends here, before anything is started or
+// measured.
 Plan draft(const Opening& at, const Found& found) {
   PlanInputs inputs = found.model.inputs(at.config, at.device);
   inputs.recorded = found.recorded ? &*found.recorded : nullptr;
@@ -261,8 +262,8 @@ Plan draft(const Opening& at, const Found& found) {
   return plan;
 }
 
-// 4. The machine with the rates that the drafted plan is for: the leader's, as kept, else measured. The time
-// of a step is predicted for training alone; a GPU that works alone has its rates from its name.
+// 4. The machine with the rates that the drafted plan needs: rank 0's, from the cache or measured. Step time
+// is estimated for training only. A GPU without offloading has its rates from its name.
 Machine measure(const Opening& at, const Found& found, const Plan& draft, StreamView stream) {
   Machine out = found.machine;
   const std::string& cache = at.environment.cache_dir;
@@ -279,7 +280,7 @@ Machine measure(const Opening& at, const Found& found, const Plan& draft, Stream
   return at.ranks.count() > 1 ? leaders_machine(at.ranks, out) : out;
 }
 
-// 5. The plan with those rates, which all ranks must have alike.
+// 5. The plan with those rates. All ranks must have the same.
 Plan commit(const Opening& at, const Found& found, const Plan& drafted) {
   const bool again = at.trains() || drafted.placement.on_disk();  // else no rate matters
   Plan plan = again ? draft(at, found) : drafted;
@@ -300,13 +301,13 @@ std::unique_ptr<Job> open_job(const Config& config, const CommandLine& line, Pla
                               const std::string& run, const std::optional<NumericsPlan>& saved,
                               Ranks* ranks) {
   Ranks alone;
-  // The door has chosen: lmlaunch-cuda is started when a GPU computes.
+  // The CLI has chosen the device: it starts lmlaunch-cuda if a GPU computes.
   const bool cpu = !cuda_built() || line.integer("--gpus") == 0 || config.run.device == DeviceChoice::kCpu;
   const Opening at{config, purpose, cpu ? DeviceType::kCpu : DeviceType::kCuda, read_environment(),
                    ranks != nullptr ? *ranks : alone};
   Found found = agree(at, resolve(at, run, saved));
   const Plan drafted = draft(at, found);
-  // With the draft's threads and GEMM shapes; what is measured runs on it.
+  // With the draft's threads and GEMM shapes; rates are measured on this stream.
   const StreamView stream = start_torch(at.device, drafted.numerics.threads, config.run.deterministic,
                                         drafted.placement.gemm_shapes);
   found.machine = measure(at, found, drafted, stream);
@@ -354,7 +355,7 @@ void start_adapter(const Job& job, const LoadSetup& setup, Rank& rank) {
   const int64_t seed = job.config.run.seed;
   if (job.config.lora.start == LoraStart::kZero) return initialise_adapter(setup, seed, rank.weights());
   const bool drawn = job.config.model.init == ModelInit::kRandom;
-  log_line("lora.start = \"loftq\": adapters begin with what quantising lost");
+  log_line("lora.start = \"loftq\": initializing the adapters with the quantization error");
   initialise_loftq(setup, seed, {drawn ? "" : job.model.directory, job.plan.numerics.dtype},
                    job.model.adapter->scale(), rank.weights());
 }

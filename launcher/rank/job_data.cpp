@@ -43,11 +43,11 @@ JobData open_data(Job& job, const std::string& run, const std::function<bool()>&
   const bool keeps = ranks != nullptr && ranks->leads();
   if (keeps && template_asks_for_date(job.config.data.chat_template, job.model.directory))
     atomic_write_file(run + "/" + kDateFile, job.date + "\n");
-  // The leader makes the token files, and the others find them.
+  // Rank 0 makes the token files, and the others find them.
   if (ranks == nullptr) return open_data_here(job, stopped, 0);
   JobData data;
   ranks->in_turn("token files", [&] { data = open_data_here(job, stopped, ranks->group().rank()); });
-  // Their names are hashes of what they were made from.
+  // Their names are hashes of their sources.
   const auto name = [](const Prepared& made) { return fs::path(made.path).filename().string(); };
   std::string names = name(data.train);
   for (const Prepared& made : data.evals) names += " " + name(made);

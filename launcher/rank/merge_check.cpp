@@ -11,11 +11,11 @@ namespace lm {
 namespace {
 
 constexpr int32_t kTokens = 32;
-// Of the largest logit. bf16 weights differ by 2^-9 from what they were rounded from; a matrix that was
-// left out, or added twice, makes more than any rounding.
+// Relative to the largest logit. bf16 rounding changes weights by 2^-9; a matrix that was left out, or added
+// twice, changes logits by more than any rounding.
 constexpr double kMostFp32 = 1e-3, kMostBf16 = 0.1;
 
-// Ids from all of the vocabulary, the same each time.
+// Tokens from the whole vocabulary, the same each time.
 Batch some_tokens(int64_t vocab) {
   Batch batch;
   for (int32_t i = 0; i < kTokens; ++i)
@@ -64,11 +64,11 @@ MergeCheck check_merged(const Subject& subject, const std::string& merged, DType
   }
   for (size_t i = 0; i < apart.size(); ++i) {
     const double difference = std::abs(static_cast<double>(apart[i]) - together[i]);
-    if (!(difference <= out.difference)) out.difference = difference;  // NaN stays
+    if (!(difference <= out.difference)) out.difference = difference;  // keeps NaN
     out.largest = std::max(out.largest, std::abs(static_cast<double>(apart[i])));
   }
   const double most = (stored == DType::kF32 ? kMostFp32 : kMostBf16) * out.largest;
-  if (out.difference <= most) return out;  // NaN is not
+  if (out.difference <= most) return out;  // false for NaN
   const std::string text =
       fmt::format("the merged model's logits differ by {:.3g} from the adapter's, of at most {:.3g}",
                   out.difference, out.largest);

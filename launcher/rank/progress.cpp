@@ -33,7 +33,7 @@ Progress::Progress(const Config& config, const Plan& plan, int64_t total_steps, 
 
 void Progress::begin(bool gpu) const {
   log_line(
-      std::string("progress: `% of the hardware's limit` (`% hw` where columns are few) is the share of a "
+      std::string("progress: `% utilization` (`% hw` on a narrow terminal) is the share of a "
                   "step's time that "
                   "its arithmetic takes at ") +
       (gpu ? "the GPU's peak rate by its data sheet" : "the rate of this machine's fastest matrix product") +
@@ -51,7 +51,7 @@ void Progress::show(const StepRow& row, double since_save) {
   ++steps_;
   const double mean = seconds_ / static_cast<double>(steps_);
   const double left = mean * static_cast<double>(total_ - row.step);
-  // What would come after the last step does not come.
+  // No evaluation or save follows the last step.
   const auto before_the_end = [left](double seconds) { return seconds < left ? seconds : -1; };
   const double eval = eval_every_ > 0 ? static_cast<double>(eval_every_ - row.step % eval_every_) * mean : -1;
   show_step({.step = row.step,
@@ -69,7 +69,7 @@ void Progress::show(const StepRow& row, double since_save) {
   watch_disks(row);
 }
 
-// Once, as the run is then slower than was promised.
+// Warns once that the run is slower than planned.
 void Progress::watch_disks(const StepRow& row) {
   const auto slow = disks_.see({.seconds = row.step_ms / 1e3,
                                 .disk_seconds = row.disk_seconds,
@@ -87,7 +87,7 @@ void Progress::finish(const TrainerResult& result) {
 
 namespace {
 
-// As a word of a shell's command line.
+// Quoted for a shell's command line.
 std::string quoted(const std::string& path) {
   const bool plain = std::all_of(path.begin(), path.end(), [](unsigned char c) {
     return std::isalnum(c) != 0 ||
@@ -99,8 +99,8 @@ std::string quoted(const std::string& path) {
   return out + "'";
 }
 
-// "1.21 GiB (planned 1.25 GiB)"; on a GPU, where `device_bytes` is not 0, ", of the GPU's 20.1 GiB (planned
-// 20.9 GiB)" behind it.
+// "1.21 GiB (planned 1.25 GiB)"; on a GPU (`device_bytes` is not 0) followed by ", of the GPU's 20.1 GiB
+// (planned 20.9 GiB)".
 std::string format_peak(const Plan& plan, int64_t device_bytes) {
   const std::string host =
       format_bytes(peak_resident_bytes()) + " (planned " + format_bytes(plan.peak.host) + ")";
@@ -115,8 +115,8 @@ void show_result(const Plan& plan, bool lora, const TrainerResult& result, const
   log_line("peak resident memory " + format_peak(plan, result.device_bytes));
   const std::string name = quoted(run);
   const std::string third =
-      lora ? "lmlaunch export " + name + " -o DIR --merge    the adapter added into its model"
-           : "lmlaunch verify " + name + "    one hash of the trained weights";
+      lora ? "lmlaunch export " + name + " -o DIR --merge    the adapter merged into its base model"
+           : "lmlaunch verify " + name + "    a hash of the trained weights";
   log_line("the trained " + std::string(lora ? "adapter" : "model") + " is in " + run +
            "/model; next:\n  lmlaunch generate " + name +
            " --prompt \"...\"    what it answers\n  lmlaunch report " + name +

@@ -1,4 +1,4 @@
-// What a person sees of a run (progress_line.h), and what it took.
+// Progress of a run as it is printed (progress_line.h), and its summary.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ class Progress {
  public:
   // `evaluates`: every train.eval_every steps.
   Progress(const Config& config, const Plan& plan, int64_t total_steps, bool evaluates);
-  // The line that explains the others; before the first step.
+  // Logs the line that explains the progress lines; before the first step.
   void begin(bool gpu) const;
   // `since_save`: seconds since the last save.
   void show(const StepRow& row, double since_save);
@@ -33,7 +33,7 @@ class Progress {
   DiskPace disks_;
 };
 
-// The peaks of memory against the plan, where the result is, and what to do with it.
+// Logs peak memory against the plan, where the result is, and what to do with it.
 void show_result(const Plan& plan, bool lora, const TrainerResult& result, const std::string& run);
 
 }  // namespace lm

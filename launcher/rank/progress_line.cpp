@@ -13,7 +13,7 @@ namespace {
 
 struct Part {
   std::string full, brief;
-  int rank;  // parts of a higher one are left out first; 0: stays
+  int rank;  // parts with a higher rank are left out first; 0: stays
 };
 
 template <class... Values>
@@ -60,7 +60,7 @@ std::string progress_line(const StepView& view, int columns) {
       {print("norm %.3f", view.grad_norm), "", 7},
       {print("lr %.2e", view.lr), "", 8},
       {print("%.0f tokens/s", view.tokens_per_s), brief_count(view.tokens_per_s) + " tok/s", 2},
-      {print("%.0f%% of the hardware's limit", view.sol_pct), print("%.0f%% hw", view.sol_pct), 4},
+      {print("%.0f%% utilization", view.sol_pct), print("%.0f%% hw", view.sol_pct), 4},
       {format_bytes(view.memory_bytes), print("%.1fGiB", gib), 3},
       moment("eval", view.seconds_to_eval, eval_first ? 5 : 6),
       moment("save", view.seconds_to_save, eval_first ? 6 : 5),

@@ -10,7 +10,7 @@
 namespace lm {
 namespace {
 
-// `doctor --copies`, which only the door asks: one JSON array on stdout, an object per GPU.
+// `doctor --copies`, which only the CLI calls: one JSON array on stdout, an object per GPU.
 Exit print_copies() {
   nlohmann::json rows = nlohmann::json::array();
   std::string reason;
@@ -43,7 +43,7 @@ Exit run_rank_command(const std::vector<std::string>& arguments) {
   if (line.command == "verify") return verify_command(line);
   if (line.command == "doctor" && line.has("--copies")) return print_copies();
   throw Error(Exit::kUsage, {.area = "USE-20",
-                             .what = "the rank's executable has no command " + line.command,
+                             .what = "the worker has no command " + line.command,
                              .place = "",
                              .next = "start lmlaunch instead"});
 }

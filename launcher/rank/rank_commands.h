@@ -1,5 +1,5 @@
-// The commands that need LibTorch, as the rank's executable carries them out. Each prints its result on
-// stdout (one JSON object with --json) and returns the exit code; errors are thrown.
+// Commands that need LibTorch, as the worker executes them. Each prints its result on stdout (one JSON object
+// with --json) and returns the exit code; errors are thrown.
 #pragma once
 
 #include <string>

@@ -1,6 +1,5 @@
-// The rank's executable (lmlaunch-cpu, lmlaunch-cuda): what the door starts for everything that needs
-// LibTorch.
-// `<command> <arguments>`, as the door hands them on; exit codes and messages as base/error.h says.
+// The worker (lmlaunch-cpu, lmlaunch-cuda), which the CLI starts for everything that needs LibTorch.
+// `<command> <arguments>`, as the CLI passes them; exit codes and messages as in base/error.h.
 #include <unistd.h>
 
 #include <cstdio>
@@ -39,9 +38,9 @@ constexpr bool kSanitized = true;
 constexpr bool kSanitized = false;
 #endif
 
-// Without destructors of static objects: LibTorch's tables of operators take 0.15 s to be taken apart, for
-// memory that the system takes back anyway. But a GPU's profiler writes its trace at exit, and a sanitizer
-// looks for leaks then.
+// Skips destructors of static objects: LibTorch's operator tables take 0.15 s to destroy, for memory that the
+// system reclaims anyway. But a GPU's profiler writes its trace at exit, and a sanitizer looks for leaks
+// then.
 [[noreturn]] void end_process(Exit code) {
   if (cuda_built() || kSanitized) std::exit(static_cast<int>(code));
   std::fflush(nullptr);

@@ -18,7 +18,7 @@
 namespace lm {
 namespace {
 
-// What is said from here on goes to that file.
+// Redirects standard error to that file.
 void speak_into(const std::string& path, bool create = true) {
   const int fd =
       open(path.c_str(), create ? O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC : O_WRONLY | O_CLOEXEC, 0600);
@@ -40,7 +40,7 @@ void write_console(int console, const Error& error) {
   [[maybe_unused]] const ssize_t written = write(console, report.data(), report.size());
 }
 
-// Where a rank is: ranks of one boot of one kernel share a machine, whatever they call it.
+// Machine of a rank: ranks of one boot of one kernel share a machine, whatever its name.
 struct Place {
   char boot[64] = "";
   cpu_set_t cores{};
@@ -61,11 +61,11 @@ Ranks::Ranks(const CommandLine& line, const Abandon& abandon) : Ranks() {
   const std::optional<int64_t> rank = line.integer("--rank"), fd = line.integer("--ranks-fd");
   if (!rank || !fd) return;
   const bool mpi = line.has("--mpi");
-  // The console is the leader's.
+  // Only rank 0 prints on the console.
   if (*rank > 0) {
     console_ = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
     if (mpi) {
-      speak_into("/dev/null", false);  // until there is a directory for a log
+      speak_into("/dev/null", false);  // until the run directory is known to be ours
     } else {
       speak_into(log_of(line, *rank));
     }
@@ -90,7 +90,7 @@ void Ranks::join(const CommandLine& line, const Abandon& abandon) {
                   .host = host_name(),
                   .abandon = [this, abandon](const Error& error) { abandon(error, *this); }});
   } catch (const Error& error) {
-    if (console_ >= 0) write_console(console_, error);  // nobody else can
+    if (console_ >= 0) write_console(console_, error);  // no other process can report it
     throw;
   }
   const auto here = [this](const char* what) { region_->arrive(0, what); };
@@ -140,7 +140,7 @@ void Ranks::meet_neighbours() {
   by_machine_ = by_machine_ && count() % on_machine_ == 0;
   if (by_machine_) group_->set_machines(on_machine_);
   machine_cores_ = CPU_COUNT(&leaders);
-  // A quota of a container counts for all of them together.
+  // A container's CPU quota applies to all ranks together.
   affinity_decides_ = CPU_COUNT(&mine.cores) == survey_host().cpu.cores;
 }
 

@@ -37,7 +37,7 @@
 namespace lm {
 namespace {
 
-// The first step warms up, and finds every slot empty.
+// Step 1 is not traced: it warms up, and every slot is still empty.
 constexpr int64_t kFirstTraced = 2, kLastTraced = 4;
 
 int64_t total_steps(const Config& config, Loader& loader) {
@@ -54,18 +54,18 @@ std::string of_set(const std::string& set) {
 
 void record_evaluation(const EvalResult& result, const std::string& set, int64_t step, MetricsFile& metrics) {
   metrics.write_eval(step, result.loss, result.target_tokens, set);
-  log_line(fmt::format("held-out loss{} after step {}: {:.4f} (perplexity {:.2f}, {} targets)", of_set(set),
-                       step, result.loss, std::exp(result.loss), result.target_tokens));
+  log_line(fmt::format("eval loss{} after step {}: {:.4f} (perplexity {:.2f}, {} targets)", of_set(set), step,
+                       result.loss, std::exp(result.loss), result.target_tokens));
 }
 
-// What a run is judged by beside its steps: the held-out loss, and answers to the prompts that it is to show.
+// Evaluation loss, and answers to train.sample_prompts.
 struct Judge {
   Rank& rank;
   const std::vector<EvalBatches>& held_out;
   const Samples& samples;
   MetricsFile& metrics;
 
-  // The loss of the first set, which decides. All sets are recorded, or none where it is to stop.
+  // Returns the loss of the first set, which decides. Records all sets, or none if a stop was requested.
   std::optional<double> evaluate_unless_stopped(int64_t step, const std::function<bool()>& stopped) const {
     std::vector<EvalResult> results;
     for (const EvalBatches& set : held_out) {
@@ -83,20 +83,20 @@ struct Judge {
     if (!held_out.empty()) evaluate_at(step);
     samples.answer(rank, step, metrics);
   }
-  // Before the first step: who asks for a stop need not wait for it, as the next start begins with it again.
+  // Before the first step. A stop request interrupts it, because the next start repeats it.
   void at_start(const std::function<bool()>& stopped) const {
     evaluate_unless_stopped(0, stopped);
     samples.answer(rank, 0, metrics, stopped);
   }
-  // This lives as long as the hooks.
+  // This must outlive the hooks.
   void set(TrainerHooks& hooks) const {
     if (!held_out.empty()) hooks.evaluate = [this](int64_t step) { return evaluate_at(step); };
     if (!samples.empty()) hooks.sample = [this](int64_t step) { samples.answer(rank, step, metrics); };
   }
 };
 
-// Where a file of the run cannot be written any more, what the steps have reached is saved before the run
-// ends; by a run of one rank, as others would have to help.
+// If a file of the run can no longer be written, saves the model before the run ends. Only with one rank:
+// several would have to save together.
 TrainerResult train_or_save(int ranks, Trainer& trainer, const std::function<TrainerResult()>& train,
                             const std::function<std::string()>& save) {
   try {
@@ -111,7 +111,7 @@ TrainerResult train_or_save(int ranks, Trainer& trainer, const std::function<Tra
   }
 }
 
-// What a step takes, once more: its sequences have the data's lengths, and are at most those of an epoch.
+// Estimates the step time again, with the data's sequence lengths and at most the sequences of an epoch.
 void plan_for_rows(const JobData& data, RunFiles& files, const Ranks& ranks, Job& job) {
   job.data = data_shape(*data.loader);
   foretell_again(plan_inputs(job), share_of_machine(job.machine, job.ranks_on_machine), job.plan);
@@ -120,7 +120,7 @@ void plan_for_rows(const JobData& data, RunFiles& files, const Ranks& ranks, Job
   if (sequences >= wanted || !ranks.leads()) return;
   log_warning("DATA-24",
               fmt::format("train.global_batch = {} is more than the {} sequences of an epoch: each "
-                          "step is a whole epoch of {}, and the plan now says {:.3g} s for it; "
+                          "step is a whole epoch of {}, and takes {:.3g} s by the plan; "
                           "lower train.global_batch for more steps",
                           wanted, sequences, sequences, job.plan.step_seconds));
 }
@@ -141,39 +141,39 @@ double rate_after(const Config& config, int64_t done, int64_t steps) {
   return config.optimizer.lr * schedule_factor(config.optimizer, done, steps);
 }
 
-// Where a run goes on to another number of steps than it was recorded with: what its schedule makes of that.
+// Logs what the schedule makes of it if a run resumes with another number of steps than it recorded.
 void tell_longer(const std::string& recorded, const Config& config, int64_t steps, const Trainer& trainer,
                  Loader& loader) {
   const Config before = load_config(recorded);
   const int64_t planned = total_steps(before, loader), next = trainer.steps() + 1;
   if (planned == steps) return;
   log_line(
-      fmt::format("{} steps where {} were planned: optimizer.schedule = \"{}\" is now over {}, and step {} "
+      fmt::format("{} steps instead of {}: optimizer.schedule = \"{}\" now spans {} steps, and step {} "
                   "has a learning "
                   "rate of {:.3g}; of the {}, the last had {:.3g}",
                   steps, planned, name_of(config.optimizer.schedule), steps, next,
                   rate_after(config, next - 1, steps), planned, rate_after(before, planned - 1, planned)));
   if (next <= planned)
-    log_line(fmt::format("steps {} to {}, which no checkpoint has, are done again", next, planned));
+    log_line(fmt::format("steps {} to {} are repeated: no checkpoint has them", next, planned));
 }
 
-// Says where its state is.
+// Creates the rank and logs its offload configuration.
 std::unique_ptr<Rank> open_rank(const Job& job, std::optional<Trace>& trace, Ranks& ranks) {
   std::unique_ptr<Rank> rank = make_rank(job, true, trace ? &*trace : nullptr, &ranks);
   const std::string how = rank->off_device().description();
   if (!how.empty()) log_line("offload: " + how);
-  // A run whose state is in memory writes its checkpoints by the same engine.
+  // A run without offloading writes its checkpoints with the same I/O engine.
   const std::string refusal = job.plan.placement.on_disk() || !ranks.leads() ? "" : ring_refusal(job.config);
   if (!refusal.empty()) log_note("IO-18", refusal + ": I/O threads write the checkpoints");
   return rank;
 }
 
-// Bytes that were damaged on a disk, or cannot be read, end a step and not the run, where there is a
-// checkpoint to go back to: all state is written anew from it. Damage is also met between steps, by a save or
-// an evaluation. The same disk may fail again, so not for ever.
+// If bytes on a disk are damaged or unreadable, restores all state from the newest checkpoint instead of
+// ending the run. A save or an evaluation may find the damage between steps, too. At most kMost times,
+// because the disk may fail again.
 TrainerResult train_or_go_back(const Job& job, Rank& rank, Trainer& trainer, const TrainerHooks& hooks,
                                MetricsFile& metrics, Checkpoints& checkpoints) {
-  constexpr int kMost = 3;  // without a checkpoint in between
+  constexpr int kMost = 3;  // without a new checkpoint in between
   int64_t last = -1;
   for (int times = 0;; ++times) {
     try {
@@ -185,16 +185,16 @@ TrainerResult train_or_go_back(const Job& job, Rank& rank, Trainer& trainer, con
       const bool of_state = !trainer.between_steps() || error.code() == Exit::kIntegrity;
       if (job.plan.numerics.ranks > 1) throw;  // the others wait in the middle of a step
       if (!of_state || saved == 0 || times >= kMost || !rank.can_reset(error)) throw;
-      log_warning(error.text().area, std::string(error.what()) + "; going back to " + checkpoints.newest());
+      log_warning(error.text().area, std::string(error.what()) + "; restoring from " + checkpoints.newest());
       rank.reset();
-      if (job.model.adapter) load_rank(job, rank);  // the frozen base may have lain on that disk, too
+      if (job.model.adapter) load_rank(job, rank);  // the frozen base may be on that disk, too
       metrics.keep(checkpoints.go_back(rank, trainer));
     }
   }
 }
 
-// After a step: what has become of the last save, and the next one where it is due. None outlives the last
-// step.
+// Finishes the previous asynchronous save, and starts the next one if it is due. No save is pending after the
+// last step.
 void save_beside(Rank& rank, const Trainer& trainer, int64_t steps, bool best, MetricsFile& metrics,
                  Checkpoints& checkpoints) {
   checkpoints.poll();
@@ -202,21 +202,21 @@ void save_beside(Rank& rank, const Trainer& trainer, int64_t steps, bool best, M
   if (checkpoints.due(trainer, best)) checkpoints.begin(rank, trainer, metrics);
 }
 
-// A stopped run leaves what it goes on from.
+// Saves a checkpoint to resume from.
 void leave(const CommandLine& line, const StopRequest& stop, Rank& rank, const Trainer& trainer,
            int64_t steps, MetricsFile& metrics, Checkpoints& checkpoints) {
   if (trainer.steps() > 0 && stop.time_to_save()) checkpoints.save(rank, trainer, metrics);
-  log_line(fmt::format("stopped after step {} of {}; to go on: {}", trainer.steps(), steps, typed(line)));
+  log_line(fmt::format("stopped after step {} of {}; to resume: {}", trainer.steps(), steps, typed(line)));
 }
 
-// A run that its held-out loss has ended: why, and which step's weights are the result. The checkpoint that
+// Logs why early stopping ended the run, and which step's weights are the result. Returns the checkpoint that
 // they are taken from; "": they are the last step's.
 std::string end_early(const Config& config, Rank& rank, const Trainer& trainer, Checkpoints& checkpoints) {
   const TrainerState state = trainer.state();
   const int64_t evaluations = state.no_lower;
   const std::vector<EvalSet>& sets = config.data.eval.all;
   log_line(fmt::format(
-      "stopped early after step {}: {} evaluation{} in a row gave no lower held-out loss{} than {:.4f}, of "
+      "stopped early after step {}: {} evaluation{} in a row gave no lower eval loss{} than {:.4f}, of "
       "step {}",
       state.step, evaluations, evaluations == 1 ? "" : "s", of_set(sets.empty() ? "" : sets.front().name),
       state.best_eval.value_or(0), state.best_step));
@@ -224,13 +224,13 @@ std::string end_early(const Config& config, Rank& rank, const Trainer& trainer, 
   log_line(!best.empty()
                ? fmt::format("the result has the weights of step {}, the best: {}", state.best_step, best)
            : config.checkpoint.keep_best
-               ? "the result has the last step's weights: no checkpoint of the best is there"
+               ? "the result has the last step's weights: there is no checkpoint of the best step"
                : "the result has the last step's weights; with checkpoint.keep_best = true it would have the "
                  "best ones");
   return best;
 }
 
-// The checkpoint that a model in shards is written from. `early`: the held-out loss has ended the run.
+// Returns the checkpoint that a sharded model is written from. `early`: early stopping has ended the run.
 std::string result_source(const Job& job, bool early, const StopRequest& stop, Rank& rank,
                           const Trainer& trainer, MetricsFile& metrics, Checkpoints& checkpoints) {
   if (stop.time_to_save()) checkpoints.finish(rank, trainer, metrics);
@@ -240,7 +240,7 @@ std::string result_source(const Job& job, bool early, const StopRequest& stop, R
   return checkpoints.newest();
 }
 
-// What this rank's door is told, if it has one.
+// Progress records for the CLI process that supervises this rank, if it has one.
 struct DoorNews {
   Ranks& ranks;
   Control& control;
@@ -252,7 +252,7 @@ struct DoorNews {
     const int64_t step = trainer.steps(), repeat = step - checkpoints.newest_step();
     if (ranks.own_door()) control.publish({step, repeat, checkpoints.newest(), stop.reason()});
   }
-  // Who kills the door from here on changes nothing about how the run has ended.
+  // If the CLI process is killed from here on, the run's final status does not change.
   Exit end(Exit code) const {
     publish();
     if (ranks.own_door()) control.publish_end(static_cast<int>(code));
@@ -260,28 +260,28 @@ struct DoorNews {
   }
 };
 
-// The descriptor of the run's lock; -1: the door has none.
+// File descriptor of the run directory's lock; -1: the CLI process has none.
 int lock_of(const CommandLine& line) {
   return static_cast<int>(line.integer("--lock-fd").value_or(-1));
 }
 
-// The leader clears away what interrupted saves have left, before the others look.
+// Rank 0 deletes what interrupted saves have left before the others look.
 std::vector<FoundCheckpoint> find_saved(Ranks& ranks, const Config& config, const std::string& directory) {
   std::vector<FoundCheckpoint> saved;
   ranks.in_turn("checkpoints", [&] { saved = resumable_checkpoints(config, directory); });
   return saved;
 }
 
-// What the newest checkpoint was computed with.
+// Numerics of the newest checkpoint.
 std::optional<NumericsPlan> saved_numerics(const std::vector<FoundCheckpoint>& saved) {
   if (saved.empty()) return std::nullopt;
   return parse_numerics(saved.front().manifest->numerics.dump(), saved.front().path);
 }
 
-// Says so to people, the other ranks and the door.
+// Reports the error to the user, the other ranks and the CLI process.
 Exit end_with(const Error& error, Ranks& ranks, Control& control) {
-  // First of all: once the others have ended because of this, not much time is left. That another has ended
-  // is no news on the console: it, or the door, says why.
+  // Print first: peers exit as soon as they learn of the error, and this process may be killed. The end of a
+  // peer is not printed on the console: that peer, or the CLI process, reports the cause.
   if (ranks.leads() && error.text().area == "PEER-08") {
     log_file_line(error.what());
   } else {
@@ -292,7 +292,7 @@ Exit end_with(const Error& error, Ranks& ranks, Control& control) {
   return error.code();
 }
 
-// Of ranks whose GPUs are stuck in one call, one speaks for all.
+// If several ranks' GPUs hang in the same collective, only one reports it.
 [[noreturn]] void give_up(const Error& error, Ranks& ranks, Control& control) {
   ErrorText follows = error.text();
   follows.area = "PEER-08";
@@ -300,12 +300,12 @@ Exit end_with(const Error& error, Ranks& ranks, Control& control) {
   _exit(static_cast<int>(end_with(speaks ? error : Error(Exit::kPeerLost, follows), ranks, control)));
 }
 
-// Over one of several ranks, whose others would wait for it for long; null for one alone. It ends the
-// process, as the compute thread cannot. The hooks are of no use after it.
+// With several ranks, a watchdog, because the others would wait long for this one; null for one rank. It ends
+// the process, as the compute thread cannot. The hooks must not be used after it.
 std::unique_ptr<Watchdog> watch_over(Rank& rank, const Plan& plan, Ranks& ranks, Control& control,
                                      TrainerHooks& hooks) {
   if (ranks.count() == 1) return nullptr;
-  // A disk that does not answer is given up after the same time, by who knows which one it is.
+  // An unresponsive disk times out after the same time, and that error knows which disk it is.
   const double later = plan.placement.on_disk() ? 1.25 : 1;
   auto watchdog = std::make_unique<Watchdog>(
       WatchdogSetup{.pulse = rank.pulse(),
@@ -324,7 +324,7 @@ std::unique_ptr<Watchdog> watch_over(Rank& rank, const Plan& plan, Ranks& ranks,
   return watchdog;
 }
 
-// What was measured, for later runs; and the trace of one that was too short to have written it.
+// Caches the measured rate for later runs; writes the trace of a run that was too short to write it.
 void finish_loop(const TrainerResult& result, const Ranks& ranks, Progress& progress,
                  const HardwareLimit& limit, std::optional<Trace>& trace) {
   progress.finish(result);
@@ -332,13 +332,13 @@ void finish_loop(const TrainerResult& result, const Ranks& ranks, Progress& prog
   if (trace) trace->write();
 }
 
-// The story of a run.
+// A training run from its configuration to the trained model.
 Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   const std::string directory = line.value("--run-dir").value();
   RunFiles files(directory, ranks.leads());
 
-  // What was asked for, what there is to go on from, and where every byte of it will live. Nothing large is
-  // allocated yet, and what cannot fit ends here.
+  // Configuration, checkpoints to resume from, and the plan. Nothing large is allocated yet, and a run that
+  // does not fit ends here.
   Config config = load_config(line.positional[0], line.overrides);
   settle_model(config, read_environment());
   StopRequest stop(control, config.run, directory);
@@ -350,7 +350,7 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   log_line(print_plan(job->plan));
   ReservedSpace space(files.path("."), ranks.leads() ? model_bytes(*job) : 0);
 
-  // Text becomes tokens once; a second start finds them. The first example shows what will be learnt.
+  // Text is tokenized once; a second start finds the tokens. The first example is logged.
   JobData data = open_data(
       *job, directory, [&] { return control.stop_requests() > 0; }, &ranks);
   take_data(data, files, ranks, *job);
@@ -358,14 +358,14 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   const Samples samples(*job);
   const int64_t steps = total_steps(config, *data.loader);
 
-  // From here on every byte has its home: weights, gradients, optimizer state and the arena.
+  // Allocates weights, gradients, optimizer state and the arena, each in its tier.
   const std::unique_ptr<Rank> rank = open_rank(*job, trace, ranks);
   const std::unique_ptr<EventFile> events = files.events(config.log);
   MetricsFile metrics(ranks.leads() ? files.path("metrics.jsonl") : "", events.get());
   HardwareLimit limit(*job);
   Trainer trainer(*rank, *data.loader, config, {.total_steps = steps, .sol_share = std::ref(limit)}, metrics);
 
-  // The run begins, or goes on from the newest checkpoint that is whole.
+  // The run starts, or resumes from the newest valid checkpoint.
   Checkpoints checkpoints(*job, directory, lock_of(line), ranks.group());
   if (saved.empty() || job->model.adapter) load_rank(*job, *rank);
   metrics.keep(saved.empty() ? 0 : checkpoints.restore(saved, *rank, trainer));
@@ -374,11 +374,11 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
   if (saved.empty()) judge.at_start(stopped);
   if (ranks.leads()) tell_longer(files.path("config.toml"), config, steps, trainer, *data.loader);
 
-  // The loop. Whoever asks for a stop lets the step at hand finish.
+  // The training loop. A stop request lets the current step finish.
   Progress progress(config, job->plan, steps, !held_out.empty());
   progress.begin(job->stream.device == DeviceType::kCuda);
   const DoorNews door{ranks, control, trainer, checkpoints, stop};
-  TrainerHooks hooks;  // all leave after the same step: that one is agreed on
+  TrainerHooks hooks;  // all ranks leave after the same step: they agree on it
   hooks.stop_requested = stopped;
   hooks.before_row = [&] { checkpoints.settle(); };
   hooks.on_step = [&](const StepRow& row) {
@@ -405,10 +405,10 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
     leave(line, stop, *rank, trainer, steps, metrics, checkpoints);
     return door.end(Exit::kStopped);
   }
-  // The trained model appears in one step, complete or not at all. It is worth more than what follows.
+  // The trained model appears atomically. It comes first, because it is worth more than what follows.
   const std::string source = result_source(*job, result.early, stop, *rank, trainer, metrics, checkpoints);
   save_model(files, *job, *rank, space, result.steps, source);
-  if (!result.early) judge.at(result.steps);  // one that ended early has just been judged
+  if (!result.early) judge.at(result.steps);  // early stopping has just evaluated
   show_result(job->plan, job->model.adapter.has_value(), result, directory);
   return door.end(Exit::kDone);
 }
@@ -417,7 +417,7 @@ Exit train(const CommandLine& line, Control& control, Ranks& ranks) {
 
 Exit run_training(const CommandLine& line) {
   Control control = Control::attach(static_cast<int>(line.integer("--control-fd").value()));
-  // This process and the others that share the run; as a rule there are none.
+  // The ranks of the run; usually this process alone.
   Ranks ranks(line, [&control](const Error& error, Ranks& all) {
     _exit(static_cast<int>(end_with(error, all, control)));
   });

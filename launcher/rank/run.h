@@ -1,4 +1,4 @@
-// The story of a training run.
+// A training run.
 #pragma once
 
 #include "base/error.h"
@@ -6,8 +6,8 @@
 
 namespace lm {
 
-// `train CONFIG --run-dir DIR --control-fd FD ...`, as the door hands it on. Returns kDone or kStopped, or
-// the code of an error that it has printed.
+// `train CONFIG --run-dir DIR --control-fd FD ...`, as the CLI passes it. Returns kDone or kStopped, or the
+// code of an error that it has printed.
 Exit run_training(const CommandLine& line);
 
 }  // namespace lm

@@ -54,7 +54,7 @@ void RunFiles::begin(const Job& job, const std::string& asked, bool fresh) {
   if (!writes_) return;
   log_to_file(path("log.txt"));
   holds_ = std::filesystem::exists(path("config.toml"));
-  // First: whoever finds this configuration finds its numerics.
+  // First: a reader of this configuration must find its numerics.
   write(kNumericsFile, numerics_json(job.plan.numerics) + "\n");
   const std::string text = read_small_file(asked, kMiB);
   const std::string mark = preset_mark(preset_of(text)) + auto_mark(job.config, text);
@@ -91,7 +91,7 @@ void RunFiles::running(int64_t step) {
   RunStatus status;
   status.state = "running";
   status.step = step;
-  status.pid = getppid();  // the door's
+  status.pid = getppid();  // the CLI process
   write_status(directory_, status);
 }
 
@@ -102,7 +102,7 @@ std::unique_ptr<EventFile> RunFiles::events(const LogConfig& log) const {
 
 namespace {
 
-// fp32 masters of everything that is trained, by block, of which each rank has its shards.
+// fp32 master weights of everything that is trained, by block; each rank has its shards.
 std::vector<std::vector<float>> gather_masters(const Job& job, Rank& rank) {
   std::vector<std::vector<float>> out(job.model.layout.blocks.size());
   Staging staging(job.stream);
@@ -150,7 +150,7 @@ void export_checkpoint(const Job& job, const std::string& checkpoint, const std:
 }  // namespace
 
 void RunFiles::write_model(const Job& job, Rank& rank, const std::string& checkpoint) {
-  write_held();  // where no step was left to do
+  write_held();  // the loop had no step to do
   rank.step().flush();
   if (trains_in_shards(job)) {
     if (writes_) export_checkpoint(job, checkpoint, path("model"));

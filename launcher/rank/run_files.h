@@ -1,5 +1,5 @@
-// The files of a run's directory, as the rank writes them: resolved configuration, plan, log, status while it
-// runs, and the trained model at the end. One thread.
+// Files of a run's directory that the rank writes: resolved configuration, plan, log, status during the run,
+// and the trained model at the end. One thread.
 #pragma once
 
 #include <string>
@@ -14,27 +14,27 @@ namespace lm {
 
 class RunFiles {
  public:
-  // `writes`: one of a run's ranks does; of the others nothing is written, whatever is called.
+  // `writes`: only one rank of a run writes; on the others every function does nothing.
   explicit RunFiles(std::string directory, bool writes = true)
       : directory_(std::move(directory)), writes_(writes) {}
   std::string path(const std::string& name) const { return directory_ + "/" + name; }
 
-  // numerics.json, config.toml (every `auto` as resolved; with the preset's name where `asked`, the
-  // configuration's file, has it), plan.txt, plan.json; of a `fresh` run whose model came from the
-  // hub base_model.json; later lines of the log also go to log.txt. Where the
-  // directory has a configuration already, these files are held back until a step is done (`running`) or the
-  // model is written: a start that fails before its first step leaves those with which the run can go on.
+  // Writes numerics.json, config.toml (every `auto` resolved; with the preset's name if `asked`, the
+  // configuration's file, has it), plan.txt, plan.json, and for a `fresh` run whose model came from the hub
+  // base_model.json. Later log lines also go to log.txt. If the directory already has a configuration, these
+  // files are held back until a step is done (`running`) or the model is written: a start that fails before
+  // its first step leaves those that the run can resume with.
   void begin(const Job& job, const std::string& asked, bool fresh);
-  // plan.txt and plan.json, once more after a change of the plan; held back like them.
+  // Writes plan.txt and plan.json again after the plan has changed; held back like them.
   void write_plan(const Job& job);
-  // chat_template.jinja, where the trained model's is not its base's; held back like them.
+  // Writes chat_template.jinja, if the trained model's is not its base's; held back like them.
   void keep_template(const Job& job);
-  // To be called after every step.
+  // Call after every step.
   void running(int64_t step);
-  // <run>/tensorboard, where log.to asks for it; null where it does not.
+  // <run>/tensorboard, if log.to asks for it; else null.
   std::unique_ptr<EventFile> events(const LogConfig& log) const;
-  // <run>/model: a Hugging Face directory, or a PEFT adapter. Replaces an earlier one in one step. All ranks
-  // call; where weights are in shards, out of a checkpoint of the rank's state.
+  // Writes <run>/model: a Hugging Face directory, or a PEFT adapter. Replaces an earlier one atomically. All
+  // ranks call it; sharded weights come from a checkpoint of the rank's state.
   void write_model(const Job& job, Rank& rank, const std::string& checkpoint = "");
 
  private:
@@ -45,22 +45,22 @@ class RunFiles {
   std::string directory_;
   bool writes_;
   bool holds_ = false;
-  std::vector<std::pair<std::string, std::string>> held_;  // name and text, in the order of writing
+  std::vector<std::pair<std::string, std::string>> held_;  // name and text, in writing order
 };
 
-// The run's configuration with its `auto` keys replaced by what the plan chose.
+// The run's configuration with each `auto` replaced by the plan's choice.
 Config resolved_config(const Job& job, const std::string& directory);
 
-// The rank's model, or its adapter, into `output`. `masters`: of every trained element, by block, where the
-// rank has not all of them.
+// Writes the rank's model, or its adapter, into `output`. `masters`: master weights of every trained element,
+// by block, if the rank does not have all of them.
 void export_rank(const Job& job, Rank& rank, const std::string& output, bool replace,
                  const std::vector<std::vector<float>>& masters = {});
 
-// Whether no rank has the whole of what is trained.
+// Whether no rank has all trained weights.
 bool trains_in_shards(const Job& job);
 
 inline constexpr char kChatTemplate[] = "chat_template.jinja";
-// The chat template of what was trained, a run or an adapter; "": its base model's own.
+// The chat template of a trained run or adapter; "": its base model's own.
 std::string own_template(const Subject& subject);
 
 struct ExportRequest {
@@ -69,7 +69,7 @@ struct ExportRequest {
   bool adapter = false;        // a PEFT adapter, not a model
   bool replace = false;
 };
-// The same out of any source.
+// The same from any source.
 void write_export(const Job& job, const WeightSource& source, const ExportRequest& request);
 
 }  // namespace lm

@@ -11,7 +11,7 @@
 namespace lm {
 namespace {
 
-constexpr int64_t kMostBytes = int64_t{1} << 20;  // of a file of prompts
+constexpr int64_t kMostBytes = int64_t{1} << 20;  // size limit of a file of prompts
 
 Error refusal(const std::string& what, const std::string& place, const std::string& next) {
   return Error(Exit::kConfig, {.area = "CONF-20", .what = what, .place = place, .next = next});
@@ -27,7 +27,7 @@ void add_lines(const std::string& text, std::vector<std::string>& out) {
   }
 }
 
-// As the configuration has them, or the lines of "@FILE".
+// The prompts of the configuration, or the lines of "@FILE".
 std::vector<std::string> prompts_of(const std::vector<std::string>& written) {
   std::vector<std::string> out;
   for (const std::string& one : written) {
@@ -38,7 +38,7 @@ std::vector<std::string> prompts_of(const std::vector<std::string>& written) {
   return out;
 }
 
-// One line of the log.
+// As one line of the log.
 std::string in_a_line(const std::string& text) {
   std::string out;
   for (const char c : text) {
@@ -81,7 +81,7 @@ void Samples::answer(Rank& rank, int64_t step, MetricsFile& metrics,
   AnswerOptions options = options_;
   options.stopped = [&] { return cut = stopped && stopped(); };
   if (empty() || options.stopped()) return;
-  rank.decoder().forget();  // the weights are other ones since the last time
+  rank.decoder().forget();  // the weights have changed since the last time
   std::optional<TextSession> session;
   if (rank.group().rank() == 0) session.emplace(tools_of(job_));
   for (const SamplePrompt& prompt : prompts_) {

@@ -1,6 +1,5 @@
-// The answers to train.sample_prompts at each evaluation of a run: printed, and kept as rows of
-// metrics.jsonl. Prompts are tokens from the start on; the Python program that knows the tokenizer is there
-// only while it has something to say.
+// Answers to train.sample_prompts at each evaluation: printed, and written as rows of metrics.jsonl. Prompts
+// are tokenized at the start; the Python program that knows the tokenizer runs only while it is needed.
 #pragma once
 
 #include <functional>
@@ -15,13 +14,13 @@ namespace lm {
 
 class Samples {
  public:
-  // Reads the prompts. Throws Error(10) for a file that cannot be read and for a prompt without room for an
-  // answer, and what a tokenizer refuses.
+  // Reads the prompts. Throws Error(10) for an unreadable file, for a prompt without room for an answer, and
+  // for what a tokenizer refuses.
   explicit Samples(const Job& job);
 
   bool empty() const { return prompts_.empty(); }
-  // All ranks call; the first one tells. `stopped`, if given, is asked before each token, and gives the same
-  // answer on all ranks: an answer that is cut off by it is dropped.
+  // All ranks call it; rank 0 prints. `stopped`, if given, is called before each token, and returns the same
+  // on all ranks: an answer that it interrupts is dropped.
   void answer(Rank& rank, int64_t step, MetricsFile& metrics,
               const std::function<bool()>& stopped = {}) const;
 

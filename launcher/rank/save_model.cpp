@@ -19,7 +19,8 @@
 namespace lm {
 namespace {
 
-// Of a tensor in a safetensors header, beside its name; of config.json, an index and directories.
+// Estimated bytes of a tensor's entry in a safetensors header, beside its name; and of config.json, an index
+// and directories.
 constexpr int64_t kHeaderPerTensor = 160, kSmallFiles = 256 * kKiB;
 
 [[noreturn]] void refuse(const std::string& directory, int64_t bytes, const std::string& why) {
@@ -31,9 +32,9 @@ constexpr int64_t kHeaderPerTensor = 160, kSmallFiles = 256 * kKiB;
                .kept = "nothing was trained"});
 }
 
-// 0, or why the bytes cannot be had.
+// 0, or errno if the bytes cannot be reserved.
 int reserve(int fd, int64_t bytes) {
-  // fallocate would answer with SIGXFSZ, which ends the process
+  // fallocate would raise SIGXFSZ, which ends the process
   rlimit limit{};
   if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < static_cast<rlim_t>(bytes)) return EFBIG;
   int status = 0;
@@ -43,7 +44,7 @@ int reserve(int fd, int64_t bytes) {
   return status == 0 ? 0 : errno;
 }
 
-// A new directory for the user alone: the model may show what it was trained on. "" where there is none.
+// A new directory for the user alone: the model may reveal its training data. "" if none can be made.
 std::string private_directory(const std::string& parent) {
   std::string name = parent + "/lmlaunch-model-XXXXXX";
   return mkdtemp(name.data()) == nullptr ? "" : name;
@@ -56,7 +57,7 @@ std::vector<std::string> other_places(const Job& job) {
   return out;
 }
 
-// Where the model is now; "" when no place took it.
+// Returns where the model is now; "" if no directory took it.
 std::string write_elsewhere(const Job& job, Rank& rank) {
   for (const std::string& place : other_places(job)) {
     std::error_code ignored;
@@ -100,8 +101,8 @@ ReservedSpace::ReservedSpace(const std::string& directory, int64_t bytes) {
   release();
   if (error == EFBIG) refuse(directory, bytes, "files may not be that long here (ulimit -f)");
   if (error == ENOSPC || error == EDQUOT) refuse(directory, bytes, short_of + ": " + std::strerror(error));
-  log_note("FILE-03", "space for the trained model is free, but cannot be held until the end in " +
-                          directory + ": " + std::strerror(error));
+  log_note("FILE-03", "space for the trained model is free, but cannot be reserved in " + directory + ": " +
+                          std::strerror(error));
 }
 
 void ReservedSpace::release() {
@@ -115,7 +116,7 @@ void save_model(RunFiles& files, const Job& job, Rank& rank, ReservedSpace& spac
   try {
     return files.write_model(job, rank, checkpoint);
   } catch (const Error& error) {
-    if (rank.group().ranks() > 1) throw;  // the others are no longer with us
+    if (rank.group().ranks() > 1) throw;  // the other ranks cannot help any more
     const std::string wanted = files.path("model"), found = write_elsewhere(job, rank);
     ErrorText text = error.text();
     text.what = "the trained model cannot be written: " + text.what;

@@ -1,5 +1,4 @@
-// A model that generate and chat talk to, from whatever they are given: a run, a checkpoint, a model's
-// directory or an adapter's.
+// A model that generate and chat prompt: from a run, a checkpoint, a model's directory or an adapter's.
 #pragma once
 
 #include <memory>
@@ -12,26 +11,26 @@
 
 namespace lm {
 
-// The text program for a model's directory; `chat_template`: in place of its own, "" none. `date`: what a
-// template is told that asks, "" today's. `render`: plain prompts are written without a template.
+// The text program for a model's directory; `chat_template`: replaces its own, "": it does not. `date`: for
+// templates that print one, "": today's. `render`: plain prompts are written without a template.
 TextTools text_tools(const Environment& environment, const std::string& model_dir,
                      const std::string& chat_template, const std::string& date, Render render);
 
 class Speaker {
  public:
-  // Opens the subject and its tokenizer, no weights yet.
+  // Opens the subject and its tokenizer, without weights.
   explicit Speaker(const CommandLine& line);
 
   TextSession& text() { return *text_; }
   const ModelSpec& spec() const { return spec_; }
-  Render render() const { return subject_.config.data.render; }  // of the rows that it was trained on
-  // Plans and loads, for texts of at most so many tokens. Throws Error(12) where that does not fit.
+  Render render() const { return subject_.config.data.render; }  // how its training rows were written
+  // Plans and loads, for texts of at most so many tokens. Throws Error(12) if that does not fit.
   void load(int64_t positions);
-  // `on_text` is given whole characters as they come.
+  // `on_text` gets whole characters as they are generated.
   struct Spoken : Answer {
     std::string text;
   };
-  // What was said before is of no use to the next text: its answer does not depend on it, in no bit.
+  // Clears the cache of earlier texts, so that the next answer does not depend on them in any bit.
   void forget();
   Spoken answer(std::span<const int32_t> prompt, AnswerOptions options,
                 const std::function<void(const std::string&)>& on_text);

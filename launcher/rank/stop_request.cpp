@@ -31,8 +31,8 @@ StopRequest::StopRequest(const Control& control, const RunConfig& config, std::s
     log_line(fmt::format("the Slurm job ends in {} s: the run saves and leaves before that",
                          std::max<int64_t>(static_cast<int64_t>(seconds_left()), 0)));
   }
-  // One that was left behind has been obeyed.
-  if (unlink(file_.c_str()) == 0) log_note("RUN-27", file_ + " is of an earlier run, and was removed");
+  // A file left by an earlier run has had its effect.
+  if (unlink(file_.c_str()) == 0) log_note("RUN-27", file_ + " is from an earlier run, and was removed");
 }
 
 double StopRequest::seconds_left() const {

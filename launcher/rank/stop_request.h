@@ -1,6 +1,6 @@
-// Why a run ends before its last step: a signal that the door has counted, a time limit (run.time_limit, or
-// the end of the Slurm job) that the next step and a save would not keep, or a file STOP in the run's
-// directory. One thread, the rank's.
+// Why a run ends before its last step: a signal that the CLI process has counted, a time limit
+// (run.time_limit, or the end of the Slurm job) that the next step and a save would exceed, or a file STOP in
+// the run's directory. One thread, the rank's.
 #pragma once
 
 #include <optional>
@@ -15,13 +15,13 @@ class StopRequest {
  public:
   StopRequest(const Control& control, const RunConfig& config, std::string run_directory);
 
-  // What the next step and a save are expected to take.
+  // Expected duration of the next step and of a save.
   void expect(double step_seconds, double save_seconds) { step_ = step_seconds, save_ = save_seconds; }
-  // Asked between steps; once true it stays so.
+  // Call between steps; once true it stays true.
   bool requested();
-  // Whether a save ends before the time is up.
+  // Whether a save can end before the time limit.
   bool time_to_save() const { return save_ * kSlack < seconds_left(); }
-  // "" unless requested, and where the door knows (a signal); "time_limit", "stop_file".
+  // "" if not requested, or if the CLI process knows (a signal); "time_limit", "stop_file".
   const std::string& reason() const { return reason_; }
 
  private:

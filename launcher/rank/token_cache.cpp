@@ -16,8 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Why nothing can be written there; "" where it can. The directory is made for the user alone: tokens show
-// the training text.
+// Why nothing can be written there; "" if it can. The directory is made for the user alone: tokens reveal the
+// training text.
 std::string refusal(const std::string& directory) {
   std::error_code error;
   if (fs::create_directories(directory, error)) fs::permissions(directory, fs::perms::owner_all, error);
@@ -35,7 +35,8 @@ std::string temporary_directory() {
   std::string name = (fs::temp_directory_path(ignored) / "lmlaunch-tokens-XXXXXX").string();
   if (mkdtemp(name.data()) != nullptr) return name;
   throw Error(Exit::kIo, {.area = "DATA-33",
-                          .what = std::string("there is no place for tokens: ") + std::strerror(errno),
+                          .what = std::string("no directory for the token cache can be written: ") +
+                                  std::strerror(errno),
                           .place = name,
                           .next = "set data.cache_dir to a directory that can be written"});
 }
@@ -52,10 +53,9 @@ TokenCache::TokenCache(const DataConfig& data, const std::string& users, const s
   temporary_ = run.empty();
   directory_ = temporary_ ? temporary_directory() : run + "/tokens";
   if (says)
-    log_note("DATA-33",
-             fmt::format("the cache {} cannot be written ({}): tokens are kept in {}{}, and what is "
-                         "measured is not kept",
-                         cache, reason, directory_, temporary_ ? " until the end" : ""));
+    log_note("DATA-33", fmt::format("the cache {} cannot be written ({}): tokens are cached in {}{}, and "
+                                    "measurements are not cached",
+                                    cache, reason, directory_, temporary_ ? " until the end" : ""));
 }
 
 TokenCache::~TokenCache() {

@@ -1,5 +1,5 @@
-// Where a job keeps its tokens: data.cache_dir, or the user's cache; where that cannot be written, the run's
-// own directory, and without a run a directory that is gone with this object. One thread.
+// Where a job caches its tokens: data.cache_dir, or the user's cache; if that cannot be written, the run's
+// own directory, and without a run a temporary directory that this object deletes. One thread.
 #pragma once
 
 #include <string>
@@ -10,9 +10,9 @@ namespace lm {
 
 class TokenCache {
  public:
-  // `users`: the user's cache of tokens, "" without a home; `run`: the run's directory, "" none. What is used
-  // in place of the user's is said if `says`. Creates what is missing; throws Error(21) where no place is
-  // left.
+  // `users`: the user's cache of tokens, "": no home directory; `run`: the run's directory, "": none. `says`:
+  // log which directory replaces the user's. Creates what is missing; throws Error(21) if no directory can be
+  // used.
   TokenCache(const DataConfig& data, const std::string& users, const std::string& run, bool says);
   ~TokenCache();
   TokenCache(const TokenCache&) = delete;

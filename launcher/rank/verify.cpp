@@ -39,7 +39,7 @@ std::optional<ModelSpec> find_base(const std::string& name) {
     directory = resolve_model(name, read_environment());
   } catch (const Error&) {
     log_note("FILE-21",
-             "the adapter is not compared with its base model, which is not here: \"" + name + "\"");
+             "the adapter is not compared with its base model, which was not found: \"" + name + "\"");
     return std::nullopt;
   }
   return read_model_spec(directory);
@@ -54,7 +54,7 @@ Exit verify_command(const CommandLine& line) {
     return fs::exists(fs::path(directory) / file);
   };
   const bool model = has(what, kAdapterConfig) || has(what, kManifestName);
-  // Of a run its trained model, or what there is of it.
+  // Of a run: its trained model, or its newest checkpoint.
   const std::string subject = model                  ? what
                               : run_of(what).empty() ? resolve_model(what, read_environment())
                                                      : open_subject(what).trained;

@@ -11,7 +11,7 @@
 namespace lm {
 namespace {
 
-// Indented, so that Markdown takes it as it is.
+// Indented, so that Markdown shows it verbatim.
 std::string verbatim(const std::string& text) {
   std::string out;
   for (size_t from = 0; from < text.size();) {
@@ -23,7 +23,7 @@ std::string verbatim(const std::string& text) {
 }
 
 std::string figure(const Json& value) {
-  return value.is_null() ? "not known" : value.dump();
+  return value.is_null() ? "unknown" : value.dump();
 }
 
 std::string figures(const Json& record) {
@@ -36,7 +36,7 @@ std::string figures(const Json& record) {
     const Json& points = eval.at("points");
     const std::string set = eval.at("set").get<std::string>();
     if (points.size() > 1)
-      out += "held-out loss" + (set.empty() ? "" : " of " + set) + ": " + figure(points.front().at(1)) +
+      out += "eval loss" + (set.empty() ? "" : " of " + set) + ": " + figure(points.front().at(1)) +
              " before, " + figure(points.back().at(1)) + " after\n";
   }
   return out;
@@ -59,7 +59,7 @@ std::string model_card(const Json& record, bool adapter) {
       "---\nbase_model: " + quoted(base) + "\nlibrary_name: " + (adapter ? "peft" : "transformers") +
       "\npipeline_tag: text-generation\ntags:\n- lmlaunch\n" + (lora ? "- lora\n" : "") + "---\n\n";
   out += std::string(adapter ? "A LoRA adapter for"
-                     : lora  ? "With a LoRA adapter added into its weights:"
+                     : lora  ? "With a LoRA adapter merged into its weights:"
                              : "All weights trained:") +
          " the model below, by lmlaunch " + record.at("version").get<std::string>() +
          ". Before you publish it add its licence, what it is for and what it cannot do.\n\n" +

@@ -1,5 +1,5 @@
-// The README.md of a model that a run has trained: its base, figures, data and settings, out of the run's
-// files. What Hugging Face calls a model card.
+// The model card of a trained model, its README.md: base model, figures, data and settings, from the run's
+// files.
 #pragma once
 
 #include <string>
@@ -8,11 +8,11 @@
 
 namespace lm {
 
-// Of a record as RunReport makes it. `adapter`: the directory has an adapter, not a model.
+// The card's text from a record of RunReport. `adapter`: the directory has an adapter, not a model.
 std::string model_card(const Json& record, bool adapter);
 
-// <directory>/README.md, out of the files of `run`. One that cannot be written is said: a model without it is
-// whole.
+// Writes <directory>/README.md from the files of `run`. A failure is logged only: a model without it is
+// complete.
 void write_model_card(const std::string& directory, const std::string& run, bool adapter);
 
 }  // namespace lm

@@ -19,7 +19,7 @@ Json rounded(double value) {
   return std::strtod(text, nullptr);
 }
 
-// Nothing where it is missing or was not finite, which JSON cannot say.
+// Null if it is missing or was not finite, which JSON cannot express.
 std::optional<double> number(const Json& row, const char* name) {
   const auto found = row.find(name);
   return found != row.end() && found->is_number() ? std::optional(found->get<double>()) : std::nullopt;
@@ -27,7 +27,7 @@ std::optional<double> number(const Json& row, const char* name) {
 
 constexpr std::string_view kEval = "eval_loss", kEvalOfSet = "eval_loss/";
 
-// The key of a held-out loss; "" where the row has none.
+// The key of an eval loss; "" if the row has none.
 std::string loss_key(const Json& row) {
   for (const auto& [key, value] : row.items()) {
     if (key == kEval || key.starts_with(kEvalOfSet)) return key;
@@ -57,7 +57,7 @@ void Curves::read() {
   std::ifstream file(path_, std::ios::binary);
   file.seekg(read_);
   for (std::string line; std::getline(file, line);) {
-    if (file.eof()) break;  // its end is still to come
+    if (file.eof()) break;  // the last line is still incomplete
     read_ += std::ssize(line) + 1;
     add_row(line);
   }
@@ -114,7 +114,7 @@ void Curves::add_step(int64_t step, const Json& row) {
   const double busy = number(row, "device_bytes").value_or(0) > 0 ? std::max(bytes, 1.0) : bytes;
   moving_ += busy;
   hidden_ += busy * number(row, "hidden_pct").value_or(0);
-  // A point has width_ steps; when there are too many points, two neighbours become one.
+  // A point covers width_ steps; if there are too many points, two neighbours become one.
   const auto add = [&](std::vector<Point>& to, const Point& one) {
     const bool same = !to.empty() && (to.back().step - 1) / width_ == (one.step - 1) / width_;
     same ? merge(to.back(), one) : to.push_back(one);
@@ -148,7 +148,7 @@ Json Curves::series() const {
 }
 
 Json Curves::held_out() const {
-  // Of a long run every n-th, and the last.
+  // Every n-th point of a long run, and the last.
   Json out = Json::array();
   for (const auto& [set, losses] : held_out_) {
     const size_t count = losses.size(), every = count / kMostPoints + 1;

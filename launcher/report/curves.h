@@ -1,6 +1,6 @@
-// A run's rows of metrics.jsonl in bounded memory: each series as at most kMostPoints points, of which one
-// stands for one step or, in a long run, for several (mean, least, most). A file that grows is read on from
-// where the last reading ended. One thread.
+// A run's rows of metrics.jsonl in bounded memory: each series as at most kMostPoints points, each for one
+// step or, in a long run, for several (mean, minimum, maximum). A growing file is read on from where the last
+// call ended. One thread.
 #pragma once
 
 #include <array>
@@ -23,12 +23,12 @@ class Curves {
 
   explicit Curves(std::string path) : path_(std::move(path)) {}
 
-  // What has come since the last call. A file that was cut (its run goes on from a checkpoint) is read anew;
-  // one that is not there has no rows.
+  // Reads the rows since the last call. A truncated file (its run was resumed from a checkpoint) is read
+  // anew; a missing one has no rows.
   void read();
 
   Json series() const;  // {"step": [...], "loss": [1.2, [mean, least, most], null, ...], ...}
-  // Of each evaluation set, in the order of their first rows; the first is the one that decides.
+  // One entry for each evaluation set, in the order of their first rows; the first is the one that decides.
   Json held_out() const;  // [{"set": "" or its name, "points": [[step, loss], ...]}, ...]
   Json answers() const;   // [[step, prompt, answer], ...] of the first and the last sample rows
   Json totals() const;    // of the whole run: tokens, seconds, bytes, peaks, means, skipped steps
@@ -56,7 +56,7 @@ class Curves {
     void add(const Spread& other);
   };
   struct Point {
-    int64_t step = 0;  // the last of it
+    int64_t step = 0;  // its last step
     std::array<Spread, kSeries.size()> of;
   };
 

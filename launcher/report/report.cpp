@@ -30,7 +30,7 @@ constexpr double kFirst = 5, kLeast = 20;  // seconds
 constexpr size_t kMostLines = 60;       // of the log's end
 constexpr size_t kMostText = 16 << 10;  // bytes of notes, data, sample
 
-// What log.txt tells beside its steps.
+// Notes, data lines and the sample of log.txt.
 struct LogParts {
   std::string data, notes, sample, end;
   int64_t total_steps = 0;
@@ -61,21 +61,21 @@ LogParts read_log(const std::string& path) {
       append(out.notes, line);
     if (line.starts_with("one example, trained text")) {
       sampling = true;
-      out.sample.clear();  // of the newest start
+      out.sample.clear();  // only the newest start's
     }
   }
   for (const std::string& line : end) out.end += line + "\n";
   return out;
 }
 
-// What of its configuration a run's page and card tell: the base model, and [key, default, value] of every
-// key whose value is not its default's. What "auto" became is no setting: two machines resolve it
+// The part of the configuration on a run's page and card: the base model, and [key, default, value] of every
+// key whose value is not its default. Resolved "auto" values are left out: two machines resolve them
 // differently.
 struct Settings {
   std::string base;
   bool lora = false;
   Json changed = Json::array();
-  Json preset;  // {name, settings}: the same against the preset that it was made from; null: from none
+  Json preset;  // {name, settings}: the same against the preset that it was made from; null: none
 };
 
 Json changes(const Config& from, const Config& to, const std::vector<std::string>& resolved) {
@@ -84,7 +84,7 @@ Json changes(const Config& from, const Config& to, const std::vector<std::string
   for (size_t i = 0; i < after.size(); ++i) {
     const std::string key = after[i].table + "." + after[i].name;
     if (before[i].value == quote("auto") && std::ranges::find(resolved, key) != resolved.end()) continue;
-    const bool secret = after[i].name == "webhook";  // a page is passed on
+    const bool secret = after[i].name == "webhook";  // a secret: pages are passed on
     if (after[i].value != before[i].value && !secret) out.push_back({key, before[i].value, after[i].value});
   }
   return out;
@@ -103,7 +103,7 @@ Settings settings_of(const std::string& path) {
       out.preset = {{"name", preset->name},
                     {"settings", changes(parse_config(preset->text, preset->name), config, resolved)}};
   } catch (const Error&) {
-    // a run that died before it had one, or another version's: nothing is told of settings
+    // a run that died before it had one, or another version's: no settings
   }
   return out;
 }
@@ -126,7 +126,7 @@ Json checkpoints(const std::string& directory) {
   return out;
 }
 
-// Of a model of the hub; "": none.
+// Revision of a model of the hub; "": none.
 std::string base_revision(const std::string& run) {
   try {
     return read_json_file(run + "/" + kBaseModelFile, {.bytes = 4096, .depth = 2})
@@ -204,9 +204,9 @@ std::string report_page(const std::vector<Json>& records) {
   const std::string page = kReportPage;
   constexpr std::string_view kMark = "@RUNS@";
   const size_t at = page.find(kMark);
-  LM_CHECK(at != std::string::npos, "page.html has no place for the runs");
+  LM_CHECK(at != std::string::npos, "page.html has no placeholder for the runs");
   std::string out = page.substr(0, at);
-  // A "<" in a text must not end the script that holds it.
+  // A "<" in a text must not end the script that contains it.
   for (const char c : text) c == '<' ? out += "\\u003c" : out += c;
   return out + page.substr(at + kMark.size());
 }
@@ -227,7 +227,7 @@ void LiveReport::finish() {
   if (!fs::exists(run_.directory() + "/plan.json", error)) return;
   try {
     atomic_write_file(path_, report_page({run_.record()}));
-  } catch (const std::exception& error) {  // whatever it is, the run goes on
+  } catch (const std::exception& error) {  // a failed report never ends the run
     if (!std::exchange(said_, true))
       log_note("FILE-03", "report.html cannot be written: " + std::string(error.what()));
   }

@@ -1,8 +1,7 @@
-// Runs as one page for a browser, made from what their directories hold (metrics.jsonl, plan.json,
-// config.toml, log.txt, status.json) and from nothing else: curves, memory against the plan, settings, notes,
-// checkpoints. The page is one file without links; text from files is data in it, never markup. Made by the
-// door, in C++ and around page.html, because training needs no Python and a page for a run that died is
-// wanted most. One thread.
+// Runs as one HTML page, made only from the files of their directories (metrics.jsonl, plan.json,
+// config.toml, log.txt, status.json): curves, memory against the plan, settings, notes, checkpoints. The page
+// is one file without links; text from files is data in it, never markup. The CLI makes it, in C++ and around
+// page.html, because training needs no Python, and a page matters most for a run that died. One thread.
 #pragma once
 
 #include <string>
@@ -13,12 +12,12 @@
 
 namespace lm {
 
-// Of a run's directory; "" for one that is none.
+// The record of a run's directory; "" if it is none.
 class RunReport {
  public:
   explicit RunReport(std::string directory);
 
-  // What the files hold now, as page.html reads it.
+  // The files' present content, as page.html reads it.
   Json record();
   const std::string& directory() const { return directory_; }
 
@@ -29,15 +28,15 @@ class RunReport {
 
 std::string report_page(const std::vector<Json>& records);
 
-// <run>/report.html while the run goes on: the door calls between two looks at its ranks. Takes a small share
-// of one core's time, however long the run. A run that has no plan yet gets no page; one that cannot be
-// written is said once, and tried again when the next is due.
+// Renews <run>/report.html during the run: the CLI calls it between two checks of its ranks. Takes a small
+// share of one core's time, however long the run. A run without a plan gets no page yet; a page that cannot
+// be written is logged once, and tried again when the next is due.
 class LiveReport {
  public:
-  // `clock` gives seconds that only grow; tests have one of their own.
+  // `clock` returns seconds and never goes back; tests replace it.
   explicit LiveReport(const std::string& directory, double (*clock)() = monotonic_seconds);
-  void refresh();  // where it is due
-  void finish();   // in any case
+  void refresh();  // if it is due
+  void finish();   // always
 
  private:
   RunReport run_;

@@ -1,5 +1,5 @@
 // The configuration of a run as plain values: one struct per TOML table, every field with its default, unit
-// and cost. `load_config` (config_toml.h) fills and checks it once; afterwards it is valid and travels as
+// and cost. `load_config` (config_toml.h) fills and checks it once; afterwards it is valid and is passed as
 // `const Config&`. Each field's tag for resume (numerics, placement, reporting) stands in config_visit.h.
 #pragma once
 
@@ -24,7 +24,7 @@ enum class TooLong : uint8_t { kAuto, kCut, kSplit, kDrop };
 enum class LossOn : uint8_t { kCompletion, kAll };
 enum class BadRows : uint8_t { kStop, kSkip };
 enum class Answers : uint8_t { kAll, kLast, kEach };
-// Of plain prompts and completions on a model with a chat template; auto is plain, with a note.
+// How plain prompts and completions are written for a model with a chat template; auto: plain, with a note.
 enum class Render : uint8_t { kAuto, kPlain, kChat };
 enum class Reasoning : uint8_t { kKeep, kDrop };
 enum class Method : uint8_t { kFull, kLora, kQlora };  // load_config makes the last kLora with model.quantize
@@ -66,7 +66,7 @@ struct Budget {
 struct Duration {
   int64_t seconds = 0;
 };
-// After so many steps, 200, or after so much time, "30min": one of the two; neither: never.
+// An interval in steps, 200, or in time, "30min": one of the two; neither: never.
 struct Interval {
   int64_t steps = 0;
   int64_t seconds = 0;
@@ -75,33 +75,33 @@ struct Interval {
 
 struct RunConfig {
   std::string dir;                            // "" = runs/<config's name>
-  int64_t seed = 42;                          // of shuffling, initialisation, dropout and rounding
+  int64_t seed = 42;                          // of shuffling, initialization, dropout and rounding
   DeviceChoice device = DeviceChoice::kAuto;  // auto: one GPU if present, else the CPU with a note
   std::optional<int64_t> threads;      // compute threads on the CPU; auto: the cores this process may use
   bool deterministic = true;           // deterministic attention and reductions on GPUs
-  std::optional<Duration> time_limit;  // then save and leave with 75; auto: when the Slurm job ends
+  std::optional<Duration> time_limit;  // then save and exit with 75; auto: when the Slurm job ends
 };
 
 struct ModelConfig {
   std::string path;                         // a Hugging Face directory, or ORG/NAME in the local hub cache
   ModelDType dtype = ModelDType::kBF16;     // of weights and activations
-  ModelInit init = ModelInit::kPretrained;  // random: fresh weights of the config's shape, for benchmarks
-  // Frozen matrices of the transformer blocks as codes of 4 or 8 bits; needs an adapter to train. nf4: 4.1
-  // bits per weight.
+  ModelInit init = ModelInit::kPretrained;  // random: random weights of the config's shape, for benchmarks
+  // Quantizes the frozen matrices of the transformer blocks to 4 or 8 bits; training then needs an adapter.
+  // nf4: 4.1 bits per weight.
   Quantize quantize = Quantize::kNone;
   bool double_quantize =
-      true;  // scales of 4-bit codes as codes of 8 bits: 4.1 bits per weight instead of 4.5
+      true;  // quantizes scales of 4-bit codes to 8 bits: 4.1 bits per weight instead of 4.5
 };
 
 inline bool quantises_to_four_bits(const ModelConfig& model) {
   return model.quantize == Quantize::kNf4 || model.quantize == Quantize::kFp4;
 }
 
-// Our column's name -> the files' name for it.
+// Our column name -> the files' name for it.
 using ColumnNames = std::map<std::string, std::string>;
 
-// One set without a name, or sets with names in the order of the file: the first decides what the best
-// checkpoint is, when a run ends early, and a schedule that follows the loss.
+// One set without a name, or named sets in the order of the file: the first one's loss decides keep_best,
+// early stopping and a schedule that follows the loss.
 struct EvalSet {
   std::string name = {};
   std::vector<std::string> files = {};
@@ -113,21 +113,21 @@ struct EvalSets {
 
 struct DataConfig {
   std::vector<std::string> train;  // files or globs: JSONL, JSON, Parquet, CSV, text; or ORG/NAME in a cache
-  std::vector<double> weights;     // of each entry of `train`: how often its examples occur in an epoch
+  std::vector<double> weights;     // for each entry of `train`: how often its examples occur in an epoch
   EvalSets eval;                   // files as in `train`; empty: see eval_fraction
   double eval_fraction = 0.0;      // share of the training examples held out when `eval` is empty
-  DataFormat format = DataFormat::kAuto;  // detected from the columns unless named
-  ColumnNames columns;                    // {prompt = "question"}: columns that have other names
-  std::string chat_template;              // a file of Jinja; "" = the model's own
-  Render render = Render::kAuto;          // of a plain prompt and completion: as they are, or by the template
-  BadRows bad_rows = BadRows::kStop;  // a row that cannot be used ends the run, or is counted and left out
-  Answers answers = Answers::kAll;    // of a conversation are trained; each: as an example of its own
-  Reasoning reasoning = Reasoning::kKeep;  // what assistants thought: as the template has it, or taken out
+  DataFormat format = DataFormat::kAuto;   // detected from the columns unless named
+  ColumnNames columns;                     // {prompt = "question"}: columns that have other names
+  std::string chat_template;               // a file of Jinja; "" = the model's own
+  Render render = Render::kAuto;           // how plain prompts and completions are written
+  BadRows bad_rows = BadRows::kStop;       // an invalid row ends the run, or is counted and left out
+  Answers answers = Answers::kAll;         // answers that are trained; each: one example per answer
+  Reasoning reasoning = Reasoning::kKeep;  // reasoning of assistants: by the template, or removed
   int64_t max_length = 2048;               // tokens per sequence; activation memory grows with it
-  TooLong too_long = TooLong::kAuto;       // of longer examples; auto: plain text is split, others are cut
-  bool packing = false;                  // fill sequences with several examples; attention stays inside each
+  TooLong too_long = TooLong::kAuto;       // longer examples; auto: plain text is split, others are cut
+  bool packing = false;                  // pack several examples into a sequence; attention stays inside each
   LossOn loss_on = LossOn::kCompletion;  // train on answers only, or on every token
-  std::string cache_dir;                 // of token caches; "" = ~/.cache/lmlaunch/tokens
+  std::string cache_dir;                 // of cached tokens; "" = ~/.cache/lmlaunch/tokens
 };
 
 struct TrainConfig {
@@ -135,32 +135,33 @@ struct TrainConfig {
   std::optional<double> epochs;        // passes over the data; exclusive with steps (neither: 1 epoch)
   std::optional<int64_t> steps;        // optimizer steps
   int64_t global_batch = 8;            // sequences per optimizer step, over all ranks
-  std::optional<int64_t> micro_batch;  // sequences at once on a rank; auto: the most that fits
-  GradientDType gradients = GradientDType::kF32;  // of accumulated gradients; bf16 halves their bytes
-  Recompute recompute = Recompute::kAuto;  // block: keep block inputs only, one more forward in backward
+  std::optional<int64_t> micro_batch;  // sequences per forward pass on a rank; auto: the largest that fits
+  GradientDType gradients = GradientDType::kF32;  // of accumulated gradients; bf16 halves their memory
+  Recompute recompute = Recompute::kAuto;  // block: keep block inputs only, and run forward again in backward
   // in_backward: a block's gradient exists only between its backward and its update, in one slot that the
-  // blocks share; with optimizer.clip = "global" a first backward measures the norm. A tied embedding's lies
-  // beside that slot, or, where it does not fit there and the norm is not global, is made last in its place.
+  // blocks share; with optimizer.clip = "global" a first backward measures the norm. A tied embedding's
+  // gradient lies beside that slot, or, if it does not fit there and the norm is not global, is computed
+  // last, in that slot.
   UpdateTime update = UpdateTime::kAuto;
   double max_grad_norm = 1.0;  // clipping threshold; used unless optimizer.clip = "none"
   int64_t eval_every = 0;      // steps between evaluations; 0: before and after only
-  // Evaluations without a lower held-out loss after which the run ends; 0: it never does for that.
+  // Early stopping: the run ends after this many evaluations without a lower eval loss; 0: never.
   int64_t early_stopping_patience = 0;
-  double early_stopping_threshold = 0.0;    // by more than so much a loss has to be lower
-  std::vector<std::string> sample_prompts;  // answered at each evaluation; "@FILE": one on each line of it
-  int64_t sample_tokens = 64;               // of an answer, at most
+  double early_stopping_threshold = 0.0;    // minimum decrease of the eval loss that counts as an improvement
+  std::vector<std::string> sample_prompts;  // answered at each evaluation; "@FILE": one prompt per line
+  int64_t sample_tokens = 64;               // maximum new tokens of an answer
 };
 
 struct OptimizerConfig {
   RuleId name = Rules::id<AdamW>();
-  std::string written;        // what the rule was called where that is another's name for it; by load_config
+  std::string written;        // the name that was written, if it is another project's; set by load_config
   double lr = 5e-5;           // peak learning rate
-  RuleSettings rule;          // the keys of every rule; those of `name` count
+  RuleSettings rule;          // the keys of every rule; those of `name` are used
   double weight_decay = 0.0;  // not applied to norms and biases
-  Clip clip = Clip::kGlobal;  // by the norm of all gradients, of each block's, or not at all
+  Clip clip = Clip::kGlobal;  // by the global norm, by each block's norm, or none
   LrSchedule schedule = LrSchedule::kLinear;
   double warmup = 0.0;             // steps if >= 1, else a fraction of all steps
-  double min_lr_ratio = 0.0;       // floor of the schedules that fall, as a share of lr
+  double min_lr_ratio = 0.0;       // final lr of a decaying schedule, as a share of lr
   Master master = Master::kSplit;  // bf16 only (MasterForm in optim/rules/rule.h). none: stochastic rounding
   std::optional<int64_t> threads;  // of the update on the CPU; auto: run.threads
 };
@@ -169,61 +170,59 @@ struct LoraConfig {
   int64_t r = 8;
   double alpha = 16.0;   // the adapter's output is scaled by alpha / r (rslora: alpha / sqrt(r))
   double dropout = 0.0;  // on the adapter's input
-  // Of the adapters and of what they compute. auto: model.dtype, and bf16 ones have a master. fp32 beside a
-  // bf16 model takes no more memory than bf16 with its master, some percent of a step, and fp32 copies of the
-  // activations that an adapter reads, for as long as it does.
+  // Type of the adapters and of their products. auto: model.dtype; bf16 adapters have master weights. fp32
+  // over a bf16 model takes no more memory than bf16 with master weights, some percent of a step, and fp32
+  // copies of the activations that an adapter reads, while it reads them.
   LoraDType dtype = LoraDType::kAuto;
   std::vector<std::string> targets = {"all-linear"};  // or names such as q_proj, v_proj
   bool rslora = false;
-  // Of fresh adapters of a quantised model. zero: they change nothing at first. loftq: they begin with the
-  // nearest that r allows to what quantising lost (weights/loftq.h), and hold for the quantised model alone.
+  // Initialization of new adapters on a quantized model. zero: they change nothing at first. loftq: the
+  // rank-r approximation of the quantization error (weights/loftq.h); valid with the quantized model alone.
   LoraStart start = LoraStart::kZero;
-  std::string init;  // a PEFT adapter or a run to continue, which decides what is not written; "" = fresh
-  std::vector<std::string> written;  // keys of this table that were given a value; filled by load_config
+  std::string init;  // a PEFT adapter or run to train further; its settings apply unless written; "" = new
+  std::vector<std::string> written;  // keys of this table that were given a value; set by load_config
 };
 
-// Where state lives that does not fit on the device. "auto" keeps everything on the device while it fits, and
-// then moves one class after another to the next home, as much as needed; a named home takes all of its
-// class. Never changes a result.
+// Where state is placed. "auto" keeps everything on the device while it fits, and then moves one class after
+// another to the next tier, as much as needed; a named tier takes all of its class. Never changes a result.
 struct OffloadConfig {
-  OffloadHome optimizer = OffloadHome::kAuto;    // master and moments
+  OffloadHome optimizer = OffloadHome::kAuto;    // master weights and optimizer state
   OffloadHome gradients = OffloadHome::kAuto;    // of transformer blocks
   OffloadHome weights = OffloadHome::kAuto;      // of transformer blocks (LoRA: the frozen base)
   OffloadHome activations = OffloadHome::kAuto;  // block inputs; needs train.recompute = "block"
   std::vector<std::string> paths;                // directories on fast disks; state is striped over them
   Budget device_memory = {0, 0.9};               // of the GPU
   Budget host_memory = {0, 0.9};                 // of this machine, for the rank's whole process
-  std::optional<Budget> disk_limit;              // of each path; auto: what is free
-  // Checksums of every chunk that comes back from disk, or to a GPU from its home in host memory; ~2 % of a
+  std::optional<Budget> disk_limit;              // of each path; auto: the free space
+  // Checks the checksum of every chunk read from disk, or copied to a GPU from host memory; takes ~2 % of a
   // step.
   bool verify = true;
   bool operator==(const OffloadConfig&) const = default;
 };
 
 struct IoConfig {
-  IoEngineChoice engine = IoEngineChoice::kAuto;  // auto: io_uring, or threads where it is refused
-  std::optional<ByteSize> block;                  // of one request; auto: 1 MiB
+  IoEngineChoice engine = IoEngineChoice::kAuto;  // auto: io_uring, or threads if the kernel refuses it
+  std::optional<ByteSize> block;                  // bytes per request; auto: 1 MiB
   std::optional<int64_t> depth;                   // requests in flight; auto: 32
-  std::optional<ByteSize> tile;                   // optimizer state that moves as one
-  int64_t timeout = 60;                           // seconds without any answer until a disk is given up
+  std::optional<ByteSize> tile;                   // bytes of optimizer state per transfer
+  int64_t timeout = 60;  // seconds without a completed request after which a disk counts as failed
 };
 
 struct ZeroConfig {
-  int64_t stage =
-      1;  // what each rank has a shard of: 0 nothing, 1 optimizer state, 2 and gradients, 3 and weights
+  int64_t stage = 1;  // what is sharded: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights
 };
 
 struct CheckpointConfig {
-  Interval every = {0, 30 * 60};  // between saves; a run that is stopped saves, too
-  int64_t keep = 2;               // of the newest
-  bool keep_best = false;         // the one with the least held-out loss as well, saved when it is reached
-  std::string resume = "auto";    // the newest that is whole; "never"; or the name of one, step_00000100
+  Interval every = {0, 30 * 60};  // between saves; a stopped run saves, too
+  int64_t keep = 2;               // number of newest checkpoints
+  bool keep_best = false;         // also the one with the lowest eval loss, saved when it is reached
+  std::string resume = "auto";    // the newest valid one; "never"; or a name such as step_00000100
 };
 
 struct LogConfig {
   int64_t every = 1;  // steps between lines of log.txt, and of stderr unless it is a terminal
-  // Where the curves go, too: TensorBoard's files in <run>/tensorboard, or a tracker's Python library, which
-  // a process of its own feeds (launcher/door/follower.h).
+  // Further targets of the curves: TensorBoard's files in <run>/tensorboard, or a tracker's Python library,
+  // which a process of its own feeds (launcher/door/follower.h).
   std::vector<LogTarget> to = {};
   std::string webhook = "";  // POST of start, end and failure; often a secret: never shown
 };
@@ -242,16 +241,16 @@ struct Config {
   LogConfig log;
 };
 
-// "auto" is the model's type.
+// Type of the adapters; "auto" is the model's type.
 inline LoraDType adapter_type(const Config& config) {
   if (config.lora.dtype != LoraDType::kAuto) return config.lora.dtype;
   return config.model.dtype == ModelDType::kF32 ? LoraDType::kF32 : LoraDType::kBF16;
 }
-// Adapters of another type than their model's.
+// Whether adapters are fp32.
 inline bool has_fp32_adapters(const Config& config) {
   return config.train.method != Method::kFull && config.lora.dtype == LoraDType::kF32;
 }
-// What is trained is fp32, and so its own master.
+// Whether the trained weights are fp32, and so need no master weights.
 inline bool trains_fp32(const Config& config) {
   return config.model.dtype == ModelDType::kF32 || has_fp32_adapters(config);
 }

@@ -13,7 +13,8 @@
 namespace lm {
 namespace {
 
-// A part of keys of metrics.jsonl and of tags, and a bare key of TOML. The set without a name has no check.
+// The name becomes part of keys of metrics.jsonl and of tags, and a bare key of TOML. The unnamed set is not
+// checked.
 bool names_a_set(const std::string& name) {
   const auto allowed = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c == '-'; };
   return name.size() <= 64 && std::ranges::all_of(name, allowed);
@@ -43,7 +44,7 @@ class Checks {
   }
 
  private:
-  // Blames `key` unless it or `other` could not be read.
+  // Reports `key`, unless it or `other` could not be read.
   void require(bool holds, const std::string& key, const std::string& other, const std::string& text) {
     if (!holds && usable_(key) && usable_(other)) out_.push_back({key, text});
   }
@@ -67,7 +68,7 @@ class Checks {
                 " is neither a fraction of all steps (less than 1) nor a whole number of steps");
   }
 
-  // Tokens of a micro-batch are counted in 32 bits, and what a step needs in 64.
+  // Tokens of a micro-batch are counted in 32 bits, those of a step in 64.
   void batch() {
     const TrainConfig& train = config_.train;
     const int64_t length = config_.data.max_length;
@@ -95,8 +96,7 @@ class Checks {
     for (const EvalSet& set : data.eval.all)
       require(names_a_set(set.name), "data.eval", "data.eval",
               "data.eval: " + quote(set.name) +
-                  " names no set: use at most 64 letters, digits, \"_\" and \"-\", as names of metrics have "
-                  "them");
+                  " is no valid set name: use at most 64 letters, digits, \"_\" and \"-\", as for metrics");
     const bool has_eval = !data.eval.empty() || data.eval_fraction > 0;
     if (usable_("data.eval_fraction")) {
       const bool samples = !config_.train.sample_prompts.empty();
@@ -108,12 +108,12 @@ class Checks {
     if (patience > 0 && usable_("data.eval_fraction")) {
       require(has_eval && config_.train.eval_every > 0, "train.early_stopping_patience", "train.eval_every",
               "train.early_stopping_patience = " + value_text(patience) +
-                  " follows the held-out loss: set train.eval_every (now " +
+                  " follows the eval loss: set train.eval_every (now " +
                   value_text(config_.train.eval_every) + ") and data.eval or data.eval_fraction");
     }
     if (config_.optimizer.schedule == LrSchedule::kReduceLrOnPlateau && usable_("data.eval_fraction")) {
       require(has_eval && config_.train.eval_every > 0, "optimizer.schedule", "train.eval_every",
-              "optimizer.schedule = \"reduce_lr_on_plateau\" follows the evaluation loss: set "
+              "optimizer.schedule = \"reduce_lr_on_plateau\" follows the eval loss: set "
               "train.eval_every (now " +
                   value_text(config_.train.eval_every) + ") and data.eval or data.eval_fraction");
     }
@@ -124,10 +124,10 @@ class Checks {
     require(data.weights.empty() || data.weights.size() == data.train.size(), "data.weights", "data.train",
             fmt::format("data.weights has {} numbers and data.train {} entries: give one weight for each",
                         data.weights.size(), data.train.size()));
-    require(
-        data.answers == Answers::kAll || data.loss_on == LossOn::kCompletion, "data.answers", "data.loss_on",
-        "data.answers = " + value_text(data.answers) +
-            " says which answers are trained, and data.loss_on = \"all\" trains every token: leave one out");
+    require(data.answers == Answers::kAll || data.loss_on == LossOn::kCompletion, "data.answers",
+            "data.loss_on",
+            "data.answers = " + value_text(data.answers) +
+                " selects answers, and data.loss_on = \"all\" trains every token: leave one out");
     // As src/data/prepare/formats.py reads them.
     static constexpr std::string_view kColumns[] = {
         "messages", "conversations", "prompt", "completion", "instruction", "input",  "output",
@@ -138,7 +138,7 @@ class Checks {
     for (const auto& [ours, theirs] : data.columns) {
       require(std::ranges::find(kColumns, ours) != std::end(kColumns), "data.columns", "data.columns",
               "data.columns names `" + ours + "`, which is none of: " + known +
-                  " (left is what a column means, right what the files call it)");
+                  " (left our name of the column, right the files' name)");
       const auto [before, fresh] = used.emplace(theirs, ours);
       require(fresh, "data.columns", "data.columns",
               "data.columns takes " + value_text(theirs) + " for both `" + before->second + "` and `" + ours +
@@ -156,23 +156,23 @@ class Checks {
         optimizer.schedule != LrSchedule::kConstant && optimizer.schedule != LrSchedule::kConstantWithWarmup;
     require(falls || optimizer.min_lr_ratio == 0, "optimizer.min_lr_ratio", "optimizer.schedule",
             "optimizer.min_lr_ratio = " + value_text(optimizer.min_lr_ratio) +
-                " is the floor of a schedule that falls, and optimizer.schedule = " +
-                value_text(optimizer.schedule) + " never does: leave one of them out");
+                " is the final value of a decaying schedule, and optimizer.schedule = " +
+                value_text(optimizer.schedule) + " does not decay: leave one of them out");
   }
 
   void adapter() {
     require(
         config_.lora.init.empty() || config_.train.method == Method::kLora, "lora.init", "train.method",
         "lora.init = " + value_text(config_.lora.init) +
-            " continues an adapter, and train.method = \"full\" trains none: set train.method = \"lora\"");
+            " trains an adapter further, and train.method = \"full\" has none: set train.method = \"lora\"");
   }
 
   void adapter_start() {
     const bool from_loss = config_.lora.start == LoraStart::kLoftq;
     require(
         !from_loss || config_.model.quantize != Quantize::kNone, "lora.start", "model.quantize",
-        "lora.start = \"loftq\" begins with what quantising the model lost, and model.quantize = \"none\" "
-        "loses nothing: set train.method = \"qlora\", or leave lora.start out");
+        "lora.start = \"loftq\" needs the quantization error, and model.quantize = \"none\" has none: set "
+        "train.method = \"qlora\", or leave lora.start out");
   }
 
   void quantisation() {
@@ -185,17 +185,18 @@ class Checks {
 
   void types() {
     const bool model = config_.model.dtype == ModelDType::kF32;
-    require(!model || config_.train.method == Method::kFull || config_.lora.dtype != LoraDType::kBF16,
-            "lora.dtype", "model.dtype",
-            "lora.dtype = \"bf16\" and model.dtype = \"fp32\": adapters are no coarser than the model they "
-            "adapt (leave lora.dtype out)");
+    require(
+        !model || config_.train.method == Method::kFull || config_.lora.dtype != LoraDType::kBF16,
+        "lora.dtype", "model.dtype",
+        "lora.dtype = \"bf16\" and model.dtype = \"fp32\": adapters must not be less precise than the model "
+        "(leave lora.dtype out)");
     if (!trains_fp32(config_)) return;
     const std::string key = model ? "model.dtype" : "lora.dtype", fp32 = key + " = \"fp32\": ";
     require(!given_("optimizer.master") || config_.optimizer.master == Master::kF32, "optimizer.master", key,
-            "optimizer.master = " + value_text(config_.optimizer.master) + " is of bf16 weights, and " +
-                fp32 + "fp32 weights are their own master (leave the key out)");
+            "optimizer.master = " + value_text(config_.optimizer.master) + " is for bf16 weights, and " +
+                fp32 + "fp32 weights need no master weights (leave the key out)");
     require(config_.train.gradients == GradientDType::kF32, "train.gradients", key,
-            "train.gradients = \"bf16\" and " + fp32 + "gradients of fp32 weights are added in fp32");
+            "train.gradients = \"bf16\" and " + fp32 + "gradients of fp32 weights are accumulated in fp32");
   }
 
   void checkpoint() {
@@ -206,9 +207,10 @@ class Checks {
             "checkpoint.resume = " + value_text(resume) +
                 " is neither \"auto\" nor \"never\" nor the name of a checkpoint such as \"step_00000100\"");
     const bool evaluates = config_.train.eval_every > 0;
-    require(!checkpoint.keep_best || evaluates, "checkpoint.keep_best", "train.eval_every",
-            "checkpoint.keep_best keeps what has the least held-out loss: set train.eval_every (now " +
-                value_text(config_.train.eval_every) + ")");
+    require(
+        !checkpoint.keep_best || evaluates, "checkpoint.keep_best", "train.eval_every",
+        "checkpoint.keep_best keeps the checkpoint with the lowest eval loss: set train.eval_every (now " +
+            value_text(config_.train.eval_every) + ")");
   }
 
   void log() {
@@ -216,7 +218,7 @@ class Checks {
     const size_t host = url.starts_with("https://") ? 8 : url.starts_with("http://") ? 7 : 0;
     require(url.empty() || (host > 0 && url.size() > host && url.find(' ') == std::string::npos),
             "log.webhook", "log.webhook",
-            "log.webhook is no address: it begins with https:// or http://, and has no blank");
+            "log.webhook is not an address: it begins with https:// or http://, and has no spaces");
   }
 
   void offload() {
@@ -231,20 +233,20 @@ class Checks {
     }
     if (const auto& block = config_.io.block) {
       require(block->bytes % 4096 == 0, "io.block", "io.block",
-              "io.block = " + value_text(block) + " is not a multiple of 4KiB, which direct transfers want");
+              "io.block = " + value_text(block) + " is not a multiple of 4KiB, which direct I/O requires");
     }
     const bool gradients = offload.gradients == OffloadHome::kHost || offload.gradients == OffloadHome::kNvme;
     require(!gradients || config_.train.update != UpdateTime::kInBackward, "offload.gradients",
             "train.update",
             "offload.gradients = " + value_text(offload.gradients) +
-                " moves the gradients of the model, and train.update = \"in_backward\" never has more than "
-                "one block's: leave one of them out");
+                " offloads the gradients, and train.update = \"in_backward\" has at most one block's: "
+                "leave one of them out");
     const bool off_device =
         offload.activations == OffloadHome::kHost || offload.activations == OffloadHome::kNvme;
     require(!off_device || config_.train.recompute != Recompute::kNone, "offload.activations",
             "train.recompute",
             "offload.activations = " + value_text(offload.activations) +
-                " moves block inputs, and train.recompute = \"none\" keeps everything else beside them: set "
+                " offloads block inputs, and train.recompute = \"none\" keeps all other activations: set "
                 "train.recompute = \"block\"");
   }
 

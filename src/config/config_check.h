@@ -1,5 +1,4 @@
-// What must hold between keys of a configuration; each message names both keys and prints the arithmetic.
-// Pure.
+// Rules between keys of a configuration; each message names both keys and prints the arithmetic. Pure.
 #pragma once
 
 #include <functional>
@@ -11,12 +10,12 @@
 namespace lm {
 
 struct Conflict {
-  std::string key;  // the one to blame in messages, "train.micro_batch"
+  std::string key;  // the key that messages blame, "train.micro_batch"
   std::string text;
 };
 
-// `given(key)`: the key stands in the file or on the command line. `usable(key)`: its value could be read;
-// rules over a key that could not are skipped.
+// `given(key)`: the key is set in the file or on the command line. `usable(key)`: its value could be read;
+// rules about other keys are skipped.
 std::vector<Conflict> find_conflicts(const Config& config,
                                      const std::function<bool(const std::string&)>& given,
                                      const std::function<bool(const std::string&)>& usable);

@@ -1,4 +1,4 @@
-// The spelling of every choice of the configuration: enum value <-> the word in the TOML file. Pure tables.
+// The spelling of every choice of the configuration: enum value <-> the value in the TOML file. Pure tables.
 #pragma once
 
 #include <array>
@@ -114,8 +114,8 @@ struct EnumNames<RuleId> {
     for (size_t i = 0; i < all.size(); ++i) all[i] = {static_cast<RuleId>(i), Rules::kTexts[i].name};
     return all;
   }();
-  // What transformers, torchtune and TRL, bitsandbytes and torch call them. A "paged" one differs from the
-  // other in where its state may live, which offload.optimizer says here.
+  // Names of transformers, torchtune and TRL, bitsandbytes and torch. A "paged" optimizer differs only in
+  // where its state may be placed, which offload.optimizer sets here.
   static constexpr EnumName<RuleId> kOtherNames[] = {
       {Rules::id<AdamW>(), "adamw_torch"},
       {Rules::id<AdamW>(), "adamw_torch_fused"},
@@ -197,7 +197,7 @@ constexpr std::string_view name_of(E value) {
   return "?";
 }
 
-// Of a choice that others have names for, these count as well.
+// Names of other projects for a choice, accepted as well.
 template <class E>
 constexpr std::optional<E> parse_name(std::string_view name) {
   const auto find = [&](const auto& entries) -> std::optional<E> {

@@ -1,5 +1,5 @@
-// The configuration as text: the whole of it as commented TOML (a run's config.toml, a preset to start from),
-// and what differs between two of them. Pure.
+// The configuration as text: all of it as commented TOML (a run's config.toml, a preset to start from), and
+// the differences between two configurations. Pure.
 #pragma once
 
 #include <string>
@@ -9,15 +9,14 @@
 
 namespace lm {
 
-// The lines of a configuration file, for people: tables in the order in which they are first named, comments
-// behind the values in one column where these leave room.
+// Lines of a configuration file: tables in the order in which they are first named, comments behind the
+// values in one column if these leave room.
 class ConfigLines {
  public:
   void table(const std::string& name, const std::string& comment = "");
-  // `key`: "train.steps", `value`: as TOML (value_text). A later line of a key takes the place of the earlier
-  // one.
+  // `key`: "train.steps", `value`: as TOML (value_text). A later line of a key replaces the earlier one.
   void set(const std::string& key, const std::string& value, const std::string& comment = "");
-  // `column`: the default leaves most values on one line with their comment.
+  // `column`: with the default most values are on one line with their comment.
   std::string text(size_t column = 34) const;
 
  private:
@@ -31,7 +30,7 @@ class ConfigLines {
   std::vector<Table> tables_;
 };
 
-// Every key that counts with its value, each with its help and what it accepts as a comment. Reading it back
+// Every key that is used, with its value and, as a comment, its help and what it accepts. Reading it back
 // gives an equal Config.
 std::string print_config(const Config& config);
 
@@ -48,9 +47,9 @@ struct KeyDifference {
   KeyTag tag = KeyTag::kNumerics;
 };
 
-// The keys that change results in which `asked` differs from what a run recorded. "auto" in `asked` differs
-// from nothing: a run keeps what auto was resolved to. [lora] counts only where adapters are trained, and the
-// evaluation only where the schedule follows it.
+// The keys that change results in which `asked` differs from a run's recorded configuration. "auto" in
+// `asked` equals everything: a run keeps the resolved value. [lora] is compared only if adapters are trained,
+// and the evaluation only if the schedule follows it.
 std::vector<KeyDifference> config_difference(const Config& recorded, const Config& asked);
 
 }  // namespace lm

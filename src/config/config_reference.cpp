@@ -45,7 +45,7 @@ struct Collector {
   }
 };
 
-// Of a table's cell: a bar would end it.
+// For a table's cell: a bar would end it.
 std::string cell(const std::string& text) {
   std::string out;
   for (const char c : text) out += (c == '|' ? "\\|" : c == '<' ? "&lt;" : std::string(1, c));

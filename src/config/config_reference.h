@@ -16,8 +16,8 @@ struct KeyDoc {
   std::string value;    // the default, as TOML
   std::string help;
   KeyTag tag = KeyTag::kNumerics;
-  std::string rules;                                         // the optimizers that have it; "": every one
-  std::vector<std::pair<std::string, std::string>> choices;  // values with an explanation of their own
+  std::string rules;                                         // the optimizers that have it; "": all
+  std::vector<std::pair<std::string, std::string>> choices;  // values with their own explanation
   std::string full() const { return table + "." + name; }
 };
 
@@ -26,10 +26,11 @@ struct TableDoc {
   std::vector<KeyDoc> keys;
 };
 
-// In the order of config_visit.h. A key that several optimizers share is listed once if it means the same.
+// In the order of config_visit.h. A key that several optimizers share is listed once if it has the same
+// meaning.
 std::vector<TableDoc> config_reference();
 
-// For a terminal: one key with all that is known of it, and one table with a line per key.
+// Text for a terminal: one key in full, or one table with a line per key.
 std::string key_text(const KeyDoc& key);
 std::string table_text(const TableDoc& table);
 

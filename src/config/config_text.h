@@ -1,5 +1,5 @@
-// Fields as TOML text, and what a field accepts as words: "an integer from 1 to 4096, or "auto"". Pure; used
-// by error messages, help and printing, so that they cannot disagree.
+// Fields as TOML text, and what a field accepts in words: "an integer from 1 to 4096, or "auto"". Pure; error
+// messages, help and printing use it, so that they cannot disagree.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,10 @@
 
 namespace lm {
 
-// A checkpoint's directory has this file, and is named for its step, "step_00000100".
+// A checkpoint's directory contains this file, and is named for its step, "step_00000100".
 inline constexpr char kManifestName[] = "MANIFEST.json";
 std::string checkpoint_name(int64_t step);
-// Nothing where it is not the name of one.
+// Empty if the text is not such a name.
 std::optional<int64_t> checkpoint_step(const std::string& name);
 
 // A TOML basic string, quoted and escaped.

@@ -28,7 +28,7 @@
 namespace lm {
 namespace {
 
-constexpr size_t kMostProblems = 50;  // are told; suggestions for ten thousands would take seconds
+constexpr size_t kMostProblems = 50;  // are reported; suggestions for ten thousands would take seconds
 constexpr const char* kNext = "correct it; `lmlaunch presets` lists commented configurations to start from";
 
 Error config_error(std::string what, std::string place, std::string next) {
@@ -37,7 +37,7 @@ Error config_error(std::string what, std::string place, std::string next) {
       {.area = "CONF-20", .what = std::move(what), .place = std::move(place), .next = std::move(next)});
 }
 
-// Names come from the file: a newline in one must not look like a line of ours.
+// Names come from the file: a newline in one must not look like one of our lines.
 std::string one_line(const std::string& text) {
   std::string out;
   for (char c : escape_controls(text)) out += c == '\n' ? "\\n" : std::string(1, c);
@@ -56,8 +56,8 @@ std::vector<std::string> names(const List& list, Name name) {
   return out;
 }
 
-// Of an override that is no TOML: why it is no bare word, either. "[" may begin a glob, "[0-9]*.jsonl"; with
-// a quote behind it, or without a "]", it begins a list.
+// Why an override that is no TOML is no bare word, either. "[" may begin a glob, "[0-9]*.jsonl"; with a quote
+// behind it, or without a "]", it begins a list.
 std::string broken_toml(const std::string& raw) {
   const size_t first = raw.find_first_not_of(" \t");
   if (first == std::string::npos) return "";
@@ -66,11 +66,11 @@ std::string broken_toml(const std::string& raw) {
   const size_t next = raw.find_first_not_of(" \t", first + 1);
   const bool quoted = next != std::string::npos && (raw[next] == '"' || raw[next] == '\'');
   if (raw.find(']') == std::string::npos) return "the list is not closed: it ends with ]";
-  return quoted ? "this list cannot be read: [\"a\", \"b\"] is one" : "";
+  return quoted ? "this list cannot be read; a list looks like [\"a\", \"b\"]" : "";
 }
 
-// log.to has replaced log.tensorboard: every run of earlier versions has recorded it, and "off" asks for
-// nothing.
+// log.to has replaced log.tensorboard: runs of earlier versions have recorded it, and "off" needs no
+// replacement.
 bool replaced_and_off(std::string_view table, std::string_view name, const toml::node& value) {
   return table == "log" && name == "tensorboard" && value.value<bool>() == false;
 }
@@ -195,7 +195,7 @@ class Loader {
       if (const std::string why = broken_toml(raw); !parsed.mistake && !why.empty())
         return problem(where, "`" + table + "." + name + "`: " + why + ", got " + shorten(raw));
     }
-    // The run's config.toml could not hold it.
+    // A value in a run's config.toml must be UTF-8.
     if (parsed.mistake) return problem(where, "`" + table + "." + name + "`: the value is not UTF-8");
     auto value = std::make_unique<toml::table>(std::move(parsed.table));
     entries_[table + "." + name].push_back({value->get("v"), where, raw, true});
@@ -217,8 +217,8 @@ class Loader {
     return all;
   }
 
-  // In this order: the same key of another table, a known word for it, the nearest key here, the nearest
-  // anywhere, the nearest known word.
+  // Tries in this order: the same key of another table, another project's name for it, the nearest key of
+  // this table, the nearest anywhere, the nearest name of another project.
   std::string nearest_key(const std::string& table, const std::string& name) const {
     if (found_ >= kMostProblems) return "";
     std::string elsewhere;
@@ -261,7 +261,7 @@ class Loader {
       if (!given("model.quantize")) config_.model.quantize = Quantize::kNf4;
       if (config_.model.quantize == Quantize::kNone)
         blame("model.quantize",
-              "model.quantize = \"none\", and train.method = \"qlora\" trains adapters of a quantised model: "
+              "model.quantize = \"none\", and train.method = \"qlora\" trains adapters of a quantized model: "
               "set train.method = \"lora\" or leave model.quantize out");
     }
     for (const char* key : {"r", "alpha", "rslora", "targets"}) {
@@ -272,18 +272,18 @@ class Loader {
       blame(conflict.key, conflict.text);
   }
 
-  // Two rules may have a key of the same name. A rule chosen on the command line takes back the file's keys.
+  // Two rules may have a key of the same name. A rule chosen on the command line drops the file's keys.
   void refuse_keys_of_other_rules() {
     if (unusable_.count("optimizer.name") != 0) return;
     const bool chosen_later = overridden_.count("optimizer.name") != 0;
     for (const auto& [key, rules] : of_others_) {
       if (used_.count(key) == 0 && !(chosen_later && overridden_.count(key) == 0))
-        blame(key, "`" + key + "` is a setting of " + rules +
-                       ", and optimizer.name = " + value_text(config_.optimizer.name) + " has none such");
+        blame(key, "`" + key + "` is a setting of " + rules + ", and optimizer.name = " +
+                       value_text(config_.optimizer.name) + " has no such setting");
     }
   }
 
-  // Of two keys that exclude each other, the one on the command line takes back the file's.
+  // If two keys exclude each other, the one on the command line drops the file's.
   void let_overrides_win() {
     const auto wins = [&](const char* key, const char* other) {
       return overridden_.count(key) != 0 && overridden_.count(other) == 0;
@@ -294,7 +294,7 @@ class Loader {
     DataConfig& data = config_.data;
     if (!data.eval.empty() && wins("data.eval", "data.eval_fraction")) data.eval_fraction = 0;
     if (data.eval_fraction > 0 && wins("data.eval_fraction", "data.eval")) data.eval = {};
-    // A model in fp32 has no narrower adapter or master.
+    // An fp32 model has neither a less precise adapter nor a bf16 master.
     if (config_.model.dtype == ModelDType::kF32) {
       if (wins("model.dtype", "lora.dtype")) config_.lora.dtype = LoraDType::kAuto;
       if (wins("model.dtype", "optimizer.master")) config_.optimizer.master = Master::kF32;
@@ -328,13 +328,15 @@ class Loader {
   std::map<std::string, std::vector<Entry>> entries_;  // "train.steps" -> file first, command line last
   std::vector<std::unique_ptr<toml::table>> override_values_;
   std::set<std::string> overridden_, unusable_, used_;
-  std::map<std::string, std::string> of_others_;  // given keys -> rules, not chosen, that have them
+  std::map<std::string, std::string>
+      of_others_;  // given keys -> other optimizers, not chosen, that have them
   std::vector<Problem> problems_;
-  size_t found_ = 0;  // problems, told or not
+  size_t found_ = 0;  // problems, reported or not
   Config config_;
 };
 
-// Opened without blocking: a FIFO named as a config is refused instead of waiting for a writer.
+// Opened without blocking, so that a FIFO named as a configuration is refused instead of waiting for a
+// writer.
 std::string read_file(const std::string& path) {
   const auto refuse = [&](const std::string& why) {
     return config_error("cannot read the configuration: " + why, path,

@@ -1,6 +1,6 @@
-// One visitor over the configuration: key, field, tag, allowed range and a line of help, in the order in
-// which they are printed. Parsing, printing, help and the comparison at resume all ride on it, so that a key
-// cannot be half-supported. Pure; `Config` may be const.
+// One visitor over the configuration: key, field, tag, allowed range and a line of help, in printing order.
+// Parsing, printing, help and the comparison at resume all use it, so that no key can be half-supported.
+// Pure; `Config` may be const.
 //
 // A visitor has `template <class T> void key(const char* table, const char* name, T& field, const KeyInfo&)`
 // and `void table(const char* name, const char* help)`, which is called before the keys of that table.
@@ -14,10 +14,10 @@
 
 namespace lm {
 
-// What a difference in the key means at resume: placement and reporting may change, the others refuse.
-// --override lets a run go on with other numerics. A checkpoint's state has its shapes and types by the keys
-// of kState, and the tokens that a run began with are made by those of kTokens: with others of these no run
-// can go on, so --override is not proposed for them.
+// What a changed key means at resume: placement and reporting may change, the others refuse. --override lets
+// a run resume with other numerics. Keys of kState decide the shapes and types of a checkpoint's state, those
+// of kTokens the tokens that a run began with: no run can resume with other values, so --override is not
+// proposed for them.
 enum class KeyTag : uint8_t { kNumerics, kState, kTokens, kPlacement, kReporting };
 constexpr bool changes_results(KeyTag tag) {
   return tag == KeyTag::kNumerics || tag == KeyTag::kState || tag == KeyTag::kTokens;
@@ -28,11 +28,11 @@ struct KeyInfo {
   const char* help;
   Range range = {};
   bool required = false;       // a string or list that must not be empty
-  const char* rule = nullptr;  // of that optimizer's rule alone
-  bool used = true;            // false: of a rule that is not chosen
+  const char* rule = nullptr;  // a key of that optimizer's rule only
+  bool used = true;            // false: a key of a rule that is not chosen
 };
 
-// A bound that only keeps sums computable: said to whoever exceeds it, and to nobody else.
+// A bound that only keeps sums computable: printed only to those who exceed it.
 inline constexpr double kMostCounted = 1e15;
 inline constexpr Range kCountFromOne = {.low = 1, .high = kMostCounted};
 inline constexpr Range kCountFromZero = {.low = 0, .high = kMostCounted};

@@ -11,7 +11,7 @@ size_t common_beginning(std::string_view a, std::string_view b) {
   return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
 }
 
-// With more changes a word shares too little with one of these lengths.
+// With more changes a word has too little in common with another.
 int most_changes(size_t a, size_t b) {
   return std::max(2, static_cast<int>(std::min(std::max(a, b), size_t{kLongestWord}) * 2 / 5));
 }
@@ -34,7 +34,7 @@ int edit_distance(std::string_view a, std::string_view b, int most) {
       }
       least = std::min(least, row[j]);
     }
-    // No later number is smaller: a swap costs as much as to change one of its letters.
+    // No later number is smaller: a swap costs as much as changing one of its letters.
     if (least > most) return most + 1;
     std::swap(before, above);
     std::swap(above, row);
@@ -48,7 +48,7 @@ std::optional<std::string> nearest(std::string_view word, const std::vector<std:
   size_t best_common = 0;
   for (const std::string& candidate : candidates) {
     const int most = std::min(best_distance, most_changes(word.size(), candidate.size()));
-    // A word that is n letters longer than another is at least n changes away from it.
+    // Words whose lengths differ by n need at least n changes.
     const auto more =
         std::ssize(word.substr(0, kLongestWord)) - std::ssize(candidate.substr(0, kLongestWord));
     if (std::abs(more) > most) continue;

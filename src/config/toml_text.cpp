@@ -8,7 +8,7 @@
 namespace lm {
 namespace {
 
-// What is wrong, and at which byte of the text.
+// A mistake, and its byte in the text.
 struct Mistake {
   size_t at = 0;
   std::string what;
@@ -23,10 +23,10 @@ size_t end_of_string(std::string_view text, size_t at) {
     if (text[at] == '\\' && mark == '"') {
       ++at;
     } else if (many_lines && text.substr(at, 3) == triple) {
-      // Up to two more marks belong to the string that they end.
+      // Up to two more quotes belong to the string that they end.
       return std::min(text.find_first_not_of(mark, at + 3), std::min(at + 5, text.size()));
     } else if (!many_lines && (text[at] == mark || text[at] == '\n')) {
-      return at + (text[at] == mark);  // a string that is not closed is a mistake that the parser finds
+      return at + (text[at] == mark);  // the parser reports a string that is not closed
     }
   }
   return text.size();
@@ -34,8 +34,7 @@ size_t end_of_string(std::string_view text, size_t at) {
 
 // Walks the text as a TOML lexer would (strings and comments skipped) and finds what the parser must not see:
 // nesting that drives its recursion too deep (brackets, or dots in one key; toml++ overflows the stack at 256
-// under a sanitizer), and characters outside of ASCII where TOML has none (toml++ 3.3 takes some for white
-// space).
+// under a sanitizer), and non-ASCII characters outside of strings (toml++ 3.3 takes some for white space).
 std::optional<Mistake> hostile_text(std::string_view text) {
   int brackets = 0, dots = 0;
   for (size_t at = 0, next = 0; at < text.size(); at = next) {
@@ -99,8 +98,8 @@ void reword_duplicate(Mistake& mistake, std::string_view text, const std::string
     mistake = {start, fmt::format("{}; first in line {}", mistake.what, first.node()->source().begin.line)};
 }
 
-// Says what toml++ says in the words of our other messages, and points to where a number or a duplicate
-// begins. `table`: of the lines above.
+// Rewrites toml++'s messages in the style of ours, and points to where a number or a duplicate begins.
+// `table`: of the lines above.
 void reword(Mistake& mistake, std::string_view text, const std::string& above, const toml::table& table) {
   std::string& what = mistake.what;
   const auto says = [&](const char* part) { return what.find(part) != std::string::npos; };
@@ -132,7 +131,7 @@ TomlText parse_toml(std::string_view text, const std::string& place) {
     if (result) return {std::move(result).table(), {}};
     mistake = mistake_of(result.error(), text);
   }
-  // The keys of the lines above are still checked, so that one more mistake does not cost one more attempt.
+  // The keys of the lines above are still checked, so that one more mistake needs no further attempt.
   const std::string above(text.substr(0, line_start(text, mistake->at)));
   toml::parse_result keys = toml::parse(above, place);
   toml::table table = keys ? std::move(keys).table() : toml::table();

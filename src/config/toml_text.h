@@ -1,4 +1,4 @@
-// TOML text to a toml++ table, made safe: size and nesting are capped before the parser sees the text. Knows
+// TOML text to a toml++ table, made safe: size and nesting are limited before the parser sees the text. Knows
 // TOML, not our keys. Only config_toml.cpp and toml_text.cpp include toml++ (2 s of compile time).
 #pragma once
 
@@ -28,7 +28,7 @@ namespace lm {
 inline constexpr size_t kConfigMostBytes = 1 << 20;
 inline constexpr int kConfigMostNesting = 32;
 
-// One thing wrong, where. line 0: no place in a file.
+// One mistake with its place. line 0: no place in a file.
 struct Problem {
   std::string file;  // or "command line"
   int line = 0, column = 0;
@@ -40,7 +40,7 @@ struct Problem {
 
 struct TomlText {
   toml::table table;               // of the lines above `mistake`, if there is one
-  std::optional<Problem> mistake;  // the first that is no TOML
+  std::optional<Problem> mistake;  // the first syntax error
 };
 
 TomlText parse_toml(std::string_view text, const std::string& place);

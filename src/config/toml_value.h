@@ -1,5 +1,5 @@
-// A value of the configuration as TOML gives it, read into a field of a Config: one `read` per type, which is
-// false for what is not of the type or outside its range, and what was likely to be meant instead. Pure.
+// Reads a TOML value into a field of a Config: one `read` per type, which is false for another type or a
+// value outside its range, and the suggestion of what was probably meant. Pure.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 
 namespace lm {
 
-// One value that was given for a key, and where.
+// A value that was given for a key, and where.
 struct Entry {
   const toml::node* node = nullptr;
   Problem where;    // text unused
@@ -35,7 +35,7 @@ inline std::string shorten(std::string text) {
   return text;
 }
 
-// "a string "abc"", "1.5", "a list": what stands there instead of what was expected.
+// "a string "abc"", "1.5", "a list": the value in a message about the expected type.
 inline std::string got_text(const toml::node& node) {
   if (const auto* text = node.as_string()) return "the string " + quote(shorten(text->get()));
   if (const auto* number = node.as_integer()) return std::to_string(number->get());
@@ -56,7 +56,7 @@ inline bool printable(const std::string& text) {
   return std::none_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; });
 }
 
-// read(entry, field, info): true when the value is of the type and in the range.
+// read(entry, field, info): true if the value has the type and is in the range.
 inline bool read(const Entry& entry, bool& field, const KeyInfo&) {
   const auto* flag = entry.node->as_boolean();
   if (flag) field = flag->get();
@@ -74,8 +74,7 @@ inline bool read(const Entry& entry, double& field, const KeyInfo& info) {
   field = *number;
   return true;
 }
-// A bare word of the command line that TOML takes for a date or a number is still a word where one is
-// expected.
+// A bare word of the command line that TOML takes for a date or a number is a string if a string is expected.
 inline std::optional<std::string> word(const Entry& entry) {
   if (const auto* text = entry.node->as_string()) return text->get();
   if (entry.command_line && !entry.node->is_array() && !entry.node->is_table()) return entry.raw;
@@ -87,7 +86,7 @@ inline bool read(const Entry& entry, std::string& field, const KeyInfo& info) {
   field = *text;
   return true;
 }
-// Sizes are words with a unit, so that nobody has to count zeros or takes 24 for GiB.
+// Sizes are strings with a unit, so that nobody has to count zeros or takes 24 for GiB.
 inline std::optional<int64_t> size_of(const Entry& entry) {
   const std::optional<std::string> text = word(entry);
   return text ? parse_bytes(*text) : std::nullopt;
@@ -128,7 +127,7 @@ inline bool read(const Entry& entry, Interval& field, const KeyInfo& info) {
   field = read_as;
   return true;
 }
-// Names that are no columns of ours are told beside the others (config_check.cpp).
+// Unknown column names are reported together (config_check.cpp).
 inline bool read(const Entry& entry, ColumnNames& field, const KeyInfo& info) {
   const auto* table = entry.node->as_table();
   if (table == nullptr) return false;
@@ -166,13 +165,13 @@ template <class T>
 bool read(const Entry& entry, std::vector<T>& field, const KeyInfo& info) {
   std::vector<T> values;
   KeyInfo each = info;
-  each.required = true;  // an empty string names nothing
+  each.required = true;  // an empty string is no name
   if (const auto* list = entry.node->as_array()) {
     for (const toml::node& node : *list) {
       values.emplace_back();
       if (!read(Entry{&node, entry.where, "", false}, values.back(), each)) return false;
     }
-  } else if (std::is_same_v<T, std::string> || std::is_enum_v<T>) {  // one word stands for a list of one
+  } else if (std::is_same_v<T, std::string> || std::is_enum_v<T>) {  // a single value is a list of one
     values.emplace_back();
     if (!read(entry, values.back(), each)) return false;
   } else {
@@ -184,7 +183,7 @@ bool read(const Entry& entry, std::vector<T>& field, const KeyInfo& info) {
   return true;
 }
 
-// A table is sorted by name: its sets stand in the order of the file.
+// toml++ sorts a table by name; the sets are put into the file's order.
 inline bool read(const Entry& entry, EvalSets& field, const KeyInfo& info) {
   EvalSets sets;
   const auto* table = entry.node->as_table();
@@ -210,7 +209,7 @@ inline bool read(const Entry& entry, EvalSets& field, const KeyInfo& info) {
   return true;
 }
 
-// For words that are not one of a choice.
+// Suggests the nearest value of a choice.
 template <class T>
 std::string word_hint(const Entry&, const T*) {
   return "";
@@ -239,7 +238,7 @@ requires std::is_enum_v<E> std::string word_hint(const Entry& entry, const std::
   return "";
 }
 
-// For sizes without a unit. `unit`: what small ones of this type are usually given in.
+// Suggests a unit for a size without one. `unit`: the usual unit of small sizes of this type.
 inline std::string size_hint(const Entry& entry, const char* unit) {
   std::string number;
   if (const auto text = entry.node->value<std::string>()) number = *text;

@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 
 MODEL = "HuggingFaceTB/SmolLM2-135M"  # whose shape is built in
-REFUSED = "does not do"
+REFUSED = "does not support"
 
 
 def leaves(value, path=""):
@@ -56,8 +56,8 @@ def tried(program, path, work):
     if done.returncode != 0:
         return "FAULT", done.stderr
     text = out.read_text()
-    if "Not known" in text:
-        return "UNKNOWN", "\n".join(line for line in text[text.index("Not known"):].splitlines()[:6])
+    if "Unknown, left out" in text:
+        return "UNKNOWN", "\n".join(line for line in text[text.index("Unknown, left out"):].splitlines()[:6])
     if missing := unnamed(content, text):
         return "UNNAMED", ", ".join(missing)
     planned = subprocess.run([program, "plan", out, f'model.path="{MODEL}"', "--gpus", "1", "--gpu-memory", "1000GiB", "--host-memory", "1000GiB", "--json"],

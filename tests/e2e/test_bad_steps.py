@@ -100,7 +100,7 @@ def test_the_sixth_in_a_row_ends_the_run_and_a_resumed_run_counts_on(work, order
     assert json.loads(lmlaunch("verify", "runs/six/checkpoints/step_00000008", "--json", cwd=work).stdout)["ok"]
     before = shard(work, "six", 8)
     again = lmlaunch("six.toml", cwd=work, check=False)
-    assert again.returncode == 50 and "goes on from runs/six/checkpoints/step_00000008" in again.stderr, again.stderr
+    assert again.returncode == 50 and "resumes from runs/six/checkpoints/step_00000008" in again.stderr, again.stderr
     assert "6 steps were skipped, 6 in a row" in again.stderr and shard(work, "six", 8) == before == shard(work, "six", 3)
 
 

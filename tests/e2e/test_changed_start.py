@@ -72,7 +72,7 @@ def test_a_finished_run_is_extended_by_more_steps(work, method):
     assert refused.returncode == 14 and "to train it further give a larger train.steps" in refused.stderr, refused.stderr
     ended = lmlaunch(f"{name}.toml", "train.steps=12", cwd=work)
     assert "note CKPT-26: train.steps: 8 before, 12 from here on" in ended.stderr, ended.stderr
-    assert '12 steps where 8 were planned: optimizer.schedule = "constant" is now over 12' in ended.stderr, ended.stderr
+    assert '12 steps instead of 8: optimizer.schedule = "constant" now spans 12 steps' in ended.stderr, ended.stderr
     whole, again = ([row for row in result(work, one, method)[0] if any(key == "loss" for key, _ in row)] for one in (f"long_{method}", name))
     assert whole == again and result(work, f"long_{method}", method)[1] == result(work, name, method)[1]
     assert json.loads((work / "runs" / name / "status.json").read_text())["step"] == 12
@@ -84,12 +84,12 @@ def test_what_an_extension_makes_of_the_schedule_is_said(work):
     toml = prepared(work, name, train__eval_every=0, optimizer__schedule="linear", optimizer__lr=0.01)
     lmlaunch(toml, cwd=work)
     ended = lmlaunch(toml, "train.steps=16", cwd=work)
-    last = int(re.search(r"goes on from \S*step_0*(\d+): step", ended.stderr)[1])
+    last = int(re.search(r"resumes from \S*step_0*(\d+): step", ended.stderr)[1])
     rates = {row["step"]: row["lr"] for row in rows(work, name) if "lr" in row}
     said = re.search(r"step (\d+) has a learning rate of (\S+); of the 8, the last had (\S+)", ended.stderr)
     assert said and int(said[1]) == last + 1 and float(said[2]) == pytest.approx(rates[last + 1], rel=1e-2), ended.stderr
     assert float(said[3]) == pytest.approx(0.01 / 8, rel=1e-2)
-    assert (f"steps {last + 1} to 8, which no checkpoint has, are done again" in ended.stderr) == (last < 8)
+    assert (f"steps {last + 1} to 8 are repeated: no checkpoint has them" in ended.stderr) == (last < 8)
 
 
 def test_numerics_may_be_changed_by_name(work):

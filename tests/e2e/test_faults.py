@@ -145,12 +145,12 @@ def test_a_disk_that_no_longer_answers_for_its_timeout_is_exit_21(work, tmp_path
                 door.wait(timeout=60)
                 text = err.read_text()
                 assert Path(f"/proc/{rank}").exists(), "the rank was expected to be held by the kernel"
-                assert f"process {rank} stays behind" in text, text[-2000:]
+                assert f"process {rank} is left behind" in text, text[-2000:]
                 with open(work / "runs" / f"hang_{engine}" / ".lock", "r+") as lock:
                     fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the run's directory is given back
             ended(door, err, 21, "IO-05", "the disk has not answered for 2 s; waiting for the write of ",
                   rf" at {re.escape(str(disk))}\+[0-9]+")
-            assert text.index("error IO-05") < text.index("stays behind")
+            assert text.index("error IO-05") < text.index("is left behind")
         wait_for(lambda: not Path(f"/proc/{rank}").exists(), "the rank outlives the hang")
 
 

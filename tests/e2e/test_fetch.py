@@ -116,7 +116,7 @@ def test_a_plan_on_a_terminal_fetches_config_json_alone(hub, work):
     code, said = on_a_terminal(work, env, b"n\n", "plan", toml)
     assert code == 11 and f"Fetch its config.json, which a plan is made from, from {hub.address} now?" in said and hub.log == []
     code, said = on_a_terminal(work, env, b"y\n", "plan", toml)
-    assert code == 0 and "org/tiny is here: 1 files" in said
+    assert code == 0 and "org/tiny is in the cache: 1 files" in said
     assert hub.asked("resolve") == [f"/{NAME}/resolve/{hub.commits[NAME, 'main']}/config.json"]
     lmlaunch("plan", toml, cwd=work, env=env)
     # Training needs more than that.
@@ -133,7 +133,7 @@ def test_for_a_path_that_is_wrong_nothing_is_offered(hub, work):
 def test_training_on_a_terminal_offers_to_fetch_all(hub, work):
     toml, env = config(work, "typed", model__path="org/tiny@v1", train__steps=1), environment(hub, work)
     code, said = on_a_terminal(work, env, b"y\n", toml)
-    assert code == 0 and f"org/tiny@v1 is not here. Fetch it from {hub.address} now? [y/N]" in said
+    assert code == 0 and f"org/tiny@v1 was not found locally. Fetch it from {hub.address} now? [y/N]" in said
     assert recorded(work / "runs" / "typed") == {"name": NAME, "revision": hub.commits[NAME, "v1"]}
 
 
@@ -197,7 +197,7 @@ def test_a_fetch_that_is_stopped_goes_on(hub, work, sent):
 def test_an_adapter_is_fetched_and_gone_on_with(hub, work):
     env = environment(hub, work)
     said = lmlaunch("fetch", "org/adapter", cwd=work, env=env).stderr
-    assert "it is an adapter of org/tiny, which is not here: lmlaunch fetch org/tiny" in said
+    assert "it is an adapter of org/tiny, which was not found locally: lmlaunch fetch org/tiny" in said
     toml = config(work, "more", model__path="org/adapter", train__method="lora", train__steps=1)
     assert "next: fetch it: lmlaunch fetch org/tiny@" in refused(work, env, 11, "plan", toml)
     lmlaunch("fetch", NAME, cwd=work, env=env)

@@ -84,7 +84,7 @@ def test_the_length_is_what_the_data_has_and_the_model_knows(fresh):
     assert length_line(fresh, "more.jsonl")[0] == 2560
     ids(fresh, "long.jsonl", [6000] * 3)
     length, line = length_line(fresh, "long.jsonl")
-    assert length == 4096 and "all that the model knows: the longest of 3 examples has 6000; longer conversations are cut" in line
+    assert length == 4096 and "the model's context length: the longest of 3 examples has 6000; longer conversations are cut" in line
     (fresh / "plain.jsonl").write_text(json.dumps({"text": "w1 w2"}) + "\n")  # a model without a tokenizer
     length, line = length_line(fresh, "plain.jsonl")
     assert length == 2048 and line.endswith("# tokens; longer conversations are cut")

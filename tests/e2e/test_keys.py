@@ -183,7 +183,7 @@ def test_the_recorded_configuration_has_what_the_plan_chose(work):
 
 def test_a_length_beyond_the_models_positions_is_said(work):
     """The model was made for 64 positions. Drawn weights know none."""
-    said = "MODEL-24: data.max_length = 65 is more than the 64 positions that model was made for"
+    said = "MODEL-24: data.max_length = 65 is more than the 64 positions that model was trained for"
     name = config(work, "too_long", data__max_length=65, train__steps=1)
     assert said in lmlaunch("plan", name, cwd=work).stderr
     assert said in lmlaunch(name, cwd=work).stderr

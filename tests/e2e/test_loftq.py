@@ -101,7 +101,7 @@ def trained(work):
 
 
 def test_training_begins_nearer_to_the_model_and_peft_agrees(work, trained):
-    assert "what quantising lost" in trained.stderr
+    assert "the quantization error" in trained.stderr
     lmlaunch(config(work, "zero", **{**LOFTQ, "lora__start": "zero", "train__steps": 1}), cwd=work)
     base = AutoModelForCausalLM.from_pretrained(work / "model", dtype=torch.float32)
     ids = torch.arange(24)[None] % 97
@@ -204,7 +204,7 @@ def test_what_cannot_be_is_refused(work, trained, tmp_path):
                                   bnb_4bit_compute_dtype=torch.float32, llm_int8_skip_modules=["lm_head"])
     AutoModelForCausalLM.from_pretrained(work / "model", quantization_config=settings, dtype=torch.float32,
                                          device_map="cpu").save_pretrained(tmp_path / "quantised")
-    refused("stored", "lora.start", "quantised", "codes alone", model__path=str(tmp_path / "quantised"))
+    refused("stored", "lora.start", "original weights", "only quantized ones", model__path=str(tmp_path / "quantised"))
     done = lmlaunch("export", "runs/loftq", "-o", "nothing", "--merge", "--base", "model", cwd=work, check=False)
     assert done.returncode == 2 and "lora.start" in done.stderr and not (work / "nothing").exists()
 

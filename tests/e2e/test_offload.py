@@ -170,13 +170,13 @@ def test_a_disk_is_measured_once(work, resident):
     shutil.rmtree(work / "user-cache")
     said = lmlaunch(work, "plan", "c.toml", *on_disk(work / "swap")).stderr
     assert f"measuring the disk of {work / 'swap'}: 2 s" in said
-    rates, file = re.search(r" reads (\S+ GB/s and writes \S+) GB/s; kept for a week in (\S+)", said).groups()
+    rates, file = re.search(r" reads (\S+ GB/s and writes \S+) GB/s; cached for a week in (\S+)", said).groups()
     kept = json.loads(Path(file).read_text())
     assert Path(file).is_relative_to(work / "user-cache") and kept["path"] == str((work / "swap").resolve())
     assert rates == f"{kept['read_bytes_per_s'] / 1e9:.2f} GB/s and writes {kept['write_bytes_per_s'] / 1e9:.2f}"
     shutil.rmtree(work / "user-cache")
     (work / "user-cache").write_text("")  # no directory can be made there
-    assert "not kept" in lmlaunch(work, "plan", "c.toml", *on_disk(work / "swap")).stderr
+    assert "not cached" in lmlaunch(work, "plan", "c.toml", *on_disk(work / "swap")).stderr
     (work / "user-cache").unlink()
     # An imagined machine is not measured, and need not have the directory.
     imagined = lmlaunch(work, "plan", "c.toml", *on_disk("/nowhere"), "--host-memory", "8GiB")

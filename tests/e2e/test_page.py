@@ -75,7 +75,7 @@ def copy_of(work, name, *more, change=lambda row: row):
 def test_the_page_of_a_run_shows_its_curves_settings_and_memory(work, seen):
     page = work / "runs" / "page" / "report.html"
     text = shown(page)
-    for part in ("Loss", "Norm of the gradients", "Learning rate", "Tokens per second", "hardware’s limit", "Host memory", "A step as it was planned",
+    for part in ("Loss", "Gradient norm", "Learning rate", "Tokens per second", "Utilization (%)", "Host memory", "A step as it was planned",
                  "Settings that differ from the defaults", "optimizer.lr", "0.01", "step_00000008", "One example", "12 of 12", ">done<", "64 rows whole, 0 cut"):
         assert part in text, part
     assert text.count("<svg") == 8 and text.count("<polyline") >= 7
@@ -157,9 +157,9 @@ def curve(text, title, number=0):
 def test_the_points_of_a_curve_lie_where_the_rows_say(work, seen):
     text, steps = shown(work / "runs" / "page" / "report.html"), steps_of(work, "page")
     held_out = [(row["step"], row["eval_loss"]) for row in rows(work, "page") if "eval_loss" in row]
-    for title, expected in {"Norm of the gradients": [(row["step"], row["grad_norm"]) for row in steps],
+    for title, expected in {"Gradient norm": [(row["step"], row["grad_norm"]) for row in steps],
                             "Tokens per second": [(row["step"], row["tokens_per_s"]) for row in steps],
-                            "Loss": [(row["step"], row["loss"]) for row in steps], "Loss, held out": held_out}.items():
+                            "Loss": [(row["step"], row["loss"]) for row in steps], "Loss, eval": held_out}.items():
         name, _, second = title.partition(", ")
         points = curve(text, name, number=1 if second else 0)
         a_pixel = (max(value for _, value in expected) + 1) / 100  # the least a chart is high: 250 of them
@@ -271,7 +271,7 @@ def test_several_runs_stand_on_one_page(work, seen):
     said = lmlaunch("report", "runs/page", "runs/page_off/model", "-o", "both.html", "--json", cwd=work).stdout
     assert json.loads(said) == {"page": "both.html", "runs": 2}
     text = shown(work / "both.html")
-    for part in ("page training", "page_off held out", "Settings that differ between the runs", "offload.optimizer"):
+    for part in ("page training", "page_off eval", "Settings that differ between the runs", "offload.optimizer"):
         assert part in text, part
     assert "optimizer.lr" not in text  # the same in both
 

@@ -39,6 +39,6 @@ def test_the_held_out_loss_is_nearly_as_low(work, case, capsys):  # noqa: F811
     theirs, ours, most = CASES[case]
     (before, wanted), (_, reached) = held_out(work, theirs), held_out(work, ours)
     with capsys.disabled():
-        print(f"\n{case}: held-out loss {before:.4f} -> {reached:.4f}, {reached / wanted:.4f} x {wanted:.4f}")
+        print(f"\n{case}: eval loss {before:.4f} -> {reached:.4f}, {reached / wanted:.4f} x {wanted:.4f}")
     assert wanted < before - 0.1  # the baseline itself learns
     assert reached <= most * wanted

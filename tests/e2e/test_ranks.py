@@ -134,7 +134,7 @@ def test_a_killed_run_of_ranks_goes_on_bit_for_bit(work, method):
     gone(ranks)
     if json.loads((work / "runs" / "killed" / "status.json").read_text())["state"] != "done":  # else it was over before
         told = run(work, "killed", 3).stderr
-        assert "goes on from runs/killed/checkpoints/step_00000003" in told or "step_00000006" in told
+        assert "resumes from runs/killed/checkpoints/step_00000003" in told or "step_00000006" in told
     assert result(work, "killed", method) == result(work, "whole", method)
 
 
@@ -171,7 +171,7 @@ def test_the_death_of_a_rank_ends_all_and_is_named(work, name):
     os.kill(ranks[1], getattr(signal, name))
     _, messages = door.communicate(timeout=60)
     assert door.returncode == 40, messages
-    assert re.search(rf"error PEER-08 \(exit 40\): the rank was killed by signal \d+ \({name}\).* at rank 1, step \d+", messages), messages
+    assert re.search(rf"error PEER-08 \(exit 40\): the worker was killed by signal \d+ \({name}\).* at rank 1, step \d+", messages), messages
     last = messages.rstrip().splitlines()[-1]
     assert last.startswith(f"lmlaunch: stop code=40 reason=killed:{name} step=") and "checkpoint=runs/dies/checkpoints/step_" in last
     gone(ranks)
@@ -207,7 +207,7 @@ def test_a_stop_is_agreed_on(work):
     _, messages = door.communicate(timeout=60)
     gone(ranks)
     if door.returncode == 75:  # else it was over before
-        assert "to go on: lmlaunch stopped.toml --ranks 2\n" in messages
+        assert "to resume: lmlaunch stopped.toml --ranks 2\n" in messages
         run(work, "stopped", 2)
     assert result(work, "stopped") == result(work, "undisturbed")
 

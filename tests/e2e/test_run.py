@@ -172,7 +172,7 @@ def test_an_adapter_is_verified_with_its_base(work):
         assert done.returncode == 11 and "self_attn.q_proj.lora_A.weight is [8, 32], the model needs [8, 48]" in done.stderr
     file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": "nowhere"}))
     done = lmlaunch("verify", "runs/adapter", "--json", cwd=work)
-    assert json.loads(done.stdout)["ok"] and 'not compared with its base model, which is not here: "nowhere"' in done.stderr
+    assert json.loads(done.stdout)["ok"] and 'not compared with its base model, which was not found: "nowhere"' in done.stderr
 
 
 def test_a_home_that_cannot_be_written_costs_one_note(work, full):

@@ -95,7 +95,7 @@ def seen(work):
 
 def test_a_report_of_what_is_no_run_says_so(work):
     done = lmlaunch("report", "model", cwd=work, check=False)
-    assert done.returncode == 11 and "no run's directory" in done.stderr
+    assert done.returncode == 11 and "not a run directory" in done.stderr
 
 
 def test_the_page_is_there_while_the_run_goes_on(work):
@@ -126,7 +126,7 @@ def test_the_end_of_a_run_names_the_result_and_three_commands_that_work(model, t
 
 
 def test_one_line_at_the_start_explains_the_others(work, seen):
-    assert seen.count("progress: `% of the hardware's limit`") == 1
+    assert seen.count("progress: `% utilization`") == 1
 
 
 def completed(*words):
@@ -186,7 +186,7 @@ def test_the_time_left_of_a_resumed_run_is_that_of_its_own_steps(work):
     config(work, "eta", train__steps=30000, train__global_batch=2, train__micro_batch=2, checkpoint__every=500, log__every=1000)
     interrupt(work, "eta", 1000, kill)
     _, said = interrupt(work, "eta", rows(work, "eta")[-1]["step"] + 100, lambda process: process.terminate(), "log.every=10")
-    begun = int(re.search(r"goes on from \S+/step_(\d+)", said)[1])
+    begun = int(re.search(r"resumes from \S+/step_(\d+)", said)[1])
     left = [(int(step), seconds_of(time)) for step, time in re.findall(r"^step (\d+)/30000 .* left ([\d:]+)$", said, re.M)]
     step, first = left[5]
     steps = [row for row in rows(work, "eta") if "loss" in row and begun < row["step"] <= step]
@@ -219,7 +219,7 @@ def test_a_model_has_a_card_with_its_data_settings_and_figures(work, seen):
         card = (work / "runs" / directory / "model" / "README.md").read_text()
         for part in (f"library_name: {library}", "base_model: \"model\"", "steps: 12", "train: 64 rows, ", "optimizer.lr = 0.01"):
             assert part in card, part
-        before, after = re.search(r"held-out loss: (\S+) before, (\S+) after", card).groups()
+        before, after = re.search(r"eval loss: (\S+) before, (\S+) after", card).groups()
         assert (float(before), float(after)) == pytest.approx((eval_losses(work, directory)[0], eval_losses(work, directory)[-1]), rel=1e-5)
     lmlaunch("export", "runs/card_lora", "--merge", "-o", "card_merged", cwd=work)
     assert "library_name: transformers" in (work / "card_merged" / "README.md").read_text()

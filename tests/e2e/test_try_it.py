@@ -127,14 +127,14 @@ def test_named_sets_are_evaluated_each_and_the_first_decides(work):
     assert [step for step, _ in losses_of["alpha"]] == [step for step, _ in losses_of["zeta"]] == [0, 2, 4]
     assert not any("eval_loss" in row for row in told) and losses_of["alpha"] != losses_of["zeta"]
     loss, step = min((loss, step) for step, loss in losses_of["zeta"][1:])
-    assert f"gave no lower held-out loss of zeta than {loss:.4f}, of step {step}" in done.stderr
-    assert "data: eval zeta: 12 rows" in done.stderr and "held-out loss of alpha after step 4: " in done.stderr
+    assert f"gave no lower eval loss of zeta than {loss:.4f}, of step {step}" in done.stderr
+    assert "data: eval zeta: 12 rows" in done.stderr and "eval loss of alpha after step 4: " in done.stderr
     # A command says the same of the weights of that step.
     answer = json.loads(lmlaunch("eval", "runs/sets", "--json", cwd=work).stdout)
     assert answer["eval_loss/zeta"] == loss and answer["eval_loss/alpha"] == dict(losses_of["alpha"])[step]
-    assert lmlaunch("eval", "model", sets, "data.max_length=32", "data.cache_dir=cache", "model.dtype=fp32", cwd=work).stdout.count("held-out loss of ") == 2
+    assert lmlaunch("eval", "model", sets, "data.max_length=32", "data.cache_dir=cache", "model.dtype=fp32", cwd=work).stdout.count("eval loss of ") == 2
     card = (work / "runs" / "sets" / "model" / "README.md").read_text()
-    assert re.findall(r"held-out loss of (\w+): ", card) == ["zeta", "alpha"]
+    assert re.findall(r"eval loss of (\w+): ", card) == ["zeta", "alpha"]
 
 
 def test_a_run_without_a_model_yet_gives_its_newest_checkpoint(runs, work):
@@ -498,11 +498,11 @@ def test_patience_outlives_an_interruption(work):
         if int(checkpoint.name.removeprefix("step_")) > end - 3:
             shutil.rmtree(checkpoint)
     second = lmlaunch(name, "run.dir=runs/early_halves", cwd=work)
-    assert f"goes on from runs/early_halves/checkpoints/step_{end - 3:08}" in second.stderr
+    assert f"resumes from runs/early_halves/checkpoints/step_{end - 3:08}" in second.stderr
     assert f"stopped early after step {end}:" in second.stderr
     assert losses(work, "early_halves") == losses(work, "early_whole")
 
 
 def test_patience_needs_something_to_evaluate(work):
     done = lmlaunch(config(work, "patient", train__early_stopping_patience=2), cwd=work, check=False)
-    assert done.returncode == 10 and "train.early_stopping_patience = 2 follows the held-out loss: set train.eval_every" in done.stderr
+    assert done.returncode == 10 and "train.early_stopping_patience = 2 follows the eval loss: set train.eval_every" in done.stderr

@@ -190,7 +190,7 @@ def goes_on(work, name, at):
     """The next start finds what is there, and the next save succeeds and leaves no litter."""
     run = Run(work, name)
     try:
-        run.wait_for(r"goes on from \S+step_\d+")
+        run.wait_for(r"resumes from \S+step_\d+")
         run.wait_for("COMMITTED")
         run.stop()
     finally:

@@ -193,7 +193,7 @@ def kill(process, whom="group"):
 
 def resumed_at(messages):
     """The step that a start went on from; 0: it began."""
-    lines = [line for line in messages.splitlines() if "goes on from " in line]
+    lines = [line for line in messages.splitlines() if "resumes from " in line]
     return int(lines[-1].rsplit(" ", 1)[1]) if lines else 0
 
 

@@ -100,7 +100,7 @@ def test_all_end(work, report, launcher, name, phase, rank):
         said = re.findall(rf'error {by}: no heartbeat from rank {rank}{host} for \d.*"', messages)
         assert len(said) == 1 and "next: see whether that process is stopped" in messages, messages
     else:
-        assert re.search(rf'error PEER-08 \(exit 40\): the rank was killed by signal \d+ \({name}\).* at rank {rank}{host}, step \d+, in "', messages), messages
+        assert re.search(rf'error PEER-08 \(exit 40\): the worker was killed by signal \d+ \({name}\).* at rank {rank}{host}, step \d+, in "', messages), messages
     code = 41 if name == "SIGSTOP" else 40
     assert process.returncode == code, messages
     assert run.status()["exit_code"] == code and run.status()["state"] == "failed", (run.status(), messages)

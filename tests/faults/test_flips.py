@@ -81,7 +81,7 @@ def test_a_flipped_bit_in_the_only_checkpoint_ends_with_14(undisturbed, report, 
         shutil.rmtree(before)
         flip(newest / name, report.random("only", i))
         messages = run.finish(code=14)
-        assert "no checkpoint is whole" in messages and NEWEST in messages and not (run.directory / "model").exists(), messages
+        assert "no checkpoint is valid" in messages and NEWEST in messages and not (run.directory / "model").exists(), messages
         report.count("flip found in the only one: 14", tries=1)
 
 

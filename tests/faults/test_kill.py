@@ -70,7 +70,7 @@ def a_run_that_is_killed_until_it_ends(undisturbed, name, method, place, pace, r
     kills, steps_done = 0, 0
     while kills < most:
         killed, messages = killed_once(run, pace, random, report)
-        if "goes on from" in messages or not killed:
+        if "resumes from" in messages or not killed:
             expect_little_lost(messages, steps_done, report)
         steps_done = run.steps_done()
         if not killed:

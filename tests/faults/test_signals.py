@@ -80,7 +80,7 @@ def a_run_that_is_stopped_until_it_ends(undisturbed, name, method, place, pace, 
         at = run.steps_done()
         begun = min(at, max(begun, run.begun()))  # a start may delete a save and be stopped then
         stopped, messages = signalled_once(run, pace, random, report)
-        if "goes on from" in messages:
+        if "resumes from" in messages:
             assert 0 <= at - begun <= EVERY and 0 <= begun - resumed_at(messages) <= EVERY
         if not stopped:
             break

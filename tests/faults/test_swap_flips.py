@@ -137,7 +137,7 @@ def flipped_again_and_again(work, name, case, engine, random, flips, report, und
     with open(messages, "w") as file:
         process = run.start(errors=file)
     flipper, met = None, 0
-    went_back = lambda: messages.read_text().count("; going back to ")  # noqa: E731
+    went_back = lambda: messages.read_text().count("; restoring from ")  # noqa: E731
     while met < flips:
         newest = max(run.begun(), 2)
         # After each return a new checkpoint: a disk that is damaged again and again ends the run.

@@ -242,7 +242,7 @@ TEST(Door, AKilledRankIsReportedWithItsFirstCause) {
   door.write_config("c.toml");
   DoorResult result = door.run({"--gpus", "0", "c.toml"}, "signal:9");
   EXPECT_EQ(result.code, 40);
-  EXPECT_HAS(result.err, "the rank was killed by signal 9 (SIGKILL)");
+  EXPECT_HAS(result.err, "the worker was killed by signal 9 (SIGKILL)");
   EXPECT_HAS(result.err, "cgroup limit");
   EXPECT_HAS(result.err, "at rank 0, step 7");
   EXPECT_EQ(result.last_line(),
@@ -285,7 +285,7 @@ TEST(Door, UnderALimitOfAddressesStrangeEndsAreMemory) {
     setrlimit(RLIMIT_AS, &before);
     EXPECT_EQ(result.code, 31) << end;
     EXPECT_HAS(result.err, "error MEM-16 (exit 31)");
-    EXPECT_HAS(result.err, "the limit of addresses (RLIMIT_AS) is 32.00 TiB");
+    EXPECT_HAS(result.err, "the limit of address space (RLIMIT_AS) is 32.00 TiB");
     EXPECT_HAS(result.err, "ulimit -v");
   }
 }
@@ -298,7 +298,7 @@ TEST(Door, TheRanksOwnCodesPassAndStrangeOnesAreBugs) {
   EXPECT_HAS(result.last_line(), "code=50 reason=error:numerics");
   result = door.run({"--gpus", "0", "c.toml"}, "exit:3");
   EXPECT_EQ(result.code, 70);
-  EXPECT_HAS(result.err, "ended with code 3");
+  EXPECT_HAS(result.err, "ended with exit code 3");
 }
 
 TEST(Door, ADirectoryInUseExitsWith13AndNamesTheOwner) {
@@ -404,7 +404,7 @@ TEST(Door, AMissingRankIsNamed) {
   ASSERT_EQ(unlink(door.path("lmlaunch-cpu").c_str()), 0);
   const DoorResult result = door.run({"--gpus", "0", "c.toml"});
   EXPECT_EQ(result.code, 12);
-  EXPECT_HAS(result.err, "lmlaunch-cpu is not beside lmlaunch");
+  EXPECT_HAS(result.err, "lmlaunch-cpu was not found beside lmlaunch");
   EXPECT_FALSE(door.exists("run"));
 }
 

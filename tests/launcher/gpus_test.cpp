@@ -163,7 +163,7 @@ TEST(ComputingGpu, HasCudasFiguresWhereNvmlHasNone) {
                "NVML cannot be loaded");
   // A machine whose GPU shares the host's memory: NVML knows the card, not its size.
   expect_cudas(computing_gpu({{{"NVIDIA GB10", "GPU-9", 0, 0}}, ""}, cuda), "NVIDIA GB10",
-               "NVML does not say how much memory it has");
+               "NVML does not report its memory");
 }
 
 TEST(Plan, ForAGpuThatNobodyKnowsIsRefused) {
@@ -316,7 +316,7 @@ TEST_F(GpuDoor, ACardThatCannotComputeIsNamedWithWhatWouldDo) {
 TEST_F(GpuDoor, TheSizeOfAMigInstanceIsNotKnownBeforehand) {
   const DoorResult result = run({"plan", "c.toml"}, {"CUDA_VISIBLE_DEVICES=MIG-5f"});
   EXPECT_EQ(result.code, 12) << result.err;
-  EXPECT_HAS(result.err, "how much memory MIG-5f has is not known before a run");
+  EXPECT_HAS(result.err, "the memory of MIG-5f is unknown before a run");
   EXPECT_EQ(result.err.find("reinstall"), std::string::npos);
 }
 

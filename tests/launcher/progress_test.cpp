@@ -93,7 +93,7 @@ const StepView kLarge{.step = 10000,
 
 TEST(ProgressLine, SaysEverythingWhereThereIsRoom) {
   EXPECT_EQ(progress_line(kUsual),
-            "step 12/100  loss 2.1235  norm 1.500  lr 3.00e-04  1234 tokens/s  45% of the hardware's limit  "
+            "step 12/100  loss 2.1235  norm 1.500  lr 3.00e-04  1234 tokens/s  45% utilization  "
             "1.50 GiB  eval 0:08  save 0:20  left 0:41");
   StepView rare = kUsual;
   rare.seconds_to_eval = rare.seconds_to_save = -1;  // there is none to come
@@ -157,7 +157,7 @@ TEST(ProgressLine, OnATerminalEveryStepIsDrawnInItsWidthAndLogTxtGetsOneLinePerL
   EXPECT_EQ(drawn, 6);
   EXPECT_EQ(std::count(seen.log.begin(), seen.log.end(), '\n'), 2 + 1) << seen.log;
   EXPECT_EQ(seen.log.find('\r'), std::string::npos);
-  EXPECT_NE(seen.log.find("100% of the hardware's limit"), std::string::npos);
+  EXPECT_NE(seen.log.find("100% utilization"), std::string::npos);
 }
 
 TEST(ProgressLine, InAPipeALinePerLogEveryAndTheLastStep) {
@@ -171,11 +171,11 @@ TEST(ProgressLine, InAPipeALinePerLogEveryAndTheLastStep) {
 TEST(Log, ALineAfterTheRedrawnOneBeginsANewLine) {
   const Seen seen = see(80, [] {
     show_line("step 1");
-    log_line("held-out loss");
+    log_line("eval loss");
     log_line("next");
   });
-  EXPECT_EQ(seen.screen, "\r\x1b[Kstep 1\r\nheld-out loss\r\nnext\r\n");
-  EXPECT_EQ(seen.log, "held-out loss\nnext\n");
+  EXPECT_EQ(seen.screen, "\r\x1b[Kstep 1\r\neval loss\r\nnext\r\n");
+  EXPECT_EQ(seen.log, "eval loss\nnext\n");
 }
 
 TEST(Log, ColoursReachATerminalOnlyAndForeignControlsNobody) {

@@ -160,7 +160,7 @@ TEST_F(RunDirectory, NoOverrideIsProposedForWhatACheckpointHasItsShapeBy) {
   EXPECT_NE(refusal().find("add --override optimizer.lr"), std::string::npos) << refusal();
   config_.lora.r = 99;
   EXPECT_EQ(refusal().find("--override"), std::string::npos) << refusal();
-  EXPECT_NE(refusal().find("it cannot go on from its checkpoint with another lora.r"), std::string::npos);
+  EXPECT_NE(refusal().find("it cannot resume from its checkpoint with another lora.r"), std::string::npos);
   config_.lora.r = LoraConfig().r;
   config_.data.loss_on = LossOn::kAll;
   EXPECT_EQ(refusal().find("--override"), std::string::npos) << refusal();
@@ -201,7 +201,7 @@ TEST_F(RunDirectory, MoreStepsExtendAFinishedRun) {
   fs::create_directory(root_ + "/model");
   EXPECT_EQ(code(), 0);
   fs::remove_all(root_ + "/checkpoints");
-  EXPECT_NE(refusal().find("no checkpoint that it could go on from"), std::string::npos) << refusal();
+  EXPECT_NE(refusal().find("without a checkpoint to resume from"), std::string::npos) << refusal();
 }
 
 TEST_F(RunDirectory, MoreEpochsExtendAFinishedRun) {

@@ -11,7 +11,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// A number of steps; a fraction is of the run's length, which a file does not know.
+// A number of steps; a fraction would need the run's length, which a file does not have.
 void every(const Word& word, const Json& value, Draft& draft) {
   const auto number = as_number(value);
   if (!number || *number <= 0) return;
@@ -32,7 +32,7 @@ void adapter(const Json& value, Draft& draft) {
 
 void stage(const Json& value, Draft& draft) {
   const std::string name = lower(text_of(value));
-  if (name == "sft") return draft.unneeded("fine-tuning on examples is what is done");
+  if (name == "sft") return draft.unneeded("supervised fine-tuning is what lmlaunch does");
   if (name == "pt") return draft.set("data.format", "\"text\"");
   draft.refuse("stage \"" + name +
                "\": preference tuning, reinforcement learning and reward models are not done");
@@ -49,10 +49,10 @@ void dtype(const Json& value, Draft& draft) {
 
 void quant_type(const Json& value, Draft& draft) {
   const std::string name = lower(text_of(value));
-  // Beside load_in_4bit, which says that there are codes at all.
+  // load_in_4bit beside it decides whether there is quantization.
   if ((name == "fp4" || name == "nf4") && draft.settings.contains("model.quantize"))
     return draft.set("model.quantize", quote(name));
-  if (name == "nf4" || is_off(value)) return draft.unneeded("nf4 is what 4 bits are");
+  if (name == "nf4" || is_off(value)) return draft.unneeded("4 bits means nf4");
   if (name == "fp4") return draft.set("model.quantize", "\"fp4\"");
   draft.missing("\"" + name + "\": model.quantize has nf4, fp4 and int8");
 }
@@ -128,7 +128,7 @@ void strategy(const Json& value, Draft& draft) {
   if (!is_off(value)) draft.missing("train.eval_every counts steps; the default evaluates before and after");
 }
 
-// `list` has one name; those of other words stay.
+// Sets a list with one name; names from other keys stay.
 void also_to(const std::string& list, Draft& draft) {
   const auto before = draft.settings.find("log.to");
   if (before == draft.settings.end()) return draft.set("log.to", list);
@@ -204,11 +204,11 @@ void component(const Word& word, const Json& value, Draft& draft) {
                        : contains(last, "warmup") || contains(last, "constant") ? "constant_with_warmup"
                                                                                 : "";
     if (*ours) return draft.set("optimizer.schedule", quote(ours));
-    draft.missing("optimizer.schedule has others");
+    draft.missing("not a schedule of optimizer.schedule");
   }
 }
 
-// Of numbers that several words make together.
+// Numbers that several keys determine together.
 void part(const Word& word, const Json& value, double least, std::optional<double>& out, Draft& draft) {
   const auto number = as_number(value);
   if (!number || *number < least) return;
@@ -254,7 +254,7 @@ void when_on(const Word& word, const Json& value, Draft& draft) {
 }
 
 void fp16(const Json& value, Draft& draft) {
-  if (!is_off(value) && value != "auto") draft.missing("bf16 is computed with, which needs no loss scaling");
+  if (!is_off(value) && value != "auto") draft.missing("training is in bf16, which needs no loss scaling");
 }
 
 void by_key(const Word& word, const Json& value, Draft& draft) {
@@ -338,7 +338,7 @@ void by_key(const Word& word, const Json& value, Draft& draft) {
   }
 }
 
-// An entry of data has several words: which of them made data.train is kept beside it.
+// An entry of data has several keys: those that made data.train are kept with it.
 void carry_key(const Word& word, const Json& value, Draft& draft) {
   const size_t told = draft.out.missing.size() + draft.out.unneeded.size();
   by_key(word, value, draft);

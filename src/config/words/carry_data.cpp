@@ -35,7 +35,7 @@ void carry_source_type(const Json& value, Draft& draft) {
   } else if (kind == "sharegpt") {
     source.format = "sharegpt";
   } else if (kind != "chat_template" && !is_off(value)) {
-    draft.missing("prompts of type \"" + name + "\": columns are told by their names");
+    draft.missing("prompts of type \"" + name + "\": columns are recognised by name");
   }
 }
 

@@ -1,4 +1,4 @@
-// The words for data sets: entries of data.train, as other files describe them (carry_data.cpp).
+// Keys of data sets: entries of data.train, as other files describe them (carry_data.cpp).
 #pragma once
 
 #include <nlohmann/json.hpp>

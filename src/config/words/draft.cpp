@@ -32,7 +32,7 @@ void Draft::unneeded(std::string_view why) {
 
 void Draft::refuse(std::string_view why) const {
   throw Error(Exit::kConfig, {.area = "INIT-23",
-                              .what = "this file asks for what lmlaunch does not do: " + std::string(why),
+                              .what = "this file sets what lmlaunch does not support: " + std::string(why),
                               .place = place,
                               .next = "for fine-tuning on examples with its other settings, remove that key",
                               .kept = "nothing was written"});
@@ -49,7 +49,7 @@ void put(Draft& draft, const std::string& key, const std::string& value) {
   draft.settings[key] = {key, value, draft.of[key]};
 }
 
-// What a key would have been made of is not needed.
+// Keys of a setting that is given otherwise are not needed.
 void leave(Draft& draft, const std::string& key, const std::string& why) {
   for (const std::string& from : draft.of[key]) draft.out.unneeded.push_back({from, why});
   draft.of[key].clear();
@@ -64,7 +64,7 @@ void settle_batch(Draft& draft) {
     return;
   }
   if (!given) return;
-  // What TrainingArguments take where nothing is said; each other project's files name it.
+  // Defaults of TrainingArguments; files of the other projects set them.
   const double sequences = std::max(1.0, draft.micro.value_or(draft.project == Project::kTrainer ? 8 : 1)) *
                            std::max(1.0, draft.accumulation.value_or(1)) *
                            std::max(1.0, draft.processes.value_or(1));
@@ -115,7 +115,7 @@ void settle_data(Draft& draft, const std::vector<std::string>& data) {
   bool weighted = false;
   for (const ForeignSource& source : draft.sources) {
     const bool by_files = !source.files.empty();
-    // Files of a data set of the hub are that data set's, as far as a name can say.
+    // Files of a hub data set are taken for that data set's, as far as the name tells.
     const bool hub = source.name.find('/') != std::string::npos && source.name.find('.') == std::string::npos;
     std::vector<std::string> entries =
         by_files && !hub ? source.files : std::vector<std::string>{source.name};
@@ -140,11 +140,11 @@ void settle_data(Draft& draft, const std::vector<std::string>& data) {
   if (!columns.empty()) put(draft, "data.columns", value_text(columns));
   if (!draft.eval.empty()) put(draft, "data.eval", value_text(draft.eval));
   for (const char* key : {"data.train", "data.weights", "data.format", "data.columns"}) {
-    if (!draft.settings.contains(key)) leave(draft, key, "told by the columns");
+    if (!draft.settings.contains(key)) leave(draft, key, "recognised by the columns");
   }
 }
 
-// Keys on which others depend, then all in their order.
+// Keys on which others depend first, then all in their order.
 std::vector<std::string> order_of_trial() {
   std::vector<std::string> keys = {"model.path",     "data.train",         "train.method",
                                    "optimizer.name", "optimizer.schedule", "offload.paths"};
@@ -155,7 +155,7 @@ std::vector<std::string> order_of_trial() {
   return keys;
 }
 
-// Adds one after the other, and leaves out what the configuration refuses, with its reason.
+// Adds one setting after the other, and leaves out those that the configuration refuses, with the reason.
 std::vector<Translated::Setting> accepted(Draft& draft) {
   std::string text;
   std::map<std::string, Translated::Setting> kept;
@@ -178,18 +178,18 @@ std::vector<Translated::Setting> accepted(Draft& draft) {
     const auto found = kept.find(table + "." + name);
     if (found == kept.end()) continue;
     out.push_back(found->second);
-    kept.erase(found);  // another rule may have a key of that name
+    kept.erase(found);  // another rule may have a key of the same name
   }
   return out;
 }
 
-// What their program does where its file says nothing, and ours would do another thing.
+// Defaults of their program, if ours differ.
 void settle_defaults(Draft& draft) {
   const auto add = [&](const std::string& key, const std::string& value) {
     if (!draft.settings.contains(key)) draft.settings[key] = {key, value, {"the default there"}};
   };
   const bool transformers = draft.project == Project::kTrainer || draft.project == Project::kLlamaFactory;
-  const bool trains = draft.settings.contains("optimizer.lr");  // else a file of adapters or of hardware
+  const bool trains = draft.settings.contains("optimizer.lr");  // otherwise a file of adapters or of hardware
   if (transformers && trains && !draft.settings.contains("train.steps")) add("train.epochs", "3");
   if (draft.project == Project::kAxolotl) add("optimizer.schedule", quote("cosine"));
   if (draft.project == Project::kTorchtune) {

@@ -1,4 +1,4 @@
-// What a translation collects while it walks over the files of another trainer, and makes of it (draft.cpp).
+// The state of a translation while it walks over another trainer's files, and its result (draft.cpp).
 #pragma once
 
 #include <map>
@@ -15,27 +15,27 @@ namespace lm {
 struct ForeignSource {
   std::string name;                // ORG/NAME, a file, or "json"
   std::vector<std::string> files;  // "": `name` alone
-  std::string format;              // of data.format; "": told by the columns
+  std::string format;              // for data.format; "": recognised by the columns
   ColumnNames columns = {};
   std::optional<double> weight = {};
 };
 
 struct Draft {
   std::string place;  // of the file
-  std::string at;     // the key that is being carried over
+  std::string at;     // the key that is being translated
   Project project = Project::kNobody;
-  bool done = false;  // something was made of it
+  bool done = false;  // it became a setting
 
   Translated out;
   std::map<std::string, Translated::Setting> settings;
   std::vector<ForeignSource> sources;
   std::vector<std::string> eval;
 
-  // Numbers that several words make together.
+  // Numbers that several keys determine together.
   std::optional<double> micro, accumulation, processes, beta1, beta2, steps_per_epoch;
-  std::optional<std::string> method;  // full, lora or qlora; nothing: as the other settings say
-  std::vector<std::string> targets;   // of torchtune, beside lora.targets
-  std::map<std::string, std::vector<std::string>> of;  // key -> the words that made it
+  std::optional<std::string> method;                   // full, lora or qlora; empty: by the other settings
+  std::vector<std::string> targets;                    // of torchtune, beside lora.targets
+  std::map<std::string, std::vector<std::string>> of;  // key -> the foreign keys that made it
 
   void set(const std::string& key, const std::string& value);
   void missing(std::string_view why);
@@ -44,9 +44,9 @@ struct Draft {
   ForeignSource& source();
 };
 
-// Carries one value over as its word says.
+// Translates one value as its word prescribes.
 void carry(const Word& word, const nlohmann::json& value, Draft& draft);
-// Makes settings of what several words said together, and leaves out what our configuration refuses.
+// Makes settings of keys that belong together, and leaves out those that our configuration refuses.
 Translated settle(Draft draft, const std::string& model, const std::vector<std::string>& data);
 
 }  // namespace lm

@@ -44,9 +44,9 @@ constexpr Word kPeft[] = {
     unneeded("task_type", "causal language models"),
     unneeded("peft_*", "adapters are LoRA's"),
     unneeded("revision", "the snapshot in the hub cache that refs/main names is used"),
-    unneeded("inference_mode", "the command says it: train, generate, chat"),
-    unneeded("auto_mapping", "the model's family says its names"),
-    unneeded("fan_in_fan_out", "the model's family says how its matrices lie"),
+    unneeded("inference_mode", "the command decides: train, generate, chat"),
+    unneeded("auto_mapping", "the model's family has its names"),
+    unneeded("fan_in_fan_out", "the model's family decides the layout of its matrices"),
 };
 
 // FastLanguageModel, and the command line of Unsloth.
@@ -66,7 +66,7 @@ constexpr Word kUnsloth[] = {
     missing("loftq_config", "lora.start = \"loftq\" with model.quantize"),
     missing("finetune_vision_layers", why::kVision),
     unneeded("fast_inference", "`lmlaunch generate` answers prompts"),
-    unneeded("gpu_memory_utilization", "offload.device_memory says what a run may use"),
+    unneeded("gpu_memory_utilization", "offload.device_memory limits what a run may use"),
     unneeded("max_lora_rank", "lora.r is the rank"),
     unneeded("unsloth_*", why::kFused),
     unneeded("train_on_responses_only", "data.loss_on = \"completion\" is the default"),

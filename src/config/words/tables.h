@@ -25,7 +25,7 @@ inline constexpr std::string_view kTrackers =
                                       "curves are in the run's metrics.jsonl and report.html; log.to sends "
                                       "them to tensorboard, wandb, mlflow or trackio",
                                   kTrackerNames =
-                                      "log.to names the tracker; project and server are said by its own "
+                                      "log.to names the tracker; project and server are set by its own "
                                       "variables, such as WANDB_PROJECT",
                                   kHub = "nothing is uploaded: `lmlaunch export` makes a directory for that",
                                   kAttention = "attention that stores no score matrix is always used",
@@ -42,12 +42,11 @@ inline constexpr std::string_view kTrackers =
                                   kParallel =
                                       "ranks share data and state (zero.stage), not a layer's products",
                                   kExperts = "experts are not trained in parallel parts",
-                                  kFsdpDetail =
-                                      "blocks are the units of sharding; their transfers are planned",
-                                  kLaunch = "said on the command line: --gpus N, mpirun or srun",
-                                  kCloud = "where a run is started is the cluster's own affair",
+                                  kFsdpDetail = "blocks are the sharding units; their transfers are planned",
+                                  kLaunch = "set on the command line: --gpus N, mpirun or srun",
+                                  kCloud = "the cluster's scheduler decides where a run starts",
                                   kLora = "adapters are LoRA, with rslora and LoftQ; no other kind",
-                                  kOptimizer = "optimizer.name lists what there is",
+                                  kOptimizer = "optimizer.name lists the supported optimizers",
                                   kLoss = "the loss is cross-entropy over the target tokens",
                                   kUnfrozen = "all weights are trained, or adapters: no choice of tensors";
 

@@ -112,7 +112,7 @@ Translated translate(const std::vector<ForeignFile>& files, const std::string& m
     draft.project = project_of(file.content);
     draft.out.projects.push_back(draft.project);
     Walk(file.content, draft).tables(file.content, "");
-    // What they do where a file does not say.
+    // Their defaults.
     const bool adapters = draft.project == Project::kPeft || draft.project == Project::kLlamaFactory;
     if (adapters && !draft.method) draft.method = "lora";
   }

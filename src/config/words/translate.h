@@ -1,5 +1,5 @@
-// A configuration of another trainer as one of ours: every key of the file becomes a setting, or is named
-// with the reason why it does not. Pure; any thread. The words stand in word.h.
+// Translates another trainer's configuration: every key of the file becomes a setting, or is listed with the
+// reason why not. Pure; any thread. word.h has the tables.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -25,20 +25,19 @@ struct Translated {
     std::string theirs, why;
   };
   std::vector<Project> projects;  // of each file
-  std::vector<Setting> settings;  // that parse_config takes together, in the order of list_keys
-  std::vector<Left> missing;      // a run differs by these
+  std::vector<Setting> settings;  // for parse_config, in the order of list_keys
+  std::vector<Left> missing;      // the run differs by these
   std::vector<Left> unneeded;
   std::vector<std::string> off;      // switched off, empty or at the default
-  std::vector<std::string> unknown;  // no word of the project
-  bool of_one_device = false;        // train.global_batch was made without their number of devices
+  std::vector<std::string> unknown;  // unknown to the project's table
+  bool of_one_device = false;        // train.global_batch was computed without the number of devices
 };
 
-// Whose file it is, by its keys.
+// The project whose file it is, by its keys.
 Project project_of(const nlohmann::json& content);
 
-// `model` and `data` take the place of what the files name; "" and {}: theirs. Of several files a later one's
-// value counts. Throws Error(10): for a file that asks for another task, Error(2) where nothing names a model
-// or data.
+// `model` and `data` replace those of the files; "" and {}: the files'. Of several files a later one's value
+// is used. Throws Error(10) for a file of another task, Error(2) if there is no model or data.
 Translated translate(const std::vector<ForeignFile>& files, const std::string& model,
                      const std::vector<std::string>& data);
 

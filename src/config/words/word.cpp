@@ -9,7 +9,7 @@
 namespace lm {
 namespace {
 
-constexpr size_t kTelling = 6;  // letters of a key that says something without its table: not "type"
+constexpr size_t kTelling = 6;  // letters of a key that is specific without its table: not "type"
 
 struct ProjectRow {
   Project project;
@@ -18,10 +18,10 @@ struct ProjectRow {
   std::vector<std::span<const Word>> own, also;
 };
 
-// In the order of the page; answers take the first row that knows a word.
+// In the order of the page; answers take the first row that has a word.
 const std::vector<ProjectRow>& projects() {
   static const std::vector<ProjectRow> rows = {
-      {Project::kNobody, "Other words", "Names that several projects use, and slips.", {slips()}, {}},
+      {Project::kNobody, "Other words", "Names that several projects use, and misspellings.", {slips()}, {}},
       {Project::kTrainer,
        "TrainingArguments and SFTConfig",
        "transformers' TrainingArguments, TRL's SFTConfig and ModelConfig, bitsandbytes' settings; as a JSON "
@@ -31,18 +31,18 @@ const std::vector<ProjectRow>& projects() {
        {}},
       {Project::kPeft,
        "PEFT",
-       "LoraConfig, and an adapter's adapter_config.json. To go on with that adapter, name its directory in "
-       "lora.init instead.",
+       "LoraConfig, and an adapter's adapter_config.json. To train that adapter further, name its "
+       "directory in lora.init instead.",
        {peft_words()},
        {}},
       {Project::kAxolotl,
        "Axolotl",
-       "A YAML file. Words of TrainingArguments count as well.",
+       "A YAML file. Keys of TrainingArguments count as well.",
        {axolotl_words(), axolotl_task_words()},
        {trainer_words()}},
       {Project::kLlamaFactory,
        "LLaMA-Factory",
-       "A YAML file. Words of TrainingArguments count as well.",
+       "A YAML file. Keys of TrainingArguments count as well.",
        {llama_factory_words()},
        {trainer_words()}},
       {Project::kTorchtune, "torchtune", "A recipe's YAML file.", {torchtune_words()}, {}},
@@ -69,7 +69,7 @@ bool is_pattern(const Word& word) {
   return word.theirs.ends_with('*');
 }
 
-// An exact word; else the longest pattern.
+// An exact word, else the longest pattern.
 const Word* find_in(const std::vector<std::span<const Word>>& tables, std::string_view theirs,
                     bool patterns) {
   const Word* best = nullptr;
@@ -84,7 +84,7 @@ const Word* find_in(const std::vector<std::span<const Word>>& tables, std::strin
   return best;
 }
 
-// "timeouts" is a slip of a key of ours, and no word of a pattern "timeout*".
+// "timeouts" is a misspelling of our key, not a word of the pattern "timeout*".
 bool begins_apart(const Word& pattern, std::string_view theirs) {
   const std::string_view stem = pattern.theirs.substr(0, pattern.theirs.size() - 1);
   return theirs == stem || stem.ends_with('_') || stem.ends_with('.') || theirs[stem.size()] == '_';
@@ -166,14 +166,14 @@ std::string word_answer(std::string_view table, std::string_view key) {
   const std::string full = std::string(table) + "." + std::string(key);
   for (const bool patterns : {false, true}) {
     for (const ProjectRow& row : projects()) {
-      // Tables of ours and theirs have the same names: "optimizer.*" of theirs would answer every slip in
+      // Our tables and theirs have the same names: their "optimizer.*" would answer every misspelling in
       // ours.
       if (const Word* word = patterns ? nullptr : find_in(row.own, full, false)) return word_answer(*word);
       const Word* word = find_in(row.own, key, patterns);
       if (word != nullptr && (!patterns || begins_apart(*word, key))) return word_answer(*word);
     }
   }
-  // The last part of a word with tables, such as lora_attn_modules.
+  // The last part of a key in a table, such as lora_attn_modules.
   for (const Word* word : words_with_keys()) {
     if (key.size() >= kTelling && last_part(word->theirs) == key) return word_answer(*word);
   }

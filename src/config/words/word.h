@@ -1,6 +1,6 @@
-// Words that people bring along: the keys of other trainers, and what each is called here or why there is no
-// such key. One table (a file for each project in this folder) serves the answers to unknown keys, the page
-// docs/coming-from.md and `lmlaunch init --from`. Pure tables; any thread.
+// Keys of other trainers, and the name of each here or why there is none. One table (a file for each project
+// in this folder) serves the answers to unknown keys, the page docs/coming-from.md and `lmlaunch init
+// --from`. Pure tables; any thread.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace lm {
 
 enum class Project : uint8_t {
-  kNobody,  // slips and words of several
+  kNobody,  // misspellings, and keys of several projects
   kTrainer,
   kPeft,
   kAxolotl,
@@ -24,16 +24,16 @@ enum class Project : uint8_t {
 };
 
 enum class Fate : uint8_t {
-  kKey,       // a key of ours says it
-  kUnneeded,  // lmlaunch does it always, or does it itself: nothing to set
-  kMissing,   // lmlaunch cannot do it: a run differs by it
-  kRefused,   // another task than fine-tuning on examples: a file that asks for it is not translated
+  kKey,       // one of our keys sets it
+  kUnneeded,  // lmlaunch always does it, or decides it itself: nothing to set
+  kMissing,   // not supported: a run differs by it
+  kRefused,   // another task than fine-tuning on examples: such a file is not translated
 };
 
-// How a value becomes one of ours (translate.cpp).
+// How a value is translated (translate.cpp).
 enum class How : uint8_t {
-  kValue,   // as it stands
-  kWhenOn,  // Word::text, where the value is not off
+  kValue,   // unchanged
+  kWhenOn,  // Word::text, unless the value is off
   kAccumulation,
   kAdapter,
   kBeta1,
@@ -80,12 +80,12 @@ enum class How : uint8_t {
 };
 
 struct Word {
-  std::string_view theirs;  // keys of inner tables with dots; a "*" at the end stands for any rest
+  std::string_view theirs;  // inner tables with dots; a "*" at the end is a wildcard
   Fate fate;
   std::string_view ours;    // "optimizer.lr"
   std::string_view remark;  // beside the key, or why there is none
   How how = How::kValue;
-  std::string_view text = {};  // of How::kWhenOn: the value here, as TOML
+  std::string_view text = {};  // for How::kWhenOn: the value here, as TOML
 };
 
 constexpr Word to(std::string_view theirs, std::string_view ours, How how = How::kValue,
@@ -107,15 +107,14 @@ constexpr Word refused(std::string_view theirs, std::string_view why) {
 }
 
 std::string_view project_name(Project project);
-// What a file of the project may have, at a place such as "optimizer.params.lr"; null: nothing known.
+// The word for a key of the project's file, such as "optimizer.params.lr"; null: unknown.
 const Word* find_word(Project project, std::string_view theirs);
 // Whether words of the project begin with this table's name.
 bool has_inner_words(Project project, std::string_view theirs);
-// Words of all projects for which there is a key.
+// Words of all projects that have a key here.
 std::vector<const Word*> words_with_keys();
 
-// The answer to an unknown key of a configuration, "; did you mean `optimizer.lr`?"; "" where nothing is
-// known.
+// The answer to an unknown key of a configuration, "; did you mean `optimizer.lr`?"; "" if there is none.
 std::string word_answer(std::string_view table, std::string_view key);
 std::string word_answer(const Word& word);
 
