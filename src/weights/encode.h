@@ -23,7 +23,7 @@ struct EncodedMatrix {
   std::array<int64_t, kMostPieces> bytes = {};  // of each component
 };
 
-// Allocates its components in `memory`.
+// Memory of a matrix's components; matrix_in allocates it.
 using PieceMemory = std::array<std::vector<std::byte>, kMostPieces>;
 EncodedMatrix matrix_in(PieceMemory& memory, const Encoding& encoding, int64_t rows, int64_t columns);
 

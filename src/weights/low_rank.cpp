@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kMore = 16;     // oversampling: directions beyond the requested rank
 constexpr int kIterations = 4;    // each multiplies the ratio of two singular values with its square
 constexpr int64_t kLanes = 32;    // directions processed at once, in registers
-constexpr int64_t kColumns = 64;  // of the matrix whose sums fit a thread's L1 cache
+constexpr int64_t kColumns = 64;  // of the matrix; their sums fit a thread's L1 cache
 
 // n vectors of `width` numbers, a multiple of kLanes; vector after vector.
 struct Directions {
